@@ -1,0 +1,393 @@
+"""Every setting, with defaults that are the quickstart.
+
+YAML files are flattened into flags and parsed together with the command line in one go, files
+first, so that what comes later wins and a setting means the same wherever it is written:
+
+    python -m marft_jax.train --config configs/gsm8k_smollm2.yaml --algo.lr 3e-5
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import difflib
+import io
+import re
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Literal, NoReturn
+
+import tyro
+import yaml
+
+from marft_jax.lora import TARGETS
+
+
+class BadInput(ValueError):
+    """Wrong configuration or data: reported as one line, exit code 2."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+    dir: str = "runs/quickstart"
+    """Where the run lives; starting again in the same directory continues."""
+    steps: int = 60
+    """Training steps in all, those of earlier starts included."""
+    seed: int = 0
+    """Seeds the order of tasks, the sampling, the initial adapters and the critic."""
+    save_every: int = 10
+    """Steps between checkpoints; the last step is always saved."""
+    keep: int = 3
+    """How many of the newest checkpoints stay."""
+    transcripts_every: int = 5
+    """Steps between written transcripts; 0 writes none."""
+    tensorboard: bool = True
+    """Also write TensorBoard event files."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Model:
+    base: str = "tiny"
+    """`tiny`, a directory (config.json + safetensors + tokenizer), a hub id, or a .gguf file."""
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    """Of the frozen base and its activations; adapters and critic are always float32."""
+    context: int = 256
+    """The longest prompt plus action, in tokens."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Team:
+    file: str | None = None
+    """A team file (see configs/teams/); without one, the built-in planner and solver."""
+    workflow: str = "sequential"
+    """Who acts when: a built-in workflow, or your own as package.module:function."""
+    max_new_tokens: int = 24
+    """The longest action, in tokens; a profile may say otherwise, here and below."""
+    temperature: float = 1.0
+    """Sampling temperature; 0 is greedy."""
+    top_p: float = 1.0
+    """Sample from the smallest set of tokens with this much probability; 1 is off."""
+    top_k: int = 0
+    """Sample from this many likeliest tokens; 0 is off."""
+    min_p: float = 0.0
+    """Sample from tokens at least this fraction as likely as the likeliest; 0 is off."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Env:
+    name: str = "arithmetic"
+    """A built-in environment, or your own as package.module:Class."""
+    data: str | None = None
+    """Tasks to train on: a .json, .jsonl or .parquet file, or hub id[:split]."""
+    eval_data: str | None = None
+    """Tasks to evaluate on; without it, `holdout` of `data` is set aside."""
+    holdout: float = 0.1
+    """Fraction of the tasks, chosen by a hash of their text, that training never sees."""
+    horizon: int = 1
+    """Steps per episode: how often the team may try, with feedback in between."""
+    difficulty: int = 3
+    """Arithmetic: how many numbers each problem adds up."""
+    grade_seconds: float = 10.0
+    """Maths: after so long an answer that cannot be graded counts as wrong."""
+    workers: int = 2
+    """Maths: grading processes."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Lora:
+    mode: Literal["per_agent", "shared"] = "per_agent"
+    """One adapter for each agent, or one for all."""
+    rank: int = 8
+    alpha: float = 16.0
+    """The correction is scaled by alpha / rank."""
+    targets: tuple[str, ...] = ("q", "v")
+    """Matrices with an adapter, any of q, k, v, o, gate, up, down."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Critic:
+    mode: Literal["shared"] = "shared"
+    """One value head for the whole team, over the frozen base."""
+    lr: float = 5e-4
+    hidden: tuple[int, ...] = (1024, 512)
+    """Widths of the value head's hidden layers."""
+    warmup_steps: int = 0
+    """Training steps in which only the critic learns."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Algo:
+    name: str = "appo"
+    """appo (MARFT-A, one decision per action) or tppo (MARFT-T, one per token)."""
+    episodes: int = 32
+    """Episodes per training step."""
+    lr: float = 1e-3
+    """Adam's learning rate for the adapters."""
+    epochs: int = 1
+    """Passes over each batch."""
+    minibatches: int = 1
+    """Optimiser steps per pass."""
+    microbatch_tokens: int = 8192
+    """Tokens in one forward-backward pass; gradients accumulate up to a minibatch."""
+    gamma: float = 0.99
+    gae_lambda: float = 0.95
+    clip: float = 0.2
+    """The ratio is clipped to 1 ± this."""
+    value_clip: float = 0.2
+    """The new value is clipped to the old one ± this."""
+    huber_delta: float | None = 10.0
+    """Beyond this the value error counts linearly; none squares it everywhere."""
+    entropy_coef: float = 0.01
+    value_coef: float = 1.0
+    max_grad_norm: float = 0.5
+    """Each agent's gradient, and the critic's, is clipped to this norm."""
+    normalize: Literal["batch", "agent", "none"] = "batch"
+    """Advantages to mean 0 and deviation 1 over the batch, over each agent's, or not at all."""
+    ratio: Literal["sum", "token", "word"] = "sum"
+    """appo: an action's log-prob is the sum over its tokens, or that per token or per word."""
+    max_kl: float | None = None
+    """An agent whose approximate KL exceeds this in a minibatch is not updated by it."""
+    agent_interval: int = 0
+    """k > 0 trains one agent at a time, in turn, k steps each; 0 trains all together."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Rollout:
+    slots: int = 64
+    """Rows of the key-value cache: how many agents act at the same time."""
+    chunk: int = 16
+    """Decode steps on the device between two looks of the host."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Mesh:
+    data: int = -1
+    """Devices along the batch; -1 takes all that the other axes leave."""
+    fsdp: int = 1
+    """Devices that share each matrix's rows, and the batch."""
+    tensor: int = 1
+    """Devices that share each matrix's columns."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Eval:
+    every: int = 0
+    """Steps between evaluations on the held-out tasks; 0 never."""
+    episodes: int = 128
+    """Held-out tasks per evaluation."""
+    temperature: float = 0.0
+    """Sampling temperature of an evaluation; 0 is greedy."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+    """Fine-tunes a team of language-model agents with reinforcement learning."""
+
+    run: Run = Run()
+    model: Model = Model()
+    team: Team = Team()
+    env: Env = Env()
+    lora: Lora = Lora()
+    critic: Critic = Critic()
+    algo: Algo = Algo()
+    rollout: Rollout = Rollout()
+    mesh: Mesh = Mesh()
+    eval: Eval = Eval()
+
+
+def parse(argv: Sequence[str], *, prog: str = "marft_jax.train") -> Config:
+    """Command line to a validated ``Config``.
+
+    ``--config FILE`` may stand several times; its settings come before those of the flags, and a
+    later one replaces an earlier one.
+
+    Raises:
+        BadInput: for an unknown key (with the nearest known one), a wrong type or literal, a file
+            that is missing or is not YAML, or settings that contradict each other.
+    """
+    files, flags = _split_config_flags(argv)
+    if {"-h", "--help"} & set(flags):
+        tyro.cli(Config, prog=f"python -m {prog}", args=["--help"], config=_TYRO)
+    settings: dict[str, list[str]] = {}
+    for file in files:
+        settings |= _flatten(_read_yaml(file), file)
+    settings |= _group_flags(flags)
+    known = _known_keys()
+    for key in settings:
+        if key not in known:
+            raise BadInput(f"unknown setting {key!r}{_suggest(key, known)}")
+    args = [word for key, values in settings.items() for word in (f"--{key}", *values)]
+    config = _tyro_parse(args, prog)
+    validate(config)
+    return config
+
+
+def validate(config: Config) -> None:
+    """Checks that need no files: ranges, and settings that must fit together.
+
+    Raises:
+        BadInput: expected, got, and how to fix it, for the first setting that is off.
+    """
+    for key, low in _AT_LEAST.items():
+        value = _get(config, key)
+        if value is not None and value < low:
+            raise BadInput(f"--{key}: expected at least {low}, got {value}")
+    for key, (low, high) in _BETWEEN.items():
+        if not low <= (value := _get(config, key)) <= high:
+            raise BadInput(f"--{key}: expected a number from {low} to {high}, got {value}")
+    if config.team.top_p <= 0:
+        raise BadInput(f"--team.top_p: expected 0 < top_p <= 1, got {config.team.top_p}")
+    for target in config.lora.targets:
+        if target not in TARGETS:
+            raise BadInput(f"--lora.targets: expected any of {', '.join(TARGETS)}, got {target!r}")
+    if not config.lora.targets or len(set(config.lora.targets)) < len(config.lora.targets):
+        raise BadInput(f"--lora.targets: expected distinct targets, got {config.lora.targets}")
+    if config.team.max_new_tokens >= config.model.context:
+        raise BadInput(
+            f"--team.max_new_tokens: expected less than --model.context {config.model.context}, "
+            f"got {config.team.max_new_tokens}; raise the context"
+        )
+    for axis, size in dataclasses.asdict(config.mesh).items():
+        if size != -1 and size < 1:
+            raise BadInput(f"--mesh.{axis}: expected a positive number or -1, got {size}")
+
+
+def dump(config: Config) -> str:
+    """The resolved config as YAML that ``--config`` loads to an equal ``Config``."""
+    plain = dataclasses.asdict(config)
+    for section in plain.values():
+        for key, value in section.items():
+            section[key] = list(value) if isinstance(value, tuple) else value
+    return yaml.safe_dump(plain, sort_keys=False, allow_unicode=True)
+
+
+def exit_with(error: BaseException) -> NoReturn:
+    """Prints a bad input as one line on stderr and leaves with exit code 2."""
+    print(f"marft_jax: {' '.join(str(error).split())}", file=sys.stderr)
+    raise SystemExit(2)
+
+
+_AT_LEAST = {
+    "run.steps": 0,
+    "run.save_every": 1,
+    "run.keep": 1,
+    "run.transcripts_every": 0,
+    "model.context": 8,
+    "team.max_new_tokens": 1,
+    "team.temperature": 0,
+    "team.top_k": 0,
+    "env.horizon": 1,
+    "env.difficulty": 2,
+    "env.grade_seconds": 0.1,
+    "env.workers": 1,
+    "lora.rank": 1,
+    "lora.alpha": 0,
+    "critic.lr": 0,
+    "critic.warmup_steps": 0,
+    "algo.episodes": 1,
+    "algo.lr": 0,
+    "algo.epochs": 1,
+    "algo.minibatches": 1,
+    "algo.microbatch_tokens": 1,
+    "algo.clip": 0,
+    "algo.value_clip": 0,
+    "algo.huber_delta": 0,
+    "algo.max_grad_norm": 0,
+    "algo.max_kl": 0,
+    "algo.agent_interval": 0,
+    "rollout.slots": 1,
+    "rollout.chunk": 1,
+    "eval.every": 0,
+    "eval.episodes": 1,
+    "eval.temperature": 0,
+}
+_BETWEEN = {
+    "team.top_p": (0, 1),
+    "team.min_p": (0, 1),
+    "env.holdout": (0, 1),
+    "algo.gamma": (0, 1),
+    "algo.gae_lambda": (0, 1),
+}
+_TYRO = (tyro.conf.FlagConversionOff,)
+
+
+def _get(config: Config, key: str) -> Any:
+    section, name = key.split(".")
+    return getattr(getattr(config, section), name)
+
+
+def _known_keys() -> list[str]:
+    return [
+        f"{section.name}.{field.name}"
+        for section in dataclasses.fields(Config)
+        for field in dataclasses.fields(section.default)  # type: ignore[arg-type]
+    ]
+
+
+def _suggest(key: str, known: Sequence[str]) -> str:
+    near = difflib.get_close_matches(key, known, n=1, cutoff=0.5)
+    return f"; did you mean {near[0]!r}?" if near else "; --help lists them all"
+
+
+def _split_config_flags(argv: Sequence[str]) -> tuple[list[str], list[str]]:
+    files, rest, words = [], [], list(argv)
+    while words:
+        word = words.pop(0)
+        name, _, value = word.partition("=")
+        if name != "--config":
+            rest.append(word)
+        elif value or words:
+            files.append(value or words.pop(0))
+        else:
+            raise BadInput("--config: expected a YAML file, got nothing")
+    return files, rest
+
+
+def _group_flags(words: Sequence[str]) -> dict[str, list[str]]:
+    """``--a.b x y --c.d=z`` to ``{"a.b": ["x", "y"], "c.d": ["z"]}``."""
+    grouped: dict[str, list[str]] = {}
+    values: list[str] | None = None
+    for word in words:
+        if word.startswith("--"):
+            key, _, value = word[2:].partition("=")
+            values = grouped[key.replace("-", "_")] = [value] if value else []
+        elif values is None:
+            raise BadInput(f"expected a flag like --run.steps, got {word!r}; --help lists them")
+        else:
+            values.append(word)
+    return grouped
+
+
+def _read_yaml(file: str) -> dict[str, Any]:
+    try:
+        loaded = yaml.safe_load(Path(file).read_text(encoding="utf-8"))
+    except OSError as error:
+        raise BadInput(f"--config {file}: cannot be read ({error.strerror})") from error
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise BadInput(f"--config {file}: not YAML: {error}") from error
+    if not isinstance(loaded or {}, dict):
+        raise BadInput(f"--config {file}: expected sections like `run:`, got {loaded!r}")
+    return loaded or {}
+
+
+def _flatten(tree: dict[str, Any], file: str) -> dict[str, list[str]]:
+    flat: dict[str, list[str]] = {}
+    for section, settings in tree.items():
+        if not isinstance(settings, dict):
+            raise BadInput(f"{file}: expected settings below {section!r}, got {settings!r}")
+        for key, value in settings.items():
+            values = value if isinstance(value, list) else [value]
+            flat[f"{section}.{key}"] = [str(item) for item in values]
+    return flat
+
+
+def _tyro_parse(args: list[str], prog: str) -> Config:
+    captured = io.StringIO()
+    try:
+        with contextlib.redirect_stderr(captured), contextlib.redirect_stdout(captured):
+            return tyro.cli(Config, prog=f"python -m {prog}", args=args, config=_TYRO)
+    except SystemExit as error:
+        lines = [re.sub(r"[│╭╮╰╯─]+", " ", line) for line in captured.getvalue().splitlines()]
+        message = " ".join(" ".join(lines).split()).removeprefix("Parsing error").strip()
+        raise BadInput(re.sub(r"\s*For full helptext.*", "", message)) from error

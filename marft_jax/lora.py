@@ -1,0 +1,99 @@
+"""Stacked low-rank adapters: one pytree for the whole team, a leading axis for its members.
+
+    {"q": {"a": [N, L, in, R], "b": [N, L, R, out]}, "v": ...}      float32
+
+Every token names its owner. One pair of dense matmuls serves all owners at once: the ranks of all
+adapters stand side by side, and the columns that are not the owner's are zeroed in between,
+
+    y += ((x @ A_cat) * mask) @ B_cat * alpha / rank.
+
+There is no gather and no loop over agents, and the product shards like any other matmul.
+Source: LoRA, Hu et al. 2021, section 4.1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+TARGETS = ("q", "k", "v", "o", "gate", "up", "down")
+
+Adapters = dict[str, dict[str, jax.Array]]
+FusedAdapters = list[dict[str, "Fused"]]
+
+
+class Fused(NamedTuple):
+    """The adapters of one matrix, ranks side by side: ``[in, N·R]`` and ``[N·R, out]``."""
+
+    a: jax.Array
+    b: jax.Array
+
+
+class OwnerMask(NamedTuple):
+    """``[..., N·R]``: alpha/rank in the owner's columns, 0 elsewhere."""
+
+    columns: jax.Array
+
+
+def init(key: jax.Array, config: Any, *, adapters: int, rank: int, targets: Sequence[str]):
+    """Fresh adapters: A is normal with variance 1/in, B is zero, so the team starts as the base.
+
+    Args:
+        key: a PRNG key; adapter n's A is drawn from ``fold_in(key, n)``, whoever else there is.
+        config: the ``DecoderConfig`` of the base.
+        adapters: how many.
+        rank: R.
+        targets: which matrices of every block, among ``TARGETS``.
+    """
+    tree: Adapters = {}
+    for target in targets:
+        d_in, d_out = config.target_shape(target)
+        draw = jax.nn.initializers.normal(d_in**-0.5)
+        shape = (config.n_layers, d_in, rank)
+        folded = jax.random.fold_in(key, TARGETS.index(target))
+        a = jnp.stack([draw(jax.random.fold_in(folded, n), shape) for n in range(adapters)])
+        tree[target] = {"a": a, "b": jnp.zeros((adapters, config.n_layers, rank, d_out))}
+    return tree
+
+
+def shape_of(adapters: Adapters) -> tuple[int, int]:
+    """(number of adapters, rank)."""
+    n, _, _, r = next(iter(adapters.values()))["a"].shape
+    return n, r
+
+
+def fuse(adapters: Adapters, dtype) -> FusedAdapters:
+    """Lays the adapters out for the forward pass: per layer, ranks of all members side by side.
+
+    Linear, hence differentiable; do it once per program, outside the decode loop.
+    """
+    layers = next(iter(adapters.values()))["a"].shape[1]
+    fused: FusedAdapters = [{} for _ in range(layers)]
+    for target, ab in adapters.items():
+        n, _, d_in, r = ab["a"].shape
+        a_LDX = ab["a"].transpose(1, 2, 0, 3).reshape(layers, d_in, n * r).astype(dtype)
+        b_LXD = ab["b"].transpose(1, 0, 2, 3).reshape(layers, n * r, -1).astype(dtype)
+        for i in range(layers):
+            fused[i][target] = Fused(a_LDX[i], b_LXD[i])
+    return fused
+
+
+def owner_mask(owners, adapters: Adapters, alpha: float, dtype) -> OwnerMask:
+    """Columns of each token's owner, scaled. An owner of -1 has no adapter: the bare base.
+
+    Args:
+        owners: ``int32 [...]``, the adapter that each token passes through.
+    """
+    n, r = shape_of(adapters)
+    mine = jax.nn.one_hot(owners, n, dtype=dtype) * (alpha / r)
+    return OwnerMask(jnp.repeat(mine, r, axis=-1))
+
+
+def add_lora(y, x, lora: Fused, owners: OwnerMask | None):
+    """y + ((x A_cat) * mask) B_cat, for ``x [..., in]`` and ``y [..., out]``."""
+    assert owners is not None, "adapters without owners"
+    with jax.named_scope("lora"):
+        return y + ((x @ lora.a) * owners.columns) @ lora.b

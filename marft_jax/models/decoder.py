@@ -1,0 +1,277 @@
+"""One decoder-only transformer for the Llama, Mistral, Qwen2 and Qwen3 families.
+
+The module owns parameters, initialisers and dtypes. Everything outside uses it functionally:
+
+    graphdef, base = nnx.split(Decoder(config, rngs=nnx.Rngs(0)))
+    hidden_BTD, kv = forward(graphdef, base, tokens_BT, positions_BT, mask_BTT, adapters, owners_BT)
+
+``base`` is frozen: it is an argument of its own, never donated, never differentiated. Layers are
+unrolled, one array per layer and matrix, because on a CPU a scan over stacked weights copies every
+slice before it multiplies.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from marft_jax.lora import FusedAdapters, OwnerMask, add_lora
+
+
+class RopeScaling(NamedTuple):
+    """Rotary frequencies stretched for long contexts (Llama 3.1, section 3.4.2 of its report)."""
+
+    kind: Literal["linear", "llama3"]
+    factor: float
+    low_freq_factor: float = 1.0
+    high_freq_factor: float = 4.0
+    original_max_position: int = 8192
+
+
+@dataclasses.dataclass(frozen=True)
+class DecoderConfig:
+    """The shape of a decoder; ``families.py`` reads it from config.json, ``gguf.py`` from GGUF."""
+
+    vocab_size: int
+    d_model: int
+    n_layers: int
+    n_heads: int
+    n_kv_heads: int
+    head_dim: int
+    d_ff: int
+    max_position: int
+    norm_eps: float = 1e-5
+    rope_theta: float = 1e4
+    rope_scaling: RopeScaling | None = None
+    tie_embeddings: bool = False
+    qkv_bias: bool = False
+    o_bias: bool = False
+    qk_norm: bool = False
+
+    def target_shape(self, target: str) -> tuple[int, int]:
+        """(in, out) of the matrix ``target``, one of q, k, v, o, gate, up, down."""
+        q, kv = self.n_heads * self.head_dim, self.n_kv_heads * self.head_dim
+        return {
+            "q": (self.d_model, q),
+            "k": (self.d_model, kv),
+            "v": (self.d_model, kv),
+            "o": (q, self.d_model),
+            "gate": (self.d_model, self.d_ff),
+            "up": (self.d_model, self.d_ff),
+            "down": (self.d_ff, self.d_model),
+        }[target]
+
+
+class KV(NamedTuple):
+    """Keys and values of one layer: ``[rows, key-value heads, positions, channels]``."""
+
+    k_BGTC: jax.Array
+    v_BGTC: jax.Array
+
+
+class RMSNorm(nnx.Module):
+    """x / rms(x) * scale, computed in float32 (Zhang & Sennrich 2019)."""
+
+    def __init__(self, width: int, eps: float, dtype):
+        self.scale = nnx.Param(jnp.ones((width,), dtype))
+        self.eps = eps
+
+    def __call__(self, x):
+        x32 = x.astype(jnp.float32)
+        x32 = x32 * jax.lax.rsqrt(jnp.mean(jnp.square(x32), axis=-1, keepdims=True) + self.eps)
+        scale = self.scale[...]
+        return x32.astype(x.dtype) * scale.reshape((1,) * (x.ndim - 1) + scale.shape)
+
+
+class Linear(nnx.Module):
+    """A matrix of the frozen base, with the owner's low-rank correction where there is one."""
+
+    def __init__(self, d_in: int, d_out: int, *, bias: bool, dtype, rngs: nnx.Rngs):
+        init = jax.nn.initializers.normal(d_in**-0.5)
+        self.kernel = nnx.Param(init(rngs.params(), (d_in, d_out), dtype))
+        self.bias = nnx.Param(jnp.zeros((d_out,), dtype)) if bias else None
+
+    def __call__(self, x, lora=None, owners: OwnerMask | None = None):
+        y = x @ self.kernel[...]
+        if self.bias is not None:
+            y = y + self.bias[...].reshape((1,) * (y.ndim - 1) + (-1,))
+        return y if lora is None else add_lora(y, x, lora, owners)
+
+
+class Block(nnx.Module):
+    """Pre-norm attention and gated MLP."""
+
+    def __init__(self, c: DecoderConfig, *, dtype, rngs: nnx.Rngs):
+        def linear(target: str, bias: bool = False) -> Linear:
+            return Linear(*c.target_shape(target), bias=bias, dtype=dtype, rngs=rngs)
+
+        self.config = c
+        self.attn_norm = RMSNorm(c.d_model, c.norm_eps, dtype)
+        self.q, self.k, self.v = (linear(t, c.qkv_bias) for t in ("q", "k", "v"))
+        self.o = linear("o", c.o_bias)
+        self.q_norm = RMSNorm(c.head_dim, c.norm_eps, dtype) if c.qk_norm else None
+        self.k_norm = RMSNorm(c.head_dim, c.norm_eps, dtype) if c.qk_norm else None
+        self.mlp_norm = RMSNorm(c.d_model, c.norm_eps, dtype)
+        self.gate, self.up, self.down = (linear(t) for t in ("gate", "up", "down"))
+
+    def __call__(self, x_BTD, rope: Rope, lora, owners, attend):
+        """``attend(q_BHTC, KV) -> (context_BHTC, KV)`` decides what is read and kept."""
+        with jax.named_scope("attention"):
+            h = self.attn_norm(x_BTD)
+            q = self._heads(self.q(h, lora.get("q"), owners), self.config.n_heads)
+            k = self._heads(self.k(h, lora.get("k"), owners), self.config.n_kv_heads)
+            v = self._heads(self.v(h, lora.get("v"), owners), self.config.n_kv_heads)
+            if self.q_norm is not None and self.k_norm is not None:
+                q, k = self.q_norm(q), self.k_norm(k)
+            context_BHTC, kept = attend(rotate(q, rope), KV(rotate(k, rope), v))
+            b, _, t, _ = context_BHTC.shape
+            merged = context_BHTC.transpose(0, 2, 1, 3).reshape(b, t, -1)
+            x_BTD = x_BTD + self.o(merged, lora.get("o"), owners)
+        with jax.named_scope("mlp"):
+            h = self.mlp_norm(x_BTD)
+            gated = jax.nn.silu(self.gate(h, lora.get("gate"), owners))
+            gated = gated * self.up(h, lora.get("up"), owners)
+            return x_BTD + self.down(gated, lora.get("down"), owners), kept
+
+    def _heads(self, x_BTX, heads: int):
+        b, t, _ = x_BTX.shape
+        return x_BTX.reshape(b, t, heads, self.config.head_dim).transpose(0, 2, 1, 3)
+
+
+class Embed(nnx.Module):
+    """The token table."""
+
+    def __init__(self, c: DecoderConfig, *, dtype, rngs: nnx.Rngs):
+        init = jax.nn.initializers.normal(0.02)
+        self.embedding = nnx.Param(init(rngs.params(), (c.vocab_size, c.d_model), dtype))
+
+
+class Decoder(nnx.Module):
+    """Token ids to final hidden states, and hidden states to vocabulary logits."""
+
+    def __init__(self, config: DecoderConfig, *, dtype=jnp.float32, rngs: nnx.Rngs):
+        c = self.config = config
+        self.embed = Embed(c, dtype=dtype, rngs=rngs)
+        self.layers = nnx.List([Block(c, dtype=dtype, rngs=rngs) for _ in range(c.n_layers)])
+        self.final_norm = RMSNorm(c.d_model, c.norm_eps, dtype)
+        self.lm_head = (
+            None
+            if c.tie_embeddings
+            else Linear(c.d_model, c.vocab_size, bias=False, dtype=dtype, rngs=rngs)
+        )
+
+    def hidden(self, tokens_BT, positions_BT, attends, lora: FusedAdapters | None, owners):
+        """Final normed hidden states, and what each layer's ``attend`` kept."""
+        x_BTD = self.embed.embedding[...][tokens_BT]
+        rope = rope_tables(self.config, positions_BT)
+        kept = []
+        for i, (block, attend) in enumerate(zip(self.layers, attends, strict=True)):
+            with jax.named_scope(f"layer_{i}"):
+                x_BTD, kv = block(x_BTD, rope, lora[i] if lora else {}, owners, attend)
+                kept.append(kv)
+        return self.final_norm(x_BTD), kept
+
+    def logits(self, hidden):
+        """``[..., D] -> [..., V]`` in float32."""
+        with jax.named_scope("vocabulary"):
+            if self.lm_head is not None:
+                return self.lm_head(hidden).astype(jnp.float32)
+            return (hidden @ self.embed.embedding[...].T).astype(jnp.float32)
+
+
+class Rope(NamedTuple):
+    """Cosines and sines of the rotation, ``float32 [rows, 1, tokens, channels / 2]``."""
+
+    cos: jax.Array
+    sin: jax.Array
+
+
+def rope_tables(config: DecoderConfig, positions_BT) -> Rope:
+    """Rotary position embedding (Su et al. 2021), angle = position * theta^(-2i/C)."""
+    inverse = config.rope_theta ** (
+        -np.arange(0, config.head_dim, 2, dtype=np.float64) / config.head_dim
+    )
+    if config.rope_scaling is not None:
+        inverse = _stretch(inverse, config.rope_scaling)
+    inverse = jnp.asarray(inverse, jnp.float32)[None, None, None, :]
+    angles = positions_BT.astype(jnp.float32)[:, None, :, None] * inverse
+    return Rope(jnp.cos(angles), jnp.sin(angles))
+
+
+def _stretch(inverse: np.ndarray, scaling: RopeScaling) -> np.ndarray:
+    """Slow frequencies are divided by the factor, fast ones kept, those between blended."""
+    if scaling.kind == "linear":
+        return inverse / scaling.factor
+    turns = scaling.original_max_position * inverse / (2 * np.pi)
+    low, high = scaling.low_freq_factor, scaling.high_freq_factor
+    keep = np.clip((turns - low) / (high - low), 0.0, 1.0)
+    return inverse * (keep + (1 - keep) / scaling.factor)
+
+
+def rotate(x_BHTC, rope: Rope):
+    """Rotates channel pairs (i, i + C/2), the Hugging Face layout."""
+    a, b = jnp.split(x_BHTC.astype(jnp.float32), 2, axis=-1)
+    rotated = jnp.concatenate([a * rope.cos - b * rope.sin, b * rope.cos + a * rope.sin], axis=-1)
+    return rotated.astype(x_BHTC.dtype)
+
+
+def attention(q_BHTC, kv: KV, mask_BTS):
+    """softmax(q kᵀ / √C) v with grouped key-value heads; scores and softmax in float32.
+
+    Args:
+        q_BHTC: queries, H a multiple of the key-value heads G.
+        kv: keys and values of S positions.
+        mask_BTS: true where query t may read position s.
+    """
+    b, h, t, c = q_BHTC.shape
+    g = kv.k_BGTC.shape[1]
+    grouped = q_BHTC.reshape(b, g, (h // g) * t, c)
+    scores = jnp.einsum(
+        "bgqc,bgsc->bgqs", grouped, kv.k_BGTC, preferred_element_type=jnp.float32
+    ).reshape(b, g, h // g, t, -1)
+    scores = jnp.where(mask_BTS[:, None, None], scores * c**-0.5, -1e30)
+    weights = jax.nn.softmax(scores, axis=-1).astype(kv.v_BGTC.dtype)
+    context = jnp.einsum("bgqs,bgsc->bgqc", weights.reshape(b, g, -1, weights.shape[-1]), kv.v_BGTC)
+    return context.reshape(b, h, t, c)
+
+
+def forward(
+    graphdef,
+    base,
+    tokens_BT,
+    positions_BT,
+    segments_BT,
+    lora: FusedAdapters | None = None,
+    owners: OwnerMask | None = None,
+):
+    """Runs whole sequences through the decoder, causally, each segment of a row on its own.
+
+    Args:
+        graphdef, base: ``nnx.split`` of a ``Decoder``.
+        tokens_BT: token ids.
+        positions_BT: position of each token within its segment.
+        segments_BT: which sequence of the row a token belongs to, 0 for padding.
+        lora, owners: adapters (``lora.fuse``) and each token's owner (``lora.owner_mask``).
+
+    Returns:
+        hidden_BTD after the last norm, and a list with the ``KV`` of every layer.
+    """
+    decoder: Decoder = nnx.merge(graphdef, base)
+    mask_BTT = jnp.tril(segments_BT[:, :, None] == segments_BT[:, None, :])
+
+    def attend(q, kv):
+        return attention(q, kv, mask_BTT), kv
+
+    attends = [attend] * decoder.config.n_layers
+    return decoder.hidden(tokens_BT, positions_BT, attends, lora, owners)
+
+
+def project(graphdef, base, hidden):
+    """Vocabulary logits of hidden states, ``[..., D] -> float32 [..., V]``."""
+    decoder: Decoder = nnx.merge(graphdef, base)
+    return decoder.logits(hidden)

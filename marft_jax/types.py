@@ -1,0 +1,134 @@
+"""The values that travel between rooms, and the dimension legend.
+
+Array names end in one capital letter per dimension:
+
+    A  action tokens of a row      K  turns            R  LoRA rank
+    B  rows                        J  links of a chain S  cache slots
+    C  channels of a head          L  layers           T  tokens
+    D  model width                 N  adapters         U  microbatches
+    E  episodes                    F  MLP width        V  vocabulary
+    G  key-value heads             H  query heads
+
+So ``logprobs_BA`` holds one number per action token of each row, and ``lora_a_NLDR`` a rank-R
+factor per adapter and layer. Pytrees carry no suffix.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+
+class Sampling(NamedTuple):
+    """How an agent's tokens are drawn. Every field may differ from row to row of a batch.
+
+    Attributes:
+        max_new_tokens: the longest action, in tokens, the end-of-turn token included.
+        temperature: divides the logits; 0 is greedy (the most likely token).
+        top_p: keep the smallest set of tokens whose probability reaches this; 1 keeps all.
+        top_k: keep this many most likely tokens; 0 keeps all.
+        min_p: keep tokens at least this fraction as likely as the likeliest; 0 keeps all.
+    """
+
+    max_new_tokens: int
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+
+
+class Act(NamedTuple):
+    """A workflow's wish that an agent acts: what it is shown, and how it samples.
+
+    Attributes:
+        agent: index of the agent in its team.
+        prompt: the token ids that the agent is shown.
+        step: the step of the episode in which it acts.
+        sees: indices of the episode's earlier turns that the prompt shows; row i of D.
+    """
+
+    agent: int
+    prompt: np.ndarray
+    step: int
+    sees: tuple[int, ...]
+    sampling: Sampling
+
+
+class Turn(NamedTuple):
+    """One agent acted once.
+
+    Attributes:
+        agent: index of the agent in its team.
+        name: the agent's name.
+        step: the step of the episode, from 0.
+        prompt: ids the agent was shown, ``int32 [prompt tokens]``.
+        action: ids it wrote, exactly as sampled, ``int32 [action tokens]``.
+        logprobs: behaviour log-prob of each action token at ``temperature``, ``float32``.
+        text: the action as text, without the end-of-turn token.
+        answers: whether this agent's actions are graded.
+        sees: indices of the episode's earlier turns that the prompt showed.
+        truncated: the action stopped at its token limit, not at the end-of-turn token.
+        temperature: the sampling temperature (1 for a greedy turn, whose log-probs are unscaled).
+    """
+
+    agent: int
+    name: str
+    step: int
+    prompt: np.ndarray
+    action: np.ndarray
+    logprobs: np.ndarray
+    text: str
+    answers: bool
+    sees: tuple[int, ...]
+    truncated: bool
+    temperature: float
+
+
+class StepResult(NamedTuple):
+    """What the environment answers to a step of the team.
+
+    Attributes:
+        observation: the state text that the agents see in the next step.
+        reward: the team's reward for this step; any float.
+        done: the episode is over.
+        info: what a transcript should keep (the reference answer, a grader's verdict, ...).
+        agent_rewards: rewards meant for single agents, by name, added to their last turn of the
+            step.
+    """
+
+    observation: str
+    reward: float
+    done: bool
+    info: Mapping[str, Any] = {}
+    agent_rewards: Mapping[str, float] = {}
+
+
+class Episode(NamedTuple):
+    """One finished episode: its turns in acting order and what the environment paid for them.
+
+    Attributes:
+        index: the number of the task in the run's endless, seeded order of tasks.
+        task: the first observation.
+        turns: every turn, in acting order.
+        results: the environment's answer to each step.
+    """
+
+    index: int
+    task: str
+    turns: Sequence[Turn]
+    results: Sequence[StepResult]
+
+    @property
+    def reward(self) -> float:
+        """The episodic return of the team: the undiscounted sum over steps."""
+        return float(sum(result.reward for result in self.results))
+
+    @property
+    def dependency(self) -> np.ndarray:
+        """D: ``bool [turns, turns]``, entry (i, j) true where turn i was shown turn j."""
+        seen = np.zeros((len(self.turns), len(self.turns)), bool)
+        for i, turn in enumerate(self.turns):
+            seen[i, list(turn.sees)] = True
+        return seen
