@@ -1,0 +1,87 @@
+"""The key-value cache, and what else the device knows of each slot."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from marft_jax.models.decoder import KV, DecoderConfig
+
+
+class Settings(NamedTuple):
+    """Sampling settings as per-row arrays, so that changing one never recompiles."""
+
+    temperature: jax.Array  # float32, 0 is greedy
+    top_p: jax.Array  # float32
+    top_k: jax.Array  # int32, 0 keeps all
+    min_p: jax.Array  # float32
+    limit: jax.Array  # int32, the longest action
+
+
+class Slots(NamedTuple):
+    """One row per agent that is acting.
+
+    Attributes:
+        cache: per layer, keys and values ``[S, G, context, C]``.
+        length_S: tokens in the cache; the position of the next token.
+        count_S: tokens sampled so far.
+        active_S: still sampling.
+        owner_S: the adapter the row passes through.
+        keys_S2: the row's own PRNG key; token i is drawn with ``fold_in(key, i)``.
+        settings: the row's sampling settings.
+        ids_SA, logprobs_SA: what was sampled, and its behaviour log-probs.
+    """
+
+    cache: list[KV]
+    length_S: jax.Array
+    count_S: jax.Array
+    active_S: jax.Array
+    owner_S: jax.Array
+    keys_S2: jax.Array
+    settings: Settings
+    ids_SA: jax.Array
+    logprobs_SA: jax.Array
+
+
+def empty_slots(config: DecoderConfig, slots: int, context: int, longest: int, dtype) -> Slots:
+    """Idle slots for sequences of up to ``context`` tokens, ``longest`` of them sampled."""
+    shape = (slots, config.n_kv_heads, context, config.head_dim)
+    zeros = jnp.zeros((slots,), jnp.int32)
+    ones = jnp.ones((slots,), jnp.float32)
+    return Slots(
+        cache=[KV(jnp.zeros(shape, dtype), jnp.zeros(shape, dtype)) for _ in range(config.n_layers)],
+        length_S=zeros,
+        count_S=zeros,
+        active_S=jnp.zeros((slots,), bool),
+        owner_S=zeros - 1,
+        keys_S2=jnp.zeros((slots, 2), jnp.uint32),
+        settings=Settings(ones, ones, zeros, 0 * ones, zeros),
+        ids_SA=jnp.zeros((slots, longest), jnp.int32),
+        logprobs_SA=jnp.zeros((slots, longest), jnp.float32),
+    )
+
+
+def insert(cache: list[KV], fresh: list[KV], slots_B) -> list[KV]:
+    """Copies prefilled rows into their slots; a slot number past the end is dropped."""
+    t = fresh[0].k_BGTC.shape[2]
+
+    def copy(old, new):
+        return old.at[slots_B, :, :t].set(new.astype(old.dtype), mode="drop")
+
+    return [KV(copy(o.k_BGTC, n.k_BGTC), copy(o.v_BGTC, n.v_BGTC)) for o, n in zip(cache, fresh)]
+
+
+def cut(cache: list[KV], length: int) -> list[KV]:
+    """The first ``length`` positions, so that decoding reads no more than is in use."""
+    return [KV(kv.k_BGTC[:, :, :length], kv.v_BGTC[:, :, :length]) for kv in cache]
+
+
+def paste(cache: list[KV], piece: list[KV]) -> list[KV]:
+    """Puts the positions that ``cut`` took out back."""
+
+    def put(whole, part):
+        return jax.lax.dynamic_update_slice(whole, part, (0, 0, 0, 0))
+
+    return [KV(put(w.k_BGTC, p.k_BGTC), put(w.v_BGTC, p.v_BGTC)) for w, p in zip(cache, piece)]

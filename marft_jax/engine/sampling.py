@@ -1,0 +1,92 @@
+"""Drawing tokens: temperature, top-k, top-p and min-p as per-row arrays.
+
+The behaviour log-prob of a token is its log-prob under the policy at the row's temperature, over
+the whole vocabulary, filters or not: that is what the learner can compute again, so that the ratio
+of the first update is exactly 1. Greedy rows report it at temperature 1.
+"""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+
+from marft_jax.engine.cache import Settings
+
+_BLOCK = 256
+
+
+def scaled_logprobs(logits, temperature):
+    """log softmax(logits / temperature) in float32; temperature 0 counts as 1.
+
+    Args:
+        logits: ``[..., V]``.
+        temperature: broadcast over ``[...]``.
+    """
+    divisor = jnp.where(temperature > 0, temperature, 1.0)[..., None]
+    return jax.nn.log_softmax(logits.astype(jnp.float32) / divisor, axis=-1)
+
+
+def sample(logits_BV, keys_B2, counts_B, settings: Settings):
+    """Draws one token per row.
+
+    Args:
+        logits_BV: next-token logits.
+        keys_B2: each row's PRNG key data.
+        counts_B: how many tokens the row has sampled; folded into its key.
+        settings: per-row sampling settings.
+
+    Returns:
+        (ids_B, logprobs_B): the tokens and their behaviour log-probs.
+    """
+    logprobs_BV = scaled_logprobs(logits_BV, settings.temperature)
+    filtered = (settings.top_p < 1) | (settings.top_k > 0) | (settings.min_p > 0)
+    weights_BV = jax.lax.cond(
+        jnp.any(filtered), lambda lp: jnp.exp(lp) * _kept(lp, settings), jnp.exp, logprobs_BV
+    )
+    drawn_B = _draw(weights_BV, jax.vmap(_uniform)(keys_B2, counts_B))
+    ids_B = jnp.where(settings.temperature > 0, drawn_B, jnp.argmax(logits_BV, axis=-1))
+    return ids_B, jnp.take_along_axis(logprobs_BV, ids_B[:, None], axis=-1)[:, 0]
+
+
+def _uniform(key_2, count):
+    return jax.random.uniform(jax.random.fold_in(jax.random.wrap_key_data(key_2), count))
+
+
+def _kept(logprobs_BV, settings: Settings):
+    """True for tokens that pass every filter; the likeliest token always does."""
+    vocabulary = logprobs_BV.shape[-1]
+    descending_BV = -jnp.sort(-logprobs_BV, axis=-1)
+    k_B = jnp.where(settings.top_k > 0, jnp.minimum(settings.top_k, vocabulary), vocabulary)
+    floor_k = jnp.take_along_axis(descending_BV, k_B[:, None] - 1, axis=-1)
+    p_BV = jnp.exp(descending_BV)
+    before_BV = jnp.cumsum(p_BV, axis=-1) - p_BV
+    inside_BV = (before_BV < settings.top_p[:, None]) | (settings.top_p[:, None] >= 1)
+    floor_p = jnp.min(jnp.where(inside_BV, descending_BV, jnp.inf), axis=-1, keepdims=True)
+    floor_min = descending_BV[:, :1] + jnp.log(settings.min_p)[:, None]
+    return logprobs_BV >= jnp.maximum(jnp.maximum(floor_k, floor_p), floor_min)
+
+
+def _draw(weights_BV, uniform_B):
+    """Inverse-CDF sampling: one random number per row, not one per vocabulary entry.
+
+    Two levels (which block, which entry) keep the running sums short. A uniform number below
+    1 - 2^-23 times a float32 total is strictly below that total, so an entry is always found, and
+    never one of weight zero.
+    """
+    b, v = weights_BV.shape
+    padded = jnp.pad(weights_BV, ((0, 0), (0, -v % _BLOCK))).reshape(b, -1, _BLOCK)
+    block_B, rest_B = _invert(padded.sum(-1), uniform_B)
+    chosen_BX = jnp.take_along_axis(padded, block_B[:, None, None], axis=1)[:, 0]
+    entry_B, _ = _invert(chosen_BX, rest_B)
+    return block_B * _BLOCK + entry_B
+
+
+def _invert(weights_BX, uniform_B):
+    """First index whose running sum exceeds uniform * total, and where in that entry it fell."""
+    sums_BX = jnp.cumsum(weights_BX, axis=-1)
+    point_B = uniform_B * sums_BX[:, -1]
+    index_B = jnp.argmax(sums_BX > point_B[:, None], axis=-1)
+    weight_B = jnp.take_along_axis(weights_BX, index_B[:, None], axis=-1)[:, 0]
+    end_B = jnp.take_along_axis(sums_BX, index_B[:, None], axis=-1)[:, 0]
+    inside_B = 1 - (end_B - point_B) / jnp.maximum(weight_B, 1e-30)
+    return index_B, jnp.clip(inside_B, 0, 1 - 2**-23)

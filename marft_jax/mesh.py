@@ -1,0 +1,95 @@
+"""Devices to a named mesh, and arrays to their places on it.
+
+Three axes, always: ``data`` (rows), ``fsdp`` (rows, and a share of every matrix) and ``tensor`` (a
+share of every matrix). One device is the mesh (1, 1, 1) and takes the same path. Adapters and the
+critic are replicated; the frozen base follows the table below.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Callable, Sequence
+
+import jax
+import numpy as np
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from marft_jax import config as config_lib
+
+AXES = ("data", "fsdp", "tensor")
+ROWS = P(("data", "fsdp"))
+
+BASE_RULES: Sequence[tuple[str, P]] = (
+    (r"embed/embedding", P("tensor", "fsdp")),
+    (r"lm_head/kernel", P("fsdp", "tensor")),
+    (r"(q|k|v|gate|up)/kernel", P("fsdp", "tensor")),
+    (r"(o|down)/kernel", P("tensor", "fsdp")),
+    (r"(q|k|v)/bias", P("tensor")),
+    (r".*", P()),
+)
+
+
+def make_mesh(config: config_lib.Mesh, devices: Sequence[jax.Device] | None = None) -> Mesh:
+    """The mesh that ``config`` asks for, over all devices.
+
+    Raises:
+        BadInput: the axes do not multiply to the number of devices, or more than one is -1.
+    """
+    devices = jax.devices() if devices is None else devices
+    sizes = list(dataclasses.astuple(config))
+    known = int(np.prod([size for size in sizes if size != -1]))
+    if sizes.count(-1) == 1 and len(devices) % known == 0:
+        sizes[sizes.index(-1)] = len(devices) // known
+    if -1 in sizes or int(np.prod(sizes)) != len(devices):
+        asked = ", ".join(f"{axis}={size}" for axis, size in zip(AXES, sizes, strict=True))
+        possible = ", ".join(str(shape) for shape in possible_shapes(len(devices)))
+        raise config_lib.BadInput(
+            f"--mesh: expected data x fsdp x tensor = {len(devices)} devices, got {asked}; "
+            f"possible: {possible}"
+        )
+    return Mesh(np.asarray(devices).reshape(sizes), AXES)
+
+
+def possible_shapes(devices: int) -> list[tuple[int, int, int]]:
+    """Every (data, fsdp, tensor) with that product."""
+    divisors = [d for d in range(1, devices + 1) if devices % d == 0]
+    return [(d, f, devices // (d * f)) for d in divisors for f in divisors if devices % (d * f) == 0]
+
+
+def row_shards(mesh: Mesh) -> int:
+    """How many ways the rows of a batch are split."""
+    return mesh.shape["data"] * mesh.shape["fsdp"]
+
+
+def replicated(mesh: Mesh) -> NamedSharding:
+    """Every device holds all of it."""
+    return NamedSharding(mesh, P())
+
+
+def rows(mesh: Mesh, axis: int = 0) -> NamedSharding:
+    """Dimension ``axis`` is split over the devices that share a batch."""
+    return NamedSharding(mesh, P(*[None] * axis, *ROWS))
+
+
+def base_sharding(mesh: Mesh, path: str, shape: Sequence[int]) -> NamedSharding:
+    """Where one tensor of the base lives: the first rule that matches its path.
+
+    An axis that does not divide its dimension is left out: that dimension is replicated.
+    """
+    spec = next(spec for pattern, spec in BASE_RULES if re.search(rf"(^|/){pattern}$", path))
+    fitted = [
+        axis if axis is not None and size % mesh.shape[axis] == 0 else None
+        for axis, size in zip(tuple(spec), shape, strict=False)
+    ]
+    return NamedSharding(mesh, P(*fitted))
+
+
+def placer(mesh: Mesh, dtype) -> Callable[[str, np.ndarray], jax.Array]:
+    """A function that puts one named tensor of the base on the mesh, in ``dtype``."""
+
+    def place(path: str, array: np.ndarray) -> jax.Array:
+        return jax.device_put(array.astype(dtype), base_sharding(mesh, path, array.shape))
+
+    return place
