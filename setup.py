@@ -1,0 +1,51 @@
+"""Packaging. Tool settings live in dotfiles, so that the visible top level stays small."""
+
+from pathlib import Path
+
+from setuptools import find_packages, setup
+
+CORE = [
+    "jax>=0.10",
+    "flax>=0.12.8",
+    "optax>=0.2.8",
+    "orbax-checkpoint>=0.12",
+    "transformers>=5.20",
+    "sentencepiece>=0.2.1",
+    "chex>=0.1.91",
+    "pytest>=8.4",
+    "numpy>=2.0",
+    "ml_dtypes>=0.5",
+    "safetensors>=0.6",
+    "gguf>=0.17",
+    "huggingface_hub>=1.0",
+    "jinja2>=3.1",
+    "grain>=0.2.15",
+    "pyarrow>=21",
+    "math-verify>=0.9",
+    "tyro>=1.0",
+    "pyyaml>=6.0.2",
+    "rich>=14",
+    "tensorboardX>=2.6.4",
+]
+
+EXTRAS = {
+    "test": ["pytest>=8.4", "hypothesis>=6.140", "ruff>=0.14", "pyright[nodejs]>=1.1.400"],
+    "hub": ["datasets>=4.0"],
+    "cuda": ["jax[cuda13]>=0.10"],
+    "tpu": ["jax[tpu]>=0.10"],
+}
+
+setup(
+    name="marft_jax",
+    version="0.1.0",
+    description="Multi-agent reinforcement fine-tuning of language models, in JAX",
+    long_description=Path(__file__).with_name("README.md").read_text(encoding="utf-8"),
+    long_description_content_type="text/markdown",
+    author="marft_jax authors",
+    license="MIT",
+    license_files=["LICENSE"],
+    python_requires=">=3.11",
+    packages=find_packages(include=["marft_jax", "marft_jax.*"]),
+    install_requires=CORE,
+    extras_require=EXTRAS,
+)

@@ -1,0 +1,38 @@
+"""The package as a whole: its layout, its settings files, and what importing it costs."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from marft_jax import config
+from marft_jax.team import roles
+
+TOP_LEVEL = {"marft_jax", "configs", "scripts", "tests", "setup.py", "README.md", "LICENSE"}
+
+
+def test_the_visible_top_level_is_exactly_as_agreed(repository):
+    command = ["git", "ls-files", "--cached", "--others", "--exclude-standard"]
+    listed = subprocess.run(command, cwd=repository, capture_output=True, text=True)
+    if listed.returncode:
+        pytest.skip("not a git checkout, so nothing says which files are the project's")
+    top = {path.split("/")[0] for path in listed.stdout.splitlines()}
+    assert {name for name in top if not name.startswith(".")} == TOP_LEVEL
+
+
+def test_every_settings_file_loads(repository):
+    for file in sorted((repository / "configs").glob("*.yaml")):
+        loaded = config.parse(["--config", str(file)])
+        assert loaded != config.Config(), f"{file} changes nothing"
+        if loaded.team.file:
+            assert roles.load_team(str(repository / loaded.team.file))
+
+
+@pytest.mark.parametrize("module", ["marft_jax", "marft_jax.metrics"])
+def test_importing_a_light_module_does_not_import_a_heavy_one(module, repository):
+    code = f"import sys, {module}; print({{'jax', 'torch', 'tensorboardX'}} & set(sys.modules))"
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, cwd=repository, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "set()"
