@@ -1,0 +1,70 @@
+"""JSON Lines that are always strict JSON, and files that are always whole."""
+
+from __future__ import annotations
+
+import json
+import math
+import numbers
+import os
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+
+def dumps(value: Any) -> str:
+    """One line of strict JSON for anything a run reports.
+
+    Arrays and their scalars become lists and numbers, a number that is not finite becomes
+    ``null`` (JSON has no NaN), and whatever JSON does not know becomes its text.
+    """
+    return json.dumps(_plain(value), ensure_ascii=False, allow_nan=False)
+
+
+def write(path: Path, lines: Iterable[str]) -> None:
+    """Replaces a file by these lines, whole or not at all, whenever the process dies."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    draft = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        with draft.open("w", encoding="utf-8") as file:
+            file.writelines(f"{line}\n" for line in lines)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(draft, path)
+    finally:
+        draft.unlink(missing_ok=True)
+
+
+def keep_steps_before(path: Path, step: int) -> None:
+    """Drops the objects whose ``step`` is this one or a later one, and a half-written last line.
+
+    A run that continues from a checkpoint reports those steps again.
+    """
+    if not path.exists():
+        return
+    text = path.read_text(encoding="utf-8", errors="replace")
+    kept = [line for line in text.splitlines() if _step(line) < step]
+    if "".join(f"{line}\n" for line in kept) != text:
+        write(path, kept)
+
+
+def _step(line: str) -> float:
+    try:
+        return float(json.loads(line)["step"])
+    except (ValueError, KeyError, TypeError):
+        return math.inf
+
+
+def _plain(value: Any) -> Any:
+    if value is None or isinstance(value, (str, bool)):
+        return value
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple, set, frozenset)):
+        return [_plain(item) for item in value]
+    if isinstance(value, numbers.Integral):
+        return int(value)
+    if isinstance(value, numbers.Real):
+        return float(value) if math.isfinite(value) else None
+    if hasattr(value, "tolist"):  # an array of NumPy or JAX, of any rank
+        return _plain(value.tolist())
+    return str(value)

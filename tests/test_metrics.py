@@ -1,0 +1,216 @@
+"""Metrics: strict JSON, whole files, one truth after a resume, and a display people can read."""
+
+from __future__ import annotations
+
+import io
+import json
+import logging
+import math
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+from rich.console import Console
+
+from marft_jax import jsonlines, metrics
+from marft_jax.metrics import Reporter
+
+
+def plain_console() -> Console:
+    return Console(file=io.StringIO(), force_terminal=False, width=40)
+
+
+def terminal_console() -> Console:
+    return Console(file=io.StringIO(), force_terminal=True, width=80, height=20)
+
+
+def shown(console: Console) -> str:
+    file = console.file
+    assert isinstance(file, io.StringIO)
+    return file.getvalue()
+
+
+def reporter(folder: Path, **settings) -> Reporter:
+    settings = {"total_steps": 5, "tensorboard": False, "console": plain_console()} | settings
+    return Reporter(folder, **settings)
+
+
+def read(folder: Path) -> list[dict]:
+    def refuse(name: str):
+        raise AssertionError(f"{name} is not JSON")
+
+    lines = (folder / "metrics.jsonl").read_text().splitlines()
+    return [json.loads(line, parse_constant=refuse) for line in lines]
+
+
+def test_each_step_is_one_object_that_is_on_disk_at_once(tmp_path):
+    with reporter(tmp_path / "new" / "run") as report:
+        report.log(1, {"reward/mean": 0.25, "tokens/action": 7})
+        assert read(tmp_path / "new" / "run") == [
+            {"step": 1, "reward/mean": 0.25, "tokens/action": 7}
+        ]
+
+
+def test_numbers_of_arrays_arrive_as_numbers(tmp_path):
+    with reporter(tmp_path) as report:
+        report.log(1, {"a": np.float32(0.5), "b": np.array(3), "c": np.array([0.25])})
+    assert read(tmp_path) == [{"step": 1, "a": 0.5, "b": 3, "c": 0.25}]
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, np.float32("nan")])
+def test_a_number_that_is_not_finite_is_null_in_json(tmp_path, value):
+    with reporter(tmp_path) as report:
+        report.log(1, {"bad": value, "good": 1.0})
+    assert read(tmp_path) == [{"step": 1, "bad": None, "good": 1.0}]
+
+
+def test_resuming_drops_the_steps_that_will_be_reported_again(tmp_path):
+    with reporter(tmp_path) as report:
+        for step in (1, 2, 3, 4):
+            report.log(step, {"x": step})
+    with reporter(tmp_path, resume_step=3) as report:
+        assert [line["x"] for line in read(tmp_path)] == [1, 2]
+        report.log(3, {"x": 30})
+    assert [(line["step"], line["x"]) for line in read(tmp_path)] == [(1, 1), (2, 2), (3, 30)]
+
+
+def test_resuming_drops_a_line_that_a_kill_left_half_written(tmp_path):
+    (tmp_path / "metrics.jsonl").write_text('{"step": 1, "x": 1}\n{"step": 2, "x"')
+    with reporter(tmp_path, resume_step=3) as report:
+        report.log(3, {"x": 3})
+    assert [line["step"] for line in read(tmp_path)] == [1, 3]
+
+
+def test_a_last_line_without_its_newline_does_not_swallow_the_next(tmp_path):
+    (tmp_path / "metrics.jsonl").write_text('{"step": 1, "x": 1}')
+    with reporter(tmp_path, resume_step=2) as report:
+        report.log(2, {"x": 2})
+    assert [line["step"] for line in read(tmp_path)] == [1, 2]
+
+
+def test_a_write_that_fails_leaves_the_old_file_and_no_draft(tmp_path):
+    path = tmp_path / "file.jsonl"
+    jsonlines.write(path, ["old"])
+
+    def lines():
+        yield "new"
+        raise RuntimeError("the process dies here")
+
+    with pytest.raises(RuntimeError):
+        jsonlines.write(path, lines())
+    assert path.read_text() == "old\n"
+    assert [file.name for file in tmp_path.iterdir()] == ["file.jsonl"]
+
+
+def test_tensorboard_has_every_metric(tmp_path):
+    event_pb2 = pytest.importorskip("tensorboardX.proto.event_pb2")
+    with reporter(tmp_path, tensorboard=True) as report:
+        report.log(1, {"reward/mean": 0.25, "agent/solver/entropy": 2.0})
+        report.log(2, {"reward/mean": 0.75, "agent/solver/entropy": 1.0})
+    [file] = (tmp_path / "tensorboard").iterdir()
+    data, found, at = file.read_bytes(), [], 0
+    while at < len(data):  # a record is: length, its checksum, the event, its checksum
+        length = int.from_bytes(data[at : at + 8], "little")
+        event = event_pb2.Event.FromString(data[at + 12 : at + 12 + length])
+        found += [(event.step, v.tag, v.simple_value) for v in event.summary.value]
+        at += 12 + length + 4
+    assert found == [
+        (1, "reward/mean", 0.25),
+        (1, "agent/solver/entropy", 2.0),
+        (2, "reward/mean", 0.75),
+        (2, "agent/solver/entropy", 1.0),
+    ]
+
+
+def test_tensorboard_can_be_turned_off(tmp_path):
+    with reporter(tmp_path, tensorboard=False) as report:
+        report.log(1, {"x": 1})
+    assert not (tmp_path / "tensorboard").exists()
+
+
+def test_without_a_terminal_each_step_is_one_plain_line(tmp_path):
+    console = plain_console()
+    with reporter(tmp_path, console=console) as report:
+        report.log(
+            2,
+            {
+                "reward/mean": 0.5,
+                "agent/a/approx_kl": 0.001,
+                "agent/b/approx_kl": 0.003,
+                "agent/a/entropy": 1.0,
+                "throughput/action_tokens_per_s": 1234.5,
+            },
+        )
+    assert re.fullmatch(
+        r"step 2/5  reward 0.500  kl 2.0e-03  entropy 1.000  tok/s 1,234  left 0:0\d\n",
+        shown(console),
+    )
+
+
+def test_a_metric_that_is_missing_shows_as_a_dash(tmp_path):
+    console = plain_console()
+    with reporter(tmp_path, console=console) as report:
+        report.log(5, {})
+    assert shown(console) == "step 5/5  reward -  kl -  entropy -  tok/s -  left 0:00\n"
+
+
+def test_a_terminal_gets_a_bar_with_steps_and_time_left(tmp_path):
+    console = terminal_console()
+    with reporter(tmp_path, console=console) as report:
+        report.log(2, {"reward/mean": 0.5})
+    text = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", shown(console))
+    assert "step 2/5" in text
+    assert re.search(r"training.*━.* 2/5 0:0\d left", text)
+
+
+def test_time_left_is_the_usual_step_times_the_steps_to_go(monkeypatch):
+    now = iter([0.0, 60.0, 62.0, 64.0])
+    monkeypatch.setattr(metrics.time, "monotonic", lambda: next(now))
+    console = plain_console()
+    display = metrics.Display(console, total_steps=103)
+    for step in (1, 2, 3):
+        display.write(step, {})
+    assert shown(console).splitlines()[-1].endswith("left 3:20")
+
+
+@pytest.mark.parametrize(("seconds", "text"), [(7.4, "0:07"), (59.6, "1:00"), (3725, "1:02:05")])
+def test_clock(seconds, text):
+    assert metrics.clock(seconds) == text
+
+
+def test_events_and_warnings_go_to_the_log_and_the_display_once(tmp_path):
+    console = plain_console()
+    with reporter(tmp_path, console=console) as report:
+        report.event("saved [bold]checkpoint[/bold] 10")
+        logging.getLogger("marft_jax.engine").warning("cache is full")
+    assert shown(console) == "saved [bold]checkpoint[/bold] 10\ncache is full\n"
+    lines = (tmp_path / "log.txt").read_text().splitlines()
+    assert [line.split(" ", 2)[2] for line in lines] == [
+        "INFO saved [bold]checkpoint[/bold] 10",
+        "WARNING cache is full",
+    ]
+
+
+def test_the_log_of_an_earlier_start_is_continued(tmp_path):
+    for text in ("first", "second"):
+        with reporter(tmp_path) as report:
+            report.event(text)
+    assert (tmp_path / "log.txt").read_text().count("\n") == 2
+
+
+def test_a_closed_reporter_leaves_logging_as_it_was(tmp_path):
+    logger = logging.getLogger("marft_jax")
+    before = (logger.level, logger.propagate, list(logger.handlers))
+    with pytest.raises(KeyError), reporter(tmp_path):
+        raise KeyError
+    assert (logger.level, logger.propagate, list(logger.handlers)) == before
+
+
+def test_a_run_directory_that_cannot_be_written_leaves_logging_as_it_was(tmp_path):
+    (tmp_path / "metrics.jsonl").mkdir()
+    logger = logging.getLogger("marft_jax")
+    before = list(logger.handlers)
+    with pytest.raises(OSError), reporter(tmp_path):
+        pass
+    assert logger.handlers == before
