@@ -1,0 +1,133 @@
+"""Transcripts: what was said, by whom, seen by whom, and what it earned."""
+
+from __future__ import annotations
+
+import io
+import json
+
+import numpy as np
+from rich.console import Console
+
+from marft_jax import transcripts
+from marft_jax.transcripts import TurnNumbers
+from marft_jax.types import Episode, StepResult, Turn
+
+
+def turn(name: str, text: str, *, step=0, sees=(), answers=False, truncated=False) -> Turn:
+    ids = np.frombuffer(text.encode(), np.uint8).astype(np.int32)
+    return Turn(
+        agent=0,
+        name=name,
+        step=step,
+        prompt=np.array([112, 33], np.int32),
+        action=ids,
+        logprobs=np.zeros(len(ids), np.float32),
+        text=text,
+        answers=answers,
+        sees=sees,
+        truncated=truncated,
+        temperature=1.0,
+    )
+
+
+def decode(ids) -> str:
+    assert all(isinstance(i, int) for i in ids), "tokenizers want Python integers"
+    return bytes(ids).decode()
+
+
+def episode() -> Episode:
+    turns = [
+        turn("planner", "3+5=8"),
+        turn("solver", "[b]16[/b]", sees=(0,), answers=True, truncated=True),
+        turn("solver", "17", step=1, sees=(0, 1), answers=True),
+    ]
+    results = [
+        StepResult("try again", 0.0, False, {"score": np.float32(0.5), "answer": {"17"}}),
+        StepResult("", 1.25, True, {"score": float("nan")}),
+    ]
+    return Episode(index=7, task="3+5+9=?", turns=turns, results=results)
+
+
+def write(tmp_path, episodes, numbers=None) -> list[dict]:
+    path = tmp_path / "transcripts" / "5.jsonl"
+    transcripts.write(path, episodes, decode, numbers)
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def test_an_episode_is_one_line_with_its_turns(tmp_path):
+    numbers = TurnNumbers(rewards=[[0, 0, 1.25]], values=[[0.1, 0.2, 0.3]], advantages=[[1, 2, 3]])
+    [line] = write(tmp_path, [episode()], numbers)
+    assert (line["index"], line["task"], line["reward"]) == (7, "3+5+9=?", 1.25)
+    assert line["turns"][1] == {
+        "agent": "solver",
+        "step": 0,
+        "prompt": "p!",
+        "text": "[b]16[/b]",
+        "tokens": [5, 14],
+        "sees": [0],
+        "truncated": True,
+        "answers": True,
+        "reward": 0,
+        "value": 0.2,
+        "advantage": 2,
+    }
+
+
+def test_d_says_which_turns_each_turn_was_shown(tmp_path):
+    [line] = write(tmp_path, [episode()])
+    assert line["D"] == [[0, 0, 0], [1, 0, 0], [1, 1, 0]]
+
+
+def test_token_spans_cover_the_action_tokens_without_gaps(tmp_path):
+    [line] = write(tmp_path, [episode()])
+    assert [turn["tokens"] for turn in line["turns"]] == [[0, 5], [5, 14], [14, 16]]
+
+
+def test_results_keep_the_reward_of_each_step_and_strict_json(tmp_path):
+    [line] = write(tmp_path, [episode()])
+    assert line["results"] == [
+        {"reward": 0.0, "done": False, "info": {"score": 0.5, "answer": ["17"]}},
+        {"reward": 1.25, "done": True, "info": {"score": None}},
+    ]
+
+
+def test_padded_arrays_are_read_up_to_the_turns_of_each_episode(tmp_path):
+    short = episode()._replace(turns=[turn("solver", "1")], results=[])
+    padded = np.arange(6, dtype=np.float32).reshape(2, 3)
+    lines = write(tmp_path, [episode(), short], TurnNumbers(padded, padded + 10, padded + 20))
+    assert [turn["reward"] for turn in lines[0]["turns"]] == [0, 1, 2]
+    assert [turn["value"] for turn in lines[1]["turns"]] == [13]
+    assert [turn["advantage"] for turn in lines[1]["turns"]] == [23]
+
+
+def test_without_the_learners_numbers_they_are_null(tmp_path):
+    [line] = write(tmp_path, [episode()])
+    assert {turn["reward"] for turn in line["turns"]} == {None}
+
+
+def test_a_person_can_read_who_said_what():
+    console = Console(file=io.StringIO(), width=60)
+    console.print(transcripts.render(episode()))
+    file = console.file
+    assert isinstance(file, io.StringIO)
+    text = file.getvalue()
+    parts = (
+        "3+5+9=?",
+        "planner",
+        "3+5=8",
+        "solver · answers · cut off",
+        "[b]16[/b]",
+        "reward 0, score: 0.5",
+        "solver · step 2 · answers",
+        "reward 1.25",
+    )
+    order = [text.index(part) for part in parts]
+    assert order == sorted(order)
+
+
+def test_an_episode_without_results_can_be_shown():
+    console = Console(file=io.StringIO(), width=60)
+    console.print(transcripts.render(episode()._replace(results=[])))
+    file = console.file
+    assert isinstance(file, io.StringIO)
+    assert "3+5=8" in file.getvalue() and "reward" not in file.getvalue()
