@@ -1,0 +1,201 @@
+"""Profiles and team files: overrides, and one clear line for whatever is wrong."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from marft_jax import config
+from marft_jax.config import BadInput
+from marft_jax.team import roles
+from marft_jax.team.roles import Profile
+from marft_jax.types import Sampling
+
+TEAM_FILES = sorted((Path(__file__).parent.parent / "configs" / "teams").iterdir())
+
+
+def team_file(tmp_path, text: str, name: str = "team.yaml") -> str:
+    path = tmp_path / name
+    path.write_text(text)
+    return str(path)
+
+
+def complaint(file: str) -> str:
+    with pytest.raises(BadInput) as caught:
+        roles.load_team(file)
+    message = str(caught.value)
+    assert file in message
+    return message.replace(file, "FILE")
+
+
+def test_a_profile_overrides_the_teams_sampling_field_by_field():
+    team = config.Team(max_new_tokens=24, temperature=0.7, top_p=0.9, top_k=50, min_p=0.1)
+    assert Profile("a").sampling(team) == Sampling(24, 0.7, 0.9, 50, 0.1)
+    own = Profile("a", max_new_tokens=8, temperature=0.0, top_p=0.5, top_k=0, min_p=0.0)
+    assert own.sampling(team) == Sampling(8, 0.0, 0.5, 0, 0.0)
+    assert Profile("a", temperature=0).sampling(team) == Sampling(24, 0, 0.9, 50, 0.1)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("name", ""),
+        ("name", " planner"),
+        ("name", "a/b"),
+        ("name", "a\nb"),
+        ("name", 3),
+        ("prompt", None),
+        ("description", 1),
+        ("answers", "yes"),
+        ("max_new_tokens", 0),
+        ("max_new_tokens", 2.5),
+        ("max_new_tokens", True),
+        ("temperature", -0.1),
+        ("temperature", float("nan")),
+        ("temperature", "hot"),
+        ("top_p", 0),
+        ("top_p", 1.1),
+        ("top_k", -1),
+        ("top_k", 1.5),
+        ("min_p", -0.1),
+        ("min_p", 1.1),
+    ],
+)
+def test_a_bad_field_is_refused_by_name(field, value):
+    expected = f"^{field}: expected .*, got {re.escape(repr(value))}$"
+    with pytest.raises(BadInput, match=expected):
+        Profile(**({"name": "a"} | {field: value}))
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("prompt", ""),
+        ("temperature", 0),
+        ("top_p", 1),
+        ("top_k", 0),
+        ("min_p", 1),
+        ("name", "input parser"),
+    ],
+)
+def test_the_edges_of_a_range_are_allowed(field, value):
+    assert getattr(Profile(**({"name": "a"} | {field: value})), field) == value
+
+
+def test_without_a_file_the_team_is_planner_and_solver():
+    team = roles.load_team(None)
+    assert [(p.name, p.prompt, p.answers) for p in team] == [
+        ("planner", "plan", False),
+        ("solver", "solve", True),
+    ]
+
+
+@pytest.mark.parametrize("file", TEAM_FILES, ids=lambda file: file.stem)
+def test_each_shipped_team_loads_and_its_last_agent_answers(file):
+    team = roles.load_team(str(file))
+    assert [p.answers for p in team] == [False] * (len(team) - 1) + [True]
+    assert r"\boxed{}" in team[-1].prompt
+    assert all(p.prompt and p.description for p in team)
+
+
+def test_the_shipped_teams_have_the_classic_members():
+    members = {f.stem: [p.name for p in roles.load_team(str(f))] for f in TEAM_FILES}
+    assert members == {
+        "dual": ["reasoner", "actor"],
+        "trio": ["reasoner", "actor", "verifier"],
+        "quartet": ["decomposer", "planner", "executor", "verifier"],
+        "octet": [
+            "input_parser",
+            "subproblem_generator",
+            "method_selector",
+            "step_solver",
+            "numeric_evaluator",
+            "symbolic_manipulator",
+            "result_verifier",
+            "aggregator",
+        ],
+        "planner_solver": ["planner", "solver"],
+        "planner_solver_verifier": ["planner", "solver", "verifier"],
+        "planner_solver_reflector_verifier": ["planner", "solver", "reflector", "verifier"],
+    }
+
+
+def test_every_setting_of_a_profile_can_stand_in_a_file(tmp_path):
+    text = """
+    agents:
+      - {name: a, prompt: p, description: d, answers: true, max_new_tokens: 9,
+         temperature: 5e-1, top_p: 0.8, top_k: 3, min_p: 1e-2}
+    """
+    assert roles.load_team(team_file(tmp_path, text)) == (
+        Profile("a", "p", "d", True, 9, 0.5, 0.8, 3, 0.01),
+    )
+
+
+def test_the_list_of_the_first_release_loads(tmp_path):
+    rows = [
+        {"role": "reasoner", "prompt": "think", "with_answer": False, "device": "cuda:0"},
+        {"role": "actor", "prompt": "act", "with_answer": True},
+    ]
+    team = roles.load_team(team_file(tmp_path, json.dumps(rows, indent="\t"), "profiles.json"))
+    assert team == (Profile("reasoner", "think"), Profile("actor", "act", answers=True))
+
+
+def test_a_missing_file_is_named(tmp_path):
+    message = complaint(str(tmp_path / "none.yaml"))
+    assert message == "--team.file FILE: cannot be read (No such file or directory)"
+
+
+@pytest.mark.parametrize("name", ["team.yaml", "team.json"])
+def test_a_file_that_does_not_parse_is_named(tmp_path, name):
+    assert "neither YAML nor JSON" in complaint(team_file(tmp_path, "agents: [", name))
+
+
+@pytest.mark.parametrize("text", ["", "agents:", "agents: {name: a}", "just text", "members: []"])
+def test_a_file_without_a_list_of_agents_is_refused(tmp_path, text):
+    assert "expected a list of agents below `agents:`" in complaint(team_file(tmp_path, text))
+
+
+def test_a_team_of_nobody_is_refused(tmp_path):
+    message = complaint(team_file(tmp_path, "agents: []"))
+    assert message == "FILE: expected at least one agent, got none; list them below `agents:`"
+
+
+def test_an_unknown_key_gets_a_suggestion(tmp_path):
+    message = complaint(team_file(tmp_path, "agents: [{name: a, answer: true}]"))
+    assert message == "FILE: agent 1: unknown key 'answer'; did you mean 'answers'?"
+    message = complaint(team_file(tmp_path, "agents: [{name: a}]\nagent: 3"))
+    assert message == "FILE: unknown key 'agent'; did you mean 'agents'?"
+
+
+def test_a_bad_field_in_a_file_names_file_agent_and_field(tmp_path):
+    message = complaint(team_file(tmp_path, "agents: [{name: a}, {name: b, top_p: 2}]"))
+    assert message == "FILE: agent 2, top_p: expected a number with 0 < top_p <= 1, got 2"
+
+
+@pytest.mark.parametrize(
+    ("row", "expected"),
+    [("{prompt: p}", "name is missing; add `name: ...`"), ("solver", "like `name: solver`")],
+)
+def test_an_agent_that_is_no_profile_is_refused(tmp_path, row, expected):
+    message = complaint(team_file(tmp_path, f"agents: [{row}]"))
+    assert message.startswith("FILE: agent 1: ") and expected in message
+
+
+def test_names_must_differ_by_more_than_capitals(tmp_path):
+    message = complaint(team_file(tmp_path, "agents: [{name: a, answers: true}, {name: A}]"))
+    assert message == "FILE: expected distinct names, got 'A' twice; rename one"
+
+
+def test_a_team_without_a_graded_agent_is_refused_with_the_fix(tmp_path):
+    message = complaint(team_file(tmp_path, "agents: [{name: a}, {name: b}]"))
+    assert message == (
+        "FILE: no agent's action would be graded; "
+        "add `answers: true` to the agent that gives the team's answer"
+    )
+
+
+def test_every_complaint_is_one_line_also_for_files_that_do_not_parse(tmp_path):
+    assert "\n" not in complaint(team_file(tmp_path, "agents:\n  - name: [\n b"))
