@@ -5,7 +5,14 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+REPOSITORY = Path(__file__).resolve().parent.parent
+SHARED = REPOSITORY.parent / "shared"
+
+# In the environment, so that the processes that tests start have it too. Compiled programs are
+# kept in the checkout: those of another machine may hold instructions that this one lacks.
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
+os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(REPOSITORY / ".pytest_cache" / "jax"))
+os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.2")
 os.environ["HF_HUB_OFFLINE"] = "1"
 
 import jax  # noqa: E402
@@ -13,9 +20,6 @@ import pytest  # noqa: E402
 
 jax.config.update("jax_num_cpu_devices", 8)
 jax.config.update("jax_numpy_rank_promotion", "raise")
-
-REPOSITORY = Path(__file__).resolve().parent.parent
-SHARED = REPOSITORY.parent / "shared"
 
 
 @pytest.fixture(scope="session")

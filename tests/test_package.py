@@ -5,6 +5,8 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import jax
+import jax.numpy as jnp
 import pytest
 
 from marft_jax import config
@@ -36,3 +38,9 @@ def test_importing_a_light_module_does_not_import_a_heavy_one(module, repository
     command = [sys.executable, "-c", code]
     done = subprocess.run(command, cwd=repository, capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "set()"
+
+
+def test_tests_see_eight_devices_and_strict_broadcasting():
+    assert jax.device_count() == 8
+    with pytest.raises(ValueError, match="rank_promotion"):
+        jnp.ones((2, 3)) + jnp.ones(3)
