@@ -1,0 +1,235 @@
+"""Which model families the decoder can be, and how other formats spell their parts.
+
+``config.json`` becomes a ``DecoderConfig``; a path of ours, such as ``layers/3/q/kernel``, becomes
+the name of the same tensor in a Hugging Face checkpoint or a GGUF file. Whatever the decoder would
+compute differently is refused by name, never loaded approximately.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+
+from marft_jax.config import BadInput
+from marft_jax.models.decoder import DecoderConfig, RopeScaling
+
+Spelling = Literal["hf", "gguf"]
+
+# Modules of the decoder, in Hugging Face checkpoints and in GGUF files.
+_MODULES: dict[str, dict[Spelling, str]] = {
+    ours: {"hf": hf, "gguf": gguf}
+    for ours, hf, gguf in (
+        ("embed", "model.embed_tokens", "token_embd"),
+        ("layers/{}/attn_norm", "model.layers.{}.input_layernorm", "blk.{}.attn_norm"),
+        ("layers/{}/q", "model.layers.{}.self_attn.q_proj", "blk.{}.attn_q"),
+        ("layers/{}/k", "model.layers.{}.self_attn.k_proj", "blk.{}.attn_k"),
+        ("layers/{}/v", "model.layers.{}.self_attn.v_proj", "blk.{}.attn_v"),
+        ("layers/{}/q_norm", "model.layers.{}.self_attn.q_norm", "blk.{}.attn_q_norm"),
+        ("layers/{}/k_norm", "model.layers.{}.self_attn.k_norm", "blk.{}.attn_k_norm"),
+        ("layers/{}/o", "model.layers.{}.self_attn.o_proj", "blk.{}.attn_output"),
+        ("layers/{}/mlp_norm", "model.layers.{}.post_attention_layernorm", "blk.{}.ffn_norm"),
+        ("layers/{}/gate", "model.layers.{}.mlp.gate_proj", "blk.{}.ffn_gate"),
+        ("layers/{}/up", "model.layers.{}.mlp.up_proj", "blk.{}.ffn_up"),
+        ("layers/{}/down", "model.layers.{}.mlp.down_proj", "blk.{}.ffn_down"),
+        ("final_norm", "model.norm", "output_norm"),
+        ("lm_head", "lm_head", "output"),
+    )
+}
+
+
+def source_name(path: str, spelling: Spelling) -> str:
+    """The name that another format gives to the tensor at ``path``.
+
+    >>> source_name("layers/3/q/kernel", "hf")
+    'model.layers.3.self_attn.q_proj.weight'
+    """
+    module, leaf = path.rsplit("/", 1)
+    layer = re.match(r"layers/(\d+)/", module)
+    pattern = re.sub(r"^layers/\d+/", "layers/{}/", module)
+    name = _MODULES[pattern][spelling].format(*layer.groups() if layer else ())
+    return f"{name}.{'bias' if leaf == 'bias' else 'weight'}"
+
+
+def oriented(path: str, array: np.ndarray) -> np.ndarray:
+    """Turns a stored tensor to our orientation: a matrix maps in -> out, ``[in, out]``."""
+    return array.T if path.endswith("/kernel") else array
+
+
+def stored_shape(path: str, shape: tuple[int, ...]) -> tuple[int, ...]:
+    """The shape in a file of the tensor that has ``shape`` here; undoes ``oriented``."""
+    return shape[::-1] if path.endswith("/kernel") else shape
+
+
+class Family(NamedTuple):
+    """What distinguishes an architecture.
+
+    Attributes:
+        defaults: the keys that its config.json may leave out.
+        qkv_bias: always, never, or as ``attention_bias`` says (None).
+        o_bias: likewise.
+        qk_norm: queries and keys are normalised per head.
+    """
+
+    defaults: Mapping[str, Any]
+    qkv_bias: bool | None = None
+    o_bias: bool | None = None
+    qk_norm: bool = False
+
+
+FAMILIES = {
+    "LlamaForCausalLM": Family({}),
+    "MistralForCausalLM": Family(
+        {"sliding_window": 4096, "num_key_value_heads": 8}, qkv_bias=False, o_bias=False
+    ),
+    "Qwen2ForCausalLM": Family({}, qkv_bias=True, o_bias=False),
+    "Qwen3ForCausalLM": Family({"head_dim": 128}, qk_norm=True),
+}
+
+_MODEL_TYPES = {name.removesuffix("ForCausalLM").lower(): name for name in FAMILIES}
+
+
+def read_config(config: Mapping[str, Any], source: str) -> DecoderConfig:
+    """``config.json`` as a ``DecoderConfig``.
+
+    Args:
+        config: the parsed file, in the spelling of transformers 4 or 5.
+        source: where it came from, for messages.
+
+    Raises:
+        BadInput: an architecture or a setting that the decoder does not have, by name, or a key
+            that is missing or of the wrong type.
+    """
+    name = _architecture(config, source)
+    family = FAMILIES[name]
+    config = {**family.defaults, **config}
+    _refuse_unsupported(name, config, source)
+
+    def number(key: str, default: int | None = None) -> int:
+        value = config.get(key)
+        return whole_number(default if value is None else value, key, source)
+
+    heads = number("num_attention_heads")
+    bias = bool(config.get("attention_bias", False))
+    rope = _rope_settings(config)
+    result = DecoderConfig(
+        vocab_size=number("vocab_size"),
+        d_model=number("hidden_size"),
+        n_layers=number("num_hidden_layers"),
+        n_heads=heads,
+        n_kv_heads=number("num_key_value_heads", heads),
+        head_dim=number("head_dim", number("hidden_size") // heads),
+        d_ff=number("intermediate_size"),
+        max_position=number("max_position_embeddings"),
+        norm_eps=float(config.get("rms_norm_eps", 1e-6)),
+        rope_theta=float(rope.get("rope_theta", 1e4)),
+        rope_scaling=_rope_scaling(rope, config, source),
+        tie_embeddings=bool(config.get("tie_word_embeddings", False)),
+        qkv_bias=bias if family.qkv_bias is None else family.qkv_bias,
+        o_bias=bias if family.o_bias is None else family.o_bias,
+        qk_norm=family.qk_norm,
+    )
+    return checked(result, source)
+
+
+def checked(config: DecoderConfig, source: str) -> DecoderConfig:
+    """``config`` again, if its numbers fit together.
+
+    Raises:
+        BadInput: heads that cannot be grouped, or channels that cannot be rotated in pairs.
+    """
+    if config.n_heads % config.n_kv_heads:
+        raise BadInput(
+            f"{source}: expected a number of query heads divisible by the key-value heads, "
+            f"got {config.n_heads} and {config.n_kv_heads}"
+        )
+    if config.head_dim % 2:
+        raise BadInput(f"{source}: expected an even head width, got {config.head_dim}")
+    return config
+
+
+def whole_number(value: Any, key: str, source: str) -> int:
+    """A positive integer setting.
+
+    Raises:
+        BadInput: it is missing or something else.
+    """
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        got = "nothing" if value is None else repr(value)
+        raise BadInput(f"{source}: expected a positive integer for {key!r}, got {got}")
+    return value
+
+
+def _architecture(config: Mapping[str, Any], source: str) -> str:
+    name = next(iter(config.get("architectures") or []), None)
+    name = name or _MODEL_TYPES.get(config.get("model_type", ""))
+    if name not in FAMILIES:
+        raise BadInput(
+            f"{source}: architecture {name or config.get('model_type')!r} is not supported; "
+            f"supported: {', '.join(FAMILIES)}"
+        )
+    return name
+
+
+def _refuse_unsupported(name: str, config: Mapping[str, Any], source: str) -> None:
+    """Settings with which the same tensors would mean another computation."""
+    window = config.get("sliding_window")
+    slides = config.get("use_sliding_window", name == "MistralForCausalLM")
+    layer_types = set(config.get("layer_types") or ()) - {"full_attention"}
+    refused = {
+        "hidden_act": (config.get("hidden_act", "silu") != "silu", "silu"),
+        "mlp_bias": (config.get("mlp_bias"), "false"),
+        "quantization_config": (config.get("quantization_config"), "unquantised weights or GGUF"),
+        "sliding_window": (
+            slides and window is not None and window < config.get("max_position_embeddings", 0),
+            "null, or at least max_position_embeddings",
+        ),
+        "use_sliding_window": (config.get("use_sliding_window"), "false"),
+        "layer_types": (layer_types, "full_attention only"),
+    }
+    for key, (bad, supported) in refused.items():
+        if bad:
+            shown = sorted(layer_types) if key == "layer_types" else config.get(key)
+            raise BadInput(
+                f"{source}: {name} with {key} {str(shown)[:80]!r} is not supported; "
+                f"supported: {supported}"
+            )
+
+
+def _rope_settings(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Theta and scaling in one place, as transformers 5 writes them in ``rope_parameters``."""
+    theta = {"rope_theta": config["rope_theta"]} if config.get("rope_theta") else {}
+    partial = config.get("partial_rotary_factor", 1.0)
+    scaling = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    return {"partial_rotary_factor": partial, **theta, **scaling}
+
+
+def _rope_scaling(
+    rope: Mapping[str, Any], config: Mapping[str, Any], source: str
+) -> RopeScaling | None:
+    kind = rope.get("rope_type", rope.get("type", "default"))
+    if rope["partial_rotary_factor"] != 1 or kind not in ("default", "linear", "llama3"):
+        shown = f"type {kind!r}, partial_rotary_factor {rope['partial_rotary_factor']}"
+        raise BadInput(
+            f"{source}: rotary embedding of {shown} is not supported; "
+            "supported: types default, linear, llama3 over whole heads"
+        )
+    try:
+        if kind == "linear":
+            return RopeScaling("linear", float(rope["factor"]))
+        if kind == "llama3":
+            return RopeScaling(
+                "llama3",
+                float(rope["factor"]),
+                float(rope["low_freq_factor"]),
+                float(rope["high_freq_factor"]),
+                int(
+                    rope.get("original_max_position_embeddings")
+                    or config["max_position_embeddings"]
+                ),
+            )
+    except (KeyError, TypeError, ValueError) as error:
+        raise BadInput(f"{source}: rope scaling {kind!r} lacks a usable {error}") from error
+    return None

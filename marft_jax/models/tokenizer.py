@@ -1,0 +1,254 @@
+"""Text to token ids and back, and conversations to prompts.
+
+Like transformers, ``encode`` and ``chat`` turn a special token that is spelled out in the text into
+that token: whoever writes the text of a task can forge the end of a message.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+from marft_jax.config import BadInput
+
+Message = Mapping[str, str]
+"""``{"role": "system" | "user" | "assistant", "content": text}``."""
+
+FALLBACK_TEMPLATE = (
+    "{% for message in messages %}{{ message['role'] | capitalize }}: {{ message['content'] }}"
+    "{% if message['role'] == 'assistant' %}{{ eos_token }}{% endif %}{{ '\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}Assistant:{% endif %}"
+)
+"""For models that come without a chat template."""
+
+_PROBE = "qxz"
+
+
+class Tokenizer(Protocol):
+    """What the team needs of a tokenizer.
+
+    Attributes:
+        vocab_size: ids are below this; the model's embedding may have more rows.
+        eos_ids: tokens that end an action.
+        pad_id: fills rows; may equal an eos id.
+    """
+
+    vocab_size: int
+    eos_ids: tuple[int, ...]
+    pad_id: int
+
+    def encode(self, text: str) -> list[int]:
+        """Ids of ``text``, without tokens before or after it."""
+        ...
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """The text of ``ids``, special and eos tokens removed."""
+        ...
+
+    def chat(self, messages: Sequence[Message]) -> list[int]:
+        """The conversation as a prompt for the assistant's next message."""
+        ...
+
+
+class ByteTokenizer:
+    """UTF-8 bytes and a few roles, for models that we train ourselves.
+
+    Ids 0 to 255 are bytes, 256 pads, 257 ends a turn; 258, 259 and 260 open a system, a user and an
+    assistant message.
+    """
+
+    PAD, END, SYSTEM, USER, ASSISTANT = range(256, 261)
+
+    vocab_size = 264
+    eos_ids: tuple[int, ...] = (END,)
+    pad_id = PAD
+
+    def encode(self, text: str) -> list[int]:
+        return list(text.encode("utf-8"))
+
+    def decode(self, ids: Sequence[int]) -> str:
+        return bytes(i for i in ids if i < 256).decode("utf-8", "replace")
+
+    def chat(self, messages: Sequence[Message]) -> list[int]:
+        opening = {"system": self.SYSTEM, "user": self.USER, "assistant": self.ASSISTANT}
+        ids = []
+        for message in messages:
+            ids += [opening[message["role"]], *self.encode(message["content"])]
+            ids += [self.END] if message["role"] == "assistant" else []
+        return [*ids, self.ASSISTANT]
+
+
+class HFTokenizer:
+    """A tokenizer of transformers with its chat template.
+
+    A template that does not take a system message gets it in front of the first user message.
+
+    Args:
+        tokenizer: of transformers, fast or slow.
+        eos_ids: further tokens that end an action, beside the tokenizer's own and the one that the
+            template writes after an assistant's message.
+        source: where it came from, for messages.
+
+    Raises:
+        BadInput: the template cannot be rendered, or nothing ends an action.
+    """
+
+    def __init__(self, tokenizer: Any, eos_ids: Iterable[int] = (), source: str = "tokenizer"):
+        self._tokenizer = tokenizer
+        if not tokenizer.chat_template:
+            tokenizer.chat_template = FALLBACK_TEMPLATE
+        self.vocab_size: int = len(tokenizer)
+        self._fold_system = not self._takes_system()
+        try:
+            ends = [tokenizer.eos_token_id, *eos_ids, self._end_of_turn()]
+        except Exception as error:  # a template is a program: anything can go wrong in it
+            line = str(error).strip().splitlines()
+            raise BadInput(f"{source}: its chat template fails: {line[:1]}") from error
+        self.eos_ids: tuple[int, ...] = tuple(dict.fromkeys(i for i in ends if i is not None))
+        if not self.eos_ids:
+            raise BadInput(f"{source}: expected an end-of-sequence token, found none")
+        pad = tokenizer.pad_token_id
+        self.pad_id: int = self.eos_ids[0] if pad is None else pad
+
+    def encode(self, text: str) -> list[int]:
+        return list(self._tokenizer.encode(text, add_special_tokens=False))
+
+    def decode(self, ids: Sequence[int]) -> str:
+        kept = [int(i) for i in ids if i not in self.eos_ids]
+        return self._tokenizer.decode(
+            kept, skip_special_tokens=True, clean_up_tokenization_spaces=False
+        )
+
+    def chat(self, messages: Sequence[Message]) -> list[int]:
+        return self.encode(self._render(messages))
+
+    def _render(self, messages: Sequence[Message], prompt: bool = True) -> str:
+        plain = [dict(message) for message in messages]
+        return self._tokenizer.apply_chat_template(
+            _folded(plain) if self._fold_system else plain,
+            add_generation_prompt=prompt,
+            tokenize=False,
+        )
+
+    def _takes_system(self) -> bool:
+        self._fold_system = False
+        try:
+            return _PROBE in self._render([_say("system", _PROBE), _say("user", "a")])
+        except Exception:  # as above; a template that fails altogether is found out later
+            return False
+
+    def _end_of_turn(self) -> int | None:
+        """The special token right after an assistant's message."""
+        text = self._render([_say("user", "a"), _say("assistant", _PROBE)], prompt=False)
+        after = self.encode(text.rpartition(_PROBE)[2].strip())[:1]
+        special = {*self._tokenizer.all_special_ids, *self._tokenizer.added_tokens_decoder}
+        return after[0] if after and after[0] in special else None
+
+
+def from_directory(directory: Path) -> HFTokenizer:
+    """The tokenizer files of a model directory.
+
+    Raises:
+        BadInput: there are none, or they cannot be read.
+    """
+    names = ("tokenizer.json", "vocab.json", "tekken.json")
+    try:
+        if any((directory / name).is_file() for name in names):
+            auto = _transformers().AutoTokenizer
+            tokenizer = auto.from_pretrained(directory, local_files_only=True)
+        elif (directory / "tokenizer.model").is_file():
+            tokenizer = _from_sentencepiece(directory)
+        else:
+            raise BadInput(
+                f"{directory}: expected tokenizer.json or tokenizer.model, found neither"
+            )
+    except BadInput:
+        raise
+    except Exception as error:  # transformers and tokenizers raise bare Exceptions
+        line = (str(error).strip() or repr(error)).splitlines()[0]
+        raise BadInput(f"{directory}: the tokenizer cannot be read: {line}") from error
+    eos_ids: list[int] = []
+    for name in ("generation_config.json", "config.json"):
+        eos = _json(directory / name).get("eos_token_id")
+        eos_ids += eos if isinstance(eos, list) else [eos] if isinstance(eos, int) else []
+    return HFTokenizer(tokenizer, eos_ids, str(directory))
+
+
+def from_gguf(metadata: Mapping[str, Any], source: str) -> HFTokenizer:
+    """The tokenizer, special tokens and chat template in a GGUF file's metadata.
+
+    Raises:
+        BadInput: the vocabulary is of a kind that is not known.
+    """
+    from marft_jax.models import vocabulary
+
+    keys = {"bos": "bos", "eos": "eos", "unk": "unknown", "pad": "padding"}
+    named = {key: metadata.get(f"tokenizer.ggml.{gguf}_token_id") for key, gguf in keys.items()}
+    tokenizer = vocabulary.from_gguf(metadata, source)
+    tokens = metadata["tokenizer.ggml.tokens"]
+    fast = _fast(
+        tokenizer,
+        {f"{key}_token": tokens[i] for key, i in named.items() if i is not None},
+        metadata.get("tokenizer.chat_template"),
+    )
+    end_of_turn = metadata.get("tokenizer.ggml.eot_token_id")
+    return HFTokenizer(fast, [] if end_of_turn is None else [end_of_turn], source)
+
+
+def _from_sentencepiece(directory: Path) -> Any:
+    """tokenizer.model, with what tokenizer_config.json says about it.
+
+    Not transformers' own conversion: version 5.23 cuts unigram models as if they were merges, and
+    forgets the leading space where the configuration names no class.
+    """
+    from marft_jax.models import vocabulary
+
+    settings = _json(directory / "tokenizer_config.json")
+    path = directory / "tokenizer.model"
+    tokenizer = vocabulary.from_sentencepiece(path, every_segment=settings.get("legacy", True))
+    names: dict[str, Any] = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
+    names = {key: name for key, name in names.items() if tokenizer.token_to_id(name) is not None}
+    for key in ("bos_token", "eos_token", "unk_token", "pad_token"):
+        said = settings.get(key, names.get(key))
+        names[key] = said.get("content") if isinstance(said, dict) else said
+    added = sorted((int(i), token) for i, token in settings.get("added_tokens_decoder", {}).items())
+    template = settings.get("chat_template")
+    jinja = directory / "chat_template.jinja"
+    fast = _fast(tokenizer, names, jinja.read_text("utf-8") if jinja.is_file() else template)
+    for _, token in added:
+        fast.add_tokens([token["content"]], special_tokens=token.get("special", True))
+    return fast
+
+
+def _fast(tokenizer: Any, special: Mapping[str, str | None], template: Any) -> Any:
+    names = {key: name for key, name in special.items() if name is not None}
+    fast = _transformers().PreTrainedTokenizerFast
+    return fast(tokenizer_object=tokenizer, chat_template=template, **names)
+
+
+def _transformers() -> Any:
+    """Imported where used: it takes seconds, and the built-in model does without."""
+    os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")  # "PyTorch was not found"
+    import transformers
+
+    return transformers
+
+
+def _folded(messages: list[dict[str, str]]) -> list[dict[str, str]]:
+    """The system message in front of the first user message's text."""
+    system = "\n\n".join(m["content"] for m in messages if m["role"] == "system")
+    rest = [m for m in messages if m["role"] != "system"]
+    if system and rest:
+        rest[0] = _say(rest[0]["role"], f"{system}\n\n{rest[0]['content']}")
+    return rest
+
+
+def _say(role: str, content: str) -> dict[str, str]:
+    return {"role": role, "content": content}
+
+
+def _json(path: Path) -> dict[str, Any]:
+    return json.loads(path.read_text("utf-8")) if path.is_file() else {}

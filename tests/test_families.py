@@ -1,0 +1,247 @@
+"""Every family computes what transformers' PyTorch models compute, from every kind of file."""
+
+from __future__ import annotations
+
+import gguf
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from marft_jax.config import BadInput
+from marft_jax.models import decoder, families, load, safetensors
+from marft_jax.models import gguf as gguf_files
+from marft_jax.models.decoder import RopeScaling
+
+BASE = dict(
+    vocab_size=96,
+    hidden_size=64,
+    intermediate_size=96,
+    num_hidden_layers=2,
+    num_attention_heads=4,
+    num_key_value_heads=2,
+    max_position_embeddings=128,
+)
+LLAMA3 = dict(
+    rope_theta=500.0,
+    rope_type="llama3",
+    factor=4.0,
+    low_freq_factor=1.0,
+    high_freq_factor=4.0,
+    original_max_position_embeddings=32,
+)
+LINEAR = dict(rope_theta=1e4, rope_type="linear", factor=2.0)
+VARIANTS = {
+    "llama": ("Llama", {}),
+    "llama_llama3_rope": ("Llama", dict(rope_parameters=LLAMA3, tie_word_embeddings=True)),
+    "llama_linear_rope": ("Llama", dict(rope_parameters=LINEAR)),
+    "llama_bias": ("Llama", dict(attention_bias=True)),
+    "mistral": ("Mistral", dict(sliding_window=None, head_dim=32)),
+    "qwen2": ("Qwen2", dict(rms_norm_eps=1e-5)),
+    "qwen2_tied": ("Qwen2", dict(tie_word_embeddings=True)),
+    "qwen3": ("Qwen3", dict(head_dim=32)),
+    "qwen3_tied_bias": ("Qwen3", dict(tie_word_embeddings=True, attention_bias=True)),
+}
+
+
+def reference(variant: str):
+    """A random PyTorch model whose norms and biases do something too."""
+    torch = pytest.importorskip("torch")
+    import transformers
+
+    family, settings = VARIANTS[variant]
+    config = getattr(transformers, f"{family}Config")(**BASE, **settings)
+    torch.manual_seed(0)
+    model = getattr(transformers, f"{family}ForCausalLM")(config).float().eval()
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            spread = 0.5 if parameter.ndim == 1 else 0.15
+            parameter.copy_(torch.randn_like(parameter) * spread + ("norm" in name))
+    return model
+
+
+def torch_logits(model, tokens: np.ndarray) -> np.ndarray:
+    torch = pytest.importorskip("torch")
+    with torch.no_grad():
+        return model(torch.tensor(tokens)).logits.numpy()
+
+
+def our_logits(config, tensors, tokens: np.ndarray) -> np.ndarray:
+    graphdef, abstract = load.abstract_decoder(config, jnp.float32)
+    stream = tensors(load.shapes_of(abstract))
+    base = load.fill(abstract, stream, lambda _, a: jnp.asarray(a, jnp.float32), "test")
+    positions = jnp.broadcast_to(jnp.arange(tokens.shape[1]), tokens.shape)
+    ones = jnp.ones_like(positions)
+
+    @jax.jit
+    def logits(base, tokens):
+        hidden, _ = decoder.forward(graphdef, base, tokens, positions, ones)
+        return decoder.project(graphdef, base, hidden)
+
+    return np.asarray(logits(base, jnp.asarray(tokens)))
+
+
+def some_tokens() -> np.ndarray:
+    return np.random.default_rng(1).integers(0, BASE["vocab_size"], (2, 40))
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_safetensors_give_the_logits_of_transformers(variant, tmp_path):
+    model, tokens = reference(variant), some_tokens()
+    model.save_pretrained(tmp_path, max_shard_size="60KB")
+    assert len(safetensors.weight_files(tmp_path)) > 1, "meant to be sharded"
+    config = families.read_config(model.config.to_dict(), "config.json")
+    ours = our_logits(config, lambda shapes: safetensors.read(tmp_path, shapes), tokens)
+    np.testing.assert_allclose(ours, torch_logits(model, tokens), atol=2e-4, rtol=1e-4)
+
+
+def rope_divisors(head_dim: int) -> np.ndarray:
+    """What llama.cpp's converter stores for LLAMA3, from the formula in Llama 3.1's release."""
+    divisors = []
+    for i in range(0, head_dim, 2):
+        wavelength = 2 * np.pi * LLAMA3["rope_theta"] ** (i / head_dim)
+        if wavelength < LLAMA3["original_max_position_embeddings"] / LLAMA3["high_freq_factor"]:
+            divisors.append(1.0)
+        elif wavelength > LLAMA3["original_max_position_embeddings"] / LLAMA3["low_freq_factor"]:
+            divisors.append(LLAMA3["factor"])
+        else:
+            smooth = (LLAMA3["original_max_position_embeddings"] / wavelength - 1.0) / 3.0
+            divisors.append(1 / ((1 - smooth) / LLAMA3["factor"] + smooth))
+    return np.array(divisors, np.float32)
+
+
+def write_gguf(path, model, arch: str, kind: str, rope=None) -> None:
+    """Writes a model as llama.cpp's converter does; matrices as ``kind``, and back into the model
+    what that kind made of them."""
+    torch = pytest.importorskip("torch")
+    c, writer = model.config, gguf.GGUFWriter(str(path), arch)
+    head_dim = getattr(c, "head_dim", None) or c.hidden_size // c.num_attention_heads
+    writer.add_block_count(c.num_hidden_layers)
+    writer.add_context_length(c.max_position_embeddings)
+    writer.add_embedding_length(c.hidden_size)
+    writer.add_feed_forward_length(c.intermediate_size)
+    writer.add_head_count(c.num_attention_heads)
+    writer.add_head_count_kv(c.num_key_value_heads)
+    writer.add_key_length(head_dim)
+    writer.add_value_length(head_dim)
+    writer.add_layer_norm_rms_eps(c.rms_norm_eps)
+    writer.add_rope_freq_base(c.rope_parameters["rope_theta"])
+    if c.rope_parameters["rope_type"] == "linear":
+        writer.add_rope_scaling_type(gguf.RopeScalingType.LINEAR)
+        writer.add_rope_scaling_factor(c.rope_parameters["factor"])
+    if c.rope_parameters["rope_type"] == "llama3":
+        writer.add_tensor("rope_freqs.weight", rope_divisors(head_dim) if rope is None else rope)
+    heads = {"q_proj": c.num_attention_heads, "k_proj": c.num_key_value_heads}
+    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH[arch.upper()], c.num_hidden_layers)
+    for name, parameter in model.named_parameters():
+        array = parameter.detach().numpy()
+        n = heads.get(name.split(".")[-2]) if arch == "llama" else None
+        stored = permute(array, n) if n else array
+        stored_name = names.get_name(name, try_suffixes=(".weight", ".bias"))
+        type_ = gguf.GGMLQuantizationType[kind if array.ndim == 2 else "F32"]
+        packed = gguf.quantize(stored, type_)
+        writer.add_tensor(stored_name, packed, raw_dtype=type_)
+        rounded = gguf.dequantize(packed, type_).reshape(stored.shape)
+        rounded = unpermute(rounded, n) if n else rounded
+        with torch.no_grad():
+            parameter.copy_(torch.tensor(np.ascontiguousarray(rounded)))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+def permute(rows, heads):
+    """llama.cpp's converter: channels (i, i + C/2) of a head become neighbours."""
+    return rows.reshape(heads, 2, -1, *rows.shape[1:]).swapaxes(1, 2).reshape(rows.shape)
+
+
+def unpermute(rows, heads):
+    return rows.reshape(heads, -1, 2, *rows.shape[1:]).swapaxes(1, 2).reshape(rows.shape)
+
+
+@pytest.mark.parametrize(
+    ("variant", "kind"),
+    [
+        ("llama", "F32"),
+        ("llama", "F16"),
+        ("llama", "BF16"),
+        ("llama", "Q8_0"),
+        ("llama", "Q4_0"),
+        ("llama", "Q4_1"),
+        ("llama_llama3_rope", "F32"),
+        ("llama_linear_rope", "F32"),
+        ("llama_bias", "F32"),
+        ("qwen2", "F32"),
+        ("qwen2_tied", "Q8_0"),
+        ("qwen3", "F32"),
+        ("qwen3_tied_bias", "Q8_0"),
+    ],
+)
+def test_gguf_gives_the_logits_of_transformers(variant, kind, tmp_path):
+    model, tokens = reference(variant), some_tokens()
+    arch = VARIANTS[variant][0].lower()
+    write_gguf(tmp_path / "m.gguf", model, arch, kind)
+    file = gguf_files.open_gguf(tmp_path / "m.gguf")
+    config = gguf_files.read_config(file)
+    ours = our_logits(config, lambda shapes: gguf_files.read(file, config, shapes), tokens)
+    np.testing.assert_allclose(ours, torch_logits(model, tokens), atol=2e-4, rtol=1e-4)
+
+
+def test_rope_divisors_of_another_formula_are_refused(tmp_path):
+    model = reference("llama_llama3_rope")
+    odd = np.linspace(1.0, 4.0, 8).astype(np.float32)
+    write_gguf(tmp_path / "m.gguf", model, "llama", "F32", rope=odd)
+    with pytest.raises(BadInput, match="rope_freqs.weight.*Llama 3's formula"):
+        gguf_files.read_config(gguf_files.open_gguf(tmp_path / "m.gguf"))
+
+
+LLAMA = dict(BASE, architectures=["LlamaForCausalLM"])
+
+
+def test_rope_reads_alike_in_the_spelling_of_transformers_4_and_5():
+    scaling = {k: v for k, v in LLAMA3.items() if k != "rope_theta"}
+    old = dict(LLAMA, rope_theta=500.0, rope_scaling=scaling)
+    new = dict(LLAMA, rope_parameters=LLAMA3)
+    configs = [families.read_config(c, "config.json") for c in (old, new)]
+    assert configs[0] == configs[1]
+    assert configs[0].rope_theta == 500.0
+    assert configs[0].rope_scaling == RopeScaling("llama3", 4.0, 1.0, 4.0, 32)
+    older = dict(LLAMA, rope_scaling={"type": "linear", "factor": 2})
+    assert families.read_config(older, "c").rope_scaling == RopeScaling("linear", 2.0)
+    for none in (None, {"rope_type": "default"}):
+        assert families.read_config(dict(LLAMA, rope_scaling=none), "c").rope_scaling is None
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"architectures": ["MambaForCausalLM"]}, "MambaForCausalLM.*supported: LlamaForCausalLM"),
+        ({"architectures": None, "model_type": "gpt2"}, "'gpt2' is not supported"),
+        ({"mlp_bias": True}, "mlp_bias"),
+        ({"hidden_act": "gelu"}, "hidden_act 'gelu'"),
+        ({"quantization_config": {"quant_method": "gptq"}}, "quantization_config.*gptq"),
+        ({"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}, "'yarn'.*default, linear, llama3"),
+        ({"rope_scaling": {"rope_type": "llama3", "factor": 4.0}}, "'llama3' lacks.*low_freq"),
+        ({"partial_rotary_factor": 0.5}, "partial_rotary_factor 0.5"),
+        ({"architectures": ["MistralForCausalLM"], "sliding_window": 64}, "sliding_window '64'"),
+        ({"architectures": ["Qwen2ForCausalLM"], "use_sliding_window": True}, "sliding_window"),
+        ({"layer_types": ["sliding_attention"]}, "layer_types.*full_attention only"),
+        ({"hidden_size": None}, "positive integer for 'hidden_size', got nothing"),
+        ({"num_key_value_heads": 3}, "divisible by the key-value heads, got 4 and 3"),
+    ],
+)
+def test_what_the_decoder_cannot_do_is_refused_by_name(changes, message):
+    with pytest.raises(BadInput, match=message) as caught:
+        families.read_config({**LLAMA, **changes}, "config.json")
+    assert "\n" not in str(caught.value)
+
+
+def test_defaults_that_config_json_leaves_out():
+    mistral = {**LLAMA, "architectures": ["MistralForCausalLM"]}
+    assert families.read_config(mistral, "c").max_position == 128  # the window of 4096 is wider
+    with pytest.raises(BadInput, match="sliding_window '4096'"):
+        families.read_config({**mistral, "max_position_embeddings": 32768}, "c")
+    bare = {k: v for k, v in LLAMA.items() if k != "num_key_value_heads"}
+    config = families.read_config(bare, "c")
+    assert (config.n_kv_heads, config.head_dim, config.norm_eps) == (4, 16, 1e-6)

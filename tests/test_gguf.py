@@ -1,0 +1,246 @@
+"""Reading GGUF files: headers, tensor types, vocabularies."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import gguf
+import ml_dtypes
+import numpy as np
+import pytest
+
+from marft_jax.config import BadInput
+from marft_jax.models import gguf as gguf_files
+from marft_jax.models import load, tokenizer, vocabulary
+from marft_jax.models.decoder import DecoderConfig
+
+CHATML = (
+    "{% for m in messages %}{{ '<|im_start|>' + m['role'] + '\n' + m['content'] + '<|im_end|>\n' }}"
+    "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
+
+
+def settings(writer: gguf.GGUFWriter, **changes) -> None:
+    """Metadata of a small model, llama unless the writer says otherwise."""
+    numbers = {
+        "block_count": 1,
+        "context_length": 64,
+        "embedding_length": 256,
+        "feed_forward_length": 256,
+        "attention.head_count": 2,
+        "attention.head_count_kv": 1,
+    }
+    for key, value in {**numbers, **changes}.items():
+        if isinstance(value, str):
+            writer.add_string(f"{writer.arch}.{key}", value)
+        elif value is not None:
+            writer.add_uint32(f"{writer.arch}.{key}", value)
+
+
+def weights(writer: gguf.GGUFWriter, kind: str = "F32") -> dict[str, np.ndarray]:
+    """Random bytes as matrices of ``kind``; returns what each tensor stands for."""
+    rng, type_ = np.random.default_rng(0), gguf.GGMLQuantizationType[kind]
+    shapes = {
+        "token_embd": (32, 256),
+        "blk.0.attn_q": (256, 256),
+        "blk.0.attn_k": (128, 256),
+        "blk.0.attn_v": (128, 256),
+        "blk.0.attn_output": (256, 256),
+        "blk.0.ffn_gate": (256, 256),
+        "blk.0.ffn_up": (256, 256),
+        "blk.0.ffn_down": (256, 256),
+    }
+    values = {}
+    for name, shape in shapes.items():
+        packed = random_blocks(rng, shape, type_)
+        writer.add_tensor(f"{name}.weight", packed, raw_dtype=type_)
+        values[f"{name}.weight"] = gguf.dequantize(packed, type_)
+    for name in ("blk.0.attn_norm", "blk.0.ffn_norm", "output_norm"):
+        values[f"{name}.weight"] = rng.normal(size=256).astype(np.float32)
+        writer.add_tensor(f"{name}.weight", values[f"{name}.weight"])
+    return values
+
+
+def random_blocks(rng, shape, type_) -> np.ndarray:
+    """Any bytes are a valid tensor as long as the scales, small float16 numbers, are finite."""
+    if type_.name == "F32":
+        return rng.normal(size=shape).astype(np.float32)
+    block, size = gguf.GGML_QUANT_SIZES[type_]
+    rows = rng.integers(0, 256, (shape[0], shape[1] // block, size), np.uint8)
+    scale = np.frombuffer(np.float16(0.01).tobytes(), np.uint8)
+    at = {"Q6_K": [208], "Q4_K": [0, 2], "Q4_1": [0, 2], "F16": [0], "BF16": [0]}.get(
+        type_.name, [0]
+    )
+    for start in at:
+        rows[:, :, start : start + 2] = scale
+    return rows.reshape(shape[0], -1)
+
+
+def write(path: Path, arch: str = "llama", kind: str = "F32", **changes) -> dict[str, np.ndarray]:
+    writer = gguf.GGUFWriter(str(path), arch)
+    settings(writer, **changes)
+    values = weights(writer, kind)
+    finish(writer)
+    return values
+
+
+def finish(writer: gguf.GGUFWriter) -> None:
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+def read(path: Path) -> dict[str, np.ndarray]:
+    file = gguf_files.open_gguf(path)
+    config = gguf_files.read_config(file)
+    shapes = load.shapes_of(load.abstract_decoder(config, np.float32)[1])
+    return dict(gguf_files.read(file, config, shapes))
+
+
+@pytest.mark.parametrize("kind", ["F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q4_K", "Q6_K"])
+def test_every_tensor_type_unpacks_to_its_values(kind, tmp_path):
+    values = write(tmp_path / "m.gguf", "qwen2", kind)
+    tensors = read(tmp_path / "m.gguf")
+    for ours, stored in (
+        ("embed/embedding", values["token_embd.weight"]),
+        ("layers/0/q/kernel", values["blk.0.attn_q.weight"].T),
+        ("layers/0/down/kernel", values["blk.0.ffn_down.weight"].T),
+        ("final_norm/scale", values["output_norm.weight"]),
+    ):
+        np.testing.assert_array_equal(tensors[ours].astype(np.float32), stored)
+    direct = {"F16": np.float16, "BF16": ml_dtypes.bfloat16}
+    assert tensors["layers/0/q/kernel"].dtype == direct.get(kind, np.float32)
+
+
+def test_metadata_becomes_the_decoder_config(tmp_path):
+    write(tmp_path / "m.gguf", "qwen2")
+    config = gguf_files.read_config(gguf_files.open_gguf(tmp_path / "m.gguf"))
+    assert config == DecoderConfig(
+        vocab_size=32,
+        d_model=256,
+        n_layers=1,
+        n_heads=2,
+        n_kv_heads=1,
+        head_dim=128,
+        d_ff=256,
+        max_position=64,
+        tie_embeddings=True,
+    )
+
+
+@pytest.mark.parametrize(
+    ("arch", "changes", "message"),
+    [
+        ("gemma2", {}, "architecture 'gemma2' is not supported; supported: llama, qwen2, qwen3"),
+        ("llama", {"expert_count": 8}, "llama.expert_count 8"),
+        ("llama", {"attention.sliding_window": 32}, "llama.attention.sliding_window 32"),
+        ("llama", {"rope.dimension_count": 64}, "llama.rope.dimension_count 64.*supported: 128"),
+        ("llama", {"rope.scaling.type": "yarn"}, "llama.rope.scaling.type 'yarn'"),
+        ("llama", {"block_count": None}, "'llama.block_count', got nothing"),
+        ("llama", {"block_count": 2}, "9 tensors are missing: blk.1.attn_k.weight"),
+        ("llama", {"feed_forward_length": 128}, "ffn_gate.weight.*expected shape .128, 256."),
+    ],
+)
+def test_what_the_decoder_cannot_do_is_refused_by_name(arch, changes, message, tmp_path):
+    write(tmp_path / "m.gguf", arch, **changes)
+    with pytest.raises(BadInput, match=message) as caught:
+        read(tmp_path / "m.gguf")
+    assert "\n" not in str(caught.value)
+
+
+def test_an_unexpected_tensor_is_named(tmp_path):
+    writer = gguf.GGUFWriter(str(tmp_path / "m.gguf"), "llama")
+    settings(writer)
+    weights(writer)
+    writer.add_tensor("blk.0.attn_sinks.weight", np.ones(4, np.float32))
+    finish(writer)
+    with pytest.raises(BadInput, match="unexpected tensor 'blk.0.attn_sinks.weight'"):
+        read(tmp_path / "m.gguf")
+
+
+def test_a_tensor_type_that_cannot_be_unpacked_is_named(tmp_path):
+    writer = gguf.GGUFWriter(str(tmp_path / "m.gguf"), "llama")
+    settings(writer)
+    type_ = gguf.GGMLQuantizationType.Q8_K
+    weights(writer)
+    raw = np.zeros((32, gguf.GGML_QUANT_SIZES[type_][1]), np.uint8)
+    writer.add_tensor("output.weight", raw, raw_dtype=type_)
+    finish(writer)
+    with pytest.raises(BadInput, match="'output.weight' is of type Q8_K"):
+        read(tmp_path / "m.gguf")
+
+
+def test_a_damaged_file_is_one_clear_line(tmp_path):
+    write(tmp_path / "m.gguf")
+    whole = (tmp_path / "m.gguf").read_bytes()
+    bad = tmp_path / "bad.gguf"
+    for damage in (
+        b"",
+        b"PK\x03\x04" + whole[4:],
+        whole[:4] + b"\x01" + whole[5:],  # version 1
+        whole[:100],  # inside the header
+        whole[: len(whole) // 2],  # inside the weights
+        whole[:8] + b"\xff" * 8 + whole[16:],  # an absurd number of tensors
+        whole[:24] + b"\xff" * 8 + whole[32:],  # an absurdly long key
+    ):
+        bad.write_bytes(damage)
+        with pytest.raises(BadInput, match="bad.gguf: not a usable GGUF file") as caught:
+            gguf_files.open_gguf(bad)
+        assert "\n" not in str(caught.value)
+
+
+def byte_level_metadata(pre: str, merges=("1 2", "3 4", "h e")) -> dict:
+    alphabet = [chr(c) for c in range(33, 127)] + ["Ġ", "Ċ"]
+    merged = [merge.replace(" ", "") for merge in merges]
+    special = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
+    tokens = [*special, *alphabet, *merged]
+    return {
+        "tokenizer.ggml.model": "gpt2",
+        "tokenizer.ggml.pre": pre,
+        "tokenizer.ggml.tokens": tokens,
+        "tokenizer.ggml.token_type": [3] * 3 + [1] * (len(tokens) - 3),
+        "tokenizer.ggml.merges": list(merges),
+        "tokenizer.ggml.eos_token_id": 2,
+        "tokenizer.ggml.padding_token_id": 0,
+        "tokenizer.chat_template": CHATML,
+    }
+
+
+def test_the_named_pre_tokenizer_decides_how_digits_are_cut():
+    def cut(pre: str) -> list[str]:
+        return vocabulary.from_gguf(byte_level_metadata(pre), "test").encode("1234 he").tokens
+
+    assert cut("smollm") == ["1", "2", "3", "4", "Ġ", "he"]
+    assert cut("qwen2") == ["1", "2", "3", "4", "Ġ", "he"]
+    assert cut("llama-bpe") == ["12", "3", "4", "Ġ", "he"]  # groups of three: 123, 4
+    assert cut("gpt-2") == ["12", "34", "Ġ", "he"]
+    with pytest.raises(BadInput, match="pre-tokenizer 'exaone'.*smollm"):
+        vocabulary.from_gguf(byte_level_metadata("exaone"), "test")
+    with pytest.raises(BadInput, match="tokenizer model 'rwkv'"):
+        vocabulary.from_gguf({"tokenizer.ggml.model": "rwkv"}, "test")
+
+
+def test_special_tokens_and_chat_template_come_out_of_the_file():
+    tok = tokenizer.from_gguf(byte_level_metadata("smollm"), "test")
+    assert (tok.eos_ids, tok.pad_id) == ((2,), 0)
+    ids = tok.chat([{"role": "user", "content": "hi"}])
+    assert ids[0] == 1 and ids.count(1) == 2 and ids.count(2) == 1
+    assert tok.decode([*tok.encode("he says 12"), 2, 0]) == "he says 12"
+
+
+REAL = Path(os.environ.get("MARFT_SMOLLM2", "models/SmolLM2-135M-Instruct.Q4_1.gguf"))
+
+
+@pytest.mark.skipif(not REAL.is_file(), reason="python scripts/fetch_model.py fetches it")
+def test_the_vocabulary_of_smollm2():
+    file = gguf_files.open_gguf(REAL)
+    tok = tokenizer.from_gguf(file.metadata, str(REAL))
+    assert (tok.vocab_size, tok.eos_ids, tok.pad_id) == (49152, (2,), 2)
+    assert tok.encode("1234 hello") == [33, 34, 35, 36, 33662]
+    said = [{"role": "system", "content": "plan"}, {"role": "user", "content": "3+5+9=?"}]
+    # <|im_start|>system\nplan<|im_end|>\n<|im_start|>user\n3+5+9=?<|im_end|>\n...assistant\n
+    system = [1, 9690, 198, 12338, 2, 198]
+    user = [1, 4093, 198, 35, 27, 37, 27, 41, 45, 47, 2, 198]
+    assert tok.chat(said) == [*system, *user, 1, 520, 9531, 198]

@@ -1,0 +1,210 @@
+"""Opening base models, and saying clearly why one cannot be opened."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+
+import jax
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+import pytest
+from flax import nnx
+from safetensors.numpy import save_file
+
+from marft_jax.config import BadInput, Model
+from marft_jax.models import families, load
+from marft_jax.models.decoder import Decoder
+
+SETTINGS = {
+    "architectures": ["LlamaForCausalLM"],
+    "vocab_size": 120,
+    "hidden_size": 16,
+    "intermediate_size": 24,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "max_position_embeddings": 64,
+    "tie_word_embeddings": True,
+}
+
+
+def place(path: str, array: np.ndarray) -> jax.Array:
+    return jnp.asarray(array, jnp.float32)
+
+
+def tensors_of(settings: dict, dtype=np.float32) -> dict[str, np.ndarray]:
+    config = families.read_config(settings, "test")
+    shapes = load.shapes_of(load.abstract_decoder(config, jnp.float32)[1])
+    rng = np.random.default_rng(0)
+    return {
+        families.source_name(path, "hf"): rng.normal(
+            size=families.stored_shape(path, shape)
+        ).astype(dtype)
+        for path, shape in shapes.items()
+    }
+
+
+@pytest.fixture
+def directory(tmp_path):
+    """A whole, small model: configuration, weights, tokenizer."""
+    from tests.test_tokenizer import TURNS, fast
+
+    (tmp_path / "config.json").write_text(json.dumps(SETTINGS))
+    save_file(tensors_of(SETTINGS), tmp_path / "model.safetensors")
+    fast(TURNS, eos_token="</s>").save_pretrained(tmp_path)
+    return tmp_path
+
+
+def base(directory) -> load.BaseModel:
+    return load.load_base(Model(base=str(directory)), place)
+
+
+def test_a_directory_becomes_a_decoder_with_the_values_of_its_files(directory):
+    model, stored = base(directory), tensors_of(SETTINGS)
+    decoder = nnx.merge(model.graphdef, model.params)
+    assert isinstance(decoder, Decoder)
+    query = stored["model.layers.1.self_attn.q_proj.weight"]
+    np.testing.assert_array_equal(decoder.layers[1].q.kernel[...], query.T)
+    np.testing.assert_array_equal(decoder.embed.embedding[...], stored["model.embed_tokens.weight"])
+    assert (model.config.vocab_size, model.source) == (120, str(directory))
+
+
+def test_each_tensor_is_placed_once_by_its_path(directory):
+    placed = []
+    load.load_base(
+        Model(base=str(directory)), lambda path, a: placed.append(path) or jnp.asarray(a)
+    )
+    config = families.read_config(SETTINGS, "test")
+    shapes = load.shapes_of(load.abstract_decoder(config, jnp.float32)[1])
+    assert sorted(placed) == sorted(shapes)
+    assert {"embed/embedding", "layers/0/q/kernel", "final_norm/scale"} <= set(placed)
+
+
+def test_the_contents_decide_the_digest(directory, tmp_path_factory):
+    other = tmp_path_factory.mktemp("other")
+    for file in directory.iterdir():
+        (other / file.name).write_bytes(file.read_bytes())
+    assert base(other).digest == base(directory).digest
+    changed = tensors_of(SETTINGS)
+    changed["model.norm.weight"][3] += 1
+    save_file(changed, other / "model.safetensors")
+    assert base(other).digest != base(directory).digest
+
+
+def test_bfloat16_files_need_no_torch(directory):
+    save_file(tensors_of(SETTINGS, ml_dtypes.bfloat16), directory / "model.safetensors")
+    kinds = set()
+    load.load_base(Model(base=str(directory)), lambda path, a: kinds.add(a.dtype) or jnp.asarray(a))
+    assert kinds == {np.dtype(ml_dtypes.bfloat16)}
+
+
+def test_unindexed_shards_and_ignorable_tensors_are_read(directory):
+    whole = tensors_of(SETTINGS)
+    whole["model.layers.0.self_attn.rotary_emb.inv_freq"] = np.ones(4, np.float32)
+    whole["lm_head.weight"] = whole["model.embed_tokens.weight"].copy()
+    names = sorted(whole)
+    (directory / "model.safetensors").unlink()
+    save_file({n: whole[n] for n in names[::2]}, directory / "a.safetensors")
+    save_file({n: whole[n] for n in names[1::2]}, directory / "b.safetensors")
+    assert base(directory).config.tie_embeddings
+
+
+def spoil_missing(d):
+    tensors = tensors_of(SETTINGS)
+    del tensors["model.layers.1.mlp.up_proj.weight"]
+    save_file(tensors, d / "model.safetensors")
+
+
+def spoil_shape(d):
+    tensors = tensors_of(SETTINGS)
+    tensors["model.norm.weight"] = np.ones(17, np.float32)
+    save_file(tensors, d / "model.safetensors")
+
+
+def spoil_extra(d):
+    tensors = tensors_of(SETTINGS)
+    tensors["model.layers.0.self_attn.q_proj.bias"] = np.ones(16, np.float32)
+    save_file(tensors, d / "model.safetensors")
+
+
+def spoil_type(d):
+    tensors = tensors_of(SETTINGS)
+    tensors["model.norm.weight"] = np.ones(16, np.int8)
+    save_file(tensors, d / "model.safetensors")
+
+
+def spoil_length(d):
+    file = d / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:-100])
+
+
+def spoil_header(d):
+    (d / "model.safetensors").write_bytes(b"\xff" * 500)
+
+
+def spoil_index(d):
+    index = {"weight_map": {"model.norm.weight": "gone.safetensors"}}
+    (d / "model.safetensors.index.json").write_text(json.dumps(index))
+
+
+def spoil_vocabulary(d):
+    small = dict(SETTINGS, vocab_size=90)
+    (d / "config.json").write_text(json.dumps(small))
+    save_file(tensors_of(small), d / "model.safetensors")
+
+
+def pytorch_only(d):
+    (d / "model.safetensors").rename(d / "pytorch_model.bin")
+
+
+@pytest.mark.parametrize(
+    ("spoil", "message"),
+    [
+        (spoil_missing, "1 tensors are missing: model.layers.1.mlp.up_proj.weight"),
+        (spoil_shape, r"'model.norm.weight': expected shape \(16,\), got \(17,\)"),
+        (spoil_extra, "unexpected or repeated tensor 'model.layers.0.self_attn.q_proj.bias'"),
+        (spoil_type, "'model.norm.weight': expected float32, float16, bfloat16, got int8"),
+        (spoil_length, "not a readable safetensors file"),
+        (spoil_header, "not a readable safetensors file"),
+        (spoil_index, "index.json names gone.safetensors, which is missing"),
+        (spoil_vocabulary, "the tokenizer writes token .*, the model's embedding has 90 rows"),
+        (pytorch_only, "found none; there is pytorch_model.bin: convert it with transformers'"),
+        (lambda d: (d / "config.json").unlink(), "expected a config.json"),
+        (lambda d: (d / "config.json").write_text("{"), "not valid JSON"),
+    ],
+)
+def test_damaged_directories_are_one_clear_line(directory, spoil, message):
+    spoil(directory)
+    with pytest.raises(BadInput, match=message) as caught:
+        base(directory)
+    assert "\n" not in str(caught.value)
+
+
+def test_what_is_not_there_is_one_clear_line(tmp_path):
+    (tmp_path / "notes.txt").write_text("hello")
+    for name, message in (
+        ("missing/model.gguf", "no such file.*fetch_model.py"),
+        (str(tmp_path / "nothing"), "expected tiny, a directory.*does not exist"),
+        (str(tmp_path / "notes.txt"), "expected tiny, a directory"),
+        ("nobody/no-such-model-here", "is no file or directory here, and the hub did not give it"),
+    ):
+        with pytest.raises(BadInput, match=message) as caught:
+            load.load_base(Model(base=name), place)
+        assert "\n" not in str(caught.value)
+
+
+def test_a_stream_must_fill_every_parameter_exactly_once():
+    config = dataclasses.replace(families.read_config(SETTINGS, "test"), n_layers=1)
+    _, abstract = load.abstract_decoder(config, jnp.float32)
+    good = [(path, np.ones(shape)) for path, shape in load.shapes_of(abstract).items()]
+    load.fill(abstract, good, place, "test")
+    for stream, message in (
+        (good[1:], "1 tensors are missing, such as"),
+        ([*good, good[0]], "unknown or repeated tensor"),
+        ([("embed/table", np.ones(3)), *good], "unknown or repeated tensor 'embed/table'"),
+        ([(good[0][0], np.ones(3)), *good[1:]], "expected shape"),
+    ):
+        with pytest.raises(BadInput, match=message):
+            load.fill(abstract, stream, place, "test")

@@ -1,0 +1,190 @@
+"""Text to ids and back, and conversations to prompts."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import sentencepiece
+from tokenizers import Tokenizer as Backend
+from tokenizers import decoders, models, pre_tokenizers
+
+from marft_jax.config import BadInput
+from marft_jax.models import tokenizer, vocabulary
+from marft_jax.models.tokenizer import ByteTokenizer, HFTokenizer
+
+SYSTEM = {"role": "system", "content": "plan"}
+USER = {"role": "user", "content": "3+5=?"}
+ASSISTANT = {"role": "assistant", "content": "8"}
+TEXTS = (
+    "the quick brown fox",
+    " leading and  double  spaces ",
+    "3+5+9=?",
+    "é unknown ☃",
+    "\nplanner: 12",
+    "",
+)
+
+
+def test_bytes_spell_roles_and_turns():
+    tok = ByteTokenizer()
+    assert tok.chat([SYSTEM, USER]) == [258, *b"plan", 259, *b"3+5=?", 260]
+    assert tok.chat([USER, ASSISTANT, USER]) == [
+        *[259, *b"3+5=?"],
+        *[260, *b"8", 257],
+        *[259, *b"3+5=?"],
+        260,
+    ]
+    assert tok.decode([*"é8".encode(), 257, 256, 258]) == "é8"
+    assert tok.decode([0xC3]) == "\ufffd"  # a sampled, broken character is still text
+    assert max(tok.chat([SYSTEM, USER, ASSISTANT])) < tok.vocab_size
+
+
+def fast(template: str | None, **special):
+    """A transformers tokenizer with one token per letter and a few special ones."""
+    from transformers import PreTrainedTokenizerFast
+
+    letters = [chr(c) for c in range(33, 127)] + ["Ġ", "Ċ"]
+    backend = Backend(models.BPE({letter: i for i, letter in enumerate(letters)}, []))
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
+    backend.add_special_tokens(["<s>", "</s>", "<end>", "<pad>"])
+    return PreTrainedTokenizerFast(tokenizer_object=backend, chat_template=template, **special)
+
+
+TURNS = (
+    "{% for m in messages %}{{ '<s>' + m['role'] + ':' + m['content'] + '<end>' }}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<s>assistant:' }}{% endif %}"
+)
+ALTERNATING = (
+    "{% for m in messages %}{% if m['role'] == 'system' %}{{ raise_exception('no') }}{% endif %}"
+    "{{ '[' + m['content'] + ']' }}{% endfor %}"
+)
+SILENT = "{% for m in messages if m['role'] != 'system' %}{{ m['content'] }}{% endfor %}"
+
+
+def test_an_action_ends_at_every_known_end_token():
+    inner = fast(TURNS, eos_token="</s>", pad_token="<pad>")
+    tok = HFTokenizer(inner, [inner.convert_tokens_to_ids("<s>")])
+    names = inner.convert_ids_to_tokens(tok.eos_ids)
+    assert names == ["</s>", "<s>", "<end>"], "own, configured, the template's end of turn"
+    assert tok.pad_id == inner.convert_tokens_to_ids("<pad>")
+    assert tok.decode([*tok.encode("8"), *tok.eos_ids, tok.pad_id]) == "8"
+
+
+def test_padding_falls_back_to_the_end_token():
+    tok = HFTokenizer(fast(TURNS, eos_token="</s>"))
+    assert tok.pad_id == tok.eos_ids[0]
+
+
+def test_nothing_is_added_around_encoded_text():
+    tok = HFTokenizer(fast(TURNS, eos_token="</s>", bos_token="<s>"))
+    assert tok.decode(tok.encode("a b")) == "a b" and len(tok.encode("a b")) == 3
+
+
+def test_a_chat_is_the_rendered_template():
+    tok = HFTokenizer(fast(TURNS, eos_token="</s>"))
+    assert tok.chat([SYSTEM, USER]) == tok.encode(
+        "<s>system:plan<end><s>user:3+5=?<end><s>assistant:"
+    )
+
+
+@pytest.mark.parametrize("template", [ALTERNATING, SILENT])
+def test_a_template_without_system_messages_shows_them_all_the_same(template):
+    tok = HFTokenizer(fast(template, eos_token="</s>"))
+    assert "plan\n\n3+5=?" in tok.decode(tok.chat([SYSTEM, USER]))
+
+
+def test_a_model_without_a_template_gets_a_plain_one():
+    tok = HFTokenizer(fast(None, eos_token="</s>"))
+    assert tok.decode(tok.chat([SYSTEM, USER])) == "System: plan\nUser: 3+5=?\nAssistant:"
+    finished = tok.chat([USER, ASSISTANT, USER])
+    assert finished.count(tok.eos_ids[0]) == 1
+
+
+def test_unusable_templates_are_one_clear_line():
+    with pytest.raises(BadInput, match="m: its chat template fails"):
+        HFTokenizer(fast("{{ messages[0].nothing.at_all }}", eos_token="</s>"), source="m")
+    with pytest.raises(BadInput, match="m: expected an end-of-sequence token"):
+        HFTokenizer(fast(SILENT), source="m")
+
+
+def train(folder, kind: str):
+    lines = [*TEXTS[:3], "add 3+5+9 and then 2 more is 19", "numbers 10 20 30; 99 bottles"] * 20
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(lines),
+        model_prefix=str(folder / "tokenizer"),
+        vocab_size=310,
+        model_type=kind,
+        byte_fallback=True,
+        split_digits=True,
+        hard_vocab_limit=False,
+        remove_extra_whitespaces=kind == "unigram",
+        normalization_rule_name="nmt_nfkc" if kind == "unigram" else "identity",
+        minloglevel=2,
+    )
+    return sentencepiece.SentencePieceProcessor(model_file=str(folder / "tokenizer.model"))
+
+
+@pytest.mark.parametrize("kind", ["bpe", "unigram"])
+def test_a_bare_sentencepiece_model_cuts_as_sentencepiece_does(kind, tmp_path):
+    theirs, ours = train(tmp_path, kind), tokenizer.from_directory(tmp_path)
+    assert ours.eos_ids == (theirs.eos_id(),) and ours.vocab_size == theirs.vocab_size()
+    for text in TEXTS:
+        assert ours.encode(text) == theirs.encode(text), text
+        assert ours.decode(ours.encode(text)) == theirs.decode(theirs.encode(text))
+
+
+def test_a_sentencepiece_directory_brings_its_template_and_added_tokens(tmp_path):
+    theirs = train(tmp_path, "bpe")
+    size = theirs.vocab_size()
+    added = {str(size): {"content": "<end>", "special": True}}
+    settings = {"chat_template": TURNS, "added_tokens_decoder": added}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
+    (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": [2, 7]}))
+    ours = tokenizer.from_directory(tmp_path)
+    assert ours.eos_ids == (2, 7, size)
+    assert ours.chat([USER]).count(size) == 1
+
+
+def test_scores_of_a_gguf_vocabulary_order_the_merges(tmp_path):
+    theirs = train(tmp_path, "bpe")
+    ids = range(theirs.vocab_size())
+    kinds = [
+        vocabulary.UNKNOWN
+        if theirs.is_unknown(i)
+        else vocabulary.CONTROL
+        if theirs.is_control(i)
+        else vocabulary.BYTE
+        if theirs.is_byte(i)
+        else vocabulary.NORMAL
+        for i in ids
+    ]
+    metadata = {
+        "tokenizer.ggml.model": "llama",
+        "tokenizer.ggml.tokens": [theirs.id_to_piece(i) for i in ids],
+        "tokenizer.ggml.scores": [theirs.get_score(i) for i in ids],
+        "tokenizer.ggml.token_type": kinds,
+        "tokenizer.ggml.eos_token_id": 2,
+    }
+    ours = tokenizer.from_gguf(metadata, "test")
+    for text in TEXTS:
+        assert ours.encode(text) == theirs.encode(text), text
+
+
+def test_a_saved_transformers_tokenizer_loads_with_its_template(tmp_path):
+    inner = fast(TURNS, eos_token="</s>", pad_token="<pad>")
+    inner.save_pretrained(tmp_path)
+    tok = tokenizer.from_directory(tmp_path)
+    assert tok.chat([SYSTEM, USER]) == HFTokenizer(inner).chat([SYSTEM, USER])
+
+
+def test_missing_or_broken_tokenizer_files_are_one_clear_line(tmp_path):
+    with pytest.raises(BadInput, match="tokenizer.json or tokenizer.model, found neither"):
+        tokenizer.from_directory(tmp_path)
+    (tmp_path / "tokenizer.model").write_bytes(b"\xff\xff\xff not a model")
+    with pytest.raises(BadInput, match="not a SentencePiece model"):
+        tokenizer.from_directory(tmp_path)
+    (tmp_path / "tokenizer.json").write_text("{")
+    with pytest.raises(BadInput, match="the tokenizer cannot be read"):
+        tokenizer.from_directory(tmp_path)
