@@ -1,0 +1,284 @@
+"""Episodes to packed rows.
+
+A turn is prompt ids and action ids with an owner. Turns of one owner whose token sequences are
+nested (the later prompt begins with the earlier prompt and action) become one sequence. Sequences
+are packed into rows of equal length, several to a row, kept apart by segment numbers. Only action
+tokens carry a loss; everything else is context.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal, NamedTuple
+
+import numpy as np
+
+from marft_jax import config as config_lib
+from marft_jax.buckets import bucket
+from marft_jax.types import Episode, Turn
+
+Level = Literal["action", "token"]
+
+
+class Rows(NamedTuple):
+    """Packed sequences, in U microbatches of B rows.
+
+    Attributes:
+        tokens_UBT, positions_UBT: token ids, and their positions within their sequence.
+        segments_UBT: number of the sequence within its row, 0 for padding.
+        owners_UBT: the adapter of each token, -1 for padding.
+        index_UBA: where in the row the token stands that predicts action token a.
+        targets_UBA: the action tokens.
+        mask_UBA: 1 for action tokens, 0 for padding.
+        behaviour_UBA: behaviour log-probs.
+        temperature_UBA: the temperature they were sampled at.
+        turn_UBA: which turn of the row the action token belongs to.
+        first_UBK: where in the row the last prompt token of turn k stands.
+        turn_mask_UBK: 1 for turns, 0 for padding.
+        agent_UBK, owner_UBK: who acted, and through which adapter.
+        divisor_UBK: what an action's log-prob is divided by (1, its tokens or its words).
+        tokens_UBK: action tokens of the turn (1 for padding).
+    """
+
+    tokens_UBT: np.ndarray
+    positions_UBT: np.ndarray
+    segments_UBT: np.ndarray
+    owners_UBT: np.ndarray
+    index_UBA: np.ndarray
+    targets_UBA: np.ndarray
+    mask_UBA: np.ndarray
+    behaviour_UBA: np.ndarray
+    temperature_UBA: np.ndarray
+    turn_UBA: np.ndarray
+    first_UBK: np.ndarray
+    turn_mask_UBK: np.ndarray
+    agent_UBK: np.ndarray
+    owner_UBK: np.ndarray
+    divisor_UBK: np.ndarray
+    tokens_UBK: np.ndarray
+
+
+class Chain(NamedTuple):
+    """The decisions (units) of each episode in acting order, as links to the rows and back.
+
+    Attributes:
+        unit_EJ: flat position in ``[U, B, K]`` (action level) or ``[U, B, A]`` (token level).
+        mask_EJ: 1 for links, 0 for padding.
+        rewards_EJ: reward of each link; a turn's reward sits on its last token.
+        continues_EJ: 1 where another link of the episode follows.
+        link_UBX: flat position in ``[E, J]`` of each unit (0 for padding).
+    """
+
+    unit_EJ: np.ndarray
+    mask_EJ: np.ndarray
+    rewards_EJ: np.ndarray
+    continues_EJ: np.ndarray
+    link_UBX: np.ndarray
+
+
+class Batch(NamedTuple):
+    """What one training step learns from."""
+
+    rows: Rows
+    chain: Chain
+
+
+class _Sequence(NamedTuple):
+    ids: np.ndarray
+    owner: int
+    spans: list[tuple[int, int]]
+    """(episode, turn) of each action, in order."""
+    starts: list[int]
+    """Position of the first token of each action."""
+
+
+def build(
+    episodes: Sequence[Episode],
+    rewards: Sequence[np.ndarray],
+    owners: Sequence[int],
+    config: config_lib.Algo,
+    level: Level,
+    *,
+    shards: int = 1,
+    seed: Sequence[int] = (0,),
+) -> Batch:
+    """Packs episodes for the learner.
+
+    Args:
+        episodes: finished episodes.
+        rewards: float32 ``[turns]`` for each.
+        owners: the adapter of each agent.
+        config: how many minibatches, tokens per microbatch, and the ratio's length normalisation.
+        level: where decisions live.
+        shards: the rows of a microbatch are a multiple of this.
+        seed: decides which rows share a minibatch.
+    """
+    sequences = [
+        sequence for e, episode in enumerate(episodes) for sequence in _nest(e, episode, owners)
+    ]
+    width = bucket(max(len(s.ids) - 1 for s in sequences))
+    packed = _pack(sequences, width)
+    order = np.random.default_rng(list(seed)).permutation(len(packed))
+    micro = max(1, config.microbatch_tokens // width // shards) * shards
+    steps = bucket(-(-len(packed) // (micro * config.minibatches)), least=1)
+    u = steps * config.minibatches
+    b = -(-bucket(-(-len(packed) // u), least=1) // shards) * shards
+    placed = {(i % u, i // u): packed[row] for i, row in enumerate(order)}
+    rows, units = _fill(placed, episodes, (u, b, width), config.ratio, level)
+    return Batch(rows, _chain(units, rewards, rows, level))
+
+
+def padding(batch: Batch) -> float:
+    """The fraction of the rows' tokens that is padding."""
+    return float(np.mean(batch.rows.segments_UBT == 0))
+
+
+def _nest(e: int, episode: Episode, owners: Sequence[int]) -> list[_Sequence]:
+    """The sequences of one episode, nested turns joined."""
+    sequences: list[_Sequence] = []
+    for k, turn in enumerate(episode.turns):
+        whole = np.concatenate([turn.prompt, turn.action])
+        start, owner = len(turn.prompt), owners[turn.agent]
+        for i, known in enumerate(sequences):
+            n = len(known.ids)
+            if known.owner == owner and n <= start and np.array_equal(known.ids, whole[:n]):
+                sequences[i] = _Sequence(
+                    whole, owner, [*known.spans, (e, k)], [*known.starts, start]
+                )
+                break
+        else:
+            sequences.append(_Sequence(whole, owner, [(e, k)], [start]))
+    return sequences
+
+
+def _pack(sequences: Sequence[_Sequence], width: int) -> list[list[_Sequence]]:
+    """First fit, longest first. The last token of a sequence predicts nothing and is left out."""
+    rows: list[list[_Sequence]] = []
+    room: list[int] = []
+    for sequence in sorted(sequences, key=lambda s: -len(s.ids)):
+        need = len(sequence.ids) - 1
+        fit = next((i for i, left in enumerate(room) if left >= need), None)
+        if fit is None:
+            rows.append([])
+            room.append(width)
+            fit = len(rows) - 1
+        rows[fit].append(sequence)
+        room[fit] -= need
+    return rows
+
+
+def _fill(
+    placed: dict[tuple[int, int], list[_Sequence]],
+    episodes: Sequence[Episode],
+    shape: tuple[int, int, int],
+    ratio: str,
+    level: Level,
+) -> tuple[Rows, dict[tuple[int, int], list[int]]]:
+    """Writes the arrays; also returns each turn's units as flat positions, by (episode, turn)."""
+    rows = _empty_rows(placed, episodes, shape)
+    _, b, _ = shape
+    a_size, k_size = rows.mask_UBA.shape[2], rows.turn_mask_UBK.shape[2]
+    units: dict[tuple[int, int], list[int]] = {}
+    for (u, r), sequences in placed.items():
+        offset, a, k = 0, 0, 0
+        for number, sequence in enumerate(sequences, start=1):
+            n = len(sequence.ids) - 1
+            span = np.s_[u, r, offset : offset + n]
+            rows.tokens_UBT[span] = sequence.ids[:-1]
+            rows.positions_UBT[span] = np.arange(n)
+            rows.segments_UBT[span] = number
+            rows.owners_UBT[span] = sequence.owner
+            for (e, turn), start in zip(sequence.spans, sequence.starts, strict=True):
+                acted = episodes[e].turns[turn]
+                length = len(acted.action)
+                _write_turn(rows, acted, sequence.owner, (u, r, k), a, offset + start - 1, ratio)
+                flat = (u * b + r) * (k_size if level == "action" else a_size)
+                units[e, turn] = [flat + k] if level == "action" else [*range(flat + a, flat + a + length)]
+                a, k = a + length, k + 1
+            offset += n
+    return rows, units
+
+
+def _empty_rows(placed, episodes: Sequence[Episode], shape: tuple[int, int, int]) -> Rows:
+    u, b, t = shape
+    actions, turns = 1, 1
+    for sequences in placed.values():
+        spans = [span for sequence in sequences for span in sequence.spans]
+        actions = max(actions, sum(len(episodes[e].turns[k].action) for e, k in spans))
+        turns = max(turns, len(spans))
+    a, k = bucket(actions, least=8), bucket(turns, least=1)
+
+    def zeros(last: int, dtype=np.int32) -> np.ndarray:
+        return np.zeros((u, b, last), dtype)
+
+    return Rows(
+        tokens_UBT=zeros(t),
+        positions_UBT=zeros(t),
+        segments_UBT=zeros(t),
+        owners_UBT=zeros(t) - 1,
+        index_UBA=zeros(a),
+        targets_UBA=zeros(a),
+        mask_UBA=zeros(a, np.float32),
+        behaviour_UBA=zeros(a, np.float32),
+        temperature_UBA=zeros(a, np.float32) + 1,
+        turn_UBA=zeros(a),
+        first_UBK=zeros(k),
+        turn_mask_UBK=zeros(k, np.float32),
+        agent_UBK=zeros(k),
+        owner_UBK=zeros(k),
+        divisor_UBK=zeros(k, np.float32) + 1,
+        tokens_UBK=zeros(k, np.float32) + 1,
+    )
+
+
+def _write_turn(
+    rows: Rows, turn: Turn, owner: int, at: tuple[int, int, int], a: int, predictor: int, ratio: str
+) -> None:
+    u, r, k = at
+    n = len(turn.action)
+    span = np.s_[u, r, a : a + n]
+    rows.index_UBA[span] = predictor + np.arange(n)
+    rows.targets_UBA[span] = turn.action
+    rows.mask_UBA[span] = 1
+    rows.behaviour_UBA[span] = turn.logprobs
+    rows.temperature_UBA[span] = turn.temperature
+    rows.turn_UBA[span] = k
+    rows.first_UBK[at] = predictor
+    rows.turn_mask_UBK[at] = 1
+    rows.agent_UBK[at] = turn.agent
+    rows.owner_UBK[at] = owner
+    words = max(1, len(turn.text.split()))
+    rows.divisor_UBK[at] = {"sum": 1, "token": n, "word": words}[ratio]
+    rows.tokens_UBK[at] = n
+
+
+def _chain(
+    units: dict[tuple[int, int], list[int]],
+    rewards: Sequence[np.ndarray],
+    rows: Rows,
+    level: Level,
+) -> Chain:
+    links = [
+        [unit for k in range(len(turn_rewards)) for unit in units[e, k]]
+        for e, turn_rewards in enumerate(rewards)
+    ]
+    shape = (len(links), bucket(max(map(len, links)), least=1))
+    chain = Chain(
+        unit_EJ=np.zeros(shape, np.int32),
+        mask_EJ=np.zeros(shape, np.float32),
+        rewards_EJ=np.zeros(shape, np.float32),
+        continues_EJ=np.zeros(shape, np.float32),
+        link_UBX=np.zeros(
+            (rows.turn_mask_UBK if level == "action" else rows.mask_UBA).shape, np.int32
+        ),
+    )
+    flat_links = chain.link_UBX.reshape(-1)
+    for e, episode_links in enumerate(links):
+        n = len(episode_links)
+        chain.unit_EJ[e, :n] = episode_links
+        chain.mask_EJ[e, :n] = 1
+        chain.continues_EJ[e, : n - 1] = 1
+        flat_links[episode_links] = e * shape[1] + np.arange(n)
+        ends = np.cumsum([len(units[e, k]) for k in range(len(rewards[e]))]) - 1
+        chain.rewards_EJ[e, ends] = rewards[e]
+    return chain

@@ -1,0 +1,109 @@
+"""What training, evaluation and chat have in common: a base, a team, and a way to play episodes."""
+
+from __future__ import annotations
+
+import os
+from concurrent.futures import Executor
+from pathlib import Path
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import Mesh
+
+from marft_jax import mesh as mesh_lib
+from marft_jax.config import BadInput, Config
+from marft_jax.engine.engine import Engine, Shape
+from marft_jax.envs.base import EnvSource
+from marft_jax.models.load import BaseModel, load_base
+from marft_jax.team.context import Team, make_team
+from marft_jax.team.roles import Profile
+from marft_jax.team.runner import Rollout
+from marft_jax.team.workflows import find_workflow
+from marft_jax.types import Episode
+
+_EVAL_EPISODES = 1 << 20
+"""Sampling keys of an evaluation count episodes from here: no key of training comes back."""
+
+
+class Session(NamedTuple):
+    """A loaded base and the team on it."""
+
+    config: Config
+    mesh: Mesh
+    base: BaseModel
+    team: Team
+    engine: Engine
+
+
+def open_session(config: Config, profiles: tuple[Profile, ...]) -> Session:
+    """Loads the base onto the mesh and gets the engine ready.
+
+    Raises:
+        BadInput: whatever is wrong with the mesh, the model or the team.
+    """
+    find_workflow(config.team.workflow)
+    use_compilation_cache()
+    mesh = mesh_lib.make_mesh(config.mesh)
+    base = load_base(config.model, mesh_lib.placer(mesh, jnp.dtype(config.model.dtype)))
+    context = min(config.model.context, base.config.max_position)
+    team = make_team(profiles, config.team, config.lora, context, base.tokenizer)
+    _check_lengths(team)
+    shape = Shape(
+        slots=min(config.rollout.slots, max(config.algo.episodes, config.eval.episodes)),
+        chunk=config.rollout.chunk,
+        context=context,
+        longest=max(sampling.max_new_tokens for sampling in team.sampling),
+    )
+    engine = Engine(
+        base.config,
+        base.graphdef,
+        base.params,
+        mesh,
+        shape,
+        eos_ids=base.tokenizer.eos_ids,
+        seed=config.run.seed,
+        alpha=config.lora.alpha,
+    )
+    return Session(config, mesh, base, team, engine)
+
+
+def use_compilation_cache() -> None:
+    """Keeps compiled programs on disk, so that a second start does not compile again."""
+    cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    if jax.config.jax_compilation_cache_dir is None:
+        jax.config.update("jax_compilation_cache_dir", str(Path(cache) / "marft_jax" / "xla"))
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.2)
+    jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+
+
+def make_rollout(session: Session, source: EnvSource, threads: Executor) -> Rollout:
+    """Plays the session's team in that environment."""
+    workflow = find_workflow(session.config.team.workflow)
+    return Rollout(session.engine, session.team, workflow, source.create, threads)
+
+
+def play_held_out(
+    session: Session, source: EnvSource, threads: Executor, step: int, episodes: int
+) -> list[Episode]:
+    """Plays the first ``episodes`` held-out tasks at the evaluation's temperature."""
+    temperature = session.config.eval.temperature
+    sampling = tuple(s._replace(temperature=temperature) for s in session.team.sampling)
+    quiet = session._replace(team=session.team._replace(sampling=sampling))
+    count = episodes if source.size is None else min(episodes, source.size)
+    rollout = make_rollout(quiet, source, threads)
+    return rollout.play(range(count), step, first=_EVAL_EPISODES)
+
+
+def accuracy(episodes: list[Episode]) -> float:
+    """The team's mean reward: the fraction solved, where rewards are 0 and 1."""
+    return sum(episode.reward for episode in episodes) / max(len(episodes), 1)
+
+
+def _check_lengths(team: Team) -> None:
+    for profile, sampling in zip(team.profiles, team.sampling, strict=True):
+        if sampling.max_new_tokens >= team.context:
+            raise BadInput(
+                f"agent {profile.name!r}: max_new_tokens {sampling.max_new_tokens}, expected less "
+                f"than the context of {team.context} tokens; raise --model.context or lower it"
+            )

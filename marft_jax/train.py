@@ -1,0 +1,175 @@
+"""Fine-tunes a team: ``python -m marft_jax.train [--config FILE ...] [--section.key value ...]``.
+
+Without arguments it runs the quickstart: a planner and a solver on the built-in model learn to add.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Executor, ThreadPoolExecutor
+from pathlib import Path
+from typing import NoReturn
+
+import jax
+
+from marft_jax import batch as batch_lib
+from marft_jax import config as config_lib
+from marft_jax import transcripts
+from marft_jax.algorithms import credit, find_algorithm
+from marft_jax.checkpoint import Checkpoints, identity_of
+from marft_jax.envs import base as envs
+from marft_jax.learner import Learner
+from marft_jax.mesh import row_shards
+from marft_jax.metrics import Reporter
+from marft_jax.session import Session, accuracy, make_rollout, open_session, play_held_out
+from marft_jax.summary import Clock, metrics_of, turn_numbers
+from marft_jax.team.roles import dump_team, load_team
+
+EXIT_STOPPED = 75
+_TASKS_PER_SEED = 1_000_003  # each seed starts elsewhere in the endless order of tasks
+
+
+def main(argv: Sequence[str] | None = None) -> NoReturn:
+    """Leaves with 0: done; 2: bad configuration or input; 75: stopped by a signal, after saving."""
+    try:
+        sys.exit(train(config_lib.parse(sys.argv[1:] if argv is None else argv)))
+    except config_lib.BadInput as error:
+        config_lib.exit_with(error)
+
+
+def train(config: config_lib.Config) -> int:
+    """Trains to the last step, from the newest checkpoint of the run directory if there is one.
+
+    Returns:
+        The exit code: 0, or 75 when a signal stopped the run after a save.
+
+    Raises:
+        BadInput: settings, data, model, team or a saved run that do not fit.
+    """
+    algorithm = find_algorithm(config.algo.name)
+    profiles = load_team(config.team.file)
+    run = Path(config.run.dir)
+    with contextlib.ExitStack() as stack:
+        source = open_source(stack, config, "train")
+        held_out = open_source(stack, config, "eval") if config.eval.every else None
+        threads = stack.enter_context(ThreadPoolExecutor(max(8, config.env.workers)))
+        session = open_session(config, profiles)
+        team, engine = session.team, session.engine
+        learner = Learner(config, session.base, team, algorithm, session.mesh)
+        identity = identity_of(config, session.base, team)
+        checkpoints = stack.enter_context(Checkpoints(run, identity, config.run.keep))
+        state = checkpoints.restore(learner.init())
+        start, steps = int(state.step), config.run.steps
+        write_settings(run, config, session)
+        reporter = stack.enter_context(Reporter(run, steps, config.run.tensorboard, start + 1))
+        reporter.event(greeting(config, session, start))
+        rollout = make_rollout(session, source, threads)
+        stopped = stack.enter_context(stopped_by_signal())
+
+        for step in range(start, steps):
+            clock = Clock()
+            engine.load(state.adapters)
+            with clock("rollout_s"):
+                episodes = rollout.play(tasks_of(config, step), step)
+            clock.seconds["reward_s"] = rollout.waited_s
+            rewards = [credit.last(episode) for episode in episodes]
+            with clock("update_s"):
+                batch = batch_lib.build(
+                    episodes,
+                    rewards,
+                    team.owners,
+                    config.algo,
+                    algorithm.level,
+                    shards=row_shards(session.mesh),
+                    seed=(config.run.seed, step),
+                )
+                state, prepared, learned = jax.block_until_ready(learner.learn(state, batch, step))
+            done = step + 1
+            with clock("checkpoint_s"):
+                if done % config.run.save_every == 0 or done == steps or stopped():
+                    checkpoints.save(done, state)
+            if is_due(config.run.transcripts_every, done, steps):
+                numbers = turn_numbers(episodes, rewards, batch, prepared)
+                file = run / "transcripts" / f"{done}.jsonl"
+                transcripts.write(file, episodes, team.tokenizer.decode, numbers)
+            metrics = metrics_of(episodes, rewards, learned, team, clock)
+            if held_out and is_due(config.eval.every, done, steps):
+                engine.load(state.adapters)
+                metrics |= evaluation(session, held_out, threads, done)
+            reporter.log(done, metrics)
+            if stopped():
+                reporter.event(f"stopped after step {done}; start again to continue")
+                return EXIT_STOPPED
+        reporter.event(f"done: {steps} steps in {run}")
+    return 0
+
+
+def open_source(
+    stack: contextlib.ExitStack, config: config_lib.Config, split: envs.Split
+) -> envs.EnvSource:
+    """The environment, closed with the stack."""
+    source = envs.make(config, split)
+    stack.callback(source.close)
+    return source
+
+
+def tasks_of(config: config_lib.Config, step: int) -> range:
+    """The tasks of a training step: a function of seed and step, so nothing needs to be saved."""
+    first = config.run.seed * _TASKS_PER_SEED + step * config.algo.episodes
+    return range(first, first + config.algo.episodes)
+
+
+def is_due(every: int, done: int, steps: int) -> bool:
+    """Every so many steps, after the first and after the last; never if ``every`` is 0."""
+    return every > 0 and (done % every == 0 or done in (1, steps))
+
+
+def evaluation(
+    session: Session, source: envs.EnvSource, threads: Executor, step: int
+) -> dict[str, float]:
+    """The team's accuracy on held-out tasks, as a metric."""
+    config = session.config
+    episodes = play_held_out(session, source, threads, step, config.eval.episodes)
+    return {f"eval/{config.env.name}/accuracy": accuracy(episodes)}
+
+
+def write_settings(run: Path, config: config_lib.Config, session: Session) -> None:
+    """``config.yaml`` and ``team.yaml``: the run directory explains itself."""
+    run.mkdir(parents=True, exist_ok=True)
+    (run / "config.yaml").write_text(config_lib.dump(config), encoding="utf-8")
+    (run / "team.yaml").write_text(dump_team(session.team.profiles), encoding="utf-8")
+
+
+def greeting(config: config_lib.Config, session: Session, start: int) -> str:
+    """One line: what is about to happen."""
+    shape = "x".join(str(size) for size in session.mesh.shape.values())
+    where = f"{session.mesh.devices.flat[0].device_kind} mesh {shape}"
+    what = f"{' -> '.join(session.team.names)} on {session.base.source}, {config.env.name}"
+    begin = f"continuing after step {start}" if start else "from the beginning"
+    return f"{config.algo.name}: {what}; {where}; {config.run.dir}, {begin}"
+
+
+@contextlib.contextmanager
+def stopped_by_signal() -> Iterator[Callable[[], bool]]:
+    """Tells whether SIGTERM or SIGINT came; a second one ends the process at once."""
+    seen: list[int] = []
+
+    def note(number: int, frame: object) -> None:
+        if seen:
+            os._exit(128 + number)
+        seen.append(number)
+
+    old = {number: signal.signal(number, note) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        yield lambda: bool(seen)
+    finally:
+        for number, handler in old.items():
+            signal.signal(number, handler)
+
+
+if __name__ == "__main__":
+    main()
