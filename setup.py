@@ -10,6 +10,7 @@ CORE = [
     "optax>=0.2.8",
     "orbax-checkpoint>=0.12",
     "transformers>=5.20",
+    "tokenizers>=0.22",
     "sentencepiece>=0.2.1",
     "chex>=0.1.91",
     "pytest>=8.4",
