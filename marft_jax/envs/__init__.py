@@ -1,0 +1,1 @@
+"""Environments: where tasks come from and how a team's answers are graded."""

@@ -1,0 +1,91 @@
+"""The built-in task: add up a few digits. ``3+5+9=?`` has the answer 17."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from typing import TYPE_CHECKING
+
+from marft_jax.envs.base import EnvSource, Grade, QuestionEnv, Split, Task, bad_input, held_out
+
+if TYPE_CHECKING:
+    from marft_jax.config import Config
+
+_INTEGER = re.compile(r"(?<![0-9.])-?[0-9]+(?:\.[0-9]+)?")
+_TRIES = 10_000  # draws until a task of the wanted side of the split must have come
+_CANDIDATES = 100_000  # tasks looked at for the held-out list, all 10^n of them for n <= 5
+
+
+def source(config: Config, split: Split) -> EnvSource:
+    """Sums of ``env.difficulty`` digits; ``env.holdout`` of the tasks are for evaluation only.
+
+    Raises:
+        BadInput: the split leaves no task on the wanted side.
+    """
+    terms, holdout, horizon = config.env.difficulty, config.env.holdout, config.env.horizon
+    if split == "train":
+        train_task(0, terms, holdout)  # fails now rather than in the first episode
+        return EnvSource(
+            lambda: QuestionEnv(lambda seed: train_task(seed, terms, holdout), grade, horizon)
+        )
+    tasks = eval_tasks(terms, holdout)
+    if not tasks:
+        raise bad_input(
+            f"--env.holdout: none of the tasks are held out at {holdout}, got nothing to "
+            "evaluate on; raise it"
+        )
+    return EnvSource(
+        lambda: QuestionEnv(lambda seed: tasks[seed % len(tasks)], grade, horizon), len(tasks)
+    )
+
+
+def task(digits: str) -> Task:
+    """The task that adds up these digits.
+
+    >>> task("359")
+    Task(question='3+5+9=?', answer='17')
+    """
+    return Task("+".join(digits) + "=?", str(sum(map(int, digits))))
+
+
+def train_task(seed: int, terms: int, holdout: float) -> Task:
+    """The training task of an integer: a pseudo-random one, redrawn while it is held out."""
+    for attempt in range(_TRIES):
+        drawn = task(_digits(f"{seed} {attempt}", terms))
+        if not held_out(drawn.question, holdout):
+            return drawn
+    raise bad_input(f"--env.holdout: expected some tasks left to train on, got {holdout}; lower it")
+
+
+def eval_tasks(terms: int, holdout: float) -> list[Task]:
+    """The held-out tasks in a fixed pseudo-random order, each once.
+
+    Of more than five digits there are too many tasks to look at: then those held out among
+    100,000 drawn ones.
+    """
+    if 10**terms <= _CANDIDATES:
+        candidates = [f"{number:0{terms}d}" for number in range(10**terms)]
+    else:
+        candidates = list(dict.fromkeys(_digits(f"eval {i}", terms) for i in range(_CANDIDATES)))
+    tasks = [task(digits) for digits in candidates]
+    tasks = [held for held in tasks if held_out(held.question, holdout)]
+    return sorted(tasks, key=lambda held: hashlib.sha256(held.question.encode()).hexdigest()[16:])
+
+
+def grade(text: str, reference: str) -> Grade:
+    """Right if the last number in the text is the reference.
+
+    >>> grade("3+5=8, 8+9=17", "17").verdict
+    'right'
+    """
+    numbers = _INTEGER.findall(text)
+    if not numbers:
+        return Grade(0.0, "no answer")
+    right = numbers[-1] == reference
+    return Grade(float(right), "right" if right else "wrong", numbers[-1])
+
+
+def _digits(key: str, count: int) -> str:
+    """Uniform decimal digits from a hash: the same on every machine and Python."""
+    number = int.from_bytes(hashlib.shake_128(key.encode()).digest(count // 2 + 9), "big")
+    return str(number % 10**count).zfill(count)

@@ -1,0 +1,267 @@
+"""What an environment is, and how one is found by name.
+
+A user's own environment is a class with two methods, in any file that Python can import:
+
+    class Parity:
+        def reset(self, seed):
+            self.number = seed % 100
+            return f"Is {self.number} even? Answer yes or no."
+
+        def step(self, turns):
+            right = "no" if self.number % 2 else "yes"
+            scores = [float(turn.text.strip() == right) for turn in turns if turn.answers]
+            return StepResult("", sum(scores) / len(scores), done=True)
+
+    python -m marft_jax.train --env.name my_module:Parity
+
+This module imports neither JAX nor any heavy package.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import inspect
+import os
+import sys
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
+
+from marft_jax.types import StepResult, Turn
+
+if TYPE_CHECKING:
+    from marft_jax.config import Config
+
+Split = Literal["train", "eval"]
+
+BUILT_IN = {
+    "arithmetic": "marft_jax.envs.arithmetic",
+    "math": "marft_jax.envs.math",
+}
+"""Name to the module whose ``source(config, split)`` makes it."""
+
+EVAL_SEEDS = 1 << 30
+"""Added to the seeds that a user's environment gets in evaluation: other tasks than training's."""
+
+
+class Env(Protocol):
+    """One episode of a task. The trainer makes an object per episode and calls it in turn."""
+
+    def reset(self, seed: int) -> str:
+        """The task text, which every agent sees. The same seed must give the same task."""
+        ...
+
+    def step(self, turns: Sequence[Turn]) -> StepResult:
+        """Answers the turns that the team took in this step. Called from a thread; may block."""
+        ...
+
+
+class Task(NamedTuple):
+    """A question with one checkable answer."""
+
+    question: str
+    answer: str
+
+
+class Grade(NamedTuple):
+    """What a grader says of one text.
+
+    Attributes:
+        score: the reward, any float; 0 for a wrong answer, 1 for a right one.
+        verdict: ``right``, ``wrong``, ``no answer``, ``timeout`` or ``crashed``.
+        answer: the answer that was read from the text, for transcripts.
+    """
+
+    score: float
+    verdict: str
+    answer: str = ""
+
+
+class EnvSource(NamedTuple):
+    """Where episodes come from.
+
+    Attributes:
+        create: makes an ``Env``, one per episode.
+        size: how many distinct tasks there are; None for no limit.
+        close: ends what the environments share (grading processes).
+    """
+
+    create: Callable[[], Env]
+    size: int | None = None
+    close: Callable[[], None] = lambda: None
+
+
+class QuestionEnv:
+    """The team gets a question, its answering agents are graded, a wrong answer may be repaired.
+
+    reward = mean over the turns of answering agents of their score. The episode ends when the
+    reward is positive or after ``horizon`` steps; in between the agents see what was said and
+    that it was wrong.
+
+    Args:
+        pick: seed to task.
+        grade: (text of a graded turn, reference answer) to grade.
+        horizon: steps per episode.
+    """
+
+    def __init__(
+        self, pick: Callable[[int], Task], grade: Callable[[str, str], Grade], horizon: int = 1
+    ) -> None:
+        self._pick = pick
+        self._grade = grade
+        self._horizon = horizon
+
+    def reset(self, seed: int) -> str:
+        self._task = self._pick(seed)
+        self._state = self._task.question
+        self._steps = 0
+        return self._state
+
+    def step(self, turns: Sequence[Turn]) -> StepResult:
+        graded = [turn for turn in turns if turn.answers]
+        grades = [self._grade(turn.text, self._task.answer) for turn in graded]
+        reward = float(sum(grade.score for grade in grades) / max(len(grades), 1))
+        self._steps += 1
+        done = reward > 0 or self._steps >= self._horizon
+        self._state = next_state(self._state, turns, None if reward > 0 else INCORRECT)
+        info: dict[str, Any] = {
+            "reference": self._task.answer,
+            "verdicts": [
+                {"agent": turn.name, "verdict": grade.verdict, "answer": grade.answer}
+                for turn, grade in zip(graded, grades, strict=True)
+            ],
+        }
+        failed = [grade.verdict for grade in grades if grade.verdict in ("timeout", "crashed")]
+        if failed:
+            info["grader"] = failed[0]
+        return StepResult(self._state, reward, done, info)
+
+
+INCORRECT = "The answer is incorrect."
+
+
+def next_state(state: str, turns: Sequence[Turn], judge: str | None = INCORRECT) -> str:
+    """The state text of the next step: the old one, what every agent said, the judge's word.
+
+    >>> from types import SimpleNamespace
+    >>> next_state("1+1=?", [SimpleNamespace(name="solver", text="3")])
+    '1+1=?\\nsolver: 3\\njudge: The answer is incorrect.'
+    """
+    said = "".join(f"\n{turn.name}: {turn.text}" for turn in turns)
+    return state + said + (f"\njudge: {judge}" if judge else "")
+
+
+def held_out(text: str, fraction: float) -> bool:
+    """Whether a task belongs to the held-out tasks: a stable hash of its text, below ``fraction``.
+
+    The same text falls on the same side on every machine, in every file and in every order.
+    """
+    digest = hashlib.sha256(text.strip().encode("utf-8", "surrogatepass")).digest()
+    return int.from_bytes(digest[:8], "big") < fraction * 2**64
+
+
+def make(config: Config, split: Split) -> EnvSource:
+    """The environment that ``config.env.name`` names.
+
+    Args:
+        config: its ``env`` section is read.
+        split: ``train`` for the tasks to learn from, ``eval`` for the held-out ones.
+
+    The integer given to ``reset`` is the position in the endless seeded order of training tasks,
+    or the number of the held-out task. A user's class is called without arguments, or with
+    ``split=`` if it has such a parameter; if it has none, evaluation adds ``EVAL_SEEDS`` to the
+    seeds, so that it is asked other tasks than in training.
+
+    Raises:
+        BadInput: the name is unknown, cannot be imported, or is not an environment; or the
+            environment's own settings or data are wrong.
+    """
+    name = config.env.name
+    if name in BUILT_IN:
+        return importlib.import_module(BUILT_IN[name]).source(config, split)
+    return _own(load_class(name), split)
+
+
+def load_class(name: str) -> Callable[..., Env]:
+    """Imports ``package.module:Class``; the current directory is searched too.
+
+    Raises:
+        BadInput: the name has another form, the import fails, or the object is no environment.
+    """
+    module_name, colon, attribute = name.partition(":")
+    if not (colon and module_name and attribute):
+        raise bad_input(
+            f"--env.name: expected one of {', '.join(BUILT_IN)} or package.module:Class, "
+            f"got {name!r}"
+        )
+    if os.getcwd() not in sys.path and "" not in sys.path:
+        sys.path.insert(0, os.getcwd())
+    try:
+        module = importlib.import_module(module_name)
+    except Exception as error:
+        raise bad_input(
+            f"--env.name {name}: cannot import {module_name}: {type(error).__name__}: {error}"
+        ) from error
+    factory = getattr(module, attribute, None)
+    if factory is None:
+        raise bad_input(f"--env.name {name}: {module.__file__} has no {attribute!r}")
+    _check_factory(name, factory)
+    return factory
+
+
+def bad_input(message: str) -> Exception:
+    """The error for what the user can fix (imported late: the settings know the adapters)."""
+    from marft_jax.config import BadInput
+
+    return BadInput(message)
+
+
+def _check_factory(name: str, factory: Any) -> None:
+    if not callable(factory):
+        raise bad_input(f"--env.name {name}: expected a class, got {type(factory).__name__}")
+    missing = [method for method in ("reset", "step") if not hasattr(factory, method)]
+    if inspect.isclass(factory) and missing:
+        raise bad_input(
+            f"--env.name {name}: expected a class with reset(seed) and step(turns), "
+            f"but it has no {' and no '.join(missing)}"
+        )
+    required = [
+        parameter.name
+        for parameter in _parameters(factory).values()
+        if parameter.default is parameter.empty
+        and parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD)
+        and parameter.name != "split"
+    ]
+    if required:
+        raise bad_input(
+            f"--env.name {name}: expected a class that is made without arguments (or with "
+            f"`split`), but it requires {', '.join(required)}; give them defaults"
+        )
+
+
+def _own(factory: Callable[..., Env], split: Split) -> EnvSource:
+    if "split" in _parameters(factory):
+        return EnvSource(lambda: factory(split=split))
+    if split == "train":
+        return EnvSource(factory)
+    return EnvSource(lambda: _OtherSeeds(factory()))
+
+
+def _parameters(factory: Callable[..., Any]) -> dict[str, inspect.Parameter]:
+    try:
+        return dict(inspect.signature(factory).parameters)
+    except (TypeError, ValueError):  # some callables written in C have no signature
+        return {}
+
+
+class _OtherSeeds:
+    """A user's environment in evaluation: its seeds never meet those of training."""
+
+    def __init__(self, env: Env) -> None:
+        self._env = env
+
+    def reset(self, seed: int) -> str:
+        return self._env.reset(seed + EVAL_SEEDS)
+
+    def step(self, turns: Sequence[Turn]) -> StepResult:
+        return self._env.step(turns)

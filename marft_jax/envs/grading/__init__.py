@@ -1,0 +1,9 @@
+"""Grading of mathematical answers: read one from a text, and say whether it equals the reference.
+
+Nothing here imports JAX or sympy; sympy lives in the worker processes.
+"""
+
+from marft_jax.envs.grading.extract import extract
+from marft_jax.envs.grading.pool import GradingPool
+
+__all__ = ["GradingPool", "extract"]

@@ -1,0 +1,172 @@
+"""Reads the final answer out of what an agent wrote.
+
+Ways to say an answer, in the order in which ``auto`` looks for them:
+
+    boxed    the last \\boxed{...}
+    hashes   what follows the last ####
+    letter   the last choice letter, where the reference is one: "so (B)"
+    number   the last number, where the reference is one
+    phrase   what follows the last "answer is" or "answer:"; else the last formula; else the last
+             line
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Literal
+
+from marft_jax.envs.grading.normalize import is_letter, normalize, number
+
+How = Literal["auto", "boxed", "hashes", "letter", "number", "phrase"]
+
+LONGEST = 1000
+"""Characters of an answer; a longer one is not an answer."""
+_READ = 20_000  # characters at the end of a text in which the answer is looked for
+
+_BRACE = re.compile(r"\\(?:boxed|fbox)(?![A-Za-z])\s*\{?|\\[\\{}]|[{}]")
+_BARE = re.compile(r"[^\s$.,{}]+")
+_PHRASE = re.compile(r"(?:\banswer\s*(?:is|are|:|=|：)|答案\s*(?:是|为|：|:)|答[：:])\s*:?", re.I)
+_FORMULA = re.compile(r"\$\$(.+?)\$\$|\$(.+?)(?<!\\)\$|\\\((.+?)\\\)|\\\[(.+?)\\\]", re.S)
+_DIGIT = re.compile(r"[0-9]")
+_RUN = re.compile(r"[^\s。，；！？\u4e00-\u9fff]+")
+_OPERANDS = re.compile(
+    r"(?<![A-Za-z0-9.])[0-9(][0-9.()]*(?:\s+[-+*/^]\s+[0-9.()]+)*\s+[-+*/^]\s+$|-?\d+\s$(?=\Z)"
+)
+_BOUND_BEFORE = re.compile(
+    r"[{^_]\s*$|\\(?:sqrt|[dt]?frac|log|ln|sin|cos|tan|times|cdot|div|pm)\s*$"
+)
+_BOUND_AFTER = re.compile(
+    r"\s*(?:\\pi|π|pi\b|\\sqrt|√|sqrt\b|\\[dt]?frac|\\times|\\cdot|[*/^]\s*[\w(])"
+)
+_SCALE = re.compile(r"\s*(?:\\?%|percent\b|hundred\b|thousand\b|million\b|billion\b|dozen\b)")
+_CHOICE = re.compile(r"(?<![A-Za-z\\])([A-J])(?![A-Za-z'’])")
+_BRACKETED_CHOICE = re.compile(r"[(（]\s*([A-J])\s*[)）]")
+_SENTENCE_END = re.compile(r"\.(?=\s|$)|[。\n]")
+
+
+def extract(text: str, reference: str, how: How = "auto") -> str | None:
+    """The answer that a text gives, as it is written there, or None.
+
+    Args:
+        text: what the agent wrote; only its last 20,000 characters are read.
+        reference: the right answer. It tells what kind of answer to look for, nothing else.
+        how: the one way of answering to accept; ``auto`` takes the first that is there.
+
+    >>> extract("So we get \\\\boxed{\\\\frac{1}{2}}.", "0.5")
+    '\\\\frac{1}{2}'
+    >>> extract("16 - 3 - 4 = 9 eggs at $2 make $18 a day.", "18")
+    '$18'
+    >>> extract("it must be (B), not A-like", "B")
+    'B'
+    """
+    text = text[-_READ:]
+    if how == "auto":
+        kind = _letter if is_letter(reference) else _phrase
+        kind = _last_number if number(normalize(reference)) is not None else kind
+        readers: list[Callable[[str], str | None]] = [last_boxed, _hashes, kind]
+    else:
+        readers = [_READERS[how]]
+    for read in readers:
+        answer = read(text)
+        if answer is not None and answer.strip():
+            answer = answer.strip()
+            return answer if len(answer) <= LONGEST else None
+    return None
+
+
+def last_boxed(text: str) -> str | None:
+    """What stands in the last complete ``\\boxed{...}``, braces matched.
+
+    >>> last_boxed("\\\\boxed{1} or \\\\boxed{\\\\frac{1}{2}}")
+    '\\\\frac{1}{2}'
+    """
+    last: tuple[int, str] | None = None
+    open_braces: list[tuple[int, bool]] = []  # where the content starts, and whether of a box
+    for match in _BRACE.finditer(text):
+        token = match[0]
+        if token.startswith("\\"):
+            if token.endswith("{") and len(token) > 2:
+                open_braces.append((match.end(), True))
+            elif len(token) > 2 and (bare := _BARE.match(text, match.end())):
+                last = (match.end(), bare[0])  # \boxed 5
+        elif token == "{":
+            open_braces.append((match.end(), False))
+        elif open_braces:
+            start, is_box = open_braces.pop()
+            if is_box and (last is None or start > last[0]):
+                last = (start, text[start : match.start()])
+    return last[1] if last else None
+
+
+def _hashes(text: str) -> str | None:
+    head, found, tail = text.rpartition("####")
+    return tail.strip().partition("\n")[0] if found else None
+
+
+def _letter(text: str) -> str | None:
+    phrase = list(_PHRASE.finditer(text))
+    if phrase and (match := _CHOICE.search(text, phrase[-1].end(), phrase[-1].end() + 40)):
+        return match[1]
+    found = _BRACKETED_CHOICE.findall(text) or _CHOICE.findall(text.strip().rpartition("\n")[2])
+    return found[-1] if found else None
+
+
+def _last_number(text: str) -> str | None:
+    """The expression around the last digit: a whole formula, or a run of non-space characters."""
+    digits = list(_DIGIT.finditer(text))
+    if not digits:
+        return None
+    at = digits[-1].start()
+    for match in _FORMULA.finditer(text):
+        content = next(group for group in match.groups() if group)
+        if match.start() <= at < match.end() and _looks_like_formula(content):
+            return content
+    start = max(text.rfind(space, 0, at) for space in " \n\t") + 1
+    end = at + len(_RUN.match(text, at).group())  # type: ignore[union-attr]
+    before, after = text[max(start - 80, 0) : start], text[end : end + 20]
+    if _BOUND_BEFORE.search(before) or _BOUND_AFTER.match(after):
+        return None  # part of a larger expression, such as 3 \pi: its number alone means nothing
+    if operands := _OPERANDS.search(before):
+        start -= len(before) - operands.start()  # 12 3/5, 3 + 4
+    if scale := _SCALE.match(after):
+        end += scale.end()
+    run = text[start:end].strip("*_`\"'“”‘’ ").rstrip(".,;:!?。，；！？*_`\"'”’")
+    return run.strip("()") if run.count("(") != run.count(")") else run
+
+
+def _looks_like_formula(content: str) -> bool:
+    """``$5 and I have $6``: two prices, not a formula."""
+    return not re.search(
+        r"\b[A-Za-z]{3,}\s+[A-Za-z]{2,}\b", re.sub(r"\\[a-z]+\{[^}]*\}", "", content)
+    )
+
+
+def _phrase(text: str) -> str | None:
+    phrases = list(_PHRASE.finditer(text))
+    if phrases:
+        rest = text[phrases[-1].end() :].strip()
+        formulas = _formulas(rest)
+        sentence = _SENTENCE_END.split(rest, maxsplit=1)[0].strip() if rest else ""
+        if formulas and rest.find("$") <= len(sentence):
+            return _formulas(sentence) or formulas
+        return sentence.strip("*_` ")
+    formulas = list(_FORMULA.finditer(text))
+    if formulas:
+        return next(group for group in formulas[-1].groups() if group)
+    last = text.strip().rpartition("\n")[2].strip().strip("*_` ")
+    return last.rstrip(".。")
+
+
+def _formulas(text: str) -> str:
+    found = [next(group for group in match.groups() if group) for match in _FORMULA.finditer(text)]
+    return ", ".join(found)
+
+
+_READERS: dict[str, Callable[[str], str | None]] = {
+    "boxed": last_boxed,
+    "hashes": _hashes,
+    "letter": _letter,
+    "number": _last_number,
+    "phrase": _phrase,
+}

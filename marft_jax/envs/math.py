@@ -1,0 +1,35 @@
+"""Mathematics over rows of data: GSM8K, MATH, AIME and the like, graded by what the answer means.
+
+Only the text of the answering agents' own turns is read, never a prompt.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from typing import TYPE_CHECKING
+
+from marft_jax.envs import data
+from marft_jax.envs.base import EnvSource, QuestionEnv, Split, bad_input
+from marft_jax.envs.grading import GradingPool
+
+if TYPE_CHECKING:
+    from marft_jax.config import Config
+
+
+def source(config: Config, split: Split) -> EnvSource:
+    """Questions from ``env.data`` (or, for evaluation, ``env.eval_data``).
+
+    Raises:
+        BadInput: data is missing or wrong (see ``data.load``), or math-verify is not installed.
+    """
+    env = config.env
+    if importlib.util.find_spec("math_verify") is None:
+        raise bad_input("--env.name math needs the package math-verify: pip install math-verify")
+    tasks = data.split_tasks(env.data, env.eval_data, env.holdout, split)
+    pick = data.shuffled(tasks) if split == "train" else lambda seed: tasks[seed % len(tasks)]
+    pool = GradingPool(env.workers, env.grade_seconds)
+    return EnvSource(
+        lambda: QuestionEnv(pick, pool.grade, env.horizon),
+        len(tasks),
+        pool.close,
+    )

@@ -1,0 +1,205 @@
+"""Rows of data: fields found, bad rows named by their place, order, held-out questions."""
+
+import dataclasses
+import json
+
+import pytest
+
+from marft_jax.config import BadInput, Config
+from marft_jax.envs import data
+from marft_jax.envs.base import Task, held_out, make
+
+
+def write(path, rows):
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return str(path)
+
+
+def rows(count, prefix="q"):
+    return [
+        {"question": f"{prefix}{index}", "answer": f"so #### {index}"} for index in range(count)
+    ]
+
+
+@pytest.mark.parametrize(
+    "row, task",
+    [
+        ({"question": "q", "answer": "9 * 2 = 18\n#### 18"}, Task("q", "18")),
+        ({"question": "q", "answer": "#### 1,080"}, Task("q", "1,080")),
+        ({"problem": "p", "final_answer": "\\frac{1}{2}"}, Task("p", "\\frac{1}{2}")),
+        ({"problem": "p", "answer": "5", "solution": "is \\boxed{6}"}, Task("p", "5")),
+        ({"problem": "p", "solution": "is \\boxed{\\frac{1}{2}}."}, Task("p", "\\frac{1}{2}")),
+        ({"question": "q", "final_answer": ["2", "$3$"], "solution": ["?"]}, Task("q", "2, $3$")),
+        ({"problem": "p", "answer": 52.0}, Task("p", "52")),
+        ({"problem": "p", "answer": 0}, Task("p", "0")),
+        ({"problem": "p", "answer": None, "solution": "\\boxed{7}"}, Task("p", "7")),
+        (
+            {"problem": "(A) x (B) y", "final_answer": "B", "choices": ["(A) x", "(B) y"]},
+            Task("(A) x (B) y", "B"),
+        ),
+        (
+            {"question": "which?", "options": ["x", "y"], "gold": [1]},
+            Task("which?\n(A) x\n(B) y", "B"),
+        ),
+        ({"question": "which?", "options": ["(A)x", "(B)y"], "label": "A"},
+         Task("which?\n(A)x\n(B)y", "A")),
+    ],
+)  # fmt: skip
+def test_fields_found_in_the_wild(row, task):
+    assert data.as_task(row) == task
+
+
+@pytest.mark.parametrize("name", ["a.json", "b.json", "c.jsonl", "d.parquet"])
+def test_every_file_format_gives_the_same_tasks(tmp_path, name):
+    path, content = tmp_path / name, rows(5)
+    if name == "a.json":
+        path.write_text(json.dumps(content))
+    elif name == "b.json":
+        path.write_text(json.dumps({"data": content}))
+    elif name == "c.jsonl":
+        write(path, content)
+    else:
+        pyarrow = pytest.importorskip("pyarrow")
+        from pyarrow import parquet
+
+        parquet.write_table(pyarrow.Table.from_pylist(content), path)
+    assert data.load(str(path)) == [Task(f"q{index}", str(index)) for index in range(5)]
+
+
+GOOD = '{"question": "q", "answer": "1"}'
+
+
+@pytest.mark.parametrize(
+    "name, text, message",
+    [
+        ("a.jsonl", GOOD + '\n\n{"question": "q"}\n', "a.jsonl line 3: no answer"),
+        ("a.jsonl", '{"question": "q", "answer": "  "}\n', "a.jsonl line 1: no answer"),
+        ("a.jsonl", '{"question": "q", "answer": "work ####"}\n', "a.jsonl line 1: no answer"),
+        ("a.jsonl", '{"answer": "1"}\n', "a.jsonl line 1: expected a question"),
+        ("a.jsonl", GOOD + '\n{"question"\n', "a.jsonl line 2: not JSON"),
+        ("a.jsonl", "[1]\n", "a.jsonl line 1: expected an object"),
+        ("a.jsonl", "\n", "expected at least one row"),
+        ("a.json", f'[{GOOD}, {{"question": "q"}}]', "a.json row 2: no answer"),
+        ("a.json", '[\n{"question": "q",\n', "a.json line 3: not JSON"),
+        ("a.json", '{"rows": []}', "expected a list of rows"),
+        ("a.parquet", "not parquet", "not a Parquet file"),
+        ("a.csv", "question,answer", "expected a file .json, .jsonl, .parquet"),
+    ],
+)  # fmt: skip
+def test_bad_files_are_named_with_their_line(tmp_path, name, text, message):
+    path = tmp_path / name
+    path.write_text(text)
+    with pytest.raises(BadInput) as error:
+        data.load(str(path))
+    assert message in str(error.value) and "\n" not in str(error.value)
+
+
+def test_bytes_that_are_not_text_are_refused(tmp_path):
+    (tmp_path / "a.jsonl").write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(BadInput, match="cannot be read"):
+        data.load(str(tmp_path / "a.jsonl"))
+
+
+@pytest.mark.parametrize(
+    "source, message",
+    [
+        ("no/such/file.jsonl", "No such file"),
+        ("nothing", "no such file"),
+        (None, "--env.data"),
+    ],
+)
+def test_missing_data_is_one_clear_line(source, message):
+    with pytest.raises(BadInput) as error:
+        data.split_tasks(source, None, 0.1, "train")
+    assert message in str(error.value) and "\n" not in str(error.value)
+
+
+def test_a_hub_id_without_a_hub_is_one_clear_line():
+    pytest.importorskip("datasets")
+    with pytest.raises(BadInput) as error:
+        data.load("nobody/no-such-data:train")
+    assert "as a hub id it cannot be loaded" in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_held_out_questions_are_never_trained_on(tmp_path):
+    source = write(tmp_path / "a.jsonl", rows(400))
+    train = data.split_tasks(source, None, 0.1, "train")
+    held = data.split_tasks(source, None, 0.1, "eval")
+    assert len(train) + len(held) == 400 and 20 < len(held) < 60
+    assert not set(train) & set(held)
+    assert held == [task for task in data.load(source) if held_out(task.question, 0.1)]
+    pick = data.shuffled(train)
+    assert not {pick(position) for position in range(2 * len(train))} & set(held)
+
+
+def test_the_side_of_a_question_does_not_depend_on_the_other_rows(tmp_path):
+    few = data.split_tasks(write(tmp_path / "a.jsonl", rows(100)), None, 0.2, "eval")
+    many = data.split_tasks(write(tmp_path / "b.jsonl", rows(200)), None, 0.2, "eval")
+    assert set(few) < set(many)
+
+
+def test_questions_of_the_evaluation_file_are_removed_from_training(tmp_path):
+    source = write(tmp_path / "a.jsonl", rows(20))
+    benchmark = write(tmp_path / "b.jsonl", rows(5))
+    train = data.split_tasks(source, benchmark, 0.1, "train")
+    assert [task.question for task in train] == [f"q{index}" for index in range(5, 20)]
+    assert len(data.split_tasks(source, benchmark, 0.1, "eval")) == 5
+    with pytest.raises(BadInput, match="also in --env.eval_data"):
+        data.split_tasks(benchmark, source, 0.1, "train")
+
+
+def test_an_empty_side_is_refused(tmp_path):
+    source = write(tmp_path / "a.jsonl", rows(3))
+    with pytest.raises(BadInput, match="evaluate on: --env.holdout is 0"):
+        data.split_tasks(source, None, 0.0, "eval")
+    with pytest.raises(BadInput, match="train on: --env.holdout is 1"):
+        data.split_tasks(source, None, 1.0, "train")
+
+
+def test_the_order_repeats_and_differs_between_epochs(tmp_path):
+    tasks = data.load(write(tmp_path / "a.jsonl", rows(50)))
+    pick, again = data.shuffled(tasks), data.shuffled(tasks)
+    order = [pick(position) for position in range(150)]
+    assert order == [again(position) for position in range(150)]
+    epochs = [order[start : start + 50] for start in (0, 50, 100)]
+    assert all(sorted(epoch) == sorted(tasks) for epoch in epochs)
+    assert epochs[0] != epochs[1] != epochs[2] != epochs[0] and epochs[0] != tasks
+    far = 5 * 1_000_003 + 17
+    assert pick(far) == again(far)
+
+
+def test_the_maths_environment_asks_trains_and_grades(tmp_path):
+    source = write(tmp_path / "a.jsonl", rows(60))
+    env = dataclasses.replace(Config().env, name="math", data=source, holdout=0.2, workers=1)
+    settings = dataclasses.replace(Config(), env=env)
+    train, evaluation = make(settings, "train"), make(settings, "eval")
+    try:
+        assert train.size + evaluation.size == 60
+        held = {evaluation.create().reset(index) for index in range(evaluation.size)}
+        assert len(held) == evaluation.size
+        assert not held & {train.create().reset(position) for position in range(300)}
+        assert train.create().reset(41) == train.create().reset(41)
+    finally:
+        train.close()
+        evaluation.close()
+
+
+@pytest.mark.parametrize(
+    "name, count, first",
+    [
+        ("gsm8k/train.jsonl", 7473, "72"),
+        ("gsm8k/test.jsonl", 1319, "18"),
+        ("gsm8k/test.parquet", 1319, "18"),
+        ("math/test.jsonl", 5000, "41"),
+        ("math/math500.jsonl", 500, "\\left( 3, \\frac{\\pi}{2} \\right)"),
+        ("aime/aime2024.jsonl", 30, "204"),
+        ("aime/aimo_validation.jsonl", 90, "116"),
+        ("cmath/test.jsonl", 1098, "18"),
+        ("gaokao_mathqa/test.jsonl", 351, "D"),
+    ],
+)
+def test_benchmarks_as_users_have_them(shared_data, name, count, first):
+    tasks = data.load(str(shared_data / name))
+    assert len(tasks) == count and tasks[0].answer == first
+    assert all(task.question.strip() and task.answer.strip() for task in tasks)

@@ -1,0 +1,208 @@
+"""Environments: rewards, held-out tasks, order, horizon, users' own classes, messages."""
+
+import dataclasses
+import math
+import subprocess
+import sys
+import textwrap
+
+import numpy as np
+import pytest
+
+from marft_jax.config import BadInput, Config
+from marft_jax.envs import arithmetic, base
+from marft_jax.envs.base import Grade, QuestionEnv, Task, make, next_state
+from marft_jax.types import StepResult, Turn
+
+
+def turn(text, answers=True, name="solver"):
+    ids = np.zeros(1, np.int32)
+    return Turn(0, name, 0, ids, ids, ids.astype(np.float32), text, answers, (), False, 1.0)
+
+
+def config(**env):
+    return dataclasses.replace(Config(), env=dataclasses.replace(Config().env, **env))
+
+
+def score_of(text, reference):
+    return Grade(float(text), "right")
+
+
+@pytest.mark.parametrize("score", [0.5, -0.25, 1e-3, -1.0])
+def test_rewards_arrive_as_the_floats_that_were_given(score):
+    env = QuestionEnv(lambda seed: Task("q", "a"), score_of)
+    env.reset(0)
+    result = env.step([turn(str(score))])
+    assert type(result.reward) is float and result.reward == score
+
+
+def test_reward_is_the_mean_over_answering_agents():
+    env = make(config(), "train").create()
+    question = env.reset(3)
+    answer = str(sum(map(int, question.removesuffix("=?").split("+"))))
+    team = [turn("nonsense", answers=False, name="planner"), turn(answer), turn("no idea")]
+    result = env.step(team)
+    assert result.reward == 0.5 and result.done
+    assert result.info["reference"] == answer
+    assert [verdict["verdict"] for verdict in result.info["verdicts"]] == ["right", "no answer"]
+
+
+def test_a_team_without_answering_agents_earns_nothing():
+    env = make(config(), "train").create()
+    env.reset(0)
+    assert env.step([turn("1", answers=False)]).reward == 0.0
+
+
+def test_the_judge_speaks_between_steps_until_right_or_the_horizon():
+    env = make(config(horizon=3), "train").create()
+    task = env.reset(0)
+    answer = str(sum(map(int, task.removesuffix("=?").split("+"))))
+    first = env.step([turn("hm", answers=False, name="planner"), turn("99")])
+    told = f"{task}\nplanner: hm\nsolver: 99\njudge: The answer is incorrect."
+    assert (first.observation, first.reward, first.done) == (told, 0.0, False)
+    second = env.step([turn(answer)])
+    assert (second.observation, second.done) == (f"{told}\nsolver: {answer}", True)
+    env.reset(0)
+    assert [env.step([turn("99")]).done for _ in range(3)] == [False, False, True]
+
+
+def test_next_state_without_a_judge():
+    assert next_state("s", [turn("t", name="a")], None) == "s\na: t"
+
+
+@pytest.mark.parametrize("difficulty", [2, 3, 8])
+def test_held_out_sums_never_appear_in_training(difficulty):
+    held = {task.question for task in arithmetic.eval_tasks(difficulty, 0.1)}
+    drawn = [arithmetic.train_task(seed, difficulty, 0.1).question for seed in range(3000)]
+    assert held and not held & set(drawn)
+    assert not any(base.held_out(question, 0.1) for question in drawn)
+
+
+def test_sums_are_a_pure_function_of_the_seed_and_cover_the_training_tasks():
+    source = make(config(difficulty=2), "train")
+    first, again = ([source.create().reset(seed) for seed in range(1500)] for _ in range(2))
+    assert first == again and source.size is None
+    assert len(set(first)) == 100 - len(arithmetic.eval_tasks(2, 0.1))
+
+
+def test_evaluation_enumerates_each_held_out_sum_once_in_a_fixed_order():
+    source = make(config(), "eval")
+    tasks = [source.create().reset(index) for index in range(source.size)]
+    assert len(set(tasks)) == source.size == pytest.approx(100, abs=30)
+    assert tasks == [make(config(), "eval").create().reset(index) for index in range(source.size)]
+    assert tasks != sorted(tasks)
+
+
+def test_the_held_out_share_is_the_same_everywhere():
+    """The split is part of published numbers: it must not move between versions or machines."""
+    share = [base.held_out(f"{a}+{b}=?", 0.1) for a in range(10) for b in range(10)]
+    assert [index for index, held in enumerate(share) if held] == HELD_OUT_PAIRS
+    assert math.isclose(
+        np.mean([base.held_out(f"task {i}", 0.3) for i in range(5000)]), 0.3, abs_tol=0.02
+    )
+
+
+HELD_OUT_PAIRS = [3, 4, 14, 23, 24, 26, 39, 51, 52, 57, 61, 79, 84, 87, 92, 96]
+
+
+@pytest.mark.parametrize(
+    "text, verdict",
+    [
+        ("3+5=8, 8+9=17", "right"),
+        ("17.", "right"),
+        ("the answer is -17", "wrong"),
+        ("17 or 18", "wrong"),
+        ("17.5", "wrong"),
+        ("1" * 5000, "wrong"),
+        ("seventeen", "no answer"),
+        ("", "no answer"),
+    ],
+)
+def test_a_sum_is_read_from_the_last_number(text, verdict):
+    assert arithmetic.grade(text, "17").verdict == verdict
+
+
+def test_extreme_splits_are_refused_in_one_line():
+    with pytest.raises(BadInput, match="lower it"):
+        make(config(holdout=1.0), "train")
+    with pytest.raises(BadInput, match="raise it"):
+        make(config(holdout=0.0), "eval")
+
+
+OWN = """
+from marft_jax.types import StepResult
+
+class Echo:
+    def reset(self, seed):
+        return f"say {seed}"
+    def step(self, turns):
+        return StepResult("", -0.75, True)
+
+class Split(Echo):
+    def __init__(self, split):
+        self.split = split
+    def reset(self, seed):
+        return self.split
+
+class Needy(Echo):
+    def __init__(self, path):
+        pass
+
+class NoStep:
+    def reset(self, seed):
+        return ""
+
+number = 3
+"""
+
+
+@pytest.fixture
+def own(tmp_path, monkeypatch):
+    (tmp_path / "own_envs.py").write_text(OWN)
+    (tmp_path / "broken_envs.py").write_text("import no_such_thing")
+    monkeypatch.syspath_prepend(tmp_path)
+    yield
+    sys.modules.pop("own_envs", None)
+
+
+def test_a_users_class_is_found_and_its_rewards_pass_unchanged(own):
+    env = make(config(name="own_envs:Echo"), "train").create()
+    assert env.reset(5) == "say 5"
+    assert env.step([turn("5")]) == StepResult("", -0.75, True)
+
+
+def test_a_users_class_gets_other_seeds_in_evaluation_or_is_told_the_split(own):
+    assert make(config(name="own_envs:Echo"), "eval").create().reset(5) != "say 5"
+    assert make(config(name="own_envs:Split"), "eval").create().reset(5) == "eval"
+    assert make(config(name="own_envs:Split"), "train").create().reset(5) == "train"
+
+
+@pytest.mark.parametrize(
+    "name, message",
+    [
+        ("arithmetics", "expected one of arithmetic, math or package.module:Class"),
+        ("own_envs:", "package.module:Class"),
+        ("own_envs:Missing", "has no 'Missing'"),
+        ("own_envs:NoStep", "has no step"),
+        ("own_envs:Needy", "requires path"),
+        ("own_envs:number", "expected a class, got int"),
+        ("nowhere.at_all:Env", "cannot import nowhere.at_all"),
+        ("broken_envs:Env", "no_such_thing"),
+    ],
+)
+def test_a_wrong_environment_name_is_one_clear_line(own, name, message):
+    with pytest.raises(BadInput) as error:
+        make(config(name=name), "train")
+    assert message in str(error.value) and "\n" not in str(error.value)
+
+
+def test_environments_are_importable_without_jax(repository):
+    """Workers and tools import them; JAX would cost each a second and hundreds of megabytes."""
+    program = textwrap.dedent("""
+        import sys
+        import marft_jax.envs.base, marft_jax.envs.arithmetic, marft_jax.envs.math
+        import marft_jax.envs.grading.worker
+        loaded = [name for name in ("jax", "grain", "sympy", "datasets") if name in sys.modules]
+        assert not loaded, loaded
+    """)
+    subprocess.run([sys.executable, "-c", program], cwd=repository, check=True)

@@ -1,0 +1,321 @@
+"""Grading: what is read from a text, what counts as equal, and workers that hang or die."""
+
+import json
+import os
+import random
+import re
+import subprocess
+import sys
+import textwrap
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from marft_jax.envs.grading import GradingPool, extract
+from marft_jax.envs.grading.compare import quick
+from marft_jax.envs.grading.units import unit
+
+
+@pytest.fixture(scope="module")
+def pool():
+    pool = GradingPool(2, 20)
+    yield pool
+    pool.close()
+
+
+@pytest.mark.parametrize(
+    "text, reference, answer",
+    [
+        ("so \\boxed{1} and then \\boxed{\\frac{1}{2}}.", "1", "\\frac{1}{2}"),
+        ("\\boxed{7} but later I counted 8 9", "7", "7"),
+        ("cut off \\boxed{12} and \\boxed{13", "12", "12"),
+        ("\\boxed 5.", "5", "5"),
+        ("work 3\n#### 18\nignored 4", "18", "18"),
+        ("16 - 3 - 4 = 9 eggs, so $18 a day.", "18", "$18"),
+        ("She makes 9 * 2 = 18.", "18", "18"),
+        ("it costs $5 and the other $6 more", "6", "$6"),
+        ("The total is **1,080** dollars.", "1080", "1,080"),
+        ("that is 3/4.", "3/4", "3/4"),
+        ("that is 12 3/5 of it", "63/5", "12 3/5"),
+        ("thus 28% of them", "28", "28%"),
+        ("thus 28 percent of them", "28", "28 percent"),
+        ("The answer is $\\frac{1}{2}$.", "2", "\\frac{1}{2}"),
+        ("that is 3 \\pi", "3", None),
+        ("that is \\sqrt 3", "3", None),
+        ("no digits", "3", None),
+        ("", "3", None),
+        ("Hence (B) holds, not (C)... so the answer is B.", "B", "B"),
+        ("I think it must be (C)", "C", "C"),
+        ("答案是D。", "D", "D"),
+        ("A man walks", "x+1", "A man walks"),
+        ("The answer is Sunday.", "\\text{Sunday}", "Sunday"),
+        ("Final Answer: the final answer is $x+1$. I hope it is right.", "1+x", "x+1"),
+        ("so we get $x+1$ and finally $x+2$ there", "x+2", "x+2"),
+        ("so we get\n\\[x+2\\]", "x+2", "x+2"),
+    ],
+)
+def test_the_answer_is_found_in_the_text(text, reference, answer):
+    assert extract(text, reference) == answer
+
+
+def test_one_way_of_answering_can_be_demanded():
+    text = "\\boxed{1}\n#### 2\nthe answer is 3 (D)"
+    found = [extract(text, "9", how) for how in ("boxed", "hashes", "number", "letter")]
+    assert found == ["1", "2", "3", "D"]
+    assert extract("just 7", "7", "boxed") is None
+
+
+def test_reading_hostile_texts_takes_no_time():
+    hostile = ["\\boxed{" * 5000, "$" * 20_000, "1 " * 10_000, "(" * 20_000, "9" * 20_000]
+    hostile += ["1 + " * 5000, "\\text{" * 3000, "1," * 9000, "a" * 50_000, "answer is " * 2000]
+    start = time.perf_counter()
+    for text in hostile:
+        for reference in ("7", "B", "x+1"):
+            answer = extract(text, reference)
+            assert answer is None or quick(reference, answer) is not True
+    assert time.perf_counter() - start < 5
+
+
+@pytest.mark.parametrize(
+    "reference, answer, equal",
+    [
+        ("18", "18.00", True),
+        ("18", "$18", True),
+        ("18", "18 dollars", True),
+        ("1,080", "1080", True),
+        ("1080", "1,08", None),
+        ("0.5", "\\frac12", True),
+        ("\\frac{1}{3}", "0.333333", True),
+        ("\\frac{1}{3}", "0.333", False),
+        ("1000000", "1000001", False),
+        ("0.0000001", "0", False),
+        ("28\\%", "28", True),
+        ("28\\%", "0.28", True),
+        ("28", "28%", True),
+        ("28", "0.28", False),
+        ("0.5", "0.5\\%", False),
+        ("5", "5 pi", None),
+        ("3s^2", "3s^3", False),
+        ("45\\text{ cm}^2", "45 square centimeters", True),
+        ("45\\text{ cm}^2", "45 cm^3", False),
+        ("10\\text{ cm}", "10\\text{ m}", False),
+        ("10\\text{ cm}", "10", True),
+        ("1011_2", "1011", True),
+        ("1011_2", "1011_{2}", True),
+        ("1011_2", "1011_3", False),
+        ("\\text{(E)}", "E", True),
+        ("E", "(E) 42", True),
+        ("E", "D", False),
+        ("\\text{even}", "Even", True),
+        ("\\text{even}", "odd", False),
+        ("\\text{B, E, G}", "B,G,E", True),
+        ("\\text{4:30 p.m.}", "4:30 PM", True),
+        ("\\text{4:30 p.m.}", "4:30 a.m.", False),
+        ("2 3", "23", None),
+        ("3 million", "3,000,000", True),
+    ],
+)
+def test_plain_answers_are_compared_without_algebra(reference, answer, equal):
+    assert quick(reference, answer) is equal
+
+
+def test_units_are_recognised_with_their_power():
+    assert unit("45\\text{ square inches}") == unit("45 in^2") == unit("45 sq. in.") == "inch^2"
+    assert unit("45") == unit("45 apples") == unit("x") == ""
+
+
+@pytest.mark.parametrize(
+    "reference, answer, score",
+    [
+        ("x+1", "1+x", 1),
+        ("x+1", "x-1", 0),
+        ("(1,2)", "[1,2]", 0),
+        ("(1,2)", "\\{1,2\\}", 0),
+        ("(1,2)", "(2,1)", 0),
+        ("(1,2)", "(1, \\frac{4}{2})", 1),
+        ("1,2", "2, 1", 1),
+        ("1,2", "1,2,3", 0),
+        ("\\frac{\\sqrt{3}}{2}", "\\sqrt{3}/2", 1),
+        ("\\begin{pmatrix}1\\\\2\\end{pmatrix}", "\\begin{bmatrix}1\\\\ 2\\end{bmatrix}", 1),
+        ("\\begin{pmatrix}1\\\\2\\end{pmatrix}", "\\begin{pmatrix}1\\\\3\\end{pmatrix}", 0),
+        ("(-\\infty, 2) \\cup (3, \\infty)", "(-\\infty,2)\\cup(3,\\infty)", 1),
+        ("(-\\infty, 2) \\cup (3, \\infty)", "(-\\infty,2]\\cup(3,\\infty)", 0),
+        ("\\frac{1}{2004!}", "\\frac{1}{2005!}", 0),
+        ("2", "x = 2", 1),
+        ("6", "6 \\text{ or } 7", 0),
+    ],
+)
+def test_answers_that_take_algebra(pool, reference, answer, score):
+    assert pool.grade(f"so \\boxed{{{answer}}}", reference).score == score
+
+
+def test_grades_carry_the_verdict_and_the_answer(pool):
+    assert pool.grade("it is \\boxed{x+1}", "1+x") == (1.0, "right", "x+1")
+    assert pool.grade("it is \\boxed{x}", "1+x") == (0.0, "wrong", "x")
+    assert pool.grade("", "1+x") == (0.0, "no answer", "")
+
+
+FAKE = """
+import json, os, sys, time
+print('{"ready": true}', flush=True)
+for line in sys.stdin:
+    answer = json.loads(line)["answer"]
+    if answer == "hang(x)":
+        time.sleep(1000)
+    if answer == "crash(x)":
+        os._exit(3)
+    print(json.dumps({"equal": answer == "fine(x)"}), flush=True)
+"""
+
+
+@pytest.fixture
+def fake():
+    pool = GradingPool(2, 0.5, command=[sys.executable, "-c", FAKE])
+    yield pool
+    pool.close()
+
+
+def test_a_hung_worker_is_replaced_and_its_text_scores_zero(fake):
+    start = time.perf_counter()
+    assert fake.grade("\\boxed{hang(x)}", "y") == (0.0, "timeout", "hang(x)")
+    assert time.perf_counter() - start < 2
+    for _ in range(4):
+        assert fake.grade("\\boxed{fine(x)}", "y").verdict == "right"
+
+
+def test_a_crashed_worker_is_replaced_and_its_text_scores_zero(fake):
+    for _ in range(3):
+        assert fake.grade("\\boxed{crash(x)}", "y") == (0.0, "crashed", "crash(x)")
+        assert fake.grade("\\boxed{fine(x)}", "y").verdict == "right"
+
+
+def test_many_threads_share_the_workers(fake):
+    answers = ["fine(x)", "other(x)", "hang(x)", "crash(x)"] * 6
+    expected = {
+        "fine(x)": "right",
+        "other(x)": "wrong",
+        "hang(x)": "timeout",
+        "crash(x)": "crashed",
+    }
+    with ThreadPoolExecutor(8) as threads:
+        grades = list(threads.map(lambda answer: fake.grade(f"\\boxed{{{answer}}}", "y"), answers))
+    assert [grade.verdict for grade in grades] == [expected[answer] for answer in answers]
+
+
+def test_an_expression_that_never_ends_is_given_up():
+    pool = GradingPool(1, 1.0)
+    try:
+        assert pool.grade("\\boxed{9^{9^{9^{9}}}}", "x+2").verdict == "timeout"
+        assert pool.grade("\\boxed{2+x}", "x+2").verdict == "right"
+    finally:
+        pool.close()
+
+
+def test_a_worker_that_cannot_start_says_why():
+    pool = GradingPool(1, 1.0, command=[sys.executable, "-c", "import no_such_thing"])
+    with pytest.raises(RuntimeError, match="no_such_thing"):
+        pool.grade("\\boxed{x}", "y")
+    pool.close()
+
+
+def alive(pid):
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    with open(f"/proc/{pid}/stat") as stat:
+        return stat.read().rpartition(")")[2].split()[0] != "Z"
+
+
+@pytest.mark.skipif(not os.path.exists("/proc/self/stat"), reason="reads /proc")
+def test_workers_end_with_the_pool(fake):
+    pids = [worker._process.pid for worker in fake._workers]
+    assert all(map(alive, pids))
+    fake.close()
+    assert not any(map(alive, pids))
+    with pytest.raises(RuntimeError, match="closed"):
+        fake.grade("\\boxed{x}", "y")
+
+
+@pytest.mark.skipif(not os.path.exists("/proc/self/stat"), reason="reads /proc")
+def test_workers_end_when_their_parent_is_killed(repository):
+    program = textwrap.dedent("""
+        import os, sys, threading, time
+        from marft_jax.envs.grading import GradingPool
+        pool = GradingPool(2, 1.0)
+        pool.grade("\\\\boxed{x+1}", "1+x")
+        for text in ("\\\\boxed{9^{9^{9^{9}}}}",):
+            threading.Thread(target=pool.grade, args=(text, "x"), daemon=True).start()
+        time.sleep(0.3)
+        print(*[worker._process.pid for worker in pool._workers], flush=True)
+        os.kill(os.getpid(), 9)
+    """)
+    done = subprocess.run([sys.executable, "-c", program], cwd=repository, capture_output=True)
+    pids = [int(word) for word in done.stdout.split()]
+    assert len(pids) == 2, done.stderr
+    end = time.monotonic() + 12
+    while any(map(alive, pids)) and time.monotonic() < end:
+        time.sleep(0.1)
+    assert not any(map(alive, pids))
+
+
+FORMS = (
+    "Thus we get $\\boxed{%s}$.",
+    "We compute it from 12 and 7. The answer is $%s$.",
+    "12 and 7\n#### %s",
+    "Final Answer: The final answer is $%s$. I hope it is correct.",
+)
+
+
+def references(folder, name, field):
+    with (folder / name).open(encoding="utf-8") as lines:
+        answers = [json.loads(line)[field] for line in lines]
+    return [answer.rpartition("####")[2].strip() for answer in answers]
+
+
+def wrong(answer):
+    """A wrong answer of the same kind: its last number one higher, another letter, another word."""
+    numbers = list(re.finditer(r"\d+", answer))
+    if numbers:
+        last = numbers[-1]
+        return f"{answer[: last.start()]}{int(last[0]) + 1}{answer[last.end() :]}"
+    letters = re.findall(r"(?<![A-Za-z])[A-Z](?![A-Za-z])", answer)
+    if letters:
+        return answer.replace(letters[-1], "A" if letters[-1] != "A" else "B")
+    if re.search(r"\\(?:text|mbox)\{[^}]*\}", answer):
+        return "\\text{something else}"
+    return f"1+({answer})"
+
+
+def check_all(pool, answers, forms, pick=0):
+    """Every answer is right in every form, a wrong one in none (or in one form of many)."""
+    texts = [(form % answer, answer, 1.0) for answer in answers for form in forms]
+    texts += [(forms[0] % wrong(answer), answer, 0.0) for answer in answers]
+    with ThreadPoolExecutor(4) as threads:
+        grades = list(threads.map(lambda item: pool.grade(item[0], item[1]), texts))
+    return [
+        (text, answer, grade)
+        for (text, answer, score), grade in zip(texts, grades, strict=True)
+        if grade.score != score
+    ]
+
+
+def test_every_gsm8k_answer_equals_itself_and_no_other(pool, shared_data):
+    answers = references(shared_data, "gsm8k/test.jsonl", "answer")
+    money = ("so she has \\boxed{\\$%s}", "so she has %s dollars.", "so she has $%s.", "It is %s.")
+    assert len(answers) == 1319
+    assert check_all(pool, answers, FORMS + money) == []
+
+
+def test_a_slice_of_math_answers_equal_themselves_and_no_other(pool, shared_data):
+    answers = references(shared_data, "math/test.jsonl", "final_answer")
+    hard = [answer for answer in answers if not answer.isdigit()]
+    assert check_all(pool, random.Random(0).sample(hard, 120), FORMS) == []
+
+
+@pytest.mark.slow
+def test_every_math_answer_equals_itself_and_no_other(pool, shared_data):
+    answers = references(shared_data, "math/test.jsonl", "final_answer")
+    assert len(answers) == 5000
+    assert check_all(pool, answers, FORMS) == []
