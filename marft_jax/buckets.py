@@ -1,13 +1,18 @@
-"""A short ladder of sizes, so that programs are compiled for few shapes."""
+"""Short ladders of sizes, so that programs are compiled for few shapes."""
 
 from __future__ import annotations
 
 
-def bucket(n: int, least: int = 32) -> int:
-    """The smallest rung that holds ``n``: 1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20, 24, 28, 32, …
+def bucket(n: int, least: int = 32, rungs: int = 4) -> int:
+    """The smallest rung of a ladder that holds ``n``.
 
-    Four rungs per doubling: at most a quarter is padding, and a run sees only a few shapes.
+    With four rungs per doubling: 1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20, 24, 28, 32, 40, …; at
+    most a quarter of a rung is padding.
+
+    Args:
+        least: the lowest rung.
+        rungs: per doubling, a power of two; fewer rungs mean fewer shapes and more padding.
     """
     n = max(n, least)
-    step = max(1, 2 ** ((n - 1).bit_length() - 3))
+    step = max(1, 2 ** (n - 1).bit_length() // 2 // rungs)
     return -(-n // step) * step

@@ -136,7 +136,8 @@ class Engine:
         if all(ticket is None for ticket in self._tickets):
             return []
         in_use = [i for i, ticket in enumerate(self._tickets) if ticket is not None]
-        read = min(bucket(int(self._lengths[in_use].max()) + self.shape.chunk), self.shape.context)
+        longest = int(self._lengths[in_use].max()) + self.shape.chunk
+        read = min(bucket(longest, rungs=2), self.shape.context)
         self._slots = self._decode(
             base=self._base,
             adapters=self._adapters,
@@ -148,16 +149,19 @@ class Engine:
         return self._collect(in_use)
 
     def _refill(self) -> None:
+        """Prefills one group of waiting requests of about the same length.
+
+        Groups have one of two sizes, a quarter of the slots or all of them, and prompts one of two
+        lengths per doubling: prefill is compiled for few shapes.
+        """
         free = [i for i, ticket in enumerate(self._tickets) if ticket is None]
-        width = bucket(len(self._waiting[0][1].prompt))
+        width = self._width(self._waiting[0][1])
         most = max(1, min(len(free), _PREFILL_TOKENS // width))
         group: list[tuple[int, Request]] = []
-        while self._waiting and len(group) < most:
-            if bucket(len(self._waiting[0][1].prompt)) != width:
-                break
+        while self._waiting and len(group) < most and self._width(self._waiting[0][1]) == width:
             group.append(self._waiting.popleft())
-        width = min(width, self.shape.context)
-        rows = _round_up(bucket(len(group), least=1), mesh_lib.row_shards(self._mesh))
+        few = _round_up(-(-self.shape.slots // 4), mesh_lib.row_shards(self._mesh))
+        rows = few if len(group) <= few else self.shape.slots
         slots = free[: len(group)]
         for slot, (ticket, request) in zip(slots, group, strict=True):
             self._tickets[slot], self._lengths[slot] = ticket, len(request.prompt)
@@ -172,6 +176,9 @@ class Engine:
             key_2=self._key_2,
             **placed,
         )
+
+    def _width(self, request: Request) -> int:
+        return min(bucket(len(request.prompt), rungs=2), self.shape.context)
 
     def _collect(self, in_use: list[int]) -> list[tuple[int, Completion]]:
         s = self._slots

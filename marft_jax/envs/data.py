@@ -92,7 +92,7 @@ def shuffled(tasks: Sequence[Task]) -> Callable[[int], Task]:
     import grain  # takes over a second to import, mostly JAX
 
     dataset = grain.MapDataset.source(tasks).shuffle(seed=0).repeat()  # type: ignore[arg-type]
-    return lambda position: dataset[position % len(dataset)]
+    return lambda position: dataset[position % len(dataset)]  # type: ignore[return-value]
 
 
 def as_task(row: Any) -> Task | str:

@@ -204,3 +204,12 @@ def _reject_unknown(row: Mapping[Any, Any], known: Sequence[str], where: str) ->
             near = difflib.get_close_matches(str(key), known, n=1, cutoff=0.5)
             hint = f"did you mean {near[0]!r}?" if near else f"known are {', '.join(known)}"
             raise BadInput(f"{where}: unknown key {key!r}; {hint}")
+
+
+def dump_team(team: Sequence[Profile]) -> str:
+    """The team as a file that ``load_team`` reads back to equal profiles."""
+    rows = [
+        {key: value for key, value in dataclasses.asdict(profile).items() if value is not None}
+        for profile in team
+    ]
+    return yaml.safe_dump({"agents": rows}, sort_keys=False, allow_unicode=True)

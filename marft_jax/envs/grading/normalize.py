@@ -20,7 +20,8 @@ _REWRITES = [
     (re.compile(pattern), replacement)
     for pattern, replacement in (
         (r"\\(?:left|right|bigg?|Bigg?|displaystyle|limits|mathstrut)(?![A-Za-z])\s*\.?", ""),
-        (r"\\[!]|\{,\}(?=\d{3})", ","),  # digit groups: 5,\!866 and 5{,}866
+        (r"\\!|\{,\}(?=\d{3})|(?<=\d)\\,(?=\d{3}(?!\d))", ","),  # digit groups: 5,\!866, 5{,}866
+        (r"^(-?\d{1,3}) (?=\d{3}(?: \d{3})*$)|(?<=\d{3}) (?=\d{3}(?: \d{3})*$)", r"\1"),  # 10 000
         (r",,", ","),
         (r"\\[,;:> ]|\\q?quad(?![A-Za-z])|~", " "),
         (r"\\[dtc]frac(?![A-Za-z])", r"\\frac"),

@@ -14,6 +14,7 @@ import functools
 import json
 import logging
 import os
+import re
 import signal
 import sys
 from typing import Any
@@ -21,6 +22,7 @@ from typing import Any
 from marft_jax.envs.grading.compare import brackets
 from marft_jax.envs.grading.normalize import normalize
 
+_NAMED_POINT = re.compile(r"^\([A-Za-z](?:, ?[A-Za-z])+\) ?= ?(?=\()")
 MEMORY = 4 << 30
 """Bytes of address space; an answer that needs more crashes its worker."""
 
@@ -28,6 +30,8 @@ MEMORY = 4 << 30
 def equal(reference: str, answer: str) -> bool:
     """Whether the answer means the same as the reference, by computer algebra."""
     right, given = normalize(reference), normalize(answer)
+    if "=" not in right:
+        given = _NAMED_POINT.sub("", given)
     kind, other = brackets(right), brackets(given)
     if kind and other and kind != other:
         return False  # a point is not a set, (1, 2) is not [1, 2]
@@ -35,10 +39,21 @@ def equal(reference: str, answer: str) -> bool:
         given = f"({given})"
     from math_verify import verify
 
-    gold, target = _parse(right), _parse(given)
-    if not verify(list(gold), list(target), timeout_seconds=None):
+    gold, target = _complex(_parse(right)), _complex(_parse(given))
+    if not verify(gold, target, timeout_seconds=None, allow_set_relation_comp=True):
         return False
     return _same_size(gold[0], target[0])
+
+
+def _complex(parsed: tuple) -> list:
+    """Where i is the only letter, it is the imaginary unit and not a variable."""
+    import sympy
+
+    def unit(item: Any) -> Any:
+        names = getattr(item, "free_symbols", set())
+        return item.subs({name: sympy.I for name in names}) if list(map(str, names)) == ["i"] else item
+
+    return [unit(item) for item in parsed]
 
 
 def _same_size(gold: Any, target: Any) -> bool:
