@@ -193,7 +193,9 @@ def _fill(
                 length = len(acted.action)
                 _write_turn(rows, acted, sequence.owner, (u, r, k), a, offset + start - 1, ratio)
                 flat = (u * b + r) * (k_size if level == "action" else a_size)
-                units[e, turn] = [flat + k] if level == "action" else [*range(flat + a, flat + a + length)]
+                units[e, turn] = (
+                    [flat + k] if level == "action" else [*range(flat + a, flat + a + length)]
+                )
                 a, k = a + length, k + 1
             offset += n
     return rows, units
@@ -208,7 +210,7 @@ def _empty_rows(placed, episodes: Sequence[Episode], shape: tuple[int, int, int]
         turns = max(turns, len(spans))
     a, k = bucket(actions, least=8), bucket(turns, least=1)
 
-    def zeros(last: int, dtype=np.int32) -> np.ndarray:
+    def zeros(last: int, dtype: type = np.int32) -> np.ndarray:
         return np.zeros((u, b, last), dtype)
 
     return Rows(

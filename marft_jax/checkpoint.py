@@ -35,9 +35,7 @@ class Checkpoints:
         self._identity = identity
         folder = (Path(directory) / "checkpoints").absolute()
         options = ocp.CheckpointManagerOptions(max_to_keep=keep, create=True)
-        self._manager = ocp.CheckpointManager(
-            folder, options=options, item_names=("state", "meta")
-        )
+        self._manager = ocp.CheckpointManager(folder, options=options, item_names=("state", "meta"))
 
     def __enter__(self) -> Checkpoints:
         return self
@@ -69,16 +67,18 @@ class Checkpoints:
         if step is None:
             return fresh
         meta = self._manager.restore(step, args=ocp.args.Composite(meta=ocp.args.JsonRestore()))
-        check_identity(meta.meta, self._identity, str(self._manager.directory.parent))
+        check_identity(meta["meta"], self._identity, str(self._manager.directory.parent))
         abstract = jax.tree.map(ocp.utils.to_shape_dtype_struct, fresh)
         arguments = ocp.args.Composite(state=ocp.args.StandardRestore(abstract))
-        return self._manager.restore(step, args=arguments).state
+        return self._manager.restore(step, args=arguments)["state"]
 
 
 def identity_of(config: Config, base: BaseModel, team: Team) -> dict[str, Any]:
     """What must be equal for a saved state to fit, and the versions that wrote it."""
     packages = ("jax", "flax", "optax", "orbax-checkpoint", "transformers")
-    sections = {key: getattr(getattr(config, key.split(".")[0]), key.split(".")[1]) for key in _FIXED}
+    sections = {
+        key: getattr(getattr(config, key.split(".")[0]), key.split(".")[1]) for key in _FIXED
+    }
     return {
         "base": {"source": base.source, "digest": base.digest},
         "agents": list(team.names),

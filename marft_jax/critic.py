@@ -6,6 +6,7 @@ every epoch. The head is a bias-free MLP with ReLU, in float32, as in the first 
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 
 import jax
@@ -18,7 +19,7 @@ def init(key: jax.Array, d_model: int, hidden: Sequence[int]) -> Critic:
     """He-normal hidden layers and a small last one, so that first values are near zero."""
     widths = [d_model, *hidden, 1]
     critic = []
-    for i, (d_in, d_out) in enumerate(zip(widths, widths[1:])):
+    for i, (d_in, d_out) in enumerate(itertools.pairwise(widths)):
         scale = (2 / d_in) ** 0.5 if i < len(hidden) else 0.1 * d_in**-0.5
         critic.append(scale * jax.random.normal(jax.random.fold_in(key, i), (d_in, d_out)))
     return critic

@@ -16,7 +16,6 @@ from __future__ import annotations
 import functools
 from typing import Any, NamedTuple
 
-import flax.struct
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -37,8 +36,7 @@ from marft_jax.team.context import Team
 _LOGITS_IN_FLIGHT = 2**24  # vocabulary logits that exist at once, per microbatch
 
 
-@flax.struct.dataclass
-class TrainState:
+class TrainState(NamedTuple):
     """All that training changes.
 
     Attributes:
@@ -236,7 +234,7 @@ def update(
         return jax.lax.scan(minibatch, state, order)
 
     state, (sums, norms) = jax.lax.scan(epoch, state, shuffle)
-    return state.replace(step=state.step + 1), _report(sums, norms)
+    return state._replace(step=state.step + 1), _report(sums, norms)
 
 
 class _Sums(NamedTuple):
@@ -265,9 +263,7 @@ def _gradients(state: TrainState, r, p, *, graphdef, config, algorithm, agents, 
     n = lora.shape_of(state.adapters)[0]
 
     def policy(adapters):
-        logprobs_BA, entropy_BA = action_logprobs(
-            graphdef, base, adapters, config.lora.alpha, r
-        )
+        logprobs_BA, entropy_BA = action_logprobs(graphdef, base, adapters, config.lora.alpha, r)
         new_BX, old_BX, entropy_BX = (
             per_unit(x, r, algorithm.level, divisor)
             for x, divisor in (
@@ -344,7 +340,7 @@ def _apply(state: TrainState, total, trainable_N, config):
     updates, critic_opt = optimizer.update(grad_critic, state.critic_opt)
     critic = jax.tree.map(lambda c, u: c - config.critic.lr * u, state.critic, updates)
     norms = jax.vmap(optax.global_norm)(grad_policy), optax.global_norm(grad_critic)
-    state = state.replace(
+    state = state._replace(
         adapters=jax.tree.map(keep_still, adapters, state.adapters),
         adapters_opt=jax.tree.map(keep_still, adapters_opt, state.adapters_opt),
         critic=critic,

@@ -10,6 +10,7 @@ from __future__ import annotations
 import dataclasses
 import re
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import jax
 import numpy as np
@@ -31,7 +32,7 @@ BASE_RULES: Sequence[tuple[str, P]] = (
 )
 
 
-def make_mesh(config: config_lib.Mesh, devices: Sequence[jax.Device] | None = None) -> Mesh:
+def make_mesh(config: config_lib.Mesh, devices: Sequence[Any] | None = None) -> Mesh:
     """The mesh that ``config`` asks for, over all devices.
 
     Raises:
@@ -55,7 +56,9 @@ def make_mesh(config: config_lib.Mesh, devices: Sequence[jax.Device] | None = No
 def possible_shapes(devices: int) -> list[tuple[int, int, int]]:
     """Every (data, fsdp, tensor) with that product."""
     divisors = [d for d in range(1, devices + 1) if devices % d == 0]
-    return [(d, f, devices // (d * f)) for d in divisors for f in divisors if devices % (d * f) == 0]
+    return [
+        (d, f, devices // (d * f)) for d in divisors for f in divisors if devices % (d * f) == 0
+    ]
 
 
 def row_shards(mesh: Mesh) -> int:

@@ -103,10 +103,13 @@ def turn_numbers(
         links = int(batch.chain.mask_EJ[e].sum())
         units = batch.chain.unit_EJ[e, :links]
         lengths = [len(turn.action) for turn in episode.turns]
-        starts = np.cumsum([0, *lengths[:-1]])
-        starts = starts if links == sum(lengths) else np.arange(len(lengths))
-        own_values, own_advantages = values_UBX.reshape(-1)[units], advantages_UBX.reshape(-1)[units]
-        counts = np.diff([*starts, links])
+        level = "token" if links == sum(lengths) else "action"
+        starts = np.cumsum([0, *lengths[:-1]]) if level == "token" else np.arange(links)
+        own_values, own_advantages = (
+            values_UBX.reshape(-1)[units],
+            advantages_UBX.reshape(-1)[units],
+        )
+        counts = np.diff(starts, append=links)
         values.append(own_values[starts].tolist())
         advantages.append((np.add.reduceat(own_advantages, starts) / counts).tolist())
     return TurnNumbers([r.tolist() for r in rewards], values, advantages)

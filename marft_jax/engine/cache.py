@@ -6,18 +6,21 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from marft_jax.models.decoder import KV, DecoderConfig
+
+_Column = jax.Array | np.ndarray
 
 
 class Settings(NamedTuple):
     """Sampling settings as per-row arrays, so that changing one never recompiles."""
 
-    temperature: jax.Array  # float32, 0 is greedy
-    top_p: jax.Array  # float32
-    top_k: jax.Array  # int32, 0 keeps all
-    min_p: jax.Array  # float32
-    limit: jax.Array  # int32, the longest action
+    temperature: _Column  # float32, 0 is greedy
+    top_p: _Column  # float32
+    top_k: _Column  # int32, 0 keeps all
+    min_p: _Column  # float32
+    limit: _Column  # int32, the longest action
 
 
 class Slots(NamedTuple):
@@ -51,7 +54,9 @@ def empty_slots(config: DecoderConfig, slots: int, context: int, longest: int, d
     zeros = jnp.zeros((slots,), jnp.int32)
     ones = jnp.ones((slots,), jnp.float32)
     return Slots(
-        cache=[KV(jnp.zeros(shape, dtype), jnp.zeros(shape, dtype)) for _ in range(config.n_layers)],
+        cache=[
+            KV(jnp.zeros(shape, dtype), jnp.zeros(shape, dtype)) for _ in range(config.n_layers)
+        ],
         length_S=zeros,
         count_S=zeros,
         active_S=jnp.zeros((slots,), bool),
@@ -70,12 +75,12 @@ def insert(cache: list[KV], fresh: list[KV], slots_B) -> list[KV]:
     def copy(old, new):
         return old.at[slots_B, :, :t].set(new.astype(old.dtype), mode="drop")
 
-    return [KV(copy(o.k_BGTC, n.k_BGTC), copy(o.v_BGTC, n.v_BGTC)) for o, n in zip(cache, fresh)]
+    return jax.tree.map(copy, cache, fresh)
 
 
 def cut(cache: list[KV], length: int) -> list[KV]:
     """The first ``length`` positions, so that decoding reads no more than is in use."""
-    return [KV(kv.k_BGTC[:, :, :length], kv.v_BGTC[:, :, :length]) for kv in cache]
+    return jax.tree.map(lambda x: x[:, :, :length], cache)
 
 
 def paste(cache: list[KV], piece: list[KV]) -> list[KV]:
@@ -84,4 +89,4 @@ def paste(cache: list[KV], piece: list[KV]) -> list[KV]:
     def put(whole, part):
         return jax.lax.dynamic_update_slice(whole, part, (0, 0, 0, 0))
 
-    return [KV(put(w.k_BGTC, p.k_BGTC), put(w.v_BGTC, p.v_BGTC)) for w, p in zip(cache, piece)]
+    return jax.tree.map(put, cache, piece)

@@ -19,7 +19,8 @@ import numpy as np
 from flax import nnx
 from jax.sharding import Mesh
 
-from marft_jax import lora, mesh as mesh_lib
+from marft_jax import lora
+from marft_jax import mesh as mesh_lib
 from marft_jax.buckets import bucket
 from marft_jax.engine import cache as cache_lib
 from marft_jax.engine.cache import Settings, Slots
@@ -92,10 +93,15 @@ class Engine:
         self._mesh, self._base, self._eos_ids = mesh, base, tuple(eos_ids)
         dtype = jax.tree.leaves(base)[0].dtype
         static = dict(graphdef=graphdef, alpha=alpha, eos_ids=self._eos_ids)
-        placed = dict(donate_argnames="slots", out_shardings=mesh_lib.rows(mesh))
-        self._prefill = jax.jit(functools.partial(prefill, **static), **placed)
+        rows = mesh_lib.rows(mesh)
+        self._prefill = jax.jit(
+            functools.partial(prefill, **static), donate_argnames="slots", out_shardings=rows
+        )
         self._decode = jax.jit(
-            functools.partial(decode, **static), static_argnames=("chunk", "read"), **placed
+            functools.partial(decode, **static),
+            donate_argnames="slots",
+            static_argnames=("chunk", "read"),
+            out_shardings=rows,
         )
         self._key_2 = jax.device_put(
             jax.random.key_data(jax.random.key(seed)), mesh_lib.replicated(mesh)

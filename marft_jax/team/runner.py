@@ -119,7 +119,8 @@ class _Live:
             if isinstance(wish, Step):
                 self._future = self._threads.submit(self._env.step, wish.turns)
             else:
-                self._acts, self._answers, self._fresh = wish, [None] * len(wish), True
+                self._acts, self._fresh = wish, True
+                self._answers = [None] * len(wish)
 
     def take_acts(self) -> list[tuple[int, Act]]:
         """The acts that were not handed out yet, each with its number among its siblings."""

@@ -2,7 +2,8 @@
 
 It is given the team and the first observation. It yields what it needs next and receives the
 answers: a list of ``Act`` for the turns of agents that act side by side, ``Step(turns)`` for the
-environment's answer. It returns when the episode is over. Your own topology is one such function, named in the config as ``package.module:function``.
+environment's answer. It returns when the episode is over. Your own topology is one such function,
+named in the config as ``package.module:function``.
 """
 
 from __future__ import annotations

@@ -13,6 +13,7 @@ from marft_jax.envs.grading import units
 from marft_jax.envs.grading.normalize import is_letter, letter, normalize, number, squeeze, words
 
 _BASED = re.compile(r"(-?[0-9A-Z.]+)_\{?(\d{1,2})\}?")  # 1011_2: the base may be left out
+_DECIMAL_COMMA = re.compile(r"^(-?\d+),(\d+)$")  # a list would not answer a single number
 _BRACKETS = {"(": ")", "[": "]", "\\{": "\\}"}
 
 
@@ -36,6 +37,7 @@ def quick(reference: str, answer: str) -> bool | None:
     value = number(right)
     if value is not None:
         chain = given.rpartition("=")[2].strip() if "=" in given else given
+        chain = _DECIMAL_COMMA.sub(r"\1.\2", chain)
         other = number(chain)
         return None if other is None else same_number(right, value, chain, other)
     if (said := words(right)) is not None:

@@ -26,6 +26,9 @@ _READ = 20_000  # characters at the end of a text in which the answer is looked 
 
 _BRACE = re.compile(r"\\(?:boxed|fbox)(?![A-Za-z])\s*\{?|\\[\\{}]|[{}]")
 _BARE = re.compile(r"[^\s$.,{}]+")
+_JOINT = re.compile(
+    r"(?:[\s,;$&]|\\q?quad(?![a-z])|\\[,;: ()\[\]]|\\text\{[^{}]{0,40}\}|\b(?:and|or)\b){1,12}"
+)
 _PHRASE = re.compile(r"(?:\banswer\s*(?:is|are|:|=|：)|答案\s*(?:是|为|：|:)|答[：:])\s*:?", re.I)
 _FORMULA = re.compile(r"\$\$(.+?)\$\$|\$(.+?)(?<!\\)\$|\\\((.+?)\\\)|\\\[(.+?)\\\]", re.S)
 _DIGIT = re.compile(r"[0-9]")
@@ -64,7 +67,7 @@ def extract(text: str, reference: str, how: How = "auto") -> str | None:
     if how == "auto":
         kind = _letter if is_letter(reference) else _phrase
         kind = _last_number if number(normalize(reference)) is not None else kind
-        readers: list[Callable[[str], str | None]] = [last_boxed, _hashes, kind]
+        readers: list[Callable[[str], str | None]] = [_boxed, _hashes, kind]
     else:
         readers = [_READERS[how]]
     for read in readers:
@@ -81,22 +84,39 @@ def last_boxed(text: str) -> str | None:
     >>> last_boxed("\\\\boxed{1} or \\\\boxed{\\\\frac{1}{2}}")
     '\\\\frac{1}{2}'
     """
-    last: tuple[int, str] | None = None
-    open_braces: list[tuple[int, bool]] = []  # where the content starts, and whether of a box
+    boxes = _boxes(text)
+    return boxes[-1][2] if boxes else None
+
+
+def _boxed(text: str) -> str | None:
+    """The last box, with those before it that only "and" or a comma parts from it."""
+    boxes = _boxes(text)
+    if not boxes:
+        return None
+    first = len(boxes) - 1
+    while first > 0 and _JOINT.fullmatch(text[boxes[first - 1][1] : boxes[first][0]]):
+        first -= 1
+    return ", ".join(dict.fromkeys(content for _, _, content in boxes[first:]))
+
+
+def _boxes(text: str) -> list[tuple[int, int, str]]:
+    """Start, end and content of every complete box, in the order of their starts."""
+    boxes = []
+    open_braces: list[tuple[int, int, bool]] = []  # start, start of the content, whether a box
     for match in _BRACE.finditer(text):
         token = match[0]
         if token.startswith("\\"):
             if token.endswith("{") and len(token) > 2:
-                open_braces.append((match.end(), True))
+                open_braces.append((match.start(), match.end(), True))
             elif len(token) > 2 and (bare := _BARE.match(text, match.end())):
-                last = (match.end(), bare[0])  # \boxed 5
+                boxes.append((match.start(), bare.end(), bare[0]))  # \boxed 5
         elif token == "{":
-            open_braces.append((match.end(), False))
+            open_braces.append((match.start(), match.end(), False))
         elif open_braces:
-            start, is_box = open_braces.pop()
-            if is_box and (last is None or start > last[0]):
-                last = (start, text[start : match.start()])
-    return last[1] if last else None
+            start, inner, is_box = open_braces.pop()
+            if is_box:
+                boxes.append((start, match.end(), text[inner : match.start()]))
+    return sorted(boxes)
 
 
 def _hashes(text: str) -> str | None:
@@ -164,7 +184,7 @@ def _formulas(text: str) -> str:
 
 
 _READERS: dict[str, Callable[[str], str | None]] = {
-    "boxed": last_boxed,
+    "boxed": _boxed,
     "hashes": _hashes,
     "letter": _letter,
     "number": _last_number,

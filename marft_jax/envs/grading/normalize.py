@@ -20,7 +20,7 @@ _REWRITES = [
     (re.compile(pattern), replacement)
     for pattern, replacement in (
         (r"\\(?:left|right|bigg?|Bigg?|displaystyle|limits|mathstrut)(?![A-Za-z])\s*\.?", ""),
-        (r"\\!|\{,\}(?=\d{3})|(?<=\d)\\,(?=\d{3}(?!\d))", ","),  # digit groups: 5,\!866, 5{,}866
+        (r",?\\!\s*|\{,\}(?=\d{3})|(?<=\d)\\,(?=\d{3}(?!\d))", ","),  # 5,\!866, 5{,}866, 5\,866
         (r"^(-?\d{1,3}) (?=\d{3}(?: \d{3})*$)|(?<=\d{3}) (?=\d{3}(?: \d{3})*$)", r"\1"),  # 10 000
         (r",,", ","),
         (r"\\[,;:> ]|\\q?quad(?![A-Za-z])|~", " "),
@@ -67,7 +67,7 @@ _FRACTION = re.compile(rf"(?:(\d+)\s*)?\\frac\{{\s*(-?{_NUMBER})\s*\}}\{{\s*({_N
 _SLASHED = re.compile(rf"(?:(\d+) )?\(?({_NUMBER})\)?\s*/\s*\(?({_NUMBER})\)?")
 _SCALES = {"dozen": 12, "hundred": 100, "thousand": 10**3, "million": 10**6, "billion": 10**9}
 _SCALED = re.compile(rf"(.*[\d}}])\s*({'|'.join(_SCALES)})")
-_UNIT = re.compile(r"(.*[\d}%.])(\s*)((?:[A-Za-z]+[./ ]*)+(?:\^?\{?[23]\}?)?)", re.S)
+_UNIT = re.compile(r"(.*[\d}%.])(\s*)([A-Za-z][A-Za-z./ ]*(?:\^?\{?[23]\}?)?)", re.S)
 _CURRENCY = re.compile(r"^([-+]?)\s*(?:[€£¥￥]|USD|US|RM|Rs\.?)\s*(?=[\d.])")
 _UNITS = frozenset(
     "in ft yd mi cm mm km nm kg mg lb lbs oz ml mL kL L l hr hrs h s sec min am pm mph kph "
@@ -112,12 +112,13 @@ def squeeze(normal: str) -> str:
 
 def is_letter(reference: str) -> bool:
     """Whether the reference is a choice letter: ``B``, ``(B)``, ``\\text{(B)}``."""
-    return _LETTER.fullmatch(reference.strip()) is not None
+    return len(reference) <= 40 and _LETTER.fullmatch(reference.strip()) is not None
 
 
 def letter(answer: str) -> str | None:
     """The choice letter that an answer names: of ``(B)``, ``B.`` or ``B) 42``."""
-    match = _LETTER.fullmatch(answer.strip()) or _LEADING_LETTER.match(answer.strip())
+    answer = answer.strip()[:40]
+    match = _LETTER.fullmatch(answer) or _LEADING_LETTER.match(answer)
     return match[1] if match else None
 
 
@@ -139,6 +140,8 @@ def number(normal: str) -> Fraction | None:
     (Fraction(63, 5), Fraction(-1, 2), Fraction(5, 1), None)
     """
     text = normal.strip()
+    if len(text) > 200:
+        return None
     if text.startswith("(") and text.endswith(")") and text.count("(") == 1 and "," not in text:
         text = text[1:-1].strip()
     text = _CURRENCY.sub(r"\1", text)
@@ -159,8 +162,6 @@ def number(normal: str) -> Fraction | None:
 
 
 def _unsigned(text: str) -> Fraction | None:
-    if len(text) > 200:
-        return None
     if _DECIMAL.fullmatch(text):
         return Fraction(text)
     if match := _SCIENTIFIC.fullmatch(text):

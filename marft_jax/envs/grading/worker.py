@@ -51,7 +51,9 @@ def _complex(parsed: tuple) -> list:
 
     def unit(item: Any) -> Any:
         names = getattr(item, "free_symbols", set())
-        return item.subs({name: sympy.I for name in names}) if list(map(str, names)) == ["i"] else item
+        return (
+            item.subs({name: sympy.I for name in names}) if list(map(str, names)) == ["i"] else item
+        )
 
     return [unit(item) for item in parsed]
 
