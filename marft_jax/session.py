@@ -71,7 +71,7 @@ def open_session(config: Config, profiles: tuple[Profile, ...]) -> Session:
 def use_compilation_cache() -> None:
     """Keeps compiled programs on disk, so that a second start does not compile again."""
     cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    if jax.config.read("jax_compilation_cache_dir") is None:
+    if jax.config.jax_compilation_cache_dir is None:  # pyright: ignore[reportAttributeAccessIssue]
         jax.config.update("jax_compilation_cache_dir", str(Path(cache) / "marft_jax" / "xla"))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.2)
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)

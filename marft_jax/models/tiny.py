@@ -288,24 +288,169 @@ class Author:
 
 
 def batches(recipe: Recipe) -> Batch:
-    """All batches of a warm start, ``[steps, rows, tokens]``, in an order of their own."""
+    """All batches of a warm start, ``[steps, rows, tokens]``.
+
+    A row takes the longest of the waiting dialogues that still fits, until none does.
+    """
     author, rows = Author(recipe), recipe.steps * recipe.rows
+    waiting = [author.draw() for _ in range(16)]
     shape = (rows, recipe.row_tokens)
-    batch = Batch(*(np.full(shape, fill, kind) for fill, kind in _EMPTY))
+    fills = ((PAD, np.int32), (0, np.int32), (0, np.int32), (0, np.float32))
+    batch = Batch(*(np.full(shape, fill, kind) for fill, kind in fills))
     for row in range(rows):
-        start, segment = 0, 0
-        while True:
-            dialogue = author.draw()
-            stop = start + len(dialogue.ids)
-            if stop > recipe.row_tokens:
-                break
-            segment += 1
-            for array, values in zip(
-                batch, (dialogue.ids, segment, np.arange(stop - start), dialogue.weights), strict=True
-            ):
-                array[row, start:stop] = values
+        start = segment = 0
+        while fitting := [d for d in waiting if start + len(d.ids) <= recipe.row_tokens]:
+            chosen = max(fitting, key=lambda d: len(d.ids))
+            waiting[waiting.index(chosen)] = author.draw()
+            segment, stop = segment + 1, start + len(chosen.ids)
+            values = (chosen.ids, segment, np.arange(stop - start), chosen.weights)
+            for array, value in zip(batch, values, strict=True):
+                array[row, start:stop] = value
             start = stop
     return Batch(*(x.reshape(recipe.steps, recipe.rows, -1) for x in batch))
 
 
-_EMPTY = ((PAD, np.int32), (0, np.int32), (0, np.int32), (0, np.float32))
+# The warm start
+
+
+def initial(seed: int) -> dict[str, np.ndarray]:
+    """Random weights; the digits' input and output vectors carry a code of their value."""
+    rng = np.random.default_rng(seed)
+    c = CONFIG
+
+    def normal(*shape: int, scale: float = 1.0) -> np.ndarray:
+        return (rng.normal(size=shape) * scale).astype(np.float32)
+
+    code = digit_code() @ normal(11, c.d_model, scale=11**-0.5)
+    digits = slice(ord("0"), ord("9") + 1)
+    embedding = normal(c.vocab_size, c.d_model)
+    embedding[digits] += code
+    head = normal(c.d_model, c.vocab_size, scale=0.5 * c.d_model**-0.5)
+    head[:, digits] += code.T
+    params = {"embed/embedding": 0.02 * embedding, "lm_head/kernel": head}
+    params |= {path: np.ones(c.d_model, np.float32) for path in _norms()}
+    for i in range(c.n_layers):
+        for target in ("q", "k", "v", "o", "gate", "up", "down"):
+            d_in, d_out = c.target_shape(target)
+            into_residual = (2 * c.n_layers) ** -0.5 if target in ("o", "down") else 1.0
+            scale = d_in**-0.5 * into_residual
+            params[f"layers/{i}/{target}/kernel"] = normal(d_in, d_out, scale=scale)
+    return params
+
+
+def digit_code() -> np.ndarray:
+    """``[10, 11]``: a constant, the value, and its position on the circles of periods 10 / k."""
+    value = np.arange(10)[:, None]
+    angles = 2 * np.pi * value * np.arange(1, 5) / 10
+    circles = np.sqrt(2) * np.concatenate([np.cos(angles), np.sin(angles)], axis=1)
+    parts = [np.ones((10, 1)), (value - 4.5) / value.std(), circles, np.cos(np.pi * value)]
+    return np.concatenate(parts, axis=1).astype(np.float32)
+
+
+def _norms() -> list[str]:
+    blocks = range(CONFIG.n_layers)
+    return ["final_norm/scale"] + [
+        f"layers/{i}/{n}/scale" for i in blocks for n in ("attn_norm", "mlp_norm")
+    ]
+
+
+def logits(params: dict[str, jax.Array], batch: Batch):
+    """The decoder's float32 logits ``[rows * tokens, V]``, laid out for training on a CPU.
+
+    The same function as ``decoder.forward`` and ``decoder.project``. Rows and tokens are one axis:
+    with two, the gradient of every matrix transposes its operands first, which takes longer than
+    the product.
+    """
+    c, (b, t) = CONFIG, batch.tokens_BT.shape
+    mask_BTT = jnp.tril(batch.segments_BT[:, :, None] == batch.segments_BT[:, None, :])
+    rope = rope_tables(c, jnp.asarray(batch.positions_BT))
+
+    def heads(y):
+        return y.reshape(b, t, c.n_heads, c.head_dim).transpose(0, 2, 1, 3)
+
+    x = params["embed/embedding"][batch.tokens_BT.reshape(-1)]
+    for i in range(c.n_layers):
+        w = {n: params[f"layers/{i}/{n}/kernel"] for n in ("q", "k", "v", "o", "gate", "up", "down")}
+        h = _norm(x, params[f"layers/{i}/attn_norm/scale"])
+        q, k, v = (heads(h @ w[n]) for n in ("q", "k", "v"))
+        context_BHTC = attention(rotate(q, rope), KV(rotate(k, rope), v), mask_BTT)
+        x = x + context_BHTC.transpose(0, 2, 1, 3).reshape(b * t, -1) @ w["o"]
+        h = _norm(x, params[f"layers/{i}/mlp_norm/scale"])
+        x = x + (jax.nn.silu(h @ w["gate"]) * (h @ w["up"])) @ w["down"]
+    return _norm(x, params["final_norm/scale"]) @ params["lm_head/kernel"]
+
+
+def _norm(x, scale):
+    mean = jnp.mean(jnp.square(x), axis=-1, keepdims=True)
+    return x * jax.lax.rsqrt(mean + CONFIG.norm_eps) * scale[None]
+
+
+def loss(params: dict[str, jax.Array], batch: Batch):
+    """Weighted mean cross-entropy of the next tokens."""
+    targets_BT = jnp.roll(batch.tokens_BT, -1, axis=1)
+    weights_BT = jnp.roll(batch.weights_BT, -1, axis=1)  # the first token's weight is 0
+    losses = optax.softmax_cross_entropy_with_integer_labels(
+        logits(params, batch), targets_BT.reshape(-1)
+    )
+    return jnp.sum(losses * weights_BT.reshape(-1)) / jnp.sum(weights_BT)
+
+
+class _State(NamedTuple):
+    params: dict[str, jax.Array]
+    momentum: dict[str, jax.Array]
+    adam: optax.OptState
+
+
+_ADAM = optax.scale_by_adam(b1=0.9, b2=0.95)
+
+
+def _optimizer_state(params) -> tuple[dict[str, jax.Array], optax.OptState]:
+    matrices, others = _split(params)
+    return jax.tree.map(jnp.zeros_like, matrices), _ADAM.init(others)
+
+
+def _split(tree: dict) -> tuple[dict, dict]:
+    """The matrices of the blocks, which Muon trains, and the rest, which Adam does."""
+    matrices = {p: x for p, x in tree.items() if p.startswith("layers/") and p.endswith("kernel")}
+    return matrices, {p: x for p, x in tree.items() if p not in matrices}
+
+
+def _train(recipe: Recipe, state: _State, batch: Batch):
+    """The whole warm start as one program: params and the loss of every step."""
+    warmup = int(recipe.warmup * recipe.steps)
+    rate = optax.warmup_cosine_decay_schedule(0.0, 1.0, warmup, recipe.steps)
+
+    def step(state: _State, inputs):
+        number, batch = inputs
+        value, grads = jax.value_and_grad(loss)(state.params, batch)
+        matrices, others = _split(grads)
+        scale = rate(number + 1)
+        momentum = jax.tree.map(lambda m, g: recipe.momentum * m + g, state.momentum, matrices)
+        ahead = jax.tree.map(lambda m, g: recipe.momentum * m + g, momentum, matrices)
+        moves = orthogonalize(ahead, recipe.newton_schulz)
+        updates, adam = _ADAM.update(others, state.adam)
+        updates = jax.tree.map(lambda u: -recipe.adam_lr * scale * u, updates)
+        updates |= jax.tree.map(lambda m: -recipe.muon_lr * scale * m, moves)
+        return _State(optax.apply_updates(state.params, updates), momentum, adam), value
+
+    state, losses = jax.lax.scan(step, state, (jnp.arange(recipe.steps), batch))
+    return state.params, losses
+
+
+def orthogonalize(matrices: dict[str, jax.Array], steps: int) -> dict[str, jax.Array]:
+    """Muon's direction: each matrix with its singular values near 1, by Newton-Schulz steps
+
+        X <- 3.4445 X + (-4.7750 X X^T + 2.0315 (X X^T)^2) X,   X_0 = M / |M|,
+
+    times sqrt(max(1, out / in)). Source: Jordan et al. 2024, kellerjordan.github.io/posts/muon.
+    """
+    moves = {}
+    for path, m in matrices.items():
+        tall = m.shape[0] > m.shape[1]
+        x = m.T if tall else m
+        x = x / (jnp.linalg.norm(x) + 1e-7)
+        for _ in range(steps):
+            square = x @ x.T
+            x = 3.4445 * x + (-4.7750 * square + 2.0315 * (square @ square)) @ x
+        moves[path] = (x.T if tall else x) * max(1.0, m.shape[1] / m.shape[0]) ** 0.5
+    return moves

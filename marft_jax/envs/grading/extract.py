@@ -30,7 +30,9 @@ _JOINT = re.compile(
     r"(?:[\s,;$&]|\\q?quad(?![a-z])|\\[,;: ()\[\]]|\\text\{[^{}]{0,40}\}|\b(?:and|or)\b){1,12}"
 )
 _PHRASE = re.compile(r"(?:\banswer\s*(?:is|are|:|=|：)|答案\s*(?:是|为|：|:)|答[：:])\s*:?", re.I)
-_FORMULA = re.compile(r"\$\$(.+?)\$\$|\$(.+?)(?<!\\)\$|\\\((.+?)\\\)|\\\[(.+?)\\\]", re.S)
+_FORMULA = re.compile(
+    r"\$\$(.{1,600}?)\$\$|\$(.{1,600}?)(?<!\\)\$|\\\((.{1,600}?)\\\)|\\\[(.{1,600}?)\\\]", re.S
+)
 _DIGIT = re.compile(r"[0-9]")
 _RUN = re.compile(r"[^\s。，；！？\u4e00-\u9fff]+")
 _OPERANDS = re.compile(
