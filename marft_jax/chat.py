@@ -1,0 +1,95 @@
+"""Asks a trained team questions and shows who said what.
+
+    python -m marft_jax.chat --run runs/quickstart
+    echo "3+5+9=?" | python -m marft_jax.chat --run runs/quickstart
+
+One question per line; an empty line or end of file ends it. Further flags are those of training,
+such as ``--eval.temperature 0.7``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import sys
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import NoReturn
+
+from rich.console import Console
+
+from marft_jax import config as config_lib
+from marft_jax import transcripts
+from marft_jax.envs.base import EnvSource
+from marft_jax.session import Session, open_session, play_held_out
+from marft_jax.team.roles import load_team
+from marft_jax.trained import restore_team, settings_of
+from marft_jax.types import StepResult, Turn
+
+
+def main(argv: Sequence[str] | None = None) -> NoReturn:
+    """Leaves with 0: done; 2: bad configuration or input."""
+    parser = argparse.ArgumentParser(
+        prog="python -m marft_jax.chat",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    which = parser.add_mutually_exclusive_group(required=True)
+    which.add_argument("--run", metavar="DIR", help="a run directory")
+    which.add_argument("--base", metavar="MODEL", help="a base model, without adapters")
+    own, rest = parser.parse_known_args(argv)
+    try:
+        config = settings_of(own.run, own.base, rest, prog="marft_jax.chat")
+        session = open_session(config, load_team(config.team.file))
+        restore_team(session, own.run)
+        with contextlib.suppress(KeyboardInterrupt):
+            chat(session)
+    except config_lib.BadInput as error:
+        config_lib.exit_with(error)
+    sys.exit(0)
+
+
+def chat(session: Session) -> None:
+    """Answers questions from standard input until it ends."""
+    console = Console(highlight=False)
+    with ThreadPoolExecutor(1) as threads:
+        for number, question in enumerate(_questions(console)):
+            try:
+                [episode] = play_held_out(
+                    session, EnvSource(lambda q=question: Asked(q)), threads, number, 1
+                )
+            except config_lib.BadInput as error:  # too long a question: say so and go on
+                console.print(str(error), markup=False)
+            else:
+                console.print(transcripts.render(episode))
+
+
+class Asked:
+    """An environment of one step that asks what a person typed; nothing is graded."""
+
+    def __init__(self, question: str):
+        self._question = question
+
+    def reset(self, seed: int) -> str:
+        """The question."""
+        return self._question
+
+    def step(self, turns: Sequence[Turn]) -> StepResult:
+        """Ends the episode."""
+        return StepResult(self._question, 0.0, done=True)
+
+
+def _questions(console: Console) -> Iterator[str]:
+    asking = sys.stdin.isatty()
+    while True:
+        if asking:
+            console.print("\n[bold]question[/] (empty to leave): ", end="")
+        line = sys.stdin.readline().strip()
+        if not line:
+            return
+        yield line
+
+
+if __name__ == "__main__":
+    main()
