@@ -12,7 +12,6 @@ import contextlib
 import dataclasses
 import difflib
 import io
-import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -217,8 +216,7 @@ def parse(argv: Sequence[str], *, prog: str = "marft_jax.train") -> Config:
     for key in settings:
         if key not in known:
             raise BadInput(f"unknown setting {key!r}{_suggest(key, known)}")
-    args = [word for key, values in settings.items() for word in (f"--{key}", *values)]
-    config = _tyro_parse(args, prog)
+    config = _typed(settings, prog)
     validate(config)
     return config
 
@@ -231,7 +229,7 @@ def validate(config: Config) -> None:
     """
     for key, low in _AT_LEAST.items():
         value = _get(config, key)
-        if value is not None and value < low:
+        if value is not None and not value >= low:  # so that nan is refused too
             raise BadInput(f"--{key}: expected at least {low}, got {value}")
     for key, (low, high) in _BETWEEN.items():
         if not low <= (value := _get(config, key)) <= high:
@@ -365,7 +363,7 @@ def _read_yaml(file: str) -> dict[str, Any]:
     except OSError as error:
         raise BadInput(f"--config {file}: cannot be read ({error.strerror})") from error
     except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise BadInput(f"--config {file}: not YAML: {error}") from error
+        raise BadInput(f"--config {file}: not YAML: {' '.join(str(error).split())}") from error
     if not isinstance(loaded or {}, dict):
         raise BadInput(f"--config {file}: expected sections like `run:`, got {loaded!r}")
     return loaded or {}
@@ -377,17 +375,54 @@ def _flatten(tree: dict[str, Any], file: str) -> dict[str, list[str]]:
         if not isinstance(settings, dict):
             raise BadInput(f"{file}: expected settings below {section!r}, got {settings!r}")
         for key, value in settings.items():
+            if isinstance(value, dict):
+                raise BadInput(f"{file}: expected one value for {section}.{key}, got {value!r}")
             values = value if isinstance(value, list) else [value]
             flat[f"{section}.{key}"] = [str(item) for item in values]
     return flat
 
 
-def _tyro_parse(args: list[str], prog: str) -> Config:
-    captured = io.StringIO()
+def _typed(settings: dict[str, list[str]], prog: str) -> Config:
+    """Words to values, by the types of the fields; names the first setting that does not fit."""
+    words = {key: _spelled(key, values) for key, values in settings.items()}
     try:
-        with contextlib.redirect_stderr(captured), contextlib.redirect_stdout(captured):
-            return tyro.cli(Config, prog=f"python -m {prog}", args=args, config=_TYRO)
-    except SystemExit as error:
-        lines = [re.sub(r"[│╭╮╰╯─]+", " ", line) for line in captured.getvalue().splitlines()]
-        message = " ".join(" ".join(lines).split()).removeprefix("Parsing error").strip()
-        raise BadInput(re.sub(r"\s*For full helptext.*", "", message)) from error
+        return _tyro_parse(words, prog)
+    except SystemExit:
+        for key, values in words.items():
+            with contextlib.suppress(SystemExit):
+                _tyro_parse({key: values}, prog)
+                continue
+            got = repr(" ".join(settings[key])) if settings[key] else "nothing"
+            raise BadInput(f"--{key}: expected {_expected(key)}, got {got}") from None
+        raise
+
+
+def _tyro_parse(words: dict[str, list[str]], prog: str) -> Config:
+    args = [word for key, values in words.items() for word in (f"--{key}", *values)]
+    ignored = io.StringIO()
+    with contextlib.redirect_stderr(ignored), contextlib.redirect_stdout(ignored):
+        return tyro.cli(Config, prog=f"python -m {prog}", args=args, config=_TYRO)
+
+
+def _spelled(key: str, values: list[str]) -> list[str]:
+    """``true``, ``false`` and ``none`` as tyro wants them, where they mean that."""
+    kind = _annotation(key)
+    means = {"true": "True", "false": "False"} if kind == "bool" else {}
+    means |= {"none": "None", "null": "None"} if "None" in kind else {}
+    return [means.get(value.lower(), value) for value in values]
+
+
+def _annotation(key: str) -> str:
+    section, name = key.split(".")
+    types = {field.name: field.type for field in dataclasses.fields(getattr(Config, section))}
+    return str(types[name])
+
+
+def _expected(key: str) -> str:
+    """What a setting takes, in words: ``a number or none``."""
+    words = {"int": "a whole number", "float": "a number", "str": "text", "bool": "true or false"}
+    words |= {"None": "none", "tuple[int, ...]": "whole numbers", "tuple[str, ...]": "words"}
+    kind = _annotation(key)
+    if kind.startswith("Literal"):
+        return "one of " + kind[len("Literal[") : -1].replace('"', "")
+    return " or ".join(words[part] for part in kind.split(" | "))

@@ -1,0 +1,151 @@
+"""Settings: one meaning wherever they are written, and one clear line where they are wrong."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+
+import pytest
+
+from marft_jax import config as config_lib
+from marft_jax.config import BadInput, Config, dump, exit_with, parse
+from marft_jax.types import Sampling
+
+
+@pytest.fixture
+def file(tmp_path):
+    """Writes a YAML file and returns its path as text."""
+
+    def write(text: str, name: str = "settings.yaml") -> str:
+        (tmp_path / name).write_text(text, encoding="utf-8")
+        return str(tmp_path / name)
+
+    return write
+
+
+def refused(argv: list[str]) -> str:
+    """The message of a refused command line, after checking that it is one readable line."""
+    with pytest.raises(BadInput) as caught:
+        parse(argv)
+    message = str(caught.value)
+    assert "\n" not in message and len(message) < 300
+    assert "---" not in message and "helptext" not in message
+    return message
+
+
+def test_defaults_are_the_quickstart():
+    assert parse([]) == Config()
+
+
+def test_a_later_setting_wins_and_flags_win_over_files(file):
+    first = file("algo: {lr: 0.1, clip: 0.3, epochs: 7}", "1.yaml")
+    second = file("algo: {lr: 0.2, clip: 0.4}", "2.yaml")
+    algo = parse(["--algo.lr", "0.5", "--config", first, f"--config={second}"]).algo
+    assert (algo.lr, algo.clip, algo.epochs) == (0.5, 0.4, 7)
+    assert parse(["--algo.lr", "1", "--algo.lr=2"]).algo.lr == 2.0
+
+
+def test_scientific_notation_in_yaml_is_a_float(file):
+    algo = parse(["--config", file("algo: {lr: 1e-3, max_kl: 2E-4}")]).algo
+    assert (algo.lr, algo.max_kl) == (1e-3, 2e-4)
+    assert isinstance(algo.lr, float)
+
+
+def test_lists_none_and_booleans_mean_the_same_in_files_and_flags(file):
+    text = """
+      lora: {targets: [q, k, down]}
+      critic: {hidden: []}
+      algo: {huber_delta: null}
+      run: {tensorboard: false}
+    """
+    flags = ["--lora.targets", "q", "k", "down", "--critic.hidden", "--algo.huber_delta", "none"]
+    from_flags = parse([*flags, "--run.tensorboard", "false"])
+    assert parse(["--config", file(text)]) == from_flags
+    assert from_flags.lora.targets == ("q", "k", "down") and from_flags.critic.hidden == ()
+    assert from_flags.algo.huber_delta is None and from_flags.run.tensorboard is False
+
+
+def test_dump_and_parse_round_trip(file):
+    changed = dataclasses.replace(
+        Config(),
+        run=config_lib.Run(dir="runs/ä: #1", seed=7, tensorboard=False),
+        team=config_lib.Team(file="1e3", temperature=0.0, top_k=5),
+        algo=config_lib.Algo(lr=1e-7, huber_delta=None, max_kl=1.7e-6, ratio="word"),
+        lora=config_lib.Lora(targets=("o", "gate")),
+        mesh=config_lib.Mesh(data=-1, fsdp=2),
+    )
+    for config in (Config(), changed):
+        assert parse(["--config", file(dump(config))]) == config
+
+
+@pytest.mark.parametrize(
+    ("argv", "names"),
+    [
+        (["--algo.epoch", "1"], ("algo.epoch", "did you mean 'algo.epochs'")),
+        (["--zzz.qqq", "1"], ("zzz.qqq", "--help")),
+        (["--lora.mode", "both"], ("--lora.mode", "per_agent", "shared", "both")),
+        (["--algo.lr", "fast"], ("--algo.lr", "a number", "fast")),
+        (["--run.steps", "3.5"], ("--run.steps", "whole number", "3.5")),
+        (["--algo.lr", "1", "2"], ("--algo.lr", "'1 2'")),
+        (["--algo.lr"], ("--algo.lr", "nothing")),
+        (["--run.tensorboard", "maybe"], ("--run.tensorboard", "true or false")),
+        (["--algo.max_kl", "low"], ("--algo.max_kl", "a number or none", "low")),
+        (["--critic.hidden", "3", "x"], ("--critic.hidden", "whole numbers", "3 x")),
+        (["--run.seed", "1", "--run.steps", "x"], ("--run.steps", "'x'")),
+        (["stray"], ("stray",)),
+        (["--config"], ("--config", "YAML")),
+        (["--config", "no/such.yaml"], ("no/such.yaml", "No such file")),
+        (["--algo.lr", "nan"], ("--algo.lr", "nan")),
+        (["--algo.gamma", "1.5"], ("--algo.gamma", "from 0 to 1", "1.5")),
+        (["--algo.episodes", "0"], ("--algo.episodes", "at least 1")),
+        (["--team.top_p", "0"], ("--team.top_p", "0 < top_p")),
+        (["--lora.targets", "q", "q"], ("--lora.targets", "distinct")),
+        (["--lora.targets", "w"], ("--lora.targets", "gate", "'w'")),
+        (["--team.max_new_tokens", "256"], ("--team.max_new_tokens", "--model.context 256")),
+        (["--mesh.fsdp", "0"], ("--mesh.fsdp", "got 0")),
+    ],
+)
+def test_a_wrong_setting_is_one_line_with_what_was_expected(argv, names):
+    message = refused(argv)
+    assert all(name in message for name in names), message
+
+
+@pytest.mark.parametrize(
+    ("text", "names"),
+    [
+        ("algo: {epochz: 1}", ("algo.epochz", "algo.epochs")),
+        ("algo:\n  - lr\n", ("'algo'", "['lr']")),
+        ("- run\n", ("sections like `run:`",)),
+        ("algo: {lr: [", ("not YAML",)),
+        ("algo: {lr: {a: 1}}", ("algo.lr", "{'a': 1}")),
+        ("algo: {lr: [1, 2]}", ("--algo.lr", "1 2")),
+        ("run: {dir: --x}", ("--run.dir", "--x")),
+    ],
+)
+def test_a_wrong_file_is_one_line_with_what_was_expected(file, text, names):
+    message = refused(["--config", file(text)])
+    assert all(name in message for name in names), message
+
+
+def test_bad_input_leaves_with_code_2_and_one_line(capsys):
+    with pytest.raises(SystemExit) as left:
+        exit_with(BadInput("first\n  second"))
+    assert left.value.code == 2
+    assert capsys.readouterr().err == "marft_jax: first second\n"
+
+
+def test_every_setting_is_read_somewhere(repository):
+    sources = "\n".join(
+        path.read_text(encoding="utf-8")
+        for path in sorted((repository / "marft_jax").rglob("*.py"))
+        if path.name != "config.py"
+    )
+    unread = [
+        f"{section.name}.{field.name}"
+        for section in dataclasses.fields(Config)
+        if section.name != "mesh"  # read as a tuple; test_mesh.py sees each axis work
+        for field in dataclasses.fields(getattr(Config, section.name))
+        if not (section.name == "team" and field.name in Sampling._fields)  # see test_roles.py
+        if not re.search(rf"\b({section.name}|config|c|settings)\.{field.name}\b", sources)
+    ]
+    assert unread == []
