@@ -31,6 +31,9 @@ def pool():
         ("\\boxed{7} but later I counted 8 9", "7", "7"),
         ("cut off \\boxed{12} and \\boxed{13", "12", "12"),
         ("\\boxed 5.", "5", "5"),
+        ("\\boxed{\\boxed{5}}", "5", "5"),
+        ("$\\boxed{2} \\quad \\text{and} \\quad \\boxed{6}$", "2,6", "2, 6"),
+        ("\\boxed{2}, then\nagain \\boxed{2}, \\boxed{2}.", "2", "2"),
         ("work 3\n#### 18\nignored 4", "18", "18"),
         ("16 - 3 - 4 = 9 eggs, so $18 a day.", "18", "$18"),
         ("She makes 9 * 2 = 18.", "18", "18"),
@@ -67,14 +70,21 @@ def test_one_way_of_answering_can_be_demanded():
 
 
 def test_reading_hostile_texts_takes_no_time():
-    hostile = ["\\boxed{" * 5000, "$" * 20_000, "1 " * 10_000, "(" * 20_000, "9" * 20_000]
-    hostile += ["1 + " * 5000, "\\text{" * 3000, "1," * 9000, "a" * 50_000, "answer is " * 2000]
-    start = time.perf_counter()
+    """It happens in the trainer's own process, where nothing could stop it."""
+    pieces = ["\\boxed{", "$", "1 ", "(", "9", "1 + ", "\\text{", "1,", "a", "answer is ", "a."]
+    pieces += ["\\frac{", "\\frac1", "{{", "}", "\\(", "\\[", "A ", "#### ", "3 km/", "- ", "= "]
+    pieces += ["\\sqrt", "%", "\\boxed{1}", "\\boxed{1},", "5 a", "$$ ", "\\{"]
+    hostile = [piece * (30_000 // len(piece)) for piece in pieces]
+    hostile += [f"\\boxed{{{piece * (990 // len(piece))}}}" for piece in pieces]
+    hostile += [f"\\boxed{{5 {piece * (900 // len(piece))}!}}" for piece in pieces]
     for text in hostile:
-        for reference in ("7", "B", "x+1"):
+        for reference in ("7", "B", "x+1", "5\\text{ cm}", "\\text{a, b}"):
+            start = time.perf_counter()
             answer = extract(text, reference)
-            assert answer is None or quick(reference, answer) is not True
-    assert time.perf_counter() - start < 5
+            if answer is not None:
+                quick(reference, answer)
+                quick(answer, reference)
+            assert time.perf_counter() - start < 1, (text[:20], text[-20:], reference)
 
 
 @pytest.mark.parametrize(
@@ -84,7 +94,8 @@ def test_reading_hostile_texts_takes_no_time():
         ("18", "$18", True),
         ("18", "18 dollars", True),
         ("1,080", "1080", True),
-        ("1080", "1,08", None),
+        ("1080", "1,08", False),
+        ("1000.99", "1000,99", True),
         ("0.5", "\\frac12", True),
         ("\\frac{1}{3}", "0.333333", True),
         ("\\frac{1}{3}", "0.333", False),

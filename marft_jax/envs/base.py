@@ -179,7 +179,7 @@ def make(config: Config, split: Split) -> EnvSource:
     name = config.env.name
     if name in BUILT_IN:
         return importlib.import_module(BUILT_IN[name]).source(config, split)
-    return _own(load_class(name), split)
+    return from_class(load_class(name), split)
 
 
 def load_class(name: str) -> Callable[..., Env]:
@@ -207,6 +207,15 @@ def load_class(name: str) -> Callable[..., Env]:
         raise bad_input(f"--env.name {name}: {module.__file__} has no {attribute!r}")
     _check_factory(name, factory)
     return factory
+
+
+def from_class(factory: Callable[..., Env], split: Split) -> EnvSource:
+    """The source that a user's class makes, see ``make``."""
+    if "split" in _parameters(factory):
+        return EnvSource(lambda: factory(split=split))
+    if split == "train":
+        return EnvSource(factory)
+    return EnvSource(lambda: _OtherSeeds(factory()))
 
 
 def bad_input(message: str) -> Exception:
@@ -237,14 +246,6 @@ def _check_factory(name: str, factory: Any) -> None:
             f"--env.name {name}: expected a class that is made without arguments (or with "
             f"`split`), but it requires {', '.join(required)}; give them defaults"
         )
-
-
-def _own(factory: Callable[..., Env], split: Split) -> EnvSource:
-    if "split" in _parameters(factory):
-        return EnvSource(lambda: factory(split=split))
-    if split == "train":
-        return EnvSource(factory)
-    return EnvSource(lambda: _OtherSeeds(factory()))
 
 
 def _parameters(factory: Callable[..., Any]) -> dict[str, inspect.Parameter]:

@@ -39,7 +39,7 @@ _CANONICAL = {word: unit for unit, words in _NAMES.items() for word in words.spl
 _POWERS = {"square": "2", "sq": "2", "cubic": "3", "cu": "3"}
 _BEHIND = re.compile(
     r"(?:[\d})%$.]|\\pi)\s*\\?(?:text|mbox|mathrm|textrm|textbf)?\s*\{?\s*((?:square|sq|cubic|cu)\b\.?)?\s*"
-    r"([A-Za-z¢]+(?:\.[a-z]\.)?)\.?\s*\}?\s*(?:\^\s*\{?\s*([23])\s*\}?)?[\s.$]*"
+    r"([A-Za-z¢]+(?:\.[a-z]\.)?)\.?\s*\}?\s*(?:\^\s*\{?\s*([2-9])\s*\}?)?[\s.$]*"
 )
 _DOLLARS = re.compile(r"-?\s*\\?\$\s*-?[\d.,\\!]+")
 

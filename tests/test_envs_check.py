@@ -1,0 +1,96 @@
+"""The checker of users' environments: sound ones pass, each kind of mistake is named."""
+
+import random
+import subprocess
+import sys
+
+import pytest
+
+from marft_jax.envs.check import check, main
+from marft_jax.types import StepResult
+
+
+class Sound:
+    def reset(self, seed):
+        return f"What is {seed} modulo 7?"
+
+    def step(self, turns):
+        [solver] = [turn for turn in turns if turn.answers]
+        return StepResult("", 0.5 if "4" in solver.text else -0.25, True)
+
+
+class Split(Sound):
+    def __init__(self, split):
+        assert split == "train"
+
+
+class Moody(Sound):
+    def reset(self, seed):
+        return f"What is {random.random()}?"
+
+
+class MoodyReward(Sound):
+    def step(self, turns):
+        return StepResult("", random.random(), True)
+
+
+class Silent(Sound):
+    def reset(self, seed):
+        return ""
+
+
+class Raising(Sound):
+    def step(self, turns):
+        raise KeyError("gone")
+
+
+def returning(result):
+    return type("Returning", (Sound,), {"step": lambda self, turns: result})
+
+
+@pytest.mark.parametrize("env", [Sound, Split])
+def test_a_sound_environment_passes(env):
+    problems, remarks = check(env)
+    assert problems == []
+    assert "20 distinct tasks" in remarks[0] and "from -0.25 to 0.5" in remarks[1]
+
+
+@pytest.mark.parametrize(
+    "env, message",
+    [
+        (Moody, "the same seed and turns gave another task"),
+        (MoodyReward, "the same seed and turns gave another rewards"),
+        (Silent, "expected a text that is not empty"),
+        (Raising, "seed 0, step 0: KeyError: 'gone'"),
+        (returning((1.0, True)), "expected a marft_jax.types.StepResult, got tuple"),
+        (returning(StepResult("", "1", True)), "reward: expected a finite float"),
+        (returning(StepResult("", float("nan"), True)), "reward: expected a finite float"),
+        (returning(StepResult("", True, True)), "reward: expected a finite float"),
+        (returning(StepResult("", 1.0, None)), "done: expected True or False"),
+        (returning(StepResult(None, 1.0, True)), "observation: expected a text"),
+        (returning(StepResult("", 1.0, False)), "while the episode goes on"),
+        (returning(StepResult("", 1.0, True, {"x": object()})), "info: expected what JSON"),
+        (returning(StepResult("", 1.0, True, {}, {"solver": None})), "agent_rewards['solver']"),
+    ],
+)
+def test_each_mistake_is_named(env, message):
+    problems, _ = check(env)
+    assert any(message in problem for problem in problems), problems
+
+
+def test_endless_and_useless_environments_are_remarked():
+    _, remarks = check(returning(StepResult("go on", 1.0, False)), episodes=3, steps=4)
+    text = "\n".join(remarks)
+    assert "3 episodes were not done after 4 steps" in text and "nothing to learn" in text
+
+
+def test_the_command_says_what_is_wrong_and_exits_accordingly(repository, tmp_path, capsys):
+    (tmp_path / "mine.py").write_text(
+        "class Bad:\n    def reset(self, seed): return 3\n    def step(self, turns): pass\n"
+    )
+    command = [sys.executable, "-m", "marft_jax.envs.check", "mine:Bad"]
+    paths = f"{repository}:{tmp_path}"
+    done = subprocess.run(command, capture_output=True, text=True, env={"PYTHONPATH": paths})
+    assert done.returncode == 1 and "wrong: reset(0): expected a text" in done.stdout
+    assert main(["nowhere:Env"]) == 2
+    assert "cannot import nowhere" in capsys.readouterr().err
