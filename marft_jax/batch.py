@@ -77,10 +77,15 @@ class Chain(NamedTuple):
 
 
 class Batch(NamedTuple):
-    """What one training step learns from."""
+    """What one training step learns from.
+
+    Attributes:
+        micros: microbatches with rows in them; those after it are empty and cost nothing.
+    """
 
     rows: Rows
     chain: Chain
+    micros: int
 
 
 class _Sequence(NamedTuple):
@@ -116,16 +121,21 @@ def build(
     sequences = [
         sequence for e, episode in enumerate(episodes) for sequence in _nest(e, episode, owners)
     ]
-    width = bucket(max(len(s.ids) - 1 for s in sequences))
+    width = bucket(max(len(s.ids) - 1 for s in sequences), rungs=2)
     packed = _pack(sequences, width)
     order = np.random.default_rng(list(seed)).permutation(len(packed))
-    micro = max(1, config.microbatch_tokens // width // shards) * shards
-    steps = bucket(-(-len(packed) // (micro * config.minibatches)), least=1)
-    u = steps * config.minibatches
-    b = -(-bucket(-(-len(packed) // u), least=1) // shards) * shards
-    placed = {(i % u, i // u): packed[row] for i, row in enumerate(order)}
-    rows, units = _fill(placed, episodes, (u, b, width), config.ratio, level)
-    return Batch(rows, _chain(units, rewards, rows, level))
+    most = max(1, config.microbatch_tokens // width // shards) * shards
+    passes = -(-len(packed) // (most * config.minibatches))
+    micros = passes * config.minibatches
+    fullest = bucket(-(-len(packed) // micros), least=1, rungs=2)
+    shape = (
+        bucket(passes, least=1, rungs=1) * config.minibatches,
+        min(most, -(-fullest // shards) * shards),
+        width,
+    )
+    placed = {(i % micros, i // micros): packed[row] for i, row in enumerate(order)}
+    rows, units = _fill(placed, episodes, shape, config.ratio, level)
+    return Batch(rows, _chain(units, rewards, rows, level), micros)
 
 
 def padding(batch: Batch) -> float:
@@ -208,7 +218,7 @@ def _empty_rows(placed, episodes: Sequence[Episode], shape: tuple[int, int, int]
         spans = [span for sequence in sequences for span in sequence.spans]
         actions = max(actions, sum(len(episodes[e].turns[k].action) for e, k in spans))
         turns = max(turns, len(spans))
-    a, k = bucket(actions, least=8), bucket(turns, least=1)
+    a, k = bucket(actions, least=16, rungs=2), bucket(turns, least=1, rungs=1)
 
     def zeros(last: int, dtype: type = np.int32) -> np.ndarray:
         return np.zeros((u, b, last), dtype)
@@ -264,7 +274,7 @@ def _chain(
         [unit for k in range(len(turn_rewards)) for unit in units[e, k]]
         for e, turn_rewards in enumerate(rewards)
     ]
-    shape = (len(links), bucket(max(map(len, links)), least=1))
+    shape = (len(links), bucket(max(map(len, links)), least=1, rungs=1))
     chain = Chain(
         unit_EJ=np.zeros(shape, np.int32),
         mask_EJ=np.zeros(shape, np.float32),

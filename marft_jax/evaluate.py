@@ -81,15 +81,13 @@ def evaluate(run: str | None, config: config_lib.Config, samples: int, out: str 
         step = restore_team(session, run)
         rounds = []
         for sample in range(samples):
-            rounds.append(
-                play_held_out(session, source, threads, sample, config.eval.episodes)
-            )
+            rounds.append(play_held_out(session, source, threads, sample, config.eval.episodes))
             console.print(f"round {sample + 1}/{samples}: {report(rounds[-1:])}")
     who = f"{run}, step {step}" if run else f"{config.model.base} without adapters"
     console.print(f"{config.env.name}, {' -> '.join(session.team.names)}, {who}")
     console.print(report(rounds))
-    file = Path(out) if out else run and Path(run) / "evaluations" / f"{config.env.name}-{step}.jsonl"
-    if file:
+    default = Path(run) / "evaluations" / f"{config.env.name}-{step}.jsonl" if run else None
+    if file := Path(out) if out else default:
         episodes = [episode for episodes in rounds for episode in episodes]
         transcripts.write(file, episodes, session.team.tokenizer.decode, None)
         console.print(f"responses: {file}")

@@ -142,16 +142,22 @@ class Learner:
             rows=rows,
             prepared=prepared,
             trainable_N=jnp.asarray(self.trainable(step)),
-            shuffle=jnp.asarray(self._shuffle(step, rows.mask_UBA.shape[0])),
+            shuffle=jnp.asarray(self._shuffle(step, batch)),
         )
         return state, prepared, report | learned
 
-    def _shuffle(self, step: int, micros: int) -> np.ndarray:
-        """The order of microbatches in each epoch, ``[epochs, minibatches, accumulation]``."""
-        c = self._config
-        rng = np.random.default_rng([c.run.seed, step, 1])
-        orders = np.stack([rng.permutation(micros) for _ in range(c.algo.epochs)])
-        return orders.astype(np.int32).reshape(c.algo.epochs, c.algo.minibatches, -1)
+    def _shuffle(self, step: int, batch: batch_lib.Batch) -> np.ndarray:
+        """The order of microbatches in each epoch, ``[epochs, minibatches, accumulation]``.
+
+        Those with rows are dealt out evenly; the empty ones stand at the end of each minibatch.
+        """
+        epochs, minibatches = self._config.algo.epochs, self._config.algo.minibatches
+        rng = np.random.default_rng([self._config.run.seed, step, 1])
+        every = batch.rows.mask_UBA.shape[0]
+        orders = np.stack([rng.permutation(batch.micros) for _ in range(epochs)])
+        filled = orders.reshape(epochs, minibatches, -1)
+        empty = np.tile(np.arange(batch.micros, every).reshape(minibatches, -1), (epochs, 1, 1))
+        return np.concatenate([filled, empty], axis=-1).astype(np.int32)
 
 
 def make_optimizer(config: config_lib.Algo) -> optax.GradientTransformation:
@@ -172,10 +178,14 @@ def prepare(
 
     def features(micro):
         r, index_BX = micro
-        hidden_BTD, _ = decoder.forward(
-            graphdef, base, r.tokens_UBT, r.positions_UBT, r.segments_UBT
-        )
-        return jnp.take_along_axis(hidden_BTD, index_BX[..., None], axis=1)
+
+        def run():
+            hidden_BTD, _ = decoder.forward(
+                graphdef, base, r.tokens_UBT, r.positions_UBT, r.segments_UBT
+            )
+            return jnp.take_along_axis(hidden_BTD, index_BX[..., None], axis=1)
+
+        return unless_empty(r, run)
 
     with jax.named_scope("critic_features"):
         features_UBXD = jax.lax.map(features, (rows, index_UBX))
@@ -223,10 +233,11 @@ def update(
     def minibatch(state: TrainState, micros):
         def accumulate(total, u):
             r, p = jax.tree.map(lambda x: x[u], (rows, prepared))
-            return jax.tree.map(jnp.add, total, gradients(state, r, p)), None
+            added = unless_empty(r, lambda: gradients(state, r, p))
+            return jax.tree.map(jnp.add, total, added), None
 
-        shapes = jax.eval_shape(gradients, state, *jax.tree.map(lambda x: x[0], (rows, prepared)))
-        zeros = jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes)
+        one = jax.tree.map(lambda x: x[0], (rows, prepared))
+        zeros = _zeros(jax.eval_shape(gradients, state, *one))
         total, _ = jax.lax.scan(accumulate, zeros, micros)
         return _apply(state, total, trainable_N, config)
 
@@ -235,6 +246,16 @@ def update(
 
     state, (sums, norms) = jax.lax.scan(epoch, state, shuffle)
     return state._replace(step=state.step + 1), _report(sums, norms)
+
+
+def unless_empty(r, run):
+    """``run()``, or at no cost its zeros, where a microbatch has no row."""
+    shapes = jax.eval_shape(run)
+    return jax.lax.cond(jnp.any(r.segments_UBT > 0), run, lambda: _zeros(shapes))
+
+
+def _zeros(shapes):
+    return jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes)
 
 
 class _Sums(NamedTuple):
@@ -332,19 +353,27 @@ def _apply(state: TrainState, total, trainable_N, config):
     updates, adapters_opt = jax.vmap(optimizer.update)(grad_policy, state.adapters_opt)
     adapters = jax.tree.map(lambda a, u: a - config.algo.lr * u, state.adapters, updates)
 
-    def keep_still(new, old):
-        return jnp.where(per_adapter(moves_N, new), new, old)
-
     count = jnp.maximum(sums.critic_count, 1)
     grad_critic = jax.tree.map(lambda g: g / count, grad_critic)
     updates, critic_opt = optimizer.update(grad_critic, state.critic_opt)
     critic = jax.tree.map(lambda c, u: c - config.critic.lr * u, state.critic, updates)
     norms = jax.vmap(optax.global_norm)(grad_policy), optax.global_norm(grad_critic)
+
+    def where(moves, new, old):
+        """Adam moves a parameter whose gradient is zero, so what stays is chosen, not computed."""
+        return jax.tree.map(lambda n, o: jnp.where(moves(n), n, o), new, old)
+
+    def mover(leaf):
+        return per_adapter(moves_N, leaf)
+
+    def fed(leaf):
+        return sums.critic_count > 0
+
     state = state._replace(
-        adapters=jax.tree.map(keep_still, adapters, state.adapters),
-        adapters_opt=jax.tree.map(keep_still, adapters_opt, state.adapters_opt),
-        critic=critic,
-        critic_opt=critic_opt,
+        adapters=where(mover, adapters, state.adapters),
+        adapters_opt=where(mover, adapters_opt, state.adapters_opt),
+        critic=where(fed, critic, state.critic),
+        critic_opt=where(fed, critic_opt, state.critic_opt),
     )
     return state, (sums, norms)
 

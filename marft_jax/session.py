@@ -50,7 +50,7 @@ def open_session(config: Config, profiles: tuple[Profile, ...]) -> Session:
     team = make_team(profiles, config.team, config.lora, context, base.tokenizer)
     _check_lengths(team)
     shape = Shape(
-        slots=min(config.rollout.slots, max(config.algo.episodes, config.eval.episodes)),
+        slots=min(config.rollout.slots, config.algo.episodes),
         chunk=config.rollout.chunk,
         context=context,
         longest=max(sampling.max_new_tokens for sampling in team.sampling),

@@ -143,7 +143,7 @@ class Engine:
             return []
         in_use = [i for i, ticket in enumerate(self._tickets) if ticket is not None]
         longest = int(self._lengths[in_use].max()) + self.shape.chunk
-        read = min(bucket(longest, rungs=2), self.shape.context)
+        read = min(bucket(longest, least=64, rungs=2), self.shape.context)
         self._slots = self._decode(
             base=self._base,
             adapters=self._adapters,
