@@ -72,7 +72,10 @@ class Recipe:
     shown_solver: float = 0.8
     facts: float = 0.2
     fact_tokens: int = 52
-    extra: float = 0.25
+    fact_weight: float = 1.0
+    late_facts: float = 0.08
+    extra: float = 0.4
+    extra_from: float = 0.5
     result_weight: float = 4.0
     plan_weight: float = 1.0
     holdout: float = 0.1
@@ -142,8 +145,8 @@ def build(recipe: Recipe = RECIPE) -> tuple[dict[str, np.ndarray], np.ndarray]:
         params = {path: jnp.asarray(x) for path, x in initial(recipe.seed).items()}
         state = _State(params, *_optimizer_state(params))
         train = jax.jit(_train, static_argnums=0, donate_argnums=1)
-        params, losses = train(recipe, state, batches(recipe))
-        return {path: np.asarray(x) for path, x in params.items()}, np.asarray(losses)
+        state, losses = train(recipe, state, batches(recipe))
+        return {p: np.asarray(x) for p, x in state.params.items()}, np.asarray(losses)
 
 
 # Synthetic dialogues
@@ -187,12 +190,12 @@ class Author:
         self.recipe = recipe
         self.rng = np.random.default_rng(recipe.seed)
 
-    def draw(self) -> Dialogue:
-        """A dialogue of the mixture that the recipe describes."""
-        kind = self.rng.random()
-        if kind < self.recipe.facts:
+    def draw(self, progress: float) -> Dialogue:
+        """A dialogue of the mixture that the recipe describes, ``progress`` from 0 to 1."""
+        early = progress < self.recipe.extra_from
+        if self.rng.random() < (self.recipe.facts if early else self.recipe.late_facts):
             return self.facts()
-        if kind < self.recipe.facts + self.recipe.extra:
+        if not early and self.rng.random() < self.recipe.extra:
             return self.extra()
         return self.planner(3) if self.rng.random() < 0.4 else self.solver(3)
 
@@ -217,18 +220,18 @@ class Author:
     def extra(self) -> Dialogue:
         """Other lengths, a second step after the judge's verdict, and roles of larger teams."""
         kind = self.rng.random()
-        if kind < 0.25:
+        if kind < 0.2:
             return self.planner(4)
-        if kind < 0.55:
+        if kind < 0.45:
             return self.solver(4)
-        if kind < 0.6:
+        if kind < 0.5:
             return self.planner(2) if self.rng.random() < 0.5 else self.solver(2)
         if kind < 0.65:
             return self.planner(3, self.failed_step())
-        if kind < 0.75:
+        if kind < 0.8:
             return self.solver(3, self.failed_step())
-        numbers, task = self.problem(int(self.rng.integers(2, 5)) if kind < 0.87 else 3)
-        if kind < 0.87:
+        numbers, task = self.problem(3)
+        if kind < 0.85:
             return self.dialogue("", [task], ",".join(chain(numbers)))
         last = chain(numbers)[-1]
         seen = last if self.rng.random() < 0.6 else self.hasty(3)
@@ -239,11 +242,14 @@ class Author:
         """Sums that follow on nothing: the densest way to learn addition. Only results count."""
         ids, weights = [ASSISTANT], [0.0]
         while True:
-            a, b = self.rng.integers(0, 19 if self.rng.random() < 0.8 else 28), self.rng.integers(10)
+            a, b = (
+                self.rng.integers(0, 19 if self.rng.random() < 0.8 else 28),
+                self.rng.integers(10),
+            )
             sides = f"{a}+{b}=", f"{a + b},"
             if len(ids) + len("".join(sides)) > self.recipe.fact_tokens:
                 return Dialogue(ids, weights)
-            for text, weight in zip(sides, (0.0, self.recipe.result_weight), strict=True):
+            for text, weight in zip(sides, (0.0, self.recipe.fact_weight), strict=True):
                 ids += text.encode()
                 weights += [weight] * len(text)
 
@@ -293,7 +299,7 @@ def batches(recipe: Recipe) -> Batch:
     A row takes the longest of the waiting dialogues that still fits, until none does.
     """
     author, rows = Author(recipe), recipe.steps * recipe.rows
-    waiting = [author.draw() for _ in range(16)]
+    waiting = [author.draw(0.0) for _ in range(16)]
     shape = (rows, recipe.row_tokens)
     fills = ((PAD, np.int32), (0, np.int32), (0, np.int32), (0, np.float32))
     batch = Batch(*(np.full(shape, fill, kind) for fill, kind in fills))
@@ -301,7 +307,7 @@ def batches(recipe: Recipe) -> Batch:
         start = segment = 0
         while fitting := [d for d in waiting if start + len(d.ids) <= recipe.row_tokens]:
             chosen = max(fitting, key=lambda d: len(d.ids))
-            waiting[waiting.index(chosen)] = author.draw()
+            waiting[waiting.index(chosen)] = author.draw(row / rows)
             segment, stop = segment + 1, start + len(chosen.ids)
             values = (chosen.ids, segment, np.arange(stop - start), chosen.weights)
             for array, value in zip(batch, values, strict=True):
@@ -325,9 +331,9 @@ def initial(seed: int) -> dict[str, np.ndarray]:
     digits = slice(ord("0"), ord("9") + 1)
     embedding = normal(c.vocab_size, c.d_model)
     embedding[digits] += code
-    head = normal(c.d_model, c.vocab_size, scale=0.5 * c.d_model**-0.5)
+    head = normal(c.d_model, c.vocab_size)
     head[:, digits] += code.T
-    params = {"embed/embedding": 0.02 * embedding, "lm_head/kernel": head}
+    params = {"embed/embedding": 0.02 * embedding, "lm_head/kernel": 0.5 * c.d_model**-0.5 * head}
     params |= {path: np.ones(c.d_model, np.float32) for path in _norms()}
     for i in range(c.n_layers):
         for target in ("q", "k", "v", "o", "gate", "up", "down"):
@@ -370,7 +376,9 @@ def logits(params: dict[str, jax.Array], batch: Batch):
 
     x = params["embed/embedding"][batch.tokens_BT.reshape(-1)]
     for i in range(c.n_layers):
-        w = {n: params[f"layers/{i}/{n}/kernel"] for n in ("q", "k", "v", "o", "gate", "up", "down")}
+        w = {
+            n: params[f"layers/{i}/{n}/kernel"] for n in ("q", "k", "v", "o", "gate", "up", "down")
+        }
         h = _norm(x, params[f"layers/{i}/attn_norm/scale"])
         q, k, v = (heads(h @ w[n]) for n in ("q", "k", "v"))
         context_BHTC = attention(rotate(q, rope), KV(rotate(k, rope), v), mask_BTT)
@@ -434,7 +442,7 @@ def _train(recipe: Recipe, state: _State, batch: Batch):
         return _State(optax.apply_updates(state.params, updates), momentum, adam), value
 
     state, losses = jax.lax.scan(step, state, (jnp.arange(recipe.steps), batch))
-    return state.params, losses
+    return state, losses
 
 
 def orthogonalize(matrices: dict[str, jax.Array], steps: int) -> dict[str, jax.Array]:
