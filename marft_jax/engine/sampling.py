@@ -82,9 +82,13 @@ def _draw(weights_BV, uniform_B):
 
 
 def _invert(weights_BX, uniform_B):
-    """First index whose running sum exceeds uniform * total, and where in that entry it fell."""
-    sums_BX = jnp.cumsum(weights_BX, axis=-1)
-    point_B = uniform_B * sums_BX[:, -1]
+    """First index whose running sum exceeds uniform * total, and where in that entry it fell.
+
+    Only entries with a weight count: a sum computed in parallel may grow, by rounding, where
+    nothing is added.
+    """
+    sums_BX = jnp.where(weights_BX > 0, jnp.cumsum(weights_BX, axis=-1), 0)
+    point_B = uniform_B * sums_BX.max(-1)
     index_B = jnp.argmax(sums_BX > point_B[:, None], axis=-1)
     weight_B = jnp.take_along_axis(weights_BX, index_B[:, None], axis=-1)[:, 0]
     end_B = jnp.take_along_axis(sums_BX, index_B[:, None], axis=-1)[:, 0]
