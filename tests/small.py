@@ -1,0 +1,263 @@
+"""A small random model, a team on it with adapters that matter, and episodes made by hand."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh
+
+from marft_jax import config as config_lib
+from marft_jax import lora, mesh
+from marft_jax.engine.engine import Completion, Engine, Request, Shape
+from marft_jax.models import decoder
+from marft_jax.models.decoder import DecoderConfig
+from marft_jax.models.load import BaseModel, abstract_decoder, fill, shapes_of
+from marft_jax.models.tokenizer import ByteTokenizer
+from marft_jax.team.context import Team, make_team
+from marft_jax.team.roles import Profile
+from marft_jax.types import Episode, StepResult, Turn
+
+CONFIG = DecoderConfig(
+    vocab_size=264,
+    d_model=32,
+    n_layers=2,
+    n_heads=4,
+    n_kv_heads=2,
+    head_dim=8,
+    d_ff=64,
+    max_position=512,
+)
+CONTEXT = 64
+RANK, ALPHA = 3, 6.0
+NAMES = ("planner", "solver", "checker")
+
+
+@functools.cache
+def one_device() -> Mesh:
+    return mesh.make_mesh(config_lib.Mesh(), jax.devices()[:1])
+
+
+@functools.cache
+def mesh_of(data: int, fsdp: int = 1, tensor: int = 1) -> Mesh:
+    devices = jax.devices()[: data * fsdp * tensor]
+    return mesh.make_mesh(config_lib.Mesh(data, fsdp, tensor), devices)
+
+
+@functools.cache
+def base_on(where: Mesh) -> BaseModel:
+    """The same random weights, on any mesh."""
+    graphdef, abstract = abstract_decoder(CONFIG, jnp.float32)
+    rng = np.random.default_rng(0)
+
+    def draw(path: str, shape: tuple[int, ...]) -> np.ndarray:
+        noise = rng.normal(size=shape)
+        if path.endswith("scale"):
+            return 1 + 0.1 * noise
+        return noise if path.startswith("embed") else noise * (2 / shape[0]) ** 0.5
+
+    tensors = [(path, draw(path, shape)) for path, shape in shapes_of(abstract).items()]
+    params = fill(abstract, tensors, mesh.placer(where, jnp.float32), "small")
+    return BaseModel(CONFIG, graphdef, params, ByteTokenizer(), "small", "0123")
+
+
+def base() -> BaseModel:
+    return base_on(one_device())
+
+
+def team(agents: int = 2, *, context: int = CONTEXT, shared: bool = False, **settings: Any) -> Team:
+    """That many agents of which the last is graded; ``settings`` are the team's sampling."""
+    profiles = tuple(
+        Profile(name, prompt=name[:1], answers=i == agents - 1)
+        for i, name in enumerate(NAMES[:agents])
+    )
+    sampling = config_lib.Team(**{"max_new_tokens": 8, **settings})
+    settings_lora = config_lib.Lora(mode="shared" if shared else "per_agent")
+    return make_team(profiles, sampling, settings_lora, context, ByteTokenizer())
+
+
+def adapters(n: int = 2, seed: int = 0) -> lora.Adapters:
+    """Random adapters with a B that is not zero, so that each owner writes something else."""
+    tree = {}
+    for i, target in enumerate(("q", "v")):
+        rng = np.random.default_rng([seed, i])
+        d_in, d_out = CONFIG.target_shape(target)
+        a = rng.normal(size=(n, CONFIG.n_layers, d_in, RANK)) * d_in**-0.5
+        b = rng.normal(size=(n, CONFIG.n_layers, RANK, d_out)) * 0.5
+        tree[target] = {"a": jnp.asarray(a, jnp.float32), "b": jnp.asarray(b, jnp.float32)}
+    return tree
+
+
+def engine(
+    where: Mesh | None = None,
+    *,
+    slots: int = 4,
+    chunk: int = 4,
+    context: int = CONTEXT,
+    longest: int = 16,
+    eos_ids: Sequence[int] = (CONFIG.vocab_size,),
+    seed: int = 0,
+    n: int = 3,
+) -> Engine:
+    """An engine on the small model, with its adapters loaded."""
+    where = where or one_device()
+    model = base_on(where)
+    made = Engine(
+        CONFIG,
+        model.graphdef,
+        model.params,
+        where,
+        Shape(slots, chunk, context, longest),
+        eos_ids=eos_ids,
+        seed=seed,
+        alpha=ALPHA,
+    )
+    made.load(adapters(n))
+    return made
+
+
+def answers(engine: Engine, requests: Sequence[Request]) -> list[Completion]:
+    """Submits all requests at once; their completions in the order of the requests."""
+    tickets = [engine.submit(request) for request in requests]
+    done: dict[int, Completion] = {}
+    while engine.busy:
+        done |= dict(engine.step())
+    return [done[ticket] for ticket in tickets]
+
+
+@functools.cache
+def _scorer():
+    def score(params, adapters, tokens_BT, lengths_B, owners_B, temperature_B):
+        model = base()
+        b, t = tokens_BT.shape
+        positions_BT = jnp.broadcast_to(jnp.arange(t)[None], (b, t))
+        segments_BT = (positions_BT < lengths_B[:, None]).astype(jnp.int32)
+        owners_BT = jnp.broadcast_to(owners_B[:, None], (b, t))
+        hidden, _ = decoder.forward(
+            model.graphdef,
+            params,
+            tokens_BT,
+            positions_BT,
+            segments_BT,
+            lora.fuse(adapters, jnp.float32),
+            lora.owner_mask(owners_BT, adapters, ALPHA, jnp.float32),
+        )
+        logits = decoder.project(model.graphdef, params, hidden)
+        return jax.nn.log_softmax(logits / temperature_B[:, None, None], axis=-1)
+
+    return jax.jit(score)
+
+
+def full_forward(
+    adapters: lora.Adapters,
+    prompts: Sequence[np.ndarray],
+    actions: Sequence[np.ndarray],
+    owners: Sequence[int],
+    temperatures: Sequence[float],
+    rows: int = 16,
+    width: int = CONTEXT,
+) -> list[np.ndarray]:
+    """Without any cache: log-probs over the vocabulary at each action token, ``[tokens, V]``."""
+    tokens, lengths = np.zeros((rows, width), np.int32), np.ones(rows, np.int32)
+    own, heat = np.zeros(rows, np.int32), np.ones(rows, np.float32)
+    for i, (prompt, action) in enumerate(zip(prompts, actions, strict=True)):
+        whole = np.concatenate([prompt, action])
+        tokens[i, : len(whole)], lengths[i] = whole, len(whole)
+        own[i], heat[i] = owners[i], temperatures[i] or 1.0
+    scored = np.asarray(_scorer()(base().params, adapters, tokens, lengths, own, heat))
+    return [
+        scored[i, len(prompt) - 1 : len(prompt) - 1 + len(action)]
+        for i, (prompt, action) in enumerate(zip(prompts, actions, strict=True))
+    ]
+
+
+def turn(
+    agent: int,
+    prompt: Sequence[int],
+    action: Sequence[int],
+    *,
+    step: int = 0,
+    logprobs: Sequence[float] | None = None,
+    text: str = "a b",
+    temperature: float = 1.0,
+    sees: tuple[int, ...] = (),
+) -> Turn:
+    """A turn made by hand; its behaviour log-probs are -5 unless told."""
+    return Turn(
+        agent=agent,
+        name=NAMES[agent],
+        step=step,
+        prompt=np.asarray(prompt, np.int32),
+        action=np.asarray(action, np.int32),
+        logprobs=np.asarray([-5.0] * len(action) if logprobs is None else logprobs, np.float32),
+        text=text,
+        answers=False,
+        sees=sees,
+        truncated=False,
+        temperature=temperature,
+    )
+
+
+def episode(index: int, turns: Sequence[Turn], rewards: Sequence[float]) -> Episode:
+    """Those turns, and one result per step."""
+    results = [StepResult("", r, i == len(rewards) - 1) for i, r in enumerate(rewards)]
+    return Episode(index, f"task {index}", tuple(turns), results)
+
+
+def random_episodes(
+    n: int = 6,
+    *,
+    agents: int = 2,
+    steps: int = 1,
+    seed: int = 0,
+    longest: int = 6,
+    on_policy: lora.Adapters | None = None,
+    temperature: float = 1.0,
+    shared: bool = False,
+) -> list[Episode]:
+    """Every agent acts in every step, with random ids and rewards.
+
+    Behaviour log-probs are those of ``on_policy`` if given, else random.
+    """
+    rng = np.random.default_rng(seed)
+    episodes = []
+    for index in range(n):
+        turns = [
+            turn(
+                agent,
+                rng.integers(0, 256, rng.integers(2, 12)),
+                rng.integers(0, 256, rng.integers(1, longest + 1)),
+                step=step,
+                text=" ".join("w" * rng.integers(1, 4)),
+                temperature=temperature,
+            )
+            for step in range(steps)
+            for agent in range(agents)
+        ]
+        noise = [t._replace(logprobs=-5 + 0.3 * rng.normal(size=len(t.action))) for t in turns]
+        turns = [t._replace(logprobs=t.logprobs.astype(np.float32)) for t in noise]
+        episodes.append(episode(index, turns, rng.normal(size=steps).round(3).tolist()))
+    return episodes if on_policy is None else with_policy(episodes, on_policy, shared)
+
+
+def with_policy(episodes: Sequence[Episode], policy: lora.Adapters, shared: bool = False):
+    """The episodes with the behaviour log-probs that this policy gives their actions."""
+    turns = [t for e in episodes for t in e.turns]
+    scored = full_forward(
+        policy,
+        [t.prompt for t in turns],
+        [t.action for t in turns],
+        [0 if shared else t.agent for t in turns],
+        [t.temperature for t in turns],
+        rows=64,
+        width=32,
+    )
+    own = iter(
+        t._replace(logprobs=lp[np.arange(len(t.action)), t.action])
+        for t, lp in zip(turns, scored, strict=True)
+    )
+    return [e._replace(turns=tuple(next(own) for _ in e.turns)) for e in episodes]

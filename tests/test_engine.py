@@ -1,0 +1,327 @@
+"""The engine: the same tokens and log-probs as a forward pass, whoever shares the batch."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import small
+
+from marft_jax.engine.cache import Settings
+from marft_jax.engine.engine import Request
+from marft_jax.engine.sampling import _draw, _invert, _kept, sample, scaled_logprobs
+from marft_jax.types import Sampling
+
+EOS = tuple(range(0, 264, 8))  # one token in eight ends a turn; 0 also fills prompts: pad == eos
+
+
+@pytest.fixture(scope="module")
+def engine():
+    """Four slots, and an end-of-turn token that is never sampled."""
+    return small.engine()
+
+
+def asks(n: int = 10, *, seed: int = 0, most: int = 28, longest: int = 12, **sampling) -> list:
+    """Requests of all three agents, with prompts of 1 to ``most`` random tokens."""
+    rng = np.random.default_rng(seed)
+    requests = []
+    for i in range(n):
+        prompt = rng.integers(0, 256, rng.integers(1, most + 1)).astype(np.int32)
+        limit = int(rng.integers(1, longest + 1))
+        requests.append(Request(prompt, i % 3, Sampling(limit, **sampling), (0, i, 0)))
+    return requests
+
+
+def texts(completions) -> list[list[int]]:
+    return [completion.ids.tolist() for completion in completions]
+
+
+# Cached decode equals the full forward pass.
+
+
+@pytest.mark.parametrize(
+    "sampling",
+    [
+        dict(temperature=0.5),
+        dict(temperature=1.0),
+        dict(temperature=1.7),
+        dict(temperature=0.0),
+        dict(temperature=1.3, top_k=7, top_p=0.8, min_p=0.02),
+    ],
+    ids=["cool", "plain", "hot", "greedy", "filtered"],
+)
+def test_reported_logprobs_are_those_of_a_full_forward_pass(engine, sampling):
+    requests = asks(seed=1, most=44 if sampling["temperature"] == 1 else 28, **sampling)
+    done = small.answers(engine, requests)
+    logprobs = small.full_forward(
+        small.adapters(3),
+        [r.prompt for r in requests],
+        [c.ids for c in done],
+        [r.owner for r in requests],
+        [r.sampling.temperature for r in requests],
+    )
+    for completion, expected in zip(done, logprobs, strict=True):
+        picked = expected[np.arange(len(completion.ids)), completion.ids]
+        np.testing.assert_allclose(completion.logprobs, picked, atol=1e-4)
+        if sampling["temperature"] == 0:
+            np.testing.assert_array_equal(completion.ids, expected.argmax(-1))
+        if "top_k" in sampling:
+            rank = (expected > picked[:, None]).sum(-1)
+            assert (rank < 7).all()
+
+
+def test_owner_minus_one_is_the_bare_base(engine):
+    requests = [r._replace(owner=-1) for r in asks(6, seed=2, temperature=0.0)]
+    done = small.answers(engine, requests)
+    silent = jax.tree.map(jnp.zeros_like, small.adapters(3))
+    logprobs = small.full_forward(
+        silent, [r.prompt for r in requests], [c.ids for c in done], [0] * 6, [1.0] * 6
+    )
+    for completion, expected in zip(done, logprobs, strict=True):
+        np.testing.assert_array_equal(completion.ids, expected.argmax(-1))
+
+
+# A row's output does not depend on the rows beside it.
+
+
+def test_mixed_agents_write_what_each_writes_alone(engine):
+    requests = asks(9, seed=3)
+    together = small.answers(engine, requests)
+    for agent in range(3):
+        alone = small.answers(engine, [r for r in requests if r.owner == agent])
+        assert texts(alone) == texts(together[agent::3])
+        for a, b in zip(alone, together[agent::3], strict=True):
+            np.testing.assert_allclose(a.logprobs, b.logprobs, atol=1e-5)
+
+
+def test_other_neighbours_change_nothing(engine):
+    mine = asks(1, seed=4, longest=16)[0]
+    mine = mine._replace(sampling=mine.sampling._replace(max_new_tokens=12), fold=(9, 9, 9))
+    results = []
+    for seed in (5, 6):
+        others = asks(7, seed=seed, temperature=0.3 * seed)
+        results.append(small.answers(engine, [*others[:2], mine, *others[2:]])[2])
+    np.testing.assert_array_equal(results[0].ids, results[1].ids)
+    np.testing.assert_allclose(results[0].logprobs, results[1].logprobs, atol=1e-5)
+
+
+def test_agents_differ(engine):
+    prompt, sampling = np.arange(20, dtype=np.int32), Sampling(8, temperature=0.0)
+    requests = [Request(prompt, owner, sampling, (0, 0, 0)) for owner in (-1, 0, 1, 2)]
+    assert len({tuple(ids) for ids in texts(small.answers(engine, requests))}) == 4
+
+
+def test_slots_and_chunk_change_nothing_but_speed():
+    requests = asks(7, seed=7)
+    wide = small.engine(slots=8, chunk=3)
+    assert texts(small.answers(wide, requests)) == texts(small.answers(small.engine(), requests))
+
+
+def test_rows_and_matrices_split_over_devices_write_the_same(engine):
+    requests = asks(6, seed=8)
+    done = small.answers(small.engine(small.mesh_of(1, 2, 2)), requests)
+    expected = small.answers(engine, requests)
+    assert texts(done) == texts(expected)
+    for a, b in zip(done, expected, strict=True):
+        np.testing.assert_allclose(a.logprobs, b.logprobs, atol=1e-5)
+
+
+# Slots, limits, ends.
+
+
+def test_every_request_is_answered_with_more_requests_than_slots(engine):
+    requests = asks(23, seed=9)
+    tickets = [engine.submit(request) for request in requests]
+    answered = []
+    while engine.busy:
+        answered += [ticket for ticket, _ in engine.step()]
+    assert sorted(answered) == sorted(tickets)
+
+
+def test_actions_stop_at_their_own_limit(engine):
+    requests = asks(12, seed=10, longest=16)
+    done = small.answers(engine, requests)
+    assert [len(c.ids) for c in done] == [r.sampling.max_new_tokens for r in requests]
+    assert not any(c.finished for c in done)
+    assert all(len(c.logprobs) == len(c.ids) for c in done)
+
+
+def test_an_action_may_fill_the_context_to_the_last_token(engine):
+    prompt = np.arange(small.CONTEXT - 16, dtype=np.int32)
+    full = Request(prompt, 0, Sampling(16, temperature=0.0), (0, 0, 0))
+    [done] = small.answers(engine, [full])
+    [expected] = small.full_forward(small.adapters(3), [prompt], [done.ids], [0], [1.0])
+    np.testing.assert_array_equal(done.ids, expected.argmax(-1))
+    assert len(done.ids) == 16
+
+
+def test_the_end_token_ends_an_action_and_pad_may_equal_it(engine):
+    requests = [r._replace(sampling=Sampling(16)) for r in asks(12, seed=11)]
+    endless = texts(small.answers(engine, requests))
+    done = small.answers(small.engine(eos_ids=EOS), requests)
+    assert any(c.finished for c in done) and not all(c.finished for c in done)
+    for completion, tokens in zip(done, endless, strict=True):
+        ends = [i for i, token in enumerate(tokens) if token in EOS]
+        assert completion.finished == bool(ends)
+        assert completion.ids.tolist() == tokens[: ends[0] + 1 if ends else 16]
+
+
+def test_a_request_that_leaves_no_room_is_refused(engine):
+    with pytest.raises(AssertionError):
+        engine.submit(Request(np.zeros(small.CONTEXT - 3, np.int32), 0, Sampling(4), (0, 0, 0)))
+
+
+def test_new_adapters_are_used_once_loaded():
+    engine, requests = small.engine(), asks(4, seed=12, temperature=0.0)
+    before = texts(small.answers(engine, requests))
+    engine.load(small.adapters(3, seed=1))
+    assert texts(small.answers(engine, requests)) != before
+    engine.load(small.adapters(3))
+    assert texts(small.answers(engine, requests)) == before
+
+
+# Noise.
+
+
+def test_the_same_keys_repeat_the_noise_and_any_other_key_changes_it(engine):
+    prompt, sampling = np.arange(20, dtype=np.int32), Sampling(16, temperature=2.0)
+    folds = [(0, 0, 0), (1, 0, 0), (0, 1, 0), (0, 0, 1), (1, 1, 0), (0, 2, 0)]
+    requests = [Request(prompt, 0, sampling, fold) for fold in folds]
+    first = texts(small.answers(engine, requests))
+    assert texts(small.answers(engine, requests)) == first
+    assert len({tuple(ids) for ids in first}) == len(folds)
+    other_seed = texts(small.answers(small.engine(seed=1), requests))
+    assert all(a != b for a, b in zip(first, other_seed, strict=True))
+
+
+def test_noise_differs_from_token_to_token(engine):
+    flat = jax.tree.map(jnp.zeros_like, small.base().params)
+    engine = small.engine()
+    engine._base = flat  # every token is equally likely: what is drawn is the noise itself
+    request = Request(np.arange(5, dtype=np.int32), 0, Sampling(16), (0, 0, 0))
+    [done] = small.answers(engine, [request])
+    assert len(set(done.ids.tolist())) > 8
+
+
+# Sampling.
+
+LOGITS = np.log(np.array([0.30, 0.25, 0.20, 0.12, 0.08, 0.04, 0.01]))
+ROWS = 4096
+
+
+@jax.jit
+def draw(logits_V, settings: Settings, seed):
+    """``ROWS`` independent draws from one row of logits."""
+    keys = jax.random.key_data(jax.random.split(jax.random.key(seed), ROWS))
+    rows = Settings(*(jnp.full((ROWS,), x) for x in settings))
+    logits_BV = jnp.broadcast_to(logits_V[None], (ROWS, logits_V.shape[0]))
+    return sample(logits_BV, keys, jnp.zeros(ROWS, jnp.int32), rows)
+
+
+def settings_of(temperature=1.0, top_p=1.0, top_k=0, min_p=0.0) -> Settings:
+    floats = [np.float32(x) for x in (temperature, top_p)]
+    return Settings(*floats, np.int32(top_k), np.float32(min_p), np.int32(1))
+
+
+@pytest.mark.parametrize(
+    ("settings", "kept"),
+    [
+        (dict(), 7),
+        (dict(temperature=0.5), 7),
+        (dict(temperature=2.0), 7),
+        (dict(top_k=3), 3),
+        (dict(top_p=0.7), 3),  # 0.30 + 0.25 < 0.7 <= 0.30 + 0.25 + 0.20
+        (dict(min_p=0.3), 4),  # at least 0.09
+        (dict(top_k=6, top_p=0.9, min_p=0.2), 5),
+        (dict(temperature=2.0, top_p=0.7), 4),
+    ],
+    ids=str,
+)
+def test_draws_follow_the_filtered_distribution(settings, kept):
+    ids, logprobs = (np.asarray(x) for x in draw(LOGITS, settings_of(**settings), 3))
+    scaled = np.exp(LOGITS / settings.get("temperature", 1.0))
+    whole = scaled / scaled.sum()
+    np.testing.assert_allclose(logprobs, np.log(whole)[ids], atol=1e-5)
+    expected = np.where(np.arange(7) < kept, whole, 0) / whole[:kept].sum() * ROWS
+    counts = np.bincount(ids, minlength=7)
+    assert (counts[kept:] == 0).all()
+    chi_square = ((counts - expected)[:kept] ** 2 / expected[:kept]).sum()
+    assert chi_square < 30  # 6 degrees of freedom: exceeded by chance in 1 of 25,000 seeds
+
+
+def test_top_k_of_one_is_greedy_and_temperature_zero_too():
+    for settings in (settings_of(top_k=1), settings_of(temperature=0), settings_of(top_p=1e-6)):
+        ids, _ = draw(np.roll(LOGITS, 2), settings, 0)
+        assert (np.asarray(ids) == 2).all()
+
+
+def test_greedy_reports_unscaled_logprobs():
+    _, logprobs = draw(LOGITS, settings_of(temperature=0), 0)
+    np.testing.assert_allclose(np.asarray(logprobs), np.log(0.3), atol=1e-6)
+
+
+def test_filters_are_per_row():
+    settings = Settings(
+        np.ones(3, np.float32),
+        np.array([1, 0.5, 1], np.float32),
+        np.array([0, 0, 1], np.int32),
+        np.zeros(3, np.float32),
+        np.ones(3, np.int32),
+    )
+    logprobs = jax.nn.log_softmax(jnp.broadcast_to(jnp.asarray(LOGITS, jnp.float32)[None], (3, 7)))
+    assert np.asarray(jax.jit(_kept)(logprobs, settings)).sum(-1).tolist() == [7, 2, 1]
+
+
+def test_the_likeliest_token_always_passes():
+    rng = np.random.default_rng(0)
+    logits = (rng.normal(size=(256, 300)) * 20).astype(np.float32)
+    column = rng.uniform(size=(2, 256)).astype(np.float32)
+    settings = Settings(
+        np.ones(256, np.float32),
+        np.maximum(column[0] ** 8, 1e-9),
+        rng.integers(0, 400, 256).astype(np.int32),
+        np.where(column[1] > 0.9, 1, column[1]).astype(np.float32),
+        np.ones(256, np.int32),
+    )
+    kept = np.asarray(jax.jit(_kept)(jax.nn.log_softmax(logits), settings))
+    assert kept[np.arange(256), logits.argmax(-1)].all()
+
+
+def test_a_token_of_weight_zero_is_never_drawn_however_sums_are_rounded(monkeypatch):
+    """Parallel running sums, as on accelerators, may grow in float32 where nothing is added."""
+
+    def parallel(x, axis):
+        return jax.lax.associative_scan(jnp.add, x, axis=axis)
+
+    monkeypatch.setattr(jnp, "cumsum", parallel)
+    rng = np.random.default_rng(0)
+    weights = rng.uniform(size=(4096, 256)).astype(np.float32) ** 4
+    weights *= rng.uniform(size=weights.shape) < 0.3
+    weights[:, -1] = 0
+    sums = np.asarray(jax.jit(jnp.cumsum, static_argnames="axis")(weights, axis=-1))
+    before = np.maximum.accumulate(sums, axis=-1)
+    grows = (weights[:, 1:] == 0) & (sums[:, 1:] > before[:, :-1])
+    rows, columns = np.nonzero(grows)
+    assert len(rows) > 0, "these running sums are monotone: the test shows nothing"
+    uniform = before[rows, columns] / sums[rows, -1]
+    for nudge in (-1, 0, 1):
+        points = uniform + nudge * np.float32(2**-24)
+        points = np.clip(points, 0, np.float32(1 - 2**-23)).astype(np.float32)
+        index, _ = jax.jit(_invert)(weights[rows], points)
+        assert (weights[rows, np.asarray(index)] > 0).all()
+
+
+def test_extreme_uniform_numbers_draw_a_token_that_is_there():
+    weights = np.zeros((2, 600), np.float32)
+    weights[:, [3, 500]] = 0.25
+    ends = np.array([0, 1 - 2**-23], np.float32)
+    assert np.asarray(jax.jit(_draw)(weights, ends)).tolist() == [3, 500]
+
+
+def test_scaled_logprobs_are_a_distribution_at_any_temperature():
+    logits = np.random.default_rng(0).normal(size=(4, 50)).astype(np.float32)
+    temperature = np.array([0, 0.5, 1, 3], np.float32)
+    scaled = np.asarray(jax.jit(scaled_logprobs)(logits, temperature))
+    np.testing.assert_allclose(np.exp(scaled).sum(-1), 1, atol=1e-5)
+    np.testing.assert_allclose(scaled[0], scaled[0] * 0 + jax.nn.log_softmax(logits[0]), atol=1e-6)
