@@ -32,6 +32,7 @@ CORE = [
 EXTRAS = {
     "test": ["pytest>=8.4", "hypothesis>=6.140", "ruff>=0.14", "pyright[nodejs]>=1.1.400"],
     "hub": ["datasets>=4.0"],
+    "plot": ["matplotlib>=3.9"],
     "cuda": ["jax[cuda13]>=0.10"],
     "tpu": ["jax[tpu]>=0.10"],
 }

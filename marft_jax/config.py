@@ -31,7 +31,7 @@ class BadInput(ValueError):
 class Run:
     dir: str = "runs/quickstart"
     """Where the run lives; starting again in the same directory continues."""
-    steps: int = 60
+    steps: int = 50
     """Training steps in all, those of earlier starts included."""
     seed: int = 0
     """Seeds the order of tasks, the sampling, the initial adapters and the critic."""
@@ -119,13 +119,13 @@ class Critic:
 class Algo:
     name: str = "appo"
     """appo (MARFT-A, one decision per action) or tppo (MARFT-T, one per token)."""
-    episodes: int = 32
+    episodes: int = 64
     """Episodes per training step."""
     lr: float = 1e-3
     """Adam's learning rate for the adapters."""
-    epochs: int = 1
+    epochs: int = 2
     """Passes over each batch."""
-    minibatches: int = 1
+    minibatches: int = 2
     """Optimiser steps per pass."""
     microbatch_tokens: int = 8192
     """Tokens in one forward-backward pass; gradients accumulate up to a minibatch."""
