@@ -357,7 +357,7 @@ def _apply(state: TrainState, total, trainable_N, config):
     grad_critic = jax.tree.map(lambda g: g / count, grad_critic)
     updates, critic_opt = optimizer.update(grad_critic, state.critic_opt)
     critic = jax.tree.map(lambda c, u: c - config.critic.lr * u, state.critic, updates)
-    norms = jax.vmap(optax.global_norm)(grad_policy), optax.global_norm(grad_critic)
+    norms = jax.vmap(optax.tree.norm)(grad_policy), optax.tree.norm(grad_critic)
 
     def where(moves, new, old):
         """Adam moves a parameter whose gradient is zero, so what stays is chosen, not computed."""

@@ -1,0 +1,188 @@
+"""The commands as a user meets them: exit codes, one-line errors, resuming, the run directory."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import jax
+import pytest
+import yaml
+
+from marft_jax import chat, config, evaluate, train
+
+SMALL = ["--algo.episodes", "8", "--run.save_every", "2"]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_device():
+    """Most of this module is about one device; the meshes have a module of their own."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(jax, "devices", lambda *a, first=jax.devices()[0]: [first])
+        yield
+
+
+def run_train(*flags: object) -> int:
+    with pytest.raises(SystemExit) as left:
+        train.main([*SMALL, *map(str, flags)])
+    return left.value.code if isinstance(left.value.code, int) else 0
+
+
+def lines_of(run: Path) -> list[dict]:
+    """metrics.jsonl without what the clock and the machine decide."""
+    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    measured = re.compile(r"time/|throughput/|device/")
+    return [{k: v for k, v in row.items() if not measured.match(k)} for row in rows]
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory) -> Path:
+    """Four uninterrupted steps."""
+    run = tmp_path_factory.mktemp("runs") / "whole"
+    assert run_train("--run.dir", run, "--run.steps", 4, "--eval.every", 2) == 0
+    return run
+
+
+def test_a_run_directory_explains_itself(finished):
+    assert config.parse(["--config", str(finished / "config.yaml")]).run.steps == 4
+    team = yaml.safe_load((finished / "team.yaml").read_text())
+    assert [agent["name"] for agent in team["agents"]] == ["planner", "solver"]
+    assert [row["step"] for row in lines_of(finished)] == [1, 2, 3, 4]
+    assert sorted(p.name for p in (finished / "checkpoints").iterdir()) == ["2", "4"]
+    assert list((finished / "tensorboard").iterdir())
+    assert "eval/arithmetic/accuracy" in lines_of(finished)[-1]
+    episode = json.loads((finished / "transcripts" / "4.jsonl").read_text().splitlines()[0])
+    assert episode["D"] == [[0, 0], [1, 0]]
+    assert episode["turns"][1]["reward"] == episode["reward"]
+
+
+def test_metrics_have_the_documented_names(finished):
+    documented = {
+        "step reward/mean reward/std episode/turns episode/truncated critic/loss tokens/prompt",
+        "critic/explained_variance critic/grad_norm tokens/action time/rollout_s time/reward_s",
+        "time/update_s time/checkpoint_s time/step_s throughput/action_tokens_per_s",
+        "throughput/update_tokens_per_s device/peak_bytes eval/arithmetic/accuracy",
+    }
+    names = {name for line in documented for name in line.split()}
+    for agent in ("planner", "solver"):
+        for name in "reward entropy approx_kl clip_fraction grad_norm tokens logprob_gap".split():
+            names.add(f"agent/{agent}/{name}")
+    assert names == set(json.loads((finished / "metrics.jsonl").read_text().splitlines()[0]))
+
+
+def test_engine_and_learner_agree_from_the_first_update(finished):
+    for row in lines_of(finished):
+        assert row["agent/planner/logprob_gap"] < 1e-4
+        assert row["agent/solver/logprob_gap"] < 1e-4
+
+
+def test_stopping_and_starting_again_changes_nothing(finished, tmp_path):
+    run = tmp_path / "halves"
+    assert run_train("--run.dir", run, "--run.steps", 2, "--eval.every", 2) == 0
+    assert run_train("--run.dir", run, "--run.steps", 4, "--eval.every", 2) == 0
+    assert lines_of(run) == lines_of(finished)
+    whole = (finished / "transcripts" / "4.jsonl").read_text()
+    assert (run / "transcripts" / "4.jsonl").read_text() == whole
+
+
+def test_another_seed_is_another_run(finished, tmp_path):
+    run = tmp_path / "seed"
+    assert run_train("--run.dir", run, "--run.steps", 1, "--run.seed", 1) == 0
+    assert lines_of(run)[0]["tokens/action"] != lines_of(finished)[0]["tokens/action"]
+
+
+def test_a_run_is_not_continued_with_adapters_of_another_shape(finished, capsys):
+    assert run_train("--run.dir", finished, "--lora.rank", 4) == 2
+    [line] = capsys.readouterr().err.splitlines()
+    assert "lora.rank was 8, is 4" in line
+
+
+def test_token_level_training_runs(tmp_path):
+    run = tmp_path / "tppo"
+    assert run_train("--run.dir", run, "--run.steps", 2, "--algo.name", "tppo") == 0
+    assert lines_of(run)[0]["agent/solver/logprob_gap"] < 1e-4
+
+
+def test_evaluate_reports_and_keeps_every_response(finished, capsys):
+    with pytest.raises(SystemExit) as left:
+        evaluate.main(["--run", str(finished), "--eval.episodes", "8", *SMALL])
+    assert left.value.code == 0
+    assert re.search(r"accuracy [01]\.\d{4} ± .* \(8 tasks\)", capsys.readouterr().out)
+    file = finished / "evaluations" / "arithmetic-4.jsonl"
+    assert len(file.read_text().splitlines()) == 8
+
+
+def test_evaluate_takes_a_bare_base_and_several_samples(capsys):
+    flags = ["--samples", "2", "--eval.temperature", "1", "--eval.episodes", "8", *SMALL]
+    with pytest.raises(SystemExit) as left:
+        evaluate.main(["--base", "tiny", *flags])
+    assert left.value.code == 0
+    assert "pass@2" in capsys.readouterr().out
+
+
+def test_chat_shows_who_said_what(finished, capsys, monkeypatch, tmp_path):
+    questions = tmp_path / "questions"
+    questions.write_text("3+4+5=?\n")
+    with questions.open() as typed, pytest.raises(SystemExit) as left:
+        monkeypatch.setattr(sys, "stdin", typed)
+        chat.main(["--run", str(finished), *SMALL])
+    assert left.value.code == 0
+    shown = capsys.readouterr().out
+    assert "3+4+5=?" in shown and "planner" in shown and "solver" in shown
+
+
+TEAM_WITHOUT_ANSWER = "agents: [{name: a, prompt: p}]"
+WRONG = {
+    "a missing config file": (["--config", "nowhere.yaml"], "nowhere.yaml"),
+    "an unknown key": (["--algo.lrr", "1"], "algo.lr"),
+    "a wrong type": (["--run.steps", "many"], "run.steps"),
+    "a bad literal": (["--lora.mode", "both"], "per_agent"),
+    "an unknown algorithm": (["--algo.name", "ppo"], "appo"),
+    "an unknown environment": (["--env.name", "chess"], "arithmetic"),
+    "an unknown workflow": (["--team.workflow", "ring"], "sequential"),
+    "a missing model": (["--model.base", "/nowhere/model.gguf"], "/nowhere/model.gguf"),
+    "a missing data file": (["--env.name", "math", "--env.data", "nowhere.jsonl"], "nowhere.jsonl"),
+    "a row without an answer": (["--env.name", "math", "--env.data", "{tmp}/rows.jsonl"], "2"),
+    "a team that nobody answers for": (["--team.file", "{tmp}/team.yaml"], "answers: true"),
+    "a prompt longer than the context": (["--model.context", "12", "--team.max_new_tokens", "4"],
+                                         "context"),
+    "an impossible mesh": (["--mesh.tensor", "3"], "possible"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", WRONG)
+def test_wrong_input_is_one_clear_line_and_exit_code_2(what, tmp_path, capsys):
+    (tmp_path / "team.yaml").write_text(TEAM_WITHOUT_ANSWER)
+    (tmp_path / "rows.jsonl").write_text('{"question": "1+1", "answer": "2"}\n{"question": "x"}\n')
+    flags, mentioned = WRONG[what]
+    flags = [flag.format(tmp=tmp_path) for flag in flags]
+    assert run_train("--run.dir", tmp_path / "run", *flags) == 2
+    [line] = capsys.readouterr().err.strip().splitlines()
+    assert line.startswith("marft_jax: ") and mentioned in line
+
+
+@pytest.mark.slow
+def test_sigterm_saves_and_exits_with_75(finished, tmp_path):
+    run = tmp_path / "stopped"
+    flags = [*SMALL, "--run.dir", run, "--run.save_every", 100, "--eval.every", 2]
+    command = [sys.executable, "-m", "marft_jax.train", *map(str, flags), "--run.steps", "500"]
+    environment = {**os.environ, "JAX_NUM_CPU_DEVICES": "1"}
+    process = subprocess.Popen(command, env=environment)
+    metrics = run / "metrics.jsonl"
+    try:
+        deadline = time.monotonic() + 240
+        while not (metrics.is_file() and metrics.read_text().count("\n") >= 2):
+            assert time.monotonic() < deadline and process.poll() is None
+            time.sleep(0.1)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(60) == train.EXIT_STOPPED
+    finally:
+        process.kill()
+    done = len(metrics.read_text().splitlines())
+    assert [int(p.name) for p in (run / "checkpoints").iterdir()] == [done]
