@@ -37,9 +37,9 @@ def main() -> None:
         print(f"{name:24s} {value:.3f}")
 
 
-def quality(params: dict[str, jax.Array]) -> dict[str, float]:
-    """Shares of held-out three-digit sums, sampled at temperature 1 unless said otherwise."""
-    tasks = [(t.question, t.answer) for t in eval_tasks(3, tiny.RECIPE.holdout)] * 4
+def quality(params: dict[str, jax.Array], repeats: int = 4) -> dict[str, float]:
+    """Shares of held-out sums of three digits, sampled at temperature 1 unless said otherwise."""
+    tasks = [(t.question, t.answer) for t in eval_tasks(3, tiny.RECIPE.holdout)] * repeats
     planned = speak(params, [("plan", question) for question, _ in tasks], seed=1)
     greedy = speak(params, [("plan", question) for question, _ in tasks], seed=None)
     facts = [tiny.plan(_numbers(question)) for question, _ in tasks]

@@ -1,7 +1,7 @@
 """Draws a metric of one or more runs over their steps (needs matplotlib: the extra ``plot``).
 
-    python scripts/plot.py runs/a runs/b --out reward.png
-    python scripts/plot.py runs/a --metric agent/solver/entropy --out entropy.png
+python scripts/plot.py runs/a runs/b --out reward.png
+python scripts/plot.py runs/a --metric agent/solver/entropy --out entropy.png
 """
 
 from __future__ import annotations
