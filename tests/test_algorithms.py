@@ -96,10 +96,8 @@ def test_losses_are_those_of_the_first_release(numbers, level):
     def mean(x):
         return float((np.asarray(x) * mask).sum() / mask.sum())
 
-    config = Algo(clip=g["clip"])
-    policy = ALGORITHMS[level].policy_loss(
-        config, g["logprobs"], g["old_logprobs"], g["advantages"]
-    )
+    config, new, old = Algo(clip=g["clip"]), g["logprobs"], g["old_logprobs"]
+    policy = ALGORITHMS[level].policy_loss(config, new, old, g["advantages"])
     total = mean(policy) - g["entropy_coef"] * mean(g["entropy"])
     np.testing.assert_allclose(total, g["policy_loss"], rtol=1e-5)
     np.testing.assert_allclose(mean(losses.approx_kl(new, old)), g["approx_kl"], rtol=1e-5)
