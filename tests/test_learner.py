@@ -1,0 +1,467 @@
+"""The update: who moves, by what, and that nothing else does."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import small
+
+from marft_jax import batch as batch_lib
+from marft_jax import learner as learner_lib
+from marft_jax import lora
+from marft_jax import mesh as mesh_lib
+from marft_jax.algorithms import credit, find_algorithm
+from marft_jax.config import Algo, Config, Critic, Lora
+from marft_jax.engine.engine import Request
+from marft_jax.learner import Learner, TrainState
+from marft_jax.types import Sampling
+
+ALGO = Algo(epochs=2, minibatches=1, lr=1e-3, microbatch_tokens=512)
+ONCE = dataclasses.replace(ALGO, epochs=1)
+LORA = Lora(rank=small.RANK, alpha=small.ALPHA)
+
+
+def settings(algo: Algo = ALGO, **critic: Any) -> Config:
+    return Config(algo=algo, lora=LORA, critic=Critic(**{"hidden": (16,), "lr": 0.05, **critic}))
+
+
+@functools.cache
+def learner(config: Config, name: str = "appo", where=None, agents: int = 2) -> Learner:
+    where = where or small.one_device()
+    team, algorithm = small.team(agents), find_algorithm(name)
+    return Learner(config, small.base_on(where), team, algorithm, where)
+
+
+def build(config: Config, episodes, name: str = "appo", where=None) -> batch_lib.Batch:
+    rewards = [credit.last(episode) for episode in episodes]
+    shards = mesh_lib.row_shards(where or small.one_device())
+    level = find_algorithm(name).level
+    return batch_lib.build(episodes, rewards, (0, 1, 2), config.algo, level, shards=shards)
+
+
+def fresh(config: Config, name: str = "appo", where=None, agents: int = 2) -> TrainState:
+    """The learner's first state, with random adapters that are not zero."""
+    where = where or small.one_device()
+    state = learner(config, name, where, agents).init()
+    replicated = mesh_lib.replicated(where)
+    return state._replace(adapters=jax.device_put(small.adapters(agents), replicated))
+
+
+def learn(config, episodes, *, name="appo", where=None, step=0, state=None, agents=2, change=None):
+    """(state, metrics) of one training step, on the host."""
+    where = where or small.one_device()
+    batch = build(config, episodes, name, where)
+    batch = change(batch) if change else batch
+    state = state or fresh(config, name, where, agents)
+    state, _, metrics = learner(config, name, where, agents).learn(state, batch, step)
+    return jax.device_get(state), jax.device_get(metrics)
+
+
+def on_device(state: TrainState) -> TrainState:
+    return jax.device_put(state, mesh_lib.replicated(small.one_device()))
+
+
+def same(a, b) -> bool:
+    """Bit for bit."""
+    return all(
+        np.array_equal(x, y) for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True)
+    )
+
+
+def member(state: TrainState, n: int):
+    """Adapter n, and its optimiser state."""
+    return jax.tree.map(lambda x: np.asarray(x[n]), (state.adapters, state.adapters_opt))
+
+
+def close(a, b, tolerance: float):
+    for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True):
+        np.testing.assert_allclose(x, y, atol=tolerance)
+
+
+@pytest.fixture(scope="module")
+def episodes():
+    """Off-policy: their behaviour log-probs are random."""
+    return small.random_episodes(8, steps=2)
+
+
+# The first update is on policy.
+
+
+@pytest.mark.parametrize("name", ["appo", "tppo"])
+def test_the_learner_scores_what_the_engine_sampled_as_the_engine_did(name):
+    engine, rng, episodes = small.engine(longest=8), np.random.default_rng(0), []
+    sampling = (Sampling(8, 0.5), Sampling(8, 1.7, top_k=9, top_p=0.9), Sampling(8, 0.0))
+    for e in range(4):
+        prompts = rng.integers(0, 256, (3, 11)).astype(np.int32)
+        asked = [Request(p, a, sampling[a], (0, e, a)) for a, p in enumerate(prompts)]
+        turns = [
+            small.turn(
+                request.owner,
+                request.prompt,
+                done.ids,
+                logprobs=done.logprobs,
+                temperature=request.sampling.temperature or 1.0,
+            )
+            for request, done in zip(asked, small.answers(engine, asked), strict=True)
+        ]
+        episodes.append(small.episode(e, turns, [rng.normal()]))
+    _, metrics = learn(settings(ONCE), episodes, name=name, agents=3)
+    assert (metrics["logprob_gap"] < 1e-4).all()
+    assert (np.abs(metrics["approx_kl"]) < 1e-6).all()
+    assert (metrics["clip_fraction"] == 0).all() and (metrics["entropy"] > 0).all()
+
+
+@pytest.mark.parametrize("ratio", ["sum", "token", "word"])
+def test_metrics_are_means_over_each_agents_own_decisions(episodes, ratio):
+    config = settings(dataclasses.replace(ONCE, ratio=ratio))
+    _, metrics = learn(config, episodes)
+    turns = [t for e in episodes for t in e.turns]
+    policy = small.with_policy(episodes, small.adapters())
+    log_ratio = [
+        float((new.logprobs - old.logprobs).sum())
+        / {"sum": 1, "token": len(old.action), "word": len(old.text.split())}[ratio]
+        for old, new in zip(turns, (t for e in policy for t in e.turns), strict=True)
+    ]
+    for agent in range(2):
+        own = np.array([x for x, t in zip(log_ratio, turns, strict=True) if t.agent == agent])
+        kl = (np.expm1(own) - own).mean()
+        np.testing.assert_allclose(metrics["approx_kl"][agent], kl, rtol=1e-4)
+        outside = (np.abs(np.expm1(own)) > config.algo.clip).mean()
+        np.testing.assert_allclose(metrics["clip_fraction"][agent], outside, atol=1e-6)
+
+
+# Only action tokens, and only their owner's adapter, have a gradient.
+
+
+@functools.cache
+def _reference(name: str):
+    """Gradient of the mean loss of each adapter's decisions, one turn to a row, no packing."""
+
+    def loss(adapters, tokens, lengths, actions, owners, old, advantages):
+        b, t = tokens.shape
+        model = small.base()
+        owners_BT = jnp.broadcast_to(owners[:, None], (b, t))
+        hidden, _ = learner_lib.decoder.forward(
+            model.graphdef,
+            model.params,
+            tokens,
+            jnp.broadcast_to(jnp.arange(t)[None], (b, t)),
+            (jnp.arange(t)[None] < lengths[:, None]).astype(jnp.int32),
+            lora.fuse(adapters, jnp.float32),
+            lora.owner_mask(owners_BT, adapters, small.ALPHA, jnp.float32),
+        )
+        scored = jax.nn.log_softmax(
+            learner_lib.decoder.project(model.graphdef, model.params, hidden)
+        )
+        entropy = -jnp.sum(jnp.exp(scored) * scored, -1)[:, :-1]
+        new = jnp.take_along_axis(scored[:, :-1], tokens[:, 1:, None], -1)[..., 0]
+        where = jnp.arange(1, t)[None]
+        mask = (where < lengths[:, None]) & (where >= (lengths - actions)[:, None])
+        if name == "appo":
+            new, old = (jnp.sum(x * mask, -1, keepdims=True) for x in (new, old))
+            entropy = jnp.sum(entropy * mask, -1, keepdims=True) / actions[:, None]
+            mask = jnp.ones_like(new)
+        ratio = jnp.exp((new - old) * mask)
+        gain = jnp.minimum(ratio * advantages, jnp.clip(ratio, 0.8, 1.2) * advantages)
+        total = (-gain - 0.01 * entropy) * mask
+        return sum(
+            jnp.sum(total * (owners == n)[:, None]) / jnp.sum(mask * (owners == n)[:, None])
+            for n in range(2)
+        )
+
+    return jax.jit(jax.grad(loss))
+
+
+@pytest.mark.parametrize("name", ["appo", "tppo"])
+@pytest.mark.parametrize("ids", [256, 2], ids=["any ids", "prompt, action and padding alike"])
+def test_gradients_are_those_of_the_action_tokens_alone(name, ids):
+    rng, config = np.random.default_rng(5), settings(ONCE)
+    episodes = small.random_episodes(8, seed=3)
+    alike = [
+        e._replace(
+            turns=tuple(
+                t._replace(prompt=t.prompt % ids, action=t.action % ids, logprobs=t.logprobs + 4)
+                for t in e.turns
+            )
+        )
+        for e in episodes
+    ]
+    batch = build(config, alike, name)
+    turns = [t for e in alike for t in e.turns]
+    shape = (len(turns), 32)
+    tokens, old = np.zeros(shape, np.int32), np.zeros((shape[0], shape[1] - 1), np.float32)
+    weights = rng.normal(size=(shape[0], shape[1] - 1)).astype(np.float32)
+    for i, t in enumerate(turns):
+        n = len(t.prompt) + len(t.action)
+        tokens[i, :n] = np.concatenate([t.prompt, t.action])
+        old[i, len(t.prompt) - 1 : n - 1] = t.logprobs
+    if name == "appo":
+        weights = weights[:, :1]
+    expected = _reference(name)(
+        small.adapters(),
+        tokens,
+        np.array([len(t.prompt) + len(t.action) for t in turns]),
+        np.array([len(t.action) for t in turns]),
+        np.array([t.agent for t in turns]),
+        old,
+        weights,
+    )
+    advantages = np.zeros(batch.chain.link_UBX.shape, np.float32)
+    links = batch.chain.unit_EJ[batch.chain.mask_EJ > 0]  # in acting order, like ``turns``
+    starts = [len(t.prompt) - 1 for t in turns]
+    flat = [
+        w
+        for row, t, start in zip(weights, turns, starts, strict=True)
+        for w in (row if name == "appo" else row[start : start + len(t.action)])
+    ]
+    advantages.reshape(-1)[links] = flat
+    got = _gradients(config, name)(fresh(config, name), batch.rows, advantages)
+    close(got, expected, 2e-5)
+
+
+@functools.cache
+def _gradients(config: Config, name: str):
+    """The learner's own gradients, with given advantages, divided as its update does."""
+    own = learner(config, name)
+
+    def run(state, rows, advantages):
+        base, (u, b, x) = small.base(), advantages.shape
+        features = jnp.zeros((u, b, x, small.CONFIG.d_model))
+        prepared = learner_lib.Prepared(features, *[jnp.zeros((u, b, x))] * 3)
+        prepared = prepared._replace(advantages_UBX=advantages)
+        totals = [
+            learner_lib._gradients(
+                state,
+                *jax.tree.map(lambda x, i=i: x[i], (rows, prepared)),
+                graphdef=base.graphdef,
+                config=config,
+                algorithm=find_algorithm(name),
+                agents=2,
+                base=base.params,
+            )
+            for i in range(u)
+        ]
+        grad, _, sums = jax.tree.map(lambda *x: sum(x), *totals)
+        return jax.tree.map(lambda g: g / sums.owned_N.reshape(-1, 1, 1, 1), grad)
+
+    del own
+    return jax.jit(run)
+
+
+@pytest.mark.parametrize("name", ["appo", "tppo"])
+def test_what_stands_in_padding_changes_nothing(episodes, name):
+    rng = np.random.default_rng(1)
+
+    def spoil(batch):
+        r = batch.rows
+        idle_T, idle_A = r.segments_UBT == 0, r.mask_UBA == 0
+        idle_K = r.turn_mask_UBK == 0
+        assert idle_T.any() and idle_A.any() and idle_K.any()
+
+        def noise(x, idle, high):
+            return np.where(idle, rng.integers(0, high, x.shape), x).astype(x.dtype)
+
+        return batch._replace(
+            rows=r._replace(
+                tokens_UBT=noise(r.tokens_UBT, idle_T, 256),
+                positions_UBT=noise(r.positions_UBT, idle_T, 9),
+                owners_UBT=noise(r.owners_UBT, idle_T, 2),
+                targets_UBA=noise(r.targets_UBA, idle_A, 256),
+                index_UBA=noise(r.index_UBA, idle_A, 9),
+                behaviour_UBA=noise(r.behaviour_UBA, idle_A, 3),
+                turn_UBA=noise(r.turn_UBA, idle_A, 2),
+                agent_UBK=noise(r.agent_UBK, idle_K, 2),
+                owner_UBK=noise(r.owner_UBK, idle_K, 2),
+            )
+        )
+
+    clean = learn(settings(), episodes, name=name)
+    assert same(learn(settings(), episodes, name=name, change=spoil), clean)
+
+
+# Whoever is not trained does not move, momentum included.
+
+
+def test_agents_that_are_not_trained_stay_bit_for_bit(episodes):
+    """A step of the critic's warm-up, then one agent at a time."""
+    config = settings(dataclasses.replace(ALGO, agent_interval=1), warmup_steps=1)
+    states = [jax.device_get(fresh(config))]
+    for step in range(5):
+        state, _ = learn(config, episodes, step=step, state=on_device(states[-1]))
+        states.append(state)
+    moved = [
+        [not same(member(old, n), member(new, n)) for n in range(2)]
+        for old, new in zip(states, states[1:], strict=False)
+    ]
+    assert moved == [[False, False], [False, True], [True, False], [False, True], [True, False]]
+    for old, new in zip(states, states[1:], strict=False):
+        assert not same((old.critic, old.critic_opt), (new.critic, new.critic_opt))
+    assert [int(state.step) for state in states] == [0, 1, 2, 3, 4, 5]
+
+
+def test_agent_interval_trains_each_agent_for_that_many_steps():
+    own = learner(settings(dataclasses.replace(ALGO, agent_interval=3)))
+    assert [own.trainable(step).tolist().index(True) for step in range(8)] == [
+        0,
+        0,
+        0,
+        1,
+        1,
+        1,
+        0,
+        0,
+    ]
+
+
+def test_an_agent_that_did_not_act_does_not_move(episodes):
+    first, _ = learn(settings(), episodes)
+    alone = [e._replace(turns=[t for t in e.turns if t.agent == 0]) for e in episodes]
+    second, _ = learn(settings(), alone, state=on_device(first))
+    assert same(member(first, 1), member(second, 1))
+    assert not same(member(first, 0), member(second, 0))
+
+
+def test_an_agent_beyond_max_kl_is_skipped_and_the_others_are_not(episodes):
+    config = settings(dataclasses.replace(ONCE, max_kl=0.01))
+    policy = small.with_policy(episodes, small.adapters())
+    mixed = [
+        e._replace(
+            turns=[p if p.agent == 0 else t for t, p in zip(e.turns, own.turns, strict=True)]
+        )
+        for e, own in zip(episodes, policy, strict=True)
+    ]
+    before = jax.device_get(fresh(config))
+    after, metrics = learn(config, mixed)
+    assert metrics["approx_kl"][0] < 0.01 < metrics["approx_kl"][1]
+    assert same(member(before, 1), member(after, 1))
+    assert not same(member(before, 0), member(after, 0))
+
+
+def test_one_agents_episodes_do_not_change_anothers_step(episodes):
+    """Without the shared normalisation, agent 0 takes the same step whatever agent 1 did."""
+    config = settings(dataclasses.replace(ALGO, normalize="none", gae_lambda=0.0, gamma=0.0))
+    other = [
+        e._replace(turns=[t._replace(action=t.action[::-1]) if t.agent else t for t in e.turns])
+        for e in episodes
+    ]
+    one, two = learn(config, episodes)[0], learn(config, other)[0]
+    close(member(one, 0), member(two, 0), 1e-6)
+    assert not same(member(one, 1), member(two, 1))
+
+
+def test_a_minibatch_without_rows_moves_nothing(episodes):
+    """Fewer rows than minibatches: momentum must not be spent on nothing."""
+    config = settings(dataclasses.replace(ONCE, minibatches=4, microbatch_tokens=64))
+    single = episodes[0]._replace(turns=episodes[0].turns[:1], results=episodes[0].results[:1])
+    state, _ = learn(config, [single])
+    assert build(config, [single]).rows.turn_mask_UBK.sum() == 1
+    count = [int(np.max(x)) for x in jax.tree.leaves(state.critic_opt) if x.dtype == np.int32]
+    assert count == [1]
+    counts = [x for x in jax.tree.leaves(state.adapters_opt) if x.dtype == np.int32]
+    assert [x.tolist() for x in counts] == [[1, 0]]
+
+
+# However the work is cut, the step is the same.
+
+
+@pytest.mark.parametrize("name", ["appo", "tppo"])
+def test_accumulated_gradients_are_those_of_one_big_microbatch(episodes, name):
+    big = settings(dataclasses.replace(ONCE, microbatch_tokens=100_000))
+    cut = settings(dataclasses.replace(ONCE, microbatch_tokens=64))
+    assert build(big, episodes).rows.mask_UBA.shape[0] == 1
+    assert build(cut, episodes).rows.mask_UBA.shape[0] >= 4
+    one, two = learn(big, episodes, name=name), learn(cut, episodes, name=name)
+    close(one, two, 1e-4)
+    close(one[0].adapters, two[0].adapters, 1e-5)
+
+
+def test_packed_rows_learn_what_unpacked_rows_learn(episodes, monkeypatch):
+    packed = build(settings(ONCE), episodes).rows
+    one = learn(settings(ONCE), episodes)
+    monkeypatch.setattr(batch_lib, "_pack", lambda sequences, width: [[s] for s in sequences])
+    apart = build(settings(ONCE), episodes).rows
+    assert packed.segments_UBT.max() > 1 and apart.segments_UBT.max() == 1
+    two = learn(settings(ONCE), episodes)
+    close(one, two, 1e-4)
+    close(one[0].adapters, two[0].adapters, 1e-5)
+
+
+@pytest.mark.parametrize("shape", [(2,), (4,), (8,), (2, 2, 2)], ids=str)
+def test_any_mesh_takes_the_same_step_as_one_device(episodes, shape):
+    """To 1e-5 in the adapters, whose step is up to 1e-3; metrics to 1e-4."""
+    where = small.mesh_of(*shape)
+    one, many = learn(settings(ONCE), episodes), learn(settings(ONCE), episodes, where=where)
+    close(one[0].adapters, many[0].adapters, 1e-5)
+    close(one[0].critic, many[0].critic, 1e-3)  # its step is up to 0.05
+    close(one[1], many[1], 1e-4)
+
+
+def test_the_same_step_twice_is_the_same_bit_for_bit(episodes):
+    assert same(learn(settings(), episodes), learn(settings(), episodes))
+
+
+# Every setting does what it says.
+
+
+@pytest.mark.parametrize(
+    ("setting", "value", "changes"),
+    [
+        ("lr", 2e-3, "adapters"),
+        ("clip", 0.01, "adapters"),
+        ("entropy_coef", 0.5, "adapters"),
+        ("ratio", "token", "adapters"),
+        ("normalize", "agent", "adapters"),
+        ("normalize", "none", "adapters"),
+        ("value_clip", 0.01, "critic"),
+        ("huber_delta", 0.05, "critic"),
+        ("value_coef", 1e-3, "critic"),
+        ("gamma", 0.5, "both"),
+        ("gae_lambda", 0.1, "both"),
+        ("max_grad_norm", 1e-4, "both"),
+        ("epochs", 3, "both"),
+        ("minibatches", 2, "both"),
+    ],
+)
+def test_a_setting_changes_what_it_names_and_nothing_else(episodes, setting, value, changes):
+    usual, _ = learn(settings(), episodes)
+    other, _ = learn(settings(dataclasses.replace(ALGO, **{setting: value})), episodes)
+    assert same(usual.adapters, other.adapters) == (changes == "critic")
+    assert same(usual.critic, other.critic) == (changes == "adapters")
+
+
+def test_the_learning_rate_scales_the_first_step(episodes):
+    start = small.adapters()
+    steps = []
+    for lr in (1e-3, 2e-3):
+        state, _ = learn(settings(dataclasses.replace(ONCE, lr=lr)), episodes)
+        steps.append(jax.tree.map(lambda a, b: np.asarray(a - b), state.adapters, start))
+    close(jax.tree.map(lambda x: 2 * x, steps[0]), steps[1], 1e-6)
+
+
+def test_the_critic_learns_returns_with_its_own_learning_rate(episodes):
+    start = jax.device_get(fresh(settings()).critic)
+    still, _ = learn(settings(lr=0.0), episodes)
+    assert same(still.critic, start)
+    state, first = learn(settings(), episodes)
+    for _ in range(30):
+        state, last = learn(settings(), episodes, state=on_device(state))
+    assert last["critic/explained_variance"] > max(0.3, first["critic/explained_variance"])
+
+
+def test_better_actions_become_more_likely():
+    rewarded = small.random_episodes(8, on_policy=small.adapters())
+    policy, scores = fresh(settings(ONCE)), []
+    for _ in range(5):
+        turns = [e.turns[-1] for e in small.with_policy(rewarded, policy.adapters)]
+        scores.append([float(t.logprobs.sum()) for t in turns])
+        state, _ = learn(settings(ONCE), rewarded, state=policy)
+        policy = on_device(state)
+    gain = np.array(scores[-1]) - np.array(scores[0])
+    rewards = np.array([e.reward for e in rewarded])
+    assert np.corrcoef(gain, rewards)[0, 1] > 0.3
