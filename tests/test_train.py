@@ -23,8 +23,9 @@ SMALL = ["--algo.episodes", "8", "--run.save_every", "2"]
 @pytest.fixture(scope="module", autouse=True)
 def one_device():
     """Most of this module is about one device; the meshes have a module of their own."""
+    first = jax.devices()[:1]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(jax, "devices", lambda *a, first=jax.devices()[0]: [first])
+        patch.setattr(jax, "devices", lambda *backend: first)
         yield
 
 
