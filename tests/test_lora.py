@@ -1,0 +1,36 @@
+"""Stacked adapters: every token passes through its owner's, and through no other."""
+
+from __future__ import annotations
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+import small
+
+from marft_jax import lora
+
+
+def test_all_owners_at_once_is_each_owner_alone():
+    adapters = small.adapters(3)
+    x = jax.random.normal(jax.random.key(0), (4, 5, small.CONFIG.d_model))
+    owners = jnp.asarray(np.random.default_rng(0).integers(-1, 3, (4, 5)))
+    y = jnp.zeros((4, 5, small.CONFIG.target_shape("q")[1]))
+    fused = lora.fuse(adapters, jnp.float32)
+    mask = lora.owner_mask(owners, adapters, small.ALPHA, jnp.float32)
+    for layer in range(small.CONFIG.n_layers):
+        together = lora.add_lora(y, x, fused[layer]["q"], mask)
+        a, b = (adapters["q"][k][:, layer] for k in ("a", "b"))
+        alone = jnp.stack([x @ a[n] @ b[n] for n in range(3)]) * small.ALPHA / small.RANK
+        expected = sum(jnp.where((owners == n)[..., None], alone[n], 0) for n in range(3))
+        chex.assert_trees_all_close(together, expected, atol=1e-5)
+
+
+def test_fresh_adapters_change_nothing_and_do_not_depend_on_their_number():
+    few, many = (
+        lora.init(jax.random.key(0), small.CONFIG, adapters=n, rank=3, targets=("q", "down"))
+        for n in (1, 3)
+    )
+    assert not any(np.any(tree["b"]) for tree in many.values())
+    chex.assert_trees_all_equal(few["down"]["a"][0], many["down"]["a"][0])
+    assert lora.shape_of(many) == (3, 3)

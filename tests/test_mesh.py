@@ -1,0 +1,35 @@
+"""Devices to a mesh."""
+
+from __future__ import annotations
+
+import jax
+import pytest
+
+from marft_jax import config as config_lib
+from marft_jax import mesh
+
+
+@pytest.mark.parametrize("asked, got", [((-1, 1, 1), (8, 1, 1)), ((2, -1, 2), (2, 2, 2))])
+def test_minus_one_fills_the_mesh(asked, got):
+    assert tuple(mesh.make_mesh(config_lib.Mesh(*asked)).shape.values()) == got
+
+
+@pytest.mark.parametrize("asked", [(3, 1, 1), (-1, -1, 1), (-1, 3, 1), (4, 4, 1)])
+def test_an_impossible_mesh_is_refused_with_the_possible_ones(asked):
+    with pytest.raises(config_lib.BadInput, match=r"expected .* = 8 devices, got .*\(2, 2, 2\)"):
+        mesh.make_mesh(config_lib.Mesh(*asked))
+
+
+def test_matrices_are_split_and_what_does_not_divide_is_not():
+    where = mesh.make_mesh(config_lib.Mesh(2, 2, 2))
+    split = mesh.base_sharding(where, "layers/0/q/kernel", (64, 32))
+    assert split.shard_shape((64, 32)) == (32, 16)
+    assert mesh.base_sharding(where, "layers/0/down/kernel", (63, 32)).spec[0] is None
+    assert mesh.base_sharding(where, "final_norm/scale", (64,)).is_fully_replicated
+    assert mesh.row_shards(where) == 4
+
+
+def test_placing_a_tensor_casts_it():
+    where = mesh.make_mesh(config_lib.Mesh(1, 1, 1), jax.devices()[:1])
+    placed = mesh.placer(where, "bfloat16")("layers/0/o/kernel", jax.numpy.ones((4, 4)))
+    assert placed.dtype == "bfloat16"
