@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Sequence
 from typing import Any
@@ -49,9 +50,10 @@ def mesh_of(data: int, fsdp: int = 1, tensor: int = 1) -> Mesh:
 
 
 @functools.cache
-def base_on(where: Mesh) -> BaseModel:
+def base_on(where: Mesh, layers: int = 2) -> BaseModel:
     """The same random weights, on any mesh."""
-    graphdef, abstract = abstract_decoder(CONFIG, jnp.float32)
+    config = dataclasses.replace(CONFIG, n_layers=layers)
+    graphdef, abstract = abstract_decoder(config, jnp.float32)
     rng = np.random.default_rng(0)
 
     def draw(path: str, shape: tuple[int, ...]) -> np.ndarray:
@@ -62,11 +64,11 @@ def base_on(where: Mesh) -> BaseModel:
 
     tensors = [(path, draw(path, shape)) for path, shape in shapes_of(abstract).items()]
     params = fill(abstract, tensors, mesh.placer(where, jnp.float32), "small")
-    return BaseModel(CONFIG, graphdef, params, ByteTokenizer(), "small", "0123")
+    return BaseModel(config, graphdef, params, ByteTokenizer(), "small", "0123")
 
 
-def base() -> BaseModel:
-    return base_on(one_device())
+def base(layers: int = 2) -> BaseModel:
+    return base_on(one_device(), layers)
 
 
 def team(agents: int = 2, *, context: int = CONTEXT, shared: bool = False, **settings: Any) -> Team:
@@ -80,14 +82,14 @@ def team(agents: int = 2, *, context: int = CONTEXT, shared: bool = False, **set
     return make_team(profiles, sampling, settings_lora, context, ByteTokenizer())
 
 
-def adapters(n: int = 2, seed: int = 0) -> lora.Adapters:
+def adapters(n: int = 2, seed: int = 0, layers: int = 2) -> lora.Adapters:
     """Random adapters with a B that is not zero, so that each owner writes something else."""
     tree = {}
     for i, target in enumerate(("q", "v")):
         rng = np.random.default_rng([seed, i])
         d_in, d_out = CONFIG.target_shape(target)
-        a = rng.normal(size=(n, CONFIG.n_layers, d_in, RANK)) * d_in**-0.5
-        b = rng.normal(size=(n, CONFIG.n_layers, RANK, d_out)) * 0.5
+        a = rng.normal(size=(n, layers, d_in, RANK)) * d_in**-0.5
+        b = rng.normal(size=(n, layers, RANK, d_out)) * 0.5
         tree[target] = {"a": jnp.asarray(a, jnp.float32), "b": jnp.asarray(b, jnp.float32)}
     return tree
 
@@ -102,12 +104,13 @@ def engine(
     eos_ids: Sequence[int] = (CONFIG.vocab_size,),
     seed: int = 0,
     n: int = 3,
+    layers: int = 2,
 ) -> Engine:
     """An engine on the small model, with its adapters loaded."""
     where = where or one_device()
-    model = base_on(where)
+    model = base_on(where, layers)
     made = Engine(
-        CONFIG,
+        model.config,
         model.graphdef,
         model.params,
         where,
@@ -116,7 +119,7 @@ def engine(
         seed=seed,
         alpha=ALPHA,
     )
-    made.load(adapters(n))
+    made.load(adapters(n, layers=layers))
     return made
 
 
@@ -130,9 +133,10 @@ def answers(engine: Engine, requests: Sequence[Request]) -> list[Completion]:
 
 
 @functools.cache
-def _scorer():
+def _scorer(layers: int):
+    model = base(layers)
+
     def score(params, adapters, tokens_BT, lengths_B, owners_B, temperature_B):
-        model = base()
         b, t = tokens_BT.shape
         positions_BT = jnp.broadcast_to(jnp.arange(t)[None], (b, t))
         segments_BT = (positions_BT < lengths_B[:, None]).astype(jnp.int32)
@@ -168,7 +172,9 @@ def full_forward(
         whole = np.concatenate([prompt, action])
         tokens[i, : len(whole)], lengths[i] = whole, len(whole)
         own[i], heat[i] = owners[i], temperatures[i] or 1.0
-    scored = np.asarray(_scorer()(base().params, adapters, tokens, lengths, own, heat))
+    layers = adapters["q"]["a"].shape[1]
+    score = _scorer(layers)
+    scored = np.asarray(score(base(layers).params, adapters, tokens, lengths, own, heat))
     return [
         scored[i, len(prompt) - 1 : len(prompt) - 1 + len(action)]
         for i, (prompt, action) in enumerate(zip(prompts, actions, strict=True))
