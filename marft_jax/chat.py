@@ -62,7 +62,7 @@ def chat(session: Session) -> None:
             except config_lib.BadInput as error:  # too long a question: say so and go on
                 console.print(str(error), markup=False)
             else:
-                console.print(transcripts.render(episode))
+                console.print(transcripts.render(episode._replace(results=())))  # not graded
 
 
 class Asked:

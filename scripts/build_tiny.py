@@ -97,7 +97,7 @@ def _next(params, tokens_BT, lengths_B):
     b, t = tokens_BT.shape
     positions_BT = jnp.broadcast_to(jnp.arange(t)[None], (b, t))
     ones_BT = jnp.ones((b, t), jnp.int32)
-    batch = tiny.Batch(tokens_BT, ones_BT, positions_BT, ones_BT)
+    batch = tiny.Batch(tokens_BT, ones_BT, positions_BT, ones_BT)  # pyright: ignore[reportArgumentType]
     logits_BTV = tiny.logits(params, batch).reshape(b, t, -1)
     return jnp.take_along_axis(logits_BTV, lengths_B[:, None, None] - 1, axis=1)[:, 0]
 

@@ -1,4 +1,4 @@
-"""Episodes to rows: nesting, packing, minibatches, and the chain of decisions."""
+"""From episodes to packed rows: every action token once, in acting order, apart from the others."""
 
 from __future__ import annotations
 
@@ -7,95 +7,203 @@ import dataclasses
 import numpy as np
 import pytest
 import small
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from marft_jax import batch as batch_lib
-from marft_jax import config as config_lib
+from marft_jax.algorithms import credit
+from marft_jax.buckets import bucket
+from marft_jax.config import Algo
 
-ALGO = config_lib.Algo(minibatches=1, microbatch_tokens=256)
-
-
-def build(episodes, level="action", owners=(0, 1, 2), algo=ALGO, **settings):
-    rewards = [np.arange(1, len(e.turns) + 1, dtype=np.float32) for e in episodes]
-    return batch_lib.build(episodes, rewards, owners, algo, level, **settings)
+ALGO = Algo(minibatches=1, microbatch_tokens=128)
 
 
-def test_turns_of_one_owner_with_nested_histories_share_a_row():
-    first = small.turn(0, [1, 2, 3], [4, 5])
-    second = small.turn(1, [1, 2, 3, 4, 5, 6], [7, 8, 9])
-    episode = small.episode(0, [first, second], [1.0])
-    shared = build([episode], owners=(0, 0))
-    apart = build([episode], owners=(0, 1))
-    assert shared.rows.segments_UBT.max() == 1 and (shared.rows.segments_UBT > 0).sum() == 8
-    assert (apart.rows.segments_UBT > 0).sum() == 4 + 8
-    targets = shared.rows.targets_UBA[shared.rows.mask_UBA > 0].tolist()
-    assert targets == [4, 5, 7, 8, 9]
+def build(episodes, level="action", owners=(0, 1, 2), algo=ALGO, shards=1, seed=(0,)):
+    rewards = [credit.last(episode) for episode in episodes]
+    return batch_lib.build(episodes, rewards, owners, algo, level, shards=shards, seed=seed)
 
 
-def test_the_token_before_each_action_token_predicts_it():
-    episodes = small.random_episodes(5, agents=3)
-    rows = build(episodes).rows
-    for u, b, a in np.argwhere(rows.mask_UBA > 0):
-        at = rows.index_UBA[u, b, a]
-        if (
-            rows.segments_UBT[u, b, (at + 1) % rows.tokens_UBT.shape[2]]
-            == (rows.segments_UBT[u, b, at])
-            and at + 1 < rows.tokens_UBT.shape[2]
-        ):
-            assert rows.tokens_UBT[u, b, at + 1] == rows.targets_UBA[u, b, a]
+def units(x, batch):
+    """Numbers of decisions, in acting order: one array per episode."""
+    flat, chain = x.reshape(-1), batch.chain
+    return [flat[chain.unit_EJ[e, : int(m.sum())]] for e, m in enumerate(chain.mask_EJ)]
+
+
+@pytest.fixture(scope="module")
+def episodes():
+    return small.random_episodes(9, agents=3, steps=2, longest=5)
+
+
+def shared_history():
+    """Three turns through one growing sequence: each prompt begins with all before it."""
+    first = small.turn(0, [1, 2], [3, 4])
+    second = small.turn(1, [1, 2, 3, 4, 50], [6], sees=(0,))
+    third = small.turn(0, [1, 2, 3, 4, 50, 6, 51], [7, 8, 9], sees=(0, 1))
+    return small.episode(0, [first, second, third], [1.0])
+
+
+# Rows.
+
+
+def test_nested_turns_of_one_owner_are_one_sequence():
+    batch = build([shared_history()], owners=(0, 0))
+    r = batch.rows
+    assert (r.segments_UBT == 1).sum() == 9 and r.segments_UBT.max() == 1
+    [row] = r.tokens_UBT[r.segments_UBT.any(-1)]
+    assert row[:9].tolist() == [1, 2, 3, 4, 50, 6, 51, 7, 8]
+    assert r.targets_UBA[r.mask_UBA > 0].tolist() == [3, 4, 6, 7, 8, 9]
+    assert r.index_UBA[r.mask_UBA > 0].tolist() == [1, 2, 4, 6, 7, 8]
+    assert r.turn_UBA[r.mask_UBA > 0].tolist() == [0, 0, 1, 2, 2, 2]
+    assert r.agent_UBK[r.turn_mask_UBK > 0].tolist() == [0, 1, 0]
+
+
+def test_nested_turns_of_other_owners_stay_apart():
+    r = build([shared_history()], owners=(0, 1)).rows
+    owners = {(int(s), int(o)) for s, o in zip(r.segments_UBT.flat, r.owners_UBT.flat, strict=True)}
+    assert owners == {(0, -1), (1, 0), (2, 1)}
+
+
+def test_two_answers_to_one_prompt_stay_apart():
+    turns = [small.turn(0, [1, 2], [3]), small.turn(0, [1, 2], [3]), small.turn(0, [1, 2], [4])]
+    r = build([small.episode(0, turns, [1.0])]).rows
+    assert sorted(r.segments_UBT[r.segments_UBT > 0].tolist()) == [1, 1, 2, 2, 3, 3]
+
+
+def test_sequences_of_other_episodes_are_never_nested():
+    first = small.episode(0, [small.turn(0, [1, 2], [3])], [1.0])
+    second = small.episode(1, [small.turn(0, [1, 2, 3, 4], [5])], [1.0])
+    assert build([first, second]).rows.segments_UBT.max() == 2
 
 
 @pytest.mark.parametrize("level", ["action", "token"])
-def test_the_chain_links_every_decision_once_in_acting_order(level):
-    episodes = small.random_episodes(5, agents=3, steps=2)
+def test_every_action_token_is_there_once_behind_its_own_prompt(episodes, level):
     batch = build(episodes, level)
-    rows, chain = batch.rows, batch.chain
-    mask = rows.turn_mask_UBK if level == "action" else rows.mask_UBA
+    r = batch.rows
+    turns = [t for e in episodes for t in e.turns]
+    assert r.mask_UBA.sum() == sum(len(t.action) for t in turns)
+    assert r.turn_mask_UBK.sum() == len(turns)
+    rebuilt = []
+    for u, b, a in zip(*np.nonzero(r.mask_UBA), strict=True):
+        i = r.index_UBA[u, b, a]
+        segment = r.segments_UBT[u, b] == r.segments_UBT[u, b, i]
+        before = r.tokens_UBT[u, b][segment & (np.arange(segment.size) <= i)]
+        owner, position = r.owners_UBT[u, b, i], r.positions_UBT[u, b, i]
+        assert position == len(before) - 1
+        rebuilt.append((int(owner), *before.tolist(), int(r.targets_UBA[u, b, a])))
+    expected = [
+        (t.agent, *t.prompt.tolist(), *t.action[: i + 1].tolist())
+        for t in turns
+        for i in range(len(t.action))
+    ]
+    assert sorted(rebuilt) == sorted(expected)
+
+
+def test_a_turn_carries_its_own_numbers(episodes):
+    hot = [
+        e._replace(turns=[t._replace(temperature=0.5 + t.agent) for t in e.turns]) for e in episodes
+    ]
+    for ratio in ("sum", "token", "word"):
+        batch = build(hot, algo=dataclasses.replace(ALGO, ratio=ratio))
+        r = batch.rows
+        for e, episode in enumerate(hot):
+            lengths = [len(t.action) for t in episode.turns]
+            words = [len(t.text.split()) for t in episode.turns]
+            divisor = {"sum": [1] * len(lengths), "token": lengths, "word": words}[ratio]
+            assert units(r.divisor_UBK, batch)[e].tolist() == divisor
+            assert units(r.tokens_UBK, batch)[e].tolist() == lengths
+            assert units(r.agent_UBK, batch)[e].tolist() == [t.agent for t in episode.turns]
+    batch = build(hot, "token")
+    for e, episode in enumerate(hot):
+        heat = np.concatenate([[t.temperature] * len(t.action) for t in episode.turns])
+        logprobs = np.concatenate([t.logprobs for t in episode.turns])
+        np.testing.assert_array_equal(units(batch.rows.temperature_UBA, batch)[e], heat)
+        np.testing.assert_array_equal(units(batch.rows.behaviour_UBA, batch)[e], logprobs)
+
+
+def test_ids_equal_to_padding_are_not_taken_for_it():
+    turns = [small.turn(0, [0, 0, 0], [0, 0]), small.turn(1, [256, 257], [257, 256, 0])]
+    r = build([small.episode(0, turns, [1.0])]).rows
+    assert r.mask_UBA.sum() == 5 and (r.segments_UBT > 0).sum() == 4 + 4
+
+
+# The chain.
+
+
+@pytest.mark.parametrize("level", ["action", "token"])
+def test_chains_run_in_acting_order_and_link_every_decision_once(episodes, level):
+    batch = build(episodes, level)
+    chain, r = batch.chain, batch.rows
+    mask = r.turn_mask_UBK if level == "action" else r.mask_UBA
     linked = chain.unit_EJ[chain.mask_EJ > 0]
-    assert sorted(linked) == np.flatnonzero(mask.reshape(-1)).tolist()
-    flat_link = chain.link_UBX.reshape(-1)
+    assert len(set(linked.tolist())) == len(linked) == mask.sum()
+    assert (mask.reshape(-1)[linked] == 1).all()
+    e_j = np.stack(np.nonzero(chain.mask_EJ))
+    back = chain.link_UBX.reshape(-1)[linked]
+    np.testing.assert_array_equal(back, np.ravel_multi_index(e_j, chain.mask_EJ.shape))
     for e, episode in enumerate(episodes):
-        units = chain.unit_EJ[e, chain.mask_EJ[e] > 0]
-        assert (flat_link[units] == e * chain.unit_EJ.shape[1] + np.arange(len(units))).all()
+        n = int(chain.mask_EJ[e].sum())
+        assert chain.continues_EJ[e].tolist() == [1] * (n - 1) + [0] * (
+            chain.mask_EJ.shape[1] - n + 1
+        )
         if level == "token":
-            written = np.concatenate([turn.action for turn in episode.turns])
-            assert rows.targets_UBA.reshape(-1)[units].tolist() == written.tolist()
+            written = np.concatenate([t.action for t in episode.turns])
+            np.testing.assert_array_equal(units(r.targets_UBA, batch)[e], written)
         else:
-            agents = [turn.agent for turn in episode.turns]
-            assert rows.agent_UBK.reshape(-1)[units].tolist() == agents
-        assert chain.continues_EJ[e].sum() == len(units) - 1
+            agents = [t.agent for t in episode.turns]
+            assert units(r.agent_UBK, batch)[e].tolist() == agents
 
 
-def test_a_turns_reward_sits_on_its_last_token():
-    [episode] = small.random_episodes(1)
-    chain = build([episode], "token").chain
-    lengths = [len(turn.action) for turn in episode.turns]
-    paid = np.zeros(chain.rewards_EJ.shape[1])
-    paid[lengths[0] - 1], paid[sum(lengths) - 1] = 1, 2
-    assert chain.rewards_EJ[0].tolist() == paid.tolist()
+def test_a_turns_reward_sits_on_its_last_token(episodes):
+    chain = build(episodes, "token").chain
+    for e, episode in enumerate(episodes):
+        expected = [
+            reward if i == len(turn.action) - 1 else 0
+            for turn, reward in zip(episode.turns, credit.last(episode), strict=True)
+            for i in range(len(turn.action))
+        ]
+        assert chain.rewards_EJ[e, : len(expected)].tolist() == expected
+        assert not chain.rewards_EJ[e, len(expected) :].any()
 
 
-def test_long_batches_become_several_microbatches_of_bounded_size():
-    episodes = small.random_episodes(40, agents=3)
-    batch = build(episodes, algo=dataclasses.replace(ALGO, minibatches=4))
-    _, b, t = batch.rows.tokens_UBT.shape
-    assert b * t <= 256
-    assert batch.micros % 4 == 0
-    filled = (batch.rows.segments_UBT > 0).any((1, 2))
-    assert filled[: batch.micros].all() and not filled[batch.micros :].any()
-    assert batch.rows.turn_mask_UBK.sum() == 120
+# How rows are cut.
 
 
-def test_rows_of_a_microbatch_divide_among_the_devices():
-    batch = build(small.random_episodes(5), shards=8)
-    assert batch.rows.tokens_UBT.shape[1] % 8 == 0
+@pytest.mark.parametrize("minibatches", [1, 2, 3])
+@pytest.mark.parametrize("shards", [1, 4])
+def test_rows_are_dealt_evenly_to_minibatches_and_shards(episodes, minibatches, shards):
+    algo = dataclasses.replace(ALGO, minibatches=minibatches)
+    batch = build(episodes, algo=algo, shards=shards)
+    full = batch.rows.segments_UBT.any(-1).sum(-1)
+    u, b, width = batch.rows.tokens_UBT.shape
+    assert u % minibatches == 0 and b % shards == 0
+    assert b * width <= max(algo.microbatch_tokens, shards * width)
+    assert (full[batch.micros :] == 0).all()
+    assert full[: batch.micros].max() - full[: batch.micros].min() <= 1
 
 
-def test_the_seed_decides_which_rows_share_a_minibatch():
-    episodes = small.random_episodes(30)
-    same = [build(episodes, seed=(0, 1)).rows.tokens_UBT for _ in range(2)]
-    other = build(episodes, seed=(0, 2)).rows.tokens_UBT
-    assert np.array_equal(*same) and not np.array_equal(same[0], other)
+def test_the_seed_decides_which_rows_share_a_minibatch(episodes):
+    one, same, other = (build(episodes, seed=s) for s in ((0, 1), (0, 1), (0, 2)))
+    np.testing.assert_array_equal(one.rows.tokens_UBT, same.rows.tokens_UBT)
+    assert not np.array_equal(one.rows.tokens_UBT, other.rows.tokens_UBT)
 
 
-def test_packing_wastes_little():
-    assert batch_lib.padding(build(small.random_episodes(60, agents=3))) < 0.35
+def test_padding_is_the_fraction_of_idle_tokens():
+    turns = [small.turn(0, range(1, 17), range(1, 18))]  # 32 of 32 tokens are read
+    assert batch_lib.padding(build([small.episode(0, turns, [1.0])])) == 0
+    turns = [small.turn(0, range(1, 9), range(1, 10))]  # 16 of 32
+    assert batch_lib.padding(build([small.episode(0, turns, [1.0])])) == 0.5
+
+
+def test_packing_wastes_less_than_a_row_per_sequence():
+    episodes = small.random_episodes(64, steps=2)
+    assert batch_lib.padding(build(episodes, algo=Algo(minibatches=1))) < 0.35
+
+
+@settings(deadline=None)
+@given(st.integers(1, 5000), st.sampled_from([1, 8, 32]), st.sampled_from([1, 2, 4]))
+def test_a_bucket_holds_what_it_must_and_the_ladder_is_short(n, least, rungs):
+    size = bucket(n, least, rungs)
+    assert size >= max(n, least)
+    assert bucket(size, least, rungs) == size
+    assert size <= max(least, n * (1 + 1 / rungs) + 1)
+    assert len({bucket(i, least, rungs) for i in range(least, least * 2)}) <= rungs + 1

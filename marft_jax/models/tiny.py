@@ -116,7 +116,7 @@ def tensors() -> Iterator[tuple[str, np.ndarray]]:
             file=sys.stderr,
             flush=True,
         )
-        weights = build()[0]
+        weights = {path: x.astype(np.float16) for path, x in build()[0].items()}  # as it is kept
         save(weights, file)
     yield from sorted(weights.items())
 
@@ -419,7 +419,7 @@ def loss(params: dict[str, jax.Array], batch: Batch):
 
 
 class _State(NamedTuple):
-    params: dict[str, jax.Array]
+    params: optax.Params
     momentum: dict[str, jax.Array]
     adam: optax.OptState
 

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, Future
 
+from marft_jax.config import BadInput
 from marft_jax.engine.engine import Completion, Engine, Request
 from marft_jax.envs.base import Env
 from marft_jax.team.context import ContextFull, Team
@@ -109,6 +110,8 @@ class _Live:
         try:
             wish = self._generator.send(answer)
         except StopIteration:
+            if not self._turns:
+                raise BadInput("--team.workflow: it returned before any agent acted") from None
             self.over = True
         except ContextFull:
             if not self._turns:
@@ -118,6 +121,10 @@ class _Live:
         else:
             if isinstance(wish, Step):
                 self._future = self._threads.submit(self._env.step, wish.turns)
+            elif not isinstance(wish, list) or not wish:
+                raise BadInput(
+                    f"--team.workflow: expected it to yield a list of acts or Step, got {wish!r:.80}"
+                )
             else:
                 self._acts, self._fresh = wish, True
                 self._answers = [None] * len(wish)

@@ -63,5 +63,5 @@ def find_workflow(name: str) -> Callable[[Team, str], Workflow]:
         )
     try:
         return getattr(importlib.import_module(module), function)
-    except (ImportError, AttributeError) as error:
+    except (ImportError, AttributeError, ValueError) as error:
         raise BadInput(f"--team.workflow: cannot load {name!r}: {error}") from error
