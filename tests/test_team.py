@@ -1,7 +1,9 @@
-"""Workflows, what agents see, and the runner that plays many episodes at once."""
+"""Who sees what, who acts when, and that neither the clock nor the machine has a say in it."""
 
 from __future__ import annotations
 
+import dataclasses
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 
@@ -10,137 +12,312 @@ import pytest
 import small
 
 from marft_jax.config import BadInput
+from marft_jax.engine.engine import Completion
+from marft_jax.envs.base import Grade, QuestionEnv, Task
+from marft_jax.models.tokenizer import ByteTokenizer
 from marft_jax.team.context import ContextFull
 from marft_jax.team.runner import Rollout
-from marft_jax.team.workflows import find_workflow, sequential
+from marft_jax.team.workflows import Step, find_workflow, sequential
 from marft_jax.types import StepResult
 
+END = ByteTokenizer.END
 
-class Echo:
-    """Three steps; the observation grows with what was said."""
 
-    delay, growth, horizon, steps = 0.0, 1, 3, 0
+class Scripted:
+    """Stands in for the engine: says what ``speak`` makes of a request, ``slots`` at a time."""
 
-    def reset(self, seed):
-        self.steps = 0
-        return f"{seed}?"
+    def __init__(self, speak, slots: int = 4):
+        self._speak, self._slots = speak, slots
+        self._waiting, self.requests = [], []
+
+    @property
+    def busy(self) -> bool:
+        return bool(self._waiting)
+
+    def submit(self, request) -> int:
+        self.requests.append(request)
+        self._waiting.append((len(self.requests) - 1, request))
+        return len(self.requests) - 1
+
+    def step(self):
+        now, self._waiting = self._waiting[: self._slots], self._waiting[self._slots :]
+        done = []
+        for ticket, request in now:
+            ids = np.array([*self._speak(request).encode(), END], np.int32)
+            ids = ids[: request.sampling.max_new_tokens]
+            answer = Completion(ids, np.full(len(ids), -1, np.float32), bool(ids[-1] == END))
+            done.append((ticket, answer))
+        return done
+
+
+class Slow:
+    """Wants ``steps`` steps, and answers each after a while that depends on the task."""
+
+    delay = 0.0
+
+    def __init__(self, steps: int = 2):
+        self._left = steps
+
+    def reset(self, seed: int) -> str:
+        self._seed = seed
+        return f"t{seed}"
 
     def step(self, turns):
-        time.sleep(self.delay * (turns[0].action[0] % 3))
-        self.steps += 1
-        return StepResult("x" * self.growth, 0.25, self.steps == self.horizon)
-
-
-def play(env=Echo, tasks=range(5), *, agents=2, slots=4, step=0, context=64, **sampling):
-    with ThreadPoolExecutor(4) as threads:
-        engine = small.engine(slots=slots, context=context)
-        team = small.team(agents, context=context, **sampling)
-        return Rollout(engine, team, sequential, env, threads).play(tasks, step)
-
-
-def said(episodes):
-    return [[turn.action.tolist() for turn in episode.turns] for episode in episodes]
+        time.sleep(self.delay * (self._seed * 7 % 5))
+        self._left -= 1
+        said = " ".join(turn.text for turn in turns)
+        reward = len(said) / 8 - self._seed
+        return StepResult(f"t{self._seed} {said[-2:]!a:.6}", reward, self._left == 0)
 
 
 @pytest.fixture(scope="module")
-def episodes():
-    return play(agents=3)
+def threads():
+    with ThreadPoolExecutor(4) as pool:
+        yield pool
 
 
-def test_every_agent_acts_once_per_step_in_order(episodes):
-    for episode in episodes:
-        assert [turn.agent for turn in episode.turns] == [0, 1, 2] * 3
-        assert [turn.step for turn in episode.turns] == [0] * 3 + [1] * 3 + [2] * 3
-        assert episode.reward == 0.75
+def say_who(request) -> str:
+    return f"{request.owner}{request.fold[1] % 10}{request.fold[2]}"
 
 
-def test_within_a_step_d_is_the_strict_lower_triangle(episodes):
+def play(threads, team, env=Slow, *, speak=say_who, workflow=sequential, tasks=range(3), slots=4):
+    engine = Scripted(speak, slots)
+    return Rollout(engine, team, workflow, env, threads).play(tasks, step=5), engine
+
+
+def text(prompt) -> str:
+    """A prompt of the byte tokenizer, its special tokens as <s>, <u> and <a>."""
+    special = {258: "<s>", 259: "<u>", 260: "<a>", END: "<e>"}
+    return "".join(special.get(i, chr(i) if i < 256 else "?") for i in prompt.tolist())
+
+
+# What agents see.
+
+
+def test_an_agent_sees_its_prompt_the_task_and_the_turns_before_it(threads):
+    episodes, _ = play(threads, small.team(2), tasks=[7])
+    prompts = [text(t.prompt) for t in episodes[0].turns]
+    assert prompts[:2] == ["<s>p<u>t7<a>", "<s>s<u>t7\nplanner: 000<a>"]
+    assert prompts[2] == "<s>p<u>t7 '01'<a>"  # the environment's observation, nothing else
+
+
+def test_no_system_message_without_a_system_prompt():
+    team = small.team(1)
+    [profile] = team.profiles
+    bare = team._replace(profiles=(dataclasses.replace(profile, prompt=""),))
+    assert text(bare.act(0, "x", []).prompt) == "<u>x<a>"
+
+
+def test_d_is_the_strict_lower_triangle_of_each_step(threads):
+    [episode], _ = play(threads, small.team(3), tasks=[1])
     triangle = np.tril(np.ones((3, 3), bool), -1)
-    expected = np.kron(np.eye(3, dtype=bool), triangle)
-    for episode in episodes:
-        assert np.array_equal(episode.dependency, expected)
+    expected = np.kron(np.eye(2, dtype=bool), triangle)
+    np.testing.assert_array_equal(episode.dependency, expected)
+    assert [(t.step, t.agent, t.name) for t in episode.turns] == [
+        (step, agent, small.NAMES[agent]) for step in range(2) for agent in range(3)
+    ]
+    assert [t.answers for t in episode.turns[:3]] == [False, False, True]
 
 
-def test_an_agent_is_shown_what_d_says_and_nothing_else(episodes):
-    decode = small.ByteTokenizer().decode
-    for episode in episodes:
-        for turn in episode.turns:
-            shown = decode(turn.prompt.tolist())
-            for other, seen in enumerate(episode.turns):
-                if other in turn.sees:
-                    assert f"\n{seen.name}: {seen.text}" in shown
-            assert shown.count("\n") >= len(turn.sees)
-            assert (f"\n{turn.name}: " in shown) is False
+def test_a_wrong_answer_comes_back_with_what_was_said(threads):
+    """Horizon 3: the team sees its own words and the verdict, and stops when it is right."""
+
+    def grade(said: str, right: str) -> Grade:
+        return Grade(float(said == right), "right" if said == right else "wrong")
+
+    def env():
+        return QuestionEnv(lambda seed: Task("q", "yes"), grade, horizon=3)
+
+    def speak(request) -> str:
+        return "yes" if request.fold[2] == 3 else "no"
+
+    team = small.team(2, context=200)
+    [episode], _ = play(threads, team, env, speak=speak, tasks=[0])
+    assert [r.reward for r in episode.results] == [0, 1] and episode.reward == 1
+    verdict = "\njudge: The answer is incorrect."
+    assert text(episode.turns[2].prompt) == f"<s>p<u>q\nplanner: no\nsolver: no{verdict}<a>"
+    [failed], _ = play(threads, team, env, speak=lambda request: "no", tasks=[0])
+    assert [r.done for r in failed.results] == [False, False, True]
 
 
-def test_slots_and_slow_environments_change_nothing():
-    class Slow(Echo):
-        delay = 0.05
-
-    plain = said(play(temperature=1.0))
-    assert said(play(Slow, slots=2)) == plain
-    assert said(play(slots=8)) == plain
+# What a turn keeps.
 
 
-def test_noise_differs_between_steps_and_between_group_members():
-    episodes = said(play(tasks=[7, 7, 7]))
-    assert episodes[0] != episodes[1] != episodes[2]
-    assert said(play(tasks=[7, 7, 7], step=1)) != episodes
-    assert said(play(tasks=[7, 7, 7])) == episodes
+def test_a_turn_keeps_ids_logprobs_and_temperature_as_they_were(threads):
+    team = small.team(2, temperature=0.7)
+    greedy = team.sampling[1]._replace(temperature=0.0)
+    team = team._replace(sampling=(team.sampling[0], greedy))
+    [episode], engine = play(threads, team, tasks=[4], speak=lambda request: " a b ")
+    first, second = episode.turns[:2]
+    assert first.action.tolist() == [*b" a b ", END] and first.text == "a b"
+    assert first.logprobs.dtype == np.float32 and len(first.logprobs) == len(first.action)
+    assert (first.temperature, second.temperature) == (0.7, 1.0)
+    assert not first.truncated
+    [cut], _ = play(threads, team, tasks=[4], speak=lambda request: "much too long")
+    assert cut.turns[0].truncated and len(cut.turns[0].action) == 8
 
 
-def test_a_task_that_does_not_fit_is_bad_input():
-    class Long(Echo):
+def test_profiles_and_adapters_reach_the_engine(threads):
+    _, engine = play(threads, small.team(2), tasks=[0])
+    assert [r.owner for r in engine.requests] == [0, 1, 0, 1]
+    _, engine = play(threads, small.team(2, shared=True), tasks=[0])
+    assert [r.owner for r in engine.requests] == [0, 0, 0, 0]
+    assert small.team(3).adapters == 3 and small.team(3, shared=True).adapters == 1
+
+
+def test_every_act_has_a_sampling_key_of_its_own(threads):
+    _, engine = play(threads, small.team(2), tasks=range(10, 14))
+    folds = [r.fold for r in engine.requests]
+    assert sorted(folds) == [(5, e, k) for e in range(4) for k in range(4)]
+
+
+# Room.
+
+
+def test_a_task_that_fills_the_context_is_bad_input(threads):
+    class Long(Slow):
         def reset(self, seed):
-            return "x" * 100
+            return "x" * 200
 
-    with pytest.raises(ContextFull, match="100|model.context") as error:
-        play(Long)
-    assert isinstance(error.value, BadInput) and "\n" not in str(error.value)
+    with pytest.raises(BadInput, match="'planner' has 204 tokens.*--model.context 64") as caught:
+        play(threads, small.team(2), Long)
+    assert "\n" not in str(caught.value)
 
 
-def test_a_later_prompt_that_does_not_fit_ends_its_episode_as_truncated():
-    class Growing(Echo):
-        growth = 100
-
-    for episode in play(Growing):
-        assert len(episode.turns) == 2
-        assert episode.results[-1].info == {"truncated": "context"}
+def test_a_later_prompt_that_fills_the_context_ends_the_episode(threads):
+    team = small.team(2, context=24, max_new_tokens=12)
+    [full, fine], _ = play(
+        threads, team, tasks=[0, 1], speak=lambda r: "longwords" if r.fold[1] == 0 else "x"
+    )
+    assert [t.name for t in full.turns] == ["planner"]
+    assert full.results[-1].info == {"truncated": "context"}
+    assert full.results[-1].done and full.reward == 0
+    assert len(fine.turns) == 4
 
 
 def test_new_tokens_are_capped_to_the_room_that_is_left():
-    class Nearly(Echo):
-        horizon = 1
-
-        def reset(self, seed):
-            return "x" * 56
-
-    act = small.team(1, context=64).act(0, "x" * 56, [])
-    assert len(act.prompt) + act.sampling.max_new_tokens == 64
-    assert all(
-        len(e.turns[0].action) <= act.sampling.max_new_tokens for e in play(Nearly, agents=1)
-    )
+    team = small.team(1, context=20, max_new_tokens=12)
+    assert team.act(0, "xy", []).sampling.max_new_tokens == 12  # 6 tokens of prompt
+    assert team.act(0, "x" * 12, []).sampling.max_new_tokens == 4
+    assert team.act(0, "x" * 15, []).sampling.max_new_tokens == 1
+    with pytest.raises(ContextFull):
+        team.act(0, "x" * 16, [])
 
 
-def test_an_environments_error_reaches_the_caller():
-    class Broken(Echo):
+# Order.
+
+
+def summary(episodes):
+    return [
+        (e.index, e.task, e.reward, [(t.name, t.prompt.tolist(), t.text) for t in e.turns])
+        for e in episodes
+    ]
+
+
+def test_neither_slots_nor_threads_nor_slow_grading_change_an_episode(threads, monkeypatch):
+    usual, _ = play(threads, small.team(3), tasks=range(9))
+    with ThreadPoolExecutor(1) as one:
+        for slots, pool, delay in ((1, threads, 0.0), (3, one, 0.002), (9, threads, 0.004)):
+            monkeypatch.setattr(Slow, "delay", delay)
+            other, _ = play(pool, small.team(3), tasks=range(9), slots=slots)
+            assert summary(other) == summary(usual)
+    assert [e.index for e in usual] == list(range(9))
+
+
+def test_requests_enter_the_engine_in_one_order_whatever_the_clock(threads, monkeypatch):
+    orders = []
+    for delay in (0.0, 0.003, 0.0):
+        monkeypatch.setattr(Slow, "delay", delay)
+        _, engine = play(threads, small.team(2), tasks=range(6), slots=4)
+        orders.append([r.fold for r in engine.requests])
+    assert orders[0] == orders[1] == orders[2]
+
+
+def test_others_decode_while_an_episode_is_graded(threads):
+    decoded = threading.Event()
+
+    class Blocking(Slow):
         def step(self, turns):
-            raise RuntimeError("broken")
+            assert self._seed or decoded.wait(timeout=20), "nothing was decoded meanwhile"
+            return super().step(turns)
 
-    with pytest.raises(RuntimeError, match="broken"):
-        play(Broken)
+    def speak(request):
+        if request.fold[1] == 3:  # the last episode, which is in no slot when the first is graded
+            decoded.set()
+        return "x"
+
+    episodes, _ = play(threads, small.team(1), Blocking, tasks=range(4), slots=2, speak=speak)
+    assert len(episodes) == 4
 
 
-def reverse(team, observation):
-    """A workflow of a user's own."""
-    yield [team.act(1, observation, [])]
+@pytest.mark.parametrize("temperature", [0.0, 1.0], ids=["greedy", "sampled"])
+def test_real_episodes_do_not_depend_on_the_number_of_slots(threads, temperature):
+    team = small.team(2, temperature=temperature, max_new_tokens=4)
+    played = []
+    for slots in (2, 8):
+        engine = small.engine(slots=slots, longest=4, n=2)
+        rollout = Rollout(engine, team, sequential, lambda: Slow(1), threads)
+        played.append(summary(rollout.play(range(5), 0)))
+        assert summary(rollout.play(range(5), 0)) == played[-1]  # the same step repeats
+        assert (summary(rollout.play(range(5), 1)) == played[-1]) == (temperature == 0)
+    assert played[0] == played[1]
 
 
-def test_a_workflow_may_come_from_anywhere():
-    assert find_workflow(f"{__name__}:reverse") is reverse
-    with pytest.raises(BadInput, match="cannot load"):
-        find_workflow("nowhere:reverse")
-    with ThreadPoolExecutor(1) as threads:
-        rollout = Rollout(small.engine(), small.team(2), reverse, Echo, threads)
-        [episode] = rollout.play([0], 0)
-    assert [turn.agent for turn in episode.turns] == [1] and episode.reward == 0.0
+# One's own workflow.
+
+
+def side_by_side(team, observation):
+    """Two act without seeing each other, the third sees only the second."""
+    turns = yield [team.act(0, observation, []), team.act(1, observation, [])]
+    turns += yield [team.act(2, observation, turns[1:], first=1)]
+    yield Step(turns)
+
+
+def test_a_users_workflow_is_found_by_name_and_may_act_in_parallel(threads):
+    workflow = find_workflow("test_team:side_by_side")
+    episodes, engine = play(threads, small.team(3), lambda: Slow(1), workflow=workflow)
+    for number, episode in enumerate(episodes):
+        assert [t.name for t in episode.turns] == list(small.NAMES)
+        assert [t.text for t in episode.turns] == [f"{a}{number}{a}" for a in range(3)]
+        assert episode.dependency.tolist() == [[False] * 3, [False] * 3, [False, True, False]]
+    assert len({r.fold for r in engine.requests}) == 9
+
+
+@pytest.mark.parametrize(
+    ("name", "named"),
+    [
+        ("ring", "sequential or package.module:function, got 'ring'"),
+        ("no_such_module:f", "no_such_module"),
+        ("test_team:nothing", "nothing"),
+        (":f", "cannot load ':f'"),
+    ],
+)
+def test_a_workflow_that_is_not_there_is_bad_input(name, named):
+    with pytest.raises(BadInput, match="--team.workflow") as caught:
+        find_workflow(name)
+    assert named in str(caught.value)
+
+
+def silent(team, observation):
+    return
+    yield
+
+
+def empty_handed(team, observation):
+    yield []
+
+
+def unwrapped(team, observation):
+    yield team.act(0, observation, [])
+
+
+@pytest.mark.parametrize("workflow", [silent, empty_handed, unwrapped])
+def test_a_workflow_that_asks_for_nothing_is_an_error_not_a_hang(threads, workflow):
+    with pytest.raises(BadInput, match="--team.workflow"):
+        play(threads, small.team(1), workflow=workflow)
+
+
+def test_team_settings_reach_every_member_that_has_none_of_its_own():
+    team = small.team(2, temperature=0.3, top_p=0.5, top_k=4, min_p=0.1)
+    for sampling in team.sampling:
+        assert sampling == (8, 0.3, 0.5, 4, 0.1)
