@@ -123,7 +123,7 @@ class _Live:
                 self._future = self._threads.submit(self._env.step, wish.turns)
             elif not isinstance(wish, list) or not wish:
                 raise BadInput(
-                    f"--team.workflow: expected it to yield acts in a list, or Step, got {wish!r:.80}"
+                    f"--team.workflow: expected a yielded list of acts, or Step, got {wish!r:.60}"
                 )
             else:
                 self._acts, self._fresh = wish, True
