@@ -226,7 +226,7 @@ def _parquet(path: Path) -> Iterator[tuple[str, Any]]:
 
 def _hub(source: str, name: str, subset: str | None, split: str) -> Iterator[tuple[str, Any]]:
     try:
-        import datasets
+        import datasets  # pyright: ignore[reportMissingImports]
     except ImportError as error:
         raise bad_input(f"{source}: the hub needs datasets: pip install datasets") from error
     try:
