@@ -169,6 +169,13 @@ def test_the_policy_loss_stops_at_the_clip_only_where_that_is_a_gain():
     assert losses.clip_fraction(new, old, 0.6).tolist() == [0, 0, 0, 0]
 
 
+@pytest.mark.parametrize("advantage", [1.0, -1.0])
+def test_a_ratio_too_large_for_float32_leaves_the_gradient_finite(advantage):
+    """A long action's log-probs add up: log ratios beyond 88 happen."""
+    slope = jax.grad(lambda x: losses.clipped_policy_loss(x, -100.0, advantage, 0.2))(0.0)
+    assert np.isfinite(slope)
+
+
 def test_normalisation_per_group_uses_each_groups_own_numbers():
     advantages = np.array([[1.0, 3.0, 100.0], [300.0, 7.0, 200.0]], np.float32)
     groups = np.array([[0, 0, 1], [1, 0, 1]])

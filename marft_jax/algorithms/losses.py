@@ -12,9 +12,10 @@ import jax.numpy as jnp
 def clipped_policy_loss(logprobs, old_logprobs, advantages, clip: float):
     """max(−ratio·A, −clip(ratio, 1 ± ε)·A) with ratio = exp(logprobs − old_logprobs).
 
+    Ratios are capped at e^20: one that overflows has the gradient 0 * inf even where it is clipped.
     Source: PPO, Schulman et al. 2017, equation 7.
     """
-    ratio = jnp.exp(logprobs - old_logprobs)
+    ratio = jnp.exp(jnp.minimum(logprobs - old_logprobs, 20.0))
     clipped = jnp.clip(ratio, 1 - clip, 1 + clip)
     return jnp.maximum(-ratio * advantages, -clipped * advantages)
 
