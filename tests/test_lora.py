@@ -34,3 +34,35 @@ def test_fresh_adapters_change_nothing_and_do_not_depend_on_their_number():
     assert not any(np.any(tree["b"]) for tree in many.values())
     chex.assert_trees_all_equal(few["down"]["a"][0], many["down"]["a"][0])
     assert lora.shape_of(many) == (3, 3)
+
+
+def test_each_owner_gets_a_gradient_from_its_own_tokens_only():
+    adapters = small.adapters(3)
+    x = jax.random.normal(jax.random.key(0), (6, small.CONFIG.d_model))
+    owners = jnp.array([0, 0, 1, -1, 0, 1])
+
+    @jax.jit
+    def gradient(adapters, x):
+        def total(adapters):
+            mask = lora.owner_mask(owners, adapters, small.ALPHA, jnp.float32)
+            fused = lora.fuse(adapters, jnp.float32)[0]["q"]
+            return jnp.square(lora.add_lora(jnp.ones((6, 32)), x, fused, mask)).sum()
+
+        return jax.grad(total)(adapters)["q"]
+
+    usual, other = gradient(adapters, x), gradient(adapters, x.at[2].mul(3))
+    for part in ("a", "b"):
+        assert not np.any(usual[part][2])
+        chex.assert_trees_all_equal(usual[part][0], other[part][0])
+        assert not np.array_equal(usual[part][1], other[part][1])
+
+
+def test_fuse_keeps_each_layer_and_target_apart():
+    adapters = small.adapters(2)
+    fused = lora.fuse(adapters, jnp.float32)
+    for layer in range(2):
+        for target in ("q", "v"):
+            a = np.concatenate(list(adapters[target]["a"][:, layer]), axis=1)
+            b = np.concatenate(list(adapters[target]["b"][:, layer]), axis=0)
+            np.testing.assert_array_equal(fused[layer][target].a, a)
+            np.testing.assert_array_equal(fused[layer][target].b, b)

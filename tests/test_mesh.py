@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import jax
+import numpy as np
 import pytest
+import small
 
 from marft_jax import config as config_lib
 from marft_jax import mesh
+from marft_jax.models import decoder
 
 
 @pytest.mark.parametrize("asked, got", [((-1, 1, 1), (8, 1, 1)), ((2, -1, 2), (2, 2, 2))])
@@ -33,3 +36,19 @@ def test_placing_a_tensor_casts_it():
     where = mesh.make_mesh(config_lib.Mesh(1, 1, 1), jax.devices()[:1])
     placed = mesh.placer(where, "bfloat16")("layers/0/o/kernel", jax.numpy.ones((4, 4)))
     assert placed.dtype == "bfloat16"
+
+
+@pytest.mark.parametrize("shape", [(8, 1, 1), (1, 8, 1), (1, 1, 8), (2, 2, 2)])
+def test_a_forward_pass_is_the_same_on_every_mesh(shape):
+    """Each axis works, and takes its share of the matrices (the embedding is 264 x 32)."""
+    tokens = np.random.default_rng(0).integers(0, 256, (8, 16)).astype(np.int32)
+    positions = np.broadcast_to(np.arange(16, dtype=np.int32), (8, 16))
+    where = small.mesh_of(*shape)
+    model, one = small.base_on(where, 1), small.base(1)
+    rows = jax.device_put((tokens, positions, positions * 0 + 1), mesh.rows(where))
+    run = jax.jit(lambda params, rows: decoder.forward(one.graphdef, params, *rows)[0])
+    expected = run(one.params, (tokens, positions, positions * 0 + 1))
+    np.testing.assert_allclose(run(model.params, rows), expected, atol=1e-4)
+    table = model.params["embed"]["embedding"][...]
+    assert table.sharding.shard_shape(table.shape) == (264 // shape[2], 32 // shape[1])
+    assert rows[0].sharding.shard_shape((8, 16)) == (8 // (shape[0] * shape[1]), 16)

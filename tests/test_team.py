@@ -321,3 +321,22 @@ def test_team_settings_reach_every_member_that_has_none_of_its_own():
     team = small.team(2, temperature=0.3, top_p=0.5, top_k=4, min_p=0.1)
     for sampling in team.sampling:
         assert sampling == (8, 0.3, 0.5, 4, 0.1)
+
+
+def test_episodes_of_one_task_differ_and_repeat(threads):
+    """Group members, episodes of other steps: each has noise of its own."""
+    engine, team = small.engine(longest=4, n=2), small.team(2, max_new_tokens=4)
+    rollout = Rollout(engine, team, sequential, lambda: Slow(1), threads)
+    said = [tuple(t.text for t in e.turns) for e in rollout.play([7, 7, 7], 0)]
+    assert len(set(said)) == 3
+    evaluated = rollout.play([7], 0, first=1 << 20)
+    assert tuple(t.text for t in evaluated[0].turns) not in said
+
+
+def test_an_environments_error_reaches_the_caller(threads):
+    class Broken(Slow):
+        def step(self, turns):
+            raise RuntimeError("broken")
+
+    with pytest.raises(RuntimeError, match="broken"):
+        play(threads, small.team(1), Broken)
