@@ -157,17 +157,20 @@ class Engine:
     def _refill(self) -> None:
         """Prefills one group of waiting requests of about the same length.
 
-        Groups have one of two sizes, a quarter of the slots or all of them, and prompts one of two
-        lengths per doubling: prefill is compiled for few shapes.
+        Groups have one of two sizes, a quarter of the slots or all of them, as far as the bound on
+        a prefill's tokens allows, and prompts one of two lengths per doubling: prefill is compiled
+        for few shapes.
         """
         free = [i for i, ticket in enumerate(self._tickets) if ticket is None]
         width = self._width(self._waiting[0][1])
-        most = max(1, min(len(free), _PREFILL_TOKENS // width))
+        shards = mesh_lib.row_shards(self._mesh)
+        full = min(self.shape.slots, _round_up(max(1, _PREFILL_TOKENS // width), shards))
+        few = min(full, _round_up(-(-self.shape.slots // 4), shards))
+        most = min(len(free), full)
         group: list[tuple[int, Request]] = []
         while self._waiting and len(group) < most and self._width(self._waiting[0][1]) == width:
             group.append(self._waiting.popleft())
-        few = _round_up(-(-self.shape.slots // 4), mesh_lib.row_shards(self._mesh))
-        rows = few if len(group) <= few else self.shape.slots
+        rows = few if len(group) <= few else full
         slots = free[: len(group)]
         for slot, (ticket, request) in zip(slots, group, strict=True):
             self._tickets[slot], self._lengths[slot] = ticket, len(request.prompt)
