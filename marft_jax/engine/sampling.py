@@ -53,17 +53,34 @@ def _uniform(key_2, count):
 
 
 def _kept(logprobs_BV, settings: Settings):
-    """True for tokens that pass every filter; the likeliest token always does."""
-    vocabulary = logprobs_BV.shape[-1]
-    descending_BV = -jnp.sort(-logprobs_BV, axis=-1)
-    k_B = jnp.where(settings.top_k > 0, jnp.minimum(settings.top_k, vocabulary), vocabulary)
-    floor_k = jnp.take_along_axis(descending_BV, k_B[:, None] - 1, axis=-1)
-    p_BV = jnp.exp(descending_BV)
-    before_BV = jnp.cumsum(p_BV, axis=-1) - p_BV
-    inside_BV = (before_BV < settings.top_p[:, None]) | (settings.top_p[:, None] >= 1)
-    floor_p = jnp.min(jnp.where(inside_BV, descending_BV, jnp.inf), axis=-1, keepdims=True)
-    floor_min = descending_BV[:, :1] + jnp.log(settings.min_p)[:, None]
-    return logprobs_BV >= jnp.maximum(jnp.maximum(floor_k, floor_p), floor_min)
+    """True for tokens that pass every filter; the likeliest token always does.
+
+    top-k and top-p keep what is at least as likely as some threshold. It is found by bisection over
+    the bit patterns of the probabilities, which are ordered as the numbers are: 31 sums over the
+    vocabulary are exact, and on a CPU many times faster than sorting it.
+    """
+    p_BV = jnp.exp(logprobs_BV)
+    bits_BV = jax.lax.bitcast_convert_type(p_BV, jnp.int32)
+    k_B = jnp.where(settings.top_k > 0, settings.top_k, p_BV.shape[-1])
+    all_p_B = settings.top_p >= 1
+
+    def halve(_, bounds):
+        """Narrows [low, high): at low enough is kept, at high too little."""
+        (low_k, high_k), (low_p, high_p) = bounds
+        middle_k, middle_p = low_k + (high_k - low_k) // 2, low_p + (high_p - low_p) // 2
+        count_B = jnp.sum(bits_BV >= middle_k[:, None], axis=-1)
+        mass_B = jnp.sum(jnp.where(bits_BV >= middle_p[:, None], p_BV, 0), axis=-1)
+        enough_k, enough_p = count_B >= k_B, (mass_B >= settings.top_p) & ~all_p_B
+        return (
+            (jnp.where(enough_k, middle_k, low_k), jnp.where(enough_k, high_k, middle_k)),
+            (jnp.where(enough_p, middle_p, low_p), jnp.where(enough_p, high_p, middle_p)),
+        )
+
+    start = jnp.zeros_like(k_B), jnp.max(bits_BV, axis=-1) + 1
+    (floor_k, _), (floor_p, _) = jax.lax.fori_loop(0, 31, halve, (start, start))
+    floor_min = settings.min_p[:, None] * jnp.max(p_BV, axis=-1, keepdims=True)
+    floor_B = jnp.minimum(jnp.maximum(floor_k, floor_p), start[1] - 1)
+    return (bits_BV >= floor_B[:, None]) & (p_BV >= floor_min)
 
 
 def _draw(weights_BV, uniform_B):
