@@ -82,6 +82,7 @@ class Learner:
         mesh: Mesh,
     ):
         self._config, self._mesh, self._adapters = config, mesh, team.adapters
+        self._may_learn = np.asarray(team.trainable)
         self._decoder_config, self._base = base.config, base.params
         static = dict(
             graphdef=base.graphdef, config=config, algorithm=algorithm, agents=len(team.profiles)
@@ -121,11 +122,17 @@ class Learner:
         return jax.jit(make, out_shardings=mesh_lib.replicated(self._mesh))()
 
     def trainable(self, step: int) -> np.ndarray:
-        """Which adapters learn in this step: none in the critic's warm-up, else all, or in turn."""
+        """Which adapters learn in this step.
+
+        None in the critic's warm-up; else all that are not frozen, or one of these in turn.
+        """
         interval, n = self._config.algo.agent_interval, self._adapters
         if step < self._config.critic.warmup_steps:
             return np.zeros(n, bool)
-        return np.ones(n, bool) if interval == 0 else np.arange(n) == (step // interval) % n
+        if interval == 0:
+            return self._may_learn
+        learning = np.flatnonzero(self._may_learn)
+        return np.arange(n) == learning[(step // interval) % len(learning)]
 
     def learn(
         self, state: TrainState, batch: batch_lib.Batch, step: int

@@ -47,6 +47,7 @@ class Act(NamedTuple):
         prompt: the token ids that the agent is shown.
         step: the step of the episode in which it acts.
         sees: indices of the episode's earlier turns that the prompt shows; row i of D.
+        start: how many of the prompt's tokens are taken over, id by id, from the turns it sees.
     """
 
     agent: int
@@ -54,6 +55,7 @@ class Act(NamedTuple):
     step: int
     sees: tuple[int, ...]
     sampling: Sampling
+    start: int = 0
 
 
 class Turn(NamedTuple):
@@ -71,6 +73,8 @@ class Turn(NamedTuple):
         sees: indices of the episode's earlier turns that the prompt showed.
         truncated: the action stopped at its token limit, not at the end-of-turn token.
         temperature: the sampling temperature (1 for a greedy turn, whose log-probs are unscaled).
+        index: number of the turn in its episode, from 0.
+        start: how many prompt tokens were taken over from earlier turns; the rest is new text.
     """
 
     agent: int
@@ -84,6 +88,8 @@ class Turn(NamedTuple):
     sees: tuple[int, ...]
     truncated: bool
     temperature: float
+    index: int = 0
+    start: int = 0
 
 
 class StepResult(NamedTuple):
@@ -96,6 +102,8 @@ class StepResult(NamedTuple):
         info: what a transcript should keep (the reference answer, a grader's verdict, ...).
         agent_rewards: rewards meant for single agents, by name, added to their last turn of the
             step.
+        feedback: what is new in ``observation``, for agents that still see what was before it
+            (``context: shared``); the whole observation where it is empty.
     """
 
     observation: str
@@ -103,6 +111,7 @@ class StepResult(NamedTuple):
     done: bool
     info: Mapping[str, Any] = {}
     agent_rewards: Mapping[str, float] = {}
+    feedback: str = ""
 
 
 class Episode(NamedTuple):

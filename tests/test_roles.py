@@ -127,10 +127,11 @@ def test_every_setting_of_a_profile_can_stand_in_a_file(tmp_path):
     text = """
     agents:
       - {name: a, prompt: p, description: d, answers: true, max_new_tokens: 9,
-         temperature: 5e-1, top_p: 0.8, top_k: 3, min_p: 1e-2}
+         temperature: 5e-1, top_p: 0.8, top_k: 3, min_p: 1e-2,
+         adapter: x, trainable: false, init: folder, reward: "module:function"}
     """
     assert roles.load_team(team_file(tmp_path, text)) == (
-        Profile("a", "p", "d", True, 9, 0.5, 0.8, 3, 0.01),
+        Profile("a", "p", "d", True, "x", False, "folder", "module:function", 9, 0.5, 0.8, 3, 0.01),
     )
 
 

@@ -28,6 +28,8 @@ class Team(NamedTuple):
         profiles: the members, in acting order.
         sampling: how each samples.
         owners: the adapter of each member.
+        adapter_names: the name of each adapter: that of its only owner, of its group, or ``team``.
+        trainable: which adapters learn.
         context: the longest prompt plus action, in tokens.
         tokenizer: of the base.
     """
@@ -35,6 +37,8 @@ class Team(NamedTuple):
     profiles: tuple[Profile, ...]
     sampling: tuple[Sampling, ...]
     owners: tuple[int, ...]
+    adapter_names: tuple[str, ...]
+    trainable: tuple[bool, ...]
     context: int
     tokenizer: Tokenizer
 
@@ -45,7 +49,7 @@ class Team(NamedTuple):
     @property
     def adapters(self) -> int:
         """How many adapters the team has."""
-        return max(self.owners) + 1
+        return len(self.adapter_names)
 
     def act(
         self, agent: int, observation: str, turns: Sequence[Turn], *, step: int = 0, first: int = 0
@@ -92,11 +96,32 @@ def make_team(
     context: int,
     tokenizer: Tokenizer,
 ) -> Team:
-    """A team with an adapter for each member, or one for all."""
+    """A team whose members share adapters as ``lora.mode`` and their profiles say.
+
+    Raises:
+        BadInput: agents that share an adapter disagree on whether it learns, or where it starts.
+    """
+    shared = lora.mode == "shared"
+    wanted = ["team" if shared else profile.adapter or profile.name for profile in profiles]
+    names = tuple(dict.fromkeys(wanted))
+    for name in names:
+        members = [p for p, own in zip(profiles, wanted, strict=True) if own == name]
+        for field in ("trainable", "init"):
+            values = [getattr(member, field) for member in members]
+            if any(value != values[0] for value in values):
+                raise config_lib.BadInput(
+                    f"agents {', '.join(m.name for m in members)} share the adapter {name!r}: "
+                    f"expected one value of {field}, got {values}"
+                )
+    trainable = {own: p.trainable for p, own in zip(profiles, wanted, strict=True)}
+    if not any(trainable.values()):
+        raise config_lib.BadInput("team: every agent has `trainable: false`; nothing would learn")
     return Team(
         profiles=profiles,
         sampling=tuple(profile.sampling(team) for profile in profiles),
-        owners=tuple(range(len(profiles))) if lora.mode == "per_agent" else (0,) * len(profiles),
+        owners=tuple(names.index(name) for name in wanted),
+        adapter_names=names,
+        trainable=tuple(trainable[name] for name in names),
         context=context,
         tokenizer=tokenizer,
     )

@@ -46,11 +46,19 @@ def _is_name(value: Any) -> bool:
     )
 
 
+def _is_optional_name(value: Any) -> bool:
+    return value is None or _is_name(value)
+
+
 _EXPECTED: dict[str, _Check] = {
     "name": ("a name: text on one line, without / and outer spaces", _is_name),
     "prompt": ("text", lambda v: isinstance(v, str)),
     "description": ("text", lambda v: isinstance(v, str)),
     "answers": ("true or false", lambda v: isinstance(v, bool)),
+    "adapter": ("a name: text on one line, without / and outer spaces", _is_optional_name),
+    "trainable": ("true or false", lambda v: isinstance(v, bool)),
+    "init": ("a folder with an adapter", lambda v: v is None or isinstance(v, str) and v != ""),
+    "reward": ("a step reward's name", lambda v: v is None or isinstance(v, str) and v != ""),
     "max_new_tokens": ("a whole number > 0", lambda v: v is None or _is_int(v) and v > 0),
     "temperature": ("a number >= 0", lambda v: v is None or _is_number(v) and 0 <= v < math.inf),
     "top_p": ("a number with 0 < top_p <= 1", lambda v: v is None or _is_number(v) and 0 < v <= 1),
@@ -68,6 +76,10 @@ class Profile:
         prompt: its system prompt; empty for none.
         description: one sentence for those who introduce or call it.
         answers: its actions are the team's answer and are graded.
+        adapter: roles that name the same one share it; without, the agent has its own.
+        trainable: whether its adapter learns.
+        init: a peft folder that its adapter starts from; without, it starts as the base.
+        reward: its step reward where ``algo.credit`` is ``per_step``; without, the team's.
         max_new_tokens, temperature, top_p, top_k, min_p: as in ``types.Sampling``.
 
     Raises:
@@ -78,6 +90,10 @@ class Profile:
     prompt: str = ""
     description: str = ""
     answers: bool = False
+    adapter: str | None = None
+    trainable: bool = True
+    init: str | None = None
+    reward: str | None = None
     max_new_tokens: int | None = None
     temperature: float | None = None
     top_p: float | None = None
