@@ -22,7 +22,7 @@ from marft_jax import config as config_lib
 from marft_jax import transcripts
 from marft_jax.envs.base import EnvSource
 from marft_jax.session import Session, open_session, play_held_out
-from marft_jax.team.roles import load_team
+from marft_jax.team.files import load_team
 from marft_jax.trained import restore_team, settings_of
 from marft_jax.types import StepResult, Turn
 

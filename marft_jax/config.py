@@ -53,14 +53,25 @@ class Model:
     """Of the frozen base and its activations; adapters and critic are always float32."""
     context: int = 256
     """The longest prompt plus action, in tokens."""
+    thinking: bool = False
+    """Let a model whose chat template has such a mode think before it answers (Qwen3)."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Team:
     file: str | None = None
     """A team file (see configs/teams/); without one, the built-in planner and solver."""
-    workflow: str = "sequential"
-    """Who acts when: a built-in workflow, or your own as package.module:function."""
+    workflow: str | None = None
+    """Who acts when: sequential, dag, orchestrated, debate, solo, or your own as
+    package.module:function; none is what the team file says, or else sequential."""
+    context: Literal["own", "shared"] = "own"
+    """Each agent's own prompt with the actions it may see, or one growing conversation."""
+    anonymous: bool = False
+    """No names and no system prompts: agents cannot tell who they are."""
+    rounds: int = 2
+    """debate: how often everyone speaks."""
+    max_steps: int = 10
+    """orchestrated: how often the orchestrator may call an agent in a step."""
     max_new_tokens: int = 24
     """The longest action, in tokens; a profile may say otherwise, here and below."""
     temperature: float = 1.0
@@ -157,6 +168,10 @@ class Rollout:
     """Rows of the key-value cache: how many agents act at the same time."""
     chunk: int = 16
     """Decode steps on the device between two looks of the host."""
+    step_seconds: float = 600.0
+    """An episode whose environment takes longer to answer has failed."""
+    max_failed_fraction: float = 0.25
+    """Failed episodes are dropped and counted; more of them than this stop the run."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -274,6 +289,8 @@ _AT_LEAST = {
     "model.context": 8,
     "team.max_new_tokens": 1,
     "team.temperature": 0,
+    "team.rounds": 1,
+    "team.max_steps": 1,
     "team.top_k": 0,
     "env.horizon": 1,
     "env.difficulty": 2,
@@ -296,6 +313,7 @@ _AT_LEAST = {
     "algo.agent_interval": 0,
     "rollout.slots": 1,
     "rollout.chunk": 1,
+    "rollout.step_seconds": 0.001,
     "eval.every": 0,
     "eval.episodes": 1,
     "eval.temperature": 0,
@@ -303,6 +321,7 @@ _AT_LEAST = {
 _BETWEEN = {
     "team.top_p": (0, 1),
     "team.min_p": (0, 1),
+    "rollout.max_failed_fraction": (0, 1),
     "env.holdout": (0, 1),
     "algo.gamma": (0, 1),
     "algo.gae_lambda": (0, 1),

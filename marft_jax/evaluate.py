@@ -25,7 +25,7 @@ from marft_jax import config as config_lib
 from marft_jax import transcripts
 from marft_jax.envs import base as envs
 from marft_jax.session import open_session, play_held_out
-from marft_jax.team.roles import load_team
+from marft_jax.team.files import load_team
 from marft_jax.trained import restore_team, settings_of
 from marft_jax.types import Episode
 

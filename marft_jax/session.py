@@ -16,8 +16,9 @@ from marft_jax.config import BadInput, Config
 from marft_jax.engine.engine import Engine, Shape
 from marft_jax.envs.base import EnvSource
 from marft_jax.models.load import BaseModel, load_base
-from marft_jax.team.context import Team, make_team
-from marft_jax.team.roles import Profile
+from marft_jax.team.assemble import make_team, workflow_of
+from marft_jax.team.context import Team
+from marft_jax.team.files import Blueprint
 from marft_jax.team.runner import Rollout
 from marft_jax.team.workflows import find_workflow
 from marft_jax.types import Episode
@@ -27,27 +28,29 @@ _EVAL_EPISODES = 1 << 20
 
 
 class Session(NamedTuple):
-    """A loaded base and the team on it."""
+    """A loaded base and the team on it, and how it plays."""
 
     config: Config
+    workflow: str
     mesh: Mesh
     base: BaseModel
     team: Team
     engine: Engine
 
 
-def open_session(config: Config, profiles: tuple[Profile, ...]) -> Session:
+def open_session(config: Config, blueprint: Blueprint) -> Session:
     """Loads the base onto the mesh and gets the engine ready.
 
     Raises:
         BadInput: whatever is wrong with the mesh, the model or the team.
     """
-    find_workflow(config.team.workflow)
+    workflow = workflow_of(config, blueprint)
+    find_workflow(workflow)  # before a model is loaded
     use_compilation_cache()
     mesh = mesh_lib.make_mesh(config.mesh)
     base = load_base(config.model, mesh_lib.placer(mesh, jnp.dtype(config.model.dtype)))
     context = min(config.model.context, base.config.max_position)
-    team = make_team(profiles, config.team, config.lora, context, base.tokenizer)
+    team = make_team(config, blueprint, context, base.tokenizer)
     _check_lengths(team)
     shape = Shape(
         slots=min(config.rollout.slots, config.algo.episodes),
@@ -65,7 +68,7 @@ def open_session(config: Config, profiles: tuple[Profile, ...]) -> Session:
         seed=config.run.seed,
         alpha=config.lora.alpha,
     )
-    return Session(config, mesh, base, team, engine)
+    return Session(config, workflow, mesh, base, team, engine)
 
 
 def use_compilation_cache() -> None:
@@ -79,8 +82,16 @@ def use_compilation_cache() -> None:
 
 def make_rollout(session: Session, source: EnvSource, threads: Executor) -> Rollout:
     """Plays the session's team in that environment."""
-    workflow = find_workflow(session.config.team.workflow)
-    return Rollout(session.engine, session.team, workflow, source.create, threads)
+    settings = session.config.rollout
+    return Rollout(
+        session.engine,
+        session.team,
+        find_workflow(session.workflow),
+        source.create,
+        threads,
+        max_failed=settings.max_failed_fraction,
+        step_seconds=settings.step_seconds,
+    )
 
 
 def play_held_out(

@@ -27,7 +27,7 @@ from marft_jax.mesh import row_shards
 from marft_jax.metrics import Reporter
 from marft_jax.session import Session, accuracy, make_rollout, open_session, play_held_out
 from marft_jax.summary import Clock, metrics_of, turn_numbers
-from marft_jax.team.roles import dump_team, load_team
+from marft_jax.team.files import Blueprint, dump_team, load_team
 
 EXIT_STOPPED = 75
 _TASKS_PER_SEED = 1_000_003  # each seed starts elsewhere in the endless order of tasks
@@ -51,20 +51,20 @@ def train(config: config_lib.Config) -> int:
         BadInput: settings, data, model, team or a saved run that do not fit.
     """
     algorithm = find_algorithm(config.algo.name)
-    profiles = load_team(config.team.file)
+    blueprint = load_team(config.team.file)
     run = Path(config.run.dir)
     with contextlib.ExitStack() as stack:
         source = open_source(stack, config, "train")
         held_out = open_source(stack, config, "eval") if config.eval.every else None
         threads = stack.enter_context(ThreadPoolExecutor(max(8, config.env.workers)))
-        session = open_session(config, profiles)
+        session = open_session(config, blueprint)
         team, engine = session.team, session.engine
         learner = Learner(config, session.base, team, algorithm, session.mesh)
         identity = identity_of(config, session.base, team)
         checkpoints = stack.enter_context(Checkpoints(run, identity, config.run.keep))
         state = checkpoints.restore(learner.init())
         start, steps = int(state.step), config.run.steps
-        write_settings(run, config, session)
+        write_settings(run, config, blueprint)
         reporter = stack.enter_context(Reporter(run, steps, config.run.tensorboard, start + 1))
         reporter.event(greeting(config, session, start))
         rollout = make_rollout(session, source, threads)
@@ -74,7 +74,8 @@ def train(config: config_lib.Config) -> int:
             clock = Clock()
             engine.load(state.adapters)
             with clock("rollout_s"):
-                episodes = rollout.play(tasks_of(config, step), step)
+                tried = rollout.play(tasks_of(config, step), step)
+                episodes = [episode for episode in tried if episode.turns]
             clock.seconds["reward_s"] = rollout.waited_s
             rewards = [credit.last(episode) for episode in episodes]
             with clock("update_s"):
@@ -97,6 +98,7 @@ def train(config: config_lib.Config) -> int:
                 file = run / "transcripts" / f"{done}.jsonl"
                 transcripts.write(file, episodes, team.tokenizer.decode, numbers)
             metrics = metrics_of(episodes, rewards, learned, team, clock)
+            metrics["episode/failed"] = len(tried) - len(episodes)
             if held_out and is_due(config.eval.every, done, steps):
                 engine.load(state.adapters)
                 metrics |= evaluation(session, held_out, threads, done)
@@ -137,18 +139,19 @@ def evaluation(
     return {f"eval/{config.env.name}/accuracy": accuracy(episodes)}
 
 
-def write_settings(run: Path, config: config_lib.Config, session: Session) -> None:
+def write_settings(run: Path, config: config_lib.Config, blueprint: Blueprint) -> None:
     """``config.yaml`` and ``team.yaml``: the run directory explains itself."""
     run.mkdir(parents=True, exist_ok=True)
     (run / "config.yaml").write_text(config_lib.dump(config), encoding="utf-8")
-    (run / "team.yaml").write_text(dump_team(session.team.profiles), encoding="utf-8")
+    (run / "team.yaml").write_text(dump_team(blueprint), encoding="utf-8")
 
 
 def greeting(config: config_lib.Config, session: Session, start: int) -> str:
     """One line: what is about to happen."""
     shape = "x".join(str(size) for size in session.mesh.shape.values())
     where = f"{session.mesh.devices.flat[0].device_kind} mesh {shape}"
-    what = f"{' -> '.join(session.team.names)} on {session.base.source}, {config.env.name}"
+    who = f"{', '.join(session.team.names)} ({session.workflow})"
+    what = f"{who} on {session.base.source}, {config.env.name}"
     begin = f"continuing after step {start}" if start else "from the beginning"
     return f"{config.algo.name}: {what}; {where}; {config.run.dir}, {begin}"
 

@@ -19,7 +19,9 @@ from marft_jax.models import decoder
 from marft_jax.models.decoder import DecoderConfig
 from marft_jax.models.load import BaseModel, abstract_decoder, fill, shapes_of
 from marft_jax.models.tokenizer import ByteTokenizer
-from marft_jax.team.context import Team, make_team
+from marft_jax.team.assemble import make_team
+from marft_jax.team.context import Team
+from marft_jax.team.files import Blueprint
 from marft_jax.team.roles import Profile
 from marft_jax.types import Episode, StepResult, Turn
 
@@ -72,14 +74,23 @@ def base(layers: int = 2) -> BaseModel:
 
 
 def team(agents: int = 2, *, context: int = CONTEXT, shared: bool = False, **settings: Any) -> Team:
-    """That many agents of which the last is graded; ``settings`` are the team's sampling."""
+    """That many agents of which the last is graded; ``settings`` as in ``team_of``."""
     profiles = tuple(
         Profile(name, prompt=name[:1], answers=i == agents - 1)
         for i, name in enumerate(NAMES[:agents])
     )
-    sampling = config_lib.Team(**{"max_new_tokens": 8, **settings})
-    settings_lora = config_lib.Lora(mode="shared" if shared else "per_agent")
-    return make_team(profiles, sampling, settings_lora, context, ByteTokenizer())
+    return team_of(Blueprint(profiles), context=context, shared=shared, **settings)
+
+
+def team_of(
+    blueprint: Blueprint, *, context: int = CONTEXT, shared: bool = False, **settings: Any
+) -> Team:
+    """The team of a blueprint; ``settings`` are those of the section ``team``."""
+    config = config_lib.Config(
+        team=config_lib.Team(**{"max_new_tokens": 8, **settings}),
+        lora=config_lib.Lora(mode="shared" if shared else "per_agent"),
+    )
+    return make_team(config, blueprint, context, ByteTokenizer())
 
 
 def adapters(n: int = 2, seed: int = 0, layers: int = 2) -> lora.Adapters:

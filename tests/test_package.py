@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import pytest
 
 from marft_jax import config
-from marft_jax.team import roles
+from marft_jax.team import files
 
 TOP_LEVEL = {"marft_jax", "configs", "scripts", "tests", "setup.py", "README.md", "LICENSE"}
 
@@ -29,7 +29,7 @@ def test_every_settings_file_loads(repository):
         loaded = config.parse(["--config", str(file)])
         assert loaded != config.Config(), f"{file} changes nothing"
         if loaded.team.file:
-            assert roles.load_team(str(repository / loaded.team.file))
+            assert files.load_team(str(repository / loaded.team.file))
 
 
 @pytest.mark.parametrize("module", ["marft_jax", "marft_jax.metrics"])

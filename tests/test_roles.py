@@ -10,7 +10,7 @@ import pytest
 
 from marft_jax import config
 from marft_jax.config import BadInput
-from marft_jax.team import roles
+from marft_jax.team import files
 from marft_jax.team.roles import Profile
 from marft_jax.types import Sampling
 
@@ -25,7 +25,7 @@ def team_file(tmp_path, text: str, name: str = "team.yaml") -> str:
 
 def complaint(file: str) -> str:
     with pytest.raises(BadInput) as caught:
-        roles.load_team(file)
+        files.load_team(file)
     message = str(caught.value)
     assert file in message
     return message.replace(file, "FILE")
@@ -86,7 +86,7 @@ def test_the_edges_of_a_range_are_allowed(field, value):
 
 
 def test_without_a_file_the_team_is_planner_and_solver():
-    team = roles.load_team(None)
+    team = files.load_team(None).agents
     assert [(p.name, p.prompt, p.answers) for p in team] == [
         ("planner", "plan", False),
         ("solver", "solve", True),
@@ -95,14 +95,14 @@ def test_without_a_file_the_team_is_planner_and_solver():
 
 @pytest.mark.parametrize("file", TEAM_FILES, ids=lambda file: file.stem)
 def test_each_shipped_team_loads_and_its_last_agent_answers(file):
-    team = roles.load_team(str(file))
+    team = files.load_team(str(file)).agents
     assert [p.answers for p in team] == [False] * (len(team) - 1) + [True]
     assert r"\boxed{}" in team[-1].prompt
     assert all(p.prompt and p.description for p in team)
 
 
 def test_the_shipped_teams_have_the_classic_members():
-    members = {f.stem: [p.name for p in roles.load_team(str(f))] for f in TEAM_FILES}
+    members = {f.stem: [p.name for p in files.load_team(str(f)).agents] for f in TEAM_FILES}
     assert members == {
         "dual": ["reasoner", "actor"],
         "trio": ["reasoner", "actor", "verifier"],
@@ -130,7 +130,7 @@ def test_every_setting_of_a_profile_can_stand_in_a_file(tmp_path):
          temperature: 5e-1, top_p: 0.8, top_k: 3, min_p: 1e-2,
          adapter: x, trainable: false, init: folder, reward: "module:function"}
     """
-    assert roles.load_team(team_file(tmp_path, text)) == (
+    assert files.load_team(team_file(tmp_path, text)).agents == (
         Profile("a", "p", "d", True, "x", False, "folder", "module:function", 9, 0.5, 0.8, 3, 0.01),
     )
 
@@ -140,7 +140,7 @@ def test_the_list_of_the_first_release_loads(tmp_path):
         {"role": "reasoner", "prompt": "think", "with_answer": False, "device": "cuda:0"},
         {"role": "actor", "prompt": "act", "with_answer": True},
     ]
-    team = roles.load_team(team_file(tmp_path, json.dumps(rows, indent="\t"), "profiles.json"))
+    team = files.load_team(team_file(tmp_path, json.dumps(rows, indent="\t"), "profiles.json")).agents
     assert team == (Profile("reasoner", "think"), Profile("actor", "act", answers=True))
 
 

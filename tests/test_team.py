@@ -15,9 +15,9 @@ from marft_jax.config import BadInput
 from marft_jax.engine.engine import Completion
 from marft_jax.envs.base import Grade, QuestionEnv, Task
 from marft_jax.models.tokenizer import ByteTokenizer
-from marft_jax.team.context import ContextFull
+from marft_jax.team.context import ContextFull, Scene
 from marft_jax.team.runner import Rollout
-from marft_jax.team.workflows import Step, find_workflow, sequential
+from marft_jax.team.workflows import WORKFLOWS, Step, find_workflow
 from marft_jax.types import StepResult
 
 END = ByteTokenizer.END
@@ -80,7 +80,7 @@ def say_who(request) -> str:
     return f"{request.owner}{request.fold[1] % 10}{request.fold[2]}"
 
 
-def play(threads, team, env=Slow, *, speak=say_who, workflow=sequential, tasks=range(3), slots=4):
+def play(threads, team, env=Slow, *, speak=say_who, workflow=WORKFLOWS["sequential"], tasks=range(3), slots=4):
     engine = Scripted(speak, slots)
     return Rollout(engine, team, workflow, env, threads).play(tasks, step=5), engine
 
@@ -105,7 +105,7 @@ def test_no_system_message_without_a_system_prompt():
     team = small.team(1)
     [profile] = team.profiles
     bare = team._replace(profiles=(dataclasses.replace(profile, prompt=""),))
-    assert text(bare.act(0, "x", []).prompt) == "<u>x<a>"
+    assert text(bare.act(0, Scene("x")).prompt) == "<u>x<a>"
 
 
 def test_d_is_the_strict_lower_triangle_of_each_step(threads):
@@ -197,11 +197,11 @@ def test_a_later_prompt_that_fills_the_context_ends_the_episode(threads):
 
 def test_new_tokens_are_capped_to_the_room_that_is_left():
     team = small.team(1, context=20, max_new_tokens=12)
-    assert team.act(0, "xy", []).sampling.max_new_tokens == 12  # 6 tokens of prompt
-    assert team.act(0, "x" * 12, []).sampling.max_new_tokens == 4
-    assert team.act(0, "x" * 15, []).sampling.max_new_tokens == 1
+    assert team.act(0, Scene("xy")).sampling.max_new_tokens == 12  # 6 tokens of prompt
+    assert team.act(0, Scene("x" * 12)).sampling.max_new_tokens == 4
+    assert team.act(0, Scene("x" * 15)).sampling.max_new_tokens == 1
     with pytest.raises(ContextFull):
-        team.act(0, "x" * 16, [])
+        team.act(0, Scene("x" * 16))
 
 
 # Order.
@@ -256,7 +256,7 @@ def test_real_episodes_do_not_depend_on_the_number_of_slots(threads, temperature
     played = []
     for slots in (2, 8):
         engine = small.engine(slots=slots, longest=4, n=2)
-        rollout = Rollout(engine, team, sequential, lambda: Slow(1), threads)
+        rollout = Rollout(engine, team, WORKFLOWS["sequential"], lambda: Slow(1), threads)
         played.append(summary(rollout.play(range(5), 0)))
         assert summary(rollout.play(range(5), 0)) == played[-1]  # the same step repeats
         assert (summary(rollout.play(range(5), 1)) == played[-1]) == (temperature == 0)
@@ -268,8 +268,9 @@ def test_real_episodes_do_not_depend_on_the_number_of_slots(threads, temperature
 
 def side_by_side(team, observation):
     """Two act without seeing each other, the third sees only the second."""
-    turns = yield [team.act(0, observation, []), team.act(1, observation, [])]
-    turns += yield [team.act(2, observation, turns[1:], first=1)]
+    scene = Scene(observation)
+    turns = yield [team.act(0, scene), team.act(1, scene)]
+    turns += yield [team.act(2, scene, turns[1:])]
     yield Step(turns)
 
 
@@ -286,7 +287,7 @@ def test_a_users_workflow_is_found_by_name_and_may_act_in_parallel(threads):
 @pytest.mark.parametrize(
     ("name", "named"),
     [
-        ("ring", "sequential or package.module:function, got 'ring'"),
+        ("ring", "solo or package.module:function, got 'ring'"),
         ("no_such_module:f", "no_such_module"),
         ("test_team:nothing", "nothing"),
         (":f", "cannot load ':f'"),
@@ -308,7 +309,7 @@ def empty_handed(team, observation):
 
 
 def unwrapped(team, observation):
-    yield team.act(0, observation, [])
+    yield team.act(0, Scene(observation))
 
 
 @pytest.mark.parametrize("workflow", [silent, empty_handed, unwrapped])
@@ -326,7 +327,7 @@ def test_team_settings_reach_every_member_that_has_none_of_its_own():
 def test_episodes_of_one_task_differ_and_repeat(threads):
     """Group members, episodes of other steps: each has noise of its own."""
     engine, team = small.engine(longest=4, n=2), small.team(2, max_new_tokens=4)
-    rollout = Rollout(engine, team, sequential, lambda: Slow(1), threads)
+    rollout = Rollout(engine, team, WORKFLOWS["sequential"], lambda: Slow(1), threads)
     said = [tuple(t.text for t in e.turns) for e in rollout.play([7, 7, 7], 0)]
     assert len(set(said)) == 3
     evaluated = rollout.play([7], 0, first=1 << 20)

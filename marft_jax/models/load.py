@@ -75,6 +75,7 @@ def load_base(model: ModelSettings, place: Place) -> BaseModel:
         BadInput: nothing there, an unsupported model, or files that are not intact.
     """
     opened = _open(model.base)
+    opened.tokenizer.think(model.thinking)
     _check_prompts(opened, model.base)
     graphdef, abstract = abstract_decoder(opened.config, jnp.dtype(model.dtype))
     params = fill(abstract, opened.tensors(shapes_of(abstract)), place, model.base)

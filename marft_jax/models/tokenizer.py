@@ -52,6 +52,25 @@ class Tokenizer(Protocol):
         """The conversation as a prompt for the assistant's next message."""
         ...
 
+    def opening(self, messages: Sequence[Message]) -> tuple[list[int], list[int]]:
+        """``chat`` in two pieces: the conversation, and what opens the assistant's message."""
+        ...
+
+    def reply(self, text: str, *, after_action: bool = True) -> list[int]:
+        """What continues a conversation whose ids are kept: a user's message, and what opens the
+        assistant's next one.
+
+        Args:
+            text: of the user's message.
+            after_action: the ids end with an assistant's message and its end-of-turn token; else
+                with another user's message.
+        """
+        ...
+
+    def think(self, on: bool) -> None:
+        """Whether a model that can think before it answers is to do so."""
+        ...
+
 
 class ByteTokenizer:
     """UTF-8 bytes and a few roles, for models that we train ourselves.
@@ -80,6 +99,16 @@ class ByteTokenizer:
             ids += [self.END] if message["role"] == "assistant" else []
         return [*ids, self.ASSISTANT]
 
+    def opening(self, messages: Sequence[Message]) -> tuple[list[int], list[int]]:
+        return self.chat(messages)[:-1], [self.ASSISTANT]
+
+    def reply(self, text: str, *, after_action: bool = True) -> list[int]:
+        return [self.USER, *self.encode(text), self.ASSISTANT]
+
+    def think(self, on: bool) -> None:
+        if on:
+            raise BadInput("--model.thinking: the byte tokenizer has no such mode")
+
 
 class HFTokenizer:
     """A tokenizer of transformers with its chat template.
@@ -97,7 +126,8 @@ class HFTokenizer:
     """
 
     def __init__(self, tokenizer: Any, eos_ids: Iterable[int] = (), source: str = "tokenizer"):
-        self._tokenizer = tokenizer
+        self._tokenizer, self._source = tokenizer, source
+        self._template_settings: dict[str, Any] = {}
         if not tokenizer.chat_template:
             tokenizer.chat_template = FALLBACK_TEMPLATE
         self.vocab_size: int = len(tokenizer)
@@ -125,12 +155,48 @@ class HFTokenizer:
     def chat(self, messages: Sequence[Message]) -> list[int]:
         return self.encode(self._render(messages))
 
+    def opening(self, messages: Sequence[Message]) -> tuple[list[int], list[int]]:
+        whole, before = self._render(messages), self._render(messages, prompt=False)
+        if not whole.startswith(before):
+            raise self._not_continuable()
+        return self.encode(before), self.encode(whole[len(before) :])
+
+    def reply(self, text: str, *, after_action: bool = True) -> list[int]:
+        said = [_say("user", "a"), _say("assistant", _PROBE), _say("user", text)]
+        _, probe, after = self._render(said).partition(_PROBE)
+        if not probe or text.strip() not in after:
+            raise self._not_continuable()
+        ids = self.encode(after.lstrip(" "))
+        ids = ids[1:] if ids[0] in self.eos_ids else ids
+        newline = self.encode("\n")
+        return ids[len(newline) :] if not after_action and ids[: len(newline)] == newline else ids
+
+    def think(self, on: bool) -> None:
+        """Whether a model that can think before it answers does so.
+
+        Raises:
+            BadInput: it is asked to, and its template knows of no thinking.
+        """
+        knows = "enable_thinking" in str(self._tokenizer.chat_template)
+        if on and not knows:
+            raise BadInput(
+                f"--model.thinking: the chat template of {self._source} has no such mode"
+            )
+        self._template_settings = {"enable_thinking": on} if knows else {}
+
+    def _not_continuable(self) -> BadInput:
+        return BadInput(
+            f"--team.context shared: the chat template of {self._source} cannot be continued "
+            "message by message; use --team.context own"
+        )
+
     def _render(self, messages: Sequence[Message], prompt: bool = True) -> str:
         plain = [dict(message) for message in messages]
         return self._tokenizer.apply_chat_template(
             _folded(plain) if self._fold_system else plain,
             add_generation_prompt=prompt,
             tokenize=False,
+            **self._template_settings,
         )
 
     def _takes_system(self) -> bool:

@@ -1,7 +1,7 @@
 """What an agent sees when it acts, and who saw what (the dependency function D).
 
 The same function serves training, evaluation and chat, so an agent is never shown in one what it
-is not shown in the other.
+is not shown in the other. D is written down from what was shown, so the two cannot disagree.
 """
 
 from __future__ import annotations
@@ -12,17 +12,42 @@ from typing import NamedTuple
 import numpy as np
 
 from marft_jax import config as config_lib
-from marft_jax.models.tokenizer import Tokenizer
+from marft_jax.models.tokenizer import Message, Tokenizer
+from marft_jax.team.graph import Graph
+from marft_jax.team.orchestrator import without_calls
 from marft_jax.team.roles import Profile
-from marft_jax.types import Act, Sampling, Turn
+from marft_jax.types import Act, Sampling, StepResult, Turn
+
+_RESERVED = 64  # of a growing conversation's room: for the messages of those who come after
 
 
 class ContextFull(config_lib.BadInput):
     """A prompt leaves no room for a single new token."""
 
 
+class Scene(NamedTuple):
+    """Where the team stands in a step.
+
+    Attributes:
+        observation: the state text.
+        step: the step of the episode, from 0.
+        past: the turns of earlier steps.
+        news: what is new in the observation, for those who still see what was before.
+    """
+
+    observation: str
+    step: int = 0
+    past: tuple[Turn, ...] = ()
+    news: str = ""
+
+    def after(self, turns: Sequence[Turn], result: StepResult) -> Scene:
+        """The next step's scene."""
+        news = result.feedback or result.observation
+        return Scene(result.observation, self.step + 1, (*self.past, *turns), news)
+
+
 class Team(NamedTuple):
-    """A LaMAS: its members, how each samples, and which adapter each owns.
+    """A LaMAS: its members, how each samples, what each owns and is shown.
 
     Attributes:
         profiles: the members, in acting order.
@@ -32,6 +57,15 @@ class Team(NamedTuple):
         trainable: which adapters learn.
         context: the longest prompt plus action, in tokens.
         tokenizer: of the base.
+        shared: everyone continues one conversation; else each gets a prompt of its own.
+        anonymous: no names, no system prompts.
+        graph: of a ``dag``.
+        messages: what each agent is told when its turn comes, or none.
+        opener: the agent whose system prompt opens a shared conversation.
+        orchestrator: the agent that calls the others, where there is one.
+        judge: the agent that ends a debate, where there is one.
+        rounds: of a debate.
+        max_steps: calls of an orchestrator.
     """
 
     profiles: tuple[Profile, ...]
@@ -41,6 +75,15 @@ class Team(NamedTuple):
     trainable: tuple[bool, ...]
     context: int
     tokenizer: Tokenizer
+    shared: bool = False
+    anonymous: bool = False
+    graph: Graph = Graph()
+    messages: tuple[str, ...] = ()
+    opener: int = 0
+    orchestrator: int | None = None
+    judge: int | None = None
+    rounds: int = 2
+    max_steps: int = 10
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -51,77 +94,108 @@ class Team(NamedTuple):
         """How many adapters the team has."""
         return len(self.adapter_names)
 
-    def act(
-        self, agent: int, observation: str, turns: Sequence[Turn], *, step: int = 0, first: int = 0
-    ) -> Act:
-        """Asks ``agent`` to act, showing it the observation and the given earlier turns.
+    def act(self, agent: int, scene: Scene, turns: Sequence[Turn] = (), message: str = "") -> Act:
+        """Asks ``agent`` to act, showing it the scene and the given earlier turns of this step.
 
-        Its system prompt, then one user message: the observation, and below it a line
-        ``name: text`` for each visible turn. New tokens are capped to the room that is left.
+        Its own context: its system prompt, then one user message: the observation, below it a
+        line ``name: text`` for each visible turn, and the message. A shared context: the ids of
+        all that those turns and the earlier steps' read and wrote, then a user message: what is
+        new, the agent's system prompt where it was not given before, and the message. New tokens
+        are capped to the room that is left.
 
         Args:
-            turns: the turns of this step that the agent may see.
-            step: the step of the episode.
-            first: the index in the episode of ``turns[0]``.
+            agent: its index in the team.
+            turns: the turns of this step that it may see, in acting order.
+            message: what it is told; by default what the team file says, and in a shared context
+                else that it is its turn.
 
         Raises:
             ContextFull: the prompt fills the context.
         """
-        profile = self.profiles[agent]
-        lines = [observation, *(f"{turn.name}: {turn.text}" for turn in turns)]
-        messages = [{"role": "system", "content": profile.prompt}] if profile.prompt else []
-        messages.append({"role": "user", "content": "\n".join(lines)})
-        prompt = np.asarray(self.tokenizer.chat(messages), np.int32)
-        room = self.context - len(prompt)
+        message = message or (self.messages[agent] if self.messages else "")
+        shown = [*scene.past, *turns] if self.shared else [t for t in turns if self._says(t)]
+        prompt, start = (
+            self._continued(agent, scene, shown, bool(turns), message)
+            if self.shared
+            else (self._alone(agent, scene, shown, message), 0)
+        )
+        room = self.context - len(prompt) - (_RESERVED if self.shared else 0)
         if room < 1:
             raise ContextFull(
-                f"the prompt of agent {profile.name!r} has {len(prompt)} tokens, expected less "
-                f"than --model.context {self.context}: raise it, or shorten the task: "
-                f"{observation[:60]!r}"
+                f"the prompt of agent {self.profiles[agent].name!r} has {len(prompt)} tokens, too "
+                f"many for --model.context {self.context}: raise it, or shorten the task: "
+                f"{scene.observation[:60]!r}"
             )
         sampling = self.sampling[agent]
         return Act(
             agent=agent,
-            prompt=prompt,
-            step=step,
-            sees=tuple(range(first, first + len(turns))),
+            prompt=np.asarray(prompt, np.int32),
+            step=scene.step,
+            sees=tuple(turn.index for turn in shown),
             sampling=sampling._replace(max_new_tokens=min(sampling.max_new_tokens, room)),
+            start=start,
         )
 
+    def _alone(self, agent: int, scene: Scene, turns: Sequence[Turn], message: str) -> list[int]:
+        lines = [scene.observation, *(self._says(turn) for turn in turns)]
+        return self.tokenizer.chat(self._opening(agent, [*lines, message] if message else lines))
 
-def make_team(
-    profiles: tuple[Profile, ...],
-    team: config_lib.Team,
-    lora: config_lib.Lora,
-    context: int,
-    tokenizer: Tokenizer,
-) -> Team:
-    """A team whose members share adapters as ``lora.mode`` and their profiles say.
+    def _opening(self, agent: int, lines: Sequence[str]) -> list[Message]:
+        system = self._system(agent)
+        user: Message = {"role": "user", "content": "\n".join(lines)}
+        return [{"role": "system", "content": system}, user] if system else [user]
 
-    Raises:
-        BadInput: agents that share an adapter disagree on whether it learns, or where it starts.
-    """
-    shared = lora.mode == "shared"
-    wanted = ["team" if shared else profile.adapter or profile.name for profile in profiles]
-    names = tuple(dict.fromkeys(wanted))
-    for name in names:
-        members = [p for p, own in zip(profiles, wanted, strict=True) if own == name]
-        for field in ("trainable", "init"):
-            values = [getattr(member, field) for member in members]
-            if any(value != values[0] for value in values):
-                raise config_lib.BadInput(
-                    f"agents {', '.join(m.name for m in members)} share the adapter {name!r}: "
-                    f"expected one value of {field}, got {values}"
-                )
-    trainable = {own: p.trainable for p, own in zip(profiles, wanted, strict=True)}
-    if not any(trainable.values()):
-        raise config_lib.BadInput("team: every agent has `trainable: false`; nothing would learn")
-    return Team(
-        profiles=profiles,
-        sampling=tuple(profile.sampling(team) for profile in profiles),
-        owners=tuple(names.index(name) for name in wanted),
-        adapter_names=names,
-        trainable=tuple(trainable[name] for name in names),
-        context=context,
-        tokenizer=tokenizer,
-    )
+    def _system(self, agent: int) -> str:
+        return "" if self.anonymous else self.profiles[agent].prompt
+
+    def _says(self, turn: Turn) -> str:
+        """A turn as others read it. Of an orchestrator's, what it says besides whom it calls."""
+        text = turn.text
+        if turn.agent == self.orchestrator:
+            text = without_calls(text)
+            if not text:
+                return ""
+        return text if self.anonymous else f"{turn.name}: {text}"
+
+    def _continued(
+        self, agent: int, scene: Scene, seen: Sequence[Turn], in_step: bool, message: str
+    ) -> tuple[list[int], int]:
+        """The prompt, and how much of it was taken over."""
+        before, generation = [], []
+        if seen:
+            before = self.conversation(seen)
+        else:
+            before, generation = self.tokenizer.opening(
+                self._opening(self.opener, [scene.observation])
+            )
+        if not seen and agent == self.opener and not message:
+            return [*before, *generation], len(before)
+        known = agent == self.opener or any(turn.agent == agent for turn in seen)
+        parts = [
+            "" if in_step else scene.news,
+            "" if known else self._system(agent),
+            message or self._your_turn(agent),
+        ]
+        text = "\n".join(part for part in parts if part)
+        return [*before, *self.tokenizer.reply(text, after_action=bool(seen))], len(before)
+
+    def _your_turn(self, agent: int) -> str:
+        if self.anonymous:
+            return "Now it is the next agent's turn."
+        profile = self.profiles[agent]
+        if agent == self.orchestrator:
+            return "Please decide the next step."
+        return f"Now it is {profile.name}'s turn. {profile.description}".strip()
+
+    def conversation(self, turns: Sequence[Turn]) -> list[int]:
+        """One sequence of all that those turns read and wrote, each id as it was, each piece once.
+
+        Turns that acted side by side continue the same ids; their pieces follow one another in
+        acting order.
+        """
+        ids = turns[0].prompt[: turns[0].start].tolist()
+        for turn in turns:
+            ids += [*turn.prompt[turn.start :].tolist(), *turn.action.tolist()]
+            if ids[-1] not in self.tokenizer.eos_ids:
+                ids.append(self.tokenizer.eos_ids[-1])
+        return ids

@@ -1,25 +1,11 @@
-"""The members of a team: profiles, and the files they come from.
-
-agents:
-  - name: planner
-    prompt: Plan how to solve the task. Do not solve it.
-  - name: solver
-    prompt: Solve the task. Put the final answer in \\boxed{}.
-    answers: true
-    max_new_tokens: 200
-"""
+"""The members of a team: what each is told, how it samples, and which adapter it trains."""
 
 from __future__ import annotations
 
 import dataclasses
-import difflib
-import json
 import math
-from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
-
-import yaml
 
 from marft_jax import config
 from marft_jax.config import BadInput
@@ -114,118 +100,7 @@ class Profile:
         )
 
 
-def load_team(file: str | None) -> tuple[Profile, ...]:
-    """The team in a file, in acting order; without a file the built-in planner and solver.
-
-    A file is YAML or JSON: ``agents:`` with a list of profiles, or the bare list of the first
-    MARFT release, whose keys are ``role``, ``prompt`` and ``with_answer`` (its ``device`` means
-    nothing here: the mesh places every agent).
-
-    Raises:
-        BadInput: one line with the file, the agent and the field, and how to fix it.
-    """
-    if file is None:
-        return BUILT_IN
-    rows = _rows(_read(file), file)
-    team = tuple(_profile(row, f"{file}: agent {i + 1}") for i, row in enumerate(rows))
-    check_team(team, file)
-    return team
-
-
-def check_team(team: Sequence[Profile], source: str) -> None:
-    """Checks what concerns the team as a whole.
-
-    Raises:
-        BadInput: no agent, two of one name (capitals do not tell names apart), or none that
-            answers.
-    """
-    if not team:
-        raise BadInput(
-            f"{source}: expected at least one agent, got none; list them below `agents:`"
-        )
-    seen: set[str] = set()
-    for profile in team:
-        if profile.name.lower() in seen:
-            raise BadInput(
-                f"{source}: expected distinct names, got {profile.name!r} twice; rename one"
-            )
-        seen.add(profile.name.lower())
-    if not any(profile.answers for profile in team):
-        raise BadInput(
-            f"{source}: no agent's action would be graded; "
-            "add `answers: true` to the agent that gives the team's answer"
-        )
-
-
 BUILT_IN = (
     Profile("planner", prompt="plan", description="Writes the next step down."),
     Profile("solver", prompt="solve", description="Gives the answer.", answers=True),
 )
-
-_FIRST_RELEASE = {"role": "name", "with_answer": "answers"}
-
-
-def _read(file: str) -> Any:
-    try:
-        text = Path(file).read_text(encoding="utf-8")
-        return json.loads(text) if file.endswith(".json") else yaml.safe_load(text)
-    except OSError as error:
-        raise BadInput(f"--team.file {file}: cannot be read ({error.strerror})") from error
-    except (ValueError, yaml.YAMLError) as error:
-        why = " ".join(str(error).split())
-        raise BadInput(f"--team.file {file}: neither YAML nor JSON: {why}") from error
-
-
-def _rows(tree: Any, file: str) -> list[Any]:
-    if isinstance(tree, list):
-        return [_from_first_release(row) for row in tree]
-    if not isinstance(tree, dict) or not isinstance(tree.get("agents"), list):
-        raise BadInput(f"{file}: expected a list of agents below `agents:`, got {tree!r:.80}")
-    _reject_unknown(tree, ["agents"], file)
-    return tree["agents"]
-
-
-def _from_first_release(row: Any) -> Any:
-    if not isinstance(row, dict):
-        return row
-    return {_FIRST_RELEASE.get(key, key): row[key] for key in row if key != "device"}
-
-
-def _profile(row: Any, where: str) -> Profile:
-    fields = [field.name for field in dataclasses.fields(Profile)]
-    if not isinstance(row, dict):
-        raise BadInput(f"{where}: expected settings like `name: solver`, got {row!r:.80}")
-    _reject_unknown(row, fields, where)
-    if "name" not in row:
-        raise BadInput(f"{where}: name is missing; add `name: ...`")
-    try:
-        return Profile(**{key: _as_number(key, value) for key, value in row.items()})
-    except BadInput as error:
-        raise BadInput(f"{where}, {error}") from error
-
-
-def _as_number(key: str, value: Any) -> Any:
-    """YAML takes ``1e-1`` for text; where a number is expected it is one."""
-    if key not in ("temperature", "top_p", "min_p") or not isinstance(value, str):
-        return value
-    try:
-        return float(value)
-    except ValueError:
-        return value
-
-
-def _reject_unknown(row: Mapping[Any, Any], known: Sequence[str], where: str) -> None:
-    for key in row:
-        if key not in known:
-            near = difflib.get_close_matches(str(key), known, n=1, cutoff=0.5)
-            hint = f"did you mean {near[0]!r}?" if near else f"known are {', '.join(known)}"
-            raise BadInput(f"{where}: unknown key {key!r}; {hint}")
-
-
-def dump_team(team: Sequence[Profile]) -> str:
-    """The team as a file that ``load_team`` reads back to equal profiles."""
-    rows = [
-        {key: value for key, value in dataclasses.asdict(profile).items() if value is not None}
-        for profile in team
-    ]
-    return yaml.safe_dump({"agents": rows}, sort_keys=False, allow_unicode=True)

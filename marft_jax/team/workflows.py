@@ -3,48 +3,164 @@
 It is given the team and the first observation. It yields what it needs next and receives the
 answers: a list of ``Act`` for the turns of agents that act side by side, ``Step(turns)`` for the
 environment's answer. It returns when the episode is over. Your own topology is one such function,
-named in the config as ``package.module:function``.
+named in the config as ``package.module:function``:
+
+    def pair(team, observation):
+        scene = Scene(observation)
+        while True:
+            drafts = yield [team.act(0, scene), team.act(1, scene)]        # side by side
+            [final] = yield [team.act(2, scene, drafts)]                   # sees both drafts
+            result = yield Step([*drafts, final])
+            if result.done:
+                return
+            scene = scene.after([*drafts, final], result)
 """
 
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Generator, Sequence
+import os
+import sys
+from collections import Counter
+from collections.abc import Callable, Generator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from marft_jax.config import BadInput
-from marft_jax.team.context import Team
+from marft_jax.team.context import Scene, Team
+from marft_jax.team.orchestrator import called
 from marft_jax.types import Turn
 
 
 class Step(NamedTuple):
-    """A workflow's wish that the environment answers these turns."""
+    """A workflow's wish that the environment answers these turns.
+
+    Attributes:
+        turns: all turns of the step; those with ``answers`` are graded.
+        info: what the transcript should say about how the team decided.
+    """
 
     turns: Sequence[Turn]
+    info: Mapping[str, Any] = {}
 
 
 Workflow = Generator[Any, Any, None]
 """Yields ``list[Act]`` and receives ``list[Turn]``; yields ``Step``, receives ``StepResult``."""
 
+_OneStep = Callable[[Team, Scene], Generator[Any, Any, Step]]
 
-def sequential(team: Team, observation: str) -> Workflow:
+
+def sequential(team: Team, scene: Scene) -> Generator[Any, Any, Step]:
     """One agent after another; each sees the actions of all before it in this step.
 
     D is the strict lower triangle (MARFT, section 3).
     """
-    step, first = 0, 0
-    while True:
-        turns: list[Turn] = []
-        for agent in range(len(team.profiles)):
-            act = team.act(agent, observation, turns, step=step, first=first)
-            turns += yield [act]
-        result = yield Step(turns)
-        if result.done:
-            return
-        observation, step, first = result.observation, step + 1, first + len(turns)
+    turns: list[Turn] = []
+    for agent in range(len(team.profiles)):
+        turns += yield [team.act(agent, scene, turns)]
+    return Step(turns)
 
 
-WORKFLOWS: dict[str, Callable[[Team, str], Workflow]] = {"sequential": sequential}
+def solo(team: Team, scene: Scene) -> Generator[Any, Any, Step]:
+    """The last agent that answers, without the others: what a team must beat."""
+    return Step((yield [team.act(_answering(team)[-1], scene)]))
+
+
+def dag(team: Team, scene: Scene) -> Generator[Any, Any, Step]:
+    """The team file's graph, layer by layer; the nodes of a layer act side by side.
+
+    A node sees the actions of all nodes it depends on, directly or through others, and no other.
+    """
+    graph, names = team.graph, team.names
+    turns: dict[str, Turn] = {}
+    for layer in graph.layers():
+        acts = []
+        for node in layer:
+            visible = graph.ancestors(node)
+            shown = [turn for id, turn in turns.items() if id in visible]
+            acts.append(team.act(names.index(node.role), scene, shown, node.message))
+        turns |= zip((node.id for node in layer), (yield acts), strict=True)
+    return Step(list(turns.values()))
+
+
+def orchestrated(team: Team, scene: Scene) -> Generator[Any, Any, Step]:
+    """An orchestrator calls one specialist after another until it is done, or calls nobody.
+
+    Everyone sees all that was said. The last action of an agent that answers is the team's answer.
+    """
+    assert team.orchestrator is not None
+    specialists = [name for i, name in enumerate(team.names) if i != team.orchestrator]
+    turns: list[Turn] = []
+    for _ in range(team.max_steps):
+        turns += yield [team.act(team.orchestrator, scene, turns)]
+        name = called(turns[-1].text, specialists)
+        if name is None:
+            break
+        turns += yield [team.act(team.names.index(name), scene, turns)]
+    answers = [turn for turn in turns if turn.answers]
+    return Step(_only(turns, answers[-1] if answers else None))
+
+
+def debate(team: Team, scene: Scene) -> Generator[Any, Any, Step]:
+    """All answer side by side, for some rounds, each seeing everyone's last answer; then the judge
+    decides, or the answer that most gave in the last round is the team's, the earliest of equals.
+    """
+    debaters = [agent for agent in range(len(team.profiles)) if agent != team.judge]
+    turns, last = [], []
+    for _ in range(team.rounds):
+        last = yield [team.act(agent, scene, _shown(team, turns, last)) for agent in debaters]
+        turns += last
+    if team.judge is None:
+        winner, votes = majority(last)
+        return Step(_only(turns, winner), {"votes": votes})
+    [verdict] = yield [team.act(team.judge, scene, _shown(team, turns, last))]
+    return Step(_only([*turns, verdict], verdict))
+
+
+def majority(turns: Sequence[Turn]) -> tuple[Turn, dict[str, int]]:
+    """The first turn whose answer is the most frequent, and how many gave each answer.
+
+    An answer is what is boxed, after ``####``, or the last number; else the whole text.
+    """
+    from marft_jax.envs.grading.extract import extract
+    from marft_jax.envs.grading.normalize import normalize
+
+    answers = [normalize(extract(turn.text, "0") or turn.text) for turn in turns]
+    votes = Counter(answers)
+    return turns[answers.index(votes.most_common(1)[0][0])], dict(votes)
+
+
+def _shown(team: Team, turns: Sequence[Turn], last: Sequence[Turn]) -> Sequence[Turn]:
+    """A conversation that goes on cannot take back what it said before."""
+    return list(turns) if team.shared else last
+
+
+def _answering(team: Team) -> list[int]:
+    return [agent for agent, profile in enumerate(team.profiles) if profile.answers]
+
+
+def _only(turns: Sequence[Turn], graded: Turn | None) -> list[Turn]:
+    """The turns, of which that one is the answer."""
+    return [turn._replace(answers=turn is graded) for turn in turns]
+
+
+def _every_step(one: _OneStep) -> Callable[[Team, str], Workflow]:
+    """Repeats a step, with the environment's feedback in between, until the episode is done."""
+
+    def play(team: Team, observation: str) -> Workflow:
+        scene = Scene(observation)
+        while True:
+            step = yield from one(team, scene)
+            result = yield step
+            if result.done:
+                return
+            scene = scene.after(step.turns, result)
+
+    return play
+
+
+WORKFLOWS: dict[str, Callable[[Team, str], Workflow]] = {
+    one.__name__: _every_step(one) for one in (sequential, dag, orchestrated, debate, solo)
+}
 
 
 def find_workflow(name: str) -> Callable[[Team, str], Workflow]:
@@ -61,6 +177,8 @@ def find_workflow(name: str) -> Callable[[Team, str], Workflow]:
             f"--team.workflow: expected {', '.join(WORKFLOWS)} or package.module:function, "
             f"got {name!r}"
         )
+    if os.getcwd() not in sys.path and "" not in sys.path:
+        sys.path.insert(0, os.getcwd())
     try:
         return getattr(importlib.import_module(module), function)
     except (ImportError, AttributeError, ValueError) as error:

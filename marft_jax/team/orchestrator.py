@@ -1,0 +1,45 @@
+"""How an orchestrator's words are read: whom it calls, or that it is done."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from marft_jax.team.roles import Profile
+
+_DONE = re.compile(r"<\s*done\s*/?\s*>", re.IGNORECASE)
+_CALL = re.compile(r"<\s*call\s*>(.*?)<\s*/\s*call\s*>", re.IGNORECASE | re.DOTALL)
+
+
+def called(text: str, names: Sequence[str]) -> str | None:
+    """The specialist that a text calls, or None: it is done, calls nobody, or nobody we know.
+
+    ``<done/>`` or ``<done>`` ends the episode and wins over a call. Names are compared without
+    capitals and outer white space.
+
+    >>> called("Let us ask <call> Solver </call>", ["planner", "solver"])
+    'solver'
+    >>> called("<call>solver</call> <done/>", ["solver"]) is None
+    True
+    """
+    call = _CALL.search(text)
+    if _DONE.search(text) or not call:
+        return None
+    wanted = call[1].strip().lower()
+    return next((name for name in names if name.lower() == wanted), None)
+
+
+def without_calls(text: str) -> str:
+    """What an orchestrator says to those it calls: its text without the tags."""
+    return _DONE.sub("", _CALL.sub("", text)).strip()
+
+
+def default_prompt(specialists: Sequence[Profile]) -> str:
+    """The system prompt of an orchestrator that has none: whom it can call, and how."""
+    listed = "\n".join(f"- {p.name}: {p.description}".rstrip(": ") for p in specialists)
+    return (
+        "You lead a team that solves a task together. Its members are:\n"
+        f"{listed}\n"
+        "Decide what happens next. To let a member act, write <call>name</call>. "
+        "When the team has its answer, write <done/>."
+    )
