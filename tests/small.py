@@ -83,11 +83,19 @@ def team(agents: int = 2, *, context: int = CONTEXT, shared: bool = False, **set
 
 
 def team_of(
-    blueprint: Blueprint, *, context: int = CONTEXT, shared: bool = False, **settings: Any
+    blueprint: Blueprint,
+    *,
+    context: int = CONTEXT,
+    shared: bool = False,
+    team_context: Any = "own",
+    **settings: Any,
 ) -> Team:
-    """The team of a blueprint; ``settings`` are those of the section ``team``."""
+    """The team of a blueprint; ``settings`` are those of the section ``team``.
+
+    ``context`` is the model's, ``team_context`` what agents see, ``shared`` the adapter.
+    """
     config = config_lib.Config(
-        team=config_lib.Team(**{"max_new_tokens": 8, **settings}),
+        team=config_lib.Team(**{"max_new_tokens": 8, "context": team_context, **settings}),
         lora=config_lib.Lora(mode="shared" if shared else "per_agent"),
     )
     return make_team(config, blueprint, context, ByteTokenizer())

@@ -140,7 +140,9 @@ def test_the_list_of_the_first_release_loads(tmp_path):
         {"role": "reasoner", "prompt": "think", "with_answer": False, "device": "cuda:0"},
         {"role": "actor", "prompt": "act", "with_answer": True},
     ]
-    team = files.load_team(team_file(tmp_path, json.dumps(rows, indent="\t"), "profiles.json")).agents
+    team = files.load_team(
+        team_file(tmp_path, json.dumps(rows, indent="\t"), "profiles.json")
+    ).agents
     assert team == (Profile("reasoner", "think"), Profile("actor", "act", answers=True))
 
 

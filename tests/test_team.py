@@ -4,70 +4,18 @@ from __future__ import annotations
 
 import dataclasses
 import threading
-import time
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
 import small
+from scripted import END, Scripted, Slow, text
 
 from marft_jax.config import BadInput
-from marft_jax.engine.engine import Completion
 from marft_jax.envs.base import Grade, QuestionEnv, Task
-from marft_jax.models.tokenizer import ByteTokenizer
 from marft_jax.team.context import ContextFull, Scene
 from marft_jax.team.runner import Rollout
 from marft_jax.team.workflows import WORKFLOWS, Step, find_workflow
-from marft_jax.types import StepResult
-
-END = ByteTokenizer.END
-
-
-class Scripted:
-    """Stands in for the engine: says what ``speak`` makes of a request, ``slots`` at a time."""
-
-    def __init__(self, speak, slots: int = 4):
-        self._speak, self._slots = speak, slots
-        self._waiting, self.requests = [], []
-
-    @property
-    def busy(self) -> bool:
-        return bool(self._waiting)
-
-    def submit(self, request) -> int:
-        self.requests.append(request)
-        self._waiting.append((len(self.requests) - 1, request))
-        return len(self.requests) - 1
-
-    def step(self):
-        now, self._waiting = self._waiting[: self._slots], self._waiting[self._slots :]
-        done = []
-        for ticket, request in now:
-            ids = np.array([*self._speak(request).encode(), END], np.int32)
-            ids = ids[: request.sampling.max_new_tokens]
-            answer = Completion(ids, np.full(len(ids), -1, np.float32), bool(ids[-1] == END))
-            done.append((ticket, answer))
-        return done
-
-
-class Slow:
-    """Wants ``steps`` steps, and answers each after a while that depends on the task."""
-
-    delay = 0.0
-
-    def __init__(self, steps: int = 2):
-        self._left = steps
-
-    def reset(self, seed: int) -> str:
-        self._seed = seed
-        return f"t{seed}"
-
-    def step(self, turns):
-        time.sleep(self.delay * (self._seed * 7 % 5))
-        self._left -= 1
-        said = " ".join(turn.text for turn in turns)
-        reward = len(said) / 8 - self._seed
-        return StepResult(f"t{self._seed} {said[-2:]!a:.6}", reward, self._left == 0)
 
 
 @pytest.fixture(scope="module")
@@ -80,15 +28,18 @@ def say_who(request) -> str:
     return f"{request.owner}{request.fold[1] % 10}{request.fold[2]}"
 
 
-def play(threads, team, env=Slow, *, speak=say_who, workflow=WORKFLOWS["sequential"], tasks=range(3), slots=4):
+def play(
+    threads,
+    team,
+    env=Slow,
+    *,
+    speak=say_who,
+    workflow=WORKFLOWS["sequential"],
+    tasks=range(3),
+    slots=4,
+):
     engine = Scripted(speak, slots)
     return Rollout(engine, team, workflow, env, threads).play(tasks, step=5), engine
-
-
-def text(prompt) -> str:
-    """A prompt of the byte tokenizer, its special tokens as <s>, <u> and <a>."""
-    special = {258: "<s>", 259: "<u>", 260: "<a>", END: "<e>"}
-    return "".join(special.get(i, chr(i) if i < 256 else "?") for i in prompt.tolist())
 
 
 # What agents see.

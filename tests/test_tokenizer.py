@@ -95,6 +95,52 @@ def test_a_template_without_system_messages_shows_them_all_the_same(template):
     assert "plan\n\n3+5=?" in tok.decode(tok.chat([SYSTEM, USER]))
 
 
+INST = (  # no token opens a message, the end token follows a space
+    "{% for m in messages %}{% if m['role'] == 'user' %}{{ '[INST] ' + m['content'] + ' [/INST]' }}"
+    "{% elif m['role'] == 'assistant' %}{{ ' ' + m['content'] + ' </s>' }}{% endif %}{% endfor %}"
+)
+THINKS = TURNS + "{% if not enable_thinking %}{{ 'no thinking' }}{% endif %}"
+
+
+@pytest.mark.parametrize("template", [TURNS, INST, None])
+def test_a_conversation_continued_piece_by_piece_is_the_rendered_one(template):
+    tok = HFTokenizer(fast(template, eos_token="</s>" if template != TURNS else "<end>"))
+    before, generation = tok.opening([USER])
+    assert before + generation == tok.chat([USER])
+    again = {"role": "user", "content": "now you"}
+    whole = tok._tokenizer.decode(tok.chat([USER, ASSISTANT, again]))
+    action = [*tok.encode("8"), tok.eos_ids[-1]]
+    pieced = tok._tokenizer.decode([*before, *generation, *action, *tok.reply("now you")])
+    assert pieced.replace(" ", "") == whole.replace(" ", "")
+
+
+def test_a_reply_after_a_user_does_not_close_an_action():
+    tok = HFTokenizer(fast(TURNS.replace("'<end>'", "'<end>\\n'"), eos_token="<end>"))
+    after, first = tok.reply("b"), tok.reply("b", after_action=False)
+    assert after == [*tok.encode("\n"), *first]
+
+
+def test_a_template_that_rewrites_what_was_said_cannot_be_continued():
+    last_only = "{{ messages[-1]['content'] }}{% if add_generation_prompt %}:{% else %}.{% endif %}"
+    tok = HFTokenizer(fast(last_only, eos_token="</s>"))
+    with pytest.raises(BadInput, match="--team.context shared"):
+        tok.opening([USER])
+    with pytest.raises(BadInput, match="--team.context shared"):
+        tok.reply("b")
+
+
+def test_thinking_is_the_templates_own_mode():
+    tok = HFTokenizer(fast(THINKS, eos_token="</s>"))
+    tok.think(False)
+    quiet = tok.chat([USER])
+    tok.think(True)
+    assert tok.chat([USER]) != quiet
+    for other in (ByteTokenizer(), HFTokenizer(fast(TURNS, eos_token="</s>"))):
+        other.think(False)
+        with pytest.raises(BadInput, match="--model.thinking"):
+            other.think(True)
+
+
 def test_a_model_without_a_template_gets_a_plain_one():
     tok = HFTokenizer(fast(None, eos_token="</s>"))
     assert tok.decode(tok.chat([SYSTEM, USER])) == "System: plan\nUser: 3+5=?\nAssistant:"

@@ -1,0 +1,67 @@
+"""An engine that says what a test wants, and environments that need no model."""
+
+from __future__ import annotations
+
+import time
+
+import numpy as np
+
+from marft_jax.engine.engine import Completion
+from marft_jax.models.tokenizer import ByteTokenizer
+from marft_jax.types import StepResult
+
+END = ByteTokenizer.END
+
+
+class Scripted:
+    """Stands in for the engine: says what ``speak`` makes of a request, ``slots`` at a time."""
+
+    def __init__(self, speak, slots: int = 4):
+        self._speak, self._slots = speak, slots
+        self._waiting, self.requests, self.batches = [], [], []
+
+    @property
+    def busy(self) -> bool:
+        return bool(self._waiting)
+
+    def submit(self, request) -> int:
+        self.requests.append(request)
+        self._waiting.append((len(self.requests) - 1, request))
+        return len(self.requests) - 1
+
+    def step(self):
+        now, self._waiting = self._waiting[: self._slots], self._waiting[self._slots :]
+        self.batches += [now] if now else []
+        done = []
+        for ticket, request in now:
+            ids = np.array([*self._speak(request).encode(), END], np.int32)
+            ids = ids[: request.sampling.max_new_tokens]
+            answer = Completion(ids, np.full(len(ids), -1, np.float32), bool(ids[-1] == END))
+            done.append((ticket, answer))
+        return done
+
+
+class Slow:
+    """Wants ``steps`` steps, and answers each after a while that depends on the task."""
+
+    delay = 0.0
+
+    def __init__(self, steps: int = 2):
+        self._left = steps
+
+    def reset(self, seed: int) -> str:
+        self._seed = seed
+        return f"t{seed}"
+
+    def step(self, turns):
+        time.sleep(self.delay * (self._seed * 7 % 5))
+        self._left -= 1
+        said = " ".join(turn.text for turn in turns)
+        reward = len(said) / 8 - self._seed
+        return StepResult(f"t{self._seed} {said[-2:]!a:.6}", reward, self._left == 0)
+
+
+def text(prompt) -> str:
+    """A prompt of the byte tokenizer, its special tokens as <s>, <u> and <a>."""
+    special = {258: "<s>", 259: "<u>", 260: "<a>", END: "<e>"}
+    return "".join(special.get(i, chr(i) if i < 256 else "?") for i in prompt.tolist())

@@ -1,0 +1,113 @@
+"""Team files: the wiring they describe, and one clear line for each thing that can be wrong."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from marft_jax.config import BadInput
+from marft_jax.team import files
+from marft_jax.team.files import Blueprint, dump_team, load_team
+from marft_jax.team.graph import Graph, Node, check_graph
+from marft_jax.team.roles import Profile
+
+TEXT = """
+workflow: dag
+agents:
+  - {name: planner, prompt: p}
+  - {name: solver, prompt: s, answers: true}
+nodes:
+  - {id: plan, role: planner}
+  - {id: one, role: solver}
+  - {id: two, role: solver, message: Another way.}
+edges: [[plan, one], [plan, two]]
+messages: [Plan., Solve.]
+orchestrator: planner
+judge: solver
+"""
+BLUEPRINT = Blueprint(
+    (Profile("planner", "p"), Profile("solver", "s", answers=True)),
+    "dag",
+    Graph(
+        (Node("plan", "planner"), Node("one", "solver"), Node("two", "solver", "Another way.")),
+        (("plan", "one"), ("plan", "two")),
+    ),
+    ("Plan.", "Solve."),
+    "planner",
+    "solver",
+)
+
+
+def written(tmp_path: Path, text: str) -> str:
+    path = tmp_path / "team.yaml"
+    path.write_text(text)
+    return str(path)
+
+
+def test_a_file_says_who_the_members_are_and_how_they_are_wired(tmp_path):
+    assert load_team(written(tmp_path, TEXT)) == BLUEPRINT
+
+
+@pytest.mark.parametrize("blueprint", [BLUEPRINT, Blueprint(BLUEPRINT.agents), load_team(None)])
+def test_what_is_dumped_loads_again(tmp_path, blueprint):
+    assert load_team(written(tmp_path, dump_team(blueprint))) == blueprint
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "expected"),
+    [
+        ("[Plan., Solve.]", "[Plan.]", "messages: expected one for each of the 2 agents, got 1"),
+        ("[Plan., Solve.]", "[1, 2]", "messages: expected text, got 1"),
+        ("[Plan., Solve.]", "x", "messages: expected a list, got 'x'"),
+        ("[plan, two]]", "[plan]]", "edges: expected [from, to], got ['plan']"),
+        ("{id: plan, role: planner}", "{id: plan}", "node 1: expected {id: ..., role: ...}"),
+        ("{id: plan, role: planner}", "{id: plan, role: planner, mesage: a}", "'message'"),
+        ("judge: solver", "judge: [solver]", "judge: expected text"),
+        ("workflow: dag", "workflw: dag", "did you mean 'workflow'?"),
+        ("nodes:", "knots:", "unknown key 'knots'"),
+    ],
+)
+def test_a_wrong_line_is_named(tmp_path, old, new, expected):
+    with pytest.raises(BadInput) as caught:
+        load_team(written(tmp_path, TEXT.replace(old, new)))
+    assert expected in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_edges_without_nodes_are_refused(tmp_path):
+    with pytest.raises(BadInput, match="edges need nodes"):
+        load_team(written(tmp_path, "agents: [{name: a, answers: true}]\nedges: [[a, b]]"))
+
+
+A, B = Node("a", "planner"), Node("b", "solver")
+
+
+@pytest.mark.parametrize(
+    ("graph", "expected"),
+    [
+        (Graph(), "a dag needs nodes, got none"),
+        (Graph((A,), (("x", "a"),)), "unknown source 'x'"),
+        (Graph((A,), (("a", "x"),)), "unknown destination 'x'"),
+        (Graph((A, B), (("a", "b"), ("b", "a"))), "expected no cycle, got one through a, b"),
+        (Graph((A,), (("a", "a"),)), "expected no cycle, got one through a"),
+        (Graph((Node("a", "poet"),)), "expected a role of planner, solver, got 'poet'"),
+        (Graph((A, A)), "expected distinct ids, got 'a' twice"),
+    ],
+)
+def test_a_graph_that_cannot_be_walked_is_refused(graph, expected):
+    with pytest.raises(BadInput) as caught:
+        check_graph(graph, ["planner", "solver"], "FILE")
+    assert expected in str(caught.value)
+
+
+def test_layers_are_topological_and_keep_the_files_order():
+    nodes = tuple(Node(id, "planner") for id in "dcba")
+    graph = Graph(nodes, (("a", "b"), ("b", "d"), ("c", "d")))
+    assert [[node.id for node in layer] for layer in graph.layers()] == [["c", "a"], ["b"], ["d"]]
+    assert graph.ancestors(nodes[0]) == {"a", "b", "c"}
+    assert graph.ancestors(nodes[3]) == set()
+
+
+def test_every_key_of_a_file_is_one_of_a_blueprint():
+    wired = {*Blueprint._fields} - {"graph"} | {"nodes", "edges"}
+    assert set(files._KEYS) == wired

@@ -1,0 +1,344 @@
+"""Every topology: who acts when, who sees whom, and that D says so."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+import small
+from scripted import Scripted, Slow, text
+
+from marft_jax.config import BadInput
+from marft_jax.envs.base import Grade, QuestionEnv, Task
+from marft_jax.team.files import Blueprint
+from marft_jax.team.graph import Graph, Node
+from marft_jax.team.orchestrator import called, default_prompt
+from marft_jax.team.roles import Profile
+from marft_jax.team.runner import EpisodesFailed, Rollout
+from marft_jax.team.workflows import WORKFLOWS, majority
+
+PLANNER, SOLVER = Profile("planner", "p"), Profile("solver", "s", "Solves.", answers=True)
+CHECKER = Profile("checker", "c", answers=True)
+DIAMOND = Graph(
+    (
+        Node("plan", "planner"),
+        Node("left", "solver"),
+        Node("right", "solver", "Another way."),
+        Node("end", "checker"),
+    ),
+    (("plan", "left"), ("plan", "right"), ("left", "end"), ("right", "end")),
+)
+
+
+@pytest.fixture(scope="module")
+def threads():
+    with ThreadPoolExecutor(4) as pool:
+        yield pool
+
+
+def play(threads, blueprint, speak, *, env=lambda: Slow(1), tasks=range(1), **settings):
+    team = small.team_of(blueprint, **{"context": 600, "max_new_tokens": 60, **settings})
+    engine = Scripted(speak)
+    rollout = Rollout(engine, team, WORKFLOWS[blueprint.workflow], env, threads, max_failed=0.5)
+    return rollout.play(list(tasks), 0), engine
+
+
+def who(request) -> str:
+    return f"w{request.fold[2]}"
+
+
+def question(right: str, horizon: int = 1):
+    def grade(said: str, answer: str) -> Grade:
+        return Grade(float(answer in said), "right" if answer in said else "wrong")
+
+    return lambda: QuestionEnv(lambda seed: Task("q", right), grade, horizon)
+
+
+# dag
+
+
+def test_the_nodes_of_a_layer_act_together_and_see_what_they_depend_on(threads):
+    blueprint = Blueprint((PLANNER, SOLVER, CHECKER), "dag", DIAMOND)
+    [episode], engine = play(threads, blueprint, who)
+    assert [turn.name for turn in episode.turns] == ["planner", "solver", "solver", "checker"]
+    assert episode.dependency.astype(int).tolist() == [
+        [0, 0, 0, 0],
+        [1, 0, 0, 0],
+        [1, 0, 0, 0],
+        [1, 1, 1, 0],
+    ]
+    prompts = [text(turn.prompt) for turn in episode.turns]
+    assert prompts[1] == "<s>s<u>t0\nplanner: w0<a>"
+    assert prompts[2] == "<s>s<u>t0\nplanner: w0\nAnother way.<a>"
+    assert prompts[3] == "<s>c<u>t0\nplanner: w0\nsolver: w1\nsolver: w2<a>"
+    assert [len(batch) for batch in engine.batches] == [1, 2, 1]  # the layer was one batch
+
+
+@pytest.mark.parametrize("context", ["own", "shared"])
+def test_an_independent_branch_changes_nothing(threads, context):
+    """D does not allow it to be seen, so nothing that depends on it alone may change."""
+    graph = Graph((Node("a", "planner"), Node("b", "solver"), Node("c", "checker")), (("b", "c"),))
+
+    def played(says: str):
+        def speak(request) -> str:
+            return says if request.fold[2] == 0 else f"{len(request.prompt)}"
+
+        blueprint = Blueprint((PLANNER, SOLVER, CHECKER), "dag", graph)
+        [episode], _ = play(threads, blueprint, speak, team_context=context)
+        return episode
+
+    one, other = played("x"), played("something much longer")
+    assert one.turns[0].text != other.turns[0].text
+    for index in (1, 2):
+        assert one.turns[index].prompt.tolist() == other.turns[index].prompt.tolist()
+    assert not one.dependency[1:, 0].any()
+
+
+def test_shared_branches_continue_a_snapshot_and_merge_in_order(threads):
+    blueprint = Blueprint((PLANNER, SOLVER, CHECKER), "dag", DIAMOND)
+    [episode], _ = play(threads, blueprint, who, team_context="shared")
+    plan, left, right, end = (text(turn.prompt) for turn in episode.turns)
+    assert plan == "<s>p<u>t0<a>"
+    assert left == "<s>p<u>t0<a>w0<e><u>s\nNow it is solver's turn. Solves.<a>"
+    assert right == "<s>p<u>t0<a>w0<e><u>s\nAnother way.<a>"
+    assert end == (
+        "<s>p<u>t0<a>w0<e>"
+        "<u>s\nNow it is solver's turn. Solves.<a>w1<e>"
+        "<u>s\nAnother way.<a>w2<e>"
+        "<u>c\nNow it is checker's turn.<a>"
+    )
+
+
+# orchestrated
+
+
+def script(*lines):
+    return lambda request: lines[request.fold[2]]
+
+
+def test_an_orchestrator_calls_until_it_is_done(threads):
+    blueprint = Blueprint((Profile("lead"), PLANNER, SOLVER), "orchestrated")
+    speak = script("<call>planner</call> be short", "w1", "<CALL> Solver </CALL>", "4", "<done/>")
+    [episode], _ = play(threads, blueprint, speak, env=question("4"))
+    assert [t.name for t in episode.turns] == ["lead", "planner", "lead", "solver", "lead"]
+    assert episode.reward == 1
+    prompts = [text(turn.prompt) for turn in episode.turns]
+    assert prompts[0] == f"<s>{default_prompt((PLANNER, SOLVER))}<u>q<a>"
+    assert prompts[1] == "<s>p<u>q\nlead: be short<a>"  # a call is no speech
+    assert prompts[3] == "<s>s<u>q\nlead: be short\nplanner: w1<a>"
+    assert episode.turns[3].sees == (0, 1) and episode.turns[4].sees == (0, 1, 3)
+
+
+def test_max_steps_bounds_the_calls_and_the_last_answer_counts(threads):
+    blueprint = Blueprint((Profile("lead"), SOLVER), "orchestrated")
+    speak = script(*["<call>solver</call>", "4", "<call>solver</call>", "5"] * 2)
+    [episode], _ = play(threads, blueprint, speak, env=question("5"), max_steps=2)
+    assert len(episode.turns) == 4 and episode.reward == 1
+    assert [turn.answers for turn in episode.turns] == [False, False, False, True]
+
+
+def test_an_episode_without_a_call_is_graded_and_trained(threads):
+    blueprint = Blueprint((SOLVER, Profile("lead")), "orchestrated", orchestrator="lead")
+    [episode], _ = play(threads, blueprint, script("I know not"), env=question("5"))
+    assert [turn.name for turn in episode.turns] == ["lead"]
+    assert episode.reward == 0 and episode.results[0].done
+
+
+@pytest.mark.parametrize(
+    ("said", "expected"),
+    [
+        ("<call>solver</call>", "solver"),
+        ("words <call>\n SOLVER </call> words", "solver"),
+        ("<call>self-check</call>", "self-check"),
+        ("<call>nobody</call>", None),
+        ("<call>solver</call><done>", None),
+        ("<done/>", None),
+        ("solver", None),
+        ("<call>solver", None),
+    ],
+)
+def test_how_an_orchestrator_is_read(said, expected):
+    assert called(said, ["solver", "self-check"]) == expected
+
+
+# debate
+
+
+def debaters(judge: str | None = None, *more: Profile) -> Blueprint:
+    members = tuple(Profile(name, answers=True) for name in ("ann", "bob", "cy"))
+    return Blueprint((*members, *more), "debate", judge=judge)
+
+
+def test_debaters_answer_side_by_side_then_see_each_others_last_answers(threads):
+    [episode], engine = play(threads, debaters(), who, rounds=3)
+    see_none, see_all = np.zeros((3, 3)), np.ones((3, 3))
+    expected = np.block(
+        [
+            [see_none, see_none, see_none],
+            [see_all, see_none, see_none],
+            [see_none, see_all, see_none],
+        ]
+    )
+    np.testing.assert_array_equal(episode.dependency, expected)
+    assert text(episode.turns[4].prompt) == "<u>t0\nann: w0\nbob: w1\ncy: w2<a>"
+    assert [len(batch) for batch in engine.batches] == [3, 3, 3]
+
+
+def test_the_majority_is_the_teams_answer(threads):
+    speak = script("1", "1", "1", "so 7", "it is 5", "5")
+    [episode], _ = play(threads, debaters(), speak, env=question("5"))
+    assert episode.reward == 1
+    assert [turn.answers for turn in episode.turns] == [False] * 4 + [True, False]
+    assert episode.results[0].info["votes"] == {"7": 1, "5": 2}
+
+
+def test_of_equal_votes_the_earliest_wins():
+    turns = [small.turn(0, [1], [1], text=said) for said in ("2", "3", "3", "2")]
+    assert majority(turns)[0] is turns[0]
+
+
+def test_a_judge_decides(threads):
+    blueprint = debaters("judge", Profile("judge", "j"))
+    speak = script("1", "2", "3", "4", "5", "6", "2")
+    [episode], _ = play(threads, blueprint, speak, env=question("2"))
+    assert episode.reward == 1 and episode.turns[-1].name == "judge"
+    assert episode.turns[-1].sees == (3, 4, 5)
+
+
+# solo, horizons, shared conversations
+
+
+def test_solo_is_the_answering_agent_alone(threads):
+    [episode], _ = play(threads, Blueprint((PLANNER, SOLVER), "solo"), who)
+    assert [turn.name for turn in episode.turns] == ["solver"]
+
+
+@pytest.mark.parametrize("workflow", ["sequential", "dag", "orchestrated", "debate", "solo"])
+@pytest.mark.parametrize("context", ["own", "shared"])
+def test_every_topology_tries_again_with_feedback(threads, workflow, context):
+    members = (PLANNER, SOLVER, CHECKER)
+    speak = (lambda request: "<call>solver</call>") if workflow == "orchestrated" else who
+    env = question("never", horizon=2)
+    blueprint = Blueprint(members, workflow, DIAMOND)
+    settings = {"max_steps": 1, "max_new_tokens": 24, "context": 4000, "team_context": context}
+    [episode], _ = play(threads, blueprint, speak, env=env, **settings)
+    assert [result.done for result in episode.results] == [False, True]
+    assert {turn.step for turn in episode.turns} == {0, 1}
+    second = next(turn for turn in episode.turns if turn.step == 1)
+    verdict = "judge: The answer is incorrect."
+    assert text(second.prompt).count(verdict) == 1
+    assert [turn.index for turn in episode.turns] == list(range(len(episode.turns)))
+    for i, turn in enumerate(episode.turns):
+        assert all(j < i for j in turn.sees)
+        if context == "shared":  # everything that was said before, by id
+            assert all(
+                bytes(episode.turns[j].action[:-1].tolist())
+                in bytes(turn.prompt.clip(0, 255).tolist())
+                for j in turn.sees
+            )
+
+
+def test_a_shared_conversation_with_one_adapter_is_one_nested_sequence(threads):
+    """Each prompt begins with the ids of the one before and its action: no id is encoded again."""
+    blueprint = Blueprint((PLANNER, SOLVER, CHECKER))
+    [episode], _ = play(threads, blueprint, who, team_context="shared", shared=True)
+    for before, after in zip(episode.turns, episode.turns[1:], strict=False):
+        whole = [*before.prompt.tolist(), *before.action.tolist()]
+        assert after.prompt.tolist()[: len(whole)] == whole
+    assert text(episode.turns[2].prompt).count("<s>") == 1
+
+
+def test_an_action_that_was_cut_off_is_ended_before_the_next_speaks(threads):
+    blueprint = Blueprint((PLANNER, SOLVER))
+    [episode], _ = play(
+        threads, blueprint, lambda r: "abcdef", team_context="shared", max_new_tokens=3
+    )
+    assert "<a>abc<e><u>" in text(episode.turns[1].prompt)
+
+
+def test_anonymous_teams_have_no_names_and_no_system_prompts(threads):
+    for context in ("own", "shared"):
+        [episode], _ = play(
+            threads, Blueprint((PLANNER, SOLVER)), who, anonymous=True, team_context=context
+        )
+        shown = text(episode.turns[1].prompt)
+        assert "planner" not in shown and "solver" not in shown and "<s>" not in shown
+        assert "w0" in shown
+
+
+def test_messages_are_told_to_whom_they_belong(threads):
+    blueprint = Blueprint((PLANNER, SOLVER), messages=("Plan!", "Solve!"))
+    [episode], _ = play(threads, blueprint, who)
+    assert text(episode.turns[0].prompt) == "<s>p<u>t0\nPlan!<a>"
+    assert text(episode.turns[1].prompt) == "<s>s<u>t0\nplanner: w0\nSolve!<a>"
+
+
+def test_a_conversation_that_fills_the_context_ends_its_episode(threads):
+    blueprint = Blueprint((PLANNER, SOLVER, CHECKER))
+    [episode], _ = play(threads, blueprint, who, team_context="shared", context=130)
+    assert 1 <= len(episode.turns) < 3
+    assert episode.results[-1].info == {"truncated": "context"}
+    assert all(len(turn.prompt) + len(turn.action) <= 130 for turn in episode.turns)
+
+
+# failures
+
+
+class Flaky(Slow):
+    """Task 1 cannot be reset, task 2 fails when it answers."""
+
+    def __init__(self):
+        super().__init__(1)
+
+    def reset(self, seed):
+        if seed == 1:
+            raise OSError("no such task")
+        return super().reset(seed)
+
+    def step(self, turns):
+        if self._seed == 2:
+            raise ZeroDivisionError("a bug")
+        return super().step(turns)
+
+
+def test_a_failing_episode_is_dropped_and_the_others_go_on(threads, caplog):
+    episodes, _ = play(threads, Blueprint((PLANNER, SOLVER)), who, env=Flaky, tasks=range(5))
+    assert [len(episode.turns) for episode in episodes] == [2, 0, 0, 2, 2]
+    assert "no such task" in episodes[1].results[0].info["failed"]
+    assert "ZeroDivisionError: a bug (" in episodes[2].results[0].info["failed"]
+    assert caplog.text.count("dropped an episode") == 2
+
+
+def test_too_many_failures_stop_the_run(threads):
+    with pytest.raises(EpisodesFailed, match="2 of 3 episodes failed, the first with task 1: OSE"):
+        play(threads, Blueprint((PLANNER, SOLVER)), who, env=Flaky, tasks=range(3))
+
+
+# what does not fit together
+
+
+@pytest.mark.parametrize(
+    ("blueprint", "settings", "expected"),
+    [
+        (Blueprint((SOLVER,), "debate"), {}, "a debate needs at least 2 debaters, got 1"),
+        (Blueprint((SOLVER,), "debate", judge="x"), {}, "judge: expected one of solver, got 'x'"),
+        (Blueprint((SOLVER,), "orchestrated"), {}, "needs a specialist with `answers: true`"),
+        (
+            Blueprint((PLANNER, SOLVER), "orchestrated"),
+            {"anonymous": True},
+            "calls others by name",
+        ),
+        (Blueprint((SOLVER,), "dag"), {}, "a dag needs nodes, got none"),
+        (
+            Blueprint((Profile("a", adapter="x"), Profile("b", adapter="x", trainable=False))),
+            {},
+            "share the adapter 'x': expected one value of trainable, got [True, False]",
+        ),
+        (Blueprint((Profile("a", trainable=False),)), {}, "nothing would learn"),
+    ],
+)
+def test_a_team_that_cannot_play_is_refused(blueprint, settings, expected):
+    with pytest.raises(BadInput) as caught:
+        small.team_of(blueprint, **settings)
+    assert expected in str(caught.value)
