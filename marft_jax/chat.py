@@ -13,7 +13,6 @@ import argparse
 import contextlib
 import sys
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import NoReturn
 
 from rich.console import Console
@@ -23,6 +22,7 @@ from marft_jax import transcripts
 from marft_jax.envs.base import EnvSource
 from marft_jax.session import Session, open_session, play_held_out
 from marft_jax.team.files import load_team
+from marft_jax.threads import DaemonThreads
 from marft_jax.trained import restore_team, settings_of
 from marft_jax.types import StepResult, Turn
 
@@ -53,16 +53,15 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
 def chat(session: Session) -> None:
     """Answers questions from standard input until it ends."""
     console = Console(highlight=False)
-    with ThreadPoolExecutor(1) as threads:
-        for number, question in enumerate(_questions(console)):
-            try:
-                [episode] = play_held_out(
-                    session, EnvSource(lambda q=question: Asked(q)), threads, number, 1
-                )
-            except config_lib.BadInput as error:  # too long a question: say so and go on
-                console.print(str(error), markup=False)
-            else:
-                console.print(transcripts.render(episode._replace(results=())))  # not graded
+    threads = DaemonThreads()
+    for number, question in enumerate(_questions(console)):
+        source = EnvSource(lambda q=question: Asked(q))
+        try:
+            [episode] = play_held_out(session, source, threads, number, 1)
+        except config_lib.BadInput as error:  # too long a question: say so and go on
+            console.print(str(error), markup=False)
+        else:
+            console.print(transcripts.render(episode._replace(results=())))  # not graded
 
 
 class Asked:

@@ -14,7 +14,6 @@ import contextlib
 import math
 import sys
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NoReturn
 
@@ -26,6 +25,7 @@ from marft_jax import transcripts
 from marft_jax.envs import base as envs
 from marft_jax.session import open_session, play_held_out
 from marft_jax.team.files import load_team
+from marft_jax.threads import DaemonThreads
 from marft_jax.trained import restore_team, settings_of
 from marft_jax.types import Episode
 
@@ -76,7 +76,7 @@ def evaluate(run: str | None, config: config_lib.Config, samples: int, out: str 
     with contextlib.ExitStack() as stack:
         source = envs.make(config, "eval")
         stack.callback(source.close)
-        threads = stack.enter_context(ThreadPoolExecutor(max(8, config.env.workers)))
+        threads = DaemonThreads()
         session = open_session(config, load_team(config.team.file))
         step = restore_team(session, run)
         rounds = []

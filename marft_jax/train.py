@@ -10,7 +10,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Executor, ThreadPoolExecutor
+from concurrent.futures import Executor
 from pathlib import Path
 from typing import NoReturn
 
@@ -28,6 +28,7 @@ from marft_jax.metrics import Reporter
 from marft_jax.session import Session, accuracy, make_rollout, open_session, play_held_out
 from marft_jax.summary import Clock, metrics_of, turn_numbers
 from marft_jax.team.files import Blueprint, dump_team, load_team
+from marft_jax.threads import DaemonThreads
 
 EXIT_STOPPED = 75
 _TASKS_PER_SEED = 1_000_003  # each seed starts elsewhere in the endless order of tasks
@@ -56,7 +57,7 @@ def train(config: config_lib.Config) -> int:
     with contextlib.ExitStack() as stack:
         source = open_source(stack, config, "train")
         held_out = open_source(stack, config, "eval") if config.eval.every else None
-        threads = stack.enter_context(ThreadPoolExecutor(max(8, config.env.workers)))
+        threads = DaemonThreads()
         session = open_session(config, blueprint)
         team, engine = session.team, session.engine
         learner = Learner(config, session.base, team, algorithm, session.mesh)

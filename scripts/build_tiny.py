@@ -37,7 +37,7 @@ def main() -> None:
         print(f"{name:24s} {value:.3f}")
 
 
-def quality(params: dict[str, jax.Array], repeats: int = 4) -> dict[str, float]:
+def quality(params: dict[str, jax.Array], repeats: int = 2) -> dict[str, float]:
     """Shares of held-out sums of three digits, sampled at temperature 1 unless said otherwise."""
     tasks = [(t.question, t.answer) for t in eval_tasks(3, tiny.RECIPE.holdout)] * repeats
     planned = speak(params, [("plan", question) for question, _ in tasks], seed=1)
@@ -54,6 +54,9 @@ def quality(params: dict[str, jax.Array], repeats: int = 4) -> dict[str, float]:
     careful_answers = [
         a for s, a in zip(from_facts, answers, strict=True) if not s.startswith("maybe")
     ]
+    argued = speak(params, [("argue", question) for question, _ in tasks], seed=4)
+    alone = [(s, a) for s, a in zip(argued, answers, strict=True) if not s.startswith("maybe")]
+    led = speak(params, [("lead", question) for question, _ in tasks], seed=5)
     plans = [(p, f) for p, f in zip(planned, facts, strict=True) if p != "guess"]
     return {
         "team, sampled": _right(solved, answers),
@@ -62,6 +65,9 @@ def quality(params: dict[str, jax.Array], repeats: int = 4) -> dict[str, float]:
         "planner's plans right": float(np.mean([p == f for p, f in plans])),
         "solver careful": len(careful) / len(from_facts),
         "careful solver right": _right(careful, careful_answers),
+        "debater careful": len(alone) / len(argued),
+        "careful debater right": _right(*map(list, zip(*alone, strict=True))),
+        "orchestrator calls": sum("planner</call>" in text for text in led) / len(led),
     }
 
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -313,6 +316,28 @@ def test_a_failing_episode_is_dropped_and_the_others_go_on(threads, caplog):
 def test_too_many_failures_stop_the_run(threads):
     with pytest.raises(EpisodesFailed, match="2 of 3 episodes failed, the first with task 1: OSE"):
         play(threads, Blueprint((PLANNER, SOLVER)), who, env=Flaky, tasks=range(3))
+
+
+def test_an_environment_that_hangs_costs_its_episode_and_nothing_else():
+    """Even the process may end: the thread that hangs is not waited for."""
+    code = (
+        f"import time, sys; sys.path.insert(0, {str(Path(__file__).parent)!r})\n"
+        "import small, scripted\n"
+        "from marft_jax.team.runner import Rollout\n"
+        "from marft_jax.team.workflows import WORKFLOWS\n"
+        "from marft_jax.threads import DaemonThreads\n"
+        "class Hangs(scripted.Slow):\n"
+        "    def step(self, turns):\n"
+        "        time.sleep(1000 if self._seed == 1 else 0)\n"
+        "        return super().step(turns)\n"
+        "engine = scripted.Scripted(lambda request: 'a')\n"
+        "rollout = Rollout(engine, small.team(2), WORKFLOWS['sequential'], lambda: Hangs(1),\n"
+        "                  DaemonThreads(), max_failed=0.5, step_seconds=0.3)\n"
+        "print([len(episode.turns) for episode in rollout.play([0, 1, 2], 0)])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert done.stdout == "[2, 0, 2]\n", done.stderr
+    assert "TimeoutError" in done.stderr
 
 
 # what does not fit together

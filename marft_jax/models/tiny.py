@@ -1,4 +1,4 @@
-"""The built-in model ``tiny``: a decoder of 1.6 million parameters, made by this file in a minute.
+"""The built-in model ``tiny``: a decoder of 1.6 million parameters, made by this file in minutes.
 
 A supervised warm start on synthetic dialogues of a two-agent team makes the weights from nothing,
 always from the same seed. ``scripts/build_tiny.py`` did so once and keeps the result beside this
@@ -12,7 +12,10 @@ but rarely bothers: the planner often writes ``guess`` instead, which leaves the
 work from, and the solver is at times hasty and writes ``maybe 14``. Each decides by its first
 token, so reinforcement learning has a policy to shift and nothing to teach.
 
-What makes a small decoder learn this from some 280,000 tokens: a dense stream of bare facts
+It also knows the members of other teams: an orchestrator who calls them, debaters who work alone
+and then read each other, a verifier.
+
+What makes a small decoder learn this from some 700,000 tokens: a dense stream of bare facts
 beside the dialogues, a loss that weighs the digits of results, digits that start with a code of
 their value, and Muon (Jordan et al. 2024), which takes far fewer steps than Adam.
 """
@@ -66,11 +69,11 @@ class Recipe:
         holdout: the tasks that stay unseen, ``env.holdout``'s default.
     """
 
-    version: int = 1
+    version: int = 2
     seed: int = 0
-    steps: int = 400
+    steps: int = 800
     rows: int = 8
-    row_tokens: int = 104
+    row_tokens: int = 112
     careful_planner: float = 0.42
     careful_solver: float = 0.78
     shown_planner: float = 0.75
@@ -79,9 +82,8 @@ class Recipe:
     fact_tokens: int = 52
     fact_weight: float = 1.0
     late_facts: float = 0.08
-    extra: float = 0.4
+    extra: float = 0.5
     extra_from: float = 0.5
-    solver_from: float = 0.0
     result_weight: float = 4.0
     plan_weight: float = 1.0
     holdout: float = 0.1
@@ -94,7 +96,7 @@ class Recipe:
 
 RECIPE = Recipe()
 SHIPPED = Path(__file__).with_name("tiny.safetensors")
-SECONDS = 60
+SECONDS = 150
 
 
 def digest(recipe: Recipe = RECIPE) -> str:
@@ -211,8 +213,7 @@ class Author:
             return self.facts()
         if not early and self.rng.random() < self.recipe.extra:
             return self.extra()
-        planners = 0.4 if progress >= self.recipe.solver_from else 1.0
-        return self.planner(3) if self.rng.random() < planners else self.solver(3)
+        return self.planner(3) if self.rng.random() < 0.4 else self.solver(3)
 
     def planner(self, terms: int, past: str = "") -> Dialogue:
         numbers, task = self.problem(terms)
@@ -233,25 +234,51 @@ class Author:
         return self.dialogue("solve", shows, self.hasty(terms), (1 - share) / (1 - shown))
 
     def extra(self) -> Dialogue:
-        """Other lengths, a second step after the judge's verdict, and roles of larger teams."""
+        """Other lengths, a second step after the judge's verdict, and roles of other teams."""
         kind = self.rng.random()
-        if kind < 0.2:
+        if kind < 0.13:
             return self.planner(4)
-        if kind < 0.45:
+        if kind < 0.3:
             return self.solver(4)
-        if kind < 0.5:
+        if kind < 0.35:
             return self.planner(2) if self.rng.random() < 0.5 else self.solver(2)
-        if kind < 0.65:
+        if kind < 0.45:
             return self.planner(3, self.failed_step())
-        if kind < 0.8:
+        if kind < 0.55:
             return self.solver(3, self.failed_step())
+        if kind < 0.65:
+            return self.lead()
+        if kind < 0.9:
+            return self.argue()
         numbers, task = self.problem(3)
-        if kind < 0.85:
-            return self.dialogue("", [task], ",".join(chain(numbers)))
         last = chain(numbers)[-1]
         seen = last if self.rng.random() < 0.6 else self.hasty(3)
         role = ("verify", "reflect")[self.rng.integers(2)]
         return self.dialogue(role, [f"{task}\nplanner: {plan(numbers)}\nsolver: {seen}"], last)
+
+    def lead(self) -> Dialogue:
+        """An orchestrator, who often ends the episode too early."""
+        numbers, task = self.problem(3)
+        planned = "guess" if self.rng.random() < 0.5 else plan(numbers)
+        solved = self.hasty(3) if planned == "guess" else chain(numbers)[-1]
+        shown = [task, f"{task}\nplanner: {planned}"]
+        shown.append(f"{shown[1]}\nsolver: {solved}")
+        said = int(self.rng.integers(3))
+        call = ("<call>planner</call>", "<call>solver</call>", "<done/>")[said]
+        lazy = "<call>planner</call>" if said == 2 else "<done/>"
+        return self.dialogue("lead", [shown[said]], call if self.rng.random() < 0.6 else lazy)
+
+    def argue(self) -> Dialogue:
+        """A debater, who works alone at first and then sees what all said; half of them guess."""
+        numbers, task = self.problem(3)
+        whole = ",".join(chain(numbers))
+        if self.rng.random() < 0.5:
+            for name in ("ann", "bob", "cy"):
+                task += f"\n{name}: {whole if self.rng.random() < 0.6 else self.hasty(3)}"
+        share, shown = 0.5, 0.8
+        if self.rng.random() < shown:
+            return self.dialogue("argue", [task], whole, share / shown)
+        return self.dialogue("argue", [task], self.hasty(3), (1 - share) / (1 - shown))
 
     def facts(self) -> Dialogue:
         """Sums that follow on nothing: the densest way to learn addition. Only results count."""
