@@ -12,6 +12,7 @@ import jax.numpy as jnp
 from jax.sharding import Mesh
 
 from marft_jax import mesh as mesh_lib
+from marft_jax.algorithms import settle
 from marft_jax.config import BadInput, Config
 from marft_jax.engine.engine import Engine, Shape
 from marft_jax.envs.base import EnvSource
@@ -42,6 +43,7 @@ def open_session(config: Config, profiles: tuple[Profile, ...]) -> Session:
     Raises:
         BadInput: whatever is wrong with the mesh, the model or the team.
     """
+    config = settle(config)
     find_workflow(config.team.workflow)
     use_compilation_cache()
     mesh = mesh_lib.make_mesh(config.mesh)
