@@ -61,12 +61,12 @@ def collect(rollout: Player, credit: Credit, config: Config, step: int) -> Colle
         missing = groups_of(config) - len(signal)
         if not missing:
             break
-    kept = signal or set(tasks_of(config, step))
+    every = list(dict.fromkeys(episode.index for episode in played))
+    kept = signal or set(every[: groups_of(config)])
     episodes, own = zip(
         *((e, r) for e, r in zip(played, rewards, strict=True) if e.index in kept), strict=True
     )
-    dropped = len({episode.index for episode in played} - kept)
-    return Collected(episodes, own, played, rewards, dropped, waited_s)
+    return Collected(episodes, own, played, rewards, len(every) - len(kept), waited_s)
 
 
 def tasks_of(config: Config, step: int, refill: int = 0) -> list[int]:

@@ -105,6 +105,7 @@ def normalize(x, weights, cells: Any = None, n_cells: int = 1):
 
 def mean_by(x, weights, cells, n_cells: int):
     """For each entry, the weighted mean of its cell."""
+    weights = jnp.asarray(weights, x.dtype)
 
     def total(y):
         return jax.ops.segment_sum(jnp.ravel(y), jnp.ravel(cells), n_cells)
