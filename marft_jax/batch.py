@@ -27,6 +27,7 @@ class Rows(NamedTuple):
         tokens_UBT, positions_UBT: token ids, and their positions within their sequence.
         segments_UBT: number of the sequence within its row, 0 for padding.
         owners_UBT: the adapter of each token, -1 for padding.
+        agents_UBT: whose turn the token leads to or belongs to, -1 for padding.
         index_UBA: where in the row the token stands that predicts action token a.
         targets_UBA: the action tokens.
         mask_UBA: 1 for action tokens, 0 for padding.
@@ -44,6 +45,7 @@ class Rows(NamedTuple):
     positions_UBT: np.ndarray
     segments_UBT: np.ndarray
     owners_UBT: np.ndarray
+    agents_UBT: np.ndarray
     index_UBA: np.ndarray
     targets_UBA: np.ndarray
     mask_UBA: np.ndarray
@@ -66,6 +68,10 @@ class Chain(NamedTuple):
         mask_EJ: 1 for links, 0 for padding.
         rewards_EJ: reward of each link; a turn's reward sits on its last token.
         continues_EJ: 1 where another link of the episode follows.
+        weight_EJ: 1 / the links of its turn, so that each turn adds up to one.
+        agent_EJ: who acted.
+        group_EJ: number of the episode's group: those with the same task.
+        cell_EJ: number of the (group, agent, n) that the link's turn is in, the agent's n-th one.
         link_UBX: flat position in ``[E, J]`` of each unit (0 for padding).
     """
 
@@ -73,6 +79,10 @@ class Chain(NamedTuple):
     mask_EJ: np.ndarray
     rewards_EJ: np.ndarray
     continues_EJ: np.ndarray
+    weight_EJ: np.ndarray
+    agent_EJ: np.ndarray
+    group_EJ: np.ndarray
+    cell_EJ: np.ndarray
     link_UBX: np.ndarray
 
 
@@ -110,7 +120,7 @@ def build(
     """Packs episodes for the learner.
 
     Args:
-        episodes: finished episodes.
+        episodes: finished episodes; may be fewer than ``config.episodes``, if some failed.
         rewards: float32 ``[turns]`` for each.
         owners: the adapter of each agent.
         config: how many minibatches, tokens per microbatch, and the ratio's length normalisation.
@@ -135,7 +145,11 @@ def build(
     )
     placed = {(i % micros, i // micros): packed[row] for i, row in enumerate(order)}
     rows, units = _fill(placed, episodes, shape, config.ratio, level)
-    return Batch(rows, _chain(units, rewards, rows, level), micros)
+    labels = _labels(episodes)
+    units_EK = [
+        [units[e, k] for k in range(len(episode.turns))] for e, episode in enumerate(episodes)
+    ]
+    return Batch(rows, _chain(units_EK, rewards, labels, rows, level, config.episodes), micros)
 
 
 def padding(batch: Batch) -> float:
@@ -201,6 +215,8 @@ def _fill(
             for (e, turn), start in zip(sequence.spans, sequence.starts, strict=True):
                 acted = episodes[e].turns[turn]
                 length = len(acted.action)
+                agents = rows.agents_UBT[u, r, offset : offset + start + length - 1]
+                agents[agents < 0] = acted.agent
                 _write_turn(rows, acted, sequence.owner, (u, r, k), a, offset + start - 1, ratio)
                 flat = (u * b + r) * (k_size if level == "action" else a_size)
                 units[e, turn] = (
@@ -228,6 +244,7 @@ def _empty_rows(placed, episodes: Sequence[Episode], shape: tuple[int, int, int]
         positions_UBT=zeros(t),
         segments_UBT=zeros(t),
         owners_UBT=zeros(t) - 1,
+        agents_UBT=zeros(t) - 1,
         index_UBA=zeros(a),
         targets_UBA=zeros(a),
         mask_UBA=zeros(a, np.float32),
@@ -264,33 +281,68 @@ def _write_turn(
     rows.tokens_UBK[at] = n
 
 
+class _Labels(NamedTuple):
+    """Of one turn: who acted, and the numbers of its group and of its cell."""
+
+    agent: int
+    group: int
+    cell: int
+
+
+def _labels(episodes: Sequence[Episode]) -> list[list[_Labels]]:
+    groups: dict[int, int] = {}
+    cells: dict[tuple[int, int, int], int] = {}
+    labels = []
+    for episode in episodes:
+        group = groups.setdefault(episode.index, len(groups))
+        acted: dict[int, int] = {}
+        labels.append([])
+        for turn in episode.turns:
+            nth = acted[turn.agent] = acted.get(turn.agent, -1) + 1
+            cell = cells.setdefault((group, turn.agent, nth), len(cells))
+            labels[-1].append(_Labels(turn.agent, group, cell))
+    return labels
+
+
 def _chain(
-    units: dict[tuple[int, int], list[int]],
+    units: Sequence[Sequence[list[int]]],
     rewards: Sequence[np.ndarray],
+    labels: Sequence[Sequence[_Labels]],
     rows: Rows,
     level: Level,
+    episodes: int,
 ) -> Chain:
-    links = [
-        [unit for k in range(len(turn_rewards)) for unit in units[e, k]]
-        for e, turn_rewards in enumerate(rewards)
-    ]
-    shape = (len(links), bucket(max(map(len, links)), least=1, rungs=1))
+    """Lays the turns' units end to end; room for ``episodes`` at least, so that a step with fewer
+    runs the same program."""
+    longest = max(sum(map(len, turns)) for turns in units)
+    shape = (max(len(units), episodes), bucket(longest, least=1, rungs=1))
+
+    def zeros(dtype: type) -> np.ndarray:
+        return np.zeros(shape, dtype)
+
+    kind = rows.turn_mask_UBK if level == "action" else rows.mask_UBA
     chain = Chain(
-        unit_EJ=np.zeros(shape, np.int32),
-        mask_EJ=np.zeros(shape, np.float32),
-        rewards_EJ=np.zeros(shape, np.float32),
-        continues_EJ=np.zeros(shape, np.float32),
-        link_UBX=np.zeros(
-            (rows.turn_mask_UBK if level == "action" else rows.mask_UBA).shape, np.int32
-        ),
+        unit_EJ=zeros(np.int32),
+        mask_EJ=zeros(np.float32),
+        rewards_EJ=zeros(np.float32),
+        continues_EJ=zeros(np.float32),
+        weight_EJ=zeros(np.float32),
+        agent_EJ=zeros(np.int32),
+        group_EJ=zeros(np.int32),
+        cell_EJ=zeros(np.int32),
+        link_UBX=np.zeros(kind.shape, np.int32),
     )
     flat_links = chain.link_UBX.reshape(-1)
-    for e, episode_links in enumerate(links):
-        n = len(episode_links)
-        chain.unit_EJ[e, :n] = episode_links
-        chain.mask_EJ[e, :n] = 1
-        chain.continues_EJ[e, : n - 1] = 1
-        flat_links[episode_links] = e * shape[1] + np.arange(n)
-        ends = np.cumsum([len(units[e, k]) for k in range(len(rewards[e]))]) - 1
-        chain.rewards_EJ[e, ends] = rewards[e]
+    for e, turns in enumerate(units):
+        end = 0
+        for k, turn_units in enumerate(turns):
+            start, end = end, end + len(turn_units)
+            span = np.s_[e, start:end]
+            chain.unit_EJ[span] = turn_units
+            chain.weight_EJ[span] = 1 / len(turn_units)
+            chain.rewards_EJ[e, end - 1] = rewards[e][k]
+            chain.agent_EJ[span], chain.group_EJ[span], chain.cell_EJ[span] = labels[e][k]
+            flat_links[turn_units] = e * shape[1] + np.arange(start, end)
+        chain.mask_EJ[e, :end] = 1
+        chain.continues_EJ[e, : end - 1] = 1
     return chain

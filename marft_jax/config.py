@@ -117,11 +117,12 @@ class Lora:
 
 @dataclasses.dataclass(frozen=True)
 class Critic:
-    mode: Literal["shared"] = "shared"
-    """One value head for the whole team, over the frozen base."""
+    mode: Literal["auto", "shared", "heads", "lora", "none"] = "auto"
+    """A value head for the whole team over the frozen base; a head per agent; one head over an
+    adapter per agent; or none. auto: shared, and none for algorithms without a critic."""
     lr: float = 5e-4
     hidden: tuple[int, ...] = (1024, 512)
-    """Widths of the value head's hidden layers."""
+    """Widths of a value head's hidden layers."""
     warmup_steps: int = 0
     """Training steps in which only the critic learns."""
 
@@ -129,9 +130,11 @@ class Critic:
 @dataclasses.dataclass(frozen=True)
 class Algo:
     name: str = "appo"
-    """appo (MARFT-A, one decision per action) or tppo (MARFT-T, one per token)."""
+    """appo (MARFT-A, a decision per action), tppo (MARFT-T, per token), grpo, gspo or reinforce."""
     episodes: int = 64
     """Episodes per training step."""
+    group_size: int | None = None
+    """How many of them share a task; none: 8 where the algorithm compares them, else 1."""
     lr: float = 1e-3
     """Adam's learning rate for the adapters."""
     epochs: int = 2
@@ -140,24 +143,68 @@ class Algo:
     """Optimiser steps per pass."""
     microbatch_tokens: int = 8192
     """Tokens in one forward-backward pass; gradients accumulate up to a minibatch."""
+
+    credit: Literal["last", "equal", "step_discount", "per_step"] = "last"
+    """Who is paid: a step's last turn; the same, but each agent is logged with all of it; turn k of
+    N with reward * credit_discount^(N-1-k); or each turn by its own step reward."""
+    credit_discount: float = 1.0
+    """step_discount: how much less each earlier turn of a step is paid."""
+    step_reward: str | None = None
+    """per_step: planner, solver, verifier, code_planner, coder, debugger or
+    package.module:function; an agent's own `reward` comes first."""
+    reward_bias: float = 0.0
+    """A reward becomes (reward + bias) * scale, clipped; one for a single agent has no bias."""
+    reward_scale: float = 1.0
+    reward_clip: float | None = None
+    """Shaped rewards are clipped to ± this."""
+    overlong_buffer: int = 0
+    """Tokens before its limit over which an action's length penalty grows from 0; 0 is off."""
+    overlong_penalty: float = 1.0
+    """What an action as long as its limit loses."""
+
     gamma: float = 0.99
+    """appo, tppo: discount from one decision to the next."""
     gae_lambda: float = 0.95
+    normalize: Literal["auto", "batch", "agent", "group", "group_turn", "none"] = "auto"
+    """Advantages to mean 0 and deviation 1 over the batch, each agent's, each group, each agent's
+    n-th turn in a group, or not at all. auto: batch; grpo and gspo: group; reinforce: none."""
+    baseline: Literal["auto", "group", "moving"] = "auto"
+    """reinforce: returns minus their mean in the group, or minus a moving average per agent."""
+    baseline_decay: float = 0.9
+    """How much of the moving average stays in each step."""
+    dynamic_sampling: bool = False
+    """Drop groups whose rewards are all equal, and play further tasks in their place."""
+    max_refills: int = 3
+    """How often, per training step."""
+
+    ratio: Literal["auto", "sum", "token", "word"] = "auto"
+    """An action's log-prob is the sum over its tokens, or that per token or per word. auto: sum;
+    gspo: token. tppo and grpo have a ratio per token."""
     clip: float = 0.2
-    """The ratio is clipped to 1 ± this."""
+    """The ratio is clipped to 1 - this, and above to ..."""
+    clip_high: float | None = None
+    """... 1 + this; none: the same."""
+    dual_clip: float | None = None
+    """Where the advantage is negative the loss stops at this times it (> 1)."""
+    correction: Literal["none", "decoupled", "truncated"] = "none"
+    """Ratios to the policy at the start of the update, weighed by its own ratio to the policy that
+    sampled: those over the cap count 0, or are cut to it."""
+    correction_cap: float = 5.0
+    entropy_coef: float = 0.01
+    kl_coef: float = 0.0
+    """Weight of the KL to the base without adapters; 0 is off."""
+    kl_in: Literal["reward", "loss"] = "reward"
+    """Subtract it from each token's reward, or add its mean over an action's tokens to the loss."""
+    kl_estimator: Literal["k1", "k2", "k3"] = "k1"
+    """k1 has no gradient on average: in the loss take k2 or k3."""
+    max_kl: float | None = None
+    """An agent whose approximate KL exceeds this in a minibatch is not updated by it."""
+    max_grad_norm: float = 0.5
+    """Each adapter's and each value head's gradient is clipped to this norm."""
     value_clip: float = 0.2
     """The new value is clipped to the old one ± this."""
     huber_delta: float | None = 10.0
     """Beyond this the value error counts linearly; none squares it everywhere."""
-    entropy_coef: float = 0.01
-    value_coef: float = 1.0
-    max_grad_norm: float = 0.5
-    """Each agent's gradient, and the critic's, is clipped to this norm."""
-    normalize: Literal["batch", "agent", "none"] = "batch"
-    """Advantages to mean 0 and deviation 1 over the batch, over each agent's, or not at all."""
-    ratio: Literal["sum", "token", "word"] = "sum"
-    """appo: an action's log-prob is the sum over its tokens, or that per token or per word."""
-    max_kl: float | None = None
-    """An agent whose approximate KL exceeds this in a minibatch is not updated by it."""
     agent_interval: int = 0
     """k > 0 trains one agent at a time, in turn, k steps each; 0 trains all together."""
 
@@ -261,6 +308,11 @@ def validate(config: Config) -> None:
             f"--team.max_new_tokens: expected less than --model.context {config.model.context}, "
             f"got {config.team.max_new_tokens}; raise the context"
         )
+    for key in ("algo.huber_delta", "algo.reward_clip"):
+        if (value := _get(config, key)) is not None and value <= 0:
+            raise BadInput(f"--{key}: expected a number above 0, or none, got {value}")
+    if config.algo.dual_clip is not None and not config.algo.dual_clip > 1:
+        raise BadInput(f"--algo.dual_clip: expected more than 1, got {config.algo.dual_clip}")
     for axis, size in dataclasses.asdict(config.mesh).items():
         if size != -1 and size < 1:
             raise BadInput(f"--mesh.{axis}: expected a positive number or -1, got {size}")
@@ -307,7 +359,13 @@ _AT_LEAST = {
     "algo.microbatch_tokens": 1,
     "algo.clip": 0,
     "algo.value_clip": 0,
-    "algo.huber_delta": 0,
+    "algo.group_size": 1,
+    "algo.overlong_buffer": 0,
+    "algo.overlong_penalty": 0,
+    "algo.max_refills": 0,
+    "algo.clip_high": 0,
+    "algo.correction_cap": 1,
+    "algo.kl_coef": 0,
     "algo.max_grad_norm": 0,
     "algo.max_kl": 0,
     "algo.agent_interval": 0,
@@ -325,6 +383,8 @@ _BETWEEN = {
     "env.holdout": (0, 1),
     "algo.gamma": (0, 1),
     "algo.gae_lambda": (0, 1),
+    "algo.credit_discount": (0, 1),
+    "algo.baseline_decay": (0, 1),
 }
 _TYRO = (tyro.conf.FlagConversionOff,)
 

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 from jax.sharding import Mesh
 
 from marft_jax import mesh as mesh_lib
+from marft_jax.algorithms import settle
 from marft_jax.config import BadInput, Config
 from marft_jax.engine.engine import Engine, Shape
 from marft_jax.envs.base import EnvSource
@@ -44,6 +45,7 @@ def open_session(config: Config, blueprint: Blueprint) -> Session:
     Raises:
         BadInput: whatever is wrong with the mesh, the model or the team.
     """
+    config = settle(config)
     workflow = workflow_of(config, blueprint)
     find_workflow(workflow)  # before a model is loaded
     use_compilation_cache()

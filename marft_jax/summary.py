@@ -6,14 +6,17 @@ import contextlib
 import resource
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import jax
 import numpy as np
 
-from marft_jax.batch import Batch
-from marft_jax.learner import Prepared
+from marft_jax.algorithms.credit import agent_reward
+from marft_jax.batch import Batch, Level
+from marft_jax.collect import Collected
+from marft_jax.config import Algo
+from marft_jax.prepare import Prepared
 from marft_jax.team.context import Team
 from marft_jax.transcripts import TurnNumbers
 from marft_jax.types import Episode
@@ -48,16 +51,18 @@ class Clock:
 
 
 def metrics_of(
-    episodes: Sequence[Episode],
-    rewards: Sequence[np.ndarray],
+    collected: Collected,
     learned: Mapping[str, jax.Array],
     team: Team,
     clock: Clock,
+    algo: Algo,
 ) -> dict[str, float]:
-    """All numbers of one training step."""
+    """All numbers of one training step; those of episodes count every one that was played."""
+    episodes = collected.played
     returns = np.array([episode.reward for episode in episodes])
     turns = [turn for episode in episodes for turn in episode.turns]
     prompt, action = sum(len(t.prompt) for t in turns), sum(len(t.action) for t in turns)
+    read = sum(len(t.prompt) + len(t.action) for e in collected.episodes for t in e.turns)
     numbers = {
         "reward/mean": returns.mean(),
         "reward/std": returns.std(),
@@ -66,15 +71,22 @@ def metrics_of(
         "tokens/prompt": prompt,
         "tokens/action": action,
         "throughput/action_tokens_per_s": action / clock.seconds["rollout_s"],
-        "throughput/update_tokens_per_s": (prompt + action) / clock.seconds["update_s"],
+        "throughput/update_tokens_per_s": read / clock.seconds["update_s"],
         "device/peak_bytes": peak_bytes(),
     }
+    numbers["episode/failed"] = collected.failed
+    if algo.dynamic_sampling:
+        numbers["episode/dropped_groups"] = collected.dropped_groups
     for agent, name in enumerate(team.names):
         own = [turn for turn in turns if turn.agent == agent]
+        numbers[f"agent/{name}/turns"] = len(own) / len(collected.played)
         numbers[f"agent/{name}/tokens"] = np.mean([len(t.action) for t in own]) if own else 0.0
-        numbers[f"agent/{name}/reward"] = np.mean(
-            [_agent_reward(e, r, agent) for e, r in zip(episodes, rewards, strict=True)]
-        )
+        paid = [
+            agent_reward(e, r, agent, algo.credit)
+            for e, r in zip(episodes, collected.played_rewards, strict=True)
+        ]
+        paid = [reward for reward in paid if reward is not None]
+        numbers[f"agent/{name}/reward"] = np.mean(paid) if paid else 0.0
     numbers |= _named(learned, team) | clock.metrics()
     return {key: float(value) for key, value in numbers.items()}
 
@@ -93,26 +105,24 @@ def _named(learned: Mapping[str, jax.Array], team: Team) -> dict[str, float]:
 
 
 def turn_numbers(
-    episodes: Sequence[Episode], rewards: Sequence[np.ndarray], batch: Batch, prepared: Prepared
+    collected: Collected, batch: Batch, prepared: Prepared, level: Level
 ) -> TurnNumbers:
-    """What the learner made of each turn: its value (at a token level the first token's), and its
-    advantage (the mean over its tokens)."""
+    """What the learner made of each turn: its value (at a token level the first token's; None
+    without a critic), and its advantage (the mean over its tokens)."""
     values_UBX, advantages_UBX = jax.device_get((prepared.values_UBX, prepared.advantages_UBX))
     values, advantages = [], []
-    for e, episode in enumerate(episodes):
-        links = int(batch.chain.mask_EJ[e].sum())
-        units = batch.chain.unit_EJ[e, :links]
-        lengths = [len(turn.action) for turn in episode.turns]
-        level = "token" if links == sum(lengths) else "action"
-        starts = np.cumsum([0, *lengths[:-1]]) if level == "token" else np.arange(links)
-        own_values, own_advantages = (
-            values_UBX.reshape(-1)[units],
-            advantages_UBX.reshape(-1)[units],
+    for e, episode in enumerate(collected.episodes):
+        lengths = [len(turn.action) if level == "token" else 1 for turn in episode.turns]
+        units = batch.chain.unit_EJ[e, : sum(lengths)]
+        starts = np.cumsum([0, *lengths[:-1]])
+        own = advantages_UBX.reshape(-1)[units]
+        advantages.append((np.add.reduceat(own, starts) / lengths).tolist())
+        values.append(
+            [None] * len(lengths)
+            if values_UBX is None
+            else values_UBX.reshape(-1)[units][starts].tolist()
         )
-        counts = np.diff(starts, append=links)
-        values.append(own_values[starts].tolist())
-        advantages.append((np.add.reduceat(own_advantages, starts) / counts).tolist())
-    return TurnNumbers([r.tolist() for r in rewards], values, advantages)
+    return TurnNumbers([r.tolist() for r in collected.rewards], values, advantages)
 
 
 def peak_bytes() -> int:
@@ -129,7 +139,3 @@ def _truncated(episode: Episode) -> bool:
     return any(turn.truncated for turn in episode.turns) or any(
         "truncated" in result.info for result in episode.results
     )
-
-
-def _agent_reward(episode: Episode, rewards_K: np.ndarray, agent: int) -> float:
-    return sum(float(rewards_K[k]) for k, t in enumerate(episode.turns) if t.agent == agent)

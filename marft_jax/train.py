@@ -19,8 +19,10 @@ import jax
 from marft_jax import batch as batch_lib
 from marft_jax import config as config_lib
 from marft_jax import transcripts
-from marft_jax.algorithms import credit, find_algorithm
+from marft_jax.algorithms import find_algorithm, settle
+from marft_jax.algorithms.credit import make_credit
 from marft_jax.checkpoint import Checkpoints, identity_of
+from marft_jax.collect import collect
 from marft_jax.envs import base as envs
 from marft_jax.learner import Learner
 from marft_jax.mesh import row_shards
@@ -31,7 +33,6 @@ from marft_jax.team.files import Blueprint, dump_team, load_team
 from marft_jax.threads import DaemonThreads
 
 EXIT_STOPPED = 75
-_TASKS_PER_SEED = 1_000_003  # each seed starts elsewhere in the endless order of tasks
 
 
 def main(argv: Sequence[str] | None = None) -> NoReturn:
@@ -51,6 +52,7 @@ def train(config: config_lib.Config) -> int:
     Raises:
         BadInput: settings, data, model, team or a saved run that do not fit.
     """
+    config = settle(config)
     algorithm = find_algorithm(config.algo.name)
     blueprint = load_team(config.team.file)
     run = Path(config.run.dir)
@@ -60,6 +62,7 @@ def train(config: config_lib.Config) -> int:
         threads = DaemonThreads()
         session = open_session(config, blueprint)
         team, engine = session.team, session.engine
+        credit = make_credit(config.algo, team)
         learner = Learner(config, session.base, team, algorithm, session.mesh)
         identity = identity_of(config, session.base, team)
         checkpoints = stack.enter_context(Checkpoints(run, identity, config.run.keep))
@@ -75,14 +78,12 @@ def train(config: config_lib.Config) -> int:
             clock = Clock()
             engine.load(state.adapters)
             with clock("rollout_s"):
-                tried = rollout.play(tasks_of(config, step), step)
-                episodes = [episode for episode in tried if episode.turns]
-            clock.seconds["reward_s"] = rollout.waited_s
-            rewards = [credit.last(episode) for episode in episodes]
+                collected = collect(rollout, credit, config, step)
+            clock.seconds["reward_s"] = collected.waited_s
             with clock("update_s"):
                 batch = batch_lib.build(
-                    episodes,
-                    rewards,
+                    collected.episodes,
+                    collected.rewards,
                     team.owners,
                     config.algo,
                     algorithm.level,
@@ -95,11 +96,10 @@ def train(config: config_lib.Config) -> int:
                 if done % config.run.save_every == 0 or done == steps or stopped():
                     checkpoints.save(done, state)
             if is_due(config.run.transcripts_every, done, steps):
-                numbers = turn_numbers(episodes, rewards, batch, prepared)
+                numbers = turn_numbers(collected, batch, prepared, algorithm.level)
                 file = run / "transcripts" / f"{done}.jsonl"
-                transcripts.write(file, episodes, team.tokenizer.decode, numbers)
-            metrics = metrics_of(episodes, rewards, learned, team, clock)
-            metrics["episode/failed"] = len(tried) - len(episodes)
+                transcripts.write(file, collected.episodes, team.tokenizer.decode, numbers)
+            metrics = metrics_of(collected, learned, team, clock, config.algo)
             if held_out and is_due(config.eval.every, done, steps):
                 engine.load(state.adapters)
                 metrics |= evaluation(session, held_out, threads, done)
@@ -118,12 +118,6 @@ def open_source(
     source = envs.make(config, split)
     stack.callback(source.close)
     return source
-
-
-def tasks_of(config: config_lib.Config, step: int) -> range:
-    """The tasks of a training step: a function of seed and step, so nothing needs to be saved."""
-    first = config.run.seed * _TASKS_PER_SEED + step * config.algo.episodes
-    return range(first, first + config.algo.episodes)
 
 
 def is_due(every: int, done: int, steps: int) -> bool:

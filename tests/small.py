@@ -14,6 +14,7 @@ from jax.sharding import Mesh
 
 from marft_jax import config as config_lib
 from marft_jax import lora, mesh
+from marft_jax.algorithms.credit import make_credit
 from marft_jax.engine.engine import Completion, Engine, Request, Shape
 from marft_jax.models import decoder
 from marft_jax.models.decoder import DecoderConfig
@@ -233,6 +234,11 @@ def episode(index: int, turns: Sequence[Turn], rewards: Sequence[float]) -> Epis
     return Episode(index, f"task {index}", tuple(turns), results)
 
 
+def paid(episodes: Sequence[Episode], **algo: Any) -> list[np.ndarray]:
+    """The reward of each turn, credited to the last one unless told."""
+    return list(map(make_credit(config_lib.Algo(**algo), team(3)), episodes))
+
+
 def random_episodes(
     n: int = 6,
     *,
@@ -243,6 +249,7 @@ def random_episodes(
     on_policy: lora.Adapters | None = None,
     temperature: float = 1.0,
     shared: bool = False,
+    group: int = 1,
 ) -> list[Episode]:
     """Every agent acts in every step, with random ids and rewards.
 
@@ -265,7 +272,7 @@ def random_episodes(
         ]
         noise = [t._replace(logprobs=-5 + 0.3 * rng.normal(size=len(t.action))) for t in turns]
         turns = [t._replace(logprobs=t.logprobs.astype(np.float32)) for t in noise]
-        episodes.append(episode(index, turns, rng.normal(size=steps).round(3).tolist()))
+        episodes.append(episode(index // group, turns, rng.normal(size=steps).round(3).tolist()))
     return episodes if on_policy is None else with_policy(episodes, on_policy, shared)
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 import json
 
 import jax
@@ -13,10 +15,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from marft_jax import batch as batch_lib
-from marft_jax.algorithms import ALGORITHMS, credit, find_algorithm, losses
-from marft_jax.algorithms.advantages import gae, normalize
-from marft_jax.config import Algo, BadInput
-from marft_jax.types import StepResult
+from marft_jax.algorithms import ALGORITHMS, find_algorithm, losses, settle
+from marft_jax.algorithms.advantages import agent_means, gae, normalize, normalize_chain
+from marft_jax.config import Algo, BadInput, Config, Critic
+from marft_jax.prepare import Moving
 
 run_gae = jax.jit(gae, static_argnames="gae_lambda")
 RELATIVE = dict(rtol=1e-5, atol=1e-6)
@@ -145,6 +147,82 @@ def test_gae_is_the_discounted_sum_of_errors(links, gamma, gae_lambda):
     np.testing.assert_allclose(returns[0], expected + values, rtol=1e-4, atol=1e-4)
 
 
+TURN = st.tuples(st.integers(0, 2), st.integers(1, 5))
+EPISODE = st.lists(st.lists(TURN, min_size=1, max_size=4), min_size=1, max_size=3)
+
+
+@settings(deadline=None, max_examples=40)
+@given(
+    st.lists(EPISODE, min_size=1, max_size=3),
+    st.sampled_from(["appo", "tppo"]),
+    st.floats(0, 1, width=32),
+    st.floats(0, 1, width=32),
+    st.integers(0, 99),
+)
+def test_the_chain_runs_across_agents_and_steps_up_to_the_episodes_end(
+    team, name, gamma, gae_lambda, seed
+):
+    """Random teams, action lengths, horizons and ends, against the definition in O(T²)."""
+    rng = np.random.default_rng(seed)
+    episodes = [
+        small.episode(
+            e,
+            [
+                small.turn(agent, [1, 2], [3] * n, step=step)
+                for step, turns in enumerate(steps)
+                for agent, n in turns
+            ],
+            rng.normal(size=len(steps)).round(3).tolist(),
+        )
+        for e, steps in enumerate(team)
+    ]
+    algorithm = find_algorithm(name)
+    algo = Algo(gamma=gamma, gae_lambda=gae_lambda, episodes=3, ratio="sum")
+    rewards = small.paid(episodes)
+    batch = batch_lib.build(episodes, rewards, (0, 1, 2), algo, algorithm.level)
+    values = rng.normal(size=batch.chain.link_UBX.shape).astype(np.float32)
+    chain = pad(batch.chain)
+    values_EJ = values.reshape(-1)[chain.unit_EJ] * chain.mask_EJ
+    got = run_advantages(name, algo, chain, values_EJ)
+    for e, (episode, rewards_K) in enumerate(zip(episodes, rewards, strict=True)):
+        links = [
+            (reward if i == n - 1 else 0.0)
+            for turn, reward in zip(episode.turns, rewards_K, strict=True)
+            for n in [1 if name == "appo" else len(turn.action)]
+            for i in range(n)
+        ]
+        v = np.append(values_EJ[e, : len(links)], 0.0)
+        delta = np.array(links) + gamma * v[1:] - v[:-1]
+        expected = [
+            sum((gamma * gae_lambda) ** (i - j) * delta[i] for i in range(j, len(links)))
+            for j in range(len(links))
+        ]
+        np.testing.assert_allclose(got[0][e, : len(links)], expected, rtol=1e-4, atol=1e-4)
+        np.testing.assert_allclose(got[1][e, : len(links)], expected + v[:-1], rtol=1e-4, atol=1e-4)
+
+
+def pad(chain):
+    """The chain with room for 64 links, so that one program serves all."""
+    room = 64 - chain.mask_EJ.shape[1]
+    wide = [np.pad(x, ((0, 0), (0, room))) for x in chain[:-1]]
+    return chain._make([*wide, chain.link_UBX])
+
+
+def run_advantages(name, algo, chain, values_EJ):
+    """The algorithm's own function, with γ and λ as arguments of the compiled program."""
+    chain = chain._replace(link_UBX=np.zeros(1))
+    return _compiled(name)(np.float32(algo.gamma), np.float32(algo.gae_lambda), chain, values_EJ)
+
+
+@functools.cache
+def _compiled(name):
+    def run(gamma, gae_lambda, chain, values_EJ):
+        config = dataclasses.replace(Algo(), gamma=gamma, gae_lambda=gae_lambda)
+        return find_algorithm(name).advantages(config, chain, values_EJ, None)
+
+    return jax.jit(run)
+
+
 @pytest.mark.parametrize("sign", [1, -1])
 def test_huber_is_linear_beyond_delta_on_both_sides(sign):
     returns = sign * np.array([0.5, 2.0, 5.0, 100.0], np.float32)
@@ -176,6 +254,50 @@ def test_a_ratio_too_large_for_float32_leaves_the_gradient_finite(advantage):
     assert np.isfinite(slope)
 
 
+def test_clip_high_lets_ratios_rise_further_than_they_fall():
+    old, advantages = jnp.zeros(3), jnp.array([1.0, 1.0, -1.0])
+    new = jnp.log(jnp.array([1.25, 1.5, 0.5]))
+    loss = losses.clipped_policy_loss(new, old, advantages, 0.2, 0.28)
+    np.testing.assert_allclose(loss, [-1.25, -1.28, 0.8], rtol=1e-6)
+    assert losses.clip_fraction(new, old, 0.2, 0.28).tolist() == [0, 1, 1]
+
+
+def test_dual_clip_bounds_the_loss_of_negative_advantages_only():
+    new, advantages = jnp.log(jnp.array([9.0, 9.0, 2.0])), jnp.array([-1.0, 1.0, -1.0])
+    loss = losses.clipped_policy_loss(new, jnp.zeros(3), advantages, 0.2, None, 3.0)
+    np.testing.assert_allclose(loss, [3.0, -1.2, 2.0], rtol=1e-6)
+
+
+def test_kl_estimates_have_the_mean_of_the_kl():
+    """Over a whole distribution k1 and k3 are the KL itself, k2 half the mean square."""
+    p, q = np.array([0.5, 0.3, 0.2]), np.array([0.2, 0.3, 0.5])
+    x = np.log(p / q)
+    kl = float((p * x).sum())
+    mean = {
+        k: float((p * losses.reference_kl(np.log(p), np.log(q), k)).sum())
+        for k in ("k1", "k2", "k3")
+    }
+    np.testing.assert_allclose(mean["k1"], kl, rtol=1e-6)
+    np.testing.assert_allclose(mean["k3"], kl, rtol=1e-6)
+    np.testing.assert_allclose(mean["k2"], (p * x**2).sum() / 2, rtol=1e-6)
+    assert np.isfinite(losses.reference_kl(-200.0, 0.0, "k3"))
+
+
+def test_correction_weights_beyond_the_cap_are_dropped_or_cut():
+    weights = jnp.array([0.5, 1.0, 2.0, 3.0])
+    decoupled, truncated = (
+        losses.correction_weight(jnp.log(weights), jnp.zeros(4), how, 2.5)
+        for how in ("decoupled", "truncated")
+    )
+    np.testing.assert_allclose(decoupled, [0.5, 1, 2, 0], rtol=1e-6)
+    np.testing.assert_allclose(truncated, [0.5, 1, 2, 2.5], rtol=1e-6)
+
+
+def test_reinforce_follows_the_score_function():
+    slope = jax.grad(lambda x: ALGORITHMS["reinforce"].policy_loss(Algo(), x, 3.0, 0.5))(-1.0)
+    assert slope == -0.5
+
+
 def test_normalisation_per_group_uses_each_groups_own_numbers():
     advantages = np.array([[1.0, 3.0, 100.0], [300.0, 7.0, 200.0]], np.float32)
     groups = np.array([[0, 0, 1], [1, 0, 1]])
@@ -189,49 +311,146 @@ def test_equal_advantages_are_normalised_to_zero_not_to_nan():
     assert np.asarray(normalize(jnp.full((4,), 2.0), jnp.ones(4))).tolist() == [0, 0, 0, 0]
 
 
-def test_an_unknown_algorithm_is_refused_with_the_known_ones():
-    with pytest.raises(BadInput, match="appo, tppo, got 'ppo'"):
-        find_algorithm("ppo")
+# Groups and baselines.
+
+LENGTHS = ((2, 3), (1, 1), (4, 2), (1, 5))  # of the actions of two agents
+PAID = (1.0, 0.0, 3.0, 7.0)
 
 
-# Credit.
-
-
-def turns_of(*agents_and_steps):
-    return [small.turn(a, [1, 2], [3, 4, 5], step=s) for a, s in agents_and_steps]
-
-
-def test_a_steps_reward_goes_to_its_last_turn():
-    episode = small.episode(0, turns_of((0, 0), (1, 0), (0, 1), (1, 1)), [0.25, -0.5])
-    assert credit.last(episode).tolist() == [0, 0.25, 0, -0.5]
-
-
-def test_rewards_for_single_agents_are_added_to_their_last_turn_of_the_step():
-    episode = small.episode(0, turns_of((0, 0), (0, 0), (1, 0), (0, 1)), [1.0, 2.0])
-    [one, two] = episode.results
-    one = one._replace(agent_rewards={"planner": 0.125, "solver": -3})
-    rewards = credit.last(episode._replace(results=[one, two]))
-    assert rewards.tolist() == [0, 0.125, -2, 2]
-    wrong = one._replace(agent_rewards={"nobody": 1.0})
-    with pytest.raises(ValueError, match="acted in step 0, got 'nobody'"):
-        credit.last(episode._replace(results=[wrong, two]))
-
-
-def test_a_step_without_turns_pays_nobody():
-    episode = small.episode(0, turns_of((0, 0)), [0.5])
-    ended = StepResult("", 0.0, True, {"truncated": "context"})
-    assert credit.last(episode._replace(results=[*episode.results, ended])).tolist() == [0.5]
-
-
-@pytest.mark.parametrize("level", ["action", "token"])
-@pytest.mark.parametrize("reward", [0.3333333, -1.75, 1e-6, 7, True])
-def test_a_reward_arrives_in_the_chain_as_the_float_it_was(level, reward):
+@pytest.fixture(scope="module", params=["action", "token"])
+def grouped(request):
+    """The chain of two groups of two episodes, of which each agent acts once."""
     episodes = [
-        small.episode(e, turns_of((0, 0), (1, 0), (0, 1), (1, 1)), [reward, 0]) for e in range(3)
+        small.episode(
+            e // 2, [small.turn(a, [1], [2] * n) for a, n in enumerate(lengths)], [PAID[e]]
+        )
+        for e, lengths in enumerate(LENGTHS)
     ]
-    rewards = [credit.last(episode) for episode in episodes]
-    chain = batch_lib.build(episodes, rewards, (0, 1), Algo(), level).chain
-    assert chain.rewards_EJ.dtype == np.float32
-    paid = chain.rewards_EJ[chain.rewards_EJ != 0]
-    assert paid.tolist() == [np.float32(reward)] * 3
-    assert (chain.rewards_EJ[:, 1 if level == "action" else 5] == np.float32(reward)).all()
+    rewards = small.paid(episodes, credit="step_discount", credit_discount=0.5)
+    algo = Algo(ratio="sum", episodes=5)
+    return batch_lib.build(episodes, rewards, (0, 1), algo, request.param).chain
+
+
+def by_turn(x_EJ, chain):
+    """One number per turn, after checking that all its links have it: ``[4, 2]``."""
+    links = [x_EJ[e][chain.mask_EJ[e] > 0] for e in range(4)]
+    agents = [chain.agent_EJ[e][chain.mask_EJ[e] > 0] for e in range(4)]
+    parts = [[x[a == i] for i in range(2)] for x, a in zip(links, agents, strict=True)]
+    assert all(np.allclose(part, part[-1], atol=1e-5) for row in parts for part in row)
+    return np.array([[part[-1] for part in row] for row in parts])
+
+
+RETURNS = np.array([[1.5, 1.0], [0, 0], [4.5, 3], [10.5, 7]])  # R/2 + R, R
+
+
+def test_group_advantages_are_returns_to_go_minus_the_mean_of_the_group(grouped):
+    for name in ("grpo", "gspo"):
+        advantages, returns = find_algorithm(name).advantages(Algo(), grouped, None, None)
+        np.testing.assert_allclose(by_turn(np.asarray(returns), grouped), RETURNS)
+        means = np.repeat([RETURNS[:2].mean(), RETURNS[2:].mean()], 2)[:, None]
+        np.testing.assert_allclose(
+            by_turn(np.asarray(advantages), grouped), RETURNS - means, rtol=1e-5
+        )
+
+
+@pytest.mark.parametrize("how", ["batch", "agent", "group", "group_turn", "none"])
+def test_statistics_weigh_every_turn_once_whatever_its_length(grouped, how):
+    cells = {
+        "batch": [(slice(None), slice(None))],
+        "agent": [(slice(None), i) for i in range(2)],
+        "group": [(slice(i, i + 2), slice(None)) for i in (0, 2)],
+        "group_turn": [(slice(i, i + 2), j) for i in (0, 2) for j in range(2)],
+        "none": [],
+    }[how]
+    expected = RETURNS.copy()
+    for cell in cells:
+        own = RETURNS[cell]
+        expected[cell] = (own - own.mean()) / (own.std() + 1e-8)
+    _, returns = find_algorithm("grpo").advantages(Algo(), grouped, None, None)
+    normalized = jax.jit(normalize_chain, static_argnums=2)(returns, grouped, how)
+    np.testing.assert_allclose(by_turn(np.asarray(normalized), grouped), expected, atol=1e-5)
+
+
+def test_a_group_weighs_every_episode_once_however_many_turns_it_has():
+    one = small.episode(0, [small.turn(0, [1], [2])], [1.0])
+    three = small.episode(0, [small.turn(0, [1], [2]) for _ in range(3)], [0.0])
+    algo = Algo(ratio="sum", episodes=2)
+    chain = batch_lib.build([one, three], small.paid([one, three]), (0,), algo, "action").chain
+    advantages, returns = find_algorithm("gspo").advantages(algo, chain, None, None)
+    np.testing.assert_allclose(advantages[:, 0], [0.5, -0.5])
+    assert np.asarray(normalize_chain(returns, chain, "group"))[:, 0].round(4).tolist() == [1, -1]
+    batch = np.asarray(normalize_chain(returns, chain, "batch"))[:, 0]
+    np.testing.assert_allclose(batch, [3**0.5, -(3**-0.5)], rtol=1e-5)
+
+
+def test_the_moving_baseline_is_a_debiased_average_per_agent(grouped):
+    """An agent without turns keeps its own."""
+    algo = Algo(baseline="moving")
+    baseline, seen = Moving(jnp.zeros(3), jnp.zeros(3)), []
+    for scale in (1.0, 2.0, 4.0):
+        chain = grouped._replace(rewards_EJ=scale * grouped.rewards_EJ)
+        advantages, returns = find_algorithm("reinforce").advantages(
+            algo, chain, None, baseline.mean_X
+        )
+        expected = scale * RETURNS - np.asarray(baseline.mean_X)[:2]
+        np.testing.assert_allclose(by_turn(np.asarray(advantages), grouped), expected, rtol=1e-5)
+        baseline = baseline.moved(*agent_means(returns, chain, 3), 0.5)
+        seen.append(scale)
+        weights = 0.5 ** np.arange(len(seen))[::-1]
+        mean = (weights * seen).sum() / weights.sum() * RETURNS.mean(0)
+        np.testing.assert_allclose(baseline.mean_X, [*mean, 0], rtol=1e-5)
+    still = baseline.moved(jnp.ones(3), jnp.array([1.0, 0, 0]), 0.5)
+    assert still.mean_X[1] == baseline.mean_X[1] and still.mean_X[0] != baseline.mean_X[0]
+
+
+# What a name brings with it.
+
+
+def config(name="appo", mode="auto", warmup=0, **algo):
+    return Config(algo=Algo(name=name, **algo), critic=Critic(mode=mode, warmup_steps=warmup))
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("appo", ("shared", "batch", "sum", 1)),
+        ("tppo", ("shared", "batch", "sum", 1)),
+        ("grpo", ("none", "group", "token", 8)),
+        ("gspo", ("none", "group", "token", 8)),
+        ("reinforce", ("none", "none", "sum", 8)),
+    ],
+)
+def test_auto_is_the_algorithms_own_and_settling_twice_changes_nothing(name, expected):
+    settled = settle(config(name))
+    algo = settled.algo
+    assert (settled.critic.mode, algo.normalize, algo.ratio, algo.group_size) == expected
+    assert settle(settled) == settled
+
+
+def test_what_was_set_stays():
+    algo = settle(config("grpo", normalize="group_turn", group_size=4)).algo
+    assert (algo.normalize, algo.group_size) == ("group_turn", 4)
+    assert settle(config("reinforce", baseline="moving")).algo.group_size == 1
+    assert settle(config("tppo", mode="heads")).critic.mode == "heads"
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        (config("ppo"), "--algo.name: expected appo, tppo, .* got 'ppo'"),
+        (config("appo", mode="none"), "--critic.mode: appo needs a critic, got none; use shared"),
+        (config("grpo", mode="heads"), "--critic.mode: grpo has no critic, got heads; leave"),
+        (config("gspo", warmup=2), "--critic.warmup_steps: gspo has no critic, got 2; set it to 0"),
+        (config("tppo", ratio="token"), "--algo.ratio: tppo has its own, got token; leave"),
+        (config("gspo", ratio="sum"), "--algo.ratio: gspo has its own, got sum; leave"),
+        (config("appo", baseline="group"), "--algo.baseline: only reinforce has one, got group"),
+        (config("grpo", group_size=1), "--algo.name grpo compares .* at least 2, got 1; set it"),
+        (config("reinforce", group_size=1), "--algo.name reinforce compares .* got 1"),
+        (config(normalize="group_turn"), "--algo.normalize group_turn compares .* got 1"),
+        (config(dynamic_sampling=True), "--algo.dynamic_sampling compares .* got 1"),
+        (config("grpo", group_size=7), "--algo.episodes: expected a multiple .* 7, got 64"),
+    ],
+)
+def test_settings_that_contradict_each_other_are_one_line_with_what_to_do(wrong, message):
+    with pytest.raises(BadInput, match=message):
+        settle(wrong)

@@ -11,22 +11,30 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from marft_jax import batch as batch_lib
-from marft_jax.algorithms import credit
 from marft_jax.buckets import bucket
 from marft_jax.config import Algo
 
-ALGO = Algo(minibatches=1, microbatch_tokens=128)
+ALGO = Algo(ratio="sum", minibatches=1, microbatch_tokens=128)
 
 
 def build(episodes, level="action", owners=(0, 1, 2), algo=ALGO, shards=1, seed=(0,)):
-    rewards = [credit.last(episode) for episode in episodes]
-    return batch_lib.build(episodes, rewards, owners, algo, level, shards=shards, seed=seed)
+    return batch_lib.build(
+        episodes, small.paid(episodes), owners, algo, level, shards=shards, seed=seed
+    )
 
 
 def units(x, batch):
     """Numbers of decisions, in acting order: one array per episode."""
     flat, chain = x.reshape(-1), batch.chain
     return [flat[chain.unit_EJ[e, : int(m.sum())]] for e, m in enumerate(chain.mask_EJ)]
+
+
+def test_a_step_with_fewer_episodes_has_the_same_shape(episodes):
+    algo = dataclasses.replace(ALGO, episodes=9)
+    whole, fewer = build(episodes, algo=algo), build(episodes[:7], algo=algo)
+    assert whole.chain.mask_EJ.shape == fewer.chain.mask_EJ.shape
+    assert fewer.chain.mask_EJ.sum(1).tolist() == [6] * 7 + [0] * 2
+    assert not fewer.chain.weight_EJ[7:].any()
 
 
 @pytest.fixture(scope="module")
@@ -158,11 +166,37 @@ def test_a_turns_reward_sits_on_its_last_token(episodes):
     for e, episode in enumerate(episodes):
         expected = [
             reward if i == len(turn.action) - 1 else 0
-            for turn, reward in zip(episode.turns, credit.last(episode), strict=True)
+            for turn, reward in zip(episode.turns, small.paid([episode])[0], strict=True)
             for i in range(len(turn.action))
         ]
         assert chain.rewards_EJ[e, : len(expected)].tolist() == expected
         assert not chain.rewards_EJ[e, len(expected) :].any()
+
+
+@pytest.mark.parametrize("level", ["action", "token"])
+def test_every_turn_weighs_one_and_knows_its_agent_group_and_number(level):
+    episodes = small.random_episodes(6, agents=2, steps=2, longest=5, group=3)
+    chain = build(episodes, level).chain
+    cells = {}
+    for e, episode in enumerate(episodes):
+        lengths = [len(t.action) if level == "token" else 1 for t in episode.turns]
+        ends = np.cumsum(lengths)
+        for turn, n, end in zip(episode.turns, lengths, ends, strict=True):
+            span = np.s_[e, end - n : end]
+            np.testing.assert_allclose(chain.weight_EJ[span], 1 / n)
+            assert set(chain.agent_EJ[span]) == {turn.agent}
+            assert set(chain.group_EJ[span]) == {e // 3}
+            [cell] = set(chain.cell_EJ[span])
+            cells.setdefault((e // 3, turn.agent, turn.step), set()).add(int(cell))
+        assert not chain.weight_EJ[e, ends[-1] :].any()
+    numbers = [number for cell in cells.values() for number in cell]
+    assert len(numbers) == len(set(numbers)) == 8
+
+
+def test_a_token_belongs_to_the_agent_whose_turn_it_leads_to():
+    r = build([shared_history()], owners=(0, 0)).rows
+    [row] = r.agents_UBT[r.segments_UBT.any(-1)]
+    assert row[:10].tolist() == [0, 0, 0, 1, 1, 0, 0, 0, 0, -1]
 
 
 # How rows are cut.
@@ -196,7 +230,10 @@ def test_padding_is_the_fraction_of_idle_tokens():
 
 def test_packing_wastes_less_than_a_row_per_sequence():
     episodes = small.random_episodes(64, steps=2)
-    assert batch_lib.padding(build(episodes, algo=Algo(minibatches=1))) < 0.35
+    assert (
+        batch_lib.padding(build(episodes, algo=dataclasses.replace(ALGO, microbatch_tokens=8192)))
+        < 0.35
+    )
 
 
 @settings(deadline=None)

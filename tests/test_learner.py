@@ -4,87 +4,36 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 import small
+from learning import (
+    ALGO,
+    LAYERS,
+    ONCE,
+    build,
+    close,
+    fresh,
+    learn,
+    learner,
+    member,
+    on_device,
+    same,
+    settings,
+    settled,
+)
 
 from marft_jax import batch as batch_lib
-from marft_jax import learner as learner_lib
-from marft_jax import lora
-from marft_jax import mesh as mesh_lib
-from marft_jax.algorithms import credit, find_algorithm
-from marft_jax.config import Algo, Config, Critic, Lora
+from marft_jax import lora, objective
+from marft_jax.algorithms import find_algorithm
+from marft_jax.config import Config
 from marft_jax.engine.engine import Request
-from marft_jax.learner import Learner, TrainState
+from marft_jax.models import decoder
+from marft_jax.prepare import Prepared
 from marft_jax.types import Sampling
-
-LAYERS = 1  # compiles twice as fast as two
-ALGO = Algo(epochs=2, minibatches=1, lr=1e-3, microbatch_tokens=512)
-ONCE = dataclasses.replace(ALGO, epochs=1)
-LORA = Lora(rank=small.RANK, alpha=small.ALPHA)
-
-
-def settings(algo: Algo = ALGO, **critic: Any) -> Config:
-    return Config(algo=algo, lora=LORA, critic=Critic(**{"hidden": (16,), "lr": 0.05, **critic}))
-
-
-@functools.cache
-def learner(config: Config, name: str = "appo", where=None, agents: int = 2) -> Learner:
-    where = where or small.one_device()
-    team, algorithm = small.team(agents), find_algorithm(name)
-    return Learner(config, small.base_on(where, LAYERS), team, algorithm, where)
-
-
-def build(config: Config, episodes, name: str = "appo", where=None) -> batch_lib.Batch:
-    rewards = [credit.last(episode) for episode in episodes]
-    shards = mesh_lib.row_shards(where or small.one_device())
-    level = find_algorithm(name).level
-    return batch_lib.build(episodes, rewards, (0, 1, 2), config.algo, level, shards=shards)
-
-
-def fresh(config: Config, name: str = "appo", where=None, agents: int = 2) -> TrainState:
-    """The learner's first state, with random adapters that are not zero."""
-    where = where or small.one_device()
-    state = learner(config, name, where, agents).init()
-    replicated = mesh_lib.replicated(where)
-    return state._replace(
-        adapters=jax.device_put(small.adapters(agents, layers=LAYERS), replicated)
-    )
-
-
-def learn(config, episodes, *, name="appo", where=None, step=0, state=None, agents=2, change=None):
-    """(state, metrics) of one training step, on the host."""
-    where = where or small.one_device()
-    batch = build(config, episodes, name, where)
-    batch = change(batch) if change else batch
-    state = state or fresh(config, name, where, agents)
-    state, _, metrics = learner(config, name, where, agents).learn(state, batch, step)
-    return jax.device_get(state), jax.device_get(metrics)
-
-
-def on_device(state: TrainState) -> TrainState:
-    return jax.device_put(state, mesh_lib.replicated(small.one_device()))
-
-
-def same(a, b) -> bool:
-    """Bit for bit."""
-    return all(
-        np.array_equal(x, y) for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True)
-    )
-
-
-def member(state: TrainState, n: int):
-    """Adapter n, and its optimiser state."""
-    return jax.tree.map(lambda x: np.asarray(x[n]), (state.adapters, state.adapters_opt))
-
-
-def close(a, b, tolerance: float):
-    for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True):
-        np.testing.assert_allclose(x, y, atol=tolerance)
 
 
 @pytest.fixture(scope="module")
@@ -150,7 +99,7 @@ def _reference(name: str):
     def loss(adapters, tokens, lengths, actions, owners, old, advantages):
         b, t = tokens.shape
         owners_BT = jnp.broadcast_to(owners[:, None], (b, t))
-        hidden, _ = learner_lib.decoder.forward(
+        hidden, _ = decoder.forward(
             model.graphdef,
             model.params,
             tokens,
@@ -159,19 +108,23 @@ def _reference(name: str):
             lora.fuse(adapters, jnp.float32),
             lora.owner_mask(owners_BT, adapters, small.ALPHA, jnp.float32),
         )
-        scored = jax.nn.log_softmax(
-            learner_lib.decoder.project(model.graphdef, model.params, hidden)
-        )
+        scored = jax.nn.log_softmax(decoder.project(model.graphdef, model.params, hidden))
         entropy = -jnp.sum(jnp.exp(scored) * scored, -1)[:, :-1]
         new = jnp.take_along_axis(scored[:, :-1], tokens[:, 1:, None], -1)[..., 0]
         where = jnp.arange(1, t)[None]
         mask = (where < lengths[:, None]) & (where >= (lengths - actions)[:, None])
-        if name == "appo":
+        if name != "tppo":
             new, old = (jnp.sum(x * mask, -1, keepdims=True) for x in (new, old))
+            if name == "gspo":  # the ratio of whole actions, to the power of 1 / tokens
+                new, old = new / actions[:, None], old / actions[:, None]
             entropy = jnp.sum(entropy * mask, -1, keepdims=True) / actions[:, None]
             mask = jnp.ones_like(new)
         ratio = jnp.exp((new - old) * mask)
-        gain = jnp.minimum(ratio * advantages, jnp.clip(ratio, 0.8, 1.2) * advantages)
+        gain = (
+            new * advantages
+            if name == "reinforce"
+            else jnp.minimum(ratio * advantages, jnp.clip(ratio, 0.8, 1.2) * advantages)
+        )
         total = (-gain - 0.01 * entropy) * mask
         return sum(
             jnp.sum(total * (owners == n)[:, None]) / jnp.sum(mask * (owners == n)[:, None])
@@ -181,8 +134,10 @@ def _reference(name: str):
     return jax.jit(jax.grad(loss))
 
 
-@pytest.mark.parametrize("name", ["appo", "tppo"])
-@pytest.mark.parametrize("ids", [256, 2], ids=["any ids", "prompt, action and padding alike"])
+@pytest.mark.parametrize(
+    ("name", "ids"),
+    [("appo", 256), ("appo", 2), ("tppo", 256), ("tppo", 2), ("gspo", 256), ("reinforce", 256)],
+)
 def test_gradients_are_those_of_the_action_tokens_alone(name, ids):
     rng, config = np.random.default_rng(5), settings(ONCE)
     episodes = small.random_episodes(8, seed=3)
@@ -204,7 +159,7 @@ def test_gradients_are_those_of_the_action_tokens_alone(name, ids):
         n = len(t.prompt) + len(t.action)
         tokens[i, :n] = np.concatenate([t.prompt, t.action])
         old[i, len(t.prompt) - 1 : n - 1] = t.logprobs
-    if name == "appo":
+    if name != "tppo":
         weights = weights[:, :1]
     expected = _reference(name)(
         small.adapters(layers=LAYERS),
@@ -221,7 +176,7 @@ def test_gradients_are_those_of_the_action_tokens_alone(name, ids):
     flat = [
         w
         for row, t, start in zip(weights, turns, starts, strict=True)
-        for w in (row if name == "appo" else row[start : start + len(t.action)])
+        for w in (row if name != "tppo" else row[start : start + len(t.action)])
     ]
     advantages.reshape(-1)[links] = flat
     got = _gradients(config, name)(fresh(config, name), batch.rows, advantages)
@@ -235,15 +190,15 @@ def _gradients(config: Config, name: str):
 
     def run(state, rows, advantages):
         u, b, x = advantages.shape
-        features = jnp.zeros((u, b, x, small.CONFIG.d_model))
-        prepared = learner_lib.Prepared(features, *[jnp.zeros((u, b, x))] * 3)
-        prepared = prepared._replace(advantages_UBX=advantages)
+        prepared = Prepared(advantages, *[jnp.zeros((u, b, x))] * 2)
+        prepared = prepared._replace(features_UBXD=jnp.zeros((u, b, x, small.CONFIG.d_model)))
         totals = [
-            learner_lib._gradients(
-                state,
+            objective.gradients(
+                state.adapters,
+                state.critic,
                 *jax.tree.map(lambda x, i=i: x[i], (rows, prepared)),
                 graphdef=base.graphdef,
-                config=config,
+                config=settled(config, name),
                 algorithm=find_algorithm(name),
                 agents=2,
                 base=base.params,
@@ -274,6 +229,7 @@ def test_what_stands_in_padding_changes_nothing(episodes, name):
                 tokens_UBT=noise(r.tokens_UBT, idle_T, 256),
                 positions_UBT=noise(r.positions_UBT, idle_T, 9),
                 owners_UBT=noise(r.owners_UBT, idle_T, 2),
+                agents_UBT=noise(r.agents_UBT, idle_T, 2),
                 targets_UBA=noise(r.targets_UBA, idle_A, 256),
                 index_UBA=noise(r.index_UBA, idle_A, 9),
                 behaviour_UBA=noise(r.behaviour_UBA, idle_A, 3),
@@ -422,7 +378,7 @@ def test_the_same_step_twice_is_the_same_bit_for_bit(episodes):
         ("normalize", "none", "adapters"),
         ("value_clip", 0.01, "critic"),
         ("huber_delta", 0.05, "critic"),
-        ("value_coef", 1e-3, "critic"),
+        ("clip_high", 2.0, "adapters"),
         ("gamma", 0.5, "both"),
         ("gae_lambda", 0.1, "both"),
         ("max_grad_norm", 1e-4, "both"),

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import dataclasses
+from collections.abc import Callable, Mapping
 from typing import Any, Literal, NamedTuple
 
-from marft_jax import config as config_lib
-from marft_jax.algorithms.advantages import gae
-from marft_jax.algorithms.losses import clipped_policy_loss
+from marft_jax.algorithms import advantages as adv
+from marft_jax.algorithms import losses
+from marft_jax.config import Algo, BadInput, Config
 
 
 class Algorithm(NamedTuple):
@@ -15,28 +16,60 @@ class Algorithm(NamedTuple):
 
     Attributes:
         level: ``action``: ratio, value and advantage per turn; ``token``: per action token.
-        advantages: (config, rewards_EJ, values_EJ, next_values_EJ, continues_EJ) to
-            (advantages_EJ, returns_EJ).
+        advantages: (config, chain, values_EJ, baseline_X) to (advantages_EJ, returns_EJ), with
+            the rewards in the ``Chain``; normalisation comes after it.
         policy_loss: (config, logprobs, old_logprobs, advantages) to one loss per decision.
+        own: what ``auto`` means for its settings.
+        has_critic: whether its advantages read values.
     """
 
     level: Literal["action", "token"]
     advantages: Callable[..., Any]
     policy_loss: Callable[..., Any]
+    own: Mapping[str, Any]
+    has_critic: bool
 
 
-def _gae(config: config_lib.Algo, rewards_EJ, values_EJ, next_values_EJ, continues_EJ):
-    discounts_EJ = config.gamma * continues_EJ
-    return gae(rewards_EJ, values_EJ, next_values_EJ, discounts_EJ, config.gae_lambda)
+def _gae(config: Algo, chain, values_EJ, baseline_X):
+    discounts_EJ = config.gamma * chain.continues_EJ
+    return adv.gae(
+        chain.rewards_EJ, values_EJ, adv.following(values_EJ), discounts_EJ, config.gae_lambda
+    )
 
 
-def _clipped(config: config_lib.Algo, logprobs, old_logprobs, advantages):
-    return clipped_policy_loss(logprobs, old_logprobs, advantages, config.clip)
+def _minus_group(config: Algo, chain, values_EJ, baseline_X):
+    returns_EJ = adv.returns_to_go(chain)
+    return returns_EJ - adv.group_mean(returns_EJ, chain), returns_EJ
 
+
+def _minus_baseline(config: Algo, chain, values_EJ, baseline_X):
+    if config.baseline == "group":
+        return _minus_group(config, chain, values_EJ, baseline_X)
+    returns_EJ = adv.returns_to_go(chain)
+    return returns_EJ - baseline_X[chain.agent_EJ], returns_EJ
+
+
+def _clipped(config: Algo, logprobs, old_logprobs, advantages):
+    return losses.clipped_policy_loss(
+        logprobs, old_logprobs, advantages, config.clip, config.clip_high, config.dual_clip
+    )
+
+
+def _score_function(config: Algo, logprobs, old_logprobs, advantages):
+    """−log π · A (Williams 1992)."""
+    return -logprobs * advantages
+
+
+_PPO = {"normalize": "batch", "ratio": "sum", "group_size": 1}
+_GROUP = {"normalize": "group", "ratio": "token", "group_size": 8}
+_PLAIN = {"normalize": "none", "ratio": "sum", "baseline": "group", "group_size": 8}
 
 ALGORITHMS: dict[str, Algorithm] = {
-    "appo": Algorithm("action", _gae, _clipped),
-    "tppo": Algorithm("token", _gae, _clipped),
+    "appo": Algorithm("action", _gae, _clipped, _PPO, has_critic=True),
+    "tppo": Algorithm("token", _gae, _clipped, _PPO, has_critic=True),
+    "grpo": Algorithm("token", _minus_group, _clipped, _GROUP, has_critic=False),
+    "gspo": Algorithm("action", _minus_group, _clipped, _GROUP, has_critic=False),
+    "reinforce": Algorithm("action", _minus_baseline, _score_function, _PLAIN, has_critic=False),
 }
 
 
@@ -47,5 +80,55 @@ def find_algorithm(name: str) -> Algorithm:
         BadInput: there is none.
     """
     if name not in ALGORITHMS:
-        raise config_lib.BadInput(f"--algo.name: expected {', '.join(ALGORITHMS)}, got {name!r}")
+        raise BadInput(f"--algo.name: expected {', '.join(ALGORITHMS)}, got {name!r}")
     return ALGORITHMS[name]
+
+
+def settle(config: Config) -> Config:
+    """The config with what its algorithm means by ``auto``; a settled config stays as it is.
+
+    Raises:
+        BadInput: settings that contradict the algorithm or each other.
+    """
+    algorithm, algo, mode = find_algorithm(config.algo.name), config.algo, config.critic.mode
+    own = dict(algorithm.own)
+    if algo.baseline == "moving":
+        own["group_size"] = 1
+    free = {key: value for key, value in own.items() if getattr(algo, key) in ("auto", None)}
+    algo = dataclasses.replace(algo, **free)
+    if mode == "auto":
+        mode = "shared" if algorithm.has_critic else "none"
+    critic = dataclasses.replace(config.critic, mode=mode)
+    _check(algo, critic.mode, critic.warmup_steps, algorithm)
+    return dataclasses.replace(config, algo=algo, critic=critic)
+
+
+def _check(algo: Algo, mode: str, warmup: int, algorithm: Algorithm) -> None:
+    size, name = algo.group_size or 1, algo.name
+    if algorithm.has_critic and mode == "none":
+        raise BadInput(f"--critic.mode: {name} needs a critic, got none; use shared, heads or lora")
+    if not algorithm.has_critic and mode != "none":
+        raise BadInput(f"--critic.mode: {name} has no critic, got {mode}; leave it out")
+    if not algorithm.has_critic and warmup:
+        raise BadInput(f"--critic.warmup_steps: {name} has no critic, got {warmup}; set it to 0")
+    if algo.ratio != algorithm.own["ratio"] and (algorithm.level == "token" or name == "gspo"):
+        raise BadInput(f"--algo.ratio: {name} has its own, got {algo.ratio}; leave it out")
+    if algo.baseline != "auto" and "baseline" not in algorithm.own:
+        raise BadInput(
+            f"--algo.baseline: only reinforce has one, got {algo.baseline}; leave it out"
+        )
+    grouped = "group" in (algo.baseline, algorithm.own["normalize"])
+    for setting, wanted in (
+        (f"--algo.name {name}", grouped),
+        (f"--algo.normalize {algo.normalize}", algo.normalize.startswith("group")),
+        ("--algo.dynamic_sampling", algo.dynamic_sampling),
+    ):
+        if wanted and size < 2:
+            raise BadInput(
+                f"--algo.group_size: {setting} compares samples of one task, expected at least 2, "
+                f"got {size}; set it to 8, say"
+            )
+    if algo.episodes % size:
+        raise BadInput(
+            f"--algo.episodes: expected a multiple of --algo.group_size {size}, got {algo.episodes}"
+        )

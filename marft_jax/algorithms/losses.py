@@ -1,34 +1,72 @@
 """Policy and value losses per unit of decision; sums and denominators are taken by the caller.
 
-A unit is an action (APPO) or a token (TPPO). Returning one number per unit lets unequal
-microbatches, and the agents inside one, be weighed exactly.
+A unit is an action (appo, gspo, reinforce) or a token (tppo, grpo). Returning one number per unit
+lets unequal microbatches, and the agents inside one, be weighed exactly.
 """
 
 from __future__ import annotations
 
 import jax.numpy as jnp
 
+_MOST = (
+    20.0  # log ratios are capped: one that overflows has the gradient 0 * inf where it is clipped
+)
 
-def clipped_policy_loss(logprobs, old_logprobs, advantages, clip: float):
-    """max(−ratio·A, −clip(ratio, 1 ± ε)·A) with ratio = exp(logprobs − old_logprobs).
 
-    Ratios are capped at e^20: one that overflows has the gradient 0 * inf even where it is clipped.
-    Source: PPO, Schulman et al. 2017, equation 7.
+def clipped_policy_loss(
+    logprobs,
+    old_logprobs,
+    advantages,
+    clip: float,
+    clip_high: float | None = None,
+    dual_clip: float | None = None,
+):
+    """max(−ratio·A, −clip(ratio, 1 − ε, 1 + ε_high)·A) with ratio = exp(logprobs − old_logprobs).
+
+    ``clip_high`` is ε_high, ε where it is None. With ``dual_clip`` c, negative advantages lose no
+    more than −c·A. Sources: PPO, Schulman et al. 2017, equation 7; clip-higher: DAPO, Yu et al.
+    2025; dual clip: Ye et al. 2020, equation 5.
     """
-    ratio = jnp.exp(jnp.minimum(logprobs - old_logprobs, 20.0))
-    clipped = jnp.clip(ratio, 1 - clip, 1 + clip)
-    return jnp.maximum(-ratio * advantages, -clipped * advantages)
+    ratio = jnp.exp(jnp.minimum(logprobs - old_logprobs, _MOST))
+    clipped = jnp.clip(ratio, 1 - clip, 1 + (clip if clip_high is None else clip_high))
+    loss = jnp.maximum(-ratio * advantages, -clipped * advantages)
+    if dual_clip is None:
+        return loss
+    return jnp.where(advantages < 0, jnp.minimum(loss, -dual_clip * advantages), loss)
 
 
-def clip_fraction(logprobs, old_logprobs, clip: float):
-    """1 where the ratio lies outside 1 ± ε."""
-    return (jnp.abs(jnp.exp(logprobs - old_logprobs) - 1) > clip).astype(jnp.float32)
+def clip_fraction(logprobs, old_logprobs, clip: float, clip_high: float | None = None):
+    """1 where the ratio lies outside 1 − ε to 1 + ε_high."""
+    change = jnp.expm1(logprobs - old_logprobs)
+    high = clip if clip_high is None else clip_high
+    return ((change < -clip) | (change > high)).astype(jnp.float32)
 
 
 def approx_kl(logprobs, old_logprobs):
     """(ratio − 1) − log ratio, the k3 estimate of KL(old ‖ new) (Schulman 2020)."""
     log_ratio = logprobs - old_logprobs
     return jnp.expm1(log_ratio) - log_ratio
+
+
+def reference_kl(logprobs, reference_logprobs, estimator: str):
+    """An estimate of KL(policy ‖ reference) from tokens of the policy (Schulman 2020).
+
+    With x = logprobs − reference: k1 = x, k2 = x²/2, k3 = exp(−x) − 1 + x.
+    """
+    x = logprobs - reference_logprobs
+    if estimator == "k1":
+        return x
+    return jnp.square(x) / 2 if estimator == "k2" else jnp.expm1(jnp.minimum(-x, _MOST)) + x
+
+
+def correction_weight(logprobs, behaviour_logprobs, how: str, cap: float):
+    """w = exp(logprobs − behaviour), the weight of samples from a policy that is not this one.
+
+    ``decoupled``: 0 where w > cap; ``truncated``: min(w, cap). Sources: decoupled PPO, Hilton et
+    al. 2021, as in AReaL; truncated importance sampling, Ionides 2008.
+    """
+    weight = jnp.exp(jnp.minimum(logprobs - behaviour_logprobs, _MOST))
+    return jnp.where(weight > cap, 0.0 if how == "decoupled" else cap, weight)
 
 
 def value_loss(values, old_values, returns, clip: float, huber_delta: float | None):

@@ -1,0 +1,376 @@
+"""How fast rollout and update are, beside what this machine could do at best.
+
+    python scripts/benchmark.py                            # SmolLM2-135M's shape, random weights
+    python scripts/benchmark.py --model qwen2.5-1.5b --dtype bfloat16 --rows 64
+    python scripts/benchmark.py --peer hf                  # the same work in transformers + peft
+    python scripts/benchmark.py --json > results.json
+
+The matmul peak and the memory bandwidth are measured in the same run, so that ratios mean something
+on a noisy machine. ``--model`` takes a shape by name, or anything ``--model.base`` takes. Every
+number is the best of ``--repeats`` runs after one that compiles.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import platform
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+
+from marft_jax import batch as batch_lib
+from marft_jax import config as config_lib
+from marft_jax import mesh as mesh_lib
+from marft_jax.algorithms import find_algorithm, settle
+from marft_jax.engine.engine import Engine, Request, Shape
+from marft_jax.learner import Learner
+from marft_jax.models.decoder import DecoderConfig
+from marft_jax.models.load import BaseModel, abstract_decoder, load_base
+from marft_jax.models.tokenizer import ByteTokenizer
+from marft_jax.summary import peak_bytes
+from marft_jax.team.assemble import make_team
+from marft_jax.team.context import Team
+from marft_jax.team.files import Blueprint
+from marft_jax.team.roles import Profile
+from marft_jax.types import Episode, Sampling, StepResult, Turn
+
+SHAPES = {
+    "smollm2-135m": DecoderConfig(
+        49152, 576, 30, 9, 3, 64, 1536, 8192, rope_theta=1e5, tie_embeddings=True
+    ),
+    "qwen2.5-1.5b": DecoderConfig(
+        151936, 1536, 28, 12, 2, 128, 8960, 32768, 1e-6, 1e6, tie_embeddings=True, qkv_bias=True
+    ),
+}
+PROMPT, NEW = 250, 64  # tokens of the generation and of the update, as in the README's tables
+
+
+class Result(NamedTuple):
+    """One line of the table.
+
+    Attributes:
+        tokens_per_s: of the work's own unit.
+        limit: fraction of the rate that the measured peak and bandwidth would allow.
+        first_s: seconds of the first run, compilation included.
+    """
+
+    tokens_per_s: float
+    limit: float | None
+    first_s: float
+
+
+class Limits(NamedTuple):
+    """What this machine does at best: FLOP/s of a large matmul, bytes/s of a large read."""
+
+    flops: float
+    bytes: float
+
+
+class Bench:
+    """A base, and the sizes of the work."""
+
+    def __init__(self, base: BaseModel, mesh, rank: int, repeats: int):
+        self.base, self.mesh, self.rank, self.repeats = base, mesh, rank, repeats
+        leaves = jax.tree.leaves(base.params)
+        self.weight_bytes = sum(x.nbytes for x in leaves)
+        c = base.config
+        vocabulary = c.vocab_size * c.d_model
+        matrices = sum(x.size for x in leaves if x.ndim == 2)
+        self.block_weights = matrices - vocabulary * (1 if c.tie_embeddings else 2)
+        self.vocabulary_weights = vocabulary
+        self.dtype = leaves[0].dtype
+
+    def timed(self, run: Callable[[], Any]) -> tuple[float, float]:
+        """(seconds of the first run, of the best later one)."""
+        seconds = []
+        for _ in range(1 + self.repeats):
+            started = time.perf_counter()
+            run()
+            seconds.append(time.perf_counter() - started)
+        return seconds[0], min(seconds[1:])
+
+    def team(self, agents: int, **algo: Any) -> tuple[config_lib.Config, Team]:
+        profiles = tuple(Profile(f"agent{i}", answers=True) for i in range(agents))
+        config = settle(
+            config_lib.Config(
+                lora=config_lib.Lora(rank=self.rank, alpha=2.0 * self.rank),
+                algo=config_lib.Algo(**{"epochs": 1, "minibatches": 1, **algo}),
+            )
+        )
+        return config, make_team(config, Blueprint(profiles), PROMPT + 2 * NEW, ByteTokenizer())
+
+    def engine(self, rows: int, agents: int, context: int, longest: int, chunk: int = 32) -> Engine:
+        config, team = self.team(agents)
+        engine = Engine(
+            self.base.config,
+            self.base.graphdef,
+            self.base.params,
+            self.mesh,
+            Shape(rows, chunk, context, longest),
+            eos_ids=(self.base.config.vocab_size,),  # never drawn: every row runs to its limit
+            seed=0,
+            alpha=config.lora.alpha,
+        )
+        algorithm = find_algorithm("appo")
+        engine.load(Learner(config, self.base, team, algorithm, self.mesh).init().adapters)
+        return engine
+
+
+def limits(dtype) -> Limits:
+    """Measured now: a square matmul, and a sum over more memory than any cache holds."""
+    on_cpu = jax.default_backend() == "cpu"
+    n, elements = (2048, 2**26) if on_cpu else (8192, 2**30)
+    square, flat = jnp.ones((n, n), dtype), jnp.ones((elements,), dtype)
+    multiply, add = jax.jit(lambda x: x @ x), jax.jit(lambda x: x.sum(dtype=jnp.float32))
+
+    def best(run: Callable[[], Any]) -> float:
+        run()
+        seconds = []
+        for _ in range(5):
+            started = time.perf_counter()
+            run()
+            seconds.append(time.perf_counter() - started)
+        return min(seconds)
+
+    matmul = best(lambda: jax.block_until_ready(multiply(square)))
+    read = best(lambda: jax.block_until_ready(add(flat)))
+    return Limits(2 * n**3 / matmul, flat.nbytes / read)
+
+
+def prompts(rows: int, length: int, vocabulary: int, seed: int = 0) -> np.ndarray:
+    """Random ids, nothing shared between rows."""
+    rng = np.random.default_rng(seed)
+    return rng.integers(0, vocabulary, (rows, length)).astype(np.int32)
+
+
+def submit(engine: Engine, ids_BT: np.ndarray, agents: int, new: int) -> None:
+    for i, ids in enumerate(ids_BT):
+        engine.submit(Request(ids, i % agents, Sampling(new), (0, i, 0)))
+
+
+def drain(engine: Engine) -> None:
+    while engine.busy:
+        engine.step()
+
+
+def prefill(bench: Bench, best: Limits, rows: int) -> Result:
+    """Prompts of 250 tokens, and one token each."""
+    engine = bench.engine(rows, 2, PROMPT + NEW, NEW)
+    ids = prompts(rows, PROMPT, bench.base.config.vocab_size)
+
+    def run() -> None:
+        submit(engine, ids, 2, 1)
+        drain(engine)
+
+    first, seconds = bench.timed(run)
+    tokens = rows * PROMPT
+    flops = 2 * (bench.block_weights * tokens + bench.vocabulary_weights * rows)
+    return Result(tokens / seconds, flops / seconds / best.flops, first)
+
+
+def decode(bench: Bench, best: Limits, rows: int, agents: int) -> Result:
+    """A token for every row, step by step, after short prompts; the prefill is not counted."""
+    steps, short = 3 * 32, 32
+    engine = bench.engine(rows, agents, short + steps + 32, steps + 1)
+    ids = prompts(rows, short, bench.base.config.vocab_size)
+    seconds: list[float] = []
+    first = 0.0
+    for attempt in range(1 + bench.repeats):
+        started = time.perf_counter()
+        submit(engine, ids, agents, steps + 1)
+        engine.step()  # prefill, and the first chunk
+        rest = time.perf_counter()
+        drain(engine)
+        first = first or time.perf_counter() - started
+        seconds += [time.perf_counter() - rest] if attempt else []
+    tokens = steps - 32
+    step = min(seconds) / tokens
+    c = bench.base.config
+    cache = (
+        2 * c.n_layers * c.n_kv_heads * c.head_dim * rows * (short + steps) * bench.dtype.itemsize
+    )
+    flops = 2 * (bench.block_weights + bench.vocabulary_weights) * rows
+    bound = (bench.weight_bytes + cache) / best.bytes + flops / best.flops
+    return Result(rows / step, bound / step, first)
+
+
+def generate(bench: Bench, rows: int) -> Result:
+    """Prompts of 250 tokens and 64 new ones for each row, prefill included."""
+    engine = bench.engine(rows, 2, PROMPT + NEW, NEW)
+    ids = prompts(rows, PROMPT, bench.base.config.vocab_size)
+
+    def run() -> None:
+        submit(engine, ids, 2, NEW)
+        drain(engine)
+
+    first, seconds = bench.timed(run)
+    return Result(rows * NEW / seconds, None, first)
+
+
+def made_up(rows: int, agents: int, vocabulary: int, length: int = 320) -> list[Episode]:
+    """Episodes of one turn, of 320 tokens with 64 action tokens each."""
+    ids_BT = prompts(rows, length, vocabulary, seed=1)
+    rng = np.random.default_rng(2)
+    return [
+        Episode(
+            i,
+            "",
+            [
+                Turn(
+                    agent=i % agents,
+                    name=f"agent{i % agents}",
+                    step=0,
+                    prompt=ids[:-NEW],
+                    action=ids[-NEW:],
+                    logprobs=np.full(NEW, -10.8, np.float32),
+                    text="a",
+                    answers=True,
+                    sees=(),
+                    truncated=False,
+                    temperature=1.0,
+                )
+            ],
+            [StepResult("", float(rng.random()), True)],
+        )
+        for i, ids in enumerate(ids_BT)
+    ]
+
+
+def update(bench: Bench, best: Limits, rows: int, agents: int, name: str = "reinforce") -> Result:
+    """One optimiser step on those episodes: forward, backward, Adam; no critic but with appo."""
+    extra = {} if name == "appo" else {"baseline": "moving"}
+    config, team = bench.team(agents, name=name, episodes=rows, microbatch_tokens=2048, **extra)
+    algorithm = find_algorithm(name)
+    learner = Learner(config, bench.base, team, algorithm, bench.mesh)
+    episodes = made_up(rows, agents, bench.base.config.vocab_size)
+    rewards = [np.asarray([e.reward], np.float32) for e in episodes]
+    batch = batch_lib.build(episodes, rewards, team.owners, config.algo, algorithm.level)
+    state = learner.init()
+
+    def run() -> None:
+        nonlocal state
+        state, _, report = learner.learn(state, batch, 0)
+        jax.block_until_ready((state, report))
+
+    first, seconds = bench.timed(run)
+    tokens = sum(len(t.prompt) + len(t.action) for e in episodes for t in e.turns)
+    flops = 4 * bench.block_weights * tokens + 6 * bench.vocabulary_weights * rows * NEW
+    return Result(tokens / seconds, flops / seconds / best.flops, first)
+
+
+def measure(bench: Bench, best: Limits, rows: Sequence[int], agents: Sequence[int]):
+    """(name, result) of everything, one after the other."""
+    yield f"prefill, 8 rows x {PROMPT} tokens", prefill(bench, best, 8)
+    for n in rows:
+        yield f"decode, {n} rows, 2 agents", decode(bench, best, n, 2)
+    for n in agents:
+        yield f"decode, 8 rows, {n} agents", decode(bench, best, 8, n)
+    yield f"generate, 8 rows x {PROMPT} + {NEW} tokens", generate(bench, 8)
+    for n in agents:
+        yield f"update, 8 rows x 320 tokens, {n} agents", update(bench, best, 8, n)
+    yield "update with a critic (appo), 2 agents", update(bench, best, 8, 2, "appo")
+
+
+def machine(mesh) -> dict[str, Any]:
+    """Where this was measured."""
+    return {
+        "device": mesh.devices.flat[0].device_kind,
+        "devices": mesh.devices.size,
+        "host": platform.processor() or platform.machine(),
+        "python": platform.python_version(),
+        "jax": jax.__version__,
+    }
+
+
+def open_base(model: str, dtype: str, mesh) -> BaseModel:
+    """A shape by name with random weights, or a real model."""
+    if model not in SHAPES:
+        settings = config_lib.Model(base=model, dtype=dtype)  # pyright: ignore[reportArgumentType]
+        return load_base(settings, mesh_lib.placer(mesh, jnp.dtype(dtype)))
+    graphdef, abstract = abstract_decoder(SHAPES[model], jnp.dtype(dtype))
+    leaves, tree = jax.tree.flatten(abstract)
+
+    def draw() -> Any:
+        keys = jax.random.split(jax.random.key(0), len(leaves))
+        drawn = [
+            jax.random.normal(key, x.shape, x.dtype) * x.shape[0] ** -0.5
+            if x.ndim == 2
+            else jnp.ones(x.shape, x.dtype)
+            for key, x in zip(keys, leaves, strict=True)
+        ]
+        return jax.tree.unflatten(tree, drawn)
+
+    return BaseModel(SHAPES[model], graphdef, jax.jit(draw)(), ByteTokenizer(), model, "random")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--model", default="smollm2-135m", help=f"{', '.join(SHAPES)}, or a model")
+    parser.add_argument("--dtype", default="float32", choices=["float32", "bfloat16"])
+    parser.add_argument("--rows", type=int, nargs="+", default=[1, 8, 32])
+    parser.add_argument("--agents", type=int, nargs="+", default=[1, 2, 4, 8])
+    parser.add_argument("--rank", type=int, default=8)
+    parser.add_argument("--repeats", type=int, default=2)
+    parser.add_argument("--peer", choices=["hf"], help="also measure the same work there")
+    parser.add_argument("--json", action="store_true")
+    own = parser.parse_args()
+    mesh = mesh_lib.make_mesh(config_lib.Mesh())
+    bench = Bench(open_base(own.model, own.dtype, mesh), mesh, own.rank, own.repeats)
+    best = limits(jnp.dtype(own.dtype))
+    say = Console(stderr=True, highlight=False).print
+    say(f"{machine(mesh)}, matmul {best.flops / 1e9:.0f} GFLOP/s, read {best.bytes / 1e9:.1f} GB/s")
+    results = {}
+    for name, result in measure(bench, best, own.rows, own.agents):
+        say(f"{name}: {result.tokens_per_s:.0f} tokens/s")
+        results[name] = result
+    peers = {}
+    if own.peer:
+        import benchmark_hf  # beside this file
+
+        peers = benchmark_hf.measure(bench.base.config, own.rank, own.repeats, PROMPT, NEW)
+    if own.json:
+        everything = {
+            "machine": machine(mesh),
+            "model": own.model,
+            "limits": best._asdict(),
+            "results": {name: result._asdict() for name, result in results.items()},
+            "peers": peers,
+            "peak_bytes": peak_bytes(),
+            "config": dataclasses.asdict(bench.base.config),
+        }
+        print(json.dumps(everything, indent=1))
+    else:
+        Console(width=110).print(_table(own.model, best, results, peers))
+
+
+def _table(model: str, best: Limits, results: dict[str, Result], peers: dict[str, float]) -> Table:
+    title = (
+        f"{model}; matmul {best.flops / 1e9:.0f} GFLOP/s, read {best.bytes / 1e9:.1f} GB/s, "
+        f"peak memory {peak_bytes() / 1e9:.1f} GB"
+    )
+    table = Table("work", "tokens/s", "of the limit", "first run, s", "peer", "ratio", title=title)
+    for name, r in results.items():
+        peer = peers.get(name)
+        table.add_row(
+            name,
+            f"{r.tokens_per_s:.0f}",
+            "-" if r.limit is None else f"{r.limit:.0%}",
+            f"{r.first_s:.1f}",
+            "-" if peer is None else f"{peer:.0f}",
+            "-" if peer is None else f"{r.tokens_per_s / peer:.1f}",
+        )
+    return table
+
+
+if __name__ == "__main__":
+    main()

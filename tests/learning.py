@@ -1,0 +1,86 @@
+"""One training step on the small model, for the tests of the learner."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from typing import Any
+
+import jax
+import numpy as np
+import small
+
+from marft_jax import batch as batch_lib
+from marft_jax import mesh as mesh_lib
+from marft_jax.algorithms import find_algorithm, settle
+from marft_jax.config import Algo, Config, Critic, Lora
+from marft_jax.learner import Learner, TrainState
+
+LAYERS = 1  # compiles twice as fast as two
+ALGO = Algo(epochs=2, minibatches=1, lr=1e-3, microbatch_tokens=512)
+ONCE = dataclasses.replace(ALGO, epochs=1)
+LORA = Lora(rank=small.RANK, alpha=small.ALPHA)
+
+
+def settings(algo: Algo = ALGO, **critic: Any) -> Config:
+    return Config(algo=algo, lora=LORA, critic=Critic(**{"hidden": (16,), "lr": 0.05, **critic}))
+
+
+def settled(config: Config, name: str) -> Config:
+    return settle(dataclasses.replace(config, algo=dataclasses.replace(config.algo, name=name)))
+
+
+@functools.cache
+def learner(config: Config, name: str = "appo", where=None, agents: int = 2) -> Learner:
+    where = where or small.one_device()
+    team, algorithm = small.team(agents), find_algorithm(name)
+    base = small.base_on(where, LAYERS)
+    return Learner(settled(config, name), base, team, algorithm, where)
+
+
+def build(config: Config, episodes, name: str = "appo", where=None) -> batch_lib.Batch:
+    shards = mesh_lib.row_shards(where or small.one_device())
+    level = find_algorithm(name).level
+    algo, rewards = settled(config, name).algo, small.paid(episodes)
+    return batch_lib.build(episodes, rewards, (0, 1, 2), algo, level, shards=shards)
+
+
+def fresh(config: Config, name: str = "appo", where=None, agents: int = 2) -> TrainState:
+    """The learner's first state, with random adapters that are not zero."""
+    where = where or small.one_device()
+    state = learner(config, name, where, agents).init()
+    replicated = mesh_lib.replicated(where)
+    return state._replace(
+        adapters=jax.device_put(small.adapters(agents, layers=LAYERS), replicated)
+    )
+
+
+def learn(config, episodes, *, name="appo", where=None, step=0, state=None, agents=2, change=None):
+    """(state, metrics) of one training step, on the host."""
+    where = where or small.one_device()
+    batch = build(config, episodes, name, where)
+    batch = change(batch) if change else batch
+    state = state or fresh(config, name, where, agents)
+    state, _, metrics = learner(config, name, where, agents).learn(state, batch, step)
+    return jax.device_get(state), jax.device_get(metrics)
+
+
+def on_device(state: TrainState) -> TrainState:
+    return jax.device_put(state, mesh_lib.replicated(small.one_device()))
+
+
+def same(a, b) -> bool:
+    """Bit for bit."""
+    return all(
+        np.array_equal(x, y) for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True)
+    )
+
+
+def member(state: TrainState, n: int):
+    """Adapter n, and its optimiser state."""
+    return jax.tree.map(lambda x: np.asarray(x[n]), (state.adapters, state.adapters_opt))
+
+
+def close(a, b, tolerance: float):
+    for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True):
+        np.testing.assert_allclose(x, y, atol=tolerance)

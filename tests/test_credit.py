@@ -1,0 +1,192 @@
+"""Which turn gets which reward, and that a reward arrives as the float it was."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+import small
+
+from marft_jax import batch as batch_lib
+from marft_jax.algorithms import step_rewards
+from marft_jax.algorithms.credit import agent_reward, make_credit
+from marft_jax.config import Algo, BadInput
+from marft_jax.types import StepResult
+
+
+def turns_of(*agents_and_steps, text="a b"):
+    return [small.turn(a, [1, 2], [3, 4, 5], step=s, text=text) for a, s in agents_and_steps]
+
+
+TWO_STEPS = ((0, 0), (1, 0), (2, 0), (0, 1), (1, 1))
+
+
+def paid(episode, **algo):
+    [rewards] = small.paid([episode], **algo)
+    assert rewards.dtype == np.float32
+    return pytest.approx(rewards.tolist())
+
+
+# Who is paid.
+
+
+@pytest.mark.parametrize("how", ["last", "equal"])
+def test_a_steps_reward_goes_to_its_last_turn(how):
+    episode = small.episode(0, turns_of(*TWO_STEPS), [0.25, -0.5])
+    assert paid(episode, credit=how) == [0, 0, 0.25, 0, -0.5]
+
+
+def test_equal_credit_logs_each_agent_with_all_of_it():
+    episode = small.episode(0, turns_of((0, 0), (1, 0)), [0.75])
+    [rewards] = small.paid([episode])
+    assert [agent_reward(episode, rewards, a, "last") for a in range(3)] == [0, 0.75, None]
+    assert [agent_reward(episode, rewards, a, "equal") for a in range(3)] == [0.75, 0.75, None]
+
+
+def test_step_discount_pays_earlier_turns_of_a_step_less():
+    """R·d^(N−1−k) with the N turns of each step counted for themselves."""
+    episode = small.episode(0, turns_of(*TWO_STEPS), [2.0, -1.0])
+    halves = [0.5, 1.0, 2.0, -0.5, -1.0]
+    assert paid(episode, credit="step_discount", credit_discount=0.5) == halves
+    assert paid(episode, credit="step_discount", credit_discount=1.0) == [2, 2, 2, -1, -1]
+    assert paid(episode, credit="step_discount", credit_discount=0.0) == [0, 0, 2, 0, -1]
+
+
+@pytest.mark.parametrize("how", ["last", "step_discount", "equal", "per_step"])
+def test_rewards_for_single_agents_are_added_to_their_last_turn_of_the_step(how):
+    episode = small.episode(0, turns_of((0, 0), (0, 0), (1, 0), (0, 1)), [1.0, 2.0])
+    [one, two] = episode.results
+    own = one._replace(agent_rewards={"planner": 0.125, "solver": -3})
+    settings = dict(credit=how, credit_discount=0.5, step_reward="verifier")
+    [without] = small.paid([episode], **settings)
+    [rewards] = small.paid([episode._replace(results=[own, two])], **settings)
+    assert (rewards - without).tolist() == [0, 0.125, -3, 0]
+    wrong = one._replace(agent_rewards={"nobody": 1.0})
+    with pytest.raises(ValueError, match="acted in step 0, got 'nobody'"):
+        small.paid([episode._replace(results=[wrong, two])], **settings)
+
+
+def test_a_step_without_turns_pays_nobody():
+    episode = small.episode(0, turns_of((0, 0)), [0.5])
+    ended = StepResult("", 0.0, True, {"truncated": "context"})
+    assert paid(episode._replace(results=[*episode.results, ended])) == [0.5]
+
+
+# Step rewards.
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "reward", "expected"),
+    [
+        ("planner", "no list", 1.0, 0.5),
+        ("planner", "1. add\nthen", 0.0, 0.25),
+        ("planner", "1. add\n2) check", 1.0, 1.0),
+        ("planner", "- a\n* b\n- c", 0.5, 0.75),
+        ("code_planner", "1. a\n2. b", 0.0, 1 / 3),
+        ("code_planner", "1. a\n2. b\n3. c\n4. d", 1.0, 1.0),
+        ("solver", "it is 4", 1.0, 0.0),
+        ("solver", r"so \boxed{4}", 0.75, 0.75),
+        ("solver", r"so \boxed{4}", 0.0, 0.1),
+        ("solver", r"so \boxed{4}", -1.0, 0.1),
+        ("coder", "print(1)", 1.0, 0.0),
+        ("coder", "```python\nprint(1)\n```", 1.0, 1.0),
+        ("coder", "```python\nprint(1)\n```", 0.0, 0.1),
+        ("verifier", "anything", -0.25, -0.25),
+        ("debugger", "anything", 0.5, 0.5),
+    ],
+)
+def test_the_ready_made_step_rewards(name, text, reward, expected):
+    episode = small.episode(0, turns_of((0, 0), text=text), [reward])
+    assert paid(episode, credit="per_step", step_reward=name) == [expected]
+
+
+def length(turn, reward, episode):
+    """A step reward of a user."""
+    return len(turn.text) + reward + len(episode.turns)
+
+
+def nothing(turn, reward, episode):
+    return None
+
+
+def test_an_agents_own_step_reward_comes_before_the_teams():
+    team = small.team(3)
+    own = (team.profiles[0], dataclasses.replace(team.profiles[1], reward="verifier"))
+    algo = Algo(credit="per_step", step_reward=f"{__name__}:length")
+    credit = make_credit(algo, team._replace(profiles=(*own, team.profiles[2])))
+    episode = small.episode(0, turns_of((0, 0), (1, 0), (0, 1), text="abc"), [0.5, 1])
+    assert credit(episode).tolist() == [6.5, 0.5, 7]
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        (None, "agent 'planner' has no step reward"),
+        ("judge", "expected planner, solver, .* got 'judge'"),
+        ("nowhere:judge", "cannot load 'nowhere:judge'"),
+        ("json:__name__", "is no function"),
+    ],
+)
+def test_a_step_reward_that_is_not_there_is_one_clear_line(name, message):
+    with pytest.raises(BadInput, match=message):
+        make_credit(Algo(credit="per_step", step_reward=name), small.team(2))
+
+
+def test_a_step_reward_that_is_no_number_is_refused():
+    episode = small.episode(0, turns_of((0, 0)), [0.5])
+    with pytest.raises(BadInput, match="of agent 'planner': expected a finite number, got None"):
+        small.paid([episode], credit="per_step", step_reward=f"{__name__}:nothing")
+
+
+def test_step_reward_names_are_those_of_the_help():
+    assert set(step_rewards.STEP_REWARDS) == {
+        *("planner", "solver", "verifier", "code_planner", "coder", "debugger")
+    }
+
+
+# Shaping.
+
+
+def test_rewards_are_biased_then_scaled_then_clipped():
+    episode = small.episode(0, turns_of(*TWO_STEPS), [1.0, 0.25])
+    shaping = dict(reward_bias=-0.5, reward_scale=10.0)
+    assert paid(episode, **shaping) == [0, 0, 5, 0, -2.5]
+    assert paid(episode, **shaping, reward_clip=3.0) == [0, 0, 3, 0, -2.5]
+    assert paid(episode, **shaping, credit="step_discount", reward_clip=2.0) == [2, 2, 2, -2, -2]
+    each = paid(episode, **shaping, credit="per_step", step_reward="verifier")
+    assert each == [5, 5, 5, -2.5, -2.5]
+
+
+def test_rewards_for_single_agents_are_scaled_and_clipped_without_the_bias():
+    episode = small.episode(0, turns_of((0, 0), (1, 0)), [0.0])
+    own = episode.results[0]._replace(agent_rewards={"planner": 0.25})
+    episode = episode._replace(results=[own])
+    assert paid(episode, reward_bias=-0.5, reward_scale=10) == [2.5, -5]
+    assert paid(episode, reward_bias=-0.5, reward_scale=10, reward_clip=2) == [2, -2]
+
+
+def test_long_actions_lose_reward_before_their_limit():
+    """Limit 8, buffer 4: from 4 tokens on; a prompt of 61 of 64 tokens leaves 3."""
+    lengths = (3, 4, 6, 8)
+    turns = [small.turn(0, [1, 2], range(1, n + 1)) for n in lengths]
+    turns.append(small.turn(0, range(61), [1, 2, 3]))
+    episode = small.episode(0, turns, [1.0])
+    expected = np.array([0, 0, -1, -2, 1 - 2])
+    penalty = dict(overlong_buffer=4, overlong_penalty=2.0)
+    assert paid(episode, **penalty) == expected.tolist()
+    assert paid(episode, overlong_buffer=0, overlong_penalty=2.0) == [0, 0, 0, 0, 1]
+
+
+@pytest.mark.parametrize("level", ["action", "token"])
+@pytest.mark.parametrize("reward", [0.3333333, -1.75, 1e-6, 7, True])
+def test_a_reward_arrives_in_the_chain_as_the_float_it_was(level, reward):
+    episodes = [
+        small.episode(e, turns_of((0, 0), (1, 0), (0, 1), (1, 1)), [reward, 0]) for e in range(3)
+    ]
+    algo = Algo(episodes=3, ratio="sum")
+    chain = batch_lib.build(episodes, small.paid(episodes), (0, 1), algo, level).chain
+    assert chain.rewards_EJ.dtype == np.float32
+    arrived = chain.rewards_EJ[chain.rewards_EJ != 0]
+    assert arrived.tolist() == [np.float32(reward)] * 3
+    assert (chain.rewards_EJ[:, 1 if level == "action" else 5] == np.float32(reward)).all()
