@@ -229,6 +229,15 @@ class Mesh:
     """Devices that share each matrix's rows, and the batch."""
     tensor: int = 1
     """Devices that share each matrix's columns."""
+    coordinator: str | None = None
+    """Several processes: HOST:PORT of the first one, or auto where the scheduler tells (TPU pods,
+    SLURM, Open MPI, Kubernetes)."""
+    processes: int | None = None
+    """How many, with HOST:PORT."""
+    process: int | None = None
+    """The number of this one, from 0, with HOST:PORT."""
+    wait_seconds: float = 60.0
+    """How long processes wait for one that has not come, or has gone, before they give up."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -313,7 +322,8 @@ def validate(config: Config) -> None:
             raise BadInput(f"--{key}: expected a number above 0, or none, got {value}")
     if config.algo.dual_clip is not None and not config.algo.dual_clip > 1:
         raise BadInput(f"--algo.dual_clip: expected more than 1, got {config.algo.dual_clip}")
-    for axis, size in dataclasses.asdict(config.mesh).items():
+    for axis in ("data", "fsdp", "tensor"):
+        size = getattr(config.mesh, axis)
         if size != -1 and size < 1:
             raise BadInput(f"--mesh.{axis}: expected a positive number or -1, got {size}")
 
@@ -372,6 +382,9 @@ _AT_LEAST = {
     "rollout.slots": 1,
     "rollout.chunk": 1,
     "rollout.step_seconds": 0.001,
+    "mesh.processes": 1,
+    "mesh.process": 0,
+    "mesh.wait_seconds": 1,
     "eval.every": 0,
     "eval.episodes": 1,
     "eval.temperature": 0,

@@ -80,7 +80,10 @@ class Learner:
         static = dict(
             graphdef=base.graphdef, config=config, algorithm=algorithm, agents=self._agents
         )
-        self._prepare = jax.jit(functools.partial(prepare, **static))
+        everywhere = mesh_lib.replicated(mesh)
+        self._prepare = jax.jit(
+            functools.partial(prepare, **static), out_shardings=(None, everywhere, everywhere)
+        )
         self._update = jax.jit(
             functools.partial(update, **static),
             donate_argnames="state",
@@ -132,8 +135,8 @@ class Learner:
         self, state: TrainState, batch: batch_lib.Batch, step: int
     ) -> tuple[TrainState, Prepared, dict[str, jax.Array]]:
         """One training step. The old state is donated; the metrics are still on the device."""
-        rows = jax.device_put(batch.rows, mesh_lib.rows(self._mesh, axis=1))
-        chain = jax.device_put(batch.chain, mesh_lib.replicated(self._mesh))
+        rows = mesh_lib.put(batch.rows, mesh_lib.rows(self._mesh, axis=1))
+        chain = mesh_lib.put(batch.chain, mesh_lib.replicated(self._mesh))
         prepared, baseline, report = self._prepare(
             base=self._base,
             critic=state.critic,
@@ -147,8 +150,8 @@ class Learner:
             state=state._replace(baseline=baseline),
             rows=rows,
             prepared=prepared,
-            trainable_N=jnp.asarray(self.trainable(step)),
-            shuffle=jnp.asarray(self._shuffle(step, batch)),
+            trainable_N=self.trainable(step),
+            shuffle=self._shuffle(step, batch),
         )
         return state, prepared, report | learned
 

@@ -7,13 +7,13 @@ critic are replicated; the frozen base follows the table below.
 
 from __future__ import annotations
 
-import dataclasses
 import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 import numpy as np
+from jax.experimental import multihost_utils
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
@@ -33,13 +33,14 @@ BASE_RULES: Sequence[tuple[str, P]] = (
 
 
 def make_mesh(config: config_lib.Mesh, devices: Sequence[Any] | None = None) -> Mesh:
-    """The mesh that ``config`` asks for, over all devices.
+    """The mesh that ``config`` asks for, over all devices of all processes.
 
     Raises:
-        BadInput: the axes do not multiply to the number of devices, or more than one is -1.
+        BadInput: the axes do not multiply to the number of devices, more than one is -1, or a copy
+            of the base would lie in several processes.
     """
     devices = jax.devices() if devices is None else devices
-    sizes = list(dataclasses.astuple(config))
+    sizes = [config.data, config.fsdp, config.tensor]
     known = int(np.prod([size for size in sizes if size != -1]))
     if sizes.count(-1) == 1 and len(devices) % known == 0:
         sizes[sizes.index(-1)] = len(devices) // known
@@ -50,6 +51,12 @@ def make_mesh(config: config_lib.Mesh, devices: Sequence[Any] | None = None) -> 
             f"--mesh: expected data x fsdp x tensor = {len(devices)} devices, got {asked}; "
             f"possible: {possible}"
         )
+    here = sum(device.process_index == devices[0].process_index for device in devices)
+    if here % (sizes[1] * sizes[2]):
+        raise config_lib.BadInput(
+            f"--mesh: fsdp x tensor = {sizes[1] * sizes[2]} devices share a copy of the base, "
+            f"expected a divisor of the {here} devices of a process; make --mesh.data larger"
+        )
     return Mesh(np.asarray(devices).reshape(sizes), AXES)
 
 
@@ -59,6 +66,54 @@ def possible_shapes(devices: int) -> list[tuple[int, int, int]]:
     return [
         (d, f, devices // (d * f)) for d in divisors for f in divisors if devices % (d * f) == 0
     ]
+
+
+def here(mesh: Mesh) -> Mesh:
+    """The part of a mesh that is this process's: some of its ``data`` rows."""
+    mine = [row.flat[0].process_index == jax.process_index() for row in mesh.devices]
+    return mesh if all(mine) else Mesh(mesh.devices[np.asarray(mine)], AXES)
+
+
+def localized(tree: Any, mesh: Mesh) -> Any:
+    """Arrays of all processes as arrays of this one, without a copy.
+
+    Args:
+        tree: arrays that are not split along ``data``.
+        mesh: this process's part of theirs.
+    """
+
+    def localize(x: jax.Array) -> jax.Array:
+        if x.is_fully_addressable:
+            return x
+        assert isinstance(x.sharding, NamedSharding)
+        pieces = [shard.data for shard in x.addressable_shards]
+        sharding = NamedSharding(mesh, x.sharding.spec)
+        return jax.make_array_from_single_device_arrays(x.shape, sharding, pieces)
+
+    return jax.tree.map(localize, tree)
+
+
+def put(tree: Any, sharding: NamedSharding) -> Any:
+    """Host arrays that every process has to their places, of which a process holds some."""
+    if sharding.is_fully_addressable:
+        return jax.device_put(tree, sharding)
+
+    def place(x: np.ndarray) -> jax.Array:
+        x = np.asarray(x)
+        return jax.make_array_from_callback(x.shape, sharding, lambda index: x[index])
+
+    return jax.tree.map(place, tree)
+
+
+def fetched(tree: Any) -> Any:
+    """Arrays to the host, all of each, whichever process holds it. Every process must ask."""
+
+    def fetch(x: jax.Array) -> np.ndarray:
+        if x.is_fully_addressable or x.is_fully_replicated:
+            return np.asarray(x)
+        return np.asarray(multihost_utils.process_allgather(x, tiled=True))
+
+    return jax.tree.map(fetch, tree)
 
 
 def row_shards(mesh: Mesh) -> int:
@@ -93,6 +148,6 @@ def placer(mesh: Mesh, dtype) -> Callable[[str, np.ndarray], jax.Array]:
     """A function that puts one named tensor of the base on the mesh, in ``dtype``."""
 
     def place(path: str, array: np.ndarray) -> jax.Array:
-        return jax.device_put(array.astype(dtype), base_sharding(mesh, path, array.shape))
+        return put(array.astype(dtype), base_sharding(mesh, path, array.shape))
 
     return place

@@ -11,9 +11,12 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
+from marft_jax import distributed
 from marft_jax import mesh as mesh_lib
 from marft_jax.algorithms import settle
+from marft_jax.collect import Player
 from marft_jax.config import BadInput, Config
+from marft_jax.distributed import Together
 from marft_jax.engine.engine import Engine, Shape
 from marft_jax.envs.base import EnvSource
 from marft_jax.models.load import BaseModel, load_base
@@ -49,6 +52,7 @@ def open_session(config: Config, blueprint: Blueprint) -> Session:
     workflow = workflow_of(config, blueprint)
     find_workflow(workflow)  # before a model is loaded
     use_compilation_cache()
+    distributed.start(config.mesh)
     mesh = mesh_lib.make_mesh(config.mesh)
     base = load_base(config.model, mesh_lib.placer(mesh, jnp.dtype(config.model.dtype)))
     context = min(config.model.context, base.config.max_position)
@@ -60,11 +64,12 @@ def open_session(config: Config, blueprint: Blueprint) -> Session:
         context=context,
         longest=max(sampling.max_new_tokens for sampling in team.sampling),
     )
+    here = mesh_lib.here(mesh)
     engine = Engine(
         base.config,
         base.graphdef,
-        base.params,
-        mesh,
+        mesh_lib.localized(base.params, here),
+        here,
         shape,
         eos_ids=base.tokenizer.eos_ids,
         seed=config.run.seed,
@@ -82,10 +87,10 @@ def use_compilation_cache() -> None:
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
 
 
-def make_rollout(session: Session, source: EnvSource, threads: Executor) -> Rollout:
+def make_rollout(session: Session, source: EnvSource, threads: Executor) -> Player:
     """Plays the session's team in that environment."""
     settings = session.config.rollout
-    return Rollout(
+    rollout = Rollout(
         session.engine,
         session.team,
         find_workflow(session.workflow),
@@ -94,6 +99,7 @@ def make_rollout(session: Session, source: EnvSource, threads: Executor) -> Roll
         max_failed=settings.max_failed_fraction,
         step_seconds=settings.step_seconds,
     )
+    return rollout if jax.process_count() == 1 else Together(rollout)
 
 
 def play_held_out(

@@ -12,6 +12,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from marft_jax import mesh as mesh_lib
 from marft_jax.algorithms.credit import agent_reward
 from marft_jax.batch import Batch, Level
 from marft_jax.collect import Collected
@@ -109,7 +110,7 @@ def turn_numbers(
 ) -> TurnNumbers:
     """What the learner made of each turn: its value (at a token level the first token's; None
     without a critic), and its advantage (the mean over its tokens)."""
-    values_UBX, advantages_UBX = jax.device_get((prepared.values_UBX, prepared.advantages_UBX))
+    values_UBX, advantages_UBX = mesh_lib.fetched((prepared.values_UBX, prepared.advantages_UBX))
     values, advantages = [], []
     for e, episode in enumerate(collected.episodes):
         lengths = [len(turn.action) if level == "token" else 1 for turn in episode.turns]

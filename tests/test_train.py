@@ -66,13 +66,16 @@ def test_a_run_directory_explains_itself(finished):
 def test_metrics_have_the_documented_names(finished):
     documented = {
         "step reward/mean reward/std episode/turns episode/truncated critic/loss tokens/prompt",
+        "episode/failed",
         "critic/explained_variance critic/grad_norm tokens/action time/rollout_s time/reward_s",
         "time/update_s time/checkpoint_s time/step_s throughput/action_tokens_per_s",
         "throughput/update_tokens_per_s device/peak_bytes eval/arithmetic/accuracy",
     }
     names = {name for line in documented for name in line.split()}
     for agent in ("planner", "solver"):
-        for name in "reward entropy approx_kl clip_fraction grad_norm tokens logprob_gap".split():
+        for (
+            name
+        ) in "reward entropy approx_kl clip_fraction grad_norm tokens turns logprob_gap".split():
             names.add(f"agent/{agent}/{name}")
     assert names == set(json.loads((finished / "metrics.jsonl").read_text().splitlines()[0]))
 

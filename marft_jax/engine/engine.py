@@ -119,7 +119,7 @@ class Engine:
 
     def load(self, adapters: lora.Adapters) -> None:
         """Uses these adapters from now on."""
-        self._adapters = adapters
+        self._adapters = mesh_lib.localized(adapters, self._mesh)
 
     def submit(self, request: Request) -> int:
         """Queues a request; the ticket comes back with its completion."""

@@ -1,0 +1,58 @@
+"""The experiments of the second MARFT release, as settings: task files that compose with teams."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from marft_jax import config as config_lib
+from marft_jax import train
+from marft_jax.algorithms import settle
+from marft_jax.models.tokenizer import ByteTokenizer
+from marft_jax.team.assemble import make_team
+from marft_jax.team.context import Scene
+from marft_jax.team.files import load_team
+
+CONFIGS = Path(__file__).parent.parent / "configs"
+TEAMS = {
+    2: "planner_solver",
+    3: "planner_solver_verifier",
+    4: "planner_solver_reflector_verifier",
+}
+
+
+@pytest.mark.parametrize("anonymous", ["false", "true"])
+@pytest.mark.parametrize("members", TEAMS)
+@pytest.mark.parametrize("task", ["deepscaler", "deepcoder"])
+def test_each_task_composes_with_each_team(task, members, anonymous):
+    team_file = str(CONFIGS / "teams" / f"{TEAMS[members]}.yaml")
+    words = ["--config", str(CONFIGS / f"{task}.yaml"), "--team.file", team_file]
+    config = settle(config_lib.parse([*words, "--team.anonymous", anonymous]))
+    team = make_team(config, load_team(team_file), config.model.context, ByteTokenizer())
+    assert len(team.profiles) == team.adapters == members and team.shared
+    prompt = bytes(i for i in team.act(0, Scene("TASK")).prompt.tolist() if i < 256).decode()
+    assert (prompt == "TASK") == (anonymous == "true")
+    algo = config.algo
+    assert (algo.lr, algo.minibatches, algo.gamma, algo.gae_lambda) == (3e-5, 4, 1.0, 1.0)
+    assert (algo.reward_bias, algo.correction, algo.correction_cap) == (-0.5, "decoupled", 5.0)
+    assert (config.lora.rank, config.lora.alpha, config.lora.targets) == (32, 16.0, ("q", "v"))
+
+
+def test_the_maths_experiment_takes_a_step_on_the_built_in_model(tmp_path):
+    tasks = [{"problem": f"{i}+{i}=?", "answer": str(2 * i)} for i in range(20)]
+    data = tmp_path / "tasks.jsonl"
+    data.write_text("\n".join(map(json.dumps, tasks)))
+    words = ["--config", str(CONFIGS / "deepscaler.yaml"), "--run.dir", str(tmp_path / "run")]
+    words += ["--team.file", str(CONFIGS / "teams" / "planner_solver.yaml"), "--run.steps", "1"]
+    words += ["--model.base", "tiny", "--model.dtype", "float32", "--model.context", "1024"]
+    words += ["--team.max_new_tokens", "8", "--env.data", str(data), "--algo.episodes", "4"]
+    words += ["--algo.minibatches", "2", "--rollout.slots", "4", "--eval.every", "0"]
+    assert train.train(config_lib.parse(words)) == 0
+    [line] = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
+    metrics = json.loads(line)
+    assert metrics["agent/planner/logprob_gap"] < 1e-4 and metrics["episode/turns"] == 2
+    [first, *_] = (tmp_path / "run" / "transcripts" / "1.jsonl").read_text().splitlines()
+    plan, solution = json.loads(first)["turns"]
+    assert solution["prompt"].startswith(plan["prompt"])  # one conversation
