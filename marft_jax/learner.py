@@ -81,6 +81,7 @@ class Learner:
             graphdef=base.graphdef, config=config, algorithm=algorithm, agents=self._agents
         )
         everywhere = mesh_lib.replicated(mesh)
+        self._init = jax.jit(self._fresh, out_shardings=everywhere)
         self._prepare = jax.jit(
             functools.partial(prepare, **static), out_shardings=(None, everywhere, everywhere)
         )
@@ -92,31 +93,28 @@ class Learner:
 
     def init(self) -> TrainState:
         """A fresh state: adapters that change nothing, values near zero."""
+        return self._init()
+
+    def _fresh(self) -> TrainState:
         c = self._config
-
-        def make() -> TrainState:
-            key = jax.random.key(c.run.seed)
-            adapters = lora.init(
-                jax.random.fold_in(key, 1),
-                self._decoder_config,
-                adapters=self._adapters,
-                rank=c.lora.rank,
-                targets=c.lora.targets,
-            )
-            critic = critic_lib.init(
-                jax.random.fold_in(key, 2), c, self._decoder_config, self._agents
-            )
-            optimizer, none = make_optimizer(c.algo), jnp.zeros(self._agents)
-            return TrainState(
-                jnp.int32(0),
-                adapters,
-                _opt_init(optimizer, adapters),
-                critic,
-                critic_lib.Critic(*(_opt_init(optimizer, part) for part in critic)),
-                Moving(none, none),
-            )
-
-        return jax.jit(make, out_shardings=mesh_lib.replicated(self._mesh))()
+        key = jax.random.key(c.run.seed)
+        adapters = lora.init(
+            jax.random.fold_in(key, 1),
+            self._decoder_config,
+            adapters=self._adapters,
+            rank=c.lora.rank,
+            targets=c.lora.targets,
+        )
+        critic = critic_lib.init(jax.random.fold_in(key, 2), c, self._decoder_config, self._agents)
+        optimizer, none = make_optimizer(c.algo), jnp.zeros(self._agents)
+        return TrainState(
+            jnp.int32(0),
+            adapters,
+            _opt_init(optimizer, adapters),
+            critic,
+            critic_lib.Critic(*(_opt_init(optimizer, part) for part in critic)),
+            Moving(none, none),
+        )
 
     def trainable(self, step: int) -> np.ndarray:
         """Which adapters learn in this step.

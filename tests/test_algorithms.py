@@ -266,6 +266,10 @@ def test_dual_clip_bounds_the_loss_of_negative_advantages_only():
     new, advantages = jnp.log(jnp.array([9.0, 9.0, 2.0])), jnp.array([-1.0, 1.0, -1.0])
     loss = losses.clipped_policy_loss(new, jnp.zeros(3), advantages, 0.2, None, 3.0)
     np.testing.assert_allclose(loss, [3.0, -1.2, 2.0], rtol=1e-6)
+    for name in ("appo", "tppo", "grpo", "gspo"):
+        algo = Algo(clip=0.1, clip_high=0.3, dual_clip=4.0)
+        loss = ALGORITHMS[name].policy_loss(algo, new, jnp.zeros(3), advantages)
+        np.testing.assert_allclose(loss, [4.0, -1.3, 2.0], rtol=1e-6)
 
 
 def test_kl_estimates_have_the_mean_of_the_kl():

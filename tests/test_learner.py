@@ -378,7 +378,6 @@ def test_the_same_step_twice_is_the_same_bit_for_bit(episodes):
         ("normalize", "none", "adapters"),
         ("value_clip", 0.01, "critic"),
         ("huber_delta", 0.05, "critic"),
-        ("clip_high", 2.0, "adapters"),
         ("gamma", 0.5, "both"),
         ("gae_lambda", 0.1, "both"),
         ("max_grad_norm", 1e-4, "both"),

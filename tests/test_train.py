@@ -113,6 +113,23 @@ def test_token_level_training_runs(tmp_path):
     assert lines_of(run)[0]["agent/solver/logprob_gap"] < 1e-4
 
 
+def test_baselines_and_refills_continue_exactly(tmp_path):
+    """The moving average is saved, and which tasks replace a dropped group is not chance."""
+    flags = ["--algo.name", "reinforce", "--algo.baseline", "moving", "--algo.group_size", 4]
+    flags += ["--algo.dynamic_sampling", "true", "--algo.max_refills", 1, "--algo.kl_coef", 0.01]
+    whole, halves = tmp_path / "whole", tmp_path / "halves"
+    assert run_train("--run.dir", whole, "--run.steps", 4, *flags) == 0
+    assert run_train("--run.dir", halves, "--run.steps", 2, *flags) == 0
+    assert run_train("--run.dir", halves, "--run.steps", 4, *flags) == 0
+    assert lines_of(halves) == lines_of(whole)
+    last = lines_of(whole)[-1]
+    assert last["agent/solver/ref_kl"] != 0 and "critic/loss" not in last
+    assert sum(row["episode/dropped_groups"] for row in lines_of(whole)) > 0
+    episode = json.loads((whole / "transcripts" / "4.jsonl").read_text().splitlines()[0])
+    assert episode["turns"][0]["value"] is None
+    assert episode["turns"][0]["advantage"] is not None
+
+
 def test_evaluate_reports_and_keeps_every_response(finished, capsys):
     with pytest.raises(SystemExit) as left:
         evaluate.main(["--run", str(finished), "--eval.episodes", "8", *SMALL])
