@@ -13,6 +13,7 @@ of it is on the disk; a folder whose files are not those of its manifest is neve
 from __future__ import annotations
 
 import contextlib
+import copy
 import errno
 import hashlib
 import json
@@ -159,7 +160,8 @@ class Checkpoints:
         # A copy: on a CPU, what the device gives is its own memory, which the next step overwrites.
         arrays = jax.tree.map(lambda x: np.array(jax.device_get(x)), state)
         metric = metric if metric is not None and np.isfinite(metric) else None
-        meta = self.identity | {"guard": dict(guard or {}), "metric": metric, "step": step}
+        meta = self.identity | {"metric": metric, "step": step}
+        meta["guard"] = copy.deepcopy(dict(guard or {}))  # it changes while this is written
         self._saving = self._thread.submit(self._write, step, arrays, meta, good)
 
     def wait(self) -> None:

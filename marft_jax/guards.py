@@ -8,6 +8,7 @@ the numbers of a step, so that a run that was killed and continued takes the sam
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -71,20 +72,22 @@ class Guard:
 
     @property
     def good(self) -> int | None:
-        """The last step before those that are outside a bound; None where none is."""
-        since = self.memory["since"].values()
-        return min(since) - 1 if since else None
+        """Where a verdict of one of the next steps could lead back to; None where nowhere yet."""
+        steps = [since - 1 for since in self.memory["since"].values()]
+        steps += [] if self.memory["best"] is None else [self.memory["best_step"]]
+        return min(steps, default=None)
 
     def recall(self, memory: Mapping[str, Any]) -> None:
         """Takes up the memory of a checkpoint; that of a new run is empty.
 
         ``since``: the first step of each finding that has lasted until now. ``met``: bounds that
         the run was once inside. ``rewards``: of the latest steps. ``best``: their best mean so far,
-        None before there is one. ``deviation``: the largest so far over the episodes of a step.
+        None before there is one, and ``best_step``, when that was. ``deviation``: the largest so
+        far over the episodes of a step.
         """
-        fresh = {"rollbacks": 0, "since": {}, "met": [], "rewards": [], "best": None,
-                 "deviation": 0.0}  # fmt: skip
-        self.memory = fresh | dict(memory)
+        fresh = {"rollbacks": 0, "since": {}, "met": [], "rewards": []}
+        fresh |= {"best": None, "best_step": 0, "deviation": 0.0}
+        self.memory = copy.deepcopy(fresh | dict(memory))
 
     def forget_after(self, step: int) -> None:
         """Drops the events of steps that will be taken again."""
@@ -122,9 +125,12 @@ class Guard:
             if finding.kind == "nonfinite":
                 allowed = self._settings.skips
             if allowed is not None and step - since[key] + 1 >= allowed and verdict is None:
-                verdict = Verdict(finding, since[key] - 1)
+                before_it = since[key] - 1
+                if finding.kind == "reward":  # it was sinking for a while before it left the bound
+                    before_it = self.memory["best_step"]
+                verdict = Verdict(finding, before_it)
         self.memory["since"] = since
-        self._remember(metrics)
+        self._remember(step, metrics)
         for finding in findings:
             self.note(step, "skipped" if finding.kind == "nonfinite" else "outside", finding)
         return findings, verdict
@@ -169,7 +175,7 @@ class Guard:
             self.memory["met"].append(key)
         return not inside and key in self.memory["met"]
 
-    def _remember(self, metrics: Mapping[str, float]) -> None:
+    def _remember(self, step: int, metrics: Mapping[str, float]) -> None:
         reward, deviation = float(metrics["reward/mean"]), float(metrics["reward/std"])
         if not (math.isfinite(reward) and math.isfinite(deviation)):
             return
@@ -178,7 +184,8 @@ class Guard:
         m["deviation"] = max(m["deviation"], deviation)
         if len(m["rewards"]) == window:
             mean = sum(m["rewards"]) / window
-            m["best"] = mean if m["best"] is None else max(m["best"], mean)
+            if m["best"] is None or mean >= m["best"]:
+                m["best"], m["best_step"] = mean, step
 
 
 def by_agent(nonfinite: Mapping[str, Any], team: Team) -> dict[str, dict[str, float]]:
