@@ -122,9 +122,7 @@ def train(config: config_lib.Config) -> int:
             with clock("checkpoint_s"):
                 if verdict is not None:
                     fresh = learner.init()
-                    state = roll_back(
-                        checkpoints, guard, done, verdict, fresh, begin, config.guard
-                    )
+                    state = roll_back(checkpoints, guard, done, verdict, fresh, begin, config.guard)
                     reporter.rewind(int(state.step) + 1)
                 elif schedule.is_due(done) or stopped():
                     best = best_metric(config.run.best_metric, metrics, done)

@@ -119,8 +119,13 @@ def test_all_that_differs_is_named_in_one_line(two):
 
 def test_a_state_of_another_form_is_refused_by_the_name_of_an_array(two):
     """Whatever setting made the difference, also one that nobody thought of."""
-    with opened(two) as checkpoints, pytest.raises(config_lib.BadInput, match=r"critic.*\[32, 8\]"):
-        checkpoints.restore(fresh()._replace(critic=[jax.numpy.zeros((32, 9))]))
+    with (
+        opened(two) as checkpoints,
+        pytest.raises(config_lib.BadInput, match=r"critic.*32, 8"),
+    ):
+        state = fresh()
+        wider = state.critic._replace(head=[jax.numpy.zeros((1, 32, 9)), *state.critic.head[1:]])
+        checkpoints.restore(state._replace(critic=wider))
 
 
 def test_a_state_may_be_donated_as_soon_as_it_is_being_saved(tmp_path):

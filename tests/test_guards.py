@@ -17,7 +17,7 @@ import small
 from marft_jax import batch as batch_lib
 from marft_jax import config as config_lib
 from marft_jax import safety, train
-from marft_jax.algorithms import credit, find_algorithm
+from marft_jax.algorithms import find_algorithm, settle
 from marft_jax.checkpoint import Checkpoints, RunFailed
 from marft_jax.guards import Finding, Guard, Verdict, by_agent
 from marft_jax.identity import identity_of
@@ -148,12 +148,13 @@ def test_events_of_steps_that_come_again_are_dropped(tmp_path):
 def test_counts_go_to_the_agents_that_own_the_adapter():
     counts = {"logprobs": np.array([1, 0]), "gradient of q.a": np.array([2]),
               "critic gradient": np.float32(3)}  # fmt: skip
-    assert by_agent(counts, NAMES, (0, 0)) == {
+    team = small.team(2, shared=True)
+    assert by_agent(counts, team) == {
         "critic": {"critic gradient": 3.0},
         "planner": {"logprobs": 1.0, "gradient of q.a": 2.0},
         "solver": {"logprobs": 0.0, "gradient of q.a": 2.0},
     }
-    assert safety.skipped_updates(by_agent(counts, NAMES, (0, 0))) == 7
+    assert safety.skipped_updates(by_agent(counts, team)) == 7
 
 
 CONFIG = config_lib.Config(
@@ -170,8 +171,8 @@ def learner():
 
 def learn(learner, spoil=lambda batch: batch, **state):
     played = small.random_episodes(4)
-    rewards = [credit.last(episode) for episode in played]
-    batch = batch_lib.build(played, rewards, (0, 1), CONFIG.algo, "action")
+    algo = settle(CONFIG).algo
+    batch = batch_lib.build(played, small.paid(played), (0, 1), algo, "action")
     old = learner.init()._replace(adapters=small.adapters(2))._replace(**state)
     before = jax.tree.map(np.array, old)
     new, _, report = learner.learn(old, spoil(batch), 0)

@@ -217,8 +217,8 @@ def test_a_checkpoint_folder_of_the_first_release_loads_with_its_value_head(kind
     saved = dict(head.named_parameters()) if kind == "parameters" else head.state_dict()
     torch.save(saved, tmp_path / "value_head.pth")
     state, fresh = initial(tmp_path)
-    for kernel, linear in zip(state.critic, head, strict=True):
-        np.testing.assert_array_equal(kernel, linear.weight.detach().float().numpy().T)
+    for kernel_M, linear in zip(state.critic.head, head, strict=True):
+        np.testing.assert_array_equal(kernel_M[0], linear.weight.detach().float().numpy().T)
     assert np.abs(np.asarray(state.adapters["q"]["b"])).max() > 0
     jax.tree.map(lambda new, old: new.sharding == old.sharding or pytest.fail(), state, fresh)
     with pytest.raises(BadInput, match=r"value_head.pth: its layers.*--critic.hidden"):
