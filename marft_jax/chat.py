@@ -9,7 +9,6 @@ such as ``--eval.temperature 0.7``.
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import sys
 from collections.abc import Iterator, Sequence
@@ -23,26 +22,18 @@ from marft_jax.envs.base import EnvSource
 from marft_jax.session import Session, open_session, play_held_out
 from marft_jax.team.files import load_team
 from marft_jax.threads import DaemonThreads
-from marft_jax.trained import restore_team, settings_of
+from marft_jax.trained import arguments, restore_team, settings_of
 from marft_jax.types import StepResult, Turn
 
 
 def main(argv: Sequence[str] | None = None) -> NoReturn:
     """Leaves with 0: done; 2: bad configuration or input."""
-    parser = argparse.ArgumentParser(
-        prog="python -m marft_jax.chat",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
-    which = parser.add_mutually_exclusive_group(required=True)
-    which.add_argument("--run", metavar="DIR", help="a run directory")
-    which.add_argument("--base", metavar="MODEL", help="a base model, without adapters")
+    parser = arguments("marft_jax.chat", __doc__)
     own, rest = parser.parse_known_args(argv)
     try:
         config = settings_of(own.run, own.base, rest, prog="marft_jax.chat")
         session = open_session(config, load_team(config.team.file))
-        restore_team(session, own.run)
+        restore_team(session, own.run, own.step)
         with contextlib.suppress(KeyboardInterrupt):
             chat(session)
     except config_lib.BadInput as error:

@@ -1,25 +1,68 @@
-"""Saving and restoring a run with Orbax: everything needed to continue where it stopped.
+"""Saving and restoring a run: one folder per checkpoint with everything needed to continue.
 
-Random keys, the order of tasks and of minibatches are pure functions of the seed and the step, so
-the step number is the data position too. The frozen base is not saved; its identity is.
+    checkpoints/<step>/state/          the TrainState, written by Orbax
+                       meta.json       settings, guard, identity of the base, library versions
+                       manifest.json   size and SHA-256 of every file above
+
+Random keys, the order of tasks and of minibatches are pure functions of the seed, the step and the
+number of rollbacks, so these are the data position too. The frozen base is not saved; its identity
+is. A folder is written under another name by a thread while training goes on, and renamed when all
+of it is on the disk; a folder whose files are not those of its manifest is never read.
 """
 
 from __future__ import annotations
 
-import importlib.metadata
+import contextlib
+import copy
+import errno
+import hashlib
+import json
+import logging
+import os
+import shutil
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, NamedTuple
 
 import jax
+import numpy as np
 import orbax.checkpoint as ocp
 
-from marft_jax.config import BadInput, Config
+from marft_jax.identity import check_identity, check_shapes
 from marft_jax.learner import TrainState
-from marft_jax.models.load import BaseModel
-from marft_jax.team.context import Team
 
-_FIXED = ("run.seed", "lora.mode", "lora.rank", "lora.targets", "critic.mode", "critic.hidden")
-"""Settings that a run cannot change when it continues: the saved arrays depend on them."""
+LOGGER = logging.getLogger("marft_jax")
+
+Which = int | Literal["latest", "best"]
+
+_STATE, _META, _MANIFEST = "state", "meta.json", "manifest.json"
+_DRAFT = ".saving-"
+_FILE_SYSTEM = {
+    getattr(errno, name)
+    for name in "ENOSPC EDQUOT EROFS EACCES EPERM EIO ENOENT ENOTDIR ESTALE EFBIG".split()
+}
+
+
+class RunFailed(RuntimeError):
+    """A run cannot go on through no fault of its settings: reported as one line, exit code 1."""
+
+
+class Saved(NamedTuple):
+    """What a checkpoint holds.
+
+    Attributes:
+        state: the training state, laid out as asked.
+        guard: the guard's memory, plain values.
+        metric: the value by which the best is chosen; None where none was known.
+        config: the settings of the run when it was saved, by section.
+    """
+
+    state: TrainState
+    guard: Mapping[str, Any]
+    metric: float | None
+    config: Mapping[str, Any]
 
 
 class Checkpoints:
@@ -28,73 +71,291 @@ class Checkpoints:
     Args:
         directory: the run directory.
         identity: what the saved arrays belong to, as ``identity_of`` gives it.
-        keep: how many of the newest stay.
+        keep: how many of the newest stay, beside the best.
+        best: the metric by which one is the best; None keeps no best.
+
+    Attributes:
+        identity: as given.
+        skipped: what was said about checkpoints that are not intact.
     """
 
-    def __init__(self, directory: str | Path, identity: dict[str, Any], keep: int):
-        self._identity = identity
-        folder = (Path(directory) / "checkpoints").absolute()
-        options = ocp.CheckpointManagerOptions(max_to_keep=keep, create=True)
-        self._manager = ocp.CheckpointManager(folder, options=options, item_names=("state", "meta"))
+    def __init__(
+        self, directory: str | Path, identity: Mapping[str, Any], keep: int, best: str | None = None
+    ):
+        self._run = Path(directory).absolute()
+        self._folder = self._run / "checkpoints"
+        self.identity, self._keep, self._best = dict(identity), keep, best
+        self.skipped: list[str] = []
+        self._thread = ThreadPoolExecutor(1, "checkpoints")
+        self._saving: Future[None] | None = None
+        self._saved: int | None = None
+        self._broken: set[int] = set()
 
     def __enter__(self) -> Checkpoints:
         return self
 
-    def __exit__(self, *error: object) -> None:
-        self._manager.close()
+    def __exit__(self, kind: object, *error: object) -> None:
+        try:
+            if kind is None:
+                self.wait()
+        finally:
+            self._thread.shutdown()
+
+    @property
+    def steps(self) -> list[int]:
+        """The steps that have a checkpoint, intact or not."""
+        if not self._folder.is_dir():
+            return []
+        return sorted(int(p.name) for p in self._folder.iterdir() if p.name.isdecimal())
 
     @property
     def latest(self) -> int | None:
-        """The newest saved step, if any."""
-        return self._manager.latest_step()
+        """The newest step with an intact checkpoint, if any."""
+        return self.find("latest")
 
-    def save(self, step: int, state: TrainState) -> None:
-        """Starts saving in the background; arrays may be donated as soon as this returns."""
-        if step == self.latest:
-            return
-        arguments = ocp.args.Composite(
-            state=ocp.args.StandardSave(state), meta=ocp.args.JsonSave(self._identity)
+    def find(self, which: Which, most: int | None = None) -> int | None:
+        """The step of the intact checkpoint that is asked for; None where there is none.
+
+        Args:
+            which: a step, the newest, or that with the best metric.
+            most: only those of this step or an earlier one.
+        """
+        self.wait()
+        intact = (
+            step
+            for step in reversed(self.steps)
+            if (most is None or step <= most) and which in (step, "latest", "best")
+            if self._is_intact(step)
         )
-        self._manager.save(step, args=arguments)
+        if which != "best":
+            return next(intact, None)
+        return self._best_of(intact)
 
-    def restore(self, fresh: TrainState) -> TrainState:
-        """The newest saved state, laid out like ``fresh``; ``fresh`` itself where none is saved.
+    def save(
+        self,
+        step: int,
+        state: TrainState,
+        guard: Mapping[str, Any] | None = None,
+        metric: float | None = None,
+        good: int | None = None,
+    ) -> None:
+        """Starts saving in the background; arrays may be donated as soon as this returns.
+
+        Args:
+            step: training steps done.
+            state: all that training changes.
+            guard: the guard's memory.
+            metric: the value by which the best is chosen, the higher the better.
+            good: where the guard may have to go back to: that step's checkpoint stays as well.
 
         Raises:
-            BadInput: what was saved belongs to another base, team or shape of adapters.
+            RunFailed: this save could not begin, or the one before it could not be finished.
         """
-        step = self.latest
+        if step == self._saved:
+            return
+        self.wait()
+        self._saved = step
+        if jax.process_index() > 0:  # the state is replicated: one process has all of it
+            return
+        # A copy: on a CPU, what the device gives is its own memory, which the next step overwrites.
+        arrays = jax.tree.map(lambda x: np.array(jax.device_get(x)), state)
+        metric = metric if metric is not None and np.isfinite(metric) else None
+        meta = self.identity | {"metric": metric, "step": step}
+        meta["guard"] = copy.deepcopy(dict(guard or {}))  # it changes while this is written
+        self._saving = self._thread.submit(self._write, step, arrays, meta, good)
+
+    def wait(self) -> None:
+        """Waits for the save in progress.
+
+        Raises:
+            RunFailed: it could not be finished.
+        """
+        saving, self._saving = self._saving, None
+        if saving is not None:
+            with explained(self._run):
+                saving.result()
+
+    def restore(
+        self, fresh: TrainState, which: Which = "latest", most: int | None = None
+    ) -> Saved | None:
+        """A saved state, laid out like ``fresh``; None where there is none to restore.
+
+        Raises:
+            BadInput: what was saved belongs to another base, team or shape of state.
+        """
+        step = self.find(which, most)
         if step is None:
-            return fresh
-        meta = self._manager.restore(step, args=ocp.args.Composite(meta=ocp.args.JsonRestore()))
-        check_identity(meta["meta"], self._identity, str(self._manager.directory.parent))
+            return None
+        meta = self._meta(step)
+        check_identity(meta, self.identity, str(self._run))
+        check_shapes(meta["arrays"], shapes_of(fresh), str(self._run))
         abstract = jax.tree.map(ocp.utils.to_shape_dtype_struct, fresh)
-        arguments = ocp.args.Composite(state=ocp.args.StandardRestore(abstract))
-        return self._manager.restore(step, args=arguments)["state"]
+        with ocp.StandardCheckpointer() as reader:
+            state = reader.restore(self._folder / str(step) / _STATE, abstract)
+        return Saved(state, meta["guard"], meta["metric"], meta["config"])
+
+    def drop_after(self, step: int) -> None:
+        """Removes later checkpoints, the newest first, so that a restart never begins at one."""
+        self.wait()
+        self._saved = None
+        if jax.process_index() == 0:
+            for later in sorted((s for s in self.steps if s > step), reverse=True):
+                remove(self._folder / str(later))
+
+    def clean(self) -> None:
+        """Removes what a killed save left behind. Only for the process that holds the lock."""
+        if self._folder.is_dir() and jax.process_index() == 0:
+            for draft in self._folder.glob(f"{_DRAFT}*"):
+                shutil.rmtree(draft, ignore_errors=True)
+
+    def _write(self, step: int, arrays: TrainState, meta: dict[str, Any], good: int | None) -> None:
+        draft, final = self._folder / f"{_DRAFT}{step}", self._folder / str(step)
+        self._folder.parent.stat()  # a run directory that vanished is not made anew
+        shutil.rmtree(draft, ignore_errors=True)
+        draft.mkdir(parents=True)
+        try:
+            alone = ocp.options.MultiprocessingOptions(primary_host=0, active_processes={0})
+            with ocp.Checkpointer(
+                ocp.StandardCheckpointHandler(multiprocessing_options=alone),
+                multiprocessing_options=alone,
+            ) as writer:
+                writer.save(draft / _STATE, args=ocp.args.StandardSave(arrays))
+            meta = meta | {
+                "arrays": shapes_of(arrays),
+                "saved": time.strftime("%FT%TZ", time.gmtime()),
+            }
+            _write_synced(draft / _META, meta)
+            _write_synced(draft / _MANIFEST, manifest_of(draft))
+            if final.exists():  # a damaged one, or one that was dropped in memory only
+                remove(final)
+            os.replace(draft, final)
+            _sync(self._folder)
+        except ValueError as error:  # how tensorstore reports any failure of the file system
+            shutil.rmtree(draft, ignore_errors=True)
+            raise _cannot_write(self._run, " ".join(str(error).split())[:200]) from error
+        except BaseException:
+            shutil.rmtree(draft, ignore_errors=True)
+            raise
+        self._broken.discard(step)
+        self._retain(good)
+
+    def _retain(self, good: int | None) -> None:
+        """Removes all but the newest, the best and the last good one, once the new one is safe."""
+        intact = [s for s in self.steps if s not in self._broken and self._is_readable(s)]
+        kept: set[int | None] = set(intact[-self._keep :])
+        if self._best is not None:
+            kept.add(self._best_of(intact))
+        if good is not None:
+            kept |= set([step for step in intact if step <= good][-1:])
+        for step in set(self.steps) - kept:
+            remove(self._folder / str(step))
+
+    def _best_of(self, steps: Iterable[int]) -> int | None:
+        """The step with the highest metric, of equal ones the newest."""
+        metrics = {step: self._meta(step).get("metric") for step in steps}
+        known = [(value, step) for step, value in metrics.items() if value is not None]
+        return max(known)[1] if known else None
+
+    def _is_readable(self, step: int) -> bool:
+        try:
+            return bool(self._meta(step))
+        except (OSError, ValueError):
+            return False
+
+    def _is_intact(self, step: int) -> bool:
+        """Whether every file is as it was written; says so once where it is not."""
+        if step in self._broken:
+            return False
+        wrong = damage(self._folder / str(step))
+        if wrong:
+            self._broken.add(step)
+            self.skipped.append(f"checkpoint {step} is not intact ({wrong}) and is skipped")
+            LOGGER.warning("%s: %s", self._run, self.skipped[-1])
+        return wrong is None
+
+    def _meta(self, step: int) -> dict[str, Any]:
+        return json.loads((self._folder / str(step) / _META).read_text("utf-8"))
 
 
-def identity_of(config: Config, base: BaseModel, team: Team) -> dict[str, Any]:
-    """What must be equal for a saved state to fit, and the versions that wrote it."""
-    packages = ("jax", "flax", "optax", "orbax-checkpoint", "transformers")
-    sections = {
-        key: getattr(getattr(config, key.split(".")[0]), key.split(".")[1]) for key in _FIXED
-    }
+def manifest_of(folder: Path) -> dict[str, list[Any]]:
+    """Size and SHA-256 of every file below a folder, by its path."""
+    manifest = {}
+    for file in sorted(p for p in folder.rglob("*") if p.is_file()):
+        with file.open("rb") as stream:
+            digest = hashlib.file_digest(stream, "sha256").hexdigest()
+        manifest[file.relative_to(folder).as_posix()] = [file.stat().st_size, digest]
+    return manifest
+
+
+def damage(folder: Path) -> str | None:
+    """What is wrong with a checkpoint; None where every file is as its manifest says."""
+    try:
+        expected = json.loads((folder / _MANIFEST).read_text("utf-8"))
+        found = manifest_of(folder)
+    except FileNotFoundError:
+        return f"it has no {_MANIFEST}"
+    except (OSError, ValueError) as error:
+        return f"it cannot be read: {error}"
+    found.pop(_MANIFEST, None)
+    if not isinstance(expected, dict) or _META not in expected:
+        return f"its {_MANIFEST} is no manifest"
+    differing = sorted(f for f in expected | found if expected.get(f) != found.get(f))
+    return f"{differing[0]} differs from its manifest" if differing else None
+
+
+def remove(folder: Path) -> None:
+    """Removes a checkpoint: at once under its name, so that no half of it is ever found."""
+    doomed = folder.with_name(f"{_DRAFT}not-{folder.name}")
+    shutil.rmtree(doomed, ignore_errors=True)
+    os.replace(folder, doomed)
+    shutil.rmtree(doomed, ignore_errors=True)
+
+
+def shapes_of(state: Any) -> dict[str, str]:
+    """Path to type and shape of every array: ``{".step": "int32[]", ...}``."""
+    leaves = jax.tree_util.tree_flatten_with_path(state)[0]
     return {
-        "base": {"source": base.source, "digest": base.digest},
-        "agents": list(team.names),
-        "settings": {k: list(v) if isinstance(v, tuple) else v for k, v in sections.items()},
-        "versions": {name: importlib.metadata.version(name) for name in packages},
+        jax.tree_util.keystr(path): f"{np.dtype(leaf.dtype).name}{list(leaf.shape)}"
+        for path, leaf in leaves
     }
 
 
-def check_identity(saved: dict[str, Any], now: dict[str, Any], run: str) -> None:
-    """Raises ``BadInput`` naming what differs between a saved run and this start."""
-    pairs = [("base model", saved["base"]["digest"], now["base"]["digest"])]
-    pairs += [("agents", saved["agents"], now["agents"])]
-    pairs += [(f"--{key}", saved["settings"].get(key), now["settings"][key]) for key in _FIXED]
-    differing = [f"{name} was {old}, is {new}" for name, old, new in pairs if old != new]
-    if differing:
-        raise BadInput(
-            f"{run} cannot be continued with these settings: {'; '.join(differing)}; "
-            "use the old ones, or another --run.dir"
-        )
+@contextlib.contextmanager
+def explained(run: Path) -> Iterator[None]:
+    """Turns what a file system does to a run directory into one clear line.
+
+    Raises:
+        RunFailed: the disk is full, read-only or gone.
+    """
+    try:
+        yield
+    except OSError as error:
+        name = None if error.filename is None else Path(os.fsdecode(error.filename)).absolute()
+        ours = name is None or name.is_relative_to(run.absolute())
+        if error.errno not in _FILE_SYSTEM or not ours:
+            raise
+        raise _cannot_write(run, error.strerror or str(error)) from error
+
+
+def _cannot_write(run: Path, why: str) -> RunFailed:
+    return RunFailed(
+        f"{run}: cannot be written ({why}); checkpoints that were saved stay loadable: make room "
+        "or give access, and start again to continue"
+    )
+
+
+def _write_synced(file: Path, value: Any) -> None:
+    with file.open("w", encoding="utf-8") as stream:
+        json.dump(value, stream)
+        stream.flush()
+        os.fsync(stream.fileno())
+
+
+def _sync(folder: Path) -> None:
+    """Makes a rename in this folder last, where the system can."""
+    with contextlib.suppress(OSError):
+        handle = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)

@@ -37,8 +37,12 @@ class Run:
     """Seeds the order of tasks, the sampling, the initial adapters and the critic."""
     save_every: int = 10
     """Steps between checkpoints; the last step is always saved."""
+    save_minutes: float = 15.0
+    """A step that ends so long after the last checkpoint is saved too; 0 counts steps only."""
     keep: int = 3
-    """How many of the newest checkpoints stay."""
+    """How many of the newest checkpoints stay, beside the best."""
+    best_metric: str | None = "reward/mean"
+    """The checkpoint with the highest value of this metric stays too; none keeps no best."""
     transcripts_every: int = 5
     """Steps between written transcripts; 0 writes none."""
     tensorboard: bool = True
@@ -113,6 +117,8 @@ class Lora:
     """The correction is scaled by alpha / rank."""
     targets: tuple[str, ...] = ("q", "v")
     """Matrices with an adapter, any of q, k, v, o, gate, up, down."""
+    init: str | None = None
+    """A folder with a peft folder per adapter to start from: an export, or steps_NNNN of MARFT."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -251,6 +257,26 @@ class Eval:
 
 
 @dataclasses.dataclass(frozen=True)
+class Guard:
+    skips: int | None = 3
+    """So many steps in a row with numbers that are not finite lead to a rollback; none never."""
+    patience: int = 5
+    """So many steps in a row outside one of the bounds below lead to a rollback."""
+    max_kl: float | None = 20.0
+    """An agent's approximate KL within a step; none is off, here and below."""
+    min_entropy: float | None = 1e-6
+    """An agent's entropy per token, for one that once had more."""
+    max_cut: float | None = 0.9
+    """Share of an agent's actions at their token limit or empty, for one that once had less."""
+    reward_drop: float | None = 1.0
+    """How far the reward may fall below its best, in standard deviations over the episodes."""
+    rollbacks: int = 3
+    """How often a run is rolled back before it stops with a report."""
+    lr_factor: float = 0.1
+    """Each rollback multiplies the learning rates by this."""
+
+
+@dataclasses.dataclass(frozen=True)
 class Config:
     """Fine-tunes a team of language-model agents with reinforcement learning."""
 
@@ -264,6 +290,7 @@ class Config:
     rollout: Rollout = Rollout()
     mesh: Mesh = Mesh()
     eval: Eval = Eval()
+    guard: Guard = Guard()
 
 
 def parse(argv: Sequence[str], *, prog: str = "marft_jax.train") -> Config:
@@ -337,15 +364,16 @@ def dump(config: Config) -> str:
     return yaml.safe_dump(plain, sort_keys=False, allow_unicode=True)
 
 
-def exit_with(error: BaseException) -> NoReturn:
-    """Prints a bad input as one line on stderr and leaves with exit code 2."""
+def exit_with(error: BaseException, code: int = 2) -> NoReturn:
+    """Prints an error as one line on stderr and leaves; exit code 2 is bad input."""
     print(f"marft_jax: {' '.join(str(error).split())}", file=sys.stderr)
-    raise SystemExit(2)
+    raise SystemExit(code)
 
 
 _AT_LEAST = {
     "run.steps": 0,
     "run.save_every": 1,
+    "run.save_minutes": 0,
     "run.keep": 1,
     "run.transcripts_every": 0,
     "model.context": 8,
@@ -388,12 +416,19 @@ _AT_LEAST = {
     "eval.every": 0,
     "eval.episodes": 1,
     "eval.temperature": 0,
+    "guard.skips": 1,
+    "guard.patience": 1,
+    "guard.max_kl": 0,
+    "guard.min_entropy": 0,
+    "guard.reward_drop": 0,
+    "guard.rollbacks": 0,
 }
 _BETWEEN = {
     "team.top_p": (0, 1),
     "team.min_p": (0, 1),
     "rollout.max_failed_fraction": (0, 1),
     "env.holdout": (0, 1),
+    "guard.lr_factor": (0, 1),
     "algo.gamma": (0, 1),
     "algo.gae_lambda": (0, 1),
     "algo.credit_discount": (0, 1),

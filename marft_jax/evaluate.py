@@ -9,7 +9,6 @@ are those of training: ``--eval.episodes`` (how many tasks), ``--eval.temperatur
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import math
 import sys
@@ -26,39 +25,35 @@ from marft_jax.envs import base as envs
 from marft_jax.session import open_session, play_held_out
 from marft_jax.team.files import load_team
 from marft_jax.threads import DaemonThreads
-from marft_jax.trained import restore_team, settings_of
+from marft_jax.trained import arguments, restore_team, settings_of
 from marft_jax.types import Episode
 
 
 def main(argv: Sequence[str] | None = None) -> NoReturn:
     """Leaves with 0: done; 2: bad configuration or input."""
-    parser = argparse.ArgumentParser(
-        prog="python -m marft_jax.evaluate",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
-    which = parser.add_mutually_exclusive_group(required=True)
-    which.add_argument("--run", metavar="DIR", help="a run directory")
-    which.add_argument("--base", metavar="MODEL", help="a base model, without adapters")
+    parser = arguments("marft_jax.evaluate", __doc__)
     parser.add_argument("--samples", type=int, default=1, metavar="N", help="answers per task")
     parser.add_argument("--out", metavar="FILE", help="where all responses go (.jsonl)")
     own, rest = parser.parse_known_args(argv)
     try:
-        evaluate(own.run, settings_of(own.run, own.base, rest), own.samples, own.out)
+        config = settings_of(own.run, own.base, rest)
+        evaluate(own.run, config, own.samples, own.out, own.step)
     except config_lib.BadInput as error:
         config_lib.exit_with(error)
     sys.exit(0)
 
 
-def evaluate(run: str | None, config: config_lib.Config, samples: int, out: str | None) -> float:
+def evaluate(
+    run: str | None, config: config_lib.Config, samples: int, out: str | None, step: str = "latest"
+) -> float:
     """Plays the held-out tasks, prints the accuracy, and saves every response.
 
     Args:
-        run: the run directory whose newest checkpoint is used; None for the bare base.
+        run: a run directory; None for the bare base.
         config: ``eval.episodes`` tasks are played at ``eval.temperature``.
         samples: how often each task is played.
         out: file for the responses; ``DIR/evaluations/<env>-<step>.jsonl`` where there is a run.
+        step: the checkpoint of the run that is used: a number, ``best`` or ``latest``.
 
     Returns:
         The mean reward over all tasks and samples.
@@ -78,15 +73,15 @@ def evaluate(run: str | None, config: config_lib.Config, samples: int, out: str 
         stack.callback(source.close)
         threads = DaemonThreads()
         session = open_session(config, load_team(config.team.file))
-        step = restore_team(session, run)
+        trained = restore_team(session, run, step)
         rounds = []
         for sample in range(samples):
             rounds.append(play_held_out(session, source, threads, sample, config.eval.episodes))
             console.print(f"round {sample + 1}/{samples}: {report(rounds[-1:])}")
-    who = f"{run}, step {step}" if run else f"{config.model.base} without adapters"
+    who = f"{run}, step {trained}" if run else f"{config.model.base} without adapters"
     console.print(f"{config.env.name}, {' -> '.join(session.team.names)}, {who}")
     console.print(report(rounds))
-    default = Path(run) / "evaluations" / f"{config.env.name}-{step}.jsonl" if run else None
+    default = Path(run) / "evaluations" / f"{config.env.name}-{trained}.jsonl" if run else None
     if file := Path(out) if out else default:
         episodes = [episode for episodes in rounds for episode in episodes]
         transcripts.write(file, episodes, session.team.tokenizer.decode, None)

@@ -6,7 +6,7 @@ import json
 import math
 import numbers
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -34,24 +34,38 @@ def write(path: Path, lines: Iterable[str]) -> None:
         draft.unlink(missing_ok=True)
 
 
+def append(path: Path, value: Any) -> None:
+    """Adds one object to a file, and to the disk before this returns."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("a", encoding="utf-8") as file:
+        file.write(dumps(value) + "\n")
+        file.flush()
+        os.fsync(file.fileno())
+
+
 def keep_steps_before(path: Path, step: int) -> None:
     """Drops the objects whose ``step`` is this one or a later one, and a half-written last line.
 
     A run that continues from a checkpoint reports those steps again.
     """
+    keep(path, lambda row: float(row["step"]) < step)
+
+
+def keep(path: Path, wanted: Callable[[Any], bool]) -> None:
+    """Keeps the objects that are wanted, and no line that is not one of them."""
     if not path.exists():
         return
     text = path.read_text(encoding="utf-8", errors="replace")
-    kept = [line for line in text.splitlines() if _step(line) < step]
+    kept = [line for line in text.splitlines() if _is(wanted, line)]
     if "".join(f"{line}\n" for line in kept) != text:
         write(path, kept)
 
 
-def _step(line: str) -> float:
+def _is(wanted: Callable[[Any], bool], line: str) -> bool:
     try:
-        return float(json.loads(line)["step"])
+        return wanted(json.loads(line))
     except (ValueError, KeyError, TypeError):
-        return math.inf
+        return False
 
 
 def _plain(value: Any) -> Any:

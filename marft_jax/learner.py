@@ -44,6 +44,7 @@ class TrainState(NamedTuple):
         adapters_opt: Adam's state for each adapter, leading axis N.
         critic, critic_opt: the value heads and adapters of the critic, and their Adam states.
         baseline: the moving average of each agent's returns, where ``algo.baseline`` wants one.
+        lr_scale: multiplies the learning rates; lowered by rollbacks.
     """
 
     step: jax.Array
@@ -52,6 +53,7 @@ class TrainState(NamedTuple):
     critic: critic_lib.Critic
     critic_opt: critic_lib.Critic
     baseline: Moving
+    lr_scale: jax.Array
 
 
 class Learner:
@@ -114,6 +116,7 @@ class Learner:
             critic,
             critic_lib.Critic(*(_opt_init(optimizer, part) for part in critic)),
             Moving(none, none),
+            jnp.float32(1),
         )
 
     def trainable(self, step: int) -> np.ndarray:
@@ -220,24 +223,29 @@ def update(
     def epoch(state, order):
         return jax.lax.scan(minibatch, state, order)
 
-    state, (sums, norms) = jax.lax.scan(epoch, state, shuffle)
+    state, (sums, norms, broken) = jax.lax.scan(epoch, state, shuffle)
     numbers = objective.report(sums, config) | {"grad_norm": norms[0].mean((0, 1))}
+    numbers["nonfinite"] = jax.tree.map(lambda x: x.sum((0, 1)), sums.nonfinite | broken)
     if config.critic.mode != "none":
         numbers["critic/grad_norm"] = norms[1].mean()
     return state._replace(step=state.step + 1), numbers
 
 
 def _apply(state: TrainState, total, trainable_N, config):
-    """One optimiser step for each adapter, each value head and each of the critic's adapters."""
+    """One optimiser step for each adapter, each value head and each of the critic's adapters.
+
+    Whoever has a gradient that is not finite takes none.
+    """
     grad_policy, grad_critic, sums = total
+    broken = _not_finite(grad_policy, grad_critic)
     owned_N = jnp.maximum(sums.owned_N, 1)
     moves_N = trainable_N & (sums.owned_N > 0)
     if config.algo.max_kl is not None:
         moves_N &= sums.kl_N / owned_N <= config.algo.max_kl
-    optimizer, critic_lr = make_optimizer(config.algo), config.critic.lr
+    optimizer, critic_lr = make_optimizer(config.algo), config.critic.lr * state.lr_scale
     adapters, adapters_opt, norm_N = _step(
         optimizer,
-        config.algo.lr,
+        config.algo.lr * state.lr_scale,
         (state.adapters, state.adapters_opt, grad_policy),
         sums.owned_N,
         moves_N,
@@ -252,10 +260,26 @@ def _apply(state: TrainState, total, trainable_N, config):
     state = state._replace(
         adapters=adapters, adapters_opt=adapters_opt, critic=critic, critic_opt=critic_opt
     )
-    return state, (sums, (norm_N, jnp.concatenate(norms)))
+    return state, (sums, (norm_N, jnp.concatenate(norms)), broken)
 
 
-def _step(optimizer, lr: float, part, count_M, moves_M):
+def _not_finite(grad_policy, grad_critic) -> dict[str, jax.Array]:
+    """1 where an update cannot be taken: per adapter and factor, and for the critic as a whole."""
+
+    def any_in(gradient):
+        flat = gradient.reshape(gradient.shape[0], -1)
+        return jnp.any(~jnp.isfinite(flat), axis=1).astype(jnp.float32)
+
+    broken = {
+        f"gradient of {target}.{factor}": any_in(gradient)
+        for target, factors in grad_policy.items()
+        for factor, gradient in factors.items()
+    }
+    critic = [any_in(gradient).max() for gradient in jax.tree.leaves(grad_critic)]
+    return broken | ({"critic gradient": jnp.max(jnp.stack(critic))} if critic else {})
+
+
+def _step(optimizer, lr, part, count_M, moves_M):
     """One step of stacked members, each with its own clipping and Adam state.
 
     Args:
@@ -279,9 +303,11 @@ def _step(optimizer, lr: float, part, count_M, moves_M):
 
     count_M = jnp.maximum(count_M, 1)
     gradient = jax.tree.map(lambda g: g / per_member(count_M, g), gradient)
+    norm_M = jax.vmap(optax.tree.norm)(gradient)
+    moves_M &= jnp.isfinite(norm_M)
     updates, new_opt = jax.vmap(optimizer.update)(gradient, opt)
     new = jax.tree.map(lambda x, u: x - lr * u, params, updates)
-    return where(new, params), where(new_opt, opt), jax.vmap(optax.tree.norm)(gradient)
+    return where(new, params), where(new_opt, opt), norm_M
 
 
 def _opt_init(optimizer, params):

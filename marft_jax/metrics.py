@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 import statistics
 import time
 from collections import deque
@@ -32,6 +33,8 @@ class Writer(Protocol):
     """Where the numbers of a step go."""
 
     def write(self, step: int, metrics: Mapping[str, float]) -> None: ...
+
+    def rewind(self, step: int) -> None: ...
 
     def close(self) -> None: ...
 
@@ -94,6 +97,11 @@ class Reporter:
         for writer in self._writers:
             writer.write(step, numbers)
 
+    def rewind(self, step: int) -> None:
+        """Drops what was reported about this step and later ones, which will come again."""
+        for writer in self._writers:
+            writer.rewind(step)
+
     def event(self, text: str) -> None:
         """Says something once, in ``log.txt`` and on the display."""
         LOGGER.info("%s", text)
@@ -108,12 +116,21 @@ class JsonLines:
     """One JSON object per step, flushed each step; a number that is not finite becomes null."""
 
     def __init__(self, path: Path, resume_step: int) -> None:
-        jsonlines.keep_steps_before(path, resume_step)
-        self._file = path.open("a", encoding="utf-8")
+        self._path = path
+        self._open(resume_step)
+
+    def _open(self, resume_step: int) -> None:
+        jsonlines.keep_steps_before(self._path, resume_step)
+        self._file = self._path.open("a", encoding="utf-8")
 
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
         self._file.write(jsonlines.dumps({"step": step, **metrics}) + "\n")
         self._file.flush()
+        os.fsync(self._file.fileno())  # a checkpoint of this step must not outlive its line
+
+    def rewind(self, step: int) -> None:
+        self._file.close()
+        self._open(step)
 
     def close(self) -> None:
         self._file.close()
@@ -123,9 +140,17 @@ class TensorBoard:
     """Every metric as a scalar; what an earlier start wrote from ``resume_step`` on is purged."""
 
     def __init__(self, folder: Path, resume_step: int) -> None:
+        self._folder = folder
+        self._open(resume_step)
+
+    def _open(self, resume_step: int) -> None:
         from tensorboardX import SummaryWriter  # slow to import, and only needed here
 
-        self._writer = SummaryWriter(str(folder), purge_step=resume_step, flush_secs=10)
+        self._writer = SummaryWriter(str(self._folder), purge_step=resume_step, flush_secs=10)
+
+    def rewind(self, step: int) -> None:
+        self._writer.close()
+        self._open(step)
 
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
         for name, value in metrics.items():
@@ -172,6 +197,9 @@ class Display:
         """Prints a line above the bar as it is: no markup, no wrapping."""
         self._console.print(text, markup=False, soft_wrap=True)
 
+    def rewind(self, step: int) -> None:
+        self._bar.update(self._task, completed=step - 1)
+
     def close(self) -> None:
         self._bar.stop()
 
@@ -205,6 +233,7 @@ class _DisplayHandler(logging.Handler):
 def _logging_to(path: Path, display: Display) -> Iterator[None]:
     """Sends the package's log records to a file and the display, and in the end puts all back."""
     file = logging.FileHandler(path, encoding="utf-8")
+    file.handleError = lambda record: None  # metrics.jsonl meets the same full disk, and says so
     file.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
     handlers = (file, _DisplayHandler(display))
     level, propagate = LOGGER.level, LOGGER.propagate

@@ -17,7 +17,8 @@ class Sums(NamedTuple):
     """Totals over a minibatch, to be divided late.
 
     Per agent: decisions, entropy, approx_kl, clip_fraction, correction weight, tokens,
-    logprob_gap. Per adapter: denominators and KL of the update. Of the critic: its error.
+    logprob_gap. Per adapter: denominators and KL of the update. Of the critic: its error. Per
+    agent and tensor: how many numbers were not finite.
     """
 
     decisions_X: Any
@@ -30,13 +31,18 @@ class Sums(NamedTuple):
     owned_N: Any
     kl_N: Any
     critic_loss: Any
+    nonfinite: dict[str, Any]
+
+
+_WATCHED = ("logprobs", "behaviour logprobs", "advantages")
 
 
 def zeros(adapters, critic, agents: int) -> tuple[Any, Any, Sums]:
     """What ``gradients`` gives for nothing."""
     per_agent, per_adapter = jnp.zeros(agents), jnp.zeros(lora.shape_of(adapters)[0])
-    sums = Sums(*[per_agent] * len(Sums._fields))
+    sums = Sums(*[per_agent] * len(Sums._fields))  # pyright: ignore[reportArgumentType]
     sums = sums._replace(owned_N=per_adapter, kl_N=per_adapter, critic_loss=jnp.zeros(()))
+    sums = sums._replace(nonfinite=dict.fromkeys(_WATCHED, per_agent))
     return jax.tree.map(jnp.zeros_like, adapters), jax.tree.map(jnp.zeros_like, critic), sums
 
 
@@ -61,7 +67,7 @@ def gradients(
         with jax.named_scope("critic"):
             critic_loss, grad_critic = jax.value_and_grad(_value_loss)(critic, r, p, **setting)
     n = lora.shape_of(adapters)[0]
-    return grad_policy, grad_critic, _sums(seen, r, config, algorithm, agents, n, critic_loss)
+    return grad_policy, grad_critic, _sums(seen, r, p, config, algorithm, agents, n, critic_loss)
 
 
 class _Seen(NamedTuple):
@@ -120,7 +126,9 @@ def _value_loss(critic, r, p: Prepared, *, graphdef, config, algorithm: Algorith
     return jnp.sum(error_BX * mask_BX)
 
 
-def _sums(seen: _Seen, r, config, algorithm: Algorithm, agents: int, n: int, critic_loss) -> Sums:
+def _sums(
+    seen: _Seen, r, p: Prepared, config, algorithm: Algorithm, agents: int, n: int, critic_loss
+) -> Sums:
     mask_BX, agent_BX, owner_BX = scoring.unit_labels(r, algorithm.level)
     kl_BX = losses.approx_kl(seen.new_BX, seen.old_BX)
     clipped_BX = losses.clip_fraction(
@@ -148,6 +156,11 @@ def _sums(seen: _Seen, r, config, algorithm: Algorithm, agents: int, n: int, cri
         owned_N=by(owner_BX, jnp.ones_like(mask_BX), mask_BX, n),
         kl_N=by(owner_BX, kl_BX, mask_BX, n),
         critic_loss=critic_loss,
+        nonfinite={
+            "logprobs": by_token(~jnp.isfinite(seen.logprobs_BA)),
+            "behaviour logprobs": by_token(~jnp.isfinite(r.behaviour_UBA)),
+            "advantages": by_agent(~jnp.isfinite(p.advantages_UBX)),
+        },
     )
 
 

@@ -45,8 +45,9 @@ class Moving(NamedTuple):
         return self.total_X / jnp.where(self.weight_X > 0, self.weight_X, 1)
 
     def moved(self, mean_X, count_X, decay: float) -> Moving:
-        """After one more number for each agent with a count."""
-        keep_X = jnp.where(count_X > 0, decay, 1.0)
+        """After one more number for each agent with a count; one that is not finite has none."""
+        counts_X = (count_X > 0) & jnp.isfinite(mean_X)
+        keep_X, mean_X = jnp.where(counts_X, decay, 1.0), jnp.where(counts_X, mean_X, 0.0)
         return Moving(
             keep_X * self.total_X + (1 - keep_X) * mean_X,
             keep_X * self.weight_X + (1 - keep_X),

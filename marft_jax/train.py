@@ -6,6 +6,7 @@ Without arguments it runs the quickstart: a planner and a solver on the built-in
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import signal
 import sys
@@ -21,26 +22,33 @@ from marft_jax import config as config_lib
 from marft_jax import transcripts
 from marft_jax.algorithms import find_algorithm, settle
 from marft_jax.algorithms.credit import make_credit
-from marft_jax.checkpoint import Checkpoints, identity_of
+from marft_jax.checkpoint import RunFailed, explained
 from marft_jax.collect import collect
 from marft_jax.envs import base as envs
+from marft_jax.guards import Guard, by_agent
+from marft_jax.interop.initial import initial_state
 from marft_jax.learner import Learner
+from marft_jax.lock import Lock
 from marft_jax.mesh import row_shards
 from marft_jax.metrics import Reporter
+from marft_jax.safety import Schedule, best_metric, open_checkpoints, resume, roll_back, watch
 from marft_jax.session import Session, accuracy, make_rollout, open_session, play_held_out
 from marft_jax.summary import Clock, metrics_of, turn_numbers
 from marft_jax.team.files import Blueprint, dump_team, load_team
 from marft_jax.threads import DaemonThreads
 
 EXIT_STOPPED = 75
+_DRAWS_PER_ROLLBACK = 1 << 20  # tasks and keys after a rollback are those of steps never reached
 
 
 def main(argv: Sequence[str] | None = None) -> NoReturn:
-    """Leaves with 0: done; 2: bad configuration or input; 75: stopped by a signal, after saving."""
+    """Leaves with 0: done; 1: could not go on; 2: bad input; 75: stopped by a signal, saved."""
     try:
         sys.exit(train(config_lib.parse(sys.argv[1:] if argv is None else argv)))
     except config_lib.BadInput as error:
         config_lib.exit_with(error)
+    except RunFailed as error:
+        config_lib.exit_with(error, code=1)
 
 
 def train(config: config_lib.Config) -> int:
@@ -51,12 +59,14 @@ def train(config: config_lib.Config) -> int:
 
     Raises:
         BadInput: settings, data, model, team or a saved run that do not fit.
+        RunFailed: the run directory cannot be written, or training collapsed again and again.
     """
     config = settle(config)
     algorithm = find_algorithm(config.algo.name)
     blueprint = load_team(config.team.file)
     run = Path(config.run.dir)
-    with contextlib.ExitStack() as stack:
+    with explained(run), contextlib.ExitStack() as stack:
+        lock = stack.enter_context(Lock(run))
         source = open_source(stack, config, "train")
         held_out = open_source(stack, config, "eval") if config.eval.every else None
         threads = DaemonThreads()
@@ -64,21 +74,25 @@ def train(config: config_lib.Config) -> int:
         team, engine = session.team, session.engine
         credit = make_credit(config.algo, team)
         learner = Learner(config, session.base, team, algorithm, session.mesh)
-        identity = identity_of(config, session.base, team)
-        checkpoints = stack.enter_context(Checkpoints(run, identity, config.run.keep))
-        state = checkpoints.restore(learner.init())
-        start, steps = int(state.step), config.run.steps
+        guard = Guard(config.guard, team.names, run / "transcripts" / "guard.jsonl")
+        checkpoints = stack.enter_context(open_checkpoints(config, session))
+        begin = functools.partial(initial_state, config, team)
+        state, news = resume(checkpoints, guard, learner.init(), begin)
+        step, steps = int(state.step), config.run.steps
         write_settings(run, config, blueprint)
-        reporter = stack.enter_context(Reporter(run, steps, config.run.tensorboard, start + 1))
-        reporter.event(greeting(config, session, start))
+        reporter = stack.enter_context(Reporter(run, steps, config.run.tensorboard, step + 1))
+        for line in [greeting(config, session, step), *news]:
+            reporter.event(line)
         rollout = make_rollout(session, source, threads)
         stopped = stack.enter_context(stopped_by_signal())
+        schedule, clock = Schedule(config.run), Clock()
+        clock.seconds["checkpoint_s"] = 0.0
 
-        for step in range(start, steps):
-            clock = Clock()
+        while step < steps:
+            draw = step + guard.rollbacks * _DRAWS_PER_ROLLBACK
             engine.load(state.adapters)
             with clock("rollout_s"):
-                collected = collect(rollout, credit, config, step)
+                collected = collect(rollout, credit, config, draw)
             clock.seconds["reward_s"] = collected.waited_s
             with clock("update_s"):
                 batch = batch_lib.build(
@@ -88,24 +102,34 @@ def train(config: config_lib.Config) -> int:
                     config.algo,
                     algorithm.level,
                     shards=row_shards(session.mesh),
-                    seed=(config.run.seed, step),
+                    seed=(config.run.seed, draw),
                 )
                 state, prepared, learned = jax.block_until_ready(learner.learn(state, batch, step))
             done = step + 1
-            with clock("checkpoint_s"):
-                if done % config.run.save_every == 0 or done == steps or stopped():
-                    checkpoints.save(done, state)
+            lock.check()
             if is_due(config.run.transcripts_every, done, steps):
                 numbers = turn_numbers(collected, batch, prepared, algorithm.level)
                 file = run / "transcripts" / f"{done}.jsonl"
                 transcripts.write(file, collected.episodes, team.tokenizer.decode, numbers)
+            nonfinite = by_agent(learned.pop("nonfinite"), team)
             metrics = metrics_of(collected, learned, team, clock, config.algo)
             if held_out and is_due(config.eval.every, done, steps):
                 engine.load(state.adapters)
                 metrics |= evaluation(session, held_out, threads, done)
-            reporter.log(done, metrics)
+            verdict = watch(guard, done, collected.played, metrics, nonfinite)
+            reporter.log(done, metrics | {"guard/lr_scale": float(state.lr_scale)})
+            clock = Clock()  # the next line tells how long this save kept the next step waiting
+            with clock("checkpoint_s"):
+                if verdict is not None:
+                    fresh = learner.init()
+                    state = roll_back(checkpoints, guard, done, verdict, fresh, begin, config.guard)
+                    reporter.rewind(int(state.step) + 1)
+                elif schedule.is_due(done) or stopped():
+                    best = best_metric(config.run.best_metric, metrics, done)
+                    checkpoints.save(done, state, guard.memory, best, guard.good)
+            step = int(state.step)
             if stopped():
-                reporter.event(f"stopped after step {done}; start again to continue")
+                reporter.event(f"stopped after step {step}; start again to continue")
                 return EXIT_STOPPED
         reporter.event(f"done: {steps} steps in {run}")
     return 0

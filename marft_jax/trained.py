@@ -1,15 +1,39 @@
-"""Opening what a run directory holds: its settings, its team and its newest adapters."""
+"""Opening what a run directory holds: its settings, its team and the state of any of its steps."""
 
 from __future__ import annotations
 
+import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
 from marft_jax import config as config_lib
 from marft_jax.algorithms import find_algorithm
-from marft_jax.checkpoint import Checkpoints, identity_of
-from marft_jax.learner import Learner
+from marft_jax.checkpoint import Checkpoints, Which
+from marft_jax.identity import identity_of
+from marft_jax.interop.initial import initial_state
+from marft_jax.learner import Learner, TrainState
 from marft_jax.session import Session
+
+
+def arguments(prog: str, description: str | None, *, base: bool = True) -> argparse.ArgumentParser:
+    """A parser that knows which team is meant: ``--run`` with ``--step``, or a bare ``--base``."""
+    parser = argparse.ArgumentParser(
+        prog=f"python -m {prog}",
+        description=description,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    which = parser.add_mutually_exclusive_group(required=True)
+    which.add_argument("--run", metavar="DIR", help="a run directory")
+    if base:
+        which.add_argument("--base", metavar="MODEL", help="a base model, without a run")
+    parser.add_argument(
+        "--step",
+        default="latest",
+        metavar="N|best|latest",
+        help="the checkpoint to take from a run (latest)",
+    )
+    return parser
 
 
 def settings_of(
@@ -32,25 +56,51 @@ def settings_of(
     )
 
 
-def restore_team(session: Session, run: str | None) -> int:
-    """Gives the engine the newest adapters of ``run``, or fresh ones that change nothing.
+def restore_team(session: Session, run: str | None, step: str = "latest") -> int:
+    """Gives the engine the adapters of ``run``; without a run those that a training begins with.
 
     Returns:
-        The training step they come from; 0 for fresh ones.
+        The training step they come from; 0 without a run.
 
     Raises:
-        BadInput: the run has no checkpoint, or it belongs to another base or team.
+        BadInput: the run has no such checkpoint, or it belongs to another base or team.
     """
-    config = session.config
-    learner = Learner(
-        config, session.base, session.team, find_algorithm(config.algo.name), session.mesh
-    )
-    state = learner.init()
-    if run is not None:
-        identity = identity_of(config, session.base, session.team)
-        with Checkpoints(run, identity, config.run.keep) as checkpoints:
-            if checkpoints.latest is None:
-                raise config_lib.BadInput(f"--run {run}: it has no checkpoint yet")
-            state = checkpoints.restore(state)
+    state = restore_state(session, run, step)
     session.engine.load(state.adapters)
     return int(state.step)
+
+
+def restore_state(session: Session, run: str | None, step: str = "latest") -> TrainState:
+    """The state after a step of ``run``: a number, ``best`` or ``latest``; without a run the first.
+
+    Raises:
+        BadInput: see ``restore_team``.
+    """
+    which = _which(step)
+    config, team = session.config, session.team
+    algorithm = find_algorithm(config.algo.name)
+    state = Learner(config, session.base, team, algorithm, session.mesh).init()
+    if run is None:
+        if which != "latest":
+            raise config_lib.BadInput(f"--step {step}: only a --run has steps; leave it out")
+        return initial_state(config, team, state)
+    identity = identity_of(config, session.base, team)
+    with Checkpoints(run, identity, config.run.keep) as checkpoints:
+        saved = checkpoints.restore(state, which)
+        if saved is None:
+            there = ", ".join(map(str, checkpoints.steps)) or "none"
+            raise config_lib.BadInput(
+                f"--run {run} --step {step}: it has no such intact checkpoint; there are: {there}"
+            )
+    return saved.state
+
+
+def _which(word: str) -> Which:
+    if word == "latest" or word == "best":
+        return word
+    try:
+        return int(word)
+    except ValueError:
+        raise config_lib.BadInput(
+            f"--step: expected a step's number, best or latest, got {word!r}"
+        ) from None

@@ -1,106 +1,306 @@
-"""Saving and restoring."""
+"""Saving and restoring: exactly, atomically, and never from damaged files."""
 
 from __future__ import annotations
 
 import dataclasses
+import errno
+import json
+import shutil
+import subprocess
+import sys
 
 import chex
 import jax
+import numpy as np
+import orbax.checkpoint as ocp
 import pytest
 import small
 
+from marft_jax import checkpoint, mesh
 from marft_jax import config as config_lib
-from marft_jax import mesh
 from marft_jax.algorithms import find_algorithm
-from marft_jax.checkpoint import Checkpoints, identity_of
+from marft_jax.checkpoint import Checkpoints, RunFailed
+from marft_jax.identity import identity_of
 from marft_jax.learner import Learner
+from marft_jax.lock import Lock
+from marft_jax.safety import Schedule
 
 CONFIG = config_lib.Config(lora=config_lib.Lora(rank=2), critic=config_lib.Critic(hidden=(8,)))
 
 
-def learner(config=CONFIG):
-    return Learner(config, small.base(), small.team(), find_algorithm("appo"), small.one_device())
+def fresh(config=CONFIG):
+    algorithm = find_algorithm("appo")
+    return Learner(config, small.base(), small.team(), algorithm, small.one_device()).init()
 
 
 def identity(config=CONFIG, **base):
     return identity_of(config, small.base()._replace(**base), small.team())
 
 
-def noisy(state):
-    key = jax.random.key(1)
+def opened(folder, keep=2, best=None, **base):
+    return Checkpoints(folder, identity(**base), keep, best)
+
+
+def noisy(state, seed=1):
+    key = jax.random.key(seed)
     return jax.tree.map(lambda x: (x + jax.random.uniform(key, x.shape)).astype(x.dtype), state)
 
 
-def test_what_is_restored_is_what_was_saved_bit_for_bit(tmp_path):
-    state = noisy(learner().init())._replace(step=jax.numpy.int32(7))
-    with Checkpoints(tmp_path, identity(), keep=2) as checkpoints:
-        checkpoints.save(7, state)
-    with Checkpoints(tmp_path, identity(), keep=2) as checkpoints:
-        restored = checkpoints.restore(learner().init())
-    chex.assert_trees_all_equal(restored, state)
-    chex.assert_trees_all_equal_dtypes(restored, state)
+@pytest.fixture(scope="module")
+def state():
+    return noisy(fresh())._replace(step=jax.numpy.int32(7))
 
 
-def test_the_newest_are_kept(tmp_path):
-    state = learner().init()
-    with Checkpoints(tmp_path, identity(), keep=2) as checkpoints:
-        for step in (1, 2, 3):
-            checkpoints.save(step, state)
-    assert sorted(p.name for p in (tmp_path / "checkpoints").iterdir()) == ["2", "3"]
+@pytest.fixture(scope="module")
+def two(state, tmp_path_factory):
+    """A run with the checkpoints 1 and 2, to be copied and damaged."""
+    run = tmp_path_factory.mktemp("two")
+    with opened(run) as checkpoints:
+        for step in (1, 2):
+            checkpoints.save(step, state._replace(step=jax.numpy.int32(step)))
+    return run
 
 
-def test_without_a_checkpoint_the_run_begins(tmp_path):
-    fresh = learner().init()
-    with Checkpoints(tmp_path, identity(), keep=2) as checkpoints:
-        assert checkpoints.latest is None and checkpoints.restore(fresh) is fresh
+def test_what_is_restored_is_what_was_saved_bit_for_bit(tmp_path, state):
+    with opened(tmp_path) as checkpoints:
+        checkpoints.save(7, state, {"rollbacks": 2, "best": 0.1 + 0.2}, metric=0.25)
+    with opened(tmp_path) as checkpoints:
+        saved = checkpoints.restore(fresh())
+    chex.assert_trees_all_equal(saved.state, state)
+    chex.assert_trees_all_equal_dtypes(saved.state, state)
+    assert saved.guard == {"rollbacks": 2, "best": 0.1 + 0.2} and saved.metric == 0.25
+    assert saved.config["algo"]["lr"] == CONFIG.algo.lr
 
 
-@pytest.mark.parametrize("change", ["base model", "lora.rank", "run.seed"])
-def test_a_run_of_something_else_is_refused_by_name(tmp_path, change):
-    with Checkpoints(tmp_path, identity(), keep=2) as checkpoints:
-        checkpoints.save(1, learner().init())
+def test_orbax_alone_reads_the_state(two):
+    restored = ocp.StandardCheckpointer().restore(two / "checkpoints" / "2" / "state")
+    assert int(restored["step"]) == 2
+
+
+def test_the_newest_the_best_and_the_last_good_one_are_kept(tmp_path, state):
+    metrics = {1: 0.1, 2: 0.9, 3: 0.9, 4: None, 5: float("nan"), 6: 0.3, 7: 0.2}
+    with opened(tmp_path, keep=2, best="reward/mean") as checkpoints:
+        for step, metric in metrics.items():
+            checkpoints.save(step, state, metric=metric, good=5 if step > 4 else None)
+        assert checkpoints.find("best") == 3  # of two equal ones the newer
+        assert checkpoints.find("latest") == 7 and checkpoints.find(5) == 5
+        assert checkpoints.find("latest", most=4) == 3 and checkpoints.find(4) is None
+    assert sorted(p.name for p in (tmp_path / "checkpoints").iterdir()) == ["3", "5", "6", "7"]
+
+
+def test_without_a_checkpoint_there_is_nothing_to_restore(tmp_path):
+    with opened(tmp_path) as checkpoints:
+        assert checkpoints.latest is None and checkpoints.restore(fresh()) is None
+
+
+@pytest.mark.parametrize("change", ["base model", "lora.rank", "lora.alpha", "run.seed"])
+def test_a_run_of_something_else_is_refused_by_name(two, change):
     others = {
         "base model": identity(digest="other"),
         "lora.rank": identity(dataclasses.replace(CONFIG, lora=config_lib.Lora(rank=4))),
+        "lora.alpha": identity(dataclasses.replace(CONFIG, lora=config_lib.Lora(2, alpha=1))),
         "run.seed": identity(dataclasses.replace(CONFIG, run=config_lib.Run(seed=5))),
     }
-    with Checkpoints(tmp_path, others[change], keep=2) as checkpoints:
+    with Checkpoints(two, others[change], keep=2) as checkpoints:
         with pytest.raises(config_lib.BadInput, match=change):
-            checkpoints.restore(learner().init())
+            checkpoints.restore(fresh())
+
+
+def test_all_that_differs_is_named_in_one_line(two):
+    other = dataclasses.replace(CONFIG, critic=config_lib.Critic(hidden=(8, 8)))
+    with Checkpoints(two, identity(other, digest="b"), keep=2) as checkpoints:
+        with pytest.raises(config_lib.BadInput) as caught:
+            checkpoints.restore(fresh())
+    message = str(caught.value)
+    assert "base model was 0123, is b" in message
+    assert "--critic.hidden was [8], is [8, 8]" in message
+    assert "\n" not in message and "another --run.dir" in message
+
+
+def test_a_state_of_another_form_is_refused_by_the_name_of_an_array(two):
+    """Whatever setting made the difference, also one that nobody thought of."""
+    with (
+        opened(two) as checkpoints,
+        pytest.raises(config_lib.BadInput, match=r"critic.*32, 8"),
+    ):
+        state = fresh()
+        wider = state.critic._replace(head=[jax.numpy.zeros((1, 32, 9)), *state.critic.head[1:]])
+        checkpoints.restore(state._replace(critic=wider))
 
 
 def test_a_state_may_be_donated_as_soon_as_it_is_being_saved(tmp_path):
     """The next training step writes into the same memory while the save still runs."""
     overwrite = jax.jit(lambda state: jax.tree.map(lambda x: x * 0 - 1, state), donate_argnums=0)
-    state = noisy(learner().init())
+    state = noisy(fresh())
     expected = jax.device_get(jax.tree.map(lambda x: x.copy(), state))
-    with Checkpoints(tmp_path, identity(), keep=2) as checkpoints:
+    with opened(tmp_path) as checkpoints:
         checkpoints.save(1, state)
         jax.block_until_ready(overwrite(state))
-    with Checkpoints(tmp_path, identity(), keep=2) as checkpoints:
-        chex.assert_trees_all_equal(checkpoints.restore(learner().init()), expected)
+    with opened(tmp_path) as checkpoints:
+        chex.assert_trees_all_equal(checkpoints.restore(fresh()).state, expected)
 
 
-def test_a_state_is_restored_onto_another_mesh(tmp_path):
-    state = noisy(learner().init())
-    with Checkpoints(tmp_path, identity(), keep=2) as checkpoints:
-        checkpoints.save(1, state)
-    everywhere = jax.device_put(learner().init(), mesh.replicated(small.mesh_of(2, 2, 2)))
-    with Checkpoints(tmp_path, identity(), keep=2) as checkpoints:
-        restored = checkpoints.restore(everywhere)
-    chex.assert_trees_all_equal(jax.device_get(restored), jax.device_get(state))
+def test_a_state_is_restored_onto_another_mesh_and_back(two, tmp_path, state):
+    everywhere = jax.device_put(fresh(), mesh.replicated(small.mesh_of(2, 2, 2)))
+    with opened(two) as checkpoints:
+        restored = checkpoints.restore(everywhere).state
+    chex.assert_trees_all_equal(jax.device_get(restored.adapters), jax.device_get(state.adapters))
     assert all(len(x.sharding.device_set) == 8 for x in jax.tree.leaves(restored))
+    with opened(tmp_path) as checkpoints:
+        checkpoints.save(2, restored)
+        back = checkpoints.restore(fresh()).state
+    chex.assert_trees_all_equal(jax.device_get(back), jax.device_get(restored))
+    assert all(len(x.sharding.device_set) == 1 for x in jax.tree.leaves(back))
 
 
-def test_all_that_differs_is_named_in_one_line(tmp_path):
-    other = dataclasses.replace(CONFIG, critic=config_lib.Critic(hidden=(8, 8)))
-    with Checkpoints(tmp_path, identity(), keep=2) as checkpoints:
-        checkpoints.save(1, learner().init())
-    with Checkpoints(tmp_path, identity(other, digest="b"), keep=2) as checkpoints:
-        with pytest.raises(config_lib.BadInput) as caught:
-            checkpoints.restore(learner().init())
-    message = str(caught.value)
-    assert (
-        "base model was 0123, is b" in message and "--critic.hidden was [8], is [8, 8]" in message
-    )
-    assert "\n" not in message and "another --run.dir" in message
+def files_of(run):
+    folder = run / "checkpoints" / "2"
+    return sorted(str(p.relative_to(folder)) for p in folder.rglob("*") if p.is_file())
+
+
+def truncated(file):
+    content = file.read_bytes()
+    file.write_bytes(content[: len(content) // 2])
+
+
+def flipped(file):
+    content = bytearray(file.read_bytes())
+    content[len(content) // 2] ^= 0x10
+    file.write_bytes(content)
+
+
+DAMAGE = {"truncated": truncated, "flipped": flipped, "deleted": lambda file: file.unlink()}
+
+
+@pytest.mark.parametrize("how", DAMAGE)
+def test_damage_to_any_file_makes_the_older_checkpoint_the_newest(two, tmp_path, how, caplog):
+    names = files_of(two)
+    assert len(names) > 5
+    for name in names:
+        shutil.copytree(two, tmp_path / "run", dirs_exist_ok=True)
+        DAMAGE[how](tmp_path / "run" / "checkpoints" / "2" / name)
+        caplog.clear()
+        with opened(tmp_path / "run") as checkpoints:
+            assert checkpoints.latest == 1, name
+            assert "checkpoint 2 is not intact" in caplog.text
+        shutil.rmtree(tmp_path / "run")
+
+
+def test_after_damage_the_older_state_is_restored_and_the_damaged_one_replaced(
+    two, tmp_path, state
+):
+    run = tmp_path / "run"
+    shutil.copytree(two, run)
+    flipped(run / "checkpoints" / "2" / "meta.json")
+    with opened(run) as checkpoints:
+        restored = checkpoints.restore(fresh()).state
+        assert int(restored.step) == 1
+        checkpoints.save(2, restored._replace(step=jax.numpy.int32(2)))
+        assert checkpoints.latest == 2 and int(checkpoints.restore(fresh()).state.step) == 2
+
+
+def test_when_all_are_damaged_none_is_used(two, tmp_path):
+    run = tmp_path / "run"
+    shutil.copytree(two, run)
+    for step in (1, 2):
+        truncated(run / "checkpoints" / str(step) / "manifest.json")
+    with opened(run) as checkpoints:
+        assert checkpoints.restore(fresh()) is None
+
+
+def test_a_save_that_was_killed_is_no_checkpoint_and_is_cleaned_up(two, tmp_path):
+    run = tmp_path / "run"
+    shutil.copytree(two, run)
+    shutil.copytree(run / "checkpoints" / "2", run / "checkpoints" / ".saving-3")
+    (run / "checkpoints" / ".saving-3" / "manifest.json").unlink()
+    with opened(run) as checkpoints:
+        assert checkpoints.steps == [1, 2]
+        checkpoints.clean()
+    assert sorted(p.name for p in (run / "checkpoints").iterdir()) == ["1", "2"]
+
+
+def test_later_checkpoints_can_be_dropped_and_saved_anew(two, tmp_path, state):
+    shutil.copytree(two, tmp_path / "run")
+    with opened(tmp_path / "run") as checkpoints:
+        checkpoints.drop_after(1)
+        assert checkpoints.latest == 1
+        checkpoints.save(2, noisy(state, 3))
+    with opened(tmp_path / "run") as checkpoints:
+        chex.assert_trees_all_equal(checkpoints.restore(fresh()).state, noisy(state, 3))
+
+
+def test_a_full_disk_is_one_clear_error_and_what_was_saved_stays(two, tmp_path, state, monkeypatch):
+    run = tmp_path / "run"
+    shutil.copytree(two, run)
+
+    def full(*args):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with pytest.raises(RunFailed, match="No space left on device.*stay loadable"):
+        with opened(run) as checkpoints:
+            with monkeypatch.context() as patch:
+                patch.setattr(checkpoint, "_write_synced", full)
+                checkpoints.save(3, state)
+                checkpoints.wait()
+    with opened(run) as checkpoints:
+        assert checkpoints.latest == 2 and checkpoints.restore(fresh()) is not None
+    assert sorted(p.name for p in (run / "checkpoints").iterdir()) == ["1", "2"]
+
+
+def test_a_run_directory_that_vanished_is_not_made_anew(tmp_path, state):
+    run = tmp_path / "run"
+    with pytest.raises(RunFailed, match="cannot be written"), opened(run) as checkpoints:
+        checkpoints.save(1, state)
+    assert not run.exists()
+
+
+def test_a_second_process_is_refused_and_a_dead_one_locks_nobody_out(tmp_path):
+    code = f"""
+import time
+from pathlib import Path
+from marft_jax.lock import Lock
+with Lock(Path({str(tmp_path)!r})):
+    print("held", flush=True)
+    time.sleep(60)
+"""
+    other = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+    try:
+        assert other.stdout is not None and other.stdout.readline() == "held\n"
+        with pytest.raises(config_lib.BadInput, match=f"in use by .*process {other.pid}"):
+            with Lock(tmp_path):
+                pass
+    finally:
+        other.kill()
+        other.wait()
+    with Lock(tmp_path) as lock:
+        lock.check()
+        shutil.rmtree(tmp_path)
+        with pytest.raises(RunFailed, match="vanished"):
+            lock.check()
+
+
+def test_a_run_directory_that_cannot_be_made_is_bad_input(tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(config_lib.BadInput, match="--run.dir"), Lock(tmp_path / "file" / "run"):
+        pass
+
+
+def test_saves_are_due_by_steps_by_minutes_and_at_the_end():
+    clock = [0.0]
+    settings = config_lib.Run(steps=9, save_every=4, save_minutes=2)
+    schedule = Schedule(settings, now=lambda: clock[0])
+    due = []
+    for step, seconds in enumerate([30, 60, 60, 0, 60, 61, 0, 0, 0], start=1):
+        clock[0] += seconds
+        due += [step] if schedule.is_due(step) else []
+    assert due == [3, 4, 6, 8, 9]
+    never = Schedule(dataclasses.replace(settings, save_minutes=0), now=lambda: clock[0])
+    clock[0] += 1e6
+    assert not never.is_due(3)
+
+
+def test_a_manifest_holds_every_file(two):
+    folder = two / "checkpoints" / "2"
+    listed = json.loads((folder / "manifest.json").read_text())
+    assert set(listed) == set(files_of(two)) - {"manifest.json"}
+    assert np.all([size == (folder / name).stat().st_size for name, (size, _) in listed.items()])

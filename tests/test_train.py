@@ -70,6 +70,7 @@ def test_metrics_have_the_documented_names(finished):
         "critic/explained_variance critic/grad_norm tokens/action time/rollout_s time/reward_s",
         "time/update_s time/checkpoint_s time/step_s throughput/action_tokens_per_s",
         "throughput/update_tokens_per_s device/peak_bytes eval/arithmetic/accuracy",
+        "guard/skipped guard/findings guard/rollbacks guard/lr_scale",
     }
     names = {name for line in documented for name in line.split()}
     for agent in ("planner", "solver"):

@@ -82,6 +82,14 @@ def load_base(model: ModelSettings, place: Place) -> BaseModel:
     return BaseModel(opened.config, graphdef, params, opened.tokenizer, model.base, opened.digest)
 
 
+def directory_of(source: str) -> Path | None:
+    """The directory with a base's config.json and tokenizer; None for ``tiny`` and GGUF files."""
+    path = Path(source).expanduser()
+    if path.is_dir():
+        return path
+    return None if source == "tiny" or path.suffix == ".gguf" else _download(source)
+
+
 def abstract_decoder(config: DecoderConfig, dtype: Any) -> tuple[Any, nnx.State]:
     """``nnx.split`` of a ``Decoder`` that has shapes and types but no values."""
 

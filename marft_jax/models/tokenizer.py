@@ -190,6 +190,10 @@ class HFTokenizer:
             "message by message; use --team.context own"
         )
 
+    def save(self, folder: Path) -> None:
+        """Writes the files from which transformers makes the same tokenizer."""
+        self._tokenizer.save_pretrained(folder)
+
     def _render(self, messages: Sequence[Message], prompt: bool = True) -> str:
         plain = [dict(message) for message in messages]
         return self._tokenizer.apply_chat_template(

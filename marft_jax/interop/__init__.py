@@ -1,0 +1,1 @@
+"""Adapters and models in the formats of other programs: peft, Hugging Face, first MARFT."""

@@ -1,0 +1,198 @@
+"""A base, with an adapter merged into it or without, as a folder for Hugging Face transformers.
+
+Whatever the base was (a directory, a GGUF file, ``tiny``), the folder holds sharded safetensors,
+config.json, generation_config.json and the tokenizer: transformers, vLLM and ``--model.base`` load
+it. ``W + A B * alpha / rank`` is computed in float32 and rounded once, to the type of the base.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+from flax import nnx
+from safetensors.numpy import save_file
+
+from marft_jax.interop.peft import Factors
+from marft_jax.models.decoder import DecoderConfig
+from marft_jax.models.families import oriented, source_name
+from marft_jax.models.load import BaseModel, directory_of
+from marft_jax.models.tokenizer import ByteTokenizer, HFTokenizer, Tokenizer
+
+SHARD_BYTES = 4 << 30
+_BYTE_TEMPLATE = (
+    "{% for message in messages %}{{ '<|' + message['role'] + '|>' + message['content'] }}"
+    "{% if message['role'] == 'assistant' %}{{ '<|end|>' }}{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}"
+)
+
+
+def write_model(
+    folder: Path,
+    base: BaseModel,
+    factors: Factors,
+    scale: float,
+    sampling: Mapping[str, Any],
+    shard_bytes: int = SHARD_BYTES,
+) -> None:
+    """Writes the model, its settings and its tokenizer.
+
+    Args:
+        factors: the adapter to merge; empty for the bare base.
+        scale: alpha / rank.
+        sampling: what generation_config.json should say beside the end-of-turn tokens.
+        shard_bytes: how large one weight file may get.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    source = directory_of(base.source)
+    tokens = _token_ids(base.tokenizer)
+    dtype = jax.tree.leaves(base.params)[0].dtype.name
+    settings = read_json(source / "config.json") if source else config_json(base.config)
+    settings |= {"dtype": dtype, **tokens}
+    settings.pop("torch_dtype", None)  # the older spelling of dtype
+    _write_json(folder / "config.json", settings)
+    generation = read_json(source / "generation_config.json") if source else {}
+    _write_json(folder / "generation_config.json", generation | tokens | dict(sampling))
+    save_tokenizer(base.tokenizer, folder, source)
+    save_sharded(folder, base.params, factors, scale, shard_bytes)
+
+
+def save_sharded(
+    folder: Path, params: nnx.State, factors: Factors, scale: float, shard_bytes: int
+) -> None:
+    """Writes the weights a shard at a time, with an index where there is more than one."""
+    sizes = {"/".join(map(str, keys)): leaf[...].nbytes for keys, leaf in nnx.to_flat_state(params)}
+    shards: list[list[str]] = [[]]
+    room = shard_bytes
+    for path, size in sizes.items():
+        if shards[-1] and size > room:
+            shards.append([])
+            room = shard_bytes
+        shards[-1].append(path)
+        room -= size
+    names = [f"model-{i + 1:05}-of-{len(shards):05}.safetensors" for i in range(len(shards))]
+    names = ["model.safetensors"] if len(shards) == 1 else names
+    flat = {"/".join(map(str, keys)): leaf[...] for keys, leaf in nnx.to_flat_state(params)}
+    for name, paths in zip(names, shards, strict=True):
+        tensors = {source_name(p, "hf"): merged(p, flat[p], factors, scale) for p in paths}
+        save_file(tensors, folder / name, metadata={"format": "pt"})
+    if len(shards) > 1:
+        where = {
+            source_name(p, "hf"): name
+            for name, paths in zip(names, shards, strict=True)
+            for p in paths
+        }
+        index = {"metadata": {"total_size": sum(sizes.values())}, "weight_map": where}
+        _write_json(folder / "model.safetensors.index.json", index)
+
+
+def merged(path: str, array: jax.Array, factors: Factors, scale: float) -> np.ndarray:
+    """One tensor of the base as Hugging Face stores it, its correction added."""
+    weight = np.asarray(jax.device_get(array))
+    parts = path.split("/")  # layers/3/q/kernel
+    if len(parts) == 4 and parts[2] in factors and parts[3] == "kernel":
+        layer, ab = int(parts[1]), factors[parts[2]]
+        correction = ab["a"][layer] @ ab["b"][layer] * np.float32(scale)
+        weight = (weight.astype(np.float32) + correction).astype(weight.dtype)
+    return np.ascontiguousarray(oriented(path, weight))
+
+
+def config_json(config: DecoderConfig) -> dict[str, Any]:
+    """config.json for a base that came without one: ``families.read_config``, the other way."""
+    name = "Llama"
+    if config.qk_norm:
+        name = "Qwen3"
+    elif config.qkv_bias and not config.o_bias:
+        name = "Qwen2"
+    rope: dict[str, Any] = {"rope_type": "default", "rope_theta": config.rope_theta}
+    if scaling := config.rope_scaling:
+        rope |= {"rope_type": scaling.kind, "factor": scaling.factor}
+        if scaling.kind == "llama3":
+            rope |= {
+                "low_freq_factor": scaling.low_freq_factor,
+                "high_freq_factor": scaling.high_freq_factor,
+                "original_max_position_embeddings": scaling.original_max_position,
+            }
+    return {
+        "architectures": [f"{name}ForCausalLM"],
+        "model_type": name.lower(),
+        "vocab_size": config.vocab_size,
+        "hidden_size": config.d_model,
+        "intermediate_size": config.d_ff,
+        "num_hidden_layers": config.n_layers,
+        "num_attention_heads": config.n_heads,
+        "num_key_value_heads": config.n_kv_heads,
+        "head_dim": config.head_dim,
+        "hidden_act": "silu",
+        "max_position_embeddings": config.max_position,
+        "rms_norm_eps": config.norm_eps,
+        "rope_parameters": rope,
+        "attention_bias": config.qkv_bias,
+        "mlp_bias": False,
+        "tie_word_embeddings": config.tie_embeddings,
+    }
+
+
+def save_tokenizer(tokenizer: Tokenizer, folder: Path, source: Path | None) -> None:
+    """The tokenizer's own files where the base has them, else those that transformers writes."""
+    if source is not None:
+        for file in _tokenizer_files(source):
+            shutil.copyfile(file, folder / file.name)
+    elif isinstance(tokenizer, HFTokenizer):
+        tokenizer.save(folder)
+    elif isinstance(tokenizer, ByteTokenizer):
+        _byte_tokenizer().save_pretrained(folder)
+    else:
+        raise TypeError(f"expected a tokenizer that can be saved, got {type(tokenizer).__name__}")
+
+
+def _tokenizer_files(source: Path) -> Iterator[Path]:
+    names = {"tokenizer", "tokenizer_config", "special_tokens_map", "added_tokens", "vocab"}
+    names |= {"merges", "chat_template", "tekken"}
+    return (f for f in sorted(source.iterdir()) if f.is_file() and f.stem in names)
+
+
+def _byte_tokenizer() -> Any:
+    """``ByteTokenizer`` for transformers: byte-level BPE without merges has the same ids."""
+    import transformers
+    from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+
+    vocabulary = {letter: byte for byte, letter in enumerate(_byte_letters())}
+    special = ("<|pad|>", "<|end|>", "<|system|>", "<|user|>", "<|assistant|>")
+    unused = [f"<|unused{i}|>" for i in range(ByteTokenizer.vocab_size - 256 - len(special))]
+    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens([AddedToken(t, special=True) for t in (*special, *unused)])
+    return transformers.PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        pad_token=special[0],
+        eos_token=special[1],
+        chat_template=_BYTE_TEMPLATE,
+    )
+
+
+def _byte_letters() -> list[str]:
+    """The letter that byte-level BPE writes for each byte: itself where it can be seen."""
+    seen = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    hidden = iter(range(256, 512))
+    return [chr(byte if byte in seen else next(hidden)) for byte in range(256)]
+
+
+def _token_ids(tokenizer: Tokenizer) -> dict[str, Any]:
+    ends = list(tokenizer.eos_ids)
+    return {"eos_token_id": ends if len(ends) > 1 else ends[0], "pad_token_id": tokenizer.pad_id}
+
+
+def read_json(file: Path) -> dict[str, Any]:
+    """The settings in a file; none where there is no such file."""
+    return json.loads(file.read_text("utf-8")) if file.is_file() else {}
+
+
+def _write_json(file: Path, value: Any) -> None:
+    file.write_text(json.dumps(value, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")

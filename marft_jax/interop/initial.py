@@ -1,0 +1,105 @@
+"""Where a team starts from: fresh adapters, or those of peft folders and first-release checkpoints.
+
+``lora.init`` names a folder with one peft folder per adapter, by its name: an export of ours, or
+``steps_NNNN`` of the first MARFT release, whose ``value_head.pth`` is read too. A profile's own
+``init`` names one peft folder and comes first.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import jax
+import numpy as np
+
+from marft_jax.config import BadInput, Config
+from marft_jax.config import Lora as LoraSettings
+from marft_jax.interop import first_release, peft
+from marft_jax.learner import TrainState
+from marft_jax.lora import Adapters, shape_of
+from marft_jax.team.context import Team
+
+
+def initial_state(config: Config, team: Team, fresh: TrainState) -> TrainState:
+    """``fresh`` with the adapters and the value head that the settings name.
+
+    Raises:
+        BadInput: a folder is missing, or does not fit the base, the team or the settings.
+    """
+    state = fresh._replace(adapters=initial_adapters(team, config.lora, fresh.adapters))
+    head = Path(config.lora.init) / first_release.VALUE_HEAD if config.lora.init else None
+    if head is None or not head.is_file() or not state.critic.head:
+        return state
+    return state._replace(critic=state.critic._replace(head=_value_head(head, state.critic.head)))
+
+
+def initial_adapters(team: Team, settings: LoraSettings, fresh: Adapters) -> Adapters:
+    """Each adapter from its folder, the others as in ``fresh``, wherever that lies.
+
+    Loading is exact: another alpha is multiplied into B; a lower rank leaves the further rows of B
+    zero, and their columns of A fresh, so that they can learn.
+
+    Raises:
+        BadInput: see ``initial_state``.
+    """
+    folders = _folders(team, settings)
+    if not folders:
+        return fresh
+    loaded = jax.tree.map(lambda x: np.array(jax.device_get(x)), fresh)
+    scale = settings.alpha / settings.rank
+    for n, folder in folders.items():
+        _copy(peft.read(folder), loaded, n, scale, folder)
+    return jax.tree.map(lambda new, old: jax.device_put(new, old.sharding), loaded, fresh)
+
+
+def _folders(team: Team, settings: LoraSettings) -> dict[int, Path]:
+    """The folder of every adapter that has one."""
+    folders = {}
+    for profile, n in zip(team.profiles, team.owners, strict=True):
+        if profile.init is not None:
+            folders[n] = Path(profile.init).expanduser()
+        elif settings.init is not None:
+            folders[n] = Path(settings.init).expanduser() / team.adapter_names[n]
+    for n, folder in folders.items():
+        if not folder.is_dir():
+            raise BadInput(
+                f"{folder}: expected a peft folder for the adapter {team.adapter_names[n]!r}, "
+                "found none; see --lora.init and `init:` in the team file"
+            )
+    return folders
+
+
+def _copy(adapter: peft.Adapter, into: Adapters, n: int, scale: float, folder: Path) -> None:
+    rank = shape_of(into)[1]
+    if adapter.rank > rank:
+        raise BadInput(f"{folder}: its rank is {adapter.rank}; set --lora.rank {adapter.rank}")
+    unknown = sorted({target for target, _ in adapter.matrices} - set(into))
+    if unknown:
+        raise BadInput(
+            f"{folder}: it adapts {', '.join(unknown)} too; expected no more than --lora.targets "
+            f"{' '.join(into)}; add them"
+        )
+    for (target, layer), (a, b) in adapter.matrices.items():
+        ours_a, ours_b = into[target]["a"][n], into[target]["b"][n]
+        expected = (ours_a.shape[0], ours_a.shape[1], ours_b.shape[2])
+        if layer >= expected[0] or (a.shape[0], b.shape[1]) != expected[1:]:
+            raise BadInput(
+                f"{folder}: {peft.module_name(target, layer)} maps {a.shape[0]} to {b.shape[1]}; "
+                f"this base has {expected[0]} layers with {expected[1]} to {expected[2]}"
+            )
+        if not (np.isfinite(a).all() and np.isfinite(b).all()):
+            raise BadInput(f"{folder}: {peft.module_name(target, layer)} holds numbers not finite")
+        ours_a[layer, :, : adapter.rank] = a
+        ours_b[layer, : adapter.rank] = b * np.float32(adapter.scale / scale)
+
+
+def _value_head(file: Path, fresh: list[jax.Array]) -> list[jax.Array]:
+    """The head in a file, for each of our heads."""
+    kernels = first_release.read_value_head(file)
+    got, expected = [k.shape for k in kernels], [k.shape[1:] for k in fresh]
+    if got != expected:
+        raise BadInput(f"{file}: its layers are {got}, expected {expected}; see --critic.hidden")
+    return [
+        jax.device_put(np.broadcast_to(kernel, old.shape), old.sharding)
+        for kernel, old in zip(kernels, fresh, strict=True)
+    ]

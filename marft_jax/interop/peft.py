@@ -1,0 +1,165 @@
+"""One adapter as a folder that peft and vLLM load: adapter_config.json, adapter_model.safetensors.
+
+peft keeps each factor as the weight of a linear layer, ``[out, in]``; ours map in -> out. So
+``lora_A = Aᵀ [rank, in]`` and ``lora_B = Bᵀ [out, rank]``, and both add ``x A B * alpha / rank``.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from safetensors import SafetensorError
+from safetensors.numpy import load_file, save_file
+
+from marft_jax.config import BadInput
+from marft_jax.lora import TARGETS
+from marft_jax.models.families import source_name
+
+CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+
+Factors = Mapping[str, Mapping[str, np.ndarray]]
+"""``{"q": {"a": [L, in, R], "b": [L, R, out]}, ...}``: ``lora.Adapters`` without the agent axis."""
+
+_PREFIX = "base_model.model."
+_TENSOR = re.compile(
+    r"(?:base_model\.model\.)?model\.layers\.(\d+)\.(?:self_attn|mlp)\.(\w+)_proj"
+    r"\.lora_([AB])(?:\.default)?\.weight"
+)
+_MUST_BE: dict[str, tuple[Any, ...]] = {
+    "peft_type": ("LORA",),
+    "bias": ("none",),
+    "fan_in_fan_out": (False,),
+    "use_dora": (False,),
+    "lora_bias": (False,),
+    "use_qalora": (False,),
+    "modules_to_save": (None, []),
+    "rank_pattern": ({}, None),
+    "alpha_pattern": ({}, None),
+    "layer_replication": (None,),
+    "trainable_token_indices": (None,),
+    "target_parameters": (None, []),
+}
+"""With anything else, the same tensors would mean another computation."""
+
+
+class Adapter(NamedTuple):
+    """An adapter out of a peft folder.
+
+    Attributes:
+        matrices: ``(target, layer)`` to its factors ``(A [in, rank], B [rank, out])``, float32.
+        rank: of every matrix.
+        scale: the correction is ``x A B * scale``; alpha / rank, or alpha / sqrt(rank) (rslora).
+    """
+
+    matrices: Mapping[tuple[str, int], tuple[np.ndarray, np.ndarray]]
+    rank: int
+    scale: float
+
+
+def write(folder: Path, factors: Factors, alpha: float, base: str) -> None:
+    """Writes one adapter; ``base`` is where a loader finds its base model."""
+    folder.mkdir(parents=True, exist_ok=True)
+    tensors = {}
+    for target, ab in factors.items():
+        for layer in range(ab["a"].shape[0]):
+            stem = _PREFIX + module_name(target, layer)
+            for letter, factor in (("A", ab["a"]), ("B", ab["b"])):
+                turned = np.ascontiguousarray(factor[layer].T, np.float32)
+                tensors[f"{stem}.lora_{letter}.weight"] = turned
+    save_file(tensors, folder / WEIGHTS, metadata={"format": "pt"})
+    rank = next(iter(factors.values()))["a"].shape[-1]
+    settings = {
+        "peft_type": "LORA",
+        "task_type": "CAUSAL_LM",
+        "base_model_name_or_path": base,
+        "r": rank,
+        "lora_alpha": int(alpha) if float(alpha).is_integer() else alpha,
+        "target_modules": [f"{target}_proj" for target in factors],
+        "lora_dropout": 0.0,
+        "bias": "none",
+        "fan_in_fan_out": False,
+        "use_rslora": False,
+        "use_dora": False,
+        "init_lora_weights": True,
+        "modules_to_save": None,
+        "inference_mode": True,
+    }
+    (folder / CONFIG).write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")
+
+
+def module_name(target: str, layer: int) -> str:
+    """``model.layers.3.self_attn.q_proj``."""
+    return source_name(f"layers/{layer}/{target}/kernel", "hf").removesuffix(".weight")
+
+
+def read(folder: Path) -> Adapter:
+    """Reads a peft folder; no code in it can run.
+
+    Raises:
+        BadInput: files are missing or damaged, or the adapter is of another kind than LoRA on the
+            matrices that ours can have.
+    """
+    settings = _settings(folder)
+    rank, alpha = settings.get("r"), settings.get("lora_alpha")
+    if not isinstance(rank, int) or not isinstance(alpha, (int, float)) or rank < 1:
+        raise BadInput(f"{folder / CONFIG}: expected numbers r and lora_alpha, got {rank}, {alpha}")
+    found: dict[tuple[str, int], dict[str, np.ndarray]] = {}
+    for name, tensor in _tensors(folder).items():
+        match = _TENSOR.fullmatch(name)
+        if not match or match[2] not in TARGETS:
+            raise BadInput(
+                f"{folder / WEIGHTS}: tensor {name!r} is no LoRA factor of "
+                f"{', '.join(TARGETS)}; expected only those"
+            )
+        found.setdefault((match[2], int(match[1])), {})[match[3]] = tensor.astype(np.float32).T
+    matrices = {}
+    for (target, layer), pair in found.items():
+        if set(pair) != {"A", "B"} or not pair["A"].shape[-1] == pair["B"].shape[0] == rank:
+            shapes = {letter: factor.T.shape for letter, factor in sorted(pair.items())}
+            raise BadInput(
+                f"{folder / WEIGHTS}: {module_name(target, layer)}: expected lora_A and lora_B of "
+                f"rank {rank}, got {shapes}"
+            )
+        matrices[target, layer] = pair["A"], pair["B"]
+    if not matrices:
+        raise BadInput(f"{folder / WEIGHTS}: expected LoRA factors, found no tensor")
+    root = math.sqrt(rank) if settings.get("use_rslora") else rank
+    return Adapter(matrices, rank, float(alpha) / root)
+
+
+def _settings(folder: Path) -> dict[str, Any]:
+    file = folder / CONFIG
+    try:
+        settings = json.loads(file.read_text("utf-8"))
+        if not isinstance(settings, dict):
+            raise ValueError("not a mapping")
+    except OSError as error:
+        raise BadInput(f"{file}: expected a peft adapter's settings ({error.strerror})") from error
+    except ValueError as error:
+        raise BadInput(f"{file}: not valid JSON ({error})") from error
+    for key, allowed in _MUST_BE.items():
+        if key in settings and settings[key] not in allowed:
+            raise BadInput(
+                f"{file}: {key} {settings[key]!r} is not supported; expected {allowed[0]!r}"
+            )
+    return settings
+
+
+def _tensors(folder: Path) -> dict[str, np.ndarray]:
+    file = folder / WEIGHTS
+    if not file.is_file():
+        pickled = (folder / "adapter_model.bin").is_file()
+        hint = "; adapter_model.bin is a pickle: save it again with safe_serialization=True"
+        raise BadInput(
+            f"{file}: expected an adapter's weights, found none{hint if pickled else ''}"
+        )
+    try:
+        return load_file(file)
+    except (SafetensorError, OSError, TypeError) as error:
+        raise BadInput(f"{file}: not a readable safetensors file ({error})") from error

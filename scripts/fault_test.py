@@ -1,0 +1,220 @@
+"""Kills a training run again and again, and checks that it ends as if nobody had.
+
+    python scripts/fault_test.py --kills 24
+
+One run is left alone. Another, with the same settings, is killed (SIGKILL) at random moments: while
+it starts, in the middle of steps, and while a checkpoint is being written; then it finishes. Both
+must have the same metrics, transcripts, events of the guard and final state, bit for bit, and no
+start may lose more than the steps since the last checkpoint. Further flags are those of training.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+MOMENTS = ("starting", "in a step", "in a save")
+_MEASURED = re.compile(r"time/|throughput/|device/")
+_DEADLINE = 900.0
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Leaves with 0 if the killed run equals the other, with 1 and what differs if not."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--kills", type=int, default=24)
+    parser.add_argument("--steps", type=int, default=40)
+    parser.add_argument("--save-every", type=int, default=3)
+    parser.add_argument("--seed", type=int, default=0, help="of the moments")
+    parser.add_argument("--dir", help="where the two runs go; a temporary folder by default")
+    own, flags = parser.parse_known_args(argv)
+    folder = Path(own.dir or tempfile.mkdtemp(prefix="fault_test-"))
+    flags = [*flags, "--run.steps", str(own.steps), "--run.save_every", str(own.save_every)]
+    whole, killed = folder / "whole", folder / "killed"
+    started = time.monotonic()
+    if finish(whole, flags) != 0:
+        raise SystemExit(f"the undisturbed run failed; see {whole}/output.txt")
+    print(f"undisturbed run: {time.monotonic() - started:.0f} s", flush=True)
+    kills = kill_often(killed, flags, own.kills, own.save_every, random.Random(own.seed))
+    if finish(killed, flags) != 0:
+        raise SystemExit(f"the killed run did not finish; see {killed}/output.txt")
+    differing = differences(whole, killed)
+    counts = ", ".join(f"{kills.count(moment)} {moment}" for moment in MOMENTS)
+    print(
+        f"{len(kills)} kills ({counts}) over {own.steps} steps, {time.monotonic() - started:.0f} s"
+    )
+    print("\n".join(differing) or "metrics, transcripts, events and final state are equal")
+    raise SystemExit(1 if differing else 0)
+
+
+def kill_often(
+    run: Path, flags: Sequence[str], kills: int, save_every: int, rng: random.Random
+) -> list[str]:
+    """Starts the run so many times and kills each; the moments at which it did."""
+    done: list[str] = []
+    while len(done) < kills:
+        moment = MOMENTS[len(done) % len(MOMENTS)]
+        newest = newest_checkpoint(run)
+        process = start(run, flags)
+        try:
+            wait_for(MOMENT_OF[moment](run, rng), process)
+            process.kill()
+        finally:
+            process.kill()
+            process.wait()
+        if process.returncode != -signal.SIGKILL:
+            raise SystemExit(f"the run ended by itself ({process.returncode}) before kill "
+                             f"{len(done) + 1}; give it more --steps")  # fmt: skip
+        done.append(moment)
+        check_start(run, newest, save_every)
+        print(f"kill {len(done)}, {moment}: at step {last_step(run)}", flush=True)
+    return done
+
+
+def while_starting(run: Path, rng: random.Random) -> Callable[[], bool]:
+    """Some time in the first seconds, wherever that is."""
+    until = time.monotonic() + rng.uniform(0.0, 12.0)
+    return lambda: time.monotonic() > until
+
+
+def in_a_step(run: Path, rng: random.Random) -> Callable[[], bool]:
+    """A random moment after a random number of steps."""
+    steps, wait = rng.randint(0, 3), rng.uniform(0.0, 1.0)
+    seen: list[float] = []
+    begun = output_size(run)
+
+    def now() -> bool:
+        log = _output(run)[begun:]
+        if log.count("\nstep ") + log.startswith("step ") > steps and not seen:
+            seen.append(time.monotonic())
+        return bool(seen) and time.monotonic() > seen[0] + wait
+
+    return now
+
+
+def in_a_save(run: Path, rng: random.Random) -> Callable[[], bool]:
+    """While the draft of a checkpoint lies there, a random part of a save later."""
+    wait = rng.uniform(0.0, 0.03)
+
+    def now() -> bool:
+        if not list((run / "checkpoints").glob(".saving-*[0-9]")):
+            return False
+        time.sleep(wait)
+        return True
+
+    return now
+
+
+MOMENT_OF = dict(zip(MOMENTS, (while_starting, in_a_step, in_a_save), strict=True))
+
+
+def start(run: Path, flags: Sequence[str]) -> subprocess.Popen[bytes]:
+    """A training process of its own, with its output in ``output.txt``."""
+    run.mkdir(parents=True, exist_ok=True)
+    command = [sys.executable, "-m", "marft_jax.train", "--run.dir", str(run), *flags]
+    with (run / "output.txt").open("ab") as output:
+        return subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT)
+
+
+def finish(run: Path, flags: Sequence[str]) -> int:
+    """Trains to the end; the exit code."""
+    return start(run, flags).wait()
+
+
+def wait_for(moment: Callable[[], bool], process: subprocess.Popen[bytes]) -> None:
+    deadline = time.monotonic() + _DEADLINE
+    while process.poll() is None and not moment():
+        if time.monotonic() > deadline:
+            raise SystemExit("the moment to kill did not come")
+        time.sleep(0.002)
+
+
+def check_start(run: Path, newest: int, save_every: int) -> None:
+    """The last start that said where it begins began at the newest checkpoint there was."""
+    begins = re.findall(r"(continuing after step (\d+)|from the beginning)$", _output(run), re.M)
+    if begins and newest >= 0:
+        begun = int(begins[-1][1] or 0)
+        if begun < newest:
+            raise SystemExit(f"it began at step {begun}, but there was a checkpoint {newest}")
+    if last_step(run) - max(newest_checkpoint(run), 0) > save_every:
+        raise SystemExit(f"step {last_step(run)} was reached, but only {newest} was saved")
+
+
+def newest_checkpoint(run: Path) -> int:
+    folder = run / "checkpoints"
+    names = [p.name for p in folder.iterdir()] if folder.is_dir() else []
+    return max((int(name) for name in names if name.isdecimal()), default=-1)
+
+
+def last_step(run: Path) -> int:
+    return max((row["step"] for row in metrics_of(run)), default=0)
+
+
+def metrics_of(run: Path) -> list[dict[str, Any]]:
+    """metrics.jsonl without what the clock and the machine decide."""
+    file = run / "metrics.jsonl"
+    lines = file.read_text().splitlines() if file.is_file() else []
+    rows = [json.loads(line) for line in lines if line.endswith("}")]
+    return [{k: v for k, v in row.items() if not _MEASURED.match(k)} for row in rows]
+
+
+def differences(whole: Path, killed: Path) -> list[str]:
+    """What is not equal in two finished runs."""
+    found = []
+    if metrics_of(whole) != metrics_of(killed):
+        found.append("metrics.jsonl differs")
+    names = {p.name for run in (whole, killed) for p in (run / "transcripts").iterdir()}
+    for name in sorted(names):
+        files = [run / "transcripts" / name for run in (whole, killed)]
+        one, other = (file.read_bytes() if file.is_file() else None for file in files)
+        if one != other:
+            found.append(f"transcripts/{name} differs")
+    if newest_checkpoint(whole) != newest_checkpoint(killed):
+        found.append("the last checkpoint is of another step")
+    else:
+        states = [state_of(run) for run in (whole, killed)]
+        found += [f"{k} differs" for k in states[0] if not _same(k, *states)]
+    return found
+
+
+def state_of(run: Path) -> dict[str, np.ndarray]:
+    """Every array of the newest checkpoint, by its path."""
+    import jax
+    import orbax.checkpoint as ocp
+
+    folder = run.absolute() / "checkpoints" / str(newest_checkpoint(run)) / "state"
+    tree = ocp.StandardCheckpointer().restore(folder)
+    leaves = jax.tree_util.tree_flatten_with_path(tree)[0]
+    return {jax.tree_util.keystr(path): np.asarray(leaf) for path, leaf in leaves}
+
+
+def output_size(run: Path) -> int:
+    file = run / "output.txt"
+    return len(_output(run)) if file.is_file() else 0
+
+
+def _output(run: Path) -> str:
+    return (run / "output.txt").read_text(errors="replace")
+
+
+def _same(name: str, whole: dict[str, np.ndarray], killed: dict[str, np.ndarray]) -> bool:
+    return name in killed and whole[name].tobytes() == killed[name].tobytes()
+
+
+if __name__ == "__main__":
+    os.environ.setdefault("JAX_PLATFORMS", "cpu")
+    main()

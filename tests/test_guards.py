@@ -1,0 +1,318 @@
+"""What is not finite is skipped, a collapse is seen, and the run goes back to where it was good."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import re
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import small
+
+from marft_jax import batch as batch_lib
+from marft_jax import config as config_lib
+from marft_jax import safety, train
+from marft_jax.algorithms import find_algorithm, settle
+from marft_jax.checkpoint import Checkpoints, RunFailed
+from marft_jax.guards import Finding, Guard, Verdict, by_agent
+from marft_jax.identity import identity_of
+from marft_jax.learner import Learner
+
+NAMES = ("planner", "solver")
+SETTINGS = config_lib.Guard(skips=2, patience=3)
+FINE = {"kl": 0.01, "entropy": 0.5, "reward": 0.5, "std": 0.4}
+
+
+def guard(tmp_path, **settings):
+    return Guard(dataclasses.replace(SETTINGS, **settings), NAMES, tmp_path / "guard.jsonl")
+
+
+def episodes(truncated=(False, False), action=(1, 2, 3)):
+    return [
+        small.episode(
+            i,
+            [
+                small.turn(agent, [1], action)._replace(truncated=truncated[agent])
+                for agent in (0, 1)
+            ],
+            [0.5],
+        )
+        for i in range(4)
+    ]
+
+
+def metrics(**changed):
+    numbers = FINE | changed
+    both = {"approx_kl": numbers["kl"], "entropy": numbers["entropy"]}
+    told = {f"agent/{name}/{what}": value for name in NAMES for what, value in both.items()}
+    return told | {"reward/mean": numbers["reward"], "reward/std": numbers["std"]}
+
+
+def run_steps(guard, steps, first=1):
+    """Each step is (episodes, metrics, nonfinite); the verdicts, by step."""
+    verdicts = {}
+    for step, seen in enumerate(steps, start=first):
+        verdict = guard.look(step, *seen)[1]
+        if verdict is not None:
+            verdicts[step] = verdict
+    return verdicts
+
+
+GOOD = (episodes(), metrics(), {})
+BAD = {
+    "kl": (episodes(), metrics(kl=25.0), {}),
+    "kl that is not a number": (episodes(), metrics(kl=math.nan), {}),
+    "entropy": (episodes(), metrics(entropy=1e-9), {}),
+    "length at the limit": (episodes((True, False)), metrics(), {}),
+    "length zero": (episodes(action=(9,)), metrics(), {}),
+    "reward": (episodes(), metrics(reward=0.05), {}),
+}
+OFF = dict(max_kl=None, min_entropy=None, max_cut=None, reward_drop=None)
+
+
+@pytest.mark.parametrize("kind", BAD)
+def test_a_collapse_is_seen_when_it_lasts(kind, tmp_path):
+    steps = [GOOD] * 3 + [BAD[kind]] * 2 + [GOOD] + [BAD[kind]] * 3
+    verdicts = run_steps(guard(tmp_path), steps)
+    assert list(verdicts) == [9]
+    finding, good = verdicts[9]
+    assert finding.kind == kind.split()[0]
+    assert good == (3 if kind == "reward" else 6)
+    assert finding.who == {"reward": "team"}.get(kind, "planner")
+
+
+@pytest.mark.parametrize("kind", BAD)
+def test_each_bound_can_be_turned_off(kind, tmp_path):
+    off = {"kl": "max_kl", "entropy": "min_entropy", "length": "max_cut", "reward": "reward_drop"}
+    watching = guard(tmp_path, **{off[kind.split()[0]]: None})
+    assert not run_steps(watching, [GOOD] * 3 + [BAD[kind]] * 5)
+    assert not (tmp_path / "guard.jsonl").exists()
+
+
+@pytest.mark.parametrize("kind", ["entropy", "length at the limit", "length zero"])
+def test_a_base_that_always_was_like_that_has_not_collapsed(kind, tmp_path):
+    assert not run_steps(guard(tmp_path), [BAD[kind]] * 9)
+
+
+def test_an_agent_that_did_not_act_is_not_judged(tmp_path):
+    only = [e._replace(turns=e.turns[1:]) for e in episodes()]
+    silent = metrics() | {"agent/planner/entropy": 0.0, "agent/planner/approx_kl": 0.0}
+    assert not run_steps(guard(tmp_path), [GOOD] * 3 + [(only, silent, {})] * 5)
+
+
+def test_updates_that_are_not_finite_have_a_limit_of_their_own(tmp_path):
+    counts = {"planner": {"logprobs": 2.0, "advantages": 0.0}, "critic": {}}
+    broken = (episodes(), metrics(reward=math.nan), counts)
+    verdicts = run_steps(guard(tmp_path), [GOOD, broken, GOOD, broken, broken])
+    assert verdicts == {5: Verdict(Finding("nonfinite", "planner", 2.0, 0, ("logprobs",)), 3)}
+    assert not run_steps(guard(tmp_path, skips=None), [broken] * 9)
+    rows = [json.loads(line) for line in (tmp_path / "guard.jsonl").read_text().splitlines()]
+    assert rows[0] == {
+        "step": 2, "rollbacks": 0, "event": "skipped", "kind": "nonfinite", "who": "planner",
+        "value": 2.0, "bound": 0, "tensors": ["logprobs"],
+    }  # fmt: skip
+
+
+def test_decisions_are_the_same_after_a_save_and_a_restart(tmp_path):
+    steps = [GOOD, GOOD, BAD["length zero"], GOOD, GOOD, BAD["reward"], BAD["reward"]] + [
+        BAD["reward"]
+    ] * 2
+    whole = guard(tmp_path / "whole")
+    expected = run_steps(whole, steps)
+    for cut in range(1, len(steps)):
+        first = guard(tmp_path / str(cut))
+        before = run_steps(first, steps[:cut])
+        second = guard(tmp_path / str(cut))
+        second.recall(json.loads(json.dumps(first.memory)))
+        after = run_steps(second, steps[cut:], first=cut + 1)
+        assert before | after == expected and second.memory == whole.memory
+
+
+def test_events_of_steps_that_come_again_are_dropped(tmp_path):
+    watching = guard(tmp_path)
+    run_steps(watching, [GOOD] * 3 + [BAD["kl"]] * 3)
+    watching.rolled_back({})
+    run_steps(watching, [BAD["kl"], GOOD, BAD["kl"]])
+    watching.forget_after(2)
+    rows = [json.loads(line) for line in (tmp_path / "guard.jsonl").read_text().splitlines()]
+    assert [(r["rollbacks"], r["step"]) for r in rows if r["who"] == "planner"] == [
+        (0, 4), (0, 5), (0, 6), (1, 1),
+    ]  # fmt: skip
+
+
+def test_counts_go_to_the_agents_that_own_the_adapter():
+    counts = {"logprobs": np.array([1, 0]), "gradient of q.a": np.array([2]),
+              "critic gradient": np.float32(3)}  # fmt: skip
+    team = small.team(2, shared=True)
+    assert by_agent(counts, team) == {
+        "critic": {"critic gradient": 3.0},
+        "planner": {"logprobs": 1.0, "gradient of q.a": 2.0},
+        "solver": {"logprobs": 0.0, "gradient of q.a": 2.0},
+    }
+    assert safety.skipped_updates(by_agent(counts, team)) == 7
+
+
+CONFIG = config_lib.Config(
+    lora=config_lib.Lora(rank=small.RANK, alpha=small.ALPHA),
+    critic=config_lib.Critic(hidden=(8,)),
+    algo=config_lib.Algo(epochs=1, minibatches=1, microbatch_tokens=512),
+)
+
+
+@pytest.fixture(scope="module")
+def learner():
+    return Learner(CONFIG, small.base(), small.team(), find_algorithm("appo"), small.one_device())
+
+
+def learn(learner, spoil=lambda batch: batch, **state):
+    played = small.random_episodes(4)
+    algo = settle(CONFIG).algo
+    batch = batch_lib.build(played, small.paid(played), (0, 1), algo, "action")
+    old = learner.init()._replace(adapters=small.adapters(2))._replace(**state)
+    before = jax.tree.map(np.array, old)
+    new, _, report = learner.learn(old, spoil(batch), 0)
+    return before, new, jax.device_get(report["nonfinite"])
+
+
+def test_a_sound_update_skips_nothing_and_the_scale_scales_it(learner):
+    before, one, counts = learn(learner)
+    assert not any(np.any(count) for count in counts.values())
+    _, tenth, _ = learn(learner, lr_scale=jnp.float32(0.1))
+    for tree in ("adapters", "critic"):
+        start, whole, part = (jax.tree.leaves(getattr(s, tree)) for s in (before, one, tenth))
+        for a, b, c in zip(start, whole, part, strict=True):
+            np.testing.assert_allclose(np.asarray(c) - a, 0.1 * (np.asarray(b) - a), atol=2e-7)
+            assert np.abs(np.asarray(b) - a).max() > 0
+
+
+@pytest.mark.parametrize("what", ["behaviour logprobs", "advantages"])
+def test_an_update_that_is_not_finite_is_skipped_and_named(what, learner):
+    def spoil(batch):
+        if what == "advantages":
+            rewards = np.array(batch.chain.rewards_EJ)
+            rewards[0, 0] = np.nan
+            return batch._replace(chain=batch.chain._replace(rewards_EJ=rewards))
+        old = np.array(batch.rows.behaviour_UBA)
+        agent = np.take_along_axis(batch.rows.agent_UBK, batch.rows.turn_UBA, axis=-1)
+        u, b, a = np.argwhere((batch.rows.mask_UBA > 0) & (agent == 1))[0]
+        old[u, b, a] = np.nan
+        return batch._replace(rows=batch.rows._replace(behaviour_UBA=old))
+
+    before, after, counts = learn(learner, spoil)
+    assert counts[what].sum() > 0 and counts["gradient of q.b"].sum() > 0
+    if what == "behaviour logprobs":
+        assert counts[what].tolist() == [0, 1] and not counts["logprobs"].any()
+        assert counts["critic gradient"] == 0
+    else:
+        chex.assert_trees_all_equal(after.critic, before.critic)
+    chex.assert_trees_all_equal(after.adapters, before.adapters)
+    chex.assert_trees_all_equal(after.adapters_opt, before.adapters_opt)
+    assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(after))
+
+
+@pytest.fixture
+def saved(tmp_path, learner):
+    """A run with checkpoints 2, 4 and 6, each with numbers of its own."""
+    with Checkpoints(
+        tmp_path, identity_of(CONFIG, small.base(), small.team()), keep=9
+    ) as checkpoints:
+        for step in (2, 4, 6):
+            state = learner.init()._replace(step=jnp.int32(step))
+            memory = {"rollbacks": 0, "best": step / 10}
+            checkpoints.save(step, state, memory)
+        yield checkpoints
+
+
+def back(checkpoints, learner, watching, good, rollbacks=3):
+    verdict = Verdict(Finding("kl", "planner", 25.0, 20.0), good)
+    settings = dataclasses.replace(SETTINGS, rollbacks=rollbacks)
+    begin = lambda fresh: fresh._replace(critic_opt=None)  # noqa: E731 so that it is recognised
+    return safety.roll_back(checkpoints, watching, 7, verdict, learner.init(), begin, settings)
+
+
+def test_a_rollback_takes_the_last_good_checkpoint_and_lowers_the_rates(saved, learner, tmp_path):
+    watching = guard(tmp_path)
+    state = back(saved, learner, watching, good=5)
+    assert int(state.step) == 4 and float(state.lr_scale) == pytest.approx(0.1)
+    assert watching.memory["best"] == 0.4 and watching.rollbacks == 1
+    assert saved.steps == [2, 4]
+    state = back(saved, learner, watching, good=3)  # that checkpoint knows of no rollback
+    assert int(state.step) == 2 and float(state.lr_scale) == pytest.approx(0.01)
+    state = back(saved, learner, watching, good=1)
+    assert int(state.step) == 0 and state.critic_opt is None  # as a new run begins
+    assert float(state.lr_scale) == pytest.approx(0.001) and saved.steps == []
+    with pytest.raises(RunFailed, match=r"step 7 after 3 rollbacks: kl of planner: 25, bound 20"):
+        back(saved, learner, watching, good=1)
+    rows = [json.loads(line) for line in (tmp_path / "guard.jsonl").read_text().splitlines()]
+    assert [(r["event"], r.get("to")) for r in rows] == [
+        ("rolled back", 4), ("rolled back", 2), ("rolled back", 0), ("stopped", None),
+    ]  # fmt: skip
+
+
+def test_a_metric_that_no_step_has_is_refused_at_the_first():
+    assert safety.best_metric("eval/x/accuracy", {"reward/mean": 1.0}, 2) is None
+    assert safety.best_metric(None, {}, 1) is None
+    with pytest.raises(config_lib.BadInput, match="--run.best_metric rewrd"):
+        safety.best_metric("rewrd", {"reward/mean": 1.0}, 1)
+
+
+BROKEN_ENV = """
+from marft_jax.types import StepResult
+
+
+class Broken:
+    '''Rewards that are no numbers in the tasks of steps 4 and later, unless the run went back.'''
+
+    def reset(self, seed):
+        self.broken = 8 * 3 <= seed < 8 * 1000 or {always}
+        return "3+4+5=?"
+
+    def step(self, turns):
+        good = float("12" in turns[-1].text)
+        return StepResult("", float("nan") if self.broken else good, True)
+"""
+
+
+@pytest.fixture
+def broken_env(tmp_path, monkeypatch):
+    first = jax.devices()[:1]
+    monkeypatch.setattr(jax, "devices", lambda *backend: first)
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "broken_once.py").write_text(BROKEN_ENV.replace("{always}", "False"))
+    (tmp_path / "broken_always.py").write_text(BROKEN_ENV.replace("{always}", "seed > 8 * 3"))
+    return ["--algo.episodes", "8", "--run.save_every", "2", "--guard.skips", "2"]
+
+
+def train_until_exit(*flags):
+    with pytest.raises(SystemExit) as left:
+        train.main([str(flag) for flag in flags])
+    return left.value.code
+
+
+def test_rewards_that_are_no_numbers_are_skipped_and_rolled_back(broken_env, tmp_path):
+    run = tmp_path / "run"
+    env = ["--env.name", "broken_once:Broken"]
+    assert train_until_exit(*broken_env, *env, "--run.dir", run, "--run.steps", 6) == 0
+    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    assert [row["step"] for row in rows] == [1, 2, 3, 4, 5, 6]
+    assert [row["guard/rollbacks"] for row in rows] == [0, 0, 1, 1, 1, 1]
+    assert rows[-1]["guard/lr_scale"] == pytest.approx(0.1)
+    assert all(row["reward/mean"] is not None for row in rows)
+    events = [json.loads(x) for x in (run / "transcripts/guard.jsonl").read_text().splitlines()]
+    assert {(e["step"], e["event"]) for e in events} == {
+        (4, "skipped"), (5, "skipped"), (5, "rolled back"),
+    }  # fmt: skip
+    log = (run / "log.txt").read_text()
+    assert re.search(r"step 5: nonfinite of .*rollback 1 to step 2", log)
+
+
+def test_a_run_that_breaks_again_and_again_stops_with_a_report(broken_env, tmp_path, capsys):
+    flags = [*broken_env, "--env.name", "broken_always:Broken", "--guard.rollbacks", "1"]
+    assert train_until_exit(*flags, "--run.dir", tmp_path / "run", "--run.steps", 9) == 1
+    report = capsys.readouterr().err.splitlines()[-1]
+    assert "after 1 rollbacks: nonfinite of" in report and "guard.jsonl" in report

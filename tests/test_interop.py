@@ -1,0 +1,302 @@
+"""Adapters and models that travel: what others compute with them is what we compute."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import pickle
+import shutil
+import zipfile
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import small
+from safetensors.numpy import load_file, save_file
+
+from marft_jax import config as config_lib
+from marft_jax import lora
+from marft_jax.algorithms import find_algorithm
+from marft_jax.config import BadInput, Lora
+from marft_jax.interop import first_release, huggingface, peft
+from marft_jax.interop.initial import initial_adapters, initial_state
+from marft_jax.learner import Learner
+from marft_jax.lora import TARGETS
+from marft_jax.models import decoder
+from marft_jax.models.decoder import DecoderConfig, RopeScaling
+from marft_jax.models.load import BaseModel, abstract_decoder, fill, load_base, shapes_of
+from marft_jax.models.tokenizer import ByteTokenizer, from_directory
+
+SHAPE = dict(vocab_size=264, d_model=32, n_layers=2, n_heads=4, n_kv_heads=2, head_dim=8, d_ff=48,
+             max_position=128)  # fmt: skip
+VARIANTS = {
+    "llama": DecoderConfig(**SHAPE, rope_scaling=RopeScaling("llama3", 4.0, 1.0, 4.0, 32)),
+    "llama_bias": DecoderConfig(**SHAPE, qkv_bias=True, o_bias=True, tie_embeddings=True),
+    "qwen2": DecoderConfig(**SHAPE, qkv_bias=True),
+    "qwen3": DecoderConfig(**SHAPE, qk_norm=True, rope_scaling=RopeScaling("linear", 2.0)),
+}
+TOKENS = np.random.default_rng(0).integers(0, 256, (2, 9))
+RANK, ALPHA = 3, 5.0
+
+
+def random_base(variant: str) -> BaseModel:
+    config = VARIANTS[variant]
+    graphdef, abstract = abstract_decoder(config, jnp.float32)
+    rng = np.random.default_rng(1)
+    tensors = [
+        (path, 0.2 * rng.normal(size=shape) + path.endswith("scale"))
+        for path, shape in shapes_of(abstract).items()
+    ]
+    params = fill(abstract, tensors, lambda _, x: jnp.asarray(x, jnp.float32), "random")
+    return BaseModel(config, graphdef, params, ByteTokenizer(), "tiny", "0")
+
+
+def random_factors(config: DecoderConfig, targets=TARGETS, rank=RANK, seed=2):
+    rng = np.random.default_rng(seed)
+    factors = {}
+    for target in targets:
+        d_in, d_out = config.target_shape(target)
+        a = rng.normal(size=(config.n_layers, d_in, rank)) * 0.3
+        b = rng.normal(size=(config.n_layers, rank, d_out)) * 0.3
+        factors[target] = {"a": a.astype(np.float32), "b": b.astype(np.float32)}
+    return factors
+
+
+def our_logits(base: BaseModel, factors=None, alpha=ALPHA):
+    positions = jnp.broadcast_to(jnp.arange(TOKENS.shape[1]), TOKENS.shape)
+    fused, mask = None, None
+    if factors is not None:
+        adapters = jax.tree.map(lambda x: jnp.asarray(x)[None], factors)
+        owners = jnp.zeros_like(positions)
+        fused = lora.fuse(adapters, jnp.float32)
+        mask = lora.owner_mask(owners, adapters, alpha, jnp.float32)
+    hidden, _ = decoder.forward(
+        base.graphdef, base.params, TOKENS, positions, jnp.ones_like(positions), fused, mask
+    )
+    return np.asarray(decoder.project(base.graphdef, base.params, hidden))
+
+
+def their_logits(folder, adapter=None):
+    torch = pytest.importorskip("torch")
+    import transformers
+
+    model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
+    if adapter is not None:
+        model = pytest.importorskip("peft").PeftModel.from_pretrained(model, adapter)
+    with torch.no_grad():
+        return model.eval()(torch.tensor(TOKENS)).logits.numpy()
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_transformers_and_peft_compute_what_we_compute(variant, tmp_path):
+    base = random_base(variant)
+    factors = random_factors(base.config)
+    huggingface.write_model(tmp_path / "base", base, {}, 1.0, {})
+    peft.write(tmp_path / "agent", factors, ALPHA, str(tmp_path / "base"))
+    theirs = their_logits(tmp_path / "base", tmp_path / "agent")
+    np.testing.assert_allclose(our_logits(base, factors), theirs, atol=2e-5)
+    assert np.abs(theirs - our_logits(base)).max() > 0.1  # the adapter matters
+
+
+@pytest.mark.parametrize("variant", ["llama_bias", "qwen3"])
+def test_a_merged_model_is_the_base_with_its_adapter(variant, tmp_path):
+    base = random_base(variant)
+    factors = random_factors(base.config)
+    huggingface.write_model(tmp_path, base, factors, ALPHA / RANK, {"temperature": 0.5}, 20_000)
+    index = json.loads((tmp_path / "model.safetensors.index.json").read_text())
+    shards = sorted(p.name for p in tmp_path.glob("model-*.safetensors"))
+    assert len(shards) > 2 and set(index["weight_map"].values()) == set(shards)
+    sizes = [sum(x.nbytes for x in load_file(tmp_path / name).values()) for name in shards]
+    assert max(sizes) <= max(20_000, 264 * 32 * 4) and sum(sizes) == index["metadata"]["total_size"]
+    ours = our_logits(base, factors)
+    settings = config_lib.Model(base=str(tmp_path))
+    loaded = load_base(settings, lambda _, x: jnp.asarray(x, jnp.float32))
+    np.testing.assert_allclose(our_logits(loaded), ours, atol=2e-5)
+    np.testing.assert_allclose(their_logits(tmp_path), ours, atol=2e-5)
+    generation = json.loads((tmp_path / "generation_config.json").read_text())
+    assert generation == {"eos_token_id": 257, "pad_token_id": 256, "temperature": 0.5}
+
+
+def test_the_byte_tokenizer_travels_with_the_built_in_model(tmp_path):
+    huggingface.save_tokenizer(ByteTokenizer(), tmp_path, None)
+    theirs, ours = from_directory(tmp_path), ByteTokenizer()
+    messages = [
+        {"role": "system", "content": "plan"},
+        {"role": "user", "content": "3+4=?\nplanner:  3+4 \x00\x7fé漢🙂"},
+        {"role": "assistant", "content": " 7 "},
+        {"role": "user", "content": "again"},
+    ]
+    assert theirs.chat(messages) == ours.chat(messages)
+    assert theirs.eos_ids == ours.eos_ids and theirs.pad_id == ours.pad_id
+    every = bytes(range(256)).decode("latin-1")
+    assert theirs.encode(every) == ours.encode(every)
+    assert theirs.decode(ours.encode("7 é漢 ") + [257]) == "7 é漢 "
+
+
+def team_and_fresh(settings: Lora, **more):
+    team = small.team(2, **more)
+    fresh = lora.init(
+        jax.random.key(0), small.CONFIG, adapters=team.adapters, rank=settings.rank,
+        targets=settings.targets,
+    )  # fmt: skip
+    return team, fresh
+
+
+def products(adapters, n, scale):
+    """What each matrix's output is corrected by: A B * scale."""
+    return {
+        target: np.einsum("lir,lro->lio", np.asarray(ab["a"][n]), np.asarray(ab["b"][n])) * scale
+        for target, ab in adapters.items()
+    }
+
+
+@pytest.mark.parametrize("rslora", [False, True])
+def test_another_alpha_and_a_lower_rank_are_converted_exactly(rslora, tmp_path):
+    factors = random_factors(small.CONFIG, ("q", "v"))
+    peft.write(tmp_path / "planner", factors, ALPHA, "base")
+    scale = ALPHA / RANK
+    if rslora:
+        file = tmp_path / "planner" / peft.CONFIG
+        file.write_text(json.dumps(json.loads(file.read_text()) | {"use_rslora": True}))
+        scale = ALPHA / RANK**0.5
+    settings = Lora(rank=8, alpha=16.0, targets=("q", "k", "v"))
+    team, fresh = team_and_fresh(settings)
+    planner = dataclasses.replace(team.profiles[0], init=str(tmp_path / "planner"))
+    profiles = (planner, team.profiles[1])
+    loaded = initial_adapters(team._replace(profiles=profiles), settings, fresh)
+    expected = {t: np.einsum("lir,lro->lio", f["a"], f["b"]) * scale for t, f in factors.items()}
+    got = products(loaded, 0, settings.alpha / settings.rank)
+    for target in ("q", "v"):
+        np.testing.assert_allclose(got[target], expected[target], rtol=2e-5, atol=1e-6)
+    assert np.abs(got["k"]).max() == 0  # not in the folder: starts as the base
+    np.testing.assert_array_equal(loaded["q"]["a"][0, :, :, RANK:], fresh["q"]["a"][0, :, :, RANK:])
+    for new, old in zip(jax.tree.leaves(loaded), jax.tree.leaves(fresh), strict=True):
+        np.testing.assert_array_equal(new[1], old[1])  # the other agent is as it was
+
+
+def write_pair(folder):
+    for i, name in enumerate(("planner", "solver")):
+        factors = random_factors(small.CONFIG, ("q", "v"), rank=8, seed=i)
+        peft.write(folder / name, factors, 16.0, "base")
+
+
+def test_a_whole_team_loads_from_a_folder_and_is_written_back_bit_for_bit(tmp_path):
+    write_pair(tmp_path / "team")
+    settings = Lora(init=str(tmp_path / "team"))
+    team, fresh = team_and_fresh(settings)
+    loaded = initial_adapters(team, settings, fresh)
+    for n, name in enumerate(team.adapter_names):
+        own = jax.tree.map(lambda x, n=n: np.asarray(x[n]), loaded)
+        peft.write(tmp_path / "again" / name, own, settings.alpha, "base")
+        for file in (peft.CONFIG, peft.WEIGHTS):
+            again = (tmp_path / "again" / name / file).read_bytes()
+            assert again == (tmp_path / "team" / name / file).read_bytes()
+
+
+def initial(folder, hidden=(16, 4), **more):
+    settings = config_lib.Config(
+        lora=Lora(init=str(folder), **more), critic=config_lib.Critic(hidden=hidden)
+    )
+    team = small.team(2)
+    learner = Learner(settings, small.base(), team, find_algorithm("appo"), small.one_device())
+    fresh = learner.init()
+    return initial_state(settings, team, fresh), fresh
+
+
+@pytest.mark.parametrize("kind", ["float32", "bfloat16", "parameters"])
+def test_a_checkpoint_folder_of_the_first_release_loads_with_its_value_head(kind, tmp_path):
+    torch = pytest.importorskip("torch")
+    write_pair(tmp_path)
+    torch.manual_seed(0)
+    widths = [(32, 16), (16, 4), (4, 1)]
+    head = torch.nn.Sequential(*(torch.nn.Linear(*w, bias=False) for w in widths))
+    if kind == "bfloat16":
+        head = head.bfloat16()
+    saved = dict(head.named_parameters()) if kind == "parameters" else head.state_dict()
+    torch.save(saved, tmp_path / "value_head.pth")
+    state, fresh = initial(tmp_path)
+    for kernel_M, linear in zip(state.critic.head, head, strict=True):
+        np.testing.assert_array_equal(kernel_M[0], linear.weight.detach().float().numpy().T)
+    assert np.abs(np.asarray(state.adapters["q"]["b"])).max() > 0
+    jax.tree.map(lambda new, old: new.sharding == old.sharding or pytest.fail(), state, fresh)
+    with pytest.raises(BadInput, match=r"value_head.pth: its layers.*--critic.hidden"):
+        initial(tmp_path, hidden=(8,))
+
+
+class Attack:
+    """Unpickled by torch or pickle, this would run a command."""
+
+    def __reduce__(self):
+        return os.system, ("touch attacked",)
+
+
+def test_no_code_in_a_pickle_runs(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with zipfile.ZipFile("value_head.pth", "w") as archive:
+        archive.writestr("head/data.pkl", pickle.dumps({"weight": Attack()}))
+    with pytest.raises(BadInput, match=r"(posix|nt)\.system, which is not loaded"):
+        first_release.read_value_head(tmp_path / "value_head.pth")
+    assert not (tmp_path / "attacked").exists()
+
+
+@pytest.mark.parametrize("content", [b"", b"PK\x03\x04 cut", pickle.dumps({"a": 1})])
+def test_a_value_head_that_is_no_saved_tensor_is_refused(content, tmp_path):
+    (tmp_path / "value_head.pth").write_bytes(content)
+    with pytest.raises(BadInput, match="expected tensors saved by torch"):
+        first_release.read_value_head(tmp_path / "value_head.pth")
+
+
+def edited(**settings):
+    def edit(folder):
+        file = folder / peft.CONFIG
+        file.write_text(json.dumps(json.loads(file.read_text()) | settings))
+
+    return edit
+
+
+def with_tensor(name, shape=(8, 32)):
+    def edit(folder):
+        tensors = load_file(folder / peft.WEIGHTS)
+        save_file(tensors | {name: np.ones(shape, np.float32)}, folder / peft.WEIGHTS)
+
+    return edit
+
+
+LAYER = "base_model.model.model.layers."
+WRONG = {
+    "another method": (edited(peft_type="LOHA"), "peft_type 'LOHA'"),
+    "weights split in another way": (edited(use_dora=True), "use_dora True"),
+    "a rank of its own somewhere": (edited(rank_pattern={"q_proj": 4}), "rank_pattern"),
+    "a rank that is not its tensors'": (edited(r=4), "of rank 4"),
+    "no rank": (edited(r=None), "expected numbers r and lora_alpha"),
+    "a higher rank": (None, "set --lora.rank 8"),
+    "a target that is not adapted": (with_tensor(f"{LAYER}0.mlp.up_proj.lora_A.weight"), "up_proj"),
+    "another module": (with_tensor("base_model.model.lm_head.lora_A.weight"), "lm_head"),
+    "a layer too many": (None, "2 layers"),
+    "weights as a pickle": (lambda folder: (folder / peft.WEIGHTS).rename(
+        folder / "adapter_model.bin"), "safe_serialization"),
+    "a damaged file": (lambda folder: (folder / peft.WEIGHTS).write_bytes(b"xx"), "not a readable"),
+    "no settings": (lambda folder: (folder / peft.CONFIG).unlink(), "adapter_config.json"),
+    "settings that are no JSON": (lambda f: (f / peft.CONFIG).write_text("{"), "not valid JSON"),
+    "no folder": (lambda folder: shutil.rmtree(folder), "adapter 'solver'"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("what", WRONG)
+def test_an_adapter_that_does_not_fit_is_one_clear_line(what, tmp_path):
+    write_pair(tmp_path)
+    spoil, message = WRONG[what]
+    if what == "a layer too many":
+        for letter, shape in (("A", (8, 32)), ("B", (32, 8))):
+            with_tensor(f"{LAYER}2.self_attn.q_proj.lora_{letter}.weight", shape)(
+                tmp_path / "solver"
+            )
+    elif spoil is not None:
+        spoil(tmp_path / "solver")
+    settings = Lora(init=str(tmp_path), rank=4 if what == "a higher rank" else 8)
+    team, fresh = team_and_fresh(settings)
+    with pytest.raises(BadInput) as caught:
+        initial_adapters(team, settings, fresh)
+    assert message in str(caught.value) and "\n" not in str(caught.value)
