@@ -9,9 +9,11 @@ the turn alone, and so not on how many processes there are.
 
 from __future__ import annotations
 
+import os
 import pickle
+import sys
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 import jax
 import numpy as np
@@ -51,6 +53,18 @@ def start(config: config_lib.Mesh) -> None:
             f"--mesh.coordinator {config.coordinator}: the processes did not find each other "
             f"within {seconds} s: {why:.200}"
         ) from error
+
+
+def leave(error: BaseException) -> NoReturn:
+    """Ends this process, with exit code 1, because another one is gone."""
+    why = " ".join(str(error).split())
+    print(
+        f"marft_jax: process {jax.process_index()}: another process failed or is gone; start all "
+        f"of them again to continue from the newest checkpoint ({why:.200})",
+        file=sys.stderr,
+        flush=True,
+    )
+    os._exit(1)  # whatever waits for the others at exit would wait in vain
 
 
 def is_lead() -> bool:

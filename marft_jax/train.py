@@ -10,16 +10,18 @@ import functools
 import os
 import signal
 import sys
+import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor
 from pathlib import Path
 from typing import NoReturn
 
 import jax
+from rich.console import Console
 
 from marft_jax import batch as batch_lib
 from marft_jax import config as config_lib
-from marft_jax import transcripts
+from marft_jax import distributed, transcripts
 from marft_jax.algorithms import find_algorithm, settle
 from marft_jax.algorithms.credit import make_credit
 from marft_jax.checkpoint import RunFailed, explained
@@ -49,6 +51,10 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
         config_lib.exit_with(error)
     except RunFailed as error:
         config_lib.exit_with(error, code=1)
+    except jax.errors.JaxRuntimeError as error:
+        if jax.process_count() == 1:
+            raise
+        distributed.leave(error)
 
 
 def train(config: config_lib.Config) -> int:
@@ -64,8 +70,9 @@ def train(config: config_lib.Config) -> int:
     config = settle(config)
     algorithm = find_algorithm(config.algo.name)
     blueprint = load_team(config.team.file)
-    run = Path(config.run.dir)
-    with explained(run), contextlib.ExitStack() as stack:
+    distributed.start(config.mesh)
+    with explained(Path(config.run.dir)), contextlib.ExitStack() as stack:
+        run = stack.enter_context(own_directory(config))
         lock = stack.enter_context(Lock(run))
         source = open_source(stack, config, "train")
         held_out = open_source(stack, config, "eval") if config.eval.every else None
@@ -80,7 +87,10 @@ def train(config: config_lib.Config) -> int:
         state, news = resume(checkpoints, guard, learner.init(), begin)
         step, steps = int(state.step), config.run.steps
         write_settings(run, config, blueprint)
-        reporter = stack.enter_context(Reporter(run, steps, config.run.tensorboard, step + 1))
+        console = Console(highlight=False, quiet=not distributed.is_lead())
+        reporter = stack.enter_context(
+            Reporter(run, steps, config.run.tensorboard, step + 1, console)
+        )
         for line in [greeting(config, session, step), *news]:
             reporter.event(line)
         rollout = make_rollout(session, source, threads)
@@ -118,21 +128,33 @@ def train(config: config_lib.Config) -> int:
                 metrics |= evaluation(session, held_out, threads, done)
             verdict = watch(guard, done, collected.played, metrics, nonfinite)
             reporter.log(done, metrics | {"guard/lr_scale": float(state.lr_scale)})
+            stopping = distributed.any_process(stopped())
             clock = Clock()  # the next line tells how long this save kept the next step waiting
             with clock("checkpoint_s"):
                 if verdict is not None:
                     fresh = learner.init()
                     state = roll_back(checkpoints, guard, done, verdict, fresh, begin, config.guard)
                     reporter.rewind(int(state.step) + 1)
-                elif schedule.is_due(done) or stopped():
+                elif schedule.is_due(done) or stopping:
                     best = best_metric(config.run.best_metric, metrics, done)
                     checkpoints.save(done, state, guard.memory, best, guard.good)
             step = int(state.step)
-            if stopped():
+            if stopping:
                 reporter.event(f"stopped after step {step}; start again to continue")
                 return EXIT_STOPPED
         reporter.event(f"done: {steps} steps in {run}")
     return 0
+
+
+@contextlib.contextmanager
+def own_directory(config: config_lib.Config) -> Iterator[Path]:
+    """The run directory; a passing one for processes beside the first, who reads and writes
+    nothing of the run but its checkpoints."""
+    if distributed.is_lead():
+        yield Path(config.run.dir)
+    else:
+        with tempfile.TemporaryDirectory() as scratch:
+            yield Path(scratch)
 
 
 def open_source(

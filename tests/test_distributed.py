@@ -1,0 +1,82 @@
+"""Two real processes train one team as one would, and none waits for ever for one that is gone."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+FLAGS = ["--algo.episodes", "8", "--rollout.slots", "8", "--run.tensorboard", "false"]
+
+
+def start(run: Path, steps: int, process: int | None, port: int, devices: int, log: Path):
+    """``python -m marft_jax.train`` as one of two processes, or alone."""
+    words = [sys.executable, "-m", "marft_jax.train", "--run.dir", str(run), *FLAGS]
+    words += ["--run.steps", str(steps), "--run.save_every", "1", "--mesh.wait_seconds", "30"]
+    if process is not None:
+        words += ["--mesh.coordinator", f"localhost:{port}", "--mesh.processes", "2"]
+        words += ["--mesh.process", str(process)]
+    environment = os.environ | {
+        "JAX_NUM_CPU_DEVICES": str(devices),
+        "JAX_PLATFORMS": "cpu",
+        "PYTHONPATH": str(Path(__file__).parent.parent),
+    }
+    return subprocess.Popen(words, env=environment, stdout=log.open("w"), stderr=subprocess.STDOUT)
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("localhost", 0))
+        return probe.getsockname()[1]
+
+
+def metrics(run: Path) -> list[dict[str, float]]:
+    file = run / "metrics.jsonl"
+    lines = file.read_text().splitlines() if file.is_file() else []
+    return [json.loads(line) for line in lines]
+
+
+def said(run: Path, step: int) -> list[list[str]]:
+    lines = (run / "transcripts" / f"{step}.jsonl").read_text().splitlines()
+    return [[turn["text"] for turn in json.loads(line)["turns"]] for line in lines]
+
+
+@pytest.mark.slow
+def test_two_processes_learn_what_one_does_and_end_when_one_dies(tmp_path):
+    """The same text, losses and rewards to 1e-5; then a SIGKILL, a clear end, and a restart."""
+    port, logs = free_port(), [tmp_path / f"{i}.log" for i in range(3)]
+    both = [start(tmp_path / "two", 400, i, port, 2, logs[i]) for i in range(2)]
+    deadline = time.monotonic() + 300
+    while len(metrics(tmp_path / "two")) < 2 and time.monotonic() < deadline:
+        assert all(process.poll() is None for process in both), [f.read_text() for f in logs[:2]]
+        time.sleep(0.2)
+    both[1].send_signal(signal.SIGKILL)
+    killed = time.monotonic()
+    assert both[0].wait(90) not in (0, 75)
+    assert time.monotonic() - killed < 60
+    told = logs[0].read_text()
+    assert "start all of them again" in told or "JAX distributed service" in told, told[-2000:]
+
+    alone = start(tmp_path / "one", 2, None, port, 4, logs[2])
+    assert alone.wait(300) == 0, logs[2].read_text()
+    ours, theirs = metrics(tmp_path / "two")[:2], metrics(tmp_path / "one")
+    for two, one in zip(ours, theirs, strict=True):
+        keys = [k for k in one if not k.startswith(("time/", "throughput/", "device/"))]
+        np.testing.assert_allclose(
+            [two[k] for k in keys], [one[k] for k in keys], rtol=2e-4, atol=1e-5, err_msg=str(keys)
+        )
+    assert said(tmp_path / "two", 1) == said(tmp_path / "one", 1)
+
+    done = len(metrics(tmp_path / "two"))
+    again = start(tmp_path / "two", done + 1, None, port, 4, logs[2])
+    assert again.wait(300) == 0, logs[2].read_text()
+    assert "continuing after step" in logs[2].read_text()
+    assert [line["step"] for line in metrics(tmp_path / "two")] == list(range(1, done + 2))
