@@ -19,6 +19,7 @@ import hashlib
 import json
 import logging
 import os
+import re
 import shutil
 import time
 from collections.abc import Iterable, Iterator, Mapping
@@ -175,6 +176,11 @@ class Checkpoints:
             with explained(self._run):
                 saving.result()
 
+    def check(self) -> None:
+        """Raises what ``wait`` would raise, without waiting."""
+        if self._saving is not None and self._saving.done():
+            self.wait()
+
     def restore(
         self, fresh: TrainState, which: Which = "latest", most: int | None = None
     ) -> Saved | None:
@@ -215,10 +221,13 @@ class Checkpoints:
         draft.mkdir(parents=True)
         try:
             alone = ocp.options.MultiprocessingOptions(primary_host=0, active_processes={0})
-            with ocp.Checkpointer(
-                ocp.StandardCheckpointHandler(multiprocessing_options=alone),
-                multiprocessing_options=alone,
-            ) as writer:
+            with (
+                _without_tracebacks(),
+                ocp.Checkpointer(
+                    ocp.StandardCheckpointHandler(multiprocessing_options=alone),
+                    multiprocessing_options=alone,
+                ) as writer,
+            ):
                 writer.save(draft / _STATE, args=ocp.args.StandardSave(arrays))
             meta = meta | {
                 "arrays": shapes_of(arrays),
@@ -232,7 +241,9 @@ class Checkpoints:
             _sync(self._folder)
         except ValueError as error:  # how tensorstore reports any failure of the file system
             shutil.rmtree(draft, ignore_errors=True)
-            raise _cannot_write(self._run, " ".join(str(error).split())[:200]) from error
+            code = re.search(r"os_error_code='(\d+)'", str(error))
+            why = os.strerror(int(code[1])) if code else " ".join(str(error).split())[:200]
+            raise _cannot_write(self._run, why) from error
         except BaseException:
             shutil.rmtree(draft, ignore_errors=True)
             raise
@@ -335,6 +346,18 @@ def explained(run: Path) -> Iterator[None]:
         if error.errno not in _FILE_SYSTEM or not ours:
             raise
         raise _cannot_write(run, error.strerror or str(error)) from error
+
+
+@contextlib.contextmanager
+def _without_tracebacks() -> Iterator[None]:
+    """Orbax logs what it raises; it is told once, by who catches it."""
+    logger = logging.getLogger("absl")
+    level = logger.level
+    logger.setLevel(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
 
 
 def _cannot_write(run: Path, why: str) -> RunFailed:

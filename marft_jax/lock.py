@@ -7,6 +7,8 @@ import os
 import socket
 from pathlib import Path
 
+import jax
+
 from marft_jax.checkpoint import RunFailed
 from marft_jax.config import BadInput
 
@@ -17,7 +19,8 @@ class Lock:
     """Holds a run directory, which it makes when missing; use it in a ``with``.
 
     The system holds the lock for the process and drops it when the process ends, however it ends:
-    a file that a dead process left behind locks nobody out, on this host or another.
+    a file that a dead process left behind locks nobody out, on this host or another. Of a run of
+    several processes the first one holds it.
 
     Args:
         run: the run directory.
@@ -33,6 +36,8 @@ class Lock:
         Raises:
             BadInput: another process has it, or the directory cannot be written.
         """
+        if jax.process_index() > 0:
+            return self
         try:
             self._path.parent.mkdir(parents=True, exist_ok=True)
             self._handle = os.open(self._path, os.O_RDWR | os.O_CREAT, 0o644)
@@ -55,7 +60,8 @@ class Lock:
         return self
 
     def __exit__(self, *error: object) -> None:
-        os.close(self._handle)
+        if self._handle >= 0:
+            os.close(self._handle)
 
     def check(self) -> None:
         """Makes sure that the directory is still the one that was locked.
@@ -63,6 +69,8 @@ class Lock:
         Raises:
             RunFailed: it was removed or replaced.
         """
+        if self._handle < 0:
+            return
         try:
             there = os.stat(self._path)
         except OSError:

@@ -117,6 +117,7 @@ def train(config: config_lib.Config) -> int:
                 state, prepared, learned = jax.block_until_ready(learner.learn(state, batch, step))
             done = step + 1
             lock.check()
+            checkpoints.check()
             if is_due(config.run.transcripts_every, done, steps):
                 numbers = turn_numbers(collected, batch, prepared, algorithm.level)
                 file = run / "transcripts" / f"{done}.jsonl"
@@ -128,18 +129,18 @@ def train(config: config_lib.Config) -> int:
                 metrics |= evaluation(session, held_out, threads, done)
             verdict = watch(guard, done, collected.played, metrics, nonfinite)
             reporter.log(done, metrics | {"guard/lr_scale": float(state.lr_scale)})
-            stopping = distributed.any_process(stopped())
+            best = best_metric(config.run.best_metric, metrics, done)
+            stop = distributed.any_process(stopped())
             clock = Clock()  # the next line tells how long this save kept the next step waiting
             with clock("checkpoint_s"):
                 if verdict is not None:
                     fresh = learner.init()
                     state = roll_back(checkpoints, guard, done, verdict, fresh, begin, config.guard)
                     reporter.rewind(int(state.step) + 1)
-                elif schedule.is_due(done) or stopping:
-                    best = best_metric(config.run.best_metric, metrics, done)
+                elif schedule.is_due(done) or stop:
                     checkpoints.save(done, state, guard.memory, best, guard.good)
             step = int(state.step)
-            if stopping:
+            if stop:
                 reporter.event(f"stopped after step {step}; start again to continue")
                 return EXIT_STOPPED
         reporter.event(f"done: {steps} steps in {run}")

@@ -11,6 +11,7 @@ start may lose more than the steps since the last checkpoint. Further flags are 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import random
@@ -68,7 +69,7 @@ def kill_often(
     done: list[str] = []
     while len(done) < kills:
         moment = MOMENTS[len(done) % len(MOMENTS)]
-        newest = newest_checkpoint(run)
+        newest, begun = newest_checkpoint(run), len(_output(run))
         process = start(run, flags)
         try:
             wait_for(MOMENT_OF[moment](run, rng), process)
@@ -80,7 +81,7 @@ def kill_often(
             raise SystemExit(f"the run ended by itself ({process.returncode}) before kill "
                              f"{len(done) + 1}; give it more --steps")  # fmt: skip
         done.append(moment)
-        check_start(run, newest, save_every)
+        check_start(run, begun, newest, save_every)
         print(f"kill {len(done)}, {moment}: at step {last_step(run)}", flush=True)
     return done
 
@@ -95,7 +96,7 @@ def in_a_step(run: Path, rng: random.Random) -> Callable[[], bool]:
     """A random moment after a random number of steps."""
     steps, wait = rng.randint(0, 3), rng.uniform(0.0, 1.0)
     seen: list[float] = []
-    begun = output_size(run)
+    begun = len(_output(run))
 
     def now() -> bool:
         log = _output(run)[begun:]
@@ -108,13 +109,15 @@ def in_a_step(run: Path, rng: random.Random) -> Callable[[], bool]:
 
 def in_a_save(run: Path, rng: random.Random) -> Callable[[], bool]:
     """While the draft of a checkpoint lies there, a random part of a save later."""
-    wait = rng.uniform(0.0, 0.03)
+    wait, begun = rng.uniform(0.0, 0.03), time.time()
 
     def now() -> bool:
-        if not list((run / "checkpoints").glob(".saving-*[0-9]")):
-            return False
-        time.sleep(wait)
-        return True
+        for draft in (run / "checkpoints").glob(".saving-*[0-9]"):
+            with contextlib.suppress(FileNotFoundError):
+                if draft.stat().st_mtime > begun:  # not that of a save that was killed before
+                    time.sleep(wait)
+                    return True
+        return False
 
     return now
 
@@ -143,13 +146,13 @@ def wait_for(moment: Callable[[], bool], process: subprocess.Popen[bytes]) -> No
         time.sleep(0.002)
 
 
-def check_start(run: Path, newest: int, save_every: int) -> None:
-    """The last start that said where it begins began at the newest checkpoint there was."""
-    begins = re.findall(r"(continuing after step (\d+)|from the beginning)$", _output(run), re.M)
-    if begins and newest >= 0:
-        begun = int(begins[-1][1] or 0)
-        if begun < newest:
-            raise SystemExit(f"it began at step {begun}, but there was a checkpoint {newest}")
+def check_start(run: Path, begun: int, newest: int, save_every: int) -> None:
+    """A start that came so far as to say where it begins began at the newest checkpoint."""
+    said = re.findall(
+        r"continuing after step (\d+)|from the beginning$", _output(run)[begun:], re.M
+    )
+    if said and int(said[0] or -1) != newest:
+        raise SystemExit(f"it began at step {said[0]}, but there was a checkpoint {newest}")
     if last_step(run) - max(newest_checkpoint(run), 0) > save_every:
         raise SystemExit(f"step {last_step(run)} was reached, but only {newest} was saved")
 
@@ -202,13 +205,9 @@ def state_of(run: Path) -> dict[str, np.ndarray]:
     return {jax.tree_util.keystr(path): np.asarray(leaf) for path, leaf in leaves}
 
 
-def output_size(run: Path) -> int:
-    file = run / "output.txt"
-    return len(_output(run)) if file.is_file() else 0
-
-
 def _output(run: Path) -> str:
-    return (run / "output.txt").read_text(errors="replace")
+    file = run / "output.txt"
+    return file.read_text(errors="replace") if file.is_file() else ""
 
 
 def _same(name: str, whole: dict[str, np.ndarray], killed: dict[str, np.ndarray]) -> bool:

@@ -241,7 +241,8 @@ def test_a_full_disk_is_one_clear_error_and_what_was_saved_stays(two, tmp_path, 
             with monkeypatch.context() as patch:
                 patch.setattr(checkpoint, "_write_synced", full)
                 checkpoints.save(3, state)
-                checkpoints.wait()
+                while True:  # the next steps go on until the save has failed
+                    checkpoints.check()
     with opened(run) as checkpoints:
         assert checkpoints.latest == 2 and checkpoints.restore(fresh()) is not None
     assert sorted(p.name for p in (run / "checkpoints").iterdir()) == ["1", "2"]

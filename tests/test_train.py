@@ -92,6 +92,7 @@ def test_stopping_and_starting_again_changes_nothing(finished, tmp_path):
     assert run_train("--run.dir", run, "--run.steps", 2, "--eval.every", 2) == 0
     assert run_train("--run.dir", run, "--run.steps", 4, "--eval.every", 2) == 0
     assert lines_of(run) == lines_of(finished)
+    assert "--run.steps was 2, is 4" in (run / "log.txt").read_text()
     whole = (finished / "transcripts" / "4.jsonl").read_text()
     assert (run / "transcripts" / "4.jsonl").read_text() == whole
 
