@@ -13,6 +13,9 @@ from typing import Any, NamedTuple
 
 from marft_jax.envs.sandbox.rooms import Kind, Limits, Report, Room, Unusable
 
+Program = str | Sequence[str]
+"""Its source; of several sources the first that compiles is run."""
+
 _MOST_PROGRAMS = 500
 """After so many programs a room makes way for a fresh one."""
 
@@ -59,13 +62,15 @@ class Sandbox:
             self.close()
             raise Unusable(outcome.detail or outcome.verdict)
 
-    def run(self, program: str, text: str, seconds: float) -> Outcome:
+    def run(self, program: Program, text: str, seconds: float) -> Outcome:
         """Runs a script with ``text`` as its standard input."""
         with self._slot() as slot:
             report, _ = _run(slot.room(0), _request("run", program, input=text), seconds)
         return _outcome(report, report.output)
 
-    def call(self, program: str, name: str, arguments: Sequence[Any], seconds: float) -> Outcome:
+    def call(
+        self, program: Program, name: str, arguments: Sequence[Any], seconds: float
+    ) -> Outcome:
         """Calls its function ``name``, or that method of its class ``Solution``.
 
         The output is the JSON text of what it returned; of several lines the first counts.
@@ -76,7 +81,12 @@ class Sandbox:
         return _outcome(report, said.partition(b"\n")[0])
 
     def check(
-        self, program: str, prelude: str, tests: Sequence[str], entry: str | None, seconds: float
+        self,
+        program: Program,
+        prelude: str,
+        tests: Sequence[str],
+        entry: str | None,
+        seconds: float,
     ) -> list[Outcome]:
         """Runs Python tests of a program, the tests in one room and the program in another.
 
@@ -144,8 +154,9 @@ def _close(slots: Sequence[_Slot], starter: ThreadPoolExecutor) -> None:
     starter.shutdown(wait=False)
 
 
-def _request(mode: str, program: str, **rest: Any) -> dict[str, Any]:
-    return {"mode": mode, "program": program, **rest}
+def _request(mode: str, program: Program, **rest: Any) -> dict[str, Any]:
+    sources = [program] if isinstance(program, str) else list(program)
+    return {"mode": mode, "program": sources, **rest}
 
 
 def _run(room: Room, request: dict[str, Any], seconds: float) -> tuple[Report, bytes]:
@@ -158,7 +169,7 @@ def _run(room: Room, request: dict[str, Any], seconds: float) -> tuple[Report, b
 
 
 def _check(
-    room: Room, court: Room, program: str, request: dict[str, Any], seconds: float
+    room: Room, court: Room, program: Program, request: dict[str, Any], seconds: float
 ) -> list[Outcome]:
     """Passes questions of the judge to the program, and its answers back, until a verdict."""
     deadline = time.monotonic() + seconds

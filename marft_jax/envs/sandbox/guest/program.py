@@ -92,12 +92,12 @@ def judge(request: dict[str, Any]) -> None:
     names = sorted(({entry} if entry else used) - set(dir(builtins)))
     space: dict[str, Any] = {"__name__": "tests"}
     program = Remote(0, ask, resolve)
-    exec(compile(prelude, "<prelude>", "exec"), space)
     for name, is_module in ask(ask="names", names=names)["names"]:
-        if is_module:
-            space.setdefault(name, __import__(name))
-        elif name == entry or name not in space:
-            space[name] = getattr(program, name)
+        space[name] = __import__(name) if is_module else getattr(program, name)
+    theirs = space.get(entry)
+    exec(compile(prelude, "<prelude>", "exec"), space)
+    if entry and theirs is not None:
+        space[entry] = theirs
     for number, code in enumerate(tests):
         random.seed(0)
         try:
@@ -154,11 +154,21 @@ def status_of(error: BaseException) -> int:
     return 1
 
 
-def _execute(source: str) -> types.ModuleType:
+def _execute(sources: list[str]) -> types.ModuleType:
+    """Runs the first of the sources that compiles, as the main module."""
     module = types.ModuleType("__main__")
     sys.modules["__main__"] = module
-    exec(compile(source, "<program>", "exec"), module.__dict__)
+    exec(_compiled(sources), module.__dict__)
     return module
+
+
+def _compiled(sources: list[str]) -> types.CodeType:
+    for source in sources[:-1]:
+        try:
+            return compile(source, "<program>", "exec")
+        except (SyntaxError, ValueError):
+            pass
+    return compile(sources[-1], "<program>", "exec")
 
 
 def _do(target: Any, question: dict[str, Any], inputs: list[Any]) -> Any:
