@@ -264,9 +264,13 @@ class Eval:
     every: int = 0
     """Steps between evaluations on the held-out tasks; 0 never."""
     episodes: int = 128
-    """Held-out tasks per evaluation."""
+    """Tasks per evaluation, of each benchmark."""
     temperature: float = 0.0
     """Sampling temperature of an evaluation; 0 is greedy."""
+    benchmarks: tuple[str, ...] = ()
+    """What is played, as name[:samples][@temperature]; without it the held-out tasks of `env`."""
+    data: str | None = None
+    """Folder with the files of benchmarks; without it they come from the hub."""
 
 
 @dataclasses.dataclass(frozen=True)

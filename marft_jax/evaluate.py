@@ -56,7 +56,7 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
     which.add_argument("--base", metavar="MODEL", help="a base model, without adapters")
     parser.add_argument(
         "--benchmark", nargs="+", default=[], metavar="NAME[:SAMPLES][@TEMPERATURE]",
-        help="benchmarks by name, or files; without it the tasks of --env.name",
+        help="benchmarks by name, or files; without it what training evaluates on",
     )  # fmt: skip
     parser.add_argument("--data", metavar="FOLDER", help="where their files are; else the hub")
     parser.add_argument("--samples", type=int, default=1, metavar="N", help="answers per task")
@@ -71,7 +71,8 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
         if own.limit is not None and own.limit < 1:
             raise config_lib.BadInput(f"--limit: expected at least 1, got {own.limit}")
         config = settings_of(own.run, own.base, rest)
-        wanted = plans(own.benchmark, config, own.data, own.samples, own.limit)
+        specs, folder = own.benchmark or config.eval.benchmarks, own.data or config.eval.data
+        wanted = plans(specs, config, folder, own.samples, own.limit)
         evaluate(own.run, config, wanted, own.compare, own.out)
     except config_lib.BadInput as error:
         config_lib.exit_with(error)
@@ -147,12 +148,11 @@ def evaluate(
 
 def table(scores: dict[tuple[str, str], Score]) -> Table:
     """One line for each benchmark and player."""
-    shown = Table("benchmark", "who", "tasks", "avg@n ± 95 %", "pass@n", "failed", box=box.SIMPLE)
+    shown = Table("benchmark", "who", "tasks", "avg@n ± 95 %", "pass@n", box=box.SIMPLE)
     for (name, player), found in scores.items():
         k = max(found.passed)
         passed = f"@{k} {found.passed[k]}" if k > 1 else ""
-        shown.add_row(name, player, str(found.tasks), f"@{found.samples} {found.accuracy}",
-                      passed, str(found.failed))  # fmt: skip
+        shown.add_row(name, player, str(found.tasks), f"@{found.samples} {found.accuracy}", passed)
     return shown
 
 

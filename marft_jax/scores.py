@@ -57,11 +57,11 @@ class Score(NamedTuple):
         return found | {f"eval/{name}/pass@{k}": e.mean for k, e in self.passed.items() if k > 1}
 
     def __str__(self) -> str:
-        text = f"accuracy {self.accuracy} ({self.tasks} tasks"
-        if self.samples == 1:
-            return f"{text})"
+        times = f" x {self.samples} samples" if self.samples > 1 else ""
+        text = f"accuracy {self.accuracy} ({self.tasks} tasks{times})"
         k = max(self.passed)
-        return f"{text} x {self.samples} samples), pass@{k} {self.passed[k]}"
+        text += f", pass@{k} {self.passed[k]}" if k > 1 else ""
+        return text + (f", {self.failed} episodes failed" if self.failed else "")
 
 
 def score(records: Sequence[Record]) -> Score:

@@ -116,11 +116,6 @@ def play_held_out(
     return rollout.play(range(start, count), step, first=_EVAL_EPISODES + start)
 
 
-def accuracy(episodes: list[Episode]) -> float:
-    """The team's mean reward: the fraction solved, where rewards are 0 and 1."""
-    return sum(episode.reward for episode in episodes) / max(len(episodes), 1)
-
-
 def _check_lengths(team: Team) -> None:
     for profile, sampling in zip(team.profiles, team.sampling, strict=True):
         if sampling.max_new_tokens >= team.context:

@@ -21,18 +21,21 @@ from marft_jax import config as config_lib
 from marft_jax import transcripts
 from marft_jax.algorithms import find_algorithm, settle
 from marft_jax.algorithms.credit import make_credit
+from marft_jax.benchmarks import Plan, plans
 from marft_jax.checkpoint import Checkpoints, identity_of
 from marft_jax.collect import collect
 from marft_jax.envs import base as envs
 from marft_jax.learner import Learner
 from marft_jax.mesh import row_shards
 from marft_jax.metrics import Reporter
-from marft_jax.session import Session, accuracy, make_rollout, open_session, play_held_out
+from marft_jax.scores import score
+from marft_jax.session import Session, make_rollout, open_session, play_held_out
 from marft_jax.summary import Clock, metrics_of, turn_numbers
 from marft_jax.team.files import Blueprint, dump_team, load_team
 from marft_jax.threads import DaemonThreads
 
 EXIT_STOPPED = 75
+_SAMPLE_SHIFT = 24  # sampling keys of an evaluation's further samples: no step comes that far
 
 
 def main(argv: Sequence[str] | None = None) -> NoReturn:
@@ -58,7 +61,7 @@ def train(config: config_lib.Config) -> int:
     run = Path(config.run.dir)
     with contextlib.ExitStack() as stack:
         source = open_source(stack, config, "train")
-        held_out = open_source(stack, config, "eval") if config.eval.every else None
+        held_out = open_held_out(stack, config) if config.eval.every else []
         threads = DaemonThreads()
         session = open_session(config, blueprint)
         team, engine = session.team, session.engine
@@ -125,13 +128,31 @@ def is_due(every: int, done: int, steps: int) -> bool:
     return every > 0 and (done % every == 0 or done in (1, steps))
 
 
+def open_held_out(
+    stack: contextlib.ExitStack, config: config_lib.Config
+) -> list[tuple[Plan, envs.EnvSource]]:
+    """What evaluations play: the benchmarks of the settings, or else the held-out tasks."""
+    limit = config.eval.episodes
+    wanted = plans(config.eval.benchmarks, config, config.eval.data, 1, limit)
+    return [(plan, open_source(stack, plan.config, "eval")) for plan in wanted]
+
+
 def evaluation(
-    session: Session, source: envs.EnvSource, threads: Executor, step: int
+    session: Session,
+    held_out: Sequence[tuple[Plan, envs.EnvSource]],
+    threads: Executor,
+    step: int,
 ) -> dict[str, float]:
-    """The team's accuracy on held-out tasks, as a metric."""
-    config = session.config
-    episodes = play_held_out(session, source, threads, step, config.eval.episodes)
-    return {f"eval/{config.env.name}/accuracy": accuracy(episodes)}
+    """The team's accuracy, and pass@k where tasks are played several times, as metrics."""
+    decode = session.team.tokenizer.decode
+    metrics: dict[str, float] = {}
+    for plan, source in held_out:
+        playing = session._replace(config=plan.config)
+        keys = [step + (sample << _SAMPLE_SHIFT) for sample in range(plan.samples)]
+        rounds = [play_held_out(playing, source, threads, key, plan.tasks) for key in keys]
+        records = [transcripts.record(episode, decode) for round in rounds for episode in round]
+        metrics |= score(records).metrics(plan.name)
+    return metrics
 
 
 def write_settings(run: Path, config: config_lib.Config, blueprint: Blueprint) -> None:

@@ -6,7 +6,7 @@ import json
 import jax
 import pytest
 
-from marft_jax import evaluate
+from marft_jax import evaluate, train
 from marft_jax.benchmarks import BENCHMARKS, plans
 from marft_jax.config import BadInput, Config
 
@@ -57,6 +57,18 @@ def test_specs_that_make_no_sense_are_one_clear_line(tmp_path, specs, samples, m
     with pytest.raises(BadInput) as error:
         plans(specs, Config(), str(tmp_path), samples, None)
     assert message in str(error.value) and "\n" not in str(error.value)
+
+
+def test_training_evaluates_on_the_benchmarks_of_the_settings(tmp_path):
+    flags = ["--run.dir", tmp_path / "run", "--run.steps", 1, "--algo.episodes", 8]
+    flags += ["--eval.every", 1, "--eval.episodes", 4, "--eval.benchmarks", "arithmetic:2@1"]
+    with pytest.raises(SystemExit) as left:
+        train.main([str(flag) for flag in flags])
+    assert left.value.code == 0
+    [line] = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
+    found = {key: value for key, value in json.loads(line).items() if key.startswith("eval/")}
+    assert found.keys() == {"eval/arithmetic/accuracy", "eval/arithmetic/pass@2"}
+    assert found["eval/arithmetic/accuracy"] <= found["eval/arithmetic/pass@2"]
 
 
 def test_benchmarks_lie_where_the_data_folder_has_them(shared_data):

@@ -61,3 +61,4 @@ def test_a_failed_episode_counts_as_wrong():
     lost = record(1, 0, 0.0) | {"turns": []}
     found = score([record(0, 0, 1.0, right=True), lost])
     assert (found.failed, found.accuracy.mean) == (1, 0.5)
+    assert str(found).endswith("(2 tasks), 1 episodes failed")
