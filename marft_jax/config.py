@@ -91,21 +91,49 @@ class Team:
 @dataclasses.dataclass(frozen=True)
 class Env:
     name: str = "arithmetic"
-    """A built-in environment, or your own as package.module:Class."""
-    data: str | None = None
-    """Tasks to train on: a .json, .jsonl or .parquet file, or hub id[:split]."""
-    eval_data: str | None = None
-    """Tasks to evaluate on; without it, `holdout` of `data` is set aside."""
+    """arithmetic, math, code, reasoning_gym, or your own as package.module:Class."""
+    data: tuple[str, ...] = ()
+    """Tasks to train on: .json, .jsonl, .parquet files, or hub ids owner/name[/subset][:split]."""
+    weights: tuple[float, ...] = ()
+    """A share of the training tasks for each of `data`; without them every task is as likely."""
+    eval_data: tuple[str, ...] = ()
+    """Tasks to evaluate on; without them, `holdout` of `data` is set aside."""
     holdout: float = 0.1
     """Fraction of the tasks, chosen by a hash of their text, that training never sees."""
+    filters: tuple[str, ...] = ()
+    """Rows to keep, by their fields: `level=Level 4|Level 5`, `source!=x`, `grade<=3`."""
+    max_bad_rows: float = 0.001
+    """Fraction of the rows that may lack a question or an answer; they are left out, reported."""
+    question_field: str | None = None
+    """Maths: the field of the question, where its name is not one of the usual ones."""
+    answer_field: str | None = None
+    """Maths: the field of the answer, where its name is not one of the usual ones."""
     horizon: int = 1
     """Steps per episode: how often the team may try, with feedback in between."""
     difficulty: int = 3
     """Arithmetic: how many numbers each problem adds up."""
+    extract: Literal["auto", "boxed", "hashes", "letter", "number", "phrase"] = "auto"
+    """Maths: the one way of giving an answer that counts; auto takes the first that is there."""
     grade_seconds: float = 10.0
     """Maths: after so long an answer that cannot be graded counts as wrong."""
     workers: int = 2
-    """Maths: grading processes."""
+    """Maths and code: how many answers are graded at the same time."""
+    reward: Literal["fraction", "all"] = "fraction"
+    """Code: the fraction of tests passed, or 1 for all of them and else 0."""
+    tests: int = 10
+    """Code: how many of a task's tests are run, the first ones; 0 runs all."""
+    test_seconds: float = 5.0
+    """Code: wall time of one test."""
+    code_seconds: float = 60.0
+    """Code: wall time of all tests of a program."""
+    memory_mb: int = 1024
+    """Code: address space of a program."""
+    sandbox: Literal["bubblewrap", "none"] = "bubblewrap"
+    """Code: `none` runs what the model writes as you, with your files and network in its reach."""
+    task: str = ""
+    """reasoning_gym: the name of the task, such as countdown."""
+    options: tuple[str, ...] = ()
+    """reasoning_gym: the task's own settings, as `name=value`."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -251,9 +279,13 @@ class Eval:
     every: int = 0
     """Steps between evaluations on the held-out tasks; 0 never."""
     episodes: int = 128
-    """Held-out tasks per evaluation."""
+    """Tasks per evaluation, of each benchmark."""
     temperature: float = 0.0
     """Sampling temperature of an evaluation; 0 is greedy."""
+    benchmarks: tuple[str, ...] = ()
+    """What is played, as name[:samples][@temperature]; without it the held-out tasks of `env`."""
+    data: str | None = None
+    """Folder with the files of benchmarks; without it they come from the hub."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -386,6 +418,10 @@ _AT_LEAST = {
     "env.difficulty": 2,
     "env.grade_seconds": 0.1,
     "env.workers": 1,
+    "env.tests": 0,
+    "env.test_seconds": 0.1,
+    "env.code_seconds": 0.1,
+    "env.memory_mb": 64,
     "lora.rank": 1,
     "lora.alpha": 0,
     "critic.lr": 0,
@@ -429,6 +465,7 @@ _BETWEEN = {
     "rollout.max_failed_fraction": (0, 1),
     "env.holdout": (0, 1),
     "guard.lr_factor": (0, 1),
+    "env.max_bad_rows": (0, 1),
     "algo.gamma": (0, 1),
     "algo.gae_lambda": (0, 1),
     "algo.credit_discount": (0, 1),
@@ -536,6 +573,8 @@ def _spelled(key: str, values: list[str]) -> list[str]:
     kind = _annotation(key)
     means = {"true": "True", "false": "False"} if kind == "bool" else {}
     means |= {"none": "None", "null": "None"} if "None" in kind else {}
+    if kind.startswith("tuple") and values in (["none"], ["None"]):
+        return []
     return [means.get(value.lower(), value) for value in values]
 
 
@@ -549,6 +588,7 @@ def _expected(key: str) -> str:
     """What a setting takes, in words: ``a number or none``."""
     words = {"int": "a whole number", "float": "a number", "str": "text", "bool": "true or false"}
     words |= {"None": "none", "tuple[int, ...]": "whole numbers", "tuple[str, ...]": "words"}
+    words |= {"tuple[float, ...]": "numbers"}
     kind = _annotation(key)
     if kind.startswith("Literal"):
         return "one of " + kind[len("Literal[") : -1].replace('"', "")

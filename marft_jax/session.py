@@ -103,20 +103,23 @@ def make_rollout(session: Session, source: EnvSource, threads: Executor) -> Play
 
 
 def play_held_out(
-    session: Session, source: EnvSource, threads: Executor, step: int, episodes: int
+    session: Session,
+    source: EnvSource,
+    threads: Executor,
+    step: int,
+    episodes: int,
+    start: int = 0,
 ) -> list[Episode]:
-    """Plays the first ``episodes`` held-out tasks at the evaluation's temperature."""
+    """Plays the held-out tasks from ``start`` to ``episodes``, at the evaluation's temperature.
+
+    What is said on a task depends on its number and ``step``, not on where the playing starts.
+    """
     temperature = session.config.eval.temperature
     sampling = tuple(s._replace(temperature=temperature) for s in session.team.sampling)
     quiet = session._replace(team=session.team._replace(sampling=sampling))
     count = episodes if source.size is None else min(episodes, source.size)
     rollout = make_rollout(quiet, source, threads)
-    return rollout.play(range(count), step, first=_EVAL_EPISODES)
-
-
-def accuracy(episodes: list[Episode]) -> float:
-    """The team's mean reward: the fraction solved, where rewards are 0 and 1."""
-    return sum(episode.reward for episode in episodes) / max(len(episodes), 1)
+    return rollout.play(range(start, count), step, first=_EVAL_EPISODES + start)
 
 
 def _check_lengths(team: Team) -> None:

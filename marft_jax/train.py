@@ -24,6 +24,7 @@ from marft_jax import config as config_lib
 from marft_jax import distributed, transcripts
 from marft_jax.algorithms import find_algorithm, settle
 from marft_jax.algorithms.credit import make_credit
+from marft_jax.benchmarks import Plan, plans
 from marft_jax.checkpoint import RunFailed, explained
 from marft_jax.collect import collect
 from marft_jax.envs import base as envs
@@ -34,13 +35,15 @@ from marft_jax.lock import Lock
 from marft_jax.mesh import row_shards
 from marft_jax.metrics import Reporter
 from marft_jax.safety import Schedule, best_metric, open_checkpoints, resume, roll_back, watch
-from marft_jax.session import Session, accuracy, make_rollout, open_session, play_held_out
+from marft_jax.scores import score
+from marft_jax.session import Session, make_rollout, open_session, play_held_out
 from marft_jax.summary import Clock, metrics_of, turn_numbers
 from marft_jax.team.files import Blueprint, dump_team, load_team
 from marft_jax.threads import DaemonThreads
 
 EXIT_STOPPED = 75
 _DRAWS_PER_ROLLBACK = 1 << 20  # tasks and keys after a rollback are those of steps never reached
+_SAMPLE_SHIFT = 24  # sampling keys of an evaluation's further samples: no step comes that far
 
 
 def main(argv: Sequence[str] | None = None) -> NoReturn:
@@ -75,7 +78,7 @@ def train(config: config_lib.Config) -> int:
         run = stack.enter_context(own_directory(config))
         lock = stack.enter_context(Lock(run))
         source = open_source(stack, config, "train")
-        held_out = open_source(stack, config, "eval") if config.eval.every else None
+        held_out = open_held_out(stack, config) if config.eval.every else []
         threads = DaemonThreads()
         session = open_session(config, blueprint)
         team, engine = session.team, session.engine
@@ -172,13 +175,31 @@ def is_due(every: int, done: int, steps: int) -> bool:
     return every > 0 and (done % every == 0 or done in (1, steps))
 
 
+def open_held_out(
+    stack: contextlib.ExitStack, config: config_lib.Config
+) -> list[tuple[Plan, envs.EnvSource]]:
+    """What evaluations play: the benchmarks of the settings, or else the held-out tasks."""
+    limit = config.eval.episodes
+    wanted = plans(config.eval.benchmarks, config, config.eval.data, 1, limit)
+    return [(plan, open_source(stack, plan.config, "eval")) for plan in wanted]
+
+
 def evaluation(
-    session: Session, source: envs.EnvSource, threads: Executor, step: int
+    session: Session,
+    held_out: Sequence[tuple[Plan, envs.EnvSource]],
+    threads: Executor,
+    step: int,
 ) -> dict[str, float]:
-    """The team's accuracy on held-out tasks, as a metric."""
-    config = session.config
-    episodes = play_held_out(session, source, threads, step, config.eval.episodes)
-    return {f"eval/{config.env.name}/accuracy": accuracy(episodes)}
+    """The team's accuracy, and pass@k where tasks are played several times, as metrics."""
+    decode = session.team.tokenizer.decode
+    metrics: dict[str, float] = {}
+    for plan, source in held_out:
+        playing = session._replace(config=plan.config)
+        keys = [step + (sample << _SAMPLE_SHIFT) for sample in range(plan.samples)]
+        rounds = [play_held_out(playing, source, threads, key, plan.tasks) for key in keys]
+        records = [transcripts.record(episode, decode) for round in rounds for episode in round]
+        metrics |= score(records).metrics(plan.name)
+    return metrics
 
 
 def write_settings(run: Path, config: config_lib.Config, blueprint: Blueprint) -> None:

@@ -21,6 +21,11 @@ def rows(count, prefix="q"):
     ]
 
 
+def split(source, eval_source, holdout, side):
+    sources, eval_sources = ([name] if name else [] for name in (source, eval_source))
+    return [t for group in data.split_tasks(sources, eval_sources, holdout, side) for t in group]
+
+
 @pytest.mark.parametrize(
     "row, task",
     [
@@ -110,7 +115,7 @@ def test_bytes_that_are_not_text_are_refused(tmp_path):
 )
 def test_missing_data_is_one_clear_line(source, message):
     with pytest.raises(BadInput) as error:
-        data.split_tasks(source, None, 0.1, "train")
+        split(source, None, 0.1, "train")
     assert message in str(error.value) and "\n" not in str(error.value)
 
 
@@ -124,8 +129,8 @@ def test_a_hub_id_without_a_hub_is_one_clear_line():
 
 def test_held_out_questions_are_never_trained_on(tmp_path):
     source = write(tmp_path / "a.jsonl", rows(400))
-    train = data.split_tasks(source, None, 0.1, "train")
-    held = data.split_tasks(source, None, 0.1, "eval")
+    train = split(source, None, 0.1, "train")
+    held = split(source, None, 0.1, "eval")
     assert len(train) + len(held) == 400 and 20 < len(held) < 60
     assert not set(train) & set(held)
     assert held == [task for task in data.load(source) if held_out(task.question, 0.1)]
@@ -134,27 +139,27 @@ def test_held_out_questions_are_never_trained_on(tmp_path):
 
 
 def test_the_side_of_a_question_does_not_depend_on_the_other_rows(tmp_path):
-    few = data.split_tasks(write(tmp_path / "a.jsonl", rows(100)), None, 0.2, "eval")
-    many = data.split_tasks(write(tmp_path / "b.jsonl", rows(200)), None, 0.2, "eval")
+    few = split(write(tmp_path / "a.jsonl", rows(100)), None, 0.2, "eval")
+    many = split(write(tmp_path / "b.jsonl", rows(200)), None, 0.2, "eval")
     assert set(few) < set(many)
 
 
 def test_questions_of_the_evaluation_file_are_removed_from_training(tmp_path):
     source = write(tmp_path / "a.jsonl", rows(20))
     benchmark = write(tmp_path / "b.jsonl", rows(5))
-    train = data.split_tasks(source, benchmark, 0.1, "train")
+    train = split(source, benchmark, 0.1, "train")
     assert [task.question for task in train] == [f"q{index}" for index in range(5, 20)]
-    assert len(data.split_tasks(source, benchmark, 0.1, "eval")) == 5
+    assert len(split(source, benchmark, 0.1, "eval")) == 5
     with pytest.raises(BadInput, match="also in --env.eval_data"):
-        data.split_tasks(benchmark, source, 0.1, "train")
+        split(benchmark, source, 0.1, "train")
 
 
 def test_an_empty_side_is_refused(tmp_path):
     source = write(tmp_path / "a.jsonl", rows(3))
     with pytest.raises(BadInput, match="evaluate on: --env.holdout is 0"):
-        data.split_tasks(source, None, 0.0, "eval")
+        split(source, None, 0.0, "eval")
     with pytest.raises(BadInput, match="train on: --env.holdout is 1"):
-        data.split_tasks(source, None, 1.0, "train")
+        split(source, None, 1.0, "train")
 
 
 def test_the_order_repeats_and_differs_between_epochs(tmp_path):
@@ -171,7 +176,7 @@ def test_the_order_repeats_and_differs_between_epochs(tmp_path):
 
 def test_the_maths_environment_asks_trains_and_grades(tmp_path):
     source = write(tmp_path / "a.jsonl", rows(60))
-    env = dataclasses.replace(Config().env, name="math", data=source, holdout=0.2, workers=1)
+    env = dataclasses.replace(Config().env, name="math", data=(source,), holdout=0.2, workers=1)
     settings = dataclasses.replace(Config(), env=env)
     train, evaluation = make(settings, "train"), make(settings, "eval")
     try:
@@ -203,3 +208,93 @@ def test_benchmarks_as_users_have_them(shared_data, name, count, first):
     tasks = data.load(str(shared_data / name))
     assert len(tasks) == count and tasks[0].answer == first
     assert all(task.question.strip() and task.answer.strip() for task in tasks)
+
+
+def reading(tmp_path, **env):
+    env = dataclasses.replace(Config().env, name="math", **env)
+    return data.maths(env)
+
+
+def test_a_few_bad_rows_are_left_out_and_reported(tmp_path, capsys):
+    path = tmp_path / "a.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows(9)) + '{"question": "q9"\n')
+    tasks = data.load(str(path), reading(tmp_path, max_bad_rows=0.1))
+    assert len(tasks) == 9
+    told = capsys.readouterr().err
+    assert "left out 1 of 10 rows" in told and "line 10: not JSON" in told
+    with pytest.raises(BadInput, match="line 10: not JSON.*--env.max_bad_rows"):
+        data.load(str(path), reading(tmp_path, max_bad_rows=0.09))
+
+
+def test_fields_can_be_named(tmp_path):
+    source = write(tmp_path / "a.jsonl", [{"frage": "q", "antwort": 3, "question": "no"}])
+    fields = {"question_field": "frage", "answer_field": "antwort"}
+    assert data.load(source, reading(tmp_path, **fields)) == [Task("q", "3")]
+    with pytest.raises(BadInput, match="expected one in antwort"):
+        data.load(write(tmp_path / "b.jsonl", [{"frage": "q", "answer": "3"}]),
+                  reading(tmp_path, **fields))  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "filters, kept",
+    [
+        (["level=1|3"], "13"),
+        (["level!=1"], "23"),
+        (["level<=2"], "12"),
+        (["level >= 2", "kind=b"], "2"),
+        (["other!=x"], "123"),
+    ],
+)
+def test_filters_keep_the_rows_that_fit_all(tmp_path, filters, kept):
+    content = [{"question": n, "answer": n, "level": int(n), "kind": "ab"[n == "2"]} for n in "123"]
+    source = write(tmp_path / "a.jsonl", content)
+    tasks = data.load(source, reading(tmp_path, filters=filters))
+    assert "".join(task.question for task in tasks) == kept
+
+
+@pytest.mark.parametrize(
+    "text, message", [("level", "field=value"), ("level<=x", "a number"), ("level=9", "that fits")]
+)
+def test_filters_that_mean_nothing_are_refused(tmp_path, text, message):
+    source = write(tmp_path / "a.jsonl", [{"question": "q", "answer": "1", "level": 1}])
+    with pytest.raises(BadInput, match=message):
+        data.load(source, reading(tmp_path, filters=[text]))
+
+
+def test_sources_are_mixed_by_weight_and_each_task_comes_in_turn(tmp_path):
+    many = write(tmp_path / "a.jsonl", rows(100, "many"))
+    few = write(tmp_path / "b.jsonl", rows(10, "few"))
+    env = dataclasses.replace(Config().env, data=(many, few), holdout=0.0)
+    settings = data.maths(env)
+    pick, size = data.chooser(dataclasses.replace(env, weights=(3.0, 1.0)), "train", settings)
+    order = [pick(position).question for position in range(400)]
+    assert size == 110 and order == [pick(position).question for position in range(400)]
+    for start in range(0, 400, 40):
+        assert sum(name.startswith("few") for name in order[start : start + 40]) == 10
+    turns = [name for name in order if name.startswith("few")]
+    assert all(len(set(turns[start : start + 10])) == 10 for start in range(0, 100, 10))
+    assert turns[:10] != turns[10:20]
+    plain, _ = data.chooser(env, "train", settings)
+    assert len({plain(position).question for position in range(110)}) == 110
+    for weights in ((1.0,), (1.0, 0.0)):
+        with pytest.raises(BadInput, match="--env.weights"):
+            data.chooser(dataclasses.replace(env, weights=weights), "train", settings)
+
+
+@pytest.mark.parametrize(
+    "row, task",
+    [
+        (
+            {"question": "which?", "choices": {"text": ["x", "y"], "label": ["A", "B"]},
+             "answer": "B"},
+            Task("which?\n(A) x\n(B) y", "B"),
+        ),
+        ({"question": "which?", "options": {"A": "x", "B": "y"}, "answer": 0},
+         Task("which?\n(A) x\n(B) y", "A")),
+        ({"question": "which?", "choices": ["1", "2"], "answer": 1},
+         Task("which?\n(A) 1\n(B) 2", "1")),
+        ({"problem": "p", "solution": "\\boxed{1} and \\boxed{2}"}, Task("p", "1, 2")),
+    ],
+)  # fmt: skip
+def test_choices_and_boxes_in_other_forms(row, task):
+    assert data.as_task(row) == task

@@ -66,6 +66,18 @@ def test_the_judge_speaks_between_steps_until_right_or_the_horizon():
     assert [env.step([turn("99")]).done for _ in range(3)] == [False, False, True]
 
 
+def test_partial_scores_cannot_be_earned_twice_and_end_nothing():
+    grades = {"a": Grade(0.25, "wrong", "", "One of four."), "b": Grade(1.0, "right")}
+    env = QuestionEnv(lambda seed: Task("q", "a"), lambda text, _: grades[text], horizon=9)
+    env.reset(0)
+    results = [env.step([turn(text)]) for text in "aab"]
+    assert [result.reward for result in results] == [0.25, 0.0, 0.75]
+    assert [result.done for result in results] == [False, False, True]
+    assert results[0].feedback == "judge: The answer is incorrect. One of four."
+    assert results[0].observation == f"q\nsolver: a\n{results[0].feedback}"
+    assert results[2].feedback == ""
+
+
 def test_next_state_without_a_judge():
     assert next_state("s", [turn("t", name="a")], None) == "s\na: t"
 
@@ -180,7 +192,10 @@ def test_a_users_class_gets_other_seeds_in_evaluation_or_is_told_the_split(own):
 @pytest.mark.parametrize(
     "name, message",
     [
-        ("arithmetics", "expected one of arithmetic, math or package.module:Class"),
+        (
+            "arithmetics",
+            "expected one of arithmetic, math, code, reasoning_gym or package.module:Class",
+        ),
         ("own_envs:", "package.module:Class"),
         ("own_envs:Missing", "has no 'Missing'"),
         ("own_envs:NoStep", "has no step"),

@@ -1,5 +1,6 @@
 """Grading: what is read from a text, what counts as equal, and workers that hang or die."""
 
+import dataclasses
 import json
 import os
 import random
@@ -12,6 +13,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from marft_jax.config import Config
+from marft_jax.envs.base import Grade
 from marft_jax.envs.grading import GradingPool, extract
 from marft_jax.envs.grading.compare import quick
 from marft_jax.envs.grading.units import unit
@@ -162,9 +165,9 @@ def test_answers_that_take_algebra(pool, reference, answer, score):
 
 
 def test_grades_carry_the_verdict_and_the_answer(pool):
-    assert pool.grade("it is \\boxed{x+1}", "1+x") == (1.0, "right", "x+1")
-    assert pool.grade("it is \\boxed{x}", "1+x") == (0.0, "wrong", "x")
-    assert pool.grade("", "1+x") == (0.0, "no answer", "")
+    assert pool.grade("it is \\boxed{x+1}", "1+x") == Grade(1.0, "right", "x+1")
+    assert pool.grade("it is \\boxed{x}", "1+x") == Grade(0.0, "wrong", "x")
+    assert pool.grade("", "1+x") == Grade(0.0, "no answer")
 
 
 FAKE = """
@@ -189,7 +192,7 @@ def fake():
 
 def test_a_hung_worker_is_replaced_and_its_text_scores_zero(fake):
     start = time.perf_counter()
-    assert fake.grade("\\boxed{hang(x)}", "y") == (0.0, "timeout", "hang(x)")
+    assert fake.grade("\\boxed{hang(x)}", "y") == Grade(0.0, "timeout", "hang(x)")
     assert time.perf_counter() - start < 2
     for _ in range(4):
         assert fake.grade("\\boxed{fine(x)}", "y").verdict == "right"
@@ -197,7 +200,7 @@ def test_a_hung_worker_is_replaced_and_its_text_scores_zero(fake):
 
 def test_a_crashed_worker_is_replaced_and_its_text_scores_zero(fake):
     for _ in range(3):
-        assert fake.grade("\\boxed{crash(x)}", "y") == (0.0, "crashed", "crash(x)")
+        assert fake.grade("\\boxed{crash(x)}", "y") == Grade(0.0, "crashed", "crash(x)")
         assert fake.grade("\\boxed{fine(x)}", "y").verdict == "right"
 
 
@@ -241,7 +244,7 @@ def alive(pid):
 
 @pytest.mark.skipif(not os.path.exists("/proc/self/stat"), reason="reads /proc")
 def test_workers_end_with_the_pool(fake):
-    pids = [worker._process.pid for worker in fake._workers]
+    pids = [worker._process.pid for worker in fake._workers._workers]
     assert all(map(alive, pids))
     fake.close()
     assert not any(map(alive, pids))
@@ -259,7 +262,7 @@ def test_workers_end_when_their_parent_is_killed(repository):
         for text in ("\\\\boxed{9^{9^{9^{9}}}}",):
             threading.Thread(target=pool.grade, args=(text, "x"), daemon=True).start()
         time.sleep(0.3)
-        print(*[worker._process.pid for worker in pool._workers], flush=True)
+        print(*[worker._process.pid for worker in pool._workers._workers], flush=True)
         os.kill(os.getpid(), 9)
     """)
     done = subprocess.run([sys.executable, "-c", program], cwd=repository, capture_output=True)
@@ -330,3 +333,36 @@ def test_every_math_answer_equals_itself_and_no_other(pool, shared_data):
     answers = references(shared_data, "math/test.jsonl", "final_answer")
     assert len(answers) == 5000
     assert check_all(pool, answers, FORMS) == []
+
+
+@pytest.mark.parametrize(
+    "text, reference, score",
+    [
+        ("It has \\boxed{1,000.99m²}.", "1000.99", 1),
+        ("1,000.99 m²", "1000.99 \\text{ m}^2", 1),
+        ("\\boxed{12cm³}", "12", 1),
+        ("\\boxed{12cm²}", "12\\text{ cm}^3", 0),
+        ("\\boxed{3}. No: the units. Final answer is 5.", "5", 1),
+        ("\\boxed{3}. No: the units. Final answer is 5.", "3", 0),
+        ("\\boxed{3}. Final answer: $\\frac12$.", "0.5", 1),
+        ("Final answer: \\boxed{3}. I checked it 5 times.", "3", 1),
+        ("\\boxed{A}. No. Final answer: (B).", "B", 1),
+        ("\\boxed{7}. That is my final answer.", "7", 1),
+        ("\\boxed{3=7}", "7", 0),
+        ("\\boxed{2+5=7}", "7", 1),
+        ("\\boxed{x=7}", "7", 1),
+        ("\\boxed{1/3=0.333}", "0.333", 1),
+    ],
+)
+def test_gaps_that_once_were(pool, text, reference, score):
+    assert pool.grade(text, reference).score == score
+
+
+@pytest.mark.parametrize("how, score", [("boxed", 0), ("number", 1), ("hashes", 0), ("auto", 1)])
+def test_the_way_of_answering_is_a_setting(how, score):
+    settings = dataclasses.replace(Config().env, name="math", extract=how, workers=1)
+    pool = GradingPool(1, 5.0, settings.extract)
+    try:
+        assert pool.grade("so it is 7.", "7").score == score
+    finally:
+        pool.close()

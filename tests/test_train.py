@@ -141,8 +141,9 @@ def test_evaluate_reports_and_keeps_every_response(finished, capsys):
     assert len(file.read_text().splitlines()) == 8
 
 
-def test_evaluate_takes_a_bare_base_and_several_samples(capsys):
+def test_evaluate_takes_a_bare_base_and_several_samples(capsys, tmp_path):
     flags = ["--samples", "2", "--eval.temperature", "1", "--eval.episodes", "8", *SMALL]
+    flags += ["--out", str(tmp_path)]
     with pytest.raises(SystemExit) as left:
         evaluate.main(["--base", "tiny", *flags])
     assert left.value.code == 0

@@ -121,6 +121,12 @@ class Engine:
         """Uses these adapters from now on."""
         self._adapters = mesh_lib.localized(adapters, self._mesh)
 
+    @property
+    def adapters(self) -> lora.Adapters:
+        """Those in use, of ``load``."""
+        assert self._adapters is not None
+        return self._adapters
+
     def submit(self, request: Request) -> int:
         """Queues a request; the ticket comes back with its completion."""
         room = self.shape.context - len(request.prompt)

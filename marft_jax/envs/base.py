@@ -37,6 +37,8 @@ Split = Literal["train", "eval"]
 BUILT_IN = {
     "arithmetic": "marft_jax.envs.arithmetic",
     "math": "marft_jax.envs.math",
+    "code": "marft_jax.envs.code",
+    "reasoning_gym": "marft_jax.envs.reasoning_gym",
 }
 """Name to the module whose ``source(config, split)`` makes it."""
 
@@ -57,10 +59,16 @@ class Env(Protocol):
 
 
 class Task(NamedTuple):
-    """A question with one checkable answer."""
+    """A question with a checkable answer.
+
+    Attributes:
+        question: what every agent sees.
+        answer: what the grader compares with: a text, or something whose ``str`` a transcript
+            can hold.
+    """
 
     question: str
-    answer: str
+    answer: Any
 
 
 class Grade(NamedTuple):
@@ -70,11 +78,14 @@ class Grade(NamedTuple):
         score: the reward, any float; 0 for a wrong answer, 1 for a right one.
         verdict: ``right``, ``wrong``, ``no answer``, ``timeout`` or ``crashed``.
         answer: the answer that was read from the text, for transcripts.
+        feedback: what the judge tells the team of it before the next step; of a wrong answer it
+            is told that it is incorrect, if nothing else is said.
     """
 
     score: float
     verdict: str
     answer: str = ""
+    feedback: str = ""
 
 
 class EnvSource(NamedTuple):
@@ -94,18 +105,19 @@ class EnvSource(NamedTuple):
 class QuestionEnv:
     """The team gets a question, its answering agents are graded, a wrong answer may be repaired.
 
-    reward = mean over the turns of answering agents of their score. The episode ends when the
-    reward is positive or after ``horizon`` steps; in between the agents see what was said and
-    that it was wrong.
+    The score of a step is the mean over the turns of answering agents. The reward is that of the
+    first step, then by how much a step surpasses all before it: the return is the best score, and
+    no score can be earned twice. The episode ends with a right answer or after ``horizon`` steps;
+    in between the agents see what was said and what the judge said of it.
 
     Args:
         pick: seed to task.
-        grade: (text of a graded turn, reference answer) to grade.
+        grade: (text of a graded turn, the task's answer) to grade.
         horizon: steps per episode.
     """
 
     def __init__(
-        self, pick: Callable[[int], Task], grade: Callable[[str, str], Grade], horizon: int = 1
+        self, pick: Callable[[int], Task], grade: Callable[[str, Any], Grade], horizon: int = 1
     ) -> None:
         self._pick = pick
         self._grade = grade
@@ -115,17 +127,23 @@ class QuestionEnv:
         self._task = self._pick(seed)
         self._state = self._task.question
         self._steps = 0
+        self._best: float | None = None
         return self._state
 
     def step(self, turns: Sequence[Turn]) -> StepResult:
         graded = [turn for turn in turns if turn.answers]
         grades = [self._grade(turn.text, self._task.answer) for turn in graded]
-        reward = float(sum(grade.score for grade in grades) / max(len(grades), 1))
+        score = float(sum(grade.score for grade in grades) / max(len(grades), 1))
+        reward = score if self._best is None else max(score - self._best, 0.0)
+        self._best = score if self._best is None else max(score, self._best)
         self._steps += 1
-        done = reward > 0 or self._steps >= self._horizon
-        self._state = next_state(self._state, turns, None if reward > 0 else INCORRECT)
+        solved = any(grade.verdict == "right" for grade in grades)
+        done = solved or self._steps >= self._horizon
+        told = [grade.feedback for grade in grades if grade.feedback]
+        judge = None if solved else " ".join([INCORRECT, *told])
+        self._state = next_state(self._state, turns, judge)
         info: dict[str, Any] = {
-            "reference": self._task.answer,
+            "reference": str(self._task.answer),
             "verdicts": [
                 {"agent": turn.name, "verdict": grade.verdict, "answer": grade.answer}
                 for turn, grade in zip(graded, grades, strict=True)
@@ -134,7 +152,9 @@ class QuestionEnv:
         failed = [grade.verdict for grade in grades if grade.verdict in ("timeout", "crashed")]
         if failed:
             info["grader"] = failed[0]
-        return StepResult(self._state, reward, done, info)
+        return StepResult(
+            self._state, reward, done, info, feedback=f"judge: {judge}" if judge else ""
+        )
 
 
 INCORRECT = "The answer is incorrect."

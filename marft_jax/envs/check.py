@@ -110,6 +110,8 @@ def _wrong_result(result: Any) -> str | None:
         return f"done: expected True or False, got {result.done!r:.60}"
     if not isinstance(result.observation, str):
         return f"observation: expected a text, got {type(result.observation).__name__}"
+    if not isinstance(result.feedback, str):
+        return f"feedback: expected a text, got {type(result.feedback).__name__}"
     if not result.done and not result.observation.strip():
         return "observation: expected a text while the episode goes on, got an empty one"
     try:

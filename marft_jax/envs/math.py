@@ -20,16 +20,11 @@ def source(config: Config, split: Split) -> EnvSource:
     """Questions from ``env.data`` (or, for evaluation, ``env.eval_data``).
 
     Raises:
-        BadInput: data is missing or wrong (see ``data.load``), or math-verify is not installed.
+        BadInput: data is missing or wrong (see ``data.chooser``), or math-verify is not installed.
     """
     env = config.env
     if importlib.util.find_spec("math_verify") is None:
         raise bad_input("--env.name math needs the package math-verify: pip install math-verify")
-    tasks = data.split_tasks(env.data, env.eval_data, env.holdout, split)
-    pick = data.shuffled(tasks) if split == "train" else lambda seed: tasks[seed % len(tasks)]
-    pool = GradingPool(env.workers, env.grade_seconds)
-    return EnvSource(
-        lambda: QuestionEnv(pick, pool.grade, env.horizon),
-        len(tasks),
-        pool.close,
-    )
+    pick, size = data.chooser(env, split, data.maths(env))
+    pool = GradingPool(env.workers, env.grade_seconds, env.extract)
+    return EnvSource(lambda: QuestionEnv(pick, pool.grade, env.horizon), size, pool.close)

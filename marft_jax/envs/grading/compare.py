@@ -36,6 +36,8 @@ def quick(reference: str, answer: str) -> bool | None:
         return base.groups() == other_base.groups() if other_base else base[1] == squeeze(given)
     value = number(right)
     if value is not None:
+        if _contradicts_itself(given):
+            return False
         chain = given.rpartition("=")[2].strip() if "=" in given else given
         chain = _DECIMAL_COMMA.sub(r"\1.\2", chain)
         other = number(chain)
@@ -74,6 +76,12 @@ def brackets(normal: str) -> str:
                     return ""
             return opening
     return ""
+
+
+def _contradicts_itself(given: str) -> bool:
+    """``3=7``: a chain whose plain numbers are not even nearly the same."""
+    values = [value for part in given.split("=") if (value := number(part)) is not None]
+    return any(abs(value - values[-1]) > abs(values[-1]) / 50 for value in values)
 
 
 def _bare(text: str) -> str:

@@ -2,7 +2,7 @@
 
 Ways to say an answer, in the order in which ``auto`` looks for them:
 
-    boxed    the last \\boxed{...}
+    boxed    the last \\boxed{...}, unless a later "final answer is" takes it back
     hashes   what follows the last ####
     letter   the last choice letter, where the reference is one: "so (B)"
     number   the last number, where the reference is one
@@ -30,6 +30,7 @@ _JOINT = re.compile(
     r"(?:[\s,;$&]|\\q?quad(?![a-z])|\\[,;: ()\[\]]|\\text\{[^{}]{0,40}\}|\b(?:and|or)\b){1,12}"
 )
 _PHRASE = re.compile(r"(?:\banswer\s*(?:is|are|:|=|：)|答案\s*(?:是|为|：|:)|答[：:])\s*:?", re.I)
+_FINAL = re.compile(r"\bfinal answer\s*(?:is|are|:|=)|最终答案\s*(?:是|为|：|:)", re.I)
 _FORMULA = re.compile(
     r"\$\$(.{1,600}?)\$\$|\$(.{1,600}?)(?<!\\)\$|\\\((.{1,600}?)\\\)|\\\[(.{1,600}?)\\\]", re.S
 )
@@ -69,7 +70,7 @@ def extract(text: str, reference: str, how: How = "auto") -> str | None:
     if how == "auto":
         kind = _letter if is_letter(reference) else _phrase
         kind = _last_number if number(normalize(reference)) is not None else kind
-        readers: list[Callable[[str], str | None]] = [_boxed, _hashes, kind]
+        readers: list[Callable[[str], str | None]] = [_last_word(kind), boxed_answer, _hashes, kind]
     else:
         readers = [_READERS[how]]
     for read in readers:
@@ -80,18 +81,14 @@ def extract(text: str, reference: str, how: How = "auto") -> str | None:
     return None
 
 
-def last_boxed(text: str) -> str | None:
+def boxed_answer(text: str) -> str | None:
     """What stands in the last complete ``\\boxed{...}``, braces matched.
 
-    >>> last_boxed("\\\\boxed{1} or \\\\boxed{\\\\frac{1}{2}}")
-    '\\\\frac{1}{2}'
+    Boxes that only "and" or a comma parts from it belong to the same answer.
+
+    >>> boxed_answer("\\\\boxed{1}, then \\\\boxed{\\\\frac{1}{2}} or \\\\boxed{3}")
+    '\\\\frac{1}{2}, 3'
     """
-    boxes = _boxes(text)
-    return boxes[-1][2] if boxes else None
-
-
-def _boxed(text: str) -> str | None:
-    """The last box, with those before it that only "and" or a comma parts from it."""
     boxes = _boxes(text)
     if not boxes:
         return None
@@ -99,6 +96,19 @@ def _boxed(text: str) -> str | None:
     while first > 0 and _JOINT.fullmatch(text[boxes[first - 1][1] : boxes[first][0]]):
         first -= 1
     return ", ".join(dict.fromkeys(content for _, _, content in boxes[first:]))
+
+
+def _last_word(read: Callable[[str], str | None]) -> Callable[[str], str | None]:
+    """What is said after a "final answer is" that comes later than any box."""
+
+    def last_word(text: str) -> str | None:
+        boxes, phrases = _boxes(text), list(_FINAL.finditer(text))
+        if not boxes or not phrases or phrases[-1].start() < boxes[-1][1]:
+            return None
+        tail = text[phrases[-1].start() :]
+        return read(tail) if _DIGIT.search(tail) or _CHOICE.search(tail) else None
+
+    return last_word
 
 
 def _boxes(text: str) -> list[tuple[int, int, str]]:
@@ -186,7 +196,7 @@ def _formulas(text: str) -> str:
 
 
 _READERS: dict[str, Callable[[str], str | None]] = {
-    "boxed": _boxed,
+    "boxed": boxed_answer,
     "hashes": _hashes,
     "letter": _letter,
     "number": _last_number,

@@ -54,6 +54,7 @@ _REWRITES = [
 _TEXT_AFTER_VALUE = re.compile(r"(?<=[\w})\]%])\s*\\text\{[^{}]*\}(?:\s*\^\s*\{?\d\}?)?$")
 _TEXT = re.compile(r"\\text\{([^{}]*)\}")
 _WORDY = re.compile(r"[A-Za-z]{2}|[A-Za-z]\.|[^\x00-\x7f]|^[A-Z](?:, ?[A-Z])+$")
+_METRES = re.compile(r"(?<=\d)\s*([kcdm]?m)([²³])")  # so typed it is a unit, not a variable
 _GROUPED = re.compile(r"(?<![\d.,])\d{1,3}(?:,\d{3})+(?![\d,])")
 _LETTER = re.compile(r"\W*(?:\\text\{)?\W*([A-J])(?:\W*\}?\W*)", re.A)
 _LEADING_LETTER = re.compile(r"\W*(?:text\{)?\W*([A-J])[).:}、．]")
@@ -93,6 +94,7 @@ def normalize(answer: str) -> str:
     for opening, closing in _WRAPS:
         if text.startswith(opening) and text.endswith(closing) and len(text) > len(opening):
             text = text[len(opening) : -len(closing)]
+    text = _METRES.sub(r"\\text{ \1}\2", text)
     text = text.replace("\\$", "").replace("\\\\", "\0")  # the row break of a matrix stays
     for symbol, replacement in _SYMBOLS.items():
         text = text.replace(symbol, replacement)

@@ -53,7 +53,7 @@ def unit(answer: str) -> str:
     answer = answer.strip()
     if _DOLLARS.fullmatch(answer) and answer.count("$") == 1:
         return "dollar"
-    end = re.sub(r"~|\\[,;: ]", " ", answer[-60:])
+    end = re.sub(r"~|\\[,;: ]", " ", answer[-60:].replace("²", "^2").replace("³", "^3"))
     matches = list(_BEHIND.finditer(end))
     found = matches[-1] if matches else None
     if found is None or found.end() < len(end):

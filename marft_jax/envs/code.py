@@ -1,0 +1,236 @@
+"""Programming tasks: what an agent writes is run against tests, in a sandbox.
+
+reward = tests passed / tests run, or 1 for all of them and else 0 (``env.reward``). What a program
+should print or return never enters the sandbox; it is compared here.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import sys
+import textwrap
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Literal
+
+from marft_jax.envs import data
+from marft_jax.envs.base import EnvSource, Grade, QuestionEnv, Split, bad_input
+from marft_jax.envs.code_rows import Call, Script, Suite, as_task
+from marft_jax.envs.sandbox import Limits, Outcome, Sandbox, Unusable
+
+if TYPE_CHECKING:
+    from marft_jax.config import Config
+
+_FENCE = re.compile(r"^[ \t]*```[ \t]*([\w+#.-]*)[^\n]*\n(.*?)(?:^[ \t]*```|\Z)", re.S | re.M)
+_PYTHON = ("python", "python3", "py")
+_TOLERANCE = 1e-6  # relative, of numbers that are not both whole
+_LONGEST = 100_000  # characters of a program
+_IMPORTS = """from typing import *
+from collections import *
+from itertools import *
+from functools import *
+from heapq import *
+from bisect import *
+from math import *
+import bisect, collections, functools, heapq, itertools, math, random, re, string
+"""
+"""Before a program that is called, as on the sites where its task comes from."""
+
+
+def source(config: Config, split: Split) -> EnvSource:
+    """Tasks from ``env.data`` (or, for evaluation, ``env.eval_data``).
+
+    Raises:
+        BadInput: data is missing or wrong (see ``data.chooser``); or programs cannot be isolated
+            here and ``env.sandbox`` does not say to run them without.
+    """
+    env = config.env
+    reading = data.Reading(as_task, env.filters, env.max_bad_rows)
+    pick, size = data.chooser(env, split, reading)
+    try:
+        sandbox = Sandbox(env.sandbox, env.workers, Limits(memory=env.memory_mb << 20))
+    except Unusable as reason:
+        raise bad_input(
+            f"--env.name code needs a sandbox for generated programs, and there is none: {reason}; "
+            "--env.sandbox none would run them as you, with your files and network in their reach"
+        ) from reason
+    if env.sandbox == "none":
+        print(
+            "marft_jax: --env.sandbox none: generated programs run as you, with your files and "
+            "network in their reach",
+            file=sys.stderr,
+        )
+    grader = Grader(sandbox, env.reward, env.tests, env.test_seconds, env.code_seconds)
+    return EnvSource(lambda: QuestionEnv(pick, grader.grade, env.horizon), size, sandbox.close)
+
+
+class Grader:
+    """Runs programs against tests. Safe to use from threads.
+
+    Args:
+        sandbox: where programs run.
+        reward: ``fraction`` of the tests passed, or 1 for ``all`` and else 0.
+        tests: how many of the tests are run, the first ones; 0 runs all.
+        test_seconds: wall time of one test.
+        code_seconds: wall time of all tests of a program; what is not run by then has failed.
+    """
+
+    def __init__(
+        self,
+        sandbox: Sandbox,
+        reward: Literal["fraction", "all"] = "fraction",
+        tests: int = 10,
+        test_seconds: float = 5.0,
+        code_seconds: float = 60.0,
+    ) -> None:
+        self._sandbox, self._reward, self._tests = sandbox, reward, tests or sys.maxsize
+        self._test_seconds, self._code_seconds = test_seconds, code_seconds
+
+    def grade(self, text: str, tests: Suite) -> Grade:
+        """The program that a text gives, run against the tests."""
+        program = extract(text)
+        if not program or len(program) > _LONGEST:
+            return Grade(0.0, "no answer", "", "There is no program.")
+        failures = self._failures(program, tests)
+        passed = sum(failure is None for failure in failures)
+        if passed == len(failures):
+            return Grade(1.0, "right", program)
+        score = passed / len(failures) if self._reward == "fraction" else 0.0
+        number = next(i for i, failure in enumerate(failures) if failure is not None)
+        feedback = f"{passed} of {len(failures)} tests passed. Test {number + 1}: "
+        return Grade(score, "wrong", program, feedback + str(failures[number]))
+
+    def _failures(self, program: str, tests: Suite) -> list[str | None]:
+        """For each test why it failed, or None."""
+        if tests.statements:
+            statements = tests.statements[: self._tests]
+            seconds = min(self._test_seconds * len(statements), self._code_seconds)
+            outcomes = self._sandbox.check(
+                alternatives(program, tests.starter),
+                tests.prelude,
+                statements,
+                tests.entry,
+                seconds,
+            )
+            return [None if o.verdict == "ok" else _reason(o) for o in outcomes]
+        deadline = time.monotonic() + self._code_seconds
+        failures: list[str | None] = []
+        for case in tests.cases[: self._tests]:
+            left = min(self._test_seconds, deadline - time.monotonic())
+            given_up = self._reward == "all" and any(failures)
+            failures.append(
+                "not run" if left <= 0 or given_up else self._failure(program, tests, case, left)
+            )
+        return failures
+
+    def _failure(
+        self, program: str, tests: Suite, case: Script | Call, seconds: float
+    ) -> str | None:
+        if isinstance(case, Script):
+            outcome = self._sandbox.run(alternatives(program, tests.starter), case.text, seconds)
+            right = outcome.verdict == "ok" and same_output(outcome.output, case.output)
+        else:
+            sources = [_IMPORTS + each for each in alternatives(program, tests.starter)]
+            outcome = self._sandbox.call(sources, case.name, case.arguments, seconds)
+            right = outcome.verdict == "ok" and same_json(outcome.output, case.expected)
+        return None if right else _reason(outcome)
+
+
+def extract(text: str) -> str:
+    """The program in a text: its last Python block, else its last block, else all of it.
+
+    >>> extract("Try\\n```python\\nx = 1\\n```\\nor\\n```\\ny\\n```")
+    'x = 1\\n'
+    """
+    blocks = _FENCE.findall(text)
+    python = [code for name, code in blocks if name.lower() in _PYTHON]
+    found = python or [code for _, code in blocks]
+    return textwrap.dedent(found[-1]) if found and found[-1].strip() else "" if found else text
+
+
+def alternatives(program: str, starter: str) -> list[str]:
+    """What may be meant, the first that compiles is run: with the starter code or, else, without.
+
+    A bare function body, whose first line lost its indentation, goes below the starter's header.
+    """
+    if not starter.strip():
+        return [program]
+    head = starter.rstrip() + "\n"
+    last = head.splitlines()[-1]
+    pad = last[: len(last) - len(last.lstrip())] + ("    " if last.endswith(":") else "")
+    return [head + program, program, head + pad + program, head + textwrap.indent(program, pad)]
+
+
+def same_output(printed: str, expected: str) -> bool:
+    """Whether two outputs are the same, lines compared word by word.
+
+    White space at the ends of lines and of the text does not count; numbers that are not both
+    whole agree within 1e-6 relative.
+
+    >>> same_output("1.0000001 a \\n", "1 a"), same_output("10000001", "10000000")
+    (True, False)
+    """
+    given, wanted = (
+        [line.rstrip() for line in text.rstrip().splitlines()] for text in (printed, expected)
+    )
+    if given == wanted:
+        return True
+    if len(given) != len(wanted):
+        return False
+    return all(
+        a == b or _same_words(a.split(), b.split()) for a, b in zip(given, wanted, strict=True)
+    )
+
+
+def same_json(returned: str, expected: Any) -> bool:
+    """Whether a JSON text is this value; fractions agree within 1e-6 relative."""
+    try:
+        return _same_value(json.loads(returned), expected)
+    except (ValueError, RecursionError):
+        return False
+
+
+def _same_words(given: Sequence[str], wanted: Sequence[str]) -> bool:
+    if len(given) != len(wanted):
+        return False
+    return all(a == b or _same_number(a, b) for a, b in zip(given, wanted, strict=True))
+
+
+def _same_number(given: str, wanted: str) -> bool:
+    if not re.search(r"[.eE]", given + wanted) or max(len(given), len(wanted)) > 400:
+        return False
+    try:
+        return math.isclose(float(given), float(wanted), rel_tol=_TOLERANCE)
+    except ValueError:
+        return False
+
+
+def _same_value(given: Any, wanted: Any) -> bool:
+    if isinstance(given, bool) or isinstance(wanted, bool):
+        return given is wanted
+    if isinstance(given, float) or isinstance(wanted, float):
+        numbers = isinstance(given, (int, float)) and isinstance(wanted, (int, float))
+        return numbers and math.isclose(given, wanted, rel_tol=_TOLERANCE)
+    if isinstance(given, list) and isinstance(wanted, (list, tuple)):
+        same = zip(given, wanted, strict=True) if len(given) == len(wanted) else [(0, 1)]
+        return all(_same_value(a, b) for a, b in same)
+    if isinstance(given, dict) and isinstance(wanted, dict):
+        wanted = {str(key): value for key, value in wanted.items()}
+        return given.keys() == wanted.keys() and all(
+            _same_value(given[key], wanted[key]) for key in given
+        )
+    return type(given) is type(wanted) and given == wanted
+
+
+def _reason(outcome: Outcome) -> str:
+    """Why a test failed, for the team: nothing of what the test expects."""
+    last = outcome.detail.strip().rpartition("\n")[2][:200]
+    if outcome.verdict == "ok":
+        return "wrong result."
+    if outcome.verdict == "failed":
+        return last if last.startswith("error:") else "wrong result."
+    if outcome.verdict == "timeout":
+        return "too slow."
+    return last or {"output": "too much output."}.get(outcome.verdict, "it did not end well.")

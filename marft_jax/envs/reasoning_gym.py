@@ -1,0 +1,128 @@
+"""The procedural tasks of the reasoning-gym package, by name, each with its own scorer.
+
+No data is needed: a seed makes a task. The reward is what the task's scorer gives, often a little
+for an answer in the right form.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import re
+import sys
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from marft_jax.envs.base import (
+    EVAL_SEEDS,
+    EnvSource,
+    Grade,
+    QuestionEnv,
+    Split,
+    Task,
+    bad_input,
+    held_out,
+)
+from marft_jax.envs.grading.extract import boxed_answer
+from marft_jax.envs.workers import Workers
+
+if TYPE_CHECKING:
+    from marft_jax.config import Config
+
+_TAGGED = re.compile(r"<answer>(.*?)</answer>", re.S | re.I)
+_ASK = "\nWrite the final answer between <answer> and </answer>."
+_DRAWS = 1000  # seeds tried for a task of the wanted side
+_MAKE_SECONDS = 60.0
+
+
+class _Answer(NamedTuple):
+    """What the scorer needs to know of a task."""
+
+    seed: int
+    text: str
+
+    def __str__(self) -> str:
+        return self.text
+
+
+def source(config: Config, split: Split) -> EnvSource:
+    """Tasks of the kind ``env.task`` with ``env.options``; ``env.holdout`` of them for evaluation.
+
+    Raises:
+        BadInput: the package is not installed, there is no such task, or it refuses the options.
+    """
+    env = config.env
+    if importlib.util.find_spec("reasoning_gym") is None:
+        raise bad_input("--env.name reasoning_gym needs that package: pip install reasoning-gym")
+    settings = dict(_option(text) for text in env.options)
+    command = (sys.executable, "-m", "marft_jax.envs.gym_worker", env.task, json.dumps(settings))
+    workers = Workers(env.workers, command)
+    tasks = _Tasks(workers, env.holdout, split, env.grade_seconds)
+    try:
+        tasks.pick(0)
+    except RuntimeError as error:
+        workers.close()
+        raise bad_input(f"--env.task {env.task or 'none'}: {error}{_known(env.task)}") from error
+    return EnvSource(lambda: QuestionEnv(tasks.pick, tasks.grade, env.horizon), None, workers.close)
+
+
+def read(text: str) -> str:
+    """The answer in a text: the last ``<answer>`` tag, else the last box, else all of it.
+
+    >>> read("so <answer> 1 </answer>"), read("\\\\boxed{2}"), read(" LURD ")
+    ('1', '2', 'LURD')
+    """
+    tagged = _TAGGED.findall(text)
+    return (tagged[-1] if tagged else boxed_answer(text) or text).strip()
+
+
+class _Tasks:
+    def __init__(self, workers: Workers, holdout: float, split: Split, seconds: float) -> None:
+        self._workers, self._seconds = workers, seconds
+        self._holdout, self._held = holdout, split == "eval"
+
+    def pick(self, seed: int) -> Task:
+        """The task of a seed: the first on this side of the split that its draws give."""
+        first = seed * _DRAWS + (EVAL_SEEDS if self._held and not self._holdout else 0)
+        for drawn in range(first, first + _DRAWS):
+            drawn %= 1 << 32
+            made = self._workers.ask({"seed": drawn}, _MAKE_SECONDS)
+            if not isinstance(made, dict):
+                raise RuntimeError(f"making the task of seed {drawn}: {made}")
+            question = made["question"].strip()
+            if not self._holdout or held_out(question, self._holdout) == self._held:
+                return Task(question + _ASK, _Answer(drawn, made["answer"]))
+        raise RuntimeError(
+            f"none of {_DRAWS} tasks is on this side of --env.holdout {self._holdout}"
+        )
+
+    def grade(self, text: str, answer: _Answer) -> Grade:
+        given = read(text)
+        if not given:
+            return Grade(0.0, "no answer")
+        request = {"seed": answer.seed, "text": given[-10_000:]}
+        scored = self._workers.ask(request, self._seconds)
+        if not isinstance(scored, dict):
+            return Grade(0.0, scored, given)
+        return Grade(scored["score"], "right" if scored["score"] >= 1 else "wrong", given)
+
+
+def _option(text: str) -> tuple[str, Any]:
+    name, found, value = text.partition("=")
+    if not found:
+        raise bad_input(f"--env.options: expected name=value, got {text!r}")
+    try:
+        return name.strip(), json.loads(value)
+    except ValueError:
+        return name.strip(), value
+
+
+def _known(name: str) -> str:
+    """The nearest names of tasks, where this one is none."""
+    import difflib
+
+    from reasoning_gym.factory import DATASETS  # pyright: ignore[reportMissingImports]
+
+    if name in DATASETS:
+        return ""
+    near = difflib.get_close_matches(name, DATASETS, 3, 0.4)
+    return f"; did you mean {', '.join(near)}?" if near else f"; expected {', '.join(DATASETS)}"

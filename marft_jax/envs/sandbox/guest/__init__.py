@@ -1,0 +1,1 @@
+"""What runs inside the sandbox. Standard library only; nothing here is trusted by the host."""

