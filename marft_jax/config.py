@@ -112,6 +112,8 @@ class Env:
     """Steps per episode: how often the team may try, with feedback in between."""
     difficulty: int = 3
     """Arithmetic: how many numbers each problem adds up."""
+    curriculum: float | None = None
+    """Begin with the easiest tasks, and go one level up when the mean reward reaches this."""
     extract: Literal["auto", "boxed", "hashes", "letter", "number", "phrase"] = "auto"
     """Maths: the one way of giving an answer that counts; auto takes the first that is there."""
     grade_seconds: float = 10.0

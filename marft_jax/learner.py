@@ -44,6 +44,7 @@ class TrainState(NamedTuple):
         adapters_opt: Adam's state for each adapter, leading axis N.
         critic, critic_opt: the value heads and adapters of the critic, and their Adam states.
         baseline: the moving average of each agent's returns, where ``algo.baseline`` wants one.
+        progress: the curriculum's level, and the moving mean of the rewards there.
         lr_scale: multiplies the learning rates; lowered by rollbacks.
     """
 
@@ -54,6 +55,7 @@ class TrainState(NamedTuple):
     critic_opt: critic_lib.Critic
     baseline: Moving
     lr_scale: jax.Array
+    progress: jax.Array
 
 
 class Learner:
@@ -117,6 +119,7 @@ class Learner:
             critic_lib.Critic(*(_opt_init(optimizer, part) for part in critic)),
             Moving(none, none),
             jnp.float32(1),
+            jnp.zeros(2),
         )
 
     def trainable(self, step: int) -> np.ndarray:

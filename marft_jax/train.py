@@ -27,6 +27,7 @@ from marft_jax.algorithms.credit import make_credit
 from marft_jax.benchmarks import Plan, plans
 from marft_jax.checkpoint import RunFailed, explained
 from marft_jax.collect import collect
+from marft_jax.curriculum import Curriculum
 from marft_jax.envs import base as envs
 from marft_jax.guards import Guard, by_agent
 from marft_jax.interop.initial import initial_state
@@ -96,7 +97,7 @@ def train(config: config_lib.Config) -> int:
         )
         for line in [greeting(config, session, step), *news]:
             reporter.event(line)
-        rollout = make_rollout(session, source, threads)
+        curriculum = Curriculum(source, config)
         stopped = stack.enter_context(stopped_by_signal())
         schedule, clock = Schedule(config.run), Clock()
         clock.seconds["checkpoint_s"] = 0.0
@@ -104,6 +105,8 @@ def train(config: config_lib.Config) -> int:
         while step < steps:
             draw = step + guard.rollbacks * _DRAWS_PER_ROLLBACK
             engine.load(state.adapters)
+            level = curriculum.level(state.progress)
+            rollout = make_rollout(session, curriculum.source(level), threads)
             with clock("rollout_s"):
                 collected = collect(rollout, credit, config, draw)
             clock.seconds["reward_s"] = collected.waited_s
@@ -127,6 +130,9 @@ def train(config: config_lib.Config) -> int:
                 transcripts.write(file, collected.episodes, team.tokenizer.decode, numbers)
             nonfinite = by_agent(learned.pop("nonfinite"), team)
             metrics = metrics_of(collected, learned, team, clock, config.algo)
+            metrics |= {"curriculum/level": level} if config.env.curriculum is not None else {}
+            progress = curriculum.after(state.progress, metrics["reward/mean"])
+            state = state._replace(progress=progress)
             if held_out and is_due(config.eval.every, done, steps):
                 engine.load(state.adapters)
                 metrics |= evaluation(session, held_out, threads, done)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import re
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from marft_jax.envs.base import EnvSource, Grade, QuestionEnv, Split, Task, bad_input, held_out
@@ -25,9 +26,13 @@ def source(config: Config, split: Split) -> EnvSource:
     terms, holdout, horizon = config.env.difficulty, config.env.holdout, config.env.horizon
     if split == "train":
         train_task(0, terms, holdout)  # fails now rather than in the first episode
-        return EnvSource(
-            lambda: QuestionEnv(lambda seed: train_task(seed, terms, holdout), grade, horizon)
-        )
+
+        def maker(terms: int) -> Callable[[], QuestionEnv]:
+            return lambda: QuestionEnv(
+                lambda seed: train_task(seed, terms, holdout), grade, horizon
+            )
+
+        return EnvSource(maker(terms), easier=[maker(fewer) for fewer in range(2, terms)])
     tasks = eval_tasks(terms, holdout)
     if not tasks:
         raise bad_input(

@@ -19,6 +19,7 @@ This module imports neither JAX nor any heavy package.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import importlib
 import inspect
@@ -95,11 +96,13 @@ class EnvSource(NamedTuple):
         create: makes an ``Env``, one per episode.
         size: how many distinct tasks there are; None for no limit.
         close: ends what the environments share (grading processes).
+        easier: makers of easier tasks, the easiest first, for a curriculum.
     """
 
     create: Callable[[], Env]
     size: int | None = None
     close: Callable[[], None] = lambda: None
+    easier: Sequence[Callable[[], Env]] = ()
 
 
 class QuestionEnv:
@@ -233,9 +236,12 @@ def from_class(factory: Callable[..., Env], split: Split) -> EnvSource:
     """The source that a user's class makes, see ``make``."""
     if "split" in _parameters(factory):
         return EnvSource(lambda: factory(split=split))
-    if split == "train":
+    if split == "eval":
+        return EnvSource(lambda: _OtherSeeds(factory()))
+    if "level" not in _parameters(factory):
         return EnvSource(factory)
-    return EnvSource(lambda: _OtherSeeds(factory()))
+    makers = [functools.partial(factory, level=i) for i in range(getattr(factory, "levels", 1))]
+    return EnvSource(factory, easier=makers[:-1])
 
 
 def bad_input(message: str) -> Exception:

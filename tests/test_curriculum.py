@@ -1,0 +1,88 @@
+"""Easier tasks first, and no others once the team can do them."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+
+import jax.numpy as jnp
+import pytest
+
+from marft_jax import config as config_lib
+from marft_jax import train
+from marft_jax.config import BadInput, Config
+from marft_jax.curriculum import Curriculum
+from marft_jax.envs import base
+
+
+def with_env(**env) -> Config:
+    return Config(env=dataclasses.replace(Config().env, **env))
+
+
+def question(source: base.EnvSource) -> str:
+    return source.create().reset(3)
+
+
+def test_the_level_rises_with_the_mean_reward_and_stops_at_the_task_itself():
+    config = with_env(difficulty=4, curriculum=0.6)
+    curriculum = Curriculum(base.make(config, "train"), config)
+    progress, levels, terms = jnp.zeros(2), [], []
+    for reward in (0.5, 1.0, 1.0, 0.0, 1.0, 1.0, 1.0, 1.0):
+        levels.append(curriculum.level(progress))
+        terms.append(question(curriculum.source(levels[-1])).count("+") + 1)
+        progress = curriculum.after(progress, reward)
+    assert levels == [0, 0, 1, 1, 1, 2, 2, 2][: len(levels)]
+    assert terms == [level + 2 for level in levels]
+
+
+def test_without_the_setting_every_step_plays_the_task_itself():
+    config = with_env(difficulty=4)
+    curriculum = Curriculum(base.make(config, "train"), config)
+    progress = curriculum.after(jnp.zeros(2), 1.0)
+    assert progress.tolist() == [0, 0] and curriculum.level(progress) == 0
+    assert question(curriculum.source(0)).count("+") == 3
+
+
+def test_a_task_without_easier_ones_has_no_curriculum():
+    config = with_env(difficulty=2, curriculum=0.5)
+    with pytest.raises(BadInput, match="arithmetic has no easier tasks"):
+        Curriculum(base.make(config, "train"), config)
+
+
+class Levelled:
+    """Says its level."""
+
+    levels = 3
+
+    def __init__(self, level: int = 2):
+        self._level = level
+
+    def reset(self, seed: int) -> str:
+        return f"level {self._level}"
+
+    def step(self, turns):
+        raise NotImplementedError
+
+
+def test_a_users_class_may_have_levels():
+    config = with_env(name="test_curriculum:Levelled", curriculum=0.9)
+    curriculum = Curriculum(base.make(config, "train"), config)
+    assert [question(curriculum.source(i)) for i in range(3)] == ["level 0", "level 1", "level 2"]
+    assert question(base.make(config, "eval")) == "level 2"
+
+
+def test_the_level_is_a_metric_and_continues(tmp_path):
+    """Two and one steps are three: the level is part of the checkpoint."""
+    words = ["--algo.episodes", "8", "--env.curriculum", "0.05", "--run.tensorboard", "false"]
+    words += ["--algo.minibatches", "1", "--algo.epochs", "1"]
+
+    def levels(run: str, *steps: int) -> list[float]:
+        for count in steps:
+            flags = ["--run.dir", str(tmp_path / run), "--run.steps", str(count)]
+            assert train.train(config_lib.parse([*flags, *words])) == 0
+        lines = (tmp_path / run / "metrics.jsonl").read_text().splitlines()
+        return [json.loads(line)["curriculum/level"] for line in lines]
+
+    whole = levels("whole", 3)
+    assert whole[0] == 0 and whole[-1] == 1
+    assert levels("parts", 2, 3) == whole
