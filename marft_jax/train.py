@@ -22,8 +22,8 @@ from marft_jax import config as config_lib
 from marft_jax import transcripts
 from marft_jax.algorithms import find_algorithm, settle
 from marft_jax.algorithms.credit import make_credit
-from marft_jax.checkpoint import RunFailed, explained
 from marft_jax.collect import collect
+from marft_jax.durable import RunFailed, explained
 from marft_jax.envs import base as envs
 from marft_jax.guards import Guard, by_agent
 from marft_jax.interop.initial import initial_state
