@@ -14,8 +14,6 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import errno
-import hashlib
 import json
 import logging
 import os
@@ -31,6 +29,8 @@ import jax
 import numpy as np
 import orbax.checkpoint as ocp
 
+from marft_jax import durable
+from marft_jax.durable import DRAFT, MANIFEST, explained, manifest_of, remove, write_synced
 from marft_jax.identity import check_identity, check_shapes
 from marft_jax.learner import TrainState
 
@@ -38,16 +38,7 @@ LOGGER = logging.getLogger("marft_jax")
 
 Which = int | Literal["latest", "best"]
 
-_STATE, _META, _MANIFEST = "state", "meta.json", "manifest.json"
-_DRAFT = ".saving-"
-_FILE_SYSTEM = {
-    getattr(errno, name)
-    for name in "ENOSPC EDQUOT EROFS EACCES EPERM EIO ENOENT ENOTDIR ESTALE EFBIG".split()
-}
-
-
-class RunFailed(RuntimeError):
-    """A run cannot go on through no fault of its settings: reported as one line, exit code 1."""
+_STATE, _META = "state", "meta.json"
 
 
 class Saved(NamedTuple):
@@ -211,11 +202,11 @@ class Checkpoints:
     def clean(self) -> None:
         """Removes what a killed save left behind. Only for the process that holds the lock."""
         if self._folder.is_dir() and jax.process_index() == 0:
-            for draft in self._folder.glob(f"{_DRAFT}*"):
+            for draft in self._folder.glob(f"{DRAFT}*"):
                 shutil.rmtree(draft, ignore_errors=True)
 
     def _write(self, step: int, arrays: TrainState, meta: dict[str, Any], good: int | None) -> None:
-        draft, final = self._folder / f"{_DRAFT}{step}", self._folder / str(step)
+        draft, final = self._folder / f"{DRAFT}{step}", self._folder / str(step)
         self._folder.parent.stat()  # a run directory that vanished is not made anew
         shutil.rmtree(draft, ignore_errors=True)
         draft.mkdir(parents=True)
@@ -233,17 +224,17 @@ class Checkpoints:
                 "arrays": shapes_of(arrays),
                 "saved": time.strftime("%FT%TZ", time.gmtime()),
             }
-            _write_synced(draft / _META, meta)
-            _write_synced(draft / _MANIFEST, manifest_of(draft))
+            write_synced(draft / _META, meta)
+            write_synced(draft / MANIFEST, manifest_of(draft))
             if final.exists():  # a damaged one, or one that was dropped in memory only
                 remove(final)
             os.replace(draft, final)
-            _sync(self._folder)
+            durable.sync(self._folder)
         except ValueError as error:  # how tensorstore reports any failure of the file system
             shutil.rmtree(draft, ignore_errors=True)
             code = re.search(r"os_error_code='(\d+)'", str(error))
             why = os.strerror(int(code[1])) if code else " ".join(str(error).split())[:200]
-            raise _cannot_write(self._run, why) from error
+            raise durable.cannot_write(self._run, why) from error
         except BaseException:
             shutil.rmtree(draft, ignore_errors=True)
             raise
@@ -277,7 +268,7 @@ class Checkpoints:
         """Whether every file is as it was written; says so once where it is not."""
         if step in self._broken:
             return False
-        wrong = damage(self._folder / str(step))
+        wrong = durable.damage(self._folder / str(step))
         if wrong:
             self._broken.add(step)
             self.skipped.append(f"checkpoint {step} is not intact ({wrong}) and is skipped")
@@ -286,40 +277,6 @@ class Checkpoints:
 
     def _meta(self, step: int) -> dict[str, Any]:
         return json.loads((self._folder / str(step) / _META).read_text("utf-8"))
-
-
-def manifest_of(folder: Path) -> dict[str, list[Any]]:
-    """Size and SHA-256 of every file below a folder, by its path."""
-    manifest = {}
-    for file in sorted(p for p in folder.rglob("*") if p.is_file()):
-        with file.open("rb") as stream:
-            digest = hashlib.file_digest(stream, "sha256").hexdigest()
-        manifest[file.relative_to(folder).as_posix()] = [file.stat().st_size, digest]
-    return manifest
-
-
-def damage(folder: Path) -> str | None:
-    """What is wrong with a checkpoint; None where every file is as its manifest says."""
-    try:
-        expected = json.loads((folder / _MANIFEST).read_text("utf-8"))
-        found = manifest_of(folder)
-    except FileNotFoundError:
-        return f"it has no {_MANIFEST}"
-    except (OSError, ValueError) as error:
-        return f"it cannot be read: {error}"
-    found.pop(_MANIFEST, None)
-    if not isinstance(expected, dict) or _META not in expected:
-        return f"its {_MANIFEST} is no manifest"
-    differing = sorted(f for f in expected | found if expected.get(f) != found.get(f))
-    return f"{differing[0]} differs from its manifest" if differing else None
-
-
-def remove(folder: Path) -> None:
-    """Removes a checkpoint: at once under its name, so that no half of it is ever found."""
-    doomed = folder.with_name(f"{_DRAFT}not-{folder.name}")
-    shutil.rmtree(doomed, ignore_errors=True)
-    os.replace(folder, doomed)
-    shutil.rmtree(doomed, ignore_errors=True)
 
 
 def shapes_of(state: Any) -> dict[str, str]:
@@ -332,23 +289,6 @@ def shapes_of(state: Any) -> dict[str, str]:
 
 
 @contextlib.contextmanager
-def explained(run: Path) -> Iterator[None]:
-    """Turns what a file system does to a run directory into one clear line.
-
-    Raises:
-        RunFailed: the disk is full, read-only or gone.
-    """
-    try:
-        yield
-    except OSError as error:
-        name = None if error.filename is None else Path(os.fsdecode(error.filename)).absolute()
-        ours = name is None or name.is_relative_to(run.absolute())
-        if error.errno not in _FILE_SYSTEM or not ours:
-            raise
-        raise _cannot_write(run, error.strerror or str(error)) from error
-
-
-@contextlib.contextmanager
 def _without_tracebacks() -> Iterator[None]:
     """Orbax logs what it raises; it is told once, by who catches it."""
     logger = logging.getLogger("absl")
@@ -358,27 +298,3 @@ def _without_tracebacks() -> Iterator[None]:
         yield
     finally:
         logger.setLevel(level)
-
-
-def _cannot_write(run: Path, why: str) -> RunFailed:
-    return RunFailed(
-        f"{run}: cannot be written ({why}); checkpoints that were saved stay loadable: make room "
-        "or give access, and start again to continue"
-    )
-
-
-def _write_synced(file: Path, value: Any) -> None:
-    with file.open("w", encoding="utf-8") as stream:
-        json.dump(value, stream)
-        stream.flush()
-        os.fsync(stream.fileno())
-
-
-def _sync(folder: Path) -> None:
-    """Makes a rename in this folder last, where the system can."""
-    with contextlib.suppress(OSError):
-        handle = os.open(folder, os.O_RDONLY)
-        try:
-            os.fsync(handle)
-        finally:
-            os.close(handle)

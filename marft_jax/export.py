@@ -21,7 +21,7 @@ import numpy as np
 from rich.console import Console
 
 from marft_jax import config as config_lib
-from marft_jax.checkpoint import explained
+from marft_jax.durable import explained
 from marft_jax.interop import card, huggingface, peft
 from marft_jax.session import Session, open_session
 from marft_jax.team.files import Blueprint, dump_team, load_team

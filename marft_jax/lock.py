@@ -9,8 +9,8 @@ from pathlib import Path
 
 import jax
 
-from marft_jax.checkpoint import RunFailed
 from marft_jax.config import BadInput
+from marft_jax.durable import RunFailed
 
 _NAME = "lock"
 

@@ -10,7 +10,8 @@ import jax
 import numpy as np
 
 from marft_jax import config as config_lib
-from marft_jax.checkpoint import Checkpoints, RunFailed
+from marft_jax.checkpoint import Checkpoints
+from marft_jax.durable import RunFailed
 from marft_jax.guards import Finding, Guard, Verdict
 from marft_jax.identity import changes, identity_of
 from marft_jax.learner import TrainState

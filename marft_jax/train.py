@@ -25,9 +25,9 @@ from marft_jax import distributed, transcripts
 from marft_jax.algorithms import find_algorithm, settle
 from marft_jax.algorithms.credit import make_credit
 from marft_jax.benchmarks import Plan, plans
-from marft_jax.checkpoint import RunFailed, explained
 from marft_jax.collect import collect
 from marft_jax.curriculum import Curriculum
+from marft_jax.durable import RunFailed, explained
 from marft_jax.envs import base as envs
 from marft_jax.guards import Guard, by_agent
 from marft_jax.interop.initial import initial_state

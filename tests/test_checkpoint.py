@@ -19,7 +19,8 @@ import small
 from marft_jax import checkpoint, mesh
 from marft_jax import config as config_lib
 from marft_jax.algorithms import find_algorithm
-from marft_jax.checkpoint import Checkpoints, RunFailed
+from marft_jax.checkpoint import Checkpoints
+from marft_jax.durable import RunFailed
 from marft_jax.identity import identity_of
 from marft_jax.learner import Learner
 from marft_jax.lock import Lock
@@ -239,7 +240,7 @@ def test_a_full_disk_is_one_clear_error_and_what_was_saved_stays(two, tmp_path, 
     with pytest.raises(RunFailed, match="No space left on device.*stay loadable"):
         with opened(run) as checkpoints:
             with monkeypatch.context() as patch:
-                patch.setattr(checkpoint, "_write_synced", full)
+                patch.setattr(checkpoint, "write_synced", full)
                 checkpoints.save(3, state)
                 while True:  # the next steps go on until the save has failed
                     checkpoints.check()

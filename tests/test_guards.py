@@ -18,7 +18,8 @@ from marft_jax import batch as batch_lib
 from marft_jax import config as config_lib
 from marft_jax import safety, train
 from marft_jax.algorithms import find_algorithm, settle
-from marft_jax.checkpoint import Checkpoints, RunFailed
+from marft_jax.checkpoint import Checkpoints
+from marft_jax.durable import RunFailed
 from marft_jax.guards import Finding, Guard, Verdict, by_agent
 from marft_jax.identity import identity_of
 from marft_jax.learner import Learner
