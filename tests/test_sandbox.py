@@ -150,7 +150,8 @@ def test_a_program_that_hangs_fails_the_rest_of_its_tests(sandbox):
 
 def test_hostile_programs_end_in_time_without_a_reward_and_leave_nothing(sandbox):
     assert len(hostile.SCRIPTS) + len(hostile.JUDGED) >= 80
-    sandbox.check("f = abs", "", ["assert f(-1) == 1"], "f", 5)  # both rooms are there now
+    for _ in range(2):  # one after the other, and each of the two now has both of its rooms
+        sandbox.check("f = abs", "", ["assert f(-1) == 1"], "f", 5)
     before, own = set(os.listdir("/tmp")), len(descendants())
     seconds = {}
 
