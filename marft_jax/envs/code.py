@@ -27,6 +27,7 @@ _FENCE = re.compile(r"^[ \t]*```[ \t]*([\w+#.-]*)[^\n]*\n(.*?)(?:^[ \t]*```|\Z)"
 _PYTHON = ("python", "python3", "py")
 _TOLERANCE = 1e-6  # relative, of numbers that are not both whole
 _LONGEST = 100_000  # characters of a program
+_NOT_RUN = Outcome("timeout", "", "not run")
 _IMPORTS = """from typing import *
 from collections import *
 from itertools import *
@@ -94,16 +95,17 @@ class Grader:
         if not program or len(program) > _LONGEST:
             return Grade(0.0, "no answer", "", "There is no program.")
         failures = self._failures(program, tests)
-        passed = sum(failure is None for failure in failures)
+        passed = failures.count(None)
         if passed == len(failures):
             return Grade(1.0, "right", program)
         score = passed / len(failures) if self._reward == "fraction" else 0.0
-        number = next(i for i, failure in enumerate(failures) if failure is not None)
-        feedback = f"{passed} of {len(failures)} tests passed. Test {number + 1}: "
-        return Grade(score, "wrong", program, feedback + str(failures[number]))
+        number, outcome = next((i, o) for i, o in enumerate(failures, 1) if o is not None)
+        feedback = f"{passed} of {len(failures)} tests passed. Test {number}: {_reason(outcome)}"
+        lost = any(outcome is not None and outcome.verdict == "lost" for outcome in failures)
+        return Grade(score, "crashed" if lost else "wrong", program, feedback)
 
-    def _failures(self, program: str, tests: Suite) -> list[str | None]:
-        """For each test why it failed, or None."""
+    def _failures(self, program: str, tests: Suite) -> list[Outcome | None]:
+        """What came of each test; None where it passed."""
         if tests.statements:
             statements = tests.statements[: self._tests]
             seconds = min(self._test_seconds * len(statements), self._code_seconds)
@@ -114,28 +116,28 @@ class Grader:
                 tests.entry,
                 seconds,
             )
-            return [None if o.verdict == "ok" else _reason(o) for o in outcomes]
+            return [None if outcome.verdict == "ok" else outcome for outcome in outcomes]
         deadline = time.monotonic() + self._code_seconds
-        failures: list[str | None] = []
+        failures: list[Outcome | None] = []
         for case in tests.cases[: self._tests]:
             left = min(self._test_seconds, deadline - time.monotonic())
             given_up = self._reward == "all" and any(failures)
-            failures.append(
-                "not run" if left <= 0 or given_up else self._failure(program, tests, case, left)
-            )
+            run = left > 0 and not given_up
+            failures.append(self._failure(program, tests, case, left) if run else _NOT_RUN)
         return failures
 
     def _failure(
         self, program: str, tests: Suite, case: Script | Call, seconds: float
-    ) -> str | None:
+    ) -> Outcome | None:
+        sources = alternatives(program, tests.starter)
         if isinstance(case, Script):
-            outcome = self._sandbox.run(alternatives(program, tests.starter), case.text, seconds)
-            right = outcome.verdict == "ok" and same_output(outcome.output, case.output)
+            outcome = self._sandbox.run(sources, case.text, seconds)
+            right = same_output(outcome.output, case.output)
         else:
-            sources = [_IMPORTS + each for each in alternatives(program, tests.starter)]
+            sources = [_IMPORTS + source for source in sources]
             outcome = self._sandbox.call(sources, case.name, case.arguments, seconds)
-            right = outcome.verdict == "ok" and same_json(outcome.output, case.expected)
-        return None if right else _reason(outcome)
+            right = same_json(outcome.output, case.expected)
+        return None if right and outcome.verdict == "ok" else outcome
 
 
 def extract(text: str) -> str:

@@ -129,7 +129,8 @@ class _Slot:
         if number == len(self._rooms):
             self._rooms.append(self._make())
         room = self._rooms[number].result()
-        if room.lost:
+        if not room.alive:
+            room.close()
             self._rooms[number] = self._make()
             room = self._rooms[number].result()
         return room
@@ -138,7 +139,7 @@ class _Slot:
         """Replaces, in the background, rooms that are lost or have served long."""
         for number, future in enumerate(self._rooms):
             room = future.result()
-            if room.lost or room.programs >= _MOST_PROGRAMS:
+            if not room.alive or room.programs >= _MOST_PROGRAMS:
                 room.close()
                 self._rooms[number] = self._make()
 
@@ -183,10 +184,9 @@ def _check(
     outcomes: list[Outcome] = []
     end: Report | None = None
     while not isinstance(line := judge.next(), Report):
-        said = json.loads(line)
-        if "test" in said:
-            verdict = "ok" if not said["error"] else "failed"
-            outcomes.append(Outcome(verdict, "", said["error"]))
+        if line.startswith(b'{"test"'):
+            error = json.loads(line)["error"]
+            outcomes.append(Outcome("failed" if error else "ok", "", error))
             continue
         room.say(line + b"\n")
         answer = served.next()

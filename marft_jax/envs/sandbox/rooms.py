@@ -92,8 +92,13 @@ class Room:
             bufsize=0,
         )
         self._ready, self._buffer = False, bytearray()
+        self._closed = False
         self.programs = 0
-        self.lost = False
+
+    @property
+    def alive(self) -> bool:
+        """Whether it can still be used."""
+        return not self._closed and self._process.poll() is None
 
     def begin(self, request: dict[str, Any], seconds: float) -> None:
         """Hands over a program; ``read`` says what comes of it.
@@ -133,7 +138,9 @@ class Room:
 
     def close(self) -> None:
         """Ends every process of the room. May be called again."""
-        self.lost = True
+        if self._closed:
+            return
+        self._closed = True
         try:
             os.killpg(self._process.pid, signal.SIGKILL)
         except (ProcessLookupError, PermissionError):
@@ -172,7 +179,7 @@ class Room:
         return None if body is None else (head[4:], body)
 
     def _exactly(self, count: int, deadline: float) -> bytes | None:
-        if count > 2 * self._limits.output + (1 << 20) or self.lost:
+        if count > 2 * self._limits.output + (1 << 20) or self._closed:
             return None
         pipe = self._process.stdout.fileno()  # type: ignore[union-attr]
         poller = select.poll()
