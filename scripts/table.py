@@ -31,7 +31,7 @@ ROWS: dict[str, list[str]] = {
     "critic: adapters": ["--critic.mode", "lora"],
     "dag": ["--team.file", "configs/quickstart/dag.yaml"],
     "orchestrated": ["--team.file", "configs/quickstart/orchestrated.yaml"],
-    "debate": ["--team.file", "configs/quickstart/debate.yaml"],
+    "debate": ["--team.file", "configs/quickstart/debate.yaml", "--team.rounds", "1"],
     "shared conversation": ["--team.context", "shared"],
 }
 LAST = 5
@@ -40,7 +40,7 @@ LAST = 5
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", nargs="+", default=[""], metavar="WORD")
-    parser.add_argument("--steps", type=int, default=40)
+    parser.add_argument("--steps", type=int, default=30)
     parser.add_argument("--json", metavar="FILE", help="where the numbers go")
     own = parser.parse_args()
     print(f"| | flags | first reward | mean of the last {LAST} of {own.steps} | first >= 0.9 | s |")
