@@ -29,7 +29,7 @@ import jax
 import numpy as np
 import orbax.checkpoint as ocp
 
-from marft_jax import durable
+from marft_jax import distributed, durable
 from marft_jax.durable import DRAFT, MANIFEST, explained, manifest_of, remove, write_synced
 from marft_jax.identity import check_identity, check_shapes
 from marft_jax.learner import TrainState
@@ -180,6 +180,8 @@ class Checkpoints:
         Raises:
             BadInput: what was saved belongs to another base, team or shape of state.
         """
+        self.wait()
+        distributed.any_process(False)  # nobody looks before the save in progress is finished
         step = self.find(which, most)
         if step is None:
             return None
