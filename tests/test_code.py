@@ -243,6 +243,7 @@ def scores(sandbox, rows, answer):
 def test_every_canonical_solution_of_humaneval_scores_one(sandbox, shared_data):
     rows = humaneval(shared_data)
     assert len(rows) == 164
+    assert as_task(rows[0]).question.startswith("Complete this function.\n```python\nfrom typing")
     whole = scores(sandbox, rows, lambda row: fenced(row["prompt"] + row["canonical_solution"]))
     assert set(whole.values()) == {1.0}, whole
 

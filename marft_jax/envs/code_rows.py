@@ -162,9 +162,11 @@ class _OnlyText(pickle.Unpickler):
 
 def _shown(question: str, row: Mapping[str, Any], tests: Suite) -> str:
     """The question with what a solver must know: the function to write, and an example of use."""
-    if tests.entry is None and tests.statements:
+    if tests.entry is not None:
+        return f"Complete this function.\n```python\n{question.strip()}\n```"
+    if tests.statements:
         return f"{question.strip()}\nYour code should pass this test:\n{tests.statements[0]}"
-    if tests.starter and tests.entry is None:
+    if tests.starter:
         return f"{question.strip()}\nBegin with this code:\n```python\n{tests.starter}\n```"
     names = {case.name for case in tests.cases if isinstance(case, Call)}
     if len(names) == 1 and (name := names.pop()) not in question:
