@@ -76,6 +76,8 @@ class Team:
     """debate: how often everyone speaks."""
     max_steps: int = 10
     """orchestrated: how often the orchestrator may call an agent in a step."""
+    max_tool_calls: int = 4
+    """How often an agent may call a tool in one turn, where the environment has tools."""
     max_new_tokens: int = 24
     """The longest action, in tokens; a profile may say otherwise, here and below."""
     temperature: float = 1.0
@@ -415,6 +417,7 @@ _AT_LEAST = {
     "team.temperature": 0,
     "team.rounds": 1,
     "team.max_steps": 1,
+    "team.max_tool_calls": 0,
     "team.top_k": 0,
     "env.horizon": 1,
     "env.difficulty": 2,

@@ -98,6 +98,7 @@ def make_rollout(session: Session, source: EnvSource, threads: Executor) -> Play
         threads,
         max_failed=settings.max_failed_fraction,
         step_seconds=settings.step_seconds,
+        max_tool_calls=session.config.team.max_tool_calls,
     )
     return rollout if jax.process_count() == 1 else Together(rollout)
 

@@ -285,6 +285,68 @@ def test_a_conversation_that_fills_the_context_ends_its_episode(threads):
     assert all(len(turn.prompt) + len(turn.action) <= 130 for turn in episode.turns)
 
 
+# what an environment may offer besides
+
+
+class Cards(Slow):
+    """Shows each agent its own card."""
+
+    def view(self, agent: str, observation: str) -> str:
+        return f"{observation}, the card of {agent}"
+
+
+def test_an_environment_may_show_each_agent_a_part_of_the_state(threads):
+    [episode], _ = play(threads, Blueprint((PLANNER, SOLVER)), who, env=lambda: Cards(1))
+    assert text(episode.turns[0].prompt) == "<s>p<u>t0, the card of planner<a>"
+    assert text(episode.turns[1].prompt) == "<s>s<u>t0, the card of solver\nplanner: w0<a>"
+    with pytest.raises(BadInput, match="--team.context shared"):
+        play(threads, Blueprint((SOLVER,)), who, env=lambda: Cards(1), team_context="shared")
+
+
+class Calculator(Slow):
+    """Adds up for whoever writes ADD."""
+
+    def tool(self, turn) -> str | None:
+        numbers = turn.text.removeprefix("ADD ").split()
+        return str(sum(map(int, numbers))) if turn.text.startswith("ADD") else None
+
+
+def test_an_agent_may_call_a_tool_and_go_on(threads):
+    """Its turns are one nested sequence; others see its last word only."""
+
+    def speak(request) -> str:
+        shown = text(request.prompt)
+        if request.owner == 1:
+            return "done"
+        return "so 5" if "<u>5<a>" in shown else "ADD 2 3"
+
+    blueprint = Blueprint((PLANNER, SOLVER))
+    [episode], engine = play(threads, blueprint, speak, env=lambda: Calculator(1))
+    assert [(t.name, t.text) for t in episode.turns] == [
+        ("planner", "ADD 2 3"),
+        ("planner", "so 5"),
+        ("solver", "done"),
+    ]
+    first, second, solver = episode.turns
+    assert text(second.prompt) == text(first.prompt) + "ADD 2 3<e><u>5<a>"
+    assert second.sees == (0,) and solver.sees == (1,)
+    assert text(solver.prompt) == "<s>s<u>t0\nplanner: so 5<a>"
+    assert len({request.fold for request in engine.requests}) == 3
+
+
+def test_tools_of_siblings_run_side_by_side_and_calls_are_bounded(threads):
+    blueprint = Blueprint((PLANNER, SOLVER, CHECKER), "dag", DIAMOND)
+    [episode], engine = play(
+        threads, blueprint, lambda request: "ADD 1", env=lambda: Calculator(1), context=4000
+    )
+    assert [t.name for t in episode.turns] == [
+        name for name in ("planner", "solver", "solver", "checker") for _ in range(5)
+    ]
+    assert [t.index for t in episode.turns] == list(range(20))
+    assert len({request.fold for request in engine.requests}) == 20
+    assert episode.turns[-1].sees == (4, 9, 14, 15, 16, 17, 18)
+
+
 # failures
 
 

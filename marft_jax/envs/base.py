@@ -48,7 +48,12 @@ EVAL_SEEDS = 1 << 30
 
 
 class Env(Protocol):
-    """One episode of a task. The trainer makes an object per episode and calls it in turn."""
+    """One episode of a task. The trainer makes an object per episode and calls it in turn.
+
+    Two more methods are optional: ``view(agent, observation) -> str``, what the agent of that name
+    sees of the state, and ``tool(turn) -> str | None``, the answer to a tool that the turn calls,
+    after which the same agent goes on; None where it calls none.
+    """
 
     def reset(self, seed: int) -> str:
         """The task text, which every agent sees. The same seed must give the same task."""

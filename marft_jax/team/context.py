@@ -6,7 +6,7 @@ is not shown in the other. D is written down from what was shown, so the two can
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -66,6 +66,8 @@ class Team(NamedTuple):
         judge: the agent that ends a debate, where there is one.
         rounds: of a debate.
         max_steps: calls of an orchestrator.
+        view: (agent's name, observation) to what that agent sees of it, where the environment
+            shows not everyone the same.
     """
 
     profiles: tuple[Profile, ...]
@@ -84,6 +86,7 @@ class Team(NamedTuple):
     judge: int | None = None
     rounds: int = 2
     max_steps: int = 10
+    view: Callable[[str, str], str] | None = None
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -137,7 +140,10 @@ class Team(NamedTuple):
         )
 
     def _alone(self, agent: int, scene: Scene, turns: Sequence[Turn], message: str) -> list[int]:
-        lines = [scene.observation, *(self._says(turn) for turn in turns)]
+        seen = scene.observation
+        if self.view is not None:
+            seen = self.view(self.profiles[agent].name, seen)
+        lines = [seen, *(self._says(turn) for turn in turns)]
         return self.tokenizer.chat(self._opening(agent, [*lines, message] if message else lines))
 
     def _opening(self, agent: int, lines: Sequence[str]) -> list[Message]:
@@ -187,6 +193,32 @@ class Team(NamedTuple):
             return "Please decide the next step."
         return f"Now it is {profile.name}'s turn. {profile.description}".strip()
 
+    def resume(self, turn: Turn, text: str) -> Act | None:
+        """Lets an agent go on after its own turn, told something more; None where no room is left.
+
+        Its prompt is all it read and wrote before, id by id, and a user's message.
+        """
+        held = [*turn.prompt.tolist(), *self._ended(turn)]
+        prompt = [*held, *self.tokenizer.reply(text)]
+        room = self.context - len(prompt) - (_RESERVED if self.shared else 0)
+        if room < 1:
+            return None
+        sampling = self.sampling[turn.agent]
+        longest = min(sampling.max_new_tokens, room)
+        return Act(
+            agent=turn.agent,
+            prompt=np.asarray(prompt, np.int32),
+            step=turn.step,
+            sees=turn.sees,
+            sampling=sampling._replace(max_new_tokens=longest),
+            start=len(held),
+        )
+
+    def _ended(self, turn: Turn) -> list[int]:
+        """A turn's action, with an end where it was cut off."""
+        ids = turn.action.tolist()
+        return ids if ids[-1] in self.tokenizer.eos_ids else [*ids, self.tokenizer.eos_ids[-1]]
+
     def conversation(self, turns: Sequence[Turn]) -> list[int]:
         """One sequence of all that those turns read and wrote, each id as it was, each piece once.
 
@@ -195,7 +227,5 @@ class Team(NamedTuple):
         """
         ids = turns[0].prompt[: turns[0].start].tolist()
         for turn in turns:
-            ids += [*turn.prompt[turn.start :].tolist(), *turn.action.tolist()]
-            if ids[-1] not in self.tokenizer.eos_ids:
-                ids.append(self.tokenizer.eos_ids[-1])
+            ids += [*turn.prompt[turn.start :].tolist(), *self._ended(turn)]
         return ids

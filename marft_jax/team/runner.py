@@ -42,6 +42,7 @@ class Rollout:
         threads: where environments answer.
         max_failed: the fraction of episodes that may fail.
         step_seconds: an environment that takes longer to answer has failed.
+        max_tool_calls: how often an agent may call a tool of the environment in one turn.
 
     Attributes:
         waited_s: seconds that the last ``play`` waited for environments with nothing to decode.
@@ -57,10 +58,12 @@ class Rollout:
         *,
         max_failed: float = 0.0,
         step_seconds: float | None = None,
+        max_tool_calls: int = 4,
     ):
         self._engine, self._team, self._workflow = engine, team, workflow
         self._create_env, self._threads = create_env, threads
         self._max_failed, self._step_seconds = max_failed, step_seconds
+        self._max_tool_calls = max_tool_calls
         self.waited_s = 0.0
 
     def play(self, tasks: Sequence[int], step: int, *, first: int = 0) -> list[Episode]:
@@ -83,18 +86,20 @@ class Rollout:
         live = [_Live(self, number, task) for number, task in enumerate(tasks, start=first)]
         asked: dict[int, tuple[_Live, int]] = {}
         for episode in live:
-            episode.begin()
+            episode.prepare()
+        for episode in live:
+            episode.begin(self._step_seconds)
         while True:
             for episode in live:
                 for branch, act in episode.take_acts():
                     asked[self._engine.submit(episode.request(act, branch, step))] = episode, branch
-            due = [episode for episode in live if episode.is_grading]
+            due = [episode for episode in live if episode.is_waiting]
             for ticket, completion in self._engine.step():
                 episode, branch = asked.pop(ticket)
                 episode.receive(branch, completion)
             for episode in due:
                 started = time.perf_counter()
-                episode.take_result(self._step_seconds)
+                episode.take_answers(self._step_seconds)
                 self.waited_s += 0.0 if self._engine.busy else time.perf_counter() - started
             if not asked and all(episode.over for episode in live):
                 self._check(live, step)
@@ -114,6 +119,17 @@ class Rollout:
             ) from first
 
 
+class _Branch:
+    """An act that was asked for, and its turns: several where the agent calls tools in between."""
+
+    def __init__(self, act: Act):
+        self.act = act
+        self.turns: list[Turn] = []
+        self.asked = False
+        self.tool: Future[str | None] | None = None
+        self.over = False
+
+
 class _Live:
     """One episode in the making: its generator, and what it is waiting for."""
 
@@ -122,39 +138,53 @@ class _Live:
         self._number, self._task = number, task
         self._observation = ""
         self._env: Env
+        self._reset: Future[None]
         self._generator: Workflow
         self._turns: list[Turn] = []
         self._results: list[StepResult] = []
-        self._acts: list[Act] = []
-        self._answers: list[Turn | None] = []
-        self._fresh = False
-        self._future: Future[StepResult] | None = None
+        self._branches: list[_Branch] = []
+        self._graded: Future[StepResult] | None = None
         self._step_info: dict[str, Any] = {}
         self.over = False
         self.error: Exception | None = None
 
     @property
-    def is_grading(self) -> bool:
-        return self._future is not None
+    def is_waiting(self) -> bool:
+        """For its environment: a grade, or a tool."""
+        return self._graded is not None or any(branch.tool for branch in self._branches)
 
-    def begin(self) -> None:
-        """Asks the environment for the task and the workflow for its first wish."""
+    def prepare(self) -> None:
+        """Asks the environment for the task, in a thread."""
 
-        def start() -> None:
+        def reset() -> None:
             self._env = self._rollout._create_env()
             self._observation = self._env.reset(self._task)
+
+        self._reset = self._rollout._threads.submit(reset)
+
+    def begin(self, seconds: float | None) -> None:
+        """Asks the workflow for its first wish."""
+
+        def start() -> None:
+            self._reset.result(seconds)
+            if (view := getattr(self._env, "view", None)) is not None:
+                if self._team.shared:
+                    raise BadInput(
+                        "--team.context shared: this environment shows each agent a part of the "
+                        "state, and a conversation shows all of them everything; use own"
+                    )
+                self._team = self._team._replace(view=view)
             self._generator = self._rollout._workflow(self._team, self._observation)
+            self._ask(None)
 
-        if self._tried(start):
-            self._advance(None)
+        self._try(start)
 
-    def _tried(self, run: Callable[[], None]) -> bool:
-        """Whether it went well; if not, the episode is over, and failed."""
+    def _try(self, run: Callable[[], None]) -> None:
+        """Runs it; if that fails, so has the episode."""
         try:
             run()
         except Exception as error:  # code of the user: an environment, a workflow
-            self.error, self.over, self._future, self._fresh = error, True, None, False
-        return self.error is None
+            self.error, self.over, self._graded, self._branches = error, True, None, []
 
     def failure(self) -> str:
         """Where and why it failed, on one line."""
@@ -162,9 +192,6 @@ class _Live:
         frames = traceback.extract_tb(self.error.__traceback__)
         where = f" ({frames[-1].filename}:{frames[-1].lineno})" if frames else ""
         return f"task {self._task}: {type(self.error).__name__}: {self.error}{where}"
-
-    def _advance(self, answer: list[Turn] | StepResult | None) -> None:
-        self._tried(lambda: self._ask(answer))
 
     def _ask(self, answer: list[Turn] | StepResult | None) -> None:
         """Gives the generator its answer and notes what it wants next."""
@@ -182,14 +209,13 @@ class _Live:
         else:
             if isinstance(wish, Step):
                 self._note(wish)
-                self._future = self._rollout._threads.submit(self._env.step, wish.turns)
+                self._graded = self._rollout._threads.submit(self._env.step, wish.turns)
             elif not isinstance(wish, list) or not wish:
                 raise BadInput(
                     f"--team.workflow: expected a yielded list of acts, or Step, got {wish!r:.60}"
                 )
             else:
-                self._acts, self._fresh = wish, True
-                self._answers = [None] * len(wish)
+                self._branches = [_Branch(act) for act in wish]
 
     def _note(self, step: Step) -> None:
         """What is graded is what the episode records."""
@@ -199,22 +225,46 @@ class _Live:
 
     def take_acts(self) -> list[tuple[int, Act]]:
         """The acts that were not handed out yet, each with its number among its siblings."""
-        fresh, self._fresh = self._fresh, False
-        return list(enumerate(self._acts)) if fresh else []
+        fresh = [(i, b) for i, b in enumerate(self._branches) if not (b.asked or b.over or b.tool)]
+        for _, branch in fresh:
+            branch.asked = True
+        return [(i, branch.act) for i, branch in fresh]
 
     def request(self, act: Act, branch: int, step: int) -> Request:
-        fold = (step, self._number, len(self._turns) + branch)
+        calls = len(self._branches[branch].turns) * len(self._branches)
+        fold = (step, self._number, len(self._turns) + branch + calls)
         return Request(act.prompt, self._team.owners[act.agent], act.sampling, fold)
 
     def receive(self, branch: int, completion: Completion) -> None:
         """Takes one act's tokens; when all siblings have theirs, the workflow goes on."""
-        self._answers[branch] = self._turn(self._acts[branch], branch, completion)
-        turns = [turn for turn in self._answers if turn is not None]
-        if len(turns) == len(self._acts):
-            self._turns += turns
-            self._advance(turns)
+        if self.over:  # it failed while the engine was at work
+            return
+        mine = self._branches[branch]
+        turn = self._turn(mine.act, completion)
+        mine.turns.append(turn)
+        mine.asked = False
+        tool = getattr(self._env, "tool", None)
+        if tool is not None and len(mine.turns) <= self._rollout._max_tool_calls:
+            mine.tool = self._rollout._threads.submit(tool, turn)
+        else:
+            mine.over = True
+        self._try(self._go_on)
 
-    def _turn(self, act: Act, branch: int, completion: Completion) -> Turn:
+    def _go_on(self) -> None:
+        """Answers the workflow when every sibling has spoken its last word."""
+        if not all(branch.over for branch in self._branches):
+            return
+        answers = []
+        for branch in self._branches:
+            first = len(self._turns)
+            for call, turn in enumerate(branch.turns):
+                own = tuple(range(first, first + call))  # what it said before it called a tool
+                self._turns.append(turn._replace(index=first + call, sees=(*turn.sees, *own)))
+            answers.append(self._turns[-1])
+        self._branches = []
+        self._ask(answers)
+
+    def _turn(self, act: Act, completion: Completion) -> Turn:
         profile = self._team.profiles[act.agent]
         return Turn(
             agent=act.agent,
@@ -228,23 +278,28 @@ class _Live:
             sees=act.sees,
             truncated=not completion.finished,
             temperature=act.sampling.temperature or 1.0,
-            index=len(self._turns) + branch,
             start=act.start,
         )
 
-    def take_result(self, seconds: float | None) -> None:
-        """Waits for the environment's answer, so long and no longer, and goes on with it."""
+    def take_answers(self, seconds: float | None) -> None:
+        """Waits for the environment, so long and no longer, and goes on with what it says."""
 
         def take() -> None:
-            assert self._future is not None
-            result = self._future.result(seconds)
+            for branch in self._branches:
+                if branch.tool is not None:
+                    said, branch.tool = branch.tool.result(seconds), None
+                    act = None if said is None else self._team.resume(branch.turns[-1], said)
+                    branch.act, branch.over = act or branch.act, act is None
+            if self._graded is None:
+                return self._go_on()
+            result = self._graded.result(seconds)
             info = {**result.info, **self._step_info}
             result = result._replace(reward=float(result.reward), done=bool(result.done), info=info)
-            self._future = None
+            self._graded = None
             self._results.append(result)
             self._ask(result)
 
-        self._tried(take)
+        self._try(take)
 
     def episode(self) -> Episode:
         if self.error:
