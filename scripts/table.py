@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import subprocess
 import sys
 import tempfile
@@ -40,15 +41,16 @@ LAST = 5
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", nargs="+", default=[""], metavar="WORD")
-    parser.add_argument("--steps", type=int, default=30)
+    parser.add_argument("--steps", type=int, default=25)
     parser.add_argument("--json", metavar="FILE", help="where the numbers go")
+    parser.add_argument("--keep", metavar="FOLDER", help="where the run directories stay")
     own = parser.parse_args()
     print(f"| | flags | first reward | mean of the last {LAST} of {own.steps} | first >= 0.9 | s |")
     print("|---|---|---|---|---|---|", flush=True)
     results = {}
     for name, flags in ROWS.items():
         if any(word in name for word in own.only):
-            results[name] = result = learn(flags, own.steps)
+            results[name] = result = learn(name, flags, own.steps, own.keep)
             reached = result["reached"] or "-"
             print(
                 f"| {name} | `{' '.join(flags)}` | {result['first']:.2f} | {result['last']:.2f} "
@@ -59,17 +61,20 @@ def main() -> None:
         Path(own.json).write_text(json.dumps(results, indent=1), encoding="utf-8")
 
 
-def learn(flags: list[str], steps: int) -> dict[str, float | int | None]:
+def learn(
+    name: str, flags: list[str], steps: int, keep: str | None
+) -> dict[str, float | int | None]:
     """Trains once in a folder of its own; rewards, the first good step, and seconds in all."""
-    with tempfile.TemporaryDirectory() as run:
-        command = [sys.executable, "-m", "marft_jax.train", "--run.dir", run]
-        command += ["--run.steps", str(steps), "--run.transcripts_every", "0", *flags]
+    with tempfile.TemporaryDirectory() as scratch:
+        run = Path(keep or scratch) / re.sub(r"\W+", "_", name)
+        command = [sys.executable, "-m", "marft_jax.train", "--run.dir", str(run)]
+        command += ["--run.steps", str(steps), "--run.transcripts_every", str(steps), *flags]
         started = time.perf_counter()
         done = subprocess.run(command, capture_output=True, text=True)
         seconds = time.perf_counter() - started
         if done.returncode:
             raise SystemExit(f"{' '.join(command)} failed:\n{done.stderr}")
-        lines = (Path(run) / "metrics.jsonl").read_text("utf-8").splitlines()
+        lines = (run / "metrics.jsonl").read_text("utf-8").splitlines()
     rewards = [json.loads(line)["reward/mean"] for line in lines]
     reached = next((step for step, reward in enumerate(rewards, 1) if reward >= 0.9), None)
     first, last = rewards[0], mean(rewards[-LAST:])
