@@ -16,7 +16,6 @@ import contextlib
 import dataclasses
 import hashlib
 import json
-import os
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -34,8 +33,9 @@ from marft_jax import jsonlines, transcripts
 from marft_jax.benchmarks import Plan, plans
 from marft_jax.envs import base as envs
 from marft_jax.scores import Record, Score, score
-from marft_jax.session import Session, open_session, play_held_out
+from marft_jax.session import Session, open_session, open_source, play_held_out
 from marft_jax.team.files import load_team
+from marft_jax.team.roles import last_answering
 from marft_jax.threads import DaemonThreads
 from marft_jax.trained import arguments, restore_team, settings_of
 
@@ -116,14 +116,14 @@ def evaluate(
     scores: dict[tuple[str, str], Score] = {}
     with contextlib.ExitStack() as stack:
         threads = DaemonThreads()
-        sources = [_opened(stack, plan) for plan in wanted]
+        sources = [open_source(stack, plan.config, "eval") for plan in wanted]
         session = open_session(config, load_team(config.team.file))
         taken = restore_team(session, run, step)
         adapters = session.engine.adapters
+        zeros = jax.tree.map(jnp.zeros_like, adapters)
         console.print(_who(run, taken, session))
         for plan, source in zip(wanted, sources, strict=True):
             for player in players:
-                zeros = jax.tree.map(jnp.zeros_like, adapters)
                 session.engine.load(adapters if player.trained else zeros)
                 playing = _as_player(session, player)._replace(config=plan.config)
                 file = folder / _file_name(plan, taken if run else None, player)
@@ -225,28 +225,16 @@ class _Play:
         decode = self._session.team.tokenizer.decode
         where = {"benchmark": self._plan.name, "sample": sample, "key": self._key}
         lines = [jsonlines.dumps(where | transcripts.record(e, decode)) for e in episodes]
-        self._file.parent.mkdir(parents=True, exist_ok=True)
-        with self._file.open("a", encoding="utf-8") as file:
-            file.writelines(f"{line}\n" for line in lines)
-            file.flush()
-            os.fsync(file.fileno())
+        jsonlines.append(self._file, lines)
         return [json.loads(line) for line in lines]
-
-
-def _opened(stack: contextlib.ExitStack, plan: Plan) -> envs.EnvSource:
-    source = envs.make(plan.config, "eval")
-    stack.callback(source.close)
-    return source
 
 
 def _as_player(session: Session, player: Player) -> Session:
     """The session of the whole team, or of its last answering agent alone."""
     if not player.alone:
         return session
-    answering = [i for i, profile in enumerate(session.team.profiles) if profile.answers]
-    return session._replace(
-        workflow="solo", team=session.team._replace(opener=answering[-1], messages=())
-    )
+    opener = last_answering(session.team.profiles)
+    return session._replace(workflow="solo", team=session.team._replace(opener=opener, messages=()))
 
 
 def _key(session: Session, plan: Plan, size: int | None) -> str:

@@ -138,7 +138,7 @@ class Guard:
     def note(self, step: int, event: str, finding: Finding, **more: Any) -> None:
         """Writes an event down."""
         row = {"step": step, "rollbacks": self.rollbacks, "event": event}
-        jsonlines.append(self._file, row | finding._asdict() | more)
+        jsonlines.append(self._file, [jsonlines.dumps(row | finding._asdict() | more)])
 
     def _not_finite(self, nonfinite: Mapping[str, Mapping[str, float]]) -> Iterator[Finding]:
         for who, tensors in nonfinite.items():

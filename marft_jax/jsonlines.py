@@ -34,11 +34,11 @@ def write(path: Path, lines: Iterable[str]) -> None:
         draft.unlink(missing_ok=True)
 
 
-def append(path: Path, value: Any) -> None:
-    """Adds one object to a file, and to the disk before this returns."""
+def append(path: Path, lines: Iterable[str]) -> None:
+    """Adds lines to a file, and to the disk before this returns."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("a", encoding="utf-8") as file:
-        file.write(dumps(value) + "\n")
+        file.writelines(f"{line}\n" for line in lines)
         file.flush()
         os.fsync(file.fileno())
 

@@ -92,7 +92,7 @@ class Learner:
         self._update = jax.jit(
             functools.partial(update, **static),
             donate_argnames="state",
-            out_shardings=mesh_lib.replicated(mesh),
+            out_shardings=everywhere,
         )
 
     def init(self) -> TrainState:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from concurrent.futures import Executor
 from pathlib import Path
@@ -18,7 +19,7 @@ from marft_jax.collect import Player
 from marft_jax.config import BadInput, Config
 from marft_jax.distributed import Together
 from marft_jax.engine.engine import Engine, Shape
-from marft_jax.envs.base import EnvSource
+from marft_jax.envs.base import EnvSource, Split, make
 from marft_jax.models.load import BaseModel, load_base
 from marft_jax.team.assemble import make_team, workflow_of
 from marft_jax.team.context import Team
@@ -85,6 +86,13 @@ def use_compilation_cache() -> None:
         jax.config.update("jax_compilation_cache_dir", str(Path(cache) / "marft_jax" / "xla"))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.2)
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+
+
+def open_source(stack: contextlib.ExitStack, config: Config, split: Split) -> EnvSource:
+    """The environment, closed with the stack."""
+    source = make(config, split)
+    stack.callback(source.close)
+    return source
 
 
 def make_rollout(session: Session, source: EnvSource, threads: Executor) -> Player:

@@ -37,7 +37,7 @@ from marft_jax.mesh import row_shards
 from marft_jax.metrics import Reporter
 from marft_jax.safety import Schedule, best_metric, open_checkpoints, resume, roll_back, watch
 from marft_jax.scores import score
-from marft_jax.session import Session, make_rollout, open_session, play_held_out
+from marft_jax.session import Session, make_rollout, open_session, open_source, play_held_out
 from marft_jax.summary import Clock, metrics_of, turn_numbers
 from marft_jax.team.files import Blueprint, dump_team, load_team
 from marft_jax.threads import DaemonThreads
@@ -165,15 +165,6 @@ def own_directory(config: config_lib.Config) -> Iterator[Path]:
     else:
         with tempfile.TemporaryDirectory() as scratch:
             yield Path(scratch)
-
-
-def open_source(
-    stack: contextlib.ExitStack, config: config_lib.Config, split: envs.Split
-) -> envs.EnvSource:
-    """The environment, closed with the stack."""
-    source = envs.make(config, split)
-    stack.callback(source.close)
-    return source
 
 
 def is_due(every: int, done: int, steps: int) -> bool:

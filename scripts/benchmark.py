@@ -88,15 +88,6 @@ class Bench:
         self.vocabulary_weights = vocabulary
         self.dtype = leaves[0].dtype
 
-    def timed(self, run: Callable[[], Any]) -> tuple[float, float]:
-        """(seconds of the first run, of the best later one)."""
-        seconds = []
-        for _ in range(1 + self.repeats):
-            started = time.perf_counter()
-            run()
-            seconds.append(time.perf_counter() - started)
-        return seconds[0], min(seconds[1:])
-
     def team(self, agents: int, **algo: Any) -> tuple[config_lib.Config, Team]:
         profiles = tuple(Profile(f"agent{i}", answers=True) for i in range(agents))
         config = settle(
@@ -124,6 +115,16 @@ class Bench:
         return engine
 
 
+def timed(run: Callable[[], Any], repeats: int) -> tuple[float, float]:
+    """(seconds of the first run, of the best of so many later ones)."""
+    seconds = []
+    for _ in range(1 + repeats):
+        started = time.perf_counter()
+        run()
+        seconds.append(time.perf_counter() - started)
+    return seconds[0], min(seconds[1:])
+
+
 def limits(dtype) -> Limits:
     """Measured now: a square matmul, and a sum over more memory than any cache holds."""
     on_cpu = jax.default_backend() == "cpu"
@@ -131,17 +132,8 @@ def limits(dtype) -> Limits:
     square, flat = jnp.ones((n, n), dtype), jnp.ones((elements,), dtype)
     multiply, add = jax.jit(lambda x: x @ x), jax.jit(lambda x: x.sum(dtype=jnp.float32))
 
-    def best(run: Callable[[], Any]) -> float:
-        run()
-        seconds = []
-        for _ in range(5):
-            started = time.perf_counter()
-            run()
-            seconds.append(time.perf_counter() - started)
-        return min(seconds)
-
-    matmul = best(lambda: jax.block_until_ready(multiply(square)))
-    read = best(lambda: jax.block_until_ready(add(flat)))
+    _, matmul = timed(lambda: jax.block_until_ready(multiply(square)), 5)
+    _, read = timed(lambda: jax.block_until_ready(add(flat)), 5)
     return Limits(2 * n**3 / matmul, flat.nbytes / read)
 
 
@@ -170,7 +162,7 @@ def prefill(bench: Bench, best: Limits, rows: int) -> Result:
         submit(engine, ids, 2, 1)
         drain(engine)
 
-    first, seconds = bench.timed(run)
+    first, seconds = timed(run, bench.repeats)
     tokens = rows * PROMPT
     flops = 2 * (bench.block_weights * tokens + bench.vocabulary_weights * rows)
     return Result(tokens / seconds, flops / seconds / best.flops, first)
@@ -211,7 +203,7 @@ def generate(bench: Bench, rows: int) -> Result:
         submit(engine, ids, 2, NEW)
         drain(engine)
 
-    first, seconds = bench.timed(run)
+    first, seconds = timed(run, bench.repeats)
     return Result(rows * NEW / seconds, None, first)
 
 
@@ -260,7 +252,7 @@ def update(bench: Bench, best: Limits, rows: int, agents: int, name: str = "rein
         state, _, report = learner.learn(state, batch, 0)
         jax.block_until_ready((state, report))
 
-    first, seconds = bench.timed(run)
+    first, seconds = timed(run, bench.repeats)
     tokens = sum(len(t.prompt) + len(t.action) for e in episodes for t in e.turns)
     flops = 4 * bench.block_weights * tokens + 6 * bench.vocabulary_weights * rows * NEW
     return Result(tokens / seconds, flops / seconds / best.flops, first)
@@ -337,7 +329,9 @@ def main() -> None:
     if own.peer:
         import benchmark_hf  # beside this file
 
-        peers = benchmark_hf.measure(bench.base.config, own.rank, own.repeats, PROMPT, NEW)
+        peers = benchmark_hf.measure(
+            bench.base.config, own.rank, PROMPT, NEW, lambda run: timed(run, own.repeats)[1]
+        )
     if own.json:
         everything = {
             "machine": machine(mesh),

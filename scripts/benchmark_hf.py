@@ -5,14 +5,22 @@ pip install torch transformers peft
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 
 from marft_jax.models.decoder import DecoderConfig
 
 
-def measure(c: DecoderConfig, rank: int, repeats: int, prompt: int, new: int) -> dict[str, float]:
-    """Tokens/s by the names of ``benchmark.py``; one adapter, the same shape, random weights."""
+def measure(
+    c: DecoderConfig,
+    rank: int,
+    prompt: int,
+    new: int,
+    best: Callable[[Callable[[], None]], float],
+) -> dict[str, float]:
+    """Tokens/s by the names of ``benchmark.py``; one adapter, the same shape, random weights.
+
+    ``best`` gives the seconds of the best run.
+    """
     import peft
     import torch
     import transformers
@@ -53,16 +61,6 @@ def measure(c: DecoderConfig, rank: int, repeats: int, prompt: int, new: int) ->
         optimizer.step()
 
     return {
-        f"generate, 8 rows x {prompt} + {new} tokens": 8 * new / _best(generate, repeats),
-        "update, 8 rows x 320 tokens, 1 agents": rows.numel() / _best(update, repeats),
+        f"generate, 8 rows x {prompt} + {new} tokens": 8 * new / best(generate),
+        "update, 8 rows x 320 tokens, 1 agents": rows.numel() / best(update),
     }
-
-
-def _best(run: Callable[[], None], repeats: int) -> float:
-    run()
-    seconds = []
-    for _ in range(repeats):
-        started = time.perf_counter()
-        run()
-        seconds.append(time.perf_counter() - started)
-    return min(seconds)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import importlib
 import re
 from collections.abc import Callable
 
 from marft_jax.config import BadInput
+from marft_jax.imports import imported
 from marft_jax.types import Episode, Turn
 
 StepReward = Callable[[Turn, float, Episode], float]
@@ -62,16 +62,7 @@ def find_step_reward(name: str) -> StepReward:
     """
     if name in STEP_REWARDS:
         return STEP_REWARDS[name]
-    module, colon, function = name.partition(":")
-    if not colon:
-        raise BadInput(
-            f"step reward: expected {', '.join(STEP_REWARDS)} or package.module:function, "
-            f"got {name!r}"
-        )
-    try:
-        found: StepReward = getattr(importlib.import_module(module), function)
-    except (ImportError, AttributeError, ValueError) as error:
-        raise BadInput(f"step reward: cannot load {name!r}: {error}") from error
+    found: StepReward = imported(name, "step reward", STEP_REWARDS)
     if not callable(found):
         raise BadInput(f"step reward: {name!r} is no function; name one")
     return found

@@ -222,8 +222,7 @@ def load_class(name: str) -> Callable[..., Env]:
             f"--env.name: expected one of {', '.join(BUILT_IN)} or package.module:Class, "
             f"got {name!r}"
         )
-    if os.getcwd() not in sys.path and "" not in sys.path:
-        sys.path.insert(0, os.getcwd())
+    search_here()
     try:
         module = importlib.import_module(module_name)
     except Exception as error:
@@ -235,6 +234,12 @@ def load_class(name: str) -> Callable[..., Env]:
         raise bad_input(f"--env.name {name}: {module.__file__} has no {attribute!r}")
     _check_factory(name, factory)
     return factory
+
+
+def search_here() -> None:
+    """Lets imports find modules in the current directory, however Python was started."""
+    if os.getcwd() not in sys.path and "" not in sys.path:
+        sys.path.insert(0, os.getcwd())
 
 
 def from_class(factory: Callable[..., Env], split: Split) -> EnvSource:

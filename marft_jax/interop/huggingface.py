@@ -22,7 +22,7 @@ from marft_jax.interop.peft import Factors
 from marft_jax.models.decoder import DecoderConfig
 from marft_jax.models.families import oriented, source_name
 from marft_jax.models.load import BaseModel, directory_of
-from marft_jax.models.tokenizer import ByteTokenizer, HFTokenizer, Tokenizer
+from marft_jax.models.tokenizer import ByteTokenizer, HFTokenizer, Tokenizer, read_json
 
 SHARD_BYTES = 4 << 30
 _BYTE_TEMPLATE = (
@@ -66,7 +66,8 @@ def save_sharded(
     folder: Path, params: nnx.State, factors: Factors, scale: float, shard_bytes: int
 ) -> None:
     """Writes the weights a shard at a time, with an index where there is more than one."""
-    sizes = {"/".join(map(str, keys)): leaf[...].nbytes for keys, leaf in nnx.to_flat_state(params)}
+    flat = {"/".join(map(str, keys)): leaf[...] for keys, leaf in nnx.to_flat_state(params)}
+    sizes = {path: array.nbytes for path, array in flat.items()}
     shards: list[list[str]] = [[]]
     room = shard_bytes
     for path, size in sizes.items():
@@ -77,7 +78,6 @@ def save_sharded(
         room -= size
     names = [f"model-{i + 1:05}-of-{len(shards):05}.safetensors" for i in range(len(shards))]
     names = ["model.safetensors"] if len(shards) == 1 else names
-    flat = {"/".join(map(str, keys)): leaf[...] for keys, leaf in nnx.to_flat_state(params)}
     for name, paths in zip(names, shards, strict=True):
         tensors = {source_name(p, "hf"): merged(p, flat[p], factors, scale) for p in paths}
         save_file(tensors, folder / name, metadata={"format": "pt"})
@@ -187,11 +187,6 @@ def _byte_letters() -> list[str]:
 def _token_ids(tokenizer: Tokenizer) -> dict[str, Any]:
     ends = list(tokenizer.eos_ids)
     return {"eos_token_id": ends if len(ends) > 1 else ends[0], "pad_token_id": tokenizer.pad_id}
-
-
-def read_json(file: Path) -> dict[str, Any]:
-    """The settings in a file; none where there is no such file."""
-    return json.loads(file.read_text("utf-8")) if file.is_file() else {}
 
 
 def _write_json(file: Path, value: Any) -> None:

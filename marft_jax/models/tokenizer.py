@@ -242,7 +242,7 @@ def from_directory(directory: Path) -> HFTokenizer:
         raise BadInput(f"{directory}: the tokenizer cannot be read: {line}") from error
     eos_ids: list[int] = []
     for name in ("generation_config.json", "config.json"):
-        eos = _json(directory / name).get("eos_token_id")
+        eos = read_json(directory / name).get("eos_token_id")
         eos_ids += eos if isinstance(eos, list) else [eos] if isinstance(eos, int) else []
     return HFTokenizer(tokenizer, eos_ids, str(directory))
 
@@ -276,7 +276,7 @@ def _from_sentencepiece(directory: Path) -> Any:
     """
     from marft_jax.models import vocabulary
 
-    settings = _json(directory / "tokenizer_config.json")
+    settings = read_json(directory / "tokenizer_config.json")
     path = directory / "tokenizer.model"
     tokenizer = vocabulary.from_sentencepiece(path, every_segment=settings.get("legacy", True))
     names: dict[str, Any] = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
@@ -320,5 +320,6 @@ def _say(role: str, content: str) -> dict[str, str]:
     return {"role": role, "content": content}
 
 
-def _json(path: Path) -> dict[str, Any]:
+def read_json(path: Path) -> dict[str, Any]:
+    """The settings in a file; none where there is no such file."""
     return json.loads(path.read_text("utf-8")) if path.is_file() else {}

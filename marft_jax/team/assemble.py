@@ -10,7 +10,7 @@ from marft_jax.team.context import Team
 from marft_jax.team.files import Blueprint
 from marft_jax.team.graph import check_graph
 from marft_jax.team.orchestrator import default_prompt
-from marft_jax.team.roles import Profile
+from marft_jax.team.roles import Profile, last_answering
 from marft_jax.team.workflows import find_workflow
 
 _SOURCE = "--team.file"
@@ -45,7 +45,7 @@ def make_team(config: Config, blueprint: Blueprint, context: int, tokenizer: Tok
         check_graph(blueprint.graph, names, config.team.file or _SOURCE)
         opener = names.index(blueprint.graph.layers()[0][0].role)
     elif workflow == "solo":
-        opener = max(i for i, profile in enumerate(profiles) if profile.answers)
+        opener = last_answering(profiles)
     wanted = _adapters(profiles, config.lora.mode == "shared")
     adapter_names = tuple(dict.fromkeys(wanted))
     trainable = dict(zip(wanted, (profile.trainable for profile in profiles), strict=True))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from marft_jax import config
@@ -98,6 +98,11 @@ class Profile:
         return Sampling(
             **{f: getattr(team, f) if value is None else value for f, value in own.items()}
         )
+
+
+def last_answering(profiles: Sequence[Profile]) -> int:
+    """The last of those whose actions are graded: who stands for the team when alone."""
+    return max(i for i, profile in enumerate(profiles) if profile.answers)
 
 
 BUILT_IN = (

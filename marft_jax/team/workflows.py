@@ -18,16 +18,14 @@ named in the config as ``package.module:function``:
 
 from __future__ import annotations
 
-import importlib
-import os
-import sys
 from collections import Counter
 from collections.abc import Callable, Generator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from marft_jax.config import BadInput
+from marft_jax.imports import imported
 from marft_jax.team.context import Scene, Team
 from marft_jax.team.orchestrator import called
+from marft_jax.team.roles import last_answering
 from marft_jax.types import Turn
 
 
@@ -62,7 +60,7 @@ def sequential(team: Team, scene: Scene) -> Generator[Any, Any, Step]:
 
 def solo(team: Team, scene: Scene) -> Generator[Any, Any, Step]:
     """The last agent that answers, without the others: what a team must beat."""
-    return Step((yield [team.act(_answering(team)[-1], scene)]))
+    return Step((yield [team.act(last_answering(team.profiles), scene)]))
 
 
 def dag(team: Team, scene: Scene) -> Generator[Any, Any, Step]:
@@ -134,10 +132,6 @@ def _shown(team: Team, turns: Sequence[Turn], last: Sequence[Turn]) -> Sequence[
     return list(turns) if team.shared else last
 
 
-def _answering(team: Team) -> list[int]:
-    return [agent for agent, profile in enumerate(team.profiles) if profile.answers]
-
-
 def _only(turns: Sequence[Turn], graded: Turn | None) -> list[Turn]:
     """The turns, of which that one is the answer."""
     return [turn._replace(answers=turn is graded) for turn in turns]
@@ -171,15 +165,4 @@ def find_workflow(name: str) -> Callable[[Team, str], Workflow]:
     """
     if name in WORKFLOWS:
         return WORKFLOWS[name]
-    module, colon, function = name.partition(":")
-    if not colon:
-        raise BadInput(
-            f"--team.workflow: expected {', '.join(WORKFLOWS)} or package.module:function, "
-            f"got {name!r}"
-        )
-    if os.getcwd() not in sys.path and "" not in sys.path:
-        sys.path.insert(0, os.getcwd())
-    try:
-        return getattr(importlib.import_module(module), function)
-    except (ImportError, AttributeError, ValueError) as error:
-        raise BadInput(f"--team.workflow: cannot load {name!r}: {error}") from error
+    return imported(name, "--team.workflow", WORKFLOWS)
