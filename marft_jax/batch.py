@@ -131,7 +131,7 @@ def build(
     sequences = [
         sequence for e, episode in enumerate(episodes) for sequence in _nest(e, episode, owners)
     ]
-    width = bucket(max(len(s.ids) - 1 for s in sequences), rungs=2)
+    width = bucket(max(len(s.ids) - 1 for s in sequences))
     packed = _pack(sequences, width)
     order = np.random.default_rng(list(seed)).permutation(len(packed))
     most = max(1, config.microbatch_tokens // width // shards) * shards

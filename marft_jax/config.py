@@ -59,6 +59,9 @@ class Model:
     """The longest prompt plus action, in tokens."""
     thinking: bool = False
     """Let a model whose chat template has such a mode think before it answers (Qwen3)."""
+    remat: Literal["none", "products", "block"] = "products"
+    """What the update computes again instead of keeping it: nothing, all but the products with the
+    base's matrices, or each block from its input (least memory, a third more work)."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -86,13 +86,17 @@ class Learner:
         )
         everywhere = mesh_lib.replicated(mesh)
         self._init = jax.jit(self._fresh, out_shardings=everywhere)
+        options = mesh_lib.compiler_options(mesh)
         self._prepare = jax.jit(
-            functools.partial(prepare, **static), out_shardings=(None, everywhere, everywhere)
+            functools.partial(prepare, **static),
+            out_shardings=(None, everywhere, everywhere),
+            compiler_options=options,
         )
         self._update = jax.jit(
             functools.partial(update, **static),
             donate_argnames="state",
             out_shardings=everywhere,
+            compiler_options=options,
         )
 
     def init(self) -> TrainState:

@@ -24,9 +24,9 @@ ROWS = P(("data", "fsdp"))
 
 BASE_RULES: Sequence[tuple[str, P]] = (
     (r"embed/embedding", P("tensor", "fsdp")),
-    (r"lm_head/kernel", P("fsdp", "tensor")),
-    (r"(q|k|v|gate|up)/kernel", P("fsdp", "tensor")),
-    (r"(o|down)/kernel", P("tensor", "fsdp")),
+    (r"lm_head/kernel", P("tensor", "fsdp")),
+    (r"(q|k|v|gate|up)/kernel", P("tensor", "fsdp")),
+    (r"(o|down)/kernel", P("fsdp", "tensor")),
     (r"(q|k|v)/bias", P("tensor")),
     (r".*", P()),
 )
@@ -114,6 +114,22 @@ def fetched(tree: Any) -> Any:
         return np.asarray(multihost_utils.process_allgather(x, tiled=True))
 
     return jax.tree.map(fetch, tree)
+
+
+def compiler_options(mesh: Mesh) -> dict[str, str]:
+    """How programs that differentiate are compiled there.
+
+    XLA's order of operations on a CPU is made for concurrency: all that is to be computed again in
+    the backward pass it computes at once. In the other order the same program takes a fraction of
+    the memory, and no longer. YNNPACK's products are faster for the few rows of decoding only, and
+    their first run takes seconds.
+    """
+    if mesh.devices.flat[0].platform != "cpu":
+        return {}
+    return {
+        "xla_cpu_scheduler_type": "CPU_SCHEDULER_TYPE_MEMORY_OPTIMIZED",
+        "xla_cpu_experimental_ynn_fusion_type": "",
+    }
 
 
 def row_shards(mesh: Mesh) -> int:

@@ -32,7 +32,8 @@ from marft_jax import mesh as mesh_lib
 from marft_jax.algorithms import find_algorithm, settle
 from marft_jax.engine.engine import Engine, Request, Shape
 from marft_jax.learner import Learner
-from marft_jax.models.decoder import DecoderConfig
+from marft_jax.models.attention import attention_on
+from marft_jax.models.decoder import DecoderConfig, Remat
 from marft_jax.models.load import BaseModel, abstract_decoder, load_base
 from marft_jax.models.tokenizer import ByteTokenizer
 from marft_jax.summary import peak_bytes
@@ -282,12 +283,17 @@ def machine(mesh) -> dict[str, Any]:
     }
 
 
-def open_base(model: str, dtype: str, mesh) -> BaseModel:
+def open_base(model: str, dtype: str, mesh, remat: Remat = "products") -> BaseModel:
     """A shape by name with random weights, or a real model."""
     if model not in SHAPES:
-        settings = config_lib.Model(base=model, dtype=dtype)  # pyright: ignore[reportArgumentType]
+        settings = config_lib.Model(model, dtype, remat=remat)  # pyright: ignore[reportArgumentType]
         return load_base(settings, mesh_lib.placer(mesh, jnp.dtype(dtype)))
-    graphdef, abstract = abstract_decoder(SHAPES[model], jnp.dtype(dtype))
+    graphdef, abstract = abstract_decoder(
+        SHAPES[model],
+        jnp.dtype(dtype),
+        attention=attention_on(jax.default_backend()),
+        remat=remat,
+    )
     leaves, tree = jax.tree.flatten(abstract)
 
     def draw() -> Any:
@@ -312,12 +318,13 @@ def main() -> None:
     parser.add_argument("--rows", type=int, nargs="+", default=[1, 8, 32])
     parser.add_argument("--agents", type=int, nargs="+", default=[1, 2, 4, 8])
     parser.add_argument("--rank", type=int, default=8)
+    parser.add_argument("--remat", default="products", choices=["none", "products", "block"])
     parser.add_argument("--repeats", type=int, default=2)
     parser.add_argument("--peer", choices=["hf"], help="also measure the same work there")
     parser.add_argument("--json", action="store_true")
     own = parser.parse_args()
     mesh = mesh_lib.make_mesh(config_lib.Mesh())
-    bench = Bench(open_base(own.model, own.dtype, mesh), mesh, own.rank, own.repeats)
+    bench = Bench(open_base(own.model, own.dtype, mesh, own.remat), mesh, own.rank, own.repeats)
     best = limits(jnp.dtype(own.dtype))
     say = Console(stderr=True, highlight=False).print
     say(f"{machine(mesh)}, matmul {best.flops / 1e9:.0f} GFLOP/s, read {best.bytes / 1e9:.1f} GB/s")

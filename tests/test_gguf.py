@@ -105,8 +105,8 @@ def test_every_tensor_type_unpacks_to_its_values(kind, tmp_path):
     tensors = read(tmp_path / "m.gguf")
     for ours, stored in (
         ("embed/embedding", values["token_embd.weight"]),
-        ("layers/0/q/kernel", values["blk.0.attn_q.weight"].T),
-        ("layers/0/down/kernel", values["blk.0.ffn_down.weight"].T),
+        ("layers/0/q/kernel", values["blk.0.attn_q.weight"]),
+        ("layers/0/down/kernel", values["blk.0.ffn_down.weight"]),
         ("final_norm/scale", values["output_norm.weight"]),
     ):
         np.testing.assert_array_equal(tensors[ours].astype(np.float32), stored)

@@ -8,7 +8,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from marft_jax.models.decoder import KV, DecoderConfig
+from marft_jax.models.attention import KV
+from marft_jax.models.decoder import DecoderConfig
 
 _Column = jax.Array | np.ndarray
 
@@ -27,7 +28,7 @@ class Slots(NamedTuple):
     """One row per agent that is acting.
 
     Attributes:
-        cache: per layer, keys and values ``[S, G, context, C]``.
+        cache: per layer, keys and values of S rows and ``context`` positions.
         length_S: tokens in the cache; the position of the next token.
         count_S: tokens sampled so far.
         active_S: still sampling.
@@ -50,12 +51,13 @@ class Slots(NamedTuple):
 
 def empty_slots(config: DecoderConfig, slots: int, context: int, longest: int, dtype) -> Slots:
     """Idle slots for sequences of up to ``context`` tokens, ``longest`` of them sampled."""
-    shape = (slots, config.n_kv_heads, context, config.head_dim)
+    keys = (slots, config.n_kv_heads, config.head_dim, context)
+    values = (slots, config.n_kv_heads, context, config.head_dim)
     zeros = jnp.zeros((slots,), jnp.int32)
     ones = jnp.ones((slots,), jnp.float32)
     return Slots(
         cache=[
-            KV(jnp.zeros(shape, dtype), jnp.zeros(shape, dtype)) for _ in range(config.n_layers)
+            KV(jnp.zeros(keys, dtype), jnp.zeros(values, dtype)) for _ in range(config.n_layers)
         ],
         length_S=zeros,
         count_S=zeros,
@@ -70,17 +72,22 @@ def empty_slots(config: DecoderConfig, slots: int, context: int, longest: int, d
 
 def insert(cache: list[KV], fresh: list[KV], slots_B) -> list[KV]:
     """Copies prefilled rows into their slots; a slot number past the end is dropped."""
-    t = fresh[0].k_BGTC.shape[2]
+    t = fresh[0].v_BGTC.shape[2]
 
-    def copy(old, new):
-        return old.at[slots_B, :, :t].set(new.astype(old.dtype), mode="drop")
+    def copy(old: KV, new: KV) -> KV:
+        k = new.k_BGCT.astype(old.k_BGCT.dtype)
+        v = new.v_BGTC.astype(old.v_BGTC.dtype)
+        return KV(
+            old.k_BGCT.at[slots_B, :, :, :t].set(k, mode="drop"),
+            old.v_BGTC.at[slots_B, :, :t].set(v, mode="drop"),
+        )
 
-    return jax.tree.map(copy, cache, fresh)
+    return [copy(old, new) for old, new in zip(cache, fresh, strict=True)]
 
 
 def cut(cache: list[KV], length: int) -> list[KV]:
     """The first ``length`` positions, so that decoding reads no more than is in use."""
-    return jax.tree.map(lambda x: x[:, :, :length], cache)
+    return [kv.cut(length) for kv in cache]
 
 
 def paste(cache: list[KV], piece: list[KV]) -> list[KV]:

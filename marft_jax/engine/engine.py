@@ -26,6 +26,7 @@ from marft_jax.engine import cache as cache_lib
 from marft_jax.engine.cache import Settings, Slots
 from marft_jax.engine.sampling import sample
 from marft_jax.models import decoder
+from marft_jax.models.attention import KV, attention
 from marft_jax.types import Sampling
 
 _PREFILL_TOKENS = 8192  # bounds the activations of one prefill
@@ -288,18 +289,14 @@ def decode(
         where_S = jnp.where(s.active_S, s.length_S, read)  # idle rows write nowhere
         mask_S1R = (jnp.arange(read)[None] <= s.length_S[:, None])[:, None]
 
-        def attend_to(kv: decoder.KV):
-            def attend(q, new: decoder.KV):
-                k = kv.k_BGTC.at[row_S, :, where_S].set(new.k_BGTC[:, :, 0], mode="drop")
-                v = kv.v_BGTC.at[row_S, :, where_S].set(new.v_BGTC[:, :, 0], mode="drop")
-                kept = decoder.KV(k, v)
-                return decoder.attention(q, kept, mask_S1R), kept
-
-            return attend
+        def attend(q, new: KV, held: KV):
+            k = held.k_BGCT.at[row_S, :, :, where_S].set(new.k_BGCT[..., 0], mode="drop")
+            v = held.v_BGTC.at[row_S, :, where_S].set(new.v_BGTC[:, :, 0], mode="drop")
+            kept = KV(k, v)
+            return attention(q, kept, mask_S1R), kept
 
         last_S1 = jnp.take_along_axis(s.ids_SA, jnp.maximum(s.count_S - 1, 0)[:, None], axis=1)
-        attends = [attend_to(kv) for kv in s.cache]
-        hidden_S1D, cache = model.hidden(last_S1, s.length_S[:, None], attends, fused, mask)
+        hidden_S1D, cache = model.hidden(last_S1, s.length_S[:, None], attend, s.cache, fused, mask)
         logits_SV = model.logits(hidden_S1D[:, 0])
         ids_S, logprobs_S = sample(logits_SV, s.keys_S2, s.count_S, s.settings)
         at_S = jnp.where(s.active_S, s.count_S, s.ids_SA.shape[1])

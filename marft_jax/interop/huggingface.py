@@ -20,7 +20,7 @@ from safetensors.numpy import save_file
 
 from marft_jax.interop.peft import Factors
 from marft_jax.models.decoder import DecoderConfig
-from marft_jax.models.families import oriented, source_name
+from marft_jax.models.families import source_name
 from marft_jax.models.load import BaseModel, directory_of
 from marft_jax.models.tokenizer import ByteTokenizer, HFTokenizer, Tokenizer, read_json
 
@@ -97,9 +97,9 @@ def merged(path: str, array: jax.Array, factors: Factors, scale: float) -> np.nd
     parts = path.split("/")  # layers/3/q/kernel
     if len(parts) == 4 and parts[2] in factors and parts[3] == "kernel":
         layer, ab = int(parts[1]), factors[parts[2]]
-        correction = ab["a"][layer] @ ab["b"][layer] * np.float32(scale)
+        correction = (ab["a"][layer] @ ab["b"][layer]).T * np.float32(scale)
         weight = (weight.astype(np.float32) + correction).astype(weight.dtype)
-    return np.ascontiguousarray(oriented(path, weight))
+    return np.ascontiguousarray(weight)
 
 
 def config_json(config: DecoderConfig) -> dict[str, Any]:

@@ -7,20 +7,31 @@ The module owns parameters, initialisers and dtypes. Everything outside uses it 
 
 ``base`` is frozen: it is an argument of its own, never donated, never differentiated. Layers are
 unrolled, one array per layer and matrix, because on a CPU a scan over stacked weights copies every
-slice before it multiplies.
+slice before it multiplies. Matrices are ``[out, in]``, as in the files they come from.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from typing import Literal, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
+from jax.ad_checkpoint import checkpoint_name
 
 from marft_jax.lora import FusedAdapters, OwnerMask, add_lora
+from marft_jax.models.attention import KV, CausalAttention, causal_attention
+
+Remat = Literal["none", "products", "block"]
+
+Attend = Callable[[jax.Array, KV, Any], tuple[jax.Array, KV]]
+"""(queries, new keys and values, what is held of the layer) to context, and what is kept."""
+
+_PRODUCT = "product"  # names what the setting `products` keeps
+_FEW_ROWS = 128
 
 
 class RopeScaling(NamedTuple):
@@ -67,13 +78,6 @@ class DecoderConfig:
         }[target]
 
 
-class KV(NamedTuple):
-    """Keys and values of one layer: ``[rows, key-value heads, positions, channels]``."""
-
-    k_BGTC: jax.Array
-    v_BGTC: jax.Array
-
-
 class RMSNorm(nnx.Module):
     """x / rms(x) * scale, computed in float32 (Zhang & Sennrich 2019)."""
 
@@ -88,16 +92,30 @@ class RMSNorm(nnx.Module):
         return x32.astype(x.dtype) * scale.reshape((1,) * (x.ndim - 1) + scale.shape)
 
 
+def product(x, kernel):
+    """``x [..., in]`` times the transpose of ``kernel [out, in]``.
+
+    A CPU multiplies few rows fastest with the large matrix on the left: otherwise it rearranges all
+    of it first. The barriers keep the compiler from turning the product round again.
+    """
+    rows = x.size // x.shape[-1]
+    if rows > _FEW_ROWS:
+        return jax.lax.dot_general(x, kernel, (((x.ndim - 1,), (1,)), ((), ())))
+    columns = jax.lax.optimization_barrier(x.reshape(rows, -1).T)
+    y = jax.lax.optimization_barrier(kernel @ columns)
+    return y.T.reshape(*x.shape[:-1], -1)
+
+
 class Linear(nnx.Module):
     """A matrix of the frozen base, with the owner's low-rank correction where there is one."""
 
     def __init__(self, d_in: int, d_out: int, *, bias: bool, dtype, rngs: nnx.Rngs):
         init = jax.nn.initializers.normal(d_in**-0.5)
-        self.kernel = nnx.Param(init(rngs.params(), (d_in, d_out), dtype))
+        self.kernel = nnx.Param(init(rngs.params(), (d_out, d_in), dtype))
         self.bias = nnx.Param(jnp.zeros((d_out,), dtype)) if bias else None
 
     def __call__(self, x, lora=None, owners: OwnerMask | None = None):
-        y = x @ self.kernel[...]
+        y = product(x, self.kernel[...])
         if self.bias is not None:
             y = y + self.bias[...].reshape((1,) * (y.ndim - 1) + (-1,))
         return y if lora is None else add_lora(y, x, lora, owners)
@@ -119,8 +137,8 @@ class Block(nnx.Module):
         self.mlp_norm = RMSNorm(c.d_model, c.norm_eps, dtype)
         self.gate, self.up, self.down = (linear(t) for t in ("gate", "up", "down"))
 
-    def __call__(self, x_BTD, rope: Rope, lora, owners, attend):
-        """``attend(q_BHTC, KV) -> (context_BHTC, KV)`` decides what is read and kept."""
+    def __call__(self, x_BTD, rope: Rope, lora, owners, held, attend: Attend):
+        """``attend`` decides what is read of the held and the new keys and values, and kept."""
         with jax.named_scope("attention"):
             h = self.attn_norm(x_BTD)
             q = self._heads(self.q(h, lora.get("q"), owners), self.config.n_heads)
@@ -128,19 +146,26 @@ class Block(nnx.Module):
             v = self._heads(self.v(h, lora.get("v"), owners), self.config.n_kv_heads)
             if self.q_norm is not None and self.k_norm is not None:
                 q, k = self.q_norm(q), self.k_norm(k)
-            context_BHTC, kept = attend(rotate(q, rope), KV(rotate(k, rope), v))
+            q, k = rotate(q, rope), rotate(k, rope).swapaxes(2, 3)
+            q, k, v = (_product(x) for x in (q, k, v))
+            context_BHTC, kept = attend(q, KV(k, v), held)
             b, _, t, _ = context_BHTC.shape
             merged = context_BHTC.transpose(0, 2, 1, 3).reshape(b, t, -1)
-            x_BTD = x_BTD + self.o(merged, lora.get("o"), owners)
+            x_BTD = x_BTD + _product(self.o(merged, lora.get("o"), owners))
         with jax.named_scope("mlp"):
             h = self.mlp_norm(x_BTD)
-            gated = jax.nn.silu(self.gate(h, lora.get("gate"), owners))
-            gated = gated * self.up(h, lora.get("up"), owners)
+            gate = _product(self.gate(h, lora.get("gate"), owners))
+            up = _product(self.up(h, lora.get("up"), owners))
+            gated = jax.nn.silu(gate) * up
             return x_BTD + self.down(gated, lora.get("down"), owners), kept
 
     def _heads(self, x_BTX, heads: int):
         b, t, _ = x_BTX.shape
         return x_BTX.reshape(b, t, heads, self.config.head_dim).transpose(0, 2, 1, 3)
+
+
+def _product(x):
+    return checkpoint_name(x, _PRODUCT)
 
 
 class Embed(nnx.Module):
@@ -152,10 +177,25 @@ class Embed(nnx.Module):
 
 
 class Decoder(nnx.Module):
-    """Token ids to final hidden states, and hidden states to vocabulary logits."""
+    """Token ids to final hidden states, and hidden states to vocabulary logits.
 
-    def __init__(self, config: DecoderConfig, *, dtype=jnp.float32, rngs: nnx.Rngs):
+    Args:
+        attention: of whole rows.
+        remat: what is computed again in the backward pass instead of kept: nothing, all but the
+            products with the base's matrices, or each block from its input.
+    """
+
+    def __init__(
+        self,
+        config: DecoderConfig,
+        *,
+        dtype=jnp.float32,
+        rngs: nnx.Rngs,
+        attention: CausalAttention = causal_attention,
+        remat: Remat = "none",
+    ):
         c = self.config = config
+        self.attention, self.remat = attention, remat
         self.embed = Embed(c, dtype=dtype, rngs=rngs)
         self.layers = nnx.List([Block(c, dtype=dtype, rngs=rngs) for _ in range(c.n_layers)])
         self.final_norm = RMSNorm(c.d_model, c.norm_eps, dtype)
@@ -165,27 +205,56 @@ class Decoder(nnx.Module):
             else Linear(c.d_model, c.vocab_size, bias=False, dtype=dtype, rngs=rngs)
         )
 
-    def hidden(self, tokens_BT, positions_BT, attends, lora: FusedAdapters | None, owners):
-        """Final normed hidden states, and what each layer's ``attend`` kept."""
+    def hidden(
+        self,
+        tokens_BT,
+        positions_BT,
+        attend: Attend,
+        held: Sequence[Any],
+        lora: FusedAdapters | None,
+        owners,
+    ):
+        """Final normed hidden states, and what ``attend`` kept of each layer.
+
+        Args:
+            held: what ``attend`` gets besides, of each layer.
+        """
         x_BTD = self.embed.embedding[...][tokens_BT]
         rope = rope_tables(self.config, positions_BT)
-        kept = []
-        for i, (block, attend) in enumerate(zip(self.layers, attends, strict=True)):
+        run, kept = self._runner(attend), []
+        for i, block in enumerate(self.layers):
             with jax.named_scope(f"layer_{i}"):
-                x_BTD, kv = block(x_BTD, rope, lora[i] if lora else {}, owners, attend)
+                graphdef, weights = nnx.split(block)
+                adapters = lora[i] if lora else {}
+                x_BTD, kv = run(graphdef, weights, x_BTD, rope, adapters, owners, held[i])
                 kept.append(kv)
         return self.final_norm(x_BTD), kept
+
+    def _runner(self, attend: Attend):
+        """Runs a block, keeping for the backward pass what the setting says.
+
+        All blocks are alike: jitted on its own, the first is traced and differentiated for all.
+        """
+
+        def run(graphdef, weights, *args):
+            return nnx.merge(graphdef, weights)(*args, attend)
+
+        if self.remat != "none":
+            keep = jax.checkpoint_policies.save_only_these_names(_PRODUCT)
+            policy = keep if self.remat == "products" else None
+            run = jax.checkpoint(run, policy=policy, static_argnums=0)
+        return jax.jit(run, static_argnums=0)
 
     def logits(self, hidden):
         """``[..., D] -> [..., V]`` in float32."""
         with jax.named_scope("vocabulary"):
             if self.lm_head is not None:
                 return self.lm_head(hidden).astype(jnp.float32)
-            return (hidden @ self.embed.embedding[...].T).astype(jnp.float32)
+            return product(hidden, self.embed.embedding[...]).astype(jnp.float32)
 
 
 class Rope(NamedTuple):
-    """Cosines and sines of the rotation, ``float32 [rows, 1, tokens, channels / 2]``."""
+    """Cosines and signed sines of the rotation, ``float32 [rows, 1, tokens, channels]``."""
 
     cos: jax.Array
     sin: jax.Array
@@ -200,7 +269,9 @@ def rope_tables(config: DecoderConfig, positions_BT) -> Rope:
         inverse = _stretch(inverse, config.rope_scaling)
     inverse = jnp.asarray(inverse, jnp.float32)[None, None, None, :]
     angles = positions_BT.astype(jnp.float32)[:, None, :, None] * inverse
-    return Rope(jnp.cos(angles), jnp.sin(angles))
+    cos, sin = jnp.cos(angles), jnp.sin(angles)
+    both = jnp.concatenate([cos, cos], axis=-1), jnp.concatenate([-sin, sin], axis=-1)
+    return Rope(*jax.lax.optimization_barrier(both))  # once, and not again in every layer
 
 
 def _stretch(inverse: np.ndarray, scaling: RopeScaling) -> np.ndarray:
@@ -215,29 +286,9 @@ def _stretch(inverse: np.ndarray, scaling: RopeScaling) -> np.ndarray:
 
 def rotate(x_BHTC, rope: Rope):
     """Rotates channel pairs (i, i + C/2), the Hugging Face layout."""
-    a, b = jnp.split(x_BHTC.astype(jnp.float32), 2, axis=-1)
-    rotated = jnp.concatenate([a * rope.cos - b * rope.sin, b * rope.cos + a * rope.sin], axis=-1)
+    x = x_BHTC.astype(jnp.float32)
+    rotated = x * rope.cos + jnp.roll(x, x.shape[-1] // 2, axis=-1) * rope.sin
     return rotated.astype(x_BHTC.dtype)
-
-
-def attention(q_BHTC, kv: KV, mask_BTS):
-    """softmax(q kᵀ / √C) v with grouped key-value heads; scores and softmax in float32.
-
-    Args:
-        q_BHTC: queries, H a multiple of the key-value heads G.
-        kv: keys and values of S positions.
-        mask_BTS: true where query t may read position s.
-    """
-    b, h, t, c = q_BHTC.shape
-    g = kv.k_BGTC.shape[1]
-    grouped = q_BHTC.reshape(b, g, (h // g) * t, c)
-    scores = jnp.einsum(
-        "bgqc,bgsc->bgqs", grouped, kv.k_BGTC, preferred_element_type=jnp.float32
-    ).reshape(b, g, h // g, t, -1)
-    scores = jnp.where(mask_BTS[:, None, None], scores * c**-0.5, -1e30)
-    weights = jax.nn.softmax(scores, axis=-1).astype(kv.v_BGTC.dtype)
-    context = jnp.einsum("bgqs,bgsc->bgqc", weights.reshape(b, g, -1, weights.shape[-1]), kv.v_BGTC)
-    return context.reshape(b, h, t, c)
 
 
 def forward(
@@ -262,13 +313,12 @@ def forward(
         hidden_BTD after the last norm, and a list with the ``KV`` of every layer.
     """
     decoder: Decoder = nnx.merge(graphdef, base)
-    mask_BTT = jnp.tril(segments_BT[:, :, None] == segments_BT[:, None, :])
 
-    def attend(q, kv):
-        return attention(q, kv, mask_BTT), kv
+    def attend(q, fresh, _):
+        return decoder.attention(q, fresh, segments_BT), fresh
 
-    attends = [attend] * decoder.config.n_layers
-    return decoder.hidden(tokens_BT, positions_BT, attends, lora, owners)
+    held = [None] * decoder.config.n_layers
+    return decoder.hidden(tokens_BT, positions_BT, attend, held, lora, owners)
 
 
 def project(graphdef, base, hidden):

@@ -11,8 +11,6 @@ import re
 from collections.abc import Mapping
 from typing import Any, Literal, NamedTuple
 
-import numpy as np
-
 from marft_jax.config import BadInput
 from marft_jax.models.decoder import DecoderConfig, RopeScaling
 
@@ -51,16 +49,6 @@ def source_name(path: str, spelling: Spelling) -> str:
     pattern = re.sub(r"^layers/\d+/", "layers/{}/", module)
     name = _MODULES[pattern][spelling].format(*layer.groups() if layer else ())
     return f"{name}.{'bias' if leaf == 'bias' else 'weight'}"
-
-
-def oriented(path: str, array: np.ndarray) -> np.ndarray:
-    """Turns a stored tensor to our orientation: a matrix maps in -> out, ``[in, out]``."""
-    return array.T if path.endswith("/kernel") else array
-
-
-def stored_shape(path: str, shape: tuple[int, ...]) -> tuple[int, ...]:
-    """The shape in a file of the tensor that has ``shape`` here; undoes ``oriented``."""
-    return shape[::-1] if path.endswith("/kernel") else shape
 
 
 class Family(NamedTuple):

@@ -20,7 +20,7 @@ from gguf.quants import dequantize
 
 from marft_jax.config import BadInput
 from marft_jax.models.decoder import DecoderConfig, RopeScaling
-from marft_jax.models.families import checked, oriented, source_name, stored_shape, whole_number
+from marft_jax.models.families import checked, source_name, whole_number
 
 ARCHITECTURES = ("llama", "qwen2", "qwen3")
 
@@ -270,13 +270,13 @@ def read(
         if name == _ROPE_FREQS:
             continue
         path = wanted[name]
-        expected, got = stored_shape(path, shapes[path]), file.tensors[name].shape
+        expected, got = shapes[path], file.tensors[name].shape
         if got != expected:
             raise BadInput(f"{file.path}: tensor {name!r}: expected shape {expected}, got {got}")
         array, module = _unpack(file, name), path.split("/")[-2]
         if interleaved and module in heads:
             array = _rotate_halves(array, heads[module])
-        yield path, oriented(path, array)
+        yield path, array
 
 
 def _rotate_halves(rows: np.ndarray, heads: int) -> np.ndarray:

@@ -22,6 +22,7 @@ from flax import nnx
 from marft_jax.config import BadInput
 from marft_jax.config import Model as ModelSettings
 from marft_jax.models import families
+from marft_jax.models.attention import attention_on
 from marft_jax.models.decoder import Decoder, DecoderConfig
 from marft_jax.models.tokenizer import ByteTokenizer, Tokenizer
 
@@ -63,13 +64,14 @@ class _Opened(NamedTuple):
     digest: str
 
 
-def load_base(model: ModelSettings, place: Place) -> BaseModel:
+def load_base(model: ModelSettings, place: Place, platform: str | None = None) -> BaseModel:
     """Opens the model that ``--model.base`` names and puts its tensors on the devices.
 
     Args:
         model: ``base`` is ``tiny``, a directory, a ``.gguf`` file or a hub id.
         place: ``place(path, array)`` puts one tensor on the devices, in the type and sharding of
             its choice; ``path`` is spelled as in ``layers/3/q/kernel``.
+        platform: what it will run on, such as cpu; by default what JAX prefers.
 
     Raises:
         BadInput: nothing there, an unsupported model, or files that are not intact.
@@ -77,7 +79,12 @@ def load_base(model: ModelSettings, place: Place) -> BaseModel:
     opened = _open(model.base)
     opened.tokenizer.think(model.thinking)
     _check_prompts(opened, model.base)
-    graphdef, abstract = abstract_decoder(opened.config, jnp.dtype(model.dtype))
+    graphdef, abstract = abstract_decoder(
+        opened.config,
+        jnp.dtype(model.dtype),
+        attention=attention_on(platform or jax.default_backend()),
+        remat=model.remat,
+    )
     params = fill(abstract, opened.tensors(shapes_of(abstract)), place, model.base)
     return BaseModel(opened.config, graphdef, params, opened.tokenizer, model.base, opened.digest)
 
@@ -90,13 +97,17 @@ def directory_of(source: str) -> Path | None:
     return None if source == "tiny" or path.suffix == ".gguf" else _download(source)
 
 
-def abstract_decoder(config: DecoderConfig, dtype: Any) -> tuple[Any, nnx.State]:
-    """``nnx.split`` of a ``Decoder`` that has shapes and types but no values."""
+def abstract_decoder(config: DecoderConfig, dtype: Any, **how: Any) -> tuple[Any, nnx.State]:
+    """``nnx.split`` of a ``Decoder`` that has shapes and types but no values.
+
+    Args:
+        how: it computes, as in ``Decoder``.
+    """
 
     def build() -> Decoder:
         key = jax.random.key(0)  # shapes need only one; nnx.Rngs takes 9 ms per key while tracing
         rngs: Any = types.SimpleNamespace(params=lambda: key)
-        return Decoder(config, dtype=dtype, rngs=rngs)
+        return Decoder(config, dtype=dtype, rngs=rngs, **how)
 
     graphdef, state = nnx.split(nnx.eval_shape(build))
     return graphdef, state
@@ -153,7 +164,11 @@ def _open(base: str) -> _Opened:
 def _open_tiny() -> _Opened:
     from marft_jax.models import tiny
 
-    return _Opened(tiny.CONFIG, lambda shapes: tiny.tensors(), ByteTokenizer(), tiny.DIGEST)
+    def tensors(_: Shapes) -> Tensors:
+        """Its recipe trains ``[in, out]``."""
+        return ((p, x.T if p.endswith("/kernel") else x) for p, x in tiny.tensors())
+
+    return _Opened(tiny.CONFIG, tensors, ByteTokenizer(), tiny.DIGEST)
 
 
 def _open_directory(directory: Path) -> _Opened:

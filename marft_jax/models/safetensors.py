@@ -10,7 +10,7 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 
 from marft_jax.config import BadInput
-from marft_jax.models.families import oriented, source_name, stored_shape
+from marft_jax.models.families import source_name
 
 Shapes = Mapping[str, tuple[int, ...]]
 
@@ -87,11 +87,11 @@ def _ignorable(name: str, shapes: Shapes) -> bool:
 
 
 def _checked(array: np.ndarray, path: str, name: str, shapes: Shapes, file: Path) -> np.ndarray:
-    expected = stored_shape(path, shapes[path])
+    expected = shapes[path]
     if array.shape != expected:
         raise BadInput(f"{file}: tensor {name!r}: expected shape {expected}, got {array.shape}")
     if array.dtype.name not in _FLOATS:
         raise BadInput(
             f"{file}: tensor {name!r}: expected {', '.join(_FLOATS)}, got {array.dtype.name}"
         )
-    return oriented(path, array)
+    return array

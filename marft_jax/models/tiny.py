@@ -40,7 +40,8 @@ from safetensors.numpy import load_file
 from safetensors.numpy import save as safetensors_bytes
 
 from marft_jax.envs.base import held_out
-from marft_jax.models.decoder import KV, DecoderConfig, attention, rope_tables, rotate
+from marft_jax.models.attention import KV, attention
+from marft_jax.models.decoder import DecoderConfig, rope_tables, rotate
 
 CONFIG = DecoderConfig(
     vocab_size=264,

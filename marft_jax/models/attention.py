@@ -1,0 +1,78 @@
+"""Attention of queries over keys and values: what every model here reads its context with."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+_PIECES, _LEAST = 4, 64  # of the queries of a row on a CPU: how many, and the fewest in one
+
+
+class KV(NamedTuple):
+    """Keys and values of one layer, of B rows, G key-value heads, T positions and C channels.
+
+    Keys have their positions last: the scores of a step of decoding are a plain product with them,
+    which a CPU takes half again as fast as one with their transpose.
+    """
+
+    k_BGCT: jax.Array
+    v_BGTC: jax.Array
+
+    def cut(self, length: int) -> KV:
+        """The first ``length`` positions."""
+        return KV(self.k_BGCT[..., :length], self.v_BGTC[:, :, :length])
+
+
+CausalAttention = Callable[[jax.Array, KV, jax.Array], jax.Array]
+"""(queries, keys and values, segments) to context."""
+
+
+def attention(q_BHTC, kv: KV, mask_BTS):
+    """softmax(q kᵀ / √C) v with grouped key-value heads; scores and softmax in float32.
+
+    Args:
+        q_BHTC: queries, H a multiple of the key-value heads G.
+        kv: keys and values of S positions.
+        mask_BTS: true where query t may read position s.
+    """
+    b, h, t, c = q_BHTC.shape
+    g = kv.k_BGCT.shape[1]
+    grouped = q_BHTC.reshape(b, g, (h // g) * t, c)
+    scores = jnp.einsum(
+        "bgqc,bgcs->bgqs", grouped, kv.k_BGCT, preferred_element_type=jnp.float32
+    ).reshape(b, g, h // g, t, -1)
+    scores = jnp.where(mask_BTS[:, None, None], scores * c**-0.5, -1e30)
+    weights = jax.nn.softmax(scores, axis=-1).astype(kv.v_BGTC.dtype)
+    context = jnp.einsum("bgqs,bgsc->bgqc", weights.reshape(b, g, -1, weights.shape[-1]), kv.v_BGTC)
+    return context.reshape(b, h, t, c)
+
+
+def causal_attention(q_BHTC, kv: KV, segments_BT):
+    """Attention of whole rows: each token reads its own segment, up to itself."""
+    return _piece(q_BHTC, kv, segments_BT, 0, q_BHTC.shape[2])
+
+
+def causal_attention_in_pieces(q_BHTC, kv: KV, segments_BT):
+    """The same, a few queries at a time, so that fewer scores are computed to be masked out."""
+    t = q_BHTC.shape[2]
+    length = max(_LEAST, -(-t // (_PIECES * _LEAST)) * _LEAST)
+    pieces = [
+        _piece(q_BHTC, kv, segments_BT, start, min(start + length, t))
+        for start in range(0, t, length)
+    ]
+    return jnp.concatenate(pieces, axis=2)
+
+
+def _piece(q_BHTC, kv: KV, segments_BT, start: int, end: int):
+    """The queries from ``start`` to ``end``, over the keys up to there."""
+    own, read = segments_BT[:, start:end, None], segments_BT[:, None, :end]
+    mask_BTS = jnp.tril(own == read, start)
+    return attention(q_BHTC[:, :, start:end], kv.cut(end), mask_BTS)
+
+
+def attention_on(platform: str) -> CausalAttention:
+    """What computes attention of whole rows fastest there."""
+    return causal_attention_in_pieces if platform == "cpu" else causal_attention
