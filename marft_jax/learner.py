@@ -30,6 +30,7 @@ from marft_jax import critic as critic_lib
 from marft_jax import lora, objective, scoring
 from marft_jax import mesh as mesh_lib
 from marft_jax.algorithms import Algorithm, settle
+from marft_jax.models.decoder import DecoderConfig
 from marft_jax.models.load import BaseModel
 from marft_jax.prepare import Moving, Prepared, prepare
 from marft_jax.team.context import Team
@@ -78,49 +79,15 @@ class Learner:
         mesh: Mesh,
     ):
         self._config = config = settle(config)
-        self._mesh, self._adapters, self._agents = mesh, team.adapters, len(team.profiles)
+        self._mesh, self._adapters = mesh, team.adapters
         self._may_learn = np.asarray(team.trainable)
-        self._decoder_config, self._base = base.config, base.params
-        static = dict(
-            graphdef=base.graphdef, config=config, algorithm=algorithm, agents=self._agents
-        )
-        everywhere = mesh_lib.replicated(mesh)
-        self._init = jax.jit(self._fresh, out_shardings=everywhere)
-        self._prepare = jax.jit(
-            functools.partial(prepare, **static), out_shardings=(None, everywhere, everywhere)
-        )
-        self._update = jax.jit(
-            functools.partial(update, **static),
-            donate_argnames="state",
-            out_shardings=everywhere,
-        )
+        self._base = base.params
+        run = programs(config, base.config, base.graphdef, team, algorithm, mesh)
+        self._init, self._prepare, self._update = run
 
     def init(self) -> TrainState:
         """A fresh state: adapters that change nothing, values near zero."""
         return self._init()
-
-    def _fresh(self) -> TrainState:
-        c = self._config
-        key = jax.random.key(c.run.seed)
-        adapters = lora.init(
-            jax.random.fold_in(key, 1),
-            self._decoder_config,
-            adapters=self._adapters,
-            rank=c.lora.rank,
-            targets=c.lora.targets,
-        )
-        critic = critic_lib.init(jax.random.fold_in(key, 2), c, self._decoder_config, self._agents)
-        optimizer, none = make_optimizer(c.algo), jnp.zeros(self._agents)
-        return TrainState(
-            jnp.int32(0),
-            adapters,
-            _opt_init(optimizer, adapters),
-            critic,
-            critic_lib.Critic(*(_opt_init(optimizer, part) for part in critic)),
-            Moving(none, none),
-            jnp.float32(1),
-            jnp.zeros(2),
-        )
 
     def trainable(self, step: int) -> np.ndarray:
         """Which adapters learn in this step.
@@ -171,6 +138,64 @@ class Learner:
         filled = orders.reshape(epochs, minibatches, -1)
         empty = np.tile(np.arange(batch.micros, every).reshape(minibatches, -1), (epochs, 1, 1))
         return np.concatenate([filled, empty], axis=-1).astype(np.int32)
+
+
+class Programs(NamedTuple):
+    """The compiled functions of a learner."""
+
+    init: Any
+    prepare: Any
+    update: Any
+
+
+def programs(
+    config: config_lib.Config,
+    decoder_config: DecoderConfig,
+    graphdef,
+    team: Team,
+    algorithm: Algorithm,
+    mesh: Mesh,
+) -> Programs:
+    """``prepare`` and ``update`` for one base and mesh; ``init`` makes a fresh state.
+
+    ``config`` is settled.
+    """
+    agents, everywhere = len(team.profiles), mesh_lib.replicated(mesh)
+    static = dict(graphdef=graphdef, config=config, algorithm=algorithm, agents=agents)
+    start = functools.partial(fresh, config, decoder_config, team.adapters, agents)
+    return Programs(
+        jax.jit(start, out_shardings=everywhere),
+        jax.jit(functools.partial(prepare, **static), out_shardings=(None, everywhere, everywhere)),
+        jax.jit(
+            functools.partial(update, **static), donate_argnames="state", out_shardings=everywhere
+        ),
+    )
+
+
+def fresh(
+    config: config_lib.Config, decoder_config: DecoderConfig, adapters: int, agents: int
+) -> TrainState:
+    """A state before the first step."""
+    key = jax.random.key(config.run.seed)
+    stacked = lora.init(
+        jax.random.fold_in(key, 1),
+        decoder_config,
+        adapters=adapters,
+        rank=config.lora.rank,
+        targets=config.lora.targets,
+    )
+    critic = critic_lib.init(jax.random.fold_in(key, 2), config, decoder_config, agents)
+    optimizer, none = make_optimizer(config.algo), jnp.zeros(agents)
+    return TrainState(
+        jnp.int32(0),
+        stacked,
+        _opt_init(optimizer, stacked),
+        critic,
+        critic_lib.Critic(*(_opt_init(optimizer, part) for part in critic)),
+        Moving(none, none),
+        jnp.float32(1),
+        jnp.zeros(2),
+    )
 
 
 def make_optimizer(config: config_lib.Algo) -> optax.GradientTransformation:
