@@ -160,12 +160,15 @@ def programs(
 
     ``config`` is settled.
     """
-    agents, everywhere = len(team.profiles), mesh_lib.replicated(mesh)
+    agents = len(team.profiles)
+    everywhere, split = mesh_lib.replicated(mesh), mesh_lib.rows(mesh, axis=1)
     static = dict(graphdef=graphdef, config=config, algorithm=algorithm, agents=agents)
     start = functools.partial(fresh, config, decoder_config, team.adapters, agents)
     return Programs(
         jax.jit(start, out_shardings=everywhere),
-        jax.jit(functools.partial(prepare, **static), out_shardings=(None, everywhere, everywhere)),
+        jax.jit(
+            functools.partial(prepare, **static), out_shardings=(split, everywhere, everywhere)
+        ),
         jax.jit(
             functools.partial(update, **static), donate_argnames="state", out_shardings=everywhere
         ),
