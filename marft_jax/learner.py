@@ -22,7 +22,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from jax.sharding import Mesh
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
 
 from marft_jax import batch as batch_lib
 from marft_jax import config as config_lib
@@ -170,7 +171,9 @@ def programs(
             functools.partial(prepare, **static), out_shardings=(split, everywhere, everywhere)
         ),
         jax.jit(
-            functools.partial(update, **static), donate_argnames="state", out_shardings=everywhere
+            functools.partial(update, mesh=mesh, **static),
+            donate_argnames="state",
+            out_shardings=everywhere,
         ),
     )
 
@@ -216,6 +219,7 @@ def update(
     config,
     algorithm: Algorithm,
     agents: int,
+    mesh: Mesh,
     base,
     state: TrainState,
     rows,
@@ -224,6 +228,9 @@ def update(
     shuffle,
 ) -> tuple[TrainState, dict[str, jax.Array]]:
     """Epochs × minibatches × accumulation over one batch.
+
+    Each place along the mesh's ``data`` axis, and so each process, sums up the gradients of its own
+    rows; they meet once for each step of the optimiser, whatever the base and the batch.
 
     Args:
         trainable_N: which adapters may change; of the others, neither parameters nor optimiser
@@ -236,19 +243,11 @@ def update(
         config=config,
         algorithm=algorithm,
         agents=agents,
-        base=base,
     )
-    zeros = objective.zeros(state.adapters, state.critic, agents)
+    sums = _over_data(mesh, gradients, agents)
 
     def minibatch(state: TrainState, micros):
-        def accumulate(total, u):
-            r, p = jax.tree.map(lambda x: x[u], (rows, prepared))
-            added = scoring.unless_empty(
-                r, lambda: gradients(state.adapters, state.critic, r, p), zeros
-            )
-            return jax.tree.map(jnp.add, total, added), None
-
-        total, _ = jax.lax.scan(accumulate, zeros, micros)
+        total = sums(base, state.adapters, state.critic, rows, prepared, micros)
         return _apply(state, total, trainable_N, config)
 
     def epoch(state, order):
@@ -260,6 +259,34 @@ def update(
     if config.critic.mode != "none":
         numbers["critic/grad_norm"] = norms[1].mean()
     return state._replace(step=state.step + 1), numbers
+
+
+def _over_data(mesh: Mesh, gradients: Any, agents: int) -> Any:
+    """Gradient sums and totals over some microbatches; those without rows cost nothing.
+
+    Each place along ``data`` keeps sums of its own rows, on a leading axis that is split over the
+    places, until they meet in one reduction at the end.
+    """
+    places, apart = mesh.shape["data"], NamedSharding(mesh, P("data"))
+
+    def sums(base, adapters, critic, rows, prepared, micros):
+        def one(r, p):
+            return gradients(adapters, critic, r, p, base=base)
+
+        def accumulate(total, u):
+            r, p = jax.tree.map(lambda x: x[u].reshape(places, -1, *x.shape[2:]), (rows, prepared))
+            added = scoring.unless_empty(r, lambda: jax.vmap(one)(r, p), zeros)
+            total = jax.tree.map(jnp.add, total, added)
+            return jax.lax.with_sharding_constraint(total, apart), None
+
+        zeros = jax.tree.map(
+            lambda x: jnp.zeros((places, *x.shape), x.dtype),
+            objective.zeros(adapters, critic, agents),
+        )
+        total, _ = jax.lax.scan(accumulate, zeros, micros)
+        return jax.tree.map(lambda x: x.sum(0), total)
+
+    return sums
 
 
 def _apply(state: TrainState, total, trainable_N, config):
