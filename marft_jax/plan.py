@@ -12,6 +12,7 @@ read. Other flags are those of training.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
 import json
 import sys
@@ -123,7 +124,8 @@ def start_virtual(topology: str) -> None:
     sizes = shape.split("x")
     if kind == "cpu" and all(size.isdigit() for size in sizes):
         devices = int(sizes[0]) * (int(sizes[1]) if len(sizes) > 1 else 1)
-        jax.config.update("jax_num_cpu_devices", max(devices, 1))
+        with contextlib.suppress(RuntimeError):  # JAX has started: what is there must do
+            jax.config.update("jax_num_cpu_devices", max(devices, 1))
 
 
 if __name__ == "__main__":

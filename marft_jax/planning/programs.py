@@ -125,24 +125,28 @@ def describe(
     )  # fmt: skip
 
 
-def compiled(run: Run, tell: Tell) -> dict[str, Compiled]:
-    """Decode, prefill, prepare and update; each is told when it is done."""
+def lowered(run: Run) -> dict[str, tuple[Any, Sequence[int]]]:
+    """Update, prefill, prepare and decode, ready for the compiler, and their devices' hosts."""
     here, everywhere = run.hosts[: run.here.size], run.hosts
-    lowered = {
-        "decode": (run.engine.decode.lower(**_decode(run)), here),
+    return {
+        "update": (run.learner.update.lower(**_update(run)), everywhere),
         "prefill": (run.engine.prefill.lower(**_prefill(run)), here),
         "prepare": (run.learner.prepare.lower(**_prepare(run)), everywhere),
-        "update": (run.learner.update.lower(**_update(run)), everywhere),
+        "decode": (run.engine.decode.lower(**_decode(run)), here),
     }
 
-    def compile_one(item: Any) -> tuple[str, Compiled]:
+
+def compiled(run: Run, tell: Tell) -> dict[str, Compiled]:
+    """Compiles all of these, on all cores; each is told when it is done."""
+
+    def one(item: tuple[str, tuple[Any, Sequence[int]]]) -> tuple[str, Compiled]:
         name, (program, hosts) = item
-        found = _compile(program, hosts)
+        found = compile_one(program, hosts)
         tell(f"{name} with {run.model.n_layers} layers: compiled in {found.seconds:.0f} s")
         return name, found
 
     with ThreadPoolExecutor(os.cpu_count()) as pool:
-        return dict(pool.map(compile_one, reversed(lowered.items())))
+        return dict(pool.map(one, lowered(run).items()))
 
 
 def extended(few: dict[str, Compiled], more: dict[str, Compiled], depths: Sequence[int]):
@@ -261,10 +265,11 @@ def _update(run: Run) -> dict[str, Any]:
     )
 
 
-def _compile(lowered: Any, hosts: Sequence[int]) -> Compiled:
+def compile_one(program: Any, hosts: Sequence[int]) -> Compiled:
+    """One lowered program, compiled and measured; ``hosts`` of its devices, in their order."""
     began = time.monotonic()
     try:
-        program = lowered.compile()
+        program = program.compile()
     except jax.errors.JaxRuntimeError as error:
         needs = re.search(r"Used ([\d.]+)([KMGT])i?B? of", str(error))
         if not needs:

@@ -42,6 +42,13 @@ CHIPS = {
     "v5p": Chip(459e12, 95.74 * GIB, 2765e9, 600e9, 6.2e9),
     "v6e": Chip(918e12, 31.25 * GIB, 1638e9, 400e9, 12.5e9),
 }
+# libtpu shall neither ask the cloud which machine this is, nor keep its chips from another process.
+_NO_MACHINE = {
+    "TPU_SKIP_MDS_QUERY": "1",
+    "TPU_WORKER_HOSTNAMES": "localhost",
+    "TPU_ACCELERATOR_TYPE": "v5litepod-4",
+    "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
+}
 _HOW = "v5e:4x4, v5p:2x2x4, v6e:8x8, cpu:8 or cpu:2x4 (hosts x devices)"
 
 
@@ -107,7 +114,8 @@ def _tpu(name: str, kind: str) -> Topology:
 
 
 def _described(name: str) -> Sequence[Any]:
-    os.environ.setdefault("TPU_SKIP_MDS_QUERY", "1")  # no cloud machine is asked who we are
+    for variable, value in _NO_MACHINE.items():
+        os.environ.setdefault(variable, value)
     try:
         found = topologies.get_topology_desc(platform="tpu", topology_name=name)
     except RuntimeError as error:
