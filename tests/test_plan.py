@@ -285,7 +285,11 @@ def test_a_plan_says_whether_it_fits_and_what_to_change():
     assert not short.fits and "--rollout.slots 4 " in report.verdict(short)
     shorter = cramped(plan.peak - 2 * plan.memory["cache"])
     assert "--algo.microbatch_tokens" in report.advice(shorter)
-    assert "--mesh.tensor 4" in report.advice(cramped(1.5 * plan.memory["weights"]))
+    heavy = cramped(1.5 * plan.memory["weights"])
+    assert "--model.dtype bfloat16" in report.advice(heavy)
+    model = dataclasses.replace(plan.run.config.model, dtype="bfloat16")
+    run = plan.run._replace(config=dataclasses.replace(plan.run.config, model=model))
+    assert "--mesh.tensor 4" in report.advice(heavy._replace(run=run))
 
 
 def test_all_numbers_are_plain_and_told(capsys):

@@ -38,7 +38,7 @@ class Compiled(NamedTuple):
         seconds: that compiling took.
         arguments, results, kept, scratch, code: bytes; ``kept`` of the results lie where
             arguments lay.
-        overflow: bytes that it would need, where the compiler found no room; then all else is 0.
+        overflow: bytes that it needs at least, where the compiler found no room; else 0.
         traffic: its collectives.
     """
 
@@ -271,10 +271,11 @@ def compile_one(program: Any, hosts: Sequence[int]) -> Compiled:
     try:
         program = program.compile()
     except jax.errors.JaxRuntimeError as error:
-        needs = re.search(r"Used ([\d.]+)([KMGT])i?B? of", str(error))
+        needs = re.search(r"Used ([\d.]+)([KMGT]) of|\(([\d.]+)([KMGT])\) exceeds", str(error))
         if not needs:
             raise
-        size = float(needs[1]) * 2 ** (10 * (1 + "KMGT".index(needs[2])))
+        needs = [part for part in needs.groups() if part]
+        size = float(needs[0]) * 2 ** (10 * (1 + "KMGT".index(needs[1])))
         return Compiled(time.monotonic() - began, overflow=size)
     seconds, memory = time.monotonic() - began, program.memory_analysis()
     return Compiled(

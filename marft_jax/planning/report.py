@@ -9,9 +9,8 @@ from rich.table import Table
 
 from marft_jax.planning.cost import Cost
 from marft_jax.planning.programs import Compiled, Run, per_chip
-from marft_jax.planning.topology import GIB, Topology
+from marft_jax.planning.topology import Topology
 
-_MIB = 2**20
 _LEARNING = ("prepare", "update")
 
 
@@ -68,9 +67,11 @@ def memory_of(run: Run, programs: dict[str, Compiled]) -> tuple[dict[str, float]
         "activations": max(program.scratch for program in programs.values()),
     }
     code = sum(program.code for program in programs.values())
-    beside = {
-        name: memory["cache"] if name in _LEARNING else optimiser + memory["critic"]
-        for name in programs
+    beside = {  # what a program does not take, and yet is there
+        "update": memory["cache"],
+        "prefill": optimiser + memory["critic"],
+        "prepare": memory["cache"] + optimiser,
+        "decode": optimiser + memory["critic"],
     }
     peaks = {
         name: program.peak + beside[name] + code - program.code
@@ -111,17 +112,19 @@ def verdict(plan: Plan) -> str:
     """Fits or not, what hosts exchange, and how long a step takes."""
     chip, lines = plan.topology.chip, []
     if chip is None:
-        lines.append(f"peak {_gib(plan.peak)} GiB per device; virtual devices have no limit")
+        lines.append(f"peak {_gb(plan.peak)} per device; virtual devices have no limit")
     elif plan.fits:
-        lines.append(f"fits: peak {_gib(plan.peak)} of {_gib(chip.memory)} GiB per chip")
+        lines.append(f"fits: peak {_gb(plan.peak)} of {_gb(chip.memory)} per chip")
     else:
+        worst = max(plan.peaks, key=lambda name: plan.peaks[name])
         lines.append(
-            f"does not fit: peak {_gib(plan.peak)} of {_gib(chip.memory)} GiB per chip, in "
-            f"{max(plan.peaks, key=lambda name: plan.peaks[name])}; {advice(plan)}"
+            f"does not fit: peak {_gb(plan.peak)} of {_gb(chip.memory)} per chip, in {worst}; "
+            f"{advice(plan)}"
         )
     if plan.topology.hosts > 1:
         times = f"{plan.across / plan.gradients:.2f} x the gradients of adapters and critic"
-        lines.append(f"across hosts: {_mib(plan.across)} MiB per optimiser step, {times}")
+        network = f" ({plan.across / chip.network:.2g} s between slices)" if chip else ""
+        lines.append(f"across hosts: {_gb(plan.across)} per optimiser step{network}, {times}")
     if chip is not None:
         rollout, learning = seconds(plan)
         lines.append(
@@ -143,32 +146,32 @@ def seconds(plan: Plan) -> tuple[float, float]:
 
 
 def memory_table(plan: Plan) -> Table:
-    """GiB of a chip, by what they hold."""
-    shown = Table(*plan.memory, "peak", "limit", title="GiB per chip", box=box.SIMPLE)
+    """What a chip holds."""
+    shown = Table(*plan.memory, "peak", "limit", title="GB per chip", box=box.SIMPLE)
     chip = plan.topology.chip
-    limit = _gib(chip.memory) if chip else "none"
-    shown.add_row(*map(_gib, plan.memory.values()), _gib(plan.peak), limit)
+    sizes = [*plan.memory.values(), plan.peak, *([chip.memory] if chip else [])]
+    shown.add_row(*(f"{size / 1e9:.3f}" for size in sizes), *([] if chip else ["none"]))
     return shown
 
 
 def programs_table(plan: Plan) -> Table:
     """Of each program: how often it runs in a step, and what a call costs a chip."""
     shown = Table(
-        "program", "calls", "compiled in", "peak GiB", "TFLOP", "memory GB", "in host MiB",
-        "across MiB", "seconds", "of which", title="per chip and call", box=box.SIMPLE,
+        "program", "calls", "compiled", "peak", "TFLOP", "memory", "in host", "across",
+        *(["s", "arithmetic", "memory", "links"] if plan.topology.chip else []),
+        title="GB per chip and call; seconds of all calls, and what takes them", box=box.SIMPLE,
     )  # fmt: skip
-    chip = plan.topology.chip
     for name, program in plan.programs.items():
         cost, moved = plan.costs[name], program.traffic.moved
-        slow = "", ""
-        if chip is not None:
-            times = cost.times(chip)
-            parts = (f"{value:.2g} {what}" for what, value in times.items())
-            slow = f"{cost.seconds(chip) / cost.calls:.3g}", ", ".join(parts)
+        times = []
+        if plan.topology.chip is not None:
+            parts = cost.times(plan.topology.chip).values()
+            times = [f"{t:.3g}" for t in (cost.seconds(plan.topology.chip), *parts)]
         shown.add_row(
-            name, str(cost.calls), f"{program.seconds:.0f} s", _gib(plan.peaks[name]),
+            name, str(cost.calls), f"{program.seconds:.0f} s", f"{plan.peaks[name] / 1e9:.2f}",
             f"{cost.flops / 1e12:.3g}", f"{cost.bytes / 1e9:.3g}",
-            _mib(moved(across=False).payload), _mib(moved(across=True).payload), *slow,
+            f"{moved(across=False).payload / 1e9:.3g}", f"{moved(across=True).payload / 1e9:.3g}",
+            *times,
         )  # fmt: skip
     return shown
 
@@ -213,9 +216,5 @@ def _program(plan: Plan, name: str) -> dict[str, Any]:
     return told | ({"seconds_per_step": cost.times(chip)} if chip else {})
 
 
-def _gib(size: float) -> str:
-    return f"{size / GIB:.2f}"
-
-
-def _mib(size: float) -> str:
-    return f"{size / _MIB:.1f}"
+def _gb(size: float) -> str:
+    return f"{size / 1e9:.3g} GB"

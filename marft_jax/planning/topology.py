@@ -16,7 +16,7 @@ from jax.experimental import topologies
 
 from marft_jax.config import BadInput
 
-GIB = 2**30
+_GIB = 2**30
 
 
 class Chip(NamedTuple):
@@ -27,7 +27,7 @@ class Chip(NamedTuple):
         memory: bytes of HBM that the compiler of libtpu gives to a program.
         bandwidth: of HBM, bytes per second.
         links: bytes per second that it sends over the links inside a slice (ICI), one way.
-        network: bytes per second over the data-centre network (DCN), its share of the host's.
+        network: bytes per second between slices, over the data-centre network (DCN).
     """
 
     flops: float
@@ -38,9 +38,9 @@ class Chip(NamedTuple):
 
 
 CHIPS = {
-    "v5e": Chip(197e12, 15.75 * GIB, 819e9, 200e9, 3.1e9),
-    "v5p": Chip(459e12, 95.74 * GIB, 2765e9, 600e9, 6.2e9),
-    "v6e": Chip(918e12, 31.25 * GIB, 1638e9, 400e9, 12.5e9),
+    "v5e": Chip(197e12, 15.75 * _GIB, 819e9, 200e9, 3.1e9),
+    "v5p": Chip(459e12, 95.74 * _GIB, 2765e9, 600e9, 6.2e9),
+    "v6e": Chip(918e12, 31.25 * _GIB, 1638e9, 400e9, 12.5e9),
 }
 # libtpu shall neither ask the cloud which machine this is, nor keep its chips from another process.
 _NO_MACHINE = {
