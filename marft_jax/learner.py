@@ -22,7 +22,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from jax.sharding import Mesh
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
 
 from marft_jax import batch as batch_lib
 from marft_jax import config as config_lib
@@ -30,6 +31,7 @@ from marft_jax import critic as critic_lib
 from marft_jax import lora, objective, scoring
 from marft_jax import mesh as mesh_lib
 from marft_jax.algorithms import Algorithm, settle
+from marft_jax.models.decoder import DecoderConfig
 from marft_jax.models.load import BaseModel
 from marft_jax.prepare import Moving, Prepared, prepare
 from marft_jax.team.context import Team
@@ -78,53 +80,15 @@ class Learner:
         mesh: Mesh,
     ):
         self._config = config = settle(config)
-        self._mesh, self._adapters, self._agents = mesh, team.adapters, len(team.profiles)
+        self._mesh, self._adapters = mesh, team.adapters
         self._may_learn = np.asarray(team.trainable)
-        self._decoder_config, self._base = base.config, base.params
-        static = dict(
-            graphdef=base.graphdef, config=config, algorithm=algorithm, agents=self._agents
-        )
-        everywhere = mesh_lib.replicated(mesh)
-        self._init = jax.jit(self._fresh, out_shardings=everywhere)
-        options = mesh_lib.compiler_options(mesh)
-        self._prepare = jax.jit(
-            functools.partial(prepare, **static),
-            out_shardings=(None, everywhere, everywhere),
-            compiler_options=options,
-        )
-        self._update = jax.jit(
-            functools.partial(update, **static),
-            donate_argnames="state",
-            out_shardings=everywhere,
-            compiler_options=options,
-        )
+        self._base = base.params
+        run = programs(config, base.config, base.graphdef, team, algorithm, mesh)
+        self._init, self._prepare, self._update = run
 
     def init(self) -> TrainState:
         """A fresh state: adapters that change nothing, values near zero."""
         return self._init()
-
-    def _fresh(self) -> TrainState:
-        c = self._config
-        key = jax.random.key(c.run.seed)
-        adapters = lora.init(
-            jax.random.fold_in(key, 1),
-            self._decoder_config,
-            adapters=self._adapters,
-            rank=c.lora.rank,
-            targets=c.lora.targets,
-        )
-        critic = critic_lib.init(jax.random.fold_in(key, 2), c, self._decoder_config, self._agents)
-        optimizer, none = make_optimizer(c.algo), jnp.zeros(self._agents)
-        return TrainState(
-            jnp.int32(0),
-            adapters,
-            _opt_init(optimizer, adapters),
-            critic,
-            critic_lib.Critic(*(_opt_init(optimizer, part) for part in critic)),
-            Moving(none, none),
-            jnp.float32(1),
-            jnp.zeros(2),
-        )
 
     def trainable(self, step: int) -> np.ndarray:
         """Which adapters learn in this step.
@@ -177,6 +141,73 @@ class Learner:
         return np.concatenate([filled, empty], axis=-1).astype(np.int32)
 
 
+class Programs(NamedTuple):
+    """The compiled functions of a learner."""
+
+    init: Any
+    prepare: Any
+    update: Any
+
+
+def programs(
+    config: config_lib.Config,
+    decoder_config: DecoderConfig,
+    graphdef,
+    team: Team,
+    algorithm: Algorithm,
+    mesh: Mesh,
+) -> Programs:
+    """``prepare`` and ``update`` for one base and mesh; ``init`` makes a fresh state.
+
+    ``config`` is settled.
+    """
+    agents = len(team.profiles)
+    everywhere, split = mesh_lib.replicated(mesh), mesh_lib.rows(mesh, axis=1)
+    static = dict(graphdef=graphdef, config=config, algorithm=algorithm, agents=agents)
+    options = mesh_lib.compiler_options(mesh)
+    start = functools.partial(fresh, config, decoder_config, team.adapters, agents)
+    return Programs(
+        jax.jit(start, out_shardings=everywhere),
+        jax.jit(
+            functools.partial(prepare, **static),
+            out_shardings=(split, everywhere, everywhere),
+            compiler_options=options,
+        ),
+        jax.jit(
+            functools.partial(update, mesh=mesh, **static),
+            donate_argnames="state",
+            out_shardings=everywhere,
+            compiler_options=options,
+        ),
+    )
+
+
+def fresh(
+    config: config_lib.Config, decoder_config: DecoderConfig, adapters: int, agents: int
+) -> TrainState:
+    """A state before the first step."""
+    key = jax.random.key(config.run.seed)
+    stacked = lora.init(
+        jax.random.fold_in(key, 1),
+        decoder_config,
+        adapters=adapters,
+        rank=config.lora.rank,
+        targets=config.lora.targets,
+    )
+    critic = critic_lib.init(jax.random.fold_in(key, 2), config, decoder_config, agents)
+    optimizer, none = make_optimizer(config.algo), jnp.zeros(agents)
+    return TrainState(
+        jnp.int32(0),
+        stacked,
+        _opt_init(optimizer, stacked),
+        critic,
+        critic_lib.Critic(*(_opt_init(optimizer, part) for part in critic)),
+        Moving(none, none),
+        jnp.float32(1),
+        jnp.zeros(2),
+    )
+
+
 def make_optimizer(config: config_lib.Algo) -> optax.GradientTransformation:
     """Clipping by global norm, then Adam's direction (eps 1e-5); the learning rate comes later."""
     clip = config.max_grad_norm
@@ -192,6 +223,7 @@ def update(
     config,
     algorithm: Algorithm,
     agents: int,
+    mesh: Mesh,
     base,
     state: TrainState,
     rows,
@@ -200,6 +232,9 @@ def update(
     shuffle,
 ) -> tuple[TrainState, dict[str, jax.Array]]:
     """Epochs × minibatches × accumulation over one batch.
+
+    Each place along the mesh's ``data`` axis, and so each process, sums up the gradients of its own
+    rows; they meet once for each step of the optimiser, whatever the base and the batch.
 
     Args:
         trainable_N: which adapters may change; of the others, neither parameters nor optimiser
@@ -212,19 +247,11 @@ def update(
         config=config,
         algorithm=algorithm,
         agents=agents,
-        base=base,
     )
-    zeros = objective.zeros(state.adapters, state.critic, agents)
+    sums = _over_data(mesh, gradients, agents)
 
     def minibatch(state: TrainState, micros):
-        def accumulate(total, u):
-            r, p = jax.tree.map(lambda x: x[u], (rows, prepared))
-            added = scoring.unless_empty(
-                r, lambda: gradients(state.adapters, state.critic, r, p), zeros
-            )
-            return jax.tree.map(jnp.add, total, added), None
-
-        total, _ = jax.lax.scan(accumulate, zeros, micros)
+        total = sums(base, state.adapters, state.critic, rows, prepared, micros)
         return _apply(state, total, trainable_N, config)
 
     def epoch(state, order):
@@ -236,6 +263,34 @@ def update(
     if config.critic.mode != "none":
         numbers["critic/grad_norm"] = norms[1].mean()
     return state._replace(step=state.step + 1), numbers
+
+
+def _over_data(mesh: Mesh, gradients: Any, agents: int) -> Any:
+    """Gradient sums and totals over some microbatches; those without rows cost nothing.
+
+    Each place along ``data`` keeps sums of its own rows, on a leading axis that is split over the
+    places, until they meet in one reduction at the end.
+    """
+    places, apart = mesh.shape["data"], NamedSharding(mesh, P("data"))
+
+    def sums(base, adapters, critic, rows, prepared, micros):
+        def one(r, p):
+            return gradients(adapters, critic, r, p, base=base)
+
+        def accumulate(total, u):
+            r, p = jax.tree.map(lambda x: x[u].reshape(places, -1, *x.shape[2:]), (rows, prepared))
+            added = scoring.unless_empty(r, lambda: jax.vmap(one)(r, p), zeros)
+            total = jax.tree.map(jnp.add, total, added)
+            return jax.lax.with_sharding_constraint(total, apart), None
+
+        zeros = jax.tree.map(
+            lambda x: jnp.zeros((places, *x.shape), x.dtype),
+            objective.zeros(adapters, critic, agents),
+        )
+        total, _ = jax.lax.scan(accumulate, zeros, micros)
+        return jax.tree.map(lambda x: x.sum(0), total)
+
+    return sums
 
 
 def _apply(state: TrainState, total, trainable_N, config):

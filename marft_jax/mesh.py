@@ -32,8 +32,14 @@ BASE_RULES: Sequence[tuple[str, P]] = (
 )
 
 
-def make_mesh(config: config_lib.Mesh, devices: Sequence[Any] | None = None) -> Mesh:
+def make_mesh(
+    config: config_lib.Mesh, devices: Sequence[Any] | None = None, per_process: int | None = None
+) -> Mesh:
     """The mesh that ``config`` asks for, over all devices of all processes.
+
+    Args:
+        devices: those of the first process first; all there are, unless told.
+        per_process: how many a process has; as they say themselves, unless told.
 
     Raises:
         BadInput: the axes do not multiply to the number of devices, more than one is -1, or a copy
@@ -51,7 +57,8 @@ def make_mesh(config: config_lib.Mesh, devices: Sequence[Any] | None = None) -> 
             f"--mesh: expected data x fsdp x tensor = {len(devices)} devices, got {asked}; "
             f"possible: {possible}"
         )
-    here = sum(device.process_index == devices[0].process_index for device in devices)
+    first = devices[0].process_index
+    here = per_process or sum(device.process_index == first for device in devices)
     if here % (sizes[1] * sizes[2]):
         raise config_lib.BadInput(
             f"--mesh: fsdp x tensor = {sizes[1] * sizes[2]} devices share a copy of the base, "

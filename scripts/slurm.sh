@@ -11,6 +11,8 @@
 # Two minutes before its time is over the job is told; it saves, leaves with 75, and is queued again.
 set -euo pipefail
 PYTHON=${PYTHON:-.venv/bin/python}
+# Left alone, JAX takes one GPU for each SLURM task.
+export JAX_LOCAL_DEVICE_IDS=${JAX_LOCAL_DEVICE_IDS:-$(seq -s, 0 $((SLURM_GPUS_ON_NODE - 1)))}
 
 trap 'true' TERM # srun passes the signal on; this shell only has to live long enough to requeue
 status=0

@@ -7,7 +7,10 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
 
+from marft_jax import mesh as mesh_lib
 from marft_jax.models.attention import KV
 from marft_jax.models.decoder import DecoderConfig
 
@@ -68,6 +71,17 @@ def empty_slots(config: DecoderConfig, slots: int, context: int, longest: int, d
         ids_SA=jnp.zeros((slots, longest), jnp.int32),
         logprobs_SA=jnp.zeros((slots, longest), jnp.float32),
     )
+
+
+def shardings(mesh: Mesh, slots: Slots) -> Slots:
+    """Rows over ``data`` and ``fsdp``; heads of the cache over ``tensor``, where that divides them.
+
+    ``slots`` may be abstract.
+    """
+    heads = slots.cache[0].k_BGCT.shape[1]
+    split = P(*mesh_lib.ROWS, "tensor" if heads % mesh.shape["tensor"] == 0 else None)
+    places: Slots = jax.tree.map(lambda _: mesh_lib.rows(mesh), slots)
+    return places._replace(cache=jax.tree.map(lambda _: NamedSharding(mesh, split), slots.cache))
 
 
 def insert(cache: list[KV], fresh: list[KV], slots_B) -> list[KV]:

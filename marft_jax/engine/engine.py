@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 from collections import deque
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -64,6 +64,59 @@ class Shape(NamedTuple):
     context: int
     longest: int
 
+    def on(self, mesh: Mesh) -> Shape:
+        """With slots for every device that has rows of its own."""
+        return self._replace(slots=_round_up(self.slots, mesh_lib.row_shards(mesh)))
+
+    def prefill_rows(self, width: int, mesh: Mesh) -> tuple[int, int]:
+        """The two sizes of a group of prompts of that width: few, and as many as the bound on a
+        prefill's tokens allows."""
+        shards = mesh_lib.row_shards(mesh)
+        full = min(self.slots, _round_up(max(1, _PREFILL_TOKENS // width), shards))
+        return min(full, _round_up(-(-self.slots // 4), shards)), full
+
+    def width(self, tokens: int) -> int:
+        """What a prompt of so many tokens is padded to."""
+        return min(bucket(tokens, rungs=2), self.context)
+
+
+class Programs(NamedTuple):
+    """The compiled functions of an engine; ``empty`` makes its idle slots."""
+
+    empty: Any
+    prefill: Any
+    decode: Any
+
+
+def programs(
+    config: decoder.DecoderConfig,
+    graphdef,
+    mesh: Mesh,
+    shape: Shape,
+    dtype,
+    *,
+    eos_ids: Sequence[int],
+    alpha: float,
+) -> Programs:
+    """``prefill`` and ``decode`` for one base and mesh; arguments as of ``Engine``."""
+    make = functools.partial(
+        cache_lib.empty_slots, config, shape.slots, shape.context, shape.longest, dtype
+    )
+    static = dict(graphdef=graphdef, alpha=alpha, eos_ids=tuple(eos_ids))
+    places = cache_lib.shardings(mesh, jax.eval_shape(make))
+    return Programs(
+        jax.jit(make, out_shardings=places),
+        jax.jit(
+            functools.partial(prefill, **static), donate_argnames="slots", out_shardings=places
+        ),
+        jax.jit(
+            functools.partial(decode, **static),
+            donate_argnames="slots",
+            static_argnames=("chunk", "read"),
+            out_shardings=places,
+        ),
+    )
+
 
 class Engine:
     """Samples for requests; ``submit`` them, then ``step`` until all are answered.
@@ -89,34 +142,20 @@ class Engine:
         seed: int,
         alpha: float,
     ):
-        shards = mesh_lib.row_shards(mesh)
-        self.shape = shape._replace(slots=-(-shape.slots // shards) * shards)
+        self.shape = shape.on(mesh)
         self._mesh, self._base, self._eos_ids = mesh, base, tuple(eos_ids)
         dtype = jax.tree.leaves(base)[0].dtype
-        static = dict(graphdef=graphdef, alpha=alpha, eos_ids=self._eos_ids)
-        rows = mesh_lib.rows(mesh)
-        self._prefill = jax.jit(
-            functools.partial(prefill, **static), donate_argnames="slots", out_shardings=rows
-        )
-        self._decode = jax.jit(
-            functools.partial(decode, **static),
-            donate_argnames="slots",
-            static_argnames=("chunk", "read"),
-            out_shardings=rows,
-        )
+        run = programs(config, graphdef, mesh, self.shape, dtype, eos_ids=eos_ids, alpha=alpha)
+        self._prefill, self._decode = run.prefill, run.decode
         self._key_2 = jax.device_put(
             jax.random.key_data(jax.random.key(seed)), mesh_lib.replicated(mesh)
         )
-        make = functools.partial(cache_lib.empty_slots, config, *self._sizes(), dtype)
-        self._slots: Slots = jax.jit(make, out_shardings=mesh_lib.rows(mesh))()
+        self._slots: Slots = run.empty()
         self._adapters: lora.Adapters | None = None
         self._waiting: deque[tuple[int, Request]] = deque()
         self._tickets: list[int | None] = [None] * self.shape.slots
         self._lengths = np.zeros(self.shape.slots, np.int64)
         self._next_ticket = 0
-
-    def _sizes(self) -> tuple[int, int, int]:
-        return self.shape.slots, self.shape.context, self.shape.longest
 
     def load(self, adapters: lora.Adapters) -> None:
         """Uses these adapters from now on."""
@@ -170,9 +209,7 @@ class Engine:
         """
         free = [i for i, ticket in enumerate(self._tickets) if ticket is None]
         width = self._width(self._waiting[0][1])
-        shards = mesh_lib.row_shards(self._mesh)
-        full = min(self.shape.slots, _round_up(max(1, _PREFILL_TOKENS // width), shards))
-        few = min(full, _round_up(-(-self.shape.slots // 4), shards))
+        few, full = self.shape.prefill_rows(width, self._mesh)
         most = min(len(free), full)
         group: list[tuple[int, Request]] = []
         while self._waiting and len(group) < most and self._width(self._waiting[0][1]) == width:
@@ -194,7 +231,7 @@ class Engine:
         )
 
     def _width(self, request: Request) -> int:
-        return min(bucket(len(request.prompt), rungs=2), self.shape.context)
+        return self.shape.width(len(request.prompt))
 
     def _collect(self, in_use: list[int]) -> list[tuple[int, Completion]]:
         s = self._slots

@@ -10,7 +10,7 @@ import hashlib
 import json
 import re
 import types
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -89,6 +89,19 @@ def load_base(model: ModelSettings, place: Place, platform: str | None = None) -
     return BaseModel(opened.config, graphdef, params, opened.tokenizer, model.base, opened.digest)
 
 
+def decoder_config(source: str) -> DecoderConfig:
+    """The shape of the model that ``--model.base`` names: of a directory or a hub id, its
+    config.json is all that is needed.
+
+    Raises:
+        BadInput: nothing there, or an unsupported model.
+    """
+    path = Path(source).expanduser()
+    if source == "tiny" or path.suffix == ".gguf":
+        return _open(source).config
+    return _read_config(path if path.is_dir() else _download(_hub_id(source), ["config.json"]))
+
+
 def directory_of(source: str) -> Path | None:
     """The directory with a base's config.json and tokenizer; None for ``tiny`` and GGUF files."""
     path = Path(source).expanduser()
@@ -153,12 +166,18 @@ def _open(base: str) -> _Opened:
         if not path.is_file():
             raise BadInput(f"--model.base: no such file: {base} (see scripts/fetch_model.py)")
         return _open_gguf(path)
-    if path.exists() or not _HUB_ID.fullmatch(base):
+    return _open_directory(_download(_hub_id(base)))
+
+
+def _hub_id(base: str) -> str:
+    """``base`` again, if it can be one."""
+    exists = Path(base).expanduser().exists()
+    if exists or not _HUB_ID.fullmatch(base):
         raise BadInput(
             "--model.base: expected tiny, a directory with config.json, a .gguf file or a hub id, "
-            f"got {base!r}{'' if path.exists() else ', which does not exist'}"
+            f"got {base!r}{'' if exists else ', which does not exist'}"
         )
-    return _open_directory(_download(base))
+    return base
 
 
 def _open_tiny() -> _Opened:
@@ -171,9 +190,7 @@ def _open_tiny() -> _Opened:
     return _Opened(tiny.CONFIG, tensors, ByteTokenizer(), tiny.DIGEST)
 
 
-def _open_directory(directory: Path) -> _Opened:
-    from marft_jax.models import safetensors, tokenizer
-
+def _read_config(directory: Path) -> DecoderConfig:
     file = directory / "config.json"
     if not file.is_file():
         raise BadInput(f"{directory}: expected a config.json in the model directory, found none")
@@ -183,13 +200,19 @@ def _open_directory(directory: Path) -> _Opened:
             raise ValueError("not a mapping")
     except ValueError as error:
         raise BadInput(f"{file}: not valid JSON ({error})") from error
-    config = families.read_config(settings, str(file))
+    return families.read_config(settings, str(file))
+
+
+def _open_directory(directory: Path) -> _Opened:
+    from marft_jax.models import safetensors, tokenizer
+
+    config = _read_config(directory)
     files = safetensors.weight_files(directory)
     return _Opened(
         config,
         lambda shapes: safetensors.read(directory, shapes),
         tokenizer.from_directory(directory),
-        _digest([file, *files]),
+        _digest([directory / "config.json", *files]),
     )
 
 
@@ -206,7 +229,7 @@ def _open_gguf(path: Path) -> _Opened:
     )
 
 
-def _download(hub_id: str) -> Path:
+def _download(hub_id: str, wanted: Sequence[str] = _WANTED) -> Path:
     """The hub's files of a model, from the cache where they are there already.
 
     Raises:
@@ -217,7 +240,7 @@ def _download(hub_id: str) -> Path:
     try:
         return Path(
             huggingface_hub.snapshot_download(
-                hub_id, allow_patterns=_WANTED, ignore_patterns=_UNWANTED
+                hub_id, allow_patterns=list(wanted), ignore_patterns=_UNWANTED
             )
         )
     except Exception as error:  # network and hub errors of several libraries

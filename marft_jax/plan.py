@@ -1,0 +1,133 @@
+"""Says what a configuration needs on hardware that is not here, and whether it fits.
+
+    python -m marft_jax.plan --config mine.yaml --topology v5e:4x4
+    python -m marft_jax.plan --model.base configs/models/qwen2.5-7b --topology v5p:2x2x1 --json
+    python -m marft_jax.plan --topology cpu:8
+
+Every program of a run is compiled, with shapes instead of weights, for the chips of a TPU topology
+or for virtual CPU devices (cpu:2x4 is two hosts of four); of the model only its config.json is
+read. Other flags are those of training.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import dataclasses
+import json
+import sys
+from collections.abc import Callable, Sequence
+from typing import NoReturn
+
+import jax
+from rich.console import Console
+
+from marft_jax import config as config_lib
+from marft_jax.algorithms import find_algorithm, settle
+from marft_jax.models.load import decoder_config
+from marft_jax.models.tokenizer import ByteTokenizer
+from marft_jax.planning import cost, report
+from marft_jax.planning.programs import Run, compiled, describe, extended
+from marft_jax.planning.topology import Topology, find_topology
+from marft_jax.planning.work import step_work
+from marft_jax.team.assemble import make_team, workflow_of
+from marft_jax.team.files import load_team
+
+DEPTHS = (2, 4)
+"""Deeper models are compiled with so many layers: the compiler takes 20 minutes for 64."""
+
+
+def main(argv: Sequence[str] | None = None) -> NoReturn:
+    """Leaves with 0: it fits; 1: it does not; 2: bad configuration or input."""
+    parser = argparse.ArgumentParser(
+        "python -m marft_jax.plan", description=__doc__, allow_abbrev=False,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )  # fmt: skip
+    parser.add_argument("--topology", required=True, metavar="NAME", help="such as v5e:4x4, cpu:8")
+    parser.add_argument("--json", action="store_true", help="print one JSON object, nothing else")
+    parser.add_argument(
+        "--exact", action="store_true",
+        help="compile all layers, not two shallow models that are extended to a deep one",
+    )  # fmt: skip
+    own, rest = parser.parse_known_args(argv)
+    console = Console(highlight=False, soft_wrap=True, stderr=own.json)
+    try:
+        config = config_lib.parse(rest, prog="marft_jax.plan")
+        start_virtual(own.topology)
+        found = plan(config, find_topology(own.topology), own.exact, console.print)
+    except config_lib.BadInput as error:
+        config_lib.exit_with(error)
+    if own.json:
+        print(json.dumps(report.numbers(found)))
+    else:
+        console.width = max(console.width, 110)
+        console.print(report.memory_table(found), report.programs_table(found))
+        console.print(report.verdict(found))
+    sys.exit(0 if found.fits else 1)
+
+
+def plan(
+    config: config_lib.Config,
+    topology: Topology,
+    exact: bool = False,
+    tell: Callable[[str], None] = lambda line: None,
+) -> report.Plan:
+    """Compiles everything for the topology; reads the shape of the model, and no weights.
+
+    Args:
+        exact: compile a deep model as it is.
+        tell: is given a line whenever something is done.
+
+    Raises:
+        BadInput: a model, team or mesh that cannot be.
+    """
+    config = settle(config)
+    blueprint, model = load_team(config.team.file), decoder_config(config.model.base)
+    context = min(config.model.context, model.max_position)
+    team = make_team(config, blueprint, context, ByteTokenizer())
+    algorithm = find_algorithm(config.algo.name)
+    work = step_work(config, team, workflow_of(config, blueprint))
+
+    def at(layers: int) -> Run:
+        shape = dataclasses.replace(model, n_layers=layers)
+        return describe(config, team, algorithm, shape, work, topology)
+
+    run, depths = at(model.n_layers), DEPTHS
+    tell(title(run, topology))
+    if exact or model.n_layers <= max(DEPTHS):
+        programs, depths = compiled(run, tell), (model.n_layers,)
+    else:
+        few, more = (compiled(at(layers), tell) for layers in DEPTHS)
+        programs = extended(few, more, (*DEPTHS, model.n_layers))
+    memory, peaks = report.memory_of(run, programs)
+    return report.Plan(run, topology, programs, cost.costs(run, programs), memory, peaks, depths)
+
+
+def title(run: Run, topology: Topology) -> str:
+    """One line: what is planned for what."""
+    config, model = run.config, run.model
+    weights = cost.block_weights(model) + model.vocab_size * model.d_model * (
+        1 if model.tie_embeddings else 2
+    )
+    mesh = "x".join(str(size) for size in run.mesh.shape.values())
+    return (
+        f"{config.model.base} ({weights / 1e9:.2f} B weights, {config.model.dtype}), "
+        f"{len(run.team.profiles)} agents, {run.team.adapters} adapters of rank "
+        f"{config.lora.rank} on {', '.join(config.lora.targets)}, {config.algo.name}; "
+        f"{topology.name}: {run.mesh.size} devices in {topology.hosts} hosts, mesh {mesh}"
+    )
+
+
+def start_virtual(topology: str) -> None:
+    """Plans need no accelerator, and leave one that is here alone."""
+    jax.config.update("jax_platforms", "cpu")
+    kind, _, shape = topology.partition(":")
+    sizes = shape.split("x")
+    if kind == "cpu" and all(size.isdigit() for size in sizes):
+        devices = int(sizes[0]) * (int(sizes[1]) if len(sizes) > 1 else 1)
+        with contextlib.suppress(RuntimeError):  # JAX has started: what is there must do
+            jax.config.update("jax_num_cpu_devices", max(devices, 1))
+
+
+if __name__ == "__main__":
+    main()

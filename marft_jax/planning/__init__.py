@@ -1,0 +1,1 @@
+"""What a configuration would need on hardware that is not there."""

@@ -1,0 +1,150 @@
+"""How long a training step takes at least: arithmetic, memory and links of a chip (a roofline).
+
+Counted by hand, because XLA's own ``cost_analysis`` counts the body of a loop once and the update
+is three loops deep. For n tokens in rows of T, with P weights in the blocks, L layers, H heads of C
+channels, vocabulary V and width D:
+
+    forward      2 P n + 4 n T H C L + 2 n R N (in + out of each target) L, and 2 V D a token scored
+    backward     the same again for what flows back through frozen weights, twice for attention and
+                 adapters, and the vocabulary once more because its logits are computed again
+
+Bytes are those of the weights, once per pass, of the cache that a decode step reads, and of the
+activations, written and read once. Bytes over links come from the compiled program.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+from marft_jax.models.decoder import DecoderConfig
+from marft_jax.planning.programs import Compiled, Run, per_chip, prompt_rows
+from marft_jax.planning.topology import Chip
+
+
+class Cost(NamedTuple):
+    """One call of a program, on one chip.
+
+    Attributes:
+        calls: how often a training step calls it.
+        flops: floating-point operations.
+        bytes: read from and written to its memory.
+        inside, across: bytes it sends to chips of its own host, and of others.
+    """
+
+    calls: int
+    flops: float
+    bytes: float
+    inside: float
+    across: float
+
+    def times(self, chip: Chip) -> dict[str, float]:
+        """Seconds of all calls, by what takes them. Links inside a slice join hosts too."""
+        return {
+            "arithmetic": self.calls * self.flops / chip.flops,
+            "memory": self.calls * self.bytes / chip.bandwidth,
+            "links": self.calls * (self.inside + self.across) / chip.links,
+        }
+
+    def seconds(self, chip: Chip) -> float:
+        """Arithmetic and memory overlap; sums over the links of a layer do not."""
+        times = self.times(chip)
+        return max(times["arithmetic"], times["memory"]) + times["links"]
+
+
+def costs(run: Run, programs: dict[str, Compiled]) -> dict[str, Cost]:
+    """The cost of each program, and how often a step calls it."""
+    counted = {
+        "decode": _decode(run),
+        "prefill": _prefill(run),
+        "prepare": _prepare(run),
+        "update": _update(run),
+    }
+    return {
+        name: Cost(
+            calls,
+            flops,
+            bytes + 2 * programs[name].scratch,
+            programs[name].traffic.moved(across=False).sent,
+            programs[name].traffic.moved(across=True).sent,
+        )
+        for name, (calls, flops, bytes) in counted.items()
+    }
+
+
+def forward_flops(model: DecoderConfig, tokens: int, width: int, columns: int = 0, targets=()):
+    """Of hidden states: ``tokens`` in rows of ``width``, through ``columns`` adapter ranks."""
+    attention = 4 * tokens * width * model.n_heads * model.head_dim * model.n_layers
+    return 2 * block_weights(model) * tokens + attention + _lora(model, tokens, columns, targets)
+
+
+def block_weights(model: DecoderConfig) -> int:
+    """Weights in the matrices of all blocks."""
+    shapes = (model.target_shape(t) for t in ("q", "k", "v", "o", "gate", "up", "down"))
+    return model.n_layers * sum(math.prod(shape) for shape in shapes)
+
+
+def _lora(model: DecoderConfig, tokens: int, columns: int, targets) -> int:
+    return 2 * tokens * columns * model.n_layers * sum(sum(model.target_shape(t)) for t in targets)
+
+
+def _decode(run: Run) -> tuple[int, float, float]:
+    """(calls, FLOPs, bytes) of one chunk of steps; every slot is in use."""
+    model, shape, steps = run.model, run.shape, run.shape.chunk
+    episodes = -(-run.work.episodes * run.here.size // run.mesh.size)
+    waves = -(-episodes * len(run.work.owners) // min(shape.slots, episodes))
+    flops = forward_flops(model, shape.slots, shape.context, *_adapters(run))
+    flops += 2 * model.vocab_size * model.d_model * shape.slots
+    read = per_chip(run.slots.cache) + _weights(run)
+    return waves * -(-shape.longest // steps), steps * flops / run.here.size, steps * read
+
+
+def _prefill(run: Run) -> tuple[int, float, float]:
+    rows, width = prompt_rows(run)
+    turns = -(-run.work.turns * run.here.size // run.mesh.size)
+    flops = forward_flops(run.model, rows * width, width, *_adapters(run))
+    flops += 2 * run.model.vocab_size * run.model.d_model * rows
+    return -(-turns // rows), flops / run.here.size, _weights(run)
+
+
+def _prepare(run: Run) -> tuple[int, float, float]:
+    tokens, width, actions = _batch(run)
+    config, flops, passes = run.config, 0.0, 0
+    if config.critic.mode in ("shared", "heads") or config.algo.kl_coef > 0:
+        flops, passes = forward_flops(run.model, tokens, width), 1
+    if config.critic.mode == "lora":
+        flops, passes = flops + forward_flops(run.model, tokens, width, *_adapters(run)), passes + 1
+    if config.algo.correction != "none":
+        flops, passes = flops + forward_flops(run.model, tokens, width, *_adapters(run)), passes + 1
+    scored = (config.algo.kl_coef > 0) + (config.algo.correction != "none")
+    flops += scored * 2 * run.model.vocab_size * run.model.d_model * actions
+    return 1, flops / run.mesh.size, passes * run.batch.micros * _weights(run)
+
+
+def _update(run: Run) -> tuple[int, float, float]:
+    tokens, width, actions = _batch(run)
+    model, epochs = run.model, run.config.algo.epochs
+    forward, lora = forward_flops(model, tokens, width), _lora(model, tokens, *_adapters(run))
+    attention = forward - forward_flops(model, tokens, 0)
+    trained = 2 * forward + attention + 3 * lora
+    if run.config.critic.mode == "lora":
+        trained *= 2
+    trained += 6 * model.vocab_size * model.d_model * actions
+    reads = 2 * epochs * run.batch.micros * _weights(run)
+    return 1, epochs * trained / run.mesh.size, reads
+
+
+def _batch(run: Run) -> tuple[int, int, int]:
+    """Tokens with their padding, the width of a row, and action tokens with theirs."""
+    _, rows, width = run.batch.rows.tokens_UBT.shape
+    actions = run.batch.rows.mask_UBA.shape[2]
+    return run.batch.micros * rows * width, width, run.batch.micros * rows * actions
+
+
+def _weights(run: Run) -> float:
+    """Bytes of weights that a chip reads in a pass: its own, and what ``fsdp`` hands it."""
+    return per_chip(run.base) * run.mesh.shape["fsdp"]
+
+
+def _adapters(run: Run) -> tuple[int, tuple[str, ...]]:
+    return run.team.adapters * run.config.lora.rank, run.config.lora.targets

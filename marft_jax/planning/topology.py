@@ -1,0 +1,128 @@
+"""Named hardware: its devices, which host each belongs to, and what a chip can do.
+
+TPU topologies come from libtpu through ``jax.experimental.topologies``, which compiles for chips
+that are not there. ``cpu:HOSTSxDEVICES`` is that many virtual CPU devices, with hosts by name only.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import jax
+from jax.experimental import topologies
+
+from marft_jax.config import BadInput
+
+_GIB = 2**30
+
+
+class Chip(NamedTuple):
+    """What one chip can do, by Google's documentation of each TPU version.
+
+    Attributes:
+        flops: bfloat16 multiply-adds count two, per second.
+        memory: bytes of HBM that the compiler of libtpu gives to a program.
+        bandwidth: of HBM, bytes per second.
+        links: bytes per second that it sends over the links inside a slice (ICI), one way.
+        network: bytes per second between slices, over the data-centre network (DCN).
+    """
+
+    flops: float
+    memory: float
+    bandwidth: float
+    links: float
+    network: float
+
+
+CHIPS = {
+    "v5e": Chip(197e12, 15.75 * _GIB, 819e9, 200e9, 3.1e9),
+    "v5p": Chip(459e12, 95.74 * _GIB, 2765e9, 600e9, 6.2e9),
+    "v6e": Chip(918e12, 31.25 * _GIB, 1638e9, 400e9, 12.5e9),
+}
+# libtpu shall neither ask the cloud which machine this is, nor keep its chips from another process.
+_NO_MACHINE = {
+    "TPU_SKIP_MDS_QUERY": "1",
+    "TPU_WORKER_HOSTNAMES": "localhost",
+    "TPU_ACCELERATOR_TYPE": "v5litepod-4",
+    "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
+}
+_HOW = "v5e:4x4, v5p:2x2x4, v6e:8x8, cpu:8 or cpu:2x4 (hosts x devices)"
+
+
+class Topology(NamedTuple):
+    """Devices to compile for.
+
+    Attributes:
+        name: as the user wrote it.
+        devices: those of the first host first, and so on.
+        host: the devices of one host as a topology of its own, which a process's programs are
+            compiled for.
+        hosts: the number of hosts.
+        chip: what a chip can do; None for virtual devices, which have no speed of their own.
+    """
+
+    name: str
+    devices: Sequence[Any]
+    host: Sequence[Any]
+    hosts: int
+    chip: Chip | None
+
+    @property
+    def per_host(self) -> int:
+        """Chips of a host, which has one process."""
+        return len(self.devices) // self.hosts
+
+
+def find_topology(name: str) -> Topology:
+    """The hardware of that name.
+
+    Raises:
+        BadInput: no such chip or shape, or no libtpu to compile for it.
+    """
+    kind, _, shape = name.partition(":")
+    if not re.fullmatch(r"[1-9]\d*(x[1-9]\d*)*", shape) or kind not in ("cpu", *CHIPS):
+        raise BadInput(f"--topology: expected {_HOW}, got {name!r}")
+    return _virtual(name, shape) if kind == "cpu" else _tpu(name, kind)
+
+
+def _virtual(name: str, shape: str) -> Topology:
+    sizes = [int(size) for size in shape.split("x")]
+    hosts, each = (1, *sizes) if len(sizes) == 1 else sizes[:2]
+    if len(sizes) > 2:
+        raise BadInput(f"--topology: expected {_HOW}, got {name!r}")
+    devices = jax.devices("cpu")
+    if len(devices) < hosts * each:
+        raise BadInput(
+            f"--topology {name}: JAX has started with {len(devices)} CPU devices; set "
+            f"JAX_NUM_CPU_DEVICES={hosts * each} before"
+        )
+    return Topology(name, devices[: hosts * each], devices[:each], hosts, None)
+
+
+def _tpu(name: str, kind: str) -> Topology:
+    devices = _described(name)
+    first = [device for device in devices if device.process_index == 0]
+    coordinates = list(zip(*(device.coords for device in first), strict=True))
+    sizes = [max(along) - min(along) + 1 for along in coordinates][: 2 + (kind == "v5p")]
+    host = (
+        first if len(first) == len(devices) else _described(f"{kind}:{'x'.join(map(str, sizes))}")
+    )
+    return Topology(name, devices, host, len(devices) // len(first), CHIPS[kind])
+
+
+def _described(name: str) -> Sequence[Any]:
+    for variable, value in _NO_MACHINE.items():
+        os.environ.setdefault(variable, value)
+    try:
+        found = topologies.get_topology_desc(platform="tpu", topology_name=name)
+    except RuntimeError as error:
+        why = " ".join(str(error).split())
+        if "libtpu" in why or "Unable to initialize" in why:
+            raise BadInput(
+                f'--topology {name}: no TPU compiler here; pip install "marft_jax[tpu]"'
+            ) from error
+        raise BadInput(f"--topology: expected {_HOW}, got {name!r}: {why:.160}") from error
+    return found.devices

@@ -1,0 +1,91 @@
+"""Any mesh trains and samples as one device does, for each kind of algorithm."""
+
+from __future__ import annotations
+
+import functools
+
+import chex
+import jax
+import numpy as np
+import pytest
+import small
+from jax.sharding import Mesh
+
+from marft_jax import batch as batch_lib
+from marft_jax import config as config_lib
+from marft_jax import mesh
+from marft_jax.algorithms import find_algorithm, settle
+from marft_jax.engine.engine import Completion, Request
+from marft_jax.learner import Learner
+from marft_jax.types import Sampling
+
+SHAPES = [(8, 1, 1), (1, 8, 1), (1, 1, 8), (2, 2, 2)]
+
+
+@functools.cache
+def episodes():
+    return small.random_episodes(16, on_policy=small.adapters(layers=1), group=2)
+
+
+def learned(name: str, where: Mesh):
+    """(state, metrics) of two optimiser steps of two microbatches each, the second partly empty."""
+    config = settle(
+        config_lib.Config(
+            lora=config_lib.Lora(rank=small.RANK, alpha=small.ALPHA),
+            critic=config_lib.Critic(hidden=(16,)),
+            algo=config_lib.Algo(
+                name=name, episodes=16, group_size=2 if name == "grpo" else None,
+                epochs=1, minibatches=2, microbatch_tokens=256,
+            ),
+        )
+    )  # fmt: skip
+    algorithm, team = find_algorithm(name), small.team()
+    rewards = small.paid(episodes())
+    batch = batch_lib.build(
+        episodes(), rewards, team.owners, config.algo, algorithm.level,
+        shards=8,  # the same rows on every mesh
+    )  # fmt: skip
+    learner = Learner(config, small.base_on(where, 1), team, algorithm, where)
+    state = learner.init()._replace(
+        adapters=jax.device_put(small.adapters(layers=1), mesh.replicated(where))
+    )
+    state, _, metrics = learner.learn(state, batch, 0)
+    return jax.device_get(state), jax.device_get(metrics)
+
+
+@functools.cache
+def alone(name: str):
+    return learned(name, small.one_device())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["appo", "tppo", "grpo"])
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_losses_gradients_and_updates_are_those_of_one_device(name, shape):
+    """Metrics to 1e-4; gradients, in Adam's moments, to 1e-5; adapters, whose steps are 1e-3, to
+    2e-5; the critic, whose step is 5e-4, to 2e-5."""
+    (one, told), (many, seen) = alone(name), learned(name, small.mesh_of(*shape))
+    chex.assert_trees_all_close(told, seen, atol=1e-4, rtol=1e-4)
+    chex.assert_trees_all_close(one.adapters_opt, many.adapters_opt, atol=1e-5, rtol=1e-4)
+    chex.assert_trees_all_close(one.adapters, many.adapters, atol=2e-5)
+    chex.assert_trees_all_close(one.critic, many.critic, atol=2e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_sampled_text_is_that_of_one_device(shape):
+    """The same ids; behaviour log-probs to 1e-4."""
+    done, expected = said(small.mesh_of(*shape)), said(small.one_device())
+    for ours, theirs in zip(done, expected, strict=True):
+        assert ours.ids.tolist() == theirs.ids.tolist()
+        np.testing.assert_allclose(ours.logprobs, theirs.logprobs, atol=1e-4)
+
+
+@functools.cache
+def said(where: Mesh) -> list[Completion]:
+    rng = np.random.default_rng(3)
+    requests = [
+        Request(rng.integers(0, 256, 20).astype(np.int32), i % 3, Sampling(8), (0, i, 0))
+        for i in range(12)
+    ]
+    return small.answers(small.engine(where, slots=8, layers=1), requests)

@@ -1,0 +1,359 @@
+"""Plans: what programs need and move, found without running them."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import small
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from marft_jax import config as config_lib
+from marft_jax import plan as plan_lib
+from marft_jax.algorithms import find_algorithm, settle
+from marft_jax.learner import Learner
+from marft_jax.models import decoder
+from marft_jax.planning import cost, hlo, report
+from marft_jax.planning.programs import compile_one, describe, extended, lowered, per_chip
+from marft_jax.planning.topology import Chip, find_topology
+from marft_jax.planning.work import step_work
+from marft_jax.session import open_session
+from marft_jax.team.files import load_team
+
+TWO_HOSTS = [0, 0, 0, 0, 1, 1, 1, 1]
+
+
+# What a program moves.
+
+
+def moved(function, *arguments, hosts=TWO_HOSTS) -> hlo.Traffic:
+    return hlo.traffic(jax.jit(function).lower(*arguments).compile().as_text(), hosts)
+
+
+def shaped(where, spec, *shape) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(shape, jnp.float32, sharding=NamedSharding(where, spec))
+
+
+@pytest.mark.parametrize("axis, across", [("data", True), ("tensor", False)])
+def test_a_sum_in_a_loop_counts_once_per_pass_and_by_where_it_goes(axis, across):
+    where = small.mesh_of(2, 1, 4)
+
+    def summed(x):
+        def body(total, _):
+            return jnp.cos(jax.lax.psum(total, axis)), None
+
+        return jax.lax.scan(body, x, length=5)[0]
+
+    mapped = jax.shard_map(summed, mesh=where, in_specs=P(), out_specs=P(), check_vma=False)
+    found = moved(mapped, shaped(where, P(), 16, 4))
+    payload, group = 5 * 16 * 4 * 4, where.shape[axis]
+    sent = 2 * payload * (group - 1) / group
+    assert found == hlo.Traffic({("all-reduce", across): hlo.Moved(payload, sent, 5)}, 0)
+    assert found.moved(not across) == hlo.Moved()
+
+
+def test_nested_loops_multiply_and_branches_count():
+    where = small.mesh_of(8)
+
+    def branch(x):
+        return jax.lax.psum(x, "data")
+
+    def summed(x, flag):
+        def inner(total, _):
+            return jnp.sin(jax.lax.cond(flag[0] > 0, branch, jnp.cos, total)), None
+
+        def outer(total, _):
+            return jax.lax.scan(inner, total, length=3)[0], None
+
+        return jax.lax.scan(outer, x, length=4)[0]
+
+    mapped = jax.shard_map(summed, mesh=where, in_specs=(P(), P()), out_specs=P(), check_vma=False)
+    found = moved(mapped, shaped(where, P(), 8), shaped(where, P(), 1))
+    assert found.moved(across=True)[::2] == (4 * 3 * 8 * 4, 12)
+
+
+def test_a_loop_without_a_known_end_is_told():
+    where = small.mesh_of(8)
+
+    def summed(x):
+        return jax.lax.while_loop(
+            lambda x: jnp.sum(x) > 1, lambda x: 0.1 * jax.lax.psum(x, "data"), x
+        )
+
+    mapped = jax.shard_map(summed, mesh=where, in_specs=P(), out_specs=P(), check_vma=False)
+    found = moved(mapped, shaped(where, P(), 8))
+    assert found.endless == 1 and found.moved(across=True).runs == 1
+
+
+def test_a_gather_counts_all_that_a_chip_then_has():
+    where = small.mesh_of(2, 1, 4)
+    whole = NamedSharding(where, P())
+    found = moved(
+        lambda x: jax.lax.with_sharding_constraint(2 * x, whole), shaped(where, P("tensor"), 16, 8)
+    )
+    assert found.kinds == {("all-gather", False): hlo.Moved(512, 512 * 3 / 4, 1)}
+
+
+def test_a_permutation_that_leaves_the_host_is_seen():
+    where = small.mesh_of(8)
+
+    def shifted(x, by):
+        return jax.lax.ppermute(x, "data", [(i, i ^ by) for i in range(8)])
+
+    for by, across in ((1, False), (4, True)):
+        mapped = jax.shard_map(
+            functools.partial(shifted, by=by), mesh=where, in_specs=P("data"), out_specs=P("data")
+        )
+        found = moved(mapped, shaped(where, P("data"), 16))
+        assert found.kinds == {("collective-permute", across): hlo.Moved(8, 8, 1)}
+
+
+@pytest.mark.parametrize(
+    "text, groups",
+    [
+        ("replica_groups={{0,2},{1,3}}", [[0, 2], [1, 3]]),
+        ("replica_groups={}", [[0, 1, 2, 3]]),
+        ("replica_groups=[2,2]<=[4]", [[0, 1], [2, 3]]),
+        ("replica_groups=[2,2]<=[2,2]T(1,0)", [[0, 2], [1, 3]]),
+        ("replica_groups=mesh['a'=2,'b'=2] {'a'}", [[0, 2], [1, 3]]),
+        ("replica_groups=mesh['a'=2,'b'=2] {'b'}", [[0, 1], [2, 3]]),
+        ("replica_groups=mesh['a'=4] {'a':(2)2}", [[0, 1], [2, 3]]),
+        ("replica_groups=mesh['a'=4] {'a':(1)2}", [[0, 2], [1, 3]]),
+        ("replica_groups=mesh['a'=2,'b'=2], device_ids=([2,2]T(1,0)) {'b'}", [[0, 2], [1, 3]]),
+    ],
+)
+def test_groups_of_devices_are_read_in_every_spelling(text, groups):
+    line = f"  %r = f32[8]{{0}} all-reduce(%x), channel_id=1, {text}, use_global_device_ids=true"
+    assert hlo._groups(line, 4) == groups
+
+
+def test_a_spelling_that_is_not_known_is_refused():
+    with pytest.raises(ValueError, match="cannot be read"):
+        hlo._groups("  %r = f32[8]{0} all-reduce(%x), replica_groups=@mine", 4)
+
+
+def test_a_loop_of_the_tpu_compiler_is_counted_by_its_condition():
+    """It writes tiled shapes, and no trip count."""
+    text = """HloModule m
+%add (a: f32[], b: f32[]) -> f32[] {
+  ROOT %s = f32[]{:T(128)} add(%a, %b)
+}
+
+%body (p: (s32[], bf16[8,128])) -> (s32[], bf16[8,128]) {
+  %r = bf16[8,128]{1,0:T(8,128)(2,1)S(1)} all-reduce(%g), replica_groups=[2,4]<=[8], to_apply=%add
+}
+
+%condition (p: (s32[], bf16[8,128])) -> pred[] {
+  %seven = s32[]{:T(128)} constant(7)
+  %other = s32[]{:T(128)} constant(3)
+  %i = s32[]{:T(128)} get-tuple-element(%p), index=0
+  ROOT %lt = pred[]{:T(512)} compare(%i, %seven), direction=LT
+}
+
+ENTRY %main (x: bf16[8,128]) -> bf16[8,128] {
+  %w = (s32[], /*index=1*/bf16[8,128]{1,0}) while(%t), condition=%condition, body=%body
+}
+"""
+    found = hlo.traffic(text, TWO_HOSTS)
+    assert found.kinds == {("all-reduce", False): hlo.Moved(7 * 2048, 7 * 2048 * 1.5, 7)}
+
+
+# What a configuration needs.
+
+
+def settings(**sections) -> config_lib.Config:
+    default = dict(
+        algo=config_lib.Algo(episodes=8, microbatch_tokens=512),
+        rollout=config_lib.Rollout(slots=8),
+        model=config_lib.Model(context=64),
+    )
+    return settle(config_lib.Config(**(default | sections)))
+
+
+def run_of(config: config_lib.Config, model=small.CONFIG, topology: str = "cpu:2x4"):
+    algorithm, team = find_algorithm(config.algo.name), small.team(max_new_tokens=16)
+    work = step_work(config, team, "sequential")
+    return describe(config, team, algorithm, model, work, find_topology(topology))
+
+
+@functools.cache
+def tiny() -> report.Plan:
+    """The quickstart on two hosts."""
+    config = settings(mesh=config_lib.Mesh(tensor=2), team=config_lib.Team(max_new_tokens=8))
+    return plan_lib.plan(config, find_topology("cpu:2x4"))
+
+
+@pytest.mark.parametrize("mesh", [(-1, 1, 4), (-1, 4, 1), (-1, 2, 2)], ids=str)
+@pytest.mark.parametrize("wider", [1, 16])
+def test_hosts_exchange_gradients_and_never_the_base(mesh, wider):
+    """At most 1.2 times the gradients of adapters and critic in an optimiser step, however large
+    the base is and however many microbatches a step has."""
+    config = settings(
+        mesh=config_lib.Mesh(*mesh), algo=config_lib.Algo(episodes=32, microbatch_tokens=512)
+    )
+    run = run_of(config, dataclasses.replace(small.CONFIG, d_ff=64 * wider, n_layers=1))
+    assert run.batch.micros >= 2 * config.algo.minibatches
+    update = compile_one(*lowered(run)["update"])
+    steps = config.algo.epochs * config.algo.minibatches
+    gradients = per_chip(run.state.adapters) + per_chip(run.state.critic)
+    across = update.traffic.moved(across=True).payload / steps
+    assert 0.9 * gradients < across < 1.2 * gradients
+    assert update.traffic.endless == 0
+
+
+def test_what_a_plan_counts_is_what_a_run_holds():
+    config = settings(mesh=config_lib.Mesh(data=4, tensor=2))
+    planned = plan_lib.plan(config, find_topology("cpu:8"))
+    session = open_session(config, load_team(None))
+    algorithm = find_algorithm(config.algo.name)
+    state = Learner(config, session.base, session.team, algorithm, session.mesh).init()
+    held = {
+        "weights": session.base.params,
+        "adapters": state.adapters,
+        "critic": state.critic,
+        "optimiser": (state.adapters_opt, state.critic_opt),
+        "cache": session.engine._slots,
+    }
+    for name, tree in held.items():
+        on_one = sum(leaf.addressable_shards[0].data.nbytes for leaf in jax.tree.leaves(tree))
+        assert planned.memory[name] == on_one, name
+
+
+def test_every_part_of_a_chips_memory_is_in_the_peak():
+    plan = tiny()
+    assert set(plan.programs) == {"decode", "prefill", "prepare", "update"}
+    parts = sum(plan.memory.values())
+    assert max(plan.memory.values()) < plan.peak < 1.5 * parts
+    for name, program in plan.programs.items():
+        assert program.arguments >= plan.memory["weights"] + plan.memory["adapters"], name
+
+
+def test_a_deep_model_is_extended_from_two_shallow_ones():
+    """Arguments and traffic are those of the deep model; scratch memory nearly so."""
+    config = settings(mesh=config_lib.Mesh(data=2, tensor=4))
+    at = [
+        {"update": compile_one(*lowered(run_of(config, model))["update"])}
+        for layers in (2, 3, 5)
+        for model in [dataclasses.replace(small.CONFIG, n_layers=layers)]
+    ]
+    [guess], [exact] = extended(at[0], at[1], (2, 3, 5)).values(), at[2].values()
+    assert guess.arguments == exact.arguments
+    assert guess.traffic.moved(across=True) == pytest.approx(exact.traffic.moved(across=True))
+    assert guess.traffic.moved(across=False) == pytest.approx(
+        exact.traffic.moved(across=False), rel=0.05
+    )
+    assert guess.scratch == pytest.approx(exact.scratch, rel=0.1)
+
+
+def test_arithmetic_is_counted_as_xla_counts_it_where_there_is_no_loop():
+    model = dataclasses.replace(small.CONFIG, d_ff=256, d_model=128, head_dim=32, vocab_size=300)
+    graphdef, base = small.abstract_decoder(model, jnp.float32)
+    tokens = jax.ShapeDtypeStruct((4, 32), jnp.int32)
+    run = jax.jit(lambda base, x: decoder.forward(graphdef, base, x, x, x)[0])
+    counted = run.lower(base, tokens).compile().cost_analysis()["flops"]
+    assert cost.forward_flops(model, 4 * 32, 32) == pytest.approx(counted, rel=0.1)
+
+
+def test_time_is_bound_by_the_slowest_part_of_a_chip():
+    slow = Chip(flops=1e9, memory=1, bandwidth=1e9, links=1e9, network=1)
+    one = cost.Cost(calls=2, flops=3e9, bytes=1e9, inside=1e9, across=1e9)
+    assert one.times(slow) == {"arithmetic": 6, "memory": 2, "links": 4}
+    assert one.seconds(slow) == 10
+
+
+# What to change.
+
+
+def cramped(memory: float, **changes) -> report.Plan:
+    """The plan on chips with that much memory."""
+    chip = Chip(1e12, memory, 1e12, 1e12, 1e9)
+    plan = tiny()
+    return plan._replace(topology=plan.topology._replace(chip=chip), **changes)
+
+
+def test_a_plan_says_whether_it_fits_and_what_to_change():
+    plan = tiny()
+    assert "no limit" in report.verdict(plan)
+    assert "fits: peak" in report.verdict(cramped(2 * plan.peak))
+    short = cramped(plan.peak - 0.5 * plan.memory["cache"])
+    assert not short.fits and "--rollout.slots 4 " in report.verdict(short)
+    shorter = cramped(plan.peak - 2 * plan.memory["cache"])
+    assert "--algo.microbatch_tokens" in report.advice(shorter)
+    heavy = cramped(1.5 * plan.memory["weights"])
+    assert "--model.dtype bfloat16" in report.advice(heavy)
+    model = dataclasses.replace(plan.run.config.model, dtype="bfloat16")
+    run = plan.run._replace(config=dataclasses.replace(plan.run.config, model=model))
+    assert "--mesh.tensor 4" in report.advice(heavy._replace(run=run))
+
+
+def test_all_numbers_are_plain_and_told(capsys):
+    told = json.loads(json.dumps(report.numbers(cramped(1e12))))
+    assert told["fits"] and told["rollout_s"] > 0 and told["update_s"] > 0
+    assert told["across_per_optimiser_step"] == pytest.approx(told["gradients"], rel=0.2)
+    assert {one["kind"] for one in told["programs"]["update"]["traffic"]} >= {"all-reduce"}
+
+
+@pytest.mark.parametrize(
+    "name, message",
+    [
+        ("nope:2x2", "expected v5e:4x4"),
+        ("v5e", "expected v5e:4x4"),
+        ("v5e:0x2", "expected v5e:4x4"),
+        ("cpu:two", "expected v5e:4x4"),
+        ("cpu:2x2x2", "expected v5e:4x4"),
+        ("cpu:64", "JAX_NUM_CPU_DEVICES=64"),
+    ],
+)
+def test_an_unknown_topology_is_one_line_and_exit_code_2(name, message, capsys):
+    with pytest.raises(SystemExit) as left:
+        plan_lib.main(["--topology", name])
+    told = capsys.readouterr().err
+    assert left.value.code == 2 and message in told and told.count("\n") == 1
+
+
+def test_a_shape_that_no_tpu_has_is_one_line_and_exit_code_2(capsys):
+    """Without libtpu it says how to get it."""
+    with pytest.raises(SystemExit) as left:
+        plan_lib.main(["--topology", "v5e:3x5"])
+    told = capsys.readouterr().err.splitlines()
+    assert left.value.code == 2 and "v5e:3x5" in told[-1]
+
+
+def test_a_base_that_would_lie_in_two_hosts_is_refused(capsys):
+    with pytest.raises(SystemExit) as left:
+        plan_lib.main(["--topology", "cpu:2x4", "--mesh.tensor", "8"])
+    assert left.value.code == 2 and "4 devices of a process" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "name, billions",
+    [("qwen2.5-1.5b", 1.54), ("qwen2.5-7b", 7.6), ("qwen2.5-32b", 32.8), ("llama-3-70b", 70.6)],
+)
+def test_the_models_that_are_planned_have_their_published_size(repository, name, billions):
+    model = plan_lib.decoder_config(str(repository / "configs" / "models" / name))
+    _, abstract = small.abstract_decoder(model, jnp.bfloat16)
+    weights = sum(int(np.prod(leaf.shape)) for leaf in jax.tree.leaves(abstract))
+    assert weights / 1e9 == pytest.approx(billions, rel=0.01)
+
+
+def test_the_plans_of_the_readme_can_be_read(repository, monkeypatch):
+    monkeypatch.chdir(repository)
+    for file in sorted((repository / "configs" / "plans").glob("*.yaml")):
+        config = config_lib.parse(["--config", str(file)])
+        assert plan_lib.decoder_config(config.model.base).n_layers >= 28
+        assert len(load_team(config.team.file).agents) == 2
+
+
+@pytest.mark.parametrize("heads, share", [(2, 1), (4, 4)])
+def test_the_cache_is_split_by_heads_where_they_divide(heads, share):
+    model = dataclasses.replace(small.CONFIG, n_kv_heads=heads)
+    run = run_of(settings(mesh=config_lib.Mesh(tensor=4)), model)
+    [first, *_] = run.slots.cache
+    assert first.v_BGTC.sharding.shard_shape(first.v_BGTC.shape) == (8, heads // share, 64, 8)
+    assert run.here.shape == {"data": 1, "fsdp": 1, "tensor": 4}
