@@ -256,6 +256,9 @@ class Rollout:
     """Rows of the key-value cache: how many agents act at the same time."""
     chunk: int = 16
     """Decode steps on the device between two looks of the host."""
+    reuse: bool = True
+    """Take over the beginning of a prompt (a system prompt, a group's task, a conversation) from
+    another row, where one has computed it with the same adapter."""
     step_seconds: float = 600.0
     """An episode whose environment takes longer to answer has failed."""
     max_failed_fraction: float = 0.25

@@ -18,7 +18,8 @@ from marft_jax.algorithms import settle
 from marft_jax.collect import Player
 from marft_jax.config import BadInput, Config
 from marft_jax.distributed import Together
-from marft_jax.engine.engine import Engine, Shape
+from marft_jax.engine.engine import Engine
+from marft_jax.engine.programs import Shape
 from marft_jax.envs.base import EnvSource, Split, make
 from marft_jax.models.load import BaseModel, load_base
 from marft_jax.team.assemble import make_team, workflow_of
@@ -76,6 +77,7 @@ def open_session(config: Config, blueprint: Blueprint) -> Session:
         eos_ids=base.tokenizer.eos_ids,
         seed=config.run.seed,
         alpha=config.lora.alpha,
+        reuse=config.rollout.reuse,
     )
     return Session(config, workflow, mesh, base, team, engine)
 

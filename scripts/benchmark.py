@@ -30,7 +30,8 @@ from marft_jax import batch as batch_lib
 from marft_jax import config as config_lib
 from marft_jax import mesh as mesh_lib
 from marft_jax.algorithms import find_algorithm, settle
-from marft_jax.engine.engine import Engine, Request, Shape
+from marft_jax.engine.engine import Engine, Request
+from marft_jax.engine.programs import Shape
 from marft_jax.learner import Learner
 from marft_jax.models.attention import attention_on
 from marft_jax.models.decoder import DecoderConfig, Remat

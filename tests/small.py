@@ -15,7 +15,8 @@ from jax.sharding import Mesh
 from marft_jax import config as config_lib
 from marft_jax import lora, mesh
 from marft_jax.algorithms.credit import make_credit
-from marft_jax.engine.engine import Completion, Engine, Request, Shape
+from marft_jax.engine.engine import Completion, Engine, Request
+from marft_jax.engine.programs import Shape
 from marft_jax.models import decoder
 from marft_jax.models.decoder import DecoderConfig
 from marft_jax.models.load import BaseModel, abstract_decoder, fill, shapes_of
@@ -125,6 +126,7 @@ def engine(
     seed: int = 0,
     n: int = 3,
     layers: int = 2,
+    reuse: bool = True,
 ) -> Engine:
     """An engine on the small model, with its adapters loaded."""
     where = where or one_device()
@@ -138,6 +140,7 @@ def engine(
         eos_ids=eos_ids,
         seed=seed,
         alpha=ALPHA,
+        reuse=reuse,
     )
     made.load(adapters(n, layers=layers))
     return made

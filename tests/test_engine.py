@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import small
 
-from marft_jax.engine import engine as engine_lib
+from marft_jax.engine import programs
 from marft_jax.engine.cache import Settings
 from marft_jax.engine.engine import Request
 from marft_jax.engine.sampling import _draw, _invert, _kept, sample, scaled_logprobs
@@ -143,7 +143,7 @@ def test_every_request_is_answered_with_more_requests_than_slots(engine):
 def test_a_prefill_stays_within_its_bound_on_tokens(engine, monkeypatch):
     requests = asks(9, seed=13)
     expected = small.answers(engine, requests)
-    monkeypatch.setattr(engine_lib, "_PREFILL_TOKENS", 96)  # three rows of 32
+    monkeypatch.setattr(programs, "PREFILL_TOKENS", 96)  # three rows of 32
     bound, shapes = small.engine(), []
     prefill = bound._prefill
     bound._prefill = lambda **kw: (shapes.append(kw["tokens_BT"].shape), prefill(**kw))[1]

@@ -99,6 +99,11 @@ def insert(cache: list[KV], fresh: list[KV], slots_B) -> list[KV]:
     return [copy(old, new) for old, new in zip(cache, fresh, strict=True)]
 
 
+def rows(cache: list[KV], slots_B) -> list[KV]:
+    """A copy of these slots' rows."""
+    return jax.tree.map(lambda x: x[slots_B], cache)
+
+
 def cut(cache: list[KV], length: int) -> list[KV]:
     """The first ``length`` positions, so that decoding reads no more than is in use."""
     return [kv.cut(length) for kv in cache]

@@ -8,28 +8,23 @@ device decodes up to ``chunk`` tokens per row in one ``while_loop``.
 
 from __future__ import annotations
 
-import functools
 from collections import deque
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from flax import nnx
 from jax.sharding import Mesh
 
 from marft_jax import lora
 from marft_jax import mesh as mesh_lib
 from marft_jax.buckets import bucket
-from marft_jax.engine import cache as cache_lib
 from marft_jax.engine.cache import Settings, Slots
-from marft_jax.engine.sampling import sample
+from marft_jax.engine.prefixes import NOWHERE, Prefixes, Start, common, worthwhile
+from marft_jax.engine.programs import Shape, programs
 from marft_jax.models import decoder
-from marft_jax.models.attention import KV, attention
 from marft_jax.types import Sampling
-
-_PREFILL_TOKENS = 8192  # bounds the activations of one prefill
 
 
 class Request(NamedTuple):
@@ -56,66 +51,11 @@ class Completion(NamedTuple):
     finished: bool
 
 
-class Shape(NamedTuple):
-    """What the engine's programs are compiled for."""
+class _Kind(NamedTuple):
+    """A program of ``prefill``: how many tokens of each row it computes, and reads (0: as many)."""
 
-    slots: int
-    chunk: int
-    context: int
-    longest: int
-
-    def on(self, mesh: Mesh) -> Shape:
-        """With slots for every device that has rows of its own."""
-        return self._replace(slots=_round_up(self.slots, mesh_lib.row_shards(mesh)))
-
-    def prefill_rows(self, width: int, mesh: Mesh) -> tuple[int, int]:
-        """The two sizes of a group of prompts of that width: few, and as many as the bound on a
-        prefill's tokens allows."""
-        shards = mesh_lib.row_shards(mesh)
-        full = min(self.slots, _round_up(max(1, _PREFILL_TOKENS // width), shards))
-        return min(full, _round_up(-(-self.slots // 4), shards)), full
-
-    def width(self, tokens: int) -> int:
-        """What a prompt of so many tokens is padded to."""
-        return min(bucket(tokens, rungs=2), self.context)
-
-
-class Programs(NamedTuple):
-    """The compiled functions of an engine; ``empty`` makes its idle slots."""
-
-    empty: Any
-    prefill: Any
-    decode: Any
-
-
-def programs(
-    config: decoder.DecoderConfig,
-    graphdef,
-    mesh: Mesh,
-    shape: Shape,
-    dtype,
-    *,
-    eos_ids: Sequence[int],
-    alpha: float,
-) -> Programs:
-    """``prefill`` and ``decode`` for one base and mesh; arguments as of ``Engine``."""
-    make = functools.partial(
-        cache_lib.empty_slots, config, shape.slots, shape.context, shape.longest, dtype
-    )
-    static = dict(graphdef=graphdef, alpha=alpha, eos_ids=tuple(eos_ids))
-    places = cache_lib.shardings(mesh, jax.eval_shape(make))
-    return Programs(
-        jax.jit(make, out_shardings=places),
-        jax.jit(
-            functools.partial(prefill, **static), donate_argnames="slots", out_shardings=places
-        ),
-        jax.jit(
-            functools.partial(decode, **static),
-            donate_argnames="slots",
-            static_argnames=("chunk", "read"),
-            out_shardings=places,
-        ),
-    )
+    width: int
+    read: int
 
 
 class Engine:
@@ -128,6 +68,11 @@ class Engine:
         eos_ids: tokens that end a turn.
         seed: of the run's key.
         alpha: LoRA scaling (alpha / rank).
+        reuse: take over the beginning of a prompt from a slot that holds it. Rows of the cache that
+            lie on several devices are never taken over.
+
+    Attributes:
+        reused: prompt tokens taken over since ``load``.
     """
 
     def __init__(
@@ -141,6 +86,7 @@ class Engine:
         eos_ids: Sequence[int],
         seed: int,
         alpha: float,
+        reuse: bool = True,
     ):
         self.shape = shape.on(mesh)
         self._mesh, self._base, self._eos_ids = mesh, base, tuple(eos_ids)
@@ -156,10 +102,15 @@ class Engine:
         self._tickets: list[int | None] = [None] * self.shape.slots
         self._lengths = np.zeros(self.shape.slots, np.int64)
         self._next_ticket = 0
+        self._prefixes = Prefixes(self.shape.slots)
+        self._reuse = reuse and mesh_lib.row_shards(mesh) == 1
+        self.reused = 0
 
     def load(self, adapters: lora.Adapters) -> None:
         """Uses these adapters from now on."""
         self._adapters = mesh_lib.localized(adapters, self._mesh)
+        self._prefixes.forget()
+        self.reused = 0
 
     @property
     def adapters(self) -> lora.Adapters:
@@ -203,22 +154,21 @@ class Engine:
     def _refill(self) -> None:
         """Prefills one group of waiting requests of about the same length.
 
-        Groups have one of two sizes, a quarter of the slots or all of them, as far as the bound on
-        a prefill's tokens allows, and prompts one of two lengths per doubling: prefill is compiled
-        for few shapes.
+        Groups have one of three sizes, a row, a quarter of the slots or all of them, as far as the
+        bound on a prefill's tokens allows, and prompts one of two lengths per doubling: prefill is
+        compiled for few shapes.
         """
         free = [i for i, ticket in enumerate(self._tickets) if ticket is None]
-        width = self._width(self._waiting[0][1])
-        few, full = self.shape.prefill_rows(width, self._mesh)
-        most = min(len(free), full)
-        group: list[tuple[int, Request]] = []
-        while self._waiting and len(group) < most and self._width(self._waiting[0][1]) == width:
-            group.append(self._waiting.popleft())
-        rows = few if len(group) <= few else full
-        slots = free[: len(group)]
-        for slot, (ticket, request) in zip(slots, group, strict=True):
+        kind = self._kind(self._waiting[0][1])
+        sizes = self.shape.prefill_rows(kind.width, self._mesh)
+        group = self._take(kind, min(len(free), sizes[-1]))
+        rows = next(size for size in sizes if size >= len(group))
+        slots = self._places(free, [start for *_, start in group])
+        for slot, (ticket, request, start) in zip(slots, group, strict=True):
             self._tickets[slot], self._lengths[slot] = ticket, len(request.prompt)
-        fields = _request_arrays([request for _, request in group], rows, width)
+            self._prefixes.put(slot, request.owner, request.prompt)
+            self.reused += start.tokens
+        fields = _request_arrays([(r, start) for _, r, start in group], rows, kind.width)
         fields["slots_B"] = np.full(rows, self.shape.slots, np.int32)
         fields["slots_B"][: len(slots)] = slots
         placed = jax.device_put(fields, mesh_lib.rows(self._mesh))
@@ -227,11 +177,49 @@ class Engine:
             adapters=self._adapters,
             slots=self._slots,
             key_2=self._key_2,
+            read=kind.read,
             **placed,
         )
 
-    def _width(self, request: Request) -> int:
-        return self.shape.width(len(request.prompt))
+    def _take(self, kind: _Kind, most: int) -> list[tuple[int, Request, Start]]:
+        """The first waiting requests of that kind, each with where its beginning lies.
+
+        One that begins like another of the group stays: it can take over that one's beginning next.
+        """
+        taken: list[tuple[int, Request, Start]] = []
+        left: deque[tuple[int, Request]] = deque()
+        while self._waiting and len(taken) < most:
+            ticket, request = self._waiting.popleft()
+            if self._kind(request) == kind and not (
+                self._reuse and kind.read == 0 and any(_alike(request, r) for _, r, _ in taken)
+            ):
+                taken.append((ticket, request, self._start(request)))
+            else:
+                left.append((ticket, request))
+        self._waiting.extendleft(reversed(left))
+        return taken
+
+    @staticmethod
+    def _places(free: Sequence[int], starts: Sequence[Start]) -> list[int]:
+        """Free slots for a group: each row where its beginning lies already, if it can be there."""
+        places: list[int | None] = []
+        for start in starts:
+            stays = start.tokens and start.slot in free and start.slot not in places
+            places.append(start.slot if stays else None)
+        others = iter([slot for slot in free if slot not in places])
+        return [next(others) if place is None else place for place in places]
+
+    def _start(self, request: Request) -> Start:
+        return self._prefixes.find(request.owner, request.prompt) if self._reuse else NOWHERE
+
+    def _kind(self, request: Request) -> _Kind:
+        """Which program prefills it: by its length, or, where its beginning is taken over, by the
+        length of the rest and of the whole."""
+        start, length = self._start(request).tokens, len(request.prompt)
+        if not start:
+            return _Kind(self.shape.width(length), 0)
+        whole = self.shape.width(length, rungs=1)
+        return _Kind(min(self.shape.width(length - start, rungs=1), whole), whole)
 
     def _collect(self, in_use: list[int]) -> list[tuple[int, Completion]]:
         s = self._slots
@@ -247,138 +235,23 @@ class Engine:
                 answer = Completion(ids[slot, :n].copy(), logprobs[slot, :n].copy(), finished)
                 done.append((ticket, answer))
                 self._tickets[slot] = None
+                self._prefixes.extend(slot, answer.ids[:-1])  # the last one was never read
         return done
 
 
-def prefill(
-    *,
-    graphdef,
-    alpha: float,
-    eos_ids: tuple[int, ...],
-    base,
-    adapters,
-    slots: Slots,
-    key_2,
-    tokens_BT,
-    lengths_B,
-    owners_B,
-    folds_B3,
-    settings: Settings,
-    slots_B,
-) -> Slots:
-    """Runs prompts through the decoder, fills their slots and samples each first token.
-
-    The vocabulary projection sees the last prompt token of each row only. Rows whose slot number
-    lies past the end are padding and leave no trace.
-    """
-    b, t = tokens_BT.shape
-    positions_BT = jnp.broadcast_to(jnp.arange(t)[None], (b, t))
-    segments_BT = (positions_BT < lengths_B[:, None]).astype(jnp.int32)
-    fused, mask = _adapt(adapters, jnp.broadcast_to(owners_B[:, None], (b, t)), alpha, base)
-    hidden_BTD, fresh = decoder.forward(
-        graphdef, base, tokens_BT, positions_BT, segments_BT, fused, mask
-    )
-    last_BD = jnp.take_along_axis(hidden_BTD, lengths_B[:, None, None] - 1, axis=1)[:, 0]
-    keys_B2 = jax.vmap(functools.partial(_fold, key_2))(folds_B3)
-    zeros_B = jnp.zeros_like(lengths_B)
-    ids_B, logprobs_B = sample(decoder.project(graphdef, base, last_BD), keys_B2, zeros_B, settings)
-
-    def put(old, new):
-        return old.at[slots_B].set(new, mode="drop")
-
-    return Slots(
-        cache=cache_lib.insert(slots.cache, fresh, slots_B),
-        length_S=put(slots.length_S, lengths_B),
-        count_S=put(slots.count_S, zeros_B + 1),
-        active_S=put(slots.active_S, ~_ends(ids_B, zeros_B + 1, settings, eos_ids)),
-        owner_S=put(slots.owner_S, owners_B),
-        keys_S2=put(slots.keys_S2, keys_B2),
-        settings=jax.tree.map(put, slots.settings, settings),
-        ids_SA=slots.ids_SA.at[slots_B, 0].set(ids_B, mode="drop"),
-        logprobs_SA=slots.logprobs_SA.at[slots_B, 0].set(logprobs_B, mode="drop"),
-    )
+def _alike(a: Request, b: Request) -> bool:
+    """Whether one could take over the other's beginning."""
+    return a.owner == b.owner and worthwhile(common(b.prompt, a.prompt), a.prompt)
 
 
-def decode(
-    *,
-    graphdef,
-    alpha: float,
-    eos_ids: tuple[int, ...],
-    base,
-    adapters,
-    slots: Slots,
-    leave_at,
-    chunk: int,
-    read: int,
-) -> Slots:
-    """Samples up to ``chunk`` tokens for every active slot.
-
-    Args:
-        leave_at: stop early once no more than this many slots are active.
-        read: positions of the cache that are read; every active slot must end below it.
-    """
-    fused, mask = _adapt(adapters, slots.owner_S[:, None], alpha, base)
-    model: decoder.Decoder = nnx.merge(graphdef, base)
-    row_S = jnp.arange(slots.length_S.shape[0])
-
-    def body(carry: tuple[jax.Array, Slots]):
-        step, s = carry
-        where_S = jnp.where(s.active_S, s.length_S, read)  # idle rows write nowhere
-        mask_S1R = (jnp.arange(read)[None] <= s.length_S[:, None])[:, None]
-
-        def attend(q, new: KV, held: KV):
-            k = held.k_BGCT.at[row_S, :, :, where_S].set(new.k_BGCT[..., 0], mode="drop")
-            v = held.v_BGTC.at[row_S, :, where_S].set(new.v_BGTC[:, :, 0], mode="drop")
-            kept = KV(k, v)
-            return attention(q, kept, mask_S1R), kept
-
-        last_S1 = jnp.take_along_axis(s.ids_SA, jnp.maximum(s.count_S - 1, 0)[:, None], axis=1)
-        hidden_S1D, cache = model.hidden(last_S1, s.length_S[:, None], attend, s.cache, fused, mask)
-        logits_SV = model.logits(hidden_S1D[:, 0])
-        ids_S, logprobs_S = sample(logits_SV, s.keys_S2, s.count_S, s.settings)
-        at_S = jnp.where(s.active_S, s.count_S, s.ids_SA.shape[1])
-        moved_S = s.active_S.astype(jnp.int32)
-        count_S = s.count_S + moved_S
-        return step + 1, s._replace(
-            cache=cache,
-            length_S=s.length_S + moved_S,
-            count_S=count_S,
-            active_S=s.active_S & ~_ends(ids_S, count_S, s.settings, eos_ids),
-            ids_SA=s.ids_SA.at[row_S, at_S].set(ids_S, mode="drop"),
-            logprobs_SA=s.logprobs_SA.at[row_S, at_S].set(logprobs_S, mode="drop"),
-        )
-
-    def goes_on(carry: tuple[jax.Array, Slots]):
-        step, s = carry
-        return (step < chunk) & (jnp.sum(s.active_S) > leave_at)
-
-    small = slots._replace(cache=cache_lib.cut(slots.cache, read))
-    _, small = jax.lax.while_loop(goes_on, body, (jnp.int32(0), small))
-    return small._replace(cache=cache_lib.paste(slots.cache, small.cache))
-
-
-def _adapt(adapters, owners, alpha: float, base):
-    dtype = jax.tree.leaves(base)[0].dtype
-    return lora.fuse(adapters, dtype), lora.owner_mask(owners, adapters, alpha, dtype)
-
-
-def _fold(key_2, fold_3):
-    key = jax.random.wrap_key_data(key_2)
-    for i in range(3):
-        key = jax.random.fold_in(key, fold_3[i])
-    return jax.random.key_data(key)
-
-
-def _ends(ids, counts, settings: Settings, eos_ids: tuple[int, ...]):
-    return jnp.isin(ids, jnp.asarray(eos_ids)) | (counts >= settings.limit)
-
-
-def _request_arrays(requests: Sequence[Request], rows: int, width: int) -> dict:
+def _request_arrays(group: Sequence[tuple[Request, Start]], rows: int, width: int) -> dict:
     """Requests as arrays of ``rows`` rows; the rows past the last request repeat it."""
-    padded = [*requests, *[requests[-1]] * (rows - len(requests))]
+    repeated = [*group, *[group[-1]] * (rows - len(group))]
+    padded, starts = [r for r, _ in repeated], [start for _, start in repeated]
     tokens_BT = np.zeros((rows, width), np.int32)
-    for i, request in enumerate(padded):
-        tokens_BT[i, : len(request.prompt)] = request.prompt
+    for i, (request, start) in enumerate(repeated):
+        rest = request.prompt[start.tokens :]
+        tokens_BT[i, : len(rest)] = rest
 
     def column(values, dtype):
         return np.asarray(list(values), dtype)
@@ -389,6 +262,8 @@ def _request_arrays(requests: Sequence[Request], rows: int, width: int) -> dict:
         lengths_B=column((len(r.prompt) for r in padded), np.int32),
         owners_B=column((r.owner for r in padded), np.int32),
         folds_B3=column((r.fold for r in padded), np.uint32),
+        starts_B=column((start.tokens for start in starts), np.int32),
+        sources_B=column((start.slot for start in starts), np.int32),
         settings=Settings(
             temperature=column((s.temperature for s in sampling), np.float32),
             top_p=column((s.top_p for s in sampling), np.float32),
@@ -397,7 +272,3 @@ def _request_arrays(requests: Sequence[Request], rows: int, width: int) -> dict:
             limit=column((s.max_new_tokens for s in sampling), np.int32),
         ),
     )
-
-
-def _round_up(n: int, multiple: int) -> int:
-    return -(-n // multiple) * multiple

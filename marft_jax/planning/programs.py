@@ -20,7 +20,7 @@ from marft_jax import mesh as mesh_lib
 from marft_jax.algorithms import Algorithm
 from marft_jax.config import Config
 from marft_jax.engine import cache as cache_lib
-from marft_jax.engine import engine
+from marft_jax.engine import programs as engine
 from marft_jax.models.attention import attention_on
 from marft_jax.models.decoder import DecoderConfig
 from marft_jax.models.load import abstract_decoder, fill, shapes_of
@@ -190,7 +190,7 @@ def per_chip(tree: Any) -> int:
 def prompt_rows(run: Run) -> tuple[int, int]:
     """Rows and width of the largest prefill."""
     width = run.shape.width(run.work.context - run.work.action)
-    return run.shape.prefill_rows(width, run.here)[1], width
+    return run.shape.prefill_rows(width, run.here)[-1], width
 
 
 def _at(x: Any, sharding: Any) -> jax.ShapeDtypeStruct:
@@ -241,6 +241,9 @@ def _prefill(run: Run) -> dict[str, Any]:
         folds_B3=column(jnp.uint32, 3),
         settings=jax.tree.map(lambda x: column(x.dtype), run.slots.settings),
         slots_B=column(jnp.int32),
+        starts_B=column(jnp.int32),
+        sources_B=column(jnp.int32),
+        read=0,
     )
 
 

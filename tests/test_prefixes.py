@@ -1,0 +1,115 @@
+"""Beginnings of prompts that are taken over from another row: the same text, computed once."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import small
+
+from marft_jax.engine.engine import Request
+from marft_jax.engine.prefixes import LEAST, Prefixes, common
+from marft_jax.types import Sampling
+
+CONTEXT = 192
+SYSTEM = np.random.default_rng(0).integers(0, 256, 80).astype(np.int32)
+
+
+def engine(reuse: bool, slots: int = 4):
+    return small.engine(context=CONTEXT, reuse=reuse, slots=slots)
+
+
+@pytest.fixture(scope="module")
+def pair():
+    """One that takes over what it can, and one that never does."""
+    return engine(True), engine(False)
+
+
+def asked(prompt, number: int, owner: int = 0) -> Request:
+    return Request(np.asarray(prompt, np.int32), owner, Sampling(8), (0, number, 0))
+
+
+def with_task(number: int, length: int = 20) -> np.ndarray:
+    task = np.random.default_rng(number + 1).integers(0, 256, length)
+    return np.concatenate([SYSTEM, task])
+
+
+def assert_same(one, other, requests):
+    """Both say the same; how much the first took over."""
+    for each in (one, other):
+        each.load(small.adapters(3))
+    done, expected = small.answers(one, requests), small.answers(other, requests)
+    for a, b in zip(done, expected, strict=True):
+        assert a.ids.tolist() == b.ids.tolist()
+        np.testing.assert_allclose(a.logprobs, b.logprobs, atol=1e-5)
+    assert other.reused == 0
+    return one.reused
+
+
+def test_an_agents_system_prompt_is_computed_once(pair):
+    requests = [asked(with_task(i, 10 + i), i) for i in range(7)]
+    assert assert_same(*pair, requests) == 6 * len(SYSTEM)
+
+
+def test_the_samples_of_a_group_share_all_but_their_last_token(pair):
+    prompt = with_task(0)
+    assert assert_same(*pair, [asked(prompt, i) for i in range(4)]) == 3 * (len(prompt) - 1)
+
+
+def test_other_adapters_hold_other_keys_and_values(pair):
+    assert assert_same(*pair, [asked(with_task(0), i, owner=i % 3) for i in range(3)]) == 0
+
+
+def test_short_beginnings_are_computed_again(pair):
+    assert assert_same(*pair, [asked(SYSTEM[: LEAST - 1], i) for i in range(3)]) == 0
+    long = [np.concatenate([SYSTEM[:LEAST], with_task(i, 20)[::-1]]) for i in range(2)]
+    assert assert_same(*pair, [asked(prompt, i) for i, prompt in enumerate(long)]) == LEAST
+
+
+def test_a_conversation_goes_on_where_it_ended(pair):
+    one, other = pair
+    for each in pair:
+        each.load(small.adapters(3))
+    said = [small.answers(each, [asked(with_task(0), 0)])[0].ids for each in pair]
+    assert said[0].tolist() == said[1].tolist()
+    longer = np.concatenate([with_task(0), said[0], [1, 2, 3]])
+    done = [small.answers(each, [asked(longer, 1)])[0] for each in pair]
+    assert done[0].ids.tolist() == done[1].ids.tolist()
+    np.testing.assert_allclose(done[0].logprobs, done[1].logprobs, atol=1e-5)
+    assert (one.reused, other.reused) == (len(with_task(0)) + len(said[0]) - 1, 0)
+
+
+def test_what_another_row_has_overwritten_is_computed_again():
+    requests = [asked(with_task(0), 0), asked(with_task(0)[::-1], 1), asked(with_task(0), 2)]
+    assert assert_same(engine(True, slots=1), engine(False, slots=1), requests) == 0
+
+
+def test_new_adapters_make_all_that_is_held_stale(pair):
+    one, other = pair
+    request = [asked(with_task(0), 0)]
+    one.load(small.adapters(3, seed=1))
+    small.answers(one, request)
+    assert assert_same(one, other, request) == 0
+
+
+def test_rows_on_several_devices_are_not_taken_over():
+    split = small.engine(small.mesh_of(2, 1, 1), context=CONTEXT)
+    requests = [asked(with_task(i), i) for i in range(5)]
+    assert assert_same(split, engine(False), requests) == 0
+
+
+def test_one_token_is_left_to_predict_what_follows():
+    ids = np.arange(100)
+    assert common(ids, ids) == 99
+    assert common(ids, ids[:70]) == 69
+    assert common(ids, np.concatenate([ids[:80], [0, 0]])) == 80
+
+
+def test_the_longest_beginning_of_the_same_adapter_is_found():
+    prefixes = Prefixes(3)
+    prefixes.put(0, 0, np.arange(70))
+    prefixes.put(1, 0, np.arange(90))
+    prefixes.put(2, 1, np.arange(100))
+    assert prefixes.find(0, np.arange(100)) == (1, 90)
+    prefixes.extend(0, np.arange(70, 99))
+    assert prefixes.find(0, np.arange(100)) == (0, 99)
+    assert prefixes.find(0, np.arange(400)).tokens == 0  # less than a quarter
