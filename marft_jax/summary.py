@@ -23,6 +23,27 @@ from marft_jax.transcripts import TurnNumbers
 from marft_jax.types import Episode
 
 
+class Compilations:
+    """Counts the programs that are compiled or fetched from the cache on disk, by JAX's own events.
+
+    After the first steps there should be none: shapes come from short ladders.
+    """
+
+    def __init__(self) -> None:
+        self._count, self._seconds = 0, 0.0
+        jax.monitoring.register_event_duration_secs_listener(self._note)
+
+    def _note(self, event: str, seconds: float, **_: Any) -> None:
+        if event == "/jax/core/compile/backend_compile_duration":
+            self._count, self._seconds = self._count + 1, self._seconds + seconds
+
+    def metrics(self) -> dict[str, float]:
+        """Since the last call: how many, and the seconds they took."""
+        numbers = {"device/compiled": float(self._count), "time/compile_s": self._seconds}
+        self._count, self._seconds = 0, 0.0
+        return numbers
+
+
 class Clock:
     """Wall seconds of the parts of a step.
 

@@ -38,7 +38,7 @@ from marft_jax.metrics import Reporter
 from marft_jax.safety import Schedule, best_metric, open_checkpoints, resume, roll_back, watch
 from marft_jax.scores import score
 from marft_jax.session import Session, make_rollout, open_session, open_source, play_held_out
-from marft_jax.summary import Clock, metrics_of, turn_numbers
+from marft_jax.summary import Clock, Compilations, metrics_of, turn_numbers
 from marft_jax.team.files import Blueprint, dump_team, load_team
 from marft_jax.threads import DaemonThreads
 
@@ -99,7 +99,7 @@ def train(config: config_lib.Config) -> int:
             reporter.event(line)
         curriculum = Curriculum(source, config)
         stopped = stack.enter_context(stopped_by_signal())
-        schedule, clock = Schedule(config.run), Clock()
+        schedule, clock, compilations = Schedule(config.run), Clock(), Compilations()
         clock.seconds["checkpoint_s"] = 0.0
 
         while step < steps:
@@ -130,6 +130,7 @@ def train(config: config_lib.Config) -> int:
                 transcripts.write(file, collected.episodes, team.tokenizer.decode, numbers)
             nonfinite = by_agent(learned.pop("nonfinite"), team)
             metrics = metrics_of(collected, learned, team, clock, config.algo)
+            metrics |= compilations.metrics() | {"tokens/reused": float(engine.reused)}
             metrics |= {"curriculum/level": level} if config.env.curriculum is not None else {}
             progress = curriculum.after(state.progress, metrics["reward/mean"])
             state = state._replace(progress=progress)

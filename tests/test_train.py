@@ -69,7 +69,8 @@ def test_metrics_have_the_documented_names(finished):
         "episode/failed",
         "critic/explained_variance critic/grad_norm tokens/action time/rollout_s time/reward_s",
         "time/update_s time/checkpoint_s time/step_s throughput/action_tokens_per_s",
-        "throughput/update_tokens_per_s device/peak_bytes eval/arithmetic/accuracy",
+        "throughput/update_tokens_per_s device/peak_bytes device/compiled time/compile_s",
+        "tokens/reused eval/arithmetic/accuracy",
         "guard/skipped guard/findings guard/rollbacks guard/lr_scale",
     }
     names = {name for line in documented for name in line.split()}
@@ -79,6 +80,12 @@ def test_metrics_have_the_documented_names(finished):
         ) in "reward entropy approx_kl clip_fraction grad_norm tokens turns logprob_gap".split():
             names.add(f"agent/{agent}/{name}")
     assert names == set(json.loads((finished / "metrics.jsonl").read_text().splitlines()[0]))
+
+
+def test_what_is_compiled_is_counted_and_soon_all_is(finished):
+    rows = [json.loads(line) for line in (finished / "metrics.jsonl").read_text().splitlines()]
+    assert rows[0]["device/compiled"] > 0 and rows[0]["time/compile_s"] > 0
+    assert rows[-1]["device/compiled"] == 0
 
 
 def test_engine_and_learner_agree_from_the_first_update(finished):
