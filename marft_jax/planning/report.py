@@ -64,7 +64,7 @@ def memory_of(run: Run, programs: dict[str, Compiled]) -> tuple[dict[str, float]
         "critic": per_chip(state.critic),
         "optimiser": optimiser,
         "cache": per_chip(run.slots),
-        "activations": max(program.scratch for program in programs.values()),
+        "activations": max((program.scratch for program in programs.values()), default=0),
     }
     code = sum(program.code for program in programs.values())
     beside = {  # what a program does not take, and yet is there
