@@ -18,7 +18,7 @@ from marft_jax import batch as batch_lib
 from marft_jax import learner
 from marft_jax import mesh as mesh_lib
 from marft_jax.algorithms import Algorithm
-from marft_jax.config import Config
+from marft_jax.config import BadInput, Config
 from marft_jax.engine import cache as cache_lib
 from marft_jax.engine import programs as engine
 from marft_jax.models.attention import attention_on
@@ -170,7 +170,8 @@ def extended(few: dict[str, Compiled], more: dict[str, Compiled], depths: Sequen
         }
         sizes = line(a[1:-1], b[1:-1]) if not (a.overflow or b.overflow) else b[1:-1]
         traffic = hlo.Traffic(kinds, b.traffic.endless)
-        found[name] = Compiled(a.seconds + b.seconds, *sizes, traffic)
+        sizes = dict(zip(Compiled._fields[1:-1], sizes, strict=True))
+        found[name] = Compiled(a.seconds + b.seconds, **sizes, traffic=traffic)
     return found
 
 
@@ -203,7 +204,9 @@ def _base(config: Config, model: DecoderConfig, mesh: Mesh) -> tuple[Any, Any]:
     graphdef, abstract = abstract_decoder(
         model, dtype, attention=attention, remat=config.model.remat
     )
-    shapes = [(path, jax.ShapeDtypeStruct(s, dtype)) for path, s in shapes_of(abstract).items()]
+    shapes: Any = [
+        (path, jax.ShapeDtypeStruct(s, dtype)) for path, s in shapes_of(abstract).items()
+    ]
 
     def place(path: str, x: Any) -> Any:
         return _at(x, mesh_lib.base_sharding(mesh, path, x.shape))
@@ -293,5 +296,15 @@ def compile_one(program: Any, hosts: Sequence[int]) -> Compiled:
         memory.alias_size_in_bytes,
         memory.temp_size_in_bytes,
         memory.generated_code_size_in_bytes,
-        traffic=hlo.traffic(program.as_text(), hosts),
+        traffic=hlo.traffic(_text(program), hosts),
     )
+
+
+def _text(program: Any) -> str:
+    try:
+        return program.as_text()
+    except jax.errors.JaxRuntimeError as error:
+        raise BadInput(
+            '--topology: this libtpu does not fit this jax; pip install -U "jax[tpu]" takes two '
+            "that do"
+        ) from error
