@@ -6,7 +6,7 @@ channels, vocabulary V and width D:
 
     forward      2 P n + 4 n T H C L + 2 n R N (in + out of each target) L, and 2 V D a token scored
     backward     the same again for what flows back through frozen weights, twice for attention and
-                 adapters, and the vocabulary once more because its logits are computed again
+                 adapters, and what is computed again: the logits, and what ``model.remat`` says
 
 Bytes are those of the weights, once per pass, of the cache that a decode step reads, and of the
 activations, written and read once. Bytes over links come from the compiled program.
@@ -127,6 +127,7 @@ def _update(run: Run) -> tuple[int, float, float]:
     forward, lora = forward_flops(model, tokens, width), _lora(model, tokens, *_adapters(run))
     attention = forward - forward_flops(model, tokens, 0)
     trained = 2 * forward + attention + 3 * lora
+    trained += {"none": 0, "products": attention, "block": forward + lora}[run.config.model.remat]
     if run.config.critic.mode == "lora":
         trained *= 2
     trained += 6 * model.vocab_size * model.d_model * actions
