@@ -161,6 +161,7 @@ def prefill(bench: Bench, best: Limits, rows: int) -> Result:
     ids = prompts(rows, PROMPT, bench.base.config.vocab_size)
 
     def run() -> None:
+        engine.load(engine.adapters)
         submit(engine, ids, 2, 1)
         drain(engine)
 
@@ -196,12 +197,18 @@ def decode(bench: Bench, best: Limits, rows: int, agents: int) -> Result:
     return Result(rows / step, bound / step, first)
 
 
-def generate(bench: Bench, rows: int) -> Result:
-    """Prompts of 250 tokens and 64 new ones for each row, prefill included."""
+def generate(bench: Bench, rows: int, shared: int = 0) -> Result:
+    """Prompts of 250 tokens and 64 new ones for each row, prefill included.
+
+    Args:
+        shared: the first so many tokens are the same in all prompts.
+    """
     engine = bench.engine(rows, 2, PROMPT + NEW, NEW)
     ids = prompts(rows, PROMPT, bench.base.config.vocab_size)
+    ids[:, :shared] = ids[0, :shared]
 
     def run() -> None:
+        engine.load(engine.adapters)  # as in a training step: nothing is held from before
         submit(engine, ids, 2, NEW)
         drain(engine)
 
@@ -213,25 +220,12 @@ def made_up(rows: int, agents: int, vocabulary: int, length: int = 320) -> list[
     """Episodes of one turn, of 320 tokens with 64 action tokens each."""
     ids_BT = prompts(rows, length, vocabulary, seed=1)
     rng = np.random.default_rng(2)
+    logprobs = np.full(NEW, -10.8, np.float32)
     return [
         Episode(
             i,
             "",
-            [
-                Turn(
-                    agent=i % agents,
-                    name=f"agent{i % agents}",
-                    step=0,
-                    prompt=ids[:-NEW],
-                    action=ids[-NEW:],
-                    logprobs=np.full(NEW, -10.8, np.float32),
-                    text="a",
-                    answers=True,
-                    sees=(),
-                    truncated=False,
-                    temperature=1.0,
-                )
-            ],
+            [turn_of(i % agents, ids[:-NEW], ids[-NEW:], logprobs)],
             [StepResult("", float(rng.random()), True)],
         )
         for i, ids in enumerate(ids_BT)
@@ -241,7 +235,7 @@ def made_up(rows: int, agents: int, vocabulary: int, length: int = 320) -> list[
 def update(bench: Bench, best: Limits, rows: int, agents: int, name: str = "reinforce") -> Result:
     """One optimiser step on those episodes: forward, backward, Adam; no critic but with appo."""
     extra = {} if name == "appo" else {"baseline": "moving"}
-    config, team = bench.team(agents, name=name, episodes=rows, microbatch_tokens=2048, **extra)
+    config, team = bench.team(agents, name=name, episodes=rows, microbatch_tokens=1280, **extra)
     algorithm = find_algorithm(name)
     learner = Learner(config, bench.base, team, algorithm, bench.mesh)
     episodes = made_up(rows, agents, bench.base.config.vocab_size)
@@ -260,6 +254,63 @@ def update(bench: Bench, best: Limits, rows: int, agents: int, name: str = "rein
     return Result(tokens / seconds, flops / seconds / best.flops, first)
 
 
+def iteration(bench: Bench, episodes: int = 8) -> Result:
+    """One training step of a dual team: both turns are played, then learned from with APPO."""
+    config, team = bench.team(2, name="appo", episodes=episodes, microbatch_tokens=1280)
+    algorithm = find_algorithm("appo")
+    learner = Learner(config, bench.base, team, algorithm, bench.mesh)
+    engine = bench.engine(episodes, 2, PROMPT + 2 * NEW, NEW)
+    state, step = learner.init(), 0
+    tasks = prompts(episodes, PROMPT, bench.base.config.vocab_size, seed=3)
+
+    def play(agent: int, ids: list[np.ndarray]) -> list[Turn]:
+        tickets = [
+            engine.submit(Request(x, agent, Sampling(NEW), (step, i, agent)))
+            for i, x in enumerate(ids)
+        ]
+        done: dict[int, Any] = {}
+        while engine.busy:
+            done |= dict(engine.step())
+        return [turn_of(agent, x, *done[t][:2]) for x, t in zip(ids, tickets, strict=True)]
+
+    def run() -> None:
+        nonlocal state, step
+        engine.load(state.adapters)
+        plans = play(0, list(tasks))
+        answers = play(
+            1, [np.concatenate([x[NEW:], p.action]) for x, p in zip(tasks, plans, strict=True)]
+        )
+        played = [
+            Episode(i, "", list(turns), [StepResult("", float(i % 2), True)])
+            for i, turns in enumerate(zip(plans, answers, strict=True))
+        ]
+        rewards = [np.asarray([0.0, e.reward], np.float32) for e in played]
+        batch = batch_lib.build(played, rewards, team.owners, config.algo, algorithm.level)
+        state, _, report = learner.learn(state, batch, step)
+        jax.block_until_ready((state, report))
+        step += 1
+
+    first, seconds = timed(run, bench.repeats)
+    return Result(episodes * 2 * NEW / seconds, None, first)
+
+
+def turn_of(agent: int, prompt: np.ndarray, action: np.ndarray, logprobs: np.ndarray) -> Turn:
+    """A graded turn whose text does not matter."""
+    return Turn(
+        agent=agent,
+        name=f"agent{agent}",
+        step=0,
+        prompt=prompt,
+        action=action,
+        logprobs=logprobs,
+        text="a",
+        answers=True,
+        sees=(),
+        truncated=False,
+        temperature=1.0,
+    )
+
+
 def measure(bench: Bench, best: Limits, rows: Sequence[int], agents: Sequence[int]):
     """(name, result) of everything, one after the other."""
     yield f"prefill, 8 rows x {PROMPT} tokens", prefill(bench, best, 8)
@@ -268,9 +319,11 @@ def measure(bench: Bench, best: Limits, rows: Sequence[int], agents: Sequence[in
     for n in agents:
         yield f"decode, 8 rows, {n} agents", decode(bench, best, 8, n)
     yield f"generate, 8 rows x {PROMPT} + {NEW} tokens", generate(bench, 8)
+    yield "generate, half of each prompt shared", generate(bench, 8, PROMPT // 2)
     for n in agents:
         yield f"update, 8 rows x 320 tokens, {n} agents", update(bench, best, 8, n)
     yield "update with a critic (appo), 2 agents", update(bench, best, 8, 2, "appo")
+    yield f"one iteration, 8 episodes x 2 agents x {NEW} tokens (appo)", iteration(bench)
 
 
 def machine(mesh) -> dict[str, Any]:
@@ -317,7 +370,7 @@ def main() -> None:
     parser.add_argument("--model", default="smollm2-135m", help=f"{', '.join(SHAPES)}, or a model")
     parser.add_argument("--dtype", default="float32", choices=["float32", "bfloat16"])
     parser.add_argument("--rows", type=int, nargs="+", default=[1, 8, 32])
-    parser.add_argument("--agents", type=int, nargs="+", default=[1, 2, 4, 8])
+    parser.add_argument("--agents", type=int, nargs="+", default=[1, 8])
     parser.add_argument("--rank", type=int, default=8)
     parser.add_argument("--remat", default="products", choices=["none", "products", "block"])
     parser.add_argument("--repeats", type=int, default=2)
