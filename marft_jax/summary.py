@@ -33,9 +33,9 @@ class Compilations:
         self._count, self._seconds = 0, 0.0
         jax.monitoring.register_event_duration_secs_listener(self._note)
 
-    def _note(self, event: str, seconds: float, **_: Any) -> None:
+    def _note(self, event: str, duration_secs: float, **_: Any) -> None:
         if event == "/jax/core/compile/backend_compile_duration":
-            self._count, self._seconds = self._count + 1, self._seconds + seconds
+            self._count, self._seconds = self._count + 1, self._seconds + duration_secs
 
     def metrics(self) -> dict[str, float]:
         """Since the last call: how many, and the seconds they took."""
