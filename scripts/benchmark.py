@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import functools
 import json
 import platform
 import time
@@ -311,19 +312,28 @@ def turn_of(agent: int, prompt: np.ndarray, action: np.ndarray, logprobs: np.nda
     )
 
 
-def measure(bench: Bench, best: Limits, rows: Sequence[int], agents: Sequence[int]):
-    """(name, result) of everything, one after the other."""
-    yield f"prefill, 8 rows x {PROMPT} tokens", prefill(bench, best, 8)
+def works(
+    bench: Bench, best: Limits, rows: Sequence[int], agents: Sequence[int]
+) -> dict[str, Callable[[], Result]]:
+    """All that can be measured, by name."""
+    todo: dict[str, Callable[[], Result]] = {
+        f"prefill, 8 rows x {PROMPT} tokens": lambda: prefill(bench, best, 8)
+    }
     for n in rows:
-        yield f"decode, {n} rows, 2 agents", decode(bench, best, n, 2)
+        todo[f"decode, {n} rows, 2 agents"] = functools.partial(decode, bench, best, n, 2)
     for n in agents:
-        yield f"decode, 8 rows, {n} agents", decode(bench, best, 8, n)
-    yield f"generate, 8 rows x {PROMPT} + {NEW} tokens", generate(bench, 8)
-    yield "generate, half of each prompt shared", generate(bench, 8, PROMPT // 2)
+        todo[f"decode, 8 rows, {n} agents"] = functools.partial(decode, bench, best, 8, n)
+    todo |= {
+        f"generate, 8 rows x {PROMPT} + {NEW} tokens": lambda: generate(bench, 8),
+        "generate, half of each prompt shared": lambda: generate(bench, 8, PROMPT // 2),
+    }
     for n in agents:
-        yield f"update, 8 rows x 320 tokens, {n} agents", update(bench, best, 8, n)
-    yield "update with a critic (appo), 2 agents", update(bench, best, 8, 2, "appo")
-    yield f"one iteration, 8 episodes x 2 agents x {NEW} tokens (appo)", iteration(bench)
+        name = f"update, 8 rows x 320 tokens, {n} agents"
+        todo[name] = functools.partial(update, bench, best, 8, n)
+    return todo | {
+        "update with a critic (appo), 2 agents": lambda: update(bench, best, 8, 2, "appo"),
+        f"one iteration, 8 episodes x 2 agents x {NEW} tokens (appo)": lambda: iteration(bench),
+    }
 
 
 def machine(mesh) -> dict[str, Any]:
@@ -374,6 +384,9 @@ def main() -> None:
     parser.add_argument("--rank", type=int, default=8)
     parser.add_argument("--remat", default="products", choices=["none", "products", "block"])
     parser.add_argument("--repeats", type=int, default=2)
+    parser.add_argument(
+        "--only", nargs="+", default=[""], metavar="WORD", help="what has such a word in its name"
+    )
     parser.add_argument("--peer", choices=["hf"], help="also measure the same work there")
     parser.add_argument("--json", action="store_true")
     own = parser.parse_args()
@@ -383,9 +396,10 @@ def main() -> None:
     say = Console(stderr=True, highlight=False).print
     say(f"{machine(mesh)}, matmul {best.flops / 1e9:.0f} GFLOP/s, read {best.bytes / 1e9:.1f} GB/s")
     results = {}
-    for name, result in measure(bench, best, own.rows, own.agents):
-        say(f"{name}: {result.tokens_per_s:.0f} tokens/s")
-        results[name] = result
+    for name, work in works(bench, best, own.rows, own.agents).items():
+        if any(word in name for word in own.only):
+            result = results[name] = work()
+            say(f"{name}: {result.tokens_per_s:.0f} tokens/s")
     peers = {}
     if own.peer:
         import benchmark_hf  # beside this file

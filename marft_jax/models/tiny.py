@@ -424,7 +424,8 @@ def logits(params: dict[str, jax.Array], batch: Batch):
         }
         h = _norm(x, params[f"layers/{i}/attn_norm/scale"])
         q, k, v = (heads(h @ w[n]) for n in ("q", "k", "v"))
-        context_BHTC = attention(rotate(q, rope), KV(rotate(k, rope), v), mask_BTT)
+        keys = rotate(k, rope).swapaxes(2, 3)
+        context_BHTC = attention(rotate(q, rope), KV(keys, v), mask_BTT)
         x = x + context_BHTC.transpose(0, 2, 1, 3).reshape(b * t, -1) @ w["o"]
         h = _norm(x, params[f"layers/{i}/mlp_norm/scale"])
         x = x + (jax.nn.silu(h @ w["gate"]) * (h @ w["up"])) @ w["down"]
