@@ -159,7 +159,7 @@ class Engine:
         compiled for few shapes.
         """
         free = [i for i, ticket in enumerate(self._tickets) if ticket is None]
-        kind = self._kind(self._waiting[0][1])
+        kind, _ = self._begin(self._waiting[0][1])
         sizes = self.shape.prefill_rows(kind.width, self._mesh)
         group = self._take(kind, min(len(free), sizes[-1]))
         rows = next(size for size in sizes if size >= len(group))
@@ -190,10 +190,11 @@ class Engine:
         left: deque[tuple[int, Request]] = deque()
         while self._waiting and len(taken) < most:
             ticket, request = self._waiting.popleft()
-            if self._kind(request) == kind and not (
+            own, start = self._begin(request)
+            if own == kind and not (
                 self._reuse and kind.read == 0 and any(_alike(request, r) for _, r, _ in taken)
             ):
-                taken.append((ticket, request, self._start(request)))
+                taken.append((ticket, request, start))
             else:
                 left.append((ticket, request))
         self._waiting.extendleft(reversed(left))
@@ -209,17 +210,15 @@ class Engine:
         others = iter([slot for slot in free if slot not in places])
         return [next(others) if place is None else place for place in places]
 
-    def _start(self, request: Request) -> Start:
-        return self._prefixes.find(request.owner, request.prompt) if self._reuse else NOWHERE
-
-    def _kind(self, request: Request) -> _Kind:
-        """Which program prefills it: by its length, or, where its beginning is taken over, by the
-        length of the rest and of the whole."""
-        start, length = self._start(request).tokens, len(request.prompt)
-        if not start:
-            return _Kind(self.shape.width(length), 0)
-        whole = self.shape.width(length, rungs=1)
-        return _Kind(min(self.shape.width(length - start, rungs=1), whole), whole)
+    def _begin(self, request: Request) -> tuple[_Kind, Start]:
+        """Which program prefills it, by the lengths of the rest and of the whole, and where its
+        beginning lies."""
+        find, length = self._prefixes.find, len(request.prompt)
+        start = find(request.owner, request.prompt) if self._reuse else NOWHERE
+        if not start.tokens:
+            return _Kind(self.shape.width(length), 0), start
+        whole, rest = (self.shape.width(n, rungs=1) for n in (length, length - start.tokens))
+        return _Kind(rest, whole), start
 
     def _collect(self, in_use: list[int]) -> list[tuple[int, Completion]]:
         s = self._slots
