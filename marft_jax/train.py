@@ -110,6 +110,7 @@ def train(config: config_lib.Config) -> int:
             with clock("rollout_s"):
                 collected = collect(rollout, credit, config, draw)
             clock.seconds["reward_s"] = collected.waited_s
+            done = step + 1
             with clock("update_s"):
                 batch = batch_lib.build(
                     collected.episodes,
@@ -120,14 +121,14 @@ def train(config: config_lib.Config) -> int:
                     shards=row_shards(session.mesh),
                     seed=(config.run.seed, draw),
                 )
-                state, prepared, learned = jax.block_until_ready(learner.learn(state, batch, step))
-            done = step + 1
-            lock.check()
-            checkpoints.check()
-            if is_due(config.run.transcripts_every, done, steps):
-                numbers = turn_numbers(collected, batch, prepared, algorithm.level)
-                file = run / "transcripts" / f"{done}.jsonl"
-                transcripts.write(file, collected.episodes, team.tokenizer.decode, numbers)
+                state, prepared, learned = learner.learn(state, batch, step)
+                lock.check()
+                checkpoints.check()
+                if is_due(config.run.transcripts_every, done, steps):  # while the devices update
+                    numbers = turn_numbers(collected, batch, prepared, algorithm.level)
+                    file = run / "transcripts" / f"{done}.jsonl"
+                    transcripts.write(file, collected.episodes, team.tokenizer.decode, numbers)
+                jax.block_until_ready((state, learned))
             nonfinite = by_agent(learned.pop("nonfinite"), team)
             metrics = metrics_of(collected, learned, team, clock, config.algo)
             metrics |= compilations.metrics() | {"tokens/reused": float(engine.reused)}

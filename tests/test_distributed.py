@@ -1,4 +1,5 @@
-"""Two real processes train one team as one would, and none waits for ever for one that is gone."""
+"""Two processes of four devices train one team as one process of eight devices would, and none
+waits for ever for one that is gone."""
 
 from __future__ import annotations
 
@@ -53,7 +54,7 @@ def said(run: Path, step: int) -> list[list[str]]:
 def test_two_processes_learn_what_one_does_and_end_when_one_dies(tmp_path):
     """The same text, losses and rewards to 1e-5; then a SIGKILL, a clear end, and a restart."""
     port, logs = free_port(), [tmp_path / f"{i}.log" for i in range(3)]
-    both = [start(tmp_path / "two", 400, i, port, 2, logs[i]) for i in range(2)]
+    both = [start(tmp_path / "two", 400, i, port, 4, logs[i]) for i in range(2)]
     deadline = time.monotonic() + 300
     while len(metrics(tmp_path / "two")) < 2 and time.monotonic() < deadline:
         assert all(process.poll() is None for process in both), [f.read_text() for f in logs[:2]]
@@ -65,7 +66,7 @@ def test_two_processes_learn_what_one_does_and_end_when_one_dies(tmp_path):
     told = logs[0].read_text()
     assert "start all of them again" in told or "JAX distributed service" in told, told[-2000:]
 
-    alone = start(tmp_path / "one", 2, None, port, 4, logs[2])
+    alone = start(tmp_path / "one", 2, None, port, 8, logs[2])
     assert alone.wait(300) == 0, logs[2].read_text()
     ours, theirs = metrics(tmp_path / "two")[:2], metrics(tmp_path / "one")
     for two, one in zip(ours, theirs, strict=True):
@@ -76,7 +77,10 @@ def test_two_processes_learn_what_one_does_and_end_when_one_dies(tmp_path):
     assert said(tmp_path / "two", 1) == said(tmp_path / "one", 1)
 
     done = len(metrics(tmp_path / "two"))
-    again = start(tmp_path / "two", done + 1, None, port, 4, logs[2])
+    again = start(tmp_path / "two", done + 1, None, port, 8, logs[2])
     assert again.wait(300) == 0, logs[2].read_text()
     assert "continuing after step" in logs[2].read_text()
-    assert [line["step"] for line in metrics(tmp_path / "two")] == list(range(1, done + 2))
+    port = free_port()
+    both = [start(tmp_path / "two", done + 2, i, port, 4, logs[i]) for i in range(2)]
+    assert [process.wait(300) for process in both] == [0, 0], [f.read_text() for f in logs[:2]]
+    assert [line["step"] for line in metrics(tmp_path / "two")] == list(range(1, done + 3))
