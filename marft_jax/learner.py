@@ -169,12 +169,12 @@ def programs(
     return Programs(
         jax.jit(start, out_shardings=everywhere),
         jax.jit(
-            functools.partial(prepare, **static),
+            functools.partial(mesh_lib.within(mesh, prepare), **static),
             out_shardings=(split, everywhere, everywhere),
             compiler_options=options,
         ),
         jax.jit(
-            functools.partial(update, mesh=mesh, **static),
+            functools.partial(mesh_lib.within(mesh, update), mesh=mesh, **static),
             donate_argnames="state",
             out_shardings=everywhere,
             compiler_options=options,
@@ -277,9 +277,11 @@ def _over_data(mesh: Mesh, gradients: Any, agents: int) -> Any:
         def one(r, p):
             return gradients(adapters, critic, r, p, base=base)
 
+        everywhere = jax.vmap(one, axis_name=mesh_lib.PLACES, spmd_axis_name="data")
+
         def accumulate(total, u):
             r, p = jax.tree.map(lambda x: x[u].reshape(places, -1, *x.shape[2:]), (rows, prepared))
-            added = scoring.unless_empty(r, lambda: jax.vmap(one)(r, p), zeros)
+            added = scoring.unless_empty(r, lambda: everywhere(r, p), zeros)
             total = jax.tree.map(jnp.add, total, added)
             return jax.lax.with_sharding_constraint(total, apart), None
 

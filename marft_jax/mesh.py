@@ -7,6 +7,7 @@ critic are replicated; the frozen base follows the table below.
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -21,6 +22,7 @@ from marft_jax import config as config_lib
 
 AXES = ("data", "fsdp", "tensor")
 ROWS = P(("data", "fsdp"))
+PLACES = "places"  # names a vmap over the places along ``data``
 
 BASE_RULES: Sequence[tuple[str, P]] = (
     (r"embed/embedding", P("tensor", "fsdp")),
@@ -137,6 +139,27 @@ def compiler_options(mesh: Mesh) -> dict[str, str]:
         "xla_cpu_scheduler_type": "CPU_SCHEDULER_TYPE_MEMORY_OPTIMIZED",
         "xla_cpu_experimental_ynn_fusion_type": "",
     }
+
+
+def within(mesh: Mesh, function: Callable[..., Any]) -> Callable[..., Any]:
+    """``function``, traced where ``jax.sharding.get_abstract_mesh`` gives this mesh."""
+
+    @functools.wraps(function)
+    def run(*args: Any, **kwargs: Any) -> Any:
+        with jax.sharding.use_abstract_mesh(mesh.abstract_mesh):
+            return function(*args, **kwargs)
+
+    return run
+
+
+def row_axes() -> tuple[str, ...]:
+    """The axes that the leading dimension is split over, in code that is being traced: under a
+    vmap over the places along ``data``, only the others."""
+    try:
+        jax.lax.axis_size(PLACES)
+    except NameError:
+        return "data", "fsdp"
+    return ("fsdp",)
 
 
 def row_shards(mesh: Mesh) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -11,11 +12,15 @@ import pytest
 import small
 from flax import nnx
 
+from marft_jax import batch as batch_lib
+from marft_jax import config as config_lib
 from marft_jax import lora
 from marft_jax import mesh as mesh_lib
+from marft_jax.algorithms import find_algorithm, settle
 from marft_jax.engine.sampling import _likeliest
+from marft_jax.learner import Learner
 from marft_jax.models import attention as attention_lib
-from marft_jax.models import decoder
+from marft_jax.models import decoder, splash
 from marft_jax.models.attention import KV, causal_attention, causal_attention_in_pieces
 from marft_jax.models.decoder import Remat
 from marft_jax.models.load import abstract_decoder
@@ -44,9 +49,127 @@ def test_attention_in_pieces_is_attention(t):
         np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)
 
 
-def test_a_cpu_takes_attention_in_pieces():
-    assert attention_lib.attention_on("cpu") is causal_attention_in_pieces
-    assert attention_lib.attention_on("tpu") is causal_attention
+@pytest.mark.parametrize(
+    "platform, expected",
+    [
+        ("cpu", causal_attention_in_pieces),
+        ("gpu", causal_attention),
+        ("tpu", splash.splash_attention),
+    ],
+)
+def test_each_platform_has_its_attention(platform, expected):
+    assert attention_lib.attention_on(platform) is expected
+
+
+@pytest.fixture
+def interpreted(monkeypatch):
+    """The TPU's kernel runs on CPUs, in blocks of 128 positions; the shapes of its masks."""
+    shapes, make = set(), splash.kernels.make_splash_mha_single_device
+
+    def interpret(mask, **how):
+        shapes.add(mask.shape)
+        return make(mask, **how, interpret=True)
+
+    monkeypatch.setattr(splash.kernels, "make_splash_mha_single_device", interpret)
+    monkeypatch.setattr(splash, "_BLOCK", 128)
+    return shapes
+
+
+def rows_of(where, b: int, h: int, g: int, t: int, dtype=jnp.float32):
+    """Queries, keys and values, and segments: four to a row, the last of them padding."""
+    drawn = draw(0, b, h, t, 8), KV(draw(1, b, g, 8, t), draw(2, b, g, t, 8))
+    ends = np.sort(np.random.default_rng(3).integers(1, t, (b, 3, 1)), axis=1)
+    segments = (3 - (np.arange(t) >= ends).sum(1)).astype(np.int32)
+    q, kv = jax.tree.map(lambda x: x.astype(dtype), drawn)
+    return jax.device_put((q, kv, segments), mesh_lib.rows(where))
+
+
+def loss_and_gradients(attend, where, q, kv, segments_BT):
+    """Of a weighted sum of the context."""
+    weight = draw(4, *q.shape)
+
+    def loss(q, kv):
+        context = attend(q, kv, segments_BT)
+        return jnp.sum(context * weight), context
+
+    run = jax.value_and_grad(mesh_lib.within(where, loss), argnums=(0, 1), has_aux=True)
+    return jax.jit(run)(q, kv)
+
+
+@pytest.mark.parametrize(
+    "where, heads, groups, dtype, tolerance",
+    [
+        ((1, 1, 1), 4, 2, jnp.float32, 1e-5),
+        ((1, 1, 1), 2, 2, jnp.bfloat16, 3e-2),
+        ((2, 1, 2), 4, 2, jnp.float32, 1e-5),
+        ((1, 2, 4), 8, 2, jnp.float32, 1e-5),  # fewer key-value heads than places
+    ],
+    ids=str,
+)
+def test_splash_is_attention_on_any_mesh(where, heads, groups, dtype, tolerance, interpreted):
+    where = small.mesh_of(*where)
+    rows = rows_of(where, 2, heads, groups, 256, dtype)
+    ours = loss_and_gradients(splash.splash_attention, where, *rows)
+    theirs = loss_and_gradients(causal_attention, where, *rows)
+    for a, b in zip(jax.tree.leaves(ours), jax.tree.leaves(theirs), strict=True):
+        a, b = (np.asarray(x, np.float32) for x in (a, b))
+        np.testing.assert_allclose(a, b, rtol=tolerance, atol=tolerance * np.abs(b).max())
+
+
+@pytest.mark.parametrize(
+    "b, h, g, t, kernel",
+    [
+        (4, 4, 2, 128, True),
+        (4, 4, 1, 640, True),
+        (4, 4, 2, 192, False),  # not a multiple of 128
+        (3, 4, 2, 128, False),  # two places for rows
+        (4, 3, 1, 128, False),  # two places for heads
+    ],
+)
+def test_rows_that_splash_cannot_take_pass_through_einsums(b, h, g, t, kernel):
+    where = small.mesh_of(2, 1, 2)
+    q, kv = jnp.zeros((b, h, t, 8)), KV(jnp.zeros((b, g, 8, t)), jnp.zeros((b, g, t, 8)))
+    run = mesh_lib.within(where, splash.splash_attention)
+    traced = jax.make_jaxpr(run)(q, kv, jnp.ones((b, t), jnp.int32))
+    assert ("pallas_call" in str(traced)) == kernel
+
+
+def updated(where, attention):
+    """The adapters' Adam state after an update of 16 rows of 128 tokens."""
+    rng, turns = np.random.default_rng(0), []
+    for i in range(16):
+        prompt, action = (rng.integers(0, 256, n) for n in (rng.integers(112, 120), 6))
+        turns.append(small.turn(i % 2, prompt, action))
+    episodes = [small.episode(i, [turn], [rng.normal()]) for i, turn in enumerate(turns)]
+    algo = config_lib.Algo(name="grpo", episodes=16, group_size=2, epochs=1, minibatches=1)
+    config = settle(
+        config_lib.Config(
+            lora=config_lib.Lora(rank=small.RANK, alpha=small.ALPHA),
+            algo=dataclasses.replace(algo, microbatch_tokens=1024, kl_coef=0.1),
+        )
+    )
+    algorithm, team = find_algorithm("grpo"), small.team()
+    rewards = small.paid(episodes)
+    batch = batch_lib.build(
+        episodes, rewards, team.owners, config.algo, algorithm.level, shards=4
+    )  # fmt: skip
+    assert batch.rows.tokens_UBT.shape == (2, 8, 128)
+    base = small.base_on(where, 1)
+    how = dict(attention=attention, remat="products")
+    base = base._replace(graphdef=abstract_decoder(base.config, jnp.float32, **how)[0])
+    learner = Learner(config, base, team, algorithm, where)
+    adapters = jax.device_put(small.adapters(layers=1), mesh_lib.replicated(where))
+    state, _, metrics = learner.learn(learner.init()._replace(adapters=adapters), batch, 0)
+    return jax.device_get((state.adapters_opt, metrics))
+
+
+@pytest.mark.slow
+def test_an_update_through_splash_is_that_through_einsums(interpreted):
+    alone = updated(small.one_device(), causal_attention)
+    assert not interpreted
+    many = updated(small.mesh_of(2, 2, 2), splash.splash_attention)
+    assert interpreted == {(2, 128, 128)}  # heads of one place; nothing fell back to einsums
+    chex.assert_trees_all_close(alone, many, atol=1e-5, rtol=1e-3)
 
 
 def gradients_and_memory(remat: Remat):

@@ -74,7 +74,7 @@ def programs(
     return Programs(
         jax.jit(make, out_shardings=places),
         jax.jit(
-            functools.partial(prefill, **static),
+            functools.partial(mesh_lib.within(mesh, prefill), **static),
             donate_argnames="slots",
             static_argnames="read",
             out_shardings=places,

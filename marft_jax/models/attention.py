@@ -74,5 +74,14 @@ def _piece(q_BHTC, kv: KV, segments_BT, start: int, end: int):
 
 
 def attention_on(platform: str) -> CausalAttention:
-    """What computes attention of whole rows fastest there."""
+    """What computes attention of whole rows fastest there.
+
+    On a CPU, einsums over a few queries at a time; on a TPU, JAX's splash kernel
+    (``splash.splash_attention``); elsewhere, GPUs among them, the einsums that XLA fuses: cuDNN's
+    attention takes segments only as a bias as large as the scores.
+    """
+    if platform == "tpu":
+        from marft_jax.models.splash import splash_attention
+
+        return splash_attention
     return causal_attention_in_pieces if platform == "cpu" else causal_attention

@@ -1,0 +1,58 @@
+"""Attention of whole rows on TPUs: JAX's splash kernel, on any mesh."""
+
+from __future__ import annotations
+
+import math
+
+import jax
+import jax.numpy as jnp
+from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel as kernels
+from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_mask as masks
+from jax.sharding import PartitionSpec as P
+
+from marft_jax import mesh as mesh_lib
+from marft_jax.models.attention import KV, causal_attention
+
+_LANES = 128
+_BLOCK = 896  # the longest: of 1024 positions, the backward pass leaves no room in a core's memory
+
+
+def splash_attention(q_BHTC, kv: KV, segments_BT):
+    """``causal_attention`` in blocks, so that neither pass ever holds the scores of a row.
+
+    The compiler cannot split a kernel over devices. Where the context has a mesh
+    (``mesh.within``), each device takes its own rows and heads; where ``tensor`` has more places
+    than there are key-value heads, each of these is copied to all places that read it.
+
+    It is ``causal_attention`` itself for rows that are not a multiple of 128 tokens long, and
+    where the mesh does not divide the rows or the query heads.
+    """
+    b, h, t, c = q_BHTC.shape
+    groups = kv.v_BGTC.shape[1]
+    mesh, rows = jax.sharding.get_abstract_mesh(), mesh_lib.row_axes()
+    sizes = dict(mesh.shape)
+    shards = math.prod(sizes.get(axis, 1) for axis in rows)
+    split = math.lcm(groups, sizes.get("tensor", 1))
+    if t % _LANES or b % shards or h % split:
+        return causal_attention(q_BHTC, kv, segments_BT)
+    q = (q_BHTC.astype(jnp.float32) * c**-0.5).astype(q_BHTC.dtype)
+    k, v = kv.k_BGCT.swapaxes(2, 3), kv.v_BGTC
+    if split > groups:
+        k, v = (jnp.repeat(x, split // groups, axis=1) for x in (k, v))
+    run = _on_one_device
+    if not mesh.empty:
+        heads = P(rows, "tensor")
+        places = (heads, heads, heads, P(rows))
+        run = jax.shard_map(run, in_specs=places, out_specs=heads, check_vma=False)
+    return run(q, k, v, segments_BT)
+
+
+def _on_one_device(q_BHTC, k_BGTC, v_BGTC, segments_BT):
+    _, h, t, _ = q_BHTC.shape
+    block = max(n for n in range(_LANES, _BLOCK + 1, _LANES) if t % n == 0)
+    kernel = kernels.make_splash_mha_single_device(
+        masks.MultiHeadMask([masks.CausalMask((t, t))] * h),
+        block_sizes=kernels.BlockSizes(*[block] * 8),
+    )
+    segments = kernels.SegmentIds(segments_BT, segments_BT)
+    return jax.vmap(kernel)(q_BHTC, k_BGTC, v_BGTC, segments)
