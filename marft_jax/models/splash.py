@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -47,12 +48,15 @@ def splash_attention(q_BHTC, kv: KV, segments_BT):
     return run(q, k, v, segments_BT)
 
 
-def _on_one_device(q_BHTC, k_BGTC, v_BGTC, segments_BT):
+def _on_one_device(q_BHTC, k_BGTC, v_BGTC, segments_BT) -> Any:
     _, h, t, _ = q_BHTC.shape
     block = max(n for n in range(_LANES, _BLOCK + 1, _LANES) if t % n == 0)
     kernel = kernels.make_splash_mha_single_device(
         masks.MultiHeadMask([masks.CausalMask((t, t))] * h),
-        block_sizes=kernels.BlockSizes(*[block] * 8),
-    )
+        block_sizes=kernels.BlockSizes(
+            block_q=block, block_kv=block,
+            block_q_dkv=block, block_kv_dkv=block, block_q_dq=block, block_kv_dq=block,
+        ),
+    )  # fmt: skip
     segments = kernels.SegmentIds(segments_BT, segments_BT)
     return jax.vmap(kernel)(q_BHTC, k_BGTC, v_BGTC, segments)
