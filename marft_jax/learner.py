@@ -105,7 +105,7 @@ class Learner:
 
     def learn(
         self, state: TrainState, batch: batch_lib.Batch, step: int
-    ) -> tuple[TrainState, Prepared, dict[str, jax.Array]]:
+    ) -> tuple[TrainState, Prepared, dict[str, Any]]:
         """One training step. The old state is donated; the metrics are still on the device."""
         rows = mesh_lib.put(batch.rows, mesh_lib.rows(self._mesh, axis=1))
         chain = mesh_lib.put(batch.chain, mesh_lib.replicated(self._mesh))
