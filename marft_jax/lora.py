@@ -26,7 +26,11 @@ FusedAdapters = list[dict[str, "Fused"]]
 
 
 class Fused(NamedTuple):
-    """The adapters of one matrix, ranks side by side: ``[in, N·R]`` and ``[N·R, out]``."""
+    """The adapters of one matrix, ranks side by side: ``[N·R, in]`` and ``[N·R, out]``.
+
+    In this layout the tokens' activations, the largest factor of their gradients, are read as they
+    lie.
+    """
 
     a: jax.Array
     b: jax.Array
@@ -74,10 +78,10 @@ def fuse(adapters: Adapters, dtype) -> FusedAdapters:
     fused: FusedAdapters = [{} for _ in range(layers)]
     for target, ab in adapters.items():
         n, _, d_in, r = ab["a"].shape
-        a_LDX = ab["a"].transpose(1, 2, 0, 3).reshape(layers, d_in, n * r).astype(dtype)
+        a_LXD = ab["a"].transpose(1, 0, 3, 2).reshape(layers, n * r, d_in).astype(dtype)
         b_LXD = ab["b"].transpose(1, 0, 2, 3).reshape(layers, n * r, -1).astype(dtype)
         for i in range(layers):
-            fused[i][target] = Fused(a_LDX[i], b_LXD[i])
+            fused[i][target] = Fused(a_LXD[i], b_LXD[i])
     return fused
 
 
@@ -96,4 +100,22 @@ def add_lora(y, x, lora: Fused, owners: OwnerMask | None):
     """y + ((x A_cat) * mask) B_cat, for ``x [..., in]`` and ``y [..., out]``."""
     assert owners is not None, "adapters without owners"
     with jax.named_scope("lora"):
-        return y + ((x @ lora.a) * owners.columns) @ lora.b
+        return y + _from_ranks((x @ lora.a.T) * owners.columns, lora.b)
+
+
+@jax.custom_vjp
+def _from_ranks(x, b):
+    """x b.
+
+    JAX's own gradient of ``b`` is the transpose of (dy' x), and a CPU would lay all of dy out anew
+    for it; here it is x' dy.
+    """
+    return x @ b
+
+
+def _from_ranks_backward(forward, dy):
+    x, b = forward
+    return dy @ b.T, x.reshape(-1, x.shape[-1]).T @ dy.reshape(-1, dy.shape[-1])
+
+
+_from_ranks.defvjp(lambda x, b: (x @ b, (x, b)), _from_ranks_backward)

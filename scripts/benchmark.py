@@ -35,8 +35,9 @@ from marft_jax.engine.engine import Engine, Request
 from marft_jax.engine.programs import Shape
 from marft_jax.learner import Learner
 from marft_jax.models.attention import attention_on
-from marft_jax.models.decoder import DecoderConfig, Remat
+from marft_jax.models.decoder import DecoderConfig
 from marft_jax.models.load import BaseModel, abstract_decoder, load_base
+from marft_jax.models.remat import Remat
 from marft_jax.models.tokenizer import ByteTokenizer
 from marft_jax.summary import peak_bytes
 from marft_jax.team.assemble import make_team
@@ -359,18 +360,16 @@ def open_base(model: str, dtype: str, mesh, remat: Remat = "products") -> BaseMo
         remat=remat,
     )
     leaves, tree = jax.tree.flatten(abstract)
+    keys = jax.random.split(jax.random.key(0), len(leaves))
 
-    def draw() -> Any:
-        keys = jax.random.split(jax.random.key(0), len(leaves))
-        drawn = [
-            jax.random.normal(key, x.shape, x.dtype) * x.shape[0] ** -0.5
-            if x.ndim == 2
-            else jnp.ones(x.shape, x.dtype)
-            for key, x in zip(keys, leaves, strict=True)
-        ]
-        return jax.tree.unflatten(tree, drawn)
+    def draw(key: jax.Array, x: jax.ShapeDtypeStruct) -> jax.Array:
+        if x.ndim != 2:
+            return jnp.ones(x.shape, x.dtype)
+        return jax.random.normal(key, x.shape, x.dtype) * jnp.asarray(x.shape[0] ** -0.5, x.dtype)
 
-    return BaseModel(SHAPES[model], graphdef, jax.jit(draw)(), ByteTokenizer(), model, "random")
+    # one by one: drawn together, they would take three times their size, which the peak would show
+    base = jax.tree.unflatten(tree, [draw(*each) for each in zip(keys, leaves, strict=True)])
+    return BaseModel(SHAPES[model], graphdef, base, ByteTokenizer(), model, "random")
 
 
 def main() -> None:

@@ -21,18 +21,23 @@ from marft_jax.engine.sampling import _likeliest
 from marft_jax.learner import Learner
 from marft_jax.models import attention as attention_lib
 from marft_jax.models import decoder, splash
-from marft_jax.models.attention import KV, causal_attention, causal_attention_in_pieces
-from marft_jax.models.decoder import Remat
+from marft_jax.models.attention import KV, causal_attention
 from marft_jax.models.load import abstract_decoder
+from marft_jax.models.pieces import causal_attention_in_pieces
+from marft_jax.models.remat import Remat, rematerialised
 
 
 def draw(seed: int, *shape: int):
     return jnp.asarray(np.random.default_rng(seed).normal(size=shape), jnp.float32)
 
 
-@pytest.mark.parametrize("t", [1, 63, 200, 300])
-def test_attention_in_pieces_is_attention(t):
+@pytest.mark.parametrize(
+    "t, dtype, tolerance",
+    [*((t, jnp.float32, 1e-5) for t in (1, 63, 200, 300)), (200, jnp.bfloat16, 4e-2)],
+)
+def test_attention_in_pieces_is_attention(t, dtype, tolerance):
     q, kv = draw(0, 2, 4, t, 8), KV(draw(1, 2, 2, 8, t), draw(2, 2, 2, t, 8))
+    q, kv = jax.tree.map(lambda x: x.astype(dtype), (q, kv))
     segments_BT = jnp.asarray(np.sort(np.random.default_rng(3).integers(0, 4, (2, t))), jnp.int32)
     weight = draw(4, 2, 4, t, 8)
 
@@ -46,7 +51,33 @@ def test_attention_in_pieces_is_attention(t):
         jax.tree.leaves(loss(causal_attention_in_pieces)),
         strict=True,
     ):
-        np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)
+        assert a.dtype == b.dtype
+        a, b = (np.asarray(x, np.float32) for x in (a, b))
+        np.testing.assert_allclose(a, b, rtol=10 * tolerance, atol=tolerance * max(1, abs(b).max()))
+
+
+def test_attention_in_pieces_keeps_what_its_backward_pass_reads():
+    def exponentials(remat: Remat) -> int:
+        q, kv = draw(0, 1, 2, 40, 8), KV(draw(1, 1, 2, 8, 40), draw(2, 1, 2, 40, 8))
+        run = rematerialised(causal_attention_in_pieces, remat, ())
+
+        def loss(q, kv):
+            return run(q, kv, jnp.ones((1, 40), jnp.int32)).sum()
+
+        return str(jax.make_jaxpr(jax.grad(loss))(q, kv)).count("= exp ")
+
+    assert exponentials("products") == exponentials("none") == 2  # of the scores, in each pass
+    assert exponentials("block") == 3
+
+
+def test_the_gate_has_the_gradient_of_its_formula():
+    gate, up, weight = draw(0, 5, 7), draw(1, 5, 7), draw(2, 5, 7)
+
+    def gradients(f):
+        return jax.grad(lambda gate, up: jnp.sum(f(gate, up) * weight), argnums=(0, 1))(gate, up)
+
+    expected = gradients(lambda gate, up: jax.nn.silu(gate) * up)
+    chex.assert_trees_all_close(gradients(decoder.gated), expected, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize(

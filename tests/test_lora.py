@@ -57,12 +57,27 @@ def test_each_owner_gets_a_gradient_from_its_own_tokens_only():
         assert not np.array_equal(usual[part][1], other[part][1])
 
 
+def test_gradients_are_those_of_the_formula():
+    rng = np.random.default_rng(0)
+    x, a, b, weight = (
+        jnp.asarray(rng.normal(size=s), jnp.float32) for s in ((2, 3, 8), (4, 8), (4, 6), (2, 3, 6))
+    )
+    mask = lora.OwnerMask(jnp.asarray(rng.integers(0, 2, (2, 3, 4)), jnp.float32))
+
+    def gradients(f):
+        return jax.grad(lambda *args: jnp.sum(jnp.square(f(*args)) * weight), (0, 1, 2))(x, a, b)
+
+    ours = gradients(lambda x, a, b: lora.add_lora(weight, x, lora.Fused(a, b), mask))
+    plain = gradients(lambda x, a, b: weight + ((x @ a.T) * mask.columns) @ b)
+    chex.assert_trees_all_close(ours, plain, rtol=1e-4, atol=1e-4)
+
+
 def test_fuse_keeps_each_layer_and_target_apart():
     adapters = small.adapters(2)
     fused = lora.fuse(adapters, jnp.float32)
     for layer in range(2):
         for target in ("q", "v"):
-            a = np.concatenate(list(adapters[target]["a"][:, layer]), axis=1)
+            a = np.concatenate(list(adapters[target]["a"][:, layer]), axis=1).T
             b = np.concatenate(list(adapters[target]["b"][:, layer]), axis=0)
             np.testing.assert_array_equal(fused[layer][target].a, a)
             np.testing.assert_array_equal(fused[layer][target].b, b)

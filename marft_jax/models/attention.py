@@ -8,8 +8,6 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-_PIECES, _LEAST = 4, 64  # of the queries of a row on a CPU: how many, and the fewest in one
-
 
 class KV(NamedTuple):
     """Keys and values of one layer, of B rows, G key-value heads, T positions and C channels.
@@ -52,36 +50,22 @@ def attention(q_BHTC, kv: KV, mask_BTS):
 
 def causal_attention(q_BHTC, kv: KV, segments_BT):
     """Attention of whole rows: each token reads its own segment, up to itself."""
-    return _piece(q_BHTC, kv, segments_BT, 0, q_BHTC.shape[2])
-
-
-def causal_attention_in_pieces(q_BHTC, kv: KV, segments_BT):
-    """The same, a few queries at a time, so that fewer scores are computed to be masked out."""
-    t = q_BHTC.shape[2]
-    length = max(_LEAST, -(-t // (_PIECES * _LEAST)) * _LEAST)
-    pieces = [
-        _piece(q_BHTC, kv, segments_BT, start, min(start + length, t))
-        for start in range(0, t, length)
-    ]
-    return jnp.concatenate(pieces, axis=2)
-
-
-def _piece(q_BHTC, kv: KV, segments_BT, start: int, end: int):
-    """The queries from ``start`` to ``end``, over the keys up to there."""
-    own, read = segments_BT[:, start:end, None], segments_BT[:, None, :end]
-    mask_BTS = jnp.tril(own == read, start)
-    return attention(q_BHTC[:, :, start:end], kv.cut(end), mask_BTS)
+    return attention(q_BHTC, kv, jnp.tril(segments_BT[:, :, None] == segments_BT[:, None, :]))
 
 
 def attention_on(platform: str) -> CausalAttention:
     """What computes attention of whole rows fastest there.
 
-    On a CPU, einsums over a few queries at a time; on a TPU, JAX's splash kernel
-    (``splash.splash_attention``); elsewhere, GPUs among them, the einsums that XLA fuses: cuDNN's
-    attention takes segments only as a bias as large as the scores.
+    On a CPU, einsums over a few queries at a time (``pieces``); on a TPU, JAX's splash kernel
+    (``splash``); elsewhere, GPUs among them, the einsums that XLA fuses: cuDNN's attention takes
+    segments only as a bias as large as the scores.
     """
+    if platform == "cpu":
+        from marft_jax.models.pieces import causal_attention_in_pieces
+
+        return causal_attention_in_pieces
     if platform == "tpu":
         from marft_jax.models.splash import splash_attention
 
         return splash_attention
-    return causal_attention_in_pieces if platform == "cpu" else causal_attention
+    return causal_attention

@@ -20,17 +20,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
-from jax.ad_checkpoint import checkpoint_name
 
 from marft_jax.lora import FusedAdapters, OwnerMask, add_lora
 from marft_jax.models.attention import KV, CausalAttention, causal_attention
-
-Remat = Literal["none", "products", "block"]
+from marft_jax.models.remat import Remat, keep, rematerialised
 
 Attend = Callable[[jax.Array, KV, Any], tuple[jax.Array, KV]]
 """(queries, new keys and values, what is held of the layer) to context, and what is kept."""
 
-_PRODUCT = "product"  # names what the setting `products` keeps
 _FEW_ROWS = 128
 
 
@@ -147,25 +144,35 @@ class Block(nnx.Module):
             if self.q_norm is not None and self.k_norm is not None:
                 q, k = self.q_norm(q), self.k_norm(k)
             q, k = rotate(q, rope), rotate(k, rope).swapaxes(2, 3)
-            q, k, v = (_product(x) for x in (q, k, v))
+            q, k, v = (keep(x) for x in (q, k, v))
             context_BHTC, kept = attend(q, KV(k, v), held)
             b, _, t, _ = context_BHTC.shape
             merged = context_BHTC.transpose(0, 2, 1, 3).reshape(b, t, -1)
-            x_BTD = x_BTD + _product(self.o(merged, lora.get("o"), owners))
+            x_BTD = x_BTD + keep(self.o(merged, lora.get("o"), owners))
         with jax.named_scope("mlp"):
             h = self.mlp_norm(x_BTD)
-            gate = _product(self.gate(h, lora.get("gate"), owners))
-            up = _product(self.up(h, lora.get("up"), owners))
-            gated = jax.nn.silu(gate) * up
-            return x_BTD + self.down(gated, lora.get("down"), owners), kept
+            gate = keep(self.gate(h, lora.get("gate"), owners))
+            up = keep(self.up(h, lora.get("up"), owners))
+            return x_BTD + self.down(gated(gate, up), lora.get("down"), owners), kept
 
     def _heads(self, x_BTX, heads: int):
         b, t, _ = x_BTX.shape
         return x_BTX.reshape(b, t, heads, self.config.head_dim).transpose(0, 2, 1, 3)
 
 
-def _product(x):
-    return checkpoint_name(x, _PRODUCT)
+@jax.custom_vjp
+def gated(gate, up):
+    """silu(gate) * up (Shazeer 2020); the backward pass writes nothing but the two gradients."""
+    return jax.nn.silu(gate) * up
+
+
+def _gated_backward(forward, d_gated):
+    gate, up = forward
+    open_ = jax.nn.sigmoid(gate)
+    return d_gated * up * open_ * (1 + gate * (1 - open_)), d_gated * gate * open_
+
+
+gated.defvjp(lambda gate, up: (gated(gate, up), (gate, up)), _gated_backward)
 
 
 class Embed(nnx.Module):
@@ -181,8 +188,7 @@ class Decoder(nnx.Module):
 
     Args:
         attention: of whole rows.
-        remat: what is computed again in the backward pass instead of kept: nothing, all but the
-            products with the base's matrices, or each block from its input.
+        remat: what the backward pass computes again instead of finding it kept.
     """
 
     def __init__(
@@ -239,11 +245,7 @@ class Decoder(nnx.Module):
         def run(graphdef, weights, *args):
             return nnx.merge(graphdef, weights)(*args, attend)
 
-        if self.remat != "none":
-            keep = jax.checkpoint_policies.save_only_these_names(_PRODUCT)
-            policy = keep if self.remat == "products" else None
-            run = jax.checkpoint(run, policy=policy, static_argnums=0)
-        return jax.jit(run, static_argnums=0)
+        return jax.jit(rematerialised(run, self.remat, 0), static_argnums=0)
 
     def logits(self, hidden):
         """``[..., D] -> [..., V]`` in float32."""

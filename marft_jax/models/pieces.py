@@ -1,0 +1,124 @@
+"""Attention of whole rows on CPUs: a few queries at a time, and a backward pass of its own.
+
+Fewer scores are computed to be masked out, and the backward pass has the context and one number per
+query to start from, so that it computes each score once (Dao et al. 2022, FlashAttention, appendix
+B.2):
+
+    P = exp(S - L),  dV = P' dO,  dS = P * (dO V' - rowsum(dO * O)),  dQ = dS K,  dK = dS' Q.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import jax
+import jax.numpy as jnp
+
+from marft_jax.models.attention import KV
+from marft_jax.models.remat import keep
+
+_PIECES, _LEAST = 4, 64  # of the queries of a row: how many, and the fewest in one
+
+
+@jax.custom_vjp
+def causal_attention_in_pieces(q_BHTC, kv: KV, segments_BT):
+    """``attention.causal_attention``."""
+    return _forward(q_BHTC, kv, segments_BT)[0]
+
+
+def _forward(q_BHTC, kv: KV, segments_BT):
+    """The context, and what the backward pass reads."""
+    pieces = [
+        _attend(q_BHTC[:, :, start:end], kv.cut(end), _mask(segments_BT, start, end))
+        for start, end in _pieces(q_BHTC.shape[2])
+    ]
+    context = keep(jnp.concatenate([context for context, _ in pieces], axis=2))
+    return context, (q_BHTC, kv, segments_BT, context, [keep(log_total) for _, log_total in pieces])
+
+
+def _backward(forward, d_context):
+    """Cotangents of queries, keys and values, and segments, which have none."""
+    q_BHTC, kv, segments_BT, context, log_totals = forward
+    t, queries = q_BHTC.shape[2], []
+    keys, values = jax.tree.map(jnp.zeros_like, kv)
+    for (start, end), log_total in zip(_pieces(t), log_totals, strict=True):
+        here = (slice(None), slice(None), slice(start, end))
+        d_q, d_k, d_v = _differentiate(
+            q_BHTC[here], kv.cut(end), _mask(segments_BT, start, end),
+            context[here], log_total, d_context[here],
+        )  # fmt: skip
+        queries.append(d_q)
+        keys += jnp.pad(d_k, ((0, 0), (0, 0), (0, 0), (0, t - end)))
+        values += jnp.pad(d_v, ((0, 0), (0, 0), (0, t - end), (0, 0)))
+    return jnp.concatenate(queries, axis=2), KV(keys, values), None
+
+
+causal_attention_in_pieces.defvjp(_forward, _backward)
+
+
+def _attend(q_BHTC, kv: KV, mask_BTS):
+    """The context of some queries, and the logarithm of the sum of each one's exp(scores)."""
+    b, h, t, c = q_BHTC.shape
+    g = kv.v_BGTC.shape[1]
+    scores = _scores(q_BHTC, kv, mask_BTS)
+    top = _max(scores)
+    weights = jnp.exp(scores - top)
+    total = _sum(weights)
+    rows = weights.astype(kv.v_BGTC.dtype).reshape(b, g, -1, weights.shape[-1])
+    context = _product("bgqs,bgsc->bgqc", rows, kv.v_BGTC).reshape(b, g, -1, t, c) / total
+    return context.reshape(b, h, t, c).astype(q_BHTC.dtype), top + jnp.log(total)
+
+
+def _differentiate(q_BHTC, kv: KV, mask_BTS, context, log_total, d_context):
+    """Cotangents of some queries, and of the keys and values that they read."""
+    b, g, _, c = kv.v_BGTC.shape
+    dtype, s = q_BHTC.dtype, kv.v_BGTC.shape[2]
+    weights = jnp.exp(_scores(q_BHTC, kv, mask_BTS) - log_total).reshape(b, g, -1, s)
+    d_rows = d_context.reshape(b, g, -1, c)
+    d_v = _product("bgqs,bgqc->bgsc", weights.astype(dtype), d_rows)
+    d_weights = _product("bgqc,bgsc->bgqs", d_rows, kv.v_BGTC)
+    lost = _sum(d_context.astype(jnp.float32) * context).reshape(b, g, -1, 1)
+    d_scores = (weights * (d_weights - lost)).astype(dtype)
+    d_q = _product("bgqs,bgcs->bgqc", d_scores, kv.k_BGCT).reshape(q_BHTC.shape) * c**-0.5
+    d_k = _product("bgqs,bgqc->bgcs", d_scores, _scaled(q_BHTC).reshape(b, g, -1, c))
+    return d_q.astype(dtype), d_k.astype(dtype), d_v.astype(dtype)
+
+
+def _scores(q_BHTC, kv: KV, mask_BTS):
+    b, h, t, c = q_BHTC.shape
+    g = kv.k_BGCT.shape[1]
+    grouped = _scaled(q_BHTC).reshape(b, g, -1, c)
+    scores = _product("bgqc,bgcs->bgqs", grouped, kv.k_BGCT).reshape(b, g, h // g, t, -1)
+    return jnp.where(mask_BTS[:, None, None], scores, -1e30)
+
+
+def _scaled(q_BHTC):
+    return (q_BHTC.astype(jnp.float32) * q_BHTC.shape[-1] ** -0.5).astype(q_BHTC.dtype)
+
+
+def _product(spec: str, x, y):
+    return jnp.einsum(spec, x, y, preferred_element_type=jnp.float32)
+
+
+def _max(x):
+    """Along the last axis; halves are compared whole, which a CPU does many numbers at a time."""
+    while x.shape[-1] > 32 and x.shape[-1] % 2 == 0:
+        half = x.shape[-1] // 2
+        x = jnp.maximum(x[..., :half], x[..., half:])
+    return x.max(axis=-1, keepdims=True)
+
+
+def _sum(x):
+    """Along the last axis; as a product with ones, which a CPU does many numbers at a time."""
+    return (x.reshape(-1, x.shape[-1]) @ jnp.ones((x.shape[-1], 1))).reshape(*x.shape[:-1], 1)
+
+
+def _pieces(t: int) -> Iterator[tuple[int, int]]:
+    """Where each piece of T queries starts and ends."""
+    length = max(_LEAST, -(-t // (_PIECES * _LEAST)) * _LEAST)
+    return ((start, min(start + length, t)) for start in range(0, t, length))
+
+
+def _mask(segments_BT, start: int, end: int):
+    """Whether queries from ``start`` to ``end`` may read each key up to there."""
+    return jnp.tril(segments_BT[:, start:end, None] == segments_BT[:, None, :end], start)
