@@ -5,21 +5,23 @@
     python scripts/benchmark.py --peer hf                  # the same work in transformers + peft
     python scripts/benchmark.py --json > results.json
 
-The matmul peak and the memory bandwidth are measured in the same run, so that ratios mean something
-on a noisy machine. ``--model`` takes a shape by name, or anything ``--model.base`` takes. Every
-number is the best of ``--repeats`` runs after one that compiles.
+The matmul peak and the memory bandwidth are measured right before each work, a peer's work right
+after ours, so that ratios mean something on a noisy machine. ``--model`` takes a shape by name, or
+anything ``--model.base`` takes. Every number is the best of ``--repeats`` runs after one that
+compiles.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
-import functools
 import json
 import platform
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
+from unittest import mock
 
 import jax
 import jax.numpy as jnp
@@ -57,25 +59,31 @@ SHAPES = {
 PROMPT, NEW = 250, 64  # tokens of the generation and of the update, as in the README's tables
 
 
-class Result(NamedTuple):
-    """One line of the table.
-
-    Attributes:
-        tokens_per_s: of the work's own unit.
-        limit: fraction of the rate that the measured peak and bandwidth would allow.
-        first_s: seconds of the first run, compilation included.
-    """
-
-    tokens_per_s: float
-    limit: float | None
-    first_s: float
-
-
 class Limits(NamedTuple):
     """What this machine does at best: FLOP/s of a large matmul, bytes/s of a large read."""
 
     flops: float
     bytes: float
+
+
+class Result(NamedTuple):
+    """One line of the table.
+
+    Attributes:
+        tokens_per_s: of the work's own unit.
+        first_s: seconds of the first run, compilation included.
+        bound: tokens/s that the measured peak and bandwidth would allow.
+        python_ms: of the host between two steps of decoding, while the device waits.
+        limits: measured right before.
+        peer: the peer's tokens/s, measured right after.
+    """
+
+    tokens_per_s: float
+    first_s: float
+    bound: float | None = None
+    python_ms: float | None = None
+    limits: Limits | None = None
+    peer: float | None = None
 
 
 class Bench:
@@ -157,6 +165,21 @@ def drain(engine: Engine) -> None:
         engine.step()
 
 
+@contextlib.contextmanager
+def waiting() -> Iterator[list[float]]:
+    """Seconds of each wait for the device."""
+    seconds, fetch = [], jax.device_get
+
+    def fetch_when_ready(x: Any) -> Any:
+        started = time.perf_counter()
+        jax.block_until_ready(x)
+        seconds.append(time.perf_counter() - started)
+        return fetch(x)
+
+    with mock.patch.object(jax, "device_get", fetch_when_ready):
+        yield seconds
+
+
 def prefill(bench: Bench, best: Limits, rows: int) -> Result:
     """Prompts of 250 tokens, and one token each."""
     engine = bench.engine(rows, 2, PROMPT + NEW, NEW)
@@ -170,7 +193,7 @@ def prefill(bench: Bench, best: Limits, rows: int) -> Result:
     first, seconds = timed(run, bench.repeats)
     tokens = rows * PROMPT
     flops = 2 * (bench.block_weights * tokens + bench.vocabulary_weights * rows)
-    return Result(tokens / seconds, flops / seconds / best.flops, first)
+    return Result(tokens / seconds, first, best.flops * tokens / flops)
 
 
 def decode(bench: Bench, best: Limits, rows: int, agents: int) -> Result:
@@ -179,15 +202,20 @@ def decode(bench: Bench, best: Limits, rows: int, agents: int) -> Result:
     engine = bench.engine(rows, agents, short + steps + 32, steps + 1)
     ids = prompts(rows, short, bench.base.config.vocab_size)
     seconds: list[float] = []
+    python: list[float] = []
     first = 0.0
     for attempt in range(1 + bench.repeats):
         started = time.perf_counter()
         submit(engine, ids, agents, steps + 1)
         engine.step()  # prefill, and the first chunk
         rest = time.perf_counter()
-        drain(engine)
-        first = first or time.perf_counter() - started
-        seconds += [time.perf_counter() - rest] if attempt else []
+        with waiting() as waited:
+            drain(engine)
+        ended = time.perf_counter()
+        first = first or ended - started
+        if attempt:
+            seconds.append(ended - rest)
+            python.append(ended - rest - sum(waited))
     tokens = steps - 32
     step = min(seconds) / tokens
     c = bench.base.config
@@ -196,7 +224,7 @@ def decode(bench: Bench, best: Limits, rows: int, agents: int) -> Result:
     )
     flops = 2 * (bench.block_weights + bench.vocabulary_weights) * rows
     bound = (bench.weight_bytes + cache) / best.bytes + flops / best.flops
-    return Result(rows / step, bound / step, first)
+    return Result(rows / step, first, rows / bound, 1e3 * min(python) / tokens)
 
 
 def generate(bench: Bench, rows: int, shared: int = 0) -> Result:
@@ -215,7 +243,7 @@ def generate(bench: Bench, rows: int, shared: int = 0) -> Result:
         drain(engine)
 
     first, seconds = timed(run, bench.repeats)
-    return Result(rows * NEW / seconds, None, first)
+    return Result(rows * NEW / seconds, first)
 
 
 def made_up(rows: int, agents: int, vocabulary: int, length: int = 320) -> list[Episode]:
@@ -253,22 +281,30 @@ def update(bench: Bench, best: Limits, rows: int, agents: int, name: str = "rein
     first, seconds = timed(run, bench.repeats)
     tokens = sum(len(t.prompt) + len(t.action) for e in episodes for t in e.turns)
     flops = 4 * bench.block_weights * tokens + 6 * bench.vocabulary_weights * rows * NEW
-    return Result(tokens / seconds, flops / seconds / best.flops, first)
+    return Result(tokens / seconds, first, best.flops * tokens / flops)
 
 
-def iteration(bench: Bench, episodes: int = 8) -> Result:
-    """One training step of a dual team: both turns are played, then learned from with APPO."""
+def iteration(bench: Bench, episodes: int = 8, mixed: bool = False) -> Result:
+    """One training step of a dual team: both turns are played, then learned from with APPO.
+
+    Args:
+        mixed: tasks of 125 to 250 tokens, actions that stop by themselves after 8 to 64.
+    """
     config, team = bench.team(2, name="appo", episodes=episodes, microbatch_tokens=1280)
     algorithm = find_algorithm("appo")
     learner = Learner(config, bench.base, team, algorithm, bench.mesh)
     engine = bench.engine(episodes, 2, PROMPT + 2 * NEW, NEW)
     state, step = learner.init(), 0
-    tasks = prompts(episodes, PROMPT, bench.base.config.vocab_size, seed=3)
+    rng = np.random.default_rng(4)
+    lengths = rng.integers(PROMPT // 2, PROMPT, episodes) if mixed else [PROMPT] * episodes
+    new = rng.integers(8, NEW, (2, episodes)) if mixed else np.full((2, episodes), NEW)
+    drawn = prompts(episodes, PROMPT, bench.base.config.vocab_size, seed=3)
+    tasks = [ids[:length] for ids, length in zip(drawn, lengths, strict=True)]
 
-    def play(agent: int, ids: list[np.ndarray]) -> list[Turn]:
+    def play(agent: int, ids: Sequence[np.ndarray]) -> list[Turn]:
         tickets = [
-            engine.submit(Request(x, agent, Sampling(NEW), (step, i, agent)))
-            for i, x in enumerate(ids)
+            engine.submit(Request(x, agent, Sampling(int(n)), (step, i, agent)))
+            for i, (x, n) in enumerate(zip(ids, new[agent], strict=True))
         ]
         done: dict[int, Any] = {}
         while engine.busy:
@@ -278,7 +314,7 @@ def iteration(bench: Bench, episodes: int = 8) -> Result:
     def run() -> None:
         nonlocal state, step
         engine.load(state.adapters)
-        plans = play(0, list(tasks))
+        plans = play(0, tasks)
         answers = play(
             1, [np.concatenate([x[NEW:], p.action]) for x, p in zip(tasks, plans, strict=True)]
         )
@@ -293,7 +329,7 @@ def iteration(bench: Bench, episodes: int = 8) -> Result:
         step += 1
 
     first, seconds = timed(run, bench.repeats)
-    return Result(episodes * 2 * NEW / seconds, None, first)
+    return Result(new.sum() / seconds, first)
 
 
 def turn_of(agent: int, prompt: np.ndarray, action: np.ndarray, logprobs: np.ndarray) -> Turn:
@@ -314,26 +350,27 @@ def turn_of(agent: int, prompt: np.ndarray, action: np.ndarray, logprobs: np.nda
 
 
 def works(
-    bench: Bench, best: Limits, rows: Sequence[int], agents: Sequence[int]
-) -> dict[str, Callable[[], Result]]:
+    bench: Bench, rows: Sequence[int], agents: Sequence[int]
+) -> dict[str, Callable[[Limits], Result]]:
     """All that can be measured, by name."""
-    todo: dict[str, Callable[[], Result]] = {
-        f"prefill, 8 rows x {PROMPT} tokens": lambda: prefill(bench, best, 8)
+    todo: dict[str, Callable[[Limits], Result]] = {
+        f"prefill, 8 rows x {PROMPT} tokens": lambda best: prefill(bench, best, 8)
     }
     for n in rows:
-        todo[f"decode, {n} rows, 2 agents"] = functools.partial(decode, bench, best, n, 2)
+        todo[f"decode, {n} rows, 2 agents"] = lambda best, n=n: decode(bench, best, n, 2)
     for n in agents:
-        todo[f"decode, 8 rows, {n} agents"] = functools.partial(decode, bench, best, 8, n)
+        todo[f"decode, 8 rows, {n} agents"] = lambda best, n=n: decode(bench, best, 8, n)
     todo |= {
-        f"generate, 8 rows x {PROMPT} + {NEW} tokens": lambda: generate(bench, 8),
-        "generate, half of each prompt shared": lambda: generate(bench, 8, PROMPT // 2),
+        f"generate, 8 rows x {PROMPT} + {NEW} tokens": lambda _: generate(bench, 8),
+        "generate, half of each prompt shared": lambda _: generate(bench, 8, PROMPT // 2),
     }
     for n in agents:
         name = f"update, 8 rows x 320 tokens, {n} agents"
-        todo[name] = functools.partial(update, bench, best, 8, n)
+        todo[name] = lambda best, n=n: update(bench, best, 8, n)
     return todo | {
-        "update with a critic (appo), 2 agents": lambda: update(bench, best, 8, 2, "appo"),
-        f"one iteration, 8 episodes x 2 agents x {NEW} tokens (appo)": lambda: iteration(bench),
+        "update with a critic (appo), 2 agents": lambda best: update(bench, best, 8, 2, "appo"),
+        f"iteration, 8 episodes x 2 agents x {NEW} tokens (appo)": lambda _: iteration(bench),
+        "iteration, mixed lengths, natural stopping": lambda _: iteration(bench, mixed=True),
     }
 
 
@@ -391,51 +428,65 @@ def main() -> None:
     own = parser.parse_args()
     mesh = mesh_lib.make_mesh(config_lib.Mesh())
     bench = Bench(open_base(own.model, own.dtype, mesh, own.remat), mesh, own.rank, own.repeats)
-    best = limits(jnp.dtype(own.dtype))
     say = Console(stderr=True, highlight=False).print
-    say(f"{machine(mesh)}, matmul {best.flops / 1e9:.0f} GFLOP/s, read {best.bytes / 1e9:.1f} GB/s")
-    results = {}
-    for name, work in works(bench, best, own.rows, own.agents).items():
-        if any(word in name for word in own.only):
-            result = results[name] = work()
-            say(f"{name}: {result.tokens_per_s:.0f} tokens/s")
     peers = {}
     if own.peer:
         import benchmark_hf  # beside this file
 
-        peers = benchmark_hf.measure(
-            bench.base.config, own.rank, PROMPT, NEW, lambda run: timed(run, own.repeats)[1]
-        )
+        peers = benchmark_hf.works(bench.base.config, own.rank, PROMPT, NEW)
+    results = {}
+    for name, work in works(bench, own.rows, own.agents).items():
+        if any(word in name for word in own.only):
+            best = limits(jnp.dtype(own.dtype))
+            result = work(best)._replace(limits=best)
+            if name in peers:
+                tokens, run = peers[name]
+                result = result._replace(peer=tokens / timed(run, own.repeats)[1])
+            results[name] = result
+            say(
+                f"{name}: {result.tokens_per_s:.0f} tokens/s, at {best.flops / 1e9:.0f} GFLOP/s "
+                f"and {best.bytes / 1e9:.1f} GB/s"
+            )
     if own.json:
         everything = {
             "machine": machine(mesh),
             "model": own.model,
-            "limits": best._asdict(),
-            "results": {name: result._asdict() for name, result in results.items()},
-            "peers": peers,
+            "results": {name: _numbers(result) for name, result in results.items()},
             "peak_bytes": peak_bytes(),
             "config": dataclasses.asdict(bench.base.config),
         }
         print(json.dumps(everything, indent=1))
     else:
-        Console(width=110).print(_table(own.model, best, results, peers))
+        Console(width=120).print(_table(own.model, results))
 
 
-def _table(model: str, best: Limits, results: dict[str, Result], peers: dict[str, float]) -> Table:
-    title = (
-        f"{model}; matmul {best.flops / 1e9:.0f} GFLOP/s, read {best.bytes / 1e9:.1f} GB/s, "
-        f"peak memory {peak_bytes() / 1e9:.1f} GB"
+def _numbers(result: Result) -> dict[str, Any]:
+    limits = result.limits._asdict() if result.limits else None
+    return result._asdict() | {"limits": limits}
+
+
+def _table(model: str, results: dict[str, Result]) -> Table:
+    title = f"{model}; peak memory {peak_bytes() / 1e9:.1f} GB"
+    headings = (
+        "work",
+        "tokens/s",
+        "of the limit",
+        "GFLOP/s, GB/s",
+        "Python, ms/step",
+        "first run, s",
     )
-    table = Table("work", "tokens/s", "of the limit", "first run, s", "peer", "ratio", title=title)
+    table = Table(*headings, "peer", "ratio", title=title)
     for name, r in results.items():
-        peer = peers.get(name)
+        limits, rate = r.limits, r.tokens_per_s
         table.add_row(
             name,
-            f"{r.tokens_per_s:.0f}",
-            "-" if r.limit is None else f"{r.limit:.0%}",
+            f"{rate:.0f}",
+            f"{rate / r.bound:.0%}" if r.bound else "-",
+            f"{limits.flops / 1e9:.0f}, {limits.bytes / 1e9:.1f}" if limits else "-",
+            f"{r.python_ms:.2f}" if r.python_ms is not None else "-",
             f"{r.first_s:.1f}",
-            "-" if peer is None else f"{peer:.0f}",
-            "-" if peer is None else f"{r.tokens_per_s / peer:.1f}",
+            f"{r.peer:.0f}" if r.peer else "-",
+            f"{rate / r.peer:.1f}" if r.peer else "-",
         )
     return table
 
