@@ -19,6 +19,11 @@ from marft_jax.types import Episode, Turn
 
 Level = Literal["action", "token"]
 
+_TWICE_AS_DEAR = (
+    8192  # tokens of a row: about where attention costs a small model as much as all else
+)
+_WORTH_IT = 0.95  # another width must save so much
+
 
 class Rows(NamedTuple):
     """Packed sequences, in U microbatches of B rows.
@@ -86,16 +91,42 @@ class Chain(NamedTuple):
     link_UBX: np.ndarray
 
 
+class Sizes(NamedTuple):
+    """What a batch is padded to, so that few programs are compiled.
+
+    Attributes:
+        passes: microbatches of a minibatch; empty ones cost nothing.
+        width: tokens of a row. Short sequences are packed, so a wide row is not an emptier one.
+        actions, turns: of a row.
+        links: of an episode's chain.
+    """
+
+    passes: int = 0
+    width: int = 0
+    actions: int = 0
+    turns: int = 0
+    links: int = 0
+
+    def holding(self, other: Sizes) -> Sizes:
+        """The larger of both, each."""
+        return Sizes(*map(max, self, other))
+
+
+NO_SIZES = Sizes()
+
+
 class Batch(NamedTuple):
     """What one training step learns from.
 
     Attributes:
         micros: microbatches with rows in them; those after it are empty and cost nothing.
+        sizes: what it is padded to.
     """
 
     rows: Rows
     chain: Chain
     micros: int
+    sizes: Sizes
 
 
 class _Sequence(NamedTuple):
@@ -116,6 +147,7 @@ def build(
     *,
     shards: int = 1,
     seed: Sequence[int] = (0,),
+    least: Sizes = NO_SIZES,
 ) -> Batch:
     """Packs episodes for the learner.
 
@@ -127,34 +159,32 @@ def build(
         level: where decisions live.
         shards: the rows of a microbatch are a multiple of this.
         seed: decides which rows share a minibatch.
+        least: what it is padded to at least: the sizes of the batches before, so that programs
+            are compiled again only where a batch is larger than all of them.
     """
     sequences = [
         sequence for e, episode in enumerate(episodes) for sequence in _nest(e, episode, owners)
     ]
-    width = bucket(max(len(s.ids) - 1 for s in sequences))
-    packed = _pack(sequences, width)
-    order = np.random.default_rng(list(seed)).permutation(len(packed))
-    most = max(1, config.microbatch_tokens // width // shards) * shards
-    passes = -(-len(packed) // (most * config.minibatches))
+    packed, width, passes, height = _layout(sequences, config, shards, least.width)
     micros = passes * config.minibatches
-    fullest = bucket(-(-len(packed) // micros), least=1, rungs=2)
-    shape = (
-        bucket(passes, least=1, rungs=1) * config.minibatches,
-        min(most, -(-fullest // shards) * shards),
-        width,
-    )
+    order = np.random.default_rng(list(seed)).permutation(len(packed))
+    sizes = least.holding(_sizes(packed, episodes, passes, width))
     placed = {(i % micros, i // micros): packed[row] for i, row in enumerate(order)}
-    rows, units = _fill(placed, episodes, shape, config.ratio, level)
+    rows = _empty_rows(sizes, sizes.passes * config.minibatches, height)
+    units = _fill(rows, placed, episodes, config.ratio, level)
     labels = _labels(episodes)
     units_EK = [
         [units[e, k] for k in range(len(episode.turns))] for e, episode in enumerate(episodes)
     ]
-    return Batch(rows, _chain(units_EK, rewards, labels, rows, level, config.episodes), micros)
+    longest = max(sum(map(len, turns)) for turns in units_EK)
+    sizes = sizes.holding(Sizes(links=bucket(longest, least=1, rungs=1)))
+    room = (max(len(episodes), config.episodes), sizes.links)
+    return Batch(rows, _chain(units_EK, rewards, labels, rows, level, room), micros, sizes)
 
 
 def padding(batch: Batch) -> float:
-    """The fraction of the rows' tokens that is padding."""
-    return float(np.mean(batch.rows.segments_UBT == 0))
+    """The fraction of the rows' tokens that is padding, where microbatches have rows."""
+    return float(np.mean(batch.rows.segments_UBT[: batch.micros] == 0))
 
 
 def _nest(e: int, episode: Episode, owners: Sequence[int]) -> list[_Sequence]:
@@ -175,6 +205,41 @@ def _nest(e: int, episode: Episode, owners: Sequence[int]) -> list[_Sequence]:
     return sequences
 
 
+class _Layout(NamedTuple):
+    """Rows of one width, dealt out to the passes of each minibatch, ``height`` to a microbatch."""
+
+    packed: list[list[_Sequence]]
+    width: int
+    passes: int
+    height: int
+
+    @property
+    def cost(self) -> float:
+        """Tokens of a minibatch, with padding; attention makes those of a wide row dearer."""
+        return self.passes * self.height * self.width * (1 + self.width / _TWICE_AS_DEAR)
+
+
+def _layout(
+    sequences: Sequence[_Sequence], config: config_lib.Algo, shards: int, least: int
+) -> _Layout:
+    """The cheapest rows, from as wide as the longest sequence to twice as wide, which short ones
+    fill better; but the width of the batches before, ``least``, where others gain little."""
+
+    def at(width: int) -> _Layout:
+        packed = _pack(sequences, width)
+        most = max(1, config.microbatch_tokens // width // shards) * shards
+        passes = -(-len(packed) // (most * config.minibatches))
+        fullest = bucket(-(-len(packed) // (passes * config.minibatches)), least=1, rungs=2)
+        return _Layout(packed, width, passes, min(most, -(-fullest // shards) * shards))
+
+    longest = bucket(max(len(s.ids) - 1 for s in sequences))
+    usual = at(max(least, longest))
+    widest = min(2 * longest, config.microbatch_tokens // shards)
+    wider = sorted({bucket(width) for width in range(usual.width + 1, widest + 1)})
+    best = min((at(width) for width in wider), key=lambda layout: layout.cost, default=usual)
+    return best if best.cost < _WORTH_IT * usual.cost else usual
+
+
 def _pack(sequences: Sequence[_Sequence], width: int) -> list[list[_Sequence]]:
     """First fit, longest first. The last token of a sequence predicts nothing and is left out."""
     rows: list[list[_Sequence]] = []
@@ -191,16 +256,29 @@ def _pack(sequences: Sequence[_Sequence], width: int) -> list[list[_Sequence]]:
     return rows
 
 
+def _sizes(
+    packed: Sequence[Sequence[_Sequence]], episodes: Sequence[Episode], passes: int, width: int
+) -> Sizes:
+    """What these rows need; the links are not known yet."""
+    spans = [[span for sequence in row for span in sequence.spans] for row in packed]
+    actions = max(sum(len(episodes[e].turns[k].action) for e, k in row) for row in spans)
+    return Sizes(
+        passes=bucket(passes, least=1, rungs=1),
+        width=width,
+        actions=bucket(actions, least=16, rungs=2),
+        turns=bucket(max(map(len, spans)), least=1, rungs=1),
+    )
+
+
 def _fill(
+    rows: Rows,
     placed: dict[tuple[int, int], list[_Sequence]],
     episodes: Sequence[Episode],
-    shape: tuple[int, int, int],
     ratio: str,
     level: Level,
-) -> tuple[Rows, dict[tuple[int, int], list[int]]]:
-    """Writes the arrays; also returns each turn's units as flat positions, by (episode, turn)."""
-    rows = _empty_rows(placed, episodes, shape)
-    _, b, _ = shape
+) -> dict[tuple[int, int], list[int]]:
+    """Writes the arrays; returns each turn's units as flat positions, by (episode, turn)."""
+    b = rows.tokens_UBT.shape[1]
     a_size, k_size = rows.mask_UBA.shape[2], rows.turn_mask_UBK.shape[2]
     units: dict[tuple[int, int], list[int]] = {}
     for (u, r), sequences in placed.items():
@@ -224,17 +302,11 @@ def _fill(
                 )
                 a, k = a + length, k + 1
             offset += n
-    return rows, units
+    return units
 
 
-def _empty_rows(placed, episodes: Sequence[Episode], shape: tuple[int, int, int]) -> Rows:
-    u, b, t = shape
-    actions, turns = 1, 1
-    for sequences in placed.values():
-        spans = [span for sequence in sequences for span in sequence.spans]
-        actions = max(actions, sum(len(episodes[e].turns[k].action) for e, k in spans))
-        turns = max(turns, len(spans))
-    a, k = bucket(actions, least=16, rungs=2), bucket(turns, least=1, rungs=1)
+def _empty_rows(sizes: Sizes, u: int, b: int) -> Rows:
+    t, a, k = sizes.width, sizes.actions, sizes.turns
 
     def zeros(last: int, dtype: type = np.int32) -> np.ndarray:
         return np.zeros((u, b, last), dtype)
@@ -310,12 +382,10 @@ def _chain(
     labels: Sequence[Sequence[_Labels]],
     rows: Rows,
     level: Level,
-    episodes: int,
+    shape: tuple[int, int],
 ) -> Chain:
-    """Lays the turns' units end to end; room for ``episodes`` at least, so that a step with fewer
-    runs the same program."""
-    longest = max(sum(map(len, turns)) for turns in units)
-    shape = (max(len(units), episodes), bucket(longest, least=1, rungs=1))
+    """Lays the turns' units end to end, in ``shape``: room for all episodes of a step, so that one
+    with fewer runs the same program."""
 
     def zeros(dtype: type) -> np.ndarray:
         return np.zeros(shape, dtype)

@@ -117,7 +117,8 @@ def evaluate(
     with contextlib.ExitStack() as stack:
         threads = DaemonThreads()
         sources = [open_source(stack, plan.config, "eval") for plan in wanted]
-        session = open_session(config, load_team(config.team.file))
+        at_once = max(_tasks(plan, source) for plan, source in zip(wanted, sources, strict=True))
+        session = open_session(config, load_team(config.team.file), at_once)
         taken = restore_team(session, run, step)
         adapters = session.engine.adapters
         zeros = jax.tree.map(jnp.zeros_like, adapters)
@@ -167,7 +168,7 @@ class _Play:
     ) -> None:
         self._session, self._source, self._threads = session, source, threads
         self._plan, self._file = plan, file
-        self._tasks = plan.tasks if source.size is None else min(plan.tasks, source.size)
+        self._tasks = _tasks(plan, source)
         self._block = max(16, 4 * session.engine.shape.slots)
         self._key = _key(session, plan, self._source.size)
 
@@ -227,6 +228,11 @@ class _Play:
         lines = [jsonlines.dumps(where | transcripts.record(e, decode)) for e in episodes]
         jsonlines.append(self._file, lines)
         return [json.loads(line) for line in lines]
+
+
+def _tasks(plan: Plan, source: envs.EnvSource) -> int:
+    """How many there are to play."""
+    return plan.tasks if source.size is None else min(plan.tasks, source.size)
 
 
 def _as_player(session: Session, player: Player) -> Session:

@@ -48,6 +48,7 @@ class TrainState(NamedTuple):
         baseline: the moving average of each agent's returns, where ``algo.baseline`` wants one.
         progress: the curriculum's level, and the moving mean of the rewards there.
         lr_scale: multiplies the learning rates; lowered by rollbacks.
+        sizes: ``batch.Sizes`` of the largest batches so far, which the next ones are padded to.
     """
 
     step: jax.Array
@@ -58,6 +59,7 @@ class TrainState(NamedTuple):
     baseline: Moving
     lr_scale: jax.Array
     progress: jax.Array
+    sizes: jax.Array
 
 
 class Learner:
@@ -119,7 +121,7 @@ class Learner:
         )
         state, learned = self._update(
             base=self._base,
-            state=state._replace(baseline=baseline),
+            state=state._replace(baseline=baseline, sizes=np.asarray(batch.sizes, np.int32)),
             rows=rows,
             prepared=prepared,
             trainable_N=self.trainable(step),
@@ -205,6 +207,7 @@ def fresh(
         Moving(none, none),
         jnp.float32(1),
         jnp.zeros(2),
+        jnp.zeros(len(batch_lib.Sizes._fields), jnp.int32),
     )
 
 

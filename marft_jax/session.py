@@ -44,8 +44,12 @@ class Session(NamedTuple):
     engine: Engine
 
 
-def open_session(config: Config, blueprint: Blueprint) -> Session:
+def open_session(config: Config, blueprint: Blueprint, at_once: int | None = None) -> Session:
     """Loads the base onto the mesh and gets the engine ready.
+
+    Args:
+        at_once: the most turns that will be wanted together, above which slots would stay idle;
+            the episodes of a training step, unless told.
 
     Raises:
         BadInput: whatever is wrong with the mesh, the model or the team.
@@ -62,7 +66,7 @@ def open_session(config: Config, blueprint: Blueprint) -> Session:
     team = make_team(config, blueprint, context, base.tokenizer)
     _check_lengths(team)
     shape = Shape(
-        slots=min(config.rollout.slots, config.algo.episodes),
+        slots=min(config.rollout.slots, at_once or config.algo.episodes),
         chunk=config.rollout.chunk,
         context=context,
         longest=max(sampling.max_new_tokens for sampling in team.sampling),

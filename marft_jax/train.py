@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import NoReturn
 
 import jax
+import numpy as np
 from rich.console import Console
 
 from marft_jax import batch as batch_lib
@@ -120,6 +121,7 @@ def train(config: config_lib.Config) -> int:
                     algorithm.level,
                     shards=row_shards(session.mesh),
                     seed=(config.run.seed, draw),
+                    least=batch_lib.Sizes(*np.asarray(state.sizes).tolist()),
                 )
                 state, prepared, learned = learner.learn(state, batch, step)
                 lock.check()

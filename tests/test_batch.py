@@ -17,10 +17,8 @@ from marft_jax.config import Algo
 ALGO = Algo(ratio="sum", minibatches=1, microbatch_tokens=128)
 
 
-def build(episodes, level="action", owners=(0, 1, 2), algo=ALGO, shards=1, seed=(0,)):
-    return batch_lib.build(
-        episodes, small.paid(episodes), owners, algo, level, shards=shards, seed=seed
-    )
+def build(episodes, level="action", owners=(0, 1, 2), algo=ALGO, **how):
+    return batch_lib.build(episodes, small.paid(episodes), owners, algo, level, **how)
 
 
 def units(x, batch):
@@ -226,6 +224,54 @@ def test_padding_is_the_fraction_of_idle_tokens():
     assert batch_lib.padding(build([small.episode(0, turns, [1.0])])) == 0
     turns = [small.turn(0, range(1, 9), range(1, 10))]  # 16 of 32
     assert batch_lib.padding(build([small.episode(0, turns, [1.0])])) == 0.5
+
+
+def shapes(batch):
+    return tuple(x.shape for part in (batch.rows, batch.chain) for x in part)
+
+
+@pytest.mark.parametrize("level", ["action", "token"])
+def test_a_batch_is_padded_to_the_largest_before_it(episodes, level):
+    algo = dataclasses.replace(ALGO, episodes=9, minibatches=2)
+    few, many = (build(some, level, algo=algo) for some in (episodes[:2], episodes))
+    padded = build(episodes[:2], level, algo=algo, least=many.sizes)
+    assert padded.sizes == padded.sizes.holding(many.sizes) != few.sizes
+    assert padded.rows.tokens_UBT.shape[2] == padded.sizes.width
+    assert padded.rows.mask_UBA.shape[::2] == (2 * padded.sizes.passes, padded.sizes.actions)
+    assert padded.rows.turn_mask_UBK.shape[2] == padded.sizes.turns
+    assert padded.chain.mask_EJ.shape == (9, padded.sizes.links)
+    for name in ("targets_UBA", "behaviour_UBA"):
+        alone, among = (getattr(b.rows, name)[b.rows.mask_UBA > 0] for b in (few, padded))
+        np.testing.assert_array_equal(np.sort(alone), np.sort(among))
+    assert build(episodes[:2], level, algo=algo, least=padded.sizes).sizes == padded.sizes
+
+
+@pytest.mark.parametrize(
+    "episodes, tokens, padding, kinds",
+    [(8, 1280, 0.15, 6), (64, 1280, 0.05, 4), (64, 8192, 0.1, 4)],
+)
+def test_a_run_of_varied_batches_pads_little_and_soon_met_its_shapes(
+    episodes, tokens, padding, kinds
+):
+    rng = np.random.default_rng(0)
+    algo = dataclasses.replace(ALGO, microbatch_tokens=tokens, episodes=episodes)
+    sizes, met, idle = batch_lib.Sizes(), [], []
+    for _ in range(60):
+        played = [
+            [
+                small.turn(k, range(rng.integers(100, 300)), range(rng.integers(8, 64)))
+                for k in (0, 1)
+            ]
+            for _ in range(episodes)
+        ]
+        batch = build(
+            [small.episode(i, t, [1.0]) for i, t in enumerate(played)], algo=algo, least=sizes
+        )
+        sizes = batch.sizes
+        met.append(shapes(batch))
+        idle.append(batch_lib.padding(batch))
+    assert len(set(met)) <= kinds and set(met[30:]) <= set(met[:30])
+    assert np.mean(idle) < padding
 
 
 def test_packing_wastes_less_than_a_row_per_sequence():

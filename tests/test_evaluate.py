@@ -131,3 +131,14 @@ def test_compare_plays_the_base_alone_and_as_a_team(tmp_path, capsys):
     row = summary["arithmetic, base model"]
     assert row["tasks"] == 8 and 0 <= row["eval/arithmetic/accuracy"] <= 1
     assert set(row["agents"]) == {"solver"}
+
+
+def test_slots_are_for_the_tasks_not_for_the_episodes_of_training(tmp_path, monkeypatch):
+    opened, real = [], evaluate.open_session
+    monkeypatch.setattr(
+        evaluate, "open_session", lambda *args: opened.append(real(*args)) or opened[-1]
+    )
+    for limit, slots in ((6, 4), (3, 64)):
+        flags = ["--limit", limit, "--rollout.slots", slots, "--out", tmp_path / str(limit)]
+        assert run("--algo.episodes", 2, "--team.max_new_tokens", 4, *flags) == 0
+    assert [session.engine.shape.slots for session in opened] == [4, 3]

@@ -335,8 +335,13 @@ def test_accumulated_gradients_are_those_of_one_big_microbatch(episodes, name):
     assert build(big, episodes).rows.mask_UBA.shape[0] == 1
     assert build(cut, episodes).rows.mask_UBA.shape[0] >= 4
     one, two = learn(big, episodes, name=name), learn(cut, episodes, name=name)
-    close(one, two, 1e-4)
+    close(but_sizes(*one), but_sizes(*two), 1e-4)
     close(one[0].adapters, two[0].adapters, 1e-5)
+
+
+def but_sizes(state, metrics):
+    """What was learned, whatever the batch was padded to."""
+    return state._replace(sizes=()), metrics
 
 
 def test_packed_rows_learn_what_unpacked_rows_learn(episodes, monkeypatch):
@@ -346,7 +351,7 @@ def test_packed_rows_learn_what_unpacked_rows_learn(episodes, monkeypatch):
     apart = build(settings(ONCE), episodes).rows
     assert packed.segments_UBT.max() > 1 and apart.segments_UBT.max() == 1
     two = learn(settings(ONCE), episodes)
-    close(one, two, 1e-4)
+    close(but_sizes(*one), but_sizes(*two), 1e-4)
     close(one[0].adapters, two[0].adapters, 1e-5)
 
 
