@@ -201,7 +201,8 @@ class Decoder(nnx.Module):
         remat: Remat = "none",
     ):
         c = self.config = config
-        self.attention, self.remat = attention, remat
+        self.attention = attention
+        self.remat: Remat = remat
         self.embed = Embed(c, dtype=dtype, rngs=rngs)
         self.layers = nnx.List([Block(c, dtype=dtype, rngs=rngs) for _ in range(c.n_layers)])
         self.final_norm = RMSNorm(c.d_model, c.norm_eps, dtype)
