@@ -31,11 +31,13 @@ from rich.table import Table
 
 from marft_jax import batch as batch_lib
 from marft_jax import config as config_lib
+from marft_jax import learner as learner_lib
 from marft_jax import mesh as mesh_lib
+from marft_jax import objective
 from marft_jax.algorithms import find_algorithm, settle
 from marft_jax.engine.engine import Engine, Request
 from marft_jax.engine.programs import Shape
-from marft_jax.learner import Learner
+from marft_jax.learner import Learner, TrainState
 from marft_jax.models.attention import attention_on
 from marft_jax.models.decoder import DecoderConfig
 from marft_jax.models.load import BaseModel, abstract_decoder, load_base
@@ -262,26 +264,76 @@ def made_up(rows: int, agents: int, vocabulary: int, length: int = 320) -> list[
     ]
 
 
-def update(bench: Bench, best: Limits, rows: int, agents: int, name: str = "reinforce") -> Result:
-    """One optimiser step on those episodes: forward, backward, Adam; no critic but with appo."""
+class Lesson(NamedTuple):
+    """A learner, and what it learns from."""
+
+    learner: Learner
+    batch: batch_lib.Batch
+    tokens: int
+
+    def run(self, state: TrainState) -> TrainState:
+        state, _, report = self.learner.learn(state, self.batch, 0)
+        jax.block_until_ready((state, report))
+        return state
+
+
+def lesson(bench: Bench, rows: int, agents: int, name: str) -> Lesson:
+    """One optimiser step on made-up episodes; no critic but with appo."""
     extra = {} if name == "appo" else {"baseline": "moving"}
     config, team = bench.team(agents, name=name, episodes=rows, microbatch_tokens=1280, **extra)
     algorithm = find_algorithm(name)
-    learner = Learner(config, bench.base, team, algorithm, bench.mesh)
     episodes = made_up(rows, agents, bench.base.config.vocab_size)
     rewards = [np.asarray([e.reward], np.float32) for e in episodes]
     batch = batch_lib.build(episodes, rewards, team.owners, config.algo, algorithm.level)
-    state = learner.init()
+    tokens = sum(len(t.prompt) + len(t.action) for e in episodes for t in e.turns)
+    return Lesson(Learner(config, bench.base, team, algorithm, bench.mesh), batch, tokens)
+
+
+def update(bench: Bench, best: Limits, rows: int, agents: int, name: str = "reinforce") -> Result:
+    """One optimiser step on those episodes: forward, backward, Adam."""
+    work = lesson(bench, rows, agents, name)
+    state = work.learner.init()
 
     def run() -> None:
         nonlocal state
-        state, _, report = learner.learn(state, batch, 0)
-        jax.block_until_ready((state, report))
+        state = work.run(state)
 
     first, seconds = timed(run, bench.repeats)
-    tokens = sum(len(t.prompt) + len(t.action) for e in episodes for t in e.turns)
-    flops = 4 * bench.block_weights * tokens + 6 * bench.vocabulary_weights * rows * NEW
-    return Result(tokens / seconds, first, best.flops * tokens / flops)
+    flops = 4 * bench.block_weights * work.tokens + 6 * bench.vocabulary_weights * rows * NEW
+    return Result(work.tokens / seconds, first, best.flops * work.tokens / flops)
+
+
+def mesh_overhead(bench: Bench, rows: int = 8) -> Result:
+    """The same update on its mesh and, as the peer, without any: a plain scan, one after the other
+    in turn. Where there is one device, the two are to cost the same."""
+
+    def sums_of_a_plain_scan(mesh: Any, gradients: Any, agents: int) -> Any:
+        def sums(base, adapters, critic, rows, prepared, micros):
+            def add(total, u):
+                r, p = jax.tree.map(lambda x: x[u], (rows, prepared))
+                return jax.tree.map(
+                    jnp.add, total, gradients(adapters, critic, r, p, base=base)
+                ), None
+
+            return jax.lax.scan(add, objective.zeros(adapters, critic, agents), micros)[0]
+
+        return sums
+
+    ways = {}
+    for way, sums in {"mesh": learner_lib._over_data, "plain": sums_of_a_plain_scan}.items():
+        work = lesson(bench, rows, 2, "reinforce")
+        with mock.patch.object(learner_lib, "_over_data", sums):  # traced in the first run
+            started = time.perf_counter()
+            state = work.run(work.learner.init())
+            ways[way] = work, state, time.perf_counter() - started
+    seconds: dict[str, list[float]] = {way: [] for way in ways}
+    for _ in range(bench.repeats + 1):
+        for way, (work, state, first) in ways.items():
+            started = time.perf_counter()
+            ways[way] = work, work.run(state), first
+            seconds[way].append(time.perf_counter() - started)
+    rate = {way: ways[way][0].tokens / min(seconds[way]) for way in ways}
+    return Result(rate["mesh"], ways["mesh"][2], peer=rate["plain"])
 
 
 def iteration(bench: Bench, episodes: int = 8, mixed: bool = False) -> Result:
@@ -369,6 +421,7 @@ def works(
         todo[name] = lambda best, n=n: update(bench, best, 8, n)
     return todo | {
         "update with a critic (appo), 2 agents": lambda best: update(bench, best, 8, 2, "appo"),
+        "update on the mesh; peer: without one": lambda _: mesh_overhead(bench),
         f"iteration, 8 episodes x 2 agents x {NEW} tokens (appo)": lambda _: iteration(bench),
         "iteration, mixed lengths, natural stopping": lambda _: iteration(bench, mixed=True),
     }

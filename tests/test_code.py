@@ -233,8 +233,8 @@ def humaneval(shared_data):
     return [json.loads(line) for line in lines]
 
 
-def scores(sandbox, rows, answer):
-    grader = code.Grader(sandbox)
+def scores(sandbox, rows, answer, seconds=5):
+    grader = code.Grader(sandbox, test_seconds=seconds)
     with ThreadPoolExecutor(2) as threads:
         grade = lambda row: grader.grade(answer(row), as_task(row).answer).score  # noqa: E731
         return dict(zip((r["task_id"] for r in rows), threads.map(grade, rows), strict=True))
@@ -244,7 +244,8 @@ def test_every_canonical_solution_of_humaneval_scores_one(sandbox, shared_data):
     rows = humaneval(shared_data)
     assert len(rows) == 164
     assert as_task(rows[0]).question.startswith("Complete this function.\n```python\nfrom typing")
-    whole = scores(sandbox, rows, lambda row: fenced(row["prompt"] + row["canonical_solution"]))
+    right = lambda row: fenced(row["prompt"] + row["canonical_solution"])  # noqa: E731
+    whole = scores(sandbox, rows, right, seconds=60)
     assert set(whole.values()) == {1.0}, whole
 
 

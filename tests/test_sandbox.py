@@ -95,17 +95,17 @@ def test_nothing_passes_from_one_program_to_the_next(sandbox):
     leave = "import builtins, json, random; json.dumps = builtins.left = 1; open('left', 'w')"
     look = "import builtins, json, os, random; print(hasattr(builtins, 'left'), json.dumps(2), "
     look += "os.listdir('.'), random.random())"
-    seen = [(sandbox.run(leave, "", 5).verdict, sandbox.run(look, "", 5).output) for _ in range(4)]
+    seen = [(sandbox.run(leave, "", 60).verdict, sandbox.run(look, "", 5).output) for _ in range(4)]
     assert {verdict for verdict, _ in seen} == {"ok"}
     assert len({output for _, output in seen}) == 1 and seen[0][1].startswith("False 2 [] 0.8")
 
 
 def test_functions_and_methods_are_called(sandbox):
-    assert sandbox.call("def f(a, b): return a, [b]", "f", [1, "x"], 5).output == '[1, ["x"]]'
+    assert sandbox.call("def f(a, b): return a, [b]", "f", [1, "x"], 60).output == '[1, ["x"]]'
     method = "class Solution:\n    def f(self, a): print('noise'); return {'a': a}"
-    assert sandbox.call(method, "f", [None], 5).output == '{"a": null}'
-    assert sandbox.call("def g(): return 1", "f", [], 5).verdict == "error"
-    assert sandbox.call("def f(): return object()", "f", [], 5).verdict == "error"
+    assert sandbox.call(method, "f", [None], 60).output == '{"a": null}'
+    assert sandbox.call("def g(): return 1", "f", [], 60).verdict == "error"
+    assert sandbox.call("def f(): return object()", "f", [], 60).verdict == "error"
 
 
 def test_tests_run_apart_from_the_program(sandbox):
@@ -138,13 +138,13 @@ def test_the_prelude_and_the_language_win_over_the_program(sandbox):
     program = "def helper(x): return ANSWER\ndef sum(x): return 7\ndef f(x): return x"
     prelude = "def helper(x): return x + 1"
     tests = ["assert helper(f(1)) == 2 and sum([f(1), 1]) == 2"]
-    assert sandbox.check(program, prelude, tests, "f", 5)[0].verdict == "ok"
+    assert sandbox.check(program, prelude, tests, "f", 60)[0].verdict == "ok"
 
 
 def test_a_program_that_hangs_fails_the_rest_of_its_tests(sandbox):
     program = "def f(x):\n    while x: pass\n    return 0"
     tests = ["assert f(0) == 0", "assert f(1) == 0", "assert f(0) == 0"]
-    outcomes = sandbox.check(program, "", tests, "f", 1)
+    outcomes = sandbox.check(program, "", tests, "f", 5)
     assert [outcome.verdict for outcome in outcomes] == ["ok", "timeout", "timeout"]
 
 
