@@ -19,10 +19,10 @@ from marft_jax.types import Episode, Turn
 
 Level = Literal["action", "token"]
 
-_TWICE_AS_DEAR = (
-    8192  # tokens of a row: about where attention costs a small model as much as all else
-)
-_WORTH_IT = 0.95  # another width must save so much
+# tokens of a row: about where attention costs a small model as much as all else
+_TWICE_AS_DEAR = 8192
+# of the usual width's cost: another one must be cheaper than that
+_WORTH_IT = 0.95
 
 
 class Rows(NamedTuple):

@@ -55,6 +55,11 @@ def start(config: config_lib.Mesh) -> None:
         ) from error
 
 
+def share(count: int, processes: int) -> int:
+    """The most of so many episodes that one process plays."""
+    return -(-count // processes)
+
+
 def leave(error: BaseException) -> NoReturn:
     """Ends this process, with exit code 1, because another one is gone."""
     why = " ".join(str(error).split())

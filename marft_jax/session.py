@@ -65,8 +65,9 @@ def open_session(config: Config, blueprint: Blueprint, at_once: int | None = Non
     context = min(config.model.context, base.config.max_position)
     team = make_team(config, blueprint, context, base.tokenizer)
     _check_lengths(team)
+    wanted = at_once or config.algo.episodes
     shape = Shape(
-        slots=min(config.rollout.slots, at_once or config.algo.episodes),
+        slots=min(config.rollout.slots, distributed.share(wanted, jax.process_count())),
         chunk=config.rollout.chunk,
         context=context,
         longest=max(sampling.max_new_tokens for sampling in team.sampling),

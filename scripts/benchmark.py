@@ -5,9 +5,9 @@
     python scripts/benchmark.py --peer hf                  # the same work in transformers + peft
     python scripts/benchmark.py --json > results.json
 
-The matmul peak and the memory bandwidth are measured right before each work, a peer's work right
-after ours, so that ratios mean something on a noisy machine. ``--model`` takes a shape by name, or
-anything ``--model.base`` takes. Every number is the best of ``--repeats`` runs after one that
+The matmul peak and the memory bandwidth are measured right before each work, and a peer runs in
+turn with ours, so that ratios mean something on a noisy machine. ``--model`` takes a shape by name,
+or anything ``--model.base`` takes. Every number is the best of ``--repeats`` runs after one that
 compiles.
 """
 
@@ -33,11 +33,11 @@ from marft_jax import batch as batch_lib
 from marft_jax import config as config_lib
 from marft_jax import learner as learner_lib
 from marft_jax import mesh as mesh_lib
-from marft_jax import objective
+from marft_jax import objective, scoring
 from marft_jax.algorithms import find_algorithm, settle
-from marft_jax.engine.engine import Engine, Request
+from marft_jax.engine.engine import Completion, Engine, Request
 from marft_jax.engine.programs import Shape
-from marft_jax.learner import Learner, TrainState
+from marft_jax.learner import Learner
 from marft_jax.models.attention import attention_on
 from marft_jax.models.decoder import DecoderConfig
 from marft_jax.models.load import BaseModel, abstract_decoder, load_base
@@ -68,6 +68,24 @@ class Limits(NamedTuple):
     bytes: float
 
 
+class Work(NamedTuple):
+    """What is measured.
+
+    Attributes:
+        tokens: of one run.
+        run: does it; gives the seconds that count where those are not all that it takes.
+        bound_s: seconds that the measured peak and bandwidth would allow.
+        python_s: of each run, what the host takes between two steps while the device waits.
+        peer: does the same in another way, in turn.
+    """
+
+    tokens: float
+    run: Callable[[], float | None]
+    bound_s: float | None = None
+    python_s: list[float] | None = None
+    peer: Callable[[], float | None] | None = None
+
+
 class Result(NamedTuple):
     """One line of the table.
 
@@ -77,15 +95,15 @@ class Result(NamedTuple):
         bound: tokens/s that the measured peak and bandwidth would allow.
         python_ms: of the host between two steps of decoding, while the device waits.
         limits: measured right before.
-        peer: the peer's tokens/s, measured right after.
+        peer: the peer's tokens/s, in turn.
     """
 
     tokens_per_s: float
     first_s: float
-    bound: float | None = None
-    python_ms: float | None = None
-    limits: Limits | None = None
-    peer: float | None = None
+    bound: float | None
+    python_ms: float | None
+    limits: Limits
+    peer: float | None
 
 
 class Bench:
@@ -129,14 +147,28 @@ class Bench:
         return engine
 
 
-def timed(run: Callable[[], Any], repeats: int) -> tuple[float, float]:
-    """(seconds of the first run, of the best of so many later ones)."""
-    seconds = []
+def timed(runs: Sequence[Callable[[], float | None]], repeats: int) -> list[tuple[float, float]]:
+    """(seconds of the first run, of the best of so many later ones) of each, run in turn."""
+    seconds: list[list[float]] = [[] for _ in runs]
     for _ in range(1 + repeats):
-        started = time.perf_counter()
-        run()
-        seconds.append(time.perf_counter() - started)
-    return seconds[0], min(seconds[1:])
+        for run, own in zip(runs, seconds, strict=True):
+            started = time.perf_counter()
+            counted = run()
+            own.append(time.perf_counter() - started if counted is None else counted)
+    return [(own[0], min(own[1:])) for own in seconds]
+
+
+def measure(work: Work, limits: Limits, repeats: int) -> Result:
+    """Runs it, and its peer if it has one."""
+    first, best = zip(*timed([run for run in (work.run, work.peer) if run], repeats), strict=True)
+    return Result(
+        work.tokens / best[0],
+        first[0],
+        work.tokens / work.bound_s if work.bound_s else None,
+        1e3 * min(work.python_s) if work.python_s else None,
+        limits,
+        work.tokens / best[1] if work.peer else None,
+    )
 
 
 def limits(dtype) -> Limits:
@@ -146,9 +178,14 @@ def limits(dtype) -> Limits:
     square, flat = jnp.ones((n, n), dtype), jnp.ones((elements,), dtype)
     multiply, add = jax.jit(lambda x: x @ x), jax.jit(lambda x: x.sum(dtype=jnp.float32))
 
-    _, matmul = timed(lambda: jax.block_until_ready(multiply(square)), 5)
-    _, read = timed(lambda: jax.block_until_ready(add(flat)), 5)
-    return Limits(2 * n**3 / matmul, flat.nbytes / read)
+    def matmul() -> None:
+        multiply(square).block_until_ready()
+
+    def read() -> None:
+        add(flat).block_until_ready()
+
+    [(_, multiplied), (_, summed)] = timed([matmul, read], 5)
+    return Limits(2 * n**3 / multiplied, flat.nbytes / summed)
 
 
 def prompts(rows: int, length: int, vocabulary: int, seed: int = 0) -> np.ndarray:
@@ -157,14 +194,27 @@ def prompts(rows: int, length: int, vocabulary: int, seed: int = 0) -> np.ndarra
     return rng.integers(0, vocabulary, (rows, length)).astype(np.int32)
 
 
-def submit(engine: Engine, ids_BT: np.ndarray, agents: int, new: int) -> None:
-    for i, ids in enumerate(ids_BT):
-        engine.submit(Request(ids, i % agents, Sampling(new), (0, i, 0)))
+def play(
+    engine: Engine, prompts: Sequence[np.ndarray], owners: Sequence[int], new: Sequence[int]
+) -> list[Completion]:
+    """So many new tokens for each prompt."""
+    submit(engine, prompts, owners, new)
+    done = drain(engine)
+    return [done[ticket] for ticket in sorted(done)]
 
 
-def drain(engine: Engine) -> None:
+def submit(
+    engine: Engine, prompts: Sequence[np.ndarray], owners: Sequence[int], new: Sequence[int]
+) -> None:
+    for i, (ids, owner, n) in enumerate(zip(prompts, owners, new, strict=True)):
+        engine.submit(Request(ids, owner, Sampling(int(n)), (0, i, owner)))
+
+
+def drain(engine: Engine) -> dict[int, Completion]:
+    done = {}
     while engine.busy:
-        engine.step()
+        done |= dict(engine.step())
+    return done
 
 
 @contextlib.contextmanager
@@ -182,55 +232,15 @@ def waiting() -> Iterator[list[float]]:
         yield seconds
 
 
-def prefill(bench: Bench, best: Limits, rows: int) -> Result:
+def prefill(bench: Bench, best: Limits, rows: int) -> Work:
     """Prompts of 250 tokens, and one token each."""
-    engine = bench.engine(rows, 2, PROMPT + NEW, NEW)
-    ids = prompts(rows, PROMPT, bench.base.config.vocab_size)
-
-    def run() -> None:
-        engine.load(engine.adapters)
-        submit(engine, ids, 2, 1)
-        drain(engine)
-
-    first, seconds = timed(run, bench.repeats)
     tokens = rows * PROMPT
     flops = 2 * (bench.block_weights * tokens + bench.vocabulary_weights * rows)
-    return Result(tokens / seconds, first, best.flops * tokens / flops)
+    return generate(bench, rows, new=1)._replace(tokens=tokens, bound_s=flops / best.flops)
 
 
-def decode(bench: Bench, best: Limits, rows: int, agents: int) -> Result:
-    """A token for every row, step by step, after short prompts; the prefill is not counted."""
-    steps, short = 3 * 32, 32
-    engine = bench.engine(rows, agents, short + steps + 32, steps + 1)
-    ids = prompts(rows, short, bench.base.config.vocab_size)
-    seconds: list[float] = []
-    python: list[float] = []
-    first = 0.0
-    for attempt in range(1 + bench.repeats):
-        started = time.perf_counter()
-        submit(engine, ids, agents, steps + 1)
-        engine.step()  # prefill, and the first chunk
-        rest = time.perf_counter()
-        with waiting() as waited:
-            drain(engine)
-        ended = time.perf_counter()
-        first = first or ended - started
-        if attempt:
-            seconds.append(ended - rest)
-            python.append(ended - rest - sum(waited))
-    tokens = steps - 32
-    step = min(seconds) / tokens
-    c = bench.base.config
-    cache = (
-        2 * c.n_layers * c.n_kv_heads * c.head_dim * rows * (short + steps) * bench.dtype.itemsize
-    )
-    flops = 2 * (bench.block_weights + bench.vocabulary_weights) * rows
-    bound = (bench.weight_bytes + cache) / best.bytes + flops / best.flops
-    return Result(rows / step, first, rows / bound, 1e3 * min(python) / tokens)
-
-
-def generate(bench: Bench, rows: int, shared: int = 0) -> Result:
-    """Prompts of 250 tokens and 64 new ones for each row, prefill included.
+def generate(bench: Bench, rows: int, shared: int = 0, new: int = NEW) -> Work:
+    """Prompts of 250 tokens and new ones for each row, prefill included.
 
     Args:
         shared: the first so many tokens are the same in all prompts.
@@ -241,11 +251,40 @@ def generate(bench: Bench, rows: int, shared: int = 0) -> Result:
 
     def run() -> None:
         engine.load(engine.adapters)  # as in a training step: nothing is held from before
-        submit(engine, ids, 2, NEW)
-        drain(engine)
+        play(engine, ids, dealt(rows, 2), [new] * rows)
 
-    first, seconds = timed(run, bench.repeats)
-    return Result(rows * NEW / seconds, first)
+    return Work(rows * new, run)
+
+
+def decode(bench: Bench, best: Limits, rows: int, agents: int) -> Work:
+    """A token for every row, step by step, after short prompts; the prefill is not counted."""
+    steps, short = 3 * 32, 32
+    engine = bench.engine(rows, agents, short + steps + 32, steps + 1)
+    ids = prompts(rows, short, bench.base.config.vocab_size)
+    counted, python = steps - 32, []
+
+    def run() -> float:
+        submit(engine, ids, dealt(rows, agents), [steps + 1] * rows)
+        engine.step()  # prefill, and the first chunk
+        started = time.perf_counter()
+        with waiting() as waited:
+            drain(engine)
+        seconds = time.perf_counter() - started
+        python.append((seconds - sum(waited)) / counted)
+        return seconds
+
+    c = bench.base.config
+    cache = (
+        2 * c.n_layers * c.n_kv_heads * c.head_dim * rows * (short + steps) * bench.dtype.itemsize
+    )
+    flops = 2 * (bench.block_weights + bench.vocabulary_weights) * rows
+    bound = (bench.weight_bytes + cache) / best.bytes + flops / best.flops
+    return Work(rows * counted, run, counted * bound, python)
+
+
+def dealt(rows: int, agents: int) -> list[int]:
+    """The owner of each row."""
+    return [i % agents for i in range(rows)]
 
 
 def made_up(rows: int, agents: int, vocabulary: int, length: int = 320) -> list[Episode]:
@@ -264,79 +303,62 @@ def made_up(rows: int, agents: int, vocabulary: int, length: int = 320) -> list[
     ]
 
 
-class Lesson(NamedTuple):
-    """A learner, and what it learns from."""
-
-    learner: Learner
-    batch: batch_lib.Batch
-    tokens: int
-
-    def run(self, state: TrainState) -> TrainState:
-        state, _, report = self.learner.learn(state, self.batch, 0)
-        jax.block_until_ready((state, report))
-        return state
-
-
-def lesson(bench: Bench, rows: int, agents: int, name: str) -> Lesson:
-    """One optimiser step on made-up episodes; no critic but with appo."""
+def lesson(bench: Bench, rows: int, agents: int, name: str = "reinforce") -> Work:
+    """One optimiser step on made-up episodes: forward, backward, Adam; no critic but with appo."""
     extra = {} if name == "appo" else {"baseline": "moving"}
     config, team = bench.team(agents, name=name, episodes=rows, microbatch_tokens=1280, **extra)
     algorithm = find_algorithm(name)
     episodes = made_up(rows, agents, bench.base.config.vocab_size)
     rewards = [np.asarray([e.reward], np.float32) for e in episodes]
     batch = batch_lib.build(episodes, rewards, team.owners, config.algo, algorithm.level)
-    tokens = sum(len(t.prompt) + len(t.action) for e in episodes for t in e.turns)
-    return Lesson(Learner(config, bench.base, team, algorithm, bench.mesh), batch, tokens)
-
-
-def update(bench: Bench, best: Limits, rows: int, agents: int, name: str = "reinforce") -> Result:
-    """One optimiser step on those episodes: forward, backward, Adam."""
-    work = lesson(bench, rows, agents, name)
-    state = work.learner.init()
+    learner = Learner(config, bench.base, team, algorithm, bench.mesh)
+    state = learner.init()
 
     def run() -> None:
         nonlocal state
-        state = work.run(state)
+        state, _, report = learner.learn(state, batch, 0)
+        jax.block_until_ready((state, report))
 
-    first, seconds = timed(run, bench.repeats)
+    return Work(sum(len(t.prompt) + len(t.action) for e in episodes for t in e.turns), run)
+
+
+def update(bench: Bench, best: Limits, rows: int, agents: int, name: str = "reinforce") -> Work:
+    """That step, and how fast it might be."""
+    work = lesson(bench, rows, agents, name)
     flops = 4 * bench.block_weights * work.tokens + 6 * bench.vocabulary_weights * rows * NEW
-    return Result(work.tokens / seconds, first, best.flops * work.tokens / flops)
+    return work._replace(bound_s=flops / best.flops)
 
 
-def mesh_overhead(bench: Bench, rows: int = 8) -> Result:
-    """The same update on its mesh and, as the peer, without any: a plain scan, one after the other
-    in turn. Where there is one device, the two are to cost the same."""
+def meshless(bench: Bench, rows: int, agents: int) -> Callable[[], None]:
+    """The same step without a mesh: a plain scan over the microbatches."""
 
     def sums_of_a_plain_scan(mesh: Any, gradients: Any, agents: int) -> Any:
         def sums(base, adapters, critic, rows, prepared, micros):
+            zeros = objective.zeros(adapters, critic, agents)
+
             def add(total, u):
                 r, p = jax.tree.map(lambda x: x[u], (rows, prepared))
-                return jax.tree.map(
-                    jnp.add, total, gradients(adapters, critic, r, p, base=base)
-                ), None
+                added = scoring.unless_empty(
+                    r, lambda: gradients(adapters, critic, r, p, base=base), zeros
+                )
+                return jax.tree.map(jnp.add, total, added), None
 
-            return jax.lax.scan(add, objective.zeros(adapters, critic, agents), micros)[0]
+            return jax.lax.scan(add, zeros, micros)[0]
 
         return sums
 
-    ways = {}
-    for way, sums in {"mesh": learner_lib._over_data, "plain": sums_of_a_plain_scan}.items():
-        work = lesson(bench, rows, 2, "reinforce")
-        with mock.patch.object(learner_lib, "_over_data", sums):  # traced in the first run
-            started = time.perf_counter()
-            state = work.run(work.learner.init())
-            ways[way] = work, state, time.perf_counter() - started
-    seconds: dict[str, list[float]] = {way: [] for way in ways}
-    for _ in range(bench.repeats + 1):
-        for way, (work, state, first) in ways.items():
-            started = time.perf_counter()
-            ways[way] = work, work.run(state), first
-            seconds[way].append(time.perf_counter() - started)
-    rate = {way: ways[way][0].tokens / min(seconds[way]) for way in ways}
-    return Result(rate["mesh"], ways["mesh"][2], peer=rate["plain"])
+    patch = mock.patch.object(learner_lib, "_over_data", sums_of_a_plain_scan)
+    with patch:
+        work = lesson(bench, rows, agents)
+
+    def run() -> None:
+        with patch:  # traced in the first run
+            work.run()
+
+    return run
 
 
-def iteration(bench: Bench, episodes: int = 8, mixed: bool = False) -> Result:
+def iteration(bench: Bench, episodes: int = 8, mixed: bool = False) -> Work:
     """One training step of a dual team: both turns are played, then learned from with APPO.
 
     Args:
@@ -353,21 +375,15 @@ def iteration(bench: Bench, episodes: int = 8, mixed: bool = False) -> Result:
     drawn = prompts(episodes, PROMPT, bench.base.config.vocab_size, seed=3)
     tasks = [ids[:length] for ids, length in zip(drawn, lengths, strict=True)]
 
-    def play(agent: int, ids: Sequence[np.ndarray]) -> list[Turn]:
-        tickets = [
-            engine.submit(Request(x, agent, Sampling(int(n)), (step, i, agent)))
-            for i, (x, n) in enumerate(zip(ids, new[agent], strict=True))
-        ]
-        done: dict[int, Any] = {}
-        while engine.busy:
-            done |= dict(engine.step())
-        return [turn_of(agent, x, *done[t][:2]) for x, t in zip(ids, tickets, strict=True)]
+    def act(agent: int, ids: Sequence[np.ndarray]) -> list[Turn]:
+        said = play(engine, ids, [agent] * episodes, new[agent])
+        return [turn_of(agent, x, *c[:2]) for x, c in zip(ids, said, strict=True)]
 
     def run() -> None:
         nonlocal state, step
         engine.load(state.adapters)
-        plans = play(0, tasks)
-        answers = play(
+        plans = act(0, tasks)
+        answers = act(
             1, [np.concatenate([x[NEW:], p.action]) for x, p in zip(tasks, plans, strict=True)]
         )
         played = [
@@ -380,8 +396,7 @@ def iteration(bench: Bench, episodes: int = 8, mixed: bool = False) -> Result:
         jax.block_until_ready((state, report))
         step += 1
 
-    first, seconds = timed(run, bench.repeats)
-    return Result(new.sum() / seconds, first)
+    return Work(float(new.sum()), run)
 
 
 def turn_of(agent: int, prompt: np.ndarray, action: np.ndarray, logprobs: np.ndarray) -> Turn:
@@ -403,25 +418,31 @@ def turn_of(agent: int, prompt: np.ndarray, action: np.ndarray, logprobs: np.nda
 
 def works(
     bench: Bench, rows: Sequence[int], agents: Sequence[int]
-) -> dict[str, Callable[[Limits], Result]]:
+) -> dict[str, Callable[[Limits], Work]]:
     """All that can be measured, by name."""
-    todo: dict[str, Callable[[Limits], Result]] = {
+    todo: dict[str, Callable[[Limits], Work]] = {
         f"prefill, 8 rows x {PROMPT} tokens": lambda best: prefill(bench, best, 8)
     }
     for n in rows:
         todo[f"decode, {n} rows, 2 agents"] = lambda best, n=n: decode(bench, best, n, 2)
     for n in agents:
-        todo[f"decode, 8 rows, {n} agents"] = lambda best, n=n: decode(bench, best, 8, n)
+        todo[f"decode, 8 rows, {n} agents; peer: 1 agent"] = lambda best, n=n: decode(
+            bench, best, 8, n
+        )._replace(peer=decode(bench, best, 8, 1).run)
     todo |= {
         f"generate, 8 rows x {PROMPT} + {NEW} tokens": lambda _: generate(bench, 8),
         "generate, half of each prompt shared": lambda _: generate(bench, 8, PROMPT // 2),
+        "update, 8 rows x 320 tokens": lambda best: update(bench, best, 8, 2),
     }
     for n in agents:
-        name = f"update, 8 rows x 320 tokens, {n} agents"
-        todo[name] = lambda best, n=n: update(bench, best, 8, n)
+        todo[f"update, {n} agents; peer: 1 agent"] = lambda best, n=n: update(
+            bench, best, 8, n
+        )._replace(peer=lesson(bench, 8, 1).run)
     return todo | {
-        "update with a critic (appo), 2 agents": lambda best: update(bench, best, 8, 2, "appo"),
-        "update on the mesh; peer: without one": lambda _: mesh_overhead(bench),
+        "update with a critic (appo)": lambda best: update(bench, best, 8, 2, "appo"),
+        "update on the mesh; peer: without one": lambda _: lesson(bench, 8, 2)._replace(
+            peer=meshless(bench, 8, 2)
+        ),
         f"iteration, 8 episodes x 2 agents x {NEW} tokens (appo)": lambda _: iteration(bench),
         "iteration, mixed lengths, natural stopping": lambda _: iteration(bench, mixed=True),
     }
@@ -469,7 +490,7 @@ def main() -> None:
     parser.add_argument("--model", default="smollm2-135m", help=f"{', '.join(SHAPES)}, or a model")
     parser.add_argument("--dtype", default="float32", choices=["float32", "bfloat16"])
     parser.add_argument("--rows", type=int, nargs="+", default=[1, 8, 32])
-    parser.add_argument("--agents", type=int, nargs="+", default=[1, 8])
+    parser.add_argument("--agents", type=int, nargs="+", default=[8])
     parser.add_argument("--rank", type=int, default=8)
     parser.add_argument("--remat", default="products", choices=["none", "products", "block"])
     parser.add_argument("--repeats", type=int, default=2)
@@ -488,17 +509,16 @@ def main() -> None:
 
         peers = benchmark_hf.works(bench.base.config, own.rank, PROMPT, NEW)
     results = {}
-    for name, work in works(bench, own.rows, own.agents).items():
+    for name, prepare in works(bench, own.rows, own.agents).items():
         if any(word in name for word in own.only):
             best = limits(jnp.dtype(own.dtype))
-            result = work(best)._replace(limits=best)
-            if name in peers:
-                tokens, run = peers[name]
-                result = result._replace(peer=tokens / timed(run, own.repeats)[1])
+            work = prepare(best)
+            result = measure(work._replace(peer=peers.get(name, work.peer)), best, own.repeats)
             results[name] = result
+            than = f", peer {result.peer:.0f}" if result.peer else ""
             say(
-                f"{name}: {result.tokens_per_s:.0f} tokens/s, at {best.flops / 1e9:.0f} GFLOP/s "
-                f"and {best.bytes / 1e9:.1f} GB/s"
+                f"{name}: {result.tokens_per_s:.0f} tokens/s{than}, at {best.flops / 1e9:.0f} "
+                f"GFLOP/s and {best.bytes / 1e9:.1f} GB/s"
             )
     if own.json:
         everything = {
@@ -514,32 +534,25 @@ def main() -> None:
 
 
 def _numbers(result: Result) -> dict[str, Any]:
-    limits = result.limits._asdict() if result.limits else None
-    return result._asdict() | {"limits": limits}
+    return result._asdict() | {"limits": result.limits._asdict()}
 
 
 def _table(model: str, results: dict[str, Result]) -> Table:
-    title = f"{model}; peak memory {peak_bytes() / 1e9:.1f} GB"
-    headings = (
-        "work",
-        "tokens/s",
-        "of the limit",
-        "GFLOP/s, GB/s",
-        "Python, ms/step",
-        "first run, s",
-    )
-    table = Table(*headings, "peer", "ratio", title=title)
+    table = Table(title=f"{model}; peak memory {peak_bytes() / 1e9:.1f} GB")
+    headings = "work|tokens/s|of the limit|GFLOP/s, GB/s|Python, ms/step|first run, s|peer|ratio"
+    for heading in headings.split("|"):
+        table.add_column(heading)
     for name, r in results.items():
-        limits, rate = r.limits, r.tokens_per_s
+        rate = r.tokens_per_s
         table.add_row(
             name,
             f"{rate:.0f}",
             f"{rate / r.bound:.0%}" if r.bound else "-",
-            f"{limits.flops / 1e9:.0f}, {limits.bytes / 1e9:.1f}" if limits else "-",
+            f"{r.limits.flops / 1e9:.0f}, {r.limits.bytes / 1e9:.1f}",
             f"{r.python_ms:.2f}" if r.python_ms is not None else "-",
             f"{r.first_s:.1f}",
             f"{r.peer:.0f}" if r.peer else "-",
-            f"{rate / r.peer:.1f}" if r.peer else "-",
+            f"{rate / r.peer:.2f}" if r.peer else "-",
         )
     return table
 

@@ -229,6 +229,13 @@ def test_what_a_plan_counts_is_what_a_run_holds():
         assert planned[name] == on_one, name
 
 
+def test_a_process_has_slots_for_its_own_episodes_in_a_plan_and_in_a_run(monkeypatch):
+    config = settings(algo=config_lib.Algo(episodes=24))
+    assert run_of(config, topology="cpu:3x2").shape.slots == 8
+    monkeypatch.setattr(jax, "process_count", lambda: 3)
+    assert open_session(config, load_team(None)).engine.shape.slots == 8
+
+
 def test_every_part_of_a_chips_memory_is_in_the_peak():
     plan = tiny()
     assert set(plan.programs) == {"decode", "prefill", "prepare", "update"}

@@ -28,6 +28,11 @@ CausalAttention = Callable[[jax.Array, KV, jax.Array], jax.Array]
 """(queries, keys and values, segments) to context."""
 
 
+def scaled(q_BHTC):
+    """q / √C: queries whose scores need no scaling any more."""
+    return (q_BHTC.astype(jnp.float32) * q_BHTC.shape[-1] ** -0.5).astype(q_BHTC.dtype)
+
+
 def attention(q_BHTC, kv: KV, mask_BTS):
     """softmax(q kᵀ / √C) v with grouped key-value heads; scores and softmax in float32.
 

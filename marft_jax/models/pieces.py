@@ -14,7 +14,7 @@ from collections.abc import Iterator
 import jax
 import jax.numpy as jnp
 
-from marft_jax.models.attention import KV
+from marft_jax.models.attention import KV, scaled
 from marft_jax.models.remat import keep
 
 _PIECES, _LEAST = 4, 64  # of the queries of a row: how many, and the fewest in one
@@ -80,20 +80,16 @@ def _differentiate(q_BHTC, kv: KV, mask_BTS, context, log_total, d_context):
     lost = _sum(d_context.astype(jnp.float32) * context).reshape(b, g, -1, 1)
     d_scores = (weights * (d_weights - lost)).astype(dtype)
     d_q = _product("bgqs,bgcs->bgqc", d_scores, kv.k_BGCT).reshape(q_BHTC.shape) * c**-0.5
-    d_k = _product("bgqs,bgqc->bgcs", d_scores, _scaled(q_BHTC).reshape(b, g, -1, c))
+    d_k = _product("bgqs,bgqc->bgcs", d_scores, scaled(q_BHTC).reshape(b, g, -1, c))
     return d_q.astype(dtype), d_k.astype(dtype), d_v.astype(dtype)
 
 
 def _scores(q_BHTC, kv: KV, mask_BTS):
     b, h, t, c = q_BHTC.shape
     g = kv.k_BGCT.shape[1]
-    grouped = _scaled(q_BHTC).reshape(b, g, -1, c)
+    grouped = scaled(q_BHTC).reshape(b, g, -1, c)
     scores = _product("bgqc,bgcs->bgqs", grouped, kv.k_BGCT).reshape(b, g, h // g, t, -1)
     return jnp.where(mask_BTS[:, None, None], scores, -1e30)
-
-
-def _scaled(q_BHTC):
-    return (q_BHTC.astype(jnp.float32) * q_BHTC.shape[-1] ** -0.5).astype(q_BHTC.dtype)
 
 
 def _product(spec: str, x, y):

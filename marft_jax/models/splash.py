@@ -12,7 +12,7 @@ from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_ma
 from jax.sharding import PartitionSpec as P
 
 from marft_jax import mesh as mesh_lib
-from marft_jax.models.attention import KV, causal_attention
+from marft_jax.models.attention import KV, causal_attention, scaled
 
 _LANES = 128
 _BLOCK = 896  # the most: every bucket from 512 on has blocks of 512 to 896; more compile for longer
@@ -28,7 +28,7 @@ def splash_attention(q_BHTC, kv: KV, segments_BT):
     It is ``causal_attention`` itself for rows that are not a multiple of 128 tokens long, and
     where the mesh does not divide the rows or the query heads.
     """
-    b, h, t, c = q_BHTC.shape
+    b, h, t, _ = q_BHTC.shape
     groups = kv.v_BGTC.shape[1]
     mesh, rows = jax.sharding.get_abstract_mesh(), mesh_lib.row_axes()
     sizes = dict(mesh.shape)
@@ -36,7 +36,6 @@ def splash_attention(q_BHTC, kv: KV, segments_BT):
     split = math.lcm(groups, sizes.get("tensor", 1))
     if t % _LANES or b % shards or h % split:
         return causal_attention(q_BHTC, kv, segments_BT)
-    q = (q_BHTC.astype(jnp.float32) * c**-0.5).astype(q_BHTC.dtype)
     k, v = kv.k_BGCT.swapaxes(2, 3), kv.v_BGTC
     if split > groups:
         k, v = (jnp.repeat(x, split // groups, axis=1) for x in (k, v))
@@ -45,7 +44,7 @@ def splash_attention(q_BHTC, kv: KV, segments_BT):
         heads = P(rows, "tensor")
         places = (heads, heads, heads, P(rows))
         run = jax.shard_map(run, in_specs=places, out_specs=heads, check_vma=False)
-    return run(q, k, v, segments_BT)
+    return run(scaled(q_BHTC), k, v, segments_BT)
 
 
 def _on_one_device(q_BHTC, k_BGTC, v_BGTC, segments_BT) -> Any:

@@ -13,7 +13,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding
 
 from marft_jax import batch as batch_lib
-from marft_jax import learner
+from marft_jax import distributed, learner
 from marft_jax import mesh as mesh_lib
 from marft_jax.algorithms import Algorithm
 from marft_jax.config import BadInput, Config
@@ -104,20 +104,18 @@ def describe(
     here = Mesh(np.asarray(topology.host).reshape(copies, *mesh.devices.shape[1:]), mesh_lib.AXES)
     dtype = jnp.dtype(config.model.dtype)
     graphdef, base = _base(config, model, mesh)
-    shape = engine.Shape(
-        min(config.rollout.slots, config.algo.episodes), config.rollout.chunk, work.context,
-        work.action,
-    ).on(here)  # fmt: skip
+    slots = min(config.rollout.slots, distributed.share(config.algo.episodes, topology.hosts))
+    shape = engine.Shape(slots, config.rollout.chunk, work.context, work.action).on(here)
     alpha = config.lora.alpha
     played = engine.programs(model, graphdef, here, shape, dtype, eos_ids=(0,), alpha=alpha)
     learned = learner.programs(config, model, graphdef, team, algorithm, mesh)
-    slots = played.empty.eval_shape()
+    held = played.empty.eval_shape()
     return Run(
         config, team, algorithm, model, work,
         tuple(i // per_host for i in range(len(topology.devices))),
         mesh, here, shape, graphdef, base, _base(config, model, here)[1],
         state=placed(learned.init.eval_shape(), mesh_lib.replicated(mesh)),
-        slots=jax.tree.map(_at, slots, cache_lib.shardings(here, slots)),
+        slots=jax.tree.map(_at, held, cache_lib.shardings(here, held)),
         batch=longest_batch(config, team, algorithm.level, work, mesh_lib.row_shards(mesh)),
         engine=played,
         learner=learned,
