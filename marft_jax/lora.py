@@ -19,6 +19,8 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from marft_jax.models.product import product
+
 TARGETS = ("q", "k", "v", "o", "gate", "up", "down")
 
 Adapters = dict[str, dict[str, jax.Array]]
@@ -100,7 +102,7 @@ def add_lora(y, x, lora: Fused, owners: OwnerMask | None):
     """y + ((x A_cat) * mask) B_cat, for ``x [..., in]`` and ``y [..., out]``."""
     assert owners is not None, "adapters without owners"
     with jax.named_scope("lora"):
-        return y + _from_ranks((x @ lora.a.T) * owners.columns, lora.b)
+        return y + _from_ranks(product(x, lora.a) * owners.columns, lora.b)
 
 
 @jax.custom_vjp

@@ -294,7 +294,7 @@ def test_a_plan_says_whether_it_fits_and_what_to_change():
     assert "no limit" in report.verdict(plan)
     assert "fits: peak" in report.verdict(cramped(2 * plan.peak))
     short = cramped(plan.peak - 0.5 * plan.memory["cache"])
-    assert not short.fits and "--rollout.slots 4 " in report.verdict(short)
+    assert not short.fits and "--rollout.slots 2 " in report.verdict(short)
     shorter = cramped(plan.peak - 2 * plan.memory["cache"])
     assert "--algo.microbatch_tokens" in report.advice(shorter)
     heavy = cramped(1.5 * plan.memory["weights"])

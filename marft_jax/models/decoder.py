@@ -23,12 +23,11 @@ from flax import nnx
 
 from marft_jax.lora import FusedAdapters, OwnerMask, add_lora
 from marft_jax.models.attention import KV, CausalAttention, causal_attention
+from marft_jax.models.product import product
 from marft_jax.models.remat import Remat, keep, rematerialised
 
 Attend = Callable[[jax.Array, KV, Any], tuple[jax.Array, KV]]
 """(queries, new keys and values, what is held of the layer) to context, and what is kept."""
-
-_FEW_ROWS = 128
 
 
 class RopeScaling(NamedTuple):
@@ -87,20 +86,6 @@ class RMSNorm(nnx.Module):
         x32 = x32 * jax.lax.rsqrt(jnp.mean(jnp.square(x32), axis=-1, keepdims=True) + self.eps)
         scale = self.scale[...]
         return x32.astype(x.dtype) * scale.reshape((1,) * (x.ndim - 1) + scale.shape)
-
-
-def product(x, kernel):
-    """``x [..., in]`` times the transpose of ``kernel [out, in]``.
-
-    A CPU multiplies few rows fastest with the large matrix on the left: otherwise it rearranges all
-    of it first. The barriers keep the compiler from turning the product round again.
-    """
-    rows = x.size // x.shape[-1]
-    if rows > _FEW_ROWS:
-        return jax.lax.dot_general(x, kernel, (((x.ndim - 1,), (1,)), ((), ())))
-    columns = jax.lax.optimization_barrier(x.reshape(rows, -1).T)
-    y = jax.lax.optimization_barrier(kernel @ columns)
-    return y.T.reshape(*x.shape[:-1], -1)
 
 
 class Linear(nnx.Module):
