@@ -80,12 +80,13 @@ class Guard:
     def recall(self, memory: Mapping[str, Any]) -> None:
         """Takes up the memory of a checkpoint; that of a new run is empty.
 
-        ``since``: the first step of each finding that has lasted until now. ``met``: bounds that
-        the run was once inside. ``rewards``: of the latest steps. ``best``: their best mean so far,
+        ``since``: the first step of each finding that has lasted until now. ``inside``: for
+        how many steps in a row it was inside a bound. ``met``: bounds that it was inside of for
+        long. ``rewards``: of the latest steps. ``best``: their best mean so far,
         None before there is one, and ``best_step``, when that was. ``deviation``: the largest so
         far over the episodes of a step.
         """
-        fresh = {"rollbacks": 0, "since": {}, "met": [], "rewards": []}
+        fresh = {"rollbacks": 0, "since": {}, "inside": {}, "met": [], "rewards": []}
         fresh |= {"best": None, "best_step": 0, "deviation": 0.0}
         self.memory = copy.deepcopy(fresh | dict(memory))
 
@@ -169,11 +170,15 @@ class Guard:
                 yield Finding("reward", "team", reward, bound)
 
     def _left(self, what: str, who: str, inside: bool) -> bool:
-        """Whether a bound was left: where a run never was inside, the base is like that."""
-        key = f"{what} {who}"
-        if inside and key not in self.memory["met"]:
-            self.memory["met"].append(key)
-        return not inside and key in self.memory["met"]
+        """Whether a bound was left: where a run never was inside for as long as a collapse takes
+        to be one, the base is like that."""
+        key, runs, met = f"{what} {who}", self.memory["inside"], self.memory["met"]
+        if key in met:
+            return not inside
+        runs[key] = runs.get(key, 0) + 1 if inside else 0
+        if runs[key] >= self._settings.patience:
+            met.append(key)
+        return False
 
     def _remember(self, step: int, metrics: Mapping[str, float]) -> None:
         reward, deviation = float(metrics["reward/mean"]), float(metrics["reward/std"])

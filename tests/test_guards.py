@@ -100,6 +100,11 @@ def test_a_base_that_always_was_like_that_has_not_collapsed(kind, tmp_path):
     assert not run_steps(guard(tmp_path), [BAD[kind]] * 9)
 
 
+@pytest.mark.parametrize("kind", ["entropy", "length at the limit", "length zero"])
+def test_a_base_that_is_like_that_in_most_steps_has_not_collapsed(kind, tmp_path):
+    assert not run_steps(guard(tmp_path), [*[BAD[kind]] * 2, GOOD, GOOD, *[BAD[kind]] * 9])
+
+
 def test_an_agent_that_did_not_act_is_not_judged(tmp_path):
     only = [e._replace(turns=e.turns[1:]) for e in episodes()]
     silent = metrics() | {"agent/planner/entropy": 0.0, "agent/planner/approx_kl": 0.0}
