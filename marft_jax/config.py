@@ -309,8 +309,8 @@ class Guard:
     min_entropy: float | None = 1e-6
     """An agent's entropy per token, for one that had more for ``patience`` steps."""
     max_cut: float | None = 0.9
-    """Share of an agent's actions at their token limit or empty, for one that had less for ``patience``
-    steps."""
+    """Share of an agent's actions at their token limit or empty, for one that had less for
+    ``patience`` steps."""
     reward_drop: float | None = 1.0
     """How far the reward may fall below its best, in standard deviations over the episodes."""
     rollbacks: int = 3
