@@ -367,5 +367,5 @@ def test_the_cache_is_split_by_heads_where_they_divide(heads, share):
     model = dataclasses.replace(small.CONFIG, n_kv_heads=heads)
     run = run_of(settings(mesh=config_lib.Mesh(tensor=4)), model)
     [first, *_] = run.slots.cache
-    assert first.v_BGTC.sharding.shard_shape(first.v_BGTC.shape) == (8, heads // share, 64, 8)
+    assert first.v_BGTC.sharding.shard_shape(first.v_BGTC.shape) == (4, heads // share, 64, 8)
     assert run.here.shape == {"data": 1, "fsdp": 1, "tensor": 4}
