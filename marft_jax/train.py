@@ -22,7 +22,7 @@ from rich.console import Console
 
 from marft_jax import batch as batch_lib
 from marft_jax import config as config_lib
-from marft_jax import distributed, transcripts
+from marft_jax import distributed, memory, transcripts
 from marft_jax.algorithms import find_algorithm, settle
 from marft_jax.algorithms.credit import make_credit
 from marft_jax.benchmarks import Plan, plans
@@ -111,6 +111,7 @@ def train(config: config_lib.Config) -> int:
             with clock("rollout_s"):
                 collected = collect(rollout, credit, config, draw)
             clock.seconds["reward_s"] = collected.waited_s
+            memory.give_back_freed()  # before the update, which takes most
             done = step + 1
             with clock("update_s"):
                 batch = batch_lib.build(
@@ -131,6 +132,7 @@ def train(config: config_lib.Config) -> int:
                     file = run / "transcripts" / f"{done}.jsonl"
                     transcripts.write(file, collected.episodes, team.tokenizer.decode, numbers)
                 jax.block_until_ready((state, learned))
+            memory.give_back_freed()
             nonfinite = by_agent(learned.pop("nonfinite"), team)
             metrics = metrics_of(collected, learned, team, clock, config.algo)
             metrics |= compilations.metrics() | {"tokens/reused": float(engine.reused)}
