@@ -56,7 +56,7 @@ def start(config: config_lib.Mesh) -> None:
 
 
 def share(count: int, processes: int) -> int:
-    """The most of so many episodes that one process plays."""
+    """The most of so many episodes, or turns, that one process plays."""
     return -(-count // processes)
 
 
