@@ -8,6 +8,7 @@ critic are replicated; the frozen base follows the table below.
 from __future__ import annotations
 
 import functools
+import math
 import re
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -21,7 +22,8 @@ from jax.sharding import PartitionSpec as P
 from marft_jax import config as config_lib
 
 AXES = ("data", "fsdp", "tensor")
-ROWS = P(("data", "fsdp"))
+_ROW_AXES = ("data", "fsdp")
+ROWS = P(_ROW_AXES)
 PLACES = "places"  # names a vmap over the places along ``data``
 
 BASE_RULES: Sequence[tuple[str, P]] = (
@@ -158,13 +160,13 @@ def row_axes() -> tuple[str, ...]:
     try:
         jax.lax.axis_size(PLACES)
     except NameError:
-        return "data", "fsdp"
-    return ("fsdp",)
+        return _ROW_AXES
+    return _ROW_AXES[1:]
 
 
 def row_shards(mesh: Mesh) -> int:
     """How many ways the rows of a batch are split."""
-    return mesh.shape["data"] * mesh.shape["fsdp"]
+    return math.prod(mesh.shape[axis] for axis in _ROW_AXES)
 
 
 def replicated(mesh: Mesh) -> NamedSharding:
