@@ -22,6 +22,29 @@ jax.config.update("jax_num_cpu_devices", 8)
 jax.config.update("jax_numpy_rank_promotion", "raise")
 
 
+def compile_plainly() -> None:
+    """Programs of this process are compiled with few optimisations, into a cache of their own.
+
+    Otherwise two thirds of the suite's time are compilation. Processes that tests start compile as
+    a user's do, and so does everything with MARFT_OPTIMISED=1 in the environment.
+    """
+    jax.config.update("jax_disable_most_optimizations", True)
+    jax.config.update(
+        "jax_compilation_cache_dir", os.environ["JAX_COMPILATION_CACHE_DIR"] + "_plain"
+    )
+    if jax.__version_info__ < (0, 11):  # later ones end at a flag that they no longer have
+        flags = os.environ.get("XLA_FLAGS")
+        os.environ["XLA_FLAGS"] = f"{flags or ''} --xla_cpu_use_fusion_emitters=false"
+        jax.jit(lambda: 0)()  # the flags are read once, now
+        del os.environ["XLA_FLAGS"]
+        if flags is not None:
+            os.environ["XLA_FLAGS"] = flags
+
+
+if os.environ.get("MARFT_OPTIMISED") != "1":
+    compile_plainly()
+
+
 @pytest.fixture(scope="session")
 def repository() -> Path:
     """The root of the checkout."""
