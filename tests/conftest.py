@@ -25,7 +25,7 @@ jax.config.update("jax_numpy_rank_promotion", "raise")
 def compile_plainly() -> None:
     """Programs of this process are compiled with few optimisations, into a cache of their own.
 
-    Otherwise two thirds of the suite's time are compilation. Processes that tests start compile as
+    Otherwise the suite takes twice as long. Processes that tests start compile as
     a user's do, and so does everything with MARFT_OPTIMISED=1 in the environment.
     """
     jax.config.update("jax_disable_most_optimizations", True)
