@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from unittest import mock
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 SHARED = REPOSITORY.parent / "shared"
@@ -25,20 +26,17 @@ jax.config.update("jax_numpy_rank_promotion", "raise")
 def compile_plainly() -> None:
     """Programs of this process are compiled with few optimisations, into a cache of their own.
 
-    Otherwise the suite takes twice as long. Processes that tests start compile as
-    a user's do, and so does everything with MARFT_OPTIMISED=1 in the environment.
+    Otherwise the suite takes twice as long. Processes that tests start compile as a user's do, and
+    so does everything with MARFT_OPTIMISED=1 in the environment.
     """
     jax.config.update("jax_disable_most_optimizations", True)
     jax.config.update(
         "jax_compilation_cache_dir", os.environ["JAX_COMPILATION_CACHE_DIR"] + "_plain"
     )
     if jax.__version_info__ < (0, 11):  # later ones end at a flag that they no longer have
-        flags = os.environ.get("XLA_FLAGS")
-        os.environ["XLA_FLAGS"] = f"{flags or ''} --xla_cpu_use_fusion_emitters=false"
-        jax.jit(lambda: 0)()  # the flags are read once, now
-        del os.environ["XLA_FLAGS"]
-        if flags is not None:
-            os.environ["XLA_FLAGS"] = flags
+        flags = os.environ.get("XLA_FLAGS", "") + " --xla_cpu_use_fusion_emitters=false"
+        with mock.patch.dict(os.environ, XLA_FLAGS=flags):
+            jax.jit(lambda: 0)()  # the flags are read once, now
 
 
 if os.environ.get("MARFT_OPTIMISED") != "1":
