@@ -2,12 +2,15 @@
 
 A turn is prompt ids and action ids with an owner. Turns of one owner whose token sequences are
 nested (the later prompt begins with the earlier prompt and action) become one sequence. Sequences
-are packed into rows of equal length, several to a row, kept apart by segment numbers. Only action
+are packed into rows of equal length, several to a row. Those of a row that begin alike (samples of
+one task, turns with one system prompt) may share their beginning: it stands there once, what each
+goes on with stands after it, and every token reads what it would read on its own. Only action
 tokens carry a loss; everything else is context.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
@@ -19,10 +22,16 @@ from marft_jax.types import Episode, Turn
 
 Level = Literal["action", "token"]
 
-# tokens of a row: about where attention costs a small model as much as all else
-_TWICE_AS_DEAR = 8192
+# tokens of a row, as a multiple of the model's width, at which attention costs as much as all else:
+# 1.5 were measured on a CPU, 10 is the ratio of the arithmetic
+_TWICE_AS_DEAR = 4
 # of the usual width's cost: another one must be cheaper than that
 _WORTH_IT = 0.95
+# sequences in alphabetical order that are looked at on either side of one, for rows to join
+_NEAR = 256
+# tokens up to which a row may be four times as wide as its longest sequence; beyond, where
+# attention needs memory, twice
+_SHORT = 2048
 
 
 class Rows(NamedTuple):
@@ -30,7 +39,8 @@ class Rows(NamedTuple):
 
     Attributes:
         tokens_UBT, positions_UBT: token ids, and their positions within their sequence.
-        segments_UBT: number of the sequence within its row, 0 for padding.
+        until_UBT: where in the row the last token stands that may read this one; tokens before it
+            never do. Padding is read by itself only.
         owners_UBT: the adapter of each token, -1 for padding.
         agents_UBT: whose turn the token leads to or belongs to, -1 for padding.
         index_UBA: where in the row the token stands that predicts action token a.
@@ -48,7 +58,7 @@ class Rows(NamedTuple):
 
     tokens_UBT: np.ndarray
     positions_UBT: np.ndarray
-    segments_UBT: np.ndarray
+    until_UBT: np.ndarray
     owners_UBT: np.ndarray
     agents_UBT: np.ndarray
     index_UBA: np.ndarray
@@ -121,21 +131,36 @@ class Batch(NamedTuple):
     Attributes:
         micros: microbatches with rows in them; those after it are empty and cost nothing.
         sizes: what it is padded to.
+        joined: tokens that sequences share with others of their row.
     """
 
     rows: Rows
     chain: Chain
     micros: int
     sizes: Sizes
+    joined: int
 
 
 class _Sequence(NamedTuple):
     ids: np.ndarray
+    agents: np.ndarray
+    """Whose turn each token leads to or belongs to."""
     owner: int
     spans: list[tuple[int, int]]
     """(episode, turn) of each action, in order."""
     starts: list[int]
     """Position of the first token of each action."""
+
+    @property
+    def read(self) -> int:
+        """How many tokens it has without the last one, which predicts nothing."""
+        return len(self.ids) - 1
+
+    def alike(self, other: _Sequence) -> int:
+        """How many of these tokens both begin with."""
+        n = min(self.read, other.read) if self.owner == other.owner else 0
+        same = (self.ids[:n] == other.ids[:n]) & (self.agents[:n] == other.agents[:n])
+        return n if same.all() else int(same.argmin())
 
 
 def build(
@@ -148,6 +173,8 @@ def build(
     shards: int = 1,
     seed: Sequence[int] = (0,),
     least: Sizes = NO_SIZES,
+    join: bool = False,
+    d_model: int = 2048,
 ) -> Batch:
     """Packs episodes for the learner.
 
@@ -161,17 +188,21 @@ def build(
         seed: decides which rows share a minibatch.
         least: what it is padded to at least: the sizes of the batches before, so that programs
             are compiled again only where a batch is larger than all of them.
+        join: sequences of a row share what they begin with.
+        d_model: of the model that reads them: a narrow one has rows made less wide.
     """
     sequences = [
         sequence for e, episode in enumerate(episodes) for sequence in _nest(e, episode, owners)
     ]
-    packed, width, passes, height = _layout(sequences, config, shards, least.width)
+    if join:
+        sequences.sort(key=lambda s: (s.owner, np.stack([s.ids, s.agents], 1).tolist()))
+    packed, width, passes, height = _layout(sequences, join, config, shards, least.width, d_model)
     micros = passes * config.minibatches
     order = np.random.default_rng(list(seed)).permutation(len(packed))
     sizes = least.holding(_sizes(packed, episodes, passes, width))
     placed = {(i % micros, i // micros): packed[row] for i, row in enumerate(order)}
     rows = _empty_rows(sizes, sizes.passes * config.minibatches, height)
-    units = _fill(rows, placed, episodes, config.ratio, level)
+    units, joined = _fill(rows, placed, join, episodes, config.ratio, level)
     labels = _labels(episodes)
     units_EK = [
         [units[e, k] for k in range(len(episode.turns))] for e, episode in enumerate(episodes)
@@ -179,12 +210,13 @@ def build(
     longest = max(sum(map(len, turns)) for turns in units_EK)
     sizes = sizes.holding(Sizes(links=bucket(longest, least=1, rungs=1)))
     room = (max(len(episodes), config.episodes), sizes.links)
-    return Batch(rows, _chain(units_EK, rewards, labels, rows, level, room), micros, sizes)
+    chain = _chain(units_EK, rewards, labels, rows, level, room)
+    return Batch(rows, chain, micros, sizes, joined)
 
 
 def padding(batch: Batch) -> float:
     """The fraction of the rows' tokens that is padding, where microbatches have rows."""
-    return float(np.mean(batch.rows.segments_UBT[: batch.micros] == 0))
+    return float(np.mean(batch.rows.owners_UBT[: batch.micros] < 0))
 
 
 def _nest(e: int, episode: Episode, owners: Sequence[int]) -> list[_Sequence]:
@@ -193,15 +225,16 @@ def _nest(e: int, episode: Episode, owners: Sequence[int]) -> list[_Sequence]:
     for k, turn in enumerate(episode.turns):
         whole = np.concatenate([turn.prompt, turn.action])
         start, owner = len(turn.prompt), owners[turn.agent]
+        agents = np.full(len(whole), turn.agent)
         for i, known in enumerate(sequences):
             n = len(known.ids)
             if known.owner == owner and n <= start and np.array_equal(known.ids, whole[:n]):
-                sequences[i] = _Sequence(
-                    whole, owner, [*known.spans, (e, k)], [*known.starts, start]
-                )
+                agents[: n - 1] = known.agents[:-1]
+                spans, starts = [*known.spans, (e, k)], [*known.starts, start]
+                sequences[i] = _Sequence(whole, agents, owner, spans, starts)
                 break
         else:
-            sequences.append(_Sequence(whole, owner, [(e, k)], [start]))
+            sequences.append(_Sequence(whole, agents, owner, [(e, k)], [start]))
     return sequences
 
 
@@ -213,47 +246,74 @@ class _Layout(NamedTuple):
     passes: int
     height: int
 
-    @property
-    def cost(self) -> float:
+    def cost(self, d_model: int) -> float:
         """Tokens of a minibatch, with padding; attention makes those of a wide row dearer."""
-        return self.passes * self.height * self.width * (1 + self.width / _TWICE_AS_DEAR)
+        dearer = self.width / (_TWICE_AS_DEAR * d_model)
+        return self.passes * self.height * self.width * (1 + dearer)
 
 
 def _layout(
-    sequences: Sequence[_Sequence], config: config_lib.Algo, shards: int, least: int
+    sequences: Sequence[_Sequence],
+    join: bool,
+    config: config_lib.Algo,
+    shards: int,
+    least: int,
+    d_model: int,
 ) -> _Layout:
-    """The cheapest rows, from as wide as the longest sequence to twice as wide, which short ones
-    fill better; but the width of the batches before, ``least``, where others gain little."""
+    """The cheapest rows, from as wide as the longest sequence to some times as wide, which short
+    ones fill better and more of them may join; but the width of the batches before, ``least``,
+    where others gain little, or leave a minibatch without rows."""
+    alike = [b.alike(a) for a, b in itertools.pairwise(sequences)] if join else []
 
     def at(width: int) -> _Layout:
-        packed = _pack(sequences, width)
+        packed = _pack(sequences, width, np.asarray(alike, int))
         most = max(1, config.microbatch_tokens // width // shards) * shards
         passes = -(-len(packed) // (most * config.minibatches))
         fullest = bucket(-(-len(packed) // (passes * config.minibatches)), least=1, rungs=2)
         return _Layout(packed, width, passes, min(most, -(-fullest // shards) * shards))
 
-    longest = bucket(max(len(s.ids) - 1 for s in sequences))
+    longest = bucket(max(s.read for s in sequences))
     usual = at(max(least, longest))
-    widest = min(2 * longest, config.microbatch_tokens // shards)
-    wider = sorted({bucket(width) for width in range(usual.width + 1, widest + 1)})
-    best = min((at(width) for width in wider), key=lambda layout: layout.cost, default=usual)
-    return best if best.cost < _WORTH_IT * usual.cost else usual
+    widest = max(2 * longest, min(4 * longest, _SHORT)) if join else 2 * longest
+    widest = min(widest, config.microbatch_tokens // shards)
+    wider = [at(width) for width in sorted({*map(bucket, range(usual.width + 1, widest + 1))})]
+    enough = [layout for layout in wider if len(layout.packed) >= config.minibatches]
+    best = min(enough, key=lambda layout: layout.cost(d_model), default=usual)
+    return best if best.cost(d_model) < _WORTH_IT * usual.cost(d_model) else usual
 
 
-def _pack(sequences: Sequence[_Sequence], width: int) -> list[list[_Sequence]]:
-    """First fit, longest first. The last token of a sequence predicts nothing and is left out."""
-    rows: list[list[_Sequence]] = []
-    room: list[int] = []
-    for sequence in sorted(sequences, key=lambda s: -len(s.ids)):
-        need = len(sequence.ids) - 1
-        fit = next((i for i, left in enumerate(room) if left >= need), None)
-        if fit is None:
+def _pack(sequences: Sequence[_Sequence], width: int, alike: np.ndarray) -> list[list[_Sequence]]:
+    """Longest first: into the row that begins most alike, else the first that has room.
+
+    Args:
+        alike: tokens that each sequence and the next share; the sequences are sorted. Or none.
+    """
+    read = np.array([s.read for s in sequences])
+    rows: list[list[int]] = []
+    row_of, room = np.full(len(read), -1), np.full(len(read), width)
+    for i in np.argsort(-read, kind="stable"):
+        near, shared = _near(i, alike)
+        fits = (shared > 0) & (row_of[near] >= 0) & (room[row_of[near]] >= read[i] - shared)
+        if fits.any():
+            best = np.where(fits, shared, 0).argmax()
+            row, need = row_of[near][best], read[i] - shared[best]
+        else:
+            row, need = (room >= read[i]).argmax(), read[i]
+        if row == len(rows):
             rows.append([])
-            room.append(width)
-            fit = len(rows) - 1
-        rows[fit].append(sequence)
-        room[fit] -= need
-    return rows
+        rows[row].append(i)
+        room[row] -= need
+        row_of[i] = row
+    return [[sequences[i] for i in sorted(row)] for row in rows]
+
+
+def _near(i: int, alike: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Sequences beside the i-th, and how many tokens it shares with each: as few as any neighbours
+    between them."""
+    before, after = alike[max(0, i - _NEAR) : i][::-1], alike[i : i + _NEAR]
+    near = [i - 1 - np.arange(len(before)), i + 1 + np.arange(len(after))]
+    shared = [np.minimum.accumulate(side) for side in (before, after)]
+    return np.concatenate(near), np.concatenate(shared)
 
 
 def _sizes(
@@ -273,36 +333,41 @@ def _sizes(
 def _fill(
     rows: Rows,
     placed: dict[tuple[int, int], list[_Sequence]],
+    join: bool,
     episodes: Sequence[Episode],
     ratio: str,
     level: Level,
-) -> dict[tuple[int, int], list[int]]:
-    """Writes the arrays; returns each turn's units as flat positions, by (episode, turn)."""
+) -> tuple[dict[tuple[int, int], list[int]], int]:
+    """Writes the arrays; returns each turn's units as flat positions, by (episode, turn), and how
+    many tokens stood there already."""
     b = rows.tokens_UBT.shape[1]
     a_size, k_size = rows.mask_UBA.shape[2], rows.turn_mask_UBK.shape[2]
     units: dict[tuple[int, int], list[int]] = {}
+    joined = 0
     for (u, r), sequences in placed.items():
-        offset, a, k = 0, 0, 0
-        for number, sequence in enumerate(sequences, start=1):
-            n = len(sequence.ids) - 1
-            span = np.s_[u, r, offset : offset + n]
-            rows.tokens_UBT[span] = sequence.ids[:-1]
-            rows.positions_UBT[span] = np.arange(n)
-            rows.segments_UBT[span] = number
-            rows.owners_UBT[span] = sequence.owner
-            for (e, turn), start in zip(sequence.spans, sequence.starts, strict=True):
+        end, a, k, place = 0, 0, 0, np.zeros(0, int)
+        for i, sequence in enumerate(sequences):
+            known = sequence.alike(sequences[i - 1]) if join and i else 0
+            start, end = end, end + sequence.read - known
+            place = np.concatenate([place[:known], np.arange(start, end)])
+            new = np.s_[u, r, start:end]
+            rows.tokens_UBT[new] = sequence.ids[known:-1]
+            rows.positions_UBT[new] = np.arange(known, sequence.read)
+            rows.owners_UBT[new] = sequence.owner
+            rows.agents_UBT[new] = sequence.agents[known:-1]
+            rows.until_UBT[u, r, place] = end - 1
+            for (e, turn), first in zip(sequence.spans, sequence.starts, strict=True):
                 acted = episodes[e].turns[turn]
                 length = len(acted.action)
-                agents = rows.agents_UBT[u, r, offset : offset + start + length - 1]
-                agents[agents < 0] = acted.agent
-                _write_turn(rows, acted, sequence.owner, (u, r, k), a, offset + start - 1, ratio)
+                predictors = place[first - 1 : first - 1 + length]
+                _write_turn(rows, acted, sequence.owner, (u, r, k), a, predictors, ratio)
                 flat = (u * b + r) * (k_size if level == "action" else a_size)
                 units[e, turn] = (
                     [flat + k] if level == "action" else [*range(flat + a, flat + a + length)]
                 )
                 a, k = a + length, k + 1
-            offset += n
-    return units
+            joined += known
+    return units, joined
 
 
 def _empty_rows(sizes: Sizes, u: int, b: int) -> Rows:
@@ -314,7 +379,7 @@ def _empty_rows(sizes: Sizes, u: int, b: int) -> Rows:
     return Rows(
         tokens_UBT=zeros(t),
         positions_UBT=zeros(t),
-        segments_UBT=zeros(t),
+        until_UBT=zeros(t) + np.arange(t, dtype=np.int32),
         owners_UBT=zeros(t) - 1,
         agents_UBT=zeros(t) - 1,
         index_UBA=zeros(a),
@@ -333,18 +398,24 @@ def _empty_rows(sizes: Sizes, u: int, b: int) -> Rows:
 
 
 def _write_turn(
-    rows: Rows, turn: Turn, owner: int, at: tuple[int, int, int], a: int, predictor: int, ratio: str
+    rows: Rows,
+    turn: Turn,
+    owner: int,
+    at: tuple[int, int, int],
+    a: int,
+    predictors: np.ndarray,
+    ratio: str,
 ) -> None:
     u, r, k = at
     n = len(turn.action)
     span = np.s_[u, r, a : a + n]
-    rows.index_UBA[span] = predictor + np.arange(n)
+    rows.index_UBA[span] = predictors
     rows.targets_UBA[span] = turn.action
     rows.mask_UBA[span] = 1
     rows.behaviour_UBA[span] = turn.logprobs
     rows.temperature_UBA[span] = turn.temperature
     rows.turn_UBA[span] = k
-    rows.first_UBK[at] = predictor
+    rows.first_UBK[at] = predictors[0]
     rows.turn_mask_UBK[at] = 1
     rows.agent_UBK[at] = turn.agent
     rows.owner_UBK[at] = owner

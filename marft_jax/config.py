@@ -184,6 +184,8 @@ class Algo:
     """Optimiser steps per pass."""
     microbatch_tokens: int = 8192
     """Tokens in one forward-backward pass; gradients accumulate up to a minibatch."""
+    reuse: bool = True
+    """Turns that stand in one row share what they begin with (not on TPUs)."""
 
     credit: Literal["last", "equal", "step_discount", "per_step"] = "last"
     """Who is paid: a step's last turn; the same, but each agent is logged with all of it; turn k of

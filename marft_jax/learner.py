@@ -31,6 +31,7 @@ from marft_jax import critic as critic_lib
 from marft_jax import lora, objective, scoring
 from marft_jax import mesh as mesh_lib
 from marft_jax.algorithms import Algorithm, settle
+from marft_jax.models import attention as attention_lib
 from marft_jax.models.decoder import DecoderConfig
 from marft_jax.models.load import BaseModel
 from marft_jax.prepare import Moving, Prepared, prepare
@@ -71,6 +72,9 @@ class Learner:
         team: who owns which adapter.
         algorithm: which losses, at which level.
         mesh: rows are split over it, state is replicated.
+
+    Attributes:
+        joins: sequences of a row may share their beginning.
     """
 
     def __init__(
@@ -85,6 +89,7 @@ class Learner:
         self._mesh, self._adapters = mesh, team.adapters
         self._may_learn = np.asarray(team.trainable)
         self._base = base.params
+        self.joins = config.algo.reuse and attention_lib.joins(mesh.devices.flat[0].platform)
         run = programs(config, base.config, base.graphdef, team, algorithm, mesh)
         self._init, self._prepare, self._update = run
 

@@ -28,7 +28,7 @@ def hidden_states(graphdef, base, r, index_BX, adapters=None, owners_BT=None, al
         fused = lora.fuse(adapters, dtype)
         mask = lora.owner_mask(owners_BT, adapters, alpha, dtype)
     hidden_BTD, _ = decoder.forward(
-        graphdef, base, r.tokens_UBT, r.positions_UBT, r.segments_UBT, fused, mask
+        graphdef, base, r.tokens_UBT, r.positions_UBT, r.until_UBT, fused, mask
     )
     return jnp.take_along_axis(hidden_BTD, index_BX[..., None], axis=1)
 
@@ -104,7 +104,7 @@ def per_unit(x_BA, r, level: batch_lib.Level, divisor_BK):
 
 def unless_empty(r, run: Callable[[], Any], zeros: Any) -> Any:
     """``run()``, or at no cost ``zeros``, where a microbatch has no row."""
-    return jax.lax.cond(jnp.any(r.segments_UBT > 0), run, lambda: zeros)
+    return jax.lax.cond(jnp.any(r.mask_UBA > 0), run, lambda: zeros)
 
 
 def dtype_of(base):

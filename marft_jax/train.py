@@ -123,6 +123,8 @@ def train(config: config_lib.Config) -> int:
                     shards=row_shards(session.mesh),
                     seed=(config.run.seed, draw),
                     least=batch_lib.Sizes(*np.asarray(state.sizes).tolist()),
+                    join=learner.joins,
+                    d_model=session.base.config.d_model,
                 )
                 state, prepared, learned = learner.learn(state, batch, step)
                 lock.check()
@@ -136,6 +138,7 @@ def train(config: config_lib.Config) -> int:
             nonfinite = by_agent(learned.pop("nonfinite"), team)
             metrics = metrics_of(collected, learned, team, clock, config.algo)
             metrics |= compilations.metrics() | {"tokens/reused": float(engine.reused)}
+            metrics["tokens/joined"] = float(batch.joined)
             metrics |= {"curriculum/level": level} if config.env.curriculum is not None else {}
             progress = curriculum.after(state.progress, metrics["reward/mean"])
             state = state._replace(progress=progress)

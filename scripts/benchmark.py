@@ -287,9 +287,14 @@ def dealt(rows: int, agents: int) -> list[int]:
     return [i % agents for i in range(rows)]
 
 
-def made_up(rows: int, agents: int, vocabulary: int, length: int = 320) -> list[Episode]:
-    """Episodes of one turn, of 320 tokens with 64 action tokens each."""
-    ids_BT = prompts(rows, length, vocabulary, seed=1)
+def made_up(rows: int, agents: int, vocabulary: int, shared: int = 0) -> list[Episode]:
+    """Episodes of one turn, of 320 tokens with 64 action tokens each.
+
+    Args:
+        shared: the first so many tokens are the same in all prompts.
+    """
+    ids_BT = prompts(rows, 320, vocabulary, seed=1)
+    ids_BT[:, :shared] = ids_BT[0, :shared]
     rng = np.random.default_rng(2)
     logprobs = np.full(NEW, -10.8, np.float32)
     return [
@@ -303,15 +308,35 @@ def made_up(rows: int, agents: int, vocabulary: int, length: int = 320) -> list[
     ]
 
 
-def lesson(bench: Bench, rows: int, agents: int, name: str = "reinforce") -> Work:
-    """One optimiser step on made-up episodes: forward, backward, Adam; no critic but with appo."""
+def lesson(
+    bench: Bench,
+    rows: int,
+    agents: int,
+    name: str = "reinforce",
+    shared: int = 0,
+    join: bool = True,
+) -> Work:
+    """One optimiser step on made-up episodes: forward, backward, Adam; no critic but with appo.
+
+    Args:
+        shared: as of ``made_up``.
+        join: turns share in their row what they begin with.
+    """
     extra = {} if name == "appo" else {"baseline": "moving"}
     config, team = bench.team(agents, name=name, episodes=rows, microbatch_tokens=1280, **extra)
     algorithm = find_algorithm(name)
-    episodes = made_up(rows, agents, bench.base.config.vocab_size)
+    episodes = made_up(rows, agents, bench.base.config.vocab_size, shared)
     rewards = [np.asarray([e.reward], np.float32) for e in episodes]
-    batch = batch_lib.build(episodes, rewards, team.owners, config.algo, algorithm.level)
     learner = Learner(config, bench.base, team, algorithm, bench.mesh)
+    batch = batch_lib.build(
+        episodes,
+        rewards,
+        team.owners,
+        config.algo,
+        algorithm.level,
+        join=join and learner.joins,
+        d_model=bench.base.config.d_model,
+    )
     state = learner.init()
 
     def run() -> None:
@@ -390,7 +415,15 @@ def iteration(bench: Bench, episodes: int = 8, mixed: bool = False) -> Work:
             for i, turns in enumerate(zip(plans, answers, strict=True))
         ]
         rewards = [np.asarray([0.0, e.reward], np.float32) for e in played]
-        batch = batch_lib.build(played, rewards, team.owners, config.algo, algorithm.level)
+        batch = batch_lib.build(
+            played,
+            rewards,
+            team.owners,
+            config.algo,
+            algorithm.level,
+            join=learner.joins,
+            d_model=bench.base.config.d_model,
+        )
         state, _, report = learner.learn(state, batch, step)
         jax.block_until_ready((state, report))
         step += 1
@@ -433,6 +466,10 @@ def works(
         "generate, half of each prompt shared": lambda _: generate(bench, 8, PROMPT // 2),
         "update, 8 rows x 320 tokens": lambda best: update(bench, best, 8, 2),
     }
+    for what, shared in (("half of each prompt shared", 128), ("all prompts the same", 256)):
+        todo[f"update, {what}; peer: each turn apart"] = lambda _, shared=shared: lesson(
+            bench, 8, 2, shared=shared
+        )._replace(peer=lesson(bench, 8, 2, shared=shared, join=False).run)
     for n in agents:
         todo[f"update, {n} agents; peer: 1 agent"] = lambda best, n=n: update(
             bench, best, 8, n

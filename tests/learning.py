@@ -38,11 +38,13 @@ def learner(config: Config, name: str = "appo", where=None, agents: int = 2) -> 
     return Learner(settled(config, name), base, team, algorithm, where)
 
 
-def build(config: Config, episodes, name: str = "appo", where=None) -> batch_lib.Batch:
+def build(
+    config: Config, episodes, name: str = "appo", where=None, *, owners=(0, 1, 2), join=False
+) -> batch_lib.Batch:
     shards = mesh_lib.row_shards(where or small.one_device())
     level = find_algorithm(name).level
     algo, rewards = settled(config, name).algo, small.paid(episodes)
-    return batch_lib.build(episodes, rewards, (0, 1, 2), algo, level, shards=shards)
+    return batch_lib.build(episodes, rewards, owners, algo, level, shards=shards, join=join)
 
 
 def fresh(config: Config, name: str = "appo", where=None, agents: int = 2) -> TrainState:
@@ -55,10 +57,21 @@ def fresh(config: Config, name: str = "appo", where=None, agents: int = 2) -> Tr
     )
 
 
-def learn(config, episodes, *, name="appo", where=None, step=0, state=None, agents=2, change=None):
+def learn(
+    config,
+    episodes,
+    *,
+    name="appo",
+    where=None,
+    step=0,
+    state=None,
+    agents=2,
+    change=None,
+    **how,
+):
     """(state, metrics) of one training step, on the host."""
     where = where or small.one_device()
-    batch = build(config, episodes, name, where)
+    batch = build(config, episodes, name, where, **how)
     batch = change(batch) if change else batch
     state = state or fresh(config, name, where, agents)
     state, _, metrics = learner(config, name, where, agents).learn(state, batch, step)

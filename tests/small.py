@@ -162,14 +162,14 @@ def _scorer(layers: int):
     def score(params, adapters, tokens_BT, lengths_B, owners_B, temperature_B):
         b, t = tokens_BT.shape
         positions_BT = jnp.broadcast_to(jnp.arange(t)[None], (b, t))
-        segments_BT = (positions_BT < lengths_B[:, None]).astype(jnp.int32)
+        until_BT = jnp.maximum(positions_BT, lengths_B[:, None] - 1)
         owners_BT = jnp.broadcast_to(owners_B[:, None], (b, t))
         hidden, _ = decoder.forward(
             model.graphdef,
             params,
             tokens_BT,
             positions_BT,
-            segments_BT,
+            until_BT,
             lora.fuse(adapters, jnp.float32),
             lora.owner_mask(owners_BT, adapters, ALPHA, jnp.float32),
         )

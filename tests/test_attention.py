@@ -31,6 +31,29 @@ def draw(seed: int, *shape: int):
     return jnp.asarray(np.random.default_rng(seed).normal(size=shape), jnp.float32)
 
 
+def tree(t: int):
+    """Until where each position of two rows is read: sequences that share all, some or nothing."""
+    rng = np.random.default_rng(3)
+
+    def fill(start: int, end: int) -> list[int]:
+        if end - start < 2:
+            return [end - 1] * (end - start)
+        own = int(rng.integers(0, end - start))
+        cut = int(rng.integers(start + own, end + 1))
+        return [end - 1] * own + fill(start + own, cut) + fill(cut, end)
+
+    return jnp.asarray([fill(0, t), fill(0, t)], jnp.int32)
+
+
+def test_a_position_is_read_from_itself_to_where_it_says():
+    read = np.asarray(attention_lib.reading(jnp.asarray([[4, 2, 2, 4, 4, 5]])))[0]
+    assert [np.flatnonzero(row).tolist() for row in read] == [
+        [0], [0, 1], [0, 1, 2], [0, 3], [0, 3, 4], [5],
+    ]  # fmt: skip
+    part = attention_lib.reading(tree(50), 20, 40)
+    np.testing.assert_array_equal(part, attention_lib.reading(tree(50))[:, 20:40, :40])
+
+
 @pytest.mark.parametrize(
     "t, dtype, tolerance",
     [*((t, jnp.float32, 1e-5) for t in (1, 63, 200, 300)), (200, jnp.bfloat16, 4e-2)],
@@ -38,12 +61,12 @@ def draw(seed: int, *shape: int):
 def test_attention_in_pieces_is_attention(t, dtype, tolerance):
     q, kv = draw(0, 2, 4, t, 8), KV(draw(1, 2, 2, 8, t), draw(2, 2, 2, t, 8))
     q, kv = jax.tree.map(lambda x: x.astype(dtype), (q, kv))
-    segments_BT = jnp.asarray(np.sort(np.random.default_rng(3).integers(0, 4, (2, t))), jnp.int32)
+    until_BT = tree(t)
     weight = draw(4, 2, 4, t, 8)
 
     def loss(attend):
         return jax.value_and_grad(
-            lambda q, kv: jnp.sum(attend(q, kv, segments_BT) * weight), argnums=(0, 1)
+            lambda q, kv: jnp.sum(attend(q, kv, until_BT) * weight), argnums=(0, 1)
         )(q, kv)
 
     for a, b in zip(
@@ -62,7 +85,7 @@ def test_attention_in_pieces_keeps_what_its_backward_pass_reads():
         run = rematerialised(causal_attention_in_pieces, remat, ())
 
         def loss(q, kv):
-            return run(q, kv, jnp.ones((1, 40), jnp.int32)).sum()
+            return run(q, kv, jnp.full((1, 40), 39)).sum()
 
         return str(jax.make_jaxpr(jax.grad(loss))(q, kv)).count("= exp ")
 
@@ -90,6 +113,7 @@ def test_the_gate_has_the_gradient_of_its_formula():
 )
 def test_each_platform_has_its_attention(platform, expected):
     assert attention_lib.attention_on(platform) is expected
+    assert attention_lib.joins(platform) == (platform != "tpu")
 
 
 @pytest.fixture
@@ -107,20 +131,21 @@ def interpreted(monkeypatch):
 
 
 def rows_of(where, b: int, h: int, g: int, t: int, dtype=jnp.float32):
-    """Queries, keys and values, and segments: four to a row, the last of them padding."""
+    """Queries, keys and values, and until where each is read: four sequences to a row."""
     drawn = draw(0, b, h, t, 8), KV(draw(1, b, g, 8, t), draw(2, b, g, t, 8))
     ends = np.sort(np.random.default_rng(3).integers(1, t, (b, 3, 1)), axis=1)
-    segments = (3 - (np.arange(t) >= ends).sum(1)).astype(np.int32)
+    first = np.arange(t) < ends
+    until = np.where(first.any(1), np.where(first, ends, t).min(1), t).astype(np.int32) - 1
     q, kv = jax.tree.map(lambda x: x.astype(dtype), drawn)
-    return jax.device_put((q, kv, segments), mesh_lib.rows(where))
+    return jax.device_put((q, kv, until), mesh_lib.rows(where))
 
 
-def loss_and_gradients(attend, where, q, kv, segments_BT):
+def loss_and_gradients(attend, where, q, kv, until_BT):
     """Of a weighted sum of the context."""
     weight = draw(4, *q.shape)
 
     def loss(q, kv):
-        context = attend(q, kv, segments_BT)
+        context = attend(q, kv, until_BT)
         return jnp.sum(context * weight), context
 
     run = jax.value_and_grad(mesh_lib.within(where, loss), argnums=(0, 1), has_aux=True)
@@ -212,12 +237,12 @@ def gradients_and_memory(remat: Remat):
     drawn = [0.1 * draw(i, *s) if len(s) > 1 else jnp.ones(s) for i, s in enumerate(shapes)]
     base = jax.tree.unflatten(tree, drawn)
     tokens_BT = jnp.zeros((2, 48), jnp.int32) + jnp.arange(48)[None]
-    ones = jnp.ones_like(tokens_BT)
+    until_BT = jnp.full_like(tokens_BT, 47)
 
     def loss(adapters):
         fused = lora.fuse(adapters, jnp.float32)
         mask = lora.owner_mask(0 * tokens_BT, adapters, 2.0, jnp.float32)
-        hidden, _ = decoder.forward(graphdef, base, tokens_BT, tokens_BT, ones, fused, mask)
+        hidden, _ = decoder.forward(graphdef, base, tokens_BT, tokens_BT, until_BT, fused, mask)
         return jnp.sum(jnp.square(hidden[:, ::7]))
 
     options = mesh_lib.compiler_options(small.one_device())

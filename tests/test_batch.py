@@ -48,14 +48,25 @@ def shared_history():
     return small.episode(0, [first, second, third], [1.0])
 
 
+def used(rows):
+    """Which rows have sequences."""
+    return (rows.owners_UBT >= 0).any(-1)
+
+
+def ends(rows):
+    """The tokens of each sequence, where none share any, from few to many."""
+    at = np.stack(np.broadcast_arrays(*np.indices(rows.until_UBT.shape)[:2], rows.until_UBT), -1)
+    return sorted(np.unique(at[rows.owners_UBT >= 0], axis=0, return_counts=True)[1].tolist())
+
+
 # Rows.
 
 
 def test_nested_turns_of_one_owner_are_one_sequence():
     batch = build([shared_history()], owners=(0, 0))
     r = batch.rows
-    assert (r.segments_UBT == 1).sum() == 9 and r.segments_UBT.max() == 1
-    [row] = r.tokens_UBT[r.segments_UBT.any(-1)]
+    assert ends(r) == [9]
+    [row] = r.tokens_UBT[used(r)]
     assert row[:9].tolist() == [1, 2, 3, 4, 50, 6, 51, 7, 8]
     assert r.targets_UBA[r.mask_UBA > 0].tolist() == [3, 4, 6, 7, 8, 9]
     assert r.index_UBA[r.mask_UBA > 0].tolist() == [1, 2, 4, 6, 7, 8]
@@ -65,25 +76,28 @@ def test_nested_turns_of_one_owner_are_one_sequence():
 
 def test_nested_turns_of_other_owners_stay_apart():
     r = build([shared_history()], owners=(0, 1)).rows
-    owners = {(int(s), int(o)) for s, o in zip(r.segments_UBT.flat, r.owners_UBT.flat, strict=True)}
-    assert owners == {(0, -1), (1, 0), (2, 1)}
+    assert len(ends(r)) == 2 and {*r.owners_UBT.flat} == {-1, 0, 1}
 
 
 def test_two_answers_to_one_prompt_stay_apart():
     turns = [small.turn(0, [1, 2], [3]), small.turn(0, [1, 2], [3]), small.turn(0, [1, 2], [4])]
     r = build([small.episode(0, turns, [1.0])]).rows
-    assert sorted(r.segments_UBT[r.segments_UBT > 0].tolist()) == [1, 1, 2, 2, 3, 3]
+    assert ends(r) == [2, 2, 2]
 
 
 def test_sequences_of_other_episodes_are_never_nested():
     first = small.episode(0, [small.turn(0, [1, 2], [3])], [1.0])
     second = small.episode(1, [small.turn(0, [1, 2, 3, 4], [5])], [1.0])
-    assert build([first, second]).rows.segments_UBT.max() == 2
+    assert ends(build([first, second]).rows) == [2, 4]
 
 
 @pytest.mark.parametrize("level", ["action", "token"])
 def test_every_action_token_is_there_once_behind_its_own_prompt(episodes, level):
-    batch = build(episodes, level)
+    check_what_is_read(build(episodes, level), episodes)
+
+
+def check_what_is_read(batch, episodes):
+    """Each action token is predicted where the turn's own tokens are read, and nothing else."""
     r = batch.rows
     turns = [t for e in episodes for t in e.turns]
     assert r.mask_UBA.sum() == sum(len(t.action) for t in turns)
@@ -91,8 +105,7 @@ def test_every_action_token_is_there_once_behind_its_own_prompt(episodes, level)
     rebuilt = []
     for u, b, a in zip(*np.nonzero(r.mask_UBA), strict=True):
         i = r.index_UBA[u, b, a]
-        segment = r.segments_UBT[u, b] == r.segments_UBT[u, b, i]
-        before = r.tokens_UBT[u, b][segment & (np.arange(segment.size) <= i)]
+        before = r.tokens_UBT[u, b, : i + 1][r.until_UBT[u, b, : i + 1] >= i]
         owner, position = r.owners_UBT[u, b, i], r.positions_UBT[u, b, i]
         assert position == len(before) - 1
         rebuilt.append((int(owner), *before.tolist(), int(r.targets_UBA[u, b, a])))
@@ -102,6 +115,66 @@ def test_every_action_token_is_there_once_behind_its_own_prompt(episodes, level)
         for i in range(len(t.action))
     ]
     assert sorted(rebuilt) == sorted(expected)
+
+
+# Turns that begin alike.
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.data())
+def test_joined_turns_read_what_they_read_apart(data):
+    """Few kinds of token, so that many turns begin alike, and some are the same."""
+
+    def turn():
+        tokens = st.lists(st.integers(0, 2), min_size=1, max_size=9)
+        return small.turn(data.draw(st.integers(0, 2)), data.draw(tokens), data.draw(tokens))
+
+    count = data.draw(st.integers(1, 12))
+    episodes = [
+        small.episode(e, [turn() for _ in range(data.draw(st.integers(1, 3)))], [1.0])
+        for e in range(count)
+    ]
+    apart, joined = (build(episodes, join=join) for join in (False, True))
+    check_what_is_read(joined, episodes)
+    filled = [(batch.rows.owners_UBT >= 0).sum() for batch in (apart, joined)]
+    assert apart.joined == 0 and filled[1] == filled[0] - joined.joined
+    sames = [batch.rows.tokens_UBT.shape for batch in (apart, joined)]
+    assert sames[1][1] * sames[1][2] <= max(ALGO.microbatch_tokens, sames[1][2])
+
+
+def test_what_turns_begin_with_stands_in_their_row_once():
+    turns = [[1, 2, 3, 4, *end] for end in ([5], [5, 6], [7], [7], [5, 8])]
+    episodes = [small.episode(0, [small.turn(0, ids, [9])], [1.0]) for ids in turns]
+    batch = build(episodes, join=True)
+    [row] = np.argwhere(used(batch.rows)).tolist()
+    n = 4 + 1 + 2 + 1  # the beginning; 5 and what follows it twice; 7, which two have
+    assert batch.rows.tokens_UBT[*row, :n].tolist() == [1, 2, 3, 4, 5, 6, 8, 7]
+    assert batch.rows.until_UBT[*row, :n].tolist() == [7, 7, 7, 7, 6, 5, 6, 7]
+    assert batch.rows.positions_UBT[*row, :n].tolist() == [0, 1, 2, 3, 4, 5, 5, 4]
+    assert batch.joined == 5 + 6 + 5 + 5 + 6 - n
+
+
+def test_other_owners_and_other_agents_do_not_share_a_beginning():
+    first, second = (small.episode(a, [small.turn(a, [1, 2, 3], [4])], [1.0]) for a in (0, 1))
+    assert build([first, second], join=True, owners=(0, 1)).joined == 0
+    assert build([first, second], join=True, owners=(0, 0)).joined == 0
+    assert build([first, first], join=True).joined == 3
+
+
+def test_samples_of_a_task_make_wider_rows_while_every_minibatch_has_some():
+    rng = np.random.default_rng(0)
+    tasks = rng.integers(0, 99, (8, 200))
+    episodes = [
+        small.episode(e // 8, [small.turn(0, tasks[e // 8], rng.integers(0, 99, 50))], [1.0])
+        for e in range(64)
+    ]
+    algo = dataclasses.replace(ALGO, microbatch_tokens=4096, minibatches=4)
+    apart, joined = (build(episodes, algo=algo, join=join) for join in (False, True))
+    assert joined.rows.tokens_UBT.shape[2] > 256
+    tokens = [batch.micros * batch.rows.tokens_UBT[0].size for batch in (apart, joined)]
+    assert tokens[1] < tokens[0] / 2
+    few = build(episodes[:8], algo=algo, join=True)
+    assert used(few.rows).any(1)[: few.micros].all() and few.micros == 4
 
 
 def test_a_turn_carries_its_own_numbers(episodes):
@@ -129,7 +202,7 @@ def test_a_turn_carries_its_own_numbers(episodes):
 def test_ids_equal_to_padding_are_not_taken_for_it():
     turns = [small.turn(0, [0, 0, 0], [0, 0]), small.turn(1, [256, 257], [257, 256, 0])]
     r = build([small.episode(0, turns, [1.0])]).rows
-    assert r.mask_UBA.sum() == 5 and (r.segments_UBT > 0).sum() == 4 + 4
+    assert r.mask_UBA.sum() == 5 and (r.owners_UBT >= 0).sum() == 4 + 4
 
 
 # The chain.
@@ -193,7 +266,7 @@ def test_every_turn_weighs_one_and_knows_its_agent_group_and_number(level):
 
 def test_a_token_belongs_to_the_agent_whose_turn_it_leads_to():
     r = build([shared_history()], owners=(0, 0)).rows
-    [row] = r.agents_UBT[r.segments_UBT.any(-1)]
+    [row] = r.agents_UBT[used(r)]
     assert row[:10].tolist() == [0, 0, 0, 1, 1, 0, 0, 0, 0, -1]
 
 
@@ -205,7 +278,7 @@ def test_a_token_belongs_to_the_agent_whose_turn_it_leads_to():
 def test_rows_are_dealt_evenly_to_minibatches_and_shards(episodes, minibatches, shards):
     algo = dataclasses.replace(ALGO, minibatches=minibatches)
     batch = build(episodes, algo=algo, shards=shards)
-    full = batch.rows.segments_UBT.any(-1).sum(-1)
+    full = used(batch.rows).sum(-1)
     u, b, width = batch.rows.tokens_UBT.shape
     assert u % minibatches == 0 and b % shards == 0
     assert b * width <= max(algo.microbatch_tokens, shards * width)
@@ -247,11 +320,17 @@ def test_a_batch_is_padded_to_the_largest_before_it(episodes, level):
 
 
 @pytest.mark.parametrize(
-    "episodes, tokens, padding, kinds",
-    [(8, 1280, 0.15, 6), (64, 1280, 0.05, 4), (64, 8192, 0.1, 4)],
+    "episodes, tokens, padding, kinds, join",
+    [
+        (8, 1280, 0.15, 6, False),
+        (64, 1280, 0.05, 4, False),
+        (64, 8192, 0.1, 4, False),
+        (64, 1280, 0.1, 6, True),
+        (64, 8192, 0.15, 8, True),
+    ],
 )
 def test_a_run_of_varied_batches_pads_little_and_soon_met_its_shapes(
-    episodes, tokens, padding, kinds
+    episodes, tokens, padding, kinds, join
 ):
     rng = np.random.default_rng(0)
     algo = dataclasses.replace(ALGO, microbatch_tokens=tokens, episodes=episodes)
@@ -264,8 +343,20 @@ def test_a_run_of_varied_batches_pads_little_and_soon_met_its_shapes(
             ]
             for _ in range(episodes)
         ]
+        if join:  # samples of eight tasks
+            first = np.repeat(rng.integers(0, 99, (episodes // 8, 1)), 8, axis=0)
+            played = [
+                [
+                    t._replace(prompt=(t.prompt + n) % 99, action=rng.permutation(t.action))
+                    for t in ts
+                ]
+                for n, ts in zip(first, played, strict=True)
+            ]
         batch = build(
-            [small.episode(i, t, [1.0]) for i, t in enumerate(played)], algo=algo, least=sizes
+            [small.episode(i, t, [1.0]) for i, t in enumerate(played)],
+            algo=algo,
+            least=sizes,
+            join=join,
         )
         sizes = batch.sizes
         met.append(shapes(batch))

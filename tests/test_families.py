@@ -71,11 +71,11 @@ def our_logits(config, tensors, tokens: np.ndarray) -> np.ndarray:
     stream = tensors(load.shapes_of(abstract))
     base = load.fill(abstract, stream, lambda _, a: jnp.asarray(a, jnp.float32), "test")
     positions = jnp.broadcast_to(jnp.arange(tokens.shape[1]), tokens.shape)
-    ones = jnp.ones_like(positions)
+    until = jnp.full_like(positions, tokens.shape[1] - 1)
 
     @jax.jit
     def logits(base, tokens):
-        hidden, _ = decoder.forward(graphdef, base, tokens, positions, ones)
+        hidden, _ = decoder.forward(graphdef, base, tokens, positions, until)
         return decoder.project(graphdef, base, hidden)
 
     return np.asarray(logits(base, jnp.asarray(tokens)))

@@ -72,9 +72,8 @@ def our_logits(base: BaseModel, factors=None, alpha=ALPHA):
         owners = jnp.zeros_like(positions)
         fused = lora.fuse(adapters, jnp.float32)
         mask = lora.owner_mask(owners, adapters, alpha, jnp.float32)
-    hidden, _ = decoder.forward(
-        base.graphdef, base.params, TOKENS, positions, jnp.ones_like(positions), fused, mask
-    )
+    until = jnp.full_like(positions, TOKENS.shape[1] - 1)
+    hidden, _ = decoder.forward(base.graphdef, base.params, TOKENS, positions, until, fused, mask)
     return np.asarray(decoder.project(base.graphdef, base.params, hidden))
 
 

@@ -104,7 +104,7 @@ def _reference(name: str):
             model.params,
             tokens,
             jnp.broadcast_to(jnp.arange(t)[None], (b, t)),
-            (jnp.arange(t)[None] < lengths[:, None]).astype(jnp.int32),
+            jnp.maximum(jnp.arange(t)[None], lengths[:, None] - 1),
             lora.fuse(adapters, jnp.float32),
             lora.owner_mask(owners_BT, adapters, small.ALPHA, jnp.float32),
         )
@@ -217,7 +217,7 @@ def test_what_stands_in_padding_changes_nothing(episodes, name):
 
     def spoil(batch):
         r = batch.rows
-        idle_T, idle_A = r.segments_UBT == 0, r.mask_UBA == 0
+        idle_T, idle_A = r.owners_UBT < 0, r.mask_UBA == 0
         idle_K = r.turn_mask_UBK == 0
         assert idle_T.any() and idle_A.any() and idle_K.any()
 
@@ -347,12 +347,39 @@ def but_sizes(state, metrics):
 def test_packed_rows_learn_what_unpacked_rows_learn(episodes, monkeypatch):
     packed = build(settings(ONCE), episodes).rows
     one = learn(settings(ONCE), episodes)
-    monkeypatch.setattr(batch_lib, "_pack", lambda sequences, width: [[s] for s in sequences])
+    monkeypatch.setattr(batch_lib, "_pack", lambda sequences, *_: [[s] for s in sequences])
     apart = build(settings(ONCE), episodes).rows
-    assert packed.segments_UBT.max() > 1 and apart.segments_UBT.max() == 1
+    assert packed.turn_mask_UBK.sum(-1).max() > 1 == apart.turn_mask_UBK.sum(-1).max()
     two = learn(settings(ONCE), episodes)
     close(but_sizes(*one), but_sizes(*two), 1e-4)
     close(one[0].adapters, two[0].adapters, 1e-5)
+
+
+@pytest.mark.parametrize(
+    "name, critic", [("appo", "shared"), ("tppo", "lora"), ("grpo", "none"), ("gspo", "none")]
+)
+def test_turns_that_share_their_beginning_learn_what_they_learn_apart(name, critic):
+    """Two agents answer each task, after all before them; one adapter and two, and a KL."""
+    rng, episodes = np.random.default_rng(7), []
+    tasks = rng.integers(0, 256, (4, 20)).astype(np.int32)
+    tasks[:, :9] = tasks[0, :9]  # a system prompt
+    for e in range(8):
+        first = small.turn(0, tasks[e // 2], rng.integers(0, 256, rng.integers(1, 9)))
+        asked = np.concatenate([tasks[e // 2], first.action])
+        second = small.turn(1, asked, rng.integers(0, 256, 5), sees=(0,))
+        third = small.turn(0, np.concatenate([asked, second.action, [7]]), [1, 2, e], sees=(0, 1))
+        episodes.append(small.episode(e // 2, [first, second, third], [rng.normal()]))
+    config = settings(
+        dataclasses.replace(ONCE, group_size=2 if critic == "none" else None, kl_coef=0.1),
+        mode=critic,
+    )
+    for owners in ((0, 1), (0, 0)):
+        apart, joined = (
+            learn(config, episodes, name=name, owners=owners, join=join) for join in (False, True)
+        )
+        assert build(config, episodes, name, owners=owners, join=True).joined > 100
+        close(but_sizes(*apart), but_sizes(*joined), 1e-4)
+        close(apart[0].adapters, joined[0].adapters, 1e-5)
 
 
 @pytest.mark.parametrize("shape", [(2,), (4,), (8,), (2, 2, 2)], ids=str)

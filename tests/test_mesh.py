@@ -45,9 +45,9 @@ def test_a_forward_pass_is_the_same_on_every_mesh(shape):
     positions = np.broadcast_to(np.arange(16, dtype=np.int32), (8, 16))
     where = small.mesh_of(*shape)
     model, one = small.base_on(where, 1), small.base(1)
-    rows = jax.device_put((tokens, positions, positions * 0 + 1), mesh.rows(where))
+    rows = jax.device_put((tokens, positions, positions * 0 + 15), mesh.rows(where))
     run = jax.jit(lambda params, rows: decoder.forward(one.graphdef, params, *rows)[0])
-    expected = run(one.params, (tokens, positions, positions * 0 + 1))
+    expected = run(one.params, (tokens, positions, positions * 0 + 15))
     np.testing.assert_allclose(run(model.params, rows), expected, atol=1e-4)
     table = model.params["embed"]["embedding"][...]
     assert table.sharding.shard_shape(table.shape) == (264 // shape[2], 32 // shape[1])

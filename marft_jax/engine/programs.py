@@ -128,8 +128,9 @@ def prefill(
         held = cache_lib.cut(cache_lib.rows(slots.cache, sources_B), read)
         hidden_BTD, fresh = model.hidden(tokens_BT, positions_BT, attend, held, fused, mask)
     else:
+        until_BT = jnp.maximum(lengths_B[:, None] - 1, positions_BT)  # padding: itself
         hidden_BTD, fresh = decoder.forward(
-            graphdef, base, tokens_BT, positions_BT, valid_BT.astype(jnp.int32), fused, mask
+            graphdef, base, tokens_BT, positions_BT, until_BT, fused, mask
         )
     last_B = lengths_B - starts_B - 1
     last_BD = jnp.take_along_axis(hidden_BTD, last_B[:, None, None], axis=1)[:, 0]

@@ -25,7 +25,7 @@ class KV(NamedTuple):
 
 
 CausalAttention = Callable[[jax.Array, KV, jax.Array], jax.Array]
-"""(queries, keys and values, segments) to context."""
+"""(queries, keys and values, until where each position is read) to context."""
 
 
 def scaled(q_BHTC):
@@ -53,9 +53,25 @@ def attention(q_BHTC, kv: KV, mask_BTS):
     return context.reshape(b, h, t, c)
 
 
-def causal_attention(q_BHTC, kv: KV, segments_BT):
-    """Attention of whole rows: each token reads its own segment, up to itself."""
-    return attention(q_BHTC, kv, jnp.tril(segments_BT[:, :, None] == segments_BT[:, None, :]))
+def causal_attention(q_BHTC, kv: KV, until_BT):
+    """Attention of whole rows, as ``reading`` says."""
+    return attention(q_BHTC, kv, reading(until_BT))
+
+
+def reading(until_BT, start: int = 0, end: int | None = None):
+    """Whether each query from ``start`` to ``end`` reads each key up to there, ``[B, t, s]``.
+
+    A position is read by those after it and itself, ``until_BT`` at the latest. With one end for
+    all of a sequence, sequences of a row are kept apart; with a later one for what several begin
+    with, these share it.
+    """
+    queries = jnp.arange(until_BT.shape[1])[None, start:end, None]
+    return jnp.tril(queries <= until_BT[:, None, :end], start)
+
+
+def joins(platform: str) -> bool:
+    """Whether sequences of a row may share their beginning there: splash has no mask for it."""
+    return platform != "tpu"
 
 
 def attention_on(platform: str) -> CausalAttention:

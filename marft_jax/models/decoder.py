@@ -3,7 +3,7 @@
 The module owns parameters, initialisers and dtypes. Everything outside uses it functionally:
 
     graphdef, base = nnx.split(Decoder(config, rngs=nnx.Rngs(0)))
-    hidden_BTD, kv = forward(graphdef, base, tokens_BT, positions_BT, mask_BTT, adapters, owners_BT)
+    hidden_BTD, kv = forward(graphdef, base, tokens_BT, positions_BT, until_BT, adapters, owners_BT)
 
 ``base`` is frozen: it is an argument of its own, never donated, never differentiated. Layers are
 unrolled, one array per layer and matrix, because on a CPU a scan over stacked weights copies every
@@ -284,17 +284,17 @@ def forward(
     base,
     tokens_BT,
     positions_BT,
-    segments_BT,
+    until_BT,
     lora: FusedAdapters | None = None,
     owners: OwnerMask | None = None,
 ):
-    """Runs whole sequences through the decoder, causally, each segment of a row on its own.
+    """Runs whole rows through the decoder, causally.
 
     Args:
         graphdef, base: ``nnx.split`` of a ``Decoder``.
         tokens_BT: token ids.
         positions_BT: position of each token within its segment.
-        segments_BT: which sequence of the row a token belongs to, 0 for padding.
+        until_BT: where in the row the last token stands that may read this one.
         lora, owners: adapters (``lora.fuse``) and each token's owner (``lora.owner_mask``).
 
     Returns:
@@ -303,7 +303,7 @@ def forward(
     decoder: Decoder = nnx.merge(graphdef, base)
 
     def attend(q, fresh, _):
-        return decoder.attention(q, fresh, segments_BT), fresh
+        return decoder.attention(q, fresh, until_BT), fresh
 
     held = [None] * decoder.config.n_layers
     return decoder.hidden(tokens_BT, positions_BT, attend, held, lora, owners)

@@ -14,37 +14,37 @@ from collections.abc import Iterator
 import jax
 import jax.numpy as jnp
 
-from marft_jax.models.attention import KV, scaled
+from marft_jax.models.attention import KV, reading, scaled
 from marft_jax.models.remat import keep
 
 _PIECES, _LEAST = 4, 64  # of the queries of a row: how many, and the fewest in one
 
 
 @jax.custom_vjp
-def causal_attention_in_pieces(q_BHTC, kv: KV, segments_BT):
+def causal_attention_in_pieces(q_BHTC, kv: KV, until_BT):
     """``attention.causal_attention``."""
-    return _forward(q_BHTC, kv, segments_BT)[0]
+    return _forward(q_BHTC, kv, until_BT)[0]
 
 
-def _forward(q_BHTC, kv: KV, segments_BT):
+def _forward(q_BHTC, kv: KV, until_BT):
     """The context, and what the backward pass reads."""
     pieces = [
-        _attend(q_BHTC[:, :, start:end], kv.cut(end), _mask(segments_BT, start, end))
+        _attend(q_BHTC[:, :, start:end], kv.cut(end), reading(until_BT, start, end))
         for start, end in _pieces(q_BHTC.shape[2])
     ]
     context = keep(jnp.concatenate([context for context, _ in pieces], axis=2))
-    return context, (q_BHTC, kv, segments_BT, context, [keep(log_total) for _, log_total in pieces])
+    return context, (q_BHTC, kv, until_BT, context, [keep(log_total) for _, log_total in pieces])
 
 
 def _backward(forward, d_context):
-    """Cotangents of queries, keys and values, and segments, which have none."""
-    q_BHTC, kv, segments_BT, context, log_totals = forward
+    """Cotangents of queries, keys and values; the last argument has none."""
+    q_BHTC, kv, until_BT, context, log_totals = forward
     t, queries = q_BHTC.shape[2], []
     keys, values = jax.tree.map(jnp.zeros_like, kv)
     for (start, end), log_total in zip(_pieces(t), log_totals, strict=True):
         here = (slice(None), slice(None), slice(start, end))
         d_q, d_k, d_v = _differentiate(
-            q_BHTC[here], kv.cut(end), _mask(segments_BT, start, end),
+            q_BHTC[here], kv.cut(end), reading(until_BT, start, end),
             context[here], log_total, d_context[here],
         )  # fmt: skip
         queries.append(d_q)
@@ -113,8 +113,3 @@ def _pieces(t: int) -> Iterator[tuple[int, int]]:
     """Where each piece of T queries starts and ends."""
     length = max(_LEAST, -(-t // (_PIECES * _LEAST)) * _LEAST)
     return ((start, min(start + length, t)) for start in range(0, t, length))
-
-
-def _mask(segments_BT, start: int, end: int):
-    """Whether queries from ``start`` to ``end`` may read each key up to there."""
-    return jnp.tril(segments_BT[:, start:end, None] == segments_BT[:, None, :end], start)

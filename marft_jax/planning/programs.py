@@ -116,7 +116,9 @@ def describe(
         mesh, here, shape, graphdef, base, _base(config, model, here)[1],
         state=placed(learned.init.eval_shape(), mesh_lib.replicated(mesh)),
         slots=jax.tree.map(_at, held, cache_lib.shardings(here, held)),
-        batch=longest_batch(config, team, algorithm.level, work, mesh_lib.row_shards(mesh)),
+        batch=longest_batch(
+            config, team, algorithm.level, work, mesh_lib.row_shards(mesh), model.d_model
+        ),
         engine=played,
         learner=learned,
     )  # fmt: skip

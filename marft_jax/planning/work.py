@@ -62,7 +62,9 @@ def _actors(team: Team, workflow: str) -> list[int]:
     return every
 
 
-def longest_batch(config: Config, team: Team, level, work: Work, shards: int) -> batch_lib.Batch:
+def longest_batch(
+    config: Config, team: Team, level, work: Work, shards: int, d_model: int
+) -> batch_lib.Batch:
     """The batch of such a step, made by the same function as a real one."""
     turns = []
     for number, agent in enumerate(work.owners, start=1):
@@ -82,4 +84,6 @@ def longest_batch(config: Config, team: Team, level, work: Work, shards: int) ->
     result = [StepResult("", 0.0, True)]
     episodes = [Episode(e // group, "", turns, result) for e in range(work.episodes)]
     rewards = [np.zeros(len(turns), np.float32)] * work.episodes
-    return batch_lib.build(episodes, rewards, team.owners, config.algo, level, shards=shards)
+    return batch_lib.build(
+        episodes, rewards, team.owners, config.algo, level, shards=shards, d_model=d_model
+    )
