@@ -25,7 +25,7 @@ Level = Literal["action", "token"]
 # tokens of a row, as a multiple of the model's width, at which attention costs as much as all else:
 # 1.5 were measured on a CPU, 10 is the ratio of the arithmetic
 _TWICE_AS_DEAR = 4
-# of the usual width's cost: another one must be cheaper than that
+# of the cost of the narrowest rows: wider ones must be cheaper than that
 _WORTH_IT = 0.95
 # sequences in alphabetical order that are looked at on either side of one, for rows to join
 _NEAR = 256
@@ -261,8 +261,9 @@ def _layout(
     d_model: int,
 ) -> _Layout:
     """The cheapest rows, from as wide as the longest sequence to some times as wide, which short
-    ones fill better and more of them may join; but the width of the batches before, ``least``,
-    where others gain little, or leave a minibatch without rows."""
+    ones fill better and more of them may join, while each minibatch has some; but the width of the
+    batches before, ``least``, where others gain little, or, as rows that join gain a little by all
+    widths, where the longest fits in."""
     alike = [b.alike(a) for a, b in itertools.pairwise(sequences)] if join else []
 
     def at(width: int) -> _Layout:
@@ -274,9 +275,12 @@ def _layout(
 
     longest = bucket(max(s.read for s in sequences))
     usual = at(max(least, longest))
+    if join and longest <= least:
+        return usual
     widest = max(2 * longest, min(4 * longest, _SHORT)) if join else 2 * longest
     widest = min(widest, config.microbatch_tokens // shards)
-    wider = [at(width) for width in sorted({*map(bucket, range(usual.width + 1, widest + 1))})]
+    widths = {bucket(width, rungs=2) for width in range(usual.width + 1, widest + 1)}
+    wider = [at(width) for width in sorted(widths) if width <= widest]
     enough = [layout for layout in wider if len(layout.packed) >= config.minibatches]
     best = min(enough, key=lambda layout: layout.cost(d_model), default=usual)
     return best if best.cost(d_model) < _WORTH_IT * usual.cost(d_model) else usual
