@@ -23,7 +23,7 @@ from marft_jax.types import Episode, Turn
 Level = Literal["action", "token"]
 
 # tokens of a row, as a multiple of the model's width, at which attention costs as much as all else:
-# 1.5 were measured on a CPU, 10 is the ratio of the arithmetic
+# 2.3 on a CPU; more, as wide rows have less padding
 _TWICE_AS_DEAR = 4
 # of the cost of the narrowest rows: wider ones must be cheaper than that
 _WORTH_IT = 0.95
@@ -279,7 +279,8 @@ def _layout(
         return usual
     widest = max(2 * longest, min(4 * longest, _SHORT)) if join else 2 * longest
     widest = min(widest, config.microbatch_tokens // shards)
-    widths = {bucket(width, rungs=2) for width in range(usual.width + 1, widest + 1)}
+    rungs = 2 if join else 4  # what is joined may be cut almost anywhere
+    widths = {bucket(width, rungs=rungs) for width in range(usual.width + 1, widest + 1)}
     wider = [at(width) for width in sorted(widths) if width <= widest]
     enough = [layout for layout in wider if len(layout.packed) >= config.minibatches]
     best = min(enough, key=lambda layout: layout.cost(d_model), default=usual)

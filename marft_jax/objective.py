@@ -85,7 +85,7 @@ def _policy_loss(adapters, r, p: Prepared, *, graphdef, config, algorithm: Algor
     algo, level = config.algo, algorithm.level
     mask_BX, _, _ = scoring.unit_labels(r, level)
     logprobs_BA, entropy_BA = scoring.action_logprobs(
-        graphdef, base, adapters, config.lora.alpha, r
+        graphdef, base, adapters, config.lora.alpha, r, entropy_learns=algo.entropy_coef != 0
     )
 
     def log_prob(x_BA):

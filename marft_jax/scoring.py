@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -33,27 +32,28 @@ def hidden_states(graphdef, base, r, index_BX, adapters=None, owners_BT=None, al
     return jnp.take_along_axis(hidden_BTD, index_BX[..., None], axis=1)
 
 
-def score_actions(graphdef, base, hidden_BAD, r):
+def score_actions(graphdef, base, hidden_BAD, r, entropy_learns: bool = True):
     """Log-prob at the sampling temperature, and entropy, of every action token of a microbatch.
 
-    The vocabulary projection sees action positions only, a chunk at a time; the logits of a chunk
-    are computed again in the backward pass, so that ``[rows, tokens, vocabulary]`` never exists.
+    The vocabulary projection sees action positions only, a chunk at a time, so that
+    ``[rows, tokens, vocabulary]`` never exists: the backward pass computes the logits of a chunk
+    again. Where only log-probs are learned from, the forward pass leaves it their gradient, which
+    is as small as the hidden states, and spares one of three products with the vocabulary.
+
+    Args:
+        entropy_learns: the entropy has a gradient.
 
     Returns:
         (logprobs_BA, entropy_BA), zero where the mask is.
     """
     b, a, _ = hidden_BAD.shape
-    project = functools.partial(decoder.project, graphdef, base)
-    vocabulary = jax.eval_shape(project, hidden_BAD).shape[-1]
-    chunk = min(a, max(1, _LOGITS_IN_FLIGHT // (b * vocabulary)))
+    vocabulary_VD = decoder.vocabulary(graphdef, base)
+    chunk = min(a, max(1, _LOGITS_IN_FLIGHT // (b * len(vocabulary_VD))))
+    run = jax.checkpoint(_score) if entropy_learns else _score_once
 
-    @jax.checkpoint
     def score(_, chunked):
         hidden, targets, temperature = chunked
-        logits = project(hidden) / temperature[..., None]
-        logprobs = jax.nn.log_softmax(logits, axis=-1)
-        entropy = -jnp.sum(jnp.exp(logprobs) * logprobs, axis=-1)
-        return None, (jnp.take_along_axis(logprobs, targets[..., None], axis=-1)[..., 0], entropy)
+        return None, run(hidden, vocabulary_VD, targets, temperature)
 
     def split(x):
         fill = [(0, 0), (0, -a % chunk)] + [(0, 0)] * (x.ndim - 2)
@@ -66,10 +66,45 @@ def score_actions(graphdef, base, hidden_BAD, r):
     return tuple(jnp.moveaxis(x, 0, 1).reshape(b, -1)[:, :a] * r.mask_UBA for x in scored)
 
 
-def action_logprobs(graphdef, base, adapters, alpha: float, r):
+def _score(hidden, vocabulary_VD, targets, temperature):
+    """(log-prob, entropy) of each target."""
+    logprobs = _logprobs(hidden, vocabulary_VD, temperature)
+    return _of(targets, logprobs), -jnp.sum(jnp.exp(logprobs) * logprobs, axis=-1)
+
+
+def _logprobs(hidden, vocabulary_VD, temperature):
+    return jax.nn.log_softmax(decoder.logits(hidden, vocabulary_VD) / temperature[..., None])
+
+
+def _of(targets, x):
+    return jnp.take_along_axis(x, targets[..., None], axis=-1)[..., 0]
+
+
+@jax.custom_vjp
+def _score_once(hidden, vocabulary_VD, targets, temperature):
+    """``_score``, with no gradient but that of the log-prob: d log p / dh = (onehot - p) W / T."""
+    return _score(hidden, vocabulary_VD, targets, temperature)
+
+
+def _score_and_lean(hidden, vocabulary_VD, targets, temperature):
+    """The scores, and the gradient of each log-prob."""
+    logprobs = _logprobs(hidden, vocabulary_VD, temperature)
+    weights = jnp.exp(logprobs)
+    chosen = jax.nn.one_hot(targets, len(vocabulary_VD))
+    rising = ((chosen - weights) / temperature[..., None]).astype(hidden.dtype)
+    scored = _of(targets, logprobs), -jnp.sum(weights * logprobs, axis=-1)
+    return scored, rising @ vocabulary_VD
+
+
+_score_once.defvjp(
+    _score_and_lean, lambda lean, d: ((d[0][..., None] * lean).astype(lean.dtype), None, None, None)
+)
+
+
+def action_logprobs(graphdef, base, adapters, alpha: float, r, entropy_learns: bool = True):
     """``score_actions`` of the policy: every token passes through its owner's adapter."""
     hidden_BAD = hidden_states(graphdef, base, r, r.index_UBA, adapters, r.owners_UBT, alpha)
-    return score_actions(graphdef, base, hidden_BAD, r)
+    return score_actions(graphdef, base, hidden_BAD, r, entropy_learns)
 
 
 def unit_labels(rows, level: batch_lib.Level):

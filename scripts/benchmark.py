@@ -316,13 +316,14 @@ def lesson(
     shared: int = 0,
     join: bool = True,
 ) -> Work:
-    """One optimiser step on made-up episodes: forward, backward, Adam; no critic but with appo.
+    """One optimiser step on made-up episodes: forward, backward, Adam; no critic and no entropy
+    bonus but with appo.
 
     Args:
         shared: as of ``made_up``.
         join: turns share in their row what they begin with.
     """
-    extra = {} if name == "appo" else {"baseline": "moving"}
+    extra = {} if name == "appo" else {"baseline": "moving", "entropy_coef": 0.0}
     config, team = bench.team(agents, name=name, episodes=rows, microbatch_tokens=1280, **extra)
     algorithm = find_algorithm(name)
     episodes = made_up(rows, agents, bench.base.config.vocab_size, shared)
@@ -350,7 +351,9 @@ def lesson(
 def update(bench: Bench, best: Limits, rows: int, agents: int, name: str = "reinforce") -> Work:
     """That step, and how fast it might be."""
     work = lesson(bench, rows, agents, name)
-    flops = 4 * bench.block_weights * work.tokens + 6 * bench.vocabulary_weights * rows * NEW
+    products = 3 if name == "appo" else 2
+    flops = 4 * bench.block_weights * work.tokens
+    flops += 2 * products * bench.vocabulary_weights * rows * NEW
     return work._replace(bound_s=flops / best.flops)
 
 

@@ -27,7 +27,7 @@ from learning import (
 )
 
 from marft_jax import batch as batch_lib
-from marft_jax import lora, objective
+from marft_jax import lora, objective, scoring
 from marft_jax.algorithms import find_algorithm
 from marft_jax.config import Config
 from marft_jax.engine.engine import Request
@@ -241,6 +241,33 @@ def test_what_stands_in_padding_changes_nothing(episodes, name):
 
     clean = learn(settings(), episodes, name=name)
     assert same(learn(settings(), episodes, name=name, change=spoil), clean)
+
+
+@pytest.mark.parametrize("temperature", [0.5, 1.0])
+def test_without_an_entropy_bonus_the_backward_pass_spares_a_product(temperature):
+    episodes = small.random_episodes(8, steps=2, temperature=temperature)
+    none, hardly = (
+        learn(settings(dataclasses.replace(ONCE, entropy_coef=coef)), episodes)
+        for coef in (0.0, 1e-12)
+    )
+    close(none[0].adapters_opt, hardly[0].adapters_opt, 1e-6)
+    close(none[1], hardly[1], 1e-5)
+    base, rows = small.base(LAYERS), build(settings(ONCE), episodes).rows
+    r = jax.tree.map(lambda x: x[0], rows)
+    hidden = jnp.ones((*r.index_UBA.shape, small.CONFIG.d_model))
+
+    def products(entropy_learns: bool) -> int:
+        def loss(hidden):
+            return sum(
+                jnp.sum(x)
+                for x in scoring.score_actions(
+                    base.graphdef, base.params, hidden, r, entropy_learns
+                )
+            )
+
+        return str(jax.make_jaxpr(jax.grad(loss))(hidden)).count("dot_general")
+
+    assert (products(entropy_learns=True), products(entropy_learns=False)) == (3, 2)
 
 
 # Whoever is not trained does not move, momentum included.

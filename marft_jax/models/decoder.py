@@ -233,12 +233,14 @@ class Decoder(nnx.Module):
 
         return jax.jit(rematerialised(run, self.remat, 0), static_argnums=0)
 
+    @property
+    def vocabulary(self) -> jax.Array:
+        """The matrix ``[V, D]`` from hidden states to logits."""
+        return (self.embed.embedding if self.lm_head is None else self.lm_head.kernel)[...]
+
     def logits(self, hidden):
         """``[..., D] -> [..., V]`` in float32."""
-        with jax.named_scope("vocabulary"):
-            if self.lm_head is not None:
-                return self.lm_head(hidden).astype(jnp.float32)
-            return product(hidden, self.embed.embedding[...]).astype(jnp.float32)
+        return logits(hidden, self.vocabulary)
 
 
 class Rope(NamedTuple):
@@ -311,5 +313,16 @@ def forward(
 
 def project(graphdef, base, hidden):
     """Vocabulary logits of hidden states, ``[..., D] -> float32 [..., V]``."""
+    return logits(hidden, vocabulary(graphdef, base))
+
+
+def vocabulary(graphdef, base) -> jax.Array:
+    """The matrix ``[V, D]`` from hidden states to logits."""
     decoder: Decoder = nnx.merge(graphdef, base)
-    return decoder.logits(hidden)
+    return decoder.vocabulary
+
+
+def logits(hidden, vocabulary_VD):
+    """``[..., D] -> float32 [..., V]``."""
+    with jax.named_scope("vocabulary"):
+        return product(hidden, vocabulary_VD).astype(jnp.float32)

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 from marft_jax.models.attention import KV, reading, scaled
 from marft_jax.models.remat import keep
 
-_PIECES, _LEAST = 4, 64  # of the queries of a row: how many, and the fewest in one
+_PIECES, _LEAST = 8, 64  # of the queries of a row: how many, and the fewest in one
 
 
 @jax.custom_vjp

@@ -131,7 +131,8 @@ def _update(run: Run) -> tuple[int, float, float]:
     trained += {"none": 0, "products": attention, "block": forward + lora}[run.config.model.remat]
     if run.config.critic.mode == "lora":
         trained *= 2
-    trained += 6 * model.vocab_size * model.d_model * actions
+    products = 3 if run.config.algo.entropy_coef else 2
+    trained += 2 * products * model.vocab_size * model.d_model * actions
     reads = 2 * epochs * run.batch.micros * _weights(run)
     return 1, epochs * trained / run.mesh.size, reads
 
