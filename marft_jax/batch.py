@@ -156,6 +156,11 @@ class _Sequence(NamedTuple):
         """How many tokens it has without the last one, which predicts nothing."""
         return len(self.ids) - 1
 
+    @property
+    def spelled(self) -> bytes:
+        """What orders sequences so that those that begin alike stand side by side."""
+        return np.stack([self.ids, self.agents], axis=1).astype(">u4").tobytes()
+
     def alike(self, other: _Sequence) -> int:
         """How many of these tokens both begin with."""
         n = min(self.read, other.read) if self.owner == other.owner else 0
@@ -195,7 +200,7 @@ def build(
         sequence for e, episode in enumerate(episodes) for sequence in _nest(e, episode, owners)
     ]
     if join:
-        sequences.sort(key=lambda s: (s.owner, np.stack([s.ids, s.agents], 1).tolist()))
+        sequences.sort(key=lambda s: (s.owner, s.spelled))
     packed, width, passes, height = _layout(sequences, join, config, shards, least.width, d_model)
     micros = passes * config.minibatches
     order = np.random.default_rng(list(seed)).permutation(len(packed))

@@ -409,6 +409,11 @@ def test_turns_that_share_their_beginning_learn_what_they_learn_apart(name, crit
         close(apart[0].adapters, joined[0].adapters, 1e-5)
 
 
+def test_reuse_decides_whether_turns_share():
+    assert learner(settings()).joins
+    assert not learner(settings(dataclasses.replace(ALGO, reuse=False))).joins
+
+
 @pytest.mark.parametrize("shape", [(2,), (4,), (8,), (2, 2, 2)], ids=str)
 def test_any_mesh_takes_the_same_step_as_one_device(episodes, shape):
     """To 1e-5 in the adapters, whose step is up to 1e-3; metrics to 1e-4."""

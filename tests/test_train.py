@@ -58,6 +58,7 @@ def test_a_run_directory_explains_itself(finished):
     assert sorted(p.name for p in (finished / "checkpoints").iterdir()) == ["2", "4"]
     assert list((finished / "tensorboard").iterdir())
     assert "eval/arithmetic/accuracy" in lines_of(finished)[-1]
+    assert all(row["tokens/joined"] > 0 for row in lines_of(finished))
     episode = json.loads((finished / "transcripts" / "4.jsonl").read_text().splitlines()[0])
     assert episode["D"] == [[0, 0], [1, 0]]
     assert episode["turns"][1]["reward"] == episode["reward"]
@@ -70,7 +71,7 @@ def test_metrics_have_the_documented_names(finished):
         "critic/explained_variance critic/grad_norm tokens/action time/rollout_s time/reward_s",
         "time/update_s time/checkpoint_s time/step_s throughput/action_tokens_per_s",
         "throughput/update_tokens_per_s device/peak_bytes device/compiled time/compile_s",
-        "tokens/reused eval/arithmetic/accuracy",
+        "tokens/reused tokens/joined eval/arithmetic/accuracy",
         "guard/skipped guard/findings guard/rollbacks guard/lr_scale",
     }
     names = {name for line in documented for name in line.split()}

@@ -295,7 +295,7 @@ def forward(
     Args:
         graphdef, base: ``nnx.split`` of a ``Decoder``.
         tokens_BT: token ids.
-        positions_BT: position of each token within its segment.
+        positions_BT: position of each token within its sequence.
         until_BT: where in the row the last token stands that may read this one.
         lora, owners: adapters (``lora.fuse``) and each token's owner (``lora.owner_mask``).
 
