@@ -265,10 +265,12 @@ def _layout(
     least: int,
     d_model: int,
 ) -> _Layout:
-    """The cheapest rows, from as wide as the longest sequence to some times as wide, which short
-    ones fill better and more of them may join, while each minibatch has some; but the width of the
-    batches before, ``least``, where others gain little, or, as rows that join gain a little by all
-    widths, where the longest fits in."""
+    """The cheapest rows that leave no minibatch without any: from as wide as the longest sequence
+    to some times as wide, which short ones fill better, and where more of them may join.
+
+    The width of the batches before, ``least``, stays where another gains little; where rows join,
+    and every width gains a little, as long as the longest sequence fits in.
+    """
     alike = [b.alike(a) for a, b in itertools.pairwise(sequences)] if join else []
 
     def at(width: int) -> _Layout:
