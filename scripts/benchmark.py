@@ -109,8 +109,9 @@ class Result(NamedTuple):
 class Bench:
     """A base, and the sizes of the work."""
 
-    def __init__(self, base: BaseModel, mesh, rank: int, repeats: int):
+    def __init__(self, base: BaseModel, mesh, rank: int, repeats: int, microbatch_tokens: int):
         self.base, self.mesh, self.rank, self.repeats = base, mesh, rank, repeats
+        self.microbatch_tokens = microbatch_tokens
         leaves = jax.tree.leaves(base.params)
         self.weight_bytes = sum(x.nbytes for x in leaves)
         c = base.config
@@ -125,7 +126,10 @@ class Bench:
         config = settle(
             config_lib.Config(
                 lora=config_lib.Lora(rank=self.rank, alpha=2.0 * self.rank),
-                algo=config_lib.Algo(**{"epochs": 1, "minibatches": 1, **algo}),
+                algo=config_lib.Algo(
+                    **{"epochs": 1, "minibatches": 1, **algo},
+                    microbatch_tokens=self.microbatch_tokens,
+                ),
             )
         )
         return config, make_team(config, Blueprint(profiles), PROMPT + 2 * NEW, ByteTokenizer())
@@ -324,7 +328,7 @@ def lesson(
         join: turns share in their row what they begin with.
     """
     extra = {} if name == "appo" else {"baseline": "moving", "entropy_coef": 0.0}
-    config, team = bench.team(agents, name=name, episodes=rows, microbatch_tokens=1280, **extra)
+    config, team = bench.team(agents, name=name, episodes=rows, **extra)
     algorithm = find_algorithm(name)
     episodes = made_up(rows, agents, bench.base.config.vocab_size, shared)
     rewards = [np.asarray([e.reward], np.float32) for e in episodes]
@@ -391,7 +395,7 @@ def iteration(bench: Bench, episodes: int = 8, mixed: bool = False) -> Work:
     Args:
         mixed: tasks of 125 to 250 tokens, actions that stop by themselves after 8 to 64.
     """
-    config, team = bench.team(2, name="appo", episodes=episodes, microbatch_tokens=1280)
+    config, team = bench.team(2, name="appo", episodes=episodes)
     algorithm = find_algorithm("appo")
     learner = Learner(config, bench.base, team, algorithm, bench.mesh)
     engine = bench.engine(episodes, 2, PROMPT + 2 * NEW, NEW)
@@ -531,6 +535,7 @@ def main() -> None:
     parser.add_argument("--rows", type=int, nargs="+", default=[1, 8, 32])
     parser.add_argument("--agents", type=int, nargs="+", default=[8])
     parser.add_argument("--rank", type=int, default=8)
+    parser.add_argument("--microbatch_tokens", type=int, default=1280)
     parser.add_argument("--remat", default="products", choices=["none", "products", "block"])
     parser.add_argument("--repeats", type=int, default=2)
     parser.add_argument(
@@ -540,7 +545,8 @@ def main() -> None:
     parser.add_argument("--json", action="store_true")
     own = parser.parse_args()
     mesh = mesh_lib.make_mesh(config_lib.Mesh())
-    bench = Bench(open_base(own.model, own.dtype, mesh, own.remat), mesh, own.rank, own.repeats)
+    base = open_base(own.model, own.dtype, mesh, own.remat)
+    bench = Bench(base, mesh, own.rank, own.repeats, own.microbatch_tokens)
     say = Console(stderr=True, highlight=False).print
     peers = {}
     if own.peer:
