@@ -207,7 +207,8 @@ def build(
     sizes = least.holding(_sizes(packed, episodes, passes, width))
     placed = {(i % micros, i // micros): packed[row] for i, row in enumerate(order)}
     rows = _empty_rows(sizes, sizes.passes * config.minibatches, height)
-    units, joined = _fill(rows, placed, join, episodes, config.ratio, level)
+    units = _fill(rows, placed, join, episodes, config.ratio, level)
+    joined = sum(s.read for s in sequences) - int((rows.owners_UBT >= 0).sum())
     labels = _labels(episodes)
     units_EK = [
         [units[e, k] for k in range(len(episode.turns))] for e, episode in enumerate(episodes)
@@ -271,10 +272,11 @@ def _layout(
     The width of the batches before, ``least``, stays where another gains little; where rows join,
     and every width gains a little, as long as the longest sequence fits in.
     """
-    alike = [b.alike(a) for a, b in itertools.pairwise(sequences)] if join else []
+    pairs = itertools.pairwise(sequences) if join else ()
+    alike = np.array([b.alike(a) for a, b in pairs], int)
 
     def at(width: int) -> _Layout:
-        packed = _pack(sequences, width, np.asarray(alike, int))
+        packed = _pack(sequences, width, alike)
         most = max(1, config.microbatch_tokens // width // shards) * shards
         passes = -(-len(packed) // (most * config.minibatches))
         fullest = bucket(-(-len(packed) // (passes * config.minibatches)), least=1, rungs=2)
@@ -349,13 +351,11 @@ def _fill(
     episodes: Sequence[Episode],
     ratio: str,
     level: Level,
-) -> tuple[dict[tuple[int, int], list[int]], int]:
-    """Writes the arrays; returns each turn's units as flat positions, by (episode, turn), and how
-    many tokens stood there already."""
+) -> dict[tuple[int, int], list[int]]:
+    """Writes the arrays; returns each turn's units as flat positions, by (episode, turn)."""
     b = rows.tokens_UBT.shape[1]
     a_size, k_size = rows.mask_UBA.shape[2], rows.turn_mask_UBK.shape[2]
     units: dict[tuple[int, int], list[int]] = {}
-    joined = 0
     for (u, r), sequences in placed.items():
         end, a, k, place = 0, 0, 0, np.zeros(0, int)
         for i, sequence in enumerate(sequences):
@@ -378,8 +378,7 @@ def _fill(
                     [flat + k] if level == "action" else [*range(flat + a, flat + a + length)]
                 )
                 a, k = a + length, k + 1
-            joined += known
-    return units, joined
+    return units
 
 
 def _empty_rows(sizes: Sizes, u: int, b: int) -> Rows:

@@ -68,16 +68,16 @@ def score_actions(graphdef, base, hidden_BAD, r, entropy_learns: bool = True):
 
 def _score(hidden, vocabulary_VD, targets, temperature):
     """(log-prob, entropy) of each target."""
-    logprobs = _logprobs(hidden, vocabulary_VD, temperature)
-    return _of(targets, logprobs), -jnp.sum(jnp.exp(logprobs) * logprobs, axis=-1)
+    return _read(_logprobs(hidden, vocabulary_VD, temperature), targets)
 
 
 def _logprobs(hidden, vocabulary_VD, temperature):
     return jax.nn.log_softmax(decoder.logits(hidden, vocabulary_VD) / temperature[..., None])
 
 
-def _of(targets, x):
-    return jnp.take_along_axis(x, targets[..., None], axis=-1)[..., 0]
+def _read(logprobs, targets):
+    entropy = -jnp.sum(jnp.exp(logprobs) * logprobs, axis=-1)
+    return jnp.take_along_axis(logprobs, targets[..., None], axis=-1)[..., 0], entropy
 
 
 @jax.custom_vjp
@@ -89,11 +89,10 @@ def _score_once(hidden, vocabulary_VD, targets, temperature):
 def _score_and_lean(hidden, vocabulary_VD, targets, temperature):
     """The scores, and the gradient of each log-prob."""
     logprobs = _logprobs(hidden, vocabulary_VD, temperature)
-    weights = jnp.exp(logprobs)
-    chosen = jax.nn.one_hot(targets, len(vocabulary_VD))
-    rising = ((chosen - weights) / temperature[..., None]).astype(hidden.dtype)
-    scored = _of(targets, logprobs), -jnp.sum(weights * logprobs, axis=-1)
-    return scored, rising @ vocabulary_VD
+    rising = (jax.nn.one_hot(targets, len(vocabulary_VD)) - jnp.exp(logprobs)) / temperature[
+        ..., None
+    ]
+    return _read(logprobs, targets), rising.astype(hidden.dtype) @ vocabulary_VD
 
 
 _score_once.defvjp(

@@ -137,8 +137,8 @@ def train(config: config_lib.Config) -> int:
             memory.give_back_freed()
             nonfinite = by_agent(learned.pop("nonfinite"), team)
             metrics = metrics_of(collected, learned, team, clock, config.algo)
-            metrics |= compilations.metrics() | {"tokens/reused": float(engine.reused)}
-            metrics["tokens/joined"] = float(batch.joined)
+            metrics |= compilations.metrics()
+            metrics |= {"tokens/reused": float(engine.reused), "tokens/joined": float(batch.joined)}
             metrics |= {"curriculum/level": level} if config.env.curriculum is not None else {}
             progress = curriculum.after(state.progress, metrics["reward/mean"])
             state = state._replace(progress=progress)

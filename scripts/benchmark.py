@@ -16,6 +16,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import dataclasses
+import functools
 import json
 import platform
 import time
@@ -133,6 +134,19 @@ class Bench:
             )
         )
         return config, make_team(config, Blueprint(profiles), PROMPT + 2 * NEW, ByteTokenizer())
+
+    def packer(
+        self, config: config_lib.Config, team: Team, join: bool
+    ) -> Callable[[Sequence[Episode], Sequence[np.ndarray]], batch_lib.Batch]:
+        """Episodes and their rewards to rows for the base."""
+        return functools.partial(
+            batch_lib.build,
+            owners=team.owners,
+            config=config.algo,
+            level=find_algorithm(config.algo.name).level,
+            join=join,
+            d_model=self.base.config.d_model,
+        )
 
     def engine(self, rows: int, agents: int, context: int, longest: int, chunk: int = 32) -> Engine:
         config, team = self.team(agents)
@@ -333,15 +347,8 @@ def lesson(
     episodes = made_up(rows, agents, bench.base.config.vocab_size, shared)
     rewards = [np.asarray([e.reward], np.float32) for e in episodes]
     learner = Learner(config, bench.base, team, algorithm, bench.mesh)
-    batch = batch_lib.build(
-        episodes,
-        rewards,
-        team.owners,
-        config.algo,
-        algorithm.level,
-        join=join and learner.joins,
-        d_model=bench.base.config.d_model,
-    )
+    build = bench.packer(config, team, join and learner.joins)
+    batch = build(episodes, rewards)
     state = learner.init()
 
     def run() -> None:
@@ -398,6 +405,7 @@ def iteration(bench: Bench, episodes: int = 8, mixed: bool = False) -> Work:
     config, team = bench.team(2, name="appo", episodes=episodes)
     algorithm = find_algorithm("appo")
     learner = Learner(config, bench.base, team, algorithm, bench.mesh)
+    build = bench.packer(config, team, learner.joins)
     engine = bench.engine(episodes, 2, PROMPT + 2 * NEW, NEW)
     state, step = learner.init(), 0
     rng = np.random.default_rng(4)
@@ -422,15 +430,7 @@ def iteration(bench: Bench, episodes: int = 8, mixed: bool = False) -> Work:
             for i, turns in enumerate(zip(plans, answers, strict=True))
         ]
         rewards = [np.asarray([0.0, e.reward], np.float32) for e in played]
-        batch = batch_lib.build(
-            played,
-            rewards,
-            team.owners,
-            config.algo,
-            algorithm.level,
-            join=learner.joins,
-            d_model=bench.base.config.d_model,
-        )
+        batch = build(played, rewards)
         state, _, report = learner.learn(state, batch, step)
         jax.block_until_ready((state, report))
         step += 1
