@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from marft_jax.models.product import product
+from marft_jax.models.product import product, times
 
 TARGETS = ("q", "k", "v", "o", "gate", "up", "down")
 
@@ -112,12 +112,13 @@ def _from_ranks(x, b):
     JAX's own gradient of ``b`` is the transpose of (dy' x), and a CPU would lay all of dy out anew
     for it; here it is x' dy.
     """
-    return x @ b
+    return times(x.reshape(-1, x.shape[-1]), b, (1, 0)).reshape(*x.shape[:-1], -1)
 
 
 def _from_ranks_backward(forward, dy):
     x, b = forward
-    return dy @ b.T, x.reshape(-1, x.shape[-1]).T @ dy.reshape(-1, dy.shape[-1])
+    ranks, d_rows = x.reshape(-1, x.shape[-1]), dy.reshape(-1, dy.shape[-1])
+    return times(d_rows, b, (1, 1)).reshape(x.shape), times(ranks, d_rows, (0, 0))
 
 
-_from_ranks.defvjp(lambda x, b: (x @ b, (x, b)), _from_ranks_backward)
+_from_ranks.defvjp(lambda x, b: (_from_ranks(x, b), (x, b)), _from_ranks_backward)

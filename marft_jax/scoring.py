@@ -92,7 +92,10 @@ def _score_and_lean(hidden, vocabulary_VD, targets, temperature):
     rising = (jax.nn.one_hot(targets, len(vocabulary_VD)) - jnp.exp(logprobs)) / temperature[
         ..., None
     ]
-    return _read(logprobs, targets), rising.astype(hidden.dtype) @ vocabulary_VD
+    lean = jnp.matmul(
+        rising.astype(hidden.dtype), vocabulary_VD, preferred_element_type=jnp.float32
+    )
+    return _read(logprobs, targets), lean.astype(hidden.dtype)
 
 
 _score_once.defvjp(

@@ -194,7 +194,10 @@ def limits(dtype) -> Limits:
     on_cpu = jax.default_backend() == "cpu"
     n, elements = (2048, 2**26) if on_cpu else (8192, 2**30)
     square, flat = jnp.ones((n, n), dtype), jnp.ones((elements,), dtype)
-    multiply, add = jax.jit(lambda x: x @ x), jax.jit(lambda x: x.sum(dtype=jnp.float32))
+    multiply, add = (
+        jax.jit(lambda x: jnp.matmul(x, x, preferred_element_type=jnp.float32)),
+        jax.jit(lambda x: x.sum(dtype=jnp.float32)),
+    )
 
     def matmul() -> None:
         multiply(square).block_until_ready()

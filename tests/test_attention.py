@@ -267,6 +267,20 @@ def test_few_rows_and_many_give_the_same_product():
     np.testing.assert_allclose(many, x @ kernel.T, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize("rows", [1, 2, 8, 200])
+def test_a_product_of_halves_is_rounded_once_and_so_are_its_gradients(rows):
+    """Sums are float32's: their rounding at the end is all that is lost."""
+    x, kernel, d = (
+        x.astype(jnp.bfloat16) for x in (draw(0, rows, 512), draw(1, 96, 512), draw(2, rows, 96))
+    )
+    y, backward = jax.vjp(decoder.product, x, kernel)
+    whole_x, whole_kernel, whole_d = (np.asarray(z, np.float64) for z in (x, kernel, d))
+    expected = whole_x @ whole_kernel.T, whole_d @ whole_kernel, whole_d.T @ whole_x
+    for got, exact in zip((y, *backward(d)), expected, strict=True):
+        assert got.dtype == jnp.bfloat16
+        np.testing.assert_allclose(np.asarray(got, np.float64), exact, rtol=2**-8, atol=1e-4)
+
+
 def test_the_likeliest_token_is_the_first_of_the_greatest():
     logits = draw(0, 6, 1000).round(1)  # with ties
     logits = logits.at[5].set(-jnp.inf).at[5, 999].set(0.0)

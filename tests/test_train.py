@@ -123,6 +123,19 @@ def test_token_level_training_runs(tmp_path):
     assert lines_of(run)[0]["agent/solver/logprob_gap"] < 1e-4
 
 
+@pytest.mark.parametrize(
+    "flags", [["--critic.mode", "lora"], ["--algo.name", "tppo", "--model.remat", "none"]]
+)
+def test_a_base_in_bfloat16_is_sampled_and_learned_from(tmp_path, flags):
+    """Engine and learner round differently, and no more than that."""
+    run = tmp_path / "halves"
+    assert run_train("--run.dir", run, "--run.steps", 2, "--model.dtype", "bfloat16", *flags) == 0
+    for row in lines_of(run):
+        for name in ("planner", "solver"):
+            assert 0 < row[f"agent/{name}/logprob_gap"] < 0.01
+            assert row[f"agent/{name}/grad_norm"] > 0
+
+
 def test_baselines_and_refills_continue_exactly(tmp_path):
     """The moving average is saved, and which tasks replace a dropped group is not chance."""
     flags = ["--algo.name", "reinforce", "--algo.baseline", "moving", "--algo.group_size", 4]

@@ -89,14 +89,25 @@ def insert(cache: list[KV], fresh: list[KV], slots_B) -> list[KV]:
     t = fresh[0].v_BGTC.shape[2]
 
     def copy(old: KV, new: KV) -> KV:
-        k = new.k_BGCT.astype(old.k_BGCT.dtype)
-        v = new.v_BGTC.astype(old.v_BGTC.dtype)
         return KV(
-            old.k_BGCT.at[slots_B, :, :, :t].set(k, mode="drop"),
-            old.v_BGTC.at[slots_B, :, :t].set(v, mode="drop"),
+            write(old.k_BGCT, (slots_B, slice(None), slice(None), slice(t)), new.k_BGCT),
+            write(old.v_BGTC, (slots_B, slice(None), slice(t)), new.v_BGTC),
         )
 
     return [copy(old, new) for old, new in zip(cache, fresh, strict=True)]
+
+
+def write(held, where: tuple, new):
+    """``held`` with ``new`` in these places; what lies past the end is dropped.
+
+    Halves are written as integers: a CPU would turn all that is held into float32 and back.
+    """
+    new = new.astype(held.dtype)
+    if held.dtype.itemsize == 4:
+        return held.at[where].set(new, mode="drop")
+    bits = jax.lax.bitcast_convert_type
+    written = bits(held, jnp.uint16).at[where].set(bits(new, jnp.uint16), mode="drop")
+    return bits(written, held.dtype)
 
 
 def rows(cache: list[KV], slots_B) -> list[KV]:

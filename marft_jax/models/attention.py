@@ -49,8 +49,13 @@ def attention(q_BHTC, kv: KV, mask_BTS):
     ).reshape(b, g, h // g, t, -1)
     scores = jnp.where(mask_BTS[:, None, None], scores * c**-0.5, -1e30)
     weights = jax.nn.softmax(scores, axis=-1).astype(kv.v_BGTC.dtype)
-    context = jnp.einsum("bgqs,bgsc->bgqc", weights.reshape(b, g, -1, weights.shape[-1]), kv.v_BGTC)
-    return context.reshape(b, h, t, c)
+    context = jnp.einsum(
+        "bgqs,bgsc->bgqc",
+        weights.reshape(b, g, -1, weights.shape[-1]),
+        kv.v_BGTC,
+        preferred_element_type=jnp.float32,
+    )
+    return context.reshape(b, h, t, c).astype(q_BHTC.dtype)
 
 
 def causal_attention(q_BHTC, kv: KV, until_BT):

@@ -40,17 +40,19 @@ def _backward(forward, d_context):
     """Cotangents of queries, keys and values; the last argument has none."""
     q_BHTC, kv, until_BT, context, log_totals = forward
     t, queries = q_BHTC.shape[2], []
-    keys, values = jax.tree.map(jnp.zeros_like, kv)
+    d_k = d_v = jnp.zeros_like(kv.v_BGTC)
     for (start, end), log_total in zip(_pieces(t), log_totals, strict=True):
         here = (slice(None), slice(None), slice(start, end))
-        d_q, d_k, d_v = _differentiate(
+        d_q, *added = _differentiate(
             q_BHTC[here], kv.cut(end), reading(until_BT, start, end),
             context[here], log_total, d_context[here],
         )  # fmt: skip
         queries.append(d_q)
-        keys += jnp.pad(d_k, ((0, 0), (0, 0), (0, 0), (0, t - end)))
-        values += jnp.pad(d_v, ((0, 0), (0, 0), (0, t - end), (0, 0)))
-    return jnp.concatenate(queries, axis=2), KV(keys, values), None
+        d_k, d_v = (
+            x + jnp.pad(more, ((0, 0), (0, 0), (0, t - end), (0, 0)))
+            for x, more in zip((d_k, d_v), added, strict=True)
+        )
+    return jnp.concatenate(queries, axis=2), KV(d_k.swapaxes(2, 3), d_v), None
 
 
 causal_attention_in_pieces.defvjp(_forward, _backward)
@@ -70,18 +72,34 @@ def _attend(q_BHTC, kv: KV, mask_BTS):
 
 
 def _differentiate(q_BHTC, kv: KV, mask_BTS, context, log_total, d_context):
-    """Cotangents of some queries, and of the keys and values that they read."""
-    b, g, _, c = kv.v_BGTC.shape
-    dtype, s = q_BHTC.dtype, kv.v_BGTC.shape[2]
-    weights = jnp.exp(_scores(q_BHTC, kv, mask_BTS) - log_total).reshape(b, g, -1, s)
-    d_rows = d_context.reshape(b, g, -1, c)
-    d_v = _product("bgqs,bgqc->bgsc", weights.astype(dtype), d_rows)
-    d_weights = _product("bgqc,bgsc->bgqs", d_rows, kv.v_BGTC)
-    lost = _sum(d_context.astype(jnp.float32) * context).reshape(b, g, -1, 1)
-    d_scores = (weights * (d_weights - lost)).astype(dtype)
-    d_q = _product("bgqs,bgcs->bgqc", d_scores, kv.k_BGCT).reshape(q_BHTC.shape) * c**-0.5
-    d_k = _product("bgqs,bgqc->bgcs", d_scores, scaled(q_BHTC).reshape(b, g, -1, c))
-    return d_q.astype(dtype), d_k.astype(dtype), d_v.astype(dtype)
+    """Cotangents of some queries, and ``[B, G, S, C]`` of the keys and values that they read.
+
+    The scores stand here with their keys first: then no product has to turn them round.
+    """
+    b, h, t, c = q_BHTC.shape
+    g, s = kv.v_BGTC.shape[1:3]
+    dtype, grouped, d_rows = (
+        q_BHTC.dtype,
+        *(x.reshape(b, g, -1, c) for x in (scaled(q_BHTC), d_context)),
+    )
+
+    def per_query(x_BHT1):
+        return x_BHT1.reshape(b, g, 1, h // g, t)
+
+    def over_queries(x_BHTC):
+        return x_BHTC.reshape(b, g, s, h // g, t)
+
+    scores = over_queries(_product("bgsc,bgqc->bgsq", kv.k_BGCT.swapaxes(2, 3), grouped))
+    read = mask_BTS.swapaxes(1, 2)[:, None, :, None]
+    weights = jnp.where(read, jnp.exp(scores - per_query(log_total)), 0)
+    d_weights = over_queries(_product("bgsc,bgqc->bgsq", kv.v_BGTC, d_rows))
+    lost = _sum(d_context.astype(jnp.float32) * context)
+    d_scores = (weights * (d_weights - per_query(lost))).astype(dtype).reshape(b, g, s, -1)
+    weights = weights.astype(dtype).reshape(b, g, s, -1)
+    d_q = _product("bgcs,bgsq->bgcq", kv.k_BGCT, d_scores).swapaxes(2, 3) * c**-0.5
+    d_k = _product("bgsq,bgqc->bgsc", d_scores, grouped)
+    d_v = _product("bgsq,bgqc->bgsc", weights, d_rows)
+    return d_q.reshape(q_BHTC.shape).astype(dtype), d_k.astype(dtype), d_v.astype(dtype)
 
 
 def _scores(q_BHTC, kv: KV, mask_BTS):
@@ -93,7 +111,12 @@ def _scores(q_BHTC, kv: KV, mask_BTS):
 
 
 def _product(spec: str, x, y):
-    return jnp.einsum(spec, x, y, preferred_element_type=jnp.float32)
+    """In float32.
+
+    The barrier keeps XLA from turning a product of bfloat16 into one that it cannot run.
+    """
+    z = jnp.einsum(spec, x, y, preferred_element_type=jnp.float32)
+    return z if x.dtype == jnp.float32 else jax.lax.optimization_barrier(z)
 
 
 def _max(x):
