@@ -285,6 +285,25 @@ def test_filters_are_per_row():
     assert np.asarray(jax.jit(_kept)(logprobs, settings)).sum(-1).tolist() == [7, 2, 1]
 
 
+@pytest.mark.parametrize("vocabulary", [7, 96, 1000])
+def test_filters_keep_what_a_sorted_vocabulary_says(vocabulary):
+    rng = np.random.default_rng(1)
+    logprobs = jax.nn.log_softmax(jnp.asarray(rng.normal(size=(64, vocabulary)) * 3, jnp.float32))
+    top_k = rng.integers(0, 8, 64).astype(np.int32)
+    top_p = np.where(rng.random(64) < 0.3, 1, rng.uniform(0.05, 0.99, 64)).astype(np.float32)
+    none = np.zeros(64, np.float32)
+    kept = jax.jit(_kept)(logprobs, Settings(none + 1, top_p, top_k, none, top_k + 1))
+    p = np.exp(np.asarray(logprobs, np.float64))
+    falling = -np.sort(-p)
+    before = np.cumsum(falling, axis=-1) - falling  # mass of all that is likelier
+    within = (before < top_p[:, None]) | (top_p[:, None] == 1)
+    within &= (np.arange(vocabulary) < top_k[:, None]) | (top_k[:, None] == 0)
+    np.testing.assert_array_equal(np.asarray(kept).sum(-1), within.sum(-1))
+    assert (
+        p[np.asarray(kept)] >= np.repeat(np.where(within, falling, 9).min(-1), kept.sum(-1)) * 0.999
+    ).all()
+
+
 def test_the_likeliest_token_always_passes():
     rng = np.random.default_rng(0)
     logits = (rng.normal(size=(256, 300)) * 20).astype(np.float32)

@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from marft_jax.engine.cache import Settings
+from marft_jax.models.folding import total
 
 _BLOCK = 256
 
@@ -75,26 +76,35 @@ def _kept(logprobs_BV, settings: Settings):
     """
     p_BV = jnp.exp(logprobs_BV)
     bits_BV = jax.lax.bitcast_convert_type(p_BV, jnp.int32)
-    k_B = jnp.where(settings.top_k > 0, settings.top_k, p_BV.shape[-1])
-    all_p_B = settings.top_p >= 1
+    most_B = jnp.max(bits_BV, axis=-1)
+
+    def floor(wanted_B, amounts_BV, enough_B):
+        """Of the rows that want one; where none does, at no cost."""
+
+        def search():
+            return _floor(bits_BV, amounts_BV, enough_B, most_B)
+
+        found_B = jax.lax.cond(jnp.any(wanted_B), search, lambda: jnp.zeros_like(most_B))
+        return jnp.where(wanted_B, found_B, 0)
+
+    floor_k = floor(settings.top_k > 0, jnp.ones_like(bits_BV), settings.top_k)
+    floor_p = floor(settings.top_p < 1, p_BV, settings.top_p)
+    floor_B = jnp.minimum(jnp.maximum(floor_k, floor_p), most_B)
+    floor_min = settings.min_p[:, None] * jnp.max(p_BV, axis=-1, keepdims=True)
+    return (bits_BV >= floor_B[:, None]) & (p_BV >= floor_min)
+
+
+def _floor(bits_BV, amounts_BV, enough_B, most_B):
+    """The greatest number such that what is at least as great amounts to enough, ``int32 [B]``."""
 
     def halve(_, bounds):
-        """Narrows [low, high): at low enough is kept, at high too little."""
-        (low_k, high_k), (low_p, high_p) = bounds
-        middle_k, middle_p = low_k + (high_k - low_k) // 2, low_p + (high_p - low_p) // 2
-        count_B = jnp.sum(bits_BV >= middle_k[:, None], axis=-1)
-        mass_B = jnp.sum(jnp.where(bits_BV >= middle_p[:, None], p_BV, 0), axis=-1)
-        enough_k, enough_p = count_B >= k_B, (mass_B >= settings.top_p) & ~all_p_B
-        return (
-            (jnp.where(enough_k, middle_k, low_k), jnp.where(enough_k, high_k, middle_k)),
-            (jnp.where(enough_p, middle_p, low_p), jnp.where(enough_p, high_p, middle_p)),
-        )
+        low_B, high_B = bounds  # at low it is enough, at high too little
+        middle_B = low_B + (high_B - low_B) // 2
+        amount_B = total(jnp.where(bits_BV >= middle_B[:, None], amounts_BV, 0))
+        enough = amount_B >= enough_B
+        return jnp.where(enough, middle_B, low_B), jnp.where(enough, high_B, middle_B)
 
-    start = jnp.zeros_like(k_B), jnp.max(bits_BV, axis=-1) + 1
-    (floor_k, _), (floor_p, _) = jax.lax.fori_loop(0, 31, halve, (start, start))
-    floor_min = settings.min_p[:, None] * jnp.max(p_BV, axis=-1, keepdims=True)
-    floor_B = jnp.minimum(jnp.maximum(floor_k, floor_p), start[1] - 1)
-    return (bits_BV >= floor_B[:, None]) & (p_BV >= floor_min)
+    return jax.lax.fori_loop(0, 31, halve, (jnp.zeros_like(most_B), most_B + 1))[0]
 
 
 def _draw(weights_BV, uniform_B):

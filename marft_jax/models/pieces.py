@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 
 from marft_jax.models.attention import KV, reading, scaled
+from marft_jax.models.folding import fold
 from marft_jax.models.remat import keep
 
 _PIECES, _LEAST = 8, 64  # of the queries of a row: how many, and the fewest in one
@@ -63,7 +64,7 @@ def _attend(q_BHTC, kv: KV, mask_BTS):
     b, h, t, c = q_BHTC.shape
     g = kv.v_BGTC.shape[1]
     scores = _scores(q_BHTC, kv, mask_BTS)
-    top = _max(scores)
+    top = fold(scores, jnp.maximum).max(axis=-1, keepdims=True)
     weights = jnp.exp(scores - top)
     total = _sum(weights)
     rows = weights.astype(kv.v_BGTC.dtype).reshape(b, g, -1, weights.shape[-1])
@@ -117,14 +118,6 @@ def _product(spec: str, x, y):
     """
     z = jnp.einsum(spec, x, y, preferred_element_type=jnp.float32)
     return z if x.dtype == jnp.float32 else jax.lax.optimization_barrier(z)
-
-
-def _max(x):
-    """Along the last axis; halves are compared whole, which a CPU does many numbers at a time."""
-    while x.shape[-1] > 32 and x.shape[-1] % 2 == 0:
-        half = x.shape[-1] // 2
-        x = jnp.maximum(x[..., :half], x[..., half:])
-    return x.max(axis=-1, keepdims=True)
 
 
 def _sum(x):
