@@ -151,6 +151,19 @@ def test_a_prefill_stays_within_its_bound_on_tokens(engine, monkeypatch):
     assert max(shapes) == (3, 32)
 
 
+@pytest.mark.parametrize(
+    "requests, rows", [(1, [1]), (2, [2]), (4, [2, 2]), (5, [8]), (3, [2, 1]), (8, [8])]
+)
+def test_no_prefill_is_padding_for_the_half_of_it(requests, rows):
+    eight, sizes = small.engine(slots=8), []
+    prefill = eight._prefill
+    eight._prefill = lambda **kw: (sizes.append(len(kw["tokens_BT"])), prefill(**kw))[1]
+    asked = [r._replace(prompt=np.resize(r.prompt, 20)) for r in asks(requests, seed=14)]
+    expected = [small.answers(small.engine(), [request])[0] for request in asked]
+    assert texts(small.answers(eight, asked)) == texts(expected)
+    assert sizes == rows
+
+
 def test_actions_stop_at_their_own_limit(engine):
     requests = asks(12, seed=10, longest=16)
     done = small.answers(engine, requests)

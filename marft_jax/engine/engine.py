@@ -156,13 +156,16 @@ class Engine:
 
         Groups have one of three sizes, a row, a quarter of the slots or all of them, as far as the
         bound on a prefill's tokens allows, and prompts one of two lengths per doubling: prefill is
-        compiled for few shapes.
+        compiled for few shapes. What would fill no more than
+        half of a group makes smaller ones.
         """
         free = [i for i, ticket in enumerate(self._tickets) if ticket is None]
         kind, _ = self._begin(self._waiting[0][1])
         sizes = self.shape.prefill_rows(kind.width, self._mesh)
         group = self._take(kind, min(len(free), sizes[-1]))
-        rows = next(size for size in sizes if size >= len(group))
+        rows = _rows(sizes, len(group))
+        group, later = group[:rows], group[rows:]
+        self._waiting.extendleft((ticket, request) for ticket, request, _ in reversed(later))
         slots = self._places(free, [start for *_, start in group])
         for slot, (ticket, request, start) in zip(slots, group, strict=True):
             self._tickets[slot], self._lengths[slot] = ticket, len(request.prompt)
@@ -236,6 +239,12 @@ class Engine:
                 self._tickets[slot] = None
                 self._prefixes.extend(slot, answer.ids[:-1])  # the last one was never read
         return done
+
+
+def _rows(sizes: Sequence[int], requests: int) -> int:
+    """The size of a group: the next that holds them, unless half of that would be padding."""
+    fits = next(i for i, size in enumerate(sizes) if size >= requests)
+    return sizes[fits - 1] if fits and 2 * requests <= sizes[fits] else sizes[fits]
 
 
 def _alike(a: Request, b: Request) -> bool:
