@@ -12,6 +12,7 @@ from flax import nnx
 from marft_jax import batch as batch_lib
 from marft_jax import lora
 from marft_jax.models import decoder
+from marft_jax.models.product import times
 
 _LOGITS_IN_FLIGHT = 2**24  # vocabulary logits that exist at once, per microbatch
 
@@ -89,13 +90,10 @@ def _score_once(hidden, vocabulary_VD, targets, temperature):
 def _score_and_lean(hidden, vocabulary_VD, targets, temperature):
     """The scores, and the gradient of each log-prob."""
     logprobs = _logprobs(hidden, vocabulary_VD, temperature)
-    rising = (jax.nn.one_hot(targets, len(vocabulary_VD)) - jnp.exp(logprobs)) / temperature[
-        ..., None
-    ]
-    lean = jnp.matmul(
-        rising.astype(hidden.dtype), vocabulary_VD, preferred_element_type=jnp.float32
-    )
-    return _read(logprobs, targets), lean.astype(hidden.dtype)
+    rising = jax.nn.one_hot(targets, len(vocabulary_VD)) - jnp.exp(logprobs)
+    rising = (rising / temperature[..., None]).astype(hidden.dtype)
+    lean = times(rising.reshape(-1, len(vocabulary_VD)), vocabulary_VD, (1, 0))
+    return _read(logprobs, targets), lean.reshape(hidden.shape)
 
 
 _score_once.defvjp(

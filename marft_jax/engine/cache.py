@@ -90,8 +90,8 @@ def insert(cache: list[KV], fresh: list[KV], slots_B) -> list[KV]:
 
     def copy(old: KV, new: KV) -> KV:
         return KV(
-            write(old.k_BGCT, (slots_B, slice(None), slice(None), slice(t)), new.k_BGCT),
-            write(old.v_BGTC, (slots_B, slice(None), slice(t)), new.v_BGTC),
+            write(old.k_BGCT, jnp.s_[slots_B, :, :, :t], new.k_BGCT),
+            write(old.v_BGTC, jnp.s_[slots_B, :, :t], new.v_BGTC),
         )
 
     return [copy(old, new) for old, new in zip(cache, fresh, strict=True)]

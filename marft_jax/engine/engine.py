@@ -156,8 +156,7 @@ class Engine:
 
         Groups have one of three sizes, a row, a quarter of the slots or all of them, as far as the
         bound on a prefill's tokens allows, and prompts one of two lengths per doubling: prefill is
-        compiled for few shapes. What would fill no more than
-        half of a group makes smaller ones.
+        compiled for few shapes. What would fill no more than half of a group makes smaller ones.
         """
         free = [i for i, ticket in enumerate(self._tickets) if ticket is None]
         kind, _ = self._begin(self._waiting[0][1])

@@ -217,8 +217,8 @@ def _appending(at_BT, positions_BT, read: int) -> decoder.Attend:
 
     def attend(q, new: KV, held: KV):
         k_BTGC, v_BTGC = new.k_BGCT.transpose(0, 3, 1, 2), new.v_BGTC.swapaxes(1, 2)
-        k = cache_lib.write(held.k_BGCT, (row_B1, slice(None), slice(None), at_BT), k_BTGC)
-        v = cache_lib.write(held.v_BGTC, (row_B1, slice(None), at_BT), v_BTGC)
+        k = cache_lib.write(held.k_BGCT, jnp.s_[row_B1, :, :, at_BT], k_BTGC)
+        v = cache_lib.write(held.v_BGTC, jnp.s_[row_B1, :, at_BT], v_BTGC)
         return attention(q, KV(k, v), mask_BTR), KV(k, v)
 
     return attend

@@ -76,35 +76,28 @@ def _kept(logprobs_BV, settings: Settings):
     """
     p_BV = jnp.exp(logprobs_BV)
     bits_BV = jax.lax.bitcast_convert_type(p_BV, jnp.int32)
-    most_B = jnp.max(bits_BV, axis=-1)
-
-    def floor(wanted_B, amounts_BV, enough_B):
-        """Of the rows that want one; where none does, at no cost."""
-
-        def search():
-            return _floor(bits_BV, amounts_BV, enough_B, most_B)
-
-        found_B = jax.lax.cond(jnp.any(wanted_B), search, lambda: jnp.zeros_like(most_B))
-        return jnp.where(wanted_B, found_B, 0)
-
-    floor_k = floor(settings.top_k > 0, jnp.ones_like(bits_BV), settings.top_k)
-    floor_p = floor(settings.top_p < 1, p_BV, settings.top_p)
-    floor_B = jnp.minimum(jnp.maximum(floor_k, floor_p), most_B)
+    floor_k = _floor(bits_BV, jnp.ones_like(bits_BV), settings.top_k, settings.top_k > 0)
+    floor_p = _floor(bits_BV, p_BV, settings.top_p, settings.top_p < 1)
     floor_min = settings.min_p[:, None] * jnp.max(p_BV, axis=-1, keepdims=True)
-    return (bits_BV >= floor_B[:, None]) & (p_BV >= floor_min)
+    return (bits_BV >= jnp.maximum(floor_k, floor_p)[:, None]) & (p_BV >= floor_min)
 
 
-def _floor(bits_BV, amounts_BV, enough_B, most_B):
-    """The greatest number such that what is at least as great amounts to enough, ``int32 [B]``."""
+def _floor(bits_BV, amounts_BV, enough_B, wanted_B):
+    """The greatest number such that what is at least as great amounts to enough, ``int32 [B]``.
+
+    It is 0 where none is wanted; nothing is searched where no row wants one.
+    """
 
     def halve(_, bounds):
         low_B, high_B = bounds  # at low it is enough, at high too little
         middle_B = low_B + (high_B - low_B) // 2
-        amount_B = total(jnp.where(bits_BV >= middle_B[:, None], amounts_BV, 0))
-        enough = amount_B >= enough_B
+        enough = total(jnp.where(bits_BV >= middle_B[:, None], amounts_BV, 0)) >= enough_B
         return jnp.where(enough, middle_B, low_B), jnp.where(enough, high_B, middle_B)
 
-    return jax.lax.fori_loop(0, 31, halve, (jnp.zeros_like(most_B), most_B + 1))[0]
+    high_B = jnp.max(bits_BV, axis=-1) + 1
+    steps = jnp.where(jnp.any(wanted_B), 31, 0)
+    floor_B, _ = jax.lax.fori_loop(0, steps, halve, (jnp.zeros_like(high_B), high_B))
+    return jnp.where(wanted_B, floor_B, 0)
 
 
 def _draw(weights_BV, uniform_B):

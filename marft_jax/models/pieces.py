@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 
 from marft_jax.models.attention import KV, reading, scaled
-from marft_jax.models.folding import fold
+from marft_jax.models.folding import fold, total
 from marft_jax.models.remat import keep
 
 _PIECES, _LEAST = 8, 64  # of the queries of a row: how many, and the fewest in one
@@ -66,10 +66,10 @@ def _attend(q_BHTC, kv: KV, mask_BTS):
     scores = _scores(q_BHTC, kv, mask_BTS)
     top = fold(scores, jnp.maximum).max(axis=-1, keepdims=True)
     weights = jnp.exp(scores - top)
-    total = _sum(weights)
+    mass = total(weights)[..., None]
     rows = weights.astype(kv.v_BGTC.dtype).reshape(b, g, -1, weights.shape[-1])
-    context = _product("bgqs,bgsc->bgqc", rows, kv.v_BGTC).reshape(b, g, -1, t, c) / total
-    return context.reshape(b, h, t, c).astype(q_BHTC.dtype), top + jnp.log(total)
+    context = _product("bgqs,bgsc->bgqc", rows, kv.v_BGTC).reshape(b, g, -1, t, c) / mass
+    return context.reshape(b, h, t, c).astype(q_BHTC.dtype), top + jnp.log(mass)
 
 
 def _differentiate(q_BHTC, kv: KV, mask_BTS, context, log_total, d_context):
@@ -94,7 +94,7 @@ def _differentiate(q_BHTC, kv: KV, mask_BTS, context, log_total, d_context):
     read = mask_BTS.swapaxes(1, 2)[:, None, :, None]
     weights = jnp.where(read, jnp.exp(scores - per_query(log_total)), 0)
     d_weights = over_queries(_product("bgsc,bgqc->bgsq", kv.v_BGTC, d_rows))
-    lost = _sum(d_context.astype(jnp.float32) * context)
+    lost = total(d_context.astype(jnp.float32) * context)
     d_scores = (weights * (d_weights - per_query(lost))).astype(dtype).reshape(b, g, s, -1)
     weights = weights.astype(dtype).reshape(b, g, s, -1)
     d_q = _product("bgcs,bgsq->bgcq", kv.k_BGCT, d_scores).swapaxes(2, 3) * c**-0.5
@@ -118,11 +118,6 @@ def _product(spec: str, x, y):
     """
     z = jnp.einsum(spec, x, y, preferred_element_type=jnp.float32)
     return z if x.dtype == jnp.float32 else jax.lax.optimization_barrier(z)
-
-
-def _sum(x):
-    """Along the last axis; as a product with ones, which a CPU does many numbers at a time."""
-    return (x.reshape(-1, x.shape[-1]) @ jnp.ones((x.shape[-1], 1))).reshape(*x.shape[:-1], 1)
 
 
 def _pieces(t: int) -> Iterator[tuple[int, int]]:
