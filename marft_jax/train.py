@@ -127,6 +127,7 @@ def train(config: config_lib.Config) -> int:
                     d_model=session.base.config.d_model,
                 )
                 state, prepared, learned = learner.learn(state, batch, step)
+                engine.compile_ahead()  # while the devices update
                 lock.check()
                 checkpoints.check()
                 if is_due(config.run.transcripts_every, done, steps):  # while the devices update

@@ -12,6 +12,7 @@ from marft_jax.engine import programs
 from marft_jax.engine.cache import Settings
 from marft_jax.engine.engine import Request
 from marft_jax.engine.sampling import _draw, _invert, _kept, sample, scaled_logprobs
+from marft_jax.summary import Compilations
 from marft_jax.types import Sampling
 
 EOS = tuple(range(0, 264, 8))  # one token in eight ends a turn; 0 also fills prompts: pad == eos
@@ -143,7 +144,7 @@ def test_every_request_is_answered_with_more_requests_than_slots(engine):
 def test_a_prefill_stays_within_its_bound_on_tokens(engine, monkeypatch):
     requests = asks(9, seed=13)
     expected = small.answers(engine, requests)
-    monkeypatch.setattr(programs, "PREFILL_TOKENS", 96)  # three rows of 32
+    monkeypatch.setitem(programs.PREFILL_TOKENS, "cpu", 96)  # three rows of 32
     bound, shapes = small.engine(), []
     prefill = bound._prefill
     bound._prefill = lambda **kw: (shapes.append(kw["tokens_BT"].shape), prefill(**kw))[1]
@@ -162,6 +163,18 @@ def test_no_prefill_is_padding_for_the_half_of_it(requests, rows):
     expected = [small.answers(small.engine(), [request])[0] for request in asked]
     assert texts(small.answers(eight, asked)) == texts(expected)
     assert sizes == rows
+
+
+def test_groups_of_any_size_find_their_prefill_compiled_ahead():
+    # slots that no other test has, so that nothing is compiled for them yet
+    ten = small.engine(slots=10)
+    asked = [r._replace(prompt=np.resize(r.prompt, 20)) for r in asks(10, seed=15)]
+    small.answers(ten, asked[:1])
+    ten.compile_ahead()
+    compilations = Compilations()
+    for size in (2, 10):
+        small.answers(ten, asked[:size])
+    assert compilations.metrics()["device/compiled"] == 0
 
 
 def test_actions_stop_at_their_own_limit(engine):

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -102,6 +102,7 @@ class Engine:
         self._tickets: list[int | None] = [None] * self.shape.slots
         self._lengths = np.zeros(self.shape.slots, np.int64)
         self._next_ticket = 0
+        self._compiled: dict[_Kind, set[int]] = {}  # the sizes of a group, of each kind met
         self._prefixes = Prefixes(self.shape.slots)
         self._reuse = reuse and mesh_lib.row_shards(mesh) == 1
         self.reused = 0
@@ -111,6 +112,18 @@ class Engine:
         self._adapters = mesh_lib.localized(adapters, self._mesh)
         self._prefixes.forget()
         self.reused = 0
+
+    def compile_ahead(self) -> None:
+        """Compiles prefills like those so far, in the sizes of a group that have not come up yet.
+
+        For a run of many steps, of which the later ones are not to wait for a compiler.
+        """
+        request = Request(np.zeros(1, np.int32), 0, Sampling(1), (0, 0, 0))
+        for kind, compiled in self._compiled.items():
+            for rows in set(self.shape.prefill_rows(kind.width, self._mesh)) - compiled:
+                arguments = self._arguments(kind, rows, [(request, NOWHERE)], [])
+                self._prefill.lower(**arguments).compile()
+                compiled.add(rows)
 
     @property
     def adapters(self) -> lora.Adapters:
@@ -154,8 +167,7 @@ class Engine:
     def _refill(self) -> None:
         """Prefills one group of waiting requests of about the same length.
 
-        Groups have one of three sizes, a row, a quarter of the slots or all of them, as far as the
-        bound on a prefill's tokens allows, and prompts one of two lengths per doubling: prefill is
+        Groups have one of three sizes, and prompts one of two lengths per doubling: prefill is
         compiled for few shapes. What would fill no more than half of a group makes smaller ones.
         """
         free = [i for i, ticket in enumerate(self._tickets) if ticket is None]
@@ -170,17 +182,28 @@ class Engine:
             self._tickets[slot], self._lengths[slot] = ticket, len(request.prompt)
             self._prefixes.put(slot, request.owner, request.prompt)
             self.reused += start.tokens
-        fields = _request_arrays([(r, start) for _, r, start in group], rows, kind.width)
+        asked = [(request, start) for _, request, start in group]
+        self._compiled.setdefault(kind, set()).add(rows)
+        self._slots = self._prefill(**self._arguments(kind, rows, asked, slots))
+
+    def _arguments(
+        self,
+        kind: _Kind,
+        rows: int,
+        group: Sequence[tuple[Request, Start]],
+        slots: Sequence[int],
+    ) -> dict[str, Any]:
+        """Of ``prefill``, for a group and the slots that it is to fill."""
+        fields = _request_arrays(group, rows, kind.width)
         fields["slots_B"] = np.full(rows, self.shape.slots, np.int32)
         fields["slots_B"][: len(slots)] = slots
-        placed = jax.device_put(fields, mesh_lib.rows(self._mesh))
-        self._slots = self._prefill(
+        return dict(
             base=self._base,
             adapters=self._adapters,
             slots=self._slots,
             key_2=self._key_2,
             read=kind.read,
-            **placed,
+            **jax.device_put(fields, mesh_lib.rows(self._mesh)),
         )
 
     def _take(self, kind: _Kind, most: int) -> list[tuple[int, Request, Start]]:

@@ -20,7 +20,8 @@ from marft_jax.engine.sampling import sample
 from marft_jax.models import decoder
 from marft_jax.models.attention import KV, attention
 
-PREFILL_TOKENS = 8192  # bounds the activations of one prefill
+# of one prefill: a CPU is hardly faster with more of them, others as long as activations have room
+PREFILL_TOKENS = {"cpu": 512, "gpu": 8192, "tpu": 8192}
 
 
 class Shape(NamedTuple):
@@ -36,11 +37,11 @@ class Shape(NamedTuple):
         return self._replace(slots=_round_up(self.slots, mesh_lib.row_shards(mesh)))
 
     def prefill_rows(self, width: int, mesh: Mesh) -> tuple[int, int, int]:
-        """The sizes of a group of prompts of that width: one, few, and as many as the bound on a
-        prefill's tokens allows."""
+        """The sizes of a group of prompts of that width: one, a quarter of the most, the most."""
         shards = mesh_lib.row_shards(mesh)
-        full = min(self.slots, _round_up(max(1, PREFILL_TOKENS // width), shards))
-        return shards, min(full, _round_up(-(-self.slots // 4), shards)), full
+        tokens = PREFILL_TOKENS[mesh.devices.flat[0].platform]
+        most = min(self.slots, _round_up(max(1, tokens // width), shards))
+        return shards, max(shards, most // 4 // shards * shards), most
 
     def width(self, tokens: int, rungs: int = 2) -> int:
         """What a prompt of so many tokens is padded to."""
