@@ -11,6 +11,7 @@ tokens carry a loss; everything else is context.
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
@@ -204,7 +205,7 @@ def build(
     packed, width, passes, height = _layout(sequences, join, config, shards, least.width, d_model)
     micros = passes * config.minibatches
     order = np.random.default_rng(list(seed)).permutation(len(packed))
-    sizes = least.holding(_sizes(packed, episodes, passes, width))
+    sizes = least.holding(_sizes(packed, episodes, _room(passes, least.passes), width))
     placed = {(i % micros, i // micros): packed[row] for i, row in enumerate(order)}
     rows = _empty_rows(sizes, sizes.passes * config.minibatches, height)
     units = _fill(rows, placed, join, episodes, config.ratio, level)
@@ -282,7 +283,8 @@ def _layout(
         fullest = bucket(-(-len(packed) // (passes * config.minibatches)), least=1, rungs=2)
         return _Layout(packed, width, passes, min(most, -(-fullest // shards) * shards))
 
-    longest = bucket(max(s.read for s in sequences))
+    longest = max(s.read for s in sequences)
+    longest = bucket(longest, rungs=2 if 0 < least < longest else 4)  # what grows, grows by much
     usual = at(max(least, longest))
     if join and longest <= least:
         return usual
@@ -331,17 +333,23 @@ def _near(i: int, alike: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _sizes(
-    packed: Sequence[Sequence[_Sequence]], episodes: Sequence[Episode], passes: int, width: int
+    packed: Sequence[Sequence[_Sequence]], episodes: Sequence[Episode], room: int, width: int
 ) -> Sizes:
     """What these rows need; the links are not known yet."""
     spans = [[span for sequence in row for span in sequence.spans] for row in packed]
     actions = max(sum(len(episodes[e].turns[k].action) for e, k in row) for row in spans)
     return Sizes(
-        passes=bucket(passes, least=1, rungs=1),
+        passes=room,
         width=width,
         actions=bucket(actions, least=16, rungs=2),
-        turns=bucket(max(map(len, spans)), least=1, rungs=1),
+        turns=bucket(max(map(len, spans)), least=8, rungs=1),  # they cost next to nothing
     )
+
+
+def _room(passes: int, least: int) -> int:
+    """How many microbatches to make room for. Where there are more than before, for more still: as
+    the sum of random lengths that it is, their number varies by about its root."""
+    return least if passes <= least else bucket(passes + math.isqrt(4 * passes), least=1, rungs=2)
 
 
 def _fill(

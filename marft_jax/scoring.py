@@ -12,6 +12,7 @@ from flax import nnx
 from marft_jax import batch as batch_lib
 from marft_jax import lora
 from marft_jax.models import decoder
+from marft_jax.models.folding import log_softmax, total
 from marft_jax.models.product import times
 
 _LOGITS_IN_FLIGHT = 2**24  # vocabulary logits that exist at once, per microbatch
@@ -49,7 +50,8 @@ def score_actions(graphdef, base, hidden_BAD, r, entropy_learns: bool = True):
     """
     b, a, _ = hidden_BAD.shape
     vocabulary_VD = decoder.vocabulary(graphdef, base)
-    chunk = min(a, max(1, _LOGITS_IN_FLIGHT // (b * len(vocabulary_VD))))
+    most = max(1, _LOGITS_IN_FLIGHT // (b * len(vocabulary_VD)))
+    chunk = -(-a // -(-a // most))
     run = jax.checkpoint(_score) if entropy_learns else _score_once
 
     def score(_, chunked):
@@ -73,11 +75,11 @@ def _score(hidden, vocabulary_VD, targets, temperature):
 
 
 def _logprobs(hidden, vocabulary_VD, temperature):
-    return jax.nn.log_softmax(decoder.logits(hidden, vocabulary_VD) / temperature[..., None])
+    return log_softmax(decoder.logits(hidden, vocabulary_VD) / temperature[..., None])
 
 
 def _read(logprobs, targets):
-    entropy = -jnp.sum(jnp.exp(logprobs) * logprobs, axis=-1)
+    entropy = -total(jnp.exp(logprobs) * logprobs)
     return jnp.take_along_axis(logprobs, targets[..., None], axis=-1)[..., 0], entropy
 
 

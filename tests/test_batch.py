@@ -319,13 +319,33 @@ def test_a_batch_is_padded_to_the_largest_before_it(episodes, level):
     assert build(episodes[:2], level, algo=algo, least=padded.sizes).sizes == padded.sizes
 
 
+def alone_in_their_rows(n: int, length: int = 20) -> list:
+    turn = small.turn(0, range(1, length), range(1, 6))
+    return [small.episode(i, [turn], [1.0]) for i in range(n)]
+
+
+def test_a_batch_makes_room_for_some_more_rows_than_it_has():
+    algo = dataclasses.replace(ALGO, episodes=8, microbatch_tokens=32)
+    first = build(alone_in_their_rows(4), algo=algo)
+    more = build(alone_in_their_rows(6), algo=algo, least=first.sizes)
+    assert (first.micros, more.micros) == (4, 6)
+    assert shapes(first) == shapes(more)
+
+
+def test_rows_that_must_be_wider_than_before_are_wider_by_much():
+    first = build(alone_in_their_rows(4))
+    longer = build(alone_in_their_rows(4, length=62), least=first.sizes)
+    assert build(alone_in_their_rows(4, length=62)).sizes.width == 80
+    assert longer.sizes.width == 96
+
+
 @pytest.mark.parametrize(
     "episodes, tokens, padding, kinds, join",
     [
-        (8, 1280, 0.15, 6, False),
-        (64, 1280, 0.05, 4, False),
-        (64, 8192, 0.1, 4, False),
-        (64, 1280, 0.1, 4, True),
+        (8, 1280, 0.15, 4, False),
+        (64, 1280, 0.05, 3, False),
+        (64, 8192, 0.1, 3, False),
+        (64, 1280, 0.1, 3, True),
         (64, 8192, 0.2, 4, True),
     ],
 )

@@ -17,6 +17,12 @@ def total(x):
     )
 
 
+def log_softmax(x):
+    """``jax.nn.log_softmax(x)``."""
+    below = x - jax.lax.stop_gradient(x.max(axis=-1, keepdims=True))
+    return below - jnp.log(total(jnp.exp(below)))[..., None]
+
+
 def fold(x, join: Callable):
     """Joins halves while there are many: XLA's own sum along the last axis on a CPU waits for each
     number before it takes the next."""
