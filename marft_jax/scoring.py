@@ -51,7 +51,8 @@ def score_actions(graphdef, base, hidden_BAD, r, entropy_learns: bool = True):
     b, a, _ = hidden_BAD.shape
     vocabulary_VD = decoder.vocabulary(graphdef, base)
     most = max(1, _LOGITS_IN_FLIGHT // (b * len(vocabulary_VD)))
-    chunk = -(-a // -(-a // most))
+    chunks = -(-a // most)
+    chunk = -(-a // chunks)  # alike: a last one that is not full is computed like a full one
     run = jax.checkpoint(_score) if entropy_learns else _score_once
 
     def score(_, chunked):
