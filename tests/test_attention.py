@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 
 import chex
 import jax
@@ -66,7 +67,7 @@ def test_attention_in_pieces_is_attention(t, dtype, tolerance):
 
     def loss(attend):
         return jax.value_and_grad(
-            lambda q, kv: jnp.sum(attend(q, kv, until_BT) * weight), argnums=(0, 1)
+            lambda q, kv: jnp.sum(attend(until_BT)(q, kv) * weight), argnums=(0, 1)
         )(q, kv)
 
     for a, b in zip(
@@ -82,10 +83,10 @@ def test_attention_in_pieces_is_attention(t, dtype, tolerance):
 def test_attention_in_pieces_keeps_what_its_backward_pass_reads():
     def exponentials(remat: Remat) -> int:
         q, kv = draw(0, 1, 2, 40, 8), KV(draw(1, 1, 2, 8, 40), draw(2, 1, 2, 40, 8))
-        run = rematerialised(causal_attention_in_pieces, remat, ())
+        run = rematerialised(causal_attention_in_pieces(jnp.full((1, 40), 39)), remat, ())
 
         def loss(q, kv):
-            return run(q, kv, jnp.full((1, 40), 39)).sum()
+            return run(q, kv).sum()
 
         return str(jax.make_jaxpr(jax.grad(loss))(q, kv)).count("= exp ")
 
@@ -145,7 +146,7 @@ def loss_and_gradients(attend, where, q, kv, until_BT):
     weight = draw(4, *q.shape)
 
     def loss(q, kv):
-        context = attend(q, kv, until_BT)
+        context = attend(until_BT)(q, kv)
         return jnp.sum(context * weight), context
 
     run = jax.value_and_grad(mesh_lib.within(where, loss), argnums=(0, 1), has_aux=True)
@@ -185,8 +186,8 @@ def test_splash_is_attention_on_any_mesh(where, heads, groups, dtype, tolerance,
 def test_rows_that_splash_cannot_take_pass_through_einsums(b, h, g, t, kernel):
     where = small.mesh_of(2, 1, 2)
     q, kv = jnp.zeros((b, h, t, 8)), KV(jnp.zeros((b, g, 8, t)), jnp.zeros((b, g, t, 8)))
-    run = mesh_lib.within(where, splash.splash_attention)
-    traced = jax.make_jaxpr(run)(q, kv, jnp.ones((b, t), jnp.int32))
+    run = mesh_lib.within(where, splash.splash_attention(jnp.ones((b, t), jnp.int32)))
+    traced = jax.make_jaxpr(run)(q, kv)
     assert ("pallas_call" in str(traced)) == kernel
 
 
@@ -226,6 +227,16 @@ def test_an_update_through_splash_is_that_through_einsums(interpreted):
     many = updated(small.mesh_of(2, 2, 2), splash.splash_attention)
     assert interpreted == {(2, 128, 128)}  # heads of one place; nothing fell back to einsums
     chex.assert_trees_all_close(alone, many, atol=1e-5, rtol=1e-3)
+
+
+@pytest.mark.parametrize("t, pieces", [(100, 1), (300, 3)])
+def test_what_rows_read_is_worked_out_once_for_all_layers(t, pieces):
+    config = dataclasses.replace(small.CONFIG, n_layers=3)
+    graphdef, base = abstract_decoder(config, jnp.float32, attention=causal_attention_in_pieces)
+    ids = jax.ShapeDtypeStruct((2, t), jnp.int32)
+    traced = jax.make_jaxpr(functools.partial(decoder.forward, graphdef))(base, ids, ids, ids)
+    called = [equation.params.get("name") for equation in traced.eqns]
+    assert (called.count("tril"), called.count("run")) == (pieces, 3)  # none within a layer
 
 
 def gradients_and_memory(remat: Remat):

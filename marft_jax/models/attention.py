@@ -24,8 +24,11 @@ class KV(NamedTuple):
         return KV(self.k_BGCT[..., :length], self.v_BGTC[:, :, :length])
 
 
-CausalAttention = Callable[[jax.Array, KV, jax.Array], jax.Array]
-"""(queries, keys and values, until where each position is read) to context."""
+Attention = Callable[[jax.Array, KV], jax.Array]
+"""(queries, keys and values) to context."""
+
+CausalAttention = Callable[[jax.Array], Attention]
+"""Until where each position of some rows is read, to the attention of these rows in every layer."""
 
 
 def scaled(q_BHTC):
@@ -58,9 +61,10 @@ def attention(q_BHTC, kv: KV, mask_BTS):
     return context.reshape(b, h, t, c).astype(q_BHTC.dtype)
 
 
-def causal_attention(q_BHTC, kv: KV, until_BT):
+def causal_attention(until_BT) -> Attention:
     """Attention of whole rows, as ``reading`` says."""
-    return attention(q_BHTC, kv, reading(until_BT))
+    mask_BTT = reading(until_BT)
+    return lambda q_BHTC, kv: attention(q_BHTC, kv, mask_BTT)
 
 
 def reading(until_BT, start: int = 0, end: int | None = None):

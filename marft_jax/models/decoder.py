@@ -303,9 +303,10 @@ def forward(
         hidden_BTD after the last norm, and a list with the ``KV`` of every layer.
     """
     decoder: Decoder = nnx.merge(graphdef, base)
+    attention = decoder.attention(until_BT)
 
     def attend(q, fresh, _):
-        return decoder.attention(q, fresh, until_BT), fresh
+        return attention(q, fresh), fresh
 
     held = [None] * decoder.config.n_layers
     return decoder.hidden(tokens_BT, positions_BT, attend, held, lora, owners)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from typing import Any
 
@@ -12,13 +13,13 @@ from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_ma
 from jax.sharding import PartitionSpec as P
 
 from marft_jax import mesh as mesh_lib
-from marft_jax.models.attention import KV, causal_attention, scaled
+from marft_jax.models.attention import KV, Attention, causal_attention, scaled
 
 _LANES = 128
 _BLOCK = 896  # the most: every bucket from 512 on has blocks of 512 to 896; more compile for longer
 
 
-def splash_attention(q_BHTC, kv: KV, until_BT):
+def splash_attention(until_BT) -> Attention:
     """``causal_attention`` in blocks, so that neither pass ever holds the scores of a row.
 
     The compiler cannot split a kernel over devices. Where the context has a mesh
@@ -30,6 +31,10 @@ def splash_attention(q_BHTC, kv: KV, until_BT):
     It is ``causal_attention`` itself for rows that are not a multiple of 128 tokens long, and
     where the mesh does not divide the rows or the query heads.
     """
+    return functools.partial(_attend, until_BT=until_BT)
+
+
+def _attend(q_BHTC, kv: KV, until_BT):
     b, h, t, _ = q_BHTC.shape
     groups = kv.v_BGTC.shape[1]
     mesh, rows = jax.sharding.get_abstract_mesh(), mesh_lib.row_axes()
@@ -37,7 +42,7 @@ def splash_attention(q_BHTC, kv: KV, until_BT):
     shards = math.prod(sizes.get(axis, 1) for axis in rows)
     split = math.lcm(groups, sizes.get("tensor", 1))
     if t % _LANES or b % shards or h % split:
-        return causal_attention(q_BHTC, kv, until_BT)
+        return causal_attention(until_BT)(q_BHTC, kv)
     k, v = kv.k_BGCT.swapaxes(2, 3), kv.v_BGTC
     if split > groups:
         k, v = (jnp.repeat(x, split // groups, axis=1) for x in (k, v))
