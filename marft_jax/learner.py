@@ -92,6 +92,7 @@ class Learner:
         self.joins = config.algo.reuse and attention_lib.joins(mesh.devices.flat[0].platform)
         run = programs(config, base.config, base.graphdef, team, algorithm, mesh)
         self._init, self._prepare, self._update = run
+        self._sizes = batch_lib.NO_SIZES
 
     def init(self) -> TrainState:
         """A fresh state: adapters that change nothing, values near zero."""
@@ -114,6 +115,7 @@ class Learner:
         self, state: TrainState, batch: batch_lib.Batch, step: int
     ) -> tuple[TrainState, Prepared, dict[str, Any]]:
         """One training step. The old state is donated; the metrics are still on the device."""
+        self._make_room(batch.sizes)
         rows = mesh_lib.put(batch.rows, mesh_lib.rows(self._mesh, axis=1))
         chain = mesh_lib.put(batch.chain, mesh_lib.replicated(self._mesh))
         prepared, baseline, report = self._prepare(
@@ -133,6 +135,15 @@ class Learner:
             shuffle=self._shuffle(step, batch),
         )
         return state, prepared, report | learned
+
+    def _make_room(self, sizes: batch_lib.Sizes) -> None:
+        """Drops the programs for smaller batches: those to come are padded to the largest so far,
+        and on a CPU each program holds hundreds of megabytes."""
+        largest = self._sizes.holding(sizes)
+        if largest != self._sizes:
+            self._prepare.clear_cache()
+            self._update.clear_cache()
+        self._sizes = largest
 
     def _shuffle(self, step: int, batch: batch_lib.Batch) -> np.ndarray:
         """The order of microbatches in each epoch, ``[epochs, minibatches, accumulation]``.

@@ -111,6 +111,7 @@ def train(config: config_lib.Config) -> int:
             with clock("rollout_s"):
                 collected = collect(rollout, credit, config, draw)
             clock.seconds["reward_s"] = collected.waited_s
+            engine.rest()
             memory.give_back_freed()  # before the update, which takes most
             done = step + 1
             with clock("update_s"):
@@ -135,6 +136,7 @@ def train(config: config_lib.Config) -> int:
                     file = run / "transcripts" / f"{done}.jsonl"
                     transcripts.write(file, collected.episodes, team.tokenizer.decode, numbers)
                 jax.block_until_ready((state, learned))
+            memory.drop_programs_when_crowded()
             memory.give_back_freed()
             nonfinite = by_agent(learned.pop("nonfinite"), team)
             metrics = metrics_of(collected, learned, team, clock, config.algo)

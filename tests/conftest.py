@@ -19,6 +19,8 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 import jax  # noqa: E402
 import pytest  # noqa: E402
 
+from marft_jax import memory  # noqa: E402
+
 jax.config.update("jax_num_cpu_devices", 8)
 jax.config.update("jax_numpy_rank_promotion", "raise")
 
@@ -41,6 +43,13 @@ def compile_plainly() -> None:
 
 if os.environ.get("MARFT_OPTIMISED") != "1":
     compile_plainly()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def room_for_programs():
+    """A suite compiles more programs than one process can map."""
+    yield
+    memory.drop_programs_when_crowded()
 
 
 @pytest.fixture(scope="session")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import weakref
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -170,11 +172,23 @@ def test_groups_of_any_size_find_their_prefill_compiled_ahead():
     ten = small.engine(slots=10)
     asked = [r._replace(prompt=np.resize(r.prompt, 20)) for r in asks(10, seed=15)]
     small.answers(ten, asked[:1])
+    ten.rest()
     ten.compile_ahead()
+    ten.load(ten.adapters)
     compilations = Compilations()
     for size in (2, 10):
         small.answers(ten, asked[:size])
     assert compilations.metrics()["device/compiled"] == 0
+
+
+def test_an_engine_at_rest_holds_no_cache_and_forgets_what_was_in_it():
+    playing, asked = small.engine(), asks(6, seed=16)
+    expected = small.answers(playing, asked)
+    cache = [weakref.ref(leaf) for leaf in jax.tree.leaves(playing._slots)]
+    playing.rest()
+    assert not any(leaf() for leaf in cache)
+    playing.load(playing.adapters)
+    assert texts(small.answers(playing, asked)) == texts(expected)
 
 
 def test_actions_stop_at_their_own_limit(engine):

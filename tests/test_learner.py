@@ -31,6 +31,7 @@ from marft_jax import lora, objective, scoring
 from marft_jax.algorithms import find_algorithm
 from marft_jax.config import Config
 from marft_jax.engine.engine import Request
+from marft_jax.learner import Learner
 from marft_jax.models import decoder
 from marft_jax.prepare import Prepared
 from marft_jax.types import Sampling
@@ -422,6 +423,18 @@ def test_any_mesh_takes_the_same_step_as_one_device(episodes, shape):
     close(one[0].adapters, many[0].adapters, 1e-5)
     close(one[0].critic, many[0].critic, 1e-3)  # its step is up to 0.05
     close(one[1], many[1], 1e-4)
+
+
+def test_programs_for_batches_that_were_outgrown_are_dropped(episodes):
+    where = small.one_device()
+    base, team = small.base_on(where, LAYERS), small.team()
+    ours = Learner(settled(Config(), "appo"), base, team, find_algorithm("appo"), where)
+    state = ours.init()
+    few, many = (build(Config(), episodes[:n]) for n in (1, len(episodes)))
+    assert few.sizes != many.sizes == many.sizes.holding(few.sizes)
+    for batch, programs in ((few, 1), (many, 1), (few, 2), (few, 2), (many, 2)):
+        state, _, _ = ours.learn(state, batch, 0)
+        assert (ours._prepare._cache_size(), ours._update._cache_size()) == (programs, programs)
 
 
 def test_the_same_step_twice_is_the_same_bit_for_bit(episodes):

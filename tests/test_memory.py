@@ -1,4 +1,4 @@
-"""Memory that was freed goes back to the system."""
+"""Memory that is no longer needed goes back to the system."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import ctypes
 import resource
 from pathlib import Path
 
+import jax
 import pytest
 
 from marft_jax import memory
@@ -31,3 +32,14 @@ def test_what_was_freed_between_what_lives_on_goes_back():
     given_back = before - resident_bytes()
     LIBC.free(blocks[-1])
     assert given_back > 100e6
+
+
+@pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="not Linux")
+def test_programs_are_dropped_where_their_mappings_become_too_many():
+    double = jax.jit(lambda x: 2 * x)
+    assert double(1) == 2
+    assert not memory.drop_programs_when_crowded(share=1.0)
+    assert double._cache_size() == 1
+    assert memory.drop_programs_when_crowded(share=0.0)
+    assert double._cache_size() == 0
+    assert double(1) == 2

@@ -217,6 +217,7 @@ def test_what_a_plan_counts_is_what_a_run_holds():
     session = open_session(config, load_team(None))
     algorithm = find_algorithm(config.algo.name)
     state = Learner(config, session.base, session.team, algorithm, session.mesh).init()
+    session.engine.load(state.adapters)
     held = {
         "weights": session.base.params,
         "adapters": state.adapters,
@@ -293,7 +294,8 @@ def test_a_plan_says_whether_it_fits_and_what_to_change():
     plan = tiny()
     assert "no limit" in report.verdict(plan)
     assert "fits: peak" in report.verdict(cramped(2 * plan.peak))
-    short = cramped(plan.peak - 0.5 * plan.memory["cache"])
+    playing = {name: plan.peaks[name] for name in ("prefill", "decode")}
+    short = cramped(max(playing.values()) - 0.5 * plan.memory["cache"], peaks=playing)
     assert not short.fits and "--rollout.slots 2 " in report.verdict(short)
     shorter = cramped(plan.peak - 2 * plan.memory["cache"])
     assert "--algo.microbatch_tokens" in report.advice(shorter)

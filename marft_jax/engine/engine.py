@@ -96,7 +96,8 @@ class Engine:
         self._key_2 = jax.device_put(
             jax.random.key_data(jax.random.key(seed)), mesh_lib.replicated(mesh)
         )
-        self._slots: Slots = run.empty()
+        self._empty = run.empty
+        self._slots: Slots | None = None
         self._adapters: lora.Adapters | None = None
         self._waiting: deque[tuple[int, Request]] = deque()
         self._tickets: list[int | None] = [None] * self.shape.slots
@@ -110,19 +111,27 @@ class Engine:
     def load(self, adapters: lora.Adapters) -> None:
         """Uses these adapters from now on."""
         self._adapters = mesh_lib.localized(adapters, self._mesh)
+        self._slots = self._slots or self._empty()
         self._prefixes.forget()
         self.reused = 0
+
+    def rest(self) -> None:
+        """Gives the memory of the cache back, until the next ``load``: others may need it."""
+        assert not self.busy
+        self._slots = None
 
     def compile_ahead(self) -> None:
         """Compiles prefills like those so far, in the sizes of a group that have not come up yet.
 
-        For a run of many steps, of which the later ones are not to wait for a compiler.
+        For a run of many steps, of which the later ones are not to wait for a compiler. The engine
+        may be at rest.
         """
+        slots = jax.eval_shape(self._empty)
         request = Request(np.zeros(1, np.int32), 0, Sampling(1), (0, 0, 0))
         for kind, compiled in self._compiled.items():
             for rows in set(self.shape.prefill_rows(kind.width, self._mesh)) - compiled:
                 arguments = self._arguments(kind, rows, [(request, NOWHERE)], [])
-                self._prefill.lower(**arguments).compile()
+                self._prefill.lower(slots=slots, **arguments).compile()
                 compiled.add(rows)
 
     @property
@@ -184,7 +193,8 @@ class Engine:
             self.reused += start.tokens
         asked = [(request, start) for _, request, start in group]
         self._compiled.setdefault(kind, set()).add(rows)
-        self._slots = self._prefill(**self._arguments(kind, rows, asked, slots))
+        arguments = self._arguments(kind, rows, asked, slots)
+        self._slots = self._prefill(slots=self._slots, **arguments)
 
     def _arguments(
         self,
@@ -193,14 +203,13 @@ class Engine:
         group: Sequence[tuple[Request, Start]],
         slots: Sequence[int],
     ) -> dict[str, Any]:
-        """Of ``prefill``, for a group and the slots that it is to fill."""
+        """Of ``prefill`` beside the slots, for a group and those that it is to fill."""
         fields = _request_arrays(group, rows, kind.width)
         fields["slots_B"] = np.full(rows, self.shape.slots, np.int32)
         fields["slots_B"][: len(slots)] = slots
         return dict(
             base=self._base,
             adapters=self._adapters,
-            slots=self._slots,
             key_2=self._key_2,
             read=kind.read,
             **jax.device_put(fields, mesh_lib.rows(self._mesh)),
@@ -247,6 +256,7 @@ class Engine:
 
     def _collect(self, in_use: list[int]) -> list[tuple[int, Completion]]:
         s = self._slots
+        assert s is not None
         fetch = (s.active_S, s.count_S, s.length_S, s.ids_SA, s.logprobs_SA)
         active, count, length, ids, logprobs = (np.asarray(x) for x in jax.device_get(fetch))
         self._lengths = length.astype(np.int64)

@@ -67,10 +67,10 @@ def memory_of(run: Run, programs: dict[str, Compiled]) -> tuple[dict[str, float]
         "activations": max((program.scratch for program in programs.values()), default=0),
     }
     code = sum(program.code for program in programs.values())
-    beside = {  # what a program does not take, and yet is there
-        "update": memory["cache"],
+    beside = {  # what a program does not take, and yet is there; learning, the engine is at rest
+        "update": 0.0,
         "prefill": optimiser + memory["critic"],
-        "prepare": memory["cache"] + optimiser,
+        "prepare": optimiser,
         "decode": optimiser + memory["critic"],
     }
     peaks = {
@@ -95,7 +95,7 @@ def advice(plan: Plan) -> str:
             return f"--mesh.tensor {per_host} spreads the weights over all chips of a host"
         return "a copy of the weights leaves no room in a host; take chips with more memory"
     excess = plan.peak - chip.memory
-    if plan.memory["cache"] > excess:
+    if worst not in _LEARNING and plan.memory["cache"] > excess:
         left = (1 - excess / plan.memory["cache"]) * run.shape.slots
         if left >= 1:
             return f"--rollout.slots {int(left)} makes the cache smaller"
