@@ -10,7 +10,8 @@ tokens carry a loss; everything else is context.
 
 from __future__ import annotations
 
-import itertools
+import dataclasses
+import functools
 import math
 from collections.abc import Sequence
 from typing import Literal, NamedTuple
@@ -19,20 +20,10 @@ import numpy as np
 
 from marft_jax import config as config_lib
 from marft_jax.buckets import bucket
+from marft_jax.packing import TokenSequence, layout, nest
 from marft_jax.types import Episode, Turn
 
 Level = Literal["action", "token"]
-
-# tokens of a row, as a multiple of the model's width, at which attention costs as much as all else:
-# 2.3 on a CPU; more, as wide rows have less padding
-_TWICE_AS_DEAR = 4
-# of the cost of the narrowest rows: wider ones must be cheaper than that
-_WORTH_IT = 0.95
-# sequences in alphabetical order that are looked at on either side of one, for rows to join
-_NEAR = 256
-# tokens up to which a row may be four times as wide as its longest sequence; beyond, where
-# attention needs memory, twice
-_SHORT = 2048
 
 
 class Rows(NamedTuple):
@@ -102,6 +93,19 @@ class Chain(NamedTuple):
     link_UBX: np.ndarray
 
 
+class Prompts(NamedTuple):
+    """The rows once more, without what follows the last prompt token of each sequence: all that is
+    read for a value of a whole action.
+
+    Attributes:
+        rows: packed on their own, in microbatches of no minibatch.
+        unit_UBK: flat position among their turns of each turn of the batch's rows.
+    """
+
+    rows: Rows
+    unit_UBK: np.ndarray
+
+
 class Sizes(NamedTuple):
     """What a batch is padded to, so that few programs are compiled.
 
@@ -110,6 +114,7 @@ class Sizes(NamedTuple):
         width: tokens of a row. Short sequences are packed, so a wide row is not an emptier one.
         actions, turns: of a row.
         links: of an episode's chain.
+        prompt_passes, prompt_width, prompt_actions, prompt_turns: the same, of ``Prompts``.
     """
 
     passes: int = 0
@@ -117,12 +122,25 @@ class Sizes(NamedTuple):
     actions: int = 0
     turns: int = 0
     links: int = 0
+    prompt_passes: int = 0
+    prompt_width: int = 0
+    prompt_actions: int = 0
+    prompt_turns: int = 0
 
     def holding(self, other: Sizes) -> Sizes:
         """The larger of both, each."""
         return Sizes(*map(max, self, other))
 
+    def of_prompts(self) -> Sizes:
+        """Those of the prompts' own rows."""
+        return Sizes(*self[_ROWS:])
 
+    def with_prompts(self, own: Sizes) -> Sizes:
+        """And of the prompts' rows these."""
+        return Sizes(*self[:_ROWS], *own[: len(self) - _ROWS])
+
+
+_ROWS = Sizes._fields.index("prompt_passes")
 NO_SIZES = Sizes()
 
 
@@ -133,6 +151,7 @@ class Batch(NamedTuple):
         micros: microbatches with rows in them; those after it are empty and cost nothing.
         sizes: what it is padded to.
         joined: tokens that sequences share with others of their row.
+        prompts: for a critic that needs no more than these.
     """
 
     rows: Rows
@@ -140,33 +159,7 @@ class Batch(NamedTuple):
     micros: int
     sizes: Sizes
     joined: int
-
-
-class _Sequence(NamedTuple):
-    ids: np.ndarray
-    agents: np.ndarray
-    """Whose turn each token leads to or belongs to."""
-    owner: int
-    spans: list[tuple[int, int]]
-    """(episode, turn) of each action, in order."""
-    starts: list[int]
-    """Position of the first token of each action."""
-
-    @property
-    def read(self) -> int:
-        """How many tokens it has without the last one, which predicts nothing."""
-        return len(self.ids) - 1
-
-    @property
-    def spelled(self) -> bytes:
-        """What orders sequences so that those that begin alike stand side by side."""
-        return np.stack([self.ids, self.agents], axis=1).astype(">u4").tobytes()
-
-    def alike(self, other: _Sequence) -> int:
-        """How many of these tokens both begin with."""
-        n = min(self.read, other.read) if self.owner == other.owner else 0
-        same = (self.ids[:n] == other.ids[:n]) & (self.agents[:n] == other.agents[:n])
-        return n if same.all() else int(same.argmin())
+    prompts: Prompts | None = None
 
 
 def build(
@@ -181,6 +174,7 @@ def build(
     least: Sizes = NO_SIZES,
     join: bool = False,
     d_model: int = 2048,
+    prompts: bool = False,
 ) -> Batch:
     """Packs episodes for the learner.
 
@@ -196,13 +190,64 @@ def build(
             are compiled again only where a batch is larger than all of them.
         join: sequences of a row share what they begin with.
         d_model: of the model that reads them: a narrow one has rows made less wide.
+        prompts: packs these on their own too; decisions are actions.
     """
+    assert not prompts or level == "action"
     sequences = [
-        sequence for e, episode in enumerate(episodes) for sequence in _nest(e, episode, owners)
+        sequence for e, episode in enumerate(episodes) for sequence in nest(e, episode, owners)
     ]
+    pack = functools.partial(
+        _rows, episodes=episodes, level=level, shards=shards, seed=seed, join=join, d_model=d_model
+    )
+    whole = pack(sequences, config=config, least=least)
+    units_EK = [
+        [whole.units[e, k] for k in range(len(episode.turns))] for e, episode in enumerate(episodes)
+    ]
+    longest = max(sum(map(len, turns)) for turns in units_EK)
+    sizes = whole.sizes.holding(Sizes(links=bucket(longest, least=1, rungs=1)))
+    room = (max(len(episodes), config.episodes), sizes.links)
+    chain = _chain(units_EK, rewards, _labels(episodes), whole.rows, level, room)
+    batch = Batch(whole.rows, chain, whole.micros, sizes, whole.joined)
+    if not prompts:
+        return batch
+    known = least.of_prompts().holding(Sizes(actions=64, turns=16))  # of next to no cost
+    cut = pack(
+        [sequence.prompt() for sequence in sequences],
+        config=dataclasses.replace(config, minibatches=1),
+        least=known,
+    )
+    unit_UBK = np.zeros_like(whole.rows.first_UBK)
+    for turn, [unit] in whole.units.items():
+        unit_UBK.reshape(-1)[unit] = cut.units[turn][0]
+    return batch._replace(sizes=sizes.with_prompts(cut.sizes), prompts=Prompts(cut.rows, unit_UBK))
+
+
+class _Packed(NamedTuple):
+    """Rows, the flat positions of each turn's units by (episode, turn), and as of ``Batch``."""
+
+    rows: Rows
+    units: dict[tuple[int, int], list[int]]
+    micros: int
+    sizes: Sizes
+    joined: int
+
+
+def _rows(
+    sequences: list[TokenSequence],
+    *,
+    episodes: Sequence[Episode],
+    config: config_lib.Algo,
+    level: Level,
+    shards: int,
+    seed: Sequence[int],
+    least: Sizes,
+    join: bool,
+    d_model: int,
+) -> _Packed:
+    """Packs sequences; arguments as of ``build``."""
     if join:
-        sequences.sort(key=lambda s: (s.owner, s.spelled))
-    packed, width, passes, height = _layout(sequences, join, config, shards, least.width, d_model)
+        sequences = sorted(sequences, key=lambda s: (s.owner, s.spelled))
+    packed, width, passes, height = layout(sequences, join, config, shards, least.width, d_model)
     micros = passes * config.minibatches
     order = np.random.default_rng(list(seed)).permutation(len(packed))
     sizes = least.holding(_sizes(packed, episodes, _room(passes, least.passes), width))
@@ -210,15 +255,7 @@ def build(
     rows = _empty_rows(sizes, sizes.passes * config.minibatches, height)
     units = _fill(rows, placed, join, episodes, config.ratio, level)
     joined = sum(s.read for s in sequences) - int((rows.owners_UBT >= 0).sum())
-    labels = _labels(episodes)
-    units_EK = [
-        [units[e, k] for k in range(len(episode.turns))] for e, episode in enumerate(episodes)
-    ]
-    longest = max(sum(map(len, turns)) for turns in units_EK)
-    sizes = sizes.holding(Sizes(links=bucket(longest, least=1, rungs=1)))
-    room = (max(len(episodes), config.episodes), sizes.links)
-    chain = _chain(units_EK, rewards, labels, rows, level, room)
-    return Batch(rows, chain, micros, sizes, joined)
+    return _Packed(rows, units, micros, sizes, joined)
 
 
 def padding(batch: Batch) -> float:
@@ -226,123 +263,16 @@ def padding(batch: Batch) -> float:
     return float(np.mean(batch.rows.owners_UBT[: batch.micros] < 0))
 
 
-def _nest(e: int, episode: Episode, owners: Sequence[int]) -> list[_Sequence]:
-    """The sequences of one episode, nested turns joined."""
-    sequences: list[_Sequence] = []
-    for k, turn in enumerate(episode.turns):
-        whole = np.concatenate([turn.prompt, turn.action])
-        start, owner = len(turn.prompt), owners[turn.agent]
-        agents = np.full(len(whole), turn.agent)
-        for i, known in enumerate(sequences):
-            n = len(known.ids)
-            if known.owner == owner and n <= start and np.array_equal(known.ids, whole[:n]):
-                agents[: n - 1] = known.agents[:-1]
-                spans, starts = [*known.spans, (e, k)], [*known.starts, start]
-                sequences[i] = _Sequence(whole, agents, owner, spans, starts)
-                break
-        else:
-            sequences.append(_Sequence(whole, agents, owner, [(e, k)], [start]))
-    return sequences
-
-
-class _Layout(NamedTuple):
-    """Rows of one width, dealt out to the passes of each minibatch, ``height`` to a microbatch."""
-
-    packed: list[list[_Sequence]]
-    width: int
-    passes: int
-    height: int
-
-    def cost(self, d_model: int) -> float:
-        """Tokens of a minibatch, with padding; attention makes those of a wide row dearer."""
-        dearer = self.width / (_TWICE_AS_DEAR * d_model)
-        return self.passes * self.height * self.width * (1 + dearer)
-
-
-def _layout(
-    sequences: Sequence[_Sequence],
-    join: bool,
-    config: config_lib.Algo,
-    shards: int,
-    least: int,
-    d_model: int,
-) -> _Layout:
-    """The cheapest rows that leave no minibatch without any: from as wide as the longest sequence
-    to some times as wide, which short ones fill better, and where more of them may join.
-
-    The width of the batches before, ``least``, stays where another gains little; where rows join,
-    and every width gains a little, as long as the longest sequence fits in.
-    """
-    pairs = itertools.pairwise(sequences) if join else ()
-    alike = np.array([b.alike(a) for a, b in pairs], int)
-
-    def at(width: int) -> _Layout:
-        packed = _pack(sequences, width, alike)
-        most = max(1, config.microbatch_tokens // width // shards) * shards
-        passes = -(-len(packed) // (most * config.minibatches))
-        fullest = bucket(-(-len(packed) // (passes * config.minibatches)), least=1, rungs=2)
-        return _Layout(packed, width, passes, min(most, -(-fullest // shards) * shards))
-
-    longest = max(s.read for s in sequences)
-    longest = bucket(longest, rungs=2 if 0 < least < longest else 4)  # what grows, grows by much
-    usual = at(max(least, longest))
-    if join and longest <= least:
-        return usual
-    widest = max(2 * longest, min(4 * longest, _SHORT)) if join else 2 * longest
-    widest = min(widest, config.microbatch_tokens // shards)
-    rungs = 2 if join else 4  # what is joined may be cut almost anywhere
-    widths = {bucket(width, rungs=rungs) for width in range(usual.width + 1, widest + 1)}
-    wider = [at(width) for width in sorted(widths) if width <= widest]
-    enough = [layout for layout in wider if len(layout.packed) >= config.minibatches]
-    best = min(enough, key=lambda layout: layout.cost(d_model), default=usual)
-    return best if best.cost(d_model) < _WORTH_IT * usual.cost(d_model) else usual
-
-
-def _pack(sequences: Sequence[_Sequence], width: int, alike: np.ndarray) -> list[list[_Sequence]]:
-    """Longest first: into the row that begins most alike, else the first that has room.
-
-    Args:
-        alike: tokens that each sequence and the next share; the sequences are sorted. Or none.
-    """
-    read = np.array([s.read for s in sequences])
-    rows: list[list[int]] = []
-    row_of, room = np.full(len(read), -1), np.full(len(read), width)
-    for i in np.argsort(-read, kind="stable"):
-        near, shared = _near(i, alike)
-        fits = (shared > 0) & (row_of[near] >= 0) & (room[row_of[near]] >= read[i] - shared)
-        if fits.any():
-            best = np.where(fits, shared, 0).argmax()
-            row, need = row_of[near][best], read[i] - shared[best]
-        else:
-            row, need = (room >= read[i]).argmax(), read[i]
-        if row == len(rows):
-            rows.append([])
-        rows[row].append(i)
-        room[row] -= need
-        row_of[i] = row
-    return [[sequences[i] for i in sorted(row)] for row in rows]
-
-
-def _near(i: int, alike: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Sequences beside the i-th, and how many tokens it shares with each: as few as any neighbours
-    between them."""
-    before, after = alike[max(0, i - _NEAR) : i][::-1], alike[i : i + _NEAR]
-    near = [i - 1 - np.arange(len(before)), i + 1 + np.arange(len(after))]
-    shared = [np.minimum.accumulate(side) for side in (before, after)]
-    return np.concatenate(near), np.concatenate(shared)
-
-
 def _sizes(
-    packed: Sequence[Sequence[_Sequence]], episodes: Sequence[Episode], room: int, width: int
+    packed: Sequence[Sequence[TokenSequence]], episodes: Sequence[Episode], room: int, width: int
 ) -> Sizes:
     """What these rows need; the links are not known yet."""
-    spans = [[span for sequence in row for span in sequence.spans] for row in packed]
-    actions = max(sum(len(episodes[e].turns[k].action) for e, k in row) for row in spans)
+    turns = [[n for s in row for n in s.lengths(episodes)] for row in packed]
     return Sizes(
         passes=room,
         width=width,
-        actions=bucket(actions, least=16, rungs=2),
-        turns=bucket(max(map(len, spans)), least=8, rungs=1),  # they cost next to nothing
+        actions=bucket(max(map(sum, turns)), least=16, rungs=2),
+        turns=bucket(max(map(len, turns)), least=8, rungs=1),  # they cost next to nothing
     )
 
 
@@ -354,7 +284,7 @@ def _room(passes: int, least: int) -> int:
 
 def _fill(
     rows: Rows,
-    placed: dict[tuple[int, int], list[_Sequence]],
+    placed: dict[tuple[int, int], list[TokenSequence]],
     join: bool,
     episodes: Sequence[Episode],
     ratio: str,
@@ -376,9 +306,11 @@ def _fill(
             rows.owners_UBT[new] = sequence.owner
             rows.agents_UBT[new] = sequence.agents[known:-1]
             rows.until_UBT[u, r, place] = end - 1
-            for (e, turn), first in zip(sequence.spans, sequence.starts, strict=True):
+            lengths = sequence.lengths(episodes)
+            for (e, turn), first, length in zip(
+                sequence.spans, sequence.starts, lengths, strict=True
+            ):
                 acted = episodes[e].turns[turn]
-                length = len(acted.action)
                 predictors = place[first - 1 : first - 1 + length]
                 _write_turn(rows, acted, sequence.owner, (u, r, k), a, predictors, ratio)
                 flat = (u * b + r) * (k_size if level == "action" else a_size)
@@ -426,12 +358,12 @@ def _write_turn(
     ratio: str,
 ) -> None:
     u, r, k = at
-    n = len(turn.action)
+    n = len(predictors)
     span = np.s_[u, r, a : a + n]
     rows.index_UBA[span] = predictors
-    rows.targets_UBA[span] = turn.action
+    rows.targets_UBA[span] = turn.action[:n]
     rows.mask_UBA[span] = 1
-    rows.behaviour_UBA[span] = turn.logprobs
+    rows.behaviour_UBA[span] = turn.logprobs[:n]
     rows.temperature_UBA[span] = turn.temperature
     rows.turn_UBA[span] = k
     rows.first_UBK[at] = predictors[0]

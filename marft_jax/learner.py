@@ -34,7 +34,7 @@ from marft_jax.algorithms import Algorithm, settle
 from marft_jax.models import attention as attention_lib
 from marft_jax.models.decoder import DecoderConfig
 from marft_jax.models.load import BaseModel
-from marft_jax.prepare import Moving, Prepared, prepare
+from marft_jax.prepare import Moving, Prepared, prepare, reads_prompts
 from marft_jax.team.context import Team
 
 
@@ -75,6 +75,7 @@ class Learner:
 
     Attributes:
         joins: sequences of a row may share their beginning.
+        reads_prompts: batches are to hold the prompts on their own, too.
     """
 
     def __init__(
@@ -90,6 +91,7 @@ class Learner:
         self._may_learn = np.asarray(team.trainable)
         self._base = base.params
         self.joins = config.algo.reuse and attention_lib.joins(mesh.devices.flat[0].platform)
+        self.reads_prompts = reads_prompts(config, algorithm.level)
         run = programs(config, base.config, base.graphdef, team, algorithm, mesh)
         self._init, self._prepare, self._update = run
         self._sizes = batch_lib.NO_SIZES
@@ -116,7 +118,7 @@ class Learner:
     ) -> tuple[TrainState, Prepared, dict[str, Any]]:
         """One training step. The old state is donated; the metrics are still on the device."""
         self._make_room(batch.sizes)
-        rows = mesh_lib.put(batch.rows, mesh_lib.rows(self._mesh, axis=1))
+        rows, prompts = mesh_lib.put((batch.rows, batch.prompts), mesh_lib.rows(self._mesh, axis=1))
         chain = mesh_lib.put(batch.chain, mesh_lib.replicated(self._mesh))
         prepared, baseline, report = self._prepare(
             base=self._base,
@@ -125,6 +127,7 @@ class Learner:
             baseline=state.baseline,
             rows=rows,
             chain=chain,
+            prompts=prompts,
         )
         state, learned = self._update(
             base=self._base,

@@ -12,6 +12,8 @@ from marft_jax import scoring
 from marft_jax.algorithms import Algorithm, losses
 from marft_jax.algorithms import advantages as adv
 
+_FROZEN = ("shared", "heads")  # modes of a critic that reads the base without adapters
+
 
 class Prepared(NamedTuple):
     """What ``update`` needs besides the rows; X is K at the action level, A at the token level.
@@ -66,14 +68,21 @@ def prepare(
     baseline: Moving,
     rows,
     chain,
+    prompts=None,
 ) -> tuple[Prepared, Moving, dict[str, jax.Array]]:
     """Values, reference log-probs, rewards, advantages and returns of every decision.
+
+    Args:
+        prompts: what a critic reads instead of the rows, where ``reads_prompts``.
 
     Returns:
         (what the update needs, the moved baseline, metrics).
     """
     algo, level, report = config.algo, algorithm.level, {}
-    features_UBXD, reference_UBA = _frozen(graphdef, config, level, base, rows)
+    read = rows if prompts is None else prompts.rows
+    features_UBXD, reference_UBA = _frozen(graphdef, config, level, base, read)
+    if prompts is not None:
+        features_UBXD = _at(features_UBXD, prompts.unit_UBK)
     values_UBX = _values(graphdef, config, level, base, critic, rows, features_UBXD)
     proximal_UBA = None
     if algo.correction != "none":
@@ -126,9 +135,15 @@ def value_features(graphdef, config, level, base, critic: critic_lib.Critic, r):
     )
 
 
+def reads_prompts(config, level) -> bool:
+    """Whether the frozen base is to read what stands before each action, and no action: for the
+    value of an action as a whole, and not for a reference."""
+    return level == "action" and config.critic.mode in _FROZEN and config.algo.kl_coef == 0
+
+
 def _frozen(graphdef, config, level, base, rows):
     """(features_UBXD, reference_UBA) from one pass through the base; None what nobody reads."""
-    with_features = config.critic.mode in ("shared", "heads")
+    with_features = config.critic.mode in _FROZEN
     with_reference = config.algo.kl_coef > 0
     if not (with_features or with_reference):
         return None, None
@@ -189,6 +204,11 @@ def _proximal(graphdef, config, base, adapters, rows):
 
     with jax.named_scope("proximal"):
         return jax.lax.map(micro, rows)
+
+
+def _at(x_UBXD, places):
+    """What stands at these flat positions."""
+    return x_UBXD.reshape(-1, x_UBXD.shape[-1])[places]
 
 
 def _sum_per_unit(x_UBA, rows, level):

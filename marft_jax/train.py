@@ -126,6 +126,7 @@ def train(config: config_lib.Config) -> int:
                     least=batch_lib.Sizes(*np.asarray(state.sizes).tolist()),
                     join=learner.joins,
                     d_model=session.base.config.d_model,
+                    prompts=learner.reads_prompts,
                 )
                 state, prepared, learned = learner.learn(state, batch, step)
                 engine.compile_ahead()  # while the devices update

@@ -136,7 +136,7 @@ class Bench:
         return config, make_team(config, Blueprint(profiles), PROMPT + 2 * NEW, ByteTokenizer())
 
     def packer(
-        self, config: config_lib.Config, team: Team, join: bool
+        self, config: config_lib.Config, team: Team, learner: Learner, join: bool = True
     ) -> Callable[[Sequence[Episode], Sequence[np.ndarray]], batch_lib.Batch]:
         """Episodes and their rewards to rows for the base."""
         return functools.partial(
@@ -144,8 +144,9 @@ class Bench:
             owners=team.owners,
             config=config.algo,
             level=find_algorithm(config.algo.name).level,
-            join=join,
+            join=join and learner.joins,
             d_model=self.base.config.d_model,
+            prompts=learner.reads_prompts,
         )
 
     def engine(self, rows: int, agents: int, context: int, longest: int, chunk: int = 32) -> Engine:
@@ -350,7 +351,7 @@ def lesson(
     episodes = made_up(rows, agents, bench.base.config.vocab_size, shared)
     rewards = [np.asarray([e.reward], np.float32) for e in episodes]
     learner = Learner(config, bench.base, team, algorithm, bench.mesh)
-    build = bench.packer(config, team, join and learner.joins)
+    build = bench.packer(config, team, learner, join)
     batch = build(episodes, rewards)
     state = learner.init()
 
@@ -408,7 +409,7 @@ def iteration(bench: Bench, episodes: int = 8, mixed: bool = False) -> Work:
     config, team = bench.team(2, name="appo", episodes=episodes)
     algorithm = find_algorithm("appo")
     learner = Learner(config, bench.base, team, algorithm, bench.mesh)
-    build = bench.packer(config, team, learner.joins)
+    build = bench.packer(config, team, learner)
     engine = bench.engine(episodes, 2, PROMPT + 2 * NEW, NEW)
     state, step = learner.init(), 0
     rng = np.random.default_rng(4)
@@ -433,6 +434,7 @@ def iteration(bench: Bench, episodes: int = 8, mixed: bool = False) -> Work:
             for i, turns in enumerate(zip(plans, answers, strict=True))
         ]
         rewards = [np.asarray([0.0, e.reward], np.float32) for e in played]
+        engine.rest()
         batch = build(played, rewards)
         state, _, report = learner.learn(state, batch, step)
         jax.block_until_ready((state, report))

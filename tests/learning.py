@@ -15,6 +15,7 @@ from marft_jax import mesh as mesh_lib
 from marft_jax.algorithms import find_algorithm, settle
 from marft_jax.config import Algo, Config, Critic, Lora
 from marft_jax.learner import Learner, TrainState
+from marft_jax.prepare import reads_prompts
 
 LAYERS = 1  # compiles twice as fast as two
 ALGO = Algo(epochs=2, minibatches=1, lr=1e-3, microbatch_tokens=512)
@@ -44,7 +45,10 @@ def build(
     shards = mesh_lib.row_shards(where or small.one_device())
     level = find_algorithm(name).level
     algo, rewards = settled(config, name).algo, small.paid(episodes)
-    return batch_lib.build(episodes, rewards, owners, algo, level, shards=shards, join=join)
+    prompts = reads_prompts(settled(config, name), level)
+    return batch_lib.build(
+        episodes, rewards, owners, algo, level, shards=shards, join=join, prompts=prompts
+    )
 
 
 def fresh(config: Config, name: str = "appo", where=None, agents: int = 2) -> TrainState:

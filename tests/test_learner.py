@@ -26,8 +26,7 @@ from learning import (
     settled,
 )
 
-from marft_jax import batch as batch_lib
-from marft_jax import lora, objective, scoring
+from marft_jax import lora, objective, packing, scoring
 from marft_jax.algorithms import find_algorithm
 from marft_jax.config import Config
 from marft_jax.engine.engine import Request
@@ -375,7 +374,7 @@ def but_sizes(state, metrics):
 def test_packed_rows_learn_what_unpacked_rows_learn(episodes, monkeypatch):
     packed = build(settings(ONCE), episodes).rows
     one = learn(settings(ONCE), episodes)
-    monkeypatch.setattr(batch_lib, "_pack", lambda sequences, *_: [[s] for s in sequences])
+    monkeypatch.setattr(packing, "_pack", lambda sequences, *_: [[s] for s in sequences])
     apart = build(settings(ONCE), episodes).rows
     assert packed.turn_mask_UBK.sum(-1).max() > 1 == apart.turn_mask_UBK.sum(-1).max()
     two = learn(settings(ONCE), episodes)
@@ -383,11 +382,8 @@ def test_packed_rows_learn_what_unpacked_rows_learn(episodes, monkeypatch):
     close(one[0].adapters, two[0].adapters, 1e-5)
 
 
-@pytest.mark.parametrize(
-    "name, critic", [("appo", "shared"), ("tppo", "lora"), ("grpo", "none"), ("gspo", "none")]
-)
-def test_turns_that_share_their_beginning_learn_what_they_learn_apart(name, critic):
-    """Two agents answer each task, after all before them; one adapter and two, and a KL."""
+def conversations() -> list:
+    """Two agents answer each task, after all before them."""
     rng, episodes = np.random.default_rng(7), []
     tasks = rng.integers(0, 256, (4, 20)).astype(np.int32)
     tasks[:, :9] = tasks[0, :9]  # a system prompt
@@ -397,6 +393,15 @@ def test_turns_that_share_their_beginning_learn_what_they_learn_apart(name, crit
         second = small.turn(1, asked, rng.integers(0, 256, 5), sees=(0,))
         third = small.turn(0, np.concatenate([asked, second.action, [7]]), [1, 2, e], sees=(0, 1))
         episodes.append(small.episode(e // 2, [first, second, third], [rng.normal()]))
+    return episodes
+
+
+@pytest.mark.parametrize(
+    "name, critic", [("appo", "shared"), ("tppo", "lora"), ("grpo", "none"), ("gspo", "none")]
+)
+def test_turns_that_share_their_beginning_learn_what_they_learn_apart(name, critic):
+    """One adapter and two, and a KL."""
+    episodes = conversations()
     config = settings(
         dataclasses.replace(ONCE, group_size=2 if critic == "none" else None, kl_coef=0.1),
         mode=critic,
@@ -408,6 +413,25 @@ def test_turns_that_share_their_beginning_learn_what_they_learn_apart(name, crit
         assert build(config, episodes, name, owners=owners, join=True).joined > 50
         close(but_sizes(*apart), but_sizes(*joined), 1e-4)
         close(apart[0].adapters, joined[0].adapters, 1e-5)
+
+
+@pytest.mark.parametrize("shape", [(1, 1, 1), (4, 2, 1)], ids=str)
+@pytest.mark.parametrize("critic", ["shared", "heads"])
+def test_a_critic_that_reads_prompts_alone_reads_what_it_would_in_the_rows(critic, shape):
+    """Also where turns are nested, and where they share their beginning."""
+    where, config = small.mesh_of(*shape), settings(ONCE, mode=critic)
+    for owners, join in (((0, 1), False), ((0, 1), True), ((0, 0), True)):
+        batch = build(config, conversations(), where=where, owners=owners, join=join)
+        assert batch.prompts is not None
+        tokens, fewer = (int((r.owners_UBT >= 0).sum()) for r in (batch.rows, batch.prompts.rows))
+        assert join or fewer < tokens
+        ours, turns = learner(config, where=where), batch.rows.turn_mask_UBK > 0
+        apart, whole = (
+            ours.learn(fresh(config, where=where), x, 0)[1]
+            for x in (batch, batch._replace(prompts=None))
+        )
+        close(apart.features_UBXD[turns], whole.features_UBXD[turns], 1e-5)
+        close(apart.advantages_UBX, whole.advantages_UBX, 1e-5)
 
 
 def test_reuse_decides_whether_turns_share():

@@ -111,15 +111,18 @@ def _prefill(run: Run) -> tuple[int, float, float]:
 def _prepare(run: Run) -> tuple[int, float, float]:
     tokens, width, actions = _batch(run)
     config, flops, passes = run.config, 0.0, 0
-    if config.critic.mode in ("shared", "heads") or config.algo.kl_coef > 0:
-        flops, passes = forward_flops(run.model, tokens, width), 1
-    if config.critic.mode == "lora":
-        flops, passes = flops + forward_flops(run.model, tokens, width, *_adapters(run)), passes + 1
-    if config.algo.correction != "none":
-        flops, passes = flops + forward_flops(run.model, tokens, width, *_adapters(run)), passes + 1
+    micros = run.batch.micros
+    if run.batch.prompts is not None:
+        owners_UBT = run.batch.prompts.rows.owners_UBT
+        passes, (_, rows, read) = int((owners_UBT >= 0).any((1, 2)).sum()), owners_UBT.shape
+        flops = forward_flops(run.model, passes * rows * read, read)
+    elif config.critic.mode in ("shared", "heads") or config.algo.kl_coef > 0:
+        flops, passes = forward_flops(run.model, tokens, width), micros
+    trained = (config.critic.mode == "lora") + (config.algo.correction != "none")
+    flops += trained * forward_flops(run.model, tokens, width, *_adapters(run))
     scored = (config.algo.kl_coef > 0) + (config.algo.correction != "none")
     flops += scored * 2 * run.model.vocab_size * run.model.d_model * actions
-    return 1, flops / run.mesh.size, passes * run.batch.micros * _weights(run)
+    return 1, flops / run.mesh.size, (passes + trained * micros) * _weights(run)
 
 
 def _update(run: Run) -> tuple[int, float, float]:

@@ -255,6 +255,7 @@ def _prepare(run: Run) -> dict[str, Any]:
         adapters=run.state.adapters,
         baseline=run.state.baseline,
         rows=placed(run.batch.rows, mesh_lib.rows(run.mesh, axis=1)),
+        prompts=placed(run.batch.prompts, mesh_lib.rows(run.mesh, axis=1)),
         chain=placed(run.batch.chain, mesh_lib.replicated(run.mesh)),
     )
 

@@ -12,6 +12,7 @@ import numpy as np
 
 from marft_jax import batch as batch_lib
 from marft_jax.config import Config
+from marft_jax.prepare import reads_prompts
 from marft_jax.team.context import Team
 from marft_jax.types import Episode, StepResult, Turn
 
@@ -85,5 +86,6 @@ def longest_batch(
     episodes = [Episode(e // group, "", turns, result) for e in range(work.episodes)]
     rewards = [np.zeros(len(turns), np.float32)] * work.episodes
     return batch_lib.build(
-        episodes, rewards, team.owners, config.algo, level, shards=shards, d_model=d_model
-    )
+        episodes, rewards, team.owners, config.algo, level, shards=shards, d_model=d_model,
+        prompts=reads_prompts(config, level),
+    )  # fmt: skip
