@@ -247,10 +247,12 @@ def _rows(
     """Packs sequences; arguments as of ``build``."""
     if join:
         sequences = sorted(sequences, key=lambda s: (s.owner, s.spelled))
-    packed, width, passes, height = layout(sequences, join, config, shards, least.width, d_model)
+    packed, width, passes, height = layout(
+        sequences, join, config, shards, least.width, least.actions, d_model
+    )
     micros = passes * config.minibatches
     order = np.random.default_rng(list(seed)).permutation(len(packed))
-    sizes = least.holding(_sizes(packed, episodes, _room(passes, least.passes), width))
+    sizes = least.holding(_sizes(packed, _room(passes, least.passes), width))
     placed = {(i % micros, i // micros): packed[row] for i, row in enumerate(order)}
     rows = _empty_rows(sizes, sizes.passes * config.minibatches, height)
     units = _fill(rows, placed, join, episodes, config.ratio, level)
@@ -263,11 +265,9 @@ def padding(batch: Batch) -> float:
     return float(np.mean(batch.rows.owners_UBT[: batch.micros] < 0))
 
 
-def _sizes(
-    packed: Sequence[Sequence[TokenSequence]], episodes: Sequence[Episode], room: int, width: int
-) -> Sizes:
+def _sizes(packed: Sequence[Sequence[TokenSequence]], room: int, width: int) -> Sizes:
     """What these rows need; the links are not known yet."""
-    turns = [[n for s in row for n in s.lengths(episodes)] for row in packed]
+    turns = [[n for s in row for n in s.acted] for row in packed]
     return Sizes(
         passes=room,
         width=width,
@@ -306,9 +306,8 @@ def _fill(
             rows.owners_UBT[new] = sequence.owner
             rows.agents_UBT[new] = sequence.agents[known:-1]
             rows.until_UBT[u, r, place] = end - 1
-            lengths = sequence.lengths(episodes)
             for (e, turn), first, length in zip(
-                sequence.spans, sequence.starts, lengths, strict=True
+                sequence.spans, sequence.starts, sequence.acted, strict=True
             ):
                 acted = episodes[e].turns[turn]
                 predictors = place[first - 1 : first - 1 + length]

@@ -21,6 +21,8 @@ from marft_jax.types import Episode
 _TWICE_AS_DEAR = 4
 # of the cost of the narrowest rows: wider ones must be cheaper than that
 _WORTH_IT = 0.95
+# of the mean: the most action tokens of a row, where that takes no more rows
+_EVEN = 1.3
 # sequences in alphabetical order that are looked at on either side of one, for rows to join
 _NEAR = 256
 # tokens up to which a row may be four times as wide as its longest sequence; beyond, where
@@ -37,6 +39,7 @@ class TokenSequence(NamedTuple):
         owner: the adapter that all of it passes through.
         spans: (episode, turn) of each action, in order.
         starts: position of the first token of each action.
+        acted: how many tokens of each action are in it.
     """
 
     ids: np.ndarray
@@ -44,6 +47,7 @@ class TokenSequence(NamedTuple):
     owner: int
     spans: list[tuple[int, int]]
     starts: list[int]
+    acted: list[int]
 
     @property
     def read(self) -> int:
@@ -55,15 +59,11 @@ class TokenSequence(NamedTuple):
         """What orders sequences so that those that begin alike stand side by side."""
         return np.stack([self.ids, self.agents], axis=1).astype(">u4").tobytes()
 
-    def lengths(self, episodes: Sequence[Episode]) -> list[int]:
-        """How many tokens of each action are in it."""
-        acted = [len(episodes[e].turns[k].action) for e, k in self.spans]
-        return [min(n, len(self.ids) - i) for n, i in zip(acted, self.starts, strict=True)]
-
     def prompt(self) -> TokenSequence:
         """Up to the first token of the last action."""
         end = self.starts[-1] + 1
-        return self._replace(ids=self.ids[:end], agents=self.agents[:end])
+        acted = [*self.acted[:-1], 1]
+        return self._replace(ids=self.ids[:end], agents=self.agents[:end], acted=acted)
 
     def alike(self, other: TokenSequence) -> int:
         """How many of these tokens both begin with."""
@@ -77,17 +77,23 @@ def nest(e: int, episode: Episode, owners: Sequence[int]) -> list[TokenSequence]
     sequences: list[TokenSequence] = []
     for k, turn in enumerate(episode.turns):
         whole = np.concatenate([turn.prompt, turn.action])
-        start, owner = len(turn.prompt), owners[turn.agent]
+        start, length, owner = len(turn.prompt), len(turn.action), owners[turn.agent]
         agents = np.full(len(whole), turn.agent)
         for i, known in enumerate(sequences):
             n = len(known.ids)
             if known.owner == owner and n <= start and np.array_equal(known.ids, whole[:n]):
                 agents[: n - 1] = known.agents[:-1]
-                spans, starts = [*known.spans, (e, k)], [*known.starts, start]
-                sequences[i] = TokenSequence(whole, agents, owner, spans, starts)
+                sequences[i] = TokenSequence(
+                    whole,
+                    agents,
+                    owner,
+                    [*known.spans, (e, k)],
+                    [*known.starts, start],
+                    [*known.acted, length],
+                )
                 break
         else:
-            sequences.append(TokenSequence(whole, agents, owner, [(e, k)], [start]))
+            sequences.append(TokenSequence(whole, agents, owner, [(e, k)], [start], [length]))
     return sequences
 
 
@@ -111,19 +117,25 @@ def layout(
     config: config_lib.Algo,
     shards: int,
     least: int,
+    actions: int,
     d_model: int,
 ) -> Layout:
     """The cheapest rows that leave no minibatch without any: from as wide as the longest sequence
     to some times as wide, which short ones fill better, and where more of them may join.
 
     The width of the batches before, ``least``, stays where another gains little; where rows join,
-    and every width gains a little, as long as the longest sequence fits in.
+    and every width gains a little, as long as the longest sequence fits in. No row has many more
+    action tokens than the mean, or than had a row before (``actions``), where that takes no more
+    rows: each is computed as if it had as many as the fullest.
     """
     pairs = itertools.pairwise(sequences) if join else ()
     alike = np.array([b.alike(a) for a, b in pairs], int)
+    acted = sum(sum(s.acted) for s in sequences)
 
     def at(width: int) -> Layout:
         packed = _pack(sequences, width, alike)
+        even = _pack(sequences, width, alike, most=max(actions, int(_EVEN * acted / len(packed))))
+        packed = even if len(even) <= len(packed) else packed
         most = max(1, config.microbatch_tokens // width // shards) * shards
         passes = -(-len(packed) // (most * config.minibatches))
         fullest = bucket(-(-len(packed) // (passes * config.minibatches)), least=1, rungs=2)
@@ -145,28 +157,34 @@ def layout(
 
 
 def _pack(
-    sequences: Sequence[TokenSequence], width: int, alike: np.ndarray
+    sequences: Sequence[TokenSequence], width: int, alike: np.ndarray, most: int | None = None
 ) -> list[list[TokenSequence]]:
     """Longest first: into the row that begins most alike, else the first that has room.
 
     Args:
         alike: tokens that each sequence and the next share; the sequences are sorted. Or none.
+        most: action tokens of a row, if it has more than one sequence.
     """
     read = np.array([s.read for s in sequences])
+    acted = np.array([sum(s.acted) for s in sequences])
     rows: list[list[int]] = []
     row_of, room = np.full(len(read), -1), np.full(len(read), width)
+    spare = np.full(len(read), acted.sum() if most is None else max(most, acted.max()))
     for i in np.argsort(-read, kind="stable"):
         near, shared = _near(i, alike)
-        fits = (shared > 0) & (row_of[near] >= 0) & (room[row_of[near]] >= read[i] - shared)
+        there = row_of[near]
+        fits = (shared > 0) & (there >= 0)
+        fits &= (room[there] >= read[i] - shared) & (spare[there] >= acted[i])
         if fits.any():
             best = np.where(fits, shared, 0).argmax()
-            row, need = row_of[near][best], read[i] - shared[best]
+            row, need = there[best], read[i] - shared[best]
         else:
-            row, need = (room >= read[i]).argmax(), read[i]
+            row, need = ((room >= read[i]) & (spare >= acted[i])).argmax(), read[i]
         if row == len(rows):
             rows.append([])
         rows[row].append(i)
         room[row] -= need
+        spare[row] -= acted[i]
         row_of[i] = row
     return [[sequences[i] for i in sorted(row)] for row in rows]
 

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from marft_jax import batch as batch_lib
+from marft_jax import packing
 from marft_jax.buckets import bucket
 from marft_jax.config import Algo
 
@@ -380,6 +381,20 @@ def test_a_run_of_varied_batches_pads_little_and_soon_met_its_shapes(
         idle.append(batch_lib.padding(batch))
     assert len(set(met)) <= kinds and set(met[30:]) <= set(met[:30])
     assert np.mean(idle) < padding
+
+
+def test_rows_share_the_action_tokens_evenly_where_that_takes_no_more_rows(monkeypatch):
+    lengths = np.random.default_rng(0).integers(4, 200, 48)
+    turns = [small.turn(0, range(n), range(24)) for n in lengths]
+    episodes = [small.episode(i, [turn], [1.0]) for i, turn in enumerate(turns)]
+
+    def fullest_of_rows() -> tuple[int, int]:
+        acted_UB = build(episodes).rows.mask_UBA.sum(-1)
+        return int(acted_UB.max()), int((acted_UB > 0).sum())
+
+    assert fullest_of_rows() == (48, 29)
+    monkeypatch.setattr(packing, "_EVEN", 100)
+    assert fullest_of_rows() == (72, 29)
 
 
 def test_packing_wastes_less_than_a_row_per_sequence():

@@ -374,7 +374,7 @@ def but_sizes(state, metrics):
 def test_packed_rows_learn_what_unpacked_rows_learn(episodes, monkeypatch):
     packed = build(settings(ONCE), episodes).rows
     one = learn(settings(ONCE), episodes)
-    monkeypatch.setattr(packing, "_pack", lambda sequences, *_: [[s] for s in sequences])
+    monkeypatch.setattr(packing, "_pack", lambda sequences, *_, **__: [[s] for s in sequences])
     apart = build(settings(ONCE), episodes).rows
     assert packed.turn_mask_UBK.sum(-1).max() > 1 == apart.turn_mask_UBK.sum(-1).max()
     two = learn(settings(ONCE), episodes)
