@@ -209,6 +209,13 @@ def test_hosts_exchange_gradients_and_never_the_base(mesh, wider):
     assert update.traffic.endless == 0
 
 
+def test_a_plan_counts_no_microbatch_that_has_no_rows():
+    batch = run_of(settings(algo=config_lib.Algo(episodes=32, microbatch_tokens=512))).batch
+    assert batch.prompts is not None
+    for rows in (batch.rows, batch.prompts.rows):
+        assert len(rows.mask_UBA) > 4 and (rows.mask_UBA > 0).any((1, 2)).all()
+
+
 def test_what_a_plan_counts_is_what_a_run_holds():
     config = settings(
         mesh=config_lib.Mesh(data=4, tensor=2), team=config_lib.Team(max_new_tokens=16)
