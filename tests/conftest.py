@@ -49,7 +49,7 @@ if os.environ.get("MARFT_OPTIMISED") != "1":
 def room_for_programs():
     """A suite compiles more programs than one process can map."""
     yield
-    memory.drop_programs_when_crowded()
+    memory.drop_programs_when_crowded(share=0.25)
 
 
 @pytest.fixture(scope="session")
