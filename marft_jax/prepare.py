@@ -12,7 +12,7 @@ from marft_jax import scoring
 from marft_jax.algorithms import Algorithm, losses
 from marft_jax.algorithms import advantages as adv
 
-_FROZEN = ("shared", "heads")  # modes of a critic that reads the base without adapters
+FROZEN = ("shared", "heads")  # modes of a critic that reads the base without adapters
 
 
 class Prepared(NamedTuple):
@@ -138,12 +138,12 @@ def value_features(graphdef, config, level, base, critic: critic_lib.Critic, r):
 def reads_prompts(config, level) -> bool:
     """Whether the frozen base is to read what stands before each action, and no action: for the
     value of an action as a whole, and not for a reference."""
-    return level == "action" and config.critic.mode in _FROZEN and config.algo.kl_coef == 0
+    return level == "action" and config.critic.mode in FROZEN and config.algo.kl_coef == 0
 
 
 def _frozen(graphdef, config, level, base, rows):
     """(features_UBXD, reference_UBA) from one pass through the base; None what nobody reads."""
-    with_features = config.critic.mode in _FROZEN
+    with_features = config.critic.mode in FROZEN
     with_reference = config.algo.kl_coef > 0
     if not (with_features or with_reference):
         return None, None

@@ -21,6 +21,7 @@ from marft_jax import distributed
 from marft_jax.models.decoder import DecoderConfig
 from marft_jax.planning.programs import Compiled, Run, per_chip, prompt_rows
 from marft_jax.planning.topology import Chip
+from marft_jax.prepare import FROZEN
 
 
 class Cost(NamedTuple):
@@ -113,10 +114,9 @@ def _prepare(run: Run) -> tuple[int, float, float]:
     config, flops, passes = run.config, 0.0, 0
     micros = run.batch.micros
     if run.batch.prompts is not None:
-        owners_UBT = run.batch.prompts.rows.owners_UBT
-        passes, (_, rows, read) = int((owners_UBT >= 0).any((1, 2)).sum()), owners_UBT.shape
+        passes, rows, read = run.batch.prompts.rows.tokens_UBT.shape  # all have rows
         flops = forward_flops(run.model, passes * rows * read, read)
-    elif config.critic.mode in ("shared", "heads") or config.algo.kl_coef > 0:
+    elif config.critic.mode in FROZEN or config.algo.kl_coef > 0:
         flops, passes = forward_flops(run.model, tokens, width), micros
     trained = (config.critic.mode == "lora") + (config.algo.correction != "none")
     flops += trained * forward_flops(run.model, tokens, width, *_adapters(run))
