@@ -99,6 +99,11 @@ def handed_round(items: Sequence[Any]) -> list[Any]:
     return gathered
 
 
+def together(player: Any) -> Any:
+    """Plays on all processes, see ``Together``; alone, the player itself."""
+    return player if jax.process_count() == 1 else Together(player)
+
+
 class Together:
     """Plays the episodes of a step on all processes; each gets all of them back, in task order.
 

@@ -74,8 +74,7 @@ class Learner:
         mesh: rows are split over it, state is replicated.
 
     Attributes:
-        joins: sequences of a row may share their beginning.
-        reads_prompts: batches are to hold the prompts on their own, too.
+        pack: ``batch.build`` for this learner: of episodes, rewards, seed and least sizes.
     """
 
     def __init__(
@@ -90,8 +89,16 @@ class Learner:
         self._mesh, self._adapters = mesh, team.adapters
         self._may_learn = np.asarray(team.trainable)
         self._base = base.params
-        self.joins = config.algo.reuse and attention_lib.joins(mesh.devices.flat[0].platform)
-        self.reads_prompts = reads_prompts(config, algorithm.level)
+        self.pack = functools.partial(
+            batch_lib.build,
+            owners=team.owners,
+            config=config.algo,
+            level=algorithm.level,
+            shards=mesh_lib.row_shards(mesh),
+            join=config.algo.reuse and attention_lib.joins(mesh.devices.flat[0].platform),
+            d_model=base.config.d_model,
+            prompts=reads_prompts(config, algorithm.level),
+        )
         run = programs(config, base.config, base.graphdef, team, algorithm, mesh)
         self._init, self._prepare, self._update = run
         self._sizes = batch_lib.NO_SIZES

@@ -17,7 +17,6 @@ from marft_jax import mesh as mesh_lib
 from marft_jax.algorithms import settle
 from marft_jax.collect import Player
 from marft_jax.config import BadInput, Config
-from marft_jax.distributed import Together
 from marft_jax.engine.engine import Engine
 from marft_jax.engine.programs import Shape
 from marft_jax.envs.base import EnvSource, Split, make
@@ -116,7 +115,7 @@ def make_rollout(session: Session, source: EnvSource, threads: Executor) -> Play
         step_seconds=settings.step_seconds,
         max_tool_calls=session.config.team.max_tool_calls,
     )
-    return rollout if jax.process_count() == 1 else Together(rollout)
+    return distributed.together(rollout)
 
 
 def play_held_out(

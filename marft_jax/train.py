@@ -34,8 +34,8 @@ from marft_jax.guards import Guard, by_agent
 from marft_jax.interop.initial import initial_state
 from marft_jax.learner import Learner
 from marft_jax.lock import Lock
-from marft_jax.mesh import row_shards
 from marft_jax.metrics import Reporter
+from marft_jax.rehearsal import rehearse
 from marft_jax.safety import Schedule, best_metric, open_checkpoints, resume, roll_back, watch
 from marft_jax.scores import score
 from marft_jax.session import Session, make_rollout, open_session, open_source, play_held_out
@@ -115,19 +115,11 @@ def train(config: config_lib.Config) -> int:
             memory.give_back_freed()  # before the update, which takes most
             done = step + 1
             with clock("update_s"):
-                batch = batch_lib.build(
-                    collected.episodes,
-                    collected.rewards,
-                    team.owners,
-                    config.algo,
-                    algorithm.level,
-                    shards=row_shards(session.mesh),
-                    seed=(config.run.seed, draw),
-                    least=batch_lib.Sizes(*np.asarray(state.sizes).tolist()),
-                    join=learner.joins,
-                    d_model=session.base.config.d_model,
-                    prompts=learner.reads_prompts,
-                )
+                least = batch_lib.Sizes(*np.asarray(state.sizes).tolist())
+                if least == batch_lib.NO_SIZES:
+                    least = rehearse(session, source, threads, collected.played, draw, learner.pack)
+                seed = config.run.seed, draw
+                batch = learner.pack(collected.episodes, collected.rewards, seed=seed, least=least)
                 state, prepared, learned = learner.learn(state, batch, step)
                 engine.compile_ahead()  # while the devices update
                 lock.check()

@@ -16,7 +16,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import dataclasses
-import functools
 import json
 import platform
 import time
@@ -30,7 +29,6 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from marft_jax import batch as batch_lib
 from marft_jax import config as config_lib
 from marft_jax import learner as learner_lib
 from marft_jax import mesh as mesh_lib
@@ -134,20 +132,6 @@ class Bench:
             )
         )
         return config, make_team(config, Blueprint(profiles), PROMPT + 2 * NEW, ByteTokenizer())
-
-    def packer(
-        self, config: config_lib.Config, team: Team, learner: Learner, join: bool = True
-    ) -> Callable[[Sequence[Episode], Sequence[np.ndarray]], batch_lib.Batch]:
-        """Episodes and their rewards to rows for the base."""
-        return functools.partial(
-            batch_lib.build,
-            owners=team.owners,
-            config=config.algo,
-            level=find_algorithm(config.algo.name).level,
-            join=join and learner.joins,
-            d_model=self.base.config.d_model,
-            prompts=learner.reads_prompts,
-        )
 
     def engine(self, rows: int, agents: int, context: int, longest: int, chunk: int = 32) -> Engine:
         config, team = self.team(agents)
@@ -346,13 +330,12 @@ def lesson(
         join: turns share in their row what they begin with.
     """
     extra = {} if name == "appo" else {"baseline": "moving", "entropy_coef": 0.0}
-    config, team = bench.team(agents, name=name, episodes=rows, **extra)
+    config, team = bench.team(agents, name=name, episodes=rows, reuse=join, **extra)
     algorithm = find_algorithm(name)
     episodes = made_up(rows, agents, bench.base.config.vocab_size, shared)
     rewards = [np.asarray([e.reward], np.float32) for e in episodes]
     learner = Learner(config, bench.base, team, algorithm, bench.mesh)
-    build = bench.packer(config, team, learner, join)
-    batch = build(episodes, rewards)
+    batch = learner.pack(episodes, rewards)
     state = learner.init()
 
     def run() -> None:
@@ -409,7 +392,6 @@ def iteration(bench: Bench, episodes: int = 8, mixed: bool = False) -> Work:
     config, team = bench.team(2, name="appo", episodes=episodes)
     algorithm = find_algorithm("appo")
     learner = Learner(config, bench.base, team, algorithm, bench.mesh)
-    build = bench.packer(config, team, learner)
     engine = bench.engine(episodes, 2, PROMPT + 2 * NEW, NEW)
     state, step = learner.init(), 0
     rng = np.random.default_rng(4)
@@ -435,7 +417,7 @@ def iteration(bench: Bench, episodes: int = 8, mixed: bool = False) -> Work:
         ]
         rewards = [np.asarray([0.0, e.reward], np.float32) for e in played]
         engine.rest()
-        batch = build(played, rewards)
+        batch = learner.pack(played, rewards)
         state, _, report = learner.learn(state, batch, step)
         jax.block_until_ready((state, report))
         step += 1

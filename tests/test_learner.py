@@ -435,8 +435,11 @@ def test_a_critic_that_reads_prompts_alone_reads_what_it_would_in_the_rows(criti
 
 
 def test_reuse_decides_whether_turns_share():
-    assert learner(settings()).joins
-    assert not learner(settings(dataclasses.replace(ALGO, reuse=False))).joins
+    turns = [small.turn(0, [1, 2, 3, 4], [5 + e]) for e in range(2)]
+    episodes = [small.episode(e, [turn], [1.0]) for e, turn in enumerate(turns)]
+    for reuse, joined in ((True, 4), (False, 0)):
+        ours = learner(settings(dataclasses.replace(ALGO, reuse=reuse)))
+        assert ours.pack(episodes, small.paid(episodes)).joined == joined
 
 
 @pytest.mark.parametrize("shape", [(2,), (4,), (8,), (2, 2, 2)], ids=str)

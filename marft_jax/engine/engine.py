@@ -8,8 +8,10 @@ device decodes up to ``chunk`` tokens per row in one ``while_loop``.
 
 from __future__ import annotations
 
+import copy
+import functools
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -20,6 +22,7 @@ from jax.sharding import Mesh
 from marft_jax import lora
 from marft_jax import mesh as mesh_lib
 from marft_jax.buckets import bucket
+from marft_jax.engine import quoting
 from marft_jax.engine.cache import Settings, Slots
 from marft_jax.engine.prefixes import NOWHERE, Prefixes, Start, common, worthwhile
 from marft_jax.engine.programs import Shape, programs
@@ -52,9 +55,22 @@ class Completion(NamedTuple):
 
 
 class _Kind(NamedTuple):
-    """A program of ``prefill``: how many tokens of each row it computes, and reads (0: as many)."""
+    """Programs of ``prefill``: how many tokens of each row they compute, and read (0: as many)."""
 
     width: int
+    read: int
+
+
+class _Prefill(NamedTuple):
+    """One of them: for a group of so many rows."""
+
+    kind: _Kind
+    rows: int
+
+
+class _Decode(NamedTuple):
+    """A program of ``decode``: how many positions of the cache it reads."""
+
     read: int
 
 
@@ -97,15 +113,20 @@ class Engine:
             jax.random.key_data(jax.random.key(seed)), mesh_lib.replicated(mesh)
         )
         self._empty = run.empty
-        self._slots: Slots | None = None
+        self._slots: Slots | quoting.Slots | None = None
         self._adapters: lora.Adapters | None = None
+        self._reuse = reuse and mesh_lib.row_shards(mesh) == 1
+        self._met: set[_Prefill | _Decode] = set()
+        self._expected: set[_Prefill | _Decode] = set()  # in a rehearsal
+        self._ahead: set[_Prefill | _Decode] = set()  # compiled by ``compile_ahead``
+        self._play_nothing()
+
+    def _play_nothing(self) -> None:
         self._waiting: deque[tuple[int, Request]] = deque()
         self._tickets: list[int | None] = [None] * self.shape.slots
         self._lengths = np.zeros(self.shape.slots, np.int64)
         self._next_ticket = 0
-        self._compiled: dict[_Kind, set[int]] = {}  # the sizes of a group, of each kind met
         self._prefixes = Prefixes(self.shape.slots)
-        self._reuse = reuse and mesh_lib.row_shards(mesh) == 1
         self.reused = 0
 
     def load(self, adapters: lora.Adapters) -> None:
@@ -120,19 +141,36 @@ class Engine:
         assert not self.busy
         self._slots = None
 
+    def rehearsing(self, action: Callable[[int, int], np.ndarray]) -> Engine:
+        """One that plays like this one, but with ``action`` of (episode, turn) for what a model
+        would say. What it would run is what this one expects to run, see ``compile_ahead``."""
+        twin = copy.copy(self)
+        twin._play_nothing()
+        twin._met = self._expected
+        twin._slots = quoting.empty(self.shape.slots, self.shape.longest)
+        twin._prefill = functools.partial(quoting.prefill, action)
+        twin._decode = quoting.decode
+        return twin
+
     def compile_ahead(self) -> None:
-        """Compiles prefills like those so far, in the sizes of a group that have not come up yet.
+        """Compiles what is expected: prefills like those so far, in the sizes of a group that have
+        not come up yet, and what ran in a rehearsal.
 
         For a run of many steps, of which the later ones are not to wait for a compiler. The engine
         may be at rest.
         """
+        kinds = {program.kind for program in self._met if isinstance(program, _Prefill)}
+        sizes = {kind: self.shape.prefill_rows(kind.width, self._mesh) for kind in kinds}
+        alike = {_Prefill(kind, rows) for kind in kinds for rows in sizes[kind]}
         slots = jax.eval_shape(self._empty)
         request = Request(np.zeros(1, np.int32), 0, Sampling(1), (0, 0, 0))
-        for kind, compiled in self._compiled.items():
-            for rows in set(self.shape.prefill_rows(kind.width, self._mesh)) - compiled:
-                arguments = self._arguments(kind, rows, [(request, NOWHERE)], [])
-                self._prefill.lower(slots=slots, **arguments).compile()
-                compiled.add(rows)
+        for program in (alike | self._expected) - self._met - self._ahead:
+            if isinstance(program, _Decode):
+                run, arguments = self._decode, self._decoding(program, 0)
+            else:
+                run, arguments = self._prefill, self._prefilling(program, [(request, NOWHERE)], [])
+            run.lower(slots=slots, **arguments).compile()
+            self._ahead.add(program)
 
     @property
     def adapters(self) -> lora.Adapters:
@@ -162,15 +200,10 @@ class Engine:
             return []
         in_use = [i for i, ticket in enumerate(self._tickets) if ticket is not None]
         longest = int(self._lengths[in_use].max()) + self.shape.chunk
-        read = min(bucket(longest, least=64, rungs=2), self.shape.context)
-        self._slots = self._decode(
-            base=self._base,
-            adapters=self._adapters,
-            slots=self._slots,
-            leave_at=jnp.int32(len(in_use) * 3 // 4 if self._waiting else 0),
-            chunk=self.shape.chunk,
-            read=read,
-        )
+        program = _Decode(min(bucket(longest, least=64, rungs=2), self.shape.context))
+        self._met.add(program)
+        leave_at = len(in_use) * 3 // 4 if self._waiting else 0
+        self._slots = self._decode(slots=self._slots, **self._decoding(program, leave_at))
         return self._collect(in_use)
 
     def _refill(self) -> None:
@@ -192,27 +225,34 @@ class Engine:
             self._prefixes.put(slot, request.owner, request.prompt)
             self.reused += start.tokens
         asked = [(request, start) for _, request, start in group]
-        self._compiled.setdefault(kind, set()).add(rows)
-        arguments = self._arguments(kind, rows, asked, slots)
+        program = _Prefill(kind, rows)
+        self._met.add(program)
+        arguments = self._prefilling(program, asked, slots)
         self._slots = self._prefill(slots=self._slots, **arguments)
 
-    def _arguments(
-        self,
-        kind: _Kind,
-        rows: int,
-        group: Sequence[tuple[Request, Start]],
-        slots: Sequence[int],
+    def _prefilling(
+        self, program: _Prefill, group: Sequence[tuple[Request, Start]], slots: Sequence[int]
     ) -> dict[str, Any]:
-        """Of ``prefill`` beside the slots, for a group and those that it is to fill."""
-        fields = _request_arrays(group, rows, kind.width)
-        fields["slots_B"] = np.full(rows, self.shape.slots, np.int32)
+        """The arguments of ``prefill`` beside the slots, for a group and those that it fills."""
+        fields = _request_arrays(group, program.rows, program.kind.width)
+        fields["slots_B"] = np.full(program.rows, self.shape.slots, np.int32)
         fields["slots_B"][: len(slots)] = slots
         return dict(
             base=self._base,
             adapters=self._adapters,
             key_2=self._key_2,
-            read=kind.read,
+            read=program.kind.read,
             **jax.device_put(fields, mesh_lib.rows(self._mesh)),
+        )
+
+    def _decoding(self, program: _Decode, leave_at: int) -> dict[str, Any]:
+        """The arguments of ``decode`` beside the slots."""
+        return dict(
+            base=self._base,
+            adapters=self._adapters,
+            leave_at=jnp.int32(leave_at),
+            chunk=self.shape.chunk,
+            read=program.read,
         )
 
     def _take(self, kind: _Kind, most: int) -> list[tuple[int, Request, Start]]:

@@ -4,10 +4,17 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from marft_jax.envs.base import EnvSource, Grade, QuestionEnv, Split, Task, bad_input, held_out
+from marft_jax.envs.base import (
+    EnvSource,
+    Grade,
+    Split,
+    Task,
+    bad_input,
+    held_out,
+    question_source,
+)
 
 if TYPE_CHECKING:
     from marft_jax.config import Config
@@ -27,21 +34,17 @@ def source(config: Config, split: Split) -> EnvSource:
     if split == "train":
         train_task(0, terms, holdout)  # fails now rather than in the first episode
 
-        def maker(terms: int) -> Callable[[], QuestionEnv]:
-            return lambda: QuestionEnv(
-                lambda seed: train_task(seed, terms, holdout), grade, horizon
-            )
+        def of(terms: int) -> EnvSource:
+            return question_source(lambda seed: train_task(seed, terms, holdout), grade, horizon)
 
-        return EnvSource(maker(terms), easier=[maker(fewer) for fewer in range(2, terms)])
+        return of(terms)._replace(easier=[of(fewer).create for fewer in range(2, terms)])
     tasks = eval_tasks(terms, holdout)
     if not tasks:
         raise bad_input(
             f"--env.holdout: none of the tasks are held out at {holdout}, got nothing to "
             "evaluate on; raise it"
         )
-    return EnvSource(
-        lambda: QuestionEnv(lambda seed: tasks[seed % len(tasks)], grade, horizon), len(tasks)
-    )
+    return question_source(lambda seed: tasks[seed % len(tasks)], grade, horizon, len(tasks))
 
 
 def task(digits: str) -> Task:

@@ -102,12 +102,14 @@ class EnvSource(NamedTuple):
         size: how many distinct tasks there are; None for no limit.
         close: ends what the environments share (grading processes).
         easier: makers of easier tasks, the easiest first, for a curriculum.
+        question: the text of a task, where it can be told without playing it.
     """
 
     create: Callable[[], Env]
     size: int | None = None
     close: Callable[[], None] = lambda: None
     easier: Sequence[Callable[[], Env]] = ()
+    question: Callable[[int], str] | None = None
 
 
 class QuestionEnv:
@@ -163,6 +165,22 @@ class QuestionEnv:
         return StepResult(
             self._state, reward, done, info, feedback=f"judge: {judge}" if judge else ""
         )
+
+
+def question_source(
+    pick: Callable[[int], Task],
+    grade: Callable[[str, Any], Grade],
+    horizon: int,
+    size: int | None = None,
+    close: Callable[[], None] = lambda: None,
+) -> EnvSource:
+    """Questions with answers: arguments as of ``QuestionEnv`` and ``EnvSource``."""
+    return EnvSource(
+        lambda: QuestionEnv(pick, grade, horizon),
+        size,
+        close,
+        question=lambda seed: pick(seed).question,
+    )
 
 
 INCORRECT = "The answer is incorrect."

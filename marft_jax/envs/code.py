@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 from marft_jax.envs import data
-from marft_jax.envs.base import EnvSource, Grade, QuestionEnv, Split, bad_input
+from marft_jax.envs.base import EnvSource, Grade, Split, bad_input, question_source
 from marft_jax.envs.code_rows import Call, Script, Suite, as_task
 from marft_jax.envs.sandbox import Limits, Outcome, Sandbox, Unusable
 
@@ -64,7 +64,7 @@ def source(config: Config, split: Split) -> EnvSource:
             file=sys.stderr,
         )
     grader = Grader(sandbox, env.reward, env.tests, env.test_seconds, env.code_seconds)
-    return EnvSource(lambda: QuestionEnv(pick, grader.grade, env.horizon), size, sandbox.close)
+    return question_source(pick, grader.grade, env.horizon, size, sandbox.close)
 
 
 class Grader:

@@ -9,7 +9,7 @@ import importlib.util
 from typing import TYPE_CHECKING
 
 from marft_jax.envs import data
-from marft_jax.envs.base import EnvSource, QuestionEnv, Split, bad_input
+from marft_jax.envs.base import EnvSource, Split, bad_input, question_source
 from marft_jax.envs.grading import GradingPool
 
 if TYPE_CHECKING:
@@ -27,4 +27,4 @@ def source(config: Config, split: Split) -> EnvSource:
         raise bad_input("--env.name math needs the package math-verify: pip install math-verify")
     pick, size = data.chooser(env, split, data.maths(env))
     pool = GradingPool(env.workers, env.grade_seconds, env.extract)
-    return EnvSource(lambda: QuestionEnv(pick, pool.grade, env.horizon), size, pool.close)
+    return question_source(pick, pool.grade, env.horizon, size, pool.close)

@@ -16,11 +16,11 @@ from marft_jax.envs.base import (
     EVAL_SEEDS,
     EnvSource,
     Grade,
-    QuestionEnv,
     Split,
     Task,
     bad_input,
     held_out,
+    question_source,
 )
 from marft_jax.envs.grading.extract import boxed_answer
 from marft_jax.envs.workers import Workers
@@ -62,7 +62,7 @@ def source(config: Config, split: Split) -> EnvSource:
     except RuntimeError as error:
         workers.close()
         raise bad_input(f"--env.task {env.task or 'none'}: {error}{_known(env.task)}") from error
-    return EnvSource(lambda: QuestionEnv(tasks.pick, tasks.grade, env.horizon), None, workers.close)
+    return question_source(tasks.pick, tasks.grade, env.horizon, close=workers.close)
 
 
 def read(text: str) -> str:

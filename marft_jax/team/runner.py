@@ -40,7 +40,7 @@ class Rollout:
         workflow: who acts when.
         create_env: makes an environment for each episode.
         threads: where environments answer.
-        max_failed: the fraction of episodes that may fail.
+        max_failed: the fraction of episodes that may fail; None for all of them, and not a word.
         step_seconds: an environment that takes longer to answer has failed.
         max_tool_calls: how often an agent may call a tool of the environment in one turn.
 
@@ -56,7 +56,7 @@ class Rollout:
         create_env: Callable[[], Env],
         threads: Executor,
         *,
-        max_failed: float = 0.0,
+        max_failed: float | None = 0.0,
         step_seconds: float | None = None,
         max_tool_calls: int = 4,
     ):
@@ -107,6 +107,8 @@ class Rollout:
 
     def _check(self, live: Sequence[_Live], step: int) -> None:
         failed = [episode for episode in live if episode.error]
+        if self._max_failed is None:
+            return
         for episode in failed:
             LOGGER.warning("step %d: dropped an episode: %s", step + 1, episode.failure())
         if failed and (len(failed) > self._max_failed * len(live) or len(failed) == len(live)):

@@ -1,0 +1,114 @@
+"""A rehearsal: what the coming steps will need, before they are played.
+
+A run's first step cannot show how large its batches get: a longer task comes, or more tokens are
+said, and a program has to be compiled again for it. So after that step the team's workflow runs
+once more on the tasks of the steps to come, in an engine that quotes what was said in the first
+one. No model takes part; prompts, rows and groups are as they will be, but for what the team will
+have learned to say.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from concurrent.futures import Executor
+from typing import NamedTuple
+
+import numpy as np
+
+from marft_jax import distributed
+from marft_jax.batch import NO_SIZES, Batch, Sizes
+from marft_jax.collect import tasks_of
+from marft_jax.envs.base import EnvSource
+from marft_jax.session import Session
+from marft_jax.team.context import Team
+from marft_jax.team.runner import Rollout
+from marft_jax.team.workflows import Workflow, find_workflow
+from marft_jax.types import Episode, StepResult, Turn
+
+# so many show what is rare; of large steps, which differ less from each other, two at least
+_EPISODES = 256
+
+
+def rehearse(
+    session: Session,
+    source: EnvSource,
+    threads: Executor,
+    played: Sequence[Episode],
+    step: int,
+    pack: Callable[..., Batch],
+) -> Sizes:
+    """The largest sizes of the batches of the steps after ``step``, about 256 episodes.
+
+    The programs that the engine would run there are compiled by its next ``compile_ahead``.
+
+    Args:
+        source: without ``question``, nothing is rehearsed.
+        played: episodes to quote from, each with turns.
+        pack: of the learner.
+    """
+    config, least = session.config, NO_SIZES
+    if source.question is None:
+        return least
+    coming = max(2, _EPISODES // config.algo.episodes)
+    most = max(len(episode.turns) for episode in played)
+    workflow = functools.partial(_up_to, most, find_workflow(session.workflow))
+    for later in range(step + 1, min(step + 1 + coming, config.run.steps)):
+        tasks = tasks_of(config, later)
+        rng = np.random.default_rng([config.run.seed, later])
+        drawn = rng.integers(len(played), size=len(tasks))
+        parts = _Parts(source.question, tasks, [played[i] for i in drawn])
+        engine = session.engine.rehearsing(parts.action)
+        rollout = Rollout(engine, session.team, workflow, parts.env, threads, max_failed=None)
+        rehearsed = distributed.together(rollout).play(range(len(tasks)), later)
+        episodes = [episode for episode in rehearsed if episode.turns]
+        if episodes:
+            unpaid = [np.zeros(len(episode.turns), np.float32) for episode in episodes]
+            least = pack(episodes, unpaid, least=least).sizes
+    return least
+
+
+class _Parts(NamedTuple):
+    """The episodes of a step: task i, and what is quoted there."""
+
+    question: Callable[[int], str]
+    tasks: Sequence[int]
+    quoted: Sequence[Episode]
+
+    def action(self, episode: int, turn: int) -> np.ndarray:
+        """What is said in that turn; after the last one, what was said last."""
+        turns = self.quoted[episode].turns
+        return turns[min(turn, len(turns) - 1)].action
+
+    def env(self) -> _Again:
+        return _Again(self)
+
+
+class _Again:
+    """An environment that gives episode i its task, and answers as in the one that is quoted."""
+
+    def __init__(self, parts: _Parts):
+        self._parts, self._steps = parts, 0
+
+    def reset(self, seed: int) -> str:
+        self._quoted = self._parts.quoted[seed]
+        self._question = self._parts.question(self._parts.tasks[seed])
+        return self._question
+
+    def step(self, turns: Sequence[Turn]) -> StepResult:
+        result = self._quoted.results[min(self._steps, len(self._quoted.results) - 1)]
+        self._steps += 1
+        observation = result.observation.replace(self._quoted.task, self._question)
+        return result._replace(observation=observation)
+
+
+def _up_to(most: int, workflow: Callable[[Team, str], Workflow], team: Team, task: str) -> Workflow:
+    """The workflow, ended after so many turns: it might wait for a word that is never said."""
+    going, answer, turns = workflow(team, task), None, 0
+    while turns < most:
+        try:
+            wish = going.send(answer)
+        except StopIteration:
+            return
+        turns += len(wish) if isinstance(wish, list) else 0
+        answer = yield wish
