@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import PartitionSpec as P
 
 from marft_jax import critic as critic_lib
 from marft_jax import scoring
@@ -207,7 +208,8 @@ def _proximal(graphdef, config, base, adapters, rows):
 
 
 def _at(x_UBXD, places):
-    """What stands at these flat positions."""
+    """What stands at these flat positions, wherever on the mesh."""
+    x_UBXD = jax.lax.with_sharding_constraint(x_UBXD, P())
     return x_UBXD.reshape(-1, x_UBXD.shape[-1])[places]
 
 
