@@ -16,6 +16,7 @@ MARFT release:
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -36,6 +37,7 @@ from marft_jax.models.decoder import DecoderConfig
 from marft_jax.models.load import BaseModel
 from marft_jax.prepare import Moving, Prepared, prepare, reads_prompts
 from marft_jax.team.context import Team
+from marft_jax.types import Episode
 
 
 class TrainState(NamedTuple):
@@ -102,6 +104,7 @@ class Learner:
         run = programs(config, base.config, base.graphdef, team, algorithm, mesh)
         self._init, self._prepare, self._update = run
         self._sizes = batch_lib.NO_SIZES
+        self._known: set[Any] = set()  # shapes of batches that programs are compiled for
 
     def init(self) -> TrainState:
         """A fresh state: adapters that change nothing, values near zero."""
@@ -125,26 +128,68 @@ class Learner:
     ) -> tuple[TrainState, Prepared, dict[str, Any]]:
         """One training step. The old state is donated; the metrics are still on the device."""
         self._make_room(batch.sizes)
-        rows, prompts = mesh_lib.put((batch.rows, batch.prompts), mesh_lib.rows(self._mesh, axis=1))
-        chain = mesh_lib.put(batch.chain, mesh_lib.replicated(self._mesh))
-        prepared, baseline, report = self._prepare(
+        self._known.add(_shapes(batch))
+        preparing = self._preparing(state, batch)
+        prepared, baseline, report = self._prepare(**preparing)
+        state = state._replace(baseline=baseline)
+        updating = self._updating(state, batch, preparing["rows"], prepared, step)
+        state, learned = self._update(**updating)
+        return state, prepared, report | learned
+
+    def room_for(self, coming: Sequence[Sequence[Episode]]) -> batch_lib.Sizes:
+        """What the batches of steps that play such episodes are to be padded to."""
+        sizes = batch_lib.NO_SIZES
+        for episodes in coming:
+            sizes = self.pack(episodes, _unpaid(episodes), least=sizes).sizes
+        return sizes
+
+    def compile_ahead(
+        self, state: TrainState, coming: Sequence[Sequence[Episode]], least: batch_lib.Sizes
+    ) -> None:
+        """Compiles what steps that play such episodes will run, where it is not compiled yet: of
+        small batches, not all have equally many rows in a microbatch."""
+        split = mesh_lib.rows(self._mesh, axis=1)
+
+        def shape(x: Any) -> jax.ShapeDtypeStruct:
+            return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=split)
+
+        for episodes in coming:
+            batch = self.pack(episodes, _unpaid(episodes), least=least)
+            if batch.sizes != least or _shapes(batch) in self._known:
+                continue
+            self._known.add(_shapes(batch))
+            preparing = self._preparing(state, batch)
+            prepare = self._prepare.lower(**preparing)
+            prepared = jax.tree.map(shape, prepare.out_info[0])
+            updating = self._updating(state, batch, preparing["rows"], prepared, 0)
+            for program in (prepare, self._update.lower(**updating)):
+                program.compile()
+
+    def _preparing(self, state: TrainState, batch: batch_lib.Batch) -> dict[str, Any]:
+        """The arguments of ``prepare``."""
+        split, everywhere = mesh_lib.rows(self._mesh, axis=1), mesh_lib.replicated(self._mesh)
+        return dict(
             base=self._base,
             critic=state.critic,
             adapters=state.adapters,
             baseline=state.baseline,
-            rows=rows,
-            chain=chain,
-            prompts=prompts,
+            rows=mesh_lib.put(batch.rows, split),
+            chain=mesh_lib.put(batch.chain, everywhere),
+            prompts=mesh_lib.put(batch.prompts, split),
         )
-        state, learned = self._update(
+
+    def _updating(
+        self, state: TrainState, batch: batch_lib.Batch, rows: Any, prepared: Any, step: int
+    ) -> dict[str, Any]:
+        """The arguments of ``update``."""
+        return dict(
             base=self._base,
-            state=state._replace(baseline=baseline, sizes=np.asarray(batch.sizes, np.int32)),
+            state=state._replace(sizes=np.asarray(batch.sizes, np.int32)),
             rows=rows,
             prepared=prepared,
             trainable_N=self.trainable(step),
             shuffle=self._shuffle(step, batch),
         )
-        return state, prepared, report | learned
 
     def _make_room(self, sizes: batch_lib.Sizes) -> None:
         """Drops the programs for smaller batches: those to come are padded to the largest so far,
@@ -153,6 +198,7 @@ class Learner:
         if largest != self._sizes:
             self._prepare.clear_cache()
             self._update.clear_cache()
+            self._known.clear()
         self._sizes = largest
 
     def _shuffle(self, step: int, batch: batch_lib.Batch) -> np.ndarray:
@@ -167,6 +213,15 @@ class Learner:
         filled = orders.reshape(epochs, minibatches, -1)
         empty = np.tile(np.arange(batch.micros, every).reshape(minibatches, -1), (epochs, 1, 1))
         return np.concatenate([filled, empty], axis=-1).astype(np.int32)
+
+
+def _shapes(batch: batch_lib.Batch) -> Any:
+    """What batches with the same programs have in common."""
+    return tuple(x.shape for x in jax.tree.leaves((batch.rows, batch.chain, batch.prompts)))
+
+
+def _unpaid(episodes: Sequence[Episode]) -> list[np.ndarray]:
+    return [np.zeros(len(episode.turns), np.float32) for episode in episodes]
 
 
 class Programs(NamedTuple):

@@ -17,7 +17,6 @@ from typing import NamedTuple
 import numpy as np
 
 from marft_jax import distributed
-from marft_jax.batch import NO_SIZES, Batch, Sizes
 from marft_jax.collect import tasks_of
 from marft_jax.envs.base import EnvSource
 from marft_jax.session import Session
@@ -36,20 +35,18 @@ def rehearse(
     threads: Executor,
     played: Sequence[Episode],
     step: int,
-    pack: Callable[..., Batch],
-) -> Sizes:
-    """The largest sizes of the batches of the steps after ``step``, about 256 episodes.
+) -> list[list[Episode]]:
+    """Episodes of the steps after ``step``, about 256 in all, as they might be.
 
     The programs that the engine would run there are compiled by its next ``compile_ahead``.
 
     Args:
         source: without ``question``, nothing is rehearsed.
         played: episodes to quote from, each with turns.
-        pack: of the learner.
     """
-    config, least = session.config, NO_SIZES
     if source.question is None:
-        return least
+        return []
+    config, steps = session.config, []
     coming = max(2, _EPISODES // config.algo.episodes)
     most = max(len(episode.turns) for episode in played)
     workflow = functools.partial(_up_to, most, find_workflow(session.workflow))
@@ -61,11 +58,8 @@ def rehearse(
         engine = session.engine.rehearsing(parts.action)
         rollout = Rollout(engine, session.team, workflow, parts.env, threads, max_failed=None)
         rehearsed = distributed.together(rollout).play(range(len(tasks)), later)
-        episodes = [episode for episode in rehearsed if episode.turns]
-        if episodes:
-            unpaid = [np.zeros(len(episode.turns), np.float32) for episode in episodes]
-            least = pack(episodes, unpaid, least=least).sizes
-    return least
+        steps.append([episode for episode in rehearsed if episode.turns])
+    return [episodes for episodes in steps if episodes]
 
 
 class _Parts(NamedTuple):

@@ -116,12 +116,15 @@ def train(config: config_lib.Config) -> int:
             done = step + 1
             with clock("update_s"):
                 least = batch_lib.Sizes(*np.asarray(state.sizes).tolist())
-                if least == batch_lib.NO_SIZES:
-                    least = rehearse(session, source, threads, collected.played, draw, learner.pack)
+                coming = []
+                if least == batch_lib.NO_SIZES:  # the first step of a run
+                    coming = rehearse(session, source, threads, collected.played, draw)
+                    least = learner.room_for(coming)
                 seed = config.run.seed, draw
                 batch = learner.pack(collected.episodes, collected.rewards, seed=seed, least=least)
                 state, prepared, learned = learner.learn(state, batch, step)
-                engine.compile_ahead()  # while the devices update
+                learner.compile_ahead(state, coming, batch.sizes)  # while the devices update
+                engine.compile_ahead()
                 lock.check()
                 checkpoints.check()
                 if is_due(config.run.transcripts_every, done, steps):  # while the devices update

@@ -121,9 +121,7 @@ LORA = config_lib.Lora(rank=small.RANK, alpha=small.ALPHA)
 
 
 def first_step(ours: Session, tasks: EnvSource, threads):
-    pack = learner(ours.config).pack
-    played = make_rollout(ours, tasks, threads).play(tasks_of(ours.config, 0), 0)
-    return pack, played
+    return make_rollout(ours, tasks, threads).play(tasks_of(ours.config, 0), 0)
 
 
 @pytest.mark.parametrize("context, horizon, group", [("own", 1, None), ("shared", 2, 3)])
@@ -131,14 +129,15 @@ def test_the_batches_of_coming_steps_fit_into_the_sizes_of_a_rehearsal(
     threads, context, horizon, group
 ):
     ours, tasks = session(context, group_size=group), source(horizon)
-    pack, played = first_step(ours, tasks, threads)
-    rehearsed = rehearse(ours, tasks, threads, played, 0, pack)
+    played = first_step(ours, tasks, threads)
+    ours_learner = learner(ours.config)
+    pack, rehearsed = ours_learner.pack, rehearse(ours, tasks, threads, played, 0)
     later = [
         make_rollout(ours, tasks, threads).play(tasks_of(ours.config, step), step)
         for step in range(1, 12)
     ]
     met = []
-    for sizes in (NO_SIZES, rehearsed):
+    for sizes in (NO_SIZES, ours_learner.room_for(rehearsed)):
         met.append([sizes := pack(played, small.paid(played), least=sizes).sizes])
         for episodes in later:
             met[-1].append(sizes := pack(episodes, small.paid(episodes), least=sizes).sizes)
@@ -151,18 +150,18 @@ def test_the_batches_of_coming_steps_fit_into_the_sizes_of_a_rehearsal(
 def test_no_more_steps_are_rehearsed_than_the_run_has(threads):
     ours, asked = session(), []
     tasks = source(question=lambda task: asked.append(task) or "q")
-    pack, played = first_step(ours, tasks, threads)
+    played = first_step(ours, tasks, threads)
     asked.clear()
-    rehearse(ours, tasks, threads, played, 17, pack)
+    rehearse(ours, tasks, threads, played, 17)
     assert sorted(asked) == [*tasks_of(ours.config, 18), *tasks_of(ours.config, 19)]
-    assert rehearse(ours, tasks, threads, played, 19, pack) == NO_SIZES
+    assert rehearse(ours, tasks, threads, played, 19) == []
 
 
 def test_without_questions_nothing_is_rehearsed(threads):
     ours = session()
-    pack, played = first_step(ours, source(), threads)
+    played = first_step(ours, source(), threads)
     tasks = source()._replace(question=None)
-    assert rehearse(ours, tasks, threads, played, 0, pack) == NO_SIZES
+    assert rehearse(ours, tasks, threads, played, 0) == []
 
 
 def test_episodes_that_fail_in_a_rehearsal_are_left_out_in_silence(threads, caplog):
@@ -172,12 +171,13 @@ def test_episodes_that_fail_in_a_rehearsal_are_left_out_in_silence(threads, capl
         return "q" * (500 if task % 4 == 2 else length(task))  # too long for the context
 
     ours = session()
-    pack, played = first_step(ours, source(), threads)
+    played = first_step(ours, source(), threads)
     caplog.clear()
     with caplog.at_level(logging.WARNING):
-        sizes = rehearse(ours, source(question=question), threads, played, 0, pack)
-    assert sizes.width > pack(played, small.paid(played)).sizes.width
+        steps = rehearse(ours, source(question=question), threads, played, 0)
     assert not caplog.records
+    assert max(map(len, steps)) <= 3  # of six
+    assert {episode.task for step in steps for episode in step} <= {"q" * n for n in range(4, 65)}
 
 
 def until_somebody_says_yes(team, task):
@@ -191,7 +191,7 @@ def until_somebody_says_yes(team, task):
 
 def test_a_workflow_that_waits_for_a_word_is_ended(threads):
     ours = session()
-    pack, played = first_step(ours, source(), threads)
+    played = first_step(ours, source(), threads)
     waiting = ours._replace(workflow=f"{__name__}:{until_somebody_says_yes.__name__}")
-    sizes = rehearse(waiting, source(), threads, played, 0, pack)
-    assert sizes.turns > 0
+    steps = rehearse(waiting, source(), threads, played, 0)
+    assert {len(episode.turns) for step in steps for episode in step} == {2}

@@ -153,18 +153,19 @@ class Engine:
         return twin
 
     def compile_ahead(self) -> None:
-        """Compiles what is expected: prefills like those so far, in the sizes of a group that have
-        not come up yet, and what ran in a rehearsal.
+        """Compiles what is expected: what ran in a rehearsal, and prefills like those so far and
+        there in the sizes of a group that have not come up yet.
 
         For a run of many steps, of which the later ones are not to wait for a compiler. The engine
         may be at rest.
         """
-        kinds = {program.kind for program in self._met if isinstance(program, _Prefill)}
+        known = self._met | self._expected
+        kinds = {program.kind for program in known if isinstance(program, _Prefill)}
         sizes = {kind: self.shape.prefill_rows(kind.width, self._mesh) for kind in kinds}
         alike = {_Prefill(kind, rows) for kind in kinds for rows in sizes[kind]}
         slots = jax.eval_shape(self._empty)
         request = Request(np.zeros(1, np.int32), 0, Sampling(1), (0, 0, 0))
-        for program in (alike | self._expected) - self._met - self._ahead:
+        for program in (alike | known) - self._met - self._ahead:
             if isinstance(program, _Decode):
                 run, arguments = self._decode, self._decoding(program, 0)
             else:
