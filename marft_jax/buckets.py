@@ -15,4 +15,13 @@ def bucket(n: int, least: int = 32, rungs: int = 4) -> int:
     """
     n = max(n, least)
     step = max(1, 2 ** (n - 1).bit_length() // 2 // rungs)
-    return -(-n // step) * step
+    return round_up(n, step)
+
+
+def round_up(n: int, multiple: int) -> int:
+    """The smallest multiple that holds ``n``.
+
+    >>> round_up(9, 4)
+    12
+    """
+    return -(-n // multiple) * multiple

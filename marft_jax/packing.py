@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 
 from marft_jax import config as config_lib
-from marft_jax.buckets import bucket
+from marft_jax.buckets import bucket, round_up
 from marft_jax.types import Episode
 
 # tokens of a row, as a multiple of the model's width, at which attention costs as much as all else:
@@ -139,7 +139,7 @@ def layout(
         most = max(1, config.microbatch_tokens // width // shards) * shards
         passes = -(-len(packed) // (most * config.minibatches))
         fullest = bucket(-(-len(packed) // (passes * config.minibatches)), least=1, rungs=2)
-        return Layout(packed, width, passes, min(most, -(-fullest // shards) * shards))
+        return Layout(packed, width, passes, min(most, round_up(fullest, shards)))
 
     longest = max(s.read for s in sequences)
     longest = bucket(longest, rungs=2 if 0 < least < longest else 4)  # what grows, grows by much

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import small
 
-from marft_jax.engine import programs
+from marft_jax.engine import cache, programs
 from marft_jax.engine.cache import Settings
 from marft_jax.engine.engine import Request
 from marft_jax.engine.sampling import _draw, _invert, _kept, sample, scaled_logprobs
@@ -179,6 +179,19 @@ def test_groups_of_any_size_find_their_prefill_compiled_ahead():
     for size in (2, 10):
         small.answers(ten, asked[:size])
     assert compilations.metrics()["device/compiled"] == 0
+
+
+@pytest.mark.parametrize("platform, as_integers", [("cpu", True), ("tpu", False), ("cuda", False)])
+def test_halves_are_written_as_integers_on_cpus_only(platform, as_integers):
+    """Elsewhere that would copy the whole cache in every step of decoding."""
+    held = jax.ShapeDtypeStruct((4, 2, 8, 64), jnp.bfloat16)
+    new = jax.ShapeDtypeStruct((4, 2, 8), jnp.bfloat16)
+
+    def put(held, new):
+        return cache.write(held, jnp.s_[jnp.arange(4), :, :, 5], new)
+
+    program = jax.jit(put).trace(held, new).lower(lowering_platforms=(platform,)).as_text()
+    assert ("4x2x8x64xui16" in program) == as_integers
 
 
 def test_an_engine_at_rest_holds_no_cache_and_forgets_what_was_in_it():

@@ -100,14 +100,21 @@ def insert(cache: list[KV], fresh: list[KV], slots_B) -> list[KV]:
 def write(held, where: tuple, new):
     """``held`` with ``new`` in these places; what lies past the end is dropped.
 
-    Halves are written as integers: a CPU would turn all that is held into float32 and back.
+    A CPU writes halves as integers: it would turn all that is held into float32 and back. A TPU
+    would copy all that is held to take it for integers.
     """
+
+    def put(held, new):
+        return held.at[where].set(new, mode="drop")
+
+    def put_bits(held, new):
+        bits = jax.lax.bitcast_convert_type
+        return bits(put(bits(held, jnp.uint16), bits(new, jnp.uint16)), held.dtype)
+
     new = new.astype(held.dtype)
     if held.dtype.itemsize == 4:
-        return held.at[where].set(new, mode="drop")
-    bits = jax.lax.bitcast_convert_type
-    written = bits(held, jnp.uint16).at[where].set(bits(new, jnp.uint16), mode="drop")
-    return bits(written, held.dtype)
+        return put(held, new)
+    return jax.lax.platform_dependent(held, new, cpu=put_bits, default=put)
 
 
 def rows(cache: list[KV], slots_B) -> list[KV]:

@@ -13,7 +13,7 @@ from jax.sharding import Mesh
 
 from marft_jax import lora
 from marft_jax import mesh as mesh_lib
-from marft_jax.buckets import bucket
+from marft_jax.buckets import bucket, round_up
 from marft_jax.engine import cache as cache_lib
 from marft_jax.engine.cache import Settings, Slots
 from marft_jax.engine.sampling import sample
@@ -21,7 +21,8 @@ from marft_jax.models import decoder
 from marft_jax.models.attention import KV, attention
 
 # of one prefill: a CPU is hardly faster with more of them, others as long as activations have room
-PREFILL_TOKENS = {"cpu": 512, "gpu": 8192, "tpu": 8192}
+PREFILL_TOKENS = {"cpu": 512}
+_ELSEWHERE = 8192
 
 
 class Shape(NamedTuple):
@@ -34,13 +35,13 @@ class Shape(NamedTuple):
 
     def on(self, mesh: Mesh) -> Shape:
         """With slots for every device that has rows of its own."""
-        return self._replace(slots=_round_up(self.slots, mesh_lib.row_shards(mesh)))
+        return self._replace(slots=round_up(self.slots, mesh_lib.row_shards(mesh)))
 
     def prefill_rows(self, width: int, mesh: Mesh) -> tuple[int, int, int]:
         """The sizes of a group of prompts of that width: one, a quarter of the most, the most."""
         shards = mesh_lib.row_shards(mesh)
-        tokens = PREFILL_TOKENS[mesh.devices.flat[0].platform]
-        most = min(self.slots, _round_up(max(1, tokens // width), shards))
+        tokens = PREFILL_TOKENS.get(mesh.devices.flat[0].platform, _ELSEWHERE)
+        most = min(self.slots, round_up(max(1, tokens // width), shards))
         return shards, max(shards, most // 4 // shards * shards), most
 
     def width(self, tokens: int, rungs: int = 2) -> int:
@@ -239,7 +240,3 @@ def _fold(key_2, fold_3):
 
 def _ends(ids, counts, settings: Settings, eos_ids: tuple[int, ...]):
     return jnp.isin(ids, jnp.asarray(eos_ids)) | (counts >= settings.limit)
-
-
-def _round_up(n: int, multiple: int) -> int:
-    return -(-n // multiple) * multiple

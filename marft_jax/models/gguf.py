@@ -18,6 +18,7 @@ import numpy as np
 from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 from gguf.quants import dequantize
 
+from marft_jax.buckets import round_up
 from marft_jax.config import BadInput
 from marft_jax.models.decoder import DecoderConfig, RopeScaling
 from marft_jax.models.families import checked, source_name, whole_number
@@ -124,7 +125,7 @@ def open_gguf(path: Path) -> GGUF:
             metadata[key] = cursor.value(cursor.unpack("I"))
         entries = [_read_entry(cursor) for _ in range(tensor_count)]
         alignment = int(metadata.get("general.alignment", 32))
-        base = -(-cursor.at // alignment) * alignment
+        base = round_up(cursor.at, alignment)
         tensors = {name: tensor._replace(start=base + tensor.start) for name, tensor in entries}
         for name, tensor in tensors.items():
             if tensor.start + tensor.size > len(data):
