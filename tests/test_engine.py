@@ -181,6 +181,26 @@ def test_groups_of_any_size_find_their_prefill_compiled_ahead():
     assert compilations.metrics()["device/compiled"] == 0
 
 
+@pytest.mark.parametrize("where", [small.one_device, lambda: small.mesh_of(2, 2, 2)])
+def test_keys_with_channels_last_in_memory_are_the_same_keys(monkeypatch, where):
+    """As on TPUs; here by the layout alone, and without a program more."""
+    requests = asks(12, seed=17)
+    expected = small.answers(small.engine(where(), slots=16), requests)
+    monkeypatch.setitem(cache.KEYS_IN_MEMORY, "cpu", cache.KEYS_IN_MEMORY["tpu"])
+    turned, compilations = small.engine(where(), slots=16), Compilations()
+    assert texts(small.answers(turned, requests)) == texts(expected)
+    [keys, values] = turned._slots.cache[0]
+    assert keys.format.layout.major_to_minor == (0, 1, 3, 2)
+    assert values.format.layout.major_to_minor == (0, 1, 2, 3)
+    turned.rest()
+    turned.compile_ahead()
+    turned.load(turned.adapters)
+    compilations.metrics()
+    for size in (1, 3, 12):
+        small.answers(turned, requests[:size])
+    assert compilations.metrics()["device/compiled"] == 0
+
+
 @pytest.mark.parametrize("platform, as_integers", [("cpu", True), ("tpu", False), ("cuda", False)])
 def test_halves_are_written_as_integers_on_cpus_only(platform, as_integers):
     """Elsewhere that would copy the whole cache in every step of decoding."""

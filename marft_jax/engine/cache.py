@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+import functools
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.experimental.layout import Format, Layout
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
@@ -15,6 +17,10 @@ from marft_jax.models.attention import KV
 from marft_jax.models.decoder import DecoderConfig
 
 _Column = jax.Array | np.ndarray
+
+KEYS_IN_MEMORY = {"tpu": (0, 1, 3, 2)}
+"""The order of the keys' dimensions in memory: a TPU's products want channels last, and would copy
+keys that have their positions there in every chunk of decoding."""
 
 
 class Settings(NamedTuple):
@@ -73,15 +79,21 @@ def empty_slots(config: DecoderConfig, slots: int, context: int, longest: int, d
     )
 
 
-def shardings(mesh: Mesh, slots: Slots) -> Slots:
-    """Rows over ``data`` and ``fsdp``; heads of the cache over ``tensor``, where that divides them.
-
-    ``slots`` may be abstract.
-    """
+def placed(mesh: Mesh, slots: Slots) -> Slots:
+    """Abstract slots with their places: rows over ``data`` and ``fsdp``; heads of the cache over
+    ``tensor``, where that divides them."""
     heads = slots.cache[0].k_BGCT.shape[1]
     split = P(*mesh_lib.ROWS, "tensor" if heads % mesh.shape["tensor"] == 0 else None)
-    places: Slots = jax.tree.map(lambda _: mesh_lib.rows(mesh), slots)
-    return places._replace(cache=jax.tree.map(lambda _: NamedSharding(mesh, split), slots.cache))
+    keys = values = NamedSharding(mesh, split)
+    order = KEYS_IN_MEMORY.get(mesh.devices.flat[0].platform)
+    if order is not None:
+        keys = Format(Layout(order), values)
+
+    def at(place: Any, x: Any) -> Any:
+        return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=place)
+
+    kv = [KV(*map(at, (keys, values), kv)) for kv in slots.cache]
+    return jax.tree.map(functools.partial(at, mesh_lib.rows(mesh)), slots)._replace(cache=kv)
 
 
 def insert(cache: list[KV], fresh: list[KV], slots_B) -> list[KV]:

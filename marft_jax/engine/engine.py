@@ -112,7 +112,7 @@ class Engine:
         self._key_2 = jax.device_put(
             jax.random.key_data(jax.random.key(seed)), mesh_lib.replicated(mesh)
         )
-        self._empty = run.empty
+        self._empty, self._idle = run.empty, run.slots
         self._slots: Slots | quoting.Slots | None = None
         self._adapters: lora.Adapters | None = None
         self._reuse = reuse and mesh_lib.row_shards(mesh) == 1
@@ -132,7 +132,11 @@ class Engine:
     def load(self, adapters: lora.Adapters) -> None:
         """Uses these adapters from now on."""
         self._adapters = mesh_lib.localized(adapters, self._mesh)
-        self._slots = self._slots or self._empty()
+        if self._slots is None:
+            self._slots = self._empty()
+            self._idle = jax.tree.map(  # as the devices laid them out
+                lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.format), self._slots
+            )
         self._prefixes.forget()
         self.reused = 0
 
@@ -163,14 +167,13 @@ class Engine:
         kinds = {program.kind for program in known if isinstance(program, _Prefill)}
         sizes = {kind: self.shape.prefill_rows(kind.width, self._mesh) for kind in kinds}
         alike = {_Prefill(kind, rows) for kind in kinds for rows in sizes[kind]}
-        slots = jax.eval_shape(self._empty)
         request = Request(np.zeros(1, np.int32), 0, Sampling(1), (0, 0, 0))
         for program in (alike | known) - self._met - self._ahead:
             if isinstance(program, _Decode):
                 run, arguments = self._decode, self._decoding(program, 0)
             else:
                 run, arguments = self._prefill, self._prefilling(program, [(request, NOWHERE)], [])
-            run.lower(slots=slots, **arguments).compile()
+            run.lower(slots=self._idle, **arguments).compile()
             self._ahead.add(program)
 
     @property

@@ -50,8 +50,9 @@ class Shape(NamedTuple):
 
 
 class Programs(NamedTuple):
-    """The compiled functions of an engine; ``empty`` makes its idle slots."""
+    """The compiled functions of an engine; ``empty`` makes idle slots, ``slots`` in abstract."""
 
+    slots: Slots
     empty: Any
     prefill: Any
     decode: Any
@@ -72,8 +73,10 @@ def programs(
         cache_lib.empty_slots, config, shape.slots, shape.context, shape.longest, dtype
     )
     static = dict(graphdef=graphdef, alpha=alpha, eos_ids=tuple(eos_ids))
-    places = cache_lib.shardings(mesh, jax.eval_shape(make))
+    slots = cache_lib.placed(mesh, jax.eval_shape(make))
+    places = jax.tree.map(lambda x: x.format, slots)
     return Programs(
+        slots,
         jax.jit(make, out_shardings=places),
         jax.jit(
             functools.partial(mesh_lib.within(mesh, prefill), **static),

@@ -109,13 +109,12 @@ def describe(
     alpha = config.lora.alpha
     played = engine.programs(model, graphdef, here, shape, dtype, eos_ids=(0,), alpha=alpha)
     learned = learner.programs(config, model, graphdef, team, algorithm, mesh)
-    held = played.empty.eval_shape()
     return Run(
         config, team, algorithm, model, work,
         tuple(i // per_host for i in range(len(topology.devices))),
         mesh, here, shape, graphdef, base, _base(config, model, here)[1],
         state=placed(learned.init.eval_shape(), mesh_lib.replicated(mesh)),
-        slots=jax.tree.map(_at, held, cache_lib.shardings(here, held)),
+        slots=played.slots,
         batch=longest_batch(
             config, team, algorithm.level, work, mesh_lib.row_shards(mesh), model.d_model
         ),
