@@ -181,6 +181,29 @@ def test_groups_of_any_size_find_their_prefill_compiled_ahead():
     assert compilations.metrics()["device/compiled"] == 0
 
 
+def test_what_accelerators_run_writes_the_same_cache(monkeypatch):
+    """Where a CPU goes its own way, here as the others do."""
+    requests = asks(12, seed=18)
+    expected = small.engine(slots=14)
+    answers = small.answers(expected, requests)
+    ways = []
+
+    def elsewhere(*operands, default, cpu):
+        ways.append(cpu)
+        return default(*operands)
+
+    monkeypatch.setattr(jax.lax, "platform_dependent", elsewhere)
+    jax.clear_caches()
+    other = small.engine(slots=14)
+    assert texts(small.answers(other, requests)) == texts(answers)
+    assert {way.__name__ for way in ways} >= {"together"}
+    for one, two in zip(
+        jax.tree.leaves(expected._slots), jax.tree.leaves(other._slots), strict=True
+    ):
+        np.testing.assert_allclose(one, two, atol=1e-5)
+    jax.clear_caches()
+
+
 @pytest.mark.parametrize("where", [small.one_device, lambda: small.mesh_of(2, 2, 2)])
 def test_keys_with_channels_last_in_memory_are_the_same_keys(monkeypatch, where):
     """As on TPUs; here by the layout alone, and without a program more."""

@@ -109,6 +109,31 @@ def insert(cache: list[KV], fresh: list[KV], slots_B) -> list[KV]:
     return [copy(old, new) for old, new in zip(cache, fresh, strict=True)]
 
 
+def append(held: KV, new: KV, at_BT) -> KV:
+    """``held`` with new tokens at these positions of their rows; what lies past the end is dropped.
+
+    A CPU writes all heads of a token at once. A TPU would rearrange all that is held for that, so
+    that the heads lie together, and back for the product that reads it.
+    """
+    row_B1, groups = jnp.arange(len(at_BT))[:, None], new.v_BGTC.shape[1]
+
+    def together(k, v, new_k, new_v):
+        k_BTGC, v_BTGC = new_k.transpose(0, 3, 1, 2), new_v.swapaxes(1, 2)
+        return (
+            write(k, jnp.s_[row_B1, :, :, at_BT], k_BTGC),
+            write(v, jnp.s_[row_B1, :, at_BT], v_BTGC),
+        )
+
+    def apart(k, v, new_k, new_v):
+        row_B11, at_B1T, head_G1 = row_B1[:, None], at_BT[:, None], jnp.arange(groups)[:, None]
+        return (
+            write(k, jnp.s_[row_B11, head_G1, :, at_B1T], new_k.swapaxes(2, 3)),
+            write(v, jnp.s_[row_B11, head_G1, at_B1T], new_v),
+        )
+
+    return KV(*jax.lax.platform_dependent(*held, *new, cpu=together, default=apart))
+
+
 def write(held, where: tuple, new):
     """``held`` with ``new`` in these places; what lies past the end is dropped.
 

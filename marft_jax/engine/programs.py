@@ -217,14 +217,11 @@ def _appending(at_BT, positions_BT, read: int) -> decoder.Attend:
         at_BT: where the new keys and values go; those at ``read`` go nowhere.
         positions_BT: of the queries, which read up to there.
     """
-    row_B1 = jnp.arange(at_BT.shape[0])[:, None]
     mask_BTR = jnp.arange(read)[None, None] <= positions_BT[:, :, None]
 
     def attend(q, new: KV, held: KV):
-        k_BTGC, v_BTGC = new.k_BGCT.transpose(0, 3, 1, 2), new.v_BGTC.swapaxes(1, 2)
-        k = cache_lib.write(held.k_BGCT, jnp.s_[row_B1, :, :, at_BT], k_BTGC)
-        v = cache_lib.write(held.v_BGTC, jnp.s_[row_B1, :, at_BT], v_BTGC)
-        return attention(q, KV(k, v), mask_BTR), KV(k, v)
+        held = cache_lib.append(held, new, at_BT)
+        return attention(q, held, mask_BTR), held
 
     return attend
 

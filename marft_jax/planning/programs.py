@@ -155,7 +155,7 @@ def extended(few: dict[str, Compiled], more: dict[str, Compiled], depths: Sequen
     step = (depths[2] - depths[0]) / (depths[1] - depths[0])
 
     def line(a: Any, b: Any) -> Any:
-        return tuple(x + (y - x) * step for x, y in zip(a, b, strict=True))
+        return tuple(max(0.0, x + (y - x) * step) for x, y in zip(a, b, strict=True))
 
     found = {}
     for name, a in few.items():
