@@ -540,18 +540,21 @@ def main() -> None:
         import benchmark_hf  # beside this file
 
         peers = benchmark_hf.works(bench.base.config, own.rank, PROMPT, NEW)
+    todo = works(bench, own.rows, own.agents)
+    wanted = [name for name in todo if any(word in name for word in own.only)]
+    if not wanted:
+        parser.error(f"--only: expected a part of {'; '.join(todo)}, got {' '.join(own.only)}")
     results = {}
-    for name, prepare in works(bench, own.rows, own.agents).items():
-        if any(word in name for word in own.only):
-            best = limits(jnp.dtype(own.dtype))
-            work = prepare(best)
-            result = measure(work._replace(peer=peers.get(name, work.peer)), best, own.repeats)
-            results[name] = result
-            than = f", peer {result.peer:.0f}" if result.peer else ""
-            say(
-                f"{name}: {result.tokens_per_s:.0f} tokens/s{than}, at {best.flops / 1e9:.0f} "
-                f"GFLOP/s and {best.bytes / 1e9:.1f} GB/s"
-            )
+    for name in wanted:
+        best = limits(jnp.dtype(own.dtype))
+        work = todo[name](best)
+        result = measure(work._replace(peer=peers.get(name, work.peer)), best, own.repeats)
+        results[name] = result
+        than = f", peer {result.peer:.0f}" if result.peer else ""
+        say(
+            f"{name}: {result.tokens_per_s:.0f} tokens/s{than}, at {best.flops / 1e9:.0f} "
+            f"GFLOP/s and {best.bytes / 1e9:.1f} GB/s"
+        )
     if own.json:
         everything = {
             "machine": machine(mesh),
