@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 import small
-from learning import learner
+from learning import LORA, learner
 
 from marft_jax import config as config_lib
 from marft_jax.batch import NO_SIZES
@@ -20,6 +20,7 @@ from marft_jax.envs.base import EnvSource, Grade, Task, question_source
 from marft_jax.rehearsal import rehearse
 from marft_jax.session import Session, make_rollout
 from marft_jax.summary import Compilations
+from marft_jax.team.context import Scene
 from marft_jax.types import Sampling
 
 ALGO = config_lib.Algo(episodes=6, epochs=1, minibatches=1, microbatch_tokens=256)
@@ -117,9 +118,6 @@ def session(context: str = "own", workflow: str = "sequential", **algo) -> Sessi
     return Session(config, workflow, small.one_device(), small.base(1), team, engine)
 
 
-LORA = config_lib.Lora(rank=small.RANK, alpha=small.ALPHA)
-
-
 def first_step(ours: Session, tasks: EnvSource, threads):
     return make_rollout(ours, tasks, threads).play(tasks_of(ours.config, 0), 0)
 
@@ -182,8 +180,6 @@ def test_episodes_that_fail_in_a_rehearsal_are_left_out_in_silence(threads, capl
 
 def until_somebody_says_yes(team, task):
     """A workflow that may wait for ever."""
-    from marft_jax.team.context import Scene
-
     turns = []
     while not any(turn.text == "yes" for turn in turns[-1:]):
         turns += yield [team.act(len(turns) % 2, Scene(task))]

@@ -106,9 +106,9 @@ class Rollout:
                 return [episode.episode() for episode in live]
 
     def _check(self, live: Sequence[_Live], step: int) -> None:
-        failed = [episode for episode in live if episode.error]
         if self._max_failed is None:
             return
+        failed = [episode for episode in live if episode.error]
         for episode in failed:
             LOGGER.warning("step %d: dropped an episode: %s", step + 1, episode.failure())
         if failed and (len(failed) > self._max_failed * len(live) or len(failed) == len(live)):
