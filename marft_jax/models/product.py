@@ -7,7 +7,7 @@ import functools
 import jax
 import jax.numpy as jnp
 
-_FEW_ROWS = 128
+_FEW_ROWS = 16
 
 
 def product(x, kernel):
@@ -60,6 +60,7 @@ _product_of_halves.defvjp(lambda x, kernel: (_product_of_halves(x, kernel), (x, 
 
 def _product_of_few(x, kernel):
     """A CPU multiplies few rows fastest with the large matrix on the left: otherwise it rearranges
-    all of it first. The barriers keep the compiler from turning the product round again."""
+    all of it first, which 17 rows and more are worth. The barriers keep the compiler from turning
+    the product round again."""
     columns = jax.lax.optimization_barrier(x.T)
     return jax.lax.optimization_barrier(kernel @ columns).T
