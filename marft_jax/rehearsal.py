@@ -10,6 +10,7 @@ have learned to say.
 from __future__ import annotations
 
 import functools
+import itertools
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
 from typing import NamedTuple
@@ -38,7 +39,8 @@ def rehearse(
 ) -> list[list[Episode]]:
     """Episodes of the steps after ``step``, about 256 in all, as they might be.
 
-    The programs that the engine would run there are compiled by its next ``compile_ahead``.
+    A run with fewer left rehearses them several times, with other things said each time. The
+    programs that the engine would run there are compiled by its next ``compile_ahead``.
 
     Args:
         source: without ``question``, nothing is rehearsed.
@@ -50,9 +52,10 @@ def rehearse(
     coming = max(2, _EPISODES // config.algo.episodes)
     most = max(len(episode.turns) for episode in played)
     workflow = functools.partial(_up_to, most, find_workflow(session.workflow))
-    for later in range(step + 1, min(step + 1 + coming, config.run.steps)):
+    left = range(step + 1, config.run.steps)
+    for n, later in enumerate(itertools.islice(itertools.cycle(left), coming)):
         tasks = tasks_of(config, later)
-        rng = np.random.default_rng([config.run.seed, later])
+        rng = np.random.default_rng([config.run.seed, n])
         drawn = rng.integers(len(played), size=len(tasks))
         parts = _Parts(source.question, tasks, [played[i] for i in drawn])
         engine = session.engine.rehearsing(parts.action)

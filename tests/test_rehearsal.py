@@ -145,13 +145,16 @@ def test_the_batches_of_coming_steps_fit_into_the_sizes_of_a_rehearsal(
     assert prepared[0].width < 1.6 * grown[-1].width
 
 
-def test_no_more_steps_are_rehearsed_than_the_run_has(threads):
+def test_what_is_left_of_a_run_is_rehearsed_for_256_episodes(threads):
     ours, asked = session(), []
     tasks = source(question=lambda task: asked.append(task) or "q")
     played = first_step(ours, tasks, threads)
     asked.clear()
-    rehearse(ours, tasks, threads, played, 17)
-    assert sorted(asked) == [*tasks_of(ours.config, 18), *tasks_of(ours.config, 19)]
+    steps = rehearse(ours, tasks, threads, played, 17)
+    assert len(steps) == 256 // ALGO.episodes == len(asked) // ALGO.episodes
+    assert set(asked) == {*tasks_of(ours.config, 18), *tasks_of(ours.config, 19)}
+    said = [{episode.turns[0].text for episode in step} for step in steps[::2]]  # of step 18
+    assert any(texts != said[0] for texts in said)
     assert rehearse(ours, tasks, threads, played, 19) == []
 
 
