@@ -24,7 +24,6 @@ from marft_jax.models.product import product, times
 TARGETS = ("q", "k", "v", "o", "gate", "up", "down")
 
 Adapters = dict[str, dict[str, jax.Array]]
-FusedAdapters = list[dict[str, "Fused"]]
 
 
 class Fused(NamedTuple):
@@ -36,6 +35,18 @@ class Fused(NamedTuple):
 
     a: jax.Array
     b: jax.Array
+
+
+class FusedAdapters(NamedTuple):
+    """All adapters, laid out for the forward pass.
+
+    Attributes:
+        layers: of each layer, the matrices that have adapters.
+        scale_N: alpha/rank of each adapter.
+    """
+
+    layers: list[dict[str, Fused]]
+    scale_N: jax.Array
 
 
 class OwnerMask(NamedTuple):
@@ -71,31 +82,34 @@ def shape_of(adapters: Adapters) -> tuple[int, int]:
     return n, r
 
 
-def fuse(adapters: Adapters, dtype) -> FusedAdapters:
+def fuse(adapters: Adapters, alpha: float, dtype) -> FusedAdapters:
     """Lays the adapters out for the forward pass: per layer, ranks of all members side by side.
 
-    Linear, hence differentiable; do it once per program, outside the decode loop.
+    Linear, hence differentiable.
     """
     layers = next(iter(adapters.values()))["a"].shape[1]
-    fused: FusedAdapters = [{} for _ in range(layers)]
+    fused: list[dict[str, Fused]] = [{} for _ in range(layers)]
     for target, ab in adapters.items():
         n, _, d_in, r = ab["a"].shape
         a_LXD = ab["a"].transpose(1, 0, 3, 2).reshape(layers, n * r, d_in).astype(dtype)
         b_LXD = ab["b"].transpose(1, 0, 2, 3).reshape(layers, n * r, -1).astype(dtype)
         for i in range(layers):
             fused[i][target] = Fused(a_LXD[i], b_LXD[i])
-    return fused
+    n, r = shape_of(adapters)
+    return FusedAdapters(fused, jnp.full(n, alpha / r, dtype))
 
 
-def owner_mask(owners, adapters: Adapters, alpha: float, dtype) -> OwnerMask:
+def owner_mask(owners, fused: FusedAdapters) -> OwnerMask:
     """Columns of each token's owner, scaled. An owner of -1 has no adapter: the bare base.
 
     Args:
         owners: ``int32 [...]``, the adapter that each token passes through.
     """
-    n, r = shape_of(adapters)
-    mine = jax.nn.one_hot(owners, n, dtype=dtype) * (alpha / r)
-    return OwnerMask(jnp.repeat(mine, r, axis=-1))
+    scale_N, (matrix, *_) = fused.scale_N, fused.layers[0].values()
+    n = len(scale_N)
+    mine = jax.nn.one_hot(owners, n, dtype=scale_N.dtype)
+    mine *= scale_N.reshape((1,) * owners.ndim + (n,))
+    return OwnerMask(jnp.repeat(mine, len(matrix.a) // n, axis=-1))
 
 
 def add_lora(y, x, lora: Fused, owners: OwnerMask | None):

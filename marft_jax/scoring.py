@@ -25,9 +25,8 @@ def hidden_states(graphdef, base, r, index_BX, adapters=None, owners_BT=None, al
     """
     fused = mask = None
     if adapters is not None:
-        dtype = dtype_of(base)
-        fused = lora.fuse(adapters, dtype)
-        mask = lora.owner_mask(owners_BT, adapters, alpha, dtype)
+        fused = lora.fuse(adapters, alpha, dtype_of(base))
+        mask = lora.owner_mask(owners_BT, fused)
     hidden_BTD, _ = decoder.forward(
         graphdef, base, r.tokens_UBT, r.positions_UBT, r.until_UBT, fused, mask
     )

@@ -164,14 +164,15 @@ def _scorer(layers: int):
         positions_BT = jnp.broadcast_to(jnp.arange(t)[None], (b, t))
         until_BT = jnp.maximum(positions_BT, lengths_B[:, None] - 1)
         owners_BT = jnp.broadcast_to(owners_B[:, None], (b, t))
+        fused = lora.fuse(adapters, ALPHA, jnp.float32)
         hidden, _ = decoder.forward(
             model.graphdef,
             params,
             tokens_BT,
             positions_BT,
             until_BT,
-            lora.fuse(adapters, jnp.float32),
-            lora.owner_mask(owners_BT, adapters, ALPHA, jnp.float32),
+            fused,
+            lora.owner_mask(owners_BT, fused),
         )
         logits = decoder.project(model.graphdef, params, hidden)
         return jax.nn.log_softmax(logits / temperature_B[:, None, None], axis=-1)

@@ -70,8 +70,8 @@ def our_logits(base: BaseModel, factors=None, alpha=ALPHA):
     if factors is not None:
         adapters = jax.tree.map(lambda x: jnp.asarray(x)[None], factors)
         owners = jnp.zeros_like(positions)
-        fused = lora.fuse(adapters, jnp.float32)
-        mask = lora.owner_mask(owners, adapters, alpha, jnp.float32)
+        fused = lora.fuse(adapters, alpha, jnp.float32)
+        mask = lora.owner_mask(owners, fused)
     until = jnp.full_like(positions, TOKENS.shape[1] - 1)
     hidden, _ = decoder.forward(base.graphdef, base.params, TOKENS, positions, until, fused, mask)
     return np.asarray(decoder.project(base.graphdef, base.params, hidden))

@@ -99,14 +99,15 @@ def _reference(name: str):
     def loss(adapters, tokens, lengths, actions, owners, old, advantages):
         b, t = tokens.shape
         owners_BT = jnp.broadcast_to(owners[:, None], (b, t))
+        fused = lora.fuse(adapters, small.ALPHA, jnp.float32)
         hidden, _ = decoder.forward(
             model.graphdef,
             model.params,
             tokens,
             jnp.broadcast_to(jnp.arange(t)[None], (b, t)),
             jnp.maximum(jnp.arange(t)[None], lengths[:, None] - 1),
-            lora.fuse(adapters, jnp.float32),
-            lora.owner_mask(owners_BT, adapters, small.ALPHA, jnp.float32),
+            fused,
+            lora.owner_mask(owners_BT, fused),
         )
         scored = jax.nn.log_softmax(decoder.project(model.graphdef, model.params, hidden))
         entropy = -jnp.sum(jnp.exp(scored) * scored, -1)[:, :-1]

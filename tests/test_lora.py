@@ -16,10 +16,10 @@ def test_all_owners_at_once_is_each_owner_alone():
     x = jax.random.normal(jax.random.key(0), (4, 5, small.CONFIG.d_model))
     owners = jnp.asarray(np.random.default_rng(0).integers(-1, 3, (4, 5)))
     y = jnp.zeros((4, 5, small.CONFIG.target_shape("q")[1]))
-    fused = lora.fuse(adapters, jnp.float32)
-    mask = lora.owner_mask(owners, adapters, small.ALPHA, jnp.float32)
+    fused = lora.fuse(adapters, small.ALPHA, jnp.float32)
+    mask = lora.owner_mask(owners, fused)
     for layer in range(small.CONFIG.n_layers):
-        together = lora.add_lora(y, x, fused[layer]["q"], mask)
+        together = lora.add_lora(y, x, fused.layers[layer]["q"], mask)
         a, b = (adapters["q"][k][:, layer] for k in ("a", "b"))
         alone = jnp.stack([x @ a[n] @ b[n] for n in range(3)]) * small.ALPHA / small.RANK
         expected = sum(jnp.where((owners == n)[..., None], alone[n], 0) for n in range(3))
@@ -44,9 +44,9 @@ def test_each_owner_gets_a_gradient_from_its_own_tokens_only():
     @jax.jit
     def gradient(adapters, x):
         def total(adapters):
-            mask = lora.owner_mask(owners, adapters, small.ALPHA, jnp.float32)
-            fused = lora.fuse(adapters, jnp.float32)[0]["q"]
-            return jnp.square(lora.add_lora(jnp.ones((6, 32)), x, fused, mask)).sum()
+            fused = lora.fuse(adapters, small.ALPHA, jnp.float32)
+            mask, ours = lora.owner_mask(owners, fused), fused.layers[0]["q"]
+            return jnp.square(lora.add_lora(jnp.ones((6, 32)), x, ours, mask)).sum()
 
         return jax.grad(total)(adapters)["q"]
 
@@ -74,7 +74,7 @@ def test_gradients_are_those_of_the_formula():
 
 def test_fuse_keeps_each_layer_and_target_apart():
     adapters = small.adapters(2)
-    fused = lora.fuse(adapters, jnp.float32)
+    fused = lora.fuse(adapters, 1.0, jnp.float32).layers
     for layer in range(2):
         for target in ("q", "v"):
             a = np.concatenate(list(adapters[target]["a"][:, layer]), axis=1).T

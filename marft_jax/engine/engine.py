@@ -108,13 +108,15 @@ class Engine:
         self._mesh, self._base, self._eos_ids = mesh, base, tuple(eos_ids)
         dtype = jax.tree.leaves(base)[0].dtype
         run = programs(config, graphdef, mesh, self.shape, dtype, eos_ids=eos_ids, alpha=alpha)
-        self._prefill, self._decode = run.prefill, run.decode
+        self._fuse, self._prefill, self._decode = run.fuse, run.prefill, run.decode
         self._key_2 = jax.device_put(
             jax.random.key_data(jax.random.key(seed)), mesh_lib.replicated(mesh)
         )
-        self._empty, self._idle = run.empty, run.slots
+        self._empty = run.empty
         self._slots: Slots | quoting.Slots | None = None
         self._adapters: lora.Adapters | None = None
+        self._fused: lora.FusedAdapters | None = None
+        self._abstract: dict[str, Any] = {}  # slots and adapters, as the devices laid them out
         self._reuse = reuse and mesh_lib.row_shards(mesh) == 1
         self._met: set[_Prefill | _Decode] = set()
         self._expected: set[_Prefill | _Decode] = set()  # in a rehearsal
@@ -132,18 +134,21 @@ class Engine:
     def load(self, adapters: lora.Adapters) -> None:
         """Uses these adapters from now on."""
         self._adapters = mesh_lib.localized(adapters, self._mesh)
+        self._fused = self._fuse(self._adapters)
         if self._slots is None:
             self._slots = self._empty()
-            self._idle = jax.tree.map(  # as the devices laid them out
-                lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.format), self._slots
+        if not self._abstract:
+            self._abstract = jax.tree.map(
+                lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.format),
+                dict(slots=self._slots, adapters=self._fused),
             )
         self._prefixes.forget()
         self.reused = 0
 
     def rest(self) -> None:
-        """Gives the memory of the cache back, until the next ``load``: others may need it."""
+        """Gives its memory back, until the next ``load``: others may need it."""
         assert not self.busy
-        self._slots = None
+        self._slots = self._fused = None
 
     def rehearsing(self, action: Callable[[int, int], np.ndarray]) -> Engine:
         """One that plays like this one, but with ``action`` of (episode, turn) for what a model
@@ -173,7 +178,7 @@ class Engine:
                 run, arguments = self._decode, self._decoding(program, 0)
             else:
                 run, arguments = self._prefill, self._prefilling(program, [(request, NOWHERE)], [])
-            run.lower(slots=self._idle, **arguments).compile()
+            run.lower(**(arguments | self._abstract)).compile()
             self._ahead.add(program)
 
     @property
@@ -243,7 +248,7 @@ class Engine:
         fields["slots_B"][: len(slots)] = slots
         return dict(
             base=self._base,
-            adapters=self._adapters,
+            adapters=self._fused,
             key_2=self._key_2,
             read=program.kind.read,
             **jax.device_put(fields, mesh_lib.rows(self._mesh)),
@@ -253,7 +258,7 @@ class Engine:
         """The arguments of ``decode`` beside the slots."""
         return dict(
             base=self._base,
-            adapters=self._adapters,
+            adapters=self._fused,
             leave_at=jnp.int32(leave_at),
             chunk=self.shape.chunk,
             read=program.read,

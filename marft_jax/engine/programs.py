@@ -1,4 +1,7 @@
-"""The engine's programs: pure functions of (base, adapters, slots), compiled for a few shapes."""
+"""The engine's programs: pure functions of (base, adapters, slots), compiled for a few shapes.
+
+The adapters are fused already: a program that cuts them up by layers takes half as long again to
+compile, and there are many."""
 
 from __future__ import annotations
 
@@ -50,10 +53,12 @@ class Shape(NamedTuple):
 
 
 class Programs(NamedTuple):
-    """The compiled functions of an engine; ``empty`` makes idle slots, ``slots`` in abstract."""
+    """The compiled functions of an engine; ``empty`` makes idle slots, ``slots`` in abstract, and
+    ``fuse`` makes of adapters what the others take."""
 
     slots: Slots
     empty: Any
+    fuse: Any
     prefill: Any
     decode: Any
 
@@ -72,12 +77,16 @@ def programs(
     make = functools.partial(
         cache_lib.empty_slots, config, shape.slots, shape.context, shape.longest, dtype
     )
-    static = dict(graphdef=graphdef, alpha=alpha, eos_ids=tuple(eos_ids))
+    static = dict(graphdef=graphdef, eos_ids=tuple(eos_ids))
     slots = cache_lib.placed(mesh, jax.eval_shape(make))
     places = jax.tree.map(lambda x: x.format, slots)
     return Programs(
         slots,
         jax.jit(make, out_shardings=places),
+        jax.jit(
+            functools.partial(lora.fuse, alpha=alpha, dtype=dtype),
+            out_shardings=mesh_lib.replicated(mesh),
+        ),
         jax.jit(
             functools.partial(mesh_lib.within(mesh, prefill), **static),
             donate_argnames="slots",
@@ -96,10 +105,9 @@ def programs(
 def prefill(
     *,
     graphdef,
-    alpha: float,
     eos_ids: tuple[int, ...],
     base,
-    adapters,
+    adapters: lora.FusedAdapters,
     slots: Slots,
     key_2,
     tokens_BT,
@@ -126,16 +134,16 @@ def prefill(
     b, t = tokens_BT.shape
     positions_BT = starts_B[:, None] + jnp.arange(t)[None]
     valid_BT = positions_BT < lengths_B[:, None]
-    fused, mask = _adapt(adapters, jnp.broadcast_to(owners_B[:, None], (b, t)), alpha, base)
+    mask = lora.owner_mask(jnp.broadcast_to(owners_B[:, None], (b, t)), adapters)
     if read:
         model: decoder.Decoder = nnx.merge(graphdef, base)
         attend = _appending(jnp.where(valid_BT, positions_BT, read), positions_BT, read)
         held = cache_lib.cut(cache_lib.rows(slots.cache, sources_B), read)
-        hidden_BTD, fresh = model.hidden(tokens_BT, positions_BT, attend, held, fused, mask)
+        hidden_BTD, fresh = model.hidden(tokens_BT, positions_BT, attend, held, adapters, mask)
     else:
         until_BT = jnp.maximum(lengths_B[:, None] - 1, positions_BT)  # padding: itself
         hidden_BTD, fresh = decoder.forward(
-            graphdef, base, tokens_BT, positions_BT, until_BT, fused, mask
+            graphdef, base, tokens_BT, positions_BT, until_BT, adapters, mask
         )
     last_B = lengths_B - starts_B - 1
     last_BD = jnp.take_along_axis(hidden_BTD, last_B[:, None, None], axis=1)[:, 0]
@@ -162,10 +170,9 @@ def prefill(
 def decode(
     *,
     graphdef,
-    alpha: float,
     eos_ids: tuple[int, ...],
     base,
-    adapters,
+    adapters: lora.FusedAdapters,
     slots: Slots,
     leave_at,
     chunk: int,
@@ -177,16 +184,17 @@ def decode(
         leave_at: stop early once no more than this many slots are active.
         read: positions of the cache that are read; every active slot must end below it.
     """
-    fused, mask = _adapt(adapters, slots.owner_S[:, None], alpha, base)
+    mask = lora.owner_mask(slots.owner_S[:, None], adapters)
     model: decoder.Decoder = nnx.merge(graphdef, base)
     row_S = jnp.arange(slots.length_S.shape[0])
 
     def body(carry: tuple[jax.Array, Slots]):
         step, s = carry
+        positions_S1 = s.length_S[:, None]
         where_S = jnp.where(s.active_S, s.length_S, read)  # idle rows write nowhere
-        attend = _appending(where_S[:, None], s.length_S[:, None], read)
+        attend = _appending(where_S[:, None], positions_S1, read)
         last_S1 = jnp.take_along_axis(s.ids_SA, jnp.maximum(s.count_S - 1, 0)[:, None], axis=1)
-        hidden_S1D, cache = model.hidden(last_S1, s.length_S[:, None], attend, s.cache, fused, mask)
+        hidden_S1D, cache = model.hidden(last_S1, positions_S1, attend, s.cache, adapters, mask)
         logits_SV = model.logits(hidden_S1D[:, 0])
         ids_S, logprobs_S = sample(logits_SV, s.keys_S2, s.count_S, s.settings)
         at_S = jnp.where(s.active_S, s.count_S, s.ids_SA.shape[1])
@@ -224,11 +232,6 @@ def _appending(at_BT, positions_BT, read: int) -> decoder.Attend:
         return attention(q, held, mask_BTR), held
 
     return attend
-
-
-def _adapt(adapters, owners, alpha: float, base):
-    dtype = jax.tree.leaves(base)[0].dtype
-    return lora.fuse(adapters, dtype), lora.owner_mask(owners, adapters, alpha, dtype)
 
 
 def _fold(key_2, fold_3):

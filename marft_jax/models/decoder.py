@@ -217,7 +217,7 @@ class Decoder(nnx.Module):
         for i, block in enumerate(self.layers):
             with jax.named_scope(f"layer_{i}"):
                 graphdef, weights = nnx.split(block)
-                adapters = lora[i] if lora else {}
+                adapters = lora.layers[i] if lora else {}
                 x_BTD, kv = run(graphdef, weights, x_BTD, rope, adapters, owners, held[i])
                 kept.append(kv)
         return self.final_norm(x_BTD), kept

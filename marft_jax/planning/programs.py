@@ -212,15 +212,20 @@ def _base(config: Config, model: DecoderConfig, mesh: Mesh) -> tuple[Any, Any]:
 
 
 def _decode(run: Run) -> dict[str, Any]:
-    adapters = placed(run.state.adapters, mesh_lib.replicated(run.here))
     return dict(
         base=run.base_here,
-        adapters=adapters,
+        adapters=_fused(run),
         slots=run.slots,
         leave_at=jax.ShapeDtypeStruct((), jnp.int32),
         chunk=run.shape.chunk,
         read=run.shape.context,
     )
+
+
+def _fused(run: Run) -> Any:
+    """The adapters, as the engine's programs take them."""
+    fused = run.engine.fuse.eval_shape(run.state.adapters)
+    return placed(fused, mesh_lib.replicated(run.here))
 
 
 def _prefill(run: Run) -> dict[str, Any]:
@@ -232,7 +237,7 @@ def _prefill(run: Run) -> dict[str, Any]:
 
     return dict(
         base=run.base_here,
-        adapters=placed(run.state.adapters, everywhere),
+        adapters=_fused(run),
         slots=run.slots,
         key_2=jax.ShapeDtypeStruct((2,), jnp.uint32, sharding=everywhere),
         tokens_BT=column(jnp.int32, width),
