@@ -240,9 +240,9 @@ def test_halves_are_written_as_integers_on_cpus_only(platform, as_integers):
 def test_an_engine_at_rest_holds_no_cache_and_forgets_what_was_in_it():
     playing, asked = small.engine(), asks(6, seed=16)
     expected = small.answers(playing, asked)
-    cache = [weakref.ref(leaf) for leaf in jax.tree.leaves(playing._slots)]
+    own = [weakref.ref(leaf) for leaf in jax.tree.leaves((playing._slots, playing._fused))]
     playing.rest()
-    assert not any(leaf() for leaf in cache)
+    assert not any(leaf() for leaf in own)
     playing.load(playing.adapters)
     assert texts(small.answers(playing, asked)) == texts(expected)
 
