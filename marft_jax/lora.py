@@ -87,15 +87,14 @@ def fuse(adapters: Adapters, alpha: float, dtype) -> FusedAdapters:
 
     Linear, hence differentiable.
     """
+    n, r = shape_of(adapters)
     layers = next(iter(adapters.values()))["a"].shape[1]
     fused: list[dict[str, Fused]] = [{} for _ in range(layers)]
     for target, ab in adapters.items():
-        n, _, d_in, r = ab["a"].shape
-        a_LXD = ab["a"].transpose(1, 0, 3, 2).reshape(layers, n * r, d_in).astype(dtype)
+        a_LXD = ab["a"].transpose(1, 0, 3, 2).reshape(layers, n * r, -1).astype(dtype)
         b_LXD = ab["b"].transpose(1, 0, 2, 3).reshape(layers, n * r, -1).astype(dtype)
         for i in range(layers):
             fused[i][target] = Fused(a_LXD[i], b_LXD[i])
-    n, r = shape_of(adapters)
     return FusedAdapters(fused, jnp.full(n, alpha / r, dtype))
 
 
@@ -105,11 +104,12 @@ def owner_mask(owners, fused: FusedAdapters) -> OwnerMask:
     Args:
         owners: ``int32 [...]``, the adapter that each token passes through.
     """
-    scale_N, (matrix, *_) = fused.scale_N, fused.layers[0].values()
+    scale_N, any_matrix = fused.scale_N, next(iter(fused.layers[0].values()))
     n = len(scale_N)
+    rank = len(any_matrix.a) // n
     mine = jax.nn.one_hot(owners, n, dtype=scale_N.dtype)
     mine *= scale_N.reshape((1,) * owners.ndim + (n,))
-    return OwnerMask(jnp.repeat(mine, len(matrix.a) // n, axis=-1))
+    return OwnerMask(jnp.repeat(mine, rank, axis=-1))
 
 
 def add_lora(y, x, lora: Fused, owners: OwnerMask | None):

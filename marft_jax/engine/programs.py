@@ -1,7 +1,8 @@
 """The engine's programs: pure functions of (base, adapters, slots), compiled for a few shapes.
 
 The adapters are fused already: a program that cuts them up by layers takes half as long again to
-compile, and there are many."""
+compile, and there are many.
+"""
 
 from __future__ import annotations
 
