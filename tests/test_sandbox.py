@@ -1,6 +1,11 @@
 """The sandbox: programs run, limits hold, nothing gets out, and no verdict can be forged."""
 
+import collections
 import contextlib
+import datetime
+import decimal
+import fractions
+import json
 import os
 import signal
 import subprocess
@@ -80,13 +85,13 @@ def test_a_program_sees_nothing_of_the_host(sandbox):
     os.environ["MARFT_SECRET"] = ANSWER
     program = """
     import os, sys
-    print(dict(os.environ), os.listdir("/tmp"), os.getuid(), os.path.exists("/proc"))
+    print(dict(os.environ), os.listdir(), os.getuid(), os.path.exists("/proc"))
     for folder in sys.path + ["/"]:
         print(os.listdir(folder) if os.path.isdir(folder) else "")
     """
     outcome = sandbox.run(textwrap.dedent(program), "", 5)
     del os.environ["MARFT_SECRET"]
-    assert outcome.verdict == "ok" and "[] 1000 False" in outcome.output
+    assert outcome.verdict == "ok" and "['program.py'] 1000 False" in outcome.output
     assert ANSWER not in outcome.output and "etc" not in outcome.output
     assert "marft_jax" not in outcome.output and "'numpy'" not in outcome.output
 
@@ -94,10 +99,12 @@ def test_a_program_sees_nothing_of_the_host(sandbox):
 def test_nothing_passes_from_one_program_to_the_next(sandbox):
     leave = "import builtins, json, random; json.dumps = builtins.left = 1; open('left', 'w')"
     look = "import builtins, json, os, random; print(hasattr(builtins, 'left'), json.dumps(2), "
-    look += "os.listdir('.'), random.random())"
+    look += "os.listdir(), os.listdir('..'), random.random())"
     seen = [(sandbox.run(leave, "", 60).verdict, sandbox.run(look, "", 5).output) for _ in range(4)]
     assert {verdict for verdict, _ in seen} == {"ok"}
-    assert len({output for _, output in seen}) == 1 and seen[0][1].startswith("False 2 [] 0.8")
+    assert len({output for _, output in seen}) == 1 and seen[0][1].startswith(
+        "False 2 ['program.py'] ['input', 'program'] 0.8"
+    )
 
 
 def test_functions_and_methods_are_called(sandbox):
@@ -138,20 +145,20 @@ def test_the_prelude_and_the_language_win_over_the_program(sandbox):
     program = "def helper(x): return ANSWER\ndef sum(x): return 7\ndef f(x): return x"
     prelude = "def helper(x): return x + 1"
     tests = ["assert helper(f(1)) == 2 and sum([f(1), 1]) == 2"]
-    assert sandbox.check(program, prelude, tests, "f", 60)[0].verdict == "ok"
+    assert sandbox.check(program, prelude, tests, ["f"], 60)[0].verdict == "ok"
 
 
 def test_a_program_that_hangs_fails_the_rest_of_its_tests(sandbox):
     program = "def f(x):\n    while x: pass\n    return 0"
     tests = ["assert f(0) == 0", "assert f(1) == 0", "assert f(0) == 0"]
-    outcomes = sandbox.check(program, "", tests, "f", 5)
+    outcomes = sandbox.check(program, "", tests, ["f"], 5)
     assert [outcome.verdict for outcome in outcomes] == ["ok", "timeout", "timeout"]
 
 
 def test_hostile_programs_end_in_time_without_a_reward_and_leave_nothing(sandbox):
     assert len(hostile.SCRIPTS) + len(hostile.JUDGED) >= 80
     for _ in range(2):  # one after the other, and each of the two now has both of its rooms
-        sandbox.check("f = abs", "", ["assert f(-1) == 1"], "f", 5)
+        sandbox.check("f = abs", "", ["assert f(-1) == 1"], ["f"], 5)
     before, own = set(os.listdir("/tmp")), len(descendants())
     seconds = {}
 
@@ -161,18 +168,18 @@ def test_hostile_programs_end_in_time_without_a_reward_and_leave_nothing(sandbox
             outcomes = [sandbox.run(hostile.SCRIPTS[name], "", SECONDS)]
         else:
             test = f"assert f(1) == {ANSWER!r}"
-            outcomes = sandbox.check(hostile.JUDGED[name], "", [test], "f", SECONDS)
+            outcomes = sandbox.check(hostile.JUDGED[name], "", [test], ["f"], SECONDS)
         seconds[name] = time.monotonic() - start
         passed = [o for o in outcomes if o.verdict == "ok" and ANSWER in o.output]
         judged = name in hostile.JUDGED and any(o.verdict == "ok" for o in outcomes)
-        after = sandbox.run("import os; print(os.listdir('/tmp'), 6 * 7)", "", 30)
+        after = sandbox.run("import os; print(os.listdir('/tmp'), os.listdir(), 6 * 7)", "", 30)
         return name, not passed and not judged, outcomes, after.output
 
     with ThreadPoolExecutor(2) as threads:
         results = list(threads.map(attack, [*hostile.SCRIPTS, *hostile.JUDGED]))
     for name, unrewarded, outcomes, after in results:
         assert unrewarded, (name, outcomes)
-        assert after == "[] 42\n", (name, after, outcomes)
+        assert after == "['input', 'program'] ['program.py'] 42\n", (name, after, outcomes)
     slow = {name: taken for name, taken in seconds.items() if taken > SECONDS + 6}
     assert not slow
     deadline = time.monotonic() + 5
@@ -227,8 +234,8 @@ def test_without_isolation_limits_still_hold(tmp_path):
         assert plain.run("print(input())", "x", 5).output == "x\n"
         assert plain.run("while True: pass", "", 0.3).verdict == "timeout"
         assert plain.run("open('left', 'w')", "", 5).verdict == "ok"
-        assert plain.run("import os; print(os.listdir('.'))", "", 5).output == "[]\n"
-        assert plain.check("f = abs", "", ["assert f(-1) == 1"], "f", 5)[0].verdict == "ok"
+        assert plain.run("import os; print(os.listdir())", "", 5).output == "['program.py']\n"
+        assert plain.check("f = abs", "", ["assert f(-1) == 1"], ["f"], 5)[0].verdict == "ok"
     finally:
         plain.close()
 
@@ -242,11 +249,21 @@ def test_isolation_that_cannot_be_had_is_an_error(monkeypatch, tmp_path):
         Sandbox("bubblewrap", 1)
 
 
-@pytest.mark.parametrize(
-    "value",
-    [None, True, 0, -(10**40), 1.5, float("inf"), "é\ud800", [1, [2]], (1, (2,)), {1, 2}, {1: (2,)},
-     frozenset({1}), b"\0", 2j, range(3), {(1, 2): {"int": "0x1"}}],
-)  # fmt: skip
+VALUES = [
+    None, True, 0, -(10**40), 1.5, float("inf"), "é\ud800", [1, [2]], (1, (2,)), {1, 2}, {1: (2,)},
+    frozenset({1}), b"\0", bytearray(b"x"), 2j, range(3), slice(1, None), {(1, 2): {"int": "0x1"}},
+    collections.deque([1, [2]], 3), collections.Counter("aab"), collections.OrderedDict(a=1),
+    collections.defaultdict(list, a=[1]), fractions.Fraction(10**30, 7), decimal.Decimal("1.50"),
+    datetime.date(2020, 2, 29), datetime.datetime(2020, 1, 1, 2, 3), datetime.timedelta(1, 2, 3),
+    int, ..., [[]] * 2,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("value", VALUES, ids=repr)
 def test_values_travel_with_their_types(value):
-    back = values.loads(values.dumps(value), lambda number: None)
+    def nothing(_):
+        raise AssertionError
+
+    sent = json.loads(json.dumps(values.Heap(nothing, nothing).dump(value)))
+    back = values.Heap(nothing, nothing).load(sent)
     assert back == value and type(back) is type(value)

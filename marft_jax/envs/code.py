@@ -25,7 +25,8 @@ if TYPE_CHECKING:
 
 _FENCE = re.compile(r"^[ \t]*```[ \t]*([\w+#.-]*)[^\n]*\n(.*?)(?:^[ \t]*```|\Z)", re.S | re.M)
 _PYTHON = ("python", "python3", "py")
-_TOLERANCE = 1e-6  # relative, of numbers that are not both whole
+_RELATIVE, _ABSOLUTE = 1e-6, 1e-9  # tolerances of numbers that are not both whole: one is enough
+_NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?", re.ASCII)
 _LONGEST = 100_000  # characters of a program
 _NOT_RUN = Outcome("timeout", "", "not run")
 _IMPORTS = """from typing import *
@@ -94,7 +95,12 @@ class Grader:
         program = extract(text)
         if not program or len(program) > _LONGEST:
             return Grade(0.0, "no answer", "", "There is no program.")
-        failures = self._failures(program, tests)
+        try:
+            failures = self._failures(program, tests)
+        except (Unusable, OSError):  # this machine's fault
+            raise
+        except Exception as error:  # whatever a program does, it is graded
+            return Grade(0.0, "crashed", program, f"It cannot be judged: {type(error).__name__}.")
         passed = failures.count(None)
         if passed == len(failures):
             return Grade(1.0, "right", program)
@@ -113,7 +119,7 @@ class Grader:
                 alternatives(program, tests.starter),
                 tests.prelude,
                 statements,
-                tests.entry,
+                tests.names,
                 seconds,
             )
             return [None if outcome.verdict == "ok" else outcome for outcome in outcomes]
@@ -169,7 +175,7 @@ def same_output(printed: str, expected: str) -> bool:
     """Whether two outputs are the same, lines compared word by word.
 
     White space at the ends of lines and of the text does not count; numbers that are not both
-    whole agree within 1e-6 relative.
+    whole agree within 1e-6 relative or 1e-9 absolute.
 
     >>> same_output("1.0000001 a \\n", "1 a"), same_output("10000001", "10000000")
     (True, False)
@@ -187,10 +193,10 @@ def same_output(printed: str, expected: str) -> bool:
 
 
 def same_json(returned: str, expected: Any) -> bool:
-    """Whether a JSON text is this value; fractions agree within 1e-6 relative."""
+    """Whether a JSON text is this value; fractions agree within 1e-6 relative or 1e-9 absolute."""
     try:
         return _same_value(json.loads(returned), expected)
-    except (ValueError, RecursionError):
+    except (ValueError, RecursionError, OverflowError):  # 10**400 is no float
         return False
 
 
@@ -203,10 +209,13 @@ def _same_words(given: Sequence[str], wanted: Sequence[str]) -> bool:
 def _same_number(given: str, wanted: str) -> bool:
     if not re.search(r"[.eE]", given + wanted) or max(len(given), len(wanted)) > 400:
         return False
-    try:
-        return math.isclose(float(given), float(wanted), rel_tol=_TOLERANCE)
-    except ValueError:
+    if not (_NUMBER.fullmatch(given) and _NUMBER.fullmatch(wanted)):
         return False
+    return _close(float(given), float(wanted))
+
+
+def _close(given: float, wanted: float) -> bool:
+    return math.isclose(given, wanted, rel_tol=_RELATIVE, abs_tol=_ABSOLUTE)
 
 
 def _same_value(given: Any, wanted: Any) -> bool:
@@ -214,7 +223,7 @@ def _same_value(given: Any, wanted: Any) -> bool:
         return given is wanted
     if isinstance(given, float) or isinstance(wanted, float):
         numbers = isinstance(given, (int, float)) and isinstance(wanted, (int, float))
-        return numbers and math.isclose(given, wanted, rel_tol=_TOLERANCE)
+        return numbers and _close(given, wanted)
     if isinstance(given, list) and isinstance(wanted, (list, tuple)):
         same = zip(given, wanted, strict=True) if len(given) == len(wanted) else [(0, 1)]
         return all(_same_value(a, b) for a, b in same)
@@ -229,6 +238,7 @@ def _same_value(given: Any, wanted: Any) -> bool:
 def _reason(outcome: Outcome) -> str:
     """Why a test failed, for the team: nothing of what the test expects."""
     last = outcome.detail.strip().rpartition("\n")[2][:200]
+    last = last.encode("utf-8", "replace").decode()  # half a character is none for a tokenizer
     if outcome.verdict == "ok":
         return "wrong result."
     if outcome.verdict == "failed":

@@ -7,13 +7,14 @@
 | question, input_output: {inputs, outputs, fn_name}  | TACO, APPS                               |
 | description, official_tests or public_/private_tests| Codeforces, CodeContests                 |
 | prompt, test, entry_point                           | HumanEval                                |
-| text or prompt, test_list, test_setup_code          | MBPP                                     |
+| text or prompt, test_list, test_setup_code, code    | MBPP                                     |
 
 Tests are scripts (input to output), calls (arguments to a value) or Python statements.
 """
 
 from __future__ import annotations
 
+import ast
 import base64
 import binascii
 import io
@@ -51,14 +52,14 @@ class Suite(NamedTuple):
         cases: scripts and calls, in order.
         statements: Python statements, each one test, that must not raise.
         prelude: trusted code that goes before the statements.
-        entry: the name that the statements get from the program; None for all they use.
+        names: what the statements get from the program; None where nothing says so.
         starter: code that the program begins with, if it does not repeat it.
     """
 
     cases: tuple[Script | Call, ...] = ()
     statements: tuple[str, ...] = ()
     prelude: str = ""
-    entry: str | None = None
+    names: tuple[str, ...] | None = None
     starter: str = ""
 
     def __str__(self) -> str:
@@ -88,11 +89,11 @@ def _tests(row: Mapping[str, Any]) -> Suite:
     if row.get("entry_point") and row.get("test"):
         entry = row["entry_point"]
         statement = f"{row['test']}\ncheck({entry})"
-        return Suite((), (statement,), row["prompt"], entry, row["prompt"])
+        return Suite((), (statement,), row["prompt"], (entry,), row["prompt"])
     if row.get("test_list"):
         imports = row.get("test_imports") or []
         prelude = "\n".join([*imports, row.get("test_setup_code") or ""])
-        return Suite((), tuple(row["test_list"]), prelude)
+        return Suite((), tuple(row["test_list"]), prelude, _defined(row.get("code")))
     starter = row.get("starter_code") or ""
     name = _json(row.get("metadata") or {}).get("func_name") or row.get("fn_name")
     found: list[Any] = []
@@ -103,6 +104,16 @@ def _tests(row: Mapping[str, Any]) -> Suite:
         if row.get(field):
             found += _listed(_unpacked(row[field]))
     return Suite(tuple(_case(item, name) for item in found), starter=starter)
+
+
+def _defined(solution: Any) -> tuple[str, ...] | None:
+    """The names that a reference solution defines: these a program must define, and no others."""
+    try:
+        nodes = ast.parse(solution).body
+    except (SyntaxError, ValueError, TypeError, RecursionError, MemoryError):
+        return None
+    kinds = (ast.FunctionDef, ast.ClassDef)
+    return tuple(sorted({node.name for node in nodes if isinstance(node, kinds)})) or None
 
 
 def _json(value: Any) -> Any:
@@ -162,7 +173,7 @@ class _OnlyText(pickle.Unpickler):
 
 def _shown(question: str, row: Mapping[str, Any], tests: Suite) -> str:
     """The question with what a solver must know: the function to write, and an example of use."""
-    if tests.entry is not None:
+    if row.get("entry_point") and tests.statements:
         return f"Complete this function.\n```python\n{question.strip()}\n```"
     if tests.statements:
         return f"{question.strip()}\nYour code should pass this test:\n{tests.statements[0]}"

@@ -43,10 +43,14 @@ class GradingPool:
         Raises:
             RuntimeError: the pool is closed, or its workers cannot be started at all.
         """
-        answer = extract(text, reference, self._how)
+        answer: str | None = None
+        try:
+            answer = extract(text, reference, self._how)
+            equal = None if answer is None else quick(reference, answer)
+        except Exception:  # whatever a text holds, it is graded
+            return Grade(0.0, "crashed", answer or "")
         if answer is None:
             return Grade(0.0, "no answer")
-        equal = quick(reference, answer)
         verdict = self._ask(reference, answer) if equal is None else _VERDICTS[equal]
         return Grade(float(verdict == "right"), verdict, answer)
 
@@ -56,4 +60,4 @@ class GradingPool:
 
     def _ask(self, reference: str, answer: str) -> str:
         reply = self._workers.ask({"reference": reference, "answer": answer}, self._seconds)
-        return _VERDICTS[reply["equal"]] if isinstance(reply, dict) else reply
+        return _VERDICTS.get(reply.get("equal"), "crashed") if isinstance(reply, dict) else reply

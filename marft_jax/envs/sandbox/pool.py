@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, NamedTuple
 
+from marft_jax.envs.sandbox.guest.filter import unsupported
 from marft_jax.envs.sandbox.rooms import Kind, Limits, Report, Room, Unusable
 
 Program = str | Sequence[str]
@@ -50,6 +51,8 @@ class Sandbox:
     """
 
     def __init__(self, kind: Kind, workers: int, limits: Limits | None = None) -> None:
+        if kind == "bubblewrap" and (reason := unsupported()):
+            raise Unusable(reason)
         starter = ThreadPoolExecutor(1)  # a room dies with the thread that started it
         self._make = lambda: starter.submit(Room, kind, limits or Limits())
         self._slots = [_Slot(self._make) for _ in range(workers)]
@@ -85,7 +88,7 @@ class Sandbox:
         program: Program,
         prelude: str,
         tests: Sequence[str],
-        entry: str | None,
+        names: Sequence[str] | None,
         seconds: float,
     ) -> list[Outcome]:
         """Runs Python tests of a program, the tests in one room and the program in another.
@@ -97,10 +100,11 @@ class Sandbox:
             program: defines what the tests call.
             prelude: trusted code that is run before the tests, with them.
             tests: statements, one text for each test.
-            entry: the one name that the tests get from the program; None for all they use.
+            names: what the tests get from the program; None for the undefined names that they use
+                and that are not the language's or of a module (see ``guest/program.py``).
             seconds: for all tests together.
         """
-        request = _request("judge", "", prelude=prelude, tests=list(tests), entry=entry)
+        request = _request("judge", "", prelude=prelude, tests=list(tests), names=names)
         with self._slot() as slot:
             return _check(slot.room(0), slot.room(1), program, request, seconds)
 

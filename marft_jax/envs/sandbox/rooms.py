@@ -45,11 +45,13 @@ class Limits(NamedTuple):
         memory: bytes of address space.
         output: bytes that it may print, and of each file it may write.
         scratch: bytes of all its files.
+        files: how many files and folders it may have.
     """
 
     memory: int = 1 << 30
     output: int = 8 << 20
     scratch: int = 64 << 20
+    files: int = 10_000
 
 
 class Report(NamedTuple):
@@ -57,8 +59,8 @@ class Report(NamedTuple):
 
     Attributes:
         verdict: ``ok``, ``error`` (an uncaught exception, a non-zero exit status, a signal),
-            ``timeout``, ``output`` (it said more than it may), ``stopped`` (on the host's wish) or
-            ``lost`` (the room did not answer and was killed).
+            ``timeout``, ``output`` (it wrote more, or more files, than it may), ``stopped`` (on the
+            host's wish) or ``lost`` (the room did not answer and was killed).
         output: what it printed.
         detail: the end of what it wrote to standard error, or why it ended.
     """
@@ -113,6 +115,7 @@ class Room:
             "seconds": seconds,
             "memory": self._limits.memory,
             "output": self._limits.output,
+            "files": self._limits.files,
         }
         self._send(b"{", json.dumps({**request, **extra}).encode())
 
@@ -123,7 +126,12 @@ class Room:
             self.close()
             return Report("lost", b"", "the sandbox did not answer and was ended")
         kind, body = frame
-        return body if kind == b"<" else _report(body)
+        if kind == b"<":
+            return body
+        report, clean = _report(body)
+        if not clean:
+            self.close()  # what a program left must not meet the next one
+        return report
 
     def say(self, body: bytes) -> None:
         """Sends bytes to the program."""
@@ -215,7 +223,8 @@ def bubblewrap() -> str:
     return found
 
 
-def _report(body: bytes) -> Report:
+def _report(body: bytes) -> tuple[Report, bool]:
+    """The end of a program, and whether nothing is left of it."""
     head, _, output = body.partition(b"\n")
     said = json.loads(head)
     status, verdict, detail = said["status"], said["verdict"], said["errors"].strip()
@@ -223,8 +232,15 @@ def _report(body: bytes) -> Report:
         code = os.waitstatus_to_exitcode(status)
         verdict = "error" if code else "ok"
         if code < 0:
-            detail = f"{detail}\nended by {signal.Signals(-code).name}".strip()
-    return Report(verdict, output, detail)
+            detail = f"{detail}\nended by {_signal(-code)}".strip()
+    return Report(verdict, output, detail), said["clean"]
+
+
+def _signal(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:  # real-time signals have no names
+        return f"signal {number}"
 
 
 def _bare() -> list[str]:
@@ -249,6 +265,7 @@ def _jail(limits: Limits) -> list[str]:
     command += ["--ro-bind", str(_GUEST / "guest"), f"{_HOME}/guest"]
     for device in ("null", "zero", "urandom", "random"):
         command += ["--dev-bind", f"/dev/{device}", f"/dev/{device}"]
+    command += ["--symlink", f"{_SCRATCH}/input", "/dev/stdin"]
     command += ["--size", str(limits.scratch), "--tmpfs", _SCRATCH, "--remount-ro", "/"]
     command += ["--chdir", _SCRATCH, "--", _python(), "-s", "-P", "-S", "-B"]
     return [*command, "-c", _boot(_HOME, jailed=True)]

@@ -1,51 +1,90 @@
 """Limits that a process puts on itself before it runs a generated program; none can be undone.
 
-A seccomp filter refuses new processes, new programs, signals and any other reach to processes but
-its own, namespaces, sockets, and memory that the memory limit does not count.
+A seccomp filter allows what an interpreter needs and refuses every other system call: so what a
+kernel has or will get of new processes, programs, namespaces, sockets, watches, leases, locks,
+attributes of files, and memory that no limit counts, cannot be reached.
 """
 
 from __future__ import annotations
 
 import ctypes
+import functools
 import os
 import platform
 import resource
 import struct
 
-_CLONE, _CLONE3, _TGKILL, _KILL, _PRLIMIT = range(5)  # the calls whose arguments decide
+_CALLS = """
+read 0 63, write 1 64, open 2 -, close 3 57, stat 4 -, fstat 5 80, lstat 6 -, poll 7 -,
+lseek 8 62, mmap 9 222, mprotect 10 226, munmap 11 215, brk 12 214, rt_sigaction 13 134,
+rt_sigprocmask 14 135, rt_sigreturn 15 139, pread64 17 67, pwrite64 18 68, readv 19 65,
+writev 20 66, access 21 -, pipe 22 -, select 23 -, sched_yield 24 124, mremap 25 216,
+msync 26 227, madvise 28 233, dup 32 23, dup2 33 -, pause 34 -, nanosleep 35 101,
+getitimer 36 102, alarm 37 -, setitimer 38 103, getpid 39 172, sendto 44 206, recvfrom 45 207,
+recvmsg 47 212, shutdown 48 210, getsockname 51 204, getpeername 52 205, getsockopt 55 209,
+exit 60 93, wait4 61 260, uname 63 160, fsync 74 82, fdatasync 75 83, truncate 76 45,
+ftruncate 77 46, getdents 78 -, getcwd 79 17, chdir 80 49, fchdir 81 50, rename 82 -, mkdir 83 -,
+rmdir 84 -, creat 85 -, link 86 -, unlink 87 -, symlink 88 -, readlink 89 -, umask 95 166,
+gettimeofday 96 169, getrlimit 97 163, getrusage 98 165, sysinfo 99 179, times 100 153,
+getuid 102 174, getgid 104 176, geteuid 107 175, getegid 108 177, getppid 110 173, getpgrp 111 -,
+getgroups 115 158, getresuid 118 148, getresgid 120 150, getpgid 121 155, getsid 124 156,
+rt_sigpending 127 136, rt_sigtimedwait 128 137, rt_sigsuspend 130 133, sigaltstack 131 132,
+statfs 137 43, fstatfs 138 44, getpriority 140 141, sched_getparam 143 121,
+sched_getscheduler 145 120, sched_get_priority_max 146 125, sched_get_priority_min 147 126,
+sched_rr_get_interval 148 127, arch_prctl 158 -, setrlimit 160 164, gettid 186 178,
+getxattr 191 8, lgetxattr 192 9, fgetxattr 193 10, listxattr 194 11, llistxattr 195 12,
+flistxattr 196 13, time 201 -, futex 202 98, sched_getaffinity 204 123, epoll_create 213 -,
+getdents64 217 61, set_tid_address 218 96, restart_syscall 219 128, fadvise64 221 223,
+clock_gettime 228 113, clock_getres 229 114, clock_nanosleep 230 115, exit_group 231 94,
+epoll_wait 232 -, epoll_ctl 233 21, waitid 247 95, openat 257 56, mkdirat 258 34,
+newfstatat 262 79, unlinkat 263 35, renameat 264 38, linkat 265 37, symlinkat 266 36,
+readlinkat 267 78, faccessat 269 48, pselect6 270 72, ppoll 271 73, set_robust_list 273 99,
+get_robust_list 274 100, epoll_pwait 281 22, fallocate 285 47, epoll_create1 291 20, dup3 292 24,
+pipe2 293 59, preadv 295 69, pwritev 296 70, getcpu 309 168, renameat2 316 276,
+getrandom 318 278, membarrier 324 283, preadv2 327 286, pwritev2 328 287, statx 332 291,
+rseq 334 293, close_range 436 436, faccessat2 439 439
+"""
+"""Allowed whatever their arguments; after the name its number on x86-64 and on ARM64."""
 
-# Numbers of the system calls: those five, then all that are refused whatever their arguments.
-# fork vfork execve execveat tkill rt_sigqueueinfo rt_tgsigqueueinfo ptrace process_vm_readv
-# process_vm_writev unshare setns mount umount2 pivot_root chroot socket shmget shmat msgget semget
-# mq_open memfd_create keyctl add_key request_key bpf perf_event_open userfaultfd setpriority
-# sched_setaffinity sched_setscheduler sched_setparam sched_setattr ioprio_set kcmp migrate_pages
-# move_pages setpgid setsid
-_X86 = (
-    (56, 435, 234, 62, 302),
-    (57, 58, 59, 322, 200, 129, 297, 101, 310, 311, 272, 308, 165, 166, 155, 161, 41, 29, 30, 68,
-     64, 240, 319, 250, 248, 249, 321, 298, 323, 141, 203, 144, 142, 314, 251, 312, 256, 279, 109,
-     112),
-)  # fmt: skip
-_ARM = (
-    (220, 435, 131, 129, 261),
-    (221, 281, 130, 138, 240, 117, 270, 271, 97, 268, 40, 39, 41, 51, 198, 194, 196, 186, 190, 180,
-     279, 219, 217, 218, 280, 241, 282, 140, 122, 119, 118, 274, 30, 272, 238, 239, 154, 157),
-)  # fmt: skip
-# pidfd_send_signal io_uring_setup io_uring_enter io_uring_register open_tree move_mount fsopen
-# pidfd_open pidfd_getfd process_madvise mount_setattr memfd_secret
-_EVERYWHERE = (424, 425, 426, 427, 428, 429, 430, 434, 438, 440, 442, 447)
-_MACHINES = {"x86_64": (0xC000003E, *_X86), "aarch64": (0xC00000B7, *_ARM)}
+_IGNORED = """
+flock 73 32, chmod 90 -, fchmod 91 52, chown 92 -, fchown 93 55, lchown 94 -, utime 132 -,
+utimes 235 -, fchownat 260 54, futimesat 261 -, fchmodat 268 53, utimensat 280 88,
+fchmodat2 452 452
+"""
+"""Answered as if done, and not done: programs that copy or lock their own files go on, and no
+device or other file of the host is touched."""
 
+_DECIDED = """
+ioctl 16 29, socketpair 53 199, clone 56 220, kill 62 129, fcntl 72 25, prctl 157 167,
+tkill 200 130, tgkill 234 131, prlimit64 302 261
+"""
+"""Allowed with some arguments."""
+
+# Second arguments. Of fcntl: F_DUPFD F_GETFD F_SETFD F_GETFL F_GETLK F_OFD_GETLK F_DUPFD_CLOEXEC
+# F_GETPIPE_SZ; locks (F_SETLK F_SETLKW F_OFD_SETLK F_OFD_SETLKW) cannot conflict in one process.
+_FCNTL, _FCNTL_LOCKS, _F_SETFL, _O_ASYNC = (0, 1, 2, 3, 5, 36, 1030, 1032), (6, 7, 37, 38), 4, 8192
+_IOCTL = (0x5401, 0x802C542A, 0x5413, 0x541B, 0x5421, 0x5450, 0x5451)
+"""TCGETS TCGETS2 TIOCGWINSZ FIONREAD FIONBIO FIONCLEX FIOCLEX."""
+_PRCTL, _AF_UNIX = (15, 16), 1  # PR_SET_NAME PR_GET_NAME
+_CLONE_THREAD, _CLONE_NEW = 0x00010000, 0x7E020000
+
+_MACHINES = {"x86_64": (0, 0xC000003E), "aarch64": (1, 0xC00000B7)}  # column of numbers, AUDIT_ARCH
+_NEW = 435  # from clone3 on the numbers are later than what C libraries rely on
+_X32 = 0x40000000
 _LOAD, _EQUAL, _AT_LEAST, _HAS_BIT, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
-_ALLOW, _REFUSE, _UNKNOWN, _KILLED = 0x7FFF0000, 0x00050001, 0x00050026, 0x80000000
-_X32, _CLONE_THREAD = 0x40000000, 0x00010000
-_NUMBER, _ARCHITECTURE, _FIRST_ARGUMENT = 0, 4, 16  # offsets in struct seccomp_data
+_ALLOW, _IGNORE, _REFUSE, _UNKNOWN = 0x7FFF0000, 0x00050000, 0x00050001, 0x00050026
+_KILLED = 0x80000000
+_NUMBER, _ARCHITECTURE, _FIRST, _SECOND, _THIRD = 0, 4, 16, 24, 32  # offsets in seccomp_data
 _PR_SET_SECCOMP, _PR_SET_NO_NEW_PRIVS, _PR_SET_DUMPABLE, _MODE_FILTER = 22, 38, 4, 2
 
+_Line = tuple[int, int, int, int]
 
-def supported() -> bool:
-    """Whether the filter is written for this kind of machine."""
-    return platform.machine() in _MACHINES
+
+def unsupported() -> str:
+    """Why the filter does not fit this machine and interpreter; empty where it does."""
+    if platform.machine() not in _MACHINES:
+        return f"no filter of system calls for {platform.machine()}, only for x86-64 and ARM64"
+    return "" if struct.calcsize("P") == 8 else "no filter of system calls for 32-bit interpreters"
 
 
 def limit(memory: int, seconds: int, file_bytes: int) -> None:
@@ -57,11 +96,19 @@ def limit(memory: int, seconds: int, file_bytes: int) -> None:
         (resource.RLIMIT_NOFILE, 64),
         (resource.RLIMIT_CORE, 0),
         (getattr(resource, "RLIMIT_NPROC", None), 128),
+        (getattr(resource, "RLIMIT_SIGPENDING", None), 128),
     ):
         if kind is not None:
             hard = resource.getrlimit(kind)[1]
             most = most if hard == resource.RLIM_INFINITY else min(most, hard)
             resource.setrlimit(kind, (most, most))
+
+
+def prepare() -> None:
+    """Does for all children of this process what ``restrict`` needs."""
+    if not unsupported():
+        filter_code(platform.machine(), 0)
+        _libc()
 
 
 def restrict() -> None:
@@ -70,12 +117,12 @@ def restrict() -> None:
     Raises:
         OSError: the kernel refuses it, or this kind of machine is not known.
     """
-    if not supported():
-        raise OSError(f"no seccomp filter for {platform.machine()}")
-    program = _program(platform.machine(), os.getpid())
+    if reason := unsupported():
+        raise OSError(reason)
+    program = filter_code(platform.machine(), os.getpid())
     code = ctypes.create_string_buffer(program)
     header = struct.pack("@HP", len(program) // 8, ctypes.addressof(code))
-    libc = ctypes.CDLL(None, use_errno=True)
+    libc = _libc()
     nothing = ctypes.c_ulong(0)
     for option, value, pointer in (
         (_PR_SET_DUMPABLE, 0, None),
@@ -86,24 +133,72 @@ def restrict() -> None:
             raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
 
 
-def _program(machine: str, pid: int) -> bytes:
-    """The filter in the kernel's packet-filter code, 8 bytes an instruction."""
-    architecture, special, refused = _MACHINES[machine]
+def filter_code(machine: str, pid: int) -> bytes:
+    """The filter in the kernel's packet-filter code, 8 bytes an instruction.
+
+    Args:
+        machine: ``x86_64`` or ``aarch64``.
+        pid: the process that it is for, which may signal and limit itself.
+    """
+    numbers = _numbers(machine, _DECIDED)
+    lines: list[_Line] = []
+    for name in ("kill", "tkill", "tgkill"):
+        lines += _when(numbers[name], _one_of(_FIRST, (pid,)))
+    lines += _when(numbers["prlimit64"], _one_of(_FIRST, (0, pid)))
+    return _head(machine) + _packed(lines) + _tail(machine)
+
+
+@functools.cache
+def _libc() -> ctypes.CDLL:
+    return ctypes.CDLL(None, use_errno=True)
+
+
+@functools.cache
+def _head(machine: str) -> bytes:
+    """Entries of another kind are no use: 32-bit ones end the process, x32's are refused."""
+    architecture = _MACHINES[machine][1]
     lines = [(_LOAD, 0, 0, _ARCHITECTURE), (_EQUAL, 1, 0, architecture), (_RETURN, 0, 0, _KILLED)]
     lines += [(_LOAD, 0, 0, _NUMBER), (_AT_LEAST, 0, 1, _X32), (_RETURN, 0, 0, _REFUSE)]
-    for number in (*refused, *_EVERYWHERE):
-        lines += [(_EQUAL, 0, 1, number), (_RETURN, 0, 0, _REFUSE)]
-    lines += [(_EQUAL, 0, 1, special[_CLONE3]), (_RETURN, 0, 0, _UNKNOWN)]  # libc falls to clone
-    lines += [(_EQUAL, 0, 4, special[_CLONE]), (_LOAD, 0, 0, _FIRST_ARGUMENT)]
-    lines += [(_HAS_BIT, 0, 1, _CLONE_THREAD), (_RETURN, 0, 0, _ALLOW), (_RETURN, 0, 0, _REFUSE)]
-    for number, allowed in (
-        (special[_TGKILL], (pid,)),
-        (special[_KILL], (pid,)),
-        (special[_PRLIMIT], (0, pid)),
-    ):
-        lines += [(_EQUAL, 0, 2 + 2 * len(allowed), number), (_LOAD, 0, 0, _FIRST_ARGUMENT)]
-        for value in allowed:
-            lines += [(_EQUAL, 0, 1, value), (_RETURN, 0, 0, _ALLOW)]
-        lines += [(_RETURN, 0, 0, _REFUSE)]
-    lines += [(_RETURN, 0, 0, _ALLOW)]
+    for number in _numbers(machine, _CALLS).values():
+        lines += _when(number, [(_RETURN, 0, 0, _ALLOW)])
+    for number in _numbers(machine, _IGNORED).values():
+        lines += _when(number, [(_RETURN, 0, 0, _IGNORE)])
+    return _packed(lines)
+
+
+@functools.cache
+def _tail(machine: str) -> bytes:
+    numbers = _numbers(machine, _DECIDED)
+    flags = [(_EQUAL, 0, 4, _F_SETFL), (_LOAD, 0, 0, _THIRD), (_HAS_BIT, 0, 1, _O_ASYNC)]
+    flags += [(_RETURN, 0, 0, _REFUSE), (_RETURN, 0, 0, _ALLOW)]
+    locks = [line for lock in _FCNTL_LOCKS for line in _when(lock, [(_RETURN, 0, 0, _IGNORE)])]
+    thread = [(_LOAD, 0, 0, _FIRST), (_HAS_BIT, 0, 2, _CLONE_THREAD), (_HAS_BIT, 1, 0, _CLONE_NEW)]
+    thread += [(_RETURN, 0, 0, _ALLOW), (_RETURN, 0, 0, _REFUSE)]
+    lines = _when(numbers["clone"], thread)
+    lines += _when(numbers["socketpair"], _one_of(_FIRST, (_AF_UNIX,)))
+    lines += _when(numbers["prctl"], _one_of(_FIRST, _PRCTL))
+    lines += _when(numbers["ioctl"], _one_of(_SECOND, _IOCTL))
+    lines += _when(numbers["fcntl"], _one_of(_SECOND, _FCNTL, flags + locks))
+    lines += [(_AT_LEAST, 0, 1, _NEW), (_RETURN, 0, 0, _UNKNOWN), (_RETURN, 0, 0, _REFUSE)]
+    return _packed(lines)
+
+
+def _when(value: int, then: list[_Line]) -> list[_Line]:
+    """Lines that are run where the loaded number is this one; the last of them returns."""
+    return [(_EQUAL, 0, len(then), value), *then]
+
+
+def _one_of(argument: int, values: tuple[int, ...], more: list[_Line] | None = None) -> list[_Line]:
+    """Allows these values of an argument; after them come more rules, then a refusal."""
+    allowed = [line for value in values for line in _when(value, [(_RETURN, 0, 0, _ALLOW)])]
+    return [(_LOAD, 0, 0, argument), *allowed, *(more or []), (_RETURN, 0, 0, _REFUSE)]
+
+
+def _numbers(machine: str, table: str) -> dict[str, int]:
+    column = _MACHINES[machine][0] + 1
+    rows = [row.split() for row in table.split(",")]
+    return {row[0]: int(row[column]) for row in rows if row[column] != "-"}
+
+
+def _packed(lines: list[_Line]) -> bytes:
     return b"".join(struct.pack("<HBBI", *line) for line in lines)

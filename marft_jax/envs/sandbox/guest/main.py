@@ -8,18 +8,19 @@ Frames on standard input and output: four bytes of length, one of kind, the rest
 from __future__ import annotations
 
 import contextlib
+import gc
 import json
 import os
 import random
 import select
 import shutil
 import signal
+import site
 import socket
 import struct
-import sys
 import tempfile
 import time
-from typing import IO, Any
+from typing import Any, NoReturn
 
 from . import filter as limits
 from . import program
@@ -28,8 +29,14 @@ for _name in ("bisect", "collections", "copy", "functools", "heapq", "itertools"
               "operator", "typing", "decimal", "fractions", "datetime"):  # fmt: skip
     __import__(_name)  # most programs want them, and a child gets them for nothing
 
+site.setquit()
+site.setcopyright()
+site.sethelper()  # all that ``site`` does for a script, without a look at the host's packages
+
 _ERRORS = 2000  # characters of what a program wrote to standard error that are passed on
 _SCRATCH = os.getcwd()  # a folder of the room's own, empty
+_WORK, _INPUT = f"{_SCRATCH}/program", f"{_SCRATCH}/input"  # in a jail /dev/stdin is a link to it
+_LOOK = 0.02  # seconds between two looks at how many files there are
 
 
 def main(jailed: bool) -> None:
@@ -40,9 +47,11 @@ def main(jailed: bool) -> None:
         os.dup2(nothing, number)
     host = _Host(inward, outward)
     host.send(b"R", b"")
+    limits.prepare()
+    gc.freeze()  # a child's collector neither looks at what is ours nor copies it
     while (frame := host.read()) is not None:
-        if frame[0] == b"{":
-            _serve(host, json.loads(frame[1]), jailed)
+        if frame[0] == b"{" and not _serve(host, json.loads(frame[1]), jailed):
+            break
 
 
 class _Host:
@@ -72,35 +81,57 @@ class _Host:
         return b"".join(parts)
 
 
-def _serve(host: _Host, request: dict[str, Any], jailed: bool) -> None:
-    """One child from its start to its end."""
+def _serve(host: _Host, request: dict[str, Any], jailed: bool) -> bool:
+    """One child from its start to its end; False where it left what cannot be removed."""
     deadline = time.monotonic() + request["seconds"]
+    os.mkdir(_WORK)
+    files = [os.open(_INPUT, os.O_RDWR | os.O_CREAT), _nameless(), _nameless()]
+    _write(files[0], request.get("input", "").encode("utf-8", "surrogatepass"))
+    os.lseek(files[0], 0, os.SEEK_SET)
     ours, theirs = socket.socketpair()
-    with contextlib.ExitStack() as stack:
-        stack.enter_context(ours)
-        files = [stack.enter_context(tempfile.TemporaryFile()) for _ in range(3)]
-        files[0].write(request.get("input", "").encode("utf-8", "surrogatepass"))
-        files[0].seek(0)
-        child = os.fork()
-        if child == 0:
-            _child(request, [file.fileno() for file in files], theirs.fileno(), jailed)
-        theirs.close()
-        said, verdict = _relay(host, ours, deadline, request["output"])
-        status = _end_of(child, deadline if verdict == "" else 0.0)
-        if status is None:
-            verdict = verdict or "timeout"
-        output = _content(files[1], request["output"])
-        errors = _content(files[2], 1 << 20).decode("utf-8", "replace")[-_ERRORS:]
-    _empty(_SCRATCH)
-    report = {"status": status, "verdict": verdict, "said": said, "errors": errors}
+    child = os.fork()
+    if child == 0:
+        numbers = [*files, theirs.detach()]
+        ours.detach()
+        _become(request, numbers, jailed)
+    theirs.close()
+    room = _Space(request["files"] if jailed else None)
+    said, verdict = _relay(host, ours, deadline, request["output"], room)
+    ours.close()
+    status, late = _end_of(child, 0.0 if verdict else deadline, room)
+    verdict = verdict or late
+    output = _content(files[1], request["output"])
+    errors = _content(files[2], 1 << 20).decode("utf-8", "replace")[-_ERRORS:]
+    for file in files:
+        os.close(file)
+    clean = _emptied(_SCRATCH)
+    if verdict == "files":
+        verdict, errors = "output", "too many files"
+    report = {"status": status, "verdict": verdict, "errors": errors, "clean": clean}
     host.send(b"E", json.dumps(report).encode() + b"\n" + output)
+    return clean
 
 
-def _relay(host: _Host, ours: socket.socket, deadline: float, most: int) -> tuple[int, str]:
+class _Space:
+    """How many files there may be: the size of a tmpfs counts their contents, not them."""
+
+    def __init__(self, most: int | None) -> None:
+        self._most = most
+
+    def full(self) -> bool:
+        space = os.statvfs(_SCRATCH)
+        return self._most is not None and space.f_files - space.f_ffree > self._most
+
+
+def _relay(
+    host: _Host, ours: socket.socket, deadline: float, most: int, room: _Space
+) -> tuple[int, str]:
     """Passes bytes between host and child until the child closes its end, or must be ended."""
     said = 0
     while (left := deadline - time.monotonic()) > 0:
-        ready, _, _ = select.select([ours, host.inward], [], [], left)
+        ready, _, _ = select.select([ours, host.inward], [], [], min(left, _LOOK))
+        if room.full():
+            return said, "files"
         if host.inward in ready:
             frame = host.read()
             if frame is None or frame[0] == b"!":
@@ -122,67 +153,65 @@ def _relay(host: _Host, ours: socket.socket, deadline: float, most: int) -> tupl
     return said, "timeout"
 
 
-def _end_of(child: int, deadline: float) -> int | None:
-    """The child's wait status; None where it had to be killed."""
+def _end_of(child: int, deadline: float, room: _Space) -> tuple[int, str]:
+    """The child's wait status, and why it had to be killed if it had to."""
     pause = 0.0005
     while True:
         done, status = os.waitpid(child, os.WNOHANG)
         if done:
-            return status
-        if time.monotonic() >= deadline:
+            return status, ""
+        if time.monotonic() >= deadline or room.full():
             os.kill(child, signal.SIGKILL)
-            os.waitpid(child, 0)
-            return None
+            return os.waitpid(child, 0)[1], "files" if room.full() else "timeout"
         time.sleep(pause)
         pause = min(pause * 2, 0.01)
 
 
-def _child(request: dict[str, Any], files: list[int], lines: int, jailed: bool) -> None:
-    """Never returns."""
-    status = 1
+def _become(request: dict[str, Any], files: list[int], jailed: bool) -> NoReturn:
+    """Makes this process the program's. Never returns."""
+    for number, file in enumerate(files):
+        os.dup2(file, number + 100)
+    for number in range(4):
+        os.dup2(number + 100, number)
+    os.closerange(4, 256)
+    os.chdir(_WORK)
+    random.seed(0)
     try:
-        for number, file in enumerate((*files, lines)):
-            os.dup2(file, number + 100)
-        for number in range(4):
-            os.dup2(number + 100, number)
-        os.closerange(4, 256)
-        os.chdir(_SCRATCH)
-        random.seed(0)
-        try:
-            limits.limit(request["memory"], int(request["seconds"]) + 1, request["output"])
-            limits.restrict()
-        except (OSError, ValueError):
-            if jailed:
-                os._exit(125)
-        try:
-            program.MODES[request["mode"]](request)
-            status = 0
-        except BaseException as error:
-            status = program.status_of(error)
-        program.finish()
-        sys.stderr.flush()
-    except BaseException:
-        status = status or 1
-    finally:
-        os._exit(status & 255)
+        limits.limit(request["memory"], int(request["seconds"]) + 1, request["output"])
+        limits.restrict()
+    except (OSError, ValueError) as error:
+        if jailed:
+            os.write(2, str(error).encode())
+            os._exit(125)
+    program.play(request)
 
 
-def _content(file: IO[bytes], most: int) -> bytes:
-    file.seek(0)
-    return file.read(most)
+def _nameless() -> int:
+    number, path = tempfile.mkstemp(dir=_SCRATCH)
+    os.unlink(path)
+    return number
 
 
-def _empty(folder: str) -> None:
-    """Removes all that a program left; what cannot be removed ends the room."""
-    for entry in list(os.scandir(folder)):
-        if entry.is_dir(follow_symlinks=False):
-            os.chmod(entry.path, 0o700)
-            shutil.rmtree(entry.path, onerror=_open_up)
-        else:
-            os.unlink(entry.path)
+def _write(file: int, data: bytes) -> None:
+    rest = memoryview(data)
+    while rest:
+        rest = rest[os.write(file, rest) :]
 
 
-def _open_up(function: Any, path: str, _: Any) -> None:
-    for part in (os.path.dirname(path), path):
-        os.chmod(part, 0o700)
-    function(path)
+def _content(file: int, most: int) -> bytes:
+    with open(file, "rb", closefd=False) as opened:
+        opened.seek(0)
+        return opened.read(most)
+
+
+def _emptied(folder: str) -> bool:
+    """Removes all that a program left. Changes no modes: what looks like a folder may be a link."""
+    try:
+        for entry in list(os.scandir(folder)):
+            if entry.is_dir(follow_symlinks=False):
+                shutil.rmtree(entry.path)
+            else:
+                os.unlink(entry.path)
+    except (OSError, RecursionError):
+        return False
+    return True

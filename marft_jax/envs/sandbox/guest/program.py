@@ -8,18 +8,26 @@ from __future__ import annotations
 import ast
 import atexit
 import builtins
+import gc
+import importlib
 import json
 import os
 import random
 import sys
 import threading
-import traceback
 import types
-from typing import Any
+from collections.abc import Iterator, Sequence
+from typing import Any, NoReturn
 
-from . import values
+from .peer import Peer, message_of
+from .values import as_json
 
 _LINES = 3  # the socket
+_EXIT = os._exit  # whatever a program makes of the one in ``os``
+_FILE = "program.py"  # in the folder where the program begins
+_ALIASES = {"np": "numpy", "pd": "pandas", "sp": "scipy", "plt": "matplotlib.pyplot"}
+_USUAL = ("math", "collections", "itertools", "functools", "heapq", "bisect", "operator", "string",
+          "typing", "re", "random", "copy", "decimal", "fractions", "datetime")  # fmt: skip
 
 
 def run(request: dict[str, Any]) -> None:
@@ -33,171 +41,184 @@ def call(request: dict[str, Any]) -> None:
     holder = getattr(module, "Solution", None)
     name = request["name"]
     function = getattr(holder(), name) if hasattr(holder, name) else getattr(module, name)  # type: ignore[misc]
-    _say(json.dumps(function(*request["arguments"])))
+    result = json.dumps(function(*request["arguments"]), default=as_json)
+    os.write(_LINES, result.encode() + b"\n")
 
 
 def serve(request: dict[str, Any]) -> None:
     """Answers lines that ask for its names, call them, and look at what they gave."""
     module = _execute(request["program"])
-    objects: list[Any] = [module]
-
-    def name(value: Any) -> int:
-        objects.append(value)
-        return len(objects) - 1
-
-    _say(json.dumps({"ready": True}))
-    for line in os.fdopen(os.dup(_LINES)):
-        question = json.loads(line)
-        try:
-            target = objects[question["of"]]
-            if question["ask"] == "names":
-                found = {n: getattr(target, n) for n in question["names"] if hasattr(target, n)}
-                kinds = [[n, isinstance(v, types.ModuleType)] for n, v in found.items()]
-                answer = {"names": kinds}
-            else:
-                get = lambda number: objects[number]  # noqa: E731
-                inputs = values.loads(json.dumps(question["inputs"]), get)
-                answer = {"value": json.loads(values.dumps(_do(target, question, inputs), name))}
-        except BaseException as error:
-            answer = {"error": type(error).__name__, "message": _message(error)}
-        _say(json.dumps(answer))
+    peer = Peer(_LINES, careful=False)
+    peer.say(ready=True)
+    peer.serve(module)
 
 
 def judge(request: dict[str, Any]) -> None:
     """Runs tests of a program that lives elsewhere; says for each whether it passed, and why not.
 
-    Every name that a test uses and does not define stands for the program's; calls of it become
-    lines on the socket. The results are plain values, so comparing them runs none of the program's
-    code.
+    Only the names that are asked of the program are its own; the language's and those of modules
+    are the judge's. Calls become lines on the socket, and results are plain values, so comparing
+    them runs none of the program's code.
     """
-    replies = os.fdopen(os.dup(_LINES))
-
-    def ask(**question: Any) -> Any:
-        _say(json.dumps({"of": 0, **question}))
-        reply = json.loads(replies.readline())
-        if "error" in reply:
-            raise _error(reply["error"], str(reply["message"]))
-        return reply
-
-    def resolve(number: int) -> Any:
-        return Remote(number, ask, resolve)
-
-    prelude, tests, entry = request["prelude"], request["tests"], request["entry"]
-    used = {
-        node.id
-        for code in (prelude, *tests)
-        for node in ast.walk(ast.parse(code))
-        if isinstance(node, ast.Name)
-    }
-    names = sorted(({entry} if entry else used) - set(dir(builtins)))
-    space: dict[str, Any] = {"__name__": "tests"}
-    program = Remote(0, ask, resolve)
-    for name, is_module in ask(ask="names", names=names)["names"]:
-        space[name] = __import__(name) if is_module else getattr(program, name)
-    theirs = space.get(entry)
-    exec(compile(prelude, "<prelude>", "exec"), space)
-    if entry and theirs is not None:
-        space[entry] = theirs
+    peer = Peer(_LINES, careful=True)
+    prelude, tests = request["prelude"], request["tests"]
+    trees = [_parsed(code) for code in (prelude, *tests)]
+    wanted, modules = _names(trees, request["names"])
+    space = _module("tests", _own(modules))
+    theirs = peer.names(wanted)
+    space.update(theirs)
+    exec(compile(prelude, "<prelude>", "exec", dont_inherit=True), space)
+    stubs = set(request["names"] or ()) & set(theirs)  # a prelude may begin what is asked for
+    space.update({name: theirs[name] for name in stubs})
     for number, code in enumerate(tests):
         random.seed(0)
         try:
-            exec(compile(code, f"<test {number}>", "exec"), space)
+            exec(compile(code, f"<test {number}>", "exec", dont_inherit=True), space)
             error = ""
         except BaseException as failure:
-            error = _message(failure) or type(failure).__name__
+            error = message_of(failure) or type(failure).__name__
             error = error if isinstance(failure, AssertionError) else f"error: {error}"
-        _say(json.dumps({"test": number, "error": error}))
+        peer.say(test=number, error=error)
 
 
-class Remote:
-    """An object that lives with the program: it can be called and its attributes read and set."""
-
-    def __init__(self, number: int, ask: Any, resolve: Any) -> None:
-        self.__dict__.update(_number=number, _ask=ask, _resolve=resolve)
-
-    def __call__(self, *positional: Any, **named: Any) -> Any:
-        return self._does("call", [list(positional), named])
-
-    def __getattr__(self, name: str) -> Any:
-        return self._does("get", [name])
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        self._does("set", [name, value])
-
-    def __bool__(self) -> bool:
-        raise TypeError("the program gave an object, not a plain value")
-
-    def _does(self, what: str, inputs: list[Any]) -> Any:
-        sent = json.loads(values.dumps(inputs, lambda value: value.__dict__["_number"]))
-        reply = self._ask(ask=what, of=self._number, inputs=sent)
-        return values.loads(json.dumps(reply["value"]), self._resolve)
+_MODES = {"run": run, "call": call, "serve": serve, "judge": judge}
 
 
-MODES = {"run": run, "call": call, "serve": serve, "judge": judge}
+def play(request: dict[str, Any]) -> NoReturn:
+    """Does what is asked, and ends this process as an interpreter ends after its script."""
+    status = 1
+    try:
+        try:
+            _MODES[request["mode"]](request)
+            status = 0
+        except BaseException as error:
+            status = _status_of(error)
+        _finish()
+    except BaseException as error:
+        status = status or 120  # the interpreter's own word for output that cannot be written
+        _status_of(error)
+    finally:
+        _EXIT(status & 255)
 
 
-def finish() -> None:
-    """What the interpreter does at its end: threads, exit functions, unwritten output."""
+def _finish() -> None:
+    """Waits for threads, runs exit functions, drops what the program made, writes what is left.
+
+    All that an interpreter does at its end, but for clearing the modules of the language, which
+    takes longer than most programs.
+    """
     threading._shutdown()  # type: ignore[attr-defined]
     atexit._run_exitfuncs()
     sys.stdout.flush()
+    sys.stdout, sys.stderr = sys.__stdout__, sys.__stderr__
+    for name in ("last_type", "last_value", "last_traceback", "last_exc"):
+        vars(sys).pop(name, None)
+    sys.modules.pop("__main__", None)
+    gc.collect()
+    for file in (sys.stdout, sys.stderr):
+        if file is not None and not file.closed:
+            file.flush()
 
 
-def status_of(error: BaseException) -> int:
-    """The exit status that an uncaught exception means; prints what went wrong."""
+def _status_of(error: BaseException) -> int:
+    """The exit status that an uncaught exception means; says what went wrong."""
+    sys.stdout.flush()
     if isinstance(error, SystemExit):
         if error.code is None or isinstance(error.code, int):
             return error.code or 0
         print(error.code, file=sys.stderr)
         return 1
-    traceback.print_exception(error, limit=-3)
+    trace = error.__traceback__
+    while trace is not None and trace.tb_frame.f_globals.get("__spec__") is not None:
+        trace = trace.tb_next  # frames of this package
+    sys.excepthook(type(error), error.with_traceback(trace), trace)
     return 1
 
 
-def _execute(sources: list[str]) -> types.ModuleType:
-    """Runs the first of the sources that compiles, as the main module."""
+def _execute(sources: Sequence[str]) -> types.ModuleType:
+    """Runs the first of the sources that compiles, as an interpreter runs its script."""
+    path = os.path.abspath(_FILE)
+    source, code = _compiled(sources, path)
+    file = os.open(path, os.O_WRONLY | os.O_CREAT, 0o644)
+    os.write(file, source.encode("utf-8", "surrogatepass"))
+    os.close(file)
+    sys.argv, sys.path[0] = [_FILE], os.getcwd()
     module = types.ModuleType("__main__")
+    vars(module).update(__file__=path, __builtins__=builtins, __annotations__={}, __cached__=None)
     sys.modules["__main__"] = module
-    exec(_compiled(sources), module.__dict__)
+    exec(code, vars(module))
     return module
 
 
-def _compiled(sources: list[str]) -> types.CodeType:
+def _compiled(sources: Sequence[str], path: str) -> tuple[str, types.CodeType]:
     for source in sources[:-1]:
         try:
-            return compile(source, "<program>", "exec")
+            return source, compile(source, path, "exec", dont_inherit=True)
         except (SyntaxError, ValueError):
             pass
-    return compile(sources[-1], "<program>", "exec")
+    return sources[-1], compile(sources[-1], path, "exec", dont_inherit=True)
 
 
-def _do(target: Any, question: dict[str, Any], inputs: list[Any]) -> Any:
-    if question["ask"] == "call":
-        return target(*inputs[0], **inputs[1])
-    if question["ask"] == "set":
-        return setattr(target, *inputs)
-    return getattr(target, *inputs)
-
-
-def _say(line: str) -> None:
-    rest = memoryview(line.encode() + b"\n")
-    while rest:
-        rest = rest[os.write(_LINES, rest) :]
-
-
-def _message(error: BaseException) -> str:
+def _parsed(code: str) -> ast.Module:
     try:
-        return str(error)[:300]
-    except Exception:
-        return ""
+        return ast.parse(code)
+    except (SyntaxError, ValueError):
+        return ast.Module([], [])  # running it says what is wrong
 
 
-def _error(kind: str, message: str) -> Exception:
-    """The exception of that name where the language has it; its message is all it can say."""
-    known = getattr(builtins, kind, None)
-    if isinstance(known, type) and issubclass(known, Exception):
-        try:
-            return known(message)
-        except TypeError:
-            pass
-    return RuntimeError(f"{kind}: {message}")
+def _names(trees: Sequence[ast.Module], given: Sequence[str] | None) -> tuple[list[str], set[str]]:
+    """What is asked of the program, and what else the tests use that is not the language's.
+
+    Where nothing says which names are the program's, they are the undefined ones that a test calls
+    or hands on, without those that the usual modules define (unless the test has no other). A name
+    in lower case of which only attributes are used is a module.
+    """
+    defined = {name for tree in trees for name in _defined(tree)} | set(dir(builtins))
+    used: set[str] = set()
+    asked: set[str] = set(given or ())
+    for tree in trees:
+        nodes = list(ast.walk(tree))
+        inner = {id(node.value) for node in nodes if isinstance(node, ast.Attribute)}
+        names = [n for n in nodes if isinstance(n, ast.Name) and n.id not in defined]
+        used |= {node.id for node in names}
+        free = {n.id for n in names if id(n) not in inner or n.id != n.id.lower()}
+        if given is None:
+            asked |= {name for name in free if not _usual(name)} or free
+    return sorted(asked), used - asked
+
+
+def _defined(tree: ast.Module) -> Iterator[str]:
+    """Names of the functions, classes, parameters and imports of some code."""
+    for node in ast.walk(tree):
+        if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
+            yield node.name
+        elif isinstance(node, ast.arg):
+            yield node.arg
+        elif isinstance(node, ast.alias):
+            yield (node.asname or node.name).partition(".")[0]
+
+
+def _own(names: set[str]) -> dict[str, Any]:
+    """The judge's own modules of these names, and what the usual modules call so."""
+    found = {name: _usual(name) for name in names if _usual(name)}
+    for name in names:
+        if name in sys.stdlib_module_names or name in _ALIASES or name in _ALIASES.values():
+            try:
+                found[name] = importlib.import_module(_ALIASES.get(name, name))
+            except ImportError:
+                pass
+    return found
+
+
+def _usual(name: str) -> Any:
+    modules = (importlib.import_module(module) for module in _USUAL)
+    public = (getattr(m, name, None) for m in modules if name in getattr(m, "__all__", dir(m)))
+    return next((value for value in public if value is not None), None)
+
+
+def _module(name: str, content: dict[str, Any]) -> dict[str, Any]:
+    """The names of a new module."""
+    module = types.ModuleType(name)
+    sys.modules[name] = module
+    vars(module).update(content)
+    return vars(module)
