@@ -64,6 +64,15 @@ def test_the_last_python_block_is_the_program(text, program):
         ("10000001", "10000000", False),
         ("yes", "YES", False),
         ("nan", "nan.", False),
+        ("1e-12", "0.0", True),
+        ("-0.0", "0", True),
+        ("1e-8", "0.0", False),
+        ("\uff11.0", "1.0", False),
+        ("1_0.0", "10.0", False),
+        ("1e400", "inf", False),
+        ("1e400", "1e401", True),
+        ("0x1.8p0", "1.5", False),
+        (".5", "0.50", True),
         ("", "", True),
         ("1", "", False),
     ],
@@ -89,6 +98,10 @@ def test_outputs_are_compared_by_word_and_number(printed, expected, same):
         ("", None, False),
         ("[" * 100000, [], False),
         ("9" * 5000, 9, False),
+        ("1" + "0" * 400, 1.5, False),
+        ("[1e-12]", [0.0], True),
+        ("NaN", 1.5, False),
+        ("Infinity", 10**400, False),
     ],
 )
 def test_returned_values_are_compared_as_json(returned, expected, same):
@@ -187,6 +200,64 @@ def test_the_team_is_told_why_a_program_failed_and_not_what_was_expected(sandbox
     assert "ZeroDivisionError" in tell("1 / 0")
     assert tell("while True: pass").endswith("too slow.")
     assert "secret" not in "".join(map(tell, ["print(1)", "1/0", "assert input() == 2"]))
+
+
+ODD = {
+    "a signal without a name": "import os\nos.kill(os.getpid(), 40)",
+    "a large number": "f = lambda x: 10**400",
+    "a number that cannot be written": "f = lambda x: 10**5000",
+    "no number": "f = lambda x: float('nan')",
+    "half a character": "f = lambda x: '\\ud800'",
+    "a dict with odd keys": "f = lambda x: {None: 1, 2.5: 10**400}",
+    "depth": "def f(x):\n    a = []\n    for _ in range(10**5): a = [a]\n    return a",
+    "broken lines": "import os\ndef f(x): os.write(3, b'\\xff{]\\n')",
+    "an error of odd letters": "raise ValueError('\\ud800')",
+    "an error of odd letters in a call": "def f(x): raise ValueError('\\ud800')",
+    "an exit of odd size": "raise SystemExit(10**400)",
+    "a source of odd letters": "print('\ud800')",
+    "a source with nothing": "print(1)\0",
+    "a source too deep": "f = " + "(" * 9000 + ")" * 9000,
+}
+"""Programs whose judgement a grader could stumble over."""
+
+
+def test_no_program_makes_grading_fail(sandbox):
+    grader = code.Grader(sandbox, test_seconds=2.0)
+    suites = [Suite((Script("1", "1.5 2.5"),)), Suite((Call("f", [1], 1.5),)),
+              Suite((Call("f", [1], {"a": [0.5]}),)),
+              Suite((), ("assert abs(f(1) - 1.5) < 1",), names=("f",))]  # fmt: skip
+
+    def grade(case):
+        grade = grader.grade(*case)
+        grade.feedback.encode()  # or a tokenizer fails on it
+        return grade.score
+
+    with ThreadPoolExecutor(2) as threads:
+        scores = list(threads.map(grade, [(p, suite) for p in ODD.values() for suite in suites]))
+    assert set(scores) == {0.0}
+
+
+def test_a_judgement_that_fails_is_a_score_of_nothing():
+    class Broken:
+        def run(self, *_):
+            raise OverflowError("int too large to convert to float")
+
+    grade = code.Grader(Broken()).grade("print(1)", Suite((Script("", "1"),)))  # type: ignore[arg-type]
+    assert (grade.score, grade.verdict) == (0.0, "crashed")
+
+
+def test_the_reference_says_which_names_are_the_programs(sandbox):
+    row = {
+        "text": "Write a function to find the sum of common divisors.",
+        "code": "def sum(a, b):\n    return 6",
+        "test_list": ["assert sum(10, 15) == 6", "assert math.isclose(sum(100, 150), 93)"],
+    }
+    suite = as_task(row).answer
+    assert suite.names == ("sum",)
+    grade = lambda program: code.Grader(sandbox).grade(fenced(program), suite).score  # noqa: E731
+    right = "def sum(a, b): return len([0] * 0) + {10: 6, 100: 93}[a]"
+    forged = "class math: isclose = lambda *a: True\ndef sum(a, b): return 0"
+    assert (grade(right), grade(forged), grade("x = 1")) == (1.0, 0.0, 0.0)
 
 
 def test_the_time_for_all_tests_is_bounded(sandbox):

@@ -198,6 +198,16 @@ def test_a_hung_worker_is_replaced_and_its_text_scores_zero(fake):
         assert fake.grade("\\boxed{fine(x)}", "y").verdict == "right"
 
 
+def test_an_answer_whose_reading_fails_scores_zero(fake, monkeypatch):
+    def fail(*_):
+        raise OverflowError("too large")
+
+    monkeypatch.setattr("marft_jax.envs.grading.pool.quick", fail)
+    assert fake.grade("\\boxed{7}", "8") == Grade(0.0, "crashed", "7")
+    monkeypatch.setattr("marft_jax.envs.grading.pool.extract", fail)
+    assert fake.grade("\\boxed{7}", "8") == Grade(0.0, "crashed", "")
+
+
 def test_a_crashed_worker_is_replaced_and_its_text_scores_zero(fake):
     for _ in range(3):
         assert fake.grade("\\boxed{crash(x)}", "y") == Grade(0.0, "crashed", "crash(x)")

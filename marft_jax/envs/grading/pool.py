@@ -11,7 +11,7 @@ from marft_jax.envs.grading.extract import How, extract
 from marft_jax.envs.workers import Workers
 
 WORKER = (sys.executable, "-m", "marft_jax.envs.grading.worker")
-_VERDICTS = {True: "right", False: "wrong"}
+_VERDICTS = {True: "right", False: "wrong", None: "crashed"}
 
 
 class GradingPool:
@@ -60,4 +60,4 @@ class GradingPool:
 
     def _ask(self, reference: str, answer: str) -> str:
         reply = self._workers.ask({"reference": reference, "answer": answer}, self._seconds)
-        return _VERDICTS.get(reply.get("equal"), "crashed") if isinstance(reply, dict) else reply
+        return _VERDICTS[reply["equal"]] if isinstance(reply, dict) else reply

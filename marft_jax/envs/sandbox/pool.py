@@ -182,7 +182,9 @@ def _check(
     room.begin(_request("serve", program), seconds)
     ready = served.next()
     if isinstance(ready, Report):
-        return [_outcome(ready, b"")] * len(request["tests"])
+        verdict = "error" if ready.verdict in ("ok", "stopped") else ready.verdict
+        detail = ready.detail or "it ended before its tests"
+        return [Outcome(verdict, "", detail)] * len(request["tests"])
     judge = _Lines(court)
     court.begin(request, max(deadline - time.monotonic(), 0.1))
     outcomes: list[Outcome] = []

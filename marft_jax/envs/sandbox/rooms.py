@@ -265,7 +265,7 @@ def _jail(limits: Limits) -> list[str]:
     command += ["--ro-bind", str(_GUEST / "guest"), f"{_HOME}/guest"]
     for device in ("null", "zero", "urandom", "random"):
         command += ["--dev-bind", f"/dev/{device}", f"/dev/{device}"]
-    command += ["--symlink", f"{_SCRATCH}/input", "/dev/stdin"]
+    command += ["--symlink", f"{_SCRATCH}/input", "/dev/stdin", "--symlink", _SCRATCH, "/dev/shm"]
     command += ["--size", str(limits.scratch), "--tmpfs", _SCRATCH, "--remount-ro", "/"]
     command += ["--chdir", _SCRATCH, "--", _python(), "-s", "-P", "-S", "-B"]
     return [*command, "-c", _boot(_HOME, jailed=True)]

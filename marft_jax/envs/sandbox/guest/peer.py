@@ -26,6 +26,8 @@ _OPERATIONS: dict[str, Callable[..., Any]] = {
     "get": getattr, "set": setattr, "call": lambda it, given, named: it(*given, **named),
     **{name: getattr(operator, f"__{name}__") for name in _BINARY},
 }  # fmt: skip
+_OF_TESTS = ("get", "set", "len", "iter", "next", "str", "repr", "getitem", "setitem", "delitem",
+             "enter", "exit")  # fmt: skip
 _PLACE = "(peer, number)"  # a name that no program spells
 
 
@@ -34,8 +36,9 @@ class Peer:
 
     Args:
         line: number of a socket that carries lines.
-        careful: the other side is not trusted: it may only call what it was given, and see and set
-            the public attributes of objects whose classes are those of the module ``tests``.
+        careful: the other side is not trusted: it may only call what it was given, go through
+            iterators, and use objects whose classes are those of the module ``tests``, without
+            their private attributes.
     """
 
     def __init__(self, line: int, careful: bool) -> None:
@@ -70,7 +73,10 @@ class Peer:
         while "ask" in (reply := self._next()):
             self._answer(reply)
         if "error" in reply:
-            raise _exception(reply["error"], self.errors)(str(reply["message"]))
+            kind = _exception(reply["error"], self.errors)
+            if issubclass(kind, StopIteration) and what != "next":
+                kind = RuntimeError  # it would end a loop of the test before its time
+            raise kind(str(reply["message"]))
         return heap.load(reply)
 
     def serve(self, module: types.ModuleType) -> None:
@@ -120,10 +126,12 @@ class Peer:
         return found
 
     def _allow(self, what: str, target: Any, inputs: tuple[Any, ...]) -> None:
-        if not self._careful or what == "call":
+        if not self._careful or what in ("call", "bool"):
             return
-        public = what in ("get", "set") and not str(inputs[0]).startswith("_")
-        if not (public and type(target).__module__ == "tests"):
+        own = type(target).__module__ == "tests" and what in _OF_TESTS
+        hidden = what in ("get", "set") and str(inputs[0]).startswith("_")
+        lazy = isinstance(target, Iterator) and what in ("iter", "next")
+        if hidden or not (own or lazy):
             raise PermissionError(f"{what} of what belongs to the tests")
 
     def _heap(self) -> Heap:
@@ -137,7 +145,8 @@ class Peer:
             kind = type(value)
             if kind is types.BuiltinFunctionType and value.__module__ == "builtins":
                 return {"builtin": value.__name__}
-            if not (callable(value) or kind.__module__ == "tests"):
+            shared = callable(value) or isinstance(value, Iterator) or kind.__module__ == "tests"
+            if not shared:
                 raise TypeError(f"a test cannot give a {kind.__name__} to a program")
         number = self._numbers.get(id(value))
         if number is None:

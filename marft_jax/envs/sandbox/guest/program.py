@@ -8,6 +8,7 @@ from __future__ import annotations
 import ast
 import atexit
 import builtins
+import contextlib
 import gc
 import importlib
 import json
@@ -92,7 +93,9 @@ def play(request: dict[str, Any]) -> NoReturn:
             _MODES[request["mode"]](request)
             status = 0
         except BaseException as error:
+            _flush(strict=False)
             status = _status_of(error)
+        _flush(strict=False)
         _finish()
     except BaseException as error:
         status = status or 120  # the interpreter's own word for output that cannot be written
@@ -109,23 +112,28 @@ def _finish() -> None:
     """
     threading._shutdown()  # type: ignore[attr-defined]
     atexit._run_exitfuncs()
-    sys.stdout.flush()
+    _flush(strict=True)
     sys.stdout, sys.stderr = sys.__stdout__, sys.__stderr__
     for name in ("last_type", "last_value", "last_traceback", "last_exc"):
-        vars(sys).pop(name, None)
+        sys.__dict__.pop(name, None)
     sys.modules.pop("__main__", None)
     gc.collect()
+    _flush(strict=False)
+
+
+def _flush(strict: bool) -> None:
     for file in (sys.stdout, sys.stderr):
-        if file is not None and not file.closed:
-            file.flush()
+        with contextlib.nullcontext() if strict else contextlib.suppress(Exception):
+            if file is not None and not getattr(file, "closed", False):
+                file.flush()
 
 
 def _status_of(error: BaseException) -> int:
     """The exit status that an uncaught exception means; says what went wrong."""
-    sys.stdout.flush()
     if isinstance(error, SystemExit):
         if error.code is None or isinstance(error.code, int):
-            return error.code or 0
+            code = error.code or 0
+            return code if abs(code) < 1 << 63 else -1
         print(error.code, file=sys.stderr)
         return 1
     trace = error.__traceback__
