@@ -68,6 +68,7 @@ def test_what_ended_a_program_is_told(sandbox):
     assert sandbox.run("import sys; sys.exit('no')", "", 5).verdict == "error"
     assert sandbox.run("import sys; sys.exit()", "", 5).verdict == "ok"
     assert sandbox.run("import os; os.abort()", "", 5).detail.endswith("SIGABRT")
+    assert sandbox.run("import os; os.kill(os.getpid(), 40)", "", 5).detail == "ended by signal 40"
     assert sandbox.run("syntax error", "", 5).verdict == "error"
 
 
@@ -116,6 +117,11 @@ def test_functions_and_methods_are_called(sandbox):
     assert sandbox.call("def f(a, b): return a, [b]", "f", [1, "x"], 60).output == '[1, ["x"]]'
     method = "class Solution:\n    def f(self, a): print('noise'); return {'a': a}"
     assert sandbox.call(method, "f", [None], 60).output == '{"a": null}'
+    rest = "from collections import deque\nfrom fractions import Fraction\n"
+    rest += (
+        "def f(): return deque([(1,)]), Fraction(1, 2), range(2), map(str, [3]), {'a': 1}.values()"
+    )
+    assert sandbox.call(rest, "f", [], 60).output == '[[[1]], 0.5, [0, 1], ["3"], [1]]'
     assert sandbox.call("def g(): return 1", "f", [], 60).verdict == "error"
     assert sandbox.call("def f(): return object()", "f", [], 60).verdict == "error"
 
@@ -153,15 +159,29 @@ def test_the_prelude_and_the_language_win_over_the_program(sandbox):
     assert sandbox.check(program, prelude, tests, ["f"], 60)[0].verdict == "ok"
 
 
+def test_a_program_has_a_bounded_number_of_files():
+    small = Sandbox("bubblewrap", 1, Limits(files=50))
+    make = "for i in range({}): open(f'/tmp/{{i}}', 'w').close()\nimport time; time.sleep(0.1)"
+    try:
+        assert small.run(make.format(30), "", 5).verdict == "ok"
+        outcome = small.run(make.format(60), "", 5)
+        assert (outcome.verdict, outcome.detail) == ("output", "too many files")
+        left = "import os\nos.mkdir('/tmp/x', 0o300); os.mkdir('/tmp/x/y')"  # not to be listed
+        assert small.run(left, "", 5).verdict == "ok"
+        assert small.run("import os; print(os.listdir())", "", 5).output == "['program.py']\n"
+    finally:
+        small.close()
+
+
 def test_a_program_that_hangs_fails_the_rest_of_its_tests(sandbox):
     program = "def f(x):\n    while x: pass\n    return 0"
     tests = ["assert f(0) == 0", "assert f(1) == 0", "assert f(0) == 0"]
-    outcomes = sandbox.check(program, "", tests, ["f"], 5)
+    outcomes = sandbox.check(program, "", tests, ["f"], 2)
     assert [outcome.verdict for outcome in outcomes] == ["ok", "timeout", "timeout"]
 
 
 def devices():
-    """What a program could change of the host's device nodes."""
+    """All of the host's device nodes that a program could change."""
     stats = [os.stat(path) for path in DEVICES]
     return [(s.st_mode, s.st_uid, s.st_gid, s.st_mtime, s.st_nlink, s.st_rdev) for s in stats], [
         os.listxattr(path) for path in DEVICES

@@ -13,6 +13,7 @@ import os
 import platform
 import resource
 import struct
+import sys
 
 _CALLS = """
 read 0 63, write 1 64, open 2 -, close 3 57, stat 4 -, fstat 5 80, lstat 6 -, poll 7 -,
@@ -81,9 +82,10 @@ _Line = tuple[int, int, int, int]
 
 
 def unsupported() -> str:
-    """Why the filter does not fit this machine and interpreter; empty where it does."""
-    if platform.machine() not in _MACHINES:
-        return f"no filter of system calls for {platform.machine()}, only for x86-64 and ARM64"
+    """The reason why the filter does not fit here; empty where it does."""
+    if sys.platform != "linux" or platform.machine() not in _MACHINES:
+        known = "only for Linux on x86-64 and ARM64"
+        return f"no filter of system calls for {platform.machine()}, {known}"
     return "" if struct.calcsize("P") == 8 else "no filter of system calls for 32-bit interpreters"
 
 

@@ -113,7 +113,7 @@ def _serve(host: _Host, request: dict[str, Any], jailed: bool) -> bool:
 
 
 class _Space:
-    """How many files there may be: the size of a tmpfs counts their contents, not them."""
+    """A bound on the number of files: the size of a tmpfs counts their contents, not them."""
 
     def __init__(self, most: int | None) -> None:
         self._most = most

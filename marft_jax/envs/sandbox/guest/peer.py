@@ -32,7 +32,7 @@ _PLACE = "(peer, number)"  # a name that no program spells
 
 
 class Peer:
-    """One end of a line.
+    """An end of a line between two interpreters.
 
     Args:
         line: number of a socket that carries lines.
@@ -231,7 +231,7 @@ for _operation in _BINARY:
 
 
 def message_of(error: BaseException) -> str:
-    """What an exception says, where it can."""
+    """The text of an exception; empty where it cannot be had."""
     try:
         return str(error)[:300]
     except Exception:

@@ -175,7 +175,7 @@ def _parsed(code: str) -> ast.Module:
 
 
 def _names(trees: Sequence[ast.Module], given: Sequence[str] | None) -> tuple[list[str], set[str]]:
-    """What is asked of the program, and what else the tests use that is not the language's.
+    """Names that are asked of the program, and others that the tests use and do not define.
 
     Where nothing says which names are the program's, they are the undefined ones that a test calls
     or hands on, without those that the usual modules define (unless the test has no other). A name

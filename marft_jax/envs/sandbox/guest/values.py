@@ -42,7 +42,7 @@ _SIMPLE: dict[str, tuple[type, Callable[[Any], Any], Callable[[Any], Any]]] = {
                   lambda v: datetime.timedelta(*v)),
     "ellipsis": (type(...), lambda v: 0, lambda v: ...),
 }  # fmt: skip
-"""Types that cannot be changed: how each is told, and made again."""
+"""Types that cannot be changed: how each is written, and made again."""
 
 
 class Heap:
@@ -57,26 +57,26 @@ class Heap:
         self._name, self._resolve = name, resolve
         self._objects: list[Any] = []
         self._places: dict[int, int] = {}
-        self._told: list[Any] = []  # contents as both sides know them
+        self._known: list[Any] = []  # contents as both sides know them
 
     def dump(self, value: Any) -> dict[str, Any]:
         """A value for the other side, with all on the heap that is new or has changed."""
         tagged = self._tag(value)
         contents: list[Any] = []
-        while len(contents) < len(self._objects):  # more come while these are told
+        while len(contents) < len(self._objects):  # more come while these are written
             contents.append(self._content(self._objects[len(contents)]))
-        known = self._told + [None] * (len(contents) - len(self._told))
-        self._told = contents
-        same = zip(contents, known, strict=True)
+        before = self._known + [None] * (len(contents) - len(self._known))
+        self._known = contents
+        same = zip(contents, before, strict=True)
         return {"value": tagged, "heap": [None if new == old else new for new, old in same]}
 
-    def load(self, said: Any) -> Any:
+    def load(self, sent: Any) -> Any:
         """The value of the other side's ``dump``; what it changed is changed here.
 
         Raises:
             ValueError, TypeError, KeyError, LookupError: it is none.
         """
-        contents = said["heap"]
+        contents = sent["heap"]
         for content in contents[len(self._objects) :]:
             kind = _HEAP[content[0]]
             self._keep(kind(maxlen=content[2]) if content[0] == "deque" else kind())
@@ -85,11 +85,11 @@ class Heap:
         for place, content in enumerate(contents):
             if content is not None:
                 self._fill(place, content)
-        self._told = [
+        self._known = [
             known if new is None else new
-            for new, known in zip(contents, self._told + contents[len(self._told) :], strict=True)
+            for new, known in zip(contents, self._known + contents[len(self._known) :], strict=True)
         ]
-        return self._value(said["value"])
+        return self._value(sent["value"])
 
     def _keep(self, value: Any) -> int:
         self._places[id(value)] = len(self._objects)
@@ -118,9 +118,9 @@ class Heap:
         for kind, plain in _VIEWS.items():
             if isinstance(value, plain):
                 return {kind: [self._tag(item) for item in value]}
-        for kind, (plain, tell, _) in _SIMPLE.items():
+        for kind, (plain, write, _) in _SIMPLE.items():
             if isinstance(value, plain):
-                return {kind: tell(value)}
+                return {kind: write(value)}
         if isinstance(value, type) and getattr(builtins, value.__name__, None) is value:
             return {"type": value.__name__}
         return self._name(value)
@@ -190,7 +190,7 @@ def first_items(value: Iterator[Any]) -> list[Any]:
 
 
 def as_json(value: Any) -> Any:
-    """What a JSON text has no word for, as what comes closest: for ``json.dumps``.
+    """A value that JSON has no word for, as what comes closest: for ``json.dumps``.
 
     Raises:
         TypeError: nothing comes close.
