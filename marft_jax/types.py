@@ -27,8 +27,8 @@ class Sampling(NamedTuple):
     Attributes:
         max_new_tokens: the longest action, in tokens, the end-of-turn token included.
         temperature: divides the logits; 0 is greedy (the most likely token).
-        top_p: keep the smallest set of tokens whose probability reaches this; 1 keeps all.
         top_k: keep this many most likely tokens; 0 keeps all.
+        top_p: of these, keep the smallest set whose share reaches this; 1 keeps all.
         min_p: keep tokens at least this fraction as likely as the likeliest; 0 keeps all.
     """
 
@@ -75,6 +75,7 @@ class Turn(NamedTuple):
         temperature: the sampling temperature (1 for a greedy turn, whose log-probs are unscaled).
         index: number of the turn in its episode, from 0.
         start: how many prompt tokens were taken over from earlier turns; the rest is new text.
+        limit: the most tokens that the action could have, None where it was not sampled.
     """
 
     agent: int
@@ -90,6 +91,7 @@ class Turn(NamedTuple):
     temperature: float
     index: int = 0
     start: int = 0
+    limit: int | None = None
 
 
 class StepResult(NamedTuple):

@@ -215,6 +215,7 @@ def turn(
     text: str = "a b",
     temperature: float = 1.0,
     sees: tuple[int, ...] = (),
+    limit: int | None = 8,
 ) -> Turn:
     """A turn made by hand; its behaviour log-probs are -5 unless told."""
     return Turn(
@@ -229,6 +230,7 @@ def turn(
         sees=sees,
         truncated=False,
         temperature=temperature,
+        limit=limit,
     )
 
 

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
 import small
+from scripted import Scripted, Slow
 
 from marft_jax import batch as batch_lib
 from marft_jax.algorithms import step_rewards
 from marft_jax.algorithms.credit import agent_reward, make_credit
 from marft_jax.config import Algo, BadInput
+from marft_jax.team.runner import Rollout
+from marft_jax.team.workflows import WORKFLOWS
 from marft_jax.types import StepResult
 
 
@@ -75,6 +79,15 @@ def test_a_step_without_turns_pays_nobody():
 
 # Step rewards.
 
+NO_LIST = (
+    *("---\n***", "**Plan**\n**Do**", "-5\n-6", "1.5 a\n2.7 b", "1.\n2.", "- \n- \n", "1. 2\n2. 3"),
+    *("-\nadd\n-\nmore", "*a*\n*b*", "- -\n- --", "10:30 am\n11:30 am"),
+)
+NO_BOX = (
+    *(r"\boxed{", r"\boxed{4", r"\boxed{\frac{1}{2}", r"\boxed{4\}", r"}\boxed{", r"\boxed"),
+    *(r"\boxed{ }", r"{4} \boxed", r"\boxed{" * 2000),
+)
+
 
 @pytest.mark.parametrize(
     ("name", "text", "reward", "expected"),
@@ -83,12 +96,17 @@ def test_a_step_without_turns_pays_nobody():
         ("planner", "1. add\nthen", 0.0, 0.25),
         ("planner", "1. add\n2) check", 1.0, 1.0),
         ("planner", "- a\n* b\n- c", 0.5, 0.75),
+        ("planner", "  1) **Add** them\n\n\t• 先加\n", 0.0, 0.5),
+        *(("planner", text, 0.0, 0.0) for text in NO_LIST),
         ("code_planner", "1. a\n2. b", 0.0, 1 / 3),
         ("code_planner", "1. a\n2. b\n3. c\n4. d", 1.0, 1.0),
         ("solver", "it is 4", 1.0, 0.0),
         ("solver", r"so \boxed{4}", 0.75, 0.75),
         ("solver", r"so \boxed{4}", 0.0, 0.1),
         ("solver", r"so \boxed{4}", -1.0, 0.1),
+        ("solver", r"so \boxed {\frac{1}{2}\}}, or \boxed{", 1.0, 1.0),
+        *(("solver", text, 1.0, 0.0) for text in NO_BOX),
+        ("coder", "```python\n\n```\nprint(1)\n```", 1.0, 0.0),
         ("coder", "print(1)", 1.0, 0.0),
         ("coder", "```python\nprint(1)\n```", 1.0, 1.0),
         ("coder", "```python\nprint(1)\n```", 0.0, 0.1),
@@ -167,15 +185,30 @@ def test_rewards_for_single_agents_are_scaled_and_clipped_without_the_bias():
 
 
 def test_long_actions_lose_reward_before_their_limit():
-    """Limit 8, buffer 4: from 4 tokens on; a prompt of 61 of 64 tokens leaves 3."""
-    lengths = (3, 4, 6, 8)
-    turns = [small.turn(0, [1, 2], range(1, n + 1)) for n in lengths]
-    turns.append(small.turn(0, range(61), [1, 2, 3]))
+    """Limit 8, buffer 4: from 4 tokens on; one that was sampled with a limit of 3 tokens."""
+    turns = [small.turn(0, [1, 2], range(1, n + 1)) for n in (3, 4, 6, 8)]
+    turns.append(small.turn(0, range(61), [1, 2, 3], limit=3))
+    turns.append(small.turn(0, [1], range(99), limit=None))
     episode = small.episode(0, turns, [1.0])
-    expected = np.array([0, 0, -1, -2, 1 - 2])
+    expected = np.array([0, 0, -1, -2, -2, 1])
     penalty = dict(overlong_buffer=4, overlong_penalty=2.0)
     assert paid(episode, **penalty) == expected.tolist()
-    assert paid(episode, overlong_buffer=0, overlong_penalty=2.0) == [0, 0, 0, 0, 1]
+    assert paid(episode, overlong_buffer=0, overlong_penalty=2.0) == [0, 0, 0, 0, 0, 1]
+
+
+@pytest.mark.parametrize(("context", "size"), [("own", 100), ("shared", 240)])
+def test_an_action_cut_at_its_limit_loses_the_whole_penalty_whatever_set_the_limit(context, size):
+    """The agent's, the room in the context, or what a shared one keeps for those who come after."""
+    team = small.team(2, context=size, max_new_tokens=50, team_context=context)
+    engine = Scripted(lambda request: "x" * 200)
+    with ThreadPoolExecutor(1) as threads:
+        rollout = Rollout(engine, team, WORKFLOWS["sequential"], lambda: Slow(3), threads)
+        [episode] = rollout.play([0], 0)
+    lengths = [len(turn.action) for turn in episode.turns]
+    assert all(turn.truncated for turn in episode.turns)
+    assert 50 in lengths and min(lengths) < 50
+    without, penalised = (make_credit(Algo(overlong_buffer=n), team)(episode) for n in (0, 16))
+    assert (penalised - without).tolist() == [-1.0] * len(lengths)
 
 
 @pytest.mark.parametrize("level", ["action", "token"])

@@ -52,7 +52,7 @@ def make_credit(algo: Algo, team: Team) -> Credit:
             for k, reward in _own_rewards(episode, step, turns):
                 rewards_K[k] += shaped(reward, algo, bias=0.0)
         if algo.overlong_buffer:
-            rewards_K -= [_overlong(turn, algo, team) for turn in episode.turns]
+            rewards_K -= [_overlong(turn, algo) for turn in episode.turns]
         return rewards_K
 
     return credit
@@ -110,11 +110,11 @@ def _own_rewards(episode: Episode, step: int, turns: Sequence[int]) -> list[tupl
     return paid
 
 
-def _overlong(turn: Turn, algo: Algo, team: Team) -> float:
-    """The length penalty of a turn; its limit is the agent's, or the room in its context."""
-    room = team.context - len(turn.prompt)
-    limit = min(team.sampling[turn.agent].max_new_tokens, room)
-    return algo.overlong_penalty * overlong(len(turn.action), limit, algo.overlong_buffer)
+def _overlong(turn: Turn, algo: Algo) -> float:
+    """The length penalty of a turn, by the limit that it was sampled with."""
+    if turn.limit is None:
+        return 0.0
+    return algo.overlong_penalty * overlong(len(turn.action), turn.limit, algo.overlong_buffer)
 
 
 def _step_rewards(algo: Algo, team: Team) -> list[StepReward]:

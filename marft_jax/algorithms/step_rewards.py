@@ -12,13 +12,16 @@ from marft_jax.types import Episode, Turn
 StepReward = Callable[[Turn, float, Episode], float]
 """(turn, the team's reward of its step, episode) to the turn's reward."""
 
-_ITEM = re.compile(r"^\s*(?:\d+[.):]|[-*•])\s*\S", re.MULTILINE)
-_BOXED = re.compile(r"\\boxed\s*\{")
-_PYTHON = re.compile(r"```python\s*\n.*?```", re.DOTALL | re.IGNORECASE)
+_ITEM = re.compile(r"^[^\S\n]*(?:\d+[.):]|[-*•])[^\S\n]+.*?[^\W\d_]", re.MULTILINE)
+_BRACE = re.compile(r"\\boxed\s*\{|\\[{}]|[{}]")
+_PYTHON = re.compile(r"```python[^\S\n]*\n(.*?)```", re.DOTALL | re.IGNORECASE)
 
 
 def planner(turn: Turn, reward: float, episode: Episode) -> float:
-    """½·min(list items / 2, 1) + ½·R: a plan has items, and helps."""
+    """½·min(list items / 2, 1) + ½·R: a plan has items, and helps.
+
+    An item is a line with a marker (``1.``, ``-``), white space and words.
+    """
     return _listed(turn.text, 2) + 0.5 * reward
 
 
@@ -28,13 +31,13 @@ def code_planner(turn: Turn, reward: float, episode: Episode) -> float:
 
 
 def solver(turn: Turn, reward: float, episode: Episode) -> float:
-    """0 without a boxed answer; else R, and 0.1 for the form where R is not positive."""
-    return _formed(_BOXED, turn.text, reward)
+    """0 without an answer in a closed box; else R, and 0.1 for the form where R is not positive."""
+    return _formed(_is_boxed(turn.text), reward)
 
 
 def coder(turn: Turn, reward: float, episode: Episode) -> float:
-    """As ``solver``, with a python block."""
-    return _formed(_PYTHON, turn.text, reward)
+    """As ``solver``, with a python block that has something in it."""
+    return _formed(any(block.strip() for block in _PYTHON.findall(turn.text)), reward)
 
 
 def verifier(turn: Turn, reward: float, episode: Episode) -> float:
@@ -72,7 +75,22 @@ def _listed(text: str, wanted: int) -> float:
     return 0.5 * min(len(_ITEM.findall(text)) / wanted, 1.0)
 
 
-def _formed(form: re.Pattern[str], text: str, reward: float) -> float:
-    if not form.search(text):
+def _formed(formed: bool, reward: float) -> float:
+    if not formed:
         return 0.0
     return reward if reward > 0 else 0.1
+
+
+def _is_boxed(text: str) -> bool:
+    """True where a ``\\boxed{`` with something in it is closed, braces matched."""
+    inner: list[int | None] = []  # of each open brace, where its box's content begins
+    for brace in _BRACE.finditer(text):
+        if brace[0] == "}":
+            start = inner.pop() if inner else None
+            if start is not None and text[start : brace.start()].strip():
+                return True
+        elif brace[0] == "{":
+            inner.append(None)
+        elif brace[0].startswith("\\boxed"):
+            inner.append(brace.end())
+    return False

@@ -281,6 +281,7 @@ class _Live:
             truncated=not completion.finished,
             temperature=act.sampling.temperature or 1.0,
             start=act.start,
+            limit=act.sampling.max_new_tokens,
         )
 
     def take_answers(self, seconds: float | None) -> None:
