@@ -343,6 +343,7 @@ def settings_of(temperature=1.0, top_p=1.0, top_k=0, min_p=0.0) -> Settings:
         (dict(min_p=0.3), 4),  # at least 0.09
         (dict(top_k=6, top_p=0.9, min_p=0.2), 5),
         (dict(temperature=2.0, top_p=0.7), 4),
+        (dict(top_k=3, top_p=0.7), 2),  # 0.30 + 0.25 are 0.73 of 0.75
     ],
     ids=str,
 )
@@ -391,9 +392,10 @@ def test_filters_keep_what_a_sorted_vocabulary_says(vocabulary):
     kept = jax.jit(_kept)(logprobs, Settings(none + 1, top_p, top_k, none, top_k + 1))
     p = np.exp(np.asarray(logprobs, np.float64))
     falling = -np.sort(-p)
-    before = np.cumsum(falling, axis=-1) - falling  # mass of all that is likelier
-    within = (before < top_p[:, None]) | (top_p[:, None] == 1)
-    within &= (np.arange(vocabulary) < top_k[:, None]) | (top_k[:, None] == 0)
+    within = (np.arange(vocabulary) < top_k[:, None]) | (top_k[:, None] == 0)
+    shares = falling * within / (falling * within).sum(-1, keepdims=True)  # of what top-k keeps
+    before = np.cumsum(shares, axis=-1) - shares  # share of all that is likelier
+    within &= (before < top_p[:, None]) | (top_p[:, None] == 1)
     np.testing.assert_array_equal(np.asarray(kept).sum(-1), within.sum(-1))
     assert (
         p[np.asarray(kept)] >= np.repeat(np.where(within, falling, 9).min(-1), kept.sum(-1)) * 0.999

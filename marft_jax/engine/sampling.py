@@ -1,4 +1,7 @@
-"""Drawing tokens: temperature, top-k, top-p and min-p as per-row arrays.
+"""Drawing tokens: temperature, then top-k, top-p and min-p, as per-row arrays.
+
+Each filter acts on what the one before it has kept, in the order of transformers: top-p counts
+shares of the probability that top-k has left.
 
 The behaviour log-prob of a token is its log-prob under the policy at the row's temperature, over
 the whole vocabulary, filters or not: that is what the learner can compute again, so that the ratio
@@ -77,7 +80,8 @@ def _kept(logprobs_BV, settings: Settings):
     p_BV = jnp.exp(logprobs_BV)
     bits_BV = jax.lax.bitcast_convert_type(p_BV, jnp.int32)
     floor_k = _floor(bits_BV, jnp.ones_like(bits_BV), settings.top_k, settings.top_k > 0)
-    floor_p = _floor(bits_BV, p_BV, settings.top_p, settings.top_p < 1)
+    left_B = total(jnp.where(bits_BV >= floor_k[:, None], p_BV, 0))
+    floor_p = _floor(bits_BV, p_BV, settings.top_p * left_B, settings.top_p < 1)
     floor_min = settings.min_p[:, None] * jnp.max(p_BV, axis=-1, keepdims=True)
     return (bits_BV >= jnp.maximum(floor_k, floor_p)[:, None]) & (p_BV >= floor_min)
 
