@@ -10,7 +10,8 @@ MARFT release:
   their statistics, however many tokens it has;
 - the policy loss is averaged over each adapter's own decisions, so that an agent's step does not
   shrink when its team grows;
-- the KL guard skips the agents that exceed it, not the whole team.
+- the KL guard skips the agents that exceed it, not the whole team;
+- an adapter without any advantage takes no step: entropy bonus and KL shape steps, and make none.
 """
 
 from __future__ import annotations
@@ -382,12 +383,13 @@ def _over_data(mesh: Mesh, gradients: Any, agents: int) -> Any:
 def _apply(state: TrainState, total, trainable_N, config):
     """One optimiser step for each adapter, each value head and each of the critic's adapters.
 
-    Whoever has a gradient that is not finite takes none.
+    Whoever has a gradient that is not finite takes none, nor does an adapter none of whose
+    decisions has an advantage: Adam would take a full step for the entropy bonus or the KL alone.
     """
     grad_policy, grad_critic, sums = total
     broken = _not_finite(grad_policy, grad_critic)
     owned_N = jnp.maximum(sums.owned_N, 1)
-    moves_N = trainable_N & (sums.owned_N > 0)
+    moves_N = trainable_N & (sums.taught_N > 0)
     if config.algo.max_kl is not None:
         moves_N &= sums.kl_N / owned_N <= config.algo.max_kl
     optimizer, critic_lr = make_optimizer(config.algo), config.critic.lr * state.lr_scale

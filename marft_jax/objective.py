@@ -17,8 +17,9 @@ class Sums(NamedTuple):
     """Totals over a minibatch, to be divided late.
 
     Per agent: decisions, entropy, approx_kl, clip_fraction, correction weight, tokens,
-    logprob_gap. Per adapter: denominators and KL of the update. Of the critic: its error. Per
-    agent and tensor: how many numbers were not finite.
+    logprob_gap. Per adapter: denominators and KL of the update, and the decisions with an
+    advantage that counts. Of the critic: its error. Per agent and tensor: how many numbers were not
+    finite.
     """
 
     decisions_X: Any
@@ -30,6 +31,7 @@ class Sums(NamedTuple):
     logprob_gap_X: Any
     owned_N: Any
     kl_N: Any
+    taught_N: Any
     critic_loss: Any
     nonfinite: dict[str, Any]
 
@@ -41,8 +43,8 @@ def zeros(adapters, critic, agents: int) -> tuple[Any, Any, Sums]:
     """What ``gradients`` gives for nothing."""
     per_agent, per_adapter = jnp.zeros(agents), jnp.zeros(lora.shape_of(adapters)[0])
     sums = Sums(*[per_agent] * len(Sums._fields))  # pyright: ignore[reportArgumentType]
-    sums = sums._replace(owned_N=per_adapter, kl_N=per_adapter, critic_loss=jnp.zeros(()))
-    sums = sums._replace(nonfinite=dict.fromkeys(_WATCHED, per_agent))
+    sums = sums._replace(**dict.fromkeys(("owned_N", "kl_N", "taught_N"), per_adapter))
+    sums = sums._replace(critic_loss=jnp.zeros(()), nonfinite=dict.fromkeys(_WATCHED, per_agent))
     return jax.tree.map(jnp.zeros_like, adapters), jax.tree.map(jnp.zeros_like, critic), sums
 
 
@@ -155,6 +157,7 @@ def _sums(
         logprob_gap_X=by_token(gap_BA),
         owned_N=by(owner_BX, jnp.ones_like(mask_BX), mask_BX, n),
         kl_N=by(owner_BX, kl_BX, mask_BX, n),
+        taught_N=by(owner_BX, p.advantages_UBX * seen.correction_BX != 0, mask_BX, n),
         critic_loss=critic_loss,
         nonfinite={
             "logprobs": by_token(~jnp.isfinite(seen.logprobs_BA)),

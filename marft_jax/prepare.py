@@ -10,7 +10,7 @@ from jax.sharding import PartitionSpec as P
 
 from marft_jax import critic as critic_lib
 from marft_jax import scoring
-from marft_jax.algorithms import Algorithm, losses
+from marft_jax.algorithms import Algorithm, losses, normalized_advantages
 from marft_jax.algorithms import advantages as adv
 
 FROZEN = ("shared", "heads")  # modes of a critic that reads the base without adapters
@@ -100,12 +100,13 @@ def prepare(
         values_EJ = (
             jnp.zeros_like(chain.rewards_EJ) if values_UBX is None else _to_chain(values_UBX, chain)
         )
-        advantages_EJ, returns_EJ = algorithm.advantages(algo, chain, values_EJ, baseline.mean_X)
+        advantages_EJ, returns_EJ = normalized_advantages(
+            algo, algorithm, chain, values_EJ, baseline.mean_X
+        )
         if algo.baseline == "moving":
             baseline = baseline.moved(
                 *adv.agent_means(returns_EJ, chain, agents), algo.baseline_decay
             )
-        advantages_EJ = adv.normalize_chain(advantages_EJ, chain, algo.normalize)
     mask_UBX, _, _ = scoring.unit_labels(rows, level)
     advantages_UBX, returns_UBX = (
         x_EJ.reshape(-1)[chain.link_UBX] * mask_UBX for x_EJ in (advantages_EJ, returns_EJ)

@@ -347,11 +347,12 @@ def by_turn(x_EJ, chain):
 RETURNS = np.array([[1.5, 1.0], [0, 0], [4.5, 3], [10.5, 7]])  # R/2 + R, R
 
 
-def test_group_advantages_are_returns_to_go_minus_the_mean_of_the_group(grouped):
+def test_group_advantages_are_returns_to_go_minus_the_mean_of_their_place_in_the_group(grouped):
+    """Each agent's turn with the same agent's: a discount pays the first one something else."""
     for name in ("grpo", "gspo"):
         advantages, returns = find_algorithm(name).advantages(Algo(), grouped, None, None)
         np.testing.assert_allclose(by_turn(np.asarray(returns), grouped), RETURNS)
-        means = np.repeat([RETURNS[:2].mean(), RETURNS[2:].mean()], 2)[:, None]
+        means = np.repeat([RETURNS[:2].mean(0), RETURNS[2:].mean(0)], 2, axis=0)
         np.testing.assert_allclose(
             by_turn(np.asarray(advantages), grouped), RETURNS - means, rtol=1e-5
         )
@@ -376,12 +377,14 @@ def test_statistics_weigh_every_turn_once_whatever_its_length(grouped, how):
 
 
 def test_a_group_weighs_every_episode_once_however_many_turns_it_has():
+    """Also where it stands in for a place that only one of its episodes reached."""
     one = small.episode(0, [small.turn(0, [1], [2])], [1.0])
     three = small.episode(0, [small.turn(0, [1], [2]) for _ in range(3)], [0.0])
     algo = Algo(ratio="sum", episodes=2)
     chain = batch_lib.build([one, three], small.paid([one, three]), (0,), algo, "action").chain
     advantages, returns = find_algorithm("gspo").advantages(algo, chain, None, None)
-    np.testing.assert_allclose(advantages[:, 0], [0.5, -0.5])
+    np.testing.assert_allclose(np.asarray(advantages)[0, 0], 0.5)
+    np.testing.assert_allclose(np.asarray(advantages)[1, :3], -0.5)
     assert np.asarray(normalize_chain(returns, chain, "group"))[:, 0].round(4).tolist() == [1, -1]
     batch = np.asarray(normalize_chain(returns, chain, "batch"))[:, 0]
     np.testing.assert_allclose(batch, [3**0.5, -(3**-0.5)], rtol=1e-5)

@@ -145,7 +145,7 @@ def test_groups_without_signal_give_no_gradient(name):
     alike = [e._replace(results=[r._replace(reward=0.5) for r in e.results]) for e in rewarded]
     before = jax.device_get(fresh(GROUPED, name))
     after, _ = learn(GROUPED, alike, name=name)
-    close(before.adapters, after.adapters, 1e-7)
+    assert same((before.adapters, before.adapters_opt), (after.adapters, after.adapters_opt))
 
 
 def test_the_moving_baseline_is_part_of_the_state(episodes):
@@ -210,10 +210,10 @@ def test_a_kl_in_the_reward_is_that_much_less_reward():
 
 
 def test_a_kl_in_the_loss_pulls_towards_the_base():
-    """Nothing is paid, so only the KL moves the adapters."""
+    """Next to nothing is paid, so the KL moves the adapters."""
     unpaid = [
-        e._replace(results=[r._replace(reward=0.0) for r in e.results])
-        for e in small.random_episodes(8, on_policy=small.adapters(layers=LAYERS))
+        e._replace(results=[r._replace(reward=1e-4 * r.reward) for r in e.results])
+        for e in small.random_episodes(8, on_policy=small.adapters(layers=LAYERS), group=8)
     ]
     policy, kl = fresh(IN_LOSS, "grpo"), []
     for _ in range(8):

@@ -37,16 +37,16 @@ def _gae(config: Algo, chain, values_EJ, baseline_X):
     )
 
 
-def _minus_group(config: Algo, chain, values_EJ, baseline_X):
+def _minus_like(config: Algo, chain, values_EJ, baseline_X):
     returns_EJ = adv.returns_to_go(chain)
-    return returns_EJ - adv.group_mean(returns_EJ, chain), returns_EJ
+    return adv.minus_like(returns_EJ, adv.sizes(chain, values_EJ), chain), returns_EJ
 
 
 def _minus_baseline(config: Algo, chain, values_EJ, baseline_X):
     if config.baseline == "group":
-        return _minus_group(config, chain, values_EJ, baseline_X)
+        return _minus_like(config, chain, values_EJ, baseline_X)
     returns_EJ = adv.returns_to_go(chain)
-    return returns_EJ - baseline_X[chain.agent_EJ], returns_EJ
+    return adv.minus_own(returns_EJ, adv.sizes(chain, values_EJ), chain, baseline_X), returns_EJ
 
 
 def _clipped(config: Algo, logprobs, old_logprobs, advantages):
@@ -67,8 +67,8 @@ _PLAIN = {"normalize": "none", "ratio": "sum", "baseline": "group", "group_size"
 ALGORITHMS: dict[str, Algorithm] = {
     "appo": Algorithm("action", _gae, _clipped, _PPO, has_critic=True),
     "tppo": Algorithm("token", _gae, _clipped, _PPO, has_critic=True),
-    "grpo": Algorithm("token", _minus_group, _clipped, _GROUP, has_critic=False),
-    "gspo": Algorithm("action", _minus_group, _clipped, _GROUP, has_critic=False),
+    "grpo": Algorithm("token", _minus_like, _clipped, _GROUP, has_critic=False),
+    "gspo": Algorithm("action", _minus_like, _clipped, _GROUP, has_critic=False),
     "reinforce": Algorithm("action", _minus_baseline, _score_function, _PLAIN, has_critic=False),
 }
 
@@ -82,6 +82,19 @@ def find_algorithm(name: str) -> Algorithm:
     if name not in ALGORITHMS:
         raise BadInput(f"--algo.name: expected {', '.join(ALGORITHMS)}, got {name!r}")
     return ALGORITHMS[name]
+
+
+def compares_samples(algo: Algo, algorithm: Algorithm) -> bool:
+    """True where advantages are differences to other samples of the same task."""
+    return not algorithm.has_critic and algo.baseline != "moving"
+
+
+def normalized_advantages(algo: Algo, algorithm: Algorithm, chain, values_EJ, baseline_X):
+    """(advantages_EJ, returns_EJ) of a settled config, the advantages as the losses use them."""
+    advantages_EJ, returns_EJ = algorithm.advantages(algo, chain, values_EJ, baseline_X)
+    compared, sizes_EJ = compares_samples(algo, algorithm), adv.sizes(chain, values_EJ)
+    advantages_EJ = adv.normalize_chain(advantages_EJ, chain, algo.normalize, sizes_EJ, compared)
+    return advantages_EJ, returns_EJ
 
 
 def settle(config: Config) -> Config:
@@ -117,9 +130,8 @@ def _check(algo: Algo, mode: str, warmup: int, algorithm: Algorithm) -> None:
         raise BadInput(
             f"--algo.baseline: only reinforce has one, got {algo.baseline}; leave it out"
         )
-    grouped = "group" in (algo.baseline, algorithm.own["normalize"])
     for setting, wanted in (
-        (f"--algo.name {name}", grouped),
+        (f"--algo.name {name}", compares_samples(algo, algorithm)),
         (f"--algo.normalize {algo.normalize}", algo.normalize.startswith("group")),
         ("--algo.dynamic_sampling", algo.dynamic_sampling),
     ):

@@ -52,34 +52,69 @@ def returns_to_go(chain):
     return gae(chain.rewards_EJ, nothing_EJ, nothing_EJ, chain.continues_EJ, 1.0)[0]
 
 
-def group_mean(x_EJ, chain):
-    """The mean over the samples of a link's task: every episode weighs one."""
-    return mean_by(x_EJ, episode_weights(chain), chain.group_EJ, x_EJ.size)
+def sizes(chain, values_EJ):
+    """How large the numbers are that a link's advantage is computed from.
+
+    Their rounding is a millionth of these or less, however much they cancel out.
+    """
+    chain = chain._replace(rewards_EJ=jnp.abs(chain.rewards_EJ))
+    return returns_to_go(chain) + (0 if values_EJ is None else jnp.abs(values_EJ))
+
+
+def minus_like(returns_EJ, sizes_EJ, chain):
+    """Returns minus the mean of what they are compared with: turns of the same place.
+
+    A place is (task, agent, n), the agent's n-th turn of its episode, so that turns which are paid
+    differently by their place are not compared. A turn whose place no other sample reached is
+    compared with all turns of its task, where every episode weighs one; a sample that is the only
+    one of its task, with nothing.
+    """
+    everywhere, weights_EJ = returns_EJ.size, episode_weights(chain)
+    by_place_EJ = centred(returns_EJ, chain.weight_EJ, chain.cell_EJ, everywhere, sizes_EJ)
+    by_group_EJ = centred(returns_EJ, weights_EJ, chain.group_EJ, everywhere, sizes_EJ)
+    by_group_EJ = jnp.where(_is_alone(weights_EJ, chain.group_EJ), 0, by_group_EJ)
+    return jnp.where(_is_alone(chain.weight_EJ, chain.cell_EJ), by_group_EJ, by_place_EJ)
+
+
+def minus_own(returns_EJ, sizes_EJ, chain, mean_X):
+    """Returns minus a mean of each agent's; 0 where an agent's differ from it by rounding only."""
+    change_EJ = returns_EJ - mean_X[chain.agent_EJ]
+    return but_rounding(change_EJ, chain.weight_EJ, chain.agent_EJ, returns_EJ.size, sizes_EJ)
 
 
 def agent_means(x_EJ, chain, agents: int):
     """(means, turns) of each agent; every turn weighs one."""
-    turns_X = jax.ops.segment_sum(chain.weight_EJ.ravel(), chain.agent_EJ.ravel(), agents)
-    total_X = jax.ops.segment_sum((x_EJ * chain.weight_EJ).ravel(), chain.agent_EJ.ravel(), agents)
+    turns_X = _total(chain.weight_EJ, chain.agent_EJ, agents)
+    total_X = _total(x_EJ * chain.weight_EJ, chain.agent_EJ, agents)
     return total_X / jnp.maximum(turns_X, 1), turns_X
 
 
-def normalize_chain(advantages_EJ, chain, how: str):
-    """Advantages with mean 0 and deviation 1 within what ``algo.normalize`` names.
+def normalize_chain(advantages_EJ, chain, how: str, sizes_EJ=None, compared: bool = False):
+    """Advantages with deviation 1 within what ``algo.normalize`` names, and mean 0.
+
+    Advantages that were ``compared`` with like turns are divided by their root mean square and not
+    shifted again, so that a place where all samples earn the same stays exactly 0 whatever others
+    earned. In ``group_turn``, a place with one turn is scaled with its group.
 
     Statistics weigh every turn once, however many tokens it has; in ``group`` every episode once.
     Sources: batch: MARFT; agent: Dr. MAS; group: GRPO (Shao et al. 2024); group_turn: AT-GRPO.
     """
     if how == "none":
         return advantages_EJ
-    weights_EJ = episode_weights(chain) if how == "group" else chain.weight_EJ
-    cells_EJ = {
-        "batch": None,
-        "agent": chain.agent_EJ,
-        "group": chain.group_EJ,
-        "group_turn": chain.cell_EJ,
-    }[how]
-    return normalize(advantages_EJ, weights_EJ, cells_EJ, advantages_EJ.size)
+
+    def over(weights_EJ, cells_EJ):
+        n_cells, shift = advantages_EJ.size, not compared
+        return normalize(advantages_EJ, weights_EJ, cells_EJ, n_cells, sizes_EJ, shift)
+
+    if how == "batch":
+        return over(chain.weight_EJ, None)
+    if how == "agent":
+        return over(chain.weight_EJ, chain.agent_EJ)
+    by_group_EJ = over(episode_weights(chain), chain.group_EJ)
+    if how == "group":
+        return by_group_EJ
+    by_place_EJ = over(chain.weight_EJ, chain.cell_EJ)
+    return jnp.where(_is_alone(chain.weight_EJ, chain.cell_EJ), by_group_EJ, by_place_EJ)
 
 
 def episode_weights(chain):
@@ -88,28 +123,76 @@ def episode_weights(chain):
     return chain.weight_EJ / turns_E1
 
 
-def normalize(x, weights, cells: Any = None, n_cells: int = 1):
+def normalize(
+    x, weights, cells: Any = None, n_cells: int = 1, sizes: Any = None, shift: bool = True
+):
     """(x − mean) / (std + 1e-8) with the weighted mean and population deviation.
+
+    A set without spread (see ``centred``) becomes exactly 0.
 
     Args:
         x: any shape.
         weights: how much each entry counts; 0 for padding.
         cells: the cell (say, the agent) of each entry; statistics are taken per cell.
         n_cells: an upper bound of their numbers.
+        sizes: how large the numbers are that x was computed from; |x| by default.
+        shift: subtract the mean; else it counts as 0.
     """
     cells = jnp.zeros(x.shape, jnp.int32) if cells is None else cells
-    centred = x - mean_by(x, weights, cells, n_cells)
-    variance = mean_by(jnp.square(centred), weights, cells, n_cells)
-    return centred / (jnp.sqrt(variance) + 1e-8)
+    if shift:
+        x = centred(x, weights, cells, n_cells, x if sizes is None else sizes)
+    return x / (_rms_by(x, weights, cells, n_cells) + 1e-8)
+
+
+def centred(x, weights, cells, n_cells: int, sizes):
+    """x minus the weighted mean of its cell; exactly 0 in a cell without spread.
+
+    ``sizes`` says how large the numbers are that x was computed from.
+    """
+    return but_rounding(x - mean_by(x, weights, cells, n_cells), weights, cells, n_cells, sizes)
+
+
+_ROUNDING = 1e-5  # of the numbers they come from: differences up to this are none
+
+
+def but_rounding(change, weights, cells, n_cells: int, sizes):
+    """Differences; exactly 0 in cells where their rms is no more than 1e-5 of the sizes'.
+
+    Otherwise a mean that misses by one rounding would be divided by a deviation of rounding, and
+    Adam would take a full step for it. What is not finite stays.
+    """
+    own, behind = (_rms_by(y, weights, cells, n_cells) for y in (change, sizes))
+    return jnp.where(own <= _ROUNDING * behind, 0, change)
 
 
 def mean_by(x, weights, cells, n_cells: int):
-    """For each entry, the weighted mean of its cell."""
-    weights = jnp.asarray(weights, x.dtype)
+    """For each entry, the weighted mean of its cell: exactly x where all entries are equal.
 
-    def total(y):
-        return jax.ops.segment_sum(jnp.ravel(y), jnp.ravel(cells), n_cells)
+    The cell's maximum is subtracted before, and added after averaging, because a weighted mean of
+    equal numbers misses them by a rounding.
+    """
+    counted = jnp.where(weights > 0, x, -jnp.inf)
+    top_X = jax.ops.segment_max(jnp.ravel(counted), jnp.ravel(cells), n_cells)
+    top = jnp.where(jnp.isfinite(top_X), top_X, 0)[cells]
+    return top + _mean_by(x - top, weights, cells, n_cells)
 
-    count_X = total(weights)
-    mean_X = total(x * weights) / jnp.where(count_X > 0, count_X, 1)
-    return mean_X[cells]
+
+def _rms_by(x, weights, cells, n_cells: int):
+    """For each entry, the weighted root mean square of its cell."""
+    return jnp.sqrt(_mean_by(jnp.square(x), weights, cells, n_cells))
+
+
+def _mean_by(x, weights, cells, n_cells: int):
+    count_X = _total(weights, cells, n_cells)
+    return (_total(x * weights, cells, n_cells) / jnp.where(count_X > 0, count_X, 1))[cells]
+
+
+def _is_alone(weights, cells):
+    """True in cells whose weights add up to one: of one turn, or of one episode."""
+    return _total(weights, cells, weights.size)[cells] < 1.5
+
+
+def _total(x, cells, n_cells: int):
+    """The sum of each cell."""
+    x = jnp.asarray(x, jnp.float32)
+    return jax.ops.segment_sum(jnp.ravel(x), jnp.ravel(cells), n_cells)

@@ -1,0 +1,280 @@
+"""Identical samples teach nothing, and unlike turns are not compared."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import reference_update
+import small
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from learning import ONCE, fresh, learner, member, on_device, same
+from learning import settings as config_of
+
+from marft_jax import batch as batch_lib
+from marft_jax.algorithms import find_algorithm, normalized_advantages, settle
+from marft_jax.algorithms.advantages import agent_means, normalize
+from marft_jax.algorithms.credit import make_credit
+from marft_jax.batch import Sizes
+from marft_jax.config import Algo, Config
+from marft_jax.prepare import Moving
+
+NORMALIZE = ("batch", "agent", "group", "group_turn", "none")
+GROUPED = ("grpo", "gspo", "reinforce")
+EPISODES, LINKS = 12, 64
+
+
+def by_place(turn, reward, episode):
+    """A step reward that pays agents and steps differently."""
+    return 0.1 * turn.agent + 0.7 * reward - 0.3 * turn.step
+
+
+# Random tasks: who acts in which step, and what each step pays.
+
+CENTS = st.integers(-100, 100).map(lambda n: n / 100)
+STEP = st.tuples(st.lists(st.integers(0, 2), min_size=1, max_size=3), CENTS, CENTS)
+TASK = st.lists(STEP, min_size=1, max_size=3)
+CREDIT = st.fixed_dictionaries(
+    dict(
+        credit=st.sampled_from(["last", "equal", "step_discount", "per_step"]),
+        credit_discount=st.sampled_from([0.0, 0.3, 0.5, 1.0]),
+        reward_bias=st.sampled_from([0.0, -0.5, 0.1]),
+        reward_scale=st.sampled_from([1.0, 10.0, 1e-3]),
+    )
+)
+MANY = settings(deadline=None, max_examples=60)
+
+
+def sample(task: int, steps, rng, turns: int = 9):
+    """An episode in which each action is of random length, cut after some turns."""
+    acted = [
+        small.turn(a, [1, 2], rng.integers(0, 256, rng.integers(1, 6)), step=step)
+        for step, (agents, _, _) in enumerate(steps)
+        for a in agents
+    ][:turns]
+    reached = acted[-1].step + 1
+    made = small.episode(task, acted, [reward for _, reward, _ in steps[:reached]])
+    own = [
+        r._replace(agent_rewards={next(t.name for t in acted if t.step == step): extra})
+        for step, (r, (_, _, extra)) in enumerate(zip(made.results, steps, strict=False))
+    ]
+    return made._replace(results=own)
+
+
+def algo_of(name: str, how: str, credit: dict) -> Algo:
+    algo = Algo(name=name, normalize=how, episodes=EPISODES, group_size=4, **credit)
+    algo = dataclasses.replace(algo, gamma=1.0, gae_lambda=1.0, step_reward=f"{__name__}:by_place")
+    return settle(Config(algo=algo)).algo
+
+
+def learned_from(algo: Algo, episodes):
+    """(advantages, decisions) of all links in acting order, without values."""
+    level = find_algorithm(algo.name).level
+    rewards = list(map(make_credit(algo, small.team(3)), episodes))
+    chain = batch_lib.build(episodes, rewards, (0, 1, 2), algo, level).chain
+    room = (0, EPISODES - len(chain.mask_EJ)), (0, LINKS - chain.mask_EJ.shape[1])
+    chain = chain._make([*(np.pad(x, room) for x in chain[:-1]), np.zeros(1, np.int32)])
+    got = np.asarray(_compiled(algo.name, algo.normalize)(chain))
+    paid = [reference_update.credited(e, algo, by_place) for e in episodes]
+    return got[chain.mask_EJ > 0], reference_update.decisions(episodes, paid, level)
+
+
+@functools.cache
+def _compiled(name: str, how: str):
+    algo = algo_of(name, how, {})
+
+    def run(chain):
+        nothing_EJ = jnp.zeros_like(chain.rewards_EJ)
+        return normalized_advantages(algo, find_algorithm(name), chain, nothing_EJ, jnp.zeros(3))[0]
+
+    return jax.jit(run)
+
+
+@MANY
+@given(
+    st.lists(TASK, min_size=1, max_size=3),
+    CREDIT,
+    st.sampled_from(GROUPED),
+    st.sampled_from(NORMALIZE),
+    st.integers(0, 999),
+)
+def test_samples_that_earn_the_same_have_no_advantage_at_all(tasks, credit, name, how, seed):
+    """Whatever they wrote, and however long it was."""
+    rng = np.random.default_rng(seed)
+    episodes = [sample(i, steps, rng) for i, steps in enumerate(tasks) for _ in range(4)]
+    got, _ = learned_from(algo_of(name, how, credit), episodes)
+    assert got.tolist() == [0.0] * len(got)
+
+
+@MANY
+@given(
+    st.lists(TASK, min_size=1, max_size=3),
+    CREDIT,
+    st.sampled_from([*GROUPED, "appo", "tppo"]),
+    st.sampled_from(NORMALIZE),
+    st.integers(0, 999),
+)
+def test_advantages_are_those_of_the_definitions(tasks, credit, name, how, seed):
+    """Also of samples that end early, beside tasks whose samples earn the same: exactly 0 there."""
+    rng = np.random.default_rng(seed)
+    episodes = []
+    for i, steps in enumerate(tasks):
+        alike = rng.random() < 0.5
+        for _ in range(4):
+            own = [(agents, reward if alike else rng.normal(), x) for agents, reward, x in steps]
+            episodes.append(sample(i, own, rng, 9 if alike else int(rng.integers(1, 10))))
+    algo = algo_of(name, how, credit)
+    got, ds = learned_from(algo, episodes)
+    values = np.zeros(len(ds)) if name in ("appo", "tppo") else None
+    expected, _ = reference_update.learned_from(ds, algo, values)
+    np.testing.assert_allclose(got, expected, rtol=1e-3, atol=1e-4)
+    assert not got[expected == 0].any()
+
+
+# What was wrong, by hand.
+
+
+@pytest.mark.parametrize("how", NORMALIZE)
+@pytest.mark.parametrize("name", GROUPED)
+def test_when_all_fail_nothing_is_learned(name, how):
+    """Bias and scale make -5 of a failure; weights of 1 / tokens sum up to almost one."""
+    rng = np.random.default_rng(0)
+    steps = [([0, 1, 2], 0.0, 0.0)] * 2
+    episodes = [sample(task, steps, rng) for task in range(3) for _ in range(4)]
+    got, _ = learned_from(algo_of(name, how, dict(reward_bias=-0.5, reward_scale=10.0)), episodes)
+    assert not got.any()
+
+
+@pytest.mark.parametrize("how", NORMALIZE)
+def test_turns_that_only_failures_reach_have_no_advantage_among_themselves(how):
+    """Three samples repair in vain, one solves the task at once."""
+    rng = np.random.default_rng(3)
+    solved = sample(0, [([0, 1], 1.0, 0.0)], rng)
+    failed = [sample(0, [([0, 1], 0.0, 0.0)] * 3, rng) for _ in range(3)]
+    algo = algo_of("grpo", how, dict(reward_bias=-0.5, reward_scale=10.0))
+    got, ds = learned_from(algo, [solved, *failed])
+    later = np.array([d.place[2] > 1 for d in ds])
+    assert later.any() and not got[later].any()
+    better = np.array([d.episode == 0 for d in ds])
+    assert (got[better] > 0).all() and (got[~better & ~later] < 0).all()
+
+
+@pytest.mark.parametrize("how", NORMALIZE)
+def test_turns_are_compared_with_those_of_the_same_place(how):
+    """With a discount planner, solver and checker are paid unlike, and horizon 2 pays twice."""
+    rng = np.random.default_rng(1)
+    algo = algo_of("gspo", how, dict(credit="step_discount", credit_discount=0.5))
+    right, twice = [([0, 1, 2], 1.0, 0.0)], [([0, 1], 0.5, 0.0)] * 2
+    for steps in (right, twice):
+        assert not learned_from(algo, [sample(0, steps, rng) for _ in range(4)])[0].any()
+    wrong = [([0, 1, 2], 0.0, 0.0)]
+    got, _ = learned_from(algo, [sample(0, s, rng) for s in (right, wrong, right, wrong)])
+    assert (np.sign(got) == [1] * 3 + [-1] * 3 + [1] * 3 + [-1] * 3).all()
+    if how == "group_turn":
+        np.testing.assert_allclose(np.abs(got), 1, rtol=1e-5)
+
+
+def test_a_turn_whose_place_no_other_reached_is_compared_with_its_task():
+    rng = np.random.default_rng(1)
+    one, two = sample(0, [([0], 1.0, 0.0)], rng), sample(0, [([0, 1], 0.0, 0.0)], rng)
+    algo = algo_of("gspo", "none", {})
+    np.testing.assert_allclose(learned_from(algo, [one, two])[0], [0.5, -0.5, -0.5])
+    assert not learned_from(algo, [sample(0, [([0, 1], 1.0, 2.0)], rng)])[0].any()
+
+
+def test_sums_that_cancel_out_are_judged_by_what_they_are_sums_of():
+    """0.1 + 0.2 - 0.3 is not 0 in floating point, and differs with the order of the sum."""
+    rng = np.random.default_rng(0)
+    steps = [([0, 1], 0.1, 0.0), ([0, 1], 0.2, 0.0), ([0, 1], -0.3, 0.0)]
+    episodes = [sample(0, steps, rng) for _ in range(4)]
+    for name in ("grpo", "tppo"):
+        assert not learned_from(algo_of(name, "group_turn", {}), episodes)[0].any()
+
+
+def test_returns_equal_to_their_moving_average_have_no_advantage():
+    """Its total and its weight are rounded in every step."""
+    algo = dataclasses.replace(algo_of("reinforce", "none", {}), baseline="moving")
+    algorithm, rng = find_algorithm("reinforce"), np.random.default_rng(0)
+    episodes = [sample(e, [([0, 1], 0.7, 0.0)], rng) for e in range(4)]
+    chain = batch_lib.build(episodes, small.paid(episodes), (0, 1), algo, "action").chain
+    moving = Moving(jnp.zeros(2), jnp.zeros(2))
+    for step in range(6):
+        got, returns = normalized_advantages(algo, algorithm, chain, None, moving.mean_X)
+        assert np.any(got) == (step == 0)
+        moving = moving.moved(*agent_means(returns, chain, 2), 0.9)
+
+
+@pytest.mark.parametrize("noise", [0.0, 3e-6])
+@pytest.mark.parametrize("value", [-5.0, 0.3, 1e-6, 7e8])
+def test_a_set_without_spread_is_exactly_zero(value, noise):
+    rng = np.random.default_rng(0)
+    x = np.float32(value) * (1 + noise * rng.uniform(-1, 1, 999)).astype(np.float32)
+    weights = 1 / rng.integers(1, 50, 999).astype(np.float32)
+    assert not np.asarray(jax.jit(normalize)(x, weights)).any()
+    x[0] *= 1.1
+    assert np.asarray(jax.jit(normalize)(x, weights))[0] != 0
+
+
+def test_what_is_not_finite_stays_so():
+    """A guard looks for it."""
+    x = np.array([np.nan, 1, 2, np.inf, 3, 4], np.float32)
+    cells = np.array([0, 0, 0, 1, 1, 2])
+    out = np.asarray(normalize(x, np.ones(6, np.float32), cells, 3))
+    assert np.isnan(out[[0, 1, 2, 3]]).all() and out[5] == 0
+
+
+# The whole step.
+
+ROOM = Sizes(passes=24, width=64, actions=96, turns=64, links=64)  # one program for all of them
+
+
+@pytest.mark.parametrize(
+    ("name", "how", "more"),
+    [
+        ("grpo", "batch", {}),
+        ("gspo", "agent", dict(kl_coef=0.1, kl_in="loss", kl_estimator="k3")),
+        ("reinforce", "none", dict(correction="truncated")),
+    ],
+)
+def test_identical_samples_leave_adapters_and_optimisers_bit_for_bit(name, how, more):
+    """With momentum from a step before, an entropy bonus and a KL, in teams of any order."""
+    algo = dataclasses.replace(ONCE, normalize=how, group_size=4, entropy_coef=0.01, **more)
+    config = config_of(dataclasses.replace(algo, microbatch_tokens=64))
+    ours = learner(config, name, agents=3)
+    other = small.random_episodes(8, agents=3, group=4)
+    other = ours.pack(other, small.paid(other), least=ROOM)
+    state, _, _ = ours.learn(fresh(config, name, agents=3), other, 0)
+    before = jax.device_get(state)
+    assert np.any(jax.tree.leaves(before.adapters_opt)[1])
+
+    @settings(deadline=None, max_examples=12)
+    @given(st.lists(TASK, min_size=1, max_size=2), CREDIT, st.integers(0, 999))
+    def check(tasks, credit, seed):
+        rng = np.random.default_rng(seed)
+        episodes = [sample(i, steps, rng) for i, steps in enumerate(tasks) for _ in range(4)]
+        rewards = list(map(make_credit(algo_of(name, how, credit), small.team(3)), episodes))
+        batch = ours.pack(episodes, rewards, least=ROOM)
+        assert batch.sizes == ROOM
+        after, prepared, _ = ours.learn(on_device(before), batch, 1)
+        assert not np.asarray(prepared.advantages_UBX).any()
+        assert same((before.adapters, before.adapters_opt), (after.adapters, after.adapters_opt))
+
+    check()
+
+
+def test_an_adapter_without_any_advantage_does_not_step_while_others_do():
+    """The checker's samples earn the same, the others' do not."""
+    config = config_of(dataclasses.replace(ONCE, group_size=4, normalize="batch"))
+    ours = learner(config, "grpo", agents=3)
+    episodes = small.random_episodes(8, agents=3, group=4)
+    rewards = [np.array([r[2], -r[2], 0.3], np.float32) for r in small.paid(episodes)]
+    before = jax.device_get(fresh(config, "grpo", agents=3))
+    after, _, _ = ours.learn(on_device(before), ours.pack(episodes, rewards), 0)
+    after = jax.device_get(after)
+    moved = [not same(member(before, n), member(after, n)) for n in range(3)]
+    assert moved == [False, True, False]

@@ -1,0 +1,77 @@
+"""A whole training step equals an independent one, written from the definitions in NumPy."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import jax
+import numpy as np
+import pytest
+import reference_update
+import small
+from learning import LAYERS, fresh, learner, settings, settled
+
+from marft_jax.algorithms.credit import make_credit
+from marft_jax.config import Algo
+
+ALGO = Algo(epochs=3, minibatches=1, lr=1e-3, microbatch_tokens=128)
+SHAPED = dict(reward_bias=-0.5, reward_scale=4.0, reward_clip=1.5)
+GROUPS = dict(group_size=4, credit_discount=0.5, **SHAPED)
+CASES = {
+    "appo": dict(credit="step_discount", credit_discount=0.5, kl_coef=0.1, **SHAPED),
+    "tppo": dict(normalize="agent", kl_coef=0.05, gae_lambda=0.9, clip_high=0.3),
+    "grpo": dict(credit="step_discount", kl_coef=0.1, kl_in="loss", kl_estimator="k3", **GROUPS),
+    "gspo": dict(
+        credit="step_discount", normalize="group_turn", clip=0.02, dual_clip=1.05, **GROUPS
+    ),
+    "reinforce": dict(ratio="word", entropy_coef=0.0, **GROUPS),
+}
+
+
+@pytest.fixture(scope="module")
+def episodes():
+    """Two tasks, four samples each, of one to three steps, sampled by a policy not far away."""
+    rng, made = np.random.default_rng(4), []
+    whole = iter(small.random_episodes(8, steps=3, seed=2, temperature=0.7, group=4))
+    for e, steps in zip(whole, [1, 3, 2, 2, 3, 2, 1, 1], strict=True):
+        turns = [t for t in e.turns if t.step < steps]
+        results = [r._replace(agent_rewards={"planner": 0.2 * e.index}) for r in e.results[:steps]]
+        made.append(e._replace(turns=turns, results=results))
+    made = small.with_policy(made, small.adapters(layers=LAYERS))
+
+    def stale(t):
+        return t._replace(logprobs=(t.logprobs + rng.normal(size=len(t.action)) / 10).astype("f4"))
+
+    return [e._replace(turns=[stale(t) for t in e.turns]) for e in made]
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_training_step_is_that_of_the_definitions(episodes, name):
+    """Adapters, value head and the moments of Adam, to 1e-5."""
+    config = settings(dataclasses.replace(ALGO, name=name, **CASES[name]))
+    ours, state = learner(config, name), fresh(config, name)
+    algo = settled(config, name).algo
+    rewards = list(map(make_credit(algo, small.team(2)), episodes))
+    batch = ours.pack(episodes, rewards)
+    assert batch.micros > 1 and batch.rows.turn_mask_UBK.sum(-1).max() > 1  # cut, and packed
+    start = jax.device_get(state)
+    head = [kernel[0] for kernel in start.critic.head]
+    expected = reference_update.update(name, settled(config, name), episodes, start.adapters, head)
+    state, _, metrics = ours.learn(state, batch, 0)
+    state = jax.device_get(state)
+    assert (metrics["clip_fraction"] > 0.01).all()
+
+    def check(got, wanted, tolerance=1e-5):
+        for x, y in zip(jax.tree.leaves(got), wanted, strict=True):
+            np.testing.assert_allclose(x, y, rtol=1e-5, atol=tolerance)
+
+    for n, own in enumerate(expected.adapters):
+        got = jax.tree.map(lambda x, n=n: x[n], (state.adapters, state.adapters_opt[1]))
+        moved = [x - y[n] for x, y in zip(own.params, jax.tree.leaves(start.adapters), strict=True)]
+        assert max(np.abs(x).max() for x in moved) > 1e-3  # a hundred times the tolerance
+        check(got[0], own.params)
+        assert got[1].count == own.count == ALGO.epochs
+        check((got[1].mu, got[1].nu), [*own.mean, *own.square], 1e-7)
+    if head:
+        check(state.critic.head, [x[None] for x in expected.head.params])
+        check(state.critic_opt.head[1].mu, [x[None] for x in expected.head.mean], 1e-6)
