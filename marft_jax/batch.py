@@ -388,13 +388,21 @@ def _labels(episodes: Sequence[Episode]) -> list[list[_Labels]]:
     labels = []
     for episode in episodes:
         group = groups.setdefault(episode.index, len(groups))
-        acted: dict[int, int] = {}
         labels.append([])
-        for turn in episode.turns:
-            nth = acted[turn.agent] = acted.get(turn.agent, -1) + 1
-            cell = cells.setdefault((group, turn.agent, nth), len(cells))
-            labels[-1].append(_Labels(turn.agent, group, cell))
+        for agent, nth in places(episode.turns):
+            cell = cells.setdefault((group, agent, nth), len(cells))
+            labels[-1].append(_Labels(agent, group, cell))
     return labels
+
+
+def places(turns: Sequence[Turn]) -> list[tuple[int, int]]:
+    """(agent, n) of each turn of an episode: the agent's n-th one, from 0."""
+    acted: dict[int, int] = {}
+    numbered = []
+    for turn in turns:
+        acted[turn.agent] = acted.get(turn.agent, -1) + 1
+        numbered.append((turn.agent, acted[turn.agent]))
+    return numbered
 
 
 def _chain(

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import collections
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
 import numpy as np
 
 from marft_jax.algorithms.credit import Credit
+from marft_jax.batch import places
 from marft_jax.config import Config
 from marft_jax.types import Episode
 
@@ -96,8 +98,31 @@ def groups_of(config: Config) -> int:
 
 
 def with_signal(episodes: Sequence[Episode], rewards: Sequence[np.ndarray]) -> set[int]:
-    """The tasks whose episodes did not all earn the same."""
-    earned: dict[int, set[float]] = {}
+    """The tasks in which turns of one place (an agent's n-th turn) differ in their return-to-go.
+
+    Where one episode only reached a place, all turns of the task are compared. That is what
+    ``advantages.minus_like`` does: the tasks left out would teach nothing.
+    """
+    earned: dict[int, dict[tuple[int, int], list[float]]] = {}
+    samples = collections.Counter(episode.index for episode in episodes)
     for episode, rewards_K in zip(episodes, rewards, strict=True):
-        earned.setdefault(episode.index, set()).add(float(rewards_K.sum()))
-    return {task for task, values in earned.items() if len(values) > 1}
+        own = earned.setdefault(episode.index, {})
+        returns_K = np.cumsum(rewards_K[::-1].astype(np.float64))[::-1]
+        for place, value in zip(places(episode.turns), returns_K.tolist(), strict=True):
+            own.setdefault(place, []).append(value)
+    return {
+        task
+        for task, own in earned.items()
+        if samples[task] > 1 and any(map(_differ, _compared(list(own.values()))))
+    }
+
+
+def _compared(earned: list[list[float]]) -> list[list[float]]:
+    """The sets that are compared, of what was earned at each place of a task."""
+    alike = [values for values in earned if len(values) > 1]
+    return alike if len(alike) == len(earned) else [*alike, sum(earned, [])]
+
+
+def _differ(values: Sequence[float]) -> bool:
+    """By more than rounding."""
+    return max(values) - min(values) > 1e-5 * max(map(abs, values))

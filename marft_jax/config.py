@@ -86,7 +86,7 @@ class Team:
     temperature: float = 1.0
     """Sampling temperature; 0 is greedy."""
     top_p: float = 1.0
-    """Sample from the smallest set of tokens with this much probability; 1 is off."""
+    """Sample from the smallest set of tokens with this much of what top_k keeps; 1 is off."""
     top_k: int = 0
     """Sample from this many likeliest tokens; 0 is off."""
     min_p: float = 0.0
@@ -212,11 +212,11 @@ class Algo:
     """Advantages to mean 0 and deviation 1 over the batch, each agent's, each group, each agent's
     n-th turn in a group, or not at all. auto: batch; grpo and gspo: group; reinforce: none."""
     baseline: Literal["auto", "group", "moving"] = "auto"
-    """reinforce: returns minus their mean in the group, or minus a moving average per agent."""
+    """reinforce: returns minus the mean of the same turns in the group, or a moving average."""
     baseline_decay: float = 0.9
     """How much of the moving average stays in each step."""
     dynamic_sampling: bool = False
-    """Drop groups whose rewards are all equal, and play further tasks in their place."""
+    """Drop groups whose samples earned the same, and play further tasks in their place."""
     max_refills: int = 3
     """How often, per training step."""
 
