@@ -10,6 +10,8 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from marft_jax import foreign
+
 
 def dumps(value: Any) -> str:
     """One line of strict JSON for anything a run reports.
@@ -63,7 +65,7 @@ def keep(path: Path, wanted: Callable[[Any], bool]) -> None:
 
 def _is(wanted: Callable[[Any], bool], line: str) -> bool:
     try:
-        return wanted(json.loads(line))
+        return wanted(foreign.loads(line))
     except (ValueError, KeyError, TypeError):
         return False
 

@@ -94,10 +94,12 @@ def test_without_a_file_the_team_is_planner_and_solver():
 
 
 @pytest.mark.parametrize("file", TEAM_FILES, ids=lambda file: file.stem)
-def test_each_shipped_team_loads_and_its_last_agent_answers(file):
+def test_each_shipped_team_loads_and_one_agent_answers(file):
+    """The first release grades the agent before the verifier."""
     team = files.load_team(str(file)).agents
-    assert [p.answers for p in team] == [False] * (len(team) - 1) + [True]
-    assert r"\boxed{}" in team[-1].prompt
+    answering = {"trio": "actor", "quartet": "executor"}.get(file.stem, team[-1].name)
+    assert [p.name for p in team if p.answers] == [answering]
+    assert [r"\boxed{}" in p.prompt for p in team if p.answers] == [True]
     assert all(p.prompt and p.description for p in team)
 
 
@@ -106,7 +108,7 @@ def test_the_shipped_teams_have_the_classic_members():
     assert members == {
         "dual": ["reasoner", "actor"],
         "trio": ["reasoner", "actor", "verifier"],
-        "quartet": ["decomposer", "planner", "executor", "verifier"],
+        "quartet": ["problem_decomposer", "planner", "executor", "verifier"],
         "octet": [
             "input_parser",
             "subproblem_generator",
@@ -115,7 +117,7 @@ def test_the_shipped_teams_have_the_classic_members():
             "numeric_evaluator",
             "symbolic_manipulator",
             "result_verifier",
-            "aggregator",
+            "aggregator_explainer",
         ],
         "planner_solver": ["planner", "solver"],
         "planner_solver_verifier": ["planner", "solver", "verifier"],
@@ -144,6 +146,14 @@ def test_the_list_of_the_first_release_loads(tmp_path):
         team_file(tmp_path, json.dumps(rows, indent="\t"), "profiles.json")
     ).agents
     assert team == (Profile("reasoner", "think"), Profile("actor", "act", answers=True))
+
+
+def test_the_chat_tags_that_the_first_release_spells_out_are_taken_off(tmp_path):
+    spelled = ["<|im_start|>system: You act.<|im_end|>\n", "<|im_start|>system\nYou\nact. <|im_end|>",
+               "You act."]  # fmt: skip
+    rows = [{"role": f"a{i}", "prompt": p, "with_answer": True} for i, p in enumerate(spelled)]
+    team = files.load_team(team_file(tmp_path, json.dumps(rows), "profiles.json")).agents
+    assert [" ".join(p.prompt.split()) for p in team] == ["You act."] * 3
 
 
 def test_a_missing_file_is_named(tmp_path):

@@ -74,6 +74,12 @@ def test_a_wrong_line_is_named(tmp_path, old, new, expected):
     assert expected in str(caught.value) and "\n" not in str(caught.value)
 
 
+def test_a_message_that_is_null_is_the_usual_one(tmp_path):
+    blueprint = load_team(written(tmp_path, TEXT.replace("[Plan., Solve.]", "[Plan., null]")))
+    assert blueprint.messages == ("Plan.", "")
+    assert load_team(written(tmp_path, dump_team(blueprint))) == blueprint
+
+
 def test_edges_without_nodes_are_refused(tmp_path):
     with pytest.raises(BadInput, match="edges need nodes"):
         load_team(written(tmp_path, "agents: [{name: a, answers: true}]\nedges: [[a, b]]"))

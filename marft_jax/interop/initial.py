@@ -61,7 +61,10 @@ def _folders(team: Team, settings: LoraSettings) -> dict[int, Path]:
         elif settings.init is not None:
             folders[n] = Path(settings.init).expanduser() / team.adapter_names[n]
     for n, folder in folders.items():
-        if not folder.is_dir():
+        inner = folder / folder.name  # where the first release saves once it was continued
+        if not (folder / peft.CONFIG).exists() and (inner / peft.CONFIG).exists():
+            folders[n] = inner
+        elif not folder.is_dir():
             raise BadInput(
                 f"{folder}: expected a peft folder for the adapter {team.adapter_names[n]!r}, "
                 "found none; see --lora.init and `init:` in the team file"

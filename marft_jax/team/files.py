@@ -21,13 +21,14 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
-import json
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import yaml
 
+from marft_jax import foreign
 from marft_jax.config import BadInput
 from marft_jax.team.graph import Graph, Node
 from marft_jax.team.roles import BUILT_IN, Profile
@@ -40,7 +41,7 @@ class Blueprint(NamedTuple):
         agents: the members, in acting order.
         workflow: who acts when, unless ``--team.workflow`` says otherwise.
         graph: of a ``dag``.
-        messages: one for each agent, or none.
+        messages: one for each agent (an empty one is the usual one), or none.
         orchestrator: the agent that calls the others; the first one where it is not named.
         judge: the agent that ends a debate; the majority does where none is named.
     """
@@ -58,7 +59,8 @@ def load_team(file: str | None) -> Blueprint:
 
     A file is YAML or JSON: the keys above, or the bare list of the first MARFT release, whose keys
     are ``role``, ``prompt`` and ``with_answer`` (its ``device`` means nothing here: the mesh
-    places every agent).
+    places every agent). The ChatML tags that it spells out around a prompt are taken off: the
+    model's own chat template writes them. ``null`` among the messages is the usual one.
 
     Raises:
         BadInput: one line with the file, the agent and the field, and how to fix it.
@@ -69,7 +71,8 @@ def load_team(file: str | None) -> Blueprint:
     rows = _list(tree, "agents", file)
     agents = tuple(_profile(row, f"{file}: agent {i + 1}") for i, row in enumerate(rows))
     check_team(agents, file)
-    messages = tuple(_texts(_list(tree, "messages", file), f"{file}: messages"))
+    texts = ["" if text is None else text for text in _list(tree, "messages", file)]
+    messages = tuple(_texts(texts, f"{file}: messages"))
     if messages and len(messages) != len(agents):
         raise BadInput(
             f"{file}: messages: expected one for each of the {len(agents)} agents, "
@@ -125,12 +128,13 @@ def dump_team(team: Blueprint) -> str:
 _TEXTS = ("workflow", "orchestrator", "judge")
 _KEYS = (*_TEXTS, "agents", "messages", "nodes", "edges")
 _FIRST_RELEASE = {"role": "name", "with_answer": "answers"}
+_CHATML = re.compile(r"<\|im_start\|>\s*system\b\s*:?\s*|<\|im_end\|>")
 
 
 def _read(file: str) -> Any:
     try:
         text = Path(file).read_text(encoding="utf-8")
-        return json.loads(text) if file.endswith(".json") else yaml.safe_load(text)
+        return foreign.loads(text) if file.endswith(".json") else yaml.safe_load(text)
     except OSError as error:
         raise BadInput(f"--team.file {file}: cannot be read ({error.strerror})") from error
     except (ValueError, yaml.YAMLError) as error:
@@ -191,7 +195,10 @@ def _edge(row: Any, file: str) -> tuple[str, str]:
 def _from_first_release(row: Any) -> Any:
     if not isinstance(row, dict):
         return row
-    return {_FIRST_RELEASE.get(key, key): row[key] for key in row if key != "device"}
+    row = {_FIRST_RELEASE.get(key, key): row[key] for key in row if key != "device"}
+    if isinstance(row.get("prompt"), str):
+        row["prompt"] = _CHATML.sub("", row["prompt"]).strip()
+    return row
 
 
 def _profile(row: Any, where: str) -> Profile:

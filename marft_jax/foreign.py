@@ -1,0 +1,81 @@
+"""Files that others wrote: JSON within bounds, and one line for whatever is wrong with a file."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+DEEPEST = 100
+"""Levels of nesting that ``loads`` accepts: whoever walks a value may recurse."""
+
+_NESTED = (list, dict)
+
+
+def loads(text: str) -> Any:
+    """Parses JSON that anyone may have written.
+
+    Raises:
+        ValueError: it is not JSON, is nested deeper than ``DEEPEST``, or has a number of thousands
+            of digits.
+    """
+    too_deep = ValueError(f"nested more than {DEEPEST} deep")
+    try:
+        value = json.loads(text)
+    except RecursionError:
+        raise too_deep from None
+    level = [value] if text.count("[") + text.count("{") > DEEPEST else []
+    for _ in range(DEEPEST):
+        inner = [x.values() if isinstance(x, dict) else x for x in level if isinstance(x, _NESTED)]
+        level = [item for items in inner for item in items]
+    if any(isinstance(item, _NESTED) for item in level):
+        raise too_deep
+    return value
+
+
+def read_settings(file: Path) -> dict[str, Any]:
+    """Reads the JSON object in a file.
+
+    Raises:
+        BadInput: it cannot be read, or is something else.
+    """
+    with readable(file, "JSON file"):
+        settings = loads(file.read_text("utf-8"))
+        if not isinstance(settings, dict):
+            raise ValueError("expected names and values")
+    return settings
+
+
+@contextlib.contextmanager
+def readable(source: object, kind: str) -> Iterator[None]:
+    """Turns whatever a strange file makes its readers raise into one line.
+
+    Args:
+        source: the file, as the user knows it.
+        kind: what it should be, such as "GGUF file".
+
+    Raises:
+        BadInput: something failed.
+    """
+    from marft_jax.config import BadInput  # late: grading processes do without the settings
+
+    try:
+        yield
+    except BadInput:
+        raise
+    except BaseException as error:  # libraries raise what they like; Rust's panics are no Exception
+        if not (isinstance(error, Exception) or type(error).__name__ == "PanicException"):
+            raise
+        raise BadInput(f"{source}: not a readable {kind} ({one_line(error)})") from error
+
+
+def one_line(error: BaseException, longest: int = 600) -> str:
+    """All that an error says, on one line; cut where it is longer than anyone reads."""
+    name, said = type(error).__name__, " ".join(str(error).split())
+    if isinstance(error, OSError) and error.strerror:
+        said = error.strerror
+    elif not isinstance(error, ValueError):
+        said = f"{name}: {said}" if said else name
+    return said if len(said) <= longest else f"{said[: longest - 4]} ..."
