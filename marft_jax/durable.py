@@ -12,6 +12,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from marft_jax import foreign
+
 DRAFT, MANIFEST = ".saving-", "manifest.json"
 
 _FILE_SYSTEM = {
@@ -37,7 +39,7 @@ def manifest_of(folder: Path) -> dict[str, list[Any]]:
 def damage(folder: Path) -> str | None:
     """What is wrong with a checkpoint; None where every file is as its manifest says."""
     try:
-        expected = json.loads((folder / MANIFEST).read_text("utf-8"))
+        expected = foreign.loads((folder / MANIFEST).read_text("utf-8"))
         found = manifest_of(folder)
     except FileNotFoundError:
         return f"it has no {MANIFEST}"

@@ -186,7 +186,7 @@ def test_a_damaged_file_is_one_clear_line(tmp_path):
         whole[:24] + b"\xff" * 8 + whole[32:],  # an absurdly long key
     ):
         bad.write_bytes(damage)
-        with pytest.raises(BadInput, match="bad.gguf: not a usable GGUF file") as caught:
+        with pytest.raises(BadInput, match="bad.gguf: not a readable GGUF file") as caught:
             gguf_files.open_gguf(bad)
         assert "\n" not in str(caught.value)
 

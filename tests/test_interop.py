@@ -8,6 +8,7 @@ import os
 import pickle
 import shutil
 import zipfile
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -28,6 +29,7 @@ from marft_jax.models import decoder
 from marft_jax.models.decoder import DecoderConfig, RopeScaling
 from marft_jax.models.load import BaseModel, abstract_decoder, fill, load_base, shapes_of
 from marft_jax.models.tokenizer import ByteTokenizer, from_directory
+from marft_jax.team.files import load_team
 
 SHAPE = dict(vocab_size=264, d_model=32, n_layers=2, n_heads=4, n_kv_heads=2, head_dim=8, d_ff=48,
              max_position=128)  # fmt: skip
@@ -224,6 +226,34 @@ def test_a_checkpoint_folder_of_the_first_release_loads_with_its_value_head(kind
         initial(tmp_path, hidden=(8,))
 
 
+@pytest.mark.parametrize("name", ["quartet", "octet"])
+def test_shipped_teams_take_the_first_releases_checkpoints(name, tmp_path):
+    """Its folders are called by its roles; once continued, it saves one folder deeper."""
+    blueprint = load_team(str(TEAMS / f"{name}.yaml"))
+    for i, profile in enumerate(blueprint.agents):
+        inner = (profile.name,) if i % 2 else ()
+        factors = random_factors(small.CONFIG, ("q", "v"), rank=8, seed=i)
+        peft.write(tmp_path.joinpath(profile.name, *inner), factors, 16.0, "base")
+    settings = Lora(init=str(tmp_path))
+    team = small.team_of(blueprint)
+    fresh = lora.init(
+        jax.random.key(0), small.CONFIG, adapters=team.adapters, rank=8, targets=settings.targets
+    )
+    loaded = initial_adapters(team, settings, fresh)
+    assert FIRST_ROLES[name] <= set(team.names)
+    for n in range(len(team.names)):
+        np.testing.assert_array_equal(
+            loaded["q"]["a"][n], random_factors(small.CONFIG, ("q", "v"), 8, n)["q"]["a"]
+        )
+
+
+TEAMS = Path(__file__).parent.parent / "configs" / "teams"
+FIRST_ROLES = {
+    "quartet": {"problem_decomposer", "planner", "executor", "verifier"},
+    "octet": {"aggregator_explainer", "input_parser", "numeric_evaluator", "result_verifier"},
+}
+
+
 class Attack:
     """Unpickled by torch or pickle, this would run a command."""
 
@@ -243,7 +273,7 @@ def test_no_code_in_a_pickle_runs(tmp_path, monkeypatch):
 @pytest.mark.parametrize("content", [b"", b"PK\x03\x04 cut", pickle.dumps({"a": 1})])
 def test_a_value_head_that_is_no_saved_tensor_is_refused(content, tmp_path):
     (tmp_path / "value_head.pth").write_bytes(content)
-    with pytest.raises(BadInput, match="expected tensors saved by torch"):
+    with pytest.raises(BadInput, match="not a readable state dict of tensors"):
         first_release.read_value_head(tmp_path / "value_head.pth")
 
 
@@ -268,8 +298,8 @@ WRONG = {
     "another method": (edited(peft_type="LOHA"), "peft_type 'LOHA'"),
     "weights split in another way": (edited(use_dora=True), "use_dora True"),
     "a rank of its own somewhere": (edited(rank_pattern={"q_proj": 4}), "rank_pattern"),
-    "a rank that is not its tensors'": (edited(r=4), "of rank 4"),
-    "no rank": (edited(r=None), "expected numbers r and lora_alpha"),
+    "a rank that is not its tensors'": (edited(r=4), "a matrix of rank 4"),
+    "no rank": (edited(r=None), "expected finite numbers r and lora_alpha"),
     "a higher rank": (None, "set --lora.rank 8"),
     "a target that is not adapted": (with_tensor(f"{LAYER}0.mlp.up_proj.lora_A.weight"), "up_proj"),
     "another module": (with_tensor("base_model.model.lm_head.lora_A.weight"), "lm_head"),
@@ -278,7 +308,7 @@ WRONG = {
         folder / "adapter_model.bin"), "safe_serialization"),
     "a damaged file": (lambda folder: (folder / peft.WEIGHTS).write_bytes(b"xx"), "not a readable"),
     "no settings": (lambda folder: (folder / peft.CONFIG).unlink(), "adapter_config.json"),
-    "settings that are no JSON": (lambda f: (f / peft.CONFIG).write_text("{"), "not valid JSON"),
+    "settings that are no JSON": (lambda f: (f / peft.CONFIG).write_text("{"), "not a readable JSON file"),
     "no folder": (lambda folder: shutil.rmtree(folder), "adapter 'solver'"),
 }  # fmt: skip
 

@@ -163,14 +163,14 @@ def pytorch_only(d):
         (spoil_missing, "1 tensors are missing: model.layers.1.mlp.up_proj.weight"),
         (spoil_shape, r"'model.norm.weight': expected shape \(16,\), got \(17,\)"),
         (spoil_extra, "unexpected or repeated tensor 'model.layers.0.self_attn.q_proj.bias'"),
-        (spoil_type, "'model.norm.weight': expected float32, float16, bfloat16, got int8"),
+        (spoil_type, "'model.norm.weight': expected one of F32, F16, BF16, got I8"),
         (spoil_length, "not a readable safetensors file"),
         (spoil_header, "not a readable safetensors file"),
         (spoil_index, "index.json names gone.safetensors, which is missing"),
         (spoil_vocabulary, "the tokenizer writes token .*, the model's embedding has 90 rows"),
         (pytorch_only, "found none; there is pytorch_model.bin: convert it with transformers'"),
         (lambda d: (d / "config.json").unlink(), "expected a config.json"),
-        (lambda d: (d / "config.json").write_text("{"), "not valid JSON"),
+        (lambda d: (d / "config.json").write_text("{"), "not a readable JSON file"),
     ],
 )
 def test_damaged_directories_are_one_clear_line(directory, spoil, message):

@@ -141,8 +141,9 @@ def test_thinking_is_the_templates_own_mode():
             other.think(True)
 
 
-def test_a_model_without_a_template_gets_a_plain_one():
-    tok = HFTokenizer(fast(None, eos_token="</s>"))
+def test_a_model_without_a_template_gets_a_plain_one(capsys):
+    tok = HFTokenizer(fast(None, eos_token="</s>"), source="m")
+    assert "m: has no chat template; uses `System: ...`" in capsys.readouterr().err
     assert tok.decode(tok.chat([SYSTEM, USER])) == "System: plan\nUser: 3+5=?\nAssistant:"
     finished = tok.chat([USER, ASSISTANT, USER])
     assert finished.count(tok.eos_ids[0]) == 1
@@ -232,5 +233,5 @@ def test_missing_or_broken_tokenizer_files_are_one_clear_line(tmp_path):
     with pytest.raises(BadInput, match="not a SentencePiece model"):
         tokenizer.from_directory(tmp_path)
     (tmp_path / "tokenizer.json").write_text("{")
-    with pytest.raises(BadInput, match="the tokenizer cannot be read"):
+    with pytest.raises(BadInput, match="not a readable tokenizer"):
         tokenizer.from_directory(tmp_path)

@@ -11,6 +11,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -197,7 +198,11 @@ def as_task(
             f"got fields {', '.join(map(str, row)) or 'none'}"
         )
     choices = _choices(row)
-    answer = _answer(row, answer_field, choices)
+    try:
+        answer = _answer(row, answer_field, choices)
+        f"{question}{answer}".encode()
+    except ValueError as error:  # a UnicodeEncodeError too: half a surrogate pair
+        return str(error)
     if not answer:
         wanted = answer_field or f"{', '.join(ANSWER_FIELDS)}, gold (with choices) or boxed"
         return (
@@ -227,6 +232,8 @@ def _answer(row: Row, field: str | None, choices: Sequence[str]) -> str:
 def _filled(value: Any) -> bool:
     if isinstance(value, str):
         return bool(value.strip())
+    if isinstance(value, float) and not math.isfinite(value):
+        return False  # a missing number of a table
     return value is not None and not (isinstance(value, (list, Mapping)) and not value)
 
 
@@ -236,6 +243,8 @@ def _as_text(value: Any) -> str:
         return ", ".join(_as_text(item) for item in value)
     if isinstance(value, float) and value.is_integer():
         return str(int(value))
+    if value is None or isinstance(value, Mapping | bytes):
+        raise ValueError(f"expected an answer of text or numbers, got {_short(value)}")
     text = str(value).strip()
     if "####" in text:
         return text.rpartition("####")[2].strip()
@@ -246,6 +255,8 @@ def _as_text(value: Any) -> str:
 def _as_letters(gold: Any) -> str:
     """Indices of the right choices to their letters."""
     items = gold if isinstance(gold, list) else [gold]
+    if any(isinstance(item, int) and not 0 <= item < 26 for item in items):
+        raise ValueError(f"expected the index of a choice, got {_short(gold)}")
     letters = [chr(65 + item) if isinstance(item, int) else _as_text(item) for item in items]
     return ", ".join(letters)
 

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from marft_jax import foreign
 from marft_jax.envs.base import bad_input
 
 SUFFIXES = (".json", ".jsonl", ".parquet")
@@ -35,9 +36,8 @@ def rows_of(source: str) -> Iterator[tuple[str, Any]]:
             raise bad_input(f"{source}: expected a file {', '.join(SUFFIXES)}, or a hub id")
         try:
             yield from reader(path)
-        except (OSError, UnicodeDecodeError) as error:
-            reason = getattr(error, "strerror", None) or error
-            raise bad_input(f"{source}: cannot be read ({reason})") from error
+        except (OSError, ValueError) as error:  # ValueError: not UTF-8, or a NUL in the name
+            raise bad_input(f"{source!r}: cannot be read ({foreign.one_line(error)})") from error
     elif match := _HUB.fullmatch(source):
         yield from _hub(source, match["name"], match["subset"], match["split"] or "train")
     else:
@@ -52,14 +52,15 @@ def _jsonl(path: Path) -> Iterator[tuple[str, Any]]:
             if line.strip():
                 place = f"{path} line {number}"
                 try:
-                    yield place, json.loads(line)
-                except json.JSONDecodeError as error:
-                    yield place, Broken(f"not JSON: {error.msg}")
+                    yield place, foreign.loads(line)
+                except ValueError as error:
+                    yield place, Broken(f"not JSON: {getattr(error, 'msg', error)}")
 
 
 def _json(path: Path) -> Iterator[tuple[str, Any]]:
+    text = path.read_text(encoding="utf-8-sig")
     try:
-        rows = json.loads(path.read_text(encoding="utf-8-sig"))
+        rows = foreign.loads(text)
     except json.JSONDecodeError as error:
         raise bad_input(f"{path} line {error.lineno}: not JSON: {error.msg}") from error
     if isinstance(rows, Mapping):
@@ -84,7 +85,7 @@ def _parquet(path: Path) -> Iterator[tuple[str, Any]]:
                     number += 1
                     yield f"{path} row {number}", row
     except pyarrow.ArrowException as error:
-        raise bad_input(f"{path}: not a Parquet file: {_first_line(error)}") from error
+        raise bad_input(f"{path}: not a Parquet file: {foreign.one_line(error)}") from error
 
 
 def _hub(source: str, name: str, subset: str | None, split: str) -> Iterator[tuple[str, Any]]:
@@ -97,11 +98,7 @@ def _hub(source: str, name: str, subset: str | None, split: str) -> Iterator[tup
     except Exception as error:  # offline, unknown name, missing subset, unknown split, ...
         raise bad_input(
             f"{source}: no such file, and as a hub id it cannot be loaded: "
-            f"{type(error).__name__}: {_first_line(error)}"
+            f"{foreign.one_line(error)}"
         ) from error
     for number, row in enumerate(rows, 1):
         yield f"{source} row {number}", row
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0][:300]

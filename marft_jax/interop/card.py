@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import yaml
 
+from marft_jax import foreign
 from marft_jax.config import Config
 from marft_jax.team.files import Blueprint
 
@@ -97,7 +98,7 @@ def metrics_at(run: Path, step: int) -> Mapping[str, float]:
     file = run / "metrics.jsonl"
     told: dict[str, Any] = {}
     for line in file.read_text("utf-8").splitlines() if file.is_file() else ():
-        row = json.loads(line)
+        row = foreign.loads(line)
         if row["step"] <= step:
             told |= {k: v for k, v in row.items() if k in _TOLD or k.startswith("eval/")}
     return {name: value for name, value in told.items() if value is not None}

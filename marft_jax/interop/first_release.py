@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import collections
 import io
+import math
 import pickle
+import pickletools
 import zipfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -20,6 +22,7 @@ import ml_dtypes
 import numpy as np
 
 from marft_jax.config import BadInput
+from marft_jax.foreign import readable
 
 VALUE_HEAD = "value_head.pth"
 
@@ -53,42 +56,54 @@ def read_value_head(file: Path) -> list[np.ndarray]:
     if not kernels or not chained or kernels[-1].shape[1] != 1:
         raise BadInput(
             f"{file}: expected linear layers without bias, each as wide as the one before it, down "
-            f"to one value; got {shapes}"
+            f"to one value; got {shapes!s:.300}"
         )
+    if not all(np.isfinite(kernel).all() for kernel in kernels):
+        raise BadInput(f"{file}: expected finite numbers, got some that are not")
     return [np.ascontiguousarray(kernel) for kernel in kernels]
 
 
 def _read(file: Path) -> dict[str, np.ndarray]:
-    try:
+    with readable(file, "state dict of tensors, saved by torch 1.6 or newer"):
+        size = file.stat().st_size
         with zipfile.ZipFile(file) as archive:
             [listing] = [name for name in archive.namelist() if name.endswith("/data.pkl")]
-            root = listing.removesuffix("data.pkl")
-            read = _Unpickler(archive, root).load()
-    except BadInput:
-        raise
-    except Exception as error:  # a damaged pickle fails in any way it likes
-        raise BadInput(
-            f"{file}: expected tensors saved by torch 1.6 or newer, got {type(error).__name__}: "
-            f"{' '.join(str(error).split())[:200]}"
-        ) from error
+            read = _Unpickler(archive, listing.removesuffix("data.pkl"), size).load()
     if not isinstance(read, dict) or not all(isinstance(x, np.ndarray) for x in read.values()):
         raise BadInput(f"{file}: expected a state dict of tensors, got {type(read).__name__}")
     return read
 
 
 class _Unpickler(pickle.Unpickler):
-    """Reads a state dict and nothing else."""
+    """Reads a state dict and nothing else, into no more memory than its file has bytes.
 
-    def __init__(self, archive: zipfile.ZipFile, root: str):
-        super().__init__(io.BytesIO(archive.read(f"{root}data.pkl")))
+    What would grow is refused: compressed members, tensors that repeat a storage, and a memo with
+    gaps, for which the unpickler makes room.
+    """
+
+    def __init__(self, archive: zipfile.ZipFile, root: str, size: int):
         self._archive, self._root = archive, root
+        self._unread = self._uncopied = size
+        self._storages: dict[str, np.ndarray] = {}
+        program = self._read("data.pkl")
+        for operation, place, _ in pickletools.genops(program):
+            if operation.name in ("PUT", "BINPUT", "LONG_BINPUT") and place > len(program):
+                raise ValueError(f"it remembers something in place {place}")
+        super().__init__(io.BytesIO(program))
+
+    def _read(self, name: str) -> bytes:
+        member = self._archive.getinfo(f"{self._root}{name}")
+        self._unread -= member.file_size
+        if self._unread < 0 or member.compress_type != zipfile.ZIP_STORED:
+            raise ValueError("it is larger unpacked than packed; save it again with torch.save")
+        return self._archive.read(member)
 
     def find_class(self, module: str, name: str) -> Any:
         if module == "torch" and name in _STORAGES:
             return _Storage(_STORAGES[name])
         known = {
-            ("collections", "OrderedDict"): collections.OrderedDict,
-            ("torch._utils", "_rebuild_tensor_v2"): _rebuild,
+            ("collections", "OrderedDict"): lambda: collections.OrderedDict(),
+            ("torch._utils", "_rebuild_tensor_v2"): self._rebuild,
             ("torch._utils", "_rebuild_parameter"): lambda tensor, *rest: tensor,
         }
         if (module, name) not in known:
@@ -102,20 +117,29 @@ class _Unpickler(pickle.Unpickler):
         kind, storage, key, _, count = pid
         if kind != "storage" or not isinstance(storage, _Storage):
             raise ValueError(f"a reference to {kind!r}")
-        values = np.frombuffer(self._archive.read(f"{self._root}data/{int(key)}"), storage.dtype)
+        if key not in self._storages:
+            self._storages[key] = np.frombuffer(self._read(f"data/{int(key)}"), storage.dtype)
+        values = self._storages[key]
         if len(values) != count:
             raise ValueError(f"a storage of {len(values)} numbers instead of {count}")
         return values
 
-
-def _rebuild(
-    storage: np.ndarray, start: int, shape: Sequence[int], stride: Sequence[int], *rest: object
-) -> np.ndarray:
-    """A tensor: a strided view of a storage, within its bounds."""
-    last = start + sum((size - 1) * step for size, step in zip(shape, stride, strict=True))
-    if min(start, *shape, *stride, last) < 0 or (0 not in shape and last >= len(storage)):
-        raise ValueError("a tensor outside of its storage")
-    view = np.lib.stride_tricks.as_strided(
-        storage[start:], shape, [step * storage.itemsize for step in stride], writeable=False
-    )
-    return view.copy()
+    def _rebuild(
+        self,
+        values: np.ndarray,
+        start: int,
+        shape: Sequence[int],
+        stride: Sequence[int],
+        *_: object,
+    ) -> np.ndarray:
+        """A tensor: a strided view of a storage, within its bounds."""
+        last = start + sum((size - 1) * step for size, step in zip(shape, stride, strict=True))
+        if min(start, *shape, *stride, last) < 0 or (0 not in shape and last >= len(values)):
+            raise ValueError("a tensor outside of its storage")
+        self._uncopied -= math.prod(shape) * values.itemsize
+        if self._uncopied < 0:
+            raise ValueError("its tensors are larger than the file")
+        view = np.lib.stride_tricks.as_strided(
+            values[start:], shape, [step * values.itemsize for step in stride], writeable=False
+        )
+        return view.copy()

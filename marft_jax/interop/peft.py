@@ -9,15 +9,16 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from safetensors import SafetensorError
-from safetensors.numpy import load_file, save_file
+from safetensors import safe_open
+from safetensors.numpy import save_file
 
 from marft_jax.config import BadInput
+from marft_jax.foreign import read_settings, readable
 from marft_jax.lora import TARGETS
 from marft_jax.models.families import source_name
 
@@ -28,7 +29,7 @@ Factors = Mapping[str, Mapping[str, np.ndarray]]
 
 _PREFIX = "base_model.model."
 _TENSOR = re.compile(
-    r"(?:base_model\.model\.)?model\.layers\.(\d+)\.(?:self_attn|mlp)\.(\w+)_proj"
+    r"(?:base_model\.model\.)?model\.layers\.(\d{1,5})\.(?:self_attn|mlp)\.(\w+)_proj"
     r"\.lora_([AB])(?:\.default)?\.weight"
 )
 _MUST_BE: dict[str, tuple[Any, ...]] = {
@@ -46,6 +47,9 @@ _MUST_BE: dict[str, tuple[Any, ...]] = {
     "target_parameters": (None, []),
 }
 """With anything else, the same tensors would mean another computation."""
+
+_LARGEST = float(np.finfo(np.float32).max)
+_FLOATS = ("F32", "F16", "BF16", "F64")
 
 
 class Adapter(NamedTuple):
@@ -107,24 +111,22 @@ def read(folder: Path) -> Adapter:
     """
     settings = _settings(folder)
     rank, alpha = settings.get("r"), settings.get("lora_alpha")
-    if not isinstance(rank, int) or not isinstance(alpha, (int, float)) or rank < 1:
-        raise BadInput(f"{folder / CONFIG}: expected numbers r and lora_alpha, got {rank}, {alpha}")
+    if not (_is_number(rank) and isinstance(rank, int) and _is_number(alpha)) or rank < 1:
+        raise BadInput(
+            f"{folder / CONFIG}: expected finite numbers r and lora_alpha, got {rank!r:.40}, "
+            f"{alpha!r:.40}"
+        )
     found: dict[tuple[str, int], dict[str, np.ndarray]] = {}
-    for name, tensor in _tensors(folder).items():
+    for name, tensor in _tensors(folder, rank):
         match = _TENSOR.fullmatch(name)
-        if not match or match[2] not in TARGETS:
-            raise BadInput(
-                f"{folder / WEIGHTS}: tensor {name!r} is no LoRA factor of "
-                f"{', '.join(TARGETS)}; expected only those"
-            )
+        assert match is not None
         found.setdefault((match[2], int(match[1])), {})[match[3]] = tensor.astype(np.float32).T
     matrices = {}
     for (target, layer), pair in found.items():
-        if set(pair) != {"A", "B"} or not pair["A"].shape[-1] == pair["B"].shape[0] == rank:
-            shapes = {letter: factor.T.shape for letter, factor in sorted(pair.items())}
+        if set(pair) != {"A", "B"}:
             raise BadInput(
-                f"{folder / WEIGHTS}: {module_name(target, layer)}: expected lora_A and lora_B of "
-                f"rank {rank}, got {shapes}"
+                f"{folder / WEIGHTS}: {module_name(target, layer)}: expected lora_A and lora_B, "
+                f"got lora_{min(pair)} alone"
             )
         matrices[target, layer] = pair["A"], pair["B"]
     if not matrices:
@@ -133,16 +135,15 @@ def read(folder: Path) -> Adapter:
     return Adapter(matrices, rank, float(alpha) / root)
 
 
+def _is_number(value: Any) -> bool:
+    """One that float32 can hold."""
+    number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    return number and abs(value) < _LARGEST
+
+
 def _settings(folder: Path) -> dict[str, Any]:
     file = folder / CONFIG
-    try:
-        settings = json.loads(file.read_text("utf-8"))
-        if not isinstance(settings, dict):
-            raise ValueError("not a mapping")
-    except OSError as error:
-        raise BadInput(f"{file}: expected a peft adapter's settings ({error.strerror})") from error
-    except ValueError as error:
-        raise BadInput(f"{file}: not valid JSON ({error})") from error
+    settings = read_settings(file)
     for key, allowed in _MUST_BE.items():
         if key in settings and settings[key] not in allowed:
             raise BadInput(
@@ -151,7 +152,8 @@ def _settings(folder: Path) -> dict[str, Any]:
     return settings
 
 
-def _tensors(folder: Path) -> dict[str, np.ndarray]:
+def _tensors(folder: Path, rank: int) -> Iterator[tuple[str, np.ndarray]]:
+    """The factors by name, each read once its name, type and shape are right."""
     file = folder / WEIGHTS
     if not file.is_file():
         pickled = (folder / "adapter_model.bin").is_file()
@@ -159,7 +161,19 @@ def _tensors(folder: Path) -> dict[str, np.ndarray]:
         raise BadInput(
             f"{file}: expected an adapter's weights, found none{hint if pickled else ''}"
         )
-    try:
-        return load_file(file)
-    except (SafetensorError, OSError, TypeError) as error:
-        raise BadInput(f"{file}: not a readable safetensors file ({error})") from error
+    with readable(file, "safetensors file"), safe_open(file, framework="numpy") as tensors:
+        for name in tensors.keys():
+            match = _TENSOR.fullmatch(name)
+            if not match or match[2] not in TARGETS:
+                raise BadInput(
+                    f"{file}: tensor {name!r} is no LoRA factor of {', '.join(TARGETS)}; "
+                    "expected only those"
+                )
+            stored = tensors.get_slice(name)
+            shape, kind = stored.get_shape(), stored.get_dtype()
+            if len(shape) != 2 or shape["AB".index(match[3])] != rank or kind not in _FLOATS:
+                raise BadInput(
+                    f"{file}: tensor {name!r}: expected a matrix of rank {rank} in one of "
+                    f"{', '.join(_FLOATS)}, got {kind} of shape {shape}"
+                )
+            yield name, tensors.get_tensor(name)

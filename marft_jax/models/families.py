@@ -7,11 +7,13 @@ compute differently is refused by name, never loaded approximately.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping
 from typing import Any, Literal, NamedTuple
 
 from marft_jax.config import BadInput
+from marft_jax.foreign import readable
 from marft_jax.models.decoder import DecoderConfig, RopeScaling
 
 Spelling = Literal["hf", "gguf"]
@@ -76,6 +78,18 @@ FAMILIES = {
     "Qwen3ForCausalLM": Family({"head_dim": 128}, qk_norm=True),
 }
 
+_LARGEST = {
+    "n_layers": 512,
+    "vocab_size": 1 << 24,
+    "d_model": 1 << 20,
+    "d_ff": 1 << 20,
+    "n_heads": 1 << 14,
+    "n_kv_heads": 1 << 14,
+    "head_dim": 1 << 14,
+    "max_position": 1 << 30,
+}
+"""A decoder is laid out before its file shows whether the tensors are there."""
+
 _MODEL_TYPES = {name.removesuffix("ForCausalLM").lower(): name for name in FAMILIES}
 
 
@@ -90,6 +104,11 @@ def read_config(config: Mapping[str, Any], source: str) -> DecoderConfig:
         BadInput: an architecture or a setting that the decoder does not have, by name, or a key
             that is missing or of the wrong type.
     """
+    with readable(source, "model configuration"):
+        return _read_config(config, source)
+
+
+def _read_config(config: Mapping[str, Any], source: str) -> DecoderConfig:
     name = _architecture(config, source)
     family = FAMILIES[name]
     config = {**family.defaults, **config}
@@ -126,8 +145,17 @@ def checked(config: DecoderConfig, source: str) -> DecoderConfig:
     """``config`` again, if its numbers fit together.
 
     Raises:
-        BadInput: heads that cannot be grouped, or channels that cannot be rotated in pairs.
+        BadInput: heads that cannot be grouped, channels that cannot be rotated in pairs, a number
+            that is not finite, or one far beyond every model there is.
     """
+    for name, largest in _LARGEST.items():
+        if not 0 < (value := getattr(config, name)) <= largest:
+            raise BadInput(f"{source}: expected {name} from 1 to {largest}, got {value!r:.40}")
+    if not (math.isfinite(config.norm_eps) and 0 < config.rope_theta < math.inf):
+        raise BadInput(
+            f"{source}: expected finite numbers, got a norm's epsilon of {config.norm_eps} and a "
+            f"rotary base of {config.rope_theta}"
+        )
     if config.n_heads % config.n_kv_heads:
         raise BadInput(
             f"{source}: expected a number of query heads divisible by the key-value heads, "

@@ -20,6 +20,7 @@ from gguf.quants import dequantize
 
 from marft_jax.buckets import round_up
 from marft_jax.config import BadInput
+from marft_jax.foreign import readable
 from marft_jax.models.decoder import DecoderConfig, RopeScaling
 from marft_jax.models.families import checked, source_name, whole_number
 
@@ -40,6 +41,7 @@ _SCALARS = {
     12: "d",
 }
 _STRING, _ARRAY = 8, 9
+_DIMENSIONS = 4  # as many as ggml has
 _DIRECT = {"F32": np.float32, "F16": np.float16, "BF16": ml_dtypes.bfloat16}
 # A chunk stays in the L2 cache: SmolLM2-135M unpacks in 1.1 s on 2 cores, in 2.4 s row by row.
 _CHUNK_BYTES = 1 << 16
@@ -111,7 +113,7 @@ def open_gguf(path: Path) -> GGUF:
         BadInput: it is no GGUF file, is cut short, is one part of several, or holds a tensor of a
             type that the ``gguf`` package does not know.
     """
-    try:
+    with readable(path, "GGUF file"):
         data = np.memmap(path, np.uint8, "r")
         cursor = _Cursor(data)
         if bytes(cursor.take(4)) != b"GGUF":
@@ -130,18 +132,18 @@ def open_gguf(path: Path) -> GGUF:
         for name, tensor in tensors.items():
             if tensor.start + tensor.size > len(data):
                 raise EOFError(f"ends at byte {len(data)}, before the end of tensor {name!r}")
-    except (OSError, EOFError, ValueError, TypeError, ArithmeticError, struct.error) as error:
-        raise BadInput(f"{path}: not a usable GGUF file: {error}") from error
-    if metadata.get("split.count", 0) > 1:
-        raise BadInput(
-            f"{path}: one part of several; join them with llama.cpp's gguf-split --merge"
-        )
+        if metadata.get("split.count", 0) > 1:
+            raise BadInput(
+                f"{path}: one part of several; join them with llama.cpp's gguf-split --merge"
+            )
     return GGUF(path, metadata, tensors, data, base)
 
 
 def _read_entry(cursor: _Cursor) -> tuple[str, Tensor]:
     name = cursor.string()
-    shape = tuple(cursor.unpack("Q") for _ in range(cursor.unpack("I")))[::-1]
+    if (dimensions := cursor.unpack("I")) > _DIMENSIONS:
+        raise ValueError(f"tensor {name!r} has {dimensions} dimensions")
+    shape = tuple(cursor.unpack("Q") for _ in range(dimensions))[::-1]
     kind = GGMLQuantizationType(cursor.unpack("I"))
     block, block_bytes = GGML_QUANT_SIZES[kind]
     if shape and shape[-1] % block:
@@ -155,6 +157,11 @@ def read_config(file: GGUF) -> DecoderConfig:
     Raises:
         BadInput: an architecture or a setting that the decoder does not have, by name.
     """
+    with readable(file.path, "GGUF file"):
+        return _read_config(file)
+
+
+def _read_config(file: GGUF) -> DecoderConfig:
     arch, source = file.metadata.get("general.architecture"), str(file.path)
     if arch not in ARCHITECTURES:
         raise BadInput(

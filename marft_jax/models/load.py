@@ -7,7 +7,6 @@ copy of the model.
 from __future__ import annotations
 
 import hashlib
-import json
 import re
 import types
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -21,6 +20,7 @@ from flax import nnx
 
 from marft_jax.config import BadInput
 from marft_jax.config import Model as ModelSettings
+from marft_jax.foreign import one_line, read_settings
 from marft_jax.models import families
 from marft_jax.models.attention import attention_on
 from marft_jax.models.decoder import Decoder, DecoderConfig
@@ -194,13 +194,7 @@ def _read_config(directory: Path) -> DecoderConfig:
     file = directory / "config.json"
     if not file.is_file():
         raise BadInput(f"{directory}: expected a config.json in the model directory, found none")
-    try:
-        settings = json.loads(file.read_text("utf-8"))
-        if not isinstance(settings, dict):
-            raise ValueError("not a mapping")
-    except ValueError as error:
-        raise BadInput(f"{file}: not valid JSON ({error})") from error
-    return families.read_config(settings, str(file))
+    return families.read_config(read_settings(file), str(file))
 
 
 def _open_directory(directory: Path) -> _Opened:
@@ -244,10 +238,9 @@ def _download(hub_id: str, wanted: Sequence[str] = _WANTED) -> Path:
             )
         )
     except Exception as error:  # network and hub errors of several libraries
-        reason = (str(error).strip() or repr(error)).splitlines()[0]
         raise BadInput(
             f"--model.base: {hub_id!r} is no file or directory here, and the hub did not give it: "
-            f"{type(error).__name__}: {reason[:200]}"
+            f"{one_line(error)}"
         ) from error
 
 

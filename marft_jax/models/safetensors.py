@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
-from safetensors import SafetensorError, safe_open
+from safetensors import safe_open
 
 from marft_jax.config import BadInput
+from marft_jax.foreign import read_settings, readable
 from marft_jax.models.families import source_name
 
 Shapes = Mapping[str, tuple[int, ...]]
 
-_FLOATS = ("float32", "float16", "bfloat16")
+_FLOATS = ("F32", "F16", "BF16")
 
 
 def weight_files(directory: Path) -> list[Path]:
@@ -28,11 +28,9 @@ def weight_files(directory: Path) -> list[Path]:
     """
     index = directory / "model.safetensors.index.json"
     if index.is_file():
-        try:
-            names = sorted(set(json.loads(index.read_text("utf-8"))["weight_map"].values()))
-        except (ValueError, KeyError, AttributeError, TypeError) as error:
-            raise BadInput(f"{index}: not a safetensors index ({error!r})") from error
-        files = [directory / name for name in names]
+        with readable(index, "safetensors index"):
+            names = set(read_settings(index)["weight_map"].values())
+            files = [directory / name for name in sorted(names)]
     elif (directory / "model.safetensors").is_file():
         files = [directory / "model.safetensors"]
     else:
@@ -64,17 +62,17 @@ def read(directory: Path, shapes: Shapes) -> Iterator[tuple[str, np.ndarray]]:
     """
     wanted = {source_name(path, "hf"): path for path in shapes}
     for file in weight_files(directory):
-        try:
-            with safe_open(file, framework="numpy") as tensors:
-                for name in tensors.keys():
-                    if _ignorable(name, shapes):
-                        continue
-                    if name not in wanted:
-                        raise BadInput(f"{file}: unexpected or repeated tensor {name!r}")
-                    path = wanted.pop(name)
-                    yield path, _checked(tensors.get_tensor(name), path, name, shapes, file)
-        except (SafetensorError, OSError, TypeError, AttributeError) as error:
-            raise BadInput(f"{file}: not a readable safetensors file ({error})") from error
+        with readable(file, "safetensors file"), safe_open(file, framework="numpy") as tensors:
+            for name in tensors.keys():
+                if _ignorable(name, shapes):
+                    continue
+                if name not in wanted:
+                    raise BadInput(f"{file}: unexpected or repeated tensor {name!r}")
+                path = wanted.pop(name)
+                stored = tensors.get_slice(name)
+                where = f"{file}: tensor {name!r}"
+                _check(stored.get_dtype(), stored.get_shape(), shapes[path], where)
+                yield path, tensors.get_tensor(name)
     if wanted:
         missing = ", ".join(sorted(wanted)[:3]) + (", ..." if len(wanted) > 3 else "")
         raise BadInput(f"{directory}: {len(wanted)} tensors are missing: {missing}")
@@ -86,12 +84,8 @@ def _ignorable(name: str, shapes: Shapes) -> bool:
     return name.endswith("rotary_emb.inv_freq") or (tied and name == "lm_head.weight")
 
 
-def _checked(array: np.ndarray, path: str, name: str, shapes: Shapes, file: Path) -> np.ndarray:
-    expected = shapes[path]
-    if array.shape != expected:
-        raise BadInput(f"{file}: tensor {name!r}: expected shape {expected}, got {array.shape}")
-    if array.dtype.name not in _FLOATS:
-        raise BadInput(
-            f"{file}: tensor {name!r}: expected {', '.join(_FLOATS)}, got {array.dtype.name}"
-        )
-    return array
+def _check(kind: str, shape: Sequence[int], expected: tuple[int, ...], where: str) -> None:
+    if tuple(shape) != expected:
+        raise BadInput(f"{where}: expected shape {expected}, got {tuple(shape)}")
+    if kind not in _FLOATS:
+        raise BadInput(f"{where}: expected one of {', '.join(_FLOATS)}, got {kind}")

@@ -6,13 +6,17 @@ that token: whoever writes the text of a task can forge the end of a message.
 
 from __future__ import annotations
 
-import json
+import contextlib
 import os
-from collections.abc import Iterable, Mapping, Sequence
+import sys
+import time
+import types
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
 from marft_jax.config import BadInput
+from marft_jax.foreign import one_line, read_settings, readable
 
 Message = Mapping[str, str]
 """``{"role": "system" | "user" | "assistant", "content": text}``."""
@@ -25,6 +29,7 @@ FALLBACK_TEMPLATE = (
 """For models that come without a chat template."""
 
 _PROBE = "qxz"
+_TEMPLATE_SECONDS = 3.0
 
 
 class Tokenizer(Protocol):
@@ -130,13 +135,19 @@ class HFTokenizer:
         self._template_settings: dict[str, Any] = {}
         if not tokenizer.chat_template:
             tokenizer.chat_template = FALLBACK_TEMPLATE
+            plain = "`System: ...`, `User: ...` and `Assistant: ...`, a line each"
+            print(f"marft_jax: {source}: has no chat template; uses {plain}", file=sys.stderr)
         self.vocab_size: int = len(tokenizer)
-        self._fold_system = not self._takes_system()
         try:
-            ends = [tokenizer.eos_token_id, *eos_ids, self._end_of_turn()]
+            with _at_most(_TEMPLATE_SECONDS):
+                self._fold_system = not self._takes_system()
+                ends = [tokenizer.eos_token_id, *eos_ids, self._end_of_turn()]
         except Exception as error:  # a template is a program: anything can go wrong in it
-            line = str(error).strip().splitlines()
-            raise BadInput(f"{source}: its chat template fails: {line[:1]}") from error
+            raise BadInput(f"{source}: its chat template fails: {one_line(error)}") from error
+        if wrong := [i for i in ends if not (i is None or type(i) is int and i >= 0)]:
+            raise BadInput(
+                f"{source}: expected the ids of tokens that end a turn, got {wrong!r:.60}"
+            )
         self.eos_ids: tuple[int, ...] = tuple(dict.fromkeys(i for i in ends if i is not None))
         if not self.eos_ids:
             raise BadInput(f"{source}: expected an end-of-sequence token, found none")
@@ -207,6 +218,8 @@ class HFTokenizer:
         self._fold_system = False
         try:
             return _PROBE in self._render([_say("system", _PROBE), _say("user", "a")])
+        except TimeoutError:
+            raise
         except Exception:  # as above; a template that fails altogether is found out later
             return False
 
@@ -225,7 +238,7 @@ def from_directory(directory: Path) -> HFTokenizer:
         BadInput: there are none, or they cannot be read.
     """
     names = ("tokenizer.json", "vocab.json", "tekken.json")
-    try:
+    with readable(directory, "tokenizer"):
         if any((directory / name).is_file() for name in names):
             auto = _transformers().AutoTokenizer
             tokenizer = auto.from_pretrained(directory, local_files_only=True)
@@ -235,15 +248,10 @@ def from_directory(directory: Path) -> HFTokenizer:
             raise BadInput(
                 f"{directory}: expected tokenizer.json or tokenizer.model, found neither"
             )
-    except BadInput:
-        raise
-    except Exception as error:  # transformers and tokenizers raise bare Exceptions
-        line = (str(error).strip() or repr(error)).splitlines()[0]
-        raise BadInput(f"{directory}: the tokenizer cannot be read: {line}") from error
     eos_ids: list[int] = []
     for name in ("generation_config.json", "config.json"):
         eos = read_json(directory / name).get("eos_token_id")
-        eos_ids += eos if isinstance(eos, list) else [eos] if isinstance(eos, int) else []
+        eos_ids += eos if isinstance(eos, list) else [] if eos is None else [eos]
     return HFTokenizer(tokenizer, eos_ids, str(directory))
 
 
@@ -253,6 +261,11 @@ def from_gguf(metadata: Mapping[str, Any], source: str) -> HFTokenizer:
     Raises:
         BadInput: the vocabulary is of a kind that is not known.
     """
+    with readable(source, "GGUF tokenizer"):
+        return _from_gguf(metadata, source)
+
+
+def _from_gguf(metadata: Mapping[str, Any], source: str) -> HFTokenizer:
     from marft_jax.models import vocabulary
 
     keys = {"bos": "bos", "eos": "eos", "unk": "unknown", "pad": "padding"}
@@ -307,6 +320,27 @@ def _transformers() -> Any:
     return transformers
 
 
+@contextlib.contextmanager
+def _at_most(seconds: float) -> Iterator[None]:
+    """Ends Python code of this thread that takes longer: a template may loop for days.
+
+    Raises:
+        TimeoutError: it took longer.
+    """
+    end, before = time.monotonic() + seconds, sys.gettrace()
+
+    def trace(frame: types.FrameType, event: str, _: Any) -> Any:
+        if time.monotonic() > end:
+            raise TimeoutError(f"it takes more than {seconds:g} seconds")
+        return trace if frame.f_code.co_filename == "<template>" else None
+
+    sys.settrace(trace)
+    try:
+        yield
+    finally:
+        sys.settrace(before)
+
+
 def _folded(messages: list[dict[str, str]]) -> list[dict[str, str]]:
     """The system message in front of the first user message's text."""
     system = "\n\n".join(m["content"] for m in messages if m["role"] == "system")
@@ -322,4 +356,4 @@ def _say(role: str, content: str) -> dict[str, str]:
 
 def read_json(path: Path) -> dict[str, Any]:
     """The settings in a file; none where there is no such file."""
-    return json.loads(path.read_text("utf-8")) if path.is_file() else {}
+    return read_settings(path) if path.is_file() else {}

@@ -18,6 +18,7 @@ NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)
 """Token types, numbered alike in GGUF and SentencePiece."""
 
 _SPACE = "▁"
+_LONGEST = 2000
 _CONTRACTIONS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 _TAIL = r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 _UPPER, _LOWER = r"\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}", r"\p{Ll}\p{Lm}\p{Lo}\p{M}"
@@ -93,6 +94,7 @@ def from_gguf(metadata: Mapping[str, Any], source: str) -> Tokenizer:
         return metadata.get(f"tokenizer.ggml.{key}", default)
 
     kind, tokens = get("model"), get("tokens")
+    _check_tokens(tokens or ())
     if kind not in ("gpt2", "llama") or not tokens:
         raise BadInput(
             f"{source}: GGUF tokenizer model {kind!r} is not supported; supported: gpt2, llama"
@@ -132,6 +134,7 @@ def from_sentencepiece(path: Path, *, every_segment: bool = True) -> Tokenizer:
     if not model.pieces or kind not in (model.trainer_spec.UNIGRAM, model.trainer_spec.BPE):
         raise BadInput(f"{path}: expected a SentencePiece model of type BPE or unigram")
     normalizer = model.normalizer_spec
+    _check_tokens([piece.piece for piece in model.pieces])
     return from_pieces(
         Pieces(
             tokens=[piece.piece for piece in model.pieces],
@@ -144,6 +147,13 @@ def from_sentencepiece(path: Path, *, every_segment: bool = True) -> Tokenizer:
             charsmap=normalizer.precompiled_charsmap,
         )
     )
+
+
+def _check_tokens(tokens: Sequence[str]) -> None:
+    """Merges are looked for at every place of a token, so that one of a megabyte takes for ever."""
+    longest = max(map(len, tokens), default=0)
+    if longest > _LONGEST:
+        raise ValueError(f"a token of {longest} characters; expected at most {_LONGEST}")
 
 
 def from_pieces(pieces: Pieces) -> Tokenizer:

@@ -1,0 +1,326 @@
+"""Files of strangers: broken, odd or made to harm, each is one clear line, and soon."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import struct
+import threading
+import time
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+
+from marft_jax import durable, foreign
+from marft_jax.config import BadInput, Model
+from marft_jax.envs import rows
+from marft_jax.interop import first_release, peft
+from marft_jax.models import families, gguf, load, safetensors, tokenizer
+from marft_jax.team.files import load_team
+from tests import test_gguf, test_tokenizer
+from tests.test_load import SETTINGS, tensors_of
+
+DEEP, LONG = "[" * 5000 + "]" * 5000, "1" * 5001
+ODD: list[Any] = [None, [], {}, [[1]], {"a": []}, "x", "", -1, 0, 1, 0.5, True, 10**30, float("nan"),
+                  float("inf"), [10**12] * 3, "9" * 5000]  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def soon():
+    """Every case of this file within a few seconds: bounds come before work."""
+    start = time.monotonic()
+    yield
+    assert time.monotonic() - start < 15
+
+
+def refused(call, *arguments) -> str:
+    with pytest.raises(BadInput) as caught:
+        call(*arguments)
+    message = str(caught.value)
+    assert "\n" not in message and len(message) < 1000
+    return message
+
+
+def harmless(call, *arguments) -> None:
+    """It works, or it is bad input: nothing else."""
+    try:
+        call(*arguments)
+    except BadInput as error:
+        assert "\n" not in str(error)
+
+
+@pytest.mark.parametrize("text", [DEEP, LONG, "[1,", "\udc80", '{"a":' * 200 + "1" + "}" * 200])
+def test_json_beyond_its_bounds_is_a_value_error(text):
+    with pytest.raises(ValueError):
+        foreign.loads(text)
+
+
+def test_ordinary_json_is_what_it_was():
+    value = {"a": [{"b": [[[1.5, None, True]]]}] * 60}
+    assert foreign.loads(json.dumps(value)) == value
+
+
+@pytest.mark.parametrize("text", [DEEP, f'{{"r": {LONG}}}', "{", "[]", "\udc80"])
+def test_settings_of_any_reader_that_are_no_settings(text, tmp_path):
+    data = text.encode("utf-8", "surrogateescape")
+    for name in ("config.json", "adapter_config.json", "team.json", "rows.json", "rows.jsonl",
+                 durable.MANIFEST, "tokenizer_config.json",
+                 "model.safetensors.index.json"):  # fmt: skip
+        (tmp_path / name).write_bytes(data)
+    (tmp_path / "tokenizer.json").write_text("{}")
+    refused(load.decoder_config, str(tmp_path))
+    refused(peft.read, tmp_path)
+    refused(tokenizer.from_directory, tmp_path)
+    refused(safetensors.weight_files, tmp_path)
+    refused(load_team, str(tmp_path / "team.json"))
+    assert durable.damage(tmp_path)
+    if text != "[]":
+        refused(list, rows.rows_of(str(tmp_path / "rows.json")))
+        harmless(list, rows.rows_of(str(tmp_path / "rows.jsonl")))
+
+
+def test_a_name_with_a_nul_in_it_is_refused(tmp_path):
+    refused(list, rows.rows_of("a\0b.jsonl"))
+    refused(load_team, "a\0b.yaml")
+    refused(load.load_base, Model(base="a\0b"), jnp.asarray)
+    (tmp_path / "model.safetensors.index.json").write_text('{"weight_map": {"a": "a\\u0000b"}}')
+    refused(safetensors.weight_files, tmp_path)
+
+
+def test_every_odd_setting_of_a_model_is_named_or_harmless():
+    more = {key: 1 for key in ("head_dim", "rms_norm_eps", "rope_theta", "sliding_window",
+                               "layer_types", "rope_scaling", "rope_parameters", "model_type",
+                               "attention_bias", "max_position_embeddings")}  # fmt: skip
+    for key in {**SETTINGS, **more}:
+        for value in ODD:
+            harmless(families.read_config, {**SETTINGS, key: value}, "config.json")
+    for layers in (10**5, 10**12):
+        settings = {**SETTINGS, "num_hidden_layers": layers}
+        assert "n_layers" in refused(families.read_config, settings, "config.json")
+
+
+def gguf_file(tmp_path: Path) -> gguf.GGUF:
+    test_gguf.write(tmp_path / "m.gguf")
+    return gguf.open_gguf(tmp_path / "m.gguf")
+
+
+def test_every_odd_field_of_a_gguf_file_is_named_or_harmless(tmp_path):
+    file = gguf_file(tmp_path)
+    keys = [*file.metadata, "llama.rope.freq_base", "llama.rope.scaling.factor",
+            "llama.attention.key_length", "llama.attention.layer_norm_rms_epsilon",
+            "llama.attention.sliding_window", "llama.expert_count"]  # fmt: skip
+    for key in keys:
+        for value in ODD:
+            harmless(gguf.read_config, file._replace(metadata={**file.metadata, key: value}))
+    metadata = test_gguf.byte_level_metadata("smollm")
+    names = ["bos", "eos", "unknown", "padding", "eot"]
+    for key in [*metadata, *(f"tokenizer.ggml.{name}_token_id" for name in names)]:
+        for value in ODD:
+            harmless(tokenizer.from_gguf, {**metadata, key: value}, "m.gguf")
+
+
+def test_a_gguf_file_with_any_bytes_changed_is_refused_or_harmless(tmp_path):
+    test_gguf.write(tmp_path / "m.gguf")
+    whole = (tmp_path / "m.gguf").read_bytes()
+    rng = np.random.default_rng(0)
+    for _ in range(150):
+        data = bytearray(whole)
+        for at in rng.integers(0, 1400, 3):
+            data[at] = rng.choice([0, 1, 9, 127, 255])
+        (tmp_path / "m.gguf").write_bytes(data)
+        harmless(test_gguf.read, tmp_path / "m.gguf")
+
+
+def header(*metadata: bytes, tensors: bytes = b"", count: int = 0) -> bytes:
+    return b"GGUF" + struct.pack("<IQQ", 3, count, len(metadata)) + b"".join(metadata) + tensors
+
+
+def text(value: bytes) -> bytes:
+    return struct.pack("<Q", len(value)) + value
+
+
+def test_gguf_headers_that_ask_for_too_much(tmp_path):
+    nested = struct.pack("<IQ", 9, 1) * 100_000
+    wide = text(b"t") + struct.pack("<I", 100_000) + b"\xff" * 800_000 + struct.pack("<IQ", 0, 0)
+    for data, expected in (
+        (header(text(b"k") + struct.pack("<I", 9) + nested), "GGUF"),
+        (header(text(b"k") + struct.pack("<IIQ", 9, 10, 2**60)), "GGUF"),
+        (header(text(b"k") + struct.pack("<IIQ", 9, 8, 2**60)), "GGUF"),
+        (header(text(b"split.count") + struct.pack("<I", 8) + text(b"x")), "GGUF"),
+        (header(text(b"general.alignment") + struct.pack("<II", 4, 0)), "GGUF"),
+        (header(tensors=wide, count=1), "100000 dimensions"),
+    ):
+        (tmp_path / "m.gguf").write_bytes(data)
+        assert expected in refused(gguf.open_gguf, tmp_path / "m.gguf")
+    test_gguf.write(tmp_path / "m.gguf", block_count=100_000)
+    assert "n_layers" in refused(test_gguf.read, tmp_path / "m.gguf")
+
+
+def test_a_token_that_is_too_long_to_be_one():
+    metadata = {**test_gguf.byte_level_metadata("smollm"), "tokenizer.ggml.model": "llama"}
+    tokens = [*metadata["tokenizer.ggml.tokens"][:-1], "a" * 3_000_000]
+    message = refused(tokenizer.from_gguf, {**metadata, "tokenizer.ggml.tokens": tokens}, "m.gguf")
+    assert "a token of 3000000 characters" in message
+
+
+def tensor_file(file: Path, name: str, kind: str, shape: list[int], size: int) -> None:
+    entry = {name: {"dtype": kind, "shape": shape, "data_offsets": [0, size]}}
+    head = json.dumps(entry).encode()
+    file.write_bytes(struct.pack("<Q", len(head)) + head + b"\0" * size)
+
+
+@pytest.mark.parametrize(
+    ("kind", "shape", "size"),
+    [("F8_E4M3", [16], 16), ("F8_E5M2", [16], 16), ("F4", [16], 8), ("F6_E2M3", [16], 12),
+     ("C64", [16], 128), ("F32", [], 4), ("F32", [0], 0), ("F32", [1, 16], 64)],
+)  # fmt: skip
+def test_odd_safetensors_are_named(kind, shape, size, tmp_path):
+    stored = tensors_of(SETTINGS)
+    norm = stored.pop("model.norm.weight")
+    save_file(stored, tmp_path / "a.safetensors")
+    tensor_file(tmp_path / "b.safetensors", "model.norm.weight", kind, shape, size)
+    (tmp_path / "config.json").write_text(json.dumps(SETTINGS))
+    test_tokenizer.fast(test_tokenizer.TURNS, eos_token="</s>").save_pretrained(tmp_path)
+    assert norm.shape == (16,)
+    place = lambda _, x: jnp.asarray(x)  # noqa: E731
+    assert "b.safetensors" in refused(load.load_base, Model(base=str(tmp_path)), place)
+    folder = adapter(tmp_path / "adapter")
+    name = f"{peft._PREFIX}model.layers.0.self_attn.q_proj.lora_A.weight"
+    tensor_file(folder / peft.WEIGHTS, name, kind, shape, size)
+    assert peft.WEIGHTS in refused(peft.read, folder)
+
+
+def adapter(folder: Path, **settings: Any) -> Path:
+    factors = {"q": {"a": np.ones((2, 16, 4), np.float32), "b": np.ones((2, 4, 16), np.float32)}}
+    peft.write(folder, factors, 8.0, "base")
+    file = folder / peft.CONFIG
+    file.write_text(json.dumps(json.loads(file.read_text()) | settings))
+    return folder
+
+
+def test_odd_settings_of_an_adapter(tmp_path):
+    for key in ("r", "lora_alpha", "use_rslora", "target_modules", "bias", "rank_pattern"):
+        for value in ODD:
+            harmless(peft.read, adapter(tmp_path, **{key: value}))
+    for value in (float("nan"), float("inf"), -float("inf"), 10**400, True, "16", None):
+        message = refused(peft.read, adapter(tmp_path, lora_alpha=value))
+        assert "expected finite numbers r and lora_alpha" in message
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        "{% for a in range(99999) %}{% for b in range(99999) %}{% for c in range(99999) %}{% endfor %}"
+        "{% endfor %}{% endfor %}",
+        "{% for a in range(99999) %}{{ range(99999) | map('upper') | list | length }}{% endfor %}",
+    ],
+)
+def test_a_chat_template_that_loops_for_days_is_refused(template, monkeypatch):
+    monkeypatch.setattr(tokenizer, "_TEMPLATE_SECONDS", 0.5)
+    with pytest.raises(BadInput, match="m: its chat template fails: .* more than 0.5 seconds"):
+        tokenizer.HFTokenizer(test_tokenizer.fast(template, eos_token="</s>"), source="m")
+
+
+# A state dict as torch saves it, opcode by opcode: torch is not needed to make an odd one.
+
+ORDERED = b"ccollections\nOrderedDict\n)R"
+
+
+def number(value: int) -> bytes:
+    return b"\x8a\x08" + value.to_bytes(8, "little", signed=True)
+
+
+def word(value: str) -> bytes:
+    return b"X" + struct.pack("<I", len(value)) + value.encode()
+
+
+def rebuilt(count: int, shape, stride, start: int = 0) -> bytes:
+    storage = b"(" + word("storage") + b"ctorch\nFloatStorage\n" + word("0") + word("cpu")
+    numbers = [b"(" + b"".join(map(number, values)) + b"t" for values in (shape, stride)]
+    return (b"ctorch._utils\n_rebuild_tensor_v2\n(" + storage + number(count) + b"tQ" + number(start)
+            + numbers[0] + numbers[1] + b"\x89" + ORDERED + b"tR")  # fmt: skip
+
+
+def saved(file: Path, *tensors: bytes, values: np.ndarray, before: bytes = b"", packed: int = 0):
+    items = b"".join(word(f"{i}.weight") + tensor + b"s" for i, tensor in enumerate(tensors))
+    with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED if packed else zipfile.ZIP_STORED) as out:
+        out.writestr("head/data.pkl", b"\x80\x02" + before + ORDERED + items + b".")
+        out.writestr("head/data/0", values.astype(np.float32).tobytes())
+    return file
+
+
+def test_a_hand_made_value_head_is_read(tmp_path):
+    values = np.arange(8)
+    file = saved(tmp_path / "v.pth", rebuilt(8, (1, 8), (8, 1)), values=values)
+    [kernel] = first_release.read_value_head(file)
+    np.testing.assert_array_equal(kernel[:, 0], values)
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_a_value_head_of_no_numbers_is_refused(value, tmp_path):
+    file = saved(tmp_path / "v.pth", rebuilt(2, (1, 2), (2, 1)), values=np.array([1, value]))
+    assert "expected finite numbers" in refused(first_release.read_value_head, file)
+
+
+def bombs(file: Path):
+    """Small files that would take gigabytes."""
+    some = np.zeros(750_000)  # 3 MB
+    yield "a stride of 0", lambda: saved(file, rebuilt(4, (1 << 30, 1), (0, 1)), values=np.ones(4))
+    again = rebuilt(len(some), (1, len(some)), (len(some), 1))
+    yield "one storage, many tensors", lambda: saved(file, *[again] * 1400, values=some)
+    yield (
+        "compressed",
+        lambda: saved(
+            file, rebuilt(1 << 26, (1, 1 << 26), (1 << 26, 1)), values=np.zeros(1 << 26), packed=1
+        ),
+    )
+    memo = b"Nr" + struct.pack("<I", 1 << 29) + b"0"
+    yield "a memo with a gap", lambda: saved(file, before=memo, values=np.ones(4))
+    yield "a list in lists", lambda: pickled(file)
+
+
+def pickled(file: Path) -> Path:
+    value: Any = [0] * 1000
+    for _ in range(20):
+        value = [value] * 1000
+    with zipfile.ZipFile(file, "w") as out:
+        out.writestr("head/data.pkl", pickle.dumps(value))
+    return file
+
+
+def test_a_small_value_head_takes_little_memory(tmp_path):
+    peak = Peak()
+    for name, make in bombs(tmp_path / "v.pth"):
+        make()
+        before, peak.bytes = resident(), 0
+        with peak:
+            assert refused(first_release.read_value_head, tmp_path / "v.pth")
+        assert peak.bytes - before < 200e6, name
+
+
+def resident() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
+
+
+class Peak:
+    """The most memory that the process has, looked at every millisecond."""
+
+    bytes = 0
+
+    def __enter__(self):
+        self.over = threading.Event()
+        self.thread = threading.Thread(target=self.watch, daemon=True)
+        self.thread.start()
+
+    def watch(self):
+        while not self.over.wait(0.001):
+            self.bytes = max(self.bytes, resident())
+
+    def __exit__(self, *_):
+        self.over.set()
+        self.thread.join()
