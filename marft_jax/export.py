@@ -10,18 +10,24 @@ added, as a Hugging Face folder. Further flags are those of training.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import os
+import shutil
+import stat
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
 import jax
 import numpy as np
 from rich.console import Console
+from safetensors import SafetensorError
 
 from marft_jax import config as config_lib
-from marft_jax.durable import explained
+from marft_jax.durable import DRAFT, RunFailed
+from marft_jax.foreign import one_line
 from marft_jax.interop import card, huggingface, peft
 from marft_jax.session import Session, open_session
 from marft_jax.team.files import Blueprint, dump_team, load_team
@@ -40,6 +46,8 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
         export(own.run, own.step, config, Path(own.out), own.format, own.agent)
     except config_lib.BadInput as error:
         config_lib.exit_with(error)
+    except RunFailed as error:
+        config_lib.exit_with(error, code=1)
     sys.exit(0)
 
 
@@ -49,10 +57,11 @@ _ANY_MACHINE = ("--mesh.data", "-1", "--mesh.fsdp", "1", "--mesh.tensor", "1")
 def export(
     run: str, step: str, config: config_lib.Config, out: Path, form: str, agent: str | None
 ) -> None:
-    """Writes the team of a checkpoint below ``out``.
+    """Writes the team of a checkpoint below ``out``: all of it, or nothing.
 
     Raises:
         BadInput: no such run, step or agent, or a folder that holds something already.
+        RunFailed: the folder cannot be written.
     """
     blueprint = load_team(config.team.file)
     names = [profile.name for profile in blueprint.agents]
@@ -64,49 +73,82 @@ def export(
         raise config_lib.BadInput(f"--out {out}: expected a new or empty folder")
     session = open_session(config, blueprint)
     state = restore_state(session, run, step)
-    facts = card.Facts(run, int(state.step), config, blueprint, session.base.source)
+    facts = card.Facts(run, int(state.step), config, blueprint, _portable(session.base.source))
     adapters = jax.tree.map(lambda x: np.asarray(jax.device_get(x)), state.adapters)
-    with explained(out):
+    with _all_or_nothing(out) as draft:
         if form == "peft":
-            written = _as_peft(out, session, adapters, blueprint, facts)
+            _as_peft(draft, session, adapters, blueprint, facts)
         else:
-            written = _as_merged(out, session, adapters, agent, facts)
+            _as_merged(draft, session, adapters, agent, facts)
+    written = sorted(path for path in out.iterdir() if path.name != "base")
     console = Console(highlight=False, soft_wrap=True)
     console.print(f"{run}, step {int(state.step)}: {', '.join(map(str, written))}", markup=False)
 
 
+@contextlib.contextmanager
+def _all_or_nothing(out: Path) -> Iterator[Path]:
+    """A folder to write in. It becomes ``out`` when it is complete; else nothing of it stays.
+
+    Raises:
+        RunFailed: the disk is full, read-only or gone.
+    """
+    there = out.exists()
+    draft = (out if there else out.parent) / f"{DRAFT}{out.name}-{os.getpid()}"
+    try:
+        draft.parent.mkdir(parents=True, exist_ok=True)
+        draft.mkdir()
+        yield draft
+        _for_everyone(draft)
+        for child in draft.iterdir() if there else ():
+            os.replace(child, out / child.name)
+        draft.rmdir() if there else os.replace(draft, out)
+    except Exception as error:  # safetensors and tokenizers have no OSError for a full disk
+        if isinstance(error, OSError | SafetensorError) or "os error" in str(error):
+            raise RunFailed(f"--out {out}: cannot be written ({one_line(error)})") from error
+        raise
+    finally:
+        shutil.rmtree(draft, ignore_errors=True)
+
+
+def _for_everyone(folder: Path) -> None:
+    """The modes of an ordinary program's files: safetensors keeps its own to their owner."""
+    mode = stat.S_IMODE(folder.stat().st_mode)
+    for path in folder.rglob("*"):
+        path.chmod(mode if path.is_dir() else mode & 0o666)
+
+
+def _portable(source: str) -> str:
+    """What a base is called elsewhere: its hub id, or the name of its file or folder alone."""
+    path = Path(source).expanduser()
+    return path.resolve().name if source != "tiny" and path.exists() else source
+
+
 def _as_peft(
     out: Path, session: Session, adapters: Any, blueprint: Blueprint, facts: card.Facts
-) -> list[Path]:
-    team, base = session.team, session.base
-    source = base.source
-    if source == "tiny":  # nobody else has it
-        folder = out / "base"
-        huggingface.write_model(folder, base, {}, 1.0, {})
-        source = str(folder.absolute())
-    elif Path(source).expanduser().exists():
-        source = str(Path(source).expanduser().absolute())
-    folders = []
+) -> None:
+    """One folder per adapter and the team's file; what they name lies beside them."""
+    team, base = session.team, facts.base
+    if session.base.source == "tiny":  # nobody else has it
+        base = "base"
+        huggingface.write_model(out / base, session.base, {}, 1.0, {})
     for n, name in enumerate(team.adapter_names):
         own = jax.tree.map(lambda x, n=n: x[n], adapters)
-        peft.write(out / name, own, session.config.lora.alpha, source)
+        peft.write(out / name, own, session.config.lora.alpha, base)
         members = [team.names[i] for i, owner in enumerate(team.owners) if owner == n]
-        card.write(out / name, facts, members, card.peft_usage(source, name))
-        folders.append(out / name)
+        card.write(out / name, facts, members, card.peft_usage(base, name))
     seeded = [
-        dataclasses.replace(profile, init=str((out / team.adapter_names[owner]).absolute()))
+        dataclasses.replace(profile, init=team.adapter_names[owner])
         for profile, owner in zip(blueprint.agents, team.owners, strict=True)
     ]
     text = dump_team(blueprint._replace(agents=tuple(seeded)))
     (out / "team.yaml").write_text(text, encoding="utf-8")
-    return [*folders, out / "team.yaml"]
 
 
 def _as_merged(
     out: Path, session: Session, adapters: Any, agent: str | None, facts: card.Facts
-) -> list[Path]:
+) -> None:
+    """One whole model per agent."""
     team, settings = session.team, session.config.lora
-    folders = []
     for name, owner, sampling in zip(team.names, team.owners, team.sampling, strict=True):
         if agent not in (None, name):
             continue
@@ -118,8 +160,6 @@ def _as_merged(
         scale = settings.alpha / settings.rank
         huggingface.write_model(out / name, session.base, own, scale, drawn)
         card.write(out / name, facts, [name], card.merged_usage())
-        folders.append(out / name)
-    return folders
 
 
 if __name__ == "__main__":

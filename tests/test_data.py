@@ -87,7 +87,7 @@ GOOD = '{"question": "q", "answer": "1"}'
         ("a.json", f'[{GOOD}, {{"question": "q"}}]', "a.json row 2: no answer"),
         ("a.json", '[\n{"question": "q",\n', "a.json line 3: not JSON"),
         ("a.json", '{"rows": []}', "expected a list of rows"),
-        ("a.jsonl", '{"question": "q", "answer": {"value": 5}}', "expected an answer of text or num"),
+        ("a.jsonl", '{"question": "q", "answer": {"value": 5}}', "an answer of text or num"),
         ("a.jsonl", '{"question": "q", "answer": [5, {"value": 5}]}', "an answer of text or num"),
         ("a.jsonl", '{"question": "q", "answer": [5, null]}', "expected an answer of text or num"),
         ("a.jsonl", '{"question": "q", "gold": -1}', "expected the index of a choice, got -1"),

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
+import errno
 import json
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from safetensors import SafetensorError
 from safetensors.numpy import load_file
 
 from marft_jax import config as config_lib
@@ -16,7 +19,7 @@ from marft_jax.algorithms import find_algorithm
 from marft_jax.checkpoint import Checkpoints
 from marft_jax.config import BadInput
 from marft_jax.identity import identity_of
-from marft_jax.interop import peft
+from marft_jax.interop import card, peft
 from marft_jax.learner import Learner
 from marft_jax.session import open_session
 from marft_jax.team.files import Blueprint, load_team
@@ -84,12 +87,19 @@ def test_a_team_travels_as_peft_folders_and_comes_back(session, run, tmp_path, c
         weights = load_file(out / name / peft.WEIGHTS)
         assert len(weights) == 4 * 2 * 2 and all((w == 3).all() for w in weights.values())
         settings = json.loads((out / name / peft.CONFIG).read_text())
-        assert settings["base_model_name_or_path"] == str(out / "base")
+        assert settings["base_model_name_or_path"] == "base"
         assert (settings["r"], settings["lora_alpha"]) == (8, 16)
         card = (out / name / "README.md").read_text()
         for told in ("arithmetic", "| reward/mean | 0.9 |", "training steps: 3", "PeftModel"):
             assert told in card
     assert (out / "base" / "model.safetensors").is_file()
+    for file in out.rglob("*"):  # nothing says where it was made, everybody may read it
+        assert file.is_dir() or str(tmp_path).encode() not in file.read_bytes()
+        assert file.stat().st_mode & 0o777 == (
+            out.stat().st_mode & (0o777 if file.is_dir() else 0o666)
+        )
+    (tmp_path / "elsewhere").mkdir()
+    out = out.rename(tmp_path / "elsewhere" / "moved")
     saved = trained.restore_state(session, str(run), "best").adapters
     as_team = session._replace(
         team=session.team._replace(profiles=load_team(str(out / "team.yaml")).agents)
@@ -98,6 +108,50 @@ def test_a_team_travels_as_peft_folders_and_comes_back(session, run, tmp_path, c
     for other in (as_team, session._replace(config=config)):  # by the team file, by the setting
         loaded = trained.restore_state(other, None).adapters
         jax.tree.map(np.testing.assert_array_equal, loaded, saved)
+
+
+def full_disk(folder, *_):
+    (folder / "half").parent.mkdir(parents=True, exist_ok=True)
+    (folder / "half").write_text("x")
+    raise SafetensorError("Error while serializing: IoError: No space left on device (os error 28)")
+
+
+def read_only(folder, *_):
+    raise OSError(errno.EROFS, "Read-only file system", str(folder))
+
+
+@pytest.mark.parametrize("fault", [full_disk, read_only])
+@pytest.mark.parametrize("there", [True, False])
+def test_an_export_that_cannot_be_written_leaves_nothing(fault, there, run, tmp_path, capsys,
+                                                         monkeypatch):  # fmt: skip
+    out = tmp_path / "out"
+    if there:
+        out.mkdir()
+    monkeypatch.setattr(peft, "write", fault)
+    assert run_export("--run", run, "--out", out) == 1
+    [line] = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"marft_jax: --out {out}: cannot be written (")
+    assert [p.name for p in tmp_path.rglob("*")] == ["out"] * there
+
+
+def test_a_place_that_is_no_folder_is_one_clear_line(run, tmp_path, capsys):
+    (tmp_path / "file").write_text("")
+    assert run_export("--run", run, "--out", tmp_path / "file" / "out") == 1
+    [line] = capsys.readouterr().err.splitlines()
+    assert "cannot be written" in line
+
+
+def test_a_card_names_files_without_their_places(session, run, tmp_path):
+    data = ["/home/someone/secret/train.jsonl", "owner/name:train"]
+    config = dataclasses.replace(
+        session.config, env=dataclasses.replace(session.config.env, data=tuple(data))
+    )
+    facts = card.Facts(str(run), 3, config, Blueprint(BUILT_IN), export._portable(str(run)))
+    for usage in (card.peft_usage("model.gguf", "solver"), card.merged_usage()):
+        card.write(tmp_path, facts, ["solver"], usage)
+        text = (tmp_path / "README.md").read_text()
+        assert "(train.jsonl, owner/name:train)" in text and run.name in text
+        assert "/home" not in text and str(run.parent) not in text
 
 
 def test_a_merged_model_is_written_for_one_agent_or_for_each(run, tmp_path):

@@ -26,8 +26,8 @@ from tests import test_gguf, test_tokenizer
 from tests.test_load import SETTINGS, tensors_of
 
 DEEP, LONG = "[" * 5000 + "]" * 5000, "1" * 5001
-ODD: list[Any] = [None, [], {}, [[1]], {"a": []}, "x", "", -1, 0, 1, 0.5, True, 10**30, float("nan"),
-                  float("inf"), [10**12] * 3, "9" * 5000]  # fmt: skip
+ODD: list[Any] = [None, [], {}, [[1]], {"a": []}, "x", "", -1, 0, 1, 0.5, True, 10**30,
+                  float("nan"), float("inf"), [10**12] * 3, "9" * 5000]  # fmt: skip
 
 
 @pytest.fixture(autouse=True)
@@ -215,8 +215,7 @@ def test_odd_settings_of_an_adapter(tmp_path):
 @pytest.mark.parametrize(
     "template",
     [
-        "{% for a in range(99999) %}{% for b in range(99999) %}{% for c in range(99999) %}{% endfor %}"
-        "{% endfor %}{% endfor %}",
+        "{% for a in range(99999) %}" * 3 + "{% endfor %}" * 3,
         "{% for a in range(99999) %}{{ range(99999) | map('upper') | list | length }}{% endfor %}",
     ],
 )
@@ -242,8 +241,8 @@ def word(value: str) -> bytes:
 def rebuilt(count: int, shape, stride, start: int = 0) -> bytes:
     storage = b"(" + word("storage") + b"ctorch\nFloatStorage\n" + word("0") + word("cpu")
     numbers = [b"(" + b"".join(map(number, values)) + b"t" for values in (shape, stride)]
-    return (b"ctorch._utils\n_rebuild_tensor_v2\n(" + storage + number(count) + b"tQ" + number(start)
-            + numbers[0] + numbers[1] + b"\x89" + ORDERED + b"tR")  # fmt: skip
+    view = b"".join([number(start), *numbers, b"\x89", ORDERED])
+    return b"ctorch._utils\n_rebuild_tensor_v2\n(" + storage + number(count) + b"tQ" + view + b"tR"
 
 
 def saved(file: Path, *tensors: bytes, values: np.ndarray, before: bytes = b"", packed: int = 0):

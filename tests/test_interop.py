@@ -308,7 +308,7 @@ WRONG = {
         folder / "adapter_model.bin"), "safe_serialization"),
     "a damaged file": (lambda folder: (folder / peft.WEIGHTS).write_bytes(b"xx"), "not a readable"),
     "no settings": (lambda folder: (folder / peft.CONFIG).unlink(), "adapter_config.json"),
-    "settings that are no JSON": (lambda f: (f / peft.CONFIG).write_text("{"), "not a readable JSON file"),
+    "settings that are no JSON": (lambda f: (f / peft.CONFIG).write_text("{"), "readable JSON"),
     "no folder": (lambda folder: shutil.rmtree(folder), "adapter 'solver'"),
 }  # fmt: skip
 

@@ -132,8 +132,22 @@ def test_every_setting_of_a_profile_can_stand_in_a_file(tmp_path):
          temperature: 5e-1, top_p: 0.8, top_k: 3, min_p: 1e-2,
          adapter: x, trainable: false, init: folder, reward: "module:function"}
     """
-    assert files.load_team(team_file(tmp_path, text)).agents == (
-        Profile("a", "p", "d", True, "x", False, "folder", "module:function", 9, 0.5, 0.8, 3, 0.01),
+    assert files.load_team(team_file(tmp_path, text)).agents == (  # fmt: skip
+        Profile(
+            "a",
+            "p",
+            "d",
+            True,
+            "x",
+            False,
+            str(tmp_path / "folder"),
+            "module:function",
+            9,
+            0.5,
+            0.8,
+            3,
+            0.01,
+        ),
     )
 
 
@@ -149,8 +163,8 @@ def test_the_list_of_the_first_release_loads(tmp_path):
 
 
 def test_the_chat_tags_that_the_first_release_spells_out_are_taken_off(tmp_path):
-    spelled = ["<|im_start|>system: You act.<|im_end|>\n", "<|im_start|>system\nYou\nact. <|im_end|>",
-               "You act."]  # fmt: skip
+    spelled = ["<|im_start|>system: You act.<|im_end|>\n",
+               "<|im_start|>system\nYou\nact. <|im_end|>", "You act."]  # fmt: skip
     rows = [{"role": f"a{i}", "prompt": p, "with_answer": True} for i, p in enumerate(spelled)]
     team = files.load_team(team_file(tmp_path, json.dumps(rows), "profiles.json")).agents
     assert [" ".join(p.prompt.split()) for p in team] == ["You act."] * 3

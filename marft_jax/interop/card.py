@@ -11,6 +11,7 @@ import yaml
 
 from marft_jax import foreign
 from marft_jax.config import Config
+from marft_jax.envs.rows import SUFFIXES
 from marft_jax.team.files import Blueprint
 
 _TOLD = ("reward/mean", "reward/std", "episode/turns")
@@ -46,7 +47,7 @@ def write(folder: Path, facts: Facts, agents: Sequence[str], usage: str) -> None
         f"(MARFT, {config.algo.name}) with marft_jax. "
         + (f"It acts together with {', '.join(others)}." if others else "It acts alone."),
         f"- base model: `{facts.base}`\n- task: `{config.env.name}`"
-        + (f" (`{config.env.data}`)" if config.env.data else "")
+        + (f" ({', '.join(map(_portable, config.env.data))})" if config.env.data else "")
         + f"\n- team: {', '.join(profile.name for profile in blueprint.agents)} "
         f"({config.team.workflow or blueprint.workflow})\n- training steps: {facts.step}\n"
         f"- LoRA: rank {config.lora.rank}, alpha {config.lora.alpha:g}, "
@@ -62,10 +63,10 @@ def write(folder: Path, facts: Facts, agents: Sequence[str], usage: str) -> None
 def peft_usage(base: str, adapter: str) -> str:
     """How peft and vLLM load an adapter on this base."""
     gguf = base.endswith(".gguf")
-    path = Path(base)
-    where = f'"{path.parent}", gguf_file="{path.name}"' if gguf else f'"{base}"'
+    where = f'".", gguf_file="{base}"' if gguf else f'"{base}"'
+    beside = "" if "/" in base or base == "base" else f", with `{base}` beside it"
     lines = [
-        "## Loading\n",
+        f"## Loading\n\nIn the folder that holds this one{beside}:\n",
         "```python",
         "from peft import PeftModel",
         "from transformers import AutoModelForCausalLM, AutoTokenizer",
@@ -102,6 +103,11 @@ def metrics_at(run: Path, step: int) -> Mapping[str, float]:
         if row["step"] <= step:
             told |= {k: v for k, v in row.items() if k in _TOLD or k.startswith("eval/")}
     return {name: value for name, value in told.items() if value is not None}
+
+
+def _portable(source: str) -> str:
+    """A data set by its hub id, or the name of its file alone."""
+    return Path(source).name if Path(source).suffix in SUFFIXES else source
 
 
 def _table(metrics: Mapping[str, float]) -> str:

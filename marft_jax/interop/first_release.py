@@ -87,7 +87,7 @@ class _Unpickler(pickle.Unpickler):
         self._storages: dict[str, np.ndarray] = {}
         program = self._read("data.pkl")
         for operation, place, _ in pickletools.genops(program):
-            if operation.name in ("PUT", "BINPUT", "LONG_BINPUT") and place > len(program):
+            if operation.name in ("PUT", "BINPUT", "LONG_BINPUT") and (place or 0) > len(program):
                 raise ValueError(f"it remembers something in place {place}")
         super().__init__(io.BytesIO(program))
 

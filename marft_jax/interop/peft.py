@@ -110,7 +110,8 @@ def read(folder: Path) -> Adapter:
             matrices that ours can have.
     """
     settings = _settings(folder)
-    rank, alpha = settings.get("r"), settings.get("lora_alpha")
+    rank: Any = settings.get("r")
+    alpha: Any = settings.get("lora_alpha")
     if not (_is_number(rank) and isinstance(rank, int) and _is_number(alpha)) or rank < 1:
         raise BadInput(
             f"{folder / CONFIG}: expected finite numbers r and lora_alpha, got {rank!r:.40}, "

@@ -69,7 +69,9 @@ def load_team(file: str | None) -> Blueprint:
         return Blueprint(BUILT_IN)
     tree = _tree(_read(file), file)
     rows = _list(tree, "agents", file)
-    agents = tuple(_profile(row, f"{file}: agent {i + 1}") for i, row in enumerate(rows))
+    agents = tuple(
+        _profile(row, f"{file}: agent {i + 1}", Path(file).parent) for i, row in enumerate(rows)
+    )
     check_team(agents, file)
     texts = ["" if text is None else text for text in _list(tree, "messages", file)]
     messages = tuple(_texts(texts, f"{file}: messages"))
@@ -201,7 +203,7 @@ def _from_first_release(row: Any) -> Any:
     return row
 
 
-def _profile(row: Any, where: str) -> Profile:
+def _profile(row: Any, where: str, folder: Path) -> Profile:
     fields = [field.name for field in dataclasses.fields(Profile)]
     if not isinstance(row, dict):
         raise BadInput(f"{where}: expected settings like `name: solver`, got {row!r:.80}")
@@ -209,9 +211,13 @@ def _profile(row: Any, where: str) -> Profile:
     if "name" not in row:
         raise BadInput(f"{where}: name is missing; add `name: ...`")
     try:
-        return Profile(**{key: _as_number(key, value) for key, value in row.items()})
+        profile = Profile(**{key: _as_number(key, value) for key, value in row.items()})
     except BadInput as error:
         raise BadInput(f"{where}, {error}") from error
+    if profile.init is None:
+        return profile
+    place = folder / Path(profile.init).expanduser()  # whoever moves the file moves its adapters
+    return dataclasses.replace(profile, init=str(place.absolute()))
 
 
 def _as_number(key: str, value: Any) -> Any:

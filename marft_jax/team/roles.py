@@ -64,7 +64,8 @@ class Profile:
         answers: its actions are the team's answer and are graded.
         adapter: roles that name the same one share it; without, the agent has its own.
         trainable: whether its adapter learns.
-        init: a peft folder that its adapter starts from; without, it starts as the base.
+        init: a peft folder that its adapter starts from (in a file: seen from the file's folder);
+            without, it starts as the base.
         reward: its step reward where ``algo.credit`` is ``per_step``; without, the team's.
         max_new_tokens, temperature, top_p, top_k, min_p: as in ``types.Sampling``.
 
