@@ -71,6 +71,14 @@ EQUAL = r"""
 16 | 16\text{ eggs per day}
 60 | 60 km/h
 60 | 60\text{ mph}
+90 | 90 miles per hour
+90 | 90\text{ miles per hour}
+90\text{ mph} | 90 miles per hour
+90\text{ miles per hour} | 90
+90\text{ miles per hour} | 90\text{ miles}
+60\text{ km/h} | 60 kilometers per hour
+12 | 12 dollars per hour
+5 | 5 m/s
 45^\circ | 45
 45^\circ | 45^{\circ}
 45 | 45°
@@ -120,6 +128,19 @@ EQUAL = r"""
 2^{10} | 1024
 1024 | 2^{10}
 120 | 5!
+# decimals that repeat
+\frac{1}{3} | 0.\overline{3}
+0.\overline{3} | \frac{1}{3}
+0.\overline{3} | 1/3
+\frac{1}{6} | 0.1\overline{6}
+0.1\overline{6} | \frac16
+-\frac{1}{3} | -0.\overline{3}
+\frac{4}{3} | 1.\bar{3}
+\frac{4}{3} | 1.\dot3
+\frac{41}{333} | 0.\overline{123}
+0.\overline{12} | 0.\overline{1212}
+1 | 0.\overline{9}
+x+\frac{1}{3} | 0.\overline{3}+x
 # surds, pi, i, logarithms
 \sqrt{8} | 2\sqrt{2}
 \frac{\sqrt{3}}{2} | \sqrt3/2
@@ -202,6 +223,24 @@ x < 2 | x<2
 x < 2 | 2 > x
 x \le 2 | x \leq 2
 (-\infty,2) | x<2
+(-\infty,2)\cup(3,\infty) | x<2 or x>3
+(-\infty,2)\cup(3,\infty) | x<2 \text{ or } x>3
+(-\infty,2)\cup(3,\infty) | x > 3 \text{ or } x < 2
+(-\infty,2]\cup[3,\infty) | x \le 2 \lor 3 \le x
+x<2 \text{ or } x>3 | (-\infty,2)\cup(3,\infty)
+x<2 \text{ or } x>3 | x>3 or x<2
+(-\infty,-\frac{1}{2})\cup(0,1] | t < -1/2 or 0 < t \leq 1
+\emptyset | \varnothing
+\varnothing | \emptyset
+\emptyset | ∅
+\emptyset | \{\}
+# dates
+2020-01-05 | 2020-01-05
+2020-01-05 | 2020-1-5
+2020-01-05 | 2020/01/05
+2020-01-05 | January 5, 2020
+2020-01-05 | 5 Jan. 2020
+\text{January 5, 2020} | 2020-01-05
 # words, times, letters, bases
 \text{even} | even
 \text{even} | \text{Even}
@@ -273,8 +312,19 @@ UNEQUAL = r"""
 \pi | \frac{22}{7}
 \sqrt{2} | 1.41
 e | 2.718
+# decimals that repeat
+\frac{1}{3} | 0.\overline{6}
+\frac{1}{3} | 0.3\overline{0}
+0.\overline{3} | 0.3
+0.1\overline{6} | 0.\overline{16}
+3 | \overline{3}
 # percent and units
 28\% | 2.8
+90\text{ mph} | 90 km per hour
+60\text{ km/h} | 60\text{ mph}
+5\text{ m/s} | 5\text{ km/s}
+5 | 5 per cent
+5 | 5 per 2 hours
 28\% | 2800\%
 28 | 0.28
 0.5 | 0.5\%
@@ -359,6 +409,23 @@ x < 2 | x > 2
 x < 2 | x \le 2
 x < 2 | x < 3
 (-\infty,2) | x>2
+(-\infty,2)\cup(3,\infty) | x<2 and x>3
+(-\infty,2)\cup(3,\infty) | x<2 or x\ge 3
+(-\infty,2)\cup(3,\infty) | x<2 or y>3
+(-\infty,2)\cup(3,\infty) | x<2
+(-\infty,2)\cup(3,\infty) | x>2 or x<3
+(2,3) | x>2 or x<3
+\emptyset | 0
+\emptyset | \{0\}
+\varnothing | \mathbb{R}
+# dates are no differences
+2020-01-05 | 2020-05-01
+2020-01-05 | 2014
+2020-01-05 | 2014-01-05
+2020-01-05 | 2020-01
+2020-01-05 | May 1, 2020
+1/5/2020 | 5/1/2020
+1/5/2020 | \frac{1}{10100}
 (-\infty,2) | x\le 2
 # words, times, letters, bases
 \text{even} | odd

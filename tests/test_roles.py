@@ -132,23 +132,11 @@ def test_every_setting_of_a_profile_can_stand_in_a_file(tmp_path):
          temperature: 5e-1, top_p: 0.8, top_k: 3, min_p: 1e-2,
          adapter: x, trainable: false, init: folder, reward: "module:function"}
     """
-    assert files.load_team(team_file(tmp_path, text)).agents == (  # fmt: skip
-        Profile(
-            "a",
-            "p",
-            "d",
-            True,
-            "x",
-            False,
-            str(tmp_path / "folder"),
-            "module:function",
-            9,
-            0.5,
-            0.8,
-            3,
-            0.01,
-        ),
+    folder = str(tmp_path / "folder")
+    profile = Profile(
+        "a", "p", "d", True, "x", False, folder, "module:function", 9, 0.5, 0.8, 3, 0.01
     )
+    assert files.load_team(team_file(tmp_path, text)).agents == (profile,)
 
 
 def test_the_list_of_the_first_release_loads(tmp_path):

@@ -14,6 +14,12 @@ from marft_jax.envs.grading.normalize import is_letter, letter, normalize, numbe
 
 _BASED = re.compile(r"(-?[0-9A-Z.]+)_\{?(\d{1,2})\}?")  # 1011_2: the base may be left out
 _DECIMAL_COMMA = re.compile(r"^(-?\d+),(\d+)$")  # a list would not answer a single number
+_MONTHS: list[str] = "jan feb mar apr may jun jul aug sep oct nov dec".split()
+_MONTH = rf"((?:{'|'.join(_MONTHS)})[a-z]{{0,6}})\.?"
+_DAY = r"(\d{1,2})(?:st|nd|rd|th)?"
+_ISO = re.compile(r"(\d{4})([-/])(0?[1-9]|1[0-2])\2(0?[1-9]|[12]\d|3[01])")
+_SLASHED = re.compile(r"(\d{1,2})/(\d{1,2})/(\d{4})")
+_NAMED = re.compile(rf"(?:{_MONTH} {_DAY}|{_DAY} {_MONTH}),? (\d{{4}})", re.IGNORECASE)
 _BRACKETS = {"(": ")", "[": "]", "\\{": "\\}"}
 
 
@@ -26,6 +32,8 @@ def quick(reference: str, answer: str) -> bool | None:
     if is_letter(reference):
         named = letter(answer)
         return named is not None and named == letter(reference)
+    if (day := date(reference)) is not None:
+        return date(answer) == day
     right, given = normalize(reference), normalize(answer)
     if not given or units.differ(reference, answer):
         return False
@@ -46,6 +54,22 @@ def quick(reference: str, answer: str) -> bool | None:
         told = words(given)
         return told is not None and (said == told or _same_items(said, told))
     return None
+
+
+def date(answer: str) -> tuple[int, ...] | None:
+    """Year, month and day of a date; never a difference or a quotient.
+
+    >>> date("2020-01-05"), date("5 Jan. 2020"), date("2020-01")
+    ((2020, 1, 5), (2020, 1, 5), None)
+    """
+    text = normalize(answer[:60])
+    if match := _ISO.fullmatch(text):
+        return int(match[1]), int(match[3]), int(match[4])
+    if match := _NAMED.fullmatch(text):
+        month = _MONTHS.index((match[1] or match[4])[:3].lower()) + 1
+        return int(match[5]), month, int(match[2] or match[3])
+    match = _SLASHED.fullmatch(text)  # day or month first: nobody knows
+    return (int(match[1]), int(match[2]), int(match[3])) if match else None
 
 
 def same_number(right: str, value: Fraction, given: str, other: Fraction) -> bool:

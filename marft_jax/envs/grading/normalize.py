@@ -46,6 +46,7 @@ _REWRITES = [
         (r"\\(?:lbrace|\{)", r"\\{"),
         (r"\\(?:rbrace|\})", r"\\}"),
         (r"\\mathbb\{?R\}?|ℝ", r"\\mathbb{R}"),
+        (r"\\varnothing(?![A-Za-z])|∅|\\\{\s*\\\}", r"\\emptyset"),
         (r"\\([%#&])", r"\1"),
         (r",(?:\s*,)+", ","),
         (r"\s+", " "),
@@ -53,6 +54,9 @@ _REWRITES = [
 ]  # fmt: skip
 _TEXT_AFTER_VALUE = re.compile(r"(?<=[\w})\]%])\s*\\text\{[^{}]*\}(?:\s*\^\s*\{?\d\}?)?$")
 _TEXT = re.compile(r"\\text\{([^{}]*)\}")
+_REPEATING = re.compile(
+    r"(?<![\d.,])(\d{1,20})\.(\d{0,20})\\(?:overline|bar|dot)\s*(?:\{(\d{1,20})\}|(\d))"
+)
 _WORDY = re.compile(r"[A-Za-z]{2}|[A-Za-z]\.|[^\x00-\x7f]|^[A-Z](?:, ?[A-Z])+$")
 _METRES = re.compile(r"(?<=\d)\s*([kcdm]?m)([²³])")  # so typed it is a unit, not a variable
 _GROUPED = re.compile(r"(?<![\d.,])\d{1,3}(?:,\d{3})+(?![\d,])")
@@ -74,6 +78,7 @@ _UNITS = frozenset(
     "in ft yd mi cm mm km nm kg mg lb lbs oz ml mL kL L l hr hrs h s sec min am pm mph kph "
     "sq cu cc pts gal qt pt tsp tbsp g m K F C W V A J N Hz".split()
 )
+_PER = re.compile(r"\bper (?!cent\b|hundred\b|thousand\b)")  # per cent is not per hour
 _NOT_UNITS = frozenset(
     "pi sqrt root sin cos tan cot sec csc arcsin arccos arctan log ln exp mod times plus minus "
     "over half halves third thirds quarter quarters infinity inf squared cubed and or to of x "
@@ -100,11 +105,20 @@ def normalize(answer: str) -> str:
         text = text.replace(symbol, replacement)
     for pattern, replacement in _REWRITES:
         text = pattern.sub(replacement, text)
-    text = text.replace("\0", "\\\\").strip()
+    text = _REPEATING.sub(_as_fraction, text.replace("\0", "\\\\")).strip()
     text = _TEXT_AFTER_VALUE.sub("", text).strip()
     whole = re.fullmatch(r"\\text\{([^{}]*)\}", text)
     text = whole[1].strip() if whole else text
     return _GROUPED.sub(lambda match: match[0].replace(",", ""), text).rstrip(".,; ")
+
+
+def _as_fraction(repeating: re.Match[str]) -> str:
+    """``0.1\\overline{6}`` is 16 - 1 of 90."""
+    whole, fixed, period, digit = repeating.groups()
+    period = period or digit
+    value = Fraction(int(whole + fixed + period) - int(whole + fixed), 10 ** len(fixed))
+    value /= 10 ** len(period) - 1
+    return f"\\frac{{{value.numerator}}}{{{value.denominator}}}"
 
 
 def squeeze(normal: str) -> str:
@@ -177,7 +191,7 @@ def _unsigned(text: str) -> Fraction | None:
 
 def _is_unit(text: str, space: str) -> bool:
     """Words that can stand behind a number without changing its value. A letter needs a space."""
-    parts = re.findall(r"[A-Za-z]+", text)
+    parts = re.findall(r"[A-Za-z]+", _PER.sub(" ", text))
     if len(parts) == 1 and len(parts[0]) == 1:
         return bool(space) and parts[0] in _UNITS and text.strip(". ") == parts[0]
     return all(

@@ -22,6 +22,7 @@ import sys
 from typing import Any
 
 from marft_jax.envs.grading.compare import brackets
+from marft_jax.envs.grading.intervals import intervals
 from marft_jax.envs.grading.normalize import normalize
 
 _NAMED_POINT = re.compile(r"^\([A-Za-z](?:, ?[A-Za-z])+\) ?= ?(?=\()")
@@ -31,7 +32,7 @@ MEMORY = 4 << 30
 
 def equal(reference: str, answer: str) -> bool:
     """Whether the answer means the same as the reference, by computer algebra."""
-    right, given = normalize(reference), normalize(answer)
+    right, given = normalize(intervals(reference)), normalize(intervals(answer))
     if "=" not in right:
         given = _NAMED_POINT.sub("", given)
     kind, other = brackets(right), brackets(given)
