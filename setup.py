@@ -46,7 +46,7 @@ EXTRAS = {
         GYM,
     ],
     "hub": ["datasets>=4.0"],
-    "plot": ["matplotlib>=3.9"],
+    "plot": ["matplotlib>=3.9", "tensorboard>=2.20"],
     "cuda": ["jax[cuda13]>=0.10"],
     "tpu": ["jax[tpu]>=0.10"],
 }

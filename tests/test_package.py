@@ -2,21 +2,15 @@
 
 from __future__ import annotations
 
-import re
 import subprocess
 import sys
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import pytest
-import small
-from scripted import Scripted
 
 from marft_jax import config
 from marft_jax.team import files
-from marft_jax.team.runner import Rollout
-from marft_jax.threads import DaemonThreads
 
 TOP_LEVEL = {"marft_jax", "configs", "scripts", "tests", "setup.py", "README.md", "LICENSE"}
 
@@ -36,29 +30,6 @@ def test_every_settings_file_loads(repository):
         assert loaded != config.Config(), f"{file} changes nothing"
         if loaded.team.file:
             assert files.load_team(str(repository / loaded.team.file))
-
-
-def test_every_flag_in_the_readme_exists(repository):
-    text = (repository / "README.md").read_text()
-    sections = "|".join(config.Config.__annotations__)
-    flags = set(re.findall(rf"--((?:{sections})\.[a-z_]+)", text))
-    assert len(flags) > 60
-    assert flags <= set(config._known_keys())
-
-
-def test_the_readmes_workflow_and_environment_run(repository, monkeypatch):
-    """What a newcomer pastes from the README works as it stands."""
-    text = (repository / "README.md").read_text()
-    pasted: dict[str, Any] = {}
-    for block in re.findall(r"```python\n(.*?)```", text, re.DOTALL):
-        exec(block, pasted)
-    env = lambda: pasted["Parity"]()  # noqa: E731
-    team = small.team(3, context=300)
-    engine = Scripted(lambda request: str(request.fold[1] % 2))
-    rollout = Rollout(engine, team, pasted["two_drafts"], env, DaemonThreads())
-    episodes = rollout.play(range(4), 0)
-    assert {episode.reward for episode in episodes} == {1.0}
-    assert episodes[0].dependency.astype(int).tolist() == [[0, 0, 0], [0, 0, 0], [1, 1, 0]]
 
 
 @pytest.mark.parametrize("module", ["marft_jax", "marft_jax.metrics"])

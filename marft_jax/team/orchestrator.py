@@ -35,7 +35,10 @@ def without_calls(text: str) -> str:
 
 
 def default_prompt(specialists: Sequence[Profile]) -> str:
-    """The system prompt of an orchestrator that has none: whom it can call, and how."""
+    """The system prompt of an orchestrator that has none: whom it can call, and how.
+
+    A specialist without a description is listed by its name alone.
+    """
     listed = "\n".join(f"- {p.name}: {p.description}".rstrip(": ") for p in specialists)
     return (
         "You lead a team that solves a task together. Its members are:\n"

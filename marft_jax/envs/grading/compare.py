@@ -14,7 +14,7 @@ from marft_jax.envs.grading.normalize import is_letter, letter, normalize, numbe
 
 _BASED = re.compile(r"(-?[0-9A-Z.]+)_\{?(\d{1,2})\}?")  # 1011_2: the base may be left out
 _DECIMAL_COMMA = re.compile(r"^(-?\d+),(\d+)$")  # a list would not answer a single number
-_MONTHS: list[str] = "jan feb mar apr may jun jul aug sep oct nov dec".split()
+_MONTHS = ("jan", "feb", "mar", "apr", "may", "jun", "jul", "aug", "sep", "oct", "nov", "dec")
 _MONTH = rf"((?:{'|'.join(_MONTHS)})[a-z]{{0,6}})\.?"
 _DAY = r"(\d{1,2})(?:st|nd|rd|th)?"
 _ISO = re.compile(r"(\d{4})([-/])(0?[1-9]|1[0-2])\2(0?[1-9]|[12]\d|3[01])")

@@ -1,0 +1,219 @@
+"""What the README prints works as printed: every command is known, every snippet runs."""
+
+from __future__ import annotations
+
+import importlib
+import io
+import re
+import runpy
+import shlex
+import sys
+from pathlib import Path
+from typing import Any
+
+import jax
+import pytest
+import small
+import yaml
+from scripted import Scripted
+
+from marft_jax import config
+from marft_jax.team.files import load_team
+from marft_jax.team.runner import Rollout
+from marft_jax.threads import DaemonThreads
+
+ROOT = Path(__file__).resolve().parent.parent
+TEXT = (ROOT / "README.md").read_text("utf-8")
+
+
+def blocks(kind: str) -> list[str]:
+    return re.findall(rf"^```{kind}\n(.*?)^```", TEXT, re.DOTALL | re.MULTILINE)
+
+
+def commands() -> list[str]:
+    """Every command of the shell blocks, and those that stand in a sentence."""
+    text = "\n".join(blocks("bash")).replace("\\\n", " ")
+    prose = re.sub(r"^```.*?^```", "", TEXT, flags=re.DOTALL | re.MULTILINE)
+    inline = re.findall(r"`((?:\.venv/bin/)?(?:python3?|pip) [^`]+)`", prose)
+    lines = [line.strip() for line in [*text.splitlines(), *inline]]
+    return list(dict.fromkeys(" ".join(line.split()) for line in lines if line))
+
+
+def parts(command: str) -> list[list[str]]:
+    """The programs of a line, which && or | joins."""
+    lexer = shlex.shlex(command, posix=True, punctuation_chars="|&")
+    lexer.whitespace_split = True
+    found: list[list[str]] = [[]]
+    for word in lexer:
+        found.append([]) if word in ("&&", "|") else found[-1].append(word)
+    return found
+
+
+@pytest.fixture(scope="module")
+def extras() -> dict[str, list[str]]:
+    """What pip installs with each extra."""
+    import setuptools
+
+    given: dict[str, Any] = {}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(setuptools, "setup", given.update)
+        patch.setattr(setuptools, "find_packages", lambda **_: [])
+        runpy.run_path(str(ROOT / "setup.py"))
+    return given["extras_require"]
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch):
+    """A directory as a reader's: the checkout's files, and those that the README has one write."""
+    for name in ("configs", "scripts", "marft_jax"):
+        (tmp_path / name).symlink_to(ROOT / name)
+    (tmp_path / "mine.yaml").write_text("run: {steps: 1}\n")
+    flows, parity = blocks("python")
+    (tmp_path / "flows.py").write_text(flows)
+    (tmp_path / "parity.py").write_text(parity)
+    [drafts] = [block for block in blocks("yaml") if "two_drafts" in block]
+    (tmp_path / "drafts.yaml").write_text(drafts)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    yield tmp_path
+    for name in ("flows", "parity"):
+        sys.modules.pop(name, None)
+
+
+def left(run, *arguments: Any) -> int:
+    try:
+        result = run(*arguments)
+    except SystemExit as exit:
+        result = exit.code
+    return result if isinstance(result, int) else 0
+
+
+HELP: dict[str, str] = {}
+
+
+def help_of(program: str, capsys) -> str:
+    """What a module or script says to --help."""
+    if program not in HELP:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(sys, "argv", [program, "--help"])
+            if program.endswith(".py"):
+                assert left(runpy.run_path, program, None, "__main__") == 0
+            else:
+                assert left(importlib.import_module(program).main, ["--help"]) == 0
+        HELP[program] = capsys.readouterr().out
+    return HELP[program]
+
+
+def check_python(words: list[str], capsys) -> None:
+    """The program is there and knows every flag; settings can be parsed."""
+    if words[:2] == ["-m", "pytest"] or words[:2] == ["-m", "venv"]:
+        return
+    program, arguments = (words[1], words[2:]) if words[0] == "-m" else (words[0], words[1:])
+    settings: list[str] = []
+    mine: list[str] = settings if program == "marft_jax.train" else []
+    for word in arguments:
+        if word.startswith("--"):
+            dotted = "." in word or word == "--config" or program == "marft_jax.train"
+            mine = settings if dotted else []
+            if not dotted:
+                assert re.search(rf"{word}\b", help_of(program, capsys)), word
+        mine.append(word)
+    if program.startswith("marft_jax"):
+        config.parse(settings)
+
+
+@pytest.mark.parametrize("command", commands())
+def test_every_command_names_programs_flags_and_extras_that_exist(command, here, extras, capsys):
+    for program, *arguments in parts(command):
+        name = Path(program).name
+        if name in ("python", "python3"):
+            check_python(arguments, capsys)
+        elif name == "pip":
+            asked = re.findall(r"\[([\w,-]+)\]", " ".join(arguments))
+            assert {extra for group in asked for extra in group.split(",")} <= set(extras)
+        elif name == "tensorboard":
+            assert any(need.startswith(name) for need in extras["plot"])
+        else:
+            assert name == "echo"
+
+
+ONE_STEP = ["--run.steps", "1", "--algo.episodes", "4"]
+NO_STEP = ["--run.steps", "0"]
+STORY = [
+    ("python -m marft_jax.train --run.seed 0", ONE_STEP),
+    ("python -m marft_jax.evaluate --run runs/quickstart", ["--limit", "2"]),
+    ('echo "4+7+8=?" | python -m marft_jax.chat --run runs/quickstart', []),
+    ("python scripts/plot.py runs/quickstart --out reward.png", []),
+    ("python -m marft_jax.export --run runs/quickstart --out team", []),
+    ("python -m marft_jax.export --run runs/quickstart --out models --format merged", []),
+    ("python -m marft_jax.evaluate --run runs/quickstart --step best", ["--limit", "2"]),
+    ("python -m marft_jax.train --lora.init team --run.dir runs/again", NO_STEP),
+    ("python -m marft_jax.train --team.file drafts.yaml", [*NO_STEP, "--run.dir", "runs/drafts"]),
+    ("python -m marft_jax.train --env.name parity:Parity", [*NO_STEP, "--run.dir", "runs/parity"]),
+    ("python -m marft_jax.envs.check parity:Parity", []),
+]
+
+
+def test_the_commands_of_a_first_hour_run_one_after_the_other(here, monkeypatch, capsys):
+    """In one process, with steps and tasks cut down; what they say goes to the test's report."""
+    first = jax.devices()[:1]
+    monkeypatch.setattr(jax, "devices", lambda *backend: first)
+    printed = [re.sub(r"\s+#.*", "", command) for command in commands()]
+    for command, cheap in STORY:
+        assert command in printed, command
+        for program, *arguments in parts(command):
+            if program == "echo":
+                monkeypatch.setattr(sys, "stdin", io.StringIO(f"{arguments[0]}\n"))
+                continue
+            run, words = arguments[0], arguments[1:]
+            if run == "-m":
+                run, words = words[0], words[1:]
+                code = left(importlib.import_module(run).main, [*words, *cheap])
+            elif "plot" in run and not importlib.util.find_spec("matplotlib"):
+                continue
+            else:
+                monkeypatch.setattr(sys, "argv", [run, *words])
+                code = left(runpy.run_path, run, None, "__main__")
+            assert code == 0, (command, capsys.readouterr().err)
+    for made in ("reward.png", "team/team.yaml", "models/solver/config.json", "runs/drafts"):
+        assert Path(made).exists() or made == "reward.png"
+    assert "solver:" in capsys.readouterr().out
+
+
+def test_the_workflow_and_the_environment_play(here):
+    pasted: dict[str, Any] = {}
+    for block in blocks("python"):
+        exec(block, pasted)
+    team = small.team_of(load_team("drafts.yaml"), context=300)
+    engine = Scripted(lambda request: str(request.fold[1] % 2))
+    rollout = Rollout(engine, team, pasted["two_drafts"], pasted["Parity"], DaemonThreads())
+    episodes = rollout.play(range(4), 0)
+    assert {episode.reward for episode in episodes} == {1.0}
+    assert episodes[0].dependency.astype(int).tolist() == [[0, 0, 0], [0, 0, 0], [1, 1, 0]]
+
+
+def test_every_yaml_snippet_is_a_team(tmp_path):
+    for block in blocks("yaml"):
+        assert "agents" in yaml.safe_load(block)
+        (tmp_path / "team.yaml").write_text(block)
+        assert load_team(str(tmp_path / "team.yaml")).agents
+
+
+def test_every_flag_that_is_named_exists():
+    sections = "|".join(config.Config.__annotations__)
+    flags = set(re.findall(rf"--((?:{sections})\.[a-z_]+)", TEXT))
+    assert len(flags) > 60
+    assert flags <= set(config._known_keys())
+
+
+def test_every_file_that_is_named_exists():
+    named = set(re.findall(r"\b((?:marft_jax|configs|scripts|tests)/[\w./-]+\.\w+)", TEXT))
+    assert len(named) > 20
+    assert {name for name in named if not (ROOT / name).exists()} == set()
+
+
+def test_nothing_that_runs_hides_in_an_indented_block():
+    assert (
+        re.findall(r"^    .*\b(?:python|pip) .*", re.sub(r"```.*?```", "", TEXT, flags=re.S), re.M)
+        == []
+    )
