@@ -193,6 +193,20 @@ def test_what_is_not_there_is_one_clear_line(tmp_path):
         assert "\n" not in str(caught.value)
 
 
+def test_what_the_hub_says_is_shown_whole(monkeypatch):
+    import huggingface_hub
+
+    def absent(*_, **__):
+        raise OSError(
+            "404 Client Error. (Request ID: 1)\n\n" + "Not found. " * 20 + "\nLog in first."
+        )
+
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", absent)
+    with pytest.raises(BadInput, match="OSError: 404 Client Error.*Log in first.") as caught:
+        load.load_base(Model(base="owner/name"), place)
+    assert "\n" not in str(caught.value)
+
+
 def test_a_stream_must_fill_every_parameter_exactly_once():
     config = dataclasses.replace(families.read_config(SETTINGS, "test"), n_layers=1)
     _, abstract = load.abstract_decoder(config, jnp.float32)

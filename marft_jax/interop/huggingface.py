@@ -55,6 +55,7 @@ def write_model(
     settings = read_json(source / "config.json") if source else config_json(base.config)
     settings |= {"dtype": dtype, **tokens}
     settings.pop("torch_dtype", None)  # the older spelling of dtype
+    settings.pop("_name_or_path", None)  # where somebody once had it
     _write_json(folder / "config.json", settings)
     generation = read_json(source / "generation_config.json") if source else {}
     _write_json(folder / "generation_config.json", generation | tokens | dict(sampling))
