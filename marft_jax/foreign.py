@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import pickletools
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -33,6 +34,18 @@ def loads(text: str) -> Any:
     if any(isinstance(item, _NESTED) for item in level):
         raise too_deep
     return value
+
+
+def check_memo(program: bytes) -> None:
+    """Checks that a pickle remembers things in places without gaps: the unpickler makes room for
+    all up to the highest, and ten bytes can ask for gigabytes.
+
+    Raises:
+        ValueError: it does not, or it is no pickle.
+    """
+    for operation, place, _ in pickletools.genops(program):
+        if operation.name in ("PUT", "BINPUT", "LONG_BINPUT") and (place or 0) > len(program):
+            raise ValueError(f"a pickle that remembers something in place {place}")
 
 
 def read_settings(file: Path) -> dict[str, Any]:

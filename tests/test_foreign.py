@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import pickle
 import struct
 import threading
 import time
 import zipfile
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +20,7 @@ from safetensors.numpy import save_file
 
 from marft_jax import durable, foreign
 from marft_jax.config import BadInput, Model
-from marft_jax.envs import rows
+from marft_jax.envs import code_rows, rows
 from marft_jax.interop import first_release, peft
 from marft_jax.models import families, gguf, load, safetensors, tokenizer
 from marft_jax.team.files import load_team
@@ -300,6 +302,14 @@ def test_a_small_value_head_takes_little_memory(tmp_path):
         with peak:
             assert refused(first_release.read_value_head, tmp_path / "v.pth")
         assert peak.bytes - before < 200e6, name
+
+
+def test_hidden_tests_whose_pickle_asks_for_gigabytes_are_refused():
+    program = pickle.dumps("[]", 2)[:-1] + b"r" + struct.pack("<I", 1 << 29) + b"."
+    packed = base64.b64encode(zlib.compress(program)).decode()
+    with (peak := Peak()):
+        wrong = code_rows.as_task({"problem": "p", "private_test_cases": packed})
+    assert "in place 536870912" in wrong and peak.bytes < resident() + 200e6
 
 
 def resident() -> int:

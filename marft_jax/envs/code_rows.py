@@ -24,6 +24,7 @@ import zlib
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
+from marft_jax import foreign
 from marft_jax.envs.base import Task
 
 _QUESTIONS = ("problem", "question_content", "question", "description", "prompt", "text")
@@ -159,6 +160,7 @@ def _unpacked(value: Any) -> Any:
     try:
         packed = base64.b64decode(value, validate=True)
         unpacked = zlib.decompressobj().decompress(packed, _UNPACKED)
+        foreign.check_memo(unpacked)
         return _json(_OnlyText(io.BytesIO(unpacked)).load())
     except (binascii.Error, zlib.error, pickle.UnpicklingError, EOFError) as error:
         raise ValueError(f"hidden tests: {error}") from error

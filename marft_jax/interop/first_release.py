@@ -12,7 +12,6 @@ import collections
 import io
 import math
 import pickle
-import pickletools
 import zipfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -22,7 +21,7 @@ import ml_dtypes
 import numpy as np
 
 from marft_jax.config import BadInput
-from marft_jax.foreign import readable
+from marft_jax.foreign import check_memo, readable
 
 VALUE_HEAD = "value_head.pth"
 
@@ -86,9 +85,7 @@ class _Unpickler(pickle.Unpickler):
         self._unread = self._uncopied = size
         self._storages: dict[str, np.ndarray] = {}
         program = self._read("data.pkl")
-        for operation, place, _ in pickletools.genops(program):
-            if operation.name in ("PUT", "BINPUT", "LONG_BINPUT") and (place or 0) > len(program):
-                raise ValueError(f"it remembers something in place {place}")
+        check_memo(program)
         super().__init__(io.BytesIO(program))
 
     def _read(self, name: str) -> bytes:

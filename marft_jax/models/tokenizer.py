@@ -7,6 +7,7 @@ that token: whoever writes the text of a task can forge the end of a message.
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import sys
 import time
@@ -322,17 +323,20 @@ def _transformers() -> Any:
 
 @contextlib.contextmanager
 def _at_most(seconds: float) -> Iterator[None]:
-    """Ends Python code of this thread that takes longer: a template may loop for days.
+    """Ends a template of this thread that computes longer: it may loop for days.
 
     Raises:
         TimeoutError: it took longer.
     """
-    end, before = time.monotonic() + seconds, sys.gettrace()
+    end, before = math.inf, sys.gettrace()
 
     def trace(frame: types.FrameType, event: str, _: Any) -> Any:
-        if time.monotonic() > end:
+        nonlocal end
+        now, is_template = time.thread_time(), frame.f_code.co_filename == "<template>"
+        end = min(end, now + seconds) if is_template else end  # imports before it are free
+        if now > end:
             raise TimeoutError(f"it takes more than {seconds:g} seconds")
-        return trace if frame.f_code.co_filename == "<template>" else None
+        return trace if is_template else None
 
     sys.settrace(trace)
     try:
