@@ -262,7 +262,9 @@ class Rollout:
     """Take over the beginning of a prompt (a system prompt, a group's task, a conversation) from
     another row, where one has computed it with the same adapter."""
     step_seconds: float = 600.0
-    """An episode whose environment takes longer to answer has failed."""
+    """An episode whose environment or workflow takes longer to answer has failed."""
+    max_turns: int = 128
+    """An episode that wants more turns ends there, with what it has earned."""
     max_failed_fraction: float = 0.25
     """Failed episodes are dropped and counted; more of them than this stop the run."""
 
@@ -477,6 +479,7 @@ _BETWEEN = {
     "team.top_p": (0, 1),
     "team.min_p": (0, 1),
     "rollout.max_failed_fraction": (0, 1),
+    "rollout.max_turns": (1, 65535),
     "env.holdout": (0, 1),
     "guard.lr_factor": (0, 1),
     "env.max_bad_rows": (0, 1),

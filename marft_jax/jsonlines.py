@@ -13,13 +13,16 @@ from typing import Any
 from marft_jax import foreign
 
 
+_DEEPEST, _MOST = 64, 1_000_000  # levels and parts of a value
+
+
 def dumps(value: Any) -> str:
     """One line of strict JSON for anything a run reports.
 
     Arrays and their scalars become lists and numbers, a number that is not finite becomes
     ``null`` (JSON has no NaN), and whatever JSON does not know becomes its text.
     """
-    return json.dumps(_plain(value), ensure_ascii=False, allow_nan=False)
+    return json.dumps(plain(value), ensure_ascii=False, allow_nan=False)
 
 
 def write(path: Path, lines: Iterable[str]) -> None:
@@ -70,17 +73,36 @@ def _is(wanted: Callable[[Any], bool], line: str) -> bool:
         return False
 
 
-def _plain(value: Any) -> Any:
-    if value is None or isinstance(value, (str, bool)):
+def plain(value: Any) -> Any:
+    """The same as ``dumps`` writes it, in values of Python's own.
+
+    Raises:
+        ValueError: it is nested too deeply, or in itself, or has too many parts.
+    """
+    return _plain(value, _DEEPEST, [_MOST])
+
+
+def _plain(value: Any, depth: int, left: list[int]) -> Any:
+    left[0] -= 1
+    if depth < 0 or left[0] < 0:
+        raise ValueError(
+            f"more than {_DEEPEST} levels, or in itself" if depth < 0 else f"over {_MOST} parts"
+        )
+    if value is None or isinstance(value, bool):
         return value
+    if isinstance(value, str):  # halves of surrogate pairs, which no file can hold, spelled out
+        return str.encode(value, "utf-8", "backslashreplace").decode()
     if isinstance(value, Mapping):
-        return {str(key): _plain(item) for key, item in value.items()}
+        return {
+            _plain(str(key), depth, left): _plain(item, depth - 1, left)
+            for key, item in value.items()
+        }
     if isinstance(value, (list, tuple, set, frozenset)):
-        return [_plain(item) for item in value]
+        return [_plain(item, depth - 1, left) for item in value]
     if isinstance(value, numbers.Integral):
-        return int(value)
+        return int(value) if abs(int(value)) < 1 << 1024 else hex(int(value))
     if isinstance(value, numbers.Real):
         return float(value) if math.isfinite(value) else None
     if hasattr(value, "tolist"):  # an array of NumPy or JAX, of any rank
-        return _plain(value.tolist())
-    return str(value)
+        return _plain(value.tolist(), depth - 1, left)
+    return _plain(str(value), depth, left)

@@ -9,7 +9,6 @@ have learned to say.
 
 from __future__ import annotations
 
-import functools
 import itertools
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
@@ -21,9 +20,8 @@ from marft_jax import distributed
 from marft_jax.collect import tasks_of
 from marft_jax.envs.base import EnvSource
 from marft_jax.session import Session
-from marft_jax.team.context import Team
 from marft_jax.team.runner import Rollout
-from marft_jax.team.workflows import Workflow, find_workflow
+from marft_jax.team.workflows import find_workflow
 from marft_jax.types import Episode, StepResult, Turn
 
 # so many show what is rare; of large steps, which differ less from each other, two at least
@@ -36,6 +34,7 @@ def rehearse(
     threads: Executor,
     played: Sequence[Episode],
     step: int,
+    stop: Callable[[], bool] = lambda: False,
 ) -> list[list[Episode]]:
     """Episodes of the steps after ``step``, about 256 in all, as they might be.
 
@@ -45,13 +44,13 @@ def rehearse(
     Args:
         source: without ``question``, nothing is rehearsed.
         played: episodes to quote from, each with turns.
+        stop: as of ``Rollout``.
     """
     if source.question is None:
         return []
     config, steps = session.config, []
     coming = max(2, _EPISODES // config.algo.episodes)
     most = max(len(episode.turns) for episode in played)
-    workflow = functools.partial(_up_to, most, find_workflow(session.workflow))
     left = range(step + 1, config.run.steps)
     for n, later in enumerate(itertools.islice(itertools.cycle(left), coming)):
         tasks = tasks_of(config, later)
@@ -59,7 +58,17 @@ def rehearse(
         drawn = rng.integers(len(played), size=len(tasks))
         parts = _Parts(source.question, tasks, [played[i] for i in drawn])
         engine = session.engine.rehearsing(parts.action)
-        rollout = Rollout(engine, session.team, workflow, parts.env, threads, max_failed=None)
+        rollout = Rollout(
+            engine,
+            session.team,
+            find_workflow(session.workflow),
+            parts.env,
+            threads,
+            max_failed=None,
+            step_seconds=config.rollout.step_seconds,
+            max_turns=most,  # a workflow might wait for a word that is never said
+            stop=stop,
+        )
         rehearsed = distributed.together(rollout).play(range(len(tasks)), later)
         steps.append([episode for episode in rehearsed if episode.turns])
     return [episodes for episodes in steps if episodes]
@@ -98,14 +107,3 @@ class _Again:
         observation = result.observation.replace(self._quoted.task, self._question)
         return result._replace(observation=observation)
 
-
-def _up_to(most: int, workflow: Callable[[Team, str], Workflow], team: Team, task: str) -> Workflow:
-    """The workflow, ended after so many turns: it might wait for a word that is never said."""
-    going, answer, turns = workflow(team, task), None, 0
-    while turns < most:
-        try:
-            wish = going.send(answer)
-        except StopIteration:
-            return
-        turns += len(wish) if isinstance(wish, list) else 0
-        answer = yield wish

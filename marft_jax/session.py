@@ -114,6 +114,7 @@ def make_rollout(session: Session, source: EnvSource, threads: Executor) -> Play
         max_failed=settings.max_failed_fraction,
         step_seconds=settings.step_seconds,
         max_tool_calls=session.config.team.max_tool_calls,
+        max_turns=settings.max_turns,
     )
     return distributed.together(rollout)
 

@@ -90,6 +90,7 @@ def metrics_of(
         "reward/std": returns.std(),
         "episode/turns": len(turns) / len(episodes),
         "episode/truncated": np.mean([_truncated(episode) for episode in episodes]),
+        "episode/capped": np.mean([_capped(episode) for episode in episodes]),
         "tokens/prompt": prompt,
         "tokens/action": action,
         "throughput/action_tokens_per_s": action / clock.seconds["rollout_s"],
@@ -161,3 +162,8 @@ def _truncated(episode: Episode) -> bool:
     return any(turn.truncated for turn in episode.turns) or any(
         "truncated" in result.info for result in episode.results
     )
+
+
+def _capped(episode: Episode) -> bool:
+    """Whether it was ended at the most turns that an episode may have."""
+    return any(result.info.get("truncated") == "turns" for result in episode.results)

@@ -76,6 +76,8 @@ class Turn(NamedTuple):
         index: number of the turn in its episode, from 0.
         start: how many prompt tokens were taken over from earlier turns; the rest is new text.
         limit: the most tokens that the action could have, None where it was not sampled.
+        tool: what a tool answered that it called, after which the same agent went on in the next
+            turn; None where it called none.
     """
 
     agent: int
@@ -92,6 +94,7 @@ class Turn(NamedTuple):
     index: int = 0
     start: int = 0
     limit: int | None = None
+    tool: str | None = None
 
 
 class StepResult(NamedTuple):

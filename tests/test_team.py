@@ -59,11 +59,10 @@ def test_no_system_message_without_a_system_prompt():
     assert text(bare.act(0, Scene("x")).prompt) == "<u>x<a>"
 
 
-def test_d_is_the_strict_lower_triangle_of_each_step(threads):
+def test_d_is_the_strict_lower_triangle_and_later_steps_see_earlier_ones(threads):
+    """They read them in the observation, which the environment made of them."""
     [episode], _ = play(threads, small.team(3), tasks=[1])
-    triangle = np.tril(np.ones((3, 3), bool), -1)
-    expected = np.kron(np.eye(2, dtype=bool), triangle)
-    np.testing.assert_array_equal(episode.dependency, expected)
+    np.testing.assert_array_equal(episode.dependency, np.tril(np.ones((6, 6), bool), -1))
     assert [(t.step, t.agent, t.name) for t in episode.turns] == [
         (step, agent, small.NAMES[agent]) for step in range(2) for agent in range(3)
     ]

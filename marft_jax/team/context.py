@@ -31,7 +31,7 @@ class Scene(NamedTuple):
     Attributes:
         observation: the state text.
         step: the step of the episode, from 0.
-        past: the turns of earlier steps.
+        past: the turns of earlier steps, of which the environment made the observation.
         news: what is new in the observation, for those who still see what was before.
     """
 
@@ -104,7 +104,8 @@ class Team(NamedTuple):
         line ``name: text`` for each visible turn, and the message. A shared context: the ids of
         all that those turns and the earlier steps' read and wrote, then a user message: what is
         new, the agent's system prompt where it was not given before, and the message. New tokens
-        are capped to the room that is left.
+        are capped to the room that is left. Either way it sees what earlier steps said: in the
+        observation, which the environment made of that, or word for word.
 
         Args:
             agent: its index in the team.
@@ -116,11 +117,12 @@ class Team(NamedTuple):
             ContextFull: the prompt fills the context.
         """
         message = message or (self.messages[agent] if self.messages else "")
-        shown = [*scene.past, *turns] if self.shared else [t for t in turns if self._says(t)]
+        said = list(turns) if self.shared else [t for t in turns if self._says(t)]
+        shown = [*scene.past, *said]
         prompt, start = (
             self._continued(agent, scene, shown, bool(turns), message)
             if self.shared
-            else (self._alone(agent, scene, shown, message), 0)
+            else (self._alone(agent, scene, said, message), 0)
         )
         room = self.context - len(prompt) - (_RESERVED if self.shared else 0)
         if room < 1:

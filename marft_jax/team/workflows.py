@@ -19,26 +19,16 @@ named in the config as ``package.module:function``:
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Generator, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Generator, Sequence
+from typing import Any
 
 from marft_jax.imports import imported
 from marft_jax.team.context import Scene, Team
+from marft_jax.team.graph import Graph, Node
 from marft_jax.team.orchestrator import called
 from marft_jax.team.roles import last_answering
+from marft_jax.team.wishes import Step
 from marft_jax.types import Turn
-
-
-class Step(NamedTuple):
-    """A workflow's wish that the environment answers these turns.
-
-    Attributes:
-        turns: all turns of the step; those with ``answers`` are graded.
-        info: what the transcript should say about how the team decided.
-    """
-
-    turns: Sequence[Turn]
-    info: Mapping[str, Any] = {}
 
 
 Workflow = Generator[Any, Any, None]
@@ -67,6 +57,7 @@ def dag(team: Team, scene: Scene) -> Generator[Any, Any, Step]:
     """The team file's graph, layer by layer; the nodes of a layer act side by side.
 
     A node sees the actions of all nodes it depends on, directly or through others, and no other.
+    Of an agent that answers, the actions are graded that no later one of its own depends on.
     """
     graph, names = team.graph, team.names
     turns: dict[str, Turn] = {}
@@ -77,7 +68,14 @@ def dag(team: Team, scene: Scene) -> Generator[Any, Any, Step]:
             shown = [turn for id, turn in turns.items() if id in visible]
             acts.append(team.act(names.index(node.role), scene, shown, node.message))
         turns |= zip((node.id for node in layer), (yield acts), strict=True)
-    return Step(list(turns.values()))
+    drafts = {id for node in graph.nodes for id in _own_drafts(graph, node)}
+    graded = [turn for id, turn in turns.items() if turn.answers and id not in drafts]
+    return Step(list(turns.values()), graded=graded or None)
+
+
+def _own_drafts(graph: Graph, node: Node) -> set[str]:
+    """The ids of earlier nodes of the same role that a node depends on."""
+    return {n.id for n in graph.nodes if n.role == node.role} & graph.ancestors(node)
 
 
 def orchestrated(team: Team, scene: Scene) -> Generator[Any, Any, Step]:
@@ -94,8 +92,7 @@ def orchestrated(team: Team, scene: Scene) -> Generator[Any, Any, Step]:
         if name is None:
             break
         turns += yield [team.act(team.names.index(name), scene, turns)]
-    answers = [turn for turn in turns if turn.answers]
-    return Step(_only(turns, answers[-1] if answers else None))
+    return Step(turns, graded=[turn for turn in turns if turn.answers][-1:])
 
 
 def debate(team: Team, scene: Scene) -> Generator[Any, Any, Step]:
@@ -109,9 +106,9 @@ def debate(team: Team, scene: Scene) -> Generator[Any, Any, Step]:
         turns += last
     if team.judge is None:
         winner, votes = majority(last)
-        return Step(_only(turns, winner), {"votes": votes})
+        return Step(turns, {"votes": votes}, [winner])
     [verdict] = yield [team.act(team.judge, scene, _shown(team, turns, last))]
-    return Step(_only([*turns, verdict], verdict))
+    return Step([*turns, verdict], graded=[verdict])
 
 
 def majority(turns: Sequence[Turn]) -> tuple[Turn, dict[str, int]]:
@@ -130,11 +127,6 @@ def majority(turns: Sequence[Turn]) -> tuple[Turn, dict[str, int]]:
 def _shown(team: Team, turns: Sequence[Turn], last: Sequence[Turn]) -> Sequence[Turn]:
     """A conversation that goes on cannot take back what it said before."""
     return list(turns) if team.shared else last
-
-
-def _only(turns: Sequence[Turn], graded: Turn | None) -> list[Turn]:
-    """The turns, of which that one is the answer."""
-    return [turn._replace(answers=turn is graded) for turn in turns]
 
 
 def _every_step(one: _OneStep) -> Callable[[Team, str], Workflow]:
