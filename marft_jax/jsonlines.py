@@ -12,8 +12,7 @@ from typing import Any
 
 from marft_jax import foreign
 
-
-_DEEPEST, _MOST = 64, 1_000_000  # levels and parts of a value
+_DEEPEST = 64  # levels of a value
 
 
 def dumps(value: Any) -> str:
@@ -73,21 +72,21 @@ def _is(wanted: Callable[[Any], bool], line: str) -> bool:
         return False
 
 
-def plain(value: Any) -> Any:
+def plain(value: Any, most: float = math.inf) -> Any:
     """The same as ``dumps`` writes it, in values of Python's own.
 
     Raises:
-        ValueError: it is nested too deeply, or in itself, or has too many parts.
+        ValueError: it is nested too deeply, or in itself, or has more than ``most`` parts.
     """
-    return _plain(value, _DEEPEST, [_MOST])
+    return _plain(value, _DEEPEST, [most])
 
 
-def _plain(value: Any, depth: int, left: list[int]) -> Any:
+def _plain(value: Any, depth: int, left: list[float]) -> Any:
     left[0] -= 1
-    if depth < 0 or left[0] < 0:
-        raise ValueError(
-            f"more than {_DEEPEST} levels, or in itself" if depth < 0 else f"over {_MOST} parts"
-        )
+    if depth < 0:
+        raise ValueError(f"more than {_DEEPEST} levels, or in itself")
+    if left[0] < 0:
+        raise ValueError("too many parts")
     if value is None or isinstance(value, bool):
         return value
     if isinstance(value, str):  # halves of surrogate pairs, which no file can hold, spelled out

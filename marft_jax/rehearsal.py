@@ -106,4 +106,3 @@ class _Again:
         self._steps += 1
         observation = result.observation.replace(self._quoted.task, self._question)
         return result._replace(observation=observation)
-

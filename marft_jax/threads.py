@@ -93,6 +93,8 @@ class Call:
         self._thread = threading.get_ident()
         self.started = self.started or time.monotonic()
         function, self._run = self._run, _nothing
+        if self._given_up:
+            return
         value = failure = None
         try:
             value = function()
@@ -100,6 +102,7 @@ class Call:
             failure = failure_of(error)
         del function  # what only it holds is dropped here
         with self._lock:
+            _HANGING.discard(self)
             if self._given_up:
                 raise SystemExit
             self.value, self.failure, self.is_over = value, failure, True
@@ -129,15 +132,39 @@ class Call:
         with self._lock:
             if self.is_over:
                 return
-            self._given_up = True
             frame = sys._current_frames().get(self._thread) if self._thread else None
             self.failure = Failure(f"TimeoutError: {self.what}: {why}{place(frame)}")
-            self.is_over = True
-            files = [f.f_code.co_filename for f, _ in traceback.walk_stack(frame)] if frame else []
-            if files and not any(file.startswith(_WITH_WORKERS) for file in files):
-                ctypes.pythonapi.PyThreadState_SetAsyncExc(
-                    ctypes.c_ulong(self._thread), ctypes.py_object(SystemExit)
-                )
+            self._given_up = self.is_over = True
+            if frame is not None:
+                _HANGING.add(self)
+                self._interrupt()
+
+    def interrupt(self) -> None:
+        """Asks its thread once more to end, if it was given up."""
+        with self._lock:
+            if self in _HANGING:
+                self._interrupt()
+
+    def _interrupt(self) -> None:
+        stack = traceback.walk_stack(sys._current_frames().get(self._thread))
+        if not any(frame.f_code.co_filename.startswith(_WITH_WORKERS) for frame, _ in stack):
+            ctypes.pythonapi.PyThreadState_SetAsyncExc(
+                ctypes.c_ulong(self._thread), ctypes.py_object(SystemExit)
+            )
+
+
+_HANGING: set[Call] = set()  # given up, and still running
+
+
+def interrupt_hanging() -> int:
+    """Asks threads that hang once more to end, for some catch all that is raised in them.
+
+    Returns:
+        How many there are.
+    """
+    for call in list(_HANGING):
+        call.interrupt()
+    return len(_HANGING)
 
 
 def _nothing() -> None:

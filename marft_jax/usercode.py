@@ -24,6 +24,7 @@ from marft_jax.types import StepResult
 _OURS = str(Path(__file__).resolve().parent) + os.sep
 _LIBRARIES = tuple({p + os.sep for p in sysconfig.get_paths().values()} | {"<frozen", "<string"})
 _LONGEST = 400  # characters of an error's text
+_MOST_PARTS = 100_000  # of an info
 
 
 class Failure(NamedTuple):
@@ -129,7 +130,7 @@ def info_of(what: str, value: Any) -> dict[str, Any]:
     if not isinstance(value, Mapping):
         raise BadInput(f"{what}: expected a mapping, got {shown(value)}")
     try:
-        return jsonlines.plain(dict(value))
+        return jsonlines.plain(dict(value), _MOST_PARTS)
     except (ValueError, RecursionError) as error:
         raise BadInput(f"{what}: expected what JSON can hold: {error}") from error
 

@@ -1,12 +1,103 @@
-"""Real training processes, killed, frozen out and stopped."""
+"""Real training processes, killed, frozen out and stopped; and what users' code does wrong."""
 
 from __future__ import annotations
 
 import json
 import subprocess
 import sys
+import time
 
+import faults
 import pytest
+import small
+from scripted import Scripted
+
+from marft_jax import jsonlines, transcripts
+from marft_jax.algorithms.credit import make_credit
+from marft_jax.config import Algo, BadInput
+from marft_jax.team.runner import EpisodesFailed, Rollout, Stopped
+from marft_jax.threads import DaemonThreads, interrupt_hanging
+from marft_jax.types import StepResult
+
+
+@pytest.fixture(scope="module")
+def threads():
+    yield DaemonThreads()
+    for _ in range(50):  # what spins ends
+        interrupt_hanging()
+        time.sleep(0.01)
+
+
+FAULTS = {
+    **{f"environment: {name}": fault for name, fault in faults.ENVS.items()},
+    **{f"workflow: {name}": fault for name, fault in faults.WORKFLOWS.items()},
+}
+
+
+def parts(name: str, fault):
+    """The workflow and the environment: sound, but for task 1 with the fault."""
+    if name.startswith("workflow"):
+        return lambda team, task: (fault if task == "t1" else faults.sound)(
+            team, task
+        ), faults.Sound
+
+    class Mixed:
+        def reset(self, seed):
+            self._env = (fault if seed == 1 else faults.Sound)()
+            return self._env.reset(seed)
+
+        def step(self, turns):
+            return self._env.step(turns)
+
+        def __getattr__(self, name):
+            return getattr(self._env, name)
+
+    return faults.sound, Mixed
+
+
+def rollout(threads, name, fault, **settings):
+    workflow, env = parts(name, fault)
+    team = small.team(2, context=200)
+    engine = Scripted(lambda request: "words")
+    return Rollout(engine, team, workflow, env, threads, **settings)
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_a_fault_costs_its_episode_and_nothing_else(threads, name, caplog, capfd):
+    fault, expected = FAULTS[name]
+    limits = {"step_seconds": 0.4 if expected == faults.LATE else 20.0, "max_turns": 12}
+    played = rollout(threads, name, fault, max_failed=0.5, **limits).play([0, 1, 2], 0)
+    assert [len(e.turns) for e in played[::2]] == [2, 2]
+    assert [e.reward for e in played[::2]] == [2.0, 2.0]
+    if expected is faults.KEPT:
+        assert played[1].turns and len(played[1].turns) <= 12
+    else:
+        why = played[1].results[0].info["failed"]
+        assert not played[1].turns and expected in why and why in caplog.text
+        assert why.isprintable() and len(why) < 600
+        with pytest.raises((BadInput, EpisodesFailed)) as caught:
+            rollout(threads, name, fault, max_failed=0.5, **limits).play([1, 1], 0)
+        assert expected in str(caught.value) and str(caught.value).isprintable()
+    credit = make_credit(Algo(), small.team(2))
+    for episode in played:
+        assert len(credit(episode)) == len(episode.turns)
+        jsonlines.dumps(transcripts.record(episode, small.team(2).tokenizer.decode)).encode()
+    assert "Traceback" not in capfd.readouterr().err
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_a_play_can_be_stopped_whatever_goes_wrong_in_it(threads, name):
+    until = time.monotonic() + 0.02
+    settings = {"max_failed": None, "stop": lambda: time.monotonic() > until}
+    try:
+        rollout(threads, name, FAULTS[name][0], step_seconds=600.0, **settings).play([0, 1, 2], 0)
+    except Stopped:
+        pass
+    assert time.monotonic() < until + 5.0
+
+
+def test_there_are_more_than_a_hundred_kinds_of_faults():
+    assert len(FAULTS) > 150
 
 
 @pytest.mark.slow

@@ -19,7 +19,7 @@ from marft_jax.envs.base import Env
 from marft_jax.team.context import ContextFull, Team
 from marft_jax.team.wishes import Step, acts_of, turns_of
 from marft_jax.team.workflows import Workflow
-from marft_jax.threads import Call, InTurn
+from marft_jax.threads import Call, InTurn, interrupt_hanging
 from marft_jax.types import Act, Episode, StepResult, Turn
 from marft_jax.usercode import Failure, info_of, place, result_of, shown, text_of
 
@@ -56,6 +56,7 @@ class Stage:
         self.news = threading.Event()
         self.in_turn = InTurn(threads, self.news.set)
         self.calls: list[Call] = []
+        interrupt_hanging()
 
     def ask(self, call: Call) -> Call:
         """Starts a call of an environment in a thread of its own."""
@@ -137,7 +138,9 @@ class _Theirs:
             wish = self._generator.send(answer)
         except StopIteration:
             if len(turns) > first or not steps:
-                what = "without a Step, the wish to be graded" if turns else "before any agent acted"
+                what = (
+                    "without a Step, the wish to be graded" if turns else "before any agent acted"
+                )
                 raise BadInput(
                     f"--team.workflow: it returned {what}{place(self._stage.workflow)}"
                 ) from None
@@ -146,6 +149,10 @@ class _Theirs:
             if not turns:
                 raise
             return _Over("context")
+        if isinstance(answer, StepResult) and answer.done:
+            return _Over()  # whatever it wants: the environment says that this is the end
+        if isinstance(wish, list) and len(wish) > self._stage.limits.turns:
+            return _Over("turns")
         try:
             if isinstance(wish, Step):
                 return _Graded(turns_of(wish, turns, first), info_of("Step(info)", wish.info))
@@ -258,14 +265,12 @@ class LiveEpisode:
         """Does what the workflow wants next."""
         if isinstance(wish, _Over):
             self._cut(wish.truncated) if wish.truncated else self._end()
-        elif self._results and self._results[-1].done:
-            self._end()  # whatever it wants: the environment says that it is over
         elif isinstance(wish, _Graded):
             for turn in wish.turns:  # what is graded is what the episode records
                 self._turns[turn.index] = turn
             acted = tuple(turn.name for turn in self._turns[self._first :])
             self._step_info = wish.info
-            run = functools.partial(self._theirs.step, wish.turns, acted)
+            run = functools.partial(self._theirs.step, tuple(wish.turns), acted)
             self._ask("step", run, self._graded)
         elif self._asked + len(wish) > self._stage.limits.turns:
             self._cut("turns")
@@ -340,6 +345,8 @@ class LiveEpisode:
 
     def _turn(self, act: Act, completion: Completion) -> Turn:
         profile = self._team.profiles[act.agent]
+        for array in (act.prompt, completion.ids, completion.logprobs):
+            array.setflags(write=False)  # those who are shown a turn cannot change it
         return Turn(
             agent=act.agent,
             name=profile.name,

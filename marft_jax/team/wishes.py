@@ -68,7 +68,9 @@ def _checked(act: Any, team: Team, turns: int) -> Act:
         )
     seen = act.sees
     if not isinstance(seen, (tuple, list)) or not all(_is_index(i, turns) for i in seen):
-        raise BadInput(f"act: sees: expected numbers of the {turns} turns so far, got {shown(seen)}")
+        raise BadInput(
+            f"act: sees: expected numbers of the {turns} turns so far, got {shown(seen)}"
+        )
     sampling = _sampling(act.sampling, max(s.max_new_tokens for s in team.sampling))
     sampling = sampling._replace(max_new_tokens=min(sampling.max_new_tokens, room))
     sees = tuple(dict.fromkeys(int(i) for i in seen))
