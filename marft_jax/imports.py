@@ -8,6 +8,7 @@ from typing import Any
 
 from marft_jax.config import BadInput
 from marft_jax.envs.base import search_here
+from marft_jax.usercode import failure_of
 
 
 def imported(name: str, what: str, known: Iterable[str]) -> Any:
@@ -29,5 +30,7 @@ def imported(name: str, what: str, known: Iterable[str]) -> Any:
     search_here()
     try:
         return getattr(importlib.import_module(module), attribute)
-    except (ImportError, AttributeError, ValueError) as error:
-        raise BadInput(f"{what}: cannot load {name!r}: {error}") from error
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # whatever the user's module raises, SystemExit too
+        raise BadInput(f"{what}: cannot load {name!r}: {failure_of(error).text}") from None

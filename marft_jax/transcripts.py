@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from rich.console import Group, RenderableType
 from rich.panel import Panel
@@ -13,7 +13,13 @@ from rich.text import Text
 from marft_jax import jsonlines
 from marft_jax.types import Episode, Turn
 
-Decode = Callable[[Sequence[int]], str]
+
+class Decode(Protocol):
+    """Token ids to text; ``special`` keeps special tokens."""
+
+    def __call__(self, ids: Sequence[int], /, *, special: bool = False) -> str: ...
+
+
 Numbers = Sequence[Sequence[float | None]]
 
 
@@ -41,7 +47,7 @@ def write(
     Args:
         path: ``transcripts/<step>.jsonl`` of a run directory; its folder is made when missing.
         episodes: the episodes, one line each.
-        decode: token ids to text, for the prompts.
+        decode: token ids to text, for the prompts, which keep their special tokens.
         numbers: the learner's numbers; without them they are null.
     """
     lines = (_line(episode, i, decode, numbers) for i, episode in enumerate(episodes))
@@ -51,8 +57,9 @@ def write(
 def record(episode: Episode, decode: Decode) -> dict[str, Any]:
     """An episode as plain values.
 
-    ``D[i][j]`` is 1 where turn i was shown turn j; ``tokens`` is the half-open span of a turn in
-    the episode's action tokens, in acting order.
+    ``prompt`` is what the model read, special tokens included, and ``tool`` what a tool of the
+    environment answered to the turn. ``D[i][j]`` is 1 where turn i was shown turn j; ``tokens`` is
+    the half-open span of a turn in the episode's action tokens, in acting order.
     """
     return {
         "index": episode.index,
@@ -95,8 +102,9 @@ def _turns(turns: Sequence[Turn], decode: Decode) -> Iterator[dict[str, Any]]:
         yield {
             "agent": turn.name,
             "step": turn.step,
-            "prompt": decode(turn.prompt.tolist()),
+            "prompt": decode(turn.prompt.tolist(), special=True),
             "text": turn.text,
+            **({} if turn.tool is None else {"tool": turn.tool}),
             "tokens": [start, end],
             "sees": turn.sees,
             "truncated": turn.truncated,
@@ -111,4 +119,5 @@ def _panel(turn: Turn) -> Panel:
     notes += ["cut off"] if turn.truncated else []
     title = Text(" · ".join(notes))
     style = "green" if turn.answers else "cyan"
-    return Panel(Text(turn.text), title=title, title_align="left", border_style=style)
+    said = Text(turn.text) if turn.tool is None else Text(f"{turn.text}\n\ntool: {turn.tool}")
+    return Panel(said, title=title, title_align="left", border_style=style)

@@ -3,6 +3,7 @@
 import random
 import subprocess
 import sys
+import time
 
 import pytest
 
@@ -62,8 +63,8 @@ def test_a_sound_environment_passes(env):
         (MoodyReward, "the same seed and turns gave another rewards"),
         (Silent, "expected a text that is not empty"),
         (Raising, "seed 0, step 0: KeyError: 'gone'"),
-        (returning((1.0, True)), "expected a marft_jax.types.StepResult, got tuple"),
-        (returning(StepResult("", "1", True)), "reward: expected a finite float"),
+        (returning((1.0, True)), "expected a marft_jax.types.StepResult, got (1.0"),
+        (returning(StepResult("", "1", True)), "reward: expected a number"),
         (returning(StepResult("", float("nan"), True)), "reward: expected a finite float"),
         (returning(StepResult("", True, True)), "reward: expected a finite float"),
         (returning(StepResult("", 1.0, None)), "done: expected True or False"),
@@ -79,9 +80,59 @@ def test_each_mistake_is_named(env, message):
 
 
 def test_endless_and_useless_environments_are_remarked():
-    _, remarks = check(returning(StepResult("go on", 1.0, False)), episodes=3, steps=4)
+    problems, remarks = check(returning(StepResult("go on", 1.0, False)), episodes=3, steps=4)
     text = "\n".join(remarks)
     assert "3 episodes were not done after 4 steps" in text and "nothing to learn" in text
+    assert problems == ["no episode was done after 4 steps: a run cuts them off, as endless"]
+
+
+class Watching(Sound):
+    def view(self, agent, observation):
+        return f"{agent} sees {observation}"
+
+    def tool(self, turn):
+        return "a tool" if turn.text == "42" else None
+
+
+def test_views_and_tools_are_tried_and_agents_may_have_names_of_their_own():
+    assert check(Watching, episodes=7)[0] == []
+    paid = returning(StepResult("", 1.0, True, agent_rewards={"writer": 0.5}))
+    assert "expected names of agents that acted" in check(paid)[0][0]
+    assert check(paid, agents=["editor", "writer"])[0] == []
+
+
+@pytest.mark.parametrize(
+    "methods, message",
+    [
+        (
+            {"view": lambda self, agent, text: None},
+            "step 0, view: answer: expected a text, got None",
+        ),
+        ({"view": lambda self, agent, text: str(random.random())}, "gave another view or tool"),
+        ({"tool": lambda self, turn: 3}, "step 0, tool: answer: expected a text, got 3"),
+        ({"tool": lambda self, turn: exec("raise SystemExit(0)")}, "SystemExit: 0"),
+        ({"reset": lambda self, seed: exec("raise SystemExit(0)")}, "reset(0): SystemExit: 0"),
+    ],
+)
+def test_mistakes_in_views_and_tools_are_named(methods, message):
+    problems, _ = check(type("Wrong", (Watching,), methods))
+    assert any(message in problem for problem in problems), problems
+
+
+@pytest.mark.parametrize("method", ["__init__", "reset", "step", "view", "tool"])
+def test_a_check_has_a_time_limit(method):
+    hanging = type("Hanging", (Watching,), {method: lambda self, *args: time.sleep(60)})
+    started = time.monotonic()
+    problems, _ = check(hanging, seconds=0.3)
+    assert time.monotonic() - started < 10
+    assert len(problems) == 1 and "no answer after 0.3 s" in problems[0]
+    assert "test_envs_check.py" in problems[0]
+
+
+def test_a_slow_environment_is_checked_as_far_as_time_goes():
+    slow = type("Tardy", (Sound,), {"reset": lambda self, seed: time.sleep(0.1) or f"t {seed}"})
+    problems, remarks = check(slow, seconds=1.0)
+    assert problems == [] and any("of 20 episodes were played" in remark for remark in remarks)
 
 
 def test_the_command_says_what_is_wrong_and_exits_accordingly(repository, tmp_path, capsys):

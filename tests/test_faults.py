@@ -14,10 +14,12 @@ from scripted import Scripted
 
 from marft_jax import jsonlines, transcripts
 from marft_jax.algorithms.credit import make_credit
+from marft_jax.algorithms.step_rewards import find_step_reward
 from marft_jax.config import Algo, BadInput
+from marft_jax.envs.base import load_class
 from marft_jax.team.runner import EpisodesFailed, Rollout, Stopped
+from marft_jax.team.workflows import find_workflow
 from marft_jax.threads import DaemonThreads, interrupt_hanging
-from marft_jax.types import StepResult
 
 
 @pytest.fixture(scope="module")
@@ -98,6 +100,59 @@ def test_a_play_can_be_stopped_whatever_goes_wrong_in_it(threads, name):
 
 def test_there_are_more_than_a_hundred_kinds_of_faults():
     assert len(FAULTS) > 150
+
+
+@pytest.mark.parametrize("name", faults.ERRORS)
+def test_a_step_reward_that_raises_is_one_line_with_its_place(name, monkeypatch):
+    error, expected = faults.ERRORS[name]
+    monkeypatch.setattr(faults, "reward", faults.raising(error), raising=False)
+    settings = {"credit": "per_step", "step_reward": "faults:reward"}
+    episode = small.episode(0, [small.turn(0, [1], [2])], [0.5])
+    if isinstance(error, KeyboardInterrupt):  # in the main thread that is a person's Ctrl-C
+        return
+    with pytest.raises(BadInput, match="step reward of agent 'planner'") as caught:
+        small.paid([episode], **settings)
+    message = str(caught.value)
+    assert expected in message and "faults.py:" in message and message.isprintable()
+
+
+@pytest.mark.parametrize("line", ["raise SystemExit(0)", "x = ", "1 / 0", "import nowhere"])
+def test_a_users_module_that_cannot_be_imported_is_one_line(line, tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(tmp_path)
+    for i, find in enumerate((load_class, find_workflow, find_step_reward)):
+        name = f"wrong_{abs(hash(line))}_{i}"
+        (tmp_path / f"{name}.py").write_text(line)
+        with pytest.raises(BadInput) as caught:
+            find(f"{name}:thing")
+        assert str(caught.value).isprintable() and name in str(caught.value)
+
+
+def test_hanging_episodes_run_out_of_time_together(threads):
+    """Wherever they hang, and in whichever step of the engine; the others are played to the end."""
+
+    class Hanging(faults.Sound):
+        def reset(self, seed):
+            self._seed = seed
+            return super().reset(faults.sleeping() if seed == 1 else seed)
+
+        def view(self, agent, observation):
+            return faults.sleeping() if self._seed in (2, 3) else observation
+
+        def step(self, turns):
+            return faults.sleeping() if self._seed % 4 == 0 else super().step(turns)
+
+    def speak(request) -> str:
+        return "x"
+
+    engine = Scripted(speak, slots=2)  # so that few episodes come to an end at the same time
+    rollout = Rollout(
+        engine, small.team(2), faults.sound, Hanging, threads, max_failed=1.0, step_seconds=2.0
+    )
+    started = time.monotonic()
+    played = rollout.play(range(24), 0)
+    assert time.monotonic() - started < 12.0  # one after another, 9 of them would take 18
+    assert [not e.turns for e in played] == [i in (1, 2, 3) or i % 4 == 0 for i in range(24)]
+    assert all("faults.py" in e.results[0].info["failed"] for e in played if not e.turns)
 
 
 @pytest.mark.slow

@@ -30,9 +30,9 @@ def turn(name: str, text: str, *, step=0, sees=(), answers=False, truncated=Fals
     )
 
 
-def decode(ids) -> str:
+def decode(ids, special=False) -> str:
     assert all(isinstance(i, int) for i in ids), "tokenizers want Python integers"
-    return bytes(ids).decode()
+    return f"<user>{bytes(ids).decode()}" if special else bytes(ids).decode()
 
 
 def episode() -> Episode:
@@ -61,7 +61,7 @@ def test_an_episode_is_one_line_with_its_turns(tmp_path):
     assert line["turns"][1] == {
         "agent": "solver",
         "step": 0,
-        "prompt": "p!",
+        "prompt": "<user>p!",
         "text": "[b]16[/b]",
         "tokens": [5, 14],
         "sees": [0],
@@ -71,6 +71,12 @@ def test_an_episode_is_one_line_with_its_turns(tmp_path):
         "value": 0.2,
         "advantage": 2,
     }
+
+
+def test_a_tools_answer_stands_by_itself(tmp_path):
+    asking = episode().turns[0]._replace(text="ADD 2 3", tool="5")
+    [line] = write(tmp_path, [episode()._replace(turns=[asking])])
+    assert line["turns"][0]["text"] == "ADD 2 3" and line["turns"][0]["tool"] == "5"
 
 
 def test_d_says_which_turns_each_turn_was_shown(tmp_path):

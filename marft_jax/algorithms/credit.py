@@ -21,6 +21,7 @@ from marft_jax.algorithms.step_rewards import StepReward, find_step_reward
 from marft_jax.config import Algo, BadInput
 from marft_jax.team.context import Team
 from marft_jax.types import Episode, Turn
+from marft_jax.usercode import failure_of, shown
 
 Credit = Callable[[Episode], np.ndarray]
 """An episode to the reward of each of its turns, ``float32 [turns]``."""
@@ -132,13 +133,17 @@ def _step_rewards(algo: Algo, team: Team) -> list[StepReward]:
 
 
 def _score(function: StepReward, turn: Turn, reward: float, episode: Episode) -> float:
-    score = function(turn, reward, episode)
+    what = f"step reward of agent {turn.name!r}"
+    try:
+        score = function(turn, reward, episode)
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # a user's function, which may even try to end the process
+        raise BadInput(f"{what}: {failure_of(error).text}") from None
     try:
         number = float(score)
-    except (TypeError, ValueError):
+    except Exception:  # it may be anything
         number = math.nan
     if not math.isfinite(number):
-        raise BadInput(
-            f"step reward of agent {turn.name!r}: expected a finite number, got {score!r:.60}"
-        )
+        raise BadInput(f"{what}: expected a finite number, got {shown(score)}")
     return number

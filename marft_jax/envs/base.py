@@ -243,10 +243,13 @@ def load_class(name: str) -> Callable[..., Env]:
     search_here()
     try:
         module = importlib.import_module(module_name)
-    except Exception as error:
-        raise bad_input(
-            f"--env.name {name}: cannot import {module_name}: {type(error).__name__}: {error}"
-        ) from error
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # whatever the user's module raises, SystemExit too
+        from marft_jax.usercode import failure_of
+
+        why = failure_of(error).text
+        raise bad_input(f"--env.name {name}: cannot import {module_name}: {why}") from None
     factory = getattr(module, attribute, None)
     if factory is None:
         raise bad_input(f"--env.name {name}: {module.__file__} has no {attribute!r}")

@@ -7,6 +7,7 @@ that token: whoever writes the text of a task can forge the end of a message.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import math
 import os
 import sys
@@ -50,8 +51,8 @@ class Tokenizer(Protocol):
         """Ids of ``text``, without tokens before or after it."""
         ...
 
-    def decode(self, ids: Sequence[int]) -> str:
-        """The text of ``ids``, special and eos tokens removed."""
+    def decode(self, ids: Sequence[int], *, special: bool = False) -> str:
+        """The text of ``ids``, without special and eos tokens unless they are asked for."""
         ...
 
     def chat(self, messages: Sequence[Message]) -> list[int]:
@@ -86,6 +87,7 @@ class ByteTokenizer:
     """
 
     PAD, END, SYSTEM, USER, ASSISTANT = range(256, 261)
+    _NAMES = {PAD: "pad", END: "end", SYSTEM: "system", USER: "user", ASSISTANT: "assistant"}
 
     vocab_size = 264
     eos_ids: tuple[int, ...] = (END,)
@@ -94,8 +96,14 @@ class ByteTokenizer:
     def encode(self, text: str) -> list[int]:
         return list(text.encode("utf-8"))
 
-    def decode(self, ids: Sequence[int]) -> str:
-        return bytes(i for i in ids if i < 256).decode("utf-8", "replace")
+    def decode(self, ids: Sequence[int], *, special: bool = False) -> str:
+        texts = []
+        for is_text, run in itertools.groupby(ids, key=lambda i: i < 256):
+            if is_text:
+                texts.append(bytes(run))
+            elif special:
+                texts += [f"<{self._NAMES.get(i, i)}>".encode() for i in run]
+        return b"".join(texts).decode("utf-8", "replace")
 
     def chat(self, messages: Sequence[Message]) -> list[int]:
         opening = {"system": self.SYSTEM, "user": self.USER, "assistant": self.ASSISTANT}
@@ -158,10 +166,10 @@ class HFTokenizer:
     def encode(self, text: str) -> list[int]:
         return list(self._tokenizer.encode(text, add_special_tokens=False))
 
-    def decode(self, ids: Sequence[int]) -> str:
-        kept = [int(i) for i in ids if i not in self.eos_ids]
+    def decode(self, ids: Sequence[int], *, special: bool = False) -> str:
+        kept = [int(i) for i in ids if special or i not in self.eos_ids]
         return self._tokenizer.decode(
-            kept, skip_special_tokens=True, clean_up_tokenization_spaces=False
+            kept, skip_special_tokens=not special, clean_up_tokenization_spaces=False
         )
 
     def chat(self, messages: Sequence[Message]) -> list[int]:

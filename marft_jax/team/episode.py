@@ -151,13 +151,13 @@ class _Theirs:
             return _Over("context")
         if isinstance(answer, StepResult) and answer.done:
             return _Over()  # whatever it wants: the environment says that this is the end
-        if isinstance(wish, list) and len(wish) > self._stage.limits.turns:
-            return _Over("turns")
         try:
             if isinstance(wish, Step):
                 return _Graded(turns_of(wish, turns, first), info_of("Step(info)", wish.info))
             if not isinstance(wish, list):
                 raise BadInput(f"expected a yielded list of acts, or Step, got {shown(wish)}")
+            if len(wish) > self._stage.limits.turns:
+                raise BadInput(f"{len(wish)} acts at once are more than --rollout.max_turns")
             return acts_of(wish, self._stage.team, len(turns))
         except BadInput as error:
             raise BadInput(f"--team.workflow: {error}{_place_in(self._generator)}") from None
@@ -288,7 +288,7 @@ class LiveEpisode:
         self._branches = []
         self._then.clear()
         self._stage.ask(Call("close", self._theirs.close))
-        self._theirs = None  # type: ignore[assignment]
+        del self._theirs
 
     def take_acts(self) -> list[tuple[_Branch, Act]]:
         """The acts that were not handed out yet."""

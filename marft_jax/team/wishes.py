@@ -14,7 +14,7 @@ import numpy as np
 from marft_jax.config import BadInput
 from marft_jax.team.context import Team
 from marft_jax.types import Act, Sampling, Turn
-from marft_jax.usercode import info_of, shown, text_of
+from marft_jax.usercode import shown, text_of
 
 
 class Step(NamedTuple):
@@ -68,9 +68,7 @@ def _checked(act: Any, team: Team, turns: int) -> Act:
         )
     seen = act.sees
     if not isinstance(seen, (tuple, list)) or not all(_is_index(i, turns) for i in seen):
-        raise BadInput(
-            f"act: sees: expected numbers of the {turns} turns so far, got {shown(seen)}"
-        )
+        raise BadInput(f"act: sees: expected numbers of the {turns} turns, got {shown(seen)}")
     sampling = _sampling(act.sampling, max(s.max_new_tokens for s in team.sampling))
     sampling = sampling._replace(max_new_tokens=min(sampling.max_new_tokens, room))
     sees = tuple(dict.fromkeys(int(i) for i in seen))
@@ -79,7 +77,7 @@ def _checked(act: Any, team: Team, turns: int) -> Act:
 
 def _is_index(value: Any, below: int) -> bool:
     whole = isinstance(value, (int, np.integer)) and not isinstance(value, bool)
-    return whole and 0 <= value < below
+    return whole and bool(0 <= value < below)
 
 
 def _is_number(value: Any) -> bool:

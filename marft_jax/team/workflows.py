@@ -30,7 +30,6 @@ from marft_jax.team.roles import last_answering
 from marft_jax.team.wishes import Step
 from marft_jax.types import Turn
 
-
 Workflow = Generator[Any, Any, None]
 """Yields ``list[Act]`` and receives ``list[Turn]``; yields ``Step``, receives ``StepResult``."""
 
