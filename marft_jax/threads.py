@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import functools
 import queue
 import sys
 import threading
@@ -148,9 +149,25 @@ class Call:
     def _interrupt(self) -> None:
         stack = traceback.walk_stack(sys._current_frames().get(self._thread))
         if not any(frame.f_code.co_filename.startswith(_WITH_WORKERS) for frame, _ in stack):
+            _install_hook()
             ctypes.pythonapi.PyThreadState_SetAsyncExc(
-                ctypes.c_ulong(self._thread), ctypes.py_object(SystemExit)
+                ctypes.c_ulong(self._thread), ctypes.py_object(_GivenUp)
             )
+
+
+class _GivenUp(SystemExit):
+    """Raised in a thread that hangs; where it meets a callback that cannot raise, not a word."""
+
+
+@functools.cache
+def _install_hook() -> None:
+    usual = sys.unraisablehook
+
+    def hook(unraisable: Any) -> None:
+        if unraisable.exc_type is not _GivenUp:
+            usual(unraisable)
+
+    sys.unraisablehook = hook
 
 
 _HANGING: set[Call] = set()  # given up, and still running

@@ -374,6 +374,14 @@ def holds_on(team, observation):
             pass
 
 
+def holds_on_to_all(team, observation):
+    while True:
+        try:
+            yield [None]
+        except:  # noqa: E722
+            pass
+
+
 def closes_slowly(team, observation):
     try:
         yield [None]
@@ -423,6 +431,7 @@ WORKFLOWS = {
     "talks for ever": (talks_for_ever, KEPT),
     "steps for ever": (steps_for_ever, KEPT),
     "holds on": (holds_on, KEPT),
+    "holds on to all": (holds_on_to_all, "got None in it"),
     "closes slowly": (closes_slowly, "got None in it"),
     "closes badly": (closes_badly, "got None in it"),
     "delegates to a list": (delegates, "expected a yielded list of acts, or Step, got 1"),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import json
 import subprocess
 import sys
@@ -96,6 +98,20 @@ def test_a_play_can_be_stopped_whatever_goes_wrong_in_it(threads, name):
     except Stopped:
         pass
     assert time.monotonic() < until + 5.0
+
+
+@pytest.mark.filterwarnings("error::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.parametrize("name", ["holds on", "holds on to all", "closes badly"])
+@pytest.mark.parametrize("steps", [3, 10**9])
+def test_a_workflow_that_holds_on_is_let_go_without_a_word(threads, name, steps):
+    """Also where its play is stopped: Python prints a traceback of what fails when collected."""
+    name = f"workflow: {name}"
+    asked = iter(range(steps))
+    stop = lambda: next(asked, None) is None  # noqa: E731
+    with contextlib.suppress(Stopped):
+        rollout(threads, name, FAULTS[name][0], max_failed=1.0, stop=stop).play([0, 1], 0)
+    gc.collect()
+    time.sleep(0.05)
 
 
 def test_there_are_more_than_a_hundred_kinds_of_faults():

@@ -6,9 +6,10 @@ import io
 import json
 
 import numpy as np
+import pytest
 from rich.console import Console
 
-from marft_jax import transcripts
+from marft_jax import jsonlines, transcripts
 from marft_jax.transcripts import TurnNumbers
 from marft_jax.types import Episode, StepResult, Turn
 
@@ -95,6 +96,27 @@ def test_results_keep_the_reward_of_each_step_and_strict_json(tmp_path):
         {"reward": 0.0, "done": False, "info": {"score": 0.5, "answer": ["17"]}},
         {"reward": 1.25, "done": True, "info": {"score": None}},
     ]
+
+
+@pytest.mark.parametrize(
+    "value, line",
+    [
+        ({"a": "half \ud83d", "\udc00": 1}, r'{"a": "half \\ud83d", "\\udc00": 1}'),
+        ({"a": 10**400}, '{"a": "' + hex(10**400) + '"}'),
+        ({1: {2}, None: float("inf")}, '{"1": [2], "None": null}'),
+        (np.arange(3), "[0, 1, 2]"),
+    ],
+)
+def test_whatever_is_reported_is_a_line_that_files_can_hold(value, line):
+    assert jsonlines.dumps(value) == line
+    jsonlines.dumps(value).encode()
+
+
+def test_what_holds_itself_is_refused():
+    inner: list = []
+    inner.append(inner)
+    with pytest.raises(ValueError, match="in itself"):
+        jsonlines.plain({"x": inner})
 
 
 def test_padded_arrays_are_read_up_to_the_turns_of_each_episode(tmp_path):

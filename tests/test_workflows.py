@@ -14,12 +14,15 @@ from scripted import Scripted, Slow, text
 
 from marft_jax.config import BadInput
 from marft_jax.envs.base import Grade, QuestionEnv, Task
+from marft_jax.team.context import Scene
 from marft_jax.team.files import Blueprint
 from marft_jax.team.graph import Graph, Node
 from marft_jax.team.orchestrator import called, default_prompt
 from marft_jax.team.roles import Profile
 from marft_jax.team.runner import EpisodesFailed, Rollout
+from marft_jax.team.wishes import Step
 from marft_jax.team.workflows import WORKFLOWS, majority
+from marft_jax.types import StepResult
 
 PLANNER, SOLVER = Profile("planner", "p"), Profile("solver", "s", "Solves.", answers=True)
 CHECKER = Profile("checker", "c", answers=True)
@@ -345,6 +348,111 @@ def test_tools_of_siblings_run_side_by_side_and_calls_are_bounded(threads):
     assert [t.index for t in episode.turns] == list(range(20))
     assert len({request.fold for request in engine.requests}) == 20
     assert episode.turns[-1].sees == (4, 9, 14, 15, 16, 17, 18)
+
+
+def test_keys_are_distinct_with_parallel_branches_of_unequal_numbers_of_tool_calls(threads):
+    """And they follow from the workflow alone, not from how many slots the engine has."""
+
+    class Uneven(Slow):
+        def tool(self, turn) -> str | None:
+            return "more" if turn.agent == 0 and turn.text.startswith("w") else None
+
+    def workflow(team, observation):
+        scene = Scene(observation)
+        drafts = yield [team.act(0, scene), team.act(1, scene)]
+        more = yield [team.act(1, scene, drafts), team.act(2, scene, drafts)]
+        yield Step([*drafts, *more])
+
+    team = small.team_of(Blueprint((PLANNER, SOLVER, CHECKER)), context=600, max_new_tokens=60)
+    keys = []
+    for slots in (1, 2, 4):
+        engine = Scripted(lambda request: "w", slots)
+        rollout = Rollout(engine, team, workflow, lambda: Uneven(1), threads, max_tool_calls=3)
+        [episode] = rollout.play([0], 0)
+        assert len(episode.turns) == 7
+        keys.append(sorted(request.fold for request in engine.requests))
+        assert len(set(keys[-1])) == 7
+    assert keys[0] == keys[1] == keys[2]
+
+
+def test_later_steps_read_earlier_answers_in_the_observation_and_d_says_so(threads):
+    blueprint = Blueprint((PLANNER, SOLVER))
+    [episode], _ = play(threads, blueprint, who, env=question("never", horizon=2))
+    assert "solver: w1" in text(episode.turns[2].prompt)
+    np.testing.assert_array_equal(episode.dependency, np.tril(np.ones((4, 4), bool), -1))
+
+
+# what is graded
+
+
+def drafts_of(wish):
+    """A writer acts three times, with a critic in between."""
+
+    def play(team, observation):
+        scene, turns = Scene(observation), []
+        for agent in (0, 1, 0, 1, 0):
+            turns += yield [team.act(agent, scene, turns)]
+        yield wish(turns)
+
+    return play
+
+
+@pytest.mark.parametrize(
+    ("wish", "graded"),
+    [
+        (lambda turns: Step(turns), [4]),
+        (lambda turns: Step(turns[:3]), [2]),
+        (lambda turns: Step(turns, graded=turns[::2]), [0, 2, 4]),
+        (lambda turns: Step(turns, graded=[turns[1]]), [1]),
+        (lambda turns: Step(turns, graded=[]), []),
+        (lambda turns: Step([t._replace(answers=t.index == 1) for t in turns]), [1]),
+    ],
+)
+def test_the_last_answer_is_graded_unless_the_workflow_says_otherwise(threads, wish, graded):
+    members = (Profile("writer", answers=True), Profile("critic"))
+    team = small.team_of(Blueprint(members), context=600)
+    rollout = Rollout(Scripted(who), team, drafts_of(wish), question("w4"), threads)
+    [episode] = rollout.play([0], 0)
+    assert [t.index for t in episode.turns if t.answers] == graded
+    verdicts = [v["agent"] for v in episode.results[0].info["verdicts"]]
+    assert verdicts == [episode.turns[i].name for i in graded]
+    assert episode.reward == (1 / len(graded) if 4 in graded else 0)
+
+
+def test_a_dag_grades_no_draft_that_its_writer_goes_on_from(threads):
+    nodes = (Node("draft", "solver"), Node("review", "planner"), Node("final", "solver"))
+    again = Graph(nodes, (("draft", "review"), ("review", "final")))
+    for graph, graded in ((again, 1), (DIAMOND, 3)):
+        blueprint = Blueprint((PLANNER, SOLVER, CHECKER), "dag", graph)
+        [episode], _ = play(threads, blueprint, who, env=question("w2"))
+        assert len(episode.results[0].info["verdicts"]) == graded
+
+
+# endless episodes
+
+
+def test_an_endless_episode_keeps_its_turns_and_what_it_has_earned(threads, caplog):
+    class Endless(Slow):
+        def step(self, turns):
+            return StepResult("go on", 0.25, False)
+
+    team = small.team_of(Blueprint((PLANNER, SOLVER)), context=600)
+    rollout = Rollout(Scripted(who), team, WORKFLOWS["sequential"], Endless, threads, max_turns=9)
+    [episode] = rollout.play([0], 2)
+    assert len(episode.turns) == 9 and [r.reward for r in episode.results] == [0.25] * 4 + [0]
+    assert episode.results[-1].info == {"truncated": "turns"} and episode.results[-1].done
+    assert "step 3: 1 of 1 episodes were ended at --rollout.max_turns 9" in caplog.text
+
+
+def test_a_workflow_that_never_yields_a_step_is_an_error(threads):
+    def chatter(team, observation):
+        while True:
+            yield [team.act(0, Scene(observation))]
+
+    team = small.team_of(Blueprint((SOLVER,)), context=600)
+    rollout = Rollout(Scripted(who), team, chatter, lambda: Slow(1), threads, max_turns=5)
+    with pytest.raises(BadInput, match="in 5 turns .--rollout.max_turns. it never yielded a Step"):
+        rollout.play([0, 1], 0)
 
 
 # failures

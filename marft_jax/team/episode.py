@@ -23,6 +23,8 @@ from marft_jax.threads import Call, InTurn, interrupt_hanging
 from marft_jax.types import Act, Episode, StepResult, Turn
 from marft_jax.usercode import Failure, info_of, place, result_of, shown, text_of
 
+_AT_ONCE = 0.1  # seconds
+_UNDEAD: list[Any] = []  # generators that yield on whatever is thrown into them
 _CALL_SHIFT = 16  # sampling keys: the act's number below, how many tools it has called above
 
 
@@ -72,13 +74,14 @@ class Stage:
         return call
 
     def leave(self, seconds: float) -> None:
-        """Gives up what still runs after so many seconds."""
+        """Gives up what still runs after so many seconds, if it does not end at once."""
         end = time.monotonic() + seconds
         while not all(call.is_over for call in self.calls) and time.monotonic() < end:
             self.news.clear()
             self.news.wait(0.05)
         for call in self.calls:
-            call.give_up("the play is over")
+            if call.has_taken(_AT_ONCE):
+                call.give_up("the play is over")
 
     def _run(self, call: Call) -> None:
         call.run()
@@ -177,8 +180,13 @@ class _Theirs:
         """Drops them; what they do when they are dropped is theirs, too."""
         generator, self._generator = self._generator, None
         self._env = None
+        for ending in (GeneratorExit, SystemExit) if generator is not None else ():
+            try:
+                generator.throw(ending)
+            except BaseException:
+                return  # it has ended
         if generator is not None:
-            generator.close()
+            _UNDEAD.append(generator)  # Python would complain of it when it is collected
 
 
 def _place_in(generator: Any) -> str:
@@ -266,9 +274,12 @@ class LiveEpisode:
         if isinstance(wish, _Over):
             self._cut(wish.truncated) if wish.truncated else self._end()
         elif isinstance(wish, _Graded):
-            for turn in wish.turns:  # what is graded is what the episode records
-                self._turns[turn.index] = turn
-            acted = tuple(turn.name for turn in self._turns[self._first :])
+            seen = {turn.index: turn for turn in wish.turns}
+            own = self._turns[self._first :]
+            self._turns[self._first :] = [
+                seen.get(turn.index, turn._replace(answers=False)) for turn in own
+            ]  # what is graded is what the episode records
+            acted = tuple(turn.name for turn in own)
             self._step_info = wish.info
             run = functools.partial(self._theirs.step, tuple(wish.turns), acted)
             self._ask("step", run, self._graded)
@@ -282,6 +293,11 @@ class LiveEpisode:
         """Ends it with what it has earned so far."""
         self._results.append(StepResult("", 0.0, True, {"truncated": why}))
         self._end()
+
+    def leave(self) -> None:
+        """Ends it if it is not over; nobody will ask for it."""
+        if not self.over:
+            self._end()
 
     def _end(self, failure: Failure | None = None) -> None:
         self.over, self.failure = True, failure

@@ -105,6 +105,8 @@ class Rollout:
             self._play(stage, live, step)
         except BaseException:
             stage.leave(0.0)
+            for episode in live:
+                episode.leave()
             raise
         stage.leave(_CLOSE_SECONDS)
         self._check(live, step)
