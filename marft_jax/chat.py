@@ -18,6 +18,7 @@ from rich.console import Console
 
 from marft_jax import config as config_lib
 from marft_jax import transcripts
+from marft_jax.durable import RunFailed
 from marft_jax.envs.base import EnvSource
 from marft_jax.session import Session, open_session, play_held_out
 from marft_jax.team.files import load_team
@@ -49,7 +50,7 @@ def chat(session: Session) -> None:
         source = EnvSource(lambda q=question: Asked(q))
         try:
             [episode] = play_held_out(session, source, threads, number, 1)
-        except config_lib.BadInput as error:  # too long a question: say so and go on
+        except (config_lib.BadInput, RunFailed) as error:  # too long a question: say so and go on
             console.print(str(error), markup=False)
         else:
             console.print(transcripts.render(episode._replace(results=())))  # not graded

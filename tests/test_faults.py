@@ -69,7 +69,7 @@ def rollout(threads, name, fault, **settings):
 @pytest.mark.parametrize("name", FAULTS)
 def test_a_fault_costs_its_episode_and_nothing_else(threads, name, caplog, capfd):
     fault, expected = FAULTS[name]
-    limits = {"step_seconds": 0.4 if expected == faults.LATE else 20.0, "max_turns": 12}
+    limits = {"step_seconds": 0.8 if expected == faults.LATE else 20.0, "max_turns": 12}
     played = rollout(threads, name, fault, max_failed=0.5, **limits).play([0, 1, 2], 0)
     assert [len(e.turns) for e in played[::2]] == [2, 2]
     assert [e.reward for e in played[::2]] == [2.0, 2.0]
@@ -80,7 +80,7 @@ def test_a_fault_costs_its_episode_and_nothing_else(threads, name, caplog, capfd
         assert not played[1].turns and expected in why and why in caplog.text
         assert why.isprintable() and len(why) < 600
         with pytest.raises((BadInput, EpisodesFailed)) as caught:
-            rollout(threads, name, fault, max_failed=0.5, **limits).play([1, 1], 0)
+            rollout(threads, name, fault, max_failed=0.5, **limits).play([1], 0)
         assert expected in str(caught.value) and str(caught.value).isprintable()
     credit = make_credit(Algo(), small.team(2))
     for episode in played:
@@ -166,7 +166,7 @@ def test_hanging_episodes_run_out_of_time_together(threads):
     )
     started = time.monotonic()
     played = rollout.play(range(24), 0)
-    assert time.monotonic() - started < 12.0  # one after another, 9 of them would take 18
+    assert time.monotonic() - started < 15.0  # one after another, 9 of them would take 18
     assert [not e.turns for e in played] == [i in (1, 2, 3) or i % 4 == 0 for i in range(24)]
     assert all("faults.py" in e.results[0].info["failed"] for e in played if not e.turns)
 
