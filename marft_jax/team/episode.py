@@ -23,7 +23,7 @@ from marft_jax.threads import Call, InTurn, interrupt_hanging
 from marft_jax.types import Act, Episode, StepResult, Turn
 from marft_jax.usercode import Failure, info_of, place, result_of, shown, text_of
 
-_AT_ONCE = 0.1  # seconds
+_AT_ONCE = 0.1  # seconds that the call of a play that is over may take, and be left alone
 _UNDEAD: list[Any] = []  # generators that yield on whatever is thrown into them
 _CALL_SHIFT = 16  # sampling keys: the act's number below, how many tools it has called above
 
@@ -178,15 +178,15 @@ class _Theirs:
 
     def close(self) -> None:
         """Drops them; what they do when they are dropped is theirs, too."""
-        generator, self._generator = self._generator, None
-        self._env = None
-        for ending in (GeneratorExit, SystemExit) if generator is not None else ():
+        generator, self._generator, self._env = self._generator, None, None
+        if generator is None:
+            return
+        for ending in (GeneratorExit, SystemExit):
             try:
                 generator.throw(ending)
             except BaseException:
                 return  # it has ended
-        if generator is not None:
-            _UNDEAD.append(generator)  # Python would complain of it when it is collected
+        _UNDEAD.append(generator)  # Python would complain of it when it is collected
 
 
 def _place_in(generator: Any) -> str:
@@ -211,6 +211,7 @@ class LiveEpisode:
     Attributes:
         calls: those of the user's code that it waits for.
         over: it has ended; with ``failure`` where it could not be played.
+        truncated: what cut it short, ``context`` or ``turns``, if anything.
     """
 
     def __init__(self, stage: Stage, number: int, task: int):
@@ -225,7 +226,7 @@ class LiveEpisode:
         self._branches: list[_Branch] = []
         self._acts = self._asked = 0
         self._then: dict[Call, Callable[[Any], None]] = {}
-        self.over = False
+        self.over, self.truncated = False, ""
         self.failure: Failure | None = None
         self._ask("reset", self._theirs.reset, self._begin)
 
@@ -237,11 +238,6 @@ class LiveEpisode:
     def was_never_graded(self) -> bool:
         """Whether it was cut short before its workflow wished for anything but acts."""
         return self.truncated != "" and len(self._results) == 1
-
-    @property
-    def truncated(self) -> str:
-        """What cut it short, if anything."""
-        return self._results[-1].info.get("truncated", "") if self._results else ""
 
     def take_answers(self, settled: Collection[Call]) -> None:
         """Goes on with those of the calls that it waits for."""
@@ -291,6 +287,7 @@ class LiveEpisode:
 
     def _cut(self, why: str) -> None:
         """Ends it with what it has earned so far."""
+        self.truncated = why
         self._results.append(StepResult("", 0.0, True, {"truncated": why}))
         self._end()
 
