@@ -53,12 +53,12 @@ def returns_to_go(chain):
 
 
 def sizes(chain, values_EJ):
-    """How large the numbers are that a link's advantage is computed from.
+    """How large the numbers are that an advantage is computed from: |V| + Σ |r| of its episode.
 
-    Their rounding is a millionth of these or less, however much they cancel out.
+    Their rounding is a millionth of that or less, however much they cancel out.
     """
-    chain = chain._replace(rewards_EJ=jnp.abs(chain.rewards_EJ))
-    return returns_to_go(chain) + (0 if values_EJ is None else jnp.abs(values_EJ))
+    total_E1 = jnp.abs(chain.rewards_EJ).sum(1, keepdims=True)
+    return jnp.abs(jnp.zeros_like(chain.rewards_EJ) if values_EJ is None else values_EJ) + total_E1
 
 
 def minus_like(returns_EJ, sizes_EJ, chain):
