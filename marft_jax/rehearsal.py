@@ -59,7 +59,9 @@ def rehearse(
         drawn = rng.integers(len(played), size=len(tasks))
         parts = _Parts(source.question, tasks, [played[i] for i in drawn])
         engine = session.engine.rehearsing(parts.action)
-        rollout = Rollout(engine, session.team, workflow, parts.env, threads, max_failed=None)
+        rollout = Rollout(
+            engine, session.team, workflow, parts.env, threads, max_failed=None, stop=session.stop
+        )
         rehearsed = distributed.together(rollout).play(range(len(tasks)), later)
         steps.append([episode for episode in rehearsed if episode.turns])
     return [episodes for episodes in steps if episodes]

@@ -103,7 +103,7 @@ def test_an_evaluation_that_was_killed_goes_on_where_it_was(tmp_path, capsys, mo
     played = []
     real = evaluate.play_held_out
     monkeypatch.setattr(evaluate, "play_held_out",
-                        lambda *a: played.append(a[3:]) or real(*a))  # fmt: skip
+                        lambda *a: played.append(a[3:6]) or real(*a))  # fmt: skip
     assert run(*flags) == 0
     again = capsys.readouterr().out
     assert "45 of 80 were already answered" in again

@@ -138,12 +138,13 @@ def test_without_a_terminal_each_step_is_one_plain_line(tmp_path):
                 "reward/mean": 0.5,
                 "agent/a/approx_kl": 0.001,
                 "agent/b/approx_kl": 0.003,
+                "agent/a/truncated": 0.25,
                 "agent/a/entropy": 1.0,
                 "throughput/action_tokens_per_s": 1234.5,
             },
         )
     assert re.fullmatch(
-        r"step 2/5  reward 0.500  kl 2.0e-03  entropy 1.000  tok/s 1,234  left 0:0\d\n",
+        r"step 2/5  reward 0.500  kl 2.0e-03  entropy 1.000  cut 25%  tok/s 1,234  left 0:0\d\n",
         shown(console),
     )
 
@@ -152,7 +153,7 @@ def test_a_metric_that_is_missing_shows_as_a_dash(tmp_path):
     console = plain_console()
     with reporter(tmp_path, console=console) as report:
         report.log(5, {})
-    assert shown(console) == "step 5/5  reward -  kl -  entropy -  tok/s -  left 0:00\n"
+    assert shown(console) == "step 5/5  reward -  kl -  entropy -  cut -  tok/s -  left 0:00\n"
 
 
 def test_a_terminal_gets_a_bar_with_steps_and_time_left(tmp_path):
@@ -165,12 +166,12 @@ def test_a_terminal_gets_a_bar_with_steps_and_time_left(tmp_path):
 
 
 def test_time_left_is_the_usual_step_times_the_steps_to_go(monkeypatch):
-    now = iter([0.0, 60.0, 62.0, 64.0])
-    monkeypatch.setattr(metrics.time, "monotonic", lambda: next(now))
+    now = [0.0]
+    monkeypatch.setattr(metrics.time, "monotonic", lambda: now[0])
     console = plain_console()
     display = metrics.Display(console, total_steps=103)
-    for step in (1, 2, 3):
-        display.write(step, {})
+    for step, now[0] in ((1, 60.0), (2, 62.0), (3, 64.0)):
+        display.say(display.advance(step, {}))
     assert shown(console).splitlines()[-1].endswith("left 3:20")
 
 

@@ -31,6 +31,10 @@ class EpisodesFailed(RuntimeError):
     """More episodes failed than the settings allow."""
 
 
+class Interrupted(RuntimeError):
+    """Playing was stopped from outside; what was begun is thrown away."""
+
+
 class Rollout:
     """Plays episodes of one team.
 
@@ -43,6 +47,8 @@ class Rollout:
         max_failed: the fraction of episodes that may fail; None for all of them, and not a word.
         step_seconds: an environment that takes longer to answer has failed.
         max_tool_calls: how often an agent may call a tool of the environment in one turn.
+        stop: asked again and again; where it says so, playing ends with ``Interrupted``.
+        report: told again and again how many episodes are over.
 
     Attributes:
         waited_s: seconds that the last ``play`` waited for environments with nothing to decode.
@@ -59,11 +65,14 @@ class Rollout:
         max_failed: float | None = 0.0,
         step_seconds: float | None = None,
         max_tool_calls: int = 4,
+        stop: Callable[[], bool] | None = None,
+        report: Callable[[int], None] | None = None,
     ):
         self._engine, self._team, self._workflow = engine, team, workflow
         self._create_env, self._threads = create_env, threads
         self._max_failed, self._step_seconds = max_failed, step_seconds
         self._max_tool_calls = max_tool_calls
+        self._stop, self._report = stop or (lambda: False), report or (lambda over: None)
         self.waited_s = 0.0
 
     def play(self, tasks: Sequence[int], step: int, *, first: int = 0) -> list[Episode]:
@@ -81,6 +90,7 @@ class Rollout:
             BadInput: too many episodes failed, and the first of them for a reason that the user
                 can mend in the settings.
             EpisodesFailed: too many episodes failed.
+            Interrupted: ``stop`` said so.
         """
         self.waited_s = 0.0
         live = [_Live(self, number, task) for number, task in enumerate(tasks, start=first)]
@@ -90,6 +100,9 @@ class Rollout:
         for episode in live:
             episode.begin(self._step_seconds)
         while True:
+            if self._stop():
+                raise Interrupted("stopped while episodes were played")
+            self._report(sum(episode.over for episode in live))
             for episode in live:
                 for branch, act in episode.take_acts():
                     asked[self._engine.submit(episode.request(act, branch, step))] = episode, branch
