@@ -115,7 +115,7 @@ class Checkpoints:
     def __exit__(self, kind: object, *error: object) -> None:
         """Saves the last finished step, unless saving is what failed."""
         try:
-            if not (isinstance(kind, type) and issubclass(kind, RunFailed)):
+            if kind is not RunFailed:
                 self.flush()
         finally:
             self._thread.shutdown()

@@ -28,7 +28,7 @@ from jax.experimental import multihost_utils
 
 from marft_jax import config as config_lib
 from marft_jax.exchange import header_of, read_part, tokens_of
-from marft_jax.team.runner import EpisodesFailed, Interrupted
+from marft_jax.team.runner import EpisodesFailed, Stopped
 from marft_jax.types import Episode
 
 _T = TypeVar("_T")
@@ -216,7 +216,7 @@ class Together:
         try:
             if high > low:
                 mine = self._player.play(tasks[low:high], step, first=first + low)
-        except (Interrupted, EpisodesFailed, config_lib.BadInput) as raised:
+        except (Stopped, EpisodesFailed, config_lib.BadInput) as raised:
             error = raised
         self.waited_s = self._player.waited_s
         parts = handed_round(mine, None if error is None else [type(error).__name__, str(error)])
@@ -225,7 +225,7 @@ class Together:
         for process, (_, failure) in enumerate(parts):
             if failure is not None:
                 kind, text = failure
-                again = Interrupted if kind == Interrupted.__name__ else EpisodesFailed
+                again = Stopped if kind == Stopped.__name__ else EpisodesFailed
                 raise again(f"process {process}: {text}")
         return [episode for episodes, _ in parts for episode in episodes]
 

@@ -37,7 +37,7 @@ from marft_jax.session import Session, open_session, open_source, play_held_out
 from marft_jax.signals import EXIT_STOPPED, Stop
 from marft_jax.team.files import load_team
 from marft_jax.team.roles import last_answering
-from marft_jax.team.runner import Interrupted
+from marft_jax.team.runner import Stopped
 from marft_jax.threads import DaemonThreads
 from marft_jax.trained import arguments, restore_team, settings_of
 
@@ -69,7 +69,7 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
         evaluate(own.run, config, wanted, own.compare, own.out, own.step)
     except config_lib.BadInput as error:
         config_lib.exit_with(error)
-    except Interrupted:
+    except Stopped:
         sys.exit(EXIT_STOPPED)
     sys.exit(0)
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_type_hints
 
 import numpy as np
 
@@ -112,15 +112,15 @@ def _turn(row: dict[str, Any], taken: _Taken) -> Turn:
     )
 
 
-_KINDS = {"int": (int,), "str": (str,), "float": (int, float), "bool": (bool,)}
+_KINDS = {int: (int,), str: (str,), float: (int, float), bool: (bool,)}
 
 
 def _typed(kind: type[_T], row: dict[str, Any]) -> _T:
     """A NamedTuple of exactly its fields, the plain ones of their types."""
-    names = kind.__annotations__
+    names = get_type_hints(kind)
     if row.keys() != names.keys():
         raise ValueError(f"expected the fields {', '.join(names)}")
     for name, annotation in names.items():
-        if annotation in _KINDS and not isinstance(row[name], _KINDS[annotation]):
-            raise ValueError(f"{name}: expected {annotation}, got {row[name]!r:.60}")
+        if type(row[name]) not in _KINDS.get(annotation, (type(row[name]),)):
+            raise ValueError(f"{name}: expected {annotation.__name__}, got {row[name]!r:.60}")
     return kind(**row)

@@ -221,7 +221,8 @@ class Display:
             disable=not console.is_terminal,
         )
         self._task = self._bar.add_task("", total=total_steps, completed=done, left="?")
-        self._bar.start()
+        with self._shown():
+            self._bar.start()
 
     def advance(self, step: int, metrics: Mapping[str, float]) -> Text:
         """The line of a finished step."""
@@ -249,17 +250,22 @@ class Display:
     def say(self, text: str | Text) -> None:
         """Prints a line above the bar as it is: no markup, no wrapping."""
         self._said = time.monotonic()
-        try:
+        with self._shown():
             self._console.print(text, markup=False, soft_wrap=True)
-        except OSError:
-            self._console.quiet = True
 
     def rewind(self, step: int) -> None:
         self._bar.update(self._task, completed=step - 1)
 
     def close(self) -> None:
-        with contextlib.suppress(OSError):
+        with self._shown():
             self._bar.stop()
+
+    @contextlib.contextmanager
+    def _shown(self) -> Iterator[None]:
+        try:
+            yield
+        except (OSError, SystemExit):  # a pipe that nobody reads: rich would leave
+            self._console.quiet = True
 
     def _step_seconds(self) -> float:
         """The median of the latest steps, so that compilation does not count for long."""

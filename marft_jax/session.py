@@ -42,7 +42,7 @@ class Session(NamedTuple):
     base: BaseModel
     team: Team
     engine: Engine
-    stop: Callable[[], bool] | None = None
+    stop: Callable[[], bool] = lambda: False
 
 
 def open_session(config: Config, blueprint: Blueprint, at_once: int | None = None) -> Session:

@@ -48,7 +48,7 @@ from marft_jax.session import Session, make_rollout, open_session, open_source, 
 from marft_jax.signals import EXIT_STOPPED, Stop
 from marft_jax.summary import Clock, Compilations, CutOff, metric_names, metrics_of, turn_numbers
 from marft_jax.team.files import Blueprint, dump_team, load_team
-from marft_jax.team.runner import EpisodesFailed, Interrupted
+from marft_jax.team.runner import EpisodesFailed, Stopped
 from marft_jax.threads import DaemonThreads
 
 _DRAWS_PER_ROLLBACK = 1 << 20  # tasks and keys after a rollback are those of steps never reached
@@ -181,7 +181,7 @@ def train(config: config_lib.Config) -> int:
                         checkpoints.save_held()
             step = int(state.step)
             if distributed.any_process(stop()):
-                raise Interrupted
+                raise Stopped
         reporter.event(f"done: {steps} steps in {run}")
         return 0
     return EXIT_STOPPED
@@ -192,7 +192,7 @@ def stopped_in_order(checkpoints: Checkpoints, reporter: Reporter) -> Iterator[N
     """Where a signal stops what happens inside, the last finished step is saved."""
     try:
         yield
-    except Interrupted:
+    except Stopped:
         checkpoints.flush()
         reporter.event(f"stopped after step {reporter.step}; start again to continue")
 

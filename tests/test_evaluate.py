@@ -71,6 +71,16 @@ def test_training_evaluates_on_the_benchmarks_of_the_settings(tmp_path):
     assert found["eval/arithmetic/accuracy"] <= found["eval/arithmetic/pass@2"]
 
 
+def test_answers_with_odd_ends_of_lines_are_found_again(tmp_path):
+    play = evaluate._Play.__new__(evaluate._Play)
+    play._file, play._tasks, play._key = tmp_path / "answers.jsonl", 2, "k"
+    play._plan = plans([], Config(), None, 1, 2)[0]
+    rows = [{"sample": 0, "index": i, "key": "k", "task": "a\u2028b\x0cc"} for i in range(2)]
+    evaluate.jsonlines.append(play._file, map(evaluate.jsonlines.dumps, rows))
+    before = play._file.read_bytes()
+    assert list(play._saved().values()) == rows and play._file.read_bytes() == before
+
+
 def test_benchmarks_lie_where_the_data_folder_has_them(shared_data):
     here = [name for name in BENCHMARKS if BENCHMARKS[name].files]
     assert len(plans(here, Config(), str(shared_data), 1, None)) == len(here) == 8

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -254,22 +255,66 @@ def test_wrong_input_is_one_clear_line_and_exit_code_2(what, tmp_path, capsys):
     assert line.startswith("marft_jax: ") and mentioned in line
 
 
+HANGS = """
+import time
+from marft_jax.types import StepResult
+
+
+class Hangs:
+    '''Never answers from the third step on; those before it are fine.'''
+
+    def reset(self, seed):
+        self.seed = seed
+        return "3+4+5=?"
+
+    def step(self, turns):
+        if self.seed >= 16:
+            open("hangs", "w").close()
+            {do}
+        return StepResult("", float("12" in turns[-1].text), True)
+"""
+
+
 @pytest.mark.slow
-def test_sigterm_saves_and_exits_with_75(finished, tmp_path):
+def test_sigterm_saves_the_last_finished_step_and_exits_with_75(tmp_path):
+    """In a rollout that never ends, between two saves."""
+    (tmp_path / "hangs_later.py").write_text(HANGS.format(do="time.sleep(1000)"))
     run = tmp_path / "stopped"
-    flags = [*SMALL, "--run.dir", run, "--run.save_every", 100, "--eval.every", 2]
+    flags = [*SMALL, "--run.dir", run, "--run.save_every", 100, "--env.name", "hangs_later:Hangs"]
     command = [sys.executable, "-m", "marft_jax.train", *map(str, flags), "--run.steps", "500"]
-    environment = {**os.environ, "JAX_NUM_CPU_DEVICES": "1"}
-    process = subprocess.Popen(command, env=environment)
-    metrics = run / "metrics.jsonl"
+    root = str(Path(__file__).parent.parent)
+    environment = {**os.environ, "JAX_NUM_CPU_DEVICES": "1", "PYTHONPATH": root}
+    process = subprocess.Popen(command, env=environment, cwd=tmp_path, stdout=subprocess.DEVNULL)
     try:
         deadline = time.monotonic() + 240
-        while not (metrics.is_file() and metrics.read_text().count("\n") >= 2):
+        while not (tmp_path / "hangs").exists():
             assert time.monotonic() < deadline and process.poll() is None
             time.sleep(0.1)
+        sent = time.monotonic()
         process.send_signal(signal.SIGTERM)
         assert process.wait(60) == train.EXIT_STOPPED
+        assert time.monotonic() - sent < 15
     finally:
         process.kill()
-    done = len(metrics.read_text().splitlines())
-    assert [int(p.name) for p in (run / "checkpoints").iterdir()] == [done]
+    assert len((run / "metrics.jsonl").read_text().splitlines()) == 2
+    assert [p.name for p in (run / "checkpoints").iterdir()] == ["2"]
+    assert (
+        "stopping: saving step 2, what is begun of step 3 is thrown away; again to leave now"
+        in (run / "log.txt").read_text()
+    )
+
+
+def test_when_too_many_episodes_fail_the_last_finished_step_is_saved(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "fails_later.py").write_text(HANGS.format(do="raise OverflowError"))
+    run = tmp_path / "run"
+    flags = ["--run.dir", run, "--run.save_every", 100, "--env.name", "fails_later:Hangs"]
+    assert run_train(*flags, "--run.steps", 9) == 1
+    [line] = capsys.readouterr().err.strip().splitlines()
+    assert "8 of 8 episodes failed" in line
+    assert [p.name for p in (run / "checkpoints").iterdir()] == ["2"]
+    shutil.rmtree(run / "checkpoints")  # a start that finds history, and no checkpoint of it
+    assert run_train(*flags, "--run.steps", 1) == 0
+    assert len(lines_of(run)) == 1 and len(lines_of(run / "unsaved-1")) == 2
+    assert "unsaved-1" in (run / "log.txt").read_text()

@@ -31,8 +31,8 @@ class EpisodesFailed(RuntimeError):
     """More episodes failed than the settings allow."""
 
 
-class Interrupted(RuntimeError):
-    """Playing was stopped from outside; what was begun is thrown away."""
+class Stopped(Exception):
+    """A play was told to stop; its episodes are thrown away."""
 
 
 class Rollout:
@@ -47,7 +47,7 @@ class Rollout:
         max_failed: the fraction of episodes that may fail; None for all of them, and not a word.
         step_seconds: an environment that takes longer to answer has failed.
         max_tool_calls: how often an agent may call a tool of the environment in one turn.
-        stop: asked again and again; where it says so, playing ends with ``Interrupted``.
+        stop: asked again and again; where it says so, playing ends with ``Stopped``.
         report: told again and again how many episodes are over.
 
     Attributes:
@@ -65,14 +65,14 @@ class Rollout:
         max_failed: float | None = 0.0,
         step_seconds: float | None = None,
         max_tool_calls: int = 4,
-        stop: Callable[[], bool] | None = None,
+        stop: Callable[[], bool] = lambda: False,
         report: Callable[[int], None] | None = None,
     ):
         self._engine, self._team, self._workflow = engine, team, workflow
         self._create_env, self._threads = create_env, threads
         self._max_failed, self._step_seconds = max_failed, step_seconds
         self._max_tool_calls = max_tool_calls
-        self._stop, self._report = stop or (lambda: False), report or (lambda over: None)
+        self._stop, self._report = stop, report or (lambda over: None)
         self.waited_s = 0.0
 
     def play(self, tasks: Sequence[int], step: int, *, first: int = 0) -> list[Episode]:
@@ -90,7 +90,7 @@ class Rollout:
             BadInput: too many episodes failed, and the first of them for a reason that the user
                 can mend in the settings.
             EpisodesFailed: too many episodes failed.
-            Interrupted: ``stop`` said so.
+            Stopped: ``stop`` said so.
         """
         self.waited_s = 0.0
         live = [_Live(self, number, task) for number, task in enumerate(tasks, start=first)]
@@ -101,7 +101,7 @@ class Rollout:
             episode.begin(self._step_seconds)
         while True:
             if self._stop():
-                raise Interrupted("stopped while episodes were played")
+                raise Stopped
             self._report(sum(episode.over for episode in live))
             for episode in live:
                 for branch, act in episode.take_acts():
