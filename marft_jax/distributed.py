@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import ipaddress
 import os
 import socket
 import sys
@@ -53,7 +54,8 @@ def start(config: config_lib.Mesh) -> None:
     if config.coordinator != "auto":
         known["coordinator_address"] = config.coordinator
         known |= {"num_processes": config.processes, "process_id": config.process}
-        known["coordinator_bind_address"] = meet(config)
+        where = meet(config)
+        known["coordinator_bind_address"] = os.environ.get("JAX_COORDINATOR_BIND_ADDRESS", where)
     seconds = round(config.wait_seconds)
     try:
         jax.config.update("jax_cpu_collectives_implementation", "gloo")
@@ -123,17 +125,24 @@ def _gather_others(host: str, port: int, others: set[int], until: float) -> str:
         for call in waiting:
             with contextlib.suppress(OSError):
                 call.sendall(_GO)
+    if where == "0.0.0.0":
+        return f"[::]:{port}"  # both kinds of addresses, as JAX does
     return f"[{where}]:{port}" if ":" in where else f"{where}:{port}"
 
 
 def _listener(host: str, port: int, until: float) -> socket.socket:
     """A socket at this host's address, where it is this machine's, or else at every address."""
     family, *_, address = _retried(lambda: _resolved(host, port), until)
-    try:
-        return socket.create_server(address[:2], family=family)
-    except OSError as error:
-        if error.errno != errno.EADDRNOTAVAIL:
-            raise
+    inside = ipaddress.ip_address(address[0].partition("%")[0]).is_loopback
+    if not inside or host in (
+        "localhost",
+        address[0],
+    ):  # else a name that only this machine maps so
+        try:
+            return socket.create_server(address[:2], family=family)
+        except OSError as error:
+            if error.errno != errno.EADDRNOTAVAIL:
+                raise
     return socket.create_server(("", port))
 
 

@@ -218,7 +218,7 @@ class Display:
             TextColumn("{task.fields[left]} left  {task.description}"),
             console=console,
             refresh_per_second=2,
-            disable=not console.is_terminal,
+            disable=console.quiet or not console.is_terminal,
         )
         self._task = self._bar.add_task("", total=total_steps, completed=done, left="?")
         with self._shown():
@@ -257,8 +257,9 @@ class Display:
         self._bar.update(self._task, completed=step - 1)
 
     def close(self) -> None:
-        with self._shown():
-            self._bar.stop()
+        if not self._console.quiet:
+            with self._shown():
+                self._bar.stop()
 
     @contextlib.contextmanager
     def _shown(self) -> Iterator[None]:
