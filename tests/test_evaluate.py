@@ -71,6 +71,18 @@ def test_training_evaluates_on_the_benchmarks_of_the_settings(tmp_path):
     assert found["eval/arithmetic/accuracy"] <= found["eval/arithmetic/pass@2"]
 
 
+def test_a_signal_ends_an_evaluation_with_75_and_what_was_answered_stays(tmp_path, monkeypatch):
+    flags = ("--limit", 2, "--team.max_new_tokens", 4, "--out", tmp_path)
+    assert run(*flags) == 0
+    [file] = tmp_path.glob("*.jsonl")
+    first = file.read_text().split("\n")[0]
+    file.write_text(first + "\n")
+    with monkeypatch.context() as patch:
+        patch.setattr(evaluate.Stop, "__call__", lambda self: True)
+        assert run(*flags) == 75
+    assert file.read_text() == first + "\n"
+
+
 def test_answers_with_odd_ends_of_lines_are_found_again(tmp_path):
     play = evaluate._Play.__new__(evaluate._Play)
     play._file, play._tasks, play._key = tmp_path / "answers.jsonl", 2, "k"

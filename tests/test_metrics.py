@@ -13,11 +13,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import small
 from rich.console import Console
 
 from marft_jax import jsonlines, metrics
 from marft_jax.durable import RunFailed, explained
 from marft_jax.metrics import Reporter
+from marft_jax.summary import CutOff
+from marft_jax.types import StepResult
 
 
 def plain_console() -> Console:
@@ -307,3 +310,26 @@ def test_a_run_directory_that_cannot_be_written_leaves_logging_as_it_was(tmp_pat
     with pytest.raises(OSError), reporter(tmp_path):
         pass
     assert logger.handlers == before
+
+
+def cut(planner: float, full: bool = False) -> tuple[list, dict]:
+    info = {"truncated": "context"} if full else {}
+    results = [StepResult("", 0.0, True, info)]
+    episode = small.episode(0, [small.turn(1, [1], [2])], [0.0])._replace(results=results)
+    return [episode], {"agent/planner/truncated": planner, "agent/solver/truncated": 0.0}
+
+
+def test_actions_that_are_mostly_cut_are_warned_of_once_until_it_is_over(caplog):
+    watching = CutOff(small.team())
+    for step, share in enumerate([0.2, 0.75, 0.9, 0.5, 0.6], start=1):
+        watching.look(step, *cut(share))
+    said = [record.getMessage() for record in caplog.records]
+    assert len(said) == 2 and "step 5: 60 % of planner's" in said[1]
+    assert said[0].startswith("step 2: 75 % of planner's actions were cut at their limit of 8 ")
+
+
+def test_conversations_without_room_are_warned_of(caplog):
+    CutOff(small.team()).look(3, *cut(0.0, full=True))
+    [record] = caplog.records
+    assert "step 3: 100 % of the episodes" in record.getMessage()
+    assert "context of 64 tokens; raise --model.context" in record.getMessage()
