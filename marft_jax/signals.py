@@ -70,18 +70,24 @@ class Stop:
                 self._handlers[number] = signal.signal(number, self._handle)
         self._thread = threading.Thread(target=self._listen, name="signals", daemon=True)
         self._thread.start()
+        _OPEN.append(self)
         return self
 
     def __exit__(self, *error: object) -> None:
-        if not self._handlers:
+        if self not in _OPEN:
             return
-        for number, handler in self._handlers.items():
-            signal.signal(number, handler)  # pyright: ignore[reportArgumentType]
-        signal.set_wakeup_fd(self._wakeup)
+        _OPEN.remove(self)
+        self.put_back()
         os.write(self._write, bytes([_CLOSED]))
         self._thread.join()
         os.close(self._read)
         os.close(self._write)
+
+    def put_back(self) -> None:
+        """Signals do again what they did before."""
+        for number, handler in self._handlers.items():
+            signal.signal(number, handler)  # pyright: ignore[reportArgumentType]
+        signal.set_wakeup_fd(self._wakeup)
 
     def _handle(self, number: int, frame: object) -> None:
         """In the main thread; the thread has heard the same, unless it is stuck in a write."""
@@ -141,3 +147,25 @@ class Stop:
                 os.write(sys.stdout.fileno(), b"\x1b[?25h")  # a bar hides the cursor
         self._leave(code)
         sys.exit(code)  # where `leave` came back: ends this thread only
+
+
+_OPEN: list[Stop] = []
+_MASK = threading.local()
+
+
+def _before_fork() -> None:
+    _MASK.old = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
+
+
+def _after_fork() -> None:
+    signal.pthread_sigmask(signal.SIG_SETMASK, _MASK.old)
+
+
+def _in_a_child() -> None:
+    """A forked process is not the run: what ends it must not be heard by its parent."""
+    for stop in _OPEN:
+        stop.put_back()
+    _after_fork()
+
+
+os.register_at_fork(before=_before_fork, after_in_parent=_after_fork, after_in_child=_in_a_child)
