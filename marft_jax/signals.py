@@ -26,6 +26,7 @@ LOGGER = logging.getLogger("marft_jax")
 
 EXIT_STOPPED = 75
 GRACE_S = 5.0
+_SAME_S = 0.5
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 _CLOSED = 0
 
@@ -33,7 +34,8 @@ _CLOSED = 0
 class Stop:
     """Tells, when called, whether SIGTERM, SIGINT or SIGHUP came; use it in a ``with``.
 
-    A second signal ends the process at once. Outside of the main thread nothing is listened to:
+    A second signal ends the process at once, unless it follows within half a second: shells and
+    ``timeout`` send the same one twice. Outside of the main thread nothing is listened to:
     signals are then the business of whoever runs there. A SIGHUP that the shell said to ignore
     (``nohup``) is ignored.
 
@@ -53,7 +55,7 @@ class Stop:
         self.save: Callable[[], None] | None = None
         self._leave = leave
         self._asked = False
-        self._heard = 0
+        self._first: float | None = None
         self._handlers: dict[int, object] = {}
 
     def __call__(self) -> bool:
@@ -91,27 +93,33 @@ class Stop:
 
     def _handle(self, number: int, frame: object) -> None:
         """In the main thread; the thread has heard the same, unless it is stuck in a write."""
-        self._heard += 1
-        if self._heard > 1:
+        now = time.monotonic()
+        self._first = self._first or now
+        if now - self._first > _SAME_S:
             self._end(128 + number)
 
     def _listen(self) -> None:
         if self._next(None) == _CLOSED:
             return
-        self._asked = True
+        first, self._asked = time.monotonic(), True
         if self.save is None:
             self._say(self.plan)
             self._end(EXIT_STOPPED)
         self._say(f"{self.plan}; again to leave now")
-        number = self._next(time.monotonic() + self.grace_s)
+        number = self._next(first + self.grace_s, first + _SAME_S)
         if number is None:
             threading.Thread(target=self._save_and_end, daemon=True).start()
             number = self._next(None)
         if number != _CLOSED:
             self._end(128 + (number or 0))
 
-    def _next(self, until: float | None) -> int | None:
-        """The next signal, ``_CLOSED`` at the end of the ``with``, or None where none came."""
+    def _next(self, until: float | None, since: float = 0.0) -> int | None:
+        """The next signal, ``_CLOSED`` at the end of the ``with``, or None where none came.
+
+        Args:
+            until: when to stop waiting, if ever.
+            since: signals before that do not count.
+        """
         poller = select.poll()
         poller.register(self._read, select.POLLIN)
         while True:
@@ -119,7 +127,7 @@ class Stop:
             if not poller.poll(left):
                 return None
             number = os.read(self._read, 1)[0]
-            if number in (_CLOSED, *_SIGNALS):
+            if number == _CLOSED or number in _SIGNALS and time.monotonic() > since:
                 return number
 
     def _save_and_end(self) -> None:

@@ -165,7 +165,7 @@ class CutOff:
         self._note(
             f"step {step}: %.0f %% of the episodes ended because their conversation filled the "
             f"context of {self._team.context} tokens; raise --model.context",
-            sum(full) / len(full),
+            sum(full) / max(len(full), 1),
             "",
         )
 

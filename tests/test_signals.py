@@ -37,7 +37,7 @@ with Stop("nothing yet") as stop:
 PLAN = "stop.plan, stop.save, stop.grace_s = 'stopping', {}, {}"
 
 
-def run(*numbers: int, setup: str = "pass", main: str = "for_ever", under=()):
+def run(*numbers: int, setup: str = "pass", main: str = "for_ever", under=(), gap=0.1):
     """(exit code, output, seconds) of a process that is sent these signals, one after another."""
     code = PROGRAM.format(setup=setup, main=main)
     root = os.path.dirname(os.path.dirname(__file__))
@@ -52,7 +52,7 @@ def run(*numbers: int, setup: str = "pass", main: str = "for_ever", under=()):
         started = time.monotonic()
         for number in numbers:
             process.send_signal(number)
-            time.sleep(0.3)
+            time.sleep(gap)
         said = process.stdout.read()
         return process.wait(20), said, time.monotonic() - started
     finally:
@@ -81,8 +81,14 @@ def test_a_main_thread_that_looks_ends_by_itself():
 
 
 def test_a_second_signal_ends_the_process_now():
-    code, said, _ = run(signal.SIGINT, signal.SIGINT, setup=PLAN.format("save", 15))
+    setup = PLAN.format("save", 15)
+    code, said, _ = run(signal.SIGINT, signal.SIGINT, setup=setup, gap=0.8)
     assert code == 128 + signal.SIGINT and "saved" not in said
+
+
+def test_a_signal_that_is_sent_twice_is_one():
+    code, said, _ = run(signal.SIGHUP, signal.SIGHUP, setup=PLAN.format("save", 0.8))
+    assert code == 75 and "saved" in said
 
 
 def test_a_save_that_fails_is_one_line_and_exit_code_1():
