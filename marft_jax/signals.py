@@ -88,7 +88,8 @@ class Stop:
     def put_back(self) -> None:
         """Signals do again what they did before."""
         for number, handler in self._handlers.items():
-            signal.signal(number, handler)  # pyright: ignore[reportArgumentType]
+            if handler is not None:  # one that was not set from Python cannot be
+                signal.signal(number, handler)  # pyright: ignore[reportArgumentType]
         signal.set_wakeup_fd(self._wakeup)
 
     def _handle(self, number: int, frame: object) -> None:
