@@ -19,6 +19,7 @@ import logging
 import os
 import re
 import shutil
+import threading
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -30,7 +31,16 @@ import numpy as np
 import orbax.checkpoint as ocp
 
 from marft_jax import distributed, durable
-from marft_jax.durable import DRAFT, MANIFEST, explained, manifest_of, remove, write_synced
+from marft_jax.config import BadInput
+from marft_jax.durable import (
+    DRAFT,
+    MANIFEST,
+    RunFailed,
+    explained,
+    manifest_of,
+    remove,
+    write_synced,
+)
 from marft_jax.identity import check_identity, check_shapes
 from marft_jax.learner import TrainState
 
@@ -49,16 +59,30 @@ class Saved(NamedTuple):
         guard: the guard's memory, plain values.
         metric: the value by which the best is chosen; None where none was known.
         config: the settings of the run when it was saved, by section.
+        team: the team then, see ``identity.described``; None where it was not saved yet.
     """
 
     state: TrainState
     guard: Mapping[str, Any]
     metric: float | None
     config: Mapping[str, Any]
+    team: Mapping[str, Any] | None = None
+
+
+class _Held(NamedTuple):
+    """A finished step in the host's memory, as it will be written."""
+
+    step: int
+    arrays: TrainState
+    meta: dict[str, Any]
+    good: int | None
 
 
 class Checkpoints:
-    """The folder ``checkpoints/`` of a run; a context manager that waits for its last save.
+    """The folder ``checkpoints/`` of a run; a context manager that saves what it holds at the end.
+
+    The last finished step is held in the host's memory, whatever the devices do with their arrays
+    meanwhile: so it can be saved at any moment, by any thread, and is whatever ends the run.
 
     Args:
         directory: the run directory.
@@ -81,15 +105,18 @@ class Checkpoints:
         self._thread = ThreadPoolExecutor(1, "checkpoints")
         self._saving: Future[None] | None = None
         self._saved: int | None = None
+        self._held: _Held | None = None
+        self._lock = threading.RLock()
         self._broken: set[int] = set()
 
     def __enter__(self) -> Checkpoints:
         return self
 
     def __exit__(self, kind: object, *error: object) -> None:
+        """Saves the last finished step, unless saving is what failed."""
         try:
-            if kind is None:
-                self.wait()
+            if kind is not RunFailed:
+                self.flush()
         finally:
             self._thread.shutdown()
 
@@ -123,7 +150,7 @@ class Checkpoints:
             return next(intact, None)
         return self._best_of(intact)
 
-    def save(
+    def hold(
         self,
         step: int,
         state: TrainState,
@@ -131,7 +158,7 @@ class Checkpoints:
         metric: float | None = None,
         good: int | None = None,
     ) -> None:
-        """Starts saving in the background; arrays may be donated as soon as this returns.
+        """Copies a finished step to the host; arrays may be donated as soon as this returns.
 
         Args:
             step: training steps done.
@@ -139,14 +166,7 @@ class Checkpoints:
             guard: the guard's memory.
             metric: the value by which the best is chosen, the higher the better.
             good: where the guard may have to go back to: that step's checkpoint stays as well.
-
-        Raises:
-            RunFailed: this save could not begin, or the one before it could not be finished.
         """
-        if step == self._saved:
-            return
-        self.wait()
-        self._saved = step
         if jax.process_index() > 0:  # the state is replicated: one process has all of it
             return
         # A copy: on a CPU, what the device gives is its own memory, which the next step overwrites.
@@ -154,7 +174,35 @@ class Checkpoints:
         metric = metric if metric is not None and np.isfinite(metric) else None
         meta = self.identity | {"metric": metric, "step": step}
         meta["guard"] = copy.deepcopy(dict(guard or {}))  # it changes while this is written
-        self._saving = self._thread.submit(self._write, step, arrays, meta, good)
+        self._held = _Held(step, arrays, meta, good)
+
+    def save(self, step: int, state: TrainState, *more: Any, **named: Any) -> None:
+        """Holds a finished step, as ``hold`` does, and starts saving it in the background.
+
+        Raises:
+            RunFailed: the save before it could not be finished.
+        """
+        self.hold(step, state, *more, **named)
+        self.save_held()
+
+    def save_held(self) -> None:
+        """Starts saving what is held in the background, where it is not saved yet."""
+        with self._lock:
+            held = self._held
+            if held is not None and held.step != self._saved:
+                self.wait()
+                self._saved = held.step
+                self._saving = self._thread.submit(self._write, *held)
+
+    def flush(self) -> None:
+        """Saves what is held and waits until it is on the disk.
+
+        Raises:
+            RunFailed: it could not be saved.
+        """
+        with self._lock:
+            self.save_held()
+            self.wait()
 
     def wait(self) -> None:
         """Waits for the save in progress.
@@ -162,10 +210,11 @@ class Checkpoints:
         Raises:
             RunFailed: it could not be finished.
         """
-        saving, self._saving = self._saving, None
-        if saving is not None:
-            with explained(self._run):
-                saving.result()
+        with self._lock:
+            saving, self._saving = self._saving, None
+            if saving is not None:
+                with explained(self._run):
+                    saving.result()
 
     def check(self) -> None:
         """Raises what ``wait`` would raise, without waiting."""
@@ -191,15 +240,34 @@ class Checkpoints:
         abstract = jax.tree.map(ocp.utils.to_shape_dtype_struct, fresh)
         with ocp.StandardCheckpointer() as reader:
             state = reader.restore(self._folder / str(step) / _STATE, abstract)
-        return Saved(state, meta["guard"], meta["metric"], meta["config"])
+        return Saved(state, meta["guard"], meta["metric"], meta["config"], meta.get("team"))
 
     def drop_after(self, step: int) -> None:
         """Removes later checkpoints, the newest first, so that a restart never begins at one."""
         self.wait()
-        self._saved = None
+        self._saved = self._held = None
         if jax.process_index() == 0:
             for later in sorted((s for s in self.steps if s > step), reverse=True):
                 remove(self._folder / str(later))
+
+    def set_history_aside(self) -> list[str]:
+        """Moves what no checkpoint covers out of the way of a run that begins anew.
+
+        Returns:
+            A line that says where to, if there was anything.
+
+        Raises:
+            BadInput: there are checkpoints, but none is intact.
+        """
+        if self.steps:
+            raise BadInput(
+                f"{self._run}: none of its checkpoints ({', '.join(map(str, self.steps))}) is "
+                f"intact: {self.skipped[-1]}; bring one back from a copy, move checkpoints/ away "
+                "to begin anew, or choose another --run.dir"
+            )
+        if jax.process_index() > 0 or (aside := durable.set_aside(self._run)) is None:
+            return []
+        return [f"no checkpoint was saved yet: what is there of an earlier start is now in {aside}"]
 
     def clean(self) -> None:
         """Removes what a killed save left behind. Only for the process that holds the lock."""

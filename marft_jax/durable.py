@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import hashlib
+import itertools
 import json
 import os
 import shutil
@@ -14,6 +15,7 @@ from typing import Any
 
 from marft_jax import foreign
 
+_HISTORY = "metrics.jsonl transcripts tensorboard log.txt config.yaml team.yaml".split()
 DRAFT, MANIFEST = ".saving-", "manifest.json"
 
 _FILE_SYSTEM = {
@@ -58,6 +60,22 @@ def remove(folder: Path) -> None:
     shutil.rmtree(doomed, ignore_errors=True)
     os.replace(folder, doomed)
     shutil.rmtree(doomed, ignore_errors=True)
+
+
+def set_aside(run: Path) -> Path | None:
+    """Moves the history of a run (metrics, transcripts, and what explains them) to a new folder
+    ``unsaved-N`` in its directory; None where there is no history."""
+    metrics = run / "metrics.jsonl"
+    written = metrics.is_file() and metrics.stat().st_size > 0
+    if not written and not any((run / "transcripts").glob("*.jsonl")):
+        return None
+    number = next(n for n in itertools.count(1) if not (run / f"unsaved-{n}").exists())
+    aside = run / f"unsaved-{number}"
+    aside.mkdir()
+    for name in _HISTORY:
+        with contextlib.suppress(FileNotFoundError):
+            os.replace(run / name, aside / name)
+    return aside
 
 
 @contextlib.contextmanager

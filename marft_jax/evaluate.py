@@ -34,8 +34,10 @@ from marft_jax.benchmarks import Plan, plans
 from marft_jax.envs import base as envs
 from marft_jax.scores import Record, Score, score
 from marft_jax.session import Session, open_session, open_source, play_held_out
+from marft_jax.signals import EXIT_STOPPED, Stop
 from marft_jax.team.files import load_team
 from marft_jax.team.roles import last_answering
+from marft_jax.team.runner import Stopped
 from marft_jax.threads import DaemonThreads
 from marft_jax.trained import arguments, restore_team, settings_of
 
@@ -43,7 +45,7 @@ _REPORT_SECONDS = 10.0  # between two lines of progress
 
 
 def main(argv: Sequence[str] | None = None) -> NoReturn:
-    """Leaves with 0: done; 2: bad configuration or input."""
+    """Leaves with 0: done; 2: bad configuration or input; 75: stopped by a signal."""
     parser = arguments("marft_jax.evaluate", __doc__)
     parser.add_argument(
         "--benchmark", nargs="+", default=[], metavar="NAME[:SAMPLES][@TEMPERATURE]",
@@ -67,6 +69,8 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
         evaluate(own.run, config, wanted, own.compare, own.out, own.step)
     except config_lib.BadInput as error:
         config_lib.exit_with(error)
+    except Stopped:
+        sys.exit(EXIT_STOPPED)
     sys.exit(0)
 
 
@@ -115,21 +119,26 @@ def evaluate(
     players = trained if compare else [TEAM if run else BASE_TEAM]
     scores: dict[tuple[str, str], Score] = {}
     with contextlib.ExitStack() as stack:
+        stop = stack.enter_context(Stop("stopped before an answer was saved; start again"))
         threads = DaemonThreads()
         sources = [open_source(stack, plan.config, "eval") for plan in wanted]
         at_once = max(_tasks(plan, source) for plan, source in zip(wanted, sources, strict=True))
         session = open_session(config, load_team(config.team.file), at_once)
+        session = session._replace(stop=stop)
         taken = restore_team(session, run, step)
         adapters = session.engine.adapters
         zeros = jax.tree.map(jnp.zeros_like, adapters)
         console.print(_who(run, taken, session))
+        stop.plan = "stopping: saved answers stay, the same command goes on from there"
+        stop.save = lambda: None  # it is on the disk
         for plan, source in zip(wanted, sources, strict=True):
             for player in players:
                 session.engine.load(adapters if player.trained else zeros)
                 playing = _as_player(session, player)._replace(config=plan.config)
                 file = folder / _file_name(plan, taken if run else None, player)
                 play = _Play(playing, source, threads, plan, file)
-                records = play.all(lambda line: console.print(line))
+                with console.status(f"{plan.name}: compiling ...") as status:
+                    records = play.all(console.print, status.update)
                 scores[plan.name, player.name] = score(records)
                 who = f", {player.name}" if compare else ""
                 console.print(f"{plan.name}{who}: {scores[plan.name, player.name]}")
@@ -142,7 +151,7 @@ def evaluate(
 
 def table(scores: dict[tuple[str, str], Score]) -> Table:
     """One line for each benchmark and player."""
-    shown = Table("benchmark", "who", "tasks", "avg@n ± 95 %", "pass@n", box=box.SIMPLE)
+    shown = Table("benchmark", "who", "tasks", "avg@n (95 %)", "pass@n", box=box.SIMPLE)
     for (name, player), found in scores.items():
         k = max(found.passed)
         passed = f"@{k} {found.passed[k]}" if k > 1 else ""
@@ -172,19 +181,31 @@ class _Play:
         self._block = max(16, 4 * session.engine.shape.slots)
         self._key = _key(session, plan, self._source.size)
 
-    def all(self, report: Callable[[str], None]) -> list[Record]:
-        """Every record of the benchmark, the missing ones played now."""
+    def all(self, say: Callable[[str], None], show: Callable[[str], None]) -> list[Record]:
+        """Every record of the benchmark, the missing ones played now.
+
+        Args:
+            say: given a line to print, at most every ten seconds.
+            show: given what is to be seen right now.
+        """
         found = self._saved()
-        if found:
-            report(f"{self._plan.name}: {len(found)} of {self._total} were already answered")
-        told = time.monotonic()
-        for sample, start, stop in self._missing(found):
-            for record in self._played(sample, start, stop):
-                found[record["sample"], record["index"]] = record
+        name, told = self._plan.name, time.monotonic()
+        kept = f", {len(found)} of {self._total} were already answered" if found else ""
+        say(f"{name}: {self._tasks} tasks{kept}")
+
+        def report(over: int) -> None:
+            nonlocal told
+            mean = sum(record["reward"] for record in found.values()) / max(len(found), 1)
+            so_far = f", {mean:.4f} so far" if found else ""
+            line = f"{name}: {len(found) + over}/{self._total} played{so_far}"
+            show(line)
             if time.monotonic() - told > _REPORT_SECONDS:
                 told = time.monotonic()
-                mean = sum(record["reward"] for record in found.values()) / len(found)
-                report(f"{self._plan.name}: {len(found)}/{self._total}, {mean:.4f} so far")
+                say(line)
+
+        for sample, start, stop in self._missing(found):
+            for record in self._played(sample, start, stop, report):
+                found[record["sample"], record["index"]] = record
         return [found[place] for place in sorted(found)]
 
     @property
@@ -195,7 +216,8 @@ class _Play:
         """Records of the same settings; others, and a half-written line, leave the file."""
         if not self._file.exists():
             return {}
-        lines = self._file.read_text(encoding="utf-8", errors="replace").splitlines()
+        text = self._file.read_text(encoding="utf-8", errors="replace")
+        lines = text.removesuffix("\n").split("\n")  # a task may hold other ends of lines
         found: dict[tuple[int, int], Record] = {}
         for line in lines:
             with contextlib.suppress(ValueError, KeyError, TypeError):
@@ -220,9 +242,13 @@ class _Play:
                     yield sample, start, stop
                 start = max(stop, start + 1)
 
-    def _played(self, sample: int, start: int, stop: int) -> list[Record]:
+    def _played(
+        self, sample: int, start: int, stop: int, report: Callable[[int], None]
+    ) -> list[Record]:
         """Plays a stretch and saves it."""
-        episodes = play_held_out(self._session, self._source, self._threads, sample, stop, start)
+        episodes = play_held_out(
+            self._session, self._source, self._threads, sample, stop, start, report
+        )
         decode = self._session.team.tokenizer.decode
         where = {"benchmark": self._plan.name, "sample": sample, "key": self._key}
         lines = [jsonlines.dumps(where | transcripts.record(e, decode)) for e in episodes]
@@ -281,7 +307,7 @@ def _write_summary(path: Path, scores: dict[tuple[str, str], Score]) -> None:
         rows[f"{name}, {player}"] = found.metrics(name) | {
             "tasks": found.tasks,
             "samples": found.samples,
-            "margin": found.accuracy.margin,
+            "interval": [found.accuracy.low, found.accuracy.high],
             "failed": found.failed,
             "agents": agents,
         }

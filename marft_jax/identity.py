@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import importlib.metadata
+import os
 from collections.abc import Mapping
 from typing import Any
 
@@ -26,13 +27,16 @@ FIXED = (
 _PACKAGES = ("jax", "flax", "optax", "orbax-checkpoint", "transformers")
 
 
-def identity_of(config: Config, base: BaseModel, team: Team) -> dict[str, Any]:
+def identity_of(
+    config: Config, base: BaseModel, team: Team, workflow: str = "sequential"
+) -> dict[str, Any]:
     """What must be equal for a saved state to fit, all settings, and the versions that wrote it."""
     sections = dataclasses.asdict(settle(config))
     return {
         "base": {"source": base.source, "digest": base.digest},
         "agents": list(team.names),
         "adapters": [team.adapter_names[n] for n in team.owners],
+        "team": described(team, workflow),
         "config": {name: _plain(section) for name, section in sections.items()},
         "versions": {name: importlib.metadata.version(name) for name in _PACKAGES},
     }
@@ -77,6 +81,39 @@ def changes(saved: Mapping[str, Any], now: Mapping[str, Any]) -> list[tuple[str,
         and old != now["config"][section][key]
         and (section, key) != ("run", "dir")
     ]
+
+
+def described(team: Team, workflow: str) -> dict[str, Any]:
+    """All that a team file says, flat: ``{"solver.prompt": "Solve.", ..., "workflow": ...}``."""
+    flat: dict[str, Any] = {"workflow": workflow, "messages": list(team.messages)}
+    for what in ("orchestrator", "judge"):
+        member = getattr(team, what)
+        flat[what] = None if member is None else team.names[member]
+    flat["nodes"] = [list(node) for node in team.graph.nodes]
+    flat["edges"] = [list(edge) for edge in team.graph.edges]
+    for profile in team.profiles:
+        flat |= {f"{profile.name}.{k}": v for k, v in dataclasses.asdict(profile).items()}
+    return flat
+
+
+def team_changes(saved: Mapping[str, Any] | None, now: Mapping[str, Any]) -> list[str]:
+    """A line for each thing that a continued run's team file says otherwise."""
+    if saved is None:  # a checkpoint of an earlier release
+        return []
+    keys = [*now, *(key for key in saved if key not in now)]
+    pairs = [(key, repr(saved.get(key)), repr(now.get(key))) for key in keys]
+    return [
+        f"team: {key} was {_around(old, new)}, is {_around(new, old)}"
+        for key, old, new in pairs
+        if old != new
+    ]
+
+
+def _around(text: str, other: str, width: int = 60) -> str:
+    """The part of a text where it begins to differ from another."""
+    start = max(0, len(os.path.commonprefix([text, other])) - 20) if len(text) > width else 0
+    end = start + width
+    return "..." * (start > 0) + text[start:end] + "..." * (end < len(text))
 
 
 def _plain(section: Mapping[str, Any]) -> dict[str, Any]:

@@ -60,7 +60,7 @@ def keep(path: Path, wanted: Callable[[Any], bool]) -> None:
     if not path.exists():
         return
     text = path.read_text(encoding="utf-8", errors="replace")
-    kept = [line for line in text.splitlines() if _is(wanted, line)]
+    kept = [line for line in text.split("\n") if _is(wanted, line)]
     if "".join(f"{line}\n" for line in kept) != text:
         write(path, kept)
 

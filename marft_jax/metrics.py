@@ -25,6 +25,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from rich.text import Text
 
 from marft_jax import jsonlines
+from marft_jax.printable import printable
 
 LOGGER = logging.getLogger("marft_jax")
 
@@ -52,6 +53,9 @@ class Reporter:
         resume_step: the first step that this start will log; what an earlier start wrote about
             it and later ones is dropped.
         console: where the display goes; stdout by default.
+
+    Attributes:
+        step: the last step that was reported.
     """
 
     def __init__(
@@ -65,7 +69,7 @@ class Reporter:
         self._run_dir = Path(run_dir)
         self._total_steps = total_steps
         self._tensorboard = tensorboard
-        self._resume_step = resume_step
+        self._resume_step, self.step = resume_step, max(resume_step - 1, 0)
         self._console = console or Console(highlight=False)
         self._writers: list[Writer] = []
         self._stack = contextlib.ExitStack()
@@ -73,13 +77,13 @@ class Reporter:
     def __enter__(self) -> Self:
         self._run_dir.mkdir(parents=True, exist_ok=True)
         with contextlib.ExitStack() as stack:
-            display = Display(self._console, self._total_steps)
+            display = Display(self._console, self._total_steps, self.step)
+            self._display = display
             stack.callback(display.close)
             stack.enter_context(_logging_to(self._run_dir / "log.txt", display))
             for writer in self._files():
                 stack.callback(writer.close)
                 self._writers.append(writer)
-            self._writers.append(display)
             self._stack = stack.pop_all()
         return self
 
@@ -96,15 +100,30 @@ class Reporter:
         numbers = {name: _number(value) for name, value in metrics.items() if name != "step"}
         for writer in self._writers:
             writer.write(step, numbers)
+        self.step = step
+        line = self._display.advance(step, numbers)
+        LOGGER.info("%s", line.plain, extra={"styled": line})
 
     def rewind(self, step: int) -> None:
         """Drops what was reported about this step and later ones, which will come again."""
         for writer in self._writers:
             writer.rewind(step)
+        self.step = step - 1
+        self._display.rewind(step)
 
     def event(self, text: str) -> None:
         """Says something once, in ``log.txt`` and on the display."""
         LOGGER.info("%s", text)
+
+    def doing(self, text: str, done: int = 0, total: int = 0) -> None:
+        """Shows on the display what goes on right now: beside the bar, and without one as a line
+        when it takes long.
+
+        Args:
+            text: a word or a few.
+            done, total: how much of it is done, where that is known.
+        """
+        self._display.doing(f"{text} {done}/{total}" if total else text, quiet=not done)
 
     def _files(self) -> Iterator[Writer]:
         yield JsonLines(self._run_dir / "metrics.jsonl", self._resume_step)
@@ -137,50 +156,76 @@ class JsonLines:
 
 
 class TensorBoard:
-    """Every metric as a scalar; what an earlier start wrote from ``resume_step`` on is purged."""
+    """Every metric as a scalar; what an earlier start wrote from ``resume_step`` on is purged.
+
+    Events are written where ``write`` is called and flushed each step: a disk that is full raises
+    there, and no thread or clock takes part.
+    """
 
     def __init__(self, folder: Path, resume_step: int) -> None:
-        self._folder = folder
+        self._folder, self._opened = folder, 0
         self._open(resume_step)
 
     def _open(self, resume_step: int) -> None:
-        from tensorboardX import SummaryWriter  # slow to import, and only needed here
+        # slow to import, and only needed here
+        from tensorboardX.event_file_writer import EventsWriter
+        from tensorboardX.proto import event_pb2
 
-        self._writer = SummaryWriter(str(self._folder), purge_step=resume_step, flush_secs=10)
+        self._folder.mkdir(parents=True, exist_ok=True)
+        suffix = f".{os.getpid()}.{self._opened}"  # two files of one second are two files
+        self._file = EventsWriter(str(self._folder / "events"), suffix)
+        self._opened += 1
+        self._event: Any = getattr(event_pb2, "Event")  # noqa: B009 (made at run time)
+        start = {"status": 1}  # SessionLog.START
+        self._file.write_event(
+            self._event(step=resume_step, wall_time=time.time(), session_log=start)
+        )
 
     def rewind(self, step: int) -> None:
-        self._writer.close()
+        self._file.close()
         self._open(step)
 
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
+        from tensorboardX.summary import scalar
+
         for name, value in metrics.items():
-            self._writer.add_scalar(name, value, step)
+            event = self._event(step=step, wall_time=time.time(), summary=scalar(name, value))
+            self._file.write_event(event)
+        self._file.flush()
 
     def close(self) -> None:
-        self._writer.close()
+        self._file.close()
+
+
+_LINE_SECONDS = 10.0  # between two lines about one and the same thing
 
 
 class Display:
-    """One line per step; on a terminal also a bar with the time left, below the lines."""
+    """One line per step; on a terminal also a bar with the time left, below the lines.
 
-    def __init__(self, console: Console, total_steps: int) -> None:
+    A display that is gone (a closed terminal, a pipe that nobody reads) shows nothing more.
+    """
+
+    def __init__(self, console: Console, total_steps: int, done: int = 0) -> None:
         self._console = console
         self._total = total_steps
-        self._last = time.monotonic()
+        self._last = self._said = time.monotonic()
         self._seconds: deque[float] = deque(maxlen=20)
         self._bar = Progress(
             TextColumn("training"),
             BarColumn(bar_width=None),
             MofNCompleteColumn(),
-            TextColumn("{task.fields[left]} left"),
+            TextColumn("{task.fields[left]} left  {task.description}"),
             console=console,
             refresh_per_second=2,
-            disable=not console.is_terminal,
+            disable=console.quiet or not console.is_terminal,
         )
-        self._task = self._bar.add_task("", total=total_steps, left="?")
-        self._bar.start()
+        self._task = self._bar.add_task("", total=total_steps, completed=done, left="?")
+        with self._shown():
+            self._bar.start()
 
-    def write(self, step: int, metrics: Mapping[str, float]) -> None:
+    def advance(self, step: int, metrics: Mapping[str, float]) -> Text:
+        """The line of a finished step."""
         left = clock(self._step_seconds() * max(self._total - step, 0))
         self._bar.update(self._task, completed=step, left=left)
         parts = {
@@ -188,20 +233,40 @@ class Display:
             "reward": _show(metrics.get("reward/mean"), ".3f"),
             "kl": _show(_over_agents(metrics, "approx_kl"), ".1e"),
             "entropy": _show(_over_agents(metrics, "entropy"), ".3f"),
+            "cut": _show(_over_agents(metrics, "truncated"), ".0%"),
             "tok/s": _show(metrics.get("throughput/action_tokens_per_s"), ",.0f"),
             "left": left,
         }
-        self.say(Text("  ").join(Text.assemble((k, "dim"), " ", v) for k, v in parts.items()))
+        return Text("  ").join(Text.assemble((k, "dim"), " ", v) for k, v in parts.items())
+
+    def doing(self, text: str, quiet: bool) -> None:
+        """Shows what goes on: beside the bar, or every ten seconds as a line unless ``quiet``."""
+        self._bar.update(self._task, description=text)
+        if not (quiet or self._console.is_terminal) and (
+            time.monotonic() - self._said > _LINE_SECONDS
+        ):
+            self.say(text)
 
     def say(self, text: str | Text) -> None:
         """Prints a line above the bar as it is: no markup, no wrapping."""
-        self._console.print(text, markup=False, soft_wrap=True)
+        self._said = time.monotonic()
+        with self._shown():
+            self._console.print(text, markup=False, soft_wrap=True)
 
     def rewind(self, step: int) -> None:
         self._bar.update(self._task, completed=step - 1)
 
     def close(self) -> None:
-        self._bar.stop()
+        if not self._console.quiet:
+            with self._shown():
+                self._bar.stop()
+
+    @contextlib.contextmanager
+    def _shown(self) -> Iterator[None]:
+        try:
+            yield
+        except (OSError, SystemExit):  # a pipe that nobody reads: rich would leave
+            self._console.quiet = True
 
     def _step_seconds(self) -> float:
         """The median of the latest steps, so that compilation does not count for long."""
@@ -226,7 +291,14 @@ class _DisplayHandler(logging.Handler):
         self._display = display
 
     def emit(self, record: logging.LogRecord) -> None:
-        self._display.say(self.format(record))
+        self._display.say(getattr(record, "styled", None) or printable(self.format(record)))
+
+
+class _OneLine(logging.Formatter):
+    """A record as one entry: what it quotes begins no line of its own."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return printable(super().format(record)).replace("\n", "\n    ")
 
 
 @contextlib.contextmanager
@@ -234,7 +306,7 @@ def _logging_to(path: Path, display: Display) -> Iterator[None]:
     """Sends the package's log records to a file and the display, and in the end puts all back."""
     file = logging.FileHandler(path, encoding="utf-8")
     file.handleError = lambda record: None  # metrics.jsonl meets the same full disk, and says so
-    file.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+    file.setFormatter(_OneLine("%(asctime)s %(levelname)s %(message)s"))
     handlers = (file, _DisplayHandler(display))
     level, propagate = LOGGER.level, LOGGER.propagate
     LOGGER.setLevel(logging.INFO)

@@ -34,7 +34,6 @@ def rehearse(
     threads: Executor,
     played: Sequence[Episode],
     step: int,
-    stop: Callable[[], bool] = lambda: False,
 ) -> list[list[Episode]]:
     """Episodes of the steps after ``step``, about 256 in all, as they might be.
 
@@ -44,7 +43,6 @@ def rehearse(
     Args:
         source: without ``question``, nothing is rehearsed.
         played: episodes to quote from, each with turns.
-        stop: as of ``Rollout``.
     """
     if source.question is None:
         return []
@@ -67,7 +65,7 @@ def rehearse(
             max_failed=None,
             step_seconds=config.rollout.step_seconds,
             max_turns=most,  # a workflow might wait for a word that is never said
-            stop=stop,
+            stop=session.stop,
         )
         rehearsed = distributed.together(rollout).play(range(len(tasks)), later)
         steps.append([episode for episode in rehearsed if episode.turns])

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import difflib
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 
 import jax
 import numpy as np
@@ -13,7 +14,7 @@ from marft_jax import config as config_lib
 from marft_jax.checkpoint import Checkpoints
 from marft_jax.durable import RunFailed
 from marft_jax.guards import Finding, Guard, Verdict
-from marft_jax.identity import changes, identity_of
+from marft_jax.identity import changes, identity_of, team_changes
 from marft_jax.learner import TrainState
 from marft_jax.session import Session
 from marft_jax.types import Episode
@@ -41,7 +42,7 @@ class Schedule:
 
 def open_checkpoints(config: config_lib.Config, session: Session) -> Checkpoints:
     """The checkpoints of the run directory, which this process holds the lock of."""
-    identity = identity_of(config, session.base, session.team)
+    identity = identity_of(config, session.base, session.team, session.workflow)
     checkpoints = Checkpoints(config.run.dir, identity, config.run.keep, config.run.best_metric)
     checkpoints.clean()
     return checkpoints
@@ -60,16 +61,18 @@ def resume(
         begin: makes the initial state of a fresh one.
 
     Raises:
-        BadInput: what was saved does not belong to these settings.
+        BadInput: what was saved does not belong to these settings, or none of it is intact.
     """
     saved = checkpoints.restore(fresh)
     if saved is None:
+        told = checkpoints.set_history_aside()
         guard.forget_after(0)
-        return begin(fresh), checkpoints.skipped
+        return begin(fresh), told
     guard.recall(saved.guard)
     guard.forget_after(int(saved.state.step))
     changed = changes({"config": saved.config}, checkpoints.identity)
     told = [f"--{key} was {old}, is {new}" for key, old, new in changed]
+    told += team_changes(saved.team, checkpoints.identity["team"])
     return saved.state, [*checkpoints.skipped, *told]
 
 
@@ -130,18 +133,20 @@ def roll_back(
     return state._replace(lr_scale=lowered)
 
 
-def best_metric(name: str | None, metrics: Mapping[str, float], step: int) -> float | None:
-    """The value by which the best checkpoint is chosen; None where this step has none.
+def check_best_metric(name: str | None, known: Set[str]) -> None:
+    """Makes sure that the best checkpoint is chosen by a metric that there will be.
 
     Raises:
         BadInput: no step will ever have it.
     """
-    if name is not None and step == 1 and name not in metrics:
-        raise config_lib.BadInput(
-            f"--run.best_metric {name}: expected a metric of this run, such as reward/mean or one "
-            "of eval/ with --eval.every, or none"
-        )
-    return metrics.get(name) if name else None
+    if name is None or name in known:
+        return
+    near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+    meant = f"did you mean {near[0]!r}? " if near else ""
+    raise config_lib.BadInput(
+        f"--run.best_metric: expected a metric of this run, or none, got {name!r}; {meant}those "
+        "of eval/ need --eval.every"
+    )
 
 
 def _report(guard: Guard, step: int, finding: Finding) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+from collections.abc import Callable
 from concurrent.futures import Executor
 from pathlib import Path
 from typing import NamedTuple
@@ -33,7 +34,7 @@ _EVAL_EPISODES = 1 << 20
 
 
 class Session(NamedTuple):
-    """A loaded base and the team on it, and how it plays."""
+    """A loaded base and the team on it, and how it plays; ``stop`` says when no longer."""
 
     config: Config
     workflow: str
@@ -41,6 +42,7 @@ class Session(NamedTuple):
     base: BaseModel
     team: Team
     engine: Engine
+    stop: Callable[[], bool] = lambda: False
 
 
 def open_session(config: Config, blueprint: Blueprint, at_once: int | None = None) -> Session:
@@ -102,8 +104,13 @@ def open_source(stack: contextlib.ExitStack, config: Config, split: Split) -> En
     return source
 
 
-def make_rollout(session: Session, source: EnvSource, threads: Executor) -> Player:
-    """Plays the session's team in that environment."""
+def make_rollout(
+    session: Session,
+    source: EnvSource,
+    threads: Executor,
+    report: Callable[[int], None] | None = None,
+) -> Player:
+    """Plays the session's team in that environment; ``report`` is told how many are over."""
     settings = session.config.rollout
     rollout = Rollout(
         session.engine,
@@ -115,6 +122,8 @@ def make_rollout(session: Session, source: EnvSource, threads: Executor) -> Play
         step_seconds=settings.step_seconds,
         max_tool_calls=session.config.team.max_tool_calls,
         max_turns=settings.max_turns,
+        stop=session.stop,
+        report=report,
     )
     return distributed.together(rollout)
 
@@ -126,6 +135,7 @@ def play_held_out(
     step: int,
     episodes: int,
     start: int = 0,
+    report: Callable[[int], None] | None = None,
 ) -> list[Episode]:
     """Plays the held-out tasks from ``start`` to ``episodes``, at the evaluation's temperature.
 
@@ -135,7 +145,7 @@ def play_held_out(
     sampling = tuple(s._replace(temperature=temperature) for s in session.team.sampling)
     quiet = session._replace(team=session.team._replace(sampling=sampling))
     count = episodes if source.size is None else min(episodes, source.size)
-    rollout = make_rollout(quiet, source, threads)
+    rollout = make_rollout(quiet, source, threads, report)
     return rollout.play(range(start, count), step, first=_EVAL_EPISODES + start)
 
 

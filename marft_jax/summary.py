@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import resource
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -15,12 +16,16 @@ import numpy as np
 from marft_jax import mesh as mesh_lib
 from marft_jax.algorithms.credit import agent_reward
 from marft_jax.batch import Batch, Level
+from marft_jax.benchmarks import Plan
 from marft_jax.collect import Collected
-from marft_jax.config import Algo
+from marft_jax.config import Algo, Config
 from marft_jax.prepare import Prepared
+from marft_jax.scores import passes
 from marft_jax.team.context import Team
 from marft_jax.transcripts import TurnNumbers
 from marft_jax.types import Episode
+
+LOGGER = logging.getLogger("marft_jax")
 
 
 class Compilations:
@@ -104,6 +109,7 @@ def metrics_of(
         own = [turn for turn in turns if turn.agent == agent]
         numbers[f"agent/{name}/turns"] = len(own) / len(collected.played)
         numbers[f"agent/{name}/tokens"] = np.mean([len(t.action) for t in own]) if own else 0.0
+        numbers[f"agent/{name}/truncated"] = np.mean([t.truncated for t in own]) if own else 0.0
         paid = [
             agent_reward(e, r, agent, algo.credit)
             for e, r in zip(episodes, collected.played_rewards, strict=True)
@@ -112,6 +118,62 @@ def metrics_of(
         numbers[f"agent/{name}/reward"] = np.mean(paid) if paid else 0.0
     numbers |= _named(learned, team) | clock.metrics()
     return {key: float(value) for key, value in numbers.items()}
+
+
+def metric_names(config: Config, agents: Sequence[str], evaluations: Sequence[Plan]) -> set[str]:
+    """The names of all metrics that a run with these (settled) settings reports."""
+    algo, critic = config.algo, config.critic.mode != "none"
+    own = "reward turns tokens truncated entropy approx_kl clip_fraction logprob_gap grad_norm"
+    own += " ref_kl" * (algo.kl_coef > 0) + " correction_weight" * (algo.correction != "none")
+    names = {f"agent/{agent}/{what}" for agent in agents for what in own.split()}
+    names |= set(_ALWAYS.split()) | set(_WITH_CRITIC.split() if critic else ())
+    names |= {"episode/dropped_groups"} if algo.dynamic_sampling else set()
+    names |= {"curriculum/level"} if config.env.curriculum is not None else set()
+    for plan in evaluations:
+        names |= {f"eval/{plan.name}/accuracy"}
+        names |= {f"eval/{plan.name}/pass@{k}" for k in passes(plan.samples) if k > 1}
+    return names
+
+
+_ALWAYS = """
+reward/mean reward/std episode/turns episode/truncated episode/capped episode/failed tokens/prompt
+tokens/action tokens/reused tokens/joined throughput/action_tokens_per_s throughput/update_tokens_per_s
+time/rollout_s time/reward_s time/update_s time/checkpoint_s time/step_s time/compile_s
+device/peak_bytes device/compiled guard/skipped guard/findings guard/rollbacks guard/lr_scale
+"""
+_WITH_CRITIC = "critic/loss critic/explained_variance critic/grad_norm"
+
+
+class CutOff:
+    """Warns when most of what an agent writes is cut at its limit, or most conversations find no
+    room: once, and again only after it was over."""
+
+    def __init__(self, team: Team) -> None:
+        self._team = team
+        self._said: set[str] = set()
+
+    def look(self, step: int, episodes: Sequence[Episode], metrics: Mapping[str, float]) -> None:
+        """Says so in the log, from the numbers of a step."""
+        for name, sampling in zip(self._team.names, self._team.sampling, strict=True):
+            self._note(
+                f"step {step}: %.0f %% of {name}'s actions were cut at their limit of "
+                f"{sampling.max_new_tokens} tokens, or where the context was full; raise "
+                "max_new_tokens or --model.context",
+                metrics[f"agent/{name}/truncated"],
+                name,
+            )
+        full = ["truncated" in result.info for e in episodes for result in e.results[-1:]]
+        self._note(
+            f"step {step}: %.0f %% of the episodes ended because their conversation filled the "
+            f"context of {self._team.context} tokens; raise --model.context",
+            sum(full) / max(len(full), 1),
+            "",
+        )
+
+    def _note(self, text: str, share: float, who: str) -> None:
+        if share > 0.5 and who not in self._said:
+            LOGGER.warning(text, 100 * share)
+        self._said = self._said | {who} if share > 0.5 else self._said - {who}
 
 
 def _named(learned: Mapping[str, jax.Array], team: Team) -> dict[str, float]:

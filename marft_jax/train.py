@@ -7,11 +7,9 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import os
-import signal
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Executor
 from pathlib import Path
 from typing import NoReturn
@@ -26,6 +24,7 @@ from marft_jax import distributed, memory, transcripts
 from marft_jax.algorithms import find_algorithm, settle
 from marft_jax.algorithms.credit import make_credit
 from marft_jax.benchmarks import Plan, plans
+from marft_jax.checkpoint import Checkpoints
 from marft_jax.collect import collect
 from marft_jax.curriculum import Curriculum
 from marft_jax.durable import RunFailed, explained
@@ -36,14 +35,22 @@ from marft_jax.learner import Learner
 from marft_jax.lock import Lock
 from marft_jax.metrics import Reporter
 from marft_jax.rehearsal import rehearse
-from marft_jax.safety import Schedule, best_metric, open_checkpoints, resume, roll_back, watch
+from marft_jax.safety import (
+    Schedule,
+    check_best_metric,
+    open_checkpoints,
+    resume,
+    roll_back,
+    watch,
+)
 from marft_jax.scores import score
 from marft_jax.session import Session, make_rollout, open_session, open_source, play_held_out
-from marft_jax.summary import Clock, Compilations, metrics_of, turn_numbers
+from marft_jax.signals import EXIT_STOPPED, Stop
+from marft_jax.summary import Clock, Compilations, CutOff, metric_names, metrics_of, turn_numbers
 from marft_jax.team.files import Blueprint, dump_team, load_team
+from marft_jax.team.runner import EpisodesFailed, Stopped
 from marft_jax.threads import DaemonThreads
 
-EXIT_STOPPED = 75
 _DRAWS_PER_ROLLBACK = 1 << 20  # tasks and keys after a rollback are those of steps never reached
 _SAMPLE_SHIFT = 24  # sampling keys of an evaluation's further samples: no step comes that far
 
@@ -54,7 +61,7 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
         sys.exit(train(config_lib.parse(sys.argv[1:] if argv is None else argv)))
     except config_lib.BadInput as error:
         config_lib.exit_with(error)
-    except RunFailed as error:
+    except (RunFailed, EpisodesFailed) as error:
         config_lib.exit_with(error, code=1)
     except jax.errors.JaxRuntimeError as error:
         if jax.process_count() == 1:
@@ -71,18 +78,24 @@ def train(config: config_lib.Config) -> int:
     Raises:
         BadInput: settings, data, model, team or a saved run that do not fit.
         RunFailed: the run directory cannot be written, or training collapsed again and again.
+        EpisodesFailed: too many episodes failed. Whatever is raised, the last finished step is
+            saved.
     """
     config = settle(config)
     algorithm = find_algorithm(config.algo.name)
     blueprint = load_team(config.team.file)
-    distributed.start(config.mesh)
-    with explained(Path(config.run.dir)), contextlib.ExitStack() as stack:
+    with contextlib.ExitStack() as stack:
+        stop = stack.enter_context(Stop("stopped before a step was finished; start again"))
+        distributed.start(config.mesh)
+        stack.enter_context(explained(Path(config.run.dir)))
         run = stack.enter_context(own_directory(config))
         lock = stack.enter_context(Lock(run))
         source = open_source(stack, config, "train")
         held_out = open_held_out(stack, config) if config.eval.every else []
+        agents, evaluations = [p.name for p in blueprint.agents], [plan for plan, _ in held_out]
+        check_best_metric(config.run.best_metric, metric_names(config, agents, evaluations))
         threads = DaemonThreads()
-        session = open_session(config, blueprint)
+        session = open_session(config, blueprint)._replace(stop=stop)
         team, engine = session.team, session.engine
         credit = make_credit(config.algo, team)
         learner = Learner(config, session.base, team, algorithm, session.mesh)
@@ -98,22 +111,30 @@ def train(config: config_lib.Config) -> int:
         )
         for line in [greeting(config, session, step), *news]:
             reporter.event(line)
+        if step < steps:
+            reporter.event(f"compiling ... (step {step + 1} takes longer than those after it)")
         curriculum = Curriculum(source, config)
-        stopped = stack.enter_context(stopped_by_signal())
         schedule, clock, compilations = Schedule(config.run), Clock(), Compilations()
         clock.seconds["checkpoint_s"] = 0.0
+        cut_off = CutOff(team)
+        stop.plan, stop.save = plan_of(step), checkpoints.flush
+        stack.enter_context(stopped_in_order(checkpoints, reporter))
+        if jax.process_count() > 1:  # the others come to a stop when their episodes are played
+            stop.grace_s = config.mesh.wait_seconds
 
         while step < steps:
+            done, stop.plan = step + 1, plan_of(step)
             draw = step + guard.rollbacks * _DRAWS_PER_ROLLBACK
+            reporter.doing("playing")
             engine.load(state.adapters)
             level = curriculum.level(state.progress)
             rollout = make_rollout(session, curriculum.source(level), threads)
             with clock("rollout_s"):
                 collected = collect(rollout, credit, config, draw)
             clock.seconds["reward_s"] = collected.waited_s
+            reporter.doing("learning")
             engine.rest()
             memory.give_back_freed()  # before the update, which takes most
-            done = step + 1
             with clock("update_s"):
                 least = batch_lib.Sizes(*np.asarray(state.sizes).tolist())
                 coming = []
@@ -143,25 +164,43 @@ def train(config: config_lib.Config) -> int:
             state = state._replace(progress=progress)
             if held_out and is_due(config.eval.every, done, steps):
                 engine.load(state.adapters)
-                metrics |= evaluation(session, held_out, threads, done)
+                metrics |= evaluation(session, held_out, threads, done, reporter)
             verdict = watch(guard, done, collected.played, metrics, nonfinite)
+            cut_off.look(done, collected.played, metrics)
             reporter.log(done, metrics | {"guard/lr_scale": float(state.lr_scale)})
-            best = best_metric(config.run.best_metric, metrics, done)
-            stop = distributed.any_process(stopped())
+            best = metrics.get(config.run.best_metric or "")
             clock = Clock()  # the next line tells how long this save kept the next step waiting
             with clock("checkpoint_s"):
                 if verdict is not None:
-                    fresh = learner.init()
-                    state = roll_back(checkpoints, guard, done, verdict, fresh, begin, config.guard)
+                    fresh, settings = learner.init(), config.guard
+                    state = roll_back(checkpoints, guard, done, verdict, fresh, begin, settings)
                     reporter.rewind(int(state.step) + 1)
-                elif schedule.is_due(done) or stop:
-                    checkpoints.save(done, state, guard.memory, best, guard.good)
+                else:
+                    checkpoints.hold(done, state, guard.memory, best, guard.good)
+                    if schedule.is_due(done):
+                        checkpoints.save_held()
             step = int(state.step)
-            if stop:
-                reporter.event(f"stopped after step {step}; start again to continue")
-                return EXIT_STOPPED
+            if distributed.any_process(stop()):
+                raise Stopped
         reporter.event(f"done: {steps} steps in {run}")
-    return 0
+        return 0
+    return EXIT_STOPPED
+
+
+@contextlib.contextmanager
+def stopped_in_order(checkpoints: Checkpoints, reporter: Reporter) -> Iterator[None]:
+    """Where a signal stops what happens inside, the last finished step is saved."""
+    try:
+        yield
+    except Stopped:
+        checkpoints.flush()
+        reporter.event(f"stopped after step {reporter.step}; start again to continue")
+
+
+def plan_of(step: int) -> str:
+    """What a signal leads to in the step after this one."""
+    saved = f"saving step {step}, " if step else "nothing is finished yet, "
+    return f"stopping: {saved}what is begun of step {step + 1} is thrown away"
 
 
 @contextlib.contextmanager
@@ -194,6 +233,7 @@ def evaluation(
     held_out: Sequence[tuple[Plan, envs.EnvSource]],
     threads: Executor,
     step: int,
+    reporter: Reporter,
 ) -> dict[str, float]:
     """The team's accuracy, and pass@k where tasks are played several times, as metrics."""
     decode = session.team.tokenizer.decode
@@ -201,9 +241,16 @@ def evaluation(
     for plan, source in held_out:
         playing = session._replace(config=plan.config)
         keys = [step + (sample << _SAMPLE_SHIFT) for sample in range(plan.samples)]
-        rounds = [play_held_out(playing, source, threads, key, plan.tasks) for key in keys]
+        total = plan.tasks if source.size is None else min(plan.tasks, source.size)
+        doing = functools.partial(reporter.doing, f"evaluating {plan.name}", total=total)
+        reporter.doing(f"evaluating {plan.name}")
+        rounds = [
+            play_held_out(playing, source, threads, key, plan.tasks, report=doing) for key in keys
+        ]
         records = [transcripts.record(episode, decode) for round in rounds for episode in round]
-        metrics |= score(records).metrics(plan.name)
+        found = score(records)
+        reporter.event(f"step {step}: {plan.name}: {found}")
+        metrics |= found.metrics(plan.name)
     return metrics
 
 
@@ -222,24 +269,6 @@ def greeting(config: config_lib.Config, session: Session, start: int) -> str:
     what = f"{who} on {session.base.source}, {config.env.name}"
     begin = f"continuing after step {start}" if start else "from the beginning"
     return f"{config.algo.name}: {what}; {where}; {config.run.dir}, {begin}"
-
-
-@contextlib.contextmanager
-def stopped_by_signal() -> Iterator[Callable[[], bool]]:
-    """Tells whether SIGTERM or SIGINT came; a second one ends the process at once."""
-    seen: list[int] = []
-
-    def note(number: int, frame: object) -> None:
-        if seen:
-            os._exit(128 + number)
-        seen.append(number)
-
-    old = {number: signal.signal(number, note) for number in (signal.SIGTERM, signal.SIGINT)}
-    try:
-        yield lambda: bool(seen)
-    finally:
-        for number, handler in old.items():
-            signal.signal(number, handler)
 
 
 if __name__ == "__main__":

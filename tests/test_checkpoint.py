@@ -8,6 +8,7 @@ import json
 import shutil
 import subprocess
 import sys
+import threading
 
 import chex
 import jax
@@ -21,10 +22,11 @@ from marft_jax import config as config_lib
 from marft_jax.algorithms import find_algorithm
 from marft_jax.checkpoint import Checkpoints
 from marft_jax.durable import RunFailed
-from marft_jax.identity import identity_of
+from marft_jax.identity import described, identity_of, team_changes
 from marft_jax.learner import Learner
 from marft_jax.lock import Lock
 from marft_jax.safety import Schedule
+from marft_jax.team.files import Blueprint
 
 CONFIG = config_lib.Config(lora=config_lib.Lora(rank=2), critic=config_lib.Critic(hidden=(8,)))
 
@@ -207,6 +209,89 @@ def test_when_all_are_damaged_none_is_used(two, tmp_path):
         truncated(run / "checkpoints" / str(step) / "manifest.json")
     with opened(run) as checkpoints:
         assert checkpoints.restore(fresh()) is None
+
+
+def test_a_run_whose_checkpoints_are_all_damaged_is_refused_and_left_as_it_is(two, tmp_path):
+    run = tmp_path / "run"
+    shutil.copytree(two, run)
+    (run / "metrics.jsonl").write_text('{"step": 1}\n')
+    for step in (1, 2):
+        truncated(run / "checkpoints" / str(step) / "manifest.json")
+    with opened(run) as checkpoints:
+        assert checkpoints.restore(fresh()) is None
+        with pytest.raises(
+            config_lib.BadInput, match=r"none of its checkpoints \(1, 2\) is intact"
+        ):
+            checkpoints.set_history_aside()
+    assert (run / "metrics.jsonl").read_text() == '{"step": 1}\n'
+
+
+def test_history_that_no_checkpoint_covers_is_set_aside(tmp_path):
+    with opened(tmp_path) as checkpoints:
+        (tmp_path / "config.yaml").write_text("run: {}")
+        (tmp_path / "metrics.jsonl").touch()
+        assert checkpoints.set_history_aside() == []  # a start that was stopped before a step
+        for number in (1, 2):
+            (tmp_path / "metrics.jsonl").write_text(f"{number}\n")
+            (tmp_path / "transcripts").mkdir()
+            (tmp_path / "transcripts" / "1.jsonl").write_text("{}\n")
+            [line] = checkpoints.set_history_aside()
+            assert f"unsaved-{number}" in line and "no checkpoint was saved yet" in line
+    assert (tmp_path / "unsaved-1" / "config.yaml").is_file()
+    assert (tmp_path / "unsaved-2" / "metrics.jsonl").read_text() == "2\n"
+    assert (tmp_path / "unsaved-2" / "transcripts" / "1.jsonl").is_file()
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["unsaved-1", "unsaved-2"]
+
+
+def test_the_last_finished_step_is_saved_whatever_ends_the_run(tmp_path, state):
+    with pytest.raises(KeyError), opened(tmp_path) as checkpoints:
+        checkpoints.save(1, state)
+        checkpoints.hold(2, state)
+        checkpoints.hold(3, state, {"rollbacks": 1}, 0.5)
+        raise KeyError
+    with opened(tmp_path) as checkpoints:
+        assert checkpoints.steps == [1, 3]
+        saved = checkpoints.restore(fresh(), 3)
+    chex.assert_trees_all_equal(saved.state, state)
+    assert saved.guard == {"rollbacks": 1} and saved.metric == 0.5
+
+
+def test_what_is_held_can_be_saved_by_any_thread_at_any_moment(tmp_path, state):
+    with opened(tmp_path) as checkpoints:
+        checkpoints.flush()  # nothing is finished yet
+        checkpoints.hold(1, state)
+        others = [threading.Thread(target=checkpoints.flush) for _ in range(4)]
+        for other in others:
+            other.start()
+        for other in others:
+            other.join()
+        assert checkpoints.find("latest") == 1
+        checkpoints.hold(2, state)
+        checkpoints.drop_after(0)  # a rollback: what is held is not to come back
+    assert not (tmp_path / "checkpoints" / "2").exists()
+
+
+def edited(**changes):
+    planner, solver = small.team().profiles
+    return small.team_of(Blueprint((dataclasses.replace(planner, **changes), solver)))
+
+
+def test_a_team_file_that_was_edited_is_told_field_by_field():
+    before = described(small.team(), "sequential")
+    assert json.loads(json.dumps(before)) == before  # as a checkpoint keeps it
+    assert team_changes(before, described(small.team(), "sequential")) == []
+    assert team_changes(None, before) == []
+    now = described(edited(prompt="Plan.", answers=True, trainable=False), "debate")
+    assert team_changes(before, now) == [
+        "team: workflow was 'sequential', is 'debate'",
+        "team: planner.prompt was 'p', is 'Plan.'",
+        "team: planner.answers was False, is True",
+        "team: planner.trainable was True, is False",
+    ]
+    [line] = team_changes(
+        described(edited(prompt="x" * 300 + "old"), ""), described(edited(prompt="x" * 300), "")
+    )
+    assert "xold'" in line and len(line) < 160
 
 
 def test_a_save_that_was_killed_is_no_checkpoint_and_is_cleaned_up(two, tmp_path):

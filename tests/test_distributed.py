@@ -81,6 +81,13 @@ def test_two_processes_learn_what_one_does_and_end_when_one_dies(tmp_path):
     assert again.wait(300) == 0, logs[2].read_text()
     assert "continuing after step" in logs[2].read_text()
     port = free_port()
-    both = [start(tmp_path / "two", done + 2, i, port, 4, logs[i]) for i in range(2)]
-    assert [process.wait(300) for process in both] == [0, 0], [f.read_text() for f in logs[:2]]
-    assert [line["step"] for line in metrics(tmp_path / "two")] == list(range(1, done + 3))
+    both = [start(tmp_path / "two", 400, i, port, 4, logs[i]) for i in range(2)]
+    deadline = time.monotonic() + 300
+    while len(metrics(tmp_path / "two")) < done + 2 and time.monotonic() < deadline:
+        assert all(process.poll() is None for process in both), [f.read_text() for f in logs[:2]]
+        time.sleep(0.2)
+    both[1].send_signal(signal.SIGTERM)  # one is told, both stop
+    assert [process.wait(60) for process in both] == [75, 75], [f.read_text() for f in logs[:2]]
+    steps = [line["step"] for line in metrics(tmp_path / "two")]
+    assert steps == list(range(1, len(steps) + 1)) and len(steps) >= done + 2
+    assert max(int(p.name) for p in (tmp_path / "two/checkpoints").iterdir()) == len(steps)

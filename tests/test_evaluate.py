@@ -71,6 +71,28 @@ def test_training_evaluates_on_the_benchmarks_of_the_settings(tmp_path):
     assert found["eval/arithmetic/accuracy"] <= found["eval/arithmetic/pass@2"]
 
 
+def test_a_signal_ends_an_evaluation_with_75_and_what_was_answered_stays(tmp_path, monkeypatch):
+    flags = ("--limit", 2, "--team.max_new_tokens", 4, "--out", tmp_path)
+    assert run(*flags) == 0
+    [file] = tmp_path.glob("*.jsonl")
+    first = file.read_text().split("\n")[0]
+    file.write_text(first + "\n")
+    with monkeypatch.context() as patch:
+        patch.setattr(evaluate.Stop, "__call__", lambda self: True)
+        assert run(*flags) == 75
+    assert file.read_text() == first + "\n"
+
+
+def test_answers_with_odd_ends_of_lines_are_found_again(tmp_path):
+    play = evaluate._Play.__new__(evaluate._Play)
+    play._file, play._tasks, play._key = tmp_path / "answers.jsonl", 2, "k"
+    play._plan = plans([], Config(), None, 1, 2)[0]
+    rows = [{"sample": 0, "index": i, "key": "k", "task": "a\u2028b\x0cc"} for i in range(2)]
+    evaluate.jsonlines.append(play._file, map(evaluate.jsonlines.dumps, rows))
+    before = play._file.read_bytes()
+    assert list(play._saved().values()) == rows and play._file.read_bytes() == before
+
+
 def test_benchmarks_lie_where_the_data_folder_has_them(shared_data):
     here = [name for name in BENCHMARKS if BENCHMARKS[name].files]
     assert len(plans(here, Config(), str(shared_data), 1, None)) == len(here) == 8
@@ -103,7 +125,7 @@ def test_an_evaluation_that_was_killed_goes_on_where_it_was(tmp_path, capsys, mo
     played = []
     real = evaluate.play_held_out
     monkeypatch.setattr(evaluate, "play_held_out",
-                        lambda *a: played.append(a[3:]) or real(*a))  # fmt: skip
+                        lambda *a: played.append(a[3:6]) or real(*a))  # fmt: skip
     assert run(*flags) == 0
     again = capsys.readouterr().out
     assert "45 of 80 were already answered" in again

@@ -260,11 +260,11 @@ def test_a_rollback_takes_the_last_good_checkpoint_and_lowers_the_rates(saved, l
     ]  # fmt: skip
 
 
-def test_a_metric_that_no_step_has_is_refused_at_the_first():
-    assert safety.best_metric("eval/x/accuracy", {"reward/mean": 1.0}, 2) is None
-    assert safety.best_metric(None, {}, 1) is None
-    with pytest.raises(config_lib.BadInput, match="--run.best_metric rewrd"):
-        safety.best_metric("rewrd", {"reward/mean": 1.0}, 1)
+def test_a_metric_that_no_step_will_have_is_refused_before_the_first():
+    safety.check_best_metric("reward/mean", {"reward/mean"})
+    safety.check_best_metric(None, set())
+    with pytest.raises(config_lib.BadInput, match="got 'reward/meen'; did you mean 'reward/mean'"):
+        safety.check_best_metric("reward/meen", {"reward/mean"})
 
 
 BROKEN_ENV = """

@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
 import logging
 import math
 import re
+import resource
 from pathlib import Path
 
 import numpy as np
 import pytest
+import small
 from rich.console import Console
 
 from marft_jax import jsonlines, metrics
+from marft_jax.durable import RunFailed, explained
 from marft_jax.metrics import Reporter
+from marft_jax.summary import CutOff
+from marft_jax.types import StepResult
 
 
 def plain_console() -> Console:
@@ -82,6 +88,13 @@ def test_resuming_drops_a_line_that_a_kill_left_half_written(tmp_path):
     assert [line["step"] for line in read(tmp_path)] == [1, 3]
 
 
+def test_a_line_is_what_ends_with_a_newline(tmp_path):
+    """Text may hold characters that Python's ``splitlines`` takes for ends of lines."""
+    jsonlines.append(tmp_path / "rows", [jsonlines.dumps({"step": 1, "x": "a\u2028b\x85c"})])
+    jsonlines.keep_steps_before(tmp_path / "rows", 2)
+    assert json.loads((tmp_path / "rows").read_text())["x"] == "a\u2028b\x85c"
+
+
 def test_a_last_line_without_its_newline_does_not_swallow_the_next(tmp_path):
     (tmp_path / "metrics.jsonl").write_text('{"step": 1, "x": 1}')
     with reporter(tmp_path, resume_step=2) as report:
@@ -123,6 +136,41 @@ def test_tensorboard_has_every_metric(tmp_path):
     ]
 
 
+@contextlib.contextmanager
+def disk_full_after(size: int):
+    """No file of this process grows beyond that."""
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, limits[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+
+
+def test_a_full_disk_ends_the_run_with_one_line_and_does_not_hang(tmp_path):
+    with pytest.raises(RunFailed, match="cannot be written"), explained(tmp_path):
+        with reporter(tmp_path, tensorboard=True) as report, disk_full_after(4096):
+            for step in range(1, 1000):
+                report.log(step, {f"metric/{i}": 1.0 for i in range(40)})
+
+
+def test_a_clock_that_jumps_by_weeks_stops_nothing(tmp_path, monkeypatch):
+    now = [1e9]
+    monkeypatch.setattr(metrics.time, "time", lambda: now[0])
+    with reporter(tmp_path, tensorboard=True) as report:
+        for step, now[0] in enumerate([1e9, 2e9, 1e6, 1.5e9] * 10, start=1):
+            report.log(step, {"x": step})
+    assert len(read(tmp_path)) == 40
+
+
+def test_a_rollback_opens_another_event_file(tmp_path):
+    with reporter(tmp_path, tensorboard=True) as report:
+        report.log(1, {"x": 1})
+        report.rewind(1)
+        report.log(1, {"x": 2})
+    assert len(list((tmp_path / "tensorboard").iterdir())) == 2
+
+
 def test_tensorboard_can_be_turned_off(tmp_path):
     with reporter(tmp_path, tensorboard=False) as report:
         report.log(1, {"x": 1})
@@ -138,12 +186,13 @@ def test_without_a_terminal_each_step_is_one_plain_line(tmp_path):
                 "reward/mean": 0.5,
                 "agent/a/approx_kl": 0.001,
                 "agent/b/approx_kl": 0.003,
+                "agent/a/truncated": 0.25,
                 "agent/a/entropy": 1.0,
                 "throughput/action_tokens_per_s": 1234.5,
             },
         )
     assert re.fullmatch(
-        r"step 2/5  reward 0.500  kl 2.0e-03  entropy 1.000  tok/s 1,234  left 0:0\d\n",
+        r"step 2/5  reward 0.500  kl 2.0e-03  entropy 1.000  cut 25%  tok/s 1,234  left 0:0\d\n",
         shown(console),
     )
 
@@ -152,7 +201,7 @@ def test_a_metric_that_is_missing_shows_as_a_dash(tmp_path):
     console = plain_console()
     with reporter(tmp_path, console=console) as report:
         report.log(5, {})
-    assert shown(console) == "step 5/5  reward -  kl -  entropy -  tok/s -  left 0:00\n"
+    assert shown(console) == "step 5/5  reward -  kl -  entropy -  cut -  tok/s -  left 0:00\n"
 
 
 def test_a_terminal_gets_a_bar_with_steps_and_time_left(tmp_path):
@@ -165,12 +214,12 @@ def test_a_terminal_gets_a_bar_with_steps_and_time_left(tmp_path):
 
 
 def test_time_left_is_the_usual_step_times_the_steps_to_go(monkeypatch):
-    now = iter([0.0, 60.0, 62.0, 64.0])
-    monkeypatch.setattr(metrics.time, "monotonic", lambda: next(now))
+    now = [0.0]
+    monkeypatch.setattr(metrics.time, "monotonic", lambda: now[0])
     console = plain_console()
     display = metrics.Display(console, total_steps=103)
-    for step in (1, 2, 3):
-        display.write(step, {})
+    for step, now[0] in ((1, 60.0), (2, 62.0), (3, 64.0)):
+        display.say(display.advance(step, {}))
     assert shown(console).splitlines()[-1].endswith("left 3:20")
 
 
@@ -190,6 +239,53 @@ def test_events_and_warnings_go_to_the_log_and_the_display_once(tmp_path):
         "INFO saved [bold]checkpoint[/bold] 10",
         "WARNING cache is full",
     ]
+
+
+def test_what_others_wrote_can_steer_no_terminal_and_forge_no_line(tmp_path):
+    console = plain_console()
+    with reporter(tmp_path, console=console) as report:
+        report.event("dropped: \x1b]52;c;aGk=\x07\x9b2J\n2026-01-01 00:00:00 INFO all is well")
+    for text in (shown(console), (tmp_path / "log.txt").read_text()):
+        assert not set(text) & {"\x1b", "\x07", "\x9b"} and r"\x1b]52;c;aGk=\x07\x9b2J" in text
+    assert (tmp_path / "log.txt").read_text().splitlines()[1].startswith("    2026")
+
+
+def test_the_lines_of_the_steps_are_in_the_log(tmp_path):
+    with reporter(tmp_path) as report:
+        report.log(1, {"reward/mean": 0.5})
+    assert "INFO step 1/5  reward 0.500" in (tmp_path / "log.txt").read_text()
+
+
+def test_a_run_that_continues_begins_its_bar_where_it_is(tmp_path):
+    console = terminal_console()
+    with reporter(tmp_path, console=console, resume_step=4) as report:
+        report.doing("evaluating arithmetic", 3, 8)
+        assert report.step == 3
+    text = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", shown(console))
+    assert "0/5" not in text and re.search(r" 3/5 \? left  evaluating arithmetic 3/8", text)
+
+
+def test_what_takes_long_is_said_where_there_is_no_bar(tmp_path, monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr(metrics.time, "monotonic", lambda: now[0])
+    console = plain_console()
+    with reporter(tmp_path, console=console) as report:
+        for done, now[0] in enumerate([1.0, 9.0, 11.0, 15.0, 22.0]):
+            report.doing("evaluating", done, 8)
+    assert shown(console) == "evaluating 2/8\nevaluating 4/8\n"
+
+
+def test_a_display_that_is_gone_stops_nothing(tmp_path):
+    class Gone(io.StringIO):
+        def write(self, text):
+            raise OSError(5, "Input/output error")
+
+    for terminal in (True, False):
+        console = Console(file=Gone(), force_terminal=terminal)
+        with reporter(tmp_path / str(terminal), console=console) as report:
+            report.log(1, {"x": 1})
+            report.log(2, {"x": 1})
+        assert len(read(tmp_path / str(terminal))) == 2
 
 
 def test_the_log_of_an_earlier_start_is_continued(tmp_path):
@@ -214,3 +310,26 @@ def test_a_run_directory_that_cannot_be_written_leaves_logging_as_it_was(tmp_pat
     with pytest.raises(OSError), reporter(tmp_path):
         pass
     assert logger.handlers == before
+
+
+def cut(planner: float, full: bool = False) -> tuple[list, dict]:
+    info = {"truncated": "context"} if full else {}
+    results = [StepResult("", 0.0, True, info)]
+    episode = small.episode(0, [small.turn(1, [1], [2])], [0.0])._replace(results=results)
+    return [episode], {"agent/planner/truncated": planner, "agent/solver/truncated": 0.0}
+
+
+def test_actions_that_are_mostly_cut_are_warned_of_once_until_it_is_over(caplog):
+    watching = CutOff(small.team())
+    for step, share in enumerate([0.2, 0.75, 0.9, 0.5, 0.6], start=1):
+        watching.look(step, *cut(share))
+    said = [record.getMessage() for record in caplog.records]
+    assert len(said) == 2 and "step 5: 60 % of planner's" in said[1]
+    assert said[0].startswith("step 2: 75 % of planner's actions were cut at their limit of 8 ")
+
+
+def test_conversations_without_room_are_warned_of(caplog):
+    CutOff(small.team()).look(3, *cut(0.0, full=True))
+    [record] = caplog.records
+    assert "step 3: 100 % of the episodes" in record.getMessage()
+    assert "context of 64 tokens; raise --model.context" in record.getMessage()

@@ -26,11 +26,28 @@ def test_pass_at_k_is_the_share_of_draws_that_hold_a_solved_answer(samples, solv
         assert pass_at(k, samples, solved) == pytest.approx(sum(map(any, draws)) / len(draws))
 
 
-def test_the_margin_is_that_of_independent_tasks():
-    mean, margin = estimate([0.0, 1.0, 1.0, 0.0])
-    assert mean == 0.5 and margin == pytest.approx(1.96 * math.sqrt((1 / 3) / 4))
-    assert estimate([1.0, 1.0, 1.0]) == (1.0, 0.0)
-    assert math.isnan(estimate([1.0]).margin)
+@pytest.mark.parametrize(
+    "right, of, low, high",  # as published tables of Wilson's interval have them
+    [(0, 4, 0.0, 0.4899), (4, 4, 0.5101, 1.0), (117, 117, 0.9682, 1.0), (2, 64, 0.0086, 0.1070),
+     (5, 10, 0.2366, 0.7634), (1, 1, 0.2065, 1.0)],
+)  # fmt: skip
+def test_the_interval_of_right_and_wrong_is_wilsons(right, of, low, high):
+    found = estimate([1.0] * right + [0.0] * (of - right))
+    assert found == pytest.approx((right / of, low, high), abs=2e-4)
+
+
+def test_several_answers_to_a_task_tell_more_than_one_and_less_than_as_many_tasks():
+    per_task = [0.0, 0.25, 0.5, 0.75, 1.0] * 6
+    width = [e.high - e.low for e in map(estimate, (per_task, [0.0, 1.0] * 15, [0.0, 1.0] * 60))]
+    assert width[1] > width[0] > width[2]
+    equal = estimate([0.5] * 8)
+    assert (equal.low, equal.high) == pytest.approx((0.2152, 0.7848), abs=2e-4)
+
+
+def test_rewards_beyond_0_and_1_have_standard_errors_or_no_bounds():
+    mean, low, high = estimate([-1.0, 3.0])
+    assert (mean, high - mean) == (1.0, pytest.approx(1.96 * 2)) and low < mean
+    assert math.isnan(estimate([2.0, 2.0]).low) and math.isnan(estimate([2.0]).high)
 
 
 def test_a_score_counts_tasks_samples_and_agents():

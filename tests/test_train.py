@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -16,8 +17,11 @@ import pytest
 import yaml
 
 from marft_jax import chat, config, evaluate, train
+from marft_jax.algorithms import settle
+from marft_jax.benchmarks import plans
 from marft_jax.envs.base import Task
 from marft_jax.envs.data import shuffled
+from marft_jax.summary import metric_names
 
 SMALL = ["--algo.episodes", "8", "--run.save_every", "2"]
 
@@ -66,23 +70,31 @@ def test_a_run_directory_explains_itself(finished):
     assert episode["turns"][1]["reward"] == episode["reward"]
 
 
-def test_metrics_have_the_documented_names(finished):
-    documented = {
-        "step reward/mean reward/std episode/turns episode/truncated critic/loss tokens/prompt",
-        "episode/failed",
-        "critic/explained_variance critic/grad_norm tokens/action time/rollout_s time/reward_s",
-        "time/update_s time/checkpoint_s time/step_s throughput/action_tokens_per_s",
-        "throughput/update_tokens_per_s device/peak_bytes device/compiled time/compile_s",
-        "tokens/reused tokens/joined eval/arithmetic/accuracy",
-        "guard/skipped guard/findings guard/rollbacks guard/lr_scale",
-    }
-    names = {name for line in documented for name in line.split()}
-    for agent in ("planner", "solver"):
-        for (
-            name
-        ) in "reward entropy approx_kl clip_fraction grad_norm tokens turns logprob_gap".split():
-            names.add(f"agent/{agent}/{name}")
-    assert names == set(json.loads((finished / "metrics.jsonl").read_text().splitlines()[0]))
+def assert_named(run: Path) -> set[str]:
+    """What a run reports is what was said before it began that it would."""
+    settings = config.parse(["--config", str(run / "config.yaml")])
+    evaluations = plans((), settings, None, 1, 4) if settings.eval.every else []
+    names = metric_names(settle(settings), ["planner", "solver"], evaluations)
+    first = (run / "metrics.jsonl").read_text().splitlines()[0]
+    assert names | {"step"} == set(json.loads(first))
+    return names
+
+
+def test_metrics_have_the_documented_names(finished, repository):
+    names = assert_named(finished)
+    assert {"eval/arithmetic/accuracy", "agent/solver/truncated", "critic/loss"} <= names
+    readme = (repository / "README.md").read_text()
+    listed = readme[readme.index("Metrics: `reward/") :]
+    listed = listed[: listed.index("\n\n")]
+    for name in names:
+        assert re.search(rf"\b{re.escape(name.split('/')[-1])}\b", listed), name
+
+
+def test_the_log_has_the_lines_of_the_steps_and_of_evaluations(finished):
+    log = (finished / "log.txt").read_text()
+    assert "compiling ... (step 1" in log
+    assert re.search(r"INFO step 4/4  reward \d\.\d+  kl .*  cut \d+%  ", log)
+    assert re.search(r"INFO step 2: arithmetic: accuracy \d\.\d+ \(0\.\d+ to ", log)
 
 
 def test_what_is_compiled_is_counted_and_soon_all_is(finished):
@@ -140,6 +152,7 @@ def test_token_level_training_runs(tmp_path):
     run = tmp_path / "tppo"
     assert run_train("--run.dir", run, "--run.steps", 2, "--algo.name", "tppo") == 0
     assert lines_of(run)[0]["agent/solver/logprob_gap"] < 1e-4
+    assert_named(run)
 
 
 @pytest.mark.parametrize(
@@ -164,6 +177,7 @@ def test_baselines_and_refills_continue_exactly(tmp_path):
     assert run_train("--run.dir", halves, "--run.steps", 2, *flags) == 0
     assert run_train("--run.dir", halves, "--run.steps", 4, *flags) == 0
     assert lines_of(halves) == lines_of(whole)
+    assert_named(whole)
     last = lines_of(whole)[-1]
     assert last["agent/solver/ref_kl"] != 0 and "critic/loss" not in last
     assert sum(row["episode/dropped_groups"] for row in lines_of(whole)) > 0
@@ -176,7 +190,8 @@ def test_evaluate_reports_and_keeps_every_response(finished, capsys):
     with pytest.raises(SystemExit) as left:
         evaluate.main(["--run", str(finished), "--eval.episodes", "8", *SMALL])
     assert left.value.code == 0
-    assert re.search(r"accuracy [01]\.\d{4} ± .* \(8 tasks\)", capsys.readouterr().out)
+    shown = r"accuracy [01]\.\d{4} \(0\.\d+ to [01]\.\d+\) \(8 tasks\)"
+    assert re.search(shown, capsys.readouterr().out)
     file = finished / "evaluations" / "arithmetic-4.jsonl"
     assert len(file.read_text().splitlines()) == 8
 
@@ -216,6 +231,15 @@ WRONG = {
     "a team that nobody answers for": (["--team.file", "{tmp}/team.yaml"], "answers: true"),
     "a prompt longer than the context": (["--model.context", "12", "--team.max_new_tokens", "4"],
                                          "context"),
+    "a metric for the best that no step has": (["--run.best_metric", "reward/meen"], "reward/mean"),
+    "a coordinator that is nowhere": (["--mesh.coordinator", "nohost:1", "--mesh.processes", "2",
+                                       "--mesh.process", "1", "--mesh.wait_seconds", "1"],
+                                      "nohost"),
+    "a coordinator without a port": (["--mesh.coordinator", "localhost", "--mesh.processes", "2",
+                                      "--mesh.process", "0"], "HOST:PORT"),
+    "processes that do not come": (["--mesh.coordinator", "localhost:39571", "--mesh.processes",
+                                    "2", "--mesh.process", "0", "--mesh.wait_seconds", "1"],
+                                   "[1] did not come"),
     "an impossible mesh": (["--mesh.tensor", "3"], "possible"),
 }  # fmt: skip
 
@@ -231,22 +255,66 @@ def test_wrong_input_is_one_clear_line_and_exit_code_2(what, tmp_path, capsys):
     assert line.startswith("marft_jax: ") and mentioned in line
 
 
+HANGS = """
+import time
+from marft_jax.types import StepResult
+
+
+class Hangs:
+    '''Never answers from the third step on; those before it are fine.'''
+
+    def reset(self, seed):
+        self.seed = seed
+        return "3+4+5=?"
+
+    def step(self, turns):
+        if self.seed >= 16:
+            open("hangs", "w").close()
+            {do}
+        return StepResult("", float("12" in turns[-1].text), True)
+"""
+
+
 @pytest.mark.slow
-def test_sigterm_saves_and_exits_with_75(finished, tmp_path):
+def test_sigterm_saves_the_last_finished_step_and_exits_with_75(tmp_path):
+    """In a rollout that never ends, between two saves."""
+    (tmp_path / "hangs_later.py").write_text(HANGS.format(do="time.sleep(1000)"))
     run = tmp_path / "stopped"
-    flags = [*SMALL, "--run.dir", run, "--run.save_every", 100, "--eval.every", 2]
+    flags = [*SMALL, "--run.dir", run, "--run.save_every", 100, "--env.name", "hangs_later:Hangs"]
     command = [sys.executable, "-m", "marft_jax.train", *map(str, flags), "--run.steps", "500"]
-    environment = {**os.environ, "JAX_NUM_CPU_DEVICES": "1"}
-    process = subprocess.Popen(command, env=environment)
-    metrics = run / "metrics.jsonl"
+    root = str(Path(__file__).parent.parent)
+    environment = {**os.environ, "JAX_NUM_CPU_DEVICES": "1", "PYTHONPATH": root}
+    process = subprocess.Popen(command, env=environment, cwd=tmp_path, stdout=subprocess.DEVNULL)
     try:
         deadline = time.monotonic() + 240
-        while not (metrics.is_file() and metrics.read_text().count("\n") >= 2):
+        while not (tmp_path / "hangs").exists():
             assert time.monotonic() < deadline and process.poll() is None
             time.sleep(0.1)
+        sent = time.monotonic()
         process.send_signal(signal.SIGTERM)
         assert process.wait(60) == train.EXIT_STOPPED
+        assert time.monotonic() - sent < 15
     finally:
         process.kill()
-    done = len(metrics.read_text().splitlines())
-    assert [int(p.name) for p in (run / "checkpoints").iterdir()] == [done]
+    assert len((run / "metrics.jsonl").read_text().splitlines()) == 2
+    assert [p.name for p in (run / "checkpoints").iterdir()] == ["2"]
+    assert (
+        "stopping: saving step 2, what is begun of step 3 is thrown away; again to leave now"
+        in (run / "log.txt").read_text()
+    )
+
+
+def test_when_too_many_episodes_fail_the_last_finished_step_is_saved(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "fails_later.py").write_text(HANGS.format(do="raise OverflowError"))
+    run = tmp_path / "run"
+    flags = ["--run.dir", run, "--run.save_every", 100, "--env.name", "fails_later:Hangs"]
+    assert run_train(*flags, "--run.steps", 9) == 1
+    [line] = capsys.readouterr().err.strip().splitlines()
+    assert "8 of 8 episodes failed" in line
+    assert [p.name for p in (run / "checkpoints").iterdir()] == ["2"]
+    shutil.rmtree(run / "checkpoints")  # a start that finds history, and no checkpoint of it
+    assert run_train(*flags, "--run.steps", 1) == 0
+    assert len(lines_of(run)) == 1 and len(lines_of(run / "unsaved-1")) == 2
+    assert "unsaved-1" in (run / "log.txt").read_text()

@@ -56,6 +56,7 @@ class Rollout:
         max_tool_calls: how often an agent may call a tool of the environment in one turn.
         max_turns: an episode that wants more turns is ended, as truncated.
         stop: asked again and again, between two steps of the engine and wherever a play waits.
+        report: told again and again how many episodes are over.
 
     Attributes:
         waited_s: seconds that the last ``play`` waited for environments with nothing to decode.
@@ -74,11 +75,13 @@ class Rollout:
         max_tool_calls: int = 4,
         max_turns: int = 128,
         stop: Callable[[], bool] = lambda: False,
+        report: Callable[[int], None] | None = None,
     ):
         self._engine, self._team, self._workflow = engine, team, workflow
         self._create_env, self._threads = create_env, threads
         self._limits = Limits(max_turns, max_tool_calls, step_seconds)
         self._max_failed, self._stop = max_failed, stop
+        self._report = report or (lambda over: None)
         self.waited_s = 0.0
 
     def play(self, tasks: Sequence[int], step: int, *, first: int = 0) -> list[Episode]:
@@ -115,6 +118,7 @@ class Rollout:
     def _play(self, stage: Stage, live: Sequence[LiveEpisode], step: int) -> None:
         asked = {}
         while asked or not all(episode.over for episode in live):
+            self._report(sum(episode.over for episode in live))
             for episode in live:
                 for branch, act in episode.take_acts():
                     ticket = self._engine.submit(episode.request(branch, act, step))

@@ -1,0 +1,115 @@
+"""Episodes that travel between processes arrive as they were, and nothing else does."""
+
+from __future__ import annotations
+
+import json
+import math
+import pickle
+import threading
+
+import numpy as np
+import pytest
+import small
+from test_distributed import free_port
+
+from marft_jax import distributed
+from marft_jax.config import BadInput, Mesh
+from marft_jax.durable import RunFailed
+from marft_jax.exchange import header_of, read_part, tokens_of
+from marft_jax.types import StepResult
+
+
+def episodes():
+    played = small.random_episodes(3, steps=2)
+    info = {"verdict": "right\x1b", "seen": (1, 2), "array": np.arange(2), "nan": math.nan}
+    result = StepResult("state \u2028 \ud83d", math.nan, True, info, {"planner": np.float32(0.5)})
+    turn = small.turn(1, [], [], sees=(0, 2))
+    return [*played, played[0]._replace(turns=(turn,), results=(result,)), played[1]]
+
+
+def test_episodes_arrive_as_they_were():
+    sent = episodes()
+    found, failure = read_part(header_of(sent), *tokens_of(sent))
+    assert failure is None and len(found) == len(sent)
+    for one, other in zip(sent, found, strict=True):
+        assert (one.index, one.task) == (other.index, other.task)
+        for turn, again in zip(one.turns, other.turns, strict=True):
+            for key, value in turn._asdict().items():
+                np.testing.assert_array_equal(getattr(again, key), value)
+                assert not hasattr(value, "dtype") or getattr(again, key).dtype == value.dtype
+    result = found[3].results[0]
+    assert math.isnan(result.reward) and result.observation == "state \u2028 \ud83d"
+    assert result.agent_rewards == {"planner": 0.5}
+    assert result.info == {"verdict": "right\x1b", "seen": [1, 2], "array": [0, 1], "nan": None}
+
+
+def test_why_a_process_could_not_play_arrives_too():
+    assert read_part(header_of([], ["Stopped", ""]), *tokens_of([])) == ([], ["Stopped", ""])
+
+
+class Evil:
+    def __reduce__(self):
+        return exec, ("raise SystemExit('executed')",)
+
+
+def spoiled(change):
+    part = json.loads(header_of(episodes()))
+    change(part)
+    return json.dumps(part).encode()
+
+
+HOSTILE = {
+    "a pickle": lambda: pickle.dumps(Evil()),
+    "no JSON": lambda: b"{",
+    "no UTF-8": lambda: b"\xff\xfe{}",
+    "deep JSON": lambda: b"[" * 100_000,
+    "another value": lambda: b"[1]",
+    "no episodes": lambda: b'{"episodes": 3, "failure": null}',
+    "a field too many": lambda: spoiled(lambda p: p["episodes"][0]["turns"][0].update(x=1)),
+    "a field too few": lambda: spoiled(lambda p: p["episodes"][0].pop("task")),
+    "text as a number": lambda: spoiled(lambda p: p["episodes"][0]["turns"][0].update(agent="0")),
+    "too many tokens": lambda: spoiled(lambda p: p["episodes"][0]["turns"][0].update(action=999)),
+    "a negative count": lambda: spoiled(lambda p: p["episodes"][0]["turns"][0].update(action=-1)),
+    "tokens left over": lambda: spoiled(lambda p: p["episodes"].pop()),
+}
+
+
+@pytest.mark.parametrize("what", HOSTILE)
+def test_anything_else_is_refused_and_nothing_is_executed(what):
+    with pytest.raises(RunFailed, match="another process sent"):
+        read_part(HOSTILE[what](), *tokens_of(episodes()))
+
+
+def mesh(process, port, seconds=10.0, host="localhost"):
+    return Mesh(coordinator=f"{host}:{port}", processes=2, process=process, wait_seconds=seconds)
+
+
+def test_processes_meet_and_the_coordinator_listens_where_it_is_called():
+    port, found = free_port(), []
+    other = threading.Thread(target=lambda: found.append(distributed.meet(mesh(1, port))))
+    other.start()
+    assert distributed.meet(mesh(0, port)) in (f"127.0.0.1:{port}", f"[::1]:{port}")
+    other.join(10)
+    assert found == [""]
+
+
+def test_who_does_not_come_is_named():
+    with pytest.raises(BadInput, match=r"within 0\.3 s: .*\[1\] did not come"):
+        distributed.meet(mesh(0, free_port(), 0.3))
+    with pytest.raises(BadInput, match="did not find each other within 0.3 s"):
+        distributed.meet(mesh(1, free_port(), 0.3))
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"coordinator": "nohost.invalid:1"}, "nohost.invalid:1"),
+        ({"coordinator": "localhost"}, "expected HOST:PORT, or auto"),
+        ({"coordinator": "localhost:99999"}, "expected HOST:PORT, or auto"),
+        ({"process": 2}, "expected less than --mesh.processes 2"),
+    ],
+)
+def test_a_coordinator_that_cannot_be_is_bad_input(changed, message):
+    known = {"coordinator": "localhost:1", "processes": 2, "process": 1, "wait_seconds": 0.2}
+    with pytest.raises(BadInput, match=message):
+        distributed.start(Mesh(**(known | changed)))
