@@ -20,6 +20,8 @@ import time
 from pathlib import Path
 from statistics import mean
 
+from marft_jax import cli
+
 GROUPS = ["--algo.group_size", "8"]
 ROWS: dict[str, list[str]] = {
     "appo (the quickstart)": [],
@@ -82,4 +84,5 @@ def learn(
 
 
 if __name__ == "__main__":
-    main()
+    with cli.boundary():
+        main()

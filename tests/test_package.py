@@ -14,6 +14,7 @@ import small
 from scripted import Scripted
 
 from marft_jax import config
+from marft_jax.algorithms import settle
 from marft_jax.team import files
 from marft_jax.team.runner import Rollout
 from marft_jax.threads import DaemonThreads
@@ -30,12 +31,16 @@ def test_the_visible_top_level_is_exactly_as_agreed(repository):
     assert {name for name in top if not name.startswith(".")} == TOP_LEVEL
 
 
-def test_every_settings_file_loads(repository):
-    for file in sorted((repository / "configs").glob("*.yaml")):
-        loaded = config.parse(["--config", str(file)])
+def test_every_settings_file_loads(repository, tmp_path, monkeypatch):
+    """From wherever: the team file is found beside it."""
+    monkeypatch.chdir(tmp_path)
+    folder = repository / "configs"
+    for file in sorted([*folder.glob("*.yaml"), *folder.glob("plans/*.yaml")]):
+        loaded = settle(config.parse(["--config", str(file)]))
         assert loaded != config.Config(), f"{file} changes nothing"
-        if loaded.team.file:
-            assert files.load_team(str(repository / loaded.team.file))
+        assert loaded.team.file and files.load_team(loaded.team.file)
+        (tmp_path / "config.yaml").write_text(config.dump(loaded))
+        assert config.parse(["--config", "config.yaml"]) == loaded
 
 
 def test_every_flag_in_the_readme_exists(repository):
@@ -43,7 +48,7 @@ def test_every_flag_in_the_readme_exists(repository):
     sections = "|".join(config.Config.__annotations__)
     flags = set(re.findall(rf"--((?:{sections})\.[a-z_]+)", text))
     assert len(flags) > 60
-    assert flags <= set(config._known_keys())
+    assert flags <= {key for key, _ in config.settings()}
 
 
 def test_the_readmes_workflow_and_environment_run(repository, monkeypatch):
