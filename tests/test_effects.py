@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import random
 import re
 
 import pytest
 
 from marft_jax import cli
 from marft_jax import config as config_lib
+from marft_jax.algorithms import ALGORITHMS, settle
 from marft_jax.config import BadInput, Config
 
 CONDITIONAL = [key for key, field in config_lib.settings() if field.metadata.get("read")]
@@ -199,3 +201,30 @@ def test_a_resolved_config_loads_wherever_the_run_is_moved(run, tmp_path):
     moved = run.rename(tmp_path / "moved")
     config = cli.parse(["--config", str(moved / "config.yaml")])
     assert config.team.file == str(moved / "team.yaml") and config.team.rounds == 3
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+def test_what_an_algorithm_resolves_to_loads_again(name, tmp_path):
+    settled = settle(cli.parse(["--algo.name", name]))
+    (tmp_path / "config.yaml").write_text(config_lib.dump(settled))
+    again = cli.parse(["--config", str(tmp_path / "config.yaml")])
+    assert again == settled == settle(again)
+
+
+def test_whatever_is_accepted_is_resolved_to_what_loads_again(tmp_path):
+    chance, file, accepted = random.Random(0), tmp_path / "config.yaml", 0
+    keys = [key for key, _ in config_lib.settings() if key not in ("team.file", "env.name")]
+    contexts = [*READ.values(), *UNREAD.values(), []]
+    for _ in range(300):
+        flags = [word for word in chance.choice(contexts) if word != PROFILE]
+        flags = flags if "--team.file" not in flags else []
+        for key in chance.sample(keys, 2):
+            flags += [f"--{key}", other_value(key)]
+        try:
+            config = cli.parse(flags)
+        except BadInput:
+            continue
+        accepted += 1
+        file.write_text(config_lib.dump(config))
+        assert cli.parse(["--config", str(file)]) == config
+    assert accepted > 30
