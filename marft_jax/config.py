@@ -19,7 +19,9 @@ TARGETS = ("q", "k", "v", "o", "gate", "up", "down")
 """Matrices of a block that may have an adapter."""
 _BUILT_IN = ("arithmetic", "math", "code", "reasoning_gym")
 _ROWS = ("math", "code")
-_CRITIC = unless("critic.mode", "none")._replace(says="a critic, as of --algo.name appo or tppo")
+_CRITIC = unless("critic.mode", "none")._replace(
+    says="with a critic, as of --algo.name appo or tppo"
+)
 
 
 @dataclasses.dataclass(frozen=True)

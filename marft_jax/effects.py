@@ -69,8 +69,8 @@ def refusal(key: str, value: Any, condition: Condition, source: str | None) -> B
     where = f"{source}: {key}" if source else f"--{key}"
     shown = " ".join(map(str, value)) if isinstance(value, tuple) else value
     return BadInput(
-        f"{where}: this run does not read it, got {shown!s:.60}; it takes {condition.says}: set "
-        "that, or leave this out"
+        f"{where}: this run does not read it, got {shown!s:.60}; it is read "
+        f"{condition.says}: change that, or leave this out"
     )
 
 

@@ -24,7 +24,7 @@ class Condition(NamedTuple):
     Attributes:
         key: ``section.name``, or one of the further keys of ``effects.py``.
         fits: value to truth.
-        says: what a user has to set, for messages.
+        says: when that is, for messages: ``with --algo.credit per_step``.
     """
 
     key: str
@@ -34,24 +34,23 @@ class Condition(NamedTuple):
 
 def only(key: str, *values: Any) -> Condition:
     """Read where that setting has one of these values."""
-    shown = " or ".join(map(str, values))
-    return Condition(key, lambda value: _is_one_of(value, values), f"--{key} {shown}")
+    return Condition(key, lambda value: _is_one_of(value, values), f"with --{key} {_or(values)}")
 
 
 def unless(key: str, *values: Any) -> Condition:
     """Read where that setting has none of these values."""
-    shown = " or ".join("none" if value is None else str(value) for value in values)
-    return Condition(key, lambda value: not _is_one_of(value, values), f"a --{key} besides {shown}")
+    says = f"with a --{key} other than {_or(values)}"
+    return Condition(key, lambda value: not _is_one_of(value, values), says)
 
 
 def on(key: str, how: str = "") -> Condition:
     """Read where that setting is on: true, above 0, not none, not empty."""
-    return Condition(key, bool, f"--{key} {how}".strip())
+    return Condition(key, bool, f"with --{key} {how}".strip())
 
 
 def off(key: str) -> Condition:
     """Read where that setting is none or empty."""
-    return Condition(key, lambda value: not value, f"no --{key}")
+    return Condition(key, lambda value: not value, f"without --{key}")
 
 
 def graded(*names: str) -> Condition:
@@ -61,7 +60,7 @@ def graded(*names: str) -> Condition:
 
 def left_open(name: str) -> Condition:
     """Read where the profile of some agent does not have this by itself."""
-    says = f"an agent in --team.file without its own `{name}`"
+    says = f"for an agent in --team.file without its own `{name}`"
     return Condition(f"agents.{name}", lambda value: value is None, says)
 
 
@@ -126,6 +125,12 @@ def _text_fault(value: str) -> str | None:
     if "\0" in value or any("\ud800" <= c <= "\udfff" for c in value):
         return f"expected text in UTF-8 without NUL, got {value!r:.60}"
     return None
+
+
+def _or(values: Sequence[Any]) -> str:
+    """``a, b or c``."""
+    *most, last = ("none" if value is None else str(value) for value in values)
+    return f"{', '.join(most)} or {last}" if most else last
 
 
 def _is_one_of(value: Any, values: Sequence[Any]) -> bool:

@@ -122,7 +122,7 @@ def test_a_setting_is_refused_where_nothing_reads_it_and_taken_where_it_is_read(
     message = str(caught.value)
     assert message.startswith(f"--{key}: this run does not read it, got ")
     assert "\n" not in message and len(message) < 300
-    takes = message.partition("it takes ")[2]
+    takes = message.partition("it is read ")[2]
     conditions = dict(config_lib.settings())[key].metadata["read"]
     assert any(takes.startswith(condition.says) for condition in conditions)
 
