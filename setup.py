@@ -1,5 +1,6 @@
 """Packaging. Tool settings live in dotfiles, so that the visible top level stays small."""
 
+import re
 from pathlib import Path
 
 from setuptools import find_packages, setup
@@ -51,9 +52,12 @@ EXTRAS = {
     "tpu": ["jax[tpu]>=0.10"],
 }
 
+PACKAGE = Path(__file__).with_name("marft_jax") / "__init__.py"
+[VERSION] = re.findall(r'__version__ = "(.+)"', PACKAGE.read_text(encoding="utf-8"))
+
 setup(
     name="marft_jax",
-    version="0.1.0",
+    version=VERSION,
     description="Multi-agent reinforcement fine-tuning of language models, in JAX",
     long_description=Path(__file__).with_name("README.md").read_text(encoding="utf-8"),
     long_description_content_type="text/markdown",
@@ -65,4 +69,5 @@ setup(
     packages=find_packages(include=["marft_jax", "marft_jax.*"]),
     install_requires=CORE,
     extras_require=EXTRAS,
+    entry_points={"console_scripts": ["marft = marft_jax.__main__:main"]},
 )

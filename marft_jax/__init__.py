@@ -16,3 +16,5 @@ def _interrupted(number, frame) -> None:
 # argv is this while `python -m marft_jax.<command>` is being found: nobody imports a library then
 if _sys.argv[:1] == ["-m"] and _signal.getsignal(_signal.SIGINT) == _signal.default_int_handler:
     _signal.signal(_signal.SIGINT, _interrupted)
+
+__version__ = "0.1.0"

@@ -55,7 +55,9 @@ BENCHMARKS = {
         "code", "agentica-org/DeepCoder-Preview-Dataset/lcbv5:test", (), _ALL_TESTS
     ),
 }
-_SPEC = re.compile(r"(?P<name>.+?)(?::(?P<samples>\d+))?(?:@(?P<temperature>\d+(?:\.\d+)?))?")
+_SPEC = re.compile(
+    r"(?P<name>.+?)(?::(?P<samples>\d+))?(?:@(?P<temperature>\d+(?:\.\d+)?))?", re.DOTALL
+)
 
 
 class Plan(NamedTuple):

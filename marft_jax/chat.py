@@ -10,16 +10,18 @@ such as ``--eval.temperature 0.7``.
 from __future__ import annotations
 
 import contextlib
+import io
 import sys
 from collections.abc import Iterator, Sequence
 from typing import NoReturn
 
 from rich.console import Console
 
+from marft_jax import cli, transcripts
 from marft_jax import config as config_lib
-from marft_jax import transcripts
 from marft_jax.durable import RunFailed
 from marft_jax.envs.base import EnvSource
+from marft_jax.printable import printable
 from marft_jax.session import Session, open_session, play_held_out
 from marft_jax.team.files import load_team
 from marft_jax.threads import DaemonThreads
@@ -30,15 +32,13 @@ from marft_jax.types import StepResult, Turn
 def main(argv: Sequence[str] | None = None) -> NoReturn:
     """Leaves with 0: done; 2: bad configuration or input."""
     parser = arguments("marft_jax.chat", __doc__)
-    own, rest = parser.parse_known_args(argv)
-    try:
+    with cli.boundary():
+        own, rest = parser.parse_known_args(argv)
         config = settings_of(own.run, own.base, rest, prog="marft_jax.chat")
         session = open_session(config, load_team(config.team.file))
         restore_team(session, own.run, own.step)
         with contextlib.suppress(KeyboardInterrupt):
             chat(session)
-    except config_lib.BadInput as error:
-        config_lib.exit_with(error)
     sys.exit(0)
 
 
@@ -50,8 +50,8 @@ def chat(session: Session) -> None:
         source = EnvSource(lambda q=question: Asked(q))
         try:
             [episode] = play_held_out(session, source, threads, number, 1)
-        except (config_lib.BadInput, RunFailed) as error:  # too long a question: say so and go on
-            console.print(str(error), markup=False)
+        except (config_lib.BadInput, RunFailed) as error:  # too long a question: say so, go on
+            console.print(printable(str(error)), markup=False)
         else:
             console.print(transcripts.render(episode._replace(results=())))  # not graded
 
@@ -73,9 +73,11 @@ class Asked:
 
 def _questions(console: Console) -> Iterator[str]:
     asking = sys.stdin.isatty()
+    if isinstance(sys.stdin, io.TextIOWrapper):  # what is typed need not be UTF-8
+        sys.stdin.reconfigure(encoding="utf-8", errors="replace")
     while True:
         if asking:
-            console.print("\n[bold]question[/] (empty to leave): ", end="")
+            console.print("\nquestion (empty to leave): ", end="", style="bold")
         line = sys.stdin.readline().strip()
         if not line:
             return

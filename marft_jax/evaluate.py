@@ -17,6 +17,7 @@ import dataclasses
 import hashlib
 import json
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -28,8 +29,8 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from marft_jax import cli, jsonlines, transcripts
 from marft_jax import config as config_lib
-from marft_jax import jsonlines, transcripts
 from marft_jax.benchmarks import Plan, plans
 from marft_jax.envs import base as envs
 from marft_jax.scores import Record, Score, score
@@ -45,7 +46,8 @@ _REPORT_SECONDS = 10.0  # between two lines of progress
 
 
 def main(argv: Sequence[str] | None = None) -> NoReturn:
-    """Leaves with 0: done; 2: bad configuration or input; 75: stopped by a signal."""
+    """Leaves with 0: done; 1: nothing can be written; 2: bad configuration or input; 75: stopped by
+    a signal."""
     parser = arguments("marft_jax.evaluate", __doc__)
     parser.add_argument(
         "--benchmark", nargs="+", default=[], metavar="NAME[:SAMPLES][@TEMPERATURE]",
@@ -59,18 +61,19 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
         help="also the base model and a single agent, in one table",
     )  # fmt: skip
     parser.add_argument("--out", metavar="FOLDER", help="where all responses and figures go")
-    own, rest = parser.parse_known_args(argv)
-    try:
+    with cli.boundary():
+        own, rest = parser.parse_known_args(argv)
         if own.limit is not None and own.limit < 1:
             raise config_lib.BadInput(f"--limit: expected at least 1, got {own.limit}")
+        rest += ["--eval.benchmarks", *own.benchmark] if own.benchmark else []
+        rest += ["--eval.data", own.data] if own.data is not None else []
         config = settings_of(own.run, own.base, rest)
-        specs, folder = own.benchmark or config.eval.benchmarks, own.data or config.eval.data
+        specs, folder = config.eval.benchmarks, config.eval.data
         wanted = plans(specs, config, folder, own.samples, own.limit)
-        evaluate(own.run, config, wanted, own.compare, own.out, own.step)
-    except config_lib.BadInput as error:
-        config_lib.exit_with(error)
-    except Stopped:
-        sys.exit(EXIT_STOPPED)
+        try:
+            evaluate(own.run, config, wanted, own.compare, own.out, own.step)
+        except Stopped:
+            sys.exit(EXIT_STOPPED)
     sys.exit(0)
 
 
@@ -113,8 +116,9 @@ def evaluate(
     Raises:
         BadInput: settings, data, model or checkpoint that do not fit.
     """
-    console = Console(highlight=False, soft_wrap=True)
+    console = Console(highlight=False, soft_wrap=True, markup=False)
     folder = Path(out or (Path(run) / "evaluations" if run else _default_folder(config)))
+    _check_writable(folder)
     trained = [BASE, BASE_TEAM, SINGLE, TEAM] if run else [BASE, BASE_TEAM]
     players = trained if compare else [TEAM if run else BASE_TEAM]
     scores: dict[tuple[str, str], Score] = {}
@@ -147,6 +151,19 @@ def evaluate(
     console.print(table(scores))
     console.print(agents_table(scores))
     return scores
+
+
+def _check_writable(folder: Path) -> None:
+    """Before anything is loaded and played."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        tempfile.TemporaryFile(dir=folder).close()
+    except (OSError, ValueError) as error:
+        why = getattr(error, "strerror", None) or error
+        raise config_lib.BadInput(
+            f"--out {folder}: responses cannot be written there ({why}); name a folder where they "
+            "can"
+        ) from error
 
 
 def table(scores: dict[tuple[str, str], Score]) -> Table:

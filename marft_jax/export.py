@@ -25,6 +25,7 @@ import numpy as np
 from rich.console import Console
 from safetensors import SafetensorError
 
+from marft_jax import cli
 from marft_jax import config as config_lib
 from marft_jax.durable import DRAFT, RunFailed
 from marft_jax.foreign import one_line
@@ -40,14 +41,10 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
     parser.add_argument("--out", metavar="DIR", required=True, help="the folder to write")
     parser.add_argument("--format", choices=("peft", "merged"), default="peft")
     parser.add_argument("--agent", metavar="NAME", help="merged: only this one")
-    try:
+    with cli.boundary():
         own, rest = parser.parse_known_args(argv)
         config = settings_of(own.run, None, [*rest, *_ANY_MACHINE], prog="marft_jax.export")
         export(own.run, own.step, config, Path(own.out), own.format, own.agent)
-    except config_lib.BadInput as error:
-        config_lib.exit_with(error)
-    except RunFailed as error:
-        config_lib.exit_with(error, code=1)
     sys.exit(0)
 
 

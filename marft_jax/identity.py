@@ -79,7 +79,7 @@ def changes(saved: Mapping[str, Any], now: Mapping[str, Any]) -> list[tuple[str,
         for key, old in settings.items()
         if key in now["config"].get(section, {})
         and old != now["config"][section][key]
-        and (section, key) != ("run", "dir")
+        and (section, key) not in (("run", "dir"), ("team", "file"))  # the team is compared itself
     ]
 
 

@@ -1,36 +1,51 @@
-"""A user's own functions, found by name."""
+"""A user's own code, found by name; what fails in it is shown with its own file and line."""
 
 from __future__ import annotations
 
 import importlib
+import os
+import sys
 from collections.abc import Iterable
 from typing import Any
 
-from marft_jax.config import BadInput
-from marft_jax.envs.base import search_here
-from marft_jax.usercode import failure_of
+from marft_jax.errors import BadInput, described, user_line
 
 
-def imported(name: str, what: str, known: Iterable[str]) -> Any:
+def imported(name: str, what: str, known: Iterable[str], kind: str = "function") -> Any:
     """What ``package.module:name`` names; the current directory is searched too.
 
     Args:
         name: as the settings spell it.
         what: the setting, for messages.
         known: the built-in names, for messages.
+        kind: what is looked for, for messages.
 
     Raises:
         BadInput: the name has another form, or it cannot be imported.
     """
-    module, colon, attribute = name.partition(":")
-    if not colon:
+    module_name, _, attribute = name.partition(":")
+    if not (module_name and attribute):
         raise BadInput(
-            f"{what}: expected {', '.join(known)} or package.module:function, got {name!r}"
+            f"{what}: expected {', '.join(known)} or package.module:{kind}, got {name!r:.80}"
         )
     search_here()
     try:
-        return getattr(importlib.import_module(module), attribute)
+        module = importlib.import_module(module_name)
     except KeyboardInterrupt:
         raise
-    except BaseException as error:  # whatever the user's module raises, SystemExit too
-        raise BadInput(f"{what}: cannot load {name!r}: {failure_of(error).text}") from None
+    except BaseException as error:  # a user's module may do anything, sys.exit included
+        place = user_line(error)
+        where = f"{place}: " if place else ""
+        raise BadInput(
+            f"{what} {name}: cannot import {module_name}: {where}{described(error)}"
+        ) from error
+    found = getattr(module, attribute, None)
+    if found is None:
+        raise BadInput(f"{what} {name}: {module.__file__} has no {attribute!r}")
+    return found
+
+
+def search_here() -> None:
+    """Lets imports find modules in the current directory, however Python was started."""
+    if os.getcwd() not in sys.path and "" not in sys.path:
+        sys.path.insert(0, os.getcwd())

@@ -19,9 +19,8 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from marft_jax.config import TARGETS
 from marft_jax.models.product import product, times
-
-TARGETS = ("q", "k", "v", "o", "gate", "up", "down")
 
 Adapters = dict[str, dict[str, jax.Array]]
 

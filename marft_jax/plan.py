@@ -11,7 +11,6 @@ read. Other flags are those of training.
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import dataclasses
 import json
@@ -22,6 +21,7 @@ from typing import NoReturn
 import jax
 from rich.console import Console
 
+from marft_jax import cli
 from marft_jax import config as config_lib
 from marft_jax.algorithms import find_algorithm, settle
 from marft_jax.models.load import decoder_config
@@ -39,30 +39,25 @@ DEPTHS = (2, 4)
 
 def main(argv: Sequence[str] | None = None) -> NoReturn:
     """Leaves with 0: it fits; 1: it does not; 2: bad configuration or input."""
-    parser = argparse.ArgumentParser(
-        "python -m marft_jax.plan", description=__doc__, allow_abbrev=False,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )  # fmt: skip
+    parser = cli.Parser("marft_jax.plan", __doc__)
     parser.add_argument("--topology", required=True, metavar="NAME", help="such as v5e:4x4, cpu:8")
     parser.add_argument("--json", action="store_true", help="print one JSON object, nothing else")
     parser.add_argument(
         "--exact", action="store_true",
         help="compile all layers, not two shallow models that are extended to a deep one",
     )  # fmt: skip
-    own, rest = parser.parse_known_args(argv)
-    console = Console(highlight=False, soft_wrap=True, stderr=own.json)
-    try:
-        config = config_lib.parse(rest, prog="marft_jax.plan")
+    with cli.boundary():
+        own, rest = parser.parse_known_args(argv)
+        console = Console(highlight=False, soft_wrap=True, stderr=own.json, markup=False)
+        config = cli.parse(rest, prog="marft_jax.plan")
         start_virtual(own.topology)
         found = plan(config, find_topology(own.topology), own.exact, console.print)
-    except config_lib.BadInput as error:
-        config_lib.exit_with(error)
-    if own.json:
-        print(json.dumps(report.numbers(found)))
-    else:
-        console.width = max(console.width, 110)
-        console.print(report.memory_table(found), report.programs_table(found))
-        console.print(report.verdict(found))
+        if own.json:
+            print(json.dumps(report.numbers(found)))
+        else:
+            console.width = max(console.width, 110)
+            console.print(report.memory_table(found), report.programs_table(found))
+            console.print(report.verdict(found))
     sys.exit(0 if found.fits else 1)
 
 

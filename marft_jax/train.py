@@ -19,15 +19,16 @@ import numpy as np
 from rich.console import Console
 
 from marft_jax import batch as batch_lib
+from marft_jax import cli, distributed, jsonlines, memory, transcripts
 from marft_jax import config as config_lib
-from marft_jax import distributed, memory, transcripts
 from marft_jax.algorithms import find_algorithm, settle
 from marft_jax.algorithms.credit import make_credit
+from marft_jax.algorithms.step_rewards import find_step_reward
 from marft_jax.benchmarks import Plan, plans
 from marft_jax.checkpoint import Checkpoints
 from marft_jax.collect import collect
 from marft_jax.curriculum import Curriculum
-from marft_jax.durable import RunFailed, explained
+from marft_jax.durable import explained
 from marft_jax.envs import base as envs
 from marft_jax.guards import Guard, by_agent
 from marft_jax.interop.initial import initial_state
@@ -48,7 +49,7 @@ from marft_jax.session import Session, make_rollout, open_session, open_source, 
 from marft_jax.signals import EXIT_STOPPED, Stop
 from marft_jax.summary import Clock, Compilations, CutOff, metric_names, metrics_of, turn_numbers
 from marft_jax.team.files import Blueprint, dump_team, load_team
-from marft_jax.team.runner import EpisodesFailed, Stopped
+from marft_jax.team.runner import Stopped
 from marft_jax.threads import DaemonThreads
 
 _DRAWS_PER_ROLLBACK = 1 << 20  # tasks and keys after a rollback are those of steps never reached
@@ -57,16 +58,15 @@ _SAMPLE_SHIFT = 24  # sampling keys of an evaluation's further samples: no step 
 
 def main(argv: Sequence[str] | None = None) -> NoReturn:
     """Leaves with 0: done; 1: could not go on; 2: bad input; 75: stopped by a signal, saved."""
-    try:
-        sys.exit(train(config_lib.parse(sys.argv[1:] if argv is None else argv)))
-    except config_lib.BadInput as error:
-        config_lib.exit_with(error)
-    except (RunFailed, EpisodesFailed) as error:
-        config_lib.exit_with(error, code=1)
-    except jax.errors.JaxRuntimeError as error:
-        if jax.process_count() == 1:
-            raise
-        distributed.leave(error)
+    with cli.boundary():
+        config = cli.parse_training(sys.argv[1:] if argv is None else argv)
+        try:
+            code = train(config)
+        except jax.errors.JaxRuntimeError as error:
+            if jax.process_count() == 1:
+                raise
+            distributed.leave(error)
+    sys.exit(code)
 
 
 def train(config: config_lib.Config) -> int:
@@ -84,6 +84,7 @@ def train(config: config_lib.Config) -> int:
     config = settle(config)
     algorithm = find_algorithm(config.algo.name)
     blueprint = load_team(config.team.file)
+    check_learns(config, blueprint)
     with contextlib.ExitStack() as stack:
         stop = stack.enter_context(Stop("stopped before a step was finished; start again"))
         distributed.start(config.mesh)
@@ -254,11 +255,23 @@ def evaluation(
     return metrics
 
 
+def check_learns(config: config_lib.Config, blueprint: Blueprint) -> None:
+    """Raises ``BadInput`` where a profile's step reward is none, or its samples teach nothing."""
+    for profile in blueprint.agents:
+        if profile.reward is not None:
+            find_step_reward(profile.reward)
+        if profile.trainable and profile.sampling(config.team).temperature == 0:
+            raise config_lib.BadInput(
+                f"agent {profile.name!r}: expected a temperature above 0 in training, got 0: "
+                "greedy samples teach nothing; raise --team.temperature, or its own"
+            )
+
+
 def write_settings(run: Path, config: config_lib.Config, blueprint: Blueprint) -> None:
     """``config.yaml`` and ``team.yaml``: the run directory explains itself."""
-    run.mkdir(parents=True, exist_ok=True)
-    (run / "config.yaml").write_text(config_lib.dump(config), encoding="utf-8")
-    (run / "team.yaml").write_text(dump_team(blueprint), encoding="utf-8")
+    own = config_lib.replaced(config, "team.file", "team.yaml")  # beside it
+    jsonlines.write(run / "team.yaml", [dump_team(blueprint)])
+    jsonlines.write(run / "config.yaml", [config_lib.dump(own)])
 
 
 def greeting(config: config_lib.Config, session: Session, start: int) -> str:

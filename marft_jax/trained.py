@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Sequence
-from pathlib import Path
 
+from marft_jax import cli
 from marft_jax import config as config_lib
 from marft_jax.algorithms import find_algorithm
 from marft_jax.checkpoint import Checkpoints, Which
@@ -15,14 +14,9 @@ from marft_jax.learner import Learner, TrainState
 from marft_jax.session import Session
 
 
-def arguments(prog: str, description: str | None, *, base: bool = True) -> argparse.ArgumentParser:
+def arguments(prog: str, description: str | None, *, base: bool = True) -> cli.Parser:
     """A parser that knows which team is meant: ``--run`` with ``--step``, or a bare ``--base``."""
-    parser = argparse.ArgumentParser(
-        prog=f"python -m {prog}",
-        description=description,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        allow_abbrev=False,
-    )
+    parser = cli.Parser(prog, description)
     which = parser.add_mutually_exclusive_group(required=True)
     which.add_argument("--run", metavar="DIR", help="a run directory")
     if base:
@@ -45,15 +39,8 @@ def settings_of(
         BadInput: there is no run in that directory, or a setting is wrong.
     """
     if run is None:
-        return config_lib.parse([*(("--model.base", base) if base else ()), *flags], prog=prog)
-    settings, team = Path(run) / "config.yaml", Path(run) / "team.yaml"
-    if not settings.is_file():
-        raise config_lib.BadInput(
-            f"--run {run}: expected a run directory with config.yaml, found none"
-        )
-    return config_lib.parse(
-        ["--config", str(settings), "--run.dir", run, "--team.file", str(team), *flags], prog=prog
-    )
+        flags = [*(("--model.base", base) if base else ()), *flags]
+    return cli.parse(flags, prog=prog, run=run, evaluating=True)
 
 
 def restore_team(session: Session, run: str | None, step: str = "latest") -> int:

@@ -11,6 +11,7 @@ from rich.panel import Panel
 from rich.text import Text
 
 from marft_jax import jsonlines
+from marft_jax.printable import printable
 from marft_jax.types import Episode, Turn
 
 
@@ -76,12 +77,14 @@ def record(episode: Episode, decode: Decode) -> dict[str, Any]:
 
 def render(episode: Episode) -> RenderableType:
     """An episode to print on a ``rich`` console: the task, each turn, the environment's answers."""
-    parts: list[RenderableType] = [Panel(Text(episode.task), title="task", title_align="left")]
+    parts: list[RenderableType] = [
+        Panel(Text(printable(episode.task)), title="task", title_align="left")
+    ]
     for step in sorted({turn.step for turn in episode.turns}):
         parts += [_panel(turn) for turn in episode.turns if turn.step == step]
         if step < len(episode.results):
             result = episode.results[step]
-            details = "".join(f", {key}: {value}" for key, value in result.info.items())
+            details = printable("".join(f", {key}: {v}" for key, v in result.info.items()))
             parts.append(Text(f"reward {result.reward:g}{details}\n", style="dim"))
     return Group(*parts)
 
@@ -119,5 +122,5 @@ def _panel(turn: Turn) -> Panel:
     notes += ["cut off"] if turn.truncated else []
     title = Text(" · ".join(notes))
     style = "green" if turn.answers else "cyan"
-    said = Text(turn.text) if turn.tool is None else Text(f"{turn.text}\n\ntool: {turn.tool}")
-    return Panel(said, title=title, title_align="left", border_style=style)
+    said = printable(turn.text if turn.tool is None else f"{turn.text}\n\ntool: {turn.tool}")
+    return Panel(Text(said), title=title, title_align="left", border_style=style)

@@ -29,10 +29,10 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
+from marft_jax import cli, objective, scoring
 from marft_jax import config as config_lib
 from marft_jax import learner as learner_lib
 from marft_jax import mesh as mesh_lib
-from marft_jax import objective, scoring
 from marft_jax.algorithms import find_algorithm, settle
 from marft_jax.engine.engine import Completion, Engine, Request
 from marft_jax.engine.programs import Shape
@@ -593,4 +593,5 @@ def _table(model: str, results: dict[str, Result]) -> Table:
 
 
 if __name__ == "__main__":
-    main()
+    with cli.boundary():
+        main()

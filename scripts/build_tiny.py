@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from marft_jax import cli
 from marft_jax.envs.arithmetic import eval_tasks
 from marft_jax.models import tiny
 from marft_jax.models.tokenizer import ByteTokenizer
@@ -118,4 +119,5 @@ def _right(texts: list[str], answers: list[str]) -> float:
 
 
 if __name__ == "__main__":
-    main()
+    with cli.boundary():
+        main()

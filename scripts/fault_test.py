@@ -27,6 +27,8 @@ from typing import Any
 
 import numpy as np
 
+from marft_jax import cli
+
 MOMENTS = ("starting", "in a step", "in a save")
 _MEASURED = re.compile(r"time/|throughput/|device/")
 _DEADLINE = 900.0
@@ -216,4 +218,5 @@ def _same(name: str, whole: dict[str, np.ndarray], killed: dict[str, np.ndarray]
 
 if __name__ == "__main__":
     os.environ.setdefault("JAX_PLATFORMS", "cpu")
-    main()
+    with cli.boundary():
+        main()

@@ -6,32 +6,81 @@ python scripts/plot.py runs/a --metric agent/solver/entropy --out entropy.png
 
 from __future__ import annotations
 
-import argparse
+import difflib
 import json
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
-import matplotlib
-
-matplotlib.use("Agg")
-from matplotlib import pyplot  # noqa: E402
+from marft_jax import cli
+from marft_jax.errors import BadInput
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+def main(argv: Sequence[str] | None = None) -> None:
+    """Leaves with 1: the picture cannot be written; 2: bad input."""
+    parser = cli.Parser("scripts/plot.py", __doc__)
     parser.add_argument("runs", nargs="+", help="run directories")
     parser.add_argument("--metric", default="reward/mean", help="a name in metrics.jsonl")
     parser.add_argument("--out", required=True, help="the picture to write")
-    arguments = parser.parse_args()
+    with cli.boundary():
+        own = parser.parse_args(argv)
+        draw({run: points(run, own.metric) for run in own.runs}, own.metric, own.out)
+
+
+def points(run: str, metric: str) -> list[tuple[float, float]]:
+    """Step and value, wherever the metric has one.
+
+    Raises:
+        BadInput: there is no run, or none of its steps has the metric.
+    """
+    file = Path(run) / "metrics.jsonl"
+    try:
+        lines = file.read_text("utf-8", errors="replace").splitlines()
+    except (OSError, ValueError) as error:
+        raise BadInput(f"{run}: expected a run directory with metrics.jsonl, found none") from error
+    rows = [_row(line, f"{file}, line {i + 1}") for i, line in enumerate(lines) if line.strip()]
+    names = {name for row in rows for name in row}
+    if metric not in names:
+        near = difflib.get_close_matches(metric, names, n=1)
+        hint = f"did you mean {near[0]!r}?" if near else f"it has {', '.join(sorted(names))}"
+        raise BadInput(f"--metric {metric}: {run} has no such metric in {len(rows)} steps; {hint}")
+    found = [
+        (row["step"], row[metric]) for row in rows if isinstance(row.get(metric), (int, float))
+    ]
+    if not found:
+        raise BadInput(f"--metric {metric}: {run} has no number for it")
+    return found
+
+
+def _row(line: str, where: str) -> dict[str, Any]:
+    try:
+        row = json.loads(line)
+    except (ValueError, RecursionError):
+        row = None
+    if not isinstance(row, dict) or not isinstance(row.get("step"), (int, float)):
+        raise BadInput(f"{where}: expected an object with a step, got {line!r:.60}")
+    return row
+
+
+def draw(curves: dict[str, list[tuple[float, float]]], metric: str, out: str) -> None:
+    """Writes the picture."""
+    try:
+        import matplotlib
+    except ImportError as error:
+        raise BadInput(f"needs matplotlib: pip install 'marft_jax[plot]' ({error})") from error
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
     figure, axes = pyplot.subplots(figsize=(7, 3.2), layout="constrained")
-    for run in arguments.runs:
-        lines = (Path(run) / "metrics.jsonl").read_text("utf-8").splitlines()
-        rows = [json.loads(line) for line in lines]
-        points = [(row["step"], row[arguments.metric]) for row in rows if arguments.metric in row]
-        axes.plot(*zip(*points, strict=True), label=Path(run).name)
-    axes.set(xlabel="step", ylabel=arguments.metric)
+    for run, found in curves.items():
+        axes.plot(*zip(*found, strict=True), label=Path(run).name)
+    axes.set(xlabel="step", ylabel=metric)
     axes.grid(alpha=0.3)
     axes.legend()
-    figure.savefig(arguments.out, dpi=120)
+    try:
+        figure.savefig(out, dpi=120)
+    except ValueError as error:  # a kind of picture that is not known
+        raise BadInput(f"--out {out}: {error}") from error
 
 
 if __name__ == "__main__":

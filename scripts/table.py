@@ -20,6 +20,9 @@ import time
 from pathlib import Path
 from statistics import mean
 
+from marft_jax import cli
+from marft_jax.errors import BadInput
+
 GROUPS = ["--algo.group_size", "8"]
 ROWS: dict[str, list[str]] = {
     "appo (the quickstart)": [],
@@ -45,18 +48,20 @@ def main() -> None:
     parser.add_argument("--json", metavar="FILE", help="where the numbers go")
     parser.add_argument("--keep", metavar="FOLDER", help="where the run directories stay")
     own = parser.parse_args()
+    chosen = [name for name in ROWS if any(word in name for word in own.only)]
+    if not chosen:
+        raise BadInput(f"--only: expected words of {', '.join(ROWS)}, got {' '.join(own.only)}")
     print(f"| | flags | first reward | mean of the last {LAST} of {own.steps} | first >= 0.9 | s |")
     print("|---|---|---|---|---|---|", flush=True)
     results = {}
-    for name, flags in ROWS.items():
-        if any(word in name for word in own.only):
-            results[name] = result = learn(name, flags, own.steps, own.keep)
-            reached = result["reached"] or "-"
-            print(
-                f"| {name} | `{' '.join(flags)}` | {result['first']:.2f} | {result['last']:.2f} "
-                f"| {reached} | {result['seconds']:.0f} |",
-                flush=True,
-            )
+    for name in chosen:
+        results[name] = result = learn(name, ROWS[name], own.steps, own.keep)
+        reached = result["reached"] or "-"
+        print(
+            f"| {name} | `{' '.join(ROWS[name])}` | {result['first']:.2f} | {result['last']:.2f} "
+            f"| {reached} | {result['seconds']:.0f} |",
+            flush=True,
+        )
     if own.json:
         Path(own.json).write_text(json.dumps(results, indent=1), encoding="utf-8")
 
@@ -82,4 +87,5 @@ def learn(
 
 
 if __name__ == "__main__":
-    main()
+    with cli.boundary():
+        main()

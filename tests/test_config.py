@@ -98,7 +98,7 @@ def test_dump_and_parse_round_trip(file):
         (["--algo.lr", "nan"], ("--algo.lr", "nan")),
         (["--algo.gamma", "1.5"], ("--algo.gamma", "from 0 to 1", "1.5")),
         (["--algo.episodes", "0"], ("--algo.episodes", "at least 1")),
-        (["--team.top_p", "0"], ("--team.top_p", "0 < top_p")),
+        (["--team.top_p", "0"], ("--team.top_p", "more than 0 and at most 1")),
         (["--lora.targets", "q", "q"], ("--lora.targets", "distinct")),
         (["--lora.targets", "w"], ("--lora.targets", "gate", "'w'")),
         (["--team.max_new_tokens", "256"], ("--team.max_new_tokens", "--model.context 256")),
@@ -119,7 +119,10 @@ def test_a_wrong_setting_is_one_line_with_what_was_expected(argv, names):
         ("algo: {lr: [", ("not YAML",)),
         ("algo: {lr: {a: 1}}", ("algo.lr", "{'a': 1}")),
         ("algo: {lr: [1, 2]}", ("--algo.lr", "1 2")),
-        ("run: {dir: --x}", ("--run.dir", "--x")),
+        ("run: {steps: --x}", ("--run.steps", "--x")),
+        ("run: {steps: 1, steps: 2}", ("'steps' stands twice",)),
+        ("run: {dir: ''}", ("--run.dir", "an empty one")),
+        ("algo: {lr: .inf}", ("--algo.lr", "inf")),
     ],
 )
 def test_a_wrong_file_is_one_line_with_what_was_expected(file, text, names):

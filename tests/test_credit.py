@@ -142,7 +142,7 @@ def test_an_agents_own_step_reward_comes_before_the_teams():
     [
         (None, "agent 'planner' has no step reward"),
         ("judge", "expected planner, solver, .* got 'judge'"),
-        ("nowhere:judge", "cannot load 'nowhere:judge'"),
+        ("nowhere:judge", "nowhere:judge: cannot import nowhere"),
         ("json:__name__", "is no function"),
     ],
 )

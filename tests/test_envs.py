@@ -194,7 +194,7 @@ def test_a_users_class_gets_other_seeds_in_evaluation_or_is_told_the_split(own):
     [
         (
             "arithmetics",
-            "expected one of arithmetic, math, code, reasoning_gym or package.module:Class",
+            "expected arithmetic, math, code, reasoning_gym or package.module:Class",
         ),
         ("own_envs:", "package.module:Class"),
         ("own_envs:Missing", "has no 'Missing'"),

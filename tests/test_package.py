@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import pytest
 
 from marft_jax import config
+from marft_jax.algorithms import settle
 from marft_jax.team import files
 
 TOP_LEVEL = {"marft_jax", "configs", "scripts", "tests", "setup.py", "README.md", "LICENSE"}
@@ -24,12 +25,16 @@ def test_the_visible_top_level_is_exactly_as_agreed(repository):
     assert {name for name in top if not name.startswith(".")} == TOP_LEVEL
 
 
-def test_every_settings_file_loads(repository):
-    for file in sorted((repository / "configs").glob("*.yaml")):
-        loaded = config.parse(["--config", str(file)])
+def test_every_settings_file_loads(repository, tmp_path, monkeypatch):
+    """From wherever: the team file is found beside it."""
+    monkeypatch.chdir(tmp_path)
+    folder = repository / "configs"
+    for file in sorted([*folder.glob("*.yaml"), *folder.glob("plans/*.yaml")]):
+        loaded = settle(config.parse(["--config", str(file)]))
         assert loaded != config.Config(), f"{file} changes nothing"
-        if loaded.team.file:
-            assert files.load_team(str(repository / loaded.team.file))
+        assert loaded.team.file and files.load_team(loaded.team.file)
+        (tmp_path / "config.yaml").write_text(config.dump(loaded))
+        assert config.parse(["--config", "config.yaml"]) == loaded
 
 
 @pytest.mark.parametrize("module", ["marft_jax", "marft_jax.metrics"])

@@ -240,7 +240,7 @@ def test_a_users_workflow_is_found_by_name_and_may_act_in_parallel(threads):
         ("ring", "solo or package.module:function, got 'ring'"),
         ("no_such_module:f", "no_such_module"),
         ("test_team:nothing", "nothing"),
-        (":f", "cannot load ':f'"),
+        (":f", "got ':f'"),
     ],
 )
 def test_a_workflow_that_is_not_there_is_bad_input(name, named):

@@ -235,3 +235,29 @@ def test_missing_or_broken_tokenizer_files_are_one_clear_line(tmp_path):
     (tmp_path / "tokenizer.json").write_text("{")
     with pytest.raises(BadInput, match="not a readable tokenizer"):
         tokenizer.from_directory(tmp_path)
+
+
+EVIL = "import pathlib\npathlib.Path(__file__).with_name('ran').touch()\nclass Evil: pass\n"
+
+
+@pytest.mark.parametrize("where", ["tokenizer_config.json", "config.json"])
+def test_code_in_a_models_folder_is_never_run_and_nobody_is_asked(where, tmp_path, monkeypatch):
+    inner = fast(TURNS, eos_token="</s>", pad_token="<pad>")
+    inner.save_pretrained(tmp_path)
+    kind = "AutoTokenizer" if where.startswith("tokenizer") else "AutoConfig"
+    names: object = ["evil.Evil", "evil.Evil"] if kind == "AutoTokenizer" else "evil.Evil"
+    old = json.loads((tmp_path / "tokenizer_config.json").read_text())
+    old.pop("tokenizer_class")
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(old))
+    settings = (old if where.startswith("tokenizer") else {"model_type": "evil"}) | {
+        "auto_map": {kind: names}
+    }
+    (tmp_path / where).write_text(json.dumps(settings))
+    (tmp_path / "evil.py").write_text(EVIL)
+    monkeypatch.setattr("builtins.input", lambda *prompt: pytest.fail("asked"))
+    tok = tokenizer.from_directory(tmp_path)
+    assert tok.encode("3+5=?") == HFTokenizer(inner).encode("3+5=?")
+    (tmp_path / "tokenizer.json").rename(tmp_path / "vocab.json")
+    with pytest.raises(BadInput, match="never run|cannot be read"):
+        tokenizer.from_directory(tmp_path)
+    assert not (tmp_path / "ran").exists()

@@ -23,11 +23,10 @@ import functools
 import hashlib
 import importlib
 import inspect
-import os
-import sys
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
+from marft_jax.imports import imported
 from marft_jax.types import StepResult, Turn
 
 if TYPE_CHECKING:
@@ -229,38 +228,14 @@ def make(config: Config, split: Split) -> EnvSource:
 
 
 def load_class(name: str) -> Callable[..., Env]:
-    """Imports ``package.module:Class``; the current directory is searched too.
+    """Imports ``package.module:Class``, see ``imports.imported``.
 
     Raises:
         BadInput: the name has another form, the import fails, or the object is no environment.
     """
-    module_name, colon, attribute = name.partition(":")
-    if not (colon and module_name and attribute):
-        raise bad_input(
-            f"--env.name: expected one of {', '.join(BUILT_IN)} or package.module:Class, "
-            f"got {name!r}"
-        )
-    search_here()
-    try:
-        module = importlib.import_module(module_name)
-    except KeyboardInterrupt:
-        raise
-    except BaseException as error:  # whatever the user's module raises, SystemExit too
-        from marft_jax.usercode import failure_of
-
-        why = failure_of(error).text
-        raise bad_input(f"--env.name {name}: cannot import {module_name}: {why}") from None
-    factory = getattr(module, attribute, None)
-    if factory is None:
-        raise bad_input(f"--env.name {name}: {module.__file__} has no {attribute!r}")
+    factory = imported(name, "--env.name", BUILT_IN, "Class")
     _check_factory(name, factory)
     return factory
-
-
-def search_here() -> None:
-    """Lets imports find modules in the current directory, however Python was started."""
-    if os.getcwd() not in sys.path and "" not in sys.path:
-        sys.path.insert(0, os.getcwd())
 
 
 def from_class(factory: Callable[..., Env], split: Split) -> EnvSource:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import itertools
 import math
-import os
 import sys
 import time
 import types
@@ -249,8 +248,7 @@ def from_directory(directory: Path) -> HFTokenizer:
     names = ("tokenizer.json", "vocab.json", "tekken.json")
     with readable(directory, "tokenizer"):
         if any((directory / name).is_file() for name in names):
-            auto = _transformers().AutoTokenizer
-            tokenizer = auto.from_pretrained(directory, local_files_only=True)
+            tokenizer = _without_its_code(directory)
         elif (directory / "tokenizer.model").is_file():
             tokenizer = _from_sentencepiece(directory)
         else:
@@ -262,6 +260,23 @@ def from_directory(directory: Path) -> HFTokenizer:
         eos = read_json(directory / name).get("eos_token_id")
         eos_ids += eos if isinstance(eos, list) else [] if eos is None else [eos]
     return HFTokenizer(tokenizer, eos_ids, str(directory))
+
+
+def _without_its_code(directory: Path) -> Any:
+    """The tokenizer of a folder whose own Python files, named by ``auto_map``, are never run."""
+    library, known = _transformers(), {"local_files_only": True, "trust_remote_code": False}
+    try:
+        return library.AutoTokenizer.from_pretrained(directory, **known)
+    except ValueError as error:
+        settings = (read_json(directory / f"{name}config.json") for name in ("tokenizer_", ""))
+        if not any("auto_map" in own for own in settings):
+            raise
+        if not (directory / "tokenizer.json").is_file():
+            raise BadInput(
+                f"{directory}: its tokenizer is code of its own (auto_map), which is never run; "
+                "expected tokenizer.json beside it"
+            ) from error
+    return library.PreTrainedTokenizerFast.from_pretrained(directory, **known)
 
 
 def from_gguf(metadata: Mapping[str, Any], source: str) -> HFTokenizer:
@@ -323,7 +338,6 @@ def _fast(tokenizer: Any, special: Mapping[str, str | None], template: Any) -> A
 
 def _transformers() -> Any:
     """Imported where used: it takes seconds, and the built-in model does without."""
-    os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")  # "PyTorch was not found"
     import transformers
 
     return transformers

@@ -28,7 +28,7 @@ from typing import Any, NamedTuple
 
 import yaml
 
-from marft_jax import foreign
+from marft_jax import documents
 from marft_jax.config import BadInput
 from marft_jax.team.graph import Graph, Node
 from marft_jax.team.roles import BUILT_IN, Profile
@@ -67,7 +67,7 @@ def load_team(file: str | None) -> Blueprint:
     """
     if file is None:
         return Blueprint(BUILT_IN)
-    tree = _tree(_read(file), file)
+    tree = _tree(documents.read(file, "--team.file"), file)
     rows = _list(tree, "agents", file)
     agents = tuple(
         _profile(row, f"{file}: agent {i + 1}", Path(file).parent) for i, row in enumerate(rows)
@@ -131,17 +131,6 @@ _TEXTS = ("workflow", "orchestrator", "judge")
 _KEYS = (*_TEXTS, "agents", "messages", "nodes", "edges")
 _FIRST_RELEASE = {"role": "name", "with_answer": "answers"}
 _CHATML = re.compile(r"<\|im_start\|>\s*system\b\s*:?\s*|<\|im_end\|>")
-
-
-def _read(file: str) -> Any:
-    try:
-        text = Path(file).read_text(encoding="utf-8")
-        return foreign.loads(text) if file.endswith(".json") else yaml.safe_load(text)
-    except OSError as error:
-        raise BadInput(f"--team.file {file}: cannot be read ({error.strerror})") from error
-    except (ValueError, yaml.YAMLError) as error:
-        why = " ".join(str(error).split())
-        raise BadInput(f"--team.file {file}: neither YAML nor JSON: {why}") from error
 
 
 def _tree(loaded: Any, file: str) -> dict[str, Any]:

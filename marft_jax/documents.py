@@ -1,0 +1,93 @@
+"""One reader for the YAML and JSON that a user writes: plain values, and bounds before work."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from marft_jax.errors import BadInput
+
+_LARGEST = 1 << 19
+"""Bytes of a file: settings and teams are far smaller, and YAML is slow."""
+_DEEPEST = 32
+
+
+def read(file: str, setting: str) -> Any:
+    """What a file holds; JSON where its name ends so, else YAML.
+
+    Keys that stand twice, anchors and aliases (``&``, ``*``: a few of them make gigabytes), deep
+    nesting, and numbers that are not finite in JSON are refused.
+
+    Args:
+        file: its path.
+        setting: what names it, for messages.
+
+    Raises:
+        BadInput: it cannot be read, or is not what its name says.
+    """
+    where = f"{setting} {file}"
+    try:
+        with Path(file).open("rb") as stream:
+            raw = stream.read(_LARGEST + 1)
+    except OSError as error:
+        raise BadInput(f"{where}: cannot be read ({error.strerror})") from error
+    except ValueError as error:  # a path with a NUL
+        raise BadInput(f"{where}: is no path ({error})") from error
+    if len(raw) > _LARGEST:
+        raise BadInput(f"{where}: expected at most {_LARGEST >> 10} KiB, got more")
+    kind = "JSON" if file.endswith(".json") else "YAML"
+    try:
+        text = raw.decode("utf-8-sig")
+        return _json(text) if kind == "JSON" else yaml.load(text, _Loader)
+    except (ValueError, yaml.YAMLError, RecursionError) as error:
+        raise BadInput(f"{where}: not {kind}: {' '.join(str(error).split()):.300}") from error
+
+
+def _json(text: str) -> Any:
+    def refuse(word: str) -> Any:
+        raise ValueError(f"{word} is no number of JSON")
+
+    return json.loads(text, object_pairs_hook=_distinct, parse_constant=refuse)
+
+
+def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        keys = [key for key, _ in pairs]
+        twice = next(key for key in keys if keys.count(key) > 1)
+        raise ValueError(f"the key {twice!r:.60} stands twice")
+    return found
+
+
+class _Loader(yaml.SafeLoader):
+    """YAML without what a settings file needs no more than an attacker does."""
+
+    _depth = 0
+
+    def compose_node(self, parent: Any, index: Any) -> Any:
+        event = self.peek_event()
+        if isinstance(event, yaml.AliasEvent) or getattr(event, "anchor", None) is not None:
+            raise _at(event, "anchors and aliases (& and *) are not read; write it out")
+        if self._depth == _DEEPEST:
+            raise _at(event, f"nested more than {_DEEPEST} deep")
+        self._depth += 1
+        node = super().compose_node(parent, index)
+        self._depth -= 1
+        return node
+
+    def construct_mapping(self, node: Any, deep: bool = False) -> Any:
+        seen: set[str] = set()
+        for key, _ in node.value:
+            if not isinstance(key, yaml.ScalarNode):
+                raise _at(key, "a key is expected to be a word")
+            if key.value in seen:
+                raise _at(key, f"the key {key.value!r:.60} stands twice")
+            seen.add(key.value)
+        return super().construct_mapping(node, deep)
+
+
+def _at(place: Any, problem: str) -> yaml.MarkedYAMLError:
+    return yaml.MarkedYAMLError(problem=problem, problem_mark=place.start_mark)

@@ -1,0 +1,137 @@
+"""One setting: its default, its bounds, and what must hold for a run to read it.
+
+    rounds: int = setting(2, least=1, read=only("team.workflow", "debate", OWN))
+
+What is given and not read is an error (``effects.py``), so that no setting silently does nothing.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, TypeVar
+
+T = TypeVar("T")
+OWN = "package.module:name"
+"""Stands for any name of a user's own."""
+_LARGEST = 2**31 - 1  # of whole numbers: what a device counts with
+
+
+class Condition(NamedTuple):
+    """Holds where a value in play of the setting ``key`` fits.
+
+    Attributes:
+        key: ``section.name``, or one of the further keys of ``effects.py``.
+        fits: value to truth.
+        says: when that is, for messages: ``with --algo.credit per_step``.
+    """
+
+    key: str
+    fits: Callable[[Any], bool]
+    says: str
+
+
+def only(key: str, *values: Any) -> Condition:
+    """Read where that setting has one of these values."""
+    return Condition(key, lambda value: _is_one_of(value, values), f"with --{key} {_or(values)}")
+
+
+def unless(key: str, *values: Any) -> Condition:
+    """Read where that setting has none of these values."""
+    says = f"with a --{key} other than {_or(values)}"
+    return Condition(key, lambda value: not _is_one_of(value, values), says)
+
+
+def on(key: str, how: str = "") -> Condition:
+    """Read where that setting is on: true, above 0, not none, not empty."""
+    return Condition(key, bool, f"with --{key} {how}".strip())
+
+
+def off(key: str) -> Condition:
+    """Read where that setting is none or empty."""
+    return Condition(key, lambda value: not value, f"without --{key}")
+
+
+def graded(*names: str) -> Condition:
+    """Read where one of these environments plays, in training or as a benchmark."""
+    return only("env.name", *names)._replace(key="graded")
+
+
+def left_open(name: str) -> Condition:
+    """Read where the profile of some agent does not have this by itself."""
+    says = f"for an agent in --team.file without its own `{name}`"
+    return Condition(f"agents.{name}", lambda value: value is None, says)
+
+
+def setting(
+    default: T,
+    *,
+    least: float | None = None,
+    above: float | None = None,
+    most: float | None = None,
+    read: Condition | Sequence[Condition] = (),
+) -> T:
+    """A field of a section.
+
+    Args:
+        least, above, most: bounds of a number, or of each in a tuple. A number is finite, and a
+            whole one from 0 to what a device can count, unless these say otherwise.
+        read: all of these must hold for a run to read it; always read without any.
+    """
+    conditions = (read,) if isinstance(read, Condition) else tuple(read)
+    metadata = {"least": least, "above": above, "most": most, "read": conditions}
+    return dataclasses.field(default=default, metadata=metadata)  # type: ignore[return-value]
+
+
+def fault(field: dataclasses.Field[Any], value: Any) -> str | None:
+    """What is wrong with the value of a field: ``expected at least 1, got 0``; None for nothing."""
+    if value == field.default:
+        return None
+    for part in value if isinstance(value, tuple) else (value,):
+        if isinstance(part, str):
+            wrong = _text_fault(part)
+        elif isinstance(part, (int, float)) and not isinstance(part, bool):
+            wrong = _number_fault(field, part)
+        else:
+            continue
+        if wrong:
+            return wrong
+    return None
+
+
+def _number_fault(field: dataclasses.Field[Any], value: float) -> str | None:
+    least, above, most = (field.metadata.get(name) for name in ("least", "above", "most"))
+    if not math.isfinite(value):
+        return f"expected a number, got {value}"
+    if least is not None and most is not None:
+        words = f"from {least} to {most}"
+    elif above is not None:
+        words = f"more than {above}" + (f" and at most {most}" if most is not None else "")
+    elif isinstance(value, int):
+        least, most = least or 0, most or _LARGEST
+        words = f"at least {least}" if value < least else f"at most {most}"
+    else:
+        words = f"at least {least}"
+    low = -math.inf if least is None else least
+    inside = low <= value <= (math.inf if most is None else most)
+    inside = inside and (above is None or value > above)
+    return None if inside else f"expected a number {words}, got {value!r:.40}"
+
+
+def _text_fault(value: str) -> str | None:
+    if not value.strip():
+        return "expected a text, got an empty one; leave it out"
+    if "\0" in value or any("\ud800" <= c <= "\udfff" for c in value):
+        return f"expected text in UTF-8 without NUL, got {value!r:.60}"
+    return None
+
+
+def _or(values: Sequence[Any]) -> str:
+    """``a, b or c``."""
+    *most, last = ("none" if value is None else str(value) for value in values)
+    return f"{', '.join(most)} or {last}" if most else last
+
+
+def _is_one_of(value: Any, values: Sequence[Any]) -> bool:
+    return value in values or (OWN in values and ":" in str(value))

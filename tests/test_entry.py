@@ -1,0 +1,232 @@
+"""The edge of every command: one line and an exit code, whoever is at fault."""
+
+from __future__ import annotations
+
+import dataclasses
+import errno
+import io
+import json
+import subprocess
+import sys
+
+import pytest
+import small
+from rich.console import Console
+
+import marft_jax
+from marft_jax import __main__ as marft
+from marft_jax import chat, cli, config, evaluate, export, plan, train, trained, transcripts
+from marft_jax.durable import RunFailed
+from marft_jax.errors import BadInput
+from marft_jax.imports import imported
+from marft_jax.printable import printable
+from marft_jax.team.files import Blueprint
+from marft_jax.team.roles import BUILT_IN
+
+ESCAPES = "a\x1b]52;c;cm0=\x07b\x9b2Jc\rd\u202ee\ud800"
+
+
+@pytest.fixture(autouse=True)
+def this_is_the_script(monkeypatch):
+    """What was started is no user's module."""
+    monkeypatch.setattr(sys, "argv", [__file__])
+
+
+@pytest.fixture
+def mine(tmp_path, monkeypatch):
+    """Writes a module of a user's and lets it be imported."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+
+    def write(name: str, code: str) -> str:
+        (tmp_path / f"{name}.py").write_text(code)
+        return name
+
+    return write
+
+
+def left_with(capsys, main, *argv) -> tuple[int, str]:
+    """Exit code and the one line on stderr."""
+    with pytest.raises(SystemExit) as left:
+        main([str(word) for word in argv])
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 1 and lines[0].startswith("marft_jax: "), lines
+    return left.value.code, lines[0]  # type: ignore[return-value]
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "shown"),
+    [
+        (BadInput("first\n  second"), 2, "first second"),
+        (RunFailed("the disk is full"), 1, "the disk is full"),
+        (KeyboardInterrupt(), 130, "interrupted"),
+        (OSError(errno.ENOSPC, "No space left on device"), 1, "No space left on device"),
+        (PermissionError(errno.EACCES, "Permission denied", "/x/y"), 1, "/x/y: cannot be"),
+        (BadInput(ESCAPES), 2, "\\x1b]52"),
+    ],
+)
+def test_a_fault_is_one_line_and_an_exit_code(error, code, shown, capsys):
+    def main(argv):
+        with cli.boundary():
+            raise error
+
+    assert left_with(capsys, main)[0] == code
+    assert shown in left_with(capsys, main)[1]
+
+
+def test_code_of_the_users_is_shown_with_its_own_file_and_line(mine, capsys):
+    module = __import__(mine("clumsy", "def act():\n    pass\n    1 / 0\n"))
+
+    def main(argv):
+        with cli.boundary():
+            json.loads("1", object_hook=None, parse_int=lambda text: module.act())
+
+    code, line = left_with(capsys, main)
+    assert code == 1 and "clumsy.py, line 3: ZeroDivisionError: division by zero" in line
+
+
+def test_a_fault_of_ours_keeps_its_traceback():
+    with pytest.raises(KeyError), cli.boundary():
+        raise KeyError("ours")
+
+
+@pytest.mark.parametrize(
+    ("code", "shown"),
+    [
+        ("import sys\n\nsys.exit(0)", "line 3: SystemExit: 0"),
+        ("x = 1\n1 / 0", "line 2: ZeroDivisionError: division by zero"),
+        ("x = (", "line 1: SyntaxError"),
+        ("import not_there_at_all", "line 1: ModuleNotFoundError"),
+        ("class E(Exception):\n    def __str__(self): 1 / 0\nraise E", "line 3: E"),
+        ("x = 1", "has no 'thing'"),
+    ],
+)
+def test_a_users_module_that_fails_is_one_line_with_its_place(mine, code, shown):
+    name = mine(f"failing_{abs(hash(code))}", code)
+    with pytest.raises(BadInput) as caught:
+        imported(f"{name}:thing", "--env.name", ["arithmetic"])
+    assert f"--env.name {name}:thing" in str(caught.value) and shown in str(caught.value)
+
+
+def test_a_flag_of_a_commands_own_is_checked_like_a_setting(capsys):
+    for main, argv in (
+        (evaluate.main, ["--run", "a", "--base", "b"]),
+        (evaluate.main, ["--base", "tiny", "--samples", "many"]),
+        (export.main, ["--run", "a"]),
+        (export.main, ["--run", "a\0b", "--out", "c"]),
+        (chat.main, []),
+        (chat.main, ["--run", "no/where"]),
+        (plan.main, ["--config", "x.yaml"]),
+        (train.main, ["--run.seed", "-1"]),
+        (train.main, ["--run.seed", str(1 << 40)]),
+        (train.main, ["--run.dir", ""]),
+        (train.main, ["--run.dir", "a\0b"]),
+        (train.main, ["--run.dir", "\udcff"]),
+        (train.main, ["--env.name", "arithmetic:"]),
+        (marft.main, ["trian"]),
+        (marft.main, ["train", "--algo.learning_rate", "1"]),
+    ):
+        assert left_with(capsys, main, *argv)[0] == 2
+
+
+def test_every_section_of_numbers_is_finite_and_no_text_is_empty():
+    for key, field in config.settings():
+        kind = str(field.type)
+        bad = ["nan", "inf"] if "float" in kind else [""] if "str" in kind else []
+        for word in bad if field.default != "" else []:
+            with pytest.raises(BadInput, match=f"--{key}: expected"):
+                cli.parse([f"--{key}", word])
+
+
+def test_where_an_evaluation_cannot_write_is_known_before_it_plays(tmp_path, capsys):
+    (tmp_path / "file").write_text("")
+    code, line = left_with(capsys, evaluate.main, "--base", "tiny", "--out", tmp_path / "file")
+    assert code == 2 and "responses cannot be written there" in line
+    train.write_settings(tmp_path / "run", config.Config(), Blueprint(BUILT_IN))
+    (tmp_path / "run" / "evaluations").write_text("")  # as good as a run that is read-only
+    code, line = left_with(capsys, evaluate.main, "--run", tmp_path / "run")
+    assert code == 2 and "--out" in line
+
+
+def test_evaluate_and_chat_take_the_settings_and_the_team_of_the_run(tmp_path):
+    run = tmp_path / "run"
+    settings = cli.parse(["--team.max_new_tokens", "9", "--eval.every", "3"])
+    train.write_settings(run, settings, Blueprint(BUILT_IN, workflow="solo"))
+    found = trained.settings_of(str(run), None, ["--eval.temperature", "0.5"])
+    assert (found.team.max_new_tokens, found.eval.temperature) == (9, 0.5)
+    assert found.team.file == str(run / "team.yaml") and found.run.dir == str(run)
+
+
+def test_training_refuses_samples_that_teach_nothing_and_step_rewards_that_are_none():
+    greedy = config.Config(team=config.Team(temperature=0.0))
+    with pytest.raises(BadInput, match="agent 'planner': expected a temperature above 0"):
+        train.check_learns(greedy, Blueprint(BUILT_IN))
+    [planner, solver] = BUILT_IN
+    frozen = dataclasses.replace(planner, trainable=False, temperature=0.0)
+    train.check_learns(config.Config(), Blueprint((frozen, solver)))
+    misspelt = dataclasses.replace(planner, reward="planer")
+    with pytest.raises(BadInput, match="got 'planer'"):
+        train.check_learns(config.Config(), Blueprint((misspelt, solver)))
+
+
+def test_questions_may_be_anything(monkeypatch):
+    typed = io.TextIOWrapper(io.BytesIO(b"3+\xff4\n\xed\xa0\x80 \x1b[2J\n"), encoding="ascii")
+    monkeypatch.setattr(sys, "stdin", typed)
+    asked = list(chat._questions(Console()))
+    assert len(asked) == 2 and asked[0] == "3+\ufffd4"
+    "".join(asked).encode("utf-8")
+
+
+def test_what_an_agent_writes_cannot_work_a_terminal():
+    assert printable(ESCAPES) == "a\\x1b]52;c;cm0=\\x07b\\x9b2Jc\\rd\\u202ee\\ud800"
+    assert printable("Grüße 😀\n\tend") == "Grüße 😀\n\tend"
+    episode = small.episode(0, [small.turn(0, [1], [2], text=ESCAPES)], [0.5])
+    console = Console(file=io.StringIO(), width=200)
+    console.print(transcripts.render(episode._replace(task=ESCAPES)))
+    shown = console.file.getvalue()  # type: ignore[attr-defined]
+    assert not set("\x1b\x07\x9b\r\u202e") & set(shown) and shown.count("]52;") == 2
+
+
+def metrics(folder, *rows):
+    folder.mkdir(exist_ok=True)
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return folder
+
+
+def test_a_plot_of_nothing_is_an_error(repository, tmp_path, capsys, monkeypatch):
+    monkeypatch.syspath_prepend(str(repository / "scripts"))
+    import plot
+
+    run = metrics(tmp_path / "run", {"step": 1, "reward/mean": 0.5, "lost": None})
+    for argv, shown in (
+        ([tmp_path / "none"], "metrics.jsonl"),
+        ([run, "--metric", "reward/men"], "did you mean 'reward/mean'"),
+        ([run, "--metric", "lost"], "no number"),
+        ([metrics(tmp_path / "empty")], "0 steps"),
+        ([metrics(tmp_path / "odd", ["step"])], "metrics.jsonl, line 1"),
+    ):
+        code, line = left_with(capsys, plot.main, *argv, "--out", tmp_path / "a.png")
+        assert code == 2 and shown in line
+    pytest.importorskip("matplotlib")
+    assert left_with(capsys, plot.main, run, "--out", tmp_path / "a.zzz")[0] == 2
+    assert left_with(capsys, plot.main, run, "--out", tmp_path / "no" / "a.png")[0] == 1
+    plot.main([str(run), "--out", str(tmp_path / "a.png")])
+    assert (tmp_path / "a.png").stat().st_size > 1000
+
+
+def test_one_command_has_them_all(repository, capsys):
+    with pytest.raises(SystemExit) as left:
+        marft.main(["--help"])
+    shown = capsys.readouterr().out
+    assert left.value.code == 0
+    assert all((repository / "marft_jax" / f"{name}.py").is_file() for name in marft.COMMANDS)
+    assert all(name in shown for name in marft.COMMANDS)
+    command = [sys.executable, "-m", "marft_jax", "--version"]
+    done = subprocess.run(command, cwd=repository, capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["marft_jax", marft_jax.__version__]
+
+
+def test_help_names_the_files_too(capsys):
+    with pytest.raises(SystemExit) as left:
+        cli.parse(["--help"])
+    assert left.value.code == 0 and "--config FILE" in capsys.readouterr().out
