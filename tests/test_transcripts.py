@@ -10,6 +10,7 @@ import pytest
 from rich.console import Console
 
 from marft_jax import jsonlines, transcripts
+from marft_jax.models.tokenizer import ByteTokenizer
 from marft_jax.transcripts import TurnNumbers
 from marft_jax.types import Episode, StepResult, Turn
 
@@ -72,6 +73,13 @@ def test_an_episode_is_one_line_with_its_turns(tmp_path):
         "value": 0.2,
         "advantage": 2,
     }
+
+
+def test_a_chat_template_can_be_checked():
+    tokenizer = ByteTokenizer()
+    ids = tokenizer.chat([{"role": "system", "content": "ä"}, {"role": "user", "content": "b"}])
+    assert tokenizer.decode(ids, special=True) == "<system>ä<user>b<assistant>"
+    assert tokenizer.decode(ids) == "äb"
 
 
 def test_a_tools_answer_stands_by_itself(tmp_path):

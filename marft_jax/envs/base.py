@@ -51,7 +51,8 @@ class Env(Protocol):
 
     Two more methods are optional: ``view(agent, observation) -> str``, what the agent of that name
     sees of the state, and ``tool(turn) -> str | None``, the answer to a tool that the turn calls,
-    after which the same agent goes on; None where it calls none.
+    after which the same agent goes on; None where it calls none. All are called from threads,
+    ``view`` of all episodes one after another.
     """
 
     def reset(self, seed: int) -> str:

@@ -108,7 +108,7 @@ class _Theirs:
         self._stage, self._task = stage, task
         self._env: Any = None
         self._generator: Any = None
-        self.has_tool = False
+        self.has_tool = self.is_closed = False
 
     def reset(self) -> str:
         self._env = self._stage.create_env()
@@ -137,6 +137,14 @@ class _Theirs:
         self, answer: Any, turns: Sequence[Turn], first: int, steps: int
     ) -> _Over | _Graded | list[Act]:
         """Gives the workflow its answer and checks what it wants next."""
+        wish = self._next(answer, turns, first, steps)
+        if isinstance(wish, _Over):
+            self.close()
+        return wish
+
+    def _next(
+        self, answer: Any, turns: Sequence[Turn], first: int, steps: int
+    ) -> _Over | _Graded | list[Act]:
         try:
             wish = self._generator.send(answer)
         except StopIteration:
@@ -179,6 +187,7 @@ class _Theirs:
     def close(self) -> None:
         """Drops them; what they do when they are dropped is theirs, too."""
         generator, self._generator, self._env = self._generator, None, None
+        self.is_closed = True
         if generator is None:
             return
         for ending in (GeneratorExit, SystemExit):
@@ -300,7 +309,8 @@ class LiveEpisode:
         self.over, self.failure = True, failure
         self._branches = []
         self._then.clear()
-        self._stage.ask(Call("close", self._theirs.close))
+        if not self._theirs.is_closed:
+            self._stage.ask(Call("close", self._theirs.close))
         del self._theirs
 
     def take_acts(self) -> list[tuple[_Branch, Act]]:
