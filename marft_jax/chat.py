@@ -17,15 +17,16 @@ from typing import NoReturn
 
 from rich.console import Console
 
-from marft_jax import cli, transcripts
+from marft_jax import cli
 from marft_jax import config as config_lib
-from marft_jax.durable import RunFailed
 from marft_jax.envs.base import EnvSource
 from marft_jax.printable import printable
-from marft_jax.session import Session, open_session, play_held_out
-from marft_jax.team.files import load_team
-from marft_jax.threads import DaemonThreads
-from marft_jax.trained import arguments, restore_team, settings_of
+from marft_jax.rollout.threads import DaemonThreads
+from marft_jax.run import transcripts
+from marft_jax.run.files import RunFailed
+from marft_jax.run.setup import Session, open_session, play_held_out
+from marft_jax.run.trained import arguments, restore_team, settings_of
+from marft_jax.team.team_files import load_team
 from marft_jax.types import StepResult, Turn
 
 

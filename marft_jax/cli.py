@@ -22,10 +22,11 @@ from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
 from marft_jax import config as config_lib
-from marft_jax import documents, effects
+from marft_jax import effects
 from marft_jax.config import Config
-from marft_jax.durable import RunFailed
 from marft_jax.errors import BadInput, described, exit_with, user_line
+from marft_jax.formats import documents
+from marft_jax.run.files import RunFailed
 
 Words = dict[str, list[str]]
 """``section.name`` to the words that stand for its value."""

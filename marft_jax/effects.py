@@ -6,9 +6,9 @@ from collections.abc import Callable
 from typing import Any
 
 from marft_jax import config as config_lib
-from marft_jax import documents
 from marft_jax.config import Config
 from marft_jax.errors import BadInput
+from marft_jax.formats import documents
 from marft_jax.setting import Condition
 
 Situation = Callable[[str], tuple[Any, ...]]
@@ -77,7 +77,7 @@ def refusal(key: str, value: Any, condition: Condition, source: str | None) -> B
 def _critic(config: Config) -> tuple[str, ...]:
     if config.critic.mode != "auto":
         return (config.critic.mode,)
-    from marft_jax.algorithms import ALGORITHMS  # which reads these settings
+    from marft_jax.learning.algorithms import ALGORITHMS  # which reads these settings
 
     algorithm = ALGORITHMS.get(config.algo.name)
     return () if algorithm is None else ("shared" if algorithm.has_critic else "none",)
@@ -85,8 +85,8 @@ def _critic(config: Config) -> tuple[str, ...]:
 
 def _environments(specs: tuple[str, ...]) -> list[str]:
     """Benchmarks that are environments, with all settings of theirs."""
-    from marft_jax.benchmarks import BENCHMARKS
     from marft_jax.envs.base import BUILT_IN
+    from marft_jax.evaluation.benchmarks import BENCHMARKS
 
     names = [spec.partition(":")[0].partition("@")[0] for spec in specs]
     return [name for name in names if name in BUILT_IN and name not in BENCHMARKS]
@@ -94,7 +94,7 @@ def _environments(specs: tuple[str, ...]) -> list[str]:
 
 def _graders(specs: tuple[str, ...]) -> list[str]:
     """The environments that grade benchmarks."""
-    from marft_jax.benchmarks import BENCHMARKS
+    from marft_jax.evaluation.benchmarks import BENCHMARKS
 
     names = [spec.partition(":")[0].partition("@")[0] for spec in specs]
     graders = [BENCHMARKS[name].env for name in names if name in BENCHMARKS]

@@ -29,18 +29,20 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from marft_jax import cli, jsonlines, transcripts
+from marft_jax import cli
 from marft_jax import config as config_lib
-from marft_jax.benchmarks import Plan, plans
 from marft_jax.envs import base as envs
-from marft_jax.scores import Record, Score, score
-from marft_jax.session import Session, open_session, open_source, play_held_out
-from marft_jax.signals import EXIT_STOPPED, Stop
-from marft_jax.team.files import load_team
-from marft_jax.team.roles import last_answering
-from marft_jax.team.runner import Stopped
-from marft_jax.threads import DaemonThreads
-from marft_jax.trained import arguments, restore_team, settings_of
+from marft_jax.evaluation.benchmarks import Plan, plans
+from marft_jax.evaluation.scores import Record, Score, score
+from marft_jax.formats import jsonlines
+from marft_jax.rollout.rollout import Stopped
+from marft_jax.rollout.threads import DaemonThreads
+from marft_jax.run import transcripts
+from marft_jax.run.setup import Session, open_session, open_source, play_held_out
+from marft_jax.run.signals import EXIT_STOPPED, Stop
+from marft_jax.run.trained import arguments, restore_team, settings_of
+from marft_jax.team.profiles import last_answering
+from marft_jax.team.team_files import load_team
 
 _REPORT_SECONDS = 10.0  # between two lines of progress
 

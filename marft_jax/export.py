@@ -27,12 +27,12 @@ from safetensors import SafetensorError
 
 from marft_jax import cli
 from marft_jax import config as config_lib
-from marft_jax.durable import DRAFT, RunFailed
-from marft_jax.foreign import one_line
+from marft_jax.formats.foreign import one_line
 from marft_jax.interop import card, huggingface, peft
-from marft_jax.session import Session, open_session
-from marft_jax.team.files import Blueprint, dump_team, load_team
-from marft_jax.trained import arguments, restore_state, settings_of
+from marft_jax.run.files import DRAFT, RunFailed
+from marft_jax.run.setup import Session, open_session
+from marft_jax.run.trained import arguments, restore_state, settings_of
+from marft_jax.team.team_files import Blueprint, dump_team, load_team
 
 
 def main(argv: Sequence[str] | None = None) -> NoReturn:

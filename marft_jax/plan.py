@@ -23,15 +23,15 @@ from rich.console import Console
 
 from marft_jax import cli
 from marft_jax import config as config_lib
-from marft_jax.algorithms import find_algorithm, settle
-from marft_jax.models.load import decoder_config
-from marft_jax.models.tokenizer import ByteTokenizer
+from marft_jax.learning.algorithms import find_algorithm, settle
+from marft_jax.models.tokenizers.tokenizer import ByteTokenizer
+from marft_jax.models.weights.load import decoder_config
 from marft_jax.planning import cost, report
-from marft_jax.planning.programs import Run, compiled, describe, extended
+from marft_jax.planning.compile import Run, compiled, describe, extended
 from marft_jax.planning.topology import Topology, find_topology
 from marft_jax.planning.work import step_work
 from marft_jax.team.assemble import make_team, workflow_of
-from marft_jax.team.files import load_team
+from marft_jax.team.team_files import load_team
 
 DEPTHS = (2, 4)
 """Deeper models are compiled with so many layers: the compiler takes 20 minutes for 64."""

@@ -18,25 +18,39 @@ import jax
 import numpy as np
 from rich.console import Console
 
-from marft_jax import batch as batch_lib
-from marft_jax import cli, distributed, jsonlines, memory, transcripts
+from marft_jax import cli
 from marft_jax import config as config_lib
-from marft_jax.algorithms import find_algorithm, settle
-from marft_jax.algorithms.credit import make_credit
-from marft_jax.algorithms.step_rewards import find_step_reward
-from marft_jax.benchmarks import Plan, plans
-from marft_jax.checkpoint import Checkpoints
-from marft_jax.collect import collect
-from marft_jax.curriculum import Curriculum
-from marft_jax.durable import explained
 from marft_jax.envs import base as envs
-from marft_jax.guards import Guard, by_agent
+from marft_jax.evaluation.benchmarks import Plan, plans
+from marft_jax.evaluation.scores import score
+from marft_jax.formats import jsonlines
 from marft_jax.interop.initial import initial_state
-from marft_jax.learner import Learner
-from marft_jax.lock import Lock
-from marft_jax.metrics import Reporter
-from marft_jax.rehearsal import rehearse
-from marft_jax.safety import (
+from marft_jax.learning import batch as batch_lib
+from marft_jax.learning.algorithms import find_algorithm, settle
+from marft_jax.learning.credit import make_credit
+from marft_jax.learning.learner import Learner
+from marft_jax.learning.step_rewards import find_step_reward
+from marft_jax.parallel import compilation, processes
+from marft_jax.rollout.collect import collect
+from marft_jax.rollout.curriculum import Curriculum
+from marft_jax.rollout.rollout import Stopped
+from marft_jax.rollout.threads import DaemonThreads
+from marft_jax.run import transcripts
+from marft_jax.run.checkpoints import Checkpoints
+from marft_jax.run.files import explained
+from marft_jax.run.guard import Guard, by_agent
+from marft_jax.run.lock import Lock
+from marft_jax.run.metrics import (
+    Clock,
+    Compilations,
+    CutOff,
+    metric_names,
+    metrics_of,
+    turn_numbers,
+)
+from marft_jax.run.rehearsal import rehearse
+from marft_jax.run.reporters import Reporter
+from marft_jax.run.safety import (
     Schedule,
     check_best_metric,
     open_checkpoints,
@@ -44,13 +58,9 @@ from marft_jax.safety import (
     roll_back,
     watch,
 )
-from marft_jax.scores import score
-from marft_jax.session import Session, make_rollout, open_session, open_source, play_held_out
-from marft_jax.signals import EXIT_STOPPED, Stop
-from marft_jax.summary import Clock, Compilations, CutOff, metric_names, metrics_of, turn_numbers
-from marft_jax.team.files import Blueprint, dump_team, load_team
-from marft_jax.team.runner import Stopped
-from marft_jax.threads import DaemonThreads
+from marft_jax.run.setup import Session, make_rollout, open_session, open_source, play_held_out
+from marft_jax.run.signals import EXIT_STOPPED, Stop
+from marft_jax.team.team_files import Blueprint, dump_team, load_team
 
 _DRAWS_PER_ROLLBACK = 1 << 20  # tasks and keys after a rollback are those of steps never reached
 _SAMPLE_SHIFT = 24  # sampling keys of an evaluation's further samples: no step comes that far
@@ -65,7 +75,7 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
         except jax.errors.JaxRuntimeError as error:
             if jax.process_count() == 1:
                 raise
-            distributed.leave(error)
+            processes.leave(error)
     sys.exit(code)
 
 
@@ -87,7 +97,7 @@ def train(config: config_lib.Config) -> int:
     check_learns(config, blueprint)
     with contextlib.ExitStack() as stack:
         stop = stack.enter_context(Stop("stopped before a step was finished; start again"))
-        distributed.start(config.mesh)
+        processes.start(config.mesh)
         stack.enter_context(explained(Path(config.run.dir)))
         run = stack.enter_context(own_directory(config))
         lock = stack.enter_context(Lock(run))
@@ -106,7 +116,7 @@ def train(config: config_lib.Config) -> int:
         state, news = resume(checkpoints, guard, learner.init(), begin)
         step, steps = int(state.step), config.run.steps
         write_settings(run, config, blueprint)
-        console = Console(highlight=False, quiet=not distributed.is_lead())
+        console = Console(highlight=False, quiet=not processes.is_lead())
         reporter = stack.enter_context(
             Reporter(run, steps, config.run.tensorboard, step + 1, console)
         )
@@ -135,7 +145,7 @@ def train(config: config_lib.Config) -> int:
             clock.seconds["reward_s"] = collected.waited_s
             reporter.doing("learning")
             engine.rest()
-            memory.give_back_freed()  # before the update, which takes most
+            compilation.give_back_freed()  # before the update, which takes most
             with clock("update_s"):
                 least = batch_lib.Sizes(*np.asarray(state.sizes).tolist())
                 coming = []
@@ -154,8 +164,8 @@ def train(config: config_lib.Config) -> int:
                     file = run / "transcripts" / f"{done}.jsonl"
                     transcripts.write(file, collected.episodes, team.tokenizer.decode, numbers)
                 jax.block_until_ready((state, learned))
-            memory.drop_programs_when_crowded()
-            memory.give_back_freed()
+            compilation.drop_programs_when_crowded()
+            compilation.give_back_freed()
             nonfinite = by_agent(learned.pop("nonfinite"), team)
             metrics = metrics_of(collected, learned, team, clock, config.algo)
             metrics |= compilations.metrics()
@@ -181,7 +191,7 @@ def train(config: config_lib.Config) -> int:
                     if schedule.is_due(done):
                         checkpoints.save_held()
             step = int(state.step)
-            if distributed.any_process(stop()):
+            if processes.any_process(stop()):
                 raise Stopped
         reporter.event(f"done: {steps} steps in {run}")
         return 0
@@ -208,7 +218,7 @@ def plan_of(step: int) -> str:
 def own_directory(config: config_lib.Config) -> Iterator[Path]:
     """The run directory; a passing one for processes beside the first, who reads and writes
     nothing of the run but its checkpoints."""
-    if distributed.is_lead():
+    if processes.is_lead():
         yield Path(config.run.dir)
     else:
         with tempfile.TemporaryDirectory() as scratch:

@@ -29,24 +29,25 @@ import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from marft_jax import cli, objective, scoring
+from marft_jax import cli
 from marft_jax import config as config_lib
-from marft_jax import learner as learner_lib
-from marft_jax import mesh as mesh_lib
-from marft_jax.algorithms import find_algorithm, settle
+from marft_jax.engine.compiled import Shape
 from marft_jax.engine.engine import Completion, Engine, Request
-from marft_jax.engine.programs import Shape
-from marft_jax.learner import Learner
-from marft_jax.models.attention import attention_on
+from marft_jax.learning import learner as learner_lib
+from marft_jax.learning import logprobs, objective
+from marft_jax.learning.algorithms import find_algorithm, settle
+from marft_jax.learning.learner import Learner
 from marft_jax.models.decoder import DecoderConfig
-from marft_jax.models.load import BaseModel, abstract_decoder, load_base
-from marft_jax.models.remat import Remat
-from marft_jax.models.tokenizer import ByteTokenizer
-from marft_jax.summary import peak_bytes
+from marft_jax.models.ops.attention import attention_on
+from marft_jax.models.ops.remat import Remat
+from marft_jax.models.tokenizers.tokenizer import ByteTokenizer
+from marft_jax.models.weights.load import BaseModel, abstract_decoder, load_base
+from marft_jax.parallel import mesh as mesh_lib
+from marft_jax.run.metrics import peak_bytes
 from marft_jax.team.assemble import make_team
-from marft_jax.team.context import Team
-from marft_jax.team.files import Blueprint
-from marft_jax.team.roles import Profile
+from marft_jax.team.profiles import Profile
+from marft_jax.team.prompts import Team
+from marft_jax.team.team_files import Blueprint
 from marft_jax.types import Episode, Sampling, StepResult, Turn
 
 SHAPES = {
@@ -364,7 +365,7 @@ def meshless(bench: Bench, rows: int, agents: int) -> Callable[[], None]:
 
             def add(total, u):
                 r, p = jax.tree.map(lambda x: x[u], (rows, prepared))
-                added = scoring.unless_empty(
+                added = logprobs.unless_empty(
                     r, lambda: gradients(adapters, critic, r, p, base=base), zeros
                 )
                 return jax.tree.map(jnp.add, total, added), None

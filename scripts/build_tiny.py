@@ -3,7 +3,8 @@
     python scripts/build_tiny.py            # measures what is there
     python scripts/build_tiny.py --write    # builds, and replaces the shipped weights
 
-Nothing is downloaded: the recipe in ``marft_jax/models/tiny.py`` writes its own training text.
+Nothing is downloaded: the recipe in ``marft_jax/models/weights/tiny.py`` writes its own
+training text.
 """
 
 from __future__ import annotations
@@ -17,8 +18,8 @@ import numpy as np
 
 from marft_jax import cli
 from marft_jax.envs.arithmetic import eval_tasks
-from marft_jax.models import tiny
-from marft_jax.models.tokenizer import ByteTokenizer
+from marft_jax.models.tokenizers.tokenizer import ByteTokenizer
+from marft_jax.models.weights import tiny
 
 TOKENS = 64
 

@@ -19,7 +19,7 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 import jax  # noqa: E402
 import pytest  # noqa: E402
 
-from marft_jax import memory  # noqa: E402
+from marft_jax.parallel import compilation  # noqa: E402
 
 jax.config.update("jax_num_cpu_devices", 8)
 jax.config.update("jax_numpy_rank_promotion", "raise")
@@ -49,7 +49,7 @@ if os.environ.get("MARFT_OPTIMISED") != "1":
 def room_for_programs():
     """A suite compiles more programs than one process can map."""
     yield
-    memory.drop_programs_when_crowded(share=0.25)
+    compilation.drop_programs_when_crowded(share=0.25)
 
 
 @pytest.fixture(scope="session")

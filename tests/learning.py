@@ -10,12 +10,12 @@ import jax
 import numpy as np
 import small
 
-from marft_jax import batch as batch_lib
-from marft_jax import mesh as mesh_lib
-from marft_jax.algorithms import find_algorithm, settle
 from marft_jax.config import Algo, Config, Critic, Lora
-from marft_jax.learner import Learner, TrainState
-from marft_jax.prepare import reads_prompts
+from marft_jax.learning import batch as batch_lib
+from marft_jax.learning.algorithms import find_algorithm, settle
+from marft_jax.learning.learner import Learner, TrainState
+from marft_jax.learning.prepare import reads_prompts
+from marft_jax.parallel import mesh as mesh_lib
 
 LAYERS = 1  # compiles twice as fast as two
 ALGO = Algo(epochs=2, minibatches=1, lr=1e-3, microbatch_tokens=512)

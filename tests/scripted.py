@@ -7,7 +7,7 @@ import time
 import numpy as np
 
 from marft_jax.engine.engine import Completion
-from marft_jax.models.tokenizer import ByteTokenizer
+from marft_jax.models.tokenizers.tokenizer import ByteTokenizer
 from marft_jax.types import StepResult
 
 END = ByteTokenizer.END

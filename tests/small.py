@@ -13,18 +13,18 @@ import numpy as np
 from jax.sharding import Mesh
 
 from marft_jax import config as config_lib
-from marft_jax import lora, mesh
-from marft_jax.algorithms.credit import make_credit
+from marft_jax.engine.compiled import Shape
 from marft_jax.engine.engine import Completion, Engine, Request
-from marft_jax.engine.programs import Shape
-from marft_jax.models import decoder
+from marft_jax.learning.credit import make_credit
+from marft_jax.models import decoder, lora
 from marft_jax.models.decoder import DecoderConfig
-from marft_jax.models.load import BaseModel, abstract_decoder, fill, shapes_of
-from marft_jax.models.tokenizer import ByteTokenizer
+from marft_jax.models.tokenizers.tokenizer import ByteTokenizer
+from marft_jax.models.weights.load import BaseModel, abstract_decoder, fill, shapes_of
+from marft_jax.parallel import mesh
 from marft_jax.team.assemble import make_team
-from marft_jax.team.context import Team
-from marft_jax.team.files import Blueprint
-from marft_jax.team.roles import Profile
+from marft_jax.team.profiles import Profile
+from marft_jax.team.prompts import Team
+from marft_jax.team.team_files import Blueprint
 from marft_jax.types import Episode, StepResult, Turn
 
 CONFIG = DecoderConfig(

@@ -14,11 +14,12 @@ import small
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from marft_jax import batch as batch_lib
-from marft_jax.algorithms import ALGORITHMS, find_algorithm, losses, settle
-from marft_jax.algorithms.advantages import agent_means, gae, normalize, normalize_chain
 from marft_jax.config import Algo, BadInput, Config, Critic
-from marft_jax.prepare import Moving
+from marft_jax.learning import batch as batch_lib
+from marft_jax.learning import losses
+from marft_jax.learning.advantages import agent_means, gae, normalize, normalize_chain
+from marft_jax.learning.algorithms import ALGORITHMS, find_algorithm, settle
+from marft_jax.learning.prepare import Moving
 
 run_gae = jax.jit(gae, static_argnames="gae_lambda")
 RELATIVE = dict(rtol=1e-5, atol=1e-6)

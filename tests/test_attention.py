@@ -13,19 +13,19 @@ import pytest
 import small
 from flax import nnx
 
-from marft_jax import batch as batch_lib
 from marft_jax import config as config_lib
-from marft_jax import lora
-from marft_jax import mesh as mesh_lib
-from marft_jax.algorithms import find_algorithm, settle
 from marft_jax.engine.sampling import _likeliest
-from marft_jax.learner import Learner
-from marft_jax.models import attention as attention_lib
-from marft_jax.models import decoder, splash
-from marft_jax.models.attention import KV, causal_attention
-from marft_jax.models.load import abstract_decoder
-from marft_jax.models.pieces import causal_attention_in_pieces
-from marft_jax.models.remat import Remat, rematerialised
+from marft_jax.learning import batch as batch_lib
+from marft_jax.learning.algorithms import find_algorithm, settle
+from marft_jax.learning.learner import Learner
+from marft_jax.models import decoder, lora
+from marft_jax.models.ops import attention as attention_lib
+from marft_jax.models.ops import splash
+from marft_jax.models.ops.attention import KV, causal_attention
+from marft_jax.models.ops.pieces import causal_attention_in_pieces
+from marft_jax.models.ops.remat import Remat, rematerialised
+from marft_jax.models.weights.load import abstract_decoder
+from marft_jax.parallel import mesh as mesh_lib
 
 
 def draw(seed: int, *shape: int):

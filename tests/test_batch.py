@@ -10,10 +10,10 @@ import small
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from marft_jax import batch as batch_lib
-from marft_jax import packing
-from marft_jax.buckets import bucket
 from marft_jax.config import Algo
+from marft_jax.learning import batch as batch_lib
+from marft_jax.learning import packing
+from marft_jax.parallel.ladder import bucket
 
 ALGO = Algo(ratio="sum", minibatches=1, microbatch_tokens=128)
 

@@ -17,16 +17,16 @@ import orbax.checkpoint as ocp
 import pytest
 import small
 
-from marft_jax import checkpoint, mesh
 from marft_jax import config as config_lib
-from marft_jax.algorithms import find_algorithm
-from marft_jax.checkpoint import Checkpoints
-from marft_jax.durable import RunFailed
-from marft_jax.identity import described, identity_of, team_changes
-from marft_jax.learner import Learner
-from marft_jax.lock import Lock
-from marft_jax.safety import Schedule
-from marft_jax.team.files import Blueprint
+from marft_jax.learning.algorithms import find_algorithm
+from marft_jax.learning.learner import Learner
+from marft_jax.parallel import mesh
+from marft_jax.run.checkpoints import Checkpoints
+from marft_jax.run.files import RunFailed
+from marft_jax.run.identity import described, identity_of, team_changes
+from marft_jax.run.lock import Lock
+from marft_jax.run.safety import Schedule
+from marft_jax.team.team_files import Blueprint
 
 CONFIG = config_lib.Config(lora=config_lib.Lora(rank=2), critic=config_lib.Critic(hidden=(8,)))
 
@@ -325,7 +325,7 @@ def test_a_full_disk_is_one_clear_error_and_what_was_saved_stays(two, tmp_path, 
     with pytest.raises(RunFailed, match="No space left on device.*stay loadable"):
         with opened(run) as checkpoints:
             with monkeypatch.context() as patch:
-                patch.setattr(checkpoint, "write_synced", full)
+                patch.setattr(checkpoints, "write_synced", full)
                 checkpoints.save(3, state)
                 while True:  # the next steps go on until the save has failed
                     checkpoints.check()
@@ -345,7 +345,7 @@ def test_a_second_process_is_refused_and_a_dead_one_locks_nobody_out(tmp_path):
     code = f"""
 import time
 from pathlib import Path
-from marft_jax.lock import Lock
+from marft_jax.run.lock import Lock
 with Lock(Path({str(tmp_path)!r})):
     print("held", flush=True)
     time.sleep(60)

@@ -15,7 +15,7 @@ import pytest
 from marft_jax.config import BadInput, Config
 from marft_jax.envs import code
 from marft_jax.envs.base import make
-from marft_jax.envs.code_rows import Call, Script, Suite, as_task
+from marft_jax.envs.datasets.code_rows import Call, Script, Suite, as_task
 from marft_jax.envs.sandbox import Sandbox, Unusable
 from marft_jax.types import Turn
 

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 import small
 
-from marft_jax.algorithms.credit import make_credit
-from marft_jax.collect import collect, tasks_of, with_signal
 from marft_jax.config import Algo, Config, Run
+from marft_jax.learning.credit import make_credit
+from marft_jax.rollout.collect import collect, tasks_of, with_signal
 
 
 def settings(**algo):

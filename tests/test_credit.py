@@ -10,11 +10,11 @@ import pytest
 import small
 from scripted import Scripted, Slow
 
-from marft_jax import batch as batch_lib
-from marft_jax.algorithms import step_rewards
-from marft_jax.algorithms.credit import agent_reward, make_credit
 from marft_jax.config import Algo, BadInput
-from marft_jax.team.runner import Rollout
+from marft_jax.learning import batch as batch_lib
+from marft_jax.learning import step_rewards
+from marft_jax.learning.credit import agent_reward, make_credit
+from marft_jax.rollout.rollout import Rollout
 from marft_jax.team.workflows import WORKFLOWS
 from marft_jax.types import StepResult
 

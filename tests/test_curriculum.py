@@ -11,8 +11,8 @@ import pytest
 from marft_jax import config as config_lib
 from marft_jax import train
 from marft_jax.config import BadInput, Config
-from marft_jax.curriculum import Curriculum
 from marft_jax.envs import base
+from marft_jax.rollout.curriculum import Curriculum
 
 
 def with_env(**env) -> Config:

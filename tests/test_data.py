@@ -6,8 +6,8 @@ import json
 import pytest
 
 from marft_jax.config import BadInput, Config
-from marft_jax.envs import data
 from marft_jax.envs.base import Task, held_out, make
+from marft_jax.envs.datasets import load
 
 
 def write(path, rows):
@@ -23,7 +23,7 @@ def rows(count, prefix="q"):
 
 def split(source, eval_source, holdout, side):
     sources, eval_sources = ([name] if name else [] for name in (source, eval_source))
-    return [t for group in data.split_tasks(sources, eval_sources, holdout, side) for t in group]
+    return [t for group in load.split_tasks(sources, eval_sources, holdout, side) for t in group]
 
 
 @pytest.mark.parametrize(
@@ -51,7 +51,7 @@ def split(source, eval_source, holdout, side):
     ],
 )  # fmt: skip
 def test_fields_found_in_the_wild(row, task):
-    assert data.as_task(row) == task
+    assert load.as_task(row) == task
 
 
 @pytest.mark.parametrize("name", ["a.json", "b.json", "c.jsonl", "d.parquet"])
@@ -68,7 +68,7 @@ def test_every_file_format_gives_the_same_tasks(tmp_path, name):
         from pyarrow import parquet
 
         parquet.write_table(pyarrow.Table.from_pylist(content), path)
-    assert data.load(str(path)) == [Task(f"q{index}", str(index)) for index in range(5)]
+    assert load.load(str(path)) == [Task(f"q{index}", str(index)) for index in range(5)]
 
 
 GOOD = '{"question": "q", "answer": "1"}'
@@ -103,14 +103,14 @@ def test_bad_files_are_named_with_their_line(tmp_path, name, text, message):
     path = tmp_path / name
     path.write_text(text)
     with pytest.raises(BadInput) as error:
-        data.load(str(path))
+        load.load(str(path))
     assert message in str(error.value) and "\n" not in str(error.value)
 
 
 def test_bytes_that_are_not_text_are_refused(tmp_path):
     (tmp_path / "a.jsonl").write_bytes(b"\xff\xfe\x00")
     with pytest.raises(BadInput, match="cannot be read"):
-        data.load(str(tmp_path / "a.jsonl"))
+        load.load(str(tmp_path / "a.jsonl"))
 
 
 @pytest.mark.parametrize(
@@ -130,7 +130,7 @@ def test_missing_data_is_one_clear_line(source, message):
 def test_a_hub_id_without_a_hub_is_one_clear_line():
     pytest.importorskip("datasets")
     with pytest.raises(BadInput) as error:
-        data.load("nobody/no-such-data:train")
+        load.load("nobody/no-such-data:train")
     assert "as a hub id it cannot be loaded" in str(error.value)
     assert "\n" not in str(error.value)
 
@@ -141,8 +141,8 @@ def test_held_out_questions_are_never_trained_on(tmp_path):
     held = split(source, None, 0.1, "eval")
     assert len(train) + len(held) == 400 and 20 < len(held) < 60
     assert not set(train) & set(held)
-    assert held == [task for task in data.load(source) if held_out(task.question, 0.1)]
-    pick = data.shuffled(train)
+    assert held == [task for task in load.load(source) if held_out(task.question, 0.1)]
+    pick = load.shuffled(train)
     assert not {pick(position) for position in range(2 * len(train))} & set(held)
 
 
@@ -171,8 +171,8 @@ def test_an_empty_side_is_refused(tmp_path):
 
 
 def test_the_order_repeats_and_differs_between_epochs(tmp_path):
-    tasks = data.load(write(tmp_path / "a.jsonl", rows(50)))
-    pick, again = data.shuffled(tasks), data.shuffled(tasks)
+    tasks = load.load(write(tmp_path / "a.jsonl", rows(50)))
+    pick, again = load.shuffled(tasks), load.shuffled(tasks)
     order = [pick(position) for position in range(150)]
     assert order == [again(position) for position in range(150)]
     epochs = [order[start : start + 50] for start in (0, 50, 100)]
@@ -213,33 +213,33 @@ def test_the_maths_environment_asks_trains_and_grades(tmp_path):
     ],
 )
 def test_benchmarks_as_users_have_them(shared_data, name, count, first):
-    tasks = data.load(str(shared_data / name))
+    tasks = load.load(str(shared_data / name))
     assert len(tasks) == count and tasks[0].answer == first
     assert all(task.question.strip() and task.answer.strip() for task in tasks)
 
 
 def reading(tmp_path, **env):
     env = dataclasses.replace(Config().env, name="math", **env)
-    return data.maths(env)
+    return load.maths(env)
 
 
 def test_a_few_bad_rows_are_left_out_and_reported(tmp_path, capsys):
     path = tmp_path / "a.jsonl"
     path.write_text("".join(json.dumps(row) + "\n" for row in rows(9)) + '{"question": "q9"\n')
-    tasks = data.load(str(path), reading(tmp_path, max_bad_rows=0.1))
+    tasks = load.load(str(path), reading(tmp_path, max_bad_rows=0.1))
     assert len(tasks) == 9
     told = capsys.readouterr().err
     assert "left out 1 of 10 rows" in told and "line 10: not JSON" in told
     with pytest.raises(BadInput, match="line 10: not JSON.*--env.max_bad_rows"):
-        data.load(str(path), reading(tmp_path, max_bad_rows=0.09))
+        load.load(str(path), reading(tmp_path, max_bad_rows=0.09))
 
 
 def test_fields_can_be_named(tmp_path):
     source = write(tmp_path / "a.jsonl", [{"frage": "q", "antwort": 3, "question": "no"}])
     fields = {"question_field": "frage", "answer_field": "antwort"}
-    assert data.load(source, reading(tmp_path, **fields)) == [Task("q", "3")]
+    assert load.load(source, reading(tmp_path, **fields)) == [Task("q", "3")]
     with pytest.raises(BadInput, match="expected one in antwort"):
-        data.load(write(tmp_path / "b.jsonl", [{"frage": "q", "answer": "3"}]),
+        load.load(write(tmp_path / "b.jsonl", [{"frage": "q", "answer": "3"}]),
                   reading(tmp_path, **fields))  # fmt: skip
 
 
@@ -256,7 +256,7 @@ def test_fields_can_be_named(tmp_path):
 def test_filters_keep_the_rows_that_fit_all(tmp_path, filters, kept):
     content = [{"question": n, "answer": n, "level": int(n), "kind": "ab"[n == "2"]} for n in "123"]
     source = write(tmp_path / "a.jsonl", content)
-    tasks = data.load(source, reading(tmp_path, filters=filters))
+    tasks = load.load(source, reading(tmp_path, filters=filters))
     assert "".join(task.question for task in tasks) == kept
 
 
@@ -266,15 +266,15 @@ def test_filters_keep_the_rows_that_fit_all(tmp_path, filters, kept):
 def test_filters_that_mean_nothing_are_refused(tmp_path, text, message):
     source = write(tmp_path / "a.jsonl", [{"question": "q", "answer": "1", "level": 1}])
     with pytest.raises(BadInput, match=message):
-        data.load(source, reading(tmp_path, filters=[text]))
+        load.load(source, reading(tmp_path, filters=[text]))
 
 
 def test_sources_are_mixed_by_weight_and_each_task_comes_in_turn(tmp_path):
     many = write(tmp_path / "a.jsonl", rows(100, "many"))
     few = write(tmp_path / "b.jsonl", rows(10, "few"))
     env = dataclasses.replace(Config().env, data=(many, few), holdout=0.0)
-    settings = data.maths(env)
-    pick, size = data.chooser(dataclasses.replace(env, weights=(3.0, 1.0)), "train", settings)
+    settings = load.maths(env)
+    pick, size = load.chooser(dataclasses.replace(env, weights=(3.0, 1.0)), "train", settings)
     order = [pick(position).question for position in range(400)]
     assert size == 110 and order == [pick(position).question for position in range(400)]
     for start in range(0, 400, 40):
@@ -282,11 +282,11 @@ def test_sources_are_mixed_by_weight_and_each_task_comes_in_turn(tmp_path):
     turns = [name for name in order if name.startswith("few")]
     assert all(len(set(turns[start : start + 10])) == 10 for start in range(0, 100, 10))
     assert turns[:10] != turns[10:20]
-    plain, _ = data.chooser(env, "train", settings)
+    plain, _ = load.chooser(env, "train", settings)
     assert len({plain(position).question for position in range(110)}) == 110
     for weights in ((1.0,), (1.0, 0.0)):
         with pytest.raises(BadInput, match="--env.weights"):
-            data.chooser(dataclasses.replace(env, weights=weights), "train", settings)
+            load.chooser(dataclasses.replace(env, weights=weights), "train", settings)
 
 
 @pytest.mark.parametrize(
@@ -305,4 +305,4 @@ def test_sources_are_mixed_by_weight_and_each_task_comes_in_turn(tmp_path):
     ],
 )  # fmt: skip
 def test_choices_and_boxes_in_other_forms(row, task):
-    assert data.as_task(row) == task
+    assert load.as_task(row) == task

@@ -6,9 +6,9 @@ import time
 
 import pytest
 
-from marft_jax import documents
 from marft_jax.errors import BadInput
-from marft_jax.team.files import load_team
+from marft_jax.formats import documents
+from marft_jax.team.team_files import load_team
 
 BOMB = "a: &a [x, x, x, x, x, x, x, x, x]\n" + "".join(
     f"{new}: &{new} [{', '.join([f'*{old}'] * 9)}]\n"

@@ -10,8 +10,8 @@ import pytest
 
 from marft_jax import cli
 from marft_jax import config as config_lib
-from marft_jax.algorithms import ALGORITHMS, settle
 from marft_jax.config import BadInput, Config
+from marft_jax.learning.algorithms import ALGORITHMS, settle
 
 CONDITIONAL = [key for key, field in config_lib.settings() if field.metadata.get("read")]
 ROWS = ["--env.name", "math"]

@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 import small
 
-from marft_jax.engine import cache, programs
-from marft_jax.engine.cache import Settings
+from marft_jax.engine import compiled, kv_cache
 from marft_jax.engine.engine import Request
+from marft_jax.engine.kv_cache import Settings
 from marft_jax.engine.sampling import _draw, _invert, _kept, sample, scaled_logprobs
-from marft_jax.summary import Compilations
+from marft_jax.run.metrics import Compilations
 from marft_jax.types import Sampling
 
 EOS = tuple(range(0, 264, 8))  # one token in eight ends a turn; 0 also fills prompts: pad == eos
@@ -146,7 +146,7 @@ def test_every_request_is_answered_with_more_requests_than_slots(engine):
 def test_a_prefill_stays_within_its_bound_on_tokens(engine, monkeypatch):
     requests = asks(9, seed=13)
     expected = small.answers(engine, requests)
-    monkeypatch.setitem(programs.PREFILL_TOKENS, "cpu", 96)  # three rows of 32
+    monkeypatch.setitem(compiled.PREFILL_TOKENS, "cpu", 96)  # three rows of 32
     bound, shapes = small.engine(), []
     prefill = bound._prefill
     bound._prefill = lambda **kw: (shapes.append(kw["tokens_BT"].shape), prefill(**kw))[1]
@@ -209,7 +209,7 @@ def test_keys_with_channels_last_in_memory_are_the_same_keys(monkeypatch, where)
     """As on TPUs; here by the layout alone, and without a program more."""
     requests = asks(12, seed=17)
     expected = small.answers(small.engine(where(), slots=16), requests)
-    monkeypatch.setitem(cache.KEYS_IN_MEMORY, "cpu", cache.KEYS_IN_MEMORY["tpu"])
+    monkeypatch.setitem(kv_cache.KEYS_IN_MEMORY, "cpu", kv_cache.KEYS_IN_MEMORY["tpu"])
     turned, compilations = small.engine(where(), slots=16), Compilations()
     assert texts(small.answers(turned, requests)) == texts(expected)
     [keys, values] = turned._slots.cache[0]
@@ -231,7 +231,7 @@ def test_halves_are_written_as_integers_on_cpus_only(platform, as_integers):
     new = jax.ShapeDtypeStruct((4, 2, 8), jnp.bfloat16)
 
     def put(held, new):
-        return cache.write(held, jnp.s_[jnp.arange(4), :, :, 5], new)
+        return kv_cache.write(held, jnp.s_[jnp.arange(4), :, :, 5], new)
 
     program = jax.jit(put).trace(held, new).lower(lowering_platforms=(platform,)).as_text()
     assert ("4x2x8x64xui16" in program) == as_integers

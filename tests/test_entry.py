@@ -15,13 +15,14 @@ from rich.console import Console
 
 import marft_jax
 from marft_jax import __main__ as marft
-from marft_jax import chat, cli, config, evaluate, export, plan, train, trained, transcripts
-from marft_jax.durable import RunFailed
+from marft_jax import chat, cli, config, evaluate, export, plan, train
 from marft_jax.errors import BadInput
-from marft_jax.imports import imported
+from marft_jax.plugins import imported
 from marft_jax.printable import printable
-from marft_jax.team.files import Blueprint
-from marft_jax.team.roles import BUILT_IN
+from marft_jax.run import trained, transcripts
+from marft_jax.run.files import RunFailed
+from marft_jax.team.profiles import BUILT_IN
+from marft_jax.team.team_files import Blueprint
 
 ESCAPES = "a\x1b]52;c;cm0=\x07b\x9b2Jc\rd\u202ee\ud800"
 

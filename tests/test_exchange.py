@@ -12,10 +12,10 @@ import pytest
 import small
 from test_distributed import free_port
 
-from marft_jax import distributed
 from marft_jax.config import BadInput, Mesh
-from marft_jax.durable import RunFailed
-from marft_jax.exchange import header_of, read_part, tokens_of
+from marft_jax.parallel import processes
+from marft_jax.parallel.exchange import header_of, read_part, tokens_of
+from marft_jax.run.files import RunFailed
 from marft_jax.types import StepResult
 
 
@@ -86,18 +86,18 @@ def mesh(process, port, seconds=10.0, host="localhost"):
 
 def test_processes_meet_and_the_coordinator_listens_where_it_is_called():
     port, found = free_port(), []
-    other = threading.Thread(target=lambda: found.append(distributed.meet(mesh(1, port))))
+    other = threading.Thread(target=lambda: found.append(processes.meet(mesh(1, port))))
     other.start()
-    assert distributed.meet(mesh(0, port)) in (f"127.0.0.1:{port}", f"[::1]:{port}")
+    assert processes.meet(mesh(0, port)) in (f"127.0.0.1:{port}", f"[::1]:{port}")
     other.join(10)
     assert found == [""]
 
 
 def test_who_does_not_come_is_named():
     with pytest.raises(BadInput, match=r"within 0\.3 s: .*\[1\] did not come"):
-        distributed.meet(mesh(0, free_port(), 0.3))
+        processes.meet(mesh(0, free_port(), 0.3))
     with pytest.raises(BadInput, match="did not find each other within 0.3 s"):
-        distributed.meet(mesh(1, free_port(), 0.3))
+        processes.meet(mesh(1, free_port(), 0.3))
 
 
 @pytest.mark.parametrize(
@@ -112,4 +112,4 @@ def test_who_does_not_come_is_named():
 def test_a_coordinator_that_cannot_be_is_bad_input(changed, message):
     known = {"coordinator": "localhost:1", "processes": 2, "process": 1, "wait_seconds": 0.2}
     with pytest.raises(BadInput, match=message):
-        distributed.start(Mesh(**(known | changed)))
+        processes.start(Mesh(**(known | changed)))

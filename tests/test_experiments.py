@@ -9,12 +9,12 @@ import pytest
 
 from marft_jax import config as config_lib
 from marft_jax import train
-from marft_jax.algorithms import settle
 from marft_jax.config import BadInput
-from marft_jax.models.tokenizer import ByteTokenizer
+from marft_jax.learning.algorithms import settle
+from marft_jax.models.tokenizers.tokenizer import ByteTokenizer
 from marft_jax.team.assemble import make_team
-from marft_jax.team.context import Scene
-from marft_jax.team.files import load_team
+from marft_jax.team.prompts import Scene
+from marft_jax.team.team_files import load_team
 
 CONFIGS = Path(__file__).parent.parent / "configs"
 TEAMS = {

@@ -14,16 +14,17 @@ from safetensors import SafetensorError
 from safetensors.numpy import load_file
 
 from marft_jax import config as config_lib
-from marft_jax import export, trained
-from marft_jax.algorithms import find_algorithm
-from marft_jax.checkpoint import Checkpoints
+from marft_jax import export
 from marft_jax.config import BadInput
-from marft_jax.identity import identity_of
 from marft_jax.interop import card, peft
-from marft_jax.learner import Learner
-from marft_jax.session import open_session
-from marft_jax.team.files import Blueprint, load_team
-from marft_jax.team.roles import BUILT_IN
+from marft_jax.learning.algorithms import find_algorithm
+from marft_jax.learning.learner import Learner
+from marft_jax.run import trained
+from marft_jax.run.checkpoints import Checkpoints
+from marft_jax.run.identity import identity_of
+from marft_jax.run.setup import open_session
+from marft_jax.team.profiles import BUILT_IN
+from marft_jax.team.team_files import Blueprint, load_team
 from marft_jax.train import write_settings
 
 METRICS = {3: 0.9, 5: 0.4}  # the newest is not the best

@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 
 from marft_jax.config import BadInput
-from marft_jax.models import decoder, families, load, safetensors
-from marft_jax.models import gguf as gguf_files
+from marft_jax.models import decoder, families
 from marft_jax.models.decoder import RopeScaling
+from marft_jax.models.weights import gguf as gguf_files
+from marft_jax.models.weights import load, safetensors
 
 BASE = dict(
     vocab_size=96,

@@ -14,14 +14,15 @@ import pytest
 import small
 from scripted import Scripted
 
-from marft_jax import jsonlines, transcripts
-from marft_jax.algorithms.credit import make_credit
-from marft_jax.algorithms.step_rewards import find_step_reward
 from marft_jax.config import Algo, BadInput
 from marft_jax.envs.base import load_class
-from marft_jax.team.runner import EpisodesFailed, Rollout, Stopped
+from marft_jax.formats import jsonlines
+from marft_jax.learning.credit import make_credit
+from marft_jax.learning.step_rewards import find_step_reward
+from marft_jax.rollout.rollout import EpisodesFailed, Rollout, Stopped
+from marft_jax.rollout.threads import DaemonThreads, interrupt_hanging
+from marft_jax.run import transcripts
 from marft_jax.team.workflows import find_workflow
-from marft_jax.threads import DaemonThreads, interrupt_hanging
 
 
 @pytest.fixture(scope="module")

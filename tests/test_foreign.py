@@ -18,12 +18,15 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from marft_jax import durable, foreign
 from marft_jax.config import BadInput, Model
-from marft_jax.envs import code_rows, rows
+from marft_jax.envs.datasets import code_rows, rows
+from marft_jax.formats import foreign
 from marft_jax.interop import first_release, peft
-from marft_jax.models import families, gguf, load, safetensors, tokenizer
-from marft_jax.team.files import load_team
+from marft_jax.models import families
+from marft_jax.models.tokenizers import tokenizer
+from marft_jax.models.weights import gguf, load, safetensors
+from marft_jax.run import files
+from marft_jax.team.team_files import load_team
 from tests import test_gguf, test_tokenizer
 from tests.test_load import SETTINGS, tensors_of
 
@@ -71,7 +74,7 @@ def test_ordinary_json_is_what_it_was():
 def test_settings_of_any_reader_that_are_no_settings(text, tmp_path):
     data = text.encode("utf-8", "surrogateescape")
     for name in ("config.json", "adapter_config.json", "team.json", "rows.json", "rows.jsonl",
-                 durable.MANIFEST, "tokenizer_config.json",
+                 files.MANIFEST, "tokenizer_config.json",
                  "model.safetensors.index.json"):  # fmt: skip
         (tmp_path / name).write_bytes(data)
     (tmp_path / "tokenizer.json").write_text("{}")
@@ -80,7 +83,7 @@ def test_settings_of_any_reader_that_are_no_settings(text, tmp_path):
     refused(tokenizer.from_directory, tmp_path)
     refused(safetensors.weight_files, tmp_path)
     refused(load_team, str(tmp_path / "team.json"))
-    assert durable.damage(tmp_path)
+    assert files.damage(tmp_path)
     if text != "[]":
         refused(list, rows.rows_of(str(tmp_path / "rows.json")))
         harmless(list, rows.rows_of(str(tmp_path / "rows.jsonl")))

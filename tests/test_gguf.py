@@ -11,9 +11,10 @@ import numpy as np
 import pytest
 
 from marft_jax.config import BadInput
-from marft_jax.models import gguf as gguf_files
-from marft_jax.models import load, tokenizer, vocabulary
 from marft_jax.models.decoder import DecoderConfig
+from marft_jax.models.tokenizers import tokenizer, vocabulary
+from marft_jax.models.weights import gguf as gguf_files
+from marft_jax.models.weights import load
 
 CHATML = (
     "{% for m in messages %}{{ '<|im_start|>' + m['role'] + '\n' + m['content'] + '<|im_end|>\n' }}"

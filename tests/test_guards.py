@@ -14,15 +14,16 @@ import numpy as np
 import pytest
 import small
 
-from marft_jax import batch as batch_lib
 from marft_jax import config as config_lib
-from marft_jax import safety, train
-from marft_jax.algorithms import find_algorithm, settle
-from marft_jax.checkpoint import Checkpoints
-from marft_jax.durable import RunFailed
-from marft_jax.guards import Finding, Guard, Verdict, by_agent
-from marft_jax.identity import identity_of
-from marft_jax.learner import Learner
+from marft_jax import train
+from marft_jax.learning import batch as batch_lib
+from marft_jax.learning.algorithms import find_algorithm, settle
+from marft_jax.learning.learner import Learner
+from marft_jax.run import safety
+from marft_jax.run.checkpoints import Checkpoints
+from marft_jax.run.files import RunFailed
+from marft_jax.run.guard import Finding, Guard, Verdict, by_agent
+from marft_jax.run.identity import identity_of
 
 NAMES = ("planner", "solver")
 SETTINGS = config_lib.Guard(skips=2, patience=3)

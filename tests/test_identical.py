@@ -16,13 +16,13 @@ from hypothesis import strategies as st
 from learning import ONCE, fresh, learner, member, on_device, same
 from learning import settings as config_of
 
-from marft_jax import batch as batch_lib
-from marft_jax.algorithms import find_algorithm, normalized_advantages, settle
-from marft_jax.algorithms.advantages import agent_means, normalize
-from marft_jax.algorithms.credit import make_credit
-from marft_jax.batch import Sizes
 from marft_jax.config import Algo, Config
-from marft_jax.prepare import Moving
+from marft_jax.learning import batch as batch_lib
+from marft_jax.learning.advantages import agent_means, normalize
+from marft_jax.learning.algorithms import find_algorithm, normalized_advantages, settle
+from marft_jax.learning.batch import Sizes
+from marft_jax.learning.credit import make_credit
+from marft_jax.learning.prepare import Moving
 
 NORMALIZE = ("batch", "agent", "group", "group_turn", "none")
 GROUPED = ("grpo", "gspo", "reinforce")

@@ -18,18 +18,17 @@ import small
 from safetensors.numpy import load_file, save_file
 
 from marft_jax import config as config_lib
-from marft_jax import lora
-from marft_jax.algorithms import find_algorithm
 from marft_jax.config import BadInput, Lora
 from marft_jax.interop import first_release, huggingface, peft
 from marft_jax.interop.initial import initial_adapters, initial_state
-from marft_jax.learner import Learner
-from marft_jax.lora import TARGETS
-from marft_jax.models import decoder
+from marft_jax.learning.algorithms import find_algorithm
+from marft_jax.learning.learner import Learner
+from marft_jax.models import decoder, lora
 from marft_jax.models.decoder import DecoderConfig, RopeScaling
-from marft_jax.models.load import BaseModel, abstract_decoder, fill, load_base, shapes_of
-from marft_jax.models.tokenizer import ByteTokenizer, from_directory
-from marft_jax.team.files import load_team
+from marft_jax.models.lora import TARGETS
+from marft_jax.models.tokenizers.tokenizer import ByteTokenizer, from_directory
+from marft_jax.models.weights.load import BaseModel, abstract_decoder, fill, load_base, shapes_of
+from marft_jax.team.team_files import load_team
 
 SHAPE = dict(vocab_size=264, d_model=32, n_layers=2, n_heads=4, n_kv_heads=2, head_dim=8, d_ff=48,
              max_position=128)  # fmt: skip

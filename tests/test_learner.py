@@ -26,13 +26,13 @@ from learning import (
     settled,
 )
 
-from marft_jax import lora, objective, packing, scoring
-from marft_jax.algorithms import find_algorithm
 from marft_jax.config import Config
 from marft_jax.engine.engine import Request
-from marft_jax.learner import Learner
-from marft_jax.models import decoder
-from marft_jax.prepare import Prepared
+from marft_jax.learning import logprobs, objective, packing
+from marft_jax.learning.algorithms import find_algorithm
+from marft_jax.learning.learner import Learner
+from marft_jax.learning.prepare import Prepared
+from marft_jax.models import decoder, lora
 from marft_jax.types import Sampling
 
 
@@ -261,7 +261,7 @@ def test_without_an_entropy_bonus_the_backward_pass_spares_a_product(temperature
         def loss(hidden):
             return sum(
                 jnp.sum(x)
-                for x in scoring.score_actions(
+                for x in logprobs.score_actions(
                     base.graphdef, base.params, hidden, r, entropy_learns
                 )
             )

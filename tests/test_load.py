@@ -14,8 +14,9 @@ from flax import nnx
 from safetensors.numpy import save_file
 
 from marft_jax.config import BadInput, Model
-from marft_jax.models import families, load
+from marft_jax.models import families
 from marft_jax.models.decoder import Decoder
+from marft_jax.models.weights import load
 
 SETTINGS = {
     "architectures": ["LlamaForCausalLM"],

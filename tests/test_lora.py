@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import small
 
-from marft_jax import lora
+from marft_jax.models import lora
 
 
 def test_all_owners_at_once_is_each_owner_alone():

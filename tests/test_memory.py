@@ -9,7 +9,7 @@ from pathlib import Path
 import jax
 import pytest
 
-from marft_jax import memory
+from marft_jax.parallel import compilation
 
 LIBC = ctypes.CDLL(None)
 
@@ -28,7 +28,7 @@ def test_what_was_freed_between_what_lives_on_goes_back():
     for block in blocks[:-1]:  # the last lies above the others
         LIBC.free(block)
     before = resident_bytes()
-    memory.give_back_freed()
+    compilation.give_back_freed()
     given_back = before - resident_bytes()
     LIBC.free(blocks[-1])
     assert given_back > 100e6
@@ -38,8 +38,8 @@ def test_what_was_freed_between_what_lives_on_goes_back():
 def test_programs_are_dropped_where_their_mappings_become_too_many():
     double = jax.jit(lambda x: 2 * x)
     assert double(1) == 2
-    assert not memory.drop_programs_when_crowded(share=1.0)
+    assert not compilation.drop_programs_when_crowded(share=1.0)
     assert double._cache_size() == 1
-    assert memory.drop_programs_when_crowded(share=0.0)
+    assert compilation.drop_programs_when_crowded(share=0.0)
     assert double._cache_size() == 0
     assert double(1) == 2

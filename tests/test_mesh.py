@@ -8,8 +8,8 @@ import pytest
 import small
 
 from marft_jax import config as config_lib
-from marft_jax import mesh
 from marft_jax.models import decoder
+from marft_jax.parallel import mesh
 
 
 @pytest.mark.parametrize("asked, got", [((-1, 1, 1), (8, 1, 1)), ((2, -1, 2), (2, 2, 2))])

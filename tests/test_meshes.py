@@ -11,12 +11,12 @@ import pytest
 import small
 from jax.sharding import Mesh
 
-from marft_jax import batch as batch_lib
 from marft_jax import config as config_lib
-from marft_jax import mesh
-from marft_jax.algorithms import find_algorithm, settle
 from marft_jax.engine.engine import Completion, Request
-from marft_jax.learner import Learner
+from marft_jax.learning import batch as batch_lib
+from marft_jax.learning.algorithms import find_algorithm, settle
+from marft_jax.learning.learner import Learner
+from marft_jax.parallel import mesh
 from marft_jax.types import Sampling
 
 SHAPES = [(8, 1, 1), (1, 8, 1), (1, 1, 8), (2, 2, 2)]

@@ -16,10 +16,11 @@ import pytest
 import small
 from rich.console import Console
 
-from marft_jax import jsonlines, metrics
-from marft_jax.durable import RunFailed, explained
-from marft_jax.metrics import Reporter
-from marft_jax.summary import CutOff
+from marft_jax.formats import jsonlines
+from marft_jax.run import reporters
+from marft_jax.run.files import RunFailed, explained
+from marft_jax.run.metrics import CutOff
+from marft_jax.run.reporters import Reporter
 from marft_jax.types import StepResult
 
 
@@ -156,7 +157,7 @@ def test_a_full_disk_ends_the_run_with_one_line_and_does_not_hang(tmp_path):
 
 def test_a_clock_that_jumps_by_weeks_stops_nothing(tmp_path, monkeypatch):
     now = [1e9]
-    monkeypatch.setattr(metrics.time, "time", lambda: now[0])
+    monkeypatch.setattr(reporters.time, "time", lambda: now[0])
     with reporter(tmp_path, tensorboard=True) as report:
         for step, now[0] in enumerate([1e9, 2e9, 1e6, 1.5e9] * 10, start=1):
             report.log(step, {"x": step})
@@ -215,9 +216,9 @@ def test_a_terminal_gets_a_bar_with_steps_and_time_left(tmp_path):
 
 def test_time_left_is_the_usual_step_times_the_steps_to_go(monkeypatch):
     now = [0.0]
-    monkeypatch.setattr(metrics.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(reporters.time, "monotonic", lambda: now[0])
     console = plain_console()
-    display = metrics.Display(console, total_steps=103)
+    display = reporters.Display(console, total_steps=103)
     for step, now[0] in ((1, 60.0), (2, 62.0), (3, 64.0)):
         display.say(display.advance(step, {}))
     assert shown(console).splitlines()[-1].endswith("left 3:20")
@@ -225,7 +226,7 @@ def test_time_left_is_the_usual_step_times_the_steps_to_go(monkeypatch):
 
 @pytest.mark.parametrize(("seconds", "text"), [(7.4, "0:07"), (59.6, "1:00"), (3725, "1:02:05")])
 def test_clock(seconds, text):
-    assert metrics.clock(seconds) == text
+    assert reporters.clock(seconds) == text
 
 
 def test_events_and_warnings_go_to_the_log_and_the_display_once(tmp_path):
@@ -267,7 +268,7 @@ def test_a_run_that_continues_begins_its_bar_where_it_is(tmp_path):
 
 def test_what_takes_long_is_said_where_there_is_no_bar(tmp_path, monkeypatch):
     now = [0.0]
-    monkeypatch.setattr(metrics.time, "monotonic", lambda: now[0])
+    monkeypatch.setattr(reporters.time, "monotonic", lambda: now[0])
     console = plain_console()
     with reporter(tmp_path, console=console) as report:
         for done, now[0] in enumerate([1.0, 9.0, 11.0, 15.0, 22.0]):

@@ -10,8 +10,8 @@ import jax.numpy as jnp
 import pytest
 
 from marft_jax import config
-from marft_jax.algorithms import settle
-from marft_jax.team import files
+from marft_jax.learning.algorithms import settle
+from marft_jax.team import team_files
 
 TOP_LEVEL = {"marft_jax", "configs", "scripts", "tests", "setup.py", "README.md", "LICENSE"}
 
@@ -32,12 +32,12 @@ def test_every_settings_file_loads(repository, tmp_path, monkeypatch):
     for file in sorted([*folder.glob("*.yaml"), *folder.glob("plans/*.yaml")]):
         loaded = settle(config.parse(["--config", str(file)]))
         assert loaded != config.Config(), f"{file} changes nothing"
-        assert loaded.team.file and files.load_team(loaded.team.file)
+        assert loaded.team.file and team_files.load_team(loaded.team.file)
         (tmp_path / "config.yaml").write_text(config.dump(loaded))
         assert config.parse(["--config", "config.yaml"]) == loaded
 
 
-@pytest.mark.parametrize("module", ["marft_jax", "marft_jax.metrics"])
+@pytest.mark.parametrize("module", ["marft_jax", "marft_jax.run.reporters"])
 def test_importing_a_light_module_does_not_import_a_heavy_one(module, repository):
     code = f"import sys, {module}; print({{'jax', 'torch', 'tensorboardX'}} & set(sys.modules))"
     command = [sys.executable, "-c", code]

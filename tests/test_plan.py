@@ -16,16 +16,16 @@ from jax.sharding import PartitionSpec as P
 
 from marft_jax import config as config_lib
 from marft_jax import plan as plan_lib
-from marft_jax.algorithms import find_algorithm, settle
-from marft_jax.learner import Learner
+from marft_jax.learning.algorithms import find_algorithm, settle
+from marft_jax.learning.learner import Learner
 from marft_jax.models import decoder
-from marft_jax.models import tiny as tiny_model
+from marft_jax.models.weights import tiny as tiny_model
 from marft_jax.planning import cost, hlo, report
-from marft_jax.planning.programs import compile_one, describe, extended, lowered, per_chip
+from marft_jax.planning.compile import compile_one, describe, extended, lowered, per_chip
 from marft_jax.planning.topology import Chip, find_topology
 from marft_jax.planning.work import step_work
-from marft_jax.session import open_session
-from marft_jax.team.files import load_team
+from marft_jax.run.setup import open_session
+from marft_jax.team.team_files import load_team
 
 TWO_HOSTS = [0, 0, 0, 0, 1, 1, 1, 1]
 

@@ -7,7 +7,7 @@ import pytest
 import small
 
 from marft_jax.engine.engine import Request
-from marft_jax.engine.prefixes import LEAST, Prefixes, common
+from marft_jax.engine.prefix_cache import LEAST, Prefixes, common
 from marft_jax.types import Sampling
 
 CONTEXT = 192

@@ -18,9 +18,9 @@ import yaml
 from scripted import Scripted
 
 from marft_jax import config
-from marft_jax.team.files import load_team
-from marft_jax.team.runner import Rollout
-from marft_jax.threads import DaemonThreads
+from marft_jax.rollout.rollout import Rollout
+from marft_jax.rollout.threads import DaemonThreads
+from marft_jax.team.team_files import load_team
 
 ROOT = Path(__file__).resolve().parent.parent
 TEXT = (ROOT / "README.md").read_text("utf-8")

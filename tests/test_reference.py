@@ -11,8 +11,8 @@ import reference_update
 import small
 from learning import LAYERS, fresh, learner, settings, settled
 
-from marft_jax.algorithms.credit import make_credit
 from marft_jax.config import Algo
+from marft_jax.learning.credit import make_credit
 
 ALGO = Algo(epochs=3, minibatches=1, lr=1e-3, microbatch_tokens=128)
 SHAPED = dict(reward_bias=-0.5, reward_scale=4.0, reward_clip=1.5)

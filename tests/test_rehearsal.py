@@ -13,14 +13,14 @@ import small
 from learning import LORA, learner
 
 from marft_jax import config as config_lib
-from marft_jax.batch import NO_SIZES
-from marft_jax.collect import tasks_of
 from marft_jax.engine.engine import Request
 from marft_jax.envs.base import EnvSource, Grade, Task, question_source
-from marft_jax.rehearsal import rehearse
-from marft_jax.session import Session, make_rollout
-from marft_jax.summary import Compilations
-from marft_jax.team.context import Scene
+from marft_jax.learning.batch import NO_SIZES
+from marft_jax.rollout.collect import tasks_of
+from marft_jax.run.metrics import Compilations
+from marft_jax.run.rehearsal import rehearse
+from marft_jax.run.setup import Session, make_rollout
+from marft_jax.team.prompts import Scene
 from marft_jax.types import Sampling
 
 ALGO = config_lib.Algo(episodes=6, epochs=1, minibatches=1, microbatch_tokens=256)

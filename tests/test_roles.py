@@ -10,8 +10,8 @@ import pytest
 
 from marft_jax import config
 from marft_jax.config import BadInput
-from marft_jax.team import files
-from marft_jax.team.roles import Profile
+from marft_jax.team import team_files
+from marft_jax.team.profiles import Profile
 from marft_jax.types import Sampling
 
 TEAM_FILES = sorted((Path(__file__).parent.parent / "configs" / "teams").iterdir())
@@ -25,7 +25,7 @@ def team_file(tmp_path, text: str, name: str = "team.yaml") -> str:
 
 def complaint(file: str) -> str:
     with pytest.raises(BadInput) as caught:
-        files.load_team(file)
+        team_files.load_team(file)
     message = str(caught.value)
     assert file in message
     return message.replace(file, "FILE")
@@ -86,7 +86,7 @@ def test_the_edges_of_a_range_are_allowed(field, value):
 
 
 def test_without_a_file_the_team_is_planner_and_solver():
-    team = files.load_team(None).agents
+    team = team_files.load_team(None).agents
     assert [(p.name, p.prompt, p.answers) for p in team] == [
         ("planner", "plan", False),
         ("solver", "solve", True),
@@ -96,7 +96,7 @@ def test_without_a_file_the_team_is_planner_and_solver():
 @pytest.mark.parametrize("file", TEAM_FILES, ids=lambda file: file.stem)
 def test_each_shipped_team_loads_and_one_agent_answers(file):
     """The first release grades the agent before the verifier."""
-    team = files.load_team(str(file)).agents
+    team = team_files.load_team(str(file)).agents
     answering = {"trio": "actor", "quartet": "executor"}.get(file.stem, team[-1].name)
     assert [p.name for p in team if p.answers] == [answering]
     assert [r"\boxed{}" in p.prompt for p in team if p.answers] == [True]
@@ -104,7 +104,7 @@ def test_each_shipped_team_loads_and_one_agent_answers(file):
 
 
 def test_the_shipped_teams_have_the_classic_members():
-    members = {f.stem: [p.name for p in files.load_team(str(f)).agents] for f in TEAM_FILES}
+    members = {f.stem: [p.name for p in team_files.load_team(str(f)).agents] for f in TEAM_FILES}
     assert members == {
         "dual": ["reasoner", "actor"],
         "trio": ["reasoner", "actor", "verifier"],
@@ -136,7 +136,7 @@ def test_every_setting_of_a_profile_can_stand_in_a_file(tmp_path):
     profile = Profile(
         "a", "p", "d", True, "x", False, folder, "module:function", 9, 0.5, 0.8, 3, 0.01
     )
-    assert files.load_team(team_file(tmp_path, text)).agents == (profile,)
+    assert team_files.load_team(team_file(tmp_path, text)).agents == (profile,)
 
 
 def test_the_list_of_the_first_release_loads(tmp_path):
@@ -144,7 +144,7 @@ def test_the_list_of_the_first_release_loads(tmp_path):
         {"role": "reasoner", "prompt": "think", "with_answer": False, "device": "cuda:0"},
         {"role": "actor", "prompt": "act", "with_answer": True},
     ]
-    team = files.load_team(
+    team = team_files.load_team(
         team_file(tmp_path, json.dumps(rows, indent="\t"), "profiles.json")
     ).agents
     assert team == (Profile("reasoner", "think"), Profile("actor", "act", answers=True))
@@ -154,7 +154,7 @@ def test_the_chat_tags_that_the_first_release_spells_out_are_taken_off(tmp_path)
     spelled = ["<|im_start|>system: You act.<|im_end|>\n",
                "<|im_start|>system\nYou\nact. <|im_end|>", "You act."]  # fmt: skip
     rows = [{"role": f"a{i}", "prompt": p, "with_answer": True} for i, p in enumerate(spelled)]
-    team = files.load_team(team_file(tmp_path, json.dumps(rows), "profiles.json")).agents
+    team = team_files.load_team(team_file(tmp_path, json.dumps(rows), "profiles.json")).agents
     assert [" ".join(p.prompt.split()) for p in team] == ["You act."] * 3
 
 

@@ -5,7 +5,7 @@ import math
 
 import pytest
 
-from marft_jax.scores import estimate, is_solved, pass_at, score
+from marft_jax.evaluation.scores import estimate, is_solved, pass_at, score
 
 
 def record(index, sample, reward, right=None, tokens=3):

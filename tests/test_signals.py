@@ -10,12 +10,12 @@ import time
 
 import pytest
 
-from marft_jax.signals import Stop
+from marft_jax.run.signals import Stop
 
 PROGRAM = """
 import sys, threading, time
-from marft_jax.durable import RunFailed
-from marft_jax.signals import Stop
+from marft_jax.run.files import RunFailed
+from marft_jax.run.signals import Stop
 
 def save():
     print("saved", flush=True)

@@ -13,8 +13,8 @@ from scripted import END, Scripted, Slow, text
 
 from marft_jax.config import BadInput
 from marft_jax.envs.base import Grade, QuestionEnv, Task
-from marft_jax.team.context import ContextFull, Scene
-from marft_jax.team.runner import Rollout
+from marft_jax.rollout.rollout import Rollout
+from marft_jax.team.prompts import ContextFull, Scene
 from marft_jax.team.workflows import WORKFLOWS, Step, find_workflow
 
 

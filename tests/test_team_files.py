@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from marft_jax.config import BadInput
-from marft_jax.team import files
-from marft_jax.team.files import Blueprint, dump_team, load_team
-from marft_jax.team.graph import Graph, Node, check_graph
-from marft_jax.team.roles import Profile
+from marft_jax.team import team_files
+from marft_jax.team.dag import Graph, Node, check_graph
+from marft_jax.team.profiles import Profile
+from marft_jax.team.team_files import Blueprint, dump_team, load_team
 
 TEXT = """
 workflow: dag
@@ -116,4 +116,4 @@ def test_layers_are_topological_and_keep_the_files_order():
 
 def test_every_key_of_a_file_is_one_of_a_blueprint():
     wired = {*Blueprint._fields} - {"graph"} | {"nodes", "edges"}
-    assert set(files._KEYS) == wired
+    assert set(team_files._KEYS) == wired

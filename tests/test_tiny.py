@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from marft_jax.envs.base import held_out
-from marft_jax.models import tiny
-from marft_jax.models.tokenizer import ByteTokenizer
+from marft_jax.models.tokenizers.tokenizer import ByteTokenizer
+from marft_jax.models.weights import tiny
 
 SHORT = dataclasses.replace(tiny.RECIPE, steps=2)
 

@@ -10,8 +10,8 @@ from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models, pre_tokenizers
 
 from marft_jax.config import BadInput
-from marft_jax.models import tokenizer, vocabulary
-from marft_jax.models.tokenizer import ByteTokenizer, HFTokenizer
+from marft_jax.models.tokenizers import tokenizer, vocabulary
+from marft_jax.models.tokenizers.tokenizer import ByteTokenizer, HFTokenizer
 
 SYSTEM = {"role": "system", "content": "plan"}
 USER = {"role": "user", "content": "3+5=?"}

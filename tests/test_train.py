@@ -17,11 +17,11 @@ import pytest
 import yaml
 
 from marft_jax import chat, config, evaluate, train
-from marft_jax.algorithms import settle
-from marft_jax.benchmarks import plans
 from marft_jax.envs.base import Task
-from marft_jax.envs.data import shuffled
-from marft_jax.summary import metric_names
+from marft_jax.envs.datasets.load import shuffled
+from marft_jax.evaluation.benchmarks import plans
+from marft_jax.learning.algorithms import settle
+from marft_jax.run.metrics import metric_names
 
 SMALL = ["--algo.episodes", "8", "--run.save_every", "2"]
 

@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from marft_jax import jsonlines, transcripts
-from marft_jax.models.tokenizer import ByteTokenizer
-from marft_jax.transcripts import TurnNumbers
+from marft_jax.formats import jsonlines
+from marft_jax.models.tokenizers.tokenizer import ByteTokenizer
+from marft_jax.run import transcripts
+from marft_jax.run.transcripts import TurnNumbers
 from marft_jax.types import Episode, StepResult, Turn
 
 

@@ -14,13 +14,13 @@ from scripted import Scripted, Slow, text
 
 from marft_jax.config import BadInput
 from marft_jax.envs.base import Grade, QuestionEnv, Task
-from marft_jax.team.context import Scene
-from marft_jax.team.files import Blueprint
-from marft_jax.team.graph import Graph, Node
+from marft_jax.rollout.rollout import EpisodesFailed, Rollout
+from marft_jax.rollout.wishes import Step
+from marft_jax.team.dag import Graph, Node
 from marft_jax.team.orchestrator import called, default_prompt
-from marft_jax.team.roles import Profile
-from marft_jax.team.runner import EpisodesFailed, Rollout
-from marft_jax.team.wishes import Step
+from marft_jax.team.profiles import Profile
+from marft_jax.team.prompts import Scene
+from marft_jax.team.team_files import Blueprint
 from marft_jax.team.workflows import WORKFLOWS, majority
 from marft_jax.types import StepResult
 
@@ -493,9 +493,9 @@ def test_an_environment_that_hangs_costs_its_episode_and_nothing_else():
     code = (
         f"import time, sys; sys.path.insert(0, {str(Path(__file__).parent)!r})\n"
         "import small, scripted\n"
-        "from marft_jax.team.runner import Rollout\n"
+        "from marft_jax.rollout.rollout import Rollout\n"
         "from marft_jax.team.workflows import WORKFLOWS\n"
-        "from marft_jax.threads import DaemonThreads\n"
+        "from marft_jax.rollout.threads import DaemonThreads\n"
         "class Hangs(scripted.Slow):\n"
         "    def step(self, turns):\n"
         "        time.sleep(1000 if self._seed == 1 else 0)\n"

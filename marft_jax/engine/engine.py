@@ -19,14 +19,13 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
-from marft_jax import lora
-from marft_jax import mesh as mesh_lib
-from marft_jax.buckets import bucket
 from marft_jax.engine import quoting
-from marft_jax.engine.cache import Settings, Slots
-from marft_jax.engine.prefixes import NOWHERE, Prefixes, Start, common, worthwhile
-from marft_jax.engine.programs import Shape, programs
-from marft_jax.models import decoder
+from marft_jax.engine.compiled import Shape, programs
+from marft_jax.engine.kv_cache import Settings, Slots
+from marft_jax.engine.prefix_cache import NOWHERE, Prefixes, Start, common, worthwhile
+from marft_jax.models import decoder, lora
+from marft_jax.parallel import mesh as mesh_lib
+from marft_jax.parallel.ladder import bucket
 from marft_jax.types import Sampling
 
 

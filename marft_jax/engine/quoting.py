@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from marft_jax.engine.cache import Settings
+from marft_jax.engine.kv_cache import Settings
 
 
 class Slots(NamedTuple):

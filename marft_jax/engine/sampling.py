@@ -13,8 +13,8 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
-from marft_jax.engine.cache import Settings
-from marft_jax.models.folding import total
+from marft_jax.engine.kv_cache import Settings
+from marft_jax.models.ops.folding import total
 
 _BLOCK = 256
 

@@ -6,15 +6,7 @@ import hashlib
 import re
 from typing import TYPE_CHECKING
 
-from marft_jax.envs.base import (
-    EnvSource,
-    Grade,
-    Split,
-    Task,
-    bad_input,
-    held_out,
-    question_source,
-)
+from marft_jax.envs.base import EnvSource, Grade, Split, Task, bad_input, held_out, question_source
 
 if TYPE_CHECKING:
     from marft_jax.config import Config

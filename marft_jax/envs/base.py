@@ -26,7 +26,7 @@ import inspect
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
-from marft_jax.imports import imported
+from marft_jax.plugins import imported
 from marft_jax.types import StepResult, Turn
 
 if TYPE_CHECKING:

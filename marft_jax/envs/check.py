@@ -17,9 +17,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from marft_jax.envs.base import bad_input, from_class, load_class
-from marft_jax.threads import Call, DaemonThreads
+from marft_jax.rollout.threads import Call, DaemonThreads
 from marft_jax.types import StepResult, Turn
-from marft_jax.usercode import result_of, shown, text_of
+from marft_jax.user_code import result_of, shown, text_of
 
 SLOW_RESET, SLOW_STEP = 1.0, 10.0
 """Seconds above which the check warns."""

@@ -15,9 +15,9 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
-from marft_jax.envs import data
 from marft_jax.envs.base import EnvSource, Grade, Split, bad_input, question_source
-from marft_jax.envs.code_rows import Call, Script, Suite, as_task
+from marft_jax.envs.datasets import load
+from marft_jax.envs.datasets.code_rows import Call, Script, Suite, as_task
 from marft_jax.envs.sandbox import Limits, Outcome, Sandbox, Unusable
 
 if TYPE_CHECKING:
@@ -49,8 +49,8 @@ def source(config: Config, split: Split) -> EnvSource:
             here and ``env.sandbox`` does not say to run them without.
     """
     env = config.env
-    reading = data.Reading(as_task, env.filters, env.max_bad_rows)
-    pick, size = data.chooser(env, split, reading)
+    reading = load.Reading(as_task, env.filters, env.max_bad_rows)
+    pick, size = load.chooser(env, split, reading)
     try:
         sandbox = Sandbox(env.sandbox, env.workers, Limits(memory=env.memory_mb << 20))
     except Unusable as reason:

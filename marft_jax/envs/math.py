@@ -8,8 +8,8 @@ from __future__ import annotations
 import importlib.util
 from typing import TYPE_CHECKING
 
-from marft_jax.envs import data
 from marft_jax.envs.base import EnvSource, Split, bad_input, question_source
+from marft_jax.envs.datasets import load
 from marft_jax.envs.grading import GradingPool
 
 if TYPE_CHECKING:
@@ -25,6 +25,6 @@ def source(config: Config, split: Split) -> EnvSource:
     env = config.env
     if importlib.util.find_spec("math_verify") is None:
         raise bad_input("--env.name math needs the package math-verify: pip install math-verify")
-    pick, size = data.chooser(env, split, data.maths(env))
+    pick, size = load.chooser(env, split, load.maths(env))
     pool = GradingPool(env.workers, env.grade_seconds, env.extract)
     return question_source(pick, pool.grade, env.horizon, size, pool.close)

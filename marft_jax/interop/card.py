@@ -9,10 +9,10 @@ from typing import Any, NamedTuple
 
 import yaml
 
-from marft_jax import foreign
 from marft_jax.config import Config
-from marft_jax.envs.rows import SUFFIXES
-from marft_jax.team.files import Blueprint
+from marft_jax.envs.datasets.rows import SUFFIXES
+from marft_jax.formats import foreign
+from marft_jax.team.team_files import Blueprint
 
 _TOLD = ("reward/mean", "reward/std", "episode/turns")
 

@@ -21,7 +21,7 @@ import ml_dtypes
 import numpy as np
 
 from marft_jax.config import BadInput
-from marft_jax.foreign import check_memo, readable
+from marft_jax.formats.foreign import check_memo, readable
 
 VALUE_HEAD = "value_head.pth"
 

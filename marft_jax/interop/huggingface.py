@@ -21,8 +21,8 @@ from safetensors.numpy import save_file
 from marft_jax.interop.peft import Factors
 from marft_jax.models.decoder import DecoderConfig
 from marft_jax.models.families import source_name
-from marft_jax.models.load import BaseModel, directory_of
-from marft_jax.models.tokenizer import ByteTokenizer, HFTokenizer, Tokenizer, read_json
+from marft_jax.models.tokenizers.tokenizer import ByteTokenizer, HFTokenizer, Tokenizer, read_json
+from marft_jax.models.weights.load import BaseModel, directory_of
 
 SHARD_BYTES = 4 << 30
 _BYTE_TEMPLATE = (

@@ -15,9 +15,9 @@ import numpy as np
 from marft_jax.config import BadInput, Config
 from marft_jax.config import Lora as LoraSettings
 from marft_jax.interop import first_release, peft
-from marft_jax.learner import TrainState
-from marft_jax.lora import Adapters, shape_of
-from marft_jax.team.context import Team
+from marft_jax.learning.learner import TrainState
+from marft_jax.models.lora import Adapters, shape_of
+from marft_jax.team.prompts import Team
 
 
 def initial_state(config: Config, team: Team, fresh: TrainState) -> TrainState:

@@ -18,9 +18,9 @@ from safetensors import safe_open
 from safetensors.numpy import save_file
 
 from marft_jax.config import BadInput
-from marft_jax.foreign import read_settings, readable
-from marft_jax.lora import TARGETS
+from marft_jax.formats.foreign import read_settings, readable
 from marft_jax.models.families import source_name
+from marft_jax.models.lora import TARGETS
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 

@@ -21,10 +21,10 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from marft_jax.lora import FusedAdapters, OwnerMask, add_lora
-from marft_jax.models.attention import KV, CausalAttention, causal_attention
-from marft_jax.models.product import product
-from marft_jax.models.remat import Remat, keep, rematerialised
+from marft_jax.models.lora import FusedAdapters, OwnerMask, add_lora
+from marft_jax.models.ops.attention import KV, CausalAttention, causal_attention
+from marft_jax.models.ops.product import product
+from marft_jax.models.ops.remat import Remat, keep, rematerialised
 
 Attend = Callable[[jax.Array, KV, Any], tuple[jax.Array, KV]]
 """(queries, new keys and values, what is held of the layer) to context, and what is kept."""

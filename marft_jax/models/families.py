@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from typing import Any, Literal, NamedTuple
 
 from marft_jax.config import BadInput
-from marft_jax.foreign import readable
+from marft_jax.formats.foreign import readable
 from marft_jax.models.decoder import DecoderConfig, RopeScaling
 
 Spelling = Literal["hf", "gguf"]

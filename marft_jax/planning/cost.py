@@ -17,11 +17,11 @@ from __future__ import annotations
 import math
 from typing import NamedTuple
 
-from marft_jax import distributed
+from marft_jax.learning.prepare import FROZEN
 from marft_jax.models.decoder import DecoderConfig
-from marft_jax.planning.programs import Compiled, Run, per_chip, prompt_rows
+from marft_jax.parallel import processes
+from marft_jax.planning.compile import Compiled, Run, per_chip, prompt_rows
 from marft_jax.planning.topology import Chip
-from marft_jax.prepare import FROZEN
 
 
 class Cost(NamedTuple):
@@ -93,7 +93,7 @@ def _lora(model: DecoderConfig, tokens: int, columns: int, targets) -> int:
 def _decode(run: Run) -> tuple[int, float, float]:
     """(calls, FLOPs, bytes) of one chunk of steps; every slot is in use."""
     model, shape, steps = run.model, run.shape, run.shape.chunk
-    episodes = distributed.share(run.work.episodes, run.mesh.size // run.here.size)
+    episodes = processes.share(run.work.episodes, run.mesh.size // run.here.size)
     waves = -(-episodes * len(run.work.owners) // min(shape.slots, episodes))
     flops = forward_flops(model, shape.slots, shape.context, *_adapters(run))
     flops += 2 * model.vocab_size * model.d_model * shape.slots
@@ -103,7 +103,7 @@ def _decode(run: Run) -> tuple[int, float, float]:
 
 def _prefill(run: Run) -> tuple[int, float, float]:
     rows, width = prompt_rows(run)
-    turns = distributed.share(run.work.turns, run.mesh.size // run.here.size)
+    turns = processes.share(run.work.turns, run.mesh.size // run.here.size)
     flops = forward_flops(run.model, rows * width, width, *_adapters(run))
     flops += 2 * run.model.vocab_size * run.model.d_model * rows
     return -(-turns // rows), flops / run.here.size, _weights(run)

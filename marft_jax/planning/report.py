@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 from rich import box
 from rich.table import Table
 
+from marft_jax.planning.compile import Compiled, Run, per_chip
 from marft_jax.planning.cost import Cost
-from marft_jax.planning.programs import Compiled, Run, per_chip
 from marft_jax.planning.topology import Topology
 
 _LEARNING = ("prepare", "update")

@@ -11,10 +11,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from marft_jax import batch as batch_lib
 from marft_jax.config import Config
-from marft_jax.prepare import reads_prompts
-from marft_jax.team.context import Team
+from marft_jax.learning import batch as batch_lib
+from marft_jax.learning.prepare import reads_prompts
+from marft_jax.team.prompts import Team
 from marft_jax.types import Episode, StepResult, Turn
 
 

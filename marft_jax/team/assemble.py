@@ -5,12 +5,12 @@ from __future__ import annotations
 import dataclasses
 
 from marft_jax.config import BadInput, Config
-from marft_jax.models.tokenizer import Tokenizer
-from marft_jax.team.context import Team
-from marft_jax.team.files import Blueprint
-from marft_jax.team.graph import check_graph
+from marft_jax.models.tokenizers.tokenizer import Tokenizer
+from marft_jax.team.dag import check_graph
 from marft_jax.team.orchestrator import default_prompt
-from marft_jax.team.roles import Profile, last_answering
+from marft_jax.team.profiles import Profile, last_answering
+from marft_jax.team.prompts import Team
+from marft_jax.team.team_files import Blueprint
 from marft_jax.team.workflows import find_workflow
 
 _SOURCE = "--team.file"

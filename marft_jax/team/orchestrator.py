@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from marft_jax.team.roles import Profile
+from marft_jax.team.profiles import Profile
 
 _DONE = re.compile(r"<\s*done\s*/?\s*>", re.IGNORECASE)
 _CALL = re.compile(r"<\s*call\s*>(.*?)<\s*/\s*call\s*>", re.IGNORECASE | re.DOTALL)

@@ -1,0 +1,173 @@
+"""The key-value cache, and what else the device knows of each slot."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.experimental.layout import Format, Layout
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
+
+from marft_jax.models.decoder import DecoderConfig
+from marft_jax.models.ops.attention import KV
+from marft_jax.parallel import mesh as mesh_lib
+
+_Column = jax.Array | np.ndarray
+
+KEYS_IN_MEMORY = {"tpu": (0, 1, 3, 2)}
+"""The order of the keys' dimensions in memory: a TPU's products want channels last, and would copy
+keys that have their positions there in every chunk of decoding."""
+
+
+class Settings(NamedTuple):
+    """Sampling settings as per-row arrays, so that changing one never recompiles."""
+
+    temperature: _Column  # float32, 0 is greedy
+    top_p: _Column  # float32
+    top_k: _Column  # int32, 0 keeps all
+    min_p: _Column  # float32
+    limit: _Column  # int32, the longest action
+
+
+class Slots(NamedTuple):
+    """One row per agent that is acting.
+
+    Attributes:
+        cache: per layer, keys and values of S rows and ``context`` positions.
+        length_S: tokens in the cache; the position of the next token.
+        count_S: tokens sampled so far.
+        active_S: still sampling.
+        owner_S: the adapter the row passes through.
+        keys_S2: the row's own PRNG key; token i is drawn with ``fold_in(key, i)``.
+        settings: the row's sampling settings.
+        ids_SA, logprobs_SA: what was sampled, and its behaviour log-probs.
+    """
+
+    cache: list[KV]
+    length_S: jax.Array
+    count_S: jax.Array
+    active_S: jax.Array
+    owner_S: jax.Array
+    keys_S2: jax.Array
+    settings: Settings
+    ids_SA: jax.Array
+    logprobs_SA: jax.Array
+
+
+def empty_slots(config: DecoderConfig, slots: int, context: int, longest: int, dtype) -> Slots:
+    """Idle slots for sequences of up to ``context`` tokens, ``longest`` of them sampled."""
+    keys = (slots, config.n_kv_heads, config.head_dim, context)
+    values = (slots, config.n_kv_heads, context, config.head_dim)
+    zeros = jnp.zeros((slots,), jnp.int32)
+    ones = jnp.ones((slots,), jnp.float32)
+    return Slots(
+        cache=[
+            KV(jnp.zeros(keys, dtype), jnp.zeros(values, dtype)) for _ in range(config.n_layers)
+        ],
+        length_S=zeros,
+        count_S=zeros,
+        active_S=jnp.zeros((slots,), bool),
+        owner_S=zeros - 1,
+        keys_S2=jnp.zeros((slots, 2), jnp.uint32),
+        settings=Settings(ones, ones, zeros, 0 * ones, zeros),
+        ids_SA=jnp.zeros((slots, longest), jnp.int32),
+        logprobs_SA=jnp.zeros((slots, longest), jnp.float32),
+    )
+
+
+def placed(mesh: Mesh, slots: Slots) -> Slots:
+    """Abstract slots with their places: rows over ``data`` and ``fsdp``; heads of the cache over
+    ``tensor``, where that divides them."""
+    heads = slots.cache[0].k_BGCT.shape[1]
+    split = P(*mesh_lib.ROWS, "tensor" if heads % mesh.shape["tensor"] == 0 else None)
+    keys = values = NamedSharding(mesh, split)
+    order = KEYS_IN_MEMORY.get(mesh.devices.flat[0].platform)
+    if order is not None:
+        keys = Format(Layout(order), values)
+
+    def at(place: Any, x: Any) -> Any:
+        return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=place)
+
+    kv = [KV(*map(at, (keys, values), kv)) for kv in slots.cache]
+    return jax.tree.map(functools.partial(at, mesh_lib.rows(mesh)), slots)._replace(cache=kv)
+
+
+def insert(cache: list[KV], fresh: list[KV], slots_B) -> list[KV]:
+    """Copies prefilled rows into their slots; a slot number past the end is dropped."""
+    t = fresh[0].v_BGTC.shape[2]
+
+    def copy(old: KV, new: KV) -> KV:
+        return KV(
+            write(old.k_BGCT, jnp.s_[slots_B, :, :, :t], new.k_BGCT),
+            write(old.v_BGTC, jnp.s_[slots_B, :, :t], new.v_BGTC),
+        )
+
+    return [copy(old, new) for old, new in zip(cache, fresh, strict=True)]
+
+
+def append(held: KV, new: KV, at_BT) -> KV:
+    """``held`` with new tokens at these positions of their rows; what lies past the end is dropped.
+
+    A CPU writes all heads of a token at once. A TPU would rearrange all that is held for that, so
+    that the heads lie together, and back for the product that reads it.
+    """
+    row_B1, groups = jnp.arange(len(at_BT))[:, None], new.v_BGTC.shape[1]
+
+    def together(k, v, new_k, new_v):
+        k_BTGC, v_BTGC = new_k.transpose(0, 3, 1, 2), new_v.swapaxes(1, 2)
+        return (
+            write(k, jnp.s_[row_B1, :, :, at_BT], k_BTGC),
+            write(v, jnp.s_[row_B1, :, at_BT], v_BTGC),
+        )
+
+    def apart(k, v, new_k, new_v):
+        row_B11, at_B1T, head_G1 = row_B1[:, None], at_BT[:, None], jnp.arange(groups)[:, None]
+        return (
+            write(k, jnp.s_[row_B11, head_G1, :, at_B1T], new_k.swapaxes(2, 3)),
+            write(v, jnp.s_[row_B11, head_G1, at_B1T], new_v),
+        )
+
+    return KV(*jax.lax.platform_dependent(*held, *new, cpu=together, default=apart))
+
+
+def write(held, where: tuple, new):
+    """``held`` with ``new`` in these places; what lies past the end is dropped.
+
+    A CPU writes halves as integers: it would turn all that is held into float32 and back. A TPU
+    would copy all that is held to take it for integers.
+    """
+
+    def put(held, new):
+        return held.at[where].set(new, mode="drop")
+
+    def put_bits(held, new):
+        bits = jax.lax.bitcast_convert_type
+        return bits(put(bits(held, jnp.uint16), bits(new, jnp.uint16)), held.dtype)
+
+    new = new.astype(held.dtype)
+    if held.dtype.itemsize == 4:
+        return put(held, new)
+    return jax.lax.platform_dependent(held, new, cpu=put_bits, default=put)
+
+
+def rows(cache: list[KV], slots_B) -> list[KV]:
+    """A copy of these slots' rows."""
+    return jax.tree.map(lambda x: x[slots_B], cache)
+
+
+def cut(cache: list[KV], length: int) -> list[KV]:
+    """The first ``length`` positions, so that decoding reads no more than is in use."""
+    return [kv.cut(length) for kv in cache]
+
+
+def paste(cache: list[KV], piece: list[KV]) -> list[KV]:
+    """Puts the positions that ``cut`` took out back."""
+
+    def put(whole, part):
+        return jax.lax.dynamic_update_slice(whole, part, (0, 0, 0, 0))
+
+    return jax.tree.map(put, cache, piece)

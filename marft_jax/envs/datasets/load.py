@@ -1,0 +1,317 @@
+"""Tasks out of rows: in the field names found in the wild, several sources, two sides, one order.
+
+| fields                                   | as in                                |
+|------------------------------------------|--------------------------------------|
+| question, answer ("... #### 18")         | GSM8K                                |
+| problem, final_answer                    | MATH, AIME, CMATH, OlympiadBench     |
+| problem, answer, solution                | MATH-500, DeepScaleR                 |
+| problem, solution (the boxed part of it) | MATH as published, Minerva           |
+| question, options or choices, gold/label | multiple choice: AGIEval, GAOKAO     |
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from marft_jax.envs.base import Split, Task, bad_input, held_out
+from marft_jax.envs.datasets.rows import SUFFIXES, Broken, rows_of
+from marft_jax.envs.grading.extract import boxed_answer
+
+if TYPE_CHECKING:
+    from marft_jax.config import Env
+
+QUESTION_FIELDS = ("problem", "question", "query", "prompt", "instruction")
+ANSWER_FIELDS = ("final_answer", "answer", "expected_answer", "golden", "label", "target")
+CHOICE_FIELDS = ("choices", "options")
+_FILTER = re.compile(r"(?P<field>[^=!<>]+?)\s*(?P<how>!=|<=|>=|=)\s*(?P<values>.*)")
+
+Row = Mapping[str, Any]
+Parse = Callable[[Any], Task | str]
+
+
+class Reading(NamedTuple):
+    """How rows become tasks.
+
+    Attributes:
+        parse: a row to its task, or to what is wrong with it.
+        filters: ``field=a|b``, ``field!=a``, ``field<=3``, ``field>=3``: rows that fit all stay.
+        max_bad: the fraction of rows that may be wrong; they are left out and reported.
+    """
+
+    parse: Parse
+    filters: Sequence[str] = ()
+    max_bad: float = 0.0
+
+
+def maths(env: Env) -> Reading:
+    """Questions and answers, as the settings say to read them."""
+    return Reading(
+        lambda row: as_task(row, env.question_field, env.answer_field),
+        env.filters,
+        env.max_bad_rows,
+    )
+
+
+def load(source: str, reading: Reading | None = None) -> list[Task]:
+    """All tasks of a file or a hub data set, in its order; see ``rows.rows_of`` for the source.
+
+    Raises:
+        BadInput: one line that names the file and the line or row: the file is missing or broken,
+            more rows than allowed have no question or no answer, there is no row, a filter names
+            no field, or the hub cannot be reached.
+    """
+    reading = reading or Reading(as_task)
+    keeps = [_filter(text) for text in reading.filters]
+    tasks: list[Task] = []
+    bad: list[str] = []
+    rows = 0
+    for rows, (place, row) in enumerate(rows_of(source), 1):  # noqa: B007
+        if isinstance(row, Mapping) and not all(keep(row) for keep in keeps):
+            continue
+        task = str(row) if isinstance(row, Broken) else reading.parse(row)
+        if isinstance(task, str):
+            bad.append(f"{place}: {task}")
+        else:
+            tasks.append(task)
+    if len(bad) > reading.max_bad * rows:
+        more = f" ({len(bad)} of {rows} rows are bad)" if len(bad) > 1 else ""
+        raise bad_input(f"{bad[0]}; mend or remove the row, or raise --env.max_bad_rows{more}")
+    if bad:
+        left_out = f"{source}: left out {len(bad)} of {rows} rows; the first: {bad[0]}"
+        print(f"marft_jax: {left_out}", file=sys.stderr)
+    if not tasks:
+        what = f"that fits {' and '.join(reading.filters)}" if rows and keeps else ""
+        raise bad_input(f"{source}: expected at least one row {what}".strip() + ", got none")
+    return tasks
+
+
+def split_tasks(
+    sources: Sequence[str],
+    eval_sources: Sequence[str],
+    holdout: float,
+    split: Split,
+    reading: Reading | None = None,
+) -> list[list[Task]]:
+    """The tasks of one side, of each source: what training sees, or what it never sees.
+
+    Without ``eval_sources`` a hash of the question decides (see ``base.held_out``); with them, the
+    questions in them are removed from training.
+
+    Raises:
+        BadInput: as ``load``; or nothing is left on the wanted side.
+    """
+    if split == "eval" and eval_sources:
+        return [load(source, reading) for source in eval_sources]
+    if not sources:
+        raise bad_input(
+            f"--env.data: expected a file ({', '.join(SUFFIXES)}) or a hub id, got nothing"
+        )
+    seen = {task.question.strip() for source in eval_sources for task in load(source, reading)}
+    sides = []
+    for source in sources:
+        tasks = load(source, reading)
+        if eval_sources:
+            chosen = [task for task in tasks if task.question.strip() not in seen]
+            remedy = f"all of its questions are also in --env.eval_data {' '.join(eval_sources)}"
+        else:
+            wanted = split == "eval"
+            chosen = [task for task in tasks if held_out(task.question, holdout) == wanted]
+            remedy = f"--env.holdout is {holdout}; change it, or name a file as --env.eval_data"
+        if not chosen:
+            purpose = "train on" if split == "train" else "evaluate on"
+            raise bad_input(
+                f"{source}: none of its {len(tasks)} tasks is left to {purpose}: {remedy}"
+            )
+        sides.append(chosen)
+    return sides
+
+
+def chooser(env: Env, split: Split, reading: Reading) -> tuple[Callable[[int], Task], int]:
+    """What ``EnvSource`` needs of the data that the settings name: position to task, and size.
+
+    Raises:
+        BadInput: as ``split_tasks``; or there is not one positive weight for each source.
+    """
+    if env.weights and (len(env.weights) != len(env.data) or min(env.weights) <= 0):
+        raise bad_input(
+            f"--env.weights: expected a positive weight for each of the {len(env.data)} sources "
+            f"in --env.data, got {len(env.weights)}: {env.weights}"
+        )
+    groups = split_tasks(env.data, env.eval_data, env.holdout, split, reading)
+    tasks = [task for group in groups for task in group]
+    if split == "eval":
+        return lambda seed: tasks[seed % len(tasks)], len(tasks)
+    if env.weights:
+        return mixed(groups, env.weights), len(tasks)
+    return shuffled(tasks), len(tasks)
+
+
+def shuffled(tasks: Sequence[Task]) -> Callable[[int], Task]:
+    """Random access into the endless order of training tasks: position to task.
+
+    Each epoch (``len(tasks)`` positions from a multiple of it) holds every task once, in its own
+    order, which is a pure function of the position.
+    """
+    import grain  # takes over a second to import, mostly JAX
+
+    dataset = grain.MapDataset.source(tasks).shuffle(seed=0).repeat()  # type: ignore[arg-type]
+    return lambda position: dataset[position % len(dataset)]  # type: ignore[return-value]
+
+
+def mixed(groups: Sequence[Sequence[Task]], weights: Sequence[float]) -> Callable[[int], Task]:
+    """As ``shuffled``, of several sources: of any stretch of positions each has its share.
+
+    Every source is shuffled by itself and begins again when it is through.
+    """
+    import grain
+
+    orders = [
+        grain.MapDataset.source(group).shuffle(seed=seed).repeat()  # type: ignore[arg-type]
+        for seed, group in enumerate(groups)
+    ]
+    dataset = grain.MapDataset.mix(orders, list(weights))
+    return lambda position: dataset[position % len(dataset)]  # type: ignore[return-value]
+
+
+def as_task(
+    row: Any, question_field: str | None = None, answer_field: str | None = None
+) -> Task | str:
+    """A row as a task, or what is wrong with it.
+
+    Args:
+        row: names to values.
+        question_field: the field of the question; without it the first of ``QUESTION_FIELDS``.
+        answer_field: the field of the answer; without it the first of ``ANSWER_FIELDS``, ``gold``
+            or the boxed part of ``solution``.
+    """
+    if not isinstance(row, Mapping):
+        return f"expected an object with a question and an answer, got {_short(row)}"
+    fields = (question_field,) if question_field else QUESTION_FIELDS
+    question = next((row[key] for key in fields if _filled(row.get(key))), None)
+    if not isinstance(question, str):
+        return (
+            f"expected a question in one of the fields {', '.join(fields)}, "
+            f"got fields {', '.join(map(str, row)) or 'none'}"
+        )
+    choices = _choices(row)
+    try:
+        answer = _answer(row, answer_field, choices)
+        f"{question}{answer}".encode()
+    except ValueError as error:  # a UnicodeEncodeError too: half a surrogate pair
+        return str(error)
+    if not answer:
+        wanted = answer_field or f"{', '.join(ANSWER_FIELDS)}, gold (with choices) or boxed"
+        return (
+            f"no answer: expected one in {wanted} "
+            f"in solution, got fields {', '.join(map(str, row))}"
+        )
+    return Task(_with_choices(question, choices), answer)
+
+
+def _answer(row: Row, field: str | None, choices: Sequence[str]) -> str:
+    for key in (field,) if field else ANSWER_FIELDS:
+        if _filled(row.get(key)):
+            value = row[key]
+            index = isinstance(value, int) and not isinstance(value, bool)
+            if index and 0 <= value < len(choices) and str(value) not in choices:
+                return _as_letters(value)
+            return _as_text(value)
+    if field:
+        return ""
+    if _filled(row.get("gold")):
+        return _as_letters(row["gold"])
+    solution = row.get("solution")
+    solution = solution[-1] if isinstance(solution, list) and solution else solution
+    return (boxed_answer(solution) or "").strip() if isinstance(solution, str) else ""
+
+
+def _filled(value: Any) -> bool:
+    if isinstance(value, str):
+        return bool(value.strip())
+    if isinstance(value, float) and not math.isfinite(value):
+        return False  # a missing number of a table
+    return value is not None and not (isinstance(value, (list, Mapping)) and not value)
+
+
+def _as_text(value: Any) -> str:
+    """``"... #### 18"`` to ``18``, ``142.0`` to ``142``, a list of answers to ``a, b``."""
+    if isinstance(value, list):
+        return ", ".join(_as_text(item) for item in value)
+    if isinstance(value, float) and value.is_integer():
+        return str(int(value))
+    if value is None or isinstance(value, Mapping | bytes):
+        raise ValueError(f"expected an answer of text or numbers, got {_short(value)}")
+    text = str(value).strip()
+    if "####" in text:
+        return text.rpartition("####")[2].strip()
+    boxed = boxed_answer(text) if "\\boxed" in text else None
+    return boxed.strip() if boxed else text
+
+
+def _as_letters(gold: Any) -> str:
+    """Indices of the right choices to their letters."""
+    items = gold if isinstance(gold, list) else [gold]
+    if any(isinstance(item, int) and not 0 <= item < 26 for item in items):
+        raise ValueError(f"expected the index of a choice, got {_short(gold)}")
+    letters = [chr(65 + item) if isinstance(item, int) else _as_text(item) for item in items]
+    return ", ".join(letters)
+
+
+def _choices(row: Row) -> list[str]:
+    """The choices of a question: a list, letters to texts, or ``{"label": [...], "text": [...]}``.
+
+    >>> _choices({"choices": {"label": ["A", "B"], "text": ["x", "y"]}})
+    ['x', 'y']
+    """
+    found = next((row[key] for key in CHOICE_FIELDS if _filled(row.get(key))), None)
+    if isinstance(found, Mapping):
+        found = found.get("text") or [found[letter] for letter in sorted(found)]
+    return [str(choice) for choice in found] if isinstance(found, list) else []
+
+
+def _with_choices(question: str, choices: Sequence[str]) -> str:
+    """The question, with its choices below where it does not already show them."""
+    if not choices or all(choice in question for choice in choices):
+        return question
+    lines = [
+        text if re.match(r"\(?[A-Z][).:]", text) else f"({chr(65 + index)}) {text}"
+        for index, text in enumerate(choices)
+    ]
+    return "\n".join([question, *lines])
+
+
+def _filter(text: str) -> Callable[[Row], bool]:
+    match = _FILTER.fullmatch(text.strip())
+    if match is None:
+        raise bad_input(
+            f"--env.filters: expected field=value|value, field!=value, field<=number or "
+            f"field>=number, got {text!r}"
+        )
+    field, how, values = match["field"], match["how"], match["values"].split("|")
+    if how in ("=", "!="):
+        return lambda row: (str(row.get(field)) in values) == (how == "=")
+    bound = _number(match["values"])
+    if bound is None:
+        raise bad_input(f"--env.filters: expected a number after {how}, got {text!r}")
+
+    def keep(row: Row) -> bool:
+        value = _number(row.get(field))
+        return value is not None and (value <= bound if how == "<=" else value >= bound)
+
+    return keep
+
+
+def _number(value: Any) -> float | None:
+    try:
+        return float(value)
+    except (TypeError, ValueError):
+        return None
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else text[:57] + "..."

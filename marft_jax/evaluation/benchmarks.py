@@ -1,0 +1,149 @@
+"""Benchmarks by name: which environment plays them, and where their tasks are.
+
+math500            all tasks, once, at --eval.temperature
+aime2024:16        sixteen answers to each task
+aime2024:16@0.6    at this temperature
+my_tasks.jsonl:4   a file of your own, played in the environment that the settings name
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from marft_jax.config import BadInput, Config
+from marft_jax.envs.base import BUILT_IN
+from marft_jax.envs.datasets.rows import SUFFIXES
+
+
+class Benchmark(NamedTuple):
+    """Attributes:
+    env: the environment that plays it.
+    hub: its id on the hub.
+    files: where it may lie in a folder of data, besides ``<name>.jsonl`` and the like.
+    settings: further settings of the section ``env``.
+    """
+
+    env: str
+    hub: str
+    files: tuple[str, ...] = ()
+    settings: Mapping[str, Any] = {}
+
+
+_ALL_TESTS = {"reward": "all", "tests": 0}
+BENCHMARKS = {
+    "gsm8k": Benchmark("math", "openai/gsm8k/main:test", ("gsm8k/test.jsonl",)),
+    "math": Benchmark("math", "nlile/hendrycks-MATH-benchmark:test", ("math/test.jsonl",)),
+    "math500": Benchmark("math", "HuggingFaceH4/MATH-500:test", ("math/math500.jsonl",)),
+    "aime2024": Benchmark("math", "HuggingFaceH4/aime_2024", ("aime/aime2024.jsonl",)),
+    "aime2025": Benchmark("math", "math-ai/aime25:test"),
+    "aimo": Benchmark("math", "AI-MO/aimo-validation-aime", ("aime/aimo_validation.jsonl",)),
+    "cmath": Benchmark("math", "weitianwen/cmath:test", ("cmath/test.jsonl",)),
+    "gaokao": Benchmark(
+        "math", "dmayhem93/agieval-gaokao-mathqa:test", ("gaokao_mathqa/test.jsonl",)
+    ),
+    "olympiadbench": Benchmark("math", "Hothan/OlympiadBench/OE_TO_maths_en_COMP"),
+    "minerva": Benchmark("math", "math-ai/minervamath:test"),
+    "humaneval": Benchmark(
+        "code", "openai/openai_humaneval:test", ("humaneval/test.jsonl",), _ALL_TESTS
+    ),
+    "mbpp": Benchmark("code", "google-research-datasets/mbpp/full:test", (), _ALL_TESTS),
+    "livecodebench": Benchmark(
+        "code", "agentica-org/DeepCoder-Preview-Dataset/lcbv5:test", (), _ALL_TESTS
+    ),
+}
+_SPEC = re.compile(
+    r"(?P<name>.+?)(?::(?P<samples>\d+))?(?:@(?P<temperature>\d+(?:\.\d+)?))?", re.DOTALL
+)
+
+
+class Plan(NamedTuple):
+    """What to play.
+
+    Attributes:
+        name: under which its figures are reported.
+        samples: answers to each task.
+        config: the settings, with this benchmark's environment and temperature.
+        tasks: how many tasks at most.
+    """
+
+    name: str
+    samples: int
+    config: Config
+    tasks: int
+
+
+def plans(
+    specs: Sequence[str], config: Config, folder: str | None, samples: int, limit: int | None
+) -> list[Plan]:
+    """What the command line asks for; without any spec, the environment of the settings.
+
+    Args:
+        specs: as at the top of this file.
+        config: what a spec leaves open.
+        folder: where the files of benchmarks are; without it they come from the hub.
+        samples: answers to each task, where a spec does not say.
+        limit: play the first so many tasks of each.
+
+    Raises:
+        BadInput: no such benchmark or file, or several greedy answers to one task.
+    """
+    found = [_plan(spec, config, folder, samples, limit) for spec in specs]
+    if not found:
+        found = [_checked(Plan(config.env.name, samples, config, limit or config.eval.episodes))]
+    names = [plan.name for plan in found]
+    if len(set(names)) < len(names):
+        raise BadInput(f"--benchmark: expected each once, got {' '.join(names)}")
+    return found
+
+
+def _plan(spec: str, config: Config, folder: str | None, samples: int, limit: int | None) -> Plan:
+    match = _SPEC.fullmatch(spec)
+    assert match is not None  # any text that is not empty fits
+    name, temperature = match["name"], match["temperature"]
+    env, tasks = config.env, limit or 1 << 30
+    if name in BENCHMARKS:
+        known = BENCHMARKS[name]
+        source = _file(name, known, folder) if folder else known.hub
+        env = dataclasses.replace(
+            env, name=known.env, eval_data=(source,), filters=(), **known.settings
+        )
+    elif name.endswith(SUFFIXES):
+        env = dataclasses.replace(env, eval_data=(name,))
+        if env.name not in ("math", "code"):
+            raise BadInput(f"--benchmark {name}: expected --env.name math or code for a file")
+        name = Path(name).stem
+    elif name in BUILT_IN:
+        env, tasks = dataclasses.replace(env, name=name), limit or config.eval.episodes
+    else:
+        raise BadInput(
+            f"--benchmark: expected {', '.join(BENCHMARKS)}, an environment or a file "
+            f"{', '.join(SUFFIXES)}, got {name!r}"
+        )
+    evaluation = config.eval
+    if temperature is not None:
+        evaluation = dataclasses.replace(evaluation, temperature=float(temperature))
+    changed = dataclasses.replace(config, env=env, eval=evaluation)
+    return _checked(Plan(name, int(match["samples"] or samples), changed, tasks))
+
+
+def _checked(plan: Plan) -> Plan:
+    if plan.samples < 1:
+        raise BadInput(f"--samples: expected at least 1, got {plan.samples}")
+    if plan.samples > 1 and plan.config.eval.temperature == 0:
+        raise BadInput(
+            f"{plan.name}: several greedy answers are all the same; add --eval.temperature 1"
+        )
+    return plan
+
+
+def _file(name: str, known: Benchmark, folder: str) -> str:
+    """Where a benchmark lies in the folder."""
+    places = [*known.files, *(f"{name}{suffix}" for suffix in (".jsonl", ".json", ".parquet"))]
+    for place in places:
+        if (path := Path(folder).expanduser() / place).is_file():
+            return str(path)
+    raise BadInput(f"--benchmark {name}: expected one of {', '.join(places)} in --data {folder}")

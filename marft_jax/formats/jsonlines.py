@@ -1,0 +1,107 @@
+"""JSON Lines that are always strict JSON, and files that are always whole."""
+
+from __future__ import annotations
+
+import json
+import math
+import numbers
+import os
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from marft_jax.formats import foreign
+
+_DEEPEST = 64  # levels of a value
+
+
+def dumps(value: Any) -> str:
+    """One line of strict JSON for anything a run reports.
+
+    Arrays and their scalars become lists and numbers, a number that is not finite becomes
+    ``null`` (JSON has no NaN), and whatever JSON does not know becomes its text.
+    """
+    return json.dumps(plain(value), ensure_ascii=False, allow_nan=False)
+
+
+def write(path: Path, lines: Iterable[str]) -> None:
+    """Replaces a file by these lines, whole or not at all, whenever the process dies."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    draft = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        with draft.open("w", encoding="utf-8") as file:
+            file.writelines(f"{line}\n" for line in lines)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(draft, path)
+    finally:
+        draft.unlink(missing_ok=True)
+
+
+def append(path: Path, lines: Iterable[str]) -> None:
+    """Adds lines to a file, and to the disk before this returns."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("a", encoding="utf-8") as file:
+        file.writelines(f"{line}\n" for line in lines)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def keep_steps_before(path: Path, step: int) -> None:
+    """Drops the objects whose ``step`` is this one or a later one, and a half-written last line.
+
+    A run that continues from a checkpoint reports those steps again.
+    """
+    keep(path, lambda row: float(row["step"]) < step)
+
+
+def keep(path: Path, wanted: Callable[[Any], bool]) -> None:
+    """Keeps the objects that are wanted, and no line that is not one of them."""
+    if not path.exists():
+        return
+    text = path.read_text(encoding="utf-8", errors="replace")
+    kept = [line for line in text.split("\n") if _is(wanted, line)]
+    if "".join(f"{line}\n" for line in kept) != text:
+        write(path, kept)
+
+
+def _is(wanted: Callable[[Any], bool], line: str) -> bool:
+    try:
+        return wanted(foreign.loads(line))
+    except (ValueError, KeyError, TypeError):
+        return False
+
+
+def plain(value: Any, most: float = math.inf) -> Any:
+    """The same as ``dumps`` writes it, in values of Python's own.
+
+    Raises:
+        ValueError: it is nested too deeply, or in itself, or has more than ``most`` parts.
+    """
+    return _plain(value, _DEEPEST, [most])
+
+
+def _plain(value: Any, depth: int, left: list[float]) -> Any:
+    left[0] -= 1
+    if depth < 0:
+        raise ValueError(f"more than {_DEEPEST} levels, or in itself")
+    if left[0] < 0:
+        raise ValueError("too many parts")
+    if value is None or isinstance(value, bool):
+        return value
+    if isinstance(value, str):  # halves of surrogate pairs, which no file can hold, spelled out
+        return str.encode(value, "utf-8", "backslashreplace").decode()
+    if isinstance(value, Mapping):
+        return {
+            _plain(str(key), depth, left): _plain(item, depth - 1, left)
+            for key, item in value.items()
+        }
+    if isinstance(value, (list, tuple, set, frozenset)):
+        return [_plain(item, depth - 1, left) for item in value]
+    if isinstance(value, numbers.Integral):
+        return int(value) if abs(int(value)) < 1 << 1024 else hex(int(value))
+    if isinstance(value, numbers.Real):
+        return float(value) if math.isfinite(value) else None
+    if hasattr(value, "tolist"):  # an array of NumPy or JAX, of any rank
+        return _plain(value.tolist(), depth - 1, left)
+    return _plain(str(value), depth, left)

@@ -1,0 +1,146 @@
+"""The registry: an algorithm is where decisions live, and two pure functions."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any, Literal, NamedTuple
+
+from marft_jax.config import Algo, BadInput, Config
+from marft_jax.learning import advantages as adv
+from marft_jax.learning import losses
+
+
+class Algorithm(NamedTuple):
+    """How a batch of episodes becomes a policy gradient.
+
+    Attributes:
+        level: ``action``: ratio, value and advantage per turn; ``token``: per action token.
+        advantages: (config, chain, values_EJ, baseline_X) to (advantages_EJ, returns_EJ), with
+            the rewards in the ``Chain``; normalisation comes after it.
+        policy_loss: (config, logprobs, old_logprobs, advantages) to one loss per decision.
+        own: what ``auto`` means for its settings.
+        has_critic: whether its advantages read values.
+    """
+
+    level: Literal["action", "token"]
+    advantages: Callable[..., Any]
+    policy_loss: Callable[..., Any]
+    own: Mapping[str, Any]
+    has_critic: bool
+
+
+def _gae(config: Algo, chain, values_EJ, baseline_X):
+    discounts_EJ = config.gamma * chain.continues_EJ
+    return adv.gae(
+        chain.rewards_EJ, values_EJ, adv.following(values_EJ), discounts_EJ, config.gae_lambda
+    )
+
+
+def _minus_like(config: Algo, chain, values_EJ, baseline_X):
+    returns_EJ = adv.returns_to_go(chain)
+    return adv.minus_like(returns_EJ, adv.sizes(chain, values_EJ), chain), returns_EJ
+
+
+def _minus_baseline(config: Algo, chain, values_EJ, baseline_X):
+    if config.baseline == "group":
+        return _minus_like(config, chain, values_EJ, baseline_X)
+    returns_EJ = adv.returns_to_go(chain)
+    return adv.minus_own(returns_EJ, adv.sizes(chain, values_EJ), chain, baseline_X), returns_EJ
+
+
+def _clipped(config: Algo, logprobs, old_logprobs, advantages):
+    return losses.clipped_policy_loss(
+        logprobs, old_logprobs, advantages, config.clip, config.clip_high, config.dual_clip
+    )
+
+
+def _score_function(config: Algo, logprobs, old_logprobs, advantages):
+    """−log π · A (Williams 1992)."""
+    return -logprobs * advantages
+
+
+_PPO = {"normalize": "batch", "ratio": "sum", "group_size": 1}
+_GROUP = {"normalize": "group", "ratio": "token", "group_size": 8}
+_PLAIN = {"normalize": "none", "ratio": "sum", "baseline": "group", "group_size": 8}
+
+ALGORITHMS: dict[str, Algorithm] = {
+    "appo": Algorithm("action", _gae, _clipped, _PPO, has_critic=True),
+    "tppo": Algorithm("token", _gae, _clipped, _PPO, has_critic=True),
+    "grpo": Algorithm("token", _minus_like, _clipped, _GROUP, has_critic=False),
+    "gspo": Algorithm("action", _minus_like, _clipped, _GROUP, has_critic=False),
+    "reinforce": Algorithm("action", _minus_baseline, _score_function, _PLAIN, has_critic=False),
+}
+
+
+def find_algorithm(name: str) -> Algorithm:
+    """The algorithm of that name.
+
+    Raises:
+        BadInput: there is none.
+    """
+    if name not in ALGORITHMS:
+        raise BadInput(f"--algo.name: expected {', '.join(ALGORITHMS)}, got {name!r}")
+    return ALGORITHMS[name]
+
+
+def compares_samples(algo: Algo, algorithm: Algorithm) -> bool:
+    """True where advantages are differences to other samples of the same task."""
+    return not algorithm.has_critic and algo.baseline != "moving"
+
+
+def normalized_advantages(algo: Algo, algorithm: Algorithm, chain, values_EJ, baseline_X):
+    """(advantages_EJ, returns_EJ) of a settled config, the advantages as the losses use them."""
+    advantages_EJ, returns_EJ = algorithm.advantages(algo, chain, values_EJ, baseline_X)
+    compared, sizes_EJ = compares_samples(algo, algorithm), adv.sizes(chain, values_EJ)
+    advantages_EJ = adv.normalize_chain(advantages_EJ, chain, algo.normalize, sizes_EJ, compared)
+    return advantages_EJ, returns_EJ
+
+
+def settle(config: Config) -> Config:
+    """The config with what its algorithm means by ``auto``; a settled config stays as it is.
+
+    Raises:
+        BadInput: settings that contradict the algorithm or each other.
+    """
+    algorithm, algo, mode = find_algorithm(config.algo.name), config.algo, config.critic.mode
+    own = dict(algorithm.own)
+    if algo.baseline == "moving":
+        own["group_size"] = 1
+    free = {key: value for key, value in own.items() if getattr(algo, key) in ("auto", None)}
+    algo = dataclasses.replace(algo, **free)
+    if mode == "auto":
+        mode = "shared" if algorithm.has_critic else "none"
+    critic = dataclasses.replace(config.critic, mode=mode)
+    _check(algo, critic.mode, critic.warmup_steps, algorithm)
+    return dataclasses.replace(config, algo=algo, critic=critic)
+
+
+def _check(algo: Algo, mode: str, warmup: int, algorithm: Algorithm) -> None:
+    size, name = algo.group_size or 1, algo.name
+    if algorithm.has_critic and mode == "none":
+        raise BadInput(f"--critic.mode: {name} needs a critic, got none; use shared, heads or lora")
+    if not algorithm.has_critic and mode != "none":
+        raise BadInput(f"--critic.mode: {name} has no critic, got {mode}; leave it out")
+    if not algorithm.has_critic and warmup:
+        raise BadInput(f"--critic.warmup_steps: {name} has no critic, got {warmup}; set it to 0")
+    if algo.ratio != algorithm.own["ratio"] and (algorithm.level == "token" or name == "gspo"):
+        raise BadInput(f"--algo.ratio: {name} has its own, got {algo.ratio}; leave it out")
+    if algo.baseline != "auto" and "baseline" not in algorithm.own:
+        raise BadInput(
+            f"--algo.baseline: only reinforce has one, got {algo.baseline}; leave it out"
+        )
+    for setting, wanted in (
+        (f"--algo.name {name}", compares_samples(algo, algorithm)),
+        (f"--algo.normalize {algo.normalize}", algo.normalize.startswith("group")),
+        ("--algo.dynamic_sampling", algo.dynamic_sampling),
+    ):
+        if wanted and size < 2:
+            raise BadInput(
+                f"--algo.group_size: {setting} compares samples of one task, expected at least 2, "
+                f"got {size}; set it to 8, say"
+            )
+    if algo.episodes % size:
+        raise BadInput(
+            f"--algo.episodes: expected a multiple of --algo.group_size {size}, got {algo.episodes}"
+        )

@@ -1,0 +1,447 @@
+"""Episodes to packed rows.
+
+A turn is prompt ids and action ids with an owner. Turns of one owner whose token sequences are
+nested (the later prompt begins with the earlier prompt and action) become one sequence. Sequences
+are packed into rows of equal length, several to a row. Those of a row that begin alike (samples of
+one task, turns with one system prompt) may share their beginning: it stands there once, what each
+goes on with stands after it, and every token reads what it would read on its own. Only action
+tokens carry a loss; everything else is context.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+from collections.abc import Sequence
+from typing import Literal, NamedTuple
+
+import numpy as np
+
+from marft_jax import config as config_lib
+from marft_jax.learning.packing import TokenSequence, layout, nest
+from marft_jax.parallel.ladder import bucket
+from marft_jax.types import Episode, Turn
+
+Level = Literal["action", "token"]
+
+
+class Rows(NamedTuple):
+    """Packed sequences, in U microbatches of B rows.
+
+    Attributes:
+        tokens_UBT, positions_UBT: token ids, and their positions within their sequence.
+        until_UBT: where in the row the last token stands that may read this one; tokens before it
+            never do. Padding is read by itself only.
+        owners_UBT: the adapter of each token, -1 for padding.
+        agents_UBT: whose turn the token leads to or belongs to, -1 for padding.
+        index_UBA: where in the row the token stands that predicts action token a.
+        targets_UBA: the action tokens.
+        mask_UBA: 1 for action tokens, 0 for padding.
+        behaviour_UBA: behaviour log-probs.
+        temperature_UBA: the temperature they were sampled at.
+        turn_UBA: which turn of the row the action token belongs to.
+        first_UBK: where in the row the last prompt token of turn k stands.
+        turn_mask_UBK: 1 for turns, 0 for padding.
+        agent_UBK, owner_UBK: who acted, and through which adapter.
+        divisor_UBK: what an action's log-prob is divided by (1, its tokens or its words).
+        tokens_UBK: action tokens of the turn (1 for padding).
+    """
+
+    tokens_UBT: np.ndarray
+    positions_UBT: np.ndarray
+    until_UBT: np.ndarray
+    owners_UBT: np.ndarray
+    agents_UBT: np.ndarray
+    index_UBA: np.ndarray
+    targets_UBA: np.ndarray
+    mask_UBA: np.ndarray
+    behaviour_UBA: np.ndarray
+    temperature_UBA: np.ndarray
+    turn_UBA: np.ndarray
+    first_UBK: np.ndarray
+    turn_mask_UBK: np.ndarray
+    agent_UBK: np.ndarray
+    owner_UBK: np.ndarray
+    divisor_UBK: np.ndarray
+    tokens_UBK: np.ndarray
+
+
+class Chain(NamedTuple):
+    """The decisions (units) of each episode in acting order, as links to the rows and back.
+
+    Attributes:
+        unit_EJ: flat position in ``[U, B, K]`` (action level) or ``[U, B, A]`` (token level).
+        mask_EJ: 1 for links, 0 for padding.
+        rewards_EJ: reward of each link; a turn's reward sits on its last token.
+        continues_EJ: 1 where another link of the episode follows.
+        weight_EJ: 1 / the links of its turn, so that each turn adds up to one.
+        agent_EJ: who acted.
+        group_EJ: number of the episode's group: those with the same task.
+        cell_EJ: number of the (group, agent, n) that the link's turn is in, the agent's n-th one.
+        link_UBX: flat position in ``[E, J]`` of each unit (0 for padding).
+    """
+
+    unit_EJ: np.ndarray
+    mask_EJ: np.ndarray
+    rewards_EJ: np.ndarray
+    continues_EJ: np.ndarray
+    weight_EJ: np.ndarray
+    agent_EJ: np.ndarray
+    group_EJ: np.ndarray
+    cell_EJ: np.ndarray
+    link_UBX: np.ndarray
+
+
+class Prompts(NamedTuple):
+    """The rows once more, without what follows the last prompt token of each sequence: all that is
+    read for a value of a whole action.
+
+    Attributes:
+        rows: packed on their own, in microbatches of no minibatch.
+        unit_UBK: flat position among their turns of each turn of the batch's rows.
+    """
+
+    rows: Rows
+    unit_UBK: np.ndarray
+
+
+class Sizes(NamedTuple):
+    """What a batch is padded to, so that few programs are compiled.
+
+    Attributes:
+        passes: microbatches of a minibatch; empty ones cost nothing.
+        width: tokens of a row. Short sequences are packed, so a wide row is not an emptier one.
+        actions, turns: of a row.
+        links: of an episode's chain.
+        prompt_passes, prompt_width, prompt_actions, prompt_turns: the same, of ``Prompts``.
+    """
+
+    passes: int = 0
+    width: int = 0
+    actions: int = 0
+    turns: int = 0
+    links: int = 0
+    prompt_passes: int = 0
+    prompt_width: int = 0
+    prompt_actions: int = 0
+    prompt_turns: int = 0
+
+    def holding(self, other: Sizes) -> Sizes:
+        """The larger of both, each."""
+        return Sizes(*map(max, self, other))
+
+    def of_prompts(self) -> Sizes:
+        """Those of the prompts' own rows."""
+        return Sizes(*self[_ROWS:])
+
+    def with_prompts(self, own: Sizes) -> Sizes:
+        """And of the prompts' rows these."""
+        return Sizes(*self[:_ROWS], *own[: len(self) - _ROWS])
+
+
+_ROWS = Sizes._fields.index("prompt_passes")
+NO_SIZES = Sizes()
+
+
+class Batch(NamedTuple):
+    """What one training step learns from.
+
+    Attributes:
+        micros: microbatches with rows in them; those after it are empty and cost nothing.
+        sizes: what it is padded to.
+        joined: tokens that sequences share with others of their row.
+        prompts: for a critic that needs no more than these.
+    """
+
+    rows: Rows
+    chain: Chain
+    micros: int
+    sizes: Sizes
+    joined: int
+    prompts: Prompts | None = None
+
+
+def build(
+    episodes: Sequence[Episode],
+    rewards: Sequence[np.ndarray],
+    owners: Sequence[int],
+    config: config_lib.Algo,
+    level: Level,
+    *,
+    shards: int = 1,
+    seed: Sequence[int] = (0,),
+    least: Sizes = NO_SIZES,
+    join: bool = False,
+    d_model: int = 2048,
+    prompts: bool = False,
+) -> Batch:
+    """Packs episodes for the learner.
+
+    Args:
+        episodes: finished episodes; may be fewer than ``config.episodes``, if some failed.
+        rewards: float32 ``[turns]`` for each.
+        owners: the adapter of each agent.
+        config: how many minibatches, tokens per microbatch, and the ratio's length normalisation.
+        level: where decisions live.
+        shards: the rows of a microbatch are a multiple of this.
+        seed: decides which rows share a minibatch.
+        least: what it is padded to at least: the sizes of the batches before, so that programs
+            are compiled again only where a batch is larger than all of them.
+        join: sequences of a row share what they begin with.
+        d_model: of the model that reads them: a narrow one has rows made less wide.
+        prompts: packs these on their own too; decisions are actions.
+    """
+    assert not prompts or level == "action"
+    sequences = [
+        sequence for e, episode in enumerate(episodes) for sequence in nest(e, episode, owners)
+    ]
+    pack = functools.partial(
+        _rows, episodes=episodes, level=level, shards=shards, seed=seed, join=join, d_model=d_model
+    )
+    whole = pack(sequences, config=config, least=least)
+    units_EK = [
+        [whole.units[e, k] for k in range(len(episode.turns))] for e, episode in enumerate(episodes)
+    ]
+    longest = max(sum(map(len, turns)) for turns in units_EK)
+    sizes = whole.sizes.holding(Sizes(links=bucket(longest, least=1, rungs=1)))
+    room = (max(len(episodes), config.episodes), sizes.links)
+    chain = _chain(units_EK, rewards, _labels(episodes), whole.rows, level, room)
+    batch = Batch(whole.rows, chain, whole.micros, sizes, whole.joined)
+    if not prompts:
+        return batch
+    known = least.of_prompts().holding(Sizes(actions=64, turns=16))  # of next to no cost
+    cut = pack(
+        [sequence.prompt() for sequence in sequences],
+        config=dataclasses.replace(config, minibatches=1),
+        least=known,
+    )
+    unit_UBK = np.zeros_like(whole.rows.first_UBK)
+    for turn, [unit] in whole.units.items():
+        unit_UBK.reshape(-1)[unit] = cut.units[turn][0]
+    return batch._replace(sizes=sizes.with_prompts(cut.sizes), prompts=Prompts(cut.rows, unit_UBK))
+
+
+class _Packed(NamedTuple):
+    """Rows, the flat positions of each turn's units by (episode, turn), and as of ``Batch``."""
+
+    rows: Rows
+    units: dict[tuple[int, int], list[int]]
+    micros: int
+    sizes: Sizes
+    joined: int
+
+
+def _rows(
+    sequences: list[TokenSequence],
+    *,
+    episodes: Sequence[Episode],
+    config: config_lib.Algo,
+    level: Level,
+    shards: int,
+    seed: Sequence[int],
+    least: Sizes,
+    join: bool,
+    d_model: int,
+) -> _Packed:
+    """Packs sequences; arguments as of ``build``."""
+    if join:
+        sequences = sorted(sequences, key=lambda s: (s.owner, s.spelled))
+    packed, width, passes, height = layout(
+        sequences, join, config, shards, least.width, least.actions, d_model
+    )
+    micros = passes * config.minibatches
+    order = np.random.default_rng(list(seed)).permutation(len(packed))
+    sizes = least.holding(_sizes(packed, _room(passes, least.passes), width))
+    placed = {(i % micros, i // micros): packed[row] for i, row in enumerate(order)}
+    rows = _empty_rows(sizes, sizes.passes * config.minibatches, height)
+    units = _fill(rows, placed, join, episodes, config.ratio, level)
+    joined = sum(s.read for s in sequences) - int((rows.owners_UBT >= 0).sum())
+    return _Packed(rows, units, micros, sizes, joined)
+
+
+def padding(batch: Batch) -> float:
+    """The fraction of the rows' tokens that is padding, where microbatches have rows."""
+    return float(np.mean(batch.rows.owners_UBT[: batch.micros] < 0))
+
+
+def _sizes(packed: Sequence[Sequence[TokenSequence]], room: int, width: int) -> Sizes:
+    """What these rows need; the links are not known yet."""
+    turns = [[n for s in row for n in s.acted] for row in packed]
+    return Sizes(
+        passes=room,
+        width=width,
+        actions=bucket(max(map(sum, turns)), least=16, rungs=2),
+        turns=bucket(max(map(len, turns)), least=8, rungs=1),  # they cost next to nothing
+    )
+
+
+def _room(passes: int, least: int) -> int:
+    """How many microbatches to make room for. Where there are more than before, for more still: as
+    the sum of random lengths that it is, their number varies by about its root."""
+    return least if passes <= least else bucket(passes + math.isqrt(4 * passes), least=1, rungs=2)
+
+
+def _fill(
+    rows: Rows,
+    placed: dict[tuple[int, int], list[TokenSequence]],
+    join: bool,
+    episodes: Sequence[Episode],
+    ratio: str,
+    level: Level,
+) -> dict[tuple[int, int], list[int]]:
+    """Writes the arrays; returns each turn's units as flat positions, by (episode, turn)."""
+    b = rows.tokens_UBT.shape[1]
+    a_size, k_size = rows.mask_UBA.shape[2], rows.turn_mask_UBK.shape[2]
+    units: dict[tuple[int, int], list[int]] = {}
+    for (u, r), sequences in placed.items():
+        end, a, k, place = 0, 0, 0, np.zeros(0, int)
+        for i, sequence in enumerate(sequences):
+            known = sequence.alike(sequences[i - 1]) if join and i else 0
+            start, end = end, end + sequence.read - known
+            place = np.concatenate([place[:known], np.arange(start, end)])
+            new = np.s_[u, r, start:end]
+            rows.tokens_UBT[new] = sequence.ids[known:-1]
+            rows.positions_UBT[new] = np.arange(known, sequence.read)
+            rows.owners_UBT[new] = sequence.owner
+            rows.agents_UBT[new] = sequence.agents[known:-1]
+            rows.until_UBT[u, r, place] = end - 1
+            for (e, turn), first, length in zip(
+                sequence.spans, sequence.starts, sequence.acted, strict=True
+            ):
+                acted = episodes[e].turns[turn]
+                predictors = place[first - 1 : first - 1 + length]
+                _write_turn(rows, acted, sequence.owner, (u, r, k), a, predictors, ratio)
+                flat = (u * b + r) * (k_size if level == "action" else a_size)
+                units[e, turn] = (
+                    [flat + k] if level == "action" else [*range(flat + a, flat + a + length)]
+                )
+                a, k = a + length, k + 1
+    return units
+
+
+def _empty_rows(sizes: Sizes, u: int, b: int) -> Rows:
+    t, a, k = sizes.width, sizes.actions, sizes.turns
+
+    def zeros(last: int, dtype: type = np.int32) -> np.ndarray:
+        return np.zeros((u, b, last), dtype)
+
+    return Rows(
+        tokens_UBT=zeros(t),
+        positions_UBT=zeros(t),
+        until_UBT=zeros(t) + np.arange(t, dtype=np.int32),
+        owners_UBT=zeros(t) - 1,
+        agents_UBT=zeros(t) - 1,
+        index_UBA=zeros(a),
+        targets_UBA=zeros(a),
+        mask_UBA=zeros(a, np.float32),
+        behaviour_UBA=zeros(a, np.float32),
+        temperature_UBA=zeros(a, np.float32) + 1,
+        turn_UBA=zeros(a),
+        first_UBK=zeros(k),
+        turn_mask_UBK=zeros(k, np.float32),
+        agent_UBK=zeros(k),
+        owner_UBK=zeros(k),
+        divisor_UBK=zeros(k, np.float32) + 1,
+        tokens_UBK=zeros(k, np.float32) + 1,
+    )
+
+
+def _write_turn(
+    rows: Rows,
+    turn: Turn,
+    owner: int,
+    at: tuple[int, int, int],
+    a: int,
+    predictors: np.ndarray,
+    ratio: str,
+) -> None:
+    u, r, k = at
+    n = len(predictors)
+    span = np.s_[u, r, a : a + n]
+    rows.index_UBA[span] = predictors
+    rows.targets_UBA[span] = turn.action[:n]
+    rows.mask_UBA[span] = 1
+    rows.behaviour_UBA[span] = turn.logprobs[:n]
+    rows.temperature_UBA[span] = turn.temperature
+    rows.turn_UBA[span] = k
+    rows.first_UBK[at] = predictors[0]
+    rows.turn_mask_UBK[at] = 1
+    rows.agent_UBK[at] = turn.agent
+    rows.owner_UBK[at] = owner
+    words = max(1, len(turn.text.split()))
+    rows.divisor_UBK[at] = {"sum": 1, "token": n, "word": words}[ratio]
+    rows.tokens_UBK[at] = n
+
+
+class _Labels(NamedTuple):
+    """Of one turn: who acted, and the numbers of its group and of its cell."""
+
+    agent: int
+    group: int
+    cell: int
+
+
+def _labels(episodes: Sequence[Episode]) -> list[list[_Labels]]:
+    groups: dict[int, int] = {}
+    cells: dict[tuple[int, int, int], int] = {}
+    labels = []
+    for episode in episodes:
+        group = groups.setdefault(episode.index, len(groups))
+        labels.append([])
+        for agent, nth in places(episode.turns):
+            cell = cells.setdefault((group, agent, nth), len(cells))
+            labels[-1].append(_Labels(agent, group, cell))
+    return labels
+
+
+def places(turns: Sequence[Turn]) -> list[tuple[int, int]]:
+    """(agent, n) of each turn of an episode: the agent's n-th one, from 0."""
+    acted: dict[int, int] = {}
+    numbered = []
+    for turn in turns:
+        acted[turn.agent] = acted.get(turn.agent, -1) + 1
+        numbered.append((turn.agent, acted[turn.agent]))
+    return numbered
+
+
+def _chain(
+    units: Sequence[Sequence[list[int]]],
+    rewards: Sequence[np.ndarray],
+    labels: Sequence[Sequence[_Labels]],
+    rows: Rows,
+    level: Level,
+    shape: tuple[int, int],
+) -> Chain:
+    """Lays the turns' units end to end, in ``shape``: room for all episodes of a step, so that one
+    with fewer runs the same program."""
+
+    def zeros(dtype: type) -> np.ndarray:
+        return np.zeros(shape, dtype)
+
+    kind = rows.turn_mask_UBK if level == "action" else rows.mask_UBA
+    chain = Chain(
+        unit_EJ=zeros(np.int32),
+        mask_EJ=zeros(np.float32),
+        rewards_EJ=zeros(np.float32),
+        continues_EJ=zeros(np.float32),
+        weight_EJ=zeros(np.float32),
+        agent_EJ=zeros(np.int32),
+        group_EJ=zeros(np.int32),
+        cell_EJ=zeros(np.int32),
+        link_UBX=np.zeros(kind.shape, np.int32),
+    )
+    flat_links = chain.link_UBX.reshape(-1)
+    for e, turns in enumerate(units):
+        end = 0
+        for k, turn_units in enumerate(turns):
+            start, end = end, end + len(turn_units)
+            span = np.s_[e, start:end]
+            chain.unit_EJ[span] = turn_units
+            chain.weight_EJ[span] = 1 / len(turn_units)
+            chain.rewards_EJ[e, end - 1] = rewards[e][k]
+            chain.agent_EJ[span], chain.group_EJ[span], chain.cell_EJ[span] = labels[e][k]
+            flat_links[turn_units] = e * shape[1] + np.arange(start, end)
+        chain.mask_EJ[e, :end] = 1
+        chain.continues_EJ[e, : end - 1] = 1
+    return chain

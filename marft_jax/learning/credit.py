@@ -1,0 +1,149 @@
+"""Which turn gets which reward: shaping, credit among the turns of a step, length penalty.
+
+For step t of an episode with the team's reward R, shaped to R' = clip((R + bias)·scale, ±clip):
+
+    last, equal     R' on the step's last turn
+    step_discount   R'·d^(N−1−k) on turn k = 0 … N−1 of the step
+    per_step        f_k(turn, R, episode) on each turn, shaped like a reward
+
+Rewards for single agents are added to the agent's last turn of the step, and the length penalty to
+every turn. Each step is credited within its own turns.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from marft_jax.config import Algo, BadInput
+from marft_jax.learning.step_rewards import StepReward, find_step_reward
+from marft_jax.team.prompts import Team
+from marft_jax.types import Episode, Turn
+from marft_jax.user_code import failure_of, shown
+
+Credit = Callable[[Episode], np.ndarray]
+"""An episode to the reward of each of its turns, ``float32 [turns]``."""
+
+
+def make_credit(algo: Algo, team: Team) -> Credit:
+    """The credit that the settings ask for.
+
+    Raises:
+        BadInput: ``per_step`` and an agent without a step reward, or one that cannot be loaded.
+    """
+    functions = _step_rewards(algo, team) if algo.credit == "per_step" else ()
+
+    def credit(episode: Episode) -> np.ndarray:
+        rewards_K = np.zeros(len(episode.turns), np.float32)
+        for step, result in enumerate(episode.results):
+            turns = [k for k, turn in enumerate(episode.turns) if turn.step == step]
+            if not turns:
+                continue
+            if algo.credit == "per_step":
+                for k in turns:
+                    turn = episode.turns[k]
+                    score = _score(functions[turn.agent], turn, result.reward, episode)
+                    rewards_K[k] += shaped(score, algo)
+            else:
+                discount = algo.credit_discount if algo.credit == "step_discount" else 0.0
+                for k, weight in zip(turns, decays(discount, len(turns)), strict=True):
+                    rewards_K[k] += weight * shaped(result.reward, algo)
+            for k, reward in _own_rewards(episode, step, turns):
+                rewards_K[k] += shaped(reward, algo, bias=0.0)
+        if algo.overlong_buffer:
+            rewards_K -= [_overlong(turn, algo) for turn in episode.turns]
+        return rewards_K
+
+    return credit
+
+
+def decays(discount: float, turns: int) -> list[float]:
+    """d^(N−1−k) of each turn k; with d = 0 the last turn has it all.
+
+    >>> decays(0.5, 3)
+    [0.25, 0.5, 1.0]
+    """
+    return [discount ** (turns - 1 - k) for k in range(turns)]
+
+
+def shaped(reward: float, algo: Algo, bias: float | None = None) -> float:
+    """clip((reward + bias) · scale, ±clip)."""
+    value = (reward + (algo.reward_bias if bias is None else bias)) * algo.reward_scale
+    limit = algo.reward_clip
+    return value if limit is None else min(max(value, -limit), limit)
+
+
+def overlong(length: int, limit: int, buffer: int) -> float:
+    """How far an action has run into the last ``buffer`` tokens before its limit, from 0 to 1.
+
+    Source: soft overlong punishment, DAPO (Yu et al. 2025), equation 13.
+
+    >>> [overlong(length, 10, 4) for length in (6, 8, 10)]
+    [0.0, 0.5, 1.0]
+    """
+    return min(max((length - limit + buffer) / buffer, 0.0), 1.0)
+
+
+def agent_reward(episode: Episode, rewards_K: np.ndarray, agent: int, how: str) -> float | None:
+    """What an agent is logged with: the sum of its turns' rewards; in ``equal`` the team's.
+
+    None where it did not act.
+    """
+    own = [k for k, turn in enumerate(episode.turns) if turn.agent == agent]
+    if not own:
+        return None
+    return episode.reward if how == "equal" else float(rewards_K[own].sum())
+
+
+def _own_rewards(episode: Episode, step: int, turns: Sequence[int]) -> list[tuple[int, float]]:
+    """(turn, reward) for the rewards that the environment meant for single agents."""
+    paid = []
+    for name, reward in episode.results[step].agent_rewards.items():
+        own = [k for k in turns if episode.turns[k].name == name]
+        if not own:
+            raise ValueError(
+                f"agent_rewards: expected names of agents that acted in step {step}, got "
+                f"{name!r}; fix the environment"
+            )
+        paid.append((own[-1], reward))
+    return paid
+
+
+def _overlong(turn: Turn, algo: Algo) -> float:
+    """The length penalty of a turn, by the limit that it was sampled with."""
+    if turn.limit is None:
+        return 0.0
+    return algo.overlong_penalty * overlong(len(turn.action), turn.limit, algo.overlong_buffer)
+
+
+def _step_rewards(algo: Algo, team: Team) -> list[StepReward]:
+    """The step reward of each agent."""
+    functions = []
+    for profile in team.profiles:
+        name = profile.reward or algo.step_reward
+        if name is None:
+            raise BadInput(
+                f"--algo.credit per_step: agent {profile.name!r} has no step reward; add "
+                "`reward: ...` to its profile, or set --algo.step_reward"
+            )
+        functions.append(find_step_reward(name))
+    return functions
+
+
+def _score(function: StepReward, turn: Turn, reward: float, episode: Episode) -> float:
+    what = f"step reward of agent {turn.name!r}"
+    try:
+        score = function(turn, reward, episode)
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # a user's function, which may even try to end the process
+        raise BadInput(f"{what}: {failure_of(error).text}") from None
+    try:
+        number = float(score)
+    except Exception:  # it may be anything
+        number = math.nan
+    if not math.isfinite(number):
+        raise BadInput(f"{what}: expected a finite number, got {shown(score)}")
+    return number

@@ -1,0 +1,88 @@
+"""The critic: value heads over features of the frozen base (CTDE).
+
+    shared   one head; features of the base without any adapter
+    heads    one head per agent over the same features
+    lora     one head; features of the base with an adapter per agent, which learns with it
+
+Without adapters the features of a batch are computed once and serve every epoch. A head is a
+bias-free MLP with ReLU, in float32, as in the first MARFT release.
+"""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from marft_jax import config as config_lib
+from marft_jax.models import lora
+
+
+class Critic(NamedTuple):
+    """Parameters of the critic, or whatever has one entry for each of the two parts.
+
+    Attributes:
+        head: kernels ``[M, in, out]`` of M heads; M is 1, the number of agents, or the list empty.
+        adapters: one per agent in mode ``lora``, else empty.
+    """
+
+    head: Any
+    adapters: Any
+
+
+def init(key: jax.Array, config: config_lib.Config, decoder_config: Any, agents: int) -> Critic:
+    """He-normal hidden layers and a small last one, so that first values are near zero.
+
+    ``config`` is settled: its critic's mode is not ``auto``.
+    """
+    mode, hidden = config.critic.mode, config.critic.hidden
+    if mode == "none":
+        return Critic([], {})
+    widths = [decoder_config.d_model, *hidden, 1]
+    members = agents if mode == "heads" else 1
+    head = []
+    for i, (d_in, d_out) in enumerate(itertools.pairwise(widths)):
+        scale = (2 / d_in) ** 0.5 if i < len(hidden) else 0.1 * d_in**-0.5
+        drawn = jax.random.normal(jax.random.fold_in(key, i), (members, d_in, d_out))
+        head.append(scale * drawn)
+    adapters = {}
+    if mode == "lora":
+        adapters = lora.init(
+            jax.random.fold_in(key, len(widths)),
+            decoder_config,
+            adapters=agents,
+            rank=config.lora.rank,
+            targets=config.lora.targets,
+        )
+    return Critic(head, adapters)
+
+
+def values(head, features, agents):
+    """V of each decision by its agent's head.
+
+    Args:
+        features: ``[..., D]``.
+        agents: ``int32 [...]``, who acted.
+
+    Returns:
+        ``float32 [...]``.
+    """
+
+    def one(kernels):
+        x = features.astype(jnp.float32)
+        for kernel in kernels[:-1]:
+            x = jax.nn.relu(x @ kernel)
+        return (x @ kernels[-1])[..., 0]
+
+    by_head = jax.vmap(one)(head)
+    if by_head.shape[0] == 1:
+        return by_head[0]
+    return jnp.take_along_axis(by_head, agents[None], axis=0)[0]
+
+
+def decisions(critic: Critic, decisions_X) -> Critic:
+    """How many decisions each head and each adapter answers for, given those of each agent."""
+    shared = bool(critic.head) and critic.head[0].shape[0] == 1
+    return Critic(decisions_X.sum(keepdims=True) if shared else decisions_X, decisions_X)

@@ -1,0 +1,96 @@
+"""Step rewards: what a turn is worth by itself, given its text and the team's reward."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+
+from marft_jax.config import BadInput
+from marft_jax.plugins import imported
+from marft_jax.types import Episode, Turn
+
+StepReward = Callable[[Turn, float, Episode], float]
+"""(turn, the team's reward of its step, episode) to the turn's reward."""
+
+_ITEM = re.compile(r"^[^\S\n]*(?:\d+[.):]|[-*•])[^\S\n]+.*?[^\W\d_]", re.MULTILINE)
+_BRACE = re.compile(r"\\boxed\s*\{|\\[{}]|[{}]")
+_PYTHON = re.compile(r"```python[^\S\n]*\n(.*?)```", re.DOTALL | re.IGNORECASE)
+
+
+def planner(turn: Turn, reward: float, episode: Episode) -> float:
+    """½·min(list items / 2, 1) + ½·R: a plan has items, and helps.
+
+    An item is a line with a marker (``1.``, ``-``), white space and words.
+    """
+    return _listed(turn.text, 2) + 0.5 * reward
+
+
+def code_planner(turn: Turn, reward: float, episode: Episode) -> float:
+    """As ``planner``, with three items."""
+    return _listed(turn.text, 3) + 0.5 * reward
+
+
+def solver(turn: Turn, reward: float, episode: Episode) -> float:
+    """0 without an answer in a closed box; else R, and 0.1 for the form where R is not positive."""
+    return _formed(_is_boxed(turn.text), reward)
+
+
+def coder(turn: Turn, reward: float, episode: Episode) -> float:
+    """As ``solver``, with a python block that has something in it."""
+    return _formed(any(block.strip() for block in _PYTHON.findall(turn.text)), reward)
+
+
+def verifier(turn: Turn, reward: float, episode: Episode) -> float:
+    """R."""
+    return reward
+
+
+debugger = verifier
+
+STEP_REWARDS: dict[str, StepReward] = {
+    "planner": planner,
+    "solver": solver,
+    "verifier": verifier,
+    "code_planner": code_planner,
+    "coder": coder,
+    "debugger": debugger,
+}
+
+
+def find_step_reward(name: str) -> StepReward:
+    """A ready-made step reward, or the function that ``package.module:function`` names.
+
+    Raises:
+        BadInput: there is none.
+    """
+    if name in STEP_REWARDS:
+        return STEP_REWARDS[name]
+    found: StepReward = imported(name, "step reward", STEP_REWARDS)
+    if not callable(found):
+        raise BadInput(f"step reward: {name!r} is no function; name one")
+    return found
+
+
+def _listed(text: str, wanted: int) -> float:
+    return 0.5 * min(len(_ITEM.findall(text)) / wanted, 1.0)
+
+
+def _formed(formed: bool, reward: float) -> float:
+    if not formed:
+        return 0.0
+    return reward if reward > 0 else 0.1
+
+
+def _is_boxed(text: str) -> bool:
+    """True where a ``\\boxed{`` with something in it is closed, braces matched."""
+    inner: list[int | None] = []  # of each open brace, where its box's content begins
+    for brace in _BRACE.finditer(text):
+        if brace[0] == "}":
+            start = inner.pop() if inner else None
+            if start is not None and text[start : brace.start()].strip():
+                return True
+        elif brace[0] == "{":
+            inner.append(None)
+        elif brace[0].startswith("\\boxed"):
+            inner.append(brace.end())
+    return False

@@ -1,0 +1,137 @@
+"""Stacked low-rank adapters: one pytree for the whole team, a leading axis for its members.
+
+    {"q": {"a": [N, L, in, R], "b": [N, L, R, out]}, "v": ...}      float32
+
+Every token names its owner. One pair of dense matmuls serves all owners at once: the ranks of all
+adapters stand side by side, and the columns that are not the owner's are zeroed in between,
+
+    y += ((x @ A_cat) * mask) @ B_cat * alpha / rank.
+
+There is no gather and no loop over agents, and the product shards like any other matmul.
+Source: LoRA, Hu et al. 2021, section 4.1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from marft_jax.config import TARGETS
+from marft_jax.models.ops.product import product, times
+
+Adapters = dict[str, dict[str, jax.Array]]
+
+
+class Fused(NamedTuple):
+    """The adapters of one matrix, ranks side by side: ``[N·R, in]`` and ``[N·R, out]``.
+
+    In this layout the tokens' activations, the largest factor of their gradients, are read as they
+    lie.
+    """
+
+    a: jax.Array
+    b: jax.Array
+
+
+class FusedAdapters(NamedTuple):
+    """All adapters, laid out for the forward pass.
+
+    Attributes:
+        layers: of each layer, the matrices that have adapters.
+        scale_N: alpha/rank of each adapter.
+    """
+
+    layers: list[dict[str, Fused]]
+    scale_N: jax.Array
+
+
+class OwnerMask(NamedTuple):
+    """``[..., N·R]``: alpha/rank in the owner's columns, 0 elsewhere."""
+
+    columns: jax.Array
+
+
+def init(key: jax.Array, config: Any, *, adapters: int, rank: int, targets: Sequence[str]):
+    """Fresh adapters: A is normal with variance 1/in, B is zero, so the team starts as the base.
+
+    Args:
+        key: a PRNG key; adapter n's A is drawn from ``fold_in(key, n)``, whoever else there is.
+        config: the ``DecoderConfig`` of the base.
+        adapters: how many.
+        rank: R.
+        targets: which matrices of every block, among ``TARGETS``.
+    """
+    tree: Adapters = {}
+    for target in targets:
+        d_in, d_out = config.target_shape(target)
+        draw = jax.nn.initializers.normal(d_in**-0.5)
+        shape = (config.n_layers, d_in, rank)
+        folded = jax.random.fold_in(key, TARGETS.index(target))
+        a = jnp.stack([draw(jax.random.fold_in(folded, n), shape) for n in range(adapters)])
+        tree[target] = {"a": a, "b": jnp.zeros((adapters, config.n_layers, rank, d_out))}
+    return tree
+
+
+def shape_of(adapters: Adapters) -> tuple[int, int]:
+    """(number of adapters, rank)."""
+    n, _, _, r = next(iter(adapters.values()))["a"].shape
+    return n, r
+
+
+def fuse(adapters: Adapters, alpha: float, dtype) -> FusedAdapters:
+    """Lays the adapters out for the forward pass: per layer, ranks of all members side by side.
+
+    Linear, hence differentiable.
+    """
+    n, r = shape_of(adapters)
+    layers = next(iter(adapters.values()))["a"].shape[1]
+    fused: list[dict[str, Fused]] = [{} for _ in range(layers)]
+    for target, ab in adapters.items():
+        a_LXD = ab["a"].transpose(1, 0, 3, 2).reshape(layers, n * r, -1).astype(dtype)
+        b_LXD = ab["b"].transpose(1, 0, 2, 3).reshape(layers, n * r, -1).astype(dtype)
+        for i in range(layers):
+            fused[i][target] = Fused(a_LXD[i], b_LXD[i])
+    return FusedAdapters(fused, jnp.full(n, alpha / r, dtype))
+
+
+def owner_mask(owners, fused: FusedAdapters) -> OwnerMask:
+    """Columns of each token's owner, scaled. An owner of -1 has no adapter: the bare base.
+
+    Args:
+        owners: ``int32 [...]``, the adapter that each token passes through.
+    """
+    scale_N, any_matrix = fused.scale_N, next(iter(fused.layers[0].values()))
+    n = len(scale_N)
+    rank = len(any_matrix.a) // n
+    mine = jax.nn.one_hot(owners, n, dtype=scale_N.dtype)
+    mine *= scale_N.reshape((1,) * owners.ndim + (n,))
+    return OwnerMask(jnp.repeat(mine, rank, axis=-1))
+
+
+def add_lora(y, x, lora: Fused, owners: OwnerMask | None):
+    """y + ((x A_cat) * mask) B_cat, for ``x [..., in]`` and ``y [..., out]``."""
+    assert owners is not None, "adapters without owners"
+    with jax.named_scope("lora"):
+        return y + _from_ranks(product(x, lora.a) * owners.columns, lora.b)
+
+
+@jax.custom_vjp
+def _from_ranks(x, b):
+    """x b.
+
+    JAX's own gradient of ``b`` is the transpose of (dy' x), and a CPU would lay all of dy out anew
+    for it; here it is x' dy.
+    """
+    return times(x.reshape(-1, x.shape[-1]), b, (1, 0)).reshape(*x.shape[:-1], -1)
+
+
+def _from_ranks_backward(forward, dy):
+    x, b = forward
+    ranks, d_rows = x.reshape(-1, x.shape[-1]), dy.reshape(-1, dy.shape[-1])
+    return times(d_rows, b, (1, 1)).reshape(x.shape), times(ranks, d_rows, (0, 0))
+
+
+_from_ranks.defvjp(lambda x, b: (_from_ranks(x, b), (x, b)), _from_ranks_backward)

@@ -1,0 +1,101 @@
+"""Attention of queries over keys and values: what every model here reads its context with."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+
+class KV(NamedTuple):
+    """Keys and values of one layer, of B rows, G key-value heads, T positions and C channels.
+
+    Keys have their positions last: the scores of a step of decoding are a plain product with them,
+    which a CPU takes half again as fast as one with their transpose.
+    """
+
+    k_BGCT: jax.Array
+    v_BGTC: jax.Array
+
+    def cut(self, length: int) -> KV:
+        """The first ``length`` positions."""
+        return KV(self.k_BGCT[..., :length], self.v_BGTC[:, :, :length])
+
+
+Attention = Callable[[jax.Array, KV], jax.Array]
+"""(queries, keys and values) to context."""
+
+CausalAttention = Callable[[jax.Array], Attention]
+"""Until where each position of some rows is read, to the attention of these rows in every layer."""
+
+
+def scaled(q_BHTC):
+    """q / √C: queries whose scores need no scaling any more."""
+    return (q_BHTC.astype(jnp.float32) * q_BHTC.shape[-1] ** -0.5).astype(q_BHTC.dtype)
+
+
+def attention(q_BHTC, kv: KV, mask_BTS):
+    """softmax(q kᵀ / √C) v with grouped key-value heads; scores and softmax in float32.
+
+    Args:
+        q_BHTC: queries, H a multiple of the key-value heads G.
+        kv: keys and values of S positions.
+        mask_BTS: true where query t may read position s.
+    """
+    b, h, t, c = q_BHTC.shape
+    g = kv.k_BGCT.shape[1]
+    grouped = q_BHTC.reshape(b, g, (h // g) * t, c)
+    scores = jnp.einsum(
+        "bgqc,bgcs->bgqs", grouped, kv.k_BGCT, preferred_element_type=jnp.float32
+    ).reshape(b, g, h // g, t, -1)
+    scores = jnp.where(mask_BTS[:, None, None], scores * c**-0.5, -1e30)
+    weights = jax.nn.softmax(scores, axis=-1).astype(kv.v_BGTC.dtype)
+    context = jnp.einsum(
+        "bgqs,bgsc->bgqc",
+        weights.reshape(b, g, -1, weights.shape[-1]),
+        kv.v_BGTC,
+        preferred_element_type=jnp.float32,
+    )
+    return context.reshape(b, h, t, c).astype(q_BHTC.dtype)
+
+
+def causal_attention(until_BT) -> Attention:
+    """Attention of whole rows, as ``reading`` says."""
+    mask_BTT = reading(until_BT)
+    return lambda q_BHTC, kv: attention(q_BHTC, kv, mask_BTT)
+
+
+def reading(until_BT, start: int = 0, end: int | None = None):
+    """Whether each query from ``start`` to ``end`` reads each key up to there, ``[B, t, s]``.
+
+    A position is read by those after it and itself, ``until_BT`` at the latest. With one end for
+    all of a sequence, sequences of a row are kept apart; with a later one for what several begin
+    with, these share it.
+    """
+    queries = jnp.arange(until_BT.shape[1])[None, start:end, None]
+    return jnp.tril(queries <= until_BT[:, None, :end], start)
+
+
+def joins(platform: str) -> bool:
+    """Whether sequences of a row may share their beginning there: splash has no mask for it."""
+    return platform != "tpu"
+
+
+def attention_on(platform: str) -> CausalAttention:
+    """What computes attention of whole rows fastest there.
+
+    On a CPU, einsums over a few queries at a time (``pieces``); on a TPU, JAX's splash kernel
+    (``splash``); elsewhere, GPUs among them, the einsums that XLA fuses: cuDNN's attention takes
+    segments only as a bias as large as the scores.
+    """
+    if platform == "cpu":
+        from marft_jax.models.ops.pieces import causal_attention_in_pieces
+
+        return causal_attention_in_pieces
+    if platform == "tpu":
+        from marft_jax.models.ops.splash import splash_attention
+
+        return splash_attention
+    return causal_attention

@@ -1,0 +1,146 @@
+"""Attention of whole rows on CPUs: a few queries at a time, and a backward pass of its own.
+
+Fewer scores are computed to be masked out, and the backward pass has the context and one number per
+query to start from, so that it computes each score once (Dao et al. 2022, FlashAttention, appendix
+B.2):
+
+    P = exp(S - L),  dV = P' dO,  dS = P * (dO V' - rowsum(dO * O)),  dQ = dS K,  dK = dS' Q.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from marft_jax.models.ops.attention import KV, Attention, reading, scaled
+from marft_jax.models.ops.folding import fold, total
+from marft_jax.models.ops.remat import keep
+
+_PIECES, _LEAST = 8, 128  # of the queries of a row: how many, and the fewest in one
+
+
+class _Reads(NamedTuple):
+    """log(1) = 0 where a query of a piece reads a key, log(0) = -inf elsewhere."""
+
+    log_BTS: jax.Array
+    log_BST: jax.Array
+
+
+def causal_attention_in_pieces(until_BT) -> Attention:
+    """``attention.causal_attention``."""
+    return functools.partial(_in_pieces, reads=_reads(until_BT))
+
+
+def _reads(until_BT) -> list[_Reads]:
+    """Of each piece. As logarithms: the sum with the scores is what ``where`` would choose, and
+    XLA takes them for too dear to compute in every layer anew, which it does with comparisons."""
+    t = until_BT.shape[1]
+    masks = (reading(until_BT, start, end) for start, end in _pieces(t))
+    logs = [jnp.log(mask_BTS.astype(jnp.float32)) for mask_BTS in masks]
+    return [_Reads(log_BTS, log_BTS.swapaxes(1, 2)) for log_BTS in logs]
+
+
+@jax.custom_vjp
+def _in_pieces(q_BHTC, kv: KV, reads: list[_Reads]):
+    return _forward(q_BHTC, kv, reads)[0]
+
+
+def _forward(q_BHTC, kv: KV, reads: list[_Reads]):
+    """The context, and what the backward pass reads."""
+    pieces = [
+        _attend(q_BHTC[:, :, start:end], kv.cut(end), read.log_BTS)
+        for (start, end), read in zip(_pieces(q_BHTC.shape[2]), reads, strict=True)
+    ]
+    context = keep(jnp.concatenate([context for context, _ in pieces], axis=2))
+    return context, (q_BHTC, kv, reads, context, [keep(log_total) for _, log_total in pieces])
+
+
+def _backward(forward, d_context):
+    """Cotangents of queries, keys and values; the last argument has none."""
+    q_BHTC, kv, reads, context, log_totals = forward
+    t, queries = q_BHTC.shape[2], []
+    d_k = d_v = jnp.zeros_like(kv.v_BGTC)
+    for (start, end), read, log_total in zip(_pieces(t), reads, log_totals, strict=True):
+        here = (slice(None), slice(None), slice(start, end))
+        d_q, *added = _differentiate(
+            q_BHTC[here], kv.cut(end), read.log_BST, context[here], log_total, d_context[here]
+        )
+        queries.append(d_q)
+        d_k, d_v = (
+            x + jnp.pad(more, ((0, 0), (0, 0), (0, t - end), (0, 0)))
+            for x, more in zip((d_k, d_v), added, strict=True)
+        )
+    return jnp.concatenate(queries, axis=2), KV(d_k.swapaxes(2, 3), d_v), None
+
+
+_in_pieces.defvjp(_forward, _backward)
+
+
+def _attend(q_BHTC, kv: KV, log_BTS):
+    """The context of some queries, and the logarithm of the sum of each one's exp(scores)."""
+    b, h, t, c = q_BHTC.shape
+    g = kv.v_BGTC.shape[1]
+    scores = _scores(q_BHTC, kv, log_BTS)
+    top = fold(scores, jnp.maximum).max(axis=-1, keepdims=True)
+    weights = jnp.exp(scores - top)
+    mass = total(weights)[..., None]
+    rows = weights.astype(kv.v_BGTC.dtype).reshape(b, g, -1, weights.shape[-1])
+    context = _product("bgqs,bgsc->bgqc", rows, kv.v_BGTC).reshape(b, g, -1, t, c) / mass
+    return context.reshape(b, h, t, c).astype(q_BHTC.dtype), top + jnp.log(mass)
+
+
+def _differentiate(q_BHTC, kv: KV, log_BST, context, log_total, d_context):
+    """Cotangents of some queries, and ``[B, G, S, C]`` of the keys and values that they read.
+
+    The scores stand here with their keys first: then no product has to turn them round.
+    """
+    b, h, t, c = q_BHTC.shape
+    g, s = kv.v_BGTC.shape[1:3]
+    dtype, grouped, d_rows = (
+        q_BHTC.dtype,
+        *(x.reshape(b, g, -1, c) for x in (scaled(q_BHTC), d_context)),
+    )
+
+    def per_query(x_BHT1):
+        return x_BHT1.reshape(b, g, 1, h // g, t)
+
+    def over_queries(x_BHTC):
+        return x_BHTC.reshape(b, g, s, h // g, t)
+
+    scores = over_queries(_product("bgsc,bgqc->bgsq", kv.k_BGCT.swapaxes(2, 3), grouped))
+    weights = jnp.exp(scores + log_BST[:, None, :, None] - per_query(log_total))
+    d_weights = over_queries(_product("bgsc,bgqc->bgsq", kv.v_BGTC, d_rows))
+    lost = total(d_context.astype(jnp.float32) * context)
+    d_scores = (weights * (d_weights - per_query(lost))).astype(dtype).reshape(b, g, s, -1)
+    weights = weights.astype(dtype).reshape(b, g, s, -1)
+    d_q = _product("bgcs,bgsq->bgcq", kv.k_BGCT, d_scores).swapaxes(2, 3) * c**-0.5
+    d_k = _product("bgsq,bgqc->bgsc", d_scores, grouped)
+    d_v = _product("bgsq,bgqc->bgsc", weights, d_rows)
+    return d_q.reshape(q_BHTC.shape).astype(dtype), d_k.astype(dtype), d_v.astype(dtype)
+
+
+def _scores(q_BHTC, kv: KV, log_BTS):
+    b, h, t, c = q_BHTC.shape
+    g = kv.k_BGCT.shape[1]
+    grouped = scaled(q_BHTC).reshape(b, g, -1, c)
+    scores = _product("bgqc,bgcs->bgqs", grouped, kv.k_BGCT).reshape(b, g, h // g, t, -1)
+    return scores + log_BTS[:, None, None]
+
+
+def _product(spec: str, x, y):
+    """In float32.
+
+    The barrier keeps XLA from turning a product of bfloat16 into one that it cannot run.
+    """
+    z = jnp.einsum(spec, x, y, preferred_element_type=jnp.float32)
+    return z if x.dtype == jnp.float32 else jax.lax.optimization_barrier(z)
+
+
+def _pieces(t: int) -> Iterator[tuple[int, int]]:
+    """Where each piece of T queries starts and ends."""
+    length = max(_LEAST, -(-t // (_PIECES * _LEAST)) * _LEAST)
+    return ((start, min(start + length, t)) for start in range(0, t, length))

@@ -1,0 +1,385 @@
+"""Text to token ids and back, and conversations to prompts.
+
+Like transformers, ``encode`` and ``chat`` turn a special token that is spelled out in the text into
+that token: whoever writes the text of a task can forge the end of a message.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import math
+import sys
+import time
+import types
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+from marft_jax.config import BadInput
+from marft_jax.formats.foreign import one_line, read_settings, readable
+
+Message = Mapping[str, str]
+"""``{"role": "system" | "user" | "assistant", "content": text}``."""
+
+FALLBACK_TEMPLATE = (
+    "{% for message in messages %}{{ message['role'] | capitalize }}: {{ message['content'] }}"
+    "{% if message['role'] == 'assistant' %}{{ eos_token }}{% endif %}{{ '\n' }}{% endfor %}"
+    "{% if add_generation_prompt %}Assistant:{% endif %}"
+)
+"""For models that come without a chat template."""
+
+_PROBE = "qxz"
+_TEMPLATE_SECONDS = 3.0
+
+
+class Tokenizer(Protocol):
+    """What the team needs of a tokenizer.
+
+    Attributes:
+        vocab_size: ids are below this; the model's embedding may have more rows.
+        eos_ids: tokens that end an action.
+        pad_id: fills rows; may equal an eos id.
+    """
+
+    vocab_size: int
+    eos_ids: tuple[int, ...]
+    pad_id: int
+
+    def encode(self, text: str) -> list[int]:
+        """Ids of ``text``, without tokens before or after it."""
+        ...
+
+    def decode(self, ids: Sequence[int], *, special: bool = False) -> str:
+        """The text of ``ids``, without special and eos tokens unless they are asked for."""
+        ...
+
+    def chat(self, messages: Sequence[Message]) -> list[int]:
+        """The conversation as a prompt for the assistant's next message."""
+        ...
+
+    def opening(self, messages: Sequence[Message]) -> tuple[list[int], list[int]]:
+        """``chat`` in two pieces: the conversation, and what opens the assistant's message."""
+        ...
+
+    def reply(self, text: str, *, after_action: bool = True) -> list[int]:
+        """What continues a conversation whose ids are kept: a user's message, and what opens the
+        assistant's next one.
+
+        Args:
+            text: of the user's message.
+            after_action: the ids end with an assistant's message and its end-of-turn token; else
+                with another user's message.
+        """
+        ...
+
+    def think(self, on: bool) -> None:
+        """Whether a model that can think before it answers is to do so."""
+        ...
+
+
+class ByteTokenizer:
+    """UTF-8 bytes and a few roles, for models that we train ourselves.
+
+    Ids 0 to 255 are bytes, 256 pads, 257 ends a turn; 258, 259 and 260 open a system, a user and an
+    assistant message.
+    """
+
+    PAD, END, SYSTEM, USER, ASSISTANT = range(256, 261)
+    _NAMES = {PAD: "pad", END: "end", SYSTEM: "system", USER: "user", ASSISTANT: "assistant"}
+
+    vocab_size = 264
+    eos_ids: tuple[int, ...] = (END,)
+    pad_id = PAD
+
+    def encode(self, text: str) -> list[int]:
+        return list(text.encode("utf-8"))
+
+    def decode(self, ids: Sequence[int], *, special: bool = False) -> str:
+        texts = []
+        for is_text, run in itertools.groupby(ids, key=lambda i: i < 256):
+            if is_text:
+                texts.append(bytes(run))
+            elif special:
+                texts += [f"<{self._NAMES.get(i, i)}>".encode() for i in run]
+        return b"".join(texts).decode("utf-8", "replace")
+
+    def chat(self, messages: Sequence[Message]) -> list[int]:
+        opening = {"system": self.SYSTEM, "user": self.USER, "assistant": self.ASSISTANT}
+        ids = []
+        for message in messages:
+            ids += [opening[message["role"]], *self.encode(message["content"])]
+            ids += [self.END] if message["role"] == "assistant" else []
+        return [*ids, self.ASSISTANT]
+
+    def opening(self, messages: Sequence[Message]) -> tuple[list[int], list[int]]:
+        return self.chat(messages)[:-1], [self.ASSISTANT]
+
+    def reply(self, text: str, *, after_action: bool = True) -> list[int]:
+        return [self.USER, *self.encode(text), self.ASSISTANT]
+
+    def think(self, on: bool) -> None:
+        if on:
+            raise BadInput("--model.thinking: the byte tokenizer has no such mode")
+
+
+class HFTokenizer:
+    """A tokenizer of transformers with its chat template.
+
+    A template that does not take a system message gets it in front of the first user message.
+
+    Args:
+        tokenizer: of transformers, fast or slow.
+        eos_ids: further tokens that end an action, beside the tokenizer's own and the one that the
+            template writes after an assistant's message.
+        source: where it came from, for messages.
+
+    Raises:
+        BadInput: the template cannot be rendered, or nothing ends an action.
+    """
+
+    def __init__(self, tokenizer: Any, eos_ids: Iterable[int] = (), source: str = "tokenizer"):
+        self._tokenizer, self._source = tokenizer, source
+        self._template_settings: dict[str, Any] = {}
+        if not tokenizer.chat_template:
+            tokenizer.chat_template = FALLBACK_TEMPLATE
+            plain = "`System: ...`, `User: ...` and `Assistant: ...`, a line each"
+            print(f"marft_jax: {source}: has no chat template; uses {plain}", file=sys.stderr)
+        self.vocab_size: int = len(tokenizer)
+        try:
+            with _at_most(_TEMPLATE_SECONDS):
+                self._fold_system = not self._takes_system()
+                ends = [tokenizer.eos_token_id, *eos_ids, self._end_of_turn()]
+        except Exception as error:  # a template is a program: anything can go wrong in it
+            raise BadInput(f"{source}: its chat template fails: {one_line(error)}") from error
+        if wrong := [i for i in ends if not (i is None or type(i) is int and i >= 0)]:
+            raise BadInput(
+                f"{source}: expected the ids of tokens that end a turn, got {wrong!r:.60}"
+            )
+        self.eos_ids: tuple[int, ...] = tuple(dict.fromkeys(i for i in ends if i is not None))
+        if not self.eos_ids:
+            raise BadInput(f"{source}: expected an end-of-sequence token, found none")
+        pad = tokenizer.pad_token_id
+        self.pad_id: int = self.eos_ids[0] if pad is None else pad
+
+    def encode(self, text: str) -> list[int]:
+        return list(self._tokenizer.encode(text, add_special_tokens=False))
+
+    def decode(self, ids: Sequence[int], *, special: bool = False) -> str:
+        kept = [int(i) for i in ids if special or i not in self.eos_ids]
+        return self._tokenizer.decode(
+            kept, skip_special_tokens=not special, clean_up_tokenization_spaces=False
+        )
+
+    def chat(self, messages: Sequence[Message]) -> list[int]:
+        return self.encode(self._render(messages))
+
+    def opening(self, messages: Sequence[Message]) -> tuple[list[int], list[int]]:
+        whole, before = self._render(messages), self._render(messages, prompt=False)
+        if not whole.startswith(before):
+            raise self._not_continuable()
+        return self.encode(before), self.encode(whole[len(before) :])
+
+    def reply(self, text: str, *, after_action: bool = True) -> list[int]:
+        said = [_say("user", "a"), _say("assistant", _PROBE), _say("user", text)]
+        _, probe, after = self._render(said).partition(_PROBE)
+        if not probe or text.strip() not in after:
+            raise self._not_continuable()
+        ids = self.encode(after.lstrip(" "))
+        ids = ids[1:] if ids[0] in self.eos_ids else ids
+        newline = self.encode("\n")
+        return ids[len(newline) :] if not after_action and ids[: len(newline)] == newline else ids
+
+    def think(self, on: bool) -> None:
+        """Whether a model that can think before it answers does so.
+
+        Raises:
+            BadInput: it is asked to, and its template knows of no thinking.
+        """
+        knows = "enable_thinking" in str(self._tokenizer.chat_template)
+        if on and not knows:
+            raise BadInput(
+                f"--model.thinking: the chat template of {self._source} has no such mode"
+            )
+        self._template_settings = {"enable_thinking": on} if knows else {}
+
+    def _not_continuable(self) -> BadInput:
+        return BadInput(
+            f"--team.context shared: the chat template of {self._source} cannot be continued "
+            "message by message; use --team.context own"
+        )
+
+    def save(self, folder: Path) -> None:
+        """Writes the files from which transformers makes the same tokenizer."""
+        self._tokenizer.save_pretrained(folder)
+
+    def _render(self, messages: Sequence[Message], prompt: bool = True) -> str:
+        plain = [dict(message) for message in messages]
+        return self._tokenizer.apply_chat_template(
+            _folded(plain) if self._fold_system else plain,
+            add_generation_prompt=prompt,
+            tokenize=False,
+            **self._template_settings,
+        )
+
+    def _takes_system(self) -> bool:
+        self._fold_system = False
+        try:
+            return _PROBE in self._render([_say("system", _PROBE), _say("user", "a")])
+        except TimeoutError:
+            raise
+        except Exception:  # as above; a template that fails altogether is found out later
+            return False
+
+    def _end_of_turn(self) -> int | None:
+        """The special token right after an assistant's message."""
+        text = self._render([_say("user", "a"), _say("assistant", _PROBE)], prompt=False)
+        after = self.encode(text.rpartition(_PROBE)[2].strip())[:1]
+        special = {*self._tokenizer.all_special_ids, *self._tokenizer.added_tokens_decoder}
+        return after[0] if after and after[0] in special else None
+
+
+def from_directory(directory: Path) -> HFTokenizer:
+    """The tokenizer files of a model directory.
+
+    Raises:
+        BadInput: there are none, or they cannot be read.
+    """
+    names = ("tokenizer.json", "vocab.json", "tekken.json")
+    with readable(directory, "tokenizer"):
+        if any((directory / name).is_file() for name in names):
+            tokenizer = _without_its_code(directory)
+        elif (directory / "tokenizer.model").is_file():
+            tokenizer = _from_sentencepiece(directory)
+        else:
+            raise BadInput(
+                f"{directory}: expected tokenizer.json or tokenizer.model, found neither"
+            )
+    eos_ids: list[int] = []
+    for name in ("generation_config.json", "config.json"):
+        eos = read_json(directory / name).get("eos_token_id")
+        eos_ids += eos if isinstance(eos, list) else [] if eos is None else [eos]
+    return HFTokenizer(tokenizer, eos_ids, str(directory))
+
+
+def _without_its_code(directory: Path) -> Any:
+    """The tokenizer of a folder whose own Python files, named by ``auto_map``, are never run."""
+    library, known = _transformers(), {"local_files_only": True, "trust_remote_code": False}
+    try:
+        return library.AutoTokenizer.from_pretrained(directory, **known)
+    except ValueError as error:
+        settings = (read_json(directory / f"{name}config.json") for name in ("tokenizer_", ""))
+        if not any("auto_map" in own for own in settings):
+            raise
+        if not (directory / "tokenizer.json").is_file():
+            raise BadInput(
+                f"{directory}: its tokenizer is code of its own (auto_map), which is never run; "
+                "expected tokenizer.json beside it"
+            ) from error
+    return library.PreTrainedTokenizerFast.from_pretrained(directory, **known)
+
+
+def from_gguf(metadata: Mapping[str, Any], source: str) -> HFTokenizer:
+    """The tokenizer, special tokens and chat template in a GGUF file's metadata.
+
+    Raises:
+        BadInput: the vocabulary is of a kind that is not known.
+    """
+    with readable(source, "GGUF tokenizer"):
+        return _from_gguf(metadata, source)
+
+
+def _from_gguf(metadata: Mapping[str, Any], source: str) -> HFTokenizer:
+    from marft_jax.models.tokenizers import vocabulary
+
+    keys = {"bos": "bos", "eos": "eos", "unk": "unknown", "pad": "padding"}
+    named = {key: metadata.get(f"tokenizer.ggml.{gguf}_token_id") for key, gguf in keys.items()}
+    tokenizer = vocabulary.from_gguf(metadata, source)
+    tokens = metadata["tokenizer.ggml.tokens"]
+    fast = _fast(
+        tokenizer,
+        {f"{key}_token": tokens[i] for key, i in named.items() if i is not None},
+        metadata.get("tokenizer.chat_template"),
+    )
+    end_of_turn = metadata.get("tokenizer.ggml.eot_token_id")
+    return HFTokenizer(fast, [] if end_of_turn is None else [end_of_turn], source)
+
+
+def _from_sentencepiece(directory: Path) -> Any:
+    """tokenizer.model, with what tokenizer_config.json says about it.
+
+    Not transformers' own conversion: version 5.23 cuts unigram models as if they were merges, and
+    forgets the leading space where the configuration names no class.
+    """
+    from marft_jax.models.tokenizers import vocabulary
+
+    settings = read_json(directory / "tokenizer_config.json")
+    path = directory / "tokenizer.model"
+    tokenizer = vocabulary.from_sentencepiece(path, every_segment=settings.get("legacy", True))
+    names: dict[str, Any] = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
+    names = {key: name for key, name in names.items() if tokenizer.token_to_id(name) is not None}
+    for key in ("bos_token", "eos_token", "unk_token", "pad_token"):
+        said = settings.get(key, names.get(key))
+        names[key] = said.get("content") if isinstance(said, dict) else said
+    added = sorted((int(i), token) for i, token in settings.get("added_tokens_decoder", {}).items())
+    template = settings.get("chat_template")
+    jinja = directory / "chat_template.jinja"
+    fast = _fast(tokenizer, names, jinja.read_text("utf-8") if jinja.is_file() else template)
+    for _, token in added:
+        fast.add_tokens([token["content"]], special_tokens=token.get("special", True))
+    return fast
+
+
+def _fast(tokenizer: Any, special: Mapping[str, str | None], template: Any) -> Any:
+    names = {key: name for key, name in special.items() if name is not None}
+    fast = _transformers().PreTrainedTokenizerFast
+    return fast(tokenizer_object=tokenizer, chat_template=template, **names)
+
+
+def _transformers() -> Any:
+    """Imported where used: it takes seconds, and the built-in model does without."""
+    import transformers
+
+    return transformers
+
+
+@contextlib.contextmanager
+def _at_most(seconds: float) -> Iterator[None]:
+    """Ends a template of this thread that computes longer: it may loop for days.
+
+    Raises:
+        TimeoutError: it took longer.
+    """
+    end, before = math.inf, sys.gettrace()
+
+    def trace(frame: types.FrameType, event: str, _: Any) -> Any:
+        nonlocal end
+        now, is_template = time.thread_time(), frame.f_code.co_filename == "<template>"
+        end = min(end, now + seconds) if is_template else end  # imports before it are free
+        if now > end:
+            raise TimeoutError(f"it takes more than {seconds:g} seconds")
+        return trace if is_template else None
+
+    sys.settrace(trace)
+    try:
+        yield
+    finally:
+        sys.settrace(before)
+
+
+def _folded(messages: list[dict[str, str]]) -> list[dict[str, str]]:
+    """The system message in front of the first user message's text."""
+    system = "\n\n".join(m["content"] for m in messages if m["role"] == "system")
+    rest = [m for m in messages if m["role"] != "system"]
+    if system and rest:
+        rest[0] = _say(rest[0]["role"], f"{system}\n\n{rest[0]['content']}")
+    return rest
+
+
+def _say(role: str, content: str) -> dict[str, str]:
+    return {"role": role, "content": content}
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """The settings in a file; none where there is no such file."""
+    return read_settings(path) if path.is_file() else {}

@@ -1,0 +1,280 @@
+"""The base model: from wherever it lies to arrays on the devices.
+
+Tensors stream from the file to the devices one at a time, so that the host never holds a second
+copy of the model.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import types
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from marft_jax.config import BadInput
+from marft_jax.config import Model as ModelSettings
+from marft_jax.formats.foreign import one_line, read_settings
+from marft_jax.models import families
+from marft_jax.models.decoder import Decoder, DecoderConfig
+from marft_jax.models.ops.attention import attention_on
+from marft_jax.models.tokenizers.tokenizer import ByteTokenizer, Tokenizer
+
+Tensors = Iterable[tuple[str, np.ndarray]]
+Shapes = dict[str, tuple[int, ...]]
+Place = Callable[[str, np.ndarray], jax.Array]
+
+_PAGE, _PAGES = 64 * 1024, 64
+_WANTED = ["*.json", "*.safetensors", "*.model", "*.jinja"]
+_UNWANTED = ["original/*", "consolidated*", "onnx/*", "*/*"]
+_HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
+
+
+class BaseModel(NamedTuple):
+    """A frozen language model, ready to run.
+
+    Attributes:
+        config: its shape.
+        graphdef, params: ``nnx.split`` of the ``Decoder``; ``params`` lie on the devices.
+        tokenizer: text to ids and back.
+        source: where it came from, as the user named it.
+        digest: identifies its content; equal for equal files, wherever they lie.
+    """
+
+    config: DecoderConfig
+    graphdef: Any
+    params: nnx.State
+    tokenizer: Tokenizer
+    source: str
+    digest: str
+
+
+class _Opened(NamedTuple):
+    """A model whose weights have not been read yet."""
+
+    config: DecoderConfig
+    tensors: Callable[[Shapes], Tensors]
+    tokenizer: Tokenizer
+    digest: str
+
+
+def load_base(model: ModelSettings, place: Place, platform: str | None = None) -> BaseModel:
+    """Opens the model that ``--model.base`` names and puts its tensors on the devices.
+
+    Args:
+        model: ``base`` is ``tiny``, a directory, a ``.gguf`` file or a hub id.
+        place: ``place(path, array)`` puts one tensor on the devices, in the type and sharding of
+            its choice; ``path`` is spelled as in ``layers/3/q/kernel``.
+        platform: what it will run on, such as cpu; by default what JAX prefers.
+
+    Raises:
+        BadInput: nothing there, an unsupported model, or files that are not intact.
+    """
+    opened = _open(model.base)
+    opened.tokenizer.think(model.thinking)
+    _check_prompts(opened, model.base)
+    graphdef, abstract = abstract_decoder(
+        opened.config,
+        jnp.dtype(model.dtype),
+        attention=attention_on(platform or jax.default_backend()),
+        remat=model.remat,
+    )
+    params = fill(abstract, opened.tensors(shapes_of(abstract)), place, model.base)
+    return BaseModel(opened.config, graphdef, params, opened.tokenizer, model.base, opened.digest)
+
+
+def decoder_config(source: str) -> DecoderConfig:
+    """The shape of the model that ``--model.base`` names: of a directory or a hub id, its
+    config.json is all that is needed.
+
+    Raises:
+        BadInput: nothing there, or an unsupported model.
+    """
+    path = Path(source).expanduser()
+    if source == "tiny" or path.suffix == ".gguf":
+        return _open(source).config
+    return _read_config(path if path.is_dir() else _download(_hub_id(source), ["config.json"]))
+
+
+def directory_of(source: str) -> Path | None:
+    """The directory with a base's config.json and tokenizer; None for ``tiny`` and GGUF files."""
+    path = Path(source).expanduser()
+    if path.is_dir():
+        return path
+    return None if source == "tiny" or path.suffix == ".gguf" else _download(source)
+
+
+def abstract_decoder(config: DecoderConfig, dtype: Any, **how: Any) -> tuple[Any, nnx.State]:
+    """``nnx.split`` of a ``Decoder`` that has shapes and types but no values.
+
+    Args:
+        how: it computes, as in ``Decoder``.
+    """
+
+    def build() -> Decoder:
+        key = jax.random.key(0)  # shapes need only one; nnx.Rngs takes 9 ms per key while tracing
+        rngs: Any = types.SimpleNamespace(params=lambda: key)
+        return Decoder(config, dtype=dtype, rngs=rngs, **how)
+
+    graphdef, state = nnx.split(nnx.eval_shape(build))
+    return graphdef, state
+
+
+def shapes_of(state: nnx.State) -> Shapes:
+    """Path and shape of every parameter."""
+    return {_join(keys): tuple(leaf.shape) for keys, leaf in nnx.to_flat_state(state)}
+
+
+def fill(abstract: nnx.State, tensors: Tensors, place: Place, source: str) -> nnx.State:
+    """An abstract state with its values, each placed as it arrives.
+
+    Raises:
+        BadInput: a tensor is missing, unknown, repeated or misshapen.
+    """
+    flat = dict(nnx.to_flat_state(abstract))
+    missing = {_join(keys): keys for keys in flat}
+    for path, array in tensors:
+        keys = missing.pop(path, None)
+        if keys is None:
+            raise BadInput(f"{source}: unknown or repeated tensor {path!r}")
+        if array.shape != flat[keys].shape:
+            expected = tuple(flat[keys].shape)
+            raise BadInput(f"{source}: {path!r}: expected shape {expected}, got {array.shape}")
+        flat[keys] = flat[keys].replace(place(path, array))
+    if missing:
+        raise BadInput(f"{source}: {len(missing)} tensors are missing, such as {min(missing)!r}")
+    return nnx.from_flat_state(flat)
+
+
+def _join(keys: Iterable[Any]) -> str:
+    return "/".join(str(key) for key in keys)
+
+
+def _open(base: str) -> _Opened:
+    if base == "tiny":
+        return _open_tiny()
+    path = Path(base).expanduser()
+    if path.is_dir():
+        return _open_directory(path)
+    if path.suffix == ".gguf":
+        if not path.is_file():
+            raise BadInput(f"--model.base: no such file: {base} (see scripts/fetch_model.py)")
+        return _open_gguf(path)
+    return _open_directory(_download(_hub_id(base)))
+
+
+def _hub_id(base: str) -> str:
+    """``base`` again, if it can be one."""
+    exists = Path(base).expanduser().exists()
+    if exists or not _HUB_ID.fullmatch(base):
+        raise BadInput(
+            "--model.base: expected tiny, a directory with config.json, a .gguf file or a hub id, "
+            f"got {base!r}{'' if exists else ', which does not exist'}"
+        )
+    return base
+
+
+def _open_tiny() -> _Opened:
+    from marft_jax.models.weights import tiny
+
+    def tensors(_: Shapes) -> Tensors:
+        """Its recipe trains ``[in, out]``."""
+        return ((p, x.T if p.endswith("/kernel") else x) for p, x in tiny.tensors())
+
+    return _Opened(tiny.CONFIG, tensors, ByteTokenizer(), tiny.DIGEST)
+
+
+def _read_config(directory: Path) -> DecoderConfig:
+    file = directory / "config.json"
+    if not file.is_file():
+        raise BadInput(f"{directory}: expected a config.json in the model directory, found none")
+    return families.read_config(read_settings(file), str(file))
+
+
+def _open_directory(directory: Path) -> _Opened:
+    from marft_jax.models.tokenizers import tokenizer
+    from marft_jax.models.weights import safetensors
+
+    config = _read_config(directory)
+    files = safetensors.weight_files(directory)
+    return _Opened(
+        config,
+        lambda shapes: safetensors.read(directory, shapes),
+        tokenizer.from_directory(directory),
+        _digest([directory / "config.json", *files]),
+    )
+
+
+def _open_gguf(path: Path) -> _Opened:
+    from marft_jax.models.tokenizers import tokenizer
+    from marft_jax.models.weights import gguf
+
+    file = gguf.open_gguf(path)
+    config = gguf.read_config(file)
+    return _Opened(
+        config,
+        lambda shapes: gguf.read(file, config, shapes),
+        tokenizer.from_gguf(file.metadata, str(path)),
+        _digest([path], file.header_bytes),
+    )
+
+
+def _download(hub_id: str, wanted: Sequence[str] = _WANTED) -> Path:
+    """The hub's files of a model, from the cache where they are there already.
+
+    Raises:
+        BadInput: the hub cannot be reached, or has no such model for us.
+    """
+    import huggingface_hub
+
+    try:
+        return Path(
+            huggingface_hub.snapshot_download(
+                hub_id, allow_patterns=list(wanted), ignore_patterns=_UNWANTED
+            )
+        )
+    except Exception as error:  # network and hub errors of several libraries
+        raise BadInput(
+            f"--model.base: {hub_id!r} is no file or directory here, and the hub did not give it: "
+            f"{one_line(error)}"
+        ) from error
+
+
+def _check_prompts(opened: _Opened, source: str) -> None:
+    """A prompt must not hold ids that the embedding lacks: JAX would clamp them in silence."""
+    tokenizer, rows = opened.tokenizer, opened.config.vocab_size
+    ids = tokenizer.chat([{"role": "system", "content": "a"}, {"role": "user", "content": "b"}])
+    worst = max([*ids, *tokenizer.eos_ids, tokenizer.pad_id])
+    if worst >= rows:
+        raise BadInput(
+            f"{source}: the tokenizer writes token {worst}, the model's embedding has {rows} rows; "
+            "use the tokenizer that belongs to these weights"
+        )
+
+
+def _digest(files: list[Path], header_bytes: int = 1 << 16) -> str:
+    """SHA-256 over each file's size, its header and ``_PAGES`` evenly spaced pages.
+
+    Costs the same for every size of model; names and places of the files do not count.
+    """
+    sha = hashlib.sha256()
+    for file in files:
+        size = file.stat().st_size
+        sha.update(size.to_bytes(8, "little"))
+        with file.open("rb") as stream:
+            for start, length in _samples(size, header_bytes):
+                stream.seek(start)
+                sha.update(stream.read(length))
+    return sha.hexdigest()
+
+
+def _samples(size: int, header_bytes: int) -> Iterator[tuple[int, int]]:
+    yield 0, header_bytes
+    for i in range(_PAGES):
+        yield (size - _PAGE) * i // (_PAGES - 1) if size > _PAGE else 0, _PAGE

@@ -1,0 +1,91 @@
+"""Weights out of a directory of safetensors files, one tensor at a time and without torch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+from safetensors import safe_open
+
+from marft_jax.config import BadInput
+from marft_jax.formats.foreign import read_settings, readable
+from marft_jax.models.families import source_name
+
+Shapes = Mapping[str, tuple[int, ...]]
+
+_FLOATS = ("F32", "F16", "BF16")
+
+
+def weight_files(directory: Path) -> list[Path]:
+    """The safetensors files of a model, sorted by name.
+
+    Those of ``model.safetensors.index.json`` where there is one, else ``model.safetensors``, else
+    every ``*.safetensors`` in the directory.
+
+    Raises:
+        BadInput: there are none, or the index names a file that is missing.
+    """
+    index = directory / "model.safetensors.index.json"
+    if index.is_file():
+        with readable(index, "safetensors index"):
+            names = set(read_settings(index)["weight_map"].values())
+            files = [directory / name for name in sorted(names)]
+    elif (directory / "model.safetensors").is_file():
+        files = [directory / "model.safetensors"]
+    else:
+        files = sorted(directory.glob("*.safetensors"))
+    if not files:
+        other = sorted(p.name for p in directory.glob("*") if p.suffix in (".bin", ".pth", ".gguf"))
+        hint = f"; there is {other[0]}: " if other else ""
+        hint += "name the .gguf file itself" if hint.endswith(".gguf: ") else ""
+        hint += "convert it with transformers' save_pretrained" if hint.endswith(": ") else ""
+        raise BadInput(f"{directory}: expected *.safetensors weights, found none{hint}")
+    for file in files:
+        if not file.is_file():
+            raise BadInput(f"{directory}: {index.name} names {file.name}, which is missing")
+    return files
+
+
+def read(directory: Path, shapes: Shapes) -> Iterator[tuple[str, np.ndarray]]:
+    """Yields (our path, array) for every tensor of the model, in the order of the files.
+
+    Only the current tensor is in memory, in the type it is stored in.
+
+    Args:
+        directory: of the model.
+        shapes: our paths and the shapes that the decoder expects.
+
+    Raises:
+        BadInput: a file is not intact, or a tensor is missing, unexpected, of another shape or not
+            of a floating-point type; the tensor is named.
+    """
+    wanted = {source_name(path, "hf"): path for path in shapes}
+    for file in weight_files(directory):
+        with readable(file, "safetensors file"), safe_open(file, framework="numpy") as tensors:
+            for name in tensors.keys():
+                if _ignorable(name, shapes):
+                    continue
+                if name not in wanted:
+                    raise BadInput(f"{file}: unexpected or repeated tensor {name!r}")
+                path = wanted.pop(name)
+                stored = tensors.get_slice(name)
+                where = f"{file}: tensor {name!r}"
+                _check(stored.get_dtype(), stored.get_shape(), shapes[path], where)
+                yield path, tensors.get_tensor(name)
+    if wanted:
+        missing = ", ".join(sorted(wanted)[:3]) + (", ..." if len(wanted) > 3 else "")
+        raise BadInput(f"{directory}: {len(wanted)} tensors are missing: {missing}")
+
+
+def _ignorable(name: str, shapes: Shapes) -> bool:
+    """Buffers of old checkpoints, and the copy of tied embeddings."""
+    tied = "lm_head/kernel" not in shapes
+    return name.endswith("rotary_emb.inv_freq") or (tied and name == "lm_head.weight")
+
+
+def _check(kind: str, shape: Sequence[int], expected: tuple[int, ...], where: str) -> None:
+    if tuple(shape) != expected:
+        raise BadInput(f"{where}: expected shape {expected}, got {tuple(shape)}")
+    if kind not in _FLOATS:
+        raise BadInput(f"{where}: expected one of {', '.join(_FLOATS)}, got {kind}")

@@ -1,0 +1,261 @@
+"""Several processes that train one team: a TPU pod slice, GPU nodes, or processes of one machine.
+
+Each process plays its own share of a step's episodes on its own devices. The finished episodes are
+handed round, so that every process packs the same batch; the update is then one program over all
+devices, the base sharded inside a process and replicated across, so that of the model only
+gradients of adapters and critic cross. What text is sampled depends on the step, the episode and
+the turn alone, and so not on how many processes there are.
+
+Nobody proves who they are: whoever reaches the coordinator's port, or those that the devices'
+libraries open between the processes, can take part, so this needs a network of its own. What is
+received is read as JSON and arrays and checked; nothing in it is ever executed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import ipaddress
+import os
+import socket
+import sys
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, NoReturn, TypeVar
+
+import jax
+import numpy as np
+from jax.experimental import multihost_utils
+
+from marft_jax import config as config_lib
+from marft_jax.parallel.exchange import header_of, read_part, tokens_of
+from marft_jax.rollout.rollout import EpisodesFailed, Stopped
+from marft_jax.types import Episode
+
+_T = TypeVar("_T")
+_GO = b"all are here\n"
+
+
+def start(config: config_lib.Mesh) -> None:
+    """Joins the other processes, before anything touches a device; alone it does nothing.
+
+    Raises:
+        BadInput: the processes are described incompletely, or did not all come in time.
+    """
+    if config.coordinator is None or jax.distributed.is_initialized():
+        return
+    said = (config.processes, config.process)
+    if config.coordinator != "auto" and None in said:
+        raise config_lib.BadInput(
+            f"--mesh.coordinator {config.coordinator}: expected --mesh.processes and "
+            f"--mesh.process as well, got {said[0]} and {said[1]}"
+        )
+    known: dict[str, Any] = {}
+    if config.coordinator != "auto":
+        known["coordinator_address"] = config.coordinator
+        known |= {"num_processes": config.processes, "process_id": config.process}
+        where = meet(config)
+        known["coordinator_bind_address"] = os.environ.get("JAX_COORDINATOR_BIND_ADDRESS", where)
+    seconds = round(config.wait_seconds)
+    try:
+        jax.config.update("jax_cpu_collectives_implementation", "gloo")
+        jax.config.update("jax_enable_preemption_service", False)  # it takes SIGTERM for itself
+        jax.distributed.initialize(
+            **known, initialization_timeout=seconds, heartbeat_timeout_seconds=seconds
+        )
+    except (RuntimeError, ValueError) as error:
+        why = " ".join(str(error).split())
+        raise config_lib.BadInput(
+            f"--mesh.coordinator {config.coordinator}: the processes did not find each other "
+            f"within {seconds} s: {why:.200}"
+        ) from error
+
+
+def meet(config: config_lib.Mesh) -> str:
+    """Waits until all processes are there, and before JAX does: it aborts where one is missing.
+
+    Each of the others calls the first one at the coordinator's address and says its number; when
+    it has heard of all, it sends them on.
+
+    Returns:
+        Where the coordinator should listen: at the address that the others call, or at every one
+        where that is none of this machine's (a service, a forwarded port).
+
+    Raises:
+        BadInput: no such host, a port in use, or a process that does not come in time.
+    """
+    assert config.coordinator and config.processes and config.process is not None
+    host, _, port = config.coordinator.rpartition(":")
+    if not host or not port.isdecimal() or not 0 < int(port) < 1 << 16:
+        raise config_lib.BadInput(
+            f"--mesh.coordinator {config.coordinator}: expected HOST:PORT, or auto"
+        )
+    if config.process >= config.processes:
+        raise config_lib.BadInput(
+            f"--mesh.process: expected less than --mesh.processes {config.processes}, "
+            f"got {config.process}"
+        )
+    until = time.monotonic() + config.wait_seconds
+    others = set(range(1, config.processes))
+    try:
+        if config.process == 0:
+            return _gather_others(host.strip("[]"), int(port), others, until)
+        _call_first(host.strip("[]"), int(port), config.process, until)
+    except OSError as error:
+        missing = f"; {sorted(others)} did not come" if config.process == 0 and others else ""
+        raise config_lib.BadInput(
+            f"--mesh.coordinator {config.coordinator}: the processes did not find each other "
+            f"within {config.wait_seconds:g} s: {error}{missing}"
+        ) from error
+    return ""
+
+
+def _gather_others(host: str, port: int, others: set[int], until: float) -> str:
+    """Listens until every one of ``others`` has called; those that have leave the set."""
+    waiting: list[socket.socket] = []
+    with _listener(host, port, until) as server, contextlib.ExitStack() as stack:
+        where, *_ = server.getsockname()
+        while others:
+            server.settimeout(max(until - time.monotonic(), 0.001))
+            call, _ = server.accept()
+            waiting.append(stack.enter_context(call))
+            call.settimeout(1.0)
+            with contextlib.suppress(OSError, ValueError):  # somebody else
+                others.discard(int(call.recv(16)))
+        for call in waiting:
+            with contextlib.suppress(OSError):
+                call.sendall(_GO)
+    if where == "0.0.0.0":
+        return f"[::]:{port}"  # both kinds of addresses, as JAX does
+    return f"[{where}]:{port}" if ":" in where else f"{where}:{port}"
+
+
+def _listener(host: str, port: int, until: float) -> socket.socket:
+    """A socket at this host's address, where it is this machine's, or else at every address."""
+    family, *_, address = _retried(lambda: _resolved(host, port), until)
+    inside = ipaddress.ip_address(address[0].partition("%")[0]).is_loopback
+    if not inside or host in (
+        "localhost",
+        address[0],
+    ):  # else a name that only this machine maps so
+        try:
+            return socket.create_server(address[:2], family=family)
+        except OSError as error:
+            if error.errno != errno.EADDRNOTAVAIL:
+                raise
+    return socket.create_server(("", port))
+
+
+def _call_first(host: str, port: int, process: int, until: float) -> None:
+    def call() -> None:
+        left = max(until - time.monotonic(), 0.001)
+        with socket.create_connection((host, port), timeout=left) as first:
+            first.sendall(f"{process}\n".encode())
+            if first.recv(len(_GO)) != _GO:
+                raise ConnectionError("the first process left")
+
+    _retried(call, until)
+
+
+def _resolved(host: str, port: int) -> Any:
+    return socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+
+
+def _retried(run: Callable[[], _T], until: float) -> _T:
+    """Tries again until then: hosts and their names appear late where many start at once."""
+    while True:
+        try:
+            return run()
+        except OSError:
+            if time.monotonic() > until:
+                raise
+            time.sleep(0.1)
+
+
+def share(count: int, processes: int) -> int:
+    """The most of so many episodes, or turns, that one process plays."""
+    return -(-count // processes)
+
+
+def leave(error: BaseException) -> NoReturn:
+    """Ends this process, with exit code 1, because another one is gone."""
+    why = " ".join(str(error).split())
+    print(
+        f"marft_jax: process {jax.process_index()}: another process failed or is gone; start all "
+        f"of them again to continue from the newest checkpoint ({why:.200})",
+        file=sys.stderr,
+        flush=True,
+    )
+    os._exit(1)  # whatever waits for the others at exit would wait in vain
+
+
+def is_lead() -> bool:
+    """Whether this process writes logs and transcripts."""
+    return jax.process_index() == 0
+
+
+def any_process(flag: bool) -> bool:
+    """Whether ``flag`` is true anywhere. Every process must ask, at the same place."""
+    if jax.process_count() == 1:
+        return flag
+    return bool(np.any(multihost_utils.process_allgather(np.asarray(flag))))
+
+
+def together(player: Any) -> Any:
+    """Plays on all processes, see ``Together``; alone, the player itself."""
+    return player if jax.process_count() == 1 else Together(player)
+
+
+class Together:
+    """Plays the episodes of a step on all processes; each gets all of them back, in task order.
+
+    Args:
+        player: plays this process's share.
+    """
+
+    def __init__(self, player: Any):
+        self._player = player
+        self.waited_s = 0.0
+
+    def play(self, tasks: Sequence[int], step: int, *, first: int = 0) -> list[Episode]:
+        """As ``Rollout.play``; where it ends early in one process, it does in all."""
+        bounds = np.linspace(0, len(tasks), jax.process_count() + 1).astype(int)
+        low, high = (int(bound) for bound in bounds[jax.process_index() :][:2])
+        mine, error = [], None
+        try:
+            if high > low:
+                mine = self._player.play(tasks[low:high], step, first=first + low)
+        except (Stopped, EpisodesFailed, config_lib.BadInput) as raised:
+            error = raised
+        self.waited_s = self._player.waited_s
+        parts = handed_round(mine, None if error is None else [type(error).__name__, str(error)])
+        if error is not None:
+            raise error
+        for process, (_, failure) in enumerate(parts):
+            if failure is not None:
+                kind, text = failure
+                again = Stopped if kind == Stopped.__name__ else EpisodesFailed
+                raise again(f"process {process}: {text}")
+        return [episode for episodes, _ in parts for episode in episodes]
+
+
+def handed_round(
+    mine: Sequence[Episode], failure: Sequence[str] | None
+) -> list[tuple[list[Episode], list[str] | None]]:
+    """What each process played, and why it could not, if so; the first process first.
+
+    Raises:
+        RunFailed: a process sent something else.
+    """
+    arrays = (np.frombuffer(header_of(mine, failure), np.uint8), *tokens_of(mine))
+    parts = zip(*map(_gathered, arrays), strict=True)
+    return [read_part(header.tobytes(), ids, logprobs) for header, ids, logprobs in parts]
+
+
+def _gathered(mine: np.ndarray) -> list[np.ndarray]:
+    """One array of each process, of any lengths."""
+    sizes = multihost_utils.process_allgather(np.asarray(mine.size, np.int32))
+    padded = np.zeros(int(np.max(sizes)), mine.dtype)
+    padded[: mine.size] = mine
+    parts = np.asarray(multihost_utils.process_allgather(padded)).reshape(len(sizes), -1)
+    return [part[: int(size)] for part, size in zip(parts, sizes, strict=True)]

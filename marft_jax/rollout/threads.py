@@ -1,0 +1,231 @@
+"""Threads for code of users, which may fail, hang, or try to end the process."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import queue
+import sys
+import threading
+import time
+import traceback
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Executor, Future
+from pathlib import Path
+from typing import Any
+
+from marft_jax.user_code import Failure, failure_of, place
+
+_MOMENT = 1.0
+"""Seconds after which a call that runs in turn is gone past."""
+_ENVS = Path(__file__).resolve().parent / "envs"
+_PASSING = {str(_ENVS / "base.py"), str(_ENVS / "check.py")}  # they only pass calls on
+
+
+class DaemonThreads(Executor):
+    """A thread for each call that runs; one that never returns does not keep the process alive.
+
+    The threads of ``ThreadPoolExecutor`` are joined when Python exits, so a single hanging
+    environment would hang the whole run after its last step.
+    """
+
+    def __init__(self) -> None:
+        self._idle: list[queue.SimpleQueue[tuple[Any, ...]]] = []
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        """Starts ``fn(*args, **kwargs)``; its future holds what it returns or raises."""
+        future: Future[Any] = Future()
+        work = future, fn, args, kwargs
+        try:
+            self._idle.pop().put(work)
+        except IndexError:
+            threading.Thread(
+                target=self._serve, args=(work,), name="environment", daemon=True
+            ).start()
+        return future
+
+    def _serve(self, work: tuple[Any, ...] | None) -> None:
+        inbox: queue.SimpleQueue[tuple[Any, ...]] = queue.SimpleQueue()
+        while True:
+            future, fn, args, kwargs = work or inbox.get()
+            try:
+                future.set_result(fn(*args, **kwargs))
+            except BaseException as error:
+                future.set_exception(error)
+                if isinstance(error, SystemExit):  # of a call that was given up
+                    return
+            work = future = fn = args = kwargs = None  # what is dropped is dropped here
+            self._idle.append(inbox)
+
+
+class Call:
+    """A call of a user's code: how far it is, and what came of it.
+
+    What it raises is described in its own thread, and all that it raises is caught.
+
+    Args:
+        what: its name, for messages.
+        run: the call; what it returns must be plain values.
+        seconds: how long it may take; None for ever.
+
+    Attributes:
+        is_over: it returned ``value``, or failed with ``failure``.
+        started: when it began, in ``time.monotonic`` seconds; None where it has not yet.
+        in_turn: it runs after those that were asked before.
+    """
+
+    def __init__(self, what: str, run: Callable[[], Any], seconds: float | None = None):
+        self.what, self._run, self._seconds = what, run, seconds
+        self.is_over = False
+        self.value: Any = None
+        self.failure: Failure | None = None
+        self.started: float | None = None
+        self.in_turn = False
+        self._lock = threading.Lock()
+        self._thread = 0
+        self._given_up = False
+
+    def run(self) -> None:
+        """Runs it, in this thread.
+
+        Raises:
+            SystemExit: it was given up meanwhile, and so is this thread.
+        """
+        self._thread = threading.get_ident()
+        self.started = self.started or time.monotonic()
+        function, self._run = self._run, _nothing
+        if self._given_up:
+            return
+        value = failure = None
+        try:
+            value = function()
+        except BaseException as error:
+            failure = failure_of(error)
+        del function  # what only it holds is dropped here
+        with self._lock:
+            _HANGING.discard(self)
+            if self._given_up:
+                raise SystemExit
+            self.value, self.failure, self.is_over = value, failure, True
+
+    def has_taken(self, seconds: float | None) -> bool:
+        """Whether it has been running for that long."""
+        started = self.started
+        return None not in (seconds, started) and time.monotonic() - started >= seconds  # type: ignore[operator]
+
+    def is_settled(self) -> bool:
+        """Whether it is over; too late, and it has failed."""
+        if not self.is_over and self.has_taken(self._seconds):
+            self.give_up(f"no answer after {self._seconds:g} s (--rollout.step_seconds)")
+        return self.is_over
+
+    @property
+    def is_in_the_way(self) -> bool:
+        """Whether what waits for it to end should wait no longer."""
+        return self._given_up or self.has_taken(_MOMENT)
+
+    def give_up(self, why: str) -> None:
+        """Leaves it behind: it has failed, and its thread is asked to end.
+
+        An endless loop would take its share of the processor until the process ends. Code that
+        waits for our worker processes is left alone: those have time limits of their own.
+        """
+        with self._lock:
+            if self.is_over:
+                return
+            frame = sys._current_frames().get(self._thread) if self._thread else None
+            self.failure = Failure(f"TimeoutError: {self.what}: {why}{place(frame)}")
+            self._given_up = self.is_over = True
+            if frame is not None:
+                _HANGING.add(self)
+                self._interrupt()
+
+    def interrupt(self) -> None:
+        """Asks its thread once more to end, if it was given up."""
+        with self._lock:
+            if self in _HANGING:
+                self._interrupt()
+
+    def _interrupt(self) -> None:
+        stack = traceback.walk_stack(sys._current_frames().get(self._thread))
+        files = {frame.f_code.co_filename for frame, _ in stack} - _PASSING
+        if not any(file.startswith(str(_ENVS)) for file in files):
+            _install_hook()
+            ctypes.pythonapi.PyThreadState_SetAsyncExc(
+                ctypes.c_ulong(self._thread), ctypes.py_object(_GivenUp)
+            )
+
+
+class _GivenUp(SystemExit):
+    """Raised in a thread that hangs; where it meets a callback that cannot raise, not a word."""
+
+
+@functools.cache
+def _install_hook() -> None:
+    usual = sys.unraisablehook
+
+    def hook(unraisable: Any) -> None:
+        if unraisable.exc_type is not _GivenUp:
+            usual(unraisable)
+
+    sys.unraisablehook = hook
+
+
+_HANGING: set[Call] = set()  # given up, and still running
+
+
+def interrupt_hanging() -> int:
+    """Asks threads that hang once more to end, for some catch all that is raised in them.
+
+    Returns:
+        How many there are.
+    """
+    for call in list(_HANGING):
+        call.interrupt()
+    return len(_HANGING)
+
+
+def _nothing() -> None:
+    """In the place of a function that is no longer needed."""
+
+
+class InTurn:
+    """Runs calls one after another, in the order in which they were added.
+
+    So code that was written without a thought of threads runs as if there was one. A call that
+    takes longer than a moment goes on by itself, and the next begin in another thread.
+
+    Args:
+        threads: where they run.
+        rest: is told when nothing is left.
+    """
+
+    def __init__(self, threads: Executor, rest: Callable[[], None]):
+        self._threads, self._rest = threads, rest
+        self._calls: deque[Call] = deque()
+        self._lock = threading.Lock()
+        self._current: Call | None = None
+
+    def add(self, call: Call) -> None:
+        """Puts it last."""
+        call.in_turn = True
+        self._calls.append(call)
+
+    def go(self) -> None:
+        """Sees to it that what was added runs, whatever hangs before it."""
+        with self._lock:
+            busy = self._current is not None and not self._current.is_in_the_way
+            if busy or not self._calls:
+                return
+            first = self._current = self._calls.popleft()
+        self._threads.submit(self._work, first)
+
+    def _work(self, call: Call | None) -> None:
+        while call is not None:
+            call.run()
+            with self._lock:
+                if self._current is not call:
+                    return  # it took too long, and another thread goes on
+                call = self._current = self._calls.popleft() if self._calls else None
+        self._rest()

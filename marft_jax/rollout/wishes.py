@@ -1,0 +1,158 @@
+"""What a workflow may wish for, and the check of it: acts, or a ``Step`` of the environment.
+
+Everything else in a rollout relies on what is checked here.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from marft_jax.config import BadInput
+from marft_jax.team.prompts import Team
+from marft_jax.types import Act, Sampling, Turn
+from marft_jax.user_code import shown, text_of
+
+
+class Step(NamedTuple):
+    """A workflow's wish that the environment answers these turns.
+
+    Attributes:
+        turns: the turns of this step that the environment is to see.
+        info: what the transcript should say about how the team decided.
+        graded: which of them are the team's answer. Without it, the last one of each agent whose
+            profile has ``answers``; an empty list says that the team gave no answer.
+    """
+
+    turns: Sequence[Turn]
+    info: Mapping[str, Any] = {}
+    graded: Sequence[Turn] | None = None
+
+
+def acts_of(wish: list[Any], team: Team, turns: int) -> list[Act]:
+    """The acts in a list.
+
+    Args:
+        wish: what a workflow yielded.
+        team: whose agents may act.
+        turns: how many turns the episode has so far.
+
+    Raises:
+        BadInput: it is empty, or one of them is no act that this team can do.
+    """
+    if not wish:
+        raise BadInput("expected a yielded list of acts, or Step, got []")
+    return [_checked(act, team, turns) for act in wish]
+
+
+def _checked(act: Any, team: Team, turns: int) -> Act:
+    if not isinstance(act, Act):
+        raise BadInput(f"expected a list of acts, as team.act makes them, got {shown(act)} in it")
+    if not _is_index(act.agent, len(team.profiles)):
+        raise BadInput(
+            f"act: expected an agent from 0 to {len(team.profiles) - 1}, got {shown(act.agent)}"
+        )
+    prompt, start = _ids(act.prompt), act.start
+    if not _is_index(start, len(prompt) + 1):
+        raise BadInput(f"act: start: expected 0 to {len(prompt)}, got {shown(start)}")
+    new = prompt[start:]  # before it are ids that were checked, or sampled
+    if len(new) and not (0 <= new.min() and new.max() < team.tokenizer.vocab_size):
+        raise BadInput(f"act: prompt: expected ids from 0 to {team.tokenizer.vocab_size - 1}")
+    room = team.context - len(prompt)
+    if room < 1:
+        raise BadInput(
+            f"act: prompt: {len(prompt)} tokens leave no room in --model.context {team.context}"
+        )
+    seen = act.sees
+    if not isinstance(seen, (tuple, list)) or not all(_is_index(i, turns) for i in seen):
+        raise BadInput(f"act: sees: expected numbers of the {turns} turns, got {shown(seen)}")
+    sampling = _sampling(act.sampling, max(s.max_new_tokens for s in team.sampling))
+    sampling = sampling._replace(max_new_tokens=min(sampling.max_new_tokens, room))
+    sees = tuple(dict.fromkeys(int(i) for i in seen))
+    return Act(int(act.agent), prompt, 0, sees, sampling, int(start))
+
+
+def _is_index(value: Any, below: int) -> bool:
+    whole = isinstance(value, (int, np.integer)) and not isinstance(value, bool)
+    return whole and bool(0 <= value < below)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float, np.floating)) and not isinstance(value, bool)
+
+
+def _ids(prompt: Any) -> np.ndarray:
+    try:
+        ids = np.asarray(prompt)
+    except Exception:  # whatever the parts of a list raise when they are looked at
+        ids = np.zeros((0, 0))
+    if ids.ndim != 1 or not len(ids) or not np.issubdtype(ids.dtype, np.integer):
+        raise BadInput(f"act: prompt: expected token ids, at least one, got {shown(prompt)}")
+    return ids.clip(-1, np.iinfo(np.int32).max).astype(np.int32)
+
+
+def _sampling(sampling: Any, longest: int) -> Sampling:
+    if not isinstance(sampling, Sampling):
+        raise BadInput(f"act: sampling: expected types.Sampling, got {shown(sampling)}")
+    length, temperature, top_p, top_k, min_p = sampling
+    fine = {
+        "max_new_tokens": _is_index(length, longest + 1) and length > 0,
+        "temperature": _is_number(temperature) and 0 <= temperature < math.inf,
+        "top_p": _is_number(top_p) and 0 < top_p <= 1,
+        "top_k": _is_index(top_k, 1 << 31),
+        "min_p": _is_number(min_p) and 0 <= min_p <= 1,
+    }
+    for name, is_fine in fine.items():
+        if not is_fine:
+            most = f" up to {longest}, the team's most," if name == "max_new_tokens" else ""
+            got = shown(getattr(sampling, name))
+            raise BadInput(f"act: sampling.{name}: expected a number in range,{most} got {got}")
+    return Sampling(int(length), float(temperature), float(top_p), int(top_k), float(min_p))
+
+
+def turns_of(step: Step, turns: Sequence[Turn], first: int) -> list[Turn]:
+    """The turns that the environment is to see, those that are graded with ``answers``.
+
+    Of what a workflow changed in a turn, its ``text`` and ``answers`` count.
+
+    Args:
+        step: what a workflow yielded.
+        turns: of the episode so far.
+        first: the number of the first one of this step.
+
+    Raises:
+        BadInput: they are not distinct turns of this step, or none of them is graded.
+    """
+    given = _turns("Step(turns)", step.turns, turns, first)
+    if step.graded is None:
+        last = {turn.agent: turn.index for turn in given if turn.answers is True}
+        graded = set(last.values())
+        if not graded:
+            raise BadInput(
+                "Step(turns): expected a turn of an agent that answers, got none; pass "
+                "graded=[...] to say which turns are the team's answer, [] for no answer"
+            )
+    else:
+        graded = {turn.index for turn in _turns("Step(graded)", step.graded, turns, first)}
+        if not graded <= {turn.index for turn in given}:
+            raise BadInput("Step(graded): expected turns that are among its turns")
+    return [
+        turns[turn.index]._replace(
+            text=text_of("turn.text", turn.text), answers=turn.index in graded
+        )
+        for turn in given
+    ]
+
+
+def _turns(what: str, given: Any, turns: Sequence[Turn], first: int) -> list[Turn]:
+    if not isinstance(given, (list, tuple)) or not all(isinstance(t, Turn) for t in given):
+        raise BadInput(f"{what}: expected a list of turns, got {shown(given)}")
+    numbers = [turn.index for turn in given]
+    if not all(_is_index(i, len(turns)) and i >= first for i in numbers):
+        raise BadInput(f"{what}: expected turns of this step, got one of an earlier step")
+    if len(set(numbers)) < len(numbers) or (not numbers and what == "Step(turns)"):
+        raise BadInput(f"{what}: expected distinct turns, at least one, got {shown(given)}")
+    return list(given)

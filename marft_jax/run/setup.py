@@ -1,0 +1,158 @@
+"""What training, evaluation and chat have in common: a base, a team, and a way to play episodes."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable
+from concurrent.futures import Executor
+from pathlib import Path
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import Mesh
+
+from marft_jax.config import BadInput, Config
+from marft_jax.engine.compiled import Shape
+from marft_jax.engine.engine import Engine
+from marft_jax.envs.base import EnvSource, Split, make
+from marft_jax.learning.algorithms import settle
+from marft_jax.models.weights.load import BaseModel, load_base
+from marft_jax.parallel import mesh as mesh_lib
+from marft_jax.parallel import processes
+from marft_jax.rollout.collect import Player
+from marft_jax.rollout.rollout import Rollout
+from marft_jax.team.assemble import make_team, workflow_of
+from marft_jax.team.prompts import Team
+from marft_jax.team.team_files import Blueprint
+from marft_jax.team.workflows import find_workflow
+from marft_jax.types import Episode
+
+_EVAL_EPISODES = 1 << 20
+"""Sampling keys of an evaluation count episodes from here: no key of training comes back."""
+
+
+class Session(NamedTuple):
+    """A loaded base and the team on it, and how it plays; ``stop`` says when no longer."""
+
+    config: Config
+    workflow: str
+    mesh: Mesh
+    base: BaseModel
+    team: Team
+    engine: Engine
+    stop: Callable[[], bool] = lambda: False
+
+
+def open_session(config: Config, blueprint: Blueprint, at_once: int | None = None) -> Session:
+    """Loads the base onto the mesh and gets the engine ready.
+
+    Args:
+        at_once: the most turns that will be wanted together, above which slots would stay idle;
+            the episodes of a training step, unless told.
+
+    Raises:
+        BadInput: whatever is wrong with the mesh, the model or the team.
+    """
+    config = settle(config)
+    workflow = workflow_of(config, blueprint)
+    find_workflow(workflow)  # before a model is loaded
+    use_compilation_cache()
+    processes.start(config.mesh)
+    mesh = mesh_lib.make_mesh(config.mesh)
+    place = mesh_lib.placer(mesh, jnp.dtype(config.model.dtype))
+    base = load_base(config.model, place, mesh.devices.flat[0].platform)
+    context = min(config.model.context, base.config.max_position)
+    team = make_team(config, blueprint, context, base.tokenizer)
+    _check_lengths(team)
+    wanted = at_once or config.algo.episodes
+    shape = Shape(
+        slots=min(config.rollout.slots, processes.share(wanted, jax.process_count())),
+        chunk=config.rollout.chunk,
+        context=context,
+        longest=max(sampling.max_new_tokens for sampling in team.sampling),
+    )
+    here = mesh_lib.here(mesh)
+    engine = Engine(
+        base.config,
+        base.graphdef,
+        mesh_lib.localized(base.params, here),
+        here,
+        shape,
+        eos_ids=base.tokenizer.eos_ids,
+        seed=config.run.seed,
+        alpha=config.lora.alpha,
+        reuse=config.rollout.reuse,
+    )
+    return Session(config, workflow, mesh, base, team, engine)
+
+
+def use_compilation_cache() -> None:
+    """Keeps compiled programs on disk, so that a second start does not compile again."""
+    cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    if jax.config.jax_compilation_cache_dir is None:  # pyright: ignore[reportAttributeAccessIssue]
+        jax.config.update("jax_compilation_cache_dir", str(Path(cache) / "marft_jax" / "xla"))
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.2)
+    jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+
+
+def open_source(stack: contextlib.ExitStack, config: Config, split: Split) -> EnvSource:
+    """The environment, closed with the stack."""
+    source = make(config, split)
+    stack.callback(source.close)
+    return source
+
+
+def make_rollout(
+    session: Session,
+    source: EnvSource,
+    threads: Executor,
+    report: Callable[[int], None] | None = None,
+) -> Player:
+    """Plays the session's team in that environment; ``report`` is told how many are over."""
+    settings = session.config.rollout
+    rollout = Rollout(
+        session.engine,
+        session.team,
+        find_workflow(session.workflow),
+        source.create,
+        threads,
+        max_failed=settings.max_failed_fraction,
+        step_seconds=settings.step_seconds,
+        max_tool_calls=session.config.team.max_tool_calls,
+        max_turns=settings.max_turns,
+        stop=session.stop,
+        report=report,
+    )
+    return processes.together(rollout)
+
+
+def play_held_out(
+    session: Session,
+    source: EnvSource,
+    threads: Executor,
+    step: int,
+    episodes: int,
+    start: int = 0,
+    report: Callable[[int], None] | None = None,
+) -> list[Episode]:
+    """Plays the held-out tasks from ``start`` to ``episodes``, at the evaluation's temperature.
+
+    What is said on a task depends on its number and ``step``, not on where the playing starts.
+    """
+    temperature = session.config.eval.temperature
+    sampling = tuple(s._replace(temperature=temperature) for s in session.team.sampling)
+    quiet = session._replace(team=session.team._replace(sampling=sampling))
+    count = episodes if source.size is None else min(episodes, source.size)
+    rollout = make_rollout(quiet, source, threads, report)
+    return rollout.play(range(start, count), step, first=_EVAL_EPISODES + start)
+
+
+def _check_lengths(team: Team) -> None:
+    for profile, sampling in zip(team.profiles, team.sampling, strict=True):
+        if sampling.max_new_tokens >= team.context:
+            raise BadInput(
+                f"agent {profile.name!r}: max_new_tokens {sampling.max_new_tokens}, expected less "
+                f"than the context of {team.context} tokens; raise --model.context or lower it"
+            )

@@ -1,0 +1,180 @@
+"""Signals that end a run take effect within seconds, wherever its main thread is.
+
+Python runs handlers of signals in the main thread, between two steps of its interpreter: not while
+XLA compiles for a minute, and not before a workflow without end has ended. So a thread listens. It
+says at once what happens next and gives the main thread a few seconds to stop in an orderly way;
+after that it saves what is to be saved and ends the process itself.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import select
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable
+from typing import NoReturn, Self
+
+from marft_jax.printable import printable
+from marft_jax.run.files import RunFailed
+
+LOGGER = logging.getLogger("marft_jax")
+
+EXIT_STOPPED = 75
+GRACE_S = 5.0
+_SAME_S = 0.5
+_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+_CLOSED = 0
+
+
+class Stop:
+    """Tells, when called, whether SIGTERM, SIGINT or SIGHUP came; use it in a ``with``.
+
+    A second signal ends the process at once, unless it follows within half a second: shells and
+    ``timeout`` send the same one twice. Outside of the main thread nothing is listened to:
+    signals are then the business of whoever runs there. A SIGHUP that the shell said to ignore
+    (``nohup``) is ignored.
+
+    Args:
+        started: what is said when a signal comes before there is anything to save.
+        leave: ends the process.
+
+    Attributes:
+        plan: what is said when a signal comes.
+        save: puts on the disk what must not be lost, callable from any thread; None while there
+            is nothing, which ends the process without waiting for the main thread.
+        grace_s: how long the main thread may take to stop.
+    """
+
+    def __init__(self, started: str, leave: Callable[[int], object] = os._exit):
+        self.plan, self.grace_s = started, GRACE_S
+        self.save: Callable[[], None] | None = None
+        self._leave = leave
+        self._asked = False
+        self._first: float | None = None
+        self._handlers: dict[int, object] = {}
+
+    def __call__(self) -> bool:
+        return self._asked
+
+    def __enter__(self) -> Self:
+        if threading.current_thread() is not threading.main_thread():
+            return self
+        self._read, self._write = os.pipe()
+        os.set_blocking(self._write, False)
+        self._wakeup = signal.set_wakeup_fd(self._write, warn_on_full_buffer=False)
+        for number in _SIGNALS:
+            if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:
+                self._handlers[number] = signal.signal(number, self._handle)
+        self._thread = threading.Thread(target=self._listen, name="signals", daemon=True)
+        self._thread.start()
+        _OPEN.append(self)
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self not in _OPEN:
+            return
+        _OPEN.remove(self)
+        self.put_back()
+        os.write(self._write, bytes([_CLOSED]))
+        self._thread.join()
+        os.close(self._read)
+        os.close(self._write)
+
+    def put_back(self) -> None:
+        """Signals do again what they did before."""
+        for number, handler in self._handlers.items():
+            if handler is not None:  # one that was not set from Python cannot be
+                signal.signal(number, handler)  # pyright: ignore[reportArgumentType]
+        signal.set_wakeup_fd(self._wakeup)
+
+    def _handle(self, number: int, frame: object) -> None:
+        """In the main thread; the thread has heard the same, unless it is stuck in a write."""
+        now = time.monotonic()
+        self._first = self._first or now
+        if now - self._first > _SAME_S:
+            self._end(128 + number)
+
+    def _listen(self) -> None:
+        if self._next(None) == _CLOSED:
+            return
+        first, self._asked = time.monotonic(), True
+        if self.save is None:
+            self._say(self.plan)
+            self._end(EXIT_STOPPED)
+        self._say(f"{self.plan}; again to leave now")
+        number = self._next(first + self.grace_s, first + _SAME_S)
+        if number is None:
+            threading.Thread(target=self._save_and_end, daemon=True).start()
+            number = self._next(None)
+        if number != _CLOSED:
+            self._end(128 + (number or 0))
+
+    def _next(self, until: float | None, since: float = 0.0) -> int | None:
+        """The next signal, ``_CLOSED`` at the end of the ``with``, or None where none came.
+
+        Args:
+            until: when to stop waiting, if ever.
+            since: signals before that do not count.
+        """
+        poller = select.poll()
+        poller.register(self._read, select.POLLIN)
+        while True:
+            left = None if until is None else max(0.0, until - time.monotonic()) * 1000
+            if not poller.poll(left):
+                return None
+            number = os.read(self._read, 1)[0]
+            if number == _CLOSED or number in _SIGNALS and time.monotonic() > since:
+                return number
+
+    def _save_and_end(self) -> None:
+        assert self.save is not None
+        try:
+            self.save()
+        except RunFailed as error:
+            self._say(str(error))
+            self._end(1)
+        self._say("stopped; start again to continue")
+        self._end(EXIT_STOPPED)
+
+    def _say(self, text: str) -> None:
+        """To the log and the display of a run; before there are any, to stderr."""
+        with contextlib.suppress(OSError, ValueError):  # a terminal that is gone
+            if LOGGER.handlers:
+                LOGGER.info("%s", text)
+            else:
+                print(f"marft_jax: {printable(text)}", file=sys.stderr, flush=True)
+
+    def _end(self, code: int) -> NoReturn:
+        """Ends the process without a word to whoever is stuck in it."""
+        with contextlib.suppress(AttributeError, OSError, ValueError):
+            if sys.stdout.isatty():
+                os.write(sys.stdout.fileno(), b"\x1b[?25h")  # a bar hides the cursor
+        self._leave(code)
+        sys.exit(code)  # where `leave` came back: ends this thread only
+
+
+_OPEN: list[Stop] = []
+_MASK = threading.local()
+
+
+def _before_fork() -> None:
+    _MASK.old = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
+
+
+def _after_fork() -> None:
+    signal.pthread_sigmask(signal.SIG_SETMASK, _MASK.old)
+
+
+def _in_a_child() -> None:
+    """A forked process is not the run: what ends it must not be heard by its parent."""
+    for stop in _OPEN:
+        stop.put_back()
+    _after_fork()
+
+
+os.register_at_fork(before=_before_fork, after_in_parent=_after_fork, after_in_child=_in_a_child)

@@ -1,0 +1,227 @@
+"""Team files: who the members are, and how they are wired.
+
+workflow: dag                        # what `--team.workflow` overrides
+agents:
+  - name: planner
+    prompt: Plan how to solve the task. Do not solve it.
+  - name: solver
+    prompt: Solve the task. Put the final answer in \\boxed{}.
+    answers: true
+    max_new_tokens: 200
+nodes:                               # dag: see graph.py
+  - {id: plan, role: planner}
+  - {id: solve, role: solver}
+edges: [[plan, solve]]
+messages: [Plan now., Solve now.]    # what each agent is told when its turn comes
+orchestrator: planner                # orchestrated: who calls the others
+judge: solver                        # debate: who decides; without one the majority does
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import yaml
+
+from marft_jax.config import BadInput
+from marft_jax.formats import documents
+from marft_jax.team.dag import Graph, Node
+from marft_jax.team.profiles import BUILT_IN, Profile
+
+
+class Blueprint(NamedTuple):
+    """What a team file says.
+
+    Attributes:
+        agents: the members, in acting order.
+        workflow: who acts when, unless ``--team.workflow`` says otherwise.
+        graph: of a ``dag``.
+        messages: one for each agent (an empty one is the usual one), or none.
+        orchestrator: the agent that calls the others; the first one where it is not named.
+        judge: the agent that ends a debate; the majority does where none is named.
+    """
+
+    agents: tuple[Profile, ...]
+    workflow: str = "sequential"
+    graph: Graph = Graph()
+    messages: tuple[str, ...] = ()
+    orchestrator: str | None = None
+    judge: str | None = None
+
+
+def load_team(file: str | None) -> Blueprint:
+    """The team in a file; without a file the built-in planner and solver.
+
+    A file is YAML or JSON: the keys above, or the bare list of the first MARFT release, whose keys
+    are ``role``, ``prompt`` and ``with_answer`` (its ``device`` means nothing here: the mesh
+    places every agent). The ChatML tags that it spells out around a prompt are taken off: the
+    model's own chat template writes them. ``null`` among the messages is the usual one.
+
+    Raises:
+        BadInput: one line with the file, the agent and the field, and how to fix it.
+    """
+    if file is None:
+        return Blueprint(BUILT_IN)
+    tree = _tree(documents.read(file, "--team.file"), file)
+    rows = _list(tree, "agents", file)
+    agents = tuple(
+        _profile(row, f"{file}: agent {i + 1}", Path(file).parent) for i, row in enumerate(rows)
+    )
+    check_team(agents, file)
+    texts = ["" if text is None else text for text in _list(tree, "messages", file)]
+    messages = tuple(_texts(texts, f"{file}: messages"))
+    if messages and len(messages) != len(agents):
+        raise BadInput(
+            f"{file}: messages: expected one for each of the {len(agents)} agents, "
+            f"got {len(messages)}"
+        )
+    graph = Graph(
+        tuple(_node(row, f"{file}: node {i + 1}") for i, row in enumerate(_nodes(tree, file))),
+        tuple(_edge(row, file) for row in _list(tree, "edges", file)),
+    )
+    blueprint = Blueprint(agents, graph=graph, messages=messages)
+    return blueprint._replace(**{k: _text(tree, k, file) for k in _TEXTS if tree.get(k)})
+
+
+def check_team(agents: Sequence[Profile], source: str) -> None:
+    """Checks what concerns the members as a whole.
+
+    Raises:
+        BadInput: no agent, two of one name (capitals do not tell names apart), or none that
+            answers.
+    """
+    if not agents:
+        raise BadInput(
+            f"{source}: expected at least one agent, got none; list them below `agents:`"
+        )
+    seen: set[str] = set()
+    for profile in agents:
+        if profile.name.lower() in seen:
+            raise BadInput(
+                f"{source}: expected distinct names, got {profile.name!r} twice; rename one"
+            )
+        seen.add(profile.name.lower())
+    if not any(profile.answers for profile in agents):
+        raise BadInput(
+            f"{source}: no agent's action would be graded; "
+            "add `answers: true` to the agent that gives the team's answer"
+        )
+
+
+def dump_team(team: Blueprint) -> str:
+    """The team as a file that ``load_team`` reads back to an equal value."""
+    tree: dict[str, Any] = {key: value for key in _TEXTS if (value := getattr(team, key))}
+    tree["agents"] = [
+        {key: value for key, value in dataclasses.asdict(profile).items() if value is not None}
+        for profile in team.agents
+    ]
+    tree |= {"messages": list(team.messages)} if team.messages else {}
+    if team.graph.nodes:
+        tree["nodes"] = [node._asdict() for node in team.graph.nodes]
+        tree["edges"] = [list(edge) for edge in team.graph.edges]
+    return yaml.safe_dump(tree, sort_keys=False, allow_unicode=True)
+
+
+_TEXTS = ("workflow", "orchestrator", "judge")
+_KEYS = (*_TEXTS, "agents", "messages", "nodes", "edges")
+_FIRST_RELEASE = {"role": "name", "with_answer": "answers"}
+_CHATML = re.compile(r"<\|im_start\|>\s*system\b\s*:?\s*|<\|im_end\|>")
+
+
+def _tree(loaded: Any, file: str) -> dict[str, Any]:
+    if isinstance(loaded, list):
+        return {"agents": [_from_first_release(row) for row in loaded]}
+    if not isinstance(loaded, dict) or not isinstance(loaded.get("agents"), list):
+        raise BadInput(f"{file}: expected a list of agents below `agents:`, got {loaded!r:.80}")
+    _reject_unknown(loaded, _KEYS, file)
+    return loaded
+
+
+def _list(tree: Mapping[str, Any], key: str, file: str) -> list[Any]:
+    value = tree.get(key) or []
+    if not isinstance(value, list):
+        raise BadInput(f"{file}: {key}: expected a list, got {value!r:.60}")
+    return value
+
+
+def _text(tree: Mapping[str, Any], key: str, where: str) -> str:
+    value = tree.get(key, "")
+    if not isinstance(value, str):
+        raise BadInput(f"{where}: {key}: expected text, got {value!r:.60}")
+    return value
+
+
+def _texts(rows: Sequence[Any], where: str) -> list[str]:
+    for row in rows:
+        if not isinstance(row, str):
+            raise BadInput(f"{where}: expected text, got {row!r:.60}")
+    return list(rows)
+
+
+def _nodes(tree: Mapping[str, Any], file: str) -> list[Any]:
+    if tree.get("edges") and not tree.get("nodes"):
+        raise BadInput(f"{file}: edges need nodes; list them below `nodes:`")
+    return _list(tree, "nodes", file)
+
+
+def _node(row: Any, where: str) -> Node:
+    if not isinstance(row, dict) or not {"id", "role"} <= set(row):
+        raise BadInput(f"{where}: expected {{id: ..., role: ...}}, got {row!r:.60}")
+    _reject_unknown(row, Node._fields, where)
+    return Node(**{key: _text(row, key, where) for key in row})
+
+
+def _edge(row: Any, file: str) -> tuple[str, str]:
+    if not isinstance(row, list) or len(row) != 2:
+        raise BadInput(f"{file}: edges: expected [from, to], got {row!r:.60}")
+    source, destination = _texts(row, f"{file}: edges")
+    return source, destination
+
+
+def _from_first_release(row: Any) -> Any:
+    if not isinstance(row, dict):
+        return row
+    row = {_FIRST_RELEASE.get(key, key): row[key] for key in row if key != "device"}
+    if isinstance(row.get("prompt"), str):
+        row["prompt"] = _CHATML.sub("", row["prompt"]).strip()
+    return row
+
+
+def _profile(row: Any, where: str, folder: Path) -> Profile:
+    fields = [field.name for field in dataclasses.fields(Profile)]
+    if not isinstance(row, dict):
+        raise BadInput(f"{where}: expected settings like `name: solver`, got {row!r:.80}")
+    _reject_unknown(row, fields, where)
+    if "name" not in row:
+        raise BadInput(f"{where}: name is missing; add `name: ...`")
+    try:
+        profile = Profile(**{key: _as_number(key, value) for key, value in row.items()})
+    except BadInput as error:
+        raise BadInput(f"{where}, {error}") from error
+    if profile.init is None:
+        return profile
+    place = folder / Path(profile.init).expanduser()  # whoever moves the file moves its adapters
+    return dataclasses.replace(profile, init=str(place.absolute()))
+
+
+def _as_number(key: str, value: Any) -> Any:
+    """YAML takes ``1e-1`` for text; where a number is expected it is one."""
+    if key not in ("temperature", "top_p", "min_p") or not isinstance(value, str):
+        return value
+    try:
+        return float(value)
+    except ValueError:
+        return value
+
+
+def _reject_unknown(row: Mapping[Any, Any], known: Sequence[str], where: str) -> None:
+    for key in row:
+        if key not in known:
+            near = difflib.get_close_matches(str(key), known, n=1, cutoff=0.5)
+            hint = f"did you mean {near[0]!r}?" if near else f"known are {', '.join(known)}"
+            raise BadInput(f"{where}: unknown key {key!r}; {hint}")
