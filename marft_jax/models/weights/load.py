@@ -187,7 +187,7 @@ def _open_tiny() -> _Opened:
         """Its recipe trains ``[in, out]``."""
         return ((p, x.T if p.endswith("/kernel") else x) for p, x in tiny.tensors())
 
-    return _Opened(tiny.CONFIG, tensors, ByteTokenizer(), tiny.DIGEST)
+    return _Opened(tiny.CONFIG, tensors, ByteTokenizer(), tiny.digest())
 
 
 def _read_config(directory: Path) -> DecoderConfig:
