@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import NoReturn
 
 import jax
-import numpy as np
 from rich.console import Console
 
 from marft_jax import cli
@@ -25,7 +24,6 @@ from marft_jax.evaluation.benchmarks import Plan, plans
 from marft_jax.evaluation.scores import score
 from marft_jax.formats import jsonlines
 from marft_jax.interop.initial import initial_state
-from marft_jax.learning import batch as batch_lib
 from marft_jax.learning.algorithms import find_algorithm, settle
 from marft_jax.learning.credit import make_credit
 from marft_jax.learning.learner import Learner
@@ -48,7 +46,6 @@ from marft_jax.run.metrics import (
     metrics_of,
     turn_numbers,
 )
-from marft_jax.run.rehearsal import rehearse
 from marft_jax.run.reporters import Reporter
 from marft_jax.run.safety import (
     Schedule,
@@ -147,20 +144,13 @@ def train(config: config_lib.Config) -> int:
             engine.rest()
             compilation.give_back_freed()  # before the update, which takes most
             with clock("update_s"):
-                least = batch_lib.Sizes(*np.asarray(state.sizes).tolist())
-                coming = []
-                if least == batch_lib.NO_SIZES:  # the first step of a run
-                    coming = rehearse(session, source, threads, collected.played, draw)
-                    least = learner.room_for(coming)
                 seed = config.run.seed, draw
-                batch = learner.pack(collected.episodes, collected.rewards, seed=seed, least=least)
-                state, prepared, learned = learner.learn(state, batch, step)
-                learner.compile_ahead(state, coming, batch.sizes)  # while the devices update
-                engine.compile_ahead()
+                batch = learner.pack(collected.episodes, collected.rewards, seed=seed)
+                state, estimates, learned = learner.learn(state, batch, step)
                 lock.check()
                 checkpoints.check()
                 if is_due(config.run.transcripts_every, done, steps):  # while the devices update
-                    numbers = turn_numbers(collected, batch, prepared, algorithm.level)
+                    numbers = turn_numbers(collected, batch, estimates, algorithm.level)
                     file = run / "transcripts" / f"{done}.jsonl"
                     transcripts.write(file, collected.episodes, team.tokenizer.decode, numbers)
                 jax.block_until_ready((state, learned))

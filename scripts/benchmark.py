@@ -33,8 +33,6 @@ from marft_jax import cli
 from marft_jax import config as config_lib
 from marft_jax.engine.compiled import Shape
 from marft_jax.engine.engine import Completion, Engine, Request
-from marft_jax.learning import learner as learner_lib
-from marft_jax.learning import logprobs, objective
 from marft_jax.learning.algorithms import find_algorithm, settle
 from marft_jax.learning.learner import Learner
 from marft_jax.models.decoder import DecoderConfig
@@ -356,34 +354,6 @@ def update(bench: Bench, best: Limits, rows: int, agents: int, name: str = "rein
     return work._replace(bound_s=flops / best.flops)
 
 
-def meshless(bench: Bench, rows: int, agents: int) -> Callable[[], None]:
-    """The same step without a mesh: a plain scan over the microbatches."""
-
-    def sums_of_a_plain_scan(mesh: Any, gradients: Any, agents: int) -> Any:
-        def sums(base, adapters, critic, rows, prepared, micros):
-            zeros = objective.zeros(adapters, critic, agents)
-
-            def add(total, u):
-                r, p = jax.tree.map(lambda x: x[u], (rows, prepared))
-                added = logprobs.unless_empty(
-                    r, lambda: gradients(adapters, critic, r, p, base=base), zeros
-                )
-                return jax.tree.map(jnp.add, total, added), None
-
-            return jax.lax.scan(add, zeros, micros)[0]
-
-        return sums
-
-    patch = mock.patch.object(learner_lib, "_over_data", sums_of_a_plain_scan)
-    work = lesson(bench, rows, agents)
-
-    def run() -> None:
-        with patch:  # traced in the first run
-            work.run()
-
-    return run
-
-
 def iteration(bench: Bench, episodes: int = 8, mixed: bool = False) -> Work:
     """One training step of a dual team: both turns are played, then learned from with APPO.
 
@@ -471,9 +441,6 @@ def works(
         )._replace(peer=lesson(bench, 8, 1).run)
     return todo | {
         "update with a critic (appo)": lambda best: update(bench, best, 8, 2, "appo"),
-        "update on the mesh; peer: without one": lambda _: lesson(bench, 8, 2)._replace(
-            peer=meshless(bench, 8, 2)
-        ),
         f"iteration, 8 episodes x 2 agents x {NEW} tokens (appo)": lambda _: iteration(bench),
         "iteration, mixed lengths, natural stopping": lambda _: iteration(bench, mixed=True),
     }

@@ -13,8 +13,9 @@ import small
 from marft_jax.config import Algo, Config, Critic, Lora
 from marft_jax.learning import batch as batch_lib
 from marft_jax.learning.algorithms import find_algorithm, settle
-from marft_jax.learning.learner import Learner, TrainState
-from marft_jax.learning.prepare import reads_prompts
+from marft_jax.learning.learner import Learner
+from marft_jax.learning.state import TrainState
+from marft_jax.learning.values import reads_prompts
 from marft_jax.parallel import mesh as mesh_lib
 
 LAYERS = 1  # compiles twice as fast as two

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-import functools
 import json
 
 import jax
@@ -19,7 +17,7 @@ from marft_jax.learning import batch as batch_lib
 from marft_jax.learning import losses
 from marft_jax.learning.advantages import agent_means, gae, normalize, normalize_chain
 from marft_jax.learning.algorithms import ALGORITHMS, find_algorithm, settle
-from marft_jax.learning.prepare import Moving
+from marft_jax.learning.state import Moving
 
 run_gae = jax.jit(gae, static_argnames="gae_lambda")
 RELATIVE = dict(rtol=1e-5, atol=1e-6)
@@ -50,7 +48,7 @@ def test_advantages_of_actions_are_those_of_the_first_release(numbers):
     values = np.concatenate([chains(g["values_TBA"][:-1]), g["values_TBA"][-1, :, :1]], axis=1)
     ends = np.ones_like(g["rewards_TBA"])
     ends[:, :, -1] = g["masks_TBA"][1:, :, -1]
-    advantages, returns = run_gae(
+    advantages, returns = gae(
         chains(g["rewards_TBA"]),
         values[:, :-1],
         values[:, 1:],
@@ -81,7 +79,7 @@ def test_advantages_of_tokens_are_those_of_the_first_release(numbers):
         values = g["values_TBAK"][at]
         bootstrap = g["values_TBAK"][t_size, b, 0, 0]
         row = (x[None].astype(np.float32) for x in (rewards, values))
-        advantages, returns = run_gae(
+        advantages, returns = gae(
             *row,
             np.append(values[1:], bootstrap)[None],
             (np.float32(g["gamma"]) * continues)[None].astype(np.float32),
@@ -113,7 +111,7 @@ def test_losses_are_those_of_the_first_release(numbers, level):
 
 def test_normalisation_is_that_of_the_first_release(numbers):
     g = numbers["advantage_norm"]
-    normalized = jax.jit(normalize)(g["advantages"], g["advantages"] != 0)
+    normalized = normalize(g["advantages"], g["advantages"] != 0)
     np.testing.assert_allclose(normalized, g["normalized"], **RELATIVE)
 
 
@@ -143,7 +141,7 @@ def test_gae_is_the_discounted_sum_of_errors(links, gamma, gae_lambda):
             expected[j] += weight * delta
             weight *= discounts[i] * gae_lambda
     row = [x[None].astype(np.float32) for x in (rewards, values, next_values, discounts)]
-    advantages, returns = run_gae(*row, gae_lambda)
+    advantages, returns = gae(*row, gae_lambda)
     np.testing.assert_allclose(advantages[0], expected, rtol=1e-4, atol=1e-4)
     np.testing.assert_allclose(returns[0], expected + values, rtol=1e-4, atol=1e-4)
 
@@ -181,10 +179,10 @@ def test_the_chain_runs_across_agents_and_steps_up_to_the_episodes_end(
     algo = Algo(gamma=gamma, gae_lambda=gae_lambda, episodes=3, ratio="sum")
     rewards = small.paid(episodes)
     batch = batch_lib.build(episodes, rewards, (0, 1, 2), algo, algorithm.level)
-    values = rng.normal(size=batch.chain.link_UBX.shape).astype(np.float32)
-    chain = pad(batch.chain)
+    values = rng.normal(size=batch.chain.shape_UBX).astype(np.float32)
+    chain = batch.chain
     values_EJ = values.reshape(-1)[chain.unit_EJ] * chain.mask_EJ
-    got = run_advantages(name, algo, chain, values_EJ)
+    got = find_algorithm(name).advantages(algo, chain, values_EJ, None)
     for e, (episode, rewards_K) in enumerate(zip(episodes, rewards, strict=True)):
         links = [
             (reward if i == n - 1 else 0.0)
@@ -200,28 +198,6 @@ def test_the_chain_runs_across_agents_and_steps_up_to_the_episodes_end(
         ]
         np.testing.assert_allclose(got[0][e, : len(links)], expected, rtol=1e-4, atol=1e-4)
         np.testing.assert_allclose(got[1][e, : len(links)], expected + v[:-1], rtol=1e-4, atol=1e-4)
-
-
-def pad(chain):
-    """The chain with room for 64 links, so that one program serves all."""
-    room = 64 - chain.mask_EJ.shape[1]
-    wide = [np.pad(x, ((0, 0), (0, room))) for x in chain[:-1]]
-    return chain._make([*wide, chain.link_UBX])
-
-
-def run_advantages(name, algo, chain, values_EJ):
-    """The algorithm's own function, with γ and λ as arguments of the compiled program."""
-    chain = chain._replace(link_UBX=np.zeros(1))
-    return _compiled(name)(np.float32(algo.gamma), np.float32(algo.gae_lambda), chain, values_EJ)
-
-
-@functools.cache
-def _compiled(name):
-    def run(gamma, gae_lambda, chain, values_EJ):
-        config = dataclasses.replace(Algo(), gamma=gamma, gae_lambda=gae_lambda)
-        return find_algorithm(name).advantages(config, chain, values_EJ, None)
-
-    return jax.jit(run)
 
 
 @pytest.mark.parametrize("sign", [1, -1])
@@ -313,7 +289,7 @@ def test_normalisation_per_group_uses_each_groups_own_numbers():
 
 
 def test_equal_advantages_are_normalised_to_zero_not_to_nan():
-    assert np.asarray(normalize(jnp.full((4,), 2.0), jnp.ones(4))).tolist() == [0, 0, 0, 0]
+    assert np.asarray(normalize(np.full((4,), 2.0), np.ones(4))).tolist() == [0, 0, 0, 0]
 
 
 # Groups and baselines.
@@ -373,7 +349,7 @@ def test_statistics_weigh_every_turn_once_whatever_its_length(grouped, how):
         own = RETURNS[cell]
         expected[cell] = (own - own.mean()) / (own.std() + 1e-8)
     _, returns = find_algorithm("grpo").advantages(Algo(), grouped, None, None)
-    normalized = jax.jit(normalize_chain, static_argnums=2)(returns, grouped, how)
+    normalized = normalize_chain(returns, grouped, how)
     np.testing.assert_allclose(by_turn(np.asarray(normalized), grouped), expected, atol=1e-5)
 
 
@@ -394,7 +370,7 @@ def test_a_group_weighs_every_episode_once_however_many_turns_it_has():
 def test_the_moving_baseline_is_a_debiased_average_per_agent(grouped):
     """An agent without turns keeps its own."""
     algo = Algo(baseline="moving")
-    baseline, seen = Moving(jnp.zeros(3), jnp.zeros(3)), []
+    baseline, seen = Moving(np.zeros(3), np.zeros(3)), []
     for scale in (1.0, 2.0, 4.0):
         chain = grouped._replace(rewards_EJ=scale * grouped.rewards_EJ)
         advantages, returns = find_algorithm("reinforce").advantages(
@@ -407,7 +383,7 @@ def test_the_moving_baseline_is_a_debiased_average_per_agent(grouped):
         weights = 0.5 ** np.arange(len(seen))[::-1]
         mean = (weights * seen).sum() / weights.sum() * RETURNS.mean(0)
         np.testing.assert_allclose(baseline.mean_X, [*mean, 0], rtol=1e-5)
-    still = baseline.moved(jnp.ones(3), jnp.array([1.0, 0, 0]), 0.5)
+    still = baseline.moved(np.ones(3), np.array([1.0, 0, 0]), 0.5)
     assert still.mean_X[1] == baseline.mean_X[1] and still.mean_X[0] != baseline.mean_X[0]
 
 

@@ -20,11 +20,12 @@ from marft_jax.learning.algorithms import find_algorithm, settle
 from marft_jax.learning.learner import Learner
 from marft_jax.models import decoder, lora
 from marft_jax.models.ops import attention as attention_lib
-from marft_jax.models.ops import splash
+from marft_jax.models.ops import products, splash
 from marft_jax.models.ops.attention import KV, causal_attention
 from marft_jax.models.ops.pieces import causal_attention_in_pieces
 from marft_jax.models.ops.remat import Remat, rematerialised
 from marft_jax.models.weights.load import abstract_decoder
+from marft_jax.parallel import compilation
 from marft_jax.parallel import mesh as mesh_lib
 
 
@@ -101,7 +102,7 @@ def test_the_gate_has_the_gradient_of_its_formula():
         return jax.grad(lambda gate, up: jnp.sum(f(gate, up) * weight), argnums=(0, 1))(gate, up)
 
     expected = gradients(lambda gate, up: jax.nn.silu(gate) * up)
-    chex.assert_trees_all_close(gradients(decoder.gated), expected, rtol=1e-5, atol=1e-6)
+    chex.assert_trees_all_close(gradients(products.gated), expected, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -210,7 +211,7 @@ def updated(where, attention):
     batch = batch_lib.build(
         episodes, rewards, team.owners, config.algo, algorithm.level, shards=4
     )  # fmt: skip
-    assert (batch.micros, *batch.rows.tokens_UBT.shape[1:]) == (2, 8, 128)
+    assert batch.rows.tokens_UBT.shape == (2, 8, 128)
     base = small.base_on(where, 1)
     how = dict(attention=attention, remat="products")
     base = base._replace(graphdef=abstract_decoder(base.config, jnp.float32, **how)[0])
@@ -256,7 +257,7 @@ def gradients_and_memory(remat: Remat):
         hidden, _ = decoder.forward(graphdef, base, tokens_BT, tokens_BT, until_BT, fused, mask)
         return jnp.sum(jnp.square(hidden[:, ::7]))
 
-    options = mesh_lib.compiler_options(small.one_device())
+    options = compilation.compiler_options(small.one_device())
     run = jax.jit(jax.grad(loss)).lower(small.adapters(2, layers=4)).compile(options)
     return run(small.adapters(2, layers=4)), run.memory_analysis().temp_size_in_bytes
 

@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 import small
 
-from marft_jax.engine import compiled, kv_cache
 from marft_jax.engine.engine import Request
 from marft_jax.engine.kv_cache import Settings
 from marft_jax.engine.sampling import _draw, _invert, _kept, sample, scaled_logprobs
-from marft_jax.run.metrics import Compilations
+from marft_jax.models.ops import cache_writes
+from marft_jax.parallel import compilation
 from marft_jax.types import Sampling
 
 EOS = tuple(range(0, 264, 8))  # one token in eight ends a turn; 0 also fills prompts: pad == eos
@@ -146,7 +146,7 @@ def test_every_request_is_answered_with_more_requests_than_slots(engine):
 def test_a_prefill_stays_within_its_bound_on_tokens(engine, monkeypatch):
     requests = asks(9, seed=13)
     expected = small.answers(engine, requests)
-    monkeypatch.setitem(compiled.PREFILL_TOKENS, "cpu", 96)  # three rows of 32
+    monkeypatch.setattr(compilation, "prefill_tokens", lambda mesh: 96)  # three rows of 32
     bound, shapes = small.engine(), []
     prefill = bound._prefill
     bound._prefill = lambda **kw: (shapes.append(kw["tokens_BT"].shape), prefill(**kw))[1]
@@ -165,20 +165,6 @@ def test_no_prefill_is_padding_for_the_half_of_it(requests, rows):
     expected = [small.answers(small.engine(), [request])[0] for request in asked]
     assert texts(small.answers(eight, asked)) == texts(expected)
     assert sizes == rows
-
-
-def test_groups_of_any_size_find_their_prefill_compiled_ahead():
-    # slots that no other test has, so that nothing is compiled for them yet
-    ten = small.engine(slots=10)
-    asked = [r._replace(prompt=np.resize(r.prompt, 20)) for r in asks(10, seed=15)]
-    small.answers(ten, asked[:1])
-    ten.rest()
-    ten.compile_ahead()
-    ten.load(ten.adapters)
-    compilations = Compilations()
-    for size in (2, 10):
-        small.answers(ten, asked[:size])
-    assert compilations.metrics()["device/compiled"] == 0
 
 
 def test_what_accelerators_run_writes_the_same_cache(monkeypatch):
@@ -206,22 +192,15 @@ def test_what_accelerators_run_writes_the_same_cache(monkeypatch):
 
 @pytest.mark.parametrize("where", [small.one_device, lambda: small.mesh_of(2, 2, 2)])
 def test_keys_with_channels_last_in_memory_are_the_same_keys(monkeypatch, where):
-    """As on TPUs; here by the layout alone, and without a program more."""
+    """As on TPUs; here by the layout alone."""
     requests = asks(12, seed=17)
     expected = small.answers(small.engine(where(), slots=16), requests)
-    monkeypatch.setitem(kv_cache.KEYS_IN_MEMORY, "cpu", kv_cache.KEYS_IN_MEMORY["tpu"])
-    turned, compilations = small.engine(where(), slots=16), Compilations()
+    monkeypatch.setitem(cache_writes.KEYS_IN_MEMORY, "cpu", cache_writes.KEYS_IN_MEMORY["tpu"])
+    turned = small.engine(where(), slots=16)
     assert texts(small.answers(turned, requests)) == texts(expected)
     [keys, values] = turned._slots.cache[0]
     assert keys.format.layout.major_to_minor == (0, 1, 3, 2)
     assert values.format.layout.major_to_minor == (0, 1, 2, 3)
-    turned.rest()
-    turned.compile_ahead()
-    turned.load(turned.adapters)
-    compilations.metrics()
-    for size in (1, 3, 12):
-        small.answers(turned, requests[:size])
-    assert compilations.metrics()["device/compiled"] == 0
 
 
 @pytest.mark.parametrize("platform, as_integers", [("cpu", True), ("tpu", False), ("cuda", False)])
@@ -231,7 +210,7 @@ def test_halves_are_written_as_integers_on_cpus_only(platform, as_integers):
     new = jax.ShapeDtypeStruct((4, 2, 8), jnp.bfloat16)
 
     def put(held, new):
-        return kv_cache.write(held, jnp.s_[jnp.arange(4), :, :, 5], new)
+        return cache_writes.write(held, jnp.s_[jnp.arange(4), :, :, 5], new)
 
     program = jax.jit(put).trace(held, new).lower(lowering_platforms=(platform,)).as_text()
     assert ("4x2x8x64xui16" in program) == as_integers

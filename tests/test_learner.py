@@ -28,10 +28,9 @@ from learning import (
 
 from marft_jax.config import Config
 from marft_jax.engine.engine import Request
-from marft_jax.learning import logprobs, objective, packing
+from marft_jax.learning import gradients, logprobs, packing
 from marft_jax.learning.algorithms import find_algorithm
 from marft_jax.learning.learner import Learner
-from marft_jax.learning.prepare import Prepared
 from marft_jax.models import decoder, lora
 from marft_jax.types import Sampling
 
@@ -171,7 +170,7 @@ def test_gradients_are_those_of_the_action_tokens_alone(name, ids):
         old,
         weights,
     )
-    advantages = np.zeros(batch.chain.link_UBX.shape, np.float32)
+    advantages = np.zeros(batch.chain.shape_UBX, np.float32)
     links = batch.chain.unit_EJ[batch.chain.mask_EJ > 0]  # in acting order, like ``turns``
     starts = [len(t.prompt) - 1 for t in turns]
     flat = [
@@ -191,13 +190,13 @@ def _gradients(config: Config, name: str):
 
     def run(state, rows, advantages):
         u, b, x = advantages.shape
-        prepared = Prepared(advantages, *[jnp.zeros((u, b, x))] * 2)
-        prepared = prepared._replace(features_UBXD=jnp.zeros((u, b, x, small.CONFIG.d_model)))
+        features = jnp.zeros((u, b, x, small.CONFIG.d_model))
+        targets = gradients.Targets(advantages, *[jnp.zeros((u, b, x))] * 2, features)
         totals = [
-            objective.gradients(
+            gradients.gradients(
                 state.adapters,
                 state.critic,
-                *jax.tree.map(lambda x, i=i: x[i], (rows, prepared)),
+                *jax.tree.map(lambda x, i=i: x[i], (rows, targets)),
                 graphdef=base.graphdef,
                 config=settled(config, name),
                 algorithm=find_algorithm(name),
@@ -360,16 +359,11 @@ def test_a_minibatch_without_rows_moves_nothing(episodes):
 def test_accumulated_gradients_are_those_of_one_big_microbatch(episodes, name):
     big = settings(dataclasses.replace(ONCE, microbatch_tokens=100_000))
     cut = settings(dataclasses.replace(ONCE, microbatch_tokens=64))
-    assert build(big, episodes).micros == 1
-    assert build(cut, episodes).micros >= 4
+    assert len(build(big, episodes).rows.tokens_UBT) == 1
+    assert len(build(cut, episodes).rows.tokens_UBT) >= 4
     one, two = learn(big, episodes, name=name), learn(cut, episodes, name=name)
-    close(but_sizes(*one), but_sizes(*two), 1e-4)
+    close(one, two, 1e-4)
     close(one[0].adapters, two[0].adapters, 1e-5)
-
-
-def but_sizes(state, metrics):
-    """What was learned, whatever the batch was padded to."""
-    return state._replace(sizes=()), metrics
 
 
 def test_packed_rows_learn_what_unpacked_rows_learn(episodes, monkeypatch):
@@ -379,7 +373,7 @@ def test_packed_rows_learn_what_unpacked_rows_learn(episodes, monkeypatch):
     apart = build(settings(ONCE), episodes).rows
     assert packed.turn_mask_UBK.sum(-1).max() > 1 == apart.turn_mask_UBK.sum(-1).max()
     two = learn(settings(ONCE), episodes)
-    close(but_sizes(*one), but_sizes(*two), 1e-4)
+    close(one, two, 1e-4)
     close(one[0].adapters, two[0].adapters, 1e-5)
 
 
@@ -412,7 +406,7 @@ def test_turns_that_share_their_beginning_learn_what_they_learn_apart(name, crit
             learn(config, episodes, name=name, owners=owners, join=join) for join in (False, True)
         )
         assert build(config, episodes, name, owners=owners, join=True).joined > 50
-        close(but_sizes(*apart), but_sizes(*joined), 1e-4)
+        close(apart, joined, 1e-4)
         close(apart[0].adapters, joined[0].adapters, 1e-5)
 
 
@@ -426,13 +420,13 @@ def test_a_critic_that_reads_prompts_alone_reads_what_it_would_in_the_rows(criti
         assert batch.prompts is not None
         tokens, fewer = (int((r.owners_UBT >= 0).sum()) for r in (batch.rows, batch.prompts.rows))
         assert join or fewer < tokens
-        ours, turns = learner(config, where=where), batch.rows.turn_mask_UBK > 0
+        ours = learner(config, where=where)
         apart, whole = (
             ours.learn(fresh(config, where=where), x, 0)[1]
             for x in (batch, batch._replace(prompts=None))
         )
-        close(apart.features_UBXD[turns], whole.features_UBXD[turns], 1e-5)
-        close(apart.advantages_UBX, whole.advantages_UBX, 1e-5)
+        close(apart.values_EJ, whole.values_EJ, 1e-5)
+        close(apart.advantages_EJ, whole.advantages_EJ, 1e-5)
 
 
 def test_reuse_decides_whether_turns_share():
@@ -453,16 +447,19 @@ def test_any_mesh_takes_the_same_step_as_one_device(episodes, shape):
     close(one[1], many[1], 1e-4)
 
 
-def test_programs_for_batches_that_were_outgrown_are_dropped(episodes):
+def test_batches_of_the_same_shapes_compile_nothing(episodes):
     where = small.one_device()
     base, team = small.base_on(where, LAYERS), small.team()
     ours = Learner(settled(Config(), "appo"), base, team, find_algorithm("appo"), where)
     state = ours.init()
     few, many = (build(Config(), episodes[:n]) for n in (1, len(episodes)))
-    assert few.sizes != many.sizes == many.sizes.holding(few.sizes)
-    for batch, programs in ((few, 1), (many, 1), (few, 2), (few, 2), (many, 2)):
+    assert few.rows.tokens_UBT.shape[1:] != many.rows.tokens_UBT.shape[1:]
+    for batch, programs in ((few, 1), (many, 2), (few, 2), (many, 2)):
         state, _, _ = ours.learn(state, batch, 0)
-        assert (ours._prepare._cache_size(), ours._update._cache_size()) == (programs, programs)
+        assert (ours._run.score._cache_size(), ours._run.accumulate._cache_size()) == (
+            programs,
+            programs,
+        )
 
 
 def test_the_same_step_twice_is_the_same_bit_for_bit(episodes):

@@ -20,12 +20,10 @@ from marft_jax.engine.kv_cache import Settings, Slots
 from marft_jax.engine.sampling import sample
 from marft_jax.models import decoder, lora
 from marft_jax.models.ops.attention import KV, attention
+from marft_jax.models.ops.cache_writes import append
+from marft_jax.parallel import compilation
 from marft_jax.parallel import mesh as mesh_lib
 from marft_jax.parallel.ladder import bucket, round_up
-
-# of one prefill: a CPU is hardly faster with more of them, others as long as activations have room
-PREFILL_TOKENS = {"cpu": 512}
-_ELSEWHERE = 8192
 
 
 class Shape(NamedTuple):
@@ -43,7 +41,7 @@ class Shape(NamedTuple):
     def prefill_rows(self, width: int, mesh: Mesh) -> tuple[int, int, int]:
         """The sizes of a group of prompts of that width: one, a quarter of the most, the most."""
         shards = mesh_lib.row_shards(mesh)
-        tokens = PREFILL_TOKENS.get(mesh.devices.flat[0].platform, _ELSEWHERE)
+        tokens = compilation.prefill_tokens(mesh)
         most = min(self.slots, round_up(max(1, tokens // width), shards))
         return shards, max(shards, most // 4 // shards * shards), most
 
@@ -228,7 +226,7 @@ def _appending(at_BT, positions_BT, read: int) -> decoder.Attend:
     mask_BTR = jnp.arange(read)[None, None] <= positions_BT[:, :, None]
 
     def attend(q, new: KV, held: KV):
-        held = cache_lib.append(held, new, at_BT)
+        held = append(held, new, at_BT)
         return attention(q, held, mask_BTR), held
 
     return attend

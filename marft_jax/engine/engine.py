@@ -8,18 +8,15 @@ device decodes up to ``chunk`` tokens per row in one ``while_loop``.
 
 from __future__ import annotations
 
-import copy
-import functools
 from collections import deque
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
-from marft_jax.engine import quoting
 from marft_jax.engine.compiled import Shape, programs
 from marft_jax.engine.kv_cache import Settings, Slots
 from marft_jax.engine.prefix_cache import NOWHERE, Prefixes, Start, common, worthwhile
@@ -57,19 +54,6 @@ class _Kind(NamedTuple):
     """Programs of ``prefill``: how many tokens of each row they compute, and read (0: as many)."""
 
     width: int
-    read: int
-
-
-class _Prefill(NamedTuple):
-    """One of them: for a group of so many rows."""
-
-    kind: _Kind
-    rows: int
-
-
-class _Decode(NamedTuple):
-    """A program of ``decode``: how many positions of the cache it reads."""
-
     read: int
 
 
@@ -112,17 +96,10 @@ class Engine:
             jax.random.key_data(jax.random.key(seed)), mesh_lib.replicated(mesh)
         )
         self._empty = run.empty
-        self._slots: Slots | quoting.Slots | None = None
+        self._slots: Slots | None = None
         self._adapters: lora.Adapters | None = None
         self._fused: lora.FusedAdapters | None = None
-        self._abstract: dict[str, Any] = {}  # slots and adapters, as the devices laid them out
         self._reuse = reuse and mesh_lib.row_shards(mesh) == 1
-        self._met: set[_Prefill | _Decode] = set()
-        self._expected: set[_Prefill | _Decode] = set()  # in a rehearsal
-        self._ahead: set[_Prefill | _Decode] = set()  # compiled by ``compile_ahead``
-        self._play_nothing()
-
-    def _play_nothing(self) -> None:
         self._waiting: deque[tuple[int, Request]] = deque()
         self._tickets: list[int | None] = [None] * self.shape.slots
         self._lengths = np.zeros(self.shape.slots, np.int64)
@@ -136,11 +113,6 @@ class Engine:
         self._fused = self._fuse(self._adapters)
         if self._slots is None:
             self._slots = self._empty()
-        if not self._abstract:
-            self._abstract = jax.tree.map(
-                lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.format),
-                dict(slots=self._slots, adapters=self._fused),
-            )
         self._prefixes.forget()
         self.reused = 0
 
@@ -148,37 +120,6 @@ class Engine:
         """Gives its memory back, until the next ``load``: others may need it."""
         assert not self.busy
         self._slots = self._fused = None
-
-    def rehearsing(self, action: Callable[[int, int], np.ndarray]) -> Engine:
-        """One that plays like this one, but with ``action`` of (episode, turn) for what a model
-        would say. What it would run is what this one expects to run, see ``compile_ahead``."""
-        twin = copy.copy(self)
-        twin._play_nothing()
-        twin._met = self._expected
-        twin._slots = quoting.empty(self.shape.slots, self.shape.longest)
-        twin._prefill = functools.partial(quoting.prefill, action)
-        twin._decode = quoting.decode
-        return twin
-
-    def compile_ahead(self) -> None:
-        """Compiles what is expected: what ran in a rehearsal, and prefills like those so far and
-        there in the sizes of a group that have not come up yet.
-
-        For a run of many steps, of which the later ones are not to wait for a compiler. The engine
-        may be at rest.
-        """
-        known = self._met | self._expected
-        kinds = {program.kind for program in known if isinstance(program, _Prefill)}
-        sizes = {kind: self.shape.prefill_rows(kind.width, self._mesh) for kind in kinds}
-        alike = {_Prefill(kind, rows) for kind in kinds for rows in sizes[kind]}
-        request = Request(np.zeros(1, np.int32), 0, Sampling(1), (0, 0, 0))
-        for program in (alike | known) - self._met - self._ahead:
-            if isinstance(program, _Decode):
-                run, arguments = self._decode, self._decoding(program, 0)
-            else:
-                run, arguments = self._prefill, self._prefilling(program, [(request, NOWHERE)], [])
-            run.lower(**(arguments | self._abstract)).compile()
-            self._ahead.add(program)
 
     @property
     def adapters(self) -> lora.Adapters:
@@ -208,10 +149,14 @@ class Engine:
             return []
         in_use = [i for i, ticket in enumerate(self._tickets) if ticket is not None]
         longest = int(self._lengths[in_use].max()) + self.shape.chunk
-        program = _Decode(min(bucket(longest, least=64, rungs=2), self.shape.context))
-        self._met.add(program)
-        leave_at = len(in_use) * 3 // 4 if self._waiting else 0
-        self._slots = self._decode(slots=self._slots, **self._decoding(program, leave_at))
+        self._slots = self._decode(
+            base=self._base,
+            adapters=self._fused,
+            slots=self._slots,
+            leave_at=jnp.int32(len(in_use) * 3 // 4 if self._waiting else 0),
+            chunk=self.shape.chunk,
+            read=min(bucket(longest, least=64, rungs=2), self.shape.context),
+        )
         return self._collect(in_use)
 
     def _refill(self) -> None:
@@ -232,35 +177,16 @@ class Engine:
             self._tickets[slot], self._lengths[slot] = ticket, len(request.prompt)
             self._prefixes.put(slot, request.owner, request.prompt)
             self.reused += start.tokens
-        asked = [(request, start) for _, request, start in group]
-        program = _Prefill(kind, rows)
-        self._met.add(program)
-        arguments = self._prefilling(program, asked, slots)
-        self._slots = self._prefill(slots=self._slots, **arguments)
-
-    def _prefilling(
-        self, program: _Prefill, group: Sequence[tuple[Request, Start]], slots: Sequence[int]
-    ) -> dict[str, Any]:
-        """The arguments of ``prefill`` beside the slots, for a group and those that it fills."""
-        fields = _request_arrays(group, program.rows, program.kind.width)
-        fields["slots_B"] = np.full(program.rows, self.shape.slots, np.int32)
+        fields = _request_arrays([(r, start) for _, r, start in group], rows, kind.width)
+        fields["slots_B"] = np.full(rows, self.shape.slots, np.int32)
         fields["slots_B"][: len(slots)] = slots
-        return dict(
+        self._slots = self._prefill(
             base=self._base,
             adapters=self._fused,
+            slots=self._slots,
             key_2=self._key_2,
-            read=program.kind.read,
+            read=kind.read,
             **jax.device_put(fields, mesh_lib.rows(self._mesh)),
-        )
-
-    def _decoding(self, program: _Decode, leave_at: int) -> dict[str, Any]:
-        """The arguments of ``decode`` beside the slots."""
-        return dict(
-            base=self._base,
-            adapters=self._fused,
-            leave_at=jnp.int32(leave_at),
-            chunk=self.shape.chunk,
-            read=program.read,
         )
 
     def _take(self, kind: _Kind, most: int) -> list[tuple[int, Request, Start]]:

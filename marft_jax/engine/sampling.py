@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 
 from marft_jax.engine.kv_cache import Settings
-from marft_jax.models.ops.folding import total
+from marft_jax.models.ops.reductions import total
 
 _BLOCK = 256
 

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-import jax
-import jax.numpy as jnp
+import numpy as np
 
 
 def gae(rewards_EJ, values_EJ, next_values_EJ, discounts_EJ, gae_lambda: float):
@@ -25,30 +24,26 @@ def gae(rewards_EJ, values_EJ, next_values_EJ, discounts_EJ, gae_lambda: float):
     Returns:
         (advantages_EJ, returns_EJ).
 
-    Computed as one associative scan, so its depth is logarithmic in the chain's length. Source:
-    Schulman et al. 2015 (GAE), equation 16; the chain across agents is MARFT's (section 4.2).
+    Source: Schulman et al. 2015 (GAE), equation 16; the chain across agents is MARFT's (section
+    4.2).
     """
     deltas_EJ = rewards_EJ + discounts_EJ * next_values_EJ - values_EJ
-    decays_EJ = discounts_EJ * gae_lambda
-
-    def compose(later, earlier):
-        """Both map the advantage behind their span to the one at its start."""
-        return earlier[0] + earlier[1] * later[0], earlier[1] * later[1]
-
-    advantages_EJ, _ = jax.lax.associative_scan(
-        compose, (deltas_EJ, decays_EJ), axis=1, reverse=True
-    )
+    advantages_EJ = np.zeros(deltas_EJ.shape)
+    ahead_E = np.zeros(len(deltas_EJ))
+    for j in reversed(range(deltas_EJ.shape[1])):
+        ahead_E = deltas_EJ[:, j] + discounts_EJ[:, j] * gae_lambda * ahead_E
+        advantages_EJ[:, j] = ahead_E
     return advantages_EJ, advantages_EJ + values_EJ
 
 
 def following(values_EJ):
     """V' of each link: the value of the next one, 0 behind the last."""
-    return jnp.pad(values_EJ[:, 1:], ((0, 0), (0, 1)))
+    return np.pad(values_EJ[:, 1:], ((0, 0), (0, 1)))
 
 
 def returns_to_go(chain):
     """Undiscounted sum of a link's reward and of all that follow it in its episode."""
-    nothing_EJ = jnp.zeros_like(chain.rewards_EJ)
+    nothing_EJ = np.zeros_like(chain.rewards_EJ)
     return gae(chain.rewards_EJ, nothing_EJ, nothing_EJ, chain.continues_EJ, 1.0)[0]
 
 
@@ -57,8 +52,8 @@ def sizes(chain, values_EJ):
 
     Their rounding is a millionth of that or less, however much they cancel out.
     """
-    total_E1 = jnp.abs(chain.rewards_EJ).sum(1, keepdims=True)
-    return jnp.abs(jnp.zeros_like(chain.rewards_EJ) if values_EJ is None else values_EJ) + total_E1
+    total_E1 = np.abs(chain.rewards_EJ).sum(1, keepdims=True)
+    return np.abs(np.zeros_like(chain.rewards_EJ) if values_EJ is None else values_EJ) + total_E1
 
 
 def minus_like(returns_EJ, sizes_EJ, chain):
@@ -72,8 +67,8 @@ def minus_like(returns_EJ, sizes_EJ, chain):
     everywhere, weights_EJ = returns_EJ.size, episode_weights(chain)
     by_place_EJ = centred(returns_EJ, chain.weight_EJ, chain.cell_EJ, everywhere, sizes_EJ)
     by_group_EJ = centred(returns_EJ, weights_EJ, chain.group_EJ, everywhere, sizes_EJ)
-    by_group_EJ = jnp.where(_is_alone(weights_EJ, chain.group_EJ), 0, by_group_EJ)
-    return jnp.where(_is_alone(chain.weight_EJ, chain.cell_EJ), by_group_EJ, by_place_EJ)
+    by_group_EJ = np.where(_is_alone(weights_EJ, chain.group_EJ), 0, by_group_EJ)
+    return np.where(_is_alone(chain.weight_EJ, chain.cell_EJ), by_group_EJ, by_place_EJ)
 
 
 def minus_own(returns_EJ, sizes_EJ, chain, mean_X):
@@ -86,7 +81,7 @@ def agent_means(x_EJ, chain, agents: int):
     """(means, turns) of each agent; every turn weighs one."""
     turns_X = _total(chain.weight_EJ, chain.agent_EJ, agents)
     total_X = _total(x_EJ * chain.weight_EJ, chain.agent_EJ, agents)
-    return total_X / jnp.maximum(turns_X, 1), turns_X
+    return total_X / np.maximum(turns_X, 1), turns_X
 
 
 def normalize_chain(advantages_EJ, chain, how: str, sizes_EJ=None, compared: bool = False):
@@ -114,12 +109,12 @@ def normalize_chain(advantages_EJ, chain, how: str, sizes_EJ=None, compared: boo
     if how == "group":
         return by_group_EJ
     by_place_EJ = over(chain.weight_EJ, chain.cell_EJ)
-    return jnp.where(_is_alone(chain.weight_EJ, chain.cell_EJ), by_group_EJ, by_place_EJ)
+    return np.where(_is_alone(chain.weight_EJ, chain.cell_EJ), by_group_EJ, by_place_EJ)
 
 
 def episode_weights(chain):
     """Weights of the links such that those of an episode add up to one."""
-    turns_E1 = jnp.maximum(chain.weight_EJ.sum(1, keepdims=True), 1)
+    turns_E1 = np.maximum(chain.weight_EJ.sum(1, keepdims=True), 1)
     return chain.weight_EJ / turns_E1
 
 
@@ -138,7 +133,7 @@ def normalize(
         sizes: how large the numbers are that x was computed from; |x| by default.
         shift: subtract the mean; else it counts as 0.
     """
-    cells = jnp.zeros(x.shape, jnp.int32) if cells is None else cells
+    cells = np.zeros(x.shape, int) if cells is None else cells
     if shift:
         x = centred(x, weights, cells, n_cells, x if sizes is None else sizes)
     return x / (_rms_by(x, weights, cells, n_cells) + 1e-8)
@@ -162,7 +157,7 @@ def but_rounding(change, weights, cells, n_cells: int, sizes):
     Adam would take a full step for it. What is not finite stays.
     """
     own, behind = (_rms_by(y, weights, cells, n_cells) for y in (change, sizes))
-    return jnp.where(own <= _ROUNDING * behind, 0, change)
+    return np.where(own <= _ROUNDING * behind, 0, change)
 
 
 def mean_by(x, weights, cells, n_cells: int):
@@ -171,20 +166,20 @@ def mean_by(x, weights, cells, n_cells: int):
     The cell's maximum is subtracted before, and added after averaging, because a weighted mean of
     equal numbers misses them by a rounding.
     """
-    counted = jnp.where(weights > 0, x, -jnp.inf)
-    top_X = jax.ops.segment_max(jnp.ravel(counted), jnp.ravel(cells), n_cells)
-    top = jnp.where(jnp.isfinite(top_X), top_X, 0)[cells]
+    top_X = np.full(n_cells, -np.inf)
+    np.maximum.at(top_X, np.ravel(cells), np.ravel(np.where(weights > 0, x, -np.inf)))
+    top = np.where(np.isfinite(top_X), top_X, 0)[cells]
     return top + _mean_by(x - top, weights, cells, n_cells)
 
 
 def _rms_by(x, weights, cells, n_cells: int):
     """For each entry, the weighted root mean square of its cell."""
-    return jnp.sqrt(_mean_by(jnp.square(x), weights, cells, n_cells))
+    return np.sqrt(_mean_by(np.square(x), weights, cells, n_cells))
 
 
 def _mean_by(x, weights, cells, n_cells: int):
     count_X = _total(weights, cells, n_cells)
-    return (_total(x * weights, cells, n_cells) / jnp.where(count_X > 0, count_X, 1))[cells]
+    return (_total(x * weights, cells, n_cells) / np.where(count_X > 0, count_X, 1))[cells]
 
 
 def _is_alone(weights, cells):
@@ -194,5 +189,5 @@ def _is_alone(weights, cells):
 
 def _total(x, cells, n_cells: int):
     """The sum of each cell."""
-    x = jnp.asarray(x, jnp.float32)
-    return jax.ops.segment_sum(jnp.ravel(x), jnp.ravel(cells), n_cells)
+    x, cells = np.broadcast_arrays(np.asarray(x, np.float64), cells)
+    return np.bincount(cells.ravel(), x.ravel(), n_cells)

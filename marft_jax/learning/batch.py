@@ -12,14 +12,13 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import math
 from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
 import numpy as np
 
 from marft_jax import config as config_lib
-from marft_jax.learning.packing import TokenSequence, layout, nest
+from marft_jax.learning.packing import TokenSequence, action_slots, layout, nest
 from marft_jax.parallel.ladder import bucket
 from marft_jax.types import Episode, Turn
 
@@ -68,7 +67,7 @@ class Rows(NamedTuple):
 
 
 class Chain(NamedTuple):
-    """The decisions (units) of each episode in acting order, as links to the rows and back.
+    """The decisions (units) of each episode in acting order, as links to the rows.
 
     Attributes:
         unit_EJ: flat position in ``[U, B, K]`` (action level) or ``[U, B, A]`` (token level).
@@ -79,7 +78,7 @@ class Chain(NamedTuple):
         agent_EJ: who acted.
         group_EJ: number of the episode's group: those with the same task.
         cell_EJ: number of the (group, agent, n) that the link's turn is in, the agent's n-th one.
-        link_UBX: flat position in ``[E, J]`` of each unit (0 for padding).
+        shape_UBX: of the rows that the units stand in.
     """
 
     unit_EJ: np.ndarray
@@ -90,7 +89,7 @@ class Chain(NamedTuple):
     agent_EJ: np.ndarray
     group_EJ: np.ndarray
     cell_EJ: np.ndarray
-    link_UBX: np.ndarray
+    shape_UBX: tuple[int, int, int]
 
 
 class Prompts(NamedTuple):
@@ -106,58 +105,16 @@ class Prompts(NamedTuple):
     unit_UBK: np.ndarray
 
 
-class Sizes(NamedTuple):
-    """What a batch is padded to, so that few programs are compiled.
-
-    Attributes:
-        passes: microbatches of a minibatch; empty ones cost nothing.
-        width: tokens of a row. Short sequences are packed, so a wide row is not an emptier one.
-        actions, turns: of a row.
-        links: of an episode's chain.
-        prompt_passes, prompt_width, prompt_actions, prompt_turns: the same, of ``Prompts``.
-    """
-
-    passes: int = 0
-    width: int = 0
-    actions: int = 0
-    turns: int = 0
-    links: int = 0
-    prompt_passes: int = 0
-    prompt_width: int = 0
-    prompt_actions: int = 0
-    prompt_turns: int = 0
-
-    def holding(self, other: Sizes) -> Sizes:
-        """The larger of both, each."""
-        return Sizes(*map(max, self, other))
-
-    def of_prompts(self) -> Sizes:
-        """Those of the prompts' own rows."""
-        return Sizes(*self[_ROWS:])
-
-    def with_prompts(self, own: Sizes) -> Sizes:
-        """And of the prompts' rows these."""
-        return Sizes(*self[:_ROWS], *own[: len(self) - _ROWS])
-
-
-_ROWS = Sizes._fields.index("prompt_passes")
-NO_SIZES = Sizes()
-
-
 class Batch(NamedTuple):
     """What one training step learns from.
 
     Attributes:
-        micros: microbatches with rows in them; those after it are empty and cost nothing.
-        sizes: what it is padded to.
         joined: tokens that sequences share with others of their row.
         prompts: for a critic that needs no more than these.
     """
 
     rows: Rows
     chain: Chain
-    micros: int
-    sizes: Sizes
     joined: int
     prompts: Prompts | None = None
 
@@ -171,7 +128,6 @@ def build(
     *,
     shards: int = 1,
     seed: Sequence[int] = (0,),
-    least: Sizes = NO_SIZES,
     join: bool = False,
     d_model: int = 2048,
     prompts: bool = False,
@@ -186,8 +142,6 @@ def build(
         level: where decisions live.
         shards: the rows of a microbatch are a multiple of this.
         seed: decides which rows share a minibatch.
-        least: what it is padded to at least: the sizes of the batches before, so that programs
-            are compiled again only where a batch is larger than all of them.
         join: sequences of a row share what they begin with.
         d_model: of the model that reads them: a narrow one has rows made less wide.
         prompts: packs these on their own too; decisions are actions.
@@ -199,27 +153,22 @@ def build(
     pack = functools.partial(
         _rows, episodes=episodes, level=level, shards=shards, seed=seed, join=join, d_model=d_model
     )
-    whole = pack(sequences, config=config, least=least)
+    whole = pack(sequences, config=config)
     units_EK = [
         [whole.units[e, k] for k in range(len(episode.turns))] for e, episode in enumerate(episodes)
     ]
-    longest = max(sum(map(len, turns)) for turns in units_EK)
-    sizes = whole.sizes.holding(Sizes(links=bucket(longest, least=1, rungs=1)))
-    room = (max(len(episodes), config.episodes), sizes.links)
-    chain = _chain(units_EK, rewards, _labels(episodes), whole.rows, level, room)
-    batch = Batch(whole.rows, chain, whole.micros, sizes, whole.joined)
+    chain = _chain(units_EK, rewards, _labels(episodes), whole.rows, level)
+    batch = Batch(whole.rows, chain, whole.joined)
     if not prompts:
         return batch
-    known = least.of_prompts().holding(Sizes(actions=64, turns=16))  # of next to no cost
     cut = pack(
         [sequence.prompt() for sequence in sequences],
         config=dataclasses.replace(config, minibatches=1),
-        least=known,
     )
     unit_UBK = np.zeros_like(whole.rows.first_UBK)
     for turn, [unit] in whole.units.items():
         unit_UBK.reshape(-1)[unit] = cut.units[turn][0]
-    return batch._replace(sizes=sizes.with_prompts(cut.sizes), prompts=Prompts(cut.rows, unit_UBK))
+    return batch._replace(prompts=Prompts(cut.rows, unit_UBK))
 
 
 class _Packed(NamedTuple):
@@ -227,8 +176,6 @@ class _Packed(NamedTuple):
 
     rows: Rows
     units: dict[tuple[int, int], list[int]]
-    micros: int
-    sizes: Sizes
     joined: int
 
 
@@ -240,46 +187,36 @@ def _rows(
     level: Level,
     shards: int,
     seed: Sequence[int],
-    least: Sizes,
     join: bool,
     d_model: int,
 ) -> _Packed:
     """Packs sequences; arguments as of ``build``."""
     if join:
         sequences = sorted(sequences, key=lambda s: (s.owner, s.spelled))
-    packed, width, passes, height = layout(
-        sequences, join, config, shards, least.width, least.actions, d_model
-    )
+    packed, width, passes, height = layout(sequences, join, config, shards, d_model)
     micros = passes * config.minibatches
     order = np.random.default_rng(list(seed)).permutation(len(packed))
-    sizes = least.holding(_sizes(packed, _room(passes, least.passes), width))
     placed = {(i % micros, i // micros): packed[row] for i, row in enumerate(order)}
-    rows = _empty_rows(sizes, sizes.passes * config.minibatches, height)
+    turns = [[n for s in row for n in s.acted] for row in packed]
+    rows = _empty_rows(
+        (micros, height),
+        width,
+        actions=action_slots(max(map(sum, turns))),
+        turns=bucket(max(map(len, turns)), least=32, rungs=1),  # they cost next to nothing
+    )
     units = _fill(rows, placed, join, episodes, config.ratio, level)
     joined = sum(s.read for s in sequences) - int((rows.owners_UBT >= 0).sum())
-    return _Packed(rows, units, micros, sizes, joined)
+    return _Packed(rows, units, joined)
+
+
+def microbatches(rows: Rows) -> list[Rows]:
+    """The rows of each, without the axis U."""
+    return [Rows(*(x[u] for x in rows)) for u in range(len(rows.tokens_UBT))]
 
 
 def padding(batch: Batch) -> float:
-    """The fraction of the rows' tokens that is padding, where microbatches have rows."""
-    return float(np.mean(batch.rows.owners_UBT[: batch.micros] < 0))
-
-
-def _sizes(packed: Sequence[Sequence[TokenSequence]], room: int, width: int) -> Sizes:
-    """What these rows need; the links are not known yet."""
-    turns = [[n for s in row for n in s.acted] for row in packed]
-    return Sizes(
-        passes=room,
-        width=width,
-        actions=bucket(max(map(sum, turns)), least=16, rungs=2),
-        turns=bucket(max(map(len, turns)), least=8, rungs=1),  # they cost next to nothing
-    )
-
-
-def _room(passes: int, least: int) -> int:
-    """How many microbatches to make room for. Where there are more than before, for more still: as
-    the sum of random lengths that it is, their number varies by about its root."""
-    return least if passes <= least else bucket(passes + math.isqrt(4 * passes), least=1, rungs=2)
+    """The fraction of the rows' tokens that is padding."""
+    return float(np.mean(batch.rows.owners_UBT < 0))
 
 
 def _fill(
@@ -320,11 +257,11 @@ def _fill(
     return units
 
 
-def _empty_rows(sizes: Sizes, u: int, b: int) -> Rows:
-    t, a, k = sizes.width, sizes.actions, sizes.turns
+def _empty_rows(shape: tuple[int, int], width: int, actions: int, turns: int) -> Rows:
+    t, a, k = width, actions, turns
 
     def zeros(last: int, dtype: type = np.int32) -> np.ndarray:
-        return np.zeros((u, b, last), dtype)
+        return np.zeros((*shape, last), dtype)
 
     return Rows(
         tokens_UBT=zeros(t),
@@ -411,10 +348,9 @@ def _chain(
     labels: Sequence[Sequence[_Labels]],
     rows: Rows,
     level: Level,
-    shape: tuple[int, int],
 ) -> Chain:
-    """Lays the turns' units end to end, in ``shape``: room for all episodes of a step, so that one
-    with fewer runs the same program."""
+    """Lays the turns' units end to end."""
+    shape = len(units), max(sum(map(len, turns)) for turns in units)
 
     def zeros(dtype: type) -> np.ndarray:
         return np.zeros(shape, dtype)
@@ -429,9 +365,8 @@ def _chain(
         agent_EJ=zeros(np.int32),
         group_EJ=zeros(np.int32),
         cell_EJ=zeros(np.int32),
-        link_UBX=np.zeros(kind.shape, np.int32),
+        shape_UBX=kind.shape,
     )
-    flat_links = chain.link_UBX.reshape(-1)
     for e, turns in enumerate(units):
         end = 0
         for k, turn_units in enumerate(turns):
@@ -441,7 +376,6 @@ def _chain(
             chain.weight_EJ[span] = 1 / len(turn_units)
             chain.rewards_EJ[e, end - 1] = rewards[e][k]
             chain.agent_EJ[span], chain.group_EJ[span], chain.cell_EJ[span] = labels[e][k]
-            flat_links[turn_units] = e * shape[1] + np.arange(start, end)
         chain.mask_EJ[e, :end] = 1
         chain.continues_EJ[e, : end - 1] = 1
     return chain

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
 import jax
 import jax.numpy as jnp
-from flax import nnx
 
 from marft_jax.learning import batch as batch_lib
 from marft_jax.models import decoder, lora
-from marft_jax.models.ops.folding import log_softmax, total
-from marft_jax.models.ops.product import times
+from marft_jax.models.ops.products import times
+from marft_jax.models.ops.reductions import log_softmax, total
 
 _LOGITS_IN_FLIGHT = 2**24  # vocabulary logits that exist at once, per microbatch
 
@@ -138,16 +134,6 @@ def per_unit(x_BA, r, level: batch_lib.Level, divisor_BK):
     return jnp.einsum("ba,bak->bk", x_BA, turn_BAK) / divisor_BK
 
 
-def unless_empty(r, run: Callable[[], Any], zeros: Any) -> Any:
-    """``run()``, or at no cost ``zeros``, where a microbatch has no row."""
-    return jax.lax.cond(jnp.any(r.mask_UBA > 0), run, lambda: zeros)
-
-
 def dtype_of(base):
     """What the frozen base computes in."""
     return jax.tree.leaves(base)[0].dtype
-
-
-def width_of(graphdef, base) -> int:
-    """The size of its hidden states."""
-    return nnx.merge(graphdef, base).config.d_model

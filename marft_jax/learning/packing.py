@@ -21,8 +21,6 @@ from marft_jax.types import Episode
 _TWICE_AS_DEAR = 4
 # of the cost of the narrowest rows: wider ones must be cheaper than that
 _WORTH_IT = 0.95
-# of the mean: the most action tokens of a row, where that takes no more rows
-_EVEN = 1.3
 # sequences in alphabetical order that are looked at on either side of one, for rows to join
 _NEAR = 256
 # tokens up to which a row may be four times as wide as its longest sequence; beyond, where
@@ -116,17 +114,14 @@ def layout(
     join: bool,
     config: config_lib.Algo,
     shards: int,
-    least: int,
-    actions: int,
     d_model: int,
 ) -> Layout:
     """The cheapest rows that leave no minibatch without any: from as wide as the longest sequence
     to some times as wide, which short ones fill better, and where more of them may join.
 
-    The width of the batches before, ``least``, stays where another gains little; where rows join,
-    and every width gains a little, as long as the longest sequence fits in. No row has many more
-    action tokens than the mean, or than had a row before (``actions``), where that takes no more
-    rows: each is computed as if it had as many as the fullest.
+    Widths are rungs of a ladder, so that few programs are compiled. No row has more action tokens
+    than the rung that holds their mean, where that takes no more rows: each is computed as if it
+    had as many as the fullest.
     """
     pairs = itertools.pairwise(sequences) if join else ()
     alike = np.array([b.alike(a) for a, b in pairs], int)
@@ -134,26 +129,27 @@ def layout(
 
     def at(width: int) -> Layout:
         packed = _pack(sequences, width, alike)
-        even = _pack(sequences, width, alike, most=max(actions, int(_EVEN * acted / len(packed))))
+        even = _pack(sequences, width, alike, most=action_slots(acted // len(packed)))
         packed = even if len(even) <= len(packed) else packed
         most = max(1, config.microbatch_tokens // width // shards) * shards
         passes = -(-len(packed) // (most * config.minibatches))
         fullest = bucket(-(-len(packed) // (passes * config.minibatches)), least=1, rungs=2)
         return Layout(packed, width, passes, min(most, round_up(fullest, shards)))
 
-    longest = max(s.read for s in sequences)
-    longest = bucket(longest, rungs=2 if 0 < least < longest else 4)  # what grows, grows by much
-    usual = at(max(least, longest))
-    if join and longest <= least:
-        return usual
+    longest = bucket(max(s.read for s in sequences))
     widest = max(2 * longest, min(4 * longest, _SHORT)) if join else 2 * longest
     widest = min(widest, config.microbatch_tokens // shards)
-    rungs = 2 if join else 4  # what is joined may be cut almost anywhere
-    widths = {bucket(width, rungs=rungs) for width in range(usual.width + 1, widest + 1)}
-    wider = [at(width) for width in sorted(widths) if width <= widest]
+    rungs = 1 if join else 4  # what is joined may be cut almost anywhere
+    widths = {bucket(width, rungs=rungs) for width in range(longest + 1, widest + 1)}
+    usual, wider = at(longest), [at(width) for width in sorted(widths) if width <= widest]
     enough = [layout for layout in wider if len(layout.packed) >= config.minibatches]
     best = min(enough, key=lambda layout: layout.cost(d_model), default=usual)
     return best if best.cost(d_model) < _WORTH_IT * usual.cost(d_model) else usual
+
+
+def action_slots(n: int) -> int:
+    """The rung of the ladder of action tokens per row that holds ``n``."""
+    return bucket(n, least=16, rungs=1)
 
 
 def _pack(

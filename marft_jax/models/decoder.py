@@ -23,8 +23,8 @@ from flax import nnx
 
 from marft_jax.models.lora import FusedAdapters, OwnerMask, add_lora
 from marft_jax.models.ops.attention import KV, CausalAttention, causal_attention
-from marft_jax.models.ops.product import product
-from marft_jax.models.ops.remat import Remat, keep, rematerialised
+from marft_jax.models.ops.products import gated, product
+from marft_jax.models.ops.remat import Remat, keep, once, rematerialised
 
 Attend = Callable[[jax.Array, KV, Any], tuple[jax.Array, KV]]
 """(queries, new keys and values, what is held of the layer) to context, and what is kept."""
@@ -145,21 +145,6 @@ class Block(nnx.Module):
         return x_BTX.reshape(b, t, heads, self.config.head_dim).transpose(0, 2, 1, 3)
 
 
-@jax.custom_vjp
-def gated(gate, up):
-    """silu(gate) * up (Shazeer 2020); the backward pass writes nothing but the two gradients."""
-    return jax.nn.silu(gate) * up
-
-
-def _gated_backward(forward, d_gated):
-    gate, up = forward
-    open_ = jax.nn.sigmoid(gate)
-    return d_gated * up * open_ * (1 + gate * (1 - open_)), d_gated * gate * open_
-
-
-gated.defvjp(lambda gate, up: (gated(gate, up), (gate, up)), _gated_backward)
-
-
 class Embed(nnx.Module):
     """The token table."""
 
@@ -261,7 +246,7 @@ def rope_tables(config: DecoderConfig, positions_BT) -> Rope:
     angles = positions_BT.astype(jnp.float32)[:, None, :, None] * inverse
     cos, sin = jnp.cos(angles), jnp.sin(angles)
     both = jnp.concatenate([cos, cos], axis=-1), jnp.concatenate([-sin, sin], axis=-1)
-    return Rope(*jax.lax.optimization_barrier(both))  # once, and not again in every layer
+    return Rope(*once(both))
 
 
 def _stretch(inverse: np.ndarray, scaling: RopeScaling) -> np.ndarray:

@@ -20,7 +20,7 @@ import jax
 import jax.numpy as jnp
 
 from marft_jax.config import TARGETS
-from marft_jax.models.ops.product import product, times
+from marft_jax.models.ops.products import from_ranks, product
 
 Adapters = dict[str, dict[str, jax.Array]]
 
@@ -115,23 +115,4 @@ def add_lora(y, x, lora: Fused, owners: OwnerMask | None):
     """y + ((x A_cat) * mask) B_cat, for ``x [..., in]`` and ``y [..., out]``."""
     assert owners is not None, "adapters without owners"
     with jax.named_scope("lora"):
-        return y + _from_ranks(product(x, lora.a) * owners.columns, lora.b)
-
-
-@jax.custom_vjp
-def _from_ranks(x, b):
-    """x b.
-
-    JAX's own gradient of ``b`` is the transpose of (dy' x), and a CPU would lay all of dy out anew
-    for it; here it is x' dy.
-    """
-    return times(x.reshape(-1, x.shape[-1]), b, (1, 0)).reshape(*x.shape[:-1], -1)
-
-
-def _from_ranks_backward(forward, dy):
-    x, b = forward
-    ranks, d_rows = x.reshape(-1, x.shape[-1]), dy.reshape(-1, dy.shape[-1])
-    return times(d_rows, b, (1, 1)).reshape(x.shape), times(ranks, d_rows, (0, 0))
-
-
-_from_ranks.defvjp(lambda x, b: (_from_ranks(x, b), (x, b)), _from_ranks_backward)
+        return y + from_ranks(product(x, lora.a) * owners.columns, lora.b)

@@ -1,4 +1,4 @@
-"""The host's memory: giving back what is no longer used."""
+"""How programs are compiled and run well on each platform, and what they leave in memory."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import gc
 from pathlib import Path
 
 import jax
+from jax.sharding import Mesh
 
 
 def give_back_freed() -> None:
@@ -37,3 +38,25 @@ def drop_programs_when_crowded(share: float = 0.5) -> bool:
         jax.clear_caches()
         gc.collect()
     return crowded
+
+
+def compiler_options(mesh: Mesh) -> dict[str, str]:
+    """How programs that differentiate are compiled there.
+
+    XLA's order of operations on a CPU is made for concurrency: all that is to be computed again in
+    the backward pass it computes at once. In the other order the same program takes a fraction of
+    the memory, and no longer. Products are YNNPACK's, which has a CPU's instructions for bfloat16;
+    its sums are many times slower than XLA's own.
+    """
+    if mesh.devices.flat[0].platform != "cpu":
+        return {}
+    return {
+        "xla_cpu_scheduler_type": "CPU_SCHEDULER_TYPE_MEMORY_OPTIMIZED",
+        "xla_cpu_experimental_ynn_fusion_type": "LIBRARY_FUSION_TYPE_INDIVIDUAL_DOT",
+    }
+
+
+def prefill_tokens(mesh: Mesh) -> int:
+    """How many tokens one prefill has at most: a CPU is hardly faster with more of them, others as
+    long as activations have room."""
+    return 512 if mesh.devices.flat[0].platform == "cpu" else 8192

@@ -119,28 +119,12 @@ def put(tree: Any, sharding: NamedSharding) -> Any:
 def fetched(tree: Any) -> Any:
     """Arrays to the host, all of each, whichever process holds it. Every process must ask."""
 
-    def fetch(x: jax.Array) -> np.ndarray:
-        if x.is_fully_addressable or x.is_fully_replicated:
+    def fetch(x: Any) -> np.ndarray:
+        if not isinstance(x, jax.Array) or x.is_fully_addressable or x.is_fully_replicated:
             return np.asarray(x)
         return np.asarray(multihost_utils.process_allgather(x, tiled=True))
 
     return jax.tree.map(fetch, tree)
-
-
-def compiler_options(mesh: Mesh) -> dict[str, str]:
-    """How programs that differentiate are compiled there.
-
-    XLA's order of operations on a CPU is made for concurrency: all that is to be computed again in
-    the backward pass it computes at once. In the other order the same program takes a fraction of
-    the memory, and no longer. Products are YNNPACK's, which has a CPU's instructions for bfloat16;
-    its sums are many times slower than XLA's own.
-    """
-    if mesh.devices.flat[0].platform != "cpu":
-        return {}
-    return {
-        "xla_cpu_scheduler_type": "CPU_SCHEDULER_TYPE_MEMORY_OPTIMIZED",
-        "xla_cpu_experimental_ynn_fusion_type": "LIBRARY_FUSION_TYPE_INDIVIDUAL_DOT",
-    }
 
 
 def within(mesh: Mesh, function: Callable[..., Any]) -> Callable[..., Any]:

@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
 
 from marft_jax.config import BadInput, Config
 from marft_jax.engine import compiled as engine
@@ -18,6 +19,9 @@ from marft_jax.engine import kv_cache as cache_lib
 from marft_jax.learning import batch as batch_lib
 from marft_jax.learning import learner
 from marft_jax.learning.algorithms import Algorithm
+from marft_jax.learning.gradients import Targets
+from marft_jax.learning.state import TrainState
+from marft_jax.learning.values import reads_base
 from marft_jax.models.decoder import DecoderConfig
 from marft_jax.models.ops.attention import attention_on
 from marft_jax.models.weights.load import abstract_decoder, fill, shapes_of
@@ -79,7 +83,7 @@ class Run(NamedTuple):
     graphdef: Any
     base: Any
     base_here: Any
-    state: learner.TrainState
+    state: TrainState
     slots: cache_lib.Slots
     batch: batch_lib.Batch
     engine: engine.Programs
@@ -125,14 +129,17 @@ def describe(
 
 
 def lowered(run: Run) -> dict[str, tuple[Any, Sequence[int]]]:
-    """Update, prefill, prepare and decode, ready for the compiler, and their devices' hosts."""
+    """The programs of a step, ready for the compiler, and their devices' hosts."""
     here, everywhere = run.hosts[: run.here.size], run.hosts
-    return {
-        "update": (run.learner.update.lower(**_update(run)), everywhere),
+    programs: dict[str, tuple[Any, Sequence[int]]] = {
+        "gradients": (run.learner.accumulate.lower(**_gradients(run)), everywhere),
         "prefill": (run.engine.prefill.lower(**_prefill(run)), here),
-        "prepare": (run.learner.prepare.lower(**_prepare(run)), everywhere),
         "decode": (run.engine.decode.lower(**_decode(run)), here),
+        "optimiser": (run.learner.apply.lower(**_optimiser(run)), everywhere),
     }
+    if reads_base(run.config):
+        programs["values"] = (run.learner.score.lower(**_values(run)), everywhere)
+    return programs
 
 
 def compiled(run: Run, tell: Tell) -> dict[str, Compiled]:
@@ -253,31 +260,46 @@ def _prefill(run: Run) -> dict[str, Any]:
     )
 
 
-def _prepare(run: Run) -> dict[str, Any]:
+def _values(run: Run) -> dict[str, Any]:
+    read = run.batch.rows if run.batch.prompts is None else run.batch.prompts.rows
+    return dict(base=run.base, critic=run.state.critic, r=_microbatch(run, read))
+
+
+def _gradients(run: Run) -> dict[str, Any]:
+    rows, state, algo = _microbatch(run, run.batch.rows), run.state, run.config.algo
+    scored = run.learner.score.eval_shape(base=run.base, critic=state.critic, r=rows)
+    tokens = jax.ShapeDtypeStruct(rows.mask_UBA.shape, jnp.float32)
+    decisions = jax.ShapeDtypeStruct(run.batch.chain.shape_UBX[1:], jnp.float32)
+    targets = Targets(
+        decisions,
+        decisions,
+        scored.values_BX,
+        scored.features_BXD,
+        scored.reference_BA if algo.kl_in == "loss" else None,
+        tokens if algo.correction != "none" else None,
+    )
     return dict(
         base=run.base,
-        critic=run.state.critic,
-        adapters=run.state.adapters,
-        baseline=run.state.baseline,
-        rows=placed(run.batch.rows, mesh_lib.rows(run.mesh, axis=1)),
-        prompts=placed(run.batch.prompts, mesh_lib.rows(run.mesh, axis=1)),
-        chain=placed(run.batch.chain, mesh_lib.replicated(run.mesh)),
+        adapters=state.adapters,
+        critic=state.critic,
+        rows=rows,
+        targets=placed(targets, mesh_lib.rows(run.mesh)),
+        total=_total(run),
     )
 
 
-def _update(run: Run) -> dict[str, Any]:
-    before, algo = _prepare(run), run.config.algo
-    prepared = run.learner.prepare.eval_shape(**before)[0]
-    micros = run.batch.rows.mask_UBA.shape[0]
-    order = (algo.epochs, algo.minibatches, micros // algo.minibatches)
-    return dict(
-        base=run.base,
-        state=run.state,
-        rows=before["rows"],
-        prepared=placed(prepared, mesh_lib.rows(run.mesh, axis=1)),
-        trainable_N=jax.ShapeDtypeStruct((run.team.adapters,), bool),
-        shuffle=jax.ShapeDtypeStruct(order, jnp.int32),
-    )
+def _optimiser(run: Run) -> dict[str, Any]:
+    trainable_N = jax.ShapeDtypeStruct((run.team.adapters,), bool)
+    return dict(state=run.state, total=_total(run), trainable_N=trainable_N)
+
+
+def _microbatch(run: Run, rows: batch_lib.Rows) -> Any:
+    return placed(batch_lib.microbatches(rows)[0], mesh_lib.rows(run.mesh))
+
+
+def _total(run: Run) -> Any:
+    total = run.learner.zeros.eval_shape(run.state.adapters, run.state.critic)
+    return placed(total, NamedSharding(run.mesh, P("data")))
 
 
 def compile_one(program: Any, hosts: Sequence[int]) -> Compiled:

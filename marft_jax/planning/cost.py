@@ -17,7 +17,8 @@ from __future__ import annotations
 import math
 from typing import NamedTuple
 
-from marft_jax.learning.prepare import FROZEN
+from marft_jax.learning.batch import Rows
+from marft_jax.learning.values import FROZEN
 from marft_jax.models.decoder import DecoderConfig
 from marft_jax.parallel import processes
 from marft_jax.planning.compile import Compiled, Run, per_chip, prompt_rows
@@ -59,8 +60,9 @@ def costs(run: Run, programs: dict[str, Compiled]) -> dict[str, Cost]:
     counted = {
         "decode": _decode(run),
         "prefill": _prefill(run),
-        "prepare": _prepare(run),
-        "update": _update(run),
+        "values": _values(run),
+        "gradients": _gradients(run),
+        "optimiser": (run.config.algo.epochs * run.config.algo.minibatches, 0.0, _moved(run)),
     }
     return {
         name: Cost(
@@ -71,6 +73,7 @@ def costs(run: Run, programs: dict[str, Compiled]) -> dict[str, Cost]:
             programs[name].traffic.moved(across=True).sent,
         )
         for name, (calls, flops, bytes) in counted.items()
+        if name in programs
     }
 
 
@@ -109,24 +112,22 @@ def _prefill(run: Run) -> tuple[int, float, float]:
     return -(-turns // rows), flops / run.here.size, _weights(run)
 
 
-def _prepare(run: Run) -> tuple[int, float, float]:
-    tokens, width, actions = _batch(run)
-    config, flops, passes = run.config, 0.0, 0
-    micros = run.batch.micros
-    if run.batch.prompts is not None:
-        passes, rows, read = run.batch.prompts.rows.tokens_UBT.shape  # all have rows
-        flops = forward_flops(run.model, passes * rows * read, read)
-    elif config.critic.mode in FROZEN or config.algo.kl_coef > 0:
-        flops, passes = forward_flops(run.model, tokens, width), micros
-    trained = (config.critic.mode == "lora") + (config.algo.correction != "none")
-    flops += trained * forward_flops(run.model, tokens, width, *_adapters(run))
-    scored = (config.algo.kl_coef > 0) + (config.algo.correction != "none")
-    flops += scored * 2 * run.model.vocab_size * run.model.d_model * actions
-    return 1, flops / run.mesh.size, (passes + trained * micros) * _weights(run)
+def _values(run: Run) -> tuple[int, float, float]:
+    config = run.config
+    read = run.batch.rows if run.batch.prompts is None else run.batch.prompts.rows
+    micros, tokens, width, actions = _microbatch(read)
+    frozen = config.critic.mode in FROZEN or config.algo.kl_coef > 0
+    flops = frozen * forward_flops(run.model, tokens, width)
+    if config.critic.mode == "lora":
+        flops += forward_flops(run.model, tokens, width, *_adapters(run))
+    if config.algo.kl_coef > 0:
+        flops += 2 * run.model.vocab_size * run.model.d_model * actions
+    passes = frozen + (config.critic.mode == "lora")
+    return micros, flops / run.mesh.size, passes * _weights(run)
 
 
-def _update(run: Run) -> tuple[int, float, float]:
-    tokens, width, actions = _batch(run)
+def _gradients(run: Run) -> tuple[int, float, float]:
+    micros, tokens, width, actions = _microbatch(run.batch.rows)
     model, epochs = run.model, run.config.algo.epochs
     forward, lora = forward_flops(model, tokens, width), _lora(model, tokens, *_adapters(run))
     attention = forward - forward_flops(model, tokens, 0)
@@ -134,17 +135,25 @@ def _update(run: Run) -> tuple[int, float, float]:
     trained += {"none": 0, "products": attention, "block": forward + lora}[run.config.model.remat]
     if run.config.critic.mode == "lora":
         trained *= 2
-    products = 3 if run.config.algo.entropy_coef else 2
-    trained += 2 * products * model.vocab_size * model.d_model * actions
-    reads = 2 * epochs * run.batch.micros * _weights(run)
-    return 1, epochs * trained / run.mesh.size, reads
+    vocabulary = 2 * model.vocab_size * model.d_model * actions
+    trained += (3 if run.config.algo.entropy_coef else 2) * vocabulary
+    reads = 2 * _weights(run)
+    if run.config.algo.correction != "none":  # once a step, not once an epoch
+        trained += (forward + lora + vocabulary) / epochs
+        reads += _weights(run) / epochs
+    return epochs * micros, trained / run.mesh.size, reads
 
 
-def _batch(run: Run) -> tuple[int, int, int]:
-    """Tokens with their padding, the width of a row, and action tokens with theirs."""
-    _, rows, width = run.batch.rows.tokens_UBT.shape
-    actions = run.batch.rows.mask_UBA.shape[2]
-    return run.batch.micros * rows * width, width, run.batch.micros * rows * actions
+def _microbatch(rows: Rows) -> tuple[int, int, int, int]:
+    """Microbatches, and of one: tokens with padding, the width of a row, and action tokens."""
+    micros, height, width = rows.tokens_UBT.shape
+    return micros, height * width, width, height * rows.mask_UBA.shape[2]
+
+
+def _moved(run: Run) -> float:
+    """Bytes of one optimiser step: parameters and Adam's two moments read and written, gradients
+    read."""
+    return 7 * (per_chip(run.state.adapters) + per_chip(run.state.critic))
 
 
 def _weights(run: Run) -> float:

@@ -11,7 +11,7 @@ from marft_jax.planning.compile import Compiled, Run, per_chip
 from marft_jax.planning.cost import Cost
 from marft_jax.planning.topology import Topology
 
-_LEARNING = ("prepare", "update")
+_LEARNING = ("values", "gradients", "optimiser")
 
 
 class Plan(NamedTuple):
@@ -49,9 +49,7 @@ class Plan(NamedTuple):
     @property
     def across(self) -> float:
         """Bytes per chip that hosts reduce together in each step of the optimiser."""
-        algo = self.run.config.algo
-        moved = self.programs["update"].traffic.moved(across=True)
-        return moved.payload / (algo.epochs * algo.minibatches)
+        return self.programs["optimiser"].traffic.moved(across=True).payload
 
 
 def memory_of(run: Run, programs: dict[str, Compiled]) -> tuple[dict[str, float], dict[str, float]]:
@@ -68,9 +66,10 @@ def memory_of(run: Run, programs: dict[str, Compiled]) -> tuple[dict[str, float]
     }
     code = sum(program.code for program in programs.values())
     beside = {  # what a program does not take, and yet is there; learning, the engine is at rest
-        "update": 0.0,
+        "gradients": optimiser,
+        "optimiser": memory["weights"],
         "prefill": optimiser + memory["critic"],
-        "prepare": optimiser,
+        "values": optimiser,
         "decode": optimiser + memory["critic"],
     }
     peaks = {
@@ -142,7 +141,10 @@ def seconds(plan: Plan) -> tuple[float, float]:
     chip = plan.topology.chip
     assert chip is not None
     each = {name: cost.seconds(chip) for name, cost in plan.costs.items()}
-    return each["decode"] + each["prefill"], each["prepare"] + each["update"]
+    return (
+        each["decode"] + each["prefill"],
+        sum(each[name] for name in _LEARNING if name in each),
+    )
 
 
 def memory_table(plan: Plan) -> Table:

@@ -6,14 +6,13 @@ context. What a run really meets is shorter, so that memory, time and traffic ar
 
 from __future__ import annotations
 
-import functools
 from typing import NamedTuple
 
 import numpy as np
 
 from marft_jax.config import Config
 from marft_jax.learning import batch as batch_lib
-from marft_jax.learning.prepare import reads_prompts
+from marft_jax.learning.values import reads_prompts
 from marft_jax.team.prompts import Team
 from marft_jax.types import Episode, StepResult, Turn
 
@@ -86,17 +85,7 @@ def longest_batch(
     result = [StepResult("", 0.0, True)]
     episodes = [Episode(e // group, "", turns, result) for e in range(work.episodes)]
     rewards = [np.zeros(len(turns), np.float32)] * work.episodes
-    build = functools.partial(
-        batch_lib.build, episodes, rewards, team.owners, config.algo, level,
+    return batch_lib.build(
+        episodes, rewards, team.owners, config.algo, level,
         shards=shards, d_model=d_model, prompts=reads_prompts(config, level),
     )  # fmt: skip
-    return build(least=_filled(build(), config.algo.minibatches))
-
-
-def _filled(batch: batch_lib.Batch, minibatches: int) -> batch_lib.Sizes:
-    """Room for no more microbatches than it has: traffic counts all as if they had rows."""
-    sizes = batch.sizes._replace(passes=batch.micros // minibatches)
-    if batch.prompts is None:
-        return sizes
-    used_U = (batch.prompts.rows.owners_UBT >= 0).any((1, 2))
-    return sizes._replace(prompt_passes=int(used_U.sum()))

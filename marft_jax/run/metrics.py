@@ -18,8 +18,7 @@ from marft_jax.evaluation.benchmarks import Plan
 from marft_jax.evaluation.scores import passes
 from marft_jax.learning.batch import Batch, Level
 from marft_jax.learning.credit import agent_reward
-from marft_jax.learning.prepare import Prepared
-from marft_jax.parallel import mesh as mesh_lib
+from marft_jax.learning.estimates import Estimates
 from marft_jax.rollout.collect import Collected
 from marft_jax.run.transcripts import TurnNumbers
 from marft_jax.team.prompts import Team
@@ -191,23 +190,20 @@ def _named(learned: Mapping[str, jax.Array], team: Team) -> dict[str, float]:
 
 
 def turn_numbers(
-    collected: Collected, batch: Batch, prepared: Prepared, level: Level
+    collected: Collected, batch: Batch, estimates: Estimates, level: Level
 ) -> TurnNumbers:
     """What the learner made of each turn: its value (at a token level the first token's; None
     without a critic), and its advantage (the mean over its tokens)."""
-    values_UBX, advantages_UBX = mesh_lib.fetched((prepared.values_UBX, prepared.advantages_UBX))
     values, advantages = [], []
     for e, episode in enumerate(collected.episodes):
         lengths = [len(turn.action) if level == "token" else 1 for turn in episode.turns]
-        units = batch.chain.unit_EJ[e, : sum(lengths)]
         starts = np.cumsum([0, *lengths[:-1]])
-        own = advantages_UBX.reshape(-1)[units]
-        advantages.append((np.add.reduceat(own, starts) / lengths).tolist())
-        values.append(
-            [None] * len(lengths)
-            if values_UBX is None
-            else values_UBX.reshape(-1)[units][starts].tolist()
-        )
+        own_J = estimates.advantages_EJ[e, : sum(lengths)]
+        advantages.append((np.add.reduceat(own_J, starts) / lengths).tolist())
+        if estimates.values_EJ is None:
+            values.append([None] * len(lengths))
+        else:
+            values.append(estimates.values_EJ[e, starts].tolist())
     return TurnNumbers([r.tolist() for r in collected.rewards], values, advantages)
 
 

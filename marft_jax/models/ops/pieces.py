@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 
 from marft_jax.models.ops.attention import KV, Attention, reading, scaled
-from marft_jax.models.ops.folding import fold, total
+from marft_jax.models.ops.reductions import fold, total
 from marft_jax.models.ops.remat import keep
 
 _PIECES, _LEAST = 8, 128  # of the queries of a row: how many, and the fewest in one

@@ -19,6 +19,11 @@ def keep(x):
     return checkpoint_name(x, _KEPT)
 
 
+def once(x):
+    """Computes this once, and not again in every layer that reads it: XLA takes it for cheap."""
+    return jax.lax.optimization_barrier(x)
+
+
 def rematerialised(
     run: Callable, setting: Remat, static_argnums: int | tuple[int, ...]
 ) -> Callable:

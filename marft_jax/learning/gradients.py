@@ -10,8 +10,28 @@ import jax.numpy as jnp
 from marft_jax.learning import critic as critic_lib
 from marft_jax.learning import logprobs, losses
 from marft_jax.learning.algorithms import Algorithm
-from marft_jax.learning.prepare import Prepared, value_features
+from marft_jax.learning.values import trunk_features
 from marft_jax.models import lora
+
+
+class Targets(NamedTuple):
+    """What the losses of a microbatch read besides its rows; X is K at the action level, A at the
+    token level. What the settings do not ask for is None.
+
+    Attributes:
+        advantages_BX, returns_BX: of each decision.
+        values_BX: the critic's, before the update.
+        features_BXD: what a critic without adapters reads.
+        reference_BA: log-probs of the base without adapters, for a KL in the loss.
+        proximal_BA: log-probs of the policy at the start of the update.
+    """
+
+    advantages_BX: Any
+    returns_BX: Any
+    values_BX: Any = None
+    features_BXD: Any = None
+    reference_BA: Any = None
+    proximal_BA: Any = None
 
 
 class Sums(NamedTuple):
@@ -53,7 +73,7 @@ def gradients(
     adapters,
     critic: critic_lib.Critic,
     r,
-    p: Prepared,
+    p: Targets,
     *,
     graphdef,
     config,
@@ -83,7 +103,7 @@ class _Seen(NamedTuple):
     correction_BX: Any
 
 
-def _policy_loss(adapters, r, p: Prepared, *, graphdef, config, algorithm: Algorithm, base):
+def _policy_loss(adapters, r, p: Targets, *, graphdef, config, algorithm: Algorithm, base):
     """Sum over decisions of weight · policy loss − entropy_coef · entropy + kl_coef · KL."""
     algo, level = config.algo, algorithm.level
     mask_BX, _, _ = logprobs.unit_labels(r, level)
@@ -99,30 +119,30 @@ def _policy_loss(adapters, r, p: Prepared, *, graphdef, config, algorithm: Algor
 
     new_BX, old_BX, entropy_BX = log_prob(logprobs_BA), log_prob(r.behaviour_UBA), mean(entropy_BA)
     correction_BX = jnp.ones_like(mask_BX)
-    if p.proximal_UBA is not None:
-        behaviour_BX, old_BX = old_BX, log_prob(p.proximal_UBA)
+    if p.proximal_BA is not None:
+        behaviour_BX, old_BX = old_BX, log_prob(p.proximal_BA)
         correction_BX = losses.correction_weight(
             old_BX, behaviour_BX, algo.correction, algo.correction_cap
         )
-    loss_BX = algorithm.policy_loss(algo, new_BX, old_BX, p.advantages_UBX) * correction_BX
+    loss_BX = algorithm.policy_loss(algo, new_BX, old_BX, p.advantages_BX) * correction_BX
     loss_BX = loss_BX - algo.entropy_coef * entropy_BX
-    if p.reference_UBA is not None:
-        kl_BA = losses.reference_kl(logprobs_BA, p.reference_UBA, algo.kl_estimator)
+    if p.reference_BA is not None:
+        kl_BA = losses.reference_kl(logprobs_BA, p.reference_BA, algo.kl_estimator)
         loss_BX = loss_BX + algo.kl_coef * mean(kl_BA * r.mask_UBA)
     seen = _Seen(logprobs_BA, new_BX, old_BX, entropy_BX, correction_BX)
     return jnp.sum(loss_BX * mask_BX), seen
 
 
-def _value_loss(critic, r, p: Prepared, *, graphdef, config, algorithm: Algorithm, base):
+def _value_loss(critic, r, p: Targets, *, graphdef, config, algorithm: Algorithm, base):
     """Sum over decisions of the critic's error."""
     mask_BX, agent_BX, _ = logprobs.unit_labels(r, algorithm.level)
-    features_BXD = p.features_UBXD
+    features_BXD = p.features_BXD
     if features_BXD is None:
-        features_BXD = value_features(graphdef, config, algorithm.level, base, critic, r)
+        features_BXD = trunk_features(graphdef, config, algorithm.level, base, critic, r)
     error_BX = losses.value_loss(
         critic_lib.values(critic.head, features_BXD, agent_BX),
-        p.values_UBX,
-        p.returns_UBX,
+        p.values_BX,
+        p.returns_BX,
         config.algo.value_clip,
         config.algo.huber_delta,
     )
@@ -130,7 +150,7 @@ def _value_loss(critic, r, p: Prepared, *, graphdef, config, algorithm: Algorith
 
 
 def _sums(
-    seen: _Seen, r, p: Prepared, config, algorithm: Algorithm, agents: int, n: int, critic_loss
+    seen: _Seen, r, p: Targets, config, algorithm: Algorithm, agents: int, n: int, critic_loss
 ) -> Sums:
     mask_BX, agent_BX, owner_BX = logprobs.unit_labels(r, algorithm.level)
     kl_BX = losses.approx_kl(seen.new_BX, seen.old_BX)
@@ -158,25 +178,25 @@ def _sums(
         logprob_gap_X=by_token(gap_BA),
         owned_N=by(owner_BX, jnp.ones_like(mask_BX), mask_BX, n),
         kl_N=by(owner_BX, kl_BX, mask_BX, n),
-        taught_N=by(owner_BX, p.advantages_UBX * seen.correction_BX != 0, mask_BX, n),
+        taught_N=by(owner_BX, p.advantages_BX * seen.correction_BX != 0, mask_BX, n),
         critic_loss=critic_loss,
         nonfinite={
             "logprobs": by_token(~jnp.isfinite(seen.logprobs_BA)),
             "behaviour logprobs": by_token(~jnp.isfinite(r.behaviour_UBA)),
-            "advantages": by_agent(~jnp.isfinite(p.advantages_UBX)),
+            "advantages": by_agent(~jnp.isfinite(p.advantages_BX)),
         },
     )
 
 
 def report(sums: Sums, config) -> dict[str, jax.Array]:
     """Means over all minibatches, per agent; the gap is that of the first one."""
-    total = jax.tree.map(lambda x: x.sum((0, 1)), sums)
+    total = jax.tree.map(lambda x: x.sum(0), sums)
     decisions_X = jnp.maximum(total.decisions_X, 1)
     numbers = {
         "entropy": total.entropy_X / decisions_X,
         "approx_kl": total.approx_kl_X / decisions_X,
         "clip_fraction": total.clip_fraction_X / decisions_X,
-        "logprob_gap": sums.logprob_gap_X[0, 0] / jnp.maximum(sums.tokens_X[0, 0], 1),
+        "logprob_gap": sums.logprob_gap_X[0] / jnp.maximum(sums.tokens_X[0], 1),
     }
     if config.algo.correction != "none":
         numbers["correction_weight"] = total.correction_X / decisions_X

@@ -1,4 +1,7 @@
-"""Products with a matrix that stays while the rows change."""
+"""Products with matrices that stay while the rows change.
+
+The reference of all is ``x @ kernel.T`` or ``x @ b``; what differs is how a CPU takes it fastest.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ import jax.numpy as jnp
 _FEW_ROWS = 16
 
 
-def product(x, kernel):
+def product(x: jax.Array, kernel: jax.Array) -> jax.Array:
     """``x [..., in]`` times the transpose of ``kernel [out, in]``, in their type."""
     rows = x.reshape(-1, x.shape[-1])
     if x.dtype != jnp.float32:
@@ -18,11 +21,15 @@ def product(x, kernel):
     elif len(rows) > _FEW_ROWS:
         y = times(rows, kernel, (1, 1))
     else:
-        y = _product_of_few(rows, kernel)
+        y = jax.lax.platform_dependent(rows, kernel, cpu=_product_of_few, default=_plain)
     return y.reshape(*x.shape[:-1], -1)
 
 
-def times(x, y, over: tuple[int, int]):
+def _plain(rows: jax.Array, kernel: jax.Array) -> jax.Array:
+    return rows @ kernel.T
+
+
+def times(x: jax.Array, y: jax.Array, over: tuple[int, int]) -> jax.Array:
     """The product of two matrices over an axis of each, in their type.
 
     A CPU's instructions for bfloat16 (AMX) are reached where the result is float32 and has more
@@ -64,3 +71,37 @@ def _product_of_few(x, kernel):
     the product round again."""
     columns = jax.lax.optimization_barrier(x.T)
     return jax.lax.optimization_barrier(kernel @ columns).T
+
+
+@jax.custom_vjp
+def from_ranks(x: jax.Array, b: jax.Array) -> jax.Array:
+    """``x b``.
+
+    JAX's own gradient of ``b`` is the transpose of (dy' x), and a CPU would lay all of dy out anew
+    for it; here it is x' dy.
+    """
+    return times(x.reshape(-1, x.shape[-1]), b, (1, 0)).reshape(*x.shape[:-1], -1)
+
+
+def _from_ranks_backward(forward, dy):
+    x, b = forward
+    ranks, d_rows = x.reshape(-1, x.shape[-1]), dy.reshape(-1, dy.shape[-1])
+    return times(d_rows, b, (1, 1)).reshape(x.shape), times(ranks, d_rows, (0, 0))
+
+
+from_ranks.defvjp(lambda x, b: (from_ranks(x, b), (x, b)), _from_ranks_backward)
+
+
+@jax.custom_vjp
+def gated(gate: jax.Array, up: jax.Array) -> jax.Array:
+    """silu(gate) * up (Shazeer 2020); the backward pass writes nothing but the two gradients."""
+    return jax.nn.silu(gate) * up
+
+
+def _gated_backward(forward, d_gated):
+    gate, up = forward
+    open_ = jax.nn.sigmoid(gate)
+    return d_gated * up * open_ * (1 + gate * (1 - open_)), d_gated * gate * open_
+
+
+gated.defvjp(lambda gate, up: (gated(gate, up), (gate, up)), _gated_backward)

@@ -1,0 +1,108 @@
+"""From rewards and values to advantages: the part of a training step that no gradient passes.
+
+These are a few numbers for each decision, so they are computed on the host, in NumPy and float64,
+in the order in which the paper defines them.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from marft_jax.config import Algo
+from marft_jax.learning import advantages as adv
+from marft_jax.learning import losses
+from marft_jax.learning.algorithms import Algorithm, normalized_advantages
+from marft_jax.learning.batch import Batch, Chain, Rows
+from marft_jax.learning.state import Moving
+
+
+class Estimates(NamedTuple):
+    """Of each decision, in acting order.
+
+    Attributes:
+        advantages_EJ: as the losses use them.
+        returns_EJ: what the critic learns.
+        values_EJ: the critic's, before the update; None without one.
+        baseline: the moved averages.
+        report: metrics.
+    """
+
+    advantages_EJ: np.ndarray
+    returns_EJ: np.ndarray
+    values_EJ: np.ndarray | None
+    baseline: Moving
+    report: dict[str, Any]
+
+
+def estimate(
+    algo: Algo,
+    algorithm: Algorithm,
+    agents: int,
+    batch: Batch,
+    values_UBX: np.ndarray | None,
+    reference_UBA: np.ndarray | None,
+    baseline: Moving,
+) -> Estimates:
+    """Rewards, KL, advantages and returns of every decision.
+
+    Args:
+        baseline: the averages so far, as host arrays.
+    """
+    chain, report = batch.chain, {}
+    if reference_UBA is not None:
+        rows = batch.rows
+        kl_UBA = losses.reference_kl(rows.behaviour_UBA, reference_UBA, algo.kl_estimator)
+        kl_UBA = np.asarray(kl_UBA) * rows.mask_UBA
+        report["ref_kl"] = _by_agent(kl_UBA, rows, agents)
+        if algo.kl_in == "reward":
+            penalty_UBX = kl_UBA if algorithm.level == "token" else _per_turn(kl_UBA, rows)
+            penalty_EJ = to_chain(penalty_UBX, chain)
+            chain = chain._replace(rewards_EJ=chain.rewards_EJ - algo.kl_coef * penalty_EJ)
+    values_EJ = None if values_UBX is None else to_chain(values_UBX, chain)
+    known_EJ = np.zeros_like(chain.rewards_EJ) if values_EJ is None else values_EJ
+    with np.errstate(invalid="ignore", over="ignore"):  # what is not finite, the guard looks for
+        advantages_EJ, returns_EJ = normalized_advantages(
+            algo, algorithm, chain, known_EJ, baseline.mean_X
+        )
+    if algo.baseline == "moving":
+        means = adv.agent_means(returns_EJ, chain, agents)
+        baseline = baseline.moved(*means, algo.baseline_decay)
+    if values_EJ is not None:
+        report["critic/explained_variance"] = _explained(values_EJ, returns_EJ, chain.mask_EJ)
+    return Estimates(advantages_EJ, returns_EJ, values_EJ, baseline, report)
+
+
+def to_chain(x_UBX: np.ndarray, chain: Chain) -> np.ndarray:
+    """What is known of each decision, in acting order."""
+    return x_UBX.reshape(-1).astype(np.float64)[chain.unit_EJ] * chain.mask_EJ
+
+
+def to_rows(x_EJ: np.ndarray, chain: Chain) -> np.ndarray:
+    """What is known of each decision, where it stands in the rows; 0 for padding."""
+    x_UBX = np.zeros(chain.shape_UBX, np.float32)
+    real = chain.mask_EJ > 0
+    x_UBX.reshape(-1)[chain.unit_EJ[real]] = x_EJ[real]
+    return x_UBX
+
+
+def _per_turn(x_UBA: np.ndarray, rows: Rows) -> np.ndarray:
+    """Sums over the tokens of each turn."""
+    sums_UBK = np.zeros(rows.turn_mask_UBK.shape)
+    u, b = np.ogrid[: len(x_UBA), : x_UBA.shape[1]]
+    np.add.at(sums_UBK, (u[..., None], b[..., None], rows.turn_UBA), x_UBA * rows.mask_UBA)
+    return sums_UBK
+
+
+def _by_agent(x_UBA: np.ndarray, rows: Rows, agents: int) -> np.ndarray:
+    """The mean over each agent's action tokens."""
+    agent_UBA = np.take_along_axis(rows.agent_UBK, rows.turn_UBA, axis=-1).ravel()
+    total_X = np.bincount(agent_UBA, (x_UBA * rows.mask_UBA).ravel(), agents)
+    return total_X / np.maximum(np.bincount(agent_UBA, rows.mask_UBA.ravel(), agents), 1)
+
+
+def _explained(values: np.ndarray, returns: np.ndarray, mask: np.ndarray) -> float:
+    """1 − Var(returns − values) / Var(returns) over the masked entries."""
+    real = mask > 0
+    return float(1 - np.var((returns - values)[real]) / max(np.var(returns[real]), 1e-8))

@@ -1,0 +1,125 @@
+"""One optimiser step for each adapter, each value head and each of the critic's adapters.
+
+They are stacked, and Adam and clipping mapped over their leading axis, so that no agent's gradient
+touches another's step.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from marft_jax.config import Algo, Config
+from marft_jax.learning import critic as critic_lib
+from marft_jax.learning.gradients import Sums
+from marft_jax.learning.state import TrainState
+
+
+def make_optimizer(config: Algo) -> optax.GradientTransformation:
+    """Clipping by global norm, then Adam's direction (eps 1e-5); the learning rate comes later."""
+    clip = config.max_grad_norm
+    return optax.chain(
+        optax.clip_by_global_norm(clip) if clip > 0 else optax.identity(),
+        optax.scale_by_adam(eps=1e-5),
+    )
+
+
+def init(config: Algo, params: Any) -> Any:
+    """Optimiser state of stacked members."""
+    return jax.vmap(make_optimizer(config).init)(params) if jax.tree.leaves(params) else ()
+
+
+def apply(
+    config: Config, state: TrainState, total: Any, trainable_N: jax.Array
+) -> tuple[TrainState, tuple[Sums, dict[str, jax.Array], Any]]:
+    """The state after a minibatch, and (totals, what was not finite, gradient norms).
+
+    Whoever has a gradient that is not finite takes no step, nor does an adapter none of whose
+    decisions has an advantage: Adam would take a full step for the entropy bonus or the KL alone.
+
+    Args:
+        total: gradient sums of adapters and critic, and totals, of ``gradients``.
+        trainable_N: which adapters may change; of the others, neither parameters nor optimiser
+            state does.
+    """
+    grad_policy, grad_critic, sums = total
+    broken = _not_finite(grad_policy, grad_critic)
+    owned_N = jnp.maximum(sums.owned_N, 1)
+    moves_N = trainable_N & (sums.taught_N > 0)
+    if config.algo.max_kl is not None:
+        moves_N &= sums.kl_N / owned_N <= config.algo.max_kl
+    optimizer, critic_lr = make_optimizer(config.algo), config.critic.lr * state.lr_scale
+    adapters, adapters_opt, norm_N = _step(
+        optimizer,
+        config.algo.lr * state.lr_scale,
+        (state.adapters, state.adapters_opt, grad_policy),
+        sums.owned_N,
+        moves_N,
+    )
+    parts = zip(
+        *(state.critic, state.critic_opt, grad_critic),
+        critic_lib.decisions(state.critic, sums.decisions_X),
+        strict=True,
+    )
+    stepped = [_step(optimizer, critic_lr, (x, o, g), n, n > 0) for x, o, g, n in parts]
+    critic, critic_opt, norms = (critic_lib.Critic(*part) for part in zip(*stepped, strict=True))
+    state = state._replace(
+        adapters=adapters, adapters_opt=adapters_opt, critic=critic, critic_opt=critic_opt
+    )
+    return state, (sums, broken, (norm_N, jnp.concatenate(norms)))
+
+
+def _not_finite(grad_policy: Any, grad_critic: Any) -> dict[str, jax.Array]:
+    """1 where an update cannot be taken: per adapter and factor, and for the critic as a whole."""
+
+    def any_in(gradient: jax.Array) -> jax.Array:
+        flat = gradient.reshape(gradient.shape[0], -1)
+        return jnp.any(~jnp.isfinite(flat), axis=1).astype(jnp.float32)
+
+    broken = {
+        f"gradient of {target}.{factor}": any_in(gradient)
+        for target, factors in grad_policy.items()
+        for factor, gradient in factors.items()
+    }
+    critic = [any_in(gradient).max() for gradient in jax.tree.leaves(grad_critic)]
+    return broken | ({"critic gradient": jnp.max(jnp.stack(critic))} if critic else {})
+
+
+def _step(
+    optimizer: optax.GradientTransformation,
+    lr: jax.Array,
+    part: tuple[Any, Any, Any],
+    count_M: jax.Array,
+    moves_M: jax.Array,
+) -> tuple[Any, Any, jax.Array]:
+    """One step of stacked members, each with its own clipping and Adam state.
+
+    Args:
+        part: parameters, optimiser state and gradient sums, leading axis M; or empty trees.
+        count_M: decisions behind each member's gradient sum.
+        moves_M: which members change; the others keep their optimiser state too.
+
+    Returns:
+        (parameters, optimiser state, gradient norms).
+    """
+    params, opt, gradient = part
+    if not jax.tree.leaves(params):
+        return params, opt, jnp.zeros(0)
+
+    def per_member(x_M: jax.Array, leaf: jax.Array) -> jax.Array:
+        return x_M.reshape((-1,) + (1,) * (leaf.ndim - 1))
+
+    def where(new: Any, old: Any) -> Any:
+        """Adam moves a parameter whose gradient is zero, so what stays is chosen, not computed."""
+        return jax.tree.map(lambda n, o: jnp.where(per_member(moves_M, n), n, o), new, old)
+
+    count_M = jnp.maximum(count_M, 1)
+    gradient = jax.tree.map(lambda g: g / per_member(count_M, g), gradient)
+    norm_M = jax.vmap(optax.tree.norm)(gradient)
+    moves_M &= jnp.isfinite(norm_M)
+    updates, new_opt = jax.vmap(optimizer.update)(gradient, opt)
+    new = jax.tree.map(lambda x, u: x - lr * u, params, updates)
+    return where(new, params), where(new_opt, opt), norm_M

@@ -1,0 +1,54 @@
+"""All that training changes, and how it begins."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from marft_jax.learning.critic import Critic
+from marft_jax.models import lora
+
+
+class Moving(NamedTuple):
+    """A moving average per agent: ``total / weight``; 0 before the first number."""
+
+    total_X: Any
+    weight_X: Any
+
+    @property
+    def mean_X(self) -> np.ndarray:
+        return self.total_X / np.where(self.weight_X > 0, self.weight_X, 1)
+
+    def moved(self, mean_X: np.ndarray, count_X: np.ndarray, decay: float) -> Moving:
+        """After one more number for each agent with a count; one that is not finite has none."""
+        counts_X = (count_X > 0) & np.isfinite(mean_X)
+        keep_X, mean_X = np.where(counts_X, decay, 1.0), np.where(counts_X, mean_X, 0.0)
+        return Moving(
+            np.float32(keep_X * self.total_X + (1 - keep_X) * mean_X),
+            np.float32(keep_X * self.weight_X + (1 - keep_X)),
+        )
+
+
+class TrainState(NamedTuple):
+    """All that training changes.
+
+    Attributes:
+        step: training steps done.
+        adapters: leading axis N.
+        adapters_opt: Adam's state for each adapter, leading axis N.
+        critic, critic_opt: the value heads and adapters of the critic, and their Adam states.
+        baseline: the moving average of each agent's returns, where ``algo.baseline`` wants one.
+        progress: the curriculum's level, and the moving mean of the rewards there.
+        lr_scale: multiplies the learning rates; lowered by rollbacks.
+    """
+
+    step: jax.Array
+    adapters: lora.Adapters
+    adapters_opt: Any
+    critic: Critic
+    critic_opt: Critic
+    baseline: Moving
+    lr_scale: jax.Array
+    progress: jax.Array
