@@ -21,7 +21,7 @@ FLAGS = ["--algo.episodes", "8", "--rollout.slots", "8", "--run.tensorboard", "f
 def start(run: Path, steps: int, process: int | None, port: int, devices: int, log: Path):
     """``python -m marft_jax.train`` as one of two processes, or alone."""
     words = [sys.executable, "-m", "marft_jax.train", "--run.dir", str(run), *FLAGS]
-    words += ["--run.steps", str(steps), "--run.save_every", "1", "--mesh.wait_seconds", "30"]
+    words += ["--run.steps", str(steps), "--run.save_every", "1"]
     if process is not None:
         words += ["--mesh.coordinator", f"localhost:{port}", "--mesh.processes", "2"]
         words += ["--mesh.process", str(process)]

@@ -27,8 +27,10 @@ from marft_jax.team.workflows import find_workflow
 
 @pytest.fixture(scope="module")
 def threads():
+    faults.OVER.clear()
     yield DaemonThreads()
-    for _ in range(50):  # what spins ends
+    faults.OVER.set()  # what spins ends
+    for _ in range(50):
         interrupt_hanging()
         time.sleep(0.01)
 

@@ -22,6 +22,7 @@ from marft_jax.envs.datasets.load import shuffled
 from marft_jax.evaluation.benchmarks import plans
 from marft_jax.learning.algorithms import settle
 from marft_jax.run.metrics import metric_names
+from marft_jax.run.signals import EXIT_STOPPED
 
 SMALL = ["--algo.episodes", "8", "--run.save_every", "2"]
 
@@ -292,7 +293,7 @@ def test_sigterm_saves_the_last_finished_step_and_exits_with_75(tmp_path):
             time.sleep(0.1)
         sent = time.monotonic()
         process.send_signal(signal.SIGTERM)
-        assert process.wait(60) == train.EXIT_STOPPED
+        assert process.wait(60) == EXIT_STOPPED
         assert time.monotonic() - sent < 15
     finally:
         process.kill()

@@ -303,6 +303,7 @@ class LiveEpisode:
     def leave(self) -> None:
         """Ends it if it is not over; nobody will ask for it."""
         if not self.over:
+            _UNDEAD.append(self._theirs)  # the play may be over before its generator is closed
             self._end()
 
     def _end(self, failure: Failure | None = None) -> None:

@@ -1,0 +1,54 @@
+"""Evaluations while a run goes on: its benchmarks, or else the tasks that it never trains on."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from concurrent.futures import Executor
+
+from marft_jax.config import Config
+from marft_jax.evaluation.benchmarks import plans
+from marft_jax.evaluation.scores import score
+from marft_jax.run import transcripts
+from marft_jax.run.reporters import Reporter
+from marft_jax.run.setup import Session, open_source, play_held_out
+
+_SAMPLE_SHIFT = 24  # sampling keys of an evaluation's further samples: no step comes that far
+
+
+class HeldOut:
+    """What evaluations play, opened before a model is loaded and closed with the stack.
+
+    Attributes:
+        plans: of each benchmark; none without ``eval.every``.
+    """
+
+    def __init__(self, stack: contextlib.ExitStack, config: Config):
+        wanted = []
+        if config.eval.every:
+            limit = config.eval.episodes
+            wanted = plans(config.eval.benchmarks, config, config.eval.data, 1, limit)
+        self.plans = wanted
+        self._sources = [open_source(stack, plan.config, "eval") for plan in wanted]
+
+    def evaluate(
+        self, session: Session, threads: Executor, step: int, reporter: Reporter
+    ) -> dict[str, float]:
+        """The team's accuracy, and pass@k where tasks are played several times, as metrics."""
+        decode = session.team.tokenizer.decode
+        metrics: dict[str, float] = {}
+        for plan, source in zip(self.plans, self._sources, strict=True):
+            playing = session._replace(config=plan.config)
+            keys = [step + (sample << _SAMPLE_SHIFT) for sample in range(plan.samples)]
+            total = plan.tasks if source.size is None else min(plan.tasks, source.size)
+            doing = functools.partial(reporter.doing, f"evaluating {plan.name}", total=total)
+            reporter.doing(f"evaluating {plan.name}")
+            rounds = [
+                play_held_out(playing, source, threads, key, plan.tasks, report=doing)
+                for key in keys
+            ]
+            records = [transcripts.record(episode, decode) for round in rounds for episode in round]
+            found = score(records)
+            reporter.event(f"step {step}: {plan.name}: {found}")
+            metrics |= found.metrics(plan.name)
+        return metrics
