@@ -21,6 +21,7 @@ from marft_jax import config as config_lib
 from marft_jax.learning.algorithms import find_algorithm
 from marft_jax.learning.learner import Learner
 from marft_jax.parallel import mesh
+from marft_jax.run import checkpoints as module
 from marft_jax.run.checkpoints import Checkpoints
 from marft_jax.run.files import RunFailed
 from marft_jax.run.identity import described, identity_of, team_changes
@@ -325,7 +326,7 @@ def test_a_full_disk_is_one_clear_error_and_what_was_saved_stays(two, tmp_path, 
     with pytest.raises(RunFailed, match="No space left on device.*stay loadable"):
         with opened(run) as checkpoints:
             with monkeypatch.context() as patch:
-                patch.setattr(checkpoints, "write_synced", full)
+                patch.setattr(module, "write_synced", full)
                 checkpoints.save(3, state)
                 while True:  # the next steps go on until the save has failed
                     checkpoints.check()
