@@ -20,24 +20,25 @@ from rich.console import Console
 from marft_jax import cli
 from marft_jax import config as config_lib
 from marft_jax.envs.base import EnvSource
+from marft_jax.envs.threads import DaemonThreads
+from marft_jax.errors import RunFailed
+from marft_jax.interop.initial import initial_state
 from marft_jax.printable import printable
-from marft_jax.rollout.threads import DaemonThreads
 from marft_jax.run import transcripts
-from marft_jax.run.files import RunFailed
 from marft_jax.run.setup import Session, open_session, play_held_out
-from marft_jax.run.trained import arguments, restore_team, settings_of
+from marft_jax.run.trained import restore_team
 from marft_jax.team.team_files import load_team
 from marft_jax.types import StepResult, Turn
 
 
 def main(argv: Sequence[str] | None = None) -> NoReturn:
     """Leaves with 0: done; 2: bad configuration or input."""
-    parser = arguments("marft_jax.chat", __doc__)
+    parser = cli.run_parser("marft_jax.chat", __doc__)
     with cli.boundary():
         own, rest = parser.parse_known_args(argv)
-        config = settings_of(own.run, own.base, rest, prog="marft_jax.chat")
+        config = cli.parse_run(own.run, own.base, rest, prog="marft_jax.chat")
         session = open_session(config, load_team(config.team.file))
-        restore_team(session, own.run, own.step)
+        restore_team(session, own.run, initial_state, own.step)
         with contextlib.suppress(KeyboardInterrupt):
             chat(session)
     sys.exit(0)

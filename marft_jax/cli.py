@@ -24,9 +24,8 @@ from typing import Any, NamedTuple, NoReturn
 from marft_jax import config as config_lib
 from marft_jax import effects
 from marft_jax.config import Config
-from marft_jax.errors import BadInput, described, exit_with, user_line
+from marft_jax.errors import BadInput, RunFailed, described, exit_with, user_line
 from marft_jax.formats import documents
-from marft_jax.run.files import RunFailed
 
 Words = dict[str, list[str]]
 """``section.name`` to the words that stand for its value."""
@@ -143,6 +142,35 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         raise BadInput(f"{message}; --help lists what there is")
+
+
+def run_parser(prog: str, description: str | None, *, base: bool = True) -> Parser:
+    """A parser that knows which team is meant: ``--run`` with ``--step``, or a bare ``--base``."""
+    parser = Parser(prog, description)
+    which = parser.add_mutually_exclusive_group(required=True)
+    which.add_argument("--run", metavar="DIR", help="a run directory")
+    if base:
+        which.add_argument("--base", metavar="MODEL", help="a base model, without a run")
+    parser.add_argument(
+        "--step",
+        default="latest",
+        metavar="N|best|latest",
+        help="the checkpoint to take from a run (latest)",
+    )
+    return parser
+
+
+def parse_run(
+    run: str | None, base: str | None, flags: Sequence[str], prog: str = "marft_jax.evaluate"
+) -> Config:
+    """The settings of a run, or the defaults on a base, with flags on top.
+
+    Raises:
+        BadInput: there is no run in that directory, or a setting is wrong.
+    """
+    if run is None:
+        flags = [*(("--model.base", base) if base else ()), *flags]
+    return parse(flags, prog=prog, run=run, evaluating=True)
 
 
 @contextlib.contextmanager

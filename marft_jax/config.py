@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any, Literal
 
 import yaml
@@ -347,13 +347,6 @@ class Config:
     mesh: Mesh = Mesh()
     eval: Eval = Eval()
     guard: Guard = Guard()
-
-
-def parse(argv: Sequence[str], *, prog: str = "marft_jax.train") -> Config:
-    """Command line to a validated ``Config``, see ``cli.parse``."""
-    from marft_jax import cli  # which reads these classes
-
-    return cli.parse(argv, prog=prog)
 
 
 def settings() -> Iterator[tuple[str, dataclasses.Field[Any]]]:

@@ -17,6 +17,18 @@ class BadInput(ValueError):
     """Wrong configuration or data: reported as one line, exit code 2."""
 
 
+class RunFailed(RuntimeError):
+    """A run cannot go on through no fault of its settings: reported as one line, exit code 1."""
+
+
+class EpisodesFailed(RunFailed):
+    """More episodes failed than the settings allow."""
+
+
+class Stopped(Exception):
+    """A play was stopped; its episodes are thrown away."""
+
+
 def exit_with(error: BaseException | str, code: int = 2) -> NoReturn:
     """Prints an error as one line on stderr and leaves; exit code 2 is bad input."""
     line = printable(" ".join(str(error).split()))

@@ -32,15 +32,16 @@ from rich.table import Table
 from marft_jax import cli
 from marft_jax import config as config_lib
 from marft_jax.envs import base as envs
+from marft_jax.envs.threads import DaemonThreads
+from marft_jax.errors import Stopped
 from marft_jax.evaluation.benchmarks import Plan, plans
 from marft_jax.evaluation.scores import Record, Score, score
 from marft_jax.formats import jsonlines
-from marft_jax.rollout.rollout import Stopped
-from marft_jax.rollout.threads import DaemonThreads
+from marft_jax.interop.initial import initial_state
 from marft_jax.run import transcripts
 from marft_jax.run.setup import Session, open_session, open_source, play_held_out
 from marft_jax.run.signals import EXIT_STOPPED, Stop
-from marft_jax.run.trained import arguments, restore_team, settings_of
+from marft_jax.run.trained import restore_team
 from marft_jax.team.profiles import last_answering
 from marft_jax.team.team_files import load_team
 
@@ -50,7 +51,7 @@ _REPORT_SECONDS = 10.0  # between two lines of progress
 def main(argv: Sequence[str] | None = None) -> NoReturn:
     """Leaves with 0: done; 1: nothing can be written; 2: bad configuration or input; 75: stopped by
     a signal."""
-    parser = arguments("marft_jax.evaluate", __doc__)
+    parser = cli.run_parser("marft_jax.evaluate", __doc__)
     parser.add_argument(
         "--benchmark", nargs="+", default=[], metavar="NAME[:SAMPLES][@TEMPERATURE]",
         help="benchmarks by name, or files; without it what training evaluates on",
@@ -69,7 +70,7 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
             raise config_lib.BadInput(f"--limit: expected at least 1, got {own.limit}")
         rest += ["--eval.benchmarks", *own.benchmark] if own.benchmark else []
         rest += ["--eval.data", own.data] if own.data is not None else []
-        config = settings_of(own.run, own.base, rest)
+        config = cli.parse_run(own.run, own.base, rest)
         specs, folder = config.eval.benchmarks, config.eval.data
         wanted = plans(specs, config, folder, own.samples, own.limit)
         try:
@@ -131,7 +132,7 @@ def evaluate(
         at_once = max(_tasks(plan, source) for plan, source in zip(wanted, sources, strict=True))
         session = open_session(config, load_team(config.team.file), at_once)
         session = session._replace(stop=stop)
-        taken = restore_team(session, run, step)
+        taken = restore_team(session, run, initial_state, step)
         adapters = session.engine.adapters
         zeros = jax.tree.map(jnp.zeros_like, adapters)
         console.print(_who(run, taken, session))

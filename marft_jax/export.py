@@ -27,23 +27,25 @@ from safetensors import SafetensorError
 
 from marft_jax import cli
 from marft_jax import config as config_lib
+from marft_jax.errors import RunFailed
 from marft_jax.formats.foreign import one_line
 from marft_jax.interop import card, huggingface, peft
-from marft_jax.run.files import DRAFT, RunFailed
+from marft_jax.interop.initial import initial_state
+from marft_jax.run.files import DRAFT
 from marft_jax.run.setup import Session, open_session
-from marft_jax.run.trained import arguments, restore_state, settings_of
+from marft_jax.run.trained import restore_state
 from marft_jax.team.team_files import Blueprint, dump_team, load_team
 
 
 def main(argv: Sequence[str] | None = None) -> NoReturn:
     """Leaves with 0: done; 1: the folder cannot be written; 2: bad configuration or input."""
-    parser = arguments("marft_jax.export", __doc__, base=False)
+    parser = cli.run_parser("marft_jax.export", __doc__, base=False)
     parser.add_argument("--out", metavar="DIR", required=True, help="the folder to write")
     parser.add_argument("--format", choices=("peft", "merged"), default="peft")
     parser.add_argument("--agent", metavar="NAME", help="merged: only this one")
     with cli.boundary():
         own, rest = parser.parse_known_args(argv)
-        config = settings_of(own.run, None, [*rest, *_ANY_MACHINE], prog="marft_jax.export")
+        config = cli.parse_run(own.run, None, [*rest, *_ANY_MACHINE], prog="marft_jax.export")
         export(own.run, own.step, config, Path(own.out), own.format, own.agent)
     sys.exit(0)
 
@@ -69,7 +71,7 @@ def export(
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise config_lib.BadInput(f"--out {out}: expected a new or empty folder")
     session = open_session(config, blueprint)
-    state = restore_state(session, run, step)
+    state = restore_state(session, run, initial_state, step)
     facts = card.Facts(run, int(state.step), config, blueprint, _portable(session.base.source))
     adapters = jax.tree.map(lambda x: np.asarray(jax.device_get(x)), state.adapters)
     with _all_or_nothing(out) as draft:

@@ -15,8 +15,8 @@ factor per adapter and layer. Pytrees carry no suffix.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -140,9 +140,31 @@ class Episode(NamedTuple):
         return float(sum(result.reward for result in self.results))
 
     @property
+    def places(self) -> list[tuple[int, int]]:
+        """(agent, n) of each turn: the agent's n-th one, from 0."""
+        acted: dict[int, int] = {}
+        numbered = []
+        for turn in self.turns:
+            acted[turn.agent] = acted.get(turn.agent, -1) + 1
+            numbered.append((turn.agent, acted[turn.agent]))
+        return numbered
+
+    @property
     def dependency(self) -> np.ndarray:
         """D: ``bool [turns, turns]``, entry (i, j) true where turn i was shown turn j."""
         seen = np.zeros((len(self.turns), len(self.turns)), bool)
         for i, turn in enumerate(self.turns):
             seen[i, list(turn.sees)] = True
         return seen
+
+
+Credit = Callable[[Episode], np.ndarray]
+"""An episode to the reward of each of its turns, ``float32 [turns]``."""
+
+
+class Player(Protocol):
+    """Plays episodes; ``waited_s`` are the seconds that the last play waited for environments."""
+
+    waited_s: float
+
+    def play(self, tasks: Sequence[int], step: int, *, first: int = 0) -> list[Episode]: ...

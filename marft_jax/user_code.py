@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from marft_jax.config import BadInput
+from marft_jax.errors import BadInput
 from marft_jax.formats import jsonlines
 from marft_jax.types import StepResult
 

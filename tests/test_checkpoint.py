@@ -18,12 +18,12 @@ import pytest
 import small
 
 from marft_jax import config as config_lib
+from marft_jax.errors import RunFailed
 from marft_jax.learning.algorithms import find_algorithm
 from marft_jax.learning.learner import Learner
 from marft_jax.parallel import mesh
 from marft_jax.run import checkpoints as module
 from marft_jax.run.checkpoints import Checkpoints
-from marft_jax.run.files import RunFailed
 from marft_jax.run.identity import described, identity_of, team_changes
 from marft_jax.run.lock import Lock
 from marft_jax.run.safety import Schedule

@@ -8,8 +8,7 @@ import json
 import jax.numpy as jnp
 import pytest
 
-from marft_jax import config as config_lib
-from marft_jax import train
+from marft_jax import cli, train
 from marft_jax.config import BadInput, Config
 from marft_jax.envs import base
 from marft_jax.rollout.curriculum import Curriculum
@@ -79,7 +78,7 @@ def test_the_level_is_a_metric_and_continues(tmp_path):
     def levels(run: str, *steps: int) -> list[float]:
         for count in steps:
             flags = ["--run.dir", str(tmp_path / run), "--run.steps", str(count)]
-            assert train.train(config_lib.parse([*flags, *words])) == 0
+            assert train.train(cli.parse([*flags, *words])) == 0
         lines = (tmp_path / run / "metrics.jsonl").read_text().splitlines()
         return [json.loads(line)["curriculum/level"] for line in lines]
 

@@ -16,11 +16,10 @@ from rich.console import Console
 import marft_jax
 from marft_jax import __main__ as marft
 from marft_jax import chat, cli, config, evaluate, export, plan, train
-from marft_jax.errors import BadInput
+from marft_jax.errors import BadInput, RunFailed
 from marft_jax.plugins import imported
 from marft_jax.printable import printable
-from marft_jax.run import trained, transcripts
-from marft_jax.run.files import RunFailed
+from marft_jax.run import transcripts
 from marft_jax.team.profiles import BUILT_IN
 from marft_jax.team.team_files import Blueprint
 
@@ -153,7 +152,7 @@ def test_evaluate_and_chat_take_the_settings_and_the_team_of_the_run(tmp_path):
     run = tmp_path / "run"
     settings = cli.parse(["--team.max_new_tokens", "9", "--eval.every", "3"])
     train.write_settings(run, settings, Blueprint(BUILT_IN, workflow="solo"))
-    found = trained.settings_of(str(run), None, ["--eval.temperature", "0.5"])
+    found = cli.parse_run(str(run), None, ["--eval.temperature", "0.5"])
     assert (found.team.max_new_tokens, found.eval.temperature) == (9, 0.5)
     assert found.team.file == str(run / "team.yaml") and found.run.dir == str(run)
 

@@ -13,9 +13,9 @@ import small
 from test_distributed import free_port
 
 from marft_jax.config import BadInput, Mesh
+from marft_jax.errors import RunFailed
 from marft_jax.parallel import processes
 from marft_jax.parallel.exchange import header_of, read_part, tokens_of
-from marft_jax.run.files import RunFailed
 from marft_jax.types import StepResult
 
 

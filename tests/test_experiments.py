@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from marft_jax import config as config_lib
-from marft_jax import train
+from marft_jax import cli, train
 from marft_jax.config import BadInput
 from marft_jax.learning.algorithms import settle
 from marft_jax.models.tokenizers.tokenizer import ByteTokenizer
@@ -30,7 +29,7 @@ TEAMS = {
 def test_each_task_composes_with_each_team(task, members, anonymous):
     team_file = str(CONFIGS / "teams" / f"{TEAMS[members]}.yaml")
     words = ["--config", str(CONFIGS / f"{task}.yaml"), "--team.file", team_file]
-    config = settle(config_lib.parse([*words, "--team.anonymous", anonymous]))
+    config = settle(cli.parse([*words, "--team.anonymous", anonymous]))
     team = make_team(config, load_team(team_file), config.model.context, ByteTokenizer())
     assert len(team.profiles) == team.adapters == members and team.shared
     prompt = bytes(i for i in team.act(0, Scene("TASK")).prompt.tolist() if i < 256).decode()
@@ -63,7 +62,7 @@ def test_an_experiment_takes_a_step_on_the_built_in_model(tmp_path, task, rows):
     words += ["--algo.minibatches", "2", "--rollout.slots", "4", "--eval.every", "0"]
     words += ["--env.eval_data", str(held_out)]
     try:
-        code = train.train(config_lib.parse(words))
+        code = train.train(cli.parse(words))
     except BadInput as error:
         if "isolation" not in str(error):
             raise

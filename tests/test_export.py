@@ -13,10 +13,11 @@ import pytest
 from safetensors import SafetensorError
 from safetensors.numpy import load_file
 
+from marft_jax import cli, export
 from marft_jax import config as config_lib
-from marft_jax import export
 from marft_jax.config import BadInput
 from marft_jax.interop import card, peft
+from marft_jax.interop.initial import initial_state
 from marft_jax.learning.algorithms import find_algorithm
 from marft_jax.learning.learner import Learner
 from marft_jax.run import trained
@@ -39,7 +40,7 @@ def session():
 def run(session, tmp_path_factory):
     """A run directory with two checkpoints; the adapters tell the step they are of."""
     folder = tmp_path_factory.mktemp("run")
-    config = config_lib.parse(["--run.dir", str(folder)])
+    config = cli.parse(["--run.dir", str(folder)])
     learner = Learner(config, session.base, session.team, find_algorithm("appo"), session.mesh)
     state = learner.init()
     _write_settings(folder, config, Blueprint(BUILT_IN))
@@ -61,10 +62,10 @@ def run_export(*flags):
 
 @pytest.mark.parametrize(("step", "found"), [("latest", 5), ("best", 3), ("3", 3), ("5", 5)])
 def test_a_checkpoint_is_found_by_step_best_or_latest(session, run, step, found):
-    state = trained.restore_state(session, str(run), step)
+    state = trained.restore_state(session, str(run), initial_state, step)
     assert int(state.step) == found
     assert float(state.adapters["q"]["b"][0, 0, 0, 0]) == found
-    assert trained.restore_team(session, str(run), step) == found
+    assert trained.restore_team(session, str(run), initial_state, step) == found
 
 
 @pytest.mark.parametrize(
@@ -77,7 +78,7 @@ def test_a_checkpoint_is_found_by_step_best_or_latest(session, run, step, found)
 )
 def test_a_step_that_is_not_there_is_one_clear_line(session, run, run_dir, step, message):
     with pytest.raises(BadInput, match=message):
-        trained.restore_state(session, str(run) if run_dir else None, step)
+        trained.restore_state(session, str(run) if run_dir else None, initial_state, step)
 
 
 def test_a_team_travels_as_peft_folders_and_comes_back(session, run, tmp_path, capsys):
@@ -101,13 +102,13 @@ def test_a_team_travels_as_peft_folders_and_comes_back(session, run, tmp_path, c
         )
     (tmp_path / "elsewhere").mkdir()
     out = out.rename(tmp_path / "elsewhere" / "moved")
-    saved = trained.restore_state(session, str(run), "best").adapters
+    saved = trained.restore_state(session, str(run), initial_state, "best").adapters
     as_team = session._replace(
         team=session.team._replace(profiles=load_team(str(out / "team.yaml")).agents)
     )
-    config = config_lib.parse(["--lora.init", str(out)])
+    config = cli.parse(["--lora.init", str(out)])
     for other in (as_team, session._replace(config=config)):  # by the team file, by the setting
-        loaded = trained.restore_state(other, None).adapters
+        loaded = trained.restore_state(other, None, initial_state).adapters
         jax.tree.map(np.testing.assert_array_equal, loaded, saved)
 
 

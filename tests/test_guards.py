@@ -16,12 +16,12 @@ import small
 
 from marft_jax import config as config_lib
 from marft_jax import train
+from marft_jax.errors import RunFailed
 from marft_jax.learning import batch as batch_lib
 from marft_jax.learning.algorithms import find_algorithm, settle
 from marft_jax.learning.learner import Learner
 from marft_jax.run import safety
 from marft_jax.run.checkpoints import Checkpoints
-from marft_jax.run.files import RunFailed
 from marft_jax.run.guard import Finding, Guard, Verdict, by_agent
 from marft_jax.run.identity import identity_of
 

@@ -14,6 +14,7 @@ import small
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
+from marft_jax import cli
 from marft_jax import config as config_lib
 from marft_jax import plan as plan_lib
 from marft_jax.learning.algorithms import find_algorithm, settle
@@ -369,7 +370,7 @@ def test_the_models_that_are_planned_have_their_published_size(repository, name,
 def test_the_plans_of_the_readme_can_be_read(repository, monkeypatch):
     monkeypatch.chdir(repository)
     for file in sorted((repository / "configs" / "plans").glob("*.yaml")):
-        config = config_lib.parse(["--config", str(file)])
+        config = cli.parse(["--config", str(file)])
         assert plan_lib.decoder_config(config.model.base).n_layers >= 28
         assert len(load_team(config.team.file).agents) == 2
 

@@ -17,9 +17,9 @@ import small
 import yaml
 from scripted import Scripted
 
-from marft_jax import config
+from marft_jax import cli, config
+from marft_jax.envs.threads import DaemonThreads
 from marft_jax.rollout.rollout import Rollout
-from marft_jax.rollout.threads import DaemonThreads
 from marft_jax.team.team_files import load_team
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -119,7 +119,7 @@ def check_python(words: list[str], capsys) -> None:
                 assert re.search(rf"{word}\b", help_of(program, capsys)), word
         mine.append(word)
     if program.startswith("marft_jax"):
-        config.parse(settings)
+        cli.parse(settings)
 
 
 @pytest.mark.parametrize("command", commands())

@@ -8,7 +8,7 @@ import sys
 import numpy as np
 import pytest
 
-from marft_jax import config as config_lib
+from marft_jax import cli
 from marft_jax.config import BadInput, Config
 from marft_jax.envs.base import make
 from marft_jax.types import Turn
@@ -29,7 +29,7 @@ def turn(text):
 
 @pytest.mark.parametrize("name", READY)
 def test_a_ready_config_asks_and_scores(repository, name):
-    config = config_lib.parse(["--config", str(repository / f"configs/gym_{name}.yaml")])
+    config = cli.parse(["--config", str(repository / f"configs/gym_{name}.yaml")])
     made = make(
         dataclasses.replace(config, env=dataclasses.replace(config.env, workers=1)), "train"
     )

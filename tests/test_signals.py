@@ -14,7 +14,7 @@ from marft_jax.run.signals import Stop
 
 PROGRAM = """
 import sys, threading, time
-from marft_jax.run.files import RunFailed
+from marft_jax.errors import RunFailed
 from marft_jax.run.signals import Stop
 
 def save():

@@ -16,7 +16,7 @@ import jax
 import pytest
 import yaml
 
-from marft_jax import chat, config, evaluate, train
+from marft_jax import chat, cli, evaluate, train
 from marft_jax.evaluation.benchmarks import plans
 from marft_jax.learning.algorithms import settle
 from marft_jax.run.metrics import metric_names
@@ -56,7 +56,7 @@ def finished(tmp_path_factory) -> Path:
 
 
 def test_a_run_directory_explains_itself(finished):
-    assert config.parse(["--config", str(finished / "config.yaml")]).run.steps == 4
+    assert cli.parse(["--config", str(finished / "config.yaml")]).run.steps == 4
     team = yaml.safe_load((finished / "team.yaml").read_text())
     assert [agent["name"] for agent in team["agents"]] == ["planner", "solver"]
     assert [row["step"] for row in lines_of(finished)] == [1, 2, 3, 4]
@@ -71,7 +71,7 @@ def test_a_run_directory_explains_itself(finished):
 
 def assert_named(run: Path) -> set[str]:
     """What a run reports is what was said before it began that it would."""
-    settings = config.parse(["--config", str(run / "config.yaml")])
+    settings = cli.parse(["--config", str(run / "config.yaml")])
     evaluations = plans((), settings, None, 1, 4) if settings.eval.every else []
     names = metric_names(settle(settings), ["planner", "solver"], evaluations)
     first = (run / "metrics.jsonl").read_text().splitlines()[0]

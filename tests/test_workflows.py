@@ -14,13 +14,14 @@ from scripted import Scripted, Slow, text
 
 from marft_jax.config import BadInput
 from marft_jax.envs.base import Grade, QuestionEnv, Task
-from marft_jax.rollout.rollout import EpisodesFailed, Rollout
-from marft_jax.rollout.wishes import Step
+from marft_jax.errors import EpisodesFailed
+from marft_jax.rollout.rollout import Rollout
 from marft_jax.team.dag import Graph, Node
 from marft_jax.team.orchestrator import called, default_prompt
 from marft_jax.team.profiles import Profile
 from marft_jax.team.prompts import Scene
 from marft_jax.team.team_files import Blueprint
+from marft_jax.team.wishes import Step
 from marft_jax.team.workflows import WORKFLOWS, majority
 from marft_jax.types import StepResult
 
@@ -495,7 +496,7 @@ def test_an_environment_that_hangs_costs_its_episode_and_nothing_else():
         "import small, scripted\n"
         "from marft_jax.rollout.rollout import Rollout\n"
         "from marft_jax.team.workflows import WORKFLOWS\n"
-        "from marft_jax.rollout.threads import DaemonThreads\n"
+        "from marft_jax.envs.threads import DaemonThreads\n"
         "class Hangs(scripted.Slow):\n"
         "    def step(self, turns):\n"
         "        time.sleep(1000 if self._seed == 1 else 0)\n"

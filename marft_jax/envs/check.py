@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from marft_jax.envs.base import bad_input, from_class, load_class
-from marft_jax.rollout.threads import Call, DaemonThreads
+from marft_jax.envs.threads import Call, DaemonThreads
 from marft_jax.types import StepResult, Turn
 from marft_jax.user_code import result_of, shown, text_of
 

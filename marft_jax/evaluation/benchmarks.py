@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 from marft_jax.config import BadInput, Config
 from marft_jax.envs.base import BUILT_IN
 from marft_jax.envs.datasets.rows import SUFFIXES
+from marft_jax.evaluation.scores import passes
 
 
 class Benchmark(NamedTuple):
@@ -74,6 +75,12 @@ class Plan(NamedTuple):
     samples: int
     config: Config
     tasks: int
+
+    @property
+    def metric_names(self) -> list[str]:
+        """The metrics that its score reports, see ``Score.metrics``."""
+        kinds = ["accuracy", *(f"pass@{k}" for k in passes(self.samples) if k > 1)]
+        return [f"eval/{self.name}/{kind}" for kind in kinds]
 
 
 def plans(

@@ -326,20 +326,10 @@ def _labels(episodes: Sequence[Episode]) -> list[list[_Labels]]:
     for episode in episodes:
         group = groups.setdefault(episode.index, len(groups))
         labels.append([])
-        for agent, nth in places(episode.turns):
+        for agent, nth in episode.places:
             cell = cells.setdefault((group, agent, nth), len(cells))
             labels[-1].append(_Labels(agent, group, cell))
     return labels
-
-
-def places(turns: Sequence[Turn]) -> list[tuple[int, int]]:
-    """(agent, n) of each turn of an episode: the agent's n-th one, from 0."""
-    acted: dict[int, int] = {}
-    numbered = []
-    for turn in turns:
-        acted[turn.agent] = acted.get(turn.agent, -1) + 1
-        numbered.append((turn.agent, acted[turn.agent]))
-    return numbered
 
 
 def _chain(

@@ -13,18 +13,15 @@ every turn. Each step is credited within its own turns.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
 from marft_jax.config import Algo, BadInput
 from marft_jax.learning.step_rewards import StepReward, find_step_reward
 from marft_jax.team.prompts import Team
-from marft_jax.types import Episode, Turn
+from marft_jax.types import Credit, Episode, Turn
 from marft_jax.user_code import failure_of, shown
-
-Credit = Callable[[Episode], np.ndarray]
-"""An episode to the reward of each of its turns, ``float32 [turns]``."""
 
 
 def make_credit(algo: Algo, team: Team) -> Credit:

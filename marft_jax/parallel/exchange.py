@@ -11,8 +11,8 @@ from typing import Any, TypeVar, get_type_hints
 
 import numpy as np
 
+from marft_jax.errors import RunFailed
 from marft_jax.formats import jsonlines
-from marft_jax.run.files import RunFailed
 from marft_jax.types import Episode, StepResult, Turn
 
 _T = TypeVar("_T")

@@ -28,9 +28,9 @@ import numpy as np
 from jax.experimental import multihost_utils
 
 from marft_jax import config as config_lib
+from marft_jax.errors import EpisodesFailed, Stopped
 from marft_jax.parallel.exchange import header_of, read_part, tokens_of
-from marft_jax.rollout.rollout import EpisodesFailed, Stopped
-from marft_jax.types import Episode
+from marft_jax.types import Episode, Player
 
 _T = TypeVar("_T")
 _GO = b"all are here\n"
@@ -201,7 +201,7 @@ def any_process(flag: bool) -> bool:
     return bool(np.any(multihost_utils.process_allgather(np.asarray(flag))))
 
 
-def together(player: Any) -> Any:
+def together(player: Player) -> Player:
     """Plays on all processes, see ``Together``; alone, the player itself."""
     return player if jax.process_count() == 1 else Together(player)
 
@@ -213,7 +213,7 @@ class Together:
         player: plays this process's share.
     """
 
-    def __init__(self, player: Any):
+    def __init__(self, player: Player):
         self._player = player
         self.waited_s = 0.0
 

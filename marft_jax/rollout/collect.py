@@ -4,24 +4,14 @@ from __future__ import annotations
 
 import collections
 from collections.abc import Sequence
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import numpy as np
 
 from marft_jax.config import Config
-from marft_jax.learning.batch import places
-from marft_jax.learning.credit import Credit
-from marft_jax.types import Episode
+from marft_jax.types import Credit, Episode, Player
 
 _TASKS_PER_SEED = 1_000_003  # each seed starts elsewhere in the endless order of tasks
-
-
-class Player(Protocol):
-    """Plays episodes; a ``Rollout``."""
-
-    waited_s: float
-
-    def play(self, tasks: Sequence[int], step: int, *, first: int = 0) -> list[Episode]: ...
 
 
 class Collected(NamedTuple):
@@ -108,7 +98,7 @@ def with_signal(episodes: Sequence[Episode], rewards: Sequence[np.ndarray]) -> s
     for episode, rewards_K in zip(episodes, rewards, strict=True):
         own = earned.setdefault(episode.index, {})
         returns_K = np.cumsum(rewards_K[::-1].astype(np.float64))[::-1]
-        for place, value in zip(places(episode.turns), returns_K.tolist(), strict=True):
+        for place, value in zip(episode.places, returns_K.tolist(), strict=True):
             own.setdefault(place, []).append(value)
     return {
         task

@@ -17,12 +17,11 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
 
-from marft_jax.config import BadInput
 from marft_jax.engine.engine import Engine
 from marft_jax.envs.base import Env
+from marft_jax.envs.threads import Call
+from marft_jax.errors import BadInput, EpisodesFailed, Stopped
 from marft_jax.rollout.live_episode import Limits, LiveEpisode, Stage
-from marft_jax.rollout.threads import Call
-from marft_jax.run.files import RunFailed
 from marft_jax.team.prompts import Team
 from marft_jax.team.workflows import Workflow
 from marft_jax.types import Episode
@@ -32,14 +31,6 @@ LOGGER = logging.getLogger("marft_jax")
 _LOOK_SECONDS = 0.1  # between two looks at the clock, and at ``stop``
 _PATIENCE, _LATER = 0.25, 1.0  # share of its time that one is waited for; seconds, once one hangs
 _CLOSE_SECONDS = 2.0  # for what environments and workflows do when they are dropped
-
-
-class EpisodesFailed(RunFailed):
-    """More episodes failed than the settings allow."""
-
-
-class Stopped(Exception):
-    """A play was told to stop; its episodes are thrown away."""
 
 
 class Rollout:

@@ -30,14 +30,13 @@ import jax
 import numpy as np
 import orbax.checkpoint as ocp
 
-from marft_jax.config import BadInput
+from marft_jax.errors import BadInput, RunFailed
 from marft_jax.learning.learner import TrainState
 from marft_jax.parallel import processes
 from marft_jax.run import files
 from marft_jax.run.files import (
     DRAFT,
     MANIFEST,
-    RunFailed,
     explained,
     manifest_of,
     remove,

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from marft_jax.errors import RunFailed
 from marft_jax.formats import foreign
 
 _HISTORY = "metrics.jsonl transcripts tensorboard log.txt config.yaml team.yaml".split()
@@ -22,10 +23,6 @@ _FILE_SYSTEM = {
     getattr(errno, name)
     for name in "ENOSPC EDQUOT EROFS EACCES EPERM EIO ENOENT ENOTDIR ESTALE EFBIG".split()
 }
-
-
-class RunFailed(RuntimeError):
-    """A run cannot go on through no fault of its settings: reported as one line, exit code 1."""
 
 
 def manifest_of(folder: Path) -> dict[str, list[Any]]:

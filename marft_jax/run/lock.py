@@ -9,8 +9,7 @@ from pathlib import Path
 
 import jax
 
-from marft_jax.config import BadInput
-from marft_jax.run.files import RunFailed
+from marft_jax.errors import BadInput, RunFailed
 
 _NAME = "lock"
 

@@ -7,15 +7,13 @@ import logging
 import resource
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from typing import Any, Protocol
 
 import jax
 import numpy as np
 
 from marft_jax.config import Algo, Config
-from marft_jax.evaluation.benchmarks import Plan
-from marft_jax.evaluation.scores import passes
 from marft_jax.learning.batch import Batch, Level
 from marft_jax.learning.credit import agent_reward
 from marft_jax.learning.estimates import Estimates
@@ -119,7 +117,16 @@ def metrics_of(
     return {key: float(value) for key, value in numbers.items()}
 
 
-def metric_names(config: Config, agents: Sequence[str], evaluations: Sequence[Plan]) -> set[str]:
+class Evaluation(Protocol):
+    """An evaluation that is to be played; it knows the metrics that it will report."""
+
+    @property
+    def metric_names(self) -> Collection[str]: ...
+
+
+def metric_names(
+    config: Config, agents: Sequence[str], evaluations: Iterable[Evaluation]
+) -> set[str]:
     """The names of all metrics that a run with these (settled) settings reports."""
     algo, critic = config.algo, config.critic.mode != "none"
     own = "reward turns tokens truncated entropy approx_kl clip_fraction logprob_gap grad_norm"
@@ -128,10 +135,7 @@ def metric_names(config: Config, agents: Sequence[str], evaluations: Sequence[Pl
     names |= set(_ALWAYS.split()) | set(_WITH_CRITIC.split() if critic else ())
     names |= {"episode/dropped_groups"} if algo.dynamic_sampling else set()
     names |= {"curriculum/level"} if config.env.curriculum is not None else set()
-    for plan in evaluations:
-        names |= {f"eval/{plan.name}/accuracy"}
-        names |= {f"eval/{plan.name}/pass@{k}" for k in passes(plan.samples) if k > 1}
-    return names
+    return names.union(*(evaluation.metric_names for evaluation in evaluations))
 
 
 _ALWAYS = """

@@ -19,8 +19,8 @@ import time
 from collections.abc import Callable
 from typing import NoReturn, Self
 
+from marft_jax.errors import RunFailed
 from marft_jax.printable import printable
-from marft_jax.run.files import RunFailed
 
 LOGGER = logging.getLogger("marft_jax")
 

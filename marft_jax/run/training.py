@@ -14,6 +14,8 @@ from rich.console import Console
 
 from marft_jax import config as config_lib
 from marft_jax.config import BadInput, Config
+from marft_jax.envs.threads import DaemonThreads
+from marft_jax.errors import Stopped
 from marft_jax.formats import jsonlines
 from marft_jax.interop.initial import initial_state
 from marft_jax.learning.algorithms import find_algorithm, settle
@@ -25,8 +27,6 @@ from marft_jax.learning.step_rewards import find_step_reward
 from marft_jax.parallel import compilation, processes
 from marft_jax.rollout.collect import Collected, collect
 from marft_jax.rollout.curriculum import Curriculum
-from marft_jax.rollout.rollout import Stopped
-from marft_jax.rollout.threads import DaemonThreads
 from marft_jax.run import transcripts
 from marft_jax.run.files import explained
 from marft_jax.run.guard import Guard, by_agent

@@ -23,11 +23,11 @@ from collections.abc import Callable, Generator, Sequence
 from typing import Any
 
 from marft_jax.plugins import imported
-from marft_jax.rollout.wishes import Step
 from marft_jax.team.dag import Graph, Node
 from marft_jax.team.orchestrator import called
 from marft_jax.team.profiles import last_answering
 from marft_jax.team.prompts import Scene, Team
+from marft_jax.team.wishes import Step
 from marft_jax.types import Turn
 
 Workflow = Generator[Any, Any, None]
