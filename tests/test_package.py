@@ -8,8 +8,9 @@ import sys
 import jax
 import jax.numpy as jnp
 import pytest
+from importlinter import cli as importlinter_cli
 
-from marft_jax import config
+from marft_jax import cli, config
 from marft_jax.learning.algorithms import settle
 from marft_jax.team import team_files
 
@@ -30,11 +31,11 @@ def test_every_settings_file_loads(repository, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     folder = repository / "configs"
     for file in sorted([*folder.glob("*.yaml"), *folder.glob("plans/*.yaml")]):
-        loaded = settle(config.parse(["--config", str(file)]))
+        loaded = settle(cli.parse(["--config", str(file)]))
         assert loaded != config.Config(), f"{file} changes nothing"
         assert loaded.team.file and team_files.load_team(loaded.team.file)
         (tmp_path / "config.yaml").write_text(config.dump(loaded))
-        assert config.parse(["--config", "config.yaml"]) == loaded
+        assert cli.parse(["--config", "config.yaml"]) == loaded
 
 
 @pytest.mark.parametrize("module", ["marft_jax", "marft_jax.run.reporters"])
@@ -49,3 +50,8 @@ def test_tests_see_eight_devices_and_strict_broadcasting():
     assert jax.device_count() == 8
     with pytest.raises(ValueError, match="rank_promotion"):
         jnp.ones((2, 3)) + jnp.ones(3)
+
+
+def test_imports_go_one_way(repository, monkeypatch):
+    monkeypatch.chdir(repository)
+    assert importlinter_cli.lint_imports(no_cache=True) == importlinter_cli.EXIT_STATUS_SUCCESS
