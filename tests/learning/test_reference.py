@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import reference_update
 import small
-from learning import LAYERS, fresh, learner, settings, settled
+from one_step import LAYERS, fresh, learner, settings, settled
 
 from marft_jax.config import Algo
 from marft_jax.learning.credit import make_credit

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import small
-from learning import (
+from one_step import (
     ALGO,
     LAYERS,
     ONCE,

@@ -48,7 +48,7 @@ def tensors_of(settings: dict, dtype=np.float32) -> dict[str, np.ndarray]:
 @pytest.fixture
 def directory(tmp_path):
     """A whole, small model: configuration, weights, tokenizer."""
-    from tests.test_tokenizer import TURNS, fast
+    from test_tokenizer import TURNS, fast
 
     (tmp_path / "config.json").write_text(json.dumps(SETTINGS))
     save_file(tensors_of(SETTINGS), tmp_path / "model.safetensors")

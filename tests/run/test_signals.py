@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
@@ -40,7 +41,7 @@ PLAN = "stop.plan, stop.save, stop.grace_s = 'stopping', {}, {}"
 def run(*numbers: int, setup: str = "pass", main: str = "for_ever", under=(), gap=0.1):
     """(exit code, output, seconds) of a process that is sent these signals, one after another."""
     code = PROGRAM.format(setup=setup, main=main)
-    root = os.path.dirname(os.path.dirname(__file__))
+    root = str(Path(__file__).parents[2])
     process = subprocess.Popen(
         [*under, sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
         text=True, env=os.environ | {"PYTHONPATH": root},

@@ -16,7 +16,10 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import test_gguf
+import test_tokenizer
 from safetensors.numpy import save_file
+from test_load import SETTINGS, tensors_of
 
 from marft_jax.config import BadInput, Model
 from marft_jax.envs.datasets import code_rows, rows
@@ -27,8 +30,6 @@ from marft_jax.models.tokenizers import tokenizer
 from marft_jax.models.weights import gguf, load, safetensors
 from marft_jax.run import files
 from marft_jax.team.team_files import load_team
-from tests import test_gguf, test_tokenizer
-from tests.test_load import SETTINGS, tensors_of
 
 DEEP, LONG = "[" * 5000 + "]" * 5000, "1" * 5001
 ODD: list[Any] = [None, [], {}, [[1]], {"a": []}, "x", "", -1, 0, 1, 0.5, True, 10**30,

@@ -492,7 +492,7 @@ def test_too_many_failures_stop_the_run(threads):
 def test_an_environment_that_hangs_costs_its_episode_and_nothing_else():
     """Even the process may end: the thread that hangs is not waited for."""
     code = (
-        f"import time, sys; sys.path.insert(0, {str(Path(__file__).parent)!r})\n"
+        f"import time, sys; sys.path.insert(0, {str(Path(__file__).parents[1] / 'helpers')!r})\n"
         "import small, scripted\n"
         "from marft_jax.rollout.rollout import Rollout\n"
         "from marft_jax.team.workflows import WORKFLOWS\n"

@@ -8,7 +8,7 @@ import jax
 import numpy as np
 import pytest
 import small
-from learning import (
+from one_step import (
     ALGO,
     LAYERS,
     ONCE,

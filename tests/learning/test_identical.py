@@ -11,8 +11,8 @@ import reference_update
 import small
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from learning import ONCE, fresh, learner, member, on_device, same
-from learning import settings as config_of
+from one_step import ONCE, fresh, learner, member, on_device, same
+from one_step import settings as config_of
 
 from marft_jax.config import Algo, Config
 from marft_jax.learning import batch as batch_lib

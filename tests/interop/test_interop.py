@@ -246,7 +246,7 @@ def test_shipped_teams_take_the_first_releases_checkpoints(name, tmp_path):
         )
 
 
-TEAMS = Path(__file__).parent.parent / "configs" / "teams"
+TEAMS = Path(__file__).parents[2] / "configs" / "teams"
 FIRST_ROLES = {
     "quartet": {"problem_decomposer", "planner", "executor", "verifier"},
     "octet": {"aggregator_explainer", "input_parser", "numeric_evaluator", "result_verifier"},

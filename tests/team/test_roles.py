@@ -14,7 +14,7 @@ from marft_jax.team import team_files
 from marft_jax.team.profiles import Profile
 from marft_jax.types import Sampling
 
-TEAM_FILES = sorted((Path(__file__).parent.parent / "configs" / "teams").iterdir())
+TEAM_FILES = sorted((Path(__file__).parents[2] / "configs" / "teams").iterdir())
 
 
 def team_file(tmp_path, text: str, name: str = "team.yaml") -> str:
