@@ -142,8 +142,8 @@ class Env:
     """Code: `none` runs what the model writes as you, with your files and network in its reach."""
     task: str = setting("", read=only("env.name", "reasoning_gym"))
     """reasoning_gym: the name of the task, such as countdown."""
-    options: tuple[str, ...] = setting((), read=only("env.name", "reasoning_gym"))
-    """reasoning_gym: the task's own settings, as `name=value`."""
+    options: tuple[str, ...] = setting((), read=only("env.name", "reasoning_gym", OWN))
+    """reasoning_gym, your own: the task's or your class's own settings, as `name=value`."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -40,7 +40,7 @@ READ = {
     **{f"env.{name}": CODE for name in ("reward", "tests", "test_seconds", "code_seconds")},
     **{f"env.{name}": CODE for name in ("memory_mb", "sandbox")},
     "env.task": GYM,
-    "env.options": [*EVERY, "--eval.benchmarks", "reasoning_gym"],
+    "env.options": OWN,
     "algo.credit_discount": ["--algo.credit", "step_discount"],
     "algo.step_reward": ["--algo.credit", "per_step"],
     "algo.overlong_penalty": ["--algo.overlong_buffer", "4"],

@@ -14,6 +14,9 @@ A user's own environment is a class with two methods, in any file that Python ca
 
     python -m marft_jax.train --env.name my_module:Parity
 
+Options of its own are arguments of its constructor with defaults, such as ``most=100``:
+``--env.options most=20`` sets them.
+
 This module imports neither JAX nor any heavy package.
 """
 
@@ -23,7 +26,8 @@ import functools
 import hashlib
 import importlib
 import inspect
-from collections.abc import Callable, Sequence
+import json
+from collections.abc import Callable, Container, Sequence
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
 from marft_jax.plugins import imported
@@ -214,9 +218,9 @@ def make(config: Config, split: Split) -> EnvSource:
         split: ``train`` for the tasks to learn from, ``eval`` for the held-out ones.
 
     The integer given to ``reset`` is the position in the endless seeded order of training tasks,
-    or the number of the held-out task. A user's class is called without arguments, or with
-    ``split=`` if it has such a parameter; if it has none, evaluation adds ``EVAL_SEEDS`` to the
-    seeds, so that it is asked other tasks than in training.
+    or the number of the held-out task. A user's class is called with ``env.options`` as keyword
+    arguments, and with ``split=`` if it has such a parameter; if it has none, evaluation adds
+    ``EVAL_SEEDS`` to the seeds, so that it is asked other tasks than in training.
 
     Raises:
         BadInput: the name is unknown, cannot be imported, or is not an environment; or the
@@ -225,18 +229,75 @@ def make(config: Config, split: Split) -> EnvSource:
     name = config.env.name
     if name in BUILT_IN:
         return importlib.import_module(BUILT_IN[name]).source(config, split)
-    return from_class(load_class(name), split)
+    return from_class(load_class(name, config.env.options), split)
 
 
-def load_class(name: str) -> Callable[..., Env]:
-    """Imports ``package.module:Class``, see ``imports.imported``.
+def load_class(name: str, options: Sequence[str] = ()) -> Callable[..., Env]:
+    """Imports ``package.module:Class``, see ``plugins.imported``, and binds its options.
 
     Raises:
-        BadInput: the name has another form, the import fails, or the object is no environment.
+        BadInput: the name has another form, the import fails, the object is no environment, or it
+            does not take these options.
     """
     factory = imported(name, "--env.name", BUILT_IN, "Class")
-    _check_factory(name, factory)
-    return factory
+    bound = own_options(name, factory, options)
+    _check_factory(name, factory, bound)
+    return functools.partial(factory, **bound) if bound else factory
+
+
+def own_options(name: str, factory: Any, options: Sequence[str]) -> dict[str, Any]:
+    """The keyword arguments that ``name=value`` of a user's class mean.
+
+    An option has the type of its default: a text is taken as written, all else is read as JSON.
+
+    Raises:
+        BadInput: expected, got, for an option that the class lacks or of another type.
+    """
+    parameters = {
+        key: parameter
+        for key, parameter in _parameters(factory).items()
+        if key not in ("split", "level")  # which the run gives
+        and parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)
+    }
+    takes_any = any(p.kind is p.VAR_KEYWORD for p in _parameters(factory).values())
+    found: dict[str, Any] = {}
+    for option in options:
+        key, value = read_option(option)
+        if key not in parameters and (not takes_any or key in ("split", "level")):
+            raise bad_input(
+                f"--env.options: {name} takes {', '.join(parameters) or 'no options'}, "
+                f"got {option!r:.60}"
+            )
+        like = parameters[key].default if key in parameters else None
+        if isinstance(like, str):
+            value = option.partition("=")[2]
+        elif isinstance(like, float) and type(value) is int:
+            value = float(value)
+        elif isinstance(like, (bool, int, float)) and type(value) is not type(like):
+            raise bad_input(
+                f"--env.options: {name} takes {key}={json.dumps(like)} or another "
+                f"{type(like).__name__}, got {option!r:.60}"
+            )
+        found[key] = value
+    return found
+
+
+def read_option(text: str) -> tuple[str, Any]:
+    """Name and value of ``name=value``; the value is read as JSON where it is some.
+
+    Raises:
+        BadInput: it has another form.
+
+    >>> read_option("size=3"), read_option("words=a=b")
+    (('size', 3), ('words', 'a=b'))
+    """
+    name, found, value = text.partition("=")
+    if not found:
+        raise bad_input(f"--env.options: expected name=value, got {text!r:.60}")
+    try:
+        return name.strip(), json.loads(value)
+    except ValueError:
+        return name.strip(), value
 
 
 def from_class(factory: Callable[..., Env], split: Split) -> EnvSource:
@@ -247,7 +308,8 @@ def from_class(factory: Callable[..., Env], split: Split) -> EnvSource:
         return EnvSource(lambda: _OtherSeeds(factory()))
     if "level" not in _parameters(factory):
         return EnvSource(factory)
-    makers = [functools.partial(factory, level=i) for i in range(getattr(factory, "levels", 1))]
+    levels = getattr(getattr(factory, "func", factory), "levels", 1)
+    makers = [functools.partial(factory, level=i) for i in range(levels)]
     return EnvSource(factory, easier=makers[:-1])
 
 
@@ -258,7 +320,7 @@ def bad_input(message: str) -> Exception:
     return BadInput(message)
 
 
-def _check_factory(name: str, factory: Any) -> None:
+def _check_factory(name: str, factory: Any, given: Container[str] = ()) -> None:
     if not callable(factory):
         raise bad_input(f"--env.name {name}: expected a class, got {type(factory).__name__}")
     missing = [method for method in ("reset", "step") if not hasattr(factory, method)]
@@ -271,13 +333,15 @@ def _check_factory(name: str, factory: Any) -> None:
         parameter.name
         for parameter in _parameters(factory).values()
         if parameter.default is parameter.empty
-        and parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD)
+        and parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
         and parameter.name != "split"
+        and parameter.name not in given
     ]
     if required:
         raise bad_input(
             f"--env.name {name}: expected a class that is made without arguments (or with "
-            f"`split`), but it requires {', '.join(required)}; give them defaults"
+            f"`split`), but it requires {', '.join(required)}; give them defaults, or values in "
+            "--env.options"
         )
 
 

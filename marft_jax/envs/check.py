@@ -1,6 +1,7 @@
 """Exercises an environment and says what is wrong with it, before a run finds out.
 
-python -m marft_jax.envs.check my_module:MyEnv [--episodes 20] [--steps 128] [--seconds 120]
+python -m marft_jax.envs.check my_module:MyEnv [--options most=20] [--episodes 20] [--steps 128]
+    [--seconds 120]
 """
 
 from __future__ import annotations
@@ -225,13 +226,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Returns 0 if the environment is sound, 1 if not, 2 if it cannot be found."""
     parser = argparse.ArgumentParser(prog="python -m marft_jax.envs.check", description=__doc__)
     parser.add_argument("name", help="package.module:Class")
+    parser.add_argument("--options", nargs="+", default=(), help="its own, as name=value")
     parser.add_argument("--episodes", type=int, default=20, help="seeds to play")
     parser.add_argument("--steps", type=int, default=128, help="steps after which to leave one")
     parser.add_argument("--seconds", type=float, default=120.0, help="for all of it")
     parser.add_argument("--agents", nargs="+", default=AGENTS, help="who acts; the last is graded")
     own = parser.parse_args(argv)
     try:
-        factory = load_class(own.name)
+        factory = load_class(own.name, own.options)
     except ValueError as error:
         print(f"marft_jax: {' '.join(str(error).split())}", file=sys.stderr)
         return 2

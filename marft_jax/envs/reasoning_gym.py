@@ -10,7 +10,7 @@ import importlib.util
 import json
 import re
 import sys
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from marft_jax.envs.base import (
     EVAL_SEEDS,
@@ -21,6 +21,7 @@ from marft_jax.envs.base import (
     bad_input,
     held_out,
     question_source,
+    read_option,
 )
 from marft_jax.envs.grading.extract import boxed_answer
 from marft_jax.envs.workers import Workers
@@ -53,7 +54,7 @@ def source(config: Config, split: Split) -> EnvSource:
     env = config.env
     if importlib.util.find_spec("reasoning_gym") is None:
         raise bad_input("--env.name reasoning_gym needs that package: pip install reasoning-gym")
-    settings = dict(_option(text) for text in env.options)
+    settings = dict(map(read_option, env.options))
     command = (sys.executable, "-m", "marft_jax.envs.gym_worker", env.task, json.dumps(settings))
     workers = Workers(env.workers, command)
     tasks = _Tasks(workers, env.holdout, split, env.grade_seconds)
@@ -104,16 +105,6 @@ class _Tasks:
         if not isinstance(scored, dict):
             return Grade(0.0, scored, given)
         return Grade(scored["score"], "right" if scored["score"] >= 1 else "wrong", given)
-
-
-def _option(text: str) -> tuple[str, Any]:
-    name, found, value = text.partition("=")
-    if not found:
-        raise bad_input(f"--env.options: expected name=value, got {text!r}")
-    try:
-        return name.strip(), json.loads(value)
-    except ValueError:
-        return name.strip(), value
 
 
 def _known(name: str) -> str:

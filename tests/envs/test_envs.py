@@ -160,6 +160,15 @@ class Needy(Echo):
     def __init__(self, path):
         pass
 
+class Sized(Echo):
+    def __init__(self, path, size=3, share=0.5, words="a", twice=False, *, split="train", level=2):
+        self.options = path, size, share, words, twice
+
+class Leveled(Echo):
+    levels = 3
+    def __init__(self, size=3, level=2):
+        self.options = size, level
+
 class NoStep:
     def reset(self, seed):
         return ""
@@ -189,6 +198,47 @@ def test_a_users_class_gets_other_seeds_in_evaluation_or_is_told_the_split(own):
     assert make(config(name="own_envs:Split"), "train").create().reset(5) == "train"
 
 
+def test_options_of_a_users_class_have_the_types_of_its_defaults(own):
+    """A text that looks like a number stays one, and a whole number is a float too."""
+    given = ("path=/x=y", "size=7", "share=1", "words=007", "twice=true")
+    source = make(config(name="own_envs:Sized", options=given), "train")
+    assert source.create().options == ("/x=y", 7, 1.0, "007", True)
+    assert type(source.create().options[2]) is float
+    source = make(config(name="own_envs:Sized", options=('path=["a", "b"]',)), "eval")
+    assert source.create().options == (["a", "b"], 3, 0.5, "a", False)
+
+
+def test_options_and_levels_of_difficulty_go_together(own):
+    source = make(config(name="own_envs:Leveled", options=("size=4",)), "train")
+    made = [create().options for create in (*source.easier, source.create)]
+    assert made == [(4, 0), (4, 1), (4, 2)]
+
+
+@pytest.mark.parametrize(
+    "option, message",
+    [
+        ("size", "expected name=value, got 'size'"),
+        ("sise=3", "takes path, size, share, words, twice, got 'sise=3'"),
+        ("split=eval", "takes path, size, share, words, twice, got 'split=eval'"),
+        ("size=big", "takes size=3 or another int, got 'size=big'"),
+        ("size=2.5", "takes size=3 or another int, got 'size=2.5'"),
+        ("size=true", "takes size=3 or another int, got 'size=true'"),
+        ("twice=1", "takes twice=false or another bool, got 'twice=1'"),
+        ("share=half", "takes share=0.5 or another float, got 'share=half'"),
+    ],
+)
+def test_a_wrong_option_of_a_users_class_is_one_clear_line(own, option, message):
+    with pytest.raises(BadInput) as error:
+        make(config(name="own_envs:Sized", options=("path=x", option)), "train")
+    text = str(error.value)
+    assert text.startswith("--env.options: ") and message in text and "\n" not in text
+
+
+def test_a_users_class_without_options_takes_none(own):
+    with pytest.raises(BadInput, match="own_envs:Echo takes no options, got 'a=1'"):
+        make(config(name="own_envs:Echo", options=("a=1",)), "train")
+
+
 @pytest.mark.parametrize(
     "name, message",
     [
@@ -199,7 +249,7 @@ def test_a_users_class_gets_other_seeds_in_evaluation_or_is_told_the_split(own):
         ("own_envs:", "package.module:Class"),
         ("own_envs:Missing", "has no 'Missing'"),
         ("own_envs:NoStep", "has no step"),
-        ("own_envs:Needy", "requires path"),
+        ("own_envs:Needy", "requires path; give them defaults, or values in --env.options"),
         ("own_envs:number", "expected a class, got int"),
         ("nowhere.at_all:Env", "cannot import nowhere.at_all"),
         ("broken_envs:Env", "no_such_thing"),
