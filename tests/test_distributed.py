@@ -24,7 +24,7 @@ def start(run: Path, steps: int, process: int | None, port: int, devices: int, l
     words += ["--run.steps", str(steps), "--run.save_every", "1"]
     if process is not None:
         words += ["--mesh.coordinator", f"localhost:{port}", "--mesh.processes", "2"]
-        words += ["--mesh.process", str(process)]
+        words += ["--mesh.process", str(process), "--mesh.wait_seconds", "30"]
     environment = os.environ | {
         "JAX_NUM_CPU_DEVICES": str(devices),
         "JAX_PLATFORMS": "cpu",
