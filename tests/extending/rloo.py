@@ -1,0 +1,25 @@
+"""An algorithm: RLOO, the return minus the mean return of the other samples of the task.
+
+python -m marft_jax.train --algo.name rloo:RLOO
+
+Source: Ahmadian et al. 2024 (arXiv 2402.14740), equation 8, with turns of the same place compared.
+"""
+
+import jax.numpy as jnp
+
+from marft_jax.learning import advantages as adv
+from marft_jax.learning.algorithms import Algorithm
+
+
+def leave_one_out(config, chain, values_EJ, baseline_X):
+    returns_EJ, n = adv.returns_to_go(chain), config.group_size
+    mean_off_EJ = adv.minus_like(returns_EJ, adv.sizes(chain, values_EJ), chain)
+    return mean_off_EJ * n / (n - 1), returns_EJ
+
+
+def importance_weighted(config, logprobs, old_logprobs, advantages):
+    return -jnp.exp(logprobs - old_logprobs) * advantages
+
+
+OWN = {"normalize": "none", "ratio": "sum", "group_size": 4}
+RLOO = Algorithm("action", leave_one_out, importance_weighted, OWN, has_critic=False)

@@ -1,0 +1,102 @@
+"""What a contributor adds without touching the package: each in one module of at most 30 lines."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import jax
+import numpy as np
+import one_step
+import pytest
+import rloo
+import small
+from median import by_median
+from scripted import Scripted
+
+from marft_jax import train
+from marft_jax.config import BadInput, Config
+from marft_jax.envs import base
+from marft_jax.envs.check import check
+from marft_jax.rollout.rollout import Rollout
+from marft_jax.team.workflows import find_workflow
+
+HERE = Path(__file__).parent
+OPTIONS = ("modulus=3", "any_digit=0.25")
+
+
+def environment(split="train"):
+    env = dataclasses.replace(Config().env, name="remainder:Remainder", options=OPTIONS)
+    return base.make(Config(env=env), split)
+
+
+def test_each_is_one_module_of_at_most_thirty_lines():
+    modules = [file for file in HERE.glob("*.py") if not file.name.startswith("test_")]
+    assert len(modules) == 4
+    assert max(len(file.read_text().splitlines()) for file in modules) <= 30
+
+
+def test_the_topology_and_the_environment_play():
+    engine = Scripted(lambda request: "so 1")
+    workflow, create = find_workflow("review:review"), environment().create
+    team = small.team(2, context=300)
+    with ThreadPoolExecutor(1) as threads:
+        [episode] = Rollout(engine, team, workflow, create, threads).play([12], 0)
+    assert [turn.name for turn in episode.turns] == ["solver", "planner", "solver"]
+    assert episode.dependency.astype(int).tolist() == [[0, 0, 0], [1, 0, 0], [1, 1, 0]]
+    assert episode.task == "2+1 modulo 3=?" and episode.reward == 0.25
+
+
+def test_the_environment_is_sound():
+    problems, _ = check(environment().create, episodes=4)
+    assert problems == []
+    with pytest.raises(BadInput, match="takes modulus, any_digit, got 'module=3'"):
+        base.load_class("remainder:Remainder", ["module=3"])
+
+
+def test_the_algorithm_subtracts_the_mean_of_the_other_samples():
+    rewards = np.random.default_rng(0).normal(size=4)
+    config = dataclasses.replace(one_step.ALGO, group_size=4)
+    batch = one_step.build(one_step.settings(config), samples(rewards), "reinforce")
+    found_EJ, _ = rloo.RLOO.advantages(config, batch.chain, None, None)
+    others = [np.delete(rewards, i).mean() for i in range(4)]
+    last_E = found_EJ[np.arange(4), batch.chain.mask_EJ.sum(1).astype(int) - 1]
+    np.testing.assert_allclose(last_E, rewards - others, atol=1e-5)
+
+
+def test_the_normaliser_is_not_moved_by_one_lucky_turn():
+    chain = one_step.build(one_step.settings(), samples(np.zeros(4)), "appo").chain
+    plain_EJ = np.where(chain.weight_EJ > 0, 0.5, 0.0)
+    lucky_EJ = plain_EJ.copy()
+    lucky_EJ[0, 0] *= 100
+    assert (by_median(plain_EJ, chain) == 2 * plain_EJ).all()
+    assert (by_median(lucky_EJ, chain)[1:] == 2 * plain_EJ[1:]).all()
+    assert not by_median(np.zeros_like(plain_EJ), chain).any()
+
+
+def samples(rewards):
+    """Samples of one task by a team of two, paid at the end."""
+    return [
+        small.episode(0, [small.turn(0, [5], [6, 7]), small.turn(1, [5], [8])], [reward])
+        for reward in rewards
+    ]
+
+
+def test_all_four_train_the_built_in_model(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(str(HERE))
+    first = jax.devices()[:1]
+    monkeypatch.setattr(jax, "devices", lambda *backend: first)
+    run = tmp_path / "run"
+    flags = f"""--run.dir {run} --run.steps 2 --algo.episodes 8 --team.workflow review:review
+        --algo.name rloo:RLOO --algo.normalize median:by_median
+        --env.name remainder:Remainder --env.options {" ".join(OPTIONS)}"""
+    with pytest.raises(SystemExit) as left:
+        train.main(flags.split())
+    assert left.value.code == 0
+    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    assert len(rows) == 2 and all(row["episode/turns"] == 3 for row in rows)
+    assert any(row["agent/solver/grad_norm"] > 0 for row in rows)
+    assert not any("critic/loss" in row for row in rows)
+    assert "modulus=3" in (run / "config.yaml").read_text()
