@@ -1,7 +1,8 @@
-"""What the README prints works as printed: every command is known, every snippet runs."""
+"""What the READMEs print works as printed: commands are known, snippets run, names exist."""
 
 from __future__ import annotations
 
+import ast
 import importlib.util
 import io
 import re
@@ -12,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import pytest
 import small
 import yaml
@@ -19,15 +21,26 @@ from scripted import Scripted
 
 from marft_jax import cli, config
 from marft_jax.envs.threads import DaemonThreads
+from marft_jax.learning.algorithms import Algorithm
 from marft_jax.rollout.rollout import Rollout
 from marft_jax.team.team_files import load_team
 
 ROOT = Path(__file__).resolve().parent.parent
-TEXT = (ROOT / "README.md").read_text("utf-8")
+ROOMS = sorted({file.parent for file in (ROOT / "marft_jax").glob("*/*.py")})
+READMES = [ROOT / "README.md", ROOT / "scripts" / "README.md", *(r / "README.md" for r in ROOMS)]
+TEXT = "\n\n".join(file.read_text("utf-8") for file in READMES)
+MODULES = {"flows": "def two_drafts", "parity": "class Parity", "soft_clip": "SOFT = "}
+"""The modules that the snippets are files of, each with what it defines."""
 
 
 def blocks(kind: str) -> list[str]:
     return re.findall(rf"^```{kind}\n(.*?)^```", TEXT, re.DOTALL | re.MULTILINE)
+
+
+def module(name: str) -> str:
+    """The snippet that is the module of that name."""
+    [block] = [block for block in blocks("python") if MODULES[name] in block]
+    return block
 
 
 def commands() -> list[str]:
@@ -64,19 +77,18 @@ def extras() -> dict[str, list[str]]:
 
 @pytest.fixture
 def here(tmp_path, monkeypatch):
-    """A directory as a reader's: the checkout's files, and those that the README has one write."""
+    """A directory as a reader's: the checkout's files, and those that the READMEs print."""
     for name in ("configs", "scripts", "marft_jax"):
         (tmp_path / name).symlink_to(ROOT / name)
     (tmp_path / "mine.yaml").write_text("run: {steps: 1}\n")
-    flows, parity = blocks("python")
-    (tmp_path / "flows.py").write_text(flows)
-    (tmp_path / "parity.py").write_text(parity)
+    for name in MODULES:
+        (tmp_path / f"{name}.py").write_text(module(name))
     [drafts] = [block for block in blocks("yaml") if "two_drafts" in block]
     (tmp_path / "drafts.yaml").write_text(drafts)
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
     yield tmp_path
-    for name in ("flows", "parity"):
+    for name in MODULES:
         sys.modules.pop(name, None)
 
 
@@ -182,14 +194,53 @@ def test_the_commands_of_a_first_hour_run_one_after_the_other(here, monkeypatch,
 
 def test_the_workflow_and_the_environment_play(here):
     pasted: dict[str, Any] = {}
-    for block in blocks("python"):
-        exec(block, pasted)
+    for name in ("flows", "parity"):
+        exec(module(name), pasted)
     team = small.team_of(load_team("drafts.yaml"), context=300)
     engine = Scripted(lambda request: str(request.fold[1] % 2))
     rollout = Rollout(engine, team, pasted["two_drafts"], pasted["Parity"], DaemonThreads())
     episodes = rollout.play(range(4), 0)
     assert {episode.reward for episode in episodes} == {1.0}
     assert episodes[0].dependency.astype(int).tolist() == [[0, 0, 0], [0, 0, 0], [1, 1, 0]]
+
+
+def test_the_algorithm_is_ppo_near_the_old_policy_and_stays_in_the_clip(here):
+    soft = importlib.import_module("soft_clip").SOFT
+
+    def loss(logprobs):
+        return soft.policy_loss(config.Algo(clip=0.2), logprobs, jnp.float32(0), jnp.float32(2))
+
+    assert jax.value_and_grad(loss)(jnp.float32(0)) == (-2, -2)
+    assert loss(jnp.float32(3)) == pytest.approx(-2.4)
+    assert isinstance(soft, Algorithm) and soft.level == "action" and soft.has_critic
+
+
+def test_every_python_snippet_is_one_of_the_modules_that_run():
+    assert sorted(blocks("python")) == sorted(module(name) for name in MODULES)
+
+
+def test_every_room_has_a_readme_and_the_main_one_is_short():
+    assert [file for file in READMES if not file.is_file()] == []
+    assert len(READMES[0].read_text("utf-8").splitlines()) <= 200
+    links = set(re.findall(r"\]\(marft_jax/(\w+)\)", READMES[0].read_text("utf-8")))
+    assert links == {room.name for room in ROOMS}
+
+
+def test_every_link_to_a_file_leads_there():
+    for file in READMES:
+        links = re.findall(r"\]\(([^)\s]+)\)", file.read_text("utf-8"))
+        local = [link for link in links if "://" not in link]
+        assert {link for link in local if not (file.parent / link).exists()} == set(), file
+
+
+def test_every_function_is_where_the_table_says():
+    table = READMES[0].read_text("utf-8").partition("## Where things are")[2].partition("\n## ")[0]
+    places = re.findall(r"`([\w/]+\.py):(\w+)`", table)
+    assert len(places) > 15
+    for path, name in places:
+        tree = ast.parse((ROOT / "marft_jax" / path).read_text("utf-8"))
+        kinds = (ast.FunctionDef, ast.ClassDef)
+        assert name in {x.name for x in ast.walk(tree) if isinstance(x, kinds)}, (path, name)
 
 
 def test_every_yaml_snippet_is_a_team(tmp_path):
@@ -211,6 +262,14 @@ def test_every_file_that_is_named_exists():
     named = set(re.findall(r"\b((?:marft_jax|configs|scripts|tests)/[\w./-]+\.\w+)", TEXT))
     assert len(named) > 20
     assert {name for name in named if not (ROOT / name).exists()} == set()
+
+
+def test_every_module_that_a_room_names_exists():
+    for room in ROOMS:
+        text = (room / "README.md").read_text("utf-8")
+        named = set(re.findall(r"`((?:\w+/)*\w+\.py)`", text)) - {"program.py"}
+        named = {name for name in named if not name.startswith(("scripts/", "marft_jax/"))}
+        assert {name for name in named if not (room / name).exists()} == set(), room
 
 
 def test_nothing_that_runs_hides_in_an_indented_block():

@@ -82,7 +82,7 @@ def assert_named(run: Path) -> set[str]:
 def test_metrics_have_the_documented_names(finished, repository):
     names = assert_named(finished)
     assert {"eval/arithmetic/accuracy", "agent/solver/truncated", "critic/loss"} <= names
-    readme = (repository / "README.md").read_text()
+    readme = (repository / "marft_jax" / "run" / "README.md").read_text()
     listed = readme[readme.index("Metrics: `reward/") :]
     listed = listed[: listed.index("\n\n")]
     for name in names:
