@@ -28,7 +28,7 @@ from marft_jax.team.team_files import load_team
 ROOT = Path(__file__).resolve().parent.parent
 ROOMS = sorted({file.parent for file in (ROOT / "marft_jax").glob("*/*.py")})
 READMES = [ROOT / "README.md", ROOT / "scripts" / "README.md", *(r / "README.md" for r in ROOMS)]
-TEXT = "\n\n".join(file.read_text("utf-8") for file in READMES)
+TEXT = "\n\n".join(file.read_text("utf-8") for file in READMES if file.is_file())
 MODULES = {"flows": "def two_drafts", "parity": "class Parity", "soft_clip": "SOFT = "}
 """The modules that the snippets are files of, each with what it defines."""
 
@@ -227,7 +227,7 @@ def test_every_room_has_a_readme_and_the_main_one_is_short():
 
 
 def test_every_link_to_a_file_leads_there():
-    for file in READMES:
+    for file in filter(Path.is_file, READMES):
         links = re.findall(r"\]\(([^)\s]+)\)", file.read_text("utf-8"))
         local = [link for link in links if "://" not in link]
         assert {link for link in local if not (file.parent / link).exists()} == set(), file
