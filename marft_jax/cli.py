@@ -24,7 +24,7 @@ from typing import Any, NamedTuple, NoReturn
 from marft_jax import config as config_lib
 from marft_jax import effects
 from marft_jax.config import Config
-from marft_jax.errors import BadInput, RunFailed, described, exit_with, user_line
+from marft_jax.errors import BadInput, RunFailed, described, exit_with, place
 from marft_jax.formats import documents
 
 Words = dict[str, list[str]]
@@ -197,9 +197,8 @@ def boundary() -> Iterator[None]:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         raise SystemExit(141) from None
     except Exception as error:
-        place = user_line(error)
-        if place is not None:
-            exit_with(f"{place}: {described(error)}", code=1)
+        if where := place(error, own_only=True):
+            exit_with(f"{described(error)}{where}", code=1)
         if isinstance(error, OSError) and error.errno in _FILES:
             file = "a file" if error.filename is None else os.fsdecode(error.filename)
             exit_with(f"{file}: cannot be read or written ({error.strerror})", code=1)

@@ -1,16 +1,25 @@
-"""Faults of the user's: one line each, with the user's own file and line where code failed."""
+"""Faults that are not ours: their kinds, and one line for each, with the user's own place in code.
+
+Code and files of others may raise anything: an exception without a text, or one that ends the
+process when it is asked for its text.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import os
 import sys
 import sysconfig
 import traceback
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import NoReturn
+from types import FrameType
+from typing import Any, NoReturn
 
-from marft_jax.printable import printable
+from marft_jax.printable import one_line
 
 _LONGEST = 2000  # characters of a message
+_OURS = str(Path(__file__).resolve().parent) + os.sep
 
 
 class BadInput(ValueError):
@@ -31,39 +40,65 @@ class Stopped(Exception):
 
 def exit_with(error: BaseException | str, code: int = 2) -> NoReturn:
     """Prints an error as one line on stderr and leaves; exit code 2 is bad input."""
-    line = printable(" ".join(str(error).split()))
-    print(f"marft_jax: {line[:_LONGEST]}", file=sys.stderr)
+    print(f"marft_jax: {one_line(str(error), _LONGEST)}", file=sys.stderr)
     raise SystemExit(code)
 
 
-def described(error: BaseException) -> str:
-    """An exception of somebody else's code, in a few words; its ``__str__`` may fail too."""
-    try:
-        text = " ".join(str(error).split())
-    except Exception:
-        text = ""
-    return f"{type(error).__name__}: {text}" if text else type(error).__name__
+def described(error: BaseException, bare: type[BaseException] = BadInput) -> str:
+    """An exception on one line, ``Kind: text``; the text alone for those that are ``bare``."""
+    kind, text = "an exception", "it cannot say what it is"
+    with contextlib.suppress(BaseException):
+        kind = type(error).__name__
+        text = one_line(str(error))
+    if text and isinstance(error, bare):
+        return text
+    return f"{kind}: {text}" if text else kind
 
 
-def user_line(error: BaseException) -> str | None:
-    """``file.py, line 7``: where the user's own code was when it failed; None if it had no part.
+def reason(error: BaseException) -> str:
+    """What kept a file from being read or written; its text alone where that is for people."""
+    if isinstance(error, OSError) and error.strerror:
+        return one_line(error.strerror)
+    return described(error, bare=ValueError)
 
-    The user's code is all that lies neither in this package nor among Python's own or installed
+
+Spot = BaseException | FrameType | Callable[..., Any]
+
+
+def place(at: Spot | None, own_only: bool = False) -> str:
+    """Where in code of users that is: `` (file:line)``, or nothing.
+
+    The user's own code is all that lies neither in this package nor among Python's own or installed
     modules.
+
+    Args:
+        at: what was raised there, what runs there, or what begins there.
+        own_only: nothing rather than a place in an installed module.
     """
-    if isinstance(error, SyntaxError) and error.filename and _is_users(error.filename):
-        return f"{error.filename}, line {error.lineno}"
-    frames = traceback.extract_tb(error.__traceback__)
-    own = [frame for frame in frames if _is_users(frame.filename)]
-    return f"{own[-1].filename}, line {own[-1].lineno}" if own else None
+    theirs = [spot for spot in _spots(at) if not spot[0].startswith(_OURS)]
+    found = [spot for spot in theirs if _is_own(spot[0])] or ([] if own_only else theirs)
+    return f" ({found[-1][0]}:{found[-1][1]})" if found else ""
 
 
-def _is_users(filename: str) -> bool:
+def _spots(at: Spot | None) -> Iterator[tuple[str, int]]:
+    """Files and lines, the innermost last."""
+    if isinstance(at, BaseException):
+        frames = traceback.walk_tb(at.__traceback__)
+        yield from ((frame.f_code.co_filename, line) for frame, line in frames)
+        if isinstance(at, SyntaxError) and at.filename:
+            yield at.filename, at.lineno or 0
+    elif isinstance(at, FrameType):
+        stack = list(traceback.walk_stack(at))
+        yield from ((frame.f_code.co_filename, line) for frame, line in reversed(stack))
+    elif (code := getattr(at, "__code__", None)) is not None:
+        yield code.co_filename, code.co_firstlineno
+
+
+def _is_own(filename: str) -> bool:
     if filename.startswith("<"):
         return False
     path = Path(filename).absolute()
     if {"site-packages", "dist-packages"} & set(path.parts):
         return False
-    python = [Path(sysconfig.get_path(name)) for name in ("stdlib", "platstdlib")]
-    ours = [Path(__file__).parent, Path(sys.argv[0]).absolute()]
-    return not any(path.is_relative_to(other) for other in [*ours, *python])
+    others = [Path(sysconfig.get_path(name)) for name in ("stdlib", "platstdlib")]
+    return not any(path.is_relative_to(other) for other in [*others, Path(sys.argv[0]).absolute()])

@@ -27,8 +27,7 @@ from safetensors import SafetensorError
 
 from marft_jax import cli
 from marft_jax import config as config_lib
-from marft_jax.errors import RunFailed
-from marft_jax.formats.foreign import one_line
+from marft_jax.errors import RunFailed, reason
 from marft_jax.interop import card, huggingface, peft
 from marft_jax.interop.initial import initial_state
 from marft_jax.run.files import DRAFT
@@ -103,7 +102,7 @@ def _all_or_nothing(out: Path) -> Iterator[Path]:
         draft.rmdir() if there else os.replace(draft, out)
     except Exception as error:  # safetensors and tokenizers have no OSError for a full disk
         if isinstance(error, OSError | SafetensorError) or "os error" in str(error):
-            raise RunFailed(f"--out {out}: cannot be written ({one_line(error)})") from error
+            raise RunFailed(f"--out {out}: cannot be written ({reason(error)})") from error
         raise
     finally:
         shutil.rmtree(draft, ignore_errors=True)

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Iterable
 from typing import Any
 
-from marft_jax.errors import BadInput, described, user_line
+from marft_jax.errors import BadInput, described, place
 
 
 def imported(name: str, what: str, known: Iterable[str], kind: str = "function") -> Any:
@@ -34,11 +34,8 @@ def imported(name: str, what: str, known: Iterable[str], kind: str = "function")
     except KeyboardInterrupt:
         raise
     except BaseException as error:  # a user's module may do anything, sys.exit included
-        place = user_line(error)
-        where = f"{place}: " if place else ""
-        raise BadInput(
-            f"{what} {name}: cannot import {module_name}: {where}{described(error)}"
-        ) from error
+        why = described(error) + place(error, own_only=True)
+        raise BadInput(f"{what} {name}: cannot import {module_name}: {why}") from error
     found = getattr(module, attribute, None)
     if found is None:
         raise BadInput(f"{what} {name}: {module.__file__} has no {attribute!r}")

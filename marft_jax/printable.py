@@ -19,3 +19,14 @@ def printable(text: str) -> str:
     'red: \\\\x1b[31m'
     """
     return _UNSAFE.sub(lambda found: ascii(found[0])[1:-1], text)
+
+
+def one_line(text: str, longest: int = 400) -> str:
+    """The text on a line of no more than so many characters.
+
+    >>> one_line("red:\\n\\x1b[31m")
+    'red: \\\\x1b[31m'
+    """
+    short = " ".join(text[: 4 * longest].split())
+    shown = "".join(c if c.isprintable() else ascii(c)[1:-1] for c in short)
+    return shown if len(shown) <= longest else shown[: longest - 3] + "..."

@@ -7,23 +7,15 @@ names the user's own file and line.
 
 from __future__ import annotations
 
-import os
-import sysconfig
-import traceback
-from collections.abc import Callable, Collection, Iterator, Mapping
-from pathlib import Path
-from types import FrameType, TracebackType
+from collections.abc import Collection, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from marft_jax.errors import BadInput
+from marft_jax.errors import BadInput, described, place
 from marft_jax.formats import jsonlines
 from marft_jax.types import StepResult
 
-_OURS = str(Path(__file__).resolve().parent) + os.sep
-_LIBRARIES = tuple({p + os.sep for p in sysconfig.get_paths().values()} | {"<frozen", "<string"})
-_LONGEST = 400  # characters of an error's text
 _MOST_PARTS = 100_000  # of an info
 
 
@@ -36,45 +28,8 @@ class Failure(NamedTuple):
 
 
 def failure_of(error: BaseException) -> Failure:
-    """Describes what a user's code raised. Its text may fail, or end the process, as well."""
-    try:
-        kind, text = type(error).__name__, str(error)
-    except BaseException:
-        kind, text = "an exception", "it cannot say what it is"
-    if isinstance(error, BadInput):
-        kind = ""
-    where = place(error.__traceback__)
-    return Failure(one_line(f"{kind}: {text}" if kind else text) + where, not kind)
-
-
-def one_line(text: str) -> str:
-    """A text that fits on a line and steers no terminal.
-
-    >>> one_line("red:\\n\\x1b[31m")
-    'red: \\\\x1b[31m'
-    """
-    short = " ".join(text[: 4 * _LONGEST].split())
-    shown = "".join(c if c.isprintable() else ascii(c)[1:-1] for c in short)
-    return shown if len(shown) <= _LONGEST else shown[: _LONGEST - 3] + "..."
-
-
-def place(at: TracebackType | FrameType | Callable[..., Any] | None) -> str:
-    """Where in the user's own files that is: `` (file:line)``, or nothing."""
-    theirs = [spot for spot in _spots(at) if not spot[0].startswith(_OURS)]
-    own = [spot for spot in theirs if not spot[0].startswith(_LIBRARIES)]
-    found = own or theirs
-    return f" ({found[-1][0]}:{found[-1][1]})" if found else ""
-
-
-def _spots(at: Any) -> Iterator[tuple[str, int]]:
-    """Files and lines, the innermost last."""
-    if isinstance(at, TracebackType):
-        yield from ((f.f_code.co_filename, line) for f, line in traceback.walk_tb(at))
-    elif isinstance(at, FrameType):
-        stack = list(traceback.walk_stack(at))
-        yield from ((f.f_code.co_filename, line) for f, line in reversed(stack))
-    elif (code := getattr(at, "__code__", None)) is not None:
-        yield code.co_filename, code.co_firstlineno
+    """Describes what a user's code raised, with its place."""
+    return Failure(described(error) + place(error), isinstance(error, BadInput))
 
 
 def shown(value: Any) -> str:

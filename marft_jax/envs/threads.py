@@ -15,7 +15,8 @@ from concurrent.futures import Executor, Future
 from pathlib import Path
 from typing import Any
 
-from marft_jax.user_code import Failure, failure_of, place
+from marft_jax.errors import place
+from marft_jax.user_code import Failure, failure_of
 
 _MOMENT = 1.0
 """Seconds after which a call that runs in turn is gone past."""

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from marft_jax.errors import BadInput
+from marft_jax.errors import BadInput, reason
 
 DEEPEST = 100
 """Levels of nesting that ``loads`` accepts: whoever walks a value may recurse."""
@@ -81,14 +81,4 @@ def readable(source: object, kind: str) -> Iterator[None]:
     except BaseException as error:  # libraries raise what they like; Rust's panics are no Exception
         if not (isinstance(error, Exception) or type(error).__name__ == "PanicException"):
             raise
-        raise BadInput(f"{source}: not a readable {kind} ({one_line(error)})") from error
-
-
-def one_line(error: BaseException, longest: int = 600) -> str:
-    """All that an error says, on one line; cut where it is longer than anyone reads."""
-    name, said = type(error).__name__, " ".join(str(error).split())
-    if isinstance(error, OSError) and error.strerror:
-        said = error.strerror
-    elif not isinstance(error, ValueError):
-        said = f"{name}: {said}" if said else name
-    return said if len(said) <= longest else f"{said[: longest - 4]} ..."
+        raise BadInput(f"{source}: not a readable {kind} ({reason(error)})") from error

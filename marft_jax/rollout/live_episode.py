@@ -17,11 +17,12 @@ from marft_jax.config import BadInput
 from marft_jax.engine.engine import Completion, Request
 from marft_jax.envs.base import Env
 from marft_jax.envs.threads import Call, InTurn, interrupt_hanging
+from marft_jax.errors import place
 from marft_jax.team.prompts import ContextFull, Team
 from marft_jax.team.wishes import Step, acts_of, turns_of
 from marft_jax.team.workflows import Workflow
 from marft_jax.types import Act, Episode, StepResult, Turn
-from marft_jax.user_code import Failure, info_of, place, result_of, shown, text_of
+from marft_jax.user_code import Failure, info_of, result_of, shown, text_of
 
 _AT_ONCE = 0.1  # seconds that the call of a play that is over may take, and be left alone
 _UNDEAD: list[Any] = []  # generators that yield on whatever is thrown into them

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from marft_jax.envs.base import bad_input
+from marft_jax.errors import reason
 from marft_jax.formats import foreign
 
 SUFFIXES = (".json", ".jsonl", ".parquet")
@@ -37,7 +38,7 @@ def rows_of(source: str) -> Iterator[tuple[str, Any]]:
         try:
             yield from reader(path)
         except (OSError, ValueError) as error:  # ValueError: not UTF-8, or a NUL in the name
-            raise bad_input(f"{source!r}: cannot be read ({foreign.one_line(error)})") from error
+            raise bad_input(f"{source!r}: cannot be read ({reason(error)})") from error
     elif match := _HUB.fullmatch(source):
         yield from _hub(source, match["name"], match["subset"], match["split"] or "train")
     else:
@@ -85,7 +86,7 @@ def _parquet(path: Path) -> Iterator[tuple[str, Any]]:
                     number += 1
                     yield f"{path} row {number}", row
     except pyarrow.ArrowException as error:
-        raise bad_input(f"{path}: not a Parquet file: {foreign.one_line(error)}") from error
+        raise bad_input(f"{path}: not a Parquet file: {reason(error)}") from error
 
 
 def _hub(source: str, name: str, subset: str | None, split: str) -> Iterator[tuple[str, Any]]:
@@ -97,8 +98,7 @@ def _hub(source: str, name: str, subset: str | None, split: str) -> Iterator[tup
         rows = datasets.load_dataset(name, subset, split=split)  # pyright: ignore
     except Exception as error:  # offline, unknown name, missing subset, unknown split, ...
         raise bad_input(
-            f"{source}: no such file, and as a hub id it cannot be loaded: "
-            f"{foreign.one_line(error)}"
+            f"{source}: no such file, and as a hub id it cannot be loaded: {reason(error)}"
         ) from error
     for number, row in enumerate(rows, 1):
         yield f"{source} row {number}", row

@@ -17,7 +17,8 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from marft_jax.config import BadInput
-from marft_jax.formats.foreign import one_line, read_settings, readable
+from marft_jax.errors import reason
+from marft_jax.formats.foreign import read_settings, readable
 
 Message = Mapping[str, str]
 """``{"role": "system" | "user" | "assistant", "content": text}``."""
@@ -151,7 +152,7 @@ class HFTokenizer:
                 self._fold_system = not self._takes_system()
                 ends = [tokenizer.eos_token_id, *eos_ids, self._end_of_turn()]
         except Exception as error:  # a template is a program: anything can go wrong in it
-            raise BadInput(f"{source}: its chat template fails: {one_line(error)}") from error
+            raise BadInput(f"{source}: its chat template fails: {reason(error)}") from error
         if wrong := [i for i in ends if not (i is None or type(i) is int and i >= 0)]:
             raise BadInput(
                 f"{source}: expected the ids of tokens that end a turn, got {wrong!r:.60}"

@@ -20,7 +20,8 @@ from flax import nnx
 
 from marft_jax.config import BadInput
 from marft_jax.config import Model as ModelSettings
-from marft_jax.formats.foreign import one_line, read_settings
+from marft_jax.errors import reason
+from marft_jax.formats.foreign import read_settings
 from marft_jax.models import families
 from marft_jax.models.decoder import Decoder, DecoderConfig
 from marft_jax.models.ops.attention import attention_on
@@ -242,7 +243,7 @@ def _download(hub_id: str, wanted: Sequence[str] = _WANTED) -> Path:
     except Exception as error:  # network and hub errors of several libraries
         raise BadInput(
             f"--model.base: {hub_id!r} is no file or directory here, and the hub did not give it: "
-            f"{one_line(error)}"
+            f"{reason(error)}"
         ) from error
 
 
