@@ -8,7 +8,9 @@ import re
 import pytest
 
 from marft_jax import config as config_lib
-from marft_jax.config import BadInput, Config, dump, exit_with, parse
+from marft_jax.cli import parse
+from marft_jax.config import BadInput, Config, dump
+from marft_jax.errors import exit_with
 from marft_jax.types import Sampling
 
 
