@@ -45,6 +45,13 @@ if os.environ.get("MARFT_OPTIMISED") != "1":
     compile_plainly()
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Files with slow tests come first: a worker that gets one last works on alone."""
+    slow = {item.path for item in items if item.get_closest_marker("slow")}
+    items.sort(key=lambda item: item.path not in slow)
+
+
 @pytest.fixture(scope="module", autouse=True)
 def room_for_programs():
     """A suite compiles more programs than one process can map."""

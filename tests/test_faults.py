@@ -86,9 +86,10 @@ def test_a_fault_costs_its_episode_and_nothing_else(threads, name, caplog, capfd
         why = played[1].results[0].info["failed"]
         assert not played[1].turns and expected in why and why in caplog.text
         assert why.isprintable() and len(why) < 600
-        with pytest.raises((BadInput, EpisodesFailed)) as caught:
-            rollout(threads, name, fault, max_failed=0.5, **limits).play([1], 0)
-        assert expected in str(caught.value) and str(caught.value).isprintable()
+        if expected != faults.LATE or name == "environment: reset hangs":  # each takes its time
+            with pytest.raises((BadInput, EpisodesFailed)) as caught:
+                rollout(threads, name, fault, max_failed=0.5, **limits).play([1], 0)
+            assert expected in str(caught.value) and str(caught.value).isprintable()
     credit = make_credit(Algo(), small.team(2))
     for episode in played:
         assert len(credit(episode)) == len(episode.turns)

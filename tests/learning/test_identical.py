@@ -235,7 +235,7 @@ def test_identical_samples_leave_adapters_and_optimisers_bit_for_bit(name, how, 
     before = jax.device_get(state)
     assert np.any(jax.tree.leaves(before.adapters_opt)[1])
 
-    @settings(deadline=None, max_examples=12)
+    @settings(deadline=None, max_examples=8)
     @given(st.lists(TASK, min_size=1, max_size=2), CREDIT, st.integers(0, 999))
     def check(tasks, credit, seed):
         rng = np.random.default_rng(seed)
