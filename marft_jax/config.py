@@ -174,7 +174,8 @@ class Critic:
 @dataclasses.dataclass(frozen=True)
 class Algo:
     name: str = "appo"
-    """appo (MARFT-A, a decision per action), tppo (MARFT-T, per token), grpo, gspo or reinforce."""
+    """appo (MARFT-A, a decision per action), tppo (MARFT-T, per token), grpo, gspo, reinforce, or
+    your own as package.module:NAME."""
     episodes: int = setting(64, least=1)
     """Episodes per training step."""
     group_size: int | None = setting(None, least=1)
@@ -212,14 +213,15 @@ class Algo:
     overlong_penalty: float = setting(1.0, least=0, read=on("algo.overlong_buffer", "above 0"))
     """What an action as long as its limit loses."""
 
-    gamma: float = setting(0.99, least=0, most=1, read=only("algo.name", "appo", "tppo"))
+    gamma: float = setting(0.99, least=0, most=1, read=only("algo.name", "appo", "tppo", OWN))
     """appo, tppo: discount from one decision to the next."""
-    gae_lambda: float = setting(0.95, least=0, most=1, read=only("algo.name", "appo", "tppo"))
-    normalize: Literal["auto", "batch", "agent", "group", "group_turn", "none"] = "auto"
+    gae_lambda: float = setting(0.95, least=0, most=1, read=only("algo.name", "appo", "tppo", OWN))
+    normalize: str = "auto"
     """Advantages to mean 0 and deviation 1 over the batch, each agent's, each group, each agent's
-    n-th turn in a group, or not at all. auto: batch; grpo and gspo: group; reinforce: none."""
+    n-th turn in a group (batch, agent, group, group_turn), or none; or package.module:function.
+    auto: batch; grpo and gspo: group; reinforce: none."""
     baseline: Literal["auto", "group", "moving"] = setting(
-        "auto", read=only("algo.name", "reinforce")
+        "auto", read=only("algo.name", "reinforce", OWN)
     )
     """reinforce: returns minus the mean of the same turns in the group, or a moving average."""
     baseline_decay: float = setting(0.9, least=0, most=1, read=only("algo.baseline", "moving"))

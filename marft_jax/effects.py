@@ -77,10 +77,12 @@ def refusal(key: str, value: Any, condition: Condition, source: str | None) -> B
 def _critic(config: Config) -> tuple[str, ...]:
     if config.critic.mode != "auto":
         return (config.critic.mode,)
-    from marft_jax.learning.algorithms import ALGORITHMS  # which reads these settings
+    from marft_jax.learning.algorithms import find_algorithm  # late: it needs JAX
 
-    algorithm = ALGORITHMS.get(config.algo.name)
-    return () if algorithm is None else ("shared" if algorithm.has_critic else "none",)
+    try:
+        return ("shared" if find_algorithm(config.algo.name).has_critic else "none",)
+    except BadInput:  # whoever builds the learner says so
+        return ()
 
 
 def _environments(specs: tuple[str, ...]) -> list[str]:

@@ -4,11 +4,18 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple, get_args
 
-from marft_jax.config import Algo, BadInput, Config
+import jax
+import numpy as np
+
+from marft_jax.config import Algo, Config
+from marft_jax.errors import BadInput
 from marft_jax.learning import advantages as adv
 from marft_jax.learning import losses
+from marft_jax.learning.batch import Chain, Level
+from marft_jax.plugins import imported
+from marft_jax.user_code import shown
 
 
 class Algorithm(NamedTuple):
@@ -19,43 +26,54 @@ class Algorithm(NamedTuple):
         advantages: (config, chain, values_EJ, baseline_X) to (advantages_EJ, returns_EJ), with
             the rewards in the ``Chain``; normalisation comes after it.
         policy_loss: (config, logprobs, old_logprobs, advantages) to one loss per decision.
-        own: what ``auto`` means for its settings.
+        own: what ``auto`` or none means for settings of ``algo``; with a ``group_size`` above 1 its
+            advantages are differences to other samples of the same task.
         has_critic: whether its advantages read values.
     """
 
-    level: Literal["action", "token"]
+    level: Level
     advantages: Callable[..., Any]
     policy_loss: Callable[..., Any]
     own: Mapping[str, Any]
     has_critic: bool
 
 
-def _gae(config: Algo, chain, values_EJ, baseline_X):
+def _gae(
+    config: Algo, chain: Chain, values_EJ: np.ndarray, baseline_X: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
     discounts_EJ = config.gamma * chain.continues_EJ
     return adv.gae(
         chain.rewards_EJ, values_EJ, adv.following(values_EJ), discounts_EJ, config.gae_lambda
     )
 
 
-def _minus_like(config: Algo, chain, values_EJ, baseline_X):
+def _minus_like(
+    config: Algo, chain: Chain, values_EJ: np.ndarray, baseline_X: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
     returns_EJ = adv.returns_to_go(chain)
     return adv.minus_like(returns_EJ, adv.sizes(chain, values_EJ), chain), returns_EJ
 
 
-def _minus_baseline(config: Algo, chain, values_EJ, baseline_X):
+def _minus_baseline(
+    config: Algo, chain: Chain, values_EJ: np.ndarray, baseline_X: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
     if config.baseline == "group":
         return _minus_like(config, chain, values_EJ, baseline_X)
     returns_EJ = adv.returns_to_go(chain)
     return adv.minus_own(returns_EJ, adv.sizes(chain, values_EJ), chain, baseline_X), returns_EJ
 
 
-def _clipped(config: Algo, logprobs, old_logprobs, advantages):
+def _clipped(
+    config: Algo, logprobs: jax.Array, old_logprobs: jax.Array, advantages: jax.Array
+) -> jax.Array:
     return losses.clipped_policy_loss(
         logprobs, old_logprobs, advantages, config.clip, config.clip_high, config.dual_clip
     )
 
 
-def _score_function(config: Algo, logprobs, old_logprobs, advantages):
+def _score_function(
+    config: Algo, logprobs: jax.Array, old_logprobs: jax.Array, advantages: jax.Array
+) -> jax.Array:
     """−log π · A (Williams 1992)."""
     return -logprobs * advantages
 
@@ -74,22 +92,54 @@ ALGORITHMS: dict[str, Algorithm] = {
 
 
 def find_algorithm(name: str) -> Algorithm:
-    """The algorithm of that name.
+    """The algorithm of that name, or the ``Algorithm`` that ``package.module:NAME`` names.
 
     Raises:
         BadInput: there is none.
     """
-    if name not in ALGORITHMS:
-        raise BadInput(f"--algo.name: expected {', '.join(ALGORITHMS)}, got {name!r}")
-    return ALGORITHMS[name]
+    return ALGORITHMS[name] if name in ALGORITHMS else _outside(name)
+
+
+def _outside(name: str) -> Algorithm:
+    """An algorithm of a user's own; what its ``own`` leaves out normalises and compares nothing."""
+    what = f"--algo.name {name}"
+    found = imported(name, "--algo.name", ALGORITHMS, kind="NAME")
+    if not isinstance(found, Algorithm):
+        raise BadInput(f"{what}: expected a marft_jax.learning.Algorithm, got {shown(found)}")
+    if found.level not in get_args(Level):
+        raise BadInput(f"{what}: expected the level action or token, got {shown(found.level)}")
+    if not (callable(found.advantages) and callable(found.policy_loss)):
+        raise BadInput(f"{what}: expected functions as its advantages and policy_loss")
+    fields = [field.name for field in dataclasses.fields(Algo)]
+    if not isinstance(found.own, Mapping) or set(found.own) - set(fields):
+        raise BadInput(f"{what}: own: expected settings of algo, got {shown(found.own)}")
+
+    def advantages(
+        config: Algo, chain: Chain, values_EJ: np.ndarray, baseline_X: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray]:
+        both = found.advantages(config, chain, values_EJ, baseline_X)
+        if not isinstance(both, tuple) or len(both) != 2:
+            raise BadInput(f"{what}: expected (advantages_EJ, returns_EJ), got {shown(both)}")
+        first, second = (adv.like(chain.rewards_EJ, x, what) for x in both)
+        return first, second
+
+    ratio = "token" if found.level == "token" else "sum"
+    own = {"normalize": "none", "ratio": ratio, "baseline": "auto", "group_size": 1}
+    return found._replace(advantages=advantages, own=own | dict(found.own))
 
 
 def compares_samples(algo: Algo, algorithm: Algorithm) -> bool:
     """True where advantages are differences to other samples of the same task."""
-    return not algorithm.has_critic and algo.baseline != "moving"
+    return algorithm.own["group_size"] > 1 and algo.baseline != "moving"
 
 
-def normalized_advantages(algo: Algo, algorithm: Algorithm, chain, values_EJ, baseline_X):
+def normalized_advantages(
+    algo: Algo,
+    algorithm: Algorithm,
+    chain: Chain,
+    values_EJ: np.ndarray,
+    baseline_X: np.ndarray,
+) -> tuple[np.ndarray, np.ndarray]:
     """(advantages_EJ, returns_EJ) of a settled config, the advantages as the losses use them."""
     advantages_EJ, returns_EJ = algorithm.advantages(algo, chain, values_EJ, baseline_X)
     compared, sizes_EJ = compares_samples(algo, algorithm), adv.sizes(chain, values_EJ)
@@ -112,6 +162,7 @@ def settle(config: Config) -> Config:
     if mode == "auto":
         mode = "shared" if algorithm.has_critic else "none"
     critic = dataclasses.replace(config.critic, mode=mode)
+    adv.find_normalizer(algo.normalize)
     _check(algo, critic.mode, critic.warmup_steps, algorithm)
     return dataclasses.replace(config, algo=algo, critic=critic)
 
@@ -132,7 +183,7 @@ def _check(algo: Algo, mode: str, warmup: int, algorithm: Algorithm) -> None:
         )
     for setting, wanted in (
         (f"--algo.name {name}", compares_samples(algo, algorithm)),
-        (f"--algo.normalize {algo.normalize}", algo.normalize.startswith("group")),
+        (f"--algo.normalize {algo.normalize}", algo.normalize in ("group", "group_turn")),
         ("--algo.dynamic_sampling", algo.dynamic_sampling),
     ):
         if wanted and size < 2:

@@ -12,11 +12,17 @@ import small
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from marft_jax import cli
 from marft_jax.config import Algo, BadInput, Config, Critic
 from marft_jax.learning import batch as batch_lib
 from marft_jax.learning import losses
 from marft_jax.learning.advantages import agent_means, gae, normalize, normalize_chain
-from marft_jax.learning.algorithms import ALGORITHMS, find_algorithm, settle
+from marft_jax.learning.algorithms import (
+    ALGORITHMS,
+    find_algorithm,
+    normalized_advantages,
+    settle,
+)
 from marft_jax.learning.state import Moving
 
 run_gae = jax.jit(gae, static_argnames="gae_lambda")
@@ -438,3 +444,75 @@ def test_what_was_set_stays():
 def test_settings_that_contradict_each_other_are_one_line_with_what_to_do(wrong, message):
     with pytest.raises(BadInput, match=message):
         settle(wrong)
+
+
+OUTSIDE = """
+import numpy as np
+from marft_jax.learning import Algorithm
+
+def advantages(config, chain, values_EJ, baseline_X):
+    return config.gamma * chain.rewards_EJ, chain.rewards_EJ
+
+def policy_loss(config, logprobs, old_logprobs, advantages):
+    return -logprobs * advantages
+
+def halved(advantages_EJ, chain):
+    return advantages_EJ / 2 * chain.mask_EJ
+
+PLAIN = Algorithm("action", advantages, policy_loss, {"normalize": "outside_%s:halved"}, False)
+COMPARES = PLAIN._replace(own={"group_size": 4}, level="token")
+VALUES = PLAIN._replace(own={}, has_critic=True)
+ODD = PLAIN._replace(level="turn")
+WORDS = PLAIN._replace(own={"normalise": "batch"})
+MISSHAPEN = PLAIN._replace(advantages=lambda *_: (np.ones(3), np.ones(3)))
+LONE = PLAIN._replace(advantages=lambda *_: np.ones(3))
+WRONG = lambda advantages_EJ, chain: advantages_EJ[:1, :1]
+"""
+
+
+@pytest.fixture
+def outside(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(tmp_path)
+    name = f"outside_{abs(hash(str(tmp_path)))}"
+    (tmp_path / f"{name}.py").write_text(OUTSIDE.replace("outside_%s", name))
+    return name
+
+
+def test_an_algorithm_and_a_normaliser_come_from_outside(outside, grouped):
+    settled = settle(cli.parse(["--algo.name", f"{outside}:PLAIN", "--algo.gamma", "0.5"]))
+    algo, algorithm = settled.algo, find_algorithm(f"{outside}:PLAIN")
+    assert (settled.critic.mode, algo.ratio, algo.group_size) == ("none", "sum", 1)
+    got, returns = normalized_advantages(algo, algorithm, grouped, grouped.rewards_EJ, None)
+    np.testing.assert_array_equal(got, 0.25 * grouped.rewards_EJ * grouped.mask_EJ)
+    np.testing.assert_array_equal(returns, grouped.rewards_EJ)
+    settled = settle(cli.parse(["--algo.name", f"{outside}:COMPARES"]))
+    assert (settled.algo.ratio, settled.algo.group_size) == ("token", 4)
+    assert settle(cli.parse(["--algo.name", f"{outside}:VALUES"])).critic.mode == "shared"
+    halved = normalize_chain(grouped.rewards_EJ, grouped, f"{outside}:halved")
+    np.testing.assert_array_equal(halved, grouped.rewards_EJ / 2 * grouped.mask_EJ)
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--algo.name", "{}:ODD"], "expected the level action or token, got 'turn'"),
+        (["--algo.name", "{}:WORDS"], "own: expected settings of algo, got {'normalise'"),
+        (["--algo.name", "{}:halved"], "expected a marft_jax.learning.Algorithm, got <function"),
+        (["--algo.name", "{}:nothing"], "has no 'nothing'"),
+        (["--algo.name", "{}:PLAIN", "--critic.lr", "0.1"], "this run does not read it, got 0.1"),
+        (["--algo.normalize", "{}:PLAIN"], "is no function"),
+        (["--algo.normalize", "mean"], "expected auto, batch, .* or package.module:function, got"),
+    ],
+)
+def test_what_does_not_fit_from_outside_is_one_line(outside, flags, message):
+    with pytest.raises(BadInput, match=message):
+        settle(cli.parse([flag.format(outside) for flag in flags]))
+
+
+def test_what_outside_functions_return_is_checked(outside, grouped):
+    for name in ("MISSHAPEN", "LONE"):
+        algorithm = find_algorithm(f"{outside}:{name}")
+        with pytest.raises(BadInput, match=rf"--algo.name {outside}:{name}: expected "):
+            algorithm.advantages(Algo(), grouped, grouped.rewards_EJ, None)
+    with pytest.raises(BadInput, match="expected an array of shape"):
+        normalize_chain(grouped.rewards_EJ, grouped, f"{outside}:WRONG")
