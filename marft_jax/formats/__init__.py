@@ -1,0 +1,1 @@
+"""Files: YAML documents of users, JSON lines of ours, and whatever others wrote."""

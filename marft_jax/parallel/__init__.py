@@ -1,0 +1,1 @@
+"""Devices and processes: the mesh, what crosses between processes, shape ladders, compilation."""

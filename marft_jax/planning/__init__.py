@@ -1,1 +1,1 @@
-"""What a configuration would need on hardware that is not there."""
+"""Estimates of what a configuration needs on hardware that is not there."""

@@ -1,0 +1,1 @@
+"""Rows of data sets, from files or the hub, as tasks."""

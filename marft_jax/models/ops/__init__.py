@@ -1,0 +1,1 @@
+"""Operations that platforms compute differently: attention, products, reductions, cache writes."""
