@@ -106,7 +106,7 @@ def _run_layer(run: str) -> _Layer:
 
 
 def parse_training(argv: Sequence[str]) -> Config:
-    """As ``parse``; a run directory with checkpoints has its settings below all others.
+    """Parses as ``parse`` does; a run directory with checkpoints has its settings below all others.
 
     Raises:
         BadInput: see ``parse``.

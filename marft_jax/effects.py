@@ -1,4 +1,4 @@
-"""Which settings a run reads: what was given and is not read is an error, see ``setting.py``."""
+"""Refuses settings that were given and that the run does not read, see ``setting.py``."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def unread(config: Config, evaluating: bool = False) -> dict[str, Condition]:
 
 
 def situation(config: Config, evaluating: bool = False) -> Situation:
-    """What conditions are asked about: settings as they are resolved, and a few keys more.
+    """Values that conditions ask for: settings as they are resolved, and a few keys more.
 
     ``graded``: the environments of training and of benchmarks; ``agents.x``: the setting ``x`` in
     the profile of each agent.

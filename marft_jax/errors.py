@@ -56,7 +56,7 @@ def described(error: BaseException, bare: type[BaseException] = BadInput) -> str
 
 
 def reason(error: BaseException) -> str:
-    """What kept a file from being read or written; its text alone where that is for people."""
+    """Says why a file cannot be read or written; the text alone where that is for people."""
     if isinstance(error, OSError) and error.strerror:
         return one_line(error.strerror)
     return described(error, bare=ValueError)
@@ -66,7 +66,7 @@ Spot = BaseException | FrameType | Callable[..., Any]
 
 
 def place(at: Spot | None, own_only: bool = False) -> str:
-    """Where in code of users that is: `` (file:line)``, or nothing.
+    """Finds the place in code of users: `` (file:line)``, or nothing.
 
     The user's own code is all that lies neither in this package nor among Python's own or installed
     modules.

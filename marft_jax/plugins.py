@@ -12,7 +12,7 @@ from marft_jax.errors import BadInput, described, place
 
 
 def imported(name: str, what: str, known: Iterable[str], kind: str = "function") -> Any:
-    """What ``package.module:name`` names; the current directory is searched too.
+    """Imports what ``package.module:name`` names; the current directory is searched too.
 
     Args:
         name: as the settings spell it.

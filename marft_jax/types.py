@@ -22,7 +22,7 @@ import numpy as np
 
 
 class Sampling(NamedTuple):
-    """How an agent's tokens are drawn. Every field may differ from row to row of a batch.
+    """Settings of sampling. Every field may differ from row to row of a batch.
 
     Attributes:
         max_new_tokens: the longest action, in tokens, the end-of-turn token included.
@@ -59,7 +59,7 @@ class Act(NamedTuple):
 
 
 class Turn(NamedTuple):
-    """One agent acted once.
+    """A turn: an agent acted once.
 
     Attributes:
         agent: index of the agent in its team.
@@ -98,7 +98,7 @@ class Turn(NamedTuple):
 
 
 class StepResult(NamedTuple):
-    """What the environment answers to a step of the team.
+    """The environment's answer to a step of the team.
 
     Attributes:
         observation: the state text that the agents see in the next step.
@@ -120,7 +120,7 @@ class StepResult(NamedTuple):
 
 
 class Episode(NamedTuple):
-    """One finished episode: its turns in acting order and what the environment paid for them.
+    """A finished episode: its turns in acting order and what the environment paid for them.
 
     Attributes:
         index: the number of the task in the run's endless, seeded order of tasks.

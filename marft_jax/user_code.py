@@ -77,7 +77,7 @@ def truth_of(what: str, value: Any) -> bool:
 
 
 def info_of(what: str, value: Any) -> dict[str, Any]:
-    """What transcripts should keep, as plain values that JSON can hold.
+    """Checks what transcripts should keep: plain values that JSON can hold.
 
     Raises:
         BadInput: it holds itself, or too much.
@@ -91,7 +91,7 @@ def info_of(what: str, value: Any) -> dict[str, Any]:
 
 
 def result_of(result: Any, acted: Collection[str]) -> StepResult:
-    """What an environment answers to a step.
+    """Checks what an environment answers to a step.
 
     Args:
         result: what its ``step`` returned.

@@ -29,7 +29,7 @@ _TEXTS = ("", "42", "The answer is \\boxed{7}.", "no idea", "yes", "x" * 2000, "
 
 
 class _Wrong(Exception):
-    """What is wrong, on one line."""
+    """A fault of the environment, on one line."""
 
 
 class _OutOfTime(Exception):
@@ -97,7 +97,7 @@ class _Watch:
         self._threads = DaemonThreads()
 
     def __call__(self, where: str, run: Callable[..., Any], *args: Any) -> tuple[Any, float]:
-        """What it returns, and the seconds that it took.
+        """Returns what the call returns, and the seconds that it took.
 
         Raises:
             _Wrong: it raised, or hangs.
@@ -149,7 +149,7 @@ def _play(
 
 
 def _turns(played: _Played, seed: int, agents: Sequence[str]) -> list[Turn]:
-    """One of each agent, of which the last is graded, saying something."""
+    """Turns, one of each agent, that say something; the last is graded."""
     nothing, step = np.zeros(0, np.int32), len(played.rewards)
     turns = []
     for index, name in enumerate(agents):
@@ -177,7 +177,7 @@ def _answer(tool: Callable[..., Any], turn: Turn) -> str | None:
 
 
 def _result(env: Any, turns: Sequence[Turn], agents: Sequence[str]) -> StepResult:
-    """As a run checks it, and stricter: what a run survives may still be a mistake."""
+    """Checks as a run does, and stricter: what a run survives may still be a mistake."""
     result = env.step(turns)
     checked = result_of(result, agents)
     rewards = {"reward": result.reward}

@@ -111,19 +111,19 @@ class Call:
             self.value, self.failure, self.is_over = value, failure, True
 
     def has_taken(self, seconds: float | None) -> bool:
-        """Whether it has been running for that long."""
+        """True when it has been running for that long."""
         started = self.started
         return None not in (seconds, started) and time.monotonic() - started >= seconds  # type: ignore[operator]
 
     def is_settled(self) -> bool:
-        """Whether it is over; too late, and it has failed."""
+        """True when it is over; too late, and it has failed."""
         if not self.is_over and self.has_taken(self._seconds):
             self.give_up(f"no answer after {self._seconds:g} s (--rollout.step_seconds)")
         return self.is_over
 
     @property
     def is_in_the_way(self) -> bool:
-        """Whether what waits for it to end should wait no longer."""
+        """True when whoever waits for it should wait no longer."""
         return self._given_up or self.has_taken(_MOMENT)
 
     def give_up(self, why: str) -> None:

@@ -62,7 +62,7 @@ _SPEC = re.compile(
 
 
 class Plan(NamedTuple):
-    """What to play.
+    """A benchmark to play.
 
     Attributes:
         name: under which its figures are reported.
@@ -86,7 +86,7 @@ class Plan(NamedTuple):
 def plans(
     specs: Sequence[str], config: Config, folder: str | None, samples: int, limit: int | None
 ) -> list[Plan]:
-    """What the command line asks for; without any spec, the environment of the settings.
+    """Reads what to play; without any spec, the environment of the settings.
 
     Args:
         specs: as at the top of this file.
@@ -148,7 +148,7 @@ def _checked(plan: Plan) -> Plan:
 
 
 def _file(name: str, known: Benchmark, folder: str) -> str:
-    """Where a benchmark lies in the folder."""
+    """Finds the file of a benchmark in the folder."""
     places = [*known.files, *(f"{name}{suffix}" for suffix in (".jsonl", ".json", ".parquet"))]
     for place in places:
         if (path := Path(folder).expanduser() / place).is_file():

@@ -60,7 +60,7 @@ def returns_to_go(chain: Chain) -> np.ndarray:
 
 
 def sizes(chain: Chain, values_EJ: np.ndarray | None) -> np.ndarray:
-    """How large the numbers are that an advantage is computed from: |V| + Σ |r| of its episode.
+    """Sizes of the numbers that an advantage is computed from: |V| + Σ |r| of its episode.
 
     Their rounding is a millionth of that or less, however much they cancel out.
     """
@@ -173,7 +173,7 @@ def find_normalizer(name: str) -> Normalizer:
 
 
 def like(x: np.ndarray, value: Any, what: str) -> np.ndarray:
-    """What a user's function returned, as numbers of the shape of ``x``.
+    """Checks what a user's function returned: numbers of the shape of ``x``.
 
     Raises:
         BadInput: it is something else.

@@ -19,7 +19,7 @@ from marft_jax.user_code import shown
 
 
 class Algorithm(NamedTuple):
-    """How a batch of episodes becomes a policy gradient.
+    """Two functions that turn a batch of episodes into a policy gradient.
 
     Attributes:
         level: ``action``: ratio, value and advantage per turn; ``token``: per action token.

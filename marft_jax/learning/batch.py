@@ -106,7 +106,7 @@ class Prompts(NamedTuple):
 
 
 class Batch(NamedTuple):
-    """What one training step learns from.
+    """Everything that one training step learns from.
 
     Attributes:
         joined: tokens that sequences share with others of their row.

@@ -1,4 +1,4 @@
-"""Which turn gets which reward: shaping, credit among the turns of a step, length penalty.
+"""Rewards of turns: shaping, credit among the turns of a step, length penalty.
 
 For step t of an episode with the team's reward R, shaped to R' = clip((R + bias)·scale, ±clip):
 
@@ -73,7 +73,7 @@ def shaped(reward: float, algo: Algo, bias: float | None = None) -> float:
 
 
 def overlong(length: int, limit: int, buffer: int) -> float:
-    """How far an action has run into the last ``buffer`` tokens before its limit, from 0 to 1.
+    """The part of the last ``buffer`` tokens before its limit that an action fills, from 0 to 1.
 
     Source: soft overlong punishment, DAPO (Yu et al. 2025), equation 13.
 
@@ -84,7 +84,7 @@ def overlong(length: int, limit: int, buffer: int) -> float:
 
 
 def agent_reward(episode: Episode, rewards_K: np.ndarray, agent: int, how: str) -> float | None:
-    """What an agent is logged with: the sum of its turns' rewards; in ``equal`` the team's.
+    """An agent's logged reward: the sum of its turns' rewards; in ``equal`` the team's.
 
     None where it did not act.
     """

@@ -43,7 +43,7 @@ def tokens_of(episodes: Sequence[Episode]) -> tuple[np.ndarray, np.ndarray]:
 def read_part(
     header: bytes, ids: np.ndarray, logprobs: np.ndarray
 ) -> tuple[list[Episode], list[str] | None]:
-    """What ``header_of`` and ``tokens_of`` wrote.
+    """Reads what ``header_of`` and ``tokens_of`` wrote.
 
     Raises:
         RunFailed: it is anything else.

@@ -190,12 +190,12 @@ def leave(error: BaseException) -> NoReturn:
 
 
 def is_lead() -> bool:
-    """Whether this process writes logs and transcripts."""
+    """True in the process that writes logs and transcripts."""
     return jax.process_index() == 0
 
 
 def any_process(flag: bool) -> bool:
-    """Whether ``flag`` is true anywhere. Every process must ask, at the same place."""
+    """True when ``flag`` is anywhere. Every process must ask, at the same place."""
     if jax.process_count() == 1:
         return flag
     return bool(np.any(multihost_utils.process_allgather(np.asarray(flag))))
@@ -218,7 +218,7 @@ class Together:
         self.waited_s = 0.0
 
     def play(self, tasks: Sequence[int], step: int, *, first: int = 0) -> list[Episode]:
-        """As ``Rollout.play``; where it ends early in one process, it does in all."""
+        """Plays as ``Rollout.play`` does; where it ends early in one process, it does in all."""
         bounds = np.linspace(0, len(tasks), jax.process_count() + 1).astype(int)
         low, high = (int(bound) for bound in bounds[jax.process_index() :][:2])
         mine, error = [], None
@@ -242,7 +242,7 @@ class Together:
 def handed_round(
     mine: Sequence[Episode], failure: Sequence[str] | None
 ) -> list[tuple[list[Episode], list[str] | None]]:
-    """What each process played, and why it could not, if so; the first process first.
+    """Gathers what each process played, or why it could not; the first process first.
 
     Raises:
         RunFailed: a process sent something else.
@@ -253,7 +253,7 @@ def handed_round(
 
 
 def _gathered(mine: np.ndarray) -> list[np.ndarray]:
-    """One array of each process, of any lengths."""
+    """Gathers one array of each process, of any lengths."""
     sizes = multihost_utils.process_allgather(np.asarray(mine.size, np.int32))
     padded = np.zeros(int(np.max(sizes)), mine.dtype)
     padded[: mine.size] = mine

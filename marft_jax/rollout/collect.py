@@ -1,4 +1,4 @@
-"""Which tasks a training step plays, and which of the episodes it learns from."""
+"""Chooses the tasks that a training step plays, and the episodes that it learns from."""
 
 from __future__ import annotations
 

@@ -145,7 +145,7 @@ class Rollout:
     def _is_worth_waiting(
         self, live: Sequence[LiveEpisode], left: Sequence[Call], idle: bool
     ) -> bool:
-        """Whether anything is left to wait for, but for calls that seem to hang."""
+        """True while anything is left to wait for, but for calls that seem to hang."""
         seconds = self._limits.seconds
         if not left or idle or seconds is None:
             return bool(left)
@@ -183,5 +183,5 @@ class Rollout:
 
 
 def _calls(live: Sequence[LiveEpisode]) -> list[Call]:
-    """What the episodes wait for."""
+    """Lists the calls that the episodes wait for."""
     return [call for episode in live for call in episode.calls]

@@ -36,7 +36,7 @@ def manifest_of(folder: Path) -> dict[str, list[Any]]:
 
 
 def damage(folder: Path) -> str | None:
-    """What is wrong with a checkpoint; None where every file is as its manifest says."""
+    """Says what is wrong with a checkpoint; None where every file is as its manifest says."""
     try:
         expected = foreign.loads((folder / MANIFEST).read_text("utf-8"))
         found = manifest_of(folder)

@@ -196,7 +196,7 @@ def _named(learned: Mapping[str, jax.Array], team: Team) -> dict[str, float]:
 def turn_numbers(
     collected: Collected, batch: Batch, estimates: Estimates, level: Level
 ) -> TurnNumbers:
-    """What the learner made of each turn: its value (at a token level the first token's; None
+    """The learner's numbers of each turn: its value (at a token level the first token's; None
     without a critic), and its advantage (the mean over its tokens)."""
     values, advantages = [], []
     for e, episode in enumerate(collected.episodes):
@@ -221,12 +221,12 @@ def peak_bytes() -> int:
 
 
 def _truncated(episode: Episode) -> bool:
-    """Whether an action hit its token limit, or a prompt left no room."""
+    """True when an action hit its token limit, or a prompt left no room."""
     return any(turn.truncated for turn in episode.turns) or any(
         "truncated" in result.info for result in episode.results
     )
 
 
 def _capped(episode: Episode) -> bool:
-    """Whether it was ended at the most turns that an episode may have."""
+    """True when it was ended at the most turns that an episode may have."""
     return any(result.info.get("truncated") == "turns" for result in episode.results)

@@ -1,4 +1,4 @@
-"""What a workflow may wish for, and the check of it: acts, or a ``Step`` of the environment.
+"""Wishes of a workflow, and the check of them: acts, or a ``Step`` of the environment.
 
 Everything else in a rollout relies on what is checked here.
 """
