@@ -11,8 +11,8 @@ import time
 
 import numpy as np
 
+from marft_jax.rollout.wishes import Step
 from marft_jax.team.prompts import Scene
-from marft_jax.team.wishes import Step
 from marft_jax.types import StepResult
 
 KEPT = None
@@ -47,7 +47,8 @@ def sleeping(*args):
     time.sleep(1000)
 
 
-OVER = threading.Event()  # set when the tests are done, so that nothing spins beside other tests
+OVER = threading.Event()
+"""Ends what spins, so that the tests after these have the processor to themselves."""
 
 
 def spinning(*args):
@@ -56,8 +57,10 @@ def spinning(*args):
 
 
 def stubborn(*args):
-    while not OVER.is_set():
+    is_over = False
+    while not is_over:
         try:
+            is_over = OVER.is_set()
             int("x")
         except BaseException:
             pass
