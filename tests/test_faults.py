@@ -30,7 +30,11 @@ def threads():
     faults.OVER.clear()
     yield DaemonThreads()
     faults.OVER.set()
-    interrupt_hanging()
+    for _ in range(500):
+        if not interrupt_hanging():
+            break
+        time.sleep(0.01)
+    assert not interrupt_hanging()
 
 
 FAULTS = {

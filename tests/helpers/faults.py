@@ -43,12 +43,13 @@ def raising(error):
     return run
 
 
-def sleeping(*args):
-    time.sleep(1000)
-
-
 OVER = threading.Event()
-"""Ends what spins, so that the tests after these have the processor to themselves."""
+"""Ends what hangs: a thread that sleeps with an exception waiting for it would make every traced
+function of the tests after these stand still, in Python 3.11 (``sys.settrace``)."""
+
+
+def sleeping(*args):
+    OVER.wait(1000)
 
 
 def spinning(*args):
@@ -67,9 +68,7 @@ def stubborn(*args):
 
 
 def deadlocked(*args):
-    lock = threading.Lock()
-    lock.acquire()
-    lock.acquire()
+    OVER.wait()
 
 
 def bottomless(*args):
