@@ -121,10 +121,10 @@ def test_mistakes_in_views_and_tools_are_named(methods, message):
 
 @pytest.mark.parametrize("method", ["__init__", "reset", "step", "view", "tool"])
 def test_a_check_has_a_time_limit(method):
-    hanging = type("Hanging", (Watching,), {method: lambda self, *args: time.sleep(60)})
+    hanging = type("Hanging", (Watching,), {method: lambda self, *args: time.sleep(4)})
     started = time.monotonic()
     problems, _ = check(hanging, seconds=0.3)
-    assert time.monotonic() - started < 10
+    assert time.monotonic() - started < 3.5
     assert len(problems) == 1 and "no answer after 0.3 s" in problems[0]
     assert "test_envs_check.py" in problems[0]
 
