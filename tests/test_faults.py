@@ -7,7 +7,9 @@ import gc
 import json
 import subprocess
 import sys
+import threading
 import time
+from pathlib import Path
 
 import faults
 import pytest
@@ -15,12 +17,14 @@ import small
 from scripted import Scripted
 
 from marft_jax.config import Algo, BadInput
+from marft_jax.envs import base
 from marft_jax.envs.base import load_class
+from marft_jax.envs.threads import Call, DaemonThreads, interrupt_hanging
+from marft_jax.errors import EpisodesFailed, Stopped
 from marft_jax.formats import jsonlines
 from marft_jax.learning.credit import make_credit
 from marft_jax.learning.step_rewards import find_step_reward
-from marft_jax.rollout.rollout import EpisodesFailed, Rollout, Stopped
-from marft_jax.rollout.threads import DaemonThreads, interrupt_hanging
+from marft_jax.rollout.rollout import Rollout
 from marft_jax.run import transcripts
 from marft_jax.team.workflows import find_workflow
 
@@ -175,6 +179,21 @@ def test_hanging_episodes_run_out_of_time_together(threads):
     assert time.monotonic() - started < 15.0  # one after another, 9 of them would take 18
     assert [not e.turns for e in played] == [i in (1, 2, 3) or i % 4 == 0 for i in range(24)]
     assert all("faults.py" in e.results[0].info["failed"] for e in played if not e.turns)
+
+
+@pytest.mark.parametrize(("file", "ends"), [("workers.py", True), ("../team/dag.py", False)])
+def test_code_that_waits_for_our_workers_is_left_alone_when_it_is_late(threads, file, ends):
+    """They have time limits of their own; an endless loop of a user's own is interrupted."""
+    code = "import time\ndef wait(begun, over):\n    begun.set()\n"
+    code += "    for _ in range(20): time.sleep(0.01)\n    over.set()"
+    names: dict = {}
+    exec(compile(code, str((Path(base.__file__).parent / file).resolve()), "exec"), names)
+    begun, over, done = threading.Event(), threading.Event(), threading.Event()
+    call = Call("a step", lambda: names["wait"](begun, over))
+    threads.submit(call.run).add_done_callback(lambda _: done.set())
+    assert begun.wait(5.0)
+    call.give_up("too late")
+    assert done.wait(5.0) and over.is_set() == ends
 
 
 @pytest.mark.slow

@@ -94,7 +94,7 @@ class Training:
         fresh = self.learner.init()
         self.state, news = resume(self._checkpoints, self._guard, fresh, self._begin)
         self.step, self.exit_code = int(self.state.step), EXIT_STOPPED
-        _write_settings(folder, config, blueprint)
+        write_settings(folder, config, blueprint)
         console = Console(highlight=False, quiet=not processes.is_lead())
         self._reporter = stack.enter_context(
             Reporter(folder, config.run.steps, config.run.tensorboard, self.step + 1, console)
@@ -219,7 +219,7 @@ def open_training(config: Config) -> Iterator[Training]:
     """
     config = settle(config)
     blueprint = load_team(config.team.file)
-    _check_learns(config, blueprint)
+    check_learns(config, blueprint)
     with contextlib.ExitStack() as stack:
         stop = stack.enter_context(Stop("stopped before a step was finished; start again"))
         processes.start(config.mesh)
@@ -245,7 +245,7 @@ def _own_directory(config: Config) -> Iterator[Path]:
             yield Path(scratch)
 
 
-def _check_learns(config: Config, blueprint: Blueprint) -> None:
+def check_learns(config: Config, blueprint: Blueprint) -> None:
     """Raises ``BadInput`` where a profile's step reward is none, or its samples teach nothing."""
     for profile in blueprint.agents:
         if profile.reward is not None:
@@ -257,7 +257,7 @@ def _check_learns(config: Config, blueprint: Blueprint) -> None:
             )
 
 
-def _write_settings(folder: Path, config: Config, blueprint: Blueprint) -> None:
+def write_settings(folder: Path, config: Config, blueprint: Blueprint) -> None:
     """``config.yaml`` and ``team.yaml``: the run directory explains itself."""
     own = config_lib.replaced(config, "team.file", "team.yaml")  # beside it
     jsonlines.write(folder / "team.yaml", [dump_team(blueprint)])

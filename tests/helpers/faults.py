@@ -11,8 +11,8 @@ import time
 
 import numpy as np
 
-from marft_jax.rollout.wishes import Step
 from marft_jax.team.prompts import Scene
+from marft_jax.team.wishes import Step
 from marft_jax.types import StepResult
 
 KEPT = None

@@ -24,7 +24,7 @@ from marft_jax.run import trained
 from marft_jax.run.checkpoints import Checkpoints
 from marft_jax.run.identity import identity_of
 from marft_jax.run.setup import open_session
-from marft_jax.run.training import _write_settings
+from marft_jax.run.training import write_settings
 from marft_jax.team.profiles import BUILT_IN
 from marft_jax.team.team_files import Blueprint, load_team
 
@@ -43,7 +43,7 @@ def run(session, tmp_path_factory):
     config = cli.parse(["--run.dir", str(folder)])
     learner = Learner(config, session.base, session.team, find_algorithm("appo"), session.mesh)
     state = learner.init()
-    _write_settings(folder, config, Blueprint(BUILT_IN))
+    write_settings(folder, config, Blueprint(BUILT_IN))
     with Checkpoints(folder, identity_of(config, session.base, session.team), 2) as checkpoints:
         for step, metric in METRICS.items():
             numbers = jax.tree.map(lambda x, step=step: jnp.full_like(x, step), state.adapters)
