@@ -34,7 +34,7 @@ def threads():
     faults.OVER.clear()
     yield DaemonThreads()
     faults.OVER.set()
-    for _ in range(500):
+    for _ in range(3000):
         if not interrupt_hanging():
             break
         time.sleep(0.01)
@@ -200,7 +200,7 @@ def test_code_that_waits_for_our_workers_is_left_alone_when_it_is_late(threads, 
 def test_a_run_that_was_killed_ends_like_one_that_was_not(repository, tmp_path):
     """At its start, in a step and in a save; ``--kills 24`` is the long form."""
     command = [sys.executable, str(repository / "scripts" / "fault_test.py"), "--kills", "3"]
-    flags = ["--steps", "20", "--save-every", "2", "--dir", str(tmp_path), "--algo.episodes", "8"]
+    flags = ["--steps", "40", "--save-every", "2", "--dir", str(tmp_path), "--algo.episodes", "8"]
     done = subprocess.run([*command, *flags], cwd=repository, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "final state are equal" in done.stdout
