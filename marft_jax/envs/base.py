@@ -106,14 +106,12 @@ class EnvSource(NamedTuple):
         size: how many distinct tasks there are; None for no limit.
         close: ends what the environments share (grading processes).
         easier: makers of easier tasks, the easiest first, for a curriculum.
-        question: the text of a task, where it can be told without playing it.
     """
 
     create: Callable[[], Env]
     size: int | None = None
     close: Callable[[], None] = lambda: None
     easier: Sequence[Callable[[], Env]] = ()
-    question: Callable[[int], str] | None = None
 
 
 class QuestionEnv:
@@ -179,12 +177,7 @@ def question_source(
     close: Callable[[], None] = lambda: None,
 ) -> EnvSource:
     """Questions with answers: arguments as of ``QuestionEnv`` and ``EnvSource``."""
-    return EnvSource(
-        lambda: QuestionEnv(pick, grade, horizon),
-        size,
-        close,
-        question=lambda seed: pick(seed).question,
-    )
+    return EnvSource(lambda: QuestionEnv(pick, grade, horizon), size, close)
 
 
 INCORRECT = "The answer is incorrect."
