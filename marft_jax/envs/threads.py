@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
 import queue
@@ -13,6 +14,7 @@ from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Executor, Future
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 from marft_jax.errors import place
@@ -47,6 +49,10 @@ class DaemonThreads(Executor):
         return future
 
     def _serve(self, work: tuple[Any, ...] | None) -> None:
+        with contextlib.suppress(_GivenUp):  # it may come when the call has just ended
+            self._run(work)
+
+    def _run(self, work: tuple[Any, ...] | None) -> None:
         inbox: queue.SimpleQueue[tuple[Any, ...]] = queue.SimpleQueue()
         while True:
             future, fn, args, kwargs = work or inbox.get()
@@ -84,7 +90,7 @@ class Call:
         self.started: float | None = None
         self.in_turn = False
         self._lock = threading.Lock()
-        self._thread = 0
+        self._thread: threading.Thread | None = None
         self._given_up = False
 
     def run(self) -> None:
@@ -93,11 +99,12 @@ class Call:
         Raises:
             SystemExit: it was given up meanwhile, and so is this thread.
         """
-        self._thread = threading.get_ident()
-        self.started = self.started or time.monotonic()
         function, self._run = self._run, _nothing
-        if self._given_up:
-            return
+        with self._lock:
+            if self._given_up:
+                return
+            self._thread = threading.current_thread()
+        self.started = self.started or time.monotonic()
         value = failure = None
         try:
             value = function()
@@ -135,26 +142,34 @@ class Call:
         with self._lock:
             if self.is_over:
                 return
-            frame = sys._current_frames().get(self._thread) if self._thread else None
+            frame = self._frame()
             self.failure = Failure(f"TimeoutError: {self.what}: {why}{place(frame)}")
             self._given_up = self.is_over = True
             if frame is not None:
                 _HANGING.add(self)
-                self._interrupt()
+                self._interrupt(frame)
 
     def interrupt(self) -> None:
         """Asks its thread once more to end, if it was given up."""
         with self._lock:
-            if self in _HANGING:
-                self._interrupt()
+            frame = self._frame()
+            if frame is None:  # it ended on the way out; its number may be another thread's by now
+                _HANGING.discard(self)
+            elif self in _HANGING:
+                self._interrupt(frame)
 
-    def _interrupt(self) -> None:
-        stack = traceback.walk_stack(sys._current_frames().get(self._thread))
-        files = {frame.f_code.co_filename for frame, _ in stack} - _PASSING
+    def _frame(self) -> FrameType | None:
+        if self._thread is None or not self._thread.is_alive():
+            return None
+        return sys._current_frames().get(self._thread.ident or 0)
+
+    def _interrupt(self, frame: FrameType) -> None:
+        assert self._thread is not None
+        files = {frame.f_code.co_filename for frame, _ in traceback.walk_stack(frame)} - _PASSING
         if not any(file.startswith(str(_ENVS)) for file in files):
             _install_hook()
             ctypes.pythonapi.PyThreadState_SetAsyncExc(
-                ctypes.c_ulong(self._thread), ctypes.py_object(_GivenUp)
+                ctypes.c_ulong(self._thread.ident or 0), ctypes.py_object(_GivenUp)
             )
 
 
