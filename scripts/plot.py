@@ -15,6 +15,9 @@ from typing import Any
 from marft_jax import cli
 from marft_jax.errors import BadInput
 
+Points = list[tuple[float, float]]
+"""Steps and values."""
+
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Leaves with 1: the picture cannot be written; 2: bad input."""
@@ -24,10 +27,10 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--out", required=True, help="the picture to write")
     with cli.boundary():
         own = parser.parse_args(argv)
-        draw({run: points(run, own.metric) for run in own.runs}, own.metric, own.out)
+        draw({Path(run).name: [points(run, own.metric)] for run in own.runs}, own.metric, own.out)
 
 
-def points(run: str, metric: str) -> list[tuple[float, float]]:
+def points(run: str, metric: str) -> Points:
     """Step and value, wherever the metric has one.
 
     Raises:
@@ -62,8 +65,8 @@ def _row(line: str, where: str) -> dict[str, Any]:
     return row
 
 
-def draw(curves: dict[str, list[tuple[float, float]]], metric: str, out: str) -> None:
-    """Writes the picture."""
+def draw(curves: dict[str, list[Points]], metric: str, out: str) -> None:
+    """Writes the picture: a line for each name, the mean of its runs, with a band around all."""
     try:
         import matplotlib
     except ImportError as error:
@@ -72,8 +75,13 @@ def draw(curves: dict[str, list[tuple[float, float]]], metric: str, out: str) ->
     from matplotlib import pyplot
 
     figure, axes = pyplot.subplots(figsize=(7, 3.2), layout="constrained")
-    for run, found in curves.items():
-        axes.plot(*zip(*found, strict=True), label=Path(run).name)
+    for name, runs in curves.items():
+        steps = sorted(set.intersection(*({step for step, _ in run} for run in runs)))
+        values = [[dict(run)[step] for run in runs] for step in steps]
+        [line] = axes.plot(steps, [sum(own) / len(own) for own in values], label=name)
+        if len(runs) > 1:
+            band = [min(own) for own in values], [max(own) for own in values]
+            axes.fill_between(steps, *band, color=line.get_color(), alpha=0.15, linewidth=0)
     axes.set(xlabel="step", ylabel=metric)
     axes.grid(alpha=0.3)
     axes.legend()

@@ -47,6 +47,14 @@ def sequential(team: Team, scene: Scene) -> Generator[Any, Any, Step]:
     return Step(turns)
 
 
+def muted(team: Team, scene: Scene) -> Generator[Any, Any, Step]:
+    """The sequential team with every message blank: what it achieves without being heard."""
+    turns: list[Turn] = []
+    for agent in range(len(team.profiles)):
+        turns += yield [team.act(agent, scene, [turn._replace(text="") for turn in turns])]
+    return Step(turns)
+
+
 def solo(team: Team, scene: Scene) -> Generator[Any, Any, Step]:
     """The last agent that answers, without the others: what a team must beat."""
     return Step((yield [team.act(last_answering(team.profiles), scene)]))
@@ -144,7 +152,7 @@ def _every_step(one: _OneStep) -> Callable[[Team, str], Workflow]:
 
 
 WORKFLOWS: dict[str, Callable[[Team, str], Workflow]] = {
-    one.__name__: _every_step(one) for one in (sequential, dag, orchestrated, debate, solo)
+    one.__name__: _every_step(one) for one in (sequential, dag, orchestrated, debate, solo, muted)
 }
 
 

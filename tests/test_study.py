@@ -1,0 +1,149 @@
+"""scripts/study.py: what is finished is kept, what changed is run anew, faults are one line."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import yaml
+
+from marft_jax.errors import BadInput
+
+STUDY = {
+    "about": "try",
+    "settings": {"run.steps": 2},
+    "seeds": [0, 1],
+    "rows": {
+        "untrained": {"command": "evaluate"},
+        "start": {"command": "imitate"},
+        "team": {"from": "start", "settings": {"algo.name": "grpo"}},
+        "muted": {"command": "evaluate", "from": "team", "evaluate": {"team.workflow": "muted"}},
+    },
+}
+
+
+@pytest.fixture
+def study(repository, monkeypatch, tmp_path):
+    monkeypatch.syspath_prepend(str(repository / "scripts"))
+    import study
+
+    return study
+
+
+class Commands:
+    """In place of the package's commands: writes what they leave, and notes what was asked."""
+
+    def __init__(self, monkeypatch, study, killed_at=None):
+        self.calls, self._killed_at = [], killed_at
+        monkeypatch.setattr(study.Runner, "_call", lambda *args: self.call(*args))
+
+    def call(self, runner, command, flags, *rest):
+        self.calls.append((command, list(flags)))
+        if len(self.calls) == self._killed_at:
+            runner._stop()
+        if runner._stopped:
+            raise RuntimeError("exit code 75")
+        out = Path(flags[flags.index("--out" if "--out" in flags else "--run.dir") + 1])
+        out.mkdir(parents=True, exist_ok=True)
+        if command == "evaluate":
+            row = {"eval/x/accuracy": 0.5, "interval": [0.4, 0.6], "tasks": 100}
+            (out / "summary.json").write_text(json.dumps({"x, team": row}))
+        else:
+            step = {"reward/mean": 0.95, "tokens/action": 10, "time/step_s": 2.0}
+            (out / "metrics.jsonl").write_text(f"{json.dumps(step)}\n" * 2)
+
+
+def written(tmp_path, tree):
+    file = tmp_path / "mine.yaml"
+    file.write_text(yaml.safe_dump(tree, sort_keys=False))
+    return file
+
+
+def run(study, file, tmp_path, *flags):
+    study.main([str(file), "--runs", str(tmp_path / "runs"), "--out", str(tmp_path), *flags])
+
+
+def test_every_row_and_seed_is_learned_and_evaluated(study, monkeypatch, tmp_path, capsys):
+    commands = Commands(monkeypatch, study)
+    run(study, written(tmp_path, STUDY), tmp_path)
+    table = (tmp_path / "table.md").read_text()
+    assert "| team | from start algo.name=grpo | 0.500 (0.400 to 0.600) | 0.950 | 1, 1 |" in table
+    assert [command for command, _ in commands.calls].count("evaluate") == 8
+    taught = next(flags for command, flags in commands.calls if command == "imitate")
+    learned = next(flags for command, flags in commands.calls if command == "train")
+    assert learned[learned.index("--lora.init") + 1] == taught[taught.index("--out") + 1]
+    muted = [flags for command, flags in commands.calls if "--team.workflow" in flags]
+    assert len(muted) == 2 and all("team-" in flags[flags.index("--run") + 1] for flags in muted)
+
+
+def test_a_killed_study_repeats_nothing_that_is_finished(study, monkeypatch, tmp_path):
+    file = written(tmp_path, STUDY)
+    Commands(monkeypatch, study, killed_at=5)
+    with pytest.raises(SystemExit):
+        run(study, file, tmp_path)
+    finished = (tmp_path / "results.jsonl").read_text().splitlines()
+    assert len(finished) == 2  # untrained, and the start
+    again = Commands(monkeypatch, study)
+    run(study, file, tmp_path)
+    lines = (tmp_path / "results.jsonl").read_text().splitlines()
+    assert lines[:2] == finished and len(lines) == 8
+    assert [command for command, _ in again.calls].count("imitate") == 1  # that of the other seed
+    nothing = Commands(monkeypatch, study)
+    run(study, file, tmp_path)
+    assert nothing.calls == []
+
+
+def test_a_row_that_changed_is_run_anew_with_all_that_start_from_it(study, monkeypatch, tmp_path):
+    Commands(monkeypatch, study)
+    run(study, written(tmp_path, STUDY), tmp_path)
+    changed = json.loads(json.dumps(STUDY))
+    changed["rows"]["start"]["settings"] = {"algo.lr": 0.1}
+    again = Commands(monkeypatch, study)
+    run(study, written(tmp_path, changed), tmp_path)
+    counts = [command for command, _ in again.calls]
+    assert (counts.count("imitate"), counts.count("train"), counts.count("evaluate")) == (2, 2, 6)
+
+
+def test_a_run_that_fails_is_told_and_the_others_go_on(study, monkeypatch, tmp_path, capsys):
+    commands = Commands(monkeypatch, study)
+
+    def call(runner, command, flags, *rest):
+        if command == "train":
+            raise RuntimeError("exit code 1: no space left")
+        commands.call(runner, command, flags, *rest)
+
+    monkeypatch.setattr(study.Runner, "_call", call)
+    with pytest.raises(SystemExit) as left:
+        run(study, written(tmp_path, STUDY), tmp_path)
+    assert left.value.code == 1
+    assert "team, seed 0: exit code 1: no space left" in capsys.readouterr().err
+    assert "| untrained |" in (tmp_path / "table.md").read_text()
+
+
+@pytest.mark.parametrize(
+    "change, line",
+    [
+        ({"rows": {"a": {"command": "teach"}}}, "row a: command: expected .*, got 'teach'"),
+        ({"rows": {"a": {"from": "b"}, "b": {}}}, "row a: from: expected a row above it, got 'b'"),
+        ({"rows": {"a": {"setting": {}}}}, "row a: expected .*settings, got 'setting'"),
+        ({"row": {}}, "expected .*rows.*, got 'row'"),
+        ({"rows": None}, "expected a study with `rows:`"),
+    ],
+)
+def test_a_study_with_a_fault_is_one_line(study, tmp_path, change, line):
+    with pytest.raises(BadInput, match=line):
+        study.read(written(tmp_path, STUDY | change))
+
+
+def test_the_shipped_studies_are_of_settings_that_exist(study, repository):
+    from marft_jax import config
+
+    known = dict(config.settings())
+    for file in (repository / "configs" / "studies").glob("*.yaml"):
+        for row in study.read(file).rows.values():
+            assert {**row.settings, **row.evaluate}.keys() <= known.keys()
+
+
+def test_an_interval_is_students(study):
+    assert [round(bound, 3) for bound in study.interval([0.8, 0.9, 1.0])] == [0.9, 0.652, 1.148]
