@@ -40,7 +40,6 @@ from pathlib import Path
 from statistics import mean, stdev
 from typing import Any, NamedTuple
 
-import plot
 from scipy.stats import t as student
 
 from marft_jax import cli
@@ -382,6 +381,8 @@ def report(study: Study, results: Sequence[Result], out: Path) -> None:
         name: [list(enumerate(r["rewards"], 1)) for r in found if r.get("rewards")]
         for name, found in rows.items()
     }
+    import plot
+
     try:
         plot.draw({k: v for k, v in curves.items() if v}, "reward/mean", str(out / "curves.png"))
     except BadInput as error:
