@@ -1,31 +1,43 @@
-"""Worker processes that may hang or crash without harm: JSON lines in, JSON lines out.
+"""Worker processes that may hang or crash without harm, for graders, reasoning-gym and sandboxes.
 
-A worker's first line says that it is ready. It is sent one request at a time, which carries under
-``seconds`` after how long the worker should end itself should its parent be gone by then.
+A worker reads requests and writes replies, one JSON object a line; its first line says that it is
+ready. It is sent one request at a time, which carries under ``seconds`` after how long the worker
+should end itself should its parent be gone by then.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import queue
-import select
+import signal
+import socket
 import subprocess
+import sys
 import tempfile
 import threading
 import time
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Literal
 
 START_SECONDS = 120.0
 """How long a worker may take to start before the pool gives up on it."""
+_ROOT = str(Path(__file__).resolve().parents[2])
+_STARTER = ThreadPoolExecutor(1)  # bubblewrap ends with the thread that started it
 Failure = Literal["timeout", "crashed"]
+Answer = Callable[[dict[str, Any]], dict[str, Any]]
+
+
+class Unusable(RuntimeError):
+    """A worker cannot be started here; gives the reason in one line."""
 
 
 class Workers:
-    """Answers requests in ``count`` processes, at most ``seconds`` each. Safe to use from threads.
+    """Answers requests in ``count`` processes. Safe to use from threads.
 
     The processes start in the background at once. One that takes too long or dies is replaced.
     They end with this object, and with the process that made it.
@@ -33,27 +45,50 @@ class Workers:
     Args:
         count: how many requests may be answered at the same time.
         command: the worker program.
+        env: its environment variables; None for ours.
+        cwd: its working directory; None for ours.
     """
 
-    def __init__(self, count: int, command: Sequence[str]) -> None:
+    def __init__(
+        self,
+        count: int,
+        command: Sequence[str],
+        env: Mapping[str, str] | None = None,
+        cwd: str | None = None,
+    ) -> None:
+        if env is None:
+            path = os.pathsep.join(filter(None, [_ROOT, os.environ.get("PYTHONPATH")]))
+            env = {**os.environ, "PYTHONPATH": path, "PYTHONHASHSEED": "0"}
         self._closed = False
-        self._idle: queue.Queue[_Worker] = queue.Queue()
-        self._workers = [_Worker(command) for _ in range(count)]
+        self._idle: queue.Queue[Worker] = queue.Queue()
+        self._workers = [Worker(command, env, cwd) for _ in range(count)]
         for worker in self._workers:
             self._idle.put(worker)
         self._finalizer = weakref.finalize(self, _stop_all, self._workers)
 
     def ask(self, request: Mapping[str, Any], seconds: float) -> dict[str, Any] | Failure:
-        """The reply to a request, or what became of the worker.
+        """The reply to a request, or what became of the worker, which has ``seconds`` for it.
 
         Raises:
             RuntimeError: the pool is closed, or its workers cannot be started at all.
+        """
+        with self.borrow() as worker:
+            worker.send({**request, "seconds": seconds + 5})
+            return worker.receive(seconds)
+
+    @contextlib.contextmanager
+    def borrow(self) -> Iterator[Worker]:
+        """A worker that is ready, for one conversation.
+
+        Raises:
+            RuntimeError: as ``ask``.
         """
         if self._closed:
             raise RuntimeError("expected open worker processes, but they are closed")
         worker = self._idle.get()
         try:
-            return worker.ask(request, seconds)
+            worker.await_ready()
+            yield worker
         finally:
             self._idle.put(worker)
 
@@ -63,100 +98,127 @@ class Workers:
         self._finalizer()
 
 
-class _Worker:
-    """One process at a time, started again after it ended."""
+class Worker:
+    """One process at a time, started again after it ended; see ``Workers``."""
 
-    def __init__(self, command: Sequence[str]) -> None:
-        self._command = command
+    def __init__(self, command: Sequence[str], env: Mapping[str, str], cwd: str | None) -> None:
+        self._command, self._env, self._cwd = command, env, cwd
         self._lock = threading.Lock()
         self._stopped = False
         self._start()
 
-    def ask(self, request: Mapping[str, Any], seconds: float) -> dict[str, Any] | Failure:
-        self._await_ready()
-        request = {**request, "seconds": seconds + 5}
+    def send(self, request: Mapping[str, Any], files: Sequence[int] = ()) -> None:
+        """Sends a request, and copies of open files with it; ``receive`` tells if that failed."""
+        with contextlib.suppress(OSError):
+            self._line.settimeout(START_SECONDS)
+            if files:
+                socket.send_fds(self._line, [b" "], files)
+            self._line.sendall(json.dumps(request).encode() + b"\n")
+
+    def receive(self, seconds: float) -> dict[str, Any] | Failure:
+        """The reply; a worker without one is replaced."""
+        reply: Any = "crashed"
         try:
-            self._process.stdin.write(json.dumps(request).encode() + b"\n")  # type: ignore[union-attr]
-            self._process.stdin.flush()  # type: ignore[union-attr]
-            line = self._read_line(seconds)
-            reply = "timeout" if line is None else json.loads(line)
+            reply = json.loads(self._read_line(seconds))
+        except TimeoutError:
+            reply = "timeout"
         except (OSError, ValueError):
-            reply = "crashed"
+            pass
         if not isinstance(reply, dict):
-            self._restart()
+            self.restart()
         return reply
 
-    def stop(self) -> None:
-        with self._lock:
-            self._stopped = True
-            self._end()
+    def await_ready(self) -> None:
+        """Waits for the first start, and starts once more a worker that died while idle.
 
-    def _start(self) -> None:
-        root = str(Path(__file__).resolve().parents[2])
-        path = os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")]))
-        self._ready = False
-        self._buffer = b""
-        self._errors = tempfile.TemporaryFile()
-        self._process = subprocess.Popen(
-            self._command,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=self._errors,
-            env={**os.environ, "PYTHONPATH": path, "PYTHONHASHSEED": "0"},
-        )
+        Raises:
+            Unusable: it does not start.
+        """
+        for _ in range(2):
+            if self._ready and self._process.poll() is None:
+                return
+            with contextlib.suppress(OSError):
+                if not self._ready and self._read_line(START_SECONDS):
+                    self._ready = True
+                    return
+            self._errors.seek(0)
+            errors = self._errors.read().decode(errors="replace").split("\n")
+            self.restart()
+        reason = next(filter(str.strip, reversed(errors)), "it ended without a word").strip()
+        raise Unusable(f"the worker does not start: {reason}")
 
-    def _restart(self) -> None:
+    def restart(self) -> None:
+        """Replaces the process, unless the pool is closed."""
         with self._lock:
             self._end()
             if not self._stopped:
                 self._start()
 
+    def stop(self) -> None:
+        """Ends the process for good."""
+        with self._lock:
+            self._stopped = True
+            self._end()
+
+    def _start(self) -> None:
+        self._ready, self._buffer = False, bytearray()
+        self._errors = tempfile.TemporaryFile()
+        self._line, theirs = socket.socketpair()
+        with theirs:
+            self._process = _STARTER.submit(
+                subprocess.Popen,
+                self._command,
+                stdin=theirs,
+                stdout=theirs,
+                stderr=self._errors,
+                env=self._env,
+                cwd=self._cwd,
+                start_new_session=True,  # so that its children can be ended with it
+            ).result()
+
     def _end(self) -> None:
-        process = self._process
-        process.kill()
-        process.wait()
-        for pipe in (process.stdin, process.stdout, self._errors):
-            try:
-                pipe.close()  # type: ignore[union-attr]
-            except OSError:
-                pass
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.kill()
+        self._process.wait()
+        self._line.close()
+        self._errors.close()
 
-    def _await_ready(self) -> None:
-        """Waits for the first start, and starts once more a worker that died while idle."""
-        reason = ""
-        for _ in range(2):
-            if self._ready and self._process.poll() is None:
-                return
-            if not self._ready and self._read_line(START_SECONDS):
-                self._ready = True
-                return
-            reason = self._last_error()
-            self._restart()
-        raise RuntimeError(f"the worker does not start: {reason}")
-
-    def _last_error(self) -> str:
-        self._errors.seek(0)
-        lines = self._errors.read().decode(errors="replace").strip().splitlines()
-        return lines[-1] if lines else "it said nothing"
-
-    def _read_line(self, seconds: float) -> bytes | None:
-        """The next line, None after ``seconds``, empty when the process ended."""
+    def _read_line(self, seconds: float) -> bytes:
         end = time.monotonic() + seconds
-        pipe = self._process.stdout.fileno()  # type: ignore[union-attr]
-        poller = select.poll()  # select.select refuses file numbers from 1024
-        poller.register(pipe, select.POLLIN)
         while b"\n" not in self._buffer:
-            left = end - time.monotonic()
-            if left <= 0 or not poller.poll(left * 1000):
-                return None
-            block = os.read(pipe, 65536)
+            self._line.settimeout(max(end - time.monotonic(), 1e-6))
+            block = self._line.recv(1 << 20)
             if not block:
-                return b""
+                raise ConnectionError("the worker has ended")
             self._buffer += block
         line, _, self._buffer = self._buffer.partition(b"\n")
-        return line
+        return bytes(line)
 
 
-def _stop_all(workers: Sequence[_Worker]) -> None:
+def _stop_all(workers: Sequence[Worker]) -> None:
     for worker in workers:
         worker.stop()
+
+
+def serve(prepare: Callable[[], Answer]) -> None:
+    """The worker's side: answers requests until the parent's end of the line is closed.
+
+    Every answer is under an alarm that kills the whole process, so that one which never ends does
+    not outlive its parent.
+
+    Args:
+        prepare: imports and limits what is needed, and returns what answers a request.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's business
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)  # no handler: the kernel ends the process
+    replies = os.fdopen(os.dup(sys.stdout.fileno()), "w", buffering=1)
+    sys.stdout = sys.stderr  # a library that prints must not break the protocol
+    answer = prepare()
+    replies.write('{"ready": true}\n')
+    for line in sys.stdin:
+        request = json.loads(line)
+        signal.setitimer(signal.ITIMER_REAL, request["seconds"])
+        reply = answer(request)
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        replies.write(json.dumps(reply) + "\n")
