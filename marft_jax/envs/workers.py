@@ -46,22 +46,17 @@ class Workers:
         count: how many requests may be answered at the same time.
         command: the worker program.
         env: its environment variables; None for ours.
-        cwd: its working directory; None for ours.
     """
 
     def __init__(
-        self,
-        count: int,
-        command: Sequence[str],
-        env: Mapping[str, str] | None = None,
-        cwd: str | None = None,
+        self, count: int, command: Sequence[str], env: Mapping[str, str] | None = None
     ) -> None:
         if env is None:
             path = os.pathsep.join(filter(None, [_ROOT, os.environ.get("PYTHONPATH")]))
             env = {**os.environ, "PYTHONPATH": path, "PYTHONHASHSEED": "0"}
         self._closed = False
         self._idle: queue.Queue[Worker] = queue.Queue()
-        self._workers = [Worker(command, env, cwd) for _ in range(count)]
+        self._workers = [Worker(command, env) for _ in range(count)]
         for worker in self._workers:
             self._idle.put(worker)
         self._finalizer = weakref.finalize(self, _stop_all, self._workers)
@@ -89,6 +84,9 @@ class Workers:
         try:
             worker.await_ready()
             yield worker
+        except BaseException:
+            worker.restart()  # a late reply would answer the next request
+            raise
         finally:
             self._idle.put(worker)
 
@@ -101,8 +99,8 @@ class Workers:
 class Worker:
     """One process at a time, started again after it ended; see ``Workers``."""
 
-    def __init__(self, command: Sequence[str], env: Mapping[str, str], cwd: str | None) -> None:
-        self._command, self._env, self._cwd = command, env, cwd
+    def __init__(self, command: Sequence[str], env: Mapping[str, str]) -> None:
+        self._command, self._env = command, env
         self._lock = threading.Lock()
         self._stopped = False
         self._start()
@@ -172,7 +170,6 @@ class Worker:
                 stdout=theirs,
                 stderr=self._errors,
                 env=self._env,
-                cwd=self._cwd,
                 start_new_session=True,  # so that its children can be ended with it
             ).result()
 

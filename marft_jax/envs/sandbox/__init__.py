@@ -1,11 +1,12 @@
-"""Runs generated programs where they can do no harm, and says what they printed or returned.
+"""Runs generated programs where they can do no harm, and gives what they printed or returned.
 
 Each program runs as one process without a network, without a view of the host's files, environment
 or processes, with limits on time, memory, output, files and threads; what it needs to succeed (the
 expected output, the tests) is never inside with it.
 """
 
-from marft_jax.envs.sandbox.pool import Outcome, Sandbox
-from marft_jax.envs.sandbox.rooms import Limits, Unusable
+from marft_jax.envs.sandbox.jail import Limits
+from marft_jax.envs.sandbox.sandbox import Outcome, Sandbox
+from marft_jax.envs.workers import Unusable
 
 __all__ = ["Limits", "Outcome", "Sandbox", "Unusable"]

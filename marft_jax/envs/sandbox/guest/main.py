@@ -1,13 +1,12 @@
 """Serves one program after another, each in a child process that is limited and then gone.
 
-Frames on standard input and output: four bytes of length, one of kind, the rest. To us come
-``{`` (a request), ``>`` (bytes for the child's socket) and ``!`` (end the child); from us go ``R``
-(ready), ``<`` (bytes from the socket) and ``E`` (the child has ended: its status, output, errors).
+File 0 is a socket to the host, on which both sides write a JSON object a line: a request, which may
+bring the end of a line to another program; its answer, once the child has ended. A request
+of the mode ``end`` ends the child.
 """
 
 from __future__ import annotations
 
-import contextlib
 import gc
 import json
 import os
@@ -17,7 +16,7 @@ import shutil
 import signal
 import site
 import socket
-import struct
+import sys
 import tempfile
 import time
 from typing import Any, NoReturn
@@ -40,140 +39,115 @@ _LOOK = 0.02  # seconds between two looks at how many files there are
 
 
 def main(jailed: bool) -> None:
-    """Works until the host closes the pipe."""
-    inward, outward = os.dup(0), os.dup(1)
+    """Works until the host closes the line."""
+    host = _Host(os.dup(0))
     nothing = os.open("/dev/null", os.O_RDWR)
     for number in (0, 1):
         os.dup2(nothing, number)
-    host = _Host(inward, outward)
-    host.send(b"R", b"")
+    host.send(ready=True)
     limits.prepare()
     gc.freeze()  # a child's collector neither looks at what is ours nor copies it
-    while (frame := host.read()) is not None:
-        if frame[0] == b"{" and not _serve(host, json.loads(frame[1]), jailed):
+    while (request := host.request()) is not None:
+        if request["mode"] != "end" and not _serve(host, request, jailed):
             break
 
 
 class _Host:
-    def __init__(self, inward: int, outward: int) -> None:
-        self.inward, self._outward = inward, outward
+    def __init__(self, file: int) -> None:
+        self.line = socket.socket(fileno=file)
+        self.files: list[int] = []
+        """Open files that came with a request."""
+        self._buffer = bytearray()
 
-    def read(self) -> tuple[bytes, bytes] | None:
-        head = self._exactly(5)
-        if head is None:
-            return None
-        body = self._exactly(struct.unpack(">I", head[:4])[0])
-        return None if body is None else (head[4:], body)
-
-    def send(self, kind: bytes, body: bytes) -> None:
-        rest = memoryview(struct.pack(">I", len(body)) + kind + body)
-        while rest:
-            rest = rest[os.write(self._outward, rest) :]
-
-    def _exactly(self, count: int) -> bytes | None:
-        parts: list[bytes] = []
-        while count:
-            part = os.read(self.inward, min(count, 1 << 20))
-            if not part:
+    def request(self) -> dict[str, Any] | None:
+        while b"\n" not in self._buffer:
+            block, files, _, _ = socket.recv_fds(self.line, 1 << 20, 1)
+            if not block:
                 return None
-            parts.append(part)
-            count -= len(part)
-        return b"".join(parts)
+            self._buffer += block
+            self.files += files
+        line, _, self._buffer = self._buffer.partition(b"\n")
+        return json.loads(line)
+
+    def send(self, **message: Any) -> None:
+        self.line.sendall(json.dumps(message).encode() + b"\n")
 
 
 def _serve(host: _Host, request: dict[str, Any], jailed: bool) -> bool:
     """One child from its start to its end; False where it left what cannot be removed."""
     deadline = time.monotonic() + request["seconds"]
     os.mkdir(_WORK)
-    files = [os.open(_INPUT, os.O_RDWR | os.O_CREAT), _nameless(), _nameless()]
+    files = [os.open(_INPUT, os.O_RDWR | os.O_CREAT), _nameless(), _nameless(), *host.files]
     _write(files[0], request.get("input", "").encode("utf-8", "surrogatepass"))
     os.lseek(files[0], 0, os.SEEK_SET)
     ours, theirs = socket.socketpair()
     child = os.fork()
     if child == 0:
-        numbers = [*files, theirs.detach()]
-        ours.detach()
-        _become(request, numbers, jailed)
+        _become(request, [*files, theirs.detach()], jailed)
     theirs.close()
-    room = _Space(request["files"] if jailed else None)
-    said, verdict = _relay(host, ours, deadline, request["output"], room)
-    ours.close()
-    status, late = _end_of(child, 0.0 if verdict else deadline, room)
-    verdict = verdict or late
+    while host.files:
+        os.close(host.files.pop())
+    most = request["files"] if jailed else sys.maxsize
+    with ours:
+        status, verdict, said = _watch(child, ours, host, deadline, request["output"], most)
     output = _content(files[1], request["output"])
-    errors = _content(files[2], 1 << 20).decode("utf-8", "replace")[-_ERRORS:]
-    for file in files:
+    errors = _content(files[2], 1 << 20)[-_ERRORS:].strip()
+    for file in files[:3]:
         os.close(file)
-    clean = _emptied(_SCRATCH)
+    if not verdict:
+        code = os.waitstatus_to_exitcode(status)
+        verdict = "error" if code else "ok"
+        if code < 0:
+            errors = f"{errors}\nended by {_signal(-code)}".strip()
     if verdict == "files":
         verdict, errors = "output", "too many files"
-    report = {"status": status, "verdict": verdict, "errors": errors, "clean": clean}
-    host.send(b"E", json.dumps(report).encode() + b"\n" + output)
+    clean = _emptied(_SCRATCH)
+    said = said.decode("utf-8", "replace")
+    host.send(verdict=verdict, output=output, said=said, detail=errors, clean=clean)
     return clean
 
 
-class _Space:
-    """A bound on the number of files: the size of a tmpfs counts their contents, not them."""
+def _watch(
+    child: int, ours: socket.socket, host: _Host, deadline: float, most: int, most_files: int
+) -> tuple[int, str, bytearray]:
+    """Waits for the child's end.
 
-    def __init__(self, most: int | None) -> None:
-        self._most = most
-
-    def full(self) -> bool:
-        space = os.statvfs(_SCRATCH)
-        return self._most is not None and space.f_files - space.f_ffree > self._most
-
-
-def _relay(
-    host: _Host, ours: socket.socket, deadline: float, most: int, room: _Space
-) -> tuple[int, str]:
-    """Passes bytes between host and child until the child closes its end, or must be ended."""
-    said = 0
-    while (left := deadline - time.monotonic()) > 0:
-        ready, _, _ = select.select([ours, host.inward], [], [], min(left, _LOOK))
-        if room.full():
-            return said, "files"
-        if host.inward in ready:
-            frame = host.read()
-            if frame is None or frame[0] == b"!":
-                return said, "stopped"
-            ours.settimeout(max(deadline - time.monotonic(), 0.001))
-            with contextlib.suppress(OSError):
-                ours.sendall(frame[1])
-        if ours in ready:
-            try:
-                part = ours.recv(1 << 16)
-            except OSError:
-                part = b""
-            if not part:
-                return said, ""
-            said += len(part)
-            if said > most:
-                return said, "output"
-            host.send(b"<", part)
-    return said, "timeout"
-
-
-def _end_of(child: int, deadline: float, room: _Space) -> tuple[int, str]:
-    """The child's wait status, and why it had to be killed if it had to."""
-    pause = 0.0005
+    Returns:
+        Its wait status, why it was killed if it was, and what it sent through its socket.
+    """
+    said, open_ends, pause = bytearray(), [host.line, ours], _LOOK
     while True:
-        done, status = os.waitpid(child, os.WNOHANG)
-        if done:
-            return status, ""
-        if time.monotonic() >= deadline or room.full():
+        if ours not in open_ends:  # it is about to end, as a rule
+            done, status = os.waitpid(child, os.WNOHANG)
+            if done:
+                return status, "", said
+            pause = min(2 * pause, _LOOK)
+        left = deadline - time.monotonic()
+        ready, _, _ = select.select(open_ends, [], [], max(min(left, pause), 0.0))
+        if ours in ready:
+            part = ours.recv(1 << 16)
+            said += part
+            if not part:
+                open_ends, pause = [host.line], 0.0005
+        space = os.statvfs(_SCRATCH)  # the size of a tmpfs counts contents of files, not files
+        reasons = {
+            "stopped": host.line in ready,
+            "timeout": left <= 0,
+            "files": space.f_files - space.f_ffree > most_files,
+            "output": len(said) > most,
+        }
+        if verdict := next((name for name, is_so in reasons.items() if is_so), ""):
             os.kill(child, signal.SIGKILL)
-            return os.waitpid(child, 0)[1], "files" if room.full() else "timeout"
-        time.sleep(pause)
-        pause = min(pause * 2, 0.01)
+            return os.waitpid(child, 0)[1], verdict, said
 
 
 def _become(request: dict[str, Any], files: list[int], jailed: bool) -> NoReturn:
     """Makes this process the program's. Never returns."""
     for number, file in enumerate(files):
         os.dup2(file, number + 100)
-    for number in range(4):
+    for number in range(len(files)):
         os.dup2(number + 100, number)
-    os.closerange(4, 256)
+    os.closerange(len(files), 256)
     os.chdir(_WORK)
     random.seed(0)
     try:
@@ -198,10 +172,17 @@ def _write(file: int, data: bytes) -> None:
         rest = rest[os.write(file, rest) :]
 
 
-def _content(file: int, most: int) -> bytes:
+def _content(file: int, most: int) -> str:
     with open(file, "rb", closefd=False) as opened:
         opened.seek(0)
-        return opened.read(most)
+        return opened.read(most).decode("utf-8", "replace")
+
+
+def _signal(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:  # real-time signals have no names
+        return f"signal {number}"
 
 
 def _emptied(folder: str) -> bool:

@@ -1,6 +1,7 @@
 """What a child does with a generated program: run it, call it, serve calls, or judge another one.
 
-File 0 is the program's input, 1 its output, 2 its errors; 3 is a socket that carries lines.
+File 0 is the program's input, 1 its output, 2 its errors; 3 is a socket that carries lines, to a
+program in another room where there is one; then the socket to our own is 4.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from typing import Any, NoReturn
 from .peer import Peer, message_of
 from .values import as_json
 
-_LINES = 3  # the socket
+_LINES, _VERDICTS = 3, 4
 _EXIT = os._exit  # whatever a program makes of the one in ``os``
 _FILE = "program.py"  # in the folder where the program begins
 _ALIASES = {"np": "numpy", "pd": "pandas", "sp": "scipy", "plt": "matplotlib.pyplot"}
@@ -49,9 +50,7 @@ def call(request: dict[str, Any]) -> None:
 def serve(request: dict[str, Any]) -> None:
     """Answers lines that ask for its names, call them, and look at what they gave."""
     module = _execute(request["program"])
-    peer = Peer(_LINES, careful=False)
-    peer.say(ready=True)
-    peer.serve(module)
+    Peer(_LINES, careful=False).serve(module)
 
 
 def judge(request: dict[str, Any]) -> None:
@@ -79,7 +78,7 @@ def judge(request: dict[str, Any]) -> None:
         except BaseException as failure:
             error = message_of(failure) or type(failure).__name__
             error = error if isinstance(failure, AssertionError) else f"error: {error}"
-        peer.say(test=number, error=error)
+        os.write(_VERDICTS, json.dumps({"error": error}).encode() + b"\n")
 
 
 _MODES = {"run": run, "call": call, "serve": serve, "judge": judge}

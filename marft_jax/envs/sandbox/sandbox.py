@@ -1,0 +1,149 @@
+"""Warm rooms for generated programs, and the three ways to ask a program for something."""
+
+from __future__ import annotations
+
+import json
+import socket
+import tempfile
+from collections.abc import Sequence
+from typing import Any, Literal, NamedTuple
+
+from marft_jax.envs.sandbox.guest.filter import unsupported
+from marft_jax.envs.sandbox.jail import ENVIRONMENT, Limits, bare, jail
+from marft_jax.envs.workers import Unusable, Worker, Workers
+
+Program = str | Sequence[str]
+"""Its source; of several sources the first that compiles is run."""
+_LIMITS = ("timeout", "output", "lost")  # verdicts of what was ended
+_GRACE = 5.0  # seconds that a room may take beyond a program's own limit before it is killed
+
+
+class Outcome(NamedTuple):
+    """What one run of a program gave.
+
+    Attributes:
+        verdict: ``ok``, ``error`` (an uncaught exception, a non-zero exit status, a signal),
+            ``timeout``, ``output`` (it wrote more, or more files, than it may) or ``lost`` (the
+            room did not answer and was killed); ``failed`` where a test's own assertion failed.
+        output: what it printed; for ``call`` the JSON text of what it returned.
+        detail: the end of its error output, or why it ended.
+    """
+
+    verdict: str
+    output: str = ""
+    detail: str = ""
+
+
+class Sandbox:
+    """Runs programs, ``workers`` at the same time. Safe to use from threads.
+
+    The rooms start in the background at once, and end with this object or with the process.
+
+    Args:
+        kind: ``bubblewrap``, or ``none``: limits, but no isolation.
+        workers: how many programs may run at the same time.
+        limits: what each may use.
+
+    Raises:
+        Unusable: isolation cannot be had on this machine.
+    """
+
+    def __init__(
+        self, kind: Literal["bubblewrap", "none"], workers: int, limits: Limits | None = None
+    ) -> None:
+        if kind == "bubblewrap" and (reason := unsupported()):
+            raise Unusable(reason)
+        self._limits = limits or Limits()
+        if kind == "bubblewrap":
+            command, env = jail(self._limits.scratch), ENVIRONMENT
+        else:
+            self._folder = tempfile.TemporaryDirectory("", "marft_jax-", ignore_cleanup_errors=True)
+            command, env = bare(), ENVIRONMENT | {"TMPDIR": self._folder.name}
+        self._rooms, self._courts = (Workers(workers, command, env) for _ in range(2))
+        outcome = self.run("print(6 * 7)", "", 30.0)
+        if outcome.output.strip() != "42":
+            self.close()
+            raise Unusable(outcome.detail or outcome.verdict)
+
+    def run(self, program: Program, text: str, seconds: float) -> Outcome:
+        """Runs a script with ``text`` as its standard input."""
+        with self._rooms.borrow() as room:
+            self._begin(room, seconds, "run", program, input=text)
+            return _end(room, seconds)[0]
+
+    def call(
+        self, program: Program, name: str, arguments: Sequence[Any], seconds: float
+    ) -> Outcome:
+        """Calls its function ``name``, or that method of its class ``Solution``.
+
+        The output is the JSON text of what it returned; of several lines the first counts.
+        """
+        with self._rooms.borrow() as room:
+            self._begin(room, seconds, "call", program, name=name, arguments=list(arguments))
+            outcome, said = _end(room, seconds)
+        return outcome._replace(output=said.partition("\n")[0])
+
+    def check(
+        self,
+        program: Program,
+        prelude: str,
+        tests: Sequence[str],
+        names: Sequence[str] | None,
+        seconds: float,
+    ) -> list[Outcome]:
+        """Runs Python tests of a program, the tests in one room and the program in another.
+
+        Only arguments and plain results pass between the two, so the program can neither read
+        the tests nor touch what compares its results.
+
+        Args:
+            program: defines what the tests call.
+            prelude: trusted code that is run before the tests, with them.
+            tests: statements, one text for each test.
+            names: what the tests get from the program; None for the undefined names that they use
+                and that are not the language's or of a module (see ``guest/program.py``).
+            seconds: for all tests together.
+        """
+        one, other = socket.socketpair()
+        with self._rooms.borrow() as room, self._courts.borrow() as court:
+            with one, other:
+                self._begin(room, seconds, "serve", program, one)
+                self._begin(court, seconds, "judge", "", other, prelude=prelude,
+                            tests=list(tests), names=names)  # fmt: skip
+            judged, said = _end(court, seconds)
+            room.send({"mode": "end"})
+            served, _ = _end(room, seconds)
+        errors = [json.loads(line)["error"] for line in said.splitlines()]
+        outcomes = [Outcome("failed" if error else "ok", "", error) for error in errors]
+        why = served.detail or judged.detail or "it ended before its tests"
+        hard = [end.verdict for end in (served, judged) if end.verdict in _LIMITS]
+        rest = Outcome(hard[0] if hard else "error", "", why)
+        return outcomes + [rest] * (len(tests) - len(outcomes))
+
+    def close(self) -> None:
+        """Ends every room. May be called again."""
+        for pool in (self._rooms, self._courts):
+            pool.close()
+
+    def _begin(
+        self,
+        room: Worker,
+        seconds: float,
+        mode: str,
+        program: Program,
+        line: socket.socket | None = None,
+        **more: Any,
+    ) -> None:
+        sources = [program] if isinstance(program, str) else list(program)
+        own = {"mode": mode, "program": sources, "seconds": seconds, **more}
+        room.send({**self._limits._asdict(), **own}, [line.fileno()] if line else [])
+
+
+def _end(room: Worker, seconds: float) -> tuple[Outcome, str]:
+    """What came of a program, and all that it sent through its socket."""
+    end = room.receive(seconds + _GRACE)
+    if not isinstance(end, dict):
+        return Outcome("lost", "", "the sandbox did not answer and was ended"), ""
+    if not end["clean"]:
+        room.restart()  # what a program left must not meet the next one
+    return Outcome(end["verdict"], end["output"], end["detail"]), end["said"]
