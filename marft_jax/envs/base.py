@@ -27,9 +27,11 @@ import hashlib
 import importlib
 import inspect
 import json
-from collections.abc import Callable, Container, Sequence
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
+from collections.abc import Callable, Sequence
+from inspect import Parameter
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, cast
 
+from marft_jax.errors import BadInput
 from marft_jax.plugins import imported
 from marft_jax.types import StepResult, Turn
 
@@ -48,6 +50,9 @@ BUILT_IN = {
 
 EVAL_SEEDS = 1 << 30
 """Added to the seeds that a user's environment gets in evaluation: other tasks than training's."""
+_GIVEN = ("split", "level")  # parameters of a user's class that the run gives
+_BY_NAME = (Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY)
+bad_input = BadInput
 
 
 class Env(Protocol):
@@ -88,8 +93,7 @@ class Grade(NamedTuple):
         score: the reward, any float; 0 for a wrong answer, 1 for a right one.
         verdict: ``right``, ``wrong``, ``no answer``, ``timeout`` or ``crashed``.
         answer: the answer that was read from the text, for transcripts.
-        feedback: what the judge tells the team of it before the next step; of a wrong answer it
-            is told that it is incorrect, if nothing else is said.
+        feedback: what the judge adds to "The answer is incorrect." before the next step.
     """
 
     score: float
@@ -114,6 +118,9 @@ class EnvSource(NamedTuple):
     easier: Sequence[Callable[[], Env]] = ()
 
 
+INCORRECT = "The answer is incorrect."
+
+
 class QuestionEnv:
     """The team gets a question, its answering agents are graded, a wrong answer may be repaired.
 
@@ -131,28 +138,22 @@ class QuestionEnv:
     def __init__(
         self, pick: Callable[[int], Task], grade: Callable[[str, Any], Grade], horizon: int = 1
     ) -> None:
-        self._pick = pick
-        self._grade = grade
-        self._horizon = horizon
+        self._pick, self._grade, self._horizon = pick, grade, horizon
 
     def reset(self, seed: int) -> str:
         self._task = self._pick(seed)
-        self._state = self._task.question
-        self._steps = 0
-        self._best: float | None = None
+        self._state, self._scores = self._task.question, []
         return self._state
 
     def step(self, turns: Sequence[Turn]) -> StepResult:
         graded = [turn for turn in turns if turn.answers]
         grades = [self._grade(turn.text, self._task.answer) for turn in graded]
         score = float(sum(grade.score for grade in grades) / max(len(grades), 1))
-        reward = score if self._best is None else max(score - self._best, 0.0)
-        self._best = score if self._best is None else max(score, self._best)
-        self._steps += 1
+        reward = max(score - max(self._scores), 0.0) if self._scores else score
+        self._scores.append(score)
         solved = any(grade.verdict == "right" for grade in grades)
-        done = solved or self._steps >= self._horizon
-        told = [grade.feedback for grade in grades if grade.feedback]
-        judge = None if solved else " ".join([INCORRECT, *told])
+        remarks = [grade.feedback for grade in grades if grade.feedback]
+        judge = None if solved else " ".join([INCORRECT, *remarks])
         self._state = next_state(self._state, turns, judge)
         info: dict[str, Any] = {
             "reference": str(self._task.answer),
@@ -164,9 +165,9 @@ class QuestionEnv:
         failed = [grade.verdict for grade in grades if grade.verdict in ("timeout", "crashed")]
         if failed:
             info["grader"] = failed[0]
-        return StepResult(
-            self._state, reward, done, info, feedback=f"judge: {judge}" if judge else ""
-        )
+        done = solved or len(self._scores) >= self._horizon
+        feedback = f"judge: {judge}" if judge else ""
+        return StepResult(self._state, reward, done, info, feedback=feedback)
 
 
 def question_source(
@@ -178,9 +179,6 @@ def question_source(
 ) -> EnvSource:
     """Questions with answers: arguments as of ``QuestionEnv`` and ``EnvSource``."""
     return EnvSource(lambda: QuestionEnv(pick, grade, horizon), size, close)
-
-
-INCORRECT = "The answer is incorrect."
 
 
 def next_state(state: str, turns: Sequence[Turn], judge: str | None = INCORRECT) -> str:
@@ -195,7 +193,7 @@ def next_state(state: str, turns: Sequence[Turn], judge: str | None = INCORRECT)
 
 
 def held_out(text: str, fraction: float) -> bool:
-    """Whether a task belongs to the held-out tasks: a stable hash of its text, below ``fraction``.
+    """True for the held-out tasks: a stable hash of the text, below ``fraction``.
 
     The same text falls on the same side on every machine, in every file and in every order.
     """
@@ -230,46 +228,60 @@ def load_class(name: str, options: Sequence[str] = ()) -> Callable[..., Env]:
 
     Raises:
         BadInput: the name has another form, the import fails, the object is no environment, or it
-            does not take these options.
+            does not take these options, or requires others.
     """
     factory = imported(name, "--env.name", BUILT_IN, "Class")
-    bound = own_options(name, factory, options)
-    _check_factory(name, factory, bound)
-    return functools.partial(factory, **bound) if bound else factory
+    if not callable(factory):
+        raise BadInput(f"--env.name {name}: expected a class, got {type(factory).__name__}")
+    missing = [method for method in ("reset", "step") if not hasattr(factory, method)]
+    if inspect.isclass(factory) and missing:
+        raise BadInput(
+            f"--env.name {name}: expected a class with reset(seed) and step(turns), "
+            f"but it has no {' and no '.join(missing)}"
+        )
+    given = _options(name, _parameters(factory), options)
+    required = [
+        parameter.name
+        for parameter in _parameters(factory).values()
+        if parameter.default is parameter.empty
+        and parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
+        and parameter.name not in ("split", *given)
+    ]
+    if required:
+        raise BadInput(
+            f"--env.name {name}: expected a class that is made without arguments (or with "
+            f"`split`), but it requires {', '.join(required)}; give them defaults, or values in "
+            "--env.options"
+        )
+    return functools.partial(factory, **given)
 
 
-def own_options(name: str, factory: Any, options: Sequence[str]) -> dict[str, Any]:
+def _options(name: str, parameters: dict[str, Parameter], options: Sequence[str]) -> dict[str, Any]:
     """The keyword arguments that ``name=value`` of a user's class mean.
 
     An option has the type of its default: a text is taken as written, all else is read as JSON.
-
-    Raises:
-        BadInput: expected, got, for an option that the class lacks or of another type.
     """
-    parameters = {
-        key: parameter
-        for key, parameter in _parameters(factory).items()
-        if key not in ("split", "level")  # which the run gives
-        and parameter.kind in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY)
+    takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
+    own = {
+        key: parameter.default
+        for key, parameter in parameters.items()
+        if key not in _GIVEN and parameter.kind in _BY_NAME
     }
-    takes_any = any(p.kind is p.VAR_KEYWORD for p in _parameters(factory).values())
     found: dict[str, Any] = {}
     for option in options:
         key, value = read_option(option)
-        if key not in parameters and (not takes_any or key in ("split", "level")):
-            raise bad_input(
-                f"--env.options: {name} takes {', '.join(parameters) or 'no options'}, "
-                f"got {option!r:.60}"
-            )
-        like = parameters[key].default if key in parameters else None
-        if isinstance(like, str):
+        if key in _GIVEN or key not in own and not takes_any:
+            takes = ", ".join(own) or "no options"
+            raise BadInput(f"--env.options: {name} takes {takes}, got {option!r:.60}")
+        default = own.get(key)
+        if isinstance(default, str):
             value = option.partition("=")[2]
-        elif isinstance(like, float) and type(value) is int:
+        elif isinstance(default, float) and type(value) is int:
             value = float(value)
-        elif isinstance(like, (bool, int, float)) and type(value) is not type(like):
-            raise bad_input(
-                f"--env.options: {name} takes {key}={json.dumps(like)} or another "
-                f"{type(like).__name__}, got {option!r:.60}"
+        elif isinstance(default, (bool, int, float)) and type(value) is not type(default):
+            raise BadInput(
+                f"--env.options: {name} takes {key}={json.dumps(default)} or another "
+                f"{type(default).__name__}, got {option!r:.60}"
             )
         found[key] = value
     return found
@@ -286,7 +298,7 @@ def read_option(text: str) -> tuple[str, Any]:
     """
     name, found, value = text.partition("=")
     if not found:
-        raise bad_input(f"--env.options: expected name=value, got {text!r:.60}")
+        raise BadInput(f"--env.options: expected name=value, got {text!r:.60}")
     try:
         return name.strip(), json.loads(value)
     except ValueError:
@@ -295,50 +307,17 @@ def read_option(text: str) -> tuple[str, Any]:
 
 def from_class(factory: Callable[..., Env], split: Split) -> EnvSource:
     """The source that a user's class makes, see ``make``."""
-    if "split" in _parameters(factory):
+    parameters = _parameters(factory)
+    if "split" in parameters:
         return EnvSource(lambda: factory(split=split))
     if split == "eval":
-        return EnvSource(lambda: _OtherSeeds(factory()))
-    if "level" not in _parameters(factory):
-        return EnvSource(factory)
-    levels = getattr(getattr(factory, "func", factory), "levels", 1)
-    makers = [functools.partial(factory, level=i) for i in range(levels)]
+        return EnvSource(lambda: cast(Env, _OtherSeeds(factory())))
+    levels = getattr(getattr(factory, "func", factory), "levels", 1) if "level" in parameters else 1
+    makers = [functools.partial(factory, level=level) for level in range(levels)]
     return EnvSource(factory, easier=makers[:-1])
 
 
-def bad_input(message: str) -> Exception:
-    """The error for what the user can fix (imported late: the settings know the adapters)."""
-    from marft_jax.config import BadInput
-
-    return BadInput(message)
-
-
-def _check_factory(name: str, factory: Any, given: Container[str] = ()) -> None:
-    if not callable(factory):
-        raise bad_input(f"--env.name {name}: expected a class, got {type(factory).__name__}")
-    missing = [method for method in ("reset", "step") if not hasattr(factory, method)]
-    if inspect.isclass(factory) and missing:
-        raise bad_input(
-            f"--env.name {name}: expected a class with reset(seed) and step(turns), "
-            f"but it has no {' and no '.join(missing)}"
-        )
-    required = [
-        parameter.name
-        for parameter in _parameters(factory).values()
-        if parameter.default is parameter.empty
-        and parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
-        and parameter.name != "split"
-        and parameter.name not in given
-    ]
-    if required:
-        raise bad_input(
-            f"--env.name {name}: expected a class that is made without arguments (or with "
-            f"`split`), but it requires {', '.join(required)}; give them defaults, or values in "
-            "--env.options"
-        )
-
-
-def _parameters(factory: Callable[..., Any]) -> dict[str, inspect.Parameter]:
+def _parameters(factory: Callable[..., Any]) -> dict[str, Parameter]:
     try:
         return dict(inspect.signature(factory).parameters)
     except (TypeError, ValueError):  # some callables written in C have no signature
@@ -353,9 +332,6 @@ class _OtherSeeds:
 
     def reset(self, seed: int) -> str:
         return self._env.reset(seed + EVAL_SEEDS)
-
-    def step(self, turns: Sequence[Turn]) -> StepResult:
-        return self._env.step(turns)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._env, name)

@@ -7,18 +7,22 @@ python -m marft_jax.envs.check my_module:MyEnv [--options most=20] [--episodes 2
 from __future__ import annotations
 
 import argparse
+import dataclasses
+import functools
 import json
 import math
 import sys
-import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from concurrent import futures
+from typing import Any
 
 import numpy as np
 
-from marft_jax.envs.base import bad_input, from_class, load_class
+from marft_jax.envs.base import from_class, load_class
 from marft_jax.envs.threads import Call, DaemonThreads
+from marft_jax.errors import BadInput
+from marft_jax.printable import one_line
 from marft_jax.types import StepResult, Turn
 from marft_jax.user_code import result_of, shown, text_of
 
@@ -36,18 +40,18 @@ class _OutOfTime(Exception):
     """The time of the check is up, between two calls."""
 
 
-class _Played(NamedTuple):
-    """An episode: everything that was said in it, how long that took, and how often its tool was
-    asked and answered."""
+@dataclasses.dataclass
+class _Played:
+    """An episode: what was said in it, how long that took, and what its tool did."""
 
     task: str
-    rewards: list[float]
-    said: list[Any]
-    is_done: bool
     reset_seconds: float
-    step_seconds: float
-    asked: int = 0
-    tools: int = 0
+    step_seconds: float = 0.0
+    rewards: list[float] = dataclasses.field(default_factory=list)
+    said: list[str | None] = dataclasses.field(default_factory=list)
+    is_done: bool = False
+    tool_asked: int = 0
+    tool_answered: int = 0
 
 
 def check(
@@ -74,9 +78,8 @@ def check(
     try:
         for seed in range(episodes):
             first, again = (_play(watch, create, seed, steps, agents) for _ in range(2))
-            for what in ("task", "rewards", "said"):
-                if getattr(first, what) != getattr(again, what):
-                    what = "view or tool" if what == "said" else what
+            for field, what in (("task",) * 2, ("rewards",) * 2, ("said", "view or tool")):
+                if getattr(first, field) != getattr(again, field):
                     problems.append(f"seed {seed}: the same seed and turns gave another {what}")
                     break
             played.append(first)
@@ -92,7 +95,7 @@ def check(
 class _Watch:
     """Makes calls in a thread, for as long as there is time."""
 
-    def __init__(self, seconds: float):
+    def __init__(self, seconds: float) -> None:
         self._seconds, self._end = seconds, time.monotonic() + seconds
         self._threads = DaemonThreads()
 
@@ -106,10 +109,9 @@ class _Watch:
         begin = time.monotonic()
         if begin >= self._end:
             raise _OutOfTime
-        over, call = threading.Event(), Call(where, lambda: run(*args))
-        self._threads.submit(lambda: (call.run(), over.set()))
+        call = Call(where, functools.partial(run, *args))
         patience = max(self._end - begin, self._seconds / 2)  # for one that begins late
-        over.wait(patience)
+        futures.wait([self._threads.submit(call.run)], patience)
         call.give_up(f"no answer after {patience:.1f} s (see --seconds)")
         if call.failure is not None:
             text = call.failure.text
@@ -120,31 +122,25 @@ class _Watch:
 def _play(
     watch: _Watch, create: Callable[[], Any], seed: int, steps: int, agents: Sequence[str]
 ) -> _Played:
-    """Plays an episode.
-
-    Raises:
-        _Wrong, _OutOfTime: see ``_Watch``.
-    """
+    """Plays an episode; raises as ``_Watch``."""
     env, _ = watch("creating it", create)
-    task, reset_seconds = watch(f"reset({seed})", _task, env, seed)
+    state, took = watch(f"reset({seed})", _task, env, seed)
     view, _ = watch("its view", getattr, env, "view", None)
     tool, _ = watch("its tool", getattr, env, "tool", None)
-    played = _Played(task, [], [], False, reset_seconds, 0.0)
-    state = task
+    played = _Played(state, took)
     while not played.is_done and len(played.rewards) < steps:
         where, turns = f"seed {seed}, step {len(played.rewards)}", _turns(played, seed, agents)
         for name in agents if view is not None else ():
-            played.said.append(watch(f"{where}, view", _view, view, name, state)[0])
+            played.said.append(watch(f"{where}, view", _text, view, name, state)[0])
         for turn in turns if tool is not None else ():
-            answer, _ = watch(f"{where}, tool", _answer, tool, turn)
+            answer, _ = watch(f"{where}, tool", _text_or_none, tool, turn)
             played.said.append(answer)
-            called = played.tools + (answer is not None)
-            played = played._replace(asked=played.asked + 1, tools=called)
+            played.tool_asked += 1
+            played.tool_answered += answer is not None
         result, took = watch(where, _result, env, turns, agents)
         played.rewards.append(result.reward)
-        state = result.observation
-        slowest = max(played.step_seconds, took)
-        played = played._replace(is_done=result.done, step_seconds=slowest)
+        state, played.is_done = result.observation, result.done
+        played.step_seconds = max(played.step_seconds, took)
     return played
 
 
@@ -163,17 +159,16 @@ def _turns(played: _Played, seed: int, agents: Sequence[str]) -> list[Turn]:
 def _task(env: Any, seed: int) -> str:
     task = env.reset(seed)
     if not isinstance(task, str) or not task.strip():
-        raise bad_input(f"expected a text that is not empty, got {shown(task)}")
+        raise BadInput(f"expected a text that is not empty, got {shown(task)}")
     return text_of("task", task)
 
 
-def _view(view: Callable[..., Any], name: str, state: str) -> str:
-    return text_of("answer", view(name, state))
+def _text(method: Callable[..., Any], *args: Any) -> str:
+    return text_of("answer", method(*args))
 
 
-def _answer(tool: Callable[..., Any], turn: Turn) -> str | None:
-    said = tool(turn)
-    return None if said is None else text_of("answer", said)
+def _text_or_none(method: Callable[..., Any], *args: Any) -> str | None:
+    return None if (said := method(*args)) is None else text_of("answer", said)
 
 
 def _result(env: Any, turns: Sequence[Turn], agents: Sequence[str]) -> StepResult:
@@ -184,13 +179,13 @@ def _result(env: Any, turns: Sequence[Turn], agents: Sequence[str]) -> StepResul
     rewards |= {f"agent_rewards[{name!r}]": value for name, value in result.agent_rewards.items()}
     for name, value in rewards.items():
         if isinstance(value, (bool, np.bool_)) or not math.isfinite(value):
-            raise bad_input(f"{name}: expected a finite float, got {value!r:.60}")
+            raise BadInput(f"{name}: expected a finite float, got {value!r:.60}")
     if not checked.done and not checked.observation.strip():
-        raise bad_input("observation: expected a text while the episode goes on, got an empty one")
+        raise BadInput("observation: expected a text while the episode goes on, got an empty one")
     try:
         json.dumps(dict(result.info)).encode()
     except (TypeError, ValueError) as error:
-        raise bad_input(f"info: expected what JSON can hold, for transcripts: {error}") from error
+        raise BadInput(f"info: expected what JSON can hold, for transcripts: {error}") from error
     return checked
 
 
@@ -202,24 +197,22 @@ def _remarks(played: Sequence[_Played], episodes: int, steps: int) -> list[str]:
     unfinished = sum(not episode.is_done for episode in played)
     reset = max(episode.reset_seconds for episode in played)
     step = max(episode.step_seconds for episode in played)
-    remarks = [
+    useless = all(episode.tool_answered == episode.tool_asked > 0 for episode in played)
+    warnings = {
+        f"only {len(played)} of {episodes} episodes were played": len(played) < episodes,
+        "every seed gave the same task": len(tasks) == 1 < len(played),
+        "every answer got the same positive reward: nothing to learn": len(set(rewards)) == 1
+        and rewards[0] > 0,
+        f"{unfinished} episodes were not done after {steps} steps": unfinished > 0,
+        "slow; episodes wait for it": reset > SLOW_RESET or step > SLOW_STEP,
+        "its tool answers whatever is said, and so again and again": useless,
+    }
+    return [
         f"{len(played)} episodes, {len(tasks)} distinct tasks",
         f"rewards from {min(rewards):g} to {max(rewards):g} for made-up answers",
         f"slowest reset {reset:.3f} s, slowest step {step:.3f} s",
+        *(f"warning: {warning}" for warning, is_so in warnings.items() if is_so),
     ]
-    if len(played) < episodes:
-        remarks.append(f"warning: only {len(played)} of {episodes} episodes were played")
-    if len(tasks) == 1 < len(played):
-        remarks.append("warning: every seed gave the same task")
-    if len(set(rewards)) == 1 and rewards[0] > 0:
-        remarks.append("warning: every answer got the same positive reward: nothing to learn")
-    if unfinished:
-        remarks.append(f"warning: {unfinished} episodes were not done after {steps} steps")
-    if reset > SLOW_RESET or step > SLOW_STEP:
-        remarks.append("warning: slow; episodes wait for it")
-    if all(episode.tools and episode.tools == episode.asked for episode in played):
-        remarks.append("warning: its tool answers whatever is said, and so again and again")
-    return remarks
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -234,14 +227,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     own = parser.parse_args(argv)
     try:
         factory = load_class(own.name, own.options)
-    except ValueError as error:
-        print(f"marft_jax: {' '.join(str(error).split())}", file=sys.stderr)
+    except BadInput as error:
+        print(f"marft_jax: {one_line(str(error), 2000)}", file=sys.stderr)
         return 2
     problems, remarks = check(factory, own.episodes, own.steps, own.seconds, own.agents)
-    for remark in remarks:
-        print(remark)
-    for problem in problems:
-        print(f"wrong: {' '.join(problem.split())}")
+    print(*remarks, *(f"wrong: {one_line(problem, 2000)}" for problem in problems), sep="\n")
     print(f"{own.name}: " + (f"{len(problems)} things are wrong" if problems else "sound"))
     return 1 if problems else 0
 

@@ -8,6 +8,7 @@ should end itself should its parent be gone by then.
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import os
 import queue
@@ -162,16 +163,11 @@ class Worker:
         self._ready, self._buffer = False, bytearray()
         self._errors = tempfile.TemporaryFile()
         self._line, theirs = socket.socketpair()
+        own = {"start_new_session": True}  # so that its children can be ended with it
+        files = {"stdin": theirs, "stdout": theirs, "stderr": self._errors}
+        start = functools.partial(subprocess.Popen, self._command, env=self._env, **files, **own)
         with theirs:
-            self._process = _STARTER.submit(
-                subprocess.Popen,
-                self._command,
-                stdin=theirs,
-                stdout=theirs,
-                stderr=self._errors,
-                env=self._env,
-                start_new_session=True,  # so that its children can be ended with it
-            ).result()
+            self._process = _STARTER.submit(start).result()
 
     def _end(self) -> None:
         with contextlib.suppress(ProcessLookupError, PermissionError):
