@@ -28,7 +28,8 @@ def imported(name: str, what: str, known: Iterable[str], kind: str = "function")
         raise BadInput(
             f"{what}: expected {', '.join(known)} or package.module:{kind}, got {name!r:.80}"
         )
-    search_here()
+    if os.getcwd() not in sys.path and "" not in sys.path:  # however Python was started
+        sys.path.insert(0, os.getcwd())
     try:
         module = importlib.import_module(module_name)
     except KeyboardInterrupt:
@@ -40,9 +41,3 @@ def imported(name: str, what: str, known: Iterable[str], kind: str = "function")
     if found is None:
         raise BadInput(f"{what} {name}: {module.__file__} has no {attribute!r}")
     return found
-
-
-def search_here() -> None:
-    """Lets imports find modules in the current directory, however Python was started."""
-    if os.getcwd() not in sys.path and "" not in sys.path:
-        sys.path.insert(0, os.getcwd())

@@ -2,11 +2,12 @@
 
 Behind it may be anything: an exception without a text, a number that is none, an object that
 raises when it is looked at. What passes is a plain value of ours, or a ``Failure`` of one line that
-names the user's own file and line.
+names the user's own file and line. All checks raise ``BadInput``: expected, got.
 """
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Collection, Mapping
 from typing import Any, NamedTuple
 
@@ -41,47 +42,22 @@ def shown(value: Any) -> str:
 
 
 def text_of(what: str, value: Any) -> str:
-    """A text as every tokenizer can take it: halves of surrogate pairs become U+FFFD.
-
-    Raises:
-        BadInput: it is none.
-    """
+    """A text as every tokenizer can take it: lone surrogates become U+FFFD."""
     if not isinstance(value, str):
         raise BadInput(f"{what}: expected a text, got {shown(value)}")
     return str.encode(value, "utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
 
 
 def number_of(what: str, value: Any) -> float:
-    """A number as a float. One that is not finite passes: the guard of a run looks for those.
-
-    Raises:
-        BadInput: it is none.
-    """
-    try:
+    """A number as a float. One that is not finite passes: the guard of a run looks for those."""
+    with contextlib.suppress(TypeError, ValueError, OverflowError):
         if not isinstance(value, (str, bytes)):
             return float(value)
-    except (TypeError, ValueError, OverflowError):
-        pass
     raise BadInput(f"{what}: expected a number, got {shown(value)}")
 
 
-def truth_of(what: str, value: Any) -> bool:
-    """True or False.
-
-    Raises:
-        BadInput: it is neither.
-    """
-    if not isinstance(value, (bool, np.bool_)):
-        raise BadInput(f"{what}: expected True or False, got {shown(value)}")
-    return bool(value)
-
-
 def info_of(what: str, value: Any) -> dict[str, Any]:
-    """Checks what transcripts should keep: plain values that JSON can hold.
-
-    Raises:
-        BadInput: it holds itself, or too much.
-    """
+    """What transcripts should keep: plain values that JSON can hold, not endless nor too many."""
     if not isinstance(value, Mapping):
         raise BadInput(f"{what}: expected a mapping, got {shown(value)}")
     try:
@@ -91,17 +67,16 @@ def info_of(what: str, value: Any) -> dict[str, Any]:
 
 
 def result_of(result: Any, acted: Collection[str]) -> StepResult:
-    """Checks what an environment answers to a step.
+    """What an environment answers to a step.
 
     Args:
         result: what its ``step`` returned.
         acted: names of the agents that acted in the step.
-
-    Raises:
-        BadInput: expected, got, for the first field that is wrong.
     """
     if not isinstance(result, StepResult):
         raise BadInput(f"expected a marft_jax.types.StepResult, got {shown(result)}")
+    if not isinstance(result.done, (bool, np.bool_)):
+        raise BadInput(f"done: expected True or False, got {shown(result.done)}")
     paid = result.agent_rewards
     if not isinstance(paid, Mapping):
         raise BadInput(f"agent_rewards: expected names to numbers, got {shown(paid)}")
@@ -112,12 +87,10 @@ def result_of(result: Any, acted: Collection[str]) -> StepResult:
                 f"({', '.join(dict.fromkeys(acted))}), got {shown(name)}"
             )
     return StepResult(
-        observation=text_of("observation", result.observation),
-        reward=number_of("reward", result.reward),
-        done=truth_of("done", result.done),
-        info=info_of("info", result.info),
-        agent_rewards={
-            str(name): number_of(f"agent_rewards[{name!r}]", value) for name, value in paid.items()
-        },
-        feedback=text_of("feedback", result.feedback),
+        text_of("observation", result.observation),
+        number_of("reward", result.reward),
+        bool(result.done),
+        info_of("info", result.info),
+        {str(name): number_of(f"agent_rewards[{name!r}]", paid[name]) for name in paid},
+        text_of("feedback", result.feedback),
     )

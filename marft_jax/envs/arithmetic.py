@@ -6,14 +6,15 @@ import hashlib
 import re
 from typing import TYPE_CHECKING
 
-from marft_jax.envs.base import EnvSource, Grade, Split, Task, bad_input, held_out, question_source
+from marft_jax.envs.base import EnvSource, Grade, Split, Task, held_out, question_source
+from marft_jax.errors import BadInput
 
 if TYPE_CHECKING:
     from marft_jax.config import Config
 
 _INTEGER = re.compile(r"(?<![0-9.])-?[0-9]+(?:\.[0-9]+)?")
 _TRIES = 10_000  # draws until a task of the wanted side of the split must have come
-_CANDIDATES = 100_000  # tasks looked at for the held-out list, all 10^n of them for n <= 5
+_CANDIDATES = 100_000  # tasks looked at for the held-out list
 
 
 def source(config: Config, split: Split) -> EnvSource:
@@ -32,10 +33,7 @@ def source(config: Config, split: Split) -> EnvSource:
         return of(terms)._replace(easier=[of(fewer).create for fewer in range(2, terms)])
     tasks = eval_tasks(terms, holdout)
     if not tasks:
-        raise bad_input(
-            f"--env.holdout: none of the tasks are held out at {holdout}, got nothing to "
-            "evaluate on; raise it"
-        )
+        raise BadInput(f"--env.holdout: expected tasks to evaluate on, got {holdout}; raise it")
     return question_source(lambda seed: tasks[seed % len(tasks)], grade, horizon, len(tasks))
 
 
@@ -54,21 +52,16 @@ def train_task(seed: int, terms: int, holdout: float) -> Task:
         drawn = task(_digits(f"{seed} {attempt}", terms))
         if not held_out(drawn.question, holdout):
             return drawn
-    raise bad_input(f"--env.holdout: expected some tasks left to train on, got {holdout}; lower it")
+    raise BadInput(f"--env.holdout: expected some tasks left to train on, got {holdout}; lower it")
 
 
 def eval_tasks(terms: int, holdout: float) -> list[Task]:
-    """The held-out tasks in a fixed pseudo-random order, each once.
-
-    Of more than five digits there are too many tasks to look at: then those held out among
-    100,000 drawn ones.
-    """
+    """The held-out tasks in a fixed pseudo-random order; of many tasks, those among 100,000."""
     if 10**terms <= _CANDIDATES:
         candidates = [f"{number:0{terms}d}" for number in range(10**terms)]
     else:
         candidates = list(dict.fromkeys(_digits(f"eval {i}", terms) for i in range(_CANDIDATES)))
-    tasks = [task(digits) for digits in candidates]
-    tasks = [held for held in tasks if held_out(held.question, holdout)]
+    tasks = filter(lambda made: held_out(made.question, holdout), map(task, candidates))
     return sorted(tasks, key=lambda held: hashlib.sha256(held.question.encode()).hexdigest()[16:])
 
 

@@ -52,7 +52,7 @@ EVAL_SEEDS = 1 << 30
 """Added to the seeds that a user's environment gets in evaluation: other tasks than training's."""
 _GIVEN = ("split", "level")  # parameters of a user's class that the run gives
 _BY_NAME = (Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY)
-bad_input = BadInput
+bad_input = BadInput  # for datasets
 
 
 class Env(Protocol):

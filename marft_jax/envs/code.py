@@ -15,10 +15,11 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
-from marft_jax.envs.base import EnvSource, Grade, Split, bad_input, question_source
+from marft_jax.envs.base import EnvSource, Grade, Split, question_source
 from marft_jax.envs.datasets import load
 from marft_jax.envs.datasets.code_rows import Call, Script, Suite, as_task
 from marft_jax.envs.sandbox import Limits, Outcome, Sandbox, Unusable
+from marft_jax.errors import BadInput
 
 if TYPE_CHECKING:
     from marft_jax.config import Config
@@ -51,19 +52,16 @@ def source(config: Config, split: Split) -> EnvSource:
     env = config.env
     reading = load.Reading(as_task, env.filters, env.max_bad_rows)
     pick, size = load.chooser(env, split, reading)
+    danger = "as you, with your files and network in their reach"
     try:
         sandbox = Sandbox(env.sandbox, env.workers, Limits(memory=env.memory_mb << 20))
     except Unusable as reason:
-        raise bad_input(
+        raise BadInput(
             f"--env.name code needs a sandbox for generated programs, and there is none: {reason}; "
-            "--env.sandbox none would run them as you, with your files and network in their reach"
+            f"--env.sandbox none would run them {danger}"
         ) from reason
     if env.sandbox == "none":
-        print(
-            "marft_jax: --env.sandbox none: generated programs run as you, with your files and "
-            "network in their reach",
-            file=sys.stderr,
-        )
+        print(f"marft_jax: --env.sandbox none: generated programs run {danger}", file=sys.stderr)
     grader = Grader(sandbox, env.reward, env.tests, env.test_seconds, env.code_seconds)
     return question_source(pick, grader.grade, env.horizon, size, sandbox.close)
 
@@ -112,30 +110,23 @@ class Grader:
 
     def _failures(self, program: str, tests: Suite) -> list[Outcome | None]:
         """What came of each test; None where it passed."""
+        sources = alternatives(program, tests.starter)
         if tests.statements:
-            statements = tests.statements[: self._tests]
-            seconds = min(self._test_seconds * len(statements), self._code_seconds)
-            outcomes = self._sandbox.check(
-                alternatives(program, tests.starter),
-                tests.prelude,
-                statements,
-                tests.names,
-                seconds,
-            )
+            few = tests.statements[: self._tests]
+            seconds = min(self._test_seconds * len(few), self._code_seconds)
+            outcomes = self._sandbox.check(sources, tests.prelude, few, tests.names, seconds)
             return [None if outcome.verdict == "ok" else outcome for outcome in outcomes]
         deadline = time.monotonic() + self._code_seconds
         failures: list[Outcome | None] = []
         for case in tests.cases[: self._tests]:
             left = min(self._test_seconds, deadline - time.monotonic())
-            given_up = self._reward == "all" and any(failures)
-            run = left > 0 and not given_up
-            failures.append(self._failure(program, tests, case, left) if run else _NOT_RUN)
+            run = left > 0 and not (self._reward == "all" and any(failures))
+            failures.append(self._failure(sources, case, left) if run else _NOT_RUN)
         return failures
 
     def _failure(
-        self, program: str, tests: Suite, case: Script | Call, seconds: float
+        self, sources: Sequence[str], case: Script | Call, seconds: float
     ) -> Outcome | None:
-        sources = alternatives(program, tests.starter)
         if isinstance(case, Script):
             outcome = self._sandbox.run(sources, case.text, seconds)
             right = same_output(outcome.output, case.output)
@@ -183,13 +174,7 @@ def same_output(printed: str, expected: str) -> bool:
     given, wanted = (
         [line.rstrip() for line in text.rstrip().splitlines()] for text in (printed, expected)
     )
-    if given == wanted:
-        return True
-    if len(given) != len(wanted):
-        return False
-    return all(
-        a == b or _same_words(a.split(), b.split()) for a, b in zip(given, wanted, strict=True)
-    )
+    return len(given) == len(wanted) and all(map(_same_line, given, wanted))
 
 
 def same_json(returned: str, expected: Any) -> bool:
@@ -200,13 +185,14 @@ def same_json(returned: str, expected: Any) -> bool:
         return False
 
 
-def _same_words(given: Sequence[str], wanted: Sequence[str]) -> bool:
-    if len(given) != len(wanted):
-        return False
-    return all(a == b or _same_number(a, b) for a, b in zip(given, wanted, strict=True))
+def _same_line(given: str, wanted: str) -> bool:
+    words, others = given.split(), wanted.split()
+    return given == wanted or len(words) == len(others) and all(map(_same_word, words, others))
 
 
-def _same_number(given: str, wanted: str) -> bool:
+def _same_word(given: str, wanted: str) -> bool:
+    if given == wanted:
+        return True
     if not re.search(r"[.eE]", given + wanted) or max(len(given), len(wanted)) > 400:
         return False
     if not (_NUMBER.fullmatch(given) and _NUMBER.fullmatch(wanted)):
@@ -225,13 +211,11 @@ def _same_value(given: Any, wanted: Any) -> bool:
         numbers = isinstance(given, (int, float)) and isinstance(wanted, (int, float))
         return numbers and _close(given, wanted)
     if isinstance(given, list) and isinstance(wanted, (list, tuple)):
-        same = zip(given, wanted, strict=True) if len(given) == len(wanted) else [(0, 1)]
-        return all(_same_value(a, b) for a, b in same)
+        return len(given) == len(wanted) and all(map(_same_value, given, wanted))
     if isinstance(given, dict) and isinstance(wanted, dict):
         wanted = {str(key): value for key, value in wanted.items()}
-        return given.keys() == wanted.keys() and all(
-            _same_value(given[key], wanted[key]) for key in given
-        )
+        same = given.keys() == wanted.keys()
+        return same and all(_same_value(given[key], wanted[key]) for key in given)
     return type(given) is type(wanted) and given == wanted
 
 

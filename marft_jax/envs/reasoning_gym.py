@@ -12,19 +12,11 @@ import re
 import sys
 from typing import TYPE_CHECKING, NamedTuple
 
-from marft_jax.envs.base import (
-    EVAL_SEEDS,
-    EnvSource,
-    Grade,
-    Split,
-    Task,
-    bad_input,
-    held_out,
-    question_source,
-    read_option,
-)
+from marft_jax.envs import base
+from marft_jax.envs.base import EnvSource, Grade, Split, Task
 from marft_jax.envs.grading.extract import boxed_answer
 from marft_jax.envs.workers import Workers
+from marft_jax.errors import BadInput
 
 if TYPE_CHECKING:
     from marft_jax.config import Config
@@ -53,8 +45,8 @@ def source(config: Config, split: Split) -> EnvSource:
     """
     env = config.env
     if importlib.util.find_spec("reasoning_gym") is None:
-        raise bad_input("--env.name reasoning_gym needs that package: pip install reasoning-gym")
-    settings = dict(map(read_option, env.options))
+        raise BadInput("--env.name reasoning_gym needs that package: pip install reasoning-gym")
+    settings = dict(map(base.read_option, env.options))
     command = (sys.executable, "-m", "marft_jax.envs.gym_worker", env.task, json.dumps(settings))
     workers = Workers(env.workers, command)
     tasks = _Tasks(workers, env.holdout, split, env.grade_seconds)
@@ -62,8 +54,8 @@ def source(config: Config, split: Split) -> EnvSource:
         tasks.pick(0)
     except RuntimeError as error:
         workers.close()
-        raise bad_input(f"--env.task {env.task or 'none'}: {error}{_known(env.task)}") from error
-    return question_source(tasks.pick, tasks.grade, env.horizon, close=workers.close)
+        raise BadInput(f"--env.task {env.task or 'none'}: {error}{_known(env.task)}") from error
+    return base.question_source(tasks.pick, tasks.grade, env.horizon, close=workers.close)
 
 
 def read(text: str) -> str:
@@ -83,14 +75,14 @@ class _Tasks:
 
     def pick(self, seed: int) -> Task:
         """The task of a seed: the first on this side of the split that its draws give."""
-        first = seed * _DRAWS + (EVAL_SEEDS if self._held and not self._holdout else 0)
+        first = seed * _DRAWS + (base.EVAL_SEEDS if self._held and not self._holdout else 0)
         for drawn in range(first, first + _DRAWS):
             drawn %= 1 << 32
             made = self._workers.ask({"seed": drawn}, _MAKE_SECONDS)
             if not isinstance(made, dict):
                 raise RuntimeError(f"making the task of seed {drawn}: {made}")
             question = made["question"].strip()
-            if not self._holdout or held_out(question, self._holdout) == self._held:
+            if not self._holdout or base.held_out(question, self._holdout) == self._held:
                 return Task(question + _ASK, _Answer(drawn, made["answer"]))
         raise RuntimeError(
             f"none of {_DRAWS} tasks is on this side of --env.holdout {self._holdout}"

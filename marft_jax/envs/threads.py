@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import functools
 import queue
@@ -20,10 +19,10 @@ from typing import Any
 from marft_jax.errors import place
 from marft_jax.user_code import Failure, failure_of
 
-_MOMENT = 1.0
-"""Seconds after which a call that runs in turn is gone past."""
+_MOMENT = 1.0  # seconds after which a call that runs in turn is gone past
 _ENVS = Path(__file__).resolve().parent
 _PASSING = {str(_ENVS / name) for name in ("base.py", "check.py", "threads.py")}  # pass calls on
+_Work = tuple[Future[Any], Callable[[], Any]]
 
 
 class DaemonThreads(Executor):
@@ -34,42 +33,38 @@ class DaemonThreads(Executor):
     """
 
     def __init__(self) -> None:
-        self._idle: list[queue.SimpleQueue[tuple[Any, ...]]] = []
+        self._idle: list[queue.SimpleQueue[_Work]] = []
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
         """Starts ``fn(*args, **kwargs)``; its future holds what it returns or raises."""
-        future: Future[Any] = Future()
-        work = future, fn, args, kwargs
+        work = Future(), functools.partial(fn, *args, **kwargs)
         try:
             self._idle.pop().put(work)
         except IndexError:
-            threading.Thread(
-                target=self._serve, args=(work,), name="environment", daemon=True
-            ).start()
-        return future
+            inbox: queue.SimpleQueue[_Work] = queue.SimpleQueue()
+            inbox.put(work)
+            thread = threading.Thread(target=self._serve, args=(inbox,), daemon=True)
+            thread.name = "environment"
+            thread.start()
+        return work[0]
 
-    def _serve(self, work: tuple[Any, ...] | None) -> None:
-        with contextlib.suppress(_GivenUp):  # it may come when the call has just ended
-            self._run(work)
-
-    def _run(self, work: tuple[Any, ...] | None) -> None:
-        inbox: queue.SimpleQueue[tuple[Any, ...]] = queue.SimpleQueue()
+    def _serve(self, inbox: queue.SimpleQueue[_Work]) -> None:
         while True:
-            future, fn, args, kwargs = work or inbox.get()
+            future, call = inbox.get()
             try:
-                future.set_result(fn(*args, **kwargs))
+                future.set_result(call())
             except BaseException as error:
                 future.set_exception(error)
                 if isinstance(error, SystemExit):  # of a call that was given up
                     return
-            work = future = fn = args = kwargs = None  # what is dropped is dropped here
+            del future, call  # what is dropped is dropped here
             self._idle.append(inbox)
 
 
 class Call:
     """A call of a user's code: how far it is, and what came of it.
 
-    What it raises is described in its own thread, and all that it raises is caught.
+    What it raises is caught and described in its own thread.
 
     Args:
         what: its name, for messages.
@@ -82,16 +77,15 @@ class Call:
         in_turn: it runs after those that were asked before.
     """
 
-    def __init__(self, what: str, run: Callable[[], Any], seconds: float | None = None):
-        self.what, self._run, self._seconds = what, run, seconds
-        self.is_over = False
+    def __init__(self, what: str, run: Callable[[], Any], seconds: float | None = None) -> None:
+        self._what, self._seconds = what, seconds
+        self._run: Callable[[], Any] | None = run
+        self.is_over = self.in_turn = self._given_up = False
         self.value: Any = None
         self.failure: Failure | None = None
         self.started: float | None = None
-        self.in_turn = False
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
-        self._given_up = False
 
     def run(self) -> None:
         """Runs it, in this thread.
@@ -99,9 +93,9 @@ class Call:
         Raises:
             SystemExit: it was given up meanwhile, and so is this thread.
         """
-        function, self._run = self._run, _nothing
+        function, self._run = self._run, None
         with self._lock:
-            if self._given_up:
+            if self._given_up or function is None:
                 return
             self._thread = threading.current_thread()
         self.started = self.started or time.monotonic()
@@ -119,8 +113,9 @@ class Call:
 
     def has_taken(self, seconds: float | None) -> bool:
         """True when it has been running for that long."""
-        started = self.started
-        return None not in (seconds, started) and time.monotonic() - started >= seconds  # type: ignore[operator]
+        if seconds is None or self.started is None:
+            return False
+        return time.monotonic() - self.started >= seconds
 
     def is_settled(self) -> bool:
         """True when it is over; too late, and it has failed."""
@@ -136,14 +131,13 @@ class Call:
     def give_up(self, why: str) -> None:
         """Leaves it behind: it has failed, and its thread is asked to end.
 
-        An endless loop would take its share of the processor until the process ends. Code that
-        waits for our worker processes is left alone: those have time limits of their own.
+        An endless loop would take its share of the processor until the process ends.
         """
         with self._lock:
             if self.is_over:
                 return
             frame = self._frame()
-            self.failure = Failure(f"TimeoutError: {self.what}: {why}{place(frame)}")
+            self.failure = Failure(f"TimeoutError: {self._what}: {why}{place(frame)}")
             self._given_up = self.is_over = True
             if frame is not None:
                 _HANGING.add(self)
@@ -164,6 +158,7 @@ class Call:
         return sys._current_frames().get(self._thread.ident or 0)
 
     def _interrupt(self, frame: FrameType) -> None:
+        """Raises in its thread, unless it waits for our workers: they have limits of their own."""
         assert self._thread is not None
         files = {frame.f_code.co_filename for frame, _ in traceback.walk_stack(frame)} - _PASSING
         if not any(file.startswith(str(_ENVS)) for file in files):
@@ -177,6 +172,9 @@ class _GivenUp(SystemExit):
     """Raised in a thread that hangs; where it meets a callback that cannot raise, not a word."""
 
 
+_HANGING: set[Call] = set()  # given up, and still running
+
+
 @functools.cache
 def _install_hook() -> None:
     usual = sys.unraisablehook
@@ -186,9 +184,6 @@ def _install_hook() -> None:
             usual(unraisable)
 
     sys.unraisablehook = hook
-
-
-_HANGING: set[Call] = set()  # given up, and still running
 
 
 def interrupt_hanging() -> int:
@@ -202,10 +197,6 @@ def interrupt_hanging() -> int:
     return len(_HANGING)
 
 
-def _nothing() -> None:
-    """In the place of a function that is no longer needed."""
-
-
 class InTurn:
     """Runs calls one after another, in the order in which they were added.
 
@@ -217,7 +208,7 @@ class InTurn:
         rest: is told when nothing is left.
     """
 
-    def __init__(self, threads: Executor, rest: Callable[[], None]):
+    def __init__(self, threads: Executor, rest: Callable[[], None]) -> None:
         self._threads, self._rest = threads, rest
         self._calls: deque[Call] = deque()
         self._lock = threading.Lock()

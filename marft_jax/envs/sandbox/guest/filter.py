@@ -61,24 +61,50 @@ tkill 200 130, tgkill 234 131, prlimit64 302 261
 """
 """Allowed with some arguments."""
 
-# Second arguments. Of fcntl: F_DUPFD F_GETFD F_SETFD F_GETFL F_GETLK F_OFD_GETLK F_DUPFD_CLOEXEC
-# F_GETPIPE_SZ; locks (F_SETLK F_SETLKW F_OFD_SETLK F_OFD_SETLKW) cannot conflict in one process.
-_FCNTL, _FCNTL_LOCKS, _F_SETFL, _O_ASYNC = (0, 1, 2, 3, 5, 36, 1030, 1032), (6, 7, 37, 38), 4, 8192
-_IOCTL = (0x5401, 0x802C542A, 0x5413, 0x541B, 0x5421, 0x5450, 0x5451)
-"""TCGETS TCGETS2 TIOCGWINSZ FIONREAD FIONBIO FIONCLEX FIOCLEX."""
-_PRCTL, _AF_UNIX = (15, 16), 1  # PR_SET_NAME PR_GET_NAME
-_CLONE_THREAD, _CLONE_NEW = 0x00010000, 0x7E020000
-
-_MACHINES = {"x86_64": (0, 0xC000003E), "aarch64": (1, 0xC00000B7)}  # column of numbers, AUDIT_ARCH
-_NEW = 435  # from clone3 on the numbers are later than what C libraries rely on
-_X32 = 0x40000000
+_MACHINES = {"x86_64": (1, 0xC000003E), "aarch64": (2, 0xC00000B7)}  # column of numbers, AUDIT_ARCH
+_X32, _NEW = 0x40000000, 435  # the other table; numbers later than what C libraries rely on
+_SELF = 0x5E1F0000  # stands for the process that the filter is for
 _LOAD, _EQUAL, _AT_LEAST, _HAS_BIT, _RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
-_ALLOW, _IGNORE, _REFUSE, _UNKNOWN = 0x7FFF0000, 0x00050000, 0x00050001, 0x00050026
-_KILLED = 0x80000000
 _NUMBER, _ARCHITECTURE, _FIRST, _SECOND, _THIRD = 0, 4, 16, 24, 32  # offsets in seccomp_data
+_ALLOW, _IGNORE, _REFUSE, _UNKNOWN = 0x7FFF0000, 0x00050000, 0x00050001, 0x00050026
+_KILL = 0x80000000
 _PR_SET_SECCOMP, _PR_SET_NO_NEW_PRIVS, _PR_SET_DUMPABLE, _MODE_FILTER = 22, 38, 4, 2
 
-_Line = tuple[int, int, int, int]
+_Line = tuple[int, int, int, int]  # code, lines to skip if true, if false, value
+
+
+def _answer(answer: int, *numbers: int) -> list[_Line]:
+    """Returns the answer where the loaded number is one of these."""
+    return [line for n in numbers for line in ((_EQUAL, 0, 1, n), (_RETURN, 0, 0, answer))]
+
+
+def _argument(offset: int, *allowed: int) -> list[_Line]:
+    """Allows these values of an argument."""
+    return [(_LOAD, 0, 0, offset), *_answer(_ALLOW, *allowed)]
+
+
+_RULES = {
+    "kill": _argument(_FIRST, _SELF),
+    "tkill": _argument(_FIRST, _SELF),
+    "tgkill": _argument(_FIRST, _SELF),
+    "prlimit64": _argument(_FIRST, 0, _SELF),
+    "socketpair": _argument(_FIRST, 1),  # AF_UNIX
+    "prctl": _argument(_FIRST, 15, 16),  # PR_SET_NAME PR_GET_NAME
+    # TCGETS TCGETS2 TIOCGWINSZ FIONREAD FIONBIO FIONCLEX FIOCLEX
+    "ioctl": _argument(_SECOND, 0x5401, 0x802C542A, 0x5413, 0x541B, 0x5421, 0x5450, 0x5451),
+    "fcntl": [
+        # F_DUPFD F_GETFD F_SETFD F_GETFL F_GETLK F_OFD_GETLK F_DUPFD_CLOEXEC F_GETPIPE_SZ
+        *_argument(_SECOND, 0, 1, 2, 3, 5, 36, 1030, 1032),
+        *_answer(_IGNORE, 6, 7, 37, 38),  # locks, which cannot conflict in one process
+        *((_EQUAL, 0, 3, 4), (_LOAD, 0, 0, _THIRD)),  # F_SETFL, but with O_ASYNC
+        *((_HAS_BIT, 1, 0, 8192), (_RETURN, 0, 0, _ALLOW)),
+    ],
+    "clone": [  # CLONE_THREAD without any CLONE_NEW
+        *((_LOAD, 0, 0, _FIRST), (_HAS_BIT, 0, 2, 0x00010000), (_HAS_BIT, 1, 0, 0x7E020000)),
+        (_RETURN, 0, 0, _ALLOW),
+    ],
+}
+"""The arguments with which the calls of ``_DECIDED`` are not refused."""
 
 
 def unsupported() -> str:
@@ -109,7 +135,7 @@ def limit(memory: int, seconds: int, file_bytes: int) -> None:
 def prepare() -> None:
     """Does for all children of this process what ``restrict`` needs."""
     if not unsupported():
-        filter_code(platform.machine(), 0)
+        _code(platform.machine())
         _libc()
 
 
@@ -121,33 +147,18 @@ def restrict() -> None:
     """
     if reason := unsupported():
         raise OSError(reason)
-    program = filter_code(platform.machine(), os.getpid())
+    own, anyone = struct.pack("<I", os.getpid()), struct.pack("<I", _SELF)
+    program = _code(platform.machine()).replace(anyone, own)
     code = ctypes.create_string_buffer(program)
     header = struct.pack("@HP", len(program) // 8, ctypes.addressof(code))
-    libc = _libc()
     nothing = ctypes.c_ulong(0)
     for option, value, pointer in (
         (_PR_SET_DUMPABLE, 0, None),
         (_PR_SET_NO_NEW_PRIVS, 1, None),
         (_PR_SET_SECCOMP, _MODE_FILTER, header),
     ):
-        if libc.prctl(option, ctypes.c_ulong(value), pointer, nothing, nothing):
+        if _libc().prctl(option, ctypes.c_ulong(value), pointer, nothing, nothing):
             raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
-
-
-def filter_code(machine: str, pid: int) -> bytes:
-    """The filter in the kernel's packet-filter code, 8 bytes an instruction.
-
-    Args:
-        machine: ``x86_64`` or ``aarch64``.
-        pid: the process that it is for, which may signal and limit itself.
-    """
-    numbers = _numbers(machine, _DECIDED)
-    lines: list[_Line] = []
-    for name in ("kill", "tkill", "tgkill"):
-        lines += _when(numbers[name], _one_of(_FIRST, (pid,)))
-    lines += _when(numbers["prlimit64"], _one_of(_FIRST, (0, pid)))
-    return _head(machine) + _packed(lines) + _tail(machine)
 
 
 @functools.cache
@@ -156,51 +167,23 @@ def _libc() -> ctypes.CDLL:
 
 
 @functools.cache
-def _head(machine: str) -> bytes:
-    """Entries of another kind are no use: 32-bit ones end the process, x32's are refused."""
-    architecture = _MACHINES[machine][1]
-    lines = [(_LOAD, 0, 0, _ARCHITECTURE), (_EQUAL, 1, 0, architecture), (_RETURN, 0, 0, _KILLED)]
+def _code(machine: str) -> bytes:
+    """The filter in the kernel's packet-filter code, 8 bytes a line.
+
+    Entries of another kind are no use: 32-bit ones end the process, x32's are refused.
+    """
+    column, architecture = _MACHINES[machine]
+    lines = [(_LOAD, 0, 0, _ARCHITECTURE), (_EQUAL, 1, 0, architecture), (_RETURN, 0, 0, _KILL)]
     lines += [(_LOAD, 0, 0, _NUMBER), (_AT_LEAST, 0, 1, _X32), (_RETURN, 0, 0, _REFUSE)]
-    for number in _numbers(machine, _CALLS).values():
-        lines += _when(number, [(_RETURN, 0, 0, _ALLOW)])
-    for number in _numbers(machine, _IGNORED).values():
-        lines += _when(number, [(_RETURN, 0, 0, _IGNORE)])
-    return _packed(lines)
-
-
-@functools.cache
-def _tail(machine: str) -> bytes:
-    numbers = _numbers(machine, _DECIDED)
-    flags = [(_EQUAL, 0, 4, _F_SETFL), (_LOAD, 0, 0, _THIRD), (_HAS_BIT, 0, 1, _O_ASYNC)]
-    flags += [(_RETURN, 0, 0, _REFUSE), (_RETURN, 0, 0, _ALLOW)]
-    locks = [line for lock in _FCNTL_LOCKS for line in _when(lock, [(_RETURN, 0, 0, _IGNORE)])]
-    thread = [(_LOAD, 0, 0, _FIRST), (_HAS_BIT, 0, 2, _CLONE_THREAD), (_HAS_BIT, 1, 0, _CLONE_NEW)]
-    thread += [(_RETURN, 0, 0, _ALLOW), (_RETURN, 0, 0, _REFUSE)]
-    lines = _when(numbers["clone"], thread)
-    lines += _when(numbers["socketpair"], _one_of(_FIRST, (_AF_UNIX,)))
-    lines += _when(numbers["prctl"], _one_of(_FIRST, _PRCTL))
-    lines += _when(numbers["ioctl"], _one_of(_SECOND, _IOCTL))
-    lines += _when(numbers["fcntl"], _one_of(_SECOND, _FCNTL, flags + locks))
+    lines += _answer(_ALLOW, *_numbers(_CALLS, column).values())
+    lines += _answer(_IGNORE, *_numbers(_IGNORED, column).values())
+    for name, number in _numbers(_DECIDED, column).items():
+        rule = [*_RULES[name], (_RETURN, 0, 0, _REFUSE)]
+        lines += [(_EQUAL, 0, len(rule), number), *rule]
     lines += [(_AT_LEAST, 0, 1, _NEW), (_RETURN, 0, 0, _UNKNOWN), (_RETURN, 0, 0, _REFUSE)]
-    return _packed(lines)
+    return b"".join(struct.pack("<HBBI", *line) for line in lines)
 
 
-def _when(value: int, then: list[_Line]) -> list[_Line]:
-    """Lines that are run where the loaded number is this one; the last of them returns."""
-    return [(_EQUAL, 0, len(then), value), *then]
-
-
-def _one_of(argument: int, values: tuple[int, ...], more: list[_Line] | None = None) -> list[_Line]:
-    """Allows these values of an argument; after them come more rules, then a refusal."""
-    allowed = [line for value in values for line in _when(value, [(_RETURN, 0, 0, _ALLOW)])]
-    return [(_LOAD, 0, 0, argument), *allowed, *(more or []), (_RETURN, 0, 0, _REFUSE)]
-
-
-def _numbers(machine: str, table: str) -> dict[str, int]:
-    column = _MACHINES[machine][0] + 1
+def _numbers(table: str, column: int) -> dict[str, int]:
     rows = [row.split() for row in table.split(",")]
     return {row[0]: int(row[column]) for row in rows if row[column] != "-"}
-
-
-def _packed(lines: list[_Line]) -> bytes:
-    return b"".join(struct.pack("<HBBI", *line) for line in lines)

@@ -32,11 +32,6 @@ _USUAL = ("math", "collections", "itertools", "functools", "heapq", "bisect", "o
           "typing", "re", "random", "copy", "decimal", "fractions", "datetime")  # fmt: skip
 
 
-def run(request: dict[str, Any]) -> None:
-    """Runs it as a script; what it printed is the result."""
-    _execute(request["program"])
-
-
 def call(request: dict[str, Any]) -> None:
     """Calls one function of it, or a method of its class Solution; says the result as JSON."""
     module = _execute(request["program"])
@@ -60,13 +55,13 @@ def judge(request: dict[str, Any]) -> None:
     are the judge's. Calls become lines on the socket, and results are plain values, so comparing
     them runs none of the program's code.
     """
-    peer = Peer(_LINES, careful=True)
     prelude, tests = request["prelude"], request["tests"]
     trees = [_parsed(code) for code in (prelude, *tests)]
     wanted, modules = _names(trees, request["names"])
-    space = _module("tests", _own(modules))
-    theirs = peer.names(wanted)
-    space.update(theirs)
+    sys.modules["tests"] = types.ModuleType("tests")
+    space = vars(sys.modules["tests"])
+    theirs = Peer(_LINES, careful=True).names(wanted)
+    space.update(_own(modules) | theirs)
     exec(compile(prelude, "<prelude>", "exec", dont_inherit=True), space)
     stubs = set(request["names"] or ()) & set(theirs)  # a prelude may begin what is asked for
     space.update({name: theirs[name] for name in stubs})
@@ -81,7 +76,8 @@ def judge(request: dict[str, Any]) -> None:
         os.write(_VERDICTS, json.dumps({"error": error}).encode() + b"\n")
 
 
-_MODES = {"run": run, "call": call, "serve": serve, "judge": judge}
+_MODES = {"run": lambda request: _execute(request["program"]), "call": call, "serve": serve,
+          "judge": judge}  # fmt: skip
 
 
 def play(request: dict[str, Any]) -> NoReturn:
@@ -159,10 +155,8 @@ def _execute(sources: Sequence[str]) -> types.ModuleType:
 
 def _compiled(sources: Sequence[str], path: str) -> tuple[str, types.CodeType]:
     for source in sources[:-1]:
-        try:
+        with contextlib.suppress(SyntaxError, ValueError):
             return source, compile(source, path, "exec", dont_inherit=True)
-        except (SyntaxError, ValueError):
-            pass
     return sources[-1], compile(sources[-1], path, "exec", dont_inherit=True)
 
 
@@ -209,11 +203,9 @@ def _own(names: set[str]) -> dict[str, Any]:
     """The judge's own modules of these names, and what the usual modules call so."""
     found = {name: _usual(name) for name in names if _usual(name)}
     for name in names:
-        if name in sys.stdlib_module_names or name in _ALIASES or name in _ALIASES.values():
-            try:
+        if name in {*sys.stdlib_module_names, *_ALIASES, *_ALIASES.values()}:
+            with contextlib.suppress(ImportError):
                 found[name] = importlib.import_module(_ALIASES.get(name, name))
-            except ImportError:
-                pass
     return found
 
 
@@ -221,11 +213,3 @@ def _usual(name: str) -> Any:
     modules = (importlib.import_module(module) for module in _USUAL)
     public = (getattr(m, name, None) for m in modules if name in getattr(m, "__all__", dir(m)))
     return next((value for value in public if value is not None), None)
-
-
-def _module(name: str, content: dict[str, Any]) -> dict[str, Any]:
-    """The names of a new module."""
-    module = types.ModuleType(name)
-    sys.modules[name] = module
-    vars(module).update(content)
-    return vars(module)
