@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 # All control characters but tab and newline, with the 8-bit ones (C1); what breaks a line or turns
-# the direction of writing unseen; and halves of surrogate pairs, which no output can encode.
+# the direction of writing unseen; and lone surrogates, which no output can encode.
 _UNSAFE = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069"
     "\ud800-\udfff]"

@@ -57,7 +57,7 @@ def number_of(what: str, value: Any) -> float:
 
 
 def info_of(what: str, value: Any) -> dict[str, Any]:
-    """What transcripts should keep: plain values that JSON can hold, not endless nor too many."""
+    """An info as transcripts keep it: plain values that JSON can hold, not endless nor too many."""
     if not isinstance(value, Mapping):
         raise BadInput(f"{what}: expected a mapping, got {shown(value)}")
     try:
@@ -67,7 +67,7 @@ def info_of(what: str, value: Any) -> dict[str, Any]:
 
 
 def result_of(result: Any, acted: Collection[str]) -> StepResult:
-    """What an environment answers to a step.
+    """The answer of an environment to a step.
 
     Args:
         result: what its ``step`` returned.

@@ -1,4 +1,4 @@
-"""What an environment is, and how one is found by name.
+"""The contract of an environment, and its lookup by name.
 
 A user's own environment is a class with two methods, in any file that Python can import:
 
@@ -56,7 +56,7 @@ bad_input = BadInput  # for datasets
 
 
 class Env(Protocol):
-    """One episode of a task. The trainer makes an object per episode and calls it in turn.
+    """An episode of a task. The trainer makes an object per episode and calls it in turn.
 
     Two more methods are optional: ``view(agent, observation) -> str``, what the agent of that name
     sees of the state, and ``tool(turn) -> str | None``, the answer to a tool that the turn calls,
@@ -87,7 +87,7 @@ class Task(NamedTuple):
 
 
 class Grade(NamedTuple):
-    """What a grader says of one text.
+    """A grader's verdict on one text.
 
     Attributes:
         score: the reward, any float; 0 for a wrong answer, 1 for a right one.
@@ -103,7 +103,7 @@ class Grade(NamedTuple):
 
 
 class EnvSource(NamedTuple):
-    """Where episodes come from.
+    """A source of episodes.
 
     Attributes:
         create: makes an ``Env``, one per episode.
@@ -127,7 +127,7 @@ class QuestionEnv:
     The score of a step is the mean over the turns of answering agents. The reward is that of the
     first step, then by how much a step surpasses all before it: the return is the best score, and
     no score can be earned twice. The episode ends with a right answer or after ``horizon`` steps;
-    in between the agents see what was said and what the judge said of it.
+    in between the agents see all actions and the judge's answer.
 
     Args:
         pick: seed to task.
@@ -182,14 +182,14 @@ def question_source(
 
 
 def next_state(state: str, turns: Sequence[Turn], judge: str | None = INCORRECT) -> str:
-    """The state text of the next step: the old one, what every agent said, the judge's word.
+    """The state text of the next step: the old one, every agent's action, the judge's answer.
 
     >>> from types import SimpleNamespace
     >>> next_state("1+1=?", [SimpleNamespace(name="solver", text="3")])
     '1+1=?\\nsolver: 3\\njudge: The answer is incorrect.'
     """
-    said = "".join(f"\n{turn.name}: {turn.text}" for turn in turns)
-    return state + said + (f"\njudge: {judge}" if judge else "")
+    actions = "".join(f"\n{turn.name}: {turn.text}" for turn in turns)
+    return state + actions + (f"\njudge: {judge}" if judge else "")
 
 
 def held_out(text: str, fraction: float) -> bool:
@@ -253,7 +253,7 @@ def load_class(name: str, options: Sequence[str] = ()) -> Callable[..., Env]:
             f"`split`), but it requires {', '.join(required)}; give them defaults, or values in "
             "--env.options"
         )
-    return functools.partial(factory, **given)
+    return cast("Callable[..., Env]", functools.partial(factory, **given))
 
 
 def _options(name: str, parameters: dict[str, Parameter], options: Sequence[str]) -> dict[str, Any]:

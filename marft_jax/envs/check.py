@@ -1,4 +1,4 @@
-"""Exercises an environment and says what is wrong with it, before a run finds out.
+"""Exercises an environment and lists what is wrong with it, before a run finds out.
 
 python -m marft_jax.envs.check my_module:MyEnv [--options most=20] [--episodes 20] [--steps 128]
     [--seconds 120]
@@ -42,13 +42,13 @@ class _OutOfTime(Exception):
 
 @dataclasses.dataclass
 class _Played:
-    """An episode: what was said in it, how long that took, and what its tool did."""
+    """An episode: its texts and rewards, how long they took, and what its tool did."""
 
     task: str
     reset_seconds: float
     step_seconds: float = 0.0
     rewards: list[float] = dataclasses.field(default_factory=list)
-    said: list[str | None] = dataclasses.field(default_factory=list)
+    answers: list[str | None] = dataclasses.field(default_factory=list)
     is_done: bool = False
     tool_asked: int = 0
     tool_answered: int = 0
@@ -78,7 +78,7 @@ def check(
     try:
         for seed in range(episodes):
             first, again = (_play(watch, create, seed, steps, agents) for _ in range(2))
-            for field, what in (("task",) * 2, ("rewards",) * 2, ("said", "view or tool")):
+            for field, what in (("task",) * 2, ("rewards",) * 2, ("answers", "view or tool")):
                 if getattr(first, field) != getattr(again, field):
                     problems.append(f"seed {seed}: the same seed and turns gave another {what}")
                     break
@@ -131,10 +131,10 @@ def _play(
     while not played.is_done and len(played.rewards) < steps:
         where, turns = f"seed {seed}, step {len(played.rewards)}", _turns(played, seed, agents)
         for name in agents if view is not None else ():
-            played.said.append(watch(f"{where}, view", _text, view, name, state)[0])
+            played.answers.append(watch(f"{where}, view", _text, view, name, state)[0])
         for turn in turns if tool is not None else ():
             answer, _ = watch(f"{where}, tool", _text_or_none, tool, turn)
-            played.said.append(answer)
+            played.answers.append(answer)
             played.tool_asked += 1
             played.tool_answered += answer is not None
         result, took = watch(where, _result, env, turns, agents)
@@ -145,7 +145,7 @@ def _play(
 
 
 def _turns(played: _Played, seed: int, agents: Sequence[str]) -> list[Turn]:
-    """Turns, one of each agent, that say something; the last is graded."""
+    """Made-up turns, one of each agent; the last is graded."""
     nothing, step = np.zeros(0, np.int32), len(played.rewards)
     turns = []
     for index, name in enumerate(agents):
@@ -168,7 +168,7 @@ def _text(method: Callable[..., Any], *args: Any) -> str:
 
 
 def _text_or_none(method: Callable[..., Any], *args: Any) -> str | None:
-    return None if (said := method(*args)) is None else text_of("answer", said)
+    return None if (answer := method(*args)) is None else text_of("answer", answer)
 
 
 def _result(env: Any, turns: Sequence[Turn], agents: Sequence[str]) -> StepResult:

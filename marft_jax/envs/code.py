@@ -47,7 +47,7 @@ def source(config: Config, split: Split) -> EnvSource:
 
     Raises:
         BadInput: data is missing or wrong (see ``data.chooser``); or programs cannot be isolated
-            here and ``env.sandbox`` does not say to run them without.
+            here and ``env.sandbox`` is not ``none``.
     """
     env = config.env
     reading = load.Reading(as_task, env.filters, env.max_bad_rows)
@@ -109,7 +109,7 @@ class Grader:
         return Grade(score, "crashed" if lost else "wrong", program, feedback)
 
     def _failures(self, program: str, tests: Suite) -> list[Outcome | None]:
-        """What came of each test; None where it passed."""
+        """The outcome of each test; None where it passed."""
         sources = alternatives(program, tests.starter)
         if tests.statements:
             few = tests.statements[: self._tests]
@@ -150,7 +150,7 @@ def extract(text: str) -> str:
 
 
 def alternatives(program: str, starter: str) -> list[str]:
-    """What may be meant, the first that compiles is run: with the starter code or, else, without.
+    """The programs that may be meant, with the starter code or without; the first to compile runs.
 
     A bare function body, whose first line lost its indentation, goes below the starter's header.
     """
@@ -163,7 +163,7 @@ def alternatives(program: str, starter: str) -> list[str]:
 
 
 def same_output(printed: str, expected: str) -> bool:
-    """Whether two outputs are the same, lines compared word by word.
+    """Compares two outputs line by line and word by word.
 
     White space at the ends of lines and of the text does not count; numbers that are not both
     whole agree within 1e-6 relative or 1e-9 absolute.
@@ -178,7 +178,7 @@ def same_output(printed: str, expected: str) -> bool:
 
 
 def same_json(returned: str, expected: Any) -> bool:
-    """Whether a JSON text is this value; fractions agree within 1e-6 relative or 1e-9 absolute."""
+    """Compares a JSON text with a value; fractions agree within 1e-6 relative or 1e-9 absolute."""
     try:
         return _same_value(json.loads(returned), expected)
     except (ValueError, RecursionError, OverflowError):  # 10**400 is no float

@@ -28,7 +28,7 @@ _MAKE_SECONDS = 60.0
 
 
 class _Answer(NamedTuple):
-    """What the scorer needs to know of a task."""
+    """A task, as its scorer needs it."""
 
     seed: int
     text: str

@@ -1,6 +1,6 @@
 """Worker processes that may hang or crash without harm, for graders, reasoning-gym and sandboxes.
 
-A worker reads requests and writes replies, one JSON object a line; its first line says that it is
+A worker reads requests and writes replies, one JSON object a line, after a first line that it is
 ready. It is sent one request at a time, which carries under ``seconds`` after how long the worker
 should end itself should its parent be gone by then.
 """
@@ -25,8 +25,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Literal
 
-START_SECONDS = 120.0
-"""How long a worker may take to start before the pool gives up on it."""
+START_SECONDS = 120.0  # of a worker, before the pool gives up on it
+_LONGEST = 1 << 27  # bytes of a line
 _ROOT = str(Path(__file__).resolve().parents[2])
 _STARTER = ThreadPoolExecutor(1)  # bubblewrap ends with the thread that started it
 Failure = Literal["timeout", "crashed"]
@@ -98,7 +98,7 @@ class Workers:
 
 
 class Worker:
-    """One process at a time, started again after it ended; see ``Workers``."""
+    """A process that is started again after it ended; see ``Workers``."""
 
     def __init__(self, command: Sequence[str], env: Mapping[str, str]) -> None:
         self._command, self._env = command, env
@@ -182,8 +182,8 @@ class Worker:
         while b"\n" not in self._buffer:
             self._line.settimeout(max(end - time.monotonic(), 1e-6))
             block = self._line.recv(1 << 20)
-            if not block:
-                raise ConnectionError("the worker has ended")
+            if not block or len(self._buffer) > _LONGEST:
+                raise ConnectionError("the worker has ended, or does not end its line")
             self._buffer += block
         line, _, self._buffer = self._buffer.partition(b"\n")
         return bytes(line)

@@ -31,7 +31,7 @@ ENVIRONMENT = {"PYTHONHASHSEED": "0", "PYTHONUTF8": "1", "HOME": _SCRATCH}
 
 
 class Limits(NamedTuple):
-    """What one program may use.
+    """Bounds of one program.
 
     Attributes:
         memory: bytes of address space.

@@ -19,7 +19,7 @@ _GRACE = 5.0  # seconds that a room may take beyond a program's own limit before
 
 
 class Outcome(NamedTuple):
-    """What one run of a program gave.
+    """The end of one run of a program.
 
     Attributes:
         verdict: ``ok``, ``error`` (an uncaught exception, a non-zero exit status, a signal),
@@ -80,8 +80,8 @@ class Sandbox:
         """
         with self._rooms.borrow() as room:
             self._begin(room, seconds, "call", program, name=name, arguments=list(arguments))
-            outcome, said = _end(room, seconds)
-        return outcome._replace(output=said.partition("\n")[0])
+            outcome, sent = _end(room, seconds)
+        return outcome._replace(output=sent.partition("\n")[0])
 
     def check(
         self,
@@ -110,10 +110,10 @@ class Sandbox:
                 self._begin(room, seconds, "serve", program, one)
                 self._begin(court, seconds, "judge", "", other, prelude=prelude,
                             tests=list(tests), names=names)  # fmt: skip
-            judged, said = _end(court, seconds)
+            judged, sent = _end(court, seconds)
             room.send({"mode": "end"})
             served, _ = _end(room, seconds)
-        errors = [json.loads(line)["error"] for line in said.splitlines()]
+        errors = [json.loads(line)["error"] for line in sent.splitlines()]
         outcomes = [Outcome("failed" if error else "ok", "", error) for error in errors]
         why = served.detail or judged.detail or "it ended before its tests"
         hard = [end.verdict for end in (served, judged) if end.verdict in _LIMITS]
@@ -140,10 +140,10 @@ class Sandbox:
 
 
 def _end(room: Worker, seconds: float) -> tuple[Outcome, str]:
-    """What came of a program, and all that it sent through its socket."""
+    """The end of a program, and all that it sent through its socket."""
     end = room.receive(seconds + _GRACE)
     if not isinstance(end, dict):
         return Outcome("lost", "", "the sandbox did not answer and was ended"), ""
     if not end["clean"]:
         room.restart()  # what a program left must not meet the next one
-    return Outcome(end["verdict"], end["output"], end["detail"]), end["said"]
+    return Outcome(end["verdict"], end["output"], end["detail"]), end["sent"]

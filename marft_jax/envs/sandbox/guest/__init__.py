@@ -1,1 +1,1 @@
-"""What runs inside the sandbox. Standard library only; nothing here is trusted by the host."""
+"""The inside of the sandbox. Standard library only; nothing here is trusted by the host."""

@@ -7,6 +7,7 @@ of the mode ``end`` ends the child.
 
 from __future__ import annotations
 
+import functools
 import gc
 import json
 import os
@@ -74,36 +75,38 @@ class _Host:
 
 
 def _serve(host: _Host, request: dict[str, Any], jailed: bool) -> bool:
-    """One child from its start to its end; False where it left what cannot be removed."""
+    """Runs a child from its start to its end; False where it left what cannot be removed."""
     deadline = time.monotonic() + request["seconds"]
+    most_files = request["files"] if jailed else sys.maxsize
     os.mkdir(_WORK)
-    files = [os.open(_INPUT, os.O_RDWR | os.O_CREAT), _nameless(), _nameless(), *host.files]
-    _write(files[0], request.get("input", "").encode("utf-8", "surrogatepass"))
-    os.lseek(files[0], 0, os.SEEK_SET)
-    ours, theirs = socket.socketpair()
-    child = os.fork()
-    if child == 0:
-        _become(request, [*files, theirs.detach()], jailed)
-    theirs.close()
-    while host.files:
-        os.close(host.files.pop())
-    most = request["files"] if jailed else sys.maxsize
-    with ours:
-        status, verdict, said = _watch(child, ours, host, deadline, request["output"], most)
-    output = _content(files[1], request["output"])
-    errors = _content(files[2], 1 << 20)[-_ERRORS:].strip()
-    for file in files[:3]:
-        os.close(file)
+    with open(_INPUT, "wb") as file:
+        file.write(request.get("input", "").encode("utf-8", "surrogatepass"))
+    nameless = functools.partial(tempfile.TemporaryFile, buffering=0, dir=_SCRATCH)
+    with open(_INPUT, "r+b", 0) as given, nameless() as output, nameless() as errors:
+        ours, theirs = socket.socketpair()
+        child = os.fork()
+        if child == 0:
+            numbers = [end.fileno() for end in (given, output, errors)]
+            _become(request, [*numbers, *host.files, theirs.detach()], jailed)
+        theirs.close()
+        while host.files:
+            os.close(host.files.pop())
+        with ours:
+            status, verdict, sent = _watch(
+                child, ours, host, deadline, request["output"], most_files
+            )
+        printed = _content(output, request["output"])
+        detail = _content(errors, 1 << 20)[-_ERRORS:].strip()
     if not verdict:
         code = os.waitstatus_to_exitcode(status)
         verdict = "error" if code else "ok"
         if code < 0:
-            errors = f"{errors}\nended by {_signal(-code)}".strip()
+            detail = f"{detail}\nended by {_signal(-code)}".strip()
     if verdict == "files":
-        verdict, errors = "output", "too many files"
+        verdict, detail = "output", "too many files"
     clean = _emptied(_SCRATCH)
-    said = said.decode("utf-8", "replace")
-    host.send(verdict=verdict, output=output, said=said, detail=errors, clean=clean)
+    text = sent.decode("utf-8", "replace")
+    host.send(verdict=verdict, output=printed, sent=text, detail=detail, clean=clean)
     return clean
 
 
@@ -115,18 +118,18 @@ def _watch(
     Returns:
         Its wait status, why it was killed if it was, and what it sent through its socket.
     """
-    said, open_ends, pause = bytearray(), [host.line, ours], _LOOK
+    sent, open_ends, pause = bytearray(), [host.line, ours], _LOOK
     while True:
         if ours not in open_ends:  # it is about to end, as a rule
             done, status = os.waitpid(child, os.WNOHANG)
             if done:
-                return status, "", said
+                return status, "", sent
             pause = min(2 * pause, _LOOK)
         left = deadline - time.monotonic()
         ready, _, _ = select.select(open_ends, [], [], max(min(left, pause), 0.0))
         if ours in ready:
             part = ours.recv(1 << 16)
-            said += part
+            sent += part
             if not part:
                 open_ends, pause = [host.line], 0.0005
         space = os.statvfs(_SCRATCH)  # the size of a tmpfs counts contents of files, not files
@@ -134,11 +137,11 @@ def _watch(
             "stopped": host.line in ready,
             "timeout": left <= 0,
             "files": space.f_files - space.f_ffree > most_files,
-            "output": len(said) > most,
+            "output": len(sent) > most,
         }
         if verdict := next((name for name, is_so in reasons.items() if is_so), ""):
             os.kill(child, signal.SIGKILL)
-            return os.waitpid(child, 0)[1], verdict, said
+            return os.waitpid(child, 0)[1], verdict, sent
 
 
 def _become(request: dict[str, Any], files: list[int], jailed: bool) -> NoReturn:
@@ -160,22 +163,9 @@ def _become(request: dict[str, Any], files: list[int], jailed: bool) -> NoReturn
     program.play(request)
 
 
-def _nameless() -> int:
-    number, path = tempfile.mkstemp(dir=_SCRATCH)
-    os.unlink(path)
-    return number
-
-
-def _write(file: int, data: bytes) -> None:
-    rest = memoryview(data)
-    while rest:
-        rest = rest[os.write(file, rest) :]
-
-
-def _content(file: int, most: int) -> str:
-    with open(file, "rb", closefd=False) as opened:
-        opened.seek(0)
-        return opened.read(most).decode("utf-8", "replace")
+def _content(file: Any, most: int) -> str:
+    file.seek(0)
+    return file.read(most).decode("utf-8", "replace")
 
 
 def _signal(number: int) -> str:

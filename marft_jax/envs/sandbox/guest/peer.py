@@ -52,7 +52,7 @@ class Peer:
         self.errors: dict[str, type[Exception]] = {}
         """The other side's own kinds of exception, by name."""
 
-    def say(self, **message: Any) -> None:
+    def _send(self, **message: Any) -> None:
         """Sends one line."""
         rest = memoryview(json.dumps(message).encode() + b"\n")
         try:
@@ -74,7 +74,7 @@ class Peer:
     def ask(self, what: str, number: int | None, *inputs: Any) -> Any:
         """Asks for something to be done with an object of the other side."""
         heap = self._heap()
-        self.say(ask=what, of=number, **heap.dump(inputs))
+        self._send(ask=what, of=number, **heap.dump(inputs))
         while "ask" in (reply := self._next()):
             self._answer(reply)
         if "error" in reply:
@@ -125,7 +125,7 @@ class Peer:
         except BaseException as error:
             kinds = [kind.__name__ for kind in type(error).__mro__]
             answer = {"error": kinds, "message": message_of(error)}
-        self.say(**answer)
+        self._send(**answer)
 
     def _named(self, names: list[str]) -> dict[str, Any]:
         found: dict[str, Any] = {}
@@ -251,7 +251,7 @@ def message_of(error: BaseException) -> str:
 
 
 def _exception(kinds: Any, own: Mapping[str, type[Exception]]) -> type[Exception]:
-    """The first of these kinds of exception that is known here; its message is all it can say."""
+    """The first of these kinds of exception that is known here and made of a message alone."""
     for kind in kinds:
         found = own.get(kind) or getattr(builtins, str(kind), None)
         if isinstance(found, type) and issubclass(found, Exception):

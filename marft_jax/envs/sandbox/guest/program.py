@@ -1,4 +1,4 @@
-"""What a child does with a generated program: run it, call it, serve calls, or judge another one.
+"""The work of a child with a generated program: run it, call it, serve calls, or judge another one.
 
 File 0 is the program's input, 1 its output, 2 its errors; 3 is a socket that carries lines, to a
 program in another room where there is one; then the socket to our own is 4.
@@ -33,7 +33,7 @@ _USUAL = ("math", "collections", "itertools", "functools", "heapq", "bisect", "o
 
 
 def call(request: dict[str, Any]) -> None:
-    """Calls one function of it, or a method of its class Solution; says the result as JSON."""
+    """Calls one function of it, or a method of its class Solution; sends the result as JSON."""
     module = _execute(request["program"])
     holder = getattr(module, "Solution", None)
     name = request["name"]
@@ -49,7 +49,7 @@ def serve(request: dict[str, Any]) -> None:
 
 
 def judge(request: dict[str, Any]) -> None:
-    """Runs tests of a program that lives elsewhere; says for each whether it passed, and why not.
+    """Runs tests of a program that lives elsewhere; sends for each why it failed, if it did.
 
     Only the names that are asked of the program are its own; the language's and those of modules
     are the judge's. Calls become lines on the socket, and results are plain values, so comparing
@@ -124,7 +124,7 @@ def _flush(strict: bool) -> None:
 
 
 def _status_of(error: BaseException) -> int:
-    """The exit status that an uncaught exception means; says what went wrong."""
+    """The exit status that an uncaught exception means; prints what went wrong."""
     if isinstance(error, SystemExit):
         if error.code is None or isinstance(error.code, int):
             code = error.code or 0
@@ -164,15 +164,15 @@ def _parsed(code: str) -> ast.Module:
     try:
         return ast.parse(code)
     except (SyntaxError, ValueError):
-        return ast.Module([], [])  # running it says what is wrong
+        return ast.Module([], [])  # running it shows what is wrong
 
 
 def _names(trees: Sequence[ast.Module], given: Sequence[str] | None) -> tuple[list[str], set[str]]:
     """Names that are asked of the program, and others that the tests use and do not define.
 
-    Where nothing says which names are the program's, they are the undefined ones that a test calls
-    or hands on, without those that the usual modules define (unless the test has no other). A name
-    in lower case of which only attributes are used is a module.
+    Without given names those of the program are the undefined ones that a test calls or passes on,
+    less those that the usual modules define (unless the test has no other). A name in lower case of
+    which only attributes are used is a module.
     """
     defined = {name for tree in trees for name in _defined(tree)} | set(dir(builtins))
     used: set[str] = set()
