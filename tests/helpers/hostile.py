@@ -427,4 +427,20 @@ FORGED = {
         "assert all(map(lambda x: f(x) == 3, [1, 2]))",
     ),
     "nothing there": ("", "assert gcd_of(1) == 1"),
+    "an end in a call that a test forgives": (
+        "import os\ndef f(x): os._exit(0)",
+        "try: f(1)\nexcept BaseException: pass",
+    ),
+    "an end between calls that a test forgives": (
+        "import os, threading\ndef f(x): threading.Timer(0.1, os._exit, (0,)).start()",
+        "import time\nf(1)\ntime.sleep(0.5)\ntry: f(2)\nexcept BaseException: pass",
+    ),
+    "a closed line that a test forgives": (
+        "import os\ndef f(x): os.closerange(3, 99)",
+        "try: f(1)\nexcept BaseException: pass",
+    ),
+    "a line without end": (
+        "import os\ndef f(x):\n    while True: os.write(3, b'x' * 65536)",
+        "try: f(1)\nexcept BaseException: pass",
+    ),
 }
