@@ -1,21 +1,8 @@
 """The contract of an environment, and its lookup by name.
 
-A user's own environment is a class with two methods, in any file that Python can import:
-
-    class Parity:
-        def reset(self, seed):
-            self.number = seed % 100
-            return f"Is {self.number} even? Answer yes or no."
-
-        def step(self, turns):
-            right = "no" if self.number % 2 else "yes"
-            scores = [float(turn.text.strip() == right) for turn in turns if turn.answers]
-            return StepResult("", sum(scores) / len(scores), done=True)
-
-    python -m marft_jax.train --env.name my_module:Parity
-
-Options of its own are arguments of its constructor with defaults, such as ``most=100``:
-``--env.options most=20`` sets them.
+A user's own environment is a class with the two methods of ``Env``, in any file that Python can
+import: ``--env.name my_module:Parity``. Options of its own are arguments of its constructor with
+defaults, such as ``most=100``: ``--env.options most=20`` sets them. An example: the main README.
 
 This module imports neither JAX nor any heavy package.
 """
@@ -48,24 +35,21 @@ BUILT_IN = {
 }
 """Name to the module whose ``source(config, split)`` makes it."""
 
-EVAL_SEEDS = 1 << 30
-"""Added to the seeds that a user's environment gets in evaluation: other tasks than training's."""
+EVAL_SEEDS = 1 << 30  # added to the seeds that a user's environment gets in evaluation
 _GIVEN = ("split", "level")  # parameters of a user's class that the run gives
 _BY_NAME = (Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY)
 bad_input = BadInput  # for datasets
 
 
 class Env(Protocol):
-    """An episode of a task. The trainer makes an object per episode and calls it in turn.
-
-    Two more methods are optional: ``view(agent, observation) -> str``, what the agent of that name
-    sees of the state, and ``tool(turn) -> str | None``, the answer to a tool that the turn calls,
-    after which the same agent goes on; None where it calls none. All are called from threads,
-    ``view`` of all episodes one after another.
+    """An episode of a task: an object is made for each. Two more methods  are optional:
+    ``view(agent, observation) -> str``, the part of the state that the agent of that name sees, and
+    ``tool(turn) -> str | None``, the answer to a tool that the turn calls, after which the same
+    agent goes on. All are called from threads, ``view`` of all episodes one after another.
     """
 
     def reset(self, seed: int) -> str:
-        """The task text, which every agent sees. The same seed must give the same task."""
+        """The task text, which every agent sees; the same for the same seed."""
         ...
 
     def step(self, turns: Sequence[Turn]) -> StepResult:
@@ -74,13 +58,7 @@ class Env(Protocol):
 
 
 class Task(NamedTuple):
-    """A question with a checkable answer.
-
-    Attributes:
-        question: what every agent sees.
-        answer: what the grader compares with: a text, or something whose ``str`` a transcript
-            can hold.
-    """
+    """A question and what the grader needs of its answer; ``str`` of it goes to transcripts."""
 
     question: str
     answer: Any
@@ -92,7 +70,7 @@ class Grade(NamedTuple):
     Attributes:
         score: the reward, any float; 0 for a wrong answer, 1 for a right one.
         verdict: ``right``, ``wrong``, ``no answer``, ``timeout`` or ``crashed``.
-        answer: the answer that was read from the text, for transcripts.
+        answer: as it was read from the text.
         feedback: what the judge adds to "The answer is incorrect." before the next step.
     """
 
@@ -177,7 +155,7 @@ def question_source(
     size: int | None = None,
     close: Callable[[], None] = lambda: None,
 ) -> EnvSource:
-    """Questions with answers: arguments as of ``QuestionEnv`` and ``EnvSource``."""
+    """A source of ``QuestionEnv``; arguments as there and of ``EnvSource``."""
     return EnvSource(lambda: QuestionEnv(pick, grade, horizon), size, close)
 
 
@@ -193,25 +171,17 @@ def next_state(state: str, turns: Sequence[Turn], judge: str | None = INCORRECT)
 
 
 def held_out(text: str, fraction: float) -> bool:
-    """True for the held-out tasks: a stable hash of the text, below ``fraction``.
-
-    The same text falls on the same side on every machine, in every file and in every order.
-    """
+    """True for the held-out tasks: a hash of the text, the same everywhere, below ``fraction``."""
     digest = hashlib.sha256(text.strip().encode("utf-8", "surrogatepass")).digest()
     return int.from_bytes(digest[:8], "big") < fraction * 2**64
 
 
 def make(config: Config, split: Split) -> EnvSource:
-    """The environment that ``config.env.name`` names.
-
-    Args:
-        config: its ``env`` section is read.
-        split: ``train`` for the tasks to learn from, ``eval`` for the held-out ones.
+    """The environment that ``config.env.name`` names, with its training or its held-out tasks.
 
     The integer given to ``reset`` is the position in the endless seeded order of training tasks,
-    or the number of the held-out task. A user's class is called with ``env.options`` as keyword
-    arguments, and with ``split=`` if it has such a parameter; if it has none, evaluation adds
-    ``EVAL_SEEDS`` to the seeds, so that it is asked other tasks than in training.
+    or the number of the held-out task. A user's class gets ``env.options`` as keyword arguments,
+    and ``split=`` if it has such a parameter; else evaluation adds ``EVAL_SEEDS`` to the seeds.
 
     Raises:
         BadInput: the name is unknown, cannot be imported, or is not an environment; or the
@@ -224,12 +194,7 @@ def make(config: Config, split: Split) -> EnvSource:
 
 
 def load_class(name: str, options: Sequence[str] = ()) -> Callable[..., Env]:
-    """Imports ``package.module:Class``, see ``plugins.imported``, and binds its options.
-
-    Raises:
-        BadInput: the name has another form, the import fails, the object is no environment, or it
-            does not take these options, or requires others.
-    """
+    """Imports ``package.module:Class`` and binds its options; raises ``BadInput``."""
     factory = imported(name, "--env.name", BUILT_IN, "Class")
     if not callable(factory):
         raise BadInput(f"--env.name {name}: expected a class, got {type(factory).__name__}")
@@ -289,9 +254,6 @@ def _options(name: str, parameters: dict[str, Parameter], options: Sequence[str]
 
 def read_option(text: str) -> tuple[str, Any]:
     """Name and value of ``name=value``; the value is read as JSON where it is some.
-
-    Raises:
-        BadInput: it has another form.
 
     >>> read_option("size=3"), read_option("words=a=b")
     (('size', 3), ('words', 'a=b'))

@@ -102,9 +102,7 @@ class _Watch:
     def __call__(self, where: str, run: Callable[..., Any], *args: Any) -> tuple[Any, float]:
         """Returns what the call returns, and the seconds that it took.
 
-        Raises:
-            _Wrong: it raised, or hangs.
-            _OutOfTime: it was not even made.
+        Raises ``_Wrong`` where it raised or hangs, ``_OutOfTime`` where it was not even made.
         """
         begin = time.monotonic()
         if begin >= self._end:

@@ -26,11 +26,8 @@ _Work = tuple[Future[Any], Callable[[], Any]]
 
 
 class DaemonThreads(Executor):
-    """A thread for each call that runs; one that never returns does not keep the process alive.
-
-    The threads of ``ThreadPoolExecutor`` are joined when Python exits, so a single hanging
-    environment would hang the whole run after its last step.
-    """
+    """A thread for each call that runs. Python does not wait for them when it exits, as it does
+    for those of ``ThreadPoolExecutor``: a single hanging environment would hang the whole run."""
 
     def __init__(self) -> None:
         self._idle: list[queue.SimpleQueue[_Work]] = []
@@ -129,10 +126,7 @@ class Call:
         return self._given_up or self.has_taken(_MOMENT)
 
     def give_up(self, why: str) -> None:
-        """Leaves it behind: it has failed, and its thread is asked to end.
-
-        An endless loop would take its share of the processor until the process ends.
-        """
+        """Leaves it behind: it has failed, and its thread, maybe an endless loop, is to end."""
         with self._lock:
             if self.is_over:
                 return
@@ -187,26 +181,16 @@ def _install_hook() -> None:
 
 
 def interrupt_hanging() -> int:
-    """Asks threads that hang once more to end, for some catch all that is raised in them.
-
-    Returns:
-        How many there are.
-    """
+    """Asks threads that hang once more to end, as some catch all errors; returns their number."""
     for call in list(_HANGING):
         call.interrupt()
     return len(_HANGING)
 
 
 class InTurn:
-    """Runs calls one after another, in the order in which they were added.
-
-    So code that was written without a thought of threads runs as if there was one. A call that
-    takes longer than a moment goes on by itself, and the next begin in another thread.
-
-    Args:
-        threads: where they run.
-        rest: is told when nothing is left.
-    """
+    """Runs calls one after another, in the order in which they were added, for code that was
+    written without a thought of threads. A call that takes longer than a moment goes on by itself,
+    and the next begin in another thread. When nothing is left, ``rest`` is called."""
 
     def __init__(self, threads: Executor, rest: Callable[[], None]) -> None:
         self._threads, self._rest = threads, rest

@@ -42,11 +42,6 @@ class Workers:
 
     The processes start in the background at once. One that takes too long or dies is replaced.
     They end with this object, and with the process that made it.
-
-    Args:
-        count: how many requests may be answered at the same time.
-        command: the worker program.
-        env: its environment variables; None for ours.
     """
 
     def __init__(
@@ -74,11 +69,7 @@ class Workers:
 
     @contextlib.contextmanager
     def borrow(self) -> Iterator[Worker]:
-        """A worker that is ready, for one conversation.
-
-        Raises:
-            RuntimeError: as ``ask``.
-        """
+        """A worker that is ready, for one conversation; raises as ``ask``."""
         if self._closed:
             raise RuntimeError("expected open worker processes, but they are closed")
         worker = self._idle.get()
@@ -128,11 +119,7 @@ class Worker:
         return reply
 
     def await_ready(self) -> None:
-        """Waits for the first start, and starts once more a worker that died while idle.
-
-        Raises:
-            Unusable: it does not start.
-        """
+        """Waits for the first start, and starts once more a worker that died while idle."""
         for _ in range(2):
             if self._ready and self._process.poll() is None:
                 return

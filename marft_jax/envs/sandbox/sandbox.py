@@ -100,15 +100,14 @@ class Sandbox:
             program: defines what the tests call.
             prelude: trusted code that is run before the tests, with them.
             tests: statements, one text for each test.
-            names: what the tests get from the program; None for the undefined names that they use
-                and that are not the language's or of a module (see ``guest/program.py``).
+            names: of the program's, for the tests; None: see ``guest/program.py``.
             seconds: for all tests together.
         """
         one, other = socket.socketpair()
         with self._rooms.borrow() as room, self._courts.borrow() as court:
             with one, other:
-                self._begin(room, seconds, "serve", program, one)
-                self._begin(court, seconds, "judge", "", other, prelude=prelude,
+                self._begin(room, seconds, "serve", program, one.fileno())
+                self._begin(court, seconds, "judge", "", other.fileno(), prelude=prelude,
                             tests=list(tests), names=names)  # fmt: skip
             judged, sent = _end(court, seconds)
             room.send({"mode": "end"})
@@ -126,17 +125,11 @@ class Sandbox:
             pool.close()
 
     def _begin(
-        self,
-        room: Worker,
-        seconds: float,
-        mode: str,
-        program: Program,
-        line: socket.socket | None = None,
-        **more: Any,
+        self, room: Worker, seconds: float, mode: str, program: Program, line: int = 0, **more: Any
     ) -> None:
         sources = [program] if isinstance(program, str) else list(program)
         own = {"mode": mode, "program": sources, "seconds": seconds, **more}
-        room.send({**self._limits._asdict(), **own}, [line.fileno()] if line else [])
+        room.send({**self._limits._asdict(), **own}, [line] if line else [])
 
 
 def _end(room: Worker, seconds: float) -> tuple[Outcome, str]:

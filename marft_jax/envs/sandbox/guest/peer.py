@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import builtins
 import contextlib
+import functools
 import json
 import operator
 import os
+import socket
 import types
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NoReturn
@@ -44,7 +46,8 @@ class Peer:
     """
 
     def __init__(self, line: int, careful: bool) -> None:
-        self._line, self._replies = line, os.fdopen(os.dup(line))
+        self._line = socket.socket(fileno=os.dup(line))
+        self._replies = self._line.makefile()
         self._careful = careful
         self._given: list[Any] = []  # our objects that the other side holds, by number
         self._numbers: dict[int, int] = {}
@@ -53,11 +56,8 @@ class Peer:
         """The other side's own kinds of exception, by name."""
 
     def _send(self, **message: Any) -> None:
-        """Sends one line."""
-        rest = memoryview(json.dumps(message).encode() + b"\n")
         try:
-            while rest:
-                rest = rest[os.write(self._line, rest) :]
+            self._line.sendall(json.dumps(message).encode() + b"\n")
         except OSError:
             self._lost()
 
@@ -73,7 +73,7 @@ class Peer:
 
     def ask(self, what: str, number: int | None, *inputs: Any) -> Any:
         """Asks for something to be done with an object of the other side."""
-        heap = self._heap()
+        heap = Heap(self._name, self._resolve)
         self._send(ask=what, of=number, **heap.dump(inputs))
         while "ask" in (reply := self._next()):
             self._answer(reply)
@@ -87,12 +87,9 @@ class Peer:
     def serve(self, module: types.ModuleType) -> None:
         """Answers questions until nobody asks any more."""
         self._module = module
-        while True:
-            try:
-                question = self._next()
-            except EOFError:
-                return
-            self._answer(question)
+        with contextlib.suppress(EOFError):
+            while True:
+                self._answer(self._next())
 
     def _next(self) -> dict[str, Any]:
         line = ""
@@ -111,7 +108,7 @@ class Peer:
         raise EOFError("nobody is there")
 
     def _answer(self, question: Mapping[str, Any]) -> None:
-        heap = self._heap()
+        heap = Heap(self._name, self._resolve)
         try:
             inputs = heap.load(question)
             what = question["ask"]
@@ -145,9 +142,6 @@ class Peer:
         lazy = isinstance(target, Iterator) and what in ("iter", "next")
         if hidden or not (own or lazy):
             raise PermissionError(f"{what} of what belongs to the tests")
-
-    def _heap(self) -> Heap:
-        return Heap(self._name, self._resolve)
 
     def _name(self, value: Any) -> dict[str, Any]:
         """Names one of our objects, or one of theirs back to them."""
@@ -224,10 +218,6 @@ def _given(value: Any) -> Any:
     return first_items(value)
 
 
-def _unary(name: str) -> Callable[..., Any]:
-    return lambda self, *inputs: _ask(self, name, *inputs)
-
-
 def _between(name: str) -> Callable[[Remote, Any], Any]:
     def method(self: Remote, other: Any) -> Any:
         return _ask(self, name, other) if isinstance(other, Remote) else NotImplemented
@@ -237,7 +227,10 @@ def _between(name: str) -> Callable[[Remote, Any], Any]:
 
 for _operation in ("len", "next", "str", "repr", "bool", "getitem", "setitem", "delitem", "neg",
                    "abs", "enter", "exit"):  # fmt: skip
-    setattr(Remote, f"__{_operation}__", _unary(_operation))
+    _ask_for = functools.partialmethod(
+        lambda self, name, *more: _ask(self, name, *more), _operation
+    )
+    setattr(Remote, f"__{_operation}__", _ask_for)
 for _operation in _BINARY:
     setattr(Remote, f"__{_operation}__", _between(_operation))
 

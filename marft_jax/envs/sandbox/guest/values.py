@@ -13,6 +13,7 @@ import collections
 import datetime
 import decimal
 import fractions
+import itertools
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -62,13 +63,10 @@ class Heap:
     def dump(self, value: Any) -> dict[str, Any]:
         """A value for the other side, with all on the heap that is new or has changed."""
         tagged = self._tag(value)
-        contents: list[Any] = []
-        while len(contents) < len(self._objects):  # more come while these are written
-            contents.append(self._content(self._objects[len(contents)]))
-        before = self._known + [None] * (len(contents) - len(self._known))
+        contents = [self._content(item) for item in self._objects]  # which grow while it runs
+        both = itertools.zip_longest(contents, self._known)
         self._known = contents
-        same = zip(contents, before, strict=True)
-        return {"value": tagged, "heap": [None if new == old else new for new, old in same]}
+        return {"value": tagged, "heap": [None if new == old else new for new, old in both]}
 
     def load(self, sent: Any) -> Any:
         """The value of the other side's ``dump``; what it changed is changed here.
@@ -85,10 +83,8 @@ class Heap:
         for place, content in enumerate(contents):
             if content is not None:
                 self._fill(place, content)
-        self._known = [
-            known if new is None else new
-            for new, known in zip(contents, self._known + contents[len(self._known) :], strict=True)
-        ]
+        both = itertools.zip_longest(contents, self._known)
+        self._known = [old if new is None else new for new, old in both]
         return self._value(sent["value"])
 
     def _keep(self, value: Any) -> int:
@@ -186,7 +182,7 @@ class Heap:
 
 def first_items(value: Iterator[Any]) -> list[Any]:
     """The first items of an iterator."""
-    return [item for item, _ in zip(value, range(LONGEST), strict=False)]
+    return list(itertools.islice(value, LONGEST))
 
 
 def as_json(value: Any) -> Any:
