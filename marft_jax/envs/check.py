@@ -7,7 +7,6 @@ python -m marft_jax.envs.check my_module:MyEnv [--options most=20] [--episodes 2
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import functools
 import json
 import math
@@ -15,7 +14,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from concurrent import futures
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -40,18 +39,15 @@ class _OutOfTime(Exception):
     """The time of the check is up, between two calls."""
 
 
-@dataclasses.dataclass
-class _Played:
-    """An episode: its texts and rewards, how long they took, and what its tool did."""
+class _Played(NamedTuple):
+    """An episode: its kinds of events with their values, and its slowest calls."""
 
-    task: str
+    events: list[tuple[str, Any]]
     reset_seconds: float
-    step_seconds: float = 0.0
-    rewards: list[float] = dataclasses.field(default_factory=list)
-    answers: list[str | None] = dataclasses.field(default_factory=list)
-    is_done: bool = False
-    tool_asked: int = 0
-    tool_answered: int = 0
+    step_seconds: float
+
+    def of(self, kind: str) -> list[Any]:
+        return [value for name, value in self.events if name == kind]
 
 
 def check(
@@ -78,16 +74,15 @@ def check(
     try:
         for seed in range(episodes):
             first, again = (_play(watch, create, seed, steps, agents) for _ in range(2))
-            for field, what in (("task",) * 2, ("rewards",) * 2, ("answers", "view or tool")):
-                if getattr(first, field) != getattr(again, field):
-                    problems.append(f"seed {seed}: the same seed and turns gave another {what}")
-                    break
+            pairs = zip(first.events, again.events, strict=False)
+            if other := next((now[0] for now, then in pairs if now != then), ""):
+                problems.append(f"seed {seed}: the same seed and turns gave another {other}")
             played.append(first)
     except _Wrong as wrong:
         problems.append(str(wrong))
     except _OutOfTime:
         problems += [] if played else ["not one episode was over when the time was up"]
-    if played and not any(episode.is_done for episode in played):
+    if played and not any(any(episode.of("end")) for episode in played):
         problems.append(f"no episode was done after {steps} steps: a run cuts them off, as endless")
     return list(dict.fromkeys(problems)), _remarks(played, episodes, steps)
 
@@ -125,32 +120,28 @@ def _play(
     state, took = watch(f"reset({seed})", _task, env, seed)
     view, _ = watch("its view", getattr, env, "view", None)
     tool, _ = watch("its tool", getattr, env, "tool", None)
-    played = _Played(state, took)
-    while not played.is_done and len(played.rewards) < steps:
-        where, turns = f"seed {seed}, step {len(played.rewards)}", _turns(played, seed, agents)
+    events: list[tuple[str, Any]] = [("task", state)]
+    slowest, step, is_done = 0.0, 0, False
+    while not is_done and step < steps:
+        where, turns = f"seed {seed}, step {step}", _turns(step, seed, agents)
         for name in agents if view is not None else ():
-            played.answers.append(watch(f"{where}, view", _text, view, name, state)[0])
+            events.append(("view", watch(f"{where}, view", _text, view, name, state)[0]))
         for turn in turns if tool is not None else ():
-            answer, _ = watch(f"{where}, tool", _text_or_none, tool, turn)
-            played.answers.append(answer)
-            played.tool_asked += 1
-            played.tool_answered += answer is not None
-        result, took = watch(where, _result, env, turns, agents)
-        played.rewards.append(result.reward)
-        state, played.is_done = result.observation, result.done
-        played.step_seconds = max(played.step_seconds, took)
-    return played
+            events.append(("tool", watch(f"{where}, tool", _text_or_none, tool, turn)[0]))
+        result, seconds = watch(where, _result, env, turns, agents)
+        events += [("reward", result.reward), ("end", result.done)]
+        state, is_done = result.observation, result.done
+        step, slowest = step + 1, max(slowest, seconds)
+    return _Played(events, took, slowest)
 
 
-def _turns(played: _Played, seed: int, agents: Sequence[str]) -> list[Turn]:
+def _turns(step: int, seed: int, agents: Sequence[str]) -> list[Turn]:
     """Made-up turns, one of each agent; the last is graded."""
-    nothing, step = np.zeros(0, np.int32), len(played.rewards)
-    turns = []
+    nothing, turns = np.zeros(0, np.int32), []
     for index, name in enumerate(agents):
         text = _TEXTS[(seed + (index + 1) * step + index) % len(_TEXTS)]
-        graded = index == len(agents) - 1
-        turns.append(Turn(index, name, step, nothing, nothing, nothing, text, graded, (), False,
-                          1.0, index))  # fmt: skip
+        turns.append(Turn(index, name, step, nothing, nothing, nothing, text,
+                          index == len(agents) - 1, (), False, 1.0, index))  # fmt: skip
     return turns
 
 
@@ -190,12 +181,12 @@ def _result(env: Any, turns: Sequence[Turn], agents: Sequence[str]) -> StepResul
 def _remarks(played: Sequence[_Played], episodes: int, steps: int) -> list[str]:
     if not played:
         return []
-    tasks = {episode.task for episode in played}
-    rewards = [reward for episode in played for reward in episode.rewards]
-    unfinished = sum(not episode.is_done for episode in played)
+    tasks = {episode.of("task")[0] for episode in played}
+    rewards = [reward for episode in played for reward in episode.of("reward")]
+    unfinished = sum(not any(episode.of("end")) for episode in played)
     reset = max(episode.reset_seconds for episode in played)
     step = max(episode.step_seconds for episode in played)
-    useless = all(episode.tool_answered == episode.tool_asked > 0 for episode in played)
+    useless = all(tools and None not in tools for tools in (e.of("tool") for e in played))
     warnings = {
         f"only {len(played)} of {episodes} episodes were played": len(played) < episodes,
         "every seed gave the same task": len(tasks) == 1 < len(played),

@@ -60,7 +60,7 @@ def test_a_sound_environment_passes(env):
     "env, message",
     [
         (Moody, "the same seed and turns gave another task"),
-        (MoodyReward, "the same seed and turns gave another rewards"),
+        (MoodyReward, "the same seed and turns gave another reward"),
         (Silent, "expected a text that is not empty"),
         (Raising, "seed 0, step 0: KeyError: 'gone'"),
         (returning((1.0, True)), "expected a marft_jax.types.StepResult, got (1.0"),
@@ -108,7 +108,7 @@ def test_views_and_tools_are_tried_and_agents_may_have_names_of_their_own():
             {"view": lambda self, agent, text: None},
             "step 0, view: answer: expected a text, got None",
         ),
-        ({"view": lambda self, agent, text: str(random.random())}, "gave another view or tool"),
+        ({"view": lambda self, agent, text: str(random.random())}, "gave another view"),
         ({"tool": lambda self, turn: 3}, "step 0, tool: answer: expected a text, got 3"),
         ({"tool": lambda self, turn: exec("raise SystemExit(0)")}, "SystemExit: 0"),
         ({"reset": lambda self, seed: exec("raise SystemExit(0)")}, "reset(0): SystemExit: 0"),
