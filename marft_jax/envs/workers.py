@@ -120,6 +120,7 @@ class Worker:
 
     def await_ready(self) -> None:
         """Waits for the first start, and starts once more a worker that died while idle."""
+        errors = "it ended without a word"
         for _ in range(2):
             if self._ready and self._process.poll() is None:
                 return
@@ -127,24 +128,25 @@ class Worker:
                 if not self._ready and self._read_line(START_SECONDS):
                     self._ready = True
                     return
-            self._errors.seek(0)
-            errors = self._errors.read().decode(errors="replace").split("\n")
+            with contextlib.suppress(ValueError):  # closed meanwhile
+                self._errors.seek(0)
+                errors = self._errors.read().decode(errors="replace").strip() or errors
             self.restart()
-        reason = next(filter(str.strip, reversed(errors)), "it ended without a word").strip()
-        raise Unusable(f"the worker does not start: {reason}")
+        raise Unusable(f"the worker does not start: {errors.splitlines()[-1]}")
 
     def restart(self) -> None:
         """Replaces the process, unless the pool is closed."""
         with self._lock:
-            self._end()
             if not self._stopped:
+                self._end()
                 self._start()
 
     def stop(self) -> None:
         """Ends the process for good."""
         with self._lock:
+            if not self._stopped:
+                self._end()
             self._stopped = True
-            self._end()
 
     def _start(self) -> None:
         self._ready, self._buffer = False, bytearray()

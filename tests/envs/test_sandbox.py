@@ -389,7 +389,8 @@ def test_a_room_that_is_killed_is_replaced(sandbox):
     assert [sandbox.run("print(1)", "", 5).verdict for _ in range(4)] == ["ok"] * 4
 
 
-def test_without_isolation_limits_still_hold(tmp_path):
+def test_without_isolation_limits_still_hold(tmp_path, monkeypatch):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     plain = Sandbox("none", 1)
     try:
         assert plain.run("print(input())", "x", 5).output == "x\n"
@@ -397,8 +398,10 @@ def test_without_isolation_limits_still_hold(tmp_path):
         assert plain.run("open('left', 'w')", "", 5).verdict == "ok"
         assert plain.run("import os; print(os.listdir())", "", 5).output == "['program.py']\n"
         assert plain.check("f = abs", "", ["assert f(-1) == 1"], ["f"], 5)[0].verdict == "ok"
+        assert list(tmp_path.iterdir())
     finally:
         plain.close()
+    assert not list(tmp_path.iterdir())
 
 
 def test_isolation_that_cannot_be_had_is_an_error(monkeypatch, tmp_path):

@@ -96,6 +96,7 @@ while True:
     "leave at once": "import os; os._exit(0)",
     "close everything": "import os; os.closerange(0, 256)\nwhile True: pass",
     "forged frames": 'import os\nfor fd in range(64):\n    try: os.write(fd, b\'\\0\\0\\0\\x20E{"status": 0, "verdict": ""}\\nANSWER\')\n    except OSError: pass',
+    "a forged report": 'import json, os\nline = json.dumps(dict(verdict="ok", output="ANSWER", sent="", detail="", clean=True))\nfor fd in range(64):\n    try: os.write(fd, line.encode() + b"\\n")\n    except OSError: pass',
     "patched printing": "import builtins, sys\nbuiltins.print = sys.stdout.write = lambda *a: None",
     "patched comparison": "class S(str):\n    __eq__ = lambda a, b: True\n    __hash__ = str.__hash__\nprint(S('x'))",
     "patched guest": "import guest.main as m, guest.program as p\nm._relay = p.finish = lambda *a: (0, '')",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import socket
 import tempfile
@@ -54,11 +55,13 @@ class Sandbox:
         if kind == "bubblewrap" and (reason := unsupported()):
             raise Unusable(reason)
         self._limits = limits or Limits()
+        self._folder = contextlib.ExitStack()
         if kind == "bubblewrap":
             command, env = jail(self._limits.scratch), ENVIRONMENT
         else:
-            self._folder = tempfile.TemporaryDirectory("", "marft_jax-", ignore_cleanup_errors=True)
-            command, env = bare(), ENVIRONMENT | {"TMPDIR": self._folder.name}
+            made = tempfile.TemporaryDirectory("", "marft_jax-", ignore_cleanup_errors=True)
+            env = ENVIRONMENT | {"TMPDIR": self._folder.enter_context(made)}
+            command = bare()
         self._rooms, self._courts = (Workers(workers, command, env) for _ in range(2))
         outcome = self.run("print(6 * 7)", "", 30.0)
         if outcome.output.strip() != "42":
@@ -123,6 +126,7 @@ class Sandbox:
         """Ends every room. May be called again."""
         for pool in (self._rooms, self._courts):
             pool.close()
+        self._folder.close()
 
     def _begin(
         self, room: Worker, seconds: float, mode: str, program: Program, line: int = 0, **more: Any
