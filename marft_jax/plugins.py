@@ -12,13 +12,11 @@ from marft_jax.errors import BadInput, described, place
 
 
 def imported(name: str, what: str, known: Iterable[str], kind: str = "function") -> Any:
-    """Imports what ``package.module:name`` names; the current directory is searched too.
+    """Imports ``package.module:name``; the current directory is searched too.
 
     Args:
         name: as the settings spell it.
-        what: the setting, for messages.
-        known: the built-in names, for messages.
-        kind: what is looked for, for messages.
+        what, known, kind: the setting, its built-in names, and what it names, for messages.
 
     Raises:
         BadInput: the name has another form, or it cannot be imported.

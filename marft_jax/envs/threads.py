@@ -61,11 +61,9 @@ class DaemonThreads(Executor):
 class Call:
     """A call of a user's code: how far it is, and what came of it.
 
-    What it raises is caught and described in its own thread.
-
     Args:
         what: its name, for messages.
-        run: the call; what it returns must be plain values.
+        run: the call; it returns plain values, and what it raises is caught in its own thread.
         seconds: how long it may take; None for ever.
 
     Attributes:
@@ -85,11 +83,7 @@ class Call:
         self._thread: threading.Thread | None = None
 
     def run(self) -> None:
-        """Runs it, in this thread.
-
-        Raises:
-            SystemExit: it was given up meanwhile, and so is this thread.
-        """
+        """Runs it, in this thread, which ends with ``SystemExit`` where it was given up."""
         function, self._run = self._run, None
         with self._lock:
             if self._given_up or function is None:

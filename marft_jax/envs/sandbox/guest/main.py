@@ -104,7 +104,7 @@ def _serve(host: _Host, request: dict[str, Any], jailed: bool) -> bool:
             detail = f"{detail}\nended by {_signal(-code)}".strip()
     if verdict == "files":
         verdict, detail = "output", "too many files"
-    clean = _emptied(_SCRATCH)
+    clean = _clear(_SCRATCH)
     text = sent.decode("utf-8", "replace")
     host.send(verdict=verdict, output=printed, sent=text, detail=detail, clean=clean)
     return clean
@@ -175,7 +175,7 @@ def _signal(number: int) -> str:
         return f"signal {number}"
 
 
-def _emptied(folder: str) -> bool:
+def _clear(folder: str) -> bool:
     """Removes all that a program left. Changes no modes: what looks like a folder may be a link."""
     try:
         for entry in list(os.scandir(folder)):

@@ -52,8 +52,7 @@ class Peer:
         self._given: list[Any] = []  # our objects that the other side holds, by number
         self._numbers: dict[int, int] = {}
         self._remotes: dict[int, Remote] = {}
-        self.errors: dict[str, type[Exception]] = {}
-        """The other side's own kinds of exception, by name."""
+        self._errors: dict[str, type[Exception]] = {}  # the other side's own kinds, by name
 
     def _send(self, **message: Any) -> None:
         try:
@@ -68,7 +67,7 @@ class Peer:
         for name, value in found.items():
             if isinstance(value, tuple) and value[:1] == ("exception",):
                 base = _exception(value[1:], {})
-                found[name] = self.errors[name] = type(name, (base,), {"__module__": "tests"})
+                found[name] = self._errors[name] = type(name, (base,), {"__module__": "tests"})
         return found
 
     def ask(self, what: str, number: int | None, *inputs: Any) -> Any:
@@ -78,7 +77,7 @@ class Peer:
         while "ask" in (reply := self._next()):
             self._answer(reply)
         if "error" in reply:
-            kind = _exception(reply["error"], self.errors)
+            kind = _exception(reply["error"], self._errors)
             if issubclass(kind, StopIteration) and what != "next":
                 kind = RuntimeError  # it would end a loop of the test before its time
             raise kind(str(reply["message"]))
