@@ -152,7 +152,7 @@ class Worker:
         self._ready, self._buffer = False, bytearray()
         self._errors = tempfile.TemporaryFile()
         self._line, theirs = socket.socketpair()
-        own = {"start_new_session": True}  # so that its children can be ended with it
+        own = {"start_new_session": True}  # so no Ctrl-C, and its children end with it
         files = {"stdin": theirs, "stdout": theirs, "stderr": self._errors}
         start = functools.partial(subprocess.Popen, self._command, env=self._env, **files, **own)
         with theirs:
@@ -192,7 +192,6 @@ def serve(prepare: Callable[[], Answer]) -> None:
     Args:
         prepare: imports and limits what is needed, and returns what answers a request.
     """
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's business
     signal.signal(signal.SIGALRM, signal.SIG_DFL)  # no handler: the kernel ends the process
     replies = os.fdopen(os.dup(sys.stdout.fileno()), "w", buffering=1)
     sys.stdout = sys.stderr  # a library that prints must not break the protocol
