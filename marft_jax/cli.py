@@ -51,36 +51,32 @@ def parse(
     run: str | None = None,
     evaluating: bool = False,
 ) -> Config:
-    """Command line to a validated ``Config``.
+    """Command line to a validated ``Config``: files, then flags; what comes later wins.
 
-    ``--config FILE`` may stand several times; its settings come before those of the flags, and a
-    later one replaces an earlier one. A setting that something later has left without effect is
-    at its default in the result.
+    A setting that something later has left without effect is at its default in the result.
 
     Args:
         run: a run directory, whose settings come before all of these.
         evaluating: the command evaluates, so that ``eval.every`` is no condition.
 
     Raises:
-        BadInput: for an unknown key (with the nearest known one), a wrong type or literal, a file
-            that is missing or is not YAML, settings that contradict each other, or one that this
-            run does not read.
+        BadInput: an unknown key (with the nearest known one), a wrong type or literal, a file that
+            is missing or is not YAML, contradictory settings, or one that this run does not read.
     """
-    files, flags = _split_config_flags(argv)
-    if {"-h", "--help"} & set(flags):
-        _show_help(prog)
+    files, flags = _split(argv)
+    if "help" in flags:
+        _show_help(prog, *flags["help"][:1])
     layers = [] if run is None else [_run_layer(run)]
     layers += [_Layer(file, _read_words(file)) for file in files]
-    layers += [_Layer(None, _group_flags(flags))]
+    layers += [_Layer(None, flags)]
     known = [key for key, _ in config_lib.settings()]
     for layer in layers:
         for key in layer.words:
             if key not in known:
                 where = f"{layer.file}: " if layer.file else ""
                 raise BadInput(f"{where}unknown setting {key!r:.80}{_suggest(key, known)}")
-    config = _typed(_merged(layers))
-    config_lib.validate(config)
-    config = _only_what_is_read(config, layers, evaluating)
+    config_lib.validate(_typed(_merged(layers)))
+    config = _only_what_is_read(layers, evaluating)
     config_lib.validate(config)
     return config
 
@@ -111,14 +107,12 @@ def parse_training(argv: Sequence[str]) -> Config:
     Raises:
         BadInput: see ``parse``.
     """
-    files, flags = _split_config_flags(argv)
-    layers = [*map(_read_words, files), _group_flags(flags)]
-    named = [words["run.dir"] for words in layers if words.get("run.dir")]
-    run = named[-1][0] if named else Config().run.dir
-    saved = run.strip() and "\0" not in run and (Path(run) / "checkpoints").is_dir()
-    begun = saved and any(p.name.isdecimal() for p in (Path(run) / "checkpoints").iterdir())
-    known = begun and (Path(run) / "config.yaml").is_file()
-    if not known:
+    files, flags = _split(argv)
+    own = _merged([_Layer(None, words) for words in (*map(_read_words, files), flags)])
+    [run, *_] = own.get("run.dir") or [Config().run.dir]
+    checkpoints = Path(run if run.strip() and "\0" not in run else ".") / "checkpoints"
+    begun = checkpoints.is_dir() and any(p.name.isdecimal() for p in checkpoints.iterdir())
+    if not begun or not (Path(run) / "config.yaml").is_file():
         return parse(argv)
     config, before = parse(argv, run=run), _typed(_run_layer(run).words)
     if config.lora.init != before.lora.init:
@@ -199,20 +193,16 @@ def boundary() -> Iterator[None]:
     except Exception as error:
         if where := place(error, own_only=True):
             exit_with(f"{described(error)}{where}", code=1)
-        if isinstance(error, OSError) and error.errno in _FILES:
+        if isinstance(error, OSError) and errno.errorcode.get(error.errno or 0) in _FILES:
             file = "a file" if error.filename is None else os.fsdecode(error.filename)
             exit_with(f"{file}: cannot be read or written ({error.strerror})", code=1)
         raise
 
 
-_FILES = {
-    getattr(errno, name)
-    for name in "ENOSPC EDQUOT EROFS EACCES EPERM EIO ENOENT ENOTDIR EISDIR EFBIG ELOOP".split()
-} | {errno.ENAMETOOLONG}
+_FILES = (
+    "ENOSPC EDQUOT EROFS EACCES EPERM EIO ENOENT ENOTDIR EISDIR EFBIG ELOOP ENAMETOOLONG".split()
+)
 _OF_A_START = ("mesh.coordinator", "mesh.processes", "mesh.process")
-_HELP = f"""{Config.__doc__}
-
---config FILE [--config FILE ...]: settings from YAML files, before the flags."""
 _ALSO_CALLED = {
     "learning_rate": "algo.lr",
     "batch_size": "algo.episodes",
@@ -226,81 +216,96 @@ _ALSO_CALLED = {
     "max_tokens": "team.max_new_tokens",
 }
 """Names that other programs give to settings."""
+_USAGE = """usage: python -m {prog} [--config FILE ...] [--SECTION.NAME VALUE ...]
+
+{about}
+
+  --config FILE    settings of YAML files, before the flags; later ones win
+  --help SECTION   the settings of one section; of all: --help all
+
+sections:"""
 
 
-def _show_help(prog: str) -> NoReturn:
-    import tyro
+def _show_help(prog: str, topic: str = "") -> NoReturn:
+    """The sections; with a ``topic`` the settings of that one, or of ``all``."""
+    sections = {field.name: field for field in dataclasses.fields(Config)}
+    if topic not in ("", "all", *sections):
+        raise BadInput(f"--help: expected all or one of {', '.join(sections)}, got {topic!r:.40}")
+    if not topic:
+        print(_USAGE.format(prog=prog, about=Config.__doc__))
+        for name, field in sections.items():
+            print(f"  {name:<15}  {field.metadata['about']}")
+        raise SystemExit(0)
+    import tyro  # late: only help needs it
 
-    plain = (tyro.conf.FlagConversionOff,)
-    tyro.cli(Config, prog=f"python -m {prog}", args=["--help"], config=plain, description=_HELP)
+    names = sections if topic == "all" else [topic]
+    shown = [(name, type(sections[name].default), sections[name].default) for name in names]
+    tyro.cli(
+        dataclasses.make_dataclass("Settings", shown),
+        prog=f"python -m {prog}",
+        args=["--help"],
+        use_underscores=True,
+        config=(tyro.conf.FlagConversionOff,),
+        description=Config.__doc__,
+    )
     raise SystemExit(0)
 
 
 def _merged(layers: Sequence[_Layer]) -> Words:
-    merged: Words = {}
-    for layer in layers:
-        merged |= layer.words
-    return merged
+    return dict(item for layer in layers for item in layer.words.items())
 
 
-def _only_what_is_read(config: Config, layers: Sequence[_Layer], evaluating: bool) -> Config:
+def _only_what_is_read(layers: Sequence[_Layer], evaluating: bool) -> Config:
     """The config with settings that nothing reads at their defaults.
 
     Raises:
         BadInput: a flag is not read; or a setting of a file is read neither now nor without what
             came after that file.
     """
-    while left := effects.unread(config, evaluating):
+    words = _merged(layers)
+    while left := effects.unread(config := _typed(words), evaluating):
         for key, condition in left.items():
             last = max(i for i, layer in enumerate(layers) if key in layer.words)
-            if layers[last].lenient:
-                continue
             then = _typed(_merged(layers[: last + 1]))
-            if key in effects.unread(then, evaluating):
-                value = config_lib.get(config, key)
-                raise effects.refusal(key, value, condition, layers[last].file)
-        for key in left:
-            config = config_lib.replaced(config, key, config_lib.get(Config(), key))
+            if not layers[last].lenient and key in effects.unread(then, evaluating):
+                where = f"{file}: {key}" if (file := layers[last].file) else f"--{key}"
+                raise BadInput(
+                    f"{where}: this run does not read it, got {' '.join(words[key]):.60}; it is "
+                    f"read {condition.says}: change that, or leave this out"
+                )
+        words = {key: value for key, value in words.items() if key not in left}
     return config
 
 
 def _suggest(key: str, known: Sequence[str]) -> str:
+    """The setting that was meant: by another program's name, in another section, or the nearest."""
     section, _, name = key.rpartition(".")
+    other = _ALSO_CALLED.get(name, "")
+    own = f"{section}.{other.partition('.')[2]}"
     same = [k for k in known if k.endswith(f".{name}")]
     near = difflib.get_close_matches(key, known, n=1, cutoff=0.5)
-    other = _ALSO_CALLED.get(name)
-    named = f"{section}.{other.partition('.')[2]}" if other else None
-    found = [*([named] if named in known else []), *([other] if other else []), *same, *near]
-    return f"; did you mean {found[0]!r}?" if found else "; --help lists them all"
+    found = [k for k in (own, other, *same, *near) if k in known]
+    return f"; did you mean {found[0]!r}?" if found else "; --help lists them"
 
 
-def _split_config_flags(argv: Sequence[str]) -> tuple[list[str], list[str]]:
-    files, rest, words = [], [], list(argv)
-    while words:
-        word = words.pop(0)
-        name, _, value = word.partition("=")
-        if name != "--config":
-            rest.append(word)
-        elif value or words:
-            files.append(value or words.pop(0))
-        else:
-            raise BadInput("--config: expected a YAML file, got nothing")
-    return files, rest
-
-
-def _group_flags(words: Sequence[str]) -> Words:
-    """``--a.b x y --c.d=z`` to ``{"a.b": ["x", "y"], "c.d": ["z"]}``."""
-    grouped: Words = {}
+def _split(argv: Sequence[str]) -> tuple[list[str], Words]:
+    """``--config FILE --a.b x y --c.d=z`` to files and ``{"a.b": ["x", "y"], "c.d": ["z"]}``."""
+    files: list[list[str]] = []
+    flags: Words = {}
     values: list[str] | None = None
-    for word in words:
-        if word.startswith("--"):
-            key, _, value = word[2:].partition("=")
-            values = grouped[key.replace("-", "_")] = [value] if value else []
+    for word in argv:
+        if word.startswith("--") or word == "-h":
+            key, _, value = ("help" if word == "-h" else word[2:]).partition("=")
+            values = [value] if value else []
+            files += [values] * (key == "config")
+            flags |= {key.replace("-", "_"): values} if key != "config" else {}
         elif values is None:
             raise BadInput(f"expected a flag like --run.steps, got {word!r:.80}; --help lists them")
         else:
             values.append(word)
-    return grouped
+    if [] in files:
+        raise BadInput("--config: expected a YAML file, got nothing")
+    return [file for some in files for file in some], flags
 
 
 def _flatten(tree: Any, file: str) -> Words:
@@ -320,52 +325,52 @@ def _flatten(tree: Any, file: str) -> Words:
 
 def _typed(settings: Words) -> Config:
     """Words to values, by the types of the fields; names the first setting that does not fit."""
-    fields = dict(config_lib.settings())
-    config: dict[str, dict[str, Any]] = {}
+    config, fields = Config(), dict(config_lib.settings())
     for key, words in settings.items():
-        section, name = key.split(".")
         kind = str(fields[key].type)
         try:
-            config.setdefault(section, {})[name] = _value(kind, words)
+            config = config_lib.replaced(config, key, _value(kind, words))
         except ValueError:
             got = repr(" ".join(words)) if words else "nothing"
             raise BadInput(f"--{key}: expected {_expected(kind)}, got {got:.80}") from None
-    sections: dict[str, Any] = {
-        field.name: type(field.default) for field in dataclasses.fields(Config)
-    }
-    return Config(**{name: sections[name](**values) for name, values in config.items()})
+    return config
 
 
 def _value(kind: str, words: Sequence[str]) -> Any:
     """What words mean where this type is wanted; raises ``ValueError`` where they mean nothing."""
+    plain, _, optional = kind.partition(" | ")
     if kind.startswith("tuple["):
-        empty = [word.lower() for word in words] in (["none"], ["null"])
-        return (
-            () if empty else tuple(_scalar(kind[len("tuple[") : -len(", ...]")], w) for w in words)
-        )
+        item = kind.removeprefix("tuple[").removesuffix(", ...]")
+        none = len(words) == 1 and words[0].lower() in _NONE
+        return () if none else tuple(_value(item, [word]) for word in words)
     [word] = words
-    return _scalar(kind, word)
-
-
-def _scalar(kind: str, word: str) -> Any:
-    if kind.endswith(" | None"):
-        return None if word.lower() in ("none", "null") else _scalar(kind[: -len(" | None")], word)
     if kind.startswith("Literal"):
         return _choices(kind)[_choices(kind).index(word)]
-    if kind == "bool":
-        return ("false", "true").index(word.lower()) == 1
-    return {"int": int, "float": float, "str": str}[kind](word)
+    if optional and word.lower() in _NONE:
+        return None
+    return ("false", "true").index(word.lower()) == 1 if kind == "bool" else _READ[plain](word)
 
 
 def _choices(kind: str) -> list[str]:
-    return ast.literal_eval(kind[len("Literal") :])
+    return ast.literal_eval(kind.removeprefix("Literal"))
 
 
 def _expected(kind: str) -> str:
     """What a setting takes, in words: ``a number or none``."""
-    words = {"int": "a whole number", "float": "a number", "str": "text", "bool": "true or false"}
-    words |= {"None": "none", "tuple[int, ...]": "whole numbers", "tuple[str, ...]": "words"}
-    words |= {"tuple[float, ...]": "numbers"}
     if kind.startswith("Literal"):
         return f"one of {', '.join(_choices(kind))}"
-    return " or ".join(words[part] for part in kind.split(" | "))
+    return " or ".join(_IN_WORDS[part] for part in kind.split(" | "))
+
+
+_READ = {"int": int, "float": float, "str": str}
+_NONE = ("none", "null")
+_IN_WORDS = {
+    "int": "a whole number",
+    "float": "a number",
+    "str": "text",
+    "bool": "true or false",
+    "None": "none",
+    "tuple[int, ...]": "whole numbers",
+    "tuple[float, ...]": "numbers",
+    "tuple[str, ...]": "words",
+}

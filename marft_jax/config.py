@@ -6,22 +6,26 @@
 from __future__ import annotations
 
 import dataclasses
+import json
+import operator
 from collections.abc import Iterator
 from typing import Any, Literal
 
 import yaml
 
-from marft_jax.errors import BadInput as BadInput
-from marft_jax.errors import exit_with as exit_with
+from marft_jax.errors import BadInput
 from marft_jax.setting import OWN, fault, graded, left_open, off, on, only, setting, unless
 
 TARGETS = ("q", "k", "v", "o", "gate", "up", "down")
 """Matrices of a block that may have an adapter."""
-_BUILT_IN = ("arithmetic", "math", "code", "reasoning_gym")
+WITH_CRITIC = ("appo", "tppo")
+"""Built-in algorithms that have a critic."""
 _ROWS = ("math", "code")
-_CRITIC = unless("critic.mode", "none")._replace(
-    says="with a critic, as of --algo.name appo or tppo"
-)
+_BUILT_IN = ("arithmetic", *_ROWS, "reasoning_gym")
+_FROM_FILES = only("env.name", *_ROWS)
+_HELD_OUT = (only("env.name", *_BUILT_IN), off("env.eval_data"))
+_VALUES = only("algo.name", *WITH_CRITIC, OWN)
+_CRITIC = _VALUES._replace(key="critic.mode", fits=lambda mode: mode != "none")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,8 +61,7 @@ class Model:
     thinking: bool = setting(False, read=unless("model.base", "tiny"))
     """Let a model whose chat template has such a mode think before it answers (Qwen3)."""
     remat: Literal["none", "products", "block"] = "products"
-    """What the update computes again instead of keeping it: nothing, all but the products with the
-    base's matrices, or each block from its input (least memory, a third more work)."""
+    """What the update computes again: nothing, all but the base's products, or whole blocks."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -94,19 +97,15 @@ class Team:
 class Env:
     name: str = "arithmetic"
     """arithmetic, math, code, reasoning_gym, or your own as package.module:Class."""
-    data: tuple[str, ...] = setting((), read=only("env.name", *_ROWS))
+    data: tuple[str, ...] = setting((), read=_FROM_FILES)
     """Tasks to train on: .json, .jsonl, .parquet files, or hub ids owner/name[/subset][:split]."""
-    weights: tuple[float, ...] = setting(
-        (), above=0, read=(only("env.name", *_ROWS), on("env.data"))
-    )
+    weights: tuple[float, ...] = setting((), above=0, read=(_FROM_FILES, on("env.data")))
     """A share of the training tasks for each of `data`; without them every task is as likely."""
-    eval_data: tuple[str, ...] = setting((), read=only("env.name", *_ROWS))
+    eval_data: tuple[str, ...] = setting((), read=_FROM_FILES)
     """Tasks to evaluate on; without them, `holdout` of `data` is set aside."""
-    holdout: float = setting(
-        0.1, least=0, most=1, read=(only("env.name", *_BUILT_IN), off("env.eval_data"))
-    )
+    holdout: float = setting(0.1, least=0, most=1, read=_HELD_OUT)
     """Fraction of the tasks, chosen by a hash of their text, that training never sees."""
-    filters: tuple[str, ...] = setting((), read=only("env.name", *_ROWS))
+    filters: tuple[str, ...] = setting((), read=_FROM_FILES)
     """Rows to keep, by their fields: `level=Level 4|Level 5`, `source!=x`, `grade<=3`."""
     max_bad_rows: float = setting(0.001, least=0, most=1, read=graded(*_ROWS))
     """Fraction of the rows that may lack a question or an answer; they are left out, reported."""
@@ -162,8 +161,8 @@ class Lora:
 @dataclasses.dataclass(frozen=True)
 class Critic:
     mode: Literal["auto", "shared", "heads", "lora", "none"] = "auto"
-    """A value head for the whole team over the frozen base; a head per agent; one head over an
-    adapter per agent; or none. auto: shared, and none for algorithms without a critic."""
+    """One value head over the frozen base; a head per agent; one over an adapter per agent; or
+    none. auto: shared, and none for algorithms without a critic."""
     lr: float = setting(5e-4, least=0, read=_CRITIC)
     hidden: tuple[int, ...] = setting((1024, 512), least=1, read=_CRITIC)
     """Widths of a value head's hidden layers."""
@@ -213,9 +212,9 @@ class Algo:
     overlong_penalty: float = setting(1.0, least=0, read=on("algo.overlong_buffer", "above 0"))
     """What an action as long as its limit loses."""
 
-    gamma: float = setting(0.99, least=0, most=1, read=only("algo.name", "appo", "tppo", OWN))
+    gamma: float = setting(0.99, least=0, most=1, read=_VALUES)
     """appo, tppo: discount from one decision to the next."""
-    gae_lambda: float = setting(0.95, least=0, most=1, read=only("algo.name", "appo", "tppo", OWN))
+    gae_lambda: float = setting(0.95, least=0, most=1, read=_VALUES)
     normalize: str = "auto"
     """Advantages to mean 0 and deviation 1 over the batch, each agent's, each group, each agent's
     n-th turn in a group (batch, agent, group, group_turn), or none; or package.module:function.
@@ -270,8 +269,7 @@ class Rollout:
     chunk: int = setting(16, least=1)
     """Decode steps on the device between two looks of the host."""
     reuse: bool = True
-    """Take over the beginning of a prompt (a system prompt, a group's task, a conversation) from
-    another row, where one has computed it with the same adapter."""
+    """Prefix cache: what prompts of one adapter begin with is computed once."""
     step_seconds: float = setting(600.0, least=0.001)
     """An episode whose environment or workflow takes longer to answer has failed."""
     max_turns: int = setting(128, least=1, most=65535)
@@ -289,8 +287,7 @@ class Mesh:
     tensor: int = setting(1, least=-1)
     """Devices that share each matrix's columns."""
     coordinator: str | None = None
-    """Several processes: HOST:PORT of the first one, or auto where the scheduler tells (TPU pods,
-    SLURM, Open MPI, Kubernetes)."""
+    """Of several processes: HOST:PORT of the first, or auto (TPU pods, SLURM, MPI, Kubernetes)."""
     processes: int | None = setting(None, least=1, read=unless("mesh.coordinator", None, "auto"))
     """How many, with HOST:PORT."""
     process: int | None = setting(None, read=unless("mesh.coordinator", None, "auto"))
@@ -322,10 +319,9 @@ class Guard:
     max_kl: float | None = setting(20.0, least=0)
     """An agent's approximate KL within a step; none is off, here and below."""
     min_entropy: float | None = setting(1e-6, least=0)
-    """An agent's entropy per token, for one that had more for ``patience`` steps."""
+    """An agent's entropy per token, once it was above for ``patience`` steps."""
     max_cut: float | None = 0.9
-    """Share of an agent's actions at their token limit or empty, for one that had less for
-    ``patience`` steps."""
+    """Share of an agent's actions cut short or empty, once it was below for ``patience`` steps."""
     reward_drop: float | None = setting(1.0, least=0)
     """How far the reward may fall below its best, in standard deviations over the episodes."""
     rollbacks: int = 3
@@ -338,17 +334,17 @@ class Guard:
 class Config:
     """Fine-tunes a team of language-model agents with reinforcement learning."""
 
-    run: Run = Run()
-    model: Model = Model()
-    team: Team = Team()
-    env: Env = Env()
-    lora: Lora = Lora()
-    critic: Critic = Critic()
-    algo: Algo = Algo()
-    rollout: Rollout = Rollout()
-    mesh: Mesh = Mesh()
-    eval: Eval = Eval()
-    guard: Guard = Guard()
+    run: Run = setting(Run(), about="where the run lives, how long it goes on, what it saves")
+    model: Model = setting(Model(), about="the frozen base model")
+    team: Team = setting(Team(), about="who acts when, and how actions are sampled")
+    env: Env = setting(Env(), about="the tasks, and how answers are graded")
+    lora: Lora = setting(Lora(), about="the adapters that are trained")
+    critic: Critic = setting(Critic(), about="what estimates values")
+    algo: Algo = setting(Algo(), about="how a step learns: credit, advantages, losses")
+    rollout: Rollout = setting(Rollout(), about="episodes side by side, and their limits")
+    mesh: Mesh = setting(Mesh(), about="devices and processes")
+    eval: Eval = setting(Eval(), about="evaluations during training, and of `evaluate`")
+    guard: Guard = setting(Guard(), about="when a run is rolled back")
 
 
 def settings() -> Iterator[tuple[str, dataclasses.Field[Any]]]:
@@ -360,8 +356,7 @@ def settings() -> Iterator[tuple[str, dataclasses.Field[Any]]]:
 
 def get(config: Config, key: str) -> Any:
     """The value of ``section.name``."""
-    section, name = key.split(".")
-    return getattr(getattr(config, section), name)
+    return operator.attrgetter(key)(config)
 
 
 def replaced(config: Config, key: str, value: Any) -> Config:
@@ -380,13 +375,10 @@ def validate(config: Config) -> None:
     for key, field in settings():
         if wrong := fault(field, get(config, key)):
             raise BadInput(f"--{key}: {wrong}")
-    for target in config.lora.targets:
-        if target not in TARGETS:
-            raise BadInput(
-                f"--lora.targets: expected any of {', '.join(TARGETS)}, got {target!r:.60}"
-            )
-    if not config.lora.targets or len(set(config.lora.targets)) < len(config.lora.targets):
-        raise BadInput(f"--lora.targets: expected distinct targets, got {config.lora.targets}")
+    targets, address = config.lora.targets, config.mesh.coordinator
+    if not targets or len(set(targets)) < len(targets) or not set(targets) <= set(TARGETS):
+        known = ", ".join(TARGETS)
+        raise BadInput(f"--lora.targets: expected distinct ones of {known}, got {targets!s:.80}")
     if config.team.max_new_tokens >= config.model.context:
         raise BadInput(
             f"--team.max_new_tokens: expected less than --model.context {config.model.context}, "
@@ -395,21 +387,13 @@ def validate(config: Config) -> None:
     for axis in ("data", "fsdp", "tensor"):
         if not getattr(config.mesh, axis):
             raise BadInput(f"--mesh.{axis}: expected a positive number or -1, got 0")
-    _check_coordinator(config.mesh.coordinator)
-
-
-def _check_coordinator(address: str | None) -> None:
-    if address in (None, "auto"):
-        return
-    host, _, port = address.rpartition(":")
-    if not host or not port.isdecimal() or not 0 < int(port[:6]) < 1 << 16:
-        raise BadInput(f"--mesh.coordinator: expected HOST:PORT or auto, got {address!r:.60}")
+    if address not in (None, "auto"):
+        host, _, port = address.rpartition(":")
+        if not host or not port.isdecimal() or not 0 < int(port[:6]) < 1 << 16:
+            raise BadInput(f"--mesh.coordinator: expected HOST:PORT or auto, got {address!r:.60}")
 
 
 def dump(config: Config) -> str:
     """The resolved config as YAML that ``--config`` loads to an equal ``Config``."""
-    plain = dataclasses.asdict(config)
-    for section in plain.values():
-        for key, value in section.items():
-            section[key] = list(value) if isinstance(value, tuple) else value
+    plain = json.loads(json.dumps(dataclasses.asdict(config)))  # tuples become lists
     return yaml.safe_dump(plain, sort_keys=False, allow_unicode=True)

@@ -71,16 +71,18 @@ def setting(
     above: float | None = None,
     most: float | None = None,
     read: Condition | Sequence[Condition] = (),
+    about: str = "",
 ) -> T:
-    """A field of a section.
+    """A field of a section, or of the sections.
 
     Args:
         least, above, most: bounds of a number, or of each in a tuple. A number is finite, and a
             whole one from 0 to what a device can count, unless these say otherwise.
         read: all of these must hold for a run to read it; always read without any.
+        about: a section in a few words.
     """
     conditions = (read,) if isinstance(read, Condition) else tuple(read)
-    metadata = {"least": least, "above": above, "most": most, "read": conditions}
+    metadata = dict(least=least, above=above, most=most, read=conditions, about=about)
     return dataclasses.field(default=default, metadata=metadata)  # type: ignore[return-value]
 
 
@@ -89,34 +91,29 @@ def fault(field: dataclasses.Field[Any], value: Any) -> str | None:
     if value == field.default:
         return None
     for part in value if isinstance(value, tuple) else (value,):
+        wrong = None
         if isinstance(part, str):
             wrong = _text_fault(part)
         elif isinstance(part, (int, float)) and not isinstance(part, bool):
-            wrong = _number_fault(field, part)
-        else:
-            continue
+            wrong = _number_fault(part, *map(field.metadata.get, ("least", "above", "most")))
         if wrong:
             return wrong
     return None
 
 
-def _number_fault(field: dataclasses.Field[Any], value: float) -> str | None:
-    least, above, most = (field.metadata.get(name) for name in ("least", "above", "most"))
+def _number_fault(
+    value: float, least: float | None, above: float | None, most: float | None
+) -> str | None:
     if not math.isfinite(value):
         return f"expected a number, got {value}"
-    if least is not None and most is not None:
-        words = f"from {least} to {most}"
-    elif above is not None:
-        words = f"more than {above}" + (f" and at most {most}" if most is not None else "")
-    elif isinstance(value, int):
+    if isinstance(value, int):
         least, most = least or 0, most or _LARGEST
-        words = f"at least {least}" if value < least else f"at most {most}"
-    else:
-        words = f"at least {least}"
-    low = -math.inf if least is None else least
-    inside = low <= value <= (math.inf if most is None else most)
-    inside = inside and (above is None or value > above)
-    return None if inside else f"expected a number {words}, got {value!r:.40}"
+    bounds = {"more than": above, "at least": least, "at most": most}
+    low, high = -math.inf if least is None else least, math.inf if most is None else most
+    if low <= value <= high and (above is None or value > above):
+        return None
+    words = " and ".join(f"{how} {bound}" for how, bound in bounds.items() if bound is not None)
+    return f"expected a number {words}, got {value!r:.40}"
 
 
 def _text_fault(value: str) -> str | None:

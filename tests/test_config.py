@@ -9,8 +9,8 @@ import pytest
 
 from marft_jax import config as config_lib
 from marft_jax.cli import parse
-from marft_jax.config import BadInput, Config, dump
-from marft_jax.errors import exit_with
+from marft_jax.config import Config, dump
+from marft_jax.errors import BadInput, exit_with
 from marft_jax.types import Sampling
 
 
@@ -98,7 +98,7 @@ def test_dump_and_parse_round_trip(file):
         (["--config"], ("--config", "YAML")),
         (["--config", "no/such.yaml"], ("no/such.yaml", "No such file")),
         (["--algo.lr", "nan"], ("--algo.lr", "nan")),
-        (["--algo.gamma", "1.5"], ("--algo.gamma", "from 0 to 1", "1.5")),
+        (["--algo.gamma", "1.5"], ("--algo.gamma", "at least 0 and at most 1", "1.5")),
         (["--algo.episodes", "0"], ("--algo.episodes", "at least 1")),
         (["--team.top_p", "0"], ("--team.top_p", "more than 0 and at most 1")),
         (["--lora.targets", "q", "q"], ("--lora.targets", "distinct")),

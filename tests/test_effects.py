@@ -10,7 +10,8 @@ import pytest
 
 from marft_jax import cli
 from marft_jax import config as config_lib
-from marft_jax.config import BadInput, Config
+from marft_jax.config import Config
+from marft_jax.errors import BadInput
 from marft_jax.learning.algorithms import ALGORITHMS, settle
 
 CONDITIONAL = [key for key, field in config_lib.settings() if field.metadata.get("read")]
@@ -152,6 +153,11 @@ def test_a_file_is_judged_by_itself_and_a_flag_by_what_it_meets(tmp_path):
         cli.parse(["--config", str(tmp_path / "lost.yaml")])
     before = ["--config", str(tmp_path / "lost.yaml"), "--env.name", "reasoning_gym"]
     assert cli.parse(before).env.task == "countdown"  # read after all
+
+
+def test_settings_know_which_algorithms_have_a_critic():
+    with_critic = [name for name, algorithm in ALGORITHMS.items() if algorithm.has_critic]
+    assert with_critic == list(config_lib.WITH_CRITIC)
 
 
 def test_an_evaluation_reads_what_evaluations_read():

@@ -233,7 +233,23 @@ def test_one_command_has_them_all(repository, capsys):
     assert done.stdout.split() == ["marft_jax", marft_jax.__version__]
 
 
-def test_help_names_the_files_too(capsys):
+def helped(capsys, *words: str) -> str:
     with pytest.raises(SystemExit) as left:
-        cli.parse(["--help"])
-    assert left.value.code == 0 and "--config FILE" in capsys.readouterr().out
+        cli.parse([*words])
+    assert left.value.code == 0
+    return capsys.readouterr().out
+
+
+def test_help_shows_sections_then_the_settings_of_one_or_of_all(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    sections = [field.name for field in dataclasses.fields(config.Config)]
+    for words in (["--help"], ["-h"], ["--algo.lr", "1", "--help"]):
+        shown = helped(capsys, *words)
+        assert "--config FILE" in shown and "--algo" not in shown
+        assert [line.split()[0] for line in shown.splitlines()[-len(sections) :]] == sections
+        assert max(map(len, shown.splitlines())) <= 80
+    one, every = helped(capsys, "--help", "lora"), helped(capsys, "--help=all")
+    assert "--lora.rank INT" in one and "--algo" not in one
+    assert all(f"--{key}" in every for key, _ in config.settings())
+    with pytest.raises(BadInput, match="--help: expected all or one of run, .* got 'lorra'"):
+        cli.parse(["--help", "lorra"])

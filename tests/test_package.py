@@ -37,9 +37,20 @@ def test_every_settings_file_loads(repository, tmp_path, monkeypatch):
         assert cli.parse(["--config", "config.yaml"]) == loaded
 
 
-@pytest.mark.parametrize("module", ["marft_jax", "marft_jax.run.reporters"])
-def test_importing_a_light_module_does_not_import_a_heavy_one(module, repository):
-    code = f"import sys, {module}; print({{'jax', 'torch', 'tensorboardX'}} & set(sys.modules))"
+PARSE = "from marft_jax import cli; cli.parse({})"
+READ = "'--critic.lr 1 --eval.every 2 --eval.benchmarks math500 --env.extract boxed'.split()"
+
+
+@pytest.mark.parametrize(
+    "done",
+    [
+        "import marft_jax.run.reporters",
+        PARSE.format("[]"),
+        PARSE.format(READ),
+    ],
+)
+def test_light_work_does_not_import_a_heavy_library(done, repository):
+    code = f"import sys; {done}; print({{'jax', 'torch', 'tensorboardX'}} & set(sys.modules))"
     command = [sys.executable, "-c", code]
     done = subprocess.run(command, cwd=repository, capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "set()"
