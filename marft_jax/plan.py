@@ -55,7 +55,6 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
         if own.json:
             print(json.dumps(report.numbers(found)))
         else:
-            console.width = max(console.width, 110)
             console.print(report.memory_table(found), report.programs_table(found))
             console.print(report.verdict(found))
     sys.exit(0 if found.fits else 1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import time
 from collections.abc import Callable, Sequence
@@ -11,15 +12,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding
-from jax.sharding import PartitionSpec as P
 
-from marft_jax.config import BadInput, Config
+from marft_jax.config import Config
 from marft_jax.engine import compiled as engine
 from marft_jax.engine import kv_cache as cache_lib
+from marft_jax.errors import BadInput
 from marft_jax.learning import batch as batch_lib
 from marft_jax.learning import learner
 from marft_jax.learning.algorithms import Algorithm
-from marft_jax.learning.gradients import Targets
 from marft_jax.learning.state import TrainState
 from marft_jax.learning.values import reads_base
 from marft_jax.models.decoder import DecoderConfig
@@ -31,8 +31,6 @@ from marft_jax.planning import hlo
 from marft_jax.planning.topology import Topology
 from marft_jax.planning.work import Work, longest_batch
 from marft_jax.team.prompts import Team
-
-Tell = Callable[[str], None]
 
 
 class Compiled(NamedTuple):
@@ -73,14 +71,11 @@ class Run(NamedTuple):
 
     config: Config
     team: Team
-    algorithm: Algorithm
     model: DecoderConfig
     work: Work
-    hosts: tuple[int, ...]
     mesh: Mesh
     here: Mesh
     shape: engine.Shape
-    graphdef: Any
     base: Any
     base_here: Any
     state: TrainState
@@ -103,62 +98,54 @@ def describe(
     Raises:
         BadInput: a mesh that the topology cannot have.
     """
-    per_host = topology.per_host
-    mesh = mesh_lib.make_mesh(config.mesh, topology.devices, per_host)
+    mesh = mesh_lib.make_mesh(config.mesh, topology.devices, topology.per_host)
     copies = mesh.shape["data"] // topology.hosts
     here = Mesh(np.asarray(topology.host).reshape(copies, *mesh.devices.shape[1:]), mesh_lib.AXES)
-    dtype = jnp.dtype(config.model.dtype)
+    dtype, alpha = jnp.dtype(config.model.dtype), config.lora.alpha
     graphdef, base = _base(config, model, mesh)
     slots = min(config.rollout.slots, processes.share(config.algo.episodes, topology.hosts))
     shape = engine.Shape(slots, config.rollout.chunk, work.context, work.action).on(here)
-    alpha = config.lora.alpha
     played = engine.programs(model, graphdef, here, shape, dtype, eos_ids=(0,), alpha=alpha)
     learned = learner.programs(config, model, graphdef, team, algorithm, mesh)
+    shards = mesh_lib.row_shards(mesh)
+    batch = longest_batch(config, team, algorithm.level, work, shards, model.d_model)
     return Run(
-        config, team, algorithm, model, work,
-        tuple(i // per_host for i in range(len(topology.devices))),
-        mesh, here, shape, graphdef, base, _base(config, model, here)[1],
-        state=placed(learned.init.eval_shape(), mesh_lib.replicated(mesh)),
-        slots=played.slots,
-        batch=longest_batch(
-            config, team, algorithm.level, work, mesh_lib.row_shards(mesh), model.d_model
-        ),
-        engine=played,
-        learner=learned,
+        config, team, model, work, mesh, here, shape, base, _base(config, model, here)[1],
+        learned.init.eval_shape(), played.slots, batch, played, learned,
     )  # fmt: skip
 
 
 def lowered(run: Run) -> dict[str, tuple[Any, Sequence[int]]]:
     """The programs of a step, ready for the compiler, and their devices' hosts."""
-    here, everywhere = run.hosts[: run.here.size], run.hosts
-    programs: dict[str, tuple[Any, Sequence[int]]] = {
-        "gradients": (run.learner.accumulate.lower(**_gradients(run)), everywhere),
-        "prefill": (run.engine.prefill.lower(**_prefill(run)), here),
-        "decode": (run.engine.decode.lower(**_decode(run)), here),
-        "optimiser": (run.learner.apply.lower(**_optimiser(run)), everywhere),
+    own, everywhere = ([i // run.here.size for i in range(m.size)] for m in (run.here, run.mesh))
+    playing = {
+        "prefill": run.engine.prefill.lower(**_prefill(run)),
+        "decode": run.engine.decode.lower(**_decode(run)),
     }
-    if reads_base(run.config):
-        programs["values"] = (run.learner.score.lower(**_values(run)), everywhere)
-    return programs
+    programs: dict[str, Any] = _learning(run) | playing
+    return {name: (x, own if name in playing else everywhere) for name, x in programs.items()}
 
 
-def compiled(run: Run, tell: Tell) -> dict[str, Compiled]:
-    """Compiles all of these, one after another; each is told when it is done.
+def compiled(run: Run, report: Callable[[str], None]) -> dict[str, Compiled]:
+    """Compiles all of these and reports each.
 
-    libtpu takes all cores for one program, and can crash where two are compiled at once.
+    One after another: libtpu takes all cores for one program, and can crash with two at once.
     """
     found = {}
     for name, (program, hosts) in lowered(run).items():
         found[name] = compile_one(program, hosts)
         layers, seconds = run.model.n_layers, found[name].seconds
-        tell(f"{name} with {layers} layers: compiled in {seconds:.0f} s")
+        report(f"{name} with {layers} layers: compiled in {seconds:.0f} s")
     return found
 
 
-def extended(few: dict[str, Compiled], more: dict[str, Compiled], depths: Sequence[int]):
+def extended(
+    few: dict[str, Compiled], more: dict[str, Compiled], depths: Sequence[int]
+) -> dict[str, Compiled]:
     """What programs of ``depths[2]`` layers need, from those of ``depths[0]`` and ``depths[1]``.
 
-    All layers are alike, so everything grows linearly with their number; the seconds are the sum.
+    All layers are the same, so everything grows linearly with their number; the seconds are the
+    sum.
     """
     step = (depths[2] - depths[0]) / (depths[1] - depths[0])
 
@@ -167,30 +154,27 @@ def extended(few: dict[str, Compiled], more: dict[str, Compiled], depths: Sequen
 
     found = {}
     for name, a in few.items():
-        b, none = more[name], hlo.Moved()
-        kinds = {*a.traffic.kinds, *b.traffic.kinds}
+        b = more[name]
         kinds = {
-            k: hlo.Moved(*line(a.traffic.kinds.get(k, none), b.traffic.kinds.get(k, none)))
-            for k in kinds
+            kind: hlo.Moved(*line(*(x.traffic.kinds.get(kind, hlo.Moved()) for x in (a, b))))
+            for kind in {**a.traffic.kinds, **b.traffic.kinds}
         }
-        sizes = line(a[1:-1], b[1:-1]) if not (a.overflow or b.overflow) else b[1:-1]
-        traffic = hlo.Traffic(kinds, b.traffic.endless)
-        sizes = dict(zip(Compiled._fields[1:-1], sizes, strict=True))
-        found[name] = Compiled(a.seconds + b.seconds, **sizes, traffic=traffic)
+        sizes = b[1:-1] if a.overflow or b.overflow else line(a[1:-1], b[1:-1])
+        found[name] = Compiled(
+            a.seconds + b.seconds, *sizes, traffic=hlo.Traffic(kinds, b.traffic.endless)
+        )
     return found
 
 
 def placed(tree: Any, sharding: NamedSharding) -> Any:
     """Shapes with one place for all of them."""
-    return jax.tree.map(lambda x: _at(x, sharding), tree)
+    return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), tree)
 
 
 def per_chip(tree: Any) -> int:
     """Bytes of arrays or shapes that lie on one chip."""
-    return sum(
-        int(np.prod(x.sharding.shard_shape(x.shape))) * x.dtype.itemsize
-        for x in jax.tree.leaves(tree)
-    )
+    leaves = jax.tree.leaves(tree)
+    return sum(math.prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize for x in leaves)
 
 
 def prompt_rows(run: Run) -> tuple[int, int]:
@@ -199,22 +183,16 @@ def prompt_rows(run: Run) -> tuple[int, int]:
     return run.shape.prefill_rows(width, run.here)[-1], width
 
 
-def _at(x: Any, sharding: Any) -> jax.ShapeDtypeStruct:
-    return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding)
-
-
 def _base(config: Config, model: DecoderConfig, mesh: Mesh) -> tuple[Any, Any]:
-    dtype = jnp.dtype(config.model.dtype)
-    attention = attention_on(mesh.devices.flat[0].platform)
-    graphdef, abstract = abstract_decoder(
-        model, dtype, attention=attention, remat=config.model.remat
-    )
+    dtype, platform = jnp.dtype(config.model.dtype), mesh.devices.flat[0].platform
+    how = dict(attention=attention_on(platform), remat=config.model.remat)
+    graphdef, abstract = abstract_decoder(model, dtype, **how)
     shapes: Any = [
         (path, jax.ShapeDtypeStruct(s, dtype)) for path, s in shapes_of(abstract).items()
     ]
 
     def place(path: str, x: Any) -> Any:
-        return _at(x, mesh_lib.base_sharding(mesh, path, x.shape))
+        return placed(x, mesh_lib.base_sharding(mesh, path, x.shape))
 
     return graphdef, fill(abstract, shapes, place, "plan")
 
@@ -260,61 +238,58 @@ def _prefill(run: Run) -> dict[str, Any]:
     )
 
 
-def _values(run: Run) -> dict[str, Any]:
-    read = run.batch.rows if run.batch.prompts is None else run.batch.prompts.rows
-    return dict(base=run.base, critic=run.state.critic, r=_microbatch(run, read))
+def _learning(run: Run) -> dict[str, Any]:
+    """The learner's programs, on a microbatch of the batch."""
+    programs, batch, algo = run.learner, run.batch, run.config.algo
+    frozen = dict(base=run.base, critic=run.state.critic)
+    policy = dict(base=run.base, adapters=run.state.adapters)
+    split = mesh_lib.rows(run.mesh)
 
+    def micro(rows: batch_lib.Rows) -> Any:
+        return placed(batch_lib.microbatches(rows)[0], split)
 
-def _gradients(run: Run) -> dict[str, Any]:
-    rows, state, algo = _microbatch(run, run.batch.rows), run.state, run.config.algo
-    scored = run.learner.score.eval_shape(base=run.base, critic=state.critic, r=rows)
-    tokens = jax.ShapeDtypeStruct(rows.mask_UBA.shape, jnp.float32)
-    decisions = jax.ShapeDtypeStruct(run.batch.chain.shape_UBX[1:], jnp.float32)
-    targets = Targets(
-        decisions,
-        decisions,
-        scored.values_BX,
-        scored.features_BXD,
-        scored.reference_BA if algo.kl_in == "loss" else None,
-        tokens if algo.correction != "none" else None,
-    )
-    return dict(
-        base=run.base,
-        adapters=state.adapters,
-        critic=state.critic,
-        rows=rows,
-        targets=placed(targets, mesh_lib.rows(run.mesh)),
-        total=_total(run),
-    )
-
-
-def _optimiser(run: Run) -> dict[str, Any]:
+    rows = micro(batch.rows)
+    unit_BX = jax.ShapeDtypeStruct(batch.chain.shape_UBX[1:], jnp.float32, sharding=split)
+    scored = programs.score.eval_shape(**frozen, r=rows)
+    old = programs.proximal.eval_shape(**policy, r=rows) if algo.correction != "none" else None
+    targets = learner.targets_of(algo, unit_BX, unit_BX, scored, old)
+    total = programs.zeros.eval_shape(run.state.adapters, run.state.critic)
     trainable_N = jax.ShapeDtypeStruct((run.team.adapters,), bool)
-    return dict(state=run.state, total=_total(run), trainable_N=trainable_N)
-
-
-def _microbatch(run: Run, rows: batch_lib.Rows) -> Any:
-    return placed(batch_lib.microbatches(rows)[0], mesh_lib.rows(run.mesh))
-
-
-def _total(run: Run) -> Any:
-    total = run.learner.zeros.eval_shape(run.state.adapters, run.state.critic)
-    return placed(total, NamedSharding(run.mesh, P("data")))
+    lowered = {
+        "gradients": programs.accumulate.lower(
+            **policy, critic=run.state.critic, rows=rows, targets=targets, total=total
+        ),
+        "optimiser": programs.apply.lower(state=run.state, total=total, trainable_N=trainable_N),
+    }
+    if reads_base(run.config):
+        read = batch.rows if batch.prompts is None else batch.prompts.rows
+        lowered["values"] = programs.score.lower(**frozen, r=micro(read))
+    return lowered
 
 
 def compile_one(program: Any, hosts: Sequence[int]) -> Compiled:
-    """One lowered program, compiled and measured; ``hosts`` of its devices, in their order."""
+    """One lowered program, compiled and measured; ``hosts`` of its devices, in their order.
+
+    Raises:
+        BadInput: libtpu and JAX are of different versions.
+    """
     began = time.monotonic()
     try:
         program = program.compile()
     except jax.errors.JaxRuntimeError as error:
-        needs = re.search(r"Used ([\d.]+)([KMGT]) of|\(([\d.]+)([KMGT])\) exceeds", str(error))
+        needs = re.search(r"(?:Used |\()([\d.]+)([KMGT])(?: of|\) exceeds)", str(error))
         if not needs:
             raise
-        needs = [part for part in needs.groups() if part]
-        size = float(needs[0]) * 2 ** (10 * (1 + "KMGT".index(needs[1])))
+        size = float(needs[1]) * 2 ** (10 * (1 + "KMGT".index(needs[2])))
         return Compiled(time.monotonic() - began, overflow=size)
     seconds, memory = time.monotonic() - began, program.memory_analysis()
+    try:
+        text = program.as_text()
+    except jax.errors.JaxRuntimeError as error:
+        raise BadInput(
+            '--topology: this libtpu does not fit this jax; pip install -U "jax[tpu]" takes two '
+            "that do"
+        ) from error
     return Compiled(
         seconds,
         memory.argument_size_in_bytes,
@@ -322,15 +297,5 @@ def compile_one(program: Any, hosts: Sequence[int]) -> Compiled:
         memory.alias_size_in_bytes,
         memory.temp_size_in_bytes,
         memory.generated_code_size_in_bytes,
-        traffic=hlo.traffic(_text(program), hosts),
+        traffic=hlo.traffic(text, hosts),
     )
-
-
-def _text(program: Any) -> str:
-    try:
-        return program.as_text()
-    except jax.errors.JaxRuntimeError as error:
-        raise BadInput(
-            '--topology: this libtpu does not fit this jax; pip install -U "jax[tpu]" takes two '
-            "that do"
-        ) from error

@@ -1,8 +1,8 @@
-"""How long a training step takes at least: arithmetic, memory and links of a chip (a roofline).
+"""The least time of a training step: arithmetic, memory and links of a chip (a roofline).
 
-Counted by hand, because XLA's own ``cost_analysis`` counts the body of a loop once and the update
-is three loops deep. For n tokens in rows of T, with P weights in the blocks, L layers, H heads of C
-channels, vocabulary V and width D:
+Counted by hand, because XLA's own ``cost_analysis`` counts the body of a loop once, and nothing of
+a kernel that is not XLA's. For n tokens in rows of T, with P weights in the blocks, L layers, H
+heads of C channels, vocabulary V and width D:
 
     forward      2 P n + 4 n T H C L + 2 n R N (in + out of each target) L, and 2 V D a token scored
     backward     the same again for what flows back through frozen weights, twice for attention and
@@ -15,8 +15,10 @@ activations, written and read once. Bytes over links come from the compiled prog
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import NamedTuple
 
+from marft_jax.config import TARGETS
 from marft_jax.learning.batch import Rows
 from marft_jax.learning.values import FROZEN
 from marft_jax.models.decoder import DecoderConfig
@@ -42,7 +44,7 @@ class Cost(NamedTuple):
     across: float
 
     def times(self, chip: Chip) -> dict[str, float]:
-        """Seconds of all calls, by what takes them. Links inside a slice join hosts too."""
+        """Seconds of all calls, by what takes them. Inside a slice hosts have the same links."""
         return {
             "arithmetic": self.calls * self.flops / chip.flops,
             "memory": self.calls * self.bytes / chip.bandwidth,
@@ -62,22 +64,19 @@ def costs(run: Run, programs: dict[str, Compiled]) -> dict[str, Cost]:
         "prefill": _prefill(run),
         "values": _values(run),
         "gradients": _gradients(run),
-        "optimiser": (run.config.algo.epochs * run.config.algo.minibatches, 0.0, _moved(run)),
+        "optimiser": _optimiser(run),
     }
-    return {
-        name: Cost(
-            calls,
-            flops,
-            bytes + 2 * programs[name].scratch,
-            programs[name].traffic.moved(across=False).sent,
-            programs[name].traffic.moved(across=True).sent,
-        )
-        for name, (calls, flops, bytes) in counted.items()
-        if name in programs
-    }
+    found = {}
+    for name, program in programs.items():
+        calls, flops, moved = counted[name]
+        sent = (program.traffic.moved(across).sent for across in (False, True))
+        found[name] = Cost(calls, flops, moved + 2 * program.scratch, *sent)
+    return found
 
 
-def forward_flops(model: DecoderConfig, tokens: int, width: int, columns: int = 0, targets=()):
+def forward_flops(
+    model: DecoderConfig, tokens: int, width: int, columns: int = 0, targets: Sequence[str] = ()
+) -> float:
     """Of hidden states: ``tokens`` in rows of ``width``, through ``columns`` adapter ranks."""
     attention = 4 * tokens * width * model.n_heads * model.head_dim * model.n_layers
     return 2 * block_weights(model) * tokens + attention + _lora(model, tokens, columns, targets)
@@ -85,34 +84,41 @@ def forward_flops(model: DecoderConfig, tokens: int, width: int, columns: int = 
 
 def block_weights(model: DecoderConfig) -> int:
     """Weights in the matrices of all blocks."""
-    shapes = (model.target_shape(t) for t in ("q", "k", "v", "o", "gate", "up", "down"))
-    return model.n_layers * sum(math.prod(shape) for shape in shapes)
+    return model.n_layers * sum(math.prod(model.target_shape(t)) for t in TARGETS)
 
 
-def _lora(model: DecoderConfig, tokens: int, columns: int, targets) -> int:
+def _lora(model: DecoderConfig, tokens: int, columns: int, targets: Sequence[str]) -> int:
     return 2 * tokens * columns * model.n_layers * sum(sum(model.target_shape(t)) for t in targets)
 
 
-def _decode(run: Run) -> tuple[int, float, float]:
-    """(calls, FLOPs, bytes) of one chunk of steps; every slot is in use."""
+def _vocabulary(model: DecoderConfig, tokens: int) -> int:
+    return 2 * model.vocab_size * model.d_model * tokens
+
+
+Counted = tuple[int, float, float]
+"""Calls in a step; FLOPs and bytes of one."""
+
+
+def _decode(run: Run) -> Counted:
+    """One chunk of steps; every slot is in use."""
     model, shape, steps = run.model, run.shape, run.shape.chunk
     episodes = processes.share(run.work.episodes, run.mesh.size // run.here.size)
     waves = -(-episodes * len(run.work.owners) // min(shape.slots, episodes))
     flops = forward_flops(model, shape.slots, shape.context, *_adapters(run))
-    flops += 2 * model.vocab_size * model.d_model * shape.slots
+    flops += _vocabulary(model, shape.slots)
     read = per_chip(run.slots.cache) + _weights(run)
     return waves * -(-shape.longest // steps), steps * flops / run.here.size, steps * read
 
 
-def _prefill(run: Run) -> tuple[int, float, float]:
+def _prefill(run: Run) -> Counted:
     rows, width = prompt_rows(run)
     turns = processes.share(run.work.turns, run.mesh.size // run.here.size)
     flops = forward_flops(run.model, rows * width, width, *_adapters(run))
-    flops += 2 * run.model.vocab_size * run.model.d_model * rows
+    flops += _vocabulary(run.model, rows)
     return -(-turns // rows), flops / run.here.size, _weights(run)
 
 
-def _values(run: Run) -> tuple[int, float, float]:
+def _values(run: Run) -> Counted:
     config = run.config
     read = run.batch.rows if run.batch.prompts is None else run.batch.prompts.rows
     micros, tokens, width, actions = _microbatch(read)
@@ -121,12 +127,12 @@ def _values(run: Run) -> tuple[int, float, float]:
     if config.critic.mode == "lora":
         flops += forward_flops(run.model, tokens, width, *_adapters(run))
     if config.algo.kl_coef > 0:
-        flops += 2 * run.model.vocab_size * run.model.d_model * actions
+        flops += _vocabulary(run.model, actions)
     passes = frozen + (config.critic.mode == "lora")
     return micros, flops / run.mesh.size, passes * _weights(run)
 
 
-def _gradients(run: Run) -> tuple[int, float, float]:
+def _gradients(run: Run) -> Counted:
     micros, tokens, width, actions = _microbatch(run.batch.rows)
     model, epochs = run.model, run.config.algo.epochs
     forward, lora = forward_flops(model, tokens, width), _lora(model, tokens, *_adapters(run))
@@ -135,7 +141,7 @@ def _gradients(run: Run) -> tuple[int, float, float]:
     trained += {"none": 0, "products": attention, "block": forward + lora}[run.config.model.remat]
     if run.config.critic.mode == "lora":
         trained *= 2
-    vocabulary = 2 * model.vocab_size * model.d_model * actions
+    vocabulary = _vocabulary(model, actions)
     trained += (3 if run.config.algo.entropy_coef else 2) * vocabulary
     reads = 2 * _weights(run)
     if run.config.algo.correction != "none":  # once a step, not once an epoch
@@ -150,14 +156,14 @@ def _microbatch(rows: Rows) -> tuple[int, int, int, int]:
     return micros, height * width, width, height * rows.mask_UBA.shape[2]
 
 
-def _moved(run: Run) -> float:
-    """Bytes of one optimiser step: parameters and Adam's two moments read and written, gradients
-    read."""
-    return 7 * (per_chip(run.state.adapters) + per_chip(run.state.critic))
+def _optimiser(run: Run) -> Counted:
+    """Parameters and Adam's two moments are read and written, gradients read."""
+    steps = run.config.algo.epochs * run.config.algo.minibatches
+    return steps, 0.0, 7 * (per_chip(run.state.adapters) + per_chip(run.state.critic))
 
 
 def _weights(run: Run) -> float:
-    """Bytes of weights that a chip reads in a pass: its own, and what ``fsdp`` hands it."""
+    """Bytes of weights that a chip reads in a pass: its own, and what ``fsdp`` gathers."""
     return per_chip(run.base) * run.mesh.shape["fsdp"]
 
 

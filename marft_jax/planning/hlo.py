@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import NamedTuple
 
@@ -26,41 +26,23 @@ _CALLED = re.compile(
     r"(?:calls|to_apply|body|condition|true_computation|false_computation)=%?([\w.\-]+)"
 )
 _BRANCHES = re.compile(r"branch_computations=\{([^}]*)\}")
+_WHILE = re.compile(r" while\(.*condition=%?([\w.\-]+)")
 _TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"\}')
+_CONSTANT = re.compile(r"%?([\w.\-]+) = s32\[\]\S* constant\((\d+)\)")
+_AXES = re.compile(r"replica_groups=mesh\[([^\]]*)\](?:, device_ids=\(([^{]*)\))? ?\{([^}]*)\}")
 
-
-class Collective(NamedTuple):
-    """One collective operation.
-
-    Attributes:
-        kind: such as ``all-reduce``.
-        payload: bytes that a chip has of the array that is reduced, gathered or handed on.
-        group: chips that take part together.
-        across: whether any group has chips of several hosts.
-        times: how often it runs in one call of the program, at most.
-    """
-
-    kind: str
-    payload: int
-    group: int
-    across: bool
-    times: int
-
-    @property
-    def sent(self) -> float:
-        """Bytes that a chip sends in one run, in a ring."""
-        share = (self.group - 1) / max(self.group, 1)
-        if self.kind == "all-reduce":
-            return 2 * share * self.payload
-        return self.payload if self.kind == "collective-permute" else share * self.payload
+Blocks = Mapping[str, Sequence[str]]
+"""The lines of each computation."""
+Kind = tuple[str, bool]
+"""Such as ``all-reduce``, and whether it has chips of several hosts."""
 
 
 class Moved(NamedTuple):
     """The collectives of one kind in one call of a program.
 
     Attributes:
-        payload: bytes that a chip has of the arrays that are reduced, gathered or handed on.
-        sent: bytes that it sends for them.
+        payload: bytes that a chip has of the arrays that are reduced, gathered or passed on.
+        sent: bytes that it sends for them, in a ring.
         runs: how many there are.
     """
 
@@ -68,9 +50,8 @@ class Moved(NamedTuple):
     sent: float = 0
     runs: float = 0
 
-
-Kind = tuple[str, bool]
-"""Such as ``all-reduce``, and whether it has chips of several hosts."""
+    def plus(self, other: Moved, times: int = 1) -> Moved:
+        return Moved(*(a + times * b for a, b in zip(self, other, strict=True)))
 
 
 class Traffic(NamedTuple):
@@ -86,8 +67,10 @@ class Traffic(NamedTuple):
 
     def moved(self, across: bool) -> Moved:
         """Inside hosts, or across them."""
-        chosen = [moved for (_, far), moved in self.kinds.items() if far == across]
-        return Moved(*map(sum, zip(*chosen, strict=True))) if chosen else Moved()
+        total = Moved()
+        for (_, far), moved in self.kinds.items():
+            total = total.plus(moved, times=far == across)
+        return total
 
 
 def traffic(text: str, hosts: Sequence[int]) -> Traffic:
@@ -101,139 +84,94 @@ def traffic(text: str, hosts: Sequence[int]) -> Traffic:
         ValueError: a group of devices that is written in an unknown way.
     """
     blocks, entry = _blocks(text)
-    times: dict[str, int] = dict.fromkeys(blocks, 0)
-    times[entry], endless = 1, 0
-    for name in reversed(_callees_first(blocks, entry)):
-        for line in blocks[name]:
-            passes = _passes(line, blocks)
-            endless += passes is None
-            for callee in _calls(line):
-                times[callee] += times[name] * (passes or 1)
-    found = (
-        collective
-        for name, lines in blocks.items()
-        if times[name]
-        for line in lines
-        if (collective := _collective(line, times[name], hosts))
-    )
-    return _summed(found, endless)
-
-
-def _summed(found: Iterable[Collective], endless: int) -> Traffic:
     kinds: dict[Kind, Moved] = {}
-    for one in found:
-        old = kinds.get((one.kind, one.across), Moved())
-        kinds[one.kind, one.across] = Moved(
-            old.payload + one.payload * one.times,
-            old.sent + one.sent * one.times,
-            old.runs + one.times,
-        )
+    endless = 0
+    for line, times in _executed(blocks, entry, 1):
+        if found := _collective(line, hosts):
+            kind, moved = found
+            kinds[kind] = kinds.get(kind, Moved()).plus(moved, times)
+        endless += _passes(line, blocks) is None
     return Traffic(kinds, endless)
 
 
-def _blocks(text: str) -> tuple[dict[str, list[str]], str]:
-    """The lines of each computation that call another or are collectives; the entry's name."""
+def _blocks(text: str) -> tuple[Blocks, str]:
+    """The lines of each computation, and the name of the entry."""
     blocks: dict[str, list[str]] = {}
-    entry = name = ""
+    entry, lines = "", []
     for line in text.splitlines():
-        if not line.startswith(" "):
-            head = _HEAD.match(line)
-            if head:
-                name = head[2]
-                blocks[name] = []
-                entry = name if head[1] else entry
-        elif name:
-            blocks[name].append(line)
+        if line.startswith(" "):
+            lines.append(line)
+        elif head := _HEAD.match(line):
+            lines = blocks[head[2]] = []
+            entry = head[2] if head[1] else entry
     return blocks, entry
 
 
+def _executed(blocks: Blocks, name: str, times: int) -> Iterator[tuple[str, int]]:
+    """Each line that runs, and how often; calls are followed."""
+    for line in blocks[name]:
+        yield line, times
+        for callee in _calls(line):
+            yield from _executed(blocks, callee, times * (_passes(line, blocks) or 1))
+
+
 def _calls(line: str) -> list[str]:
-    called = _CALLED.findall(line)
-    for branches in _BRANCHES.findall(line):
-        called += [branch.strip(" %") for branch in branches.split(",")]
-    return called if "-done(" not in line and "async-update(" not in line else []
+    if "-done(" in line or "async-update(" in line:  # counted at their start
+        return []
+    branches = [name.strip(" %") for all in _BRANCHES.findall(line) for name in all.split(",")]
+    return _CALLED.findall(line) + branches
 
 
-def _callees_first(blocks: Mapping[str, list[str]], entry: str) -> list[str]:
-    order: list[str] = []
-    seen: set[str] = set()
-
-    def visit(name: str) -> None:
-        if name not in seen:
-            seen.add(name)
-            for line in blocks[name]:
-                for callee in _calls(line):
-                    visit(callee)
-            order.append(name)
-
-    visit(entry)
-    return order
-
-
-def _passes(line: str, blocks: Mapping[str, list[str]]) -> int | None:
+def _passes(line: str, blocks: Blocks) -> int | None:
     """How often a line's computations run: 1 unless it is a loop, None for one without an end."""
-    condition = re.search(r" while\(.*condition=%?([\w.\-]+)", line)
-    if not condition:
+    loop = _WHILE.search(line)
+    if not loop:
         return 1
-    told = _TRIPS.search(line)
-    return int(told[1]) if told else _bound(blocks[condition[1]], blocks)
+    known = _TRIPS.search(line)
+    return int(known[1]) if known else _bound(blocks[loop[1]], blocks)
 
 
-def _bound(condition: Sequence[str], blocks: Mapping[str, list[str]]) -> int | None:
+def _bound(condition: Sequence[str], blocks: Blocks) -> int | None:
     """n of a condition ``i < n``, the least of several; i counts from 0, as in JAX's loops."""
     lines = [*condition, *(line for c in condition for name in _calls(c) for line in blocks[name])]
-    constants = {
-        found[1]: int(found[2])
-        for line in lines
-        if (found := re.search(r"%?([\w.\-]+) = s32\[\]\S* constant\((\d+)\)", line))
-    }
-    if any("direction=LT" in line for line in lines):
-        compared = [line for line in lines if "direction=LT" in line]
-        named = [n for name, n in constants.items() for c in compared if f"%{name})" in c]
-        bounds = named or list(constants.values())
-        return min(bounds, default=None)
-    return None
+    compared = [line for line in lines if "direction=LT" in line]
+    constants = [(c[1], int(c[2])) for line in lines if (c := _CONSTANT.search(line))]
+    named = [n for name, n in constants if any(f"%{name})" in line for line in compared)]
+    return min(named or [n for _, n in constants], default=None) if compared else None
 
 
-def _collective(line: str, times: int, hosts: Sequence[int]) -> Collective | None:
+def _collective(line: str, hosts: Sequence[int]) -> tuple[Kind, Moved] | None:
     found = _COLLECTIVE.search(line)
     if not found:
         return None
     shape, kind, started = found.groups()
     groups = _groups(line, len(hosts))
-    sizes = [_bytes(*array) for array in _ARRAY.findall(shape)]
+    chips, sizes = len(groups[0]), [_bytes(*array) for array in _ARRAY.findall(shape)]
     payload = sum(sizes)
     if started and kind in ("all-gather", "collective-permute", "reduce-scatter"):
         payload = max(sizes)  # of (operand, result, ...)
     elif kind == "reduce-scatter":
-        payload *= len(groups[0])
+        payload *= chips
+    share = {"all-reduce": 2 * (chips - 1) / chips, "collective-permute": 1}
     across = any(len({hosts[device] for device in group}) > 1 for group in groups)
-    return Collective(kind, payload, len(groups[0]), across, times)
+    return (kind, across), Moved(payload, payload * share.get(kind, (chips - 1) / chips), 1)
 
 
 def _bytes(kind: str, shape: str) -> int:
-    bits = _BITS.get(kind) or (int(found[0]) if (found := re.findall(r"\d+", kind)) else 0)
-    return math.ceil(math.prod(int(n) for n in shape.split(",") if n) * bits / 8)
+    bits = _BITS.get(kind) or int((re.findall(r"\d+", kind) or [0])[0])
+    return math.ceil(math.prod(_numbers(shape)) * bits / 8)
 
 
 def _groups(line: str, devices: int) -> list[list[int]]:
     """The devices that exchange data with each other."""
-    if pairs := re.search(r"source_target_pairs=\{(.*?\})\}", line):
-        return _listed(pairs[1])
-    if listed := re.search(r"replica_groups=\{(\{.*?\})?\}", line):
-        return _listed(listed[1]) if listed[1] else [list(range(devices))]
+    if found := re.search(r"(?:source_target_pairs|replica_groups)=\{(\{.*?\})?\}", line):
+        listed = [_numbers(group) for group in re.findall(r"\{([\d,]+)\}", found[1] or "")]
+        return listed or [list(range(devices))]
     if iota := re.search(r"replica_groups=\[([\d,]+)\]<=(\S*\d[\])])", line):
         return _ordered(iota[2]).reshape(_numbers(iota[1])).tolist()
-    named = re.search(
-        r"replica_groups=mesh\[([^\]]*)\](?:, device_ids=\(([^{]*)\))? ?\{([^}]*)\}", line
-    )
-    if named:
-        return _along(*named.groups(""))
+    if axes := _AXES.search(line):
+        return _along(*axes.groups(""))
     raise ValueError(f"devices of a collective that cannot be read: {line.strip()[:400]}")
-
-
-def _listed(text: str) -> list[list[int]]:
-    return [_numbers(group) for group in re.findall(r"\{([\d,]+)\}", text)]
 
 
 def _numbers(text: str) -> list[int]:
@@ -249,16 +187,18 @@ def _ordered(text: str) -> np.ndarray:
 
 def _along(mesh: str, devices: str, axes: str) -> list[list[int]]:
     """Groups along some axes of a named mesh: ``'a'=2,'b'=4`` and ``'b'``, or ``'b':(1)2``."""
-    sizes = {name: int(size) for name, size in re.findall(r"'([^']+)'=(\d+)", mesh)}
-    wanted = re.findall(r"'([^']+)'(?::\((\d+)\)(\d+))?", axes)
+    parts = {
+        name: (int(before or 1), int(size or 0))
+        for name, before, size in re.findall(r"'([^']+)'(?::\((\d+)\)(\d+))?", axes)
+    }
+    if len(parts) < axes.count("'") // 2:
+        raise ValueError(f"devices of a collective that cannot be read: mesh[{mesh}] {axes}")
     shape, moved = [], []
-    for axis, size in sizes.items():
-        parts = [(int(pre or 1), int(part or size)) for name, pre, part in wanted if name == axis]
-        if len(parts) > 1:
-            raise ValueError(f"devices of a collective that cannot be read: mesh[{mesh}] {axes}")
-        pre, part = parts[0] if parts else (size, 1)
-        shape += [pre, part, size // (pre * part)]
-        moved += [len(shape) - 2] * bool(parts)
+    for axis, length in re.findall(r"'([^']+)'=(\d+)", mesh):
+        before, size = parts.get(axis, (int(length), 1))
+        size = size or int(length)
+        moved += [len(shape) + 1] * (axis in parts)
+        shape += [before, size, int(length) // (before * size)]
     ids = _ordered(devices) if devices else np.arange(math.prod(shape))
     ids = np.moveaxis(ids.reshape(shape), moved, range(-len(moved), 0))
     return ids.reshape(-1, math.prod(shape[i] for i in moved)).tolist()

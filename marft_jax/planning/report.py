@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from rich import box
@@ -36,8 +37,13 @@ class Plan(NamedTuple):
         return max(self.peaks.values())
 
     @property
+    def worst(self) -> str:
+        """The program that needs most."""
+        return max(self.peaks, key=lambda name: self.peaks[name])
+
+    @property
     def fits(self) -> bool:
-        """Whether it stays below a chip's memory; virtual devices have no limit."""
+        """True below a chip's memory; virtual devices have no limit."""
         chip = self.topology.chip
         return chip is None or self.peak <= chip.memory
 
@@ -55,22 +61,23 @@ class Plan(NamedTuple):
 def memory_of(run: Run, programs: dict[str, Compiled]) -> tuple[dict[str, float], dict[str, float]]:
     """(bytes per chip by what they hold, the peak while each program runs)."""
     state = run.state
-    optimiser = per_chip(state.adapters_opt) + per_chip(state.critic_opt)
-    memory: dict[str, float] = {
-        "weights": per_chip(run.base),
-        "adapters": per_chip(state.adapters),
-        "critic": per_chip(state.critic),
-        "optimiser": optimiser,
-        "cache": per_chip(run.slots),
-        "activations": max((program.scratch for program in programs.values()), default=0),
+    held = {
+        "weights": run.base,
+        "adapters": state.adapters,
+        "critic": state.critic,
+        "optimiser": (state.adapters_opt, state.critic_opt),
+        "cache": run.slots,
     }
+    memory: dict[str, float] = {name: per_chip(tree) for name, tree in held.items()}
+    memory["activations"] = max((program.scratch for program in programs.values()), default=0)
     code = sum(program.code for program in programs.values())
-    beside = {  # what a program does not take, and yet is there; learning, the engine is at rest
+    optimiser, playing = memory["optimiser"], memory["optimiser"] + memory["critic"]
+    beside = {  # what a program does not take, and yet is there; the cache is released to learn
         "gradients": optimiser,
         "optimiser": memory["weights"],
-        "prefill": optimiser + memory["critic"],
         "values": optimiser,
-        "decode": optimiser + memory["critic"],
+        "prefill": playing,
+        "decode": playing,
     }
     peaks = {
         name: program.peak + beside[name] + code - program.code
@@ -84,23 +91,19 @@ def advice(plan: Plan) -> str:
     run, chip, config = plan.run, plan.topology.chip, plan.run.config
     if chip is None or plan.fits:
         return ""
-    share = run.mesh.shape["fsdp"] * run.mesh.shape["tensor"]
-    per_host = plan.topology.per_host
-    worst = max(plan.peaks, key=lambda name: plan.peaks[name])
+    share, per_host = run.mesh.shape["fsdp"] * run.mesh.shape["tensor"], plan.topology.per_host
     if plan.memory["weights"] > chip.memory / 2:
         if config.model.dtype == "float32":
             return "--model.dtype bfloat16 halves the weights"
         if share < per_host:
             return f"--mesh.tensor {per_host} spreads the weights over all chips of a host"
         return "a copy of the weights leaves no room in a host; take chips with more memory"
-    excess = plan.peak - chip.memory
-    if worst not in _LEARNING and plan.memory["cache"] > excess:
-        left = (1 - excess / plan.memory["cache"]) * run.shape.slots
-        if left >= 1:
-            return f"--rollout.slots {int(left)} makes the cache smaller"
+    left = (1 - (plan.peak - chip.memory) / plan.memory["cache"]) * run.shape.slots
+    if plan.worst not in _LEARNING and left >= 1:
+        return f"--rollout.slots {int(left)} makes the cache smaller"
     _, rows, width = run.batch.rows.tokens_UBT.shape
     shards = run.mesh.shape["data"] * run.mesh.shape["fsdp"]
-    if worst in _LEARNING and rows > shards:
+    if plan.worst in _LEARNING and rows > shards:
         return f"--algo.microbatch_tokens {max(shards, rows // 2) * width} makes passes smaller"
     if share < per_host:
         return f"--mesh.tensor {per_host} spreads weights, cache and activations over a host"
@@ -109,17 +112,14 @@ def advice(plan: Plan) -> str:
 
 def verdict(plan: Plan) -> str:
     """Fits or not, what hosts exchange, and how long a step takes."""
-    chip, lines = plan.topology.chip, []
+    chip, work, peak = plan.topology.chip, plan.run.work, _gb(plan.peak)
     if chip is None:
-        lines.append(f"peak {_gb(plan.peak)} per device; virtual devices have no limit")
+        lines = [f"peak {peak} per device; virtual devices have no limit"]
     elif plan.fits:
-        lines.append(f"fits: peak {_gb(plan.peak)} of {_gb(chip.memory)} per chip")
+        lines = [f"fits: peak {peak} of {_gb(chip.memory)} per chip"]
     else:
-        worst = max(plan.peaks, key=lambda name: plan.peaks[name])
-        lines.append(
-            f"does not fit: peak {_gb(plan.peak)} of {_gb(chip.memory)} per chip, in {worst}; "
-            f"{advice(plan)}"
-        )
+        needs = f"peak {peak} of {_gb(chip.memory)} per chip, in {plan.worst}"
+        lines = [f"does not fit: {needs}; {advice(plan)}"]
     if plan.topology.hosts > 1:
         times = f"{plan.across / plan.gradients:.2f} x the gradients of adapters and critic"
         network = f" ({plan.across / chip.network:.2g} s between slices)" if chip else ""
@@ -127,61 +127,62 @@ def verdict(plan: Plan) -> str:
     if chip is not None:
         rollout, learning = seconds(plan)
         lines.append(
-            f"a step of {plan.run.work.turns} turns of up to {plan.run.work.context} tokens takes "
+            f"a step of {work.turns} turns of up to {work.context} tokens takes "
             f"at least {rollout:.1f} s to play and {learning:.1f} s to learn"
         )
     if len(plan.depths) > 1:
         depths, layers = " and ".join(map(str, plan.depths)), plan.run.model.n_layers
-        lines.append(f"compiled with {depths} layers and extended to {layers}: all are alike")
+        lines.append(f"compiled with {depths} layers and extended to {layers}")
     return "\n".join(lines)
 
 
 def seconds(plan: Plan) -> tuple[float, float]:
     """(rollout, update) of a training step at the chip's limits."""
-    chip = plan.topology.chip
-    assert chip is not None
-    each = {name: cost.seconds(chip) for name, cost in plan.costs.items()}
-    return (
-        each["decode"] + each["prefill"],
-        sum(each[name] for name in _LEARNING if name in each),
-    )
+    assert plan.topology.chip is not None
+    each = {name: cost.seconds(plan.topology.chip) for name, cost in plan.costs.items()}
+    learning = sum(each[name] for name in _LEARNING if name in each)
+    return each["decode"] + each["prefill"], learning
+
+
+_STYLE: dict[str, Any] = dict(box=box.SIMPLE, padding=0)  # narrow: nothing is cut at 80 columns
+_MEASURES: dict[str, Callable[[Plan, str], float]] = {
+    "calls": lambda plan, name: plan.costs[name].calls,
+    "s to compile": lambda plan, name: plan.programs[name].seconds,
+    "GB at the peak": lambda plan, name: plan.peaks[name] / 1e9,
+    "TFLOP": lambda plan, name: plan.costs[name].flops / 1e12,
+    "GB of memory": lambda plan, name: plan.costs[name].bytes / 1e9,
+    "GB inside hosts": lambda plan, name: plan.programs[name].traffic.moved(False).payload / 1e9,
+    "GB across hosts": lambda plan, name: plan.programs[name].traffic.moved(True).payload / 1e9,
+}
 
 
 def memory_table(plan: Plan) -> Table:
     """What a chip holds."""
-    shown = Table(*plan.memory, "peak", "limit", title="GB per chip", box=box.SIMPLE)
     chip = plan.topology.chip
-    sizes = [*plan.memory.values(), plan.peak, *([chip.memory] if chip else [])]
-    shown.add_row(*(f"{size / 1e9:.3f}" for size in sizes), *([] if chip else ["none"]))
+    sizes = plan.memory | {"peak": plan.peak} | ({"limit": chip.memory} if chip else {})
+    shown = Table(*sizes, title="GB per chip", **_STYLE)
+    shown.add_row(*(_short(size / 1e9) for size in sizes.values()))
     return shown
 
 
 def programs_table(plan: Plan) -> Table:
-    """Of each program: how often it runs in a step, and what a call costs a chip."""
-    shown = Table(
-        "program", "calls", "compiled", "peak", "TFLOP", "memory", "in host", "across",
-        *(["s", "arithmetic", "memory", "links"] if plan.topology.chip else []),
-        title="GB per chip and call; seconds of all calls, and what takes them", box=box.SIMPLE,
-    )  # fmt: skip
-    for name, program in plan.programs.items():
-        cost, moved = plan.costs[name], program.traffic.moved
-        times = []
-        if plan.topology.chip is not None:
-            parts = cost.times(plan.topology.chip).values()
-            times = [f"{t:.3g}" for t in (cost.seconds(plan.topology.chip), *parts)]
-        shown.add_row(
-            name, str(cost.calls), f"{program.seconds:.0f} s", f"{plan.peaks[name] / 1e9:.2f}",
-            f"{cost.flops / 1e12:.3g}", f"{cost.bytes / 1e9:.3g}",
-            f"{moved(across=False).payload / 1e9:.3g}", f"{moved(across=True).payload / 1e9:.3g}",
-            *times,
-        )  # fmt: skip
+    """Of each program: how often a step calls it, what a call costs a chip, and seconds of all."""
+    shown = Table("per call", *plan.programs, title="programs of a step", **_STYLE)
+    for label, measure in _MEASURES.items():
+        shown.add_row(label, *(_short(measure(plan, name)) for name in plan.programs))
+    if chip := plan.topology.chip:
+        costs = [plan.costs[name] for name in plan.programs]
+        times = [{"all calls": cost.seconds(chip)} | cost.times(chip) for cost in costs]
+        for part in times[0]:
+            shown.add_row(f"s of {part}", *(_short(each[part]) for each in times))
     return shown
 
 
 def numbers(plan: Plan) -> dict[str, Any]:
     """Everything, for programs to read. Bytes and seconds."""
     run, chip = plan.run, plan.topology.chip
-    told = {
+    times = dict(zip(("rollout_s", "update_s"), seconds(plan), strict=True)) if chip else {}
+    return {
         "model": run.config.model.base,
         "layers": run.model.n_layers,
         "compiled_layers": list(plan.depths),
@@ -200,23 +201,30 @@ def numbers(plan: Plan) -> dict[str, Any]:
         "gradients": plan.gradients,
         "across_per_optimiser_step": plan.across,
         "programs": {name: _program(plan, name) for name in plan.programs},
+        **times,
     }
-    if chip is not None:
-        told["rollout_s"], told["update_s"] = seconds(plan)
-    return told
 
 
 def _program(plan: Plan, name: str) -> dict[str, Any]:
     program, cost, chip = plan.programs[name], plan.costs[name], plan.topology.chip
-    told = program._asdict() | {"peak": plan.peaks[name]}
-    told["traffic"] = [
+    moved = [
         {"kind": kind, "across_hosts": across, **moved._asdict()}
         for (kind, across), moved in sorted(program.traffic.kinds.items())
     ]
-    told["loops_of_unknown_length"] = program.traffic.endless
-    told |= {"calls": cost.calls, "flops": cost.flops, "bytes": cost.bytes}
-    return told | ({"seconds_per_step": cost.times(chip)} if chip else {})
+    return program._asdict() | {
+        "peak": plan.peaks[name],
+        "traffic": moved,
+        "loops_of_unknown_length": program.traffic.endless,
+        "calls": cost.calls,
+        "flops": cost.flops,
+        "bytes": cost.bytes,
+        **({"seconds_per_step": cost.times(chip)} if chip else {}),
+    }
+
+
+def _short(number: float) -> str:
+    return f"{number:.0f}" if number >= 1000 else f"{number:.3g}"
 
 
 def _gb(size: float) -> str:
-    return f"{size / 1e9:.3g} GB"
+    return f"{_short(size / 1e9)} GB"

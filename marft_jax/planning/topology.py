@@ -14,20 +14,20 @@ from typing import Any, NamedTuple
 import jax
 from jax.experimental import topologies
 
-from marft_jax.config import BadInput
+from marft_jax.errors import BadInput
 
 _GIB = 2**30
 
 
 class Chip(NamedTuple):
-    """What one chip can do, by Google's documentation of each TPU version.
+    """Limits of one chip, from Google's documentation of each TPU version.
 
     Attributes:
-        flops: bfloat16 multiply-adds count two, per second.
-        memory: bytes of HBM that the compiler of libtpu gives to a program.
+        flops: bfloat16 operations per second; a multiply-add counts two.
+        memory: bytes of HBM that libtpu's compiler gives to a program.
         bandwidth: of HBM, bytes per second.
-        links: bytes per second that it sends over the links inside a slice (ICI), one way.
-        network: bytes per second between slices, over the data-centre network (DCN).
+        links: bytes per second that it sends inside a slice (ICI), one way.
+        network: bytes per second between slices (DCN).
     """
 
     flops: float
@@ -56,12 +56,10 @@ class Topology(NamedTuple):
     """Devices to compile for.
 
     Attributes:
-        name: as the user wrote it.
-        devices: those of the first host first, and so on.
-        host: the devices of one host as a topology of its own, which a process's programs are
-            compiled for.
-        hosts: the number of hosts.
-        chip: what a chip can do; None for virtual devices, which have no speed of their own.
+        devices: host by host.
+        host: of one host, as a topology of its own: a process's programs are compiled for it.
+        hosts: how many there are.
+        chip: None for virtual devices, which have no speed of their own.
     """
 
     name: str
@@ -83,16 +81,16 @@ def find_topology(name: str) -> Topology:
         BadInput: no such chip or shape, or no libtpu to compile for it.
     """
     kind, _, shape = name.partition(":")
-    if not re.fullmatch(r"[1-9]\d*(x[1-9]\d*)*", shape) or kind not in ("cpu", *CHIPS):
+    numbers = re.fullmatch(r"[1-9]\d*(x[1-9]\d*)*", shape)
+    sizes = [int(size) for size in shape.split("x")] if numbers else []
+    if kind in CHIPS and sizes:
+        return _tpu(name, kind)
+    if kind != "cpu" or len(sizes) not in (1, 2):
         raise BadInput(f"--topology: expected {_HOW}, got {name!r}")
-    return _virtual(name, shape) if kind == "cpu" else _tpu(name, kind)
+    return _virtual(name, *[1, *sizes][-2:])
 
 
-def _virtual(name: str, shape: str) -> Topology:
-    sizes = [int(size) for size in shape.split("x")]
-    hosts, each = (1, *sizes) if len(sizes) == 1 else sizes[:2]
-    if len(sizes) > 2:
-        raise BadInput(f"--topology: expected {_HOW}, got {name!r}")
+def _virtual(name: str, hosts: int, each: int) -> Topology:
     devices = jax.devices("cpu")
     if len(devices) < hosts * each:
         raise BadInput(
@@ -103,17 +101,15 @@ def _virtual(name: str, shape: str) -> Topology:
 
 
 def _tpu(name: str, kind: str) -> Topology:
-    devices = _described(name)
+    devices = _devices(name)
     first = [device for device in devices if device.process_index == 0]
     coordinates = list(zip(*(device.coords for device in first), strict=True))
     sizes = [max(along) - min(along) + 1 for along in coordinates][: 2 + (kind == "v5p")]
-    host = (
-        first if len(first) == len(devices) else _described(f"{kind}:{'x'.join(map(str, sizes))}")
-    )
-    return Topology(name, devices, host, len(devices) // len(first), CHIPS[kind])
+    alone = first if len(first) == len(devices) else _devices(f"{kind}:{'x'.join(map(str, sizes))}")
+    return Topology(name, devices, alone, len(devices) // len(first), CHIPS[kind])
 
 
-def _described(name: str) -> Sequence[Any]:
+def _devices(name: str) -> Sequence[Any]:
     for variable, value in _NO_MACHINE.items():
         os.environ.setdefault(variable, value)
     try:

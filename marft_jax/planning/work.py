@@ -1,4 +1,4 @@
-"""What a training step has to do at most: turns, tokens and rows, before any is played.
+"""The most that a training step has to do: turns, tokens and rows, before any is played.
 
 Every turn is taken to be as long as it may be: its prompt fills what its action leaves of the
 context. What a run really meets is shorter, so that memory, time and traffic are upper bounds.
@@ -64,7 +64,7 @@ def _actors(team: Team, workflow: str) -> list[int]:
 
 
 def longest_batch(
-    config: Config, team: Team, level, work: Work, shards: int, d_model: int
+    config: Config, team: Team, level: batch_lib.Level, work: Work, shards: int, d_model: int
 ) -> batch_lib.Batch:
     """The batch of such a step, made by the same function as a real one."""
     turns = []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import io
 import json
 
 import jax
@@ -13,6 +14,7 @@ import pytest
 import small
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
+from rich.console import Console
 
 from marft_jax import cli
 from marft_jax import config as config_lib
@@ -315,6 +317,24 @@ def test_a_plan_says_whether_it_fits_and_what_to_change():
     model = dataclasses.replace(plan.run.config.model, dtype="bfloat16")
     run = plan.run._replace(config=dataclasses.replace(plan.run.config, model=model))
     assert "--mesh.tensor 4" in report.advice(heavy._replace(run=run))
+
+
+@pytest.mark.parametrize("width", [80, 200])
+def test_no_heading_and_no_number_is_cut(width):
+    plan = cramped(123456e9)
+    plan = plan._replace(
+        memory=dict.fromkeys(plan.memory, 98765.4e9),
+        peaks=dict.fromkeys(plan.peaks, 98765.4e9),
+        costs={name: one._replace(calls=87654321) for name, one in plan.costs.items()},
+    )
+    console = Console(width=width, soft_wrap=True, file=io.StringIO())
+    console.print(report.memory_table(plan), report.programs_table(plan))
+    shown = console.file.getvalue()  # type: ignore[attr-defined]
+    assert "…" not in shown and max(map(len, shown.splitlines())) <= 80
+    words = shown.split()
+    assert words.count("98765") == len(plan.memory) + 1 + len(plan.peaks)
+    assert words.count("87654321") == len(plan.costs)
+    assert {*plan.memory, *plan.programs, "peak", "limit", "123456"} <= set(words)
 
 
 def test_all_numbers_are_plain_and_told(capsys):
