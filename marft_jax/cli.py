@@ -337,7 +337,7 @@ def _typed(settings: Words) -> Config:
 
 
 def _value(kind: str, words: Sequence[str]) -> Any:
-    """What words mean where this type is wanted; raises ``ValueError`` where they mean nothing."""
+    """A value of this type from words; raises ``ValueError`` where they mean none."""
     plain, _, optional = kind.partition(" | ")
     if kind.startswith("tuple["):
         item = kind.removeprefix("tuple[").removesuffix(", ...]")
@@ -356,7 +356,7 @@ def _choices(kind: str) -> list[str]:
 
 
 def _expected(kind: str) -> str:
-    """What a setting takes, in words: ``a number or none``."""
+    """The values of a type, in words: ``a number or none``."""
     if kind.startswith("Literal"):
         return f"one of {', '.join(_choices(kind))}"
     return " or ".join(_IN_WORDS[part] for part in kind.split(" | "))

@@ -41,7 +41,7 @@ class Run:
     save_minutes: float = setting(15.0, least=0)
     """A step that ends so long after the last checkpoint is saved too; 0 counts steps only."""
     keep: int = setting(3, least=1)
-    """How many of the newest checkpoints stay, beside the best."""
+    """Newest checkpoints that stay, beside the best."""
     best_metric: str | None = "reward/mean"
     """The checkpoint with the highest value of this metric stays too; none keeps no best."""
     transcripts_every: int = 5
@@ -61,7 +61,7 @@ class Model:
     thinking: bool = setting(False, read=unless("model.base", "tiny"))
     """Let a model whose chat template has such a mode think before it answers (Qwen3)."""
     remat: Literal["none", "products", "block"] = "products"
-    """What the update computes again: nothing, all but the base's products, or whole blocks."""
+    """The update computes again nothing, all but the base's products, or whole blocks."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,13 +74,13 @@ class Team:
     context: Literal["own", "shared"] = "own"
     """Each agent's own prompt with the actions it may see, or one growing conversation."""
     anonymous: bool = False
-    """No names and no system prompts: agents cannot tell who they are."""
+    """No names and no system prompts: agents do not know which one they are."""
     rounds: int = setting(2, least=1, read=only("team.workflow", "debate", OWN))
-    """debate: how often everyone speaks."""
+    """debate: rounds in which everyone speaks."""
     max_steps: int = setting(10, least=1, read=only("team.workflow", "orchestrated", OWN))
-    """orchestrated: how often the orchestrator may call an agent in a step."""
+    """orchestrated: calls of agents in a step, at most."""
     max_tool_calls: int = setting(4, read=only("env.name", OWN))
-    """How often an agent may call a tool in one turn, where the environment has tools."""
+    """Calls of tools in one turn, where the environment has tools."""
     max_new_tokens: int = setting(24, least=1, read=left_open("max_new_tokens"))
     """The longest action, in tokens; a profile may say otherwise, here and below."""
     temperature: float = setting(1.0, least=0, read=left_open("temperature"))
@@ -148,7 +148,7 @@ class Env:
 @dataclasses.dataclass(frozen=True)
 class Lora:
     mode: Literal["per_agent", "shared"] = "per_agent"
-    """One adapter for each agent, or one for all."""
+    """An adapter for each agent, or a single one for all."""
     rank: int = setting(8, least=1)
     alpha: float = setting(16.0, above=0)
     """The correction is scaled by alpha / rank."""
@@ -161,7 +161,7 @@ class Lora:
 @dataclasses.dataclass(frozen=True)
 class Critic:
     mode: Literal["auto", "shared", "heads", "lora", "none"] = "auto"
-    """One value head over the frozen base; a head per agent; one over an adapter per agent; or
+    """A value head over the frozen base; a head per agent; a head over an adapter per agent; or
     none. auto: shared, and none for algorithms without a critic."""
     lr: float = setting(5e-4, least=0, read=_CRITIC)
     hidden: tuple[int, ...] = setting((1024, 512), least=1, read=_CRITIC)
@@ -178,7 +178,7 @@ class Algo:
     episodes: int = setting(64, least=1)
     """Episodes per training step."""
     group_size: int | None = setting(None, least=1)
-    """How many of them share a task; none: 8 where the algorithm compares them, else 1."""
+    """Episodes that share a task; none: 8 where the algorithm compares them, else 1."""
     lr: float = setting(1e-3, least=0)
     """Adam's learning rate for the adapters."""
     epochs: int = setting(2, least=1)
@@ -210,7 +210,7 @@ class Algo:
     overlong_buffer: int = 0
     """Tokens before its limit over which an action's length penalty grows from 0; 0 is off."""
     overlong_penalty: float = setting(1.0, least=0, read=on("algo.overlong_buffer", "above 0"))
-    """What an action as long as its limit loses."""
+    """The penalty of an action as long as its limit."""
 
     gamma: float = setting(0.99, least=0, most=1, read=_VALUES)
     """appo, tppo: discount from one decision to the next."""
@@ -224,11 +224,11 @@ class Algo:
     )
     """reinforce: returns minus the mean of the same turns in the group, or a moving average."""
     baseline_decay: float = setting(0.9, least=0, most=1, read=only("algo.baseline", "moving"))
-    """How much of the moving average stays in each step."""
+    """Share of the moving average that stays in each step."""
     dynamic_sampling: bool = False
     """Drop groups whose samples earned the same, and play further tasks in their place."""
     max_refills: int = setting(3, read=on("algo.dynamic_sampling", "true"))
-    """How often, per training step."""
+    """Such rounds of a training step, at most."""
 
     ratio: Literal["auto", "sum", "token", "word"] = "auto"
     """An action's log-prob is the sum over its tokens, or that per token or per word. auto: sum;
@@ -289,11 +289,11 @@ class Mesh:
     coordinator: str | None = None
     """Of several processes: HOST:PORT of the first, or auto (TPU pods, SLURM, MPI, Kubernetes)."""
     processes: int | None = setting(None, least=1, read=unless("mesh.coordinator", None, "auto"))
-    """How many, with HOST:PORT."""
+    """Their number, with HOST:PORT."""
     process: int | None = setting(None, read=unless("mesh.coordinator", None, "auto"))
     """The number of this one, from 0, with HOST:PORT."""
     wait_seconds: float = setting(60.0, least=1, read=on("mesh.coordinator"))
-    """How long processes wait for one that has not come, or has gone, before they give up."""
+    """Processes give up after waiting so long for one that has not come, or has gone."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -305,7 +305,7 @@ class Eval:
     temperature: float = setting(0.0, least=0, read=on("eval.every", "above 0"))
     """Sampling temperature of an evaluation; 0 is greedy."""
     benchmarks: tuple[str, ...] = setting((), read=on("eval.every", "above 0"))
-    """What is played, as name[:samples][@temperature]; without it the held-out tasks of `env`."""
+    """Names, as name[:samples][@temperature]; without any, the held-out tasks of `env`."""
     data: str | None = setting(None, read=on("eval.benchmarks"))
     """Folder with the files of benchmarks; without it they come from the hub."""
 
@@ -323,9 +323,9 @@ class Guard:
     max_cut: float | None = 0.9
     """Share of an agent's actions cut short or empty, once it was below for ``patience`` steps."""
     reward_drop: float | None = setting(1.0, least=0)
-    """How far the reward may fall below its best, in standard deviations over the episodes."""
+    """Fall of the reward below its best, in standard deviations over the episodes."""
     rollbacks: int = 3
-    """How often a run is rolled back before it stops with a report."""
+    """Rollbacks before a run stops with a report."""
     lr_factor: float = setting(0.1, least=0, most=1, read=on("guard.rollbacks", "above 0"))
     """Each rollback multiplies the learning rates by this."""
 

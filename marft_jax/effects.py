@@ -54,7 +54,7 @@ def _values(key: str, config: Config, evaluating: bool) -> tuple[Any, ...]:
 
 
 def _critic(algorithm: str) -> tuple[str, ...]:
-    """What ``critic.mode`` auto means."""
+    """The meaning of ``critic.mode`` auto."""
     has_critic = algorithm in config_lib.WITH_CRITIC
     if ":" in algorithm:
         from marft_jax.learning.algorithms import find_algorithm  # late: it needs JAX

@@ -1,4 +1,4 @@
-"""Says what a configuration needs on hardware that is not here, and whether it fits.
+"""Plans a run on hardware that is not here: what it needs, how long a step takes, if it fits.
 
     python -m marft_jax.plan --config mine.yaml --topology v5e:4x4
     python -m marft_jax.plan --model.base configs/models/qwen2.5-7b --topology v5p:2x2x1 --json
@@ -14,6 +14,8 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
+import math
+import re
 import sys
 from collections.abc import Callable, Sequence
 from typing import NoReturn
@@ -64,13 +66,13 @@ def plan(
     config: config_lib.Config,
     topology: Topology,
     exact: bool = False,
-    tell: Callable[[str], None] = lambda line: None,
+    log: Callable[[str], None] = lambda line: None,
 ) -> report.Plan:
     """Compiles everything for the topology; reads the shape of the model, and no weights.
 
     Args:
         exact: compile a deep model as it is.
-        tell: is given a line whenever something is done.
+        log: takes a line whenever something is done.
 
     Raises:
         BadInput: a model, team or mesh that cannot be.
@@ -87,22 +89,21 @@ def plan(
         return describe(config, team, algorithm, shape, work, topology)
 
     run, depths = at(model.n_layers), DEPTHS
-    tell(title(run, topology))
+    log(title(run, topology))
     if exact or model.n_layers <= max(DEPTHS):
-        programs, depths = compiled(run, tell), (model.n_layers,)
+        programs, depths = compiled(run, log), (model.n_layers,)
     else:
-        few, more = (compiled(at(layers), tell) for layers in DEPTHS)
+        few, more = (compiled(at(layers), log) for layers in DEPTHS)
         programs = extended(few, more, (*DEPTHS, model.n_layers))
     memory, peaks = report.memory_of(run, programs)
     return report.Plan(run, topology, programs, cost.costs(run, programs), memory, peaks, depths)
 
 
 def title(run: Run, topology: Topology) -> str:
-    """One line: what is planned for what."""
+    """A line: what is planned for what."""
     config, model = run.config, run.model
-    weights = cost.block_weights(model) + model.vocab_size * model.d_model * (
-        1 if model.tie_embeddings else 2
-    )
+    vocabularies = 1 if model.tie_embeddings else 2
+    weights = cost.block_weights(model) + vocabularies * model.vocab_size * model.d_model
     mesh = "x".join(str(size) for size in run.mesh.shape.values())
     return (
         f"{config.model.base} ({weights / 1e9:.2f} B weights, {config.model.dtype}), "
@@ -116,11 +117,9 @@ def start_virtual(topology: str) -> None:
     """Plans need no accelerator, and leave one that is here alone."""
     jax.config.update("jax_platforms", "cpu")
     kind, _, shape = topology.partition(":")
-    sizes = shape.split("x")
-    if kind == "cpu" and all(size.isdigit() for size in sizes):
-        devices = int(sizes[0]) * (int(sizes[1]) if len(sizes) > 1 else 1)
+    if kind == "cpu" and re.fullmatch(r"[1-9]\d*(x[1-9]\d*)?", shape):
         with contextlib.suppress(RuntimeError):  # JAX has started: what is there must do
-            jax.config.update("jax_num_cpu_devices", max(devices, 1))
+            jax.config.update("jax_num_cpu_devices", math.prod(map(int, shape.split("x"))))
 
 
 if __name__ == "__main__":

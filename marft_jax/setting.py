@@ -1,4 +1,4 @@
-"""One setting: its default, its bounds, and what must hold for a run to read it.
+"""A setting: its default, its bounds, and what must hold for a run to read it.
 
     rounds: int = setting(2, least=1, read=only("team.workflow", "debate", OWN))
 
@@ -87,7 +87,7 @@ def setting(
 
 
 def fault(field: dataclasses.Field[Any], value: Any) -> str | None:
-    """What is wrong with the value of a field: ``expected at least 1, got 0``; None for nothing."""
+    """The fault of a field's value, such as ``expected a number at least 1, got 0``; else None."""
     if value == field.default:
         return None
     for part in value if isinstance(value, tuple) else (value,):

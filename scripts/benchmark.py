@@ -1,4 +1,4 @@
-"""How fast rollout and update are, beside what this machine could do at best.
+"""Speed of rollout and update, beside what this machine could do at best.
 
     python scripts/benchmark.py                            # SmolLM2-135M's shape, random weights
     python scripts/benchmark.py --model qwen2.5-1.5b --dtype bfloat16 --rows 64
@@ -60,14 +60,14 @@ PROMPT, NEW = 250, 64  # tokens of the generation and of the update, as in the R
 
 
 class Limits(NamedTuple):
-    """What this machine does at best: FLOP/s of a large matmul, bytes/s of a large read."""
+    """The best of this machine: FLOP/s of a large matmul, bytes/s of a large read."""
 
     flops: float
     bytes: float
 
 
 class Work(NamedTuple):
-    """What is measured.
+    """Settings of the measurements.
 
     Attributes:
         tokens: of one run.
@@ -85,7 +85,7 @@ class Work(NamedTuple):
 
 
 class Result(NamedTuple):
-    """One line of the table.
+    """A line of the table.
 
     Attributes:
         tokens_per_s: of the work's own unit.

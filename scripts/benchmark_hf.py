@@ -11,7 +11,7 @@ from marft_jax.models.decoder import DecoderConfig
 
 
 def works(c: DecoderConfig, rank: int, prompt: int, new: int) -> dict[str, Callable[[], None]]:
-    """What to run, by the names of ``benchmark.py``; one adapter."""
+    """Work by the names of ``benchmark.py``; one adapter."""
     import peft
     import torch
     import transformers

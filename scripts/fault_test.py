@@ -150,11 +150,11 @@ def wait_for(moment: Callable[[], bool], process: subprocess.Popen[bytes]) -> No
 
 def check_start(run: Path, begun: int, newest: int, save_every: int) -> None:
     """A start that came so far as to say where it begins began at the newest checkpoint."""
-    said = re.findall(
+    begun = re.findall(
         r"continuing after step (\d+)|from the beginning$", _output(run)[begun:], re.M
     )
-    if said and int(said[0] or -1) != newest:
-        raise SystemExit(f"it began at step {said[0]}, but there was a checkpoint {newest}")
+    if begun and int(begun[0] or -1) != newest:
+        raise SystemExit(f"it began at step {begun[0]}, but there was a checkpoint {newest}")
     if last_step(run) - max(newest_checkpoint(run), 0) > save_every:
         raise SystemExit(f"step {last_step(run)} was reached, but only {newest} was saved")
 
@@ -178,7 +178,7 @@ def metrics_of(run: Path) -> list[dict[str, Any]]:
 
 
 def differences(whole: Path, killed: Path) -> list[str]:
-    """What is not equal in two finished runs."""
+    """Lists what is not equal in two finished runs."""
     found = []
     if metrics_of(whole) != metrics_of(killed):
         found.append("metrics.jsonl differs")

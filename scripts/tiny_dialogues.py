@@ -1,4 +1,4 @@
-"""What the built-in model learns from: dialogues of teams that add up digits, written here."""
+"""Texts for the built-in model: dialogues of teams that add up digits, written here."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def chain(numbers: Sequence[int]) -> list[str]:
 
 
 def plan(numbers: Sequence[int]) -> str:
-    """What a careful planner writes: all facts but the last, or the number it starts from."""
+    """Writes as a careful planner: all facts but the last, or the number it starts from."""
     return ",".join(chain(numbers)[:-1]) or str(numbers[0])
 
 
@@ -195,7 +195,7 @@ class Author:
         return f"\nplanner: {planned}\nsolver: {solved}\njudge: The answer is incorrect."
 
     def dialogue(self, system: str, shows: list[str], action: str, first: float = 1.0) -> Dialogue:
-        """What an agent is shown, and its action; ``first`` weighs the action's first token.
+        """An agent's prompt and its action; ``first`` weighs the action's first token.
 
         Of two texts shown, the second follows from the first, so it is learned as well.
         """

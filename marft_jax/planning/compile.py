@@ -34,7 +34,7 @@ from marft_jax.team.prompts import Team
 
 
 class Compiled(NamedTuple):
-    """One program for one chip.
+    """A program for one chip.
 
     Attributes:
         seconds: that compiling took.
@@ -126,8 +126,8 @@ def lowered(run: Run) -> dict[str, tuple[Any, Sequence[int]]]:
     return {name: (x, own if name in playing else everywhere) for name, x in programs.items()}
 
 
-def compiled(run: Run, report: Callable[[str], None]) -> dict[str, Compiled]:
-    """Compiles all of these and reports each.
+def compiled(run: Run, log: Callable[[str], None]) -> dict[str, Compiled]:
+    """Compiles all of these and logs each.
 
     One after another: libtpu takes all cores for one program, and can crash with two at once.
     """
@@ -135,14 +135,14 @@ def compiled(run: Run, report: Callable[[str], None]) -> dict[str, Compiled]:
     for name, (program, hosts) in lowered(run).items():
         found[name] = compile_one(program, hosts)
         layers, seconds = run.model.n_layers, found[name].seconds
-        report(f"{name} with {layers} layers: compiled in {seconds:.0f} s")
+        log(f"{name} with {layers} layers: compiled in {seconds:.0f} s")
     return found
 
 
 def extended(
     few: dict[str, Compiled], more: dict[str, Compiled], depths: Sequence[int]
 ) -> dict[str, Compiled]:
-    """What programs of ``depths[2]`` layers need, from those of ``depths[0]`` and ``depths[1]``.
+    """Programs of ``depths[2]`` layers, from those of ``depths[0]`` and ``depths[1]``.
 
     All layers are the same, so everything grows linearly with their number; the seconds are the
     sum.
@@ -268,7 +268,7 @@ def _learning(run: Run) -> dict[str, Any]:
 
 
 def compile_one(program: Any, hosts: Sequence[int]) -> Compiled:
-    """One lowered program, compiled and measured; ``hosts`` of its devices, in their order.
+    """Compiles and measures a lowered program; ``hosts`` of its devices, in their order.
 
     Raises:
         BadInput: libtpu and JAX are of different versions.

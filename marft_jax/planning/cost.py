@@ -28,7 +28,7 @@ from marft_jax.planning.topology import Chip
 
 
 class Cost(NamedTuple):
-    """One call of a program, on one chip.
+    """A call of a program, on one chip.
 
     Attributes:
         calls: how often a training step calls it.
@@ -100,7 +100,7 @@ Counted = tuple[int, float, float]
 
 
 def _decode(run: Run) -> Counted:
-    """One chunk of steps; every slot is in use."""
+    """A chunk of steps; every slot is in use."""
     model, shape, steps = run.model, run.shape, run.shape.chunk
     episodes = processes.share(run.work.episodes, run.mesh.size // run.here.size)
     waves = -(-episodes * len(run.work.owners) // min(shape.slots, episodes))

@@ -1,7 +1,7 @@
 """The collectives of a compiled program, from its text.
 
 Every collective is counted as often as it runs: those in the body of a loop once per pass, as far
-as the compiler, or the loop's condition, tells how many there are.
+as the compiler, or the loop's condition, says how many there are.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class Traffic(NamedTuple):
 
 
 def traffic(text: str, hosts: Sequence[int]) -> Traffic:
-    """What a program's collectives move.
+    """Sums up a program's collectives.
 
     Args:
         text: of the compiled program (``compiled.as_text()``).
@@ -123,7 +123,7 @@ def _calls(line: str) -> list[str]:
 
 
 def _passes(line: str, blocks: Blocks) -> int | None:
-    """How often a line's computations run: 1 unless it is a loop, None for one without an end."""
+    """Runs of a line's computations: 1 unless it is a loop, None for one of unknown length."""
     loop = _WHILE.search(line)
     if not loop:
         return 1

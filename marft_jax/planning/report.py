@@ -16,7 +16,7 @@ _LEARNING = ("values", "gradients", "optimiser")
 
 
 class Plan(NamedTuple):
-    """What was found.
+    """The findings for a configuration on a topology.
 
     Attributes:
         memory: bytes per chip, by what they hold.
@@ -157,7 +157,7 @@ _MEASURES: dict[str, Callable[[Plan, str], float]] = {
 
 
 def memory_table(plan: Plan) -> Table:
-    """What a chip holds."""
+    """Memory of a chip, by what it holds."""
     chip = plan.topology.chip
     sizes = plan.memory | {"peak": plan.peak} | ({"limit": chip.memory} if chip else {})
     shown = Table(*sizes, title="GB per chip", **_STYLE)
