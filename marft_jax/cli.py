@@ -108,11 +108,9 @@ def parse_training(argv: Sequence[str]) -> Config:
         BadInput: see ``parse``.
     """
     files, flags = _split(argv)
-    own = _merged([_Layer(None, words) for words in (*map(_read_words, files), flags)])
-    [run, *_] = own.get("run.dir") or [Config().run.dir]
-    checkpoints = Path(run if run.strip() and "\0" not in run else ".") / "checkpoints"
-    begun = checkpoints.is_dir() and any(p.name.isdecimal() for p in checkpoints.iterdir())
-    if not begun or not (Path(run) / "config.yaml").is_file():
+    named = [words.get("run.dir") for words in (*map(_read_words, files), flags)]
+    run = [Config().run.dir, *(words[0] for words in named if words)][-1]
+    if not _has_begun(run):
         return parse(argv)
     config, before = parse(argv, run=run), _typed(_run_layer(run).words)
     if config.lora.init != before.lora.init:
@@ -121,6 +119,13 @@ def parse_training(argv: Sequence[str]) -> Config:
             "leave it out, or name another --run.dir"
         )
     return config
+
+
+def _has_begun(run: str) -> bool:
+    """True for a directory with the settings and a checkpoint of a run."""
+    if not run.strip() or "\0" in run or not (Path(run) / "config.yaml").is_file():
+        return False
+    return any(path.name.isdecimal() for path in Path(run).glob("checkpoints/*"))
 
 
 class Parser(argparse.ArgumentParser):
@@ -141,16 +146,12 @@ class Parser(argparse.ArgumentParser):
 def run_parser(prog: str, description: str | None, *, base: bool = True) -> Parser:
     """A parser that knows which team is meant: ``--run`` with ``--step``, or a bare ``--base``."""
     parser = Parser(prog, description)
-    which = parser.add_mutually_exclusive_group(required=True)
-    which.add_argument("--run", metavar="DIR", help="a run directory")
+    team = parser.add_mutually_exclusive_group(required=True)
+    team.add_argument("--run", metavar="DIR", help="a run directory")
     if base:
-        which.add_argument("--base", metavar="MODEL", help="a base model, without a run")
-    parser.add_argument(
-        "--step",
-        default="latest",
-        metavar="N|best|latest",
-        help="the checkpoint to take from a run (latest)",
-    )
+        team.add_argument("--base", metavar="MODEL", help="a base model, without a run")
+    which = "the checkpoint to take from a run (latest)"
+    parser.add_argument("--step", default="latest", metavar="N|best|latest", help=which)
     return parser
 
 
@@ -162,18 +163,16 @@ def parse_run(
     Raises:
         BadInput: there is no run in that directory, or a setting is wrong.
     """
-    if run is None:
-        flags = [*(("--model.base", base) if base else ()), *flags]
-    return parse(flags, prog=prog, run=run, evaluating=True)
+    bare = ["--model.base", base] if run is None and base else []
+    return parse([*bare, *flags], prog=prog, run=run, evaluating=True)
 
 
 @contextlib.contextmanager
 def boundary() -> Iterator[None]:
     """The edge of a command: faults that are not ours leave as one line and an exit code.
 
-    2: bad configuration or input. 1: it cannot go on: a disk that is full, code of the user's that
-    failed, which is shown with its own file and line. 130: Ctrl-C. What is left is ours, and has
-    its traceback.
+    2: bad configuration or input. 1: a disk that is full, or code of the user's that failed, shown
+    with its own file and line. 130: Ctrl-C. Any other fault is ours, and has its traceback.
     """
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):

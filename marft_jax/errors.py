@@ -68,7 +68,7 @@ Spot = BaseException | FrameType | Callable[..., Any]
 def place(at: Spot | None, own_only: bool = False) -> str:
     """Finds the place in code of users: `` (file:line)``, or nothing.
 
-    The user's own code is all that lies neither in this package nor among Python's own or installed
+    That is all code outside this package; their own also lies outside Python and its installed
     modules.
 
     Args:
@@ -100,5 +100,5 @@ def _is_own(filename: str) -> bool:
     path = Path(filename).absolute()
     if {"site-packages", "dist-packages"} & set(path.parts):
         return False
-    others = [Path(sysconfig.get_path(name)) for name in ("stdlib", "platstdlib")]
-    return not any(path.is_relative_to(other) for other in [*others, Path(sys.argv[0]).absolute()])
+    others = [*map(sysconfig.get_path, ("stdlib", "platstdlib")), Path(sys.argv[0]).absolute()]
+    return not any(path.is_relative_to(other) for other in others)
