@@ -11,16 +11,12 @@ read. Other flags are those of training.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import json
-import math
-import re
 import sys
 from collections.abc import Callable, Sequence
 from typing import NoReturn
 
-import jax
 from rich.console import Console
 
 from marft_jax import cli
@@ -52,7 +48,6 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
         own, rest = parser.parse_known_args(argv)
         console = Console(highlight=False, soft_wrap=True, stderr=own.json, markup=False)
         config = cli.parse(rest, prog="marft_jax.plan")
-        start_virtual(own.topology)
         found = plan(config, find_topology(own.topology), own.exact, console.print)
         if own.json:
             print(json.dumps(report.numbers(found)))
@@ -111,15 +106,6 @@ def title(run: Run, topology: Topology) -> str:
         f"{config.lora.rank} on {', '.join(config.lora.targets)}, {config.algo.name}; "
         f"{topology.name}: {run.mesh.size} devices in {topology.hosts} hosts, mesh {mesh}"
     )
-
-
-def start_virtual(topology: str) -> None:
-    """Plans need no accelerator, and leave one that is here alone."""
-    jax.config.update("jax_platforms", "cpu")
-    kind, _, shape = topology.partition(":")
-    if kind == "cpu" and re.fullmatch(r"[1-9]\d*(x[1-9]\d*)?", shape):
-        with contextlib.suppress(RuntimeError):  # JAX has started: what is there must do
-            jax.config.update("jax_num_cpu_devices", math.prod(map(int, shape.split("x"))))
 
 
 if __name__ == "__main__":

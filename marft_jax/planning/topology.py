@@ -6,6 +6,7 @@ that are not there. ``cpu:HOSTSxDEVICES`` is that many virtual CPU devices, with
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 from collections.abc import Sequence
@@ -75,11 +76,12 @@ class Topology(NamedTuple):
 
 
 def find_topology(name: str) -> Topology:
-    """The hardware of that name.
+    """The hardware of that name; from here on JAX leaves an accelerator of this machine alone.
 
     Raises:
         BadInput: no such chip or shape, or no libtpu to compile for it.
     """
+    jax.config.update("jax_platforms", "cpu")
     kind, _, shape = name.partition(":")
     numbers = re.fullmatch(r"[1-9]\d*(x[1-9]\d*)*", shape)
     sizes = [int(size) for size in shape.split("x")] if numbers else []
@@ -91,6 +93,8 @@ def find_topology(name: str) -> Topology:
 
 
 def _virtual(name: str, hosts: int, each: int) -> Topology:
+    with contextlib.suppress(RuntimeError):  # JAX has started: what is there must do
+        jax.config.update("jax_num_cpu_devices", hosts * each)
     devices = jax.devices("cpu")
     if len(devices) < hosts * each:
         raise BadInput(
@@ -116,7 +120,7 @@ def _devices(name: str) -> Sequence[Any]:
         found = topologies.get_topology_desc(platform="tpu", topology_name=name)
     except RuntimeError as error:
         why = " ".join(str(error).split())
-        if "libtpu" in why or "Unable to initialize" in why:
+        if re.search("libtpu|not installed|Unable to initialize", why):
             raise BadInput(
                 f'--topology {name}: no TPU compiler here; pip install "marft_jax[tpu]"'
             ) from error

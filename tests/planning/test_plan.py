@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import importlib.util
 import io
 import json
 
@@ -368,6 +369,8 @@ def test_a_shape_that_no_tpu_has_is_one_line_and_exit_code_2(capsys):
         plan_lib.main(["--topology", "v5e:3x5"])
     told = capsys.readouterr().err.splitlines()
     assert left.value.code == 2 and "v5e:3x5" in told[-1]
+    if not importlib.util.find_spec("libtpu"):
+        assert 'pip install "marft_jax[tpu]"' in told[-1]
 
 
 def test_a_base_that_would_lie_in_two_hosts_is_refused(capsys):
