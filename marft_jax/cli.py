@@ -17,7 +17,7 @@ import errno
 import io
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
@@ -337,17 +337,20 @@ def _typed(settings: Words) -> Config:
 
 def _value(kind: str, words: Sequence[str]) -> Any:
     """A value of this type from words; raises ``ValueError`` where they mean none."""
-    plain, _, optional = kind.partition(" | ")
     if kind.startswith("tuple["):
         item = kind.removeprefix("tuple[").removesuffix(", ...]")
         none = len(words) == 1 and words[0].lower() in _NONE
         return () if none else tuple(_value(item, [word]) for word in words)
     [word] = words
-    if kind.startswith("Literal"):
-        return _choices(kind)[_choices(kind).index(word)]
-    if optional and word.lower() in _NONE:
-        return None
-    return ("false", "true").index(word.lower()) == 1 if kind == "bool" else _READ[plain](word)
+    for part in reversed(kind.split(" | ")):  # of `float | None` the none first
+        with contextlib.suppress(ValueError):
+            return _choice(part, word) if part.startswith("Literal") else _READ[part](word)
+    raise ValueError
+
+
+def _choice(kind: str, word: str) -> str:
+    choices = _choices(kind)
+    return choices[choices.index(word)]
 
 
 def _choices(kind: str) -> list[str]:
@@ -358,11 +361,22 @@ def _expected(kind: str) -> str:
     """The values of a type, in words: ``a number or none``."""
     if kind.startswith("Literal"):
         return f"one of {', '.join(_choices(kind))}"
-    return " or ".join(_IN_WORDS[part] for part in kind.split(" | "))
+    return " or ".join(_IN_WORDS.get(p) or " or ".join(_choices(p)) for p in kind.split(" | "))
 
 
-_READ = {"int": int, "float": float, "str": str}
+def _none(word: str) -> None:
+    if word.lower() not in _NONE:
+        raise ValueError
+
+
 _NONE = ("none", "null")
+_READ: dict[str, Callable[[str], Any]] = {
+    "int": int,
+    "float": float,
+    "str": str,
+    "bool": lambda word: ("false", "true").index(word.lower()) == 1,
+    "None": _none,
+}
 _IN_WORDS = {
     "int": "a whole number",
     "float": "a number",

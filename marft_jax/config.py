@@ -1,7 +1,4 @@
-"""Every setting, with defaults that are the quickstart, its bounds and what reads it beside it.
-
-``cli.parse`` makes a ``Config`` of files and flags, ``effects`` refuses what a run does not read.
-"""
+"""Every setting, with defaults that are the quickstart, its bounds and what reads it beside it."""
 
 from __future__ import annotations
 
@@ -16,10 +13,8 @@ import yaml
 from marft_jax.errors import BadInput
 from marft_jax.setting import OWN, fault, graded, left_open, off, on, only, setting, unless
 
-TARGETS = ("q", "k", "v", "o", "gate", "up", "down")
-"""Matrices of a block that may have an adapter."""
-WITH_CRITIC = ("appo", "tppo")
-"""Built-in algorithms that have a critic."""
+TARGETS = ("q", "k", "v", "o", "gate", "up", "down")  # matrices that may have an adapter
+WITH_CRITIC = ("appo", "tppo")  # built-in algorithms that have one
 _ROWS = ("math", "code")
 _BUILT_IN = ("arithmetic", *_ROWS, "reasoning_gym")
 _FROM_FILES = only("env.name", *_ROWS)

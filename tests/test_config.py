@@ -7,6 +7,7 @@ import re
 
 import pytest
 
+from marft_jax import cli
 from marft_jax import config as config_lib
 from marft_jax.cli import parse
 from marft_jax.config import Config, dump
@@ -130,6 +131,14 @@ def test_a_wrong_setting_is_one_line_with_what_was_expected(argv, names):
 def test_a_wrong_file_is_one_line_with_what_was_expected(file, text, names):
     message = refused(["--config", file(text)])
     assert all(name in message for name in names), message
+
+
+def test_a_type_may_be_a_number_or_a_word():
+    kind = "float | Literal['auto']"
+    assert [cli._value(kind, [word]) for word in ("auto", "1e-3")] == ["auto", 1e-3]
+    assert cli._expected(kind) == "a number or auto"
+    with pytest.raises(ValueError):
+        cli._value(kind, ["much"])
 
 
 def test_bad_input_leaves_with_code_2_and_one_line(capsys):

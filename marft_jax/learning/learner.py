@@ -24,7 +24,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from marft_jax.config import Algo, Config
+from marft_jax.config import Config
 from marft_jax.learning import batch as batch_lib
 from marft_jax.learning import critic as critic_lib
 from marft_jax.learning import gradients, logprobs, optimiser
@@ -170,8 +170,11 @@ class Learner:
             proximal_BA = None
             if algo.correction != "none":
                 proximal_BA = self._run.proximal(base=self._base, adapters=state.adapters, r=r)
-            given = targets_of(algo, advantages_UBX[u], returns_UBX[u], s, proximal_BA)
-            targets.append(self._place(given))
+            reference_BA = s.reference_BA if algo.kl_in == "loss" else None
+            given = Targets(
+                advantages_UBX[u], returns_UBX[u], s.values_BX, s.features_BXD, reference_BA
+            )
+            targets.append(self._place(given)._replace(proximal_BA=proximal_BA))
         return targets
 
     def _place(self, tree: Any) -> Any:
@@ -265,15 +268,6 @@ def fresh(config: Config, decoder_config: DecoderConfig, adapters: int, agents: 
         jnp.float32(1),
         jnp.zeros(2),
     )
-
-
-def targets_of(
-    algo: Algo, advantages_BX: Any, returns_BX: Any, scored: Scored, proximal_BA: Any
-) -> Targets:
-    """What the settings let the losses of a microbatch read."""
-    values_BX, features_BXD, reference_BA = scored
-    reference_BA = reference_BA if algo.kl_in == "loss" else None
-    return Targets(advantages_BX, returns_BX, values_BX, features_BXD, reference_BA, proximal_BA)
 
 
 def proximal(*, graphdef: Any, alpha: float, base: Any, adapters: Any, r: Any) -> jax.Array:

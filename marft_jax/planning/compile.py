@@ -20,6 +20,7 @@ from marft_jax.errors import BadInput
 from marft_jax.learning import batch as batch_lib
 from marft_jax.learning import learner
 from marft_jax.learning.algorithms import Algorithm
+from marft_jax.learning.gradients import Targets
 from marft_jax.learning.state import TrainState
 from marft_jax.learning.values import reads_base
 from marft_jax.models.decoder import DecoderConfig
@@ -252,7 +253,9 @@ def _learning(run: Run) -> dict[str, Any]:
     unit_BX = jax.ShapeDtypeStruct(batch.chain.shape_UBX[1:], jnp.float32, sharding=split)
     scored = programs.score.eval_shape(**frozen, r=rows)
     old = programs.proximal.eval_shape(**policy, r=rows) if algo.correction != "none" else None
-    targets = learner.targets_of(algo, unit_BX, unit_BX, scored, old)
+    values_BX, features_BXD, reference_BA = scored
+    reference_BA = reference_BA if algo.kl_in == "loss" else None
+    targets = Targets(unit_BX, unit_BX, values_BX, features_BXD, reference_BA, old)
     total = programs.zeros.eval_shape(run.state.adapters, run.state.critic)
     trainable_N = jax.ShapeDtypeStruct((run.team.adapters,), bool)
     lowered = {
