@@ -17,7 +17,7 @@ from marft_jax.config import Config
 from marft_jax.envs.base import Grade
 from marft_jax.envs.grading import GradingPool, extract
 from marft_jax.envs.grading.compare import quick
-from marft_jax.envs.grading.units import unit
+from marft_jax.envs.grading.normalize import split
 
 
 @pytest.fixture(scope="module")
@@ -82,12 +82,12 @@ def test_reading_hostile_texts_takes_no_time():
     hostile += [f"\\boxed{{5 {piece * (900 // len(piece))}!}}" for piece in pieces]
     for text in hostile:
         for reference in ("7", "B", "x+1", "5\\text{ cm}", "\\text{a, b}"):
-            start = time.perf_counter()
+            start = time.thread_time()
             answer = extract(text, reference)
             if answer is not None:
                 quick(reference, answer)
                 quick(answer, reference)
-            assert time.perf_counter() - start < 1, (text[:20], text[-20:], reference)
+            assert time.thread_time() - start < 1, (text[:20], text[-20:], reference)
 
 
 @pytest.mark.parametrize(
@@ -110,7 +110,7 @@ def test_reading_hostile_texts_takes_no_time():
         ("28", "0.28", False),
         ("0.5", "0.5\\%", False),
         ("5", "5 pi", None),
-        ("3s^2", "3s^3", False),
+        ("3s^2", "3s^3", None),
         ("45\\text{ cm}^2", "45 square centimeters", True),
         ("45\\text{ cm}^2", "45 cm^3", False),
         ("10\\text{ cm}", "10\\text{ m}", False),
@@ -135,8 +135,10 @@ def test_plain_answers_are_compared_without_algebra(reference, answer, equal):
 
 
 def test_units_are_recognised_with_their_power():
-    assert unit("45\\text{ square inches}") == unit("45 in^2") == unit("45 sq. in.") == "inch^2"
-    assert unit("45") == unit("45 apples") == unit("x") == ""
+    for answer in ("45\\text{ square inches}", "45 in^2", "45 sq. in."):
+        assert split(answer) == ("45", "in^2")
+    assert split("45") == split("45 apples") == ("45", "")
+    assert split("45abc") == ("45abc", ""), "a product"
 
 
 @pytest.mark.parametrize(

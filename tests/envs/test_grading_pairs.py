@@ -69,6 +69,7 @@ EQUAL = r"""
 99\pi | 99\pi \text{ cm}^2
 16 | 16 eggs
 16 | 16\text{ eggs per day}
+2\sqrt{3} | 2\sqrt{3} cm
 60 | 60 km/h
 60 | 60\text{ mph}
 90 | 90 miles per hour
@@ -360,6 +361,8 @@ x^2 | 2^x
 x^2-1 | (x-1)^2
 3x | 3
 3x | x^3
+3abc | 3
+\frac{1}{2}abc | \frac{1}{2}
 2x+6 | 2(x+6)
 y=2x+3 | y=3x+2
 y=2x+3 | x=2y+3

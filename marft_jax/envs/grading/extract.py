@@ -16,7 +16,8 @@ import re
 from collections.abc import Callable
 from typing import Literal
 
-from marft_jax.envs.grading.normalize import is_letter, normalize, number
+from marft_jax.envs.grading.compare import is_letter
+from marft_jax.envs.grading.normalize import normalize, number
 
 How = Literal["auto", "boxed", "hashes", "letter", "number", "phrase"]
 
@@ -67,16 +68,14 @@ def extract(text: str, reference: str, how: How = "auto") -> str | None:
     'B'
     """
     text = text[-_READ:]
+    readers = [_READERS[how]] if how != "auto" else []
     if how == "auto":
         kind = _letter if is_letter(reference) else _phrase
         kind = _last_number if number(normalize(reference)) is not None else kind
-        readers: list[Callable[[str], str | None]] = [_last_word(kind), boxed_answer, _hashes, kind]
-    else:
-        readers = [_READERS[how]]
+        readers = [lambda text: kind(_last_word(text)), boxed_answer, _hashes, kind]
     for read in readers:
-        answer = read(text)
-        if answer is not None and answer.strip():
-            answer = answer.strip()
+        answer = (read(text) or "").strip()
+        if answer:
             return answer if len(answer) <= LONGEST else None
     return None
 
@@ -98,17 +97,13 @@ def boxed_answer(text: str) -> str | None:
     return ", ".join(dict.fromkeys(content for _, _, content in boxes[first:]))
 
 
-def _last_word(read: Callable[[str], str | None]) -> Callable[[str], str | None]:
-    """What is said after a "final answer is" that comes later than any box."""
-
-    def last_word(text: str) -> str | None:
-        boxes, phrases = _boxes(text), list(_FINAL.finditer(text))
-        if not boxes or not phrases or phrases[-1].start() < boxes[-1][1]:
-            return None
-        tail = text[phrases[-1].start() :]
-        return read(tail) if _DIGIT.search(tail) or _CHOICE.search(tail) else None
-
-    return last_word
+def _last_word(text: str) -> str:
+    """The text from a "final answer is" that comes later than any box."""
+    boxes, phrases = _boxes(text), list(_FINAL.finditer(text))
+    if not boxes or not phrases or phrases[-1].start() < boxes[-1][1]:
+        return ""
+    tail = text[phrases[-1].start() :]
+    return tail if _DIGIT.search(tail) or _CHOICE.search(tail) else ""
 
 
 def _boxes(text: str) -> list[tuple[int, int, str]]:
@@ -151,9 +146,8 @@ def _last_number(text: str) -> str | None:
         return None
     at = digits[-1].start()
     for match in _FORMULA.finditer(text):
-        content = next(group for group in match.groups() if group)
-        if match.start() <= at < match.end() and _looks_like_formula(content):
-            return content
+        if match.start() <= at < match.end() and _looks_like_formula(match[match.lastindex or 0]):
+            return match[match.lastindex or 0]
     start = max(text.rfind(space, 0, at) for space in " \n\t") + 1
     end = at + len(_RUN.match(text, at).group())  # type: ignore[union-attr]
     before, after = text[max(start - 80, 0) : start], text[end : end + 20]
@@ -176,26 +170,23 @@ def _looks_like_formula(content: str) -> bool:
 
 def _phrase(text: str) -> str | None:
     phrases = list(_PHRASE.finditer(text))
-    if phrases:
-        rest = text[phrases[-1].end() :].strip()
-        formulas = _formulas(rest)
-        sentence = _SENTENCE_END.split(rest, maxsplit=1)[0].strip() if rest else ""
-        if formulas and rest.find("$") <= len(sentence):
-            return _formulas(sentence) or formulas
-        return sentence.strip("*_` ")
-    formulas = list(_FORMULA.finditer(text))
-    if formulas:
-        return next(group for group in formulas[-1].groups() if group)
-    last = text.strip().rpartition("\n")[2].strip().strip("*_` ")
-    return last.rstrip(".。")
+    if not phrases:
+        formulas = _formulas(text)
+        last = text.strip().rpartition("\n")[2].strip("*_` ")
+        return formulas[-1] if formulas else last.rstrip(".。")
+    rest = text[phrases[-1].end() :].strip()
+    sentence = _SENTENCE_END.split(rest, maxsplit=1)[0].strip()
+    formulas = _formulas(sentence) or _formulas(rest)
+    if formulas and rest.find("$") <= len(sentence):
+        return ", ".join(formulas)
+    return sentence.strip("*_` ")
 
 
-def _formulas(text: str) -> str:
-    found = [next(group for group in match.groups() if group) for match in _FORMULA.finditer(text)]
-    return ", ".join(found)
+def _formulas(text: str) -> list[str]:
+    return [match[match.lastindex or 0] for match in _FORMULA.finditer(text)]
 
 
-_READERS: dict[str, Callable[[str], str | None]] = {
+_READERS: dict[How, Callable[[str], str | None]] = {
     "boxed": boxed_answer,
     "hashes": _hashes,
     "letter": _letter,

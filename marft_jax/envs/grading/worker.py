@@ -21,10 +21,9 @@ import signal
 import sys
 from typing import Any
 
-from marft_jax.envs.grading.compare import brackets
-from marft_jax.envs.grading.intervals import intervals
 from marft_jax.envs.grading.normalize import normalize
 
+_OR = re.compile(r"\\lor|\\vee|∨|(?<![A-Za-z\\])or(?![A-Za-z])")
 _NAMED_POINT = re.compile(r"^\([A-Za-z](?:, ?[A-Za-z])+\) ?= ?(?=\()")
 MEMORY = 4 << 30
 """Bytes of address space; an answer that needs more crashes its worker."""
@@ -32,33 +31,43 @@ MEMORY = 4 << 30
 
 def equal(reference: str, answer: str) -> bool:
     """Whether the answer means the same as the reference, by computer algebra."""
-    right, given = normalize(intervals(reference)), normalize(intervals(answer))
-    if "=" not in right:
-        given = _NAMED_POINT.sub("", given)
-    kind, other = brackets(right), brackets(given)
-    if kind and other and kind != other:
-        return False  # a point is not a set, (1, 2) is not [1, 2]
-    if kind == "(" and not other and "," in given:
-        given = f"({given})"
     from math_verify import verify
 
-    gold, target = _complex(_parse(right)), _complex(_parse(given))
-    if not verify(gold, target, timeout_seconds=None, allow_set_relation_comp=True):
+    right, given = normalize(reference), normalize(answer)
+    if "=" not in right:
+        given = _NAMED_POINT.sub("", given)
+    kind, other = (re.match(r"\(|\[|\\\{|", text)[0] for text in (right, given))  # type: ignore[index]
+    if {kind, other} == {"(", "\\{"}:
+        return False  # a point is not a set
+    either, other_either = bool(_OR.search(reference)), bool(_OR.search(answer))
+    if kind == "(" and not other and "," in given and not other_either:
+        given = f"({given})"
+    gold, target = _parse(right, either), _parse(given, other_either)
+    if not verify(gold, target, timeout_seconds=None, allow_set_relation_comp=True):  # type: ignore[arg-type]
         return False
     return _same_size(gold[0], target[0])
 
 
-def _complex(parsed: tuple) -> list:
-    """Where i is the only letter, it is the imaginary unit and not a variable."""
+@functools.lru_cache(maxsize=256)
+def _parse(value: str, alternatives: bool) -> list[Any]:
+    from math_verify import parse
+
+    return [_meant(item, alternatives) for item in parse(f"${value}$", parsing_timeout=None)]  # type: ignore[arg-type]
+
+
+def _meant(item: Any, alternatives: bool) -> Any:
+    """Reads i, where it is the only letter, as the imaginary unit, and ``x < 2 or x > 3`` (a set of
+    relations to the parser) as a union of intervals."""
     import sympy
 
-    def unit(item: Any) -> Any:
-        names = getattr(item, "free_symbols", set())
-        return (
-            item.subs({name: sympy.I for name in names}) if list(map(str, names)) == ["i"] else item
-        )
-
-    return [unit(item) for item in parsed]
+    names = getattr(item, "free_symbols", set())
+    if [*map(str, names)] == ["i"]:
+        return item.subs(names.pop(), sympy.I)
+    relations = item.args if alternatives and isinstance(item, sympy.FiniteSet) else ()
+    kinds = sympy.core.relational.Relational, sympy.And
+    if relations and len(names) == 1 and all(isinstance(relation, kinds) for relation in relations):
+        return sympy.Union(*(relation.as_set() for relation in relations))
+    return item
 
 
 def _same_size(gold: Any, target: Any) -> bool:
@@ -70,13 +79,6 @@ def _same_size(gold: Any, target: Any) -> bool:
     except (AttributeError, TypeError):  # sets, relations, words
         pass
     return True
-
-
-@functools.lru_cache(maxsize=256)
-def _parse(normal: str) -> tuple:
-    from math_verify import parse
-
-    return tuple(parse(f"${normal}$", parsing_timeout=None))  # type: ignore[arg-type]
 
 
 def main() -> None:
