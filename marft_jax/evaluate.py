@@ -19,24 +19,25 @@ import json
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
+from concurrent.futures import Executor
+from itertools import product, starmap
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
 import jax
 import jax.numpy as jnp
-from rich import box
 from rich.console import Console
-from rich.table import Table
 
 from marft_jax import cli
 from marft_jax import config as config_lib
 from marft_jax.envs import base as envs
 from marft_jax.envs.threads import DaemonThreads
-from marft_jax.errors import Stopped
+from marft_jax.errors import Stopped, reason
+from marft_jax.evaluation import tables
 from marft_jax.evaluation.benchmarks import Plan, plans
-from marft_jax.evaluation.scores import Record, Score, score
-from marft_jax.formats import jsonlines
+from marft_jax.evaluation.scores import Record, Scores, score
+from marft_jax.formats import foreign, jsonlines
 from marft_jax.interop.initial import initial_state
 from marft_jax.run import transcripts
 from marft_jax.run.setup import Session, open_session, open_source, play_held_out
@@ -101,7 +102,7 @@ def evaluate(
     compare: bool = False,
     out: str | None = None,
     step: str = "latest",
-) -> dict[tuple[str, str], Score]:
+) -> Scores:
     """Plays benchmarks, prints their figures, and saves every response.
 
     Args:
@@ -122,37 +123,46 @@ def evaluate(
     console = Console(highlight=False, soft_wrap=True, markup=False)
     folder = Path(out or (Path(run) / "evaluations" if run else _default_folder(config)))
     _check_writable(folder)
-    trained = [BASE, BASE_TEAM, SINGLE, TEAM] if run else [BASE, BASE_TEAM]
-    players = trained if compare else [TEAM if run else BASE_TEAM]
-    scores: dict[tuple[str, str], Score] = {}
+    every = [BASE, BASE_TEAM, SINGLE, TEAM] if run else [BASE, BASE_TEAM]
+    players = every if compare else every[-1:]
     with contextlib.ExitStack() as stack:
         stop = stack.enter_context(Stop("stopped before an answer was saved; start again"))
-        threads = DaemonThreads()
         sources = [open_source(stack, plan.config, "eval") for plan in wanted]
-        at_once = max(_tasks(plan, source) for plan, source in zip(wanted, sources, strict=True))
-        session = open_session(config, load_team(config.team.file), at_once)
-        session = session._replace(stop=stop)
+        games = list(zip(wanted, sources, strict=True))
+        session = open_session(config, load_team(config.team.file), max(starmap(_tasks, games)))
         taken = restore_team(session, run, initial_state, step)
-        adapters = session.engine.adapters
-        zeros = jax.tree.map(jnp.zeros_like, adapters)
-        console.print(_who(run, taken, session))
         stop.plan = "stopping: saved answers stay, the same command goes on from there"
         stop.save = lambda: None  # it is on the disk
-        for plan, source in zip(wanted, sources, strict=True):
-            for player in players:
-                session.engine.load(adapters if player.trained else zeros)
-                playing = _as_player(session, player)._replace(config=plan.config)
-                file = folder / _file_name(plan, taken if run else None, player)
-                play = _Play(playing, source, threads, plan, file)
-                with console.status(f"{plan.name}: compiling ...") as status:
-                    records = play.all(console.print, status.update)
-                scores[plan.name, player.name] = score(records)
-                who = f", {player.name}" if compare else ""
-                console.print(f"{plan.name}{who}: {scores[plan.name, player.name]}")
-                console.print(f"responses: {file}")
+        console.print(_who(run, taken, session))
+        session = session._replace(stop=stop)
+        scores = _play_all(session, games, players, console, folder, taken if run else None)
     _write_summary(folder / "summary.json", scores)
-    console.print(table(scores))
-    console.print(agents_table(scores))
+    console.print(tables.benchmarks(scores, console.width), tables.agents(scores, console.width))
+    return scores
+
+
+def _play_all(
+    session: Session,
+    games: Sequence[tuple[Plan, envs.EnvSource]],
+    players: Sequence[Player],
+    console: Console,
+    folder: Path,
+    step: int | None,
+) -> Scores:
+    """Plays every benchmark with every player, and prints each score as it is known."""
+    scores: Scores = {}
+    threads = DaemonThreads()
+    adapters = session.engine.adapters
+    zeros = jax.tree.map(jnp.zeros_like, adapters)
+    for (plan, source), player in product(games, players):
+        session.engine.load(adapters if player.trained else zeros)
+        playing = _as_player(session, player)._replace(config=plan.config)
+        file = folder / _file_name(plan, step, player)
+        with console.status(f"{plan.name}: compiling ...") as status:
+            play = _Play(playing, source, threads, plan, file)
+            found = scores[plan.name, player.name] = score(play.all(console.print, status.update))
+        who = f", {player.name}" if len(players) > 1 else ""
+        console.print(f"{plan.name}{who}: {found}\nresponses: {file}")
     return scores
 
 
@@ -162,105 +172,74 @@ def _check_writable(folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         tempfile.TemporaryFile(dir=folder).close()
     except (OSError, ValueError) as error:
-        why = getattr(error, "strerror", None) or error
         raise config_lib.BadInput(
-            f"--out {folder}: responses cannot be written there ({why}); name a folder where they "
-            "can"
+            f"--out {folder}: responses cannot be written there ({reason(error)}); name a folder "
+            "where they can"
         ) from error
-
-
-def table(scores: dict[tuple[str, str], Score]) -> Table:
-    """One line for each benchmark and player."""
-    shown = Table("benchmark", "who", "tasks", "avg@n (95 %)", "pass@n", box=box.SIMPLE)
-    for (name, player), found in scores.items():
-        k = max(found.passed)
-        passed = f"@{k} {found.passed[k]}" if k > 1 else ""
-        shown.add_row(name, player, str(found.tasks), f"@{found.samples} {found.accuracy}", passed)
-    return shown
-
-
-def agents_table(scores: dict[tuple[str, str], Score]) -> Table:
-    """One line for each agent of each of these."""
-    shown = Table("benchmark", "who", "agent", "right", "tokens", "cut off", box=box.SIMPLE)
-    for (name, player), found in scores.items():
-        for agent, own in found.agents.items():
-            right = "" if own.right is None else f"{own.right:.4f}"
-            shown.add_row(name, player, agent, right, f"{own.tokens:.1f}", f"{own.truncated:.3f}")
-    return shown
 
 
 class _Play:
     """One benchmark with one player; what was already answered is not asked again."""
 
     def __init__(
-        self, session: Session, source: envs.EnvSource, threads: Any, plan: Plan, file: Path
+        self, session: Session, source: envs.EnvSource, threads: Executor, plan: Plan, file: Path
     ) -> None:
         self._session, self._source, self._threads = session, source, threads
         self._plan, self._file = plan, file
         self._tasks = _tasks(plan, source)
         self._block = max(16, 4 * session.engine.shape.slots)
-        self._key = _key(session, plan, self._source.size)
+        self._key = _key(session, plan, source.size)
 
-    def all(self, say: Callable[[str], None], show: Callable[[str], None]) -> list[Record]:
+    def all(self, log: Callable[[str], None], show: Callable[[str], None]) -> list[Record]:
         """Every record of the benchmark, the missing ones played now.
 
         Args:
-            say: given a line to print, at most every ten seconds.
-            show: given what is to be seen right now.
+            log: prints a line, at most every ten seconds.
+            show: shows the present state.
         """
         found = self._saved()
-        name, told = self._plan.name, time.monotonic()
-        kept = f", {len(found)} of {self._total} were already answered" if found else ""
-        say(f"{name}: {self._tasks} tasks{kept}")
+        name, logged = self._plan.name, time.monotonic()
+        total = self._plan.samples * self._tasks
+        kept = f", {len(found)} of {total} were already answered" if found else ""
+        log(f"{name}: {self._tasks} tasks{kept}")
 
         def report(over: int) -> None:
-            nonlocal told
+            nonlocal logged
             mean = sum(record["reward"] for record in found.values()) / max(len(found), 1)
             so_far = f", {mean:.4f} so far" if found else ""
-            line = f"{name}: {len(found) + over}/{self._total} played{so_far}"
+            line = f"{name}: {len(found) + over}/{total} played{so_far}"
             show(line)
-            if time.monotonic() - told > _REPORT_SECONDS:
-                told = time.monotonic()
-                say(line)
+            if time.monotonic() - logged > _REPORT_SECONDS:
+                logged = time.monotonic()
+                log(line)
 
         for sample, start, stop in self._missing(found):
             for record in self._played(sample, start, stop, report):
                 found[record["sample"], record["index"]] = record
         return [found[place] for place in sorted(found)]
 
-    @property
-    def _total(self) -> int:
-        return self._plan.samples * self._tasks
-
     def _saved(self) -> dict[tuple[int, int], Record]:
         """Records of the same settings; others, and a half-written line, leave the file."""
-        if not self._file.exists():
-            return {}
-        text = self._file.read_text(encoding="utf-8", errors="replace")
-        lines = text.removesuffix("\n").split("\n")  # a task may hold other ends of lines
         found: dict[tuple[int, int], Record] = {}
-        for line in lines:
-            with contextlib.suppress(ValueError, KeyError, TypeError):
-                record = json.loads(line)
-                place = record["sample"], record["index"]
-                fits = record["index"] < self._tasks and record["sample"] < self._plan.samples
-                if record["key"] == self._key and fits:
-                    found[place] = record
-        if len(found) < len(lines):
-            jsonlines.write(self._file, map(jsonlines.dumps, found.values()))
+
+        def keep(record: Record) -> bool:
+            place = record["sample"], record["index"]
+            fits = record["index"] < self._tasks and record["sample"] < self._plan.samples
+            if record["key"] != self._key or not fits or place in found:
+                return False
+            found[place] = record
+            return True
+
+        jsonlines.keep(self._file, keep)
         return found
 
-    def _missing(self, found: dict[tuple[int, int], Record]) -> Iterator[tuple[int, int, int]]:
+    def _missing(self, found: Container[tuple[int, int]]) -> Iterator[tuple[int, int, int]]:
         """Stretches of tasks to play: sample, first and last plus one."""
-        for sample in range(self._plan.samples):
-            start = 0
-            while start < self._tasks:
-                stop = start
-                while stop < min(start + self._block, self._tasks) and (sample, stop) not in found:
-                    stop += 1
-                if stop > start:
-                    yield sample, start, stop
-                start = max(stop, start + 1)
+        starts = range(0, self._tasks, self._block)
+        for sample, start in product(range(self._plan.samples), starts):
+            block = range(start, min(start + self._block, self._tasks))
+            if missing := [index for index in block if (sample, index) not in found]:
+                yield sample, missing[0], missing[-1] + 1
 
     def _played(
         self, sample: int, start: int, stop: int, report: Callable[[int], None]
@@ -317,19 +296,18 @@ def _file_name(plan: Plan, step: int | None, player: Player) -> str:
     return "-".join(parts) + ".jsonl"
 
 
-def _write_summary(path: Path, scores: dict[tuple[str, str], Score]) -> None:
+def _write_summary(path: Path, scores: Scores) -> None:
     """``summary.json``: all figures, those of earlier evaluations in the folder too."""
     rows: dict[str, Any] = {}
-    with contextlib.suppress(OSError, ValueError):
-        rows = json.loads(path.read_text(encoding="utf-8"))
+    with contextlib.suppress(config_lib.BadInput):
+        rows = foreign.read_settings(path)
     for (name, player), found in scores.items():
-        agents = {agent: own._asdict() for agent, own in found.agents.items()}
         rows[f"{name}, {player}"] = found.metrics(name) | {
             "tasks": found.tasks,
             "samples": found.samples,
             "interval": [found.accuracy.low, found.accuracy.high],
             "failed": found.failed,
-            "agents": agents,
+            "agents": {agent: own._asdict() for agent, own in found.agents.items()},
         }
     jsonlines.write(path, [jsonlines.dumps(rows)])
 

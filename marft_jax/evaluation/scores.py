@@ -65,6 +65,10 @@ class Score(NamedTuple):
         return text + (f", {self.failed} episodes failed" if self.failed else "")
 
 
+Scores = dict[tuple[str, str], Score]
+"""By benchmark and player."""
+
+
 def score(records: Sequence[Record]) -> Score:
     """The score of the records of one benchmark; every task must have as many samples."""
     tasks: dict[int, list[Record]] = {}

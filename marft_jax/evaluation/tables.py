@@ -1,0 +1,46 @@
+"""Scores as tables for a terminal: names fold where it is narrow, numbers are always whole."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from rich import box
+from rich.table import Column, Table
+
+from marft_jax.evaluation.scores import Scores
+
+
+def benchmarks(scores: Scores, width: int) -> Table:
+    """One line for each benchmark and player, on a terminal of so many columns."""
+    rows = []
+    for (name, player), found in scores.items():
+        k = max(found.passed)
+        passed = f"@{k} {found.passed[k].mean:.4f}" if k > 1 else ""
+        rows.append([name, player, str(found.tasks), f"@{found.samples} {found.accuracy}", passed])
+    return _table(["benchmark", "who"], ["tasks", "avg@n (95 %)", "pass@n"], rows, width)
+
+
+def agents(scores: Scores, width: int) -> Table:
+    """One line for each agent of each benchmark and player."""
+    rows = []
+    for (name, player), found in scores.items():
+        for agent, own in found.agents.items():
+            right = "" if own.right is None else f"{own.right:.4f}"
+            figures = [right, f"{own.tokens:.1f}", f"{own.truncated:.3f}"]
+            rows.append([name, player, agent, *figures])
+    return _table(["benchmark", "who", "agent"], ["right", "tokens", "cut off"], rows, width)
+
+
+def _table(
+    names: Sequence[str], figures: Sequence[str], rows: Sequence[Sequence[str]], width: int
+) -> Table:
+    shown = Table(*(Column(name, overflow="fold") for name in names), box=box.SIMPLE)
+    least = 14 * len(names)  # columns of a name, with the space beside it
+    for i, heading in enumerate(figures, len(names)):
+        longest = max(map(len, (heading, *(row[i] for row in rows))))
+        shown.add_column(heading, no_wrap=True, min_width=longest)
+        least += longest + 3
+    for row in rows:
+        shown.add_row(*row)
+    shown.width = least if least > width else None
+    return shown
