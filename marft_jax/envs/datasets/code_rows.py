@@ -16,19 +16,24 @@ from __future__ import annotations
 
 import ast
 import base64
-import binascii
 import io
 import json
 import pickle
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from marft_jax.envs.base import Task
 from marft_jax.formats import foreign
 
 _QUESTIONS = ("problem", "question_content", "question", "description", "prompt", "text")
+_TESTS = (
+    "tests", "official_tests", "input_output", "public_test_cases", "public_tests",
+    "private_test_cases", "private_tests", "generated_tests",
+)  # fmt: skip
 _UNPACKED = 256 << 20  # bytes of the largest compressed tests
+
+Row = Mapping[str, Any]
 
 
 class Script(NamedTuple):
@@ -71,40 +76,52 @@ def as_task(row: Any) -> Task | str:
     """A row as a task whose answer is its ``Suite``, or what is wrong with it."""
     if not isinstance(row, Mapping):
         return f"expected an object with a problem and tests, got {type(row).__name__}"
+    texts = (row.get(field) for field in _QUESTIONS)
+    question = next((text for text in texts if isinstance(text, str) and text.strip()), None)
+    if question is None:
+        return f"expected a problem in one of the fields {', '.join(_QUESTIONS)}"
+    read = next(read for fields, read in _READERS if all(row.get(field) for field in fields))
     try:
-        question, tests = _question(row), _tests(row)
+        task = read(row, question)
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         return f"its tests cannot be read: {' '.join(str(error).split())[:200]}"
-    if not question:
-        return f"expected a problem in one of the fields {', '.join(_QUESTIONS)}"
-    if not (tests.cases or tests.statements):
+    if not (task.answer.cases or task.answer.statements):
         return f"no tests: got fields {', '.join(map(str, row))}"
-    return Task(_shown(question, row, tests), tests)
+    return task
 
 
-def _question(row: Mapping[str, Any]) -> str:
-    return next((row[k] for k in _QUESTIONS if isinstance(row.get(k), str) and row[k].strip()), "")
+def _human_eval(row: Row, question: str) -> Task:
+    name, prompt = row["entry_point"], row["prompt"]
+    suite = Suite((), (f"{row['test']}\ncheck({name})",), prompt, (name,), prompt)
+    return Task(f"Complete this function.\n```python\n{question.strip()}\n```", suite)
 
 
-def _tests(row: Mapping[str, Any]) -> Suite:
-    if row.get("entry_point") and row.get("test"):
-        entry = row["entry_point"]
-        statement = f"{row['test']}\ncheck({entry})"
-        return Suite((), (statement,), row["prompt"], (entry,), row["prompt"])
-    if row.get("test_list"):
-        imports = row.get("test_imports") or []
-        prelude = "\n".join([*imports, row.get("test_setup_code") or ""])
-        return Suite((), tuple(row["test_list"]), prelude, _defined(row.get("code")))
+def _mbpp(row: Row, question: str) -> Task:
+    prelude = "\n".join([*(row.get("test_imports") or []), row.get("test_setup_code") or ""])
+    tests = tuple(row["test_list"])
+    shown = f"{question.strip()}\nYour code should pass this test:\n{tests[0]}"
+    return Task(shown, Suite((), tests, prelude, _defined(row.get("code"))))
+
+
+def _cases(row: Row, question: str) -> Task:
     starter = row.get("starter_code") or ""
     name = _json(row.get("metadata") or {}).get("func_name") or row.get("fn_name")
-    found: list[Any] = []
-    for field in ("tests", "official_tests", "input_output", "public_test_cases", "public_tests"):
-        if row.get(field):
-            found += _listed(_json(row[field]))
-    for field in ("private_test_cases", "private_tests", "generated_tests"):
-        if row.get(field):
-            found += _listed(_unpacked(row[field]))
-    return Suite(tuple(_case(item, name) for item in found), starter=starter)
+    items = [item for field in _TESTS if row.get(field) for item in _listed(_unpacked(row[field]))]
+    cases = tuple(_case(item, name) for item in items)
+    names = {case.name for case in cases if isinstance(case, Call)}
+    if starter:
+        question = f"{question.strip()}\nBegin with this code:\n```python\n{starter}\n```"
+    elif len(names) == 1 and (name := names.pop()) not in question:
+        question = f"{question.strip()}\nWrite a function named `{name}`."
+    return Task(question, Suite(cases, starter=starter))
+
+
+_READERS: Sequence[tuple[Sequence[str], Callable[[Row, str], Task]]] = (
+    (("entry_point", "test"), _human_eval),
+    (("test_list",), _mbpp),
+    ((), _cases),
+)
+"""Fields that a row must have, to its reader; the first that fits."""
 
 
 def _defined(solution: Any) -> tuple[str, ...] | None:
@@ -121,6 +138,19 @@ def _json(value: Any) -> Any:
     return json.loads(value) if isinstance(value, str) else value
 
 
+def _unpacked(value: Any) -> Any:
+    """JSON, or LiveCodeBench's hidden tests: JSON in a pickled text, compressed, in base 64."""
+    if not isinstance(value, str) or value.lstrip().startswith(("[", "{")):
+        return _json(value)
+    try:
+        packed = base64.b64decode(value, validate=True)
+        unpacked = zlib.decompressobj().decompress(packed, _UNPACKED)
+        foreign.check_memo(unpacked)
+        return _json(_OnlyText(io.BytesIO(unpacked)).load())
+    except (zlib.error, pickle.UnpicklingError, EOFError) as error:
+        raise ValueError(f"hidden tests: {error}") from error
+
+
 def _listed(value: Any) -> list[Any]:
     """One test each: of ``{"inputs": [...], "outputs": [...]}`` too."""
     if isinstance(value, list):
@@ -133,7 +163,7 @@ def _listed(value: Any) -> list[Any]:
     ]
 
 
-def _case(item: Mapping[str, Any], name: str | None) -> Script | Call:
+def _case(item: Row, name: str | None) -> Script | Call:
     name = item.get("fn_name") or _json(item.get("metadata") or {}).get("func_name") or name
     kind = item.get("testtype") or item.get("type") or ""
     given, wanted = item["input"], item["output"]
@@ -151,37 +181,8 @@ def _text(value: Any) -> str:
     return "\n".join(map(str, value)) if isinstance(value, list) else str(value)
 
 
-def _unpacked(value: Any) -> Any:
-    """LiveCodeBench's hidden tests: JSON, or JSON in a pickled text, compressed, in base 64."""
-    try:
-        return _json(value)
-    except ValueError:
-        pass
-    try:
-        packed = base64.b64decode(value, validate=True)
-        unpacked = zlib.decompressobj().decompress(packed, _UNPACKED)
-        foreign.check_memo(unpacked)
-        return _json(_OnlyText(io.BytesIO(unpacked)).load())
-    except (binascii.Error, zlib.error, pickle.UnpicklingError, EOFError) as error:
-        raise ValueError(f"hidden tests: {error}") from error
-
-
 class _OnlyText(pickle.Unpickler):
     """Loads plain text; a pickle that names any class or function is refused."""
 
     def find_class(self, module: str, name: str) -> Any:
         raise pickle.UnpicklingError(f"expected a plain text, got {module}.{name}")
-
-
-def _shown(question: str, row: Mapping[str, Any], tests: Suite) -> str:
-    """The question with what a solver must know: the function to write, and an example of use."""
-    if row.get("entry_point") and tests.statements:
-        return f"Complete this function.\n```python\n{question.strip()}\n```"
-    if tests.statements:
-        return f"{question.strip()}\nYour code should pass this test:\n{tests.statements[0]}"
-    if tests.starter:
-        return f"{question.strip()}\nBegin with this code:\n```python\n{tests.starter}\n```"
-    names = {case.name for case in tests.cases if isinstance(case, Call)}
-    if len(names) == 1 and (name := names.pop()) not in question:
-        return f"{question.strip()}\nWrite a function named `{name}`."
-    return question
