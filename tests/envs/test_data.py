@@ -142,7 +142,7 @@ def test_held_out_questions_are_never_trained_on(tmp_path):
     assert len(train) + len(held) == 400 and 20 < len(held) < 60
     assert not set(train) & set(held)
     assert held == [task for task in load.load(source) if held_out(task.question, 0.1)]
-    pick = load.shuffled(train)
+    pick = load.training_order([train])
     assert not {pick(position) for position in range(2 * len(train))} & set(held)
 
 
@@ -172,7 +172,7 @@ def test_an_empty_side_is_refused(tmp_path):
 
 def test_the_order_repeats_and_differs_between_epochs(tmp_path):
     tasks = load.load(write(tmp_path / "a.jsonl", rows(50)))
-    pick, again = load.shuffled(tasks), load.shuffled(tasks)
+    pick, again = load.training_order([tasks]), load.training_order([tasks])
     order = [pick(position) for position in range(150)]
     assert order == [again(position) for position in range(150)]
     epochs = [order[start : start + 50] for start in (0, 50, 100)]

@@ -12,6 +12,7 @@
 from __future__ import annotations
 
 import math
+import operator
 import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
 QUESTION_FIELDS = ("problem", "question", "query", "prompt", "instruction")
 ANSWER_FIELDS = ("final_answer", "answer", "expected_answer", "golden", "label", "target")
 CHOICE_FIELDS = ("choices", "options")
-_FILTER = re.compile(r"(?P<field>[^=!<>]+?)\s*(?P<how>!=|<=|>=|=)\s*(?P<values>.*)")
+_FILTER = re.compile(r"([^=!<>]+?)\s*(!=|<=|>=|=)\s*(.*)")
 
 Row = Mapping[str, Any]
 Parse = Callable[[Any], Task | str]
@@ -73,19 +74,19 @@ def load(source: str, reading: Reading | None = None) -> list[Task]:
         if isinstance(row, Mapping) and not all(keep(row) for keep in keeps):
             continue
         task = str(row) if isinstance(row, Broken) else reading.parse(row)
-        if isinstance(task, str):
-            bad.append(f"{place}: {task}")
-        else:
+        if isinstance(task, Task):
             tasks.append(task)
+        else:
+            bad.append(f"{place}: {task}")
     if len(bad) > reading.max_bad * rows:
         more = f" ({len(bad)} of {rows} rows are bad)" if len(bad) > 1 else ""
         raise bad_input(f"{bad[0]}; mend or remove the row, or raise --env.max_bad_rows{more}")
     if bad:
-        left_out = f"{source}: left out {len(bad)} of {rows} rows; the first: {bad[0]}"
-        print(f"marft_jax: {left_out}", file=sys.stderr)
+        left_out = f"left out {len(bad)} of {rows} rows; the first: {bad[0]}"
+        print(f"marft_jax: {source}: {left_out}", file=sys.stderr)
     if not tasks:
-        what = f"that fits {' and '.join(reading.filters)}" if rows and keeps else ""
-        raise bad_input(f"{source}: expected at least one row {what}".strip() + ", got none")
+        what = f" that fits {' and '.join(reading.filters)}" if rows and keeps else ""
+        raise bad_input(f"{source}: expected at least one row{what}, got none")
     return tasks
 
 
@@ -111,22 +112,25 @@ def split_tasks(
             f"--env.data: expected a file ({', '.join(SUFFIXES)}) or a hub id, got nothing"
         )
     seen = {task.question.strip() for source in eval_sources for task in load(source, reading)}
+    if eval_sources:
+        remedy = f"all of its questions are also in --env.eval_data {' '.join(eval_sources)}"
+    else:
+        remedy = f"--env.holdout is {holdout}; change it, or name a file as --env.eval_data"
+
+    def is_wanted(task: Task) -> bool:
+        if eval_sources:
+            return task.question.strip() not in seen
+        return held_out(task.question, holdout) == (split == "eval")
+
     sides = []
     for source in sources:
         tasks = load(source, reading)
-        if eval_sources:
-            chosen = [task for task in tasks if task.question.strip() not in seen]
-            remedy = f"all of its questions are also in --env.eval_data {' '.join(eval_sources)}"
-        else:
-            wanted = split == "eval"
-            chosen = [task for task in tasks if held_out(task.question, holdout) == wanted]
-            remedy = f"--env.holdout is {holdout}; change it, or name a file as --env.eval_data"
-        if not chosen:
+        sides.append([task for task in tasks if is_wanted(task)])
+        if not sides[-1]:
             purpose = "train on" if split == "train" else "evaluate on"
             raise bad_input(
                 f"{source}: none of its {len(tasks)} tasks is left to {purpose}: {remedy}"
             )
-        sides.append(chosen)
     return sides
 
 
@@ -145,29 +149,19 @@ def chooser(env: Env, split: Split, reading: Reading) -> tuple[Callable[[int], T
     tasks = [task for group in groups for task in group]
     if split == "eval":
         return lambda seed: tasks[seed % len(tasks)], len(tasks)
-    if env.weights:
-        return mixed(groups, env.weights), len(tasks)
-    return shuffled(tasks), len(tasks)
+    pick = training_order(groups, env.weights) if env.weights else training_order([tasks])
+    return pick, len(tasks)
 
 
-def shuffled(tasks: Sequence[Task]) -> Callable[[int], Task]:
+def training_order(
+    groups: Sequence[Sequence[Task]], weights: Sequence[float] = (1.0,)
+) -> Callable[[int], Task]:
     """Random access into the endless order of training tasks: position to task.
 
-    Each epoch (``len(tasks)`` positions from a multiple of it) holds every task once, in its own
-    order, which is a pure function of the position.
+    Of any stretch of positions each source has its share. Each epoch of a source holds each of its
+    tasks once, in its own order, which is a pure function of the position.
     """
     import grain  # takes over a second to import, mostly JAX
-
-    dataset = grain.MapDataset.source(tasks).shuffle(seed=0).repeat()  # type: ignore[arg-type]
-    return lambda position: dataset[position % len(dataset)]  # type: ignore[return-value]
-
-
-def mixed(groups: Sequence[Sequence[Task]], weights: Sequence[float]) -> Callable[[int], Task]:
-    """As ``shuffled``, of several sources: of any stretch of positions each has its share.
-
-    Every source is shuffled by itself and begins again when it is through.
-    """
-    import grain
 
     orders = [
         grain.MapDataset.source(group).shuffle(seed=seed).repeat()  # type: ignore[arg-type]
@@ -291,25 +285,21 @@ def _filter(text: str) -> Callable[[Row], bool]:
             f"--env.filters: expected field=value|value, field!=value, field<=number or "
             f"field>=number, got {text!r}"
         )
-    field, how, values = match["field"], match["how"], match["values"].split("|")
+    field, how, values = match.groups()
     if how in ("=", "!="):
-        return lambda row: (str(row.get(field)) in values) == (how == "=")
-    bound = _number(match["values"])
-    if bound is None:
+        return lambda row: (str(row.get(field)) in values.split("|")) == (how == "=")
+    bound, compare = _number(values), operator.le if how == "<=" else operator.ge
+    if math.isnan(bound):
         raise bad_input(f"--env.filters: expected a number after {how}, got {text!r}")
-
-    def keep(row: Row) -> bool:
-        value = _number(row.get(field))
-        return value is not None and (value <= bound if how == "<=" else value >= bound)
-
-    return keep
+    return lambda row: compare(_number(row.get(field)), bound)
 
 
-def _number(value: Any) -> float | None:
+def _number(value: Any) -> float:
+    """A number, NaN where it is none: that is beyond every bound."""
     try:
         return float(value)
-    except (TypeError, ValueError):
-        return None
+    except (TypeError, ValueError, OverflowError):
+        return math.nan
 
 
 def _short(value: Any) -> str:
