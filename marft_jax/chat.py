@@ -19,7 +19,7 @@ from rich.console import Console
 
 from marft_jax import cli
 from marft_jax import config as config_lib
-from marft_jax.envs.base import EnvSource
+from marft_jax.envs.base import Grade, Task, question_source
 from marft_jax.envs.threads import DaemonThreads
 from marft_jax.errors import RunFailed
 from marft_jax.interop.initial import initial_state
@@ -28,7 +28,8 @@ from marft_jax.run import transcripts
 from marft_jax.run.setup import Session, open_session, play_held_out
 from marft_jax.run.trained import restore_team
 from marft_jax.team.team_files import load_team
-from marft_jax.types import StepResult, Turn
+
+_UNGRADED = Grade(0.0, "not graded")
 
 
 def main(argv: Sequence[str] | None = None) -> NoReturn:
@@ -49,28 +50,14 @@ def chat(session: Session) -> None:
     console = Console(highlight=False)
     threads = DaemonThreads()
     for number, question in enumerate(_questions(console)):
-        source = EnvSource(lambda q=question: Asked(q))
+        task = Task(question, "")
+        source = question_source(lambda _, task=task: task, lambda *_: _UNGRADED, horizon=1)
         try:
             [episode] = play_held_out(session, source, threads, number, 1)
         except (config_lib.BadInput, RunFailed) as error:  # too long a question: say so, go on
             console.print(printable(str(error)), markup=False)
         else:
-            console.print(transcripts.render(episode._replace(results=())))  # not graded
-
-
-class Asked:
-    """An environment of one step that asks what a person typed; nothing is graded."""
-
-    def __init__(self, question: str):
-        self._question = question
-
-    def reset(self, seed: int) -> str:
-        """The question."""
-        return self._question
-
-    def step(self, turns: Sequence[Turn]) -> StepResult:
-        """Ends the episode."""
-        return StepResult(self._question, 0.0, done=True)
+            console.print(transcripts.render(episode._replace(results=())))
 
 
 def _questions(console: Console) -> Iterator[str]:

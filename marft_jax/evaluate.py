@@ -21,7 +21,7 @@ import tempfile
 import time
 from collections.abc import Callable, Container, Iterator, Sequence
 from concurrent.futures import Executor
-from itertools import product, starmap
+from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
@@ -82,7 +82,7 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
 
 
 class Player(NamedTuple):
-    """Who plays: the whole team or its last answering agent alone, trained or not."""
+    """Who plays: the whole team or its last answering agent ``alone``, trained or not."""
 
     name: str
     alone: bool
@@ -90,9 +90,8 @@ class Player(NamedTuple):
 
 
 TEAM = Player("team", alone=False, trained=True)
-BASE_TEAM = Player("team without adapters", alone=False, trained=False)
-SINGLE = Player("single agent", alone=True, trained=True)
-BASE = Player("base model", alone=True, trained=False)
+UNTRAINED = (Player("base model", True, False), Player("team without adapters", False, False))
+TRAINED = (Player("single agent", True, True), TEAM)
 
 
 def evaluate(
@@ -121,19 +120,23 @@ def evaluate(
         BadInput: settings, data, model or checkpoint that do not fit.
     """
     console = Console(highlight=False, soft_wrap=True, markup=False)
-    folder = Path(out or (Path(run) / "evaluations" if run else _default_folder(config)))
+    base = config.model.base
+    default = Path(run or "runs") / "evaluations" / ("" if run else Path(base).stem or "base")
+    folder = Path(out or default)
     _check_writable(folder)
-    every = [BASE, BASE_TEAM, SINGLE, TEAM] if run else [BASE, BASE_TEAM]
-    players = every if compare else every[-1:]
+    players = (*UNTRAINED, *TRAINED) if run else UNTRAINED
+    players = players if compare else players[-1:]
     with contextlib.ExitStack() as stack:
         stop = stack.enter_context(Stop("stopped before an answer was saved; start again"))
         sources = [open_source(stack, plan.config, "eval") for plan in wanted]
         games = list(zip(wanted, sources, strict=True))
-        session = open_session(config, load_team(config.team.file), max(starmap(_tasks, games)))
+        at_once = max(plan.count(source.size) for plan, source in games)
+        session = open_session(config, load_team(config.team.file), at_once)
         taken = restore_team(session, run, initial_state, step)
         stop.plan = "stopping: saved answers stay, the same command goes on from there"
         stop.save = lambda: None  # it is on the disk
-        console.print(_who(run, taken, session))
+        who = f"{run}, step {taken}" if run else f"{base} without adapters"
+        console.print(f"{' -> '.join(session.team.names)}: {who}")
         session = session._replace(stop=stop)
         scores = _play_all(session, games, players, console, folder, taken if run else None)
     _write_summary(folder / "summary.json", scores)
@@ -186,7 +189,7 @@ class _Play:
     ) -> None:
         self._session, self._source, self._threads = session, source, threads
         self._plan, self._file = plan, file
-        self._tasks = _tasks(plan, source)
+        self._tasks = plan.count(source.size)
         self._block = max(16, 4 * session.engine.shape.slots)
         self._key = _key(session, plan, source.size)
 
@@ -255,11 +258,6 @@ class _Play:
         return [json.loads(line) for line in lines]
 
 
-def _tasks(plan: Plan, source: envs.EnvSource) -> int:
-    """How many there are to play."""
-    return plan.tasks if source.size is None else min(plan.tasks, source.size)
-
-
 def _as_player(session: Session, player: Player) -> Session:
     """The session of the whole team, or of its last answering agent alone."""
     if not player.alone:
@@ -280,20 +278,10 @@ def _key(session: Session, plan: Plan, size: int | None) -> str:
     return hashlib.sha256(repr(parts).encode()).hexdigest()[:16]
 
 
-def _who(run: str | None, step: int, session: Session) -> str:
-    who = f"{run}, step {step}" if run else f"{session.config.model.base} without adapters"
-    return f"{' -> '.join(session.team.names)}: {who}"
-
-
-def _default_folder(config: config_lib.Config) -> Path:
-    return Path("runs") / "evaluations" / (Path(config.model.base).stem or "base")
-
-
 def _file_name(plan: Plan, step: int | None, player: Player) -> str:
-    parts = [plan.name.replace(":", ".").replace("/", "-")]
-    parts += [str(step)] if step is not None else []
-    parts += [player.name.replace(" ", "_")] if player != TEAM else []
-    return "-".join(parts) + ".jsonl"
+    name = plan.name.replace(":", ".").replace("/", "-")
+    which = "" if player == TEAM else "-" + player.name.replace(" ", "_")
+    return f"{name}{'' if step is None else f'-{step}'}{which}.jsonl"
 
 
 def _write_summary(path: Path, scores: Scores) -> None:

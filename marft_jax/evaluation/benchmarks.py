@@ -56,9 +56,7 @@ BENCHMARKS = {
         "code", "agentica-org/DeepCoder-Preview-Dataset/lcbv5:test", (), _ALL_TESTS
     ),
 }
-_SPEC = re.compile(
-    r"(?P<name>.+?)(?::(?P<samples>\d+))?(?:@(?P<temperature>\d+(?:\.\d+)?))?", re.DOTALL
-)
+_SPEC = re.compile(r"(.+?)(?::(\d+))?(?:@(\d+(?:\.\d+)?))?", re.DOTALL)
 
 
 class Plan(NamedTuple):
@@ -75,6 +73,10 @@ class Plan(NamedTuple):
     samples: int
     config: Config
     tasks: int
+
+    def count(self, size: int | None) -> int:
+        """How many tasks are played of a source with so many."""
+        return self.tasks if size is None else min(self.tasks, size)
 
     @property
     def metric_names(self) -> list[str]:
@@ -108,9 +110,7 @@ def plans(
 
 
 def _plan(spec: str, config: Config, folder: str | None, samples: int, limit: int | None) -> Plan:
-    match = _SPEC.fullmatch(spec)
-    assert match is not None  # any text that is not empty fits
-    name, temperature = match["name"], match["temperature"]
+    name, own_samples, temperature = _SPEC.fullmatch(spec).groups()  # type: ignore[union-attr]
     env, tasks = config.env, limit or 1 << 30
     if name in BENCHMARKS:
         known = BENCHMARKS[name]
@@ -130,11 +130,9 @@ def _plan(spec: str, config: Config, folder: str | None, samples: int, limit: in
             f"--benchmark: expected {', '.join(BENCHMARKS)}, an environment or a file "
             f"{', '.join(SUFFIXES)}, got {name!r}"
         )
-    evaluation = config.eval
-    if temperature is not None:
-        evaluation = dataclasses.replace(evaluation, temperature=float(temperature))
-    changed = dataclasses.replace(config, env=env, eval=evaluation)
-    return _checked(Plan(name, int(match["samples"] or samples), changed, tasks))
+    warm = {"temperature": float(temperature)} if temperature else {}
+    changed = dataclasses.replace(config, env=env, eval=dataclasses.replace(config.eval, **warm))
+    return _checked(Plan(name, int(own_samples or samples), changed, tasks))
 
 
 def _checked(plan: Plan) -> Plan:

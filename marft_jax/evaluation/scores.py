@@ -6,6 +6,7 @@ Everything is computed from the saved records, so a figure can be had again from
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -71,9 +72,9 @@ Scores = dict[tuple[str, str], Score]
 
 def score(records: Sequence[Record]) -> Score:
     """The score of the records of one benchmark; every task must have as many samples."""
-    tasks: dict[int, list[Record]] = {}
+    tasks = defaultdict[int, list[Record]](list)
     for record in records:
-        tasks.setdefault(record["index"], []).append(record)
+        tasks[record["index"]].append(record)
     samples = max(len(task) for task in tasks.values())
     rewards = [sum(r["reward"] for r in task) / len(task) for task in tasks.values()]
     solved = [sum(is_solved(r) for r in task) for task in tasks.values()]
@@ -119,21 +120,18 @@ def pass_at(k: int, samples: int, solved: int) -> float:
 
 def is_solved(record: Record) -> bool:
     """Whether an answer was right; where the environment gives no verdicts, any reward will do."""
-    verdicts = [v for result in record["results"] for v in result["info"].get("verdicts", ())]
-    if verdicts:
+    if verdicts := _verdicts(record):
         return any(verdict["verdict"] == "right" for verdict in verdicts)
     return record["reward"] > 0
 
 
 def _agents(records: Sequence[Record]) -> dict[str, AgentScore]:
-    turns: dict[str, list[Record]] = {}
-    verdicts: dict[str, list[bool]] = {}
+    turns, verdicts = defaultdict[str, list[Record]](list), defaultdict[str, list[bool]](list)
     for record in records:
         for turn in record["turns"]:
-            turns.setdefault(turn["agent"], []).append(turn)
-        for result in record["results"]:
-            for verdict in result["info"].get("verdicts", ()):
-                verdicts.setdefault(verdict["agent"], []).append(verdict["verdict"] == "right")
+            turns[turn["agent"]].append(turn)
+        for verdict in _verdicts(record):
+            verdicts[verdict["agent"]].append(verdict["verdict"] == "right")
     return {
         name: AgentScore(
             len(own),
@@ -143,3 +141,7 @@ def _agents(records: Sequence[Record]) -> dict[str, AgentScore]:
         )
         for name, own in turns.items()
     }
+
+
+def _verdicts(record: Record) -> list[Record]:
+    return [verdict for step in record["results"] for verdict in step["info"].get("verdicts", ())]

@@ -184,13 +184,11 @@ def as_task(
     """
     if not isinstance(row, Mapping):
         return f"expected an object with a question and an answer, got {_short(row)}"
+    got = f"got fields {', '.join(map(str, row)) or 'none'}"
     fields = (question_field,) if question_field else QUESTION_FIELDS
-    question = next((row[key] for key in fields if _filled(row.get(key))), None)
+    question = _first(row, fields)
     if not isinstance(question, str):
-        return (
-            f"expected a question in one of the fields {', '.join(fields)}, "
-            f"got fields {', '.join(map(str, row)) or 'none'}"
-        )
+        return f"expected a question in one of the fields {', '.join(fields)}, {got}"
     choices = _choices(row)
     try:
         answer = _answer(row, answer_field, choices)
@@ -199,51 +197,47 @@ def as_task(
         return str(error)
     if not answer:
         wanted = answer_field or f"{', '.join(ANSWER_FIELDS)}, gold (with choices) or boxed"
-        return (
-            f"no answer: expected one in {wanted} "
-            f"in solution, got fields {', '.join(map(str, row))}"
-        )
+        return f"no answer: expected one in {wanted} in solution, {got}"
     return Task(_with_choices(question, choices), answer)
 
 
 def _answer(row: Row, field: str | None, choices: Sequence[str]) -> str:
-    for key in (field,) if field else ANSWER_FIELDS:
-        if _filled(row.get(key)):
-            value = row[key]
-            index = isinstance(value, int) and not isinstance(value, bool)
-            if index and 0 <= value < len(choices) and str(value) not in choices:
-                return _as_letters(value)
-            return _as_text(value)
+    value = _first(row, (field,) if field else ANSWER_FIELDS)
+    if value is not None:
+        is_index = type(value) is int and value in range(len(choices)) and str(value) not in choices
+        return _as_letters(value) if is_index else _as_text(value)
     if field:
         return ""
-    if _filled(row.get("gold")):
-        return _as_letters(row["gold"])
+    if (gold := _first(row, ("gold",))) is not None:
+        return _as_letters(gold)
     solution = row.get("solution")
     solution = solution[-1] if isinstance(solution, list) and solution else solution
     return (boxed_answer(solution) or "").strip() if isinstance(solution, str) else ""
 
 
-def _filled(value: Any) -> bool:
-    if isinstance(value, str):
-        return bool(value.strip())
-    if isinstance(value, float) and not math.isfinite(value):
-        return False  # a missing number of a table
-    return value is not None and not (isinstance(value, (list, Mapping)) and not value)
+def _first(row: Row, fields: Sequence[str]) -> Any:
+    """The value of the first of these fields that is filled: neither blank nor empty nor NaN."""
+    for value in map(row.get, fields):
+        empty = isinstance(value, (str, list, Mapping)) and not value
+        blank = isinstance(value, str) and not value.strip()
+        unknown = isinstance(value, float) and not math.isfinite(value)  # missing in a table
+        if not (value is None or empty or blank or unknown):
+            return value
+    return None
 
 
 def _as_text(value: Any) -> str:
     """``"... #### 18"`` to ``18``, ``142.0`` to ``142``, a list of answers to ``a, b``."""
     if isinstance(value, list):
-        return ", ".join(_as_text(item) for item in value)
+        return ", ".join(map(_as_text, value))
     if isinstance(value, float) and value.is_integer():
         return str(int(value))
     if value is None or isinstance(value, Mapping | bytes):
         raise ValueError(f"expected an answer of text or numbers, got {_short(value)}")
-    text = str(value).strip()
+    text = str(value)
     if "####" in text:
         return text.rpartition("####")[2].strip()
-    boxed = boxed_answer(text) if "\\boxed" in text else None
-    return boxed.strip() if boxed else text
+    return (boxed_answer(text) or text).strip()
 
 
 def _as_letters(gold: Any) -> str:
@@ -251,8 +245,7 @@ def _as_letters(gold: Any) -> str:
     items = gold if isinstance(gold, list) else [gold]
     if any(isinstance(item, int) and not 0 <= item < 26 for item in items):
         raise ValueError(f"expected the index of a choice, got {_short(gold)}")
-    letters = [chr(65 + item) if isinstance(item, int) else _as_text(item) for item in items]
-    return ", ".join(letters)
+    return ", ".join(chr(65 + item) if isinstance(item, int) else _as_text(item) for item in items)
 
 
 def _choices(row: Row) -> list[str]:
@@ -261,7 +254,7 @@ def _choices(row: Row) -> list[str]:
     >>> _choices({"choices": {"label": ["A", "B"], "text": ["x", "y"]}})
     ['x', 'y']
     """
-    found = next((row[key] for key in CHOICE_FIELDS if _filled(row.get(key))), None)
+    found = _first(row, CHOICE_FIELDS)
     if isinstance(found, Mapping):
         found = found.get("text") or [found[letter] for letter in sorted(found)]
     return [str(choice) for choice in found] if isinstance(found, list) else []
