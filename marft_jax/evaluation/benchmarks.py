@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from marft_jax.config import BadInput, Config
 from marft_jax.envs.base import BUILT_IN
@@ -24,38 +24,31 @@ class Benchmark(NamedTuple):
     """Attributes:
     env: the environment that plays it.
     hub: its id on the hub.
-    files: where it may lie in a folder of data, besides ``<name>.jsonl`` and the like.
-    settings: further settings of the section ``env``.
+    file: where it may lie in a folder of data, besides ``<name>.jsonl`` and the like.
     """
 
     env: str
     hub: str
-    files: tuple[str, ...] = ()
-    settings: Mapping[str, Any] = {}
+    file: str | None = None
 
 
-_ALL_TESTS = {"reward": "all", "tests": 0}
 BENCHMARKS = {
-    "gsm8k": Benchmark("math", "openai/gsm8k/main:test", ("gsm8k/test.jsonl",)),
-    "math": Benchmark("math", "nlile/hendrycks-MATH-benchmark:test", ("math/test.jsonl",)),
-    "math500": Benchmark("math", "HuggingFaceH4/MATH-500:test", ("math/math500.jsonl",)),
-    "aime2024": Benchmark("math", "HuggingFaceH4/aime_2024", ("aime/aime2024.jsonl",)),
+    "gsm8k": Benchmark("math", "openai/gsm8k/main:test", "gsm8k/test.jsonl"),
+    "math": Benchmark("math", "nlile/hendrycks-MATH-benchmark:test", "math/test.jsonl"),
+    "math500": Benchmark("math", "HuggingFaceH4/MATH-500:test", "math/math500.jsonl"),
+    "aime2024": Benchmark("math", "HuggingFaceH4/aime_2024", "aime/aime2024.jsonl"),
     "aime2025": Benchmark("math", "math-ai/aime25:test"),
-    "aimo": Benchmark("math", "AI-MO/aimo-validation-aime", ("aime/aimo_validation.jsonl",)),
-    "cmath": Benchmark("math", "weitianwen/cmath:test", ("cmath/test.jsonl",)),
-    "gaokao": Benchmark(
-        "math", "dmayhem93/agieval-gaokao-mathqa:test", ("gaokao_mathqa/test.jsonl",)
-    ),
+    "aimo": Benchmark("math", "AI-MO/aimo-validation-aime", "aime/aimo_validation.jsonl"),
+    "cmath": Benchmark("math", "weitianwen/cmath:test", "cmath/test.jsonl"),
+    "gaokao": Benchmark("math", "dmayhem93/agieval-gaokao-mathqa:test", "gaokao_mathqa/test.jsonl"),
     "olympiadbench": Benchmark("math", "Hothan/OlympiadBench/OE_TO_maths_en_COMP"),
     "minerva": Benchmark("math", "math-ai/minervamath:test"),
-    "humaneval": Benchmark(
-        "code", "openai/openai_humaneval:test", ("humaneval/test.jsonl",), _ALL_TESTS
-    ),
-    "mbpp": Benchmark("code", "google-research-datasets/mbpp/full:test", (), _ALL_TESTS),
-    "livecodebench": Benchmark(
-        "code", "agentica-org/DeepCoder-Preview-Dataset/lcbv5:test", (), _ALL_TESTS
-    ),
+    "humaneval": Benchmark("code", "openai/openai_humaneval:test", "humaneval/test.jsonl"),
+    "mbpp": Benchmark("code", "google-research-datasets/mbpp/full:test"),
+    "livecodebench": Benchmark("code", "agentica-org/DeepCoder-Preview-Dataset/lcbv5:test"),
 }
+_SETTINGS = {"math": {}, "code": {"reward": "all", "tests": 0}}
+"""Further settings of the section ``env``."""
 _SPEC = re.compile(r"(.+?)(?::(\d+))?(?:@(\d+(?:\.\d+)?))?", re.DOTALL)
 
 
@@ -115,9 +108,8 @@ def _plan(spec: str, config: Config, folder: str | None, samples: int, limit: in
     if name in BENCHMARKS:
         known = BENCHMARKS[name]
         source = _file(name, known, folder) if folder else known.hub
-        env = dataclasses.replace(
-            env, name=known.env, eval_data=(source,), filters=(), **known.settings
-        )
+        more = _SETTINGS[known.env]
+        env = dataclasses.replace(env, name=known.env, eval_data=(source,), filters=(), **more)
     elif name.endswith(SUFFIXES):
         env = dataclasses.replace(env, eval_data=(name,))
         if env.name not in ("math", "code"):
@@ -147,7 +139,8 @@ def _checked(plan: Plan) -> Plan:
 
 def _file(name: str, known: Benchmark, folder: str) -> str:
     """Finds the file of a benchmark in the folder."""
-    places = [*known.files, *(f"{name}{suffix}" for suffix in (".jsonl", ".json", ".parquet"))]
+    places = [known.file] if known.file else []
+    places += [f"{name}{suffix}" for suffix in (".jsonl", ".json", ".parquet")]
     for place in places:
         if (path := Path(folder).expanduser() / place).is_file():
             return str(path)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import numbers
@@ -26,13 +27,10 @@ def dumps(value: Any) -> str:
 
 def write(path: Path, lines: Iterable[str]) -> None:
     """Replaces a file by these lines, whole or not at all, whenever the process dies."""
-    path.parent.mkdir(parents=True, exist_ok=True)
     draft = path.with_name(f".{path.name}.{os.getpid()}")
+    draft.unlink(missing_ok=True)  # of a dead process with the same number
     try:
-        with draft.open("w", encoding="utf-8") as file:
-            file.writelines(f"{line}\n" for line in lines)
-            file.flush()
-            os.fsync(file.fileno())
+        append(draft, lines)
         os.replace(draft, path)
     finally:
         draft.unlink(missing_ok=True)
@@ -60,16 +58,12 @@ def keep(path: Path, wanted: Callable[[Any], bool]) -> None:
     if not path.exists():
         return
     text = path.read_text(encoding="utf-8", errors="replace")
-    kept = [line for line in text.split("\n") if _is(wanted, line)]
+    kept = []
+    for line in text.split("\n"):  # an object may hold other ends of lines
+        with contextlib.suppress(ValueError, KeyError, TypeError):
+            kept += [line] if wanted(foreign.loads(line)) else []
     if "".join(f"{line}\n" for line in kept) != text:
         write(path, kept)
-
-
-def _is(wanted: Callable[[Any], bool], line: str) -> bool:
-    try:
-        return wanted(foreign.loads(line))
-    except (ValueError, KeyError, TypeError):
-        return False
 
 
 def plain(value: Any, most: float = math.inf) -> Any:
@@ -92,10 +86,8 @@ def _plain(value: Any, depth: int, left: list[float]) -> Any:
     if isinstance(value, str):  # halves of surrogate pairs, which no file can hold, spelled out
         return str.encode(value, "utf-8", "backslashreplace").decode()
     if isinstance(value, Mapping):
-        return {
-            _plain(str(key), depth, left): _plain(item, depth - 1, left)
-            for key, item in value.items()
-        }
+        items = value.items()
+        return {_plain(str(k), depth, left): _plain(v, depth - 1, left) for k, v in items}
     if isinstance(value, (list, tuple, set, frozenset)):
         return [_plain(item, depth - 1, left) for item in value]
     if isinstance(value, numbers.Integral):

@@ -94,7 +94,7 @@ def test_answers_with_odd_ends_of_lines_are_found_again(tmp_path):
 
 
 def test_benchmarks_lie_where_the_data_folder_has_them(shared_data):
-    here = [name for name in BENCHMARKS if BENCHMARKS[name].files]
+    here = [name for name in BENCHMARKS if BENCHMARKS[name].file]
     assert len(plans(here, Config(), str(shared_data), 1, None)) == len(here) == 8
 
 

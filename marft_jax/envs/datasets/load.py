@@ -19,7 +19,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from marft_jax.envs.base import Split, Task, bad_input, held_out
-from marft_jax.envs.datasets.rows import SUFFIXES, Broken, rows_of
+from marft_jax.envs.datasets.rows import SUFFIXES, rows_of
 from marft_jax.envs.grading.extract import boxed_answer
 
 if TYPE_CHECKING:
@@ -73,7 +73,7 @@ def load(source: str, reading: Reading | None = None) -> list[Task]:
     for rows, (place, row) in enumerate(rows_of(source), 1):  # noqa: B007
         if isinstance(row, Mapping) and not all(keep(row) for keep in keeps):
             continue
-        task = str(row) if isinstance(row, Broken) else reading.parse(row)
+        task = str(row) if isinstance(row, ValueError) else reading.parse(row)
         if isinstance(task, Task):
             tasks.append(task)
         else:

@@ -16,12 +16,8 @@ SUFFIXES = (".json", ".jsonl", ".parquet")
 _HUB = re.compile(r"(?P<name>[\w.-]+/[\w.-]+)(?:/(?P<subset>[\w.-]+))?(?::(?P<split>.+))?")
 
 
-class Broken(str):
-    """Stands for a row that cannot be read; says why."""
-
-
 def rows_of(source: str) -> Iterator[tuple[str, Any]]:
-    """Every row with its place; ``Broken`` for a line that is not JSON.
+    """Every row with its place; a ``ValueError`` in place of a line that is not JSON.
 
     Args:
         source: a ``.json`` (a list, or ``{"data": [...]}``), ``.jsonl`` or ``.parquet`` file, or
@@ -51,11 +47,11 @@ def _jsonl(path: Path) -> Iterator[tuple[str, Any]]:
     with path.open(encoding="utf-8-sig") as lines:
         for number, line in enumerate(lines, 1):
             if line.strip():
-                place = f"{path} line {number}"
                 try:
-                    yield place, foreign.loads(line)
+                    row = foreign.loads(line)
                 except ValueError as error:
-                    yield place, Broken(f"not JSON: {getattr(error, 'msg', error)}")
+                    row = ValueError(f"not JSON: {getattr(error, 'msg', error)}")
+                yield f"{path} line {number}", row
 
 
 def _json(path: Path) -> Iterator[tuple[str, Any]]:

@@ -66,7 +66,7 @@ def _meant(item: Any, alternatives: bool) -> Any:
     relations = item.args if alternatives and isinstance(item, sympy.FiniteSet) else ()
     kinds = sympy.core.relational.Relational, sympy.And
     if relations and len(names) == 1 and all(isinstance(relation, kinds) for relation in relations):
-        return sympy.Union(*(relation.as_set() for relation in relations))
+        return sympy.Or(*relations).as_set()
     return item
 
 
