@@ -124,6 +124,8 @@ EQUAL = r"""
 30000 | 3 \times 10^4
 30000 | 3 \cdot 10^{4}
 3000000 | 3 million
+3000000 | 3\text{ million}
+28\% | 28\text{ percent}
 1500 | 1.5e3
 0.0005 | 5 \times 10^{-4}
 2^{10} | 1024
@@ -282,6 +284,9 @@ UNEQUAL = r"""
 7 | 7 or 8
 7 | seven and a half
 7 | 7 million
+7 | 7\text{ million}
+7 | 7 eighths
+7 | 7 million dollars
 7 | ?
 7 | \text{unknown}
 7 | x

@@ -15,6 +15,7 @@ from marft_jax.envs.grading.normalize import number, split
 
 _BASED = re.compile(r"(-?[0-9A-Z.]+)_\{?(\d{1,2})\}?")  # 1011_2: the base may be left out
 _DECIMAL_COMMA = re.compile(r"(-?\d+),(\d+)")  # a list would not answer a single number
+_COUNTED = re.compile(r"[\d}%]\s+[A-Za-z]{3}[A-Za-z ]*$")  # 7 eighths: words that are no unit
 _DATED = re.compile(r"[\w/.-]{1,12}(?: [\w.]{1,10},?)?(?: \d{4})?", re.ASCII)
 _DATES = ("%Y-%m-%d", "%Y/%m/%d", "%m/%d/%Y", "%B %d, %Y", "%d %B %Y", "%b %d, %Y", "%d %b %Y")
 _LETTER = re.compile(r"\W*(?:\\text\{)?\W*([A-J])\W*", re.ASCII)
@@ -88,7 +89,7 @@ def _same_number(right: str, given: str) -> bool | None:
     *before, last = (_DECIMAL_COMMA.sub(r"\1.\2", part.strip()) for part in given.split("="))
     value, other = number(right), number(last)
     if value is None or other is None:
-        return None
+        return False if _COUNTED.search(last) else None
     chain = [found for part in before if (found := number(part)) is not None]
     if any(abs(found - other) > abs(other) / 50 for found in chain):
         return False  # 3=7

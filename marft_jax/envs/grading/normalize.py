@@ -84,8 +84,9 @@ _PLAIN_UNIT = re.compile(r"(.*(?:[\d}%]|\\pi))(\s*)([A-Za-z¢][A-Za-z./ ]*)(?:\^
 _POWERS = {"square": "2", "sq": "2", "cubic": "3", "cu": "3"}
 _NO_UNITS = frozenset(
     "sqrt root sin cos tan cot sec csc arcsin arccos arctan log exp mod times plus minus over half "
-    "halves third thirds quarter quarters infinity squared cubed dozen hundred thousand million "
-    "billion base choose factorial cent percent".split()
+    "halves third thirds quarter quarters fifth fifths sixth sixths eighth eighths tenth tenths "
+    "infinity squared cubed dozen hundred thousand million billion base choose factorial percent "
+    "cent".split()
 )
 
 
@@ -98,7 +99,10 @@ def split(answer: str) -> tuple[str, str]:
     """
     text = _spelled(answer)
     if found := _TEXT_UNIT.fullmatch(text):
-        return found[1].strip(), _unit(found[2], found[3])
+        value, words, power = found.groups()
+        if _NO_UNITS.isdisjoint(words.lower().split()):
+            return value.strip(), _unit(words, power)
+        text = f"{value} {words.strip()}"
     if found := _PLAIN_UNIT.fullmatch(text):
         value, space, words, power = found.groups()
         unit = _unit(words, power)
