@@ -1,4 +1,4 @@
-"""Asks a trained team questions and shows who said what.
+"""Asks a trained team questions and shows every agent's answer.
 
     python -m marft_jax.chat --run runs/quickstart
     echo "3+5+9=?" | python -m marft_jax.chat --run runs/quickstart

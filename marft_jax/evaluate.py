@@ -132,13 +132,13 @@ def evaluate(
         games = list(zip(wanted, sources, strict=True))
         at_once = max(plan.count(source.size) for plan, source in games)
         session = open_session(config, load_team(config.team.file), at_once)
-        taken = restore_team(session, run, initial_state, step)
+        at_step = restore_team(session, run, initial_state, step)
         stop.plan = "stopping: saved answers stay, the same command goes on from there"
         stop.save = lambda: None  # it is on the disk
-        who = f"{run}, step {taken}" if run else f"{base} without adapters"
+        who = f"{run}, step {at_step}" if run else f"{base} without adapters"
         console.print(f"{' -> '.join(session.team.names)}: {who}")
         session = session._replace(stop=stop)
-        scores = _play_all(session, games, players, console, folder, taken if run else None)
+        scores = _play_all(session, games, players, console, folder, at_step if run else None)
     _write_summary(folder / "summary.json", scores)
     console.print(tables.benchmarks(scores, console.width), tables.agents(scores, console.width))
     return scores
@@ -182,7 +182,7 @@ def _check_writable(folder: Path) -> None:
 
 
 class _Play:
-    """One benchmark with one player; what was already answered is not asked again."""
+    """A benchmark with one player; what was already answered is not asked again."""
 
     def __init__(
         self, session: Session, source: envs.EnvSource, threads: Executor, plan: Plan, file: Path
@@ -267,7 +267,7 @@ def _as_player(session: Session, player: Player) -> Session:
 
 
 def _key(session: Session, plan: Plan, size: int | None) -> str:
-    """A digest of all that decides what is said: a record with another key is another's."""
+    """A digest of all that decides the responses: another key is of other settings."""
     config, team = plan.config, session.team
     parts = [
         session.base.source, session.workflow, team.profiles, team.sampling, team.messages,

@@ -68,7 +68,7 @@ class Plan(NamedTuple):
     tasks: int
 
     def count(self, size: int | None) -> int:
-        """How many tasks are played of a source with so many."""
+        """Tasks that are played of a source that has so many."""
         return self.tasks if size is None else min(self.tasks, size)
 
     @property

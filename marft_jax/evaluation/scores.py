@@ -1,4 +1,4 @@
-"""What a benchmark's responses say, with how far to trust it.
+"""Figures of a benchmark's responses, with their confidence intervals.
 
 Everything is computed from the saved records, so a figure can be had again from the file alone.
 """
@@ -29,7 +29,7 @@ class Estimate(NamedTuple):
 
 
 class AgentScore(NamedTuple):
-    """What one agent did: turns, tokens per turn, turns cut off, and right answers if graded."""
+    """Turns of an agent, tokens per turn, shares of truncated turns and, if graded, right answers."""
 
     turns: int
     tokens: float
@@ -119,7 +119,7 @@ def pass_at(k: int, samples: int, solved: int) -> float:
 
 
 def is_solved(record: Record) -> bool:
-    """Whether an answer was right; where the environment gives no verdicts, any reward will do."""
+    """Tells if an answer was right; where the environment gives no verdicts, any reward will do."""
     if verdicts := _verdicts(record):
         return any(verdict["verdict"] == "right" for verdict in verdicts)
     return record["reward"] > 0

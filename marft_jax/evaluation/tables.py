@@ -11,7 +11,7 @@ from marft_jax.evaluation.scores import Scores
 
 
 def benchmarks(scores: Scores, width: int) -> Table:
-    """One line for each benchmark and player, on a terminal of so many columns."""
+    """A line for each benchmark and player, on a terminal of so many columns."""
     rows = []
     for (name, player), found in scores.items():
         k = max(found.passed)
@@ -21,7 +21,7 @@ def benchmarks(scores: Scores, width: int) -> Table:
 
 
 def agents(scores: Scores, width: int) -> Table:
-    """One line for each agent of each benchmark and player."""
+    """A line for each agent of each benchmark and player."""
     rows = []
     for (name, player), found in scores.items():
         for agent, own in found.agents.items():

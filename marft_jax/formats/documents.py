@@ -1,4 +1,4 @@
-"""One reader for the YAML and JSON that a user writes: plain values, and bounds before work."""
+"""Reads the YAML and JSON that a user writes: plain values, and bounds before work."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _DEEPEST = 32
 
 
 def read(file: str, setting: str) -> Any:
-    """What a file holds; JSON where its name ends so, else YAML.
+    """Reads a file: JSON where its name ends so, else YAML.
 
     Keys that stand twice, anchors and aliases (``&``, ``*``: a few of them make gigabytes), deep
     nesting, and numbers that are not finite in JSON are refused.

@@ -17,7 +17,7 @@ _DEEPEST = 64  # levels of a value
 
 
 def dumps(value: Any) -> str:
-    """One line of strict JSON for anything a run reports.
+    """Writes anything a run reports as a line of strict JSON.
 
     Arrays and their scalars become lists and numbers, a number that is not finite becomes
     ``null`` (JSON has no NaN), and whatever JSON does not know becomes its text.
@@ -83,7 +83,7 @@ def _plain(value: Any, depth: int, left: list[float]) -> Any:
         raise ValueError("too many parts")
     if value is None or isinstance(value, bool):
         return value
-    if isinstance(value, str):  # halves of surrogate pairs, which no file can hold, spelled out
+    if isinstance(value, str):  # lone surrogates, which no file can hold, spelled out
         return str.encode(value, "utf-8", "backslashreplace").decode()
     if isinstance(value, Mapping):
         items = value.items()

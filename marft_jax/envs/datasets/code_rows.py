@@ -52,7 +52,7 @@ class Call(NamedTuple):
 
 
 class Suite(NamedTuple):
-    """What decides about a program.
+    """Tests of a program.
 
     Attributes:
         cases: scripts and calls, in order.
@@ -152,7 +152,7 @@ def _unpacked(value: Any) -> Any:
 
 
 def _listed(value: Any) -> list[Any]:
-    """One test each: of ``{"inputs": [...], "outputs": [...]}`` too."""
+    """A list of tests, also of ``{"inputs": [...], "outputs": [...]}``."""
     if isinstance(value, list):
         return value
     inputs = value.get("inputs", value.get("input", []))

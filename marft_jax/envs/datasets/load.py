@@ -35,7 +35,7 @@ Parse = Callable[[Any], Task | str]
 
 
 class Reading(NamedTuple):
-    """How rows become tasks.
+    """Rules that make rows tasks.
 
     Attributes:
         parse: a row to its task, or to what is wrong with it.
@@ -135,7 +135,7 @@ def split_tasks(
 
 
 def chooser(env: Env, split: Split, reading: Reading) -> tuple[Callable[[int], Task], int]:
-    """What ``EnvSource`` needs of the data that the settings name: position to task, and size.
+    """Position to task of the data that the settings name, and how many tasks they have.
 
     Raises:
         BadInput: as ``split_tasks``; or there is not one positive weight for each source.

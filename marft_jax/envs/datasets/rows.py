@@ -21,7 +21,7 @@ def rows_of(source: str) -> Iterator[tuple[str, Any]]:
 
     Args:
         source: a ``.json`` (a list, or ``{"data": [...]}``), ``.jsonl`` or ``.parquet`` file, or
-            ``owner/name[/subset][:split]`` on the hub; the split is ``train`` if not said.
+            ``owner/name[/subset][:split]`` on the hub; the split is ``train`` by default.
 
     Raises:
         BadInput: the file is missing or broken as a whole, or the hub cannot be reached.

@@ -24,7 +24,7 @@ _WORDY = re.compile(r"[A-Za-z]{2}|[A-Za-z]\.|[^\x00-\x7f]|^[A-Z](?:, ?[A-Z])+$")
 
 
 def quick(reference: str, answer: str) -> bool | None:
-    """True or False if that can be said by looking, None if it takes algebra.
+    """Compares without algebra; None where it takes some.
 
     >>> quick("1,000", "$1000"), quick("1/2", "0.25"), quick("x+1", "1+x")
     (True, False, None)
@@ -49,7 +49,7 @@ def quick(reference: str, answer: str) -> bool | None:
 
 
 def is_letter(reference: str) -> bool:
-    """Whether the reference is a choice letter: ``B``, ``(B)``, ``\\text{(B)}``."""
+    """Recognises a choice letter: ``B``, ``(B)``, ``\\text{(B)}``."""
     return len(reference) <= 40 and _LETTER.fullmatch(reference.strip()) is not None
 
 
@@ -80,7 +80,7 @@ def _date(value: str) -> datetime.date | None:
 
 
 def _same_number(right: str, given: str) -> bool | None:
-    """Whether an answer is a plain number, given directly or at the end of a chain ``2+5=7``.
+    """Compares plain numbers; the given one may stand at the end of a chain, ``2+5=7``.
 
     Exactly equal, or the decimal of a fraction to six significant digits. A percent sign may be
     missing on either side: ``28%`` is ``28`` and is ``0.28``; but a number that carries none is

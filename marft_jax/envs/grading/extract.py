@@ -81,7 +81,7 @@ def extract(text: str, reference: str, how: How = "auto") -> str | None:
 
 
 def boxed_answer(text: str) -> str | None:
-    """What stands in the last complete ``\\boxed{...}``, braces matched.
+    """Content of the last complete ``\\boxed{...}``, braces matched.
 
     Boxes that only "and" or a comma parts from it belong to the same answer.
 

@@ -1,4 +1,4 @@
-"""One spelling for the many ways to write the same answer, its unit, and plain numbers.
+"""Spells answers that are written in many ways in one, and reads units and plain numbers.
 
 Nothing here decides more than spelling: answers with the same value and unit here mean the same.
 LaTeX that math-verify reads in every spelling stays as it is, unless a plain number is made of it.
@@ -92,7 +92,7 @@ _NO_UNITS = frozenset(
 
 @functools.lru_cache(maxsize=1024)
 def split(answer: str) -> tuple[str, str]:
-    """One spelling of an answer without its unit, and the unit, if it is one that is known.
+    """Spells an answer without its unit; and the unit, where it is known.
 
     >>> split("$\\\\dfrac12\\\\text{ square inches}$."), split("16 eggs"), split("3x")
     (('\\\\frac{1}{2}', 'in^2'), ('16', ''), ('3x', ''))
@@ -114,7 +114,7 @@ def split(answer: str) -> tuple[str, str]:
 
 
 def normalize(answer: str) -> str:
-    """One spelling of an answer: LaTeX without decoration and unit, digits without separators.
+    """Spells an answer in LaTeX without decoration and unit, digits without separators.
 
     >>> normalize("1,234,567 m"), normalize("1, 234")
     ('1234567', '1, 234')

@@ -2,7 +2,7 @@
 
     {"reference": "1/2", "answer": "\\\\frac{2}{4}", "seconds": 10}  ->  {"equal": true}
 
-(null where it cannot be said.)
+(null where the comparison fails.)
 
 Its memory is limited. Every grading is under an alarm that kills the whole process, so that one
 which never ends does not outlive its parent either; the parent itself waits a little less long,
@@ -30,7 +30,7 @@ MEMORY = 4 << 30
 
 
 def equal(reference: str, answer: str) -> bool:
-    """Whether the answer means the same as the reference, by computer algebra."""
+    """Compares the meanings of two answers, by computer algebra."""
     from math_verify import verify
 
     right, given = normalize(reference), normalize(answer)
@@ -63,7 +63,9 @@ def _meant(item: Any, alternatives: bool) -> Any:
     names = getattr(item, "free_symbols", set())
     if [*map(str, names)] == ["i"]:
         return item.subs(names.pop(), sympy.I)
-    relations = item.args if alternatives and isinstance(item, sympy.FiniteSet) else ()
+    relations: tuple[Any, ...] = (
+        item.args if alternatives and isinstance(item, sympy.FiniteSet) else ()
+    )
     kinds = sympy.core.relational.Relational, sympy.And
     if relations and len(names) == 1 and all(isinstance(relation, kinds) for relation in relations):
         return sympy.Or(*relations).as_set()
