@@ -29,12 +29,12 @@ class Estimate(NamedTuple):
 
 
 class AgentScore(NamedTuple):
-    """Turns of an agent, tokens per turn, shares of truncated turns and, if graded, right answers."""
+    """Turns of an agent, tokens per turn, shares of truncated turns and of right answers."""
 
     turns: int
     tokens: float
     truncated: float
-    right: float | None
+    right: float | None  # where it is graded
 
 
 class Score(NamedTuple):
