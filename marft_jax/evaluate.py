@@ -102,7 +102,7 @@ def evaluate(
     out: str | None = None,
     step: str = "latest",
 ) -> Scores:
-    """Plays benchmarks, prints their figures, and saves every response.
+    """Plays benchmarks, prints and returns their figures, and saves every response.
 
     Args:
         run: a run directory; None for the bare base.
@@ -113,31 +113,23 @@ def evaluate(
             directory, or ``runs/evaluations/MODEL``.
         step: the checkpoint of the run that is used: a number, ``best`` or ``latest``.
 
-    Returns:
-        Benchmark and player to score.
-
     Raises:
         BadInput: settings, data, model or checkpoint that do not fit.
     """
     console = Console(highlight=False, soft_wrap=True, markup=False)
-    base = config.model.base
-    default = Path(run or "runs") / "evaluations" / ("" if run else Path(base).stem or "base")
-    folder = Path(out or default)
-    _check_writable(folder)
+    folder = _writable_folder(out, run, config.model.base)
     players = (*UNTRAINED, *TRAINED) if run else UNTRAINED
-    players = players if compare else players[-1:]
     with contextlib.ExitStack() as stack:
         stop = stack.enter_context(Stop("stopped before an answer was saved; start again"))
-        sources = [open_source(stack, plan.config, "eval") for plan in wanted]
-        games = list(zip(wanted, sources, strict=True))
+        games = [(plan, open_source(stack, plan.config, "eval")) for plan in wanted]
         at_once = max(plan.count(source.size) for plan, source in games)
-        session = open_session(config, load_team(config.team.file), at_once)
+        session = open_session(config, load_team(config.team.file), at_once)._replace(stop=stop)
         at_step = restore_team(session, run, initial_state, step)
         stop.plan = "stopping: saved answers stay, the same command goes on from there"
         stop.save = lambda: None  # it is on the disk
-        who = f"{run}, step {at_step}" if run else f"{base} without adapters"
+        who = f"{run}, step {at_step}" if run else f"{config.model.base} without adapters"
         console.print(f"{' -> '.join(session.team.names)}: {who}")
-        session = session._replace(stop=stop)
+        players = players if compare else players[-1:]
         scores = _play_all(session, games, players, console, folder, at_step if run else None)
     _write_summary(folder / "summary.json", scores)
     console.print(tables.benchmarks(scores, console.width), tables.agents(scores, console.width))
@@ -169,8 +161,10 @@ def _play_all(
     return scores
 
 
-def _check_writable(folder: Path) -> None:
-    """Before anything is loaded and played."""
+def _writable_folder(out: str | None, run: str | None, base: str) -> Path:
+    """Where responses go, made and tried before anything is loaded and played."""
+    default = Path(run) / "evaluations" if run else Path("runs/evaluations") / Path(base).stem
+    folder = Path(out or default)
     try:
         folder.mkdir(parents=True, exist_ok=True)
         tempfile.TemporaryFile(dir=folder).close()
@@ -179,6 +173,7 @@ def _check_writable(folder: Path) -> None:
             f"--out {folder}: responses cannot be written there ({reason(error)}); name a folder "
             "where they can"
         ) from error
+    return folder
 
 
 class _Play:

@@ -108,9 +108,7 @@ def split_tasks(
     if split == "eval" and eval_sources:
         return [load(source, reading) for source in eval_sources]
     if not sources:
-        raise bad_input(
-            f"--env.data: expected a file ({', '.join(SUFFIXES)}) or a hub id, got nothing"
-        )
+        raise bad_input(f"--env.data: expected {', '.join(SUFFIXES)} or a hub id, got nothing")
     seen = {task.question.strip() for source in eval_sources for task in load(source, reading)}
     if eval_sources:
         remedy = f"all of its questions are also in --env.eval_data {' '.join(eval_sources)}"
