@@ -53,7 +53,7 @@ def chat(session: Session) -> None:
         task = Task(question, "")
         source = question_source(lambda _, task=task: task, lambda *_: _UNGRADED, horizon=1)
         try:
-            [episode] = play_held_out(session, source, threads, number, 1)
+            [episode] = play_held_out(session, source, threads, number, 1).episodes
         except (config_lib.BadInput, RunFailed) as error:  # too long a question: say so, go on
             console.print(printable(str(error)), markup=False)
         else:

@@ -243,12 +243,12 @@ class _Play:
         self, sample: int, start: int, stop: int, report: Callable[[int], None]
     ) -> list[Record]:
         """Plays a stretch and saves it."""
-        episodes = play_held_out(
+        played = play_held_out(
             self._session, self._source, self._threads, sample, stop, start, report
         )
         decode = self._session.team.tokenizer.decode
         where = {"benchmark": self._plan.name, "sample": sample, "key": self._key}
-        lines = [jsonlines.dumps(where | transcripts.record(e, decode)) for e in episodes]
+        lines = [jsonlines.dumps(where | row) for row in transcripts.records(played, decode)]
         jsonlines.append(self._file, lines)
         return [json.loads(line) for line in lines]
 

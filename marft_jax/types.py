@@ -40,14 +40,14 @@ class Sampling(NamedTuple):
 
 
 class Act(NamedTuple):
-    """A workflow's wish that an agent acts: what it is shown, and how it samples.
+    """An act that a workflow asks an agent for: what it is shown, and how it samples.
 
     Attributes:
         agent: index of the agent in its team.
         prompt: the token ids that the agent is shown.
         step: the step of the episode in which it acts.
         sees: indices of the episode's earlier turns that the prompt shows; row i of D.
-        start: how many of the prompt's tokens are taken over, id by id, from the turns it sees.
+        start: how many of the prompt's tokens are ids of the turns it sees; the rest is new text.
     """
 
     agent: int
@@ -74,7 +74,7 @@ class Turn(NamedTuple):
         truncated: the action stopped at its token limit, not at the end-of-turn token.
         temperature: the sampling temperature (1 for a greedy turn, whose log-probs are unscaled).
         index: number of the turn in its episode, from 0.
-        start: how many prompt tokens were taken over from earlier turns; the rest is new text.
+        start: how many prompt tokens are ids of earlier turns; the rest is new text.
         limit: the most tokens that the action could have, None where it was not sampled.
         tool: what a tool answered that it called, after which the same agent went on in the next
             turn; None where it called none.
@@ -119,17 +119,33 @@ class StepResult(NamedTuple):
     feedback: str = ""
 
 
+class Sample(NamedTuple):
+    """Identity of an episode.
+
+    Attributes:
+        index: number of the task, with which its environment is reset.
+        group: number of the group; its members have the same task and are compared.
+        member: number of the episode in its group.
+    """
+
+    index: int
+    group: int
+    member: int = 0
+
+
 class Episode(NamedTuple):
     """A finished episode: its turns in acting order and what the environment paid for them.
 
     Attributes:
-        index: the number of the task in the run's endless, seeded order of tasks.
+        index, group, member: as of ``Sample``.
         task: the first observation.
         turns: every turn, in acting order.
         results: the environment's answer to each step.
     """
 
     index: int
+    group: int
+    member: int
     task: str
     turns: Sequence[Turn]
     results: Sequence[StepResult]
@@ -162,9 +178,24 @@ Credit = Callable[[Episode], np.ndarray]
 """An episode to the reward of each of its turns, ``float32 [turns]``."""
 
 
+class FailedEpisode(NamedTuple):
+    """An episode that could not be played to its end; ``why`` is one line, the rest as above."""
+
+    index: int
+    group: int
+    member: int
+    why: str
+
+
+class Played(NamedTuple):
+    """Episodes of a play, those that failed, and seconds spent waiting for environments."""
+
+    episodes: list[Episode]
+    failed: list[FailedEpisode]
+    waited_s: float = 0.0
+
+
 class Player(Protocol):
-    """Plays episodes; ``waited_s`` are the seconds that the last play waited for environments."""
+    """Plays episodes."""
 
-    waited_s: float
-
-    def play(self, tasks: Sequence[int], step: int, *, first: int = 0) -> list[Episode]: ...
+    def play(self, samples: Sequence[Sample], step: int) -> Played: ...

@@ -305,6 +305,8 @@ def made_up(rows: int, agents: int, vocabulary: int, shared: int = 0) -> list[Ep
     return [
         Episode(
             i,
+            i,
+            0,
             "",
             [turn_of(i % agents, ids[:-NEW], ids[-NEW:], logprobs)],
             [StepResult("", float(rng.random()), True)],
@@ -383,7 +385,7 @@ def iteration(bench: Bench, episodes: int = 8, mixed: bool = False) -> Work:
             1, [np.concatenate([x[NEW:], p.action]) for x, p in zip(tasks, plans, strict=True)]
         )
         played = [
-            Episode(i, "", list(turns), [StepResult("", float(i % 2), True)])
+            Episode(i, i, 0, "", list(turns), [StepResult("", float(i % 2), True)])
             for i, turns in enumerate(zip(plans, answers, strict=True))
         ]
         rewards = [np.asarray([0.0, e.reward], np.float32) for e in played]

@@ -11,8 +11,8 @@ from marft_jax import cli, train
 from marft_jax.config import BadInput
 from marft_jax.learning.algorithms import settle
 from marft_jax.models.tokenizers.tokenizer import ByteTokenizer
+from marft_jax.team import State
 from marft_jax.team.assemble import make_team
-from marft_jax.team.prompts import Scene
 from marft_jax.team.team_files import load_team
 
 CONFIGS = Path(__file__).parent.parent / "configs"
@@ -32,7 +32,7 @@ def test_each_task_composes_with_each_team(task, members, anonymous):
     config = settle(cli.parse([*words, "--team.anonymous", anonymous]))
     team = make_team(config, load_team(team_file), config.model.context, ByteTokenizer())
     assert len(team.profiles) == team.adapters == members and team.shared
-    prompt = bytes(i for i in team.act(0, Scene("TASK")).prompt.tolist() if i < 256).decode()
+    prompt = bytes(i for i in team.act(0, State("TASK")).prompt.tolist() if i < 256).decode()
     assert (prompt == "TASK") == (anonymous == "true")
     algo = config.algo
     assert (algo.lr, algo.minibatches, algo.gamma, algo.gae_lambda) == (3e-5, 4, 1.0, 1.0)

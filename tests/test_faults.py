@@ -41,6 +41,7 @@ def threads():
     assert not interrupt_hanging()
 
 
+PAIR = small.samples([0, 1])
 FAULTS = {
     **{f"environment: {name}": fault for name, fault in faults.ENVS.items()},
     **{f"workflow: {name}": fault for name, fault in faults.WORKFLOWS.items()},
@@ -79,23 +80,25 @@ def rollout(threads, name, fault, **settings):
 def test_a_fault_costs_its_episode_and_nothing_else(threads, name, caplog, capfd):
     fault, expected = FAULTS[name]
     limits = {"step_seconds": 0.8 if expected == faults.LATE else 20.0, "max_turns": 12}
-    played = rollout(threads, name, fault, max_failed=0.5, **limits).play([0, 1, 2], 0)
-    assert [len(e.turns) for e in played[::2]] == [2, 2]
-    assert [e.reward for e in played[::2]] == [2.0, 2.0]
+    tasks = small.samples([0, 1, 2])
+    played = rollout(threads, name, fault, max_failed=0.5, **limits).play(tasks, 0)
+    faulty = [e for e in played.episodes if e.index == 1]
+    fine = [e for e in played.episodes if e.index != 1]
+    assert [(len(e.turns), e.reward) for e in fine] == [(2, 2.0), (2, 2.0)]
     if expected is faults.KEPT:
-        assert played[1].turns and len(played[1].turns) <= 12
+        assert not played.failed and 1 <= len(faulty[0].turns) <= 12
     else:
-        why = played[1].results[0].info["failed"]
-        assert not played[1].turns and expected in why and why in caplog.text
+        [(*place, why)] = played.failed
+        assert place == [1, 1, 0] and not faulty and expected in why and why in caplog.text
         assert why.isprintable() and len(why) < 600
         if expected != faults.LATE or name == "environment: reset hangs":  # each takes its time
             with pytest.raises((BadInput, EpisodesFailed)) as caught:
-                rollout(threads, name, fault, max_failed=0.5, **limits).play([1], 0)
+                rollout(threads, name, fault, max_failed=0.5, **limits).play(small.samples([1]), 0)
             assert expected in str(caught.value) and str(caught.value).isprintable()
     credit = make_credit(Algo(), small.team(2))
-    for episode in played:
-        assert len(credit(episode)) == len(episode.turns)
-        jsonlines.dumps(transcripts.record(episode, small.team(2).tokenizer.decode)).encode()
+    assert all(len(credit(episode)) == len(episode.turns) for episode in played.episodes)
+    for row in transcripts.records(played, small.team(2).tokenizer.decode):
+        jsonlines.dumps(row).encode()
     assert "Traceback" not in capfd.readouterr().err
 
 
@@ -104,7 +107,8 @@ def test_a_play_can_be_stopped_whatever_goes_wrong_in_it(threads, name):
     until = time.monotonic() + 0.02
     settings = {"max_failed": None, "stop": lambda: time.monotonic() > until}
     try:
-        rollout(threads, name, FAULTS[name][0], step_seconds=600.0, **settings).play([0, 1, 2], 0)
+        tasks = small.samples([0, 1, 2])
+        rollout(threads, name, FAULTS[name][0], step_seconds=600.0, **settings).play(tasks, 0)
     except Stopped:
         pass
     assert time.monotonic() < until + 5.0
@@ -119,7 +123,7 @@ def test_a_workflow_that_holds_on_is_let_go_without_a_word(threads, name, steps)
     asked = iter(range(steps))
     stop = lambda: next(asked, None) is None  # noqa: E731
     with contextlib.suppress(Stopped):
-        rollout(threads, name, FAULTS[name][0], max_failed=1.0, stop=stop).play([0, 1], 0)
+        rollout(threads, name, FAULTS[name][0], max_failed=1.0, stop=stop).play(PAIR, 0)
     gc.collect()
     time.sleep(0.05)
 
@@ -175,10 +179,11 @@ def test_hanging_episodes_run_out_of_time_together(threads):
         engine, small.team(2), faults.sound, Hanging, threads, max_failed=1.0, step_seconds=2.0
     )
     started = time.monotonic()
-    played = rollout.play(range(24), 0)
+    played = rollout.play(small.samples(range(24)), 0)
     assert time.monotonic() - started < 15.0  # one after another, 9 of them would take 18
-    assert [not e.turns for e in played] == [i in (1, 2, 3) or i % 4 == 0 for i in range(24)]
-    assert all("faults.py" in e.results[0].info["failed"] for e in played if not e.turns)
+    assert [e.index for e in played.failed] == [i for i in range(24) if i < 4 or i % 4 == 0]
+    assert [e.index for e in played.episodes] == [i for i in range(5, 24) if i % 4]
+    assert all("faults.py" in e.why for e in played.failed)
 
 
 @pytest.mark.parametrize(("file", "ends"), [("workers.py", True), ("../team/dag.py", False)])

@@ -197,9 +197,9 @@ def test_the_workflow_and_the_environment_play(here):
     for name in ("flows", "parity"):
         exec(module(name), pasted)
     team = small.team_of(load_team("drafts.yaml"), context=300)
-    engine = Scripted(lambda request: str(request.fold[1] % 2))
+    engine = Scripted(lambda request: str(request.key.task % 2))
     rollout = Rollout(engine, team, pasted["two_drafts"], pasted["Parity"], DaemonThreads())
-    episodes = rollout.play(range(4), 0)
+    episodes = rollout.play(small.samples(range(4)), 0).episodes
     assert {episode.reward for episode in episodes} == {1.0}
     assert episodes[0].dependency.astype(int).tolist() == [[0, 0, 0], [0, 0, 0], [1, 1, 0]]
 

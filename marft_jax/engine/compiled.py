@@ -107,11 +107,10 @@ def prefill(
     base,
     adapters: lora.FusedAdapters,
     slots: Slots,
-    key_2,
     tokens_BT,
     lengths_B,
     owners_B,
-    folds_B3,
+    keys_B2,
     settings: Settings,
     slots_B,
     starts_B,
@@ -126,6 +125,7 @@ def prefill(
     Args:
         tokens_BT: of each prompt, those that are not taken over.
         lengths_B: of the whole prompts.
+        keys_B2: PRNG key data of each row.
         starts_B, sources_B: how many tokens are taken over from which slot.
         read: 0 if none are; else the keys and values that are read, at least the whole prompts.
     """
@@ -145,7 +145,6 @@ def prefill(
         )
     last_B = lengths_B - starts_B - 1
     last_BD = jnp.take_along_axis(hidden_BTD, last_B[:, None, None], axis=1)[:, 0]
-    keys_B2 = jax.vmap(functools.partial(_fold, key_2))(folds_B3)
     zeros_B = jnp.zeros_like(lengths_B)
     ids_B, logprobs_B = sample(decoder.project(graphdef, base, last_BD), keys_B2, zeros_B, settings)
 
@@ -230,13 +229,6 @@ def _appending(at_BT, positions_BT, read: int) -> decoder.Attend:
         return attention(q, held, mask_BTR), held
 
     return attend
-
-
-def _fold(key_2, fold_3):
-    key = jax.random.wrap_key_data(key_2)
-    for i in range(3):
-        key = jax.random.fold_in(key, fold_3[i])
-    return jax.random.key_data(key)
 
 
 def _ends(ids, counts, settings: Settings, eos_ids: tuple[int, ...]):

@@ -17,6 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
+from marft_jax import random_keys
 from marft_jax.engine.compiled import Shape, programs
 from marft_jax.engine.kv_cache import Settings, Slots
 from marft_jax.engine.prefix_cache import NOWHERE, Prefixes, Start, common, worthwhile
@@ -33,13 +34,13 @@ class Request(NamedTuple):
         prompt: ids, at least one.
         owner: the adapter, or -1 for the bare base.
         sampling: how to draw them.
-        fold: integers folded into the run's key, one after another: (step, episode, turn).
+        key: numbers of their random stream, as of ``random_keys.ActionKey``.
     """
 
     prompt: np.ndarray
     owner: int
     sampling: Sampling
-    fold: tuple[int, int, int]
+    key: tuple[int, ...]
 
 
 class Completion(NamedTuple):
@@ -65,7 +66,7 @@ class Engine:
         mesh: rows are spread over its data and fsdp axes.
         shape: slots are rounded up to a multiple of those axes.
         eos_ids: tokens that end a turn.
-        seed: of the run's key.
+        seed: of the run's random streams.
         alpha: LoRA scaling (alpha / rank).
         reuse: take over the beginning of a prompt from a slot that holds it. Rows of the cache that
             lie on several devices are never taken over.
@@ -92,9 +93,7 @@ class Engine:
         dtype = jax.tree.leaves(base)[0].dtype
         run = programs(config, graphdef, mesh, self.shape, dtype, eos_ids=eos_ids, alpha=alpha)
         self._fuse, self._prefill, self._decode = run.fuse, run.prefill, run.decode
-        self._key_2 = jax.device_put(
-            jax.random.key_data(jax.random.key(seed)), mesh_lib.replicated(mesh)
-        )
+        self._seed = seed
         self._empty = run.empty
         self._slots: Slots | None = None
         self._adapters: lora.Adapters | None = None
@@ -177,14 +176,14 @@ class Engine:
             self._tickets[slot], self._lengths[slot] = ticket, len(request.prompt)
             self._prefixes.put(slot, request.owner, request.prompt)
             self.reused += start.tokens
-        fields = _request_arrays([(r, start) for _, r, start in group], rows, kind.width)
+        begun = [(request, start) for _, request, start in group]
+        fields = _request_arrays(begun, rows, kind.width, self._seed)
         fields["slots_B"] = np.full(rows, self.shape.slots, np.int32)
         fields["slots_B"][: len(slots)] = slots
         self._slots = self._prefill(
             base=self._base,
             adapters=self._fused,
             slots=self._slots,
-            key_2=self._key_2,
             read=kind.read,
             **jax.device_put(fields, mesh_lib.rows(self._mesh)),
         )
@@ -258,7 +257,9 @@ def _alike(a: Request, b: Request) -> bool:
     return a.owner == b.owner and worthwhile(common(b.prompt, a.prompt), a.prompt)
 
 
-def _request_arrays(group: Sequence[tuple[Request, Start]], rows: int, width: int) -> dict:
+def _request_arrays(
+    group: Sequence[tuple[Request, Start]], rows: int, width: int, seed: int
+) -> dict:
     """Requests as arrays of ``rows`` rows; the rows past the last request repeat it."""
     repeated = [*group, *[group[-1]] * (rows - len(group))]
     padded, starts = [r for r, _ in repeated], [start for _, start in repeated]
@@ -275,7 +276,7 @@ def _request_arrays(group: Sequence[tuple[Request, Start]], rows: int, width: in
         tokens_BT=tokens_BT,
         lengths_B=column((len(r.prompt) for r in padded), np.int32),
         owners_B=column((r.owner for r in padded), np.int32),
-        folds_B3=column((r.fold for r in padded), np.uint32),
+        keys_B2=np.stack([random_keys.key_2(seed, *r.key) for r in padded]),
         starts_B=column((start.tokens for start in starts), np.int32),
         sources_B=column((start.slot for start in starts), np.int32),
         settings=Settings(

@@ -18,8 +18,10 @@ from typing import Literal, NamedTuple
 import numpy as np
 
 from marft_jax import config as config_lib
+from marft_jax import random_keys
 from marft_jax.learning.packing import TokenSequence, action_slots, layout, nest
 from marft_jax.parallel.ladder import bucket
+from marft_jax.random_keys import Stream
 from marft_jax.types import Episode, Turn
 
 Level = Literal["action", "token"]
@@ -195,7 +197,8 @@ def _rows(
         sequences = sorted(sequences, key=lambda s: (s.owner, s.spelled))
     packed, width, passes, height = layout(sequences, join, config, shards, d_model)
     micros = passes * config.minibatches
-    order = np.random.default_rng(list(seed)).permutation(len(packed))
+    run_seed, *draw = seed
+    order = random_keys.generator(run_seed, Stream.ROWS, *draw).permutation(len(packed))
     placed = {(i % micros, i // micros): packed[row] for i, row in enumerate(order)}
     turns = [[n for s in row for n in s.acted] for row in packed]
     rows = _empty_rows(
@@ -324,7 +327,7 @@ def _labels(episodes: Sequence[Episode]) -> list[list[_Labels]]:
     cells: dict[tuple[int, int, int], int] = {}
     labels = []
     for episode in episodes:
-        group = groups.setdefault(episode.index, len(groups))
+        group = groups.setdefault(episode.group, len(groups))
         labels.append([])
         for agent, nth in episode.places:
             cell = cells.setdefault((group, agent, nth), len(cells))

@@ -24,6 +24,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
+from marft_jax import random_keys
 from marft_jax.config import Config
 from marft_jax.learning import batch as batch_lib
 from marft_jax.learning import critic as critic_lib
@@ -39,6 +40,7 @@ from marft_jax.models.ops import attention as attention_lib
 from marft_jax.models.weights.load import BaseModel
 from marft_jax.parallel import compilation
 from marft_jax.parallel import mesh as mesh_lib
+from marft_jax.random_keys import Stream
 from marft_jax.team.prompts import Team
 
 
@@ -186,7 +188,7 @@ class Learner:
 
     def _order(self, step: int, micros: int) -> list[np.ndarray]:
         """Which microbatches each minibatch of each epoch has, dealt out evenly."""
-        rng = np.random.default_rng([self._config.run.seed, step, 1])
+        rng = random_keys.generator(self._config.run.seed, Stream.MINIBATCHES, step)
         algo = self._config.algo
         epochs = [rng.permutation(micros) for _ in range(algo.epochs)]
         return [part for order in epochs for part in np.split(order, algo.minibatches)]
@@ -248,15 +250,16 @@ def programs(
 
 def fresh(config: Config, decoder_config: DecoderConfig, adapters: int, agents: int) -> TrainState:
     """A state before the first step."""
-    key = jax.random.key(config.run.seed)
+    adapters_2 = random_keys.key_2(config.run.seed, Stream.ADAPTERS)
+    critic_2 = random_keys.key_2(config.run.seed, Stream.CRITIC)
     stacked = lora.init(
-        jax.random.fold_in(key, 1),
+        jax.random.wrap_key_data(adapters_2),
         decoder_config,
         adapters=adapters,
         rank=config.lora.rank,
         targets=config.lora.targets,
     )
-    critic = critic_lib.init(jax.random.fold_in(key, 2), config, decoder_config, agents)
+    critic = critic_lib.init(jax.random.wrap_key_data(critic_2), config, decoder_config, agents)
     none = jnp.zeros(agents)
     return TrainState(
         jnp.int32(0),

@@ -13,20 +13,21 @@ import numpy as np
 
 from marft_jax.errors import RunFailed
 from marft_jax.formats import jsonlines
-from marft_jax.types import Episode, StepResult, Turn
+from marft_jax.types import Episode, FailedEpisode, Played, StepResult, Turn
 
 _T = TypeVar("_T")
 
 
-def header_of(episodes: Sequence[Episode], failure: Sequence[str] | None = None) -> bytes:
+def header_of(played: Played, failure: Sequence[str] | None = None) -> bytes:
     """Everything but the tokens, as JSON; in their place stands how many there are."""
     rows = [
         episode._asdict()
         | {"turns": [turn._asdict() | _lengths(turn) for turn in episode.turns]}
         | {"results": [_plain(result) for result in episode.results]}
-        for episode in episodes
+        for episode in played.episodes
     ]
-    return json.dumps({"episodes": rows, "failure": failure}).encode()
+    failed = [episode._asdict() for episode in played.failed]
+    return json.dumps({"episodes": rows, "failed": failed, "failure": failure}).encode()
 
 
 def tokens_of(episodes: Sequence[Episode]) -> tuple[np.ndarray, np.ndarray]:
@@ -42,7 +43,7 @@ def tokens_of(episodes: Sequence[Episode]) -> tuple[np.ndarray, np.ndarray]:
 
 def read_part(
     header: bytes, ids: np.ndarray, logprobs: np.ndarray
-) -> tuple[list[Episode], list[str] | None]:
+) -> tuple[Played, list[str] | None]:
     """Reads what ``header_of`` and ``tokens_of`` wrote.
 
     Raises:
@@ -52,12 +53,13 @@ def read_part(
         part = json.loads(header)
         taken = _Taken(ids, logprobs)
         episodes = [_episode(row, taken) for row in part["episodes"]]
+        failed = [_typed(FailedEpisode, row) for row in part["failed"]]
         failure = part["failure"]
         if taken.left or not (failure is None or list(map(type, failure)) == [str, str]):
             raise ValueError("it does not add up")
     except (ValueError, TypeError, KeyError, RecursionError) as error:
         raise RunFailed(f"another process sent something that is no episodes: {error}") from error
-    return episodes, failure
+    return Played(episodes, failed), failure
 
 
 class _Taken:
@@ -118,7 +120,7 @@ _KINDS = {int: (int,), str: (str,), float: (int, float), bool: (bool,)}
 def _typed(kind: type[_T], row: dict[str, Any]) -> _T:
     """A NamedTuple of exactly its fields, the plain ones of their types."""
     names = get_type_hints(kind)
-    if row.keys() != names.keys():
+    if not isinstance(row, dict) or row.keys() != names.keys():
         raise ValueError(f"expected the fields {', '.join(names)}")
     for name, annotation in names.items():
         if type(row[name]) not in _KINDS.get(annotation, (type(row[name]),)):

@@ -30,7 +30,7 @@ from jax.experimental import multihost_utils
 from marft_jax import config as config_lib
 from marft_jax.errors import EpisodesFailed, Stopped
 from marft_jax.parallel.exchange import header_of, read_part, tokens_of
-from marft_jax.types import Episode, Player
+from marft_jax.types import Played, Player, Sample
 
 _T = TypeVar("_T")
 _GO = b"all are here\n"
@@ -215,19 +215,17 @@ class Together:
 
     def __init__(self, player: Player):
         self._player = player
-        self.waited_s = 0.0
 
-    def play(self, tasks: Sequence[int], step: int, *, first: int = 0) -> list[Episode]:
+    def play(self, samples: Sequence[Sample], step: int) -> Played:
         """Plays as ``Rollout.play`` does; where it ends early in one process, it does in all."""
-        bounds = np.linspace(0, len(tasks), jax.process_count() + 1).astype(int)
+        bounds = np.linspace(0, len(samples), jax.process_count() + 1).astype(int)
         low, high = (int(bound) for bound in bounds[jax.process_index() :][:2])
-        mine, error = [], None
+        mine, error = Played([], []), None
         try:
             if high > low:
-                mine = self._player.play(tasks[low:high], step, first=first + low)
+                mine = self._player.play(samples[low:high], step)
         except (Stopped, EpisodesFailed, config_lib.BadInput) as raised:
             error = raised
-        self.waited_s = self._player.waited_s
         parts = handed_round(mine, None if error is None else [type(error).__name__, str(error)])
         if error is not None:
             raise error
@@ -236,18 +234,23 @@ class Together:
                 kind, text = failure
                 again = Stopped if kind == Stopped.__name__ else EpisodesFailed
                 raise again(f"process {process}: {text}")
-        return [episode for episodes, _ in parts for episode in episodes]
+        played = [part for part, _ in parts]
+        return Played(
+            [episode for part in played for episode in part.episodes],
+            [episode for part in played for episode in part.failed],
+            mine.waited_s,
+        )
 
 
 def handed_round(
-    mine: Sequence[Episode], failure: Sequence[str] | None
-) -> list[tuple[list[Episode], list[str] | None]]:
+    mine: Played, failure: Sequence[str] | None
+) -> list[tuple[Played, list[str] | None]]:
     """Gathers what each process played, or why it could not; the first process first.
 
     Raises:
         RunFailed: a process sent something else.
     """
-    arrays = (np.frombuffer(header_of(mine, failure), np.uint8), *tokens_of(mine))
+    arrays = (np.frombuffer(header_of(mine, failure), np.uint8), *tokens_of(mine.episodes))
     parts = zip(*map(_gathered, arrays), strict=True)
     return [read_part(header.tobytes(), ids, logprobs) for header, ids, logprobs in parts]
 

@@ -217,7 +217,7 @@ def _fused(run: Run) -> Any:
 
 def _prefill(run: Run) -> dict[str, Any]:
     rows, width = prompt_rows(run)
-    everywhere, split = mesh_lib.replicated(run.here), mesh_lib.rows(run.here)
+    split = mesh_lib.rows(run.here)
 
     def column(dtype: Any, *more: int) -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct((rows, *more), dtype, sharding=split)
@@ -226,11 +226,10 @@ def _prefill(run: Run) -> dict[str, Any]:
         base=run.base_here,
         adapters=_fused(run),
         slots=run.slots,
-        key_2=jax.ShapeDtypeStruct((2,), jnp.uint32, sharding=everywhere),
         tokens_BT=column(jnp.int32, width),
         lengths_B=column(jnp.int32),
         owners_B=column(jnp.int32),
-        folds_B3=column(jnp.uint32, 3),
+        keys_B2=column(jnp.uint32, 2),
         settings=jax.tree.map(lambda x: column(x.dtype), run.slots.settings),
         slots_B=column(jnp.int32),
         starts_B=column(jnp.int32),

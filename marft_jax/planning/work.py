@@ -83,7 +83,9 @@ def longest_batch(
         turns.append(turn)
     group = config.algo.group_size or 1
     result = [StepResult("", 0.0, True)]
-    episodes = [Episode(e // group, "", turns, result) for e in range(work.episodes)]
+    episodes = [
+        Episode(e // group, e // group, e % group, "", turns, result) for e in range(work.episodes)
+    ]
     rewards = [np.zeros(len(turns), np.float32)] * work.episodes
     return batch_lib.build(
         episodes, rewards, team.owners, config.algo, level,

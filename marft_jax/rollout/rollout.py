@@ -1,4 +1,4 @@
-"""Keeps many episodes alive at once and hands every outstanding act to the engine.
+"""Keeps many episodes alive at once and gives every outstanding act to the engine.
 
 Episodes are asynchronous: an act enters the engine as soon as its episode is ready for it,
 whichever agent it belongs to, and environments answer in threads meanwhile. The order stays a pure
@@ -21,15 +21,18 @@ from marft_jax.engine.engine import Engine
 from marft_jax.envs.base import Env
 from marft_jax.envs.threads import Call
 from marft_jax.errors import BadInput, EpisodesFailed, Stopped
-from marft_jax.rollout.live_episode import Limits, LiveEpisode, Stage
+from marft_jax.random_keys import ActionKey, Stream
+from marft_jax.rollout.live_episode import LiveEpisode, Part
+from marft_jax.rollout.user_side import Calls, Rules
 from marft_jax.team.prompts import Team
 from marft_jax.team.workflows import Workflow
-from marft_jax.types import Episode
+from marft_jax.types import FailedEpisode, Played, Sample
 
 LOGGER = logging.getLogger("marft_jax")
 
 _LOOK_SECONDS = 0.1  # between two looks at the clock, and at ``stop``
-_PATIENCE, _LATER = 0.25, 1.0  # share of its time that one is waited for; seconds, once one hangs
+_PATIENCE = 0.25  # share of its time that a call is waited for
+_PATIENCE_SECONDS = 1.0  # at most, once one hangs
 _CLOSE_SECONDS = 2.0  # for what environments and workflows do when they are dropped
 
 
@@ -42,15 +45,13 @@ class Rollout:
         workflow: who acts when.
         create_env: makes an environment for each episode.
         threads: where environments and workflows run.
-        max_failed: the fraction of episodes that may fail; None for all of them, and not a word.
+        max_failed: the fraction of episodes that may fail; None for all of them, without a log.
         step_seconds: an environment or a workflow that takes longer to answer has failed.
         max_tool_calls: how often an agent may call a tool of the environment in one turn.
         max_turns: an episode that wants more turns is ended, as truncated.
+        stream: random stream of the actions.
         stop: asked again and again, between two steps of the engine and wherever a play waits.
-        report: told again and again how many episodes are over.
-
-    Attributes:
-        waited_s: seconds that the last ``play`` waited for environments with nothing to decode.
+        report: called again and again with how many episodes are over.
     """
 
     def __init__(
@@ -65,120 +66,126 @@ class Rollout:
         step_seconds: float | None = None,
         max_tool_calls: int = 4,
         max_turns: int = 128,
+        stream: Stream = Stream.TRAINING,
         stop: Callable[[], bool] = lambda: False,
         report: Callable[[int], None] | None = None,
     ):
-        self._engine, self._team, self._workflow = engine, team, workflow
-        self._create_env, self._threads = create_env, threads
-        self._limits = Limits(max_turns, max_tool_calls, step_seconds)
-        self._max_failed, self._stop = max_failed, stop
+        self._engine, self._threads = engine, threads
+        self._rules = Rules(team, workflow, create_env, max_turns, max_tool_calls, step_seconds)
+        self._max_failed, self._stream, self._stop = max_failed, stream, stop
         self._report = report or (lambda over: None)
-        self.waited_s = 0.0
 
-    def play(self, tasks: Sequence[int], step: int, *, first: int = 0) -> list[Episode]:
-        """Plays one episode per task and returns them in that order.
-
-        A failed episode has no turns and says in its result's ``info["failed"]`` why.
+    def play(self, samples: Sequence[Sample], step: int) -> Played:
+        """Plays an episode for each sample; returns them in that order.
 
         Args:
-            tasks: the integers that the environments are reset with.
-            step: the training step, folded into every sampling key with the number of the
-                episode in this step and of the act in its episode.
-            first: the number of the first episode in this step.
+            step: the training step, or the attempt at it: part of every action's random key.
 
         Raises:
             BadInput: too many episodes failed, and the first of them for a reason that the user
                 can mend in the settings or in a class or function of their own.
             EpisodesFailed: too many episodes failed.
-            Stopped: ``stop`` said so.
+            Stopped: ``stop`` returned true.
         """
-        self.waited_s = 0.0
-        stage = Stage(self._team, self._workflow, self._create_env, self._threads, self._limits)
-        live = [LiveEpisode(stage, number, task) for number, task in enumerate(tasks, first)]
+        calls = Calls(self._threads)
+        live = [
+            LiveEpisode(self._rules, calls, s, ActionKey(self._stream, step, s.index, s.member, 0))
+            for s in samples
+        ]
         try:
-            self._play(stage, live, step)
+            waited_s = self._run(calls, live)
         except BaseException:
-            stage.leave(0.0)
+            calls.give_up(0.0)
             for episode in live:
-                episode.leave()
+                episode.drop()
             raise
-        stage.leave(_CLOSE_SECONDS)
-        self._check(live, step)
-        return [episode.episode() for episode in live]
+        calls.give_up(_CLOSE_SECONDS)
+        failed = [FailedEpisode(*e.sample, e.failure.text) for e in live if e.failure]
+        self._log(live, failed, step)
+        self._check(live, failed)
+        return Played([e.episode for e in live if not e.failure], failed, waited_s)
 
-    def _play(self, stage: Stage, live: Sequence[LiveEpisode], step: int) -> None:
-        asked = {}
+    def _run(self, calls: Calls, live: Sequence[LiveEpisode]) -> float:
+        """Plays until all are over; returns the seconds without anything to decode."""
+        asked: dict[int, tuple[LiveEpisode, Part]] = {}
+        waited_s = 0.0
         while asked or not all(episode.over for episode in live):
             self._report(sum(episode.over for episode in live))
             for episode in live:
-                for branch, act in episode.take_acts():
-                    ticket = self._engine.submit(episode.request(branch, act, step))
-                    asked[ticket] = episode, branch
+                for part, request in episode.take_requests():
+                    asked[self._engine.submit(request)] = episode, part
             due = _calls(live)
             for ticket, completion in self._engine.step():
-                episode, branch = asked.pop(ticket)
-                episode.receive(branch, completion)
+                episode, part = asked.pop(ticket)
+                episode.receive(part, completion)
             started = time.perf_counter()
-            self._wait(stage, live, due)
-            self.waited_s += 0.0 if self._engine.busy else time.perf_counter() - started
-            self._wait(stage, live, [call for call in _calls(live) if call.in_turn])
+            self._wait(calls, live, due)
+            waited_s += 0.0 if self._engine.busy else time.perf_counter() - started
+            self._wait(calls, live, [call for call in _calls(live) if call.in_turn])
+        return waited_s
 
-    def _wait(self, stage: Stage, live: Sequence[LiveEpisode], due: Sequence[Call]) -> None:
+    def _wait(self, calls: Calls, live: Sequence[LiveEpisode], due: Sequence[Call]) -> None:
         """Waits for these calls, and lets their episodes go on.
 
         Raises:
-            Stopped: ``stop`` said so.
+            Stopped: ``stop`` returned true.
         """
         while True:
-            stage.news.clear()
-            stage.in_turn.go()
+            calls.ended.clear()
+            calls.in_turn.go()
             if self._stop():
                 raise Stopped
-            come = {call for call in due if call.is_settled()}
-            idle = not self._engine.busy and not come and len(due) == len(_calls(live))
-            if not self._is_worth_waiting(live, [call for call in due if call not in come], idle):
+            settled = {call for call in due if call.is_settled()}
+            idle = not self._engine.busy and not settled and len(due) == len(_calls(live))
+            if not self._is_worth_waiting(live, [c for c in due if c not in settled], idle):
                 break
-            stage.news.wait(_LOOK_SECONDS)
+            calls.ended.wait(_LOOK_SECONDS)
         for episode in live:
-            episode.take_answers(come)
+            episode.take_answers(settled)
 
     def _is_worth_waiting(
         self, live: Sequence[LiveEpisode], left: Sequence[Call], idle: bool
     ) -> bool:
         """True while anything is left to wait for, but for calls that seem to hang."""
-        seconds = self._limits.seconds
+        seconds = self._rules.seconds
         if not left or idle or seconds is None:
             return bool(left)
         patience = seconds * _PATIENCE
         if any(call.has_taken(patience) for call in _calls(live)):
-            patience = min(patience, _LATER)
+            patience = min(patience, _PATIENCE_SECONDS)
         return not all(call.has_taken(patience) for call in left)
 
-    def _check(self, live: Sequence[LiveEpisode], step: int) -> None:
-        """Says in the log what became of the episodes that did not end by themselves."""
+    def _log(self, live: Sequence[LiveEpisode], failed: Sequence[FailedEpisode], step: int) -> None:
+        """Logs what became of the episodes that did not end by themselves."""
         if self._max_failed is None:
             return
-        most = self._limits.turns
-        capped = [episode for episode in live if episode.truncated == "turns"]
+        capped = sum(episode.truncated == "turns" for episode in live)
         if capped:
             LOGGER.warning(
                 "step %d: %d of %d episodes were ended at --rollout.max_turns %d",
-                step + 1, len(capped), len(live), most,
+                step + 1, capped, len(live), self._rules.max_turns,
             )  # fmt: skip
-        if capped and all(episode.was_never_graded for episode in live):
+        for episode in failed:
+            LOGGER.warning(
+                "step %d: dropped an episode: task %d: %s", step + 1, episode.index, episode.why
+            )
+
+    def _check(self, live: Sequence[LiveEpisode], failed: Sequence[FailedEpisode]) -> None:
+        if self._max_failed is None:
+            return
+        is_capped = any(episode.truncated == "turns" for episode in live)
+        if is_capped and all(episode.was_never_graded for episode in live):
+            most = self._rules.max_turns
             raise BadInput(
                 f"--team.workflow: in {most} turns (--rollout.max_turns) it never yielded a Step"
             )
-        failed = [(e.task, e.failure) for e in live if e.failure is not None]
-        for task, failure in failed:
-            LOGGER.warning("step %d: dropped an episode: task %d: %s", step + 1, task, failure.text)
         if failed and (len(failed) > self._max_failed * len(live) or len(failed) == len(live)):
-            task, failure = failed[0]
-            if failure.is_bad_input:
-                raise BadInput(failure.text)
+            if next(e.failure for e in live if e.failure).is_bad_input:
+                raise BadInput(failed[0].why)
             raise EpisodesFailed(
-                f"{len(failed)} of {len(live)} episodes failed, the first with task {task}: "
-                f"{failure.text}; --rollout.max_failed_fraction allows {self._max_failed:g}"
+                f"{len(failed)} of {len(live)} episodes failed, the first with task "
+                f"{failed[0].index}: {failed[0].why}; --rollout.max_failed_fraction allows "
+                f"{self._max_failed:g}"
             )
 
 

@@ -8,12 +8,10 @@ from concurrent.futures import Executor
 
 from marft_jax.config import Config
 from marft_jax.evaluation.benchmarks import plans
-from marft_jax.evaluation.scores import score
+from marft_jax.evaluation.scores import Record, score
 from marft_jax.run import transcripts
 from marft_jax.run.reporters import Reporter
 from marft_jax.run.setup import Session, open_source, play_held_out
-
-_SAMPLE_SHIFT = 24  # sampling keys of an evaluation's further samples: no step comes that far
 
 
 class HeldOut:
@@ -39,15 +37,15 @@ class HeldOut:
         metrics: dict[str, float] = {}
         for plan, source in zip(self.plans, self._sources, strict=True):
             playing = session._replace(config=plan.config)
-            keys = [step + (sample << _SAMPLE_SHIFT) for sample in range(plan.samples)]
             total = plan.tasks if source.size is None else min(plan.tasks, source.size)
             doing = functools.partial(reporter.doing, f"evaluating {plan.name}", total=total)
             reporter.doing(f"evaluating {plan.name}")
-            rounds = [
-                play_held_out(playing, source, threads, key, plan.tasks, report=doing)
-                for key in keys
-            ]
-            records = [transcripts.record(episode, decode) for round in rounds for episode in round]
+            records: list[Record] = []
+            for sample in range(plan.samples):
+                played = play_held_out(
+                    playing, source, threads, sample, plan.tasks, report=doing, step=step
+                )
+                records += transcripts.records(played, decode)
             found = score(records)
             reporter.event(f"step {step}: {plan.name}: {found}")
             metrics |= found.metrics(plan.name)

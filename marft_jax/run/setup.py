@@ -21,15 +21,14 @@ from marft_jax.learning.algorithms import settle
 from marft_jax.models.weights.load import BaseModel, load_base
 from marft_jax.parallel import mesh as mesh_lib
 from marft_jax.parallel import processes
-from marft_jax.rollout.collect import Player
+from marft_jax.random_keys import Stream
 from marft_jax.rollout.rollout import Rollout
 from marft_jax.team.assemble import make_team, workflow_of
 from marft_jax.team.prompts import Team
 from marft_jax.team.team_files import Blueprint
 from marft_jax.team.workflows import find_workflow
-from marft_jax.types import Episode
+from marft_jax.types import Played, Player, Sample
 
-_EVAL_EPISODES = 1 << 20
 """Sampling keys of an evaluation count episodes from here: no key of training comes back."""
 
 
@@ -109,6 +108,7 @@ def make_rollout(
     source: EnvSource,
     threads: Executor,
     report: Callable[[int], None] | None = None,
+    stream: Stream = Stream.TRAINING,
 ) -> Player:
     """Plays the session's team in that environment; ``report`` is told how many are over."""
     settings = session.config.rollout
@@ -124,6 +124,7 @@ def make_rollout(
         max_turns=settings.max_turns,
         stop=session.stop,
         report=report,
+        stream=stream,
     )
     return processes.together(rollout)
 
@@ -132,21 +133,22 @@ def play_held_out(
     session: Session,
     source: EnvSource,
     threads: Executor,
-    step: int,
+    sample: int,
     episodes: int,
     start: int = 0,
     report: Callable[[int], None] | None = None,
-) -> list[Episode]:
+    step: int = 0,
+) -> Played:
     """Plays the held-out tasks from ``start`` to ``episodes``, at the evaluation's temperature.
 
-    What is said on a task depends on its number and ``step``, not on where the playing starts.
+    What is sampled on a task depends on its number, ``sample`` and ``step`` alone.
     """
     temperature = session.config.eval.temperature
     sampling = tuple(s._replace(temperature=temperature) for s in session.team.sampling)
     quiet = session._replace(team=session.team._replace(sampling=sampling))
     count = episodes if source.size is None else min(episodes, source.size)
-    rollout = make_rollout(quiet, source, threads, report)
-    return rollout.play(range(start, count), step, first=_EVAL_EPISODES + start)
+    rollout = make_rollout(quiet, source, threads, report, Stream.EVALUATION)
+    return rollout.play([Sample(task, task, sample) for task in range(start, count)], step)
 
 
 def _check_lengths(team: Team) -> None:

@@ -25,6 +25,7 @@ from marft_jax.learning.estimates import Estimates
 from marft_jax.learning.learner import Learner
 from marft_jax.learning.step_rewards import find_step_reward
 from marft_jax.parallel import compilation, processes
+from marft_jax.random_keys import attempt
 from marft_jax.rollout.collect import Collected, collect
 from marft_jax.rollout.curriculum import Curriculum
 from marft_jax.run import transcripts
@@ -52,8 +53,6 @@ from marft_jax.run.safety import (
 from marft_jax.run.setup import Session, make_rollout, open_session, open_source
 from marft_jax.run.signals import EXIT_STOPPED, Stop
 from marft_jax.team.team_files import Blueprint, dump_team, load_team
-
-_DRAWS_PER_ROLLBACK = 1 << 20  # tasks and keys after a rollback are those of steps never reached
 
 
 class Training:
@@ -131,7 +130,7 @@ class Training:
     @property
     def seed(self) -> tuple[int, int]:
         """Of all that is drawn in a step; after a rollback, that of a step never reached."""
-        return self._config.run.seed, self.step + self._guard.rollbacks * _DRAWS_PER_ROLLBACK
+        return self._config.run.seed, attempt(self.step, self._guard.rollbacks)
 
     def play(self) -> Collected:
         """Plays the episodes of the step with the present adapters, and credits their turns."""

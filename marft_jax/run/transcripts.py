@@ -12,7 +12,7 @@ from rich.text import Text
 
 from marft_jax.formats import jsonlines
 from marft_jax.printable import printable
-from marft_jax.types import Episode, Turn
+from marft_jax.types import Episode, FailedEpisode, Played, Turn
 
 
 class Decode(Protocol):
@@ -64,6 +64,8 @@ def record(episode: Episode, decode: Decode) -> dict[str, Any]:
     """
     return {
         "index": episode.index,
+        "group": episode.group,
+        "member": episode.member,
         "task": episode.task,
         "reward": episode.reward,
         "D": episode.dependency.astype(int),
@@ -73,6 +75,17 @@ def record(episode: Episode, decode: Decode) -> dict[str, Any]:
             for result in episode.results
         ],
     }
+
+
+def records(played: Played, decode: Decode) -> list[dict[str, Any]]:
+    """Writes down all episodes of a play; those that failed earned nothing and have no turns."""
+    return [record(e, decode) for e in played.episodes] + [_failed(e) for e in played.failed]
+
+
+def _failed(episode: FailedEpisode) -> dict[str, Any]:
+    *place, why = episode
+    record_of_none = record(Episode(*place, "", (), ()), decode=lambda ids, special=False: "")
+    return record_of_none | {"failed": why}
 
 
 def render(episode: Episode) -> RenderableType:

@@ -4,8 +4,8 @@ A topology of your own is a generator function that yields acts or a ``Step``, n
 ``--team.workflow package.module:function``; ``workflows`` shows how.
 """
 
-from marft_jax.team.prompts import Scene, Team
-from marft_jax.team.wishes import Step
+from marft_jax.team.prompts import State, Team
+from marft_jax.team.protocol import Step
 from marft_jax.team.workflows import WORKFLOWS, Workflow, find_workflow
 
-__all__ = ["WORKFLOWS", "Scene", "Step", "Team", "Workflow", "find_workflow"]
+__all__ = ["WORKFLOWS", "State", "Step", "Team", "Workflow", "find_workflow"]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
+from typing import NamedTuple
 
 from marft_jax.config import BadInput, Config
 from marft_jax.models.tokenizers.tokenizer import Tokenizer
@@ -22,7 +24,7 @@ def workflow_of(config: Config, blueprint: Blueprint) -> str:
 
 
 def make_team(config: Config, blueprint: Blueprint, context: int, tokenizer: Tokenizer) -> Team:
-    """The team of a blueprint, as the sections ``team`` and ``lora`` want it.
+    """Makes the team of a blueprint, as the sections ``team`` and ``lora`` want it.
 
     Raises:
         BadInput: an unknown workflow, one that the team has no members or graph for, or agents
@@ -30,76 +32,91 @@ def make_team(config: Config, blueprint: Blueprint, context: int, tokenizer: Tok
     """
     workflow = workflow_of(config, blueprint)
     find_workflow(workflow)
-    orchestrator = judge = None
-    profiles = blueprint.agents
-    names = [profile.name for profile in profiles]
-    opener = 0
-    if workflow == "orchestrated":
-        orchestrator = opener = _member(blueprint.orchestrator, "orchestrator", names) or 0
-        profiles = _orchestrated(profiles, orchestrator, config.team.anonymous)
-    elif workflow == "debate":
-        judge = _member(blueprint.judge, "judge", names)
-        opener = 1 if judge == 0 else 0
-        _check_debate(profiles, judge)
-    elif workflow == "dag":
-        check_graph(blueprint.graph, names, config.team.file or _SOURCE)
-        opener = names.index(blueprint.graph.layers()[0][0].role)
-    elif workflow == "solo":
-        opener = last_answering(profiles)
-    wanted = _adapters(profiles, config.lora.mode == "shared")
-    adapter_names = tuple(dict.fromkeys(wanted))
-    trainable = dict(zip(wanted, (profile.trainable for profile in profiles), strict=True))
+    parts = _PARTS[workflow](config, blueprint) if workflow in _PARTS else _Parts(blueprint.agents)
+    wanted = _adapters(parts.profiles, config.lora.mode == "shared")
+    trainable = {n: p.trainable for n, p in zip(wanted, parts.profiles, strict=True)}
+    names = tuple(trainable)
     return Team(
-        profiles=profiles,
-        sampling=tuple(profile.sampling(config.team) for profile in profiles),
-        owners=tuple(adapter_names.index(name) for name in wanted),
-        adapter_names=adapter_names,
-        trainable=tuple(trainable[name] for name in adapter_names),
+        profiles=parts.profiles,
+        sampling=tuple(profile.sampling(config.team) for profile in parts.profiles),
+        owners=tuple(names.index(name) for name in wanted),
+        adapter_names=names,
+        trainable=tuple(trainable.values()),
         context=context,
         tokenizer=tokenizer,
         shared=config.team.context == "shared",
         anonymous=config.team.anonymous,
         graph=blueprint.graph,
         messages=blueprint.messages,
-        opener=opener,
-        orchestrator=orchestrator,
-        judge=judge,
+        opener=parts.opener,
+        orchestrator=parts.orchestrator,
+        judge=parts.judge,
         rounds=config.team.rounds,
         max_steps=config.team.max_steps,
     )
 
 
-def _member(name: str | None, what: str, names: list[str]) -> int | None:
-    if name is None:
-        return None
-    if name not in names:
-        raise BadInput(f"{_SOURCE}: {what}: expected one of {', '.join(names)}, got {name!r}")
-    return names.index(name)
+class _Parts(NamedTuple):
+    """Parts that the members play in a workflow; fields as of ``Team``."""
+
+    profiles: tuple[Profile, ...]
+    opener: int = 0
+    orchestrator: int | None = None
+    judge: int | None = None
 
 
-def _orchestrated(
-    profiles: tuple[Profile, ...], orchestrator: int, anonymous: bool
-) -> tuple[Profile, ...]:
-    """The members, the orchestrator with a prompt that says whom it can call."""
-    specialists = [p for i, p in enumerate(profiles) if i != orchestrator]
-    if anonymous:
+def _dag(config: Config, blueprint: Blueprint) -> _Parts:
+    names = [profile.name for profile in blueprint.agents]
+    check_graph(blueprint.graph, names, config.team.file or _SOURCE)
+    return _Parts(blueprint.agents, opener=names.index(blueprint.graph.layers()[0][0].role))
+
+
+def _orchestrated(config: Config, blueprint: Blueprint) -> _Parts:
+    """An orchestrator without a prompt gets one that says whom it can call."""
+    first = _member(blueprint, "orchestrator") or 0
+    lead = blueprint.agents[first]
+    specialists = [profile for profile in blueprint.agents if profile is not lead]
+    if config.team.anonymous:
         raise BadInput(
             "--team.anonymous: an orchestrator calls others by name; use another workflow"
         )
     if not any(profile.answers for profile in specialists):
         raise BadInput(
             f"{_SOURCE}: an orchestrator needs a specialist with `answers: true`, besides "
-            f"{profiles[orchestrator].name!r}, who calls them"
+            f"{lead.name!r}, who calls them"
         )
-    lead = profiles[orchestrator]
     lead = dataclasses.replace(lead, prompt=lead.prompt or default_prompt(specialists))
-    return (*profiles[:orchestrator], lead, *profiles[orchestrator + 1 :])
+    profiles = (*blueprint.agents[:first], lead, *blueprint.agents[first + 1 :])
+    return _Parts(profiles, first, orchestrator=first)
 
 
-def _check_debate(profiles: tuple[Profile, ...], judge: int | None) -> None:
-    debaters = len(profiles) - (judge is not None)
+def _debate(config: Config, blueprint: Blueprint) -> _Parts:
+    judge = _member(blueprint, "judge")
+    debaters = len(blueprint.agents) - (judge is not None)
     if debaters < 2:
         raise BadInput(f"{_SOURCE}: a debate needs at least 2 debaters, got {debaters}")
+    return _Parts(blueprint.agents, opener=1 if judge == 0 else 0, judge=judge)
+
+
+def _solo(config: Config, blueprint: Blueprint) -> _Parts:
+    return _Parts(blueprint.agents, opener=last_answering(blueprint.agents))
+
+
+_PARTS: dict[str, Callable[[Config, Blueprint], _Parts]] = {
+    "dag": _dag,
+    "orchestrated": _orchestrated,
+    "debate": _debate,
+    "solo": _solo,
+}
+
+
+def _member(blueprint: Blueprint, part: str) -> int | None:
+    name, names = getattr(blueprint, part), [profile.name for profile in blueprint.agents]
+    if name is None:
+        return None
+    if name not in names:
+        raise BadInput(f"{_SOURCE}: {part}: expected one of {', '.join(names)}, got {name!r}")
+    return names.index(name)
 
 
 def _adapters(profiles: tuple[Profile, ...], shared: bool) -> list[str]:

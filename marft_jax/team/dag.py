@@ -11,6 +11,7 @@ edges:
 
 from __future__ import annotations
 
+import graphlib
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -23,7 +24,7 @@ class Node(NamedTuple):
     Attributes:
         id: its name in ``edges``.
         role: the name of the agent that acts here; one may act at several nodes.
-        message: what it is told besides the task; empty for nothing.
+        message: what it is shown besides the task; empty for nothing.
     """
 
     id: str
@@ -38,17 +39,18 @@ class Graph(NamedTuple):
     edges: tuple[tuple[str, str], ...] = ()
 
     def layers(self) -> list[list[Node]]:
-        """Nodes whose sources have all acted, layer by layer, each in the order of ``nodes``."""
-        waiting, acted, layers = list(self.nodes), set(), []
-        while waiting:
-            layer = [n for n in waiting if all(a in acted for a, b in self.edges if b == n.id)]
-            if not layer:
-                raise BadInput(
-                    f"edges: expected no cycle, got one through {', '.join(n.id for n in waiting)}"
-                )
-            layers.append(layer)
-            acted |= {node.id for node in layer}
-            waiting = [node for node in waiting if node.id not in acted]
+        """Nodes whose sources have all acted, layer by layer, each in the order of ``nodes``.
+
+        Raises:
+            graphlib.CycleError: its second argument lists the ids of a cycle.
+        """
+        order = graphlib.TopologicalSorter({n.id: self._sources(n.id) for n in self.nodes})
+        order.prepare()
+        layers: list[list[Node]] = []
+        while order.is_active():
+            ready = order.get_ready()
+            layers.append([node for node in self.nodes if node.id in ready])
+            order.done(*ready)
         return layers
 
     def ancestors(self, node: Node) -> set[str]:
@@ -56,11 +58,13 @@ class Graph(NamedTuple):
         found: set[str] = set()
         open_ids = [node.id]
         while open_ids:
-            at = open_ids.pop()
-            fresh = {a for a, b in self.edges if b == at} - found
+            fresh = self._sources(open_ids.pop()) - found
             found |= fresh
             open_ids += fresh
         return found
+
+    def _sources(self, id: str) -> set[str]:
+        return {a for a, b in self.edges if b == id}
 
 
 def check_graph(graph: Graph, roles: Sequence[str], source: str) -> None:
@@ -89,5 +93,6 @@ def check_graph(graph: Graph, roles: Sequence[str], source: str) -> None:
                 )
     try:
         graph.layers()
-    except BadInput as error:
-        raise BadInput(f"{source}: {error}") from None
+    except graphlib.CycleError as error:
+        cycle = ", ".join(id for id in ids if id in error.args[1])
+        raise BadInput(f"{source}: edges: expected no cycle, got one through {cycle}") from None

@@ -1,4 +1,4 @@
-"""How an orchestrator's words are read: whom it calls, or that it is done."""
+"""The language of an orchestrator: whom it calls, or that it is done."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ _DONE = re.compile(r"<\s*done\s*/?\s*>", re.IGNORECASE)
 _CALL = re.compile(r"<\s*call\s*>(.*?)<\s*/\s*call\s*>", re.IGNORECASE | re.DOTALL)
 
 
-def called(text: str, names: Sequence[str]) -> str | None:
-    """The specialist that a text calls, or None: it is done, calls nobody, or nobody we know.
+def parse_call(text: str, names: Sequence[str]) -> str | None:
+    """Finds the specialist that a text calls; None where it is done or calls none of these.
 
     ``<done/>`` or ``<done>`` ends the episode and wins over a call. Names are compared without
     capitals and outer white space.
 
-    >>> called("Let us ask <call> Solver </call>", ["planner", "solver"])
+    >>> parse_call("Let us ask <call> Solver </call>", ["planner", "solver"])
     'solver'
-    >>> called("<call>solver</call> <done/>", ["solver"]) is None
+    >>> parse_call("<call>solver</call> <done/>", ["solver"]) is None
     True
     """
     call = _CALL.search(text)
@@ -29,13 +29,13 @@ def called(text: str, names: Sequence[str]) -> str | None:
     return next((name for name in names if name.lower() == wanted), None)
 
 
-def without_calls(text: str) -> str:
-    """What an orchestrator says to those it calls: its text without the tags."""
+def strip_calls(text: str) -> str:
+    """Leaves what an orchestrator writes to those it calls: its text without the tags."""
     return _DONE.sub("", _CALL.sub("", text)).strip()
 
 
 def default_prompt(specialists: Sequence[Profile]) -> str:
-    """The system prompt of an orchestrator that has none: whom it can call, and how.
+    """Writes the system prompt of an orchestrator that has none: whom it can call, and how.
 
     A specialist without a description is listed by its name alone.
     """

@@ -1,4 +1,4 @@
-"""The members of a team: what each is told, how it samples, and which adapter it trains."""
+"""The members of a team: prompts, how they sample, and which adapter each trains."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
+
 from marft_jax import config
 from marft_jax.config import BadInput
 from marft_jax.types import Sampling
@@ -14,12 +16,13 @@ from marft_jax.types import Sampling
 _Check = tuple[str, Callable[[Any], bool]]
 
 
+def is_whole(value: Any) -> bool:
+    """True for whole numbers, of Python and NumPy."""
+    return isinstance(value, (int, np.integer)) and not isinstance(value, bool)
+
+
 def _is_number(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool)
-
-
-def _is_int(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
+    return is_whole(value) or isinstance(value, (float, np.floating))
 
 
 def _is_name(value: Any) -> bool:
@@ -32,24 +35,26 @@ def _is_name(value: Any) -> bool:
     )
 
 
-def _is_optional_name(value: Any) -> bool:
-    return value is None or _is_name(value)
-
-
-_EXPECTED: dict[str, _Check] = {
-    "name": ("a name: text on one line, without / and outer spaces", _is_name),
-    "prompt": ("text", lambda v: isinstance(v, str)),
-    "description": ("text", lambda v: isinstance(v, str)),
-    "answers": ("true or false", lambda v: isinstance(v, bool)),
-    "adapter": ("a name: text on one line, without / and outer spaces", _is_optional_name),
-    "trainable": ("true or false", lambda v: isinstance(v, bool)),
-    "init": ("a folder with an adapter", lambda v: v is None or isinstance(v, str) and v != ""),
-    "reward": ("a step reward's name", lambda v: v is None or isinstance(v, str) and v != ""),
-    "max_new_tokens": ("a whole number > 0", lambda v: v is None or _is_int(v) and v > 0),
-    "temperature": ("a number >= 0", lambda v: v is None or _is_number(v) and 0 <= v < math.inf),
-    "top_p": ("a number with 0 < top_p <= 1", lambda v: v is None or _is_number(v) and 0 < v <= 1),
-    "top_k": ("a whole number >= 0", lambda v: v is None or _is_int(v) and v >= 0),
-    "min_p": ("a number from 0 to 1", lambda v: v is None or _is_number(v) and 0 <= v <= 1),
+SAMPLING: dict[str, _Check] = {
+    "max_new_tokens": ("a whole number > 0", lambda v: is_whole(v) and v > 0),
+    "temperature": ("a number >= 0", lambda v: _is_number(v) and 0 <= v < math.inf),
+    "top_p": ("a number with 0 < top_p <= 1", lambda v: _is_number(v) and 0 < v <= 1),
+    "top_k": ("a whole number from 0 to 2³¹ - 1", lambda v: is_whole(v) and 0 <= v < 1 << 31),
+    "min_p": ("a number from 0 to 1", lambda v: _is_number(v) and 0 <= v <= 1),
+}
+"""Each field of ``types.Sampling``: what is expected, and the test of a value."""
+_TEXT: _Check = "text", lambda v: isinstance(v, str)
+_TRUTH: _Check = "true or false", lambda v: isinstance(v, bool)
+_NAME: _Check = "a name: text on one line, without / and outer spaces", _is_name
+_FIELDS = SAMPLING | {
+    "name": _NAME,
+    "prompt": _TEXT,
+    "description": _TEXT,
+    "answers": _TRUTH,
+    "adapter": _NAME,
+    "trainable": _TRUTH,
+    "init": ("a folder with an adapter", lambda v: isinstance(v, str) and v != ""),
+    "reward": ("a step reward's name", lambda v: isinstance(v, str) and v != ""),
 }
 
 
@@ -88,13 +93,13 @@ class Profile:
     min_p: float | None = None
 
     def __post_init__(self) -> None:
-        for field, (expected, is_fine) in _EXPECTED.items():
-            value = getattr(self, field)
-            if not is_fine(value):
-                raise BadInput(f"{field}: expected {expected}, got {value!r}")
+        for field in dataclasses.fields(self):
+            value, (expected, fits) = getattr(self, field.name), _FIELDS[field.name]
+            if not (fits(value) or value is None is field.default):
+                raise BadInput(f"{field.name}: expected {expected}, got {value!r}")
 
     def sampling(self, team: config.Team) -> Sampling:
-        """How this agent's tokens are drawn: its own settings before the team's."""
+        """Sampling of this agent's tokens: its own settings before the team's."""
         own = {field: getattr(self, field) for field in Sampling._fields}
         return Sampling(
             **{f: getattr(team, f) if value is None else value for f, value in own.items()}

@@ -1,4 +1,4 @@
-"""What an agent sees when it acts, and who saw what (the dependency function D).
+"""Writes what an agent sees when it acts, and who saw what (the dependency function D).
 
 The same function serves training, evaluation and chat, so an agent is never shown in one what it
 is not shown in the other. D is written down from what was shown, so the two cannot disagree.
@@ -11,39 +11,39 @@ from typing import NamedTuple
 
 import numpy as np
 
-from marft_jax import config as config_lib
+from marft_jax.config import BadInput
 from marft_jax.models.tokenizers.tokenizer import Message, Tokenizer
 from marft_jax.team.dag import Graph
-from marft_jax.team.orchestrator import without_calls
+from marft_jax.team.orchestrator import strip_calls
 from marft_jax.team.profiles import Profile
 from marft_jax.types import Act, Sampling, StepResult, Turn
 
 _RESERVED = 64  # of a growing conversation's room: for the messages of those who come after
 
 
-class ContextFull(config_lib.BadInput):
+class ContextFull(BadInput):
     """A prompt leaves no room for a single new token."""
 
 
-class Scene(NamedTuple):
-    """Where the team stands in a step.
+class State(NamedTuple):
+    """State of the game that a step begins in.
 
     Attributes:
         observation: the state text.
         step: the step of the episode, from 0.
         past: the turns of earlier steps, of which the environment made the observation.
-        news: what is new in the observation, for those who still see what was before.
+        feedback: what is new in the observation, for those who still see what was before.
     """
 
     observation: str
     step: int = 0
     past: tuple[Turn, ...] = ()
-    news: str = ""
+    feedback: str = ""
 
-    def after(self, turns: Sequence[Turn], result: StepResult) -> Scene:
-        """The next step's scene."""
-        news = result.feedback or result.observation
-        return Scene(result.observation, self.step + 1, (*self.past, *turns), news)
+    def after(self, turns: Sequence[Turn], result: StepResult) -> State:
+        """The next step's state."""
+        feedback = result.feedback or result.observation
+        return State(result.observation, self.step + 1, (*self.past, *turns), feedback)
 
 
 class Team(NamedTuple):
@@ -60,7 +60,7 @@ class Team(NamedTuple):
         shared: everyone continues one conversation; else each gets a prompt of its own.
         anonymous: no names, no system prompts.
         graph: of a ``dag``.
-        messages: what each agent is told when its turn comes, or none.
+        messages: what each agent is shown when its turn comes, or none.
         opener: the agent whose system prompt opens a shared conversation.
         orchestrator: the agent that calls the others, where there is one.
         judge: the agent that ends a debate, where there is one.
@@ -97,56 +97,88 @@ class Team(NamedTuple):
         """How many adapters the team has."""
         return len(self.adapter_names)
 
-    def act(self, agent: int, scene: Scene, turns: Sequence[Turn] = (), message: str = "") -> Act:
-        """Asks ``agent`` to act, showing it the scene and the given earlier turns of this step.
+    def act(self, agent: int, state: State, turns: Sequence[Turn] = (), message: str = "") -> Act:
+        """Asks ``agent`` to act, showing it the state and the given earlier turns of this step.
 
         Its own context: its system prompt, then one user message: the observation, below it a
         line ``name: text`` for each visible turn, and the message. A shared context: the ids of
         all that those turns and the earlier steps' read and wrote, then a user message: what is
         new, the agent's system prompt where it was not given before, and the message. New tokens
-        are capped to the room that is left. Either way it sees what earlier steps said: in the
-        observation, which the environment made of that, or word for word.
+        are capped to the room that is left. Either way it sees the turns of earlier steps: in the
+        observation, which the environment made of them, or word for word.
 
         Args:
             agent: its index in the team.
             turns: the turns of this step that it may see, in acting order.
-            message: what it is told; by default what the team file says, and in a shared context
-                else that it is its turn.
+            message: by default the team file's, and in a shared context else that it is its turn.
 
         Raises:
             ContextFull: the prompt fills the context.
         """
         message = message or (self.messages[agent] if self.messages else "")
-        said = list(turns) if self.shared else [t for t in turns if self._says(t)]
-        shown = [*scene.past, *said]
-        prompt, start = (
-            self._continued(agent, scene, shown, bool(turns), message)
-            if self.shared
-            else (self._alone(agent, scene, said, message), 0)
-        )
+        if self.shared:
+            seen = [*state.past, *turns]
+            prompt, start = self._continued_prompt(agent, state, seen, bool(turns), message)
+        else:
+            visible = [turn for turn in turns if self._line(turn)]
+            seen = [*state.past, *visible]
+            prompt, start = self._own_prompt(agent, state, visible, message), 0
+        return self._fitted(agent, prompt, state.step, tuple(t.index for t in seen), start)
+
+    def resume(self, turn: Turn, text: str) -> Act | None:
+        """Lets an agent go on after its own turn, shown more; None where no room is left.
+
+        Its prompt is all it read and wrote before, id by id, and a user's message.
+        """
+        before = [*turn.prompt.tolist(), *self._ended(turn)]
+        prompt = [*before, *self.tokenizer.reply(text)]
+        try:
+            return self._fitted(turn.agent, prompt, turn.step, turn.sees, len(before))
+        except ContextFull:
+            return None
+
+    def _fitted(
+        self, agent: int, prompt: list[int], step: int, sees: tuple[int, ...], start: int
+    ) -> Act:
+        """Makes an act with as many new tokens as there is room for."""
         room = self.context - len(prompt) - (_RESERVED if self.shared else 0)
         if room < 1:
             raise ContextFull(
                 f"the prompt of agent {self.profiles[agent].name!r} has {len(prompt)} tokens, too "
-                f"many for --model.context {self.context}: raise it, or shorten the task: "
-                f"{scene.observation[:60]!r}"
+                f"many for --model.context {self.context}: raise it, or shorten the task"
             )
         sampling = self.sampling[agent]
-        return Act(
-            agent=agent,
-            prompt=np.asarray(prompt, np.int32),
-            step=scene.step,
-            sees=tuple(turn.index for turn in shown),
-            sampling=sampling._replace(max_new_tokens=min(sampling.max_new_tokens, room)),
-            start=start,
-        )
+        sampling = sampling._replace(max_new_tokens=min(sampling.max_new_tokens, room))
+        return Act(agent, np.asarray(prompt, np.int32), step, sees, sampling, start)
 
-    def _alone(self, agent: int, scene: Scene, turns: Sequence[Turn], message: str) -> list[int]:
-        seen = scene.observation
+    def _own_prompt(
+        self, agent: int, state: State, turns: Sequence[Turn], message: str
+    ) -> list[int]:
+        seen = state.observation
         if self.view is not None:
             seen = self.view(self.profiles[agent].name, seen)
-        lines = [seen, *(self._says(turn) for turn in turns)]
+        lines = [seen, *map(self._line, turns)]
         return self.tokenizer.chat(self._opening(agent, [*lines, message] if message else lines))
+
+    def _continued_prompt(
+        self, agent: int, state: State, seen: Sequence[Turn], in_step: bool, message: str
+    ) -> tuple[list[int], int]:
+        """The prompt, and how many of its ids are those of the conversation so far."""
+        if seen:
+            before, generation = self._conversation(seen), []
+        else:
+            opening = self._opening(self.opener, [state.observation])
+            before, generation = self.tokenizer.opening(opening)
+            if agent == self.opener and not message:
+                return [*before, *generation], len(before)
+        is_known = agent == self.opener or any(turn.agent == agent for turn in seen)
+        parts = [
+            "" if in_step else state.feedback,
+            "" if is_known else self._system(agent),
+            message or self._your_turn(agent),
+        ]
+        text = "\n".join(part for part in parts if part)
+        return [*before, *self.tokenizer.reply(text, after_action=bool(seen))], len(before)
 
     def _opening(self, agent: int, lines: Sequence[str]) -> list[Message]:
         system = self._system(agent)
@@ -156,36 +188,11 @@ class Team(NamedTuple):
     def _system(self, agent: int) -> str:
         return "" if self.anonymous else self.profiles[agent].prompt
 
-    def _says(self, turn: Turn) -> str:
-        """A turn as others read it. Of an orchestrator's, what it says besides whom it calls."""
-        text = turn.text
-        if turn.agent == self.orchestrator:
-            text = without_calls(text)
-            if not text:
-                return ""
-        return text if self.anonymous else f"{turn.name}: {text}"
-
-    def _continued(
-        self, agent: int, scene: Scene, seen: Sequence[Turn], in_step: bool, message: str
-    ) -> tuple[list[int], int]:
-        """The prompt, and how much of it was taken over."""
-        before, generation = [], []
-        if seen:
-            before = self.conversation(seen)
-        else:
-            before, generation = self.tokenizer.opening(
-                self._opening(self.opener, [scene.observation])
-            )
-        if not seen and agent == self.opener and not message:
-            return [*before, *generation], len(before)
-        known = agent == self.opener or any(turn.agent == agent for turn in seen)
-        parts = [
-            "" if in_step else scene.news,
-            "" if known else self._system(agent),
-            message or self._your_turn(agent),
-        ]
-        text = "\n".join(part for part in parts if part)
-        return [*before, *self.tokenizer.reply(text, after_action=bool(seen))], len(before)
+    def _line(self, turn: Turn) -> str:
+        """A turn as others read it; empty where there is nothing to read."""
+        is_call = turn.agent == self.orchestrator
+        text = strip_calls(turn.text) if is_call else turn.text
+        return text if self.anonymous or (is_call and not text) else f"{turn.name}: {text}"
 
     def _your_turn(self, agent: int) -> str:
         if self.anonymous:
@@ -195,33 +202,7 @@ class Team(NamedTuple):
             return "Please decide the next step."
         return f"Now it is {profile.name}'s turn. {profile.description}".strip()
 
-    def resume(self, turn: Turn, text: str) -> Act | None:
-        """Lets an agent go on after its own turn, told something more; None where no room is left.
-
-        Its prompt is all it read and wrote before, id by id, and a user's message.
-        """
-        held = [*turn.prompt.tolist(), *self._ended(turn)]
-        prompt = [*held, *self.tokenizer.reply(text)]
-        room = self.context - len(prompt) - (_RESERVED if self.shared else 0)
-        if room < 1:
-            return None
-        sampling = self.sampling[turn.agent]
-        longest = min(sampling.max_new_tokens, room)
-        return Act(
-            agent=turn.agent,
-            prompt=np.asarray(prompt, np.int32),
-            step=turn.step,
-            sees=turn.sees,
-            sampling=sampling._replace(max_new_tokens=longest),
-            start=len(held),
-        )
-
-    def _ended(self, turn: Turn) -> list[int]:
-        """A turn's action, with an end where it was cut off."""
-        ids = turn.action.tolist()
-        return ids if ids[-1] in self.tokenizer.eos_ids else [*ids, self.tokenizer.eos_ids[-1]]
-
-    def conversation(self, turns: Sequence[Turn]) -> list[int]:
+    def _conversation(self, turns: Sequence[Turn]) -> list[int]:
         """One sequence of all that those turns read and wrote, each id as it was, each piece once.
 
         Turns that acted side by side continue the same ids; their pieces follow one another in
@@ -231,3 +212,8 @@ class Team(NamedTuple):
         for turn in turns:
             ids += [*turn.prompt[turn.start :].tolist(), *self._ended(turn)]
         return ids
+
+    def _ended(self, turn: Turn) -> list[int]:
+        """A turn's action, with an end where it was cut off."""
+        ids = turn.action.tolist()
+        return ids if ids[-1] in self.tokenizer.eos_ids else [*ids, self.tokenizer.eos_ids[-1]]

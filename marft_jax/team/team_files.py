@@ -8,11 +8,11 @@ agents:
     prompt: Solve the task. Put the final answer in \\boxed{}.
     answers: true
     max_new_tokens: 200
-nodes:                               # dag: see graph.py
+nodes:                               # dag: see dag.py
   - {id: plan, role: planner}
   - {id: solve, role: solver}
 edges: [[plan, solve]]
-messages: [Plan now., Solve now.]    # what each agent is told when its turn comes
+messages: [Plan now., Solve now.]    # what each agent is shown when its turn comes
 orchestrator: planner                # orchestrated: who calls the others
 judge: solver                        # debate: who decides; without one the majority does
 """
@@ -35,7 +35,7 @@ from marft_jax.team.profiles import BUILT_IN, Profile
 
 
 class Blueprint(NamedTuple):
-    """What a team file says.
+    """Content of a team file.
 
     Attributes:
         agents: the members, in acting order.
@@ -55,7 +55,7 @@ class Blueprint(NamedTuple):
 
 
 def load_team(file: str | None) -> Blueprint:
-    """The team in a file; without a file the built-in planner and solver.
+    """Reads the team in a file; without a file the built-in planner and solver.
 
     A file is YAML or JSON: the keys above, or the bare list of the first MARFT release, whose keys
     are ``role``, ``prompt`` and ``with_answer`` (its ``device`` means nothing here: the mesh
@@ -67,34 +67,31 @@ def load_team(file: str | None) -> Blueprint:
     """
     if file is None:
         return Blueprint(BUILT_IN)
-    tree = _tree(documents.read(file, "--team.file"), file)
-    rows = _list(tree, "agents", file)
+    tree, folder = _tree(documents.read(file, "--team.file"), file), Path(file).parent
     agents = tuple(
-        _profile(row, f"{file}: agent {i + 1}", Path(file).parent) for i, row in enumerate(rows)
+        _profile(row, f"{file}: agent {i}", folder) for i, row in enumerate(tree["agents"], 1)
     )
-    check_team(agents, file)
-    texts = ["" if text is None else text for text in _list(tree, "messages", file)]
-    messages = tuple(_texts(texts, f"{file}: messages"))
+    _check_team(agents, file)
+    rows = {key: _list(tree, key, file) for key in ("messages", "nodes", "edges")}
+    texts = ["" if text is None else text for text in rows["messages"]]
+    messages = tuple(_text(text, f"{file}: messages") for text in texts)
     if messages and len(messages) != len(agents):
         raise BadInput(
             f"{file}: messages: expected one for each of the {len(agents)} agents, "
             f"got {len(messages)}"
         )
+    if rows["edges"] and not rows["nodes"]:
+        raise BadInput(f"{file}: edges need nodes; list them below `nodes:`")
     graph = Graph(
-        tuple(_node(row, f"{file}: node {i + 1}") for i, row in enumerate(_nodes(tree, file))),
-        tuple(_edge(row, file) for row in _list(tree, "edges", file)),
+        tuple(_node(row, f"{file}: node {i}") for i, row in enumerate(rows["nodes"], 1)),
+        tuple(_edge(row, f"{file}: edges") for row in rows["edges"]),
     )
-    blueprint = Blueprint(agents, graph=graph, messages=messages)
-    return blueprint._replace(**{k: _text(tree, k, file) for k in _TEXTS if tree.get(k)})
+    named = {key: _text(tree[key], f"{file}: {key}") for key in _TEXTS if tree.get(key)}
+    return Blueprint(agents, graph=graph, messages=messages, **named)
 
 
-def check_team(agents: Sequence[Profile], source: str) -> None:
-    """Checks what concerns the members as a whole.
-
-    Raises:
-        BadInput: no agent, two of one name (capitals do not tell names apart), or none that
-            answers.
-    """
+def _check_team(agents: Sequence[Profile], source: str) -> None:
+    """Checks the members as a whole: someone answers, and capitals do not tell names apart."""
     if not agents:
         raise BadInput(
             f"{source}: expected at least one agent, got none; list them below `agents:`"
@@ -114,7 +111,7 @@ def check_team(agents: Sequence[Profile], source: str) -> None:
 
 
 def dump_team(team: Blueprint) -> str:
-    """The team as a file that ``load_team`` reads back to an equal value."""
+    """Writes the team as a file that ``load_team`` reads back to an equal value."""
     tree: dict[str, Any] = {key: value for key in _TEXTS if (value := getattr(team, key))}
     tree["agents"] = [
         {key: value for key, value in dataclasses.asdict(profile).items() if value is not None}
@@ -149,38 +146,24 @@ def _list(tree: Mapping[str, Any], key: str, file: str) -> list[Any]:
     return value
 
 
-def _text(tree: Mapping[str, Any], key: str, where: str) -> str:
-    value = tree.get(key, "")
+def _text(value: Any, where: str) -> str:
     if not isinstance(value, str):
-        raise BadInput(f"{where}: {key}: expected text, got {value!r:.60}")
+        raise BadInput(f"{where}: expected text, got {value!r:.60}")
     return value
-
-
-def _texts(rows: Sequence[Any], where: str) -> list[str]:
-    for row in rows:
-        if not isinstance(row, str):
-            raise BadInput(f"{where}: expected text, got {row!r:.60}")
-    return list(rows)
-
-
-def _nodes(tree: Mapping[str, Any], file: str) -> list[Any]:
-    if tree.get("edges") and not tree.get("nodes"):
-        raise BadInput(f"{file}: edges need nodes; list them below `nodes:`")
-    return _list(tree, "nodes", file)
 
 
 def _node(row: Any, where: str) -> Node:
     if not isinstance(row, dict) or not {"id", "role"} <= set(row):
         raise BadInput(f"{where}: expected {{id: ..., role: ...}}, got {row!r:.60}")
     _reject_unknown(row, Node._fields, where)
-    return Node(**{key: _text(row, key, where) for key in row})
+    return Node(**{key: _text(value, f"{where}: {key}") for key, value in row.items()})
 
 
-def _edge(row: Any, file: str) -> tuple[str, str]:
+def _edge(row: Any, where: str) -> tuple[str, str]:
     if not isinstance(row, list) or len(row) != 2:
-        raise BadInput(f"{file}: edges: expected [from, to], got {row!r:.60}")
-    source, destination = _texts(row, f"{file}: edges")
-    return source, destination
+        raise BadInput(f"{where}: expected [from, to], got {row!r:.60}")
+    source, destination = row
+    return _text(source, where), _text(destination, where)
 
 
 def _from_first_release(row: Any) -> Any:

@@ -6,14 +6,14 @@ environment's answer. It returns when the episode is over. Your own topology is 
 named in the config as ``package.module:function``:
 
     def pair(team, observation):
-        scene = Scene(observation)
+        state = State(observation)
         while True:
-            drafts = yield [team.act(0, scene), team.act(1, scene)]        # side by side
-            [final] = yield [team.act(2, scene, drafts)]                   # sees both drafts
+            drafts = yield [team.act(0, state), team.act(1, state)]        # side by side
+            [final] = yield [team.act(2, state, drafts)]                   # sees both drafts
             result = yield Step([*drafts, final])
             if result.done:
                 return
-            scene = scene.after([*drafts, final], result)
+            state = state.after([*drafts, final], result)
 """
 
 from __future__ import annotations
@@ -24,43 +24,43 @@ from typing import Any
 
 from marft_jax.plugins import imported
 from marft_jax.team.dag import Graph, Node
-from marft_jax.team.orchestrator import called
+from marft_jax.team.orchestrator import parse_call
 from marft_jax.team.profiles import last_answering
-from marft_jax.team.prompts import Scene, Team
-from marft_jax.team.wishes import Step
+from marft_jax.team.prompts import State, Team
+from marft_jax.team.protocol import Step
 from marft_jax.types import Turn
 
 Workflow = Generator[Any, Any, None]
 """Yields ``list[Act]`` and receives ``list[Turn]``; yields ``Step``, receives ``StepResult``."""
 
-_OneStep = Callable[[Team, Scene], Generator[Any, Any, Step]]
+_OneStep = Callable[[Team, State], Generator[Any, Any, Step]]
 
 
-def sequential(team: Team, scene: Scene) -> Generator[Any, Any, Step]:
+def sequential(team: Team, state: State) -> Generator[Any, Any, Step]:
     """One agent after another; each sees the actions of all before it in this step.
 
     D is the strict lower triangle (MARFT, section 3).
     """
     turns: list[Turn] = []
     for agent in range(len(team.profiles)):
-        turns += yield [team.act(agent, scene, turns)]
+        turns += yield [team.act(agent, state, turns)]
     return Step(turns)
 
 
-def muted(team: Team, scene: Scene) -> Generator[Any, Any, Step]:
+def muted(team: Team, state: State) -> Generator[Any, Any, Step]:
     """The sequential team with every message blank: what it achieves without being heard."""
     turns: list[Turn] = []
     for agent in range(len(team.profiles)):
-        turns += yield [team.act(agent, scene, [turn._replace(text="") for turn in turns])]
+        turns += yield [team.act(agent, state, [turn._replace(text="") for turn in turns])]
     return Step(turns)
 
 
-def solo(team: Team, scene: Scene) -> Generator[Any, Any, Step]:
+def solo(team: Team, state: State) -> Generator[Any, Any, Step]:
     """The last agent that answers, without the others: what a team must beat."""
-    return Step((yield [team.act(last_answering(team.profiles), scene)]))
+    return Step((yield [team.act(last_answering(team.profiles), state)]))
 
 
-def dag(team: Team, scene: Scene) -> Generator[Any, Any, Step]:
+def dag(team: Team, state: State) -> Generator[Any, Any, Step]:
     """The team file's graph, layer by layer; the nodes of a layer act side by side.
 
     A node sees the actions of all nodes it depends on, directly or through others, and no other.
@@ -73,7 +73,7 @@ def dag(team: Team, scene: Scene) -> Generator[Any, Any, Step]:
         for node in layer:
             visible = graph.ancestors(node)
             shown = [turn for id, turn in turns.items() if id in visible]
-            acts.append(team.act(names.index(node.role), scene, shown, node.message))
+            acts.append(team.act(names.index(node.role), state, shown, node.message))
         turns |= zip((node.id for node in layer), (yield acts), strict=True)
     drafts = {id for node in graph.nodes for id in _own_drafts(graph, node)}
     graded = [turn for id, turn in turns.items() if turn.answers and id not in drafts]
@@ -85,36 +85,36 @@ def _own_drafts(graph: Graph, node: Node) -> set[str]:
     return {n.id for n in graph.nodes if n.role == node.role} & graph.ancestors(node)
 
 
-def orchestrated(team: Team, scene: Scene) -> Generator[Any, Any, Step]:
+def orchestrated(team: Team, state: State) -> Generator[Any, Any, Step]:
     """An orchestrator calls one specialist after another until it is done, or calls nobody.
 
-    Everyone sees all that was said. The last action of an agent that answers is the team's answer.
+    Everyone sees all turns before. The last action of an agent that answers is the team's answer.
     """
     assert team.orchestrator is not None
     specialists = [name for i, name in enumerate(team.names) if i != team.orchestrator]
     turns: list[Turn] = []
     for _ in range(team.max_steps):
-        turns += yield [team.act(team.orchestrator, scene, turns)]
-        name = called(turns[-1].text, specialists)
+        turns += yield [team.act(team.orchestrator, state, turns)]
+        name = parse_call(turns[-1].text, specialists)
         if name is None:
             break
-        turns += yield [team.act(team.names.index(name), scene, turns)]
+        turns += yield [team.act(team.names.index(name), state, turns)]
     return Step(turns, graded=[turn for turn in turns if turn.answers][-1:])
 
 
-def debate(team: Team, scene: Scene) -> Generator[Any, Any, Step]:
+def debate(team: Team, state: State) -> Generator[Any, Any, Step]:
     """All answer side by side, for some rounds, each seeing everyone's last answer; then the judge
     decides, or the answer that most gave in the last round is the team's, the earliest of equals.
     """
     debaters = [agent for agent in range(len(team.profiles)) if agent != team.judge]
     turns, last = [], []
     for _ in range(team.rounds):
-        last = yield [team.act(agent, scene, _shown(team, turns, last)) for agent in debaters]
+        last = yield [team.act(agent, state, _visible(team, turns, last)) for agent in debaters]
         turns += last
     if team.judge is None:
         winner, votes = majority(last)
         return Step(turns, {"votes": votes}, [winner])
-    [verdict] = yield [team.act(team.judge, scene, _shown(team, turns, last))]
+    [verdict] = yield [team.act(team.judge, state, _visible(team, turns, last))]
     return Step([*turns, verdict], graded=[verdict])
 
 
@@ -131,33 +131,33 @@ def majority(turns: Sequence[Turn]) -> tuple[Turn, dict[str, int]]:
     return turns[answers.index(votes.most_common(1)[0][0])], dict(votes)
 
 
-def _shown(team: Team, turns: Sequence[Turn], last: Sequence[Turn]) -> Sequence[Turn]:
-    """A conversation that goes on cannot take back what it said before."""
+def _visible(team: Team, turns: Sequence[Turn], last: Sequence[Turn]) -> Sequence[Turn]:
+    """The last answers; in a shared conversation all, for it cannot leave any out."""
     return list(turns) if team.shared else last
 
 
-def _every_step(one: _OneStep) -> Callable[[Team, str], Workflow]:
+def _repeat(step: _OneStep) -> Callable[[Team, str], Workflow]:
     """Repeats a step, with the environment's feedback in between, until the episode is done."""
 
     def play(team: Team, observation: str) -> Workflow:
-        scene = Scene(observation)
+        state = State(observation)
         while True:
-            step = yield from one(team, scene)
-            result = yield step
+            acted = yield from step(team, state)
+            result = yield acted
             if result.done:
                 return
-            scene = scene.after(step.turns, result)
+            state = state.after(acted.turns, result)
 
     return play
 
 
 WORKFLOWS: dict[str, Callable[[Team, str], Workflow]] = {
-    one.__name__: _every_step(one) for one in (sequential, dag, orchestrated, debate, solo, muted)
+    step.__name__: _repeat(step) for step in (sequential, dag, orchestrated, debate, solo, muted)
 }
 
 
 def find_workflow(name: str) -> Callable[[Team, str], Workflow]:
-    """A built-in workflow, or the function that ``package.module:function`` names.
+    """Finds a built-in workflow, or the function that ``package.module:function`` names.
 
     Raises:
         BadInput: there is no such workflow.

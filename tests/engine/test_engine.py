@@ -101,7 +101,7 @@ def test_mixed_agents_write_what_each_writes_alone(engine):
 
 def test_other_neighbours_change_nothing(engine):
     mine = asks(1, seed=4, longest=16)[0]
-    mine = mine._replace(sampling=mine.sampling._replace(max_new_tokens=12), fold=(9, 9, 9))
+    mine = mine._replace(sampling=mine.sampling._replace(max_new_tokens=12), key=(9, 9, 9))
     results = []
     for seed in (5, 6):
         others = asks(7, seed=seed, temperature=0.3 * seed)

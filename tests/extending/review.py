@@ -3,16 +3,16 @@
 python -m marft_jax.train --team.workflow review:review
 """
 
-from marft_jax.team.workflows import Scene, Step
+from marft_jax.team import State, Step
 
 
 def review(team, observation):
-    scene = Scene(observation)
+    state = State(observation)
     while True:
-        turns = yield [team.act(1, scene)]
-        turns += yield [team.act(0, scene, turns)]
-        turns += yield [team.act(1, scene, turns)]
+        turns = yield [team.act(1, state)]
+        turns += yield [team.act(0, state, turns)]
+        turns += yield [team.act(1, state, turns)]
         result = yield Step(turns)
         if result.done:
             return
-        scene = scene.after(turns, result)
+        state = state.after(turns, result)

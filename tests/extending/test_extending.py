@@ -21,7 +21,7 @@ from marft_jax.config import BadInput, Config
 from marft_jax.envs import base
 from marft_jax.envs.check import check
 from marft_jax.rollout.rollout import Rollout
-from marft_jax.team.workflows import find_workflow
+from marft_jax.team import find_workflow
 
 HERE = Path(__file__).parent
 OPTIONS = ("modulus=3", "any_digit=0.25")
@@ -43,7 +43,8 @@ def test_the_topology_and_the_environment_play():
     workflow, create = find_workflow("review:review"), environment().create
     team = small.team(2, context=300)
     with ThreadPoolExecutor(1) as threads:
-        [episode] = Rollout(engine, team, workflow, create, threads).play([12], 0)
+        played = Rollout(engine, team, workflow, create, threads).play(small.samples([12]), 0)
+    [episode] = played.episodes
     assert [turn.name for turn in episode.turns] == ["solver", "planner", "solver"]
     assert episode.dependency.astype(int).tolist() == [[0, 0, 0], [1, 0, 0], [1, 1, 0]]
     assert episode.task == "2+1 modulo 3=?" and episode.reward == 0.25

@@ -11,8 +11,7 @@ import time
 
 import numpy as np
 
-from marft_jax.team.prompts import Scene
-from marft_jax.team.wishes import Step
+from marft_jax.team import State, Step
 from marft_jax.types import StepResult
 
 KEPT = None
@@ -30,9 +29,9 @@ class Sound:
 
 def sound(team, observation):
     """A workflow without a fault."""
-    scene = Scene(observation)
-    turns = yield [team.act(0, scene)]
-    turns += yield [team.act(1, scene, turns)]
+    state = State(observation)
+    turns = yield [team.act(0, state)]
+    turns += yield [team.act(1, state, turns)]
     yield Step(turns)
 
 
@@ -287,9 +286,9 @@ def yields(wish):
     """A workflow that yields this once two agents have acted."""
 
     def play(team, observation):
-        scene = Scene(observation)
-        turns = yield [team.act(0, scene)]
-        turns += yield [team.act(1, scene, turns)]
+        state = State(observation)
+        turns = yield [team.act(0, state)]
+        turns += yield [team.act(1, state, turns)]
         yield wish(turns) if callable(wish) else wish
         yield Step(turns)
 
@@ -300,8 +299,8 @@ def acts(**fields):
     """A workflow whose first act is like this."""
 
     def play(team, observation):
-        turns = yield [team.act(0, Scene(observation))._replace(**fields)]
-        turns += yield [team.act(1, Scene(observation), turns)]
+        turns = yield [team.act(0, State(observation))._replace(**fields)]
+        turns += yield [team.act(1, State(observation), turns)]
         yield Step(turns)
 
     return play
@@ -309,7 +308,7 @@ def acts(**fields):
 
 def samples(**fields):
     def play(team, observation):
-        act = team.act(0, Scene(observation))
+        act = team.act(0, State(observation))
         yield [act._replace(sampling=act.sampling._replace(**fields))]
 
     return play
@@ -329,7 +328,7 @@ def later(run):
     """A workflow that does this between two acts."""
 
     def play(team, observation):
-        yield [team.act(0, Scene(observation))]
+        yield [team.act(0, State(observation))]
         run()
 
     return play
@@ -349,24 +348,24 @@ def silent(team, observation):
 
 
 def ungraded(team, observation):
-    yield [team.act(1, Scene(observation))]
+    yield [team.act(1, State(observation))]
 
 
 def no_generator(team, observation):
-    return [team.act(0, Scene(observation))]
+    return [team.act(0, State(observation))]
 
 
 async def no_plain_generator(team, observation):
-    yield [team.act(0, Scene(observation))]
+    yield [team.act(0, State(observation))]
 
 
 def talks_for_ever(team, observation):
     while True:
-        yield [team.act(0, Scene(observation))]
+        yield [team.act(0, State(observation))]
 
 
 def steps_for_ever(team, observation):
-    turns = yield [team.act(1, Scene(observation))]
+    turns = yield [team.act(1, State(observation))]
     while True:
         yield Step(turns)
 
@@ -374,7 +373,7 @@ def steps_for_ever(team, observation):
 def holds_on(team, observation):
     while True:
         try:
-            yield [team.act(0, Scene(observation))]
+            yield [team.act(0, State(observation))]
         except GeneratorExit:
             pass
 
@@ -406,7 +405,7 @@ def wrong_call(team, observation):
 
 
 def crowd(team, observation):
-    yield [team.act(0, Scene(observation))] * 10**5
+    yield [team.act(0, State(observation))] * 10**5
 
 
 def delegates(team, observation):
@@ -414,9 +413,9 @@ def delegates(team, observation):
 
 
 def steps_again(team, observation):
-    turns = yield [team.act(1, Scene(observation))]
+    turns = yield [team.act(1, State(observation))]
     yield Step(turns)
-    more = yield [team.act(1, Scene(observation))]
+    more = yield [team.act(1, State(observation))]
     yield Step([*turns, *more])
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import jax
@@ -25,7 +25,7 @@ from marft_jax.team.assemble import make_team
 from marft_jax.team.profiles import Profile
 from marft_jax.team.prompts import Team
 from marft_jax.team.team_files import Blueprint
-from marft_jax.types import Episode, StepResult, Turn
+from marft_jax.types import Episode, Sample, StepResult, Turn
 
 CONFIG = DecoderConfig(
     vocab_size=264,
@@ -237,7 +237,13 @@ def turn(
 def episode(index: int, turns: Sequence[Turn], rewards: Sequence[float]) -> Episode:
     """Those turns, and one result per step."""
     results = [StepResult("", r, i == len(rewards) - 1) for i, r in enumerate(rewards)]
-    return Episode(index, f"task {index}", tuple(turns), results)
+    return Episode(index, index, 0, f"task {index}", tuple(turns), results)
+
+
+def samples(tasks: Iterable[int]) -> list[Sample]:
+    """A sample for each of these tasks; those of one task are members of a group."""
+    numbers = list(tasks)
+    return [Sample(task, task, numbers[:i].count(task)) for i, task in enumerate(numbers)]
 
 
 def paid(episodes: Sequence[Episode], **algo: Any) -> list[np.ndarray]:

@@ -203,7 +203,7 @@ def test_an_action_cut_at_its_limit_loses_the_whole_penalty_whatever_set_the_lim
     engine = Scripted(lambda request: "x" * 200)
     with ThreadPoolExecutor(1) as threads:
         rollout = Rollout(engine, team, WORKFLOWS["sequential"], lambda: Slow(3), threads)
-        [episode] = rollout.play([0], 0)
+        [episode] = rollout.play(small.samples([0]), 0).episodes
     lengths = [len(turn.action) for turn in episode.turns]
     assert all(turn.truncated for turn in episode.turns)
     assert 50 in lengths and min(lengths) < 50

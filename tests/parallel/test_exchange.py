@@ -16,7 +16,9 @@ from marft_jax.config import BadInput, Mesh
 from marft_jax.errors import RunFailed
 from marft_jax.parallel import processes
 from marft_jax.parallel.exchange import header_of, read_part, tokens_of
-from marft_jax.types import StepResult
+from marft_jax.types import FailedEpisode, Played, StepResult
+
+FAILED = FailedEpisode(7, 2, 1, "OSError: no such task")
 
 
 def episodes():
@@ -27,24 +29,30 @@ def episodes():
     return [*played, played[0]._replace(turns=(turn,), results=(result,)), played[1]]
 
 
+def played(episodes):
+    return Played(episodes, [FAILED])
+
+
 def test_episodes_arrive_as_they_were():
     sent = episodes()
-    found, failure = read_part(header_of(sent), *tokens_of(sent))
-    assert failure is None and len(found) == len(sent)
-    for one, other in zip(sent, found, strict=True):
-        assert (one.index, one.task) == (other.index, other.task)
+    found, failure = read_part(header_of(played(sent)), *tokens_of(sent))
+    assert failure is None and found.failed == [FAILED]
+    for one, other in zip(sent, found.episodes, strict=True):
+        assert one[:4] == other[:4]
         for turn, again in zip(one.turns, other.turns, strict=True):
             for key, value in turn._asdict().items():
                 np.testing.assert_array_equal(getattr(again, key), value)
                 assert not hasattr(value, "dtype") or getattr(again, key).dtype == value.dtype
-    result = found[3].results[0]
+    result = found.episodes[3].results[0]
     assert math.isnan(result.reward) and result.observation == "state \u2028 \ud83d"
     assert result.agent_rewards == {"planner": 0.5}
     assert result.info == {"verdict": "right\x1b", "seen": [1, 2], "array": [0, 1], "nan": None}
 
 
 def test_why_a_process_could_not_play_arrives_too():
-    assert read_part(header_of([], ["Stopped", ""]), *tokens_of([])) == ([], ["Stopped", ""])
+    nothing = Played([], [])
+    sent = header_of(nothing, ["Stopped", ""])
+    assert read_part(sent, *tokens_of([])) == (nothing, ["Stopped", ""])
 
 
 class Evil:
@@ -53,7 +61,7 @@ class Evil:
 
 
 def spoiled(change):
-    part = json.loads(header_of(episodes()))
+    part = json.loads(header_of(played(episodes())))
     change(part)
     return json.dumps(part).encode()
 
@@ -65,6 +73,8 @@ HOSTILE = {
     "deep JSON": lambda: b"[" * 100_000,
     "another value": lambda: b"[1]",
     "no episodes": lambda: b'{"episodes": 3, "failure": null}',
+    "no results": lambda: spoiled(lambda p: p["episodes"][0].update(results=[3])),
+    "no failed episodes": lambda: spoiled(lambda p: p["failed"].append(3)),
     "a field too many": lambda: spoiled(lambda p: p["episodes"][0]["turns"][0].update(x=1)),
     "a field too few": lambda: spoiled(lambda p: p["episodes"][0].pop("task")),
     "text as a number": lambda: spoiled(lambda p: p["episodes"][0]["turns"][0].update(agent="0")),

@@ -7,8 +7,10 @@ import pytest
 import small
 
 from marft_jax.config import Algo, Config, Run
+from marft_jax.envs.base import EVAL_SEEDS
 from marft_jax.learning.credit import make_credit
-from marft_jax.rollout.collect import collect, tasks_of, with_signal
+from marft_jax.rollout.collect import collect, samples_of, with_signal
+from marft_jax.types import FailedEpisode, Played, Sample
 
 
 def settings(**algo):
@@ -18,32 +20,45 @@ def settings(**algo):
 class Player:
     """Pays 1 where ``rule(task, member)`` says so; notes what it was asked."""
 
-    waited_s = 0.5
-
     def __init__(self, rule, failing=()):
         self.rule, self.failing, self.asked = rule, failing, []
 
-    def play(self, tasks, step, *, first=0):
-        self.asked.append((list(tasks), step, first))
-        members = np.arange(len(tasks)) % 3
-        return [
-            small.episode(task, [small.turn(0, [1], [2])], [float(self.rule(task, member))])
-            for task, member in zip(tasks, members, strict=True)
-            if (task, member) not in self.failing
-        ]
+    def play(self, samples, step):
+        self.asked.append(([sample.index for sample in samples], step))
+        played = Played([], [], 0.5)
+        for sample in samples:
+            task, group, member = sample
+            reward = float(self.rule(task, member))
+            episode = small.episode(task, [small.turn(0, [1], [2])], [reward])
+            if (task, member) in self.failing:
+                played.failed.append(FailedEpisode(*sample, "a bug"))
+            else:
+                played.episodes.append(episode._replace(group=group, member=member))
+        return played
 
 
 def play(config, player, step=0):
     return collect(player, make_credit(config.algo, small.team()), config, step)
 
 
+def tasks_of(config, step, refill=0):
+    return [sample.index for sample in samples_of(config, step, refill)]
+
+
 def test_the_members_of_a_group_share_a_task_and_steps_do_not():
     config = settings()
+    assert samples_of(config, 1) == [Sample(2 + g, g, m) for g in range(2) for m in range(3)]
     assert tasks_of(config, 0) == [0, 0, 0, 1, 1, 1]
     assert tasks_of(config, 7) == [14, 14, 14, 15, 15, 15]
     assert tasks_of(settings(group_size=1), 1) == [6, 7, 8, 9, 10, 11]
     seeded = Config(run=Run(seed=2), algo=config.algo)
     assert set(tasks_of(seeded, 0)).isdisjoint(range(10_000))
+
+
+@pytest.mark.parametrize("seed", [0, 1, 1073, 1074, 2**31 - 1])
+def test_no_seed_trains_on_the_tasks_that_are_evaluated(seed):
+    config = Config(run=Run(seed=seed), algo=settings().algo)
+    assert all(0 <= task < EVAL_SEEDS for step in (0, 2**20) for task in tasks_of(config, step))
 
 
 def test_every_draw_of_every_step_has_tasks_of_its_own():
@@ -56,7 +71,7 @@ def test_every_draw_of_every_step_has_tasks_of_its_own():
 def test_without_dynamic_sampling_all_episodes_are_learned_from():
     player = Player(lambda task, member: True)
     got = play(settings(), player, step=3)
-    assert player.asked == [([6, 6, 6, 7, 7, 7], 3, 0)]
+    assert player.asked == [([6, 6, 6, 7, 7, 7], 3)]
     assert [e.index for e in got.episodes] == player.asked[0][0]
     assert got.dropped_groups == 0 and got.waited_s == 0.5
 
@@ -66,11 +81,12 @@ def test_groups_without_signal_are_dropped_and_replaced():
     player = Player(lambda task, member: task in (1, 4) and member == 0)
     got = play(settings(dynamic_sampling=True, max_refills=5), player)
     assert player.asked == [
-        ([0, 0, 0, 1, 1, 1], 0, 0),
-        ([2, 2, 2], 0, 6),
-        ([4, 4, 4], 0, 12),
+        ([0, 0, 0, 1, 1, 1], 0),
+        ([2, 2, 2], 0),
+        ([4, 4, 4], 0),
     ]
     assert [e.index for e in got.episodes] == [1, 1, 1, 4, 4, 4]
+    assert [e.group for e in got.episodes] == [1, 1, 1, 4, 4, 4]
     assert [float(r[0]) for r in got.rewards] == [1, 0, 0, 1, 0, 0]
     assert len(got.played) == len(got.played_rewards) == 12
     assert got.dropped_groups == 2 and got.waited_s == 1.5
@@ -94,7 +110,7 @@ def test_a_group_that_lost_members_is_judged_by_the_others():
     player = Player(lambda task, member: member == 0, failing)
     got = play(settings(dynamic_sampling=True, max_refills=1), player)
     assert len(player.asked[1][0]) == 6  # 0 earned the same twice, of 1 there is one left
-    assert {e.index for e in got.episodes} == {2, 3}
+    assert {e.index for e in got.episodes} == {2, 3} and got.failed == 3
 
 
 @pytest.mark.parametrize(

@@ -48,7 +48,7 @@ def episode() -> Episode:
         StepResult("try again", 0.0, False, {"score": np.float32(0.5), "answer": {"17"}}),
         StepResult("", 1.25, True, {"score": float("nan")}),
     ]
-    return Episode(index=7, task="3+5+9=?", turns=turns, results=results)
+    return Episode(7, 7, 0, "3+5+9=?", turns, results)
 
 
 def write(tmp_path, episodes, numbers=None) -> list[dict]:

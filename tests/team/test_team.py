@@ -13,9 +13,10 @@ from scripted import END, Scripted, Slow, text
 
 from marft_jax.config import BadInput
 from marft_jax.envs.base import Grade, QuestionEnv, Task
+from marft_jax.random_keys import ActionKey, Stream
 from marft_jax.rollout.rollout import Rollout
-from marft_jax.team.prompts import ContextFull, Scene
-from marft_jax.team.workflows import WORKFLOWS, Step, find_workflow
+from marft_jax.team import WORKFLOWS, State, Step, find_workflow
+from marft_jax.team.prompts import ContextFull
 
 
 @pytest.fixture(scope="module")
@@ -25,7 +26,7 @@ def threads():
 
 
 def say_who(request) -> str:
-    return f"{request.owner}{request.fold[1] % 10}{request.fold[2]}"
+    return f"{request.owner}{request.key.task % 10}{request.key.act}"
 
 
 def play(
@@ -39,7 +40,8 @@ def play(
     slots=4,
 ):
     engine = Scripted(speak, slots)
-    return Rollout(engine, team, workflow, env, threads).play(tasks, step=5), engine
+    played = Rollout(engine, team, workflow, env, threads).play(small.samples(tasks), step=5)
+    return played.episodes, engine
 
 
 # What agents see.
@@ -48,15 +50,15 @@ def play(
 def test_an_agent_sees_its_prompt_the_task_and_the_turns_before_it(threads):
     episodes, _ = play(threads, small.team(2), tasks=[7])
     prompts = [text(t.prompt) for t in episodes[0].turns]
-    assert prompts[:2] == ["<s>p<u>t7<a>", "<s>s<u>t7\nplanner: 000<a>"]
-    assert prompts[2] == "<s>p<u>t7 '01'<a>"  # the environment's observation, nothing else
+    assert prompts[:2] == ["<s>p<u>t7<a>", "<s>s<u>t7\nplanner: 070<a>"]
+    assert prompts[2] == "<s>p<u>t7 '71'<a>"  # the environment's observation, nothing else
 
 
 def test_no_system_message_without_a_system_prompt():
     team = small.team(1)
     [profile] = team.profiles
     bare = team._replace(profiles=(dataclasses.replace(profile, prompt=""),))
-    assert text(bare.act(0, Scene("x")).prompt) == "<u>x<a>"
+    assert text(bare.act(0, State("x")).prompt) == "<u>x<a>"
 
 
 def test_d_is_the_strict_lower_triangle_and_later_steps_see_earlier_ones(threads):
@@ -79,7 +81,7 @@ def test_a_wrong_answer_comes_back_with_what_was_said(threads):
         return QuestionEnv(lambda seed: Task("q", "yes"), grade, horizon=3)
 
     def speak(request) -> str:
-        return "yes" if request.fold[2] == 3 else "no"
+        return "yes" if request.key.act == 3 else "no"
 
     team = small.team(2, context=200)
     [episode], _ = play(threads, team, env, speak=speak, tasks=[0])
@@ -117,8 +119,10 @@ def test_profiles_and_adapters_reach_the_engine(threads):
 
 def test_every_act_has_a_sampling_key_of_its_own(threads):
     _, engine = play(threads, small.team(2), tasks=range(10, 14))
-    folds = [r.fold for r in engine.requests]
-    assert sorted(folds) == [(5, e, k) for e in range(4) for k in range(4)]
+    keys = [r.key for r in engine.requests]
+    assert sorted(keys) == [
+        ActionKey(Stream.TRAINING, 5, task, 0, act) for task in range(10, 14) for act in range(4)
+    ]
 
 
 # Room.
@@ -137,7 +141,7 @@ def test_a_task_that_fills_the_context_is_bad_input(threads):
 def test_a_later_prompt_that_fills_the_context_ends_the_episode(threads):
     team = small.team(2, context=24, max_new_tokens=12)
     [full, fine], _ = play(
-        threads, team, tasks=[0, 1], speak=lambda r: "longwords" if r.fold[1] == 0 else "x"
+        threads, team, tasks=[0, 1], speak=lambda r: "longwords" if r.key.task == 0 else "x"
     )
     assert [t.name for t in full.turns] == ["planner"]
     assert full.results[-1].info == {"truncated": "context"}
@@ -147,11 +151,11 @@ def test_a_later_prompt_that_fills_the_context_ends_the_episode(threads):
 
 def test_new_tokens_are_capped_to_the_room_that_is_left():
     team = small.team(1, context=20, max_new_tokens=12)
-    assert team.act(0, Scene("xy")).sampling.max_new_tokens == 12  # 6 tokens of prompt
-    assert team.act(0, Scene("x" * 12)).sampling.max_new_tokens == 4
-    assert team.act(0, Scene("x" * 15)).sampling.max_new_tokens == 1
+    assert team.act(0, State("xy")).sampling.max_new_tokens == 12  # 6 tokens of prompt
+    assert team.act(0, State("x" * 12)).sampling.max_new_tokens == 4
+    assert team.act(0, State("x" * 15)).sampling.max_new_tokens == 1
     with pytest.raises(ContextFull):
-        team.act(0, Scene("x" * 16))
+        team.act(0, State("x" * 16))
 
 
 # Order.
@@ -179,7 +183,7 @@ def test_requests_enter_the_engine_in_one_order_whatever_the_clock(threads, monk
     for delay in (0.0, 0.003, 0.0):
         monkeypatch.setattr(Slow, "delay", delay)
         _, engine = play(threads, small.team(2), tasks=range(6), slots=4)
-        orders.append([r.fold for r in engine.requests])
+        orders.append([r.key for r in engine.requests])
     assert orders[0] == orders[1] == orders[2]
 
 
@@ -192,7 +196,7 @@ def test_others_decode_while_an_episode_is_graded(threads):
             return super().step(turns)
 
     def speak(request):
-        if request.fold[1] == 3:  # the last episode, which is in no slot when the first is graded
+        if request.key.task == 3:  # the last episode, which is in no slot when the first is graded
             decoded.set()
         return "x"
 
@@ -207,9 +211,10 @@ def test_real_episodes_do_not_depend_on_the_number_of_slots(threads, temperature
     for slots in (2, 8):
         engine = small.engine(slots=slots, longest=4, n=2)
         rollout = Rollout(engine, team, WORKFLOWS["sequential"], lambda: Slow(1), threads)
-        played.append(summary(rollout.play(range(5), 0)))
-        assert summary(rollout.play(range(5), 0)) == played[-1]  # the same step repeats
-        assert (summary(rollout.play(range(5), 1)) == played[-1]) == (temperature == 0)
+        first, again, later = (rollout.play(small.samples(range(5)), s).episodes for s in (0, 0, 1))
+        played.append(summary(first))
+        assert summary(again) == played[-1]  # the same step repeats
+        assert (summary(later) == played[-1]) == (temperature == 0)
     assert played[0] == played[1]
 
 
@@ -218,9 +223,9 @@ def test_real_episodes_do_not_depend_on_the_number_of_slots(threads, temperature
 
 def side_by_side(team, observation):
     """Two act without seeing each other, the third sees only the second."""
-    scene = Scene(observation)
-    turns = yield [team.act(0, scene), team.act(1, scene)]
-    turns += yield [team.act(2, scene, turns[1:])]
+    state = State(observation)
+    turns = yield [team.act(0, state), team.act(1, state)]
+    turns += yield [team.act(2, state, turns[1:])]
     yield Step(turns)
 
 
@@ -231,7 +236,7 @@ def test_a_users_workflow_is_found_by_name_and_may_act_in_parallel(threads):
         assert [t.name for t in episode.turns] == list(small.NAMES)
         assert [t.text for t in episode.turns] == [f"{a}{number}{a}" for a in range(3)]
         assert episode.dependency.tolist() == [[False] * 3, [False] * 3, [False, True, False]]
-    assert len({r.fold for r in engine.requests}) == 9
+    assert len({r.key for r in engine.requests}) == 9
 
 
 @pytest.mark.parametrize(
@@ -259,7 +264,7 @@ def empty_handed(team, observation):
 
 
 def unwrapped(team, observation):
-    yield team.act(0, Scene(observation))
+    yield team.act(0, State(observation))
 
 
 @pytest.mark.parametrize("workflow", [silent, empty_handed, unwrapped])
@@ -277,11 +282,17 @@ def test_team_settings_reach_every_member_that_has_none_of_its_own():
 def test_episodes_of_one_task_differ_and_repeat(threads):
     """Group members, episodes of other steps: each has noise of its own."""
     engine, team = small.engine(longest=4, n=2), small.team(2, max_new_tokens=4)
-    rollout = Rollout(engine, team, WORKFLOWS["sequential"], lambda: Slow(1), threads)
-    said = [tuple(t.text for t in e.turns) for e in rollout.play([7, 7, 7], 0)]
-    assert len(set(said)) == 3
-    evaluated = rollout.play([7], 0, first=1 << 20)
-    assert tuple(t.text for t in evaluated[0].turns) not in said
+
+    def texts(tasks, step, stream=Stream.TRAINING):
+        workflow = WORKFLOWS["sequential"]
+        rollout = Rollout(engine, team, workflow, lambda: Slow(1), threads, stream=stream)
+        played = rollout.play(small.samples(tasks), step)
+        return [tuple(turn.text for turn in episode.turns) for episode in played.episodes]
+
+    first = texts([7, 7, 7], 0)
+    assert texts([7, 7, 7], 0) == first
+    others = [*texts([7, 7, 7], 1), *texts([7], 0, Stream.EVALUATION)]
+    assert len({*first, *others}) == 7
 
 
 def test_an_environments_error_reaches_the_caller(threads):

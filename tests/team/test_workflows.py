@@ -16,12 +16,11 @@ from marft_jax.config import BadInput
 from marft_jax.envs.base import Grade, QuestionEnv, Task
 from marft_jax.errors import EpisodesFailed
 from marft_jax.rollout.rollout import Rollout
+from marft_jax.team import State, Step
 from marft_jax.team.dag import Graph, Node
-from marft_jax.team.orchestrator import called, default_prompt
+from marft_jax.team.orchestrator import default_prompt, parse_call
 from marft_jax.team.profiles import Profile
-from marft_jax.team.prompts import Scene
 from marft_jax.team.team_files import Blueprint
-from marft_jax.team.wishes import Step
 from marft_jax.team.workflows import WORKFLOWS, majority
 from marft_jax.types import StepResult
 
@@ -48,11 +47,11 @@ def play(threads, blueprint, speak, *, env=lambda: Slow(1), tasks=range(1), **se
     team = small.team_of(blueprint, **{"context": 600, "max_new_tokens": 60, **settings})
     engine = Scripted(speak)
     rollout = Rollout(engine, team, WORKFLOWS[blueprint.workflow], env, threads, max_failed=0.5)
-    return rollout.play(list(tasks), 0), engine
+    return rollout.play(small.samples(tasks), 0).episodes, engine
 
 
 def who(request) -> str:
-    return f"w{request.fold[2]}"
+    return f"w{request.key.act}"
 
 
 def question(right: str, horizon: int = 1):
@@ -89,7 +88,7 @@ def test_an_independent_branch_changes_nothing(threads, context):
 
     def played(says: str):
         def speak(request) -> str:
-            return says if request.fold[2] == 0 else f"{len(request.prompt)}"
+            return says if request.key.act == 0 else f"{len(request.prompt)}"
 
         blueprint = Blueprint((PLANNER, SOLVER, CHECKER), "dag", graph)
         [episode], _ = play(threads, blueprint, speak, team_context=context)
@@ -121,7 +120,7 @@ def test_shared_branches_continue_a_snapshot_and_merge_in_order(threads):
 
 
 def script(*lines):
-    return lambda request: lines[request.fold[2]]
+    return lambda request: lines[request.key.act]
 
 
 def test_an_orchestrator_calls_until_it_is_done(threads):
@@ -166,7 +165,7 @@ def test_an_episode_without_a_call_is_graded_and_trained(threads):
     ],
 )
 def test_how_an_orchestrator_is_read(said, expected):
-    assert called(said, ["solver", "self-check"]) == expected
+    assert parse_call(said, ["solver", "self-check"]) == expected
 
 
 # debate
@@ -335,7 +334,7 @@ def test_an_agent_may_call_a_tool_and_go_on(threads):
     assert text(second.prompt) == text(first.prompt) + "ADD 2 3<e><u>5<a>"
     assert second.sees == (0,) and solver.sees == (1,)
     assert text(solver.prompt) == "<s>s<u>t0\nplanner: so 5<a>"
-    assert len({request.fold for request in engine.requests}) == 3
+    assert len({request.key for request in engine.requests}) == 3
 
 
 def test_tools_of_siblings_run_side_by_side_and_calls_are_bounded(threads):
@@ -347,7 +346,7 @@ def test_tools_of_siblings_run_side_by_side_and_calls_are_bounded(threads):
         name for name in ("planner", "solver", "solver", "checker") for _ in range(5)
     ]
     assert [t.index for t in episode.turns] == list(range(20))
-    assert len({request.fold for request in engine.requests}) == 20
+    assert len({request.key for request in engine.requests}) == 20
     assert episode.turns[-1].sees == (4, 9, 14, 15, 16, 17, 18)
 
 
@@ -359,9 +358,9 @@ def test_keys_are_distinct_with_parallel_branches_of_unequal_numbers_of_tool_cal
             return "more" if turn.agent == 0 and turn.text.startswith("w") else None
 
     def workflow(team, observation):
-        scene = Scene(observation)
-        drafts = yield [team.act(0, scene), team.act(1, scene)]
-        more = yield [team.act(1, scene, drafts), team.act(2, scene, drafts)]
+        state = State(observation)
+        drafts = yield [team.act(0, state), team.act(1, state)]
+        more = yield [team.act(1, state, drafts), team.act(2, state, drafts)]
         yield Step([*drafts, *more])
 
     team = small.team_of(Blueprint((PLANNER, SOLVER, CHECKER)), context=600, max_new_tokens=60)
@@ -369,9 +368,9 @@ def test_keys_are_distinct_with_parallel_branches_of_unequal_numbers_of_tool_cal
     for slots in (1, 2, 4):
         engine = Scripted(lambda request: "w", slots)
         rollout = Rollout(engine, team, workflow, lambda: Uneven(1), threads, max_tool_calls=3)
-        [episode] = rollout.play([0], 0)
+        [episode] = rollout.play(small.samples([0]), 0).episodes
         assert len(episode.turns) == 7
-        keys.append(sorted(request.fold for request in engine.requests))
+        keys.append(sorted(request.key for request in engine.requests))
         assert len(set(keys[-1])) == 7
     assert keys[0] == keys[1] == keys[2]
 
@@ -390,9 +389,9 @@ def drafts_of(wish):
     """A writer acts three times, with a critic in between."""
 
     def play(team, observation):
-        scene, turns = Scene(observation), []
+        state, turns = State(observation), []
         for agent in (0, 1, 0, 1, 0):
-            turns += yield [team.act(agent, scene, turns)]
+            turns += yield [team.act(agent, state, turns)]
         yield wish(turns)
 
     return play
@@ -413,7 +412,7 @@ def test_the_last_answer_is_graded_unless_the_workflow_says_otherwise(threads, w
     members = (Profile("writer", answers=True), Profile("critic"))
     team = small.team_of(Blueprint(members), context=600)
     rollout = Rollout(Scripted(who), team, drafts_of(wish), question("w4"), threads)
-    [episode] = rollout.play([0], 0)
+    [episode] = rollout.play(small.samples([0]), 0).episodes
     assert [t.index for t in episode.turns if t.answers] == graded
     verdicts = [v["agent"] for v in episode.results[0].info["verdicts"]]
     assert verdicts == [episode.turns[i].name for i in graded]
@@ -439,7 +438,7 @@ def test_an_endless_episode_keeps_its_turns_and_what_it_has_earned(threads, capl
 
     team = small.team_of(Blueprint((PLANNER, SOLVER)), context=600)
     rollout = Rollout(Scripted(who), team, WORKFLOWS["sequential"], Endless, threads, max_turns=9)
-    [episode] = rollout.play([0], 2)
+    [episode] = rollout.play(small.samples([0]), 2).episodes
     assert len(episode.turns) == 9 and [r.reward for r in episode.results] == [0.25] * 4 + [0]
     assert episode.results[-1].info == {"truncated": "turns"} and episode.results[-1].done
     assert "step 3: 1 of 1 episodes were ended at --rollout.max_turns 9" in caplog.text
@@ -448,12 +447,12 @@ def test_an_endless_episode_keeps_its_turns_and_what_it_has_earned(threads, capl
 def test_a_workflow_that_never_yields_a_step_is_an_error(threads):
     def chatter(team, observation):
         while True:
-            yield [team.act(0, Scene(observation))]
+            yield [team.act(0, State(observation))]
 
     team = small.team_of(Blueprint((SOLVER,)), context=600)
     rollout = Rollout(Scripted(who), team, chatter, lambda: Slow(1), threads, max_turns=5)
     with pytest.raises(BadInput, match="in 5 turns .--rollout.max_turns. it never yielded a Step"):
-        rollout.play([0, 1], 0)
+        rollout.play(small.samples([0, 1]), 0)
 
 
 # failures
@@ -477,11 +476,14 @@ class Flaky(Slow):
 
 
 def test_a_failing_episode_is_dropped_and_the_others_go_on(threads, caplog):
-    episodes, _ = play(threads, Blueprint((PLANNER, SOLVER)), who, env=Flaky, tasks=range(5))
-    assert [len(episode.turns) for episode in episodes] == [2, 0, 0, 2, 2]
-    assert "no such task" in episodes[1].results[0].info["failed"]
-    assert "ZeroDivisionError: a bug (" in episodes[2].results[0].info["failed"]
-    assert caplog.text.count("dropped an episode") == 2
+    engine, team = Scripted(who), small.team(2, context=600)
+    rollout = Rollout(engine, team, WORKFLOWS["sequential"], Flaky, threads, max_failed=0.5)
+    played = rollout.play(small.samples([0, 1, 2, 2, 4, 5]), 0)
+    assert [(e.index, len(e.turns)) for e in played.episodes] == [(0, 2), (4, 2), (5, 2)]
+    assert [(e.index, e.member) for e in played.failed] == [(1, 0), (2, 0), (2, 1)]
+    assert "no such task" in played.failed[0].why
+    assert "ZeroDivisionError: a bug (" in played.failed[1].why
+    assert caplog.text.count("dropped an episode") == 3
 
 
 def test_too_many_failures_stop_the_run(threads):
@@ -504,10 +506,11 @@ def test_an_environment_that_hangs_costs_its_episode_and_nothing_else():
         "engine = scripted.Scripted(lambda request: 'a')\n"
         "rollout = Rollout(engine, small.team(2), WORKFLOWS['sequential'], lambda: Hangs(1),\n"
         "                  DaemonThreads(), max_failed=0.5, step_seconds=0.3)\n"
-        "print([len(episode.turns) for episode in rollout.play([0, 1, 2], 0)])"
+        "played = rollout.play(small.samples([0, 1, 2]), 0)\n"
+        "print([len(episode.turns) for episode in played.episodes], len(played.failed))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
-    assert done.stdout == "[2, 0, 2]\n", done.stderr
+    assert done.stdout == "[2, 2] 1\n", done.stderr
     assert "TimeoutError" in done.stderr
 
 

@@ -1,24 +1,24 @@
-"""Wishes of a workflow, and the check of them: acts, or a ``Step`` of the environment.
+"""Protocol of a workflow: it yields acts, or a ``Step`` of the environment.
 
 Everything else in a rollout relies on what is checked here.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from marft_jax.config import BadInput
+from marft_jax.team.profiles import SAMPLING, is_whole
 from marft_jax.team.prompts import Team
 from marft_jax.types import Act, Sampling, Turn
-from marft_jax.user_code import shown, text_of
+from marft_jax.user_code import info_of, shown, text_of
 
 
 class Step(NamedTuple):
-    """A workflow's wish that the environment answers these turns.
+    """A step of the environment, which answers these turns.
 
     Attributes:
         turns: the turns of this step that the environment is to see.
@@ -32,30 +32,33 @@ class Step(NamedTuple):
     graded: Sequence[Turn] | None = None
 
 
-def acts_of(wish: list[Any], team: Team, turns: int) -> list[Act]:
-    """The acts in a list.
+def check_acts(acts: Any, team: Team, turns: int, most: int) -> list[Act]:
+    """Checks that a workflow yielded acts.
 
     Args:
-        wish: what a workflow yielded.
+        acts: what it yielded.
         team: whose agents may act.
         turns: how many turns the episode has so far.
+        most: the most that an episode may have.
 
     Raises:
-        BadInput: it is empty, or one of them is no act that this team can do.
+        BadInput: they are none, too many, or one of them is no act that this team can do.
     """
-    if not wish:
-        raise BadInput("expected a yielded list of acts, or Step, got []")
-    return [_checked(act, team, turns) for act in wish]
+    if not isinstance(acts, list) or not acts:
+        raise BadInput(f"expected a yielded list of acts, or Step, got {shown(acts)}")
+    if len(acts) > most:
+        raise BadInput(f"{len(acts)} acts at once are more than --rollout.max_turns")
+    return [_check_act(act, team, turns) for act in acts]
 
 
-def _checked(act: Any, team: Team, turns: int) -> Act:
+def _check_act(act: Any, team: Team, turns: int) -> Act:
     if not isinstance(act, Act):
         raise BadInput(f"expected a list of acts, as team.act makes them, got {shown(act)} in it")
     if not _is_index(act.agent, len(team.profiles)):
         raise BadInput(
             f"act: expected an agent from 0 to {len(team.profiles) - 1}, got {shown(act.agent)}"
         )
-    prompt, start = _ids(act.prompt), act.start
+    prompt, start, seen = _check_ids(act.prompt), act.start, act.sees
     if not _is_index(start, len(prompt) + 1):
         raise BadInput(f"act: start: expected 0 to {len(prompt)}, got {shown(start)}")
     new = prompt[start:]  # before it are ids that were checked, or sampled
@@ -66,25 +69,18 @@ def _checked(act: Any, team: Team, turns: int) -> Act:
         raise BadInput(
             f"act: prompt: {len(prompt)} tokens leave no room in --model.context {team.context}"
         )
-    seen = act.sees
     if not isinstance(seen, (tuple, list)) or not all(_is_index(i, turns) for i in seen):
         raise BadInput(f"act: sees: expected numbers of the {turns} turns, got {shown(seen)}")
-    sampling = _sampling(act.sampling, max(s.max_new_tokens for s in team.sampling))
-    sampling = sampling._replace(max_new_tokens=min(sampling.max_new_tokens, room))
+    sampling = _check_sampling(act.sampling, max(s.max_new_tokens for s in team.sampling), room)
     sees = tuple(dict.fromkeys(int(i) for i in seen))
     return Act(int(act.agent), prompt, 0, sees, sampling, int(start))
 
 
 def _is_index(value: Any, below: int) -> bool:
-    whole = isinstance(value, (int, np.integer)) and not isinstance(value, bool)
-    return whole and bool(0 <= value < below)
+    return is_whole(value) and 0 <= value < below
 
 
-def _is_number(value: Any) -> bool:
-    return isinstance(value, (int, float, np.floating)) and not isinstance(value, bool)
-
-
-def _ids(prompt: Any) -> np.ndarray:
+def _check_ids(prompt: Any) -> np.ndarray:
     try:
         ids = np.asarray(prompt)
     except Exception:  # whatever the parts of a list raise when they are looked at
@@ -94,27 +90,24 @@ def _ids(prompt: Any) -> np.ndarray:
     return ids.clip(-1, np.iinfo(np.int32).max).astype(np.int32)
 
 
-def _sampling(sampling: Any, longest: int) -> Sampling:
+def _check_sampling(sampling: Any, longest: int, room: int) -> Sampling:
     if not isinstance(sampling, Sampling):
         raise BadInput(f"act: sampling: expected types.Sampling, got {shown(sampling)}")
+    for name, (expected, fits) in SAMPLING.items():
+        value = getattr(sampling, name)
+        if not fits(value):
+            raise BadInput(f"act: sampling.{name}: expected {expected}, got {shown(value)}")
     length, temperature, top_p, top_k, min_p = sampling
-    fine = {
-        "max_new_tokens": _is_index(length, longest + 1) and length > 0,
-        "temperature": _is_number(temperature) and 0 <= temperature < math.inf,
-        "top_p": _is_number(top_p) and 0 < top_p <= 1,
-        "top_k": _is_index(top_k, 1 << 31),
-        "min_p": _is_number(min_p) and 0 <= min_p <= 1,
-    }
-    for name, is_fine in fine.items():
-        if not is_fine:
-            most = f" up to {longest}, the team's most," if name == "max_new_tokens" else ""
-            got = shown(getattr(sampling, name))
-            raise BadInput(f"act: sampling.{name}: expected a number in range,{most} got {got}")
-    return Sampling(int(length), float(temperature), float(top_p), int(top_k), float(min_p))
+    if length > longest:
+        raise BadInput(
+            f"act: sampling.max_new_tokens: expected up to {longest}, the team's most, got {length}"
+        )
+    shortest = min(int(length), room)
+    return Sampling(shortest, float(temperature), float(top_p), int(top_k), float(min_p))
 
 
-def turns_of(step: Step, turns: Sequence[Turn], first: int) -> list[Turn]:
-    """The turns that the environment is to see, those that are graded with ``answers``.
+def check_step(step: Step, turns: Sequence[Turn], first: int) -> Step:
+    """Checks a step; of its turns, ``answers`` is true for those that are graded.
 
     Of what a workflow changed in a turn, its ``text`` and ``answers`` count.
 
@@ -124,9 +117,9 @@ def turns_of(step: Step, turns: Sequence[Turn], first: int) -> list[Turn]:
         first: the number of the first one of this step.
 
     Raises:
-        BadInput: they are not distinct turns of this step, or none of them is graded.
+        BadInput: expected distinct turns of this step, one of them graded, and a plain info.
     """
-    given = _turns("Step(turns)", step.turns, turns, first)
+    given = _check_turns("Step(turns)", step.turns, turns, first)
     if step.graded is None:
         last = {turn.agent: turn.index for turn in given if turn.answers is True}
         graded = set(last.values())
@@ -136,18 +129,19 @@ def turns_of(step: Step, turns: Sequence[Turn], first: int) -> list[Turn]:
                 "graded=[...] to say which turns are the team's answer, [] for no answer"
             )
     else:
-        graded = {turn.index for turn in _turns("Step(graded)", step.graded, turns, first)}
+        graded = {turn.index for turn in _check_turns("Step(graded)", step.graded, turns, first)}
         if not graded <= {turn.index for turn in given}:
             raise BadInput("Step(graded): expected turns that are among its turns")
-    return [
+    seen = [
         turns[turn.index]._replace(
             text=text_of("turn.text", turn.text), answers=turn.index in graded
         )
         for turn in given
     ]
+    return Step(seen, info_of("Step(info)", step.info))
 
 
-def _turns(what: str, given: Any, turns: Sequence[Turn], first: int) -> list[Turn]:
+def _check_turns(what: str, given: Any, turns: Sequence[Turn], first: int) -> list[Turn]:
     if not isinstance(given, (list, tuple)) or not all(isinstance(t, Turn) for t in given):
         raise BadInput(f"{what}: expected a list of turns, got {shown(given)}")
     numbers = [turn.index for turn in given]

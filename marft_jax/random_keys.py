@@ -1,0 +1,76 @@
+"""Every random stream of a run, by name; a pure function of ``run.seed``, so nothing is saved.
+
+A stream's name and the numbers of a draw in it are hashed together with the seed
+(``numpy.random.SeedSequence``): no two draws share a key, however large their numbers. Compiled
+code numbers further draws from a key (tokens of an action, matrices of an adapter) with
+``jax.random.fold_in``.
+"""
+
+from __future__ import annotations
+
+import enum
+from typing import NamedTuple
+
+import numpy as np
+
+_TASKS = 1 << 30  # from here on, environments hold out (``envs.base.EVAL_SEEDS``)
+_STEPS = 1 << 20  # more than a run has
+
+
+class Stream(enum.IntEnum):
+    """What is random in a run. A number belongs to its name for ever."""
+
+    ADAPTERS = 0
+    CRITIC = 1
+    ROWS = 2
+    """Places of packed rows in the microbatches; drawn for each attempt at a step."""
+    MINIBATCHES = 3
+    """Order of the microbatches in an update; drawn for each step."""
+    TRAINING = 4
+    """Actions, see ``ActionKey``."""
+    EVALUATION = 5
+    """Actions, see ``ActionKey``."""
+
+
+class ActionKey(NamedTuple):
+    """Names the random numbers of an action.
+
+    Attributes:
+        stream: ``TRAINING`` or ``EVALUATION``.
+        step: the attempt at a training step; 0 where an evaluation does not depend on it.
+        task, member: of the episode, see ``types.Sample``.
+        act: number of the act in its episode, in the order in which the workflow yields them.
+        call: tool calls before it in its turn.
+    """
+
+    stream: Stream
+    step: int
+    task: int
+    member: int
+    act: int
+    call: int = 0
+
+
+def key_2(seed: int, *numbers: int) -> np.ndarray:
+    """Computes the key data of a draw, ``uint32 [2]``, for ``jax.random.wrap_key_data``.
+
+    Args:
+        seed: of the run.
+        numbers: the stream, and the numbers of the draw in it.
+    """
+    return np.random.SeedSequence(seed, spawn_key=numbers).generate_state(2)
+
+
+def generator(seed: int, *numbers: int) -> np.random.Generator:
+    """Makes NumPy's generator for a draw; arguments as of ``key_2``."""
+    return np.random.default_rng(np.random.SeedSequence(seed, spawn_key=numbers))
+
+
+def attempt(step: int, rollbacks: int) -> int:
+    """Numbers an attempt at a step: after a rollback, tasks and noise are other ones."""
+    return step + rollbacks * _STEPS
+
+
+def task(seed: int, number: int) -> int:
+    """Finds the task at a place of the endless order of tasks; each seed starts elsewhere."""
+    return (seed * 1_000_003 + number) % _TASKS
