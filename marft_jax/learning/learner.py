@@ -250,16 +250,18 @@ def programs(
 
 def fresh(config: Config, decoder_config: DecoderConfig, adapters: int, agents: int) -> TrainState:
     """A state before the first step."""
-    adapters_2 = random_keys.key_2(config.run.seed, Stream.ADAPTERS)
-    critic_2 = random_keys.key_2(config.run.seed, Stream.CRITIC)
+    adapters_key, critic_key = (
+        jax.random.wrap_key_data(jnp.asarray(random_keys.key_2(config.run.seed, stream)))
+        for stream in (Stream.ADAPTERS, Stream.CRITIC)
+    )
     stacked = lora.init(
-        jax.random.wrap_key_data(adapters_2),
+        adapters_key,
         decoder_config,
         adapters=adapters,
         rank=config.lora.rank,
         targets=config.lora.targets,
     )
-    critic = critic_lib.init(jax.random.wrap_key_data(critic_2), config, decoder_config, agents)
+    critic = critic_lib.init(critic_key, config, decoder_config, agents)
     none = jnp.zeros(agents)
     return TrainState(
         jnp.int32(0),

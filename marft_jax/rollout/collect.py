@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import itertools
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -14,7 +15,7 @@ from marft_jax.types import Credit, Episode, Player, Sample
 
 
 class Collected(NamedTuple):
-    """The episodes of a training step.
+    """Episodes of a training step.
 
     Attributes:
         episodes, rewards: those to learn from, with the reward of each turn.
@@ -42,26 +43,23 @@ def collect(rollout: Player, credit: Credit, config: Config, step: int) -> Colle
     """
     played: list[Episode] = []
     rewards: list[np.ndarray] = []
-    waited_s, missing, failed, signal = 0.0, groups_of(config), 0, set[int]()
+    waited_s, failed, wanted = 0.0, 0, config.algo.episodes // _group_size(config)
+    kept, groups = set[int](), list[int]()
     for refill in range(_draws(config)):
-        samples = samples_of(config, step, refill)[: missing * group_size(config)]
+        missing = wanted - len(kept)
+        samples = samples_of(config, step, refill)[: missing * _group_size(config)]
         part = rollout.play(samples, step)
         played += part.episodes
-        rewards += [credit(episode) for episode in part.episodes]
-        failed += len(part.failed)
-        waited_s += part.waited_s
-        if not config.algo.dynamic_sampling:
-            return Collected(played, rewards, played, rewards, 0, failed, waited_s)
-        signal = with_signal(played, rewards)
-        missing = groups_of(config) - len(signal)
-        if not missing:
+        rewards += map(credit, part.episodes)
+        failed, waited_s = failed + len(part.failed), waited_s + part.waited_s
+        groups = list(dict.fromkeys(episode.group for episode in played))
+        kept = with_signal(played, rewards) if config.algo.dynamic_sampling else set(groups)
+        if len(kept) == wanted:
             break
-    groups = list(dict.fromkeys(episode.group for episode in played))
-    kept = signal or set(groups[: groups_of(config)])
-    own = [i for i, episode in enumerate(played) if episode.group in kept]
-    episodes, own_rewards = [played[i] for i in own], [rewards[i] for i in own]
-    dropped = len(groups) - len(kept)
-    return Collected(episodes, own_rewards, played, rewards, dropped, failed, waited_s)
+    kept = kept or set(groups[:wanted])
+    learned = [i for i, episode in enumerate(played) if episode.group in kept]
+    episodes, own = [played[i] for i in learned], [rewards[i] for i in learned]
+    return Collected(episodes, own, played, rewards, len(groups) - len(kept), failed, waited_s)
 
 
 def samples_of(config: Config, step: int, refill: int = 0) -> list[Sample]:
@@ -69,23 +67,17 @@ def samples_of(config: Config, step: int, refill: int = 0) -> list[Sample]:
 
     A function of seed, step and refill alone, so nothing needs to be saved.
     """
-    groups = groups_of(config)
+    groups = config.algo.episodes // _group_size(config)
     first = (step * _draws(config) + refill) * groups
     return [
         Sample(random_keys.task(config.run.seed, first + i), refill * groups + i, member)
         for i in range(groups)
-        for member in range(group_size(config))
+        for member in range(_group_size(config))
     ]
 
 
-def group_size(config: Config) -> int:
-    """Episodes that share a task."""
+def _group_size(config: Config) -> int:
     return config.algo.group_size or 1
-
-
-def groups_of(config: Config) -> int:
-    """Tasks per training step."""
-    return config.algo.episodes // group_size(config)
 
 
 def _draws(config: Config) -> int:
@@ -94,7 +86,7 @@ def _draws(config: Config) -> int:
 
 
 def with_signal(episodes: Sequence[Episode], rewards: Sequence[np.ndarray]) -> set[int]:
-    """The groups in which turns of one place (an agent's n-th turn) differ in their return-to-go.
+    """Finds the groups in which turns of one place (an agent's n-th turn) differ in return-to-go.
 
     Where one episode only reached a place, all turns of the group are compared. That is what
     ``advantages.minus_like`` does: the groups left out would teach nothing.
@@ -116,7 +108,8 @@ def with_signal(episodes: Sequence[Episode], rewards: Sequence[np.ndarray]) -> s
 def _compared(earned: list[list[float]]) -> list[list[float]]:
     """The sets that are compared, of what was earned at each place of a group."""
     several = [values for values in earned if len(values) > 1]
-    return several if len(several) == len(earned) else [*several, sum(earned, [])]
+    every = list(itertools.chain.from_iterable(earned))
+    return several if len(several) == len(earned) else [*several, every]
 
 
 def _differ(values: Sequence[float]) -> bool:

@@ -12,37 +12,35 @@ _KEPT = 0.5  # of the moving mean, each step
 
 
 class Curriculum:
-    """Which of a source's levels a training step plays.
+    """Chooses which of a source's levels a training step plays.
 
     Its state is two numbers in ``TrainState.progress``, so that it continues exactly: the level,
     and the moving mean of the rewards at that level. When the mean reaches ``env.curriculum``, the
     next level begins. Without that setting every step plays the task itself.
-
-    Args:
-        source: the tasks, with the makers of easier ones.
-        config: its ``env.curriculum``.
 
     Raises:
         BadInput: a curriculum is asked for, and there are no easier tasks.
     """
 
     def __init__(self, source: EnvSource, config: Config):
-        self._threshold = config.env.curriculum
-        if self._threshold is not None and not source.easier:
+        self._threshold, self._sources = config.env.curriculum, [source]
+        if self._threshold is None:
+            return
+        if not source.easier:
             raise BadInput(
                 f"--env.curriculum: {config.env.name} has no easier tasks; arithmetic with "
                 "--env.difficulty above 2 has, and a class of yours with `levels` and a parameter "
                 "`level`"
             )
-        self._sources = [source._replace(create=create) for create in source.easier]
-        self._sources = [*self._sources, source] if self._threshold is not None else [source]
+        easier = [source._replace(create=create) for create in source.easier]
+        self._sources = [*easier, source]
 
     def level(self, progress: jax.Array) -> int:
         """The level to play, from 0."""
         return min(int(progress[0]), len(self._sources) - 1)
 
     def source(self, level: int) -> EnvSource:
-        """Its tasks."""
+        """The tasks of a level."""
         return self._sources[level]
 
     def after(self, progress: jax.Array, reward: float) -> jax.Array:
@@ -53,4 +51,5 @@ class Curriculum:
         mean = _KEPT * mean + (1 - _KEPT) * reward
         if mean >= self._threshold:
             level, mean = level + 1, 0.0
-        return jax.device_put(np.asarray([level, mean], np.float32), progress.sharding)
+        after = np.asarray([level, mean], np.float32)
+        return jax.device_put(after, progress.sharding)  # pyright: ignore[reportUnknownMemberType]

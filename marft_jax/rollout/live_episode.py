@@ -7,7 +7,7 @@ see ``user_side``. ``Rollout`` says when an answer that has come is taken up.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Collection, Generator, Sequence
+from collections.abc import Collection, Generator, Sequence
 from typing import Any
 
 from marft_jax.engine.engine import Completion, Request
@@ -26,8 +26,6 @@ class LiveEpisode:
     """An episode while it is played.
 
     Args:
-        rules, calls: of the play.
-        sample: its identity.
         key: of its first act.
 
     Attributes:
@@ -36,7 +34,7 @@ class LiveEpisode:
     """
 
     def __init__(self, rules: Rules, calls: Calls, sample: Sample, key: ActionKey):
-        self._rules, self._team, self._calls = rules, rules.team, calls
+        self._rules, self._team, self._call = rules, rules.team, calls.start
         self.sample, self._key = sample, key
         self._user = UserSide(rules, sample.index)
         self._observation = ""
@@ -98,10 +96,9 @@ class LiveEpisode:
         try:
             wanted = part.send(answer)
         except StopIteration:
-            if part is not self._main:
-                self._branches -= 1
-                if not self._branches:
-                    self._go_on(self._main)
+            self._branches -= part is not self._main
+            if part is not self._main and not self._branches:
+                self._go_on(self._main)
             return
         if isinstance(wanted, Request):
             self._requests.append((part, wanted))
@@ -111,7 +108,8 @@ class LiveEpisode:
     def _play(self) -> Part:
         """Plays it from its reset to its end."""
         self._observation = yield self._call("reset", self._user.reset)
-        wanted = yield self._call_workflow(self._user.begin, self._observation)
+        workflow = functools.partial(self._call, "the workflow", in_turn=True)
+        wanted = yield workflow(self._user.begin, self._observation)
         while not isinstance(wanted, End):
             if isinstance(wanted, Step):
                 answer = yield from self._step(wanted)
@@ -120,8 +118,7 @@ class LiveEpisode:
             else:
                 wanted = End("turns")
                 break
-            known = tuple(self._turns), self._first
-            wanted = yield self._call_workflow(self._user.go_on, answer, *known)
+            wanted = yield workflow(self._user.go_on, answer, tuple(self._turns), self._first)
         if wanted.truncated:  # it keeps what it has earned
             self.truncated = wanted.truncated
             self._results.append(StepResult("", 0.0, True, {"truncated": wanted.truncated}))
@@ -174,19 +171,11 @@ class LiveEpisode:
                 return
             turns[-1], act = turn._replace(answers=False, tool=answer), resumed
 
-    def _call(self, what: str, run: Callable[..., Any], *args: Any) -> Call:
-        return self._calls.start(Call(what, functools.partial(run, *args), self._rules.seconds))
-
-    def _call_workflow(self, run: Callable[..., Any], *args: Any) -> Call:
-        call = Call("the workflow", functools.partial(run, *args), self._rules.seconds)
-        return self._calls.start_in_turn(call)
-
     def _end(self, failure: Failure | None = None) -> None:
         self.over, self.failure = True, failure
         self._waiting.clear()
         self._requests.clear()
-        if not self._user.is_closed:
-            self._calls.start(Call("close", self._user.close))
+        self._call("close", self._user.close)
         del self._user
 
     def _turn(self, act: Act, completion: Completion) -> Turn:

@@ -1,13 +1,10 @@
 """Keeps many episodes alive at once and gives every outstanding act to the engine.
 
-Episodes are asynchronous: an act enters the engine as soon as its episode is ready for it,
-whichever agent it belongs to, and environments answer in threads meanwhile. The order stays a pure
-function of the episodes: acts queue by episode, and an environment's answer is taken up at a fixed
-point, one engine step after it was asked for, never by the clock.
-
-An episode whose environment or workflow fails is dropped; the others go on. One that hangs is not
-waited for longer than a quarter of its time: then the others go on without it, so that those that
-hang run out of time together.
+An act enters the engine as soon as its episode is ready for it, and environments answer in threads
+meanwhile. The order stays a pure function of the episodes: acts queue by episode, and an answer is
+taken up at a fixed point, one engine step after it was asked for, never by the clock. Only an
+episode that hangs is not waited for longer than a quarter of its time: the others go on without
+it, so that those that hang run out of time together.
 """
 
 from __future__ import annotations
@@ -71,9 +68,9 @@ class Rollout:
         report: Callable[[int], None] | None = None,
     ):
         self._engine, self._threads = engine, threads
-        self._rules = Rules(team, workflow, create_env, max_turns, max_tool_calls, step_seconds)
-        self._max_failed, self._stream, self._stop = max_failed, stream, stop
-        self._report = report or (lambda over: None)
+        self._rules = Rules(team, workflow, create_env, max_turns, max_tool_calls)
+        self._seconds, self._max_failed, self._stream = step_seconds, max_failed, stream
+        self._stop, self._report = stop, report
 
     def play(self, samples: Sequence[Sample], step: int) -> Played:
         """Plays an episode for each sample; returns them in that order.
@@ -87,7 +84,7 @@ class Rollout:
             EpisodesFailed: too many episodes failed.
             Stopped: ``stop`` returned true.
         """
-        calls = Calls(self._threads)
+        calls = Calls(self._threads, self._seconds)
         live = [
             LiveEpisode(self._rules, calls, s, ActionKey(self._stream, step, s.index, s.member, 0))
             for s in samples
@@ -101,8 +98,8 @@ class Rollout:
             raise
         calls.give_up(_CLOSE_SECONDS)
         failed = [FailedEpisode(*e.sample, e.failure.text) for e in live if e.failure]
-        self._log(live, failed, step)
-        self._check(live, failed)
+        if self._max_failed is not None:
+            self._check(live, failed, step, self._max_failed)
         return Played([e.episode for e in live if not e.failure], failed, waited_s)
 
     def _run(self, calls: Calls, live: Sequence[LiveEpisode]) -> float:
@@ -110,7 +107,8 @@ class Rollout:
         asked: dict[int, tuple[LiveEpisode, Part]] = {}
         waited_s = 0.0
         while asked or not all(episode.over for episode in live):
-            self._report(sum(episode.over for episode in live))
+            if self._report is not None:
+                self._report(sum(episode.over for episode in live))
             for episode in live:
                 for part, request in episode.take_requests():
                     asked[self._engine.submit(request)] = episode, part
@@ -147,45 +145,39 @@ class Rollout:
         self, live: Sequence[LiveEpisode], left: Sequence[Call], idle: bool
     ) -> bool:
         """True while anything is left to wait for, but for calls that seem to hang."""
-        seconds = self._rules.seconds
-        if not left or idle or seconds is None:
+        if not left or idle or self._seconds is None:
             return bool(left)
-        patience = seconds * _PATIENCE
+        patience = self._seconds * _PATIENCE
         if any(call.has_taken(patience) for call in _calls(live)):
             patience = min(patience, _PATIENCE_SECONDS)
         return not all(call.has_taken(patience) for call in left)
 
-    def _log(self, live: Sequence[LiveEpisode], failed: Sequence[FailedEpisode], step: int) -> None:
-        """Logs what became of the episodes that did not end by themselves."""
-        if self._max_failed is None:
-            return
-        capped = sum(episode.truncated == "turns" for episode in live)
+    def _check(
+        self,
+        live: Sequence[LiveEpisode],
+        failed: Sequence[FailedEpisode],
+        step: int,
+        max_failed: float,
+    ) -> None:
+        """Logs what became of the episodes that did not end by themselves; too many are refused."""
+        most, capped = self._rules.max_turns, sum(e.truncated == "turns" for e in live)
         if capped:
-            LOGGER.warning(
-                "step %d: %d of %d episodes were ended at --rollout.max_turns %d",
-                step + 1, capped, len(live), self._rules.max_turns,
-            )  # fmt: skip
+            why = f"were ended at --rollout.max_turns {most}"
+            LOGGER.warning("step %d: %d of %d episodes %s", step + 1, capped, len(live), why)
         for episode in failed:
-            LOGGER.warning(
-                "step %d: dropped an episode: task %d: %s", step + 1, episode.index, episode.why
-            )
-
-    def _check(self, live: Sequence[LiveEpisode], failed: Sequence[FailedEpisode]) -> None:
-        if self._max_failed is None:
-            return
-        is_capped = any(episode.truncated == "turns" for episode in live)
-        if is_capped and all(episode.was_never_graded for episode in live):
-            most = self._rules.max_turns
+            what = f"task {episode.index}: {episode.why}"
+            LOGGER.warning("step %d: dropped an episode: %s", step + 1, what)
+        if capped and all(episode.was_never_graded for episode in live):
             raise BadInput(
                 f"--team.workflow: in {most} turns (--rollout.max_turns) it never yielded a Step"
             )
-        if failed and (len(failed) > self._max_failed * len(live) or len(failed) == len(live)):
+        if failed and (len(failed) > max_failed * len(live) or len(failed) == len(live)):
             if next(e.failure for e in live if e.failure).is_bad_input:
                 raise BadInput(failed[0].why)
             raise EpisodesFailed(
                 f"{len(failed)} of {len(live)} episodes failed, the first with task "
                 f"{failed[0].index}: {failed[0].why}; --rollout.max_failed_fraction allows "
-                f"{self._max_failed:g}"
+                f"{max_failed:g}"
             )
 
 

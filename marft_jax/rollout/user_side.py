@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import threading
 import time
 from collections.abc import Callable, Generator, Sequence
@@ -23,44 +24,37 @@ _ENDLESS: list[Any] = []  # generators that Python would complain of when it col
 
 
 class Rules(NamedTuple):
-    """What all episodes of a play have in common.
-
-    Attributes:
-        team, workflow, create_env: as of ``Rollout``.
-        max_turns: the most turns of an episode.
-        max_tool_calls: how often an agent may call a tool of the environment in one turn.
-        seconds: how long environment and workflow may take to answer; None for ever.
-    """
+    """What all episodes of a play have in common, as of ``Rollout``."""
 
     team: Team
     workflow: Callable[[Team, str], Workflow]
     create_env: Callable[[], Env]
     max_turns: int
     max_tool_calls: int
-    seconds: float | None
 
 
 class Calls:
-    """Runs the calls of users' code in a play: environments side by side, workflows in turn."""
+    """Runs the calls of users' code in a play: environments side by side, workflows in turn.
 
-    def __init__(self, threads: Executor):
-        self._threads, self._all = threads, list[Call]()
+    Attributes:
+        ended: set when a call ends.
+    """
+
+    def __init__(self, threads: Executor, seconds: float | None):
+        self._threads, self._seconds, self._all = threads, seconds, list[Call]()
         self.ended = threading.Event()
-        """Set when a call ends."""
         self.in_turn = InTurn(threads, self.ended.set)
         interrupt_hanging()
 
-    def start(self, call: Call) -> Call:
-        """Starts a call in a thread of its own."""
-        call.started = time.monotonic()
+    def start(self, what: str, run: Callable[..., Any], *args: Any, in_turn: bool = False) -> Call:
+        """Starts a call: in a thread of its own, or after those that were added in turn before."""
+        call = Call(what, functools.partial(run, *args), self._seconds)
         self._all.append(call)
-        self._threads.submit(self._run, call)
-        return call
-
-    def start_in_turn(self, call: Call) -> Call:
-        """Starts a call after those that were started in turn before."""
-        self._all.append(call)
-        self.in_turn.add(call)
+        if in_turn:
+            self.in_turn.add(call)
+        else:
+            call.started = time.monotonic()
+            self._threads.submit(self._run, call)
         return call
 
     def give_up(self, seconds: float) -> None:
@@ -85,18 +79,13 @@ class End(NamedTuple):
 
 
 class UserSide:
-    """Environment and workflow of one episode. Its methods run in threads and return plain values.
-
-    Attributes:
-        has_tool: the environment, once it is reset, has a tool.
-        is_closed: both were dropped.
-    """
+    """Environment and workflow of an episode. Its methods run in threads, return plain values."""
 
     def __init__(self, rules: Rules, task: int):
         self._rules, self._task = rules, task
         self._env: Any = None
         self._generator: Any = None
-        self.has_tool = self.is_closed = False
+        self.has_tool = False
 
     def reset(self) -> str:
         self._env = self._rules.create_env()
@@ -107,13 +96,13 @@ class UserSide:
     def begin(self, observation: str) -> list[Act] | Step | End:
         """Starts the workflow, and checks what it wants first."""
         team, workflow = self._rules.team, self._rules.workflow
-        if (view := getattr(self._env, "view", None)) is not None:
+        if getattr(self._env, "view", None) is not None:
             if team.shared:
                 raise BadInput(
                     "--team.context shared: this environment shows each agent a part of the "
                     "state, and a conversation shows all of them everything; use own"
                 )
-            team = team._replace(view=lambda *args: text_of("view", view(*args)))
+            team = team._replace(view=self._view)
         self._generator = workflow(team, observation)
         if not isinstance(self._generator, Generator):
             raise BadInput(
@@ -123,18 +112,8 @@ class UserSide:
         return self.go_on(None, (), 0)
 
     def go_on(self, answer: Any, turns: Sequence[Turn], first: int) -> list[Act] | Step | End:
-        """Gives the workflow its answer, and checks what it wants next.
-
-        Args:
-            turns: of the episode so far.
-            first: the number of the first one of this step.
-        """
-        wanted = self._next(answer, turns, first)
-        if isinstance(wanted, End):
-            self.close()
-        return wanted
-
-    def _next(self, answer: Any, turns: Sequence[Turn], first: int) -> list[Act] | Step | End:
+        """Gives the workflow its answer, and checks what it wants next; ``turns`` are those of the
+        episode so far, ``first`` is the number of the first one of this step."""
         try:
             wanted = self._generator.send(answer)
         except StopIteration:
@@ -157,6 +136,9 @@ class UserSide:
         except BadInput as error:
             raise BadInput(f"--team.workflow: {error}{_place_in(self._generator)}") from None
 
+    def _view(self, agent: str, observation: str) -> str:
+        return text_of("view", self._env.view(agent, observation))
+
     def step(self, turns: Sequence[Turn], acted: Sequence[str]) -> StepResult:
         answer = self._env.step(turns)
         try:
@@ -171,7 +153,6 @@ class UserSide:
     def close(self) -> None:
         """Drops environment and workflow; what they do then is users' code, too."""
         generator, self._generator, self._env = self._generator, None, None
-        self.is_closed = True
         if generator is None:
             return
         for ending in (GeneratorExit, SystemExit):
@@ -182,7 +163,7 @@ class UserSide:
         _ENDLESS.append(generator)
 
     def keep(self) -> None:
-        """Keeps a workflow whose play may be over before it is closed."""
+        """Keeps from being collected what its play may be over too early to close."""
         _ENDLESS.append(self)
 
 

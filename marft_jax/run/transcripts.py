@@ -83,9 +83,10 @@ def records(played: Played, decode: Decode) -> list[dict[str, Any]]:
 
 
 def _failed(episode: FailedEpisode) -> dict[str, Any]:
-    *place, why = episode
-    record_of_none = record(Episode(*place, "", (), ()), decode=lambda ids, special=False: "")
-    return record_of_none | {"failed": why}
+    place = {"index": episode.index, "group": episode.group, "member": episode.member}
+    nothing: list[Any] = []
+    earned = {"task": "", "reward": 0.0, "D": nothing, "turns": nothing, "results": nothing}
+    return place | earned | {"failed": episode.why}
 
 
 def render(episode: Episode) -> RenderableType:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any
 
 from marft_jax.config import BadInput, Config
 from marft_jax.models.tokenizers.tokenizer import Tokenizer
@@ -32,14 +32,14 @@ def make_team(config: Config, blueprint: Blueprint, context: int, tokenizer: Tok
     """
     workflow = workflow_of(config, blueprint)
     find_workflow(workflow)
-    parts = _PARTS[workflow](config, blueprint) if workflow in _PARTS else _Parts(blueprint.agents)
-    wanted = _adapters(parts.profiles, config.lora.mode == "shared")
-    trainable = {n: p.trainable for n, p in zip(wanted, parts.profiles, strict=True)}
+    profiles = blueprint.agents
+    owners = _adapters(profiles, config.lora.mode == "shared")
+    trainable = {name: p.trainable for name, p in zip(owners, profiles, strict=True)}
     names = tuple(trainable)
-    return Team(
-        profiles=parts.profiles,
-        sampling=tuple(profile.sampling(config.team) for profile in parts.profiles),
-        owners=tuple(names.index(name) for name in wanted),
+    team = Team(
+        profiles=profiles,
+        sampling=tuple(profile.sampling(config.team) for profile in profiles),
+        owners=tuple(map(names.index, owners)),
         adapter_names=names,
         trainable=tuple(trainable.values()),
         context=context,
@@ -48,75 +48,63 @@ def make_team(config: Config, blueprint: Blueprint, context: int, tokenizer: Tok
         anonymous=config.team.anonymous,
         graph=blueprint.graph,
         messages=blueprint.messages,
-        opener=parts.opener,
-        orchestrator=parts.orchestrator,
-        judge=parts.judge,
         rounds=config.team.rounds,
         max_steps=config.team.max_steps,
     )
+    return team._replace(**_PARTS[workflow](team, blueprint)) if workflow in _PARTS else team
 
 
-class _Parts(NamedTuple):
-    """Parts that the members play in a workflow; fields as of ``Team``."""
-
-    profiles: tuple[Profile, ...]
-    opener: int = 0
-    orchestrator: int | None = None
-    judge: int | None = None
+def _dag(team: Team, blueprint: Blueprint) -> dict[str, Any]:
+    check_graph(blueprint.graph, team.names, _SOURCE)
+    return {"opener": team.names.index(blueprint.graph.layers()[0][0].role)}
 
 
-def _dag(config: Config, blueprint: Blueprint) -> _Parts:
-    names = [profile.name for profile in blueprint.agents]
-    check_graph(blueprint.graph, names, config.team.file or _SOURCE)
-    return _Parts(blueprint.agents, opener=names.index(blueprint.graph.layers()[0][0].role))
-
-
-def _orchestrated(config: Config, blueprint: Blueprint) -> _Parts:
+def _orchestrated(team: Team, blueprint: Blueprint) -> dict[str, Any]:
     """An orchestrator without a prompt gets one that says whom it can call."""
-    first = _member(blueprint, "orchestrator") or 0
-    lead = blueprint.agents[first]
-    specialists = [profile for profile in blueprint.agents if profile is not lead]
-    if config.team.anonymous:
+    first = _member(team, "orchestrator", blueprint.orchestrator) or 0
+    profiles = list(team.profiles)
+    lead = profiles.pop(first)
+    if team.anonymous:
         raise BadInput(
             "--team.anonymous: an orchestrator calls others by name; use another workflow"
         )
-    if not any(profile.answers for profile in specialists):
+    if not any(profile.answers for profile in profiles):
         raise BadInput(
             f"{_SOURCE}: an orchestrator needs a specialist with `answers: true`, besides "
             f"{lead.name!r}, who calls them"
         )
-    lead = dataclasses.replace(lead, prompt=lead.prompt or default_prompt(specialists))
-    profiles = (*blueprint.agents[:first], lead, *blueprint.agents[first + 1 :])
-    return _Parts(profiles, first, orchestrator=first)
+    lead = dataclasses.replace(lead, prompt=lead.prompt or default_prompt(profiles))
+    profiles.insert(first, lead)
+    return {"profiles": tuple(profiles), "opener": first, "orchestrator": first}
 
 
-def _debate(config: Config, blueprint: Blueprint) -> _Parts:
-    judge = _member(blueprint, "judge")
-    debaters = len(blueprint.agents) - (judge is not None)
+def _debate(team: Team, blueprint: Blueprint) -> dict[str, Any]:
+    judge = _member(team, "judge", blueprint.judge)
+    debaters = len(team.profiles) - (judge is not None)
     if debaters < 2:
         raise BadInput(f"{_SOURCE}: a debate needs at least 2 debaters, got {debaters}")
-    return _Parts(blueprint.agents, opener=1 if judge == 0 else 0, judge=judge)
+    return {"opener": 1 if judge == 0 else 0, "judge": judge}
 
 
-def _solo(config: Config, blueprint: Blueprint) -> _Parts:
-    return _Parts(blueprint.agents, opener=last_answering(blueprint.agents))
+def _solo(team: Team, blueprint: Blueprint) -> dict[str, Any]:
+    return {"opener": last_answering(team.profiles)}
 
 
-_PARTS: dict[str, Callable[[Config, Blueprint], _Parts]] = {
+_PARTS: dict[str, Callable[[Team, Blueprint], dict[str, Any]]] = {
     "dag": _dag,
     "orchestrated": _orchestrated,
     "debate": _debate,
     "solo": _solo,
 }
+"""Checks of the workflows that need more than members, and the fields of the team that follow."""
 
 
-def _member(blueprint: Blueprint, part: str) -> int | None:
-    name, names = getattr(blueprint, part), [profile.name for profile in blueprint.agents]
+def _member(team: Team, part: str, name: str | None) -> int | None:
     if name is None:
         return None
-    if name not in names:
-        raise BadInput(f"{_SOURCE}: {part}: expected one of {', '.join(names)}, got {name!r}")
-    return names.index(name)
+    if name not in team.names:
+        raise BadInput(f"{_SOURCE}: {part}: expected one of {', '.join(team.names)}, got {name!r}")
+    return team.names.index(name)
 
 
 def _adapters(profiles: tuple[Profile, ...], shared: bool) -> list[str]:

@@ -1,13 +1,4 @@
-"""A directed acyclic graph of acts: the dependency function D of a ``dag`` team, before it acts.
-
-nodes:
-  - {id: plan, role: planner}
-  - {id: first, role: solver}
-  - {id: second, role: solver, message: Solve it in another way.}
-edges:
-  - [plan, first]
-  - [plan, second]
-"""
+"""A directed acyclic graph of acts: the dependency function D of a ``dag`` team, before it acts."""
 
 from __future__ import annotations
 

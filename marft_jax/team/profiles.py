@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeGuard
 
 import numpy as np
 
@@ -14,6 +14,10 @@ from marft_jax.config import BadInput
 from marft_jax.types import Sampling
 
 _Check = tuple[str, Callable[[Any], bool]]
+
+
+def is_list(value: Any) -> TypeGuard[list[Any]]:
+    return isinstance(value, list)
 
 
 def is_whole(value: Any) -> bool:
@@ -46,7 +50,8 @@ SAMPLING: dict[str, _Check] = {
 _TEXT: _Check = "text", lambda v: isinstance(v, str)
 _TRUTH: _Check = "true or false", lambda v: isinstance(v, bool)
 _NAME: _Check = "a name: text on one line, without / and outer spaces", _is_name
-_FIELDS = SAMPLING | {
+_FIELDS: dict[str, _Check] = {
+    **SAMPLING,
     "name": _NAME,
     "prompt": _TEXT,
     "description": _TEXT,

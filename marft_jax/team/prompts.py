@@ -1,7 +1,6 @@
-"""Writes what an agent sees when it acts, and who saw what (the dependency function D).
+"""Prompts: what an agent sees when it acts, in training as in evaluation and chat.
 
-The same function serves training, evaluation and chat, so an agent is never shown in one what it
-is not shown in the other. D is written down from what was shown, so the two cannot disagree.
+The dependency function D is written down from what was shown, so the two cannot disagree.
 """
 
 from __future__ import annotations
@@ -50,24 +49,16 @@ class Team(NamedTuple):
     """A LaMAS: its members, how each samples, what each owns and is shown.
 
     Attributes:
-        profiles: the members, in acting order.
-        sampling: how each samples.
-        owners: the adapter of each member.
+        profiles, sampling, owners: members in acting order, how each samples, its adapter.
         adapter_names: the name of each adapter: that of its only owner, of its group, or ``team``.
         trainable: which adapters learn.
         context: the longest prompt plus action, in tokens.
-        tokenizer: of the base.
         shared: everyone continues one conversation; else each gets a prompt of its own.
         anonymous: no names, no system prompts.
-        graph: of a ``dag``.
         messages: what each agent is shown when its turn comes, or none.
         opener: the agent whose system prompt opens a shared conversation.
-        orchestrator: the agent that calls the others, where there is one.
-        judge: the agent that ends a debate, where there is one.
-        rounds: of a debate.
-        max_steps: calls of an orchestrator.
-        view: (agent's name, observation) to what that agent sees of it, where the environment
-            shows not everyone the same.
+        orchestrator, judge, graph, rounds, max_steps: of the workflows that have them.
+        view: (agent's name, observation) to what it sees, where not everyone sees the same.
     """
 
     profiles: tuple[Profile, ...]
@@ -94,7 +85,7 @@ class Team(NamedTuple):
 
     @property
     def adapters(self) -> int:
-        """How many adapters the team has."""
+        """Number of adapters."""
         return len(self.adapter_names)
 
     def act(self, agent: int, state: State, turns: Sequence[Turn] = (), message: str = "") -> Act:
@@ -104,11 +95,10 @@ class Team(NamedTuple):
         line ``name: text`` for each visible turn, and the message. A shared context: the ids of
         all that those turns and the earlier steps' read and wrote, then a user message: what is
         new, the agent's system prompt where it was not given before, and the message. New tokens
-        are capped to the room that is left. Either way it sees the turns of earlier steps: in the
-        observation, which the environment made of them, or word for word.
+        are capped to the room that is left. It sees the turns of earlier steps in the observation,
+        which the environment made of them, or word for word.
 
         Args:
-            agent: its index in the team.
             turns: the turns of this step that it may see, in acting order.
             message: by default the team file's, and in a shared context else that it is its turn.
 
@@ -203,11 +193,8 @@ class Team(NamedTuple):
         return f"Now it is {profile.name}'s turn. {profile.description}".strip()
 
     def _conversation(self, turns: Sequence[Turn]) -> list[int]:
-        """One sequence of all that those turns read and wrote, each id as it was, each piece once.
-
-        Turns that acted side by side continue the same ids; their pieces follow one another in
-        acting order.
-        """
+        """One sequence of all that those turns read and wrote, each id as it was, each piece once;
+        those of turns that acted side by side follow one another in acting order."""
         ids = turns[0].prompt[: turns[0].start].tolist()
         for turn in turns:
             ids += [*turn.prompt[turn.start :].tolist(), *self._ended(turn)]

@@ -6,12 +6,12 @@ Everything else in a rollout relies on what is checked here.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeGuard
 
 import numpy as np
 
 from marft_jax.config import BadInput
-from marft_jax.team.profiles import SAMPLING, is_whole
+from marft_jax.team.profiles import SAMPLING, is_list, is_whole
 from marft_jax.team.prompts import Team
 from marft_jax.types import Act, Sampling, Turn
 from marft_jax.user_code import info_of, shown, text_of
@@ -44,7 +44,7 @@ def check_acts(acts: Any, team: Team, turns: int, most: int) -> list[Act]:
     Raises:
         BadInput: they are none, too many, or one of them is no act that this team can do.
     """
-    if not isinstance(acts, list) or not acts:
+    if not is_list(acts) or not acts:
         raise BadInput(f"expected a yielded list of acts, or Step, got {shown(acts)}")
     if len(acts) > most:
         raise BadInput(f"{len(acts)} acts at once are more than --rollout.max_turns")
@@ -69,11 +69,15 @@ def _check_act(act: Any, team: Team, turns: int) -> Act:
         raise BadInput(
             f"act: prompt: {len(prompt)} tokens leave no room in --model.context {team.context}"
         )
-    if not isinstance(seen, (tuple, list)) or not all(_is_index(i, turns) for i in seen):
+    if not _is_sequence(seen) or not all(_is_index(i, turns) for i in seen):
         raise BadInput(f"act: sees: expected numbers of the {turns} turns, got {shown(seen)}")
     sampling = _check_sampling(act.sampling, max(s.max_new_tokens for s in team.sampling), room)
     sees = tuple(dict.fromkeys(int(i) for i in seen))
     return Act(int(act.agent), prompt, 0, sees, sampling, int(start))
+
+
+def _is_sequence(value: Any) -> TypeGuard[Sequence[Any]]:
+    return isinstance(value, (list, tuple))
 
 
 def _is_index(value: Any, below: int) -> bool:
@@ -142,7 +146,7 @@ def check_step(step: Step, turns: Sequence[Turn], first: int) -> Step:
 
 
 def _check_turns(what: str, given: Any, turns: Sequence[Turn], first: int) -> list[Turn]:
-    if not isinstance(given, (list, tuple)) or not all(isinstance(t, Turn) for t in given):
+    if not _is_sequence(given) or not all(isinstance(turn, Turn) for turn in given):
         raise BadInput(f"{what}: expected a list of turns, got {shown(given)}")
     numbers = [turn.index for turn in given]
     if not all(_is_index(i, len(turns)) and i >= first for i in numbers):

@@ -10,7 +10,7 @@ agents:
     max_new_tokens: 200
 nodes:                               # dag: see dag.py
   - {id: plan, role: planner}
-  - {id: solve, role: solver}
+  - {id: solve, role: solver, message: Solve it in another way.}
 edges: [[plan, solve]]
 messages: [Plan now., Solve now.]    # what each agent is shown when its turn comes
 orchestrator: planner                # orchestrated: who calls the others
@@ -24,23 +24,20 @@ import difflib
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeGuard
 
 import yaml
 
 from marft_jax.config import BadInput
 from marft_jax.formats import documents
 from marft_jax.team.dag import Graph, Node
-from marft_jax.team.profiles import BUILT_IN, Profile
+from marft_jax.team.profiles import BUILT_IN, Profile, is_list
 
 
 class Blueprint(NamedTuple):
-    """Content of a team file.
+    """Content of a team file: the members in acting order, and how they are wired.
 
     Attributes:
-        agents: the members, in acting order.
-        workflow: who acts when, unless ``--team.workflow`` says otherwise.
-        graph: of a ``dag``.
         messages: one for each agent (an empty one is the usual one), or none.
         orchestrator: the agent that calls the others; the first one where it is not named.
         judge: the agent that ends a debate; the majority does where none is named.
@@ -131,19 +128,19 @@ _CHATML = re.compile(r"<\|im_start\|>\s*system\b\s*:?\s*|<\|im_end\|>")
 
 
 def _tree(loaded: Any, file: str) -> dict[str, Any]:
-    if isinstance(loaded, list):
+    if is_list(loaded):
         return {"agents": [_from_first_release(row) for row in loaded]}
-    if not isinstance(loaded, dict) or not isinstance(loaded.get("agents"), list):
+    if not _is_mapping(loaded) or not is_list(loaded.get("agents")):
         raise BadInput(f"{file}: expected a list of agents below `agents:`, got {loaded!r:.80}")
     _reject_unknown(loaded, _KEYS, file)
     return loaded
 
 
 def _list(tree: Mapping[str, Any], key: str, file: str) -> list[Any]:
-    value = tree.get(key) or []
-    if not isinstance(value, list):
-        raise BadInput(f"{file}: {key}: expected a list, got {value!r:.60}")
-    return value
+    value: Any = tree.get(key) or []
+    if is_list(value):
+        return value
+    raise BadInput(f"{file}: {key}: expected a list, got {value!r:.60}")
 
 
 def _text(value: Any, where: str) -> str:
@@ -153,21 +150,21 @@ def _text(value: Any, where: str) -> str:
 
 
 def _node(row: Any, where: str) -> Node:
-    if not isinstance(row, dict) or not {"id", "role"} <= set(row):
+    if not _is_mapping(row) or not {"id", "role"} <= set(row):
         raise BadInput(f"{where}: expected {{id: ..., role: ...}}, got {row!r:.60}")
     _reject_unknown(row, Node._fields, where)
     return Node(**{key: _text(value, f"{where}: {key}") for key, value in row.items()})
 
 
 def _edge(row: Any, where: str) -> tuple[str, str]:
-    if not isinstance(row, list) or len(row) != 2:
+    if not is_list(row) or len(row) != 2:
         raise BadInput(f"{where}: expected [from, to], got {row!r:.60}")
     source, destination = row
     return _text(source, where), _text(destination, where)
 
 
 def _from_first_release(row: Any) -> Any:
-    if not isinstance(row, dict):
+    if not _is_mapping(row):
         return row
     row = {_FIRST_RELEASE.get(key, key): row[key] for key in row if key != "device"}
     if isinstance(row.get("prompt"), str):
@@ -177,7 +174,7 @@ def _from_first_release(row: Any) -> Any:
 
 def _profile(row: Any, where: str, folder: Path) -> Profile:
     fields = [field.name for field in dataclasses.fields(Profile)]
-    if not isinstance(row, dict):
+    if not _is_mapping(row):
         raise BadInput(f"{where}: expected settings like `name: solver`, got {row!r:.80}")
     _reject_unknown(row, fields, where)
     if "name" not in row:
@@ -200,6 +197,10 @@ def _as_number(key: str, value: Any) -> Any:
         return float(value)
     except ValueError:
         return value
+
+
+def _is_mapping(value: Any) -> TypeGuard[dict[str, Any]]:
+    return isinstance(value, dict)
 
 
 def _reject_unknown(row: Mapping[Any, Any], known: Sequence[str], where: str) -> None:

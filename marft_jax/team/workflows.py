@@ -2,18 +2,8 @@
 
 It is given the team and the first observation. It yields what it needs next and receives the
 answers: a list of ``Act`` for the turns of agents that act side by side, ``Step(turns)`` for the
-environment's answer. It returns when the episode is over. Your own topology is one such function,
-named in the config as ``package.module:function``:
-
-    def pair(team, observation):
-        state = State(observation)
-        while True:
-            drafts = yield [team.act(0, state), team.act(1, state)]        # side by side
-            [final] = yield [team.act(2, state, drafts)]                   # sees both drafts
-            result = yield Step([*drafts, final])
-            if result.done:
-                return
-            state = state.after([*drafts, final], result)
+environment's answer. It returns when the episode is over. ``_repeat`` below makes one of a single
+step; your own topology is one such function, named as ``package.module:function``.
 """
 
 from __future__ import annotations
@@ -28,7 +18,7 @@ from marft_jax.team.orchestrator import parse_call
 from marft_jax.team.profiles import last_answering
 from marft_jax.team.prompts import State, Team
 from marft_jax.team.protocol import Step
-from marft_jax.types import Turn
+from marft_jax.types import Act, Turn
 
 Workflow = Generator[Any, Any, None]
 """Yields ``list[Act]`` and receives ``list[Turn]``; yields ``Step``, receives ``StepResult``."""
@@ -69,7 +59,7 @@ def dag(team: Team, state: State) -> Generator[Any, Any, Step]:
     graph, names = team.graph, team.names
     turns: dict[str, Turn] = {}
     for layer in graph.layers():
-        acts = []
+        acts: list[Act] = []
         for node in layer:
             visible = graph.ancestors(node)
             shown = [turn for id, turn in turns.items() if id in visible]
@@ -107,7 +97,7 @@ def debate(team: Team, state: State) -> Generator[Any, Any, Step]:
     decides, or the answer that most gave in the last round is the team's, the earliest of equals.
     """
     debaters = [agent for agent in range(len(team.profiles)) if agent != team.judge]
-    turns, last = [], []
+    turns, last = list[Turn](), list[Turn]()
     for _ in range(team.rounds):
         last = yield [team.act(agent, state, _visible(team, turns, last)) for agent in debaters]
         turns += last
