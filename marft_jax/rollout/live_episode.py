@@ -19,7 +19,7 @@ from marft_jax.types import Act, Episode, Sample, StepResult, Turn
 from marft_jax.user_code import Failure
 
 Part = Generator[Request | Call | None, Any, None]
-"""A course of an episode: yields what it waits for, None for its branches."""
+"""A part of an episode: yields what it waits for, None for its branches."""
 
 
 class LiveEpisode:
@@ -63,7 +63,8 @@ class LiveEpisode:
     @property
     def episode(self) -> Episode:
         """The episode, once it is over."""
-        return Episode(*self.sample, self._observation, self._turns, self._results)
+        done = tuple(self._turns), tuple(self._results)
+        return Episode(*self.sample, self._observation, *done)
 
     def take_requests(self) -> list[tuple[Part, Request]]:
         """Hands out the requests for the engine, each with the part that waits for it."""
@@ -96,9 +97,10 @@ class LiveEpisode:
         try:
             wanted = part.send(answer)
         except StopIteration:
-            self._branches -= part is not self._main
-            if part is not self._main and not self._branches:
-                self._go_on(self._main)
+            if part is not self._main:
+                self._branches -= 1
+                if not self._branches:
+                    self._go_on(self._main)
             return
         if isinstance(wanted, Request):
             self._requests.append((part, wanted))
@@ -149,7 +151,7 @@ class LiveEpisode:
         for turns in branches:
             first = len(self._turns)
             for call, turn in enumerate(turns):
-                own = range(first, first + call)  # its words before it called a tool
+                own = range(first, first + call)  # its turns before it called a tool
                 self._turns.append(turn._replace(index=first + call, sees=(*turn.sees, *own)))
             answers.append(self._turns[-1])
         return answers

@@ -13,8 +13,9 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
+from typing import Protocol
 
-from marft_jax.engine.engine import Engine
+from marft_jax.engine.engine import Completion, Request
 from marft_jax.envs.base import Env
 from marft_jax.envs.threads import Call
 from marft_jax.errors import BadInput, EpisodesFailed, Stopped
@@ -31,6 +32,17 @@ _LOOK_SECONDS = 0.1  # between two looks at the clock, and at ``stop``
 _PATIENCE = 0.25  # share of its time that a call is waited for
 _PATIENCE_SECONDS = 1.0  # at most, once one hangs
 _CLOSE_SECONDS = 2.0  # for what environments and workflows do when they are dropped
+
+
+class Sampler(Protocol):
+    """Answers requests: an ``Engine``, or what stands in its place."""
+
+    @property
+    def busy(self) -> bool: ...
+
+    def submit(self, request: Request) -> int: ...
+
+    def step(self) -> Sequence[tuple[int, Completion]]: ...
 
 
 class Rollout:
@@ -53,7 +65,7 @@ class Rollout:
 
     def __init__(
         self,
-        engine: Engine,
+        engine: Sampler,
         team: Team,
         workflow: Callable[[Team, str], Workflow],
         create_env: Callable[[], Env],

@@ -24,7 +24,7 @@ _ENDLESS: list[Any] = []  # generators that Python would complain of when it col
 
 
 class Rules(NamedTuple):
-    """What all episodes of a play have in common, as of ``Rollout``."""
+    """Settings that all episodes of a play share, as of ``Rollout``."""
 
     team: Team
     workflow: Callable[[Team, str], Workflow]

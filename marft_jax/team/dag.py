@@ -10,7 +10,7 @@ from marft_jax.config import BadInput
 
 
 class Node(NamedTuple):
-    """One act of a step.
+    """An act of a step.
 
     Attributes:
         id: its name in ``edges``.

@@ -65,7 +65,7 @@ _FIELDS: dict[str, _Check] = {
 
 @dataclasses.dataclass(frozen=True)
 class Profile:
-    """One member of a team. A sampling setting that is None is the team's.
+    """A member of a team. A sampling setting that is None is the team's.
 
     Attributes:
         name: how the others see it, and its name in metrics and checkpoints.

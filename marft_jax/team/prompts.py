@@ -193,8 +193,8 @@ class Team(NamedTuple):
         return f"Now it is {profile.name}'s turn. {profile.description}".strip()
 
     def _conversation(self, turns: Sequence[Turn]) -> list[int]:
-        """One sequence of all that those turns read and wrote, each id as it was, each piece once;
-        those of turns that acted side by side follow one another in acting order."""
+        """Concatenates all that those turns read and wrote, each id as it was, each piece once.
+        Pieces of turns that acted side by side follow one another in acting order."""
         ids = turns[0].prompt[: turns[0].start].tolist()
         for turn in turns:
             ids += [*turn.prompt[turn.start :].tolist(), *self._ended(turn)]

@@ -54,60 +54,55 @@ def check_acts(acts: Any, team: Team, turns: int, most: int) -> list[Act]:
 def _check_act(act: Any, team: Team, turns: int) -> Act:
     if not isinstance(act, Act):
         raise BadInput(f"expected a list of acts, as team.act makes them, got {shown(act)} in it")
-    if not _is_index(act.agent, len(team.profiles)):
-        raise BadInput(
-            f"act: expected an agent from 0 to {len(team.profiles) - 1}, got {shown(act.agent)}"
-        )
-    prompt, start, seen = _check_ids(act.prompt), act.start, act.sees
-    if not _is_index(start, len(prompt) + 1):
-        raise BadInput(f"act: start: expected 0 to {len(prompt)}, got {shown(start)}")
+    agents, vocabulary = len(team.profiles), team.tokenizer.vocab_size
+    _expect(_is_index(act.agent, agents), f"expected an agent from 0 to {agents - 1}", act.agent)
+    prompt, start = _ids(act.prompt), act.start
+    _expect(_is_index(start, len(prompt) + 1), f"start: expected 0 to {len(prompt)}", start)
     new = prompt[start:]  # before it are ids that were checked, or sampled
-    if len(new) and not (0 <= new.min() and new.max() < team.tokenizer.vocab_size):
-        raise BadInput(f"act: prompt: expected ids from 0 to {team.tokenizer.vocab_size - 1}")
+    known = not len(new) or bool(0 <= new.min() and new.max() < vocabulary)
+    _expect(known, f"prompt: expected ids from 0 to {vocabulary - 1}", new)
     room = team.context - len(prompt)
-    if room < 1:
-        raise BadInput(
-            f"act: prompt: {len(prompt)} tokens leave no room in --model.context {team.context}"
-        )
-    if not _is_sequence(seen) or not all(_is_index(i, turns) for i in seen):
-        raise BadInput(f"act: sees: expected numbers of the {turns} turns, got {shown(seen)}")
-    sampling = _check_sampling(act.sampling, max(s.max_new_tokens for s in team.sampling), room)
-    sees = tuple(dict.fromkeys(int(i) for i in seen))
+    _expect(room > 0, f"prompt: expected less than --model.context {team.context}", len(prompt))
+    seen = _is_sequence(act.sees) and all(_is_index(i, turns) for i in act.sees)
+    _expect(seen, f"sees: expected numbers of the {turns} turns", act.sees)
+    _expect(_is_sampling(act.sampling), "sampling: expected types.Sampling", act.sampling)
+    for name, (expected, fits) in SAMPLING.items():
+        value = getattr(act.sampling, name)
+        _expect(fits(value), f"sampling.{name}: expected {expected}", value)
+    length, temperature, top_p, top_k, min_p = act.sampling
+    longest = max(sampling.max_new_tokens for sampling in team.sampling)
+    _expect(length <= longest, f"sampling.max_new_tokens: expected at most {longest}", length)
+    length = min(int(length), room)
+    sampling = Sampling(length, float(temperature), float(top_p), int(top_k), float(min_p))
+    sees = tuple(dict.fromkeys(int(i) for i in act.sees))
     return Act(int(act.agent), prompt, 0, sees, sampling, int(start))
+
+
+def _expect(fits: bool, expected: str, got: Any) -> None:
+    if not fits:
+        raise BadInput(f"act: {expected}, got {shown(got)}")
 
 
 def _is_sequence(value: Any) -> TypeGuard[Sequence[Any]]:
     return isinstance(value, (list, tuple))
 
 
+def _is_sampling(value: Any) -> bool:
+    return isinstance(value, Sampling)
+
+
 def _is_index(value: Any, below: int) -> bool:
-    return is_whole(value) and 0 <= value < below
+    return is_whole(value) and bool(0 <= value < below)
 
 
-def _check_ids(prompt: Any) -> np.ndarray:
+def _ids(prompt: Any) -> np.ndarray:
     try:
         ids = np.asarray(prompt)
     except Exception:  # whatever the parts of a list raise when they are looked at
         ids = np.zeros((0, 0))
-    if ids.ndim != 1 or not len(ids) or not np.issubdtype(ids.dtype, np.integer):
-        raise BadInput(f"act: prompt: expected token ids, at least one, got {shown(prompt)}")
+    fits = ids.ndim == 1 and len(ids) > 0 and np.issubdtype(ids.dtype, np.integer)
+    _expect(fits, "prompt: expected token ids, at least one", prompt)
     return ids.clip(-1, np.iinfo(np.int32).max).astype(np.int32)
-
-
-def _check_sampling(sampling: Any, longest: int, room: int) -> Sampling:
-    if not isinstance(sampling, Sampling):
-        raise BadInput(f"act: sampling: expected types.Sampling, got {shown(sampling)}")
-    for name, (expected, fits) in SAMPLING.items():
-        value = getattr(sampling, name)
-        if not fits(value):
-            raise BadInput(f"act: sampling.{name}: expected {expected}, got {shown(value)}")
-    length, temperature, top_p, top_k, min_p = sampling
-    if length > longest:
-        raise BadInput(
-            f"act: sampling.max_new_tokens: expected up to {longest}, the team's most, got {length}"
-        )
-    shortest = min(int(length), room)
-    return Sampling(shortest, float(temperature), float(top_p), int(top_k), float(min_p))
 
 
 def check_step(step: Step, turns: Sequence[Turn], first: int) -> Step:

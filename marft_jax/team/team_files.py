@@ -19,6 +19,7 @@ judge: solver                        # debate: who decides; without one the majo
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import difflib
 import re
@@ -69,14 +70,12 @@ def load_team(file: str | None) -> Blueprint:
         _profile(row, f"{file}: agent {i}", folder) for i, row in enumerate(tree["agents"], 1)
     )
     _check_team(agents, file)
-    rows = {key: _list(tree, key, file) for key in ("messages", "nodes", "edges")}
+    rows = {key: _list(tree.get(key), f"{file}: {key}") for key in ("messages", "nodes", "edges")}
     texts = ["" if text is None else text for text in rows["messages"]]
     messages = tuple(_text(text, f"{file}: messages") for text in texts)
     if messages and len(messages) != len(agents):
-        raise BadInput(
-            f"{file}: messages: expected one for each of the {len(agents)} agents, "
-            f"got {len(messages)}"
-        )
+        what = f"one for each of the {len(agents)} agents"
+        raise BadInput(f"{file}: messages: expected {what}, got {len(messages)}")
     if rows["edges"] and not rows["nodes"]:
         raise BadInput(f"{file}: edges need nodes; list them below `nodes:`")
     graph = Graph(
@@ -90,16 +89,13 @@ def load_team(file: str | None) -> Blueprint:
 def _check_team(agents: Sequence[Profile], source: str) -> None:
     """Checks the members as a whole: someone answers, and capitals do not tell names apart."""
     if not agents:
-        raise BadInput(
-            f"{source}: expected at least one agent, got none; list them below `agents:`"
-        )
-    seen: set[str] = set()
-    for profile in agents:
-        if profile.name.lower() in seen:
-            raise BadInput(
-                f"{source}: expected distinct names, got {profile.name!r} twice; rename one"
-            )
-        seen.add(profile.name.lower())
+        what = "at least one agent, got none; list them below `agents:`"
+        raise BadInput(f"{source}: expected {what}")
+    names = [profile.name.lower() for profile in agents]
+    for i, profile in enumerate(agents):
+        if names[i] in names[:i]:
+            what = f"distinct names, got {profile.name!r} twice; rename one"
+            raise BadInput(f"{source}: expected {what}")
     if not any(profile.answers for profile in agents):
         raise BadInput(
             f"{source}: no agent's action would be graded; "
@@ -136,11 +132,10 @@ def _tree(loaded: Any, file: str) -> dict[str, Any]:
     return loaded
 
 
-def _list(tree: Mapping[str, Any], key: str, file: str) -> list[Any]:
-    value: Any = tree.get(key) or []
-    if is_list(value):
-        return value
-    raise BadInput(f"{file}: {key}: expected a list, got {value!r:.60}")
+def _list(value: Any, where: str) -> list[Any]:
+    if value and not is_list(value):
+        raise BadInput(f"{where}: expected a list, got {value!r:.60}")
+    return value or []
 
 
 def _text(value: Any, where: str) -> str:
@@ -185,18 +180,16 @@ def _profile(row: Any, where: str, folder: Path) -> Profile:
         raise BadInput(f"{where}, {error}") from error
     if profile.init is None:
         return profile
-    place = folder / Path(profile.init).expanduser()  # whoever moves the file moves its adapters
-    return dataclasses.replace(profile, init=str(place.absolute()))
+    init = folder / Path(profile.init).expanduser()  # whoever moves the file moves its adapters
+    return dataclasses.replace(profile, init=str(init.absolute()))
 
 
 def _as_number(key: str, value: Any) -> Any:
     """YAML takes ``1e-1`` for text; where a number is expected it is one."""
-    if key not in ("temperature", "top_p", "min_p") or not isinstance(value, str):
-        return value
-    try:
-        return float(value)
-    except ValueError:
-        return value
+    if key in ("temperature", "top_p", "min_p") and isinstance(value, str):
+        with contextlib.suppress(ValueError):
+            return float(value)
+    return value
 
 
 def _is_mapping(value: Any) -> TypeGuard[dict[str, Any]]:

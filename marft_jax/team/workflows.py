@@ -1,4 +1,4 @@
-"""Who acts when: a workflow is one Python generator per episode.
+"""Workflows: who acts when, as one Python generator per episode.
 
 It is given the team and the first observation. It yields what it needs next and receives the
 answers: a list of ``Act`` for the turns of agents that act side by side, ``Step(turns)`` for the
@@ -13,7 +13,6 @@ from collections.abc import Callable, Generator, Sequence
 from typing import Any
 
 from marft_jax.plugins import imported
-from marft_jax.team.dag import Graph, Node
 from marft_jax.team.orchestrator import parse_call
 from marft_jax.team.profiles import last_answering
 from marft_jax.team.prompts import State, Team
@@ -27,7 +26,7 @@ _OneStep = Callable[[Team, State], Generator[Any, Any, Step]]
 
 
 def sequential(team: Team, state: State) -> Generator[Any, Any, Step]:
-    """One agent after another; each sees the actions of all before it in this step.
+    """Lets one agent act after another; each sees the actions of all before it in this step.
 
     D is the strict lower triangle (MARFT, section 3).
     """
@@ -46,12 +45,12 @@ def muted(team: Team, state: State) -> Generator[Any, Any, Step]:
 
 
 def solo(team: Team, state: State) -> Generator[Any, Any, Step]:
-    """The last agent that answers, without the others: what a team must beat."""
+    """Lets the last agent that answers act alone: what a team must beat."""
     return Step((yield [team.act(last_answering(team.profiles), state)]))
 
 
 def dag(team: Team, state: State) -> Generator[Any, Any, Step]:
-    """The team file's graph, layer by layer; the nodes of a layer act side by side.
+    """Walks the team file's graph, layer by layer; the nodes of a layer act side by side.
 
     A node sees the actions of all nodes it depends on, directly or through others, and no other.
     Of an agent that answers, the actions are graded that no later one of its own depends on.
@@ -65,18 +64,18 @@ def dag(team: Team, state: State) -> Generator[Any, Any, Step]:
             shown = [turn for id, turn in turns.items() if id in visible]
             acts.append(team.act(names.index(node.role), state, shown, node.message))
         turns |= zip((node.id for node in layer), (yield acts), strict=True)
-    drafts = {id for node in graph.nodes for id in _own_drafts(graph, node)}
+    drafts = {
+        draft.id
+        for node in graph.nodes
+        for draft in graph.nodes
+        if draft.role == node.role and draft.id in graph.ancestors(node)
+    }
     graded = [turn for id, turn in turns.items() if turn.answers and id not in drafts]
     return Step(list(turns.values()), graded=graded or None)
 
 
-def _own_drafts(graph: Graph, node: Node) -> set[str]:
-    """The ids of earlier nodes of the same role that a node depends on."""
-    return {n.id for n in graph.nodes if n.role == node.role} & graph.ancestors(node)
-
-
 def orchestrated(team: Team, state: State) -> Generator[Any, Any, Step]:
-    """An orchestrator calls one specialist after another until it is done, or calls nobody.
+    """Lets an orchestrator call one specialist after another until it is done, or calls nobody.
 
     Everyone sees all turns before. The last action of an agent that answers is the team's answer.
     """
@@ -93,8 +92,8 @@ def orchestrated(team: Team, state: State) -> Generator[Any, Any, Step]:
 
 
 def debate(team: Team, state: State) -> Generator[Any, Any, Step]:
-    """All answer side by side, for some rounds, each seeing everyone's last answer; then the judge
-    decides, or the answer that most gave in the last round is the team's, the earliest of equals.
+    """Lets all answer side by side, for some rounds, each seeing everyone's last answer; then the
+    judge decides, or the answer that most gave in the last round, the earliest of equals.
     """
     debaters = [agent for agent in range(len(team.profiles)) if agent != team.judge]
     turns, last = list[Turn](), list[Turn]()
@@ -109,7 +108,7 @@ def debate(team: Team, state: State) -> Generator[Any, Any, Step]:
 
 
 def majority(turns: Sequence[Turn]) -> tuple[Turn, dict[str, int]]:
-    """The first turn whose answer is the most frequent, and how many gave each answer.
+    """Finds the first turn whose answer is the most frequent, and how many gave each answer.
 
     An answer is what is boxed, after ``####``, or the last number; else the whole text.
     """
