@@ -22,33 +22,21 @@ class Stream(enum.IntEnum):
 
     ADAPTERS = 0
     CRITIC = 1
-    ROWS = 2
-    """Places of packed rows in the microbatches; drawn for each attempt at a step."""
-    MINIBATCHES = 3
-    """Order of the microbatches in an update; drawn for each step."""
-    TRAINING = 4
-    """Actions, see ``ActionKey``."""
+    ROWS = 2  # places of packed rows in the microbatches, for each attempt at a step
+    MINIBATCHES = 3  # order of the microbatches in an update, for each step
+    TRAINING = 4  # actions, see ``ActionKey``
     EVALUATION = 5
-    """Actions, see ``ActionKey``."""
 
 
 class ActionKey(NamedTuple):
-    """Names the random numbers of an action.
+    """Names the random numbers of an action."""
 
-    Attributes:
-        stream: ``TRAINING`` or ``EVALUATION``.
-        step: the attempt at a training step; 0 where an evaluation does not depend on it.
-        task, member: of the episode, see ``types.Sample``.
-        act: number of the act in its episode, in the order in which the workflow yields them.
-        call: tool calls before it in its turn.
-    """
-
-    stream: Stream
-    step: int
-    task: int
+    stream: Stream  # ``TRAINING`` or ``EVALUATION``
+    step: int  # the attempt at a training step; 0 where an evaluation does not depend on it
+    task: int  # of the episode, as ``member``: see ``types.Sample``
     member: int
-    act: int
-    call: int = 0
+    act: int  # number of the act in its episode, in the order in which the workflow yields them
+    call: int = 0  # tool calls before it in its turn
 
 
 def key_2(seed: int, *numbers: int) -> np.ndarray:

@@ -120,17 +120,11 @@ class StepResult(NamedTuple):
 
 
 class Sample(NamedTuple):
-    """Identity of an episode.
+    """Identity of an episode."""
 
-    Attributes:
-        index: number of the task, with which its environment is reset.
-        group: number of the group; its members have the same task and are compared.
-        member: number of the episode in its group.
-    """
-
-    index: int
-    group: int
-    member: int = 0
+    index: int  # number of the task, with which its environment is reset
+    group: int  # number of the group; its members have the same task and are compared
+    member: int = 0  # number of the episode in its group
 
 
 class Episode(NamedTuple):

@@ -15,23 +15,15 @@ from marft_jax.types import Credit, Episode, Player, Sample
 
 
 class Collected(NamedTuple):
-    """Episodes of a training step.
+    """Episodes of a training step."""
 
-    Attributes:
-        episodes, rewards: those to learn from, with the reward of each turn.
-        played, played_rewards: all that could be played to their end.
-        dropped_groups: groups that were played and are not learned from.
-        failed: episodes that count nowhere else.
-        waited_s: seconds spent waiting for environments.
-    """
-
-    episodes: Sequence[Episode]
-    rewards: Sequence[np.ndarray]
-    played: Sequence[Episode]
+    episodes: Sequence[Episode]  # those to learn from
+    rewards: Sequence[np.ndarray]  # of each of their turns
+    played: Sequence[Episode]  # all that could be played to their end
     played_rewards: Sequence[np.ndarray]
-    dropped_groups: int
-    failed: int
-    waited_s: float
+    dropped_groups: int  # that were played and are not learned from
+    failed: int  # episodes that count nowhere else
+    waited_s: float  # for environments
 
 
 def collect(rollout: Player, credit: Credit, config: Config, step: int) -> Collected:

@@ -46,22 +46,7 @@ class Sampler(Protocol):
 
 
 class Rollout:
-    """Plays episodes of one team.
-
-    Args:
-        engine: samples the actions.
-        team: who acts.
-        workflow: who acts when.
-        create_env: makes an environment for each episode.
-        threads: where environments and workflows run.
-        max_failed: the fraction of episodes that may fail; None for all of them, without a log.
-        step_seconds: an environment or a workflow that takes longer to answer has failed.
-        max_tool_calls: how often an agent may call a tool of the environment in one turn.
-        max_turns: an episode that wants more turns is ended, as truncated.
-        stream: random stream of the actions.
-        stop: asked again and again, between two steps of the engine and wherever a play waits.
-        report: called again and again with how many episodes are over.
-    """
+    """Plays episodes of one team; environments and workflows run in ``threads``."""
 
     def __init__(
         self,
@@ -71,13 +56,13 @@ class Rollout:
         create_env: Callable[[], Env],
         threads: Executor,
         *,
-        max_failed: float | None = 0.0,
-        step_seconds: float | None = None,
-        max_tool_calls: int = 4,
-        max_turns: int = 128,
+        max_failed: float | None = 0.0,  # fraction of episodes that may fail; None: all, no log
+        step_seconds: float | None = None,  # who takes longer to answer has failed
+        max_tool_calls: int = 4,  # of an agent in one turn
+        max_turns: int = 128,  # an episode that wants more is ended, as truncated
         stream: Stream = Stream.TRAINING,
-        stop: Callable[[], bool] = lambda: False,
-        report: Callable[[int], None] | None = None,
+        stop: Callable[[], bool] = lambda: False,  # asked again and again, wherever a play waits
+        report: Callable[[int], None] | None = None,  # called with how many episodes are over
     ):
         self._engine, self._threads = engine, threads
         self._rules = Rules(team, workflow, create_env, max_turns, max_tool_calls)

@@ -10,17 +10,11 @@ from marft_jax.config import BadInput
 
 
 class Node(NamedTuple):
-    """An act of a step.
+    """An act of a step."""
 
-    Attributes:
-        id: its name in ``edges``.
-        role: the name of the agent that acts here; one may act at several nodes.
-        message: what it is shown besides the task; empty for nothing.
-    """
-
-    id: str
-    role: str
-    message: str = ""
+    id: str  # its name in ``edges``
+    role: str  # the name of the agent that acts here; one may act at several nodes
+    message: str = ""  # shown to it besides the task
 
 
 class Graph(NamedTuple):

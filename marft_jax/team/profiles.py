@@ -67,31 +67,19 @@ _FIELDS: dict[str, _Check] = {
 class Profile:
     """A member of a team. A sampling setting that is None is the team's.
 
-    Attributes:
-        name: how the others see it, and its name in metrics and checkpoints.
-        prompt: its system prompt; empty for none.
-        description: one sentence for those who introduce or call it.
-        answers: its actions are the team's answer and are graded.
-        adapter: roles that name the same one share it; without, the agent has its own.
-        trainable: whether its adapter learns.
-        init: a peft folder that its adapter starts from (in a file: seen from the file's folder);
-            without, it starts as the base.
-        reward: its step reward where ``algo.credit`` is ``per_step``; without, the team's.
-        max_new_tokens, temperature, top_p, top_k, min_p: as in ``types.Sampling``.
-
     Raises:
         BadInput: a field of the wrong type or out of range, by its name.
     """
 
-    name: str
-    prompt: str = ""
-    description: str = ""
-    answers: bool = False
-    adapter: str | None = None
-    trainable: bool = True
-    init: str | None = None
-    reward: str | None = None
-    max_new_tokens: int | None = None
+    name: str  # as the others see it, and in metrics and checkpoints
+    prompt: str = ""  # its system prompt; empty for none
+    description: str = ""  # one sentence for those who introduce or call it
+    answers: bool = False  # its actions are the team's answer and are graded
+    adapter: str | None = None  # agents that name the same one share it; None is one of its own
+    trainable: bool = True  # its adapter learns
+    init: str | None = None  # a peft folder that its adapter starts from, seen from the team file
+    reward: str | None = None  # its step reward where ``algo.credit`` is ``per_step``
+    max_new_tokens: int | None = None  # here and below: as in ``types.Sampling``
     temperature: float | None = None
     top_p: float | None = None
     top_k: int | None = None

@@ -25,19 +25,12 @@ class ContextFull(BadInput):
 
 
 class State(NamedTuple):
-    """State of the game that a step begins in.
-
-    Attributes:
-        observation: the state text.
-        step: the step of the episode, from 0.
-        past: the turns of earlier steps, of which the environment made the observation.
-        feedback: what is new in the observation, for those who still see what was before.
-    """
+    """State of the game that a step begins in."""
 
     observation: str
-    step: int = 0
-    past: tuple[Turn, ...] = ()
-    feedback: str = ""
+    step: int = 0  # of the episode
+    past: tuple[Turn, ...] = ()  # turns of earlier steps, of which the observation was made
+    feedback: str = ""  # what is new in the observation, for those who still see what was before
 
     def after(self, turns: Sequence[Turn], result: StepResult) -> State:
         """The next step's state."""
@@ -46,38 +39,25 @@ class State(NamedTuple):
 
 
 class Team(NamedTuple):
-    """A LaMAS: its members, how each samples, what each owns and is shown.
+    """A LaMAS: its members, how each samples, what each owns and is shown."""
 
-    Attributes:
-        profiles, sampling, owners: members in acting order, how each samples, its adapter.
-        adapter_names: the name of each adapter: that of its only owner, of its group, or ``team``.
-        trainable: which adapters learn.
-        context: the longest prompt plus action, in tokens.
-        shared: everyone continues one conversation; else each gets a prompt of its own.
-        anonymous: no names, no system prompts.
-        messages: what each agent is shown when its turn comes, or none.
-        opener: the agent whose system prompt opens a shared conversation.
-        orchestrator, judge, graph, rounds, max_steps: of the workflows that have them.
-        view: (agent's name, observation) to what it sees, where not everyone sees the same.
-    """
-
-    profiles: tuple[Profile, ...]
-    sampling: tuple[Sampling, ...]
-    owners: tuple[int, ...]
-    adapter_names: tuple[str, ...]
-    trainable: tuple[bool, ...]
-    context: int
+    profiles: tuple[Profile, ...]  # in acting order
+    sampling: tuple[Sampling, ...]  # of each member
+    owners: tuple[int, ...]  # the adapter of each member
+    adapter_names: tuple[str, ...]  # each that of its only owner, of its group, or ``team``
+    trainable: tuple[bool, ...]  # adapters that learn
+    context: int  # the longest prompt plus action, in tokens
     tokenizer: Tokenizer
-    shared: bool = False
-    anonymous: bool = False
-    graph: Graph = Graph()
-    messages: tuple[str, ...] = ()
-    opener: int = 0
-    orchestrator: int | None = None
-    judge: int | None = None
-    rounds: int = 2
-    max_steps: int = 10
-    view: Callable[[str, str], str] | None = None
+    shared: bool = False  # all continue one conversation; else each gets a prompt of its own
+    anonymous: bool = False  # no names, no system prompts
+    graph: Graph = Graph()  # of a ``dag``
+    messages: tuple[str, ...] = ()  # shown to each agent when its turn comes; or none
+    opener: int = 0  # the agent whose system prompt opens a shared conversation
+    orchestrator: int | None = None  # the agent that calls the others
+    judge: int | None = None  # the agent that ends a debate
+    rounds: int = 2  # of a debate
+    max_steps: int = 10  # calls of an orchestrator
+    view: Callable[[str, str], str] | None = None  # (name, observation) to what that agent sees
 
     @property
     def names(self) -> tuple[str, ...]:

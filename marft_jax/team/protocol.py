@@ -18,31 +18,24 @@ from marft_jax.user_code import info_of, shown, text_of
 
 
 class Step(NamedTuple):
-    """A step of the environment, which answers these turns.
-
-    Attributes:
-        turns: the turns of this step that the environment is to see.
-        info: what the transcript should say about how the team decided.
-        graded: which of them are the team's answer. Without it, the last one of each agent whose
-            profile has ``answers``; an empty list says that the team gave no answer.
-    """
+    """A step of the environment, which answers these turns of the step."""
 
     turns: Sequence[Turn]
-    info: Mapping[str, Any] = {}
+    info: Mapping[str, Any] = {}  # for the transcript: how the team decided
+    # the team's answer: None for the last turn of each agent whose profile has ``answers``, an
+    # empty list for no answer
     graded: Sequence[Turn] | None = None
 
 
 def check_acts(acts: Any, team: Team, turns: int, most: int) -> list[Act]:
-    """Checks that a workflow yielded acts.
+    """Checks that a workflow yielded acts: some, that its team can do.
 
     Args:
-        acts: what it yielded.
-        team: whose agents may act.
         turns: how many turns the episode has so far.
         most: the most that an episode may have.
 
     Raises:
-        BadInput: they are none, too many, or one of them is no act that this team can do.
+        BadInput: expected, got, for the first that is wrong.
     """
     if not is_list(acts) or not acts:
         raise BadInput(f"expected a yielded list of acts, or Step, got {shown(acts)}")
@@ -111,7 +104,6 @@ def check_step(step: Step, turns: Sequence[Turn], first: int) -> Step:
     Of what a workflow changed in a turn, its ``text`` and ``answers`` count.
 
     Args:
-        step: what a workflow yielded.
         turns: of the episode so far.
         first: the number of the first one of this step.
 

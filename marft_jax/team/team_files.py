@@ -36,20 +36,14 @@ from marft_jax.team.profiles import BUILT_IN, Profile, is_list
 
 
 class Blueprint(NamedTuple):
-    """Content of a team file: the members in acting order, and how they are wired.
-
-    Attributes:
-        messages: one for each agent (an empty one is the usual one), or none.
-        orchestrator: the agent that calls the others; the first one where it is not named.
-        judge: the agent that ends a debate; the majority does where none is named.
-    """
+    """Content of a team file: the members in acting order, and how they are wired."""
 
     agents: tuple[Profile, ...]
     workflow: str = "sequential"
     graph: Graph = Graph()
-    messages: tuple[str, ...] = ()
-    orchestrator: str | None = None
-    judge: str | None = None
+    messages: tuple[str, ...] = ()  # one for each agent, an empty one is the usual one; or none
+    orchestrator: str | None = None  # the agent that calls the others; None is the first one
+    judge: str | None = None  # the agent that ends a debate; None lets the majority decide
 
 
 def load_team(file: str | None) -> Blueprint:
