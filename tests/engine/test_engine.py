@@ -244,7 +244,7 @@ def test_an_action_may_fill_the_context_to_the_last_token(engine):
 
 
 def test_the_end_token_ends_an_action_and_pad_may_equal_it(engine):
-    requests = [r._replace(sampling=Sampling(16)) for r in asks(12, seed=11)]
+    requests = [r._replace(sampling=Sampling(16)) for r in asks(24, seed=11)]
     endless = texts(small.answers(engine, requests))
     done = small.answers(small.engine(eos_ids=EOS), requests)
     assert any(c.finished for c in done) and not all(c.finished for c in done)
