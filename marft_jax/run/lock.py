@@ -2,32 +2,27 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 import socket
 from pathlib import Path
 
 import jax
+from filelock import FileLock, Timeout
 
 from marft_jax.errors import BadInput, RunFailed
-
-_NAME = "lock"
 
 
 class Lock:
     """Holds a run directory, which it makes when missing; use it in a ``with``.
 
-    The system holds the lock for the process and drops it when the process ends, however it ends:
-    a file that a dead process left behind locks nobody out, on this host or another. Of a run of
-    several processes the first one holds it.
-
-    Args:
-        run: the run directory.
+    The system drops the lock when the process ends, however it ends: a file that a dead process
+    left behind locks nobody out. Of a run of several processes the first one holds it.
     """
 
     def __init__(self, run: Path):
-        self._path = run / _NAME
-        self._handle = -1
+        self._run = run
+        self._lock = FileLock(run / "lock", timeout=0, fallback_to_soft=False)
+        self._locked: os.stat_result | None = None
 
     def __enter__(self) -> Lock:
         """Takes the lock.
@@ -37,45 +32,38 @@ class Lock:
         """
         if jax.process_index() > 0:
             return self
+        file = self._run / "lock"
         try:
-            self._path.parent.mkdir(parents=True, exist_ok=True)
-            self._handle = os.open(self._path, os.O_RDWR | os.O_CREAT, 0o644)
+            self._run.mkdir(parents=True, exist_ok=True)
+            self._lock.acquire()
+            file.write_text(f"process {os.getpid()} on {socket.gethostname()}\n", encoding="utf-8")
+            self._locked = file.stat()
+        except Timeout:
+            who = file.read_text("utf-8", "replace")[:200].strip() or "unknown"
+            raise BadInput(
+                f"--run.dir {self._run}: in use by another process ({who}); wait for it, stop it, "
+                "or choose another directory"
+            ) from None
         except OSError as error:
             raise BadInput(
-                f"--run.dir {self._path.parent}: expected a directory that can be written: "
+                f"--run.dir {self._run}: expected a directory that can be written: "
                 f"{error.strerror}"
             ) from error
-        try:
-            fcntl.flock(self._handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            who = os.read(self._handle, 200).decode("utf-8", "replace").strip() or "unknown"
-            os.close(self._handle)
-            raise BadInput(
-                f"--run.dir {self._path.parent}: in use by another process ({who}); wait for it, "
-                "stop it, or choose another directory"
-            ) from None
-        os.ftruncate(self._handle, 0)
-        os.pwrite(self._handle, f"process {os.getpid()} on {socket.gethostname()}\n".encode(), 0)
         return self
 
     def __exit__(self, *error: object) -> None:
-        if self._handle >= 0:
-            os.close(self._handle)
+        self._lock.release()
 
     def check(self) -> None:
-        """Makes sure that the directory is still the one that was locked.
-
-        Raises:
-            RunFailed: it was removed or replaced.
-        """
-        if self._handle < 0:
+        """Raises ``RunFailed`` where the directory was removed or replaced since it was locked."""
+        if self._locked is None:
             return
         try:
-            there = os.stat(self._path)
+            same = os.path.samestat((self._run / "lock").stat(), self._locked)
         except OSError:
-            there = None
-        if there is None or not os.path.samestat(there, os.fstat(self._handle)):
+            same = False
+        if not same:
             raise RunFailed(
-                f"{self._path.parent}: the run directory vanished while training; "
+                f"{self._run}: the run directory vanished while training; "
                 "put it back and start again to continue from its newest checkpoint"
             )
