@@ -33,8 +33,9 @@ import orbax.checkpoint as ocp
 from marft_jax.errors import BadInput, RunFailed
 from marft_jax.learning.learner import TrainState
 from marft_jax.parallel import processes
-from marft_jax.run import files
-from marft_jax.run.files import (
+from marft_jax.run import manifest as files
+from marft_jax.run.compatibility import check_identity, check_shapes
+from marft_jax.run.manifest import (
     DRAFT,
     MANIFEST,
     explained,
@@ -42,7 +43,6 @@ from marft_jax.run.files import (
     remove,
     write_synced,
 )
-from marft_jax.run.identity import check_identity, check_shapes
 
 LOGGER = logging.getLogger("marft_jax")
 

@@ -46,8 +46,7 @@ class Lock:
             ) from None
         except OSError as error:
             raise BadInput(
-                f"--run.dir {self._run}: expected a directory that can be written: "
-                f"{error.strerror}"
+                f"--run.dir {self._run}: expected a directory that can be written: {error.strerror}"
             ) from error
         return self
 

@@ -9,7 +9,7 @@ from marft_jax.errors import BadInput
 from marft_jax.learning.algorithms import find_algorithm
 from marft_jax.learning.learner import Learner, TrainState
 from marft_jax.run.checkpoints import Checkpoints, Which
-from marft_jax.run.identity import identity_of
+from marft_jax.run.compatibility import identity_of
 from marft_jax.run.setup import Session
 from marft_jax.team.prompts import Team
 

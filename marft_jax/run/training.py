@@ -29,10 +29,9 @@ from marft_jax.random_keys import attempt
 from marft_jax.rollout.collect import Collected, collect
 from marft_jax.rollout.curriculum import Curriculum
 from marft_jax.run import transcripts
-from marft_jax.run.files import explained
 from marft_jax.run.guard import Guard, by_agent
-from marft_jax.run.held_out import HeldOut
 from marft_jax.run.lock import Lock
+from marft_jax.run.manifest import explained
 from marft_jax.run.metrics import (
     Clock,
     Compilations,
@@ -41,8 +40,8 @@ from marft_jax.run.metrics import (
     metrics_of,
     turn_numbers,
 )
-from marft_jax.run.reporters import Reporter
-from marft_jax.run.safety import (
+from marft_jax.run.periodic_evaluation import HeldOut
+from marft_jax.run.recovery import (
     Schedule,
     check_best_metric,
     open_checkpoints,
@@ -50,6 +49,7 @@ from marft_jax.run.safety import (
     roll_back,
     watch,
 )
+from marft_jax.run.reporters import Reporter
 from marft_jax.run.setup import Session, make_rollout, open_session, open_source
 from marft_jax.run.signals import EXIT_STOPPED, Stop
 from marft_jax.team.team_files import Blueprint, dump_team, load_team

@@ -22,7 +22,7 @@ from marft_jax.learning.algorithms import find_algorithm
 from marft_jax.learning.learner import Learner
 from marft_jax.run import trained
 from marft_jax.run.checkpoints import Checkpoints
-from marft_jax.run.identity import identity_of
+from marft_jax.run.compatibility import identity_of
 from marft_jax.run.setup import open_session
 from marft_jax.run.training import write_settings
 from marft_jax.team.profiles import BUILT_IN

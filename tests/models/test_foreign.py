@@ -28,7 +28,7 @@ from marft_jax.interop import first_release, peft
 from marft_jax.models import families
 from marft_jax.models.tokenizers import tokenizer
 from marft_jax.models.weights import gguf, load, safetensors
-from marft_jax.run import files
+from marft_jax.run import manifest
 from marft_jax.team.team_files import load_team
 
 DEEP, LONG = "[" * 5000 + "]" * 5000, "1" * 5001
@@ -75,7 +75,7 @@ def test_ordinary_json_is_what_it_was():
 def test_settings_of_any_reader_that_are_no_settings(text, tmp_path):
     data = text.encode("utf-8", "surrogateescape")
     for name in ("config.json", "adapter_config.json", "team.json", "rows.json", "rows.jsonl",
-                 files.MANIFEST, "tokenizer_config.json",
+                 manifest.MANIFEST, "tokenizer_config.json",
                  "model.safetensors.index.json"):  # fmt: skip
         (tmp_path / name).write_bytes(data)
     (tmp_path / "tokenizer.json").write_text("{}")
@@ -84,7 +84,7 @@ def test_settings_of_any_reader_that_are_no_settings(text, tmp_path):
     refused(tokenizer.from_directory, tmp_path)
     refused(safetensors.weight_files, tmp_path)
     refused(load_team, str(tmp_path / "team.json"))
-    assert files.damage(tmp_path)
+    assert manifest.damage(tmp_path)
     if text != "[]":
         refused(list, rows.rows_of(str(tmp_path / "rows.json")))
         harmless(list, rows.rows_of(str(tmp_path / "rows.jsonl")))

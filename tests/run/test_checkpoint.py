@@ -24,9 +24,9 @@ from marft_jax.learning.learner import Learner
 from marft_jax.parallel import mesh
 from marft_jax.run import checkpoints as module
 from marft_jax.run.checkpoints import Checkpoints
-from marft_jax.run.identity import described, identity_of, team_changes
+from marft_jax.run.compatibility import described, identity_of, team_changes
 from marft_jax.run.lock import Lock
-from marft_jax.run.safety import Schedule
+from marft_jax.run.recovery import Schedule
 from marft_jax.team.team_files import Blueprint
 
 CONFIG = config_lib.Config(lora=config_lib.Lora(rank=2), critic=config_lib.Critic(hidden=(8,)))

@@ -19,7 +19,7 @@ from rich.console import Console
 from marft_jax.errors import RunFailed
 from marft_jax.formats import jsonlines
 from marft_jax.run import reporters
-from marft_jax.run.files import explained
+from marft_jax.run.manifest import explained
 from marft_jax.run.metrics import CutOff
 from marft_jax.run.reporters import Reporter
 from marft_jax.types import StepResult

@@ -14,8 +14,8 @@ from marft_jax import config as config_lib
 from marft_jax.errors import RunFailed
 from marft_jax.learning.learner import TrainState
 from marft_jax.run.checkpoints import Checkpoints
+from marft_jax.run.compatibility import changes, identity_of, team_changes
 from marft_jax.run.guard import Finding, Guard, Verdict
-from marft_jax.run.identity import changes, identity_of, team_changes
 from marft_jax.run.setup import Session
 from marft_jax.types import Episode
 
