@@ -22,11 +22,9 @@ from marft_jax import config as config_lib
 from marft_jax.envs.base import Grade, Task, question_source
 from marft_jax.envs.threads import DaemonThreads
 from marft_jax.errors import RunFailed
-from marft_jax.interop.initial import initial_state
 from marft_jax.printable import printable
 from marft_jax.run import transcripts
-from marft_jax.run.setup import Session, open_session, play_held_out
-from marft_jax.run.trained import restore_team
+from marft_jax.run.setup import Session, open_session, play_held_out, restore_team
 from marft_jax.team.team_files import load_team
 
 _UNGRADED = Grade(0.0, "not graded")
@@ -39,7 +37,7 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
         own, rest = parser.parse_known_args(argv)
         config = cli.parse_run(own.run, own.base, rest, prog="marft_jax.chat")
         session = open_session(config, load_team(config.team.file))
-        restore_team(session, own.run, initial_state, own.step)
+        restore_team(session, own.run, own.step)
         with contextlib.suppress(KeyboardInterrupt):
             chat(session)
     sys.exit(0)

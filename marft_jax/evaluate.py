@@ -38,11 +38,9 @@ from marft_jax.evaluation import tables
 from marft_jax.evaluation.benchmarks import Plan, plans
 from marft_jax.evaluation.scores import Record, Scores, score
 from marft_jax.formats import foreign, jsonlines
-from marft_jax.interop.initial import initial_state
 from marft_jax.run import transcripts
-from marft_jax.run.setup import Session, open_session, open_source, play_held_out
+from marft_jax.run.setup import Session, open_session, open_source, play_held_out, restore_team
 from marft_jax.run.signals import EXIT_STOPPED, Stop
-from marft_jax.run.trained import restore_team
 from marft_jax.team.profiles import last_answering
 from marft_jax.team.team_files import load_team
 
@@ -124,7 +122,7 @@ def evaluate(
         games = [(plan, open_source(stack, plan.config, "eval")) for plan in wanted]
         at_once = max(plan.count(source.size) for plan, source in games)
         session = open_session(config, load_team(config.team.file), at_once)._replace(stop=stop)
-        at_step = restore_team(session, run, initial_state, step)
+        at_step = restore_team(session, run, step)
         stop.plan = "stopping: saved answers stay, the same command goes on from there"
         stop.save = lambda: None  # it is on the disk
         who = f"{run}, step {at_step}" if run else f"{config.model.base} without adapters"

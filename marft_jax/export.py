@@ -29,10 +29,8 @@ from marft_jax import cli
 from marft_jax import config as config_lib
 from marft_jax.errors import RunFailed, reason
 from marft_jax.interop import card, huggingface, peft
-from marft_jax.interop.initial import initial_state
 from marft_jax.run.manifest import DRAFT
-from marft_jax.run.setup import Session, open_session
-from marft_jax.run.trained import restore_state
+from marft_jax.run.setup import Session, open_session, restore_state
 from marft_jax.team.team_files import Blueprint, dump_team, load_team
 
 
@@ -70,7 +68,7 @@ def export(
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise config_lib.BadInput(f"--out {out}: expected a new or empty folder")
     session = open_session(config, blueprint)
-    state = restore_state(session, run, initial_state, step)
+    state = restore_state(session, run, step)
     facts = card.Facts(run, int(state.step), config, blueprint, _portable(session.base.source))
     adapters = jax.tree.map(lambda x: np.asarray(jax.device_get(x)), state.adapters)
     with _all_or_nothing(out) as draft:

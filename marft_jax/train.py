@@ -50,7 +50,7 @@ def train(config: Config) -> int:
             with run.clock("update_s"):
                 batch = learner.pack(played.episodes, played.rewards, seed=run.seed)
                 run.state, estimates, learned = learner.learn(run.state, batch, step)
-                run.transcribe(played, batch, estimates)  # while the devices update
+                run.transcribe(played, estimates)  # while the devices update
                 jax.block_until_ready((run.state, learned))
             run.report(played, batch, learned)
     return run.exit_code

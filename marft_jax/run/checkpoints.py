@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import functools
 import json
 import logging
 import os
@@ -21,7 +22,7 @@ import re
 import shutil
 import threading
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -30,19 +31,14 @@ import jax
 import numpy as np
 import orbax.checkpoint as ocp
 
-from marft_jax.errors import BadInput, RunFailed
+from marft_jax import config as config_lib
+from marft_jax.errors import RunFailed
+from marft_jax.formats import foreign, jsonlines
 from marft_jax.learning.learner import TrainState
 from marft_jax.parallel import processes
-from marft_jax.run import manifest as files
 from marft_jax.run.compatibility import check_identity, check_shapes
-from marft_jax.run.manifest import (
-    DRAFT,
-    MANIFEST,
-    explained,
-    manifest_of,
-    remove,
-    write_synced,
-)
+from marft_jax.run.directory import cannot_write, disk_errors
+from marft_jax.run.manifest import DRAFT, damage, remove, whole_folder
 
 LOGGER = logging.getLogger("marft_jax")
 
@@ -52,30 +48,11 @@ _STATE, _META = "state", "meta.json"
 
 
 class Saved(NamedTuple):
-    """What a checkpoint holds.
-
-    Attributes:
-        state: the training state, laid out as asked.
-        guard: the guard's memory, plain values.
-        metric: the value by which the best is chosen; None where none was known.
-        config: the settings of the run when it was saved, by section.
-        team: the team then, see ``identity.described``; None where it was not saved yet.
-    """
+    """A checkpoint: the training state, laid out as asked, and what ``meta.json`` says of it: its
+    ``metric`` (None where none was known), ``guard``, and what ``identity_of`` gave then."""
 
     state: TrainState
-    guard: Mapping[str, Any]
-    metric: float | None
-    config: Mapping[str, Any]
-    team: Mapping[str, Any] | None = None
-
-
-class _Held(NamedTuple):
-    """A finished step in the host's memory, as it will be written."""
-
-    step: int
-    arrays: TrainState
-    meta: dict[str, Any]
-    good: int | None
+    meta: Mapping[str, Any]
 
 
 class Checkpoints:
@@ -91,23 +68,21 @@ class Checkpoints:
         best: the metric by which one is the best; None keeps no best.
 
     Attributes:
-        identity: as given.
-        skipped: what was said about checkpoints that are not intact.
+        skipped: a line about each checkpoint that is not intact.
     """
 
     def __init__(
         self, directory: str | Path, identity: Mapping[str, Any], keep: int, best: str | None = None
     ):
-        self._run = Path(directory).absolute()
-        self._folder = self._run / "checkpoints"
+        self.run = Path(directory).absolute()
+        self._folder = self.run / "checkpoints"
         self.identity, self._keep, self._best = dict(identity), keep, best
         self.skipped: list[str] = []
+        self._damaged: set[int] = set()
         self._thread = ThreadPoolExecutor(1, "checkpoints")
-        self._saving: Future[None] | None = None
-        self._saved: int | None = None
-        self._held: _Held | None = None
         self._lock = threading.RLock()
-        self._broken: set[int] = set()
+        self._saving: Future[None] | None = None
+        self._held: Callable[[], None] | None = None
 
     def __enter__(self) -> Checkpoints:
         return self
@@ -127,11 +102,6 @@ class Checkpoints:
             return []
         return sorted(int(p.name) for p in self._folder.iterdir() if p.name.isdecimal())
 
-    @property
-    def latest(self) -> int | None:
-        """The newest step with an intact checkpoint, if any."""
-        return self.find("latest")
-
     def find(self, which: Which, most: int | None = None) -> int | None:
         """The step of the intact checkpoint that is asked for; None where there is none.
 
@@ -140,25 +110,25 @@ class Checkpoints:
             most: only those of this step or an earlier one.
         """
         self.wait()
-        intact = (
+        wanted = (
             step
             for step in reversed(self.steps)
             if (most is None or step <= most) and which in (step, "latest", "best")
-            if self._is_intact(step)
         )
-        if which != "best":
-            return next(intact, None)
-        return self._best_of(intact)
+        intact = filter(self._is_intact, wanted)
+        return _best(self._metrics(intact)) if which == "best" else next(intact, None)
 
-    def hold(
+    def save(
         self,
         step: int,
         state: TrainState,
         guard: Mapping[str, Any] | None = None,
         metric: float | None = None,
         good: int | None = None,
+        now: bool = True,
     ) -> None:
-        """Copies a finished step to the host; arrays may be donated as soon as this returns.
+        """Holds a copy of a finished step and starts saving it in the background; arrays may be
+        donated as soon as this returns.
 
         Args:
             step: training steps done.
@@ -166,33 +136,21 @@ class Checkpoints:
             guard: the guard's memory.
             metric: the value by which the best is chosen, the higher the better.
             good: where the guard may have to go back to: that step's checkpoint stays as well.
+            now: False only holds it, for ``flush`` and the end.
+
+        Raises:
+            RunFailed: the save before it could not be finished.
         """
         if jax.process_index() > 0:  # the state is replicated: one process has all of it
             return
         # A copy: on a CPU, what the device gives is its own memory, which the next step overwrites.
         arrays = jax.tree.map(lambda x: np.array(jax.device_get(x)), state)
         metric = metric if metric is not None and np.isfinite(metric) else None
-        meta = self.identity | {"metric": metric, "step": step}
+        meta = self.identity | {"metric": metric, "step": step, "arrays": shapes_of(arrays)}
         meta["guard"] = copy.deepcopy(dict(guard or {}))  # it changes while this is written
-        self._held = _Held(step, arrays, meta, good)
-
-    def save(self, step: int, state: TrainState, *more: Any, **named: Any) -> None:
-        """Holds a finished step, as ``hold`` does, and starts saving it in the background.
-
-        Raises:
-            RunFailed: the save before it could not be finished.
-        """
-        self.hold(step, state, *more, **named)
-        self.save_held()
-
-    def save_held(self) -> None:
-        """Starts saving what is held in the background, where it is not saved yet."""
-        with self._lock:
-            held = self._held
-            if held is not None and held.step != self._saved:
-                self.wait()
-                self._saved = held.step
-                self._saving = self._thread.submit(self._write, *held)
+        self._held = functools.partial(self._write, step, arrays, meta, good)
+        if now:
+            self._start()
 
     def flush(self) -> None:
         """Saves what is held and waits until it is on the disk.
@@ -201,7 +159,7 @@ class Checkpoints:
             RunFailed: it could not be saved.
         """
         with self._lock:
-            self.save_held()
+            self._start()
             self.wait()
 
     def wait(self) -> None:
@@ -213,7 +171,7 @@ class Checkpoints:
         with self._lock:
             saving, self._saving = self._saving, None
             if saving is not None:
-                with explained(self._run):
+                with disk_errors(self.run):
                     saving.result()
 
     def check(self) -> None:
@@ -235,39 +193,19 @@ class Checkpoints:
         if step is None:
             return None
         meta = self._meta(step)
-        check_identity(meta, self.identity, str(self._run))
-        check_shapes(meta["arrays"], shapes_of(fresh), str(self._run))
+        check_identity(meta, self.identity, str(self.run))
+        check_shapes(meta["arrays"], shapes_of(fresh), str(self.run))
         abstract = jax.tree.map(ocp.utils.to_shape_dtype_struct, fresh)
         with ocp.StandardCheckpointer() as reader:
-            state = reader.restore(self._folder / str(step) / _STATE, abstract)
-        return Saved(state, meta["guard"], meta["metric"], meta["config"], meta.get("team"))
+            return Saved(reader.restore(self._folder / str(step) / _STATE, abstract), meta)
 
     def drop_after(self, step: int) -> None:
         """Removes later checkpoints, the newest first, so that a restart never begins at one."""
         self.wait()
-        self._saved = self._held = None
+        self._held = None
         if jax.process_index() == 0:
             for later in sorted((s for s in self.steps if s > step), reverse=True):
                 remove(self._folder / str(later))
-
-    def set_history_aside(self) -> list[str]:
-        """Moves what no checkpoint covers out of the way of a run that begins anew.
-
-        Returns:
-            A line that says where to, if there was anything.
-
-        Raises:
-            BadInput: there are checkpoints, but none is intact.
-        """
-        if self.steps:
-            raise BadInput(
-                f"{self._run}: none of its checkpoints ({', '.join(map(str, self.steps))}) is "
-                f"intact: {self.skipped[-1]}; bring one back from a copy, move checkpoints/ away "
-                "to begin anew, or choose another --run.dir"
-            )
-        if jax.process_index() > 0 or (aside := files.set_aside(self._run)) is None:
-            return []
-        return [f"no checkpoint was saved yet: what is there of an earlier start is now in {aside}"]
 
     def clean(self) -> None:
         """Removes what a killed save left behind. Only for the process that holds the lock."""
@@ -275,78 +213,77 @@ class Checkpoints:
             for draft in self._folder.glob(f"{DRAFT}*"):
                 shutil.rmtree(draft, ignore_errors=True)
 
+    def _start(self) -> None:
+        """Starts saving what is held in the background, where that was not started yet."""
+        with self._lock:
+            if self._held is not None:
+                self.wait()
+                write, self._held = self._held, None
+                self._saving = self._thread.submit(write)
+
     def _write(self, step: int, arrays: TrainState, meta: dict[str, Any], good: int | None) -> None:
-        draft, final = self._folder / f"{DRAFT}{step}", self._folder / str(step)
-        self._folder.parent.stat()  # a run directory that vanished is not made anew
-        shutil.rmtree(draft, ignore_errors=True)
-        draft.mkdir(parents=True)
+        self.run.stat()  # a run directory that vanished is not made anew
         try:
-            alone = ocp.options.MultiprocessingOptions(primary_host=0, active_processes={0})
-            with (
-                _without_tracebacks(),
-                ocp.Checkpointer(
-                    ocp.StandardCheckpointHandler(multiprocessing_options=alone),
-                    multiprocessing_options=alone,
-                ) as writer,
-            ):
-                writer.save(draft / _STATE, args=ocp.args.StandardSave(arrays))
-            meta = meta | {
-                "arrays": shapes_of(arrays),
-                "saved": time.strftime("%FT%TZ", time.gmtime()),
-            }
-            write_synced(draft / _META, meta)
-            write_synced(draft / MANIFEST, manifest_of(draft))
-            if final.exists():  # a damaged one, or one that was dropped in memory only
-                remove(final)
-            os.replace(draft, final)
-            files.sync(self._folder)
+            with whole_folder(self._folder / str(step)) as draft:
+                _write_arrays(draft / _STATE, arrays)
+                meta["saved"] = time.strftime("%FT%TZ", time.gmtime())
+                jsonlines.write(draft / _META, [json.dumps(meta)])
         except ValueError as error:  # how tensorstore reports any failure of the file system
-            shutil.rmtree(draft, ignore_errors=True)
             code = re.search(r"os_error_code='(\d+)'", str(error))
             why = os.strerror(int(code[1])) if code else " ".join(str(error).split())[:200]
-            raise files.cannot_write(self._run, why) from error
-        except BaseException:
-            shutil.rmtree(draft, ignore_errors=True)
-            raise
-        self._broken.discard(step)
+            raise cannot_write(self.run, why) from error
+        self._damaged.discard(step)
         self._retain(good)
 
     def _retain(self, good: int | None) -> None:
         """Removes all but the newest, the best and the last good one, once the new one is safe."""
-        intact = [s for s in self.steps if s not in self._broken and self._is_readable(s)]
-        kept: set[int | None] = set(intact[-self._keep :])
+        metrics = self._metrics(step for step in self.steps if step not in self._damaged)
+        kept: set[int | None] = set(list(metrics)[-self._keep :])
         if self._best is not None:
-            kept.add(self._best_of(intact))
+            kept.add(_best(metrics))
         if good is not None:
-            kept |= set([step for step in intact if step <= good][-1:])
+            kept.add(max((step for step in metrics if step <= good), default=None))
         for step in set(self.steps) - kept:
             remove(self._folder / str(step))
 
-    def _best_of(self, steps: Iterable[int]) -> int | None:
-        """The step with the highest metric, of equal ones the newest."""
-        metrics = {step: self._meta(step).get("metric") for step in steps}
-        known = [(value, step) for step, value in metrics.items() if value is not None]
-        return max(known)[1] if known else None
-
-    def _is_readable(self, step: int) -> bool:
-        try:
-            return bool(self._meta(step))
-        except (OSError, ValueError):
-            return False
+    def _metrics(self, steps: Iterator[int]) -> dict[int, float | None]:
+        """The metrics of those of these checkpoints that can be read."""
+        found = {}
+        for step in steps:
+            with contextlib.suppress(ValueError):
+                found[step] = self._meta(step).get("metric")
+        return found
 
     def _is_intact(self, step: int) -> bool:
-        """Whether every file is as it was written; says so once where it is not."""
-        if step in self._broken:
+        """Compares every file with what was written; says so once where one differs."""
+        if step in self._damaged:
             return False
-        wrong = files.damage(self._folder / str(step))
+        wrong = damage(self._folder / str(step))
         if wrong:
-            self._broken.add(step)
+            self._damaged.add(step)
             self.skipped.append(f"checkpoint {step} is not intact ({wrong}) and is skipped")
-            LOGGER.warning("%s: %s", self._run, self.skipped[-1])
+            LOGGER.warning("%s: %s", self.run, self.skipped[-1])
         return wrong is None
 
     def _meta(self, step: int) -> dict[str, Any]:
-        return json.loads((self._folder / str(step) / _META).read_text("utf-8"))
+        return foreign.read_settings(self._folder / str(step) / _META)
+
+
+class Schedule:
+    """When to save: every so many steps, so many minutes after the last time, and at the end."""
+
+    def __init__(self, settings: config_lib.Run, now: Callable[[], float] = time.monotonic):
+        self._settings, self._now = settings, now
+        self._saved = now()
+
+    def is_due(self, done: int) -> bool:
+        """True where to save after this step; the minutes then start anew."""
+        s = self._settings
+        late = s.save_minutes > 0 and self._now() - self._saved >= 60 * s.save_minutes
+        due = done % s.save_every == 0 or done == s.steps or late
+        if due:
+            self._saved = self._now()
+        return due
 
 
 def shapes_of(state: Any) -> dict[str, str]:
@@ -358,13 +295,21 @@ def shapes_of(state: Any) -> dict[str, str]:
     }
 
 
-@contextlib.contextmanager
-def _without_tracebacks() -> Iterator[None]:
-    """Orbax logs what it raises; it is told once, by who catches it."""
+def _best(metrics: Mapping[int, float | None]) -> int | None:
+    """The step with the highest metric, of equal ones the newest."""
+    known = [(value, step) for step, value in metrics.items() if value is not None]
+    return max(known)[1] if known else None
+
+
+def _write_arrays(folder: Path, arrays: TrainState) -> None:
+    """Writes them from this process alone; what Orbax would log, it raises too."""
+    alone = ocp.options.MultiprocessingOptions(primary_host=0, active_processes={0})
+    handler = ocp.StandardCheckpointHandler(multiprocessing_options=alone)
     logger = logging.getLogger("absl")
     level = logger.level
     logger.setLevel(logging.CRITICAL)
     try:
-        yield
+        with ocp.Checkpointer(handler, multiprocessing_options=alone) as writer:
+            writer.save(folder, args=ocp.args.StandardSave(arrays))
     finally:
         logger.setLevel(level)

@@ -1,4 +1,4 @@
-"""What a saved run belongs to, and what may change when it continues."""
+"""Compares a saved run with this start: what must be equal, and what has changed."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from collections.abc import Mapping
 from typing import Any
 
 from marft_jax.config import BadInput, Config
-from marft_jax.learning.algorithms import settle
 from marft_jax.models.weights.load import BaseModel
 from marft_jax.team.prompts import Team
 
@@ -30,57 +29,19 @@ _PACKAGES = ("jax", "flax", "optax", "orbax-checkpoint", "transformers")
 def identity_of(
     config: Config, base: BaseModel, team: Team, workflow: str = "sequential"
 ) -> dict[str, Any]:
-    """What must be equal for a saved state to fit, all settings, and the versions that wrote it."""
-    sections = dataclasses.asdict(settle(config))
+    """What a state was made with, of a settled config: base, team, settings, library versions."""
+    sections = dataclasses.asdict(config)
     return {
         "base": {"source": base.source, "digest": base.digest},
         "agents": list(team.names),
         "adapters": [team.adapter_names[n] for n in team.owners],
         "team": described(team, workflow),
-        "config": {name: _plain(section) for name, section in sections.items()},
+        "config": {
+            name: {k: list(v) if isinstance(v, tuple) else v for k, v in section.items()}
+            for name, section in sections.items()
+        },
         "versions": {name: importlib.metadata.version(name) for name in _PACKAGES},
     }
-
-
-def check_identity(saved: Mapping[str, Any], now: Mapping[str, Any], run: str) -> None:
-    """Raises ``BadInput`` naming what differs between a saved run and this start."""
-    pairs = [("base model", saved["base"]["digest"], now["base"]["digest"])]
-    pairs += [(f"their {what}" if what == "adapters" else what, saved[what], now[what])
-              for what in ("agents", "adapters")]  # fmt: skip
-    pairs += [(f"--{key}", old, new) for key, old, new in changes(saved, now) if key in FIXED]
-    differing = [f"{name} was {old}, is {new}" for name, old, new in pairs if old != new]
-    if differing:
-        raise BadInput(
-            f"{run} cannot be continued with these settings: {'; '.join(differing)}; "
-            "use the old ones, or another --run.dir"
-        )
-
-
-def check_shapes(saved: Mapping[str, str], now: Mapping[str, str], run: str) -> None:
-    """Raises ``BadInput`` where the saved arrays are not those of this training state."""
-    differing = [
-        f"{path} was {saved.get(path, 'not there')}, is {now.get(path, 'not there')}"
-        for path in sorted(saved.keys() | now.keys())
-        if saved.get(path) != now.get(path)
-    ]
-    if differing:
-        more = f", and {len(differing) - 1} more" if len(differing) > 1 else ""
-        raise BadInput(
-            f"{run} cannot be continued with these settings: its saved state has another form: "
-            f"{differing[0]}{more}; use the old settings, or another --run.dir"
-        )
-
-
-def changes(saved: Mapping[str, Any], now: Mapping[str, Any]) -> list[tuple[str, Any, Any]]:
-    """``(setting, old, new)`` for each setting that a continued run has changed."""
-    return [
-        (f"{section}.{key}", old, now["config"][section][key])
-        for section, settings in saved["config"].items()
-        for key, old in settings.items()
-        if key in now["config"].get(section, {})
-        and old != now["config"][section][key]
-        and (section, key) not in (("run", "dir"), ("team", "file"))  # the team is compared itself
-    ]
 
 
 def described(team: Team, workflow: str) -> dict[str, Any]:
@@ -96,12 +57,54 @@ def described(team: Team, workflow: str) -> dict[str, Any]:
     return flat
 
 
+def check_identity(saved: Mapping[str, Any], now: Mapping[str, Any], run: str) -> None:
+    """Raises ``BadInput`` naming what differs between a saved run and this start."""
+    pairs = [
+        ("base model", saved["base"]["digest"], now["base"]["digest"]),
+        ("agents", saved["agents"], now["agents"]),
+        ("their adapters", saved["adapters"], now["adapters"]),
+        *((f"--{key}", old, new) for key, old, new in changes(saved, now) if key in FIXED),
+    ]
+    differing = [f"{name} was {old}, is {new}" for name, old, new in pairs if old != new]
+    if differing:
+        raise BadInput(
+            f"{run} cannot be continued with these settings: {'; '.join(differing)}; "
+            "use the old ones, or another --run.dir"
+        )
+
+
+def check_shapes(saved: Mapping[str, str], now: Mapping[str, str], run: str) -> None:
+    """Raises ``BadInput`` where the saved arrays are not those of this training state."""
+    differing = [
+        f"{path} was {saved.get(path, 'not there')}, is {now.get(path, 'not there')}"
+        for path in sorted({**saved, **now})
+        if saved.get(path) != now.get(path)
+    ]
+    if differing:
+        more = f", and {len(differing) - 1} more" if len(differing) > 1 else ""
+        raise BadInput(
+            f"{run} cannot be continued with these settings: its saved state has another form: "
+            f"{differing[0]}{more}; use the old settings, or another --run.dir"
+        )
+
+
+def changes(saved: Mapping[str, Any], now: Mapping[str, Any]) -> list[tuple[str, Any, Any]]:
+    """``(setting, old, new)`` for each setting that a continued run has changed."""
+    elsewhere = {"run.dir", "team.file"}  # the team itself is compared
+    return [
+        (f"{section}.{key}", old, new[key])
+        for section, settings in saved["config"].items()
+        for new in [now["config"].get(section, {})]
+        for key, old in settings.items()
+        if key in new and old != new[key] and f"{section}.{key}" not in elsewhere
+    ]
+
+
 def team_changes(saved: Mapping[str, Any] | None, now: Mapping[str, Any]) -> list[str]:
-    """A line for each thing that a continued run's team file says otherwise."""
+    """A line for each part of a team file that has changed."""
     if saved is None:  # a checkpoint of an earlier release
         return []
-    keys = [*now, *(key for key in saved if key not in now)]
-    pairs = [(key, repr(saved.get(key)), repr(now.get(key))) for key in keys]
+    pairs = [(key, repr(saved.get(key)), repr(now.get(key))) for key in {**now, **saved}]
     return [
         f"team: {key} was {_around(old, new)}, is {_around(new, old)}"
         for key, old, new in pairs
@@ -114,7 +117,3 @@ def _around(text: str, other: str, width: int = 60) -> str:
     start = max(0, len(os.path.commonprefix([text, other])) - 20) if len(text) > width else 0
     end = start + width
     return "..." * (start > 0) + text[start:end] + "..." * (end < len(text))
-
-
-def _plain(section: Mapping[str, Any]) -> dict[str, Any]:
-    return {k: list(v) if isinstance(v, tuple) else v for k, v in section.items()}

@@ -9,7 +9,9 @@ the numbers of a step, so that a run that was killed and continued takes the sam
 from __future__ import annotations
 
 import copy
+import logging
 import math
+import operator
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -21,6 +23,11 @@ from marft_jax import config as config_lib
 from marft_jax.formats import jsonlines
 from marft_jax.team.prompts import Team
 from marft_jax.types import Episode
+
+LOGGER = logging.getLogger("marft_jax")
+
+Nonfinite = Mapping[str, Mapping[str, float]]
+"""How many numbers were not finite, by agent (or ``critic``) and tensor."""
 
 
 class Finding(NamedTuple):
@@ -61,7 +68,7 @@ class Guard:
     """
 
     def __init__(self, settings: config_lib.Guard, agents: Sequence[str], file: Path):
-        self._settings, self._agents, self._file = settings, tuple(agents), file
+        self.settings, self._agents, self._file = settings, tuple(agents), file
         self.memory: dict[str, Any] = {}
         self.recall({})
 
@@ -78,105 +85,92 @@ class Guard:
         return min(steps, default=None)
 
     def recall(self, memory: Mapping[str, Any]) -> None:
-        """Takes up the memory of a checkpoint; that of a new run is empty.
-
-        ``since``: the first step of each finding that has lasted until now. ``inside``: for
-        how many steps in a row it was inside a bound. ``met``: bounds that it was inside of for
-        long. ``rewards``: of the latest steps. ``best``: their best mean so far,
-        None before there is one, and ``best_step``, when that was. ``deviation``: the largest so
-        far over the episodes of a step.
-        """
+        """Goes on with the memory of a checkpoint; what it lacks is as at the beginning."""
         fresh = {"rollbacks": 0, "since": {}, "inside": {}, "met": [], "rewards": []}
         fresh |= {"best": None, "best_step": 0, "deviation": 0.0}
         self.memory = copy.deepcopy(fresh | dict(memory))
+
+    def rolled_back(self, memory: Mapping[str, Any]) -> None:
+        """Goes back to the memory of a checkpoint, but knows of one more rollback."""
+        self.recall({**memory, "rollbacks": self.rollbacks + 1})
 
     def forget_after(self, step: int) -> None:
         """Drops the events of steps that will be taken again."""
         now = (self.rollbacks, step)
         jsonlines.keep(self._file, lambda row: (row["rollbacks"], row["step"]) <= now)
 
-    def rolled_back(self, memory: Mapping[str, Any]) -> None:
-        """Goes back to the memory of a checkpoint, but knows of one more rollback."""
-        count = self.rollbacks + 1
-        self.recall(memory)
-        self.memory["rollbacks"] = count
+    def note(self, step: int, event: str, finding: Finding, **more: Any) -> None:
+        """Writes an event down."""
+        row = {"step": step, "rollbacks": self.rollbacks, "event": event}
+        jsonlines.append(self._file, [jsonlines.dumps(row | finding._asdict() | more)])
 
     def look(
         self,
         step: int,
         episodes: Sequence[Episode],
         metrics: Mapping[str, float],
-        nonfinite: Mapping[str, Mapping[str, float]],
-    ) -> tuple[list[Finding], Verdict | None]:
-        """What is outside its bound after a step, and whether that has lasted too long.
+        nonfinite: Nonfinite,
+    ) -> tuple[dict[str, float], Verdict | None]:
+        """The ``guard/`` metrics of a step, and a verdict where something was outside its bound
+        for too long. What is outside is noted, and said in the log.
 
         Args:
             step: training steps done.
             episodes: of the step.
             metrics: of the step, by their usual names.
-            nonfinite: how many numbers were not finite, by agent and tensor.
+            nonfinite: of the step.
         """
-        findings = [*self._not_finite(nonfinite), *self._collapsing(episodes, metrics)]
+        findings = [*_not_finite(nonfinite), *self._collapsing(episodes, metrics)]
         before, since = self.memory["since"], {}
         verdict = None
         for finding in findings:
-            key = f"{finding.kind} {finding.who}"
+            key, skipped = f"{finding.kind} {finding.who}", finding.kind == "nonfinite"
             since[key] = before.get(key, step)
-            allowed = self._settings.patience
-            if finding.kind == "nonfinite":
-                allowed = self._settings.skips
+            allowed = self.settings.skips if skipped else self.settings.patience
             if allowed is not None and step - since[key] + 1 >= allowed and verdict is None:
-                before_it = since[key] - 1
-                if finding.kind == "reward":  # it was sinking for a while before it left the bound
-                    before_it = self.memory["best_step"]
-                verdict = Verdict(finding, before_it)
+                # a reward was sinking for a while before it left its bound
+                sinking = finding.kind == "reward"
+                good = self.memory["best_step"] if sinking else since[key] - 1
+                verdict = Verdict(finding, good)
+            self.note(step, "skipped" if skipped else "outside", finding)
+            LOGGER.warning("step %d: %s", step, finding)
         self.memory["since"] = since
         self._remember(step, metrics)
-        for finding in findings:
-            self.note(step, "skipped" if finding.kind == "nonfinite" else "outside", finding)
-        return findings, verdict
-
-    def note(self, step: int, event: str, finding: Finding, **more: Any) -> None:
-        """Writes an event down."""
-        row = {"step": step, "rollbacks": self.rollbacks, "event": event}
-        jsonlines.append(self._file, [jsonlines.dumps(row | finding._asdict() | more)])
-
-    def _not_finite(self, nonfinite: Mapping[str, Mapping[str, float]]) -> Iterator[Finding]:
-        for who, tensors in nonfinite.items():
-            seen = tuple(sorted(name for name, count in tensors.items() if count > 0))
-            if seen:
-                yield Finding("nonfinite", who, sum(tensors.values()), 0, seen)
+        numbers = {"skipped": skipped_updates(nonfinite), "findings": len(findings)}
+        numbers["rollbacks"] = self.rollbacks
+        return {f"guard/{name}": float(value) for name, value in numbers.items()}, verdict
 
     def _collapsing(
         self, episodes: Sequence[Episode], metrics: Mapping[str, float]
     ) -> Iterator[Finding]:
-        s = self._settings
+        s = self.settings
         for agent, name in enumerate(self._agents):
             turns = [t for episode in episodes for t in episode.turns if t.agent == agent]
             if not turns:
                 continue
-            kl, entropy = (metrics[f"agent/{name}/{what}"] for what in ("approx_kl", "entropy"))
             cut = float(np.mean([turn.truncated or len(turn.action) < 2 for turn in turns]))
-            if s.max_kl is not None and not kl <= s.max_kl:
-                yield Finding("kl", name, kl, s.max_kl)
-            if s.min_entropy is not None and self._left("entropy", name, entropy >= s.min_entropy):
-                yield Finding("entropy", name, entropy, s.min_entropy)
-            if s.max_cut is not None and self._left("length", name, cut <= s.max_cut):
-                yield Finding("length", name, cut, s.max_cut)
+            watched = (
+                ("kl", metrics[f"agent/{name}/approx_kl"], operator.le, s.max_kl),
+                ("entropy", metrics[f"agent/{name}/entropy"], operator.ge, s.min_entropy),
+                ("length", cut, operator.le, s.max_cut),
+            )
+            for kind, value, holds, bound in watched:
+                if bound is not None and self._is_outside(kind, name, holds(value, bound)):
+                    yield Finding(kind, name, value, bound)
         best, reward = self.memory["best"], metrics["reward/mean"]
         if s.reward_drop is not None and best is not None:
             bound = best - s.reward_drop * self.memory["deviation"]
             if reward < bound:
                 yield Finding("reward", "team", reward, bound)
 
-    def _left(self, what: str, who: str, inside: bool) -> bool:
-        """Whether a bound was left: where a run never was inside for as long as a collapse takes
-        to be one, the base is like that."""
-        key, runs, met = f"{what} {who}", self.memory["inside"], self.memory["met"]
-        if key in met:
+    def _is_outside(self, kind: str, who: str, inside: bool) -> bool:
+        """True outside of a bound on the KL; of another one only after a run that was inside for
+        as long as a collapse takes to be one: else the base is like that."""
+        key, runs, met = f"{kind} {who}", self.memory["inside"], self.memory["met"]
+        if kind == "kl" or key in met:
             return not inside
         runs[key] = runs.get(key, 0) + 1 if inside else 0
-        if runs[key] >= self._settings.patience:
+        if runs[key] >= self.settings.patience:
             met.append(key)
         return False
 
@@ -184,23 +178,37 @@ class Guard:
         reward, deviation = float(metrics["reward/mean"]), float(metrics["reward/std"])
         if not (math.isfinite(reward) and math.isfinite(deviation)):
             return
-        m, window = self.memory, self._settings.patience
+        m, window = self.memory, self.settings.patience
         m["rewards"] = [*m["rewards"], reward][-window:]
         m["deviation"] = max(m["deviation"], deviation)
-        if len(m["rewards"]) == window:
-            mean = sum(m["rewards"]) / window
-            if m["best"] is None or mean >= m["best"]:
-                m["best"], m["best_step"] = mean, step
+        mean = sum(m["rewards"]) / window
+        if len(m["rewards"]) == window and (m["best"] is None or mean >= m["best"]):
+            m["best"], m["best_step"] = mean, step
 
 
-def by_agent(nonfinite: Mapping[str, Any], team: Team) -> dict[str, dict[str, float]]:
-    """The learner's counts by who and tensor; those by adapter go to each agent that has it."""
-    told: dict[str, dict[str, float]] = {"critic": {}} | {name: {} for name in team.names}
+def by_agent(nonfinite: Mapping[str, Any], team: Team) -> Nonfinite:
+    """The learner's counts by agent and tensor; those by adapter go to each agent that has it."""
+    found: dict[str, dict[str, float]] = {name: {} for name in ("critic", *team.names)}
     for tensor, counts in jax.device_get(dict(nonfinite)).items():
         if np.ndim(counts) == 0:
-            told["critic"][tensor] = float(counts)
+            found["critic"][tensor] = float(counts)
             continue
-        by_adapter = tensor.startswith("gradient")
-        for i, name in enumerate(team.names):
-            told[name][tensor] = float(counts[team.owners[i] if by_adapter else i])
-    return told
+        places = team.owners if tensor.startswith("gradient") else range(len(team.names))
+        for name, place in zip(team.names, places, strict=True):
+            found[name][tensor] = float(counts[place])
+    return found
+
+
+def skipped_updates(nonfinite: Nonfinite) -> float:
+    """Updates that were not taken in a step: per adapter and minibatch, and the critic's."""
+    return sum(
+        max((n for tensor, n in tensors.items() if "gradient" in tensor), default=0)
+        for tensors in nonfinite.values()
+    )
+
+
+def _not_finite(nonfinite: Nonfinite) -> Iterator[Finding]:
+    for who, tensors in nonfinite.items():
+        seen = tuple(sorted(name for name, count in tensors.items() if count > 0))
+        if seen:
+            yield Finding("nonfinite", who, sum(tensors.values()), 0, seen)

@@ -14,7 +14,7 @@ from marft_jax.run.reporters import Reporter
 from marft_jax.run.setup import Session, open_source, play_held_out
 
 
-class HeldOut:
+class PeriodicEvaluation:
     """What evaluations play, opened before a model is loaded and closed with the stack.
 
     Attributes:
@@ -22,12 +22,10 @@ class HeldOut:
     """
 
     def __init__(self, stack: contextlib.ExitStack, config: Config):
-        wanted = []
-        if config.eval.every:
-            limit = config.eval.episodes
-            wanted = plans(config.eval.benchmarks, config, config.eval.data, 1, limit)
-        self.plans = wanted
-        self._sources = [open_source(stack, plan.config, "eval") for plan in wanted]
+        settings = config.eval
+        wanted = (settings.benchmarks, config, settings.data, 1, settings.episodes)
+        self.plans = plans(*wanted) if settings.every else []
+        self._sources = [open_source(stack, plan.config, "eval") for plan in self.plans]
 
     def evaluate(
         self, session: Session, threads: Executor, step: int, reporter: Reporter

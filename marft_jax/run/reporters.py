@@ -1,16 +1,17 @@
-"""What a run tells while it trains: ``metrics.jsonl``, TensorBoard, ``log.txt`` and a display.
+"""Reports of a run while it trains: ``metrics.jsonl``, TensorBoard, ``log.txt`` and a display.
 
-    with Reporter("runs/quickstart", total_steps=60) as reporter:
+    with open_reporter("runs/quickstart", total_steps=60) as reporter:
         reporter.log(1, {"reward/mean": 0.4, "agent/solver/entropy": 0.9})
         reporter.event("saved checkpoint 10")
 
-A step's metrics are a flat mapping from name to number. A writer is anything with ``write`` and
-``close``; another destination is one more of them.
+A step's metrics are a flat mapping from name to number. Where they go is a ``Writer``; another
+destination is one more class like ``TensorBoard``.
 """
 
 from __future__ import annotations
 
 import contextlib
+import fnmatch
 import logging
 import os
 import statistics
@@ -18,8 +19,9 @@ import time
 from collections import deque
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, Protocol, Self
+from typing import Any, Protocol
 
+import numpy as np
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from rich.text import Text
@@ -31,64 +33,75 @@ LOGGER = logging.getLogger("marft_jax")
 
 
 class Writer(Protocol):
-    """Where the numbers of a step go."""
+    """Where the numbers of steps go. It is made with the run directory and the first step that it
+    will get: what an earlier start wrote about that one and later ones no longer counts."""
 
     def write(self, step: int, metrics: Mapping[str, float]) -> None: ...
-
-    def rewind(self, step: int) -> None: ...
 
     def close(self) -> None: ...
 
 
+class JsonLines:
+    """One JSON object per step, flushed each step; a number that is not finite becomes null."""
+
+    def __init__(self, run_dir: Path, first_step: int) -> None:
+        jsonlines.keep_steps_before(run_dir / "metrics.jsonl", first_step)
+        self._file = (run_dir / "metrics.jsonl").open("a", encoding="utf-8")
+
+    def write(self, step: int, metrics: Mapping[str, float]) -> None:
+        self._file.write(jsonlines.dumps({"step": step, **metrics}) + "\n")
+        self._file.flush()
+        os.fsync(self._file.fileno())  # a checkpoint of this step must not outlive its line
+
+    def close(self) -> None:
+        self._file.close()
+
+
+class TensorBoard:
+    """Every metric as a scalar.
+
+    Events are written where ``write`` is called and flushed each step: a disk that is full raises
+    there, and no thread or clock takes part.
+    """
+
+    def __init__(self, run_dir: Path, first_step: int) -> None:
+        # slow to import, and only needed here
+        from tensorboardX.event_file_writer import EventsWriter
+        from tensorboardX.proto import event_pb2
+
+        folder = run_dir / "tensorboard"
+        folder.mkdir(parents=True, exist_ok=True)
+        suffix = f".{os.getpid()}.{time.monotonic_ns()}"  # two files of one second are two files
+        self._file = EventsWriter(str(folder / "events"), suffix)
+        self._event: Any = getattr(event_pb2, "Event")  # noqa: B009 (made at run time)
+        self._write(first_step, session_log={"status": 1})  # SessionLog.START purges what follows
+
+    def write(self, step: int, metrics: Mapping[str, float]) -> None:
+        from tensorboardX.summary import scalar
+
+        for name, value in metrics.items():
+            self._write(step, summary=scalar(name, value))
+        self._file.flush()
+
+    def _write(self, step: int, **content: Any) -> None:
+        self._file.write_event(self._event(step=step, wall_time=time.time(), **content))
+
+    def close(self) -> None:
+        self._file.close()
+
+
 class Reporter:
-    """Everything that a run reports, behind one value; use it in a ``with``.
-
-    While it is open, what any module of the package says through ``logging`` also goes to the
-    run's ``log.txt`` and to the display.
-
-    Args:
-        run_dir: the run directory; made when missing.
-        total_steps: the training steps of the whole run, earlier starts included.
-        tensorboard: also write TensorBoard event files.
-        resume_step: the first step that this start will log; what an earlier start wrote about
-            it and later ones is dropped.
-        console: where the display goes; stdout by default.
+    """Everything that a run reports, behind one value; see ``open_reporter``.
 
     Attributes:
         step: the last step that was reported.
     """
 
-    def __init__(
-        self,
-        run_dir: str | Path,
-        total_steps: int,
-        tensorboard: bool = True,
-        resume_step: int = 0,
-        console: Console | None = None,
-    ) -> None:
-        self._run_dir = Path(run_dir)
-        self._total_steps = total_steps
-        self._tensorboard = tensorboard
-        self._resume_step, self.step = resume_step, max(resume_step - 1, 0)
-        self._console = console or Console(highlight=False)
+    def __init__(self, run_dir: Path, display: Display, tensorboard: bool, done: int) -> None:
+        self._run_dir, self._display = run_dir, display
+        self._kinds = [JsonLines, TensorBoard] if tensorboard else [JsonLines]
         self._writers: list[Writer] = []
-        self._stack = contextlib.ExitStack()
-
-    def __enter__(self) -> Self:
-        self._run_dir.mkdir(parents=True, exist_ok=True)
-        with contextlib.ExitStack() as stack:
-            display = Display(self._console, self._total_steps, self.step)
-            self._display = display
-            stack.callback(display.close)
-            stack.enter_context(_logging_to(self._run_dir / "log.txt", display))
-            for writer in self._files():
-                stack.callback(writer.close)
-                self._writers.append(writer)
-            self._stack = stack.pop_all()
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._stack.close()
+        self.rewind(done + 1)
 
     def log(self, step: int, metrics: Mapping[str, Any]) -> None:
         """Gives the numbers of a finished step to every writer; ``metrics.jsonl`` has them at once.
@@ -97,7 +110,7 @@ class Reporter:
             step: how many training steps are done, this one included.
             metrics: name to number: a Python number, or an array of one element.
         """
-        numbers = {name: _number(value) for name, value in metrics.items() if name != "step"}
+        numbers = {name: np.asarray(value).item() for name, value in metrics.items()}
         for writer in self._writers:
             writer.write(step, numbers)
         self.step = step
@@ -106,10 +119,11 @@ class Reporter:
 
     def rewind(self, step: int) -> None:
         """Drops what was reported about this step and later ones, which will come again."""
-        for writer in self._writers:
-            writer.rewind(step)
+        self.close()
+        for kind in self._kinds:
+            self._writers.append(kind(self._run_dir, step))
         self.step = step - 1
-        self._display.rewind(step)
+        self._display.rewind(self.step)
 
     def event(self, text: str) -> None:
         """Says something once, in ``log.txt`` and on the display."""
@@ -125,91 +139,59 @@ class Reporter:
         """
         self._display.doing(f"{text} {done}/{total}" if total else text, quiet=not done)
 
-    def _files(self) -> Iterator[Writer]:
-        yield JsonLines(self._run_dir / "metrics.jsonl", self._resume_step)
-        if self._tensorboard:
-            yield TensorBoard(self._run_dir / "tensorboard", self._resume_step)
-
-
-class JsonLines:
-    """One JSON object per step, flushed each step; a number that is not finite becomes null."""
-
-    def __init__(self, path: Path, resume_step: int) -> None:
-        self._path = path
-        self._open(resume_step)
-
-    def _open(self, resume_step: int) -> None:
-        jsonlines.keep_steps_before(self._path, resume_step)
-        self._file = self._path.open("a", encoding="utf-8")
-
-    def write(self, step: int, metrics: Mapping[str, float]) -> None:
-        self._file.write(jsonlines.dumps({"step": step, **metrics}) + "\n")
-        self._file.flush()
-        os.fsync(self._file.fileno())  # a checkpoint of this step must not outlive its line
-
-    def rewind(self, step: int) -> None:
-        self._file.close()
-        self._open(step)
-
     def close(self) -> None:
-        self._file.close()
+        """Closes the writers."""
+        while self._writers:
+            self._writers.pop().close()
 
 
-class TensorBoard:
-    """Every metric as a scalar; what an earlier start wrote from ``resume_step`` on is purged.
+@contextlib.contextmanager
+def open_reporter(
+    run_dir: str | Path,
+    total_steps: int,
+    tensorboard: bool = True,
+    done: int = 0,
+    console: Console | None = None,
+) -> Iterator[Reporter]:
+    """Opens the reports of a run; while they are open, whatever the package says through
+    ``logging`` also goes to the run's ``log.txt`` and to the display.
 
-    Events are written where ``write`` is called and flushed each step: a disk that is full raises
-    there, and no thread or clock takes part.
+    Args:
+        run_dir: the run directory; made when missing.
+        total_steps: the training steps of the whole run, earlier starts included.
+        tensorboard: also write TensorBoard event files.
+        done: the steps that stay; what an earlier start reported about later ones is dropped.
+        console: where the display goes; stdout by default.
     """
-
-    def __init__(self, folder: Path, resume_step: int) -> None:
-        self._folder, self._opened = folder, 0
-        self._open(resume_step)
-
-    def _open(self, resume_step: int) -> None:
-        # slow to import, and only needed here
-        from tensorboardX.event_file_writer import EventsWriter
-        from tensorboardX.proto import event_pb2
-
-        self._folder.mkdir(parents=True, exist_ok=True)
-        suffix = f".{os.getpid()}.{self._opened}"  # two files of one second are two files
-        self._file = EventsWriter(str(self._folder / "events"), suffix)
-        self._opened += 1
-        self._event: Any = getattr(event_pb2, "Event")  # noqa: B009 (made at run time)
-        start = {"status": 1}  # SessionLog.START
-        self._file.write_event(
-            self._event(step=resume_step, wall_time=time.time(), session_log=start)
-        )
-
-    def rewind(self, step: int) -> None:
-        self._file.close()
-        self._open(step)
-
-    def write(self, step: int, metrics: Mapping[str, float]) -> None:
-        from tensorboardX.summary import scalar
-
-        for name, value in metrics.items():
-            event = self._event(step=step, wall_time=time.time(), summary=scalar(name, value))
-            self._file.write_event(event)
-        self._file.flush()
-
-    def close(self) -> None:
-        self._file.close()
+    run_dir = Path(run_dir)
+    run_dir.mkdir(parents=True, exist_ok=True)
+    display = Display(console or Console(highlight=False), total_steps, done)
+    with contextlib.closing(display), _logging_to(run_dir / "log.txt", display):
+        with contextlib.closing(Reporter(run_dir, display, tensorboard, done)) as reporter:
+            yield reporter
 
 
+_LINE = {
+    "reward": ("reward/mean", ".3f"),
+    "kl": ("agent/*/approx_kl", ".1e"),
+    "entropy": ("agent/*/entropy", ".3f"),
+    "cut": ("agent/*/truncated", ".0%"),
+    "tok/s": ("throughput/action_tokens_per_s", ",.0f"),
+}
+"""The line of a step: label to metric (the mean of all that match) and format."""
 _LINE_SECONDS = 10.0  # between two lines about one and the same thing
 
 
-class Display:
-    """One line per step; on a terminal also a bar with the time left, below the lines.
+class Display(logging.Handler):
+    """A line per log record; on a terminal also a bar with the time left, below the lines.
 
     A display that is gone (a closed terminal, a pipe that nobody reads) shows nothing more.
     """
 
     def __init__(self, console: Console, total_steps: int, done: int = 0) -> None:
-        self._console = console
-        self._total = total_steps
-        self._last = self._said = time.monotonic()
+        super().__init__()
+        self._console, self._total = console, total_steps
+        self._stepped = self._spoke = time.monotonic()
         self._seconds: deque[float] = deque(maxlen=20)
         self._bar = Progress(
             TextColumn("training"),
@@ -221,59 +203,54 @@ class Display:
             disable=console.quiet or not console.is_terminal,
         )
         self._task = self._bar.add_task("", total=total_steps, completed=done, left="?")
-        with self._shown():
+        with self._until_gone():
             self._bar.start()
 
     def advance(self, step: int, metrics: Mapping[str, float]) -> Text:
-        """The line of a finished step."""
-        left = clock(self._step_seconds() * max(self._total - step, 0))
+        """The line of a finished step. The time left is that of the median of the latest steps, so
+        that compilation does not count for long."""
+        now = time.monotonic()
+        self._seconds.append(now - self._stepped)
+        self._stepped = now
+        left = clock(statistics.median_low(self._seconds) * max(self._total - step, 0))
         self._bar.update(self._task, completed=step, left=left)
-        parts = {
-            "step": f"{step}/{self._total}",
-            "reward": _show(metrics.get("reward/mean"), ".3f"),
-            "kl": _show(_over_agents(metrics, "approx_kl"), ".1e"),
-            "entropy": _show(_over_agents(metrics, "entropy"), ".3f"),
-            "cut": _show(_over_agents(metrics, "truncated"), ".0%"),
-            "tok/s": _show(metrics.get("throughput/action_tokens_per_s"), ",.0f"),
-            "left": left,
-        }
+        parts = {label: _mean(metrics, *how) for label, how in _LINE.items()}
+        parts = {"step": f"{step}/{self._total}", **parts, "left": left}
         return Text("  ").join(Text.assemble((k, "dim"), " ", v) for k, v in parts.items())
 
     def doing(self, text: str, quiet: bool) -> None:
         """Shows what goes on: beside the bar, or every ten seconds as a line unless ``quiet``."""
         self._bar.update(self._task, description=text)
-        if not (quiet or self._console.is_terminal) and (
-            time.monotonic() - self._said > _LINE_SECONDS
-        ):
-            self.say(text)
+        late = time.monotonic() - self._spoke > _LINE_SECONDS
+        if late and not quiet and not self._console.is_terminal:
+            self._say(text)
 
-    def say(self, text: str | Text) -> None:
-        """Prints a line above the bar as it is: no markup, no wrapping."""
-        self._said = time.monotonic()
-        with self._shown():
-            self._console.print(text, markup=False, soft_wrap=True)
+    def rewind(self, done: int) -> None:
+        """Moves the bar back."""
+        self._bar.update(self._task, completed=done)
 
-    def rewind(self, step: int) -> None:
-        self._bar.update(self._task, completed=step - 1)
+    def emit(self, record: logging.LogRecord) -> None:
+        """Prints a line above the bar."""
+        self._say(getattr(record, "styled", None) or printable(self.format(record)))
 
     def close(self) -> None:
+        """Takes the bar away."""
+        super().close()
         if not self._console.quiet:
-            with self._shown():
+            with self._until_gone():
                 self._bar.stop()
 
+    def _say(self, text: str | Text) -> None:
+        self._spoke = time.monotonic()
+        with self._until_gone():
+            self._console.print(text, markup=False, soft_wrap=True)
+
     @contextlib.contextmanager
-    def _shown(self) -> Iterator[None]:
+    def _until_gone(self) -> Iterator[None]:
         try:
             yield
         except (OSError, SystemExit):  # a pipe that nobody reads: rich would leave
             self._console.quiet = True
-
-    def _step_seconds(self) -> float:
-        """The median of the latest steps, so that compilation does not count for long."""
-        now = time.monotonic()
-        self._seconds.append(now - self._last)
-        self._last = now
-        return statistics.median_low(self._seconds)
 
 
 def clock(seconds: float) -> str:
@@ -283,19 +260,8 @@ def clock(seconds: float) -> str:
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
 
 
-class _DisplayHandler(logging.Handler):
-    """Log records as lines of the display."""
-
-    def __init__(self, display: Display) -> None:
-        super().__init__()
-        self._display = display
-
-    def emit(self, record: logging.LogRecord) -> None:
-        self._display.say(getattr(record, "styled", None) or printable(self.format(record)))
-
-
 class _OneLine(logging.Formatter):
-    """A record as one entry: what it quotes begins no line of its own."""
+    """A record as one entry: what it cites begins no line of its own."""
 
     def format(self, record: logging.LogRecord) -> str:
         return printable(super().format(record)).replace("\n", "\n    ")
@@ -307,31 +273,21 @@ def _logging_to(path: Path, display: Display) -> Iterator[None]:
     file = logging.FileHandler(path, encoding="utf-8")
     file.handleError = lambda record: None  # metrics.jsonl meets the same full disk, and says so
     file.setFormatter(_OneLine("%(asctime)s %(levelname)s %(message)s"))
-    handlers = (file, _DisplayHandler(display))
     level, propagate = LOGGER.level, LOGGER.propagate
     LOGGER.setLevel(logging.INFO)
     LOGGER.propagate = False  # a handler that another package put on the root would repeat it
-    for handler in handlers:
-        LOGGER.addHandler(handler)
+    LOGGER.addHandler(file)
+    LOGGER.addHandler(display)
     try:
         yield
     finally:
         LOGGER.setLevel(level)
         LOGGER.propagate = propagate
-        for handler in handlers:
-            LOGGER.removeHandler(handler)
-            handler.close()
+        LOGGER.removeHandler(file)
+        LOGGER.removeHandler(display)
+        file.close()
 
 
-def _over_agents(metrics: Mapping[str, float], name: str) -> float | None:
-    """The mean of ``agent/<any>/<name>``, or None where no agent reports it."""
-    values = [v for k, v in metrics.items() if k.startswith("agent/") and k.endswith(f"/{name}")]
-    return sum(values) / len(values) if values else None
-
-
-def _show(value: float | None, form: str) -> str:
-    return "-" if value is None else format(value, form)
-
-
-def _number(value: Any) -> float:
-    return value if isinstance(value, (int, float)) else value.item()
+def _mean(metrics: Mapping[str, float], pattern: str, form: str) -> str:
+    values = [value for name, value in metrics.items() if fnmatch.fnmatchcase(name, pattern)]
+    return format(statistics.fmean(values), form) if values else "-"

@@ -17,12 +17,16 @@ from marft_jax.config import BadInput, Config
 from marft_jax.engine.compiled import Shape
 from marft_jax.engine.engine import Engine
 from marft_jax.envs.base import EnvSource, Split, make
-from marft_jax.learning.algorithms import settle
+from marft_jax.interop.initial import initial_state
+from marft_jax.learning.algorithms import find_algorithm, settle
+from marft_jax.learning.learner import Learner, TrainState
 from marft_jax.models.weights.load import BaseModel, load_base
 from marft_jax.parallel import mesh as mesh_lib
 from marft_jax.parallel import processes
 from marft_jax.random_keys import Stream
 from marft_jax.rollout.rollout import Rollout
+from marft_jax.run.checkpoints import Checkpoints, Which
+from marft_jax.run.compatibility import identity_of
 from marft_jax.team.assemble import make_team, workflow_of
 from marft_jax.team.prompts import Team
 from marft_jax.team.team_files import Blueprint
@@ -49,12 +53,11 @@ def open_session(config: Config, blueprint: Blueprint, at_once: int | None = Non
 
     Args:
         at_once: the most turns that will be wanted together, above which slots would stay idle;
-            the episodes of a training step, unless told.
+            the episodes of a training step by default.
 
     Raises:
         BadInput: whatever is wrong with the mesh, the model or the team.
     """
-    config = settle(config)
     workflow = workflow_of(config, blueprint)
     find_workflow(workflow)  # before a model is loaded
     use_compilation_cache()
@@ -65,15 +68,19 @@ def open_session(config: Config, blueprint: Blueprint, at_once: int | None = Non
     context = min(config.model.context, base.config.max_position)
     team = make_team(config, blueprint, context, base.tokenizer)
     _check_lengths(team)
-    wanted = at_once or config.algo.episodes
+    engine = _open_engine(config, mesh, base, team, at_once or config.algo.episodes)
+    return Session(config, workflow, mesh, base, team, engine)
+
+
+def _open_engine(config: Config, mesh: Mesh, base: BaseModel, team: Team, at_once: int) -> Engine:
+    here = mesh_lib.here(mesh)
     shape = Shape(
-        slots=min(config.rollout.slots, processes.share(wanted, jax.process_count())),
+        slots=min(config.rollout.slots, processes.share(at_once, jax.process_count())),
         chunk=config.rollout.chunk,
-        context=context,
+        context=team.context,
         longest=max(sampling.max_new_tokens for sampling in team.sampling),
     )
-    here = mesh_lib.here(mesh)
-    engine = Engine(
+    return Engine(
         base.config,
         base.graphdef,
         mesh_lib.localized(base.params, here),
@@ -84,7 +91,6 @@ def open_session(config: Config, blueprint: Blueprint, at_once: int | None = Non
         alpha=config.lora.alpha,
         reuse=config.rollout.reuse,
     )
-    return Session(config, workflow, mesh, base, team, engine)
 
 
 def use_compilation_cache() -> None:
@@ -94,6 +100,45 @@ def use_compilation_cache() -> None:
         jax.config.update("jax_compilation_cache_dir", str(Path(cache) / "marft_jax" / "xla"))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.2)
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+
+
+def restore_team(session: Session, run: str | None, step: str = "latest") -> int:
+    """Gives the engine the adapters of ``run``; without a run the initial ones.
+
+    Returns:
+        The training step they come from; 0 without a run.
+
+    Raises:
+        BadInput: the run has no such checkpoint, or it belongs to another base or team.
+    """
+    state = restore_state(session, run, step)
+    session.engine.load(state.adapters)
+    return int(state.step)
+
+
+def restore_state(session: Session, run: str | None, step: str = "latest") -> TrainState:
+    """The state after a step of ``run``: a number, ``best`` or ``latest``; else the initial one.
+
+    Raises:
+        BadInput: see ``restore_team``.
+    """
+    which = _which(step)
+    config, team = settle(session.config), session.team
+    algorithm = find_algorithm(config.algo.name)
+    fresh = Learner(config, session.base, team, algorithm, session.mesh).init()
+    if run is None:
+        if which != "latest":
+            raise BadInput(f"--step {step}: only a --run has steps; leave it out")
+        return initial_state(config, team, fresh)
+    identity = identity_of(config, session.base, team)
+    with Checkpoints(run, identity, config.run.keep) as checkpoints:
+        saved = checkpoints.restore(fresh, which)
+        if saved is None:
+            there = ", ".join(map(str, checkpoints.steps)) or "none"
+            raise BadInput(
+                f"--run {run} --step {step}: it has no such intact checkpoint; there are: {there}"
+            )
+    return saved.state
 
 
 def open_source(stack: contextlib.ExitStack, config: Config, split: Split) -> EnvSource:
@@ -110,7 +155,7 @@ def make_rollout(
     report: Callable[[int], None] | None = None,
     stream: Stream = Stream.TRAINING,
 ) -> Player:
-    """Plays the session's team in that environment; ``report`` is told how many are over."""
+    """Plays the session's team in that environment; ``report`` gets how many episodes are over."""
     settings = session.config.rollout
     rollout = Rollout(
         session.engine,
@@ -158,3 +203,12 @@ def _check_lengths(team: Team) -> None:
                 f"agent {profile.name!r}: max_new_tokens {sampling.max_new_tokens}, expected less "
                 f"than the context of {team.context} tokens; raise --model.context or lower it"
             )
+
+
+def _which(word: str) -> Which:
+    if word == "latest" or word == "best":
+        return word
+    try:
+        return int(word)
+    except ValueError:
+        raise BadInput(f"--step: expected a step's number, best or latest, got {word!r}") from None

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,11 +11,9 @@ from typing import Any
 import jax
 from rich.console import Console
 
-from marft_jax import config as config_lib
 from marft_jax.config import BadInput, Config
 from marft_jax.envs.threads import DaemonThreads
 from marft_jax.errors import Stopped
-from marft_jax.formats import jsonlines
 from marft_jax.interop.initial import initial_state
 from marft_jax.learning.algorithms import find_algorithm, settle
 from marft_jax.learning.batch import Batch, Level
@@ -29,30 +26,25 @@ from marft_jax.random_keys import attempt
 from marft_jax.rollout.collect import Collected, collect
 from marft_jax.rollout.curriculum import Curriculum
 from marft_jax.run import transcripts
-from marft_jax.run.guard import Guard, by_agent
+from marft_jax.run.checkpoints import Schedule
+from marft_jax.run.directory import disk_errors, own_directory, write_settings
+from marft_jax.run.guard import Guard, Verdict, by_agent
 from marft_jax.run.lock import Lock
-from marft_jax.run.manifest import explained
 from marft_jax.run.metrics import (
     Clock,
     Compilations,
-    CutOff,
+    TruncationWarning,
+    check_best_metric,
     metric_names,
     metrics_of,
     turn_numbers,
 )
-from marft_jax.run.periodic_evaluation import HeldOut
-from marft_jax.run.recovery import (
-    Schedule,
-    check_best_metric,
-    open_checkpoints,
-    resume,
-    roll_back,
-    watch,
-)
-from marft_jax.run.reporters import Reporter
+from marft_jax.run.periodic_evaluation import PeriodicEvaluation
+from marft_jax.run.recovery import open_checkpoints, resume, roll_back
+from marft_jax.run.reporters import Reporter, open_reporter
 from marft_jax.run.setup import Session, make_rollout, open_session, open_source
 from marft_jax.run.signals import EXIT_STOPPED, Stop
-from marft_jax.team.team_files import Blueprint, dump_team, load_team
+from marft_jax.team.team_files import Blueprint, load_team
 
 
 class Training:
@@ -75,39 +67,31 @@ class Training:
     ):
         self._config, self._stop, self._folder = config, stop, folder
         self._lock = stack.enter_context(Lock(folder))
-        source = open_source(stack, config, "train")
-        self._held_out = HeldOut(stack, config)
+        self._curriculum = Curriculum(open_source(stack, config, "train"), config)
+        self._evaluation = PeriodicEvaluation(stack, config)
         agents = [profile.name for profile in blueprint.agents]
-        names = metric_names(config, agents, self._held_out.plans)
-        check_best_metric(config.run.best_metric, names)
-        self._threads = DaemonThreads()
+        known = metric_names(config, agents, self._evaluation.plans)
+        check_best_metric(config.run.best_metric, known)
         self.session = open_session(config, blueprint)._replace(stop=stop)
-        team, mesh = self.session.team, self.session.mesh
-        algorithm = find_algorithm(config.algo.name)
+        team, algorithm = self.session.team, find_algorithm(config.algo.name)
+        self.learner = Learner(config, self.session.base, team, algorithm, self.session.mesh)
         self._credit = make_credit(config.algo, team)
         self._level: Level = algorithm.level
-        self.learner = Learner(config, self.session.base, team, algorithm, mesh)
         self._guard = Guard(config.guard, team.names, folder / "transcripts" / "guard.jsonl")
-        self._checkpoints = stack.enter_context(open_checkpoints(config, self.session))
+        self._checkpoints = stack.enter_context(open_checkpoints(config.run, self.session))
         self._begin = functools.partial(initial_state, config, team)
-        fresh = self.learner.init()
-        self.state, news = resume(self._checkpoints, self._guard, fresh, self._begin)
+        self.state, news = resume(self._checkpoints, self._guard, self.learner.init(), self._begin)
         self.step, self.exit_code = int(self.state.step), EXIT_STOPPED
         write_settings(folder, config, blueprint)
-        console = Console(highlight=False, quiet=not processes.is_lead())
-        self._reporter = stack.enter_context(
-            Reporter(folder, config.run.steps, config.run.tensorboard, self.step + 1, console)
-        )
-        for line in [_greeting(config, self.session, self.step), *news]:
-            self._reporter.event(line)
-        self._curriculum = Curriculum(source, config)
-        self._schedule, self._compilations = Schedule(config.run), Compilations()
-        self._cut_off, self.clock = CutOff(team), Clock()
+        self._reporter = stack.enter_context(self._open_reporter(news))
+        self._threads, self._schedule = DaemonThreads(), Schedule(config.run)
+        self._compilations, self._truncation = Compilations(), TruncationWarning(team)
+        self.clock = Clock()
         self.clock.seconds["checkpoint_s"] = 0.0
         stop.plan, stop.save = _plan_of(self.step), self._checkpoints.flush
-        stack.enter_context(self._stopped_in_order())
         if jax.process_count() > 1:  # the others come to a stop when their episodes are played
             stop.grace_s = config.mesh.wait_seconds
+        stack.enter_context(self._stopped_in_order())
 
     def steps(self) -> Iterator[int]:
         """The number of steps done, before each one that is left.
@@ -117,8 +101,8 @@ class Training:
         """
         steps = self._config.run.steps
         if self.step < steps:
-            told = f"compiling ... (step {self.step + 1} takes longer than those after it)"
-            self._reporter.event(told)
+            first = self.step + 1
+            self._reporter.event(f"compiling ... (step {first} takes longer than those after it)")
         while self.step < steps:
             self._stop.plan = _plan_of(self.step)
             yield self.step
@@ -147,13 +131,13 @@ class Training:
         compilation.give_back_freed()  # before the update, which takes most
         return collected
 
-    def transcribe(self, collected: Collected, batch: Batch, estimates: Estimates) -> None:
+    def transcribe(self, collected: Collected, estimates: Estimates) -> None:
         """Writes the transcripts of the step, where they are due; the devices may still update."""
         self._lock.check()
         self._checkpoints.check()
         done = self.step + 1
         if self._is_due(self._config.run.transcripts_every, done):
-            numbers = turn_numbers(collected, batch, estimates, self._level)
+            numbers = turn_numbers(collected, estimates, self._level)
             file = self._folder / "transcripts" / f"{done}.jsonl"
             decode = self.session.team.tokenizer.decode
             transcripts.write(file, collected.episodes, decode, numbers)
@@ -163,38 +147,59 @@ class Training:
         held and, where that is due, saved, or back at the last good one where the guard says so."""
         compilation.drop_programs_when_crowded()
         compilation.give_back_freed()
-        config, team, engine = self._config, self.session.team, self.session.engine
-        done, nonfinite = self.step + 1, by_agent(learned.pop("nonfinite"), team)
-        metrics = metrics_of(collected, learned, team, self.clock, config.algo)
-        metrics |= self._compilations.metrics()
+        done, nonfinite = self.step + 1, by_agent(learned.pop("nonfinite"), self.session.team)
+        metrics = self._measure(collected, batch, learned)
+        if self._is_due(self._config.eval.every, done):
+            self.session.engine.load(self.state.adapters)
+            metrics |= self._evaluation.evaluate(self.session, self._threads, done, self._reporter)
+        numbers, verdict = self._guard.look(done, collected.played, metrics, nonfinite)
+        metrics |= numbers | {"guard/lr_scale": float(self.state.lr_scale)}
+        self._truncation.look(done, collected.played, metrics)
+        self._reporter.log(done, metrics)
+        self.clock = Clock()  # the next line has how long this save kept the next step waiting
+        with self.clock("checkpoint_s"):
+            self._save(done, metrics) if verdict is None else self._roll_back(done, verdict)
+        self.step = int(self.state.step)
+
+    def _measure(
+        self, collected: Collected, batch: Batch, learned: dict[str, Any]
+    ) -> dict[str, float]:
+        """The numbers of the step, by which the curriculum advances."""
+        team, engine, seconds = self.session.team, self.session.engine, self.clock.seconds
+        metrics = metrics_of(collected, learned, team, seconds, self._config.algo)
+        metrics |= self.clock.metrics() | self._compilations.metrics()
         metrics |= {"tokens/reused": float(engine.reused), "tokens/joined": float(batch.joined)}
-        if config.env.curriculum is not None:
+        if self._config.env.curriculum is not None:
             metrics["curriculum/level"] = self._curriculum.level(self.state.progress)
         progress = self._curriculum.after(self.state.progress, metrics["reward/mean"])
         self.state = self.state._replace(progress=progress)
-        if self._is_due(config.eval.every, done):
-            engine.load(self.state.adapters)
-            metrics |= self._held_out.evaluate(self.session, self._threads, done, self._reporter)
-        verdict = watch(self._guard, done, collected.played, metrics, nonfinite)
-        self._cut_off.look(done, collected.played, metrics)
-        self._reporter.log(done, metrics | {"guard/lr_scale": float(self.state.lr_scale)})
-        self.clock = Clock()  # the next line tells how long this save kept the next step waiting
-        with self.clock("checkpoint_s"):
-            if verdict is None:
-                best, guard = metrics.get(config.run.best_metric or ""), self._guard
-                self._checkpoints.hold(done, self.state, guard.memory, best, guard.good)
-                if self._schedule.is_due(done):
-                    self._checkpoints.save_held()
-            else:
-                fresh, checkpoints, guard = self.learner.init(), self._checkpoints, self._guard
-                begin, settings = self._begin, config.guard
-                self.state = roll_back(checkpoints, guard, done, verdict, fresh, begin, settings)
-                self._reporter.rewind(int(self.state.step) + 1)
-        self.step = int(self.state.step)
+        return metrics
+
+    def _save(self, done: int, metrics: dict[str, float]) -> None:
+        best, guard = metrics.get(self._config.run.best_metric or ""), self._guard
+        now = self._schedule.is_due(done)
+        self._checkpoints.save(done, self.state, guard.memory, best, guard.good, now)
+
+    def _roll_back(self, done: int, verdict: Verdict) -> None:
+        fresh = self.learner.init()
+        self.state = roll_back(self._checkpoints, self._guard, done, verdict, fresh, self._begin)
+        self._reporter.rewind(int(self.state.step) + 1)
 
     def _is_due(self, every: int, done: int) -> bool:
         """Every so many steps, after the first and after the last; never if ``every`` is 0."""
         return every > 0 and (done % every == 0 or done in (1, self._config.run.steps))
+
+    @contextlib.contextmanager
+    def _open_reporter(self, news: list[str]) -> Iterator[Reporter]:
+        """The reports of the run, which begin with what is about to happen."""
+        run = self._config.run
+        console = Console(highlight=False, quiet=not processes.is_lead())
+        with open_reporter(
+            self._folder, run.steps, run.tensorboard, self.step, console
+        ) as reporter:
+            for line in [_greeting(self.session, self.step), *news]:
+                reporter.event(line)
+            yield reporter
 
     @contextlib.contextmanager
     def _stopped_in_order(self) -> Iterator[None]:
@@ -203,9 +208,8 @@ class Training:
             yield
         except Stopped:
             self._checkpoints.flush()
-            self._reporter.event(
-                f"stopped after step {self._reporter.step}; start again to continue"
-            )
+            step = self._reporter.step
+            self._reporter.event(f"stopped after step {step}; start again to continue")
 
 
 @contextlib.contextmanager
@@ -222,26 +226,9 @@ def open_training(config: Config) -> Iterator[Training]:
     with contextlib.ExitStack() as stack:
         stop = stack.enter_context(Stop("stopped before a step was finished; start again"))
         processes.start(config.mesh)
-        stack.enter_context(explained(Path(config.run.dir)))
-        folder = stack.enter_context(_own_directory(config))
+        stack.enter_context(disk_errors(Path(config.run.dir)))
+        folder = stack.enter_context(own_directory(Path(config.run.dir)))
         yield Training(stack, config, blueprint, stop, folder)
-
-
-def _plan_of(step: int) -> str:
-    """What a signal leads to in the step after this one."""
-    saved = f"saving step {step}, " if step else "nothing is finished yet, "
-    return f"stopping: {saved}what is begun of step {step + 1} is thrown away"
-
-
-@contextlib.contextmanager
-def _own_directory(config: Config) -> Iterator[Path]:
-    """The run directory; a passing one for processes beside the first, who reads and writes
-    nothing of the run but its checkpoints."""
-    if processes.is_lead():
-        yield Path(config.run.dir)
-    else:
-        with tempfile.TemporaryDirectory() as scratch:
-            yield Path(scratch)
 
 
 def check_learns(config: Config, blueprint: Blueprint) -> None:
@@ -256,16 +243,15 @@ def check_learns(config: Config, blueprint: Blueprint) -> None:
             )
 
 
-def write_settings(folder: Path, config: Config, blueprint: Blueprint) -> None:
-    """``config.yaml`` and ``team.yaml``: the run directory explains itself."""
-    own = config_lib.replaced(config, "team.file", "team.yaml")  # beside it
-    jsonlines.write(folder / "team.yaml", [dump_team(blueprint)])
-    jsonlines.write(folder / "config.yaml", [config_lib.dump(own)])
+def _plan_of(step: int) -> str:
+    """What a signal leads to in the step after this one."""
+    saved = f"saving step {step}, " if step else "nothing is finished yet, "
+    return f"stopping: {saved}what is begun of step {step + 1} is thrown away"
 
 
-def _greeting(config: Config, session: Session, start: int) -> str:
+def _greeting(session: Session, start: int) -> str:
     """One line: what is about to happen."""
-    shape = "x".join(str(size) for size in session.mesh.shape.values())
+    config, shape = session.config, "x".join(map(str, session.mesh.shape.values()))
     where = f"{session.mesh.devices.flat[0].device_kind} mesh {shape}"
     who = f"{', '.join(session.team.names)} ({session.workflow})"
     what = f"{who} on {session.base.source}, {config.env.name}"

@@ -17,13 +17,11 @@ from marft_jax import cli, export
 from marft_jax import config as config_lib
 from marft_jax.config import BadInput
 from marft_jax.interop import card, peft
-from marft_jax.interop.initial import initial_state
-from marft_jax.learning.algorithms import find_algorithm
+from marft_jax.learning.algorithms import find_algorithm, settle
 from marft_jax.learning.learner import Learner
-from marft_jax.run import trained
 from marft_jax.run.checkpoints import Checkpoints
 from marft_jax.run.compatibility import identity_of
-from marft_jax.run.setup import open_session
+from marft_jax.run.setup import open_session, restore_state, restore_team
 from marft_jax.run.training import write_settings
 from marft_jax.team.profiles import BUILT_IN
 from marft_jax.team.team_files import Blueprint, load_team
@@ -44,7 +42,9 @@ def run(session, tmp_path_factory):
     learner = Learner(config, session.base, session.team, find_algorithm("appo"), session.mesh)
     state = learner.init()
     write_settings(folder, config, Blueprint(BUILT_IN))
-    with Checkpoints(folder, identity_of(config, session.base, session.team), 2) as checkpoints:
+    with Checkpoints(
+        folder, identity_of(settle(config), session.base, session.team), 2
+    ) as checkpoints:
         for step, metric in METRICS.items():
             numbers = jax.tree.map(lambda x, step=step: jnp.full_like(x, step), state.adapters)
             saved = state._replace(adapters=numbers, step=jnp.int32(step))
@@ -62,10 +62,10 @@ def run_export(*flags):
 
 @pytest.mark.parametrize(("step", "found"), [("latest", 5), ("best", 3), ("3", 3), ("5", 5)])
 def test_a_checkpoint_is_found_by_step_best_or_latest(session, run, step, found):
-    state = trained.restore_state(session, str(run), initial_state, step)
+    state = restore_state(session, str(run), step)
     assert int(state.step) == found
     assert float(state.adapters["q"]["b"][0, 0, 0, 0]) == found
-    assert trained.restore_team(session, str(run), initial_state, step) == found
+    assert restore_team(session, str(run), step) == found
 
 
 @pytest.mark.parametrize(
@@ -78,7 +78,7 @@ def test_a_checkpoint_is_found_by_step_best_or_latest(session, run, step, found)
 )
 def test_a_step_that_is_not_there_is_one_clear_line(session, run, run_dir, step, message):
     with pytest.raises(BadInput, match=message):
-        trained.restore_state(session, str(run) if run_dir else None, initial_state, step)
+        restore_state(session, str(run) if run_dir else None, step)
 
 
 def test_a_team_travels_as_peft_folders_and_comes_back(session, run, tmp_path, capsys):
@@ -102,13 +102,13 @@ def test_a_team_travels_as_peft_folders_and_comes_back(session, run, tmp_path, c
         )
     (tmp_path / "elsewhere").mkdir()
     out = out.rename(tmp_path / "elsewhere" / "moved")
-    saved = trained.restore_state(session, str(run), initial_state, "best").adapters
+    saved = restore_state(session, str(run), "best").adapters
     as_team = session._replace(
         team=session.team._replace(profiles=load_team(str(out / "team.yaml")).agents)
     )
     config = cli.parse(["--lora.init", str(out)])
     for other in (as_team, session._replace(config=config)):  # by the team file, by the setting
-        loaded = trained.restore_state(other, None, initial_state).adapters
+        loaded = restore_state(other, None).adapters
         jax.tree.map(np.testing.assert_array_equal, loaded, saved)
 
 

@@ -19,14 +19,14 @@ import small
 
 from marft_jax import config as config_lib
 from marft_jax.errors import RunFailed
+from marft_jax.formats import jsonlines
 from marft_jax.learning.algorithms import find_algorithm
 from marft_jax.learning.learner import Learner
 from marft_jax.parallel import mesh
-from marft_jax.run import checkpoints as module
-from marft_jax.run.checkpoints import Checkpoints
+from marft_jax.run.checkpoints import Checkpoints, Schedule
 from marft_jax.run.compatibility import described, identity_of, team_changes
 from marft_jax.run.lock import Lock
-from marft_jax.run.recovery import Schedule
+from marft_jax.run.recovery import set_history_aside
 from marft_jax.team.team_files import Blueprint
 
 CONFIG = config_lib.Config(lora=config_lib.Lora(rank=2), critic=config_lib.Critic(hidden=(8,)))
@@ -72,8 +72,9 @@ def test_what_is_restored_is_what_was_saved_bit_for_bit(tmp_path, state):
         saved = checkpoints.restore(fresh())
     chex.assert_trees_all_equal(saved.state, state)
     chex.assert_trees_all_equal_dtypes(saved.state, state)
-    assert saved.guard == {"rollbacks": 2, "best": 0.1 + 0.2} and saved.metric == 0.25
-    assert saved.config["algo"]["lr"] == CONFIG.algo.lr
+    assert saved.meta["guard"] == {"rollbacks": 2, "best": 0.1 + 0.2}
+    assert saved.meta["metric"] == 0.25
+    assert saved.meta["config"]["algo"]["lr"] == CONFIG.algo.lr
 
 
 def test_orbax_alone_reads_the_state(two):
@@ -94,7 +95,7 @@ def test_the_newest_the_best_and_the_last_good_one_are_kept(tmp_path, state):
 
 def test_without_a_checkpoint_there_is_nothing_to_restore(tmp_path):
     with opened(tmp_path) as checkpoints:
-        assert checkpoints.latest is None and checkpoints.restore(fresh()) is None
+        assert checkpoints.find("latest") is None and checkpoints.restore(fresh()) is None
 
 
 @pytest.mark.parametrize("change", ["base model", "lora.rank", "lora.alpha", "run.seed"])
@@ -185,7 +186,7 @@ def test_damage_to_any_file_makes_the_older_checkpoint_the_newest(two, tmp_path,
         DAMAGE[how](tmp_path / "run" / "checkpoints" / "2" / name)
         caplog.clear()
         with opened(tmp_path / "run") as checkpoints:
-            assert checkpoints.latest == 1, name
+            assert checkpoints.find("latest") == 1, name
             assert "checkpoint 2 is not intact" in caplog.text
         shutil.rmtree(tmp_path / "run")
 
@@ -200,7 +201,7 @@ def test_after_damage_the_older_state_is_restored_and_the_damaged_one_replaced(
         restored = checkpoints.restore(fresh()).state
         assert int(restored.step) == 1
         checkpoints.save(2, restored._replace(step=jax.numpy.int32(2)))
-        assert checkpoints.latest == 2 and int(checkpoints.restore(fresh()).state.step) == 2
+        assert checkpoints.find("latest") == 2 and int(checkpoints.restore(fresh()).state.step) == 2
 
 
 def test_when_all_are_damaged_none_is_used(two, tmp_path):
@@ -223,7 +224,7 @@ def test_a_run_whose_checkpoints_are_all_damaged_is_refused_and_left_as_it_is(tw
         with pytest.raises(
             config_lib.BadInput, match=r"none of its checkpoints \(1, 2\) is intact"
         ):
-            checkpoints.set_history_aside()
+            set_history_aside(checkpoints)
     assert (run / "metrics.jsonl").read_text() == '{"step": 1}\n'
 
 
@@ -231,12 +232,12 @@ def test_history_that_no_checkpoint_covers_is_set_aside(tmp_path):
     with opened(tmp_path) as checkpoints:
         (tmp_path / "config.yaml").write_text("run: {}")
         (tmp_path / "metrics.jsonl").touch()
-        assert checkpoints.set_history_aside() == []  # a start that was stopped before a step
+        assert set_history_aside(checkpoints) == []  # a start that was stopped before a step
         for number in (1, 2):
             (tmp_path / "metrics.jsonl").write_text(f"{number}\n")
             (tmp_path / "transcripts").mkdir()
             (tmp_path / "transcripts" / "1.jsonl").write_text("{}\n")
-            [line] = checkpoints.set_history_aside()
+            [line] = set_history_aside(checkpoints)
             assert f"unsaved-{number}" in line and "no checkpoint was saved yet" in line
     assert (tmp_path / "unsaved-1" / "config.yaml").is_file()
     assert (tmp_path / "unsaved-2" / "metrics.jsonl").read_text() == "2\n"
@@ -247,27 +248,27 @@ def test_history_that_no_checkpoint_covers_is_set_aside(tmp_path):
 def test_the_last_finished_step_is_saved_whatever_ends_the_run(tmp_path, state):
     with pytest.raises(KeyError), opened(tmp_path) as checkpoints:
         checkpoints.save(1, state)
-        checkpoints.hold(2, state)
-        checkpoints.hold(3, state, {"rollbacks": 1}, 0.5)
+        checkpoints.save(2, state, now=False)
+        checkpoints.save(3, state, {"rollbacks": 1}, 0.5, now=False)
         raise KeyError
     with opened(tmp_path) as checkpoints:
         assert checkpoints.steps == [1, 3]
         saved = checkpoints.restore(fresh(), 3)
     chex.assert_trees_all_equal(saved.state, state)
-    assert saved.guard == {"rollbacks": 1} and saved.metric == 0.5
+    assert saved.meta["guard"] == {"rollbacks": 1} and saved.meta["metric"] == 0.5
 
 
 def test_what_is_held_can_be_saved_by_any_thread_at_any_moment(tmp_path, state):
     with opened(tmp_path) as checkpoints:
         checkpoints.flush()  # nothing is finished yet
-        checkpoints.hold(1, state)
+        checkpoints.save(1, state, now=False)
         others = [threading.Thread(target=checkpoints.flush) for _ in range(4)]
         for other in others:
             other.start()
         for other in others:
             other.join()
         assert checkpoints.find("latest") == 1
-        checkpoints.hold(2, state)
+        checkpoints.save(2, state, now=False)
         checkpoints.drop_after(0)  # a rollback: what is held is not to come back
     assert not (tmp_path / "checkpoints" / "2").exists()
 
@@ -310,7 +311,7 @@ def test_later_checkpoints_can_be_dropped_and_saved_anew(two, tmp_path, state):
     shutil.copytree(two, tmp_path / "run")
     with opened(tmp_path / "run") as checkpoints:
         checkpoints.drop_after(1)
-        assert checkpoints.latest == 1
+        assert checkpoints.find("latest") == 1
         checkpoints.save(2, noisy(state, 3))
     with opened(tmp_path / "run") as checkpoints:
         chex.assert_trees_all_equal(checkpoints.restore(fresh()).state, noisy(state, 3))
@@ -326,12 +327,12 @@ def test_a_full_disk_is_one_clear_error_and_what_was_saved_stays(two, tmp_path, 
     with pytest.raises(RunFailed, match="No space left on device.*stay loadable"):
         with opened(run) as checkpoints:
             with monkeypatch.context() as patch:
-                patch.setattr(module, "write_synced", full)
+                patch.setattr(jsonlines, "write", full)
                 checkpoints.save(3, state)
                 while True:  # the next steps go on until the save has failed
                     checkpoints.check()
     with opened(run) as checkpoints:
-        assert checkpoints.latest == 2 and checkpoints.restore(fresh()) is not None
+        assert checkpoints.find("latest") == 2 and checkpoints.restore(fresh()) is not None
     assert sorted(p.name for p in (run / "checkpoints").iterdir()) == ["1", "2"]
 
 

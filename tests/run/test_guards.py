@@ -23,7 +23,8 @@ from marft_jax.learning.learner import Learner
 from marft_jax.run import recovery
 from marft_jax.run.checkpoints import Checkpoints
 from marft_jax.run.compatibility import identity_of
-from marft_jax.run.guard import Finding, Guard, Verdict, by_agent
+from marft_jax.run.guard import Finding, Guard, Verdict, by_agent, skipped_updates
+from marft_jax.run.metrics import check_best_metric
 
 NAMES = ("planner", "solver")
 SETTINGS = config_lib.Guard(skips=2, patience=3)
@@ -161,7 +162,7 @@ def test_counts_go_to_the_agents_that_own_the_adapter():
         "planner": {"logprobs": 1.0, "gradient of q.a": 2.0},
         "solver": {"logprobs": 0.0, "gradient of q.a": 2.0},
     }
-    assert recovery.skipped_updates(by_agent(counts, team)) == 7
+    assert skipped_updates(by_agent(counts, team)) == 7
 
 
 CONFIG = config_lib.Config(
@@ -235,11 +236,10 @@ def saved(tmp_path, learner):
         yield checkpoints
 
 
-def back(checkpoints, learner, watching, good, rollbacks=3):
+def back(checkpoints, learner, watching, good):
     verdict = Verdict(Finding("kl", "planner", 25.0, 20.0), good)
-    settings = dataclasses.replace(SETTINGS, rollbacks=rollbacks)
     begin = lambda fresh: fresh._replace(critic_opt=None)  # noqa: E731 so that it is recognised
-    return recovery.roll_back(checkpoints, watching, 7, verdict, learner.init(), begin, settings)
+    return recovery.roll_back(checkpoints, watching, 7, verdict, learner.init(), begin)
 
 
 def test_a_rollback_takes_the_last_good_checkpoint_and_lowers_the_rates(saved, learner, tmp_path):
@@ -262,10 +262,10 @@ def test_a_rollback_takes_the_last_good_checkpoint_and_lowers_the_rates(saved, l
 
 
 def test_a_metric_that_no_step_will_have_is_refused_before_the_first():
-    recovery.check_best_metric("reward/mean", {"reward/mean"})
-    recovery.check_best_metric(None, set())
+    check_best_metric("reward/mean", {"reward/mean"})
+    check_best_metric(None, set())
     with pytest.raises(config_lib.BadInput, match="got 'reward/meen'; did you mean 'reward/mean'"):
-        recovery.check_best_metric("reward/meen", {"reward/mean"})
+        check_best_metric("reward/meen", {"reward/mean"})
 
 
 BROKEN_ENV = """

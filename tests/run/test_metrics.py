@@ -19,9 +19,9 @@ from rich.console import Console
 from marft_jax.errors import RunFailed
 from marft_jax.formats import jsonlines
 from marft_jax.run import reporters
-from marft_jax.run.manifest import explained
-from marft_jax.run.metrics import CutOff
-from marft_jax.run.reporters import Reporter
+from marft_jax.run.directory import disk_errors
+from marft_jax.run.metrics import TruncationWarning
+from marft_jax.run.reporters import open_reporter
 from marft_jax.types import StepResult
 
 
@@ -39,9 +39,9 @@ def shown(console: Console) -> str:
     return file.getvalue()
 
 
-def reporter(folder: Path, **settings) -> Reporter:
+def reporter(folder: Path, **settings):
     settings = {"total_steps": 5, "tensorboard": False, "console": plain_console()} | settings
-    return Reporter(folder, **settings)
+    return open_reporter(folder, **settings)
 
 
 def read(folder: Path) -> list[dict]:
@@ -77,7 +77,7 @@ def test_resuming_drops_the_steps_that_will_be_reported_again(tmp_path):
     with reporter(tmp_path) as report:
         for step in (1, 2, 3, 4):
             report.log(step, {"x": step})
-    with reporter(tmp_path, resume_step=3) as report:
+    with reporter(tmp_path, done=2) as report:
         assert [line["x"] for line in read(tmp_path)] == [1, 2]
         report.log(3, {"x": 30})
     assert [(line["step"], line["x"]) for line in read(tmp_path)] == [(1, 1), (2, 2), (3, 30)]
@@ -85,7 +85,7 @@ def test_resuming_drops_the_steps_that_will_be_reported_again(tmp_path):
 
 def test_resuming_drops_a_line_that_a_kill_left_half_written(tmp_path):
     (tmp_path / "metrics.jsonl").write_text('{"step": 1, "x": 1}\n{"step": 2, "x"')
-    with reporter(tmp_path, resume_step=3) as report:
+    with reporter(tmp_path, done=2) as report:
         report.log(3, {"x": 3})
     assert [line["step"] for line in read(tmp_path)] == [1, 3]
 
@@ -99,7 +99,7 @@ def test_a_line_is_what_ends_with_a_newline(tmp_path):
 
 def test_a_last_line_without_its_newline_does_not_swallow_the_next(tmp_path):
     (tmp_path / "metrics.jsonl").write_text('{"step": 1, "x": 1}')
-    with reporter(tmp_path, resume_step=2) as report:
+    with reporter(tmp_path, done=1) as report:
         report.log(2, {"x": 2})
     assert [line["step"] for line in read(tmp_path)] == [1, 2]
 
@@ -150,7 +150,7 @@ def disk_full_after(size: int):
 
 
 def test_a_full_disk_ends_the_run_with_one_line_and_does_not_hang(tmp_path):
-    with pytest.raises(RunFailed, match="cannot be written"), explained(tmp_path):
+    with pytest.raises(RunFailed, match="cannot be written"), disk_errors(tmp_path):
         with reporter(tmp_path, tensorboard=True) as report, disk_full_after(4096):
             for step in range(1, 1000):
                 report.log(step, {f"metric/{i}": 1.0 for i in range(40)})
@@ -221,7 +221,7 @@ def test_time_left_is_the_usual_step_times_the_steps_to_go(monkeypatch):
     console = plain_console()
     display = reporters.Display(console, total_steps=103)
     for step, now[0] in ((1, 60.0), (2, 62.0), (3, 64.0)):
-        display.say(display.advance(step, {}))
+        display.emit(logging.makeLogRecord({"styled": display.advance(step, {})}))
     assert shown(console).splitlines()[-1].endswith("left 3:20")
 
 
@@ -260,7 +260,7 @@ def test_the_lines_of_the_steps_are_in_the_log(tmp_path):
 
 def test_a_run_that_continues_begins_its_bar_where_it_is(tmp_path):
     console = terminal_console()
-    with reporter(tmp_path, console=console, resume_step=4) as report:
+    with reporter(tmp_path, console=console, done=3) as report:
         report.doing("evaluating arithmetic", 3, 8)
         assert report.step == 3
     text = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", shown(console))
@@ -322,7 +322,7 @@ def cut(planner: float, full: bool = False) -> tuple[list, dict]:
 
 
 def test_actions_that_are_mostly_cut_are_warned_of_once_until_it_is_over(caplog):
-    watching = CutOff(small.team())
+    watching = TruncationWarning(small.team())
     for step, share in enumerate([0.2, 0.75, 0.9, 0.5, 0.6], start=1):
         watching.look(step, *cut(share))
     said = [record.getMessage() for record in caplog.records]
@@ -331,7 +331,7 @@ def test_actions_that_are_mostly_cut_are_warned_of_once_until_it_is_over(caplog)
 
 
 def test_conversations_without_room_are_warned_of(caplog):
-    CutOff(small.team()).look(3, *cut(0.0, full=True))
+    TruncationWarning(small.team()).look(3, *cut(0.0, full=True))
     [record] = caplog.records
     assert "step 3: 100 % of the episodes" in record.getMessage()
     assert "context of 64 tokens; raise --model.context" in record.getMessage()

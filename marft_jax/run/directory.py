@@ -1,0 +1,82 @@
+"""The run directory: what explains it, history that is set aside in it, and its disk's errors."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import itertools
+import os
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from marft_jax import config as config_lib
+from marft_jax.config import Config
+from marft_jax.errors import RunFailed
+from marft_jax.formats import jsonlines
+from marft_jax.parallel import processes
+from marft_jax.team.team_files import Blueprint, dump_team
+
+_HISTORY = "metrics.jsonl transcripts tensorboard log.txt config.yaml team.yaml".split()
+_FILE_SYSTEM = {
+    getattr(errno, name)
+    for name in "ENOSPC EDQUOT EROFS EACCES EPERM EIO ENOENT ENOTDIR ESTALE EFBIG".split()
+}
+
+
+@contextlib.contextmanager
+def own_directory(run: Path) -> Iterator[Path]:
+    """The run directory; a temporary one for processes beside the first, who read and write
+    nothing of the run but its checkpoints."""
+    if processes.is_lead():
+        yield run
+    else:
+        with tempfile.TemporaryDirectory() as scratch:
+            yield Path(scratch)
+
+
+def write_settings(folder: Path, config: Config, blueprint: Blueprint) -> None:
+    """Writes ``config.yaml`` and ``team.yaml``, with which the run directory explains itself."""
+    own = config_lib.replaced(config, "team.file", "team.yaml")  # beside it
+    jsonlines.write(folder / "team.yaml", [dump_team(blueprint)])
+    jsonlines.write(folder / "config.yaml", [config_lib.dump(own)])
+
+
+def set_history_aside(run: Path) -> Path | None:
+    """Moves metrics, transcripts, and what explains them to a new folder ``unsaved-N``; returns it,
+    or None where there is no history."""
+    metrics = run / "metrics.jsonl"
+    written = metrics.is_file() and metrics.stat().st_size > 0
+    if not written and not any((run / "transcripts").glob("*.jsonl")):
+        return None
+    aside = next(f for n in itertools.count(1) if not (f := run / f"unsaved-{n}").exists())
+    aside.mkdir()
+    for name in _HISTORY:
+        with contextlib.suppress(FileNotFoundError):
+            os.replace(run / name, aside / name)
+    return aside
+
+
+@contextlib.contextmanager
+def disk_errors(run: Path) -> Iterator[None]:
+    """Turns what a file system does to a run directory into one clear line.
+
+    Raises:
+        RunFailed: the disk is full, read-only or gone.
+    """
+    try:
+        yield
+    except OSError as error:
+        name = None if error.filename is None else Path(os.fsdecode(error.filename)).absolute()
+        ours = name is None or name.is_relative_to(run.absolute())
+        if error.errno not in _FILE_SYSTEM or not ours:
+            raise
+        raise cannot_write(run, error.strerror or str(error)) from error
+
+
+def cannot_write(run: Path, why: str) -> RunFailed:
+    """The error of a run directory that can no longer be written."""
+    return RunFailed(
+        f"{run}: cannot be written ({why}); checkpoints that were saved stay loadable: make room "
+        "or give access, and start again to continue"
+    )
