@@ -24,7 +24,7 @@ from marft_jax.envs.threads import DaemonThreads
 from marft_jax.errors import RunFailed
 from marft_jax.printable import printable
 from marft_jax.run import transcripts
-from marft_jax.run.setup import Session, open_session, play_held_out, restore_team
+from marft_jax.run.setup import Session, open_session, play_held_out, restore_state
 from marft_jax.team.team_files import load_team
 
 _UNGRADED = Grade(0.0, "not graded")
@@ -37,7 +37,7 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
         own, rest = parser.parse_known_args(argv)
         config = cli.parse_run(own.run, own.base, rest, prog="marft_jax.chat")
         session = open_session(config, load_team(config.team.file))
-        restore_team(session, own.run, own.step)
+        session.engine.load(restore_state(session, own.run, own.step).adapters)
         with contextlib.suppress(KeyboardInterrupt):
             chat(session)
     sys.exit(0)

@@ -39,7 +39,7 @@ from marft_jax.evaluation.benchmarks import Plan, plans
 from marft_jax.evaluation.scores import Record, Scores, score
 from marft_jax.formats import foreign, jsonlines
 from marft_jax.run import transcripts
-from marft_jax.run.setup import Session, open_session, open_source, play_held_out, restore_team
+from marft_jax.run.setup import Session, open_session, open_source, play_held_out, restore_state
 from marft_jax.run.signals import EXIT_STOPPED, Stop
 from marft_jax.team.profiles import last_answering
 from marft_jax.team.team_files import load_team
@@ -122,12 +122,15 @@ def evaluate(
         games = [(plan, open_source(stack, plan.config, "eval")) for plan in wanted]
         at_once = max(plan.count(source.size) for plan, source in games)
         session = open_session(config, load_team(config.team.file), at_once)._replace(stop=stop)
-        at_step = restore_team(session, run, step)
+        state = restore_state(session, run, step)
+        at_step, adapters = int(state.step), state.adapters
+        del state  # optimisers and critic make room
         stop.plan = "stopping: saved answers stay, the same command goes on from there"
         stop.save = lambda: None  # it is on the disk
         who = f"{run}, step {at_step}" if run else f"{config.model.base} without adapters"
         console.print(f"{' -> '.join(session.team.names)}: {who}")
         players = players if compare else players[-1:]
+        session.engine.load(adapters)
         scores = _play_all(session, games, players, console, folder, at_step if run else None)
     _write_summary(folder / "summary.json", scores)
     console.print(tables.benchmarks(scores, console.width), tables.agents(scores, console.width))

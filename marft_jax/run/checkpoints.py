@@ -25,7 +25,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -41,8 +41,6 @@ from marft_jax.run.directory import cannot_write, disk_errors
 from marft_jax.run.manifest import DRAFT, damage, remove, whole_folder
 
 LOGGER = logging.getLogger("marft_jax")
-
-Which = int | Literal["latest", "best"]
 
 _STATE, _META = "state", "meta.json"
 
@@ -102,18 +100,18 @@ class Checkpoints:
             return []
         return sorted(int(p.name) for p in self._folder.iterdir() if p.name.isdecimal())
 
-    def find(self, which: Which, most: int | None = None) -> int | None:
+    def find(self, which: int | str, most: int | None = None) -> int | None:
         """The step of the intact checkpoint that is asked for; None where there is none.
 
         Args:
-            which: a step, the newest, or that with the best metric.
+            which: a step, ``latest``, or ``best`` by its metric.
             most: only those of this step or an earlier one.
         """
         self.wait()
         wanted = (
             step
             for step in reversed(self.steps)
-            if (most is None or step <= most) and which in (step, "latest", "best")
+            if (most is None or step <= most) and str(which) in (str(step), "latest", "best")
         )
         intact = filter(self._is_intact, wanted)
         return _best(self._metrics(intact)) if which == "best" else next(intact, None)
@@ -180,7 +178,7 @@ class Checkpoints:
             self.wait()
 
     def restore(
-        self, fresh: TrainState, which: Which = "latest", most: int | None = None
+        self, fresh: TrainState, which: int | str = "latest", most: int | None = None
     ) -> Saved | None:
         """A saved state, laid out like ``fresh``; None where there is none to restore.
 

@@ -16,13 +16,10 @@ import numpy as np
 
 from marft_jax.config import Algo, BadInput, Config
 from marft_jax.evaluation.benchmarks import Plan
-from marft_jax.learning.batch import Level
 from marft_jax.learning.credit import agent_reward
-from marft_jax.learning.estimates import Estimates
 from marft_jax.rollout.collect import Collected
-from marft_jax.run.transcripts import TurnNumbers
 from marft_jax.team.prompts import Team
-from marft_jax.types import Episode, Turn
+from marft_jax.types import Episode
 
 LOGGER = logging.getLogger("marft_jax")
 
@@ -85,47 +82,44 @@ def metrics_of(
     episodes = collected.played
     returns = [episode.reward for episode in episodes]
     turns = [turn for episode in episodes for turn in episode.turns]
-    read = [turn for episode in collected.episodes for turn in episode.turns]
-    tokens = {what: sum(len(getattr(t, what)) for t in turns) for what in ("prompt", "action")}
+    prompt, action = sum(len(t.prompt) for t in turns), sum(len(t.action) for t in turns)
+    read = sum(len(t.prompt) + len(t.action) for e in collected.episodes for t in e.turns)
     numbers = {
         "reward/mean": np.mean(returns),
         "reward/std": np.std(returns),
         "episode/turns": len(turns) / len(episodes),
         "episode/truncated": np.mean([_is_truncated(episode) for episode in episodes]),
-        "episode/capped": np.mean(["turns" in _ends(episode) for episode in episodes]),
+        "episode/capped": np.mean(["turns" in _cuts(episode) for episode in episodes]),
         "episode/failed": collected.failed,
-        "tokens/prompt": tokens["prompt"],
-        "tokens/action": tokens["action"],
-        "throughput/action_tokens_per_s": tokens["action"] / seconds["rollout_s"],
-        "throughput/update_tokens_per_s": sum(len(t.prompt) + len(t.action) for t in read)
-        / seconds["update_s"],
+        "tokens/prompt": prompt,
+        "tokens/action": action,
+        "throughput/action_tokens_per_s": action / seconds["rollout_s"],
+        "throughput/update_tokens_per_s": read / seconds["update_s"],
         "device/peak_bytes": peak_bytes(),
     }
     if algo.dynamic_sampling:
         numbers["episode/dropped_groups"] = collected.dropped_groups
     for agent, name in enumerate(team.names):
-        own = _of_agent(collected, agent, algo, [turn for turn in turns if turn.agent == agent])
+        own = _of_agent(collected, agent, algo)
         numbers |= {f"agent/{name}/{what}": value for what, value in own.items()}
-    numbers |= _named(learned, team)
+    numbers |= _of_learner(learned, team)
     return {key: float(value) for key, value in numbers.items()}
 
 
-def _of_agent(
-    collected: Collected, agent: int, algo: Algo, own: Sequence[Turn]
-) -> dict[str, float]:
-    """What one agent did and earned, by its turns of the step."""
-    played = zip(collected.played, collected.played_rewards, strict=True)
+def _of_agent(collected: Collected, agent: int, algo: Algo) -> dict[str, float]:
+    """What one agent did and earned; zeros where it did not act."""
+    played = list(zip(collected.played, collected.played_rewards, strict=True))
+    turns = [turn for episode, _ in played for turn in episode.turns if turn.agent == agent]
     rewards = [agent_reward(episode, paid, agent, algo.credit) for episode, paid in played]
-    means = {
-        "reward": [reward for reward in rewards if reward is not None],
-        "tokens": [len(turn.action) for turn in own],
-        "truncated": [turn.truncated for turn in own],
+    return {
+        "reward": np.mean([r for r in rewards if r is not None] or [0.0]).item(),
+        "tokens": np.mean([len(turn.action) for turn in turns] or [0.0]).item(),
+        "truncated": np.mean([turn.truncated for turn in turns] or [0.0]).item(),
+        "turns": len(turns) / len(played),
     }
-    found = {what: float(np.mean(values)) if values else 0.0 for what, values in means.items()}
-    return found | {"turns": len(own) / len(collected.played)}
 
 
-def _named(learned: Mapping[str, jax.Array], team: Team) -> dict[str, float]:
+def _of_learner(learned: Mapping[str, jax.Array], team: Team) -> dict[str, float]:
     """The learner's arrays by agent as ``agent/<name>/...``; its scalars as they are."""
     named = {}
     for key, value in jax.device_get(dict(learned)).items():
@@ -138,14 +132,14 @@ def _named(learned: Mapping[str, jax.Array], team: Team) -> dict[str, float]:
     return named
 
 
-def _ends(episode: Episode) -> list[str]:
-    """Why it was ended early, where it was."""
+def _cuts(episode: Episode) -> list[Any]:
+    """What its steps were cut short by, where they were."""
     return [r.info["truncated"] for r in episode.results if "truncated" in r.info]
 
 
 def _is_truncated(episode: Episode) -> bool:
     """True when an action hit its token limit, or a prompt left no room."""
-    return any(turn.truncated for turn in episode.turns) or bool(_ends(episode))
+    return bool(_cuts(episode)) or any(turn.truncated for turn in episode.turns)
 
 
 def peak_bytes() -> int:
@@ -155,20 +149,6 @@ def peak_bytes() -> int:
         return stats["peak_bytes_in_use"]
     unit = 1 if sys.platform == "darwin" else 1024
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
-
-
-def turn_numbers(collected: Collected, estimates: Estimates, level: Level) -> TurnNumbers:
-    """The learner's numbers of each turn: its value (at a token level the first token's; None
-    without a critic), and its advantage (the mean over its tokens)."""
-    values, advantages = [], []
-    for e, episode in enumerate(collected.episodes):
-        lengths = [len(turn.action) if level == "token" else 1 for turn in episode.turns]
-        starts = np.cumsum([0, *lengths[:-1]])
-        own_J = estimates.advantages_EJ[e, : sum(lengths)]
-        advantages.append((np.add.reduceat(own_J, starts) / lengths).tolist())
-        values_J = estimates.values_EJ
-        values.append([None] * len(lengths) if values_J is None else values_J[e, starts].tolist())
-    return TurnNumbers([r.tolist() for r in collected.rewards], values, advantages)
 
 
 class Clock:
@@ -230,19 +210,17 @@ class TruncationWarning:
     def look(self, step: int, episodes: Sequence[Episode], metrics: Mapping[str, float]) -> None:
         """Warns in the log, by the numbers of a step."""
         full = ["truncated" in result.info for e in episodes for result in e.results[-1:]]
-        shares = {"": sum(full) / max(len(full), 1)}
-        texts = {
-            "": "the episodes ended because their conversation filled the context of "
-            f"{self._team.context} tokens; raise --model.context"
+        shares = {
+            "the episodes ended because their conversation filled the context of "
+            f"{self._team.context} tokens; raise --model.context": sum(full) / max(len(full), 1)
         }
         for name, sampling in zip(self._team.names, self._team.sampling, strict=True):
-            shares[name] = metrics[f"agent/{name}/truncated"]
-            texts[name] = (
+            shares[
                 f"{name}'s actions were cut at their limit of {sampling.max_new_tokens} tokens, or "
                 "where the context was full; raise max_new_tokens or --model.context"
-            )
-        high = {who for who, share in shares.items() if share > 0.5}
-        for who in texts:
-            if who in high - self._warned:
-                LOGGER.warning("step %d: %.0f %% of %s", step, 100 * shares[who], texts[who])
-        self._warned = high
+            ] = metrics[f"agent/{name}/truncated"]
+        high = {text: share for text, share in shares.items() if share > 0.5}
+        for text, share in high.items():
+            if text not in self._warned:
+                LOGGER.warning("step %d: %.0f %% of %s", step, 100 * share, text)
+        self._warned = set(high)

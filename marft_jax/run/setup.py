@@ -25,7 +25,7 @@ from marft_jax.parallel import mesh as mesh_lib
 from marft_jax.parallel import processes
 from marft_jax.random_keys import Stream
 from marft_jax.rollout.rollout import Rollout
-from marft_jax.run.checkpoints import Checkpoints, Which
+from marft_jax.run.checkpoints import Checkpoints
 from marft_jax.run.compatibility import identity_of
 from marft_jax.team.assemble import make_team, workflow_of
 from marft_jax.team.prompts import Team
@@ -102,42 +102,25 @@ def use_compilation_cache() -> None:
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
 
 
-def restore_team(session: Session, run: str | None, step: str = "latest") -> int:
-    """Gives the engine the adapters of ``run``; without a run the initial ones.
-
-    Returns:
-        The training step they come from; 0 without a run.
-
-    Raises:
-        BadInput: the run has no such checkpoint, or it belongs to another base or team.
-    """
-    state = restore_state(session, run, step)
-    session.engine.load(state.adapters)
-    return int(state.step)
-
-
 def restore_state(session: Session, run: str | None, step: str = "latest") -> TrainState:
     """The state after a step of ``run``: a number, ``best`` or ``latest``; else the initial one.
 
     Raises:
-        BadInput: see ``restore_team``.
+        BadInput: the run has no such checkpoint, or it belongs to another base or team.
     """
-    which = _which(step)
     config, team = settle(session.config), session.team
     algorithm = find_algorithm(config.algo.name)
     fresh = Learner(config, session.base, team, algorithm, session.mesh).init()
     if run is None:
-        if which != "latest":
+        if step != "latest":
             raise BadInput(f"--step {step}: only a --run has steps; leave it out")
         return initial_state(config, team, fresh)
     identity = identity_of(config, session.base, team)
     with Checkpoints(run, identity, config.run.keep) as checkpoints:
-        saved = checkpoints.restore(fresh, which)
+        saved = checkpoints.restore(fresh, step)
         if saved is None:
-            there = ", ".join(map(str, checkpoints.steps)) or "none"
-            raise BadInput(
-                f"--run {run} --step {step}: it has no such intact checkpoint; there are: {there}"
-            )
+            there = ", ".join([*map(str, checkpoints.steps), "best", "latest"])
+            raise BadInput(f"--run {run} --step {step}: expected an intact one of {there}")
     return saved.state
 
 
@@ -203,12 +186,3 @@ def _check_lengths(team: Team) -> None:
                 f"agent {profile.name!r}: max_new_tokens {sampling.max_new_tokens}, expected less "
                 f"than the context of {team.context} tokens; raise --model.context or lower it"
             )
-
-
-def _which(word: str) -> Which:
-    if word == "latest" or word == "best":
-        return word
-    try:
-        return int(word)
-    except ValueError:
-        raise BadInput(f"--step: expected a step's number, best or latest, got {word!r}") from None

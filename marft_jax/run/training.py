@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from rich.console import Console
 from marft_jax.config import BadInput, Config
 from marft_jax.envs.threads import DaemonThreads
 from marft_jax.errors import Stopped
+from marft_jax.formats import jsonlines
 from marft_jax.interop.initial import initial_state
 from marft_jax.learning.algorithms import find_algorithm, settle
 from marft_jax.learning.batch import Batch, Level
@@ -25,7 +27,6 @@ from marft_jax.parallel import compilation, processes
 from marft_jax.random_keys import attempt
 from marft_jax.rollout.collect import Collected, collect
 from marft_jax.rollout.curriculum import Curriculum
-from marft_jax.run import transcripts
 from marft_jax.run.checkpoints import Schedule
 from marft_jax.run.directory import disk_errors, own_directory, write_settings
 from marft_jax.run.guard import Guard, Verdict, by_agent
@@ -37,13 +38,13 @@ from marft_jax.run.metrics import (
     check_best_metric,
     metric_names,
     metrics_of,
-    turn_numbers,
 )
 from marft_jax.run.periodic_evaluation import PeriodicEvaluation
 from marft_jax.run.recovery import open_checkpoints, resume, roll_back
 from marft_jax.run.reporters import Reporter, open_reporter
 from marft_jax.run.setup import Session, make_rollout, open_session, open_source
 from marft_jax.run.signals import EXIT_STOPPED, Stop
+from marft_jax.run.transcripts import record, turn_numbers
 from marft_jax.team.team_files import Blueprint, load_team
 
 
@@ -137,10 +138,10 @@ class Training:
         self._checkpoints.check()
         done = self.step + 1
         if self._is_due(self._config.run.transcripts_every, done):
+            decode, file = self.session.team.tokenizer.decode, f"transcripts/{done}.jsonl"
             numbers = turn_numbers(collected, estimates, self._level)
-            file = self._folder / "transcripts" / f"{done}.jsonl"
-            decode = self.session.team.tokenizer.decode
-            transcripts.write(file, collected.episodes, decode, numbers)
+            records = map(record, collected.episodes, itertools.repeat(decode), numbers)
+            jsonlines.write(self._folder / file, map(jsonlines.dumps, records))
 
     def report(self, collected: Collected, batch: Batch, learned: dict[str, Any]) -> None:
         """Evaluates where that is due, reports the numbers of the step, and ends it: with its state

@@ -1,17 +1,19 @@
-"""Who said what in an episode: as JSON Lines for programs, and as panels for people."""
+"""Who said what in an episode: as plain values for programs, and as panels for people."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Protocol
 
+import numpy as np
 from rich.console import Group, RenderableType
 from rich.panel import Panel
 from rich.text import Text
 
-from marft_jax.formats import jsonlines
+from marft_jax.learning.batch import Level
+from marft_jax.learning.estimates import Estimates
 from marft_jax.printable import printable
+from marft_jax.rollout.collect import Collected
 from marft_jax.types import Episode, FailedEpisode, Played, Turn
 
 
@@ -21,47 +23,16 @@ class Decode(Protocol):
     def __call__(self, ids: Sequence[int], /, *, special: bool = False) -> str: ...
 
 
-Numbers = Sequence[Sequence[float | None]]
-
-
-class TurnNumbers(NamedTuple):
-    """What the learner made of the turns; each is indexed ``[episode][turn]``.
-
-    Ragged lists and padded ``[E, K]`` arrays are both fine: padding is not looked at.
-
-    Attributes:
-        rewards: the reward credited to each turn.
-        values: the critic's value of each turn.
-        advantages: each turn's advantage, as the policy loss used it.
-    """
-
-    rewards: Numbers
-    values: Numbers
-    advantages: Numbers
-
-
-def write(
-    path: str | Path, episodes: Sequence[Episode], decode: Decode, numbers: TurnNumbers | None
-) -> None:
-    """Writes one episode per line; the file appears whole or not at all.
-
-    Args:
-        path: ``transcripts/<step>.jsonl`` of a run directory; its folder is made when missing.
-        episodes: the episodes, one line each.
-        decode: token ids to text, for the prompts, which keep their special tokens.
-        numbers: the learner's numbers; without them they are null.
-    """
-    lines = (_line(episode, i, decode, numbers) for i, episode in enumerate(episodes))
-    jsonlines.write(Path(path), lines)
-
-
-def record(episode: Episode, decode: Decode) -> dict[str, Any]:
-    """An episode as plain values.
+def record(
+    episode: Episode, decode: Decode, numbers: Sequence[Mapping[str, Any]] = ()
+) -> dict[str, Any]:
+    """An episode as plain values, each turn with the numbers given for it.
 
     ``prompt`` is what the model read, special tokens included, and ``tool`` what a tool of the
     environment answered to the turn. ``D[i][j]`` is 1 where turn i was shown turn j; ``tokens`` is
     the half-open span of a turn in the episode's action tokens, in acting order.
     """
+    turns = list(_turns(episode.turns, decode))
     return {
         "index": episode.index,
         "group": episode.group,
@@ -69,7 +40,7 @@ def record(episode: Episode, decode: Decode) -> dict[str, Any]:
         "task": episode.task,
         "reward": episode.reward,
         "D": episode.dependency.astype(int),
-        "turns": list(_turns(episode.turns, decode)),
+        "turns": [{**t, **own} for t, own in zip(turns, numbers or [{}] * len(turns), strict=True)],
         "results": [
             {"reward": result.reward, "done": result.done, "info": result.info}
             for result in episode.results
@@ -87,6 +58,19 @@ def _failed(episode: FailedEpisode) -> dict[str, Any]:
     nothing: list[Any] = []
     earned = {"task": "", "reward": 0.0, "D": nothing, "turns": nothing, "results": nothing}
     return place | earned | {"failed": episode.why}
+def turn_numbers(
+    collected: Collected, estimates: Estimates, level: Level
+) -> Iterator[list[dict[str, float | None]]]:
+    """The reward, value (at a token level the first token's; None without a critic) and advantage
+    (the mean over its tokens) of each turn, episode by episode."""
+    for e, episode in enumerate(collected.episodes):
+        lengths = [len(turn.action) if level == "token" else 1 for turn in episode.turns]
+        starts = np.cumsum([0, *lengths[:-1]])
+        own_J, values_EJ = estimates.advantages_EJ[e, : sum(lengths)], estimates.values_EJ
+        advantages = (np.add.reduceat(own_J, starts) / lengths).tolist()
+        values = [None] * len(lengths) if values_EJ is None else values_EJ[e, starts].tolist()
+        columns = zip(collected.rewards[e].tolist(), values, advantages, strict=True)
+        yield [dict(zip(("reward", "value", "advantage"), row, strict=True)) for row in columns]
 
 
 def render(episode: Episode) -> RenderableType:
@@ -96,20 +80,10 @@ def render(episode: Episode) -> RenderableType:
     ]
     for step in sorted({turn.step for turn in episode.turns}):
         parts += [_panel(turn) for turn in episode.turns if turn.step == step]
-        if step < len(episode.results):
-            result = episode.results[step]
+        for result in episode.results[step : step + 1]:
             details = printable("".join(f", {key}: {v}" for key, v in result.info.items()))
             parts.append(Text(f"reward {result.reward:g}{details}\n", style="dim"))
     return Group(*parts)
-
-
-def _line(episode: Episode, i: int, decode: Decode, numbers: TurnNumbers | None) -> str:
-    plain = record(episode, decode)
-    for k, turn in enumerate(plain["turns"]):
-        turn["reward"] = numbers.rewards[i][k] if numbers else None
-        turn["value"] = numbers.values[i][k] if numbers else None
-        turn["advantage"] = numbers.advantages[i][k] if numbers else None
-    return jsonlines.dumps(plain)
 
 
 def _turns(turns: Sequence[Turn], decode: Decode) -> Iterator[dict[str, Any]]:
@@ -130,11 +104,13 @@ def _turns(turns: Sequence[Turn], decode: Decode) -> Iterator[dict[str, Any]]:
 
 
 def _panel(turn: Turn) -> Panel:
-    notes = [turn.name]
-    notes += ["step " + str(turn.step + 1)] if turn.step else []
-    notes += ["answers"] if turn.answers else []
-    notes += ["cut off"] if turn.truncated else []
-    title = Text(" · ".join(notes))
+    notes = {
+        turn.name: True,
+        f"step {turn.step + 1}": turn.step > 0,
+        "answers": turn.answers,
+        "cut off": turn.truncated,
+    }
+    title = Text(" · ".join(note for note, holds in notes.items() if holds))
+    text = printable(turn.text if turn.tool is None else f"{turn.text}\n\ntool: {turn.tool}")
     style = "green" if turn.answers else "cyan"
-    said = printable(turn.text if turn.tool is None else f"{turn.text}\n\ntool: {turn.tool}")
-    return Panel(Text(said), title=title, title_align="left", border_style=style)
+    return Panel(Text(text), title=title, title_align="left", border_style=style)

@@ -21,7 +21,7 @@ from marft_jax.learning.algorithms import find_algorithm, settle
 from marft_jax.learning.learner import Learner
 from marft_jax.run.checkpoints import Checkpoints
 from marft_jax.run.compatibility import identity_of
-from marft_jax.run.setup import open_session, restore_state, restore_team
+from marft_jax.run.setup import open_session, restore_state
 from marft_jax.run.training import write_settings
 from marft_jax.team.profiles import BUILT_IN
 from marft_jax.team.team_files import Blueprint, load_team
@@ -65,14 +65,13 @@ def test_a_checkpoint_is_found_by_step_best_or_latest(session, run, step, found)
     state = restore_state(session, str(run), step)
     assert int(state.step) == found
     assert float(state.adapters["q"]["b"][0, 0, 0, 0]) == found
-    assert restore_team(session, str(run), step) == found
 
 
 @pytest.mark.parametrize(
     ("run_dir", "step", "message"),
     [
-        (True, "4", "there are: 3, 5"),
-        (True, "newest", "--step: expected"),
+        (True, "4", "--step 4: expected an intact one of 3, 5, best, latest"),
+        (True, "newest", "--step newest: expected an intact one of 3, 5, best"),
         (False, "3", "only a --run has steps"),
     ],
 )

@@ -12,7 +12,6 @@ from rich.console import Console
 from marft_jax.formats import jsonlines
 from marft_jax.models.tokenizers.tokenizer import ByteTokenizer
 from marft_jax.run import transcripts
-from marft_jax.run.transcripts import TurnNumbers
 from marft_jax.types import Episode, StepResult, Turn
 
 
@@ -51,15 +50,13 @@ def episode() -> Episode:
     return Episode(7, 7, 0, "3+5+9=?", turns, results)
 
 
-def write(tmp_path, episodes, numbers=None) -> list[dict]:
-    path = tmp_path / "transcripts" / "5.jsonl"
-    transcripts.write(path, episodes, decode, numbers)
-    return [json.loads(line) for line in path.read_text().splitlines()]
+def written(episode, numbers=()) -> dict:
+    return json.loads(jsonlines.dumps(transcripts.record(episode, decode, numbers)))
 
 
-def test_an_episode_is_one_line_with_its_turns(tmp_path):
-    numbers = TurnNumbers(rewards=[[0, 0, 1.25]], values=[[0.1, 0.2, 0.3]], advantages=[[1, 2, 3]])
-    [line] = write(tmp_path, [episode()], numbers)
+def test_an_episode_is_one_line_with_its_turns():
+    numbers = [{"reward": 0, "value": 0.1 * i, "advantage": i} for i in (1, 2, 3)]
+    line = written(episode(), numbers)
     assert (line["index"], line["task"], line["reward"]) == (7, "3+5+9=?", 1.25)
     assert line["turns"][1] == {
         "agent": "solver",
@@ -83,24 +80,24 @@ def test_a_chat_template_can_be_checked():
     assert tokenizer.decode(ids) == "äb"
 
 
-def test_a_tools_answer_stands_by_itself(tmp_path):
+def test_a_tools_answer_stands_by_itself():
     asking = episode().turns[0]._replace(text="ADD 2 3", tool="5")
-    [line] = write(tmp_path, [episode()._replace(turns=[asking])])
+    line = written(episode()._replace(turns=[asking]))
     assert line["turns"][0]["text"] == "ADD 2 3" and line["turns"][0]["tool"] == "5"
 
 
-def test_d_says_which_turns_each_turn_was_shown(tmp_path):
-    [line] = write(tmp_path, [episode()])
+def test_d_says_which_turns_each_turn_was_shown():
+    line = written(episode())
     assert line["D"] == [[0, 0, 0], [1, 0, 0], [1, 1, 0]]
 
 
-def test_token_spans_cover_the_action_tokens_without_gaps(tmp_path):
-    [line] = write(tmp_path, [episode()])
+def test_token_spans_cover_the_action_tokens_without_gaps():
+    line = written(episode())
     assert [turn["tokens"] for turn in line["turns"]] == [[0, 5], [5, 14], [14, 16]]
 
 
-def test_results_keep_the_reward_of_each_step_and_strict_json(tmp_path):
-    [line] = write(tmp_path, [episode()])
+def test_results_keep_the_reward_of_each_step_and_strict_json():
+    line = written(episode())
     assert line["results"] == [
         {"reward": 0.0, "done": False, "info": {"score": 0.5, "answer": ["17"]}},
         {"reward": 1.25, "done": True, "info": {"score": None}},
@@ -126,20 +123,6 @@ def test_what_holds_itself_is_refused():
     inner.append(inner)
     with pytest.raises(ValueError, match="in itself"):
         jsonlines.plain({"x": inner})
-
-
-def test_padded_arrays_are_read_up_to_the_turns_of_each_episode(tmp_path):
-    short = episode()._replace(turns=[turn("solver", "1")], results=[])
-    padded = np.arange(6, dtype=np.float32).reshape(2, 3)
-    lines = write(tmp_path, [episode(), short], TurnNumbers(padded, padded + 10, padded + 20))
-    assert [turn["reward"] for turn in lines[0]["turns"]] == [0, 1, 2]
-    assert [turn["value"] for turn in lines[1]["turns"]] == [13]
-    assert [turn["advantage"] for turn in lines[1]["turns"]] == [23]
-
-
-def test_without_the_learners_numbers_they_are_null(tmp_path):
-    [line] = write(tmp_path, [episode()])
-    assert {turn["reward"] for turn in line["turns"]} == {None}
 
 
 def test_a_person_can_read_who_said_what():
