@@ -36,7 +36,7 @@ from marft_jax.errors import RunFailed
 from marft_jax.formats import foreign, jsonlines
 from marft_jax.learning.learner import TrainState
 from marft_jax.parallel import processes
-from marft_jax.run.compatibility import check_identity, check_shapes
+from marft_jax.run.compatibility import check_fits
 from marft_jax.run.directory import cannot_write, disk_errors
 from marft_jax.run.manifest import DRAFT, damage, remove, whole_folder
 
@@ -60,7 +60,7 @@ class Checkpoints:
     meanwhile: so it can be saved at any moment, by any thread, and is whatever ends the run.
 
     Args:
-        directory: the run directory.
+        run: the run directory.
         identity: what the saved arrays belong to, as ``identity_of`` gives it.
         keep: how many of the newest stay, beside the best.
         best: the metric by which one is the best; None keeps no best.
@@ -70,9 +70,9 @@ class Checkpoints:
     """
 
     def __init__(
-        self, directory: str | Path, identity: Mapping[str, Any], keep: int, best: str | None = None
+        self, run: str | Path, identity: Mapping[str, Any], keep: int, best: str | None = None
     ):
-        self.run = Path(directory).absolute()
+        self.run = Path(run).absolute()
         self._folder = self.run / "checkpoints"
         self.identity, self._keep, self._best = dict(identity), keep, best
         self.skipped: list[str] = []
@@ -129,8 +129,6 @@ class Checkpoints:
         donated as soon as this returns.
 
         Args:
-            step: training steps done.
-            state: all that training changes.
             guard: the guard's memory.
             metric: the value by which the best is chosen, the higher the better.
             good: where the guard may have to go back to: that step's checkpoint stays as well.
@@ -141,6 +139,8 @@ class Checkpoints:
         """
         if jax.process_index() > 0:  # the state is replicated: one process has all of it
             return
+        if (saving := self._saving) is not None and saving.done():
+            self.wait()  # raises what went wrong
         # A copy: on a CPU, what the device gives is its own memory, which the next step overwrites.
         arrays = jax.tree.map(lambda x: np.array(jax.device_get(x)), state)
         metric = metric if metric is not None and np.isfinite(metric) else None
@@ -151,31 +151,18 @@ class Checkpoints:
             self._start()
 
     def flush(self) -> None:
-        """Saves what is held and waits until it is on the disk.
-
-        Raises:
-            RunFailed: it could not be saved.
-        """
+        """Saves what is held; returns when it is on the disk, or raises ``RunFailed``."""
         with self._lock:
             self._start()
             self.wait()
 
     def wait(self) -> None:
-        """Waits for the save in progress.
-
-        Raises:
-            RunFailed: it could not be finished.
-        """
+        """Waits for the save in progress; raises ``RunFailed`` where it could not be finished."""
         with self._lock:
             saving, self._saving = self._saving, None
             if saving is not None:
                 with disk_errors(self.run):
                     saving.result()
-
-    def check(self) -> None:
-        """Raises what ``wait`` would raise, without waiting."""
-        if self._saving is not None and self._saving.done():
-            self.wait()
 
     def restore(
         self, fresh: TrainState, which: int | str = "latest", most: int | None = None
@@ -191,8 +178,7 @@ class Checkpoints:
         if step is None:
             return None
         meta = self._meta(step)
-        check_identity(meta, self.identity, str(self.run))
-        check_shapes(meta["arrays"], shapes_of(fresh), str(self.run))
+        check_fits(meta, self.identity | {"arrays": shapes_of(fresh)}, str(self.run))
         abstract = jax.tree.map(ocp.utils.to_shape_dtype_struct, fresh)
         with ocp.StandardCheckpointer() as reader:
             return Saved(reader.restore(self._folder / str(step) / _STATE, abstract), meta)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import importlib.metadata
+import json
 import os
 from collections.abc import Mapping
 from typing import Any
@@ -30,16 +31,12 @@ def identity_of(
     config: Config, base: BaseModel, team: Team, workflow: str = "sequential"
 ) -> dict[str, Any]:
     """What a state was made with, of a settled config: base, team, settings, library versions."""
-    sections = dataclasses.asdict(config)
     return {
         "base": {"source": base.source, "digest": base.digest},
         "agents": list(team.names),
         "adapters": [team.adapter_names[n] for n in team.owners],
         "team": described(team, workflow),
-        "config": {
-            name: {k: list(v) if isinstance(v, tuple) else v for k, v in section.items()}
-            for name, section in sections.items()
-        },
+        "config": json.loads(json.dumps(dataclasses.asdict(config))),  # as it will be read
         "versions": {name: importlib.metadata.version(name) for name in _PACKAGES},
     }
 
@@ -57,35 +54,24 @@ def described(team: Team, workflow: str) -> dict[str, Any]:
     return flat
 
 
-def check_identity(saved: Mapping[str, Any], now: Mapping[str, Any], run: str) -> None:
-    """Raises ``BadInput`` naming what differs between a saved run and this start."""
+def check_fits(saved: Mapping[str, Any], now: Mapping[str, Any], run: str) -> None:
+    """Raises ``BadInput`` naming what differs between a saved run and this start: settings, or
+    else arrays, whose shapes differ by a setting that nobody thought of."""
     pairs = [
         ("base model", saved["base"]["digest"], now["base"]["digest"]),
         ("agents", saved["agents"], now["agents"]),
         ("their adapters", saved["adapters"], now["adapters"]),
         *((f"--{key}", old, new) for key, old, new in changes(saved, now) if key in FIXED),
     ]
-    differing = [f"{name} was {old}, is {new}" for name, old, new in pairs if old != new]
-    if differing:
-        raise BadInput(
-            f"{run} cannot be continued with these settings: {'; '.join(differing)}; "
-            "use the old ones, or another --run.dir"
-        )
-
-
-def check_shapes(saved: Mapping[str, str], now: Mapping[str, str], run: str) -> None:
-    """Raises ``BadInput`` where the saved arrays are not those of this training state."""
-    differing = [
-        f"{path} was {saved.get(path, 'not there')}, is {now.get(path, 'not there')}"
-        for path in sorted({**saved, **now})
-        if saved.get(path) != now.get(path)
-    ]
-    if differing:
-        more = f", and {len(differing) - 1} more" if len(differing) > 1 else ""
-        raise BadInput(
-            f"{run} cannot be continued with these settings: its saved state has another form: "
-            f"{differing[0]}{more}; use the old settings, or another --run.dir"
-        )
+    old, new = saved["arrays"], now["arrays"]
+    arrays = [(path, old.get(path, "absent"), new.get(path, "absent")) for path in {**old, **new}]
+    for kind in (pairs, arrays):
+        differing = [f"{name} was {old}, is {new}" for name, old, new in kind if old != new]
+        if differing:
+            raise BadInput(
+                f"{run} cannot be continued with these settings: {'; '.join(differing[:9])}; "
+                "use the old ones, or another --run.dir"
+            )
 
 
 def changes(saved: Mapping[str, Any], now: Mapping[str, Any]) -> list[tuple[str, Any, Any]]:

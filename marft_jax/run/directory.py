@@ -1,10 +1,9 @@
-"""The run directory: what explains it, history that is set aside in it, and its disk's errors."""
+"""The run directory: its own settings, and what its disk does."""
 
 from __future__ import annotations
 
 import contextlib
 import errno
-import itertools
 import os
 import tempfile
 from collections.abc import Iterator
@@ -17,7 +16,6 @@ from marft_jax.formats import jsonlines
 from marft_jax.parallel import processes
 from marft_jax.team.team_files import Blueprint, dump_team
 
-_HISTORY = "metrics.jsonl transcripts tensorboard log.txt config.yaml team.yaml".split()
 _FILE_SYSTEM = {
     getattr(errno, name)
     for name in "ENOSPC EDQUOT EROFS EACCES EPERM EIO ENOENT ENOTDIR ESTALE EFBIG".split()
@@ -42,28 +40,9 @@ def write_settings(folder: Path, config: Config, blueprint: Blueprint) -> None:
     jsonlines.write(folder / "config.yaml", [config_lib.dump(own)])
 
 
-def set_history_aside(run: Path) -> Path | None:
-    """Moves metrics, transcripts, and what explains them to a new folder ``unsaved-N``; returns it,
-    or None where there is no history."""
-    metrics = run / "metrics.jsonl"
-    written = metrics.is_file() and metrics.stat().st_size > 0
-    if not written and not any((run / "transcripts").glob("*.jsonl")):
-        return None
-    aside = next(f for n in itertools.count(1) if not (f := run / f"unsaved-{n}").exists())
-    aside.mkdir()
-    for name in _HISTORY:
-        with contextlib.suppress(FileNotFoundError):
-            os.replace(run / name, aside / name)
-    return aside
-
-
 @contextlib.contextmanager
 def disk_errors(run: Path) -> Iterator[None]:
-    """Turns what a file system does to a run directory into one clear line.
-
-    Raises:
-        RunFailed: the disk is full, read-only or gone.
-    """
+    """Raises ``RunFailed``, one clear line, where a disk is full, read-only or gone."""
     try:
         yield
     except OSError as error:

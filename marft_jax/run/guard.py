@@ -59,13 +59,7 @@ class Verdict(NamedTuple):
 
 
 class Guard:
-    """Looks at every step.
-
-    Args:
-        settings: the bounds.
-        agents: names of the agents.
-        file: where events go, one JSON object per line.
-    """
+    """Looks at every step; events go to ``file``, one JSON object per line."""
 
     def __init__(self, settings: config_lib.Guard, agents: Sequence[str], file: Path):
         self.settings, self._agents, self._file = settings, tuple(agents), file
@@ -100,7 +94,6 @@ class Guard:
         jsonlines.keep(self._file, lambda row: (row["rollbacks"], row["step"]) <= now)
 
     def note(self, step: int, event: str, finding: Finding, **more: Any) -> None:
-        """Writes an event down."""
         row = {"step": step, "rollbacks": self.rollbacks, "event": event}
         jsonlines.append(self._file, [jsonlines.dumps(row | finding._asdict() | more)])
 
@@ -112,14 +105,7 @@ class Guard:
         nonfinite: Nonfinite,
     ) -> tuple[dict[str, float], Verdict | None]:
         """The ``guard/`` metrics of a step, and a verdict where something was outside its bound
-        for too long. What is outside is noted, and said in the log.
-
-        Args:
-            step: training steps done.
-            episodes: of the step.
-            metrics: of the step, by their usual names.
-            nonfinite: of the step.
-        """
+        for too long. What is outside is noted, and said in the log."""
         findings = [*_not_finite(nonfinite), *self._collapsing(episodes, metrics)]
         before, since = self.memory["since"], {}
         verdict = None

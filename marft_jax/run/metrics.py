@@ -48,11 +48,7 @@ def metric_names(config: Config, agents: Sequence[str], evaluations: Iterable[Pl
 
 
 def check_best_metric(name: str | None, known: Set[str]) -> None:
-    """Makes sure that the best checkpoint is chosen by a metric that there will be.
-
-    Raises:
-        BadInput: no step will ever have it.
-    """
+    """Raises ``BadInput`` where no step will have the metric that the best is chosen by."""
     if name is None or name in known:
         return
     near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
@@ -70,15 +66,8 @@ def metrics_of(
     seconds: Mapping[str, float],
     algo: Algo,
 ) -> dict[str, float]:
-    """The numbers of one training step; those of episodes count every one that was played.
-
-    Args:
-        collected: its episodes.
-        learned: the learner's numbers, by agent or in all.
-        team: names the agents.
-        seconds: that the parts of the step took.
-        algo: its settings.
-    """
+    """The numbers of one training step, of its episodes (every one that was played), of the
+    learner, and of the seconds that its parts took."""
     episodes = collected.played
     returns = [episode.reward for episode in episodes]
     turns = [turn for episode in episodes for turn in episode.turns]
@@ -208,7 +197,6 @@ class TruncationWarning:
         self._warned: set[str] = set()
 
     def look(self, step: int, episodes: Sequence[Episode], metrics: Mapping[str, float]) -> None:
-        """Warns in the log, by the numbers of a step."""
         full = ["truncated" in result.info for e in episodes for result in e.results[-1:]]
         shares = {
             "the episodes ended because their conversation filled the context of "

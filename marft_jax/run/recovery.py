@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import logging
+import os
 from collections.abc import Callable
 
 import jax
@@ -11,13 +14,15 @@ import numpy as np
 from marft_jax import config as config_lib
 from marft_jax.errors import BadInput, RunFailed
 from marft_jax.learning.learner import TrainState
-from marft_jax.run import directory
+from marft_jax.parallel import processes
 from marft_jax.run.checkpoints import Checkpoints
 from marft_jax.run.compatibility import changes, identity_of, team_changes
 from marft_jax.run.guard import Guard, Verdict
 from marft_jax.run.setup import Session
 
 LOGGER = logging.getLogger("marft_jax")
+
+_HISTORY = "metrics.jsonl transcripts tensorboard log.txt config.yaml team.yaml".split()
 
 Begin = Callable[[TrainState], TrainState]
 """Makes the state that a run begins with of a fresh one."""
@@ -53,24 +58,29 @@ def resume(
 
 
 def set_history_aside(checkpoints: Checkpoints) -> list[str]:
-    """Moves what no checkpoint covers out of the way of a run that begins anew.
-
-    Returns:
-        A line that says where to, if there was anything.
+    """Moves what no checkpoint covers out of the way of a run that begins anew: to ``unsaved-N/``,
+    as the line that it returns says, if there was anything.
 
     Raises:
         BadInput: there are checkpoints, but none is intact.
     """
-    run = checkpoints.run
+    run, metrics = checkpoints.run, checkpoints.run / "metrics.jsonl"
     if checkpoints.steps:
         raise BadInput(
             f"{run}: none of its checkpoints ({', '.join(map(str, checkpoints.steps))}) is "
             f"intact: {checkpoints.skipped[-1]}; bring one back from a copy, move checkpoints/ "
             "away to begin anew, or choose another --run.dir"
         )
-    aside = None if jax.process_index() > 0 else directory.set_history_aside(run)
-    saved = "no checkpoint was saved yet: what is there of an earlier start is now in"
-    return [] if aside is None else [f"{saved} {aside}"]
+    written = metrics.is_file() and metrics.stat().st_size > 0
+    history = written or any((run / "transcripts").glob("*.jsonl"))
+    if not history or not processes.is_lead():
+        return []
+    aside = next(f for n in itertools.count(1) if not (f := run / f"unsaved-{n}").exists())
+    aside.mkdir()
+    for name in _HISTORY:
+        with contextlib.suppress(FileNotFoundError):
+            os.replace(run / name, aside / name)
+    return [f"no checkpoint was saved yet: what is there of an earlier start is now in {aside}"]
 
 
 def roll_back(

@@ -105,11 +105,7 @@ class Reporter:
 
     def log(self, step: int, metrics: Mapping[str, Any]) -> None:
         """Gives the numbers of a finished step to every writer; ``metrics.jsonl`` has them at once.
-
-        Args:
-            step: how many training steps are done, this one included.
-            metrics: name to number: a Python number, or an array of one element.
-        """
+        A number is one of Python's, or an array of one element."""
         numbers = {name: np.asarray(value).item() for name, value in metrics.items()}
         for writer in self._writers:
             writer.write(step, numbers)
@@ -130,17 +126,11 @@ class Reporter:
         LOGGER.info("%s", text)
 
     def doing(self, text: str, done: int = 0, total: int = 0) -> None:
-        """Shows on the display what goes on right now: beside the bar, and without one as a line
-        when it takes long.
-
-        Args:
-            text: a word or a few.
-            done, total: how much of it is done, where that is known.
-        """
+        """Shows on the display what goes on right now, and how much of it is done: beside the bar,
+        and without one as a line when it takes long."""
         self._display.doing(f"{text} {done}/{total}" if total else text, quiet=not done)
 
     def close(self) -> None:
-        """Closes the writers."""
         while self._writers:
             self._writers.pop().close()
 
@@ -157,9 +147,7 @@ def open_reporter(
     ``logging`` also goes to the run's ``log.txt`` and to the display.
 
     Args:
-        run_dir: the run directory; made when missing.
         total_steps: the training steps of the whole run, earlier starts included.
-        tensorboard: also write TensorBoard event files.
         done: the steps that stay; what an earlier start reported about later ones is dropped.
         console: where the display goes; stdout by default.
     """
@@ -226,15 +214,12 @@ class Display(logging.Handler):
             self._say(text)
 
     def rewind(self, done: int) -> None:
-        """Moves the bar back."""
         self._bar.update(self._task, completed=done)
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Prints a line above the bar."""
         self._say(getattr(record, "styled", None) or printable(self.format(record)))
 
     def close(self) -> None:
-        """Takes the bar away."""
         super().close()
         if not self._console.quiet:
             with self._until_gone():

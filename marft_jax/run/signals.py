@@ -17,7 +17,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from typing import NoReturn, Self
+from typing import Any, NoReturn, Self
 
 from marft_jax.errors import RunFailed
 from marft_jax.printable import printable
@@ -32,31 +32,26 @@ _CLOSED = 0
 
 
 class Stop:
-    """Tells, when called, whether SIGTERM, SIGINT or SIGHUP came; use it in a ``with``.
+    """True, when called, after SIGTERM, SIGINT or SIGHUP came; use it in a ``with``.
 
     A second signal ends the process at once, unless it follows within half a second: shells and
     ``timeout`` send the same one twice. Outside of the main thread nothing is listened to:
-    signals are then the business of whoever runs there. A SIGHUP that the shell said to ignore
+    signals are then the business of whoever runs there. A SIGHUP that the shell ignores
     (``nohup``) is ignored.
 
-    Args:
-        started: what is said when a signal comes before there is anything to save.
-        leave: ends the process.
-
     Attributes:
-        plan: what is said when a signal comes.
+        plan: the line to print when a signal comes.
         save: puts on the disk what must not be lost, callable from any thread; None while there
             is nothing, which ends the process without waiting for the main thread.
         grace_s: how long the main thread may take to stop.
     """
 
-    def __init__(self, started: str, leave: Callable[[int], object] = os._exit):
-        self.plan, self.grace_s = started, GRACE_S
+    def __init__(self, plan: str):
+        self.plan, self.grace_s = plan, GRACE_S
         self.save: Callable[[], None] | None = None
-        self._leave = leave
         self._asked = False
         self._first: float | None = None
-        self._handlers: dict[int, object] = {}
+        self._handlers: dict[int, Any] = {}
 
     def __call__(self) -> bool:
         return self._asked
@@ -76,86 +71,80 @@ class Stop:
         return self
 
     def __exit__(self, *error: object) -> None:
-        if self not in _OPEN:
-            return
-        _OPEN.remove(self)
-        self.put_back()
-        os.write(self._write, bytes([_CLOSED]))
-        self._thread.join()
-        os.close(self._read)
-        os.close(self._write)
+        if self in _OPEN:
+            _OPEN.remove(self)
+            self.put_back()
+            os.write(self._write, bytes([_CLOSED]))
+            self._thread.join()
+            os.close(self._read)
+            os.close(self._write)
 
     def put_back(self) -> None:
         """Signals do again what they did before."""
         for number, handler in self._handlers.items():
             if handler is not None:  # one that was not set from Python cannot be
-                signal.signal(number, handler)  # pyright: ignore[reportArgumentType]
+                signal.signal(number, handler)
         signal.set_wakeup_fd(self._wakeup)
 
     def _handle(self, number: int, frame: object) -> None:
-        """In the main thread; the thread has heard the same, unless it is stuck in a write."""
+        """In the main thread; the other thread does the same, unless it is stuck in a write."""
         now = time.monotonic()
         self._first = self._first or now
         if now - self._first > _SAME_S:
-            self._end(128 + number)
+            _end(128 + number)
 
     def _listen(self) -> None:
         if self._next(None) == _CLOSED:
             return
         first, self._asked = time.monotonic(), True
         if self.save is None:
-            self._say(self.plan)
-            self._end(EXIT_STOPPED)
-        self._say(f"{self.plan}; again to leave now")
+            _say(self.plan)
+            _end(EXIT_STOPPED)
+        _say(f"{self.plan}; again to leave now")
         number = self._next(first + self.grace_s, first + _SAME_S)
         if number is None:
-            threading.Thread(target=self._save_and_end, daemon=True).start()
+            threading.Thread(target=_save_and_end, args=(self.save,), daemon=True).start()
             number = self._next(None)
-        if number != _CLOSED:
-            self._end(128 + (number or 0))
+        if number:
+            _end(128 + number)
 
     def _next(self, until: float | None, since: float = 0.0) -> int | None:
-        """The next signal, ``_CLOSED`` at the end of the ``with``, or None where none came.
-
-        Args:
-            until: when to stop waiting, if ever.
-            since: signals before that do not count.
-        """
+        """The next signal that comes after ``since``, ``_CLOSED`` at the end of the ``with``, or
+        None where none came in time."""
         poller = select.poll()
         poller.register(self._read, select.POLLIN)
-        while True:
-            left = None if until is None else max(0.0, until - time.monotonic()) * 1000
-            if not poller.poll(left):
-                return None
+        while poller.poll(until and max(0.0, until - time.monotonic()) * 1000):
             number = os.read(self._read, 1)[0]
             if number == _CLOSED or number in _SIGNALS and time.monotonic() > since:
                 return number
+        return None
 
-    def _save_and_end(self) -> None:
-        assert self.save is not None
-        try:
-            self.save()
-        except RunFailed as error:
-            self._say(str(error))
-            self._end(1)
-        self._say("stopped; start again to continue")
-        self._end(EXIT_STOPPED)
 
-    def _say(self, text: str) -> None:
-        """To the log and the display of a run; before there are any, to stderr."""
-        with contextlib.suppress(OSError, ValueError):  # a terminal that is gone
-            if LOGGER.handlers:
-                LOGGER.info("%s", text)
-            else:
-                print(f"marft_jax: {printable(text)}", file=sys.stderr, flush=True)
+def _save_and_end(save: Callable[[], None]) -> None:
+    try:
+        save()
+    except RunFailed as error:
+        _say(str(error))
+        _end(1)
+    _say("stopped; start again to continue")
+    _end(EXIT_STOPPED)
 
-    def _end(self, code: int) -> NoReturn:
-        """Ends the process without a word to whoever is stuck in it."""
-        with contextlib.suppress(AttributeError, OSError, ValueError):
-            if sys.stdout.isatty():
-                os.write(sys.stdout.fileno(), b"\x1b[?25h")  # a bar hides the cursor
-        self._leave(code)
-        sys.exit(code)  # where `leave` came back: ends this thread only
+
+def _say(text: str) -> None:
+    """To the log and the display of a run; before there are any, to stderr."""
+    with contextlib.suppress(OSError, ValueError):  # a terminal that is gone
+        if LOGGER.handlers:
+            LOGGER.info("%s", text)
+        else:
+            print(f"marft_jax: {printable(text)}", file=sys.stderr, flush=True)
+
+
+def _end(code: int) -> NoReturn:
+    """Ends the process without a word to whoever is stuck in it."""
+    with contextlib.suppress(AttributeError, OSError, ValueError):
+        if sys.stdout.isatty():
+            os.write(sys.stdout.fileno(), b"\x1b[?25h")  # a bar hides the cursor
+    os._exit(code)
 
 
 _OPEN: list[Stop] = []
@@ -171,7 +160,7 @@ def _after_fork() -> None:
 
 
 def _in_a_child() -> None:
-    """A forked process is not the run: what ends it must not be heard by its parent."""
+    """A forked process is not the run: a signal that ends it must not reach its parent."""
     for stop in _OPEN:
         stop.put_back()
     _after_fork()

@@ -41,7 +41,7 @@ from marft_jax.run.metrics import (
 )
 from marft_jax.run.periodic_evaluation import PeriodicEvaluation
 from marft_jax.run.recovery import open_checkpoints, resume, roll_back
-from marft_jax.run.reporters import Reporter, open_reporter
+from marft_jax.run.reporters import open_reporter
 from marft_jax.run.setup import Session, make_rollout, open_session, open_source
 from marft_jax.run.signals import EXIT_STOPPED, Stop
 from marft_jax.run.transcripts import record, turn_numbers
@@ -84,7 +84,11 @@ class Training:
         self.state, news = resume(self._checkpoints, self._guard, self.learner.init(), self._begin)
         self.step, self.exit_code = int(self.state.step), EXIT_STOPPED
         write_settings(folder, config, blueprint)
-        self._reporter = stack.enter_context(self._open_reporter(news))
+        console = Console(highlight=False, quiet=not processes.is_lead())
+        reports = (folder, config.run.steps, config.run.tensorboard, self.step, console)
+        self._reporter = stack.enter_context(open_reporter(*reports))
+        for line in [_greeting(self.session, self.step), *news]:
+            self._reporter.event(line)
         self._threads, self._schedule = DaemonThreads(), Schedule(config.run)
         self._compilations, self._truncation = Compilations(), TruncationWarning(team)
         self.clock = Clock()
@@ -92,7 +96,6 @@ class Training:
         stop.plan, stop.save = _plan_of(self.step), self._checkpoints.flush
         if jax.process_count() > 1:  # the others come to a stop when their episodes are played
             stop.grace_s = config.mesh.wait_seconds
-        stack.enter_context(self._stopped_in_order())
 
     def steps(self) -> Iterator[int]:
         """The number of steps done, before each one that is left.
@@ -135,7 +138,6 @@ class Training:
     def transcribe(self, collected: Collected, estimates: Estimates) -> None:
         """Writes the transcripts of the step, where they are due; the devices may still update."""
         self._lock.check()
-        self._checkpoints.check()
         done = self.step + 1
         if self._is_due(self._config.run.transcripts_every, done):
             decode, file = self.session.team.tokenizer.decode, f"transcripts/{done}.jsonl"
@@ -190,27 +192,11 @@ class Training:
         """Every so many steps, after the first and after the last; never if ``every`` is 0."""
         return every > 0 and (done % every == 0 or done in (1, self._config.run.steps))
 
-    @contextlib.contextmanager
-    def _open_reporter(self, news: list[str]) -> Iterator[Reporter]:
-        """The reports of the run, which begin with what is about to happen."""
-        run = self._config.run
-        console = Console(highlight=False, quiet=not processes.is_lead())
-        with open_reporter(
-            self._folder, run.steps, run.tensorboard, self.step, console
-        ) as reporter:
-            for line in [_greeting(self.session, self.step), *news]:
-                reporter.event(line)
-            yield reporter
-
-    @contextlib.contextmanager
-    def _stopped_in_order(self) -> Iterator[None]:
-        """Where a signal stops what happens inside, the last finished step is saved."""
-        try:
-            yield
-        except Stopped:
-            self._checkpoints.flush()
-            step = self._reporter.step
-            self._reporter.event(f"stopped after step {step}; start again to continue")
+    def end_early(self) -> None:
+        """Saves the last finished step, after a signal."""
+        self._checkpoints.flush()
+        step = self._reporter.step
+        self._reporter.event(f"stopped after step {step}; start again to continue")
 
 
 @contextlib.contextmanager
@@ -229,7 +215,11 @@ def open_training(config: Config) -> Iterator[Training]:
         processes.start(config.mesh)
         stack.enter_context(disk_errors(Path(config.run.dir)))
         folder = stack.enter_context(own_directory(Path(config.run.dir)))
-        yield Training(stack, config, blueprint, stop, folder)
+        training = Training(stack, config, blueprint, stop, folder)
+        try:
+            yield training
+        except Stopped:
+            training.end_early()
 
 
 def check_learns(config: Config, blueprint: Blueprint) -> None:

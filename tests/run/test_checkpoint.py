@@ -330,7 +330,7 @@ def test_a_full_disk_is_one_clear_error_and_what_was_saved_stays(two, tmp_path, 
                 patch.setattr(jsonlines, "write", full)
                 checkpoints.save(3, state)
                 while True:  # the next steps go on until the save has failed
-                    checkpoints.check()
+                    checkpoints.save(4, state, now=False)
     with opened(run) as checkpoints:
         assert checkpoints.find("latest") == 2 and checkpoints.restore(fresh()) is not None
     assert sorted(p.name for p in (run / "checkpoints").iterdir()) == ["1", "2"]
