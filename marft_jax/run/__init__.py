@@ -1,5 +1,5 @@
-"""The life of a run: its session, checkpoints, guard, lock, metrics, reports and transcripts.
+"""The life of a run: setup, checkpoints, guard, lock, metrics, reports and transcripts.
 
-``setup`` opens a session, ``checkpoints`` saves and restores, ``trained`` opens a finished run,
-``reporters`` writes what happens. Nothing is imported here: reports are read without JAX.
+``training`` opens a run, ``setup`` what plays in it, ``checkpoints`` saves and restores. Nothing is
+imported here: reports are read without JAX.
 """
