@@ -52,7 +52,8 @@ def train(config: Config) -> int:
                 run.state, estimates, learned = learner.learn(run.state, batch, step)
                 run.transcribe(played, estimates)  # while the devices update
                 jax.block_until_ready((run.state, learned))
-            run.report(played, batch, learned)
+            verdict = run.report(played, batch, learned)
+            run.save(verdict)
     return run.exit_code
 
 

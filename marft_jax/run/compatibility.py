@@ -30,7 +30,7 @@ _PACKAGES = ("jax", "flax", "optax", "orbax-checkpoint", "transformers")
 def identity_of(
     config: Config, base: BaseModel, team: Team, workflow: str = "sequential"
 ) -> dict[str, Any]:
-    """What a state was made with, of a settled config: base, team, settings, library versions."""
+    """The base, team, settings (settled) and library versions that a state is made with."""
     return {
         "base": {"source": base.source, "digest": base.digest},
         "agents": list(team.names),
@@ -42,7 +42,7 @@ def identity_of(
 
 
 def described(team: Team, workflow: str) -> dict[str, Any]:
-    """All that a team file says, flat: ``{"solver.prompt": "Solve.", ..., "workflow": ...}``."""
+    """The contents of a team file, flat: ``{"solver.prompt": "Solve.", ..., "workflow": ...}``."""
     flat: dict[str, Any] = {"workflow": workflow, "messages": list(team.messages)}
     for what in ("orchestrator", "judge"):
         member = getattr(team, what)

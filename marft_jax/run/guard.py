@@ -27,7 +27,7 @@ from marft_jax.types import Episode
 LOGGER = logging.getLogger("marft_jax")
 
 Nonfinite = Mapping[str, Mapping[str, float]]
-"""How many numbers were not finite, by agent (or ``critic``) and tensor."""
+"""Counts of numbers that were not finite, by agent (or ``critic``) and tensor."""
 
 
 class Finding(NamedTuple):
@@ -68,7 +68,7 @@ class Guard:
 
     @property
     def rollbacks(self) -> int:
-        """How often the run was rolled back; part of every sampling key."""
+        """Times that the run was rolled back; part of every sampling key."""
         return self.memory["rollbacks"]
 
     @property

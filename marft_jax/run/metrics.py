@@ -96,7 +96,7 @@ def metrics_of(
 
 
 def _of_agent(collected: Collected, agent: int, algo: Algo) -> dict[str, float]:
-    """What one agent did and earned; zeros where it did not act."""
+    """An agent's means over its turns and episodes; zeros where it did not act."""
     played = list(zip(collected.played, collected.played_rewards, strict=True))
     turns = [turn for episode, _ in played for turn in episode.turns if turn.agent == agent]
     rewards = [agent_reward(episode, paid, agent, algo.credit) for episode, paid in played]
@@ -122,7 +122,7 @@ def _of_learner(learned: Mapping[str, jax.Array], team: Team) -> dict[str, float
 
 
 def _cuts(episode: Episode) -> list[Any]:
-    """What its steps were cut short by, where they were."""
+    """The reasons why its steps were cut short, where they were."""
     return [r.info["truncated"] for r in episode.results if "truncated" in r.info]
 
 

@@ -15,7 +15,7 @@ from marft_jax.run.setup import Session, open_source, play_held_out
 
 
 class PeriodicEvaluation:
-    """What evaluations play, opened before a model is loaded and closed with the stack.
+    """The tasks of evaluations, opened before a model is loaded and closed with the stack.
 
     Attributes:
         plans: of each benchmark; none without ``eval.every``.

@@ -1,4 +1,4 @@
-"""How a run starts again, and how it goes back: checkpoints and guard together."""
+"""Starting a run again, and taking it back: checkpoints and guard together."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from collections.abc import Callable
 import jax
 import numpy as np
 
-from marft_jax import config as config_lib
 from marft_jax.errors import BadInput, RunFailed
 from marft_jax.learning.learner import TrainState
 from marft_jax.parallel import processes
@@ -28,8 +27,9 @@ Begin = Callable[[TrainState], TrainState]
 """Makes the state that a run begins with of a fresh one."""
 
 
-def open_checkpoints(settings: config_lib.Run, session: Session) -> Checkpoints:
+def open_checkpoints(session: Session) -> Checkpoints:
     """The checkpoints of the run directory, which this process holds the lock of."""
+    settings = session.config.run
     identity = identity_of(session.config, session.base, session.team, session.workflow)
     checkpoints = Checkpoints(settings.dir, identity, settings.keep, settings.best_metric)
     checkpoints.clean()

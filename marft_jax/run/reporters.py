@@ -91,11 +91,7 @@ class TensorBoard:
 
 
 class Reporter:
-    """Everything that a run reports, behind one value; see ``open_reporter``.
-
-    Attributes:
-        step: the last step that was reported.
-    """
+    """Everything that a run reports, behind one value; see ``open_reporter``."""
 
     def __init__(self, run_dir: Path, display: Display, tensorboard: bool, done: int) -> None:
         self._run_dir, self._display = run_dir, display
@@ -109,7 +105,6 @@ class Reporter:
         numbers = {name: np.asarray(value).item() for name, value in metrics.items()}
         for writer in self._writers:
             writer.write(step, numbers)
-        self.step = step
         line = self._display.advance(step, numbers)
         LOGGER.info("%s", line.plain, extra={"styled": line})
 
@@ -118,8 +113,7 @@ class Reporter:
         self.close()
         for kind in self._kinds:
             self._writers.append(kind(self._run_dir, step))
-        self.step = step - 1
-        self._display.rewind(self.step)
+        self._display.rewind(step - 1)
 
     def event(self, text: str) -> None:
         """Says something once, in ``log.txt`` and on the display."""

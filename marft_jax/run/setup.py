@@ -1,4 +1,4 @@
-"""What training, evaluation and chat have in common: a base, a team, and a way to play episodes."""
+"""A base, a team, and a way to play episodes: for training, evaluation, export and chat."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from marft_jax.types import Played, Player, Sample
 
 
 class Session(NamedTuple):
-    """A loaded base and the team on it, and how it plays; ``stop`` says when no longer."""
+    """A loaded base, the team on it, and the engine; ``stop`` is true when to play no longer."""
 
     config: Config
     workflow: str
@@ -119,8 +119,11 @@ def restore_state(session: Session, run: str | None, step: str = "latest") -> Tr
     with Checkpoints(run, identity, config.run.keep) as checkpoints:
         saved = checkpoints.restore(fresh, step)
         if saved is None:
-            there = ", ".join([*map(str, checkpoints.steps), "best", "latest"])
-            raise BadInput(f"--run {run} --step {step}: expected an intact one of {there}")
+            there = ", ".join(map(str, checkpoints.steps)) or "none"
+            raise BadInput(
+                f"--run {run} --step {step}: expected best, latest, or a step with an intact "
+                f"checkpoint; there are: {there}"
+            )
     return saved.state
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import itertools
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -54,6 +53,7 @@ class Training:
     Attributes:
         session, learner: what plays, and what learns.
         state: all that training changes; ``step`` of its steps are done.
+        metrics: the numbers of the step that was reported last, by name.
         clock: times the parts of the step.
         exit_code: 0 when the last step was reached, 75 when a signal stopped the run.
     """
@@ -79,7 +79,7 @@ class Training:
         self._credit = make_credit(config.algo, team)
         self._level: Level = algorithm.level
         self._guard = Guard(config.guard, team.names, folder / "transcripts" / "guard.jsonl")
-        self._checkpoints = stack.enter_context(open_checkpoints(config.run, self.session))
+        self._checkpoints = stack.enter_context(open_checkpoints(self.session))
         self._begin = functools.partial(initial_state, config, team)
         self.state, news = resume(self._checkpoints, self._guard, self.learner.init(), self._begin)
         self.step, self.exit_code = int(self.state.step), EXIT_STOPPED
@@ -91,6 +91,7 @@ class Training:
             self._reporter.event(line)
         self._threads, self._schedule = DaemonThreads(), Schedule(config.run)
         self._compilations, self._truncation = Compilations(), TruncationWarning(team)
+        self.metrics: dict[str, float] = {}
         self.clock = Clock()
         self.clock.seconds["checkpoint_s"] = 0.0
         stop.plan, stop.save = _plan_of(self.step), self._checkpoints.flush
@@ -140,28 +141,45 @@ class Training:
         self._lock.check()
         done = self.step + 1
         if self._is_due(self._config.run.transcripts_every, done):
-            decode, file = self.session.team.tokenizer.decode, f"transcripts/{done}.jsonl"
+            decode = self.session.team.tokenizer.decode
             numbers = turn_numbers(collected, estimates, self._level)
-            records = map(record, collected.episodes, itertools.repeat(decode), numbers)
-            jsonlines.write(self._folder / file, map(jsonlines.dumps, records))
+            lines = [
+                jsonlines.dumps(record(episode, decode, own))
+                for episode, own in zip(collected.episodes, numbers, strict=True)
+            ]
+            jsonlines.write(self._folder / "transcripts" / f"{done}.jsonl", lines)
 
-    def report(self, collected: Collected, batch: Batch, learned: dict[str, Any]) -> None:
-        """Evaluates where that is due, reports the numbers of the step, and ends it: with its state
-        held and, where that is due, saved, or back at the last good one where the guard says so."""
+    def report(self, collected: Collected, batch: Batch, learned: dict[str, Any]) -> Verdict | None:
+        """Evaluates where that is due, and reports the numbers of the step; a verdict says that the
+        run must go back."""
         compilation.drop_programs_when_crowded()
         compilation.give_back_freed()
         done, nonfinite = self.step + 1, by_agent(learned.pop("nonfinite"), self.session.team)
-        metrics = self._measure(collected, batch, learned)
+        self.metrics = self._measure(collected, batch, learned)
         if self._is_due(self._config.eval.every, done):
             self.session.engine.load(self.state.adapters)
-            metrics |= self._evaluation.evaluate(self.session, self._threads, done, self._reporter)
-        numbers, verdict = self._guard.look(done, collected.played, metrics, nonfinite)
-        metrics |= numbers | {"guard/lr_scale": float(self.state.lr_scale)}
-        self._truncation.look(done, collected.played, metrics)
-        self._reporter.log(done, metrics)
+            evaluate = self._evaluation.evaluate
+            self.metrics |= evaluate(self.session, self._threads, done, self._reporter)
+        numbers, verdict = self._guard.look(done, collected.played, self.metrics, nonfinite)
+        self.metrics |= numbers | {"guard/lr_scale": float(self.state.lr_scale)}
+        self._truncation.look(done, collected.played, self.metrics)
+        self._reporter.log(done, self.metrics)
+        return verdict
+
+    def save(self, verdict: Verdict | None) -> None:
+        """Ends the step: with its state held and, where that is due, saved; or back at the last
+        good state."""
         self.clock = Clock()  # the next line has how long this save kept the next step waiting
+        done, checkpoints, guard = self.step + 1, self._checkpoints, self._guard
         with self.clock("checkpoint_s"):
-            self._save(done, metrics) if verdict is None else self._roll_back(done, verdict)
+            if verdict is None:
+                best, now = self._config.run.best_metric or "", self._schedule.is_due(done)
+                metric = self.metrics.get(best)
+                checkpoints.save(done, self.state, guard.memory, metric, guard.good, now)
+            else:
+                fresh = self.learner.init()
+                self.state = roll_back(checkpoints, guard, done, verdict, fresh, self._begin)
+                self._reporter.rewind(int(self.state.step) + 1)
         self.step = int(self.state.step)
 
     def _measure(
@@ -178,16 +196,6 @@ class Training:
         self.state = self.state._replace(progress=progress)
         return metrics
 
-    def _save(self, done: int, metrics: dict[str, float]) -> None:
-        best, guard = metrics.get(self._config.run.best_metric or ""), self._guard
-        now = self._schedule.is_due(done)
-        self._checkpoints.save(done, self.state, guard.memory, best, guard.good, now)
-
-    def _roll_back(self, done: int, verdict: Verdict) -> None:
-        fresh = self.learner.init()
-        self.state = roll_back(self._checkpoints, self._guard, done, verdict, fresh, self._begin)
-        self._reporter.rewind(int(self.state.step) + 1)
-
     def _is_due(self, every: int, done: int) -> bool:
         """Every so many steps, after the first and after the last; never if ``every`` is 0."""
         return every > 0 and (done % every == 0 or done in (1, self._config.run.steps))
@@ -195,8 +203,7 @@ class Training:
     def end_early(self) -> None:
         """Saves the last finished step, after a signal."""
         self._checkpoints.flush()
-        step = self._reporter.step
-        self._reporter.event(f"stopped after step {step}; start again to continue")
+        self._reporter.event(f"stopped after step {self.step}; start again to continue")
 
 
 @contextlib.contextmanager
@@ -235,13 +242,13 @@ def check_learns(config: Config, blueprint: Blueprint) -> None:
 
 
 def _plan_of(step: int) -> str:
-    """What a signal leads to in the step after this one."""
+    """Announces the effect of a signal in the step after this one."""
     saved = f"saving step {step}, " if step else "nothing is finished yet, "
     return f"stopping: {saved}what is begun of step {step + 1} is thrown away"
 
 
 def _greeting(session: Session, start: int) -> str:
-    """One line: what is about to happen."""
+    """The line that a run begins with."""
     config, shape = session.config, "x".join(map(str, session.mesh.shape.values()))
     where = f"{session.mesh.devices.flat[0].device_kind} mesh {shape}"
     who = f"{', '.join(session.team.names)} ({session.workflow})"

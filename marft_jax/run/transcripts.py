@@ -1,4 +1,4 @@
-"""Who said what in an episode: as plain values for programs, and as panels for people."""
+"""Transcripts of episodes: as plain values for programs, and as panels for people."""
 
 from __future__ import annotations
 

@@ -262,7 +262,6 @@ def test_a_run_that_continues_begins_its_bar_where_it_is(tmp_path):
     console = terminal_console()
     with reporter(tmp_path, console=console, done=3) as report:
         report.doing("evaluating arithmetic", 3, 8)
-        assert report.step == 3
     text = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", shown(console))
     assert "0/5" not in text and re.search(r" 3/5 \? left  evaluating arithmetic 3/8", text)
 
