@@ -389,7 +389,7 @@ def iteration(bench: Bench, episodes: int = 8, mixed: bool = False) -> Work:
             for i, turns in enumerate(zip(plans, answers, strict=True))
         ]
         rewards = [np.asarray([0.0, e.reward], np.float32) for e in played]
-        engine.rest()
+        engine.release()
         batch = learner.pack(played, rewards)
         state, _, report = learner.learn(state, batch, step)
         jax.block_until_ready((state, report))

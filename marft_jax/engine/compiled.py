@@ -1,7 +1,7 @@
 """The engine's programs: pure functions of (base, adapters, slots), compiled for a few shapes.
 
-The adapters are fused already: a program that cuts them up by layers takes half as long again to
-compile, and there are many.
+Their arguments are named here alone: those of ``prefill`` and ``decode``, and ``Prompts``. Adapters
+come fused: a program that cuts them up by layers takes half as long again to compile.
 """
 
 from __future__ import annotations
@@ -12,11 +12,13 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 from jax.sharding import Mesh
+from jax.typing import DTypeLike
 
 from marft_jax.engine import kv_cache as cache_lib
-from marft_jax.engine.kv_cache import Settings, Slots
+from marft_jax.engine.kv_cache import Column, Settings, Slots
 from marft_jax.engine.sampling import sample
 from marft_jax.models import decoder, lora
 from marft_jax.models.ops.attention import KV, attention
@@ -46,13 +48,54 @@ class Shape(NamedTuple):
         return shards, max(shards, most // 4 // shards * shards), most
 
     def width(self, tokens: int, rungs: int = 2) -> int:
-        """What a prompt of so many tokens is padded to."""
+        """The padded length of a prompt."""
         return min(bucket(tokens, rungs=rungs), self.context)
 
 
+class Prompts(NamedTuple):
+    """A group of prompts, a row each; those with a slot number past the end are padding.
+
+    Attributes:
+        tokens_BT: of each prompt, what follows its cached prefix.
+        lengths_B: of the whole prompts.
+        keys_B2: the PRNG key of each row.
+        slots_B: where each goes.
+        starts_B, sources_B: the length of its cached prefix, and the slot that holds it.
+    """
+
+    tokens_BT: Column
+    lengths_B: Column
+    owners_B: Column
+    keys_B2: Column
+    slots_B: Column
+    starts_B: Column
+    sources_B: Column
+    settings: Settings
+
+
+def empty_prompts(rows: int, width: int) -> Prompts:
+    """A group on the host, to be filled."""
+
+    def zeros(dtype: DTypeLike, *more: int) -> np.ndarray:
+        return np.zeros((rows, *more), dtype)
+
+    floats, ints = np.float32, np.int32
+    settings = Settings(*map(zeros, (floats, floats, ints, floats, ints)))
+    columns = (zeros(ints) for _ in range(3))
+    return Prompts(
+        zeros(ints, width), zeros(ints), zeros(ints), zeros(np.uint32, 2), *columns, settings
+    )
+
+
 class Programs(NamedTuple):
-    """The compiled functions of an engine; ``empty`` makes idle slots, ``slots`` in abstract, and
-    ``fuse`` makes of adapters what the others take."""
+    """The compiled functions of an engine.
+
+    Attributes:
+        slots: abstract.
+        empty: makes idle slots.
+        fuse: lays adapters out for the others.
+        prefill, decode: the functions of this module with a model's constants; they return slots.
+    """
 
     slots: Slots
     empty: Any
@@ -63,115 +106,111 @@ class Programs(NamedTuple):
 
 def programs(
     config: decoder.DecoderConfig,
-    graphdef,
+    graphdef: Any,
     mesh: Mesh,
     shape: Shape,
-    dtype,
+    dtype: DTypeLike,
     *,
     eos_ids: Sequence[int],
     alpha: float,
 ) -> Programs:
-    """``prefill`` and ``decode`` for one base and mesh; arguments as of ``Engine``."""
+    """The programs for one base and mesh; arguments as of ``Engine``."""
     make = functools.partial(
         cache_lib.empty_slots, config, shape.slots, shape.context, shape.longest, dtype
     )
-    static = dict(graphdef=graphdef, eos_ids=tuple(eos_ids))
     slots = cache_lib.placed(mesh, jax.eval_shape(make))
     places = jax.tree.map(lambda x: x.format, slots)
+    model: dict[str, Any] = dict(graphdef=graphdef, eos_ids=tuple(eos_ids))
+    kept: dict[str, Any] = dict(donate_argnames="slots", out_shardings=places)
+    fuse = functools.partial(lora.fuse, alpha=alpha, dtype=dtype)
+    fill = functools.partial(mesh_lib.within(mesh, prefill), **model)
+    write = functools.partial(decode, **model)
     return Programs(
         slots,
-        jax.jit(make, out_shardings=places),
-        jax.jit(
-            functools.partial(lora.fuse, alpha=alpha, dtype=dtype),
-            out_shardings=mesh_lib.replicated(mesh),
-        ),
-        jax.jit(
-            functools.partial(mesh_lib.within(mesh, prefill), **static),
-            donate_argnames="slots",
-            static_argnames="read",
-            out_shardings=places,
-        ),
-        jax.jit(
-            functools.partial(decode, **static),
-            donate_argnames="slots",
-            static_argnames=("chunk", "read"),
-            out_shardings=places,
-        ),
+        empty=jax.jit(make, out_shardings=places),
+        fuse=jax.jit(fuse, out_shardings=mesh_lib.replicated(mesh)),
+        prefill=jax.jit(fill, static_argnames="read", **kept),
+        decode=jax.jit(write, static_argnames=("chunk", "read"), **kept),
     )
 
 
 def prefill(
     *,
-    graphdef,
+    graphdef: Any,
     eos_ids: tuple[int, ...],
-    base,
+    base: nnx.State,
     adapters: lora.FusedAdapters,
     slots: Slots,
-    tokens_BT,
-    lengths_B,
-    owners_B,
-    keys_B2,
-    settings: Settings,
-    slots_B,
-    starts_B,
-    sources_B,
+    prompts: Prompts,
     read: int,
 ) -> Slots:
     """Runs prompts through the decoder, fills their slots and samples each first token.
 
-    The vocabulary projection sees the last prompt token of each row only. Rows whose slot number
-    lies past the end are padding and leave no trace.
+    The vocabulary projection sees the last prompt token of each row only.
 
     Args:
-        tokens_BT: of each prompt, those that are not taken over.
-        lengths_B: of the whole prompts.
-        keys_B2: PRNG key data of each row.
-        starts_B, sources_B: how many tokens are taken over from which slot.
-        read: 0 if none are; else the keys and values that are read, at least the whole prompts.
+        read: 0 without cached prefixes; else how many positions of the cache are read, at least
+            the whole prompts.
     """
-    b, t = tokens_BT.shape
-    positions_BT = starts_B[:, None] + jnp.arange(t)[None]
-    valid_BT = positions_BT < lengths_B[:, None]
-    mask = lora.owner_mask(jnp.broadcast_to(owners_B[:, None], (b, t)), adapters)
-    if read:
-        model: decoder.Decoder = nnx.merge(graphdef, base)
-        attend = _appending(jnp.where(valid_BT, positions_BT, read), positions_BT, read)
-        held = cache_lib.cut(cache_lib.rows(slots.cache, sources_B), read)
-        hidden_BTD, fresh = model.hidden(tokens_BT, positions_BT, attend, held, adapters, mask)
-    else:
-        until_BT = jnp.maximum(lengths_B[:, None] - 1, positions_BT)  # padding: itself
-        hidden_BTD, fresh = decoder.forward(
-            graphdef, base, tokens_BT, positions_BT, until_BT, adapters, mask
-        )
-    last_B = lengths_B - starts_B - 1
+    p = prompts
+    hidden_BTD, fresh = _read_prompts(graphdef, base, adapters, slots.cache, p, read)
+    last_B = p.lengths_B - p.starts_B - 1
     last_BD = jnp.take_along_axis(hidden_BTD, last_B[:, None, None], axis=1)[:, 0]
-    zeros_B = jnp.zeros_like(lengths_B)
-    ids_B, logprobs_B = sample(decoder.project(graphdef, base, last_BD), keys_B2, zeros_B, settings)
-
-    def put(old, new):
-        return old.at[slots_B].set(new, mode="drop")
-
-    return Slots(
-        cache=cache_lib.insert(slots.cache, fresh, slots_B),
-        length_S=put(slots.length_S, lengths_B),
-        count_S=put(slots.count_S, zeros_B + 1),
-        active_S=put(slots.active_S, ~_ends(ids_B, zeros_B + 1, settings, eos_ids)),
-        owner_S=put(slots.owner_S, owners_B),
-        keys_S2=put(slots.keys_S2, keys_B2),
-        settings=jax.tree.map(put, slots.settings, settings),
-        ids_SA=slots.ids_SA.at[slots_B, 0].set(ids_B, mode="drop"),
-        logprobs_SA=slots.logprobs_SA.at[slots_B, 0].set(logprobs_B, mode="drop"),
+    logits_BV = decoder.project(graphdef, base, last_BD)
+    counts_B = jnp.zeros_like(p.lengths_B)
+    ids_B, logprobs_B = sample(logits_BV, p.keys_B2, counts_B, p.settings)
+    others = ((0, 0), (0, slots.ids_SA.shape[1] - 1))
+    rows = Slots(
+        cache=[],
+        length_S=p.lengths_B,
+        count_S=counts_B + 1,
+        active_S=~_ends(ids_B, counts_B + 1, p.settings, eos_ids),
+        owner_S=p.owners_B,
+        keys_S2=p.keys_B2,
+        settings=p.settings,
+        ids_SA=jnp.pad(ids_B[:, None], others),
+        logprobs_SA=jnp.pad(logprobs_B[:, None], others),
     )
+
+    def put(old: jax.Array, new: jax.Array) -> jax.Array:
+        return old.at[p.slots_B].set(new, mode="drop")
+
+    written = jax.tree.map(put, slots._replace(cache=[]), rows)
+    return written._replace(cache=cache_lib.insert(slots.cache, fresh, p.slots_B))
+
+
+def _read_prompts(
+    graphdef: Any,
+    base: nnx.State,
+    adapters: lora.FusedAdapters,
+    cache: list[KV],
+    p: Prompts,
+    read: int,
+) -> tuple[jax.Array, list[KV]]:
+    """Hidden states of the prompts' tokens, and each layer's keys and values."""
+    t = p.tokens_BT.shape[1]
+    positions_BT = p.starts_B[:, None] + jnp.arange(t)[None]
+    mask = lora.owner_mask(jnp.broadcast_to(p.owners_B[:, None], p.tokens_BT.shape), adapters)
+    if not read:
+        until_BT = jnp.maximum(p.lengths_B[:, None] - 1, positions_BT)  # padding: itself
+        return decoder.forward(
+            graphdef, base, p.tokens_BT, positions_BT, until_BT, adapters, mask
+        )
+    model: decoder.Decoder = nnx.merge(graphdef, base)
+    valid_BT = positions_BT < p.lengths_B[:, None]
+    attend = _appending(jnp.where(valid_BT, positions_BT, read), positions_BT, read)
+    prefixes = cache_lib.cut(jax.tree.map(lambda x: x[p.sources_B], cache), read)
+    return model.hidden(p.tokens_BT, positions_BT, attend, prefixes, adapters, mask)
 
 
 def decode(
     *,
-    graphdef,
+    graphdef: Any,
     eos_ids: tuple[int, ...],
-    base,
+    base: nnx.State,
     adapters: lora.FusedAdapters,
     slots: Slots,
-    leave_at,
+    leave_at: jax.Array,
     chunk: int,
     read: int,
 ) -> Slots:
@@ -183,30 +222,19 @@ def decode(
     """
     mask = lora.owner_mask(slots.owner_S[:, None], adapters)
     model: decoder.Decoder = nnx.merge(graphdef, base)
-    row_S = jnp.arange(slots.length_S.shape[0])
 
-    def body(carry: tuple[jax.Array, Slots]):
+    def body(carry: tuple[jax.Array, Slots]) -> tuple[jax.Array, Slots]:
         step, s = carry
-        positions_S1 = s.length_S[:, None]
         where_S = jnp.where(s.active_S, s.length_S, read)  # idle rows write nowhere
-        attend = _appending(where_S[:, None], positions_S1, read)
+        attend = _appending(where_S[:, None], s.length_S[:, None], read)
         last_S1 = jnp.take_along_axis(s.ids_SA, jnp.maximum(s.count_S - 1, 0)[:, None], axis=1)
-        hidden_S1D, cache = model.hidden(last_S1, positions_S1, attend, s.cache, adapters, mask)
-        logits_SV = model.logits(hidden_S1D[:, 0])
-        ids_S, logprobs_S = sample(logits_SV, s.keys_S2, s.count_S, s.settings)
-        at_S = jnp.where(s.active_S, s.count_S, s.ids_SA.shape[1])
-        moved_S = s.active_S.astype(jnp.int32)
-        count_S = s.count_S + moved_S
-        return step + 1, s._replace(
-            cache=cache,
-            length_S=s.length_S + moved_S,
-            count_S=count_S,
-            active_S=s.active_S & ~_ends(ids_S, count_S, s.settings, eos_ids),
-            ids_SA=s.ids_SA.at[row_S, at_S].set(ids_S, mode="drop"),
-            logprobs_SA=s.logprobs_SA.at[row_S, at_S].set(logprobs_S, mode="drop"),
+        hidden_S1D, cache = model.hidden(
+            last_S1, s.length_S[:, None], attend, s.cache, adapters, mask
         )
+        drawn = sample(model.logits(hidden_S1D[:, 0]), s.keys_S2, s.count_S, s.settings)
+        return step + 1, _append_tokens(s._replace(cache=cache), *drawn, eos_ids)
 
-    def goes_on(carry: tuple[jax.Array, Slots]):
+    def goes_on(carry: tuple[jax.Array, Slots]) -> jax.Array:
         step, s = carry
         return (step < chunk) & (jnp.sum(s.active_S) > leave_at)
 
@@ -215,8 +243,25 @@ def decode(
     return small._replace(cache=cache_lib.paste(slots.cache, small.cache))
 
 
-def _appending(at_BT, positions_BT, read: int) -> decoder.Attend:
-    """Attention of new tokens over what their rows hold, and over themselves.
+def _append_tokens(
+    s: Slots, ids_S: jax.Array, logprobs_S: jax.Array, eos_ids: tuple[int, ...]
+) -> Slots:
+    """The slots with one more token in every active one."""
+    rows, longest = s.ids_SA.shape
+    at = jnp.arange(rows), jnp.where(s.active_S, s.count_S, longest)
+    one_S = s.active_S.astype(jnp.int32)
+    count_S = s.count_S + one_S
+    return s._replace(
+        length_S=s.length_S + one_S,
+        count_S=count_S,
+        active_S=s.active_S & ~_ends(ids_S, count_S, s.settings, eos_ids),
+        ids_SA=s.ids_SA.at[at].set(ids_S, mode="drop"),
+        logprobs_SA=s.logprobs_SA.at[at].set(logprobs_S, mode="drop"),
+    )
+
+
+def _appending(at_BT: jax.Array, positions_BT: jax.Array, read: int) -> decoder.Attend:
+    """Attention of new tokens over their rows of the cache, and over themselves.
 
     Args:
         at_BT: where the new keys and values go; those at ``read`` go nowhere.
@@ -224,12 +269,14 @@ def _appending(at_BT, positions_BT, read: int) -> decoder.Attend:
     """
     mask_BTR = jnp.arange(read)[None, None] <= positions_BT[:, :, None]
 
-    def attend(q, new: KV, held: KV):
-        held = append(held, new, at_BT)
-        return attention(q, held, mask_BTR), held
+    def attend(q_BHTC: jax.Array, new: KV, cached: KV) -> tuple[jax.Array, KV]:
+        cached = append(cached, new, at_BT)
+        return attention(q_BHTC, cached, mask_BTR), cached
 
     return attend
 
 
-def _ends(ids, counts, settings: Settings, eos_ids: tuple[int, ...]):
+def _ends(
+    ids: jax.Array, counts: jax.Array, settings: Settings, eos_ids: tuple[int, ...]
+) -> jax.Array:
     return jnp.isin(ids, jnp.asarray(eos_ids)) | (counts >= settings.limit)

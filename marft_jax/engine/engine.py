@@ -10,16 +10,17 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from flax import nnx
 from jax.sharding import Mesh
 
 from marft_jax import random_keys
-from marft_jax.engine.compiled import Shape, programs
-from marft_jax.engine.kv_cache import Settings, Slots
+from marft_jax.engine.compiled import Prompts, Shape, empty_prompts, programs
+from marft_jax.engine.kv_cache import Slots
 from marft_jax.engine.prefix_cache import NOWHERE, Prefixes, Start, common, worthwhile
 from marft_jax.models import decoder, lora
 from marft_jax.parallel import mesh as mesh_lib
@@ -28,7 +29,7 @@ from marft_jax.types import Sampling
 
 
 class Request(NamedTuple):
-    """Tokens wanted.
+    """An action to sample.
 
     Attributes:
         prompt: ids, at least one.
@@ -44,7 +45,7 @@ class Request(NamedTuple):
 
 
 class Completion(NamedTuple):
-    """Tokens sampled, with their behaviour log-probs; ``finished`` if the turn was ended."""
+    """Sampled tokens with their behaviour log-probs; ``finished`` if the turn was ended."""
 
     ids: np.ndarray
     logprobs: np.ndarray
@@ -52,10 +53,15 @@ class Completion(NamedTuple):
 
 
 class _Kind(NamedTuple):
-    """Programs of ``prefill``: how many tokens of each row they compute, and read (0: as many)."""
+    """A shape of ``prefill``: the tokens of each row that it computes, and reads (0: as many)."""
 
     width: int
     read: int
+
+
+class _Waiting(NamedTuple):
+    ticket: int
+    request: Request
 
 
 class Engine:
@@ -68,18 +74,18 @@ class Engine:
         eos_ids: tokens that end a turn.
         seed: of the run's random streams.
         alpha: LoRA scaling (alpha / rank).
-        reuse: take over the beginning of a prompt from a slot that holds it. Rows of the cache that
-            lie on several devices are never taken over.
+        reuse: copy the prefix of a prompt from a slot that holds it. It needs the rows of the cache
+            on one device.
 
     Attributes:
-        reused: prompt tokens taken over since ``load``.
+        reused: prompt tokens copied since ``load``.
     """
 
     def __init__(
         self,
         config: decoder.DecoderConfig,
-        graphdef,
-        base,
+        graphdef: Any,
+        base: nnx.State,
         mesh: Mesh,
         shape: Shape,
         *,
@@ -99,7 +105,7 @@ class Engine:
         self._adapters: lora.Adapters | None = None
         self._fused: lora.FusedAdapters | None = None
         self._reuse = reuse and mesh_lib.row_shards(mesh) == 1
-        self._waiting: deque[tuple[int, Request]] = deque()
+        self._waiting: deque[_Waiting] = deque()
         self._tickets: list[int | None] = [None] * self.shape.slots
         self._lengths = np.zeros(self.shape.slots, np.int64)
         self._next_ticket = 0
@@ -110,19 +116,18 @@ class Engine:
         """Uses these adapters from now on."""
         self._adapters = mesh_lib.localized(adapters, self._mesh)
         self._fused = self._fuse(self._adapters)
-        if self._slots is None:
-            self._slots = self._empty()
+        self._slots = self._empty() if self._slots is None else self._slots
         self._prefixes.forget()
         self.reused = 0
 
-    def rest(self) -> None:
-        """Gives its memory back, until the next ``load``: others may need it."""
+    def release(self) -> None:
+        """Frees the cache, until the next ``load``: others may need its memory."""
         assert not self.busy
         self._slots = self._fused = None
 
     @property
     def adapters(self) -> lora.Adapters:
-        """Those in use, of ``load``."""
+        """Those of the last ``load``."""
         assert self._adapters is not None
         return self._adapters
 
@@ -130,23 +135,22 @@ class Engine:
         """Queues a request; the ticket comes back with its completion."""
         room = self.shape.context - len(request.prompt)
         assert 0 < request.sampling.max_new_tokens <= min(room, self.shape.longest)
-        ticket = self._next_ticket
+        self._waiting.append(_Waiting(self._next_ticket, request))
         self._next_ticket += 1
-        self._waiting.append((ticket, request))
-        return ticket
+        return self._next_ticket - 1
 
     @property
     def busy(self) -> bool:
-        """Whether any request is unanswered."""
+        """True if any request is unanswered."""
         return bool(self._waiting) or any(t is not None for t in self._tickets)
 
     def step(self) -> list[tuple[int, Completion]]:
         """Refills free slots, decodes a chunk, and returns what got finished, in slot order."""
         while self._waiting and None in self._tickets:
             self._refill()
-        if all(ticket is None for ticket in self._tickets):
-            return []
         in_use = [i for i, ticket in enumerate(self._tickets) if ticket is not None]
+        if not in_use:
+            return []
         longest = int(self._lengths[in_use].max()) + self.shape.chunk
         self._slots = self._decode(
             base=self._base,
@@ -162,78 +166,67 @@ class Engine:
         """Prefills one group of waiting requests of about the same length.
 
         Groups have one of three sizes, and prompts one of two lengths per doubling: prefill is
-        compiled for few shapes. What would fill no more than half of a group makes smaller ones.
+        compiled for few shapes. A group that would leave half of its size empty is split.
         """
         free = [i for i, ticket in enumerate(self._tickets) if ticket is None]
-        kind, _ = self._begin(self._waiting[0][1])
+        kind, _ = self._begin(self._waiting[0].request)
         sizes = self.shape.prefill_rows(kind.width, self._mesh)
         group = self._take(kind, min(len(free), sizes[-1]))
         rows = _rows(sizes, len(group))
-        group, later = group[:rows], group[rows:]
-        self._waiting.extendleft((ticket, request) for ticket, request, _ in reversed(later))
-        slots = self._places(free, [start for *_, start in group])
-        for slot, (ticket, request, start) in zip(slots, group, strict=True):
+        self._waiting.extendleft(waiting for waiting, _ in reversed(group[rows:]))
+        group = group[:rows]
+        starts = [start for _, start in group]
+        slots = _places(free, starts)
+        for slot, ((ticket, request), start) in zip(slots, group, strict=True):
             self._tickets[slot], self._lengths[slot] = ticket, len(request.prompt)
             self._prefixes.put(slot, request.owner, request.prompt)
             self.reused += start.tokens
-        begun = [(request, start) for _, request, start in group]
-        fields = _request_arrays(begun, rows, kind.width, self._seed)
-        fields["slots_B"] = np.full(rows, self.shape.slots, np.int32)
-        fields["slots_B"][: len(slots)] = slots
+        prompts = empty_prompts(rows, kind.width)
+        _fill(prompts, [waiting.request for waiting, _ in group], starts, slots, self._seed)
+        prompts.slots_B[len(group) :] = self.shape.slots
         self._slots = self._prefill(
             base=self._base,
             adapters=self._fused,
             slots=self._slots,
+            prompts=jax.device_put(prompts, mesh_lib.rows(self._mesh)),
             read=kind.read,
-            **jax.device_put(fields, mesh_lib.rows(self._mesh)),
         )
 
-    def _take(self, kind: _Kind, most: int) -> list[tuple[int, Request, Start]]:
-        """The first waiting requests of that kind, each with where its beginning lies.
+    def _take(self, kind: _Kind, most: int) -> list[tuple[_Waiting, Start]]:
+        """The first waiting requests of that kind, each with its cached prefix.
 
-        One that begins like another of the group stays: it can take over that one's beginning next.
+        One that shares its prefix with another of the group waits: it can copy it next.
         """
-        taken: list[tuple[int, Request, Start]] = []
-        left: deque[tuple[int, Request]] = deque()
+        taken: list[tuple[_Waiting, Start]] = []
+        left: list[_Waiting] = []
         while self._waiting and len(taken) < most:
-            ticket, request = self._waiting.popleft()
-            own, start = self._begin(request)
-            if own == kind and not (
-                self._reuse and kind.read == 0 and any(_alike(request, r) for _, r, _ in taken)
-            ):
-                taken.append((ticket, request, start))
+            waiting = self._waiting.popleft()
+            own, start = self._begin(waiting.request)
+            shares = self._reuse and kind.read == 0
+            if own != kind or (shares and any(_share(waiting, other) for other, _ in taken)):
+                left.append(waiting)
             else:
-                left.append((ticket, request))
+                taken.append((waiting, start))
         self._waiting.extendleft(reversed(left))
         return taken
 
-    @staticmethod
-    def _places(free: Sequence[int], starts: Sequence[Start]) -> list[int]:
-        """Free slots for a group: each row where its beginning lies already, if it can be there."""
-        places: list[int | None] = []
-        for start in starts:
-            stays = start.tokens and start.slot in free and start.slot not in places
-            places.append(start.slot if stays else None)
-        others = iter([slot for slot in free if slot not in places])
-        return [next(others) if place is None else place for place in places]
-
     def _begin(self, request: Request) -> tuple[_Kind, Start]:
-        """Which program prefills it, by the lengths of the rest and of the whole, and where its
-        beginning lies."""
-        find, length = self._prefixes.find, len(request.prompt)
-        start = find(request.owner, request.prompt) if self._reuse else NOWHERE
+        """The shape that prefills a request, and its cached prefix."""
+        length, start = len(request.prompt), NOWHERE
+        if self._reuse:
+            start = self._prefixes.find(request.owner, request.prompt)
         if not start.tokens:
             return _Kind(self.shape.width(length), 0), start
         whole, rest = (self.shape.width(n, rungs=1) for n in (length, length - start.tokens))
         return _Kind(rest, whole), start
 
-    def _collect(self, in_use: list[int]) -> list[tuple[int, Completion]]:
+    def _collect(self, in_use: Sequence[int]) -> list[tuple[int, Completion]]:
         s = self._slots
         assert s is not None
         fetch = (s.active_S, s.count_S, s.length_S, s.ids_SA, s.logprobs_SA)
         active, count, length, ids, logprobs = (np.asarray(x) for x in jax.device_get(fetch))
         self._lengths = length.astype(np.int64)
-        done = []
+        done: list[tuple[int, Completion]] = []
         for slot in in_use:
             ticket = self._tickets[slot]
             if ticket is not None and not active[slot]:
@@ -252,38 +245,40 @@ def _rows(sizes: Sequence[int], requests: int) -> int:
     return sizes[fits - 1] if fits and 2 * requests <= sizes[fits] else sizes[fits]
 
 
-def _alike(a: Request, b: Request) -> bool:
-    """Whether one could take over the other's beginning."""
-    return a.owner == b.owner and worthwhile(common(b.prompt, a.prompt), a.prompt)
+def _share(a: _Waiting, b: _Waiting) -> bool:
+    """True if the first could copy its prefix from the second."""
+    one, other = a.request, b.request
+    tokens = common(other.prompt, one.prompt)
+    return one.owner == other.owner and worthwhile(tokens, one.prompt)
 
 
-def _request_arrays(
-    group: Sequence[tuple[Request, Start]], rows: int, width: int, seed: int
-) -> dict:
-    """Requests as arrays of ``rows`` rows; the rows past the last request repeat it."""
-    repeated = [*group, *[group[-1]] * (rows - len(group))]
-    padded, starts = [r for r, _ in repeated], [start for _, start in repeated]
-    tokens_BT = np.zeros((rows, width), np.int32)
-    for i, (request, start) in enumerate(repeated):
-        rest = request.prompt[start.tokens :]
-        tokens_BT[i, : len(rest)] = rest
+def _places(free: Sequence[int], starts: Sequence[Start]) -> list[int]:
+    """Free slots for a group: each row where its cached prefix lies, if that slot is free."""
+    places: list[int | None] = []
+    for start in starts:
+        stays = start.tokens and start.slot in free and start.slot not in places
+        places.append(start.slot if stays else None)
+    others = iter([slot for slot in free if slot not in places])
+    return [next(others) if place is None else place for place in places]
 
-    def column(values, dtype):
-        return np.asarray(list(values), dtype)
 
-    sampling = [request.sampling for request in padded]
-    return dict(
-        tokens_BT=tokens_BT,
-        lengths_B=column((len(r.prompt) for r in padded), np.int32),
-        owners_B=column((r.owner for r in padded), np.int32),
-        keys_B2=np.stack([random_keys.key_2(seed, *r.key) for r in padded]),
-        starts_B=column((start.tokens for start in starts), np.int32),
-        sources_B=column((start.slot for start in starts), np.int32),
-        settings=Settings(
-            temperature=column((s.temperature for s in sampling), np.float32),
-            top_p=column((s.top_p for s in sampling), np.float32),
-            top_k=column((s.top_k for s in sampling), np.int32),
-            min_p=column((s.min_p for s in sampling), np.float32),
-            limit=column((s.max_new_tokens for s in sampling), np.int32),
-        ),
-    )
+def _fill(
+    prompts: Prompts,
+    group: Sequence[Request],
+    starts: Sequence[Start],
+    slots: Sequence[int],
+    seed: int,
+) -> None:
+    """Writes requests into host arrays; the rows past the last request repeat it."""
+    for row, (request, start, slot) in enumerate(zip(group, starts, slots, strict=True)):
+        rest, s = request.prompt[start.tokens :], request.sampling
+        prompts.tokens_BT[row, : len(rest)] = rest
+        key_2 = random_keys.key_2(seed, *request.key)
+        values = len(request.prompt), request.owner, key_2, slot, start.tokens, start.slot
+        for column, value in zip(prompts[1:-1], values, strict=True):
+            column[row] = value
+        drawn = (s.temperature, s.top_p, s.top_k, s.min_p, s.max_new_tokens)
+        for column, value in zip(prompts.settings, drawn, strict=True):
+            column[row] = value
+    for column in jax.tree.leaves(prompts):
+        column[len(group) :] = column[len(group) - 1]

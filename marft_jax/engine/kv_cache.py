@@ -11,23 +11,25 @@ import numpy as np
 from jax.experimental.layout import Format, Layout
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
+from jax.typing import DTypeLike
 
 from marft_jax.models.decoder import DecoderConfig
 from marft_jax.models.ops.attention import KV
 from marft_jax.models.ops.cache_writes import KEYS_IN_MEMORY, write
 from marft_jax.parallel import mesh as mesh_lib
 
-_Column = jax.Array | np.ndarray
+Column = jax.Array | np.ndarray
+"""A value per row."""
 
 
 class Settings(NamedTuple):
     """Sampling settings as per-row arrays, so that changing one never recompiles."""
 
-    temperature: _Column  # float32, 0 is greedy
-    top_p: _Column  # float32
-    top_k: _Column  # int32, 0 keeps all
-    min_p: _Column  # float32
-    limit: _Column  # int32, the longest action
+    temperature: Column  # float32, 0 is greedy
+    top_p: Column  # float32
+    top_k: Column  # int32, 0 keeps all
+    min_p: Column  # float32
+    limit: Column  # int32, the longest action
 
 
 class Slots(NamedTuple):
@@ -38,10 +40,9 @@ class Slots(NamedTuple):
         length_S: tokens in the cache; the position of the next token.
         count_S: tokens sampled so far.
         active_S: still sampling.
-        owner_S: the adapter the row passes through.
+        owner_S: the row's adapter.
         keys_S2: the row's own PRNG key; token i is drawn with ``fold_in(key, i)``.
-        settings: the row's sampling settings.
-        ids_SA, logprobs_SA: what was sampled, and its behaviour log-probs.
+        ids_SA, logprobs_SA: sampled tokens and their behaviour log-probs.
     """
 
     cache: list[KV]
@@ -55,25 +56,25 @@ class Slots(NamedTuple):
     logprobs_SA: jax.Array
 
 
-def empty_slots(config: DecoderConfig, slots: int, context: int, longest: int, dtype) -> Slots:
+def empty_slots(
+    config: DecoderConfig, slots: int, context: int, longest: int, dtype: DTypeLike
+) -> Slots:
     """Idle slots for sequences of up to ``context`` tokens, ``longest`` of them sampled."""
     keys = (slots, config.n_kv_heads, config.head_dim, context)
     values = (slots, config.n_kv_heads, context, config.head_dim)
-    zeros = jnp.zeros((slots,), jnp.int32)
-    ones = jnp.ones((slots,), jnp.float32)
+    zeros, ones = jnp.zeros(slots, jnp.int32), jnp.ones(slots, jnp.float32)
     return Slots(
-        cache=[
-            KV(jnp.zeros(keys, dtype), jnp.zeros(values, dtype)) for _ in range(config.n_layers)
-        ],
+        cache=[KV(jnp.zeros(keys, dtype), jnp.zeros(values, dtype))
+               for _ in range(config.n_layers)],
         length_S=zeros,
         count_S=zeros,
-        active_S=jnp.zeros((slots,), bool),
+        active_S=jnp.zeros(slots, bool),
         owner_S=zeros - 1,
         keys_S2=jnp.zeros((slots, 2), jnp.uint32),
         settings=Settings(ones, ones, zeros, 0 * ones, zeros),
         ids_SA=jnp.zeros((slots, longest), jnp.int32),
         logprobs_SA=jnp.zeros((slots, longest), jnp.float32),
-    )
+    )  # fmt: skip
 
 
 def placed(mesh: Mesh, slots: Slots) -> Slots:
@@ -86,14 +87,14 @@ def placed(mesh: Mesh, slots: Slots) -> Slots:
     if order is not None:
         keys = Format(Layout(order), values)
 
-    def at(place: Any, x: Any) -> Any:
+    def at(place: Any, x: jax.Array) -> Any:
         return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=place)
 
     kv = [KV(*map(at, (keys, values), kv)) for kv in slots.cache]
     return jax.tree.map(functools.partial(at, mesh_lib.rows(mesh)), slots)._replace(cache=kv)
 
 
-def insert(cache: list[KV], fresh: list[KV], slots_B) -> list[KV]:
+def insert(cache: list[KV], fresh: list[KV], slots_B: jax.Array) -> list[KV]:
     """Copies prefilled rows into their slots; a slot number past the end is dropped."""
     t = fresh[0].v_BGTC.shape[2]
 
@@ -106,20 +107,13 @@ def insert(cache: list[KV], fresh: list[KV], slots_B) -> list[KV]:
     return [copy(old, new) for old, new in zip(cache, fresh, strict=True)]
 
 
-def rows(cache: list[KV], slots_B) -> list[KV]:
-    """A copy of these slots' rows."""
-    return jax.tree.map(lambda x: x[slots_B], cache)
-
-
 def cut(cache: list[KV], length: int) -> list[KV]:
-    """The first ``length`` positions, so that decoding reads no more than is in use."""
+    """The first ``length`` positions."""
     return [kv.cut(length) for kv in cache]
 
 
 def paste(cache: list[KV], piece: list[KV]) -> list[KV]:
-    """Puts the positions that ``cut`` took out back."""
-
-    def put(whole, part):
-        return jax.lax.dynamic_update_slice(whole, part, (0, 0, 0, 0))
-
-    return jax.tree.map(put, cache, piece)
+    """``cache`` with ``piece`` as its first positions."""
+    return jax.tree.map(
+        lambda whole, part: jax.lax.dynamic_update_slice(whole, part, (0, 0, 0, 0)), cache, piece
+    )

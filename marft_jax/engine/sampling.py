@@ -14,12 +14,10 @@ import jax
 import jax.numpy as jnp
 
 from marft_jax.engine.kv_cache import Settings
-from marft_jax.models.ops.reductions import total
-
-_BLOCK = 256
+from marft_jax.models.ops.reductions import argmax, in_blocks, total
 
 
-def scaled_logprobs(logits, temperature):
+def scaled_logprobs(logits: jax.Array, temperature: jax.Array) -> jax.Array:
     """log softmax(logits / temperature) in float32; temperature 0 counts as 1.
 
     Args:
@@ -30,14 +28,14 @@ def scaled_logprobs(logits, temperature):
     return jax.nn.log_softmax(logits.astype(jnp.float32) / divisor, axis=-1)
 
 
-def sample(logits_BV, keys_B2, counts_B, settings: Settings):
+def sample(
+    logits_BV: jax.Array, keys_B2: jax.Array, counts_B: jax.Array, settings: Settings
+) -> tuple[jax.Array, jax.Array]:
     """Draws one token per row.
 
     Args:
-        logits_BV: next-token logits.
         keys_B2: each row's PRNG key data.
         counts_B: how many tokens the row has sampled; folded into its key.
-        settings: per-row sampling settings.
 
     Returns:
         (ids_B, logprobs_B): the tokens and their behaviour log-probs.
@@ -48,29 +46,15 @@ def sample(logits_BV, keys_B2, counts_B, settings: Settings):
         jnp.any(filtered), lambda lp: jnp.exp(lp) * _kept(lp, settings), jnp.exp, logprobs_BV
     )
     drawn_B = _draw(weights_BV, jax.vmap(_uniform)(keys_B2, counts_B))
-    ids_B = jnp.where(settings.temperature > 0, drawn_B, _likeliest(logits_BV))
+    ids_B = jnp.where(settings.temperature > 0, drawn_B, argmax(logits_BV))
     return ids_B, jnp.take_along_axis(logprobs_BV, ids_B[:, None], axis=-1)[:, 0]
 
 
-def _likeliest(logits_BV):
-    """argmax, of the best block and then within it: a CPU is slow at the index of a maximum."""
-    blocks_BNX = _in_blocks(logits_BV, -jnp.inf)
-    block_B = jnp.argmax(blocks_BNX.max(-1), axis=-1)
-    best_BX = jnp.take_along_axis(blocks_BNX, block_B[:, None, None], axis=1)[:, 0]
-    return block_B * _BLOCK + jnp.argmax(best_BX, axis=-1)
-
-
-def _in_blocks(x_BV, fill: float):
-    b, v = x_BV.shape
-    padded = jnp.pad(x_BV, ((0, 0), (0, -v % _BLOCK)), constant_values=fill)
-    return padded.reshape(b, -1, _BLOCK)
-
-
-def _uniform(key_2, count):
+def _uniform(key_2: jax.Array, count: jax.Array) -> jax.Array:
     return jax.random.uniform(jax.random.fold_in(jax.random.wrap_key_data(key_2), count))
 
 
-def _kept(logprobs_BV, settings: Settings):
+def _kept(logprobs_BV: jax.Array, settings: Settings) -> jax.Array:
     """True for tokens that pass every filter; the likeliest token always does.
 
     top-k and top-p keep what is at least as likely as some threshold. It is found by bisection over
@@ -86,13 +70,15 @@ def _kept(logprobs_BV, settings: Settings):
     return (bits_BV >= jnp.maximum(floor_k, floor_p)[:, None]) & (p_BV >= floor_min)
 
 
-def _floor(bits_BV, amounts_BV, enough_B, wanted_B):
-    """The greatest number such that what is at least as great amounts to enough, ``int32 [B]``.
+def _floor(
+    bits_BV: jax.Array, amounts_BV: jax.Array, enough_B: jax.Array, wanted_B: jax.Array
+) -> jax.Array:
+    """The greatest number such that entries at least as great amount to enough, ``int32 [B]``.
 
     It is 0 where none is wanted; nothing is searched where no row wants one.
     """
 
-    def halve(_, bounds):
+    def bisect(_: jax.Array, bounds: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
         low_B, high_B = bounds  # at low it is enough, at high too little
         middle_B = low_B + (high_B - low_B) // 2
         enough = total(jnp.where(bits_BV >= middle_B[:, None], amounts_BV, 0)) >= enough_B
@@ -100,25 +86,25 @@ def _floor(bits_BV, amounts_BV, enough_B, wanted_B):
 
     high_B = jnp.max(bits_BV, axis=-1) + 1
     steps = jnp.where(jnp.any(wanted_B), 31, 0)
-    floor_B, _ = jax.lax.fori_loop(0, steps, halve, (jnp.zeros_like(high_B), high_B))
+    floor_B, _ = jax.lax.fori_loop(0, steps, bisect, (jnp.zeros_like(high_B), high_B))
     return jnp.where(wanted_B, floor_B, 0)
 
 
-def _draw(weights_BV, uniform_B):
+def _draw(weights_BV: jax.Array, uniform_B: jax.Array) -> jax.Array:
     """Inverse-CDF sampling: one random number per row, not one per vocabulary entry.
 
     Two levels (which block, which entry) keep the running sums short. A uniform number below
     1 - 2^-23 times a float32 total is strictly below that total, so an entry is always found, and
     never one of weight zero.
     """
-    blocks_BNX = _in_blocks(weights_BV, 0.0)
+    blocks_BNX = in_blocks(weights_BV, 0.0)
     block_B, rest_B = _invert(blocks_BNX.sum(-1), uniform_B)
     chosen_BX = jnp.take_along_axis(blocks_BNX, block_B[:, None, None], axis=1)[:, 0]
     entry_B, _ = _invert(chosen_BX, rest_B)
-    return block_B * _BLOCK + entry_B
+    return block_B * blocks_BNX.shape[-1] + entry_B
 
 
-def _invert(weights_BX, uniform_B):
+def _invert(weights_BX: jax.Array, uniform_B: jax.Array) -> tuple[jax.Array, jax.Array]:
     """First index whose running sum exceeds uniform * total, and where in that entry it fell.
 
     Only entries with a weight count: a sum computed in parallel may grow, by rounding, where
@@ -127,7 +113,8 @@ def _invert(weights_BX, uniform_B):
     sums_BX = jnp.where(weights_BX > 0, jnp.cumsum(weights_BX, axis=-1), 0)
     point_B = uniform_B * sums_BX.max(-1)
     index_B = jnp.argmax(sums_BX > point_B[:, None], axis=-1)
-    weight_B = jnp.take_along_axis(weights_BX, index_B[:, None], axis=-1)[:, 0]
-    end_B = jnp.take_along_axis(sums_BX, index_B[:, None], axis=-1)[:, 0]
+    weight_B, end_B = (
+        jnp.take_along_axis(x_BX, index_B[:, None], axis=-1)[:, 0] for x_BX in (weights_BX, sums_BX)
+    )
     inside_B = 1 - (end_B - point_B) / jnp.maximum(weight_B, 1e-30)
     return index_B, jnp.clip(inside_B, 0, 1 - 2**-23)

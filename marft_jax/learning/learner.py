@@ -70,7 +70,7 @@ class Learner:
             config=config.algo,
             level=algorithm.level,
             shards=mesh_lib.row_shards(mesh),
-            join=config.algo.reuse and attention_lib.joins(mesh.devices.flat[0].platform),
+            join=config.algo.reuse and attention_lib.shares_prefixes(mesh.devices.flat[0].platform),
             d_model=base.config.d_model,
             prompts=reads_prompts(config, algorithm.level),
         )

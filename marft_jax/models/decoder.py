@@ -20,14 +20,17 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
+from jax.typing import DTypeLike
 
-from marft_jax.models.lora import FusedAdapters, OwnerMask, add_lora
+from marft_jax.models.lora import Fused, FusedAdapters, OwnerMask, add_lora
 from marft_jax.models.ops.attention import KV, CausalAttention, causal_attention
 from marft_jax.models.ops.products import gated, product
 from marft_jax.models.ops.remat import Remat, keep, once, rematerialised
 
 Attend = Callable[[jax.Array, KV, Any], tuple[jax.Array, KV]]
-"""(queries, new keys and values, what is held of the layer) to context, and what is kept."""
+"""(queries, new keys and values, the layer's cache) to context, and the cache that is kept."""
+Lora = dict[str, Fused]
+"""The adapters of a layer by matrix."""
 
 
 class RopeScaling(NamedTuple):
@@ -77,11 +80,11 @@ class DecoderConfig:
 class RMSNorm(nnx.Module):
     """x / rms(x) * scale, computed in float32 (Zhang & Sennrich 2019)."""
 
-    def __init__(self, width: int, eps: float, dtype):
+    def __init__(self, width: int, eps: float, dtype: DTypeLike):
         self.scale = nnx.Param(jnp.ones((width,), dtype))
         self.eps = eps
 
-    def __call__(self, x):
+    def __call__(self, x: jax.Array) -> jax.Array:
         x32 = x.astype(jnp.float32)
         x32 = x32 * jax.lax.rsqrt(jnp.mean(jnp.square(x32), axis=-1, keepdims=True) + self.eps)
         scale = self.scale[...]
@@ -91,12 +94,14 @@ class RMSNorm(nnx.Module):
 class Linear(nnx.Module):
     """A matrix of the frozen base, with the owner's low-rank correction where there is one."""
 
-    def __init__(self, d_in: int, d_out: int, *, bias: bool, dtype, rngs: nnx.Rngs):
+    def __init__(self, d_in: int, d_out: int, *, bias: bool, dtype: DTypeLike, rngs: nnx.Rngs):
         init = jax.nn.initializers.normal(d_in**-0.5)
         self.kernel = nnx.Param(init(rngs.params(), (d_out, d_in), dtype))
         self.bias = nnx.Param(jnp.zeros((d_out,), dtype)) if bias else None
 
-    def __call__(self, x, lora=None, owners: OwnerMask | None = None):
+    def __call__(
+        self, x: jax.Array, lora: Fused | None = None, owners: OwnerMask | None = None
+    ) -> jax.Array:
         y = product(x, self.kernel[...])
         if self.bias is not None:
             y = y + self.bias[...].reshape((1,) * (y.ndim - 1) + (-1,))
@@ -106,7 +111,7 @@ class Linear(nnx.Module):
 class Block(nnx.Module):
     """Pre-norm attention and gated MLP."""
 
-    def __init__(self, c: DecoderConfig, *, dtype, rngs: nnx.Rngs):
+    def __init__(self, c: DecoderConfig, *, dtype: DTypeLike, rngs: nnx.Rngs):
         def linear(target: str, bias: bool = False) -> Linear:
             return Linear(*c.target_shape(target), bias=bias, dtype=dtype, rngs=rngs)
 
@@ -119,8 +124,16 @@ class Block(nnx.Module):
         self.mlp_norm = RMSNorm(c.d_model, c.norm_eps, dtype)
         self.gate, self.up, self.down = (linear(t) for t in ("gate", "up", "down"))
 
-    def __call__(self, x_BTD, rope: Rope, lora, owners, held, attend: Attend):
-        """``attend`` decides what is read of the held and the new keys and values, and kept."""
+    def __call__(
+        self,
+        x_BTD: jax.Array,
+        rope: Rope,
+        lora: Lora,
+        owners: OwnerMask | None,
+        cached: Any,
+        attend: Attend,
+    ) -> tuple[jax.Array, KV]:
+        """The block's output, and what ``attend`` keeps of the cached and new keys and values."""
         with jax.named_scope("attention"):
             h = self.attn_norm(x_BTD)
             q = self._heads(self.q(h, lora.get("q"), owners), self.config.n_heads)
@@ -130,7 +143,7 @@ class Block(nnx.Module):
                 q, k = self.q_norm(q), self.k_norm(k)
             q, k = rotate(q, rope), rotate(k, rope).swapaxes(2, 3)
             q, k, v = (keep(x) for x in (q, k, v))
-            context_BHTC, kept = attend(q, KV(k, v), held)
+            context_BHTC, kept = attend(q, KV(k, v), cached)
             b, _, t, _ = context_BHTC.shape
             merged = context_BHTC.transpose(0, 2, 1, 3).reshape(b, t, -1)
             x_BTD = x_BTD + keep(self.o(merged, lora.get("o"), owners))
@@ -140,7 +153,7 @@ class Block(nnx.Module):
             up = keep(self.up(h, lora.get("up"), owners))
             return x_BTD + self.down(gated(gate, up), lora.get("down"), owners), kept
 
-    def _heads(self, x_BTX, heads: int):
+    def _heads(self, x_BTX: jax.Array, heads: int) -> jax.Array:
         b, t, _ = x_BTX.shape
         return x_BTX.reshape(b, t, heads, self.config.head_dim).transpose(0, 2, 1, 3)
 
@@ -148,7 +161,7 @@ class Block(nnx.Module):
 class Embed(nnx.Module):
     """The token table."""
 
-    def __init__(self, c: DecoderConfig, *, dtype, rngs: nnx.Rngs):
+    def __init__(self, c: DecoderConfig, *, dtype: DTypeLike, rngs: nnx.Rngs):
         init = jax.nn.initializers.normal(0.02)
         self.embedding = nnx.Param(init(rngs.params(), (c.vocab_size, c.d_model), dtype))
 
@@ -158,14 +171,14 @@ class Decoder(nnx.Module):
 
     Args:
         attention: of whole rows.
-        remat: what the backward pass computes again instead of finding it kept.
+        remat: what the backward pass computes again.
     """
 
     def __init__(
         self,
         config: DecoderConfig,
         *,
-        dtype=jnp.float32,
+        dtype: DTypeLike = jnp.float32,
         rngs: nnx.Rngs,
         attention: CausalAttention = causal_attention,
         remat: Remat = "none",
@@ -176,54 +189,46 @@ class Decoder(nnx.Module):
         self.embed = Embed(c, dtype=dtype, rngs=rngs)
         self.layers = nnx.List([Block(c, dtype=dtype, rngs=rngs) for _ in range(c.n_layers)])
         self.final_norm = RMSNorm(c.d_model, c.norm_eps, dtype)
-        self.lm_head = (
-            None
-            if c.tie_embeddings
-            else Linear(c.d_model, c.vocab_size, bias=False, dtype=dtype, rngs=rngs)
-        )
+        self.lm_head = None
+        if not c.tie_embeddings:
+            self.lm_head = Linear(c.d_model, c.vocab_size, bias=False, dtype=dtype, rngs=rngs)
 
     def hidden(
         self,
-        tokens_BT,
-        positions_BT,
+        tokens_BT: jax.Array,
+        positions_BT: jax.Array,
         attend: Attend,
-        held: Sequence[Any],
+        cache: Sequence[Any],
         lora: FusedAdapters | None,
-        owners,
-    ):
+        owners: OwnerMask | None,
+    ) -> tuple[jax.Array, list[KV]]:
         """Final normed hidden states, and what ``attend`` kept of each layer.
 
         Args:
-            held: what ``attend`` gets besides, of each layer.
+            cache: of each layer, the last argument of ``attend``.
         """
         x_BTD = self.embed.embedding[...][tokens_BT]
-        rope = rope_tables(self.config, positions_BT)
-        run, kept = self._runner(attend), []
+        rope, kept = rope_tables(self.config, positions_BT), list[KV]()
+
+        def run(graphdef: Any, weights: nnx.State, *args: Any) -> tuple[jax.Array, KV]:
+            return nnx.merge(graphdef, weights)(*args, attend)
+
+        # Jitted on its own, the first block is traced and differentiated for all.
+        run = jax.jit(rematerialised(run, self.remat, 0), static_argnums=0)
         for i, block in enumerate(self.layers):
             with jax.named_scope(f"layer_{i}"):
                 graphdef, weights = nnx.split(block)
                 adapters = lora.layers[i] if lora else {}
-                x_BTD, kv = run(graphdef, weights, x_BTD, rope, adapters, owners, held[i])
+                x_BTD, kv = run(graphdef, weights, x_BTD, rope, adapters, owners, cache[i])
                 kept.append(kv)
         return self.final_norm(x_BTD), kept
-
-    def _runner(self, attend: Attend):
-        """Runs a block, keeping for the backward pass what the setting says.
-
-        All blocks are alike: jitted on its own, the first is traced and differentiated for all.
-        """
-
-        def run(graphdef, weights, *args):
-            return nnx.merge(graphdef, weights)(*args, attend)
-
-        return jax.jit(rematerialised(run, self.remat, 0), static_argnums=0)
 
     @property
     def vocabulary(self) -> jax.Array:
         """The matrix ``[V, D]`` from hidden states to logits."""
         return (self.embed.embedding if self.lm_head is None else self.lm_head.kernel)[...]
 
-    def logits(self, hidden):
+    def logits(self, hidden: jax.Array) -> jax.Array:
         """``[..., D] -> [..., V]`` in float32."""
         return logits(hidden, self.vocabulary)
 
@@ -235,7 +240,7 @@ class Rope(NamedTuple):
     sin: jax.Array
 
 
-def rope_tables(config: DecoderConfig, positions_BT) -> Rope:
+def rope_tables(config: DecoderConfig, positions_BT: jax.Array) -> Rope:
     """Rotary position embedding (Su et al. 2021), angle = position * theta^(-2i/C)."""
     inverse = config.rope_theta ** (
         -np.arange(0, config.head_dim, 2, dtype=np.float64) / config.head_dim
@@ -259,7 +264,7 @@ def _stretch(inverse: np.ndarray, scaling: RopeScaling) -> np.ndarray:
     return inverse * (keep + (1 - keep) / scaling.factor)
 
 
-def rotate(x_BHTC, rope: Rope):
+def rotate(x_BHTC: jax.Array, rope: Rope) -> jax.Array:
     """Rotates channel pairs (i, i + C/2), the Hugging Face layout."""
     x = x_BHTC.astype(jnp.float32)
     rotated = x * rope.cos + jnp.roll(x, x.shape[-1] // 2, axis=-1) * rope.sin
@@ -267,21 +272,20 @@ def rotate(x_BHTC, rope: Rope):
 
 
 def forward(
-    graphdef,
-    base,
-    tokens_BT,
-    positions_BT,
-    until_BT,
+    graphdef: Any,
+    base: nnx.State,
+    tokens_BT: jax.Array,
+    positions_BT: jax.Array,
+    until_BT: jax.Array,
     lora: FusedAdapters | None = None,
     owners: OwnerMask | None = None,
-):
+) -> tuple[jax.Array, list[KV]]:
     """Runs whole rows through the decoder, causally.
 
     Args:
         graphdef, base: ``nnx.split`` of a ``Decoder``.
-        tokens_BT: token ids.
         positions_BT: position of each token within its sequence.
-        until_BT: where in the row the last token stands that may read this one.
+        until_BT: position in the row of the last token that may read this one.
         lora, owners: adapters (``lora.fuse``) and each token's owner (``lora.owner_mask``).
 
     Returns:
@@ -290,25 +294,25 @@ def forward(
     decoder: Decoder = nnx.merge(graphdef, base)
     attention = decoder.attention(until_BT)
 
-    def attend(q, fresh, _):
-        return attention(q, fresh), fresh
+    def attend(q_BHTC: jax.Array, new: KV, _: None) -> tuple[jax.Array, KV]:
+        return attention(q_BHTC, new), new
 
-    held = [None] * decoder.config.n_layers
-    return decoder.hidden(tokens_BT, positions_BT, attend, held, lora, owners)
+    no_cache = [None] * decoder.config.n_layers
+    return decoder.hidden(tokens_BT, positions_BT, attend, no_cache, lora, owners)
 
 
-def project(graphdef, base, hidden):
+def project(graphdef: Any, base: nnx.State, hidden: jax.Array) -> jax.Array:
     """Vocabulary logits of hidden states, ``[..., D] -> float32 [..., V]``."""
     return logits(hidden, vocabulary(graphdef, base))
 
 
-def vocabulary(graphdef, base) -> jax.Array:
+def vocabulary(graphdef: Any, base: nnx.State) -> jax.Array:
     """The matrix ``[V, D]`` from hidden states to logits."""
     decoder: Decoder = nnx.merge(graphdef, base)
     return decoder.vocabulary
 
 
-def logits(hidden, vocabulary_VD):
+def logits(hidden: jax.Array, vocabulary_VD: jax.Array) -> jax.Array:
     """``[..., D] -> float32 [..., V]``."""
     with jax.named_scope("vocabulary"):
         return product(hidden, vocabulary_VD).astype(jnp.float32)

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax.typing import DTypeLike
 
 from marft_jax.config import TARGETS
 from marft_jax.models.ops.products import from_ranks, product
@@ -28,8 +29,7 @@ Adapters = dict[str, dict[str, jax.Array]]
 class Fused(NamedTuple):
     """The adapters of one matrix, ranks side by side: ``[N·R, in]`` and ``[N·R, out]``.
 
-    In this layout the tokens' activations, the largest factor of their gradients, are read as they
-    lie.
+    So the tokens' activations, the largest factor of their gradients, need no transpose.
     """
 
     a: jax.Array
@@ -54,15 +54,16 @@ class OwnerMask(NamedTuple):
     columns: jax.Array
 
 
-def init(key: jax.Array, config: Any, *, adapters: int, rank: int, targets: Sequence[str]):
+def init(
+    key: jax.Array, config: Any, *, adapters: int, rank: int, targets: Sequence[str]
+) -> Adapters:
     """Fresh adapters: A is normal with variance 1/in, B is zero, so the team starts as the base.
 
     Args:
-        key: a PRNG key; adapter n's A is drawn from ``fold_in(key, n)``, whoever else there is.
+        key: adapter n's A is drawn from ``fold_in(key, n)``, whoever else there is.
         config: the ``DecoderConfig`` of the base.
-        adapters: how many.
-        rank: R.
-        targets: which matrices of every block, among ``TARGETS``.
+        adapters: their number.
+        targets: matrices of every block, among ``TARGETS``.
     """
     tree: Adapters = {}
     for target in targets:
@@ -81,11 +82,8 @@ def shape_of(adapters: Adapters) -> tuple[int, int]:
     return n, r
 
 
-def fuse(adapters: Adapters, alpha: float, dtype) -> FusedAdapters:
-    """Lays the adapters out for the forward pass: per layer, ranks of all members side by side.
-
-    Linear, hence differentiable.
-    """
+def fuse(adapters: Adapters, alpha: float, dtype: DTypeLike) -> FusedAdapters:
+    """Lays the adapters out for the forward pass: per layer, ranks of all members side by side."""
     n, r = shape_of(adapters)
     layers = next(iter(adapters.values()))["a"].shape[1]
     fused: list[dict[str, Fused]] = [{} for _ in range(layers)]
@@ -97,7 +95,7 @@ def fuse(adapters: Adapters, alpha: float, dtype) -> FusedAdapters:
     return FusedAdapters(fused, jnp.full(n, alpha / r, dtype))
 
 
-def owner_mask(owners, fused: FusedAdapters) -> OwnerMask:
+def owner_mask(owners: jax.Array, fused: FusedAdapters) -> OwnerMask:
     """Columns of each token's owner, scaled. An owner of -1 has no adapter: the bare base.
 
     Args:
@@ -111,7 +109,7 @@ def owner_mask(owners, fused: FusedAdapters) -> OwnerMask:
     return OwnerMask(jnp.repeat(mine, rank, axis=-1))
 
 
-def add_lora(y, x, lora: Fused, owners: OwnerMask | None):
+def add_lora(y: jax.Array, x: jax.Array, lora: Fused, owners: OwnerMask | None) -> jax.Array:
     """y + ((x A_cat) * mask) B_cat, for ``x [..., in]`` and ``y [..., out]``."""
     assert owners is not None, "adapters without owners"
     with jax.named_scope("lora"):

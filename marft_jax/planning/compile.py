@@ -216,24 +216,11 @@ def _fused(run: Run) -> Any:
 
 
 def _prefill(run: Run) -> dict[str, Any]:
-    rows, width = prompt_rows(run)
-    split = mesh_lib.rows(run.here)
-
-    def column(dtype: Any, *more: int) -> jax.ShapeDtypeStruct:
-        return jax.ShapeDtypeStruct((rows, *more), dtype, sharding=split)
-
     return dict(
         base=run.base_here,
         adapters=_fused(run),
         slots=run.slots,
-        tokens_BT=column(jnp.int32, width),
-        lengths_B=column(jnp.int32),
-        owners_B=column(jnp.int32),
-        keys_B2=column(jnp.uint32, 2),
-        settings=jax.tree.map(lambda x: column(x.dtype), run.slots.settings),
-        slots_B=column(jnp.int32),
-        starts_B=column(jnp.int32),
-        sources_B=column(jnp.int32),
+        prompts=placed(engine.empty_prompts(*prompt_rows(run)), mesh_lib.rows(run.here)),
         read=0,
     )
 

@@ -132,7 +132,7 @@ class Training:
             collected = collect(rollout, self._credit, self._config, self.seed[1])
         self.clock.seconds["reward_s"] = collected.waited_s
         self._reporter.doing("learning")
-        engine.rest()
+        engine.release()
         compilation.give_back_freed()  # before the update, which takes most
         return collected
 

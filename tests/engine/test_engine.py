@@ -149,7 +149,7 @@ def test_a_prefill_stays_within_its_bound_on_tokens(engine, monkeypatch):
     monkeypatch.setattr(compilation, "prefill_tokens", lambda mesh: 96)  # three rows of 32
     bound, shapes = small.engine(), []
     prefill = bound._prefill
-    bound._prefill = lambda **kw: (shapes.append(kw["tokens_BT"].shape), prefill(**kw))[1]
+    bound._prefill = lambda **kw: (shapes.append(kw["prompts"].tokens_BT.shape), prefill(**kw))[1]
     assert texts(small.answers(bound, requests)) == texts(expected)
     assert max(shapes) == (3, 32)
 
@@ -160,7 +160,7 @@ def test_a_prefill_stays_within_its_bound_on_tokens(engine, monkeypatch):
 def test_no_prefill_is_padding_for_the_half_of_it(requests, rows):
     eight, sizes = small.engine(slots=8), []
     prefill = eight._prefill
-    eight._prefill = lambda **kw: (sizes.append(len(kw["tokens_BT"])), prefill(**kw))[1]
+    eight._prefill = lambda **kw: (sizes.append(len(kw["prompts"].tokens_BT)), prefill(**kw))[1]
     asked = [r._replace(prompt=np.resize(r.prompt, 20)) for r in asks(requests, seed=14)]
     expected = [small.answers(small.engine(), [request])[0] for request in asked]
     assert texts(small.answers(eight, asked)) == texts(expected)
@@ -182,7 +182,7 @@ def test_what_accelerators_run_writes_the_same_cache(monkeypatch):
     jax.clear_caches()
     other = small.engine(slots=14)
     assert texts(small.answers(other, requests)) == texts(answers)
-    assert {way.__name__ for way in ways} >= {"together"}
+    assert {way.func.__name__ for way in ways} >= {"_together"}
     for one, two in zip(
         jax.tree.leaves(expected._slots), jax.tree.leaves(other._slots), strict=True
     ):
@@ -216,11 +216,11 @@ def test_halves_are_written_as_integers_on_cpus_only(platform, as_integers):
     assert ("4x2x8x64xui16" in program) == as_integers
 
 
-def test_an_engine_at_rest_holds_no_cache_and_forgets_what_was_in_it():
+def test_a_released_engine_holds_no_cache_and_forgets_what_was_in_it():
     playing, asked = small.engine(), asks(6, seed=16)
     expected = small.answers(playing, asked)
     own = [weakref.ref(leaf) for leaf in jax.tree.leaves((playing._slots, playing._fused))]
-    playing.rest()
+    playing.release()
     assert not any(leaf() for leaf in own)
     playing.load(playing.adapters)
     assert texts(small.answers(playing, asked)) == texts(expected)

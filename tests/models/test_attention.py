@@ -14,13 +14,12 @@ import small
 from flax import nnx
 
 from marft_jax import config as config_lib
-from marft_jax.engine.sampling import _likeliest
 from marft_jax.learning import batch as batch_lib
 from marft_jax.learning.algorithms import find_algorithm, settle
 from marft_jax.learning.learner import Learner
 from marft_jax.models import decoder, lora
 from marft_jax.models.ops import attention as attention_lib
-from marft_jax.models.ops import products, splash
+from marft_jax.models.ops import cache_writes, platforms, products, reductions, splash
 from marft_jax.models.ops.attention import KV, causal_attention
 from marft_jax.models.ops.pieces import causal_attention_in_pieces
 from marft_jax.models.ops.remat import Remat, rematerialised
@@ -115,7 +114,7 @@ def test_the_gate_has_the_gradient_of_its_formula():
 )
 def test_each_platform_has_its_attention(platform, expected):
     assert attention_lib.attention_on(platform) is expected
-    assert attention_lib.joins(platform) == (platform != "tpu")
+    assert attention_lib.shares_prefixes(platform) == (platform != "tpu")
 
 
 @pytest.fixture
@@ -296,10 +295,37 @@ def test_a_product_of_halves_is_rounded_once_and_so_are_its_gradients(rows):
 def test_the_likeliest_token_is_the_first_of_the_greatest():
     logits = draw(0, 6, 1000).round(1)  # with ties
     logits = logits.at[5].set(-jnp.inf).at[5, 999].set(0.0)
-    np.testing.assert_array_equal(_likeliest(logits), jnp.argmax(logits, axis=-1))
+    np.testing.assert_array_equal(reductions.argmax(logits), jnp.argmax(logits, axis=-1))
 
 
 def test_blocks_are_alike_so_that_one_trace_serves_all():
     graphdef, abstract = abstract_decoder(small.CONFIG, jnp.float32)
     layers = nnx.merge(graphdef, abstract).layers
     assert len({nnx.split(block)[0] for block in layers}) == 1
+
+
+def operands(seed: int = 0, dtype=jnp.float32):
+    """Arrays, and constants, for every operation that has a form for some platform."""
+    def some(i, *shape):
+        return draw(seed + i, *shape).astype(dtype)
+
+    cache = some(0, 3, 2, 8, 16), some(1, 3, 2, 16, 8)
+    new = some(2, 3, 2, 8, 1), some(3, 3, 2, 1, 8)
+    at_BT = jnp.asarray([[0], [15], [16]])  # the last lies past the end
+    where = (jnp.arange(3), slice(None), slice(None), 5)
+    return {
+        reductions._sum: ((some(0, 5, 384),), {}),
+        products._by_transpose: ((some(0, 5, 24), some(1, 40, 24)), {}),
+        products._dot: ((some(0, 5, 24), some(1, 40, 24)), {"over": (1, 1)}),
+        cache_writes._by_head: ((*cache, *new, at_BT), {}),
+        cache_writes._put: ((cache[0].astype(jnp.bfloat16), some(2, 3, 2, 8).astype(jnp.bfloat16)),
+                            {"where": where}),
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("reference", platforms.FORMS, ids=lambda f: f.__name__)
+def test_every_platforms_form_equals_its_reference(reference):
+    arrays, constants = operands()[reference]
+    expected = reference(*arrays, **constants)
+    for form in platforms.FORMS[reference].values():
+        chex.assert_trees_all_close(form(*arrays, **constants), expected, rtol=1e-5, atol=1e-5)

@@ -31,12 +31,12 @@ CausalAttention = Callable[[jax.Array], Attention]
 """Until where each position of some rows is read, to the attention of these rows in every layer."""
 
 
-def scaled(q_BHTC):
+def scaled(q_BHTC: jax.Array) -> jax.Array:
     """q / √C: queries whose scores need no scaling any more."""
     return (q_BHTC.astype(jnp.float32) * q_BHTC.shape[-1] ** -0.5).astype(q_BHTC.dtype)
 
 
-def attention(q_BHTC, kv: KV, mask_BTS):
+def attention(q_BHTC: jax.Array, kv: KV, mask_BTS: jax.Array) -> jax.Array:
     """softmax(q kᵀ / √C) v with grouped key-value heads; scores and softmax in float32.
 
     Args:
@@ -61,30 +61,30 @@ def attention(q_BHTC, kv: KV, mask_BTS):
     return context.reshape(b, h, t, c).astype(q_BHTC.dtype)
 
 
-def causal_attention(until_BT) -> Attention:
+def causal_attention(until_BT: jax.Array) -> Attention:
     """Attention of whole rows, as ``reading`` says."""
     mask_BTT = reading(until_BT)
     return lambda q_BHTC, kv: attention(q_BHTC, kv, mask_BTT)
 
 
-def reading(until_BT, start: int = 0, end: int | None = None):
-    """Whether each query from ``start`` to ``end`` reads each key up to there, ``[B, t, s]``.
+def reading(until_BT: jax.Array, start: int = 0, end: int | None = None) -> jax.Array:
+    """True where a query from ``start`` to ``end`` reads a key up to there, ``[B, t, s]``.
 
     A position is read by those after it and itself, ``until_BT`` at the latest. With one end for
-    all of a sequence, sequences of a row are kept apart; with a later one for what several begin
-    with, these share it.
+    all of a sequence, sequences of a row are kept apart; with a later one for a common prefix, they
+    share it.
     """
     queries = jnp.arange(until_BT.shape[1])[None, start:end, None]
     return jnp.tril(queries <= until_BT[:, None, :end], start)
 
 
-def joins(platform: str) -> bool:
-    """Whether sequences of a row may share their beginning there: splash has no mask for it."""
+def shares_prefixes(platform: str) -> bool:
+    """True where sequences of a row may share their prefix: splash has no mask for it."""
     return platform != "tpu"
 
 
 def attention_on(platform: str) -> CausalAttention:
-    """What computes attention of whole rows fastest there.
+    """The fastest attention of whole rows there.
 
     On a CPU, einsums over a few queries at a time (``pieces``); on a TPU, JAX's splash kernel
     (``splash``); elsewhere, GPUs among them, the einsums that XLA fuses: cuDNN's attention takes

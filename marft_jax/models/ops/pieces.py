@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -30,14 +30,14 @@ class _Reads(NamedTuple):
     log_BST: jax.Array
 
 
-def causal_attention_in_pieces(until_BT) -> Attention:
+def causal_attention_in_pieces(until_BT: jax.Array) -> Attention:
     """``attention.causal_attention``."""
     return functools.partial(_in_pieces, reads=_reads(until_BT))
 
 
-def _reads(until_BT) -> list[_Reads]:
+def _reads(until_BT: jax.Array) -> list[_Reads]:
     """Of each piece. As logarithms: the sum with the scores is what ``where`` would choose, and
-    XLA takes them for too dear to compute in every layer anew, which it does with comparisons."""
+    XLA takes them for too expensive to compute in every layer anew, unlike comparisons."""
     t = until_BT.shape[1]
     masks = (reading(until_BT, start, end) for start, end in _pieces(t))
     logs = [jnp.log(mask_BTS.astype(jnp.float32)) for mask_BTS in masks]
@@ -45,11 +45,11 @@ def _reads(until_BT) -> list[_Reads]:
 
 
 @jax.custom_vjp
-def _in_pieces(q_BHTC, kv: KV, reads: list[_Reads]):
+def _in_pieces(q_BHTC: jax.Array, kv: KV, reads: list[_Reads]) -> jax.Array:
     return _forward(q_BHTC, kv, reads)[0]
 
 
-def _forward(q_BHTC, kv: KV, reads: list[_Reads]):
+def _forward(q_BHTC: jax.Array, kv: KV, reads: list[_Reads]) -> tuple[jax.Array, Any]:
     """The context, and what the backward pass reads."""
     pieces = [
         _attend(q_BHTC[:, :, start:end], kv.cut(end), read.log_BTS)
@@ -59,7 +59,7 @@ def _forward(q_BHTC, kv: KV, reads: list[_Reads]):
     return context, (q_BHTC, kv, reads, context, [keep(log_total) for _, log_total in pieces])
 
 
-def _backward(forward, d_context):
+def _backward(forward: Any, d_context: jax.Array) -> tuple[jax.Array, KV, None]:
     """Cotangents of queries, keys and values; the last argument has none."""
     q_BHTC, kv, reads, context, log_totals = forward
     t, queries = q_BHTC.shape[2], []
@@ -80,7 +80,7 @@ def _backward(forward, d_context):
 _in_pieces.defvjp(_forward, _backward)
 
 
-def _attend(q_BHTC, kv: KV, log_BTS):
+def _attend(q_BHTC: jax.Array, kv: KV, log_BTS: jax.Array) -> tuple[jax.Array, jax.Array]:
     """The context of some queries, and the logarithm of the sum of each one's exp(scores)."""
     b, h, t, c = q_BHTC.shape
     g = kv.v_BGTC.shape[1]
@@ -93,7 +93,14 @@ def _attend(q_BHTC, kv: KV, log_BTS):
     return context.reshape(b, h, t, c).astype(q_BHTC.dtype), top + jnp.log(mass)
 
 
-def _differentiate(q_BHTC, kv: KV, log_BST, context, log_total, d_context):
+def _differentiate(
+    q_BHTC: jax.Array,
+    kv: KV,
+    log_BST: jax.Array,
+    context: jax.Array,
+    log_total: jax.Array,
+    d_context: jax.Array,
+) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Cotangents of some queries, and ``[B, G, S, C]`` of the keys and values that they read.
 
     The scores stand here with their keys first: then no product has to turn them round.
@@ -101,15 +108,14 @@ def _differentiate(q_BHTC, kv: KV, log_BST, context, log_total, d_context):
     b, h, t, c = q_BHTC.shape
     g, s = kv.v_BGTC.shape[1:3]
     dtype, grouped, d_rows = (
-        q_BHTC.dtype,
-        *(x.reshape(b, g, -1, c) for x in (scaled(q_BHTC), d_context)),
-    )
+        q_BHTC.dtype, scaled(q_BHTC).reshape(b, g, -1, c), d_context.reshape(b, g, -1, c)
+    )  # fmt: skip
 
-    def per_query(x_BHT1):
+    def per_query(x_BHT1: jax.Array) -> jax.Array:
         return x_BHT1.reshape(b, g, 1, h // g, t)
 
-    def over_queries(x_BHTC):
-        return x_BHTC.reshape(b, g, s, h // g, t)
+    def over_queries(x_BGSX: jax.Array) -> jax.Array:
+        return x_BGSX.reshape(b, g, s, h // g, t)
 
     scores = over_queries(_product("bgsc,bgqc->bgsq", kv.k_BGCT.swapaxes(2, 3), grouped))
     weights = jnp.exp(scores + log_BST[:, None, :, None] - per_query(log_total))
@@ -123,7 +129,7 @@ def _differentiate(q_BHTC, kv: KV, log_BST, context, log_total, d_context):
     return d_q.reshape(q_BHTC.shape).astype(dtype), d_k.astype(dtype), d_v.astype(dtype)
 
 
-def _scores(q_BHTC, kv: KV, log_BTS):
+def _scores(q_BHTC: jax.Array, kv: KV, log_BTS: jax.Array) -> jax.Array:
     b, h, t, c = q_BHTC.shape
     g = kv.k_BGCT.shape[1]
     grouped = scaled(q_BHTC).reshape(b, g, -1, c)
@@ -131,7 +137,7 @@ def _scores(q_BHTC, kv: KV, log_BTS):
     return scores + log_BTS[:, None, None]
 
 
-def _product(spec: str, x, y):
+def _product(spec: str, x: jax.Array, y: jax.Array) -> jax.Array:
     """In float32.
 
     The barrier keeps XLA from turning a product of bfloat16 into one that it cannot run.

@@ -1,14 +1,15 @@
 """Products with matrices that stay while the rows change.
 
-The reference of all is ``x @ kernel.T`` or ``x @ b``; what differs is how a CPU takes it fastest.
+Every reference is one line; the other forms are those that a CPU computes faster.
 """
 
 from __future__ import annotations
 
-import functools
-
 import jax
 import jax.numpy as jnp
+from jax.typing import DTypeLike
+
+from marft_jax.models.ops.platforms import chosen
 
 _FEW_ROWS = 16
 
@@ -17,60 +18,68 @@ def product(x: jax.Array, kernel: jax.Array) -> jax.Array:
     """``x [..., in]`` times the transpose of ``kernel [out, in]``, in their type."""
     rows = x.reshape(-1, x.shape[-1])
     if x.dtype != jnp.float32:
-        y = _product_of_halves(rows, kernel)
+        y = _product_16_bits(rows, kernel)
     elif len(rows) > _FEW_ROWS:
         y = times(rows, kernel, (1, 1))
     else:
-        y = jax.lax.platform_dependent(rows, kernel, cpu=_product_of_few, default=_plain)
+        y = _few_rows(rows, kernel)
     return y.reshape(*x.shape[:-1], -1)
 
 
-def _plain(rows: jax.Array, kernel: jax.Array) -> jax.Array:
+def _by_transpose(rows: jax.Array, kernel: jax.Array) -> jax.Array:
     return rows @ kernel.T
 
 
+def _kernel_left(rows: jax.Array, kernel: jax.Array) -> jax.Array:
+    """A CPU multiplies few rows fastest with the large matrix on the left: otherwise it rearranges
+    all of it first, which pays from 17 rows on. The barriers keep the compiler from turning the
+    product round again."""
+    columns = jax.lax.optimization_barrier(rows.T)
+    return jax.lax.optimization_barrier(kernel @ columns).T
+
+
+_few_rows = chosen(_by_transpose, cpu=_kernel_left)
+
+
 def times(x: jax.Array, y: jax.Array, over: tuple[int, int]) -> jax.Array:
-    """The product of two matrices over an axis of each, in their type.
+    """The product of two matrices over an axis of each, in their type."""
+    return (_dot if x.dtype == jnp.float32 else _dot_16_bits)(x, y, over=over)
 
-    A CPU's instructions for bfloat16 (AMX) are reached where the result is float32 and has more
-    than one row. The barrier keeps XLA from turning the product into one that it cannot run.
-    """
-    dot = functools.partial(
-        jax.lax.dot_general, dimension_numbers=(((over[0],), (over[1],)), ((), ()))
-    )
 
-    def on_cpu(x, y):
-        rows = 1 - over[0]
-        if x.shape[rows] == 1:
-            return on_cpu(jnp.concatenate([x, x], axis=rows), y)[:1]
-        z = jax.lax.optimization_barrier(dot(x, y, preferred_element_type=jnp.float32))
-        return z.astype(x.dtype)
+def _dot(
+    x: jax.Array, y: jax.Array, *, over: tuple[int, int], dtype: DTypeLike | None = None
+) -> jax.Array:
+    dimensions = (((over[0],), (over[1],)), ((), ()))
+    return jax.lax.dot_general(x, y, dimensions, preferred_element_type=dtype)
 
-    if x.dtype == jnp.float32:
-        return dot(x, y)
-    return jax.lax.platform_dependent(x, y, cpu=on_cpu, default=dot)
+
+def _dot_through_float32(x: jax.Array, y: jax.Array, *, over: tuple[int, int]) -> jax.Array:
+    """A CPU's instructions for bfloat16 (AMX) are reached where the result is float32 and has more
+    than one row. The barrier keeps XLA from turning the product into one that it cannot run."""
+    rows = 1 - over[0]
+    if x.shape[rows] == 1:
+        return _dot_through_float32(jnp.concatenate([x, x], axis=rows), y, over=over)[:1]
+    z = _dot(x, y, over=over, dtype=jnp.float32)
+    return jax.lax.optimization_barrier(z).astype(x.dtype)
+
+
+_dot_16_bits = chosen(_dot, cpu=_dot_through_float32)
 
 
 @jax.custom_vjp
-def _product_of_halves(x, kernel):
-    """``times``, whose backward pass multiplies halves too: JAX's own would take float32's."""
+def _product_16_bits(x: jax.Array, kernel: jax.Array) -> jax.Array:
+    """``times``, whose backward pass multiplies 16 bits too: JAX's own would take float32's."""
     return times(x, kernel, (1, 1))
 
 
-def _backward(forward, dy):
+def _product_backward(
+    forward: tuple[jax.Array, jax.Array], dy: jax.Array
+) -> tuple[jax.Array, jax.Array]:
     x, kernel = forward
     return times(dy, kernel, (1, 0)), times(dy, x, (0, 0))
 
 
-_product_of_halves.defvjp(lambda x, kernel: (_product_of_halves(x, kernel), (x, kernel)), _backward)
-
-
-def _product_of_few(x, kernel):
-    """A CPU multiplies few rows fastest with the large matrix on the left: otherwise it rearranges
-    all of it first, which 17 rows and more are worth. The barriers keep the compiler from turning
-    the product round again."""
-    columns = jax.lax.optimization_barrier(x.T)
-    return jax.lax.optimization_barrier(kernel @ columns).T
+_product_16_bits.defvjp(lambda x, kernel: (times(x, kernel, (1, 1)), (x, kernel)), _product_backward)
 
 
 @jax.custom_vjp
@@ -83,7 +92,9 @@ def from_ranks(x: jax.Array, b: jax.Array) -> jax.Array:
     return times(x.reshape(-1, x.shape[-1]), b, (1, 0)).reshape(*x.shape[:-1], -1)
 
 
-def _from_ranks_backward(forward, dy):
+def _from_ranks_backward(
+    forward: tuple[jax.Array, jax.Array], dy: jax.Array
+) -> tuple[jax.Array, jax.Array]:
     x, b = forward
     ranks, d_rows = x.reshape(-1, x.shape[-1]), dy.reshape(-1, dy.shape[-1])
     return times(d_rows, b, (1, 1)).reshape(x.shape), times(ranks, d_rows, (0, 0))
@@ -98,7 +109,9 @@ def gated(gate: jax.Array, up: jax.Array) -> jax.Array:
     return jax.nn.silu(gate) * up
 
 
-def _gated_backward(forward, d_gated):
+def _gated_backward(
+    forward: tuple[jax.Array, jax.Array], d_gated: jax.Array
+) -> tuple[jax.Array, jax.Array]:
     gate, up = forward
     open_ = jax.nn.sigmoid(gate)
     return d_gated * up * open_ * (1 + gate * (1 - open_)), d_gated * gate * open_

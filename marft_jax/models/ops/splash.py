@@ -19,14 +19,14 @@ _LANES = 128
 _BLOCK = 896  # the most: every bucket from 512 on has blocks of 512 to 896; more compile for longer
 
 
-def splash_attention(until_BT) -> Attention:
+def splash_attention(until_BT: jax.Array) -> Attention:
     """``causal_attention`` in blocks, so that neither pass ever holds the scores of a row.
 
     The compiler cannot split a kernel over devices. Where the context has a mesh
     (``mesh.within``), each device takes its own rows and heads; where ``tensor`` has more places
     than there are key-value heads, each of these is copied to all places that read it.
 
-    Sequences of a row may not share anything (``attention.joins``).
+    Sequences of a row may not share their prefix (``attention.shares_prefixes``).
 
     It is ``causal_attention`` itself for rows that are not a multiple of 128 tokens long, and
     where the mesh does not divide the rows or the query heads.
@@ -34,7 +34,7 @@ def splash_attention(until_BT) -> Attention:
     return functools.partial(_attend, until_BT=until_BT)
 
 
-def _attend(q_BHTC, kv: KV, until_BT):
+def _attend(q_BHTC: jax.Array, kv: KV, until_BT: jax.Array) -> jax.Array:
     b, h, t, _ = q_BHTC.shape
     groups = kv.v_BGTC.shape[1]
     mesh, rows = jax.sharding.get_abstract_mesh(), mesh_lib.row_axes()
@@ -54,7 +54,9 @@ def _attend(q_BHTC, kv: KV, until_BT):
     return run(scaled(q_BHTC), k, v, until_BT)
 
 
-def _on_one_device(q_BHTC, k_BGTC, v_BGTC, until_BT) -> Any:
+def _on_one_device(
+    q_BHTC: jax.Array, k_BGTC: jax.Array, v_BGTC: jax.Array, until_BT: jax.Array
+) -> Any:
     _, h, t, _ = q_BHTC.shape
     block = max(n for n in range(_LANES, _BLOCK + 1, _LANES) if t % n == 0)
     kernel = kernels.make_splash_mha_single_device(
