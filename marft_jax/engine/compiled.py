@@ -193,9 +193,7 @@ def _read_prompts(
     mask = lora.owner_mask(jnp.broadcast_to(p.owners_B[:, None], p.tokens_BT.shape), adapters)
     if not read:
         until_BT = jnp.maximum(p.lengths_B[:, None] - 1, positions_BT)  # padding: itself
-        return decoder.forward(
-            graphdef, base, p.tokens_BT, positions_BT, until_BT, adapters, mask
-        )
+        return decoder.forward(graphdef, base, p.tokens_BT, positions_BT, until_BT, adapters, mask)
     model: decoder.Decoder = nnx.merge(graphdef, base)
     valid_BT = positions_BT < p.lengths_B[:, None]
     attend = _appending(jnp.where(valid_BT, positions_BT, read), positions_BT, read)

@@ -15,7 +15,7 @@ import pickle
 import zipfile
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -26,17 +26,11 @@ from marft_jax.formats.foreign import check_memo, readable
 VALUE_HEAD = "value_head.pth"
 
 _STORAGES = {
-    "FloatStorage": np.dtype(np.float32),
-    "DoubleStorage": np.dtype(np.float64),
-    "HalfStorage": np.dtype(np.float16),
-    "BFloat16Storage": np.dtype(ml_dtypes.bfloat16),
+    "FloatStorage": np.float32,
+    "DoubleStorage": np.float64,
+    "HalfStorage": np.float16,
+    "BFloat16Storage": ml_dtypes.bfloat16,
 }
-
-
-class _Storage(NamedTuple):
-    """A storage type by its name; nothing of torch stands behind it."""
-
-    dtype: np.dtype
 
 
 def read_value_head(file: Path) -> list[np.ndarray]:
@@ -46,62 +40,50 @@ def read_value_head(file: Path) -> list[np.ndarray]:
         BadInput: no such file as torch writes it, something else than tensors in it, or tensors
             that are no bias-free stack of linear layers down to one value.
     """
-    tensors = list(_read(file).items())
-    kernels = [tensor.astype(np.float32).T for _, tensor in tensors]
-    shapes = {name: tensor.shape for name, tensor in tensors}
-    chained = all(kernel.ndim == 2 for kernel in kernels) and all(
-        a.shape[1] == b.shape[0] for a, b in zip(kernels, kernels[1:], strict=False)
-    )
-    if not kernels or not chained or kernels[-1].shape[1] != 1:
+    with readable(file, "state dict of tensors, saved by torch 1.6 or newer"):
+        with zipfile.ZipFile(file) as archive:
+            [listing] = [name for name in archive.namelist() if name.endswith("/data.pkl")]
+            tensors = _Unpickler(archive, listing.removesuffix("data.pkl")).load()
+    if not isinstance(tensors, dict) or not {*map(type, tensors.values())} <= {np.ndarray}:
+        raise BadInput(f"{file}: expected a state dict of tensors, got {type(tensors).__name__}")
+    kernels = [np.ascontiguousarray(x.astype(np.float32).T) for x in tensors.values()]
+    shapes = [kernel.shape for kernel in kernels]
+    if {*map(len, shapes)} != {2} or [s[1] for s in shapes] != [*(s[0] for s in shapes[1:]), 1]:
         raise BadInput(
             f"{file}: expected linear layers without bias, each as wide as the one before it, down "
             f"to one value; got {shapes!s:.300}"
         )
     if not all(np.isfinite(kernel).all() for kernel in kernels):
         raise BadInput(f"{file}: expected finite numbers, got some that are not")
-    return [np.ascontiguousarray(kernel) for kernel in kernels]
-
-
-def _read(file: Path) -> dict[str, np.ndarray]:
-    with readable(file, "state dict of tensors, saved by torch 1.6 or newer"):
-        size = file.stat().st_size
-        with zipfile.ZipFile(file) as archive:
-            [listing] = [name for name in archive.namelist() if name.endswith("/data.pkl")]
-            read = _Unpickler(archive, listing.removesuffix("data.pkl"), size).load()
-    if not isinstance(read, dict) or not all(isinstance(x, np.ndarray) for x in read.values()):
-        raise BadInput(f"{file}: expected a state dict of tensors, got {type(read).__name__}")
-    return read
+    return kernels
 
 
 class _Unpickler(pickle.Unpickler):
     """Reads a state dict and nothing else, into no more memory than its file has bytes.
 
-    What would grow is refused: compressed members, tensors that repeat a storage, and a memo with
-    gaps, for which the unpickler makes room.
+    Refused is what would grow: compressed members, tensors that share a storage or are a part of
+    one, and a memo with gaps, for which the unpickler makes room.
     """
 
-    def __init__(self, archive: zipfile.ZipFile, root: str, size: int):
-        self._archive, self._root = archive, root
-        self._unread = self._uncopied = size
-        self._storages: dict[str, np.ndarray] = {}
+    def __init__(self, archive: zipfile.ZipFile, root: str):
+        self._archive, self._root, self._seen = archive, root, set[str]()
         program = self._read("data.pkl")
         check_memo(program)
         super().__init__(io.BytesIO(program))
 
     def _read(self, name: str) -> bytes:
         member = self._archive.getinfo(f"{self._root}{name}")
-        self._unread -= member.file_size
-        if self._unread < 0 or member.compress_type != zipfile.ZIP_STORED:
-            raise ValueError("it is larger unpacked than packed; save it again with torch.save")
+        if name in self._seen or member.compress_type != zipfile.ZIP_STORED:
+            raise ValueError("larger unpacked than packed; save it again with torch.save")
+        self._seen.add(name)
         return self._archive.read(member)
 
     def find_class(self, module: str, name: str) -> Any:
-        if module == "torch" and name in _STORAGES:
-            return _Storage(_STORAGES[name])
         known = {
             ("collections", "OrderedDict"): lambda: collections.OrderedDict(),
-            ("torch._utils", "_rebuild_tensor_v2"): self._rebuild,
+            ("torch._utils", "_rebuild_tensor_v2"): _rebuild,
             ("torch._utils", "_rebuild_parameter"): lambda tensor, *rest: tensor,
+            **{("torch", storage): np.dtype(type_) for storage, type_ in _STORAGES.items()},
         }
         if (module, name) not in known:
             raise BadInput(
@@ -111,32 +93,17 @@ class _Unpickler(pickle.Unpickler):
         return known[module, name]
 
     def persistent_load(self, pid: Any) -> np.ndarray:
-        kind, storage, key, _, count = pid
-        if kind != "storage" or not isinstance(storage, _Storage):
+        kind, dtype, key, *_ = pid
+        if kind != "storage" or not isinstance(dtype, np.dtype):
             raise ValueError(f"a reference to {kind!r}")
-        if key not in self._storages:
-            self._storages[key] = np.frombuffer(self._read(f"data/{int(key)}"), storage.dtype)
-        values = self._storages[key]
-        if len(values) != count:
-            raise ValueError(f"a storage of {len(values)} numbers instead of {count}")
-        return values
+        return np.frombuffer(self._read(f"data/{int(key)}"), dtype)
 
-    def _rebuild(
-        self,
-        values: np.ndarray,
-        start: int,
-        shape: Sequence[int],
-        stride: Sequence[int],
-        *_: object,
-    ) -> np.ndarray:
-        """A tensor: a strided view of a storage, within its bounds."""
-        last = start + sum((size - 1) * step for size, step in zip(shape, stride, strict=True))
-        if min(start, *shape, *stride, last) < 0 or (0 not in shape and last >= len(values)):
-            raise ValueError("a tensor outside of its storage")
-        self._uncopied -= math.prod(shape) * values.itemsize
-        if self._uncopied < 0:
-            raise ValueError("its tensors are larger than the file")
-        view = np.lib.stride_tricks.as_strided(
-            values[start:], shape, [step * values.itemsize for step in stride], writeable=False
-        )
-        return view.copy()
+
+def _rebuild(
+    values: np.ndarray, start: int, shape: Sequence[int], stride: Sequence[int], *_: object
+) -> np.ndarray:
+    """A tensor that is all of its storage, row by row."""
+    rows = [math.prod(shape[i + 1 :]) for i in range(len(shape))]
+    if start or math.prod(shape) != len(values) or list(stride) != rows:
+        raise ValueError("a tensor that is a view of another; save a copy of it")
+    return values.reshape(shape)

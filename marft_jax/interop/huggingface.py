@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import huggingface_hub
 import jax
 import numpy as np
 from flax import nnx
@@ -25,6 +26,9 @@ from marft_jax.models.tokenizers.tokenizer import ByteTokenizer, HFTokenizer, To
 from marft_jax.models.weights.load import BaseModel, directory_of
 
 SHARD_BYTES = 4 << 30
+_TOKENIZER_FILES = (
+    "tokenizer tokenizer_config special_tokens_map added_tokens vocab merges chat_template tekken"
+).split()
 _BYTE_TEMPLATE = (
     "{% for message in messages %}{{ '<|' + message['role'] + '|>' + message['content'] }}"
     "{% if message['role'] == 'assistant' %}{{ '<|end|>' }}{% endif %}{% endfor %}"
@@ -45,8 +49,8 @@ def write_model(
     Args:
         factors: the adapter to merge; empty for the bare base.
         scale: alpha / rank.
-        sampling: what generation_config.json should say beside the end-of-turn tokens.
-        shard_bytes: how large one weight file may get.
+        sampling: for generation_config.json, beside the end-of-turn tokens.
+        shard_bytes: the largest weight file.
     """
     folder.mkdir(parents=True, exist_ok=True)
     source = directory_of(base.source)
@@ -68,27 +72,18 @@ def save_sharded(
 ) -> None:
     """Writes the weights a shard at a time, with an index where there is more than one."""
     flat = {"/".join(map(str, keys)): leaf[...] for keys, leaf in nnx.to_flat_state(params)}
-    sizes = {path: array.nbytes for path, array in flat.items()}
-    shards: list[list[str]] = [[]]
-    room = shard_bytes
-    for path, size in sizes.items():
-        if shards[-1] and size > room:
-            shards.append([])
-            room = shard_bytes
-        shards[-1].append(path)
-        room -= size
-    names = [f"model-{i + 1:05}-of-{len(shards):05}.safetensors" for i in range(len(shards))]
-    names = ["model.safetensors"] if len(shards) == 1 else names
-    for name, paths in zip(names, shards, strict=True):
-        tensors = {source_name(p, "hf"): merged(p, flat[p], factors, scale) for p in paths}
-        save_file(tensors, folder / name, metadata={"format": "pt"})
-    if len(shards) > 1:
-        where = {
-            source_name(p, "hf"): name
-            for name, paths in zip(names, shards, strict=True)
-            for p in paths
-        }
-        index = {"metadata": {"total_size": sum(sizes.values())}, "weight_map": where}
+    paths = {source_name(path, "hf"): path for path in flat}
+    plan = huggingface_hub.split_state_dict_into_shards_factory(
+        {name: flat[path] for name, path in paths.items()},
+        get_storage_size=lambda array: array.nbytes,
+        filename_pattern="model{suffix}.safetensors",
+        max_shard_size=shard_bytes,
+    )
+    for file, names in plan.filename_to_tensors.items():
+        tensors = {n: merged(paths[n], flat[paths[n]], factors, scale) for n in names}
+        save_file(tensors, folder / file, metadata={"format": "pt"})
+    if plan.is_sharded:
+        index = {"metadata": plan.metadata, "weight_map": plan.tensor_to_filename}
         _write_json(folder / "model.safetensors.index.json", index)
 
 
@@ -104,21 +99,19 @@ def merged(path: str, array: jax.Array, factors: Factors, scale: float) -> np.nd
 
 
 def config_json(config: DecoderConfig) -> dict[str, Any]:
-    """config.json for a base that came without one: ``families.read_config``, the other way."""
+    """config.json for a base that came without one: the inverse of ``families.read_config``."""
     name = "Llama"
     if config.qk_norm:
         name = "Qwen3"
     elif config.qkv_bias and not config.o_bias:
         name = "Qwen2"
-    rope: dict[str, Any] = {"rope_type": "default", "rope_theta": config.rope_theta}
+    rope: dict[str, Any] = {"rope_type": "default"}
     if scaling := config.rope_scaling:
-        rope |= {"rope_type": scaling.kind, "factor": scaling.factor}
+        rope = {"rope_type": scaling.kind, "factor": scaling.factor}
         if scaling.kind == "llama3":
-            rope |= {
-                "low_freq_factor": scaling.low_freq_factor,
-                "high_freq_factor": scaling.high_freq_factor,
-                "original_max_position_embeddings": scaling.original_max_position,
-            }
+            rope["low_freq_factor"] = scaling.low_freq_factor
+            rope["high_freq_factor"] = scaling.high_freq_factor
+            rope["original_max_position_embeddings"] = scaling.original_max_position
     return {
         "architectures": [f"{name}ForCausalLM"],
         "model_type": name.lower(),
@@ -132,7 +125,7 @@ def config_json(config: DecoderConfig) -> dict[str, Any]:
         "hidden_act": "silu",
         "max_position_embeddings": config.max_position,
         "rms_norm_eps": config.norm_eps,
-        "rope_parameters": rope,
+        "rope_parameters": {**rope, "rope_theta": config.rope_theta},
         "attention_bias": config.qkv_bias,
         "mlp_bias": False,
         "tie_word_embeddings": config.tie_embeddings,
@@ -142,28 +135,23 @@ def config_json(config: DecoderConfig) -> dict[str, Any]:
 def save_tokenizer(tokenizer: Tokenizer, folder: Path, source: Path | None) -> None:
     """The tokenizer's own files where the base has them, else those that transformers writes."""
     if source is not None:
-        for file in _tokenizer_files(source):
-            shutil.copyfile(file, folder / file.name)
+        for file in source.iterdir():
+            if file.is_file() and file.stem in _TOKENIZER_FILES:
+                shutil.copyfile(file, folder / file.name)
     elif isinstance(tokenizer, HFTokenizer):
         tokenizer.save(folder)
-    elif isinstance(tokenizer, ByteTokenizer):
-        _byte_tokenizer().save_pretrained(folder)
     else:
-        raise TypeError(f"expected a tokenizer that can be saved, got {type(tokenizer).__name__}")
-
-
-def _tokenizer_files(source: Path) -> Iterator[Path]:
-    names = {"tokenizer", "tokenizer_config", "special_tokens_map", "added_tokens", "vocab"}
-    names |= {"merges", "chat_template", "tekken"}
-    return (f for f in sorted(source.iterdir()) if f.is_file() and f.stem in names)
+        assert isinstance(tokenizer, ByteTokenizer)
+        _byte_tokenizer().save_pretrained(folder)
 
 
 def _byte_tokenizer() -> Any:
     """``ByteTokenizer`` for transformers: byte-level BPE without merges has the same ids."""
     import transformers
     from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+    from transformers.convert_slow_tokenizer import bytes_to_unicode
 
-    vocabulary = {letter: byte for byte, letter in enumerate(_byte_letters())}
+    vocabulary = {letter: byte for byte, letter in bytes_to_unicode().items()}
     special = ("<|pad|>", "<|end|>", "<|system|>", "<|user|>", "<|assistant|>")
     unused = [f"<|unused{i}|>" for i in range(ByteTokenizer.vocab_size - 256 - len(special))]
     tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
@@ -176,13 +164,6 @@ def _byte_tokenizer() -> Any:
         eos_token=special[1],
         chat_template=_BYTE_TEMPLATE,
     )
-
-
-def _byte_letters() -> list[str]:
-    """The letter that byte-level BPE writes for each byte: itself where it can be seen."""
-    seen = [*range(33, 127), *range(161, 173), *range(174, 256)]
-    hidden = iter(range(256, 512))
-    return [chr(byte if byte in seen else next(hidden)) for byte in range(256)]
 
 
 def _token_ids(tokenizer: Tokenizer) -> dict[str, Any]:

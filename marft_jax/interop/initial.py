@@ -1,4 +1,4 @@
-"""Where a team starts from: fresh adapters, or those of peft folders and first-release checkpoints.
+"""A team's start: fresh adapters, or those of peft folders and first-release checkpoints.
 
 ``lora.init`` names a folder with one peft folder per adapter, by its name: an export of ours, or
 ``steps_NNNN`` of the first MARFT release, whose ``value_head.pth`` is read too. A profile's own
@@ -34,7 +34,7 @@ def initial_state(config: Config, team: Team, fresh: TrainState) -> TrainState:
 
 
 def initial_adapters(team: Team, settings: LoraSettings, fresh: Adapters) -> Adapters:
-    """Each adapter from its folder, the others as in ``fresh``, wherever that lies.
+    """Each adapter from its folder, the others as in ``fresh``.
 
     Loading is exact: another alpha is multiplied into B; a lower rank leaves the further rows of B
     zero, and their columns of A fresh, so that they can learn.

@@ -7,7 +7,6 @@ peft keeps each factor as the weight of a linear layer, ``[out, in]``; ours map 
 from __future__ import annotations
 
 import json
-import math
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -57,7 +56,6 @@ class Adapter(NamedTuple):
 
     Attributes:
         matrices: ``(target, layer)`` to its factors ``(A [in, rank], B [rank, out])``, float32.
-        rank: of every matrix.
         scale: the correction is ``x A B * scale``; alpha / rank, or alpha / sqrt(rank) (rslora).
     """
 
@@ -69,20 +67,20 @@ class Adapter(NamedTuple):
 def write(folder: Path, factors: Factors, alpha: float, base: str) -> None:
     """Writes one adapter; ``base`` is where a loader finds its base model."""
     folder.mkdir(parents=True, exist_ok=True)
-    tensors = {}
-    for target, ab in factors.items():
-        for layer in range(ab["a"].shape[0]):
-            stem = _PREFIX + module_name(target, layer)
-            for letter, factor in (("A", ab["a"]), ("B", ab["b"])):
-                turned = np.ascontiguousarray(factor[layer].T, np.float32)
-                tensors[f"{stem}.lora_{letter}.weight"] = turned
+    tensors = {
+        f"{_PREFIX}{module_name(target, layer)}.lora_{letter.upper()}.weight": np.ascontiguousarray(
+            factor.T, np.float32
+        )
+        for target, pair in factors.items()
+        for letter in ("a", "b")
+        for layer, factor in enumerate(pair[letter])
+    }
     save_file(tensors, folder / WEIGHTS, metadata={"format": "pt"})
-    rank = next(iter(factors.values()))["a"].shape[-1]
     settings = {
         "peft_type": "LORA",
         "task_type": "CAUSAL_LM",
         "base_model_name_or_path": base,
-        "r": rank,
+        "r": next(iter(factors.values()))["a"].shape[-1],
         "lora_alpha": int(alpha) if float(alpha).is_integer() else alpha,
         "target_modules": [f"{target}_proj" for target in factors],
         "lora_dropout": 0.0,
@@ -109,52 +107,41 @@ def read(folder: Path) -> Adapter:
         BadInput: files are missing or damaged, or the adapter is of another kind than LoRA on the
             matrices that ours can have.
     """
-    settings = _settings(folder)
-    rank: Any = settings.get("r")
-    alpha: Any = settings.get("lora_alpha")
-    if not (_is_number(rank) and isinstance(rank, int) and _is_number(alpha)) or rank < 1:
-        raise BadInput(
-            f"{folder / CONFIG}: expected finite numbers r and lora_alpha, got {rank!r:.40}, "
-            f"{alpha!r:.40}"
-        )
+    settings, file = _settings(folder / CONFIG), folder / WEIGHTS
+    rank, alpha = settings["r"], float(settings["lora_alpha"])
     found: dict[tuple[str, int], dict[str, np.ndarray]] = {}
-    for name, tensor in _tensors(folder, rank):
-        match = _TENSOR.fullmatch(name)
-        assert match is not None
-        found.setdefault((match[2], int(match[1])), {})[match[3]] = tensor.astype(np.float32).T
-    matrices = {}
-    for (target, layer), pair in found.items():
+    for target, layer, letter, tensor in _tensors(folder, rank):
+        found.setdefault((target, layer), {})[letter] = tensor.astype(np.float32).T
+    for place, pair in found.items():
         if set(pair) != {"A", "B"}:
             raise BadInput(
-                f"{folder / WEIGHTS}: {module_name(target, layer)}: expected lora_A and lora_B, "
+                f"{file}: {module_name(*place)}: expected lora_A and lora_B, "
                 f"got lora_{min(pair)} alone"
             )
-        matrices[target, layer] = pair["A"], pair["B"]
-    if not matrices:
-        raise BadInput(f"{folder / WEIGHTS}: expected LoRA factors, found no tensor")
-    root = math.sqrt(rank) if settings.get("use_rslora") else rank
-    return Adapter(matrices, rank, float(alpha) / root)
+    if not found:
+        raise BadInput(f"{file}: expected LoRA factors, found no tensor")
+    matrices = {place: (pair["A"], pair["B"]) for place, pair in found.items()}
+    return Adapter(matrices, rank, alpha / (rank**0.5 if settings.get("use_rslora") else rank))
 
 
-def _is_number(value: Any) -> bool:
-    """One that float32 can hold."""
-    number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    return number and abs(value) < _LARGEST
-
-
-def _settings(folder: Path) -> dict[str, Any]:
-    file = folder / CONFIG
+def _settings(file: Path) -> dict[str, Any]:
     settings = read_settings(file)
     for key, allowed in _MUST_BE.items():
         if key in settings and settings[key] not in allowed:
             raise BadInput(
                 f"{file}: {key} {settings[key]!r} is not supported; expected {allowed[0]!r}"
             )
+    rank, alpha = settings.get("r"), settings.get("lora_alpha")
+    numbers = type(rank) is int and type(alpha) in (int, float)
+    if not numbers or not (0 < rank < _LARGEST and abs(alpha) < _LARGEST):
+        raise BadInput(
+            f"{file}: expected finite numbers r and lora_alpha, got {rank!r:.40}, {alpha!r:.40}"
+        )
     return settings
 
 
-def _tensors(folder: Path, rank: int) -> Iterator[tuple[str, np.ndarray]]:
-    """The factors by name, each read once its name, type and shape are right."""
+def _tensors(folder: Path, rank: int) -> Iterator[tuple[str, int, str, np.ndarray]]:
+    """(target, layer, A or B, factor), each read once its name, type and shape are right."""
     file = folder / WEIGHTS
     if not file.is_file():
         pickled = (folder / "adapter_model.bin").is_file()
@@ -177,4 +164,4 @@ def _tensors(folder: Path, rank: int) -> Iterator[tuple[str, np.ndarray]]:
                     f"{file}: tensor {name!r}: expected a matrix of rank {rank} in one of "
                     f"{', '.join(_FLOATS)}, got {kind} of shape {shape}"
                 )
-            yield name, tensors.get_tensor(name)
+            yield match[2], int(match[1]), match[3], tensors.get_tensor(name)

@@ -189,9 +189,11 @@ class Decoder(nnx.Module):
         self.embed = Embed(c, dtype=dtype, rngs=rngs)
         self.layers = nnx.List([Block(c, dtype=dtype, rngs=rngs) for _ in range(c.n_layers)])
         self.final_norm = RMSNorm(c.d_model, c.norm_eps, dtype)
-        self.lm_head = None
-        if not c.tie_embeddings:
-            self.lm_head = Linear(c.d_model, c.vocab_size, bias=False, dtype=dtype, rngs=rngs)
+        self.lm_head = (
+            None
+            if c.tie_embeddings
+            else Linear(c.d_model, c.vocab_size, bias=False, dtype=dtype, rngs=rngs)
+        )
 
     def hidden(
         self,

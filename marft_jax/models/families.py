@@ -1,4 +1,4 @@
-"""Which model families the decoder can be, and how other formats spell their parts.
+"""The model families that the decoder can be, and the names of their parts in other formats.
 
 ``config.json`` becomes a ``DecoderConfig``; a path of ours, such as ``layers/3/q/kernel``, becomes
 the name of the same tensor in a Hugging Face checkpoint or a GGUF file. Whatever the decoder would
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Literal, NamedTuple
 
 from marft_jax.config import BadInput
@@ -54,12 +54,11 @@ def source_name(path: str, spelling: Spelling) -> str:
 
 
 class Family(NamedTuple):
-    """What distinguishes an architecture.
+    """Traits of an architecture.
 
     Attributes:
         defaults: the keys that its config.json may leave out.
-        qkv_bias: always, never, or as ``attention_bias`` says (None).
-        o_bias: likewise.
+        qkv_bias, o_bias: always, never, or as ``attention_bias`` says (None).
         qk_norm: queries and keys are normalised per head.
     """
 
@@ -118,16 +117,15 @@ def _read_config(config: Mapping[str, Any], source: str) -> DecoderConfig:
         value = config.get(key)
         return whole_number(default if value is None else value, key, source)
 
-    heads = number("num_attention_heads")
-    bias = bool(config.get("attention_bias", False))
-    rope = _rope_settings(config)
+    heads, d_model = number("num_attention_heads"), number("hidden_size")
+    bias, rope = bool(config.get("attention_bias", False)), _rope_settings(config)
     result = DecoderConfig(
         vocab_size=number("vocab_size"),
-        d_model=number("hidden_size"),
+        d_model=d_model,
         n_layers=number("num_hidden_layers"),
         n_heads=heads,
         n_kv_heads=number("num_key_value_heads", heads),
-        head_dim=number("head_dim", number("hidden_size") // heads),
+        head_dim=number("head_dim", d_model // heads),
         d_ff=number("intermediate_size"),
         max_position=number("max_position_embeddings"),
         norm_eps=float(config.get("rms_norm_eps", 1e-6)),
@@ -190,27 +188,40 @@ def _architecture(config: Mapping[str, Any], source: str) -> str:
 
 
 def _refuse_unsupported(name: str, config: Mapping[str, Any], source: str) -> None:
-    """Settings with which the same tensors would mean another computation."""
     window = config.get("sliding_window")
     slides = config.get("use_sliding_window", name == "MistralForCausalLM")
-    layer_types = set(config.get("layer_types") or ()) - {"full_attention"}
+    narrow = slides and window is not None and window < config.get("max_position_embeddings", 0)
+    other_layers = set(config.get("layer_types") or ()) - {"full_attention"}
     refused = {
         "hidden_act": (config.get("hidden_act", "silu") != "silu", "silu"),
         "mlp_bias": (config.get("mlp_bias"), "false"),
         "quantization_config": (config.get("quantization_config"), "unquantised weights or GGUF"),
-        "sliding_window": (
-            slides and window is not None and window < config.get("max_position_embeddings", 0),
-            "null, or at least max_position_embeddings",
-        ),
+        "sliding_window": (narrow, "null, or at least max_position_embeddings"),
         "use_sliding_window": (config.get("use_sliding_window"), "false"),
-        "layer_types": (layer_types, "full_attention only"),
+        "layer_types": (other_layers, "full_attention only"),
     }
-    for key, (bad, supported) in refused.items():
+    refuse(name, refused, lambda key: str(config.get(key)), source)
+
+
+def refuse(
+    name: str, cases: Mapping[str, tuple[Any, Any]], get: Callable[[str], Any], source: str
+) -> None:
+    """Refuses settings with which the same tensors would mean another computation.
+
+    Args:
+        name: of the architecture.
+        cases: of each setting, whether it is such a one, and what would be supported.
+        get: the value of a setting.
+
+    Raises:
+        BadInput: one is.
+    """
+    for key, (bad, supported) in cases.items():
         if bad:
-            shown = sorted(layer_types) if key == "layer_types" else config.get(key)
+            value = get(key)
+            shown = repr(value[:80] if isinstance(value, str) else value)
             raise BadInput(
-                f"{source}: {name} with {key} {str(shown)[:80]!r} is not supported; "
-                f"supported: {supported}"
+                f"{source}: {name} with {key} {shown} is not supported; supported: {supported}"
             )
 
 
@@ -232,20 +243,15 @@ def _rope_scaling(
             f"{source}: rotary embedding of {shown} is not supported; "
             "supported: types default, linear, llama3 over whole heads"
         )
+    if kind == "default":
+        return None
     try:
+        factor = float(rope["factor"])
         if kind == "linear":
-            return RopeScaling("linear", float(rope["factor"]))
-        if kind == "llama3":
-            return RopeScaling(
-                "llama3",
-                float(rope["factor"]),
-                float(rope["low_freq_factor"]),
-                float(rope["high_freq_factor"]),
-                int(
-                    rope.get("original_max_position_embeddings")
-                    or config["max_position_embeddings"]
-                ),
-            )
+            return RopeScaling("linear", factor)
+        low, high = float(rope["low_freq_factor"]), float(rope["high_freq_factor"])
+        original = rope.get("original_max_position_embeddings")
+        original = int(original or config["max_position_embeddings"])
+        return RopeScaling("llama3", factor, low, high, original)
     except (KeyError, TypeError, ValueError) as error:
         raise BadInput(f"{source}: rope scaling {kind!r} lacks a usable {error}") from error
-    return None

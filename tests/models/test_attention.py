@@ -306,6 +306,7 @@ def test_blocks_are_alike_so_that_one_trace_serves_all():
 
 def operands(seed: int = 0, dtype=jnp.float32):
     """Arrays, and constants, for every operation that has a form for some platform."""
+
     def some(i, *shape):
         return draw(seed + i, *shape).astype(dtype)
 

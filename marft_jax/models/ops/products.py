@@ -79,7 +79,9 @@ def _product_backward(
     return times(dy, kernel, (1, 0)), times(dy, x, (0, 0))
 
 
-_product_16_bits.defvjp(lambda x, kernel: (times(x, kernel, (1, 1)), (x, kernel)), _product_backward)
+_product_16_bits.defvjp(
+    lambda x, kernel: (times(x, kernel, (1, 1)), (x, kernel)), _product_backward
+)
 
 
 @jax.custom_vjp

@@ -30,6 +30,13 @@ FALLBACK_TEMPLATE = (
 )
 """For models that come without a chat template."""
 
+_GGUF_SPECIAL = {
+    "bos_token": "bos",
+    "eos_token": "eos",
+    "unk_token": "unknown",
+    "pad_token": "padding",
+}
+_SPECIAL = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>", "pad_token": None}
 _PROBE = "qxz"
 _TEMPLATE_SECONDS = 3.0
 
@@ -64,18 +71,21 @@ class Tokenizer(Protocol):
         ...
 
     def reply(self, text: str, *, after_action: bool = True) -> list[int]:
-        """What continues a conversation whose ids are kept: a user's message, and what opens the
+        """Continues a conversation whose ids are kept: a user's message, and what opens the
         assistant's next one.
 
         Args:
-            text: of the user's message.
             after_action: the ids end with an assistant's message and its end-of-turn token; else
                 with another user's message.
         """
         ...
 
     def think(self, on: bool) -> None:
-        """Whether a model that can think before it answers is to do so."""
+        """Turns thinking before the answer on or off.
+
+        Raises:
+            BadInput: on, for a model that knows no such mode.
+        """
         ...
 
 
@@ -153,11 +163,12 @@ class HFTokenizer:
                 ends = [tokenizer.eos_token_id, *eos_ids, self._end_of_turn()]
         except Exception as error:  # a template is a program: anything can go wrong in it
             raise BadInput(f"{source}: its chat template fails: {reason(error)}") from error
-        if wrong := [i for i in ends if not (i is None or type(i) is int and i >= 0)]:
+        ends = [i for i in ends if i is not None]
+        if wrong := [i for i in ends if type(i) is not int or i < 0]:
             raise BadInput(
                 f"{source}: expected the ids of tokens that end a turn, got {wrong!r:.60}"
             )
-        self.eos_ids: tuple[int, ...] = tuple(dict.fromkeys(i for i in ends if i is not None))
+        self.eos_ids: tuple[int, ...] = tuple(dict.fromkeys(ends))
         if not self.eos_ids:
             raise BadInput(f"{source}: expected an end-of-sequence token, found none")
         pad = tokenizer.pad_token_id
@@ -177,38 +188,32 @@ class HFTokenizer:
 
     def opening(self, messages: Sequence[Message]) -> tuple[list[int], list[int]]:
         whole, before = self._render(messages), self._render(messages, prompt=False)
-        if not whole.startswith(before):
-            raise self._not_continuable()
+        self._check_continues(whole.startswith(before))
         return self.encode(before), self.encode(whole[len(before) :])
 
     def reply(self, text: str, *, after_action: bool = True) -> list[int]:
-        said = [_say("user", "a"), _say("assistant", _PROBE), _say("user", text)]
-        _, probe, after = self._render(said).partition(_PROBE)
-        if not probe or text.strip() not in after:
-            raise self._not_continuable()
+        messages = [_message("user", "a"), _message("assistant", _PROBE), _message("user", text)]
+        _, probe, after = self._render(messages).partition(_PROBE)
+        self._check_continues(bool(probe) and text.strip() in after)
         ids = self.encode(after.lstrip(" "))
         ids = ids[1:] if ids[0] in self.eos_ids else ids
         newline = self.encode("\n")
         return ids[len(newline) :] if not after_action and ids[: len(newline)] == newline else ids
 
-    def think(self, on: bool) -> None:
-        """Whether a model that can think before it answers does so.
+    def _check_continues(self, continues: bool) -> None:
+        if not continues:
+            raise BadInput(
+                f"--team.context shared: the chat template of {self._source} cannot be continued "
+                "message by message; use --team.context own"
+            )
 
-        Raises:
-            BadInput: it is asked to, and its template knows of no thinking.
-        """
+    def think(self, on: bool) -> None:
         knows = "enable_thinking" in str(self._tokenizer.chat_template)
         if on and not knows:
             raise BadInput(
                 f"--model.thinking: the chat template of {self._source} has no such mode"
             )
         self._template_settings = {"enable_thinking": on} if knows else {}
-
-    def _not_continuable(self) -> BadInput:
-        return BadInput(
-            f"--team.context shared: the chat template of {self._source} cannot be continued "
-            "message by message; use --team.context own"
-        )
 
     def save(self, folder: Path) -> None:
         """Writes the files from which transformers makes the same tokenizer."""
@@ -226,7 +231,7 @@ class HFTokenizer:
     def _takes_system(self) -> bool:
         self._fold_system = False
         try:
-            return _PROBE in self._render([_say("system", _PROBE), _say("user", "a")])
+            return _PROBE in self._render([_message("system", _PROBE), _message("user", "a")])
         except TimeoutError:
             raise
         except Exception:  # as above; a template that fails altogether is found out later
@@ -234,7 +239,7 @@ class HFTokenizer:
 
     def _end_of_turn(self) -> int | None:
         """The special token right after an assistant's message."""
-        text = self._render([_say("user", "a"), _say("assistant", _PROBE)], prompt=False)
+        text = self._render([_message("user", "a"), _message("assistant", _PROBE)], prompt=False)
         after = self.encode(text.rpartition(_PROBE)[2].strip())[:1]
         special = {*self._tokenizer.all_special_ids, *self._tokenizer.added_tokens_decoder}
         return after[0] if after and after[0] in special else None
@@ -286,55 +291,43 @@ def from_gguf(metadata: Mapping[str, Any], source: str) -> HFTokenizer:
     Raises:
         BadInput: the vocabulary is of a kind that is not known.
     """
-    with readable(source, "GGUF tokenizer"):
-        return _from_gguf(metadata, source)
-
-
-def _from_gguf(metadata: Mapping[str, Any], source: str) -> HFTokenizer:
     from marft_jax.models.tokenizers import vocabulary
 
-    keys = {"bos": "bos", "eos": "eos", "unk": "unknown", "pad": "padding"}
-    named = {key: metadata.get(f"tokenizer.ggml.{gguf}_token_id") for key, gguf in keys.items()}
-    tokenizer = vocabulary.from_gguf(metadata, source)
-    tokens = metadata["tokenizer.ggml.tokens"]
-    fast = _fast(
-        tokenizer,
-        {f"{key}_token": tokens[i] for key, i in named.items() if i is not None},
-        metadata.get("tokenizer.chat_template"),
-    )
-    end_of_turn = metadata.get("tokenizer.ggml.eot_token_id")
-    return HFTokenizer(fast, [] if end_of_turn is None else [end_of_turn], source)
+    with readable(source, "GGUF tokenizer"):
+        backend = vocabulary.from_gguf(metadata, source)
+        tokens, special = metadata["tokenizer.ggml.tokens"], dict[str, str]()
+        for name, key in _GGUF_SPECIAL.items():
+            if (i := metadata.get(f"tokenizer.ggml.{key}_token_id")) is not None:
+                special[name] = tokens[i]
+        fast = _fast(backend, special, metadata.get("tokenizer.chat_template"))
+        end_of_turn = metadata.get("tokenizer.ggml.eot_token_id")
+        return HFTokenizer(fast, [] if end_of_turn is None else [end_of_turn], source)
 
 
 def _from_sentencepiece(directory: Path) -> Any:
-    """tokenizer.model, with what tokenizer_config.json says about it.
-
-    Not transformers' own conversion: version 5.23 cuts unigram models as if they were merges, and
-    forgets the leading space where the configuration names no class.
-    """
+    """tokenizer.model, with its special tokens and template out of tokenizer_config.json."""
     from marft_jax.models.tokenizers import vocabulary
 
     settings = read_json(directory / "tokenizer_config.json")
     path = directory / "tokenizer.model"
-    tokenizer = vocabulary.from_sentencepiece(path, every_segment=settings.get("legacy", True))
-    names: dict[str, Any] = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
-    names = {key: name for key, name in names.items() if tokenizer.token_to_id(name) is not None}
-    for key in ("bos_token", "eos_token", "unk_token", "pad_token"):
-        said = settings.get(key, names.get(key))
-        names[key] = said.get("content") if isinstance(said, dict) else said
-    added = sorted((int(i), token) for i, token in settings.get("added_tokens_decoder", {}).items())
-    template = settings.get("chat_template")
-    jinja = directory / "chat_template.jinja"
-    fast = _fast(tokenizer, names, jinja.read_text("utf-8") if jinja.is_file() else template)
-    for _, token in added:
+    backend = vocabulary.from_sentencepiece(path, every_segment=settings.get("legacy", True))
+    special: dict[str, Any] = {}
+    for name, usual in _SPECIAL.items():
+        known = usual and backend.token_to_id(usual) is not None
+        token = settings.get(name, usual if known else None)
+        special[name] = token.get("content") if isinstance(token, dict) else token
+    jinja, template = directory / "chat_template.jinja", settings.get("chat_template")
+    template = jinja.read_text("utf-8") if jinja.is_file() else template
+    fast = _fast(backend, {k: v for k, v in special.items() if v is not None}, template)
+    added = settings.get("added_tokens_decoder", {}).items()
+    for _, token in sorted((int(i), token) for i, token in added):
         fast.add_tokens([token["content"]], special_tokens=token.get("special", True))
     return fast
 
 
-def _fast(tokenizer: Any, special: Mapping[str, str | None], template: Any) -> Any:
-    names = {key: name for key, name in special.items() if name is not None}
+def _fast(backend: Any, special: Mapping[str, str], template: Any) -> Any:
     fast = _transformers().PreTrainedTokenizerFast
-    return fast(tokenizer_object=tokenizer, chat_template=template, **names)
+    return fast(tokenizer_object=backend, chat_template=template, **special)
 
 
 def _transformers() -> Any:
@@ -346,11 +339,8 @@ def _transformers() -> Any:
 
 @contextlib.contextmanager
 def _at_most(seconds: float) -> Iterator[None]:
-    """Ends a template of this thread that computes longer: it may loop for days.
-
-    Raises:
-        TimeoutError: it took longer.
-    """
+    """Ends a template of this thread that computes longer, by ``TimeoutError``: it may loop for
+    days."""
     end, before = math.inf, sys.gettrace()
 
     def trace(frame: types.FrameType, event: str, _: Any) -> Any:
@@ -373,11 +363,11 @@ def _folded(messages: list[dict[str, str]]) -> list[dict[str, str]]:
     system = "\n\n".join(m["content"] for m in messages if m["role"] == "system")
     rest = [m for m in messages if m["role"] != "system"]
     if system and rest:
-        rest[0] = _say(rest[0]["role"], f"{system}\n\n{rest[0]['content']}")
+        rest[0] = _message(rest[0]["role"], f"{system}\n\n{rest[0]['content']}")
     return rest
 
 
-def _say(role: str, content: str) -> dict[str, str]:
+def _message(role: str, content: str) -> dict[str, str]:
     return {"role": role, "content": content}
 
 

@@ -7,9 +7,10 @@ Source: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import struct
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,25 +22,14 @@ from gguf.quants import dequantize
 from marft_jax.config import BadInput
 from marft_jax.formats.foreign import readable
 from marft_jax.models.decoder import DecoderConfig, RopeScaling
-from marft_jax.models.families import checked, source_name, whole_number
+from marft_jax.models.families import checked, refuse, source_name, whole_number
 from marft_jax.parallel.ladder import round_up
 
 ARCHITECTURES = ("llama", "qwen2", "qwen3")
 
+_Get = Callable[..., Any]
 _ROPE_FREQS = "rope_freqs.weight"
-_SCALARS = {
-    0: "B",
-    1: "b",
-    2: "H",
-    3: "h",
-    4: "I",
-    5: "i",
-    6: "f",
-    7: "?",
-    10: "Q",
-    11: "q",
-    12: "d",
-}
+_SCALARS = {**dict(enumerate("BbHhIif?")), 10: "Q", 11: "q", 12: "d"}
 _STRING, _ARRAY = 8, 9
 _DIMENSIONS = 4  # as many as ggml has
 _DIRECT = {"F32": np.float32, "F16": np.float16, "BF16": ml_dtypes.bfloat16}
@@ -60,9 +50,7 @@ class GGUF(NamedTuple):
     """An open file.
 
     Attributes:
-        path: of the file.
         metadata: every key and value; arrays are lists.
-        tensors: by name.
         data: the mapped bytes, ``uint8``.
         header_bytes: where the header ends.
     """
@@ -86,13 +74,13 @@ class _Cursor:
         self.at += size
         return self.view[self.at - size : self.at]
 
-    def unpack(self, code: str):
+    def unpack(self, code: str) -> Any:
         return struct.unpack("<" + code, self.take(struct.calcsize("<" + code)))[0]
 
     def string(self) -> str:
         return str(self.take(self.unpack("Q")), "utf-8", "replace")
 
-    def value(self, kind: int):
+    def value(self, kind: int) -> Any:
         if kind in _SCALARS:
             return self.unpack(_SCALARS[kind])
         if kind == _STRING:
@@ -169,7 +157,7 @@ def _read_config(file: GGUF) -> DecoderConfig:
             f"supported: {', '.join(ARCHITECTURES)}"
         )
 
-    def get(key: str, default=None):
+    def get(key: str, default: Any = None) -> Any:
         return file.metadata.get(f"{arch}.{key}", default)
 
     def number(key: str, default: int | None = None) -> int:
@@ -178,8 +166,7 @@ def _read_config(file: GGUF) -> DecoderConfig:
     heads, d_model = number("attention.head_count"), number("embedding_length")
     head_dim = number("attention.key_length", d_model // heads)
     _refuse_unsupported(arch, get, head_dim, source)
-    embedding = file.tensors.get("token_embd.weight")
-    if embedding is None:
+    if (embedding := file.tensors.get("token_embd.weight")) is None:
         raise BadInput(f"{source}: tensor 'token_embd.weight' is missing")
     config = DecoderConfig(
         vocab_size=embedding.shape[0],
@@ -197,35 +184,29 @@ def _read_config(file: GGUF) -> DecoderConfig:
         o_bias="blk.0.attn_output.bias" in file.tensors,
         qk_norm="blk.0.attn_q_norm.weight" in file.tensors,
     )
-    scaling = _rope_scaling(file, get, config)
-    return checked(DecoderConfig(**{**vars(config), "rope_scaling": scaling}), source)
+    scaling = _rope_scaling(file, get, checked(config, source))
+    return dataclasses.replace(config, rope_scaling=scaling)
 
 
-def _refuse_unsupported(arch: str, get, head_dim: int, source: str) -> None:
-    """Settings with which the same tensors would mean another computation."""
+def _refuse_unsupported(arch: str, get: _Get, head_dim: int, source: str) -> None:
     window = get("attention.sliding_window")
+    narrow = window and window < get("context_length", 0)
+    scaling = get("rope.scaling.type", "none")
     refused = {
         "expert_count": (get("expert_count", 0), "0 (no mixture of experts)"),
-        "attention.sliding_window": (
-            window and window < get("context_length", 0),
-            "none, or at least the context length",
-        ),
+        "attention.sliding_window": (narrow, "none, or at least the context length"),
         "attention.value_length": (get("attention.value_length", head_dim) != head_dim, head_dim),
         "rope.dimension_count": (get("rope.dimension_count", head_dim) != head_dim, head_dim),
         "rope.scaling.type": (
-            get("rope.scaling.type", "none") not in ("none", "linear"),
+            scaling not in ("none", "linear"),
             "none, linear, or Llama 3's rope_freqs tensor",
         ),
     }
-    for key, (bad, supported) in refused.items():
-        if bad:
-            raise BadInput(
-                f"{source}: {arch} with {arch}.{key} {get(key)!r} is not supported; "
-                f"supported: {supported}"
-            )
+    cases = {f"{arch}.{key}": case for key, case in refused.items()}
+    refuse(arch, cases, lambda key: get(key.partition(".")[2]), source)
 
 
-def _rope_scaling(file: GGUF, get, config: DecoderConfig) -> RopeScaling | None:
+def _rope_scaling(file: GGUF, get: _Get, config: DecoderConfig) -> RopeScaling | None:
     """Linear scaling is metadata; Llama 3's is a tensor of divisors, mapped back to its formula."""
     if _ROPE_FREQS in file.tensors:
         return _llama3_scaling(_unpack(file, _ROPE_FREQS).astype(np.float64), config, file.path)
@@ -259,13 +240,10 @@ def read(
     Block formats come as float32, the others as they are stored.
 
     Args:
-        file: from ``open_gguf``.
-        config: from ``read_config``.
         shapes: our paths and the shapes that the decoder expects.
 
     Raises:
-        BadInput: a tensor is missing, unexpected, misshapen or of a type that cannot be unpacked;
-            it is named.
+        BadInput: a tensor is missing, unexpected, misshapen or of a type that cannot be unpacked.
     """
     wanted = {source_name(path, "gguf"): path for path in shapes}
     if missing := sorted(set(wanted) - set(file.tensors)):

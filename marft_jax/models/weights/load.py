@@ -41,10 +41,8 @@ class BaseModel(NamedTuple):
     """A frozen language model, ready to run.
 
     Attributes:
-        config: its shape.
         graphdef, params: ``nnx.split`` of the ``Decoder``; ``params`` lie on the devices.
-        tokenizer: text to ids and back.
-        source: where it came from, as the user named it.
+        source: as the user named it.
         digest: identifies its content; equal for equal files, wherever they lie.
     """
 
@@ -69,10 +67,9 @@ def load_base(model: ModelSettings, place: Place, platform: str | None = None) -
     """Opens the model that ``--model.base`` names and puts its tensors on the devices.
 
     Args:
-        model: ``base`` is ``tiny``, a directory, a ``.gguf`` file or a hub id.
         place: ``place(path, array)`` puts one tensor on the devices, in the type and sharding of
             its choice; ``path`` is spelled as in ``layers/3/q/kernel``.
-        platform: what it will run on, such as cpu; by default what JAX prefers.
+        platform: that it will run on, such as cpu; by default the one that JAX prefers.
 
     Raises:
         BadInput: nothing there, an unsupported model, or files that are not intact.
@@ -91,8 +88,8 @@ def load_base(model: ModelSettings, place: Place, platform: str | None = None) -
 
 
 def decoder_config(source: str) -> DecoderConfig:
-    """The shape of the model that ``--model.base`` names: of a directory or a hub id, its
-    config.json is all that is needed.
+    """The shape of the model that ``--model.base`` names; of a directory or a hub id, it needs
+    config.json alone.
 
     Raises:
         BadInput: nothing there, or an unsupported model.
@@ -112,11 +109,8 @@ def directory_of(source: str) -> Path | None:
 
 
 def abstract_decoder(config: DecoderConfig, dtype: Any, **how: Any) -> tuple[Any, nnx.State]:
-    """``nnx.split`` of a ``Decoder`` that has shapes and types but no values.
-
-    Args:
-        how: it computes, as in ``Decoder``.
-    """
+    """``nnx.split`` of a ``Decoder`` that has shapes and types but no values; ``how`` it computes
+    are further arguments of its own."""
 
     def build() -> Decoder:
         key = jax.random.key(0)  # shapes need only one; nnx.Rngs takes 9 ms per key while tracing
@@ -158,16 +152,12 @@ def _join(keys: Iterable[Any]) -> str:
 
 
 def _open(base: str) -> _Opened:
+    path = Path(base).expanduser()
     if base == "tiny":
         return _open_tiny()
-    path = Path(base).expanduser()
-    if path.is_dir():
-        return _open_directory(path)
-    if path.suffix == ".gguf":
-        if not path.is_file():
-            raise BadInput(f"--model.base: no such file: {base} (see scripts/fetch_model.py)")
+    if path.suffix == ".gguf" and not path.is_dir():
         return _open_gguf(path)
-    return _open_directory(_download(_hub_id(base)))
+    return _open_directory(path if path.is_dir() else _download(_hub_id(base)))
 
 
 def _hub_id(base: str) -> str:
@@ -184,8 +174,7 @@ def _hub_id(base: str) -> str:
 def _open_tiny() -> _Opened:
     from marft_jax.models.weights import tiny
 
-    def tensors(_: Shapes) -> Tensors:
-        """Its recipe trains ``[in, out]``."""
+    def tensors(_: Shapes) -> Tensors:  # the recipe trains ``[in, out]``
         return ((p, x.T if p.endswith("/kernel") else x) for p, x in tiny.tensors())
 
     return _Opened(tiny.CONFIG, tensors, ByteTokenizer(), tiny.digest())
@@ -216,6 +205,8 @@ def _open_gguf(path: Path) -> _Opened:
     from marft_jax.models.tokenizers import tokenizer
     from marft_jax.models.weights import gguf
 
+    if not path.is_file():
+        raise BadInput(f"--model.base: no such file: {path} (see scripts/fetch_model.py)")
     file = gguf.open_gguf(path)
     config = gguf.read_config(file)
     return _Opened(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import numpy as np
@@ -36,10 +36,10 @@ def weight_files(directory: Path) -> list[Path]:
     else:
         files = sorted(directory.glob("*.safetensors"))
     if not files:
-        other = sorted(p.name for p in directory.glob("*") if p.suffix in (".bin", ".pth", ".gguf"))
-        hint = f"; there is {other[0]}: " if other else ""
-        hint += "name the .gguf file itself" if hint.endswith(".gguf: ") else ""
-        hint += "convert it with transformers' save_pretrained" if hint.endswith(": ") else ""
+        convert = "convert it with transformers' save_pretrained"
+        hints = {".bin": convert, ".pth": convert, ".gguf": "name the .gguf file itself"}
+        other = sorted(p for p in directory.glob("*") if p.suffix in hints)
+        hint = f"; there is {other[0].name}: {hints[other[0].suffix]}" if other else ""
         raise BadInput(f"{directory}: expected *.safetensors weights, found none{hint}")
     for file in files:
         if not file.is_file():
@@ -53,12 +53,11 @@ def read(directory: Path, shapes: Shapes) -> Iterator[tuple[str, np.ndarray]]:
     Only the current tensor is in memory, in the type it is stored in.
 
     Args:
-        directory: of the model.
         shapes: our paths and the shapes that the decoder expects.
 
     Raises:
         BadInput: a file is not intact, or a tensor is missing, unexpected, of another shape or not
-            of a floating-point type; the tensor is named.
+            of a floating-point type.
     """
     wanted = {source_name(path, "hf"): path for path in shapes}
     for file in weight_files(directory):
@@ -68,10 +67,13 @@ def read(directory: Path, shapes: Shapes) -> Iterator[tuple[str, np.ndarray]]:
                     continue
                 if name not in wanted:
                     raise BadInput(f"{file}: unexpected or repeated tensor {name!r}")
-                path = wanted.pop(name)
-                stored = tensors.get_slice(name)
-                where = f"{file}: tensor {name!r}"
-                _check(stored.get_dtype(), stored.get_shape(), shapes[path], where)
+                path, stored = wanted.pop(name), tensors.get_slice(name)
+                shape, kind = tuple(stored.get_shape()), stored.get_dtype()
+                where = f"{file}: tensor {name!r}: expected"
+                if shape != shapes[path]:
+                    raise BadInput(f"{where} shape {shapes[path]}, got {shape}")
+                if kind not in _FLOATS:
+                    raise BadInput(f"{where} one of {', '.join(_FLOATS)}, got {kind}")
                 yield path, tensors.get_tensor(name)
     if wanted:
         missing = ", ".join(sorted(wanted)[:3]) + (", ..." if len(wanted) > 3 else "")
@@ -82,10 +84,3 @@ def _ignorable(name: str, shapes: Shapes) -> bool:
     """Buffers of old checkpoints, and the copy of tied embeddings."""
     tied = "lm_head/kernel" not in shapes
     return name.endswith("rotary_emb.inv_freq") or (tied and name == "lm_head.weight")
-
-
-def _check(kind: str, shape: Sequence[int], expected: tuple[int, ...], where: str) -> None:
-    if tuple(shape) != expected:
-        raise BadInput(f"{where}: expected shape {expected}, got {tuple(shape)}")
-    if kind not in _FLOATS:
-        raise BadInput(f"{where}: expected one of {', '.join(_FLOATS)}, got {kind}")
