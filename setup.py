@@ -67,7 +67,7 @@ setup(
     license="MIT",
     license_files=["LICENSE"],
     python_requires=">=3.11",
-    package_data={"marft_jax": ["models/weights/tiny.safetensors"]},
+    package_data={"marft_jax": ["models/weights/tiny.safetensors", "interop/card.md"]},
     packages=find_packages(include=["marft_jax", "marft_jax.*"]),
     install_requires=CORE,
     extras_require=EXTRAS,

@@ -18,7 +18,7 @@ import stat
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import jax
 import numpy as np
@@ -73,9 +73,9 @@ def export(
     adapters = jax.tree.map(lambda x: np.asarray(jax.device_get(x)), state.adapters)
     with _all_or_nothing(out) as draft:
         if form == "peft":
-            _as_peft(draft, session, adapters, blueprint, facts)
+            _as_peft(draft, session, adapters, facts)
         else:
-            _as_merged(draft, session, adapters, agent, facts)
+            _as_merged(draft, session, adapters, facts, agent)
     written = sorted(path for path in out.iterdir() if path.name != "base")
     console = Console(highlight=False, soft_wrap=True)
     console.print(f"{run}, step {int(state.step)}: {', '.join(map(str, written))}", markup=False)
@@ -114,48 +114,47 @@ def _for_everyone(folder: Path) -> None:
 
 
 def _portable(source: str) -> str:
-    """What a base is called elsewhere: its hub id, or the name of its file or folder alone."""
+    """The name of a base elsewhere: its hub id, or the name of its file or folder alone."""
     path = Path(source).expanduser()
     return path.resolve().name if source != "tiny" and path.exists() else source
 
 
-def _as_peft(
-    out: Path, session: Session, adapters: Any, blueprint: Blueprint, facts: card.Facts
-) -> None:
+def _of(n: int, adapters: lora.Adapters) -> peft.Factors:
+    return jax.tree.map(lambda x: x[n], adapters)
+
+
+def _as_peft(out: Path, session: Session, adapters: lora.Adapters, facts: card.Facts) -> None:
     """One folder per adapter and the team's file; what they name lies beside them."""
-    team, base = session.team, facts.base
+    team, base, blueprint = session.team, facts.base, facts.blueprint
     if session.base.source == "tiny":  # nobody else has it
         base = "base"
         huggingface.write_model(out / base, session.base, {}, 1.0, {})
     for n, name in enumerate(team.adapter_names):
-        own = jax.tree.map(lambda x, n=n: x[n], adapters)
-        peft.write(out / name, own, session.config.lora.alpha, base)
+        peft.write(out / name, _of(n, adapters), session.config.lora.alpha, base)
         members = [team.names[i] for i, owner in enumerate(team.owners) if owner == n]
-        card.write(out / name, facts, members, card.peft_usage(base, name))
-    seeded = [
+        card.write(out / name, facts, members, name, base)
+    seeded = tuple(
         dataclasses.replace(profile, init=team.adapter_names[owner])
         for profile, owner in zip(blueprint.agents, team.owners, strict=True)
-    ]
-    text = dump_team(blueprint._replace(agents=tuple(seeded)))
+    )
+    text = dump_team(blueprint._replace(agents=seeded))
     (out / "team.yaml").write_text(text, encoding="utf-8")
 
 
 def _as_merged(
-    out: Path, session: Session, adapters: Any, agent: str | None, facts: card.Facts
+    out: Path, session: Session, adapters: lora.Adapters, facts: card.Facts, agent: str | None
 ) -> None:
     """One whole model per agent."""
     team, settings = session.team, session.config.lora
     for name, owner, sampling in zip(team.names, team.owners, team.sampling, strict=True):
         if agent not in (None, name):
             continue
-        own = jax.tree.map(lambda x, n=owner: x[n], adapters)
         drawn = {"do_sample": sampling.temperature > 0, "max_new_tokens": sampling.max_new_tokens}
         if sampling.temperature > 0:
-            drawn |= {"temperature": sampling.temperature, "top_p": sampling.top_p}
-            drawn |= {"top_k": sampling.top_k, "min_p": sampling.min_p}
+            drawn |= {k: getattr(sampling, k) for k in ("temperature", "top_p", "top_k", "min_p")}
         scale = settings.alpha / settings.rank
-        huggingface.write_model(out / name, session.base, own, scale, drawn)
-        card.write(out / name, facts, [name], card.merged_usage())
+        huggingface.write_model(out / name, session.base, _of(owner, adapters), scale, drawn)
+        card.write(out / name, facts, [name])
 
 
 if __name__ == "__main__":

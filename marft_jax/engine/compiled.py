@@ -18,7 +18,7 @@ from jax.sharding import Mesh
 from jax.typing import DTypeLike
 
 from marft_jax.engine import kv_cache as cache_lib
-from marft_jax.engine.kv_cache import Column, Settings, Slots
+from marft_jax.engine.kv_cache import SETTINGS, Settings, Slots
 from marft_jax.engine.sampling import sample
 from marft_jax.models import decoder, lora
 from marft_jax.models.ops.attention import KV, attention
@@ -63,27 +63,31 @@ class Prompts(NamedTuple):
         starts_B, sources_B: the length of its cached prefix, and the slot that holds it.
     """
 
-    tokens_BT: Column
-    lengths_B: Column
-    owners_B: Column
-    keys_B2: Column
-    slots_B: Column
-    starts_B: Column
-    sources_B: Column
+    tokens_BT: jax.Array
+    lengths_B: jax.Array
+    owners_B: jax.Array
+    keys_B2: jax.Array
+    slots_B: jax.Array
+    starts_B: jax.Array
+    sources_B: jax.Array
     settings: Settings
 
 
 def empty_prompts(rows: int, width: int) -> Prompts:
-    """A group on the host, to be filled."""
+    """Host arrays of a group, to be filled: all rows are padding."""
 
-    def zeros(dtype: DTypeLike, *more: int) -> np.ndarray:
+    def zeros(*more: int, dtype: DTypeLike = np.int32) -> Any:
         return np.zeros((rows, *more), dtype)
 
-    floats, ints = np.float32, np.int32
-    settings = Settings(*map(zeros, (floats, floats, ints, floats, ints)))
-    columns = (zeros(ints) for _ in range(3))
     return Prompts(
-        zeros(ints, width), zeros(ints), zeros(ints), zeros(np.uint32, 2), *columns, settings
+        tokens_BT=zeros(width),
+        lengths_B=zeros(),
+        owners_B=zeros(),
+        keys_B2=zeros(2, dtype=np.uint32),
+        slots_B=zeros() + np.iinfo(np.int32).max,
+        starts_B=zeros(),
+        sources_B=zeros(),
+        settings=Settings(*(zeros(dtype=kind) for kind in SETTINGS)),
     )
 
 
@@ -138,7 +142,7 @@ def prefill(
     *,
     graphdef: Any,
     eos_ids: tuple[int, ...],
-    base: nnx.State,
+    base: decoder.Base,
     adapters: lora.FusedAdapters,
     slots: Slots,
     prompts: Prompts,
@@ -181,7 +185,7 @@ def prefill(
 
 def _read_prompts(
     graphdef: Any,
-    base: nnx.State,
+    base: decoder.Base,
     adapters: lora.FusedAdapters,
     cache: list[KV],
     p: Prompts,
@@ -205,7 +209,7 @@ def decode(
     *,
     graphdef: Any,
     eos_ids: tuple[int, ...],
-    base: nnx.State,
+    base: decoder.Base,
     adapters: lora.FusedAdapters,
     slots: Slots,
     leave_at: jax.Array,

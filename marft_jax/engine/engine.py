@@ -15,7 +15,6 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from flax import nnx
 from jax.sharding import Mesh
 
 from marft_jax import random_keys
@@ -85,7 +84,7 @@ class Engine:
         self,
         config: decoder.DecoderConfig,
         graphdef: Any,
-        base: nnx.State,
+        base: decoder.Base,
         mesh: Mesh,
         shape: Shape,
         *,
@@ -183,7 +182,6 @@ class Engine:
             self.reused += start.tokens
         prompts = empty_prompts(rows, kind.width)
         _fill(prompts, [waiting.request for waiting, _ in group], starts, slots, self._seed)
-        prompts.slots_B[len(group) :] = self.shape.slots
         self._slots = self._prefill(
             base=self._base,
             adapters=self._fused,
@@ -269,16 +267,16 @@ def _fill(
     slots: Sequence[int],
     seed: int,
 ) -> None:
-    """Writes requests into host arrays; the rows past the last request repeat it."""
+    """Writes requests into host arrays; padding repeats the last of them."""
+    tokens_BT, *columns = jax.tree.leaves(prompts)
     for row, (request, start, slot) in enumerate(zip(group, starts, slots, strict=True)):
         rest, s = request.prompt[start.tokens :], request.sampling
-        prompts.tokens_BT[row, : len(rest)] = rest
+        tokens_BT[row, : len(rest)] = rest
         key_2 = random_keys.key_2(seed, *request.key)
-        values = len(request.prompt), request.owner, key_2, slot, start.tokens, start.slot
-        for column, value in zip(prompts[1:-1], values, strict=True):
+        values = (len(request.prompt), request.owner, key_2, slot, start.tokens, start.slot)
+        values += (s.temperature, s.top_p, s.top_k, s.min_p, s.max_new_tokens)
+        for column, value in zip(columns, values, strict=True):
             column[row] = value
-        drawn = (s.temperature, s.top_p, s.top_k, s.min_p, s.max_new_tokens)
-        for column, value in zip(prompts.settings, drawn, strict=True):
-            column[row] = value
-    for column in jax.tree.leaves(prompts):
-        column[len(group) :] = column[len(group) - 1]
+    for column in (tokens_BT, *columns):
+        if column is not prompts.slots_B:
+            column[len(group) :] = column[len(group) - 1]

@@ -7,7 +7,6 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax.experimental.layout import Format, Layout
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
@@ -18,18 +17,19 @@ from marft_jax.models.ops.attention import KV
 from marft_jax.models.ops.cache_writes import KEYS_IN_MEMORY, write
 from marft_jax.parallel import mesh as mesh_lib
 
-Column = jax.Array | np.ndarray
-"""A value per row."""
-
 
 class Settings(NamedTuple):
     """Sampling settings as per-row arrays, so that changing one never recompiles."""
 
-    temperature: Column  # float32, 0 is greedy
-    top_p: Column  # float32
-    top_k: Column  # int32, 0 keeps all
-    min_p: Column  # float32
-    limit: Column  # int32, the longest action
+    temperature: jax.Array  # float32, 0 is greedy
+    top_p: jax.Array  # float32
+    top_k: jax.Array  # int32, 0 keeps all
+    min_p: jax.Array  # float32
+    limit: jax.Array  # int32, the longest action
+
+
+SETTINGS = (jnp.float32, jnp.float32, jnp.int32, jnp.float32, jnp.int32)
+"""Their types."""
 
 
 class Slots(NamedTuple):
@@ -62,7 +62,7 @@ def empty_slots(
     """Idle slots for sequences of up to ``context`` tokens, ``longest`` of them sampled."""
     keys = (slots, config.n_kv_heads, config.head_dim, context)
     values = (slots, config.n_kv_heads, context, config.head_dim)
-    zeros, ones = jnp.zeros(slots, jnp.int32), jnp.ones(slots, jnp.float32)
+    zeros = jnp.zeros(slots, jnp.int32)
     return Slots(
         cache=[KV(jnp.zeros(keys, dtype), jnp.zeros(values, dtype))
                for _ in range(config.n_layers)],
@@ -71,7 +71,7 @@ def empty_slots(
         active_S=jnp.zeros(slots, bool),
         owner_S=zeros - 1,
         keys_S2=jnp.zeros((slots, 2), jnp.uint32),
-        settings=Settings(ones, ones, zeros, 0 * ones, zeros),
+        settings=Settings(*(jnp.zeros(slots, kind) for kind in SETTINGS)),
         ids_SA=jnp.zeros((slots, longest), jnp.int32),
         logprobs_SA=jnp.zeros((slots, longest), jnp.float32),
     )  # fmt: skip

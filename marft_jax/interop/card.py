@@ -1,4 +1,4 @@
-"""The model card of an exported adapter or model: what it is, where it comes from, how to load."""
+"""The model card of an exported adapter or model, from the template ``card.md``."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import jinja2
 import yaml
 
 from marft_jax.config import Config
@@ -14,11 +15,12 @@ from marft_jax.envs.datasets.rows import SUFFIXES
 from marft_jax.formats import foreign
 from marft_jax.team.team_files import Blueprint
 
-_TOLD = ("reward/mean", "reward/std", "episode/turns")
+_METRICS = ("reward/mean", "reward/std", "episode/turns")
+_TEMPLATE = Path(__file__).with_name("card.md")
 
 
 class Facts(NamedTuple):
-    """What a card tells about the run."""
+    """The run, as a card describes it."""
 
     run: str
     step: int
@@ -27,89 +29,47 @@ class Facts(NamedTuple):
     base: str
 
 
-def write(folder: Path, facts: Facts, agents: Sequence[str], usage: str) -> None:
-    """Writes ``README.md``: base, task, team, metrics and how to load it.
+def write(
+    folder: Path, facts: Facts, agents: Sequence[str], adapter: str = "", base: str = ""
+) -> None:
+    """Writes ``README.md``: base, task, team, metrics and how peft, transformers and vLLM load it.
 
     Args:
         folder: of the export.
         agents: whose actions this adapter or model writes.
-        usage: a section of the card, in Markdown.
+        adapter: its name; none for a merged model.
+        base: where the adapter's loader finds the base.
     """
-    config, blueprint = facts.config, facts.blueprint
-    head = {"library_name": "peft" if "peft" in usage else "transformers"}
+    profiles, config = facts.blueprint.agents, facts.config
+    head = {"library_name": "peft" if adapter else "transformers"}
     head |= {"base_model": facts.base, "tags": ["marft", "multi-agent", "lora"]}
-    own = [profile for profile in blueprint.agents if profile.name in agents]
-    others = [profile.name for profile in blueprint.agents if profile.name not in agents]
-    parts = [
-        f"---\n{yaml.safe_dump(head, sort_keys=False).strip()}\n---",
-        f"# {' and '.join(agents)}",
-        f"One of the agents of a team that was fine-tuned together by reinforcement learning "
-        f"(MARFT, {config.algo.name}) with marft_jax. "
-        + (f"It acts together with {', '.join(others)}." if others else "It acts alone."),
-        f"- base model: `{facts.base}`\n- task: `{config.env.name}`"
-        + (f" ({', '.join(map(_portable, config.env.data))})" if config.env.data else "")
-        + f"\n- team: {', '.join(profile.name for profile in blueprint.agents)} "
-        f"({config.team.workflow or blueprint.workflow})\n- training steps: {facts.step}\n"
-        f"- LoRA: rank {config.lora.rank}, alpha {config.lora.alpha:g}, "
-        f"{', '.join(config.lora.targets)}",
-        "## Metrics\n\n" + _table(metrics_at(Path(facts.run), facts.step)),
-        "## Prompts\n\nIt was trained with these system prompts:\n\n"
-        + "\n".join(f"- {p.name}: {json.dumps(p.prompt, ensure_ascii=False)}" for p in own),
-        usage,
-    ]
-    (folder / "README.md").write_text("\n\n".join(parts) + "\n", encoding="utf-8")
-
-
-def peft_usage(base: str, adapter: str) -> str:
-    """How peft and vLLM load an adapter on this base."""
-    gguf = base.endswith(".gguf")
-    where = f'".", gguf_file="{base}"' if gguf else f'"{base}"'
-    beside = "" if "/" in base or base == "base" else f", with `{base}` beside it"
-    lines = [
-        f"## Loading\n\nIn the folder that holds this one{beside}:\n",
-        "```python",
-        "from peft import PeftModel",
-        "from transformers import AutoModelForCausalLM, AutoTokenizer",
-        "",
-        f"base = AutoModelForCausalLM.from_pretrained({where})",
-        f"tokenizer = AutoTokenizer.from_pretrained({where})",
-        f'model = PeftModel.from_pretrained(base, "{adapter}")  # this folder',
-        "```\n",
-    ]
-    if gguf:
-        lines.append("The base is a GGUF file, which transformers unpacks; `--format merged` "
-                     "writes the unpacked model with the adapter added.")  # fmt: skip
-    else:
-        lines.append(f"With vLLM: `vllm serve {base} --enable-lora --lora-modules "
-                     f"{adapter}={adapter}`.")  # fmt: skip
-    return "\n".join(lines)
-
-
-def merged_usage() -> str:
-    """How transformers and vLLM load a merged model."""
-    return (
-        "## Loading\n\nThe folder is a complete model: "
-        '`AutoModelForCausalLM.from_pretrained("this folder")`, `vllm serve "this folder"`, or '
-        "`--model.base` of marft_jax."
+    template = jinja2.Template(_TEMPLATE.read_text("utf-8"), keep_trailing_newline=True)
+    text = template.render(
+        head=yaml.safe_dump(head, sort_keys=False),
+        facts=facts,
+        config=config,
+        agents=agents,
+        own=[profile for profile in profiles if profile.name in agents],
+        others=[profile.name for profile in profiles if profile.name not in agents],
+        data=[_portable(source) for source in config.env.data],
+        metrics=metrics_at(Path(facts.run), facts.step),
+        adapter=adapter,
+        base=base,
+        quote=lambda prompt: json.dumps(prompt, ensure_ascii=False),
     )
+    (folder / "README.md").write_text(text, encoding="utf-8")
 
 
 def metrics_at(run: Path, step: int) -> Mapping[str, float]:
     """The rewards of the step and the newest evaluations up to it, from ``metrics.jsonl``."""
-    file = run / "metrics.jsonl"
-    told: dict[str, Any] = {}
+    file, found = run / "metrics.jsonl", dict[str, Any]()
     for line in file.read_text("utf-8").splitlines() if file.is_file() else ():
         row = foreign.loads(line)
         if row["step"] <= step:
-            told |= {k: v for k, v in row.items() if k in _TOLD or k.startswith("eval/")}
-    return {name: value for name, value in told.items() if value is not None}
+            found |= {k: v for k, v in row.items() if k in _METRICS or k.startswith("eval/")}
+    return {name: value for name, value in found.items() if value is not None}
 
 
 def _portable(source: str) -> str:
     """A data set by its hub id, or the name of its file alone."""
     return Path(source).name if Path(source).suffix in SUFFIXES else source
-
-
-def _table(metrics: Mapping[str, float]) -> str:
-    rows = [f"| {name} | {value:.4g} |" for name, value in sorted(metrics.items())]
-    return "\n".join(["| metric | value |", "|---|---|", *rows]) if rows else "None were kept."

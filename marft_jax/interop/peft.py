@@ -131,7 +131,8 @@ def _settings(file: Path) -> dict[str, Any]:
             raise BadInput(
                 f"{file}: {key} {settings[key]!r} is not supported; expected {allowed[0]!r}"
             )
-    rank, alpha = settings.get("r"), settings.get("lora_alpha")
+    rank: Any = settings.get("r")
+    alpha: Any = settings.get("lora_alpha")
     numbers = type(rank) is int and type(alpha) in (int, float)
     if not numbers or not (0 < rank < _LARGEST and abs(alpha) < _LARGEST):
         raise BadInput(

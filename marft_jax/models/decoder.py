@@ -31,6 +31,8 @@ Attend = Callable[[jax.Array, KV, Any], tuple[jax.Array, KV]]
 """(queries, new keys and values, the layer's cache) to context, and the cache that is kept."""
 Lora = dict[str, Fused]
 """The adapters of a layer by matrix."""
+Base = nnx.State[Any, Any]
+"""The parameters of a ``Decoder``: frozen, and an argument of their own everywhere."""
 
 
 class RopeScaling(NamedTuple):
@@ -212,7 +214,7 @@ class Decoder(nnx.Module):
         x_BTD = self.embed.embedding[...][tokens_BT]
         rope, kept = rope_tables(self.config, positions_BT), list[KV]()
 
-        def run(graphdef: Any, weights: nnx.State, *args: Any) -> tuple[jax.Array, KV]:
+        def run(graphdef: Any, weights: Base, *args: Any) -> tuple[jax.Array, KV]:
             return nnx.merge(graphdef, weights)(*args, attend)
 
         # Jitted on its own, the first block is traced and differentiated for all.
@@ -275,7 +277,7 @@ def rotate(x_BHTC: jax.Array, rope: Rope) -> jax.Array:
 
 def forward(
     graphdef: Any,
-    base: nnx.State,
+    base: Base,
     tokens_BT: jax.Array,
     positions_BT: jax.Array,
     until_BT: jax.Array,
@@ -303,12 +305,12 @@ def forward(
     return decoder.hidden(tokens_BT, positions_BT, attend, no_cache, lora, owners)
 
 
-def project(graphdef: Any, base: nnx.State, hidden: jax.Array) -> jax.Array:
+def project(graphdef: Any, base: Base, hidden: jax.Array) -> jax.Array:
     """Vocabulary logits of hidden states, ``[..., D] -> float32 [..., V]``."""
     return logits(hidden, vocabulary(graphdef, base))
 
 
-def vocabulary(graphdef: Any, base: nnx.State) -> jax.Array:
+def vocabulary(graphdef: Any, base: Base) -> jax.Array:
     """The matrix ``[V, D]`` from hidden states to logits."""
     decoder: Decoder = nnx.merge(graphdef, base)
     return decoder.vocabulary

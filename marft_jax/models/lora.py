@@ -95,7 +95,7 @@ def fuse(adapters: Adapters, alpha: float, dtype: DTypeLike) -> FusedAdapters:
     return FusedAdapters(fused, jnp.full(n, alpha / r, dtype))
 
 
-def owner_mask(owners: jax.Array, fused: FusedAdapters) -> OwnerMask:
+def owner_mask(owners: Any, fused: FusedAdapters) -> OwnerMask:
     """Columns of each token's owner, scaled. An owner of -1 has no adapter: the bare base.
 
     Args:

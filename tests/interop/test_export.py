@@ -148,8 +148,8 @@ def test_a_card_names_files_without_their_places(session, run, tmp_path):
         session.config, env=dataclasses.replace(session.config.env, data=tuple(data))
     )
     facts = card.Facts(str(run), 3, config, Blueprint(BUILT_IN), export._portable(str(run)))
-    for usage in (card.peft_usage("model.gguf", "solver"), card.merged_usage()):
-        card.write(tmp_path, facts, ["solver"], usage)
+    for how in (("solver", "model.gguf"), ()):
+        card.write(tmp_path, facts, ["solver"], *how)
         text = (tmp_path / "README.md").read_text()
         assert "(train.jsonl, owner/name:train)" in text and run.name in text
         assert "/home" not in text and str(run.parent) not in text

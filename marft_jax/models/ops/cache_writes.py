@@ -16,7 +16,7 @@ keys that have their positions there in every chunk of decoding."""
 
 
 def append(cached: KV, new: KV, at_BT: jax.Array) -> KV:
-    """``cached`` with new tokens at these positions of their rows; past the end they are dropped."""
+    """``cached`` with new tokens at these positions of their rows; none past the end."""
     return KV(*_append(*cached, *new, at_BT))
 
 

@@ -40,7 +40,7 @@ total = chosen(_sum, cpu=_folded_sum)
 
 
 def argmax(x_BV: jax.Array) -> jax.Array:
-    """The index of each row's maximum: of the best block, then within it, as a CPU is slow at it."""
+    """Each row's ``argmax``: of the best block, then within it, as a CPU is slow at it."""
     blocks_BNX = in_blocks(x_BV, -jnp.inf)
     block_B = jnp.argmax(blocks_BNX.max(-1), axis=-1)
     best_BX = jnp.take_along_axis(blocks_BNX, block_B[:, None, None], axis=1)[:, 0]

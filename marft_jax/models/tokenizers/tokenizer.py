@@ -12,7 +12,7 @@ import math
 import sys
 import time
 import types
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -338,7 +338,7 @@ def _transformers() -> Any:
 
 
 @contextlib.contextmanager
-def _at_most(seconds: float) -> Iterator[None]:
+def _at_most(seconds: float) -> Generator[None]:
     """Ends a template of this thread that computes longer, by ``TimeoutError``: it may loop for
     days."""
     end, before = math.inf, sys.gettrace()

@@ -23,7 +23,7 @@ from marft_jax.config import Model as ModelSettings
 from marft_jax.errors import reason
 from marft_jax.formats.foreign import read_settings
 from marft_jax.models import families
-from marft_jax.models.decoder import Decoder, DecoderConfig
+from marft_jax.models.decoder import Base, Decoder, DecoderConfig
 from marft_jax.models.ops.attention import attention_on
 from marft_jax.models.tokenizers.tokenizer import ByteTokenizer, Tokenizer
 
@@ -48,7 +48,7 @@ class BaseModel(NamedTuple):
 
     config: DecoderConfig
     graphdef: Any
-    params: nnx.State
+    params: Base
     tokenizer: Tokenizer
     source: str
     digest: str
@@ -108,7 +108,7 @@ def directory_of(source: str) -> Path | None:
     return None if source == "tiny" or path.suffix == ".gguf" else _download(source)
 
 
-def abstract_decoder(config: DecoderConfig, dtype: Any, **how: Any) -> tuple[Any, nnx.State]:
+def abstract_decoder(config: DecoderConfig, dtype: Any, **how: Any) -> tuple[Any, Base]:
     """``nnx.split`` of a ``Decoder`` that has shapes and types but no values; ``how`` it computes
     are further arguments of its own."""
 
@@ -121,12 +121,12 @@ def abstract_decoder(config: DecoderConfig, dtype: Any, **how: Any) -> tuple[Any
     return graphdef, state
 
 
-def shapes_of(state: nnx.State) -> Shapes:
+def shapes_of(state: Base) -> Shapes:
     """Path and shape of every parameter."""
     return {_join(keys): tuple(leaf.shape) for keys, leaf in nnx.to_flat_state(state)}
 
 
-def fill(abstract: nnx.State, tensors: Tensors, place: Place, source: str) -> nnx.State:
+def fill(abstract: Base, tensors: Tensors, place: Place, source: str) -> Base:
     """An abstract state with its values, each placed as it arrives.
 
     Raises:
