@@ -54,6 +54,8 @@ EXTRAS = {
     "tpu": ["jax[tpu]>=0.10"],
 }
 
+DATA = ["models/weights/tiny.safetensors", "models/tokenizers/bytes/*", "interop/card.md"]
+
 PACKAGE = Path(__file__).with_name("marft_jax") / "__init__.py"
 [VERSION] = re.findall(r'__version__ = "(.+)"', PACKAGE.read_text(encoding="utf-8"))
 
@@ -67,7 +69,13 @@ setup(
     license="MIT",
     license_files=["LICENSE"],
     python_requires=">=3.11",
-    package_data={"marft_jax": ["models/weights/tiny.safetensors", "interop/card.md"]},
+    package_data={
+        "marft_jax": [
+            "models/weights/tiny.safetensors",
+            "models/tokenizers/bytes/*",
+            "interop/card.md",
+        ]
+    },
     packages=find_packages(include=["marft_jax", "marft_jax.*"]),
     install_requires=CORE,
     extras_require=EXTRAS,

@@ -29,9 +29,10 @@ from marft_jax import cli
 from marft_jax import config as config_lib
 from marft_jax.errors import RunFailed, reason
 from marft_jax.interop import card, huggingface, peft
+from marft_jax.models import lora
 from marft_jax.run.manifest import DRAFT
 from marft_jax.run.setup import Session, open_session, restore_state
-from marft_jax.team.team_files import Blueprint, dump_team, load_team
+from marft_jax.team.team_files import dump_team, load_team
 
 
 def main(argv: Sequence[str] | None = None) -> NoReturn:

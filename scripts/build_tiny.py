@@ -1,7 +1,7 @@
 """Makes the built-in model again, from nothing, and says how good it is.
 
     python scripts/build_tiny.py            # measures what is there
-    python scripts/build_tiny.py --write    # builds, and replaces the shipped weights
+    python scripts/build_tiny.py --write    # builds, and replaces the shipped files
 
 A supervised warm start on the dialogues of ``tiny_dialogues.py``, always from the same seed, in
 minutes on two cores. What makes a small decoder learn this from some 700,000 tokens: a dense stream
@@ -15,7 +15,7 @@ import argparse
 import hashlib
 import time
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -32,6 +32,11 @@ from marft_jax.models.tokenizers.tokenizer import ByteTokenizer
 from marft_jax.models.weights import tiny
 
 TOKENS = 64
+TEMPLATE = (
+    "{% for message in messages %}{{ '<|' + message['role'] + '|>' + message['content'] }}"
+    "{% if message['role'] == 'assistant' %}{{ '<|end|>' }}{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}"
+)
 RECIPE = Recipe()
 
 
@@ -42,12 +47,34 @@ def main() -> None:
         started = time.perf_counter()
         weights, losses = build()
         save(weights, tiny.FILE)
+        tokenizer_files().save_pretrained(ByteTokenizer.FILES)
         print(f"built in {time.perf_counter() - started:.0f} s, loss {np.mean(losses[-20:]):.3f}")
     params = {path: jnp.asarray(x, jnp.float32) for path, x in tiny.tensors()}
     size = sum(x.size for x in params.values())
     print(f"{size:,} parameters, recipe {tiny.digest()}, {tiny.FILE}")
     for name, value in quality(params).items():
         print(f"{name:24s} {value:.3f}")
+
+
+def tokenizer_files() -> Any:
+    """``ByteTokenizer`` for transformers: byte-level BPE without merges has the same ids."""
+    import transformers
+    from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+    from transformers.convert_slow_tokenizer import bytes_to_unicode
+
+    vocabulary = {letter: byte for byte, letter in bytes_to_unicode().items()}
+    special = ("<|pad|>", "<|end|>", "<|system|>", "<|user|>", "<|assistant|>")
+    unused = [f"<|unused{i}|>" for i in range(ByteTokenizer.vocab_size - 256 - len(special))]
+    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens([AddedToken(t, special=True) for t in (*special, *unused)])
+    return transformers.PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer,
+        pad_token=special[0],
+        eos_token=special[1],
+        chat_template=TEMPLATE,
+    )
 
 
 def quality(params: dict[str, jax.Array], repeats: int = 2) -> dict[str, float]:

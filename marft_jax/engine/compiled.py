@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
+from jax import Array
 from jax.sharding import Mesh
 from jax.typing import DTypeLike
 
@@ -63,13 +64,13 @@ class Prompts(NamedTuple):
         starts_B, sources_B: the length of its cached prefix, and the slot that holds it.
     """
 
-    tokens_BT: jax.Array
-    lengths_B: jax.Array
-    owners_B: jax.Array
-    keys_B2: jax.Array
-    slots_B: jax.Array
-    starts_B: jax.Array
-    sources_B: jax.Array
+    tokens_BT: Array
+    lengths_B: Array
+    owners_B: Array
+    keys_B2: Array
+    slots_B: Array
+    starts_B: Array
+    sources_B: Array
     settings: Settings
 
 
@@ -165,7 +166,7 @@ def prefill(
     ids_B, logprobs_B = sample(logits_BV, p.keys_B2, counts_B, p.settings)
     others = ((0, 0), (0, slots.ids_SA.shape[1] - 1))
     rows = Slots(
-        cache=[],
+        cache=fresh,
         length_S=p.lengths_B,
         count_S=counts_B + 1,
         active_S=~_ends(ids_B, counts_B + 1, p.settings, eos_ids),
@@ -175,12 +176,7 @@ def prefill(
         ids_SA=jnp.pad(ids_B[:, None], others),
         logprobs_SA=jnp.pad(logprobs_B[:, None], others),
     )
-
-    def put(old: jax.Array, new: jax.Array) -> jax.Array:
-        return old.at[p.slots_B].set(new, mode="drop")
-
-    written = jax.tree.map(put, slots._replace(cache=[]), rows)
-    return written._replace(cache=cache_lib.insert(slots.cache, fresh, p.slots_B))
+    return cache_lib.insert(slots, rows, p.slots_B)
 
 
 def _read_prompts(
@@ -190,8 +186,8 @@ def _read_prompts(
     cache: list[KV],
     p: Prompts,
     read: int,
-) -> tuple[jax.Array, list[KV]]:
-    """Hidden states of the prompts' tokens, and each layer's keys and values."""
+) -> tuple[Array, list[KV]]:
+    """Hidden states of the prompts' tokens, and their keys and values of each layer."""
     t = p.tokens_BT.shape[1]
     positions_BT = p.starts_B[:, None] + jnp.arange(t)[None]
     mask = lora.owner_mask(jnp.broadcast_to(p.owners_B[:, None], p.tokens_BT.shape), adapters)
@@ -212,7 +208,7 @@ def decode(
     base: decoder.Base,
     adapters: lora.FusedAdapters,
     slots: Slots,
-    leave_at: jax.Array,
+    leave_at: Array,
     chunk: int,
     read: int,
 ) -> Slots:
@@ -225,7 +221,7 @@ def decode(
     mask = lora.owner_mask(slots.owner_S[:, None], adapters)
     model: decoder.Decoder = nnx.merge(graphdef, base)
 
-    def body(carry: tuple[jax.Array, Slots]) -> tuple[jax.Array, Slots]:
+    def body(carry: tuple[Array, Slots]) -> tuple[Array, Slots]:
         step, s = carry
         where_S = jnp.where(s.active_S, s.length_S, read)  # idle rows write nowhere
         attend = _appending(where_S[:, None], s.length_S[:, None], read)
@@ -233,10 +229,12 @@ def decode(
         hidden_S1D, cache = model.hidden(
             last_S1, s.length_S[:, None], attend, s.cache, adapters, mask
         )
-        drawn = sample(model.logits(hidden_S1D[:, 0]), s.keys_S2, s.count_S, s.settings)
+        drawn = sample(
+            decoder.logits(hidden_S1D[:, 0], model.vocabulary), s.keys_S2, s.count_S, s.settings
+        )
         return step + 1, _append_tokens(s._replace(cache=cache), *drawn, eos_ids)
 
-    def goes_on(carry: tuple[jax.Array, Slots]) -> jax.Array:
+    def goes_on(carry: tuple[Array, Slots]) -> Array:
         step, s = carry
         return (step < chunk) & (jnp.sum(s.active_S) > leave_at)
 
@@ -245,9 +243,7 @@ def decode(
     return small._replace(cache=cache_lib.paste(slots.cache, small.cache))
 
 
-def _append_tokens(
-    s: Slots, ids_S: jax.Array, logprobs_S: jax.Array, eos_ids: tuple[int, ...]
-) -> Slots:
+def _append_tokens(s: Slots, ids_S: Array, logprobs_S: Array, eos_ids: tuple[int, ...]) -> Slots:
     """The slots with one more token in every active one."""
     rows, longest = s.ids_SA.shape
     at = jnp.arange(rows), jnp.where(s.active_S, s.count_S, longest)
@@ -262,7 +258,7 @@ def _append_tokens(
     )
 
 
-def _appending(at_BT: jax.Array, positions_BT: jax.Array, read: int) -> decoder.Attend:
+def _appending(at_BT: Array, positions_BT: Array, read: int) -> decoder.Attend:
     """Attention of new tokens over their rows of the cache, and over themselves.
 
     Args:
@@ -271,14 +267,12 @@ def _appending(at_BT: jax.Array, positions_BT: jax.Array, read: int) -> decoder.
     """
     mask_BTR = jnp.arange(read)[None, None] <= positions_BT[:, :, None]
 
-    def attend(q_BHTC: jax.Array, new: KV, cached: KV) -> tuple[jax.Array, KV]:
+    def attend(q_BHTC: Array, new: KV, cached: KV) -> tuple[Array, KV]:
         cached = append(cached, new, at_BT)
         return attention(q_BHTC, cached, mask_BTR), cached
 
     return attend
 
 
-def _ends(
-    ids: jax.Array, counts: jax.Array, settings: Settings, eos_ids: tuple[int, ...]
-) -> jax.Array:
+def _ends(ids: Array, counts: Array, settings: Settings, eos_ids: tuple[int, ...]) -> Array:
     return jnp.isin(ids, jnp.asarray(eos_ids)) | (counts >= settings.limit)

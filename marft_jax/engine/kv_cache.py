@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax import Array
 from jax.experimental.layout import Format, Layout
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
@@ -21,11 +22,11 @@ from marft_jax.parallel import mesh as mesh_lib
 class Settings(NamedTuple):
     """Sampling settings as per-row arrays, so that changing one never recompiles."""
 
-    temperature: jax.Array  # float32, 0 is greedy
-    top_p: jax.Array  # float32
-    top_k: jax.Array  # int32, 0 keeps all
-    min_p: jax.Array  # float32
-    limit: jax.Array  # int32, the longest action
+    temperature: Array  # float32, 0 is greedy
+    top_p: Array  # float32
+    top_k: Array  # int32, 0 keeps all
+    min_p: Array  # float32
+    limit: Array  # int32, the longest action
 
 
 SETTINGS = (jnp.float32, jnp.float32, jnp.int32, jnp.float32, jnp.int32)
@@ -46,14 +47,14 @@ class Slots(NamedTuple):
     """
 
     cache: list[KV]
-    length_S: jax.Array
-    count_S: jax.Array
-    active_S: jax.Array
-    owner_S: jax.Array
-    keys_S2: jax.Array
+    length_S: Array
+    count_S: Array
+    active_S: Array
+    owner_S: Array
+    keys_S2: Array
     settings: Settings
-    ids_SA: jax.Array
-    logprobs_SA: jax.Array
+    ids_SA: Array
+    logprobs_SA: Array
 
 
 def empty_slots(
@@ -87,24 +88,29 @@ def placed(mesh: Mesh, slots: Slots) -> Slots:
     if order is not None:
         keys = Format(Layout(order), values)
 
-    def at(place: Any, x: jax.Array) -> Any:
+    def at(place: Any, x: Array) -> Any:
         return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=place)
 
     kv = [KV(*map(at, (keys, values), kv)) for kv in slots.cache]
     return jax.tree.map(functools.partial(at, mesh_lib.rows(mesh)), slots)._replace(cache=kv)
 
 
-def insert(cache: list[KV], fresh: list[KV], slots_B: jax.Array) -> list[KV]:
+def insert(slots: Slots, rows: Slots, slots_B: Array) -> Slots:
     """Copies prefilled rows into their slots; a slot number past the end is dropped."""
-    t = fresh[0].v_BGTC.shape[2]
+    t = rows.cache[0].v_BGTC.shape[2]
 
-    def copy(old: KV, new: KV) -> KV:
+    def put(old: Array, new: Array) -> Array:
+        return old.at[slots_B].set(new, mode="drop")
+
+    def put_cache(old: KV, new: KV) -> KV:
         return KV(
             write(old.k_BGCT, jnp.s_[slots_B, :, :, :t], new.k_BGCT),
             write(old.v_BGTC, jnp.s_[slots_B, :, :t], new.v_BGTC),
         )
 
-    return [copy(old, new) for old, new in zip(cache, fresh, strict=True)]
+    cache = list(map(put_cache, slots.cache, rows.cache))
+    others = jax.tree.map(put, slots._replace(cache=[]), rows._replace(cache=[]))
+    return others._replace(cache=cache)
 
 
 def cut(cache: list[KV], length: int) -> list[KV]:

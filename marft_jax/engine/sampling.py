@@ -12,12 +12,13 @@ from __future__ import annotations
 
 import jax
 import jax.numpy as jnp
+from jax import Array
 
 from marft_jax.engine.kv_cache import Settings
 from marft_jax.models.ops.reductions import argmax, in_blocks, total
 
 
-def scaled_logprobs(logits: jax.Array, temperature: jax.Array) -> jax.Array:
+def scaled_logprobs(logits: Array, temperature: Array) -> Array:
     """log softmax(logits / temperature) in float32; temperature 0 counts as 1.
 
     Args:
@@ -29,8 +30,8 @@ def scaled_logprobs(logits: jax.Array, temperature: jax.Array) -> jax.Array:
 
 
 def sample(
-    logits_BV: jax.Array, keys_B2: jax.Array, counts_B: jax.Array, settings: Settings
-) -> tuple[jax.Array, jax.Array]:
+    logits_BV: Array, keys_B2: Array, counts_B: Array, settings: Settings
+) -> tuple[Array, Array]:
     """Draws one token per row.
 
     Args:
@@ -50,11 +51,11 @@ def sample(
     return ids_B, jnp.take_along_axis(logprobs_BV, ids_B[:, None], axis=-1)[:, 0]
 
 
-def _uniform(key_2: jax.Array, count: jax.Array) -> jax.Array:
+def _uniform(key_2: Array, count: Array) -> Array:
     return jax.random.uniform(jax.random.fold_in(jax.random.wrap_key_data(key_2), count))
 
 
-def _kept(logprobs_BV: jax.Array, settings: Settings) -> jax.Array:
+def _kept(logprobs_BV: Array, settings: Settings) -> Array:
     """True for tokens that pass every filter; the likeliest token always does.
 
     top-k and top-p keep what is at least as likely as some threshold. It is found by bisection over
@@ -70,15 +71,13 @@ def _kept(logprobs_BV: jax.Array, settings: Settings) -> jax.Array:
     return (bits_BV >= jnp.maximum(floor_k, floor_p)[:, None]) & (p_BV >= floor_min)
 
 
-def _floor(
-    bits_BV: jax.Array, amounts_BV: jax.Array, enough_B: jax.Array, wanted_B: jax.Array
-) -> jax.Array:
+def _floor(bits_BV: Array, amounts_BV: Array, enough_B: Array, wanted_B: Array) -> Array:
     """The greatest number such that entries at least as great amount to enough, ``int32 [B]``.
 
     It is 0 where none is wanted; nothing is searched where no row wants one.
     """
 
-    def bisect(_: jax.Array, bounds: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+    def bisect(_: Array, bounds: tuple[Array, Array]) -> tuple[Array, Array]:
         low_B, high_B = bounds  # at low it is enough, at high too little
         middle_B = low_B + (high_B - low_B) // 2
         enough = total(jnp.where(bits_BV >= middle_B[:, None], amounts_BV, 0)) >= enough_B
@@ -90,7 +89,7 @@ def _floor(
     return jnp.where(wanted_B, floor_B, 0)
 
 
-def _draw(weights_BV: jax.Array, uniform_B: jax.Array) -> jax.Array:
+def _draw(weights_BV: Array, uniform_B: Array) -> Array:
     """Inverse-CDF sampling: one random number per row, not one per vocabulary entry.
 
     Two levels (which block, which entry) keep the running sums short. A uniform number below
@@ -104,7 +103,7 @@ def _draw(weights_BV: jax.Array, uniform_B: jax.Array) -> jax.Array:
     return block_B * blocks_BNX.shape[-1] + entry_B
 
 
-def _invert(weights_BX: jax.Array, uniform_B: jax.Array) -> tuple[jax.Array, jax.Array]:
+def _invert(weights_BX: Array, uniform_B: Array) -> tuple[Array, Array]:
     """First index whose running sum exceeds uniform * total, and where in that entry it fell.
 
     Only entries with a weight count: a sum computed in parallel may grow, by rounding, where

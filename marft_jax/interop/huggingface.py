@@ -21,19 +21,14 @@ from safetensors.numpy import save_file
 
 from marft_jax.interop.peft import Factors
 from marft_jax.models.decoder import DecoderConfig
-from marft_jax.models.families import source_name
-from marft_jax.models.tokenizers.tokenizer import ByteTokenizer, HFTokenizer, Tokenizer, read_json
+from marft_jax.models.families import sizes_of, source_name
+from marft_jax.models.tokenizers.tokenizer import ByteTokenizer, Tokenizer, read_json
 from marft_jax.models.weights.load import BaseModel, directory_of
 
 SHARD_BYTES = 4 << 30
 _TOKENIZER_FILES = (
     "tokenizer tokenizer_config special_tokens_map added_tokens vocab merges chat_template tekken"
 ).split()
-_BYTE_TEMPLATE = (
-    "{% for message in messages %}{{ '<|' + message['role'] + '|>' + message['content'] }}"
-    "{% if message['role'] == 'assistant' %}{{ '<|end|>' }}{% endif %}{% endfor %}"
-    "{% if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}"
-)
 
 
 def write_model(
@@ -115,15 +110,8 @@ def config_json(config: DecoderConfig) -> dict[str, Any]:
     return {
         "architectures": [f"{name}ForCausalLM"],
         "model_type": name.lower(),
-        "vocab_size": config.vocab_size,
-        "hidden_size": config.d_model,
-        "intermediate_size": config.d_ff,
-        "num_hidden_layers": config.n_layers,
-        "num_attention_heads": config.n_heads,
-        "num_key_value_heads": config.n_kv_heads,
-        "head_dim": config.head_dim,
+        **sizes_of(config),
         "hidden_act": "silu",
-        "max_position_embeddings": config.max_position,
         "rms_norm_eps": config.norm_eps,
         "rope_parameters": {**rope, "rope_theta": config.rope_theta},
         "attention_bias": config.qkv_bias,
@@ -134,36 +122,13 @@ def config_json(config: DecoderConfig) -> dict[str, Any]:
 
 def save_tokenizer(tokenizer: Tokenizer, folder: Path, source: Path | None) -> None:
     """The tokenizer's own files where the base has them, else those that transformers writes."""
-    if source is not None:
-        for file in source.iterdir():
-            if file.is_file() and file.stem in _TOKENIZER_FILES:
-                shutil.copyfile(file, folder / file.name)
-    elif isinstance(tokenizer, HFTokenizer):
-        tokenizer.save(folder)
-    else:
-        assert isinstance(tokenizer, ByteTokenizer)
-        _byte_tokenizer().save_pretrained(folder)
-
-
-def _byte_tokenizer() -> Any:
-    """``ByteTokenizer`` for transformers: byte-level BPE without merges has the same ids."""
-    import transformers
-    from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
-    from transformers.convert_slow_tokenizer import bytes_to_unicode
-
-    vocabulary = {letter: byte for byte, letter in bytes_to_unicode().items()}
-    special = ("<|pad|>", "<|end|>", "<|system|>", "<|user|>", "<|assistant|>")
-    unused = [f"<|unused{i}|>" for i in range(ByteTokenizer.vocab_size - 256 - len(special))]
-    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.add_special_tokens([AddedToken(t, special=True) for t in (*special, *unused)])
-    return transformers.PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer,
-        pad_token=special[0],
-        eos_token=special[1],
-        chat_template=_BYTE_TEMPLATE,
-    )
+    if isinstance(tokenizer, ByteTokenizer):
+        source = ByteTokenizer.FILES
+    if source is None:
+        return tokenizer.save(folder)
+    for file in source.iterdir():
+        if file.is_file() and file.stem in _TOKENIZER_FILES:
+            shutil.copyfile(file, folder / file.name)
 
 
 def _token_ids(tokenizer: Tokenizer) -> dict[str, Any]:

@@ -83,13 +83,6 @@ def write(folder: Path, factors: Factors, alpha: float, base: str) -> None:
         "r": next(iter(factors.values()))["a"].shape[-1],
         "lora_alpha": int(alpha) if float(alpha).is_integer() else alpha,
         "target_modules": [f"{target}_proj" for target in factors],
-        "lora_dropout": 0.0,
-        "bias": "none",
-        "fan_in_fan_out": False,
-        "use_rslora": False,
-        "use_dora": False,
-        "init_lora_weights": True,
-        "modules_to_save": None,
         "inference_mode": True,
     }
     (folder / CONFIG).write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")

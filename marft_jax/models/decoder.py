@@ -20,6 +20,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
+from jax import Array
 from jax.typing import DTypeLike
 
 from marft_jax.models.lora import Fused, FusedAdapters, OwnerMask, add_lora
@@ -27,7 +28,7 @@ from marft_jax.models.ops.attention import KV, CausalAttention, causal_attention
 from marft_jax.models.ops.products import gated, product
 from marft_jax.models.ops.remat import Remat, keep, once, rematerialised
 
-Attend = Callable[[jax.Array, KV, Any], tuple[jax.Array, KV]]
+Attend = Callable[[Array, KV, Any], tuple[Array, KV]]
 """(queries, new keys and values, the layer's cache) to context, and the cache that is kept."""
 Lora = dict[str, Fused]
 """The adapters of a layer by matrix."""
@@ -86,7 +87,7 @@ class RMSNorm(nnx.Module):
         self.scale = nnx.Param(jnp.ones((width,), dtype))
         self.eps = eps
 
-    def __call__(self, x: jax.Array) -> jax.Array:
+    def __call__(self, x: Array) -> Array:
         x32 = x.astype(jnp.float32)
         x32 = x32 * jax.lax.rsqrt(jnp.mean(jnp.square(x32), axis=-1, keepdims=True) + self.eps)
         scale = self.scale[...]
@@ -102,8 +103,8 @@ class Linear(nnx.Module):
         self.bias = nnx.Param(jnp.zeros((d_out,), dtype)) if bias else None
 
     def __call__(
-        self, x: jax.Array, lora: Fused | None = None, owners: OwnerMask | None = None
-    ) -> jax.Array:
+        self, x: Array, lora: Fused | None = None, owners: OwnerMask | None = None
+    ) -> Array:
         y = product(x, self.kernel[...])
         if self.bias is not None:
             y = y + self.bias[...].reshape((1,) * (y.ndim - 1) + (-1,))
@@ -128,13 +129,13 @@ class Block(nnx.Module):
 
     def __call__(
         self,
-        x_BTD: jax.Array,
+        x_BTD: Array,
         rope: Rope,
         lora: Lora,
         owners: OwnerMask | None,
         cached: Any,
         attend: Attend,
-    ) -> tuple[jax.Array, KV]:
+    ) -> tuple[Array, KV]:
         """The block's output, and what ``attend`` keeps of the cached and new keys and values."""
         with jax.named_scope("attention"):
             h = self.attn_norm(x_BTD)
@@ -155,7 +156,7 @@ class Block(nnx.Module):
             up = keep(self.up(h, lora.get("up"), owners))
             return x_BTD + self.down(gated(gate, up), lora.get("down"), owners), kept
 
-    def _heads(self, x_BTX: jax.Array, heads: int) -> jax.Array:
+    def _heads(self, x_BTX: Array, heads: int) -> Array:
         b, t, _ = x_BTX.shape
         return x_BTX.reshape(b, t, heads, self.config.head_dim).transpose(0, 2, 1, 3)
 
@@ -199,13 +200,13 @@ class Decoder(nnx.Module):
 
     def hidden(
         self,
-        tokens_BT: jax.Array,
-        positions_BT: jax.Array,
+        tokens_BT: Array,
+        positions_BT: Array,
         attend: Attend,
         cache: Sequence[Any],
         lora: FusedAdapters | None,
         owners: OwnerMask | None,
-    ) -> tuple[jax.Array, list[KV]]:
+    ) -> tuple[Array, list[KV]]:
         """Final normed hidden states, and what ``attend`` kept of each layer.
 
         Args:
@@ -214,7 +215,7 @@ class Decoder(nnx.Module):
         x_BTD = self.embed.embedding[...][tokens_BT]
         rope, kept = rope_tables(self.config, positions_BT), list[KV]()
 
-        def run(graphdef: Any, weights: Base, *args: Any) -> tuple[jax.Array, KV]:
+        def run(graphdef: Any, weights: Base, *args: Any) -> tuple[Array, KV]:
             return nnx.merge(graphdef, weights)(*args, attend)
 
         # Jitted on its own, the first block is traced and differentiated for all.
@@ -228,23 +229,19 @@ class Decoder(nnx.Module):
         return self.final_norm(x_BTD), kept
 
     @property
-    def vocabulary(self) -> jax.Array:
+    def vocabulary(self) -> Array:
         """The matrix ``[V, D]`` from hidden states to logits."""
         return (self.embed.embedding if self.lm_head is None else self.lm_head.kernel)[...]
-
-    def logits(self, hidden: jax.Array) -> jax.Array:
-        """``[..., D] -> [..., V]`` in float32."""
-        return logits(hidden, self.vocabulary)
 
 
 class Rope(NamedTuple):
     """Cosines and signed sines of the rotation, ``float32 [rows, 1, tokens, channels]``."""
 
-    cos: jax.Array
-    sin: jax.Array
+    cos: Array
+    sin: Array
 
 
-def rope_tables(config: DecoderConfig, positions_BT: jax.Array) -> Rope:
+def rope_tables(config: DecoderConfig, positions_BT: Array) -> Rope:
     """Rotary position embedding (Su et al. 2021), angle = position * theta^(-2i/C)."""
     inverse = config.rope_theta ** (
         -np.arange(0, config.head_dim, 2, dtype=np.float64) / config.head_dim
@@ -268,7 +265,7 @@ def _stretch(inverse: np.ndarray, scaling: RopeScaling) -> np.ndarray:
     return inverse * (keep + (1 - keep) / scaling.factor)
 
 
-def rotate(x_BHTC: jax.Array, rope: Rope) -> jax.Array:
+def rotate(x_BHTC: Array, rope: Rope) -> Array:
     """Rotates channel pairs (i, i + C/2), the Hugging Face layout."""
     x = x_BHTC.astype(jnp.float32)
     rotated = x * rope.cos + jnp.roll(x, x.shape[-1] // 2, axis=-1) * rope.sin
@@ -278,12 +275,12 @@ def rotate(x_BHTC: jax.Array, rope: Rope) -> jax.Array:
 def forward(
     graphdef: Any,
     base: Base,
-    tokens_BT: jax.Array,
-    positions_BT: jax.Array,
-    until_BT: jax.Array,
+    tokens_BT: Array,
+    positions_BT: Array,
+    until_BT: Array,
     lora: FusedAdapters | None = None,
     owners: OwnerMask | None = None,
-) -> tuple[jax.Array, list[KV]]:
+) -> tuple[Array, list[KV]]:
     """Runs whole rows through the decoder, causally.
 
     Args:
@@ -298,25 +295,25 @@ def forward(
     decoder: Decoder = nnx.merge(graphdef, base)
     attention = decoder.attention(until_BT)
 
-    def attend(q_BHTC: jax.Array, new: KV, _: None) -> tuple[jax.Array, KV]:
+    def attend(q_BHTC: Array, new: KV, _: None) -> tuple[Array, KV]:
         return attention(q_BHTC, new), new
 
     no_cache = [None] * decoder.config.n_layers
     return decoder.hidden(tokens_BT, positions_BT, attend, no_cache, lora, owners)
 
 
-def project(graphdef: Any, base: Base, hidden: jax.Array) -> jax.Array:
+def project(graphdef: Any, base: Base, hidden: Array) -> Array:
     """Vocabulary logits of hidden states, ``[..., D] -> float32 [..., V]``."""
     return logits(hidden, vocabulary(graphdef, base))
 
 
-def vocabulary(graphdef: Any, base: Base) -> jax.Array:
+def vocabulary(graphdef: Any, base: Base) -> Array:
     """The matrix ``[V, D]`` from hidden states to logits."""
     decoder: Decoder = nnx.merge(graphdef, base)
     return decoder.vocabulary
 
 
-def logits(hidden: jax.Array, vocabulary_VD: jax.Array) -> jax.Array:
+def logits(hidden: Array, vocabulary_VD: Array) -> Array:
     """``[..., D] -> float32 [..., V]``."""
     with jax.named_scope("vocabulary"):
         return product(hidden, vocabulary_VD).astype(jnp.float32)

@@ -77,17 +77,20 @@ FAMILIES = {
     "Qwen3ForCausalLM": Family({"head_dim": 128}, qk_norm=True),
 }
 
-_LARGEST = {
-    "n_layers": 512,
-    "vocab_size": 1 << 24,
-    "d_model": 1 << 20,
-    "d_ff": 1 << 20,
-    "n_heads": 1 << 14,
-    "n_kv_heads": 1 << 14,
-    "head_dim": 1 << 14,
-    "max_position": 1 << 30,
+_NUMBERS: dict[str, tuple[dict[Spelling, str], int]] = {
+    ours: ({"hf": hf, "gguf": gguf}, largest)
+    for ours, hf, gguf, largest in (
+        ("vocab_size", "vocab_size", "vocab_size", 1 << 24),
+        ("d_model", "hidden_size", "embedding_length", 1 << 20),
+        ("n_layers", "num_hidden_layers", "block_count", 512),
+        ("n_heads", "num_attention_heads", "attention.head_count", 1 << 14),
+        ("n_kv_heads", "num_key_value_heads", "attention.head_count_kv", 1 << 14),
+        ("head_dim", "head_dim", "attention.key_length", 1 << 14),
+        ("d_ff", "intermediate_size", "feed_forward_length", 1 << 20),
+        ("max_position", "max_position_embeddings", "context_length", 1 << 30),
+    )
 }
-"""A decoder is laid out before its file shows whether the tensors are there."""
+"""Sizes in other formats, and the largest: a decoder is laid out before its tensors are found."""
 
 _MODEL_TYPES = {name.removesuffix("ForCausalLM").lower(): name for name in FAMILIES}
 
@@ -104,51 +107,51 @@ def read_config(config: Mapping[str, Any], source: str) -> DecoderConfig:
             that is missing or of the wrong type.
     """
     with readable(source, "model configuration"):
-        return _read_config(config, source)
+        name = _architecture(config, source)
+        family = FAMILIES[name]
+        config = {**family.defaults, **config}
+        _refuse_unsupported(name, config, source)
+        bias, rope = bool(config.get("attention_bias", False)), _rope_settings(config)
+        return checked(
+            config.get,
+            "hf",
+            source,
+            norm_eps=float(config.get("rms_norm_eps", 1e-6)),
+            rope_theta=float(rope.get("rope_theta", 1e4)),
+            rope_scaling=_rope_scaling(rope, config, source),
+            tie_embeddings=bool(config.get("tie_word_embeddings", False)),
+            qkv_bias=bias if family.qkv_bias is None else family.qkv_bias,
+            o_bias=bias if family.o_bias is None else family.o_bias,
+            qk_norm=family.qk_norm,
+        )
 
 
-def _read_config(config: Mapping[str, Any], source: str) -> DecoderConfig:
-    name = _architecture(config, source)
-    family = FAMILIES[name]
-    config = {**family.defaults, **config}
-    _refuse_unsupported(name, config, source)
+def checked(
+    get: Callable[[str], Any], spelling: Spelling, source: str, **others: Any
+) -> DecoderConfig:
+    """The configuration with these sizes, if they fit together, and with the ``others``.
 
-    def number(key: str, default: int | None = None) -> int:
-        value = config.get(key)
-        return whole_number(default if value is None else value, key, source)
-
-    heads, d_model = number("num_attention_heads"), number("hidden_size")
-    bias, rope = bool(config.get("attention_bias", False)), _rope_settings(config)
-    result = DecoderConfig(
-        vocab_size=number("vocab_size"),
-        d_model=d_model,
-        n_layers=number("num_hidden_layers"),
-        n_heads=heads,
-        n_kv_heads=number("num_key_value_heads", heads),
-        head_dim=number("head_dim", d_model // heads),
-        d_ff=number("intermediate_size"),
-        max_position=number("max_position_embeddings"),
-        norm_eps=float(config.get("rms_norm_eps", 1e-6)),
-        rope_theta=float(rope.get("rope_theta", 1e4)),
-        rope_scaling=_rope_scaling(rope, config, source),
-        tie_embeddings=bool(config.get("tie_word_embeddings", False)),
-        qkv_bias=bias if family.qkv_bias is None else family.qkv_bias,
-        o_bias=bias if family.o_bias is None else family.o_bias,
-        qk_norm=family.qk_norm,
-    )
-    return checked(result, source)
-
-
-def checked(config: DecoderConfig, source: str) -> DecoderConfig:
-    """``config`` again, if its numbers fit together.
+    Args:
+        get: a size in this spelling, or None.
 
     Raises:
-        BadInput: heads that cannot be grouped, channels that cannot be rotated in pairs, a number
-            that is not finite, or one far beyond every model there is.
+        BadInput: a size that is missing, no positive integer, or far beyond every model there is;
+            heads that cannot be grouped, channels that cannot be rotated in pairs.
     """
-    for name, largest in _LARGEST.items():
-        if not 0 < (value := getattr(config, name)) <= largest:
-            raise BadInput(f"{source}: expected {name} from 1 to {largest}, got {value!r:.40}")
+    sizes: dict[str, int] = {}
+    for ours, (names, largest) in _NUMBERS.items():
+        value = get(name := names[spelling])
+        if value is None and ours == "n_kv_heads":
+            value = sizes["n_heads"]
+        elif value is None and ours == "head_dim":
+            value = sizes["d_model"] // sizes["n_heads"]
+        if type(value) is not int or not 0 < value <= largest:
+            got = "nothing" if value is None else f"{value!r:.40}"
+            raise BadInput(
+                f"{source}: expected a positive integer for {name!r}, at most {largest}, got {got}"
+            )
+        sizes[ours] = value
+    config = DecoderConfig(**sizes, **others)
     if not (math.isfinite(config.norm_eps) and 0 < config.rope_theta < math.inf):
         raise BadInput(
             f"{source}: expected finite numbers, got a norm's epsilon of {config.norm_eps} and a "
@@ -164,16 +167,9 @@ def checked(config: DecoderConfig, source: str) -> DecoderConfig:
     return config
 
 
-def whole_number(value: Any, key: str, source: str) -> int:
-    """A positive integer setting.
-
-    Raises:
-        BadInput: it is missing or something else.
-    """
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        got = "nothing" if value is None else repr(value)
-        raise BadInput(f"{source}: expected a positive integer for {key!r}, got {got}")
-    return value
+def sizes_of(config: DecoderConfig) -> dict[str, int]:
+    """The sizes as config.json spells them."""
+    return {names["hf"]: getattr(config, ours) for ours, (names, _) in _NUMBERS.items()}
 
 
 def _architecture(config: Mapping[str, Any], source: str) -> str:

@@ -18,12 +18,13 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax import Array
 from jax.typing import DTypeLike
 
 from marft_jax.config import TARGETS
 from marft_jax.models.ops.products import from_ranks, product
 
-Adapters = dict[str, dict[str, jax.Array]]
+Adapters = dict[str, dict[str, Array]]
 
 
 class Fused(NamedTuple):
@@ -32,8 +33,8 @@ class Fused(NamedTuple):
     So the tokens' activations, the largest factor of their gradients, need no transpose.
     """
 
-    a: jax.Array
-    b: jax.Array
+    a: Array
+    b: Array
 
 
 class FusedAdapters(NamedTuple):
@@ -45,18 +46,16 @@ class FusedAdapters(NamedTuple):
     """
 
     layers: list[dict[str, Fused]]
-    scale_N: jax.Array
+    scale_N: Array
 
 
 class OwnerMask(NamedTuple):
     """``[..., N·R]``: alpha/rank in the owner's columns, 0 elsewhere."""
 
-    columns: jax.Array
+    columns: Array
 
 
-def init(
-    key: jax.Array, config: Any, *, adapters: int, rank: int, targets: Sequence[str]
-) -> Adapters:
+def init(key: Array, config: Any, *, adapters: int, rank: int, targets: Sequence[str]) -> Adapters:
     """Fresh adapters: A is normal with variance 1/in, B is zero, so the team starts as the base.
 
     Args:
@@ -109,7 +108,7 @@ def owner_mask(owners: Any, fused: FusedAdapters) -> OwnerMask:
     return OwnerMask(jnp.repeat(mine, rank, axis=-1))
 
 
-def add_lora(y: jax.Array, x: jax.Array, lora: Fused, owners: OwnerMask | None) -> jax.Array:
+def add_lora(y: Array, x: Array, lora: Fused, owners: OwnerMask | None) -> Array:
     """y + ((x A_cat) * mask) B_cat, for ``x [..., in]`` and ``y [..., out]``."""
     assert owners is not None, "adapters without owners"
     with jax.named_scope("lora"):

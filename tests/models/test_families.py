@@ -228,7 +228,7 @@ def test_rope_reads_alike_in_the_spelling_of_transformers_4_and_5():
         ({"architectures": ["MistralForCausalLM"], "sliding_window": 64}, "sliding_window '64'"),
         ({"architectures": ["Qwen2ForCausalLM"], "use_sliding_window": True}, "sliding_window"),
         ({"layer_types": ["sliding_attention"]}, "layer_types.*full_attention only"),
-        ({"hidden_size": None}, "positive integer for 'hidden_size', got nothing"),
+        ({"hidden_size": None}, "positive integer for 'hidden_size', .*got nothing"),
         ({"num_key_value_heads": 3}, "divisible by the key-value heads, got 4 and 3"),
     ],
 )

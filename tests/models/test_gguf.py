@@ -139,7 +139,7 @@ def test_metadata_becomes_the_decoder_config(tmp_path):
         ("llama", {"attention.sliding_window": 32}, "llama.attention.sliding_window 32"),
         ("llama", {"rope.dimension_count": 64}, "llama.rope.dimension_count 64.*supported: 128"),
         ("llama", {"rope.scaling.type": "yarn"}, "llama.rope.scaling.type 'yarn'"),
-        ("llama", {"block_count": None}, "'llama.block_count', got nothing"),
+        ("llama", {"block_count": None}, "'block_count', at most 512, got nothing"),
         ("llama", {"block_count": 2}, "9 tensors are missing: blk.1.attn_k.weight"),
         ("llama", {"feed_forward_length": 128}, "ffn_gate.weight.*expected shape .128, 256."),
     ],

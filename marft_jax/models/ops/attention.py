@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax import Array
 
 
 class KV(NamedTuple):
@@ -16,27 +17,27 @@ class KV(NamedTuple):
     which a CPU takes half again as fast as one with their transpose.
     """
 
-    k_BGCT: jax.Array
-    v_BGTC: jax.Array
+    k_BGCT: Array
+    v_BGTC: Array
 
     def cut(self, length: int) -> KV:
         """The first ``length`` positions."""
         return KV(self.k_BGCT[..., :length], self.v_BGTC[:, :, :length])
 
 
-Attention = Callable[[jax.Array, KV], jax.Array]
+Attention = Callable[[Array, KV], Array]
 """(queries, keys and values) to context."""
 
-CausalAttention = Callable[[jax.Array], Attention]
+CausalAttention = Callable[[Array], Attention]
 """Until where each position of some rows is read, to the attention of these rows in every layer."""
 
 
-def scaled(q_BHTC: jax.Array) -> jax.Array:
+def scaled(q_BHTC: Array) -> Array:
     """q / √C: queries whose scores need no scaling any more."""
     return (q_BHTC.astype(jnp.float32) * q_BHTC.shape[-1] ** -0.5).astype(q_BHTC.dtype)
 
 
-def attention(q_BHTC: jax.Array, kv: KV, mask_BTS: jax.Array) -> jax.Array:
+def attention(q_BHTC: Array, kv: KV, mask_BTS: Array) -> Array:
     """softmax(q kᵀ / √C) v with grouped key-value heads; scores and softmax in float32.
 
     Args:
@@ -61,13 +62,13 @@ def attention(q_BHTC: jax.Array, kv: KV, mask_BTS: jax.Array) -> jax.Array:
     return context.reshape(b, h, t, c).astype(q_BHTC.dtype)
 
 
-def causal_attention(until_BT: jax.Array) -> Attention:
+def causal_attention(until_BT: Array) -> Attention:
     """Attention of whole rows, as ``reading`` says."""
     mask_BTT = reading(until_BT)
     return lambda q_BHTC, kv: attention(q_BHTC, kv, mask_BTT)
 
 
-def reading(until_BT: jax.Array, start: int = 0, end: int | None = None) -> jax.Array:
+def reading(until_BT: Array, start: int = 0, end: int | None = None) -> Array:
     """True where a query from ``start`` to ``end`` reads a key up to there, ``[B, t, s]``.
 
     A position is read by those after it and itself, ``until_BT`` at the latest. With one end for

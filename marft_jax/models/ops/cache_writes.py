@@ -6,6 +6,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax import Array
 
 from marft_jax.models.ops.attention import KV
 from marft_jax.models.ops.platforms import chosen
@@ -15,14 +16,12 @@ KEYS_IN_MEMORY = {"tpu": (0, 1, 3, 2)}
 keys that have their positions there in every chunk of decoding."""
 
 
-def append(cached: KV, new: KV, at_BT: jax.Array) -> KV:
+def append(cached: KV, new: KV, at_BT: Array) -> KV:
     """``cached`` with new tokens at these positions of their rows; none past the end."""
     return KV(*_append(*cached, *new, at_BT))
 
 
-def _by_head(
-    k: jax.Array, v: jax.Array, new_k: jax.Array, new_v: jax.Array, at_BT: jax.Array
-) -> tuple[jax.Array, jax.Array]:
+def _by_head(k: Array, v: Array, new_k: Array, new_v: Array, at_BT: Array) -> tuple[Array, Array]:
     """Each head by itself: a TPU would rearrange the whole cache to write them together."""
     row_B11, at_B1T = jnp.arange(len(at_BT))[:, None, None], at_BT[:, None]
     head_G1 = jnp.arange(new_v.shape[1])[:, None]
@@ -32,9 +31,7 @@ def _by_head(
     )
 
 
-def _together(
-    k: jax.Array, v: jax.Array, new_k: jax.Array, new_v: jax.Array, at_BT: jax.Array
-) -> tuple[jax.Array, jax.Array]:
+def _together(k: Array, v: Array, new_k: Array, new_v: Array, at_BT: Array) -> tuple[Array, Array]:
     """All heads of a token at once."""
     row_B1, every = jnp.arange(len(at_BT))[:, None], slice(None)
     return (
@@ -46,18 +43,18 @@ def _together(
 _append = chosen(_by_head, cpu=_together)
 
 
-def write(cached: jax.Array, where: tuple[Any, ...], new: jax.Array) -> jax.Array:
+def write(cached: Array, where: tuple[Any, ...], new: Array) -> Array:
     """``cached`` with ``new`` in these places; what lies past the end is dropped."""
     new = new.astype(cached.dtype)
     put = _put if cached.dtype.itemsize == 4 else _put_16_bits
     return put(cached, new, where=where)
 
 
-def _put(cached: jax.Array, new: jax.Array, *, where: tuple[Any, ...]) -> jax.Array:
+def _put(cached: Array, new: Array, *, where: tuple[Any, ...]) -> Array:
     return cached.at[where].set(new, mode="drop")
 
 
-def _put_as_integers(cached: jax.Array, new: jax.Array, *, where: tuple[Any, ...]) -> jax.Array:
+def _put_as_integers(cached: Array, new: Array, *, where: tuple[Any, ...]) -> Array:
     """A CPU would turn the whole cache into float32 and back. A TPU would copy it for this."""
     bits = jax.lax.bitcast_convert_type
     return bits(_put(bits(cached, jnp.uint16), bits(new, jnp.uint16), where=where), cached.dtype)

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax import Array
 
 from marft_jax.models.ops.attention import KV, Attention, reading, scaled
 from marft_jax.models.ops.reductions import fold, total
@@ -26,16 +27,16 @@ _PIECES, _LEAST = 8, 128  # of the queries of a row: how many, and the fewest in
 class _Reads(NamedTuple):
     """log(1) = 0 where a query of a piece reads a key, log(0) = -inf elsewhere."""
 
-    log_BTS: jax.Array
-    log_BST: jax.Array
+    log_BTS: Array
+    log_BST: Array
 
 
-def causal_attention_in_pieces(until_BT: jax.Array) -> Attention:
+def causal_attention_in_pieces(until_BT: Array) -> Attention:
     """``attention.causal_attention``."""
     return functools.partial(_in_pieces, reads=_reads(until_BT))
 
 
-def _reads(until_BT: jax.Array) -> list[_Reads]:
+def _reads(until_BT: Array) -> list[_Reads]:
     """Of each piece. As logarithms: the sum with the scores is what ``where`` would choose, and
     XLA takes them for too expensive to compute in every layer anew, unlike comparisons."""
     t = until_BT.shape[1]
@@ -45,11 +46,11 @@ def _reads(until_BT: jax.Array) -> list[_Reads]:
 
 
 @jax.custom_vjp
-def _in_pieces(q_BHTC: jax.Array, kv: KV, reads: list[_Reads]) -> jax.Array:
+def _in_pieces(q_BHTC: Array, kv: KV, reads: list[_Reads]) -> Array:
     return _forward(q_BHTC, kv, reads)[0]
 
 
-def _forward(q_BHTC: jax.Array, kv: KV, reads: list[_Reads]) -> tuple[jax.Array, Any]:
+def _forward(q_BHTC: Array, kv: KV, reads: list[_Reads]) -> tuple[Array, Any]:
     """The context, and what the backward pass reads."""
     pieces = [
         _attend(q_BHTC[:, :, start:end], kv.cut(end), read.log_BTS)
@@ -59,7 +60,7 @@ def _forward(q_BHTC: jax.Array, kv: KV, reads: list[_Reads]) -> tuple[jax.Array,
     return context, (q_BHTC, kv, reads, context, [keep(log_total) for _, log_total in pieces])
 
 
-def _backward(forward: Any, d_context: jax.Array) -> tuple[jax.Array, KV, None]:
+def _backward(forward: Any, d_context: Array) -> tuple[Array, KV, None]:
     """Cotangents of queries, keys and values; the last argument has none."""
     q_BHTC, kv, reads, context, log_totals = forward
     t, queries = q_BHTC.shape[2], []
@@ -80,7 +81,7 @@ def _backward(forward: Any, d_context: jax.Array) -> tuple[jax.Array, KV, None]:
 _in_pieces.defvjp(_forward, _backward)
 
 
-def _attend(q_BHTC: jax.Array, kv: KV, log_BTS: jax.Array) -> tuple[jax.Array, jax.Array]:
+def _attend(q_BHTC: Array, kv: KV, log_BTS: Array) -> tuple[Array, Array]:
     """The context of some queries, and the logarithm of the sum of each one's exp(scores)."""
     b, h, t, c = q_BHTC.shape
     g = kv.v_BGTC.shape[1]
@@ -94,13 +95,13 @@ def _attend(q_BHTC: jax.Array, kv: KV, log_BTS: jax.Array) -> tuple[jax.Array, j
 
 
 def _differentiate(
-    q_BHTC: jax.Array,
+    q_BHTC: Array,
     kv: KV,
-    log_BST: jax.Array,
-    context: jax.Array,
-    log_total: jax.Array,
-    d_context: jax.Array,
-) -> tuple[jax.Array, jax.Array, jax.Array]:
+    log_BST: Array,
+    context: Array,
+    log_total: Array,
+    d_context: Array,
+) -> tuple[Array, Array, Array]:
     """Cotangents of some queries, and ``[B, G, S, C]`` of the keys and values that they read.
 
     The scores stand here with their keys first: then no product has to turn them round.
@@ -111,10 +112,10 @@ def _differentiate(
         q_BHTC.dtype, scaled(q_BHTC).reshape(b, g, -1, c), d_context.reshape(b, g, -1, c)
     )  # fmt: skip
 
-    def per_query(x_BHT1: jax.Array) -> jax.Array:
+    def per_query(x_BHT1: Array) -> Array:
         return x_BHT1.reshape(b, g, 1, h // g, t)
 
-    def over_queries(x_BGSX: jax.Array) -> jax.Array:
+    def over_queries(x_BGSX: Array) -> Array:
         return x_BGSX.reshape(b, g, s, h // g, t)
 
     scores = over_queries(_product("bgsc,bgqc->bgsq", kv.k_BGCT.swapaxes(2, 3), grouped))
@@ -129,7 +130,7 @@ def _differentiate(
     return d_q.reshape(q_BHTC.shape).astype(dtype), d_k.astype(dtype), d_v.astype(dtype)
 
 
-def _scores(q_BHTC: jax.Array, kv: KV, log_BTS: jax.Array) -> jax.Array:
+def _scores(q_BHTC: Array, kv: KV, log_BTS: Array) -> Array:
     b, h, t, c = q_BHTC.shape
     g = kv.k_BGCT.shape[1]
     grouped = scaled(q_BHTC).reshape(b, g, -1, c)
@@ -137,7 +138,7 @@ def _scores(q_BHTC: jax.Array, kv: KV, log_BTS: jax.Array) -> jax.Array:
     return scores + log_BTS[:, None, None]
 
 
-def _product(spec: str, x: jax.Array, y: jax.Array) -> jax.Array:
+def _product(spec: str, x: Array, y: Array) -> Array:
     """In float32.
 
     The barrier keeps XLA from turning a product of bfloat16 into one that it cannot run.

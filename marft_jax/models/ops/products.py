@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import jax
 import jax.numpy as jnp
+from jax import Array
 from jax.typing import DTypeLike
 
 from marft_jax.models.ops.platforms import chosen
@@ -14,7 +15,7 @@ from marft_jax.models.ops.platforms import chosen
 _FEW_ROWS = 16
 
 
-def product(x: jax.Array, kernel: jax.Array) -> jax.Array:
+def product(x: Array, kernel: Array) -> Array:
     """``x [..., in]`` times the transpose of ``kernel [out, in]``, in their type."""
     rows = x.reshape(-1, x.shape[-1])
     if x.dtype != jnp.float32:
@@ -26,11 +27,11 @@ def product(x: jax.Array, kernel: jax.Array) -> jax.Array:
     return y.reshape(*x.shape[:-1], -1)
 
 
-def _by_transpose(rows: jax.Array, kernel: jax.Array) -> jax.Array:
+def _by_transpose(rows: Array, kernel: Array) -> Array:
     return rows @ kernel.T
 
 
-def _kernel_left(rows: jax.Array, kernel: jax.Array) -> jax.Array:
+def _kernel_left(rows: Array, kernel: Array) -> Array:
     """A CPU multiplies few rows fastest with the large matrix on the left: otherwise it rearranges
     all of it first, which pays from 17 rows on. The barriers keep the compiler from turning the
     product round again."""
@@ -41,19 +42,17 @@ def _kernel_left(rows: jax.Array, kernel: jax.Array) -> jax.Array:
 _few_rows = chosen(_by_transpose, cpu=_kernel_left)
 
 
-def times(x: jax.Array, y: jax.Array, over: tuple[int, int]) -> jax.Array:
+def times(x: Array, y: Array, over: tuple[int, int]) -> Array:
     """The product of two matrices over an axis of each, in their type."""
     return (_dot if x.dtype == jnp.float32 else _dot_16_bits)(x, y, over=over)
 
 
-def _dot(
-    x: jax.Array, y: jax.Array, *, over: tuple[int, int], dtype: DTypeLike | None = None
-) -> jax.Array:
+def _dot(x: Array, y: Array, *, over: tuple[int, int], dtype: DTypeLike | None = None) -> Array:
     dimensions = (((over[0],), (over[1],)), ((), ()))
     return jax.lax.dot_general(x, y, dimensions, preferred_element_type=dtype)
 
 
-def _dot_through_float32(x: jax.Array, y: jax.Array, *, over: tuple[int, int]) -> jax.Array:
+def _dot_through_float32(x: Array, y: Array, *, over: tuple[int, int]) -> Array:
     """A CPU's instructions for bfloat16 (AMX) are reached where the result is float32 and has more
     than one row. The barrier keeps XLA from turning the product into one that it cannot run."""
     rows = 1 - over[0]
@@ -67,14 +66,12 @@ _dot_16_bits = chosen(_dot, cpu=_dot_through_float32)
 
 
 @jax.custom_vjp
-def _product_16_bits(x: jax.Array, kernel: jax.Array) -> jax.Array:
+def _product_16_bits(x: Array, kernel: Array) -> Array:
     """``times``, whose backward pass multiplies 16 bits too: JAX's own would take float32's."""
     return times(x, kernel, (1, 1))
 
 
-def _product_backward(
-    forward: tuple[jax.Array, jax.Array], dy: jax.Array
-) -> tuple[jax.Array, jax.Array]:
+def _product_backward(forward: tuple[Array, Array], dy: Array) -> tuple[Array, Array]:
     x, kernel = forward
     return times(dy, kernel, (1, 0)), times(dy, x, (0, 0))
 
@@ -85,7 +82,7 @@ _product_16_bits.defvjp(
 
 
 @jax.custom_vjp
-def from_ranks(x: jax.Array, b: jax.Array) -> jax.Array:
+def from_ranks(x: Array, b: Array) -> Array:
     """``x b``.
 
     JAX's own gradient of ``b`` is the transpose of (dy' x), and a CPU would lay all of dy out anew
@@ -94,9 +91,7 @@ def from_ranks(x: jax.Array, b: jax.Array) -> jax.Array:
     return times(x.reshape(-1, x.shape[-1]), b, (1, 0)).reshape(*x.shape[:-1], -1)
 
 
-def _from_ranks_backward(
-    forward: tuple[jax.Array, jax.Array], dy: jax.Array
-) -> tuple[jax.Array, jax.Array]:
+def _from_ranks_backward(forward: tuple[Array, Array], dy: Array) -> tuple[Array, Array]:
     x, b = forward
     ranks, d_rows = x.reshape(-1, x.shape[-1]), dy.reshape(-1, dy.shape[-1])
     return times(d_rows, b, (1, 1)).reshape(x.shape), times(ranks, d_rows, (0, 0))
@@ -106,14 +101,12 @@ from_ranks.defvjp(lambda x, b: (from_ranks(x, b), (x, b)), _from_ranks_backward)
 
 
 @jax.custom_vjp
-def gated(gate: jax.Array, up: jax.Array) -> jax.Array:
+def gated(gate: Array, up: Array) -> Array:
     """silu(gate) * up (Shazeer 2020); the backward pass writes nothing but the two gradients."""
     return jax.nn.silu(gate) * up
 
 
-def _gated_backward(
-    forward: tuple[jax.Array, jax.Array], d_gated: jax.Array
-) -> tuple[jax.Array, jax.Array]:
+def _gated_backward(forward: tuple[Array, Array], d_gated: Array) -> tuple[Array, Array]:
     gate, up = forward
     open_ = jax.nn.sigmoid(gate)
     return d_gated * up * open_ * (1 + gate * (1 - open_)), d_gated * gate * open_

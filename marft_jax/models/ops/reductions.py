@@ -6,19 +6,20 @@ from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
+from jax import Array
 
 from marft_jax.models.ops.platforms import chosen
 
 _FEW, _BLOCK = 32, 256
 
 
-def log_softmax(x: jax.Array) -> jax.Array:
+def log_softmax(x: Array) -> Array:
     """``jax.nn.log_softmax(x)``."""
     below = x - jax.lax.stop_gradient(x.max(axis=-1, keepdims=True))
     return below - jnp.log(total(jnp.exp(below)))[..., None]
 
 
-def fold(x: jax.Array, merge: Callable[[jax.Array, jax.Array], jax.Array]) -> jax.Array:
+def fold(x: Array, merge: Callable[[Array, Array], Array]) -> Array:
     """Merges the two halves of the last axis while it is long: XLA's own sum along it on a CPU
     waits for each number before it takes the next."""
     while x.shape[-1] > _FEW and x.shape[-1] % 2 == 0:
@@ -27,11 +28,11 @@ def fold(x: jax.Array, merge: Callable[[jax.Array, jax.Array], jax.Array]) -> ja
     return x
 
 
-def _sum(x: jax.Array) -> jax.Array:
+def _sum(x: Array) -> Array:
     return x.sum(-1)
 
 
-def _folded_sum(x: jax.Array) -> jax.Array:
+def _folded_sum(x: Array) -> Array:
     return fold(x, jnp.add).sum(-1)
 
 
@@ -39,7 +40,7 @@ total = chosen(_sum, cpu=_folded_sum)
 """``x.sum(-1)``."""
 
 
-def argmax(x_BV: jax.Array) -> jax.Array:
+def argmax(x_BV: Array) -> Array:
     """Each row's ``argmax``: of the best block, then within it, as a CPU is slow at it."""
     blocks_BNX = in_blocks(x_BV, -jnp.inf)
     block_B = jnp.argmax(blocks_BNX.max(-1), axis=-1)
@@ -47,7 +48,7 @@ def argmax(x_BV: jax.Array) -> jax.Array:
     return block_B * _BLOCK + jnp.argmax(best_BX, axis=-1)
 
 
-def in_blocks(x_BV: jax.Array, fill: float) -> jax.Array:
+def in_blocks(x_BV: Array, fill: float) -> Array:
     """The vocabulary in blocks of equal length, the last filled up."""
     b, v = x_BV.shape
     padded = jnp.pad(x_BV, ((0, 0), (0, -v % _BLOCK)), constant_values=fill)

@@ -8,6 +8,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax import Array
 from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel as kernels
 from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_mask as masks
 from jax.sharding import PartitionSpec as P
@@ -19,7 +20,7 @@ _LANES = 128
 _BLOCK = 896  # the most: every bucket from 512 on has blocks of 512 to 896; more compile for longer
 
 
-def splash_attention(until_BT: jax.Array) -> Attention:
+def splash_attention(until_BT: Array) -> Attention:
     """``causal_attention`` in blocks, so that neither pass ever holds the scores of a row.
 
     The compiler cannot split a kernel over devices. Where the context has a mesh
@@ -34,7 +35,7 @@ def splash_attention(until_BT: jax.Array) -> Attention:
     return functools.partial(_attend, until_BT=until_BT)
 
 
-def _attend(q_BHTC: jax.Array, kv: KV, until_BT: jax.Array) -> jax.Array:
+def _attend(q_BHTC: Array, kv: KV, until_BT: Array) -> Array:
     b, h, t, _ = q_BHTC.shape
     groups = kv.v_BGTC.shape[1]
     mesh, rows = jax.sharding.get_abstract_mesh(), mesh_lib.row_axes()
@@ -54,9 +55,7 @@ def _attend(q_BHTC: jax.Array, kv: KV, until_BT: jax.Array) -> jax.Array:
     return run(scaled(q_BHTC), k, v, until_BT)
 
 
-def _on_one_device(
-    q_BHTC: jax.Array, k_BGTC: jax.Array, v_BGTC: jax.Array, until_BT: jax.Array
-) -> Any:
+def _on_one_device(q_BHTC: Array, k_BGTC: Array, v_BGTC: Array, until_BT: Array) -> Any:
     _, h, t, _ = q_BHTC.shape
     block = max(n for n in range(_LANES, _BLOCK + 1, _LANES) if t % n == 0)
     kernel = kernels.make_splash_mha_single_device(

@@ -14,7 +14,7 @@ import time
 import types
 from collections.abc import Generator, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from marft_jax.config import BadInput
 from marft_jax.errors import reason
@@ -41,56 +41,8 @@ _PROBE = "qxz"
 _TEMPLATE_SECONDS = 3.0
 
 
-class Tokenizer(Protocol):
-    """What the team needs of a tokenizer.
-
-    Attributes:
-        vocab_size: ids are below this; the model's embedding may have more rows.
-        eos_ids: tokens that end an action.
-        pad_id: fills rows; may equal an eos id.
-    """
-
-    vocab_size: int
-    eos_ids: tuple[int, ...]
-    pad_id: int
-
-    def encode(self, text: str) -> list[int]:
-        """Ids of ``text``, without tokens before or after it."""
-        ...
-
-    def decode(self, ids: Sequence[int], *, special: bool = False) -> str:
-        """The text of ``ids``, without special and eos tokens unless they are asked for."""
-        ...
-
-    def chat(self, messages: Sequence[Message]) -> list[int]:
-        """The conversation as a prompt for the assistant's next message."""
-        ...
-
-    def opening(self, messages: Sequence[Message]) -> tuple[list[int], list[int]]:
-        """``chat`` in two pieces: the conversation, and what opens the assistant's message."""
-        ...
-
-    def reply(self, text: str, *, after_action: bool = True) -> list[int]:
-        """Continues a conversation whose ids are kept: a user's message, and what opens the
-        assistant's next one.
-
-        Args:
-            after_action: the ids end with an assistant's message and its end-of-turn token; else
-                with another user's message.
-        """
-        ...
-
-    def think(self, on: bool) -> None:
-        """Turns thinking before the answer on or off.
-
-        Raises:
-            BadInput: on, for a model that knows no such mode.
-        """
-        ...
-
-
 class ByteTokenizer:
-    """UTF-8 bytes and a few roles, for models that we train ourselves.
+    """UTF-8 bytes and a few roles, for models that we train ourselves; methods as ``HFTokenizer``.
 
     Ids 0 to 255 are bytes, 256 pads, 257 ends a turn; 258, 259 and 260 open a system, a user and an
     assistant message.
@@ -99,6 +51,7 @@ class ByteTokenizer:
     PAD, END, SYSTEM, USER, ASSISTANT = range(256, 261)
     _NAMES = {PAD: "pad", END: "end", SYSTEM: "system", USER: "user", ASSISTANT: "assistant"}
 
+    FILES = Path(__file__).with_name("bytes")  # the same ids for transformers
     vocab_size = 264
     eos_ids: tuple[int, ...] = (END,)
     pad_id = PAD
@@ -145,6 +98,11 @@ class HFTokenizer:
             template writes after an assistant's message.
         source: where it came from, for messages.
 
+    Attributes:
+        vocab_size: ids are below this; the model's embedding may have more rows.
+        eos_ids: tokens that end an action.
+        pad_id: fills rows; may equal an eos id.
+
     Raises:
         BadInput: the template cannot be rendered, or nothing ends an action.
     """
@@ -175,23 +133,34 @@ class HFTokenizer:
         self.pad_id: int = self.eos_ids[0] if pad is None else pad
 
     def encode(self, text: str) -> list[int]:
+        """Ids of ``text``, without tokens before or after it."""
         return list(self._tokenizer.encode(text, add_special_tokens=False))
 
     def decode(self, ids: Sequence[int], *, special: bool = False) -> str:
+        """The text of ``ids``, without special and eos tokens unless they are asked for."""
         kept = [int(i) for i in ids if special or i not in self.eos_ids]
         return self._tokenizer.decode(
             kept, skip_special_tokens=not special, clean_up_tokenization_spaces=False
         )
 
     def chat(self, messages: Sequence[Message]) -> list[int]:
+        """The conversation as a prompt for the assistant's next message."""
         return self.encode(self._render(messages))
 
     def opening(self, messages: Sequence[Message]) -> tuple[list[int], list[int]]:
+        """``chat`` in two pieces: the conversation, and what opens the assistant's message."""
         whole, before = self._render(messages), self._render(messages, prompt=False)
         self._check_continues(whole.startswith(before))
         return self.encode(before), self.encode(whole[len(before) :])
 
     def reply(self, text: str, *, after_action: bool = True) -> list[int]:
+        """Continues a conversation whose ids are kept: a user's message, and what opens the
+        assistant's next one.
+
+        Args:
+            after_action: the ids end with an assistant's message and its end-of-turn token; else
+                with another user's message.
+        """
         messages = [_message("user", "a"), _message("assistant", _PROBE), _message("user", text)]
         _, probe, after = self._render(messages).partition(_PROBE)
         self._check_continues(bool(probe) and text.strip() in after)
@@ -208,6 +177,11 @@ class HFTokenizer:
             )
 
     def think(self, on: bool) -> None:
+        """Turns thinking before the answer on or off.
+
+        Raises:
+            BadInput: on, for a model that knows no such mode.
+        """
         knows = "enable_thinking" in str(self._tokenizer.chat_template)
         if on and not knows:
             raise BadInput(
@@ -243,6 +217,9 @@ class HFTokenizer:
         after = self.encode(text.rpartition(_PROBE)[2].strip())[:1]
         special = {*self._tokenizer.all_special_ids, *self._tokenizer.added_tokens_decoder}
         return after[0] if after and after[0] in special else None
+
+
+Tokenizer = ByteTokenizer | HFTokenizer
 
 
 def from_directory(directory: Path) -> HFTokenizer:

@@ -22,7 +22,7 @@ from gguf.quants import dequantize
 from marft_jax.config import BadInput
 from marft_jax.formats.foreign import readable
 from marft_jax.models.decoder import DecoderConfig, RopeScaling
-from marft_jax.models.families import checked, refuse, source_name, whole_number
+from marft_jax.models.families import checked, refuse, source_name
 from marft_jax.parallel.ladder import round_up
 
 ARCHITECTURES = ("llama", "qwen2", "qwen3")
@@ -150,42 +150,31 @@ def read_config(file: GGUF) -> DecoderConfig:
 
 
 def _read_config(file: GGUF) -> DecoderConfig:
-    arch, source = file.metadata.get("general.architecture"), str(file.path)
+    arch, source, tensors = file.metadata.get("general.architecture"), str(file.path), file.tensors
     if arch not in ARCHITECTURES:
         raise BadInput(
             f"{source}: GGUF architecture {arch!r} is not supported; "
             f"supported: {', '.join(ARCHITECTURES)}"
         )
+    if (embedding := tensors.get("token_embd.weight")) is None:
+        raise BadInput(f"{source}: tensor 'token_embd.weight' is missing")
 
     def get(key: str, default: Any = None) -> Any:
         return file.metadata.get(f"{arch}.{key}", default)
 
-    def number(key: str, default: int | None = None) -> int:
-        return whole_number(get(key, default), f"{arch}.{key}", source)
-
-    heads, d_model = number("attention.head_count"), number("embedding_length")
-    head_dim = number("attention.key_length", d_model // heads)
-    _refuse_unsupported(arch, get, head_dim, source)
-    if (embedding := file.tensors.get("token_embd.weight")) is None:
-        raise BadInput(f"{source}: tensor 'token_embd.weight' is missing")
-    config = DecoderConfig(
-        vocab_size=embedding.shape[0],
-        d_model=d_model,
-        n_layers=number("block_count"),
-        n_heads=heads,
-        n_kv_heads=number("attention.head_count_kv", heads),
-        head_dim=head_dim,
-        d_ff=number("feed_forward_length"),
-        max_position=number("context_length"),
+    config = checked(
+        lambda key: embedding.shape[0] if key == "vocab_size" else get(key),
+        "gguf",
+        source,
         norm_eps=float(get("attention.layer_norm_rms_epsilon", 1e-5)),
         rope_theta=float(get("rope.freq_base", 1e4)),
-        tie_embeddings="output.weight" not in file.tensors,
-        qkv_bias="blk.0.attn_q.bias" in file.tensors,
-        o_bias="blk.0.attn_output.bias" in file.tensors,
-        qk_norm="blk.0.attn_q_norm.weight" in file.tensors,
+        tie_embeddings="output.weight" not in tensors,
+        qkv_bias="blk.0.attn_q.bias" in tensors,
+        o_bias="blk.0.attn_output.bias" in tensors,
+        qk_norm="blk.0.attn_q_norm.weight" in tensors,
     )
-    scaling = _rope_scaling(file, get, checked(config, source))
-    return dataclasses.replace(config, rope_scaling=scaling)
+    _refuse_unsupported(arch, get, config.head_dim, source)
+    return dataclasses.replace(config, rope_scaling=_rope_scaling(file, get, config))
 
 
 def _refuse_unsupported(arch: str, get: _Get, head_dim: int, source: str) -> None:

@@ -94,18 +94,14 @@ def decoder_config(source: str) -> DecoderConfig:
     Raises:
         BadInput: nothing there, or an unsupported model.
     """
-    path = Path(source).expanduser()
-    if source == "tiny" or path.suffix == ".gguf":
-        return _open(source).config
-    return _read_config(path if path.is_dir() else _download(_hub_id(source), ["config.json"]))
+    path = _locate(source, ["config.json"])
+    return _read_config(path) if path and path.is_dir() else _open(source).config
 
 
 def directory_of(source: str) -> Path | None:
     """The directory with a base's config.json and tokenizer; None for ``tiny`` and GGUF files."""
-    path = Path(source).expanduser()
-    if path.is_dir():
-        return path
-    return None if source == "tiny" or path.suffix == ".gguf" else _download(source)
+    path = _locate(source)
+    return path if path and path.is_dir() else None
 
 
 def abstract_decoder(config: DecoderConfig, dtype: Any, **how: Any) -> tuple[Any, Base]:
@@ -151,24 +147,32 @@ def _join(keys: Iterable[Any]) -> str:
     return "/".join(str(key) for key in keys)
 
 
-def _open(base: str) -> _Opened:
+def _locate(base: str, wanted: Sequence[str] = _WANTED) -> Path | None:
+    """A directory (of a hub id: of the wanted files) or a GGUF file; None for the built-in model.
+
+    Raises:
+        BadInput: it is none of these, or the hub does not give it.
+    """
     path = Path(base).expanduser()
     if base == "tiny":
-        return _open_tiny()
-    if path.suffix == ".gguf" and not path.is_dir():
-        return _open_gguf(path)
-    return _open_directory(path if path.is_dir() else _download(_hub_id(base)))
-
-
-def _hub_id(base: str) -> str:
-    """``base`` again, if it can be one."""
-    exists = Path(base).expanduser().exists()
-    if exists or not _HUB_ID.fullmatch(base):
+        return None
+    if path.is_dir() or (path.suffix == ".gguf" and path.is_file()):
+        return path
+    if path.suffix == ".gguf":
+        raise BadInput(f"--model.base: no such file: {base} (see scripts/fetch_model.py)")
+    if path.exists() or not _HUB_ID.fullmatch(base):
         raise BadInput(
             "--model.base: expected tiny, a directory with config.json, a .gguf file or a hub id, "
-            f"got {base!r}{'' if exists else ', which does not exist'}"
+            f"got {base!r}{'' if path.exists() else ', which does not exist'}"
         )
-    return base
+    return _download(base, wanted)
+
+
+def _open(base: str) -> _Opened:
+    path = _locate(base)
+    if path is None:
+        return _open_tiny()
+    return _open_directory(path) if path.is_dir() else _open_gguf(path)
 
 
 def _open_tiny() -> _Opened:
@@ -205,8 +209,6 @@ def _open_gguf(path: Path) -> _Opened:
     from marft_jax.models.tokenizers import tokenizer
     from marft_jax.models.weights import gguf
 
-    if not path.is_file():
-        raise BadInput(f"--model.base: no such file: {path} (see scripts/fetch_model.py)")
     file = gguf.open_gguf(path)
     config = gguf.read_config(file)
     return _Opened(
@@ -217,20 +219,13 @@ def _open_gguf(path: Path) -> _Opened:
     )
 
 
-def _download(hub_id: str, wanted: Sequence[str] = _WANTED) -> Path:
-    """The hub's files of a model, from the cache where they are there already.
-
-    Raises:
-        BadInput: the hub cannot be reached, or has no such model for us.
-    """
-    import huggingface_hub
+def _download(hub_id: str, wanted: Sequence[str]) -> Path:
+    """The hub's files of a model, from the cache where they are there already."""
+    from huggingface_hub import snapshot_download
 
     try:
-        return Path(
-            huggingface_hub.snapshot_download(
-                hub_id, allow_patterns=list(wanted), ignore_patterns=_UNWANTED
-            )
-        )
+        found = snapshot_download(hub_id, allow_patterns=list(wanted), ignore_patterns=_UNWANTED)
+        return Path(found)
     except Exception as error:  # network and hub errors of several libraries
         raise BadInput(
             f"--model.base: {hub_id!r} is no file or directory here, and the hub did not give it: "
