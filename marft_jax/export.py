@@ -125,7 +125,7 @@ def _of(n: int, adapters: lora.Adapters) -> peft.Factors:
 
 
 def _as_peft(out: Path, session: Session, adapters: lora.Adapters, facts: card.Facts) -> None:
-    """One folder per adapter and the team's file; what they name lies beside them."""
+    """Writes a folder per adapter and the team's file; what they name lies beside them."""
     team, base, blueprint = session.team, facts.base, facts.blueprint
     if session.base.source == "tiny":  # nobody else has it
         base = "base"
@@ -145,7 +145,7 @@ def _as_peft(out: Path, session: Session, adapters: lora.Adapters, facts: card.F
 def _as_merged(
     out: Path, session: Session, adapters: lora.Adapters, facts: card.Facts, agent: str | None
 ) -> None:
-    """One whole model per agent."""
+    """Writes a whole model per agent."""
     team, settings = session.team, session.config.lora
     for name, owner, sampling in zip(team.names, team.owners, team.sampling, strict=True):
         if agent not in (None, name):

@@ -30,7 +30,7 @@ from marft_jax.parallel.ladder import bucket, round_up
 
 
 class Shape(NamedTuple):
-    """What the engine's programs are compiled for."""
+    """Sizes that the engine's programs are compiled for."""
 
     slots: int
     chunk: int

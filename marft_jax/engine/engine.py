@@ -126,7 +126,7 @@ class Engine:
 
     @property
     def adapters(self) -> lora.Adapters:
-        """Those of the last ``load``."""
+        """The adapters of the last ``load``."""
         assert self._adapters is not None
         return self._adapters
 

@@ -34,7 +34,7 @@ SETTINGS = (jnp.float32, jnp.float32, jnp.int32, jnp.float32, jnp.int32)
 
 
 class Slots(NamedTuple):
-    """One row per agent that is acting.
+    """A row per agent that is acting.
 
     Attributes:
         cache: per layer, keys and values of S rows and ``context`` positions.

@@ -1,4 +1,4 @@
-"""Which prefix of a new prompt is in the cache already: the tokens of each slot.
+"""The tokens of each slot, to find which prefix of a new prompt is in the cache already.
 
 The samples of a group have one prompt, the prompts of an agent begin with its system prompt, and in
 a shared conversation the next prompt continues the last. All of it lies in some slot, until another

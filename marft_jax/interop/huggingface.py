@@ -22,7 +22,7 @@ from safetensors.numpy import save_file
 from marft_jax.interop.peft import Factors
 from marft_jax.models.decoder import DecoderConfig
 from marft_jax.models.families import sizes_of, source_name
-from marft_jax.models.tokenizers.tokenizer import ByteTokenizer, Tokenizer, read_json
+from marft_jax.models.tokenizers.tokenizer import ByteTokenizer, HFTokenizer, Tokenizer, read_json
 from marft_jax.models.weights.load import BaseModel, directory_of
 
 SHARD_BYTES = 4 << 30
@@ -83,7 +83,7 @@ def save_sharded(
 
 
 def merged(path: str, array: jax.Array, factors: Factors, scale: float) -> np.ndarray:
-    """One tensor of the base as Hugging Face stores it, its correction added."""
+    """A tensor of the base as Hugging Face stores it, its correction added."""
     weight = np.asarray(jax.device_get(array))
     parts = path.split("/")  # layers/3/q/kernel
     if len(parts) == 4 and parts[2] in factors and parts[3] == "kernel":
@@ -122,11 +122,9 @@ def config_json(config: DecoderConfig) -> dict[str, Any]:
 
 def save_tokenizer(tokenizer: Tokenizer, folder: Path, source: Path | None) -> None:
     """The tokenizer's own files where the base has them, else those that transformers writes."""
-    if isinstance(tokenizer, ByteTokenizer):
-        source = ByteTokenizer.FILES
-    if source is None:
+    if source is None and isinstance(tokenizer, HFTokenizer):
         return tokenizer.save(folder)
-    for file in source.iterdir():
+    for file in (source or ByteTokenizer.FILES).iterdir():
         if file.is_file() and file.stem in _TOKENIZER_FILES:
             shutil.copyfile(file, folder / file.name)
 

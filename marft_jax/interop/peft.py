@@ -1,4 +1,4 @@
-"""One adapter as a folder that peft and vLLM load: adapter_config.json, adapter_model.safetensors.
+"""An adapter as a folder that peft and vLLM load: adapter_config.json, adapter_model.safetensors.
 
 peft keeps each factor as the weight of a linear layer, ``[out, in]``; ours map in -> out. So
 ``lora_A = Aᵀ [rank, in]`` and ``lora_B = Bᵀ [out, rank]``, and both add ``x A B * alpha / rank``.

@@ -1,4 +1,4 @@
-"""One decoder-only transformer for the Llama, Mistral, Qwen2 and Qwen3 families.
+"""The decoder-only transformer of the Llama, Mistral, Qwen2 and Qwen3 families.
 
 The module owns parameters, initialisers and dtypes. Everything outside uses it functionally:
 

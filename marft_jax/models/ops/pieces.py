@@ -148,6 +148,6 @@ def _product(spec: str, x: Array, y: Array) -> Array:
 
 
 def _pieces(t: int) -> Iterator[tuple[int, int]]:
-    """Where each piece of T queries starts and ends."""
+    """(start, end) of each piece of T queries."""
     length = max(_LEAST, -(-t // (_PIECES * _LEAST)) * _LEAST)
     return ((start, min(start + length, t)) for start in range(0, t, length))

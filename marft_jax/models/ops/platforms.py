@@ -1,4 +1,4 @@
-"""Which form of an operation runs where: one table, filled by the modules beside this one."""
+"""The forms of each operation by platform: one table, filled by the modules beside this one."""
 
 from __future__ import annotations
 

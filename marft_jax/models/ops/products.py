@@ -18,12 +18,8 @@ _FEW_ROWS = 16
 def product(x: Array, kernel: Array) -> Array:
     """``x [..., in]`` times the transpose of ``kernel [out, in]``, in their type."""
     rows = x.reshape(-1, x.shape[-1])
-    if x.dtype != jnp.float32:
-        y = _product_16_bits(rows, kernel)
-    elif len(rows) > _FEW_ROWS:
-        y = times(rows, kernel, (1, 1))
-    else:
-        y = _few_rows(rows, kernel)
+    few = x.dtype == jnp.float32 and len(rows) <= _FEW_ROWS
+    y = _few_rows(rows, kernel) if few else times(rows, kernel, (1, 1))
     return y.reshape(*x.shape[:-1], -1)
 
 
@@ -43,8 +39,29 @@ _few_rows = chosen(_by_transpose, cpu=_kernel_left)
 
 
 def times(x: Array, y: Array, over: tuple[int, int]) -> Array:
-    """The product of two matrices over an axis of each, in their type."""
+    """The product of two matrices over an axis of each, in their type.
+
+    Its gradients are such products too. JAX's own would be float32's where the operands are
+    bfloat16, and in part transposes, for which a CPU would lay all rows out anew.
+    """
+    return _times(x, y, over)
+
+
+def _forward(x: Array, y: Array, over: tuple[int, int]) -> Array:
     return (_dot if x.dtype == jnp.float32 else _dot_16_bits)(x, y, over=over)
+
+
+def _backward(
+    over: tuple[int, int], forward: tuple[Array, Array], dz: Array
+) -> tuple[Array, Array]:
+    (x, y), (i, j) = forward, over
+    dx = times(dz, y, (1, 1 - j)) if i == 1 else times(y, dz, (1 - j, 1))
+    dy = times(dz, x, (0, 1 - i)) if j == 1 else times(x, dz, (1 - i, 0))
+    return dx, dy
+
+
+_times = jax.custom_vjp(_forward, nondiff_argnums=(2,))
+_times.defvjp(lambda x, y, over: (times(x, y, over), (x, y)), _backward)
 
 
 def _dot(x: Array, y: Array, *, over: tuple[int, int], dtype: DTypeLike | None = None) -> Array:
@@ -65,39 +82,9 @@ def _dot_through_float32(x: Array, y: Array, *, over: tuple[int, int]) -> Array:
 _dot_16_bits = chosen(_dot, cpu=_dot_through_float32)
 
 
-@jax.custom_vjp
-def _product_16_bits(x: Array, kernel: Array) -> Array:
-    """``times``, whose backward pass multiplies 16 bits too: JAX's own would take float32's."""
-    return times(x, kernel, (1, 1))
-
-
-def _product_backward(forward: tuple[Array, Array], dy: Array) -> tuple[Array, Array]:
-    x, kernel = forward
-    return times(dy, kernel, (1, 0)), times(dy, x, (0, 0))
-
-
-_product_16_bits.defvjp(
-    lambda x, kernel: (times(x, kernel, (1, 1)), (x, kernel)), _product_backward
-)
-
-
-@jax.custom_vjp
 def from_ranks(x: Array, b: Array) -> Array:
-    """``x b``.
-
-    JAX's own gradient of ``b`` is the transpose of (dy' x), and a CPU would lay all of dy out anew
-    for it; here it is x' dy.
-    """
+    """``x [..., R] b``."""
     return times(x.reshape(-1, x.shape[-1]), b, (1, 0)).reshape(*x.shape[:-1], -1)
-
-
-def _from_ranks_backward(forward: tuple[Array, Array], dy: Array) -> tuple[Array, Array]:
-    x, b = forward
-    ranks, d_rows = x.reshape(-1, x.shape[-1]), dy.reshape(-1, dy.shape[-1])
-    return times(d_rows, b, (1, 1)).reshape(x.shape), times(ranks, d_rows, (0, 0))
-
-
-from_ranks.defvjp(lambda x, b: (from_ranks(x, b), (x, b)), _from_ranks_backward)
 
 
 @jax.custom_vjp

@@ -30,7 +30,7 @@ _HEAD = r"[^\r\n\p{L}\p{N}]?"
 
 
 class _Cut(NamedTuple):
-    """How a byte-level vocabulary cuts text into words.
+    """A byte-level vocabulary's rule of cutting text into words.
 
     Attributes:
         regex: each match is a word; None is GPT-2's own.

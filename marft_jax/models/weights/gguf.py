@@ -38,7 +38,7 @@ _CHUNK_BYTES = 1 << 16
 
 
 class Tensor(NamedTuple):
-    """Where a tensor lies: its shape, outermost dimension first, and its bytes in the file."""
+    """A tensor's shape, outermost dimension first, and the place of its bytes in the file."""
 
     shape: tuple[int, ...]
     type: GGMLQuantizationType
