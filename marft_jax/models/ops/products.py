@@ -18,8 +18,12 @@ _FEW_ROWS = 16
 def product(x: Array, kernel: Array) -> Array:
     """``x [..., in]`` times the transpose of ``kernel [out, in]``, in their type."""
     rows = x.reshape(-1, x.shape[-1])
-    few = x.dtype == jnp.float32 and len(rows) <= _FEW_ROWS
-    y = _few_rows(rows, kernel) if few else times(rows, kernel, (1, 1))
+    if x.dtype != jnp.float32:
+        y = times(rows, kernel, (1, 1))
+    elif len(rows) > _FEW_ROWS:
+        y = _dot(rows, kernel, over=(1, 1))
+    else:
+        y = _few_rows(rows, kernel)
     return y.reshape(*x.shape[:-1], -1)
 
 
