@@ -28,44 +28,44 @@ Level = Literal["action", "token"]
 
 
 class Rows(NamedTuple):
-    """Packed sequences, in U microbatches of B rows.
+    """Packed sequences, in B rows of one microbatch; those of a batch have an axis U before it.
 
     Attributes:
-        tokens_UBT, positions_UBT: token ids, and their positions within their sequence.
-        until_UBT: where in the row the last token stands that may read this one; tokens before it
+        tokens_BT, positions_BT: token ids, and their positions within their sequence.
+        until_BT: where in the row the last token stands that may read this one; tokens before it
             never do. Padding is read by itself only.
-        owners_UBT: the adapter of each token, -1 for padding.
-        agents_UBT: whose turn the token leads to or belongs to, -1 for padding.
-        index_UBA: where in the row the token stands that predicts action token a.
-        targets_UBA: the action tokens.
-        mask_UBA: 1 for action tokens, 0 for padding.
-        behaviour_UBA: behaviour log-probs.
-        temperature_UBA: the temperature they were sampled at.
-        turn_UBA: which turn of the row the action token belongs to.
-        first_UBK: where in the row the last prompt token of turn k stands.
-        turn_mask_UBK: 1 for turns, 0 for padding.
-        agent_UBK, owner_UBK: who acted, and through which adapter.
-        divisor_UBK: what an action's log-prob is divided by (1, its tokens or its words).
-        tokens_UBK: action tokens of the turn (1 for padding).
+        owners_BT: the adapter of each token, -1 for padding.
+        agents_BT: whose turn the token leads to or belongs to, -1 for padding.
+        index_BA: where in the row the token stands that predicts action token a.
+        targets_BA: the action tokens.
+        mask_BA: 1 for action tokens, 0 for padding.
+        behaviour_BA: behaviour log-probs.
+        temperature_BA: the temperature they were sampled at.
+        turn_BA: which turn of the row the action token belongs to.
+        first_BK: where in the row the last prompt token of turn k stands.
+        turn_mask_BK: 1 for turns, 0 for padding.
+        agent_BK, owner_BK: who acted, and through which adapter.
+        divisor_BK: what an action's log-prob is divided by (1, its tokens or its words).
+        tokens_BK: action tokens of the turn (1 for padding).
     """
 
-    tokens_UBT: np.ndarray
-    positions_UBT: np.ndarray
-    until_UBT: np.ndarray
-    owners_UBT: np.ndarray
-    agents_UBT: np.ndarray
-    index_UBA: np.ndarray
-    targets_UBA: np.ndarray
-    mask_UBA: np.ndarray
-    behaviour_UBA: np.ndarray
-    temperature_UBA: np.ndarray
-    turn_UBA: np.ndarray
-    first_UBK: np.ndarray
-    turn_mask_UBK: np.ndarray
-    agent_UBK: np.ndarray
-    owner_UBK: np.ndarray
-    divisor_UBK: np.ndarray
-    tokens_UBK: np.ndarray
+    tokens_BT: np.ndarray
+    positions_BT: np.ndarray
+    until_BT: np.ndarray
+    owners_BT: np.ndarray
+    agents_BT: np.ndarray
+    index_BA: np.ndarray
+    targets_BA: np.ndarray
+    mask_BA: np.ndarray
+    behaviour_BA: np.ndarray
+    temperature_BA: np.ndarray
+    turn_BA: np.ndarray
+    first_BK: np.ndarray
+    turn_mask_BK: np.ndarray
+    agent_BK: np.ndarray
+    owner_BK: np.ndarray
+    divisor_BK: np.ndarray
+    tokens_BK: np.ndarray
 
 
 class Chain(NamedTuple):
@@ -167,7 +167,7 @@ def build(
         [sequence.prompt() for sequence in sequences],
         config=dataclasses.replace(config, minibatches=1),
     )
-    unit_UBK = np.zeros_like(whole.rows.first_UBK)
+    unit_UBK = np.zeros_like(whole.rows.first_BK)
     for turn, [unit] in whole.units.items():
         unit_UBK.reshape(-1)[unit] = cut.units[turn][0]
     return batch._replace(prompts=Prompts(cut.rows, unit_UBK))
@@ -208,18 +208,18 @@ def _rows(
         turns=bucket(max(map(len, turns)), least=32, rungs=1),  # they cost next to nothing
     )
     units = _fill(rows, placed, join, episodes, config.ratio, level)
-    joined = sum(s.read for s in sequences) - int((rows.owners_UBT >= 0).sum())
+    joined = sum(s.read for s in sequences) - int((rows.owners_BT >= 0).sum())
     return _Packed(rows, units, joined)
 
 
 def microbatches(rows: Rows) -> list[Rows]:
     """The rows of each, without the axis U."""
-    return [Rows(*(x[u] for x in rows)) for u in range(len(rows.tokens_UBT))]
+    return [Rows(*(x[u] for x in rows)) for u in range(len(rows.tokens_BT))]
 
 
 def padding(batch: Batch) -> float:
     """The fraction of the rows' tokens that is padding."""
-    return float(np.mean(batch.rows.owners_UBT < 0))
+    return float(np.mean(batch.rows.owners_BT < 0))
 
 
 def _fill(
@@ -231,8 +231,8 @@ def _fill(
     level: Level,
 ) -> dict[tuple[int, int], list[int]]:
     """Writes the arrays; returns each turn's units as flat positions, by (episode, turn)."""
-    b = rows.tokens_UBT.shape[1]
-    a_size, k_size = rows.mask_UBA.shape[2], rows.turn_mask_UBK.shape[2]
+    b = rows.tokens_BT.shape[1]
+    a_size, k_size = rows.mask_BA.shape[2], rows.turn_mask_BK.shape[2]
     units: dict[tuple[int, int], list[int]] = {}
     for (u, r), sequences in placed.items():
         end, a, k, place = 0, 0, 0, np.zeros(0, int)
@@ -241,11 +241,11 @@ def _fill(
             start, end = end, end + sequence.read - known
             place = np.concatenate([place[:known], np.arange(start, end)])
             new = np.s_[u, r, start:end]
-            rows.tokens_UBT[new] = sequence.ids[known:-1]
-            rows.positions_UBT[new] = np.arange(known, sequence.read)
-            rows.owners_UBT[new] = sequence.owner
-            rows.agents_UBT[new] = sequence.agents[known:-1]
-            rows.until_UBT[u, r, place] = end - 1
+            rows.tokens_BT[new] = sequence.ids[known:-1]
+            rows.positions_BT[new] = np.arange(known, sequence.read)
+            rows.owners_BT[new] = sequence.owner
+            rows.agents_BT[new] = sequence.agents[known:-1]
+            rows.until_BT[u, r, place] = end - 1
             for (e, turn), first, length in zip(
                 sequence.spans, sequence.starts, sequence.acted, strict=True
             ):
@@ -267,23 +267,23 @@ def _empty_rows(shape: tuple[int, int], width: int, actions: int, turns: int) ->
         return np.zeros((*shape, last), dtype)
 
     return Rows(
-        tokens_UBT=zeros(t),
-        positions_UBT=zeros(t),
-        until_UBT=zeros(t) + np.arange(t, dtype=np.int32),
-        owners_UBT=zeros(t) - 1,
-        agents_UBT=zeros(t) - 1,
-        index_UBA=zeros(a),
-        targets_UBA=zeros(a),
-        mask_UBA=zeros(a, np.float32),
-        behaviour_UBA=zeros(a, np.float32),
-        temperature_UBA=zeros(a, np.float32) + 1,
-        turn_UBA=zeros(a),
-        first_UBK=zeros(k),
-        turn_mask_UBK=zeros(k, np.float32),
-        agent_UBK=zeros(k),
-        owner_UBK=zeros(k),
-        divisor_UBK=zeros(k, np.float32) + 1,
-        tokens_UBK=zeros(k, np.float32) + 1,
+        tokens_BT=zeros(t),
+        positions_BT=zeros(t),
+        until_BT=zeros(t) + np.arange(t, dtype=np.int32),
+        owners_BT=zeros(t) - 1,
+        agents_BT=zeros(t) - 1,
+        index_BA=zeros(a),
+        targets_BA=zeros(a),
+        mask_BA=zeros(a, np.float32),
+        behaviour_BA=zeros(a, np.float32),
+        temperature_BA=zeros(a, np.float32) + 1,
+        turn_BA=zeros(a),
+        first_BK=zeros(k),
+        turn_mask_BK=zeros(k, np.float32),
+        agent_BK=zeros(k),
+        owner_BK=zeros(k),
+        divisor_BK=zeros(k, np.float32) + 1,
+        tokens_BK=zeros(k, np.float32) + 1,
     )
 
 
@@ -299,19 +299,19 @@ def _write_turn(
     u, r, k = at
     n = len(predictors)
     span = np.s_[u, r, a : a + n]
-    rows.index_UBA[span] = predictors
-    rows.targets_UBA[span] = turn.action[:n]
-    rows.mask_UBA[span] = 1
-    rows.behaviour_UBA[span] = turn.logprobs[:n]
-    rows.temperature_UBA[span] = turn.temperature
-    rows.turn_UBA[span] = k
-    rows.first_UBK[at] = predictors[0]
-    rows.turn_mask_UBK[at] = 1
-    rows.agent_UBK[at] = turn.agent
-    rows.owner_UBK[at] = owner
+    rows.index_BA[span] = predictors
+    rows.targets_BA[span] = turn.action[:n]
+    rows.mask_BA[span] = 1
+    rows.behaviour_BA[span] = turn.logprobs[:n]
+    rows.temperature_BA[span] = turn.temperature
+    rows.turn_BA[span] = k
+    rows.first_BK[at] = predictors[0]
+    rows.turn_mask_BK[at] = 1
+    rows.agent_BK[at] = turn.agent
+    rows.owner_BK[at] = owner
     words = max(1, len(turn.text.split()))
-    rows.divisor_UBK[at] = {"sum": 1, "token": n, "word": words}[ratio]
-    rows.tokens_UBK[at] = n
+    rows.divisor_BK[at] = {"sum": 1, "token": n, "word": words}[ratio]
+    rows.tokens_BK[at] = n
 
 
 class _Labels(NamedTuple):
@@ -348,7 +348,7 @@ def _chain(
     def zeros(dtype: type) -> np.ndarray:
         return np.zeros(shape, dtype)
 
-    kind = rows.turn_mask_UBK if level == "action" else rows.mask_UBA
+    kind = rows.turn_mask_BK if level == "action" else rows.mask_BA
     chain = Chain(
         unit_EJ=zeros(np.int32),
         mask_EJ=zeros(np.float32),

@@ -53,8 +53,8 @@ def estimate(
     chain, report = batch.chain, {}
     if reference_UBA is not None:
         rows = batch.rows
-        kl_UBA = losses.reference_kl(rows.behaviour_UBA, reference_UBA, algo.kl_estimator)
-        kl_UBA = np.asarray(kl_UBA) * rows.mask_UBA
+        kl_UBA = losses.reference_kl(rows.behaviour_BA, reference_UBA, algo.kl_estimator)
+        kl_UBA = np.asarray(kl_UBA) * rows.mask_BA
         report["ref_kl"] = _by_agent(kl_UBA, rows, agents)
         if algo.kl_in == "reward":
             penalty_UBX = kl_UBA if algorithm.level == "token" else _per_turn(kl_UBA, rows)
@@ -89,17 +89,17 @@ def to_rows(x_EJ: np.ndarray, chain: Chain) -> np.ndarray:
 
 def _per_turn(x_UBA: np.ndarray, rows: Rows) -> np.ndarray:
     """Sums over the tokens of each turn."""
-    sums_UBK = np.zeros(rows.turn_mask_UBK.shape)
+    sums_UBK = np.zeros(rows.turn_mask_BK.shape)
     u, b = np.ogrid[: len(x_UBA), : x_UBA.shape[1]]
-    np.add.at(sums_UBK, (u[..., None], b[..., None], rows.turn_UBA), x_UBA * rows.mask_UBA)
+    np.add.at(sums_UBK, (u[..., None], b[..., None], rows.turn_BA), x_UBA * rows.mask_BA)
     return sums_UBK
 
 
 def _by_agent(x_UBA: np.ndarray, rows: Rows, agents: int) -> np.ndarray:
     """The mean over each agent's action tokens."""
-    agent_UBA = np.take_along_axis(rows.agent_UBK, rows.turn_UBA, axis=-1).ravel()
-    total_X = np.bincount(agent_UBA, (x_UBA * rows.mask_UBA).ravel(), agents)
-    return total_X / np.maximum(np.bincount(agent_UBA, rows.mask_UBA.ravel(), agents), 1)
+    agent_UBA = np.take_along_axis(rows.agent_BK, rows.turn_BA, axis=-1).ravel()
+    total_X = np.bincount(agent_UBA, (x_UBA * rows.mask_BA).ravel(), agents)
+    return total_X / np.maximum(np.bincount(agent_UBA, rows.mask_BA.ravel(), agents), 1)
 
 
 def _explained(values: np.ndarray, returns: np.ndarray, mask: np.ndarray) -> float:

@@ -112,12 +112,12 @@ def _policy_loss(adapters, r, p: Targets, *, graphdef, config, algorithm: Algori
     )
 
     def log_prob(x_BA):
-        return logprobs.per_unit(x_BA, r, level, r.divisor_UBK)
+        return logprobs.per_unit(x_BA, r, level, r.divisor_BK)
 
     def mean(x_BA):
-        return logprobs.per_unit(x_BA, r, level, r.tokens_UBK)
+        return logprobs.per_unit(x_BA, r, level, r.tokens_BK)
 
-    new_BX, old_BX, entropy_BX = log_prob(logprobs_BA), log_prob(r.behaviour_UBA), mean(entropy_BA)
+    new_BX, old_BX, entropy_BX = log_prob(logprobs_BA), log_prob(r.behaviour_BA), mean(entropy_BA)
     correction_BX = jnp.ones_like(mask_BX)
     if p.proximal_BA is not None:
         behaviour_BX, old_BX = old_BX, log_prob(p.proximal_BA)
@@ -128,7 +128,7 @@ def _policy_loss(adapters, r, p: Targets, *, graphdef, config, algorithm: Algori
     loss_BX = loss_BX - algo.entropy_coef * entropy_BX
     if p.reference_BA is not None:
         kl_BA = losses.reference_kl(logprobs_BA, p.reference_BA, algo.kl_estimator)
-        loss_BX = loss_BX + algo.kl_coef * mean(kl_BA * r.mask_UBA)
+        loss_BX = loss_BX + algo.kl_coef * mean(kl_BA * r.mask_BA)
     seen = _Seen(logprobs_BA, new_BX, old_BX, entropy_BX, correction_BX)
     return jnp.sum(loss_BX * mask_BX), seen
 
@@ -157,7 +157,7 @@ def _sums(
     clipped_BX = losses.clip_fraction(
         seen.new_BX, seen.old_BX, config.algo.clip, config.algo.clip_high
     )
-    gap_BA = jnp.abs(seen.logprobs_BA - r.behaviour_UBA)
+    gap_BA = jnp.abs(seen.logprobs_BA - r.behaviour_BA)
 
     def by(labels, x, mask, size):
         return jnp.einsum("bxn,bx->n", jax.nn.one_hot(labels, size), x * mask)
@@ -166,7 +166,7 @@ def _sums(
         return by(agent_BX, x, mask_BX, agents)
 
     def by_token(x):
-        return by(logprobs.token_agents(r), x, r.mask_UBA, agents)
+        return by(logprobs.token_agents(r), x, r.mask_BA, agents)
 
     return Sums(
         decisions_X=by_agent(jnp.ones_like(mask_BX)),
@@ -174,7 +174,7 @@ def _sums(
         approx_kl_X=by_agent(kl_BX),
         clip_fraction_X=by_agent(clipped_BX),
         correction_X=by_agent(seen.correction_BX),
-        tokens_X=by_token(jnp.ones_like(r.mask_UBA)),
+        tokens_X=by_token(jnp.ones_like(r.mask_BA)),
         logprob_gap_X=by_token(gap_BA),
         owned_N=by(owner_BX, jnp.ones_like(mask_BX), mask_BX, n),
         kl_N=by(owner_BX, kl_BX, mask_BX, n),
@@ -182,7 +182,7 @@ def _sums(
         critic_loss=critic_loss,
         nonfinite={
             "logprobs": by_token(~jnp.isfinite(seen.logprobs_BA)),
-            "behaviour logprobs": by_token(~jnp.isfinite(r.behaviour_UBA)),
+            "behaviour logprobs": by_token(~jnp.isfinite(r.behaviour_BA)),
             "advantages": by_agent(~jnp.isfinite(p.advantages_BX)),
         },
     )

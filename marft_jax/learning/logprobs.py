@@ -23,7 +23,7 @@ def hidden_states(graphdef, base, r, index_BX, adapters=None, owners_BT=None, al
         fused = lora.fuse(adapters, alpha, dtype_of(base))
         mask = lora.owner_mask(owners_BT, fused)
     hidden_BTD, _ = decoder.forward(
-        graphdef, base, r.tokens_UBT, r.positions_UBT, r.until_UBT, fused, mask
+        graphdef, base, r.tokens_BT, r.positions_BT, r.until_BT, fused, mask
     )
     return jnp.take_along_axis(hidden_BTD, index_BX[..., None], axis=1)
 
@@ -59,9 +59,9 @@ def score_actions(graphdef, base, hidden_BAD, r, entropy_learns: bool = True):
         return jnp.moveaxis(padded.reshape(b, -1, chunk, *x.shape[2:]), 1, 0)
 
     _, scored = jax.lax.scan(
-        score, None, (split(hidden_BAD), split(r.targets_UBA), split(r.temperature_UBA))
+        score, None, (split(hidden_BAD), split(r.targets_BA), split(r.temperature_BA))
     )
-    return tuple(jnp.moveaxis(x, 0, 1).reshape(b, -1)[:, :a] * r.mask_UBA for x in scored)
+    return tuple(jnp.moveaxis(x, 0, 1).reshape(b, -1)[:, :a] * r.mask_BA for x in scored)
 
 
 def _score(hidden, vocabulary_VD, targets, temperature):
@@ -100,37 +100,37 @@ _score_once.defvjp(
 
 def action_logprobs(graphdef, base, adapters, alpha: float, r, entropy_learns: bool = True):
     """``score_actions`` of the policy: every token passes through its owner's adapter."""
-    hidden_BAD = hidden_states(graphdef, base, r, r.index_UBA, adapters, r.owners_UBT, alpha)
+    hidden_BAD = hidden_states(graphdef, base, r, r.index_BA, adapters, r.owners_BT, alpha)
     return score_actions(graphdef, base, hidden_BAD, r, entropy_learns)
 
 
 def unit_labels(rows, level: batch_lib.Level):
     """(mask, agent, owner) of each decision, from one microbatch or from all of them."""
     if level == "action":
-        return rows.turn_mask_UBK, rows.agent_UBK, rows.owner_UBK
-    return rows.mask_UBA, token_agents(rows), of_turn(rows.owner_UBK, rows)
+        return rows.turn_mask_BK, rows.agent_BK, rows.owner_BK
+    return rows.mask_BA, token_agents(rows), of_turn(rows.owner_BK, rows)
 
 
 def token_agents(rows):
     """Who wrote each action token."""
-    return of_turn(rows.agent_UBK, rows)
+    return of_turn(rows.agent_BK, rows)
 
 
 def of_turn(x_K, rows):
     """What holds for a turn, for each of its action tokens."""
-    return jnp.take_along_axis(x_K, rows.turn_UBA, axis=-1)
+    return jnp.take_along_axis(x_K, rows.turn_BA, axis=-1)
 
 
 def unit_index(rows, level: batch_lib.Level):
     """Where in its row a decision's value is read: at the token before it."""
-    return rows.first_UBK if level == "action" else rows.index_UBA
+    return rows.first_BK if level == "action" else rows.index_BA
 
 
 def per_unit(x_BA, r, level: batch_lib.Level, divisor_BK):
     """Per-token numbers to per-decision numbers: sums over each turn's tokens, divided."""
     if level == "token":
         return x_BA
-    turn_BAK = jax.nn.one_hot(r.turn_UBA, divisor_BK.shape[1]) * r.mask_UBA[..., None]
+    turn_BAK = jax.nn.one_hot(r.turn_BA, divisor_BK.shape[1]) * r.mask_BA[..., None]
     return jnp.einsum("ba,bak->bk", x_BA, turn_BAK) / divisor_BK
 
 

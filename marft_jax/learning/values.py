@@ -48,7 +48,7 @@ def score(*, graphdef: Any, config: Config, level: Level, base: Any, critic: Any
     scored = Scored()
     if frozen or with_reference:
         with jax.named_scope("frozen_base"):
-            wanted = [index_BX] * frozen + [r.index_UBA] * with_reference
+            wanted = [index_BX] * frozen + [r.index_BA] * with_reference
             hidden = logprobs.hidden_states(graphdef, base, r, jnp.concatenate(wanted, axis=1))
             split = index_BX.shape[1] if frozen else 0
             if frozen:
@@ -71,5 +71,5 @@ def trunk_features(
     """What the head reads of a microbatch, ``[B, X, D]``, through the critic's own adapters."""
     index_BX = logprobs.unit_index(r, level)
     return logprobs.hidden_states(
-        graphdef, base, r, index_BX, critic.adapters, r.agents_UBT, config.lora.alpha
+        graphdef, base, r, index_BX, critic.adapters, r.agents_BT, config.lora.alpha
     )

@@ -152,8 +152,8 @@ def _gradients(run: Run) -> Counted:
 
 def _microbatch(rows: Rows) -> tuple[int, int, int, int]:
     """Microbatches, and of one: tokens with padding, the width of a row, and action tokens."""
-    micros, height, width = rows.tokens_UBT.shape
-    return micros, height * width, width, height * rows.mask_UBA.shape[2]
+    micros, height, width = rows.tokens_BT.shape
+    return micros, height * width, width, height * rows.mask_BA.shape[2]
 
 
 def _optimiser(run: Run) -> Counted:

@@ -43,13 +43,13 @@ def shared_history():
 
 def used(rows):
     """Which rows have sequences."""
-    return (rows.owners_UBT >= 0).any(-1)
+    return (rows.owners_BT >= 0).any(-1)
 
 
 def ends(rows):
     """The tokens of each sequence, where none share any, from few to many."""
-    at = np.stack(np.broadcast_arrays(*np.indices(rows.until_UBT.shape)[:2], rows.until_UBT), -1)
-    return sorted(np.unique(at[rows.owners_UBT >= 0], axis=0, return_counts=True)[1].tolist())
+    at = np.stack(np.broadcast_arrays(*np.indices(rows.until_BT.shape)[:2], rows.until_BT), -1)
+    return sorted(np.unique(at[rows.owners_BT >= 0], axis=0, return_counts=True)[1].tolist())
 
 
 # Rows.
@@ -59,17 +59,17 @@ def test_nested_turns_of_one_owner_are_one_sequence():
     batch = build([shared_history()], owners=(0, 0))
     r = batch.rows
     assert ends(r) == [9]
-    [row] = r.tokens_UBT[used(r)]
+    [row] = r.tokens_BT[used(r)]
     assert row[:9].tolist() == [1, 2, 3, 4, 50, 6, 51, 7, 8]
-    assert r.targets_UBA[r.mask_UBA > 0].tolist() == [3, 4, 6, 7, 8, 9]
-    assert r.index_UBA[r.mask_UBA > 0].tolist() == [1, 2, 4, 6, 7, 8]
-    assert r.turn_UBA[r.mask_UBA > 0].tolist() == [0, 0, 1, 2, 2, 2]
-    assert r.agent_UBK[r.turn_mask_UBK > 0].tolist() == [0, 1, 0]
+    assert r.targets_BA[r.mask_BA > 0].tolist() == [3, 4, 6, 7, 8, 9]
+    assert r.index_BA[r.mask_BA > 0].tolist() == [1, 2, 4, 6, 7, 8]
+    assert r.turn_BA[r.mask_BA > 0].tolist() == [0, 0, 1, 2, 2, 2]
+    assert r.agent_BK[r.turn_mask_BK > 0].tolist() == [0, 1, 0]
 
 
 def test_nested_turns_of_other_owners_stay_apart():
     r = build([shared_history()], owners=(0, 1)).rows
-    assert len(ends(r)) == 2 and {*r.owners_UBT.flat} == {-1, 0, 1}
+    assert len(ends(r)) == 2 and {*r.owners_BT.flat} == {-1, 0, 1}
 
 
 def test_two_answers_to_one_prompt_stay_apart():
@@ -93,15 +93,15 @@ def check_what_is_read(batch, episodes):
     """Each action token is predicted where the turn's own tokens are read, and nothing else."""
     r = batch.rows
     turns = [t for e in episodes for t in e.turns]
-    assert r.mask_UBA.sum() == sum(len(t.action) for t in turns)
-    assert r.turn_mask_UBK.sum() == len(turns)
+    assert r.mask_BA.sum() == sum(len(t.action) for t in turns)
+    assert r.turn_mask_BK.sum() == len(turns)
     rebuilt = []
-    for u, b, a in zip(*np.nonzero(r.mask_UBA), strict=True):
-        i = r.index_UBA[u, b, a]
-        before = r.tokens_UBT[u, b, : i + 1][r.until_UBT[u, b, : i + 1] >= i]
-        owner, position = r.owners_UBT[u, b, i], r.positions_UBT[u, b, i]
+    for u, b, a in zip(*np.nonzero(r.mask_BA), strict=True):
+        i = r.index_BA[u, b, a]
+        before = r.tokens_BT[u, b, : i + 1][r.until_BT[u, b, : i + 1] >= i]
+        owner, position = r.owners_BT[u, b, i], r.positions_BT[u, b, i]
         assert position == len(before) - 1
-        rebuilt.append((int(owner), *before.tolist(), int(r.targets_UBA[u, b, a])))
+        rebuilt.append((int(owner), *before.tolist(), int(r.targets_BA[u, b, a])))
     expected = [
         (t.agent, *t.prompt.tolist(), *t.action[: i + 1].tolist())
         for t in turns
@@ -129,9 +129,9 @@ def test_joined_turns_read_what_they_read_apart(data):
     ]
     apart, joined = (build(episodes, join=join) for join in (False, True))
     check_what_is_read(joined, episodes)
-    filled = [(batch.rows.owners_UBT >= 0).sum() for batch in (apart, joined)]
+    filled = [(batch.rows.owners_BT >= 0).sum() for batch in (apart, joined)]
     assert apart.joined == 0 and filled[1] == filled[0] - joined.joined
-    sames = [batch.rows.tokens_UBT.shape for batch in (apart, joined)]
+    sames = [batch.rows.tokens_BT.shape for batch in (apart, joined)]
     assert sames[1][1] * sames[1][2] <= max(ALGO.microbatch_tokens, sames[1][2])
 
 
@@ -141,9 +141,9 @@ def test_what_turns_begin_with_stands_in_their_row_once():
     batch = build(episodes, join=True)
     [row] = np.argwhere(used(batch.rows)).tolist()
     n = 4 + 1 + 2 + 1  # the beginning; 5 and what follows it twice; 7, which two have
-    assert batch.rows.tokens_UBT[*row, :n].tolist() == [1, 2, 3, 4, 5, 6, 8, 7]
-    assert batch.rows.until_UBT[*row, :n].tolist() == [7, 7, 7, 7, 6, 5, 6, 7]
-    assert batch.rows.positions_UBT[*row, :n].tolist() == [0, 1, 2, 3, 4, 5, 5, 4]
+    assert batch.rows.tokens_BT[*row, :n].tolist() == [1, 2, 3, 4, 5, 6, 8, 7]
+    assert batch.rows.until_BT[*row, :n].tolist() == [7, 7, 7, 7, 6, 5, 6, 7]
+    assert batch.rows.positions_BT[*row, :n].tolist() == [0, 1, 2, 3, 4, 5, 5, 4]
     assert batch.joined == 5 + 6 + 5 + 5 + 6 - n
 
 
@@ -163,11 +163,11 @@ def test_samples_of_a_task_make_wider_rows_while_every_minibatch_has_some():
     ]
     algo = dataclasses.replace(ALGO, microbatch_tokens=4096, minibatches=4)
     apart, joined = (build(episodes, algo=algo, join=join) for join in (False, True))
-    assert joined.rows.tokens_UBT.shape[2] > 256
-    tokens = [batch.rows.tokens_UBT.size for batch in (apart, joined)]
+    assert joined.rows.tokens_BT.shape[2] > 256
+    tokens = [batch.rows.tokens_BT.size for batch in (apart, joined)]
     assert tokens[1] <= tokens[0] / 2
     few = build(episodes[:8], algo=algo, join=True)
-    assert used(few.rows).any(1).all() and len(few.rows.tokens_UBT) == 4
+    assert used(few.rows).any(1).all() and len(few.rows.tokens_BT) == 4
 
 
 def test_a_turn_carries_its_own_numbers(episodes):
@@ -181,21 +181,21 @@ def test_a_turn_carries_its_own_numbers(episodes):
             lengths = [len(t.action) for t in episode.turns]
             words = [len(t.text.split()) for t in episode.turns]
             divisor = {"sum": [1] * len(lengths), "token": lengths, "word": words}[ratio]
-            assert units(r.divisor_UBK, batch)[e].tolist() == divisor
-            assert units(r.tokens_UBK, batch)[e].tolist() == lengths
-            assert units(r.agent_UBK, batch)[e].tolist() == [t.agent for t in episode.turns]
+            assert units(r.divisor_BK, batch)[e].tolist() == divisor
+            assert units(r.tokens_BK, batch)[e].tolist() == lengths
+            assert units(r.agent_BK, batch)[e].tolist() == [t.agent for t in episode.turns]
     batch = build(hot, "token")
     for e, episode in enumerate(hot):
         heat = np.concatenate([[t.temperature] * len(t.action) for t in episode.turns])
         logprobs = np.concatenate([t.logprobs for t in episode.turns])
-        np.testing.assert_array_equal(units(batch.rows.temperature_UBA, batch)[e], heat)
-        np.testing.assert_array_equal(units(batch.rows.behaviour_UBA, batch)[e], logprobs)
+        np.testing.assert_array_equal(units(batch.rows.temperature_BA, batch)[e], heat)
+        np.testing.assert_array_equal(units(batch.rows.behaviour_BA, batch)[e], logprobs)
 
 
 def test_ids_equal_to_padding_are_not_taken_for_it():
     turns = [small.turn(0, [0, 0, 0], [0, 0]), small.turn(1, [256, 257], [257, 256, 0])]
     r = build([small.episode(0, turns, [1.0])]).rows
-    assert r.mask_UBA.sum() == 5 and (r.owners_UBT >= 0).sum() == 4 + 4
+    assert r.mask_BA.sum() == 5 and (r.owners_BT >= 0).sum() == 4 + 4
 
 
 # The chain.
@@ -205,7 +205,7 @@ def test_ids_equal_to_padding_are_not_taken_for_it():
 def test_chains_run_in_acting_order_and_link_every_decision_once(episodes, level):
     batch = build(episodes, level)
     chain, r = batch.chain, batch.rows
-    mask = r.turn_mask_UBK if level == "action" else r.mask_UBA
+    mask = r.turn_mask_BK if level == "action" else r.mask_BA
     linked = chain.unit_EJ[chain.mask_EJ > 0]
     assert len(set(linked.tolist())) == len(linked) == mask.sum()
     assert (mask.reshape(-1)[linked] == 1).all()
@@ -217,10 +217,10 @@ def test_chains_run_in_acting_order_and_link_every_decision_once(episodes, level
         )
         if level == "token":
             written = np.concatenate([t.action for t in episode.turns])
-            np.testing.assert_array_equal(units(r.targets_UBA, batch)[e], written)
+            np.testing.assert_array_equal(units(r.targets_BA, batch)[e], written)
         else:
             agents = [t.agent for t in episode.turns]
-            assert units(r.agent_UBK, batch)[e].tolist() == agents
+            assert units(r.agent_BK, batch)[e].tolist() == agents
 
 
 def test_a_turns_reward_sits_on_its_last_token(episodes):
@@ -257,7 +257,7 @@ def test_every_turn_weighs_one_and_knows_its_agent_group_and_number(level):
 
 def test_a_token_belongs_to_the_agent_whose_turn_it_leads_to():
     r = build([shared_history()], owners=(0, 0)).rows
-    [row] = r.agents_UBT[used(r)]
+    [row] = r.agents_BT[used(r)]
     assert row[:10].tolist() == [0, 0, 0, 1, 1, 0, 0, 0, 0, -1]
 
 
@@ -270,7 +270,7 @@ def test_rows_are_dealt_evenly_to_minibatches_and_shards(episodes, minibatches, 
     algo = dataclasses.replace(ALGO, minibatches=minibatches)
     batch = build(episodes, algo=algo, shards=shards)
     full = used(batch.rows).sum(-1)
-    u, b, width = batch.rows.tokens_UBT.shape
+    u, b, width = batch.rows.tokens_BT.shape
     assert u % minibatches == 0 and b % shards == 0
     assert b * width <= max(algo.microbatch_tokens, shards * width)
     assert full.min() > 0 and full.max() - full.min() <= 1
@@ -278,8 +278,8 @@ def test_rows_are_dealt_evenly_to_minibatches_and_shards(episodes, minibatches, 
 
 def test_the_seed_decides_which_rows_share_a_minibatch(episodes):
     one, same, other = (build(episodes, seed=s) for s in ((0, 1), (0, 1), (0, 2)))
-    np.testing.assert_array_equal(one.rows.tokens_UBT, same.rows.tokens_UBT)
-    assert not np.array_equal(one.rows.tokens_UBT, other.rows.tokens_UBT)
+    np.testing.assert_array_equal(one.rows.tokens_BT, same.rows.tokens_BT)
+    assert not np.array_equal(one.rows.tokens_BT, other.rows.tokens_BT)
 
 
 def test_padding_is_the_fraction_of_idle_tokens():
@@ -336,7 +336,7 @@ def test_rows_share_the_action_tokens_evenly_where_that_takes_no_more_rows(monke
     episodes = [small.episode(i, [turn], [1.0]) for i, turn in enumerate(turns)]
 
     def fullest_of_rows() -> tuple[int, int]:
-        acted_UB = build(episodes).rows.mask_UBA.sum(-1)
+        acted_UB = build(episodes).rows.mask_BA.sum(-1)
         return int(acted_UB.max()), int((acted_UB > 0).sum())
 
     assert fullest_of_rows() == (48, 29)

@@ -217,8 +217,8 @@ def test_what_stands_in_padding_changes_nothing(episodes, name):
 
     def spoil(batch):
         r = batch.rows
-        idle_T, idle_A = r.owners_UBT < 0, r.mask_UBA == 0
-        idle_K = r.turn_mask_UBK == 0
+        idle_T, idle_A = r.owners_BT < 0, r.mask_BA == 0
+        idle_K = r.turn_mask_BK == 0
         assert idle_T.any() and idle_A.any() and idle_K.any()
 
         def noise(x, idle, high):
@@ -226,16 +226,16 @@ def test_what_stands_in_padding_changes_nothing(episodes, name):
 
         return batch._replace(
             rows=r._replace(
-                tokens_UBT=noise(r.tokens_UBT, idle_T, 256),
-                positions_UBT=noise(r.positions_UBT, idle_T, 9),
-                owners_UBT=noise(r.owners_UBT, idle_T, 2),
-                agents_UBT=noise(r.agents_UBT, idle_T, 2),
-                targets_UBA=noise(r.targets_UBA, idle_A, 256),
-                index_UBA=noise(r.index_UBA, idle_A, 9),
-                behaviour_UBA=noise(r.behaviour_UBA, idle_A, 3),
-                turn_UBA=noise(r.turn_UBA, idle_A, 2),
-                agent_UBK=noise(r.agent_UBK, idle_K, 2),
-                owner_UBK=noise(r.owner_UBK, idle_K, 2),
+                tokens_BT=noise(r.tokens_BT, idle_T, 256),
+                positions_BT=noise(r.positions_BT, idle_T, 9),
+                owners_BT=noise(r.owners_BT, idle_T, 2),
+                agents_BT=noise(r.agents_BT, idle_T, 2),
+                targets_BA=noise(r.targets_BA, idle_A, 256),
+                index_BA=noise(r.index_BA, idle_A, 9),
+                behaviour_BA=noise(r.behaviour_BA, idle_A, 3),
+                turn_BA=noise(r.turn_BA, idle_A, 2),
+                agent_BK=noise(r.agent_BK, idle_K, 2),
+                owner_BK=noise(r.owner_BK, idle_K, 2),
             )
         )
 
@@ -254,7 +254,7 @@ def test_without_an_entropy_bonus_the_backward_pass_spares_a_product(temperature
     close(none[1], hardly[1], 1e-5)
     base, rows = small.base(LAYERS), build(settings(ONCE), episodes).rows
     r = jax.tree.map(lambda x: x[0], rows)
-    hidden = jnp.ones((*r.index_UBA.shape, small.CONFIG.d_model))
+    hidden = jnp.ones((*r.index_BA.shape, small.CONFIG.d_model))
 
     def products(entropy_learns: bool) -> int:
         def loss(hidden):
@@ -344,7 +344,7 @@ def test_a_minibatch_without_rows_moves_nothing(episodes):
     """Fewer rows than minibatches: momentum must not be spent on nothing."""
     config = settings(dataclasses.replace(ONCE, minibatches=4, microbatch_tokens=64))
     single = episodes[0]._replace(turns=episodes[0].turns[:1], results=episodes[0].results[:1])
-    assert build(config, [single]).rows.turn_mask_UBK.sum() == 1
+    assert build(config, [single]).rows.turn_mask_BK.sum() == 1
     alone, _ = learn(settings(ONCE), [single])
     for step in range(4):  # the full minibatch comes first, last or between
         state, _ = learn(config, [single], step=step)
@@ -359,8 +359,8 @@ def test_a_minibatch_without_rows_moves_nothing(episodes):
 def test_accumulated_gradients_are_those_of_one_big_microbatch(episodes, name):
     big = settings(dataclasses.replace(ONCE, microbatch_tokens=100_000))
     cut = settings(dataclasses.replace(ONCE, microbatch_tokens=64))
-    assert len(build(big, episodes).rows.tokens_UBT) == 1
-    assert len(build(cut, episodes).rows.tokens_UBT) >= 4
+    assert len(build(big, episodes).rows.tokens_BT) == 1
+    assert len(build(cut, episodes).rows.tokens_BT) >= 4
     one, two = learn(big, episodes, name=name), learn(cut, episodes, name=name)
     close(one, two, 1e-4)
     close(one[0].adapters, two[0].adapters, 1e-5)
@@ -371,7 +371,7 @@ def test_packed_rows_learn_what_unpacked_rows_learn(episodes, monkeypatch):
     one = learn(settings(ONCE), episodes)
     monkeypatch.setattr(packing, "_pack", lambda sequences, *_, **__: [[s] for s in sequences])
     apart = build(settings(ONCE), episodes).rows
-    assert packed.turn_mask_UBK.sum(-1).max() > 1 == apart.turn_mask_UBK.sum(-1).max()
+    assert packed.turn_mask_BK.sum(-1).max() > 1 == apart.turn_mask_BK.sum(-1).max()
     two = learn(settings(ONCE), episodes)
     close(one, two, 1e-4)
     close(one[0].adapters, two[0].adapters, 1e-5)
@@ -418,7 +418,7 @@ def test_a_critic_that_reads_prompts_alone_reads_what_it_would_in_the_rows(criti
     for owners, join in (((0, 1), False), ((0, 1), True), ((0, 0), True)):
         batch = build(config, conversations(), where=where, owners=owners, join=join)
         assert batch.prompts is not None
-        tokens, fewer = (int((r.owners_UBT >= 0).sum()) for r in (batch.rows, batch.prompts.rows))
+        tokens, fewer = (int((r.owners_BT >= 0).sum()) for r in (batch.rows, batch.prompts.rows))
         assert join or fewer < tokens
         ours = learner(config, where=where)
         apart, whole = (
@@ -453,7 +453,7 @@ def test_batches_of_the_same_shapes_compile_nothing(episodes):
     ours = Learner(settled(Config(), "appo"), base, team, find_algorithm("appo"), where)
     state = ours.init()
     few, many = (build(Config(), episodes[:n]) for n in (1, len(episodes)))
-    assert few.rows.tokens_UBT.shape[1:] != many.rows.tokens_UBT.shape[1:]
+    assert few.rows.tokens_BT.shape[1:] != many.rows.tokens_BT.shape[1:]
     for batch, programs in ((few, 1), (many, 2), (few, 2), (many, 2)):
         state, _, _ = ours.learn(state, batch, 0)
         assert (ours._run.score._cache_size(), ours._run.accumulate._cache_size()) == (

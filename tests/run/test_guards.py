@@ -205,11 +205,11 @@ def test_an_update_that_is_not_finite_is_skipped_and_named(what, learner):
             rewards = np.array(batch.chain.rewards_EJ)
             rewards[0, 0] = np.nan
             return batch._replace(chain=batch.chain._replace(rewards_EJ=rewards))
-        old = np.array(batch.rows.behaviour_UBA)
-        agent = np.take_along_axis(batch.rows.agent_UBK, batch.rows.turn_UBA, axis=-1)
-        u, b, a = np.argwhere((batch.rows.mask_UBA > 0) & (agent == 1))[0]
+        old = np.array(batch.rows.behaviour_BA)
+        agent = np.take_along_axis(batch.rows.agent_BK, batch.rows.turn_BA, axis=-1)
+        u, b, a = np.argwhere((batch.rows.mask_BA > 0) & (agent == 1))[0]
         old[u, b, a] = np.nan
-        return batch._replace(rows=batch.rows._replace(behaviour_UBA=old))
+        return batch._replace(rows=batch.rows._replace(behaviour_BA=old))
 
     before, after, counts = learn(learner, spoil)
     assert counts[what].sum() > 0 and counts["gradient of q.b"].sum() > 0
