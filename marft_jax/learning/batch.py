@@ -2,10 +2,9 @@
 
 A turn is prompt ids and action ids with an owner. Turns of one owner whose token sequences are
 nested (the later prompt begins with the earlier prompt and action) become one sequence. Sequences
-are packed into rows of equal length, several to a row. Those of a row that begin alike (samples of
-one task, turns with one system prompt) may share their beginning: it stands there once, what each
-goes on with stands after it, and every token reads what it would read on its own. Only action
-tokens carry a loss; everything else is context.
+are packed into rows of equal length, several to a row. Those of a row may share a prefix (samples
+of one task, turns with one system prompt): it stands there once, what each goes on with stands
+after it, and every token reads what it would read on its own. Only action tokens carry a loss.
 """
 
 from __future__ import annotations
@@ -13,12 +12,12 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Sequence
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from marft_jax import config as config_lib
 from marft_jax import random_keys
+from marft_jax.config import Algo
 from marft_jax.learning.packing import TokenSequence, action_slots, layout, nest
 from marft_jax.parallel.ladder import bucket
 from marft_jax.random_keys import Stream
@@ -29,6 +28,7 @@ Level = Literal["action", "token"]
 
 class Rows(NamedTuple):
     """Packed sequences, in B rows of one microbatch; those of a batch have an axis U before it.
+    Arrays of the host, or of the devices.
 
     Attributes:
         tokens_BT, positions_BT: token ids, and their positions within their sequence.
@@ -49,23 +49,23 @@ class Rows(NamedTuple):
         tokens_BK: action tokens of the turn (1 for padding).
     """
 
-    tokens_BT: np.ndarray
-    positions_BT: np.ndarray
-    until_BT: np.ndarray
-    owners_BT: np.ndarray
-    agents_BT: np.ndarray
-    index_BA: np.ndarray
-    targets_BA: np.ndarray
-    mask_BA: np.ndarray
-    behaviour_BA: np.ndarray
-    temperature_BA: np.ndarray
-    turn_BA: np.ndarray
-    first_BK: np.ndarray
-    turn_mask_BK: np.ndarray
-    agent_BK: np.ndarray
-    owner_BK: np.ndarray
-    divisor_BK: np.ndarray
-    tokens_BK: np.ndarray
+    tokens_BT: Any
+    positions_BT: Any
+    until_BT: Any
+    owners_BT: Any
+    agents_BT: Any
+    index_BA: Any
+    targets_BA: Any
+    mask_BA: Any
+    behaviour_BA: Any
+    temperature_BA: Any
+    turn_BA: Any
+    first_BK: Any
+    turn_mask_BK: Any
+    agent_BK: Any
+    owner_BK: Any
+    divisor_BK: Any
+    tokens_BK: Any
 
 
 class Chain(NamedTuple):
@@ -95,8 +95,8 @@ class Chain(NamedTuple):
 
 
 class Prompts(NamedTuple):
-    """The rows once more, without what follows the last prompt token of each sequence: all that is
-    read for a value of a whole action.
+    """The rows once more, up to the last prompt token of each sequence: all that is read for a
+    value of a whole action.
 
     Attributes:
         rows: packed on their own, in microbatches of no minibatch.
@@ -111,13 +111,13 @@ class Batch(NamedTuple):
     """Everything that one training step learns from.
 
     Attributes:
-        joined: tokens that sequences share with others of their row.
+        prefix_shared: tokens that sequences share with others of their row.
         prompts: for a critic that needs no more than these.
     """
 
     rows: Rows
     chain: Chain
-    joined: int
+    prefix_shared: int
     prompts: Prompts | None = None
 
 
@@ -125,12 +125,12 @@ def build(
     episodes: Sequence[Episode],
     rewards: Sequence[np.ndarray],
     owners: Sequence[int],
-    config: config_lib.Algo,
+    config: Algo,
     level: Level,
     *,
     shards: int = 1,
     seed: Sequence[int] = (0,),
-    join: bool = False,
+    share: bool = False,
     d_model: int = 2048,
     prompts: bool = False,
 ) -> Batch:
@@ -140,76 +140,29 @@ def build(
         episodes: finished episodes; may be fewer than ``config.episodes``, if some failed.
         rewards: float32 ``[turns]`` for each.
         owners: the adapter of each agent.
-        config: how many minibatches, tokens per microbatch, and the ratio's length normalisation.
+        config: minibatches, tokens per microbatch, and the ratio's length normalisation.
         level: where decisions live.
         shards: the rows of a microbatch are a multiple of this.
         seed: decides which rows share a minibatch.
-        join: sequences of a row share what they begin with.
+        share: sequences of a row share their prefixes.
         d_model: of the model that reads them: a narrow one has rows made less wide.
         prompts: packs these on their own too; decisions are actions.
     """
     assert not prompts or level == "action"
-    sequences = [
-        sequence for e, episode in enumerate(episodes) for sequence in nest(e, episode, owners)
-    ]
+    sequences = [s for e, episode in enumerate(episodes) for s in nest(e, episode, owners)]
     pack = functools.partial(
-        _rows, episodes=episodes, level=level, shards=shards, seed=seed, join=join, d_model=d_model
+        _pack, episodes, level=level, shards=shards, seed=seed, share=share, d_model=d_model
     )
-    whole = pack(sequences, config=config)
-    units_EK = [
-        [whole.units[e, k] for k in range(len(episode.turns))] for e, episode in enumerate(episodes)
-    ]
-    chain = _chain(units_EK, rewards, _labels(episodes), whole.rows, level)
-    batch = Batch(whole.rows, chain, whole.joined)
+    whole = pack(sequences, config)
+    chain = _chain(episodes, rewards, whole, level)
+    batch = Batch(whole.rows, chain, whole.prefix_shared)
     if not prompts:
         return batch
-    cut = pack(
-        [sequence.prompt() for sequence in sequences],
-        config=dataclasses.replace(config, minibatches=1),
-    )
+    cut = pack([s.prompt() for s in sequences], dataclasses.replace(config, minibatches=1))
     unit_UBK = np.zeros_like(whole.rows.first_BK)
     for turn, [unit] in whole.units.items():
-        unit_UBK.reshape(-1)[unit] = cut.units[turn][0]
+        unit_UBK.flat[unit] = cut.units[turn][0]
     return batch._replace(prompts=Prompts(cut.rows, unit_UBK))
-
-
-class _Packed(NamedTuple):
-    """Rows, the flat positions of each turn's units by (episode, turn), and as of ``Batch``."""
-
-    rows: Rows
-    units: dict[tuple[int, int], list[int]]
-    joined: int
-
-
-def _rows(
-    sequences: list[TokenSequence],
-    *,
-    episodes: Sequence[Episode],
-    config: config_lib.Algo,
-    level: Level,
-    shards: int,
-    seed: Sequence[int],
-    join: bool,
-    d_model: int,
-) -> _Packed:
-    """Packs sequences; arguments as of ``build``."""
-    if join:
-        sequences = sorted(sequences, key=lambda s: (s.owner, s.spelled))
-    packed, width, passes, height = layout(sequences, join, config, shards, d_model)
-    micros = passes * config.minibatches
-    run_seed, *draw = seed
-    order = random_keys.generator(run_seed, Stream.ROWS, *draw).permutation(len(packed))
-    placed = {(i % micros, i // micros): packed[row] for i, row in enumerate(order)}
-    turns = [[n for s in row for n in s.acted] for row in packed]
-    rows = _empty_rows(
-        (micros, height),
-        width,
-        actions=action_slots(max(map(sum, turns))),
-        turns=bucket(max(map(len, turns)), least=32, rungs=1),  # they cost next to nothing
-    )
-    units = _fill(rows, placed, join, episodes, config.ratio, level)
-    joined = sum(s.read for s in sequences) - int((rows.owners_BT >= 0).sum())
-    return _Packed(rows, units, joined)
 
 
 def microbatches(rows: Rows) -> list[Rows]:
@@ -217,74 +170,101 @@ def microbatches(rows: Rows) -> list[Rows]:
     return [Rows(*(x[u] for x in rows)) for u in range(len(rows.tokens_BT))]
 
 
-def padding(batch: Batch) -> float:
-    """The fraction of the rows' tokens that is padding."""
-    return float(np.mean(batch.rows.owners_BT < 0))
+class _Packed(NamedTuple):
+    """Rows, the flat positions of each turn's units by (episode, turn), and as of ``Batch``."""
+
+    rows: Rows
+    units: dict[tuple[int, int], range]
+    prefix_shared: int
+
+
+def _pack(
+    episodes: Sequence[Episode],
+    sequences: list[TokenSequence],
+    config: Algo,
+    *,
+    level: Level,
+    shards: int,
+    seed: Sequence[int],
+    share: bool,
+    d_model: int,
+) -> _Packed:
+    """Packs sequences; arguments as of ``build``."""
+    if share:
+        sequences = sorted(sequences, key=lambda s: (s.owner, s.sort_key))
+    packed, width, passes, height = layout(sequences, share, config, shards, d_model)
+    micros = passes * config.minibatches
+    run_seed, *draw = seed
+    order = random_keys.generator(run_seed, Stream.ROWS, *draw).permutation(len(packed))
+    turns = [[n for s in row for n in s.acted] for row in packed]
+    sizes = {
+        "T": width,
+        "A": action_slots(max(map(sum, turns))),
+        "K": bucket(max(map(len, turns)), least=16, rungs=1),
+    }
+    rows, units = _empty_rows((micros, height), sizes), {}
+    for i, row in enumerate(order):
+        at = i % micros, i // micros
+        _fill(rows, units, at, packed[row], episodes, share, config.ratio, level)
+    filled = int((rows.owners_BT >= 0).sum())
+    return _Packed(rows, units, sum(s.read for s in sequences) - filled)
+
+
+_PADDING: dict[str, float] = dict(  # of what is not 0; a float makes an array of float32
+    owners_BT=-1,
+    agents_BT=-1,
+    mask_BA=0.0,
+    behaviour_BA=0.0,
+    temperature_BA=1.0,
+    turn_mask_BK=0.0,
+    divisor_BK=1.0,
+    tokens_BK=1.0,
+)
+
+
+def _empty_rows(shape: tuple[int, int], sizes: dict[str, int]) -> Rows:
+    """Rows of padding; ``sizes`` of the last dimension, by the letter of the name."""
+
+    def padding(name: str) -> np.ndarray:
+        fill = _PADDING.get(name, 0)
+        dtype = np.float32 if isinstance(fill, float) else np.int32
+        return np.full((*shape, sizes[name[-1]]), fill, dtype)
+
+    rows = Rows(*map(padding, Rows._fields))
+    rows.until_BT[:] = np.arange(sizes["T"])
+    return rows
 
 
 def _fill(
     rows: Rows,
-    placed: dict[tuple[int, int], list[TokenSequence]],
-    join: bool,
+    units: dict[tuple[int, int], range],
+    at: tuple[int, int],
+    sequences: list[TokenSequence],
     episodes: Sequence[Episode],
+    share: bool,
     ratio: str,
     level: Level,
-) -> dict[tuple[int, int], list[int]]:
-    """Writes the arrays; returns each turn's units as flat positions, by (episode, turn)."""
-    b = rows.tokens_BT.shape[1]
-    a_size, k_size = rows.mask_BA.shape[2], rows.turn_mask_BK.shape[2]
-    units: dict[tuple[int, int], list[int]] = {}
-    for (u, r), sequences in placed.items():
-        end, a, k, place = 0, 0, 0, np.zeros(0, int)
-        for i, sequence in enumerate(sequences):
-            known = sequence.alike(sequences[i - 1]) if join and i else 0
-            start, end = end, end + sequence.read - known
-            place = np.concatenate([place[:known], np.arange(start, end)])
-            new = np.s_[u, r, start:end]
-            rows.tokens_BT[new] = sequence.ids[known:-1]
-            rows.positions_BT[new] = np.arange(known, sequence.read)
-            rows.owners_BT[new] = sequence.owner
-            rows.agents_BT[new] = sequence.agents[known:-1]
-            rows.until_BT[u, r, place] = end - 1
-            for (e, turn), first, length in zip(
-                sequence.spans, sequence.starts, sequence.acted, strict=True
-            ):
-                acted = episodes[e].turns[turn]
-                predictors = place[first - 1 : first - 1 + length]
-                _write_turn(rows, acted, sequence.owner, (u, r, k), a, predictors, ratio)
-                flat = (u * b + r) * (k_size if level == "action" else a_size)
-                units[e, turn] = (
-                    [flat + k] if level == "action" else [*range(flat + a, flat + a + length)]
-                )
-                a, k = a + length, k + 1
-    return units
-
-
-def _empty_rows(shape: tuple[int, int], width: int, actions: int, turns: int) -> Rows:
-    t, a, k = width, actions, turns
-
-    def zeros(last: int, dtype: type = np.int32) -> np.ndarray:
-        return np.zeros((*shape, last), dtype)
-
-    return Rows(
-        tokens_BT=zeros(t),
-        positions_BT=zeros(t),
-        until_BT=zeros(t) + np.arange(t, dtype=np.int32),
-        owners_BT=zeros(t) - 1,
-        agents_BT=zeros(t) - 1,
-        index_BA=zeros(a),
-        targets_BA=zeros(a),
-        mask_BA=zeros(a, np.float32),
-        behaviour_BA=zeros(a, np.float32),
-        temperature_BA=zeros(a, np.float32) + 1,
-        turn_BA=zeros(a),
-        first_BK=zeros(k),
-        turn_mask_BK=zeros(k, np.float32),
-        agent_BK=zeros(k),
-        owner_BK=zeros(k),
-        divisor_BK=zeros(k, np.float32) + 1,
-        tokens_BK=zeros(k, np.float32) + 1,
-    )
+) -> None:
+    """Writes one row, and the flat positions of its turns' units."""
+    shape_UBX = (rows.turn_mask_BK if level == "action" else rows.mask_BA).shape
+    flat = int(np.ravel_multi_index((*at, 0), shape_UBX))
+    end, a, k, place = 0, 0, 0, np.zeros(0, int)
+    for i, s in enumerate(sequences):
+        known = s.shared_with(sequences[i - 1]) if share and i else 0
+        start, end = end, end + s.read - known
+        place = np.concatenate([place[:known], np.arange(start, end)])
+        new = np.s_[*at, start:end]
+        rows.tokens_BT[new] = s.ids[known:-1]
+        rows.positions_BT[new] = np.arange(known, s.read)
+        rows.owners_BT[new] = s.owner
+        rows.agents_BT[new] = s.agents[known:-1]
+        rows.until_BT[*at, place] = end - 1
+        for (e, turn), first, length in zip(s.spans, s.starts, s.acted, strict=True):
+            predictors = place[first - 1 : first - 1 + length]
+            _write_turn(rows, episodes[e].turns[turn], s.owner, (*at, k), a, predictors, ratio)
+            action, tokens = range(flat + k, flat + k + 1), range(flat + a, flat + a + length)
+            units[e, turn] = action if level == "action" else tokens
+            a, k = a + length, k + 1
 
 
 def _write_turn(
@@ -296,6 +276,7 @@ def _write_turn(
     predictors: np.ndarray,
     ratio: str,
 ) -> None:
+    """Writes turn k of a row; its action tokens begin at slot ``a``."""
     u, r, k = at
     n = len(predictors)
     span = np.s_[u, r, a : a + n]
@@ -314,61 +295,31 @@ def _write_turn(
     rows.tokens_BK[at] = n
 
 
-class _Labels(NamedTuple):
-    """Of one turn: who acted, and the numbers of its group and of its cell."""
-
-    agent: int
-    group: int
-    cell: int
-
-
-def _labels(episodes: Sequence[Episode]) -> list[list[_Labels]]:
-    groups: dict[int, int] = {}
-    cells: dict[tuple[int, int, int], int] = {}
-    labels = []
-    for episode in episodes:
-        group = groups.setdefault(episode.group, len(groups))
-        labels.append([])
-        for agent, nth in episode.places:
-            cell = cells.setdefault((group, agent, nth), len(cells))
-            labels[-1].append(_Labels(agent, group, cell))
-    return labels
-
-
 def _chain(
-    units: Sequence[Sequence[list[int]]],
-    rewards: Sequence[np.ndarray],
-    labels: Sequence[Sequence[_Labels]],
-    rows: Rows,
-    level: Level,
+    episodes: Sequence[Episode], rewards: Sequence[np.ndarray], packed: _Packed, level: Level
 ) -> Chain:
     """Lays the turns' units end to end."""
+    units = [[packed.units[e, k] for k in range(len(x.turns))] for e, x in enumerate(episodes)]
     shape = len(units), max(sum(map(len, turns)) for turns in units)
-
-    def zeros(dtype: type) -> np.ndarray:
-        return np.zeros(shape, dtype)
-
-    kind = rows.turn_mask_BK if level == "action" else rows.mask_BA
+    kind = packed.rows.turn_mask_BK if level == "action" else packed.rows.mask_BA
     chain = Chain(
-        unit_EJ=zeros(np.int32),
-        mask_EJ=zeros(np.float32),
-        rewards_EJ=zeros(np.float32),
-        continues_EJ=zeros(np.float32),
-        weight_EJ=zeros(np.float32),
-        agent_EJ=zeros(np.int32),
-        group_EJ=zeros(np.int32),
-        cell_EJ=zeros(np.int32),
+        np.zeros(shape, np.int32),
+        *(np.zeros(shape, np.float32) for _ in range(4)),  # pyright: ignore[reportCallIssue]
+        *(np.zeros(shape, np.int32) for _ in range(3)),
         shape_UBX=kind.shape,
     )
-    for e, turns in enumerate(units):
-        end = 0
-        for k, turn_units in enumerate(turns):
-            start, end = end, end + len(turn_units)
+    groups: dict[int, int] = {}
+    cells: dict[tuple[int, int, int], int] = {}
+    for e, episode in enumerate(episodes):
+        group, end = groups.setdefault(episode.group, len(groups)), 0
+        for k, (agent, nth) in enumerate(episode.places):
+            start, end = end, end + len(units[e][k])
             span = np.s_[e, start:end]
-            chain.unit_EJ[span] = turn_units
-            chain.weight_EJ[span] = 1 / len(turn_units)
+            chain.unit_EJ[span] = units[e][k]
+            chain.weight_EJ[span] = 1 / (end - start)
             chain.rewards_EJ[e, end - 1] = rewards[e][k]
-            chain.agent_EJ[span], chain.group_EJ[span], chain.cell_EJ[span] = labels[e][k]
+            chain.agent_EJ[span], chain.group_EJ[span] = agent, group
+            chain.cell_EJ[span] = cells.setdefault((group, agent, nth), len(cells))
         chain.mask_EJ[e, :end] = 1
         chain.continues_EJ[e, : end - 1] = 1
     return chain

@@ -16,8 +16,9 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from marft_jax import config as config_lib
+from marft_jax.config import Config
 from marft_jax.models import lora
+from marft_jax.models.decoder import DecoderConfig
 
 
 class Critic(NamedTuple):
@@ -32,7 +33,7 @@ class Critic(NamedTuple):
     adapters: Any
 
 
-def init(key: jax.Array, config: config_lib.Config, decoder_config: Any, agents: int) -> Critic:
+def init(key: jax.Array, config: Config, decoder_config: DecoderConfig, agents: int) -> Critic:
     """He-normal hidden layers and a small last one, so that first values are near zero.
 
     ``config`` is settled: its critic's mode is not ``auto``.
@@ -59,7 +60,7 @@ def init(key: jax.Array, config: config_lib.Config, decoder_config: Any, agents:
     return Critic(head, adapters)
 
 
-def values(head, features, agents):
+def values(head: list[jax.Array], features: jax.Array, agents: jax.Array) -> jax.Array:
     """V of each decision by its agent's head.
 
     Args:
@@ -70,7 +71,7 @@ def values(head, features, agents):
         ``float32 [...]``.
     """
 
-    def one(kernels):
+    def one(kernels: list[jax.Array]) -> jax.Array:
         x = features.astype(jnp.float32)
         for kernel in kernels[:-1]:
             x = jax.nn.relu(x @ kernel)
@@ -82,7 +83,7 @@ def values(head, features, agents):
     return jnp.take_along_axis(by_head, agents[None], axis=0)[0]
 
 
-def decisions(critic: Critic, decisions_X) -> Critic:
-    """How many decisions each head and each adapter answers for, given those of each agent."""
+def decisions(critic: Critic, decisions_X: jax.Array) -> Critic:
+    """Decisions that each head and each adapter answers for, given those of each agent."""
     shared = bool(critic.head) and critic.head[0].shape[0] == 1
     return Critic(decisions_X.sum(keepdims=True) if shared else decisions_X, decisions_X)

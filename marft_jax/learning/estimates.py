@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
+import jax.numpy as jnp
 import numpy as np
 
 from marft_jax.config import Algo
@@ -53,8 +54,8 @@ def estimate(
     chain, report = batch.chain, {}
     if reference_UBA is not None:
         rows = batch.rows
-        kl_UBA = losses.reference_kl(rows.behaviour_BA, reference_UBA, algo.kl_estimator)
-        kl_UBA = np.asarray(kl_UBA) * rows.mask_BA
+        kl = losses.reference_kl(rows.behaviour_BA, jnp.asarray(reference_UBA), algo.kl_estimator)
+        kl_UBA = np.asarray(kl) * rows.mask_BA
         report["ref_kl"] = _by_agent(kl_UBA, rows, agents)
         if algo.kl_in == "reward":
             penalty_UBX = kl_UBA if algorithm.level == "token" else _per_turn(kl_UBA, rows)

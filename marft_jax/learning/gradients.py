@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
+from marft_jax.config import Config
 from marft_jax.learning import critic as critic_lib
 from marft_jax.learning import logprobs, losses
-from marft_jax.learning.algorithms import Algorithm
-from marft_jax.learning.values import trunk_features
+from marft_jax.learning.batch import Rows
+from marft_jax.learning.values import Static, values
 from marft_jax.models import lora
 
 
@@ -60,37 +62,34 @@ class Sums(NamedTuple):
 _WATCHED = ("logprobs", "behaviour logprobs", "advantages")
 
 
-def zeros(adapters, critic, agents: int) -> tuple[Any, Any, Sums]:
+def zeros(adapters: lora.Adapters, critic: critic_lib.Critic, agents: int) -> tuple[Any, Any, Sums]:
     """What ``gradients`` gives for nothing."""
     per_agent, per_adapter = jnp.zeros(agents), jnp.zeros(lora.shape_of(adapters)[0])
-    sums = Sums(*[per_agent] * len(Sums._fields))  # pyright: ignore[reportArgumentType]
-    sums = sums._replace(**dict.fromkeys(("owned_N", "kl_N", "taught_N"), per_adapter))
-    sums = sums._replace(critic_loss=jnp.zeros(()), nonfinite=dict.fromkeys(_WATCHED, per_agent))
-    return jax.tree.map(jnp.zeros_like, adapters), jax.tree.map(jnp.zeros_like, critic), sums
+    numbers: dict[str, Any] = dict.fromkeys(Sums._fields, per_agent)
+    numbers |= dict.fromkeys(("owned_N", "kl_N", "taught_N"), per_adapter)
+    numbers |= {"critic_loss": jnp.zeros(()), "nonfinite": dict.fromkeys(_WATCHED, per_agent)}
+    return (*jax.tree.map(jnp.zeros_like, (adapters, critic)), Sums(**numbers))
 
 
 def gradients(
-    adapters,
+    static: Static,
+    base: Any,
+    adapters: lora.Adapters,
     critic: critic_lib.Critic,
-    r,
-    p: Targets,
-    *,
-    graphdef,
-    config,
-    algorithm: Algorithm,
-    agents: int,
-    base,
+    r: Rows,
+    t: Targets,
 ) -> tuple[Any, Any, Sums]:
     """(adapter gradient sums, critic gradient sums, totals) of one microbatch."""
-    setting = dict(graphdef=graphdef, config=config, algorithm=algorithm, base=base)
     with jax.named_scope("policy"):
-        grad_policy, seen = jax.grad(_policy_loss, has_aux=True)(adapters, r, p, **setting)
+        policy = functools.partial(_policy_loss, static, base, r=r, t=t)
+        grad_policy, seen = jax.grad(policy, has_aux=True)(adapters)
     critic_loss, grad_critic = jnp.zeros(()), critic
-    if config.critic.mode != "none":
+    if static.config.critic.mode != "none":
         with jax.named_scope("critic"):
-            critic_loss, grad_critic = jax.value_and_grad(_value_loss)(critic, r, p, **setting)
-    n = lora.shape_of(adapters)[0]
-    return grad_policy, grad_critic, _sums(seen, r, p, config, algorithm, agents, n, critic_loss)
+            value = functools.partial(_value_loss, static, base, r=r, t=t)
+            critic_loss, grad_critic = jax.value_and_grad(value)(critic)
+    adapter_count = lora.shape_of(adapters)[0]
+    return grad_policy, grad_critic, _sums(static, seen, r, t, adapter_count, critic_loss)
 
 
 class _Seen(NamedTuple):
@@ -103,70 +102,70 @@ class _Seen(NamedTuple):
     correction_BX: Any
 
 
-def _policy_loss(adapters, r, p: Targets, *, graphdef, config, algorithm: Algorithm, base):
+def _policy_loss(
+    static: Static, base: Any, adapters: lora.Adapters, *, r: Rows, t: Targets
+) -> tuple[jax.Array, _Seen]:
     """Sum over decisions of weight · policy loss − entropy_coef · entropy + kl_coef · KL."""
-    algo, level = config.algo, algorithm.level
+    config, algo, level = static.config, static.config.algo, static.algorithm.level
     mask_BX, _, _ = logprobs.unit_labels(r, level)
     logprobs_BA, entropy_BA = logprobs.action_logprobs(
-        graphdef, base, adapters, config.lora.alpha, r, entropy_learns=algo.entropy_coef != 0
+        static.graphdef, base, adapters, config.lora.alpha, r, algo.entropy_coef != 0
     )
 
-    def log_prob(x_BA):
+    def log_prob(x_BA: jax.Array) -> jax.Array:
         return logprobs.per_unit(x_BA, r, level, r.divisor_BK)
 
-    def mean(x_BA):
+    def mean(x_BA: jax.Array) -> jax.Array:
         return logprobs.per_unit(x_BA, r, level, r.tokens_BK)
 
     new_BX, old_BX, entropy_BX = log_prob(logprobs_BA), log_prob(r.behaviour_BA), mean(entropy_BA)
     correction_BX = jnp.ones_like(mask_BX)
-    if p.proximal_BA is not None:
-        behaviour_BX, old_BX = old_BX, log_prob(p.proximal_BA)
+    if t.proximal_BA is not None:
+        behaviour_BX, old_BX = old_BX, log_prob(t.proximal_BA)
         correction_BX = losses.correction_weight(
             old_BX, behaviour_BX, algo.correction, algo.correction_cap
         )
-    loss_BX = algorithm.policy_loss(algo, new_BX, old_BX, p.advantages_BX) * correction_BX
+    loss_BX = static.algorithm.policy_loss(algo, new_BX, old_BX, t.advantages_BX) * correction_BX
     loss_BX = loss_BX - algo.entropy_coef * entropy_BX
-    if p.reference_BA is not None:
-        kl_BA = losses.reference_kl(logprobs_BA, p.reference_BA, algo.kl_estimator)
+    if t.reference_BA is not None:
+        kl_BA = losses.reference_kl(logprobs_BA, t.reference_BA, algo.kl_estimator)
         loss_BX = loss_BX + algo.kl_coef * mean(kl_BA * r.mask_BA)
     seen = _Seen(logprobs_BA, new_BX, old_BX, entropy_BX, correction_BX)
     return jnp.sum(loss_BX * mask_BX), seen
 
 
-def _value_loss(critic, r, p: Targets, *, graphdef, config, algorithm: Algorithm, base):
+def _value_loss(
+    static: Static, base: Any, critic: critic_lib.Critic, *, r: Rows, t: Targets
+) -> jax.Array:
     """Sum over decisions of the critic's error."""
-    mask_BX, agent_BX, _ = logprobs.unit_labels(r, algorithm.level)
-    features_BXD = p.features_BXD
-    if features_BXD is None:
-        features_BXD = trunk_features(graphdef, config, algorithm.level, base, critic, r)
+    algo, (mask_BX, _, _) = static.config.algo, logprobs.unit_labels(r, static.algorithm.level)
+    values_BX = values(static, base, critic, r, t.features_BXD)
     error_BX = losses.value_loss(
-        critic_lib.values(critic.head, features_BXD, agent_BX),
-        p.values_BX,
-        p.returns_BX,
-        config.algo.value_clip,
-        config.algo.huber_delta,
+        values_BX, t.values_BX, t.returns_BX, algo.value_clip, algo.huber_delta
     )
     return jnp.sum(error_BX * mask_BX)
 
 
 def _sums(
-    seen: _Seen, r, p: Targets, config, algorithm: Algorithm, agents: int, n: int, critic_loss
+    static: Static, seen: _Seen, r: Rows, t: Targets, adapters: int, critic_loss: jax.Array
 ) -> Sums:
-    mask_BX, agent_BX, owner_BX = logprobs.unit_labels(r, algorithm.level)
+    """Totals of a microbatch."""
+    algo, agents = static.config.algo, static.agents
+    mask_BX, agent_BX, owner_BX = logprobs.unit_labels(r, static.algorithm.level)
     kl_BX = losses.approx_kl(seen.new_BX, seen.old_BX)
-    clipped_BX = losses.clip_fraction(
-        seen.new_BX, seen.old_BX, config.algo.clip, config.algo.clip_high
-    )
-    gap_BA = jnp.abs(seen.logprobs_BA - r.behaviour_BA)
+    clipped_BX = losses.clip_fraction(seen.new_BX, seen.old_BX, algo.clip, algo.clip_high)
 
-    def by(labels, x, mask, size):
+    def by(labels: jax.Array, x: jax.Array, mask: jax.Array, size: int) -> jax.Array:
         return jnp.einsum("bxn,bx->n", jax.nn.one_hot(labels, size), x * mask)
 
-    def by_agent(x):
-        return by(agent_BX, x, mask_BX, agents)
+    def by_agent(x_BX: jax.Array) -> jax.Array:
+        return by(agent_BX, x_BX, mask_BX, agents)
 
-    def by_token(x):
-        return by(logprobs.token_agents(r), x, r.mask_BA, agents)
+    def by_owner(x_BX: jax.Array) -> jax.Array:
+        return by(owner_BX, x_BX, mask_BX, adapters)
+
+    def by_token(x_BA: jax.Array) -> jax.Array:
+        return by(logprobs.token_agents(r), x_BA, r.mask_BA, agents)
 
     return Sums(
         decisions_X=by_agent(jnp.ones_like(mask_BX)),
@@ -175,20 +174,20 @@ def _sums(
         clip_fraction_X=by_agent(clipped_BX),
         correction_X=by_agent(seen.correction_BX),
         tokens_X=by_token(jnp.ones_like(r.mask_BA)),
-        logprob_gap_X=by_token(gap_BA),
-        owned_N=by(owner_BX, jnp.ones_like(mask_BX), mask_BX, n),
-        kl_N=by(owner_BX, kl_BX, mask_BX, n),
-        taught_N=by(owner_BX, p.advantages_BX * seen.correction_BX != 0, mask_BX, n),
+        logprob_gap_X=by_token(jnp.abs(seen.logprobs_BA - r.behaviour_BA)),
+        owned_N=by_owner(jnp.ones_like(mask_BX)),
+        kl_N=by_owner(kl_BX),
+        taught_N=by_owner(t.advantages_BX * seen.correction_BX != 0),
         critic_loss=critic_loss,
         nonfinite={
             "logprobs": by_token(~jnp.isfinite(seen.logprobs_BA)),
             "behaviour logprobs": by_token(~jnp.isfinite(r.behaviour_BA)),
-            "advantages": by_agent(~jnp.isfinite(p.advantages_BX)),
+            "advantages": by_agent(~jnp.isfinite(t.advantages_BX)),
         },
     )
 
 
-def report(sums: Sums, config) -> dict[str, jax.Array]:
+def report(sums: Sums, config: Config) -> dict[str, jax.Array]:
     """Means over all minibatches, per agent; the gap is that of the first one."""
     total = jax.tree.map(lambda x: x.sum(0), sums)
     decisions_X = jnp.maximum(total.decisions_X, 1)

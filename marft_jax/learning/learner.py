@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -30,10 +30,11 @@ from marft_jax.learning import batch as batch_lib
 from marft_jax.learning import critic as critic_lib
 from marft_jax.learning import gradients, logprobs, optimiser
 from marft_jax.learning.algorithms import Algorithm, settle
+from marft_jax.learning.batch import Rows
 from marft_jax.learning.estimates import Estimates, estimate, to_rows
 from marft_jax.learning.gradients import Targets
 from marft_jax.learning.state import Moving, TrainState
-from marft_jax.learning.values import Scored, reads_base, reads_prompts, score
+from marft_jax.learning.values import Scored, Static, reads_base, reads_prompts, score
 from marft_jax.models import lora
 from marft_jax.models.decoder import DecoderConfig
 from marft_jax.models.ops import attention as attention_lib
@@ -42,6 +43,8 @@ from marft_jax.parallel import compilation
 from marft_jax.parallel import mesh as mesh_lib
 from marft_jax.random_keys import Stream
 from marft_jax.team.prompts import Team
+
+_T = TypeVar("_T")
 
 
 class Learner:
@@ -70,7 +73,8 @@ class Learner:
             config=config.algo,
             level=algorithm.level,
             shards=mesh_lib.row_shards(mesh),
-            join=config.algo.reuse and attention_lib.shares_prefixes(mesh.devices.flat[0].platform),
+            share=config.algo.reuse
+            and attention_lib.shares_prefixes(mesh.devices.flat[0].platform),
             d_model=base.config.d_model,
             prompts=reads_prompts(config, algorithm.level),
         )
@@ -84,10 +88,10 @@ class Learner:
         self, state: TrainState, batch: batch_lib.Batch, step: int
     ) -> tuple[TrainState, Estimates, dict[str, Any]]:
         """One training step. The old state is donated; the metrics are still on the device."""
-        rows = [self._place(r) for r in batch_lib.microbatches(batch.rows)]
-        scored = self._score(state, batch, rows)
+        rows, scored = self._score(state, batch)
+        proximal = self._proximal(state, rows)
         estimates = self._estimate(state, batch, scored)
-        targets = self._targets(state, batch, rows, scored, estimates)
+        targets = functools.cache(self._targets(batch, scored, proximal, estimates))
         baseline = jax.device_put(estimates.baseline, mesh_lib.replicated(self._mesh))
         state = state._replace(baseline=baseline)
         trainable_N, seen = self.trainable(step), []
@@ -99,7 +103,7 @@ class Learner:
                     adapters=state.adapters,
                     critic=state.critic,
                     rows=rows[u],
-                    targets=targets[u],
+                    targets=targets(u),
                     total=total,
                 )
             state, numbers = self._run.apply(state=state, total=total, trainable_N=trainable_N)
@@ -121,21 +125,27 @@ class Learner:
         learning = np.flatnonzero(may_learn)
         return np.arange(n) == learning[(step // interval) % len(learning)]
 
-    def _score(
-        self, state: TrainState, batch: batch_lib.Batch, rows: Sequence[Any]
-    ) -> list[Scored]:
-        """Values, features and reference log-probs of each microbatch."""
+    def _score(self, state: TrainState, batch: batch_lib.Batch) -> tuple[list[Rows], list[Scored]]:
+        """The microbatches on the mesh, and values, features and reference log-probs of each."""
+        read = batch.rows if batch.prompts is None else batch.prompts.rows
+        rows = [self._place(r) for r in batch_lib.microbatches(read)]
         if not reads_base(self._config):
-            return [Scored()] * len(rows)
-        run = functools.partial(self._run.score, base=self._base, critic=state.critic)
+            return rows, [Scored()] * len(rows)
+        scored = [self._run.score(base=self._base, critic=state.critic, r=r) for r in rows]
         if batch.prompts is None:
-            return [run(r=r) for r in rows]
-        read = [run(r=self._place(r)) for r in batch_lib.microbatches(batch.prompts.rows)]
+            return rows, scored
+        rows = [self._place(r) for r in batch_lib.microbatches(batch.rows)]  # in the meantime
         flat = [
             np.concatenate([x.reshape(-1, *x.shape[2:]) for x in mesh_lib.fetched(parts)])
-            for parts in ([s.values_BX for s in read], [s.features_BXD for s in read])
+            for parts in ([s.values_BX for s in scored], [s.features_BXD for s in scored])
         ]
-        return [Scored(*(x[unit_BK] for x in flat)) for unit_BK in batch.prompts.unit_UBK]
+        return rows, [Scored(*(x[unit_BK] for x in flat)) for unit_BK in batch.prompts.unit_UBK]
+
+    def _proximal(self, state: TrainState, rows: Sequence[Rows]) -> list[Any]:
+        """Log-probs of the policy before the update, where stale samples are corrected."""
+        if self._config.algo.correction == "none":
+            return [None] * len(rows)
+        return [self._run.proximal(base=self._base, adapters=state.adapters, r=r) for r in rows]
 
     def _estimate(
         self, state: TrainState, batch: batch_lib.Batch, scored: Sequence[Scored]
@@ -157,29 +167,32 @@ class Learner:
 
     def _targets(
         self,
-        state: TrainState,
         batch: batch_lib.Batch,
-        rows: Sequence[Any],
         scored: Sequence[Scored],
+        proximal: Sequence[Any],
         estimates: Estimates,
-    ) -> list[Targets]:
-        """What each microbatch's losses read besides its rows."""
-        algo, chain = self._config.algo, batch.chain
-        advantages_UBX = to_rows(estimates.advantages_EJ, chain)
-        returns_UBX = to_rows(estimates.returns_EJ, chain)
-        targets = []
-        for u, (r, s) in enumerate(zip(rows, scored, strict=True)):
-            proximal_BA = None
-            if algo.correction != "none":
-                proximal_BA = self._run.proximal(base=self._base, adapters=state.adapters, r=r)
-            reference_BA = s.reference_BA if algo.kl_in == "loss" else None
-            given = Targets(
-                advantages_UBX[u], returns_UBX[u], s.values_BX, s.features_BXD, reference_BA
-            )
-            targets.append(self._place(given)._replace(proximal_BA=proximal_BA))
-        return targets
+    ) -> Callable[[int], Targets]:
+        """What the losses of microbatch u read besides its rows."""
+        advantages_UBX = to_rows(estimates.advantages_EJ, batch.chain)
+        returns_UBX = to_rows(estimates.returns_EJ, batch.chain)
+        in_loss = self._config.algo.kl_in == "loss"
 
-    def _place(self, tree: Any) -> Any:
+        def of(u: int) -> Targets:
+            values_BX, features_BXD, reference_BA = scored[u]
+            return self._place(
+                Targets(
+                    advantages_UBX[u],
+                    returns_UBX[u],
+                    values_BX,
+                    features_BXD,
+                    reference_BA if in_loss else None,
+                    proximal[u],
+                )
+            )
+
+        return of
+
+    def _place(self, tree: _T) -> _T:
         """A microbatch on the mesh; what is there stays."""
         split = mesh_lib.rows(self._mesh)
         return jax.tree.map(
@@ -215,36 +228,24 @@ def programs(
     mesh: Mesh,
 ) -> Programs:
     """Those for one base and mesh; ``config`` is settled."""
-    agents = len(team.profiles)
+    agents, places = len(team.profiles), mesh.shape["data"]
     everywhere, split = mesh_lib.replicated(mesh), mesh_lib.rows(mesh)
     apart = NamedSharding(mesh, P("data"))  # sums of each place's own rows
+    options = {"compiler_options": compilation.compiler_options(mesh)}
+    static = Static(graphdef, config, algorithm, agents)
 
-    def compiled(function: Callable[..., Any], sharding: NamedSharding, **how: Any) -> Any:
-        run = mesh_lib.within(mesh, function)
+    def compiled(sharding: NamedSharding, function: Any, *fixed: Any, **how: Any) -> Any:
+        run = mesh_lib.within(mesh, functools.partial(function, *fixed))
         return jax.jit(run, out_shardings=sharding, **how)
 
-    options: dict[str, Any] = {"compiler_options": compilation.compiler_options(mesh)}
-    static = dict(graphdef=graphdef, config=config)
-    one = functools.partial(gradients.gradients, **static, algorithm=algorithm, agents=agents)
     return Programs(
-        compiled(
-            functools.partial(fresh, config, decoder_config, team.adapters, agents), everywhere
-        ),
-        compiled(functools.partial(score, **static, level=algorithm.level), split, **options),
-        compiled(
-            functools.partial(proximal, graphdef=graphdef, alpha=config.lora.alpha),
-            split,
-            **options,
-        ),
-        compiled(functools.partial(zeros, mesh.shape["data"], agents), apart),
-        compiled(
-            functools.partial(accumulate, one, mesh.shape["data"]),
-            apart,
-            donate_argnames="total",
-            **options,
-        ),
-        compiled(functools.partial(apply, config), everywhere, donate_argnames="state"),
-        compiled(functools.partial(report, config), everywhere),
+        init=compiled(everywhere, fresh, config, decoder_config, team.adapters, agents),
+        score=compiled(split, score, static, **options),
+        proximal=compiled(split, proximal, static, **options),
+        zeros=compiled(apart, zeros, places, agents),
+        accumulate=compiled(apart, accumulate, static, places, donate_argnames="total", **options),
+        apply=compiled(everywhere, apply, config, donate_argnames="state"),
+        report=compiled(everywhere, report, config),
     )
 
 
@@ -275,10 +276,11 @@ def fresh(config: Config, decoder_config: DecoderConfig, adapters: int, agents: 
     )
 
 
-def proximal(*, graphdef: Any, alpha: float, base: Any, adapters: Any, r: Any) -> jax.Array:
+def proximal(static: Static, *, base: Any, adapters: Any, r: Rows) -> jax.Array:
     """Log-probs of the policy at the start of the update."""
     with jax.named_scope("proximal"):
-        return logprobs.action_logprobs(graphdef, base, adapters, alpha, r)[0]
+        alpha = static.config.lora.alpha
+        return logprobs.action_logprobs(static.graphdef, base, adapters, alpha, r)[0]
 
 
 def zeros(places: int, agents: int, adapters: Any, critic: Any) -> Any:
@@ -288,14 +290,14 @@ def zeros(places: int, agents: int, adapters: Any, critic: Any) -> Any:
 
 
 def accumulate(
-    one: Callable[..., Any],
+    static: Static,
     places: int,
     *,
     base: Any,
     adapters: Any,
     critic: Any,
-    rows: Any,
-    targets: Any,
+    rows: Rows,
+    targets: Targets,
     total: Any,
 ) -> Any:
     """Adds a microbatch's gradient sums and totals.
@@ -306,7 +308,7 @@ def accumulate(
     """
     r, t = jax.tree.map(lambda x: x.reshape(places, -1, *x.shape[1:]), (rows, targets))
     everywhere = jax.vmap(
-        lambda r, t: one(adapters, critic, r, t, base=base),
+        lambda r, t: gradients.gradients(static, base, adapters, critic, r, t),
         axis_name=mesh_lib.PLACES,
         spmd_axis_name="data",
     )

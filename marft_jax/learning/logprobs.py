@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 
-from marft_jax.learning import batch as batch_lib
+from marft_jax.learning.batch import Level, Rows
 from marft_jax.models import decoder, lora
 from marft_jax.models.ops.products import times
 from marft_jax.models.ops.reductions import log_softmax, total
@@ -13,7 +15,15 @@ from marft_jax.models.ops.reductions import log_softmax, total
 _LOGITS_IN_FLIGHT = 2**24  # vocabulary logits that exist at once, per microbatch
 
 
-def hidden_states(graphdef, base, r, index_BX, adapters=None, owners_BT=None, alpha: float = 1.0):
+def hidden_states(
+    graphdef: Any,
+    base: Any,
+    r: Rows,
+    index_BX: jax.Array,
+    adapters: lora.Adapters | None = None,
+    owners_BT: jax.Array | None = None,
+    alpha: float = 1.0,
+) -> jax.Array:
     """Last hidden states at positions ``index_BX`` of each row, ``[B, X, D]``.
 
     Without adapters they are the frozen base's.
@@ -28,13 +38,15 @@ def hidden_states(graphdef, base, r, index_BX, adapters=None, owners_BT=None, al
     return jnp.take_along_axis(hidden_BTD, index_BX[..., None], axis=1)
 
 
-def score_actions(graphdef, base, hidden_BAD, r, entropy_learns: bool = True):
+def score_actions(
+    graphdef: Any, base: Any, hidden_BAD: jax.Array, r: Rows, entropy_learns: bool = True
+) -> tuple[jax.Array, jax.Array]:
     """Log-prob at the sampling temperature, and entropy, of every action token of a microbatch.
 
     The vocabulary projection sees action positions only, a chunk at a time, so that
     ``[rows, tokens, vocabulary]`` never exists: the backward pass computes the logits of a chunk
-    again. Where only log-probs are learned from, the forward pass leaves it their gradient, which
-    is as small as the hidden states, and spares one of three products with the vocabulary.
+    again. Where only log-probs are learned from, the forward pass keeps their gradient, which is as
+    small as the hidden states, and spares one of three products with the vocabulary.
 
     Args:
         entropy_learns: the entropy has a gradient.
@@ -46,87 +58,100 @@ def score_actions(graphdef, base, hidden_BAD, r, entropy_learns: bool = True):
     vocabulary_VD = decoder.vocabulary(graphdef, base)
     most = max(1, _LOGITS_IN_FLIGHT // (b * len(vocabulary_VD)))
     chunks = -(-a // most)
-    chunk = -(-a // chunks)  # alike: a last one that is not full is computed like a full one
+    chunk = -(-a // chunks)  # equal ones: one that is not full is computed like a full one
     run = jax.checkpoint(_score) if entropy_learns else _score_once
 
-    def score(_, chunked):
+    def score(_: None, chunked: Any) -> tuple[None, Any]:
         hidden, targets, temperature = chunked
         return None, run(hidden, vocabulary_VD, targets, temperature)
 
-    def split(x):
+    def split(x: jax.Array) -> jax.Array:
         fill = [(0, 0), (0, -a % chunk)] + [(0, 0)] * (x.ndim - 2)
         padded = jnp.pad(x, fill, constant_values=1)
         return jnp.moveaxis(padded.reshape(b, -1, chunk, *x.shape[2:]), 1, 0)
 
-    _, scored = jax.lax.scan(
-        score, None, (split(hidden_BAD), split(r.targets_BA), split(r.temperature_BA))
+    chunked = split(hidden_BAD), split(r.targets_BA), split(r.temperature_BA)
+    _, scored = jax.lax.scan(score, None, chunked)
+    logprobs_BA, entropy_BA = (
+        jnp.moveaxis(x, 0, 1).reshape(b, -1)[:, :a] * r.mask_BA for x in scored
     )
-    return tuple(jnp.moveaxis(x, 0, 1).reshape(b, -1)[:, :a] * r.mask_BA for x in scored)
+    return logprobs_BA, entropy_BA
 
 
-def _score(hidden, vocabulary_VD, targets, temperature):
+def _score(hidden: Any, vocabulary_VD: Any, targets: Any, temperature: Any) -> tuple[Any, Any]:
     """(log-prob, entropy) of each target."""
     return _read(_logprobs(hidden, vocabulary_VD, temperature), targets)
 
 
-def _logprobs(hidden, vocabulary_VD, temperature):
+def _logprobs(hidden: Any, vocabulary_VD: Any, temperature: Any) -> jax.Array:
     return log_softmax(decoder.logits(hidden, vocabulary_VD) / temperature[..., None])
 
 
-def _read(logprobs, targets):
+def _read(logprobs: jax.Array, targets: jax.Array) -> tuple[jax.Array, jax.Array]:
     entropy = -total(jnp.exp(logprobs) * logprobs)
     return jnp.take_along_axis(logprobs, targets[..., None], axis=-1)[..., 0], entropy
 
 
 @jax.custom_vjp
-def _score_once(hidden, vocabulary_VD, targets, temperature):
+def _score_once(hidden: Any, vocabulary_VD: Any, targets: Any, temperature: Any) -> tuple[Any, Any]:
     """``_score``, with no gradient but that of the log-prob: d log p / dh = (onehot - p) W / T."""
     return _score(hidden, vocabulary_VD, targets, temperature)
 
 
-def _score_and_lean(hidden, vocabulary_VD, targets, temperature):
+def _score_forward(
+    hidden: Any, vocabulary_VD: Any, targets: Any, temperature: Any
+) -> tuple[tuple[Any, Any], jax.Array]:
     """The scores, and the gradient of each log-prob."""
     logprobs = _logprobs(hidden, vocabulary_VD, temperature)
-    rising = jax.nn.one_hot(targets, len(vocabulary_VD)) - jnp.exp(logprobs)
-    rising = (rising / temperature[..., None]).astype(hidden.dtype)
-    lean = times(rising.reshape(-1, len(vocabulary_VD)), vocabulary_VD, (1, 0))
-    return _read(logprobs, targets), lean.reshape(hidden.shape)
+    by_logit = jax.nn.one_hot(targets, len(vocabulary_VD)) - jnp.exp(logprobs)
+    by_logit = (by_logit / temperature[..., None]).astype(hidden.dtype)
+    gradient = times(by_logit.reshape(-1, len(vocabulary_VD)), vocabulary_VD, (1, 0))
+    return _read(logprobs, targets), gradient.reshape(hidden.shape)
 
 
-_score_once.defvjp(
-    _score_and_lean, lambda lean, d: ((d[0][..., None] * lean).astype(lean.dtype), None, None, None)
-)
+def _score_backward(gradient: jax.Array, d_scores: Any) -> tuple[jax.Array, None, None, None]:
+    return (d_scores[0][..., None] * gradient).astype(gradient.dtype), None, None, None
 
 
-def action_logprobs(graphdef, base, adapters, alpha: float, r, entropy_learns: bool = True):
+_score_once.defvjp(_score_forward, _score_backward)
+
+
+def action_logprobs(
+    graphdef: Any,
+    base: Any,
+    adapters: lora.Adapters,
+    alpha: float,
+    r: Rows,
+    entropy_learns: bool = True,
+) -> tuple[jax.Array, jax.Array]:
     """``score_actions`` of the policy: every token passes through its owner's adapter."""
     hidden_BAD = hidden_states(graphdef, base, r, r.index_BA, adapters, r.owners_BT, alpha)
     return score_actions(graphdef, base, hidden_BAD, r, entropy_learns)
 
 
-def unit_labels(rows, level: batch_lib.Level):
-    """(mask, agent, owner) of each decision, from one microbatch or from all of them."""
+def unit_labels(r: Rows, level: Level) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """(mask, agent, owner) of each decision."""
     if level == "action":
-        return rows.turn_mask_BK, rows.agent_BK, rows.owner_BK
-    return rows.mask_BA, token_agents(rows), of_turn(rows.owner_BK, rows)
+        return r.turn_mask_BK, r.agent_BK, r.owner_BK
+    return r.mask_BA, token_agents(r), _of_turn(r.owner_BK, r)
 
 
-def token_agents(rows):
+def token_agents(r: Rows) -> jax.Array:
     """Who wrote each action token."""
-    return of_turn(rows.agent_BK, rows)
+    return _of_turn(r.agent_BK, r)
 
 
-def of_turn(x_K, rows):
+def _of_turn(x_BK: jax.Array, r: Rows) -> jax.Array:
     """What holds for a turn, for each of its action tokens."""
-    return jnp.take_along_axis(x_K, rows.turn_BA, axis=-1)
+    return jnp.take_along_axis(x_BK, r.turn_BA, axis=-1)
 
 
-def unit_index(rows, level: batch_lib.Level):
+def unit_index(r: Rows, level: Level) -> jax.Array:
     """Where in its row a decision's value is read: at the token before it."""
-    return rows.first_BK if level == "action" else rows.index_BA
+    return r.first_BK if level == "action" else r.index_BA
 
 
-def per_unit(x_BA, r, level: batch_lib.Level, divisor_BK):
+def per_unit(x_BA: jax.Array, r: Rows, level: Level, divisor_BK: jax.Array) -> jax.Array:
     """Per-token numbers to per-decision numbers: sums over each turn's tokens, divided."""
     if level == "token":
         return x_BA
@@ -134,6 +159,6 @@ def per_unit(x_BA, r, level: batch_lib.Level, divisor_BK):
     return jnp.einsum("ba,bak->bk", x_BA, turn_BAK) / divisor_BK
 
 
-def dtype_of(base):
+def dtype_of(base: Any) -> jnp.dtype:
     """What the frozen base computes in."""
     return jax.tree.leaves(base)[0].dtype

@@ -6,21 +6,20 @@ lets unequal microbatches, and the agents inside one, be weighed exactly.
 
 from __future__ import annotations
 
+import jax
 import jax.numpy as jnp
 
-_MOST = (
-    20.0  # log ratios are capped: one that overflows has the gradient 0 * inf where it is clipped
-)
+_MOST = 20.0  # log ratios are capped: one that overflows has the gradient 0 * inf where clipped
 
 
 def clipped_policy_loss(
-    logprobs,
-    old_logprobs,
-    advantages,
+    logprobs: jax.Array,
+    old_logprobs: jax.Array,
+    advantages: jax.Array,
     clip: float,
     clip_high: float | None = None,
     dual_clip: float | None = None,
-):
+) -> jax.Array:
     """max(−ratio·A, −clip(ratio, 1 − ε, 1 + ε_high)·A) with ratio = exp(logprobs − old_logprobs).
 
     ``clip_high`` is ε_high, ε where it is None. With ``dual_clip`` c, negative advantages lose no
@@ -35,20 +34,22 @@ def clipped_policy_loss(
     return jnp.where(advantages < 0, jnp.minimum(loss, -dual_clip * advantages), loss)
 
 
-def clip_fraction(logprobs, old_logprobs, clip: float, clip_high: float | None = None):
+def clip_fraction(
+    logprobs: jax.Array, old_logprobs: jax.Array, clip: float, clip_high: float | None = None
+) -> jax.Array:
     """1 where the ratio lies outside 1 − ε to 1 + ε_high."""
     change = jnp.expm1(logprobs - old_logprobs)
     high = clip if clip_high is None else clip_high
     return ((change < -clip) | (change > high)).astype(jnp.float32)
 
 
-def approx_kl(logprobs, old_logprobs):
+def approx_kl(logprobs: jax.Array, old_logprobs: jax.Array) -> jax.Array:
     """(ratio − 1) − log ratio, the k3 estimate of KL(old ‖ new) (Schulman 2020)."""
     log_ratio = logprobs - old_logprobs
     return jnp.expm1(log_ratio) - log_ratio
 
 
-def reference_kl(logprobs, reference_logprobs, estimator: str):
+def reference_kl(logprobs: jax.Array, reference_logprobs: jax.Array, estimator: str) -> jax.Array:
     """An estimate of KL(policy ‖ reference) from tokens of the policy (Schulman 2020).
 
     With x = logprobs − reference: k1 = x, k2 = x²/2, k3 = exp(−x) − 1 + x.
@@ -59,7 +60,9 @@ def reference_kl(logprobs, reference_logprobs, estimator: str):
     return jnp.square(x) / 2 if estimator == "k2" else jnp.expm1(jnp.minimum(-x, _MOST)) + x
 
 
-def correction_weight(logprobs, behaviour_logprobs, how: str, cap: float):
+def correction_weight(
+    logprobs: jax.Array, behaviour_logprobs: jax.Array, how: str, cap: float
+) -> jax.Array:
     """w = exp(logprobs − behaviour), the weight of samples from a policy that is not this one.
 
     ``decoupled``: 0 where w > cap; ``truncated``: min(w, cap). Sources: decoupled PPO, Hilton et
@@ -69,14 +72,20 @@ def correction_weight(logprobs, behaviour_logprobs, how: str, cap: float):
     return jnp.where(weight > cap, 0.0 if how == "decoupled" else cap, weight)
 
 
-def value_loss(values, old_values, returns, clip: float, huber_delta: float | None):
+def value_loss(
+    values: jax.Array,
+    old_values: jax.Array,
+    returns: jax.Array,
+    clip: float,
+    huber_delta: float | None,
+) -> jax.Array:
     """max(error(V), error(V_old + clip(V − V_old, ±ε))): Huber, or half the square.
 
     Huber is e²/2 for |e| ≤ δ and δ·(|e| − δ/2) beyond, on both sides.
     """
     near = old_values + jnp.clip(values - old_values, -clip, clip)
 
-    def error(prediction):
+    def error(prediction: jax.Array) -> jax.Array:
         e = returns - prediction
         if huber_delta is None:
             return jnp.square(e) / 2

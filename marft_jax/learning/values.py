@@ -1,4 +1,4 @@
-"""What the base knows of a microbatch before the update: values, features, reference log-probs."""
+"""What is read from a microbatch before the update: values, features, reference log-probs."""
 
 from __future__ import annotations
 
@@ -10,9 +10,19 @@ import jax.numpy as jnp
 from marft_jax.config import Config
 from marft_jax.learning import critic as critic_lib
 from marft_jax.learning import logprobs
-from marft_jax.learning.batch import Level
+from marft_jax.learning.algorithms import Algorithm
+from marft_jax.learning.batch import Level, Rows
 
 FROZEN = ("shared", "heads")  # modes of a critic that reads the base without adapters
+
+
+class Static(NamedTuple):
+    """What the compiled functions of a learner are made for; the config is settled."""
+
+    graphdef: Any
+    config: Config
+    algorithm: Algorithm
+    agents: int
 
 
 class Scored(NamedTuple):
@@ -40,10 +50,10 @@ def reads_base(config: Config) -> bool:
     return config.critic.mode != "none" or config.algo.kl_coef > 0
 
 
-def score(*, graphdef: Any, config: Config, level: Level, base: Any, critic: Any, r: Any) -> Scored:
+def score(static: Static, *, base: Any, critic: critic_lib.Critic, r: Rows) -> Scored:
     """Values and reference log-probs of a microbatch, from one pass through the frozen base."""
-    index_BX = logprobs.unit_index(r, level)
-    _, agent_BX, _ = logprobs.unit_labels(r, level)
+    graphdef, config = static.graphdef, static.config
+    index_BX = logprobs.unit_index(r, static.algorithm.level)
     frozen, with_reference = config.critic.mode in FROZEN, config.algo.kl_coef > 0
     scored = Scored()
     if frozen or with_reference:
@@ -59,17 +69,23 @@ def score(*, graphdef: Any, config: Config, level: Level, base: Any, critic: Any
     if config.critic.mode == "none":
         return scored
     with jax.named_scope("critic"):
-        features_BXD = scored.features_BXD
-        if features_BXD is None:
-            features_BXD = trunk_features(graphdef, config, level, base, critic, r)
-        return scored._replace(values_BX=critic_lib.values(critic.head, features_BXD, agent_BX))
+        values_BX = values(static, base, critic, r, scored.features_BXD)
+    return scored._replace(values_BX=values_BX)
 
 
-def trunk_features(
-    graphdef: Any, config: Config, level: Level, base: Any, critic: critic_lib.Critic, r: Any
+def values(
+    static: Static, base: Any, critic: critic_lib.Critic, r: Rows, features_BXD: jax.Array | None
 ) -> jax.Array:
-    """What the head reads of a microbatch, ``[B, X, D]``, through the critic's own adapters."""
-    index_BX = logprobs.unit_index(r, level)
-    return logprobs.hidden_states(
-        graphdef, base, r, index_BX, critic.adapters, r.agents_BT, config.lora.alpha
-    )
+    """V of each decision; without features, from those through the critic's own adapters."""
+    level = static.algorithm.level
+    if features_BXD is None:
+        features_BXD = logprobs.hidden_states(
+            static.graphdef,
+            base,
+            r,
+            logprobs.unit_index(r, level),
+            critic.adapters,
+            r.agents_BT,
+            static.config.lora.alpha,
+        )
+    return critic_lib.values(critic.head, features_BXD, logprobs.unit_labels(r, level)[1])

@@ -1,8 +1,8 @@
 """Several processes that train one team: a TPU pod slice, GPU nodes, or processes of one machine.
 
 Each process plays its own share of a step's episodes on its own devices. The finished episodes are
-handed round, so that every process packs the same batch; the update is then one program over all
-devices, the base sharded inside a process and replicated across, so that of the model only
+gathered everywhere, so that every process packs the same batch; the update is then one program over
+all devices, the base sharded inside a process and replicated across, so that of the model only
 gradients of adapters and critic cross. What text is sampled depends on the step, the episode and
 the turn alone, and so not on how many processes there are.
 
@@ -27,16 +27,16 @@ import jax
 import numpy as np
 from jax.experimental import multihost_utils
 
-from marft_jax import config as config_lib
-from marft_jax.errors import EpisodesFailed, Stopped
-from marft_jax.parallel.exchange import header_of, read_part, tokens_of
+from marft_jax.config import Mesh
+from marft_jax.errors import BadInput, EpisodesFailed, Stopped
+from marft_jax.parallel.exchange import read_part, write_part
 from marft_jax.types import Played, Player, Sample
 
 _T = TypeVar("_T")
 _GO = b"all are here\n"
 
 
-def start(config: config_lib.Mesh) -> None:
+def start(config: Mesh) -> None:
     """Joins the other processes, before anything touches a device; alone it does nothing.
 
     Raises:
@@ -44,18 +44,20 @@ def start(config: config_lib.Mesh) -> None:
     """
     if config.coordinator is None or jax.distributed.is_initialized():
         return
-    said = (config.processes, config.process)
-    if config.coordinator != "auto" and None in said:
-        raise config_lib.BadInput(
-            f"--mesh.coordinator {config.coordinator}: expected --mesh.processes and "
-            f"--mesh.process as well, got {said[0]} and {said[1]}"
-        )
     known: dict[str, Any] = {}
     if config.coordinator != "auto":
-        known["coordinator_address"] = config.coordinator
-        known |= {"num_processes": config.processes, "process_id": config.process}
+        if None in (config.processes, config.process):
+            raise BadInput(
+                f"--mesh.coordinator {config.coordinator}: expected --mesh.processes and "
+                f"--mesh.process as well, got {config.processes} and {config.process}"
+            )
         where = meet(config)
-        known["coordinator_bind_address"] = os.environ.get("JAX_COORDINATOR_BIND_ADDRESS", where)
+        known = dict(
+            coordinator_address=config.coordinator,
+            num_processes=config.processes,
+            process_id=config.process,
+            coordinator_bind_address=os.environ.get("JAX_COORDINATOR_BIND_ADDRESS", where),
+        )
     seconds = round(config.wait_seconds)
     try:
         jax.config.update("jax_cpu_collectives_implementation", "gloo")
@@ -65,17 +67,17 @@ def start(config: config_lib.Mesh) -> None:
         )
     except (RuntimeError, ValueError) as error:
         why = " ".join(str(error).split())
-        raise config_lib.BadInput(
+        raise BadInput(
             f"--mesh.coordinator {config.coordinator}: the processes did not find each other "
             f"within {seconds} s: {why:.200}"
         ) from error
 
 
-def meet(config: config_lib.Mesh) -> str:
+def meet(config: Mesh) -> str:
     """Waits until all processes are there, and before JAX does: it aborts where one is missing.
 
-    Each of the others calls the first one at the coordinator's address and says its number; when
-    it has heard of all, it sends them on.
+    Each of the others sends its number to the first one, at the coordinator's address, and has an
+    answer when all have called.
 
     Returns:
         Where the coordinator should listen: at the address that the others call, or at every one
@@ -87,11 +89,9 @@ def meet(config: config_lib.Mesh) -> str:
     assert config.coordinator and config.processes and config.process is not None
     host, _, port = config.coordinator.rpartition(":")
     if not host or not port.isdecimal() or not 0 < int(port) < 1 << 16:
-        raise config_lib.BadInput(
-            f"--mesh.coordinator {config.coordinator}: expected HOST:PORT, or auto"
-        )
+        raise BadInput(f"--mesh.coordinator {config.coordinator}: expected HOST:PORT, or auto")
     if config.process >= config.processes:
-        raise config_lib.BadInput(
+        raise BadInput(
             f"--mesh.process: expected less than --mesh.processes {config.processes}, "
             f"got {config.process}"
         )
@@ -103,7 +103,7 @@ def meet(config: config_lib.Mesh) -> str:
         _call_first(host.strip("[]"), int(port), config.process, until)
     except OSError as error:
         missing = f"; {sorted(others)} did not come" if config.process == 0 and others else ""
-        raise config_lib.BadInput(
+        raise BadInput(
             f"--mesh.coordinator {config.coordinator}: the processes did not find each other "
             f"within {config.wait_seconds:g} s: {error}{missing}"
         ) from error
@@ -134,10 +134,7 @@ def _listener(host: str, port: int, until: float) -> socket.socket:
     """A socket at this host's address, where it is this machine's, or else at every address."""
     family, *_, address = _retried(lambda: _resolved(host, port), until)
     inside = ipaddress.ip_address(address[0].partition("%")[0]).is_loopback
-    if not inside or host in (
-        "localhost",
-        address[0],
-    ):  # else a name that only this machine maps so
+    if not inside or host in ("localhost", address[0]):  # else a name that this machine maps so
         try:
             return socket.create_server(address[:2], family=family)
         except OSError as error:
@@ -224,9 +221,9 @@ class Together:
         try:
             if high > low:
                 mine = self._player.play(samples[low:high], step)
-        except (Stopped, EpisodesFailed, config_lib.BadInput) as raised:
+        except (Stopped, EpisodesFailed, BadInput) as raised:
             error = raised
-        parts = handed_round(mine, None if error is None else [type(error).__name__, str(error)])
+        parts = gather(mine, None if error is None else [type(error).__name__, str(error)])
         if error is not None:
             raise error
         for process, (_, failure) in enumerate(parts):
@@ -242,23 +239,15 @@ class Together:
         )
 
 
-def handed_round(
-    mine: Played, failure: Sequence[str] | None
-) -> list[tuple[Played, list[str] | None]]:
-    """Gathers what each process played, or why it could not; the first process first.
+def gather(mine: Played, failure: Sequence[str] | None) -> list[tuple[Played, list[str] | None]]:
+    """All-gathers what each process played, or why it could not; the first process first.
 
     Raises:
         RunFailed: a process sent something else.
     """
-    arrays = (np.frombuffer(header_of(mine, failure), np.uint8), *tokens_of(mine.episodes))
-    parts = zip(*map(_gathered, arrays), strict=True)
-    return [read_part(header.tobytes(), ids, logprobs) for header, ids, logprobs in parts]
-
-
-def _gathered(mine: np.ndarray) -> list[np.ndarray]:
-    """Gathers one array of each process, of any lengths."""
-    sizes = multihost_utils.process_allgather(np.asarray(mine.size, np.int32))
-    padded = np.zeros(int(np.max(sizes)), mine.dtype)
-    padded[: mine.size] = mine
-    parts = np.asarray(multihost_utils.process_allgather(padded)).reshape(len(sizes), -1)
-    return [part[: int(size)] for part, size in zip(parts, sizes, strict=True)]
+    part = np.frombuffer(write_part(mine, failure), np.uint8)
+    sizes = np.ravel(multihost_utils.process_allgather(np.asarray(part.size, np.int32)))
+    padded = np.zeros(sizes.max(), np.uint8)
+    padded[: part.size] = part
+    parts = np.reshape(multihost_utils.process_allgather(padded), (len(sizes), -1))
+    return [read_part(x[:size].tobytes()) for x, size in zip(parts, sizes, strict=True)]

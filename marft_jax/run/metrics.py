@@ -25,7 +25,7 @@ LOGGER = logging.getLogger("marft_jax")
 
 _ALWAYS = """
 reward/mean reward/std episode/turns episode/truncated episode/capped episode/failed tokens/prompt
-tokens/action tokens/reused tokens/joined
+tokens/action tokens/prefix_cached tokens/prefix_shared
 throughput/action_tokens_per_s throughput/update_tokens_per_s
 time/rollout_s time/reward_s time/update_s time/checkpoint_s time/step_s time/compile_s
 device/peak_bytes device/compiled guard/skipped guard/findings guard/rollbacks guard/lr_scale

@@ -133,7 +133,6 @@ class Training:
         self.clock.seconds["reward_s"] = collected.waited_s
         self._reporter.doing("learning")
         engine.release()
-        compilation.give_back_freed()  # before the update, which takes most
         return collected
 
     def transcribe(self, collected: Collected, estimates: Estimates) -> None:
@@ -153,9 +152,11 @@ class Training:
         """Evaluates where that is due, and reports the numbers of the step; a verdict says that the
         run must go back."""
         compilation.drop_programs_when_crowded()
-        compilation.give_back_freed()
+        compiled = self._compilations.metrics()
+        if compiled["device/compiled"]:
+            compilation.give_back_freed()
         done, nonfinite = self.step + 1, by_agent(learned.pop("nonfinite"), self.session.team)
-        self.metrics = self._measure(collected, batch, learned)
+        self.metrics = self._measure(collected, batch, learned) | compiled
         if self._is_due(self._config.eval.every, done):
             self.session.engine.load(self.state.adapters)
             evaluate = self._evaluation.evaluate
@@ -188,8 +189,10 @@ class Training:
         """The numbers of the step, by which the curriculum advances."""
         team, engine, seconds = self.session.team, self.session.engine, self.clock.seconds
         metrics = metrics_of(collected, learned, team, seconds, self._config.algo)
-        metrics |= self.clock.metrics() | self._compilations.metrics()
-        metrics |= {"tokens/reused": float(engine.reused), "tokens/joined": float(batch.joined)}
+        metrics |= self.clock.metrics() | {
+            "tokens/prefix_cached": float(engine.reused),
+            "tokens/prefix_shared": float(batch.prefix_shared),
+        }
         if self._config.env.curriculum is not None:
             metrics["curriculum/level"] = self._curriculum.level(self.state.progress)
         progress = self._curriculum.after(self.state.progress, metrics["reward/mean"])
@@ -219,6 +222,7 @@ def open_training(config: Config) -> Iterator[Training]:
     check_learns(config, blueprint)
     with contextlib.ExitStack() as stack:
         stop = stack.enter_context(Stop("stopped before a step was finished; start again"))
+        compilation.keep_freed()
         processes.start(config.mesh)
         stack.enter_context(disk_errors(Path(config.run.dir)))
         folder = stack.enter_context(own_directory(Path(config.run.dir)))

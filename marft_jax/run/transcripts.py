@@ -58,6 +58,8 @@ def _failed(episode: FailedEpisode) -> dict[str, Any]:
     nothing: list[Any] = []
     earned = {"task": "", "reward": 0.0, "D": nothing, "turns": nothing, "results": nothing}
     return place | earned | {"failed": episode.why}
+
+
 def turn_numbers(
     collected: Collected, estimates: Estimates, level: Level
 ) -> Iterator[list[dict[str, float | None]]]:

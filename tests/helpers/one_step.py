@@ -41,14 +41,14 @@ def learner(config: Config, name: str = "appo", where=None, agents: int = 2) -> 
 
 
 def build(
-    config: Config, episodes, name: str = "appo", where=None, *, owners=(0, 1, 2), join=False
+    config: Config, episodes, name: str = "appo", where=None, *, owners=(0, 1, 2), share=False
 ) -> batch_lib.Batch:
     shards = mesh_lib.row_shards(where or small.one_device())
     level = find_algorithm(name).level
     algo, rewards = settled(config, name).algo, small.paid(episodes)
     prompts = reads_prompts(settled(config, name), level)
     return batch_lib.build(
-        episodes, rewards, owners, algo, level, shards=shards, join=join, prompts=prompts
+        episodes, rewards, owners, algo, level, shards=shards, share=share, prompts=prompts
     )
 
 

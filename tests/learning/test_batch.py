@@ -52,6 +52,11 @@ def ends(rows):
     return sorted(np.unique(at[rows.owners_BT >= 0], axis=0, return_counts=True)[1].tolist())
 
 
+def idle_share(batch):
+    """The fraction of the rows' tokens that is padding."""
+    return float(np.mean(batch.rows.owners_BT < 0))
+
+
 # Rows.
 
 
@@ -115,7 +120,7 @@ def check_what_is_read(batch, episodes):
 
 @settings(max_examples=60, deadline=None)
 @given(st.data())
-def test_joined_turns_read_what_they_read_apart(data):
+def test_shared_turns_read_what_they_read_apart(data):
     """Few kinds of token, so that many turns begin alike, and some are the same."""
 
     def turn():
@@ -127,31 +132,31 @@ def test_joined_turns_read_what_they_read_apart(data):
         small.episode(e, [turn() for _ in range(data.draw(st.integers(1, 3)))], [1.0])
         for e in range(count)
     ]
-    apart, joined = (build(episodes, join=join) for join in (False, True))
-    check_what_is_read(joined, episodes)
-    filled = [(batch.rows.owners_BT >= 0).sum() for batch in (apart, joined)]
-    assert apart.joined == 0 and filled[1] == filled[0] - joined.joined
-    sames = [batch.rows.tokens_BT.shape for batch in (apart, joined)]
+    apart, shared = (build(episodes, share=share) for share in (False, True))
+    check_what_is_read(shared, episodes)
+    filled = [(batch.rows.owners_BT >= 0).sum() for batch in (apart, shared)]
+    assert apart.prefix_shared == 0 and filled[1] == filled[0] - shared.prefix_shared
+    sames = [batch.rows.tokens_BT.shape for batch in (apart, shared)]
     assert sames[1][1] * sames[1][2] <= max(ALGO.microbatch_tokens, sames[1][2])
 
 
 def test_what_turns_begin_with_stands_in_their_row_once():
     turns = [[1, 2, 3, 4, *end] for end in ([5], [5, 6], [7], [7], [5, 8])]
     episodes = [small.episode(0, [small.turn(0, ids, [9])], [1.0]) for ids in turns]
-    batch = build(episodes, join=True)
+    batch = build(episodes, share=True)
     [row] = np.argwhere(used(batch.rows)).tolist()
     n = 4 + 1 + 2 + 1  # the beginning; 5 and what follows it twice; 7, which two have
     assert batch.rows.tokens_BT[*row, :n].tolist() == [1, 2, 3, 4, 5, 6, 8, 7]
     assert batch.rows.until_BT[*row, :n].tolist() == [7, 7, 7, 7, 6, 5, 6, 7]
     assert batch.rows.positions_BT[*row, :n].tolist() == [0, 1, 2, 3, 4, 5, 5, 4]
-    assert batch.joined == 5 + 6 + 5 + 5 + 6 - n
+    assert batch.prefix_shared == 5 + 6 + 5 + 5 + 6 - n
 
 
 def test_other_owners_and_other_agents_do_not_share_a_beginning():
     first, second = (small.episode(a, [small.turn(a, [1, 2, 3], [4])], [1.0]) for a in (0, 1))
-    assert build([first, second], join=True, owners=(0, 1)).joined == 0
-    assert build([first, second], join=True, owners=(0, 0)).joined == 0
-    assert build([first, first], join=True).joined == 3
+    assert build([first, second], share=True, owners=(0, 1)).prefix_shared == 0
+    assert build([first, second], share=True, owners=(0, 0)).prefix_shared == 0
+    assert build([first, first], share=True).prefix_shared == 3
 
 
 def test_samples_of_a_task_make_wider_rows_while_every_minibatch_has_some():
@@ -162,11 +167,11 @@ def test_samples_of_a_task_make_wider_rows_while_every_minibatch_has_some():
         for e in range(64)
     ]
     algo = dataclasses.replace(ALGO, microbatch_tokens=4096, minibatches=4)
-    apart, joined = (build(episodes, algo=algo, join=join) for join in (False, True))
-    assert joined.rows.tokens_BT.shape[2] > 256
-    tokens = [batch.rows.tokens_BT.size for batch in (apart, joined)]
+    apart, shared = (build(episodes, algo=algo, share=share) for share in (False, True))
+    assert shared.rows.tokens_BT.shape[2] > 256
+    tokens = [batch.rows.tokens_BT.size for batch in (apart, shared)]
     assert tokens[1] <= tokens[0] / 2
-    few = build(episodes[:8], algo=algo, join=True)
+    few = build(episodes[:8], algo=algo, share=True)
     assert used(few.rows).any(1).all() and len(few.rows.tokens_BT) == 4
 
 
@@ -284,13 +289,13 @@ def test_the_seed_decides_which_rows_share_a_minibatch(episodes):
 
 def test_padding_is_the_fraction_of_idle_tokens():
     turns = [small.turn(0, range(1, 17), range(1, 18))]  # 32 of 32 tokens are read
-    assert batch_lib.padding(build([small.episode(0, turns, [1.0])])) == 0
+    assert idle_share(build([small.episode(0, turns, [1.0])])) == 0
     turns = [small.turn(0, range(1, 9), range(1, 10))]  # 16 of 32
-    assert batch_lib.padding(build([small.episode(0, turns, [1.0])])) == 0.5
+    assert idle_share(build([small.episode(0, turns, [1.0])])) == 0.5
 
 
 @pytest.mark.parametrize(
-    "episodes, tokens, padding, kinds, join",
+    "episodes, tokens, padding, kinds, share",
     [
         (8, 1280, 0.15, 9, False),
         (64, 1280, 0.05, 9, False),
@@ -300,7 +305,7 @@ def test_padding_is_the_fraction_of_idle_tokens():
     ],
 )
 def test_a_run_of_varied_batches_pads_little_and_has_few_shapes(
-    episodes, tokens, padding, kinds, join
+    episodes, tokens, padding, kinds, share
 ):
     rng = np.random.default_rng(0)
     algo = dataclasses.replace(ALGO, microbatch_tokens=tokens, episodes=episodes)
@@ -313,7 +318,7 @@ def test_a_run_of_varied_batches_pads_little_and_has_few_shapes(
             ]
             for _ in range(episodes)
         ]
-        if join:  # eight samples of each task
+        if share:  # eight samples of each task
             tasks = [rng.permutation(played[e - e % 8][0].prompt) for e in range(0, episodes, 8)]
             played = [
                 [t._replace(prompt=tasks[e // 8], action=rng.permutation(t.action)) for t in turns]
@@ -322,10 +327,10 @@ def test_a_run_of_varied_batches_pads_little_and_has_few_shapes(
         batch = build(
             [small.episode(i, t, [1.0]) for i, t in enumerate(played)],
             algo=algo,
-            join=join,
+            share=share,
         )
         met.add(tuple(x.shape[1:] for x in batch.rows))
-        idle.append(batch_lib.padding(batch))
+        idle.append(idle_share(batch))
     assert len(met) <= kinds
     assert np.mean(idle) < padding
 
@@ -347,8 +352,7 @@ def test_rows_share_the_action_tokens_evenly_where_that_takes_no_more_rows(monke
 def test_packing_wastes_less_than_a_row_per_sequence():
     episodes = small.random_episodes(64, steps=2)
     assert (
-        batch_lib.padding(build(episodes, algo=dataclasses.replace(ALGO, microbatch_tokens=8192)))
-        < 0.35
+        idle_share(build(episodes, algo=dataclasses.replace(ALGO, microbatch_tokens=8192))) < 0.35
     )
 
 

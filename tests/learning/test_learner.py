@@ -31,6 +31,7 @@ from marft_jax.engine.engine import Request
 from marft_jax.learning import gradients, logprobs, packing
 from marft_jax.learning.algorithms import find_algorithm
 from marft_jax.learning.learner import Learner
+from marft_jax.learning.values import Static
 from marft_jax.models import decoder, lora
 from marft_jax.types import Sampling
 
@@ -187,6 +188,7 @@ def test_gradients_are_those_of_the_action_tokens_alone(name, ids):
 def _gradients(config: Config, name: str):
     """The learner's own gradients, with given advantages, divided as its update does."""
     base = small.base(LAYERS)
+    static = Static(base.graphdef, settled(config, name), find_algorithm(name), agents=2)
 
     def run(state, rows, advantages):
         u, b, x = advantages.shape
@@ -194,14 +196,11 @@ def _gradients(config: Config, name: str):
         targets = gradients.Targets(advantages, *[jnp.zeros((u, b, x))] * 2, features)
         totals = [
             gradients.gradients(
+                static,
+                base.params,
                 state.adapters,
                 state.critic,
                 *jax.tree.map(lambda x, i=i: x[i], (rows, targets)),
-                graphdef=base.graphdef,
-                config=settled(config, name),
-                algorithm=find_algorithm(name),
-                agents=2,
-                base=base.params,
             )
             for i in range(u)
         ]
@@ -402,12 +401,13 @@ def test_turns_that_share_their_beginning_learn_what_they_learn_apart(name, crit
         mode=critic,
     )
     for owners in ((0, 1), (0, 0)):
-        apart, joined = (
-            learn(config, episodes, name=name, owners=owners, join=join) for join in (False, True)
+        apart, shared = (
+            learn(config, episodes, name=name, owners=owners, share=share)
+            for share in (False, True)
         )
-        assert build(config, episodes, name, owners=owners, join=True).joined > 30
-        close(apart, joined, 1e-4)
-        close(apart[0].adapters, joined[0].adapters, 1e-5)
+        assert build(config, episodes, name, owners=owners, share=True).prefix_shared > 30
+        close(apart, shared, 1e-4)
+        close(apart[0].adapters, shared[0].adapters, 1e-5)
 
 
 @pytest.mark.parametrize("shape", [(1, 1, 1), (4, 2, 1)], ids=str)
@@ -415,11 +415,11 @@ def test_turns_that_share_their_beginning_learn_what_they_learn_apart(name, crit
 def test_a_critic_that_reads_prompts_alone_reads_what_it_would_in_the_rows(critic, shape):
     """Also where turns are nested, and where they share their beginning."""
     where, config = small.mesh_of(*shape), settings(ONCE, mode=critic)
-    for owners, join in (((0, 1), False), ((0, 1), True), ((0, 0), True)):
-        batch = build(config, conversations(), where=where, owners=owners, join=join)
+    for owners, share in (((0, 1), False), ((0, 1), True), ((0, 0), True)):
+        batch = build(config, conversations(), where=where, owners=owners, share=share)
         assert batch.prompts is not None
         tokens, fewer = (int((r.owners_BT >= 0).sum()) for r in (batch.rows, batch.prompts.rows))
-        assert join or fewer < tokens
+        assert share or fewer < tokens
         ours = learner(config, where=where)
         apart, whole = (
             ours.learn(fresh(config, where=where), x, 0)[1]
@@ -432,9 +432,9 @@ def test_a_critic_that_reads_prompts_alone_reads_what_it_would_in_the_rows(criti
 def test_reuse_decides_whether_turns_share():
     turns = [small.turn(0, [1, 2, 3, 4], [5 + e]) for e in range(2)]
     episodes = [small.episode(e, [turn], [1.0]) for e, turn in enumerate(turns)]
-    for reuse, joined in ((True, 4), (False, 0)):
+    for reuse, shared in ((True, 4), (False, 0)):
         ours = learner(settings(dataclasses.replace(ALGO, reuse=reuse)))
-        assert ours.pack(episodes, small.paid(episodes)).joined == joined
+        assert ours.pack(episodes, small.paid(episodes)).prefix_shared == shared
 
 
 @pytest.mark.parametrize("shape", [(2,), (4,), (8,), (2, 2, 2)], ids=str)

@@ -15,7 +15,7 @@ from test_distributed import free_port
 from marft_jax.config import BadInput, Mesh
 from marft_jax.errors import RunFailed
 from marft_jax.parallel import processes
-from marft_jax.parallel.exchange import header_of, read_part, tokens_of
+from marft_jax.parallel.exchange import read_part, write_part
 from marft_jax.types import FailedEpisode, Played, StepResult
 
 FAILED = FailedEpisode(7, 2, 1, "OSError: no such task")
@@ -35,7 +35,7 @@ def played(episodes):
 
 def test_episodes_arrive_as_they_were():
     sent = episodes()
-    found, failure = read_part(header_of(played(sent)), *tokens_of(sent))
+    found, failure = read_part(write_part(played(sent)))
     assert failure is None and found.failed == [FAILED]
     for one, other in zip(sent, found.episodes, strict=True):
         assert one[:4] == other[:4]
@@ -51,8 +51,7 @@ def test_episodes_arrive_as_they_were():
 
 def test_why_a_process_could_not_play_arrives_too():
     nothing = Played([], [])
-    sent = header_of(nothing, ["Stopped", ""])
-    assert read_part(sent, *tokens_of([])) == (nothing, ["Stopped", ""])
+    assert read_part(write_part(nothing, ["Stopped", ""])) == (nothing, ["Stopped", ""])
 
 
 class Evil:
@@ -61,7 +60,7 @@ class Evil:
 
 
 def spoiled(change):
-    part = json.loads(header_of(played(episodes())))
+    part = json.loads(write_part(played(episodes())))
     change(part)
     return json.dumps(part).encode()
 
@@ -78,16 +77,17 @@ HOSTILE = {
     "a field too many": lambda: spoiled(lambda p: p["episodes"][0]["turns"][0].update(x=1)),
     "a field too few": lambda: spoiled(lambda p: p["episodes"][0].pop("task")),
     "text as a number": lambda: spoiled(lambda p: p["episodes"][0]["turns"][0].update(agent="0")),
-    "too many tokens": lambda: spoiled(lambda p: p["episodes"][0]["turns"][0].update(action=999)),
-    "a negative count": lambda: spoiled(lambda p: p["episodes"][0]["turns"][0].update(action=-1)),
-    "tokens left over": lambda: spoiled(lambda p: p["episodes"].pop()),
+    "half a token": lambda: spoiled(lambda p: p["episodes"][0]["turns"][0].update(action="AAAA")),
+    "no base64": lambda: spoiled(lambda p: p["episodes"][0]["turns"][0].update(action="AAA!AAA=")),
+    "a number for tokens": lambda: spoiled(lambda p: p["episodes"][0]["turns"][0].update(action=9)),
+    "no failure": lambda: spoiled(lambda p: p.update(failure=["Stopped"])),
 }
 
 
 @pytest.mark.parametrize("what", HOSTILE)
 def test_anything_else_is_refused_and_nothing_is_executed(what):
     with pytest.raises(RunFailed, match="another process sent"):
-        read_part(HOSTILE[what](), *tokens_of(episodes()))
+        read_part(HOSTILE[what]())
 
 
 def mesh(process, port, seconds=10.0, host="localhost"):
