@@ -22,100 +22,58 @@ import numpy as np
 
 
 class Sampling(NamedTuple):
-    """Settings of sampling. Every field may differ from row to row of a batch.
+    """Settings of sampling. Every field may differ from row to row of a batch."""
 
-    Attributes:
-        max_new_tokens: the longest action, in tokens, the end-of-turn token included.
-        temperature: divides the logits; 0 is greedy (the most likely token).
-        top_k: keep this many most likely tokens; 0 keeps all.
-        top_p: of these, keep the smallest set whose share reaches this; 1 keeps all.
-        min_p: keep tokens at least this fraction as likely as the likeliest; 0 keeps all.
-    """
-
-    max_new_tokens: int
-    temperature: float = 1.0
-    top_p: float = 1.0
-    top_k: int = 0
-    min_p: float = 0.0
+    max_new_tokens: int  # the longest action, in tokens, the end-of-turn token included
+    temperature: float = 1.0  # divides the logits; 0 is greedy (the most likely token)
+    top_p: float = 1.0  # of what top_k keeps, the smallest set whose share reaches this
+    top_k: int = 0  # keep this many most likely tokens; 0 keeps all
+    min_p: float = 0.0  # keep tokens at least this fraction as likely as the likeliest; 0 keeps all
 
 
 class Act(NamedTuple):
-    """An act that a workflow asks an agent for: what it is shown, and how it samples.
+    """A workflow's request that an agent acts: what it is shown, and how it samples."""
 
-    Attributes:
-        agent: index of the agent in its team.
-        prompt: the token ids that the agent is shown.
-        step: the step of the episode in which it acts.
-        sees: indices of the episode's earlier turns that the prompt shows; row i of D.
-        start: how many of the prompt's tokens are ids of the turns it sees; the rest is new text.
-    """
-
-    agent: int
-    prompt: np.ndarray
-    step: int
-    sees: tuple[int, ...]
+    agent: int  # index of the agent in its team
+    prompt: np.ndarray  # the token ids that the agent is shown
+    step: int  # the step of the episode in which it acts
+    sees: tuple[int, ...]  # indices of the earlier turns that the prompt shows; row i of D
     sampling: Sampling
-    start: int = 0
+    start: int = 0  # this many of the prompt's tokens come, id by id, from the turns it sees
 
 
 class Turn(NamedTuple):
-    """A turn: an agent acted once.
+    """A turn: an agent acted once."""
 
-    Attributes:
-        agent: index of the agent in its team.
-        name: the agent's name.
-        step: the step of the episode, from 0.
-        prompt: ids the agent was shown, ``int32 [prompt tokens]``.
-        action: ids it wrote, exactly as sampled, ``int32 [action tokens]``.
-        logprobs: behaviour log-prob of each action token at ``temperature``, ``float32``.
-        text: the action as text, without the end-of-turn token.
-        answers: whether this agent's actions are graded.
-        sees: indices of the episode's earlier turns that the prompt showed.
-        truncated: the action stopped at its token limit, not at the end-of-turn token.
-        temperature: the sampling temperature (1 for a greedy turn, whose log-probs are unscaled).
-        index: number of the turn in its episode, from 0.
-        start: how many prompt tokens are ids of earlier turns; the rest is new text.
-        limit: the most tokens that the action could have, None where it was not sampled.
-        tool: what a tool answered that it called, after which the same agent went on in the next
-            turn; None where it called none.
-    """
-
-    agent: int
-    name: str
-    step: int
-    prompt: np.ndarray
-    action: np.ndarray
-    logprobs: np.ndarray
-    text: str
-    answers: bool
-    sees: tuple[int, ...]
-    truncated: bool
-    temperature: float
-    index: int = 0
-    start: int = 0
-    limit: int | None = None
+    agent: int  # index of the agent in its team
+    name: str  # the agent's name
+    step: int  # the step of the episode, from 0
+    prompt: np.ndarray  # ids the agent was shown, ``int32 [prompt tokens]``
+    action: np.ndarray  # ids it wrote, exactly as sampled, ``int32 [action tokens]``
+    logprobs: np.ndarray  # behaviour log-prob of each action token at ``temperature``, ``float32``
+    text: str  # the action as text, without the end-of-turn token
+    answers: bool  # this agent's actions are graded
+    sees: tuple[int, ...]  # indices of the episode's earlier turns that the prompt showed
+    truncated: bool  # the action stopped at its token limit, not at the end-of-turn token
+    temperature: float  # of sampling; 1 for a greedy turn, whose log-probs are unscaled
+    index: int = 0  # number of the turn in its episode, from 0
+    start: int = 0  # this many prompt tokens come from earlier turns; the rest is new text
+    limit: int | None = None  # the most tokens of the action; None where it was not sampled
+    # the answer of the tool that it called, after which the same agent went on in the next turn
     tool: str | None = None
 
 
 class StepResult(NamedTuple):
-    """The environment's answer to a step of the team.
+    """The environment's answer to a step of the team."""
 
-    Attributes:
-        observation: the state text that the agents see in the next step.
-        reward: the team's reward for this step; any float.
-        done: the episode is over.
-        info: what a transcript should keep (the reference answer, a grader's verdict, ...).
-        agent_rewards: rewards meant for single agents, by name, added to their last turn of the
-            step.
-        feedback: what is new in ``observation``, for agents that still see what was before it
-            (``context: shared``); the whole observation where it is empty.
-    """
-
-    observation: str
-    reward: float
-    done: bool
-    info: Mapping[str, Any] = {}
+    observation: str  # the state text that the agents see in the next step
+    reward: float  # the team's reward for this step; any float
+    done: bool  # the episode is over
+    info: Mapping[str, Any] = {}  # for the transcript: the reference answer, a verdict, ...
+    # rewards meant for single agents, by name, added to their last turn of the step
     agent_rewards: Mapping[str, float] = {}
+    # what is new in ``observation``, for agents that still see what was before (context: shared);
+    # the whole observation where it is empty
     feedback: str = ""
 
 
@@ -128,21 +86,14 @@ class Sample(NamedTuple):
 
 
 class Episode(NamedTuple):
-    """A finished episode: its turns in acting order and what the environment paid for them.
+    """A finished episode: its turns in acting order and what the environment paid for them."""
 
-    Attributes:
-        index, group, member: as of ``Sample``.
-        task: the first observation.
-        turns: every turn, in acting order.
-        results: the environment's answer to each step.
-    """
-
-    index: int
+    index: int  # these three as of ``Sample``
     group: int
     member: int
-    task: str
-    turns: Sequence[Turn]
-    results: Sequence[StepResult]
+    task: str  # the first observation
+    turns: Sequence[Turn]  # every turn, in acting order
+    results: Sequence[StepResult]  # the environment's answer to each step
 
     @property
     def reward(self) -> float:

@@ -7,7 +7,7 @@ all its turns in that order (token level): it runs across agents and across step
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -68,6 +68,60 @@ def sizes(chain: Chain, values_EJ: np.ndarray | None) -> np.ndarray:
     return np.abs(np.zeros_like(chain.rewards_EJ) if values_EJ is None else values_EJ) + total_E1
 
 
+class Cells(NamedTuple):
+    """Which entries of an array statistics are taken over."""
+
+    weights: np.ndarray  # how much each entry counts; 0 for padding
+    cells: np.ndarray  # the number of each entry's cell
+
+    def mean(self, x: np.ndarray) -> np.ndarray:
+        """For each entry, the weighted mean of its cell."""
+        weights_X = _sums(self.weights, self.cells)
+        sums_X = _sums(x * self.weights, self.cells)
+        return (sums_X / np.where(weights_X > 0, weights_X, 1))[self.cells]
+
+    def rms(self, x: np.ndarray) -> np.ndarray:
+        """For each entry, the weighted root mean square of its cell."""
+        return np.sqrt(self.mean(np.square(x)))
+
+    def alone(self) -> np.ndarray:
+        """True in cells whose weights add up to one: of one turn, or of one episode."""
+        return _sums(self.weights, self.cells)[self.cells] < 1.5
+
+
+def _sums(x: np.ndarray, cells: np.ndarray, least: int = 0) -> np.ndarray:
+    """The sum of each cell."""
+    x, cells = np.broadcast_arrays(np.asarray(x, np.float64), cells)
+    return np.bincount(cells.ravel(), x.ravel(), least)
+
+
+def centred(x: np.ndarray, over: Cells, sizes: np.ndarray) -> np.ndarray:
+    """x minus the weighted mean of its cell; exactly 0 in a cell without spread.
+
+    The cell's maximum is subtracted first, because a weighted mean of equal numbers misses them by
+    a rounding.
+
+    Args:
+        sizes: how large the numbers are that x was computed from.
+    """
+    top_X = np.full(np.max(over.cells) + 1, -np.inf)
+    np.maximum.at(top_X, np.ravel(over.cells), np.ravel(np.where(over.weights > 0, x, -np.inf)))
+    top = np.where(np.isfinite(top_X), top_X, 0)[over.cells]
+    return but_rounding(x - (top + over.mean(x - top)), over, sizes)
+
+
+_ROUNDING = 1e-5  # of the numbers they come from: differences up to this are none
+
+
+def but_rounding(change: np.ndarray, over: Cells, sizes: np.ndarray) -> np.ndarray:
+    """Differences; exactly 0 in cells where their rms is no more than 1e-5 of the sizes'.
+
+    Otherwise a mean that misses by one rounding would be divided by a deviation of rounding, and
+    Adam would take a full step for it. What is not finite stays.
+    """
+    return np.where(over.rms(change) <= _ROUNDING * over.rms(sizes), 0, change)
+
+
 def minus_like(returns_EJ: np.ndarray, sizes_EJ: np.ndarray, chain: Chain) -> np.ndarray:
     """Returns minus the mean of what they are compared with: turns of the same place.
 
@@ -76,11 +130,9 @@ def minus_like(returns_EJ: np.ndarray, sizes_EJ: np.ndarray, chain: Chain) -> np
     compared with all turns of its task, where every episode weighs one; a sample that is the only
     one of its task, with nothing.
     """
-    everywhere, weights_EJ = returns_EJ.size, episode_weights(chain)
-    by_place_EJ = centred(returns_EJ, chain.weight_EJ, chain.cell_EJ, everywhere, sizes_EJ)
-    by_group_EJ = centred(returns_EJ, weights_EJ, chain.group_EJ, everywhere, sizes_EJ)
-    by_group_EJ = np.where(_is_alone(weights_EJ, chain.group_EJ), 0, by_group_EJ)
-    return np.where(_is_alone(chain.weight_EJ, chain.cell_EJ), by_group_EJ, by_place_EJ)
+    place, group = Cells(chain.weight_EJ, chain.cell_EJ), _groups(chain)
+    by_group_EJ = np.where(group.alone(), 0, centred(returns_EJ, group, sizes_EJ))
+    return np.where(place.alone(), by_group_EJ, centred(returns_EJ, place, sizes_EJ))
 
 
 def minus_own(
@@ -88,46 +140,51 @@ def minus_own(
 ) -> np.ndarray:
     """Returns minus a mean of each agent's; 0 where an agent's differ from it by rounding only."""
     change_EJ = returns_EJ - mean_X[chain.agent_EJ]
-    return but_rounding(change_EJ, chain.weight_EJ, chain.agent_EJ, returns_EJ.size, sizes_EJ)
+    return but_rounding(change_EJ, Cells(chain.weight_EJ, chain.agent_EJ), sizes_EJ)
 
 
 def agent_means(x_EJ: np.ndarray, chain: Chain, agents: int) -> tuple[np.ndarray, np.ndarray]:
     """(means, turns) of each agent; every turn weighs one."""
-    turns_X = _total(chain.weight_EJ, chain.agent_EJ, agents)
-    total_X = _total(x_EJ * chain.weight_EJ, chain.agent_EJ, agents)
-    return total_X / np.maximum(turns_X, 1), turns_X
+    turns_X = _sums(chain.weight_EJ, chain.agent_EJ, agents)
+    return _sums(x_EJ * chain.weight_EJ, chain.agent_EJ, agents) / np.maximum(turns_X, 1), turns_X
 
 
-def normalize_chain(
-    advantages_EJ: np.ndarray,
-    chain: Chain,
-    how: str,
-    sizes_EJ: np.ndarray | None = None,
-    compared: bool = False,
+def _groups(chain: Chain) -> Cells:
+    """Samples of one task; the links of an episode weigh one together."""
+    turns_E1 = np.maximum(chain.weight_EJ.sum(1, keepdims=True), 1)
+    return Cells(chain.weight_EJ / turns_E1, chain.group_EJ)
+
+
+def normalize(
+    x: np.ndarray, over: Cells, sizes: np.ndarray | None = None, shift: bool = True
 ) -> np.ndarray:
-    """Advantages with deviation 1 within what ``how`` (``algo.normalize``) names, and mean 0.
+    """(x − mean) / (std + 1e-8) with each cell's weighted mean and population deviation.
 
-    Advantages that were ``compared`` with like turns are divided by their root mean square and not
-    shifted again, so that a place where all samples earn the same stays exactly 0 whatever others
-    earned.
+    A cell without spread (see ``centred``) becomes exactly 0.
+
+    Args:
+        sizes: how large the numbers are that x was computed from; |x| by default.
+        shift: subtract the mean; else it counts as 0.
     """
-    return find_normalizer(how)(advantages_EJ, chain, sizes_EJ, compared)
+    if shift:
+        x = centred(x, over, x if sizes is None else sizes)
+    return x / (over.rms(x) + 1e-8)
 
 
 Normalizer = Callable[[np.ndarray, Chain, np.ndarray | None, bool], np.ndarray]
-"""(advantages_EJ, chain, sizes_EJ, compared) to advantages_EJ, see ``normalize_chain``."""
+"""(advantages_EJ, chain, sizes_EJ, compared) to advantages_EJ of deviation 1 and mean 0.
+
+Advantages that were ``compared`` with like turns are divided by their root mean square and not
+shifted again, so that a place where all samples earn the same stays exactly 0 whatever others
+earned.
+"""
 
 
-def _over(weights: str, cells: str | None) -> Normalizer:
-    """Statistics over cells of the chain; in ``episode``, every episode weighs one."""
-
+def _over(cells_of: Callable[[Chain], Cells]) -> Normalizer:
     def normalizer(
         advantages_EJ: np.ndarray, chain: Chain, sizes_EJ: np.ndarray | None, compared: bool
     ) -> np.ndarray:
-        weights_EJ = episode_weights(chain) if weights == "episode" else chain.weight_EJ
-        cells_EJ = None if cells is None else getattr(chain, cells)
-        most, shift = advantages_EJ.size, not compared
-        return normalize(advantages_EJ, weights_EJ, cells_EJ, most, sizes_EJ, shift)
+        return normalize(advantages_EJ, cells_of(chain), sizes_EJ, shift=not compared)
 
     return normalizer
 
@@ -136,15 +193,15 @@ def _by_place(
     advantages_EJ: np.ndarray, chain: Chain, sizes_EJ: np.ndarray | None, compared: bool
 ) -> np.ndarray:
     """Each agent's n-th turn in a group; a place with one turn is scaled with its group."""
-    rest = advantages_EJ, chain, sizes_EJ, compared
-    alone_EJ = _is_alone(chain.weight_EJ, chain.cell_EJ)
-    return np.where(alone_EJ, _over("episode", "group_EJ")(*rest), _over("turn", "cell_EJ")(*rest))
+    place, shift = Cells(chain.weight_EJ, chain.cell_EJ), not compared
+    by_group_EJ = normalize(advantages_EJ, _groups(chain), sizes_EJ, shift)
+    return np.where(place.alone(), by_group_EJ, normalize(advantages_EJ, place, sizes_EJ, shift))
 
 
 NORMALIZERS: dict[str, Normalizer] = {
-    "batch": _over("turn", None),
-    "agent": _over("turn", "agent_EJ"),
-    "group": _over("episode", "group_EJ"),
+    "batch": _over(lambda chain: Cells(chain.weight_EJ, np.zeros_like(chain.agent_EJ))),
+    "agent": _over(lambda chain: Cells(chain.weight_EJ, chain.agent_EJ)),
+    "group": _over(_groups),
     "group_turn": _by_place,
     "none": lambda advantages_EJ, *_: advantages_EJ,
 }
@@ -185,93 +242,3 @@ def like(x: np.ndarray, value: Any, what: str) -> np.ndarray:
     if numbers is None or numbers.shape != x.shape:
         raise BadInput(f"{what}: expected an array of shape {x.shape}, got {shown(value)}")
     return numbers
-
-
-def episode_weights(chain: Chain) -> np.ndarray:
-    """Weights of the links such that those of an episode add up to one."""
-    turns_E1 = np.maximum(chain.weight_EJ.sum(1, keepdims=True), 1)
-    return chain.weight_EJ / turns_E1
-
-
-def normalize(
-    x: np.ndarray,
-    weights: np.ndarray,
-    cells: np.ndarray | None = None,
-    n_cells: int = 1,
-    sizes: np.ndarray | None = None,
-    shift: bool = True,
-) -> np.ndarray:
-    """(x − mean) / (std + 1e-8) with the weighted mean and population deviation.
-
-    A set without spread (see ``centred``) becomes exactly 0.
-
-    Args:
-        x: any shape.
-        weights: how much each entry counts; 0 for padding.
-        cells: the cell (say, the agent) of each entry; statistics are taken per cell.
-        n_cells: an upper bound of their numbers.
-        sizes: how large the numbers are that x was computed from; |x| by default.
-        shift: subtract the mean; else it counts as 0.
-    """
-    cells = np.zeros(x.shape, int) if cells is None else cells
-    if shift:
-        x = centred(x, weights, cells, n_cells, x if sizes is None else sizes)
-    return x / (_rms_by(x, weights, cells, n_cells) + 1e-8)
-
-
-def centred(
-    x: np.ndarray, weights: np.ndarray, cells: np.ndarray, n_cells: int, sizes: np.ndarray
-) -> np.ndarray:
-    """x minus the weighted mean of its cell; exactly 0 in a cell without spread.
-
-    ``sizes`` says how large the numbers are that x was computed from.
-    """
-    return but_rounding(x - mean_by(x, weights, cells, n_cells), weights, cells, n_cells, sizes)
-
-
-_ROUNDING = 1e-5  # of the numbers they come from: differences up to this are none
-
-
-def but_rounding(
-    change: np.ndarray, weights: np.ndarray, cells: np.ndarray, n_cells: int, sizes: np.ndarray
-) -> np.ndarray:
-    """Differences; exactly 0 in cells where their rms is no more than 1e-5 of the sizes'.
-
-    Otherwise a mean that misses by one rounding would be divided by a deviation of rounding, and
-    Adam would take a full step for it. What is not finite stays.
-    """
-    own, behind = (_rms_by(y, weights, cells, n_cells) for y in (change, sizes))
-    return np.where(own <= _ROUNDING * behind, 0, change)
-
-
-def mean_by(x: np.ndarray, weights: np.ndarray, cells: np.ndarray, n_cells: int) -> np.ndarray:
-    """For each entry, the weighted mean of its cell: exactly x where all entries are equal.
-
-    The cell's maximum is subtracted before, and added after averaging, because a weighted mean of
-    equal numbers misses them by a rounding.
-    """
-    top_X = np.full(n_cells, -np.inf)
-    np.maximum.at(top_X, np.ravel(cells), np.ravel(np.where(weights > 0, x, -np.inf)))
-    top = np.where(np.isfinite(top_X), top_X, 0)[cells]
-    return top + _mean_by(x - top, weights, cells, n_cells)
-
-
-def _rms_by(x: np.ndarray, weights: np.ndarray, cells: np.ndarray, n_cells: int) -> np.ndarray:
-    """For each entry, the weighted root mean square of its cell."""
-    return np.sqrt(_mean_by(np.square(x), weights, cells, n_cells))
-
-
-def _mean_by(x: np.ndarray, weights: np.ndarray, cells: np.ndarray, n_cells: int) -> np.ndarray:
-    count_X = _total(weights, cells, n_cells)
-    return (_total(x * weights, cells, n_cells) / np.where(count_X > 0, count_X, 1))[cells]
-
-
-def _is_alone(weights: np.ndarray, cells: np.ndarray) -> np.ndarray:
-    """True in cells whose weights add up to one: of one turn, or of one episode."""
-    return _total(weights, cells, weights.size)[cells] < 1.5
-
-
-def _total(x: np.ndarray, cells: np.ndarray, n_cells: int) -> np.ndarray:
-    """The sum of each cell."""
-    x, cells = np.broadcast_arrays(np.asarray(x, np.float64), cells)
-    return np.bincount(cells.ravel(), x.ravel(), n_cells)

@@ -19,23 +19,18 @@ from marft_jax.user_code import shown
 
 
 class Algorithm(NamedTuple):
-    """Two functions that turn a batch of episodes into a policy gradient.
+    """Two functions that turn a batch of episodes into a policy gradient."""
 
-    Attributes:
-        level: ``action``: ratio, value and advantage per turn; ``token``: per action token.
-        advantages: (config, chain, values_EJ, baseline_X) to (advantages_EJ, returns_EJ), with
-            the rewards in the ``Chain``; normalisation comes after it.
-        policy_loss: (config, logprobs, old_logprobs, advantages) to one loss per decision.
-        own: what ``auto`` or none means for settings of ``algo``; with a ``group_size`` above 1 its
-            advantages are differences to other samples of the same task.
-        has_critic: whether its advantages read values.
-    """
-
-    level: Level
+    level: Level  # ``action``: ratio, value and advantage per turn; ``token``: per action token
+    # (config, chain, values_EJ, baseline_X) to (advantages_EJ, returns_EJ), with the rewards in the
+    # ``Chain``; normalisation comes after it
     advantages: Callable[..., Any]
+    # (config, logprobs, old_logprobs, advantages) to one loss per decision
     policy_loss: Callable[..., Any]
+    # what ``auto`` or none means for settings of ``algo``; with a ``group_size`` above 1 its
+    # advantages are differences to other samples of the same task
     own: Mapping[str, Any]
-    has_critic: bool
+    has_critic: bool  # whether its advantages read values
 
 
 def _gae(
@@ -143,8 +138,8 @@ def normalized_advantages(
     """(advantages_EJ, returns_EJ) of a settled config, the advantages as the losses use them."""
     advantages_EJ, returns_EJ = algorithm.advantages(algo, chain, values_EJ, baseline_X)
     compared, sizes_EJ = compares_samples(algo, algorithm), adv.sizes(chain, values_EJ)
-    advantages_EJ = adv.normalize_chain(advantages_EJ, chain, algo.normalize, sizes_EJ, compared)
-    return advantages_EJ, returns_EJ
+    normalizer = adv.find_normalizer(algo.normalize)
+    return normalizer(advantages_EJ, chain, sizes_EJ, compared), returns_EJ
 
 
 def settle(config: Config) -> Config:

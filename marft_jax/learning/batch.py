@@ -27,98 +27,55 @@ Level = Literal["action", "token"]
 
 
 class Rows(NamedTuple):
-    """Packed sequences, in B rows of one microbatch; those of a batch have an axis U before it.
-    Arrays of the host, or of the devices.
+    """Packed sequences, in B rows of a microbatch; a batch's arrays have an axis U before B."""
 
-    Attributes:
-        tokens_BT, positions_BT: token ids, and their positions within their sequence.
-        until_BT: where in the row the last token stands that may read this one; tokens before it
-            never do. Padding is read by itself only.
-        owners_BT: the adapter of each token, -1 for padding.
-        agents_BT: whose turn the token leads to or belongs to, -1 for padding.
-        index_BA: where in the row the token stands that predicts action token a.
-        targets_BA: the action tokens.
-        mask_BA: 1 for action tokens, 0 for padding.
-        behaviour_BA: behaviour log-probs.
-        temperature_BA: the temperature they were sampled at.
-        turn_BA: which turn of the row the action token belongs to.
-        first_BK: where in the row the last prompt token of turn k stands.
-        turn_mask_BK: 1 for turns, 0 for padding.
-        agent_BK, owner_BK: who acted, and through which adapter.
-        divisor_BK: what an action's log-prob is divided by (1, its tokens or its words).
-        tokens_BK: action tokens of the turn (1 for padding).
-    """
-
-    tokens_BT: Any
-    positions_BT: Any
-    until_BT: Any
-    owners_BT: Any
-    agents_BT: Any
-    index_BA: Any
-    targets_BA: Any
-    mask_BA: Any
-    behaviour_BA: Any
-    temperature_BA: Any
-    turn_BA: Any
-    first_BK: Any
-    turn_mask_BK: Any
-    agent_BK: Any
-    owner_BK: Any
-    divisor_BK: Any
-    tokens_BK: Any
+    tokens_BT: Any  # token ids
+    positions_BT: Any  # their positions within their sequence
+    until_BT: Any  # where the last token stands that may read this one; those before never do
+    owners_BT: Any  # the adapter of each token, -1 for padding
+    agents_BT: Any  # whose turn the token leads to or belongs to, -1 for padding
+    index_BA: Any  # where in the row the token stands that predicts action token a
+    targets_BA: Any  # the action tokens
+    mask_BA: Any  # 1 for action tokens, 0 for padding
+    behaviour_BA: Any  # behaviour log-probs
+    temperature_BA: Any  # the temperature they were sampled at
+    turn_BA: Any  # which turn of the row the action token belongs to
+    first_BK: Any  # where in the row the last prompt token of turn k stands
+    turn_mask_BK: Any  # 1 for turns, 0 for padding
+    agent_BK: Any  # who acted
+    owner_BK: Any  # through which adapter
+    divisor_BK: Any  # what an action's log-prob is divided by (1, its tokens or its words)
+    tokens_BK: Any  # action tokens of the turn (1 for padding)
 
 
 class Chain(NamedTuple):
-    """The decisions (units) of each episode in acting order, as links to the rows.
+    """The decisions (units) of each episode in acting order, as links to the rows."""
 
-    Attributes:
-        unit_EJ: flat position in ``[U, B, K]`` (action level) or ``[U, B, A]`` (token level).
-        mask_EJ: 1 for links, 0 for padding.
-        rewards_EJ: reward of each link; a turn's reward sits on its last token.
-        continues_EJ: 1 where another link of the episode follows.
-        weight_EJ: 1 / the links of its turn, so that each turn adds up to one.
-        agent_EJ: who acted.
-        group_EJ: number of the episode's group: those with the same task.
-        cell_EJ: number of the (group, agent, n) that the link's turn is in, the agent's n-th one.
-        shape_UBX: of the rows that the units stand in.
-    """
-
-    unit_EJ: np.ndarray
-    mask_EJ: np.ndarray
-    rewards_EJ: np.ndarray
-    continues_EJ: np.ndarray
-    weight_EJ: np.ndarray
-    agent_EJ: np.ndarray
-    group_EJ: np.ndarray
-    cell_EJ: np.ndarray
-    shape_UBX: tuple[int, int, int]
+    unit_EJ: np.ndarray  # flat position in [U, B, K] (action level) or [U, B, A] (token level)
+    mask_EJ: np.ndarray  # 1 for links, 0 for padding
+    rewards_EJ: np.ndarray  # reward of each link; a turn's reward sits on its last token
+    continues_EJ: np.ndarray  # 1 where another link of the episode follows
+    weight_EJ: np.ndarray  # 1 / the links of its turn, so that each turn adds up to one
+    agent_EJ: np.ndarray  # who acted
+    group_EJ: np.ndarray  # number of the episode's group: those with the same task
+    cell_EJ: np.ndarray  # number of the (group, agent, n) of its turn, the agent's n-th one
+    shape_UBX: tuple[int, int, int]  # of the rows that the units stand in
 
 
 class Prompts(NamedTuple):
-    """The rows once more, up to the last prompt token of each sequence: all that is read for a
-    value of a whole action.
+    """The rows up to the last prompt token of each sequence: all that an action's value reads."""
 
-    Attributes:
-        rows: packed on their own, in microbatches of no minibatch.
-        unit_UBK: flat position among their turns of each turn of the batch's rows.
-    """
-
-    rows: Rows
-    unit_UBK: np.ndarray
+    rows: Rows  # packed on their own, in microbatches of no minibatch
+    unit_UBK: np.ndarray  # flat position among their turns of each turn of the batch's rows
 
 
 class Batch(NamedTuple):
-    """Everything that one training step learns from.
-
-    Attributes:
-        prefix_shared: tokens that sequences share with others of their row.
-        prompts: for a critic that needs no more than these.
-    """
+    """Everything that one training step learns from."""
 
     rows: Rows
     chain: Chain
-    prefix_shared: int
-    prompts: Prompts | None = None
+    prefix_shared: int  # tokens that sequences share with others of their row
+    prompts: Prompts | None = None  # for a critic that needs no more than these
 
 
 def build(

@@ -22,15 +22,11 @@ from marft_jax.models.decoder import DecoderConfig
 
 
 class Critic(NamedTuple):
-    """Parameters of the critic, or whatever has one entry for each of the two parts.
+    """Parameters of the critic, or whatever has one entry for each of the two parts."""
 
-    Attributes:
-        head: kernels ``[M, in, out]`` of M heads; M is 1, the number of agents, or the list empty.
-        adapters: one per agent in mode ``lora``, else empty.
-    """
-
+    # kernels ``[M, in, out]`` of M heads; M is 1, the number of agents, or the list empty
     head: Any
-    adapters: Any
+    adapters: Any  # one per agent in mode ``lora``, else empty
 
 
 def init(key: jax.Array, config: Config, decoder_config: DecoderConfig, agents: int) -> Critic:

@@ -20,21 +20,13 @@ from marft_jax.learning.state import Moving
 
 
 class Estimates(NamedTuple):
-    """Of each decision, in acting order.
+    """Of each decision, in acting order."""
 
-    Attributes:
-        advantages_EJ: as the losses use them.
-        returns_EJ: what the critic learns.
-        values_EJ: the critic's, before the update; None without one.
-        baseline: the moved averages.
-        report: metrics.
-    """
-
-    advantages_EJ: np.ndarray
-    returns_EJ: np.ndarray
-    values_EJ: np.ndarray | None
-    baseline: Moving
-    report: dict[str, Any]
+    advantages_EJ: np.ndarray  # as the losses use them
+    returns_EJ: np.ndarray  # what the critic learns
+    values_EJ: np.ndarray | None  # the critic's, before the update; None without one
+    baseline: Moving  # the moved averages
+    report: dict[str, Any]  # metrics
 
 
 def estimate(

@@ -19,21 +19,14 @@ from marft_jax.models import lora
 class Targets(NamedTuple):
     """What the losses of a microbatch read besides its rows; X is K at the action level, A at the
     token level. What the settings do not ask for is None.
-
-    Attributes:
-        advantages_BX, returns_BX: of each decision.
-        values_BX: the critic's, before the update.
-        features_BXD: what a critic without adapters reads.
-        reference_BA: log-probs of the base without adapters, for a KL in the loss.
-        proximal_BA: log-probs of the policy at the start of the update.
     """
 
-    advantages_BX: Any
+    advantages_BX: Any  # of each decision
     returns_BX: Any
-    values_BX: Any = None
-    features_BXD: Any = None
-    reference_BA: Any = None
-    proximal_BA: Any = None
+    values_BX: Any = None  # the critic's, before the update
+    features_BXD: Any = None  # what a critic without adapters reads
+    reference_BA: Any = None  # log-probs of the base without adapters, for a KL in the loss
+    proximal_BA: Any = None  # log-probs of the policy at the start of the update
 
 
 class Sums(NamedTuple):

@@ -29,23 +29,14 @@ _SHORT = 2048
 
 
 class TokenSequence(NamedTuple):
-    """One turn, or nested ones.
+    """One turn, or nested ones."""
 
-    Attributes:
-        ids: prompt and action of the last turn.
-        agents: whose turn each token leads to or belongs to.
-        owner: the adapter that all of it passes through.
-        spans: (episode, turn) of each action, in order.
-        starts: position of the first token of each action.
-        acted: how many tokens of each action are in it.
-    """
-
-    ids: np.ndarray
-    agents: np.ndarray
-    owner: int
-    spans: list[tuple[int, int]]
-    starts: list[int]
-    acted: list[int]
+    ids: np.ndarray  # prompt and action of the last turn
+    agents: np.ndarray  # whose turn each token leads to or belongs to
+    owner: int  # the adapter that all of it passes through
+    spans: list[tuple[int, int]]  # (episode, turn) of each action, in order
+    starts: list[int]  # position of the first token of each action
+    acted: list[int]  # how many tokens of each action are in it
 
     @property
     def read(self) -> int:

@@ -32,23 +32,14 @@ class Moving(NamedTuple):
 
 
 class TrainState(NamedTuple):
-    """All that training changes.
+    """All that training changes."""
 
-    Attributes:
-        step: training steps done.
-        adapters: leading axis N.
-        adapters_opt: Adam's state for each adapter, leading axis N.
-        critic, critic_opt: the value heads and adapters of the critic, and their Adam states.
-        baseline: the moving average of each agent's returns, where ``algo.baseline`` wants one.
-        progress: the curriculum's level, and the moving mean of the rewards there.
-        lr_scale: multiplies the learning rates; lowered by rollbacks.
-    """
-
-    step: jax.Array
-    adapters: lora.Adapters
-    adapters_opt: Any
-    critic: Critic
+    step: jax.Array  # training steps done
+    adapters: lora.Adapters  # leading axis N
+    adapters_opt: Any  # Adam's state for each adapter, leading axis N
+    critic: Critic  # the value heads and adapters of the critic, and their Adam states
     critic_opt: Critic
+    # the moving average of each agent's returns, where ``algo.baseline`` wants one
     baseline: Moving
-    lr_scale: jax.Array
-    progress: jax.Array
+    lr_scale: jax.Array  # multiplies the learning rates; lowered by rollbacks
+    progress: jax.Array  # the curriculum's level, and the moving mean of the rewards there

@@ -26,17 +26,11 @@ class Static(NamedTuple):
 
 
 class Scored(NamedTuple):
-    """Of one microbatch; what the settings do not ask for is None.
+    """Of one microbatch; what the settings do not ask for is None."""
 
-    Attributes:
-        values_BX: the critic's, of each decision.
-        features_BXD: what a critic without adapters reads; it serves every epoch.
-        reference_BA: log-probs of the base without adapters.
-    """
-
-    values_BX: Any = None
-    features_BXD: Any = None
-    reference_BA: Any = None
+    values_BX: Any = None  # the critic's, of each decision
+    features_BXD: Any = None  # what a critic without adapters reads; it serves every epoch
+    reference_BA: Any = None  # log-probs of the base without adapters
 
 
 def reads_prompts(config: Config, level: Level) -> bool:

@@ -16,7 +16,7 @@ from marft_jax import cli
 from marft_jax.config import Algo, BadInput, Config, Critic
 from marft_jax.learning import batch as batch_lib
 from marft_jax.learning import losses
-from marft_jax.learning.advantages import agent_means, gae, normalize, normalize_chain
+from marft_jax.learning.advantages import Cells, agent_means, find_normalizer, gae, normalize
 from marft_jax.learning.algorithms import (
     ALGORITHMS,
     find_algorithm,
@@ -42,6 +42,11 @@ def numbers(golden):
 
 
 # Golden numbers.
+
+
+def whole(weights):
+    """All entries in one cell."""
+    return Cells(weights, np.zeros(np.shape(weights), int))
 
 
 def chains(x_TBX):
@@ -117,7 +122,7 @@ def test_losses_are_those_of_the_first_release(numbers, level):
 
 def test_normalisation_is_that_of_the_first_release(numbers):
     g = numbers["advantage_norm"]
-    normalized = normalize(g["advantages"], g["advantages"] != 0)
+    normalized = normalize(g["advantages"], whole(g["advantages"] != 0))
     np.testing.assert_allclose(normalized, g["normalized"], **RELATIVE)
 
 
@@ -289,13 +294,13 @@ def test_normalisation_per_group_uses_each_groups_own_numbers():
     advantages = np.array([[1.0, 3.0, 100.0], [300.0, 7.0, 200.0]], np.float32)
     groups = np.array([[0, 0, 1], [1, 0, 1]])
     mask = np.array([[1, 1, 1], [1, 0, 1]], np.float32)
-    out = np.asarray(normalize(advantages, mask, groups, 3))
+    out = np.asarray(normalize(advantages, Cells(mask, groups)))
     np.testing.assert_allclose(out[0], [-1, 1, -(1.5**0.5)], rtol=1e-5)
     np.testing.assert_allclose([out[1, 0], out[1, 2]], [1.5**0.5, 0], rtol=1e-5, atol=1e-6)
 
 
 def test_equal_advantages_are_normalised_to_zero_not_to_nan():
-    assert np.asarray(normalize(np.full((4,), 2.0), np.ones(4))).tolist() == [0, 0, 0, 0]
+    assert np.asarray(normalize(np.full((4,), 2.0), whole(np.ones(4)))).tolist() == [0, 0, 0, 0]
 
 
 # Groups and baselines.
@@ -355,7 +360,7 @@ def test_statistics_weigh_every_turn_once_whatever_its_length(grouped, how):
         own = RETURNS[cell]
         expected[cell] = (own - own.mean()) / (own.std() + 1e-8)
     _, returns = find_algorithm("grpo").advantages(Algo(), grouped, None, None)
-    normalized = normalize_chain(returns, grouped, how)
+    normalized = find_normalizer(how)(returns, grouped, None, False)
     np.testing.assert_allclose(by_turn(np.asarray(normalized), grouped), expected, atol=1e-5)
 
 
@@ -368,8 +373,10 @@ def test_a_group_weighs_every_episode_once_however_many_turns_it_has():
     advantages, returns = find_algorithm("gspo").advantages(algo, chain, None, None)
     np.testing.assert_allclose(np.asarray(advantages)[0, 0], 0.5)
     np.testing.assert_allclose(np.asarray(advantages)[1, :3], -0.5)
-    assert np.asarray(normalize_chain(returns, chain, "group"))[:, 0].round(4).tolist() == [1, -1]
-    batch = np.asarray(normalize_chain(returns, chain, "batch"))[:, 0]
+    assert np.asarray(find_normalizer("group")(returns, chain, None, False))[:, 0].round(
+        4
+    ).tolist() == [1, -1]
+    batch = np.asarray(find_normalizer("batch")(returns, chain, None, False))[:, 0]
     np.testing.assert_allclose(batch, [3**0.5, -(3**-0.5)], rtol=1e-5)
 
 
@@ -488,7 +495,7 @@ def test_an_algorithm_and_a_normaliser_come_from_outside(outside, grouped):
     settled = settle(cli.parse(["--algo.name", f"{outside}:COMPARES"]))
     assert (settled.algo.ratio, settled.algo.group_size) == ("token", 4)
     assert settle(cli.parse(["--algo.name", f"{outside}:VALUES"])).critic.mode == "shared"
-    halved = normalize_chain(grouped.rewards_EJ, grouped, f"{outside}:halved")
+    halved = find_normalizer(f"{outside}:halved")(grouped.rewards_EJ, grouped, None, False)
     np.testing.assert_array_equal(halved, grouped.rewards_EJ / 2 * grouped.mask_EJ)
 
 
@@ -515,4 +522,4 @@ def test_what_outside_functions_return_is_checked(outside, grouped):
         with pytest.raises(BadInput, match=rf"--algo.name {outside}:{name}: expected "):
             algorithm.advantages(Algo(), grouped, grouped.rewards_EJ, None)
     with pytest.raises(BadInput, match="expected an array of shape"):
-        normalize_chain(grouped.rewards_EJ, grouped, f"{outside}:WRONG")
+        find_normalizer(f"{outside}:WRONG")(grouped.rewards_EJ, grouped, None, False)

@@ -16,7 +16,7 @@ from one_step import settings as config_of
 
 from marft_jax.config import Algo, Config
 from marft_jax.learning import batch as batch_lib
-from marft_jax.learning.advantages import agent_means, normalize
+from marft_jax.learning.advantages import Cells, agent_means, normalize
 from marft_jax.learning.algorithms import find_algorithm, normalized_advantages, settle
 from marft_jax.learning.credit import make_credit
 from marft_jax.learning.state import Moving
@@ -200,16 +200,16 @@ def test_a_set_without_spread_is_exactly_zero(value, noise):
     rng = np.random.default_rng(0)
     x = np.float32(value) * (1 + noise * rng.uniform(-1, 1, 999)).astype(np.float32)
     weights = 1 / rng.integers(1, 50, 999).astype(np.float32)
-    assert not np.asarray(normalize(x, weights)).any()
+    assert not np.asarray(normalize(x, Cells(weights, np.zeros(x.shape, int)))).any()
     x[0] *= 1.1
-    assert np.asarray(normalize(x, weights))[0] != 0
+    assert np.asarray(normalize(x, Cells(weights, np.zeros(x.shape, int))))[0] != 0
 
 
 def test_what_is_not_finite_stays_so():
     """A guard looks for it."""
     x = np.array([np.nan, 1, 2, np.inf, 3, 4], np.float32)
     cells = np.array([0, 0, 0, 1, 1, 2])
-    out = np.asarray(normalize(x, np.ones(6, np.float32), cells, 3))
+    out = np.asarray(normalize(x, Cells(np.ones(6, np.float32), cells)))
     assert np.isnan(out[[0, 1, 2, 3]]).all() and out[5] == 0
 
 
