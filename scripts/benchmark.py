@@ -40,6 +40,7 @@ from marft_jax.models.ops.attention import attention_on
 from marft_jax.models.ops.remat import Remat
 from marft_jax.models.tokenizers.tokenizer import ByteTokenizer
 from marft_jax.models.weights.load import BaseModel, abstract_decoder, load_base
+from marft_jax.parallel import compilation
 from marft_jax.parallel import mesh as mesh_lib
 from marft_jax.run.metrics import peak_bytes
 from marft_jax.team.assemble import make_team
@@ -321,17 +322,17 @@ def lesson(
     agents: int,
     name: str = "reinforce",
     shared: int = 0,
-    join: bool = True,
+    share: bool = True,
 ) -> Work:
     """One optimiser step on made-up episodes: forward, backward, Adam; no critic and no entropy
     bonus but with appo.
 
     Args:
         shared: as of ``made_up``.
-        join: turns share in their row what they begin with.
+        share: turns of a row share their prefixes.
     """
     extra = {} if name == "appo" else {"baseline": "moving", "entropy_coef": 0.0}
-    config, team = bench.team(agents, name=name, episodes=rows, reuse=join, **extra)
+    config, team = bench.team(agents, name=name, episodes=rows, reuse=share, **extra)
     algorithm = find_algorithm(name)
     episodes = made_up(rows, agents, bench.base.config.vocab_size, shared)
     rewards = [np.asarray([e.reward], np.float32) for e in episodes]
@@ -436,7 +437,7 @@ def works(
     for what, shared in (("half of each prompt shared", 128), ("all prompts the same", 256)):
         todo[f"update, {what}; peer: each turn apart"] = lambda _, shared=shared: lesson(
             bench, 8, 2, shared=shared
-        )._replace(peer=lesson(bench, 8, 2, shared=shared, join=False).run)
+        )._replace(peer=lesson(bench, 8, 2, shared=shared, share=False).run)
     for n in agents:
         todo[f"update, {n} agents; peer: 1 agent"] = lambda best, n=n: update(
             bench, best, 8, n
@@ -501,6 +502,7 @@ def main() -> None:
     parser.add_argument("--peer", choices=["hf"], help="also measure the same work there")
     parser.add_argument("--json", action="store_true")
     own = parser.parse_args()
+    compilation.keep_freed()  # as a run does
     mesh = mesh_lib.make_mesh(config_lib.Mesh())
     base = open_base(own.model, own.dtype, mesh, own.remat)
     bench = Bench(base, mesh, own.rank, own.repeats, own.microbatch_tokens)

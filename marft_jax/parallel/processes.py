@@ -8,7 +8,7 @@ the turn alone, and so not on how many processes there are.
 
 Nobody proves who they are: whoever reaches the coordinator's port, or those that the devices'
 libraries open between the processes, can take part, so this needs a network of its own. What is
-received is read as JSON and arrays and checked; nothing in it is ever executed.
+received is read as JSON and checked; nothing in it is ever executed.
 """
 
 from __future__ import annotations

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ctypes
 import resource
+import subprocess
+import sys
 from pathlib import Path
 
 import jax
@@ -32,6 +34,31 @@ def test_what_was_freed_between_what_lives_on_goes_back():
     given_back = before - resident_bytes()
     LIBC.free(blocks[-1])
     assert given_back > 100e6
+
+
+LARGE = """
+import ctypes, resource, threading
+from marft_jax.parallel import compilation
+libc = ctypes.CDLL(None)
+libc.malloc.restype, libc.free.argtypes = ctypes.c_void_p, [ctypes.c_void_p]
+ctypes.memset.argtypes = [ctypes.c_void_p, ctypes.c_int, ctypes.c_size_t]
+def use():
+    block = libc.malloc(200_000_000)
+    ctypes.memset(block, 1, 200_000_000)
+    libc.free(block)
+compilation.keep_freed()
+faults = []
+for _ in range(2):
+    thread = threading.Thread(target=use)
+    thread.start(), thread.join()
+    faults.append(resource.getrusage(resource.RUSAGE_SELF).ru_minflt)
+assert faults[1] - faults[0] < 1000, faults
+"""
+
+
+@pytest.mark.skipif(not hasattr(LIBC, "mallopt"), reason="the C library cannot")
+def test_memory_that_one_program_freed_serves_the_next_one_on_any_thread():
+    subprocess.run([sys.executable, "-c", LARGE], check=True, timeout=60)
 
 
 @pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="not Linux")
