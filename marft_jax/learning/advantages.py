@@ -69,7 +69,7 @@ def sizes(chain: Chain, values_EJ: np.ndarray | None) -> np.ndarray:
 
 
 class Cells(NamedTuple):
-    """Which entries of an array statistics are taken over."""
+    """Sets of the entries of an array, for statistics of each set."""
 
     weights: np.ndarray  # how much each entry counts; 0 for padding
     cells: np.ndarray  # the number of each entry's cell

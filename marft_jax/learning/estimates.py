@@ -68,12 +68,12 @@ def estimate(
 
 
 def to_chain(x_UBX: np.ndarray, chain: Chain) -> np.ndarray:
-    """What is known of each decision, in acting order."""
+    """Numbers of decisions in acting order."""
     return x_UBX.reshape(-1).astype(np.float64)[chain.unit_EJ] * chain.mask_EJ
 
 
 def to_rows(x_EJ: np.ndarray, chain: Chain) -> np.ndarray:
-    """What is known of each decision, where it stands in the rows; 0 for padding."""
+    """Numbers of decisions where they stand in the rows; 0 for padding."""
     x_UBX = np.zeros(chain.shape_UBX, np.float32)
     real = chain.mask_EJ > 0
     x_UBX.reshape(-1)[chain.unit_EJ[real]] = x_EJ[real]

@@ -17,9 +17,8 @@ from marft_jax.models import lora
 
 
 class Targets(NamedTuple):
-    """What the losses of a microbatch read besides its rows; X is K at the action level, A at the
-    token level. What the settings do not ask for is None.
-    """
+    """Numbers that losses read besides the rows, None where the settings do not ask for them; X is
+    K at the action level, A at the token level."""
 
     advantages_BX: Any  # of each decision
     returns_BX: Any
@@ -56,7 +55,7 @@ _WATCHED = ("logprobs", "behaviour logprobs", "advantages")
 
 
 def zeros(adapters: lora.Adapters, critic: critic_lib.Critic, agents: int) -> tuple[Any, Any, Sums]:
-    """What ``gradients`` gives for nothing."""
+    """The ``gradients`` of no microbatch."""
     per_agent, per_adapter = jnp.zeros(agents), jnp.zeros(lora.shape_of(adapters)[0])
     numbers: dict[str, Any] = dict.fromkeys(Sums._fields, per_agent)
     numbers |= dict.fromkeys(("owned_N", "kl_N", "taught_N"), per_adapter)
@@ -86,7 +85,7 @@ def gradients(
 
 
 class _Seen(NamedTuple):
-    """What the metrics read of a policy loss."""
+    """Numbers of a policy loss that the metrics read."""
 
     logprobs_BA: Any
     new_BX: Any

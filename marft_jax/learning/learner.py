@@ -87,11 +87,11 @@ class Learner:
     def learn(
         self, state: TrainState, batch: batch_lib.Batch, step: int
     ) -> tuple[TrainState, Estimates, dict[str, Any]]:
-        """One training step. The old state is donated; the metrics are still on the device."""
+        """Takes a training step. The old state is donated; the metrics are still on the device."""
         rows, scored = self._score(state, batch)
         proximal = self._proximal(state, rows)
         estimates = self._estimate(state, batch, scored)
-        targets = functools.cache(self._targets(batch, scored, proximal, estimates))
+        targets = self._targets(batch, scored, proximal, estimates)
         baseline = jax.device_put(estimates.baseline, mesh_lib.replicated(self._mesh))
         state = state._replace(baseline=baseline)
         trainable_N, seen = self.trainable(step), []
@@ -112,7 +112,7 @@ class Learner:
         return state._replace(step=state.step + 1), estimates, estimates.report | report
 
     def trainable(self, step: int) -> np.ndarray:
-        """Which adapters learn in this step.
+        """The adapters that learn in this step, as flags.
 
         None in the critic's warm-up; else all that are not frozen, or one of these in turn.
         """
@@ -172,11 +172,12 @@ class Learner:
         proximal: Sequence[Any],
         estimates: Estimates,
     ) -> Callable[[int], Targets]:
-        """What the losses of microbatch u read besides its rows."""
+        """The targets of a microbatch, by its number; built when first asked for."""
         advantages_UBX = to_rows(estimates.advantages_EJ, batch.chain)
         returns_UBX = to_rows(estimates.returns_EJ, batch.chain)
         in_loss = self._config.algo.kl_in == "loss"
 
+        @functools.cache  # they serve every epoch
         def of(u: int) -> Targets:
             values_BX, features_BXD, reference_BA = scored[u]
             return self._place(
@@ -200,7 +201,7 @@ class Learner:
         )
 
     def _order(self, step: int, micros: int) -> list[np.ndarray]:
-        """Which microbatches each minibatch of each epoch has, dealt out evenly."""
+        """The microbatches of each minibatch of each epoch, dealt out evenly."""
         rng = random_keys.generator(self._config.run.seed, Stream.MINIBATCHES, step)
         algo = self._config.algo
         epochs = [rng.permutation(micros) for _ in range(algo.epochs)]
@@ -227,7 +228,7 @@ def programs(
     algorithm: Algorithm,
     mesh: Mesh,
 ) -> Programs:
-    """Those for one base and mesh; ``config`` is settled."""
+    """The compiled functions for one base and mesh; ``config`` is settled."""
     agents, places = len(team.profiles), mesh.shape["data"]
     everywhere, split = mesh_lib.replicated(mesh), mesh_lib.rows(mesh)
     apart = NamedSharding(mesh, P("data"))  # sums of each place's own rows
@@ -318,7 +319,7 @@ def accumulate(
 def apply(
     config: Config, *, state: TrainState, total: Any, trainable_N: jax.Array
 ) -> tuple[TrainState, Any]:
-    """One step of the optimiser, from the sums of all places."""
+    """Takes a step of the optimiser, from the sums of all places."""
     return optimiser.apply(config, state, jax.tree.map(lambda x: x.sum(0), total), trainable_N)
 
 

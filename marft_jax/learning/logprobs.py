@@ -137,17 +137,17 @@ def unit_labels(r: Rows, level: Level) -> tuple[jax.Array, jax.Array, jax.Array]
 
 
 def token_agents(r: Rows) -> jax.Array:
-    """Who wrote each action token."""
+    """The agent that wrote each action token."""
     return _of_turn(r.agent_BK, r)
 
 
 def _of_turn(x_BK: jax.Array, r: Rows) -> jax.Array:
-    """What holds for a turn, for each of its action tokens."""
+    """A number of each turn, for each of its action tokens."""
     return jnp.take_along_axis(x_BK, r.turn_BA, axis=-1)
 
 
 def unit_index(r: Rows, level: Level) -> jax.Array:
-    """Where in its row a decision's value is read: at the token before it."""
+    """Places in the row where decisions' values are read: at the token before each."""
     return r.first_BK if level == "action" else r.index_BA
 
 
@@ -160,5 +160,5 @@ def per_unit(x_BA: jax.Array, r: Rows, level: Level, divisor_BK: jax.Array) -> j
 
 
 def dtype_of(base: Any) -> jnp.dtype:
-    """What the frozen base computes in."""
+    """The dtype that the frozen base computes in."""
     return jax.tree.leaves(base)[0].dtype

@@ -1,4 +1,4 @@
-"""One optimiser step for each adapter, each value head and each of the critic's adapters.
+"""Optimiser steps, one for each adapter, each value head and each of the critic's adapters.
 
 They are stacked, and Adam and clipping mapped over their leading axis, so that no agent's gradient
 touches another's step.
@@ -95,7 +95,7 @@ def _step(
     count_M: jax.Array,
     moves_M: jax.Array,
 ) -> tuple[Any, Any, jax.Array]:
-    """One step of stacked members, each with its own clipping and Adam state.
+    """A step of stacked members, each with its own clipping and Adam state.
 
     Args:
         part: parameters, optimiser state and gradient sums, leading axis M; or empty trees.

@@ -29,7 +29,7 @@ _SHORT = 2048
 
 
 class TokenSequence(NamedTuple):
-    """One turn, or nested ones."""
+    """A turn, or nested ones."""
 
     ids: np.ndarray  # prompt and action of the last turn
     agents: np.ndarray  # whose turn each token leads to or belongs to
@@ -40,7 +40,7 @@ class TokenSequence(NamedTuple):
 
     @property
     def read(self) -> int:
-        """How many tokens it has without the last one, which predicts nothing."""
+        """Its tokens without the last one, which predicts nothing."""
         return len(self.ids) - 1
 
     @property

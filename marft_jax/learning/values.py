@@ -1,4 +1,4 @@
-"""What is read from a microbatch before the update: values, features, reference log-probs."""
+"""Values, features and reference log-probs of a microbatch, before the update."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ FROZEN = ("shared", "heads")  # modes of a critic that reads the base without ad
 
 
 class Static(NamedTuple):
-    """What the compiled functions of a learner are made for; the config is settled."""
+    """Settings that the compiled functions of a learner are made for; the config is settled."""
 
     graphdef: Any
     config: Config

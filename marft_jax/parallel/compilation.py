@@ -1,4 +1,4 @@
-"""How programs are compiled and run well on each platform, and what they leave in memory."""
+"""Compilation and memory of programs on each platform."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def drop_programs_when_crowded(share: float = 0.5) -> bool:
 
 
 def compiler_options(mesh: Mesh) -> dict[str, str]:
-    """How programs that differentiate are compiled there.
+    """Options for compiling programs that differentiate.
 
     XLA's order of operations on a CPU is made for concurrency: all that is to be computed again in
     the backward pass it computes at once. In the other order the same program takes a fraction of
@@ -73,6 +73,5 @@ def compiler_options(mesh: Mesh) -> dict[str, str]:
 
 
 def prefill_tokens(mesh: Mesh) -> int:
-    """How many tokens one prefill has at most: a CPU is hardly faster with more of them, others as
-    long as activations have room."""
+    """The most tokens of a prefill: a CPU is hardly faster with more, others while memory lasts."""
     return 512 if mesh.devices.flat[0].platform == "cpu" else 8192

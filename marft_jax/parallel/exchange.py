@@ -22,7 +22,7 @@ _KINDS = {int: (int,), str: (str,), float: (int, float), bool: (bool,)}
 
 
 def write_part(played: Played, failure: Sequence[str] | None = None) -> bytes:
-    """What a process played, or why it could not (the kind of its error, and the text)."""
+    """Writes what a process played, or its failure: the kind of the error, and the text."""
     rows = [
         episode._asdict()
         | {"turns": [turn._asdict() | _encoded(turn) for turn in episode.turns]}

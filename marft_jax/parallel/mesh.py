@@ -42,8 +42,8 @@ def make_mesh(
     """The mesh that ``config`` asks for, over all devices of all processes.
 
     Args:
-        devices: those of the first process first; all there are, unless told.
-        per_process: how many a process has; as they say themselves, unless told.
+        devices: those of the first process first; all there are by default.
+        per_process: how many a process has; as the devices name it by default.
 
     Raises:
         BadInput: the axes do not multiply to the number of devices, more than one is -1, or a copy
@@ -149,7 +149,7 @@ def row_axes() -> tuple[str, ...]:
 
 
 def row_shards(mesh: Mesh) -> int:
-    """How many ways the rows of a batch are split."""
+    """The number of parts that the rows of a batch are split into."""
     return math.prod(mesh.shape[axis] for axis in _ROW_AXES)
 
 
@@ -164,7 +164,7 @@ def rows(mesh: Mesh, axis: int = 0) -> NamedSharding:
 
 
 def base_sharding(mesh: Mesh, path: str, shape: Sequence[int]) -> NamedSharding:
-    """Where one tensor of the base lives: the first rule that matches its path.
+    """The place of a tensor of the base: the first rule that matches its path.
 
     An axis that does not divide its dimension is left out: that dimension is replicated.
     """
