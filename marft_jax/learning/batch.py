@@ -97,8 +97,6 @@ def build(
         episodes: finished episodes; may be fewer than ``config.episodes``, if some failed.
         rewards: float32 ``[turns]`` for each.
         owners: the adapter of each agent.
-        config: minibatches, tokens per microbatch, and the ratio's length normalisation.
-        level: where decisions live.
         shards: the rows of a microbatch are a multiple of this.
         seed: decides which rows share a minibatch.
         share: sequences of a row share their prefixes.
