@@ -3,9 +3,10 @@
 import os as _os
 import signal as _signal
 import sys as _sys
+from types import FrameType as _Frame
 
 
-def _interrupted(number, frame) -> None:
+def _interrupted(number: int, frame: _Frame | None) -> None:
     """Ctrl-C while a command's modules are imported ends it with one line; later, as usual."""
     if hasattr(_sys.modules.get("__main__"), "main"):
         _signal.default_int_handler(number, frame)

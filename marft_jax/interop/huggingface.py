@@ -63,7 +63,7 @@ def write_model(
 
 
 def save_sharded(
-    folder: Path, params: nnx.State, factors: Factors, scale: float, shard_bytes: int
+    folder: Path, params: nnx.State[Any, Any], factors: Factors, scale: float, shard_bytes: int
 ) -> None:
     """Writes the weights a shard at a time, with an index where there is more than one."""
     flat = {"/".join(map(str, keys)): leaf[...] for keys, leaf in nnx.to_flat_state(params)}

@@ -127,7 +127,7 @@ def _boxes(text: str) -> list[tuple[int, int, str]]:
 
 
 def _hashes(text: str) -> str | None:
-    head, found, tail = text.rpartition("####")
+    _, found, tail = text.rpartition("####")
     return tail.strip().partition("\n")[0] if found else None
 
 
