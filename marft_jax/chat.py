@@ -22,11 +22,10 @@ from marft_jax import config as config_lib
 from marft_jax.envs.base import EnvSource
 from marft_jax.envs.threads import DaemonThreads
 from marft_jax.errors import RunFailed
-from marft_jax.interop.initial import initial_state
 from marft_jax.printable import printable
 from marft_jax.run import transcripts
 from marft_jax.run.setup import Session, open_session, play_held_out
-from marft_jax.run.trained import restore_team
+from marft_jax.run.trained import initial_state, restore_team
 from marft_jax.team.team_files import load_team
 from marft_jax.types import StepResult, Turn
 

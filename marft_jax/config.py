@@ -156,7 +156,7 @@ class Lora:
     targets: tuple[str, ...] = ("q", "v")
     """Matrices with an adapter, any of q, k, v, o, gate, up, down."""
     init: str | None = None
-    """A folder with a peft folder per adapter to start from: an export, or steps_NNNN of MARFT."""
+    """Adapters to start from: a run directory, an export, or steps_NNNN of MARFT."""
 
 
 @dataclasses.dataclass(frozen=True)

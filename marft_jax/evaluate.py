@@ -37,11 +37,10 @@ from marft_jax.errors import Stopped
 from marft_jax.evaluation.benchmarks import Plan, plans
 from marft_jax.evaluation.scores import Record, Score, score
 from marft_jax.formats import jsonlines
-from marft_jax.interop.initial import initial_state
 from marft_jax.run import transcripts
 from marft_jax.run.setup import Session, open_session, open_source, play_held_out
 from marft_jax.run.signals import EXIT_STOPPED, Stop
-from marft_jax.run.trained import restore_team
+from marft_jax.run.trained import initial_state, restore_team
 from marft_jax.team.profiles import last_answering
 from marft_jax.team.team_files import load_team
 

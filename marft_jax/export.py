@@ -29,10 +29,9 @@ from marft_jax import cli
 from marft_jax import config as config_lib
 from marft_jax.errors import RunFailed, reason
 from marft_jax.interop import card, huggingface, peft
-from marft_jax.interop.initial import initial_state
 from marft_jax.run.files import DRAFT
 from marft_jax.run.setup import Session, open_session
-from marft_jax.run.trained import restore_state
+from marft_jax.run.trained import initial_state, restore_state
 from marft_jax.team.team_files import Blueprint, dump_team, load_team
 
 

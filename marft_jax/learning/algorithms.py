@@ -78,9 +78,23 @@ def _score_function(
     return -logprobs * advantages
 
 
+def _ones(
+    config: Algo, chain: Chain, values_EJ: np.ndarray, baseline_X: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    return np.ones_like(chain.rewards_EJ), adv.returns_to_go(chain)
+
+
+def _cross_entropy(
+    config: Algo, logprobs: jax.Array, old_logprobs: jax.Array, advantages: jax.Array
+) -> jax.Array:
+    """−log π of recorded tokens."""
+    return -logprobs
+
+
 _PPO = {"normalize": "batch", "ratio": "sum", "group_size": 1}
 _GROUP = {"normalize": "group", "ratio": "token", "group_size": 8}
 _PLAIN = {"normalize": "none", "ratio": "sum", "baseline": "group", "group_size": 8}
+_SAID = {"normalize": "none", "ratio": "token", "group_size": 1}
 
 ALGORITHMS: dict[str, Algorithm] = {
     "appo": Algorithm("action", _gae, _clipped, _PPO, has_critic=True),
@@ -88,6 +102,7 @@ ALGORITHMS: dict[str, Algorithm] = {
     "grpo": Algorithm("token", _minus_like, _clipped, _GROUP, has_critic=False),
     "gspo": Algorithm("action", _minus_like, _clipped, _GROUP, has_critic=False),
     "reinforce": Algorithm("action", _minus_baseline, _score_function, _PLAIN, has_critic=False),
+    "imitation": Algorithm("token", _ones, _cross_entropy, _SAID, has_critic=False),
 }
 
 

@@ -26,7 +26,7 @@ from marft_jax.user_code import Failure, info_of, result_of, shown, text_of
 
 _AT_ONCE = 0.1  # seconds that the call of a play that is over may take, and be left alone
 _UNDEAD: list[Any] = []  # generators that yield on whatever is thrown into them
-_CALL_SHIFT = 16  # sampling keys: the act's number below, how many tools it has called above
+CALL_SHIFT = 16  # sampling keys: the act's number below, how many tools it has called above
 
 
 class Limits(NamedTuple):
@@ -326,7 +326,7 @@ class LiveEpisode:
     def request(self, branch: _Branch, act: Act, step: int) -> Request:
         """The act for the engine. Its key depends on the workflow alone: on the number of the act
         in the episode, and on how often its agent has called a tool."""
-        fold = (step, self._number, branch.number | len(branch.turns) << _CALL_SHIFT)
+        fold = (step, self._number, branch.number | len(branch.turns) << CALL_SHIFT)
         return Request(act.prompt, self._team.owners[act.agent], act.sampling, fold)
 
     def receive(self, branch: _Branch, completion: Completion) -> None:

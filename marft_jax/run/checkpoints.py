@@ -31,6 +31,7 @@ import numpy as np
 import orbax.checkpoint as ocp
 
 from marft_jax.errors import BadInput, RunFailed
+from marft_jax.interop import peft
 from marft_jax.learning.learner import TrainState
 from marft_jax.parallel import processes
 from marft_jax.run import files
@@ -241,6 +242,28 @@ class Checkpoints:
         with ocp.StandardCheckpointer() as reader:
             state = reader.restore(self._folder / str(step) / _STATE, abstract)
         return Saved(state, meta["guard"], meta["metric"], meta["config"], meta.get("team"))
+
+    def restore_adapters(self) -> dict[str, peft.Adapter] | None:
+        """The newest adapters by name, whatever they were trained with; None without any."""
+        step = self.find("latest")
+        if step is None:
+            return None
+        meta = self._meta(step)
+        with ocp.StandardCheckpointer() as reader:
+            found = reader.restore(self._folder / str(step) / _STATE)["adapters"]
+        rank, alpha = (meta["config"]["lora"][key] for key in ("rank", "alpha"))
+        return {
+            name: peft.Adapter(
+                {
+                    (target, layer): (ab["a"][n, layer], ab["b"][n, layer])
+                    for target, ab in jax.device_get(found).items()
+                    for layer in range(ab["a"].shape[1])
+                },
+                rank,
+                alpha / rank,
+            )
+            for n, name in enumerate(dict.fromkeys(meta["adapters"]))
+        }
 
     def drop_after(self, step: int) -> None:
         """Removes later checkpoints, the newest first, so that a restart never begins at one."""

@@ -155,7 +155,8 @@ class Guard:
             turns = [t for episode in episodes for t in episode.turns if t.agent == agent]
             if not turns:
                 continue
-            kl, entropy = (metrics[f"agent/{name}/{what}"] for what in ("approx_kl", "entropy"))
+            kl = metrics.get(f"agent/{name}/approx_kl", 0.0)  # none, where all was recorded
+            entropy = metrics[f"agent/{name}/entropy"]
             cut = float(np.mean([turn.truncated or len(turn.action) < 2 for turn in turns]))
             if s.max_kl is not None and not kl <= s.max_kl:
                 yield Finding("kl", name, kl, s.max_kl)

@@ -95,11 +95,12 @@ def metrics_of(
         "episode/capped": np.mean([_capped(episode) for episode in episodes]),
         "tokens/prompt": prompt,
         "tokens/action": action,
-        "throughput/action_tokens_per_s": action / clock.seconds["rollout_s"],
         "throughput/update_tokens_per_s": read / clock.seconds["update_s"],
         "device/peak_bytes": peak_bytes(),
     }
     numbers["episode/failed"] = collected.failed
+    if "rollout_s" in clock.seconds:
+        numbers["throughput/action_tokens_per_s"] = action / clock.seconds["rollout_s"]
     if algo.dynamic_sampling:
         numbers["episode/dropped_groups"] = collected.dropped_groups
     for agent, name in enumerate(team.names):
@@ -130,11 +131,14 @@ def metric_names(
     """The names of all metrics that a run with these (settled) settings reports."""
     algo, critic = config.algo, config.critic.mode != "none"
     own = "reward turns tokens truncated entropy approx_kl clip_fraction logprob_gap grad_norm"
+    if algo.name == "imitation":
+        own = "reward turns tokens truncated entropy loss grad_norm"
     own += " ref_kl" * (algo.kl_coef > 0) + " correction_weight" * (algo.correction != "none")
     names = {f"agent/{agent}/{what}" for agent in agents for what in own.split()}
     names |= set(_ALWAYS.split()) | set(_WITH_CRITIC.split() if critic else ())
     names |= {"episode/dropped_groups"} if algo.dynamic_sampling else set()
     names |= {"curriculum/level"} if config.env.curriculum is not None else set()
+    names -= set(_OF_SAMPLING.split()) if algo.name == "imitation" else set()
     return names.union(*(evaluation.metric_names for evaluation in evaluations))
 
 
@@ -145,6 +149,7 @@ throughput/action_tokens_per_s throughput/update_tokens_per_s
 time/rollout_s time/reward_s time/update_s time/checkpoint_s time/step_s time/compile_s
 device/peak_bytes device/compiled guard/skipped guard/findings guard/rollbacks guard/lr_scale
 """
+_OF_SAMPLING = "throughput/action_tokens_per_s time/rollout_s time/reward_s"
 _WITH_CRITIC = "critic/loss critic/explained_variance critic/grad_norm"
 
 

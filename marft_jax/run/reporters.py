@@ -232,11 +232,13 @@ class Display:
             "step": f"{step}/{self._total}",
             "reward": _show(metrics.get("reward/mean"), ".3f"),
             "kl": _show(_over_agents(metrics, "approx_kl"), ".1e"),
+            "loss": _show(_over_agents(metrics, "loss"), ".3f"),
             "entropy": _show(_over_agents(metrics, "entropy"), ".3f"),
             "cut": _show(_over_agents(metrics, "truncated"), ".0%"),
             "tok/s": _show(metrics.get("throughput/action_tokens_per_s"), ",.0f"),
             "left": left,
         }
+        parts.pop("kl" if parts["loss"] != "-" else "loss")  # demonstrations have no KL
         return Text("  ").join(Text.assemble((k, "dim"), " ", v) for k, v in parts.items())
 
     def doing(self, text: str, quiet: bool) -> None:

@@ -1,11 +1,13 @@
-"""Opens the state that a run directory holds of any of its steps."""
+"""Opens the state that a run directory holds of any of its steps, or begins a new one."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 
 from marft_jax.config import Config
 from marft_jax.errors import BadInput
+from marft_jax.interop import initial
 from marft_jax.learning.algorithms import find_algorithm
 from marft_jax.learning.learner import Learner, TrainState
 from marft_jax.run.checkpoints import Checkpoints, Which
@@ -56,6 +58,23 @@ def restore_state(
                 f"--run {run} --step {step}: it has no such intact checkpoint; there are: {there}"
             )
     return saved.state
+
+
+def initial_state(config: Config, team: Team, fresh: TrainState) -> TrainState:
+    """The state that a training begins with; ``lora.init`` may be a run directory, too: its newest
+    adapters.
+
+    Raises:
+        BadInput: see ``interop.initial``; or the run has no intact checkpoint.
+    """
+    run = config.lora.init
+    if run is None or not (Path(run) / "checkpoints").is_dir():
+        return initial.initial_state(config, team, fresh)
+    with Checkpoints(run, {}, keep=1) as checkpoints:
+        saved = checkpoints.restore_adapters()
+    if saved is None:
+        raise BadInput(f"--lora.init {run}: it has no intact checkpoint yet")
+    return initial.initial_state(config, team, fresh, saved)
 
 
 def _which(word: str) -> Which:

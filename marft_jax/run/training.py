@@ -17,7 +17,6 @@ from marft_jax.config import BadInput, Config
 from marft_jax.envs.threads import DaemonThreads
 from marft_jax.errors import Stopped
 from marft_jax.formats import jsonlines
-from marft_jax.interop.initial import initial_state
 from marft_jax.learning.algorithms import find_algorithm, settle
 from marft_jax.learning.batch import Batch, Level
 from marft_jax.learning.credit import make_credit
@@ -51,6 +50,7 @@ from marft_jax.run.safety import (
 )
 from marft_jax.run.setup import Session, make_rollout, open_session, open_source
 from marft_jax.run.signals import EXIT_STOPPED, Stop
+from marft_jax.run.trained import initial_state
 from marft_jax.team.team_files import Blueprint, dump_team, load_team
 
 _DRAWS_PER_ROLLBACK = 1 << 20  # tasks and keys after a rollback are those of steps never reached
@@ -60,6 +60,7 @@ class Training:
     """A run between two of its steps, from the newest checkpoint of its directory to the last step.
 
     Attributes:
+        source: where its episodes come from.
         session, learner: what plays, and what learns.
         state: all that training changes; ``step`` of its steps are done.
         clock: times the parts of the step.
@@ -76,7 +77,7 @@ class Training:
     ):
         self._config, self._stop, self._folder = config, stop, folder
         self._lock = stack.enter_context(Lock(folder))
-        source = open_source(stack, config, "train")
+        self.source = source = open_source(stack, config, "train")
         self._held_out = HeldOut(stack, config)
         agents = [profile.name for profile in blueprint.agents]
         names = metric_names(config, agents, self._held_out.plans)
@@ -132,6 +133,10 @@ class Training:
     def seed(self) -> tuple[int, int]:
         """Of all that is drawn in a step; after a rollback, that of a step never reached."""
         return self._config.run.seed, self.step + self._guard.rollbacks * _DRAWS_PER_ROLLBACK
+
+    def note(self, line: str) -> None:
+        """Says something once, on the screen and in ``log.txt``."""
+        self._reporter.event(line)
 
     def play(self) -> Collected:
         """Plays the episodes of the step with the present adapters, and credits their turns."""
@@ -250,7 +255,8 @@ def check_learns(config: Config, blueprint: Blueprint) -> None:
     for profile in blueprint.agents:
         if profile.reward is not None:
             find_step_reward(profile.reward)
-        if profile.trainable and profile.sampling(config.team).temperature == 0:
+        sampled = config.algo.name != "imitation"
+        if sampled and profile.trainable and profile.sampling(config.team).temperature == 0:
             raise BadInput(
                 f"agent {profile.name!r}: expected a temperature above 0 in training, got 0: "
                 "greedy samples teach nothing; raise --team.temperature, or its own"

@@ -1,0 +1,313 @@
+"""Demonstrations: episodes that were recorded or written by hand, played again.
+
+A demonstration is played through the team's own workflow and environment, with the recorded
+actions in place of a model's, so that every agent is shown exactly what it will see when it acts
+itself. One is a line of JSON, of a file by hand or of a transcript of any run:
+
+    {"task": 7, "turns": [{"agent": "planner", "text": "3+5=8"}, {"agent": "solver", "text": "17"}]}
+
+``task`` is the number of a task of the environment, or a text, which is then the whole task: it
+ends after one step, and earns the line's ``reward`` or 0. A transcript has both, the number as
+``index``, and the text must be that task's. Of a turn that called a tool, ``tool`` says so; of one
+that was cut off at its limit, ``truncated``.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Executor
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from marft_jax.config import BadInput, Config
+from marft_jax.engine.engine import Completion, Request
+from marft_jax.envs.base import Env
+from marft_jax.errors import described, reason
+from marft_jax.models.tokenizers.tokenizer import Tokenizer
+from marft_jax.rollout.live_episode import CALL_SHIFT
+from marft_jax.rollout.rollout import Rollout
+from marft_jax.team.profiles import Profile
+from marft_jax.team.prompts import Team
+from marft_jax.team.workflows import Workflow
+from marft_jax.types import Episode, StepResult
+from marft_jax.user_code import number_of, shown, text_of
+
+_AT_ONCE = 256  # episodes that are played together
+_FORM = 'expected {"task": ..., "turns": [{"agent": ..., "text": ...}, ...]}'
+
+
+class Said(NamedTuple):
+    """A recorded turn: who wrote what; whether it called a tool; whether its limit cut it off."""
+
+    agent: str
+    text: str
+    tool: bool = False
+    truncated: bool = False
+
+
+class Demonstration(NamedTuple):
+    """A recorded episode.
+
+    Attributes:
+        where: its file and line, for messages.
+        index: the number of its task in the environment; None where only the text is known.
+        task: the text of its task; None where only the number is known.
+        turns: in acting order.
+        reward: what it earned when it was recorded, where that is known.
+    """
+
+    where: str
+    index: int | None
+    task: str | None
+    turns: tuple[Said, ...]
+    reward: float | None = None
+
+    def row(self) -> dict[str, Any]:
+        """The line that it is read from."""
+        plain = {"index": self.index, "task": self.task, "reward": self.reward}
+        turns = [
+            {key: value for key, value in turn._asdict().items() if value is not False}
+            for turn in self.turns
+        ]
+        return {key: value for key, value in plain.items() if value is not None} | {"turns": turns}
+
+
+def read(file: str) -> Iterator[Demonstration | str]:
+    """The demonstrations of a file, and a line for each that is none.
+
+    Raises:
+        BadInput: the file cannot be read.
+    """
+    try:
+        with Path(file).open("rb") as lines:
+            for number, line in enumerate(lines, 1):
+                if line.strip():
+                    yield _parsed(line, f"{file}:{number}")
+    except (OSError, ValueError) as error:
+        raise BadInput(f"--data {file}: cannot be read ({reason(error)})") from error
+
+
+def _parsed(line: bytes, where: str) -> Demonstration | str:
+    try:
+        return demonstration(json.loads(line), where)
+    except BadInput as error:
+        return f"{where}: {error}"
+    except (ValueError, RecursionError) as error:
+        return f"{where}: not JSON: {described(error, bare=ValueError)}"
+
+
+def demonstration(row: Any, where: str) -> Demonstration:
+    """A demonstration of plain values.
+
+    Raises:
+        BadInput: expected, got.
+    """
+    if not isinstance(row, dict) or not isinstance(row.get("turns"), list) or not row["turns"]:
+        raise BadInput(f"{_FORM}, got {shown(row)}")
+    index, task = row.get("index"), row.get("task")
+    if type(task) is int:
+        index, task = task, None
+    if index is None and task is None or not (index is None or type(index) is int and index >= 0):
+        raise BadInput(f"expected the number or the text of its task, got {shown(index)}")
+    return Demonstration(
+        where,
+        index,
+        None if task is None else text_of("task", task),
+        tuple(_said(turn, f"turn {k}") for k, turn in enumerate(row["turns"], 1)),
+        None if row.get("reward") is None else number_of("reward", row["reward"]),
+    )
+
+
+def _said(turn: Any, what: str) -> Said:
+    if not isinstance(turn, dict) or not isinstance(turn.get("agent"), str):
+        raise BadInput(f'{what}: expected {{"agent": ..., "text": ...}}, got {shown(turn)}')
+    text, tool = text_of(f"{what}, text", turn.get("text")), turn.get("tool")
+    return Said(turn["agent"], text, tool not in (None, False), turn.get("truncated") is True)
+
+
+def demonstrated(
+    create_env: Callable[[], Env], agents: Sequence[Profile], count: int
+) -> Iterator[Demonstration | str]:
+    """What the environment demonstrates of its first tasks, see ``envs.base.Env``.
+
+    Raises:
+        BadInput: it demonstrates nothing.
+    """
+    for number in range(count):
+        env: Any = create_env()
+        row = {"index": number, "task": env.reset(number)}
+        if not hasattr(env, "demonstrate"):
+            raise BadInput(
+                "--demonstrations: this environment offers none; give its class a method "
+                "demonstrate(agents), or take --data"
+            )
+        where = f"demonstration {number}"
+        try:
+            yield demonstration(row | {"turns": env.demonstrate(agents)}, where)
+        except BadInput as error:
+            yield f"{where}: {error}"
+
+
+def replay(
+    demonstrations: Sequence[Demonstration],
+    team: Team,
+    workflow: Callable[[Team, str], Workflow],
+    create_env: Callable[[], Env],
+    threads: Executor,
+    config: Config,
+    stop: Callable[[], bool],
+) -> list[Episode | str]:
+    """The episode of each demonstration, or a line that says why the workflow cannot replay it.
+
+    The log-prob of a recorded action is 0 and its temperature 1.
+
+    Raises:
+        Stopped: ``stop`` said so.
+    """
+    plain = team._replace(sampling=tuple(s._replace(temperature=1.0) for s in team.sampling))
+    engine = _Recorded(demonstrations, team.tokenizer)
+    rollout = Rollout(
+        engine,  # pyright: ignore[reportArgumentType]
+        plain,
+        workflow,
+        lambda: _Posed(demonstrations, create_env),  # pyright: ignore[reportArgumentType]
+        threads,
+        max_failed=None,
+        step_seconds=config.rollout.step_seconds,
+        max_tool_calls=config.team.max_tool_calls,
+        max_turns=config.rollout.max_turns,
+        stop=stop,
+    )
+    played: list[Episode | str] = []
+    for first in range(0, len(demonstrations), _AT_ONCE):
+        tasks = range(first, min(first + _AT_ONCE, len(demonstrations)))
+        for i, episode in zip(tasks, rollout.play(tasks, 0, first=first), strict=True):
+            own = demonstrations[i]
+            wrong = _fault(own, episode, team.names) or engine.faults.get(i)
+            index = i if own.index is None else own.index
+            played.append(f"{own.where}: {wrong}" if wrong else episode._replace(index=index))
+    return played
+
+
+def _fault(own: Demonstration, episode: Episode, names: Sequence[str]) -> str | None:
+    """Why an episode is not the one that was recorded."""
+    for k, said in enumerate(own.turns, 1):
+        if said.agent not in names:
+            return f"turn {k}: unknown agent {shown(said.agent)}; the team has {', '.join(names)}"
+    if not episode.turns:
+        return str(episode.results[0].info["failed"]).partition(": ")[2]
+    for k, (turn, said) in enumerate(zip(episode.turns, own.turns, strict=False), 1):
+        if turn.name != said.agent:
+            return f"turn {k}: expected {turn.name}, whose turn it is, got {said.agent}"
+    if len(episode.turns) < len(own.turns):
+        why = episode.results[-1].info.get("truncated")
+        why = f" (its {why} are full)" if why else ""
+        return f"the episode ends after turn {len(episode.turns)} of {len(own.turns)}{why}"
+    return None
+
+
+class _Recorded:
+    """Stands in for the engine: answers each request with what its demonstration says there.
+
+    Attributes:
+        faults: number of a demonstration to why a request of its cannot be answered.
+    """
+
+    def __init__(self, demonstrations: Sequence[Demonstration], tokenizer: Tokenizer):
+        self._demonstrations, self._tokenizer = demonstrations, tokenizer
+        self._waiting: list[tuple[int, Request]] = []
+        self._asked = 0
+        self.faults: dict[int, str] = {}
+
+    @property
+    def busy(self) -> bool:
+        return bool(self._waiting)
+
+    def submit(self, request: Request) -> int:
+        self._asked += 1
+        self._waiting.append((self._asked, request))
+        return self._asked
+
+    def step(self) -> list[tuple[int, Completion]]:
+        waiting, self._waiting = self._waiting, []
+        return [(ticket, self._completion(request)) for ticket, request in waiting]
+
+    def _completion(self, request: Request) -> Completion:
+        """The recorded tokens; where there are none that fit, the end of the turn alone."""
+        _, number, place = request.fold
+        turns, end = self._demonstrations[number].turns, self._tokenizer.eos_ids[-1]
+        try:
+            k = _places(turns)[place]
+            ids = self._ids(turns[k], request.sampling.max_new_tokens, f"turn {k + 1}")
+            finished = not turns[k].truncated
+        except KeyError:
+            self.faults.setdefault(number, f"it has no turn {len(turns) + 1}, which comes then")
+            ids, finished = [end], True
+        except BadInput as error:
+            self.faults.setdefault(number, str(error))
+            ids, finished = [end], True
+        return Completion(np.asarray(ids, np.int32), np.zeros(len(ids), np.float32), finished)
+
+    def _ids(self, said: Said, limit: int, what: str) -> list[int]:
+        ids, ends = self._tokenizer.encode(said.text), self._tokenizer.eos_ids
+        if set(ids) & set(ends):
+            raise BadInput(f"{what}: its text spells out the token that ends a turn")
+        if said.truncated and ids:
+            return ids[:limit]
+        if len(ids) >= limit:
+            raise BadInput(
+                f"{what}: {len(ids) + 1} tokens with its end, expected at most the {limit} that "
+                f"{said.agent} may write there; raise max_new_tokens or --model.context"
+            )
+        return [*ids, ends[-1]]
+
+
+def _places(turns: Sequence[Said]) -> dict[int, int]:
+    """The turn that is meant by the last number of a request's ``fold``: act, and tools called."""
+    places, act, calls = {}, -1, 0
+    for k in range(len(turns)):
+        again = k > 0 and turns[k - 1].tool
+        act, calls = (act, calls + 1) if again else (act + 1, 0)
+        places[act | calls << CALL_SHIFT] = k
+    return places
+
+
+class _Posed:
+    """The environment of a demonstration: that of its task's number, or one that asks its text."""
+
+    def __init__(self, demonstrations: Sequence[Demonstration], create: Callable[[], Env]):
+        self._demonstrations, self._create = demonstrations, create
+        self._env: Any = None
+
+    def reset(self, number: int) -> str:
+        own = self._demonstrations[number]
+        if own.index is None:
+            self._env = _Text(own)
+            return self._env.reset(number)
+        self._env = self._create()
+        task = text_of("reset: the task", self._env.reset(own.index))
+        if own.task not in (None, task):
+            raise BadInput(
+                f"task {own.index} of this environment is {shown(task)}, expected "
+                f"{shown(own.task)}; see --env, or leave the number out"
+            )
+        return task
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._env, name)
+
+
+class _Text:
+    """A task of which only the text is known: nothing is graded, and one step is all."""
+
+    def __init__(self, own: Demonstration):
+        self._own = own
+
+    def reset(self, seed: int) -> str:
+        return self._own.task or ""
+
+    def step(self, turns: Sequence[Any]) -> StepResult:
+        return StepResult("", self._own.reward or 0.0, done=True)
