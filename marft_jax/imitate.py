@@ -111,8 +111,9 @@ def imitate(config: Config, wanted: Wanted) -> int:
         BadInput: settings, model, team or demonstrations that do not fit.
         RunFailed: the run directory cannot be written.
     """
+    found = _read(Path(config.run.dir), wanted)
     with open_training(config) as run:
-        episodes = prepared(run, config, wanted)
+        episodes = prepared(run, config, wanted, found)
         credit, learner = make_credit(config.algo, run.session.team), run.learner
         for step in run.steps():
             run.session.engine.rest()  # nothing but an evaluation needs it
@@ -126,41 +127,47 @@ def imitate(config: Config, wanted: Wanted) -> int:
     return run.exit_code
 
 
-def prepared(run: Training, config: Config, wanted: Wanted) -> list[Episode]:
+def _read(folder: Path, wanted: Wanted) -> list[Demonstration | str]:
+    """The lines of the files, or of those that the run began with."""
+    files, kept = wanted.files, folder / _KEPT
+    if not files and not wanted.generated:
+        if not kept.is_file():
+            raise BadInput("expected --data FILE, or --demonstrations N, got neither")
+        files = [str(kept)]
+    return [one for file in files for one in read(file)]
+
+
+def prepared(
+    run: Training, config: Config, wanted: Wanted, found: Sequence[Demonstration | str]
+) -> list[Episode]:
     """The episodes of all demonstrations; the run directory keeps what it begins with.
 
     Raises:
         BadInput: there are none, they cannot all be replayed, or they are not those of before.
     """
-    kept, session = Path(config.run.dir) / _KEPT, run.session
-    again = run.step > 0 and not (wanted.files or wanted.generated)
-    files = [str(kept)] if again else wanted.files
-    found = [one for file in files for one in read(file)]
-    found += demonstrated(run.source.create, session.team.profiles, wanted.generated)
+    session = run.session
     least = -np.inf if wanted.min_reward is None else wanted.min_reward
-    found = [d for d in found if isinstance(d, str) or d.reward is None or d.reward >= least]
-    demonstrations = [d for d in found if isinstance(d, Demonstration)]
-    played = iter(
-        replay(
-            demonstrations,
-            session.team,
-            find_workflow(session.workflow),
-            run.source.create,
-            DaemonThreads(),
-            config,
-            session.stop,
-        )
-    )
-    pairs = [(d, d if isinstance(d, str) else next(played)) for d in found]
-    _check([e for _, e in pairs if isinstance(e, str)], len(pairs))
-    good = [
-        (d.row(), e)
-        for d, e in pairs
-        if not (isinstance(d, str) or isinstance(e, str)) and e.reward >= least
+    found = [*found, *demonstrated(run.source.create, session.team.profiles, wanted.generated)]
+    demonstrations = [
+        d for d in found if isinstance(d, Demonstration) and (d.reward is None or d.reward >= least)
     ]
+    tried = replay(
+        demonstrations,
+        session.team,
+        find_workflow(session.workflow),
+        run.source.create,
+        DaemonThreads(),
+        config,
+        session.stop,
+    )
+    _check([x for x in (*found, *tried) if isinstance(x, str)], len(found))
+    played = [x for x in tried if not isinstance(x, str)]
+    pairs = zip(demonstrations, played, strict=True)
+    good = [(d, e) for d, e in pairs if e.reward >= least]
     if not good:
-        raise BadInput(f"expected demonstrations, got none of {len(found)} that earns {least:g}")
-    _keep(kept, [jsonlines.dumps(row) for row, _ in good], begins=run.step == 0)
+        raise BadInput(f"expected demonstrations to learn from, got 0 of {len(found)}; "
+                       "see --min_reward")  # fmt: skip
+    _keep(Path(config.run.dir) / _KEPT, [d.line for d, _ in good], begins=run.step == 0)
     mean = np.mean([episode.reward for _, episode in good])
     run.note(f"{len(good)} of {len(found)} demonstrations, mean reward {mean:.3f}; "
              f"{config.algo.episodes} a step")  # fmt: skip
@@ -181,11 +188,10 @@ def _check(faults: Sequence[str], of: int) -> None:
 
 def _keep(file: Path, lines: Sequence[str], begins: bool) -> None:
     """Writes the demonstrations of a run that begins; those of one that goes on must be equal."""
-    if not processes.is_lead():
-        return
-    if begins:
+    if begins and processes.is_lead():
         jsonlines.write(file, lines)
-    elif not file.is_file() or file.read_text("utf-8") != "".join(f"{x}\n" for x in lines):
+    text = "".join(f"{line}\n" for line in lines).encode()
+    if not begins and not (file.is_file() and file.read_bytes() == text):
         raise BadInput(
             f"{file}: this run began with other demonstrations; leave --data and --demonstrations "
             "out to go on, or choose another --out"

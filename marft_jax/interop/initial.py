@@ -49,7 +49,7 @@ def initial_adapters(
     fresh: Adapters,
     saved: Mapping[str, peft.Adapter] | None = None,
 ) -> Adapters:
-    """Each adapter from its folder, or of ``saved``; the others as in ``fresh``, wherever that lies.
+    """Each adapter of its folder or of ``saved``; the others as in ``fresh``, wherever that lies.
 
     Loading is exact: another alpha is multiplied into B; a lower rank leaves the further rows of B
     zero, and their columns of A fresh, so that they can learn.

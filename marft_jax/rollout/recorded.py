@@ -26,13 +26,14 @@ from marft_jax.config import BadInput, Config
 from marft_jax.engine.engine import Completion, Request
 from marft_jax.envs.base import Env
 from marft_jax.errors import described, reason
+from marft_jax.formats import jsonlines
 from marft_jax.models.tokenizers.tokenizer import Tokenizer
 from marft_jax.rollout.live_episode import CALL_SHIFT
 from marft_jax.rollout.rollout import Rollout
 from marft_jax.team.profiles import Profile
 from marft_jax.team.prompts import Team
 from marft_jax.team.workflows import Workflow
-from marft_jax.types import Episode, StepResult
+from marft_jax.types import Episode, StepResult, Turn
 from marft_jax.user_code import number_of, shown, text_of
 
 _AT_ONCE = 256  # episodes that are played together
@@ -52,7 +53,8 @@ class Demonstration(NamedTuple):
     """A recorded episode.
 
     Attributes:
-        where: its file and line, for messages.
+        where: its file and the line's number, for messages.
+        line: the line.
         index: the number of its task in the environment; None where only the text is known.
         task: the text of its task; None where only the number is known.
         turns: in acting order.
@@ -60,19 +62,11 @@ class Demonstration(NamedTuple):
     """
 
     where: str
+    line: str
     index: int | None
     task: str | None
     turns: tuple[Said, ...]
     reward: float | None = None
-
-    def row(self) -> dict[str, Any]:
-        """The line that it is read from."""
-        plain = {"index": self.index, "task": self.task, "reward": self.reward}
-        turns = [
-            {key: value for key, value in turn._asdict().items() if value is not False}
-            for turn in self.turns
-        ]
-        return {key: value for key, value in plain.items() if value is not None} | {"turns": turns}
 
 
 def read(file: str) -> Iterator[Demonstration | str]:
@@ -92,19 +86,15 @@ def read(file: str) -> Iterator[Demonstration | str]:
 
 def _parsed(line: bytes, where: str) -> Demonstration | str:
     try:
-        return demonstration(json.loads(line), where)
+        text = line.decode().strip()
+        return _demonstration(where, text, json.loads(text))
     except BadInput as error:
         return f"{where}: {error}"
     except (ValueError, RecursionError) as error:
         return f"{where}: not JSON: {described(error, bare=ValueError)}"
 
 
-def demonstration(row: Any, where: str) -> Demonstration:
-    """A demonstration of plain values.
-
-    Raises:
-        BadInput: expected, got.
-    """
+def _demonstration(where: str, line: str, row: Any) -> Demonstration:
     if not isinstance(row, dict) or not isinstance(row.get("turns"), list) or not row["turns"]:
         raise BadInput(f"{_FORM}, got {shown(row)}")
     index, task = row.get("index"), row.get("task")
@@ -114,6 +104,7 @@ def demonstration(row: Any, where: str) -> Demonstration:
         raise BadInput(f"expected the number or the text of its task, got {shown(index)}")
     return Demonstration(
         where,
+        line,
         index,
         None if task is None else text_of("task", task),
         tuple(_said(turn, f"turn {k}") for k, turn in enumerate(row["turns"], 1)),
@@ -144,11 +135,8 @@ def demonstrated(
                 "--demonstrations: this environment offers none; give its class a method "
                 "demonstrate(agents), or take --data"
             )
-        where = f"demonstration {number}"
-        try:
-            yield demonstration(row | {"turns": env.demonstrate(agents)}, where)
-        except BadInput as error:
-            yield f"{where}: {error}"
+        line = jsonlines.dumps(row | {"turns": env.demonstrate(agents)})
+        yield _parsed(line.encode(), f"demonstration {number}")
 
 
 def replay(
@@ -173,7 +161,7 @@ def replay(
         engine,  # pyright: ignore[reportArgumentType]
         plain,
         workflow,
-        lambda: _Posed(demonstrations, create_env),  # pyright: ignore[reportArgumentType]
+        lambda: _Posed(demonstrations, create_env),
         threads,
         max_failed=None,
         step_seconds=config.rollout.step_seconds,
@@ -276,17 +264,17 @@ def _places(turns: Sequence[Said]) -> dict[int, int]:
 
 
 class _Posed:
-    """The environment of a demonstration: that of its task's number, or one that asks its text."""
+    """The environment of a demonstration, at its task's number; where only the text is known, one
+    that grades nothing."""
 
     def __init__(self, demonstrations: Sequence[Demonstration], create: Callable[[], Env]):
         self._demonstrations, self._create = demonstrations, create
         self._env: Any = None
 
-    def reset(self, number: int) -> str:
-        own = self._demonstrations[number]
+    def reset(self, seed: int) -> str:
+        self._own = own = self._demonstrations[seed]
         if own.index is None:
-            self._env = _Text(own)
-            return self._env.reset(number)
+            return own.task or ""
         self._env = self._create()
         task = text_of("reset: the task", self._env.reset(own.index))
         if own.task not in (None, task):
@@ -296,18 +284,10 @@ class _Posed:
             )
         return task
 
+    def step(self, turns: Sequence[Turn]) -> StepResult:
+        if self._env is None:
+            return StepResult("", self._own.reward or 0.0, done=True)
+        return self._env.step(turns)
+
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._env, name)
-
-
-class _Text:
-    """A task of which only the text is known: nothing is graded, and one step is all."""
-
-    def __init__(self, own: Demonstration):
-        self._own = own
-
-    def reset(self, seed: int) -> str:
-        return self._own.task or ""
-
-    def step(self, turns: Sequence[Any]) -> StepResult:
-        return StepResult("", self._own.reward or 0.0, done=True)
+        return getattr(self._env, name)  # its view, its tool
