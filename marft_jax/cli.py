@@ -209,6 +209,7 @@ _FILES = {
     getattr(errno, name)
     for name in "ENOSPC EDQUOT EROFS EACCES EPERM EIO ENOENT ENOTDIR EISDIR EFBIG ELOOP".split()
 } | {errno.ENAMETOOLONG}
+_OR_AUTO = " | Literal['auto']"
 _OF_A_START = ("mesh.coordinator", "mesh.processes", "mesh.process")
 _HELP = f"""{Config.__doc__}
 
@@ -348,6 +349,8 @@ def _value(kind: str, words: Sequence[str]) -> Any:
 
 
 def _scalar(kind: str, word: str) -> Any:
+    if kind.endswith(_OR_AUTO):
+        return word if word == "auto" else _scalar(kind.removesuffix(_OR_AUTO), word)
     if kind.endswith(" | None"):
         return None if word.lower() in ("none", "null") else _scalar(kind[: -len(" | None")], word)
     if kind.startswith("Literal"):
@@ -365,7 +368,7 @@ def _expected(kind: str) -> str:
     """What a setting takes, in words: ``a number or none``."""
     words = {"int": "a whole number", "float": "a number", "str": "text", "bool": "true or false"}
     words |= {"None": "none", "tuple[int, ...]": "whole numbers", "tuple[str, ...]": "words"}
-    words |= {"tuple[float, ...]": "numbers"}
+    words |= {"tuple[float, ...]": "numbers", "Literal['auto']": "auto"}
     if kind.startswith("Literal"):
         return f"one of {', '.join(_choices(kind))}"
     return " or ".join(words[part] for part in kind.split(" | "))

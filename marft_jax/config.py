@@ -213,9 +213,15 @@ class Algo:
     overlong_penalty: float = setting(1.0, least=0, read=on("algo.overlong_buffer", "above 0"))
     """What an action as long as its limit loses."""
 
-    gamma: float = setting(0.99, least=0, most=1, read=only("algo.name", "appo", "tppo", OWN))
-    """appo, tppo: discount from one decision to the next."""
-    gae_lambda: float = setting(0.95, least=0, most=1, read=only("algo.name", "appo", "tppo", OWN))
+    gamma: float | Literal["auto"] = setting(
+        "auto", least=0, most=1, read=only("algo.name", "appo", "tppo", OWN)
+    )
+    """appo, tppo: discount from one decision to the next. auto: 0.99, and 1 for tppo, whose
+    decisions are tokens."""
+    gae_lambda: float | Literal["auto"] = setting(
+        "auto", least=0, most=1, read=only("algo.name", "appo", "tppo", OWN)
+    )
+    """appo, tppo: decay of what later decisions tell of an earlier one. auto: 0.95; tppo: 1."""
     normalize: str = "auto"
     """Advantages to mean 0 and deviation 1 over the batch, each agent's, each group, each agent's
     n-th turn in a group (batch, agent, group, group_turn), or none; or package.module:function.
@@ -244,7 +250,8 @@ class Algo:
     """Ratios to the policy at the start of the update, weighed by its own ratio to the policy that
     sampled: those over the cap count 0, or are cut to it."""
     correction_cap: float = setting(5.0, least=1, read=unless("algo.correction", "none"))
-    entropy_coef: float = 0.01
+    entropy_coef: float | Literal["auto"] = "auto"
+    """Weight of the entropy bonus. auto: 0.01, and 0 for grpo, gspo and reinforce."""
     kl_coef: float = setting(0.0, least=0)
     """Weight of the KL to the base without adapters; 0 is off."""
     kl_in: Literal["reward", "loss"] = setting("reward", read=on("algo.kl_coef", "above 0"))

@@ -90,7 +90,7 @@ def settings_of(config: Config, flags: Iterable[str] = ()) -> Config:
             section == "guard" and name in _GUARD
         ):  # fmt: skip
             raise BadInput(f"--{flag}: imitation does not read it; leave it out")
-    algo = Algo("imitation", entropy_coef=0.0, **{k: getattr(config.algo, k) for k in _ALGO})
+    algo = Algo("imitation", **{k: getattr(config.algo, k) for k in _ALGO})
     best = config.run.best_metric
     return dataclasses.replace(
         config,

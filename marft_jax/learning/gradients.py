@@ -124,6 +124,7 @@ def _policy_loss(adapters, r, p: Targets, *, graphdef, config, algorithm: Algori
         correction_BX = losses.correction_weight(
             old_BX, behaviour_BX, algo.correction, algo.correction_cap
         )
+    assert algo.entropy_coef != "auto"  # settled
     loss_BX = algorithm.policy_loss(algo, new_BX, old_BX, p.advantages_BX) * correction_BX
     loss_BX = loss_BX - algo.entropy_coef * entropy_BX
     if p.reference_BA is not None:
