@@ -153,8 +153,9 @@ class Lora:
     rank: int = setting(8, least=1)
     alpha: float = setting(16.0, above=0)
     """The correction is scaled by alpha / rank."""
-    targets: tuple[str, ...] = ("q", "v")
-    """Matrices with an adapter, any of q, k, v, o, gate, up, down."""
+    targets: tuple[str, ...] = TARGETS
+    """Matrices with an adapter, any of q, k, v, o, gate, up, down: attention alone learns less,
+    even with as many parameters (Schulman et al. 2025, LoRA Without Regret)."""
     init: str | None = None
     """Adapters to start from: a run directory, an export, or steps_NNNN of MARFT."""
 
