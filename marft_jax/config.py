@@ -181,8 +181,8 @@ class Algo:
     """Episodes per training step."""
     group_size: int | None = setting(None, least=1)
     """How many of them share a task; none: 8 where the algorithm compares them, else 1."""
-    lr: float = setting(1e-3, least=0)
-    """Adam's learning rate for the adapters."""
+    lr: float | Literal["auto"] = setting("auto", least=0)
+    """Adam's learning rate for the adapters. auto: 1e-3 for tiny, of a real model by its width."""
     epochs: int = setting(2, least=1)
     """Passes over each batch."""
     minibatches: int = setting(2, least=1)

@@ -89,6 +89,7 @@ class Training:
         self._credit = make_credit(config.algo, team)
         self._level: Level = algorithm.level
         self.learner = Learner(config, self.session.base, team, algorithm, mesh)
+        self._config = config = self.learner.config
         self._guard = Guard(config.guard, team.names, folder / "transcripts" / "guard.jsonl")
         self._checkpoints = stack.enter_context(open_checkpoints(config, self.session))
         self._begin = functools.partial(initial_state, config, team)
