@@ -12,6 +12,7 @@ from marft_jax.errors import exit_with
 
 COMMANDS = {
     "train": "fine-tune a team",
+    "imitate": "fine-tune a team on demonstrations",
     "evaluate": "play benchmarks or held-out tasks",
     "chat": "ask a trained team questions",
     "export": "take a trained team out of a run",

@@ -147,10 +147,11 @@ class Lora:
     rank: int = setting(8, least=1)
     alpha: float = setting(16.0, above=0)
     """The correction is scaled by alpha / rank."""
-    targets: tuple[str, ...] = ("q", "v")
-    """Matrices with an adapter, any of q, k, v, o, gate, up, down."""
+    targets: tuple[str, ...] = TARGETS
+    """Matrices with an adapter, any of q, k, v, o, gate, up, down: attention alone learns less,
+    even with as many parameters (Schulman et al. 2025, LoRA Without Regret)."""
     init: str | None = None
-    """A folder with a peft folder per adapter to start from: an export, or steps_NNNN of MARFT."""
+    """Adapters to start from: a run directory, an export, or steps_NNNN of MARFT."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -174,8 +175,8 @@ class Algo:
     """Episodes per training step."""
     group_size: int | None = setting(None, least=1)
     """Episodes that share a task; none: 8 where the algorithm compares them, else 1."""
-    lr: float = setting(1e-3, least=0)
-    """Adam's learning rate for the adapters."""
+    lr: float | Literal["auto"] = setting("auto", least=0)
+    """Adam's learning rate for the adapters. auto: 1e-3 for tiny, of a real model by its width."""
     epochs: int = setting(2, least=1)
     """Passes over each batch."""
     minibatches: int = setting(2, least=1)
@@ -207,9 +208,10 @@ class Algo:
     overlong_penalty: float = setting(1.0, least=0, read=on("algo.overlong_buffer", "above 0"))
     """The penalty of an action as long as its limit."""
 
-    gamma: float = setting(0.99, least=0, most=1, read=_VALUES)
-    """appo, tppo: discount from one decision to the next."""
-    gae_lambda: float = setting(0.95, least=0, most=1, read=_VALUES)
+    gamma: float | Literal["auto"] = setting("auto", least=0, most=1, read=_VALUES)
+    """appo, tppo: discount from one decision to the next. auto: 0.99; tppo, by tokens: 1."""
+    gae_lambda: float | Literal["auto"] = setting("auto", least=0, most=1, read=_VALUES)
+    """appo, tppo: decay of what later decisions tell of an earlier one. auto: 0.95; tppo: 1."""
     normalize: str = "auto"
     """Advantages to mean 0 and deviation 1 over the batch, each agent's, each group, each agent's
     n-th turn in a group (batch, agent, group, group_turn), or none; or package.module:function.
@@ -238,7 +240,8 @@ class Algo:
     """Ratios to the policy at the start of the update, weighed by its own ratio to the policy that
     sampled: those over the cap count 0, or are cut to it."""
     correction_cap: float = setting(5.0, least=1, read=unless("algo.correction", "none"))
-    entropy_coef: float = 0.01
+    entropy_coef: float | Literal["auto"] = "auto"
+    """Weight of the entropy bonus. auto: 0.01, and 0 for grpo, gspo and reinforce."""
     kl_coef: float = setting(0.0, least=0)
     """Weight of the KL to the base without adapters; 0 is off."""
     kl_in: Literal["reward", "loss"] = setting("reward", read=on("algo.kl_coef", "above 0"))

@@ -26,6 +26,7 @@ class Stream(enum.IntEnum):
     MINIBATCHES = 3  # order of the microbatches in an update, for each step
     TRAINING = 4  # actions, see ``ActionKey``
     EVALUATION = 5
+    DEMONSTRATIONS = 6  # their order, for each pass over all of them
 
 
 class ActionKey(NamedTuple):

@@ -12,7 +12,7 @@ from typing import NoReturn
 import jax
 
 from marft_jax import cli
-from marft_jax.config import Config
+from marft_jax.config import BadInput, Config
 from marft_jax.parallel import processes
 from marft_jax.run.training import open_training
 
@@ -43,6 +43,11 @@ def train(config: Config) -> int:
         RunFailed: the run directory cannot be written, too many episodes failed, or training
             collapsed again and again. Whatever is raised, the last finished step is saved.
     """
+    if config.algo.name == "imitation":
+        raise BadInput(
+            "--algo.name imitation: it learns from demonstrations, see marft_jax.imitate; to go on "
+            "from what it learned, choose another --run.dir and --lora.init"
+        )
     with open_training(config) as run:
         learner = run.learner
         for step in run.steps():

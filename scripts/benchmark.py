@@ -124,7 +124,7 @@ class Bench:
         profiles = tuple(Profile(f"agent{i}", answers=True) for i in range(agents))
         config = settle(
             config_lib.Config(
-                lora=config_lib.Lora(rank=self.rank, alpha=2.0 * self.rank),
+                lora=config_lib.Lora(rank=self.rank, alpha=2.0 * self.rank, targets=("q", "v")),
                 algo=config_lib.Algo(
                     **{"epochs": 1, "minibatches": 1, **algo},
                     microbatch_tokens=self.microbatch_tokens,

@@ -160,6 +160,8 @@ STORY = [
     ("python -m marft_jax.export --run runs/quickstart --out models --format merged", []),
     ("python -m marft_jax.evaluate --run runs/quickstart --step best", ["--limit", "2"]),
     ("python -m marft_jax.train --lora.init team --run.dir runs/again", NO_STEP),
+    ("python -m marft_jax.imitate --out runs/start --demonstrations 200 --run.steps 10", ONE_STEP),
+    ("python -m marft_jax.train --lora.init runs/start --run.dir runs/trained", NO_STEP),
     ("python -m marft_jax.train --team.file drafts.yaml", [*NO_STEP, "--run.dir", "runs/drafts"]),
     ("python -m marft_jax.train --env.name parity:Parity", [*NO_STEP, "--run.dir", "runs/parity"]),
     ("python -m marft_jax.envs.check parity:Parity", []),

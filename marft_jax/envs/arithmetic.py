@@ -3,10 +3,21 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import re
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from marft_jax.envs.base import EnvSource, Grade, Split, Task, held_out, question_source
+from marft_jax.envs.base import (
+    EnvSource,
+    Grade,
+    Member,
+    QuestionEnv,
+    Split,
+    Task,
+    held_out,
+    question_source,
+)
 from marft_jax.errors import BadInput
 
 if TYPE_CHECKING:
@@ -28,13 +39,30 @@ def source(config: Config, split: Split) -> EnvSource:
         train_task(0, terms, holdout)  # fails now rather than in the first episode
 
         def of(terms: int) -> EnvSource:
-            return question_source(lambda seed: train_task(seed, terms, holdout), grade, horizon)
+            return EnvSource(lambda: Sums(lambda seed: train_task(seed, terms, holdout), horizon))
 
         return of(terms)._replace(easier=[of(fewer).create for fewer in range(2, terms)])
     tasks = eval_tasks(terms, holdout)
     if not tasks:
         raise BadInput(f"--env.holdout: expected tasks to evaluate on, got {holdout}; raise it")
     return question_source(lambda seed: tasks[seed % len(tasks)], grade, horizon, len(tasks))
+
+
+class Sums(QuestionEnv):
+    """A sum; arguments as of ``QuestionEnv``."""
+
+    def __init__(self, pick: Callable[[int], Task], horizon: int) -> None:
+        super().__init__(pick, grade, horizon)
+
+    def demonstrate(self, agents: Sequence[Member]) -> list[dict[str, str]]:
+        """All additions but the last by those who do not answer, the last by those who do; where
+        everyone answers, all by everyone."""
+        numbers = [int(digit) for digit in self._task.question.removesuffix("=?").split("+")]
+        totals = list(itertools.accumulate(numbers))
+        steps = [f"{a}+{b}={c}" for a, b, c in zip(totals, numbers[1:], totals[1:], strict=False)]
+        plan, answer = ",".join(steps[:-1]) or str(numbers[0]), steps[-1]
+        answer = ",".join(steps) if all(agent.answers for agent in agents) else answer
+        return [{"agent": a.name, "text": answer if a.answers else plan} for a in agents]
 
 
 def task(digits: str) -> Task:

@@ -42,10 +42,14 @@ bad_input = BadInput  # for datasets
 
 
 class Env(Protocol):
-    """An episode of a task: an object is made for each. Two more methods  are optional:
-    ``view(agent, observation) -> str``, the part of the state that the agent of that name sees, and
-    ``tool(turn) -> str | None``, the answer to a tool that the turn calls, after which the same
-    agent goes on. All are called from threads, ``view`` of all episodes one after another.
+    """An episode of a task: an object is made for each.
+
+    Three more methods are optional: ``view(agent, observation) -> str``, what the agent of that
+    name sees of the state; ``tool(turn) -> str | None``, the answer to a tool that the turn calls,
+    after which the same agent goes on; None where it calls none; and ``demonstrate(agents)``, turns
+    that solve the task of ``reset``, as ``{"agent": name, "text": text}`` in the order in which the
+    team's workflow takes them. It is given the team's members, in acting order. All are called
+    from threads, ``view`` of all episodes one after another.
     """
 
     def reset(self, seed: int) -> str:
@@ -55,6 +59,16 @@ class Env(Protocol):
     def step(self, turns: Sequence[Turn]) -> StepResult:
         """Answers the turns that the team took in this step. Called from a thread; may block."""
         ...
+
+
+class Member(Protocol):
+    """An agent of the team, as ``demonstrate`` is given it; ``answers``: its turns are graded."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def answers(self) -> bool: ...
 
 
 class Task(NamedTuple):

@@ -7,6 +7,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Mapping
 from pathlib import Path
 
 import jax
@@ -20,21 +22,34 @@ from marft_jax.models.lora import Adapters, shape_of
 from marft_jax.team.prompts import Team
 
 
-def initial_state(config: Config, team: Team, fresh: TrainState) -> TrainState:
+def initial_state(
+    config: Config,
+    team: Team,
+    fresh: TrainState,
+    saved: Mapping[str, peft.Adapter] | None = None,
+) -> TrainState:
     """``fresh`` with the adapters and the value head that the settings name.
+
+    Args:
+        saved: adapters by their names, where ``lora.init`` is no folder of peft folders.
 
     Raises:
         BadInput: a folder is missing, or does not fit the base, the team or the settings.
     """
-    state = fresh._replace(adapters=initial_adapters(team, config.lora, fresh.adapters))
+    state = fresh._replace(adapters=initial_adapters(team, config.lora, fresh.adapters, saved))
     head = Path(config.lora.init) / first_release.VALUE_HEAD if config.lora.init else None
     if head is None or not head.is_file() or not state.critic.head:
         return state
     return state._replace(critic=state.critic._replace(head=_value_head(head, state.critic.head)))
 
 
-def initial_adapters(team: Team, settings: LoraSettings, fresh: Adapters) -> Adapters:
-    """Each adapter from its folder, the others as in ``fresh``.
+def initial_adapters(
+    team: Team,
+    settings: LoraSettings,
+    fresh: Adapters,
+    saved: Mapping[str, peft.Adapter] | None = None,
+) -> Adapters:
+    """Each adapter of its folder or of ``saved``; the others as in ``fresh``, wherever that lies.
 
     Loading is exact: another alpha is multiplied into B; a lower rank leaves the further rows of B
     zero, and their columns of A fresh, so that they can learn.
@@ -42,13 +57,20 @@ def initial_adapters(team: Team, settings: LoraSettings, fresh: Adapters) -> Ada
     Raises:
         BadInput: see ``initial_state``.
     """
-    folders = _folders(team, settings)
-    if not folders:
+    own = settings if saved is None else dataclasses.replace(settings, init=None)
+    folders = _folders(team, own)
+    if not folders and not saved:
         return fresh
     loaded = jax.tree.map(lambda x: np.array(jax.device_get(x)), fresh)
     scale = settings.alpha / settings.rank
-    for n, folder in folders.items():
-        _copy(peft.read(folder), loaded, n, scale, folder)
+    for n, name in enumerate(team.adapter_names):
+        if n in folders:
+            _copy(peft.read(folders[n]), loaded, n, scale, folders[n])
+        elif saved is not None:
+            where = Path(settings.init or "") / name
+            if name not in saved:
+                raise BadInput(f"{where}: expected this adapter, found {', '.join(saved)}")
+            _copy(saved[name], loaded, n, scale, where)
     return jax.tree.map(lambda new, old: jax.device_put(new, old.sharding), loaded, fresh)
 
 

@@ -117,6 +117,7 @@ def _policy_loss(
         correction_BX = losses.correction_weight(
             old_BX, behaviour_BX, algo.correction, algo.correction_cap
         )
+    assert algo.entropy_coef != "auto"  # settled
     loss_BX = static.algorithm.policy_loss(algo, new_BX, old_BX, t.advantages_BX) * correction_BX
     loss_BX = loss_BX - algo.entropy_coef * entropy_BX
     if t.reference_BA is not None:

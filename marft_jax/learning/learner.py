@@ -58,13 +58,14 @@ class Learner:
         mesh: rows are split over it, state is replicated.
 
     Attributes:
+        config: settled, with the base's learning rate.
         pack: ``batch.build`` for this learner: of episodes, rewards and seed.
     """
 
     def __init__(
         self, config: Config, base: BaseModel, team: Team, algorithm: Algorithm, mesh: Mesh
     ):
-        self._config = config = settle(config)
+        self.config = self._config = config = settle(config, base.config)
         self._algorithm, self._mesh, self._team = algorithm, mesh, team
         self._base = base.params
         self.pack = functools.partial(

@@ -51,6 +51,7 @@ def apply(
     moves_N = trainable_N & (sums.taught_N > 0)
     if config.algo.max_kl is not None:
         moves_N &= sums.kl_N / owned_N <= config.algo.max_kl
+    assert config.algo.lr != "auto"  # settled
     optimizer, critic_lr = make_optimizer(config.algo), config.critic.lr * state.lr_scale
     adapters, adapters_opt, norm_N = _step(
         optimizer,

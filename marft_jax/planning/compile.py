@@ -19,7 +19,7 @@ from marft_jax.engine import kv_cache as cache_lib
 from marft_jax.errors import BadInput
 from marft_jax.learning import batch as batch_lib
 from marft_jax.learning import learner
-from marft_jax.learning.algorithms import Algorithm
+from marft_jax.learning.algorithms import Algorithm, settle
 from marft_jax.learning.gradients import Targets
 from marft_jax.learning.state import TrainState
 from marft_jax.learning.values import reads_base
@@ -99,6 +99,7 @@ def describe(
     Raises:
         BadInput: a mesh that the topology cannot have.
     """
+    config = settle(config, model)
     mesh = mesh_lib.make_mesh(config.mesh, topology.devices, topology.per_host)
     copies = mesh.shape["data"] // topology.hosts
     here = Mesh(np.asarray(topology.host).reshape(copies, *mesh.devices.shape[1:]), mesh_lib.AXES)

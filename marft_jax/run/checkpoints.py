@@ -34,6 +34,7 @@ import orbax.checkpoint as ocp
 from marft_jax import config as config_lib
 from marft_jax.errors import RunFailed
 from marft_jax.formats import foreign, jsonlines
+from marft_jax.interop import peft
 from marft_jax.learning.learner import TrainState
 from marft_jax.parallel import processes
 from marft_jax.run.compatibility import check_fits
@@ -182,6 +183,28 @@ class Checkpoints:
         abstract = jax.tree.map(ocp.utils.to_shape_dtype_struct, fresh)
         with ocp.StandardCheckpointer() as reader:
             return Saved(reader.restore(self._folder / str(step) / _STATE, abstract), meta)
+
+    def restore_adapters(self) -> dict[str, peft.Adapter] | None:
+        """The newest adapters by name, whatever they were trained with; None without any."""
+        step = self.find("latest")
+        if step is None:
+            return None
+        meta = self._meta(step)
+        with ocp.StandardCheckpointer() as reader:
+            found = reader.restore(self._folder / str(step) / _STATE)["adapters"]
+        rank, alpha = (meta["config"]["lora"][key] for key in ("rank", "alpha"))
+        return {
+            name: peft.Adapter(
+                {
+                    (target, layer): (ab["a"][n, layer], ab["b"][n, layer])
+                    for target, ab in jax.device_get(found).items()
+                    for layer in range(ab["a"].shape[1])
+                },
+                rank,
+                alpha / rank,
+            )
+            for n, name in enumerate(dict.fromkeys(meta["adapters"]))
+        }
 
     def drop_after(self, step: int) -> None:
         """Removes later checkpoints, the newest first, so that a restart never begins at one."""

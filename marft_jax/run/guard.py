@@ -136,7 +136,7 @@ class Guard:
                 continue
             cut = float(np.mean([turn.truncated or len(turn.action) < 2 for turn in turns]))
             watched = (
-                ("kl", metrics[f"agent/{name}/approx_kl"], operator.le, s.max_kl),
+                ("kl", metrics.get(f"agent/{name}/approx_kl", 0.0), operator.le, s.max_kl),
                 ("entropy", metrics[f"agent/{name}/entropy"], operator.ge, s.min_entropy),
                 ("length", cut, operator.le, s.max_cut),
             )

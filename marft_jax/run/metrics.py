@@ -31,19 +31,24 @@ time/rollout_s time/reward_s time/update_s time/checkpoint_s time/step_s time/co
 device/peak_bytes device/compiled guard/skipped guard/findings guard/rollbacks guard/lr_scale
 """
 _OF_AN_AGENT = "reward turns tokens truncated entropy approx_kl clip_fraction logprob_gap grad_norm"
+_OF_RECORDED = "reward turns tokens truncated entropy loss grad_norm"
+_OF_SAMPLING = "throughput/action_tokens_per_s time/rollout_s time/reward_s"
 _OF_A_CRITIC = "critic/loss critic/explained_variance critic/grad_norm"
 
 
 def metric_names(config: Config, agents: Sequence[str], evaluations: Iterable[Plan]) -> set[str]:
     """The names of all metrics that a run with these (settled) settings reports."""
     algo = config.algo
-    own = _OF_AN_AGENT + " ref_kl" * (algo.kl_coef > 0)
+    recorded = algo.name == "imitation"
+    own = _OF_RECORDED if recorded else _OF_AN_AGENT
+    own += " ref_kl" * (algo.kl_coef > 0)
     own += " correction_weight" * (algo.correction != "none")
     names = {f"agent/{agent}/{what}" for agent in agents for what in own.split()}
     names |= set(_ALWAYS.split())
     names |= set(_OF_A_CRITIC.split()) if config.critic.mode != "none" else set()
     names |= {"episode/dropped_groups"} if algo.dynamic_sampling else set()
     names |= {"curriculum/level"} if config.env.curriculum is not None else set()
+    names -= set(_OF_SAMPLING.split()) if recorded else set()
     return names.union(*(plan.metric_names for plan in evaluations))
 
 
@@ -82,10 +87,11 @@ def metrics_of(
         "episode/failed": collected.failed,
         "tokens/prompt": prompt,
         "tokens/action": action,
-        "throughput/action_tokens_per_s": action / seconds["rollout_s"],
         "throughput/update_tokens_per_s": read / seconds["update_s"],
         "device/peak_bytes": peak_bytes(),
     }
+    if "rollout_s" in seconds:  # none, where all was recorded
+        numbers["throughput/action_tokens_per_s"] = action / seconds["rollout_s"]
     if algo.dynamic_sampling:
         numbers["episode/dropped_groups"] = collected.dropped_groups
     for agent, name in enumerate(team.names):

@@ -156,6 +156,7 @@ def open_reporter(
 _LINE = {
     "reward": ("reward/mean", ".3f"),
     "kl": ("agent/*/approx_kl", ".1e"),
+    "loss": ("agent/*/loss", ".3f"),
     "entropy": ("agent/*/entropy", ".3f"),
     "cut": ("agent/*/truncated", ".0%"),
     "tok/s": ("throughput/action_tokens_per_s", ",.0f"),
@@ -197,7 +198,8 @@ class Display(logging.Handler):
         left = clock(statistics.median_low(self._seconds) * max(self._total - step, 0))
         self._bar.update(self._task, completed=step, left=left)
         parts = {label: _mean(metrics, *how) for label, how in _LINE.items()}
-        parts = {"step": f"{step}/{self._total}", **parts, "left": left}
+        known = {label: value for label, value in parts.items() if value != "-"}
+        parts = {"step": f"{step}/{self._total}", **known, "left": left}
         return Text("  ").join(Text.assemble((k, "dim"), " ", v) for k, v in parts.items())
 
     def doing(self, text: str, quiet: bool) -> None:

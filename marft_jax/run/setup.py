@@ -17,8 +17,8 @@ from marft_jax.config import BadInput, Config
 from marft_jax.engine.compiled import Shape
 from marft_jax.engine.engine import Engine
 from marft_jax.envs.base import EnvSource, Split, make
-from marft_jax.interop.initial import initial_state
-from marft_jax.learning.algorithms import find_algorithm, settle
+from marft_jax.interop import initial
+from marft_jax.learning.algorithms import find_algorithm
 from marft_jax.learning.learner import Learner, TrainState
 from marft_jax.models.weights.load import BaseModel, load_base
 from marft_jax.parallel import mesh as mesh_lib
@@ -108,9 +108,9 @@ def restore_state(session: Session, run: str | None, step: str = "latest") -> Tr
     Raises:
         BadInput: the run has no such checkpoint, or it belongs to another base or team.
     """
-    config, team = settle(session.config), session.team
-    algorithm = find_algorithm(config.algo.name)
-    fresh = Learner(config, session.base, team, algorithm, session.mesh).init()
+    team, algorithm = session.team, find_algorithm(session.config.algo.name)
+    learner = Learner(session.config, session.base, team, algorithm, session.mesh)
+    config, fresh = learner.config, learner.init()
     if run is None:
         if step != "latest":
             raise BadInput(f"--step {step}: only a --run has steps; leave it out")
@@ -125,6 +125,23 @@ def restore_state(session: Session, run: str | None, step: str = "latest") -> Tr
                 f"checkpoint; there are: {there}"
             )
     return saved.state
+
+
+def initial_state(config: Config, team: Team, fresh: TrainState) -> TrainState:
+    """The state that a training begins with; ``lora.init`` may be a run directory: its newest
+    adapters.
+
+    Raises:
+        BadInput: see ``interop.initial``; or the run has no intact checkpoint.
+    """
+    run = config.lora.init
+    if run is None or not (Path(run) / "checkpoints").is_dir():
+        return initial.initial_state(config, team, fresh)
+    with Checkpoints(run, {}, keep=1) as checkpoints:
+        saved = checkpoints.restore_adapters()
+    if saved is None:
+        raise BadInput(f"--lora.init {run}: it has no intact checkpoint yet")
+    return initial.initial_state(config, team, fresh, saved)
 
 
 def open_source(stack: contextlib.ExitStack, config: Config, split: Split) -> EnvSource:

@@ -15,7 +15,6 @@ from marft_jax.config import BadInput, Config
 from marft_jax.envs.threads import DaemonThreads
 from marft_jax.errors import Stopped
 from marft_jax.formats import jsonlines
-from marft_jax.interop.initial import initial_state
 from marft_jax.learning.algorithms import find_algorithm, settle
 from marft_jax.learning.batch import Batch, Level
 from marft_jax.learning.credit import make_credit
@@ -41,7 +40,13 @@ from marft_jax.run.metrics import (
 from marft_jax.run.periodic_evaluation import PeriodicEvaluation
 from marft_jax.run.recovery import open_checkpoints, resume, roll_back
 from marft_jax.run.reporters import open_reporter
-from marft_jax.run.setup import Session, make_rollout, open_session, open_source
+from marft_jax.run.setup import (
+    Session,
+    initial_state,
+    make_rollout,
+    open_session,
+    open_source,
+)
 from marft_jax.run.signals import EXIT_STOPPED, Stop
 from marft_jax.run.transcripts import record, turn_numbers
 from marft_jax.team.team_files import Blueprint, load_team
@@ -51,6 +56,7 @@ class Training:
     """A run between two of its steps, from the newest checkpoint of its directory to the last step.
 
     Attributes:
+        source: where its episodes come from.
         session, learner: what plays, and what learns.
         state: all that training changes; ``step`` of its steps are done.
         metrics: the numbers of the step that was reported last, by name.
@@ -68,14 +74,17 @@ class Training:
     ):
         self._config, self._stop, self._folder = config, stop, folder
         self._lock = stack.enter_context(Lock(folder))
-        self._curriculum = Curriculum(open_source(stack, config, "train"), config)
+        self.source = open_source(stack, config, "train")
+        self._curriculum = Curriculum(self.source, config)
         self._evaluation = PeriodicEvaluation(stack, config)
         agents = [profile.name for profile in blueprint.agents]
         known = metric_names(config, agents, self._evaluation.plans)
         check_best_metric(config.run.best_metric, known)
-        self.session = open_session(config, blueprint)._replace(stop=stop)
-        team, algorithm = self.session.team, find_algorithm(config.algo.name)
-        self.learner = Learner(config, self.session.base, team, algorithm, self.session.mesh)
+        session = open_session(config, blueprint)._replace(stop=stop)
+        team, algorithm = session.team, find_algorithm(config.algo.name)
+        self.learner = Learner(config, session.base, team, algorithm, session.mesh)
+        self._config = config = self.learner.config
+        self.session = session._replace(config=config)
         self._credit = make_credit(config.algo, team)
         self._level: Level = algorithm.level
         self._guard = Guard(config.guard, team.names, folder / "transcripts" / "guard.jsonl")
@@ -120,6 +129,10 @@ class Training:
     def seed(self) -> tuple[int, int]:
         """Of all that is drawn in a step; after a rollback, that of a step never reached."""
         return self._config.run.seed, attempt(self.step, self._guard.rollbacks)
+
+    def note(self, line: str) -> None:
+        """Says something once, on the screen and in ``log.txt``."""
+        self._reporter.event(line)
 
     def play(self) -> Collected:
         """Plays the episodes of the step with the present adapters, and credits their turns."""
@@ -238,7 +251,8 @@ def check_learns(config: Config, blueprint: Blueprint) -> None:
     for profile in blueprint.agents:
         if profile.reward is not None:
             find_step_reward(profile.reward)
-        if profile.trainable and profile.sampling(config.team).temperature == 0:
+        sampled = config.algo.name != "imitation"
+        if sampled and profile.trainable and profile.sampling(config.team).temperature == 0:
             raise BadInput(
                 f"agent {profile.name!r}: expected a temperature above 0 in training, got 0: "
                 "greedy samples teach nothing; raise --team.temperature, or its own"

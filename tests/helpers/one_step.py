@@ -21,7 +21,7 @@ from marft_jax.parallel import mesh as mesh_lib
 LAYERS = 1  # compiles twice as fast as two
 ALGO = Algo(epochs=2, minibatches=1, lr=1e-3, microbatch_tokens=512)
 ONCE = dataclasses.replace(ALGO, epochs=1)
-LORA = Lora(rank=small.RANK, alpha=small.ALPHA)
+LORA = Lora(rank=small.RANK, alpha=small.ALPHA, targets=small.QV)
 
 
 def settings(algo: Algo = ALGO, **critic: Any) -> Config:

@@ -39,6 +39,8 @@ CONFIG = DecoderConfig(
 )
 CONTEXT = 64
 RANK, ALPHA = 3, 6.0
+QV = ("q", "v")
+"""The matrices of ``adapters``."""
 NAMES = ("planner", "solver", "checker")
 
 
@@ -106,7 +108,7 @@ def team_of(
 def adapters(n: int = 2, seed: int = 0, layers: int = 2) -> lora.Adapters:
     """Random adapters with a B that is not zero, so that each owner writes something else."""
     tree = {}
-    for i, target in enumerate(("q", "v")):
+    for i, target in enumerate(QV):
         rng = np.random.default_rng([seed, i])
         d_in, d_out = CONFIG.target_shape(target)
         a = rng.normal(size=(n, layers, d_in, RANK)) * d_in**-0.5

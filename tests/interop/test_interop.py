@@ -184,7 +184,7 @@ def write_pair(folder):
 
 def test_a_whole_team_loads_from_a_folder_and_is_written_back_bit_for_bit(tmp_path):
     write_pair(tmp_path / "team")
-    settings = Lora(init=str(tmp_path / "team"))
+    settings = Lora(init=str(tmp_path / "team"), targets=small.QV)
     team, fresh = team_and_fresh(settings)
     loaded = initial_adapters(team, settings, fresh)
     for n, name in enumerate(team.adapter_names):
@@ -197,7 +197,8 @@ def test_a_whole_team_loads_from_a_folder_and_is_written_back_bit_for_bit(tmp_pa
 
 def initial(folder, hidden=(16, 4), **more):
     settings = config_lib.Config(
-        lora=Lora(init=str(folder), **more), critic=config_lib.Critic(hidden=hidden)
+        lora=Lora(init=str(folder), targets=small.QV, **more),
+        critic=config_lib.Critic(hidden=hidden),
     )
     team = small.team(2)
     learner = Learner(settings, small.base(), team, find_algorithm("appo"), small.one_device())
@@ -233,7 +234,7 @@ def test_shipped_teams_take_the_first_releases_checkpoints(name, tmp_path):
         inner = (profile.name,) if i % 2 else ()
         factors = random_factors(small.CONFIG, ("q", "v"), rank=8, seed=i)
         peft.write(tmp_path.joinpath(profile.name, *inner), factors, 16.0, "base")
-    settings = Lora(init=str(tmp_path))
+    settings = Lora(init=str(tmp_path), targets=small.QV)
     team = small.team_of(blueprint)
     fresh = lora.init(
         jax.random.key(0), small.CONFIG, adapters=team.adapters, rank=8, targets=settings.targets
@@ -323,7 +324,7 @@ def test_an_adapter_that_does_not_fit_is_one_clear_line(what, tmp_path):
             )
     elif spoil is not None:
         spoil(tmp_path / "solver")
-    settings = Lora(init=str(tmp_path), rank=4 if what == "a higher rank" else 8)
+    settings = Lora(init=str(tmp_path), rank=4 if what == "a higher rank" else 8, targets=small.QV)
     team, fresh = team_and_fresh(settings)
     with pytest.raises(BadInput) as caught:
         initial_adapters(team, settings, fresh)

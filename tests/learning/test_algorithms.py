@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 
 import jax
@@ -523,3 +524,38 @@ def test_what_outside_functions_return_is_checked(outside, grouped):
             algorithm.advantages(Algo(), grouped, grouped.rewards_EJ, None)
     with pytest.raises(BadInput, match="expected an array of shape"):
         find_normalizer(f"{outside}:WRONG")(grouped.rewards_EJ, grouped, None, False)
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("appo", (0.99, 0.95, 0.01)),
+        ("tppo", (1.0, 1.0, 0.01)),
+        ("grpo", ("auto", "auto", 0.0)),
+        ("gspo", ("auto", "auto", 0.0)),
+        ("reinforce", ("auto", "auto", 0.0)),
+        ("imitation", ("auto", "auto", 0.0)),
+    ],
+)
+def test_auto_is_what_fits_the_decisions_of_an_algorithm(name, expected):
+    algo = settle(cli.parse(["--algo.name", name])).algo
+    assert (algo.gamma, algo.gae_lambda, algo.entropy_coef) == expected
+    given = settle(cli.parse(["--algo.name", name, "--algo.entropy_coef", "0.5"])).algo
+    assert given.entropy_coef == 0.5
+
+
+@pytest.mark.parametrize(
+    ("flags", "width", "expected"),
+    [
+        (["--model.base", "tiny"], 64, 1e-3),
+        (["--model.base", "x"], 576, 1.3e-4),
+        (["--model.base", "x", "--algo.name", "imitation"], 576, 1.3e-3),
+        (["--model.base", "x", "--algo.name", "imitation"], 2048, 4.9e-4),
+        (["--model.base", "x", "--algo.lr", "0.01"], 576, 0.01),
+    ],
+)
+def test_the_learning_rate_of_a_real_model_follows_from_its_width(flags, width, expected):
+    config = cli.parse(flags)
+    model = dataclasses.replace(small.CONFIG, d_model=width)
+    assert settle(config, model).algo.lr == pytest.approx(expected)
+    assert settle(settle(config), model) == settle(config, model)

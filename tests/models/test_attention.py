@@ -201,7 +201,7 @@ def updated(where, attention):
     algo = config_lib.Algo(name="grpo", episodes=16, group_size=2, epochs=1, minibatches=1)
     config = settle(
         config_lib.Config(
-            lora=config_lib.Lora(rank=small.RANK, alpha=small.ALPHA),
+            lora=config_lib.Lora(rank=small.RANK, alpha=small.ALPHA, targets=small.QV),
             algo=dataclasses.replace(algo, microbatch_tokens=1024, kl_coef=0.1),
         )
     )

@@ -31,7 +31,7 @@ def learned(name: str, where: Mesh):
     """(state, metrics) of two optimiser steps of two microbatches each, the second partly empty."""
     config = settle(
         config_lib.Config(
-            lora=config_lib.Lora(rank=small.RANK, alpha=small.ALPHA),
+            lora=config_lib.Lora(rank=small.RANK, alpha=small.ALPHA, targets=small.QV),
             critic=config_lib.Critic(hidden=(16,)),
             algo=config_lib.Algo(
                 name=name, episodes=16, group_size=2 if name == "grpo" else None,

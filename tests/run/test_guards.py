@@ -166,7 +166,7 @@ def test_counts_go_to_the_agents_that_own_the_adapter():
 
 
 CONFIG = config_lib.Config(
-    lora=config_lib.Lora(rank=small.RANK, alpha=small.ALPHA),
+    lora=config_lib.Lora(rank=small.RANK, alpha=small.ALPHA, targets=small.QV),
     critic=config_lib.Critic(hidden=(8,)),
     algo=config_lib.Algo(epochs=1, minibatches=1, microbatch_tokens=512),
 )

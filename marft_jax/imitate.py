@@ -1,0 +1,231 @@
+"""Fine-tunes a team on demonstrations: a supervised start, before reinforcement learning or alone.
+
+    python -m marft_jax.imitate --out runs/start --demonstrations 200
+    python -m marft_jax.imitate --out runs/start --data mine.jsonl --run.steps 100
+    python -m marft_jax.imitate --out runs/again --data runs/first/transcripts/*.jsonl --min_reward 1
+    python -m marft_jax.train --lora.init runs/start
+
+A demonstration is a line of JSON: ``{"task": ..., "turns": [{"agent": ..., "text": ...}, ...]}``,
+or one of a transcript. Each is played through the team's own workflow; every agent learns its own
+turns, given the prompts that it will see (the loss is the cross-entropy of their tokens). A step
+takes the next ``algo.episodes`` demonstrations; each pass over all of them is shuffled anew. Further
+flags are those of training. The same command goes on where it ended, and so does ``--out`` alone.
+"""  # noqa: E501
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import sys
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple, NoReturn
+
+import jax
+import numpy as np
+
+from marft_jax import cli, random_keys
+from marft_jax.config import Algo, Config
+from marft_jax.envs.threads import DaemonThreads
+from marft_jax.errors import BadInput
+from marft_jax.formats import jsonlines
+from marft_jax.learning.credit import make_credit
+from marft_jax.parallel import processes
+from marft_jax.printable import one_line
+from marft_jax.random_keys import Stream
+from marft_jax.rollout.collect import Collected
+from marft_jax.rollout.recorded import Demonstration, demonstrated, read, replay
+from marft_jax.run.training import Training, open_training
+from marft_jax.team.workflows import find_workflow
+from marft_jax.types import Credit, Episode
+
+_ALGO = ("episodes", "lr", "epochs", "minibatches", "microbatch_tokens", "reuse", "max_grad_norm",
+         "agent_interval")  # fmt: skip
+_GUARD = {"max_kl": None, "min_entropy": None, "reward_drop": None}  # of what the team samples
+_MOST = 20  # faults that are shown
+_KEPT = "demonstrations.jsonl"
+
+
+class Wanted(NamedTuple):
+    """Which demonstrations: those of files, and of the environment's first tasks."""
+
+    files: Sequence[str] = ()
+    generated: int = 0
+    min_reward: float | None = None
+
+
+def main(argv: Sequence[str] | None = None) -> NoReturn:
+    """Leaves with 0: done; 1: could not go on; 2: bad input; 75: stopped by a signal, saved."""
+    parser = cli.Parser("marft_jax.imitate", __doc__)
+    parser.add_argument("--out", metavar="DIR", required=True, help="the run directory")
+    parser.add_argument("--data", metavar="FILE", nargs="+", default=[], help="demonstrations")
+    parser.add_argument(
+        "--demonstrations", metavar="N", type=int, default=0,
+        help="those that the environment offers of its first N tasks",
+    )  # fmt: skip
+    parser.add_argument(
+        "--min_reward", metavar="R", type=float, help="only those that earn as much"
+    )
+    with cli.boundary():
+        own, rest = parser.parse_known_args(argv)
+        config = settings_of(cli.parse_training([*rest, "--run.dir", own.out]), rest)
+        wanted = Wanted(own.data, own.demonstrations, own.min_reward)
+        try:
+            code = imitate(config, wanted)
+        except jax.errors.JaxRuntimeError as error:
+            if jax.process_count() == 1:
+                raise
+            processes.leave(error)
+    sys.exit(code)
+
+
+def settings_of(config: Config, flags: Iterable[str] = ()) -> Config:
+    """Training's settings without those that are about the team's own samples.
+
+    Raises:
+        BadInput: one of ``flags`` is such a setting.
+    """
+    named = (word[2:].partition("=")[0] for word in flags if word.startswith("--"))
+    for flag in (name.replace("-", "_") for name in named):
+        section, _, name = flag.partition(".")
+        if section == "critic" or section == "algo" and name not in _ALGO or (
+            section == "guard" and name in _GUARD
+        ):  # fmt: skip
+            raise BadInput(f"--{flag}: imitation does not read it; leave it out")
+    algo = Algo("imitation", **{k: getattr(config.algo, k) for k in _ALGO})
+    best = config.run.best_metric
+    return dataclasses.replace(
+        config,
+        algo=algo,
+        critic=dataclasses.replace(type(config.critic)(), mode="none"),
+        guard=dataclasses.replace(config.guard, **_GUARD),
+        run=dataclasses.replace(config.run, best_metric=None if best == "reward/mean" else best),
+    )
+
+
+def imitate(config: Config, wanted: Wanted) -> int:
+    """Learns to the last step, from the newest checkpoint of the run directory if there is one.
+
+    Returns:
+        The exit code: 0, or 75 when a signal stopped the run after a save.
+
+    Raises:
+        BadInput: settings, model, team or demonstrations that do not fit.
+        RunFailed: the run directory cannot be written.
+    """
+    found = _read(Path(config.run.dir), wanted)
+    with open_training(config) as run:
+        episodes = prepared(run, config, wanted, found)
+        credit, learner = make_credit(config.algo, run.session.team), run.learner
+        for step in run.steps():
+            run.session.engine.release()  # nothing but an evaluation needs it
+            seen = batch_of(episodes, credit, config.algo.episodes, run.seed)
+            with run.clock("update_s"):
+                batch = learner.pack(seen.episodes, seen.rewards, seed=run.seed)
+                run.state, estimates, learned = learner.learn(run.state, batch, step)
+                run.transcribe(seen, estimates)  # while the devices update
+                jax.block_until_ready((run.state, learned))
+            verdict = run.report(seen, batch, _renamed(learned))
+            run.save(verdict)
+    return run.exit_code
+
+
+def _read(folder: Path, wanted: Wanted) -> list[Demonstration | str]:
+    """The lines of the files, or of those that the run began with."""
+    files, kept = wanted.files, folder / _KEPT
+    if not files and not wanted.generated:
+        if not kept.is_file():
+            raise BadInput("expected --data FILE, or --demonstrations N, got neither")
+        files = [str(kept)]
+    return [one for file in files for one in read(file)]
+
+
+def prepared(
+    run: Training, config: Config, wanted: Wanted, found: Sequence[Demonstration | str]
+) -> list[Episode]:
+    """The episodes of all demonstrations; the run directory keeps what it begins with.
+
+    Raises:
+        BadInput: there are none, they cannot all be replayed, or they are not those of before.
+    """
+    session = run.session
+    least = -np.inf if wanted.min_reward is None else wanted.min_reward
+    found = [*found, *demonstrated(run.source.create, session.team.profiles, wanted.generated)]
+    demonstrations = [
+        d for d in found if isinstance(d, Demonstration) and (d.reward is None or d.reward >= least)
+    ]
+    tried = replay(
+        demonstrations,
+        session.team,
+        find_workflow(session.workflow),
+        run.source.create,
+        DaemonThreads(),
+        config,
+        session.stop,
+    )
+    _check([x for x in (*found, *tried) if isinstance(x, str)], len(found))
+    played = [x for x in tried if not isinstance(x, str)]
+    pairs = zip(demonstrations, played, strict=True)
+    good = [(d, e) for d, e in pairs if e.reward >= least]
+    if not good:
+        raise BadInput(f"expected demonstrations to learn from, got 0 of {len(found)}; "
+                       "see --min_reward")  # fmt: skip
+    _keep(Path(config.run.dir) / _KEPT, [d.line for d, _ in good], begins=run.step == 0)
+    mean = np.mean([episode.reward for _, episode in good])
+    run.note(f"{len(good)} of {len(found)} demonstrations, mean reward {mean:.3f}; "
+             f"{config.algo.episodes} a step")  # fmt: skip
+    return [episode for _, episode in good]
+
+
+def _check(faults: Sequence[str], of: int) -> None:
+    """Shows each fault on a line, and raises ``BadInput`` if there are any."""
+    for fault in faults[:_MOST]:
+        print(f"marft_jax: {one_line(fault, 500)}", file=sys.stderr)
+    if faults:
+        more = f" (the first {_MOST} above)" if len(faults) > _MOST else ""
+        raise BadInput(
+            f"{len(faults)} of {of} demonstrations cannot be replayed{more}; correct them, or "
+            "leave them out"
+        )
+
+
+def _keep(file: Path, lines: Sequence[str], begins: bool) -> None:
+    """Writes the demonstrations of a run that begins; those of one that goes on must be equal."""
+    if begins and processes.is_lead():
+        jsonlines.write(file, lines)
+    text = "".join(f"{line}\n" for line in lines).encode()
+    if not begins and not (file.is_file() and file.read_bytes() == text):
+        raise BadInput(
+            f"{file}: this run began with other demonstrations; leave --data and --demonstrations "
+            "out to go on, or choose another --out"
+        )
+
+
+def batch_of(
+    episodes: Sequence[Episode], credit: Credit, size: int, seed: tuple[int, int]
+) -> Collected:
+    """The next demonstrations; ``seed``: of the run, and how many steps came before."""
+    first = seed[1] * size
+    chosen = []
+    for place in range(first, first + size):
+        turn, i = divmod(place, len(episodes))
+        chosen.append(episodes[_order(seed[0], turn, len(episodes))[i]])
+    rewards = [credit(episode) for episode in chosen]
+    return Collected(chosen, rewards, chosen, rewards, 0, 0, 0.0)
+
+
+@functools.lru_cache(maxsize=2)
+def _order(seed: int, turn: int, count: int) -> np.ndarray:
+    return random_keys.generator(seed, Stream.DEMONSTRATIONS, turn).permutation(count)
+
+
+def _renamed(learned: dict[str, Any]) -> dict[str, Any]:
+    """The metrics of an update on recorded actions, whose own log-prob is 0: so the distance to
+    the learner's is their cross-entropy per token."""
+    sampled = ("logprob_gap", "approx_kl", "clip_fraction")
+    kept = {key: value for key, value in learned.items() if key not in sampled}
+    return kept | {"loss": learned["logprob_gap"]}
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,307 @@
+"""Demonstrations: episodes that were recorded or written by hand, played again.
+
+A demonstration is played through the team's own workflow and environment, with the recorded
+actions in place of a model's, so that every agent is shown exactly what it will see when it acts
+itself. One is a line of JSON, of a file by hand or of a transcript of any run:
+
+    {"task": 7, "turns": [{"agent": "planner", "text": "3+5=8"}, {"agent": "solver", "text": "17"}]}
+
+``task`` is the number of a task of the environment, or a text, which is then the whole task: it
+ends after one step, and earns the line's ``reward`` or 0. A transcript has both, the number as
+``index``, and the text must be that task's. Of a turn that called a tool, ``tool`` says so; of one
+that was cut off at its limit, ``truncated``.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Executor
+from pathlib import Path
+from typing import Any, NamedTuple, cast
+
+import numpy as np
+
+from marft_jax.config import Config
+from marft_jax.engine.engine import Completion, Request
+from marft_jax.envs.base import Env
+from marft_jax.errors import BadInput, described, reason
+from marft_jax.formats import jsonlines
+from marft_jax.models.tokenizers.tokenizer import Tokenizer
+from marft_jax.rollout.rollout import Rollout
+from marft_jax.team.profiles import Profile
+from marft_jax.team.prompts import Team
+from marft_jax.team.workflows import Workflow
+from marft_jax.types import Episode, FailedEpisode, Sample, StepResult, Turn
+from marft_jax.user_code import number_of, shown, text_of
+
+_AT_ONCE = 256  # episodes that are played together
+_FORM = 'expected {"task": ..., "turns": [{"agent": ..., "text": ...}, ...]}'
+
+
+class Said(NamedTuple):
+    """A recorded turn: who wrote what; whether it called a tool; whether its limit cut it off."""
+
+    agent: str
+    text: str
+    tool: bool = False
+    truncated: bool = False
+
+
+class Demonstration(NamedTuple):
+    """A recorded episode.
+
+    Attributes:
+        where: its file and the line's number, for messages.
+        line: the line.
+        number: of its task in the environment; None where only the text is known.
+        task: the text of its task; None where only the number is known.
+        turns: in acting order.
+        reward: what it earned when it was recorded, where that is known.
+    """
+
+    where: str
+    line: str
+    number: int | None
+    task: str | None
+    turns: tuple[Said, ...]
+    reward: float | None = None
+
+
+def read(file: str) -> Iterator[Demonstration | str]:
+    """The demonstrations of a file, and a line for each that is none.
+
+    Raises:
+        BadInput: the file cannot be read.
+    """
+    try:
+        with Path(file).open("rb") as lines:
+            for number, line in enumerate(lines, 1):
+                if line.strip():
+                    yield _parsed(line, f"{file}:{number}")
+    except (OSError, ValueError) as error:
+        raise BadInput(f"--data {file}: cannot be read ({reason(error)})") from error
+
+
+def _parsed(line: bytes, where: str) -> Demonstration | str:
+    try:
+        text = line.decode().strip()
+        return _demonstration(where, text, json.loads(text))
+    except BadInput as error:
+        return f"{where}: {error}"
+    except (ValueError, RecursionError) as error:
+        return f"{where}: not JSON: {described(error, bare=ValueError)}"
+
+
+def _demonstration(where: str, line: str, row: Any) -> Demonstration:
+    fields = _fields(row)
+    turns: Any = fields.get("turns")
+    if not isinstance(turns, list) or not turns:
+        raise BadInput(f"{_FORM}, got {shown(row)}")
+    index, task, reward = (fields.get(key) for key in ("index", "task", "reward"))
+    if type(task) is int:
+        index, task = task, None
+    if index is None and task is None or not (index is None or type(index) is int and index >= 0):
+        raise BadInput(f"expected the number or the text of its task, got {shown(index)}")
+    return Demonstration(
+        where,
+        line,
+        index,
+        None if task is None else text_of("task", task),
+        tuple(_said(turn, f"turn {k}") for k, turn in enumerate(turns, 1)),  # pyright: ignore
+        None if reward is None else number_of("reward", reward),
+    )
+
+
+def _fields(row: Any) -> dict[str, Any]:
+    return cast(dict[str, Any], row) if isinstance(row, dict) else {}
+
+
+def _said(turn: Any, what: str) -> Said:
+    fields = _fields(turn)
+    agent, tool, cut = (fields.get(key) for key in ("agent", "tool", "truncated"))
+    if not isinstance(agent, str):
+        raise BadInput(f'{what}: expected {{"agent": ..., "text": ...}}, got {shown(turn)}')
+    text = text_of(f"{what}, text", fields.get("text"))
+    return Said(agent, text, tool not in (None, False), cut is True)
+
+
+def demonstrated(
+    create_env: Callable[[], Env], agents: Sequence[Profile], count: int
+) -> Iterator[Demonstration | str]:
+    """What the environment demonstrates of its first tasks, see ``envs.base.Env``.
+
+    Raises:
+        BadInput: it demonstrates nothing.
+    """
+    for number in range(count):
+        env: Any = create_env()
+        row = {"index": number, "task": env.reset(number)}
+        if not hasattr(env, "demonstrate"):
+            raise BadInput(
+                "--demonstrations: this environment offers none; give its class a method "
+                "demonstrate(agents), or take --data"
+            )
+        line = jsonlines.dumps(row | {"turns": env.demonstrate(agents)})
+        yield _parsed(line.encode(), f"demonstration {number}")
+
+
+def replay(
+    demonstrations: Sequence[Demonstration],
+    team: Team,
+    workflow: Callable[[Team, str], Workflow],
+    create_env: Callable[[], Env],
+    threads: Executor,
+    config: Config,
+    stop: Callable[[], bool],
+) -> list[Episode | str]:
+    """The episode of each demonstration, or a line that says why the workflow cannot replay it.
+
+    The log-prob of a recorded action is 0 and its temperature 1.
+
+    Raises:
+        Stopped: ``stop`` said so.
+    """
+    plain = team._replace(sampling=tuple(s._replace(temperature=1.0) for s in team.sampling))
+    engine = _Recorded(demonstrations, team.tokenizer)
+    rollout = Rollout(
+        engine,
+        plain,
+        workflow,
+        lambda: _Posed(demonstrations, create_env),
+        threads,
+        max_failed=None,
+        step_seconds=config.rollout.step_seconds,
+        max_tool_calls=config.team.max_tool_calls,
+        max_turns=config.rollout.max_turns,
+        stop=stop,
+    )
+    played: list[Episode | str] = []
+    for first in range(0, len(demonstrations), _AT_ONCE):
+        numbers = range(first, min(first + _AT_ONCE, len(demonstrations)))
+        part = rollout.play([Sample(i, i) for i in numbers], 0)
+        found = {episode.index: episode for episode in (*part.episodes, *part.failed)}
+        for i in numbers:
+            own, episode = demonstrations[i], found[i]
+            wrong = _fault(own, episode, team.names) or engine.faults.get(i)
+            if wrong or isinstance(episode, FailedEpisode):
+                played.append(f"{own.where}: {wrong}")
+            else:
+                played.append(episode._replace(index=i if own.number is None else own.number))
+    return played
+
+
+def _fault(
+    own: Demonstration, episode: Episode | FailedEpisode, names: Sequence[str]
+) -> str | None:
+    """Why an episode is not the one that was recorded."""
+    for k, said in enumerate(own.turns, 1):
+        if said.agent not in names:
+            return f"turn {k}: unknown agent {shown(said.agent)}; the team has {', '.join(names)}"
+    if isinstance(episode, FailedEpisode):
+        return episode.why
+    for k, (turn, said) in enumerate(zip(episode.turns, own.turns, strict=False), 1):
+        if turn.name != said.agent:
+            return f"turn {k}: expected {turn.name}, whose turn it is, got {said.agent}"
+    if len(episode.turns) < len(own.turns):
+        why = episode.results[-1].info.get("truncated")
+        why = f" (its {why} are full)" if why else ""
+        return f"the episode ends after turn {len(episode.turns)} of {len(own.turns)}{why}"
+    return None
+
+
+class _Recorded:
+    """Stands in for the engine: answers each request with what its demonstration says there.
+
+    Attributes:
+        faults: number of a demonstration to why a request of its cannot be answered.
+    """
+
+    def __init__(self, demonstrations: Sequence[Demonstration], tokenizer: Tokenizer):
+        self._demonstrations, self._tokenizer = demonstrations, tokenizer
+        self._waiting: list[tuple[int, Request]] = []
+        self._asked = 0
+        self.faults: dict[int, str] = {}
+
+    @property
+    def busy(self) -> bool:
+        return bool(self._waiting)
+
+    def submit(self, request: Request) -> int:
+        self._asked += 1
+        self._waiting.append((self._asked, request))
+        return self._asked
+
+    def step(self) -> list[tuple[int, Completion]]:
+        waiting, self._waiting = self._waiting, []
+        return [(ticket, self._completion(request)) for ticket, request in waiting]
+
+    def _completion(self, request: Request) -> Completion:
+        """The recorded tokens; where there are none that fit, the end of the turn alone."""
+        _, _, number, _, act, call = request.key
+        turns, end = self._demonstrations[number].turns, self._tokenizer.eos_ids[-1]
+        try:
+            k = _places(turns)[act, call]
+            ids = self._ids(turns[k], request.sampling.max_new_tokens, f"turn {k + 1}")
+            finished = not turns[k].truncated
+        except KeyError:
+            self.faults.setdefault(number, f"it has no turn {len(turns) + 1}, which comes then")
+            ids, finished = [end], True
+        except BadInput as error:
+            self.faults.setdefault(number, str(error))
+            ids, finished = [end], True
+        return Completion(np.asarray(ids, np.int32), np.zeros(len(ids), np.float32), finished)
+
+    def _ids(self, said: Said, limit: int, what: str) -> list[int]:
+        ids, ends = self._tokenizer.encode(said.text), self._tokenizer.eos_ids
+        if set(ids) & set(ends):
+            raise BadInput(f"{what}: its text spells out the token that ends a turn")
+        if said.truncated and ids:
+            return ids[:limit]
+        if len(ids) >= limit:
+            raise BadInput(
+                f"{what}: {len(ids) + 1} tokens with its end, expected at most the {limit} that "
+                f"{said.agent} may write there; raise max_new_tokens or --model.context"
+            )
+        return [*ids, ends[-1]]
+
+
+def _places(turns: Sequence[Said]) -> dict[tuple[int, int], int]:
+    """The turn that a request's key means: number of its act, and of tools called before it."""
+    places: dict[tuple[int, int], int] = {}
+    act, calls = -1, 0
+    for k in range(len(turns)):
+        again = k > 0 and turns[k - 1].tool
+        act, calls = (act, calls + 1) if again else (act + 1, 0)
+        places[act, calls] = k
+    return places
+
+
+class _Posed:
+    """The environment of a demonstration, at its task's number; where only the text is known, one
+    that grades nothing."""
+
+    def __init__(self, demonstrations: Sequence[Demonstration], create: Callable[[], Env]):
+        self._demonstrations, self._create = demonstrations, create
+        self._env: Any = None
+
+    def reset(self, seed: int) -> str:
+        self._own = own = self._demonstrations[seed]
+        if own.number is None:
+            return own.task or ""
+        self._env = self._create()
+        task = text_of("reset: the task", self._env.reset(own.number))
+        if own.task not in (None, task):
+            raise BadInput(
+                f"task {own.number} of this environment is {shown(task)}, expected "
+                f"{shown(own.task)}; see --env, or leave the number out"
+            )
+        return task
+
+    def step(self, turns: Sequence[Turn]) -> StepResult:
+        if self._env is None:
+            return StepResult("", self._own.reward or 0.0, done=True)
+        return self._env.step(turns)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._env, name)  # its view, its tool
