@@ -125,7 +125,7 @@ def test_a_check_has_a_time_limit(method):
     started = time.monotonic()
     problems, _ = check(hanging, seconds=0.3)
     assert time.monotonic() - started < 3.5
-    assert len(problems) == 1 and "no answer after 0.3 s" in problems[0]
+    assert len(problems) == 1 and re.search(r"no answer after 0\.[1-3] s", problems[0])
     assert "test_envs_check.py" in problems[0]
 
 

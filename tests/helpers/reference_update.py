@@ -261,7 +261,8 @@ def value_slopes(algo: Algo, values: np.ndarray, old: np.ndarray, returns: np.nd
 
     near = old + np.clip(values - old, -algo.value_clip, algo.value_clip)
     slope = -np.clip(returns - values, -delta, delta)
-    return np.where((error(values) >= error(near)), slope, 0.0)
+    inside = np.abs(values - old) <= algo.value_clip  # there both are one, but for rounding
+    return np.where(inside | (error(values) >= error(near)), slope, 0.0)
 
 
 # The optimiser.

@@ -19,7 +19,7 @@ SHAPED = dict(reward_bias=-0.5, reward_scale=4.0, reward_clip=1.5)
 GROUPS = dict(group_size=4, credit_discount=0.5, **SHAPED)
 CASES = {
     "appo": dict(credit="step_discount", credit_discount=0.5, kl_coef=0.1, **SHAPED),
-    "tppo": dict(normalize="agent", kl_coef=0.05, gamma=0.98, gae_lambda=0.9, clip_high=0.3),
+    "tppo": dict(normalize="agent", kl_coef=0.05, gae_lambda=0.9, clip_high=0.3),
     "grpo": dict(credit="step_discount", kl_coef=0.1, kl_in="loss", kl_estimator="k3", **GROUPS),
     "gspo": dict(
         credit="step_discount", normalize="group_turn", clip=0.02, dual_clip=1.05, **GROUPS

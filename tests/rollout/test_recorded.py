@@ -20,7 +20,7 @@ from marft_jax.team.dag import Graph, Node
 from marft_jax.team.profiles import Profile
 from marft_jax.team.team_files import Blueprint, load_team
 from marft_jax.team.workflows import find_workflow
-from marft_jax.types import StepResult
+from marft_jax.types import Sample, StepResult
 
 THREE = (
     Profile("planner", prompt="p"),
@@ -74,7 +74,7 @@ def test_a_transcript_is_played_again_token_by_token(workflow, how, tmp_path):
     rollout = Rollout(
         Scripted(speak), team, find_workflow(workflow), lambda: Lookup(2), DaemonThreads()
     )
-    whole = rollout.play(range(5), 0)
+    whole = rollout.play([Sample(i, i) for i in range(5)], 0).episodes
     decode = team.tokenizer.decode
     lines = [jsonlines.dumps(transcripts.record(episode, decode)) for episode in whole]
     again = replayed(demonstrations_in(lines, tmp_path), team, workflow, lambda: Lookup(2))
