@@ -18,11 +18,9 @@ from typing import NoReturn
 from rich.console import Console
 
 from marft_jax import cli
-from marft_jax import config as config_lib
 from marft_jax.envs.base import Grade, Task, question_source
 from marft_jax.envs.threads import DaemonThreads
-from marft_jax.errors import RunFailed
-from marft_jax.printable import printable
+from marft_jax.errors import BadInput, RunFailed, printable
 from marft_jax.run import transcripts
 from marft_jax.run.setup import Session, open_session, play_held_out, restore_state
 from marft_jax.team.team_files import load_team
@@ -52,7 +50,7 @@ def chat(session: Session) -> None:
         source = question_source(lambda _, task=task: task, lambda *_: _UNGRADED, horizon=1)
         try:
             [episode] = play_held_out(session, source, threads, number, 1).episodes
-        except (config_lib.BadInput, RunFailed) as error:  # too long a question: say so, go on
+        except (BadInput, RunFailed) as error:  # too long a question: say so, go on
             console.print(printable(str(error)), markup=False)
         else:
             console.print(transcripts.render(episode._replace(results=())))

@@ -33,7 +33,7 @@ from marft_jax import cli
 from marft_jax import config as config_lib
 from marft_jax.envs import base as envs
 from marft_jax.envs.threads import DaemonThreads
-from marft_jax.errors import Stopped, reason
+from marft_jax.errors import BadInput, Stopped, reason
 from marft_jax.evaluation import tables
 from marft_jax.evaluation.benchmarks import Plan, plans
 from marft_jax.evaluation.scores import Record, Scores, score
@@ -66,7 +66,7 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
     with cli.boundary():
         own, rest = parser.parse_known_args(argv)
         if own.limit is not None and own.limit < 1:
-            raise config_lib.BadInput(f"--limit: expected at least 1, got {own.limit}")
+            raise BadInput(f"--limit: expected at least 1, got {own.limit}")
         rest += ["--eval.benchmarks", *own.benchmark] if own.benchmark else []
         rest += ["--eval.data", own.data] if own.data is not None else []
         config = cli.parse_run(own.run, own.base, rest)
@@ -170,7 +170,7 @@ def _writable_folder(out: str | None, run: str | None, base: str) -> Path:
         folder.mkdir(parents=True, exist_ok=True)
         tempfile.TemporaryFile(dir=folder).close()
     except (OSError, ValueError) as error:
-        raise config_lib.BadInput(
+        raise BadInput(
             f"--out {folder}: responses cannot be written there ({reason(error)}); name a folder "
             "where they can"
         ) from error
@@ -283,7 +283,7 @@ def _file_name(plan: Plan, step: int | None, player: Player) -> str:
 def _write_summary(path: Path, scores: Scores) -> None:
     """``summary.json``: all figures, those of earlier evaluations in the folder too."""
     rows: dict[str, Any] = {}
-    with contextlib.suppress(config_lib.BadInput):
+    with contextlib.suppress(BadInput):
         rows = foreign.read_settings(path)
     for (name, player), found in scores.items():
         rows[f"{name}, {player}"] = found.metrics(name) | {

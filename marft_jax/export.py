@@ -27,7 +27,7 @@ from safetensors import SafetensorError
 
 from marft_jax import cli
 from marft_jax import config as config_lib
-from marft_jax.errors import RunFailed, reason
+from marft_jax.errors import BadInput, RunFailed, reason
 from marft_jax.interop import card, huggingface, peft
 from marft_jax.models import lora
 from marft_jax.run.manifest import DRAFT
@@ -63,11 +63,9 @@ def export(
     blueprint = load_team(config.team.file)
     names = [profile.name for profile in blueprint.agents]
     if agent is not None and (form != "merged" or agent not in names):
-        raise config_lib.BadInput(
-            f"--agent {agent}: expected --format merged and one of {', '.join(names)}"
-        )
+        raise BadInput(f"--agent {agent}: expected --format merged and one of {', '.join(names)}")
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise config_lib.BadInput(f"--out {out}: expected a new or empty folder")
+        raise BadInput(f"--out {out}: expected a new or empty folder")
     session = open_session(config, blueprint)
     state = restore_state(session, run, step)
     facts = card.Facts(run, int(state.step), config, blueprint, _portable(session.base.source))

@@ -27,11 +27,10 @@ import numpy as np
 from marft_jax import cli, random_keys
 from marft_jax.config import Algo, Config
 from marft_jax.envs.threads import DaemonThreads
-from marft_jax.errors import BadInput
+from marft_jax.errors import BadInput, one_line
 from marft_jax.formats import jsonlines
 from marft_jax.learning.credit import make_credit
 from marft_jax.parallel import processes
-from marft_jax.printable import one_line
 from marft_jax.random_keys import Stream
 from marft_jax.rollout.collect import Collected
 from marft_jax.rollout.recorded import Demonstration, demonstrated, read, replay

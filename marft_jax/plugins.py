@@ -1,17 +1,30 @@
-"""A user's own code, found by name; what fails in it is shown with its own file and line."""
+"""Code that users bring: found by name, and the border to what it raises and returns.
+
+Environments, workflows, tools, step rewards may be anything: an exception without a text, a number
+that is none, an object that raises when it is looked at. What passes is a plain value of ours, or a
+``Failure`` of one line that names the user's own file and line. All checks raise ``BadInput``:
+expected, got.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import os
 import sys
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Collection, Iterable, Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
 
 from marft_jax.errors import BadInput, described, place
+from marft_jax.formats import jsonlines
+from marft_jax.types import StepResult
+
+_MOST_PARTS = 100_000  # of an info
 
 
-def imported(name: str, what: str, known: Iterable[str], kind: str = "function") -> Any:
+def load_plugin(name: str, what: str, known: Iterable[str], kind: str = "function") -> Any:
     """Imports ``package.module:name``; the current directory is searched too.
 
     Args:
@@ -39,3 +52,79 @@ def imported(name: str, what: str, known: Iterable[str], kind: str = "function")
     if found is None:
         raise BadInput(f"{what} {name}: {module.__file__} has no {attribute!r}")
     return found
+
+
+class Failure(NamedTuple):
+    """Why code of a user failed, on one line; ``is_bad_input`` where it broke a contract of ours
+    rather than itself."""
+
+    text: str
+    is_bad_input: bool = False
+
+
+def failure_of(error: BaseException) -> Failure:
+    """Describes what a user's code raised, with its place."""
+    return Failure(described(error) + place(error), isinstance(error, BadInput))
+
+
+def shown(value: Any) -> str:
+    """A value as messages show it."""
+    try:
+        return f"{value!r:.60}"
+    except BaseException:
+        return f"a {type(value).__name__} that cannot be shown"
+
+
+def text_of(what: str, value: Any) -> str:
+    """A text as every tokenizer can take it: lone surrogates become U+FFFD."""
+    if not isinstance(value, str):
+        raise BadInput(f"{what}: expected a text, got {shown(value)}")
+    return str.encode(value, "utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
+
+
+def number_of(what: str, value: Any) -> float:
+    """A number as a float. One that is not finite passes: the guard of a run looks for those."""
+    with contextlib.suppress(TypeError, ValueError, OverflowError):
+        if not isinstance(value, (str, bytes)):
+            return float(value)
+    raise BadInput(f"{what}: expected a number, got {shown(value)}")
+
+
+def info_of(what: str, value: Any) -> dict[str, Any]:
+    """An info as transcripts keep it: plain values that JSON can hold, not endless nor too many."""
+    if not isinstance(value, Mapping):
+        raise BadInput(f"{what}: expected a mapping, got {shown(value)}")
+    try:
+        return jsonlines.plain(dict(value), _MOST_PARTS)
+    except (ValueError, RecursionError) as error:
+        raise BadInput(f"{what}: expected what JSON can hold: {error}") from error
+
+
+def result_of(result: Any, acted: Collection[str]) -> StepResult:
+    """The answer of an environment to a step.
+
+    Args:
+        result: what its ``step`` returned.
+        acted: names of the agents that acted in the step.
+    """
+    if not isinstance(result, StepResult):
+        raise BadInput(f"expected a marft_jax.types.StepResult, got {shown(result)}")
+    if not isinstance(result.done, (bool, np.bool_)):
+        raise BadInput(f"done: expected True or False, got {shown(result.done)}")
+    paid = result.agent_rewards
+    if not isinstance(paid, Mapping):
+        raise BadInput(f"agent_rewards: expected names to numbers, got {shown(paid)}")
+    for name in paid:
+        if name not in acted:
+            raise BadInput(
+                f"agent_rewards: expected names of agents that acted in this step "
+                f"({', '.join(dict.fromkeys(acted))}), got {shown(name)}"
+            )
+    return StepResult(
+        text_of("observation", result.observation),
+        number_of("reward", result.reward),
+        bool(result.done),
+        info_of("info", result.info),
+        {str(name): number_of(f"agent_rewards[{name!r}]", paid[name]) for name in paid},
+        text_of("feedback", result.feedback),
+    )

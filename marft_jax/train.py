@@ -12,7 +12,8 @@ from typing import NoReturn
 import jax
 
 from marft_jax import cli
-from marft_jax.config import BadInput, Config
+from marft_jax.config import Config
+from marft_jax.errors import BadInput
 from marft_jax.parallel import processes
 from marft_jax.run.training import open_training
 

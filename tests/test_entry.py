@@ -16,9 +16,8 @@ from rich.console import Console
 import marft_jax
 from marft_jax import __main__ as marft
 from marft_jax import chat, cli, config, evaluate, export, plan, train
-from marft_jax.errors import BadInput, RunFailed
-from marft_jax.plugins import imported
-from marft_jax.printable import printable
+from marft_jax.errors import BadInput, RunFailed, printable
+from marft_jax.plugins import load_plugin
 from marft_jax.run import training, transcripts
 from marft_jax.team.profiles import BUILT_IN
 from marft_jax.team.team_files import Blueprint
@@ -109,7 +108,7 @@ def test_a_fault_of_ours_keeps_its_traceback():
 def test_a_users_module_that_fails_is_one_line_with_its_place(mine, code, shown, line):
     name = mine(f"failing_{abs(hash(code))}", code)
     with pytest.raises(BadInput) as caught:
-        imported(f"{name}:thing", "--env.name", ["arithmetic"])
+        load_plugin(f"{name}:thing", "--env.name", ["arithmetic"])
     message = str(caught.value)
     assert f"--env.name {name}:thing" in message and shown in message
     assert not line or message.endswith(f"{name}.py:{line})")

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from marft_jax import cli, train
-from marft_jax.config import BadInput
+from marft_jax.errors import BadInput
 from marft_jax.learning.algorithms import settle
 from marft_jax.models.tokenizers.tokenizer import ByteTokenizer
 from marft_jax.team import State

@@ -16,11 +16,11 @@ import pytest
 import small
 from scripted import Scripted
 
-from marft_jax.config import Algo, BadInput
+from marft_jax.config import Algo
 from marft_jax.envs import base
 from marft_jax.envs.base import load_class
 from marft_jax.envs.threads import Call, DaemonThreads, interrupt_hanging
-from marft_jax.errors import EpisodesFailed, Stopped
+from marft_jax.errors import BadInput, EpisodesFailed, Stopped
 from marft_jax.formats import jsonlines
 from marft_jax.learning.credit import make_credit
 from marft_jax.learning.step_rewards import find_step_reward

@@ -2,7 +2,7 @@
 
 import pytest
 
-from marft_jax.printable import printable
+from marft_jax.errors import printable
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ from inspect import Parameter
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, cast
 
 from marft_jax.errors import BadInput
-from marft_jax.plugins import imported
+from marft_jax.plugins import load_plugin
 from marft_jax.types import StepResult, Turn
 
 if TYPE_CHECKING:
@@ -209,7 +209,7 @@ def make(config: Config, split: Split) -> EnvSource:
 
 def load_class(name: str, options: Sequence[str] = ()) -> Callable[..., Env]:
     """Imports ``package.module:Class`` and binds its options; raises ``BadInput``."""
-    factory = imported(name, "--env.name", BUILT_IN, "Class")
+    factory = load_plugin(name, "--env.name", BUILT_IN, "Class")
     if not callable(factory):
         raise BadInput(f"--env.name {name}: expected a class, got {type(factory).__name__}")
     missing = [method for method in ("reset", "step") if not hasattr(factory, method)]

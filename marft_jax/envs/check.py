@@ -20,10 +20,9 @@ import numpy as np
 
 from marft_jax.envs.base import from_class, load_class
 from marft_jax.envs.threads import Call, DaemonThreads
-from marft_jax.errors import BadInput
-from marft_jax.printable import one_line
+from marft_jax.errors import BadInput, one_line
+from marft_jax.plugins import result_of, shown, text_of
 from marft_jax.types import StepResult, Turn
-from marft_jax.user_code import result_of, shown, text_of
 
 SLOW_RESET, SLOW_STEP = 1.0, 10.0
 """Seconds above which the check warns."""

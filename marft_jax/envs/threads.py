@@ -17,7 +17,7 @@ from types import FrameType
 from typing import Any
 
 from marft_jax.errors import place
-from marft_jax.user_code import Failure, failure_of
+from marft_jax.plugins import Failure, failure_of
 
 _MOMENT = 1.0  # seconds after which a call that runs in turn is gone past
 _ENVS = Path(__file__).resolve().parent

@@ -14,9 +14,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from marft_jax.config import BadInput, Config
+from marft_jax.config import Config
 from marft_jax.envs.base import BUILT_IN
 from marft_jax.envs.datasets.rows import SUFFIXES
+from marft_jax.errors import BadInput
 from marft_jax.evaluation.scores import passes
 
 

@@ -20,7 +20,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from marft_jax.config import BadInput
+from marft_jax.errors import BadInput
 from marft_jax.formats.foreign import check_memo, readable
 
 VALUE_HEAD = "value_head.pth"

@@ -14,8 +14,9 @@ from pathlib import Path
 import jax
 import numpy as np
 
-from marft_jax.config import BadInput, Config
+from marft_jax.config import Config
 from marft_jax.config import Lora as LoraSettings
+from marft_jax.errors import BadInput
 from marft_jax.interop import first_release, peft
 from marft_jax.learning.learner import TrainState
 from marft_jax.models.lora import Adapters, shape_of

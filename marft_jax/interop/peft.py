@@ -16,7 +16,7 @@ import numpy as np
 from safetensors import safe_open
 from safetensors.numpy import save_file
 
-from marft_jax.config import BadInput
+from marft_jax.errors import BadInput
 from marft_jax.formats.foreign import read_settings, readable
 from marft_jax.models.families import source_name
 from marft_jax.models.lora import TARGETS

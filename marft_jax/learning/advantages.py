@@ -13,8 +13,7 @@ import numpy as np
 
 from marft_jax.errors import BadInput
 from marft_jax.learning.batch import Chain
-from marft_jax.plugins import imported
-from marft_jax.user_code import shown
+from marft_jax.plugins import load_plugin, shown
 
 
 def gae(
@@ -219,7 +218,7 @@ def find_normalizer(name: str) -> Normalizer:
     """
     if name in NORMALIZERS:
         return NORMALIZERS[name]
-    function = imported(name, "--algo.normalize", ["auto", *NORMALIZERS])
+    function = load_plugin(name, "--algo.normalize", ["auto", *NORMALIZERS])
     if not callable(function):
         raise BadInput(f"--algo.normalize: {name!r} is no function; name one")
 

@@ -15,8 +15,7 @@ from marft_jax.learning import advantages as adv
 from marft_jax.learning import losses
 from marft_jax.learning.batch import Chain, Level
 from marft_jax.models.decoder import DecoderConfig
-from marft_jax.plugins import imported
-from marft_jax.user_code import shown
+from marft_jax.plugins import load_plugin, shown
 
 
 class Algorithm(NamedTuple):
@@ -119,7 +118,7 @@ def find_algorithm(name: str) -> Algorithm:
 def _outside(name: str) -> Algorithm:
     """An algorithm of a user's own; what its ``own`` leaves out normalises and compares nothing."""
     what = f"--algo.name {name}"
-    found = imported(name, "--algo.name", ALGORITHMS, kind="NAME")
+    found = load_plugin(name, "--algo.name", ALGORITHMS, kind="NAME")
     if not isinstance(found, Algorithm):
         raise BadInput(f"{what}: expected a marft_jax.learning.Algorithm, got {shown(found)}")
     if found.level not in get_args(Level):

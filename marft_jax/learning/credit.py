@@ -17,11 +17,12 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from marft_jax.config import Algo, BadInput
+from marft_jax.config import Algo
+from marft_jax.errors import BadInput
 from marft_jax.learning.step_rewards import StepReward, find_step_reward
+from marft_jax.plugins import failure_of, shown
 from marft_jax.team.prompts import Team
 from marft_jax.types import Credit, Episode, Turn
-from marft_jax.user_code import failure_of, shown
 
 
 def make_credit(algo: Algo, team: Team) -> Credit:

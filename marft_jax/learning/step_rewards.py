@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 
-from marft_jax.config import BadInput
-from marft_jax.plugins import imported
+from marft_jax.errors import BadInput
+from marft_jax.plugins import load_plugin
 from marft_jax.types import Episode, Turn
 
 StepReward = Callable[[Turn, float, Episode], float]
@@ -65,7 +65,7 @@ def find_step_reward(name: str) -> StepReward:
     """
     if name in STEP_REWARDS:
         return STEP_REWARDS[name]
-    found: StepReward = imported(name, "step reward", STEP_REWARDS)
+    found: StepReward = load_plugin(name, "step reward", STEP_REWARDS)
     if not callable(found):
         raise BadInput(f"step reward: {name!r} is no function; name one")
     return found

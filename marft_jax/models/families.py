@@ -12,7 +12,7 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any, Literal, NamedTuple
 
-from marft_jax.config import BadInput
+from marft_jax.errors import BadInput
 from marft_jax.formats.foreign import readable
 from marft_jax.models.decoder import DecoderConfig, RopeScaling
 

@@ -20,6 +20,7 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from marft_jax import config as config_lib
+from marft_jax.errors import BadInput
 
 AXES = ("data", "fsdp", "tensor")
 _ROW_AXES = ("data", "fsdp")
@@ -57,14 +58,14 @@ def make_mesh(
     if -1 in sizes or int(np.prod(sizes)) != len(devices):
         asked = ", ".join(f"{axis}={size}" for axis, size in zip(AXES, sizes, strict=True))
         possible = ", ".join(str(shape) for shape in possible_shapes(len(devices)))
-        raise config_lib.BadInput(
+        raise BadInput(
             f"--mesh: expected data x fsdp x tensor = {len(devices)} devices, got {asked}; "
             f"possible: {possible}"
         )
     first = devices[0].process_index
     here = per_process or sum(device.process_index == first for device in devices)
     if here % (sizes[1] * sizes[2]):
-        raise config_lib.BadInput(
+        raise BadInput(
             f"--mesh: fsdp x tensor = {sizes[1] * sizes[2]} devices share a copy of the base, "
             f"expected a divisor of the {here} devices of a process; make --mesh.data larger"
         )

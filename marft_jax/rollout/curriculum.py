@@ -5,8 +5,9 @@ from __future__ import annotations
 import jax
 import numpy as np
 
-from marft_jax.config import BadInput, Config
+from marft_jax.config import Config
 from marft_jax.envs.base import EnvSource
+from marft_jax.errors import BadInput
 
 _KEPT = 0.5  # of the moving mean, each step
 

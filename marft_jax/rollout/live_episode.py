@@ -12,11 +12,11 @@ from typing import Any
 
 from marft_jax.engine.engine import Completion, Request
 from marft_jax.envs.threads import Call
+from marft_jax.plugins import Failure
 from marft_jax.random_keys import ActionKey
 from marft_jax.rollout.user_side import Calls, End, Rules, UserSide
 from marft_jax.team.protocol import Step
 from marft_jax.types import Act, Episode, Sample, StepResult, Turn
-from marft_jax.user_code import Failure
 
 Part = Generator[Request | Call | None, Any, None]
 """A part of an episode: yields what it waits for, None for its branches."""

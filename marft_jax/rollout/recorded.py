@@ -28,12 +28,12 @@ from marft_jax.envs.base import Env
 from marft_jax.errors import BadInput, described, reason
 from marft_jax.formats import jsonlines
 from marft_jax.models.tokenizers.tokenizer import Tokenizer
+from marft_jax.plugins import number_of, shown, text_of
 from marft_jax.rollout.rollout import Rollout
 from marft_jax.team.profiles import Profile
 from marft_jax.team.prompts import Team
 from marft_jax.team.workflows import Workflow
 from marft_jax.types import Episode, FailedEpisode, Sample, StepResult, Turn
-from marft_jax.user_code import number_of, shown, text_of
 
 _AT_ONCE = 256  # episodes that are played together
 _FORM = 'expected {"task": ..., "turns": [{"agent": ..., "text": ...}, ...]}'

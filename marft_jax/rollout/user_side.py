@@ -9,15 +9,14 @@ from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import Executor
 from typing import Any, NamedTuple
 
-from marft_jax.config import BadInput
 from marft_jax.envs.base import Env
 from marft_jax.envs.threads import Call, InTurn, interrupt_hanging
-from marft_jax.errors import place
+from marft_jax.errors import BadInput, place
+from marft_jax.plugins import result_of, shown, text_of
 from marft_jax.team.prompts import ContextFull, Team
 from marft_jax.team.protocol import Step, check_acts, check_step
 from marft_jax.team.workflows import Workflow
 from marft_jax.types import Act, StepResult, Turn
-from marft_jax.user_code import result_of, shown, text_of
 
 _MOMENT = 0.1  # seconds that a call may still take when its play is over
 _ENDLESS: list[Any] = []  # generators that Python would complain of when it collects them

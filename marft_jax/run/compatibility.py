@@ -9,7 +9,8 @@ import os
 from collections.abc import Mapping
 from typing import Any
 
-from marft_jax.config import BadInput, Config
+from marft_jax.config import Config
+from marft_jax.errors import BadInput
 from marft_jax.models.weights.load import BaseModel
 from marft_jax.team.prompts import Team
 

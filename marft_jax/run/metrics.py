@@ -14,7 +14,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from marft_jax.config import Algo, BadInput, Config
+from marft_jax.config import Algo, Config
+from marft_jax.errors import BadInput
 from marft_jax.evaluation.benchmarks import Plan
 from marft_jax.learning.credit import agent_reward
 from marft_jax.rollout.collect import Collected

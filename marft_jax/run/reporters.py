@@ -26,8 +26,8 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from rich.text import Text
 
+from marft_jax.errors import printable
 from marft_jax.formats import jsonlines
-from marft_jax.printable import printable
 
 LOGGER = logging.getLogger("marft_jax")
 

@@ -13,10 +13,11 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
-from marft_jax.config import BadInput, Config
+from marft_jax.config import Config
 from marft_jax.engine.compiled import Shape
 from marft_jax.engine.engine import Engine
 from marft_jax.envs.base import EnvSource, Split, make
+from marft_jax.errors import BadInput
 from marft_jax.interop import initial
 from marft_jax.learning.algorithms import find_algorithm
 from marft_jax.learning.learner import Learner, TrainState

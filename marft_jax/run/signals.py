@@ -19,8 +19,7 @@ import time
 from collections.abc import Callable
 from typing import Any, NoReturn, Self
 
-from marft_jax.errors import RunFailed
-from marft_jax.printable import printable
+from marft_jax.errors import RunFailed, printable
 
 LOGGER = logging.getLogger("marft_jax")
 

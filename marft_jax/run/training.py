@@ -11,9 +11,9 @@ from typing import Any
 import jax
 from rich.console import Console
 
-from marft_jax.config import BadInput, Config
+from marft_jax.config import Config
 from marft_jax.envs.threads import DaemonThreads
-from marft_jax.errors import Stopped
+from marft_jax.errors import BadInput, Stopped
 from marft_jax.formats import jsonlines
 from marft_jax.learning.algorithms import find_algorithm, settle
 from marft_jax.learning.batch import Batch, Level

@@ -10,9 +10,9 @@ from rich.console import Group, RenderableType
 from rich.panel import Panel
 from rich.text import Text
 
+from marft_jax.errors import printable
 from marft_jax.learning.batch import Level
 from marft_jax.learning.estimates import Estimates
-from marft_jax.printable import printable
 from marft_jax.rollout.collect import Collected
 from marft_jax.types import Episode, FailedEpisode, Played, Turn
 

@@ -6,7 +6,8 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any
 
-from marft_jax.config import BadInput, Config
+from marft_jax.config import Config
+from marft_jax.errors import BadInput
 from marft_jax.models.tokenizers.tokenizer import Tokenizer
 from marft_jax.team.dag import check_graph
 from marft_jax.team.orchestrator import default_prompt

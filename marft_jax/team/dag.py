@@ -6,7 +6,7 @@ import graphlib
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from marft_jax.config import BadInput
+from marft_jax.errors import BadInput
 
 
 class Node(NamedTuple):

@@ -10,7 +10,7 @@ from typing import Any, TypeGuard
 import numpy as np
 
 from marft_jax import config
-from marft_jax.config import BadInput
+from marft_jax.errors import BadInput
 from marft_jax.types import Sampling
 
 _Check = tuple[str, Callable[[Any], bool]]

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from marft_jax.config import BadInput
+from marft_jax.errors import BadInput
 from marft_jax.models.tokenizers.tokenizer import Message, Tokenizer
 from marft_jax.team.dag import Graph
 from marft_jax.team.orchestrator import strip_calls

@@ -10,11 +10,11 @@ from typing import Any, NamedTuple, TypeGuard
 
 import numpy as np
 
-from marft_jax.config import BadInput
+from marft_jax.errors import BadInput
+from marft_jax.plugins import info_of, shown, text_of
 from marft_jax.team.profiles import SAMPLING, is_list, is_whole
 from marft_jax.team.prompts import Team
 from marft_jax.types import Act, Sampling, Turn
-from marft_jax.user_code import info_of, shown, text_of
 
 
 class Step(NamedTuple):

@@ -29,7 +29,7 @@ from typing import Any, NamedTuple, TypeGuard
 
 import yaml
 
-from marft_jax.config import BadInput
+from marft_jax.errors import BadInput
 from marft_jax.formats import documents
 from marft_jax.team.dag import Graph, Node
 from marft_jax.team.profiles import BUILT_IN, Profile, is_list

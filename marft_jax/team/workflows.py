@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Generator, Sequence
 from typing import Any
 
-from marft_jax.plugins import imported
+from marft_jax.plugins import load_plugin
 from marft_jax.team.orchestrator import parse_call
 from marft_jax.team.profiles import last_answering
 from marft_jax.team.prompts import State, Team
@@ -153,4 +153,4 @@ def find_workflow(name: str) -> Callable[[Team, str], Workflow]:
     """
     if name in WORKFLOWS:
         return WORKFLOWS[name]
-    return imported(name, "--team.workflow", WORKFLOWS)
+    return load_plugin(name, "--team.workflow", WORKFLOWS)

@@ -12,11 +12,12 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 
-from marft_jax.config import BadInput, Config
+from marft_jax.config import Config
 from marft_jax.envs import code
 from marft_jax.envs.base import make
 from marft_jax.envs.datasets.code_rows import Call, Script, Suite, as_task
 from marft_jax.envs.sandbox import Sandbox, Unusable
+from marft_jax.errors import BadInput
 from marft_jax.types import Turn
 
 

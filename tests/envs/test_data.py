@@ -5,9 +5,10 @@ import json
 
 import pytest
 
-from marft_jax.config import BadInput, Config
+from marft_jax.config import Config
 from marft_jax.envs.base import Task, held_out, make
 from marft_jax.envs.datasets import load
+from marft_jax.errors import BadInput
 
 
 def write(path, rows):

@@ -9,9 +9,10 @@ import textwrap
 import numpy as np
 import pytest
 
-from marft_jax.config import BadInput, Config
+from marft_jax.config import Config
 from marft_jax.envs import arithmetic, base
 from marft_jax.envs.base import Grade, QuestionEnv, Task, make, next_state
+from marft_jax.errors import BadInput
 from marft_jax.types import StepResult, Turn
 
 

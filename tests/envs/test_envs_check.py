@@ -1,6 +1,7 @@
 """The checker of users' environments: sound ones pass, each kind of mistake is named."""
 
 import random
+import re
 import subprocess
 import sys
 import time

@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 
 from marft_jax import cli
-from marft_jax.config import BadInput, Config
+from marft_jax.config import Config
 from marft_jax.envs.base import make
+from marft_jax.errors import BadInput
 from marft_jax.types import Turn
 
 pytest.importorskip("reasoning_gym")

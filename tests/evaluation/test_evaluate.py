@@ -7,7 +7,8 @@ import jax
 import pytest
 
 from marft_jax import evaluate, train
-from marft_jax.config import BadInput, Config
+from marft_jax.config import Config
+from marft_jax.errors import BadInput
 from marft_jax.evaluation.benchmarks import BENCHMARKS, plans
 
 WARM = dataclasses.replace(Config(), eval=dataclasses.replace(Config().eval, temperature=1.0))

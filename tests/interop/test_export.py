@@ -15,7 +15,7 @@ from safetensors.numpy import load_file
 
 from marft_jax import cli, export
 from marft_jax import config as config_lib
-from marft_jax.config import BadInput
+from marft_jax.errors import BadInput
 from marft_jax.interop import card, peft
 from marft_jax.learning.algorithms import find_algorithm, settle
 from marft_jax.learning.learner import Learner

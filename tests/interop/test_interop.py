@@ -18,7 +18,8 @@ import small
 from safetensors.numpy import load_file, save_file
 
 from marft_jax import config as config_lib
-from marft_jax.config import BadInput, Lora
+from marft_jax.config import Lora
+from marft_jax.errors import BadInput
 from marft_jax.interop import first_release, huggingface, peft
 from marft_jax.interop.initial import initial_adapters, initial_state
 from marft_jax.learning.algorithms import find_algorithm

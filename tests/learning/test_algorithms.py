@@ -14,7 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from marft_jax import cli
-from marft_jax.config import Algo, BadInput, Config, Critic
+from marft_jax.config import Algo, Config, Critic
+from marft_jax.errors import BadInput
 from marft_jax.learning import batch as batch_lib
 from marft_jax.learning import losses
 from marft_jax.learning.advantages import Cells, agent_means, find_normalizer, gae, normalize

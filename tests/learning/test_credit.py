@@ -10,7 +10,8 @@ import pytest
 import small
 from scripted import Scripted, Slow
 
-from marft_jax.config import Algo, BadInput
+from marft_jax.config import Algo
+from marft_jax.errors import BadInput
 from marft_jax.learning import batch as batch_lib
 from marft_jax.learning import step_rewards
 from marft_jax.learning.credit import agent_reward, make_credit

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from marft_jax.config import BadInput
+from marft_jax.errors import BadInput
 from marft_jax.models import decoder, families
 from marft_jax.models.decoder import RopeScaling
 from marft_jax.models.weights import gguf as gguf_files

@@ -10,7 +10,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from marft_jax.config import BadInput
+from marft_jax.errors import BadInput
 from marft_jax.models.decoder import DecoderConfig
 from marft_jax.models.tokenizers import tokenizer, vocabulary
 from marft_jax.models.weights import gguf as gguf_files

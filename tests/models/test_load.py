@@ -13,7 +13,8 @@ import pytest
 from flax import nnx
 from safetensors.numpy import save_file
 
-from marft_jax.config import BadInput, Model
+from marft_jax.config import Model
+from marft_jax.errors import BadInput
 from marft_jax.models import families
 from marft_jax.models.decoder import Decoder
 from marft_jax.models.weights import load

@@ -9,7 +9,7 @@ import sentencepiece
 from tokenizers import Tokenizer as Backend
 from tokenizers import decoders, models, pre_tokenizers
 
-from marft_jax.config import BadInput
+from marft_jax.errors import BadInput
 from marft_jax.models.tokenizers import tokenizer, vocabulary
 from marft_jax.models.tokenizers.tokenizer import ByteTokenizer, HFTokenizer
 

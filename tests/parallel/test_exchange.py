@@ -12,8 +12,8 @@ import pytest
 import small
 from test_distributed import free_port
 
-from marft_jax.config import BadInput, Mesh
-from marft_jax.errors import RunFailed
+from marft_jax.config import Mesh
+from marft_jax.errors import BadInput, RunFailed
 from marft_jax.parallel import processes
 from marft_jax.parallel.exchange import read_part, write_part
 from marft_jax.types import FailedEpisode, Played, StepResult

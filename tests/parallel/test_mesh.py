@@ -8,6 +8,7 @@ import pytest
 import small
 
 from marft_jax import config as config_lib
+from marft_jax.errors import BadInput
 from marft_jax.models import decoder
 from marft_jax.parallel import mesh
 
@@ -19,7 +20,7 @@ def test_minus_one_fills_the_mesh(asked, got):
 
 @pytest.mark.parametrize("asked", [(3, 1, 1), (-1, -1, 1), (-1, 3, 1), (4, 4, 1)])
 def test_an_impossible_mesh_is_refused_with_the_possible_ones(asked):
-    with pytest.raises(config_lib.BadInput, match=r"expected .* = 8 devices, got .*\(2, 2, 2\)"):
+    with pytest.raises(BadInput, match=r"expected .* = 8 devices, got .*\(2, 2, 2\)"):
         mesh.make_mesh(config_lib.Mesh(*asked))
 
 

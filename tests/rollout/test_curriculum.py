@@ -9,8 +9,9 @@ import jax.numpy as jnp
 import pytest
 
 from marft_jax import cli, train
-from marft_jax.config import BadInput, Config
+from marft_jax.config import Config
 from marft_jax.envs import base
+from marft_jax.errors import BadInput
 from marft_jax.rollout.curriculum import Curriculum
 
 

@@ -9,9 +9,10 @@ import pytest
 import small
 from scripted import END, Scripted, Slow
 
-from marft_jax.config import BadInput, Config
+from marft_jax.config import Config
 from marft_jax.envs import arithmetic
 from marft_jax.envs.threads import DaemonThreads
+from marft_jax.errors import BadInput
 from marft_jax.formats import jsonlines
 from marft_jax.rollout import recorded
 from marft_jax.rollout.rollout import Rollout

@@ -18,7 +18,7 @@ import pytest
 import small
 
 from marft_jax import config as config_lib
-from marft_jax.errors import RunFailed
+from marft_jax.errors import BadInput, RunFailed
 from marft_jax.formats import jsonlines
 from marft_jax.learning.algorithms import find_algorithm
 from marft_jax.learning.learner import Learner
@@ -107,14 +107,14 @@ def test_a_run_of_something_else_is_refused_by_name(two, change):
         "run.seed": identity(dataclasses.replace(CONFIG, run=config_lib.Run(seed=5))),
     }
     with Checkpoints(two, others[change], keep=2) as checkpoints:
-        with pytest.raises(config_lib.BadInput, match=change):
+        with pytest.raises(BadInput, match=change):
             checkpoints.restore(fresh())
 
 
 def test_all_that_differs_is_named_in_one_line(two):
     other = dataclasses.replace(CONFIG, critic=config_lib.Critic(hidden=(8, 8)))
     with Checkpoints(two, identity(other, digest="b"), keep=2) as checkpoints:
-        with pytest.raises(config_lib.BadInput) as caught:
+        with pytest.raises(BadInput) as caught:
             checkpoints.restore(fresh())
     message = str(caught.value)
     assert "base model was 0123, is b" in message
@@ -126,7 +126,7 @@ def test_a_state_of_another_form_is_refused_by_the_name_of_an_array(two):
     """Whatever setting made the difference, also one that nobody thought of."""
     with (
         opened(two) as checkpoints,
-        pytest.raises(config_lib.BadInput, match=r"critic.*32, 8"),
+        pytest.raises(BadInput, match=r"critic.*32, 8"),
     ):
         state = fresh()
         wider = state.critic._replace(head=[jax.numpy.zeros((1, 32, 9)), *state.critic.head[1:]])
@@ -221,9 +221,7 @@ def test_a_run_whose_checkpoints_are_all_damaged_is_refused_and_left_as_it_is(tw
         truncated(run / "checkpoints" / str(step) / "manifest.json")
     with opened(run) as checkpoints:
         assert checkpoints.restore(fresh()) is None
-        with pytest.raises(
-            config_lib.BadInput, match=r"none of its checkpoints \(1, 2\) is intact"
-        ):
+        with pytest.raises(BadInput, match=r"none of its checkpoints \(1, 2\) is intact"):
             set_history_aside(checkpoints)
     assert (run / "metrics.jsonl").read_text() == '{"step": 1}\n'
 
@@ -355,7 +353,7 @@ with Lock(Path({str(tmp_path)!r})):
     other = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
     try:
         assert other.stdout is not None and other.stdout.readline() == "held\n"
-        with pytest.raises(config_lib.BadInput, match=f"in use by .*process {other.pid}"):
+        with pytest.raises(BadInput, match=f"in use by .*process {other.pid}"):
             with Lock(tmp_path):
                 pass
     finally:
@@ -370,7 +368,7 @@ with Lock(Path({str(tmp_path)!r})):
 
 def test_a_run_directory_that_cannot_be_made_is_bad_input(tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(config_lib.BadInput, match="--run.dir"), Lock(tmp_path / "file" / "run"):
+    with pytest.raises(BadInput, match="--run.dir"), Lock(tmp_path / "file" / "run"):
         pass
 
 

@@ -16,7 +16,7 @@ import small
 
 from marft_jax import config as config_lib
 from marft_jax import train
-from marft_jax.errors import RunFailed
+from marft_jax.errors import BadInput, RunFailed
 from marft_jax.learning import batch as batch_lib
 from marft_jax.learning.algorithms import find_algorithm, settle
 from marft_jax.learning.learner import Learner
@@ -264,7 +264,7 @@ def test_a_rollback_takes_the_last_good_checkpoint_and_lowers_the_rates(saved, l
 def test_a_metric_that_no_step_will_have_is_refused_before_the_first():
     check_best_metric("reward/mean", {"reward/mean"})
     check_best_metric(None, set())
-    with pytest.raises(config_lib.BadInput, match="got 'reward/meen'; did you mean 'reward/mean'"):
+    with pytest.raises(BadInput, match="got 'reward/meen'; did you mean 'reward/mean'"):
         check_best_metric("reward/meen", {"reward/mean"})
 
 

@@ -11,8 +11,8 @@ import pytest
 import small
 from scripted import END, Scripted, Slow, text
 
-from marft_jax.config import BadInput
 from marft_jax.envs.base import Grade, QuestionEnv, Task
+from marft_jax.errors import BadInput
 from marft_jax.random_keys import ActionKey, Stream
 from marft_jax.rollout.rollout import Rollout
 from marft_jax.team import WORKFLOWS, State, Step, find_workflow

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from marft_jax.config import BadInput
+from marft_jax.errors import BadInput
 from marft_jax.team import team_files
 from marft_jax.team.dag import Graph, Node, check_graph
 from marft_jax.team.profiles import Profile

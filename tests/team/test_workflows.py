@@ -12,9 +12,8 @@ import pytest
 import small
 from scripted import Scripted, Slow, text
 
-from marft_jax.config import BadInput
 from marft_jax.envs.base import Grade, QuestionEnv, Task
-from marft_jax.errors import EpisodesFailed
+from marft_jax.errors import BadInput, EpisodesFailed
 from marft_jax.rollout.rollout import Rollout
 from marft_jax.team import State, Step
 from marft_jax.team.dag import Graph, Node

@@ -16,8 +16,7 @@ from collections.abc import Generator, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from marft_jax.config import BadInput
-from marft_jax.errors import reason
+from marft_jax.errors import BadInput, reason
 from marft_jax.formats.foreign import read_settings, readable
 
 Message = Mapping[str, str]

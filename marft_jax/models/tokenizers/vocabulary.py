@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from sentencepiece import sentencepiece_model_pb2
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
-from marft_jax.config import BadInput
+from marft_jax.errors import BadInput
 
 NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = range(1, 7)
 """Token types, of the same numbers in GGUF and SentencePiece."""

@@ -19,7 +19,7 @@ import numpy as np
 from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 from gguf.quants import dequantize
 
-from marft_jax.config import BadInput
+from marft_jax.errors import BadInput
 from marft_jax.formats.foreign import readable
 from marft_jax.models.decoder import DecoderConfig, RopeScaling
 from marft_jax.models.families import checked, refuse, source_name

@@ -18,9 +18,8 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from marft_jax.config import BadInput
 from marft_jax.config import Model as ModelSettings
-from marft_jax.errors import reason
+from marft_jax.errors import BadInput, reason
 from marft_jax.formats.foreign import read_settings
 from marft_jax.models import families
 from marft_jax.models.decoder import Base, Decoder, DecoderConfig

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 from safetensors import safe_open
 
-from marft_jax.config import BadInput
+from marft_jax.errors import BadInput
 from marft_jax.formats.foreign import read_settings, readable
 from marft_jax.models.families import source_name
 
