@@ -40,7 +40,6 @@ from marft_jax.models.ops.attention import attention_on
 from marft_jax.models.ops.remat import Remat
 from marft_jax.models.tokenizers.tokenizer import ByteTokenizer
 from marft_jax.models.weights.load import BaseModel, abstract_decoder, load_base
-from marft_jax.parallel import compilation
 from marft_jax.parallel import mesh as mesh_lib
 from marft_jax.run.metrics import peak_bytes
 from marft_jax.team.assemble import make_team
@@ -502,7 +501,6 @@ def main() -> None:
     parser.add_argument("--peer", choices=["hf"], help="also measure the same work there")
     parser.add_argument("--json", action="store_true")
     own = parser.parse_args()
-    compilation.keep_freed()  # as a run does
     mesh = mesh_lib.make_mesh(config_lib.Mesh())
     base = open_base(own.model, own.dtype, mesh, own.remat)
     bench = Bench(base, mesh, own.rank, own.repeats, own.microbatch_tokens)

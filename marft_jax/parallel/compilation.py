@@ -9,22 +9,6 @@ from pathlib import Path
 import jax
 from jax.sharding import Mesh
 
-_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD, _M_ARENA_MAX = -1, -3, -8  # of glibc's malloc.h
-
-
-def keep_freed() -> None:
-    """Keeps freed memory for what comes next, where the C library can (glibc's ``mallopt``).
-
-    A program on a CPU allocates its working memory on every call. glibc would map it anew each
-    time, and Linux clear it page by page: a quarter of the time of the quickstart's update. Works
-    before JAX has started its threads.
-    """
-    set_option = getattr(ctypes.CDLL(None), "mallopt", None)
-    if set_option is not None:
-        set_option(_M_ARENA_MAX, 1)
-        set_option(_M_MMAP_THRESHOLD, 2**31 - 1)
-        set_option(_M_TRIM_THRESHOLD, 2**31 - 1)
-
 
 def give_back_freed() -> None:
     """Hands freed memory back to the system, where the C library can (glibc's ``malloc_trim``).

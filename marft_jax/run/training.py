@@ -235,7 +235,6 @@ def open_training(config: Config) -> Iterator[Training]:
     check_learns(config, blueprint)
     with contextlib.ExitStack() as stack:
         stop = stack.enter_context(Stop("stopped before a step was finished; start again"))
-        compilation.keep_freed()
         processes.start(config.mesh)
         stack.enter_context(disk_errors(Path(config.run.dir)))
         folder = stack.enter_context(own_directory(Path(config.run.dir)))
