@@ -13,7 +13,7 @@ A study is one YAML file:
     reach: 0.9                           # a training reward whose first step is told
     rows:
       untrained: {command: evaluate}
-      start: {command: imitate, settings: {...}}
+      start: {command: imitate, options: {demonstrations: 256}, settings: {run.steps: 8}}
       team: {from: start, settings: {...}}          # trains from the adapters of that row
       muted: {command: evaluate, from: team, evaluate: {team.workflow: muted}}
 
@@ -50,7 +50,7 @@ _LAST = 5
 """Steps at the end of a run over which its training reward is averaged."""
 _COMMANDS = ("train", "imitate", "evaluate")
 _KEYS = {"about", "configs", "settings", "evaluate", "seeds", "reach", "rows"}
-_ROW_KEYS = {"command", "from", "settings", "evaluate"}
+_ROW_KEYS = {"command", "from", "options", "settings", "evaluate"}
 _STOPPED = 75
 
 Result = dict[str, Any]
@@ -64,6 +64,7 @@ class Row(NamedTuple):
         start: the row whose adapters it begins with; None for the bare base.
         settings, evaluate: those of the study with its own on top.
         own: its own settings alone.
+        options: flags of the command that are no settings, such as ``demonstrations``.
     """
 
     name: str
@@ -72,6 +73,7 @@ class Row(NamedTuple):
     settings: Mapping[str, Any]
     evaluate: Mapping[str, Any]
     own: Mapping[str, Any]
+    options: Mapping[str, Any]
 
 
 class Study(NamedTuple):
@@ -129,7 +131,7 @@ def read(file: Path) -> Study:
         own = given.get("settings", {})
         settings = {**tree.get("settings", {}), **below, **own}
         evaluate = {**tree.get("evaluate", {}), **given.get("evaluate", {})}
-        rows[name] = Row(name, command, start, settings, evaluate, own)
+        rows[name] = Row(name, command, start, settings, evaluate, own, given.get("options", {}))
     configs = [file.parent / name for name in tree.get("configs", ())]
     seeds, reach = tree.get("seeds", [0]), tree.get("reach", 0.9)
     return Study(file.stem, tree.get("about", ""), configs, seeds, reach, rows)
@@ -258,7 +260,7 @@ class Runner:
 
     def _learning(self, row: Row, seed: int) -> list[str]:
         flags = [word for file in self._study.configs for word in ("--config", str(file))]
-        flags += _words(row.settings) + ["--run.seed", str(seed)]
+        flags += _words({**row.options, **row.settings}) + ["--run.seed", str(seed)]
         flags += [
             "--out" if row.command == "imitate" else "--run.dir",
             str(self._folder(row, seed)),
@@ -286,7 +288,7 @@ class Runner:
     def _id(self, row: Row, seed: int) -> str:
         """A digest of all that decides what the row does."""
         start = self._id(self._study.rows[row.start], seed) if row.start else None
-        parts = [row.command, start, dict(row.settings), dict(row.evaluate), seed]
+        parts = [row.command, start, row.options, row.settings, row.evaluate, seed]
         parts += [file.read_text("utf-8") for file in self._study.configs]
         return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:8]
 
@@ -393,7 +395,7 @@ def _line(row: Row, found: Sequence[Result]) -> str:
     middle, low, high = interval([r["success"] for r in found])
     if not low < high:  # one seed, or an untrained base, which is the same for all
         low, high = found[0]["interval"]
-    own = [f"{key}={value}" for key, value in row.own.items()]
+    own = [f"{key}={value}" for key, value in {**row.options, **row.own}.items()]
     if row.start:
         own.insert(0, f"from {row.start}")
     cells = [row.name, " ".join(own), f"{middle:.3f} ({max(low, 0):.3f} to {min(high, 1):.3f})"]

@@ -16,7 +16,7 @@ STUDY = {
     "seeds": [0, 1],
     "rows": {
         "untrained": {"command": "evaluate"},
-        "start": {"command": "imitate"},
+        "start": {"command": "imitate", "options": {"demonstrations": 9}},
         "team": {"from": "start", "settings": {"algo.name": "grpo"}},
         "muted": {"command": "evaluate", "from": "team", "evaluate": {"team.workflow": "muted"}},
     },
@@ -71,6 +71,7 @@ def test_every_row_and_seed_is_learned_and_evaluated(study, monkeypatch, tmp_pat
     assert "| team | from start algo.name=grpo | 0.500 (0.400 to 0.600) | 0.950 | 1, 1 |" in table
     assert [command for command, _ in commands.calls].count("evaluate") == 8
     taught = next(flags for command, flags in commands.calls if command == "imitate")
+    assert taught[taught.index("--demonstrations") + 1] == "9"
     learned = next(flags for command, flags in commands.calls if command == "train")
     assert learned[learned.index("--lora.init") + 1] == taught[taught.index("--out") + 1]
     muted = [flags for command, flags in commands.calls if "--team.workflow" in flags]
