@@ -198,8 +198,8 @@ class Display(logging.Handler):
         left = clock(statistics.median_low(self._seconds) * max(self._total - step, 0))
         self._bar.update(self._task, completed=step, left=left)
         parts = {label: _mean(metrics, *how) for label, how in _LINE.items()}
-        known = {label: value for label, value in parts.items() if value != "-"}
-        parts = {"step": f"{step}/{self._total}", **known, "left": left}
+        del parts["loss" if parts["loss"] == "-" else "kl"]  # demonstrations have no KL
+        parts = {"step": f"{step}/{self._total}", **parts, "left": left}
         return Text("  ").join(Text.assemble((k, "dim"), " ", v) for k, v in parts.items())
 
     def doing(self, text: str, quiet: bool) -> None:

@@ -86,7 +86,7 @@ def test_a_team_travels_as_peft_folders_and_comes_back(session, run, tmp_path, c
     assert "step 3" in capsys.readouterr().out
     for name in ("planner", "solver"):
         weights = load_file(out / name / peft.WEIGHTS)
-        assert len(weights) == 4 * 2 * 2 and all((w == 3).all() for w in weights.values())
+        assert len(weights) == 4 * 7 * 2 and all((w == 3).all() for w in weights.values())
         settings = json.loads((out / name / peft.CONFIG).read_text())
         assert settings["base_model_name_or_path"] == "base"
         assert (settings["r"], settings["lora_alpha"]) == (8, 16)

@@ -14,7 +14,9 @@ import pytest
 from marft_jax.run.signals import Stop
 
 PROGRAM = """
-import sys, threading, time
+import signal, sys, threading, time
+if {usual}:  # however the tests were started: nohup ignores hangups
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
 from marft_jax.errors import RunFailed
 from marft_jax.run.signals import Stop
 
@@ -40,7 +42,7 @@ PLAN = "stop.plan, stop.save, stop.grace_s = 'stopping', {}, {}"
 
 def run(*numbers: int, setup: str = "pass", main: str = "for_ever", under=(), gap=0.1):
     """(exit code, output, seconds) of a process that is sent these signals, one after another."""
-    code = PROGRAM.format(setup=setup, main=main)
+    code = PROGRAM.format(setup=setup, main=main, usual=not under)
     root = str(Path(__file__).parents[2])
     process = subprocess.Popen(
         [*under, sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
