@@ -168,6 +168,7 @@ class Runner:
         self._study, self._runs, self._file = study, runs, out / "results.jsonl"
         self._jobs = max(1, jobs)
         self._cores: queue.SimpleQueue[list[int]] = queue.SimpleQueue()
+        self._configs = [word for file in study.configs for word in ("--config", str(file))]
         cores = sorted(os.sched_getaffinity(0))
         for job in range(self._jobs):
             self._cores.put(cores[job :: self._jobs] or cores)
@@ -259,8 +260,7 @@ class Runner:
             raise RuntimeError(f"exit code {code}: {lines[-1] if lines else 'no output'} ({log})")
 
     def _learning(self, row: Row, seed: int) -> list[str]:
-        flags = [word for file in self._study.configs for word in ("--config", str(file))]
-        flags += _words({**row.options, **row.settings}) + ["--run.seed", str(seed)]
+        flags = [*self._configs, *_words({**row.options, **row.settings}), "--run.seed", str(seed)]
         flags += [
             "--out" if row.command == "imitate" else "--run.dir",
             str(self._folder(row, seed)),
@@ -276,11 +276,11 @@ class Runner:
         if source.command != "evaluate":
             flags = ["--run", str(self._folder(source, seed)), *_words(row.evaluate)]
             return [*flags, "--out", str(folder / "evaluations")]
-        flags = [word for file in self._study.configs for word in ("--config", str(file))]
         settings = {**row.settings, **row.evaluate}
-        base = ["--base", str(settings.pop("model.base", "tiny"))]
         played = {key: value for key, value in settings.items() if key.split(".")[0] in _PLAYED}
-        return [*base, *flags, *_words(played), "--out", str(folder / "evaluations")]
+        flags = [*self._configs, *_words(played)]
+        base = cli.parse_run(None, None, flags).model.base
+        return ["--base", base, *flags, "--out", str(folder / "evaluations")]
 
     def _folder(self, row: Row, seed: int) -> Path:
         return self._runs / f"{row.name.replace(' ', '_')}-{seed}-{self._id(row, seed)}"

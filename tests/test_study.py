@@ -148,3 +148,11 @@ def test_the_shipped_studies_are_of_settings_that_exist(study, repository):
 
 def test_an_interval_is_students(study):
     assert [round(bound, 3) for bound in study.interval([0.8, 0.9, 1.0])] == [0.9, 0.652, 1.148]
+
+
+def test_an_untrained_row_plays_the_base_that_the_settings_name(study, monkeypatch, tmp_path):
+    (tmp_path / "model.yaml").write_text("model: {base: some/model}\n")
+    commands = Commands(monkeypatch, study)
+    tree = STUDY | {"configs": ["model.yaml"], "rows": {"untrained": {"command": "evaluate"}}}
+    run(study, written(tmp_path, tree), tmp_path)
+    assert all(flags[flags.index("--base") + 1] == "some/model" for _, flags in commands.calls)
