@@ -38,6 +38,7 @@ from marft_jax.evaluation import tables
 from marft_jax.evaluation.benchmarks import Plan, plans
 from marft_jax.evaluation.scores import Record, Scores, score
 from marft_jax.formats import foreign, jsonlines
+from marft_jax.models.lora import Adapters
 from marft_jax.run import transcripts
 from marft_jax.run.setup import Session, open_session, open_source, play_held_out, restore_state
 from marft_jax.run.signals import EXIT_STOPPED, Stop
@@ -130,8 +131,8 @@ def evaluate(
         who = f"{run}, step {at_step}" if run else f"{config.model.base} without adapters"
         console.print(f"{' -> '.join(session.team.names)}: {who}")
         players = players if compare else players[-1:]
-        session.engine.load(adapters)
-        scores = _play_all(session, games, players, console, folder, at_step if run else None)
+        shown_step = at_step if run else None
+        scores = _play_all(session, adapters, games, players, console, folder, shown_step)
     _write_summary(folder / "summary.json", scores)
     console.print(tables.benchmarks(scores, console.width), tables.agents(scores, console.width))
     return scores
@@ -139,6 +140,7 @@ def evaluate(
 
 def _play_all(
     session: Session,
+    adapters: Adapters,
     games: Sequence[tuple[Plan, envs.EnvSource]],
     players: Sequence[Player],
     console: Console,
@@ -148,7 +150,6 @@ def _play_all(
     """Plays every benchmark with every player, and prints each score as it is known."""
     scores: Scores = {}
     threads = DaemonThreads()
-    adapters = session.engine.adapters
     zeros = jax.tree.map(jnp.zeros_like, adapters)
     for (plan, source), player in product(games, players):
         session.engine.load(adapters if player.trained else zeros)

@@ -69,12 +69,7 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
         own, rest = parser.parse_known_args(argv)
         config = settings_of(cli.parse_training([*rest, "--run.dir", own.out]), rest)
         wanted = Wanted(own.data, own.demonstrations, own.min_reward)
-        try:
-            code = imitate(config, wanted)
-        except jax.errors.JaxRuntimeError as error:
-            if jax.process_count() == 1:
-                raise
-            processes.leave(error)
+        code = processes.end_together(lambda: imitate(config, wanted))
     sys.exit(code)
 
 

@@ -22,12 +22,7 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
     """Leaves with 0: done; 1: could not go on; 2: bad input; 75: stopped by a signal, saved."""
     with cli.boundary():
         config = cli.parse_training(sys.argv[1:] if argv is None else argv)
-        try:
-            code = train(config)
-        except jax.errors.JaxRuntimeError as error:
-            if jax.process_count() == 1:
-                raise
-            processes.leave(error)
+        code = processes.end_together(lambda: train(config))
     sys.exit(code)
 
 

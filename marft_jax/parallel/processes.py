@@ -174,6 +174,17 @@ def share(count: int, processes: int) -> int:
     return -(-count // processes)
 
 
+def end_together(work: Callable[[], int]) -> int:
+    """Does the work and returns its exit code; where that fails because another process is gone,
+    this one ends as well."""
+    try:
+        return work()
+    except jax.errors.JaxRuntimeError as error:
+        if jax.process_count() == 1:
+            raise
+        leave(error)
+
+
 def leave(error: BaseException) -> NoReturn:
     """Ends this process, with exit code 1, because another one is gone."""
     why = " ".join(str(error).split())

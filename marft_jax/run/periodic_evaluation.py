@@ -35,7 +35,7 @@ class PeriodicEvaluation:
         metrics: dict[str, float] = {}
         for plan, source in zip(self.plans, self._sources, strict=True):
             playing = session._replace(config=plan.config)
-            total = plan.tasks if source.size is None else min(plan.tasks, source.size)
+            total = plan.count(source.size)
             doing = functools.partial(reporter.doing, f"evaluating {plan.name}", total=total)
             reporter.doing(f"evaluating {plan.name}")
             records: list[Record] = []
