@@ -135,6 +135,24 @@ def test_a_sum_is_read_from_the_last_number(text, verdict):
     assert arithmetic.grade(text, "17").verdict == verdict
 
 
+def test_no_product_is_both_learned_and_held_out():
+    name = "marft_jax.envs.products:Products"
+    of = {split: make(config(name=name), split).create() for split in ("train", "eval")}
+    learned, held = ({of[split].reset(seed) for seed in range(2000)} for split in ("train", "eval"))
+    assert len(learned) + len(held) == 648 and not learned & held
+    assert len(held) == pytest.approx(130, abs=20)
+
+
+def test_each_agent_of_the_relay_sees_its_own_digits_and_the_answer_needs_all():
+    relay = make(config(name="marft_jax.envs.relay:Relay"), "train").create()
+    digits = relay.reset(4).removesuffix("=?").split("+")
+    seen = {agent: relay.view(agent, "+".join(digits) + "=?") for agent in ("planner", "solver")}
+    assert seen == {"planner": f"{digits[0]}+{digits[1]}+?=?", "solver": f"?+?+{digits[2]}=?"}
+    total = sum(map(int, digits))
+    assert relay.step([turn(str(total))]).reward == 1.0
+    assert relay.step([turn(digits[2])]).reward == 0.0
+
+
 def test_extreme_splits_are_refused_in_one_line():
     with pytest.raises(BadInput, match="lower it"):
         make(config(holdout=1.0), "train")

@@ -11,6 +11,7 @@ from scripted import END, Scripted, Slow
 
 from marft_jax.config import Config
 from marft_jax.envs import arithmetic
+from marft_jax.envs.products import Products
 from marft_jax.envs.threads import DaemonThreads
 from marft_jax.errors import BadInput
 from marft_jax.formats import jsonlines
@@ -151,11 +152,12 @@ def test_a_task_of_which_only_the_text_is_known_is_shown_and_not_graded(tmp_path
     assert [(e.task, e.reward) for e in played] == [("What?", 0.0), ("Who?", 0.5)]
 
 
-def test_arithmetic_demonstrates_right_answers_for_teams_of_any_size(tmp_path):
+@pytest.mark.parametrize("create", [SUMS, Products])
+def test_demonstrations_give_right_answers_for_teams_of_any_size(create):
     for profiles in (PAIR.agents, THREE, THREE[1:2]):
-        found = [*recorded.demonstrated(SUMS, profiles, 5)]
+        found = [*recorded.demonstrated(create, profiles, 5)]
         team = small.team_of(Blueprint(profiles), context=400, max_new_tokens=30)
-        for episode in replayed(found, team, "sequential", SUMS):
+        for episode in replayed(found, team, "sequential", create):
             assert episode.reward == 1.0 and len(episode.turns) == len(profiles)
 
 
