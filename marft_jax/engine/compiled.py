@@ -163,7 +163,7 @@ def prefill(
     last_BD = jnp.take_along_axis(hidden_BTD, last_B[:, None, None], axis=1)[:, 0]
     logits_BV = decoder.project(graphdef, base, last_BD)
     counts_B = jnp.zeros_like(p.lengths_B)
-    ids_B, logprobs_B = sample(logits_BV, p.keys_B2, counts_B, p.settings)
+    ids_B, logprobs_B, kept_B = sample(logits_BV, p.keys_B2, counts_B, p.settings)
     others = ((0, 0), (0, slots.ids_SA.shape[1] - 1))
     rows = Slots(
         cache=fresh,
@@ -173,6 +173,7 @@ def prefill(
         owner_S=p.owners_B,
         keys_S2=p.keys_B2,
         settings=p.settings,
+        kept_S=kept_B,
         ids_SA=jnp.pad(ids_B[:, None], others),
         logprobs_SA=jnp.pad(logprobs_B[:, None], others),
     )
@@ -232,7 +233,7 @@ def decode(
         drawn = sample(
             decoder.logits(hidden_S1D[:, 0], model.vocabulary), s.keys_S2, s.count_S, s.settings
         )
-        return step + 1, _append_tokens(s._replace(cache=cache), *drawn, eos_ids)
+        return step + 1, _append_tokens(s._replace(cache=cache), drawn, eos_ids)
 
     def goes_on(carry: tuple[Array, Slots]) -> Array:
         step, s = carry
@@ -243,8 +244,9 @@ def decode(
     return small._replace(cache=cache_lib.paste(slots.cache, small.cache))
 
 
-def _append_tokens(s: Slots, ids_S: Array, logprobs_S: Array, eos_ids: tuple[int, ...]) -> Slots:
-    """The slots with one more token in every active one."""
+def _append_tokens(s: Slots, drawn: tuple[Array, ...], eos_ids: tuple[int, ...]) -> Slots:
+    """The slots with one more token, as ``sample`` draws it, in every active one."""
+    ids_S, logprobs_S, kept_S = drawn
     rows, longest = s.ids_SA.shape
     at = jnp.arange(rows), jnp.where(s.active_S, s.count_S, longest)
     one_S = s.active_S.astype(jnp.int32)
@@ -253,6 +255,7 @@ def _append_tokens(s: Slots, ids_S: Array, logprobs_S: Array, eos_ids: tuple[int
         length_S=s.length_S + one_S,
         count_S=count_S,
         active_S=s.active_S & ~_ends(ids_S, count_S, s.settings, eos_ids),
+        kept_S=s.kept_S + jnp.where(s.active_S, kept_S, 0),
         ids_SA=s.ids_SA.at[at].set(ids_S, mode="drop"),
         logprobs_SA=s.logprobs_SA.at[at].set(logprobs_S, mode="drop"),
     )

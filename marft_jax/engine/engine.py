@@ -44,11 +44,17 @@ class Request(NamedTuple):
 
 
 class Completion(NamedTuple):
-    """Sampled tokens with their behaviour log-probs; ``finished`` if the turn was ended."""
+    """Sampled tokens with their behaviour log-probs.
+
+    Attributes:
+        finished: the turn was ended.
+        kept: the probability that top-k, top-p and min-p left to sample from, mean of its tokens.
+    """
 
     ids: np.ndarray
     logprobs: np.ndarray
     finished: bool
+    kept: float = 1.0
 
 
 class _Kind(NamedTuple):
@@ -221,8 +227,8 @@ class Engine:
     def _collect(self, in_use: Sequence[int]) -> list[tuple[int, Completion]]:
         s = self._slots
         assert s is not None
-        fetch = (s.active_S, s.count_S, s.length_S, s.ids_SA, s.logprobs_SA)
-        active, count, length, ids, logprobs = (np.asarray(x) for x in jax.device_get(fetch))
+        fetch = (s.active_S, s.count_S, s.length_S, s.ids_SA, s.logprobs_SA, s.kept_S)
+        active, count, length, ids, logprobs, kept = map(np.asarray, jax.device_get(fetch))
         self._lengths = length.astype(np.int64)
         done: list[tuple[int, Completion]] = []
         for slot in in_use:
@@ -230,7 +236,8 @@ class Engine:
             if ticket is not None and not active[slot]:
                 n = int(count[slot])
                 finished = int(ids[slot, n - 1]) in self._eos_ids
-                answer = Completion(ids[slot, :n].copy(), logprobs[slot, :n].copy(), finished)
+                own = ids[slot, :n].copy(), logprobs[slot, :n].copy()
+                answer = Completion(*own, finished, float(kept[slot]) / n)
                 done.append((ticket, answer))
                 self._tickets[slot] = None
                 self._prefixes.extend(slot, answer.ids[:-1])  # the last one was never read

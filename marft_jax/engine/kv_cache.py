@@ -43,6 +43,7 @@ class Slots(NamedTuple):
         active_S: still sampling.
         owner_S: the row's adapter.
         keys_S2: the row's own PRNG key; token i is drawn with ``fold_in(key, i)``.
+        kept_S: over its tokens, the sum of the probability that the filters kept.
         ids_SA, logprobs_SA: sampled tokens and their behaviour log-probs.
     """
 
@@ -53,6 +54,7 @@ class Slots(NamedTuple):
     owner_S: Array
     keys_S2: Array
     settings: Settings
+    kept_S: Array
     ids_SA: Array
     logprobs_SA: Array
 
@@ -73,6 +75,7 @@ def empty_slots(
         owner_S=zeros - 1,
         keys_S2=jnp.zeros((slots, 2), jnp.uint32),
         settings=Settings(*(jnp.zeros(slots, kind) for kind in SETTINGS)),
+        kept_S=jnp.zeros(slots, jnp.float32),
         ids_SA=jnp.zeros((slots, longest), jnp.int32),
         logprobs_SA=jnp.zeros((slots, longest), jnp.float32),
     )  # fmt: skip

@@ -10,6 +10,8 @@ of the first update is exactly 1. Greedy rows report it at temperature 1.
 
 from __future__ import annotations
 
+import functools
+
 import jax
 import jax.numpy as jnp
 from jax import Array
@@ -31,7 +33,7 @@ def scaled_logprobs(logits: Array, temperature: Array) -> Array:
 
 def sample(
     logits_BV: Array, keys_B2: Array, counts_B: Array, settings: Settings
-) -> tuple[Array, Array]:
+) -> tuple[Array, Array, Array]:
     """Draws one token per row.
 
     Args:
@@ -39,16 +41,26 @@ def sample(
         counts_B: how many tokens the row has sampled; folded into its key.
 
     Returns:
-        (ids_B, logprobs_B): the tokens and their behaviour log-probs.
+        (ids_B, logprobs_B, kept_B): the tokens, their behaviour log-probs, and the probability of
+        all tokens that the filters let through.
     """
     logprobs_BV = scaled_logprobs(logits_BV, settings.temperature)
     filtered = (settings.top_p < 1) | (settings.top_k > 0) | (settings.min_p > 0)
-    weights_BV = jax.lax.cond(
-        jnp.any(filtered), lambda lp: jnp.exp(lp) * _kept(lp, settings), jnp.exp, logprobs_BV
+    weights_BV, kept_B = jax.lax.cond(
+        jnp.any(filtered), functools.partial(_filtered, settings=settings), _whole, logprobs_BV
     )
     drawn_B = _draw(weights_BV, jax.vmap(_uniform)(keys_B2, counts_B))
     ids_B = jnp.where(settings.temperature > 0, drawn_B, argmax(logits_BV))
-    return ids_B, jnp.take_along_axis(logprobs_BV, ids_B[:, None], axis=-1)[:, 0]
+    return ids_B, jnp.take_along_axis(logprobs_BV, ids_B[:, None], axis=-1)[:, 0], kept_B
+
+
+def _whole(logprobs_BV: Array) -> tuple[Array, Array]:
+    return jnp.exp(logprobs_BV), jnp.ones(len(logprobs_BV))
+
+
+def _filtered(logprobs_BV: Array, settings: Settings) -> tuple[Array, Array]:
+    weights_BV = jnp.exp(logprobs_BV) * _kept(logprobs_BV, settings)
+    return weights_BV, total(weights_BV)
 
 
 def _uniform(key_2: Array, count: Array) -> Array:

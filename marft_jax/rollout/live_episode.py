@@ -198,4 +198,5 @@ class LiveEpisode:
             temperature=act.sampling.temperature or 1.0,
             start=act.start,
             limit=act.sampling.max_new_tokens,
+            kept=completion.kept,
         )

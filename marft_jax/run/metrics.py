@@ -31,8 +31,10 @@ throughput/action_tokens_per_s throughput/update_tokens_per_s
 time/rollout_s time/reward_s time/update_s time/checkpoint_s time/step_s time/compile_s
 device/peak_bytes device/compiled guard/skipped guard/findings guard/rollbacks guard/lr_scale
 """
-_OF_AN_AGENT = "reward turns tokens truncated entropy approx_kl clip_fraction logprob_gap grad_norm"
-_OF_RECORDED = "reward turns tokens truncated entropy loss grad_norm"
+_OF_AN_AGENT = (
+    "reward turns tokens truncated kept entropy approx_kl clip_fraction logprob_gap grad_norm"
+)
+_OF_RECORDED = "reward turns tokens truncated kept entropy loss grad_norm"
 _OF_SAMPLING = "throughput/action_tokens_per_s time/rollout_s time/reward_s"
 _OF_A_CRITIC = "critic/loss critic/explained_variance critic/grad_norm"
 
@@ -111,6 +113,7 @@ def _of_agent(collected: Collected, agent: int, algo: Algo) -> dict[str, float]:
         "reward": np.mean([r for r in rewards if r is not None] or [0.0]).item(),
         "tokens": np.mean([len(turn.action) for turn in turns] or [0.0]).item(),
         "truncated": np.mean([turn.truncated for turn in turns] or [0.0]).item(),
+        "kept": np.mean([turn.kept for turn in turns] or [1.0]).item(),
         "turns": len(turns) / len(played),
     }
 

@@ -327,10 +327,11 @@ def settings_of(temperature=1.0, top_p=1.0, top_k=0, min_p=0.0) -> Settings:
     ids=str,
 )
 def test_draws_follow_the_filtered_distribution(settings, kept):
-    ids, logprobs = (np.asarray(x) for x in draw(LOGITS, settings_of(**settings), 3))
+    ids, logprobs, mass = (np.asarray(x) for x in draw(LOGITS, settings_of(**settings), 3))
     scaled = np.exp(LOGITS / settings.get("temperature", 1.0))
     whole = scaled / scaled.sum()
     np.testing.assert_allclose(logprobs, np.log(whole)[ids], atol=1e-5)
+    np.testing.assert_allclose(mass, whole[:kept].sum(), rtol=1e-5)
     expected = np.where(np.arange(7) < kept, whole, 0) / whole[:kept].sum() * ROWS
     counts = np.bincount(ids, minlength=7)
     assert (counts[kept:] == 0).all()
@@ -338,14 +339,22 @@ def test_draws_follow_the_filtered_distribution(settings, kept):
     assert chi_square < 30  # 6 degrees of freedom: exceeded by chance in 1 of 25,000 seeds
 
 
+def test_a_completion_tells_how_much_the_filters_kept(engine):
+    prompt, key = np.arange(5, dtype=np.int32), (0, 0, 0)
+    whole, cut = (Sampling(8), Sampling(8, top_p=0.5))
+    requests = [Request(prompt, 0, sampling, key) for sampling in (whole, cut)]
+    free, filtered = small.answers(engine, requests)
+    assert free.kept == 1.0 and 0.5 <= filtered.kept < 0.99
+
+
 def test_top_k_of_one_is_greedy_and_temperature_zero_too():
     for settings in (settings_of(top_k=1), settings_of(temperature=0), settings_of(top_p=1e-6)):
-        ids, _ = draw(np.roll(LOGITS, 2), settings, 0)
+        ids, _, _ = draw(np.roll(LOGITS, 2), settings, 0)
         assert (np.asarray(ids) == 2).all()
 
 
 def test_greedy_reports_unscaled_logprobs():
-    _, logprobs = draw(LOGITS, settings_of(temperature=0), 0)
+    _, logprobs, _ = draw(LOGITS, settings_of(temperature=0), 0)
     np.testing.assert_allclose(np.asarray(logprobs), np.log(0.3), atol=1e-6)
 
 
