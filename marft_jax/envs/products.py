@@ -1,5 +1,7 @@
 """A number of two digits times one of one digit, by parts: ``46*8=?`` has the answer 368.
 
+A model with a short supervised start learns it (``configs/studies/products.yaml``):
+
     python -m marft_jax.train --env.name marft_jax.envs.products:Products
 """
 
