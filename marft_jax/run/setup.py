@@ -34,8 +34,6 @@ from marft_jax.team.team_files import Blueprint
 from marft_jax.team.workflows import find_workflow
 from marft_jax.types import Played, Player, Sample
 
-"""Sampling keys of an evaluation count episodes from here: no key of training comes back."""
-
 
 class Session(NamedTuple):
     """A loaded base, the team on it, and the engine; ``stop`` is true when to play no longer."""
