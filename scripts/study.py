@@ -367,21 +367,26 @@ def report(study: Study, results: Sequence[Result], out: Path) -> None:
     rows = {name: [r for r in results if r["row"] == name] for name in study.rows}
     lines = [
         f"# {study.name}", "", study.about.strip(), "",
-        f"| | settings | held-out success (95 %) | last {_LAST} steps | first >= {study.reach} "
-        "| sampled tokens | seconds | seeds |",
-        "|---|---|---|---|---|---|---|---|",
+        "| | settings | held-out success (95 %) | more than where it starts (95 %) "
+        f"| last {_LAST} steps | first >= {study.reach} | tokens | seconds | seeds |",
+        "|---|---|---|---|---|---|---|---|---|",
     ]  # fmt: skip
-    lines += [_line(study.rows[name], found) for name, found in rows.items() if found]
+    lines += [_line(study.rows[name], found, rows) for name, found in rows.items() if found]
     last = max(results, key=lambda result: result["date"])
-    lines += ["", f"{last['date']}, {last['commit']}, {last['machine']}: `python scripts/study.py"]
-    lines[-1] += f" configs/studies/{study.name}.yaml`. Intervals: over seeds (Student's t), or"
-    lines[-1] += f" over the {last['tasks']} tasks (Wilson) where all seeds give the same."
+    lines += [
+        "",
+        f"{last['date']}, {last['commit']}, {last['machine']}: `python scripts/study.py "
+        f"configs/studies/{study.name}.yaml`. Intervals: over seeds (Student's t), or over the "
+        f"{last['tasks']} tasks (Wilson) where all seeds give the same. Tokens: of actions that "
+        "were sampled, or learned from demonstrations.",
+    ]
     out.mkdir(parents=True, exist_ok=True)
     (out / "table.md").write_text("\n".join(lines) + "\n", encoding="utf-8")
     print((out / "table.md").read_text("utf-8"))
     curves = {
         name: [list(enumerate(r["rewards"], 1)) for r in found if r.get("rewards")]
         for name, found in rows.items()
+        if study.rows[name].command == "train"
     }
     import plot
 
@@ -391,7 +396,7 @@ def report(study: Study, results: Sequence[Result], out: Path) -> None:
         print(f"no picture: {error}", file=sys.stderr)
 
 
-def _line(row: Row, found: Sequence[Result]) -> str:
+def _line(row: Row, found: Sequence[Result], rows: Mapping[str, Sequence[Result]]) -> str:
     middle, low, high = interval([r["success"] for r in found])
     if not low < high:  # one seed, or an untrained base, which is the same for all
         low, high = found[0]["interval"]
@@ -399,10 +404,14 @@ def _line(row: Row, found: Sequence[Result]) -> str:
     if row.start:
         own.insert(0, f"from {row.start}")
     cells = [row.name, " ".join(own), f"{middle:.3f} ({max(low, 0):.3f} to {min(high, 1):.3f})"]
+    before = {r["seed"]: r["success"] for r in rows.get(row.start or "", ())}
+    gains = [r["success"] - before[r["seed"]] for r in found if r["seed"] in before]
+    gain = "{:+.3f} ({:+.3f} to {:+.3f})" if len(gains) > 1 else "{:+.3f}"
+    cells.append(gain.format(*interval(gains)) if gains else "")
     learned = [r for r in found if r.get("last") is not None]
-    cells.append(f"{mean(r['last'] for r in learned):.3f}" if learned else "")
-    reached = [str(r["reached"] or "-") for r in learned]
-    cells.append(", ".join(reached))
+    sampled = learned if row.command == "train" else []
+    cells.append(f"{mean(r['last'] for r in sampled):.3f}" if sampled else "")
+    cells.append(", ".join(str(r["reached"] or "-") for r in sampled))
     cells.append(f"{mean(r['tokens'] for r in learned):,.0f}" if learned else "")
     cells.append(f"{mean(r['seconds'] for r in learned):,.0f}" if learned else "")
     return f"| {' | '.join([*cells, str(len(found))])} |"
