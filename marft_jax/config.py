@@ -236,9 +236,9 @@ class Algo:
     """... 1 + this; none: the same."""
     dual_clip: float | None = setting(None, above=1, read=unless("algo.name", "reinforce"))
     """Where the advantage is negative the loss stops at this times it (> 1)."""
-    correction: Literal["none", "decoupled", "truncated"] = "none"
+    correction: Literal["auto", "none", "decoupled", "truncated"] = "auto"
     """Ratios to the policy at the start of the update, weighed by its own ratio to the policy that
-    sampled: those over the cap count 0, or are cut to it."""
+    sampled: those over the cap count 0, or are cut to it. auto: decoupled with a lag, else none."""
     correction_cap: float = setting(5.0, least=1, read=unless("algo.correction", "none"))
     entropy_coef: float | Literal["auto"] = "auto"
     """Weight of the entropy bonus. auto: 0.01, and 0 for grpo, gspo and reinforce."""
@@ -272,6 +272,8 @@ class Rollout:
     """An episode whose environment or workflow takes longer to answer has failed."""
     max_turns: int = setting(128, least=1, most=65535)
     """An episode that wants more turns ends there, with what it has earned."""
+    lag: int = 0
+    """Step s is sampled with the adapters after s - lag updates, and played while others learn."""
     max_failed_fraction: float = setting(0.25, least=0, most=1)
     """Failed episodes are dropped and counted; more of them than this stop the run."""
 

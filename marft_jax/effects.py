@@ -50,6 +50,8 @@ def _values(key: str, config: Config, evaluating: bool) -> tuple[Any, ...]:
         return (evaluating or value,)
     if key == "critic.mode" and value == "auto":
         return _critic(config.algo.name)
+    if key == "algo.correction" and value == "auto":
+        return ("decoupled" if config.rollout.lag else "none",)
     return ("group" if key == "algo.baseline" and value == "auto" else value,)
 
 

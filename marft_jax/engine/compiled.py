@@ -130,12 +130,13 @@ def programs(
     fuse = functools.partial(lora.fuse, alpha=alpha, dtype=dtype)
     fill = functools.partial(mesh_lib.within(mesh, prefill), **model)
     write = functools.partial(decode, **model)
+    in_turn = functools.partial(mesh_lib.in_turn, mesh)
     return Programs(
         slots,
-        empty=jax.jit(make, out_shardings=places),
-        fuse=jax.jit(fuse, out_shardings=mesh_lib.replicated(mesh)),
-        prefill=jax.jit(fill, static_argnames="read", **kept),
-        decode=jax.jit(write, static_argnames=("chunk", "read"), **kept),
+        empty=in_turn(jax.jit(make, out_shardings=places)),
+        fuse=in_turn(jax.jit(fuse, out_shardings=mesh_lib.replicated(mesh))),
+        prefill=in_turn(jax.jit(fill, static_argnames="read", **kept)),
+        decode=in_turn(jax.jit(write, static_argnames=("chunk", "read"), **kept)),
     )
 
 

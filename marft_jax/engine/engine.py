@@ -126,8 +126,10 @@ class Engine:
         self.reused = 0
 
     def release(self) -> None:
-        """Frees the cache, until the next ``load``: others may need its memory."""
-        assert not self.busy
+        """Frees the cache, until the next ``load``: others may need its memory. What is unanswered
+        is dropped."""
+        self._waiting.clear()
+        self._tickets = [None] * self.shape.slots
         self._slots = self._fused = None
 
     @property

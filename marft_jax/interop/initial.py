@@ -38,6 +38,7 @@ def initial_state(
         BadInput: a folder is missing, or does not fit the base, the team or the settings.
     """
     state = fresh._replace(adapters=initial_adapters(team, config.lora, fresh.adapters, saved))
+    state = state._replace(past=tuple(state.version() for _ in fresh.past))
     head = Path(config.lora.init) / first_release.VALUE_HEAD if config.lora.init else None
     if head is None or not head.is_file() or not state.critic.head:
         return state

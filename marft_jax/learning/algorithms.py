@@ -180,6 +180,8 @@ def settle(config: Config, model: DecoderConfig | None = None) -> Config:
     if algo.lr == "auto" and model is not None:
         own_lr = _TINY_LR if config.model.base == "tiny" else adapter_lr(model, algo.name)
         algo = dataclasses.replace(algo, lr=own_lr)
+    if algo.correction == "auto":
+        algo = dataclasses.replace(algo, correction="decoupled" if config.rollout.lag else "none")
     if mode == "auto":
         mode = "shared" if algorithm.has_critic else "none"
     critic = dataclasses.replace(config.critic, mode=mode)

@@ -33,7 +33,7 @@ from marft_jax.learning.algorithms import Algorithm, settle
 from marft_jax.learning.batch import Rows
 from marft_jax.learning.estimates import Estimates, estimate, to_rows
 from marft_jax.learning.gradients import Targets
-from marft_jax.learning.state import Moving, TrainState
+from marft_jax.learning.state import Moving, TrainState, Version
 from marft_jax.learning.values import Scored, Static, reads_base, reads_prompts, score
 from marft_jax.models import lora
 from marft_jax.models.decoder import DecoderConfig
@@ -51,7 +51,7 @@ class Learner:
     """Owns the compiled functions; the state travels through them.
 
     Args:
-        config: settings; the sections run, lora, critic and algo are read.
+        config: settings; the sections run, lora, critic and algo are read, and the lag.
         base: the frozen base, on the mesh.
         team: who owns which adapter.
         algorithm: which losses, at which level.
@@ -88,13 +88,14 @@ class Learner:
     def learn(
         self, state: TrainState, batch: batch_lib.Batch, step: int
     ) -> tuple[TrainState, Estimates, dict[str, Any]]:
-        """Takes a training step. The old state is donated; the metrics are still on the device."""
+        """Takes a training step. The old state is donated, but for its past, which may be sampled
+        with meanwhile; the metrics are still on the device."""
         rows, scored = self._score(state, batch)
         proximal = self._proximal(state, rows)
         estimates = self._estimate(state, batch, scored)
         targets = self._targets(batch, scored, proximal, estimates)
         baseline = jax.device_put(estimates.baseline, mesh_lib.replicated(self._mesh))
-        state = state._replace(baseline=baseline)
+        past, state = state.past, state._replace(baseline=baseline, past=())
         trainable_N, seen = self.trainable(step), []
         for minibatch in self._order(step, len(rows)):
             total = self._run.zeros(state.adapters, state.critic)
@@ -110,7 +111,8 @@ class Learner:
             state, numbers = self._run.apply(state=state, total=total, trainable_N=trainable_N)
             seen.append(numbers)
         report = self._run.report(seen)
-        return state._replace(step=state.step + 1), estimates, estimates.report | report
+        state = state._replace(step=state.step + 1, past=past)
+        return state, estimates, estimates.report | report
 
     def trainable(self, step: int) -> np.ndarray:
         """The adapters that learn in this step, as flags.
@@ -238,7 +240,7 @@ def programs(
 
     def compiled(sharding: NamedSharding, function: Any, *fixed: Any, **how: Any) -> Any:
         run = mesh_lib.within(mesh, functools.partial(function, *fixed))
-        return jax.jit(run, out_shardings=sharding, **how)
+        return mesh_lib.in_turn(mesh, jax.jit(run, out_shardings=sharding, **how))
 
     return Programs(
         init=compiled(everywhere, fresh, config, decoder_config, team.adapters, agents),
@@ -265,7 +267,7 @@ def fresh(config: Config, decoder_config: DecoderConfig, adapters: int, agents: 
         targets=config.lora.targets,
     )
     critic = critic_lib.init(critic_key, config, decoder_config, agents)
-    none = jnp.zeros(agents)
+    none, progress = jnp.zeros(agents), jnp.zeros(2)
     return TrainState(
         jnp.int32(0),
         stacked,
@@ -274,7 +276,8 @@ def fresh(config: Config, decoder_config: DecoderConfig, adapters: int, agents: 
         critic_lib.Critic(*(optimiser.init(config.algo, part) for part in critic)),
         Moving(none, none),
         jnp.float32(1),
-        jnp.zeros(2),
+        progress,
+        (Version(stacked, progress),) * config.rollout.lag,
     )
 
 

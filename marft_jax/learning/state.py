@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from marft_jax.learning.critic import Critic
@@ -31,6 +32,13 @@ class Moving(NamedTuple):
         )
 
 
+class Version(NamedTuple):
+    """All that a step is sampled with and that training changes; the fields of a state."""
+
+    adapters: lora.Adapters
+    progress: jax.Array
+
+
 class TrainState(NamedTuple):
     """All that training changes."""
 
@@ -43,3 +51,10 @@ class TrainState(NamedTuple):
     baseline: Moving
     lr_scale: jax.Array  # multiplies the learning rates; lowered by rollbacks
     progress: jax.Array  # the curriculum's level, and the moving mean of the rewards there
+    # the versions of the last ``rollout.lag`` states, the oldest first, which sample the next
+    # steps; before the first update they are all the initial one
+    past: tuple[Version, ...] = ()
+
+    def version(self) -> Version:
+        """A copy, which stays when the state is donated."""
+        return jax.tree.map(jnp.copy, Version(self.adapters, self.progress))

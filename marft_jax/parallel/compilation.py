@@ -21,23 +21,25 @@ def give_back_freed() -> None:
         trim(0)
 
 
-def drop_programs_when_crowded(share: float = 0.5) -> bool:
-    """Forgets all compiled programs once they fill this share of the process's memory mappings.
+def is_crowded(share: float = 0.5) -> bool:
+    """True once compiled programs fill this share of the process's memory mappings.
 
     For a CPU XLA maps each kernel of a program on its own, hundreds to thousands for one, and
-    aborts where Linux grants no more (``vm.max_map_count``, 65530 as a rule). A program that is
-    wanted again comes from the compilation cache. Elsewhere than on Linux nothing is done.
+    aborts where Linux grants no more (``vm.max_map_count``, 65530 as a rule).
     """
     try:
         most = int(Path("/proc/sys/vm/max_map_count").read_text())
         mapped = Path("/proc/self/maps").read_bytes().count(b"\n")
     except OSError:
         return False
-    crowded = mapped > share * most
-    if crowded:
-        jax.clear_caches()
-        gc.collect()
-    return crowded
+    return mapped > share * most
+
+
+def drop_programs() -> None:
+    """Forgets all compiled programs; one that is wanted again comes from the compilation cache.
+    No other thread may run one meanwhile."""
+    jax.clear_caches()
+    gc.collect()
 
 
 def compiler_options(mesh: Mesh) -> dict[str, str]:

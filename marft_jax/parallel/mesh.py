@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import math
 import re
+import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -137,6 +138,27 @@ def within(mesh: Mesh, function: Callable[..., Any]) -> Callable[..., Any]:
             return function(*args, **kwargs)
 
     return run
+
+
+def in_turn(mesh: Mesh, program: Any) -> Any:
+    """A compiled function whose calls wait for those of other threads, on a mesh of several
+    devices: each of these must meet the programs in the same order, or two that exchange data
+    would wait for each other for ever."""
+    return program if mesh.size == 1 else _InTurn(program)
+
+
+class _InTurn:
+    launch = threading.Lock()
+
+    def __init__(self, program: Any):
+        self._program = program
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        with self.launch:
+            return self._program(*args, **kwargs)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._program, name)
 
 
 def row_axes() -> tuple[str, ...]:

@@ -245,11 +245,12 @@ def _learning(run: Run) -> dict[str, Any]:
     targets = Targets(unit_BX, unit_BX, values_BX, features_BXD, reference_BA, old)
     total = programs.zeros.eval_shape(run.state.adapters, run.state.critic)
     trainable_N = jax.ShapeDtypeStruct((run.team.adapters,), bool)
+    stepped = run.state._replace(past=())
     lowered = {
         "gradients": programs.accumulate.lower(
             **policy, critic=run.state.critic, rows=rows, targets=targets, total=total
         ),
-        "optimiser": programs.apply.lower(state=run.state, total=total, trainable_N=trainable_N),
+        "optimiser": programs.apply.lower(state=stepped, total=total, trainable_N=trainable_N),
     }
     if reads_base(run.config):
         read = batch.rows if batch.prompts is None else batch.prompts.rows

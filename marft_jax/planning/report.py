@@ -63,7 +63,7 @@ def memory_of(run: Run, programs: dict[str, Compiled]) -> tuple[dict[str, float]
     state = run.state
     held = {
         "weights": run.base,
-        "adapters": state.adapters,
+        "adapters": (state.adapters, state.past),
         "critic": state.critic,
         "optimiser": (state.adapters_opt, state.critic_opt),
         "cache": run.slots,
@@ -71,13 +71,15 @@ def memory_of(run: Run, programs: dict[str, Compiled]) -> tuple[dict[str, float]
     memory: dict[str, float] = {name: per_chip(tree) for name, tree in held.items()}
     memory["activations"] = max((program.scratch for program in programs.values()), default=0)
     code = sum(program.code for program in programs.values())
-    optimiser, playing = memory["optimiser"], memory["optimiser"] + memory["critic"]
-    beside = {  # what a program does not take, and yet is there; the cache is released to learn
-        "gradients": optimiser,
-        "optimiser": memory["weights"],
-        "values": optimiser,
-        "prefill": playing,
-        "decode": playing,
+    past, optimiser = float(per_chip(state.past)), memory["optimiser"]
+    # with a lag a step is played while others learn; else the cache is released to learn
+    ahead = past + memory["cache"] if run.config.rollout.lag else 0.0
+    beside = {  # what a program does not take, and yet is there
+        "gradients": optimiser + ahead,
+        "optimiser": memory["weights"] + ahead,
+        "values": optimiser + ahead,
+        "prefill": optimiser + memory["critic"] + past,
+        "decode": optimiser + memory["critic"] + past,
     }
     peaks = {
         name: program.peak + beside[name] + code - program.code

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import collections
 import itertools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -24,6 +24,10 @@ class Collected(NamedTuple):
     dropped_groups: int  # that were played and are not learned from
     failed: int  # episodes that count nowhere else
     waited_s: float  # for environments
+    version: int = 0  # updates before which the adapters are that sampled them
+    level: int = 0  # of the curriculum
+    prefix_cached: int = 0  # prompt tokens that came from the prefix cache
+    seconds: Mapping[str, float] = {}  # that its parts took, by the names of their metrics
 
 
 def collect(rollout: Player, credit: Credit, config: Config, step: int) -> Collected:

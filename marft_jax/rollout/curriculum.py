@@ -44,13 +44,14 @@ class Curriculum:
         """The tasks of a level."""
         return self._sources[level]
 
-    def after(self, progress: jax.Array, reward: float) -> jax.Array:
-        """The progress after a step at its level with that mean reward."""
-        if self._threshold is None:
+    def after(self, progress: jax.Array, level: int, reward: float) -> jax.Array:
+        """The progress after a step at this level with that mean reward; one of another level,
+        played before the level rose, changes nothing."""
+        if self._threshold is None or level != self.level(progress):
             return progress
-        level, mean = (float(x) for x in np.asarray(progress))
+        number, mean = (float(x) for x in np.asarray(progress))
         mean = _KEPT * mean + (1 - _KEPT) * reward
         if mean >= self._threshold:
-            level, mean = level + 1, 0.0
-        after = np.asarray([level, mean], np.float32)
+            number, mean = number + 1, 0.0
+        after = np.asarray([number, mean], np.float32)
         return jax.device_put(after, progress.sharding)  # pyright: ignore[reportUnknownMemberType]

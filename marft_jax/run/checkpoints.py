@@ -180,9 +180,10 @@ class Checkpoints:
             return None
         meta = self._meta(step)
         check_fits(meta, self.identity | {"arrays": shapes_of(fresh)}, str(self.run))
-        abstract = jax.tree.map(ocp.utils.to_shape_dtype_struct, fresh)
+        abstract = jax.tree.map(ocp.utils.to_shape_dtype_struct, _parts(fresh))
         with ocp.StandardCheckpointer() as reader:
-            return Saved(reader.restore(self._folder / str(step) / _STATE, abstract), meta)
+            parts = reader.restore(self._folder / str(step) / _STATE, abstract)
+        return Saved(fresh._replace(**parts), meta)
 
     def restore_adapters(self) -> dict[str, peft.Adapter] | None:
         """The newest adapters by name, whatever they were trained with; None without any."""
@@ -302,6 +303,11 @@ def shapes_of(state: Any) -> dict[str, str]:
     }
 
 
+def _parts(state: TrainState) -> dict[str, Any]:
+    """The fields of a state, as they are saved: one without a lag has no past."""
+    return {name: part for name, part in state._asdict().items() if name != "past" or part}
+
+
 def _best(metrics: Mapping[int, float | None]) -> int | None:
     """The step with the highest metric, of equal ones the newest."""
     known = [(value, step) for step, value in metrics.items() if value is not None]
@@ -317,6 +323,6 @@ def _write_arrays(folder: Path, arrays: TrainState) -> None:
     logger.setLevel(logging.CRITICAL)
     try:
         with ocp.Checkpointer(handler, multiprocessing_options=alone) as writer:
-            writer.save(folder, args=ocp.args.StandardSave(arrays))
+            writer.save(folder, args=ocp.args.StandardSave(_parts(arrays)))
     finally:
         logger.setLevel(level)

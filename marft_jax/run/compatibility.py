@@ -22,6 +22,7 @@ FIXED = (
     "lora.targets",
     "critic.mode",
     "critic.hidden",
+    "rollout.lag",
 )
 """Settings that a run cannot change when it continues: the saved arrays depend on them."""
 

@@ -36,6 +36,7 @@ _OF_AN_AGENT = (
 )
 _OF_RECORDED = "reward turns tokens truncated kept entropy loss grad_norm"
 _OF_SAMPLING = "throughput/action_tokens_per_s time/rollout_s time/reward_s"
+_OF_A_LAG = "rollout/lag rollout/version time/player_wait_s time/learner_wait_s"
 _OF_A_CRITIC = "critic/loss critic/explained_variance critic/grad_norm"
 
 
@@ -49,6 +50,7 @@ def metric_names(config: Config, agents: Sequence[str], evaluations: Iterable[Pl
     names = {f"agent/{agent}/{what}" for agent in agents for what in own.split()}
     names |= set(_ALWAYS.split())
     names |= set(_OF_A_CRITIC.split()) if config.critic.mode != "none" else set()
+    names |= set(_OF_A_LAG.split()) if config.rollout.lag else set()
     names |= {"episode/dropped_groups"} if algo.dynamic_sampling else set()
     names |= {"curriculum/level"} if config.env.curriculum is not None else set()
     names -= set(_OF_SAMPLING.split()) if recorded else set()

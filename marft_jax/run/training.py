@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,11 +21,13 @@ from marft_jax.learning.batch import Batch, Level
 from marft_jax.learning.credit import make_credit
 from marft_jax.learning.estimates import Estimates
 from marft_jax.learning.learner import Learner
+from marft_jax.learning.state import Version
 from marft_jax.learning.step_rewards import find_step_reward
 from marft_jax.parallel import compilation, processes
 from marft_jax.random_keys import attempt
 from marft_jax.rollout.collect import Collected, collect
 from marft_jax.rollout.curriculum import Curriculum
+from marft_jax.rollout.pipeline import Job, Pipeline
 from marft_jax.run.checkpoints import Schedule
 from marft_jax.run.directory import disk_errors, own_directory, write_settings
 from marft_jax.run.guard import Guard, Verdict, by_agent
@@ -100,6 +103,8 @@ class Training:
             self._reporter.event(line)
         self._threads, self._schedule = DaemonThreads(), Schedule(config.run)
         self._compilations, self._truncation = Compilations(), TruncationWarning(team)
+        self._pipeline = stack.enter_context(Pipeline(self._play, config.rollout.lag > 0))
+        self._asked = self.step
         self.metrics: dict[str, float] = {}
         self.clock = Clock()
         self.clock.seconds["checkpoint_s"] = 0.0
@@ -135,18 +140,46 @@ class Training:
         self._reporter.event(line)
 
     def play(self) -> Collected:
-        """Plays the episodes of the step with the present adapters, and credits their turns."""
-        engine = self.session.engine
+        """The episodes of the step, their turns credited; with a lag they were played meanwhile,
+        and now the step is begun that the present adapters sample."""
         self._reporter.doing("playing")
-        engine.load(self.state.adapters)
-        source = self._curriculum.source(self._curriculum.level(self.state.progress))
-        rollout = make_rollout(self.session, source, self._threads)
-        with self.clock("rollout_s"):
-            collected = collect(rollout, self._credit, self._config, self.seed[1])
-        self.clock.seconds["reward_s"] = collected.waited_s
+        self._ask()
+        collected = self._pipeline.take()
+        self.clock.seconds |= collected.seconds
         self._reporter.doing("learning")
-        engine.release()
         return collected
+
+    def _ask(self) -> None:
+        """Asks for every step whose adapters are known: that after the last one, and at the start
+        and after a rollback those before it too."""
+        past, now = self.state.past, Version(self.state.adapters, self.state.progress)
+        versions = (*past, self.state.version() if past else now)  # what learns is donated
+        while self._asked < min(self.step + len(versions), self._config.run.steps):
+            adapters, progress = versions[self._asked - self.step]
+            number = max(0, self._asked - len(past))
+            key = attempt(self._asked, self._guard.rollbacks)
+            self._pipeline.ask(Job(key, number, adapters, self._curriculum.level(progress)))
+            self._asked += 1
+        self.state = self.state._replace(past=versions[1:])  # as it is after the next update
+
+    def _play(self, job: Job, unwanted: Callable[[], bool]) -> Collected:
+        """Plays a step, in whichever thread; the cache is there only as long as that takes."""
+        engine, stop = self.session.engine, self._stop
+        session = self.session._replace(stop=lambda: stop() or unwanted())
+        engine.load(job.adapters)
+        try:
+            source = self._curriculum.source(job.level)
+            rollout, started = make_rollout(session, source, self._threads), time.perf_counter()
+            played = collect(rollout, self._credit, self._config, job.attempt)
+            seconds = {
+                "rollout_s": time.perf_counter() - started,
+                "reward_s": played.waited_s,
+            }
+            return played._replace(
+                version=job.version, level=job.level, prefix_cached=engine.reused, seconds=seconds
+            )
+        finally:
+            engine.release()
 
     def transcribe(self, collected: Collected, estimates: Estimates) -> None:
         """Writes the transcripts of the step, where they are due; the devices may still update."""
@@ -164,16 +197,15 @@ class Training:
     def report(self, collected: Collected, batch: Batch, learned: dict[str, Any]) -> Verdict | None:
         """Evaluates where that is due, and reports the numbers of the step; a verdict says that the
         run must go back."""
-        compilation.drop_programs_when_crowded()
+        if compilation.is_crowded():
+            self._pipeline.between(compilation.drop_programs)
         compiled = self._compilations.metrics()
         if compiled["device/compiled"]:
             compilation.give_back_freed()
         done, nonfinite = self.step + 1, by_agent(learned.pop("nonfinite"), self.session.team)
         self.metrics = self._measure(collected, batch, learned) | compiled
         if self._is_due(self._config.eval.every, done):
-            self.session.engine.load(self.state.adapters)
-            evaluate = self._evaluation.evaluate
-            self.metrics |= evaluate(self.session, self._threads, done, self._reporter)
+            self.metrics |= self._pipeline.between(functools.partial(self._evaluate, done))
         numbers, verdict = self._guard.look(done, collected.played, self.metrics, nonfinite)
         self.metrics |= numbers | {"guard/lr_scale": float(self.state.lr_scale)}
         self._truncation.look(done, collected.played, self.metrics)
@@ -192,7 +224,9 @@ class Training:
                 checkpoints.save(done, self.state, guard.memory, metric, guard.good, now)
             else:
                 fresh = self.learner.init()
+                self._pipeline.clear()
                 self.state = roll_back(checkpoints, guard, done, verdict, fresh, self._begin)
+                self._asked = int(self.state.step)
                 self._reporter.rewind(int(self.state.step) + 1)
         self.step = int(self.state.step)
 
@@ -200,17 +234,25 @@ class Training:
         self, collected: Collected, batch: Batch, learned: dict[str, Any]
     ) -> dict[str, float]:
         """The numbers of the step, by which the curriculum advances."""
-        team, engine, seconds = self.session.team, self.session.engine, self.clock.seconds
+        team, seconds = self.session.team, self.clock.seconds
         metrics = metrics_of(collected, learned, team, seconds, self._config.algo)
         metrics |= self.clock.metrics() | {
-            "tokens/prefix_cached": float(engine.reused),
+            "tokens/prefix_cached": float(collected.prefix_cached),
             "tokens/prefix_shared": float(batch.prefix_shared),
         }
+        if self._config.rollout.lag:
+            lag = self.step - collected.version
+            metrics |= {"rollout/version": float(collected.version), "rollout/lag": float(lag)}
         if self._config.env.curriculum is not None:
-            metrics["curriculum/level"] = self._curriculum.level(self.state.progress)
-        progress = self._curriculum.after(self.state.progress, metrics["reward/mean"])
+            metrics["curriculum/level"] = collected.level
+        reward, progress = metrics["reward/mean"], self.state.progress
+        progress = self._curriculum.after(progress, collected.level, reward)
         self.state = self.state._replace(progress=progress)
         return metrics
+
+    def _evaluate(self, done: int) -> dict[str, float]:
+        self.session.engine.load(self.state.adapters)
+        return self._evaluation.evaluate(self.session, self._threads, done, self._reporter)
 
     def _is_due(self, every: int, done: int) -> bool:
         """Every so many steps, after the first and after the last; never if ``every`` is 0."""
@@ -236,6 +278,7 @@ def open_training(config: Config) -> Iterator[Training]:
     with contextlib.ExitStack() as stack:
         stop = stack.enter_context(Stop("stopped before a step was finished; start again"))
         processes.start(config.mesh)
+        check_one_process(config)
         stack.enter_context(disk_errors(Path(config.run.dir)))
         folder = stack.enter_context(own_directory(Path(config.run.dir)))
         training = Training(stack, config, blueprint, stop, folder)
@@ -256,6 +299,16 @@ def check_learns(config: Config, blueprint: Blueprint) -> None:
                 f"agent {profile.name!r}: expected a temperature above 0 in training, got 0: "
                 "greedy samples teach nothing; raise --team.temperature, or its own"
             )
+
+
+def check_one_process(config: Config) -> None:
+    """Raises ``BadInput`` where several processes would play and learn at the same time."""
+    lag, count = config.rollout.lag, jax.process_count()
+    if lag and count > 1:
+        raise BadInput(
+            f"--rollout.lag: expected 0 with {count} processes, which would wait for each other in "
+            f"two threads at once, got {lag}; leave it out, or start one process"
+        )
 
 
 def _plan_of(step: int) -> str:

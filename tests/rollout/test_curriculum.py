@@ -30,7 +30,7 @@ def test_the_level_rises_with_the_mean_reward_and_stops_at_the_task_itself():
     for reward in (0.5, 1.0, 1.0, 0.0, 1.0, 1.0, 1.0, 1.0):
         levels.append(curriculum.level(progress))
         terms.append(question(curriculum.source(levels[-1])).count("+") + 1)
-        progress = curriculum.after(progress, reward)
+        progress = curriculum.after(progress, levels[-1], reward)
     assert levels == [0, 0, 1, 1, 1, 2, 2, 2][: len(levels)]
     assert terms == [level + 2 for level in levels]
 
@@ -38,7 +38,7 @@ def test_the_level_rises_with_the_mean_reward_and_stops_at_the_task_itself():
 def test_without_the_setting_every_step_plays_the_task_itself():
     config = with_env(difficulty=4)
     curriculum = Curriculum(base.make(config, "train"), config)
-    progress = curriculum.after(jnp.zeros(2), 1.0)
+    progress = curriculum.after(jnp.zeros(2), 0, 1.0)
     assert progress.tolist() == [0, 0] and curriculum.level(progress) == 0
     assert question(curriculum.source(0)).count("+") == 3
 

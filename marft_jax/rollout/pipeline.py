@@ -1,0 +1,132 @@
+"""Plays the steps of a run in order: ahead of the learner, in a thread of its own, or on demand.
+
+With a lag η step s is sampled with the adapters after max(0, s - η) updates, however long anything
+takes. What a step depends on is in its ``Job``; the clock decides only who waits for whom.
+"""
+
+from __future__ import annotations
+
+import functools
+import queue
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Any, NamedTuple, Self, TypeVar
+
+from marft_jax.errors import Stopped
+from marft_jax.models.lora import Adapters
+from marft_jax.rollout.collect import Collected
+
+_T = TypeVar("_T")
+
+_CLOSE_SECONDS = 60.0  # for a compiler, which cannot be interrupted
+
+
+class Job(NamedTuple):
+    """A step to play, and all that it depends on.
+
+    Attributes:
+        attempt: at the step, as of ``random_keys.attempt``.
+        version: updates that made the adapters.
+        adapters: sample it; nobody writes to their memory until it is played.
+        level: of the curriculum.
+    """
+
+    attempt: int
+    version: int
+    adapters: Adapters
+    level: int
+
+
+Play = Callable[[Job, Callable[[], bool]], Collected]
+"""Plays a job; raises ``Stopped`` soon after the function says that nobody wants it any more."""
+
+
+class Pipeline:
+    """Steps that are asked for, and are played and taken in that order; use it in a ``with``.
+
+    An error of a play is raised where that step is taken, so that the steps before it are learned
+    from first, whatever the timing.
+
+    Args:
+        play: plays a step; all calls come from one thread.
+        ahead: play in a thread, from when a step is asked for; else in ``take``.
+    """
+
+    def __init__(self, play: Play, ahead: bool):
+        self._play = play
+        self._asked: deque[Callable[[], Collected]] = deque()
+        self._cleared = 0
+        self._idle_s = 0.0
+        self._work: queue.SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None]
+        self._work = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._serve, name="player", daemon=True)
+        self._ahead = ahead
+
+    def __enter__(self) -> Self:
+        if self._ahead:
+            self._thread.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        """Stops what is played."""
+        self.clear()
+        if self._ahead:
+            self._work.put(None)
+            self._thread.join(_CLOSE_SECONDS)
+
+    def ask(self, job: Job) -> None:
+        """Has one more step played."""
+        self._asked.append(self._submit(functools.partial(self._play_one, job, self._cleared)))
+
+    def take(self) -> Collected:
+        """The first step that was asked for and not yet taken; waits until it is played."""
+        started = time.perf_counter()
+        collected = self._asked.popleft()()
+        if not self._ahead:
+            return collected
+        waited_s = {"learner_wait_s": time.perf_counter() - started}
+        return collected._replace(seconds={**collected.seconds, **waited_s})
+
+    def between(self, work: Callable[[], _T]) -> _T:
+        """Does other work with what plays, after the steps that were asked for are played."""
+        return self._submit(work)()
+
+    def clear(self) -> None:
+        """Drops what was asked for; a step that is being played is stopped."""
+        self._cleared += 1
+        self._asked.clear()
+
+    def _submit(self, work: Callable[[], _T]) -> Callable[[], _T]:
+        """A function that gives the result: of the thread, or by doing it then."""
+        if not self._ahead:
+            return work
+        future: Future[_T] = Future()
+        self._work.put((future, work))
+        return future.result
+
+    def _play_one(self, job: Job, cleared: int) -> Collected:
+        def unwanted() -> bool:
+            return self._cleared != cleared
+
+        if unwanted():
+            raise Stopped
+        waited_s, self._idle_s = {"player_wait_s": self._idle_s} if self._ahead else {}, 0.0
+        collected = self._play(job, unwanted)
+        return collected._replace(seconds={**collected.seconds, **waited_s})
+
+    def _serve(self) -> None:
+        while True:
+            began = time.perf_counter()
+            item = self._work.get()
+            self._idle_s += time.perf_counter() - began
+            if item is None:
+                return
+            future, work = item
+            try:
+                future.set_result(work())
+            except BaseException as error:
+                future.set_exception(error)
+            del future, work, item  # what is dropped is dropped here
