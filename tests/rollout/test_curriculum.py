@@ -35,6 +35,16 @@ def test_the_level_rises_with_the_mean_reward_and_stops_at_the_task_itself():
     assert terms == [level + 2 for level in levels]
 
 
+def test_a_step_of_another_level_moves_nothing():
+    """With a lag, those that were played before the level rose come after it."""
+    config = with_env(difficulty=4, curriculum=0.5)
+    curriculum = Curriculum(base.make(config, "train"), config)
+    risen = curriculum.after(jnp.zeros(2), 0, 1.0)
+    assert risen.tolist() == [1, 0]
+    assert curriculum.after(risen, 0, 1.0).tolist() == [1, 0]
+    assert curriculum.after(risen, 1, 0.5).tolist() == [1, 0.25]
+
+
 def test_without_the_setting_every_step_plays_the_task_itself():
     config = with_env(difficulty=4)
     curriculum = Curriculum(base.make(config, "train"), config)

@@ -1,0 +1,123 @@
+"""Steps are played and taken in order, in a thread or not, and no error or wait hangs."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import pytest
+
+from marft_jax.errors import EpisodesFailed, Stopped
+from marft_jax.rollout.collect import Collected
+from marft_jax.rollout.pipeline import Job, Pipeline
+
+
+def job(number: int) -> Job:
+    return Job(number, 0, {}, 0)
+
+
+def played(work: Job, unwanted) -> Collected:
+    return Collected([], [], [], [], 0, 0, 0.0, version=work.attempt)
+
+
+@pytest.mark.parametrize("ahead", [False, True])
+def test_steps_are_taken_in_the_order_in_which_they_were_asked_for(ahead):
+    seen = []
+
+    def play(work, unwanted):
+        seen.append((work.attempt, threading.current_thread() is threading.main_thread()))
+        return played(work, unwanted)
+
+    with Pipeline(play, ahead) as pipeline:
+        for number in range(3):
+            pipeline.ask(job(number))
+        taken = [pipeline.take() for _ in range(3)]
+    assert [x.version for x in taken] == [0, 1, 2]
+    assert seen == [(number, not ahead) for number in range(3)]
+    waits = {"player_wait_s", "learner_wait_s"} if ahead else set()
+    assert all(set(x.seconds) == waits for x in taken)
+
+
+def test_a_step_is_played_before_it_is_taken():
+    begun = threading.Event()
+
+    def play(work, unwanted):
+        begun.set()
+        return played(work, unwanted)
+
+    with Pipeline(play, ahead=True) as pipeline:
+        pipeline.ask(job(0))
+        assert begun.wait(5.0)
+        assert pipeline.take().seconds["learner_wait_s"] >= 0
+
+
+def test_who_waits_for_whom_is_measured():
+    def play(work, unwanted):
+        time.sleep(0.1)
+        return played(work, unwanted)
+
+    with Pipeline(play, ahead=True) as pipeline:
+        time.sleep(0.2)
+        pipeline.ask(job(0))
+        seconds = pipeline.take().seconds
+    assert seconds["player_wait_s"] >= 0.15 and 0.05 < seconds["learner_wait_s"] < 0.15 + 1
+
+
+@pytest.mark.parametrize("ahead", [False, True])
+def test_an_error_is_raised_where_its_step_is_taken(ahead):
+    def play(work, unwanted):
+        if work.attempt == 1:
+            raise EpisodesFailed("all of them")
+        return played(work, unwanted)
+
+    with Pipeline(play, ahead) as pipeline:
+        for number in range(3):
+            pipeline.ask(job(number))
+        assert pipeline.take().version == 0
+        with pytest.raises(EpisodesFailed, match="all of them"):
+            pipeline.take()
+
+
+def until_unwanted(work, unwanted):
+    while work.attempt < 2:  # for ever
+        if unwanted():
+            raise Stopped
+        time.sleep(0.01)
+    return played(work, unwanted)
+
+
+def test_what_was_asked_for_can_be_dropped_and_a_step_that_is_played_stops():
+    with Pipeline(until_unwanted, ahead=True) as pipeline:
+        pipeline.ask(job(0))
+        pipeline.ask(job(1))
+        time.sleep(0.05)
+        pipeline.clear()
+        pipeline.ask(job(2))
+        assert pipeline.take().version == 2
+
+
+def test_an_error_elsewhere_ends_a_step_that_is_played():
+    started = time.monotonic()
+    with pytest.raises(KeyError), Pipeline(until_unwanted, ahead=True) as pipeline:
+        pipeline.ask(job(0))
+        raise KeyError
+    assert time.monotonic() - started < 5.0
+
+
+@pytest.mark.parametrize("ahead", [False, True])
+def test_other_work_is_done_between_two_steps(ahead):
+    inside = []
+
+    def play(work, unwanted):
+        inside.append(True)
+        time.sleep(0.05)
+        inside.pop()
+        return played(work, unwanted)
+
+    with Pipeline(play, ahead) as pipeline:
+        pipeline.ask(job(0))
+        pipeline.ask(job(1))
+        assert pipeline.between(lambda: len(inside)) == 0
+        with pytest.raises(ZeroDivisionError):
+            pipeline.between(lambda: 1 // 0)
+        assert [pipeline.take().version for _ in range(2)] == [0, 1]

@@ -1,0 +1,289 @@
+"""A run with a lag is exact: whatever takes how long, and wherever it is stopped."""
+
+from __future__ import annotations
+
+import json
+import re
+import threading
+import time
+from pathlib import Path
+
+import jax
+import numpy as np
+import orbax.checkpoint as ocp
+import pytest
+
+from marft_jax import cli, imitate, train
+from marft_jax.envs.arithmetic import Sums
+from marft_jax.errors import BadInput
+from marft_jax.learning.algorithms import settle
+from marft_jax.learning.learner import Learner
+from marft_jax.run import checkpoints, training
+from marft_jax.run.metrics import metric_names
+from marft_jax.run.training import Training
+
+SMALL = ["--algo.episodes", "8", "--run.tensorboard", "false", "--run.transcripts_every", "1"]
+GROUPS = ["--algo.name", "grpo", "--algo.group_size", "4", "--algo.dynamic_sampling", "true"]
+LEVELS = ["--env.curriculum", "0.15", "--eval.every", "2", "--eval.episodes", "4"]
+LAGS = {1: [*GROUPS, "--algo.max_refills", "1"], 2: LEVELS}
+"""With what depends on earlier rewards: dropped groups; levels, and evaluations between."""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_device():
+    first = jax.devices()[:1]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(jax, "devices", lambda *backend: first)
+        yield
+
+
+def run_train(run: Path, *flags: object) -> int:
+    with pytest.raises(SystemExit) as left:
+        train.main([*SMALL, "--run.dir", str(run), *map(str, flags)])
+    return left.value.code if isinstance(left.value.code, int) else 0
+
+
+def lines_of(run: Path) -> list[dict]:
+    """metrics.jsonl without what the clock and the machine decide."""
+    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    measured = re.compile(r"time/|throughput/|device/")
+    return [{k: v for k, v in row.items() if not measured.match(k)} for row in rows]
+
+
+def arrays_of(run: Path, step: int):
+    folder = run / "checkpoints" / str(step) / "state"
+    return jax.device_get(ocp.StandardCheckpointer().restore(folder.absolute()))
+
+
+def assert_same(run: Path, other: Path, step: int) -> None:
+    """Metrics, transcripts, and every array of the last checkpoint, bit for bit."""
+    assert lines_of(run) == lines_of(other)
+    names = [sorted(p.name for p in (r / "transcripts").iterdir()) for r in (run, other)]
+    assert names[0] == names[1]
+    for name in names[0]:
+        texts = [(r / "transcripts" / name).read_text() for r in (run, other)]
+        assert texts[0] == texts[1], name
+    states = [jax.tree_util.tree_leaves_with_path(arrays_of(r, step)) for r in (run, other)]
+    for (path, one), (_, two) in zip(*states, strict=True):
+        assert np.asarray(one).tobytes() == np.asarray(two).tobytes(), path
+
+
+def slowed(patch: pytest.MonkeyPatch, owner: type, name: str, *seconds: float) -> None:
+    """Makes a method wait before it runs, each time as long as is next in turn."""
+    run, calls, lock = getattr(owner, name), [0], threading.Lock()
+
+    def wait(*args, **kwargs):
+        with lock:
+            calls[0] += 1
+        time.sleep(seconds[calls[0] % len(seconds)])
+        return run(*args, **kwargs)
+
+    patch.setattr(owner, name, wait)
+
+
+@pytest.fixture(scope="module", params=LAGS)
+def whole(request, tmp_path_factory):
+    """(lag, its flags, six uninterrupted steps, what sampled each)."""
+    run, flags = tmp_path_factory.mktemp("lag") / "whole", LAGS[request.param]
+    flags = [*flags, "--rollout.lag", request.param, "--run.save_every", 1, "--run.keep", 9]
+    sampled, play = [], Training._play
+
+    def noted(self, job, unwanted):
+        sampled.append((job, jax.tree.map(np.array, job.adapters)))
+        return play(self, job, unwanted)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Training, "_play", noted)
+        assert run_train(run, *flags, "--run.steps", 6) == 0
+    return request.param, flags, run, sampled
+
+
+def test_step_s_is_sampled_with_the_adapters_after_s_minus_lag_updates(whole):
+    lag, flags, run, sampled = whole
+    assert [job.version for job, _ in sampled] == [max(0, step - lag) for step in range(6)]
+    for job, adapters in sampled:
+        if job.version:
+            jax.tree.map(np.testing.assert_array_equal, adapters,
+                         arrays_of(run, job.version)["adapters"])  # fmt: skip
+    rows = lines_of(run)
+    assert [row["rollout/version"] for row in rows] == [job.version for job, _ in sampled]
+    assert [row["rollout/lag"] for row in rows] == [min(step, lag) for step in range(6)]
+    if "--env.curriculum" in flags:  # the first reward is enough, and known from version 1 on
+        assert [job.level for job, _ in sampled] == [0, 0, 0, 1, 1, 1]
+        assert [row["curriculum/level"] for row in rows] == [0, 0, 0, 1, 1, 1]
+    past = arrays_of(run, 6)["past"]
+    assert len(past) == lag
+    for version, kept in enumerate(past, start=6 - lag):
+        before = arrays_of(run, version)
+        jax.tree.map(np.testing.assert_array_equal, kept["adapters"], before["adapters"])
+        np.testing.assert_array_equal(kept["progress"], before["progress"])
+
+
+def test_what_a_run_with_a_lag_reports_was_named_before(whole):
+    _, _, run, _ = whole
+    settings = settle(cli.parse(["--config", str(run / "config.yaml")]))
+    assert settings.algo.correction == "decoupled"
+    names = metric_names(settings, ["planner", "solver"], [])
+    row = json.loads((run / "metrics.jsonl").read_text().splitlines()[-1])
+    evaluated = {name for name in row if name.startswith("eval/")}
+    assert names | {"step"} == set(row) - evaluated
+    assert {"time/player_wait_s", "agent/solver/correction_weight"} <= names
+    assert row["agent/solver/correction_weight"] != 1
+
+
+@pytest.mark.parametrize("slow", ["player", "learner"])
+def test_what_is_slow_changes_nothing(whole, slow, tmp_path, monkeypatch):
+    """Environments and the thread that plays, or the learner."""
+    _, flags, run, _ = whole
+    if slow == "player":
+        slowed(monkeypatch, Sums, "reset", 0.0, 0.03, 0.0, 0.01)
+        slowed(monkeypatch, Training, "_play", 0.5, 0.0, 0.2)
+    else:
+        slowed(monkeypatch, Learner, "learn", 0.0, 0.6, 0.2)
+    assert run_train(tmp_path / "run", *flags, "--run.steps", 6) == 0
+    assert_same(tmp_path / "run", run, 6)
+
+
+class Killed(BaseException):
+    """Ends a run as SIGKILL would: nothing is saved on the way out."""
+
+
+def test_a_run_that_is_killed_in_any_step_continues_exactly(whole, tmp_path, monkeypatch):
+    """Between saves, in its first steps and later: what was in flight is played again."""
+    _, flags, run, _ = whole
+    flags = [*flags, "--run.save_every", 2, "--run.steps", 6]
+    report = Training.report
+    for step in (2, 5):
+
+        def dying(self, *args, step=step):
+            if self.step == step:
+                raise Killed
+            return report(self, *args)
+
+        with monkeypatch.context() as patch, pytest.raises(Killed):
+            patch.setattr(checkpoints.Checkpoints, "flush", lambda self: None)
+            patch.setattr(Training, "report", dying)
+            train.main([*SMALL, "--run.dir", str(tmp_path / "run"), *map(str, flags)])
+    assert run_train(tmp_path / "run", *flags) == 0
+    assert_same(tmp_path / "run", run, 6)
+
+
+def test_another_lag_is_refused_when_a_run_continues(whole, capsys):
+    lag, _, run, _ = whole
+    assert run_train(run, "--rollout.lag", lag + 1, "--run.steps", 7) == 2
+    [line] = capsys.readouterr().err.strip().splitlines()
+    assert f"--rollout.lag was {lag}, is {lag + 1}" in line
+
+
+ENV = """
+import time
+from marft_jax.types import StepResult
+
+
+class Own:
+    '''Sound in the first two steps.'''
+
+    def reset(self, seed):
+        self.late = seed >= 16
+        return "3+4+5=?"
+
+    def step(self, turns):
+        if self.late:
+            {do}
+        return StepResult("", float("12" in turns[-1].text), True)
+"""
+
+
+@pytest.fixture
+def own_env(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(tmp_path)
+
+    def make(name: str, do: str) -> list[str]:
+        (tmp_path / f"{name}.py").write_text(ENV.format(do=do))
+        return ["--env.name", f"{name}:Own", "--rollout.lag", "2", "--run.steps", "9"]
+
+    return make
+
+
+def test_when_episodes_fail_the_steps_before_them_are_learned_and_saved(own_env, tmp_path, capsys):
+    run = tmp_path / "run"
+    assert run_train(run, *own_env("lag_fails", "raise OverflowError")) == 1
+    [line] = capsys.readouterr().err.strip().splitlines()
+    assert "8 of 8 episodes failed" in line
+    assert [p.name for p in (run / "checkpoints").iterdir()] == ["2"]
+    assert [row["step"] for row in lines_of(run)] == [1, 2]
+    assert not [t for t in threading.enumerate() if t.name == "player"]
+
+
+def test_an_error_of_the_learner_ends_a_play_that_hangs(own_env, tmp_path, capsys, monkeypatch):
+    run, learn = tmp_path / "run", Learner.learn
+    failed: list[float] = []
+
+    def failing(self, state, batch, step):
+        if step == 0:
+            return learn(self, state, batch, step)
+        failed.append(time.monotonic())
+        raise BadInput("no more")
+
+    monkeypatch.setattr(Learner, "learn", failing)
+    assert run_train(run, *own_env("lag_hangs", "time.sleep(1000)")) == 2
+    assert time.monotonic() - failed[0] < 10.0
+    assert capsys.readouterr().err.strip().splitlines() == ["marft_jax: no more"]
+    assert [p.name for p in (run / "checkpoints").iterdir()] == ["1"]
+    assert not [t for t in threading.enumerate() if t.name == "player"]
+
+
+def test_a_signal_ends_a_play_that_hangs_and_saves_what_is_learned(own_env, tmp_path, monkeypatch):
+    """As if it came in a wait for the player: the third step is never played."""
+    run, hangs = tmp_path / "run", threading.Event()
+    monkeypatch.setattr(training.Stop, "__call__", lambda self: hangs.is_set())
+    report = Training.report
+
+    def asked(self, *args):
+        verdict = report(self, *args)
+        if self.step == 1:
+            threading.Timer(0.5, hangs.set).start()
+        return verdict
+
+    monkeypatch.setattr(Training, "report", asked)
+    assert run_train(run, *own_env("lag_stops", "time.sleep(1000)")) == 75
+    assert [p.name for p in (run / "checkpoints").iterdir()] == ["2"]
+
+
+def test_a_rollback_drops_what_was_played_ahead(own_env, tmp_path, monkeypatch):
+    """Twice the same, with other delays; steps after it are sampled by what it went back to."""
+    do = "return StepResult('', float('nan'), True) if {0} else StepResult('', 1.0, True)"
+    flags = own_env("lag_breaks", "pass")
+    (tmp_path / "lag_breaks.py").write_text(
+        ENV.format(do=do.format("self.broken")).replace(
+            "self.late = ", "self.broken = 24 <= seed < 8000\n        self.late = "
+        )
+    )
+    flags += ["--guard.skips", 2, "--run.save_every", 2, "--run.steps", 8]
+    for name in ("one", "two"):
+        assert run_train(tmp_path / name, *flags) == 0
+        slowed(monkeypatch, Training, "_play", 0.3, 0.0)
+    rows = lines_of(tmp_path / "one")
+    assert [row["step"] for row in rows] == [1, 2, 3, 4, 5, 6, 7, 8]
+    assert [row["guard/rollbacks"] for row in rows] == [0, 0, 1, 1, 1, 1, 1, 1]
+    assert [row["rollout/version"] for row in rows] == [0, 0, 0, 1, 2, 3, 4, 5]
+    assert_same(tmp_path / "one", tmp_path / "two", 8)
+
+
+def test_several_processes_and_demonstrations_have_no_lag(monkeypatch):
+    config = cli.parse(["--rollout.lag", "2"])
+    assert imitate.settings_of(config).rollout.lag == 0
+    with pytest.raises(BadInput, match="--rollout.lag: imitation does not read it"):
+        imitate.settings_of(config, ["--rollout.lag", "2"])
+    training.check_one_process(config)
+    monkeypatch.setattr(jax, "process_count", lambda: 2)
+    with pytest.raises(BadInput, match="--rollout.lag: expected 0 with 2 processes.*got 2"):
+        training.check_one_process(config)
+
+
+def test_correction_follows_the_lag_where_it_is_left_open():
+    for flags, meant in ([], "none"), (["--rollout.lag", "1"], "decoupled"):
+        assert settle(cli.parse(flags)).algo.correction == meant
+    stated = cli.parse(["--rollout.lag", "1", "--algo.correction", "none"])
+    assert settle(stated).algo.correction == "none"
+    assert cli.parse(["--rollout.lag", "1", "--algo.correction_cap", "2"]).algo.correction_cap == 2
