@@ -202,10 +202,12 @@ def test_code_that_waits_for_our_workers_is_left_alone_when_it_is_late(threads, 
 
 
 @pytest.mark.slow
-def test_a_run_that_was_killed_ends_like_one_that_was_not(repository, tmp_path):
+@pytest.mark.parametrize("lag", ["0", "2"])
+def test_a_run_that_was_killed_ends_like_one_that_was_not(repository, tmp_path, lag):
     """At its start, in a step and in a save; ``--kills 24`` is the long form."""
     command = [sys.executable, str(repository / "scripts" / "fault_test.py"), "--kills", "3"]
     flags = ["--steps", "40", "--save-every", "2", "--dir", str(tmp_path), "--algo.episodes", "8"]
+    flags += ["--rollout.lag", lag]
     done = subprocess.run([*command, *flags], cwd=repository, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "final state are equal" in done.stdout

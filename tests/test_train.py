@@ -245,6 +245,11 @@ def test_wrong_input_is_one_clear_line_and_exit_code_2(what, tmp_path, capsys):
     assert line.startswith("marft_jax: ") and mentioned in line
 
 
+def steps_of(run: Path) -> list[str]:
+    file = run / "metrics.jsonl"
+    return file.read_text().splitlines() if file.exists() else []
+
+
 HANGS = """
 import time
 from marft_jax.types import StepResult
@@ -266,18 +271,20 @@ class Hangs:
 
 
 @pytest.mark.slow
-def test_sigterm_saves_the_last_finished_step_and_exits_with_75(tmp_path):
+@pytest.mark.parametrize("lag", [0, 2])
+def test_sigterm_saves_the_last_finished_step_and_exits_with_75(tmp_path, lag):
     """In a rollout that never ends, between two saves."""
     (tmp_path / "hangs_later.py").write_text(HANGS.format(do="time.sleep(1000)"))
     run = tmp_path / "stopped"
     flags = [*SMALL, "--run.dir", run, "--run.save_every", 100, "--env.name", "hangs_later:Hangs"]
+    flags += ["--rollout.lag", lag]
     command = [sys.executable, "-m", "marft_jax.train", *map(str, flags), "--run.steps", "500"]
     root = str(Path(__file__).parent.parent)
     environment = {**os.environ, "JAX_NUM_CPU_DEVICES": "1", "PYTHONPATH": root}
     process = subprocess.Popen(command, env=environment, cwd=tmp_path, stdout=subprocess.DEVNULL)
     try:
         deadline = time.monotonic() + 240
-        while not (tmp_path / "hangs").exists():
+        while not (tmp_path / "hangs").exists() or len(steps_of(run)) < 2:
             assert time.monotonic() < deadline and process.poll() is None
             time.sleep(0.1)
         sent = time.monotonic()
@@ -286,7 +293,7 @@ def test_sigterm_saves_the_last_finished_step_and_exits_with_75(tmp_path):
         assert time.monotonic() - sent < 15
     finally:
         process.kill()
-    assert len((run / "metrics.jsonl").read_text().splitlines()) == 2
+    assert len(steps_of(run)) == 2
     assert [p.name for p in (run / "checkpoints").iterdir()] == ["2"]
     assert (
         "stopping: saving step 2, what is begun of step 3 is thrown away; again to leave now"

@@ -148,6 +148,7 @@ class Killed(BaseException):
     """Ends a run as SIGKILL would: nothing is saved on the way out."""
 
 
+@pytest.mark.parametrize("whole", [2], indirect=True)
 def test_a_run_that_is_killed_in_any_step_continues_exactly(whole, tmp_path, monkeypatch):
     """Between saves, in its first steps and later: what was in flight is played again."""
     _, flags, run, _ = whole
