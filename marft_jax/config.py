@@ -272,7 +272,7 @@ class Rollout:
     """An episode whose environment or workflow takes longer to answer has failed."""
     max_turns: int = setting(128, least=1, most=65535)
     """An episode that wants more turns ends there, with what it has earned."""
-    lag: int = 0
+    lag: int = setting(0, most=64)
     """Step s is sampled with the adapters after s - lag updates, and played while others learn."""
     max_failed_fraction: float = setting(0.25, least=0, most=1)
     """Failed episodes are dropped and counted; more of them than this stop the run."""

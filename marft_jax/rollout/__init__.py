@@ -5,6 +5,7 @@ Other rooms play through ``Rollout``; ``collect.collect`` plays the tasks of a t
 
 from marft_jax.rollout.collect import Collected
 from marft_jax.rollout.curriculum import Curriculum
+from marft_jax.rollout.pipeline import Pipeline
 from marft_jax.rollout.rollout import Rollout
 
-__all__ = ["Collected", "Curriculum", "Rollout"]
+__all__ = ["Collected", "Curriculum", "Pipeline", "Rollout"]

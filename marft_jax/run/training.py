@@ -140,8 +140,7 @@ class Training:
         self._reporter.event(line)
 
     def play(self) -> Collected:
-        """The episodes of the step, their turns credited; with a lag they were played meanwhile,
-        and now the step is begun that the present adapters sample."""
+        """The episodes of the step, their turns credited: played now, or ahead with a lag."""
         self._reporter.doing("playing")
         self._ask()
         collected = self._pipeline.take()
@@ -150,17 +149,19 @@ class Training:
         return collected
 
     def _ask(self) -> None:
-        """Asks for every step whose adapters are known: that after the last one, and at the start
-        and after a rollback those before it too."""
-        past, now = self.state.past, Version(self.state.adapters, self.state.progress)
-        versions = (*past, self.state.version() if past else now)  # what learns is donated
+        """Asks for every step whose adapters are known: that of the present ones, and at the start
+        and after a rollback also those of the versions before."""
+        state, past = self.state, self.state.past
+        # what learns is donated: with a lag the player has a copy
+        now = state.version() if past else Version(state.adapters, state.progress)
+        versions = (*past, now)
         while self._asked < min(self.step + len(versions), self._config.run.steps):
             adapters, progress = versions[self._asked - self.step]
             number = max(0, self._asked - len(past))
             key = attempt(self._asked, self._guard.rollbacks)
             self._pipeline.ask(Job(key, number, adapters, self._curriculum.level(progress)))
             self._asked += 1
-        self.state = self.state._replace(past=versions[1:])  # as it is after the next update
+        self.state = state._replace(past=versions[1:])  # as it is after the next update
 
     def _play(self, job: Job, unwanted: Callable[[], bool]) -> Collected:
         """Plays a step, in whichever thread; the cache is there only as long as that takes."""
@@ -171,13 +172,9 @@ class Training:
             source = self._curriculum.source(job.level)
             rollout, started = make_rollout(session, source, self._threads), time.perf_counter()
             played = collect(rollout, self._credit, self._config, job.attempt)
-            seconds = {
-                "rollout_s": time.perf_counter() - started,
-                "reward_s": played.waited_s,
-            }
-            return played._replace(
-                version=job.version, level=job.level, prefix_cached=engine.reused, seconds=seconds
-            )
+            seconds = {"rollout_s": time.perf_counter() - started, "reward_s": played.waited_s}
+            by = {"version": job.version, "level": job.level, "prefix_cached": engine.reused}
+            return played._replace(seconds=seconds, **by)
         finally:
             engine.release()
 

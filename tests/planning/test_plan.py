@@ -25,7 +25,7 @@ from marft_jax.learning.learner import Learner
 from marft_jax.models import decoder
 from marft_jax.models.weights import tiny as tiny_model
 from marft_jax.planning import cost, hlo, report
-from marft_jax.planning.compile import compile_one, describe, extended, lowered, per_chip
+from marft_jax.planning.compile import Compiled, compile_one, describe, extended, lowered, per_chip
 from marft_jax.planning.topology import Chip, find_topology
 from marft_jax.planning.work import step_work
 from marft_jax.run.setup import open_session
@@ -240,6 +240,18 @@ def test_what_a_plan_counts_is_what_a_run_holds():
     for name, tree in held.items():
         on_one = sum(leaf.addressable_shards[0].data.nbytes for leaf in jax.tree.leaves(tree))
         assert planned[name] == on_one, name
+
+
+def test_with_a_lag_the_cache_lies_beside_the_update():
+    """And the adapters that sample the steps in flight: as many more as the lag."""
+    found = []
+    for lag in (0, 2):
+        run = run_of(settings(rollout=config_lib.Rollout(slots=8, lag=lag)), topology="cpu:1")
+        found.append(report.memory_of(run, {"gradients": Compiled(0.0)}))
+    (plain, alone), (held, ahead) = found
+    assert held["adapters"] - 2 * 2 * 4 == 3 * plain["adapters"]  # and the curriculum's progress
+    more = held["cache"] + held["adapters"] - plain["adapters"]
+    assert ahead["gradients"] - alone["gradients"] == more
 
 
 def test_a_process_has_slots_for_its_own_episodes_in_a_plan_and_in_a_run(monkeypatch):

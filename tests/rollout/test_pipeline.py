@@ -121,3 +121,22 @@ def test_other_work_is_done_between_two_steps(ahead):
         with pytest.raises(ZeroDivisionError):
             pipeline.between(lambda: 1 // 0)
         assert [pipeline.take().version for _ in range(2)] == [0, 1]
+
+
+def test_playing_and_learning_overlap():
+    def play(work, unwanted):
+        time.sleep(0.2)
+        return played(work, unwanted)
+
+    seconds = {}
+    for lag in (0, 1):
+        with Pipeline(play, ahead=lag > 0) as pipeline:
+            started, asked = time.monotonic(), 0
+            for step in range(5):
+                while asked <= min(step + lag, 4):
+                    pipeline.ask(job(asked))
+                    asked += 1
+                assert pipeline.take().version == step
+                time.sleep(0.2)  # learn
+            seconds[lag] = time.monotonic() - started
+    assert seconds[1] < 0.8 * seconds[0], seconds  # 1.2 and 2.0
