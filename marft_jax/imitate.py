@@ -83,7 +83,7 @@ def settings_of(config: Config, flags: Iterable[str] = ()) -> Config:
     for flag in (name.replace("-", "_") for name in named):
         section, _, name = flag.partition(".")
         if section == "critic" or section == "algo" and name not in _ALGO or (
-            section == "guard" and name in _GUARD or name == "lag"
+            section == "guard" and name in _GUARD or flag == "rollout.lag"
         ):  # fmt: skip
             raise BadInput(f"--{flag}: imitation does not read it; leave it out")
     algo = Algo("imitation", **{k: getattr(config.algo, k) for k in _ALGO})

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import threading
+import time
+
 import jax
 import numpy as np
 import pytest
@@ -53,3 +56,23 @@ def test_a_forward_pass_is_the_same_on_every_mesh(shape):
     table = model.params["embed"]["embedding"][...]
     assert table.sharding.shard_shape(table.shape) == (264 // shape[2], 32 // shape[1])
     assert rows[0].sharding.shard_shape((8, 16)) == (8 // (shape[0] * shape[1]), 16)
+
+
+def test_programs_on_several_devices_are_launched_one_after_another():
+    """Whichever thread launches them; on one device they need not be."""
+    inside, most = [], []
+
+    def program():
+        inside.append(True)
+        most.append(len(inside))
+        time.sleep(0.02)
+        inside.pop()
+
+    launched = mesh.in_turn(small.mesh_of(2, 1, 1), program)
+    threads = [threading.Thread(target=launched) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert most == [1, 1, 1, 1] and launched.__name__ == "program"
+    assert mesh.in_turn(small.one_device(), program) is program
