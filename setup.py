@@ -45,6 +45,7 @@ EXTRAS = {
         "ruff>=0.14",
         "pyright[nodejs]>=1.1.400",
         "import-linter>=2.5",
+        "axe-playwright-python>=0.1.8",  # tries the report's page, with the system's Chromium
         SANDBOX,
         GYM,
     ],
@@ -53,8 +54,6 @@ EXTRAS = {
     "cuda": ["jax[cuda13]>=0.10"],
     "tpu": ["jax[tpu]>=0.10"],
 }
-
-DATA = ["models/weights/tiny.safetensors", "models/tokenizers/bytes/*", "interop/card.md"]
 
 PACKAGE = Path(__file__).with_name("marft_jax") / "__init__.py"
 [VERSION] = re.findall(r'__version__ = "(.+)"', PACKAGE.read_text(encoding="utf-8"))
@@ -74,6 +73,7 @@ setup(
             "models/weights/tiny.safetensors",
             "models/tokenizers/bytes/*",
             "interop/card.md",
+            "report/page/*",
         ]
     },
     packages=find_packages(include=["marft_jax", "marft_jax.*"]),

@@ -1,0 +1,164 @@
+"""Chooses what a page holds, so that it stays small however long a run was, and says the choice."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+from marft_jax.report.episodes import Episode, episode
+from marft_jax.report.reading import Run, rows
+
+DIALOGUES = 9_000_000
+"""Bytes of a page that are for the dialogues of all its runs."""
+RESPONSES = 4_000_000
+"""Bytes that are for the responses of evaluations."""
+_STEPS = 12  # of a run, shared among runs
+_DEMONSTRATIONS = "demonstrations.jsonl"
+
+
+class Group(NamedTuple):
+    """The episodes of one task that are compared."""
+
+    task: str
+    episodes: list[Episode]
+
+
+class Chapter(NamedTuple):
+    """The episodes of a step (or a file) that are shown.
+
+    Attributes:
+        key: part of the address of each episode on the page.
+        why: the step was chosen for this.
+        rewards: of all episodes of the step.
+        choice: which of them are shown.
+    """
+
+    key: str
+    title: str
+    step: int | None
+    why: str
+    rewards: list[float]
+    choice: str
+    groups: list[Group]
+
+
+def chapters(run: Run, runs: int) -> list[Chapter]:
+    """What is shown of a run's transcripts, and of the demonstrations that it learned from."""
+    rewards = {
+        step: row["reward/mean"] for step, row in run.metrics.items() if "reward/mean" in row
+    }
+    steps = chosen_steps(list(run.transcripts), rewards, max(3, _STEPS // runs))
+    read = {step: _episodes(run, run.transcripts[step].name, "transcripts") for step in steps}
+    again = _met_again(read.values())
+    left, found = DIALOGUES / runs, []
+    kept = _episodes(run, _DEMONSTRATIONS) if (run.folder / _DEMONSTRATIONS).is_file() else []
+    for i, (step, episodes) in enumerate(read.items()):
+        share = left / (len(read) - i + bool(kept))
+        groups, choice = chosen_groups(episodes, share, again)
+        left -= sum(map(_size, groups))
+        earned = [e.reward for e in episodes]
+        why = ", ".join(steps[step])
+        found.append(Chapter(f"s{step}", f"Step {step}", step, why, earned, choice, groups))
+    if kept:
+        groups, choice = chosen_groups(kept, left, again)
+        found.append(Chapter("demos", "Demonstrations", None, "learned from", [], choice, groups))
+    return found
+
+
+def chosen_steps(
+    there: Sequence[int], rewards: Mapping[int, float], most: int
+) -> dict[int, list[str]]:
+    """Some of the steps with a transcript, each with the reasons: first, last, best, worst, the
+    largest change of the reward since the step before, then evenly spaced ones.
+
+    >>> chosen_steps([1, 5, 10, 15], {1: 0.1, 5: 0.9, 10: 0.0, 15: 0.5}, 3)
+    {1: ['first'], 5: ['best reward'], 15: ['last']}
+    """
+    reasons: dict[int, list[str]] = {}
+
+    def choose(step: int, why: str) -> None:
+        if step in reasons or len(reasons) < most:
+            reasons.setdefault(step, []).append(why)
+
+    if there:
+        choose(there[0], "first")
+        choose(there[-1], "last")
+    known = [step for step in there if step in rewards]
+    if known:
+        choose(max(known, key=lambda s: rewards[s]), "best reward")
+        choose(min(known, key=lambda s: rewards[s]), "lowest reward")
+    pairs = list(zip(known, known[1:], strict=False))
+    if pairs:
+        change = max(pairs, key=lambda pair: abs(rewards[pair[1]] - rewards[pair[0]]))
+        choose(change[1], "largest change")
+    for step in _spread(there, most):
+        if step not in reasons:
+            choose(step, "evenly spaced" if len(there) > most else "all are shown")
+    return dict(sorted(reasons.items()))
+
+
+def chosen_groups(
+    episodes: Sequence[Episode], share: float, again: Mapping[str, int]
+) -> tuple[list[Group], str]:
+    """Groups of episodes, whole ones, that fit into so many bytes; and the choice in words.
+
+    Args:
+        again: tasks that other steps have too: they come first, for comparison.
+    """
+    found: dict[tuple[int, int], list[Episode]] = {}
+    for one in episodes:
+        found.setdefault((one.index, one.group), []).append(one)
+    groups = [Group(own[0].task or f"task {own[0].index}", own) for own in found.values()]
+    if sum(map(_size, groups)) <= share:
+        return groups, f"all {len(episodes)} episodes"
+    taken: set[int] = set()
+    for place in _by_interest(groups, again):
+        size = _size(groups[place])
+        if place not in taken and size <= share:
+            taken.add(place)
+            share -= size
+    shown = [groups[place] for place in sorted(taken)]
+    count = sum(len(group.episodes) for group in shown)
+    choice = "tasks that other steps have too, best, lowest, failed, truncated, mixed, then evenly"
+    return shown, f"{count} of {len(episodes)} episodes ({choice} spaced ones, for the size)"
+
+
+def _by_interest(groups: Sequence[Group], again: Mapping[str, int]) -> Iterable[int]:
+    def mean(place: int) -> float:
+        rewards = [e.reward for e in groups[place].episodes]
+        return sum(rewards) / len(rewards)
+
+    def first(fits: Callable[[Episode], bool]) -> list[int]:
+        return [i for i, group in enumerate(groups) if any(map(fits, group.episodes))][:2]
+
+    places = range(len(groups))
+    mixed = [i for i in places if len({e.reward for e in groups[i].episodes}) > 1]
+    yield from [max(places, key=mean), min(places, key=mean)] if groups else []
+    yield from [i for i in places if again.get(groups[i].task, 0) > 1][:4]
+    yield from first(lambda e: e.failed is not None)
+    yield from first(lambda e: e.truncated)
+    yield from mixed[:2]
+    yield from _spread(places, 8)
+    yield from places
+
+
+def _met_again(chapters: Iterable[Sequence[Episode]]) -> Counter[str]:
+    """In how many steps each task stands."""
+    return Counter(task for episodes in chapters for task in {e.task for e in episodes})
+
+
+def _spread(items: Sequence[int], most: int) -> list[int]:
+    """Items at even distances, the first and last among them."""
+    if len(items) <= most:
+        return list(items)
+    return [items[math.floor(i * (len(items) - 1) / (most - 1) + 0.5)] for i in range(most)]
+
+
+def _size(group: Group) -> int:
+    return sum(one.size for one in group.episodes)
+
+
+def _episodes(run: Run, name: str, folder: str = "") -> list[Episode]:
+    return [episode(row, run.agents) for row in rows(run.folder / folder / name, run.notes)]

@@ -1,0 +1,94 @@
+"""Writes one page, to read offline, about what teams said and how they learned.
+
+    python -m marft_jax.report --run runs/quickstart --out report.html
+    python -m marft_jax.report --run runs/seed0 runs/seed1 runs/other --out report.html
+    python -m marft_jax.report --run runs/quickstart --out report.html --watch
+
+Several runs are drawn over each other; those that differ in nothing but their seed are drawn as
+their mean with a band. The page is made from the files of the run directories alone, also while a
+run goes on or after it broke: what is missing is said.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NoReturn
+
+from marft_jax import cli
+from marft_jax.errors import BadInput, reason
+from marft_jax.formats import jsonlines
+from marft_jax.report.page import render
+from marft_jax.report.reading import read_run
+
+_SECONDS = 10.0  # between two looks at the files
+
+
+def main(argv: Sequence[str] | None = None) -> NoReturn:
+    """Leaves with 0: written; 1: the page cannot be written; 2: bad input."""
+    parser = cli.Parser("marft_jax.report", __doc__)
+    parser.add_argument("--run", nargs="+", required=True, metavar="DIR", help="run directories")
+    parser.add_argument("--out", required=True, metavar="FILE.html", help="the page")
+    parser.add_argument(
+        "--watch", action="store_true", help="write it anew when a run goes on, until Ctrl-C"
+    )
+    with cli.boundary():
+        own = parser.parse_args(argv)
+        folders, out = [_directory(run) for run in own.run], _file(own.out)
+        write(folders, out)
+        if own.watch:
+            _watch(folders, out)
+    sys.exit(0)
+
+
+def write(folders: Sequence[Path], out: Path) -> None:
+    """Reads the run directories and replaces the page, whole or not at all.
+
+    Raises:
+        BadInput: the page cannot be written.
+    """
+    html = render([read_run(folder) for folder in folders])
+    try:
+        jsonlines.write(out, [html])
+    except OSError as error:
+        raise BadInput(f"--out {out}: cannot be written ({reason(error)})") from error
+    print(f"{out}: {len(html.encode()) / 1e6:.1f} MB", flush=True)
+
+
+def _watch(folders: Sequence[Path], out: Path) -> None:
+    before = _changes(folders)
+    try:
+        while True:
+            time.sleep(_SECONDS)
+            if (now := _changes(folders)) != before:
+                write(folders, out)
+                before = now
+    except KeyboardInterrupt:  # the way in which a watch ends
+        return
+
+
+def _changes(folders: Sequence[Path]) -> list[tuple[float, int]]:
+    """When the files that a page is made from changed, and how many there are."""
+    found = []
+    for folder in folders:
+        files = [folder / "metrics.jsonl", folder / "log.txt", folder / "config.yaml"]
+        files += [folder / name for name in ("transcripts", "evaluations", "checkpoints")]
+        files += (folder / "evaluations").glob("*.jsonl")
+        times = [file.stat().st_mtime for file in files if file.exists()]
+        found.append((max(times, default=0.0), len(files)))
+    return found
+
+
+def _directory(name: str) -> Path:
+    if "\0" in name or not Path(name).is_dir():
+        raise BadInput(f"--run {name}: expected a run directory, found none")
+    return Path(name)
+
+
+def _file(name: str) -> Path:
+    path = Path(name)
+    if "\0" in name or path.is_dir() or not path.parent.is_dir():
+        raise BadInput(f"--out {name}: expected a file name like report.html in a folder that is")
+    return path

@@ -1,0 +1,136 @@
+"""Curves of several runs on common steps, and what is drawn in which chart."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from marft_jax.report.reading import Run
+
+_NUMBERS = 500_000  # of all curves of a page
+_POINTS = 2000  # of a curve, at most
+
+MEANINGS = {
+    "reward/mean": "mean reward of an episode",
+    "agent/*/reward": "mean reward of an agent",
+    "eval/*/accuracy": "accuracy on held-out tasks",
+    "agent/*/entropy": "entropy per token, in nats",
+    "agent/*/approx_kl": "approximate KL within a step",
+    "agent/*/clip_fraction": "share of decisions that were clipped",
+    "agent/*/tokens": "tokens per action",
+    "agent/*/truncated": "share of actions that were cut at their limit",
+    "agent/*/grad_norm": "gradient norm",
+    "agent/*/loss": "loss on demonstrations",
+    "critic/loss": "loss of the critic",
+    "critic/explained_variance": "explained variance of the critic",
+}
+"""Charts that come first; those of all other metrics are below them."""
+
+
+class Line(NamedTuple):
+    """A metric in a chart; ``label`` is what stands for the ``*`` of its chart."""
+
+    metric: str
+    label: str
+
+
+class Chart(NamedTuple):
+    """Metrics that are drawn together; ``name`` has a ``*`` where theirs differ."""
+
+    name: str
+    meaning: str
+    lines: list[Line]
+
+
+class Summary(NamedTuple):
+    """A metric of a run in figures, for those who do not see the chart."""
+
+    run: str
+    metric: str
+    first: float
+    last: float
+    low: float
+    high: float
+
+
+def charts(runs: Sequence[Run]) -> list[Chart]:
+    """A chart for every kind of metric, the important ones first."""
+    names = dict.fromkeys(name for run in runs for row in run.metrics.values() for name in row)
+    found: dict[str, list[Line]] = {}
+    for name in names:
+        kind, label = _kind(name)
+        found.setdefault(kind, []).append(Line(name, label))
+    order = [kind for kind in MEANINGS if kind in found]
+    order += sorted(kind for kind in found if kind not in MEANINGS)
+    return [Chart(kind, MEANINGS.get(kind, ""), found[kind]) for kind in order]
+
+
+def curves(runs: Sequence[Run]) -> dict[str, Any]:
+    """All metrics on common steps, as the page's program reads them.
+
+    A long run is thinned: each point is then the mean over ``width`` steps.
+    """
+    steps = sorted({step for run in runs for step in run.metrics})
+    names = [list(dict.fromkeys(n for row in run.metrics.values() for n in row)) for run in runs]
+    points = max(200, min(_POINTS, _NUMBERS // max(1, sum(map(len, names)))))
+    width = max(1, math.ceil(len(steps) / points))
+    blocks = [steps[i : i + width] for i in range(0, len(steps), width)]
+    return {
+        "width": width,
+        "steps": [block[-1] for block in blocks],
+        "runs": [
+            {
+                "name": run.name,
+                "variant": variant,
+                "metrics": {name: _thinned(run.metrics, name, blocks) for name in own},
+            }
+            for run, variant, own in zip(runs, variants(runs), names, strict=True)
+        ],
+    }
+
+
+def variants(runs: Sequence[Run]) -> list[str]:
+    """What each run is a seed of: runs whose settings differ in nothing else have the same name."""
+    own = ("run.seed", "run.dir", "mesh.coordinator")
+    keys = [
+        json.dumps([{k: v for k, v in run.settings.items() if k not in own}, run.team], default=str)
+        if run.settings
+        else str(run.folder)
+        for run in runs
+    ]
+    names = {key: run.name for key, run in reversed(list(zip(keys, runs, strict=True)))}
+    return [
+        names[key] if keys.count(key) == 1 else f"{names[key]}, {keys.count(key)} seeds"
+        for key in keys
+    ]
+
+
+def summaries(runs: Sequence[Run], charts: Sequence[Chart]) -> list[Summary]:
+    """First, last, lowest and highest value of every metric of every run."""
+    found = []
+    for metric in (line.metric for chart in charts for line in chart.lines):
+        for run in runs:
+            values = [row[metric] for row in run.metrics.values() if metric in row]
+            if values:
+                ends = values[0], values[-1], min(values), max(values)
+                found.append(Summary(run.name, metric, *ends))
+    return found
+
+
+def _kind(name: str) -> tuple[str, str]:
+    """``agent/planner/tokens`` to ``agent/*/tokens`` and ``planner``."""
+    first, _, rest = name.partition("/")
+    label, _, last = rest.rpartition("/")
+    return (f"{first}/*/{last}", label) if first in ("agent", "eval") and label else (name, "")
+
+
+def _thinned(
+    metrics: Mapping[int, Mapping[str, float]], name: str, blocks: Sequence[Sequence[int]]
+) -> list[float | None]:
+    found = []
+    for block in blocks:
+        values = [metrics[step][name] for step in block if name in metrics.get(step, ())]
+        found.append(float(f"{math.fsum(values) / len(values):.5g}") if values else None)
+    return found

@@ -1,0 +1,198 @@
+"""Episodes as the page shows them, out of records that may lack anything."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
+
+from marft_jax.errors import printable
+from marft_jax.formats import jsonlines
+from marft_jax.report.reading import number
+
+LONGEST = 20_000
+"""Characters of a text that are shown; of longer ones the beginning and the end."""
+
+_OF_TOKENS = {
+    "logprobs": "log-prob",
+    "advantages": "advantage",
+    "values": "value",
+    "ratios": "ratio",
+    "entropies": "entropy",
+}
+
+
+class Turn(NamedTuple):
+    """Attributes:
+    before, system, after: the prompt, cut where the agent's system prompt stands in it.
+    numbers: reward, value and advantage, those that are recorded.
+    tokens: ``lengths`` of the tokens in characters, and numbers of each by name.
+    """
+
+    agent: str
+    step: int
+    text: str
+    before: str
+    system: str
+    after: str
+    tool: str | None
+    sees: list[int]
+    truncated: bool
+    answers: bool
+    numbers: dict[str, float]
+    size: int | None
+    tokens: dict[str, list[float]] | None
+
+
+class Verdict(NamedTuple):
+    """What the grader found in an agent's text."""
+
+    agent: str
+    verdict: str
+    found: str
+
+
+class Episode(NamedTuple):
+    """Attributes:
+    expected: the reference answer; None where the environment gives none.
+    remarks: what else the environment said of each step, as JSON.
+    """
+
+    index: int
+    group: int
+    member: int
+    task: str
+    reward: float
+    turns: list[Turn]
+    verdicts: list[Verdict]
+    expected: str | None
+    remarks: list[str]
+    failed: str | None
+
+    @property
+    def outcome(self) -> str:
+        """``failed``, ``right``, ``wrong``, or ``ungraded``."""
+        if self.failed is not None:
+            return "failed"
+        if not self.verdicts:
+            return "ungraded"
+        return "right" if any(v.verdict == "right" for v in self.verdicts) else "wrong"
+
+    @property
+    def truncated(self) -> bool:
+        return any(turn.truncated for turn in self.turns)
+
+    @property
+    def size(self) -> int:
+        """About how many bytes of a page it takes, with the markup around its texts."""
+        texts = [self.task, *self.remarks]
+        for t in self.turns:
+            texts += [t.text, t.before, t.system, t.after, t.tool or ""]
+        tokens = sum(8 * len(t.tokens["lengths"]) * len(t.tokens) for t in self.turns if t.tokens)
+        markup = 900 + 1100 * len(self.turns)
+        return markup + tokens + sum(_bytes(text) for text in texts)
+
+
+def episode(row: Mapping[str, Any], systems: Mapping[str, str]) -> Episode:
+    """An episode of a transcript, of an evaluation, or a demonstration.
+
+    Args:
+        row: one line of the file; whatever is missing or of a wrong kind is left out.
+        systems: system prompts by agent.
+    """
+    infos = [r["info"] for r in _mappings(row.get("results")) if isinstance(r.get("info"), dict)]
+    expected = [i.get("reference", i.get("answer")) for i in infos]
+    failed = row.get("failed")
+    return Episode(
+        index=_whole(row.get("index")),
+        group=_whole(row.get("group")),
+        member=_whole(row.get("sample", row.get("member"))),
+        task=shortened(_text(row.get("task"))),
+        reward=number(row.get("reward")) or 0.0,
+        turns=[_turn(turn, systems) for turn in _mappings(row.get("turns"))],
+        verdicts=[
+            Verdict(
+                _text(v.get("agent")), _text(v.get("verdict")), shortened(_text(v.get("answer")))
+            )
+            for info in infos
+            for v in _mappings(info.get("verdicts"))
+        ],
+        expected=next((shortened(_text(e)) for e in reversed(expected) if e is not None), None),
+        remarks=[shortened(rest) for info in infos if (rest := _remarks(info)) != "{}"],
+        failed=None if failed is None else shortened(_text(failed)),
+    )
+
+
+def shortened(text: str) -> str:
+    """The text, or its beginning and end with a line that says what was left out."""
+    if len(text) <= LONGEST:
+        return text
+    half = LONGEST // 2
+    return f"{text[:half]}\n[... {len(text) - 2 * half:,} characters left out ...]\n{text[-half:]}"
+
+
+def _turn(row: Mapping[str, Any], systems: Mapping[str, str]) -> Turn:
+    agent, prompt = _text(row.get("agent")), _text(row.get("prompt"))
+    system = systems.get(agent, "")
+    before, found, after = prompt.partition(system) if system else ("", "", prompt)
+    if not found:
+        before, after = "", prompt
+    text, tool = _text(row.get("text")), row.get("tool")
+    numbers = {name: number(row.get(name)) for name in ("reward", "value", "advantage")}
+    return Turn(
+        agent=agent,
+        step=_whole(row.get("step")),
+        text=shortened(text),
+        before=shortened(before),
+        system=shortened(found),
+        after=shortened(after),
+        tool=None if tool is None else shortened(_text(tool)),
+        sees=[i for i in _list(row.get("sees")) if type(i) is int and i >= 0],
+        truncated=row.get("truncated") is True,
+        answers=row.get("answers") is True,
+        numbers={name: value for name, value in numbers.items() if value is not None},
+        size=_span(row.get("tokens")),
+        tokens=_tokens(row) if len(text) <= LONGEST else None,
+    )
+
+
+def _span(value: Any) -> int | None:
+    """The tokens between the two ends of a span."""
+    return _whole(value[1]) - _whole(value[0]) if len(value := _list(value)) == 2 else None
+
+
+def _tokens(row: Mapping[str, Any]) -> dict[str, list[float]] | None:
+    """The lengths of the tokens' texts as they are shown, and the numbers recorded of each."""
+    pieces = row.get("pieces")
+    if not isinstance(pieces, list) or not pieces:
+        return None
+    found: dict[str, list[float]] = {"lengths": [len(printable(_text(piece))) for piece in pieces]}
+    for key, name in _OF_TOKENS.items():
+        values = [number(value) for value in _list(row.get(key))]
+        if len(values) == len(pieces):
+            found[name] = [0.0 if v is None else float(f"{v:.4g}") for v in values]
+    return found
+
+
+def _remarks(info: Mapping[str, Any]) -> str:
+    rest = {k: v for k, v in info.items() if k not in ("reference", "verdicts")}
+    return jsonlines.dumps(rest)
+
+
+def _bytes(text: str) -> int:
+    return len(text.encode("utf-8", "replace")) + 4 * sum(map(text.count, "<>&'\"\x1b"))
+
+
+def _list(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else []
+
+
+def _mappings(value: Any) -> Iterable[Mapping[str, Any]]:
+    return [item for item in _list(value) if isinstance(item, dict)]
+
+
+def _whole(value: Any) -> int:
+    return value if type(value) is int and abs(value) < 1 << 53 else 0
+
+
+def _text(value: Any) -> str:
+    return value if isinstance(value, str) else "" if value is None else str(value)

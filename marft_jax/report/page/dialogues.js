@@ -1,0 +1,180 @@
+"use strict";
+// Dialogues: histogram, filter and search; shading; the graph of D; a task then and now.
+
+// ---- histogram, filter, search
+function histogram(chapter) {
+  const place = chapter.querySelector(".histogram");
+  const rewards = JSON.parse(chapter.dataset.rewards || "[]");
+  if (place.children.length || rewards.length < 2) return;
+  const low = Math.min(...rewards), high = Math.max(...rewards), values = [...new Set(rewards)].sort((a, b) => a - b);
+  const bins = values.length <= 10 ? values.map((v) => [v, v])
+    : Array.from({ length: 10 }, (_, i) => [low + (i * (high - low)) / 10, i === 9 ? high : low + ((i + 1) * (high - low)) / 10]);
+  const counts = bins.map(([from, to], i) =>
+    rewards.filter((r) => r >= from && (r < to || r === to && (from === to || i === 9))).length);
+  const show = (v) => Number(v.toPrecision(3));
+  place.append(make("span", { class: "quiet" }, "rewards"), ...bins.map(([from, to], i) => {
+    const name = from === to ? `${show(from)}` : `${show(from)} to ${show(to)}`;
+    const bar = make("button", { type: "button", "aria-pressed": "false", title: `reward ${name}: ${counts[i]} episodes` },
+      make("i", { style: `height:${(32 * counts[i]) / Math.max(...counts) + 1}px` }), `${name}`, make("small", {}, counts[i]));
+    bar.addEventListener("click", () => {
+      const on = bar.getAttribute("aria-pressed") !== "true";
+      for (const other of all("button", place)) other.setAttribute("aria-pressed", String(on && other === bar));
+      chapter.bin = on ? [from, to, i === 9 || from === to] : null;
+      sift();
+    });
+    return bar;
+  }));
+  place.hidden = false;
+}
+
+const words = new WeakMap();
+function wordsOf(group) {
+  if (!words.has(group))
+    words.set(group, all(".task, .whole, .said, .tool .text", group).map((n) => n.textContent).join("\n").toLowerCase());
+  return words.get(group);
+}
+
+function sift() {
+  const search = $("search").value.toLowerCase(), flag = $("filter").value;
+  for (const chapter of all(".chapter")) {
+    const groups = all(".group", chapter);
+    let hits = 0;
+    for (const group of groups) {
+      const inBin = !chapter.bin || all(".episode", group).some((e) => {
+        const r = Number(e.dataset.reward), [from, to, closed] = chapter.bin;
+        return r >= from && (r < to || (closed && r === to));
+      });
+      const fits = inBin && (!flag || group.dataset.flags.split(" ").includes(flag)) && (!search || wordsOf(group).includes(search));
+      group.hidden = !fits;
+      hits += fits;
+    }
+    chapter.querySelector(".hits").textContent = hits < groups.length ? `${hits} of ${groups.length} tasks fit` : "";
+  }
+}
+
+// ---- shading
+function spread(turns, value) {
+  let most = 0;
+  for (const turn of turns) for (const v of value(turn)) most = Math.max(most, Math.abs(v));
+  return most || 1;
+}
+
+function tint(node, name, value, most) {
+  const share = Math.round(60 * Math.min(Math.abs(value) / most, 1));
+  const colour = value < 0 ? "--low" : "--high";
+  node.style.background = `color-mix(in srgb, var(${colour}) ${share}%, transparent)`;
+  node.title = `${name} ${Number(value.toPrecision(4))}`;
+}
+
+const tokensOf = (turn) => JSON.parse(turn.dataset.tokens || "{}");
+
+function shade() {
+  const name = $("shade").value, own = $("shade").selectedOptions[0].dataset.tokens;
+  $("value").textContent = name && own ? "tap a token for its value" : "";
+  for (const chapter of all(".chapter[open]")) {
+    const turns = all(".turn", chapter), most = spread(turns, (turn) => own ? tokensOf(turn)[name] || [] : [Number(turn.dataset[name] || 0)]);
+    for (const turn of turns) shadeTurn(turn, name, own, most);
+  }
+}
+
+function shadeTurn(turn, name, own, most) {
+  const said = turn.querySelector(".said");
+  said.removeAttribute("title");
+  said.style.background = "";
+  if (said.children.length) said.textContent = said.textContent;
+  if (!name) return;
+  if (!own) {
+    if (turn.dataset[name] !== undefined) tint(said, name, Number(turn.dataset[name]), most);
+    return;
+  }
+  const { lengths, [name]: values } = tokensOf(turn);
+  if (!values) return;
+  const letters = Array.from(said.textContent), spans = [];
+  let start = 0;
+  lengths.forEach((length, i) => {
+    const span = make("span", { class: "token" }, letters.slice(start, (start += length)).join(""));
+    tint(span, name, values[i], most);
+    spans.push(span);
+  });
+  said.replaceChildren(...spans, letters.slice(start).join(""));
+}
+
+function shadings() {
+  const turns = new Set(), tokens = new Set();
+  for (const turn of all(".turn")) {
+    for (const name of ["reward", "value", "advantage"]) if (name in turn.dataset) turns.add(name);
+    if (turn.dataset.tokens) for (const name of Object.keys(tokensOf(turn))) if (name !== "lengths") tokens.add(name);
+  }
+  for (const name of turns) $("shade").append(make("option", { value: name }, `${name} of the turn`));
+  for (const name of tokens) $("shade").append(make("option", { value: name, "data-tokens": "1" }, `${name} of each token`));
+}
+
+// ---- the graph of D: a column for each distance from the start
+function graphOf(episode) {
+  const turns = all(".turn", episode), depth = [], rows = [], used = [];
+  const sees = turns.map((turn, i) => turn.dataset.sees.split(" ").filter(Boolean).map(Number).filter((j) => j < i));
+  turns.forEach((_, i) => {
+    depth[i] = Math.max(-1, ...sees[i].map((j) => depth[j])) + 1;
+    rows[i] = used[depth[i]] = (used[depth[i]] ?? -1) + 1;
+  });
+  const x = (i) => 70 + 130 * depth[i], y = (i) => 24 + 40 * rows[i];
+  const width = 140 + 130 * Math.max(0, ...depth), height = 48 + 40 * Math.max(0, ...rows);
+  const svg = make("svg", { class: "graph", viewBox: `0 0 ${width} ${height}`, width, height, role: "img",
+    "aria-label": turns.map((t, i) => `turn ${i + 1} ${t.dataset.agent} sees ${sees[i].map((j) => j + 1).join(", ") || "none"}`).join("; ") });
+  sees.forEach((js, i) => js.forEach((j) => svg.append(make("path", {
+    d: `M${x(j) + 48} ${y(j)}C${x(j) + 90} ${y(j)} ${x(i) - 90} ${y(i)} ${x(i) - 48} ${y(i)}` }))));
+  turns.forEach((turn, i) => {
+    const name = turn.dataset.agent, short = name.length > 9 ? name.slice(0, 8) + "…" : name;
+    const node = make("g", { class: [...turn.classList].find((c) => /^c\d$/.test(c)) },
+      make("title", {}, name), make("text", { x: x(i), y: y(i) + 4 }, `${i + 1} ${short}`));
+    node.prepend(make("path", { class: "node", d: `M${x(i) - 48} ${y(i) - 14}h96v28h-96z` }));
+    node.addEventListener("click", () => { turn.scrollIntoView({ block: "center" }); turn.animate([{ outline: "3px solid var(--accent)" }, {}], 1200); });
+    svg.append(node);
+  });
+  return make("div", { class: "graphs" }, svg);
+}
+
+function graphs() {
+  document.body.classList.toggle("stacked", !$("side").checked);
+  for (const group of all(".group")) {
+    const shown = $("graph").checked && group.open;
+    for (const episode of all(".episode", group)) {
+      const old = episode.querySelector(".graphs");
+      if (!shown) old?.remove();
+      else if (!old) episode.querySelector(".turns").before(graphOf(episode));
+    }
+  }
+}
+
+// ---- then and now
+const places = new Map(); // task to the links of its places
+function compare() {
+  const some = places.get($("met").selectedOptions[0]);
+  const columns = [$("left"), $("right")].map((select) => {
+    const link = some[Number(select.value)];
+    const members = $(link.hash.slice(1)).querySelector(".members").cloneNode(true);
+    for (const node of all("[id]", members)) node.removeAttribute("id");
+    return make("div", {}, make("h2", {}, make("a", { href: link.hash }, link.textContent)), members);
+  });
+  $("pair").replaceChildren(...columns);
+}
+
+function meetings() {
+  for (const item of all(".meetings li")) {
+    const option = make("option", {}, item.querySelector(".text").textContent.slice(0, 120));
+    places.set(option, all("a", item));
+    $("met")?.append(option);
+  }
+  if (!places.size) return;
+  const offer = () => {
+    const some = places.get($("met").selectedOptions[0]);
+    for (const [select, at] of [[$("left"), 0], [$("right"), some.length - 1]]) {
+      select.replaceChildren(...some.map((link, i) => make("option", { value: i }, link.textContent)));
+      select.value = String(at);
+    }
+    compare();
+  };
+  $("met").addEventListener("change", offer);
+  for (const id of ["left", "right"]) $(id).addEventListener("change", compare);
+  offer();
+}

@@ -1,0 +1,202 @@
+"""Reads run directories, whatever state they are in: what is not there or not whole is noted."""
+
+from __future__ import annotations
+
+import datetime
+import re
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import yaml
+
+from marft_jax import config as config_lib
+from marft_jax.config import Config
+from marft_jax.errors import BadInput, reason
+from marft_jax.formats import documents, foreign
+
+Row = dict[str, Any]
+Notes = list[str]
+
+
+class Checkpoint(NamedTuple):
+    """A saved step, and its value of the metric that the best is chosen by."""
+
+    step: int
+    metric: float | None
+
+
+class Run(NamedTuple):
+    """What a run directory says.
+
+    Attributes:
+        name: of its folder.
+        settings: those that were found, by ``section.name``; empty without ``config.yaml``.
+        team: the plain contents of ``team.yaml``.
+        metrics: one row per step, by step.
+        transcripts: the file of each step, by step.
+        evaluations: files of responses.
+        guard: rows of ``transcripts/guard.jsonl``.
+        log: lines of ``log.txt``.
+        versions: of libraries, as the newest checkpoint has them.
+        notes: what is missing or broken; readers of further files add to it.
+    """
+
+    name: str
+    folder: Path
+    settings: Mapping[str, Any]
+    team: Mapping[str, Any]
+    metrics: Mapping[int, Mapping[str, float]]
+    transcripts: Mapping[int, Path]
+    evaluations: list[Path]
+    guard: list[Row]
+    log: list[str]
+    checkpoints: list[Checkpoint]
+    versions: Mapping[str, str]
+    notes: Notes
+
+    @property
+    def agents(self) -> dict[str, str]:
+        """System prompts by agent."""
+        rows = self.team.get("agents")
+        found = [row for row in rows if isinstance(row, dict)] if isinstance(rows, list) else []
+        return {str(row.get("name")): str(row.get("prompt") or "") for row in found}
+
+
+def read_run(folder: Path) -> Run:
+    """Reads everything but transcripts and responses, of which a page shows only some."""
+    notes: Notes = []
+    transcripts = _numbered(folder / "transcripts", ".jsonl", Path.is_file)
+    saved = _numbered(folder / "checkpoints", "", Path.is_dir)
+    metas = {step: _meta(path / "meta.json", notes) for step, path in saved.items()}
+    guard, log = folder / "transcripts" / "guard.jsonl", folder / "log.txt"
+    if not transcripts:
+        notes.append("transcripts/: none yet")
+    if not saved:
+        notes.append("checkpoints/: none yet")
+    return Run(
+        name=folder.resolve().name,
+        folder=folder,
+        settings=_flat(_document(folder / "config.yaml", notes)),
+        team=_document(folder / "team.yaml", notes),
+        metrics=_metrics(folder / "metrics.jsonl", notes),
+        transcripts=transcripts,
+        evaluations=sorted((folder / "evaluations").glob("*.jsonl")),
+        guard=list(rows(guard, notes)) if guard.is_file() else [],
+        log=_text(log, notes).splitlines(),
+        checkpoints=[Checkpoint(step, number(row.get("metric"))) for step, row in metas.items()],
+        versions=_words(metas[max(metas)].get("versions")) if metas else {},
+        notes=notes,
+    )
+
+
+def rows(file: Path, notes: Notes) -> Iterator[Row]:
+    """The JSON objects of a file of lines; lines that are none are counted in a note."""
+    bad, whole = [], True
+    try:
+        with file.open("rb") as stream:
+            for place, line in enumerate(stream, 1):
+                whole = line.endswith(b"\n")
+                try:
+                    row = foreign.loads(line.decode("utf-8", "replace"))
+                except ValueError:
+                    row = None
+                if isinstance(row, dict):
+                    yield row
+                elif line.strip():
+                    bad.append(place)
+    except OSError as error:
+        notes.append(f"{_shown(file)}: {_why(error)}")
+    if bad:
+        last = ", the last one: it may still be written" if not whole and len(bad) == 1 else ""
+        notes.append(f"{_shown(file)}: {len(bad)} lines are no JSON objects (line {bad[0]}{last})")
+
+
+def number(value: Any) -> float | None:
+    """A finite number, or None for anything else."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return None
+    return float(value) if abs(value) < 1e300 else None
+
+
+def defaults() -> dict[str, Any]:
+    """The default of every setting, as ``config.yaml`` would have it."""
+    return _flat(yaml.safe_load(config_lib.dump(Config())))
+
+
+def moment(line: str) -> datetime.datetime | None:
+    """The time that a line of ``log.txt`` begins with."""
+    stamp = re.match(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d", line)
+    try:
+        return datetime.datetime.fromisoformat(stamp[0]) if stamp else None
+    except ValueError:
+        return None
+
+
+def _metrics(file: Path, notes: Notes) -> dict[int, dict[str, float]]:
+    found: dict[int, dict[str, float]] = {}
+    for row in rows(file, notes):
+        step = row.pop("step", None)
+        if type(step) is int and 0 <= step < 1 << 53:
+            numbers = {name: number(value) for name, value in row.items()}
+            found[step] = {name: value for name, value in numbers.items() if value is not None}
+    return dict(sorted(found.items()))
+
+
+def _numbered(folder: Path, suffix: str, fits: Callable[[Path], bool]) -> dict[int, Path]:
+    """Files or folders whose names are numbers, in their order."""
+    paths = {path.name.removesuffix(suffix): path for path in folder.glob(f"*{suffix}")}
+    numbers = [name for name in paths if re.fullmatch(r"[0-9]{1,15}", name) and fits(paths[name])]
+    return {int(name): paths[name] for name in sorted(numbers, key=int)}
+
+
+def _document(file: Path, notes: Notes) -> Row:
+    try:
+        found = documents.read(str(file), file.name)
+    except BadInput as error:
+        notes.append(_without_path(str(error), file))
+        return {}
+    if not isinstance(found, dict):
+        notes.append(f"{file.name}: expected names and values")
+        return {}
+    return {str(key): value for key, value in found.items()}
+
+
+def _meta(file: Path, notes: Notes) -> Row:
+    try:
+        return foreign.read_settings(file)
+    except BadInput as error:
+        notes.append(_without_path(str(error), file.parent))
+        return {}
+
+
+def _flat(tree: Mapping[str, Any]) -> dict[str, Any]:
+    sections = {name: part for name, part in tree.items() if isinstance(part, dict)}
+    return {
+        f"{name}.{key}": value for name, part in sections.items() for key, value in part.items()
+    }
+
+
+def _words(value: Any) -> dict[str, str]:
+    return {str(k): str(v) for k, v in value.items()} if isinstance(value, dict) else {}
+
+
+def _text(file: Path, notes: Notes) -> str:
+    try:
+        return file.read_text("utf-8", "replace")
+    except OSError as error:
+        notes.append(f"{_shown(file)}: {_why(error)}")
+        return ""
+
+
+def _why(error: OSError) -> str:
+    return "not there" if isinstance(error, FileNotFoundError) else f"unreadable ({reason(error)})"
+
+
+def _shown(file: Path) -> str:
+    inside = ("transcripts", "evaluations", "checkpoints")
+    return f"{file.parent.name}/{file.name}" if file.parent.name in inside else file.name
+
+
+def _without_path(message: str, file: Path) -> str:
+    return message.replace(f"{file.name} {file}:", f"{file.name}:").replace(f"{file}", file.name)

@@ -1,0 +1,84 @@
+"""Run directories as training leaves them, written by hand: fast, and as broken as wanted."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from marft_jax import config as config_lib
+from marft_jax.config import Config
+
+TEAM = """
+workflow: sequential
+agents:
+- {name: planner, prompt: Plan it., answers: false}
+- {name: solver, prompt: Solve it., answers: true}
+"""
+LOG = """\
+2026-01-01 10:00:00,000 INFO appo: planner, solver (sequential) on tiny, arithmetic; cpu mesh 1x1x1; runs/x, from the beginning
+2026-01-01 10:00:05,000 WARNING step 2: kl of solver: 30, bound 20
+2026-01-01 10:01:00,000 INFO done
+"""  # noqa: E501
+
+
+def turn(agent: str, text: str, **more: Any) -> dict[str, Any]:
+    system = {"planner": "Plan it.", "solver": "Solve it."}.get(agent, "")
+    numbers = {"reward": 0.0, "value": 0.5, "advantage": -0.25}
+    row = {"agent": agent, "step": 0, "prompt": f"<system>{system}<user>task<assistant>"}
+    rest = {"text": text, "tokens": [0, 3], "sees": [], "truncated": False, "answers": False}
+    return row | rest | numbers | more
+
+
+def episode(index: int, texts: Sequence[str], reward: float = 1.0, **more: Any) -> dict[str, Any]:
+    verdict = {"agent": "solver", "verdict": "right" if reward else "wrong", "answer": "6"}
+    return {
+        "index": index,
+        "group": index,
+        "member": 0,
+        "task": f"task {index}",
+        "reward": reward,
+        "D": [[0, 0], [1, 0]],
+        "turns": [
+            turn("planner", texts[0]),
+            turn("solver", texts[1], answers=True, sees=[0], reward=reward),
+        ],
+        "results": [
+            {"reward": reward, "done": True, "info": {"reference": "7", "verdicts": [verdict]}}
+        ],
+    } | more
+
+
+def lines(file: Path, rows: Sequence[Any]) -> None:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+def write_run(folder: Path, seed: int = 0, steps: Sequence[int] = (1, 2, 3)) -> Path:
+    """A whole run of few steps: every task comes again at every step, in samples of two."""
+    config = config_lib.replaced(Config(), "run.seed", seed)
+    config = config_lib.replaced(config, "run.steps", max(steps))
+    folder.mkdir(parents=True)
+    (folder / "config.yaml").write_text(config_lib.dump(config))
+    (folder / "team.yaml").write_text(TEAM)
+    (folder / "log.txt").write_text(LOG)
+    agents = {"agent/planner/entropy": 0.5, "agent/solver/entropy": 0.25, "time/step_s": 30.0}
+    rows = [{"step": s, "reward/mean": s / 10 + seed, **agents} for s in steps]
+    lines(folder / "metrics.jsonl", rows)
+    for step in steps:
+        sampled = [
+            episode(task, [f"plan at {step}", f"answer at {step}"], float(m == task), member=m)
+            for task in range(2)
+            for m in range(2)
+        ]
+        lines(folder / "transcripts" / f"{step}.jsonl", sampled)
+    guard = {"step": 2, "rollbacks": 0, "event": "outside", "kind": "kl", "who": "solver"}
+    lines(folder / "transcripts" / "guard.jsonl", [guard])
+    lines(folder / "checkpoints" / "3" / "meta.json", [{"metric": 0.3, "versions": {"jax": "1"}}])
+    for who in ("", "-single_agent"):
+        played = [
+            episode(i, ["p", "s"], float(i > 1), benchmark="sums", sample=0) for i in range(4)
+        ]
+        lines(folder / "evaluations" / f"sums-3{who}.jsonl", played)
+    return folder

@@ -1,0 +1,173 @@
+"""The page in a real Chromium: every view, keys, filters, and what axe says. It installs nothing:
+without Chromium or its driver it is skipped."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from run_files import episode, lines, turn, write_run
+
+from marft_jax.report.page import render
+from marft_jax.report.reading import read_run
+
+pytest.importorskip("playwright")
+from axe_playwright_python.sync_playwright import Axe  # noqa: E402
+from playwright.sync_api import Browser, Page, sync_playwright  # noqa: E402
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
+pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="needs chromium (apt-get install)")
+VIEWS = ["runs", "curves", "dialogues", "then", "evaluations"]
+EVIL = "<img src=http://evil.example/ onerror=alert(1)></script><script>alert(1)</script>\u202e"
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    with sync_playwright() as driver:
+        browser = driver.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield browser
+        browser.close()
+
+
+@pytest.fixture(scope="module")
+def file(tmp_path_factory) -> Path:
+    """A page of two seeds; step 2 has hostile text, tokens, a truncated and a failed episode."""
+    root = tmp_path_factory.mktemp("runs")
+    folders = [write_run(root / f"seed{i}", seed=i) for i in range(2)]
+    tokens = {"pieces": ["six ", "plus ", "one"], "logprobs": [-0.1, -2.5, -0.7]}
+    rows = [
+        episode(0, ["plan", "needle"], 0.5),
+        episode(1, [EVIL, "y" * 100_000], 0.0, task=EVIL),
+        {"index": 2, "group": 2, "reward": 1.0, "task": "with tokens",
+         "turns": [turn("solver", "six plus one", truncated=True, **tokens)]},
+        {"index": 3, "group": 3, "reward": 0.0, "turns": [], "failed": "the environment raised"},
+    ]  # fmt: skip
+    lines(folders[0] / "transcripts" / "2.jsonl", rows)
+    file = root / "page.html"
+    file.write_text(render([read_run(folder) for folder in folders]), "utf-8")
+    return file
+
+
+@contextmanager
+def opened(browser: Browser, file: Path, **options: Any) -> Iterator[Page]:
+    """The page; whatever it says to the console or asks for is a fault."""
+    context = browser.new_context(**options)
+    page, faults = context.new_page(), []
+    page.on("console", lambda message: faults.append(message.text))
+    page.on("pageerror", lambda error: faults.append(str(error)))
+    page.on("dialog", lambda dialog: faults.append(dialog.message))
+    page.on("request", lambda request: faults.append(request.url))
+    page.goto(file.as_uri())
+    yield page
+    assert faults == [file.as_uri()]
+    context.close()
+
+
+def shown(page: Page, selector: str) -> int:
+    return page.locator(selector).locator("visible=true").count()
+
+
+@pytest.mark.parametrize(("scheme", "width"), [("light", 1280), ("dark", 1280), ("light", 390)])
+def test_every_view_opens_fits_and_is_accessible(browser, file, scheme, width):
+    look = {"color_scheme": scheme, "viewport": {"width": width, "height": 800}}
+    with opened(browser, file, **look) as page:
+        for key, view in enumerate(VIEWS, 1):
+            page.keyboard.press(str(key))
+            assert shown(page, "main > section") == 1 and shown(page, f"#{view}") == 1
+            if view in ("dialogues", "evaluations"):
+                page.keyboard.press("n")
+                page.keyboard.press("j")
+                page.wait_for_function("document.querySelector('.group[open] .said')")
+            assert page.evaluate("document.documentElement.scrollWidth") <= width
+            found = Axe().run(page).response
+            assert "color-contrast" in {rule["id"] for rule in found["passes"]}
+            faults = found["violations"]
+            assert [(f["id"], [n["html"] for n in f["nodes"]]) for f in faults] == []
+
+
+def test_curves_are_drawn_smoothed_and_lead_to_a_step(browser, file):
+    with opened(browser, file) as page:
+        page.keyboard.press("2")
+        assert shown(page, "#charts canvas") == 2
+        page.locator("#smooth").fill("0.8")
+        page.check("#seeds")
+        page.locator("#more > summary").click()
+        page.wait_for_selector("#others canvas")
+        page.locator(".plot").first.focus()
+        for key in ("ArrowRight", "ArrowLeft", "Enter"):
+            page.keyboard.press(key)
+        page.wait_for_selector("#r0-s1[open]")
+        page.keyboard.press("2")
+        page.locator("#charts .u-over").first.click()
+        page.wait_for_selector("#r0-s2[open]")
+
+
+def test_dialogues_are_searched_filtered_shaded_and_drawn(browser, file):
+    with opened(browser, file) as page:
+        page.goto(f"{file.as_uri()}#r0-s2")
+        groups = "#r0-s2 > .group"
+        assert shown(page, groups) == 4
+        page.keyboard.press("/")
+        page.keyboard.type("NEEDLE")
+        assert shown(page, groups) == 1 and "1 of 4" in page.inner_text("#r0-s2 .hits")
+        page.fill("#search", "")
+        for flag in ("truncated", "failed"):
+            page.select_option("#filter", flag)
+            assert shown(page, groups) == 1
+        page.select_option("#filter", "")
+        page.get_by_title("reward 0.5: 1 episodes").click()
+        assert shown(page, groups) == 1
+        page.keyboard.press("j")
+        page.check("#graph")
+        assert shown(page, f"{groups}[open] .graph path.node") == 2
+        page.select_option("#shade", "advantage")
+        assert (
+            page.locator(f"{groups}[open] .said").first.get_attribute("title") == "advantage -0.25"
+        )
+        page.get_by_title("reward 0.5: 1 episodes").click()
+        page.select_option("#shade", "log-prob")
+        page.locator("#r0-s2-t2 > summary").click()
+        page.get_by_text("plus", exact=True).click()
+        assert page.inner_text("#value") == "log-prob -2.5"
+        assert page.inner_text("#r0-s2-t2 .said") == "six plus one"
+
+
+def test_hostile_text_is_shown_as_text(browser, file):
+    with opened(browser, file) as page:
+        page.goto(f"{file.as_uri()}#r0-s2-t1")
+        said = page.locator("#r0-s2-t1 .said")
+        assert said.first.inner_text() == EVIL.replace("\u202e", "\\u202e")
+        assert "characters left out" in said.nth(1).inner_text()
+        assert page.locator("img").count() == 0
+
+
+def test_a_task_then_and_now_stands_side_by_side(browser, file):
+    with opened(browser, file) as page:
+        page.keyboard.press("4")
+        page.select_option("#met", label="task 1")
+        page.select_option("#left", label="seed0: Step 1")
+        page.select_option("#right", label="seed0: Step 3")
+        both = page.inner_text("#pair")
+        assert "answer at 1" in both and "answer at 3" in both
+
+
+def test_keys_change_the_theme_and_show_themselves(browser, file):
+    with opened(browser, file, color_scheme="light") as page:
+        page.keyboard.press("t")
+        assert page.get_attribute("html", "data-theme") == "dark"
+        page.keyboard.press("?")
+        assert "next and previous task" in page.inner_text("#help")
+        page.keyboard.press("Escape")
+        assert shown(page, "#help") == 0
+
+
+def test_all_text_is_there_without_a_program(browser, file):
+    with opened(browser, file, java_script_enabled=False) as page:
+        assert shown(page, "main > section") == 5 and shown(page, ".scripted, .tools") == 0
+        page.locator("#r0-s1 > summary").click()
+        page.locator("#r0-s1-t0 > summary").click()
+        assert "answer at 1" in page.inner_text("#r0-s1-t0")

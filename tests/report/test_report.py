@@ -1,0 +1,293 @@
+"""The page: what it shows, that text stays text, and what it makes of directories in any state."""
+
+from __future__ import annotations
+
+import html
+import json
+import re
+import shutil
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+from run_files import episode, lines, turn, write_run
+
+from marft_jax import report
+from marft_jax.errors import printable
+from marft_jax.report import choosing, command
+from marft_jax.report.choosing import chosen_groups, chosen_steps
+from marft_jax.report.curves import curves, variants
+from marft_jax.report.episodes import LONGEST
+from marft_jax.report.page import render
+from marft_jax.report.reading import read_run
+
+
+class Elements(HTMLParser):
+    """The tags of a page, and its text without that of programs and styles."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.text, self._program = "", False
+        self.feed(page)
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append((tag, dict(attrs)))
+        self._program = tag in ("script", "style")
+
+    def handle_endtag(self, tag):
+        self._program = self._program and tag not in ("script", "style")
+
+    def handle_data(self, data):
+        self.text += "" if self._program else data
+
+
+def page_of(*folders: Path) -> str:
+    return render([read_run(folder) for folder in folders])
+
+
+def data_of(page: str) -> dict:
+    [text] = re.findall(r'<script type="application/json" id="data">(.*?)</script>', page, re.S)
+    return json.loads(text)
+
+
+def test_a_page_has_all_that_a_run_has(tmp_path):
+    text = Elements(page_of(write_run(tmp_path / "mine"))).text
+    for shown in (
+        "step 3 of 3, finished", "cpu mesh 1x1x1", "1:30 in steps", "run.steps", "Plan it.",
+        'who "solver"', "kl of solver: 30, bound 20", "Step 2", "first, lowest reward",
+        "all 4 episodes", "answer at 1", "found 6", "advantage -0.25", "expected 7",
+        "with what planner (1) said", "sums, step 3, single agent", "0.15 to 0.85", "jax 1",
+    ):  # fmt: skip
+        assert shown in " ".join(text.split()), shown
+
+
+def test_settings_that_differ_from_the_default_come_first(tmp_path):
+    page = page_of(write_run(tmp_path / "mine", seed=3))
+    table = page.partition("Those that differ from the default")[2].partition("</table>")[0]
+    assert re.findall(r"<code>([\w.]+)</code>", table) == ["run.steps", "run.seed"]
+
+
+def test_the_same_task_at_two_steps_is_offered(tmp_path):
+    page = page_of(write_run(tmp_path / "mine"))
+    offered = page.partition('<ul class="meetings">')[2].partition("</ul>")[0]
+    places = re.findall(r'<a href="#([\w-]+)">([^<]+)</a>', offered)
+    assert {"Step 1", "Step 2", "Step 3", "sums, step 3, team"} <= {name for _, name in places}
+    ids = {attributes.get("id") for _, attributes in Elements(page).tags}
+    assert {place for place, _ in places} <= ids
+
+
+HOSTILE = [
+    "</script><script>alert(1)</script>",
+    "<img src=http://evil.example/x onerror=alert(1)>",
+    '" onmouseover="alert(1)" x="',
+    "{{ 7 * 7 }}{% for x in y %}",
+    "<!--",
+    "\x1b]52;c;cm0=\x07 \x9b2J \r\0",
+    "\u202eevil\u2066 \u200f",
+    "\ud800",
+    "&lt;b&gt;",
+]
+
+
+def test_text_of_others_is_text_wherever_it_stands(tmp_path):
+    folder = write_run(tmp_path / "<b>run")
+    bad = "".join(HOSTILE)
+    rows = [
+        episode(0, [bad, bad], task=bad, failed=bad, results=[
+            {"info": {"reference": bad, bad: bad,
+                      "verdicts": [{"agent": bad, "verdict": bad, "answer": bad}]}}]),
+        {"task": bad, "turns": [turn(bad, bad, tool=bad, prompt=bad, sees=[0], step=bad)]},
+    ]  # fmt: skip
+    lines(folder / "transcripts" / "1.jsonl", rows)
+    lines(folder / "evaluations" / "sums-3.jsonl", [row | {"benchmark": bad} for row in rows])
+    lines(folder / "metrics.jsonl", [{"step": 1, "reward/mean": 1, f"agent/{bad}/entropy": 1}])
+    (folder / "log.txt").write_bytes(f"2026-01-01 10:00:00 ERROR {bad}".encode(errors="replace"))
+    shown = Elements(page := page_of(folder))
+    page.encode("utf-8")
+    benign = Elements(page_of(write_run(tmp_path / "benign")))
+    assert {tag for tag, _ in shown.tags} <= {tag for tag, _ in benign.tags} | {"h3"}
+    assert [a for _, a in shown.tags if any(name.startswith("on") for name in a)] == []
+    assert not re.search("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200f\u202a-\u202e\u2066-\u2069]", page)
+    assert page.count("<script>") == 4 and page.count("</script>") == 5
+    for text in (*HOSTILE[:5], "\\x1b]52;c;cm0=\\x07", "\\u202eevil\\u2066", "\\ud800", HOSTILE[8]):
+        assert text in shown.text, text
+    label = next(chart for chart in data_of(page)["charts"] if "*" in chart["name"])["lines"][0]
+    assert label["label"] == printable(bad)
+
+
+def test_only_the_programs_of_the_page_may_run_and_nothing_is_fetched(tmp_path):
+    page = page_of(write_run(tmp_path / "mine"))
+    [policy] = re.findall(r'http-equiv="Content-Security-Policy" content="([^"]+)"', page)
+    rules = dict(rule.strip().split(" ", 1) for rule in html.unescape(policy).split(";"))
+    assert rules["default-src"] == "'none'" and rules["script-src"].count("sha256-") == 4
+    fetched = {"src", "href", "action", "data", "poster", "srcset"}
+    links = [v for _, a in Elements(page).tags for k, v in a.items() if k in fetched]
+    assert links and all(str(link).startswith("#") for link in links)
+    assert "Leon Sorokin" in page  # the licence of what is in it
+
+
+def test_long_lines_are_cut_in_the_middle_and_that_is_said(tmp_path):
+    folder = write_run(tmp_path / "mine")
+    long = "x" * 100_000 + "the end"
+    lines(folder / "transcripts" / "1.jsonl", [episode(0, [long, "short"])])
+    page = page_of(folder)
+    assert "characters left out" in page and "the end" in page
+    assert max(map(len, re.findall("x+", page))) == LONGEST // 2
+
+
+@pytest.mark.parametrize(
+    "missing", ["config.yaml", "team.yaml", "metrics.jsonl", "log.txt", "transcripts"]
+)
+def test_what_is_missing_is_said_and_the_rest_is_shown(missing, tmp_path):
+    folder = write_run(tmp_path / "mine")
+    path = folder / missing
+    shutil.rmtree(path) if path.is_dir() else path.unlink()
+    text = Elements(page_of(folder)).text
+    assert missing in text.partition("Not there, or not whole")[2][:200]
+    assert ("answer at 1" in text) == (missing != "transcripts")
+
+
+def test_an_empty_directory_has_a_page(tmp_path):
+    text = Elements(page_of(tmp_path)).text
+    assert "No transcripts of" in text and "metrics.jsonl: not there" in text
+
+
+def test_lines_that_are_half_written_or_no_objects_are_counted(tmp_path):
+    folder = write_run(tmp_path / "mine")
+    with (folder / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 4, "reward/me')
+    with (folder / "transcripts" / "3.jsonl").open("ab") as file:
+        file.write(b'[1]\n\xff\xfe\n"x"\n')
+    notes = page_of(folder).partition("not whole")[2].partition("</ul>")[0]
+    assert "metrics.jsonl: 1 lines are no JSON objects (line 4, the last one: it may" in notes
+    assert "transcripts/3.jsonl: 3 lines are no JSON objects (line 5)" in notes
+
+
+WRONG = [None, 3, "x", [], {}, [1], {"a": 1}, True, -1e400, 1 << 70]
+
+
+@pytest.mark.parametrize("wrong", WRONG, ids=repr)
+def test_values_of_any_kind_anywhere_leave_a_page(wrong, tmp_path):
+    folder = write_run(tmp_path / "mine")
+    whole = episode(0, ["a", "b"])
+    rows = [whole | {key: wrong} for key in whole] + [{"benchmark": wrong}]
+    rows += [whole | {"turns": [whole["turns"][0] | {key: wrong}]} for key in whole["turns"][0]]
+    rows += [whole | {"results": [{"info": {"verdicts": wrong, "reference": wrong}}]}]
+    rows += [whole | {"results": [{"info": {"verdicts": [wrong, {"agent": wrong}]}}]}]
+    lines(folder / "transcripts" / "1.jsonl", rows)
+    lines(folder / "evaluations" / "sums-3.jsonl", rows)
+    lines(folder / "demonstrations.jsonl", rows)
+    lines(folder / "metrics.jsonl", [{"step": wrong, "reward/mean": 1}, {"step": 2, "x": wrong}])
+    lines(folder / "transcripts" / "guard.jsonl", [{"step": wrong, "event": wrong}])
+    lines(folder / "checkpoints" / "3" / "meta.json", [{"metric": wrong, "versions": wrong}])
+    (folder / "team.yaml").write_text(json.dumps({"agents": wrong}))
+    (folder / "config.yaml").write_text(json.dumps({"run": {"steps": wrong}, "algo": wrong}))
+    Elements(page_of(folder))
+
+
+def test_runs_that_differ_in_their_seed_alone_are_drawn_together(tmp_path):
+    runs = [read_run(write_run(tmp_path / f"seed{i}", seed=i)) for i in range(2)]
+    runs.append(read_run(write_run(tmp_path / "other", steps=(1, 2, 4))))
+    assert variants(runs) == ["seed0, 2 seeds", "seed0, 2 seeds", "other"]
+    drawn = curves(runs)
+    assert drawn["steps"] == [1, 2, 3, 4]
+    assert drawn["runs"][2]["metrics"]["reward/mean"] == [0.1, 0.2, None, 0.4]
+
+
+def test_a_long_run_is_thinned_to_means(tmp_path):
+    run = read_run(write_run(tmp_path / "mine"))
+    long = run._replace(metrics={s: {"reward/mean": float(s % 2)} for s in range(1, 10_001)})
+    drawn = curves([long])
+    assert drawn["width"] == 5 and drawn["steps"][:2] == [5, 10] and len(drawn["steps"]) == 2000
+    assert drawn["runs"][0]["metrics"]["reward/mean"][:2] == [0.6, 0.4]
+
+
+def test_the_steps_that_are_shown_have_a_reason():
+    there, rewards = list(range(5, 1001, 5)), {s: s / 1000 for s in range(1, 1001)}
+    rewards |= {500: 2.0, 300: -1.0, 700: 1.7}
+    steps = chosen_steps(there, rewards, 12)
+    assert len(steps) == 12 and steps[5] == ["first"] and steps[1000] == ["last"]
+    assert "best reward" in steps[500] and "lowest reward" in steps[300]
+    assert "largest change" in steps[500]
+    assert chosen_steps([], {}, 12) == {}
+
+
+def test_a_large_step_shows_whole_groups_within_its_share(tmp_path):
+    folder = write_run(tmp_path / "mine", steps=(1,))
+    rows = [
+        episode(i, ["x" * 5000, "y" * 5000], float(i == 40), member=m,
+                failed="gone" if i == 50 else None)
+        for i in range(64) for m in range(2)
+    ]  # fmt: skip
+    lines(folder / "transcripts" / "1.jsonl", rows)
+    run = read_run(folder)
+    episodes = choosing._episodes(run, "1.jsonl", "transcripts")
+    groups, choice = chosen_groups(episodes, 200_000, {})
+    assert {"task 40", "task 50"} <= {group.task for group in groups}
+    assert all(len(group.episodes) == 2 for group in groups)
+    assert sum(e.size for g in groups for e in g.episodes) < 200_000
+    assert choice.startswith(f"{2 * len(groups)} of 128 episodes (")
+
+
+def test_a_page_is_about_as_large_as_was_reckoned(tmp_path, monkeypatch):
+    monkeypatch.setattr(choosing, "DIALOGUES", 300_000)
+    folder = write_run(tmp_path / "mine")
+    small = len(page_of(folder))
+    for step in (1, 2, 3):
+        rows = [episode(i, ["<'&>" * 200, "ö\x1b" * 500]) for i in range(64)]
+        lines(folder / "transcripts" / f"{step}.jsonl", rows)
+    assert 150_000 < len(page_of(folder).encode()) - small < 400_000
+
+
+def test_tokens_are_there_where_each_has_a_number(tmp_path):
+    folder = write_run(tmp_path / "mine")
+    own = {"pieces": ["a", "\x1b", "b c"], "logprobs": [-0.5, -1, -0.125], "values": [1]}
+    whole = episode(0, ["", ""])
+    turns = [turn("planner", "a\x1bb c", **own), turn("solver", "x", pieces=[1], logprobs=None)]
+    lines(folder / "transcripts" / "1.jsonl", [whole | {"turns": turns}])
+    tags = Elements(page_of(folder)).tags
+    found = [json.loads(a["data-tokens"] or "") for _, a in tags if "data-tokens" in a]
+    assert found == [{"lengths": [1, 4, 3], "log-prob": [-0.5, -1, -0.125]}, {"lengths": [1]}]
+
+
+def test_the_command_writes_the_page_and_says_how_large_it_is(tmp_path, capsys):
+    out = tmp_path / "page.html"
+    with pytest.raises(SystemExit) as left:
+        report.main(["--run", str(write_run(tmp_path / "mine")), "--out", str(out)])
+    assert left.value.code == 0 and out.read_text().startswith("<!doctype html>")
+    assert capsys.readouterr().out.startswith(f"{out}: 0.")
+
+
+@pytest.mark.parametrize(
+    ("run", "out", "said"),
+    [
+        ("nowhere", "page.html", "--run nowhere: expected a run directory"),
+        ("mine", "nowhere/page.html", "--out nowhere/page.html: expected a file name"),
+        ("mine", "mine", "--out mine: expected a file name"),
+    ],
+)
+def test_wrong_input_is_one_line(run, out, said, tmp_path, monkeypatch, capsys):
+    write_run(tmp_path / "mine")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit) as left:
+        report.main(["--run", run, "--out", out])
+    assert left.value.code == 2 and said in capsys.readouterr().err
+
+
+def test_a_watch_writes_anew_what_changed_and_ends_with_ctrl_c(tmp_path, monkeypatch, capsys):
+    folder, naps = write_run(tmp_path / "mine", steps=(1, 2)), []
+
+    def nap(seconds: float) -> None:
+        naps.append(seconds)
+        if len(naps) == 2:
+            lines(folder / "transcripts" / "3.jsonl", [episode(9, ["new", "news"])])
+        if len(naps) == 4:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(command.time, "sleep", nap)
+    out = tmp_path / "page.html"
+    with pytest.raises(SystemExit) as left:
+        report.main(["--run", str(folder), "--out", str(out), "--watch"])
+    assert left.value.code == 0 and "news" in out.read_text()
+    assert len(capsys.readouterr().out.splitlines()) == 2
