@@ -136,7 +136,9 @@ def _turn(row: Mapping[str, Any], systems: Mapping[str, str]) -> Turn:
     before, found, after = prompt.partition(system) if system else ("", "", prompt)
     if not found:
         before, after = "", prompt
-    text, tool = _text(row.get("text")), row.get("tool")
+    text, tool, tokens = _text(row.get("text")), row.get("tool"), _tokens(row)
+    if tokens:
+        text = "".join(map(_text, row["pieces"]))  # with the space at its ends
     numbers = {name: number(row.get(name)) for name in ("reward", "value", "advantage")}
     return Turn(
         agent=agent,
@@ -151,7 +153,7 @@ def _turn(row: Mapping[str, Any], systems: Mapping[str, str]) -> Turn:
         answers=row.get("answers") is True,
         numbers={name: value for name, value in numbers.items() if value is not None},
         size=_span(row.get("tokens")),
-        tokens=_tokens(row) if len(text) <= LONGEST else None,
+        tokens=tokens if len(text) <= LONGEST else None,
     )
 
 
@@ -162,8 +164,10 @@ def _span(value: Any) -> int | None:
 
 def _tokens(row: Mapping[str, Any]) -> dict[str, list[float]] | None:
     """The lengths of the tokens' texts as they are shown, and the numbers recorded of each."""
-    pieces = row.get("pieces")
+    pieces, text = row.get("pieces"), _text(row.get("text"))
     if not isinstance(pieces, list) or not pieces:
+        return None
+    if "".join(map(_text, pieces)).strip() != text.strip():
         return None
     found: dict[str, list[float]] = {"lengths": [len(printable(_text(piece))) for piece in pieces]}
     for key, name in _OF_TOKENS.items():

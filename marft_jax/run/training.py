@@ -184,7 +184,7 @@ class Training:
         done = self.step + 1
         if self._is_due(self._config.run.transcripts_every, done):
             decode = self.session.team.tokenizer.decode
-            numbers = turn_numbers(collected, estimates, self._level)
+            numbers = turn_numbers(collected, estimates, self._level, decode)
             lines = [
                 jsonlines.dumps(record(episode, decode, own))
                 for episode, own in zip(collected.episodes, numbers, strict=True)

@@ -16,6 +16,8 @@ from marft_jax.learning.estimates import Estimates
 from marft_jax.rollout.collect import Collected
 from marft_jax.types import Episode, FailedEpisode, Played, Turn
 
+_BYTES = 4  # of a character, at most
+
 
 class Decode(Protocol):
     """Token ids to text; ``special`` keeps special tokens."""
@@ -61,10 +63,14 @@ def _failed(episode: FailedEpisode) -> dict[str, Any]:
 
 
 def turn_numbers(
-    collected: Collected, estimates: Estimates, level: Level
-) -> Iterator[list[dict[str, float | None]]]:
+    collected: Collected, estimates: Estimates, level: Level, decode: Decode
+) -> Iterator[list[dict[str, Any]]]:
     """The reward, value (at a token level the first token's; None without a critic) and advantage
-    (the mean over its tokens) of each turn, episode by episode."""
+    (the mean over its tokens) of each turn, episode by episode.
+
+    A sampled turn also has ``pieces``, the text that each of its tokens adds, and their behaviour
+    ``logprobs``; at a token level also their ``advantages`` and ``values``.
+    """
     for e, episode in enumerate(collected.episodes):
         lengths = [len(turn.action) if level == "token" else 1 for turn in episode.turns]
         starts = np.cumsum([0, *lengths[:-1]])
@@ -72,7 +78,40 @@ def turn_numbers(
         advantages = (np.add.reduceat(own_J, starts) / lengths).tolist()
         values = [None] * len(lengths) if values_EJ is None else values_EJ[e, starts].tolist()
         columns = zip(collected.rewards[e].tolist(), values, advantages, strict=True)
-        yield [dict(zip(("reward", "value", "advantage"), row, strict=True)) for row in columns]
+        rows: list[dict[str, Any]] = [
+            dict(zip(("reward", "value", "advantage"), row, strict=True)) for row in columns
+        ]
+        for row, turn, start, length in zip(rows, episode.turns, starts, lengths, strict=True):
+            own = slice(start, start + length)
+            if turn.limit is not None:
+                row["pieces"] = pieces(turn.action.tolist(), decode)
+                row["logprobs"] = _short(turn.logprobs)
+            if level == "token":
+                row["advantages"] = _short(own_J[own])
+                row |= {} if values_EJ is None else {"values": _short(values_EJ[e, own])}
+        yield rows
+
+
+def pieces(ids: Sequence[int], decode: Decode) -> list[str]:
+    """The text that each token adds: a character of several tokens is the last one's.
+
+    A token is decoded behind the one before it, because some tokenizers drop the space that a text
+    begins with.
+    """
+    found, before, start, text = [], 0, 0, ""
+    for end in range(1, len(ids) + 1):
+        longer = decode(ids[before:end])
+        if longer.endswith("\ufffd") and end - start < _BYTES and end < len(ids):
+            found.append("")  # a character that later tokens complete
+            continue
+        found.append(longer[len(text) :])
+        before, start = start, end
+        text = decode(ids[before:start])
+    return found
+
+
+def _short(values: np.ndarray) -> list[float]:
+    return np.round(values.astype(np.float64), 4).tolist()
 
 
 def render(episode: Episode) -> RenderableType:

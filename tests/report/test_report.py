@@ -242,13 +242,13 @@ def test_a_page_is_about_as_large_as_was_reckoned(tmp_path, monkeypatch):
 
 def test_tokens_are_there_where_each_has_a_number(tmp_path):
     folder = write_run(tmp_path / "mine")
-    own = {"pieces": ["a", "\x1b", "b c"], "logprobs": [-0.5, -1, -0.125], "values": [1]}
+    own = {"pieces": ["a", "\x1b", "b "], "logprobs": [-0.5, -1, -0.125], "values": [1]}
     whole = episode(0, ["", ""])
-    turns = [turn("planner", "a\x1bb c", **own), turn("solver", "x", pieces=[1], logprobs=None)]
+    turns = [turn("planner", "a\x1bb", **own), turn("solver", "x", pieces=[1], logprobs=None)]
     lines(folder / "transcripts" / "1.jsonl", [whole | {"turns": turns}])
     tags = Elements(page_of(folder)).tags
     found = [json.loads(a["data-tokens"] or "") for _, a in tags if "data-tokens" in a]
-    assert found == [{"lengths": [1, 4, 3], "log-prob": [-0.5, -1, -0.125]}, {"lengths": [1]}]
+    assert found == [{"lengths": [1, 4, 2], "log-prob": [-0.5, -1, -0.125]}]
 
 
 def test_the_command_writes_the_page_and_says_how_large_it_is(tmp_path, capsys):

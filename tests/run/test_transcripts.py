@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import io
 import json
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,6 +13,7 @@ from rich.console import Console
 
 from marft_jax.formats import jsonlines
 from marft_jax.models.tokenizers.tokenizer import ByteTokenizer
+from marft_jax.rollout.collect import Collected
 from marft_jax.run import transcripts
 from marft_jax.types import Episode, StepResult, Turn
 
@@ -71,6 +74,48 @@ def test_an_episode_is_one_line_with_its_turns():
         "value": 0.2,
         "advantage": 2,
     }
+
+
+def test_a_character_of_several_tokens_is_the_last_ones():
+    tokenizer = ByteTokenizer()
+    ids = [*tokenizer.encode("aé€😀b"), tokenizer.END]
+    found = transcripts.pieces(ids, tokenizer.decode)
+    assert found == ["a", "", "é", "", "", "€", "", "", "", "😀", "b", ""]
+    broken = [97, 0x80, 0x81, 98, 0xF0, 0x9F]
+    assert "".join(transcripts.pieces(broken, tokenizer.decode)) == tokenizer.decode(broken)
+
+
+def test_a_space_before_a_word_is_the_words_where_a_tokenizer_drops_the_first():
+    words = ["▁the", "▁sum", "s", "▁is"]
+
+    def decode(ids, special=False):
+        return "".join(words[i] for i in ids).replace("▁", " ").removeprefix(" ")
+
+    assert transcripts.pieces([0, 1, 2, 3], decode) == ["the", " sum", "s", " is"]
+
+
+def numbers_of(level, *turns) -> list[dict]:
+    one = episode()._replace(turns=turns)
+    paid = [np.arange(len(turns))]
+    collected = Collected([one], paid, [one], paid, 0, 0, 0.0)
+    numbers = np.array([[1.0, 2.0, 4.0, 0.0]])
+    estimates: Any = SimpleNamespace(advantages_EJ=numbers, values_EJ=-numbers)
+    [rows] = transcripts.turn_numbers(collected, estimates, level, decode)
+    return rows
+
+
+def test_a_sampled_turn_has_its_tokens_and_their_logprobs():
+    logprobs = np.array([-0.5, -0.123456, 0], np.float32)
+    sampled = turn("solver", "ab ")._replace(limit=9, logprobs=logprobs)
+    recorded, own = numbers_of("action", turn("planner", "x"), sampled)
+    assert (own["pieces"], own["logprobs"]) == (["a", "b", " "], [-0.5, -0.1235, 0.0])
+    assert recorded == {"reward": 0, "value": -1.0, "advantage": 1.0}
+
+
+def test_at_a_token_level_each_token_has_its_advantage_and_value():
+    planner, solver = numbers_of("token", turn("planner", "ab"), turn("solver", "c"))
+    assert (planner["advantage"], planner["advantages"]) == (1.5, [1.0, 2.0])
+    assert (solver["value"], solver["values"], solver["reward"]) == (-4.0, [-4.0], 1)
 
 
 def test_a_chat_template_can_be_checked():
