@@ -112,7 +112,7 @@ def chosen_groups(
         found.setdefault((one.index, one.group), []).append(one)
     groups = [Group(own[0].task or f"task {own[0].index}", own) for own in found.values()]
     if sum(map(_size, groups)) <= share:
-        return groups, f"all {len(episodes)} episodes"
+        return groups, f"all {len(episodes)} episodes" if len(episodes) > 1 else "one episode"
     taken: set[int] = set()
     for place in _by_interest(groups, again):
         size = _size(groups[place])

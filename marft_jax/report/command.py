@@ -21,7 +21,7 @@ from marft_jax import cli
 from marft_jax.errors import BadInput, reason
 from marft_jax.formats import jsonlines
 from marft_jax.report.page import render
-from marft_jax.report.reading import read_run
+from marft_jax.report.reading import read_runs
 
 _SECONDS = 10.0  # between two looks at the files
 
@@ -49,7 +49,7 @@ def write(folders: Sequence[Path], out: Path) -> None:
     Raises:
         BadInput: the page cannot be written.
     """
-    html = render([read_run(folder) for folder in folders])
+    html = render(read_runs(folders))
     try:
         jsonlines.write(out, [html])
     except OSError as error:

@@ -56,7 +56,8 @@ def render(runs: Sequence[Run]) -> str:
         for i, run in enumerate(runs)
     ]
     drawn, data = charts(runs), curves(runs)
-    agents = list(dict.fromkeys(agent for run in runs for agent in run.agents))
+    acting = [line.label for chart in drawn if chart.name[:6] == "agent/" for line in chart.lines]
+    agents = list(dict.fromkeys([*(agent for run in runs for agent in run.agents), *acting]))
     scripts = [Markup(_text(name)) for name in _PROGRAMS]
     data["charts"] = [c._asdict() | {"lines": [x._asdict() for x in c.lines]} for c in drawn]
     data["agents"] = agents

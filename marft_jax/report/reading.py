@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import datetime
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -63,6 +63,15 @@ class Run(NamedTuple):
         return {str(row.get("name")): str(row.get("prompt") or "") for row in found}
 
 
+def read_runs(folders: Iterable[Path]) -> list[Run]:
+    """Reads each run directory once; those whose folders have the same name go by their paths."""
+    runs = [read_run(folder) for folder in dict.fromkeys(folders)]
+    names = [run.name for run in runs]
+    return [
+        run._replace(name=str(run.folder)) if names.count(run.name) > 1 else run for run in runs
+    ]
+
+
 def read_run(folder: Path) -> Run:
     """Reads everything but transcripts and responses, of which a page shows only some."""
     notes: Notes = []
@@ -109,7 +118,10 @@ def rows(file: Path, notes: Notes) -> Iterator[Row]:
         notes.append(f"{_shown(file)}: {_why(error)}")
     if bad:
         last = ", the last one: it may still be written" if not whole and len(bad) == 1 else ""
-        notes.append(f"{_shown(file)}: {len(bad)} lines are no JSON objects (line {bad[0]}{last})")
+        what = (
+            "1 line is no JSON object" if len(bad) == 1 else f"{len(bad)} lines are no JSON objects"
+        )
+        notes.append(f"{_shown(file)}: {what} (line {bad[0]}{last})")
 
 
 def number(value: Any) -> float | None:

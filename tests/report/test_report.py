@@ -19,7 +19,7 @@ from marft_jax.report.choosing import chosen_groups, chosen_steps
 from marft_jax.report.curves import curves, variants
 from marft_jax.report.episodes import LONGEST
 from marft_jax.report.page import render
-from marft_jax.report.reading import read_run
+from marft_jax.report.reading import read_run, read_runs
 
 
 class Elements(HTMLParser):
@@ -160,7 +160,7 @@ def test_lines_that_are_half_written_or_no_objects_are_counted(tmp_path):
     with (folder / "transcripts" / "3.jsonl").open("ab") as file:
         file.write(b'[1]\n\xff\xfe\n"x"\n')
     notes = page_of(folder).partition("not whole")[2].partition("</ul>")[0]
-    assert "metrics.jsonl: 1 lines are no JSON objects (line 4, the last one: it may" in notes
+    assert "metrics.jsonl: 1 line is no JSON object (line 4, the last one: it may" in notes
     assert "transcripts/3.jsonl: 3 lines are no JSON objects (line 5)" in notes
 
 
@@ -193,6 +193,11 @@ def test_runs_that_differ_in_their_seed_alone_are_drawn_together(tmp_path):
     drawn = curves(runs)
     assert drawn["steps"] == [1, 2, 3, 4]
     assert drawn["runs"][2]["metrics"]["reward/mean"] == [0.1, 0.2, None, 0.4]
+
+
+def test_runs_of_the_same_name_go_by_their_paths_and_none_is_shown_twice(tmp_path):
+    one, other = (write_run(tmp_path / name / "run", seed=i) for i, name in enumerate("ab"))
+    assert [run.name for run in read_runs([one, other, one])] == [str(one), str(other)]
 
 
 def test_a_long_run_is_thinned_to_means(tmp_path):

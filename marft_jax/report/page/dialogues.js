@@ -60,7 +60,9 @@ function spread(turns, value) {
 }
 
 function tint(node, name, value, most) {
-  const share = Math.round(60 * Math.min(Math.abs(value) / most, 1));
+  // of a log-prob the chance that another token came; of others the share of the largest
+  const strength = name === "log-prob" ? 1 - Math.exp(value) : Math.abs(value) / most;
+  const share = Math.round(60 * Math.min(strength, 1));
   const colour = value < 0 ? "--low" : "--high";
   node.style.background = `color-mix(in srgb, var(${colour}) ${share}%, transparent)`;
   node.title = `${name} ${Number(value.toPrecision(4))}`;
@@ -117,12 +119,12 @@ function graphOf(episode) {
     depth[i] = Math.max(-1, ...sees[i].map((j) => depth[j])) + 1;
     rows[i] = used[depth[i]] = (used[depth[i]] ?? -1) + 1;
   });
-  const x = (i) => 70 + 130 * depth[i], y = (i) => 24 + 40 * rows[i];
-  const width = 140 + 130 * Math.max(0, ...depth), height = 48 + 40 * Math.max(0, ...rows);
+  const x = (i) => 50 + 164 * depth[i], y = (i) => 24 + 40 * rows[i];
+  const width = 100 + 164 * Math.max(0, ...depth), height = 48 + 40 * Math.max(0, ...rows);
   const svg = make("svg", { class: "graph", viewBox: `0 0 ${width} ${height}`, width, height, role: "img",
     "aria-label": turns.map((t, i) => `turn ${i + 1} ${t.dataset.agent} sees ${sees[i].map((j) => j + 1).join(", ") || "none"}`).join("; ") });
   sees.forEach((js, i) => js.forEach((j) => svg.append(make("path", {
-    d: `M${x(j) + 48} ${y(j)}C${x(j) + 90} ${y(j)} ${x(i) - 90} ${y(i)} ${x(i) - 48} ${y(i)}` }))));
+    d: `M${x(j) + 48} ${y(j)}C${x(j) + 82} ${y(j)} ${x(i) - 82} ${y(i)} ${x(i) - 48} ${y(i)}` }))));
   turns.forEach((turn, i) => {
     const name = turn.dataset.agent, short = name.length > 9 ? name.slice(0, 8) + "…" : name;
     const node = make("g", { class: [...turn.classList].find((c) => /^c\d$/.test(c)) },
