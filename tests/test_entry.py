@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import errno
+import importlib.util
 import io
 import json
 import subprocess
@@ -225,7 +226,7 @@ def test_one_command_has_them_all(repository, capsys):
         marft.main(["--help"])
     shown = capsys.readouterr().out
     assert left.value.code == 0
-    assert all((repository / "marft_jax" / f"{name}.py").is_file() for name in marft.COMMANDS)
+    assert all(importlib.util.find_spec(f"marft_jax.{name}") for name in marft.COMMANDS)
     assert all(name in shown for name in marft.COMMANDS)
     command = [sys.executable, "-m", "marft_jax", "--version"]
     done = subprocess.run(command, cwd=repository, capture_output=True, text=True, check=True)

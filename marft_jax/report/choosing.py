@@ -86,11 +86,10 @@ def chosen_steps(
         choose(there[0], "first")
         choose(there[-1], "last")
     known = [step for step in there if step in rewards]
-    if known:
+    if len({rewards[step] for step in known}) > 1:
         choose(max(known, key=lambda s: rewards[s]), "best reward")
         choose(min(known, key=lambda s: rewards[s]), "lowest reward")
-    pairs = list(zip(known, known[1:], strict=False))
-    if pairs:
+        pairs = zip(known, known[1:], strict=False)
         change = max(pairs, key=lambda pair: abs(rewards[pair[1]] - rewards[pair[0]]))
         choose(change[1], "largest change")
     for step in _spread(there, most):

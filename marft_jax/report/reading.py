@@ -14,6 +14,7 @@ from marft_jax import config as config_lib
 from marft_jax.config import Config
 from marft_jax.errors import BadInput, reason
 from marft_jax.formats import documents, foreign
+from marft_jax.run.manifest import MANIFEST
 
 Row = dict[str, Any]
 Notes = list[str]
@@ -77,7 +78,7 @@ def read_run(folder: Path) -> Run:
     notes: Notes = []
     transcripts = _numbered(folder / "transcripts", ".jsonl", Path.is_file)
     saved = _numbered(folder / "checkpoints", "", Path.is_dir)
-    metas = {step: _meta(path / "meta.json", notes) for step, path in saved.items()}
+    metas = {step: _checkpoint(path, notes) for step, path in saved.items()}
     guard, log = folder / "transcripts" / "guard.jsonl", folder / "log.txt"
     if not transcripts:
         notes.append("transcripts/: none yet")
@@ -174,11 +175,19 @@ def _document(file: Path, notes: Notes) -> Row:
     return {str(key): value for key, value in found.items()}
 
 
-def _meta(file: Path, notes: Notes) -> Row:
+def _checkpoint(folder: Path, notes: Notes) -> Row:
+    """Its ``meta.json``; a file whose size is not that of the manifest is noted."""
+    place = f"checkpoints/{folder.name}"
     try:
-        return foreign.read_settings(file)
+        sizes = foreign.read_settings(folder / MANIFEST).items()
+        wrong = [name for name, entry in sizes if (folder / name).stat().st_size != entry[0]]
+        notes += [f"{place}: {wrong[0]} differs from its manifest"] if wrong else []
+    except (OSError, TypeError, LookupError, ValueError) as error:
+        notes.append(f"{place}: not whole ({reason(error).replace(f'{folder}/', '')})")
+    try:
+        return foreign.read_settings(folder / "meta.json")
     except BadInput as error:
-        notes.append(_without_path(str(error), file.parent))
+        notes.append(f"{place}/{_without_path(str(error), folder / 'meta.json')}")
         return {}
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from marft_jax import config as config_lib
 from marft_jax.config import Config
+from marft_jax.run.manifest import manifest_of
 
 TEAM = """
 workflow: sequential
@@ -75,7 +76,9 @@ def write_run(folder: Path, seed: int = 0, steps: Sequence[int] = (1, 2, 3)) -> 
         lines(folder / "transcripts" / f"{step}.jsonl", sampled)
     guard = {"step": 2, "rollbacks": 0, "event": "outside", "kind": "kl", "who": "solver"}
     lines(folder / "transcripts" / "guard.jsonl", [guard])
-    lines(folder / "checkpoints" / "3" / "meta.json", [{"metric": 0.3, "versions": {"jax": "1"}}])
+    saved = folder / "checkpoints" / "3"
+    lines(saved / "meta.json", [{"metric": 0.3, "versions": {"jax": "1"}}])
+    lines(saved / "manifest.json", [manifest_of(saved)])
     for who in ("", "-single_agent"):
         played = [
             episode(i, ["p", "s"], float(i > 1), benchmark="sums", sample=0) for i in range(4)

@@ -164,6 +164,19 @@ def test_lines_that_are_half_written_or_no_objects_are_counted(tmp_path):
     assert "transcripts/3.jsonl: 3 lines are no JSON objects (line 5)" in notes
 
 
+def test_a_checkpoint_that_is_not_whole_is_named(tmp_path):
+    folder = write_run(tmp_path / "mine")
+    saved = folder / "checkpoints"
+    shutil.copytree(saved / "3", saved / "2")
+    shutil.copytree(saved / "3", saved / ".saving-4")
+    assert read_run(folder).notes == []
+    (saved / "2" / "manifest.json").unlink()
+    lines(saved / "3" / "meta.json", [{"metric": 0.25}])
+    run = read_run(folder)
+    assert [checkpoint.step for checkpoint in run.checkpoints] == [2, 3]
+    assert [note[:16] for note in run.notes] == ["checkpoints/2: n", "checkpoints/3: m"]
+
+
 WRONG = [None, 3, "x", [], {}, [1], {"a": 1}, True, -1e400, 1 << 70]
 
 
@@ -181,6 +194,7 @@ def test_values_of_any_kind_anywhere_leave_a_page(wrong, tmp_path):
     lines(folder / "metrics.jsonl", [{"step": wrong, "reward/mean": 1}, {"step": 2, "x": wrong}])
     lines(folder / "transcripts" / "guard.jsonl", [{"step": wrong, "event": wrong}])
     lines(folder / "checkpoints" / "3" / "meta.json", [{"metric": wrong, "versions": wrong}])
+    lines(folder / "checkpoints" / "3" / "manifest.json", [{"meta.json": wrong, "x": [wrong]}])
     (folder / "team.yaml").write_text(json.dumps({"agents": wrong}))
     (folder / "config.yaml").write_text(json.dumps({"run": {"steps": wrong}, "algo": wrong}))
     Elements(page_of(folder))
@@ -216,6 +230,7 @@ def test_the_steps_that_are_shown_have_a_reason():
     assert "best reward" in steps[500] and "lowest reward" in steps[300]
     assert "largest change" in steps[500]
     assert chosen_steps([], {}, 12) == {}
+    assert chosen_steps([1, 2, 3], dict.fromkeys([1, 2, 3], 1.0), 2) == {1: ["first"], 3: ["last"]}
 
 
 def test_a_large_step_shows_whole_groups_within_its_share(tmp_path):
