@@ -16,7 +16,7 @@ COMMANDS = {
     "evaluate": "play benchmarks or held-out tasks",
     "chat": "ask a trained team questions",
     "export": "take a trained team out of a run",
-    "report": "write a page to read what the team said and how it learned",
+    "report": "write a page: dialogues, curves, evaluations",
     "plan": "say what a configuration needs on hardware that is not here",
 }
 

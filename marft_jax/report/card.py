@@ -71,8 +71,8 @@ def card(run: Run) -> Card:
         where=where,
         state=f"step {done}" if total is None else f"step {done} of {total}",
         finished=isinstance(total, int) and done >= total,
-        started=str(times[0]) if times else "not said",
-        written=str(times[-1]) if times else "not said",
+        started=str(times[0]) if times else "unknown",
+        written=str(times[-1]) if times else "unknown",
         took=clock(seconds),
         reward=rewards[max(rewards)] if rewards else None,
         best=None if best is None else (best, rewards[best]),
@@ -114,7 +114,7 @@ def _greeting(log: Sequence[str]) -> tuple[str, str]:
     for line in reversed(log):
         if found := re.search(r" INFO (.*); (.* mesh \d+(?:x\d+)*); ", line):
             return found[1], found[2]
-    return "not said", "not said"
+    return "unknown", "unknown"
 
 
 def _event(row: Row) -> str:

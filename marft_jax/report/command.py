@@ -1,4 +1,4 @@
-"""Writes one page, to read offline, about what teams said and how they learned.
+"""Writes one page, to read offline, about what teams wrote and how they learned.
 
     python -m marft_jax.report --run runs/quickstart --out report.html
     python -m marft_jax.report --run runs/seed0 runs/seed1 runs/other --out report.html
@@ -6,7 +6,7 @@
 
 Several runs are drawn over each other; those that differ in nothing but their seed are drawn as
 their mean with a band. The page is made from the files of the run directories alone, also while a
-run goes on or after it broke: what is missing is said.
+run goes on or after it broke: what is missing is named.
 """
 
 from __future__ import annotations

@@ -54,7 +54,7 @@ class Verdict(NamedTuple):
 class Episode(NamedTuple):
     """Attributes:
     expected: the reference answer; None where the environment gives none.
-    remarks: what else the environment said of each step, as JSON.
+    remarks: what else the environment noted of each step, as JSON.
     """
 
     index: int

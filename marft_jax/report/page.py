@@ -55,40 +55,36 @@ def render(runs: Sequence[Run]) -> str:
         Part(f"r{i}", card(run), chapters(run, len(runs)), evaluations(run, len(runs)))
         for i, run in enumerate(runs)
     ]
-    drawn, data = charts(runs), curves(runs)
+    drawn = charts(runs)
     acting = [line.label for chart in drawn if chart.name[:6] == "agent/" for line in chart.lines]
     agents = list(dict.fromkeys([*(agent for run in runs for agent in run.agents), *acting]))
-    scripts = [Markup(_text(name)) for name in _PROGRAMS]
-    data["charts"] = [c._asdict() | {"lines": [x._asdict() for x in c.lines]} for c in drawn]
-    data["agents"] = agents
-    data["read"] = {
-        part.key: [c.step for c in part.chapters if c.step is not None] for part in parts
+    data = curves(runs) | {
+        "charts": [c._asdict() | {"lines": [x._asdict() for x in c.lines]} for c in drawn],
+        "agents": agents,
+        "read": {p.key: [c.step for c in p.chapters if c.step is not None] for p in parts},
+        "shades": _shades(parts),
     }
-    return (
-        _environment(agents)
-        .get_template("page.html")
-        .render(
-            parts=parts,
-            settings=settings(runs),
-            charts=drawn,
-            width=data["width"],
-            summaries=summaries(runs, drawn),
-            meetings=meetings(parts),
-            data=_embedded(data),
-            style=Markup(_text("uPlot.css") + _text("page.css")),
-            licence=Markup(_text("uPlot.LICENSE")),
-            scripts=scripts,
-            policy=" ".join(map(_digest, scripts)),
-            written=datetime.datetime.now().isoformat(" ", "seconds"),
-            version=__version__,
-        )
+    scripts = [Markup(_text(name)) for name in _PROGRAMS]
+    template = _environment(agents).get_template("page.html")
+    return template.render(
+        parts=parts,
+        settings=settings(runs),
+        width=data["width"],
+        summaries=summaries(runs, drawn),
+        meetings=meetings(parts),
+        data=_embedded(data),
+        style=Markup(_text("uPlot.css") + _text("page.css")),
+        licence=Markup(_text("uPlot.LICENSE")),
+        scripts=scripts,
+        policy=" ".join(map(_digest, scripts)),
+        written=datetime.datetime.now().isoformat(" ", "seconds"),
+        version=__version__,
     )
 
 
-def meetings(parts: Iterable[Part]) -> list[Meeting]:
+def meetings(parts: Sequence[Part]) -> list[Meeting]:
     """Tasks that stand at several places of the page, those at most places first."""
     found: dict[str, list[tuple[str, str]]] = {}
-    parts = list(parts)
     for part in parts:
         prefix = f"{part.card.name}: " if len(parts) > 1 else ""
         for chapter in (*part.chapters, *part.evaluations):
@@ -100,6 +96,16 @@ def meetings(parts: Iterable[Part]) -> list[Meeting]:
                 found.setdefault(task, []).append(place)
     again = [Meeting(task, places) for task, places in found.items() if len(places) > 1]
     return sorted(again, key=lambda one: -len(one.places))[:_MEETINGS]
+
+
+def _shades(parts: Iterable[Part]) -> dict[str, list[str]]:
+    """The numbers that texts can be shaded by: those of turns, and those of their tokens."""
+    chapters = [c for part in parts for c in (*part.chapters, *part.evaluations)]
+    turns = [t for c in chapters for g in c.groups for e in g.episodes for t in e.turns]
+    return {
+        "turns": list(dict.fromkeys(name for t in turns for name in t.numbers)),
+        "tokens": list(dict.fromkeys(n for t in turns for n in t.tokens or () if n != "lengths")),
+    }
 
 
 def address(part: str, chapter: str, group: int) -> str:

@@ -81,7 +81,7 @@ def test_every_view_opens_fits_and_is_accessible(browser, file, scheme, width):
             if view in ("dialogues", "evaluations"):
                 page.keyboard.press("n")
                 page.keyboard.press("j")
-                page.wait_for_function("document.querySelector('.group[open] .said')")
+                page.wait_for_function("document.querySelector('.group[open] .action')")
             assert page.evaluate("document.documentElement.scrollWidth") <= width
             found = Axe().run(page).response
             assert "color-contrast" in {rule["id"] for rule in found["passes"]}
@@ -126,22 +126,23 @@ def test_dialogues_are_searched_filtered_shaded_and_drawn(browser, file):
         assert shown(page, f"{groups}[open] .graph path.node") == 2
         page.select_option("#shade", "advantage")
         assert (
-            page.locator(f"{groups}[open] .said").first.get_attribute("title") == "advantage -0.25"
+            page.locator(f"{groups}[open] .action").first.get_attribute("title")
+            == "advantage -0.25"
         )
         page.get_by_title("reward 0.5: 1 episodes").click()
         page.select_option("#shade", "log-prob")
         page.locator("#r0-s2-t2 > summary").click()
         page.get_by_text("plus", exact=True).click()
         assert page.inner_text("#value") == "log-prob -2.5"
-        assert page.inner_text("#r0-s2-t2 .said") == "six plus one"
+        assert page.inner_text("#r0-s2-t2 .action") == "six plus one"
 
 
 def test_hostile_text_is_shown_as_text(browser, file):
     with opened(browser, file) as page:
         page.goto(f"{file.as_uri()}#r0-s2-t1")
-        said = page.locator("#r0-s2-t1 .said")
-        assert said.first.inner_text() == EVIL.replace("\u202e", "\\u202e")
-        assert "characters left out" in said.nth(1).inner_text()
+        action = page.locator("#r0-s2-t1 .action")
+        assert action.first.inner_text() == EVIL.replace("\u202e", "\\u202e")
+        assert "characters left out" in action.nth(1).inner_text()
         assert page.locator("img").count() == 0
 
 

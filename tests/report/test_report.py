@@ -57,7 +57,7 @@ def test_a_page_has_all_that_a_run_has(tmp_path):
         "step 3 of 3, finished", "cpu mesh 1x1x1", "1:30 in steps", "run.steps", "Plan it.",
         'who "solver"', "kl of solver: 30, bound 20", "Step 2", "first, lowest reward",
         "all 4 episodes", "answer at 1", "found 6", "advantage -0.25", "expected 7",
-        "with what planner (1) said", "sums, step 3, single agent", "0.15 to 0.85", "jax 1",
+        "with the action of planner (1)", "sums, step 3, single agent", "0.15 to 0.85", "jax 1",
     ):  # fmt: skip
         assert shown in " ".join(text.split()), shown
 
@@ -127,7 +127,7 @@ def test_only_the_programs_of_the_page_may_run_and_nothing_is_fetched(tmp_path):
     assert "Leon Sorokin" in page  # the licence of what is in it
 
 
-def test_long_lines_are_cut_in_the_middle_and_that_is_said(tmp_path):
+def test_long_lines_are_cut_in_the_middle_and_the_page_says_so(tmp_path):
     folder = write_run(tmp_path / "mine")
     long = "x" * 100_000 + "the end"
     lines(folder / "transcripts" / "1.jsonl", [episode(0, [long, "short"])])
@@ -139,7 +139,7 @@ def test_long_lines_are_cut_in_the_middle_and_that_is_said(tmp_path):
 @pytest.mark.parametrize(
     "missing", ["config.yaml", "team.yaml", "metrics.jsonl", "log.txt", "transcripts"]
 )
-def test_what_is_missing_is_said_and_the_rest_is_shown(missing, tmp_path):
+def test_what_is_missing_is_named_and_the_rest_is_shown(missing, tmp_path):
     folder = write_run(tmp_path / "mine")
     path = folder / missing
     shutil.rmtree(path) if path.is_dir() else path.unlink()
@@ -280,19 +280,19 @@ def test_the_command_writes_the_page_and_says_how_large_it_is(tmp_path, capsys):
 
 
 @pytest.mark.parametrize(
-    ("run", "out", "said"),
+    ("run", "out", "shown"),
     [
         ("nowhere", "page.html", "--run nowhere: expected a run directory"),
         ("mine", "nowhere/page.html", "--out nowhere/page.html: expected a file name"),
         ("mine", "mine", "--out mine: expected a file name"),
     ],
 )
-def test_wrong_input_is_one_line(run, out, said, tmp_path, monkeypatch, capsys):
+def test_wrong_input_is_one_line(run, out, shown, tmp_path, monkeypatch, capsys):
     write_run(tmp_path / "mine")
     monkeypatch.chdir(tmp_path)
     with pytest.raises(SystemExit) as left:
         report.main(["--run", run, "--out", out])
-    assert left.value.code == 2 and said in capsys.readouterr().err
+    assert left.value.code == 2 and shown in capsys.readouterr().err
 
 
 def test_a_watch_writes_anew_what_changed_and_ends_with_ctrl_c(tmp_path, monkeypatch, capsys):

@@ -1,14 +1,18 @@
 "use strict";
-// Curves: several runs over each other, seeds as a band; a click or Enter leads to a step's dialogues.
+// Curves: runs over each other, seeds as a band; a click or Enter leads to a step's dialogues.
 const charts = new Map(); // element to its uPlot
 
 function smoothed(values, weight) {
   let mean = null;
-  return values.map((y) => (y === null ? null : (mean = mean === null ? y : weight * mean + (1 - weight) * y)));
+  return values.map((y) =>
+    y === null ? null : (mean = mean === null ? y : weight * mean + (1 - weight) * y),
+  );
 }
 
 // Two-sided 97.5 % points of Student's t for 1, 2, ... degrees of freedom; beyond them about normal.
-const STUDENT = [12.71, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179];
+const STUDENT = [
+  12.71, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179,
+];
 
 function interval(columns) {
   const bands = { mean: [], low: [], high: [] };
@@ -16,8 +20,10 @@ function interval(columns) {
     const ys = columns.map((c) => c[i]).filter((y) => y !== null);
     const mean = ys.length ? ys.reduce((a, b) => a + b) / ys.length : null;
     const squares = ys.reduce((sum, y) => sum + (y - mean) ** 2, 0);
-    const margin = ys.length > 1
-      ? (STUDENT[ys.length - 2] || 2) * Math.sqrt(squares / (ys.length - 1) / ys.length) : null;
+    const margin =
+      ys.length > 1
+        ? (STUDENT[ys.length - 2] || 2) * Math.sqrt(squares / (ys.length - 1) / ys.length)
+        : null;
     bands.mean.push(mean);
     bands.low.push(margin === null ? null : mean - margin);
     bands.high.push(margin === null ? null : mean + margin);
@@ -33,25 +39,44 @@ function linesOf(chart) {
       const runs = data.runs.filter((run) => run.variant === variant && run.metrics[line.metric]);
       if (!runs.length) continue;
       const agent = data.agents.indexOf(line.label);
-      const label = [variants.length > 1 || !line.label ? variant : "", line.label].filter(Boolean).join(" · ");
-      found.push({ runs, label, metric: line.metric,
+      const label = [variants.length > 1 || !line.label ? variant : "", line.label]
+        .filter(Boolean)
+        .join(" · ");
+      found.push({
+        runs,
+        label,
+        metric: line.metric,
         colour: css(`--c${(variants.length > 1 ? v : agent < 0 ? l : agent) % 8}`),
-        dash: variants.length > 1 && l ? [2 + 4 * l, 4] : [] });
+        dash: variants.length > 1 && l ? [2 + 4 * l, 4] : [],
+      });
     }
   return found;
 }
 
 function seriesOf(chart) {
-  const weight = Number($("smooth").value), columns = [data.steps], series = [{ label: "step" }], bands = [];
+  const weight = Number($("smooth").value),
+    columns = [data.steps],
+    series = [{ label: "step" }],
+    bands = [];
   const fixed = [];
-  const add = (values, options) => { columns.push(values); series.push({ spanGaps: true, ...options }); };
+  const add = (values, options) => {
+    columns.push(values);
+    series.push({ spanGaps: true, ...options });
+  };
   for (const line of linesOf(chart)) {
     const seeds = line.runs.map((run) => smoothed(run.metrics[line.metric], weight));
     const { mean, low, high } = interval(seeds);
-    const stroke = line.colour, value = (_, y) => (y === null || y === undefined ? "–" : Number(y.toPrecision(4)));
+    const stroke = line.colour,
+      value = (_, y) => (y === null || y === undefined ? "–" : Number(y.toPrecision(4)));
     fixed.push(mean);
-    add(mean, { label: line.label, stroke, width: 2, dash: line.dash, value,
-                points: { show: data.steps.length < 40, size: 5 } });
+    add(mean, {
+      label: line.label,
+      stroke,
+      width: 2,
+      dash: line.dash,
+      value,
+      points: { show: data.steps.length < 40, size: 5 },
+    });
     if (seeds.length < 2) continue;
     for (const edge of [high, low])
       add(edge, { class: "unnamed", stroke: "transparent", points: { show: false } });
@@ -93,8 +118,12 @@ function ticks(u) {
 
 function limits(fixed) {
   const ys = fixed.flat().filter((y) => y !== null);
-  let low = Infinity, high = -Infinity;
-  for (const y of ys) { low = Math.min(low, y); high = Math.max(high, y); }
+  let low = Infinity,
+    high = -Infinity;
+  for (const y of ys) {
+    low = Math.min(low, y);
+    high = Math.max(high, y);
+  }
   if (!ys.length) return [0, 1];
   const room = (high - low || Math.abs(high) || 1) * 0.08;
   return [low - room, high + room];
@@ -103,15 +132,29 @@ function limits(fixed) {
 function drawOne(box, chart) {
   charts.get(box)?.destroy();
   const { columns, series, bands, fixed } = seriesOf(chart);
-  const axis = { stroke: css("--quiet"), grid: { stroke: css("--line"), width: 1 }, ticks: { show: false },
-                 font: "12px system-ui" };
-  const u = new uPlot({
-    width: box.clientWidth, height: 200, series, bands,
-    scales: { x: { time: false }, y: { range: () => limits(fixed) } },
-    axes: [{ ...axis, size: 34 }, { ...axis, size: 60 }],
-    cursor: { sync: { key: "steps" }, points: { size: 7 } },
-    hooks: { draw: [ticks] },
-  }, columns, box);
+  const axis = {
+    stroke: css("--quiet"),
+    grid: { stroke: css("--line"), width: 1 },
+    ticks: { show: false },
+    font: "12px system-ui",
+  };
+  const u = new uPlot(
+    {
+      width: box.clientWidth,
+      height: 200,
+      series,
+      bands,
+      scales: { x: { time: false }, y: { range: () => limits(fixed) } },
+      axes: [
+        { ...axis, size: 34 },
+        { ...axis, size: 60 },
+      ],
+      cursor: { sync: { key: "steps" }, points: { size: 7 } },
+      hooks: { draw: [ticks] },
+    },
+    columns,
+    box,
+  );
   u.over.addEventListener("click", () => {
     const selects = u.select.width > 0;
     if (!selects && u.cursor.idx !== null) readStep(data.steps[u.cursor.idx]);
@@ -120,9 +163,15 @@ function drawOne(box, chart) {
 }
 
 function chartBox(chart) {
-  const box = make("div", { class: "plot", tabindex: "0", role: "group", "aria-label": `Curve of ${chart.name}` });
+  const box = make("div", {
+    class: "plot",
+    tabindex: "0",
+    role: "group",
+    "aria-label": `Curve of ${chart.name}`,
+  });
   box.addEventListener("keydown", (event) => {
-    const u = charts.get(box), way = { ArrowLeft: -1, ArrowRight: 1 }[event.key];
+    const u = charts.get(box),
+      way = { ArrowLeft: -1, ArrowRight: 1 }[event.key];
     if (way) {
       const next = Math.min(Math.max((u.cursor.idx ?? 0) + way, 0), data.steps.length - 1);
       u.setCursor({ left: u.valToPos(data.steps[next], "x"), top: 20 });
@@ -135,7 +184,10 @@ function chartBox(chart) {
 }
 
 function draw() {
-  const places = [[$("charts"), data.charts.filter((c) => c.meaning)], [$("others"), data.charts.filter((c) => !c.meaning)]];
+  const places = [
+    [$("charts"), data.charts.filter((c) => c.meaning)],
+    [$("others"), data.charts.filter((c) => !c.meaning)],
+  ];
   for (const [place, some] of places) {
     if (place.closest("details:not([open])")) continue;
     for (const [i, chart] of some.entries()) {
@@ -145,6 +197,8 @@ function draw() {
   }
   const seeds = new Set(data.runs.map((run) => run.variant)).size < data.runs.length;
   $("seeds").parentElement.hidden = !seeds;
-  $("band").textContent = seeds ? "Runs that differ in their seed: mean and its 95 % interval (Student)." : "";
+  $("band").textContent = seeds
+    ? "Runs that differ in their seed: mean and its 95 % interval (Student)."
+    : "";
   if (!data.charts.length) $("charts").textContent = "No metrics yet.";
 }

@@ -2,53 +2,75 @@
 // Dialogues: histogram, filter and search; shading; the graph of D; a task then and now.
 
 // ---- histogram, filter, search
+function binsOf(rewards) {
+  const values = [...new Set(rewards)].sort((a, b) => a - b);
+  if (values.length <= 10) return values.map((v) => ({ from: v, to: v, closed: true }));
+  const low = values[0], high = values.at(-1);
+  const edge = (i) => (i === 10 ? high : low + (i * (high - low)) / 10);
+  return Array.from({ length: 10 }, (_, i) => ({ from: edge(i), to: edge(i + 1), closed: i === 9 }));
+}
+
+const isIn = (bin, r) => r >= bin.from && (r < bin.to || (bin.closed && r === bin.to));
+
 function histogram(chapter) {
   const place = chapter.querySelector(".histogram");
   const rewards = JSON.parse(chapter.dataset.rewards || "[]");
   if (place.children.length || rewards.length < 2) return;
-  const low = Math.min(...rewards), high = Math.max(...rewards), values = [...new Set(rewards)].sort((a, b) => a - b);
-  const bins = values.length <= 10 ? values.map((v) => [v, v])
-    : Array.from({ length: 10 }, (_, i) => [low + (i * (high - low)) / 10, i === 9 ? high : low + ((i + 1) * (high - low)) / 10]);
-  const counts = bins.map(([from, to], i) =>
-    rewards.filter((r) => r >= from && (r < to || r === to && (from === to || i === 9))).length);
-  const show = (v) => Number(v.toPrecision(3));
-  place.append(make("span", { class: "quiet" }, "rewards"), ...bins.map(([from, to], i) => {
-    const name = from === to ? `${show(from)}` : `${show(from)} to ${show(to)}`;
-    const bar = make("button", { type: "button", "aria-pressed": "false", title: `reward ${name}: ${counts[i]} episodes` },
-      make("i", { style: `height:${(32 * counts[i]) / Math.max(...counts) + 1}px` }), `${name}`, make("small", {}, counts[i]));
-    bar.addEventListener("click", () => {
-      const on = bar.getAttribute("aria-pressed") !== "true";
-      for (const other of all("button", place)) other.setAttribute("aria-pressed", String(on && other === bar));
-      chapter.bin = on ? [from, to, i === 9 || from === to] : null;
-      sift();
-    });
-    return bar;
-  }));
+  const bins = binsOf(rewards);
+  for (const bin of bins) bin.count = rewards.filter((r) => isIn(bin, r)).length;
+  const most = Math.max(...bins.map((bin) => bin.count));
+  const bars = bins.map((bin) => barOf(chapter, place, bin, most));
+  place.append(make("span", { class: "quiet" }, "rewards"), ...bars);
   place.hidden = false;
+}
+
+function barOf(chapter, place, bin, most) {
+  const [from, to] = [bin.from, bin.to].map((v) => String(Number(v.toPrecision(3))));
+  const name = from === to ? from : `${from} to ${to}`;
+  const title = `reward ${name}: ${bin.count} episodes`;
+  const bar = make("button", { type: "button", "aria-pressed": "false", title },
+    make("i", { style: `height:${(32 * bin.count) / most + 1}px` }), name, make("small", {}, bin.count));
+  bar.addEventListener("click", () => {
+    const on = bar.getAttribute("aria-pressed") !== "true";
+    for (const other of all("button", place))
+      other.setAttribute("aria-pressed", String(on && other === bar));
+    chapter.bin = on ? bin : null;
+    sift();
+  });
+  return bar;
 }
 
 const words = new WeakMap();
 function wordsOf(group) {
   if (!words.has(group))
-    words.set(group, all(".task, .whole, .said, .tool .text", group).map((n) => n.textContent).join("\n").toLowerCase());
+    words.set(
+      group,
+      all(".task, .whole, .action, .tool .text", group)
+        .map((n) => n.textContent)
+        .join("\n")
+        .toLowerCase(),
+    );
   return words.get(group);
 }
 
 function sift() {
-  const search = $("search").value.toLowerCase(), flag = $("filter").value;
+  const search = $("search").value.toLowerCase(),
+    flag = $("filter").value;
   for (const chapter of all(".chapter")) {
     const groups = all(".group", chapter);
     let hits = 0;
     for (const group of groups) {
-      const inBin = !chapter.bin || all(".episode", group).some((e) => {
-        const r = Number(e.dataset.reward), [from, to, closed] = chapter.bin;
-        return r >= from && (r < to || (closed && r === to));
-      });
-      const fits = inBin && (!flag || group.dataset.flags.split(" ").includes(flag)) && (!search || wordsOf(group).includes(search));
+      const rewards = all(".episode", group).map((e) => Number(e.dataset.reward));
+      const inBin = !chapter.bin || rewards.some((r) => isIn(chapter.bin, r));
+      const fits =
+        inBin &&
+        (!flag || group.dataset.flags.split(" ").includes(flag)) &&
+        (!search || wordsOf(group).includes(search));
       group.hidden = !fits;
       hits += fits;
     }
-    chapter.querySelector(".hits").textContent = hits < groups.length ? `${hits} of ${groups.length} tasks fit` : "";
+    chapter.querySelector(".hits").textContent =
+      hits < groups.length ? `${hits} of ${groups.length} tasks fit` : "";
   }
 }
 
@@ -71,66 +93,106 @@ function tint(node, name, value, most) {
 const tokensOf = (turn) => JSON.parse(turn.dataset.tokens || "{}");
 
 function shade() {
-  const name = $("shade").value, own = $("shade").selectedOptions[0].dataset.tokens;
+  const name = $("shade").value,
+    own = $("shade").selectedOptions[0].dataset.tokens;
   $("value").textContent = name && own ? "tap a token for its value" : "";
   for (const chapter of all(".chapter[open]")) {
-    const turns = all(".turn", chapter), most = spread(turns, (turn) => own ? tokensOf(turn)[name] || [] : [Number(turn.dataset[name] || 0)]);
-    for (const turn of turns) shadeTurn(turn, name, own, most);
+    const turns = all(".turn", chapter),
+      most = spread(turns, (turn) =>
+        own ? tokensOf(turn)[name] || [] : [Number(turn.dataset[name] || 0)],
+      );
+    for (const turn of turns)
+      if (turn.closest(".group").open) shadeTurn(turn, name, own, most);
   }
 }
 
 function shadeTurn(turn, name, own, most) {
-  const said = turn.querySelector(".said");
-  said.removeAttribute("title");
-  said.style.background = "";
-  if (said.children.length) said.textContent = said.textContent;
+  const action = turn.querySelector(".action");
+  action.removeAttribute("title");
+  action.style.background = "";
+  if (action.children.length) action.textContent = action.textContent;
   if (!name) return;
   if (!own) {
-    if (turn.dataset[name] !== undefined) tint(said, name, Number(turn.dataset[name]), most);
+    if (turn.dataset[name] !== undefined) tint(action, name, Number(turn.dataset[name]), most);
     return;
   }
   const { lengths, [name]: values } = tokensOf(turn);
   if (!values) return;
-  const letters = Array.from(said.textContent), spans = [];
+  const letters = Array.from(action.textContent),
+    spans = [];
   let start = 0;
   lengths.forEach((length, i) => {
     const span = make("span", { class: "token" }, letters.slice(start, (start += length)).join(""));
     tint(span, name, values[i], most);
     spans.push(span);
   });
-  said.replaceChildren(...spans, letters.slice(start).join(""));
+  action.replaceChildren(...spans, letters.slice(start).join(""));
 }
 
 function shadings() {
-  const turns = new Set(), tokens = new Set();
-  for (const turn of all(".turn")) {
-    for (const name of ["reward", "value", "advantage"]) if (name in turn.dataset) turns.add(name);
-    if (turn.dataset.tokens) for (const name of Object.keys(tokensOf(turn))) if (name !== "lengths") tokens.add(name);
-  }
-  for (const name of turns) $("shade").append(make("option", { value: name }, `${name} of the turn`));
-  for (const name of tokens) $("shade").append(make("option", { value: name, "data-tokens": "1" }, `${name} of each token`));
+  for (const name of data.shades.turns)
+    $("shade").append(make("option", { value: name }, `${name} of the turn`));
+  for (const name of data.shades.tokens)
+    $("shade").append(make("option", { value: name, "data-tokens": "1" }, `${name} of each token`));
 }
 
 // ---- the graph of D: a column for each distance from the start
 function graphOf(episode) {
-  const turns = all(".turn", episode), depth = [], rows = [], used = [];
-  const sees = turns.map((turn, i) => turn.dataset.sees.split(" ").filter(Boolean).map(Number).filter((j) => j < i));
+  const turns = all(".turn", episode),
+    depth = [],
+    rows = [],
+    used = [];
+  const sees = turns.map((turn, i) =>
+    turn.dataset.sees
+      .split(" ")
+      .filter(Boolean)
+      .map(Number)
+      .filter((j) => j < i),
+  );
   turns.forEach((_, i) => {
     depth[i] = Math.max(-1, ...sees[i].map((j) => depth[j])) + 1;
     rows[i] = used[depth[i]] = (used[depth[i]] ?? -1) + 1;
   });
-  const x = (i) => 50 + 164 * depth[i], y = (i) => 24 + 40 * rows[i];
-  const width = 100 + 164 * Math.max(0, ...depth), height = 48 + 40 * Math.max(0, ...rows);
-  const svg = make("svg", { class: "graph", viewBox: `0 0 ${width} ${height}`, width, height, role: "img",
-    "aria-label": turns.map((t, i) => `turn ${i + 1} ${t.dataset.agent} sees ${sees[i].map((j) => j + 1).join(", ") || "none"}`).join("; ") });
-  sees.forEach((js, i) => js.forEach((j) => svg.append(make("path", {
-    d: `M${x(j) + 48} ${y(j)}C${x(j) + 82} ${y(j)} ${x(i) - 82} ${y(i)} ${x(i) - 48} ${y(i)}` }))));
+  const x = (i) => 50 + 164 * depth[i],
+    y = (i) => 24 + 40 * rows[i];
+  const width = 100 + 164 * Math.max(0, ...depth),
+    height = 48 + 40 * Math.max(0, ...rows);
+  const svg = make("svg", {
+    class: "graph",
+    viewBox: `0 0 ${width} ${height}`,
+    width,
+    height,
+    role: "img",
+    "aria-label": turns
+      .map(
+        (t, i) =>
+          `turn ${i + 1} ${t.dataset.agent} sees ${sees[i].map((j) => j + 1).join(", ") || "none"}`,
+      )
+      .join("; "),
+  });
+  sees.forEach((js, i) =>
+    js.forEach((j) =>
+      svg.append(
+        make("path", {
+          d: `M${x(j) + 48} ${y(j)}C${x(j) + 82} ${y(j)} ${x(i) - 82} ${y(i)} ${x(i) - 48} ${y(i)}`,
+        }),
+      ),
+    ),
+  );
   turns.forEach((turn, i) => {
-    const name = turn.dataset.agent, short = name.length > 9 ? name.slice(0, 8) + "…" : name;
-    const node = make("g", { class: [...turn.classList].find((c) => /^c\d$/.test(c)) },
-      make("title", {}, name), make("text", { x: x(i), y: y(i) + 4 }, `${i + 1} ${short}`));
+    const name = turn.dataset.agent,
+      short = name.length > 9 ? name.slice(0, 8) + "…" : name;
+    const node = make(
+      "g",
+      { class: [...turn.classList].find((c) => /^c\d$/.test(c)) },
+      make("title", {}, name),
+      make("text", { x: x(i), y: y(i) + 4 }, `${i + 1} ${short}`),
+    );
     node.prepend(make("path", { class: "node", d: `M${x(i) - 48} ${y(i) - 14}h96v28h-96z` }));
-    node.addEventListener("click", () => { turn.scrollIntoView({ block: "center" }); turn.animate([{ outline: "3px solid var(--accent)" }, {}], 1200); });
+    node.addEventListener("click", () => {
+      turn.scrollIntoView({ block: "center" });
+      turn.animate([{ outline: "3px solid var(--accent)" }, {}], 1200);
+    });
     svg.append(node);
   });
   return make("div", { class: "graphs" }, svg);
@@ -156,7 +218,12 @@ function compare() {
     const link = some[Number(select.value)];
     const members = $(link.hash.slice(1)).querySelector(".members").cloneNode(true);
     for (const node of all("[id]", members)) node.removeAttribute("id");
-    return make("div", {}, make("h2", {}, make("a", { href: link.hash }, link.textContent)), members);
+    return make(
+      "div",
+      {},
+      make("h2", {}, make("a", { href: link.hash }, link.textContent)),
+      members,
+    );
   });
   $("pair").replaceChildren(...columns);
 }
@@ -170,8 +237,13 @@ function meetings() {
   if (!places.size) return;
   const offer = () => {
     const some = places.get($("met").selectedOptions[0]);
-    for (const [select, at] of [[$("left"), 0], [$("right"), some.length - 1]]) {
-      select.replaceChildren(...some.map((link, i) => make("option", { value: i }, link.textContent)));
+    for (const [select, at] of [
+      [$("left"), 0],
+      [$("right"), some.length - 1],
+    ]) {
+      select.replaceChildren(
+        ...some.map((link, i) => make("option", { value: i }, link.textContent)),
+      );
       select.value = String(at);
     }
     compare();

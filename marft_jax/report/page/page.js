@@ -8,8 +8,9 @@ const css = (name) => getComputedStyle(document.documentElement).getPropertyValu
 
 function make(tag, attributes = {}, ...children) {
   const svg = ["svg", "path", "circle", "text", "g", "title"].includes(tag);
-  const node = svg ? document.createElementNS("http://www.w3.org/2000/svg", tag)
-                   : document.createElement(tag);
+  const node = svg
+    ? document.createElementNS("http://www.w3.org/2000/svg", tag)
+    : document.createElement(tag);
   for (const [key, value] of Object.entries(attributes)) node.setAttribute(key, value);
   node.append(...children);
   return node;
@@ -48,7 +49,10 @@ function focusOn(details) {
 function move(selector, way) {
   const there = all(selector, view).filter((d) => !d.hidden && d.checkVisibility());
   const at = there.findIndex((d) => d.contains(document.activeElement));
-  const next = there[at < 0 ? (way > 0 ? 0 : there.length - 1) : Math.min(Math.max(at + way, 0), there.length - 1)];
+  const next =
+    there[
+      at < 0 ? (way > 0 ? 0 : there.length - 1) : Math.min(Math.max(at + way, 0), there.length - 1)
+    ];
   if (!next) return;
   if (at >= 0 && there[at] !== next) there[at].open = false;
   next.open = true;
@@ -56,16 +60,25 @@ function move(selector, way) {
 }
 
 const KEYS = {
-  n: () => move(".chapter", 1), p: () => move(".chapter", -1),
-  j: () => move(".chapter[open] .group", 1), k: () => move(".chapter[open] .group", -1),
-  "/": () => { location.hash = "#dialogues"; visit(); $("search").focus(); },
-  t: () => theme(), "?": () => $("help").showModal(),
+  n: () => move(".chapter", 1),
+  p: () => move(".chapter", -1),
+  j: () => move(".chapter[open] .group", 1),
+  k: () => move(".chapter[open] .group", -1),
+  "/": () => {
+    location.hash = "#dialogues";
+    visit();
+    $("search").focus();
+  },
+  t: () => theme(),
+  "?": () => $("help").showModal(),
 };
 for (const [i, link] of links.entries()) KEYS[i + 1] = () => link.click();
 
 function theme() {
-  const root = document.documentElement, dark = matchMedia("(prefers-color-scheme: dark)").matches;
-  root.dataset.theme = (root.dataset.theme || (dark ? "dark" : "light")) === "dark" ? "light" : "dark";
+  const root = document.documentElement,
+    dark = matchMedia("(prefers-color-scheme: dark)").matches;
+  root.dataset.theme =
+    (root.dataset.theme || (dark ? "dark" : "light")) === "dark" ? "light" : "dark";
   if (!$("curves").hidden) draw();
 }
 
@@ -73,24 +86,51 @@ function theme() {
 document.documentElement.classList.add("js");
 for (const node of all(".scripted, .tools")) node.hidden = false;
 document.addEventListener("keydown", (event) => {
-  const typing = event.target.matches("input:not([type=checkbox]), select, textarea") || event.ctrlKey || event.metaKey || event.altKey;
+  const typing =
+    event.target.matches("input:not([type=checkbox]), select, textarea") ||
+    event.ctrlKey ||
+    event.metaKey ||
+    event.altKey;
   if (typing || $("help").open || !KEYS[event.key]) return;
   event.preventDefault();
   KEYS[event.key]();
 });
 for (const chapter of all(".chapter"))
-  chapter.addEventListener("toggle", () => { if (chapter.open) { histogram(chapter); shade(); graphs(); } });
-for (const group of all(".group")) group.addEventListener("toggle", () => { if ($("graph").checked) graphs(); });
+  chapter.addEventListener("toggle", () => {
+    if (chapter.open) {
+      histogram(chapter);
+      shade();
+      graphs();
+    }
+  });
+for (const group of all(".group"))
+  group.addEventListener("toggle", () => {
+    if ($("shade").value) shade();
+    if ($("graph").checked) graphs();
+  });
 document.addEventListener("click", (event) => {
   if (event.target.matches(".token")) $("value").textContent = event.target.title;
 });
-for (const [id, event, act] of [["search", "input", sift], ["filter", "change", sift], ["shade", "change", shade],
-  ["side", "change", graphs], ["graph", "change", graphs], ["smooth", "input", draw], ["seeds", "change", draw],
-  ["more", "toggle", draw], ["theme", "click", theme], ["keys", "click", KEYS["?"]]])
+for (const [id, event, act] of [
+  ["search", "input", sift],
+  ["filter", "change", sift],
+  ["shade", "change", shade],
+  ["side", "change", graphs],
+  ["graph", "change", graphs],
+  ["smooth", "input", draw],
+  ["seeds", "change", draw],
+  ["more", "toggle", draw],
+  ["theme", "click", theme],
+  ["keys", "click", KEYS["?"]],
+])
   $(id).addEventListener(event, act);
 addEventListener("hashchange", visit);
-addEventListener("resize", () => { if (!$("curves").hidden) draw(); });
-matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => { if (!$("curves").hidden) draw(); });
+addEventListener("resize", () => {
+  if (!$("curves").hidden) draw();
+});
+matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => {
+  if (!$("curves").hidden) draw();
+});
 shadings();
 meetings();
 visit();
