@@ -11,6 +11,7 @@ run goes on or after it broke: what is missing is named.
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import time
 from collections.abc import Sequence
@@ -18,7 +19,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from marft_jax import cli
-from marft_jax.errors import BadInput, reason
+from marft_jax.errors import BadInput
 from marft_jax.formats import jsonlines
 from marft_jax.report.page import render
 from marft_jax.report.reading import read_runs
@@ -44,16 +45,9 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
 
 
 def write(folders: Sequence[Path], out: Path) -> None:
-    """Reads the run directories and replaces the page, whole or not at all.
-
-    Raises:
-        BadInput: the page cannot be written.
-    """
+    """Reads the run directories and replaces the page, whole or not at all."""
     html = render(read_runs(folders))
-    try:
-        jsonlines.write(out, [html])
-    except OSError as error:
-        raise BadInput(f"--out {out}: cannot be written ({reason(error)})") from error
+    jsonlines.write(out, [html])
     print(f"{out}: {len(html.encode()) / 1e6:.1f} MB", flush=True)
 
 
@@ -76,8 +70,11 @@ def _changes(folders: Sequence[Path]) -> list[tuple[float, int]]:
         files = [folder / "metrics.jsonl", folder / "log.txt", folder / "config.yaml"]
         files += [folder / name for name in ("transcripts", "evaluations", "checkpoints")]
         files += (folder / "evaluations").glob("*.jsonl")
-        times = [file.stat().st_mtime for file in files if file.exists()]
-        found.append((max(times, default=0.0), len(files)))
+        times = [0.0]
+        for file in files:
+            with contextlib.suppress(OSError):
+                times.append(file.stat().st_mtime)
+        found.append((max(times), len(files)))
     return found
 
 
