@@ -1,29 +1,39 @@
 """Fine-tunes a team: ``python -m marft_jax.train [--config FILE ...] [--section.key value ...]``.
 
 Without arguments it runs the quickstart: a planner and a solver on the built-in model learn to add.
+With ``--dry_run`` it does all that comes before the first step, plays one task, and ends.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import sys
+import tempfile
 from collections.abc import Sequence
 from typing import NoReturn
 
 import jax
+from rich.console import Console
 
 from marft_jax import cli
 from marft_jax.config import Config
 from marft_jax.errors import BadInput
 from marft_jax.parallel import processes
+from marft_jax.run import transcripts
 from marft_jax.run.training import open_training
 
 
 def main(argv: Sequence[str] | None = None) -> NoReturn:
     """Leaves with 0: done; 1: could not go on; 2: bad input; 75: stopped by a signal, saved."""
+    words = sys.argv[1:] if argv is None else argv
     with cli.boundary():
-        config = cli.parse_training(sys.argv[1:] if argv is None else argv)
-        code = processes.end_together(lambda: train(config))
+        config = cli.parse_training([word for word in words if word != _DRY])
+        work = rehearse if _DRY in words else train
+        code = processes.end_together(lambda: work(config))
     sys.exit(code)
+
+
+_DRY = "--dry_run"
 
 
 def train(config: Config) -> int:
@@ -39,11 +49,7 @@ def train(config: Config) -> int:
         RunFailed: the run directory cannot be written, too many episodes failed, or training
             collapsed again and again. Whatever is raised, the last finished step is saved.
     """
-    if config.algo.name == "imitation":
-        raise BadInput(
-            "--algo.name imitation: it learns from demonstrations, see marft_jax.imitate; to go on "
-            "from what it learned, choose another --run.dir and --lora.init"
-        )
+    _check_samples(config)
     with open_training(config) as run:
         learner = run.learner
         for step in run.steps():
@@ -56,6 +62,33 @@ def train(config: Config) -> int:
             verdict = run.report(played, batch, learned)
             run.save(verdict)
     return run.exit_code
+
+
+def rehearse(config: Config) -> int:
+    """Opens the run as ``train`` does, but anew and in a temporary directory, and plays one task.
+
+    Prints each prompt as the model is shown it, and what was written and earned.
+
+    Raises:
+        BadInput, RunFailed: what ``train`` would raise until then.
+    """
+    _check_samples(config)
+    with tempfile.TemporaryDirectory() as folder:
+        own = dataclasses.replace(config.run, dir=folder, tensorboard=False)
+        with open_training(dataclasses.replace(config, run=own)) as run:
+            shown = [transcripts.render(episode, run.decode) for episode in run.preview()]
+            if processes.is_lead():
+                Console().print(*shown)
+                print(f"nothing is learned or kept; without {_DRY} this goes to {config.run.dir}")
+    return 0
+
+
+def _check_samples(config: Config) -> None:
+    if config.algo.name == "imitation":
+        raise BadInput(
+            "--algo.name imitation: it learns from demonstrations, see marft_jax.imitate; to go on "
+            "from what it learned, choose another --run.dir and --lora.init"
+        )
 
 
 if __name__ == "__main__":

@@ -132,6 +132,15 @@ def test_another_seed_is_another_run(finished, tmp_path):
     assert lines_of(run)[0]["tokens/action"] != lines_of(finished)[0]["tokens/action"]
 
 
+def test_a_dry_run_shows_what_the_models_are_shown_and_leaves_nothing(tmp_path, capsys):
+    run = tmp_path / "run"
+    assert run_train("--dry_run", "--run.dir", run) == 0
+    shown = capsys.readouterr().out
+    assert "planner is shown:\n<system>plan<user>" in shown and "solver is shown:" in shown
+    assert "reward " in shown and str(run) in shown
+    assert not run.exists()
+
+
 def test_a_run_is_not_continued_with_adapters_of_another_shape(finished, capsys):
     assert run_train("--run.dir", finished, "--lora.rank", 4) == 2
     [line] = capsys.readouterr().err.splitlines()

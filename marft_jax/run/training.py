@@ -51,8 +51,9 @@ from marft_jax.run.setup import (
     open_source,
 )
 from marft_jax.run.signals import EXIT_STOPPED, Stop
-from marft_jax.run.transcripts import record, turn_numbers
+from marft_jax.run.transcripts import Decode, record, turn_numbers
 from marft_jax.team.team_files import Blueprint, load_team
+from marft_jax.types import Episode, Sample
 
 
 class Training:
@@ -148,6 +149,17 @@ class Training:
         self._reporter.doing("learning")
         return collected
 
+    def preview(self) -> list[Episode]:
+        """Plays the first task once, with the present adapters."""
+        self.session.engine.load(self.state.adapters)
+        source = self._curriculum.source(self._curriculum.level(self.state.progress))
+        return make_rollout(self.session, source, self._threads).play([Sample(0, 0, 0)], 0).episodes
+
+    @property
+    def decode(self) -> Decode:
+        """Token ids to text, of the team's model."""
+        return self.session.team.tokenizer.decode
+
     def _ask(self) -> None:
         """Asks for every step whose adapters are known: that of the present ones, and at the start
         and after a rollback also those of the versions before."""
@@ -183,10 +195,9 @@ class Training:
         self._lock.check()
         done = self.step + 1
         if self._is_due(self._config.run.transcripts_every, done):
-            decode = self.session.team.tokenizer.decode
-            numbers = turn_numbers(collected, estimates, self._level, decode)
+            numbers = turn_numbers(collected, estimates, self._level, self.decode)
             lines = [
-                jsonlines.dumps(record(episode, decode, own))
+                jsonlines.dumps(record(episode, self.decode, own))
                 for episode, own in zip(collected.episodes, numbers, strict=True)
             ]
             jsonlines.write(self._folder / "transcripts" / f"{done}.jsonl", lines)

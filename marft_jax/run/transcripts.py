@@ -114,13 +114,18 @@ def _short(values: np.ndarray) -> list[float]:
     return np.round(values.astype(np.float64), 4).tolist()
 
 
-def render(episode: Episode) -> RenderableType:
-    """An episode to print on a ``rich`` console: the task, each turn, the environment's answers."""
+def render(episode: Episode, decode: Decode | None = None) -> RenderableType:
+    """An episode to print on a ``rich`` console: the task, each turn (with ``decode`` also its
+    prompt, special tokens spelled out), the environment's answers."""
     parts: list[RenderableType] = [
         Panel(Text(printable(episode.task)), title="task", title_align="left")
     ]
     for step in sorted({turn.step for turn in episode.turns}):
-        parts += [_panel(turn) for turn in episode.turns if turn.step == step]
+        for turn in (turn for turn in episode.turns if turn.step == step):
+            if decode is not None:
+                prompt = printable(decode(turn.prompt.tolist(), special=True))
+                parts.append(Text(f"{turn.name} is shown:\n{prompt}\n", style="dim"))
+            parts.append(_panel(turn))
         for result in episode.results[step : step + 1]:
             details = printable("".join(f", {key}: {v}" for key, v in result.info.items()))
             parts.append(Text(f"reward {result.reward:g}{details}\n", style="dim"))
