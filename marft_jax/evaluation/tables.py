@@ -17,7 +17,7 @@ def benchmarks(scores: Scores, width: int) -> Table:
         k = max(found.passed)
         passed = f"@{k} {found.passed[k].mean:.4f}" if k > 1 else ""
         rows.append([name, player, str(found.tasks), f"@{found.samples} {found.accuracy}", passed])
-    return _table(["benchmark", "who"], ["tasks", "avg@n (95 %)", "pass@n"], rows, width)
+    return folding(["benchmark", "who"], ["tasks", "avg@n (95 %)", "pass@n"], rows, width)
 
 
 def agents(scores: Scores, width: int) -> Table:
@@ -28,12 +28,13 @@ def agents(scores: Scores, width: int) -> Table:
             right = "" if own.right is None else f"{own.right:.4f}"
             figures = [right, f"{own.tokens:.1f}", f"{own.truncated:.3f}"]
             rows.append([name, player, agent, *figures])
-    return _table(["benchmark", "who", "agent"], ["right", "tokens", "cut off"], rows, width)
+    return folding(["benchmark", "who", "agent"], ["right", "tokens", "cut off"], rows, width)
 
 
-def _table(
+def folding(
     names: Sequence[str], figures: Sequence[str], rows: Sequence[Sequence[str]], width: int
 ) -> Table:
+    """A table whose names fold where the terminal is narrow, and whose figures are always whole."""
     shown = Table(*(Column(name, overflow="fold") for name in names), box=box.SIMPLE)
     least = 14 * len(names)  # columns of a name, with the space beside it
     for i, heading in enumerate(figures, len(names)):

@@ -1,5 +1,6 @@
 """Writes one page, to read offline, about what teams wrote and how they learned.
 
+    python -m marft_jax.report --run runs/*                             how far each is, here
     python -m marft_jax.report --run runs/quickstart --out report.html
     python -m marft_jax.report --run runs/seed0 runs/seed1 runs/other --out report.html
     python -m marft_jax.report --run runs/quickstart --out report.html --watch
@@ -18,11 +19,16 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn
 
+from rich.console import Console
+from rich.table import Table
+
 from marft_jax import cli
-from marft_jax.errors import BadInput
+from marft_jax.errors import BadInput, printable
+from marft_jax.evaluation.tables import folding
 from marft_jax.formats import jsonlines
+from marft_jax.report.card import card
 from marft_jax.report.page import render
-from marft_jax.report.reading import read_runs
+from marft_jax.report.reading import Run, read_runs
 
 _SECONDS = 10.0  # between two looks at the files
 
@@ -31,17 +37,35 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
     """Leaves with 0: written; 1: the page cannot be written; 2: bad input."""
     parser = cli.Parser("marft_jax.report", __doc__)
     parser.add_argument("--run", nargs="+", required=True, metavar="DIR", help="run directories")
-    parser.add_argument("--out", required=True, metavar="FILE.html", help="the page")
+    parser.add_argument("--out", metavar="FILE.html", help="the page; without it, a table is shown")
     parser.add_argument(
         "--watch", action="store_true", help="write it anew when a run goes on, until Ctrl-C"
     )
     with cli.boundary():
         own = parser.parse_args(argv)
-        folders, out = [_directory(run) for run in own.run], _file(own.out)
+        folders = [_directory(run) for run in own.run]
+        if own.out is None:
+            if own.watch:
+                raise BadInput("--watch: expected --out too, the page to write anew")
+            console = Console()
+            console.print(overview(read_runs(folders), console.width))
+            sys.exit(0)
+        out = _file(own.out)
         write(folders, out)
         if own.watch:
             _watch(folders, out)
     sys.exit(0)
+
+
+def overview(runs: Sequence[Run], width: int) -> Table:
+    """A line for each run: how far it is, its last and its best reward, when it last wrote."""
+    rows = []
+    for one in map(card, runs):
+        best = "" if one.best is None else f"{one.best[1]:.3f} at {one.best[0]}"
+        reward = "" if one.reward is None else f"{one.reward:.3f}"
+        state = one.state.removeprefix("step ") + (", done" if one.finished else "")
+        rows.append([printable(one.name), state, reward, best, one.written])
+    return folding(["run"], ["step", "reward", "best", "last line"], rows, width)
 
 
 def write(folders: Sequence[Path], out: Path) -> None:

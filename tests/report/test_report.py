@@ -271,6 +271,17 @@ def test_tokens_are_there_where_each_has_a_number(tmp_path):
     assert found == [{"lengths": [1, 4, 2], "log-prob": [-0.5, -1, -0.125]}]
 
 
+def test_without_a_page_to_write_a_line_tells_how_far_each_run_is(tmp_path, capsys):
+    write_run(tmp_path / "a")
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(SystemExit) as left:
+        command.main(["--run", str(tmp_path / "a"), str(tmp_path / "empty")])
+    rows = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
+    assert left.value.code == 0
+    assert "a 3 of 3, done 0.300 0.300 at 3 2026-01-01 10:01:00" in rows
+    assert "empty 0 unknown" in rows
+
+
 def test_the_command_writes_the_page_and_says_how_large_it_is(tmp_path, capsys):
     out = tmp_path / "page.html"
     with pytest.raises(SystemExit) as left:
