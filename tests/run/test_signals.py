@@ -134,6 +134,7 @@ def test_handlers_are_put_back():
 def test_an_interrupt_while_a_command_is_imported_is_one_line(ready, code, said):
     program = f"""
 import os, signal, sys
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job ignores it
 sys.argv = ["-m"]  # as `python -m` has it
 import marft_jax
 {ready}
