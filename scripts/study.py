@@ -372,7 +372,7 @@ def report(study: Study, results: Sequence[Result], out: Path) -> None:
         "|---|---|---|---|---|---|---|---|---|",
     ]  # fmt: skip
     lines += [_line(study.rows[name], found, rows) for name, found in rows.items() if found]
-    last = max(results, key=lambda result: result["date"])
+    last = results[-1]
     lines += [
         "",
         f"{last['date']}, {last['commit']}, {last['machine']}: `python scripts/study.py "
