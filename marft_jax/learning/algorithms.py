@@ -194,8 +194,8 @@ def adapter_lr(model: DecoderConfig, algorithm: str) -> float:
     """Learning rate of LoRA adapters on a real model of width D.
 
     Supervised 5e-5 · 10 · (2000 / D)^P, P = 0.0775 for Qwen and 0.781 for others: ten times that of
-    full fine-tuning. Reinforcement takes a tenth of it: measured on SmolLM2-135M, where ten times as
-    much destroyed what was known in four steps (``configs/studies/README.md``).
+    full fine-tuning. Reinforcement takes a tenth of it: on SmolLM2-135M that learns, and ten times
+    as much destroyed the start in four steps (``configs/studies/README.md``).
 
     Source: tinker-cookbook, ``hyperparam_utils.get_lr``, fitted to Qwen3 and Llama 3 of 1B to 70B;
     Schulman et al. 2025, LoRA Without Regret.
