@@ -60,9 +60,17 @@ class Sums(QuestionEnv):
         numbers = [int(digit) for digit in self._task.question.removesuffix("=?").split("+")]
         totals = list(itertools.accumulate(numbers))
         steps = [f"{a}+{b}={c}" for a, b, c in zip(totals, numbers[1:], totals[1:], strict=False)]
-        plan, answer = ",".join(steps[:-1]) or str(numbers[0]), steps[-1]
-        answer = ",".join(steps) if all(agent.answers for agent in agents) else answer
-        return [{"agent": a.name, "text": answer if a.answers else plan} for a in agents]
+        return divided(steps, agents, alone=str(numbers[0]))
+
+
+def divided(
+    steps: Sequence[str], agents: Sequence[Member], alone: str = ""
+) -> list[dict[str, str]]:
+    """Turns: all steps but the last (``alone`` where there is one) by those who do not answer, the
+    last by those who do; where everyone answers, all by everyone."""
+    plan, answer = ",".join(steps[:-1]) or alone, steps[-1]
+    answer = ",".join(steps) if all(agent.answers for agent in agents) else answer
+    return [{"agent": a.name, "text": answer if a.answers else plan} for a in agents]
 
 
 def task(digits: str) -> Task:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 
-from marft_jax.envs.arithmetic import grade
+from marft_jax.envs.arithmetic import divided, grade
 from marft_jax.envs.base import Member, QuestionEnv, Split, Task, held_out
 
 _QUESTIONS = [f"{a}*{b}=?" for a in range(11, 100) if a % 10 for b in range(2, 10)]
@@ -31,11 +31,9 @@ class Products(QuestionEnv):
         where everyone answers, all by everyone."""
         number, factor = _factors(self._task.question)
         ones = number % 10
-        parts = [f"{part}*{factor}={part * factor}" for part in (number - ones, ones)]
-        plan = ",".join(parts)
-        answer = f"{(number - ones) * factor}+{ones * factor}={number * factor}"
-        answer = f"{plan},{answer}" if all(agent.answers for agent in agents) else answer
-        return [{"agent": a.name, "text": answer if a.answers else plan} for a in agents]
+        steps = [f"{part}*{factor}={part * factor}" for part in (number - ones, ones)]
+        steps.append(f"{(number - ones) * factor}+{ones * factor}={number * factor}")
+        return divided(steps, agents)
 
 
 def _task(question: str) -> Task:
