@@ -60,6 +60,15 @@ def room_for_programs():
         compilation.drop_programs()
 
 
+@pytest.fixture(scope="module")
+def one_device():
+    """The tests of a module see one device alone."""
+    first = jax.devices()[:1]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(jax, "devices", lambda *backend: first)
+        yield
+
+
 @pytest.fixture(scope="session")
 def repository() -> Path:
     """The root of the checkout."""

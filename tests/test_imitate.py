@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-import re
 import sys
 from pathlib import Path
 
@@ -13,6 +12,7 @@ import numpy as np
 import pytest
 import small
 from one_step import LAYERS, ONCE, fresh, learn, same, settings
+from run_files import lines_of
 
 from marft_jax import chat, cli, evaluate, export, imitate, train
 from marft_jax.evaluation.benchmarks import plans
@@ -24,12 +24,7 @@ EVALUATED = ["--eval.every", "4", "--eval.episodes", "4"]
 PLAN, ANSWER = ("planner", "1+1=2"), ("solver", "17")
 
 
-@pytest.fixture(scope="module", autouse=True)
-def one_device():
-    first = jax.devices()[:1]
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(jax, "devices", lambda *backend: first)
-        yield
+pytestmark = pytest.mark.usefixtures("one_device")
 
 
 def left(main, *words: object) -> int:
@@ -40,13 +35,6 @@ def left(main, *words: object) -> int:
 
 def imitated(*words: object) -> int:
     return left(imitate.main, *SMALL, *words)
-
-
-def rows_of(run: Path) -> list[dict]:
-    """metrics.jsonl without what the clock and the machine decide."""
-    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    measured = re.compile(r"time/|throughput/|device/")
-    return [{k: v for k, v in row.items() if not measured.match(k)} for row in rows]
 
 
 def line(*turns: tuple[str, str], **more: object) -> str:
@@ -63,7 +51,7 @@ def finished(tmp_path_factory) -> Path:
 
 
 def test_the_loss_of_every_agent_falls(finished):
-    rows = rows_of(finished)
+    rows = lines_of(finished)
     for agent in ("planner", "solver"):
         losses = [row[f"agent/{agent}/loss"] for row in rows]
         assert losses[-1] < 0.7 * losses[0]
@@ -100,7 +88,7 @@ def test_stopping_and_starting_again_changes_nothing(finished, tmp_path):
     run = tmp_path / "halves"
     assert imitated("--out", run, "--demonstrations", 12, "--run.steps", 2, *EVALUATED) == 0
     assert left(imitate.main, "--out", run, "--run.steps", 4) == 0
-    ours, theirs = rows_of(run), rows_of(finished)
+    ours, theirs = lines_of(run), lines_of(finished)
     ours[1] = {key: value for key, value in ours[1].items() if not key.startswith("eval/")}
     assert ours == theirs
     for step in (1, 4):
@@ -126,9 +114,9 @@ def test_training_evaluation_chat_and_export_take_the_run(finished, tmp_path, mo
         again = tmp_path / f"from-{start.name}"
         words = ["--lora.init", start, "--run.steps", 1, "--demonstrations", 12]
         assert imitated("--out", again, *words) == 0
-        losses.append(rows_of(again)[0]["agent/solver/loss"])
+        losses.append(lines_of(again)[0]["agent/solver/loss"])
     assert losses[0] == pytest.approx(losses[1], rel=1e-6)
-    assert losses[0] < 0.7 * rows_of(finished)[0]["agent/solver/loss"]
+    assert losses[0] < 0.7 * lines_of(finished)[0]["agent/solver/loss"]
     capsys.readouterr()
     rank = ["--lora.rank", 4, "--lora.init", finished, "--run.dir", tmp_path / "low"]
     assert left(train.main, *rank) == 2
@@ -146,7 +134,7 @@ def test_the_transcripts_of_a_run_can_be_filtered_by_what_they_earned(tmp_path):
     words = ["--data", first / "transcripts/1.jsonl", "--min_reward", 1, "--run.steps", 1]
     assert imitated("--out", second, *words) == 0
     kept = [json.loads(x) for x in (second / "demonstrations.jsonl").read_text().splitlines()]
-    assert kept == right and rows_of(second)[0]["reward/mean"] == 1.0
+    assert kept == right and lines_of(second)[0]["reward/mean"] == 1.0
 
 
 def test_every_fault_is_a_line_of_its_own(tmp_path, capsys):

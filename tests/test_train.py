@@ -12,9 +12,9 @@ import sys
 import time
 from pathlib import Path
 
-import jax
 import pytest
 import yaml
+from run_files import lines_of
 
 from marft_jax import chat, cli, evaluate, train
 from marft_jax.evaluation.benchmarks import plans
@@ -25,26 +25,13 @@ from marft_jax.run.signals import EXIT_STOPPED
 SMALL = ["--algo.episodes", "8", "--run.save_every", "2"]
 
 
-@pytest.fixture(scope="module", autouse=True)
-def one_device():
-    """Most of this module is about one device; the meshes have a module of their own."""
-    first = jax.devices()[:1]
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(jax, "devices", lambda *backend: first)
-        yield
+pytestmark = pytest.mark.usefixtures("one_device")  # meshes have a module of their own
 
 
 def run_train(*flags: object) -> int:
     with pytest.raises(SystemExit) as left:
         train.main([*SMALL, *map(str, flags)])
     return left.value.code if isinstance(left.value.code, int) else 0
-
-
-def lines_of(run: Path) -> list[dict]:
-    """metrics.jsonl without what the clock and the machine decide."""
-    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    measured = re.compile(r"time/|throughput/|device/")
-    return [{k: v for k, v in row.items() if not measured.match(k)} for row in rows]
 
 
 @pytest.fixture(scope="module")

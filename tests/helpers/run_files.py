@@ -1,8 +1,9 @@
-"""Run directories as training leaves them, written by hand: fast, and as broken as wanted."""
+"""Run directories: as training leaves them, written by hand, as broken as wanted; and read back."""
 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -85,3 +86,10 @@ def write_run(folder: Path, seed: int = 0, steps: Sequence[int] = (1, 2, 3)) -> 
         ]
         lines(folder / "evaluations" / f"sums-3{who}.jsonl", played)
     return folder
+
+
+def lines_of(run: Path) -> list[dict[str, Any]]:
+    """metrics.jsonl without what the clock and the machine decide."""
+    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    measured = re.compile(r"time/|throughput/|device/")
+    return [{k: v for k, v in row.items() if not measured.match(k)} for row in rows]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import threading
 import time
 from pathlib import Path
@@ -12,6 +11,7 @@ import jax
 import numpy as np
 import orbax.checkpoint as ocp
 import pytest
+from run_files import lines_of
 
 from marft_jax import cli, imitate, train
 from marft_jax.envs.arithmetic import Sums
@@ -29,25 +29,13 @@ LAGS = {1: [*GROUPS, "--algo.max_refills", "1"], 2: LEVELS}
 """With what depends on earlier rewards: dropped groups; levels, and evaluations between."""
 
 
-@pytest.fixture(scope="module", autouse=True)
-def one_device():
-    first = jax.devices()[:1]
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(jax, "devices", lambda *backend: first)
-        yield
+pytestmark = pytest.mark.usefixtures("one_device")
 
 
 def run_train(run: Path, *flags: object) -> int:
     with pytest.raises(SystemExit) as left:
         train.main([*SMALL, "--run.dir", str(run), *map(str, flags)])
     return left.value.code if isinstance(left.value.code, int) else 0
-
-
-def lines_of(run: Path) -> list[dict]:
-    """metrics.jsonl without what the clock and the machine decide."""
-    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    measured = re.compile(r"time/|throughput/|device/")
-    return [{k: v for k, v in row.items() if not measured.match(k)} for row in rows]
 
 
 def arrays_of(run: Path, step: int):
