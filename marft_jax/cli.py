@@ -9,7 +9,6 @@ first, so that what comes later wins and a setting means the same wherever it is
 from __future__ import annotations
 
 import argparse
-import ast
 import contextlib
 import dataclasses
 import difflib
@@ -17,7 +16,7 @@ import errno
 import io
 import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
@@ -26,6 +25,7 @@ from marft_jax import effects
 from marft_jax.config import Config
 from marft_jax.errors import BadInput, RunFailed, described, exit_with, place
 from marft_jax.formats import documents
+from marft_jax.setting import expected, value_of
 
 Words = dict[str, list[str]]
 """``section.name`` to the words that stand for its value."""
@@ -328,62 +328,8 @@ def _typed(settings: Words) -> Config:
     for key, words in settings.items():
         kind = str(fields[key].type)
         try:
-            config = config_lib.replaced(config, key, _value(kind, words))
+            config = config_lib.replaced(config, key, value_of(kind, words))
         except ValueError:
             got = repr(" ".join(words)) if words else "nothing"
-            raise BadInput(f"--{key}: expected {_expected(kind)}, got {got:.80}") from None
+            raise BadInput(f"--{key}: expected {expected(kind)}, got {got:.80}") from None
     return config
-
-
-def _value(kind: str, words: Sequence[str]) -> Any:
-    """A value of this type from words; raises ``ValueError`` where they mean none."""
-    if kind.startswith("tuple["):
-        item = kind.removeprefix("tuple[").removesuffix(", ...]")
-        none = len(words) == 1 and words[0].lower() in _NONE
-        return () if none else tuple(_value(item, [word]) for word in words)
-    [word] = words
-    for part in reversed(kind.split(" | ")):  # of `float | None` the none first
-        with contextlib.suppress(ValueError):
-            return _choice(part, word) if part.startswith("Literal") else _READ[part](word)
-    raise ValueError
-
-
-def _choice(kind: str, word: str) -> str:
-    choices = _choices(kind)
-    return choices[choices.index(word)]
-
-
-def _choices(kind: str) -> list[str]:
-    return ast.literal_eval(kind.removeprefix("Literal"))
-
-
-def _expected(kind: str) -> str:
-    """The values of a type, in words: ``a number or none``."""
-    if kind.startswith("Literal"):
-        return f"one of {', '.join(_choices(kind))}"
-    return " or ".join(_IN_WORDS.get(p) or " or ".join(_choices(p)) for p in kind.split(" | "))
-
-
-def _none(word: str) -> None:
-    if word.lower() not in _NONE:
-        raise ValueError
-
-
-_NONE = ("none", "null")
-_READ: dict[str, Callable[[str], Any]] = {
-    "int": int,
-    "float": float,
-    "str": str,
-    "bool": lambda word: ("false", "true").index(word.lower()) == 1,
-    "None": _none,
-}
-_IN_WORDS = {
-    "int": "a whole number",
-    "float": "a number",
-    "str": "text",
-    "bool": "true or false",
-    "None": "none",
-    "tuple[int, ...]": "whole numbers",
-    "tuple[float, ...]": "numbers",
-    "tuple[str, ...]": "words",
-}

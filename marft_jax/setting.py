@@ -1,4 +1,4 @@
-"""A setting: its default, its bounds, and what must hold for a run to read it.
+"""A setting: its default, its bounds, what must hold for a run to read it, and its value in words.
 
     rounds: int = setting(2, least=1, read=only("team.workflow", "debate", OWN))
 
@@ -7,6 +7,8 @@ What is given and not read is an error (``effects.py``), so that no setting sile
 
 from __future__ import annotations
 
+import ast
+import contextlib
 import dataclasses
 import math
 from collections.abc import Callable, Sequence
@@ -132,3 +134,57 @@ def _or(values: Sequence[Any]) -> str:
 
 def _is_one_of(value: Any, values: Sequence[Any]) -> bool:
     return value in values or (OWN in values and ":" in str(value))
+
+
+def value_of(kind: str, words: Sequence[str]) -> Any:
+    """A value of the type of a field from words; raises ``ValueError`` where they mean none."""
+    if kind.startswith("tuple["):
+        item = kind.removeprefix("tuple[").removesuffix(", ...]")
+        none = len(words) == 1 and words[0].lower() in _NONE
+        return () if none else tuple(value_of(item, [word]) for word in words)
+    [word] = words
+    for part in reversed(kind.split(" | ")):  # of `float | None` the none first
+        with contextlib.suppress(ValueError):
+            return _choice(part, word) if part.startswith("Literal") else _READ[part](word)
+    raise ValueError
+
+
+def _choice(kind: str, word: str) -> str:
+    choices = _choices(kind)
+    return choices[choices.index(word)]
+
+
+def _choices(kind: str) -> list[str]:
+    return ast.literal_eval(kind.removeprefix("Literal"))
+
+
+def expected(kind: str) -> str:
+    """The values of a type, in words: ``a number or none``."""
+    if kind.startswith("Literal"):
+        return f"one of {', '.join(_choices(kind))}"
+    return " or ".join(_IN_WORDS.get(p) or " or ".join(_choices(p)) for p in kind.split(" | "))
+
+
+def _none(word: str) -> None:
+    if word.lower() not in _NONE:
+        raise ValueError
+
+
+_NONE = ("none", "null")
+_READ: dict[str, Callable[[str], Any]] = {
+    "int": int,
+    "float": float,
+    "str": str,
+    "bool": lambda word: ("false", "true").index(word.lower()) == 1,
+    "None": _none,
+}
+_IN_WORDS = {
+    "int": "a whole number",
+    "float": "a number",
+    "str": "text",
+    "bool": "true or false",
+    "None": "none",
+    "tuple[int, ...]": "whole numbers",
+    "tuple[float, ...]": "numbers",
+    "tuple[str, ...]": "words",
+}

@@ -7,8 +7,8 @@ import re
 
 import pytest
 
-from marft_jax import cli
 from marft_jax import config as config_lib
+from marft_jax import setting
 from marft_jax.cli import parse
 from marft_jax.config import Config, dump
 from marft_jax.errors import BadInput, exit_with
@@ -135,10 +135,10 @@ def test_a_wrong_file_is_one_line_with_what_was_expected(file, text, names):
 
 def test_a_type_may_be_a_number_or_a_word():
     kind = "float | Literal['auto']"
-    assert [cli._value(kind, [word]) for word in ("auto", "1e-3")] == ["auto", 1e-3]
-    assert cli._expected(kind) == "a number or auto"
+    assert [setting.value_of(kind, [word]) for word in ("auto", "1e-3")] == ["auto", 1e-3]
+    assert setting.expected(kind) == "a number or auto"
     with pytest.raises(ValueError):
-        cli._value(kind, ["much"])
+        setting.value_of(kind, ["much"])
 
 
 def test_bad_input_leaves_with_code_2_and_one_line(capsys):
