@@ -1,9 +1,35 @@
-"""Fine-tunes teams of language-model agents with reinforcement learning, in JAX."""
+"""Fine-tunes teams of language-model agents with reinforcement learning, in JAX.
 
+    config = marft_jax.configure("mine.yaml", run={"dir": "runs/mine", "steps": 20})
+    marft_jax.train_team(config, on_step=lambda step: print(step.metrics["reward/mean"]))
+    marft_jax.evaluate_team("runs/mine")
+    marft_jax.LoadedTeam("runs/mine").ask("4+7+8=?").turns
+    marft_jax.read_run("runs/mine").columns()["reward/mean"]
+
+What is wrong in settings or files raises ``BadInput``. The commands call the same functions; each
+is imported with what it needs when it is first used.
+"""
+
+import importlib as _importlib
 import os as _os
 import signal as _signal
 import sys as _sys
 from types import FrameType as _Frame
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from marft_jax.chat import LoadedTeam as LoadedTeam
+    from marft_jax.cli import configure as configure
+    from marft_jax.cli import configure_run as configure_run
+    from marft_jax.config import Config as Config
+    from marft_jax.errors import BadInput as BadInput
+    from marft_jax.errors import RunFailed as RunFailed
+    from marft_jax.evaluate import evaluate_team as evaluate_team
+    from marft_jax.imitate import Wanted as Wanted
+    from marft_jax.imitate import imitate_team as imitate_team
+    from marft_jax.report.reading import read_run as read_run
+    from marft_jax.train import train_team as train_team
+    from marft_jax.types import TrainedStep as TrainedStep
 
 
 def _interrupted(number: int, frame: _Frame | None) -> None:
@@ -19,3 +45,27 @@ if _sys.argv[:1] == ["-m"] and _signal.getsignal(_signal.SIGINT) == _signal.defa
     _signal.signal(_signal.SIGINT, _interrupted)
 
 __version__ = "0.1.0"
+
+if not TYPE_CHECKING:
+    _HOMES = {
+        "LoadedTeam": "chat",
+        "configure": "cli",
+        "configure_run": "cli",
+        "Config": "config",
+        "BadInput": "errors",
+        "RunFailed": "errors",
+        "evaluate_team": "evaluate",
+        "Wanted": "imitate",
+        "imitate_team": "imitate",
+        "read_run": "report.reading",
+        "train_team": "train",
+        "TrainedStep": "types",
+    }
+
+    def __getattr__(name: str) -> object:
+        if name not in _HOMES:
+            raise AttributeError(f"module 'marft_jax' has no attribute {name!r}")
+        return getattr(_importlib.import_module(f"marft_jax.{_HOMES[name]}"), name)
+
+    def __dir__() -> list[str]:
+        return sorted({*globals(), *_HOMES})

@@ -11,19 +11,23 @@ from __future__ import annotations
 
 import contextlib
 import io
+import itertools
 import sys
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import NoReturn
 
 from rich.console import Console
 
 from marft_jax import cli
+from marft_jax.config import Config
 from marft_jax.envs.base import Grade, Task, question_source
 from marft_jax.envs.threads import DaemonThreads
 from marft_jax.errors import BadInput, RunFailed, printable
 from marft_jax.run import transcripts
-from marft_jax.run.setup import Session, open_session, play_held_out, restore_state
+from marft_jax.run.setup import open_session, play_held_out, restore_state
 from marft_jax.team.team_files import load_team
+from marft_jax.types import Episode
 
 _UNGRADED = Grade(0.0, "not graded")
 
@@ -34,26 +38,54 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
     with cli.boundary():
         own, rest = parser.parse_known_args(argv)
         config = cli.parse_run(own.run, own.base, rest, prog="marft_jax.chat")
-        session = open_session(config, load_team(config.team.file))
-        session.engine.load(restore_state(session, own.run, own.step).adapters)
+        team = LoadedTeam(own.run, config, own.step)
         with contextlib.suppress(KeyboardInterrupt):
-            chat(session)
+            chat(team)
     sys.exit(0)
 
 
-def chat(session: Session) -> None:
+class LoadedTeam:
+    """A team that answers questions: ``LoadedTeam("runs/quickstart").ask("4+7+8=?")``.
+
+    Args:
+        run: a run directory; None for the bare base.
+        config: the model, the team, and in ``eval.temperature`` how it samples; by default as the
+            run has it, see ``configure_run``.
+        step: the checkpoint of the run that is used: a number, ``best`` or ``latest``.
+
+    Raises:
+        BadInput: settings, model or checkpoint that do not fit.
+    """
+
+    def __init__(
+        self, run: str | Path | None, config: Config | None = None, step: int | str = "latest"
+    ) -> None:
+        config = config or cli.configure_run(run)
+        blueprint = load_team(config.team.file)
+        self._session = open_session(config, blueprint, at_once=len(blueprint.agents))
+        self._session.engine.load(restore_state(self._session, run, step).adapters)
+        self._threads, self._asked = DaemonThreads(), itertools.count()
+
+    def ask(self, question: str) -> Episode:
+        """Plays the question; ``turns`` of the episode are what each agent was shown and wrote.
+
+        Raises:
+            BadInput, RunFailed: the question is too long.
+        """
+        task = Task(question, "")
+        source = question_source(lambda _: task, lambda *_: _UNGRADED, horizon=1)
+        played = play_held_out(self._session, source, self._threads, next(self._asked), 1)
+        return played.episodes[0]._replace(results=())
+
+
+def chat(team: LoadedTeam) -> None:
     """Answers questions from standard input until it ends."""
     console = Console(highlight=False)
-    threads = DaemonThreads()
-    for number, question in enumerate(_questions(console)):
-        task = Task(question, "")
-        source = question_source(lambda _, task=task: task, lambda *_: _UNGRADED, horizon=1)
+    for question in _questions(console):
         try:
-            [episode] = play_held_out(session, source, threads, number, 1).episodes
+            console.print(transcripts.render(team.ask(question)))
         except (BadInput, RunFailed) as error:  # too long a question: say so, go on
             console.print(printable(str(error)), markup=False)
-        else:
-            console.print(transcripts.render(episode._replace(results=())))
 
 
 def _questions(console: Console) -> Iterator[str]:

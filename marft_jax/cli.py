@@ -16,7 +16,7 @@ import errno
 import io
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
@@ -29,6 +29,8 @@ from marft_jax.setting import expected, value_of
 
 Words = dict[str, list[str]]
 """``section.name`` to the words that stand for its value."""
+Source = str | Path | Mapping[str, Any]
+"""Settings in Python: a YAML file, or ``section.name`` to a value."""
 
 
 class _Layer(NamedTuple):
@@ -63,12 +65,59 @@ def parse(
         BadInput: an unknown key (with the nearest known one), a wrong type or literal, a file that
             is missing or is not YAML, contradictory settings, or one that this run does not read.
     """
+    layers = [] if run is None else [_run_layer(run)]
+    return _resolve([*layers, *_command_line(argv, prog)], evaluating)
+
+
+def configure(*sources: Source, **sections: Mapping[str, Any]) -> Config:
+    """Builds the settings of a training in Python, with their meaning on the command line.
+
+        configure("configs/chain_smollm2.yaml", {"algo.lr": 3e-5}, run={"dir": "runs/mine"})
+
+    Where the run directory has a checkpoint, what is not given is as it was saved.
+
+    Args:
+        sources: YAML files, and mappings from ``section.name`` to a value; what comes later wins.
+        sections: settings by section, which come last.
+
+    Raises:
+        BadInput: see ``parse``.
+    """
+    return _to_train(_in_python(sources, sections))
+
+
+def configure_run(
+    run: str | Path | None, *sources: Source, **sections: Mapping[str, Any]
+) -> Config:
+    """Builds the settings to evaluate or ask the team of a run as ``configure`` does: its own, and
+    these on top. Without a run they are those of a bare ``model.base``.
+
+    Raises:
+        BadInput: there is no run in that directory, or see ``parse``.
+    """
+    layers = [] if run is None else [_run_layer(str(run))]
+    return _resolve([*layers, *_in_python(sources, sections)], evaluating=True)
+
+
+def _in_python(sources: Sequence[Source], sections: Mapping[str, Any]) -> list[_Layer]:
+    layers = [
+        _Layer(None, {key: _words(value) for key, value in source.items()})
+        if isinstance(source, Mapping)
+        else _Layer(str(source), _read_words(str(source)))
+        for source in sources
+    ]
+    return [*layers, _Layer(None, _flatten(sections, "configure"))]
+
+
+def _command_line(argv: Sequence[str], prog: str) -> list[_Layer]:
+    """Files, then flags; shows help where it is asked for."""
     files, flags = _split(argv)
     if "help" in flags:
         _show_help(prog, *flags["help"][:1])
-    layers = [] if run is None else [_run_layer(run)]
-    layers += [_Layer(file, _read_words(file)) for file in files]
-    layers += [_Layer(None, flags)]
+    return [*(_Layer(file, _read_words(file)) for file in files), _Layer(None, flags)]
+
+
+def _resolve(layers: Sequence[_Layer], evaluating: bool = False) -> Config:
     known = [key for key, _ in config_lib.settings()]
     for layer in layers:
         for key in layer.words:
@@ -107,13 +156,16 @@ def parse_training(argv: Sequence[str]) -> Config:
     Raises:
         BadInput: see ``parse``.
     """
-    files, flags = _split(argv)
-    named = [words.get("run.dir") for words in (*map(_read_words, files), flags)]
-    run = [Config().run.dir, *(words[0] for words in named if words)][-1]
+    return _to_train(_command_line(argv, "marft_jax.train"))
+
+
+def _to_train(layers: Sequence[_Layer]) -> Config:
+    run = [*_merged(layers).get("run.dir", []), Config().run.dir][0]
     if not _has_begun(run):
-        return parse(argv)
-    config, before = parse(argv, run=run), _typed(_run_layer(run).words)
-    if config.lora.init != before.lora.init:
+        return _resolve(layers)
+    before = _run_layer(run)
+    config = _resolve([before, *layers])
+    if config.lora.init != _typed(before.words).lora.init:
         raise BadInput(
             f"--lora.init {config.lora.init}: {run} has begun and goes on from its checkpoint; "
             "leave it out, or name another --run.dir"
@@ -317,9 +369,12 @@ def _flatten(tree: Any, file: str) -> Words:
         for key, value in settings.items():
             if isinstance(value, dict):
                 raise BadInput(f"{file}: expected one value for {section}.{key}, got {value!r:.80}")
-            values = value if isinstance(value, list) else [value]
-            flat[f"{section}.{key}"] = [str(item) for item in values]
+            flat[f"{section}.{key}"] = _words(value)
     return flat
+
+
+def _words(value: Any) -> list[str]:
+    return [str(item) for item in (value if isinstance(value, list | tuple) else [value])]
 
 
 def _typed(settings: Words) -> Config:

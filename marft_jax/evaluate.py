@@ -66,15 +66,12 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
     parser.add_argument("--out", metavar="FOLDER", help="where all responses and figures go")
     with cli.boundary():
         own, rest = parser.parse_known_args(argv)
-        if own.limit is not None and own.limit < 1:
-            raise BadInput(f"--limit: expected at least 1, got {own.limit}")
         rest += ["--eval.benchmarks", *own.benchmark] if own.benchmark else []
         rest += ["--eval.data", own.data] if own.data is not None else []
         config = cli.parse_run(own.run, own.base, rest)
-        specs, folder = config.eval.benchmarks, config.eval.data
-        wanted = plans(specs, config, folder, own.samples, own.limit)
+        how = dict(samples=own.samples, limit=own.limit, compare=own.compare, out=own.out)
         try:
-            evaluate(own.run, config, wanted, own.compare, own.out, own.step)
+            evaluate_team(own.run, config, step=own.step, **how)
         except Stopped:
             sys.exit(EXIT_STOPPED)
     sys.exit(0)
@@ -93,28 +90,37 @@ UNTRAINED = (Player("base model", True, False), Player("team without adapters", 
 TRAINED = (Player("single agent", True, True), TEAM)
 
 
-def evaluate(
-    run: str | None,
-    config: config_lib.Config,
-    wanted: Sequence[Plan],
+def evaluate_team(
+    run: str | Path | None,
+    config: config_lib.Config | None = None,
+    *,
+    step: int | str = "latest",
+    samples: int = 1,
+    limit: int | None = None,
     compare: bool = False,
-    out: str | None = None,
-    step: str = "latest",
+    out: str | Path | None = None,
 ) -> Scores:
     """Plays benchmarks, prints and returns their figures, and saves every response.
 
     Args:
         run: a run directory; None for the bare base.
-        config: the model, the team, and how it samples.
-        wanted: what is played.
+        config: the model, the team, how it samples, and in ``eval`` what is played; by default as
+            the run has it, see ``configure_run``.
+        step: the checkpoint of the run that is used: a number, ``best`` or ``latest``.
+        samples: answers to each task.
+        limit: the first so many tasks of each benchmark only.
         compare: also play the base model and a single agent, each the team's last answering one.
         out: folder for the responses and ``summary.json``; by default ``evaluations`` in the run
             directory, or ``runs/evaluations/MODEL``.
-        step: the checkpoint of the run that is used: a number, ``best`` or ``latest``.
 
     Raises:
         BadInput: settings, data, model or checkpoint that do not fit.
+        Stopped: a signal came; what was answered is saved.
     """
+    if limit is not None and limit < 1:
+        raise BadInput(f"--limit: expected at least 1, got {limit}")
+    config = config or cli.configure_run(run)
+    wanted = plans(config.eval.benchmarks, config, config.eval.data, samples, limit)
     console = Console(highlight=False, soft_wrap=True, markup=False)
     folder = _writable_folder(out, run, config.model.base)
     players = (*UNTRAINED, *TRAINED) if run else UNTRAINED
@@ -163,7 +169,7 @@ def _play_all(
     return scores
 
 
-def _writable_folder(out: str | None, run: str | None, base: str) -> Path:
+def _writable_folder(out: str | Path | None, run: str | Path | None, base: str) -> Path:
     """Where responses go, made and tried before anything is loaded and played."""
     default = Path(run) / "evaluations" if run else Path("runs/evaluations") / Path(base).stem
     folder = Path(out or default)

@@ -36,7 +36,7 @@ from marft_jax.rollout.collect import Collected
 from marft_jax.rollout.recorded import Demonstration, demonstrated, read, replay
 from marft_jax.run.training import Training, open_training
 from marft_jax.team.workflows import find_workflow
-from marft_jax.types import Credit, Episode
+from marft_jax.types import Credit, Episode, OnStep
 
 _ALGO = ("episodes", "lr", "epochs", "minibatches", "microbatch_tokens", "reuse", "max_grad_norm",
          "agent_interval")  # fmt: skip
@@ -67,9 +67,10 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
     )
     with cli.boundary():
         own, rest = parser.parse_known_args(argv)
-        config = settings_of(cli.parse_training([*rest, "--run.dir", own.out]), rest)
+        config = cli.parse_training([*rest, "--run.dir", own.out])
+        settings_of(config, rest)
         wanted = Wanted(own.data, own.demonstrations, own.min_reward)
-        code = processes.end_together(lambda: imitate(config, wanted))
+        code = processes.end_together(lambda: imitate_team(config, wanted))
     sys.exit(code)
 
 
@@ -98,18 +99,22 @@ def settings_of(config: Config, flags: Iterable[str] = ()) -> Config:
     )
 
 
-def imitate(config: Config, wanted: Wanted) -> int:
+def imitate_team(config: Config, wanted: Wanted, on_step: OnStep | None = None) -> int:
     """Learns to the last step, from the newest checkpoint of the run directory if there is one.
 
+    Args:
+        config: settings of a training; those about the team's own samples do not count.
+        on_step: see ``train_team``.
+
     Returns:
-        The exit code: 0, or 75 when a signal stopped the run after a save.
+        The exit code: 0, or 75 when a signal or ``on_step`` stopped the run, which is saved.
 
     Raises:
         BadInput: settings, model, team or demonstrations that do not fit.
         RunFailed: the run directory cannot be written.
     """
-    found = _read(Path(config.run.dir), wanted)
-    with open_training(config) as run:
+    config, found = settings_of(config), _read(Path(config.run.dir), wanted)
+    with open_training(config, on_step) as run:
         episodes = prepared(run, config, wanted, found)
         credit, learner = make_credit(config.algo, run.session.team), run.learner
         for step in run.steps():

@@ -21,6 +21,7 @@ from marft_jax.errors import BadInput
 from marft_jax.parallel import processes
 from marft_jax.run import transcripts
 from marft_jax.run.training import open_training
+from marft_jax.types import OnStep
 
 
 def main(argv: Sequence[str] | None = None) -> NoReturn:
@@ -28,7 +29,7 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
     words = sys.argv[1:] if argv is None else argv
     with cli.boundary():
         config = cli.parse_training([word for word in words if word != _DRY])
-        work = rehearse if _DRY in words else train
+        work = rehearse if _DRY in words else train_team
         code = processes.end_together(lambda: work(config))
     sys.exit(code)
 
@@ -36,13 +37,17 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
 _DRY = "--dry_run"
 
 
-def train(config: Config) -> int:
+def train_team(config: Config, on_step: OnStep | None = None) -> int:
     """Trains to the last step, from the newest checkpoint of the run directory if there is one.
 
     Each step plays episodes, credits their turns, learns from them, reports and saves.
 
+    Args:
+        on_step: is shown every step when it is finished, and may end the run there; what it raises
+            does so as well.
+
     Returns:
-        The exit code: 0, or 75 when a signal stopped the run after a save.
+        The exit code: 0, or 75 when a signal or ``on_step`` stopped the run, which is saved.
 
     Raises:
         BadInput: settings, data, model, team or a saved run that do not fit.
@@ -50,7 +55,7 @@ def train(config: Config) -> int:
             collapsed again and again. Whatever is raised, the last finished step is saved.
     """
     _check_samples(config)
-    with open_training(config) as run:
+    with open_training(config, on_step) as run:
         learner = run.learner
         for step in run.steps():
             played = run.play()
@@ -65,12 +70,12 @@ def train(config: Config) -> int:
 
 
 def rehearse(config: Config) -> int:
-    """Opens the run as ``train`` does, but anew and in a temporary directory, and plays one task.
+    """Opens the run as ``train_team`` does, but anew in a temporary directory, and plays one task.
 
     Prints each prompt as the model is shown it, and what was written and earned.
 
     Raises:
-        BadInput, RunFailed: what ``train`` would raise until then.
+        BadInput, RunFailed: what ``train_team`` would raise until then.
     """
     _check_samples(config)
     with tempfile.TemporaryDirectory() as folder:

@@ -141,6 +141,18 @@ class Played(NamedTuple):
     waited_s: float = 0.0
 
 
+class TrainedStep(NamedTuple):
+    """A training step that is finished, and held to be saved."""
+
+    step: int  # its number, from 1; after a rollback numbers come again
+    metrics: Mapping[str, float]  # as in ``metrics.jsonl``
+    episodes: Sequence[Episode]  # that it learned from
+
+
+OnStep = Callable[[TrainedStep], bool | None]
+"""Is called after each step; True ends the run there, saved, as a signal would."""
+
+
 class Player(Protocol):
     """Plays episodes."""
 

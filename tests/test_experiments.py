@@ -62,7 +62,7 @@ def test_an_experiment_takes_a_step_on_the_built_in_model(tmp_path, task, rows):
     words += ["--algo.minibatches", "2", "--rollout.slots", "4", "--eval.every", "0"]
     words += ["--env.eval_data", str(held_out)]
     try:
-        code = train.train(cli.parse(words))
+        code = train.train_team(cli.parse(words))
     except BadInput as error:
         if "isolation" not in str(error):
             raise

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 import yaml
 
 from marft_jax import config as config_lib
@@ -56,6 +57,19 @@ class Run(NamedTuple):
     versions: Mapping[str, str]
     notes: Notes
 
+    def columns(self) -> dict[str, np.ndarray]:
+        """``step`` and every metric, ``float64 [steps]``; NaN where a step lacks it. pandas takes
+        it as it is: ``pandas.DataFrame(run.columns())``."""
+        names = dict.fromkeys(name for row in self.metrics.values() for name in row)
+        found = {"step": np.array([*self.metrics], np.int64)}
+        for name in names:
+            found[name] = np.array([row.get(name, np.nan) for row in self.metrics.values()])
+        return found
+
+    def episodes(self, step: int) -> list[Row]:
+        """The transcript of a step, a record of each episode; empty where none was written."""
+        return list(rows(self.transcripts[step], self.notes)) if step in self.transcripts else []
+
     @property
     def agents(self) -> dict[str, str]:
         """System prompts by agent."""
@@ -73,8 +87,14 @@ def read_runs(folders: Iterable[Path]) -> list[Run]:
     ]
 
 
-def read_run(folder: Path) -> Run:
-    """Reads everything but transcripts and responses, of which a page shows only some."""
+def read_run(folder: str | Path) -> Run:
+    """Reads everything but transcripts and responses, which are read when they are asked for.
+
+    Raises:
+        BadInput: there is no such directory.
+    """
+    if not (folder := Path(folder)).is_dir():
+        raise BadInput(f"--run {folder}: expected a run directory, found none")
     notes: Notes = []
     transcripts = _numbered(folder / "transcripts", ".jsonl", Path.is_file)
     saved = _numbered(folder / "checkpoints", "", Path.is_dir)

@@ -101,7 +101,9 @@ def use_compilation_cache() -> None:
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
 
 
-def restore_state(session: Session, run: str | None, step: str = "latest") -> TrainState:
+def restore_state(
+    session: Session, run: str | Path | None, step: int | str = "latest"
+) -> TrainState:
     """The state after a step of ``run``: a number, ``best`` or ``latest``; else the initial one.
 
     Raises:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -53,7 +53,7 @@ from marft_jax.run.setup import (
 from marft_jax.run.signals import EXIT_STOPPED, Stop
 from marft_jax.run.transcripts import Decode, record, turn_numbers
 from marft_jax.team.team_files import Blueprint, load_team
-from marft_jax.types import Episode, Sample
+from marft_jax.types import Episode, OnStep, Sample, TrainedStep
 
 
 class Training:
@@ -65,7 +65,7 @@ class Training:
         state: all that training changes; ``step`` of its steps are done.
         metrics: the numbers of the step that was reported last, by name.
         clock: times the parts of the step.
-        exit_code: 0 when the last step was reached, 75 when a signal stopped the run.
+        exit_code: 0 when the last step was reached, 75 when the run was stopped before.
     """
 
     def __init__(
@@ -75,8 +75,9 @@ class Training:
         blueprint: Blueprint,
         stop: Stop,
         folder: Path,
+        on_step: OnStep | None,
     ):
-        self._config, self._stop, self._folder = config, stop, folder
+        self._config, self._stop, self._folder, self._on_step = config, stop, folder, on_step
         self._lock = stack.enter_context(Lock(folder))
         self.source = open_source(stack, config, "train")
         self._curriculum = Curriculum(self.source, config)
@@ -105,8 +106,9 @@ class Training:
         self._threads, self._schedule = DaemonThreads(), Schedule(config.run)
         self._compilations, self._truncation = Compilations(), TruncationWarning(team)
         self._pipeline = stack.enter_context(Pipeline(self._play, config.rollout.lag > 0))
-        self._asked = self.step
+        self._asked, self._enough = self.step, False
         self.metrics: dict[str, float] = {}
+        self._played: Sequence[Episode] = ()
         self.clock = Clock()
         self.clock.seconds["checkpoint_s"] = 0.0
         stop.plan, stop.save = _plan_of(self.step), self._checkpoints.flush
@@ -117,7 +119,7 @@ class Training:
         """The number of steps done, before each one that is left.
 
         Raises:
-            Stopped: a signal came; the last finished step is saved.
+            Stopped: a signal came, or ``on_step`` wants no more; the last finished step is saved.
         """
         steps = self._config.run.steps
         if self.step < steps:
@@ -126,7 +128,7 @@ class Training:
         while self.step < steps:
             self._stop.plan = _plan_of(self.step)
             yield self.step
-            if processes.any_process(self._stop()):
+            if processes.any_process(self._stop() or self._enough):
                 raise Stopped
         self._reporter.event(f"done: {steps} steps in {self._folder}")
         self.exit_code = 0
@@ -207,7 +209,7 @@ class Training:
         run must go back."""
         if compilation.is_crowded():
             self._pipeline.between(compilation.drop_programs)
-        compiled = self._compilations.metrics()
+        compiled, self._played = self._compilations.metrics(), collected.episodes
         if compiled["device/compiled"]:
             compilation.give_back_freed()
         done, nonfinite = self.step + 1, by_agent(learned.pop("nonfinite"), self.session.team)
@@ -222,7 +224,7 @@ class Training:
 
     def save(self, verdict: Verdict | None) -> None:
         """Ends the step: with its state held and, where that is due, saved; or back at the last
-        good state."""
+        good state. Only then is it shown to ``on_step``, which can spoil nothing any more."""
         self.clock = Clock()  # the next line has how long this save kept the next step waiting
         done, checkpoints, guard = self.step + 1, self._checkpoints, self._guard
         with self.clock("checkpoint_s"):
@@ -237,6 +239,9 @@ class Training:
                 self._asked = int(self.state.step)
                 self._reporter.rewind(int(self.state.step) + 1)
         self.step = int(self.state.step)
+        if self._on_step is not None:
+            enough = self._on_step(TrainedStep(done, self.metrics, self._played))
+            self._enough = bool(enough) and self.step < self._config.run.steps
 
     def _measure(
         self, collected: Collected, batch: Batch, learned: dict[str, Any]
@@ -267,14 +272,17 @@ class Training:
         return every > 0 and (done % every == 0 or done in (1, self._config.run.steps))
 
     def end_early(self) -> None:
-        """Saves the last finished step, after a signal."""
+        """Saves the last finished step."""
         self._checkpoints.flush()
         self._reporter.event(f"stopped after step {self.step}; start again to continue")
 
 
 @contextlib.contextmanager
-def open_training(config: Config) -> Iterator[Training]:
+def open_training(config: Config, on_step: OnStep | None = None) -> Iterator[Training]:
     """Opens a run; whatever ends what happens inside, its last finished step is saved.
+
+    Args:
+        on_step: is shown every finished step, in each process; what it raises ends the run.
 
     Raises:
         BadInput: settings, data, model, team or a saved run that do not fit.
@@ -289,7 +297,7 @@ def open_training(config: Config) -> Iterator[Training]:
         check_one_process(config)
         stack.enter_context(disk_errors(Path(config.run.dir)))
         folder = stack.enter_context(own_directory(Path(config.run.dir)))
-        training = Training(stack, config, blueprint, stop, folder)
+        training = Training(stack, config, blueprint, stop, folder, on_step)
         try:
             yield training
         except Stopped:

@@ -89,7 +89,7 @@ def test_the_level_is_a_metric_and_continues(tmp_path):
     def levels(run: str, *steps: int) -> list[float]:
         for count in steps:
             flags = ["--run.dir", str(tmp_path / run), "--run.steps", str(count)]
-            assert train.train(cli.parse([*flags, *words])) == 0
+            assert train.train_team(cli.parse([*flags, *words])) == 0
         lines = (tmp_path / run / "metrics.jsonl").read_text().splitlines()
         return [json.loads(line)["curriculum/level"] for line in lines]
 
