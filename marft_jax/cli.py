@@ -133,6 +133,8 @@ def _resolve(layers: Sequence[_Layer], evaluating: bool = False) -> Config:
 def _read_words(file: str) -> Words:
     """The settings of a YAML file; a team file is looked for beside it, then where we are."""
     words = _flatten(documents.read(file, "--config"), file)
+    if before := words.pop("run.tensorboard", None):  # of an earlier version
+        words.setdefault("run.loggers", ["tensorboard" if before == ["True"] else "none"])
     for name in words.get("team.file", ())[:1]:
         if name and "\0" not in name and (Path(file).parent / name).is_file():
             words["team.file"] = [str(Path(file).parent / name)]
@@ -265,6 +267,8 @@ _ALSO_CALLED = {
     "beta": "algo.kl_coef",
     "lora_alpha": "lora.alpha",
     "max_tokens": "team.max_new_tokens",
+    "report_to": "run.loggers",
+    "tensorboard": "run.loggers",
 }
 """Names that other programs give to settings."""
 _USAGE = """usage: python -m {prog} [--config FILE ...] [--SECTION.NAME VALUE ...]

@@ -41,8 +41,9 @@ class Run:
     """The checkpoint with the highest value of this metric stays too; none keeps no best."""
     transcripts_every: int = 5
     """Steps between written transcripts; 0 writes none."""
-    tensorboard: bool = True
-    """Also write TensorBoard event files."""
+    loggers: tuple[str, ...] = ("tensorboard",)
+    """Of tensorboard, wandb, trackio, mlflow, or package.module:Class; without a network, unless
+    the variables in the environment that they know name one."""
 
 
 @dataclasses.dataclass(frozen=True)

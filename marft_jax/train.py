@@ -20,6 +20,7 @@ from marft_jax.config import Config
 from marft_jax.errors import BadInput
 from marft_jax.parallel import processes
 from marft_jax.run import transcripts
+from marft_jax.run.loggers import find_loggers
 from marft_jax.run.training import open_training
 from marft_jax.types import OnStep
 
@@ -79,7 +80,8 @@ def rehearse(config: Config) -> int:
     """
     _check_samples(config)
     with tempfile.TemporaryDirectory() as folder:
-        own = dataclasses.replace(config.run, dir=folder, tensorboard=False)
+        find_loggers(config.run.loggers)
+        own = dataclasses.replace(config.run, dir=folder, loggers=())
         with open_training(dataclasses.replace(config, run=own)) as run:
             shown = [transcripts.render(episode, run.decode) for episode in run.preview()]
             if processes.is_lead():

@@ -59,19 +59,19 @@ def test_lists_none_and_booleans_mean_the_same_in_files_and_flags(file):
       lora: {targets: [q, k, down]}
       critic: {hidden: []}
       algo: {huber_delta: null}
-      run: {tensorboard: false}
+      run: {loggers: []}
     """
     flags = ["--lora.targets", "q", "k", "down", "--critic.hidden", "--algo.huber_delta", "none"]
-    from_flags = parse([*flags, "--run.tensorboard", "false"])
+    from_flags = parse([*flags, "--run.loggers", "none"])
     assert parse(["--config", file(text)]) == from_flags
     assert from_flags.lora.targets == ("q", "k", "down") and from_flags.critic.hidden == ()
-    assert from_flags.algo.huber_delta is None and from_flags.run.tensorboard is False
+    assert from_flags.algo.huber_delta is None and from_flags.run.loggers == ()
 
 
 def test_dump_and_parse_round_trip(file):
     changed = dataclasses.replace(
         Config(),
-        run=config_lib.Run(dir="runs/ä: #1", seed=7, tensorboard=False),
+        run=config_lib.Run(dir="runs/ä: #1", seed=7, loggers=("a:b", "wandb")),
         team=config_lib.Team(file="1e3", temperature=0.0, top_k=5),
         algo=config_lib.Algo(lr=1e-7, huber_delta=None, max_kl=1.7e-6, ratio="word"),
         lora=config_lib.Lora(targets=("o", "gate")),
@@ -91,7 +91,7 @@ def test_dump_and_parse_round_trip(file):
         (["--run.steps", "3.5"], ("--run.steps", "whole number", "3.5")),
         (["--algo.lr", "1", "2"], ("--algo.lr", "'1 2'")),
         (["--algo.lr"], ("--algo.lr", "nothing")),
-        (["--run.tensorboard", "maybe"], ("--run.tensorboard", "true or false")),
+        (["--rollout.reuse", "maybe"], ("--rollout.reuse", "true or false")),
         (["--algo.max_kl", "low"], ("--algo.max_kl", "a number or none", "low")),
         (["--critic.hidden", "3", "x"], ("--critic.hidden", "whole numbers", "3 x")),
         (["--run.seed", "1", "--run.steps", "x"], ("--run.steps", "'x'")),

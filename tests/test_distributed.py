@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-FLAGS = ["--algo.episodes", "8", "--rollout.slots", "8", "--run.tensorboard", "false"]
+FLAGS = ["--algo.episodes", "8", "--rollout.slots", "8", "--run.loggers", "none"]
 
 
 def start(run: Path, steps: int, process: int | None, port: int, devices: int, log: Path):

@@ -21,7 +21,9 @@ from marft_jax.run.setup import Session
 
 LOGGER = logging.getLogger("marft_jax")
 
-_HISTORY = "metrics.jsonl transcripts tensorboard log.txt config.yaml team.yaml".split()
+_HISTORY = (
+    "metrics.jsonl transcripts tensorboard loggers wandb mlflow.db log.txt config.yaml team.yaml"
+).split()
 
 Begin = Callable[[TrainState], TrainState]
 """Makes the state that a run begins with of a fresh one."""

@@ -1,11 +1,10 @@
-"""Reports of a run while it trains: ``metrics.jsonl``, TensorBoard, ``log.txt`` and a display.
+"""Reports of a run while it trains: ``metrics.jsonl``, ``log.txt``, loggers and a display.
 
     with open_reporter("runs/quickstart", total_steps=60) as reporter:
         reporter.log(1, {"reward/mean": 0.4, "agent/solver/entropy": 0.9})
         reporter.event("saved checkpoint 10")
 
-A step's metrics are a flat mapping from name to number. Where they go is a ``Writer``; another
-destination is one more class like ``TensorBoard``.
+A step's metrics are a flat mapping from name to number.
 """
 
 from __future__ import annotations
@@ -17,9 +16,9 @@ import os
 import statistics
 import time
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from rich.console import Console
@@ -28,17 +27,9 @@ from rich.text import Text
 
 from marft_jax.errors import printable
 from marft_jax.formats import jsonlines
+from marft_jax.run.loggers import MakeWriter, Writer
 
 LOGGER = logging.getLogger("marft_jax")
-
-
-class Writer(Protocol):
-    """Where the numbers of steps go. It is made with the run directory and the first step that it
-    will get: what an earlier start wrote about that one and later ones no longer counts."""
-
-    def write(self, step: int, metrics: Mapping[str, float]) -> None: ...
-
-    def close(self) -> None: ...
 
 
 class JsonLines:
@@ -57,45 +48,14 @@ class JsonLines:
         self._file.close()
 
 
-class TensorBoard:
-    """Every metric as a scalar.
-
-    Events are written where ``write`` is called and flushed each step: a disk that is full raises
-    there, and no thread or clock takes part.
-    """
-
-    def __init__(self, run_dir: Path, first_step: int) -> None:
-        # slow to import, and only needed here
-        from tensorboardX.event_file_writer import EventsWriter
-        from tensorboardX.proto import event_pb2
-
-        folder = run_dir / "tensorboard"
-        folder.mkdir(parents=True, exist_ok=True)
-        suffix = f".{os.getpid()}.{time.monotonic_ns()}"  # two files of one second are two files
-        self._file = EventsWriter(str(folder / "events"), suffix)
-        self._event: Any = getattr(event_pb2, "Event")  # noqa: B009 (made at run time)
-        self._write(first_step, session_log={"status": 1})  # SessionLog.START purges what follows
-
-    def write(self, step: int, metrics: Mapping[str, float]) -> None:
-        from tensorboardX.summary import scalar
-
-        for name, value in metrics.items():
-            self._write(step, summary=scalar(name, value))
-        self._file.flush()
-
-    def _write(self, step: int, **content: Any) -> None:
-        self._file.write_event(self._event(step=step, wall_time=time.time(), **content))
-
-    def close(self) -> None:
-        self._file.close()
-
-
 class Reporter:
     """Everything that a run reports, behind one value; see ``open_reporter``."""
 
-    def __init__(self, run_dir: Path, display: Display, tensorboard: bool, done: int) -> None:
+    def __init__(
+        self, run_dir: Path, display: Display, loggers: Sequence[MakeWriter], done: int
+    ) -> None:
         self._run_dir, self._display = run_dir, display
-        self._kinds = [JsonLines, TensorBoard] if tensorboard else [JsonLines]
+        self._kinds = [JsonLines, *loggers]
         self._writers: list[Writer] = []
         self.rewind(done + 1)
 
@@ -133,7 +93,7 @@ class Reporter:
 def open_reporter(
     run_dir: str | Path,
     total_steps: int,
-    tensorboard: bool = True,
+    loggers: Sequence[MakeWriter] = (),
     done: int = 0,
     console: Console | None = None,
 ) -> Iterator[Reporter]:
@@ -142,6 +102,7 @@ def open_reporter(
 
     Args:
         total_steps: the training steps of the whole run, earlier starts included.
+        loggers: where the numbers go as well, see ``find_loggers``.
         done: the steps that stay; what an earlier start reported about later ones is dropped.
         console: where the display goes; stdout by default.
     """
@@ -149,7 +110,7 @@ def open_reporter(
     run_dir.mkdir(parents=True, exist_ok=True)
     display = Display(console or Console(highlight=False), total_steps, done)
     with contextlib.closing(display), _logging_to(run_dir / "log.txt", display):
-        with contextlib.closing(Reporter(run_dir, display, tensorboard, done)) as reporter:
+        with contextlib.closing(Reporter(run_dir, display, loggers, done)) as reporter:
             yield reporter
 
 

@@ -32,6 +32,7 @@ from marft_jax.run.checkpoints import Schedule
 from marft_jax.run.directory import disk_errors, own_directory, write_settings
 from marft_jax.run.guard import Guard, Verdict, by_agent
 from marft_jax.run.lock import Lock
+from marft_jax.run.loggers import find_loggers
 from marft_jax.run.metrics import (
     Clock,
     Compilations,
@@ -78,6 +79,7 @@ class Training:
         on_step: OnStep | None,
     ):
         self._config, self._stop, self._folder, self._on_step = config, stop, folder, on_step
+        loggers = find_loggers(config.run.loggers)
         self._lock = stack.enter_context(Lock(folder))
         self.source = open_source(stack, config, "train")
         self._curriculum = Curriculum(self.source, config)
@@ -99,7 +101,8 @@ class Training:
         self.step, self.exit_code = int(self.state.step), EXIT_STOPPED
         write_settings(folder, config, blueprint)
         console = Console(highlight=False, quiet=not processes.is_lead())
-        reports = (folder, config.run.steps, config.run.tensorboard, self.step, console)
+        loggers = loggers if processes.is_lead() else []
+        reports = (folder, config.run.steps, loggers, self.step, console)
         self._reporter = stack.enter_context(open_reporter(*reports))
         for line in [_greeting(self.session, self.step), *news]:
             self._reporter.event(line)

@@ -83,7 +83,7 @@ def test_a_users_class_may_have_levels():
 
 def test_the_level_is_a_metric_and_continues(tmp_path):
     """Two and one steps are three: the level is part of the checkpoint."""
-    words = ["--algo.episodes", "8", "--env.curriculum", "0.05", "--run.tensorboard", "false"]
+    words = ["--algo.episodes", "8", "--env.curriculum", "0.05", "--run.loggers", "none"]
     words += ["--algo.minibatches", "1", "--algo.epochs", "1"]
 
     def levels(run: str, *steps: int) -> list[float]:

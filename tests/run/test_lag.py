@@ -22,7 +22,7 @@ from marft_jax.run import checkpoints, training
 from marft_jax.run.metrics import metric_names
 from marft_jax.run.training import Training
 
-SMALL = ["--algo.episodes", "8", "--run.tensorboard", "false", "--run.transcripts_every", "1"]
+SMALL = ["--algo.episodes", "8", "--run.loggers", "none", "--run.transcripts_every", "1"]
 GROUPS = ["--algo.name", "grpo", "--algo.group_size", "4", "--algo.dynamic_sampling", "true"]
 LEVELS = ["--env.curriculum", "0.15", "--eval.every", "2", "--eval.episodes", "4"]
 LAGS = {1: [*GROUPS, "--algo.max_refills", "1"], 2: LEVELS}

@@ -20,6 +20,7 @@ from marft_jax.errors import RunFailed
 from marft_jax.formats import jsonlines
 from marft_jax.run import reporters
 from marft_jax.run.directory import disk_errors
+from marft_jax.run.loggers import TensorBoard
 from marft_jax.run.metrics import TruncationWarning
 from marft_jax.run.reporters import open_reporter
 from marft_jax.types import StepResult
@@ -40,7 +41,7 @@ def shown(console: Console) -> str:
 
 
 def reporter(folder: Path, **settings):
-    settings = {"total_steps": 5, "tensorboard": False, "console": plain_console()} | settings
+    settings = {"total_steps": 5, "console": plain_console()} | settings
     return open_reporter(folder, **settings)
 
 
@@ -120,7 +121,7 @@ def test_a_write_that_fails_leaves_the_old_file_and_no_draft(tmp_path):
 
 def test_tensorboard_has_every_metric(tmp_path):
     event_pb2 = pytest.importorskip("tensorboardX.proto.event_pb2")
-    with reporter(tmp_path, tensorboard=True) as report:
+    with reporter(tmp_path, loggers=[TensorBoard]) as report:
         report.log(1, {"reward/mean": 0.25, "agent/solver/entropy": 2.0})
         report.log(2, {"reward/mean": 0.75, "agent/solver/entropy": 1.0})
     [file] = (tmp_path / "tensorboard").iterdir()
@@ -151,7 +152,7 @@ def disk_full_after(size: int):
 
 def test_a_full_disk_ends_the_run_with_one_line_and_does_not_hang(tmp_path):
     with pytest.raises(RunFailed, match="cannot be written"), disk_errors(tmp_path):
-        with reporter(tmp_path, tensorboard=True) as report, disk_full_after(4096):
+        with reporter(tmp_path, loggers=[TensorBoard]) as report, disk_full_after(4096):
             for step in range(1, 1000):
                 report.log(step, {f"metric/{i}": 1.0 for i in range(40)})
 
@@ -159,24 +160,18 @@ def test_a_full_disk_ends_the_run_with_one_line_and_does_not_hang(tmp_path):
 def test_a_clock_that_jumps_by_weeks_stops_nothing(tmp_path, monkeypatch):
     now = [1e9]
     monkeypatch.setattr(reporters.time, "time", lambda: now[0])
-    with reporter(tmp_path, tensorboard=True) as report:
+    with reporter(tmp_path, loggers=[TensorBoard]) as report:
         for step, now[0] in enumerate([1e9, 2e9, 1e6, 1.5e9] * 10, start=1):
             report.log(step, {"x": step})
     assert len(read(tmp_path)) == 40
 
 
 def test_a_rollback_opens_another_event_file(tmp_path):
-    with reporter(tmp_path, tensorboard=True) as report:
+    with reporter(tmp_path, loggers=[TensorBoard]) as report:
         report.log(1, {"x": 1})
         report.rewind(1)
         report.log(1, {"x": 2})
     assert len(list((tmp_path / "tensorboard").iterdir())) == 2
-
-
-def test_tensorboard_can_be_turned_off(tmp_path):
-    with reporter(tmp_path, tensorboard=False) as report:
-        report.log(1, {"x": 1})
-    assert not (tmp_path / "tensorboard").exists()
 
 
 def test_without_a_terminal_each_step_is_one_plain_line(tmp_path):

@@ -1,0 +1,238 @@
+"""Loggers: where the numbers of a run go besides its ``metrics.jsonl``, by name.
+
+    tensorboard           event files in the run directory
+    wandb                 files in the run directory; WANDB_MODE=online sends them
+    trackio               files in ~/.cache/huggingface/trackio, or TRACKIO_DIR; TRACKIO_SPACE_ID
+                          or TRACKIO_SERVER_URL sends them
+    mlflow                mlflow.db in the run directory, or MLFLOW_TRACKING_URI
+    package.module:Class  a ``Writer`` of your own
+
+Without these variables nothing leaves the machine.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import importlib.util
+import io
+import logging
+import os
+import re
+import secrets
+import time
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+from marft_jax.errors import BadInput, described
+from marft_jax.formats import documents, foreign, jsonlines
+from marft_jax.plugins import load_plugin
+
+LOGGER = logging.getLogger("marft_jax")
+_PROJECT = "marft_jax"
+
+
+class Writer(Protocol):
+    """Where the numbers of steps go. It is made with the run directory and the first step that it
+    will get: what an earlier start wrote about that one and later ones no longer counts."""
+
+    def write(self, step: int, metrics: Mapping[str, float]) -> None: ...
+
+    def close(self) -> None: ...
+
+
+MakeWriter = Callable[[Path, int], Writer]
+
+
+def find_loggers(names: Iterable[str]) -> list[MakeWriter]:
+    """What makes the writers of these names.
+
+    Raises:
+        BadInput: there is no such logger, or its package is not installed.
+    """
+    found: list[MakeWriter] = []
+    for name in dict.fromkeys(names):
+        if name in _PACKAGES:
+            if importlib.util.find_spec(name) is None:
+                raise BadInput(
+                    f"--run.loggers {name}: expected its package, which is not installed; "
+                    f'pip install "marft_jax[{name}]", or leave it out'
+                )
+            found.append(functools.partial(Package, name))
+        elif name == "tensorboard":
+            found.append(TensorBoard)
+        else:
+            known = ("tensorboard", *_PACKAGES)
+            found.append(load_plugin(name, "--run.loggers", known, kind="Class"))
+    return found
+
+
+class TensorBoard:
+    """Every metric as a scalar.
+
+    Events are written where ``write`` is called and flushed each step: a disk that is full raises
+    there, and no thread or clock takes part.
+    """
+
+    def __init__(self, run_dir: Path, first_step: int) -> None:
+        # slow to import, and only needed here
+        from tensorboardX.event_file_writer import EventsWriter
+        from tensorboardX.proto import event_pb2
+
+        folder = run_dir / "tensorboard"
+        folder.mkdir(parents=True, exist_ok=True)
+        suffix = f".{os.getpid()}.{time.monotonic_ns()}"  # two files of one second are two files
+        self._file = EventsWriter(str(folder / "events"), suffix)
+        self._event: Any = getattr(event_pb2, "Event")  # noqa: B009 (made at run time)
+        self._write(first_step, session_log={"status": 1})  # SessionLog.START purges what follows
+
+    def write(self, step: int, metrics: Mapping[str, float]) -> None:
+        from tensorboardX.summary import scalar
+
+        for name, value in metrics.items():
+            self._write(step, summary=scalar(name, value))
+        self._file.flush()
+
+    def _write(self, step: int, **content: Any) -> None:
+        self._file.write_event(self._event(step=step, wall_time=time.time(), **content))
+
+    def close(self) -> None:
+        self._file.close()
+
+
+class _Start(NamedTuple):
+    """A run of a logger that is opened: the one with this id, or a new one."""
+
+    folder: Path
+    id: str
+    name: str
+    settings: Mapping[str, Any]
+
+
+class _Opened(NamedTuple):
+    write: Callable[[int, Mapping[str, float]], object]
+    close: Callable[[], object]
+
+
+class Package:
+    """A logger that is another package.
+
+    Each of its runs has every step once. ``loggers/NAME.json`` in the run directory keeps which one
+    it is, and, when that is closed, its last step: a run that goes on right after it goes on there.
+    Where steps are taken back, by a kill or by the guard, a new run of the logger begins, named by
+    its first step. What the package raises later ends this logging with a warning, not the run.
+
+    Raises:
+        BadInput: it cannot be opened.
+    """
+
+    def __init__(self, name: str, run_dir: Path, first_step: int) -> None:
+        self._name, self._last = name, first_step - 1
+        self._file = run_dir / "loggers" / f"{name}.json"
+        self._file.parent.mkdir(parents=True, exist_ok=True)
+        before: dict[str, Any] = {}
+        with contextlib.suppress(BadInput):
+            before = foreign.read_settings(self._file)
+        if before.get("last") != self._last:
+            title = run_dir.resolve().name + (f" from step {first_step}" if first_step > 1 else "")
+            before = {"id": secrets.token_hex(4), "name": title}
+        self._kept = {key: str(before[key]) for key in ("id", "name")}
+        settings = _settings(run_dir / "config.yaml")
+        try:
+            with contextlib.redirect_stdout(io.StringIO()):  # greetings
+                self._open = _PACKAGES[name](_Start(run_dir, **self._kept, settings=settings))
+        except Exception as error:
+            raise BadInput(f"--run.loggers {name}: cannot be opened: {described(error)}") from error
+        self._note(None)
+
+    def write(self, step: int, metrics: Mapping[str, float]) -> None:
+        self._try(lambda: self._open.write(step, metrics))
+        self._last = step
+
+    def close(self) -> None:
+        self._try(self._open.close)
+        self._note(self._last)
+
+    def _try(self, work: Callable[[], object]) -> None:
+        try:
+            with contextlib.redirect_stdout(io.StringIO()):
+                work()
+        except Exception as error:
+            LOGGER.warning("%s failed, and gets no more: %s", self._name, described(error))
+            self._open = _Opened(lambda *_: None, lambda: None)
+
+    def _note(self, last: int | None) -> None:
+        jsonlines.write(self._file, [jsonlines.dumps(self._kept | {"last": last})])
+
+
+def _settings(file: Path) -> dict[str, Any]:
+    """The settings of a run, by ``section.name``."""
+    tree = documents.read(str(file), "--run.dir") if file.is_file() else {}
+    return {f"{section}.{key}": value for section in tree for key, value in tree[section].items()}
+
+
+def _wandb(start: _Start) -> _Opened:
+    os.environ.setdefault("WANDB_ERROR_REPORTING", "false")
+    import wandb
+
+    run = wandb.init(
+        project=os.environ.get("WANDB_PROJECT", _PROJECT),
+        id=start.id,
+        name=start.name,
+        dir=start.folder,
+        config=dict(start.settings),
+        mode=os.environ.get("WANDB_MODE", "offline"),  # pyright: ignore[reportArgumentType]
+        resume="allow",
+        settings=wandb.Settings(silent=True, console="off"),
+    )
+    return _Opened(lambda step, metrics: run.log(dict(metrics), step=step), run.finish)
+
+
+def _trackio(start: _Start) -> _Opened:
+    import trackio
+
+    run = trackio.init(
+        project=_PROJECT,
+        name=f"{start.name} {start.id}",  # by which it is found again
+        config=dict(start.settings),
+        resume="allow",
+        embed=False,
+        auto_log_gpu=False,
+        auto_log_cpu=False,
+    )
+    return _Opened(lambda step, metrics: run.log(dict(metrics), step=step), trackio.finish)
+
+
+def _mlflow(start: _Start) -> _Opened:
+    os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
+    from mlflow.entities import Metric, Param
+    from mlflow.tracking import MlflowClient
+
+    logging.getLogger("mlflow").setLevel(logging.WARNING)  # it sets its own when imported
+    local = f"sqlite:///{start.folder.resolve()}/mlflow.db"
+    client = MlflowClient(os.environ.get("MLFLOW_TRACKING_URI", local))
+    project = os.environ.get("MLFLOW_EXPERIMENT_NAME", _PROJECT)
+    there = client.get_experiment_by_name(project)
+    experiment = there.experiment_id if there else client.create_experiment(project)
+    found = client.search_runs([experiment], f"tags.marft_jax = '{start.id}'")
+    tags = {"marft_jax": start.id}
+    run = (found or [client.create_run(experiment, tags=tags, run_name=start.name)])[0].info.run_id
+    params = [Param(key, str(value)) for key, value in start.settings.items()]
+    for first in range(0, 0 if found else len(params), 100):  # at most so many at once
+        client.log_batch(run, params=params[first : first + 100])
+    client.update_run(run, "RUNNING")
+
+    def write(step: int, metrics: Mapping[str, float]) -> None:
+        now = int(time.time() * 1000)
+        named = {re.sub(r"[^\w\-. :/]", "_", name): value for name, value in metrics.items()}
+        client.log_batch(run, [Metric(name, value, now, step) for name, value in named.items()])
+
+    return _Opened(write, lambda: client.set_terminated(run))
+
+
+_PACKAGES: dict[str, Callable[[_Start], _Opened]] = {
+    "wandb": _wandb,
+    "trackio": _trackio,
+    "mlflow": _mlflow,
+}

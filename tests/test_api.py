@@ -1,0 +1,160 @@
+"""The package in Python: what a notebook calls is what the commands call."""
+
+from __future__ import annotations
+
+import ast
+import runpy
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from run_files import lines_of, write_run
+
+import marft_jax
+from marft_jax import cli
+from marft_jax.config import Config
+from marft_jax.errors import BadInput
+
+pytestmark = pytest.mark.usefixtures("one_device")
+
+SMALL = {"algo.episodes": 8, "run.save_every": 100, "run.loggers": None}
+
+
+def test_every_name_of_the_package_is_there_typed_and_costs_nothing_before_it_is_used(repository):
+    tree = ast.parse((repository / "marft_jax" / "__init__.py").read_text("utf-8"))
+    [typed] = [n for n in tree.body if isinstance(n, ast.If) and ast.unparse(n.test)[0] == "T"]
+    names = {alias.asname for line in typed.body for alias in getattr(line, "names")}  # noqa: B009
+    assert names == set(marft_jax._HOMES) <= set(dir(marft_jax))
+    for name in names:
+        assert getattr(marft_jax, name).__doc__
+    with pytest.raises(AttributeError, match="no attribute 'tarin'"):
+        marft_jax.tarin  # noqa: B018
+    code = "import sys, marft_jax; print({'numpy', 'jax', 'rich', 'yaml'} & set(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", code], cwd=repository, capture_output=True)
+    assert done.stdout.strip() == b"set()"
+
+
+def test_settings_mean_what_they_mean_on_the_command_line(tmp_path):
+    file = tmp_path / "a.yaml"
+    file.write_text("algo: {lr: 0.5, clip: 0.4}\nrun: {steps: 7}\n")
+    built = marft_jax.configure(
+        file, {"algo.lr": 3e-5, "lora.targets": ("q", "v")}, {"algo.lr": 0.25},
+        run={"dir": str(tmp_path / "new"), "best_metric": None}, model={"thinking": False},
+        critic={"hidden": []},
+    )  # fmt: skip
+    words = f"--config {file} --algo.lr 0.25 --lora.targets q v --run.dir {tmp_path}/new "
+    words += "--run.best_metric none --critic.hidden none"
+    assert built == cli.parse(words.split()) != Config()
+
+
+@pytest.mark.parametrize(
+    ("sources", "sections", "shown"),
+    [
+        ([{"algo.lrr": 1}], {}, "did you mean 'algo.lr'?"),
+        ([], {"run": {"steps": "many"}}, "--run.steps: expected a whole number, got 'many'"),
+        ([], {"run": 3}, "configure: expected settings below 'run', got 3"),
+        ([{"team.rounds": 4}], {}, "--team.rounds: this run does not read it"),
+        (["nowhere.yaml"], {}, "nowhere.yaml"),
+    ],
+)
+def test_wrong_settings_are_one_line(sources, sections, shown):
+    with pytest.raises(BadInput) as error:
+        marft_jax.configure(*sources, **sections)
+    assert shown in str(error.value) and "\n" not in str(error.value)
+
+
+def test_a_run_is_evaluated_with_its_own_settings_and_those_on_top(tmp_path):
+    run = write_run(tmp_path / "run", seed=5)
+    config = marft_jax.configure_run(run, {"eval.temperature": 0.5})
+    assert (config.run.seed, config.eval.temperature, config.run.dir) == (5, 0.5, str(run))
+    assert marft_jax.configure_run(None, model={"base": "tiny"}) == Config()
+    with pytest.raises(BadInput, match="expected a run directory"):
+        marft_jax.configure_run(tmp_path)
+
+
+def config_of(folder: Path, steps: int) -> Config:
+    return marft_jax.configure(SMALL, run={"dir": str(folder), "steps": steps})
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory) -> tuple[Path, list[marft_jax.TrainedStep]]:
+    """Three steps, and what the function was shown of them."""
+    folder, seen = tmp_path_factory.mktemp("runs") / "whole", []
+    assert marft_jax.train_team(config_of(folder, 3), on_step=seen.append) == 0
+    return folder, seen
+
+
+def test_every_step_is_shown_with_its_metrics_and_episodes(whole):
+    folder, seen = whole
+    assert [step.step for step in seen] == [1, 2, 3]
+    rewards = [row["reward/mean"] for row in lines_of(folder)]
+    assert [step.metrics["reward/mean"] for step in seen] == rewards
+    assert [np.mean([e.reward for e in step.episodes]) for step in seen] == pytest.approx(rewards)
+
+
+def test_a_function_that_has_seen_enough_ends_the_run_which_goes_on_exactly(whole, tmp_path):
+    run = tmp_path / "run"
+    assert marft_jax.train_team(config_of(run, 3), on_step=lambda step: step.step == 2) == 75
+    assert [p.name for p in (run / "checkpoints").iterdir()] == ["2"]
+    assert marft_jax.train_team(config_of(run, 3), on_step=lambda step: True) == 0  # the last one
+    assert lines_of(run) == lines_of(whole[0])
+
+
+def test_a_function_that_fails_ends_the_run_and_what_was_learned_is_kept(whole, tmp_path):
+    run = tmp_path / "run"
+
+    def fail(step):
+        step.metrics.clear()
+        if step.step == 2:
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        marft_jax.train_team(config_of(run, 3), on_step=fail)
+    assert [p.name for p in (run / "checkpoints").iterdir()] == ["2"]
+    assert marft_jax.train_team(config_of(run, 3)) == 0
+    assert lines_of(run) == lines_of(whole[0])
+
+
+def test_demonstrations_are_learned_with_the_same_function(tmp_path):
+    config, seen = config_of(tmp_path / "start", 1), []
+    wanted = marft_jax.Wanted(generated=8)
+    assert marft_jax.imitate_team(config, wanted, on_step=seen.append) == 0
+    assert seen[0].metrics["agent/solver/loss"] > 0
+
+
+def test_a_team_is_evaluated_and_asked(whole, capsys):
+    folder = whole[0]
+    scores = marft_jax.evaluate_team(folder, limit=4)
+    assert scores["arithmetic", "team"].tasks == 4
+    team = marft_jax.LoadedTeam(folder)
+    first = team.ask("3+4+5=?")
+    assert [turn.name for turn in first.turns] == ["planner", "solver"]
+    assert [turn.text for turn in team.ask("3+4+5=?").turns] == [turn.text for turn in first.turns]
+    with pytest.raises(BadInput, match="too long|context"):
+        team.ask("1+" * 500)
+
+
+def test_a_run_is_read_as_columns_and_records(tmp_path):
+    folder = write_run(tmp_path / "run")
+    with (folder / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 4, "reward/mean": null, "late": 2}\n')
+    run = marft_jax.read_run(str(folder))
+    columns = run.columns()
+    assert columns["step"].tolist() == [1, 2, 3, 4] and columns["step"].dtype == np.int64
+    assert columns["reward/mean"][:3].tolist() == [0.1, 0.2, 0.3]
+    assert np.isnan(columns["reward/mean"][3]) and columns["late"][3] == 2
+    assert [row["turns"][1]["text"] for row in run.episodes(2)] == ["answer at 2"] * 4
+    assert run.episodes(99) == []
+    with pytest.raises(BadInput, match="expected a run directory, found none"):
+        marft_jax.read_run(tmp_path / "none")
+    pandas = pytest.importorskip("pandas")
+    assert pandas.DataFrame(columns).shape == (4, len(columns))
+
+
+def test_the_notebook_runs_as_it_stands(repository, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    cells = runpy.run_path(str(repository / "scripts" / "notebook.py"))
+    assert cells["columns"]["reward/mean"][-1] > 0.7
+    assert "solver: '" in capsys.readouterr().out
