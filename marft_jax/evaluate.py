@@ -18,7 +18,6 @@ import hashlib
 import json
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Container, Iterator, Sequence
 from concurrent.futures import Executor
 from itertools import product
@@ -40,12 +39,11 @@ from marft_jax.evaluation.scores import Record, Scores, score
 from marft_jax.formats import foreign, jsonlines
 from marft_jax.models.lora import Adapters
 from marft_jax.run import transcripts
+from marft_jax.run.progress import Progress
 from marft_jax.run.setup import Session, open_session, open_source, play_held_out, restore_state
 from marft_jax.run.signals import EXIT_STOPPED, Stop
 from marft_jax.team.profiles import last_answering
 from marft_jax.team.team_files import load_team
-
-_REPORT_SECONDS = 10.0  # between two lines of progress
 
 
 def main(argv: Sequence[str] | None = None) -> NoReturn:
@@ -161,9 +159,9 @@ def _play_all(
         session.engine.load(adapters if player.trained else zeros)
         playing = _as_player(session, player)._replace(config=plan.config)
         file = folder / _file_name(plan, step, player)
-        with console.status(f"{plan.name}: compiling ...") as status:
-            play = _Play(playing, source, threads, plan, file)
-            found = scores[plan.name, player.name] = score(play.all(console.print, status.update))
+        play = _Play(playing, source, threads, plan, file)
+        with Progress(f"playing {plan.name}", console) as progress:
+            found = scores[plan.name, player.name] = score(play.all(console.print, progress))
         who = f", {player.name}" if len(players) > 1 else ""
         console.print(f"{plan.name}{who}: {found}\nresponses: {file}")
     return scores
@@ -196,28 +194,17 @@ class _Play:
         self._block = max(16, 4 * session.engine.shape.slots)
         self._key = _key(session, plan, source.size)
 
-    def all(self, log: Callable[[str], None], show: Callable[[str], None]) -> list[Record]:
-        """Every record of the benchmark, the missing ones played now.
-
-        Args:
-            log: prints a line, at most every ten seconds.
-            show: shows the present state.
-        """
+    def all(self, log: Callable[[str], None], progress: Progress) -> list[Record]:
+        """Every record of the benchmark, the missing ones played now; ``log`` prints a line."""
         found = self._saved()
-        name, logged = self._plan.name, time.monotonic()
         total = self._plan.samples * self._tasks
         kept = f", {len(found)} of {total} were already answered" if found else ""
-        log(f"{name}: {self._tasks} tasks{kept}")
+        log(f"{self._plan.name}: {self._tasks} tasks{kept}")
 
         def report(over: int) -> None:
-            nonlocal logged
             mean = sum(record["reward"] for record in found.values()) / max(len(found), 1)
-            so_far = f", {mean:.4f} so far" if found else ""
-            line = f"{name}: {len(found) + over}/{total} played{so_far}"
-            show(line)
-            if time.monotonic() - logged > _REPORT_SECONDS:
-                logged = time.monotonic()
-                log(line)
+            so_far = f", reward {mean:.4f} so far" if found else ""
+            progress(len(found) + over, total, so_far)
 
         for sample, start, stop in self._missing(found):
             for record in self._played(sample, start, stop, report):

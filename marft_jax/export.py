@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import itertools
 import os
 import shutil
 import stat
@@ -31,6 +32,7 @@ from marft_jax.errors import BadInput, RunFailed, reason
 from marft_jax.interop import card, huggingface, peft
 from marft_jax.models import lora
 from marft_jax.run.manifest import DRAFT
+from marft_jax.run.progress import Progress
 from marft_jax.run.setup import Session, open_session, restore_state
 from marft_jax.team.team_files import dump_team, load_team
 
@@ -70,13 +72,14 @@ def export(
     state = restore_state(session, run, step)
     facts = card.Facts(run, int(state.step), config, blueprint, _portable(session.base.source))
     adapters = jax.tree.map(lambda x: np.asarray(jax.device_get(x)), state.adapters)
+    console = Console(highlight=False, soft_wrap=True)
     with _all_or_nothing(out) as draft:
         if form == "peft":
             _as_peft(draft, session, adapters, facts)
         else:
-            _as_merged(draft, session, adapters, facts, agent)
+            with Progress("exporting tensors", console) as progress:
+                _as_merged(draft, session, adapters, facts, agent, progress)
     written = sorted(path for path in out.iterdir() if path.name != "base")
-    console = Console(highlight=False, soft_wrap=True)
     console.print(f"{run}, step {int(state.step)}: {', '.join(map(str, written))}", markup=False)
 
 
@@ -141,18 +144,27 @@ def _as_peft(out: Path, session: Session, adapters: lora.Adapters, facts: card.F
 
 
 def _as_merged(
-    out: Path, session: Session, adapters: lora.Adapters, facts: card.Facts, agent: str | None
+    out: Path,
+    session: Session,
+    adapters: lora.Adapters,
+    facts: card.Facts,
+    agent: str | None,
+    progress: Progress,
 ) -> None:
     """Writes a whole model per agent."""
     team, settings = session.team, session.config.lora
-    for name, owner, sampling in zip(team.names, team.owners, team.sampling, strict=True):
-        if agent not in (None, name):
-            continue
+    members = zip(team.names, team.owners, team.sampling, strict=True)
+    wanted = [member for member in members if agent in (None, member[0])]
+    total, done = len(wanted) * len(jax.tree.leaves(session.base.params)), itertools.count(1)
+    for name, owner, sampling in wanted:
         drawn = {"do_sample": sampling.temperature > 0, "max_new_tokens": sampling.max_new_tokens}
         if sampling.temperature > 0:
             drawn |= {k: getattr(sampling, k) for k in ("temperature", "top_p", "top_k", "min_p")}
         scale = settings.alpha / settings.rank
-        huggingface.write_model(out / name, session.base, _of(owner, adapters), scale, drawn)
+        huggingface.write_model(
+            out / name, session.base, _of(owner, adapters), scale, drawn,
+            report=lambda: progress(next(done), total),
+        )  # fmt: skip
         card.write(out / name, facts, [name])
 
 

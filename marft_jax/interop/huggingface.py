@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +38,7 @@ def write_model(
     scale: float,
     sampling: Mapping[str, Any],
     shard_bytes: int = SHARD_BYTES,
+    report: Callable[[], None] = lambda: None,
 ) -> None:
     """Writes the model, its settings and its tokenizer.
 
@@ -46,6 +47,7 @@ def write_model(
         scale: alpha / rank.
         sampling: for generation_config.json, beside the end-of-turn tokens.
         shard_bytes: the largest weight file.
+        report: is called after each tensor.
     """
     folder.mkdir(parents=True, exist_ok=True)
     source = directory_of(base.source)
@@ -59,11 +61,16 @@ def write_model(
     generation = read_json(source / "generation_config.json") if source else {}
     _write_json(folder / "generation_config.json", generation | tokens | dict(sampling))
     save_tokenizer(base.tokenizer, folder, source)
-    save_sharded(folder, base.params, factors, scale, shard_bytes)
+    save_sharded(folder, base.params, factors, scale, shard_bytes, report)
 
 
 def save_sharded(
-    folder: Path, params: nnx.State[Any, Any], factors: Factors, scale: float, shard_bytes: int
+    folder: Path,
+    params: nnx.State[Any, Any],
+    factors: Factors,
+    scale: float,
+    shard_bytes: int,
+    report: Callable[[], None] = lambda: None,
 ) -> None:
     """Writes the weights a shard at a time, with an index where there is more than one."""
     flat = {"/".join(map(str, keys)): leaf[...] for keys, leaf in nnx.to_flat_state(params)}
@@ -75,7 +82,10 @@ def save_sharded(
         max_shard_size=shard_bytes,
     )
     for file, names in plan.filename_to_tensors.items():
-        tensors = {n: merged(paths[n], flat[paths[n]], factors, scale) for n in names}
+        tensors = {}
+        for name in names:
+            tensors[name] = merged(paths[name], flat[paths[name]], factors, scale)
+            report()
         save_file(tensors, folder / file, metadata={"format": "pt"})
     if plan.is_sharded:
         index = {"metadata": plan.metadata, "weight_map": plan.tensor_to_filename}

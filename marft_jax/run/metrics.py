@@ -8,8 +8,8 @@ import logging
 import resource
 import sys
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from typing import Any, Self
 
 import jax
 import numpy as np
@@ -184,15 +184,26 @@ class Compilations:
     """Counts the programs that are compiled or fetched from the cache on disk, by JAX's own events.
 
     After the first steps there should be none: shapes come from short ladders.
+
+    Args:
+        report: gets each time how many since the last ``metrics``, and their seconds.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, report: Callable[[int, float], None]) -> None:
         self._seconds: list[float] = []
+        self._report = report
+
+    def __enter__(self) -> Self:
         jax.monitoring.register_event_duration_secs_listener(self._note)
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        jax.monitoring.unregister_event_duration_listener(self._note)
 
     def _note(self, event: str, duration_secs: float, **_: Any) -> None:
         if event == "/jax/core/compile/backend_compile_duration":
             self._seconds.append(duration_secs)
+            self._report(len(self._seconds), sum(self._seconds))
 
     def metrics(self) -> dict[str, float]:
         """Since the last call: how many, and the seconds they took."""

@@ -16,18 +16,20 @@ import os
 import statistics
 import time
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from rich.console import Console
+from rich.console import Console, RenderableType
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+from rich.table import Table
 from rich.text import Text
 
 from marft_jax.errors import printable
 from marft_jax.formats import jsonlines
 from marft_jax.run.loggers import MakeWriter, Writer
+from marft_jax.run.progress import LINE_SECONDS, Pace, clock
 
 LOGGER = logging.getLogger("marft_jax")
 
@@ -57,6 +59,7 @@ class Reporter:
         self._run_dir, self._display = run_dir, display
         self._kinds = [JsonLines, *loggers]
         self._writers: list[Writer] = []
+        self._text, self._pace = "", Pace()
         self.rewind(done + 1)
 
     def log(self, step: int, metrics: Mapping[str, Any]) -> None:
@@ -80,9 +83,16 @@ class Reporter:
         LOGGER.info("%s", text)
 
     def doing(self, text: str, done: int = 0, total: int = 0) -> None:
-        """Shows on the display what goes on right now, and how much of it is done: beside the bar,
-        and without one as a line when it takes long."""
-        self._display.doing(f"{text} {done}/{total}" if total else text, quiet=not done)
+        """Shows on the display what goes on right now, how much of it is done and how long the rest
+        will take: beside the bar, and without one as a line when it takes long."""
+        if text != self._text:
+            self._text, self._pace = text, Pace()
+        line = self._pace.line(text, done, total) if total else text
+        self._display.doing(line, quiet=not done)
+
+    def compiled(self, count: int, seconds: float) -> None:
+        """Shows how many programs what goes on has had to wait for, and how long."""
+        self._display.doing(f"{self._text}, {count} programs compiled in {clock(seconds)}", False)
 
     def close(self) -> None:
         while self._writers:
@@ -123,11 +133,31 @@ _LINE = {
     "tok/s": ("throughput/action_tokens_per_s", ",.0f"),
 }
 """The line of a step: label to metric (the mean of all that match) and format."""
-_LINE_SECONDS = 10.0  # between two lines about one and the same thing
+_OF_AN_AGENT = {
+    "reward": ".3f",
+    "approx_kl": ".1e",
+    "loss": ".3f",
+    "entropy": ".3f",
+    "truncated": ".0%",
+    "tokens": ".1f",
+    "grad_norm": ".2g",
+}
+"""What a terminal shows of each agent, and how."""
+
+
+class _Bar(Progress):
+    """A bar below the latest numbers of the agents."""
+
+    agents: Table | None = None
+
+    def get_renderables(self) -> Iterable[RenderableType]:
+        if self.agents is not None and self.agents.row_count < self.console.height - 4:
+            yield self.agents
+        yield from super().get_renderables()
 
 
 class Display(logging.Handler):
-    """A line per log record; on a terminal also a bar with the time left, below the lines.
+    """A line per log record; below them, on a terminal, a line per agent and a bar.
 
     A display that is gone (a closed terminal, a pipe that nobody reads) shows nothing more.
     """
@@ -137,7 +167,7 @@ class Display(logging.Handler):
         self._console, self._total = console, total_steps
         self._stepped = self._spoke = time.monotonic()
         self._seconds: deque[float] = deque(maxlen=20)
-        self._bar = Progress(
+        self._bar = _Bar(
             TextColumn("training"),
             BarColumn(bar_width=None),
             MofNCompleteColumn(),
@@ -157,6 +187,7 @@ class Display(logging.Handler):
         self._seconds.append(now - self._stepped)
         self._stepped = now
         left = clock(statistics.median_low(self._seconds) * max(self._total - step, 0))
+        self._bar.agents = _agents(metrics)
         self._bar.update(self._task, completed=step, left=left)
         parts = {label: _mean(metrics, *how) for label, how in _LINE.items()}
         del parts["loss" if parts["loss"] == "-" else "kl"]  # demonstrations have no KL
@@ -166,7 +197,7 @@ class Display(logging.Handler):
     def doing(self, text: str, quiet: bool) -> None:
         """Shows what goes on: beside the bar, or every ten seconds as a line unless ``quiet``."""
         self._bar.update(self._task, description=text)
-        late = time.monotonic() - self._spoke > _LINE_SECONDS
+        late = time.monotonic() - self._spoke > LINE_SECONDS
         if late and not quiet and not self._console.is_terminal:
             self._say(text)
 
@@ -193,13 +224,6 @@ class Display(logging.Handler):
             yield
         except (OSError, SystemExit):  # a pipe that nobody reads: rich would leave
             self._console.quiet = True
-
-
-def clock(seconds: float) -> str:
-    """``7.4`` as ``0:07``, ``3725`` as ``1:02:05``."""
-    minutes, rest = divmod(round(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
 
 
 class _OneLine(logging.Formatter):
@@ -233,3 +257,19 @@ def _logging_to(path: Path, display: Display) -> Iterator[None]:
 def _mean(metrics: Mapping[str, float], pattern: str, form: str) -> str:
     values = [value for name, value in metrics.items() if fnmatch.fnmatchcase(name, pattern)]
     return format(statistics.fmean(values), form) if values else "-"
+
+
+def _agents(metrics: Mapping[str, float]) -> Table:
+    """The numbers of each agent, by its name."""
+    names = dict.fromkeys(name.split("/")[1] for name in metrics if name.startswith("agent/"))
+    shown = {
+        what: form
+        for what, form in _OF_AN_AGENT.items()
+        if any(f"agent/{name}/{what}" in metrics for name in names)
+    }
+    table = Table("agent", *shown, box=None, header_style="dim")
+    for name in names:
+        values = [(metrics.get(f"agent/{name}/{what}"), form) for what, form in shown.items()]
+        cells = ["-" if value is None else format(value, form) for value, form in values]
+        table.add_row(Text(printable(name)), *cells)
+    return table

@@ -12,6 +12,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
+from rich.console import Console
 
 from marft_jax.config import Config
 from marft_jax.engine.compiled import Shape
@@ -28,6 +29,7 @@ from marft_jax.random_keys import Stream
 from marft_jax.rollout.rollout import Rollout
 from marft_jax.run.checkpoints import Checkpoints
 from marft_jax.run.compatibility import identity_of
+from marft_jax.run.progress import Progress
 from marft_jax.team.assemble import make_team, workflow_of
 from marft_jax.team.prompts import Team
 from marft_jax.team.team_files import Blueprint
@@ -63,7 +65,9 @@ def open_session(config: Config, blueprint: Blueprint, at_once: int | None = Non
     processes.start(config.mesh)
     mesh = mesh_lib.make_mesh(config.mesh)
     place = mesh_lib.placer(mesh, jnp.dtype(config.model.dtype))
-    base = load_base(config.model, place, mesh.devices.flat[0].platform)
+    console = Console(stderr=True, highlight=False, quiet=not processes.is_lead())
+    with Progress(f"loading {config.model.base}", console) as progress:
+        base = load_base(config.model, place, mesh.devices.flat[0].platform, progress)
     context = min(config.model.context, base.config.max_position)
     team = make_team(config, blueprint, context, base.tokenizer)
     _check_lengths(team)

@@ -107,7 +107,8 @@ class Training:
         for line in [_greeting(self.session, self.step), *news]:
             self._reporter.event(line)
         self._threads, self._schedule = DaemonThreads(), Schedule(config.run)
-        self._compilations, self._truncation = Compilations(), TruncationWarning(team)
+        self._compilations = stack.enter_context(Compilations(self._reporter.compiled))
+        self._truncation = TruncationWarning(team)
         self._pipeline = stack.enter_context(Pipeline(self._play, config.rollout.lag > 0))
         self._asked, self._enough = self.step, False
         self.metrics: dict[str, float] = {}

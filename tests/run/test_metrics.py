@@ -22,6 +22,7 @@ from marft_jax.run import reporters
 from marft_jax.run.directory import disk_errors
 from marft_jax.run.loggers import TensorBoard
 from marft_jax.run.metrics import TruncationWarning
+from marft_jax.run.progress import Progress, clock
 from marft_jax.run.reporters import open_reporter
 from marft_jax.types import StepResult
 
@@ -210,6 +211,34 @@ def test_a_terminal_gets_a_bar_with_steps_and_time_left(tmp_path):
     assert re.search(r"training.*━.* 2/5 0:0\d left", text)
 
 
+def test_a_terminal_shows_the_agents_by_name(tmp_path):
+    console = terminal_console()
+    with reporter(tmp_path, console=console) as report:
+        own = {"reward": 0.5, "approx_kl": 0.001, "truncated": 0.25}
+        numbers = {f"agent/plan\x1b[2Jer/{key}": value for key, value in own.items()}
+        report.log(2, numbers | {"agent/solver/entropy": 1.5})
+    text = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", shown(console))
+    assert re.search(r"agent +reward +approx_kl +entropy +truncated", text)
+    assert re.search(r"plan\\x1b\[2Jer +0.500 +1.0e-03 +- +25% *\n solver +- +- +1.500 +- ", text)
+
+
+def test_long_work_says_how_far_it_is_and_how_long_it_takes(monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr(reporters.time, "monotonic", lambda: now[0])
+    for console in (plain_console(), terminal_console()):
+        now[0] = 0.0
+        with Progress("loading m\x1bodel", console) as progress:
+            for done, now[0] in enumerate([1.0, 5.0, 13.0, 14.0, 25.0]):
+                progress(done, 8, ", fine")
+        text = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", shown(console))
+        if console.is_terminal:
+            assert "loading m\\x1bodel" in text and text.count("\n") < 3
+        else:
+            assert text.splitlines() == [
+                r"loading m\x1bodel 2/8, 0:36 left, fine", r"loading m\x1bodel 4/8, 0:24 left, fine"
+            ]  # fmt: skip
+
+
 def test_time_left_is_the_usual_step_times_the_steps_to_go(monkeypatch):
     now = [0.0]
     monkeypatch.setattr(reporters.time, "monotonic", lambda: now[0])
@@ -222,7 +251,7 @@ def test_time_left_is_the_usual_step_times_the_steps_to_go(monkeypatch):
 
 @pytest.mark.parametrize(("seconds", "text"), [(7.4, "0:07"), (59.6, "1:00"), (3725, "1:02:05")])
 def test_clock(seconds, text):
-    assert reporters.clock(seconds) == text
+    assert clock(seconds) == text
 
 
 def test_events_and_warnings_go_to_the_log_and_the_display_once(tmp_path):
@@ -268,7 +297,12 @@ def test_what_takes_long_is_said_where_there_is_no_bar(tmp_path, monkeypatch):
     with reporter(tmp_path, console=console) as report:
         for done, now[0] in enumerate([1.0, 9.0, 11.0, 15.0, 22.0]):
             report.doing("evaluating", done, 8)
-    assert shown(console) == "evaluating 2/8\nevaluating 4/8\n"
+        now[0] += 11
+        report.compiled(3, 9.6)
+    assert shown(console).splitlines() == [
+        "evaluating 2/8, 0:30 left", "evaluating 4/8, 0:21 left",
+        "evaluating, 3 programs compiled in 0:10",
+    ]  # fmt: skip
 
 
 def test_a_display_that_is_gone_stops_nothing(tmp_path):

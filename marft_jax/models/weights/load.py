@@ -29,6 +29,7 @@ from marft_jax.models.tokenizers.tokenizer import ByteTokenizer, Tokenizer
 Tensors = Iterable[tuple[str, np.ndarray]]
 Shapes = dict[str, tuple[int, ...]]
 Place = Callable[[str, np.ndarray], jax.Array]
+Report = Callable[[int, int], None]
 
 _PAGE, _PAGES = 64 * 1024, 64
 _WANTED = ["*.json", "*.safetensors", "*.model", "*.jinja"]
@@ -62,13 +63,19 @@ class _Opened(NamedTuple):
     digest: str
 
 
-def load_base(model: ModelSettings, place: Place, platform: str | None = None) -> BaseModel:
+def load_base(
+    model: ModelSettings,
+    place: Place,
+    platform: str | None = None,
+    report: Report = lambda done, total: None,
+) -> BaseModel:
     """Opens the model that ``--model.base`` names and puts its tensors on the devices.
 
     Args:
         place: ``place(path, array)`` puts one tensor on the devices, in the type and sharding of
             its choice; ``path`` is spelled as in ``layers/3/q/kernel``.
         platform: that it will run on, such as cpu; by default the one that JAX prefers.
+        report: gets how many tensors are placed, and of how many.
 
     Raises:
         BadInput: nothing there, an unsupported model, or files that are not intact.
@@ -82,7 +89,7 @@ def load_base(model: ModelSettings, place: Place, platform: str | None = None) -
         attention=attention_on(platform or jax.default_backend()),
         remat=model.remat,
     )
-    params = fill(abstract, opened.tensors(shapes_of(abstract)), place, model.base)
+    params = fill(abstract, opened.tensors(shapes_of(abstract)), place, model.base, report)
     return BaseModel(opened.config, graphdef, params, opened.tokenizer, model.base, opened.digest)
 
 
@@ -121,7 +128,13 @@ def shapes_of(state: Base) -> Shapes:
     return {_join(keys): tuple(leaf.shape) for keys, leaf in nnx.to_flat_state(state)}
 
 
-def fill(abstract: Base, tensors: Tensors, place: Place, source: str) -> Base:
+def fill(
+    abstract: Base,
+    tensors: Tensors,
+    place: Place,
+    source: str,
+    report: Report = lambda done, total: None,
+) -> Base:
     """An abstract state with its values, each placed as it arrives.
 
     Raises:
@@ -137,6 +150,7 @@ def fill(abstract: Base, tensors: Tensors, place: Place, source: str) -> Base:
             expected = tuple(flat[keys].shape)
             raise BadInput(f"{source}: {path!r}: expected shape {expected}, got {array.shape}")
         flat[keys] = flat[keys].replace(place(path, array))
+        report(len(flat) - len(missing), len(flat))
     if missing:
         raise BadInput(f"{source}: {len(missing)} tensors are missing, such as {min(missing)!r}")
     return nnx.from_flat_state(flat)
