@@ -69,7 +69,7 @@ def find_loggers(names: Iterable[str]) -> list[MakeWriter]:
 
 
 class TensorBoard:
-    """Every metric as a scalar.
+    """Every metric as a scalar; under Custom Scalars the agents over each other, by name.
 
     Events are written where ``write`` is called and flushed each step: a disk that is full raises
     there, and no thread or clock takes part.
@@ -85,11 +85,15 @@ class TensorBoard:
         suffix = f".{os.getpid()}.{time.monotonic_ns()}"  # two files of one second are two files
         self._file = EventsWriter(str(folder / "events"), suffix)
         self._event: Any = getattr(event_pb2, "Event")  # noqa: B009 (made at run time)
+        self._laid_out = False
         self._write(first_step, session_log={"status": 1})  # SessionLog.START purges what follows
 
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
-        from tensorboardX.summary import scalar
+        from tensorboardX.summary import custom_scalars, scalar
 
+        if not self._laid_out:
+            self._laid_out = True
+            self._write(0, summary=custom_scalars({"agents": _charts(metrics)}))
         for name, value in metrics.items():
             self._write(step, summary=scalar(name, value))
         self._file.flush()
@@ -99,6 +103,17 @@ class TensorBoard:
 
     def close(self) -> None:
         self._file.close()
+
+
+def _charts(metrics: Iterable[str]) -> dict[str, list[Any]]:
+    """A chart for each number of the agents, with a line for each of them."""
+    charts: dict[str, list[Any]] = {}
+    for name in metrics:
+        kind, _, rest = name.partition("/")
+        if kind == "agent":
+            lines = charts.setdefault(rest.rpartition("/")[2], ["Multiline", []])[1]
+            lines.append(f"^{re.escape(name)}$")
+    return charts
 
 
 class _Start(NamedTuple):

@@ -130,7 +130,12 @@ def test_tensorboard_has_every_metric(tmp_path):
     while at < len(data):  # a record is: length, its checksum, the event, its checksum
         length = int.from_bytes(data[at : at + 8], "little")
         event = event_pb2.Event.FromString(data[at + 12 : at + 12 + length])
-        found += [(event.step, v.tag, v.simple_value) for v in event.summary.value]
+        for value in event.summary.value:
+            if value.tag == "custom_scalars__config__":
+                [layout] = value.tensor.string_val
+                assert b"entropy" in layout and b"^agent/solver/entropy$" in layout
+            else:
+                found.append((event.step, value.tag, value.simple_value))
         at += 12 + length + 4
     assert found == [
         (1, "reward/mean", 0.25),
