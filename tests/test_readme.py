@@ -29,7 +29,12 @@ ROOT = Path(__file__).resolve().parent.parent
 ROOMS = sorted({file.parent for file in (ROOT / "marft_jax").glob("*/*.py")})
 READMES = [ROOT / "README.md", ROOT / "scripts" / "README.md", *(r / "README.md" for r in ROOMS)]
 TEXT = "\n\n".join(file.read_text("utf-8") for file in READMES if file.is_file())
-MODULES = {"flows": "def two_drafts", "parity": "class Parity", "soft_clip": "SOFT = "}
+MODULES = {
+    "flows": "def two_drafts",
+    "parity": "class Parity",
+    "soft_clip": "SOFT = ",
+    "sums": "marft_jax.configure(",
+}
 """The modules that the snippets are files of, each with what it defines."""
 
 
@@ -204,6 +209,13 @@ def test_the_workflow_and_the_environment_play(here):
     episodes = rollout.play(small.samples(range(4)), 0).episodes
     assert {episode.reward for episode in episodes} == {1.0}
     assert episodes[0].dependency.astype(int).tolist() == [[0, 0, 0], [0, 0, 0], [1, 1, 0]]
+
+
+def test_the_functions_are_used_as_printed(here, one_device):
+    names = runpy.run_path("sums.py")
+    assert len(names["rewards"]) in range(1, 6) and names["rewards"][-1] > names["rewards"][0]
+    assert [names["plan"].name, names["answer"].name] == ["planner", "solver"]
+    assert names["scores"]["arithmetic", "team"].tasks > 10
 
 
 def test_the_algorithm_is_ppo_near_the_old_policy_and_stays_in_the_clip(here):
