@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import runpy
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -115,6 +116,17 @@ def test_a_function_that_fails_ends_the_run_and_what_was_learned_is_kept(whole, 
     assert [p.name for p in (run / "checkpoints").iterdir()] == ["2"]
     assert marft_jax.train_team(config_of(run, 3)) == 0
     assert lines_of(run) == lines_of(whole[0])
+
+
+def test_an_interrupt_ends_the_run_and_not_the_notebook(tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "ps1", "In : ", raising=False)  # as in Jupyter
+
+    def interrupt(step):
+        signal.raise_signal(signal.SIGINT)
+
+    with pytest.raises(KeyboardInterrupt):
+        marft_jax.train_team(config_of(tmp_path / "run", 3), on_step=interrupt)
+    assert [p.name for p in (tmp_path / "run" / "checkpoints").iterdir()] == ["1"]
 
 
 def test_demonstrations_are_learned_with_the_same_function(tmp_path):

@@ -54,7 +54,7 @@ def find_loggers(names: Iterable[str]) -> list[MakeWriter]:
     found: list[MakeWriter] = []
     for name in dict.fromkeys(names):
         if name in _PACKAGES:
-            if importlib.util.find_spec(name) is None:
+            if not _is_installed(name):
                 raise BadInput(
                     f"--run.loggers {name}: expected its package, which is not installed; "
                     f'pip install "marft_jax[{name}]", or leave it out'
@@ -114,6 +114,11 @@ def _charts(metrics: Iterable[str]) -> dict[str, list[Any]]:
             lines = charts.setdefault(rest.rpartition("/")[2], ["Multiline", []])[1]
             lines.append(f"^{re.escape(name)}$")
     return charts
+
+
+def _is_installed(package: str) -> bool:
+    spec = importlib.util.find_spec(package)
+    return spec is not None and spec.origin is not None  # not a mere folder of that name
 
 
 class _Start(NamedTuple):

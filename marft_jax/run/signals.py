@@ -36,7 +36,8 @@ class Stop:
     A second signal ends the process at once, unless it follows within half a second: shells and
     ``timeout`` send the same one twice. Outside of the main thread nothing is listened to:
     signals are then the business of whoever runs there. A SIGHUP that the shell ignores
-    (``nohup``) is ignored.
+    (``nohup``) is ignored. At Python's prompt and in a notebook, which outlive a run, SIGINT raises
+    ``KeyboardInterrupt`` as ever.
 
     Attributes:
         plan: the line to print when a signal comes.
@@ -62,7 +63,8 @@ class Stop:
         os.set_blocking(self._write, False)
         self._wakeup = signal.set_wakeup_fd(self._write, warn_on_full_buffer=False)
         for number in _SIGNALS:
-            if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:
+            ignored = number == signal.SIGHUP and signal.getsignal(number) == signal.SIG_IGN
+            if not ignored and not (number == signal.SIGINT and hasattr(sys, "ps1")):
                 self._handlers[number] = signal.signal(number, self._handle)
         self._thread = threading.Thread(target=self._listen, name="signals", daemon=True)
         self._thread.start()
@@ -114,7 +116,7 @@ class Stop:
         poller.register(self._read, select.POLLIN)
         while poller.poll(until and max(0.0, until - time.monotonic()) * 1000):
             number = os.read(self._read, 1)[0]
-            if number == _CLOSED or number in _SIGNALS and time.monotonic() > since:
+            if number == _CLOSED or number in self._handlers and time.monotonic() > since:
                 return number
         return None
 

@@ -6,6 +6,7 @@ import io
 import math
 import socket
 import sqlite3
+import sys
 from pathlib import Path
 
 import pytest
@@ -130,10 +131,12 @@ def test_a_logger_of_ones_own_is_found_by_name(run):
     assert Mine.written[1][1]["agent/plan-er/kl"] == 1.5
 
 
-def test_a_logger_that_is_none_or_not_installed_is_one_line(monkeypatch):
+def test_a_logger_that_is_none_or_not_installed_is_one_line(monkeypatch, tmp_path):
+    (tmp_path / "wandb").mkdir()  # as wandb leaves one where it was used
+    monkeypatch.setattr(sys, "path", [str(tmp_path)])
+    monkeypatch.delitem(sys.modules, "wandb", raising=False)
     with pytest.raises(BadInput, match="expected tensorboard, wandb, trackio, mlflow or package"):
         find_loggers(["wandbb"])
-    monkeypatch.setattr(loggers.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(BadInput, match=r'wandb: .* pip install "marft_jax\[wandb\]"'):
         find_loggers(["tensorboard", "wandb"])
     with pytest.raises(BadInput, match="did you mean 'run.loggers'"):
@@ -145,7 +148,7 @@ def test_a_package_that_fails_later_ends_its_logging_and_not_the_run(run, monkey
         raise ConnectionError("no route\nto host")
 
     monkeypatch.setitem(loggers._PACKAGES, "wandb", lambda start: loggers._Opened(fail, list))
-    monkeypatch.setattr(loggers.importlib.util, "find_spec", lambda name: True)
+    monkeypatch.setattr(loggers, "_is_installed", lambda name: True)
     log(run, "wandb", 1, 2)
     said = (run / "log.txt").read_text()
     assert said.count("wandb failed, and gets no more: ConnectionError: no route to host") == 1
