@@ -47,20 +47,11 @@ if _sys.argv[:1] == ["-m"] and _signal.getsignal(_signal.SIGINT) == _signal.defa
 __version__ = "0.1.0"
 
 if not TYPE_CHECKING:
-    _HOMES = {
-        "LoadedTeam": "chat",
-        "configure": "cli",
-        "configure_run": "cli",
-        "Config": "config",
-        "BadInput": "errors",
-        "RunFailed": "errors",
-        "evaluate_team": "evaluate",
-        "Wanted": "imitate",
-        "imitate_team": "imitate",
-        "read_run": "report.reading",
-        "train_team": "train",
-        "TrainedStep": "types",
-    }
+    _HOMES = dict(
+        LoadedTeam="chat", configure="cli", configure_run="cli", Config="config",
+        BadInput="errors", RunFailed="errors", evaluate_team="evaluate", Wanted="imitate",
+        imitate_team="imitate", read_run="report.reading", train_team="train", TrainedStep="types",
+    )  # fmt: skip
 
     def __getattr__(name: str) -> object:
         if name not in _HOMES:

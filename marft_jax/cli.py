@@ -47,26 +47,20 @@ class _Layer(NamedTuple):
 
 
 def parse(
-    argv: Sequence[str],
-    *,
-    prog: str = "marft_jax.train",
-    run: str | None = None,
-    evaluating: bool = False,
+    argv: Sequence[str], *, prog: str = "marft_jax.train", evaluating: bool = False
 ) -> Config:
     """Command line to a validated ``Config``: files, then flags; what comes later wins.
 
     A setting that something later has left without effect is at its default in the result.
 
     Args:
-        run: a run directory, whose settings come before all of these.
         evaluating: the command evaluates, so that ``eval.every`` is no condition.
 
     Raises:
         BadInput: an unknown key (with the nearest known one), a wrong type or literal, a file that
             is missing or is not YAML, contradictory settings, or one that this run does not read.
     """
-    layers = [] if run is None else [_run_layer(run)]
-    return _resolve([*layers, *_command_line(argv, prog)], evaluating)
+    return _resolve(_command_line(argv, prog), evaluating)
 
 
 def configure(*sources: Source, **sections: Mapping[str, Any]) -> Config:
@@ -217,8 +211,9 @@ def parse_run(
     Raises:
         BadInput: there is no run in that directory, or a setting is wrong.
     """
-    bare = ["--model.base", base] if run is None and base else []
-    return parse([*bare, *flags], prog=prog, run=run, evaluating=True)
+    bare = [] if base is None else [_Layer(None, {"model.base": [base]})]
+    layers = bare if run is None else [_run_layer(run)]
+    return _resolve([*layers, *_command_line(flags, prog)], evaluating=True)
 
 
 @contextlib.contextmanager
