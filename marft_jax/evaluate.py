@@ -203,7 +203,7 @@ class _Play:
 
         def report(over: int) -> None:
             mean = sum(record["reward"] for record in found.values()) / max(len(found), 1)
-            so_far = f", reward {mean:.4f} so far" if found else ""
+            so_far = f", reward {mean:.4f} so far" if found else "" if over else ", compiling ..."
             progress(len(found) + over, total, so_far)
 
         for sample, start, stop in self._missing(found):

@@ -155,10 +155,14 @@ def test_a_card_names_files_without_their_places(session, run, tmp_path):
         assert "/home" not in text and str(run.parent) not in text
 
 
-def test_a_merged_model_is_written_for_one_agent_or_for_each(run, tmp_path):
+def test_a_merged_model_is_written_for_one_agent_or_for_each(run, tmp_path, monkeypatch):
+    shown = []
+    monkeypatch.setattr(export.Progress, "__call__", lambda self, *counts: shown.append(counts))
     assert run_export("--run", run, "--out", tmp_path / "a", "--format", "merged", "--agent",
                       "solver") == 0  # fmt: skip
     assert [p.name for p in (tmp_path / "a").iterdir()] == ["solver"]
+    tensors = len(shown) // 2  # loaded, exported
+    assert shown == 2 * [(n + 1, tensors) for n in range(tensors)] and tensors > 9
     folder = tmp_path / "a" / "solver"
     names = {"config.json", "generation_config.json", "tokenizer.json", "model.safetensors"}
     assert names <= {p.name for p in folder.iterdir()}
