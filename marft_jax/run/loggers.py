@@ -46,7 +46,7 @@ MakeWriter = Callable[[Path, int], Writer]
 
 
 def find_loggers(names: Iterable[str]) -> list[MakeWriter]:
-    """What makes the writers of these names.
+    """Finds what makes the writers of these names.
 
     Raises:
         BadInput: there is no such logger, or its package is not installed.
@@ -93,7 +93,7 @@ class TensorBoard:
 
         if not self._laid_out:
             self._laid_out = True
-            self._write(0, summary=custom_scalars({"agents": _charts(metrics)}))
+            self._write(step, summary=custom_scalars({"agents": _charts(metrics)}))
         for name, value in metrics.items():
             self._write(step, summary=scalar(name, value))
         self._file.flush()
