@@ -16,7 +16,6 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax.experimental import multihost_utils
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
@@ -122,11 +121,25 @@ def fetched(tree: Any) -> Any:
     """Arrays to the host, all of each, whichever process holds it. Every process must ask."""
 
     def fetch(x: Any) -> np.ndarray:
-        if not isinstance(x, jax.Array) or x.is_fully_addressable or x.is_fully_replicated:
-            return np.asarray(x)
-        return np.asarray(multihost_utils.process_allgather(x, tiled=True))
+        if isinstance(x, jax.Array) and not (x.is_fully_addressable or x.is_fully_replicated):
+            assert isinstance(x.sharding, NamedSharding)
+            x = _gather(x.sharding.mesh)(x)
+        return np.asarray(x)
 
     return jax.tree.map(fetch, tree)
+
+
+def from_all(x: np.ndarray) -> np.ndarray:
+    """What each process gives, of equal shapes, on a new leading axis. Every process must ask."""
+    first = {device.process_index: device for device in reversed(jax.devices())}
+    mesh = Mesh(np.asarray([first[process] for process in sorted(first)]), "processes")
+    split = NamedSharding(mesh, P("processes"))
+    return fetched(jax.make_array_from_process_local_data(split, x[None]))
+
+
+@functools.cache
+def _gather(mesh: Mesh) -> Any:
+    return in_turn(mesh, jax.jit(lambda x: x, out_shardings=replicated(mesh)))
 
 
 def within(mesh: Mesh, function: Callable[..., Any]) -> Callable[..., Any]:

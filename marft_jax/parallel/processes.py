@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import functools
 import ipaddress
 import os
 import socket
@@ -25,10 +26,10 @@ from typing import Any, NoReturn, TypeVar
 
 import jax
 import numpy as np
-from jax.experimental import multihost_utils
 
 from marft_jax.config import Mesh
 from marft_jax.errors import BadInput, EpisodesFailed, Stopped
+from marft_jax.parallel import mesh as mesh_lib
 from marft_jax.parallel.exchange import read_part, write_part
 from marft_jax.types import Played, Player, Sample
 
@@ -206,12 +207,16 @@ def any_process(flag: bool) -> bool:
     """True when ``flag`` is anywhere. Every process must ask, at the same place."""
     if jax.process_count() == 1:
         return flag
-    return bool(np.any(multihost_utils.process_allgather(np.asarray(flag))))
+    return bool(np.any(mesh_lib.from_all(np.asarray(flag))))
 
 
-def together(player: Player) -> Player:
+Meet = Callable[[Callable[[], Any]], Any]
+"""Does what all processes do together, in whichever thread, and returns the result."""
+
+
+def together(player: Player, meet: Meet) -> Player:
     """Plays on all processes, see ``Together``; alone, the player itself."""
-    return player if jax.process_count() == 1 else Together(player)
+    return player if jax.process_count() == 1 else Together(player, meet)
 
 
 class Together:
@@ -219,10 +224,11 @@ class Together:
 
     Args:
         player: plays this process's share.
+        meet: exchanges episodes where all processes do it in the same order.
     """
 
-    def __init__(self, player: Player):
-        self._player = player
+    def __init__(self, player: Player, meet: Meet = lambda work: work()):
+        self._player, self._meet = player, meet
 
     def play(self, samples: Sequence[Sample], step: int) -> Played:
         """Plays as ``Rollout.play`` does; where it ends early in one process, it does in all."""
@@ -234,7 +240,8 @@ class Together:
                 mine = self._player.play(samples[low:high], step)
         except (Stopped, EpisodesFailed, BadInput) as raised:
             error = raised
-        parts = gather(mine, None if error is None else [type(error).__name__, str(error)])
+        told = None if error is None else [type(error).__name__, str(error)]
+        parts = self._meet(functools.partial(gather, mine, told))
         if error is not None:
             raise error
         for process, (_, failure) in enumerate(parts):
@@ -257,8 +264,8 @@ def gather(mine: Played, failure: Sequence[str] | None) -> list[tuple[Played, li
         RunFailed: a process sent something else.
     """
     part = np.frombuffer(write_part(mine, failure), np.uint8)
-    sizes = np.ravel(multihost_utils.process_allgather(np.asarray(part.size, np.int32)))
+    sizes = mesh_lib.from_all(np.asarray(part.size, np.int32))
     padded = np.zeros(sizes.max(), np.uint8)
     padded[: part.size] = part
-    parts = np.reshape(multihost_utils.process_allgather(padded), (len(sizes), -1))
+    parts = mesh_lib.from_all(padded)
     return [read_part(x[:size].tobytes()) for x, size in zip(parts, sizes, strict=True)]

@@ -2,6 +2,10 @@
 
 With a lag η step s is sampled with the adapters after max(0, s - η) updates, however long anything
 takes. What a step depends on is in its ``Job``; the clock decides only who waits for whom.
+
+Several processes must do what they do together in one order. So the thread that plays does none of
+it: it hands that over (``meet``), and the thread that learns does it when it next waits for the
+player, at the same place of the run in all of them and never beside an update.
 """
 
 from __future__ import annotations
@@ -58,10 +62,11 @@ class Pipeline:
     def __init__(self, play: Play, ahead: bool):
         self._play = play
         self._asked: deque[Callable[[], Collected]] = deque()
-        self._cleared = 0
+        self._cleared = self._began = 0  # as counted now, and when the present work began
         self._idle_s = 0.0
-        self._work: queue.SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None]
-        self._work = queue.SimpleQueue()
+        self._work: queue.SimpleQueue[_Promise | None] = queue.SimpleQueue()
+        self._news = threading.Condition()  # of what the player has done, or hands over
+        self._meeting: _Promise | None = None
         self._thread = threading.Thread(target=self._serve, name="player", daemon=True)
         self._ahead = ahead
 
@@ -94,18 +99,52 @@ class Pipeline:
         """Does other work with what plays, after the steps that were asked for are played."""
         return self._submit(work)()
 
+    def meet(self, work: Callable[[], _T]) -> _T:
+        """Does, for what plays, what all processes do together; see above.
+
+        Raises:
+            Stopped: what is played is not wanted any more.
+        """
+        if threading.current_thread() is not self._thread:
+            return work()
+        started, meeting = time.perf_counter(), _Promise(Future(), work)
+        with self._news:
+            if self._began != self._cleared:
+                raise Stopped
+            self._meeting = meeting
+            self._news.notify()
+        try:
+            return meeting.future.result()
+        finally:
+            self._idle_s += time.perf_counter() - started
+
     def clear(self) -> None:
         """Drops what was asked for; a step that is being played is stopped."""
-        self._cleared += 1
-        self._asked.clear()
+        with self._news:
+            self._cleared += 1
+            self._asked.clear()
+            if self._meeting is not None:
+                self._meeting.future.set_exception(Stopped())
+                self._meeting = None
 
     def _submit(self, work: Callable[[], _T]) -> Callable[[], _T]:
         """A function that gives the result: of the thread, or by doing it then."""
         if not self._ahead:
             return work
-        future: Future[_T] = Future()
-        self._work.put((future, work))
-        return future.result
+        promise = _Promise(Future(), work)
+        self._work.put(promise)
+        return functools.partial(self._wait, promise.future)
+
+    def _wait(self, future: Future[_T]) -> _T:
+        """The result of what plays; what it hands over until then is done here."""
+        while True:
+            with self._news:
+                self._news.wait_for(lambda: future.done() or self._meeting)
+                meeting = self._meeting
+                if future.done() or meeting is None:
+                    return future.result()
+                self._meeting = None
+            meeting.keep()
 
     def _play_one(self, job: Job, cleared: int) -> Collected:
         def unwanted() -> bool:
@@ -113,20 +152,35 @@ class Pipeline:
 
         if unwanted():
             raise Stopped
-        waited_s, self._idle_s = {"player_wait_s": self._idle_s} if self._ahead else {}, 0.0
+        started, idle_s = time.perf_counter(), self._idle_s
         collected = self._play(job, unwanted)
-        return collected._replace(seconds={**collected.seconds, **waited_s})
+        took_s = time.perf_counter() - started - (self._idle_s - idle_s)
+        seconds = {"rollout_s": took_s} | ({"player_wait_s": self._idle_s} if self._ahead else {})
+        self._idle_s = 0.0
+        return collected._replace(seconds={**collected.seconds, **seconds})
 
     def _serve(self) -> None:
         while True:
-            began = time.perf_counter()
-            item = self._work.get()
-            self._idle_s += time.perf_counter() - began
-            if item is None:
+            waits = time.perf_counter()
+            promise = self._work.get()
+            self._idle_s += time.perf_counter() - waits
+            if promise is None:
                 return
-            future, work = item
-            try:
-                future.set_result(work())
-            except BaseException as error:
-                future.set_exception(error)
-            del future, work, item  # what is dropped is dropped here
+            self._began = self._cleared
+            promise.keep()
+            with self._news:
+                self._news.notify()
+            del promise  # what is dropped is dropped here
+
+
+class _Promise(NamedTuple):
+    """Work of one thread for another."""
+
+    future: Future[Any]
+    work: Callable[[], Any]
+
+    def keep(self) -> None:
+        try:
+            self.future.set_result(self.work())
+        except BaseException as error:
+            self.future.set_exception(error)

@@ -38,7 +38,12 @@ from marft_jax.types import Played, Player, Sample
 
 
 class Session(NamedTuple):
-    """A loaded base, the team on it, and the engine; ``stop`` is true when to play no longer."""
+    """A loaded base, the team on it, and the engine.
+
+    Attributes:
+        stop: true when to play no longer.
+        meet: how a play does what all processes do together.
+    """
 
     config: Config
     workflow: str
@@ -47,6 +52,7 @@ class Session(NamedTuple):
     team: Team
     engine: Engine
     stop: Callable[[], bool] = lambda: False
+    meet: processes.Meet = lambda work: work()
 
 
 def open_session(config: Config, blueprint: Blueprint, at_once: int | None = None) -> Session:
@@ -179,7 +185,7 @@ def make_rollout(
         report=report,
         stream=stream,
     )
-    return processes.together(rollout)
+    return processes.together(rollout, session.meet)
 
 
 def play_held_out(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -110,6 +109,7 @@ class Training:
         self._compilations = stack.enter_context(Compilations(self._reporter.compiled))
         self._truncation = TruncationWarning(team)
         self._pipeline = stack.enter_context(Pipeline(self._play, config.rollout.lag > 0))
+        self.session = self.session._replace(meet=self._pipeline.meet)
         self._asked, self._enough = self.step, False
         self.metrics: dict[str, float] = {}
         self._played: Sequence[Episode] = ()
@@ -188,9 +188,9 @@ class Training:
         engine.load(job.adapters)
         try:
             source = self._curriculum.source(job.level)
-            rollout, started = make_rollout(session, source, self._threads), time.perf_counter()
+            rollout = make_rollout(session, source, self._threads)
             played = collect(rollout, self._credit, self._config, job.attempt)
-            seconds = {"rollout_s": time.perf_counter() - started, "reward_s": played.waited_s}
+            seconds = {"reward_s": played.waited_s}
             by = {"version": job.version, "level": job.level, "prefix_cached": engine.reused}
             return played._replace(seconds=seconds, **by)
         finally:
@@ -298,7 +298,6 @@ def open_training(config: Config, on_step: OnStep | None = None) -> Iterator[Tra
     with contextlib.ExitStack() as stack:
         stop = stack.enter_context(Stop("stopped before a step was finished; start again"))
         processes.start(config.mesh)
-        check_one_process(config)
         stack.enter_context(disk_errors(Path(config.run.dir)))
         folder = stack.enter_context(own_directory(Path(config.run.dir)))
         training = Training(stack, config, blueprint, stop, folder, on_step)
@@ -319,16 +318,6 @@ def check_learns(config: Config, blueprint: Blueprint) -> None:
                 f"agent {profile.name!r}: expected a temperature above 0 in training, got 0: "
                 "greedy samples teach nothing; raise --team.temperature, or its own"
             )
-
-
-def check_one_process(config: Config) -> None:
-    """Raises ``BadInput`` where several processes would play and learn at the same time."""
-    lag, count = config.rollout.lag, jax.process_count()
-    if lag and count > 1:
-        raise BadInput(
-            f"--rollout.lag: expected 0 with {count} processes, which would wait for each other in "
-            f"two threads at once, got {lag}; leave it out, or start one process"
-        )
 
 
 def _plan_of(step: int) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import threading
 import time
 
@@ -35,7 +36,7 @@ def test_steps_are_taken_in_the_order_in_which_they_were_asked_for(ahead):
     assert [x.version for x in taken] == [0, 1, 2]
     assert seen == [(number, not ahead) for number in range(3)]
     waits = {"player_wait_s", "learner_wait_s"} if ahead else set()
-    assert all(set(x.seconds) == waits for x in taken)
+    assert all(set(x.seconds) == {"rollout_s", *waits} for x in taken)
 
 
 def test_a_step_is_played_before_it_is_taken():
@@ -76,6 +77,53 @@ def test_an_error_is_raised_where_its_step_is_taken(ahead):
         assert pipeline.take().version == 0
         with pytest.raises(EpisodesFailed, match="all of them"):
             pipeline.take()
+
+
+def test_what_processes_do_together_is_done_by_the_thread_that_takes_and_in_order():
+    """By ``take`` and by ``between``, whichever comes first, and never for a later step."""
+    me, done = threading.current_thread(), []
+
+    def note(*what):
+        done.append((*what, threading.current_thread()))
+
+    def play(work, unwanted):
+        time.sleep(0.02)
+        for part in "ab":
+            pipeline.meet(functools.partial(note, work.attempt, part))
+        with pytest.raises(ZeroDivisionError):
+            pipeline.meet(lambda: 1 // 0)
+        return played(work, unwanted)
+
+    with Pipeline(play, ahead=True) as pipeline:
+        for number in range(3):
+            pipeline.ask(job(number))
+        time.sleep(0.2)
+        assert not done
+        first = pipeline.take()
+        time.sleep(0.2)
+        assert done == [(0, part, me) for part in "ab"]
+        assert first.seconds["player_wait_s"] > first.seconds["rollout_s"]
+        assert pipeline.between(lambda: pipeline.meet(lambda: len(done))) == 6
+        assert [pipeline.take().version for _ in range(2)] == [1, 2]
+    assert done == [(number, part, me) for number in range(3) for part in "ab"]
+
+
+def test_what_was_dropped_meets_nobody():
+    done = []
+
+    def play(work, unwanted):
+        pipeline.meet(lambda: done.append(work.attempt))
+        return played(work, unwanted)
+
+    with Pipeline(play, ahead=True) as pipeline:
+        for number in range(3):
+            pipeline.ask(job(number))
+        time.sleep(0.05)  # the first one waits
+        pipeline.clear()
+        pipeline.ask(job(3))
+        assert pipeline.take().version == 3
+        pipeline.ask(job(4))  # at the end it waits, and is dropped
+    assert done == [3] and not pipeline._thread.is_alive()
 
 
 def until_unwanted(work, unwanted):

@@ -259,15 +259,11 @@ def test_a_rollback_drops_what_was_played_ahead(own_env, tmp_path, monkeypatch):
     assert_same(tmp_path / "one", tmp_path / "two", 8)
 
 
-def test_several_processes_and_demonstrations_have_no_lag(monkeypatch):
+def test_demonstrations_have_no_lag():
     config = cli.parse(["--rollout.lag", "2"])
     assert imitate.settings_of(config).rollout.lag == 0
     with pytest.raises(BadInput, match="--rollout.lag: imitation does not read it"):
         imitate.settings_of(config, ["--rollout.lag", "2"])
-    training.check_one_process(config)
-    monkeypatch.setattr(jax, "process_count", lambda: 2)
-    with pytest.raises(BadInput, match="--rollout.lag: expected 0 with 2 processes.*got 2"):
-        training.check_one_process(config)
 
 
 def test_correction_follows_the_lag_where_it_is_left_open():
