@@ -11,7 +11,7 @@ from typing import Any, Literal
 import yaml
 
 from marft_jax.errors import BadInput
-from marft_jax.setting import OWN, fault, graded, left_open, off, on, only, setting, unless
+from marft_jax.setting import LEARNS, OWN, fault, graded, left_open, off, on, only, setting, unless
 
 TARGETS = ("q", "k", "v", "o", "gate", "up", "down")  # matrices that may have an adapter
 WITH_CRITIC = ("appo", "tppo")  # built-in algorithms that have one
@@ -287,6 +287,8 @@ class Mesh:
     """Devices that share each matrix's rows, and the batch."""
     tensor: int = setting(1, least=-1)
     """Devices that share each matrix's columns."""
+    rollout: tuple[int, ...] = setting((), least=1, read=LEARNS)
+    """So many devices play, and the others learn: their number, or data, fsdp and tensor."""
     coordinator: str | None = None
     """Of several processes: HOST:PORT of the first, or auto (TPU pods, SLURM, MPI, Kubernetes)."""
     processes: int | None = setting(None, least=1, read=unless("mesh.coordinator", None, "auto"))
@@ -376,7 +378,7 @@ def validate(config: Config) -> None:
     for key, field in settings():
         if wrong := fault(field, get(config, key)):
             raise BadInput(f"--{key}: {wrong}")
-    targets, address = config.lora.targets, config.mesh.coordinator
+    targets = config.lora.targets
     if not targets or len(set(targets)) < len(targets) or not set(targets) <= set(TARGETS):
         known = ", ".join(TARGETS)
         raise BadInput(f"--lora.targets: expected distinct ones of {known}, got {targets!s:.80}")
@@ -388,10 +390,6 @@ def validate(config: Config) -> None:
     for axis in ("data", "fsdp", "tensor"):
         if not getattr(config.mesh, axis):
             raise BadInput(f"--mesh.{axis}: expected a positive number or -1, got 0")
-    if address not in (None, "auto"):
-        host, _, port = address.rpartition(":")
-        if not host or not port.isdecimal() or not 0 < int(port[:6]) < 1 << 16:
-            raise BadInput(f"--mesh.coordinator: expected HOST:PORT or auto, got {address!r:.60}")
 
 
 def dump(config: Config) -> str:

@@ -32,8 +32,8 @@ def unread(config: Config, evaluating: bool = False) -> dict[str, Condition]:
 def _values(key: str, config: Config, evaluating: bool) -> tuple[Any, ...]:
     """The values of a setting in a run, as it is resolved, mostly one; ``()`` where unknown.
 
-    Two keys more: ``graded``, the environments of training and of benchmarks; ``agents.x``, the
-    setting ``x`` in the profile of each agent.
+    Three keys more: ``graded``, the environments of training and of benchmarks; ``agents.x``, the
+    setting ``x`` in the profile of each agent; ``training``, true in a run that learns.
     """
     section, _, name = key.partition(".")
     specs = config.eval.benchmarks if evaluating or config.eval.every else ()
@@ -45,6 +45,8 @@ def _values(key: str, config: Config, evaluating: bool) -> tuple[Any, ...]:
         return () if config.team.file and not team else (team.get("workflow") or "sequential",)
     if key in ("env.name", "graded"):
         return (config.env.name, *_environments(specs, of_benchmarks=key == "graded"))
+    if key == "training":
+        return (not evaluating,)
     value = config_lib.get(config, key)
     if key == "eval.every":
         return (evaluating or value,)

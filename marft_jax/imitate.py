@@ -84,7 +84,7 @@ def settings_of(config: Config, flags: Iterable[str] = ()) -> Config:
     for flag in (name.replace("-", "_") for name in named):
         section, _, name = flag.partition(".")
         if section == "critic" or section == "algo" and name not in _ALGO or (
-            section == "guard" and name in _GUARD or flag == "rollout.lag"
+            section == "guard" and name in _GUARD or flag in ("rollout.lag", "mesh.rollout")
         ):  # fmt: skip
             raise BadInput(f"--{flag}: imitation does not read it; leave it out")
     algo = Algo("imitation", **{k: getattr(config.algo, k) for k in _ALGO})
@@ -95,6 +95,7 @@ def settings_of(config: Config, flags: Iterable[str] = ()) -> Config:
         critic=dataclasses.replace(type(config.critic)(), mode="none"),
         guard=dataclasses.replace(config.guard, **_GUARD),
         rollout=dataclasses.replace(config.rollout, lag=0),
+        mesh=dataclasses.replace(config.mesh, rollout=()),
         run=dataclasses.replace(config.run, best_metric=None if best == "reward/mean" else best),
     )
 

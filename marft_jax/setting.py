@@ -66,6 +66,10 @@ def left_open(name: str) -> Condition:
     return Condition(f"agents.{name}", lambda value: value is None, says)
 
 
+LEARNS = Condition("training", bool, "in training")
+"""Read by a run that learns."""
+
+
 def setting(
     default: T,
     *,

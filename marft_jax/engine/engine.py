@@ -117,9 +117,13 @@ class Engine:
         self._prefixes = Prefixes(self.shape.slots)
         self.reused = 0
 
+    def place(self, adapters: lora.Adapters) -> lora.Adapters:
+        """The adapters on the engine's devices: a copy, where these are not the learner's."""
+        return mesh_lib.placed(adapters, self._mesh)
+
     def load(self, adapters: lora.Adapters) -> None:
         """Uses these adapters from now on."""
-        self._adapters = mesh_lib.localized(adapters, self._mesh)
+        self._adapters = self.place(adapters)
         self._fused = self._fuse(self._adapters)
         self._slots = self._empty() if self._slots is None else self._slots
         self._prefixes.forget()

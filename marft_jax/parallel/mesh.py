@@ -2,7 +2,8 @@
 
 Three axes, always: ``data`` (rows), ``fsdp`` (rows, and a share of every matrix) and ``tensor`` (a
 share of every matrix). One device is the mesh (1, 1, 1) and takes the same path. Adapters and the
-critic are replicated; the frozen base follows the table below.
+critic are replicated; the frozen base follows the table below. With ``mesh.rollout`` there are two
+meshes without a common device: the one that plays has a copy of the base, and gets adapters.
 """
 
 from __future__ import annotations
@@ -37,14 +38,51 @@ BASE_RULES: Sequence[tuple[str, P]] = (
 )
 
 
-def make_mesh(
+def make_meshes(
     config: config_lib.Mesh, devices: Sequence[Any] | None = None, per_process: int | None = None
+) -> tuple[Mesh, Mesh]:
+    """The meshes that learn and that play: one and the same, or with ``rollout`` one for each.
+
+    Every process has a share of both; its last devices play. Arguments as of ``make_mesh``.
+
+    Raises:
+        BadInput: see ``make_mesh``; or the processes cannot share those that play.
+    """
+    if not config.rollout:
+        mesh = make_mesh(config, devices, per_process)
+        return mesh, mesh
+    devices = jax.devices() if devices is None else devices
+    here = per_process or _of_first(devices)
+    shape = (*config.rollout, 1, 1)[: len(AXES)]
+    processes, asked = len(devices) // here, math.prod(shape)
+    apart = asked // processes
+    if len(config.rollout) > len(AXES) or asked % processes or not 0 < apart < here:
+        most = (here - 1) * processes
+        raise BadInput(
+            f"--mesh.rollout: expected data, fsdp and tensor, or data alone, with a product of at "
+            f"most {most}, a multiple of the {processes} processes; got {config.rollout}"
+        )
+    own = np.asarray(devices).reshape(processes, here)
+    data, fsdp, tensor = shape
+    playing = config_lib.Mesh(data, fsdp, tensor)
+    return (
+        make_mesh(config, own[:, :-apart].ravel().tolist(), here - apart),
+        make_mesh(playing, own[:, -apart:].ravel().tolist(), apart, "--mesh.rollout"),
+    )
+
+
+def make_mesh(
+    config: config_lib.Mesh,
+    devices: Sequence[Any] | None = None,
+    per_process: int | None = None,
+    flag: str = "--mesh",
 ) -> Mesh:
     """The mesh that ``config`` asks for, over all devices of all processes.
 
     Args:
         devices: those of the first process first; all there are by default.
         per_process: how many a process has; as the devices name it by default.
+        flag: of messages.
 
     Raises:
         BadInput: the axes do not multiply to the number of devices, more than one is -1, or a copy
@@ -58,18 +96,23 @@ def make_mesh(
     if -1 in sizes or int(np.prod(sizes)) != len(devices):
         asked = ", ".join(f"{axis}={size}" for axis, size in zip(AXES, sizes, strict=True))
         possible = ", ".join(str(shape) for shape in possible_shapes(len(devices)))
+        left = " that --mesh.rollout leaves" if config.rollout else ""
         raise BadInput(
-            f"--mesh: expected data x fsdp x tensor = {len(devices)} devices, got {asked}; "
+            f"{flag}: expected data x fsdp x tensor = {len(devices)} devices{left}, got {asked}; "
             f"possible: {possible}"
         )
-    first = devices[0].process_index
-    here = per_process or sum(device.process_index == first for device in devices)
+    here = per_process or _of_first(devices)
     if here % (sizes[1] * sizes[2]):
         raise BadInput(
-            f"--mesh: fsdp x tensor = {sizes[1] * sizes[2]} devices share a copy of the base, "
-            f"expected a divisor of the {here} devices of a process; make --mesh.data larger"
+            f"{flag}: fsdp x tensor = {sizes[1] * sizes[2]} devices share a copy of the base, "
+            f"expected a divisor of the {here} devices of a process; make data larger"
         )
     return Mesh(np.asarray(devices).reshape(sizes), AXES)
+
+
+def _of_first(devices: Sequence[Any]) -> int:
+    """The number of devices of a process: of the first one's, and of every other."""
+    return sum(device.process_index == devices[0].process_index for device in devices)
 
 
 def possible_shapes(devices: int) -> list[tuple[int, int, int]]:
@@ -103,6 +146,19 @@ def localized(tree: Any, mesh: Mesh) -> Any:
         return jax.make_array_from_single_device_arrays(x.shape, sharding, pieces)
 
     return jax.tree.map(localize, tree)
+
+
+def placed(tree: Any, mesh: Mesh) -> Any:
+    """Replicated arrays on this process's part of a mesh: copied from its other devices, or, where
+    they are there, as they are."""
+    there = set(mesh.devices.flat)
+
+    def place(x: jax.Array) -> jax.Array:
+        if there <= x.sharding.device_set:
+            return localized(x, mesh)
+        return jax.device_put(x.addressable_data(0), replicated(mesh))
+
+    return jax.tree.map(place, tree)
 
 
 def put(tree: Any, sharding: NamedSharding) -> Any:

@@ -89,8 +89,8 @@ def meet(config: Mesh) -> str:
     """
     assert config.coordinator and config.processes and config.process is not None
     host, _, port = config.coordinator.rpartition(":")
-    if not host or not port.isdecimal() or not 0 < int(port) < 1 << 16:
-        raise BadInput(f"--mesh.coordinator {config.coordinator}: expected HOST:PORT, or auto")
+    if not host or not port.isdecimal() or not 0 < int(port[:6]) < 1 << 16:
+        raise BadInput(f"--mesh.coordinator {config.coordinator:.60}: expected HOST:PORT, or auto")
     if config.process >= config.processes:
         raise BadInput(
             f"--mesh.process: expected less than --mesh.processes {config.processes}, "

@@ -51,6 +51,7 @@ def metric_names(config: Config, agents: Sequence[str], evaluations: Iterable[Pl
     names |= set(_ALWAYS.split())
     names |= set(_OF_A_CRITIC.split()) if config.critic.mode != "none" else set()
     names |= set(_OF_A_LAG.split()) if config.rollout.lag else set()
+    names |= {"time/place_s"} if config.mesh.rollout else set()
     names |= {"episode/dropped_groups"} if algo.dynamic_sampling else set()
     names |= {"curriculum/level"} if config.env.curriculum is not None else set()
     names -= set(_OF_SAMPLING.split()) if recorded else set()

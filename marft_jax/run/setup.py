@@ -22,7 +22,7 @@ from marft_jax.errors import BadInput
 from marft_jax.interop import initial
 from marft_jax.learning.algorithms import find_algorithm
 from marft_jax.learning.learner import Learner, TrainState
-from marft_jax.models.weights.load import BaseModel, load_base
+from marft_jax.models.weights.load import BaseModel, copied, load_base
 from marft_jax.parallel import mesh as mesh_lib
 from marft_jax.parallel import processes
 from marft_jax.random_keys import Stream
@@ -41,6 +41,7 @@ class Session(NamedTuple):
     """A loaded base, the team on it, and the engine.
 
     Attributes:
+        mesh: that learns, where the base is; the engine has its own with ``mesh.rollout``.
         stop: true when to play no longer.
         meet: how a play does what all processes do together.
     """
@@ -69,7 +70,7 @@ def open_session(config: Config, blueprint: Blueprint, at_once: int | None = Non
     find_workflow(workflow)  # before a model is loaded
     use_compilation_cache()
     processes.start(config.mesh)
-    mesh = mesh_lib.make_mesh(config.mesh)
+    mesh, playing = mesh_lib.make_meshes(config.mesh)
     place = mesh_lib.placer(mesh, jnp.dtype(config.model.dtype))
     console = Console(stderr=True, highlight=False, quiet=not processes.is_lead())
     with Progress(f"loading {config.model.base}", console) as progress:
@@ -77,7 +78,11 @@ def open_session(config: Config, blueprint: Blueprint, at_once: int | None = Non
     context = min(config.model.context, base.config.max_position)
     team = make_team(config, blueprint, context, base.tokenizer)
     _check_lengths(team)
-    engine = _open_engine(config, mesh, base, team, at_once or config.algo.episodes)
+    near = base._replace(params=mesh_lib.localized(base.params, mesh_lib.here(mesh)))
+    if playing is not mesh:
+        place = mesh_lib.placer(mesh_lib.here(playing), jnp.dtype(config.model.dtype))
+        near = base._replace(params=copied(near, place))
+    engine = _open_engine(config, playing, near, team, at_once or config.algo.episodes)
     return Session(config, workflow, mesh, base, team, engine)
 
 
@@ -92,7 +97,7 @@ def _open_engine(config: Config, mesh: Mesh, base: BaseModel, team: Team, at_onc
     return Engine(
         base.config,
         base.graphdef,
-        mesh_lib.localized(base.params, here),
+        base.params,
         here,
         shape,
         eos_ids=base.tokenizer.eos_ids,

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from rich.console import Console
 
 from marft_jax.config import Config
@@ -169,17 +170,24 @@ class Training:
     def _ask(self) -> None:
         """Asks for every step whose adapters are known: that of the present ones, and at the start
         and after a rollback also those of the versions before."""
-        state, past = self.state, self.state.past
-        # what learns is donated: with a lag the player has a copy
-        now = state.version() if past else Version(state.adapters, state.progress)
-        versions = (*past, now)
+        past = self.state.past
+        versions = (*past, self._present())
         while self._asked < min(self.step + len(versions), self._config.run.steps):
             adapters, progress = versions[self._asked - self.step]
             number = max(0, self._asked - len(past))
             key = attempt(self._asked, self._guard.rollbacks)
             self._pipeline.ask(Job(key, number, adapters, self._curriculum.level(progress)))
             self._asked += 1
-        self.state = state._replace(past=versions[1:])  # as it is after the next update
+        self.state = self.state._replace(past=versions[1:])  # as it is after the next update
+
+    def _present(self) -> Version:
+        """The present version, where it is played; what learns is donated, so with a lag a copy."""
+        state = self.state
+        if self._config.mesh.rollout:
+            with self.clock("place_s"):
+                adapters = jax.block_until_ready(self.session.engine.place(state.adapters))
+            return Version(adapters, jnp.copy(state.progress))
+        return state.version() if state.past else Version(state.adapters, state.progress)
 
     def _play(self, job: Job, unwanted: Callable[[], bool]) -> Collected:
         """Plays a step, in whichever thread; the cache is there only as long as that takes."""
@@ -239,6 +247,7 @@ class Training:
             else:
                 fresh = self.learner.init()
                 self._pipeline.clear()
+                self._pipeline.between(lambda: None)  # nothing else runs while processes meet
                 self.state = roll_back(checkpoints, guard, done, verdict, fresh, self._begin)
                 self._asked = int(self.state.step)
                 self._reporter.rewind(int(self.state.step) + 1)
@@ -329,7 +338,10 @@ def _plan_of(step: int) -> str:
 def _greeting(session: Session, start: int) -> str:
     """The line that a run begins with."""
     config, shape = session.config, "x".join(map(str, session.mesh.shape.values()))
-    where = f"{session.mesh.devices.flat[0].device_kind} mesh {shape}"
+    where = session.mesh.devices.flat[0].device_kind
+    if apart := config.mesh.rollout:
+        where += f", plays on {'x'.join(map(str, apart))} others, learns on"
+    where += f" mesh {shape}"
     who = f"{', '.join(session.team.names)} ({session.workflow})"
     what = f"{who} on {session.base.source}, {config.env.name}"
     begin = f"continuing after step {start}" if start else "from the beginning"

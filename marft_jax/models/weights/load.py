@@ -156,6 +156,13 @@ def fill(
     return nnx.from_flat_state(flat)
 
 
+def copied(base: BaseModel, place: Place) -> Base:
+    """The parameters once more, on other devices; a tensor at a time."""
+    flat = nnx.to_flat_state(base.params)
+    tensors = ((_join(keys), np.asarray(leaf[...])) for keys, leaf in flat)
+    return fill(base.params, tensors, place, base.source)
+
+
 def _join(keys: Iterable[Any]) -> str:
     return "/".join(str(key) for key in keys)
 
