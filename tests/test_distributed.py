@@ -18,9 +18,11 @@ import pytest
 FLAGS = ["--algo.episodes", "8", "--rollout.slots", "8", "--run.loggers", "none"]
 
 
-def start(run: Path, steps: int, process: int | None, port: int, devices: int, log: Path):
+def start(
+    run: Path, steps: int, process: int | None, port: int, devices: int, log: Path, *flags: str
+):
     """``python -m marft_jax.train`` as one of two processes, or alone."""
-    words = [sys.executable, "-m", "marft_jax.train", "--run.dir", str(run), *FLAGS]
+    words = [sys.executable, "-m", "marft_jax.train", "--run.dir", str(run), *FLAGS, *flags]
     words += ["--run.steps", str(steps), "--run.save_every", "1"]
     if process is not None:
         words += ["--mesh.coordinator", f"localhost:{port}", "--mesh.processes", "2"]
@@ -50,15 +52,29 @@ def said(run: Path, step: int) -> list[list[str]]:
     return [[turn["text"] for turn in json.loads(line)["turns"]] for line in lines]
 
 
+def wait_for(run: Path, steps: int, both: list[subprocess.Popen[bytes]], logs: list[Path]) -> None:
+    deadline = time.monotonic() + 300
+    while len(metrics(run)) < steps and time.monotonic() < deadline:
+        assert all(process.poll() is None for process in both), [f.read_text() for f in logs[:2]]
+        time.sleep(0.2)
+
+
+def assert_alike(run: Path, other: Path) -> None:
+    """As many steps as the other has, with the same numbers."""
+    steps = len(metrics(other))
+    for two, one in zip(metrics(run)[:steps], metrics(other), strict=True):
+        keys = [k for k in one if not k.startswith(("time/", "throughput/", "device/"))]
+        np.testing.assert_allclose(
+            [two[k] for k in keys], [one[k] for k in keys], rtol=2e-4, atol=1e-5, err_msg=str(keys)
+        )
+
+
 @pytest.mark.slow
 def test_two_processes_learn_what_one_does_and_end_when_one_dies(tmp_path):
     """The same text, losses and rewards to 1e-5; then a SIGKILL, a clear end, and a restart."""
     port, logs = free_port(), [tmp_path / f"{i}.log" for i in range(3)]
     both = [start(tmp_path / "two", 400, i, port, 4, logs[i]) for i in range(2)]
-    deadline = time.monotonic() + 300
-    while len(metrics(tmp_path / "two")) < 2 and time.monotonic() < deadline:
-        assert all(process.poll() is None for process in both), [f.read_text() for f in logs[:2]]
-        time.sleep(0.2)
+    wait_for(tmp_path / "two", 2, both, logs)
     both[1].send_signal(signal.SIGKILL)
     killed = time.monotonic()
     assert both[0].wait(90) not in (0, 75)
@@ -68,12 +84,7 @@ def test_two_processes_learn_what_one_does_and_end_when_one_dies(tmp_path):
 
     alone = start(tmp_path / "one", 2, None, port, 8, logs[2])
     assert alone.wait(300) == 0, logs[2].read_text()
-    ours, theirs = metrics(tmp_path / "two")[:2], metrics(tmp_path / "one")
-    for two, one in zip(ours, theirs, strict=True):
-        keys = [k for k in one if not k.startswith(("time/", "throughput/", "device/"))]
-        np.testing.assert_allclose(
-            [two[k] for k in keys], [one[k] for k in keys], rtol=2e-4, atol=1e-5, err_msg=str(keys)
-        )
+    assert_alike(tmp_path / "two", tmp_path / "one")
     assert said(tmp_path / "two", 1) == said(tmp_path / "one", 1)
 
     done = len(metrics(tmp_path / "two"))
@@ -82,12 +93,32 @@ def test_two_processes_learn_what_one_does_and_end_when_one_dies(tmp_path):
     assert "continuing after step" in logs[2].read_text()
     port = free_port()
     both = [start(tmp_path / "two", 400, i, port, 4, logs[i]) for i in range(2)]
-    deadline = time.monotonic() + 300
-    while len(metrics(tmp_path / "two")) < done + 2 and time.monotonic() < deadline:
-        assert all(process.poll() is None for process in both), [f.read_text() for f in logs[:2]]
-        time.sleep(0.2)
+    wait_for(tmp_path / "two", done + 2, both, logs)
     both[1].send_signal(signal.SIGTERM)  # one is told, both stop
     assert [process.wait(60) for process in both] == [75, 75], [f.read_text() for f in logs[:2]]
     steps = [line["step"] for line in metrics(tmp_path / "two")]
     assert steps == list(range(1, len(steps) + 1)) and len(steps) >= done + 2
     assert max(int(p.name) for p in (tmp_path / "two/checkpoints").iterdir()) == len(steps)
+
+
+@pytest.mark.slow
+def test_two_processes_play_ahead_on_devices_of_their_own(tmp_path):
+    """With all that needs the others while it plays: a second draw, levels, evaluations. It is what
+    one process does that shares its devices, and a signal to one process stops both."""
+    flags = ["--rollout.lag", "2", "--algo.name", "grpo", "--algo.group_size", "4"]
+    flags += ["--algo.dynamic_sampling", "true", "--algo.max_refills", "1", "--eval.every", "2"]
+    flags += ["--eval.episodes", "4", "--env.curriculum", "0.15", "--run.transcripts_every", "2"]
+    port, logs = free_port(), [tmp_path / f"{i}.log" for i in range(3)]
+    apart = [*flags, "--mesh.rollout", "2"]
+    both = [start(tmp_path / "two", 400, i, port, 2, logs[i], *apart) for i in range(2)]
+    wait_for(tmp_path / "two", 4, both, logs)
+    both[1].send_signal(signal.SIGTERM)
+    assert [process.wait(60) for process in both] == [75, 75], [f.read_text() for f in logs[:2]]
+
+    alone = start(tmp_path / "one", 4, None, port, 2, logs[2], *flags)
+    assert alone.wait(300) == 0, logs[2].read_text()
+    assert_alike(tmp_path / "two", tmp_path / "one")
+    assert [said(tmp_path / "two", step) for step in (2, 4)] == [
+        said(tmp_path / "one", step) for step in (2, 4)
+    ]
+    assert [row["rollout/version"] for row in metrics(tmp_path / "one")] == [0, 0, 0, 1]

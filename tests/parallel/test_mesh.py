@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import threading
 import time
 
@@ -13,6 +14,7 @@ import small
 from marft_jax import config as config_lib
 from marft_jax.errors import BadInput
 from marft_jax.models import decoder
+from marft_jax.models.weights import load
 from marft_jax.parallel import mesh
 
 
@@ -25,6 +27,56 @@ def test_minus_one_fills_the_mesh(asked, got):
 def test_an_impossible_mesh_is_refused_with_the_possible_ones(asked):
     with pytest.raises(BadInput, match=r"expected .* = 8 devices, got .*\(2, 2, 2\)"):
         mesh.make_mesh(config_lib.Mesh(*asked))
+
+
+@pytest.mark.parametrize(
+    "asked, learning, playing",
+    [
+        ({"rollout": (2,)}, (6, 1, 1), (2, 1, 1)),
+        ({"rollout": (1, 2, 2), "tensor": 2}, (2, 1, 2), (1, 2, 2)),
+    ],
+)
+def test_devices_that_only_play_have_a_mesh_of_their_own(asked, learning, playing):
+    pair = mesh.make_meshes(config_lib.Mesh(**asked))
+    assert [tuple(where.shape.values()) for where in pair] == [learning, playing]
+    assert [d.id for where in pair for d in where.devices.flat] == list(range(8))
+    assert len(set(mesh.make_meshes(config_lib.Mesh(tensor=2)))) == 1
+
+
+def test_every_process_has_a_share_of_both_meshes():
+    pair = mesh.make_meshes(config_lib.Mesh(rollout=(2,), tensor=3), per_process=4)
+    assert [[d.id for d in where.devices.flat] for where in pair] == [[0, 1, 2, 4, 5, 6], [3, 7]]
+
+
+@pytest.mark.parametrize(
+    "asked, message",
+    [
+        ({"rollout": (8,)}, r"--mesh.rollout: expected .* at most 6, a multiple of the 2 pr.*8"),
+        ({"rollout": (3,)}, "--mesh.rollout: expected .* a multiple of the 2 processes"),
+        ({"rollout": (1, 1, 1, 2)}, "--mesh.rollout: expected data, fsdp and tensor"),
+        ({"rollout": (1, 1, 4)}, "--mesh.rollout: fsdp x tensor = 4 .* divisor of the 2 devices"),
+        ({"rollout": (4,), "data": 8}, "expected .* = 4 devices that --mesh.rollout leaves, got"),
+    ],
+)
+def test_devices_that_cannot_be_divided_are_refused(asked, message):
+    with pytest.raises(BadInput, match=message):
+        mesh.make_meshes(config_lib.Mesh(**asked), per_process=4)
+
+
+def test_a_base_and_adapters_get_to_the_mesh_that_plays():
+    learning, playing = mesh.make_meshes(config_lib.Mesh(fsdp=2, rollout=(1, 1, 2)))
+    base = small.base_on(learning, 1)
+    copy = load.copied(base, mesh.placer(playing, jax.numpy.float32))
+    for there, here in zip(jax.tree.leaves(copy), jax.tree.leaves(base.params), strict=True):
+        np.testing.assert_array_equal(there, here)
+    table = copy["embed"]["embedding"][...]
+    assert table.sharding.shard_shape(table.shape) == (264 // 2, 32)
+    adapters = jax.device_put(small.adapters(layers=1), mesh.replicated(learning))
+    placed = mesh.placed(adapters, playing)
+    for there, here in zip(jax.tree.leaves(placed), jax.tree.leaves(adapters), strict=True):
+        np.testing.assert_array_equal(there, here)
+        assert there.sharding == mesh.replicated(playing)
+    assert all(map(operator.is_, *map(jax.tree.leaves, (mesh.placed(placed, playing), placed))))
 
 
 def test_matrices_are_split_and_what_does_not_divide_is_not():

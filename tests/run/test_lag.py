@@ -25,7 +25,7 @@ from marft_jax.run.training import Training
 SMALL = ["--algo.episodes", "8", "--run.loggers", "none", "--run.transcripts_every", "1"]
 GROUPS = ["--algo.name", "grpo", "--algo.group_size", "4", "--algo.dynamic_sampling", "true"]
 LEVELS = ["--env.curriculum", "0.15", "--eval.every", "2", "--eval.episodes", "4"]
-LAGS = {1: [*GROUPS, "--algo.max_refills", "1"], 2: LEVELS}
+LAGS = {1: [*GROUPS, "--algo.max_refills", "1"], 4: LEVELS}
 """With what depends on earlier rewards: dropped groups; levels, and evaluations between."""
 
 
@@ -69,6 +69,12 @@ def slowed(patch: pytest.MonkeyPatch, owner: type, name: str, *seconds: float) -
     patch.setattr(owner, name, wait)
 
 
+def on_two_devices(patch: pytest.MonkeyPatch) -> list[str]:
+    """The flags of a run of which one device plays and one learns."""
+    patch.setattr(jax, "devices", lambda *backend: jax.local_devices()[:2])
+    return ["--mesh.rollout", "1"]
+
+
 @pytest.fixture(scope="module", params=LAGS)
 def whole(request, tmp_path_factory):
     """(lag, its flags, six uninterrupted steps, what sampled each)."""
@@ -97,8 +103,8 @@ def test_step_s_is_sampled_with_the_adapters_after_s_minus_lag_updates(whole):
     assert [row["rollout/version"] for row in rows] == [job.version for job, _ in sampled]
     assert [row["rollout/lag"] for row in rows] == [min(step, lag) for step in range(6)]
     if "--env.curriculum" in flags:  # the first reward is enough, and known from version 1 on
-        assert [job.level for job, _ in sampled] == [0, 0, 0, 1, 1, 1]
-        assert [row["curriculum/level"] for row in rows] == [0, 0, 0, 1, 1, 1]
+        assert [job.level for job, _ in sampled] == [0, 0, 0, 0, 0, 1]
+        assert [row["curriculum/level"] for row in rows] == [0, 0, 0, 0, 0, 1]
     past = arrays_of(run, 6)["past"]
     assert len(past) == lag
     for version, kept in enumerate(past, start=6 - lag):
@@ -121,9 +127,10 @@ def test_what_a_run_with_a_lag_reports_was_named_before(whole):
 
 @pytest.mark.parametrize("slow", ["player", "learner"])
 def test_what_is_slow_changes_nothing(whole, slow, tmp_path, monkeypatch):
-    """Environments and the thread that plays, or the learner."""
+    """Environments and the thread that plays, here on a device of its own, or the learner."""
     _, flags, run, _ = whole
     if slow == "player":
+        flags = [*flags, *on_two_devices(monkeypatch)]
         slowed(monkeypatch, Sums, "reset", 0.0, 0.03, 0.0, 0.01)
         slowed(monkeypatch, Training, "_play", 0.5, 0.0, 0.2)
     else:
@@ -132,11 +139,25 @@ def test_what_is_slow_changes_nothing(whole, slow, tmp_path, monkeypatch):
     assert_same(tmp_path / "run", run, 6)
 
 
+def test_a_device_that_only_plays_changes_nothing_without_a_lag_either(tmp_path, monkeypatch):
+    """And adds one number, the time that adapters take to get there."""
+    flags = ["--run.steps", 2, "--eval.every", "2", "--eval.episodes", "4"]
+    assert run_train(tmp_path / "one", *flags) == 0
+    assert run_train(tmp_path / "two", *flags, *on_two_devices(monkeypatch)) == 0
+    assert_same(tmp_path / "one", tmp_path / "two", 2)
+    assert "plays on 1 others, learns on mesh 1x1x1" in (tmp_path / "two/log.txt").read_text()
+    names = [set(json.loads((tmp_path / run / "metrics.jsonl").read_text().splitlines()[-1]))
+             for run in ("one", "two")]  # fmt: skip
+    assert names[1] - names[0] == {"time/place_s"}
+    settings = settle(cli.parse(["--config", str(tmp_path / "two" / "config.yaml")]))
+    assert "time/place_s" in metric_names(settings, [], [])
+
+
 class Killed(BaseException):
     """Ends a run as SIGKILL would: nothing is saved on the way out."""
 
 
-@pytest.mark.parametrize("whole", [2], indirect=True)
+@pytest.mark.parametrize("whole", [4], indirect=True)
 def test_a_run_that_is_killed_in_any_step_continues_exactly(whole, tmp_path, monkeypatch):
     """Between saves, in its first steps and later: what was in flight is played again."""
     _, flags, run, _ = whole
@@ -262,8 +283,9 @@ def test_a_rollback_drops_what_was_played_ahead(own_env, tmp_path, monkeypatch):
 def test_demonstrations_have_no_lag():
     config = cli.parse(["--rollout.lag", "2"])
     assert imitate.settings_of(config).rollout.lag == 0
-    with pytest.raises(BadInput, match="--rollout.lag: imitation does not read it"):
-        imitate.settings_of(config, ["--rollout.lag", "2"])
+    for flags in ["--rollout.lag", "2"], ["--mesh.rollout", "1"]:
+        with pytest.raises(BadInput, match=f"{flags[0]}: imitation does not read it"):
+            imitate.settings_of(config, flags)
 
 
 def test_correction_follows_the_lag_where_it_is_left_open():
