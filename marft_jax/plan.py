@@ -12,6 +12,7 @@ read. Other flags are those of training.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import sys
 from collections.abc import Callable, Sequence
@@ -21,11 +22,12 @@ from rich.console import Console
 
 from marft_jax import cli
 from marft_jax import config as config_lib
+from marft_jax.errors import BadInput
 from marft_jax.learning.algorithms import find_algorithm, settle
 from marft_jax.models.tokenizers.tokenizer import ByteTokenizer
 from marft_jax.models.weights.load import decoder_config
 from marft_jax.planning import cost, report
-from marft_jax.planning.compile import Run, compiled, describe, extended
+from marft_jax.planning.compile import Compiled, Run, compiled, describe, extended
 from marft_jax.planning.topology import Topology, find_topology
 from marft_jax.planning.work import step_work
 from marft_jax.team.assemble import make_team, workflow_of
@@ -79,7 +81,7 @@ def plan(
     algorithm = find_algorithm(config.algo.name)
     work = step_work(config, team, workflow_of(config, blueprint))
 
-    def at(layers: int) -> Run:
+    def at(layers: int, config: config_lib.Config = config) -> Run:
         shape = dataclasses.replace(model, n_layers=layers)
         return describe(config, team, algorithm, shape, work, topology)
 
@@ -91,7 +93,36 @@ def plan(
         few, more = (compiled(at(layers), log) for layers in DEPTHS)
         programs = extended(few, more, (*DEPTHS, model.n_layers))
     memory, peaks = report.memory_of(run, programs)
-    return report.Plan(run, topology, programs, cost.costs(run, programs), memory, peaks, depths)
+    split = best_split(run, topology, programs, functools.partial(at, model.n_layers))
+    found = cost.costs(run, programs)
+    return report.Plan(run, topology, programs, found, memory, peaks, depths, split)
+
+
+def best_split(
+    run: Run,
+    topology: Topology,
+    programs: dict[str, Compiled],
+    describe_again: Callable[[config_lib.Config], Run],
+) -> tuple[tuple[int, ...], tuple[float, float]] | None:
+    """The ``mesh.rollout`` with which the longer of playing and learning is the shortest.
+
+    Estimated from the programs of ``run``, with a copy of the base over as many devices as there.
+
+    Returns:
+        (data, fsdp and tensor of the devices that play, seconds to play and to learn); None for
+        chips without a speed, or where there is no split.
+    """
+    chip, (_, fsdp, tensor), found = topology.chip, run.here.devices.shape, []
+    for data in range(1, len(topology.devices)) if chip else ():
+        shape = (data, fsdp, tensor)
+        mesh = dataclasses.replace(run.config.mesh, data=-1, rollout=shape)
+        try:
+            other = describe_again(dataclasses.replace(run.config, mesh=mesh))
+        except BadInput:
+            continue
+        assert chip is not None
+        found.append((shape, cost.seconds(chip, cost.costs(other, programs, run))))
+    return min(found, key=lambda split: max(split[1]), default=None)
 
 
 def title(run: Run, topology: Topology) -> str:

@@ -65,7 +65,8 @@ class Run(NamedTuple):
     """A configuration on a topology, as shapes with places.
 
     Attributes:
-        mesh, here: all devices, and those of one process.
+        mesh, here: all devices that learn, and those of one process that play.
+        hosts: how many there are, each with a process.
         base, state, slots, batch: abstract; ``batch`` holds host arrays.
         base_here: the base as a process's own programs see it.
     """
@@ -76,6 +77,7 @@ class Run(NamedTuple):
     work: Work
     mesh: Mesh
     here: Mesh
+    hosts: int
     shape: engine.Shape
     base: Any
     base_here: Any
@@ -100,9 +102,10 @@ def describe(
         BadInput: a mesh that the topology cannot have.
     """
     config = settle(config, model)
-    mesh = mesh_lib.make_mesh(config.mesh, topology.devices, topology.per_host)
-    copies = mesh.shape["data"] // topology.hosts
-    here = Mesh(np.asarray(topology.host).reshape(copies, *mesh.devices.shape[1:]), mesh_lib.AXES)
+    hosts, devices = topology.hosts, topology.devices
+    mesh, playing = mesh_lib.make_meshes(config.mesh, devices, topology.per_host)
+    own = np.asarray(topology.host)[-playing.size // hosts :]
+    here = Mesh(own.reshape(-1, *playing.devices.shape[1:]), mesh_lib.AXES)
     dtype, alpha = jnp.dtype(config.model.dtype), config.lora.alpha
     graphdef, base = _base(config, model, mesh)
     slots = min(config.rollout.slots, processes.share(config.algo.episodes, topology.hosts))
@@ -112,14 +115,15 @@ def describe(
     shards = mesh_lib.row_shards(mesh)
     batch = longest_batch(config, team, algorithm.level, work, shards, model.d_model)
     return Run(
-        config, team, model, work, mesh, here, shape, base, _base(config, model, here)[1],
+        config, team, model, work, mesh, here, hosts, shape, base, _base(config, model, here)[1],
         learned.init.eval_shape(), played.slots, batch, played, learned,
     )  # fmt: skip
 
 
 def lowered(run: Run) -> dict[str, tuple[Any, Sequence[int]]]:
     """The programs of a step, ready for the compiler, and their devices' hosts."""
-    own, everywhere = ([i // run.here.size for i in range(m.size)] for m in (run.here, run.mesh))
+    own = [0] * run.here.size
+    everywhere = [i * run.hosts // run.mesh.size for i in range(run.mesh.size)]
     playing = {
         "prefill": run.engine.prefill.lower(**_prefill(run)),
         "decode": run.engine.decode.lower(**_decode(run)),

@@ -16,15 +16,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+from jax.sharding import Mesh
 
 from marft_jax.config import TARGETS
 from marft_jax.learning.batch import Rows
 from marft_jax.learning.values import FROZEN
 from marft_jax.models.decoder import DecoderConfig
+from marft_jax.parallel import mesh as mesh_lib
 from marft_jax.parallel import processes
 from marft_jax.planning.compile import Compiled, Run, per_chip, prompt_rows
 from marft_jax.planning.topology import Chip
+
+PLAYING = ("decode", "prefill")
+LEARNING = ("values", "gradients", "optimiser")
 
 
 class Cost(NamedTuple):
@@ -57,8 +63,14 @@ class Cost(NamedTuple):
         return max(times["arithmetic"], times["memory"]) + times["links"]
 
 
-def costs(run: Run, programs: dict[str, Compiled]) -> dict[str, Cost]:
-    """The cost of each program, and how often a step calls it."""
+def costs(run: Run, programs: dict[str, Compiled], of: Run | None = None) -> dict[str, Cost]:
+    """The cost of each program, and how often a step calls it.
+
+    Args:
+        of: programs were compiled for this run, on other numbers of devices: what they need and
+            send for their rows follows from those that a device has here.
+    """
+    rows = {name: _row_shards(of or run, name) / _row_shards(run, name) for name in programs}
     counted = {
         "decode": _decode(run),
         "prefill": _prefill(run),
@@ -69,9 +81,16 @@ def costs(run: Run, programs: dict[str, Compiled]) -> dict[str, Cost]:
     found = {}
     for name, program in programs.items():
         calls, flops, moved = counted[name]
-        sent = (program.traffic.moved(across).sent for across in (False, True))
-        found[name] = Cost(calls, flops, moved + 2 * program.scratch, *sent)
+        sent = (rows[name] * program.traffic.moved(across).sent for across in (False, True))
+        found[name] = Cost(calls, flops, moved + 2 * rows[name] * program.scratch, *sent)
     return found
+
+
+def _row_shards(run: Run, program: str) -> int:
+    """How many parts the rows of a program are in; an optimiser's step has none."""
+    if program == "optimiser":
+        return 1
+    return mesh_lib.row_shards(run.here if program in PLAYING else run.mesh)
 
 
 def forward_flops(
@@ -95,6 +114,13 @@ def _vocabulary(model: DecoderConfig, tokens: int) -> int:
     return 2 * model.vocab_size * model.d_model * tokens
 
 
+def seconds(chip: Chip, found: dict[str, Cost]) -> tuple[float, float]:
+    """(rollout, update) of a training step at the chip's limits."""
+    each = {name: cost.seconds(chip) for name, cost in found.items()}
+    play, learn = (sum(each.get(name, 0.0) for name in side) for side in (PLAYING, LEARNING))
+    return play, learn
+
+
 Counted = tuple[int, float, float]
 """Calls in a step; FLOPs and bytes of one."""
 
@@ -102,20 +128,20 @@ Counted = tuple[int, float, float]
 def _decode(run: Run) -> Counted:
     """A chunk of steps; every slot is in use."""
     model, shape, steps = run.model, run.shape, run.shape.chunk
-    episodes = processes.share(run.work.episodes, run.mesh.size // run.here.size)
+    episodes = processes.share(run.work.episodes, run.hosts)
     waves = -(-episodes * len(run.work.owners) // min(shape.slots, episodes))
     flops = forward_flops(model, shape.slots, shape.context, *_adapters(run))
     flops += _vocabulary(model, shape.slots)
-    read = per_chip(run.slots.cache) + _weights(run)
+    read = per_chip(run.slots.cache) + _weights(run.base_here, run.here)
     return waves * -(-shape.longest // steps), steps * flops / run.here.size, steps * read
 
 
 def _prefill(run: Run) -> Counted:
     rows, width = prompt_rows(run)
-    turns = processes.share(run.work.turns, run.mesh.size // run.here.size)
+    turns = processes.share(run.work.turns, run.hosts)
     flops = forward_flops(run.model, rows * width, width, *_adapters(run))
     flops += _vocabulary(run.model, rows)
-    return -(-turns // rows), flops / run.here.size, _weights(run)
+    return -(-turns // rows), flops / run.here.size, _weights(run.base_here, run.here)
 
 
 def _values(run: Run) -> Counted:
@@ -129,7 +155,7 @@ def _values(run: Run) -> Counted:
     if config.algo.kl_coef > 0:
         flops += _vocabulary(run.model, actions)
     passes = frozen + (config.critic.mode == "lora")
-    return micros, flops / run.mesh.size, passes * _weights(run)
+    return micros, flops / run.mesh.size, passes * _weights(run.base, run.mesh)
 
 
 def _gradients(run: Run) -> Counted:
@@ -143,10 +169,10 @@ def _gradients(run: Run) -> Counted:
         trained *= 2
     vocabulary = _vocabulary(model, actions)
     trained += (3 if run.config.algo.entropy_coef else 2) * vocabulary
-    reads = 2 * _weights(run)
+    reads = 2 * _weights(run.base, run.mesh)
     if run.config.algo.correction != "none":  # once a step, not once an epoch
         trained += (forward + lora + vocabulary) / epochs
-        reads += _weights(run) / epochs
+        reads += _weights(run.base, run.mesh) / epochs
     return epochs * micros, trained / run.mesh.size, reads
 
 
@@ -162,9 +188,9 @@ def _optimiser(run: Run) -> Counted:
     return steps, 0.0, 7 * (per_chip(run.state.adapters) + per_chip(run.state.critic))
 
 
-def _weights(run: Run) -> float:
+def _weights(base: Any, mesh: Mesh) -> float:
     """Bytes of weights that a chip reads in a pass: its own, and what ``fsdp`` gathers."""
-    return per_chip(run.base) * run.mesh.shape["fsdp"]
+    return per_chip(base) * mesh.shape["fsdp"]
 
 
 def _adapters(run: Run) -> tuple[int, tuple[str, ...]]:

@@ -9,10 +9,8 @@ from rich import box
 from rich.table import Table
 
 from marft_jax.planning.compile import Compiled, Run, per_chip
-from marft_jax.planning.cost import Cost
+from marft_jax.planning.cost import LEARNING, PLAYING, Cost, seconds
 from marft_jax.planning.topology import Topology
-
-_LEARNING = ("values", "gradients", "optimiser")
 
 
 class Plan(NamedTuple):
@@ -22,6 +20,7 @@ class Plan(NamedTuple):
         memory: bytes per chip, by what they hold.
         peaks: bytes per chip in use while each program runs, with all that lies beside it.
         depths: the numbers of layers that were compiled; one, or two that were extended.
+        split: the ``mesh.rollout`` with the shortest step, and its seconds to play and to learn.
     """
 
     run: Run
@@ -31,6 +30,7 @@ class Plan(NamedTuple):
     memory: dict[str, float]
     peaks: dict[str, float]
     depths: tuple[int, ...]
+    split: tuple[tuple[int, ...], tuple[float, float]] | None = None
 
     @property
     def peak(self) -> float:
@@ -74,12 +74,15 @@ def memory_of(run: Run, programs: dict[str, Compiled]) -> tuple[dict[str, float]
     past, optimiser = float(per_chip(state.past)), memory["optimiser"]
     # with a lag a step is played while others learn; else the cache is released to learn
     ahead = past + memory["cache"] if run.config.rollout.lag else 0.0
+    asleep = optimiser + memory["critic"] + past
+    if run.config.mesh.rollout:  # no device does both
+        ahead, asleep = 0.0, memory["adapters"]
     beside = {  # what a program does not take, and yet is there
         "gradients": optimiser + ahead,
         "optimiser": memory["weights"] + ahead,
         "values": optimiser + ahead,
-        "prefill": optimiser + memory["critic"] + past,
-        "decode": optimiser + memory["critic"] + past,
+        "prefill": asleep,
+        "decode": asleep,
     }
     peaks = {
         name: program.peak + beside[name] + code - program.code
@@ -101,11 +104,11 @@ def advice(plan: Plan) -> str:
             return f"--mesh.tensor {per_host} spreads the weights over all chips of a host"
         return "a copy of the weights leaves no room in a host; take chips with more memory"
     left = (1 - (plan.peak - chip.memory) / plan.memory["cache"]) * run.shape.slots
-    if plan.worst not in _LEARNING and left >= 1:
+    if plan.worst not in LEARNING and left >= 1:
         return f"--rollout.slots {int(left)} makes the cache smaller"
     _, rows, width = run.batch.rows.tokens_BT.shape
     shards = run.mesh.shape["data"] * run.mesh.shape["fsdp"]
-    if plan.worst in _LEARNING and rows > shards:
+    if plan.worst in LEARNING and rows > shards:
         return f"--algo.microbatch_tokens {max(shards, rows // 2) * width} makes passes smaller"
     if share < per_host:
         return f"--mesh.tensor {per_host} spreads weights, cache and activations over a host"
@@ -126,24 +129,26 @@ def verdict(plan: Plan) -> str:
         times = f"{plan.across / plan.gradients:.2f} x the gradients of adapters and critic"
         network = f" ({plan.across / chip.network:.2g} s between slices)" if chip else ""
         lines.append(f"across hosts: {_gb(plan.across)} per optimiser step{network}, {times}")
+    if plan.run.config.mesh.rollout:
+        sides = {"play": PLAYING, "learn": LEARNING}
+        peaks = {side: max(plan.peaks.get(n, 0.0) for n in names) for side, names in sides.items()}
+        lines.append("; ".join(f"devices that {side}: {_gb(x)}" for side, x in peaks.items()))
     if chip is not None:
-        rollout, learning = seconds(plan)
+        rollout, learning = seconds(chip, plan.costs)
         lines.append(
             f"a step of {work.turns} turns of up to {work.context} tokens takes "
             f"at least {rollout:.1f} s to play and {learning:.1f} s to learn"
+        )
+    if plan.split is not None:
+        shape, (rollout, learning) = plan.split
+        lines.append(
+            f"the best split is --mesh.rollout {' '.join(map(str, shape))} with --rollout.lag 1: "
+            f"at least {rollout:.1f} s to play and {learning:.1f} s to learn, side by side"
         )
     if len(plan.depths) > 1:
         depths, layers = " and ".join(map(str, plan.depths)), plan.run.model.n_layers
         lines.append(f"compiled with {depths} layers and extended to {layers}")
     return "\n".join(lines)
-
-
-def seconds(plan: Plan) -> tuple[float, float]:
-    """(rollout, update) of a training step at the chip's limits."""
-    assert plan.topology.chip is not None
-    each = {name: cost.seconds(plan.topology.chip) for name, cost in plan.costs.items()}
-    learning = sum(each[name] for name in _LEARNING if name in each)
-    return each["decode"] + each["prefill"], learning
 
 
 _STYLE: dict[str, Any] = dict(box=box.SIMPLE, padding=0)  # narrow: nothing is cut at 80 columns
@@ -183,7 +188,8 @@ def programs_table(plan: Plan) -> Table:
 def numbers(plan: Plan) -> dict[str, Any]:
     """Everything, for programs to read. Bytes and seconds."""
     run, chip = plan.run, plan.topology.chip
-    times = dict(zip(("rollout_s", "update_s"), seconds(plan), strict=True)) if chip else {}
+    names = ("rollout_s", "update_s")
+    times = dict(zip(names, seconds(chip, plan.costs), strict=True)) if chip else {}
     return {
         "model": run.config.model.base,
         "layers": run.model.n_layers,
@@ -194,6 +200,8 @@ def numbers(plan: Plan) -> dict[str, Any]:
         "devices": run.mesh.size,
         "hosts": plan.topology.hosts,
         "mesh": dict(run.mesh.shape),
+        "rollout_mesh": dict(run.here.shape) | {"data": run.here.shape["data"] * run.hosts},
+        "split": plan.split and [plan.split[0], dict(zip(names, plan.split[1], strict=True))],
         "turns": run.work.turns,
         "memory": plan.memory,
         "peak": plan.peak,

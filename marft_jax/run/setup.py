@@ -70,7 +70,7 @@ def open_session(config: Config, blueprint: Blueprint, at_once: int | None = Non
     find_workflow(workflow)  # before a model is loaded
     use_compilation_cache()
     processes.start(config.mesh)
-    mesh, playing = mesh_lib.make_meshes(config.mesh)
+    meshes = mesh, _ = mesh_lib.make_meshes(config.mesh)
     place = mesh_lib.placer(mesh, jnp.dtype(config.model.dtype))
     console = Console(stderr=True, highlight=False, quiet=not processes.is_lead())
     with Progress(f"loading {config.model.base}", console) as progress:
@@ -78,16 +78,17 @@ def open_session(config: Config, blueprint: Blueprint, at_once: int | None = Non
     context = min(config.model.context, base.config.max_position)
     team = make_team(config, blueprint, context, base.tokenizer)
     _check_lengths(team)
-    near = base._replace(params=mesh_lib.localized(base.params, mesh_lib.here(mesh)))
-    if playing is not mesh:
-        place = mesh_lib.placer(mesh_lib.here(playing), jnp.dtype(config.model.dtype))
-        near = base._replace(params=copied(near, place))
-    engine = _open_engine(config, playing, near, team, at_once or config.algo.episodes)
+    engine = _open_engine(config, meshes, base, team, at_once or config.algo.episodes)
     return Session(config, workflow, mesh, base, team, engine)
 
 
-def _open_engine(config: Config, mesh: Mesh, base: BaseModel, team: Team, at_once: int) -> Engine:
-    here = mesh_lib.here(mesh)
+def _open_engine(
+    config: Config, meshes: tuple[Mesh, Mesh], base: BaseModel, team: Team, at_once: int
+) -> Engine:
+    learning, playing = map(mesh_lib.here, meshes)
+    params = mesh_lib.localized(base.params, learning)
+    if config.mesh.rollout:
+        params = copied(params, mesh_lib.placer(playing, jnp.dtype(config.model.dtype)))
     shape = Shape(
         slots=min(config.rollout.slots, processes.share(at_once, jax.process_count())),
         chunk=config.rollout.chunk,
@@ -97,8 +98,8 @@ def _open_engine(config: Config, mesh: Mesh, base: BaseModel, team: Team, at_onc
     return Engine(
         base.config,
         base.graphdef,
-        base.params,
-        here,
+        params,
+        playing,
         shape,
         eos_ids=base.tokenizer.eos_ids,
         seed=config.run.seed,

@@ -254,6 +254,49 @@ def test_with_a_lag_the_cache_lies_beside_the_update():
     assert ahead["gradients"] - alone["gradients"] == more
 
 
+def test_devices_that_play_hold_the_cache_and_those_that_learn_the_state():
+    """With or without a lag; both hold a copy of the base."""
+    rollout, apart = (
+        config_lib.Rollout(slots=8, lag=2),
+        config_lib.Mesh(tensor=2, rollout=(2, 1, 2)),
+    )
+    run = run_of(settings(rollout=rollout, mesh=apart), topology="cpu:2x4")
+    assert run.here.devices.shape == (1, 1, 2) and run.mesh.devices.shape == (2, 1, 2)
+    assert run.here.devices.flat[0].id == 2  # the last ones of a host
+    assert per_chip(run.base_here) == per_chip(run.base)
+    programs = lowered(run)
+    assert [programs[name][1] for name in ("decode", "gradients")] == [[0, 0], [0, 0, 1, 1]]
+    names = ("prefill", "decode", "values", "gradients", "optimiser")
+    memory, peaks = report.memory_of(run, dict.fromkeys(names, Compiled(0.0)))
+    assert peaks["decode"] == peaks["prefill"] == memory["adapters"]
+    assert peaks["gradients"] == peaks["values"] == memory["optimiser"]
+    assert peaks["optimiser"] == memory["weights"]
+
+
+def test_the_best_split_is_the_one_whose_longer_side_is_the_shortest():
+    plan, chip = tiny(), Chip(1e12, 1e12, 1e12, 1e12, 1e9)
+    asked: dict[tuple[int, ...], report.Run] = {}
+
+    def again(config: config_lib.Config) -> report.Run:
+        run = run_of(config, tiny_model.CONFIG)
+        asked[config.mesh.rollout] = run
+        return run
+
+    where = plan.topology._replace(chip=chip)
+    found = plan_lib.best_split(plan.run, where, plan.programs, again)
+    assert set(asked) == {(2, 1, 2)}  # two of the four devices of each host
+    shape, times = found or ((), (0.0, 0.0))
+    assert shape == (2, 1, 2)
+    whole, half = plan.costs, cost.costs(asked[shape], plan.programs, plan.run)
+    assert times == cost.seconds(chip, half)
+    assert half["gradients"].flops == 2 * whole["gradients"].flops
+    assert half["gradients"].inside == 2 * whole["gradients"].inside
+    assert half["optimiser"] == whole["optimiser"]
+    told = report.verdict(plan._replace(topology=where, split=found))
+    assert "the best split is --mesh.rollout 2 1 2 with --rollout.lag 1: at least 0" in told
+    assert plan_lib.best_split(plan.run, plan.topology, plan.programs, again) is None
+
+
 def test_a_process_has_slots_for_its_own_episodes_in_a_plan_and_in_a_run(monkeypatch):
     config = settings(algo=config_lib.Algo(episodes=24))
     assert run_of(config, topology="cpu:3x2").shape.slots == 8

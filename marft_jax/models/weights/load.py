@@ -156,11 +156,10 @@ def fill(
     return nnx.from_flat_state(flat)
 
 
-def copied(base: BaseModel, place: Place) -> Base:
-    """The parameters once more, on other devices; a tensor at a time."""
-    flat = nnx.to_flat_state(base.params)
-    tensors = ((_join(keys), np.asarray(leaf[...])) for keys, leaf in flat)
-    return fill(base.params, tensors, place, base.source)
+def copied(params: Base, place: Callable[[str, jax.Array], jax.Array]) -> Base:
+    """The parameters once more, on other devices."""
+    flat = nnx.to_flat_state(params)
+    return nnx.from_flat_state((k, x.replace(place(_join(k), x[...]))) for k, x in flat)
 
 
 def _join(keys: Iterable[Any]) -> str:
