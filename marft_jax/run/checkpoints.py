@@ -142,8 +142,10 @@ class Checkpoints:
             return
         if (saving := self._saving) is not None and saving.done():
             self.wait()  # raises what went wrong
-        # A copy: on a CPU, what the device gives is its own memory, which the next step overwrites.
-        arrays = jax.tree.map(lambda x: np.array(jax.device_get(x)), state)
+        # A copy: on a CPU, what the device gives is its own memory, which the next step overwrites;
+        # not the versions of earlier steps, which nothing is written to.
+        past = jax.device_get(state.past)
+        arrays = jax.tree.map(np.array, jax.device_get(state._replace(past=())))._replace(past=past)
         metric = metric if metric is not None and np.isfinite(metric) else None
         meta = self.identity | {"metric": metric, "step": step, "arrays": shapes_of(arrays)}
         meta["guard"] = copy.deepcopy(dict(guard or {}))  # it changes while this is written
