@@ -57,10 +57,10 @@ def make_meshes(
     processes, asked = len(devices) // here, math.prod(shape)
     apart = asked // processes
     if len(config.rollout) > len(AXES) or asked % processes or not 0 < apart < here:
-        most = (here - 1) * processes
+        asked_for = " ".join(map(str, config.rollout))
         raise BadInput(
-            f"--mesh.rollout: expected data, fsdp and tensor, or data alone, with a product of at "
-            f"most {most}, a multiple of the {processes} processes; got {config.rollout}"
+            f"--mesh.rollout: expected data, or data, fsdp and tensor, of as many devices of each "
+            f"of {processes} processes and fewer than its {here}, got {asked_for}"
         )
     own = np.asarray(devices).reshape(processes, here)
     data, fsdp, tensor = shape
@@ -210,10 +210,11 @@ def within(mesh: Mesh, function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def in_turn(mesh: Mesh, program: Any) -> Any:
-    """A compiled function whose calls wait for those of other threads, on a mesh of several
-    devices: each of these must meet the programs in the same order, or two that exchange data
-    would wait for each other for ever."""
-    return program if mesh.size == 1 else _InTurn(program)
+    """A compiled function whose calls wait for those of other threads, on a mesh with several
+    devices of this process: each of these must meet the programs in the same order, or two that
+    exchange data would wait for each other for ever."""
+    own = [device for device in mesh.devices.flat if device.process_index == jax.process_index()]
+    return program if len(own) == 1 else _InTurn(program)
 
 
 class _InTurn:

@@ -51,9 +51,15 @@ def test_every_process_has_a_share_of_both_meshes():
 @pytest.mark.parametrize(
     "asked, message",
     [
-        ({"rollout": (8,)}, r"--mesh.rollout: expected .* at most 6, a multiple of the 2 pr.*8"),
-        ({"rollout": (3,)}, "--mesh.rollout: expected .* a multiple of the 2 processes"),
-        ({"rollout": (1, 1, 1, 2)}, "--mesh.rollout: expected data, fsdp and tensor"),
+        (
+            {"rollout": (8,)},
+            "--mesh.rollout: expected .* and fewer than its 4, got 8",
+        ),
+        ({"rollout": (3,)}, "--mesh.rollout: expected .* each of 2 processes .* got 3"),
+        (
+            {"rollout": (1, 1, 1, 2)},
+            "--mesh.rollout: expected data, or data, .* got 1 1 1 2",
+        ),
         ({"rollout": (1, 1, 4)}, "--mesh.rollout: fsdp x tensor = 4 .* divisor of the 2 devices"),
         ({"rollout": (4,), "data": 8}, "expected .* = 4 devices that --mesh.rollout leaves, got"),
     ],
