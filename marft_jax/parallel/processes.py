@@ -31,6 +31,7 @@ from marft_jax.config import Mesh
 from marft_jax.errors import BadInput, EpisodesFailed, Stopped
 from marft_jax.parallel import mesh as mesh_lib
 from marft_jax.parallel.exchange import read_part, write_part
+from marft_jax.parallel.ladder import bucket
 from marft_jax.types import Played, Player, Sample
 
 _T = TypeVar("_T")
@@ -265,7 +266,7 @@ def gather(mine: Played, failure: Sequence[str] | None) -> list[tuple[Played, li
     """
     part = np.frombuffer(write_part(mine, failure), np.uint8)
     sizes = mesh_lib.from_all(np.asarray(part.size, np.int32))
-    padded = np.zeros(sizes.max(), np.uint8)
+    padded = np.zeros(bucket(int(sizes.max())), np.uint8)  # few shapes: each is compiled
     padded[: part.size] = part
     parts = mesh_lib.from_all(padded)
     return [read_part(x[:size].tobytes()) for x, size in zip(parts, sizes, strict=True)]
