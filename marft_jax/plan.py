@@ -131,11 +131,13 @@ def title(run: Run, topology: Topology) -> str:
     vocabularies = 1 if model.tie_embeddings else 2
     weights = cost.block_weights(model) + vocabularies * model.vocab_size * model.d_model
     mesh = "x".join(str(size) for size in run.mesh.shape.values())
+    if run.config.mesh.rollout:
+        mesh += f" learns, {'x'.join(map(str, run.config.mesh.rollout))} plays"
     return (
         f"{config.model.base} ({weights / 1e9:.2f} B weights, {config.model.dtype}), "
         f"{len(run.team.profiles)} agents, {run.team.adapters} adapters of rank "
         f"{config.lora.rank} on {', '.join(config.lora.targets)}, {config.algo.name}; "
-        f"{topology.name}: {run.mesh.size} devices in {topology.hosts} hosts, mesh {mesh}"
+        f"{topology.name}: {len(topology.devices)} devices in {topology.hosts} hosts, mesh {mesh}"
     )
 
 

@@ -134,21 +134,24 @@ def verdict(plan: Plan) -> str:
         peaks = {side: max(plan.peaks.get(n, 0.0) for n in names) for side, names in sides.items()}
         lines.append("; ".join(f"devices that {side}: {_gb(x)}" for side, x in peaks.items()))
     if chip is not None:
-        rollout, learning = seconds(chip, plan.costs)
-        lines.append(
-            f"a step of {work.turns} turns of up to {work.context} tokens takes "
-            f"at least {rollout:.1f} s to play and {learning:.1f} s to learn"
-        )
+        beside = bool(plan.run.config.mesh.rollout and plan.run.config.rollout.lag)
+        took = _took(*seconds(chip, plan.costs), beside)
+        lines.append(f"a step of {work.turns} turns of up to {work.context} tokens takes {took}")
     if plan.split is not None:
-        shape, (rollout, learning) = plan.split
-        lines.append(
-            f"the best split is --mesh.rollout {' '.join(map(str, shape))} with --rollout.lag 1: "
-            f"at least {rollout:.1f} s to play and {learning:.1f} s to learn, side by side"
-        )
+        shape, times = plan.split
+        split = f"--mesh.rollout {' '.join(map(str, shape))} --rollout.lag 1"
+        lines.append(f"with the best split, {split}, {_took(*times, True)}")
     if len(plan.depths) > 1:
         depths, layers = " and ".join(map(str, plan.depths)), plan.run.model.n_layers
         lines.append(f"compiled with {depths} layers and extended to {layers}")
     return "\n".join(lines)
+
+
+def _took(rollout: float, learning: float, beside: bool) -> str:
+    """The seconds of a step whose halves follow each other, or go on beside each other."""
+    whole = max(rollout, learning) if beside else rollout + learning
+    how = "beside" if beside else "then"
+    return f"at least {whole:.1f} s: {rollout:.1f} s to play, {how} {learning:.1f} s to learn"
 
 
 _STYLE: dict[str, Any] = dict(box=box.SIMPLE, padding=0)  # narrow: nothing is cut at 80 columns

@@ -293,7 +293,7 @@ def test_the_best_split_is_the_one_whose_longer_side_is_the_shortest():
     assert half["gradients"].inside == 2 * whole["gradients"].inside
     assert half["optimiser"] == whole["optimiser"]
     told = report.verdict(plan._replace(topology=where, split=found))
-    assert "the best split is --mesh.rollout 2 1 2 with --rollout.lag 1: at least 0" in told
+    assert "with the best split, --mesh.rollout 2 1 2 --rollout.lag 1, at least 0" in told
     assert plan_lib.best_split(plan.run, plan.topology, plan.programs, again) is None
 
 
