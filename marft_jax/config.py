@@ -56,6 +56,8 @@ class Model:
     """The longest prompt plus action, in tokens."""
     thinking: bool = setting(False, read=unless("model.base", "tiny"))
     """Let a model whose chat template has such a mode think before it answers (Qwen3)."""
+    layers: Literal["auto", "stacked", "unrolled"] = "auto"
+    """Stacked layers compile in a time without depth; auto: on GPUs and TPUs, not on CPUs."""
     remat: Literal["none", "products", "block"] = "products"
     """The update computes again nothing, all but the base's products, or whole blocks."""
 

@@ -12,7 +12,6 @@ read. Other flags are those of training.
 from __future__ import annotations
 
 import dataclasses
-import functools
 import json
 import sys
 from collections.abc import Callable, Sequence
@@ -27,14 +26,11 @@ from marft_jax.learning.algorithms import find_algorithm, settle
 from marft_jax.models.tokenizers.tokenizer import ByteTokenizer
 from marft_jax.models.weights.load import decoder_config
 from marft_jax.planning import cost, report
-from marft_jax.planning.compile import Compiled, Run, compiled, describe, extended
+from marft_jax.planning.compile import Compiled, Run, compiled, describe
 from marft_jax.planning.topology import Topology, find_topology
 from marft_jax.planning.work import step_work
 from marft_jax.team.assemble import make_team, workflow_of
 from marft_jax.team.team_files import load_team
-
-DEPTHS = (2, 4)
-"""Deeper models are compiled with so many layers: the compiler takes 20 minutes for 64."""
 
 
 def main(argv: Sequence[str] | None = None) -> NoReturn:
@@ -42,15 +38,11 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
     parser = cli.Parser("marft_jax.plan", __doc__)
     parser.add_argument("--topology", required=True, metavar="NAME", help="such as v5e:4x4, cpu:8")
     parser.add_argument("--json", action="store_true", help="print one JSON object, nothing else")
-    parser.add_argument(
-        "--exact", action="store_true",
-        help="compile all layers, not two shallow models that are extended to a deep one",
-    )  # fmt: skip
     with cli.boundary():
         own, rest = parser.parse_known_args(argv)
         console = Console(highlight=False, soft_wrap=True, stderr=own.json, markup=False)
         config = cli.parse(rest, prog="marft_jax.plan")
-        found = plan(config, find_topology(own.topology), own.exact, console.print)
+        found = plan(config, find_topology(own.topology), console.print)
         if own.json:
             print(json.dumps(report.numbers(found)))
         else:
@@ -62,13 +54,11 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
 def plan(
     config: config_lib.Config,
     topology: Topology,
-    exact: bool = False,
     log: Callable[[str], None] = lambda line: None,
 ) -> report.Plan:
     """Compiles everything for the topology; reads the shape of the model, and no weights.
 
     Args:
-        exact: compile a deep model as it is.
         log: takes a line whenever something is done.
 
     Raises:
@@ -81,21 +71,15 @@ def plan(
     algorithm = find_algorithm(config.algo.name)
     work = step_work(config, team, workflow_of(config, blueprint))
 
-    def at(layers: int, config: config_lib.Config = config) -> Run:
-        shape = dataclasses.replace(model, n_layers=layers)
-        return describe(config, team, algorithm, shape, work, topology)
+    def on(config: config_lib.Config) -> Run:
+        return describe(config, team, algorithm, model, work, topology)
 
-    run, depths = at(model.n_layers), DEPTHS
+    run = on(config)
     log(title(run, topology))
-    if exact or model.n_layers <= max(DEPTHS):
-        programs, depths = compiled(run, log), (model.n_layers,)
-    else:
-        few, more = (compiled(at(layers), log) for layers in DEPTHS)
-        programs = extended(few, more, (*DEPTHS, model.n_layers))
+    programs = compiled(run, log)
     memory, peaks = report.memory_of(run, programs)
-    split = best_split(run, topology, programs, functools.partial(at, model.n_layers))
-    found = cost.costs(run, programs)
-    return report.Plan(run, topology, programs, found, memory, peaks, depths, split)
+    split, found = best_split(run, topology, programs, on), cost.costs(run, programs)
+    return report.Plan(run, topology, programs, found, memory, peaks, split)
 
 
 def best_split(

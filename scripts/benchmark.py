@@ -19,6 +19,7 @@ import dataclasses
 import json
 import platform
 import time
+import zlib
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 from unittest import mock
@@ -26,6 +27,7 @@ from unittest import mock
 import jax
 import jax.numpy as jnp
 import numpy as np
+from flax import nnx
 from rich.console import Console
 from rich.table import Table
 
@@ -36,10 +38,9 @@ from marft_jax.engine.engine import Completion, Engine, Request
 from marft_jax.learning.algorithms import find_algorithm, settle
 from marft_jax.learning.learner import Learner
 from marft_jax.models.decoder import DecoderConfig
-from marft_jax.models.ops.attention import attention_on
 from marft_jax.models.ops.remat import Remat
 from marft_jax.models.tokenizers.tokenizer import ByteTokenizer
-from marft_jax.models.weights.load import BaseModel, abstract_decoder, load_base
+from marft_jax.models.weights.load import BaseModel, decoder_on, load_base
 from marft_jax.parallel import mesh as mesh_lib
 from marft_jax.run.metrics import peak_bytes
 from marft_jax.team.assemble import make_team
@@ -459,28 +460,26 @@ def machine(mesh) -> dict[str, Any]:
     }
 
 
-def open_base(model: str, dtype: str, mesh, remat: Remat = "products") -> BaseModel:
+def open_base(
+    model: str, dtype: str, mesh, remat: Remat = "products", layers: str = "auto"
+) -> BaseModel:
     """A shape by name with random weights, or a real model."""
+    settings = config_lib.Model(model, dtype, remat=remat, layers=layers)  # pyright: ignore
     if model not in SHAPES:
-        settings = config_lib.Model(model, dtype, remat=remat)  # pyright: ignore[reportArgumentType]
         return load_base(settings, mesh_lib.placer(mesh, jnp.dtype(dtype)))
-    graphdef, abstract = abstract_decoder(
-        SHAPES[model],
-        jnp.dtype(dtype),
-        attention=attention_on(jax.default_backend()),
-        remat=remat,
-    )
-    leaves, tree = jax.tree.flatten(abstract)
-    keys = jax.random.split(jax.random.key(0), len(leaves))
+    config, graphdef, abstract = decoder_on(jax.default_backend(), SHAPES[model], settings)
+    key = jax.random.key(0)
 
-    def draw(key: jax.Array, x: jax.ShapeDtypeStruct) -> jax.Array:
-        if x.ndim != 2:
-            return jnp.ones(x.shape, x.dtype)
-        return jax.random.normal(key, x.shape, x.dtype) * jnp.asarray(x.shape[0] ** -0.5, x.dtype)
+    def draw(keys: tuple[Any, ...], leaf: Any) -> Any:
+        """One by one: drawn together, they would take three times their size."""
+        if keys[-1] in ("scale", "bias"):
+            return leaf.replace(jnp.ones(leaf.shape, leaf.dtype))
+        own = jax.random.fold_in(key, zlib.crc32("/".join(map(str, keys)).encode()))
+        drawn = jax.random.normal(own, leaf.shape, leaf.dtype)
+        return leaf.replace(drawn * jnp.asarray(leaf.shape[-2] ** -0.5, leaf.dtype))
 
-    # one by one: drawn together, they would take three times their size, which the peak would show
-    base = jax.tree.unflatten(tree, [draw(*each) for each in zip(keys, leaves, strict=True)])
-    return BaseModel(SHAPES[model], graphdef, base, ByteTokenizer(), model, "random")
+    base = nnx.map_state(draw, abstract)
+    return BaseModel(config, graphdef, base, ByteTokenizer(), model, "random")
 
 
 def main() -> None:
@@ -494,6 +493,7 @@ def main() -> None:
     parser.add_argument("--rank", type=int, default=8)
     parser.add_argument("--microbatch_tokens", type=int, default=1280)
     parser.add_argument("--remat", default="products", choices=["none", "products", "block"])
+    parser.add_argument("--layers", default="auto", choices=["auto", "stacked", "unrolled"])
     parser.add_argument("--repeats", type=int, default=2)
     parser.add_argument(
         "--only", nargs="+", default=[""], metavar="WORD", help="what has such a word in its name"
@@ -502,7 +502,7 @@ def main() -> None:
     parser.add_argument("--json", action="store_true")
     own = parser.parse_args()
     mesh = mesh_lib.make_mesh(config_lib.Mesh())
-    base = open_base(own.model, own.dtype, mesh, own.remat)
+    base = open_base(own.model, own.dtype, mesh, own.remat, own.layers)
     bench = Bench(base, mesh, own.rank, own.repeats, own.microbatch_tokens)
     say = Console(stderr=True, highlight=False).print
     peers = {}

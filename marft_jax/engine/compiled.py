@@ -22,7 +22,7 @@ from marft_jax.engine import kv_cache as cache_lib
 from marft_jax.engine.kv_cache import SETTINGS, Settings, Slots
 from marft_jax.engine.sampling import sample
 from marft_jax.models import decoder, lora
-from marft_jax.models.ops.attention import KV, attention
+from marft_jax.models.ops.attention import KV, Cache, attention
 from marft_jax.models.ops.cache_writes import append
 from marft_jax.parallel import compilation
 from marft_jax.parallel import mesh as mesh_lib
@@ -127,7 +127,11 @@ def programs(
     places = jax.tree.map(lambda x: x.format, slots)
     model: dict[str, Any] = dict(graphdef=graphdef, eos_ids=tuple(eos_ids))
     kept: dict[str, Any] = dict(donate_argnames="slots", out_shardings=places)
-    fuse = functools.partial(lora.fuse, alpha=alpha, dtype=dtype)
+
+    def fuse(adapters: lora.Adapters) -> lora.FusedAdapters:
+        fused = lora.fuse(adapters, alpha, dtype)
+        return fused if config.stacked else lora.cut(fused, config.n_layers)
+
     fill = functools.partial(mesh_lib.within(mesh, prefill), **model)
     write = functools.partial(decode, **model)
     in_turn = functools.partial(mesh_lib.in_turn, mesh)
@@ -185,10 +189,10 @@ def _read_prompts(
     graphdef: Any,
     base: decoder.Base,
     adapters: lora.FusedAdapters,
-    cache: list[KV],
+    cache: Cache,
     p: Prompts,
     read: int,
-) -> tuple[Array, list[KV]]:
+) -> tuple[Array, Cache]:
     """Hidden states of the prompts' tokens, and their keys and values of each layer."""
     t = p.tokens_BT.shape[1]
     positions_BT = p.starts_B[:, None] + jnp.arange(t)[None]
@@ -199,7 +203,7 @@ def _read_prompts(
     model: decoder.Decoder = nnx.merge(graphdef, base)
     valid_BT = positions_BT < p.lengths_B[:, None]
     attend = _appending(jnp.where(valid_BT, positions_BT, read), positions_BT, read)
-    prefixes = cache_lib.cut(jax.tree.map(lambda x: x[p.sources_B], cache), read)
+    prefixes = cache_lib.cut(cache_lib.rows_of(cache, p.sources_B), read)
     return model.hidden(p.tokens_BT, positions_BT, attend, prefixes, adapters, mask)
 
 
@@ -271,9 +275,9 @@ def _appending(at_BT: Array, positions_BT: Array, read: int) -> decoder.Attend:
     """
     mask_BTR = jnp.arange(read)[None, None] <= positions_BT[:, :, None]
 
-    def attend(q_BHTC: Array, new: KV, cached: KV) -> tuple[Array, KV]:
-        cached = append(cached, new, at_BT)
-        return attention(q_BHTC, cached, mask_BTR), cached
+    def attend(q_BHTC: Array, new: KV, cache: KV, layer: Array | None) -> tuple[Array, KV]:
+        cache = append(cache, new, at_BT, layer)
+        return attention(q_BHTC, cache.of(layer), mask_BTR), cache
 
     return attend
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -14,7 +15,7 @@ from jax.sharding import PartitionSpec as P
 from jax.typing import DTypeLike
 
 from marft_jax.models.decoder import DecoderConfig
-from marft_jax.models.ops.attention import KV
+from marft_jax.models.ops.attention import KV, Cache
 from marft_jax.models.ops.cache_writes import KEYS_IN_MEMORY, write
 from marft_jax.parallel import mesh as mesh_lib
 
@@ -37,7 +38,7 @@ class Slots(NamedTuple):
     """A row per agent that is acting.
 
     Attributes:
-        cache: per layer, keys and values of S rows and ``context`` positions.
+        cache: keys and values of S rows and ``context`` positions.
         length_S: tokens in the cache; the position of the next token.
         count_S: tokens sampled so far.
         active_S: still sampling.
@@ -47,7 +48,7 @@ class Slots(NamedTuple):
         ids_SA, logprobs_SA: sampled tokens and their behaviour log-probs.
     """
 
-    cache: list[KV]
+    cache: Cache
     length_S: Array
     count_S: Array
     active_S: Array
@@ -63,12 +64,15 @@ def empty_slots(
     config: DecoderConfig, slots: int, context: int, longest: int, dtype: DTypeLike
 ) -> Slots:
     """Idle slots for sequences of up to ``context`` tokens, ``longest`` of them sampled."""
-    keys = (slots, config.n_kv_heads, config.head_dim, context)
-    values = (slots, config.n_kv_heads, context, config.head_dim)
-    zeros = jnp.zeros(slots, jnp.int32)
+    rows, channels = (slots, config.n_kv_heads), config.head_dim
+
+    def layers(*stacked: int) -> KV:
+        keys, values = (*stacked, *rows, channels, context), (*stacked, *rows, context, channels)
+        return KV(jnp.zeros(keys, dtype), jnp.zeros(values, dtype))
+
+    n, zeros = config.n_layers, jnp.zeros(slots, jnp.int32)
     return Slots(
-        cache=[KV(jnp.zeros(keys, dtype), jnp.zeros(values, dtype))
-               for _ in range(config.n_layers)],
+        cache=layers(n) if config.stacked else [layers() for _ in range(n)],
         length_S=zeros,
         count_S=zeros,
         active_S=jnp.zeros(slots, bool),
@@ -84,45 +88,56 @@ def empty_slots(
 def placed(mesh: Mesh, slots: Slots) -> Slots:
     """Abstract slots with their places: rows over ``data`` and ``fsdp``; heads of the cache over
     ``tensor``, where that divides them."""
-    heads = slots.cache[0].k_BGCT.shape[1]
-    split = P(*mesh_lib.ROWS, "tensor" if heads % mesh.shape["tensor"] == 0 else None)
-    keys = values = NamedSharding(mesh, split)
-    order = KEYS_IN_MEMORY.get(mesh.devices.flat[0].platform)
-    if order is not None:
-        keys = Format(Layout(order), values)
+    *layers, _, heads, _, _ = jax.tree.leaves(slots.cache)[0].shape
+    split = "tensor" if heads % mesh.shape["tensor"] == 0 else None
+    keys = values = NamedSharding(mesh, P(*[None] * len(layers), *mesh_lib.ROWS, split))
+    if order := KEYS_IN_MEMORY.get(mesh.devices.flat[0].platform):
+        before = len(layers) + 2
+        keys = Format(Layout((*range(before), *(before + i for i in order))), values)
 
     def at(place: Any, x: Array) -> Any:
         return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=place)
 
-    kv = [KV(*map(at, (keys, values), kv)) for kv in slots.cache]
-    return jax.tree.map(functools.partial(at, mesh_lib.rows(mesh)), slots)._replace(cache=kv)
+    cache = each(lambda kv: KV(*map(at, (keys, values), kv)), slots.cache)
+    return jax.tree.map(functools.partial(at, mesh_lib.rows(mesh)), slots)._replace(cache=cache)
+
+
+def each(change: Callable[..., KV], *caches: Cache) -> Any:
+    """Caches, changed layer by layer, or as a whole where the layers are stacked."""
+    return jax.tree.map(change, *caches, is_leaf=lambda x: isinstance(x, KV))
 
 
 def insert(slots: Slots, rows: Slots, slots_B: Array) -> Slots:
     """Copies prefilled rows into their slots; a slot number past the end is dropped."""
-    t = rows.cache[0].v_BGTC.shape[2]
+    t = jax.tree.leaves(rows.cache)[0].shape[-1]
 
     def put(old: Array, new: Array) -> Array:
         return old.at[slots_B].set(new, mode="drop")
 
     def put_cache(old: KV, new: KV) -> KV:
         return KV(
-            write(old.k_BGCT, jnp.s_[slots_B, :, :, :t], new.k_BGCT),
-            write(old.v_BGTC, jnp.s_[slots_B, :, :t], new.v_BGTC),
+            write(old.k_BGCT, jnp.s_[..., slots_B, :, :, :t], new.k_BGCT),
+            write(old.v_BGTC, jnp.s_[..., slots_B, :, :t, :], new.v_BGTC),
         )
 
-    cache = list(map(put_cache, slots.cache, rows.cache))
+    cache = each(put_cache, slots.cache, rows.cache)
     others = jax.tree.map(put, slots._replace(cache=[]), rows._replace(cache=[]))
     return others._replace(cache=cache)
 
 
-def cut(cache: list[KV], length: int) -> list[KV]:
+def cut(cache: Cache, length: int) -> Cache:
     """The first ``length`` positions."""
-    return [kv.cut(length) for kv in cache]
+    return each(lambda kv: kv.cut(length), cache)
 
 
-def paste(cache: list[KV], piece: list[KV]) -> list[KV]:
+def rows_of(cache: Cache, rows_B: Array) -> Cache:
+    """Copies of some rows."""
+    return jax.tree.map(lambda x: x[..., rows_B, :, :, :], cache)
+
+
+def paste(cache: Cache, piece: Cache) -> Cache:
     """``cache`` with ``piece`` as its first positions."""
     return jax.tree.map(
-        lambda whole, part: jax.lax.dynamic_update_slice(whole, part, (0, 0, 0, 0)), cache, piece
-    )
+        lambda whole, part: jax.lax.dynamic_update_slice(whole, part, (0,) * whole.ndim),
+        cache, piece,
+    )  # fmt: skip

@@ -8,6 +8,7 @@ it. ``W + A B * alpha / rank`` is computed in float32 and rounded once, to the t
 from __future__ import annotations
 
 import json
+import math
 import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -23,7 +24,7 @@ from marft_jax.interop.peft import Factors
 from marft_jax.models.decoder import DecoderConfig
 from marft_jax.models.families import sizes_of, source_name
 from marft_jax.models.tokenizers.tokenizer import ByteTokenizer, HFTokenizer, Tokenizer, read_json
-from marft_jax.models.weights.load import BaseModel, directory_of
+from marft_jax.models.weights.load import BaseModel, directory_of, shapes_of, tensor
 
 SHARD_BYTES = 4 << 30
 _TOKENIZER_FILES = (
@@ -73,18 +74,19 @@ def save_sharded(
     report: Callable[[], None] = lambda: None,
 ) -> None:
     """Writes the weights a shard at a time, with an index where there is more than one."""
-    flat = {"/".join(map(str, keys)): leaf[...] for keys, leaf in nnx.to_flat_state(params)}
-    paths = {source_name(path, "hf"): path for path in flat}
+    shapes, width = shapes_of(params), jax.tree.leaves(params)[0].dtype.itemsize
+    paths = {source_name(path, "hf"): path for path in shapes}
     plan = huggingface_hub.split_state_dict_into_shards_factory(
-        {name: flat[path] for name, path in paths.items()},
-        get_storage_size=lambda array: array.nbytes,
+        {name: shapes[path] for name, path in paths.items()},
+        get_storage_size=lambda shape: math.prod(shape) * width,
         filename_pattern="model{suffix}.safetensors",
         max_shard_size=shard_bytes,
     )
     for file, names in plan.filename_to_tensors.items():
         tensors = {}
         for name in names:
-            tensors[name] = merged(paths[name], flat[paths[name]], factors, scale)
+            array = tensor(params, paths[name])
+            tensors[name] = merged(paths[name], array, factors, scale)
             report()
         save_file(tensors, folder / file, metadata={"format": "pt"})
     if plan.is_sharded:

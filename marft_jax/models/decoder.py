@@ -5,15 +5,16 @@ The module owns parameters, initialisers and dtypes. Everything outside uses it 
     graphdef, base = nnx.split(Decoder(config, rngs=nnx.Rngs(0)))
     hidden_BTD, kv = forward(graphdef, base, tokens_BT, positions_BT, until_BT, adapters, owners_BT)
 
-``base`` is frozen: it is an argument of its own, never donated, never differentiated. Layers are
-unrolled, one array per layer and matrix, because on a CPU a scan over stacked weights copies every
-slice before it multiplies. Matrices are ``[out, in]``, as in the files they come from.
+``base`` is frozen: it is an argument of its own, never donated, never differentiated. On
+accelerators its layers are stacked, one array per matrix, and scanned, so that depth costs no time
+to compile; on a CPU they are unrolled, one array per layer and matrix, because a scan there copies
+every slice before it multiplies. Matrices are ``[out, in]``, as in the files they come from.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, Literal, NamedTuple
 
 import jax
@@ -24,12 +25,13 @@ from jax import Array
 from jax.typing import DTypeLike
 
 from marft_jax.models.lora import Fused, FusedAdapters, OwnerMask, add_lora
-from marft_jax.models.ops.attention import KV, CausalAttention, causal_attention
+from marft_jax.models.ops.attention import KV, Cache, CausalAttention, causal_attention
 from marft_jax.models.ops.products import gated, product
 from marft_jax.models.ops.remat import Remat, keep, once, rematerialised
 
-Attend = Callable[[Array, KV, Any], tuple[Array, KV]]
-"""(queries, new keys and values, the layer's cache) to context, and the cache that is kept."""
+Attend = Callable[[Array, KV, Any, Array | None], tuple[Array, Any]]
+"""(queries, new keys and values, cache, layer) to context, and the cache with what is kept. The
+cache is the layer's own, or that of all layers, stacked, and then ``layer`` is its number."""
 Lora = dict[str, Fused]
 """The adapters of a layer by matrix."""
 Base = nnx.State[Any, Any]
@@ -48,7 +50,11 @@ class RopeScaling(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class DecoderConfig:
-    """The shape of a decoder; ``families.py`` reads it from config.json, ``gguf.py`` from GGUF."""
+    """The shape of a decoder; ``families.py`` reads it from config.json, ``gguf.py`` from GGUF.
+
+    Attributes:
+        stacked: its layers are one array per matrix, scanned.
+    """
 
     vocab_size: int
     d_model: int
@@ -65,6 +71,7 @@ class DecoderConfig:
     qkv_bias: bool = False
     o_bias: bool = False
     qk_norm: bool = False
+    stacked: bool = False
 
     def target_shape(self, target: str) -> tuple[int, int]:
         """(in, out) of the matrix ``target``, one of q, k, v, o, gate, up, down."""
@@ -133,9 +140,10 @@ class Block(nnx.Module):
         rope: Rope,
         lora: Lora,
         owners: OwnerMask | None,
-        cached: Any,
+        cache: Any,
+        layer: Array | None,
         attend: Attend,
-    ) -> tuple[Array, KV]:
+    ) -> tuple[Array, Any]:
         """The block's output, and what ``attend`` keeps of the cached and new keys and values."""
         with jax.named_scope("attention"):
             h = self.attn_norm(x_BTD)
@@ -146,7 +154,7 @@ class Block(nnx.Module):
                 q, k = self.q_norm(q), self.k_norm(k)
             q, k = rotate(q, rope), rotate(k, rope).swapaxes(2, 3)
             q, k, v = (keep(x) for x in (q, k, v))
-            context_BHTC, kept = attend(q, KV(k, v), cached)
+            context_BHTC, kept = attend(q, KV(k, v), cache, layer)
             b, _, t, _ = context_BHTC.shape
             merged = context_BHTC.transpose(0, 2, 1, 3).reshape(b, t, -1)
             x_BTD = x_BTD + keep(self.o(merged, lora.get("o"), owners))
@@ -190,7 +198,8 @@ class Decoder(nnx.Module):
         self.attention = attention
         self.remat: Remat = remat
         self.embed = Embed(c, dtype=dtype, rngs=rngs)
-        self.layers = nnx.List([Block(c, dtype=dtype, rngs=rngs) for _ in range(c.n_layers)])
+        blocks = [Block(c, dtype=dtype, rngs=rngs) for _ in range(c.n_layers)]
+        self.layers = _stack(blocks) if c.stacked else nnx.List(blocks)
         self.final_norm = RMSNorm(c.d_model, c.norm_eps, dtype)
         self.lm_head = (
             None
@@ -203,35 +212,67 @@ class Decoder(nnx.Module):
         tokens_BT: Array,
         positions_BT: Array,
         attend: Attend,
-        cache: Sequence[Any],
+        cache: Cache | None,
         lora: FusedAdapters | None,
         owners: OwnerMask | None,
-    ) -> tuple[Array, list[KV]]:
-        """Final normed hidden states, and what ``attend`` kept of each layer.
+    ) -> tuple[Array, Cache]:
+        """Final normed hidden states, and what ``attend`` kept.
 
         Args:
-            cache: of each layer, the last argument of ``attend``.
+            cache: what ``attend`` reads and writes; without one, it keeps what is new.
         """
         x_BTD = self.embed.embedding[...][tokens_BT]
-        rope, kept = rope_tables(self.config, positions_BT), list[KV]()
+        rope = rope_tables(self.config, positions_BT)
 
-        def run(graphdef: Any, weights: Base, *args: Any) -> tuple[Array, KV]:
+        def run(graphdef: Any, weights: Base, *args: Any) -> tuple[Array, Any]:
             return nnx.merge(graphdef, weights)(*args, attend)
 
-        # Jitted on its own, the first block is traced and differentiated for all.
-        run = jax.jit(rematerialised(run, self.remat, 0), static_argnums=0)
+        run = rematerialised(run, self.remat, 0, scanned=self.config.stacked)
+        through = self._scanned if self.config.stacked else self._unrolled
+        x_BTD, kept = through(run, x_BTD, rope, lora, owners, cache)
+        return self.final_norm(x_BTD), kept
+
+    def _unrolled(
+        self, run: Any, x_BTD: Array, rope: Rope, lora: Any, owners: Any, cache: Any
+    ) -> tuple[Array, list[KV]]:
+        assert isinstance(self.layers, nnx.List)
+        kept = list[KV]()
+        run = jax.jit(run, static_argnums=0)  # the first block is traced and differentiated for all
         for i, block in enumerate(self.layers):
             with jax.named_scope(f"layer_{i}"):
                 graphdef, weights = nnx.split(block)
-                adapters = lora.layers[i] if lora else {}
-                x_BTD, kv = run(graphdef, weights, x_BTD, rope, adapters, owners, cache[i])
+                adapters = lora.of(i) if lora else {}
+                own = None if cache is None else cache[i]
+                x_BTD, kv = run(graphdef, weights, x_BTD, rope, adapters, owners, own, None)
                 kept.append(kv)
-        return self.final_norm(x_BTD), kept
+        return x_BTD, kept
+
+    def _scanned(
+        self, run: Any, x_BTD: Array, rope: Rope, lora: Any, owners: Any, cache: Any
+    ) -> tuple[Array, KV]:
+        """The cache goes from layer to layer, so that it is written in place."""
+        graphdef, weights = nnx.split(self.layers)
+
+        def block(carried: Any, layer: Any) -> tuple[Any, Any]:
+            (x_BTD, cache), (i, weights, adapters) = carried, layer
+            x_BTD, kept = run(graphdef, weights, x_BTD, rope, adapters, owners, cache, i)
+            return ((x_BTD, None), kept) if cache is None else ((x_BTD, kept), None)
+
+        with jax.named_scope("layers"):
+            each = jnp.arange(self.config.n_layers), weights, lora.layers if lora else {}
+            (x_BTD, cache), new = jax.lax.scan(block, (x_BTD, cache), each)
+        return x_BTD, new if cache is None else cache
 
     @property
     def vocabulary(self) -> Array:
         """The matrix ``[V, D]`` from hidden states to logits."""
         return (self.embed.embedding if self.lm_head is None else self.lm_head.kernel)[...]
+
+
+def _stack(blocks: list[Block]) -> Block:
+    """One block whose arrays have a leading axis for the layers."""
+    graphdefs, states = zip(*map(nnx.split, blocks), strict=True)
+    return nnx.merge(graphdefs[0], jax.tree.map(lambda *layers: jnp.stack(layers), *states))
 
 
 class Rope(NamedTuple):
@@ -280,7 +321,7 @@ def forward(
     until_BT: Array,
     lora: FusedAdapters | None = None,
     owners: OwnerMask | None = None,
-) -> tuple[Array, list[KV]]:
+) -> tuple[Array, Cache]:
     """Runs whole rows through the decoder, causally.
 
     Args:
@@ -290,16 +331,15 @@ def forward(
         lora, owners: adapters (``lora.fuse``) and each token's owner (``lora.owner_mask``).
 
     Returns:
-        hidden_BTD after the last norm, and a list with the ``KV`` of every layer.
+        hidden_BTD after the last norm, and the ``KV`` of every layer.
     """
     decoder: Decoder = nnx.merge(graphdef, base)
     attention = decoder.attention(until_BT)
 
-    def attend(q_BHTC: Array, new: KV, _: None) -> tuple[Array, KV]:
+    def attend(q_BHTC: Array, new: KV, *_: Any) -> tuple[Array, KV]:
         return attention(q_BHTC, new), new
 
-    no_cache = [None] * decoder.config.n_layers
-    return decoder.hidden(tokens_BT, positions_BT, attend, no_cache, lora, owners)
+    return decoder.hidden(tokens_BT, positions_BT, attend, None, lora, owners)
 
 
 def project(graphdef: Any, base: Base, hidden: Array) -> Array:

@@ -41,12 +41,18 @@ class FusedAdapters(NamedTuple):
     """All adapters, laid out for the forward pass.
 
     Attributes:
-        layers: of each layer, the matrices that have adapters.
+        layers: the matrices that have adapters; of all layers, stacked in front, or of each.
         scale_N: alpha/rank of each adapter.
     """
 
-    layers: list[dict[str, Fused]]
+    layers: dict[str, Fused] | list[dict[str, Fused]]
     scale_N: Array
+
+    def of(self, layer: int) -> dict[str, Fused]:
+        """The matrices of one layer."""
+        if isinstance(self.layers, list):
+            return self.layers[layer]
+        return {target: Fused(x.a[layer], x.b[layer]) for target, x in self.layers.items()}
 
 
 class OwnerMask(NamedTuple):
@@ -82,16 +88,22 @@ def shape_of(adapters: Adapters) -> tuple[int, int]:
 
 
 def fuse(adapters: Adapters, alpha: float, dtype: DTypeLike) -> FusedAdapters:
-    """Lays the adapters out for the forward pass: per layer, ranks of all members side by side."""
+    """Lays the adapters out for the forward pass: layers in front, ranks of all side by side."""
     n, r = shape_of(adapters)
     layers = next(iter(adapters.values()))["a"].shape[1]
-    fused: list[dict[str, Fused]] = [{} for _ in range(layers)]
-    for target, ab in adapters.items():
-        a_LXD = ab["a"].transpose(1, 0, 3, 2).reshape(layers, n * r, -1).astype(dtype)
-        b_LXD = ab["b"].transpose(1, 0, 2, 3).reshape(layers, n * r, -1).astype(dtype)
-        for i in range(layers):
-            fused[i][target] = Fused(a_LXD[i], b_LXD[i])
+    fused = {
+        target: Fused(
+            ab["a"].transpose(1, 0, 3, 2).reshape(layers, n * r, -1).astype(dtype),
+            ab["b"].transpose(1, 0, 2, 3).reshape(layers, n * r, -1).astype(dtype),
+        )
+        for target, ab in adapters.items()
+    }
     return FusedAdapters(fused, jnp.full(n, alpha / r, dtype))
+
+
+def cut(fused: FusedAdapters, layers: int) -> FusedAdapters:
+    """The adapters with arrays of their own for each layer."""
+    return fused._replace(layers=[fused.of(i) for i in range(layers)])
 
 
 def owner_mask(owners: Any, fused: FusedAdapters) -> OwnerMask:
@@ -100,7 +112,7 @@ def owner_mask(owners: Any, fused: FusedAdapters) -> OwnerMask:
     Args:
         owners: ``int32 [...]``, the adapter that each token passes through.
     """
-    scale_N, any_matrix = fused.scale_N, next(iter(fused.layers[0].values()))
+    scale_N, any_matrix = fused.scale_N, next(iter(fused.of(0).values()))
     n = len(scale_N)
     rank = len(any_matrix.a) // n
     mine = jax.nn.one_hot(owners, n, dtype=scale_N.dtype)

@@ -259,12 +259,14 @@ def rows(mesh: Mesh, axis: int = 0) -> NamedSharding:
 def base_sharding(mesh: Mesh, path: str, shape: Sequence[int]) -> NamedSharding:
     """The place of a tensor of the base: the first rule that matches its path.
 
-    An axis that does not divide its dimension is left out: that dimension is replicated.
+    An axis that does not divide its dimension is left out: that dimension is replicated, as are the
+    layers of a stack.
     """
-    spec = next(spec for pattern, spec in BASE_RULES if re.search(rf"(^|/){pattern}$", path))
+    rule = next(spec for pattern, spec in BASE_RULES if re.search(rf"(^|/){pattern}$", path))
+    spec = (*[None] * (len(shape) - len(rule)), *rule)
     fitted = [
         axis if axis is not None and size % mesh.shape[axis] == 0 else None
-        for axis, size in zip(tuple(spec), shape, strict=False)
+        for axis, size in zip(spec, shape, strict=True)
     ]
     return NamedSharding(mesh, P(*fitted))
 

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from flax import nnx
 from jax.sharding import Mesh, NamedSharding
 
 from marft_jax.config import Config
@@ -24,8 +25,7 @@ from marft_jax.learning.gradients import Targets
 from marft_jax.learning.state import TrainState
 from marft_jax.learning.values import reads_base
 from marft_jax.models.decoder import DecoderConfig
-from marft_jax.models.ops.attention import attention_on
-from marft_jax.models.weights.load import abstract_decoder, fill, shapes_of
+from marft_jax.models.weights.load import decoder_on
 from marft_jax.parallel import mesh as mesh_lib
 from marft_jax.parallel import processes
 from marft_jax.planning import hlo
@@ -107,7 +107,7 @@ def describe(
     own = np.asarray(topology.host)[-playing.size // hosts :]
     here = Mesh(own.reshape(-1, *playing.devices.shape[1:]), mesh_lib.AXES)
     dtype, alpha = jnp.dtype(config.model.dtype), config.lora.alpha
-    graphdef, base = _base(config, model, mesh)
+    model, graphdef, base = _base(config, model, mesh)
     slots = min(config.rollout.slots, processes.share(config.algo.episodes, topology.hosts))
     shape = engine.Shape(slots, config.rollout.chunk, work.context, work.action).on(here)
     played = engine.programs(model, graphdef, here, shape, dtype, eos_ids=(0,), alpha=alpha)
@@ -115,7 +115,7 @@ def describe(
     shards = mesh_lib.row_shards(mesh)
     batch = longest_batch(config, team, algorithm.level, work, shards, model.d_model)
     return Run(
-        config, team, model, work, mesh, here, hosts, shape, base, _base(config, model, here)[1],
+        config, team, model, work, mesh, here, hosts, shape, base, _base(config, model, here)[2],
         learned.init.eval_shape(), played.slots, batch, played, learned,
     )  # fmt: skip
 
@@ -140,35 +140,7 @@ def compiled(run: Run, log: Callable[[str], None]) -> dict[str, Compiled]:
     found = {}
     for name, (program, hosts) in lowered(run).items():
         found[name] = compile_one(program, hosts)
-        layers, seconds = run.model.n_layers, found[name].seconds
-        log(f"{name} with {layers} layers: compiled in {seconds:.0f} s")
-    return found
-
-
-def extended(
-    few: dict[str, Compiled], more: dict[str, Compiled], depths: Sequence[int]
-) -> dict[str, Compiled]:
-    """Programs of ``depths[2]`` layers, from those of ``depths[0]`` and ``depths[1]``.
-
-    All layers are the same, so everything grows linearly with their number; the seconds are the
-    sum.
-    """
-    step = (depths[2] - depths[0]) / (depths[1] - depths[0])
-
-    def line(a: Any, b: Any) -> Any:
-        return tuple(max(0.0, x + (y - x) * step) for x, y in zip(a, b, strict=True))
-
-    found = {}
-    for name, a in few.items():
-        b = more[name]
-        kinds = {
-            kind: hlo.Moved(*line(*(x.traffic.kinds.get(kind, hlo.Moved()) for x in (a, b))))
-            for kind in {**a.traffic.kinds, **b.traffic.kinds}
-        }
-        sizes = b[1:-1] if a.overflow or b.overflow else line(a[1:-1], b[1:-1])
-        found[name] = Compiled(
-            a.seconds + b.seconds, *sizes, traffic=hlo.Traffic(kinds, b.traffic.endless)
-        )
+        log(f"{name}: compiled in {found[name].seconds:.0f} s")
     return found
 
 
@@ -189,18 +161,13 @@ def prompt_rows(run: Run) -> tuple[int, int]:
     return run.shape.prefill_rows(width, run.here)[-1], width
 
 
-def _base(config: Config, model: DecoderConfig, mesh: Mesh) -> tuple[Any, Any]:
-    dtype, platform = jnp.dtype(config.model.dtype), mesh.devices.flat[0].platform
-    how = dict(attention=attention_on(platform), remat=config.model.remat)
-    graphdef, abstract = abstract_decoder(model, dtype, **how)
-    shapes: Any = [
-        (path, jax.ShapeDtypeStruct(s, dtype)) for path, s in shapes_of(abstract).items()
-    ]
+def _base(config: Config, model: DecoderConfig, mesh: Mesh) -> tuple[DecoderConfig, Any, Any]:
+    model, graphdef, base = decoder_on(mesh.devices.flat[0].platform, model, config.model)
 
-    def place(path: str, x: Any) -> Any:
-        return placed(x, mesh_lib.base_sharding(mesh, path, x.shape))
+    def place(keys: tuple[Any, ...], x: Any) -> Any:
+        return placed(x, mesh_lib.base_sharding(mesh, "/".join(map(str, keys)), x.shape))
 
-    return graphdef, fill(abstract, shapes, place, "plan")
+    return model, graphdef, nnx.map_state(place, base)
 
 
 def _decode(run: Run) -> dict[str, Any]:

@@ -19,7 +19,6 @@ class Plan(NamedTuple):
     Attributes:
         memory: bytes per chip, by what they hold.
         peaks: bytes per chip in use while each program runs, with all that lies beside it.
-        depths: the numbers of layers that were compiled; one, or two that were extended.
         split: the ``mesh.rollout`` with the shortest step, and its seconds to play and to learn.
     """
 
@@ -29,7 +28,6 @@ class Plan(NamedTuple):
     costs: dict[str, Cost]
     memory: dict[str, float]
     peaks: dict[str, float]
-    depths: tuple[int, ...]
     split: tuple[tuple[int, ...], tuple[float, float]] | None = None
 
     @property
@@ -141,9 +139,6 @@ def verdict(plan: Plan) -> str:
         shape, times = plan.split
         split = f"--mesh.rollout {' '.join(map(str, shape))} --rollout.lag 1"
         lines.append(f"with the best split, {split}, {_took(*times, True)}")
-    if len(plan.depths) > 1:
-        depths, layers = " and ".join(map(str, plan.depths)), plan.run.model.n_layers
-        lines.append(f"compiled with {depths} layers and extended to {layers}")
     return "\n".join(lines)
 
 
@@ -196,7 +191,6 @@ def numbers(plan: Plan) -> dict[str, Any]:
     return {
         "model": run.config.model.base,
         "layers": run.model.n_layers,
-        "compiled_layers": list(plan.depths),
         "agents": len(run.team.profiles),
         "adapters": run.team.adapters,
         "topology": plan.topology.name,

@@ -56,10 +56,11 @@ def mesh_of(data: int, fsdp: int = 1, tensor: int = 1) -> Mesh:
 
 
 @functools.cache
-def base_on(where: Mesh, layers: int = 2) -> BaseModel:
+def base_on(where: Mesh, layers: int = 2, stacked: bool = False) -> BaseModel:
     """The same random weights, on any mesh."""
-    config = dataclasses.replace(CONFIG, n_layers=layers)
+    config = dataclasses.replace(CONFIG, n_layers=layers, stacked=stacked)
     graphdef, abstract = abstract_decoder(config, jnp.float32)
+    _, in_order = abstract_decoder(dataclasses.replace(config, stacked=False), jnp.float32)
     rng = np.random.default_rng(0)
 
     def draw(path: str, shape: tuple[int, ...]) -> np.ndarray:
@@ -68,7 +69,7 @@ def base_on(where: Mesh, layers: int = 2) -> BaseModel:
             return 1 + 0.1 * noise
         return noise if path.startswith("embed") else noise * (2 / shape[0]) ** 0.5
 
-    tensors = [(path, draw(path, shape)) for path, shape in shapes_of(abstract).items()]
+    tensors = [(path, draw(path, shape)) for path, shape in shapes_of(in_order).items()]
     params = fill(abstract, tensors, mesh.placer(where, jnp.float32), "small")
     return BaseModel(config, graphdef, params, ByteTokenizer(), "small", "0123")
 
@@ -129,10 +130,11 @@ def engine(
     n: int = 3,
     layers: int = 2,
     reuse: bool = True,
+    stacked: bool = False,
 ) -> Engine:
     """An engine on the small model, with its adapters loaded."""
     where = where or one_device()
-    model = base_on(where, layers)
+    model = base_on(where, layers, stacked)
     made = Engine(
         model.config,
         model.graphdef,

@@ -19,7 +19,7 @@ def test_all_owners_at_once_is_each_owner_alone():
     fused = lora.fuse(adapters, small.ALPHA, jnp.float32)
     mask = lora.owner_mask(owners, fused)
     for layer in range(small.CONFIG.n_layers):
-        together = lora.add_lora(y, x, fused.layers[layer]["q"], mask)
+        together = lora.add_lora(y, x, fused.of(layer)["q"], mask)
         a, b = (adapters["q"][k][:, layer] for k in ("a", "b"))
         alone = jnp.stack([x @ a[n] @ b[n] for n in range(3)]) * small.ALPHA / small.RANK
         expected = sum(jnp.where((owners == n)[..., None], alone[n], 0) for n in range(3))
@@ -45,7 +45,7 @@ def test_each_owner_gets_a_gradient_from_its_own_tokens_only():
     def gradient(adapters, x):
         def total(adapters):
             fused = lora.fuse(adapters, small.ALPHA, jnp.float32)
-            mask, ours = lora.owner_mask(owners, fused), fused.layers[0]["q"]
+            mask, ours = lora.owner_mask(owners, fused), fused.of(0)["q"]
             return jnp.square(lora.add_lora(jnp.ones((6, 32)), x, ours, mask)).sum()
 
         return jax.grad(total)(adapters)["q"]
@@ -74,10 +74,10 @@ def test_gradients_are_those_of_the_formula():
 
 def test_fuse_keeps_each_layer_and_target_apart():
     adapters = small.adapters(2)
-    fused = lora.fuse(adapters, 1.0, jnp.float32).layers
+    fused = lora.fuse(adapters, 1.0, jnp.float32)
     for layer in range(2):
         for target in ("q", "v"):
             a = np.concatenate(list(adapters[target]["a"][:, layer]), axis=1).T
             b = np.concatenate(list(adapters[target]["b"][:, layer]), axis=0)
-            np.testing.assert_array_equal(fused[layer][target].a, a)
-            np.testing.assert_array_equal(fused[layer][target].b, b)
+            np.testing.assert_array_equal(fused.of(layer)[target].a, a)
+            np.testing.assert_array_equal(fused.of(layer)[target].b, b)

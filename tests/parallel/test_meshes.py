@@ -27,7 +27,7 @@ def episodes():
     return small.random_episodes(16, on_policy=small.adapters(layers=1), group=2)
 
 
-def learned(name: str, where: Mesh):
+def learned(name: str, where: Mesh, stacked: bool = False):
     """(state, metrics) of two optimiser steps of two microbatches each, the second partly empty."""
     config = settle(
         config_lib.Config(
@@ -45,7 +45,7 @@ def learned(name: str, where: Mesh):
         episodes(), rewards, team.owners, config.algo, algorithm.level,
         shards=8,  # the same rows on every mesh
     )  # fmt: skip
-    learner = Learner(config, small.base_on(where, 1), team, algorithm, where)
+    learner = Learner(config, small.base_on(where, 1, stacked), team, algorithm, where)
     state = learner.init()._replace(
         adapters=jax.device_put(small.adapters(layers=1), mesh.replicated(where))
     )
@@ -68,6 +68,15 @@ def test_losses_gradients_and_updates_are_those_of_one_device(name, shape):
     chex.assert_trees_all_close(told, seen, atol=1e-4, rtol=1e-4)
     chex.assert_trees_all_close(one.adapters_opt, many.adapters_opt, atol=1e-5, rtol=1e-4)
     chex.assert_trees_all_close(one.adapters, many.adapters, atol=2e-5)
+    chex.assert_trees_all_close(one.critic, many.critic, atol=2e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("shape", [(1, 1, 1), (2, 2, 2)], ids=str)
+def test_stacked_layers_learn_what_unrolled_ones_do(shape):
+    (one, told), (many, seen) = alone("tppo"), learned("tppo", small.mesh_of(*shape), stacked=True)
+    chex.assert_trees_all_close(told, seen, atol=1e-4, rtol=1e-4)
+    chex.assert_trees_all_close(one.adapters_opt, many.adapters_opt, atol=1e-5, rtol=1e-4)
     chex.assert_trees_all_close(one.critic, many.critic, atol=2e-5)
 
 

@@ -21,8 +21,16 @@ class KV(NamedTuple):
     v_BGTC: Array
 
     def cut(self, length: int) -> KV:
-        """The first ``length`` positions."""
-        return KV(self.k_BGCT[..., :length], self.v_BGTC[:, :, :length])
+        """The first ``length`` positions, of one layer or of several stacked in front."""
+        return KV(self.k_BGCT[..., :length], self.v_BGTC[..., :length, :])
+
+    def of(self, layer: Array | None) -> KV:
+        """One of the layers that are stacked in front; None for a layer by itself."""
+        return self if layer is None else KV(self.k_BGCT[layer], self.v_BGTC[layer])
+
+
+Cache = list[KV] | KV
+"""Keys and values of every layer: one by one, or stacked in front."""
 
 
 Attention = Callable[[Array, KV], Array]

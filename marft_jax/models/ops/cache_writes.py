@@ -11,32 +11,42 @@ from jax import Array
 from marft_jax.models.ops.attention import KV
 from marft_jax.models.ops.platforms import chosen
 
-KEYS_IN_MEMORY = {"tpu": (0, 1, 3, 2)}
-"""The order of the keys' dimensions in memory: a TPU's products want channels last, and would copy
-keys that have their positions there in every chunk of decoding."""
+KEYS_IN_MEMORY = {"tpu": (1, 0)}
+"""The order in memory of the last two dimensions of keys: a TPU's products want channels last, and
+would copy keys that have their positions there in every chunk of decoding."""
 
 
-def append(cached: KV, new: KV, at_BT: Array) -> KV:
-    """``cached`` with new tokens at these positions of their rows; none past the end."""
-    return KV(*_append(*cached, *new, at_BT))
+def append(cached: KV, new: KV, at_BT: Array, layer: Array | None = None) -> KV:
+    """``cached`` with new tokens at these positions of their rows; none past the end.
+
+    Args:
+        layer: of the stacked layers of ``cached`` the one that is written.
+    """
+    stacked = () if layer is None else (layer,)
+    return KV(*_append(*cached, *new, at_BT, *stacked))
 
 
-def _by_head(k: Array, v: Array, new_k: Array, new_v: Array, at_BT: Array) -> tuple[Array, Array]:
+def _by_head(
+    k: Array, v: Array, new_k: Array, new_v: Array, at_BT: Array, *layer: Array
+) -> tuple[Array, Array]:
     """Each head by itself: a TPU would rearrange the whole cache to write them together."""
     row_B11, at_B1T = jnp.arange(len(at_BT))[:, None, None], at_BT[:, None]
     head_G1 = jnp.arange(new_v.shape[1])[:, None]
     return (
-        write(k, (row_B11, head_G1, slice(None), at_B1T), new_k.swapaxes(2, 3)),
-        write(v, (row_B11, head_G1, at_B1T), new_v),
+        write(k, (*layer, row_B11, head_G1, slice(None), at_B1T), new_k.swapaxes(2, 3)),
+        write(v, (*layer, row_B11, head_G1, at_B1T), new_v),
     )
 
 
-def _together(k: Array, v: Array, new_k: Array, new_v: Array, at_BT: Array) -> tuple[Array, Array]:
+def _together(
+    k: Array, v: Array, new_k: Array, new_v: Array, at_BT: Array, *layer: Array
+) -> tuple[Array, Array]:
     """All heads of a token at once."""
     row_B1, every = jnp.arange(len(at_BT))[:, None], slice(None)
+    tokens = new_k.transpose(0, 3, 1, 2), new_v.swapaxes(1, 2)
     return (
-        write(k, (row_B1, every, every, at_BT), new_k.transpose(0, 3, 1, 2)),
-        write(v, (row_B1, every, at_BT), new_v.swapaxes(1, 2)),
+        write(k, (*layer, row_B1, every, every, at_BT), tokens[0]),
+        write(v, (*layer, row_B1, every, at_BT), tokens[1]),
     )
 
 

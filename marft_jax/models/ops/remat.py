@@ -27,11 +27,14 @@ def once(x: _T) -> _T:
 
 
 def rematerialised(
-    run: Callable[..., Any], setting: Remat, static_argnums: int | tuple[int, ...]
+    run: Callable[..., Any], setting: Remat, static_argnums: int, *, scanned: bool = False
 ) -> Callable[..., Any]:
-    """``run``, whose backward pass computes again as set."""
+    """``run``, whose backward pass computes again as set; ``scanned``: in a loop, where XLA cannot
+    take what is computed again for what was computed before."""
     if setting == "none":
         return run
     kept = jax.checkpoint_policies.save_only_these_names(_KEPT)
     policy = kept if setting == "products" else None
-    return jax.checkpoint(run, policy=policy, static_argnums=static_argnums)
+    return jax.checkpoint(
+        run, policy=policy, static_argnums=static_argnums, prevent_cse=not scanned
+    )

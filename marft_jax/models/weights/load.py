@@ -1,11 +1,13 @@
 """The base model: from wherever it lies to arrays on the devices.
 
-Tensors stream from the file to the devices one at a time, so that the host never holds a second
-copy of the model.
+Tensors stream from the file to the devices one at a time, into the stack of their layers where
+layers are stacked, so that there never is a second copy of the model.
 """
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 import hashlib
 import re
 import types
@@ -17,6 +19,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
 
 from marft_jax.config import Model as ModelSettings
 from marft_jax.errors import BadInput, reason
@@ -83,14 +87,20 @@ def load_base(
     opened = _open(model.base)
     opened.tokenizer.think(model.thinking)
     _check_prompts(opened, model.base)
-    graphdef, abstract = abstract_decoder(
-        opened.config,
-        jnp.dtype(model.dtype),
-        attention=attention_on(platform or jax.default_backend()),
-        remat=model.remat,
-    )
+    platform = platform or jax.default_backend()
+    config, graphdef, abstract = decoder_on(platform, opened.config, model)
     params = fill(abstract, opened.tensors(shapes_of(abstract)), place, model.base, report)
-    return BaseModel(opened.config, graphdef, params, opened.tokenizer, model.base, opened.digest)
+    return BaseModel(config, graphdef, params, opened.tokenizer, model.base, opened.digest)
+
+
+def decoder_on(
+    platform: str, config: DecoderConfig, model: ModelSettings
+) -> tuple[DecoderConfig, Any, Base]:
+    """An abstract decoder as it is laid out and computed there: its config, and its split."""
+    stacked = platform != "cpu" if model.layers == "auto" else model.layers == "stacked"
+    config = dataclasses.replace(config, stacked=stacked)
+    how: dict[str, Any] = dict(attention=attention_on(platform), remat=model.remat)
+    return config, *abstract_decoder(config, jnp.dtype(model.dtype), **how)
 
 
 def decoder_config(source: str) -> DecoderConfig:
@@ -123,9 +133,37 @@ def abstract_decoder(config: DecoderConfig, dtype: Any, **how: Any) -> tuple[Any
     return graphdef, state
 
 
+class _Parameter(NamedTuple):
+    """Where a tensor goes: the keys of its array, and its layer where that is a stack of them."""
+
+    keys: tuple[Any, ...]
+    layer: int | None
+    shape: tuple[int, ...]
+
+
+def _parameters(state: Base) -> dict[str, _Parameter]:
+    """Path, as in ``layers/3/q/kernel``, and place of every tensor, also of those in a stack."""
+    found = {}
+    for keys, leaf in nnx.to_flat_state(state):
+        first, *rest = keys
+        if first == "layers" and not isinstance(rest[0], int):
+            for i in range(len(leaf)):
+                found[_join((first, i, *rest))] = _Parameter(keys, i, tuple(leaf.shape[1:]))
+        else:
+            found[_join(keys)] = _Parameter(keys, None, tuple(leaf.shape))
+    return found
+
+
 def shapes_of(state: Base) -> Shapes:
-    """Path and shape of every parameter."""
-    return {_join(keys): tuple(leaf.shape) for keys, leaf in nnx.to_flat_state(state)}
+    """Path and shape of every tensor."""
+    return {path: parameter.shape for path, parameter in _parameters(state).items()}
+
+
+def tensor(state: Base, path: str) -> jax.Array:
+    """The tensor at a path; of a stack of layers, a copy."""
+    keys, layer, _ = _parameters(state)[path]
+    array = dict(nnx.to_flat_state(state))[keys][...]
+    return array if layer is None else array[layer]
 
 
 def fill(
@@ -141,19 +179,38 @@ def fill(
         BadInput: a tensor is missing, unknown, repeated or misshapen.
     """
     flat = dict(nnx.to_flat_state(abstract))
-    missing = {_join(keys): keys for keys in flat}
+    missing, arrays = _parameters(abstract), dict[tuple[Any, ...], jax.Array]()
+    total = len(missing)
     for path, array in tensors:
-        keys = missing.pop(path, None)
-        if keys is None:
+        parameter = missing.pop(path, None)
+        if parameter is None:
             raise BadInput(f"{source}: unknown or repeated tensor {path!r}")
-        if array.shape != flat[keys].shape:
-            expected = tuple(flat[keys].shape)
-            raise BadInput(f"{source}: {path!r}: expected shape {expected}, got {array.shape}")
-        flat[keys] = flat[keys].replace(place(path, array))
-        report(len(flat) - len(missing), len(flat))
+        keys, layer, shape = parameter
+        if array.shape != shape:
+            raise BadInput(f"{source}: {path!r}: expected shape {shape}, got {array.shape}")
+        placed = place(path, array)
+        if layer is not None:
+            stack = arrays[keys] if keys in arrays else _empty_stack(placed, len(flat[keys]))
+            placed = _put_layer(stack, placed, layer)
+        arrays[keys] = placed
+        report(total - len(missing), total)
     if missing:
         raise BadInput(f"{source}: {len(missing)} tensors are missing, such as {min(missing)!r}")
-    return nnx.from_flat_state(flat)
+    return nnx.from_flat_state({keys: leaf.replace(arrays[keys]) for keys, leaf in flat.items()})
+
+
+def _empty_stack(layer: jax.Array, layers: int) -> jax.Array:
+    """Room for so many, each placed as this one."""
+    where = layer.sharding
+    if isinstance(where, NamedSharding):
+        where = NamedSharding(where.mesh, P(None, *where.spec))
+    zeros = jax.jit(jnp.zeros, static_argnums=(0, 1), out_shardings=where)
+    return zeros((layers, *layer.shape), layer.dtype)
+
+
+@functools.partial(jax.jit, donate_argnums=0)
+def _put_layer(stack: jax.Array, layer: jax.Array, i: Any) -> jax.Array:
+    return jax.lax.dynamic_update_index_in_dim(stack, layer, i, 0)
 
 
 def copied(params: Base, place: Callable[[str, jax.Array], jax.Array]) -> Base:
