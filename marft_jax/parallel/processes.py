@@ -16,6 +16,8 @@ from __future__ import annotations
 import contextlib
 import errno
 import functools
+import glob
+import importlib.util
 import ipaddress
 import os
 import socket
@@ -36,6 +38,7 @@ from marft_jax.types import Played, Player, Sample
 
 _T = TypeVar("_T")
 _GO = b"all are here\n"
+_TPU_DEVICES = ("/dev/accel[0-9]*", "/dev/vfio/[0-9]*")
 
 
 def start(config: Mesh) -> None:
@@ -44,6 +47,7 @@ def start(config: Mesh) -> None:
     Raises:
         BadInput: the processes are described incompletely, or did not all come in time.
     """
+    _pass_over_absent_tpu()
     if config.coordinator is None or jax.distributed.is_initialized():
         return
     known: dict[str, Any] = {}
@@ -73,6 +77,15 @@ def start(config: Mesh) -> None:
             f"--mesh.coordinator {config.coordinator}: the processes did not find each other "
             f"within {seconds} s: {why:.200}"
         ) from error
+
+
+def _pass_over_absent_tpu() -> None:
+    """Where libtpu is installed to compile plans, and there is no TPU, JAX shall not look for one:
+    it would print pages of errors before it takes the CPU."""
+    chips = any(glob.glob(devices) for devices in _TPU_DEVICES)
+    other = importlib.util.find_spec("jax_plugins") or os.environ.get("JAX_PLATFORMS")
+    if importlib.util.find_spec("libtpu") and not chips and not other:
+        jax.config.update("jax_platforms", "cpu")
 
 
 def meet(config: Mesh) -> str:
