@@ -52,6 +52,8 @@ class Model:
     """`tiny`, a directory (config.json + safetensors + tokenizer), a hub id, or a .gguf file."""
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Of the frozen base and its activations; adapters and critic are always float32."""
+    quantize: Literal["none", "int8", "int4", "nf4"] = "none"
+    """The base's matrices in 8 or 4 bits: less memory, not more speed; adapters are as ever."""
     context: int = setting(256, least=8)
     """The longest prompt plus action, in tokens."""
     thinking: bool = setting(False, read=unless("model.base", "tiny"))

@@ -466,7 +466,7 @@ def open_base(
     """A shape by name with random weights, or a real model."""
     settings = config_lib.Model(model, dtype, remat=remat, layers=layers)  # pyright: ignore
     if model not in SHAPES:
-        return load_base(settings, mesh_lib.placer(mesh, jnp.dtype(dtype)))
+        return load_base(settings, mesh_lib.placer(mesh))
     config, graphdef, abstract = decoder_on(jax.default_backend(), SHAPES[model], settings)
     key = jax.random.key(0)
 

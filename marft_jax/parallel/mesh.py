@@ -271,10 +271,10 @@ def base_sharding(mesh: Mesh, path: str, shape: Sequence[int]) -> NamedSharding:
     return NamedSharding(mesh, P(*fitted))
 
 
-def placer(mesh: Mesh, dtype: Any) -> Callable[[str, Any], jax.Array]:
-    """A function that puts one named tensor of the base on the mesh, in ``dtype``."""
+def placer(mesh: Mesh) -> Callable[[str, Any], jax.Array]:
+    """A function that puts one named tensor of the base on the mesh."""
 
     def place(path: str, array: Any) -> jax.Array:
-        return put(array.astype(dtype), base_sharding(mesh, path, array.shape))
+        return put(array, base_sharding(mesh, path, array.shape))
 
     return place

@@ -152,7 +152,12 @@ def placed(tree: Any, sharding: NamedSharding) -> Any:
 def per_chip(tree: Any) -> int:
     """Bytes of arrays or shapes that lie on one chip."""
     leaves = jax.tree.leaves(tree)
-    return sum(math.prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize for x in leaves)
+    return sum(_bytes(math.prod(x.sharding.shard_shape(x.shape)), x.dtype) for x in leaves)
+
+
+def _bytes(values: int, dtype: Any) -> int:
+    four_bits = jnp.issubdtype(dtype, jnp.integer) and jnp.iinfo(dtype).bits == 4
+    return values // 2 if four_bits else values * dtype.itemsize
 
 
 def prompt_rows(run: Run) -> tuple[int, int]:
@@ -165,7 +170,8 @@ def _base(config: Config, model: DecoderConfig, mesh: Mesh) -> tuple[DecoderConf
     model, graphdef, base = decoder_on(mesh.devices.flat[0].platform, model, config.model)
 
     def place(keys: tuple[Any, ...], x: Any) -> Any:
-        return placed(x, mesh_lib.base_sharding(mesh, "/".join(map(str, keys)), x.shape))
+        path = "/".join(map(str, keys))
+        return jax.tree.map(lambda x: placed(x, mesh_lib.base_sharding(mesh, path, x.shape)), x)
 
     return model, graphdef, nnx.map_state(place, base)
 

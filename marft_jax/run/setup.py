@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 import jax
-import jax.numpy as jnp
 from jax.sharding import Mesh
 from rich.console import Console
 
@@ -71,7 +70,7 @@ def open_session(config: Config, blueprint: Blueprint, at_once: int | None = Non
     use_compilation_cache()
     processes.start(config.mesh)
     meshes = mesh, _ = mesh_lib.make_meshes(config.mesh)
-    place = mesh_lib.placer(mesh, jnp.dtype(config.model.dtype))
+    place = mesh_lib.placer(mesh)
     console = Console(stderr=True, highlight=False, quiet=not processes.is_lead())
     with Progress(f"loading {config.model.base}", console) as progress:
         base = load_base(config.model, place, mesh.devices.flat[0].platform, progress)
@@ -88,7 +87,7 @@ def _open_engine(
     learning, playing = map(mesh_lib.here, meshes)
     params = mesh_lib.localized(base.params, learning)
     if config.mesh.rollout:
-        params = copied(params, mesh_lib.placer(playing, jnp.dtype(config.model.dtype)))
+        params = copied(params, mesh_lib.placer(playing))
     shape = Shape(
         slots=min(config.rollout.slots, processes.share(at_once, jax.process_count())),
         chunk=config.rollout.chunk,

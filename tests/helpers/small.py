@@ -70,7 +70,7 @@ def base_on(where: Mesh, layers: int = 2, stacked: bool = False) -> BaseModel:
         return noise if path.startswith("embed") else noise * (2 / shape[0]) ** 0.5
 
     tensors = [(path, draw(path, shape)) for path, shape in shapes_of(in_order).items()]
-    params = fill(abstract, tensors, mesh.placer(where, jnp.float32), "small")
+    params = fill(abstract, tensors, mesh.placer(where), "small")
     return BaseModel(config, graphdef, params, ByteTokenizer(), "small", "0123")
 
 

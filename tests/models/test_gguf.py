@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Any
 
 import gguf
+import jax
+import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 import pytest
 
 from marft_jax.errors import BadInput
 from marft_jax.models.decoder import DecoderConfig
+from marft_jax.models.ops import packed
 from marft_jax.models.tokenizers import tokenizer, vocabulary
 from marft_jax.models.weights import gguf as gguf_files
 from marft_jax.models.weights import load
@@ -54,9 +58,9 @@ def weights(writer: gguf.GGUFWriter, kind: str = "F32") -> dict[str, np.ndarray]
     }
     values = {}
     for name, shape in shapes.items():
-        packed = random_blocks(rng, shape, type_)
-        writer.add_tensor(f"{name}.weight", packed, raw_dtype=type_)
-        values[f"{name}.weight"] = gguf.dequantize(packed, type_)
+        blocks = random_blocks(rng, shape, type_)
+        writer.add_tensor(f"{name}.weight", blocks, raw_dtype=type_)
+        values[f"{name}.weight"] = gguf.dequantize(blocks, type_)
     for name in ("blk.0.attn_norm", "blk.0.ffn_norm", "output_norm"):
         values[f"{name}.weight"] = rng.normal(size=256).astype(np.float32)
         writer.add_tensor(f"{name}.weight", values[f"{name}.weight"])
@@ -93,11 +97,11 @@ def finish(writer: gguf.GGUFWriter) -> None:
     writer.close()
 
 
-def read(path: Path) -> dict[str, np.ndarray]:
+def read(path: Path, quantize: str = "none") -> dict[str, Any]:
     file = gguf_files.open_gguf(path)
     config = gguf_files.read_config(file)
     shapes = load.shapes_of(load.abstract_decoder(config, np.float32)[1])
-    return dict(gguf_files.read(file, config, shapes))
+    return dict(gguf_files.read(file, config, shapes, quantize))
 
 
 @pytest.mark.parametrize("kind", ["F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q4_K", "Q6_K"])
@@ -113,6 +117,20 @@ def test_every_tensor_type_unpacks_to_its_values(kind, tmp_path):
         np.testing.assert_array_equal(tensors[ours].astype(np.float32), stored)
     direct = {"F16": np.float16, "BF16": ml_dtypes.bfloat16}
     assert tensors["layers/0/q/kernel"].dtype == direct.get(kind, np.float32)
+
+
+@pytest.mark.parametrize("kind, quantize", [("Q8_0", "int8"), ("Q4_0", "int4")])
+@pytest.mark.parametrize("arch", ["llama", "qwen2"])
+def test_blocks_that_fit_stay_packed_and_keep_their_values(kind, quantize, arch, tmp_path):
+    """Also where queries and keys are laid out anew."""
+    write(tmp_path / "m.gguf", arch, kind)
+    whole, kept = read(tmp_path / "m.gguf"), read(tmp_path / "m.gguf", quantize)
+    for path, values in kept.items():
+        if path.startswith("layers/") and path.endswith("/kernel"):
+            assert values.qvalue.dtype == quantize and values.scale.dtype == np.float16
+            values = packed.unpacked(jax.tree.map(jnp.asarray, values), jnp.float32)
+        np.testing.assert_array_equal(values, whole[path])
+    assert isinstance(read(tmp_path / "m.gguf", "nf4")["layers/0/q/kernel"], np.ndarray)
 
 
 def test_metadata_becomes_the_decoder_config(tmp_path):

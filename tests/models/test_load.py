@@ -98,9 +98,13 @@ def test_the_contents_decide_the_digest(directory, tmp_path_factory):
 
 def test_bfloat16_files_need_no_torch(directory):
     save_file(tensors_of(SETTINGS, ml_dtypes.bfloat16), directory / "model.safetensors")
-    kinds = set()
-    load.load_base(Model(base=str(directory)), lambda path, a: kinds.add(a.dtype) or jnp.asarray(a))
-    assert kinds == {np.dtype(ml_dtypes.bfloat16)}
+    for wanted in ("bfloat16", "float32"):
+        kinds = set()
+        load.load_base(
+            Model(base=str(directory), dtype=wanted),  # pyright: ignore[reportArgumentType]
+            lambda path, a, seen=kinds: seen.add(a.dtype.name) or jnp.asarray(a),
+        )
+        assert kinds == {wanted}
 
 
 def test_unindexed_shards_and_ignorable_tensors_are_read(directory):

@@ -5,18 +5,26 @@ Every reference is one line; the other forms are those that a CPU computes faste
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import jax
 import jax.numpy as jnp
 from jax import Array
 from jax.typing import DTypeLike
 
+from marft_jax.models.ops.packed import times_packed
 from marft_jax.models.ops.platforms import chosen
+
+if TYPE_CHECKING:
+    from qwix import QArray
 
 _FEW_ROWS = 16
 
 
-def product(x: Array, kernel: Array) -> Array:
-    """``x [..., in]`` times the transpose of ``kernel [out, in]``, in their type."""
+def product(x: Array, kernel: Array | QArray) -> Array:
+    """``x [..., in]`` times the transpose of ``kernel [out, in]``, in the type of ``x``."""
+    if not isinstance(kernel, Array):
+        return times_packed(product, x, kernel)
     rows = x.reshape(-1, x.shape[-1])
     if x.dtype != jnp.float32:
         y = times(rows, kernel, (1, 1))

@@ -27,6 +27,7 @@ from marft_jax.errors import BadInput, reason
 from marft_jax.formats.foreign import read_settings
 from marft_jax.models import families
 from marft_jax.models.decoder import Base, Decoder, DecoderConfig
+from marft_jax.models.ops import packed
 from marft_jax.models.ops.attention import attention_on
 from marft_jax.models.tokenizers.tokenizer import ByteTokenizer, Tokenizer
 
@@ -62,7 +63,7 @@ class _Opened(NamedTuple):
     """A model whose weights have not been read yet."""
 
     config: DecoderConfig
-    tensors: Callable[[Shapes], Tensors]
+    tensors: Callable[[Shapes, str], Tensors]
     tokenizer: Tokenizer
     digest: str
 
@@ -76,8 +77,8 @@ def load_base(
     """Opens the model that ``--model.base`` names and puts its tensors on the devices.
 
     Args:
-        place: ``place(path, array)`` puts one tensor on the devices, in the type and sharding of
-            its choice; ``path`` is spelled as in ``layers/3/q/kernel``.
+        place: ``place(path, array)`` puts one tensor on the devices, in the sharding of its
+            choice; ``path`` is spelled as in ``layers/3/q/kernel``.
         platform: that it will run on, such as cpu; by default the one that JAX prefers.
         report: gets how many tensors are placed, and of how many.
 
@@ -89,18 +90,38 @@ def load_base(
     _check_prompts(opened, model.base)
     platform = platform or jax.default_backend()
     config, graphdef, abstract = decoder_on(platform, opened.config, model)
-    params = fill(abstract, opened.tensors(shapes_of(abstract)), place, model.base, report)
+    tensors = opened.tensors(shapes_of(abstract), model.quantize)
+    params = fill(abstract, tensors, place, model.base, report)
     return BaseModel(config, graphdef, params, opened.tokenizer, model.base, opened.digest)
 
 
 def decoder_on(
     platform: str, config: DecoderConfig, model: ModelSettings
 ) -> tuple[DecoderConfig, Any, Base]:
-    """An abstract decoder as it is laid out and computed there: its config, and its split."""
+    """An abstract decoder as it is laid out and computed there: its config, and its split.
+
+    Raises:
+        BadInput: a matrix that cannot be quantised as asked.
+    """
     stacked = platform != "cpu" if model.layers == "auto" else model.layers == "stacked"
     config = dataclasses.replace(config, stacked=stacked)
     how: dict[str, Any] = dict(attention=attention_on(platform), remat=model.remat)
-    return config, *abstract_decoder(config, jnp.dtype(model.dtype), **how)
+    graphdef, abstract = abstract_decoder(config, jnp.dtype(model.dtype), **how)
+    if model.quantize != "none":
+        abstract = nnx.map_state(functools.partial(_packed_shape, model.quantize), abstract)
+    return config, graphdef, abstract
+
+
+def _packed_shape(kind: str, keys: tuple[Any, ...], leaf: Any) -> Any:
+    """The shapes of a matrix of a block once it is packed; other parameters stay as they are."""
+    if keys[0] != "layers" or keys[-1] != "kernel":
+        return leaf
+    if not packed.fits(width := leaf.shape[-1], kind):
+        raise BadInput(
+            f"--model.quantize {kind}: expected matrices whose rows are a multiple of "
+            f"{packed.BLOCK} long, got {width} ({keys[-2]}); int8 takes any"
+        )
+    return leaf.replace(jax.eval_shape(functools.partial(packed.pack, kind=kind), leaf.get_value()))
 
 
 def decoder_config(source: str) -> DecoderConfig:
@@ -147,7 +168,7 @@ def _parameters(state: Base) -> dict[str, _Parameter]:
     for keys, leaf in nnx.to_flat_state(state):
         first, *rest = keys
         if first == "layers" and not isinstance(rest[0], int):
-            for i in range(len(leaf)):
+            for i in range(leaf.shape[0]):
                 found[_join((first, i, *rest))] = _Parameter(keys, i, tuple(leaf.shape[1:]))
         else:
             found[_join(keys)] = _Parameter(keys, None, tuple(leaf.shape))
@@ -160,10 +181,11 @@ def shapes_of(state: Base) -> Shapes:
 
 
 def tensor(state: Base, path: str) -> jax.Array:
-    """The tensor at a path; of a stack of layers, a copy."""
+    """The tensor at a path, unpacked; of a stack of layers, a copy."""
     keys, layer, _ = _parameters(state)[path]
-    array = dict(nnx.to_flat_state(state))[keys][...]
-    return array if layer is None else array[layer]
+    array: Any = dict(nnx.to_flat_state(state))[keys].get_value()
+    array = array if layer is None else jax.tree.map(lambda x: x[layer], array)
+    return packed.unpacked(array, jax.tree.leaves(state)[0].dtype)
 
 
 def fill(
@@ -179,7 +201,7 @@ def fill(
         BadInput: a tensor is missing, unknown, repeated or misshapen.
     """
     flat = dict(nnx.to_flat_state(abstract))
-    missing, arrays = _parameters(abstract), dict[tuple[Any, ...], jax.Array]()
+    missing, arrays = _parameters(abstract), dict[tuple[Any, ...], Any]()
     total = len(missing)
     for path, array in tensors:
         parameter = missing.pop(path, None)
@@ -188,10 +210,12 @@ def fill(
         keys, layer, shape = parameter
         if array.shape != shape:
             raise BadInput(f"{source}: {path!r}: expected shape {shape}, got {array.shape}")
-        placed = place(path, array)
+        ready = _ready(flat[keys].get_value(), array)
+        placed = jax.tree.map(functools.partial(place, path), ready)
         if layer is not None:
-            stack = arrays[keys] if keys in arrays else _empty_stack(placed, len(flat[keys]))
-            placed = _put_layer(stack, placed, layer)
+            if keys not in arrays:
+                arrays[keys] = _empty_stack(placed, flat[keys].shape[0])
+            placed = _put_layer(arrays[keys], placed, layer)
         arrays[keys] = placed
         report(total - len(missing), total)
     if missing:
@@ -199,24 +223,46 @@ def fill(
     return nnx.from_flat_state({keys: leaf.replace(arrays[keys]) for keys, leaf in flat.items()})
 
 
-def _empty_stack(layer: jax.Array, layers: int) -> jax.Array:
+def _ready(abstract: Any, array: Any) -> Any:
+    """The tensor in its final type, on the host; packed, unless its file has it so."""
+    if isinstance(abstract, jax.ShapeDtypeStruct):
+        return array.astype(abstract.dtype)
+    if not isinstance(array, np.ndarray):
+        return array
+    with jax.default_device(jax.local_devices(backend="cpu")[0]):
+        return jax.tree.map(np.asarray, _pack(array, abstract.qtype))
+
+
+_pack = jax.jit(packed.pack, static_argnums=1)
+
+
+def _empty_stack(layer: Any, layers: int) -> Any:
     """Room for so many, each placed as this one."""
-    where = layer.sharding
-    if isinstance(where, NamedSharding):
-        where = NamedSharding(where.mesh, P(None, *where.spec))
-    zeros = jax.jit(jnp.zeros, static_argnums=(0, 1), out_shardings=where)
-    return zeros((layers, *layer.shape), layer.dtype)
+
+    def room(x: jax.Array) -> jax.Array:
+        where = x.sharding
+        if isinstance(where, NamedSharding):
+            where = NamedSharding(where.mesh, P(None, *where.spec))
+        zeros = jax.jit(jnp.zeros, static_argnums=(0, 1), out_shardings=where)
+        return zeros((layers, *x.shape), x.dtype)
+
+    return jax.tree.map(room, layer)
 
 
 @functools.partial(jax.jit, donate_argnums=0)
-def _put_layer(stack: jax.Array, layer: jax.Array, i: Any) -> jax.Array:
-    return jax.lax.dynamic_update_index_in_dim(stack, layer, i, 0)
+def _put_layer(stack: Any, layer: Any, i: Any) -> Any:
+    return jax.tree.map(
+        lambda all, one: jax.lax.dynamic_update_index_in_dim(all, one, i, 0), stack, layer
+    )
 
 
 def copied(params: Base, place: Callable[[str, jax.Array], jax.Array]) -> Base:
     """The parameters once more, on other devices."""
-    flat = nnx.to_flat_state(params)
-    return nnx.from_flat_state((k, x.replace(place(_join(k), x[...]))) for k, x in flat)
+
+    def again(keys: tuple[Any, ...], leaf: Any) -> Any:
+        return jax.tree.map(functools.partial(place, _join(keys)), leaf)
+
+    return nnx.map_state(again, params)
 
 
 def _join(keys: Iterable[Any]) -> str:
@@ -254,7 +300,7 @@ def _open(base: str) -> _Opened:
 def _open_tiny() -> _Opened:
     from marft_jax.models.weights import tiny
 
-    def tensors(_: Shapes) -> Tensors:  # the recipe trains ``[in, out]``
+    def tensors(*_: Any) -> Tensors:  # the recipe trains ``[in, out]``
         return ((p, x.T if p.endswith("/kernel") else x) for p, x in tiny.tensors())
 
     return _Opened(tiny.CONFIG, tensors, ByteTokenizer(), tiny.digest())
@@ -275,7 +321,7 @@ def _open_directory(directory: Path) -> _Opened:
     files = safetensors.weight_files(directory)
     return _Opened(
         config,
-        lambda shapes: safetensors.read(directory, shapes),
+        lambda shapes, _: safetensors.read(directory, shapes),
         tokenizer.from_directory(directory),
         _digest([directory / "config.json", *files]),
     )
@@ -289,7 +335,7 @@ def _open_gguf(path: Path) -> _Opened:
     config = gguf.read_config(file)
     return _Opened(
         config,
-        lambda shapes: gguf.read(file, config, shapes),
+        lambda shapes, quantize: gguf.read(file, config, shapes, quantize),
         tokenizer.from_gguf(file.metadata, str(path)),
         _digest([path], file.header_bytes),
     )
