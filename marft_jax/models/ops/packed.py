@@ -1,0 +1,74 @@
+"""Matrices of the frozen base in 8 or 4 bits: packed when they are loaded, unpacked where they are
+multiplied.
+
+A block of 32 values of a row shares a scale, as in GGUF's Q8_0 and Q4_0: 8.5 or 4.5 bits a value.
+Source: NF4 is that of QLoRA, Dettmers et al. 2023, section 3; the arrays are qwix's.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING, Any
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+from jax.typing import DTypeLike
+
+from marft_jax.models.ops.platforms import chosen
+
+if TYPE_CHECKING:
+    from qwix import QArray
+
+BLOCK = 32
+_SCALE = jnp.float16
+
+
+def fits(width: int, kind: str) -> bool:
+    """True where rows of that width can be packed: 4 bits need whole blocks, while 8 bits can do
+    with one scale for a row."""
+    return kind == "int8" or width % BLOCK == 0
+
+
+def pack(matrix: Array, kind: str) -> QArray:
+    """``matrix [..., out, in]`` in ``int8``, ``int4`` or ``nf4``, symmetric about 0."""
+    import qwix
+
+    before, width = range(matrix.ndim - 1), matrix.shape[-1]
+    tiles = {matrix.ndim - 1: BLOCK} if width % BLOCK == 0 else {}
+    return qwix.quantize(
+        matrix.astype(jnp.float32),
+        kind if kind == "nf4" else jnp.dtype(kind),
+        channelwise_axes=tuple(before),
+        tiled_axes=tiles,
+        scale_dtype=_SCALE,
+    )
+
+
+def unpacked(matrix: Array | QArray, dtype: DTypeLike) -> Array:
+    """The matrix as the product sees it."""
+    if isinstance(matrix, Array):
+        return matrix
+    import qwix
+
+    return qwix.dequantize(matrix.astype(jnp.float32)).astype(dtype)
+
+
+def _beside(x: Array, matrix: QArray) -> Array:
+    return unpacked(matrix, x.dtype)
+
+
+def _each_time(x: Array, matrix: QArray) -> Array:
+    """A CPU would unpack all matrices before a loop that uses them, and so hold the whole base as
+    if it had not been packed. So the bits are made to depend on ``x``, by what is never true; the
+    compiler sees through a barrier."""
+    never = (x.ravel()[0] > jnp.inf).astype(matrix.qvalue.dtype)
+    return unpacked(dataclasses.replace(matrix, qvalue=matrix.qvalue ^ never), x.dtype)
+
+
+_for_product = chosen(_beside, cpu=_each_time)
+
+
+def times_packed(product: Any, x: Array, matrix: QArray) -> Array:
+    """``product(x, matrix)``. The backward pass unpacks again, and keeps nothing unpacked."""
+    return jax.checkpoint(lambda x, packed: product(x, _for_product(x, packed)))(x, matrix)

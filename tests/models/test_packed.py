@@ -1,0 +1,147 @@
+"""A base in 8 or 4 bits computes what its unpacked values would, and takes their memory nowhere."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import small
+
+from marft_jax.config import TARGETS, Model
+from marft_jax.engine.compiled import Shape, programs
+from marft_jax.engine.engine import Request
+from marft_jax.errors import BadInput
+from marft_jax.models import lora
+from marft_jax.models.decoder import forward
+from marft_jax.models.ops import packed
+from marft_jax.models.ops.products import product
+from marft_jax.models.weights import load
+from marft_jax.types import Sampling
+
+KINDS = {"int8": (8.5, 0.01), "int4": (4.5, 0.12), "nf4": (4.5, 0.11)}
+"""Bits of a value with its share of the scale, and the largest relative error of normal weights."""
+
+
+def matrix(out: int = 24, width: int = 64) -> jax.Array:
+    return jax.random.normal(jax.random.key(0), (out, width))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_packed_matrix_is_small_and_close(kind):
+    whole, (bits, error) = matrix(), KINDS[kind]
+    small_one = packed.pack(whole, kind)
+    four = small_one.qvalue.dtype in (jnp.int4, jnp.uint4)
+    stored = small_one.qvalue.size * (4 if four else 8) + small_one.scale.size * 16
+    assert stored == bits * whole.size
+    distance = jnp.linalg.norm(packed.unpacked(small_one, jnp.float32) - whole)
+    assert distance / jnp.linalg.norm(whole) < error
+
+
+def test_eight_bits_take_rows_of_any_length():
+    assert packed.fits(50, "int8") and not packed.fits(50, "int4")
+    assert packed.pack(matrix(8, 50), "int8").scale.shape == (8, 1)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_the_product_and_its_gradient_are_those_of_the_unpacked_matrix(kind, dtype):
+    kernel = packed.pack(matrix(), kind)
+    x = jax.random.normal(jax.random.key(1), (40, 64)).astype(dtype)
+
+    def ours(x):
+        return jnp.sum(jnp.square(product(x, kernel)))
+
+    def plain(x):
+        return jnp.sum(jnp.square(product(x, packed.unpacked(kernel, x.dtype))))
+
+    chex.assert_trees_all_close(
+        jax.value_and_grad(ours)(x), jax.value_and_grad(plain)(x), rtol=1e-5
+    )
+    kept = jax.tree.leaves(jax.vjp(lambda x: product(x, kernel), x)[1])
+    assert all(leaf.shape != (24, 64) or leaf.dtype.itemsize == 1 for leaf in kept)
+
+
+def base_of(kind: str, stacked: bool, mesh: tuple[int, int, int]):
+    """(packed base, the same with its values unpacked), of three layers, on that mesh."""
+    where = small.mesh_of(*mesh)
+    whole = small.base_on(where, 3, stacked)
+    model = Model(quantize=kind, layers="stacked" if stacked else "unrolled")  # pyright: ignore
+    _, graphdef, abstract = load.decoder_on("cpu", whole.config, model)
+    paths = load.shapes_of(whole.params)
+
+    def filled(abstract, source):
+        stream = [(path, np.asarray(load.tensor(source, path))) for path in paths]
+        return load.fill(abstract, stream, small.mesh.placer(where), "small")
+
+    in_bits = filled(abstract, whole.params)
+    _, plain = load.abstract_decoder(whole.config, jnp.float32)
+    return (
+        whole._replace(graphdef=graphdef, params=in_bits),
+        whole._replace(graphdef=graphdef, params=filled(plain, in_bits)),
+    )
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("stacked", [False, True])
+@pytest.mark.parametrize("mesh", [(1, 1, 1), (2, 2, 2)], ids=str)
+def test_a_packed_base_computes_what_its_unpacked_values_would(kind, stacked, mesh):
+    hidden = []
+    for base in base_of(kind, stacked, mesh):
+        tokens_BT = jnp.asarray(np.random.default_rng(0).integers(0, 256, (8, 12)), jnp.int32)
+        positions_BT = jnp.broadcast_to(jnp.arange(12), (8, 12))
+        read = jax.jit(forward, static_argnums=0)
+        hidden += read(base.graphdef, base.params, tokens_BT, positions_BT, positions_BT * 0 + 11)[
+            :1
+        ]
+    chex.assert_trees_all_close(*hidden, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_the_engine_samples_has_the_learners_log_probs(kind, monkeypatch):
+    base, _ = base_of(kind, False, (1, 1, 1))
+    monkeypatch.setattr(small, "base_on", lambda *_: base)
+    small._scorer.cache_clear()
+    prompts = [np.arange(5 + i, dtype=np.int32) for i in range(3)]
+    done = small.answers(
+        small.engine(layers=3),
+        [Request(p, i, Sampling(6), (0, i, 0)) for i, p in enumerate(prompts)],
+    )
+    scored = small.full_forward(
+        small.adapters(3, layers=3), prompts, [c.ids for c in done], range(3), [1.0] * 3
+    )
+    small._scorer.cache_clear()
+    for completion, of_step in zip(done, scored, strict=True):
+        expected = [row[token] for row, token in zip(of_step, completion.ids, strict=True)]
+        np.testing.assert_allclose(completion.logprobs, expected, atol=1e-4)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("layers", ["unrolled", "stacked"])
+def test_no_loop_of_decoding_holds_the_unpacked_base(kind, layers):
+    """XLA would unpack it before the loop, for all steps at once."""
+    config = dataclasses.replace(small.CONFIG, d_model=256, d_ff=1024, head_dim=64, n_layers=4)
+    config, graphdef, base = load.decoder_on("cpu", config, Model(quantize=kind, layers=layers))  # pyright: ignore
+    run = programs(
+        config, graphdef, small.one_device(), Shape(2, 4, 64, 16), jnp.float32, eos_ids=(0,), alpha=1.0
+    )  # fmt: skip
+    fused = run.fuse.eval_shape(
+        lora.init(jax.random.key(0), config, adapters=1, rank=2, targets=("q",))
+    )
+    decode = run.decode.lower(
+        base=base, adapters=fused, slots=run.slots,
+        leave_at=jnp.int32(0), chunk=4, read=64,
+    ).compile()  # fmt: skip
+    layer = sum(4 * math.prod(config.target_shape(target)) for target in TARGETS)
+    assert decode.memory_analysis().temp_size_in_bytes < 2 * layer  # of four
+
+
+def test_a_matrix_that_cannot_be_packed_is_named():
+    config = dataclasses.replace(small.CONFIG, d_ff=72)
+    with pytest.raises(BadInput, match="--model.quantize int4: .*multiple of 32 long, got 72 .down"):
+        load.decoder_on("cpu", config, Model(quantize="int4"))
+    load.decoder_on("cpu", config, Model(quantize="int8"))

@@ -1,0 +1,85 @@
+"""Stacked layers, scanned, are the same layers."""
+
+from __future__ import annotations
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import small
+
+from marft_jax.engine.engine import Completion, Request
+from marft_jax.models import decoder, lora
+from marft_jax.models.ops.remat import Remat
+from marft_jax.models.weights.load import abstract_decoder, shapes_of, tensor
+from marft_jax.types import Sampling
+
+MESHES = [(1, 1, 1), (2, 2, 2)]
+LAYERS = 3
+
+
+def forward(stacked: bool, mesh: tuple[int, int, int], remat: Remat = "none"):
+    """(hidden states, keys and values of each layer, gradients of the adapters) of some rows."""
+    where = small.mesh_of(*mesh)
+    base = small.base_on(where, LAYERS, stacked)
+    graphdef, _ = abstract_decoder(base.config, jnp.float32, remat=remat)
+    rng = np.random.default_rng(0)
+    tokens_BT = jnp.asarray(rng.integers(0, 256, (8, 12)), jnp.int32)
+    owners_BT = jnp.asarray(rng.integers(-1, 3, (8, 12)), jnp.int32)
+    positions_BT = jnp.broadcast_to(jnp.arange(12), (8, 12))
+
+    def loss(adapters):
+        fused = lora.fuse(adapters, small.ALPHA, jnp.float32)
+        mask = lora.owner_mask(owners_BT, fused)
+        until_BT = jnp.full((8, 12), 11)
+        read = decoder.forward(
+            graphdef, base.params, tokens_BT, positions_BT, until_BT, fused, mask
+        )
+        return jnp.mean(jnp.square(read[0])), read
+
+    grads, (hidden, cache) = jax.jit(jax.grad(loss, has_aux=True))(small.adapters(3, layers=LAYERS))
+    layers = [cache.of(i) for i in range(LAYERS)] if stacked else cache
+    return hidden, layers, grads
+
+
+@pytest.mark.parametrize("mesh", MESHES, ids=str)
+@pytest.mark.parametrize("remat", ["none", "products", "block"])
+def test_hidden_states_cache_and_gradients_are_those_of_unrolled_layers(mesh, remat):
+    chex.assert_trees_all_close(
+        forward(True, mesh, remat), forward(False, (1, 1, 1), remat), atol=2e-5, rtol=1e-4
+    )
+
+
+@pytest.mark.parametrize("mesh", MESHES, ids=str)
+def test_sampled_text_is_that_of_unrolled_layers(mesh):
+    """Also where the prefix of a prompt is copied from another row."""
+    stacked, unrolled = said(True, mesh), said(False, (1, 1, 1))
+    for ours, theirs in zip(stacked, unrolled, strict=True):
+        assert ours.ids.tolist() == theirs.ids.tolist()
+        np.testing.assert_allclose(ours.logprobs, theirs.logprobs, atol=1e-4)
+
+
+def said(stacked: bool, mesh: tuple[int, int, int]) -> list[Completion]:
+    rng = np.random.default_rng(3)
+    common = rng.integers(0, 256, 70)
+    own = [rng.integers(0, 256, 20) for _ in range(12)]
+    prompts = [np.concatenate([common, x]) if i % 2 else x for i, x in enumerate(own)]
+    requests = [
+        Request(prompt.astype(np.int32), i % 3, Sampling(8), (0, i, 0))
+        for i, prompt in enumerate(prompts)
+    ]
+    where = small.mesh_of(*mesh)
+    engine = small.engine(where, slots=8, context=128, layers=LAYERS, stacked=stacked)
+    done = small.answers(engine, requests)
+    assert engine.reused or mesh != (1, 1, 1)
+    return done
+
+
+def test_every_tensor_finds_its_layer():
+    """Placed one by one, and read one by one, as for an export."""
+    stacked, unrolled = (small.base_on(small.one_device(), LAYERS, s) for s in (True, False))
+    assert shapes_of(stacked.params) == shapes_of(unrolled.params)
+    for path in shapes_of(stacked.params):
+        np.testing.assert_array_equal(tensor(stacked.params, path), tensor(unrolled.params, path))
+    assert len(jax.tree.leaves(stacked.params)) < len(jax.tree.leaves(unrolled.params))
