@@ -19,6 +19,7 @@ CORE = [
     "ml_dtypes>=0.5",
     "safetensors>=0.6",
     "gguf>=0.17",
+    "qwix>=0.1.8",
     "huggingface_hub>=1.0",
     "jinja2>=3.1",
     "filelock>=4.2",
