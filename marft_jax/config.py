@@ -42,8 +42,7 @@ class Run:
     transcripts_every: int = 5
     """Steps between written transcripts; 0 writes none."""
     loggers: tuple[str, ...] = ("tensorboard",)
-    """Of tensorboard, wandb, trackio, mlflow, or package.module:Class; without a network, unless
-    the variables in the environment that they know name one."""
+    """tensorboard, wandb, trackio, mlflow, package.module:Class; offline unless they are told."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -382,8 +381,11 @@ def validate(config: Config) -> None:
     for key, field in settings():
         if wrong := fault(field, get(config, key)):
             raise BadInput(f"--{key}: {wrong}")
-    targets = config.lora.targets
-    if not targets or len(set(targets)) < len(targets) or not set(targets) <= set(TARGETS):
+    if (
+        not (targets := config.lora.targets)
+        or len(set(targets)) < len(targets)
+        or not set(targets) <= set(TARGETS)
+    ):
         known = ", ".join(TARGETS)
         raise BadInput(f"--lora.targets: expected distinct ones of {known}, got {targets!s:.80}")
     if config.team.max_new_tokens >= config.model.context:

@@ -127,7 +127,8 @@ def test_no_loop_of_decoding_holds_the_unpacked_base(kind, layers):
     config = dataclasses.replace(small.CONFIG, d_model=256, d_ff=1024, head_dim=64, n_layers=4)
     config, graphdef, base = load.decoder_on("cpu", config, Model(quantize=kind, layers=layers))  # pyright: ignore
     run = programs(
-        config, graphdef, small.one_device(), Shape(2, 4, 64, 16), jnp.float32, eos_ids=(0,), alpha=1.0
+        config, graphdef, small.one_device(), Shape(2, 4, 64, 16), jnp.float32,
+        eos_ids=(0,), alpha=1.0,
     )  # fmt: skip
     fused = run.fuse.eval_shape(
         lora.init(jax.random.key(0), config, adapters=1, rank=2, targets=("q",))
@@ -142,6 +143,6 @@ def test_no_loop_of_decoding_holds_the_unpacked_base(kind, layers):
 
 def test_a_matrix_that_cannot_be_packed_is_named():
     config = dataclasses.replace(small.CONFIG, d_ff=72)
-    with pytest.raises(BadInput, match="--model.quantize int4: .*multiple of 32 long, got 72 .down"):
+    with pytest.raises(BadInput, match="quantize int4: .*multiple of 32 long, got 72 .down"):
         load.decoder_on("cpu", config, Model(quantize="int4"))
     load.decoder_on("cpu", config, Model(quantize="int8"))
