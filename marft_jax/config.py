@@ -373,19 +373,13 @@ def replaced(config: Config, key: str, value: Any) -> Config:
 
 
 def validate(config: Config) -> None:
-    """Checks that need no files: ranges, and settings that must fit together.
-
-    Raises:
-        BadInput: expected, got, and how to fix it, for the first setting that is off.
-    """
+    """Checks what needs no files, ranges and settings that must fit together; raises ``BadInput``
+    (expected, got, how to fix it) for the first that is off."""
     for key, field in settings():
         if wrong := fault(field, get(config, key)):
             raise BadInput(f"--{key}: {wrong}")
-    if (
-        not (targets := config.lora.targets)
-        or len(set(targets)) < len(targets)
-        or not set(targets) <= set(TARGETS)
-    ):
+    targets = config.lora.targets
+    if not targets or len(set(targets)) < len(targets) or not set(targets) <= set(TARGETS):
         known = ", ".join(TARGETS)
         raise BadInput(f"--lora.targets: expected distinct ones of {known}, got {targets!s:.80}")
     if config.team.max_new_tokens >= config.model.context:
