@@ -102,8 +102,8 @@ class Training:
         write_settings(folder, config, blueprint)
         console = Console(highlight=False, quiet=not processes.is_lead())
         loggers = loggers if processes.is_lead() else []
-        reports = (folder, config.run.steps, loggers, self.step, console)
-        self._reporter = stack.enter_context(open_reporter(*reports))
+        reporter = open_reporter(folder, config.run.steps, loggers, self.step, console)
+        self._reporter = stack.enter_context(reporter)
         for line in [_greeting(self.session, self.step), *news]:
             self._reporter.event(line)
         self._threads, self._schedule = DaemonThreads(), Schedule(config.run)
