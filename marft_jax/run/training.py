@@ -21,7 +21,7 @@ from marft_jax.learning.batch import Batch, Level
 from marft_jax.learning.credit import make_credit
 from marft_jax.learning.estimates import Estimates
 from marft_jax.learning.learner import Learner
-from marft_jax.learning.state import Version
+from marft_jax.learning.state import TrainState, Version
 from marft_jax.learning.step_rewards import find_step_reward
 from marft_jax.parallel import compilation, processes
 from marft_jax.random_keys import attempt
@@ -104,7 +104,7 @@ class Training:
         loggers = loggers if processes.is_lead() else []
         reporter = open_reporter(folder, config.run.steps, loggers, self.step, console)
         self._reporter = stack.enter_context(reporter)
-        for line in [_greeting(self.session, self.step), *news]:
+        for line in [_greeting(self.session, self.state), *news]:
             self._reporter.event(line)
         self._threads, self._schedule = DaemonThreads(), Schedule(config.run)
         self._compilations = stack.enter_context(Compilations(self._reporter.compiled))
@@ -335,12 +335,15 @@ def _plan_of(step: int) -> str:
     return f"stopping: {saved}what is begun of step {step + 1} is thrown away"
 
 
-def _greeting(session: Session, start: int) -> str:
+def _greeting(session: Session, state: TrainState) -> str:
     """The line that a run begins with."""
+    start = int(state.step)
     config, shape = session.config, "x".join(map(str, session.mesh.shape.values()))
     where = session.mesh.devices.flat[0].device_kind
     if apart := config.mesh.rollout:
-        where += f", plays on {'x'.join(map(str, apart))} others, learns on"
+        size = sum(x.nbytes for x in jax.tree.leaves(state.adapters)) / 1e6
+        where += f", plays on {'x'.join(map(str, apart))} others ({size:.2g} MB of adapters each)"
+        where += ", learns on"
     where += f" mesh {shape}"
     who = f"{', '.join(session.team.names)} ({session.workflow})"
     what = f"{who} on {session.base.source}, {config.env.name}"
