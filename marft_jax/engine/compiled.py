@@ -22,7 +22,7 @@ from marft_jax.engine import kv_cache as cache_lib
 from marft_jax.engine.kv_cache import SETTINGS, Settings, Slots
 from marft_jax.engine.sampling import sample
 from marft_jax.models import decoder, lora
-from marft_jax.models.ops.attention import KV, Cache, attention
+from marft_jax.models.ops.attention import KV, Cache, Either, Layer, attention, in_window
 from marft_jax.models.ops.cache_writes import append
 from marft_jax.parallel import compilation
 from marft_jax.parallel import mesh as mesh_lib
@@ -202,7 +202,8 @@ def _read_prompts(
         return decoder.forward(graphdef, base, p.tokens_BT, positions_BT, until_BT, adapters, mask)
     model: decoder.Decoder = nnx.merge(graphdef, base)
     valid_BT = positions_BT < p.lengths_B[:, None]
-    attend = _appending(jnp.where(valid_BT, positions_BT, read), positions_BT, read)
+    where_BT = jnp.where(valid_BT, positions_BT, read)
+    attend = _appending(where_BT, positions_BT, read, model.config.window)
     prefixes = cache_lib.cut(cache_lib.rows_of(cache, p.sources_B), read)
     return model.hidden(p.tokens_BT, positions_BT, attend, prefixes, adapters, mask)
 
@@ -230,7 +231,7 @@ def decode(
     def body(carry: tuple[Array, Slots]) -> tuple[Array, Slots]:
         step, s = carry
         where_S = jnp.where(s.active_S, s.length_S, read)  # idle rows write nowhere
-        attend = _appending(where_S[:, None], s.length_S[:, None], read)
+        attend = _appending(where_S[:, None], s.length_S[:, None], read, model.config.window)
         last_S1 = jnp.take_along_axis(s.ids_SA, jnp.maximum(s.count_S - 1, 0)[:, None], axis=1)
         hidden_S1D, cache = model.hidden(
             last_S1, s.length_S[:, None], attend, s.cache, adapters, mask
@@ -266,18 +267,21 @@ def _append_tokens(s: Slots, drawn: tuple[Array, ...], eos_ids: tuple[int, ...])
     )
 
 
-def _appending(at_BT: Array, positions_BT: Array, read: int) -> decoder.Attend:
+def _appending(at_BT: Array, positions_BT: Array, read: int, window: int) -> decoder.Attend:
     """Attention of new tokens over their rows of the cache, and over themselves.
 
     Args:
         at_BT: where the new keys and values go; those at ``read`` go nowhere.
         positions_BT: of the queries, which read up to there.
+        window: how many positions layers that slide read; 0 for all.
     """
-    mask_BTR = jnp.arange(read)[None, None] <= positions_BT[:, :, None]
+    places_1R = jnp.arange(read)[None]
+    full = places_1R[:, None] <= positions_BT[:, :, None]
+    masks = Either(full, full & in_window(positions_BT, places_1R, window) if window else None)
 
-    def attend(q_BHTC: Array, new: KV, cache: KV, layer: Array | None) -> tuple[Array, KV]:
-        cache = append(cache, new, at_BT, layer)
-        return attention(q_BHTC, cache.of(layer), mask_BTR), cache
+    def attend(q_BHTC: Array, new: KV, cache: KV, layer: Layer) -> tuple[Array, KV]:
+        cache = append(cache, new, at_BT, layer.number)
+        return attention(q_BHTC, cache.of(layer.number), masks.of(layer.slides)), cache
 
     return attend
 

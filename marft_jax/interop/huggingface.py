@@ -22,7 +22,7 @@ from safetensors.numpy import save_file
 
 from marft_jax.interop.peft import Factors
 from marft_jax.models.decoder import DecoderConfig
-from marft_jax.models.families import sizes_of, source_name
+from marft_jax.models.families import paths_by_name, sizes_of
 from marft_jax.models.tokenizers.tokenizer import ByteTokenizer, HFTokenizer, Tokenizer, read_json
 from marft_jax.models.weights.load import BaseModel, directory_of, shapes_of, tensor
 
@@ -54,7 +54,9 @@ def write_model(
     source = directory_of(base.source)
     tokens = _token_ids(base.tokenizer)
     dtype = jax.tree.leaves(base.params)[0].dtype.name
-    settings = read_json(source / "config.json") if source else config_json(base.config)
+    settings = read_json(source / "config.json") if source else {}
+    if not settings or "text_config" in settings:  # of text and images: the text alone is written
+        settings = config_json(base.config)
     settings |= {"dtype": dtype, **tokens}
     settings.pop("torch_dtype", None)  # the older spelling of dtype
     settings.pop("_name_or_path", None)  # where somebody once had it
@@ -75,7 +77,7 @@ def save_sharded(
 ) -> None:
     """Writes the weights a shard at a time, with an index where there is more than one."""
     shapes, width = shapes_of(params), jax.tree.leaves(params)[0].dtype.itemsize
-    paths = {source_name(path, "hf"): path for path in shapes}
+    paths = paths_by_name(shapes, "hf")
     plan = huggingface_hub.split_state_dict_into_shards_factory(
         {name: shapes[path] for name, path in paths.items()},
         get_storage_size=lambda shape: math.prod(shape) * width,
@@ -107,8 +109,10 @@ def merged(path: str, array: jax.Array, factors: Factors, scale: float) -> np.nd
 
 def config_json(config: DecoderConfig) -> dict[str, Any]:
     """config.json for a base that came without one: the inverse of ``families.read_config``."""
-    name = "Llama"
-    if config.qk_norm:
+    name, act = "Mistral" if config.sliding else "Llama", "hidden_act"
+    if config.post_norms:
+        name, act = "Gemma3", "hidden_activation"
+    elif config.qk_norm:
         name = "Qwen3"
     elif config.qkv_bias and not config.o_bias:
         name = "Qwen2"
@@ -119,17 +123,37 @@ def config_json(config: DecoderConfig) -> dict[str, Any]:
             rope["low_freq_factor"] = scaling.low_freq_factor
             rope["high_freq_factor"] = scaling.high_freq_factor
             rope["original_max_position_embeddings"] = scaling.original_max_position
+    rope["rope_theta"] = config.rope_theta
+    if config.local_rope_theta:
+        local = {"rope_type": "default", "rope_theta": config.local_rope_theta}
+        rope = {"full_attention": rope, "sliding_attention": local}
     return {
         "architectures": [f"{name}ForCausalLM"],
-        "model_type": name.lower(),
+        "model_type": "gemma3_text" if config.post_norms else name.lower(),
         **sizes_of(config),
-        "hidden_act": "silu",
+        **(_windows(config, name) if config.sliding or config.post_norms else {}),
+        act: config.activation,
         "rms_norm_eps": config.norm_eps,
-        "rope_parameters": {**rope, "rope_theta": config.rope_theta},
+        "rope_parameters": rope,
         "attention_bias": config.qkv_bias,
         "mlp_bias": False,
         "tie_word_embeddings": config.tie_embeddings,
     }
+
+
+def _windows(config: DecoderConfig, name: str) -> dict[str, Any]:
+    """Which layers slide, how far they read, and Gemma's divisor of all scores."""
+    kinds = {True: "sliding_attention", False: "full_attention"}
+    settings: dict[str, Any] = {"sliding_window": config.window}
+    if name != "Mistral":  # all of its layers do
+        settings["layer_types"] = [
+            kinds[slides] for slides in config.sliding or [False] * config.n_layers
+        ]
+    if name.startswith("Qwen"):
+        settings["use_sliding_window"] = True
+    if config.post_norms:
+        settings["query_pre_attn_scalar"] = config.query_pre_attn_scalar or config.head_dim
+    return settings
 
 
 def save_tokenizer(tokenizer: Tokenizer, folder: Path, source: Path | None) -> None:

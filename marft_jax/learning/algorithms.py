@@ -200,7 +200,7 @@ def adapter_lr(model: DecoderConfig, algorithm: str) -> float:
     Source: tinker-cookbook, ``hyperparam_utils.get_lr``, fitted to Qwen3 and Llama 3 of 1B to 70B;
     Schulman et al. 2025, LoRA Without Regret.
     """
-    is_qwen = model.qkv_bias or model.qk_norm
+    is_qwen = (model.qkv_bias or model.qk_norm) and not model.post_norms  # as Gemma has
     supervised = 5e-4 * (2000 / model.d_model) ** (0.0775 if is_qwen else 0.781)
     lr = supervised if algorithm == "imitation" else 0.1 * supervised
     return float(f"{lr:.2g}")

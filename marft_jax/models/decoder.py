@@ -1,4 +1,4 @@
-"""The decoder-only transformer of the Llama, Mistral, Qwen2 and Qwen3 families.
+"""The decoder-only transformer of the Llama, Mistral, Qwen2, Qwen3 and Gemma 3 families.
 
 The module owns parameters, initialisers and dtypes. Everything outside uses it functionally:
 
@@ -25,13 +25,20 @@ from jax import Array
 from jax.typing import DTypeLike
 
 from marft_jax.models.lora import Fused, FusedAdapters, OwnerMask, add_lora
-from marft_jax.models.ops.attention import KV, Cache, CausalAttention, causal_attention
-from marft_jax.models.ops.products import gated, product
+from marft_jax.models.ops.attention import (
+    KV,
+    Cache,
+    CausalAttention,
+    Either,
+    Layer,
+    causal_attention,
+)
+from marft_jax.models.ops.products import Activation, gated, product
 from marft_jax.models.ops.remat import Remat, keep, once, rematerialised
 
-Attend = Callable[[Array, KV, Any, Array | None], tuple[Array, Any]]
+Attend = Callable[[Array, KV, Any, Layer], tuple[Array, Any]]
 """(queries, new keys and values, cache, layer) to context, and the cache with what is kept. The
-cache is the layer's own, or that of all layers, stacked, and then ``layer`` is its number."""
+cache is the layer's own, or that of all layers, stacked, where ``layer`` has a number."""
 Lora = dict[str, Fused]
 """The adapters of a layer by matrix."""
 Base = nnx.State[Any, Any]
@@ -53,6 +60,13 @@ class DecoderConfig:
     """The shape of a decoder; ``families.py`` reads it from config.json, ``gguf.py`` from GGUF.
 
     Attributes:
+        window: positions that layers which slide read, the query's own included.
+        sliding: of each layer, whether it slides; empty where none does.
+        local_rope_theta: rotary base of layers that slide, if it is another than ``rope_theta``.
+        query_pre_attn_scalar: scores are divided by its root; None is ``head_dim``.
+        post_norms: what attention and MLP write is normalised before it is added.
+        norm_offset: scales of norms are stored less 1.
+        scale_embeddings: embeddings are multiplied by √d_model, rounded to their type.
         stacked: its layers are one array per matrix, scanned.
     """
 
@@ -71,7 +85,20 @@ class DecoderConfig:
     qkv_bias: bool = False
     o_bias: bool = False
     qk_norm: bool = False
+    window: int = 0
+    sliding: tuple[bool, ...] = ()
+    local_rope_theta: float | None = None
+    query_pre_attn_scalar: float | None = None
+    activation: Activation = "silu"
+    post_norms: bool = False
+    norm_offset: bool = False
+    scale_embeddings: bool = False
     stacked: bool = False
+
+    @property
+    def query_scale(self) -> float:
+        """What queries are multiplied by, beside 1 / √head_dim."""
+        return (self.head_dim / (self.query_pre_attn_scalar or self.head_dim)) ** 0.5
 
     def target_shape(self, target: str) -> tuple[int, int]:
         """(in, out) of the matrix ``target``, one of q, k, v, o, gate, up, down."""
@@ -88,17 +115,23 @@ class DecoderConfig:
 
 
 class RMSNorm(nnx.Module):
-    """x / rms(x) * scale, computed in float32 (Zhang & Sennrich 2019)."""
+    """x / rms(x) * scale, computed in float32 (Zhang & Sennrich 2019).
 
-    def __init__(self, width: int, eps: float, dtype: DTypeLike):
-        self.scale = nnx.Param(jnp.ones((width,), dtype))
-        self.eps = eps
+    Args:
+        offset: the scale is stored less 1, and rounded with the product only, as Gemma does.
+    """
+
+    def __init__(self, width: int, eps: float, dtype: DTypeLike, offset: bool = False):
+        self.scale = nnx.Param(jnp.full((width,), 0 if offset else 1, dtype))
+        self.eps, self.offset = eps, offset
 
     def __call__(self, x: Array) -> Array:
         x32 = x.astype(jnp.float32)
         x32 = x32 * jax.lax.rsqrt(jnp.mean(jnp.square(x32), axis=-1, keepdims=True) + self.eps)
-        scale = self.scale[...]
-        return x32.astype(x.dtype) * scale.reshape((1,) * (x.ndim - 1) + scale.shape)
+        scale = self.scale[...].reshape((1,) * (x.ndim - 1) + (-1,))
+        if self.offset:
+            return (x32 * (1 + scale.astype(jnp.float32))).astype(x.dtype)
+        return x32.astype(x.dtype) * scale
 
 
 class Linear(nnx.Module):
@@ -119,29 +152,34 @@ class Linear(nnx.Module):
 
 
 class Block(nnx.Module):
-    """Pre-norm attention and gated MLP."""
+    """Attention and gated MLP, each with a norm before it, or one on either side."""
 
     def __init__(self, c: DecoderConfig, *, dtype: DTypeLike, rngs: nnx.Rngs):
         def linear(target: str, bias: bool = False) -> Linear:
             return Linear(*c.target_shape(target), bias=bias, dtype=dtype, rngs=rngs)
 
+        def norm(width: int) -> RMSNorm:
+            return RMSNorm(width, c.norm_eps, dtype, c.norm_offset)
+
         self.config = c
-        self.attn_norm = RMSNorm(c.d_model, c.norm_eps, dtype)
+        self.attn_norm = norm(c.d_model)
         self.q, self.k, self.v = (linear(t, c.qkv_bias) for t in ("q", "k", "v"))
         self.o = linear("o", c.o_bias)
-        self.q_norm = RMSNorm(c.head_dim, c.norm_eps, dtype) if c.qk_norm else None
-        self.k_norm = RMSNorm(c.head_dim, c.norm_eps, dtype) if c.qk_norm else None
-        self.mlp_norm = RMSNorm(c.d_model, c.norm_eps, dtype)
+        self.q_norm = norm(c.head_dim) if c.qk_norm else None
+        self.k_norm = norm(c.head_dim) if c.qk_norm else None
+        self.attn_post_norm = norm(c.d_model) if c.post_norms else None
+        self.mlp_norm = norm(c.d_model)
+        self.mlp_post_norm = norm(c.d_model) if c.post_norms else None
         self.gate, self.up, self.down = (linear(t) for t in ("gate", "up", "down"))
 
     def __call__(
         self,
+        layer: Layer,
         x_BTD: Array,
-        rope: Rope,
+        rope: Either,
         lora: Lora,
         owners: OwnerMask | None,
         cache: Any,
-        layer: Array | None,
         attend: Attend,
     ) -> tuple[Array, Any]:
         """The block's output, and what ``attend`` keeps of the cached and new keys and values."""
@@ -152,17 +190,21 @@ class Block(nnx.Module):
             v = self._heads(self.v(h, lora.get("v"), owners), self.config.n_kv_heads)
             if self.q_norm is not None and self.k_norm is not None:
                 q, k = self.q_norm(q), self.k_norm(k)
-            q, k = rotate(q, rope), rotate(k, rope).swapaxes(2, 3)
+            angles = rope.of(layer.slides)
+            q, k = rotate(q, angles, self.config.query_scale), rotate(k, angles).swapaxes(2, 3)
             q, k, v = (keep(x) for x in (q, k, v))
             context_BHTC, kept = attend(q, KV(k, v), cache, layer)
             b, _, t, _ = context_BHTC.shape
             merged = context_BHTC.transpose(0, 2, 1, 3).reshape(b, t, -1)
-            x_BTD = x_BTD + keep(self.o(merged, lora.get("o"), owners))
+            out = keep(self.o(merged, lora.get("o"), owners))
+            x_BTD = x_BTD + (out if self.attn_post_norm is None else self.attn_post_norm(out))
         with jax.named_scope("mlp"):
             h = self.mlp_norm(x_BTD)
             gate = keep(self.gate(h, lora.get("gate"), owners))
             up = keep(self.up(h, lora.get("up"), owners))
-            return x_BTD + self.down(gated(gate, up), lora.get("down"), owners), kept
+            opened = gated(gate, up, self.config.activation)
+            out = self.down(opened, lora.get("down"), owners)
+            return x_BTD + (out if self.mlp_post_norm is None else self.mlp_post_norm(out)), kept
 
     def _heads(self, x_BTX: Array, heads: int) -> Array:
         b, t, _ = x_BTX.shape
@@ -200,7 +242,7 @@ class Decoder(nnx.Module):
         self.embed = Embed(c, dtype=dtype, rngs=rngs)
         blocks = [Block(c, dtype=dtype, rngs=rngs) for _ in range(c.n_layers)]
         self.layers = _stack(blocks) if c.stacked else nnx.List(blocks)
-        self.final_norm = RMSNorm(c.d_model, c.norm_eps, dtype)
+        self.final_norm = RMSNorm(c.d_model, c.norm_eps, dtype, c.norm_offset)
         self.lm_head = (
             None
             if c.tie_embeddings
@@ -222,44 +264,53 @@ class Decoder(nnx.Module):
             cache: what ``attend`` reads and writes; without one, it keeps what is new.
         """
         x_BTD = self.embed.embedding[...][tokens_BT]
-        rope = rope_tables(self.config, positions_BT)
+        if self.config.scale_embeddings:
+            x_BTD = x_BTD * jnp.asarray(self.config.d_model**0.5, x_BTD.dtype)
+        rope = ropes(self.config, positions_BT)
 
-        def run(graphdef: Any, weights: Base, *args: Any) -> tuple[Array, Any]:
-            return nnx.merge(graphdef, weights)(*args, attend)
+        def run(graphdef: Any, layer: Layer, weights: Base, *args: Any) -> tuple[Array, Any]:
+            return nnx.merge(graphdef, weights)(layer, *args, attend)
 
-        run = rematerialised(run, self.remat, 0, scanned=self.config.stacked)
-        through = self._scanned if self.config.stacked else self._unrolled
+        stacked = self.config.stacked
+        run = rematerialised(run, self.remat, 0 if stacked else (0, 1), scanned=stacked)
+        through = self._scanned if stacked else self._unrolled
         x_BTD, kept = through(run, x_BTD, rope, lora, owners, cache)
         return self.final_norm(x_BTD), kept
 
     def _unrolled(
-        self, run: Any, x_BTD: Array, rope: Rope, lora: Any, owners: Any, cache: Any
+        self, run: Any, x_BTD: Array, rope: Either, lora: Any, owners: Any, cache: Any
     ) -> tuple[Array, list[KV]]:
         assert isinstance(self.layers, nnx.List)
         kept = list[KV]()
-        run = jax.jit(run, static_argnums=0)  # the first block is traced and differentiated for all
+        # the first block, and the first that slides, are traced and differentiated for all
+        run = jax.jit(run, static_argnums=(0, 1))
         for i, block in enumerate(self.layers):
             with jax.named_scope(f"layer_{i}"):
                 graphdef, weights = nnx.split(block)
                 adapters = lora.of(i) if lora else {}
                 own = None if cache is None else cache[i]
-                x_BTD, kv = run(graphdef, weights, x_BTD, rope, adapters, owners, own, None)
+                layer = Layer(slides=bool(self.config.sliding) and self.config.sliding[i])
+                x_BTD, kv = run(graphdef, layer, weights, x_BTD, rope, adapters, owners, own)
                 kept.append(kv)
         return x_BTD, kept
 
     def _scanned(
-        self, run: Any, x_BTD: Array, rope: Rope, lora: Any, owners: Any, cache: Any
+        self, run: Any, x_BTD: Array, rope: Either, lora: Any, owners: Any, cache: Any
     ) -> tuple[Array, KV]:
         """The cache goes from layer to layer, so that it is written in place."""
         graphdef, weights = nnx.split(self.layers)
+        sliding = self.config.sliding or (False,)
+        slides_L = jnp.asarray(sliding) if len(set(sliding)) == 2 else None
 
-        def block(carried: Any, layer: Any) -> tuple[Any, Any]:
-            (x_BTD, cache), (i, weights, adapters) = carried, layer
-            x_BTD, kept = run(graphdef, weights, x_BTD, rope, adapters, owners, cache, i)
+        def block(carried: Any, each: Any) -> tuple[Any, Any]:
+            (x_BTD, cache), (i, slides, weights, adapters) = carried, each
+            layer = Layer(i, sliding[0] if slides is None else slides)
+            x_BTD, kept = run(graphdef, layer, weights, x_BTD, rope, adapters, owners, cache)
             return ((x_BTD, None), kept) if cache is None else ((x_BTD, kept), None)
 
         with jax.named_scope("layers"):
-            each = jnp.arange(self.config.n_layers), weights, lora.layers if lora else {}
+            adapters = lora.layers if lora else {}
+            each = jnp.arange(self.config.n_layers), slides_L, weights, adapters
             (x_BTD, cache), new = jax.lax.scan(block, (x_BTD, cache), each)
         return x_BTD, new if cache is None else cache
 
@@ -280,6 +331,15 @@ class Rope(NamedTuple):
 
     cos: Array
     sin: Array
+
+
+def ropes(config: DecoderConfig, positions_BT: Array) -> Either:
+    """``rope_tables`` of layers of either kind; those that slide have no scaling of their own."""
+    full = rope_tables(config, positions_BT)
+    if config.local_rope_theta is None:
+        return Either(full)
+    local = dataclasses.replace(config, rope_theta=config.local_rope_theta, rope_scaling=None)
+    return Either(full, rope_tables(local, positions_BT))
 
 
 def rope_tables(config: DecoderConfig, positions_BT: Array) -> Rope:
@@ -306,10 +366,11 @@ def _stretch(inverse: np.ndarray, scaling: RopeScaling) -> np.ndarray:
     return inverse * (keep + (1 - keep) / scaling.factor)
 
 
-def rotate(x_BHTC: Array, rope: Rope) -> Array:
-    """Rotates channel pairs (i, i + C/2), the Hugging Face layout."""
+def rotate(x_BHTC: Array, rope: Rope, scale: float = 1.0) -> Array:
+    """Rotates channel pairs (i, i + C/2), the Hugging Face layout; then multiplies by ``scale``."""
     x = x_BHTC.astype(jnp.float32)
     rotated = x * rope.cos + jnp.roll(x, x.shape[-1] // 2, axis=-1) * rope.sin
+    rotated = rotated if scale == 1 else rotated * scale
     return rotated.astype(x_BHTC.dtype)
 
 
@@ -334,10 +395,10 @@ def forward(
         hidden_BTD after the last norm, and the ``KV`` of every layer.
     """
     decoder: Decoder = nnx.merge(graphdef, base)
-    attention = decoder.attention(until_BT)
+    attention = decoder.attention(until_BT, positions_BT, decoder.config.window)
 
-    def attend(q_BHTC: Array, new: KV, *_: Any) -> tuple[Array, KV]:
-        return attention(q_BHTC, new), new
+    def attend(q_BHTC: Array, new: KV, _: Any, layer: Layer) -> tuple[Array, KV]:
+        return attention(q_BHTC, new, layer.slides), new
 
     return decoder.hidden(tokens_BT, positions_BT, attend, None, lora, owners)
 

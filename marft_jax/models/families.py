@@ -7,9 +7,10 @@ compute differently is refused by name, never loaded approximately.
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Literal, NamedTuple
 
 from marft_jax.errors import BadInput
@@ -17,6 +18,9 @@ from marft_jax.formats.foreign import readable
 from marft_jax.models.decoder import DecoderConfig, RopeScaling
 
 Spelling = Literal["hf", "gguf"]
+
+SOFT_CAPS = ("attn_logit_softcapping", "final_logit_softcapping")
+"""Settings of Gemma 2 that the decoder lacks."""
 
 # Modules of the decoder, in Hugging Face checkpoints and in GGUF files.
 _MODULES: dict[str, dict[Spelling, str]] = {
@@ -30,7 +34,17 @@ _MODULES: dict[str, dict[Spelling, str]] = {
         ("layers/{}/q_norm", "model.layers.{}.self_attn.q_norm", "blk.{}.attn_q_norm"),
         ("layers/{}/k_norm", "model.layers.{}.self_attn.k_norm", "blk.{}.attn_k_norm"),
         ("layers/{}/o", "model.layers.{}.self_attn.o_proj", "blk.{}.attn_output"),
+        (
+            "layers/{}/attn_post_norm",
+            "model.layers.{}.post_attention_layernorm",
+            "blk.{}.post_attention_norm",
+        ),
         ("layers/{}/mlp_norm", "model.layers.{}.post_attention_layernorm", "blk.{}.ffn_norm"),
+        (
+            "layers/{}/mlp_post_norm",
+            "model.layers.{}.post_feedforward_layernorm",
+            "blk.{}.post_ffw_norm",
+        ),
         ("layers/{}/gate", "model.layers.{}.mlp.gate_proj", "blk.{}.ffn_gate"),
         ("layers/{}/up", "model.layers.{}.mlp.up_proj", "blk.{}.ffn_up"),
         ("layers/{}/down", "model.layers.{}.mlp.down_proj", "blk.{}.ffn_down"),
@@ -40,8 +54,18 @@ _MODULES: dict[str, dict[Spelling, str]] = {
 }
 
 
-def source_name(path: str, spelling: Spelling) -> str:
+def paths_by_name(paths: Iterable[str], spelling: Spelling) -> dict[str, str]:
+    """Our paths of all tensors of a model, by the names that another format gives to these."""
+    paths = list(paths)
+    post_norms = "layers/0/attn_post_norm/scale" in paths
+    return {source_name(path, spelling, post_norms): path for path in paths}
+
+
+def source_name(path: str, spelling: Spelling, post_norms: bool = False) -> str:
     """The name that another format gives to the tensor at ``path``.
+
+    Args:
+        post_norms: of a model that has norms behind attention and MLP too.
 
     >>> source_name("layers/3/q/kernel", "hf")
     'model.layers.3.self_attn.q_proj.weight'
@@ -50,6 +74,8 @@ def source_name(path: str, spelling: Spelling) -> str:
     layer = re.match(r"layers/(\d+)/", module)
     pattern = re.sub(r"^layers/\d+/", "layers/{}/", module)
     name = _MODULES[pattern][spelling].format(*layer.groups() if layer else ())
+    if post_norms and pattern == "layers/{}/mlp_norm":
+        name = name.replace("post_attention", "pre_feedforward")  # Hugging Face's
     return f"{name}.{'bias' if leaf == 'bias' else 'weight'}"
 
 
@@ -59,22 +85,69 @@ class Family(NamedTuple):
     Attributes:
         defaults: the keys that its config.json may leave out.
         qkv_bias, o_bias: always, never, or as ``attention_bias`` says (None).
-        qk_norm: queries and keys are normalised per head.
+        slides: config.json and the number of a layer to whether it slides, where ``layer_types``
+            does not say; None for a family without windows.
+        traits: fields of its ``DecoderConfig``.
     """
 
     defaults: Mapping[str, Any]
     qkv_bias: bool | None = None
     o_bias: bool | None = None
-    qk_norm: bool = False
+    slides: Callable[[Mapping[str, Any], int], bool] | None = None
+    traits: Mapping[str, Any] = {}
 
+
+def _late(config: Mapping[str, Any], layer: int) -> bool:
+    return layer >= config["max_window_layers"]
+
+
+def _all_but_every(config: Mapping[str, Any], layer: int) -> bool:
+    return (layer + 1) % config["sliding_window_pattern"] != 0
+
+
+_QWEN = {"use_sliding_window": False, "sliding_window": 4096, "max_window_layers": 28}
+_GEMMA3 = Family(
+    {
+        "vocab_size": 262208,
+        "hidden_size": 2304,
+        "intermediate_size": 9216,
+        "num_hidden_layers": 26,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 4,
+        "head_dim": 256,
+        "max_position_embeddings": 131072,
+        "hidden_activation": "gelu_pytorch_tanh",
+        "query_pre_attn_scalar": 256,
+        "sliding_window": 4096,
+        "sliding_window_pattern": 6,
+        "rope_theta": 1e6,
+        "rope_local_base_freq": 1e4,
+        "tie_word_embeddings": True,
+    },
+    slides=_all_but_every,
+    traits={
+        "qk_norm": True,
+        "activation": "gelu_pytorch_tanh",
+        "post_norms": True,
+        "norm_offset": True,
+        "scale_embeddings": True,
+    },
+)
 
 FAMILIES = {
     "LlamaForCausalLM": Family({}),
     "MistralForCausalLM": Family(
-        {"sliding_window": 4096, "num_key_value_heads": 8}, qkv_bias=False, o_bias=False
+        {"sliding_window": 4096, "num_key_value_heads": 8},
+        qkv_bias=False,
+        o_bias=False,
+        slides=lambda config, layer: True,
     ),
-    "Qwen2ForCausalLM": Family({}, qkv_bias=True, o_bias=False),
-    "Qwen3ForCausalLM": Family({"head_dim": 128}, qk_norm=True),
+    "Qwen2ForCausalLM": Family(_QWEN, qkv_bias=True, o_bias=False, slides=_late),
+    "Qwen3ForCausalLM": Family(
+        {**_QWEN, "head_dim": 128}, slides=_late, traits={"qk_norm": True}
+    ),
+    "Gemma3ForCausalLM": _GEMMA3,
+    "Gemma3ForConditionalGeneration": _GEMMA3,  # its text_config
 }
 
 _NUMBERS: dict[str, tuple[dict[Spelling, str], int]] = {
@@ -92,7 +165,11 @@ _NUMBERS: dict[str, tuple[dict[Spelling, str], int]] = {
 }
 """Sizes in other formats, and the largest: a decoder is laid out before its tensors are found."""
 
-_MODEL_TYPES = {name.removesuffix("ForCausalLM").lower(): name for name in FAMILIES}
+_MODEL_TYPES = {
+    **{name.removesuffix("ForCausalLM").lower(): name for name in FAMILIES},
+    "gemma3_text": "Gemma3ForCausalLM",
+    "gemma3": "Gemma3ForConditionalGeneration",
+}
 
 
 def read_config(config: Mapping[str, Any], source: str) -> DecoderConfig:
@@ -109,10 +186,10 @@ def read_config(config: Mapping[str, Any], source: str) -> DecoderConfig:
     with readable(source, "model configuration"):
         name = _architecture(config, source)
         family = FAMILIES[name]
-        config = {**family.defaults, **config}
+        config = {**family.defaults, **config.get("text_config", config)}
         _refuse_unsupported(name, config, source)
         bias, rope = bool(config.get("attention_bias", False)), _rope_settings(config)
-        return checked(
+        found = checked(
             config.get,
             "hf",
             source,
@@ -122,8 +199,11 @@ def read_config(config: Mapping[str, Any], source: str) -> DecoderConfig:
             tie_embeddings=bool(config.get("tie_word_embeddings", False)),
             qkv_bias=bias if family.qkv_bias is None else family.qkv_bias,
             o_bias=bias if family.o_bias is None else family.o_bias,
-            qk_norm=family.qk_norm,
+            local_rope_theta=_local_rope_theta(config, source),
+            query_pre_attn_scalar=config.get("query_pre_attn_scalar"),
+            **family.traits,
         )
+        return with_windows(found, family, config, source)
 
 
 def checked(
@@ -152,10 +232,13 @@ def checked(
             )
         sizes[ours] = value
     config = DecoderConfig(**sizes, **others)
-    if not (math.isfinite(config.norm_eps) and 0 < config.rope_theta < math.inf):
+    optional = config.local_rope_theta, config.query_pre_attn_scalar
+    positive = [config.rope_theta, *(x for x in optional if x is not None)]
+    if not (math.isfinite(config.norm_eps) and all(0 < x < math.inf for x in positive)):
         raise BadInput(
-            f"{source}: expected finite numbers, got a norm's epsilon of {config.norm_eps} and a "
-            f"rotary base of {config.rope_theta}"
+            f"{source}: expected finite numbers, got a norm's epsilon of {config.norm_eps}, a "
+            f"rotary base of {config.rope_theta}, {config.local_rope_theta} where layers slide, "
+            f"and a query_pre_attn_scalar of {config.query_pre_attn_scalar}"
         )
     if config.n_heads % config.n_kv_heads:
         raise BadInput(
@@ -184,19 +267,51 @@ def _architecture(config: Mapping[str, Any], source: str) -> str:
 
 
 def _refuse_unsupported(name: str, config: Mapping[str, Any], source: str) -> None:
-    window = config.get("sliding_window")
-    slides = config.get("use_sliding_window", name == "MistralForCausalLM")
-    narrow = slides and window is not None and window < config.get("max_position_embeddings", 0)
-    other_layers = set(config.get("layer_types") or ()) - {"full_attention"}
+    family = FAMILIES[name]
+    slides = family.slides is not None and config.get("use_sliding_window", True)
+    kinds = {"full_attention"} | ({"sliding_attention"} if slides else set())
+    activation = family.traits.get("activation", "silu")
+    named = "hidden_act" if "hidden_activation" not in config else "hidden_activation"
+    both_ways = config.get("use_bidirectional_attention")
     refused = {
-        "hidden_act": (config.get("hidden_act", "silu") != "silu", "silu"),
+        named: (config.get(named, "silu") != activation, activation),
         "mlp_bias": (config.get("mlp_bias"), "false"),
         "quantization_config": (config.get("quantization_config"), "unquantised weights or GGUF"),
-        "sliding_window": (narrow, "null, or at least max_position_embeddings"),
-        "use_sliding_window": (config.get("use_sliding_window"), "false"),
-        "layer_types": (other_layers, "full_attention only"),
+        "use_sliding_window": (config.get("use_sliding_window") and not slides, "false"),
+        "layer_types": (
+            set(config.get("layer_types") or ()) - kinds,
+            "full_attention and sliding_attention" if slides else "full_attention only",
+        ),
+        "use_bidirectional_attention": (both_ways, "false"),
+        **{key: (config.get(key), "null") for key in SOFT_CAPS},
     }
     refuse(name, refused, lambda key: str(config.get(key)), source)
+
+
+def with_windows(
+    found: DecoderConfig, family: Family, config: Mapping[str, Any], source: str
+) -> DecoderConfig:
+    """With the window that ``config`` names, and the layers that read through it.
+
+    Raises:
+        BadInput: it is no positive integer, or the kinds of layers are not as many as these.
+    """
+    if family.slides is None or not config.get("use_sliding_window", True):
+        return found
+    kinds, window = config.get("layer_types"), config.get("sliding_window")
+    window = found.max_position if window is None else window
+    if type(window) is not int or window < 1:
+        raise BadInput(f"{source}: expected a positive integer for 'sliding_window', got {window!r}")
+    if kinds and len(kinds) != found.n_layers:
+        raise BadInput(
+            f"{source}: expected a kind for each of {found.n_layers} layers in 'layer_types', "
+            f"got {len(kinds)}"
+        )
+    by_number = (family.slides(config, i) for i in range(found.n_layers))
+    sliding = tuple(kind == "sliding_attention" for kind in kinds) if kinds else tuple(by_number)
+    if not any(sliding) or (window >= found.max_position and found.local_rope_theta is None):
+        return dataclasses.replace(found, local_rope_theta=None)
+    return dataclasses.replace(found, window=window, sliding=sliding)
 
 
 def refuse(
@@ -222,11 +337,25 @@ def refuse(
 
 
 def _rope_settings(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Theta and scaling in one place, as transformers 5 writes them in ``rope_parameters``."""
+    """Theta and scaling in one place, as transformers 5 writes them in ``rope_parameters``; where
+    layers of either kind have their own, those of layers that read everything."""
     theta = {"rope_theta": config["rope_theta"]} if config.get("rope_theta") else {}
     partial = config.get("partial_rotary_factor", 1.0)
     scaling = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    scaling = scaling.get("full_attention", scaling)
     return {"partial_rotary_factor": partial, **theta, **scaling}
+
+
+def _local_rope_theta(config: Mapping[str, Any], source: str) -> float | None:
+    """Of layers that slide, where it is another."""
+    own = (config.get("rope_parameters") or {}).get("sliding_attention") or {}
+    if (kind := own.get("rope_type", "default")) != "default":
+        raise BadInput(
+            f"{source}: rotary embedding of type {kind!r} in layers that slide is not supported; "
+            "supported: default"
+        )
+    theta = own.get("rope_theta", config.get("rope_local_base_freq"))
+    return None if theta is None else float(theta)
 
 
 def _rope_scaling(

@@ -94,14 +94,25 @@ def test_attention_in_pieces_keeps_what_its_backward_pass_reads():
     assert exponentials("block") == 3
 
 
-def test_the_gate_has_the_gradient_of_its_formula():
+@pytest.mark.parametrize(
+    "activation, formula",
+    [
+        ("silu", lambda x: x / (1 + jnp.exp(-x))),
+        (
+            "gelu_pytorch_tanh",
+            lambda x: x / 2 * (1 + jnp.tanh((2 / np.pi) ** 0.5 * (x + 0.044715 * x**3))),
+        ),
+    ],
+)
+def test_the_gate_has_the_gradient_of_its_formula(activation, formula):
     gate, up, weight = draw(0, 5, 7), draw(1, 5, 7), draw(2, 5, 7)
 
     def gradients(f):
         return jax.grad(lambda gate, up: jnp.sum(f(gate, up) * weight), argnums=(0, 1))(gate, up)
 
-    expected = gradients(lambda gate, up: jax.nn.silu(gate) * up)
-    chex.assert_trees_all_close(gradients(products.gated), expected, rtol=1e-5, atol=1e-6)
+    expected = gradients(lambda gate, up: formula(gate) * up)
+    ours = gradients(lambda gate, up: products.gated(gate, up, activation))
+    chex.assert_trees_all_close(ours, expected, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize(

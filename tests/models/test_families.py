@@ -42,7 +42,35 @@ VARIANTS = {
     "qwen2_tied": ("Qwen2", dict(tie_word_embeddings=True)),
     "qwen3": ("Qwen3", dict(head_dim=32)),
     "qwen3_tied_bias": ("Qwen3", dict(tie_word_embeddings=True, attention_bias=True)),
-}
+    "mistral_window": ("Mistral", dict(sliding_window=7, head_dim=32)),
+    "qwen2_window": (
+        "Qwen2", dict(use_sliding_window=True, sliding_window=6, max_window_layers=1)
+    ),
+    "qwen3_window": (
+        "Qwen3",
+        dict(head_dim=32, use_sliding_window=True, sliding_window=9,
+             layer_types=["sliding_attention", "full_attention"]),
+    ),
+    "gemma3": (
+        "Gemma3",
+        dict(num_hidden_layers=7, hidden_size=96, head_dim=32, sliding_window=8,
+             query_pre_attn_scalar=24),
+    ),
+    "gemma3_scaled": (
+        "Gemma3",
+        dict(num_hidden_layers=3, head_dim=16, num_key_value_heads=1, sliding_window=5,
+             query_pre_attn_scalar=16, sliding_window_pattern=2, attention_bias=True,
+             rope_scaling=dict(rope_type="linear", factor=8.0)),
+    ),
+    "gemma3_gguf": (
+        "Gemma3", dict(num_hidden_layers=7, head_dim=32, sliding_window=8, query_pre_attn_scalar=32)
+    ),
+    "gemma3_pattern": (
+        "Gemma3",
+        dict(num_hidden_layers=3, head_dim=16, sliding_window=5, query_pre_attn_scalar=16,
+             sliding_window_pattern=2, rope_scaling=dict(rope_type="linear", factor=8.0)),
+    ),
+}  # fmt: skip
 
 
 def reference(variant: str):
@@ -51,13 +79,15 @@ def reference(variant: str):
     import transformers
 
     family, settings = VARIANTS[variant]
-    config = getattr(transformers, f"{family}Config")(**BASE, **settings)
+    kind = getattr(transformers, f"{family}{'Text' if family == 'Gemma3' else ''}Config")
+    config = kind(**{**BASE, **settings})
     torch.manual_seed(0)
     model = getattr(transformers, f"{family}ForCausalLM")(config).float().eval()
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             spread = 0.5 if parameter.ndim == 1 else 0.15
-            parameter.copy_(torch.randn_like(parameter) * spread + ("norm" in name))
+            offset = "norm" in name and family != "Gemma3"  # whose scales are stored less 1
+            parameter.copy_(torch.randn_like(parameter) * spread + offset)
     return model
 
 
@@ -126,11 +156,16 @@ def write_gguf(path, model, arch: str, kind: str, rope=None) -> None:
     writer.add_key_length(head_dim)
     writer.add_value_length(head_dim)
     writer.add_layer_norm_rms_eps(c.rms_norm_eps)
-    writer.add_rope_freq_base(c.rope_parameters["rope_theta"])
-    if c.rope_parameters["rope_type"] == "linear":
+    rope_settings = c.rope_parameters.get("full_attention", c.rope_parameters)
+    writer.add_rope_freq_base(rope_settings["rope_theta"])
+    if arch == "gemma3":
+        writer.add_sliding_window(c.sliding_window)
+        if c._sliding_window_pattern != 6:
+            writer.add_sliding_window_pattern([kind.startswith("s") for kind in c.layer_types])
+    if rope_settings["rope_type"] == "linear":
         writer.add_rope_scaling_type(gguf.RopeScalingType.LINEAR)
-        writer.add_rope_scaling_factor(c.rope_parameters["factor"])
-    if c.rope_parameters["rope_type"] == "llama3":
+        writer.add_rope_scaling_factor(rope_settings["factor"])
+    if rope_settings["rope_type"] == "llama3":
         writer.add_tensor("rope_freqs.weight", rope_divisors(head_dim) if rope is None else rope)
     heads = {"q_proj": c.num_attention_heads, "k_proj": c.num_key_value_heads}
     names = gguf.get_tensor_name_map(gguf.MODEL_ARCH[arch.upper()], c.num_hidden_layers)
@@ -138,12 +173,14 @@ def write_gguf(path, model, arch: str, kind: str, rope=None) -> None:
         array = parameter.detach().numpy()
         n = heads.get(name.split(".")[-2]) if arch == "llama" else None
         stored = permute(array, n) if n else array
+        offset = arch == "gemma3" and "norm" in name  # the file holds what is multiplied by
+        stored = stored + 1 if offset else stored
         stored_name = names.get_name(name, try_suffixes=(".weight", ".bias"))
         type_ = gguf.GGMLQuantizationType[kind if array.ndim == 2 else "F32"]
         packed = gguf.quantize(stored, type_)
         writer.add_tensor(stored_name, packed, raw_dtype=type_)
         rounded = gguf.dequantize(packed, type_).reshape(stored.shape)
-        rounded = unpermute(rounded, n) if n else rounded
+        rounded = unpermute(rounded, n) if n else rounded - offset
         with torch.no_grad():
             parameter.copy_(torch.tensor(np.ascontiguousarray(rounded)))
     writer.write_header_to_file()
@@ -177,6 +214,9 @@ def unpermute(rows, heads):
         ("qwen2_tied", "Q8_0"),
         ("qwen3", "F32"),
         ("qwen3_tied_bias", "Q8_0"),
+        ("gemma3_gguf", "F32"),
+        ("gemma3_gguf", "Q8_0"),
+        ("gemma3_pattern", "F32"),
     ],
 )
 def test_gguf_gives_the_logits_of_transformers(variant, kind, tmp_path):
@@ -198,6 +238,8 @@ def test_rope_divisors_of_another_formula_are_refused(tmp_path):
 
 
 LLAMA = dict(BASE, architectures=["LlamaForCausalLM"])
+MISTRAL: dict[str, object] = {"architectures": ["MistralForCausalLM"]}
+GEMMA3: dict[str, object] = {"architectures": ["Gemma3ForCausalLM"]}
 
 
 def test_rope_reads_alike_in_the_spelling_of_transformers_4_and_5():
@@ -225,9 +267,18 @@ def test_rope_reads_alike_in_the_spelling_of_transformers_4_and_5():
         ({"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}, "'yarn'.*default, linear, llama3"),
         ({"rope_scaling": {"rope_type": "llama3", "factor": 4.0}}, "'llama3' lacks.*low_freq"),
         ({"partial_rotary_factor": 0.5}, "partial_rotary_factor 0.5"),
-        ({"architectures": ["MistralForCausalLM"], "sliding_window": 64}, "sliding_window '64'"),
-        ({"architectures": ["Qwen2ForCausalLM"], "use_sliding_window": True}, "sliding_window"),
+        ({"use_sliding_window": True}, "use_sliding_window 'True'.*supported: false"),
         ({"layer_types": ["sliding_attention"]}, "layer_types.*full_attention only"),
+        (MISTRAL | {"sliding_window": 0}, "positive integer for 'sliding_window', got 0"),
+        (MISTRAL | {"layer_types": ["full_attention"]}, "each of 2 layers in 'layer_types', got 1"),
+        (GEMMA3 | {"layer_types": ["chunked_attention"] * 2}, "layer_types.*and sliding_attention"),
+        (GEMMA3 | {"final_logit_softcapping": 30.0}, "final_logit_softcapping '30.0'"),
+        (GEMMA3 | {"hidden_activation": "gelu"}, "hidden_activation 'gelu'.*gelu_pytorch_tanh"),
+        (GEMMA3 | {"query_pre_attn_scalar": 0}, "query_pre_attn_scalar of 0"),
+        (
+            GEMMA3 | {"rope_parameters": {"sliding_attention": {"rope_type": "linear"}}},
+            "type 'linear' in layers that slide",
+        ),
         ({"hidden_size": None}, "positive integer for 'hidden_size', .*got nothing"),
         ({"num_key_value_heads": 3}, "divisible by the key-value heads, got 4 and 3"),
     ],
@@ -241,8 +292,35 @@ def test_what_the_decoder_cannot_do_is_refused_by_name(changes, message):
 def test_defaults_that_config_json_leaves_out():
     mistral = {**LLAMA, "architectures": ["MistralForCausalLM"]}
     assert families.read_config(mistral, "c").max_position == 128  # the window of 4096 is wider
-    with pytest.raises(BadInput, match="sliding_window '4096'"):
-        families.read_config({**mistral, "max_position_embeddings": 32768}, "c")
+    assert not families.read_config(mistral, "c").window
+    long = families.read_config({**mistral, "max_position_embeddings": 32768}, "c")
+    assert (long.window, long.sliding) == (4096, (True, True))
     bare = {k: v for k, v in LLAMA.items() if k != "num_key_value_heads"}
     config = families.read_config(bare, "c")
     assert (config.n_kv_heads, config.head_dim, config.norm_eps) == (4, 16, 1e-6)
+
+
+def test_gemma_3_as_it_stands_on_the_hub():
+    """google/gemma-3-27b-it: a text_config, what it leaves out, the older spelling of rope."""
+    text = dict(
+        model_type="gemma3_text", head_dim=128, hidden_size=5376, intermediate_size=21504,
+        num_attention_heads=32, num_hidden_layers=62, num_key_value_heads=16,
+        query_pre_attn_scalar=168, sliding_window=1024,
+        rope_scaling={"factor": 8.0, "rope_type": "linear"},
+    )  # fmt: skip
+    settings = dict(
+        architectures=["Gemma3ForConditionalGeneration"], model_type="gemma3", text_config=text,
+        vision_config={"num_hidden_layers": 27},
+    )  # fmt: skip
+    config = families.read_config(settings, "config.json")
+    assert config == decoder.DecoderConfig(
+        vocab_size=262208, d_model=5376, n_layers=62, n_heads=32, n_kv_heads=16, head_dim=128,
+        d_ff=21504, max_position=131072, norm_eps=1e-6, rope_theta=1e6,
+        rope_scaling=RopeScaling("linear", 8.0), tie_embeddings=True, qk_norm=True, window=1024,
+        sliding=tuple(i % 6 != 5 for i in range(62)), local_rope_theta=1e4,
+        query_pre_attn_scalar=168, activation="gelu_pytorch_tanh", post_norms=True,
+        norm_offset=True, scale_embeddings=True,
+    )  # fmt: skip
+    bare = {k: v for k, v in settings.items() if k != "architectures"}
+    assert families.read_config(bare, "config.json") == config
+    assert families.read_config({**text, "architectures": None}, "config.json") == config

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -33,11 +33,45 @@ Cache = list[KV] | KV
 """Keys and values of every layer: one by one, or stacked in front."""
 
 
-Attention = Callable[[Array, KV], Array]
-"""(queries, keys and values) to context."""
+class Layer(NamedTuple):
+    """Which layer attends.
 
-CausalAttention = Callable[[Array], Attention]
-"""Until where each position of some rows is read, to the attention of these rows in every layer."""
+    Attributes:
+        number: of layers that are stacked; None for a layer by itself.
+        slides: it reads through a window. A scan knows it while it runs only.
+    """
+
+    number: Array | None = None
+    slides: bool | Array = False
+
+
+class Either(NamedTuple):
+    """What layers compute with that read everything, and those that slide; None for the same."""
+
+    full: Any
+    sliding: Any = None
+
+    def of(self, slides: bool | Array) -> Any:
+        """The one for a layer."""
+        if self.sliding is None or slides is False:
+            return self.full
+        if slides is True:
+            return self.sliding
+        return jax.tree.map(lambda a, b: jnp.where(slides, a, b), self.sliding, self.full)
+
+
+class Attention(Protocol):
+    """Queries, keys and values to context, in a layer that slides or does not."""
+
+    def __call__(self, q_BHTC: Array, kv: KV, slides: bool | Array = False, /) -> Array: ...
+
+
+class CausalAttention(Protocol):
+    """The attention of some rows in every layer; arguments as of ``masks``."""
+
+    def __call__(
+        self, until_BT: Array, positions_BT: Array | None = None, window: int = 0, /
+    ) -> Attention: ...
 
 
 def scaled(q_BHTC: Array) -> Array:
@@ -70,10 +104,39 @@ def attention(q_BHTC: Array, kv: KV, mask_BTS: Array) -> Array:
     return context.reshape(b, h, t, c).astype(q_BHTC.dtype)
 
 
-def causal_attention(until_BT: Array) -> Attention:
-    """Attention of whole rows, as ``reading`` says."""
-    mask_BTT = reading(until_BT)
-    return lambda q_BHTC, kv: attention(q_BHTC, kv, mask_BTT)
+def causal_attention(
+    until_BT: Array, positions_BT: Array | None = None, window: int = 0
+) -> Attention:
+    """Attention of whole rows, as ``masks`` says."""
+    either = masks(until_BT, positions_BT, window)
+    return lambda q_BHTC, kv, slides=False: attention(q_BHTC, kv, either.of(slides))
+
+
+def masks(
+    until_BT: Array,
+    positions_BT: Array | None = None,
+    window: int = 0,
+    start: int = 0,
+    end: int | None = None,
+) -> Either:
+    """What queries from ``start`` to ``end`` read of the keys up to there, ``[B, t, s]``.
+
+    Args:
+        until_BT: as of ``reading``.
+        positions_BT: of each token within its sequence; where a prefix is shared, tokens that are
+            neighbours in a sequence stand apart in the row.
+        window: how many positions layers that slide read, the query's own included; 0 for all.
+    """
+    full = reading(until_BT, start, end)
+    if not window:
+        return Either(full)
+    assert positions_BT is not None
+    return Either(full, full & in_window(positions_BT[:, start:end], positions_BT[:, :end], window))
+
+
+def in_window(queries_BT: Array, keys_BS: Array, window: int) -> Array:
+    """True where a key's position lies less than ``window`` before the query's, ``[B, T, S]``."""
+    return queries_BT[:, :, None] - keys_BS[:, None] < window
 
 
 def reading(until_BT: Array, start: int = 0, end: int | None = None) -> Array:

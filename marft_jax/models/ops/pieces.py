@@ -9,7 +9,6 @@ B.2):
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
@@ -17,7 +16,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from marft_jax.models.ops.attention import KV, Attention, reading, scaled
+from marft_jax.models.ops.attention import KV, Attention, masks, scaled
 from marft_jax.models.ops.reductions import fold, total
 from marft_jax.models.ops.remat import keep
 
@@ -31,18 +30,20 @@ class _Reads(NamedTuple):
     log_BST: Array
 
 
-def causal_attention_in_pieces(until_BT: Array) -> Attention:
+def causal_attention_in_pieces(
+    until_BT: Array, positions_BT: Array | None = None, window: int = 0
+) -> Attention:
     """``attention.causal_attention``."""
-    return functools.partial(_in_pieces, reads=_reads(until_BT))
+    pieces = [masks(until_BT, positions_BT, window, *at) for at in _pieces(until_BT.shape[1])]
+    reads = jax.tree.map(_reads, pieces)
+    return lambda q_BHTC, kv, slides=False: _in_pieces(q_BHTC, kv, [x.of(slides) for x in reads])
 
 
-def _reads(until_BT: Array) -> list[_Reads]:
-    """Of each piece. As logarithms: the sum with the scores is what ``where`` would choose, and
-    XLA takes them for too expensive to compute in every layer anew, unlike comparisons."""
-    t = until_BT.shape[1]
-    masks = (reading(until_BT, start, end) for start, end in _pieces(t))
-    logs = [jnp.log(mask_BTS.astype(jnp.float32)) for mask_BTS in masks]
-    return [_Reads(log_BTS, log_BTS.swapaxes(1, 2)) for log_BTS in logs]
+def _reads(mask_BTS: Array) -> _Reads:
+    """As logarithms: the sum with the scores is what ``where`` would choose, and XLA takes them
+    for too expensive to compute in every layer anew, unlike comparisons."""
+    log_BTS = jnp.log(mask_BTS.astype(jnp.float32))
+    return _Reads(log_BTS, log_BTS.swapaxes(1, 2))
 
 
 @jax.custom_vjp

@@ -5,7 +5,7 @@ Every reference is one line; the other forms are those that a CPU computes faste
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import jax
 import jax.numpy as jnp
@@ -19,6 +19,10 @@ if TYPE_CHECKING:
     from qwix import QArray
 
 _FEW_ROWS = 16
+
+Activation = Literal["silu", "gelu_pytorch_tanh"]
+"""As config.json spells them."""
+_ACTIVATIONS = {"silu": jax.nn.silu, "gelu_pytorch_tanh": jax.nn.gelu}
 
 
 def product(x: Array, kernel: Array | QArray) -> Array:
@@ -99,16 +103,22 @@ def from_ranks(x: Array, b: Array) -> Array:
     return times(x.reshape(-1, x.shape[-1]), b, (1, 0)).reshape(*x.shape[:-1], -1)
 
 
-@jax.custom_vjp
-def gated(gate: Array, up: Array) -> Array:
-    """silu(gate) * up (Shazeer 2020); the backward pass writes nothing but the two gradients."""
-    return jax.nn.silu(gate) * up
+def gated(gate: Array, up: Array, activation: Activation) -> Array:
+    """activation(gate) * up (Shazeer 2020); the backward pass writes nothing but the gradients."""
+    return _gated(gate, up, activation)
 
 
-def _gated_backward(forward: tuple[Array, Array], d_gated: Array) -> tuple[Array, Array]:
+def _gate(gate: Array, up: Array, activation: Activation) -> Array:
+    return _ACTIVATIONS[activation](gate) * up
+
+
+def _gate_backward(
+    activation: Activation, forward: tuple[Array, Array], d_gated: Array
+) -> tuple[Array, Array]:
     gate, up = forward
-    open_ = jax.nn.sigmoid(gate)
-    return d_gated * up * open_ * (1 + gate * (1 - open_)), d_gated * gate * open_
+    opened, of_gate = jax.vjp(_ACTIVATIONS[activation], gate)
+    return of_gate(d_gated * up)[0], d_gated * opened
 
 
-gated.defvjp(lambda gate, up: (gated(gate, up), (gate, up)), _gated_backward)
+_gated = jax.custom_vjp(_gate, nondiff_argnums=(2,))
+_gated.defvjp(lambda gate, up, act: (gated(gate, up, act), (gate, up)), _gate_backward)

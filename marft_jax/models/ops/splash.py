@@ -20,22 +20,34 @@ _LANES = 128
 _BLOCK = 896  # the most: every bucket from 512 on has blocks of 512 to 896; more compile for longer
 
 
-def splash_attention(until_BT: Array) -> Attention:
+def splash_attention(
+    until_BT: Array, positions_BT: Array | None = None, window: int = 0
+) -> Attention:
     """``causal_attention`` in blocks, so that neither pass ever holds the scores of a row.
 
     The compiler cannot split a kernel over devices. Where the context has a mesh
     (``mesh.within``), each device takes its own rows and heads; where ``tensor`` has more places
     than there are key-value heads, each of these is copied to all places that read it.
 
-    Sequences of a row may not share their prefix (``attention.shares_prefixes``).
+    Sequences of a row may not share their prefix (``attention.shares_prefixes``): then places in
+    the row are as far apart as positions in the sequence, and windows are a mask of the kernel.
 
     It is ``causal_attention`` itself for rows that are not a multiple of 128 tokens long, and
     where the mesh does not divide the rows or the query heads.
     """
-    return functools.partial(_attend, until_BT=until_BT)
+    otherwise = causal_attention(until_BT, positions_BT, window)
+
+    def attend(q_BHTC: Array, kv: KV, slides: bool | Array = False) -> Array:
+        context = _attend(q_BHTC, kv, until_BT, window, slides)
+        return otherwise(q_BHTC, kv, slides) if context is None else context
+
+    return attend
 
 
-def _attend(q_BHTC: Array, kv: KV, until_BT: Array) -> Array:
+def _attend(
+    q_BHTC: Array, kv: KV, until_BT: Array, window: int, slides: bool | Array
+) -> Array | None:
+    """None for rows that the kernel cannot take."""
     b, h, t, _ = q_BHTC.shape
     groups = kv.v_BGTC.shape[1]
     mesh, rows = jax.sharding.get_abstract_mesh(), mesh_lib.row_axes()
@@ -43,23 +55,30 @@ def _attend(q_BHTC: Array, kv: KV, until_BT: Array) -> Array:
     shards = math.prod(sizes.get(axis, 1) for axis in rows)
     split = math.lcm(groups, sizes.get("tensor", 1))
     if t % _LANES or b % shards or h % split:
-        return causal_attention(until_BT)(q_BHTC, kv)
+        return None
     k, v = kv.k_BGCT.swapaxes(2, 3), kv.v_BGTC
     if split > groups:
         k, v = (jnp.repeat(x, split // groups, axis=1) for x in (k, v))
-    run = _on_one_device
+    forms = [functools.partial(_on_one_device, window=n) for n in (0, window)]
     if not mesh.empty:
         heads = P(rows, "tensor")
-        places = (heads, heads, heads, P(rows))
-        run = jax.shard_map(run, in_specs=places, out_specs=heads, check_vma=False)
-    return run(scaled(q_BHTC), k, v, until_BT)
+        how = dict[str, Any](in_specs=(heads, heads, heads, P(rows)), out_specs=heads)
+        forms = [jax.shard_map(form, **how, check_vma=False) for form in forms]
+    full, sliding = forms
+    operands = (scaled(q_BHTC), k, v, until_BT)
+    if isinstance(slides, bool) or not window:
+        return (sliding if slides is True else full)(*operands)
+    return jax.lax.cond(slides, sliding, full, *operands)
 
 
-def _on_one_device(q_BHTC: Array, k_BGTC: Array, v_BGTC: Array, until_BT: Array) -> Any:
+def _on_one_device(
+    q_BHTC: Array, k_BGTC: Array, v_BGTC: Array, until_BT: Array, *, window: int
+) -> Any:
     _, h, t, _ = q_BHTC.shape
     block = max(n for n in range(_LANES, _BLOCK + 1, _LANES) if t % n == 0)
+    mask = masks.LocalMask((t, t), (window - 1, 0), 0) if window else masks.CausalMask((t, t))
     kernel = kernels.make_splash_mha_single_device(
-        masks.MultiHeadMask([masks.CausalMask((t, t))] * h),
+        masks.MultiHeadMask([mask] * h),
         block_sizes=kernels.BlockSizes(
             block_q=block, block_kv=block,
             block_q_dkv=block, block_kv_dkv=block, block_q_dq=block, block_kv_dq=block,

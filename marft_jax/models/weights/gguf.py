@@ -24,11 +24,25 @@ from gguf.quants import dequantize
 from marft_jax.errors import BadInput
 from marft_jax.formats.foreign import readable
 from marft_jax.models.decoder import DecoderConfig, RopeScaling
-from marft_jax.models.families import checked, refuse, source_name
+from marft_jax.models.families import (
+    FAMILIES,
+    SOFT_CAPS,
+    Family,
+    checked,
+    paths_by_name,
+    refuse,
+    with_windows,
+)
 from marft_jax.models.ops import packed
 from marft_jax.parallel.ladder import round_up
 
-ARCHITECTURES = ("llama", "qwen2", "qwen3")
+ARCHITECTURES = {
+    "llama": FAMILIES["LlamaForCausalLM"],
+    "qwen2": FAMILIES["Qwen2ForCausalLM"],
+    "qwen3": FAMILIES["Qwen3ForCausalLM"],
+    "gemma3": FAMILIES["Gemma3ForCausalLM"],
+}
+_WINDOWED = ("gemma3",)  # those whose window llama.cpp reads
 
 _Get = Callable[..., Any]
 _ROPE_FREQS = "rope_freqs.weight"
@@ -166,24 +180,44 @@ def _read_config(file: GGUF) -> DecoderConfig:
     def get(key: str, default: Any = None) -> Any:
         return file.metadata.get(f"{arch}.{key}", default)
 
+    family = ARCHITECTURES[arch]
     config = checked(
         lambda key: embedding.shape[0] if key == "vocab_size" else get(key),
         "gguf",
         source,
         norm_eps=float(get("attention.layer_norm_rms_epsilon", 1e-5)),
-        rope_theta=float(get("rope.freq_base", 1e4)),
+        rope_theta=float(get("rope.freq_base", family.defaults.get("rope_theta", 1e4))),
+        local_rope_theta=get("rope.freq_base_swa", family.defaults.get("rope_local_base_freq")),
         tie_embeddings="output.weight" not in tensors,
         qkv_bias="blk.0.attn_q.bias" in tensors,
         o_bias="blk.0.attn_output.bias" in tensors,
-        qk_norm="blk.0.attn_q_norm.weight" in tensors,
+        **family.traits,
     )
     _refuse_unsupported(arch, get, config.head_dim, source)
-    return dataclasses.replace(config, rope_scaling=_rope_scaling(file, get, config))
+    config = dataclasses.replace(config, rope_scaling=_rope_scaling(file, get, config))
+    return _with_windows(config, family, get, source) if arch in _WINDOWED else config
+
+
+def _with_windows(config: DecoderConfig, family: Family, get: _Get, source: str) -> DecoderConfig:
+    """With windows; a pattern is a number or a list by layers. Only Gemma's 27B, of 62 layers, does
+    not divide scores by √head_dim, and no field says so."""
+    pattern = get("attention.sliding_window_pattern", 6)
+    settings = {
+        "sliding_window": get("attention.sliding_window"),
+        "sliding_window_pattern": pattern,
+    }
+    if isinstance(pattern, list):
+        kinds = {True: "sliding_attention", False: "full_attention"}
+        settings["layer_types"] = [kinds[bool(slides)] for slides in pattern]
+    if config.n_layers == 62:
+        scalar = config.d_model // config.n_heads
+        config = dataclasses.replace(config, query_pre_attn_scalar=scalar)
+    return with_windows(config, family, settings, source)
 
 
 def _refuse_unsupported(arch: str, get: _Get, head_dim: int, source: str) -> None:
     window = get("attention.sliding_window")
-    narrow = window and window < get("context_length", 0)
+    narrow = window and arch not in _WINDOWED and window < get("context_length", 0)
     scaling = get("rope.scaling.type", "none")
     refused = {
         "expert_count": (get("expert_count", 0), "0 (no mixture of experts)"),
@@ -194,6 +228,7 @@ def _refuse_unsupported(arch: str, get: _Get, head_dim: int, source: str) -> Non
             scaling not in ("none", "linear"),
             "none, linear, or Llama 3's rope_freqs tensor",
         ),
+        **{key: (get(key), "none") for key in SOFT_CAPS},
     }
     cases = {f"{arch}.{key}": case for key, case in refused.items()}
     refuse(arch, cases, lambda key: get(key.partition(".")[2]), source)
@@ -242,7 +277,7 @@ def read(
     Raises:
         BadInput: a tensor is missing, unexpected, misshapen or of a type that cannot be unpacked.
     """
-    wanted = {source_name(path, "gguf"): path for path in shapes}
+    wanted = paths_by_name(shapes, "gguf")
     if missing := sorted(set(wanted) - set(file.tensors)):
         raise BadInput(f"{file.path}: {len(missing)} tensors are missing: {', '.join(missing[:3])}")
     if extra := sorted(set(file.tensors) - set(wanted) - {_ROPE_FREQS}):
@@ -263,6 +298,8 @@ def read(
         if interleaved and module in heads:
             rotate = functools.partial(_rotate_halves, heads=heads[module])
             array = jax.tree.map(rotate, array)
+        if config.norm_offset and path.endswith("norm/scale"):
+            array = array.astype(np.float32) - 1
         yield path, array
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -10,11 +11,14 @@ from safetensors import safe_open
 
 from marft_jax.errors import BadInput
 from marft_jax.formats.foreign import read_settings, readable
-from marft_jax.models.families import source_name
+from marft_jax.models.families import paths_by_name
 
 Shapes = Mapping[str, tuple[int, ...]]
 
 _FLOATS = ("F32", "F16", "BF16")
+# of a model of text and images: the parts for images, and what precedes the names of those for text
+_IMAGES = re.compile(r"(model\.)?(vision_tower|multi_modal_projector)\.")
+_TEXT = re.compile(r"^(language_model\.model|model\.language_model)\.")
 
 
 def weight_files(directory: Path) -> list[Path]:
@@ -59,15 +63,15 @@ def read(directory: Path, shapes: Shapes) -> Iterator[tuple[str, np.ndarray]]:
         BadInput: a file is not intact, or a tensor is missing, unexpected, of another shape or not
             of a floating-point type.
     """
-    wanted = {source_name(path, "hf"): path for path in shapes}
+    wanted = paths_by_name(shapes, "hf")
     for file in weight_files(directory):
         with readable(file, "safetensors file"), safe_open(file, framework="numpy") as tensors:
             for name in tensors.keys():
                 if _ignorable(name, shapes):
                     continue
-                if name not in wanted:
+                if (ours := _TEXT.sub("model.", name)) not in wanted:
                     raise BadInput(f"{file}: unexpected or repeated tensor {name!r}")
-                path, stored = wanted.pop(name), tensors.get_slice(name)
+                path, stored = wanted.pop(ours), tensors.get_slice(name)
                 shape, kind = tuple(stored.get_shape()), stored.get_dtype()
                 where = f"{file}: tensor {name!r}: expected"
                 if shape != shapes[path]:
@@ -81,6 +85,7 @@ def read(directory: Path, shapes: Shapes) -> Iterator[tuple[str, np.ndarray]]:
 
 
 def _ignorable(name: str, shapes: Shapes) -> bool:
-    """Buffers of old checkpoints, and the copy of tied embeddings."""
-    tied = "lm_head/kernel" not in shapes
-    return name.endswith("rotary_emb.inv_freq") or (tied and name == "lm_head.weight")
+    """Buffers of old checkpoints, parts for images, and the copy of tied embeddings."""
+    if name.endswith("rotary_emb.inv_freq") or _IMAGES.match(name):
+        return True
+    return "lm_head/kernel" not in shapes and name.endswith("lm_head.weight")
