@@ -26,8 +26,8 @@ from tiny_dialogues import EOS, PAD, Batch, Recipe, batches, plan
 
 from marft_jax import cli
 from marft_jax.envs.arithmetic import eval_tasks
-from marft_jax.models.decoder import rope_tables, rotate
 from marft_jax.models.ops.attention import KV, attention
+from marft_jax.models.rope import rope_tables, rotate
 from marft_jax.models.tokenizers.tokenizer import ByteTokenizer
 from marft_jax.models.weights import tiny
 
@@ -235,7 +235,7 @@ def logits(params: dict[str, jax.Array], batch: Batch):
     """
     c, (b, t) = tiny.CONFIG, batch.tokens_BT.shape
     mask_BTT = jnp.tril(batch.segments_BT[:, :, None] == batch.segments_BT[:, None, :])
-    rope = rope_tables(c, jnp.asarray(batch.positions_BT))
+    rope = rope_tables(c.head_dim, c.rope_theta, c.rope_scaling, jnp.asarray(batch.positions_BT))
 
     def heads(y):
         return y.reshape(b, t, c.n_heads, c.head_dim).transpose(0, 2, 1, 3)

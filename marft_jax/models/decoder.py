@@ -15,11 +15,10 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any, Literal, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from flax import nnx
 from jax import Array
 from jax.typing import DTypeLike
@@ -34,7 +33,8 @@ from marft_jax.models.ops.attention import (
     causal_attention,
 )
 from marft_jax.models.ops.products import Activation, gated, product
-from marft_jax.models.ops.remat import Remat, keep, once, rematerialised
+from marft_jax.models.ops.remat import Remat, keep, rematerialised
+from marft_jax.models.rope import RopeScaling, rope_tables, rotate
 
 Attend = Callable[[Array, KV, Any, Layer], tuple[Array, Any]]
 """(queries, new keys and values, cache, layer) to context, and the cache with what is kept. The
@@ -43,16 +43,6 @@ Lora = dict[str, Fused]
 """The adapters of a layer by matrix."""
 Base = nnx.State[Any, Any]
 """The parameters of a ``Decoder``: frozen, and an argument of their own everywhere."""
-
-
-class RopeScaling(NamedTuple):
-    """Rotary frequencies stretched for long contexts (Llama 3.1, section 3.4.2 of its report)."""
-
-    kind: Literal["linear", "llama3"]
-    factor: float
-    low_freq_factor: float = 1.0
-    high_freq_factor: float = 4.0
-    original_max_position: int = 8192
 
 
 @dataclasses.dataclass(frozen=True)
@@ -326,52 +316,13 @@ def _stack(blocks: list[Block]) -> Block:
     return nnx.merge(graphdefs[0], jax.tree.map(lambda *layers: jnp.stack(layers), *states))
 
 
-class Rope(NamedTuple):
-    """Cosines and signed sines of the rotation, ``float32 [rows, 1, tokens, channels]``."""
-
-    cos: Array
-    sin: Array
-
-
 def ropes(config: DecoderConfig, positions_BT: Array) -> Either:
     """``rope_tables`` of layers of either kind; those that slide have no scaling of their own."""
-    full = rope_tables(config, positions_BT)
-    if config.local_rope_theta is None:
+    c = config
+    full = rope_tables(c.head_dim, c.rope_theta, c.rope_scaling, positions_BT)
+    if c.local_rope_theta is None:
         return Either(full)
-    local = dataclasses.replace(config, rope_theta=config.local_rope_theta, rope_scaling=None)
-    return Either(full, rope_tables(local, positions_BT))
-
-
-def rope_tables(config: DecoderConfig, positions_BT: Array) -> Rope:
-    """Rotary position embedding (Su et al. 2021), angle = position * theta^(-2i/C)."""
-    inverse = config.rope_theta ** (
-        -np.arange(0, config.head_dim, 2, dtype=np.float64) / config.head_dim
-    )
-    if config.rope_scaling is not None:
-        inverse = _stretch(inverse, config.rope_scaling)
-    inverse = jnp.asarray(inverse, jnp.float32)[None, None, None, :]
-    angles = positions_BT.astype(jnp.float32)[:, None, :, None] * inverse
-    cos, sin = jnp.cos(angles), jnp.sin(angles)
-    both = jnp.concatenate([cos, cos], axis=-1), jnp.concatenate([-sin, sin], axis=-1)
-    return Rope(*once(both))
-
-
-def _stretch(inverse: np.ndarray, scaling: RopeScaling) -> np.ndarray:
-    """Slow frequencies are divided by the factor, fast ones kept, those between blended."""
-    if scaling.kind == "linear":
-        return inverse / scaling.factor
-    turns = scaling.original_max_position * inverse / (2 * np.pi)
-    low, high = scaling.low_freq_factor, scaling.high_freq_factor
-    keep = np.clip((turns - low) / (high - low), 0.0, 1.0)
-    return inverse * (keep + (1 - keep) / scaling.factor)
-
-
-def rotate(x_BHTC: Array, rope: Rope, scale: float = 1.0) -> Array:
-    """Rotates channel pairs (i, i + C/2), the Hugging Face layout; then multiplies by ``scale``."""
-    x = x_BHTC.astype(jnp.float32)
-    rotated = x * rope.cos + jnp.roll(x, x.shape[-1] // 2, axis=-1) * rope.sin
-    rotated = rotated if scale == 1 else rotated * scale
-    return rotated.astype(x_BHTC.dtype)
+    return Either(full, rope_tables(c.head_dim, c.local_rope_theta, None, positions_BT))
 
 
 def forward(

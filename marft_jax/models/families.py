@@ -15,7 +15,8 @@ from typing import Any, Literal, NamedTuple
 
 from marft_jax.errors import BadInput
 from marft_jax.formats.foreign import readable
-from marft_jax.models.decoder import DecoderConfig, RopeScaling
+from marft_jax.models.decoder import DecoderConfig
+from marft_jax.models.rope import RopeScaling
 
 Spelling = Literal["hf", "gguf"]
 

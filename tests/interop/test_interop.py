@@ -25,8 +25,9 @@ from marft_jax.interop.initial import initial_adapters, initial_state
 from marft_jax.learning.algorithms import find_algorithm
 from marft_jax.learning.learner import Learner
 from marft_jax.models import decoder, lora
-from marft_jax.models.decoder import DecoderConfig, RopeScaling
+from marft_jax.models.decoder import DecoderConfig
 from marft_jax.models.lora import TARGETS
+from marft_jax.models.rope import RopeScaling
 from marft_jax.models.tokenizers.tokenizer import ByteTokenizer, from_directory
 from marft_jax.models.weights.load import BaseModel, abstract_decoder, fill, load_base, shapes_of
 from marft_jax.team.team_files import load_team

@@ -10,7 +10,7 @@ import pytest
 
 from marft_jax.errors import BadInput
 from marft_jax.models import decoder, families
-from marft_jax.models.decoder import RopeScaling
+from marft_jax.models.rope import RopeScaling
 from marft_jax.models.weights import gguf as gguf_files
 from marft_jax.models.weights import load, safetensors
 

@@ -23,7 +23,7 @@ from gguf.quants import dequantize
 
 from marft_jax.errors import BadInput
 from marft_jax.formats.foreign import readable
-from marft_jax.models.decoder import DecoderConfig, RopeScaling
+from marft_jax.models.decoder import DecoderConfig
 from marft_jax.models.families import (
     FAMILIES,
     SOFT_CAPS,
@@ -34,6 +34,7 @@ from marft_jax.models.families import (
     with_windows,
 )
 from marft_jax.models.ops import packed
+from marft_jax.models.rope import RopeScaling
 from marft_jax.parallel.ladder import round_up
 
 ARCHITECTURES = {
