@@ -12,6 +12,7 @@ a code of their value, and Muon (Jordan et al. 2024), which takes far fewer step
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import hashlib
 import time
 from pathlib import Path
@@ -38,6 +39,7 @@ TEMPLATE = (
     "{% if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}"
 )
 RECIPE = Recipe()
+_FIELDS = 15  # of a DecoderConfig, when the shipped weights were made
 
 
 def main() -> None:
@@ -158,8 +160,13 @@ def _right(texts: list[str], answers: list[str]) -> float:
 
 
 def digest(recipe: Recipe = RECIPE) -> str:
-    """Names the weights: a hash of the recipe and the shape."""
-    return hashlib.sha256(repr((recipe, tiny.CONFIG)).encode()).hexdigest()[:12]
+    """Names the weights: a hash of the recipe and the shape; what a decoder could not be when they
+    were made does not count unless it is set."""
+    fields = dataclasses.fields(tiny.CONFIG)
+    values = [(x.name, getattr(tiny.CONFIG, x.name), x.default) for x in fields]
+    known = [x[:2] for i, x in enumerate(values) if i < _FIELDS or x[1] != x[2]]
+    shape = ", ".join(f"{name}={value!r}" for name, value in known)
+    return hashlib.sha256(f"({recipe!r}, DecoderConfig({shape}))".encode()).hexdigest()[:12]
 
 
 def save(weights: dict[str, np.ndarray], file: Path) -> None:

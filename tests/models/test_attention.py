@@ -55,11 +55,43 @@ def test_a_position_is_read_from_itself_to_where_it_says():
     np.testing.assert_array_equal(part, attention_lib.reading(tree(50))[:, 20:40, :40])
 
 
+def positions_of(until_BT):
+    """Within its sequence: as many as a token reads before itself."""
+    return attention_lib.reading(until_BT).sum(-1, dtype=jnp.int32) - 1
+
+
+def test_a_window_counts_positions_of_the_sequence_and_not_places_in_the_row():
+    until_BT = tree(60)
+    either = attention_lib.masks(until_BT, positions_of(until_BT), 5)
+    apart = 0
+    for full, sliding in zip(np.concatenate(either.full), np.concatenate(either.sliding), strict=True):
+        (keys,) = np.nonzero(full)
+        np.testing.assert_array_equal(np.flatnonzero(sliding), keys[-5:])
+        apart += keys[-5:][0] < keys[-1] - 4
+    assert apart > 5, "meant to have shared prefixes within windows"
+    part = attention_lib.masks(until_BT, positions_of(until_BT), 5, 20, 40)
+    np.testing.assert_array_equal(part.sliding, either.sliding[:, 20:40, :40])
+
+
+WINDOWS = {
+    "full": (0, False),
+    "full of a windowed model": (37, False),
+    "sliding": (37, True),
+    "sliding, known in a scan": (37, jnp.asarray(True)),
+    "full, known in a scan": (37, jnp.asarray(False)),
+}
+
+
 @pytest.mark.parametrize(
-    "t, dtype, tolerance",
-    [*((t, jnp.float32, 1e-5) for t in (1, 63, 200, 300)), (200, jnp.bfloat16, 4e-2)],
+    "t, dtype, tolerance, window",
+    [
+        *((t, jnp.float32, 1e-5, "full") for t in (1, 63, 200)),
+        *((300, jnp.float32, 1e-5, window) for window in WINDOWS),
+        (200, jnp.bfloat16, 4e-2, "full"),
+    ],
 )
-def test_attention_in_pieces_is_attention(t, dtype, tolerance):
+def test_attention_in_pieces_is_attention(t, dtype, tolerance, window):
+    window, slides = WINDOWS[window]
     q, kv = draw(0, 2, 4, t, 8), KV(draw(1, 2, 2, 8, t), draw(2, 2, 2, t, 8))
     q, kv = jax.tree.map(lambda x: x.astype(dtype), (q, kv))
     until_BT = tree(t)
@@ -67,7 +99,10 @@ def test_attention_in_pieces_is_attention(t, dtype, tolerance):
 
     def loss(attend):
         return jax.value_and_grad(
-            lambda q, kv: jnp.sum(attend(until_BT)(q, kv) * weight), argnums=(0, 1)
+            lambda q, kv: jnp.sum(
+                attend(until_BT, positions_of(until_BT), window)(q, kv, slides) * weight
+            ),
+            argnums=(0, 1),
         )(q, kv)
 
     for a, b in zip(
@@ -152,33 +187,41 @@ def rows_of(where, b: int, h: int, g: int, t: int, dtype=jnp.float32):
     return jax.device_put((q, kv, until), mesh_lib.rows(where))
 
 
-def loss_and_gradients(attend, where, q, kv, until_BT):
+def loss_and_gradients(attend, where, q, kv, until_BT, window="full"):
     """Of a weighted sum of the context."""
-    weight = draw(4, *q.shape)
+    (window, slides), weight = WINDOWS[window], draw(4, *q.shape)
+    positions_BT = positions_of(until_BT)
 
-    def loss(q, kv):
-        context = attend(until_BT)(q, kv)
+    def loss(q, kv, slides):
+        context = attend(until_BT, positions_BT, window)(q, kv, slides)
         return jnp.sum(context * weight), context
 
+    known = isinstance(slides, bool)
+    loss = functools.partial(loss, slides=slides) if known else loss
     run = jax.value_and_grad(mesh_lib.within(where, loss), argnums=(0, 1), has_aux=True)
-    return jax.jit(run)(q, kv)
+    return jax.jit(run)(q, kv, *([] if known else [slides]))
 
 
 @pytest.mark.parametrize(
-    "where, heads, groups, dtype, tolerance",
+    "where, heads, groups, dtype, tolerance, window",
     [
-        ((1, 1, 1), 4, 2, jnp.float32, 1e-5),
-        ((1, 1, 1), 2, 2, jnp.bfloat16, 3e-2),
-        ((2, 1, 2), 4, 2, jnp.float32, 1e-5),
-        ((1, 2, 4), 8, 2, jnp.float32, 1e-5),  # fewer key-value heads than places
+        ((1, 1, 1), 4, 2, jnp.float32, 1e-5, "full"),
+        ((1, 1, 1), 2, 2, jnp.bfloat16, 3e-2, "full"),
+        ((2, 1, 2), 4, 2, jnp.float32, 1e-5, "full"),
+        ((1, 2, 4), 8, 2, jnp.float32, 1e-5, "full"),  # fewer key-value heads than places
+        ((1, 1, 1), 2, 1, jnp.float32, 1e-5, "sliding"),
+        ((2, 1, 2), 4, 2, jnp.float32, 1e-5, "sliding, known in a scan"),
+        ((1, 1, 1), 2, 1, jnp.float32, 1e-5, "full, known in a scan"),
     ],
     ids=str,
 )
-def test_splash_is_attention_on_any_mesh(where, heads, groups, dtype, tolerance, interpreted):
+def test_splash_is_attention_on_any_mesh(
+    where, heads, groups, dtype, tolerance, window, interpreted
+):
     where = small.mesh_of(*where)
     rows = rows_of(where, 2, heads, groups, 256, dtype)
-    ours = loss_and_gradients(splash.splash_attention, where, *rows)
-    theirs = loss_and_gradients(causal_attention, where, *rows)
+    ours = loss_and_gradients(splash.splash_attention, where, *rows, window)
+    theirs = loss_and_gradients(causal_attention, where, *rows, window)
     for a, b in zip(jax.tree.leaves(ours), jax.tree.leaves(theirs), strict=True):
         a, b = (np.asarray(x, np.float32) for x in (a, b))
         np.testing.assert_allclose(a, b, rtol=tolerance, atol=tolerance * np.abs(b).max())
