@@ -56,9 +56,11 @@ def mesh_of(data: int, fsdp: int = 1, tensor: int = 1) -> Mesh:
 
 
 @functools.cache
-def base_on(where: Mesh, layers: int = 2, stacked: bool = False) -> BaseModel:
+def base_on(
+    where: Mesh, layers: int = 2, stacked: bool = False, config: DecoderConfig = CONFIG
+) -> BaseModel:
     """The same random weights, on any mesh."""
-    config = dataclasses.replace(CONFIG, n_layers=layers, stacked=stacked)
+    config = dataclasses.replace(config, n_layers=layers, stacked=stacked)
     graphdef, abstract = abstract_decoder(config, jnp.float32)
     _, in_order = abstract_decoder(dataclasses.replace(config, stacked=False), jnp.float32)
     rng = np.random.default_rng(0)
@@ -74,8 +76,8 @@ def base_on(where: Mesh, layers: int = 2, stacked: bool = False) -> BaseModel:
     return BaseModel(config, graphdef, params, ByteTokenizer(), "small", "0123")
 
 
-def base(layers: int = 2) -> BaseModel:
-    return base_on(one_device(), layers)
+def base(layers: int = 2, config: DecoderConfig = CONFIG) -> BaseModel:
+    return base_on(one_device(), layers, config=config)
 
 
 def team(agents: int = 2, *, context: int = CONTEXT, shared: bool = False, **settings: Any) -> Team:
@@ -131,10 +133,11 @@ def engine(
     layers: int = 2,
     reuse: bool = True,
     stacked: bool = False,
+    config: DecoderConfig = CONFIG,
 ) -> Engine:
     """An engine on the small model, with its adapters loaded."""
     where = where or one_device()
-    model = base_on(where, layers, stacked)
+    model = base_on(where, layers, stacked, config)
     made = Engine(
         model.config,
         model.graphdef,
@@ -160,8 +163,8 @@ def answers(engine: Engine, requests: Sequence[Request]) -> list[Completion]:
 
 
 @functools.cache
-def _scorer(layers: int):
-    model = base(layers)
+def _scorer(layers: int, config: DecoderConfig):
+    model = base(layers, config)
 
     def score(params, adapters, tokens_BT, lengths_B, owners_B, temperature_B):
         b, t = tokens_BT.shape
@@ -192,6 +195,7 @@ def full_forward(
     temperatures: Sequence[float],
     rows: int = 16,
     width: int = CONTEXT,
+    config: DecoderConfig = CONFIG,
 ) -> list[np.ndarray]:
     """Without any cache: log-probs over the vocabulary at each action token, ``[tokens, V]``."""
     tokens, lengths = np.zeros((rows, width), np.int32), np.ones(rows, np.int32)
@@ -201,8 +205,8 @@ def full_forward(
         tokens[i, : len(whole)], lengths[i] = whole, len(whole)
         own[i], heat[i] = owners[i], temperatures[i] or 1.0
     layers = adapters["q"]["a"].shape[1]
-    score = _scorer(layers)
-    scored = np.asarray(score(base(layers).params, adapters, tokens, lengths, own, heat))
+    score, params = _scorer(layers, config), base(layers, config).params
+    scored = np.asarray(score(params, adapters, tokens, lengths, own, heat))
     return [
         scored[i, len(prompt) - 1 : len(prompt) - 1 + len(action)]
         for i, (prompt, action) in enumerate(zip(prompts, actions, strict=True))
