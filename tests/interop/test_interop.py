@@ -26,6 +26,7 @@ from marft_jax.learning.algorithms import find_algorithm
 from marft_jax.learning.learner import Learner
 from marft_jax.models import decoder, lora
 from marft_jax.models.decoder import DecoderConfig
+from marft_jax.models.families import FAMILIES, read_config
 from marft_jax.models.lora import TARGETS
 from marft_jax.models.rope import RopeScaling
 from marft_jax.models.tokenizers.tokenizer import ByteTokenizer, from_directory
@@ -39,7 +40,14 @@ VARIANTS = {
     "llama_bias": DecoderConfig(**SHAPE, qkv_bias=True, o_bias=True, tie_embeddings=True),
     "qwen2": DecoderConfig(**SHAPE, qkv_bias=True),
     "qwen3": DecoderConfig(**SHAPE, qk_norm=True, rope_scaling=RopeScaling("linear", 2.0)),
-}
+    "qwen3_window": DecoderConfig(**SHAPE, qk_norm=True, window=4, sliding=(False, True)),
+    "mistral": DecoderConfig(**SHAPE, window=4, sliding=(True, True)),
+    "gemma3": DecoderConfig(
+        **SHAPE, tie_embeddings=True, rope_theta=1e6, rope_scaling=RopeScaling("linear", 8.0),
+        window=4, sliding=(True, False), local_rope_theta=1e4, query_pre_attn_scalar=6,
+        **FAMILIES["Gemma3ForCausalLM"].traits,
+    ),
+}  # fmt: skip
 TOKENS = np.random.default_rng(0).integers(0, 256, (2, 9))
 RANK, ALPHA = 3, 5.0
 
@@ -102,7 +110,13 @@ def test_transformers_and_peft_compute_what_we_compute(variant, tmp_path):
     assert np.abs(theirs - our_logits(base)).max() > 0.1  # the adapter matters
 
 
-@pytest.mark.parametrize("variant", ["llama_bias", "qwen3"])
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_a_written_config_json_is_read_as_what_it_was(variant):
+    config = dataclasses.replace(VARIANTS[variant], norm_eps=1e-6)
+    assert read_config(huggingface.config_json(config), "config.json") == config
+
+
+@pytest.mark.parametrize("variant", ["llama_bias", "qwen3", "gemma3"])
 def test_a_merged_model_is_the_base_with_its_adapter(variant, tmp_path):
     base = random_base(variant)
     factors = random_factors(base.config)
