@@ -131,8 +131,9 @@ def _as_peft(out: Path, session: Session, adapters: lora.Adapters, facts: card.F
     if session.base.source == "tiny":  # nobody else has it
         base = "base"
         huggingface.write_model(out / base, session.base, {}, 1.0, {})
+    alpha, inside = session.config.lora.alpha, huggingface.layers_in(session.base.source)
     for n, name in enumerate(team.adapter_names):
-        peft.write(out / name, _of(n, adapters), session.config.lora.alpha, base)
+        peft.write(out / name, _of(n, adapters), alpha, base, inside)
         members = [team.names[i] for i, owner in enumerate(team.owners) if owner == n]
         card.write(out / name, facts, members, name, base)
     seeded = tuple(

@@ -107,6 +107,13 @@ def merged(path: str, array: jax.Array, factors: Factors, scale: float) -> np.nd
     return np.ascontiguousarray(weight)
 
 
+def layers_in(source: str) -> str:
+    """The module of the transformers model that has the layers of a base."""
+    folder = directory_of(source)
+    settings = read_json(folder / "config.json") if folder else {}
+    return "model.language_model" if "text_config" in settings else "model"
+
+
 def config_json(config: DecoderConfig) -> dict[str, Any]:
     """config.json for a base that came without one: the inverse of ``families.read_config``."""
     name, act = "Mistral" if config.sliding else "Llama", "hidden_act"

@@ -28,7 +28,7 @@ Factors = Mapping[str, Mapping[str, np.ndarray]]
 
 _PREFIX = "base_model.model."
 _TENSOR = re.compile(
-    r"(?:base_model\.model\.)?model\.layers\.(\d{1,5})\.(?:self_attn|mlp)\.(\w+)_proj"
+    r"(?:base_model\.model\.)?model\.(?:language_model\.)?layers\.(\d{1,5})\.(?:self_attn|mlp)\.(\w+)_proj"
     r"\.lora_([AB])(?:\.default)?\.weight"
 )
 _MUST_BE: dict[str, tuple[Any, ...]] = {
@@ -64,13 +64,20 @@ class Adapter(NamedTuple):
     scale: float
 
 
-def write(folder: Path, factors: Factors, alpha: float, base: str) -> None:
-    """Writes one adapter; ``base`` is where a loader finds its base model."""
+def write(folder: Path, factors: Factors, alpha: float, base: str, inside: str = "model") -> None:
+    """Writes one adapter.
+
+    Args:
+        base: where a loader finds its base model.
+        inside: the module that has the layers (``huggingface.layers_in``).
+    """
     folder.mkdir(parents=True, exist_ok=True)
+    modules: Any = [f"{target}_proj" for target in factors]
+    if inside != "model":  # parts for images have matrices of the same names
+        modules = rf"{re.escape(inside)}\..*\.({'|'.join(modules)})"
     tensors = {
-        f"{_PREFIX}{module_name(target, layer)}.lora_{letter.upper()}.weight": np.ascontiguousarray(
-            factor.T, np.float32
-        )
+        f"{_PREFIX}{inside}.{module_name(target, layer).removeprefix('model.')}"
+        f".lora_{letter.upper()}.weight": np.ascontiguousarray(factor.T, np.float32)
         for target, pair in factors.items()
         for letter in ("a", "b")
         for layer, factor in enumerate(pair[letter])
@@ -82,7 +89,7 @@ def write(folder: Path, factors: Factors, alpha: float, base: str) -> None:
         "base_model_name_or_path": base,
         "r": next(iter(factors.values()))["a"].shape[-1],
         "lora_alpha": int(alpha) if float(alpha).is_integer() else alpha,
-        "target_modules": [f"{target}_proj" for target in factors],
+        "target_modules": modules,
         "inference_mode": True,
     }
     (folder / CONFIG).write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")

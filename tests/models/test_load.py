@@ -40,10 +40,8 @@ def tensors_of(settings: dict, dtype=np.float32) -> dict[str, np.ndarray]:
     config = families.read_config(settings, "test")
     shapes = load.shapes_of(load.abstract_decoder(config, jnp.float32)[1])
     rng = np.random.default_rng(0)
-    return {
-        families.source_name(path, "hf"): rng.normal(size=shape).astype(dtype)
-        for path, shape in shapes.items()
-    }
+    names = families.paths_by_name(shapes, "hf")
+    return {name: rng.normal(size=shapes[path]).astype(dtype) for name, path in names.items()}
 
 
 @pytest.fixture
@@ -94,6 +92,28 @@ def test_the_contents_decide_the_digest(directory, tmp_path_factory):
     changed["model.norm.weight"][3] += 1
     save_file(changed, other / "model.safetensors")
     assert base(other).digest != base(directory).digest
+
+
+def test_of_a_model_of_text_and_images_the_text_is_read(directory):
+    text = SETTINGS | {"architectures": None, "sliding_window": 8}
+    settings = {"model_type": "gemma3", "text_config": text}
+    (directory / "config.json").write_text(json.dumps(settings))
+    stored = tensors_of(settings)
+    names = {name: name.replace("model.", "language_model.model.", 1) for name in stored}
+    images = {"vision_tower.embeddings.weight": np.ones(3), "multi_modal_projector.w": np.ones(3)}
+    written = {names[name]: x for name, x in stored.items()} | images
+    save_file(written, directory / "model.safetensors")
+    decoder = nnx.merge(base(directory).graphdef, base(directory).params)
+    query = stored["model.layers.1.self_attn.q_proj.weight"]
+    np.testing.assert_array_equal(decoder.layers[1].q.kernel[...], query)
+    norms = decoder.layers[0]
+    for ours, theirs in (
+        (norms.attn_post_norm, "post_attention"),
+        (norms.mlp_norm, "pre_feedforward"),
+        (norms.mlp_post_norm, "post_feedforward"),
+    ):
+        expected = stored[f"model.layers.0.{theirs}_layernorm.weight"]
+        np.testing.assert_array_equal(ours.scale[...], expected)
 
 
 def test_bfloat16_files_need_no_torch(directory):
