@@ -5,6 +5,7 @@ a kernel that is not XLA's. For n tokens in rows of T, with P weights in the blo
 heads of C channels, vocabulary V and width D:
 
     forward      2 P n + 4 n T H C L + 2 n R N (in + out of each target) L, and 2 V D a token scored
+                 (for a layer that slides, no more of T than its window)
     backward     the same again for what flows back through frozen weights, twice for attention and
                  adapters, and what is computed again: the logits, and what ``model.remat`` says
 
@@ -97,7 +98,9 @@ def forward_flops(
     model: DecoderConfig, tokens: int, width: int, columns: int = 0, targets: Sequence[str] = ()
 ) -> float:
     """Of hidden states: ``tokens`` in rows of ``width``, through ``columns`` adapter ranks."""
-    attention = 4 * tokens * width * model.n_heads * model.head_dim * model.n_layers
+    narrow = sum(model.sliding) if model.window else 0
+    read = width * (model.n_layers - narrow) + min(width, model.window) * narrow
+    attention = 4 * tokens * read * model.n_heads * model.head_dim
     return 2 * block_weights(model) * tokens + attention + _lora(model, tokens, columns, targets)
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import gguf
 import jax
 import jax.numpy as jnp
@@ -324,3 +326,65 @@ def test_gemma_3_as_it_stands_on_the_hub():
     bare = {k: v for k, v in settings.items() if k != "architectures"}
     assert families.read_config(bare, "config.json") == config
     assert families.read_config({**text, "architectures": None}, "config.json") == config
+
+
+def gemma_in_numpy(c: dict, w: dict[str, np.ndarray], tokens: np.ndarray) -> np.ndarray:
+    """Logits of one sequence, by the formulas of the Gemma 3 report and its release."""
+    t, heads, channels = len(tokens), c["num_attention_heads"], c["head_dim"]
+
+    def norm(x, name):
+        rms = np.sqrt(np.square(x).mean(-1, keepdims=True) + 1e-6)
+        return x / rms * (1 + w[f"model.{name}.weight"])
+
+    def rotated(x_THC, theta, factor):
+        angles = np.arange(t)[:, None] / factor * theta ** (-np.arange(0, channels, 2) / channels)
+        turn = np.exp(1j * angles)[:, None]
+        pairs = (x_THC[..., : channels // 2] + 1j * x_THC[..., channels // 2 :]) * turn
+        return np.concatenate([pairs.real, pairs.imag], -1)
+
+    x = w["model.embed_tokens.weight"][tokens] * c["hidden_size"] ** 0.5
+    distance = np.arange(t)[:, None] - np.arange(t)
+    for i in range(c["num_hidden_layers"]):
+        at, slides = f"layers.{i}", (i + 1) % c["sliding_window_pattern"] != 0
+        turns = (1e4, 1.0) if slides else (1e6, c["rope_scaling"]["factor"])
+
+        def product(x, name, at=at):
+            return x @ w[f"model.{at}.{name}_proj.weight"].T
+
+        h = norm(x, f"{at}.input_layernorm")
+        q, k, v = (product(h, f"self_attn.{n}").reshape(t, -1, channels) for n in "qkv")
+        q = rotated(norm(q, f"{at}.self_attn.q_norm"), *turns)
+        k = rotated(norm(k, f"{at}.self_attn.k_norm"), *turns)
+        k, v = (np.repeat(y, heads // y.shape[1], axis=1) for y in (k, v))
+        scores = np.einsum("thc,shc->hts", q, k) / c["query_pre_attn_scalar"] ** 0.5
+        reads = (distance >= 0) & (distance < (c["sliding_window"] if slides else t))
+        weights = np.where(reads, np.exp(scores - scores.max(-1, keepdims=True)), 0)
+        weights /= weights.sum(-1, keepdims=True)
+        context = np.einsum("hts,shc->thc", weights, v).reshape(t, -1)
+        x = x + norm(product(context, "self_attn.o"), f"{at}.post_attention_layernorm")
+        h = norm(x, f"{at}.pre_feedforward_layernorm")
+        gate, up = product(h, "mlp.gate"), product(h, "mlp.up")
+        gate = gate / 2 * (1 + np.tanh((2 / np.pi) ** 0.5 * (gate + 0.044715 * gate**3)))
+        x = x + norm(product(gate * up, "mlp.down"), f"{at}.post_feedforward_layernorm")
+    return norm(x, "norm") @ w["model.embed_tokens.weight"].T
+
+
+@pytest.mark.parametrize("stacked", [False, True])
+def test_gemma_3_computes_its_formulas(stacked):
+    settings = BASE | dict(
+        architectures=["Gemma3ForCausalLM"], num_hidden_layers=3, hidden_size=96, head_dim=32,
+        sliding_window=6, sliding_window_pattern=3, query_pre_attn_scalar=20,
+        rope_scaling=dict(rope_type="linear", factor=4.0),
+    )  # fmt: skip
+    config = dataclasses.replace(families.read_config(settings, "config.json"), stacked=stacked)
+    rng, drawn = np.random.default_rng(0), {}
+
+    def tensors(shapes):
+        for name, path in families.paths_by_name(shapes, "hf").items():
+            drawn[name] = rng.normal(size=shapes[path]) * (0.5 if "norm" in name else 0.15)
+            yield path, drawn[name].astype(np.float32)
+
+    tokens = some_tokens()
+    ours = our_logits(config, tensors, tokens)
+    for row, expected in zip(ours, tokens, strict=True):
+        np.testing.assert_allclose(row, gemma_in_numpy(settings, drawn, expected), atol=2e-4)

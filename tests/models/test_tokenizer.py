@@ -60,6 +60,15 @@ ALTERNATING = (
     "{% for m in messages %}{% if m['role'] == 'system' %}{{ raise_exception('no') }}{% endif %}"
     "{{ '[' + m['content'] + ']' }}{% endfor %}"
 )
+GEMMA = (  # no role for the system: its text opens the first user's; and turns alternate
+    "{{ bos_token }}{% set before = namespace(text='') %}{% for m in messages %}"
+    "{% if m['role'] == 'system' %}{% set before.text = m['content'] + '\n\n' %}{% else %}"
+    "{% set turn = loop.index0 - (messages[0]['role'] == 'system') | int %}"
+    "{% if (m['role'] == 'user') != (turn % 2 == 0) %}{{ raise_exception('alternate') }}{% endif %}"
+    "{{ '<s>' + ('model' if m['role'] == 'assistant' else m['role']) + '\n' + before.text }}"
+    "{{ m['content'] | trim + '<end>\n' }}{% set before.text = '' %}{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<s>model\n' }}{% endif %}"
+)
 SILENT = "{% for m in messages if m['role'] != 'system' %}{{ m['content'] }}{% endfor %}"
 
 
@@ -95,6 +104,14 @@ def test_a_template_without_system_messages_shows_them_all_the_same(template):
     assert "plan\n\n3+5=?" in tok.decode(tok.chat([SYSTEM, USER]))
 
 
+def test_gemmas_template_puts_the_systems_text_into_the_first_users_turn():
+    tok = HFTokenizer(fast(GEMMA, bos_token="<pad>", eos_token="</s>"))
+    ids = tok.chat([SYSTEM, USER])
+    assert tok.decode(ids, special=True) == "<pad><s>user\nplan\n\n3+5=?<end>\n<s>model\n"
+    ends = tok._tokenizer.convert_ids_to_tokens(tok.eos_ids)
+    assert ends == ["</s>", "<end>"], "the last one closes a turn that was cut off"
+
+
 INST = (  # no token opens a message, the end token follows a space
     "{% for m in messages %}{% if m['role'] == 'user' %}{{ '[INST] ' + m['content'] + ' [/INST]' }}"
     "{% elif m['role'] == 'assistant' %}{{ ' ' + m['content'] + ' </s>' }}{% endif %}{% endfor %}"
@@ -102,7 +119,7 @@ INST = (  # no token opens a message, the end token follows a space
 THINKS = TURNS + "{% if not enable_thinking %}{{ 'no thinking' }}{% endif %}"
 
 
-@pytest.mark.parametrize("template", [TURNS, INST, None])
+@pytest.mark.parametrize("template", [TURNS, INST, GEMMA, None])
 def test_a_conversation_continued_piece_by_piece_is_the_rendered_one(template):
     tok = HFTokenizer(fast(template, eos_token="</s>" if template != TURNS else "<end>"))
     before, generation = tok.opening([USER])
