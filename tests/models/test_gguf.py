@@ -169,6 +169,58 @@ def test_what_the_decoder_cannot_do_is_refused_by_name(arch, changes, message, t
     assert "\n" not in str(caught.value)
 
 
+def write_gemma(path: Path, **changes) -> dict[str, np.ndarray]:
+    writer = gguf.GGUFWriter(str(path), "gemma3")
+    settings(writer, **{"attention.sliding_window": 16, **changes})
+    values = weights(writer)
+    for name, width in (("post_attention", 256), ("post_ffw", 256), ("attn_q", 128), ("attn_k", 128)):
+        values[name] = np.linspace(0.5, 2, width, dtype=np.float32)
+        writer.add_tensor(f"blk.0.{name}_norm.weight", values[name])
+    finish(writer)
+    return values
+
+
+def test_of_gemma_a_file_holds_the_whole_scales_of_norms(tmp_path):
+    values = write_gemma(tmp_path / "m.gguf")
+    tensors = read(tmp_path / "m.gguf")
+    for ours, stored in (
+        ("layers/0/attn_norm/scale", values["blk.0.attn_norm.weight"]),
+        ("layers/0/attn_post_norm/scale", values["post_attention"]),
+        ("layers/0/mlp_norm/scale", values["blk.0.ffn_norm.weight"]),
+        ("layers/0/mlp_post_norm/scale", values["post_ffw"]),
+        ("layers/0/q_norm/scale", values["attn_q"]),
+        ("final_norm/scale", values["output_norm.weight"]),
+    ):
+        np.testing.assert_allclose(tensors[ours], stored - 1, atol=1e-6)
+    config = gguf_files.read_config(gguf_files.open_gguf(tmp_path / "m.gguf"))
+    assert (config.window, config.sliding, config.local_rope_theta) == (16, (True,), 1e4)
+    assert config.rope_theta == 1e6 and config.query_pre_attn_scalar is None
+
+
+def test_gemmas_27b_divides_scores_by_another_root(tmp_path):
+    write_gemma(tmp_path / "m.gguf")
+    file = gguf_files.open_gguf(tmp_path / "m.gguf")
+    metadata = file.metadata | {"gemma3.block_count": 62, "gemma3.attention.head_count": 4}
+    pattern = [i % 3 == 0 for i in range(62)]
+    more = {"gemma3.attention.sliding_window_pattern": pattern, "gemma3.attention.key_length": 128}
+    config = gguf_files.read_config(file._replace(metadata=metadata | more))
+    assert config.query_pre_attn_scalar == 256 / 4 and config.sliding == tuple(pattern)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"final_logit_softcapping": 30}, "gemma3.final_logit_softcapping 30.*supported: none"),
+        ({"attention.sliding_window": 0}, "positive integer for 'sliding_window', got 0"),
+        ({"attention.sliding_window_pattern": 0}, "not a readable GGUF file"),
+    ],
+)
+def test_what_gemma_cannot_be_is_refused_by_name(changes, message, tmp_path):
+    write_gemma(tmp_path / "m.gguf", **changes)
+    with pytest.raises(BadInput, match=message):
+        read(tmp_path / "m.gguf")
+
+
 def test_an_unexpected_tensor_is_named(tmp_path):
     writer = gguf.GGUFWriter(str(tmp_path / "m.gguf"), "llama")
     settings(writer)

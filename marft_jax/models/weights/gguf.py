@@ -204,7 +204,7 @@ def _with_windows(config: DecoderConfig, family: Family, get: _Get, source: str)
     not divide scores by √head_dim, and no field says so."""
     pattern = get("attention.sliding_window_pattern", 6)
     settings = {
-        "sliding_window": get("attention.sliding_window"),
+        "sliding_window": get("attention.sliding_window", 0),
         "sliding_window_pattern": pattern,
     }
     if isinstance(pattern, list):

@@ -1,0 +1,119 @@
+"""A model with windows and all else that Gemma has: in rows, in a cache, stacked, on meshes."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import small
+
+from marft_jax.engine.engine import Request
+from marft_jax.models import decoder, lora
+from marft_jax.models.ops.attention import causal_attention
+from marft_jax.models.ops.pieces import causal_attention_in_pieces
+from marft_jax.models.weights.load import abstract_decoder
+from marft_jax.parallel import mesh as mesh_lib
+from marft_jax.types import Sampling
+
+LAYERS, WINDOW = 3, 7
+CONFIG = dataclasses.replace(
+    small.CONFIG,
+    tie_embeddings=True,
+    qk_norm=True,
+    window=WINDOW,
+    sliding=(True, False, True),
+    local_rope_theta=100.0,
+    query_pre_attn_scalar=12.0,
+    activation="gelu_pytorch_tanh",
+    post_norms=True,
+    norm_offset=True,
+    scale_embeddings=True,
+)
+
+
+def hidden(where, tokens, positions, until, *, stacked=False, attention=causal_attention):
+    """Final hidden states, and the adapters' gradients of the sum of their squares."""
+    base = small.base_on(where, LAYERS, stacked, CONFIG)
+    graphdef, _ = abstract_decoder(base.config, jnp.float32, attention=attention, remat="products")
+
+    def loss(adapters):
+        fused = lora.fuse(adapters, small.ALPHA, jnp.float32)
+        mask = lora.owner_mask(0 * tokens, fused)
+        out, _ = decoder.forward(graphdef, base.params, tokens, positions, until, fused, mask)
+        return jnp.sum(jnp.square(out)), out
+
+    run = jax.value_and_grad(mesh_lib.within(where, loss), has_aux=True)
+    (_, out), gradients = jax.jit(run)(small.adapters(layers=LAYERS))
+    return jax.device_get((out, gradients))
+
+
+def rows(b: int = 4, t: int = 60):
+    """Two sequences to a row that share a prefix of 20 tokens."""
+    tokens = jnp.asarray(np.random.default_rng(0).integers(0, 256, (b, t)), jnp.int32)
+    places = np.arange(t)
+    positions = np.where(places < 40, places, places - 20)
+    until = np.where(places < 20, t - 1, np.where(places < 40, 39, t - 1))
+    return tokens, *(jnp.asarray(np.broadcast_to(x, (b, t)), jnp.int32) for x in (positions, until))
+
+
+@pytest.mark.parametrize("attention", [causal_attention, causal_attention_in_pieces])
+def test_a_sequence_that_shares_its_prefix_reads_as_far_as_it_does_alone(attention):
+    tokens, positions, until = rows()
+    where = small.one_device()
+    shared, _ = hidden(where, tokens, positions, until, attention=attention)
+    alone = jnp.concatenate([tokens[:, :20], tokens[:, 40:]], axis=1)
+    positions = jnp.broadcast_to(jnp.arange(40), alone.shape)
+    expected, _ = hidden(where, alone, positions, jnp.full_like(positions, 39))
+    ours = np.concatenate([shared[:, :20], shared[:, 40:]], axis=1)
+    np.testing.assert_allclose(ours, expected, atol=2e-5)
+
+
+@pytest.mark.parametrize("shape", [(1, 1, 1), (2, 2, 2)], ids=str)
+def test_stacked_layers_that_differ_compute_what_unrolled_ones_do(shape):
+    one = hidden(small.one_device(), *rows())
+    many = hidden(small.mesh_of(*shape), *rows(), stacked=True)
+    chex.assert_trees_all_close(one, many, atol=1e-4, rtol=1e-4)
+
+
+def asked(n: int, shared: int = 0) -> list[Request]:
+    """Prompts much longer than the window."""
+    rng = np.random.default_rng(1)
+    start = rng.integers(0, 256, shared)
+    prompts = [np.concatenate([start, rng.integers(0, 256, 20 + i)]) for i in range(n)]
+    return [
+        Request(prompt.astype(np.int32), 0 if shared else i % 3, Sampling(12), (0, i, 0))
+        for i, prompt in enumerate(prompts)
+    ]
+
+
+@pytest.mark.parametrize("stacked", [False, True])
+def test_logprobs_of_the_engine_are_those_of_a_full_forward_pass(stacked):
+    engine, requests = small.engine(layers=LAYERS, stacked=stacked, config=CONFIG), asked(6)
+    done = small.answers(engine, requests)
+    whole = small.full_forward(
+        small.adapters(3, layers=LAYERS),
+        [r.prompt for r in requests],
+        [c.ids for c in done],
+        [r.owner for r in requests],
+        [1.0] * len(requests),
+        config=CONFIG,
+    )
+    for completion, expected in zip(done, whole, strict=True):
+        picked = expected[np.arange(len(completion.ids)), completion.ids]
+        np.testing.assert_allclose(completion.logprobs, picked, atol=1e-4)
+
+
+def test_a_cached_prefix_is_read_as_far_as_the_window_goes():
+    engines = [
+        small.engine(context=192, layers=LAYERS, reuse=reuse, config=CONFIG)
+        for reuse in (True, False)
+    ]
+    one, other = (small.answers(engine, asked(4, shared=80)) for engine in engines)
+    assert engines[0].reused >= 3 * 80
+    for a, b in zip(one, other, strict=True):
+        assert a.ids.tolist() == b.ids.tolist()
+        np.testing.assert_allclose(a.logprobs, b.logprobs, atol=1e-4)
