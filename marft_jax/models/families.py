@@ -144,9 +144,7 @@ FAMILIES = {
         slides=lambda config, layer: True,
     ),
     "Qwen2ForCausalLM": Family(_QWEN, qkv_bias=True, o_bias=False, slides=_late),
-    "Qwen3ForCausalLM": Family(
-        {**_QWEN, "head_dim": 128}, slides=_late, traits={"qk_norm": True}
-    ),
+    "Qwen3ForCausalLM": Family({**_QWEN, "head_dim": 128}, slides=_late, traits={"qk_norm": True}),
     "Gemma3ForCausalLM": _GEMMA3,
     "Gemma3ForConditionalGeneration": _GEMMA3,  # its text_config
 }
@@ -187,7 +185,7 @@ def read_config(config: Mapping[str, Any], source: str) -> DecoderConfig:
     with readable(source, "model configuration"):
         name = _architecture(config, source)
         family = FAMILIES[name]
-        config = {**family.defaults, **config.get("text_config", config)}
+        config = {**family.defaults, **config, **config.get("text_config", {})}
         _refuse_unsupported(name, config, source)
         bias, rope = bool(config.get("attention_bias", False)), _rope_settings(config)
         found = checked(
@@ -302,7 +300,9 @@ def with_windows(
     kinds, window = config.get("layer_types"), config.get("sliding_window")
     window = found.max_position if window is None else window
     if type(window) is not int or window < 1:
-        raise BadInput(f"{source}: expected a positive integer for 'sliding_window', got {window!r}")
+        raise BadInput(
+            f"{source}: expected a positive integer for 'sliding_window', got {window!r}"
+        )
     if kinds and len(kinds) != found.n_layers:
         raise BadInput(
             f"{source}: expected a kind for each of {found.n_layers} layers in 'layer_types', "

@@ -64,7 +64,9 @@ def test_a_window_counts_positions_of_the_sequence_and_not_places_in_the_row():
     until_BT = tree(60)
     either = attention_lib.masks(until_BT, positions_of(until_BT), 5)
     apart = 0
-    for full, sliding in zip(np.concatenate(either.full), np.concatenate(either.sliding), strict=True):
+    for full, sliding in zip(
+        np.concatenate(either.full), np.concatenate(either.sliding), strict=True
+    ):
         (keys,) = np.nonzero(full)
         np.testing.assert_array_equal(np.flatnonzero(sliding), keys[-5:])
         apart += keys[-5:][0] < keys[-1] - 4

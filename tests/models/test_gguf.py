@@ -173,7 +173,12 @@ def write_gemma(path: Path, **changes) -> dict[str, np.ndarray]:
     writer = gguf.GGUFWriter(str(path), "gemma3")
     settings(writer, **{"attention.sliding_window": 16, **changes})
     values = weights(writer)
-    for name, width in (("post_attention", 256), ("post_ffw", 256), ("attn_q", 128), ("attn_k", 128)):
+    for name, width in (
+        ("post_attention", 256),
+        ("post_ffw", 256),
+        ("attn_q", 128),
+        ("attn_k", 128),
+    ):
         values[name] = np.linspace(0.5, 2, width, dtype=np.float32)
         writer.add_tensor(f"blk.0.{name}_norm.weight", values[name])
     finish(writer)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -60,18 +60,11 @@ class Either(NamedTuple):
         return jax.tree.map(lambda a, b: jnp.where(slides, a, b), self.sliding, self.full)
 
 
-class Attention(Protocol):
-    """Queries, keys and values to context, in a layer that slides or does not."""
+Attention = Callable[[Array, KV, bool | Array], Array]
+"""(queries, keys and values, ``Layer.slides``) to context."""
 
-    def __call__(self, q_BHTC: Array, kv: KV, slides: bool | Array = False, /) -> Array: ...
-
-
-class CausalAttention(Protocol):
-    """The attention of some rows in every layer; arguments as of ``masks``."""
-
-    def __call__(
-        self, until_BT: Array, positions_BT: Array | None = None, window: int = 0, /
-    ) -> Attention: ...
+CausalAttention = Callable[[Array, Array, int], Attention]
+"""The attention of some rows in every layer; arguments as of ``masks``."""
 
 
 def scaled(q_BHTC: Array) -> Array:

@@ -27,7 +27,11 @@ def once(x: _T) -> _T:
 
 
 def rematerialised(
-    run: Callable[..., Any], setting: Remat, static_argnums: int | tuple[int, ...], *, scanned: bool = False
+    run: Callable[..., Any],
+    setting: Remat,
+    static_argnums: int | tuple[int, ...],
+    *,
+    scanned: bool = False,
 ) -> Callable[..., Any]:
     """``run``, whose backward pass computes again as set; ``scanned``: in a loop, where XLA cannot
     take what is computed again for what was computed before."""
