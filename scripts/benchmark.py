@@ -42,6 +42,8 @@ from marft_jax.models.ops.remat import Remat
 from marft_jax.models.tokenizers.tokenizer import ByteTokenizer
 from marft_jax.models.weights.load import BaseModel, decoder_on, load_base
 from marft_jax.parallel import mesh as mesh_lib
+from marft_jax.parallel import processes
+from marft_jax.planning import cost
 from marft_jax.run.metrics import peak_bytes
 from marft_jax.team.assemble import make_team
 from marft_jax.team.profiles import Profile
@@ -73,16 +75,21 @@ class Work(NamedTuple):
     Attributes:
         tokens: of one run.
         run: does it; gives the seconds that count where those are not all that it takes.
-        bound_s: seconds that the measured peak and bandwidth would allow.
+        flops, bytes: the least that a run computes and reads; 0 where it is not counted.
         python_s: of each run, what the host takes between two steps while the device waits.
         peer: does the same in another way, in turn.
     """
 
     tokens: float
     run: Callable[[], float | None]
-    bound_s: float | None = None
+    flops: float = 0
+    bytes: float = 0
     python_s: list[float] | None = None
     peer: Callable[[], float | None] | None = None
+
+
+Begin = Callable[[], Work]
+"""Sets a work up, when its turn has come."""
 
 
 class Result(NamedTuple):
@@ -91,7 +98,8 @@ class Result(NamedTuple):
     Attributes:
         tokens_per_s: of the work's own unit.
         first_s: seconds of the first run, compilation included.
-        bound: tokens/s that the measured peak and bandwidth would allow.
+        bound: tokens/s that the measured peak and bandwidth would allow, one after the other.
+        flops_per_s, bytes_per_s: the least that it computes and reads, over its seconds.
         python_ms: of the host between two steps of decoding, while the device waits.
         limits: measured right before.
         peer: the peer's tokens/s, in turn.
@@ -100,6 +108,8 @@ class Result(NamedTuple):
     tokens_per_s: float
     first_s: float
     bound: float | None
+    flops_per_s: float
+    bytes_per_s: float
     python_ms: float | None
     limits: Limits
     peer: float | None
@@ -113,11 +123,8 @@ class Bench:
         self.microbatch_tokens = microbatch_tokens
         leaves = jax.tree.leaves(base.params)
         self.weight_bytes = sum(x.nbytes for x in leaves)
-        c = base.config
-        vocabulary = c.vocab_size * c.d_model
-        matrices = sum(x.size for x in leaves if x.ndim == 2)
-        self.block_weights = matrices - vocabulary * (1 if c.tie_embeddings else 2)
-        self.vocabulary_weights = vocabulary
+        self.block_weights = cost.block_weights(base.config)
+        self.vocabulary_weights = base.config.vocab_size * base.config.d_model
         self.dtype = leaves[0].dtype
 
     def team(self, agents: int, **algo: Any) -> tuple[config_lib.Config, Team]:
@@ -164,10 +171,13 @@ def timed(runs: Sequence[Callable[[], float | None]], repeats: int) -> list[tupl
 def measure(work: Work, limits: Limits, repeats: int) -> Result:
     """Runs it, and its peer if it has one."""
     first, best = zip(*timed([run for run in (work.run, work.peer) if run], repeats), strict=True)
+    bound_s = work.flops / limits.flops + work.bytes / limits.bytes
     return Result(
         work.tokens / best[0],
         first[0],
-        work.tokens / work.bound_s if work.bound_s else None,
+        work.tokens / bound_s if bound_s else None,
+        work.flops / best[0],
+        work.bytes / best[0],
         1e3 * min(work.python_s) if work.python_s else None,
         limits,
         work.tokens / best[1] if work.peer else None,
@@ -238,11 +248,11 @@ def waiting() -> Iterator[list[float]]:
         yield seconds
 
 
-def prefill(bench: Bench, best: Limits, rows: int) -> Work:
+def prefill(bench: Bench, rows: int) -> Work:
     """Prompts of 250 tokens, and one token each."""
     tokens = rows * PROMPT
     flops = 2 * (bench.block_weights * tokens + bench.vocabulary_weights * rows)
-    return generate(bench, rows, new=1)._replace(tokens=tokens, bound_s=flops / best.flops)
+    return generate(bench, rows, new=1)._replace(tokens=tokens, flops=flops)
 
 
 def generate(bench: Bench, rows: int, shared: int = 0, new: int = NEW) -> Work:
@@ -262,7 +272,7 @@ def generate(bench: Bench, rows: int, shared: int = 0, new: int = NEW) -> Work:
     return Work(rows * new, run)
 
 
-def decode(bench: Bench, best: Limits, rows: int, agents: int) -> Work:
+def decode(bench: Bench, rows: int, agents: int) -> Work:
     """A token for every row, step by step, after short prompts; the prefill is not counted."""
     steps, short = 3 * 32, 32
     engine = bench.engine(rows, agents, short + steps + 32, steps + 1)
@@ -284,8 +294,8 @@ def decode(bench: Bench, best: Limits, rows: int, agents: int) -> Work:
         2 * c.n_layers * c.n_kv_heads * c.head_dim * rows * (short + steps) * bench.dtype.itemsize
     )
     flops = 2 * (bench.block_weights + bench.vocabulary_weights) * rows
-    bound = (bench.weight_bytes + cache) / best.bytes + flops / best.flops
-    return Work(rows * counted, run, counted * bound, python)
+    read = bench.weight_bytes + cache
+    return Work(rows * counted, run, counted * flops, counted * read, python)
 
 
 def dealt(rows: int, agents: int) -> list[int]:
@@ -348,13 +358,13 @@ def lesson(
     return Work(sum(len(t.prompt) + len(t.action) for e in episodes for t in e.turns), run)
 
 
-def update(bench: Bench, best: Limits, rows: int, agents: int, name: str = "reinforce") -> Work:
-    """That step, and how fast it might be."""
+def update(bench: Bench, rows: int, agents: int, name: str = "reinforce") -> Work:
+    """That step, and the least that it computes: forward, and backward through frozen weights."""
     work = lesson(bench, rows, agents, name)
     products = 3 if name == "appo" else 2
     flops = 4 * bench.block_weights * work.tokens
     flops += 2 * products * bench.vocabulary_weights * rows * NEW
-    return work._replace(bound_s=flops / best.flops)
+    return work._replace(flops=flops)
 
 
 def iteration(bench: Bench, episodes: int = 8, mixed: bool = False) -> Work:
@@ -416,36 +426,32 @@ def turn_of(agent: int, prompt: np.ndarray, action: np.ndarray, logprobs: np.nda
     )
 
 
-def works(
-    bench: Bench, rows: Sequence[int], agents: Sequence[int]
-) -> dict[str, Callable[[Limits], Work]]:
+def works(bench: Bench, rows: Sequence[int], agents: Sequence[int]) -> dict[str, Begin]:
     """All that can be measured, by name."""
-    todo: dict[str, Callable[[Limits], Work]] = {
-        f"prefill, 8 rows x {PROMPT} tokens": lambda best: prefill(bench, best, 8)
-    }
+    todo: dict[str, Begin] = {f"prefill, 8 rows x {PROMPT} tokens": lambda: prefill(bench, 8)}
     for n in rows:
-        todo[f"decode, {n} rows, 2 agents"] = lambda best, n=n: decode(bench, best, n, 2)
+        todo[f"decode, {n} rows, 2 agents"] = lambda n=n: decode(bench, n, 2)
     for n in agents:
-        todo[f"decode, 8 rows, {n} agents; peer: 1 agent"] = lambda best, n=n: decode(
-            bench, best, 8, n
-        )._replace(peer=decode(bench, best, 8, 1).run)
+        todo[f"decode, 8 rows, {n} agents; peer: 1 agent"] = lambda n=n: decode(
+            bench, 8, n
+        )._replace(peer=decode(bench, 8, 1).run)
     todo |= {
-        f"generate, 8 rows x {PROMPT} + {NEW} tokens": lambda _: generate(bench, 8),
-        "generate, half of each prompt shared": lambda _: generate(bench, 8, PROMPT // 2),
-        "update, 8 rows x 320 tokens": lambda best: update(bench, best, 8, 2),
+        f"generate, 8 rows x {PROMPT} + {NEW} tokens": lambda: generate(bench, 8),
+        "generate, half of each prompt shared": lambda: generate(bench, 8, PROMPT // 2),
+        "update, 8 rows x 320 tokens": lambda: update(bench, 8, 2),
     }
     for what, shared in (("half of each prompt shared", 128), ("all prompts the same", 256)):
-        todo[f"update, {what}; peer: each turn apart"] = lambda _, shared=shared: lesson(
+        todo[f"update, {what}; peer: each turn apart"] = lambda shared=shared: lesson(
             bench, 8, 2, shared=shared
         )._replace(peer=lesson(bench, 8, 2, shared=shared, share=False).run)
     for n in agents:
-        todo[f"update, {n} agents; peer: 1 agent"] = lambda best, n=n: update(
-            bench, best, 8, n
-        )._replace(peer=lesson(bench, 8, 1).run)
+        todo[f"update, {n} agents; peer: 1 agent"] = lambda n=n: update(bench, 8, n)._replace(
+            peer=lesson(bench, 8, 1).run
+        )
     return todo | {
-        "update with a critic (appo)": lambda best: update(bench, best, 8, 2, "appo"),
-        f"iteration, 8 episodes x 2 agents x {NEW} tokens (appo)": lambda _: iteration(bench),
-        "iteration, mixed lengths, natural stopping": lambda _: iteration(bench, mixed=True),
+        "update with a critic (appo)": lambda: update(bench, 8, 2, "appo"),
+        f"iteration, 8 episodes x 2 agents x {NEW} tokens (appo)": lambda: iteration(bench),
+        "iteration, mixed lengths, natural stopping": lambda: iteration(bench, mixed=True),
     }
 
 
@@ -501,6 +507,7 @@ def main() -> None:
     parser.add_argument("--peer", choices=["hf"], help="also measure the same work there")
     parser.add_argument("--json", action="store_true")
     own = parser.parse_args()
+    processes.start(config_lib.Mesh())
     mesh = mesh_lib.make_mesh(config_lib.Mesh())
     base = open_base(own.model, own.dtype, mesh, own.remat, own.layers)
     bench = Bench(base, mesh, own.rank, own.repeats, own.microbatch_tokens)
@@ -517,7 +524,7 @@ def main() -> None:
     results = {}
     for name in wanted:
         best = limits(jnp.dtype(own.dtype))
-        work = todo[name](best)
+        work = todo[name]()
         result = measure(work._replace(peer=peers.get(name, work.peer)), best, own.repeats)
         results[name] = result
         than = f", peer {result.peer:.0f}" if result.peer else ""
