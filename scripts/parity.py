@@ -1,0 +1,398 @@
+"""Parity on this machine's devices: the same numbers, whatever computes them.
+
+    python scripts/parity.py               # a line per check; exit code 1 where one failed
+    python scripts/parity.py --json        # the same as JSON, one object per line
+    python scripts/parity.py --write       # on a CPU: the numbers that other devices must give
+
+All is of the built-in model in float32. Products keep all of its digits, but where a line says "as
+trained": there they are what the device makes of float32 by itself (TF32 on a GPU, bfloat16 on a
+TPU), and bounds are wider. Differences are relative, |x - y| / |y| of the worst array, but for
+log-probs, whose differences are in nats, of the worst token.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import functools
+import json
+import sys
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from benchmark import Bench, drain, submit, turn_of
+
+from marft_jax import cli
+from marft_jax import config as config_lib
+from marft_jax.errors import BadInput, described
+from marft_jax.learning.algorithms import find_algorithm, settle
+from marft_jax.learning.batch import Batch, microbatches
+from marft_jax.learning.learner import Learner
+from marft_jax.learning.logprobs import action_logprobs
+from marft_jax.models import decoder, lora
+from marft_jax.models.ops import platforms
+from marft_jax.models.ops.attention import KV, attention_on, causal_attention
+from marft_jax.models.weights.load import load_base
+from marft_jax.parallel import mesh as mesh_lib
+from marft_jax.parallel import processes
+from marft_jax.types import Episode, StepResult
+
+FILE = Path(__file__).with_name("parity_cpu.json")
+_EPISODES, _AGENTS, _NEW, _SLOTS = 8, 2, 24, 8
+_AS_TRAINED = {"gpu": 2.0**-11, "tpu": 2.0**-8}
+"""Rounding of a factor of float32 in a product, by platform."""
+
+
+class Check(NamedTuple):
+    """A difference that must not exceed its bound."""
+
+    name: str
+    bound: float
+    measure: Callable[[], float]
+
+
+class Subject:
+    """The built-in model with the adapters of two agents, to sample from and to update.
+
+    Args:
+        layers: as of ``--model.layers``.
+        precision: of products of float32; None: what the device makes of them.
+    """
+
+    def __init__(self, layers: str, precision: str | None):
+        self._precise = functools.partial(jax.default_matmul_precision, precision)
+        self.mesh = _mesh()
+        settings = config_lib.Model("tiny", layers=layers)  # pyright: ignore[reportArgumentType]
+        self.base = load_base(settings, mesh_lib.placer(self.mesh, jnp.float32))
+        self._bench = Bench(self.base, self.mesh, rank=4, repeats=1, microbatch_tokens=1024)
+        config, team = self._bench.team(_AGENTS, name="tppo", max_grad_norm=0.0)
+        every = config_lib.Lora(rank=4, alpha=8.0)
+        self._config = settle(dataclasses.replace(config, lora=every))
+        self._learner = Learner(self._config, self.base, team, find_algorithm("tppo"), self.mesh)
+        self._state = self._learner.init()
+        self.adapters = self._drawn(self._state.adapters)
+
+    def _drawn(self, like: lora.Adapters) -> lora.Adapters:
+        """Adapters whose B is not zero either, the same on every device."""
+        rng = np.random.default_rng(0)
+        drawn = jax.tree.map(
+            lambda x: (rng.normal(size=x.shape) * 0.3 * x.shape[2] ** -0.5).astype(np.float32), like
+        )
+        return jax.device_put(drawn, mesh_lib.replicated(self.mesh))
+
+    @functools.cached_property
+    def played(self) -> list[Episode]:
+        """Episodes of a turn of each agent, sampled by the engine."""
+        engine = self._bench.engine(_SLOTS, _AGENTS, 96, _NEW)
+        prompts = [turn.prompt for episode in drawn_episodes() for turn in episode.turns]
+        owners, new = list(range(_AGENTS)) * _EPISODES, [_NEW] * len(prompts)
+        with self._precise():
+            engine.load(self.adapters)
+            submit(engine, prompts, owners, new)
+            done = drain(engine)
+        said = iter(done[ticket] for ticket in sorted(done))
+        return [
+            e._replace(turns=[turn_of(t.agent, t.prompt, *next(said)[:2]) for t in e.turns])
+            for e in drawn_episodes()
+        ]
+
+    def score(self, episodes: Sequence[Episode]) -> np.ndarray:
+        """Log-probs of all action tokens through the update's forward pass, in their order."""
+        numbered, first = [], 0
+        for episode in episodes:
+            turns = []
+            for turn in episode.turns:
+                numbers = np.arange(first, first := first + len(turn.action), dtype=np.float32)
+                turns.append(turn._replace(logprobs=numbers))
+            numbered.append(episode._replace(turns=turns))
+        score = functools.partial(action_logprobs, self.base.graphdef)
+        score = jax.jit(mesh_lib.within(self.mesh, score))
+        scored, split = np.zeros(first, np.float32), mesh_lib.rows(self.mesh)
+        for rows in microbatches(self._pack(numbered).rows):
+            with self._precise():
+                found, _ = score(
+                    self.base.params, self.adapters, self._config.lora.alpha,
+                    mesh_lib.put(rows, split),
+                )  # fmt: skip
+            there = rows.mask_BA > 0
+            scored[rows.behaviour_BA[there].astype(int)] = np.asarray(found)[there]
+        return scored
+
+    def update(self, episodes: Sequence[Episode]) -> tuple[float, dict[str, np.ndarray]]:
+        """The greatest ``logprob_gap`` of an agent, and all gradients, as Adam has seen them."""
+        state = jax.tree.map(jnp.copy, self._state._replace(adapters=self.adapters))
+        with self._precise():
+            state, _, report = self._learner.learn(state, self._pack(episodes), 0)
+        moments = jax.tree_util.tree_flatten_with_path((state.adapters_opt, state.critic_opt))[0]
+        named = ((jax.tree_util.keystr(path), x) for path, x in moments)
+        gradients = {name: np.asarray(x) for name, x in named if ".mu" in name and x.size}
+        return float(np.max(report["logprob_gap"])), gradients
+
+    def _pack(self, episodes: Sequence[Episode]) -> Batch:
+        rewards = [np.asarray([0.0, e.reward], np.float32) for e in episodes]
+        return self._learner.pack(episodes, rewards)
+
+    def logits(self) -> np.ndarray:
+        """Of the model without adapters, for rows of 128 tokens."""
+        rows = 2 * mesh_lib.row_shards(self.mesh)
+        ids_BT = np.random.default_rng(5).integers(0, 256, (rows, 128)).astype(np.int32)
+        positions_BT = np.broadcast_to(np.arange(128, dtype=np.int32), ids_BT.shape)
+
+        def run(params: Any, ids: Any, positions: Any, until: Any) -> Any:
+            hidden, _ = decoder.forward(self.base.graphdef, params, ids, positions, until)
+            return decoder.project(self.base.graphdef, params, hidden)
+
+        rows_of = mesh_lib.put(
+            (ids_BT, positions_BT, np.full_like(ids_BT, 127)), mesh_lib.rows(self.mesh)
+        )
+        with self._precise():
+            return np.asarray(jax.jit(mesh_lib.within(self.mesh, run))(self.base.params, *rows_of))
+
+
+_subject = functools.cache(Subject)
+
+
+def _exact(layers: str = "auto") -> Subject:
+    return _subject(layers, "highest")
+
+
+@functools.cache
+def _mesh() -> jax.sharding.Mesh:
+    return mesh_lib.make_mesh(config_lib.Mesh())
+
+
+def drawn_episodes(logprobs: Sequence[float] | None = None) -> list[Episode]:
+    """Two turns each, of random bytes.
+
+    Args:
+        logprobs: the behaviour log-probs of all tokens.
+    """
+    rng, made = np.random.default_rng(1), []
+    numbers = iter(np.split(np.asarray(logprobs, np.float32), _EPISODES * _AGENTS)
+                   if logprobs else [np.zeros(_NEW, np.float32)] * _EPISODES * _AGENTS)  # fmt: skip
+    for i in range(_EPISODES):
+        turns = []
+        for agent in range(_AGENTS):
+            prompt, action = (
+                rng.integers(0, 256, n).astype(np.int32) for n in (rng.integers(50, 64), _NEW)
+            )
+            turns.append(turn_of(agent, prompt, action, next(numbers)))
+        made.append(Episode(i, i, 0, "", turns, [StepResult("", float(rng.random()), True)]))
+    return made
+
+
+def apart(x: Any, y: Any) -> float:
+    """|x - y| / |y| of the worst pair of arrays."""
+    pairs = zip(jax.tree.leaves(x), jax.tree.leaves(y), strict=True)
+    return max(_apart(np.asarray(a, np.float64), np.asarray(b, np.float64)) for a, b in pairs)
+
+
+def _apart(x: np.ndarray, y: np.ndarray) -> float:
+    return float(np.linalg.norm(x - y) / max(np.linalg.norm(y), 1e-30))
+
+
+def sketch(gradients: dict[str, np.ndarray]) -> dict[str, list[float]]:
+    """16 projections of each array on random signs, whose relative difference is about its own."""
+
+    def project(name: str, x: np.ndarray) -> list[float]:
+        rng = np.random.default_rng(zlib.crc32(name.encode()))
+        signs = 2.0 * rng.integers(0, 2, (16, x.size), np.int8) - 1
+        return [float(f"{number:.7g}") for number in signs @ x.ravel().astype(np.float64)]
+
+    return {name: project(name, x) for name, x in gradients.items()}
+
+
+def operation(reference: platforms.Operation) -> float:
+    """An operation as this platform computes it, against its reference on a CPU."""
+    arrays, constants = operands()[reference.__name__]
+    forms = {
+        name: functools.partial(form, **constants)
+        for name, form in platforms.FORMS[reference].items()
+    }
+    plain = functools.partial(reference, **constants)
+    here = jax.jit(functools.partial(jax.lax.platform_dependent, default=plain, **forms))
+    with jax.default_matmul_precision("highest"):
+        found = here(*arrays)
+        with jax.default_device(jax.devices("cpu")[0]):
+            expected = jax.jit(plain)(*arrays)
+    return apart(found, expected)
+
+
+def operands() -> dict[str, tuple[tuple[Any, ...], dict[str, Any]]]:
+    """Arrays and constants for every operation that has a form for some platform, by its name."""
+
+    def some(*shape: int, dtype: Any = np.float32) -> np.ndarray:
+        return np.random.default_rng(len(shape)).normal(size=shape).astype(dtype)
+
+    cache, new = (some(3, 2, 8, 16), some(3, 2, 16, 8)), (some(3, 2, 8, 1), some(3, 2, 1, 8))
+    where = (np.arange(3), slice(None), slice(None), 5)
+    rows, kernel = some(5, 512), some(96, 512)
+    return {
+        "_sum": ((some(8, 4096),), {}),
+        "_by_transpose": ((rows, kernel), {}),
+        "_dot": ((rows.astype(jnp.bfloat16), kernel.astype(jnp.bfloat16)), {"over": (1, 1)}),
+        "_by_head": ((*cache, *new, np.asarray([[0], [15], [16]])), {}),  # one past the end
+        "_put": ((cache[0].astype(jnp.bfloat16), some(3, 2, 8, dtype=jnp.bfloat16)),
+                 {"where": where}),
+    }  # fmt: skip
+
+
+def rows_attended(dtype: Any) -> float:
+    """Whole-row attention of this platform and its gradients, against the reference's."""
+    b, rng = 2 * mesh_lib.row_shards(_mesh()), np.random.default_rng(2)
+    shapes = (b, 4, 256, 64), (b, 2, 64, 256), (b, 2, 256, 64), (b, 4, 256, 64)
+    q, k, v, weights = (rng.normal(size=shape).astype(dtype) for shape in shapes)
+    until_BT = np.where(np.arange(256) < np.arange(100, 100 + b)[:, None], 0, 255).astype(np.int32)
+    until_BT[until_BT == 0] = np.repeat(np.arange(99, 99 + b), np.arange(100, 100 + b))
+    split = mesh_lib.rows(_mesh())
+    arrays = mesh_lib.put((q, KV(k, v), weights, until_BT), split)
+
+    def run(attention: Any) -> Any:
+        def loss(q: Any, kv: KV, weights: Any, until: Any) -> tuple[Any, Any]:
+            context = attention(until)(q, kv)
+            return jnp.sum(context.astype(jnp.float32) * weights.astype(jnp.float32)), context
+
+        both = jax.value_and_grad(loss, argnums=(0, 1), has_aux=True)
+        (_, context), gradients = jax.jit(mesh_lib.within(_mesh(), both))(*arrays)
+        return context, gradients
+
+    with jax.default_matmul_precision("highest"):
+        return apart(run(attention_on(jax.default_backend())), run(causal_attention))
+
+
+def other_layers() -> Subject:
+    """The subject whose layers are unrolled where they are stacked here, and stacked elsewhere."""
+    return _exact("unrolled" if _exact().base.config.stacked else "stacked")
+
+
+def engine_gap(subject: Subject) -> float:
+    """Log-probs of sampled tokens by the engine, against the learner's: the worst token."""
+    sampled = np.concatenate([t.logprobs for e in subject.played for t in e.turns])
+    return float(np.abs(sampled - subject.score(subject.played)).max())
+
+
+def sampled_apart() -> float:
+    """The share of tokens that stacked and unrolled layers sample differently."""
+    ours, theirs = (
+        np.concatenate([t.action for e in subject.played for t in e.turns])
+        for subject in (_exact(), other_layers())
+    )
+    return float(np.mean(ours != theirs))
+
+
+def stored() -> dict[str, Any]:
+    """A CPU's numbers."""
+    return json.loads(FILE.read_text())
+
+
+def score_apart(subject: Subject) -> float:
+    """Log-probs of given tokens, against a CPU's."""
+    return float(np.abs(subject.score(drawn_episodes()) - stored()["logprobs"]).max())
+
+
+def gradients_apart(subject: Subject) -> float:
+    """Gradients of an update, against a CPU's."""
+    expected = stored()
+    _, gradients = subject.update(drawn_episodes(expected["logprobs"]))
+    return apart(sketch(gradients), expected["gradients"])
+
+
+def checks() -> Iterator[Check]:
+    """All that is compared on this machine."""
+    for reference in platforms.FORMS:
+        wide = reference.__name__ in ("_dot", "_put")  # bfloat16
+        yield Check(
+            f"operation {reference.__name__.lstrip('_')}",
+            2.0**-8 if wide else 1e-5,
+            functools.partial(operation, reference),
+        )
+    for dtype, bound in ((np.float32, 1e-4), (jnp.bfloat16, 2e-2)):
+        name = f"attention of rows and its gradients, {jnp.dtype(dtype).name}"
+        yield Check(name, bound, functools.partial(rows_attended, dtype))
+    yield Check(
+        "stacked, unrolled layers: logits",
+        1e-4,
+        lambda: apart(other_layers().logits(), _exact().logits()),
+    )
+    yield Check("stacked, unrolled layers: sampled ids", 0.0, sampled_apart)
+    yield Check(
+        "stacked, unrolled layers: gradients",
+        1e-3,
+        lambda: apart(*(s.update(_exact().played)[1] for s in (other_layers(), _exact()))),
+    )
+    rounding = _AS_TRAINED.get(jax.default_backend())
+    for note, precision, rounded in (("", "highest", 2.0**-18), (", as trained", None, rounding)):
+        if rounded is None:
+            continue
+        of = functools.partial(_subject, "auto", precision)
+        yield Check(
+            f"engine, learner: worst token{note}", 16 * rounded, lambda of=of: engine_gap(of())
+        )
+        yield Check(
+            f"engine, learner: logprob_gap{note}",
+            4 * rounded,
+            lambda of=of: of().update(of().played)[0],
+        )
+        yield Check(f"here, CPU: log-probs{note}", 32 * rounded, lambda of=of: score_apart(of()))
+        yield Check(
+            f"here, CPU: gradients{note}", 32 * rounded, lambda of=of: gradients_apart(of())
+        )
+
+
+def outcome(check: Check) -> dict[str, Any]:
+    """What was measured, or why nothing was."""
+    try:
+        measured, error = check.measure(), None
+    except Exception as fault:  # whatever it is, the other checks go on
+        measured, error = None, described(fault)
+    passed = measured is not None and measured <= check.bound
+    return {
+        "check": check.name, "passed": passed, "measured": measured,
+        "bound": check.bound, "error": error,
+    }  # fmt: skip
+
+
+def write() -> None:
+    """Stores a CPU's numbers.
+
+    Raises:
+        BadInput: this is no CPU.
+    """
+    if jax.default_backend() != "cpu":
+        raise BadInput("--write: expected a CPU, got a faster device; set JAX_PLATFORMS=cpu")
+    logprobs = [round(float(x), 6) for x in _exact().score(drawn_episodes())]
+    gradients = sketch(_exact().update(drawn_episodes(logprobs))[1])
+    FILE.write_text(json.dumps({"logprobs": logprobs, "gradients": gradients}) + "\n")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--write", action="store_true")
+    own = parser.parse_args()
+    processes.start(config_lib.Mesh())
+    if own.write:
+        return write()
+    failed = 0
+    for check in checks():
+        found = outcome(check)
+        failed += not found["passed"]
+        line = (
+            json.dumps(found)
+            if own.json
+            else "{check}: {measured} (at most {bound})".format(**found)
+        )
+        print(line, flush=True)
+    sys.exit(bool(failed))
+
+
+if __name__ == "__main__":
+    with cli.boundary():
+        main()
