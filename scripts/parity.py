@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from benchmark import Bench, drain, submit, turn_of
+from benchmark import Bench, dealt, play, turn_of
 
 from marft_jax import cli
 from marft_jax import config as config_lib
@@ -43,7 +43,12 @@ from marft_jax.parallel import processes
 from marft_jax.types import Episode, StepResult
 
 FILE = Path(__file__).with_name("parity_cpu.json")
-_EPISODES, _AGENTS, _NEW, _SLOTS = 8, 2, 24, 8
+_EPISODES, _PROMPTS, _SLOTS = 8, ("plan", "solve"), 8
+_GIVEN = np.frombuffer(b"so, is it 9?", np.uint8).astype(np.int32)
+"""Written by all in the update that is compared with a CPU's. It is unlikely and paid, so that
+gradients add up; those of what was sampled cancel, and leave the rounding."""
+_NEW = len(_GIVEN)
+_PLAIN = {"normalize": "none", "entropy_coef": 0.0, "max_grad_norm": 0.0}
 _AS_TRAINED = {"gpu": 2.0**-11, "tpu": 2.0**-8}
 """Rounding of a factor of float32 in a product, by platform."""
 
@@ -70,7 +75,7 @@ class Subject:
         settings = config_lib.Model("tiny", layers=layers)  # pyright: ignore[reportArgumentType]
         self.base = load_base(settings, mesh_lib.placer(self.mesh, jnp.float32))
         self._bench = Bench(self.base, self.mesh, rank=4, repeats=1, microbatch_tokens=1024)
-        config, team = self._bench.team(_AGENTS, name="tppo", max_grad_norm=0.0)
+        config, team = self._bench.team(len(_PROMPTS), name="tppo", **_PLAIN)
         every = config_lib.Lora(rank=4, alpha=8.0)
         self._config = settle(dataclasses.replace(config, lora=every))
         self._learner = Learner(self._config, self.base, team, find_algorithm("tppo"), self.mesh)
@@ -81,46 +86,57 @@ class Subject:
         """Adapters whose B is not zero either, the same on every device."""
         rng = np.random.default_rng(0)
         drawn = jax.tree.map(
-            lambda x: (rng.normal(size=x.shape) * 0.3 * x.shape[2] ** -0.5).astype(np.float32), like
+            lambda x: (0.1 * rng.normal(size=x.shape) * x.shape[2] ** -0.5).astype(np.float32), like
         )
         return jax.device_put(drawn, mesh_lib.replicated(self.mesh))
 
     @functools.cached_property
-    def played(self) -> list[Episode]:
-        """Episodes of a turn of each agent, sampled by the engine."""
-        engine = self._bench.engine(_SLOTS, _AGENTS, 96, _NEW)
-        prompts = [turn.prompt for episode in drawn_episodes() for turn in episode.turns]
-        owners, new = list(range(_AGENTS)) * _EPISODES, [_NEW] * len(prompts)
-        with self._precise():
-            engine.load(self.adapters)
-            submit(engine, prompts, owners, new)
-            done = drain(engine)
-        said = iter(done[ticket] for ticket in sorted(done))
+    def prompts(self) -> list[np.ndarray]:
+        """What the agents are shown in each episode, in turn."""
+        rng, chat = np.random.default_rng(1), self.base.tokenizer.chat
+        tasks = ["+".join(map(str, rng.integers(1, 10, 3))) + "=?" for _ in range(_EPISODES)]
         return [
-            e._replace(turns=[turn_of(t.agent, t.prompt, *next(said)[:2]) for t in e.turns])
-            for e in drawn_episodes()
+            np.asarray(
+                chat([{"role": "system", "content": own}, {"role": "user", "content": task}])
+            )
+            for task in tasks
+            for own in _PROMPTS
         ]
 
-    def score(self, episodes: Sequence[Episode]) -> np.ndarray:
-        """Log-probs of all action tokens through the update's forward pass, in their order."""
-        numbered, first = [], 0
-        for episode in episodes:
-            turns = []
-            for turn in episode.turns:
-                numbers = np.arange(first, first := first + len(turn.action), dtype=np.float32)
-                turns.append(turn._replace(logprobs=numbers))
-            numbered.append(episode._replace(turns=turns))
-        score = functools.partial(action_logprobs, self.base.graphdef)
-        score = jax.jit(mesh_lib.within(self.mesh, score))
-        scored, split = np.zeros(first, np.float32), mesh_lib.rows(self.mesh)
-        for rows in microbatches(self._pack(numbered).rows):
+    @functools.cached_property
+    def played(self) -> list[Episode]:
+        """Episodes of a turn of each agent, sampled by the engine."""
+        agents, turns = len(_PROMPTS), len(self.prompts)
+        engine = self._bench.engine(_SLOTS, agents, 96, _NEW)
+        with self._precise():
+            engine.load(self.adapters)
+            said = play(engine, self.prompts, dealt(turns, agents), [_NEW] * turns)
+        return self.episodes([c.ids for c in said], [c.logprobs for c in said])
+
+    def episodes(self, actions: Sequence[Any], logprobs: Sequence[Any]) -> list[Episode]:
+        """Episodes in which the agents write these, turn by turn."""
+        agents, made = len(_PROMPTS), []
+        written = zip(self.prompts, actions, logprobs, strict=True)
+        turns = [
+            turn_of(i % agents, prompt, np.asarray(ids, np.int32), np.asarray(own, np.float32))
+            for i, (prompt, ids, own) in enumerate(written)
+        ]
+        for i in range(_EPISODES):
+            reward = StepResult("", 1 + i / _EPISODES, True)
+            made.append(Episode(i, i, 0, "", turns[i * agents :][:agents], [reward]))
+        return made
+
+    def score(self, actions: Sequence[Any]) -> np.ndarray:
+        """Log-probs of actions through the update's forward pass, turn by turn."""
+        places = np.arange(len(actions) * _NEW).reshape(len(actions), _NEW)  # rows are packed
+        split, scored = mesh_lib.rows(self.mesh), np.zeros(places.shape, np.float32)
+        run = functools.partial(action_logprobs, self.base.graphdef)
+        run, alpha = jax.jit(mesh_lib.within(self.mesh, run)), self._config.lora.alpha
+        for rows in microbatches(self._pack(self.episodes(actions, places)).rows):
             with self._precise():
-                found, _ = score(
-                    self.base.params, self.adapters, self._config.lora.alpha,
-                    mesh_lib.put(rows, split),
-                )  # fmt: skip
+                found, _ = run(self.base.params, self.adapters, alpha, mesh_lib.put(rows, split))
             there = rows.mask_BA > 0
-            scored[rows.behaviour_BA[there].astype(int)] = np.asarray(found)[there]
+            scored.flat[rows.behaviour_BA[there].astype(int)] = np.asarray(found)[there]
         return scored
 
     def update(self, episodes: Sequence[Episode]) -> tuple[float, dict[str, np.ndarray]]:
@@ -166,24 +182,10 @@ def _mesh() -> jax.sharding.Mesh:
     return mesh_lib.make_mesh(config_lib.Mesh())
 
 
-def drawn_episodes(logprobs: Sequence[float] | None = None) -> list[Episode]:
-    """Two turns each, of random bytes.
-
-    Args:
-        logprobs: the behaviour log-probs of all tokens.
-    """
-    rng, made = np.random.default_rng(1), []
-    numbers = iter(np.split(np.asarray(logprobs, np.float32), _EPISODES * _AGENTS)
-                   if logprobs else [np.zeros(_NEW, np.float32)] * _EPISODES * _AGENTS)  # fmt: skip
-    for i in range(_EPISODES):
-        turns = []
-        for agent in range(_AGENTS):
-            prompt, action = (
-                rng.integers(0, 256, n).astype(np.int32) for n in (rng.integers(50, 64), _NEW)
-            )
-            turns.append(turn_of(agent, prompt, action, next(numbers)))
-        made.append(Episode(i, i, 0, "", turns, [StepResult("", float(rng.random()), True)]))
-    return made
+def written(subject: Subject) -> tuple[np.ndarray, np.ndarray]:
+    """Ids and log-probs of all that was sampled, turn by turn."""
+    turns = [turn for episode in subject.played for turn in episode.turns]
+    return np.stack([t.action for t in turns]), np.stack([t.logprobs for t in turns])
 
 
 def apart(x: Any, y: Any) -> float:
@@ -196,13 +198,12 @@ def _apart(x: np.ndarray, y: np.ndarray) -> float:
     return float(np.linalg.norm(x - y) / max(np.linalg.norm(y), 1e-30))
 
 
-def sketch(gradients: dict[str, np.ndarray]) -> dict[str, list[float]]:
+def sketch(gradients: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
     """16 projections of each array on random signs, whose relative difference is about its own."""
 
-    def project(name: str, x: np.ndarray) -> list[float]:
+    def project(name: str, x: np.ndarray) -> np.ndarray:
         rng = np.random.default_rng(zlib.crc32(name.encode()))
-        signs = 2.0 * rng.integers(0, 2, (16, x.size), np.int8) - 1
-        return [float(f"{number:.7g}") for number in signs @ x.ravel().astype(np.float64)]
+        return (2.0 * rng.integers(0, 2, (16, x.size), np.int8) - 1) @ x.ravel().astype(float)
 
     return {name: project(name, x) for name, x in gradients.items()}
 
@@ -270,19 +271,25 @@ def other_layers() -> Subject:
     return _exact("unrolled" if _exact().base.config.stacked else "stacked")
 
 
+def layers_apart() -> float:
+    """Gradients through stacked layers, against those through unrolled ones."""
+    played = _exact().played
+    return apart(other_layers().update(played)[1], _exact().update(played)[1])
+
+
 def engine_gap(subject: Subject) -> float:
     """Log-probs of sampled tokens by the engine, against the learner's: the worst token."""
-    sampled = np.concatenate([t.logprobs for e in subject.played for t in e.turns])
-    return float(np.abs(sampled - subject.score(subject.played)).max())
+    actions, logprobs = written(subject)
+    return float(np.abs(logprobs - subject.score(actions)).max())
 
 
 def sampled_apart() -> float:
     """The share of tokens that stacked and unrolled layers sample differently."""
-    ours, theirs = (
-        np.concatenate([t.action for e in subject.played for t in e.turns])
-        for subject in (_exact(), other_layers())
-    )
-    return float(np.mean(ours != theirs))
+    return float(np.mean(written(_exact())[0] != written(other_layers())[0]))
+
+
+def _given() -> list[np.ndarray]:
+    return [_GIVEN] * (_EPISODES * len(_PROMPTS))
 
 
 def stored() -> dict[str, Any]:
@@ -291,57 +298,51 @@ def stored() -> dict[str, Any]:
 
 
 def score_apart(subject: Subject) -> float:
-    """Log-probs of given tokens, against a CPU's."""
-    return float(np.abs(subject.score(drawn_episodes()) - stored()["logprobs"]).max())
+    """Log-probs of given actions, against a CPU's: the worst token."""
+    return float(np.abs(subject.score(_given()) - stored()["logprobs"]).max())
 
 
 def gradients_apart(subject: Subject) -> float:
-    """Gradients of an update, against a CPU's."""
+    """Gradients of an update on given actions, against a CPU's."""
     expected = stored()
-    _, gradients = subject.update(drawn_episodes(expected["logprobs"]))
-    return apart(sketch(gradients), expected["gradients"])
+    _, gradients = subject.update(subject.episodes(_given(), expected["logprobs"]))
+    there = {name: np.asarray(x) for name, x in expected["gradients"].items()}
+    return apart(sketch(gradients), there)
 
 
 def checks() -> Iterator[Check]:
     """All that is compared on this machine."""
     for reference in platforms.FORMS:
-        wide = reference.__name__ in ("_dot", "_put")  # bfloat16
-        yield Check(
-            f"operation {reference.__name__.lstrip('_')}",
-            2.0**-8 if wide else 1e-5,
-            functools.partial(operation, reference),
-        )
+        bound = 2.0**-8 if reference.__name__ in ("_dot", "_put") else 1e-5  # bfloat16, float32
+        name = f"operation {reference.__name__.lstrip('_')}"
+        yield Check(name, bound, functools.partial(operation, reference))
     for dtype, bound in ((np.float32, 1e-4), (jnp.bfloat16, 2e-2)):
-        name = f"attention of rows and its gradients, {jnp.dtype(dtype).name}"
+        name = f"attention of rows, and its gradients, {jnp.dtype(dtype).name}"
         yield Check(name, bound, functools.partial(rows_attended, dtype))
-    yield Check(
-        "stacked, unrolled layers: logits",
-        1e-4,
-        lambda: apart(other_layers().logits(), _exact().logits()),
-    )
-    yield Check("stacked, unrolled layers: sampled ids", 0.0, sampled_apart)
-    yield Check(
-        "stacked, unrolled layers: gradients",
-        1e-3,
-        lambda: apart(*(s.update(_exact().played)[1] for s in (other_layers(), _exact()))),
-    )
-    rounding = _AS_TRAINED.get(jax.default_backend())
-    for note, precision, rounded in (("", "highest", 2.0**-18), (", as trained", None, rounding)):
-        if rounded is None:
-            continue
-        of = functools.partial(_subject, "auto", precision)
-        yield Check(
-            f"engine, learner: worst token{note}", 16 * rounded, lambda of=of: engine_gap(of())
-        )
-        yield Check(
-            f"engine, learner: logprob_gap{note}",
-            4 * rounded,
-            lambda of=of: of().update(of().played)[0],
-        )
-        yield Check(f"here, CPU: log-probs{note}", 32 * rounded, lambda of=of: score_apart(of()))
-        yield Check(
-            f"here, CPU: gradients{note}", 32 * rounded, lambda of=of: gradients_apart(of())
-        )
+    two = "stacked, unrolled layers"
+    yield Check(f"{two}: logits", 1e-4, lambda: apart(other_layers().logits(), _exact().logits()))
+    yield Check(f"{two}: sampled ids", 0.0, sampled_apart)
+    yield Check(f"{two}: gradients", 1e-3, layers_apart)
+    yield from models_checked("highest", 2.0**-18)
+    if jax.default_backend() in _AS_TRAINED:
+        yield from models_checked(None, _AS_TRAINED[jax.default_backend()], ", as trained")
+
+
+def models_checked(precision: str | None, rounding: float, note: str = "") -> Iterator[Check]:
+    """The engine beside the learner, and both beside a CPU.
+
+    Args:
+        rounding: of a factor in a product. Bounds are a few times what it makes of the numbers.
+    """
+
+    def check(name: str, times: float, measure: Callable[[Subject], float]) -> Check:
+        one = functools.partial(_subject, "auto", precision)
+        return Check(f"{name}{note}", times * rounding, lambda: measure(one()))
+
+    yield check("engine, learner: worst token", 64, engine_gap)
+    yield check("engine, learner: logprob_gap", 8, lambda one: one.update(one.played)[0])
+    yield check("here, CPU: log-probs", 64, score_apart)
+    yield check("here, CPU: gradients", 64, gradients_apart)
 
 
 def outcome(check: Check) -> dict[str, Any]:
@@ -357,6 +358,12 @@ def outcome(check: Check) -> dict[str, Any]:
     }  # fmt: skip
 
 
+def _readable(found: dict[str, Any]) -> str:
+    state = "passed" if found["passed"] else "FAILED"
+    measured = found["error"] or f"{found['measured']:.1e}"
+    return f"{state}  {found['check']}: {measured}, at most {found['bound']:.1e}"
+
+
 def write() -> None:
     """Stores a CPU's numbers.
 
@@ -365,8 +372,10 @@ def write() -> None:
     """
     if jax.default_backend() != "cpu":
         raise BadInput("--write: expected a CPU, got a faster device; set JAX_PLATFORMS=cpu")
-    logprobs = [round(float(x), 6) for x in _exact().score(drawn_episodes())]
-    gradients = sketch(_exact().update(drawn_episodes(logprobs))[1])
+    subject = _exact()
+    logprobs = subject.score(_given()).astype(float).round(6).tolist()
+    found = sketch(subject.update(subject.episodes(_given(), logprobs))[1])
+    gradients = {name: [float(f"{x:.7g}") for x in projected] for name, projected in found.items()}
     FILE.write_text(json.dumps({"logprobs": logprobs, "gradients": gradients}) + "\n")
 
 
@@ -384,12 +393,8 @@ def main() -> None:
     for check in checks():
         found = outcome(check)
         failed += not found["passed"]
-        line = (
-            json.dumps(found)
-            if own.json
-            else "{check}: {measured} (at most {bound})".format(**found)
-        )
-        print(line, flush=True)
+        shown = json.dumps(found) if own.json else _readable(found)
+        print(shown, flush=True)
     sys.exit(bool(failed))
 
 
