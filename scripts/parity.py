@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from benchmark import Bench, dealt, play, turn_of
+from benchmark import Bench, dealt, open_base, play, turn_of
 
 from marft_jax import cli
 from marft_jax import config as config_lib
@@ -37,17 +37,16 @@ from marft_jax.learning.logprobs import action_logprobs
 from marft_jax.models import decoder, lora
 from marft_jax.models.ops import platforms
 from marft_jax.models.ops.attention import KV, attention_on, causal_attention
-from marft_jax.models.weights.load import load_base
 from marft_jax.parallel import mesh as mesh_lib
 from marft_jax.parallel import processes
 from marft_jax.types import Episode, StepResult
 
 FILE = Path(__file__).with_name("parity_cpu.json")
 _EPISODES, _PROMPTS, _SLOTS = 8, ("plan", "solve"), 8
-_GIVEN = np.frombuffer(b"so, is it 9?", np.uint8).astype(np.int32)
-"""Written by all in the update that is compared with a CPU's. It is unlikely and paid, so that
-gradients add up; those of what was sampled cancel, and leave the rounding."""
-_NEW = len(_GIVEN)
+_GIVEN = [np.frombuffer(b"so, is it 9?", np.uint8)] * (_EPISODES * len(_PROMPTS))
+"""Written in the update that is compared with a CPU's. It is unlikely and paid, so that gradients
+add up; those of what was sampled cancel, and leave the rounding."""
+_NEW = len(_GIVEN[0])
 _PLAIN = {"normalize": "none", "entropy_coef": 0.0, "max_grad_norm": 0.0}
 _AS_TRAINED = {"gpu": 2.0**-11, "tpu": 2.0**-8}
 """Rounding of a factor of float32 in a product, by platform."""
@@ -72,8 +71,7 @@ class Subject:
     def __init__(self, layers: str, precision: str | None):
         self._precise = functools.partial(jax.default_matmul_precision, precision)
         self.mesh = _mesh()
-        settings = config_lib.Model("tiny", layers=layers)  # pyright: ignore[reportArgumentType]
-        self.base = load_base(settings, mesh_lib.placer(self.mesh, jnp.float32))
+        self.base = open_base("tiny", "float32", self.mesh, layers=layers)
         self._bench = Bench(self.base, self.mesh, rank=4, repeats=1, microbatch_tokens=1024)
         config, team = self._bench.team(len(_PROMPTS), name="tppo", **_PLAIN)
         every = config_lib.Lora(rank=4, alpha=8.0)
@@ -93,15 +91,13 @@ class Subject:
     @functools.cached_property
     def prompts(self) -> list[np.ndarray]:
         """What the agents are shown in each episode, in turn."""
-        rng, chat = np.random.default_rng(1), self.base.tokenizer.chat
-        tasks = ["+".join(map(str, rng.integers(1, 10, 3))) + "=?" for _ in range(_EPISODES)]
-        return [
-            np.asarray(
-                chat([{"role": "system", "content": own}, {"role": "user", "content": task}])
-            )
-            for task in tasks
-            for own in _PROMPTS
-        ]
+        rng, shown = np.random.default_rng(1), []
+        for _ in range(_EPISODES):
+            task = {"role": "user", "content": "+".join(map(str, rng.integers(1, 10, 3))) + "=?"}
+            for own in _PROMPTS:
+                ids = self.base.tokenizer.chat([{"role": "system", "content": own}, task])
+                shown.append(np.asarray(ids, np.int32))
+        return shown
 
     @functools.cached_property
     def played(self) -> list[Episode]:
@@ -115,29 +111,37 @@ class Subject:
 
     def episodes(self, actions: Sequence[Any], logprobs: Sequence[Any]) -> list[Episode]:
         """Episodes in which the agents write these, turn by turn."""
-        agents, made = len(_PROMPTS), []
-        written = zip(self.prompts, actions, logprobs, strict=True)
+        agents = len(_PROMPTS)
         turns = [
             turn_of(i % agents, prompt, np.asarray(ids, np.int32), np.asarray(own, np.float32))
-            for i, (prompt, ids, own) in enumerate(written)
+            for i, (prompt, ids, own) in enumerate(
+                zip(self.prompts, actions, logprobs, strict=True)
+            )
         ]
-        for i in range(_EPISODES):
-            reward = StepResult("", 1 + i / _EPISODES, True)
-            made.append(Episode(i, i, 0, "", turns[i * agents :][:agents], [reward]))
-        return made
+        paid = [StepResult("", 1 + i / _EPISODES, True) for i in range(_EPISODES)]
+        own = [turns[i * agents :][:agents] for i in range(_EPISODES)]
+        return [Episode(i, i, 0, "", own[i], [paid[i]]) for i in range(_EPISODES)]
+
+    @functools.cached_property
+    def _scorer(self) -> Callable[..., Any]:
+        return self._compiled(action_logprobs)
 
     def score(self, actions: Sequence[Any]) -> np.ndarray:
         """Log-probs of actions through the update's forward pass, turn by turn."""
         places = np.arange(len(actions) * _NEW).reshape(len(actions), _NEW)  # rows are packed
         split, scored = mesh_lib.rows(self.mesh), np.zeros(places.shape, np.float32)
-        run = functools.partial(action_logprobs, self.base.graphdef)
-        run, alpha = jax.jit(mesh_lib.within(self.mesh, run)), self._config.lora.alpha
+        run, alpha = self._scorer, self._config.lora.alpha
         for rows in microbatches(self._pack(self.episodes(actions, places)).rows):
             with self._precise():
                 found, _ = run(self.base.params, self.adapters, alpha, mesh_lib.put(rows, split))
             there = rows.mask_BA > 0
             scored.flat[rows.behaviour_BA[there].astype(int)] = np.asarray(found)[there]
         return scored
+
+    def _compiled(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """A function of (graphdef, ...), compiled for this model."""
+        own = functools.partial(function, self.base.graphdef)
+        return jax.jit(mesh_lib.within(self.mesh, own))
 
     def update(self, episodes: Sequence[Episode]) -> tuple[float, dict[str, np.ndarray]]:
         """The greatest ``logprob_gap`` of an agent, and all gradients, as Adam has seen them."""
@@ -155,19 +159,18 @@ class Subject:
 
     def logits(self) -> np.ndarray:
         """Of the model without adapters, for rows of 128 tokens."""
-        rows = 2 * mesh_lib.row_shards(self.mesh)
-        ids_BT = np.random.default_rng(5).integers(0, 256, (rows, 128)).astype(np.int32)
+        height = 2 * mesh_lib.row_shards(self.mesh)
+        ids_BT = np.random.default_rng(5).integers(0, 256, (height, 128)).astype(np.int32)
         positions_BT = np.broadcast_to(np.arange(128, dtype=np.int32), ids_BT.shape)
 
-        def run(params: Any, ids: Any, positions: Any, until: Any) -> Any:
-            hidden, _ = decoder.forward(self.base.graphdef, params, ids, positions, until)
-            return decoder.project(self.base.graphdef, params, hidden)
+        def run(graphdef: Any, params: Any, *rows: Any) -> Any:
+            hidden, _ = decoder.forward(graphdef, params, *rows)
+            return decoder.project(graphdef, params, hidden)
 
-        rows_of = mesh_lib.put(
-            (ids_BT, positions_BT, np.full_like(ids_BT, 127)), mesh_lib.rows(self.mesh)
-        )
+        rows = ids_BT, positions_BT, np.full_like(ids_BT, 127)
         with self._precise():
-            return np.asarray(jax.jit(mesh_lib.within(self.mesh, run))(self.base.params, *rows_of))
+            placed = mesh_lib.put(rows, mesh_lib.rows(self.mesh))
+            return np.asarray(self._compiled(run)(self.base.params, *placed))
 
 
 _subject = functools.cache(Subject)
@@ -191,11 +194,9 @@ def written(subject: Subject) -> tuple[np.ndarray, np.ndarray]:
 def apart(x: Any, y: Any) -> float:
     """|x - y| / |y| of the worst pair of arrays."""
     pairs = zip(jax.tree.leaves(x), jax.tree.leaves(y), strict=True)
-    return max(_apart(np.asarray(a, np.float64), np.asarray(b, np.float64)) for a, b in pairs)
-
-
-def _apart(x: np.ndarray, y: np.ndarray) -> float:
-    return float(np.linalg.norm(x - y) / max(np.linalg.norm(y), 1e-30))
+    whole = ((np.asarray(a, float), np.asarray(b, float)) for a, b in pairs)
+    norm = np.linalg.norm
+    return max(float(norm(a - b) / max(norm(b), 1e-30)) for a, b in whole)
 
 
 def sketch(gradients: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
@@ -248,8 +249,8 @@ def rows_attended(dtype: Any) -> float:
     b, rng = 2 * mesh_lib.row_shards(_mesh()), np.random.default_rng(2)
     shapes = (b, 4, 256, 64), (b, 2, 64, 256), (b, 2, 256, 64), (b, 4, 256, 64)
     q, k, v, weights = (rng.normal(size=shape).astype(dtype) for shape in shapes)
-    until_BT = np.where(np.arange(256) < np.arange(100, 100 + b)[:, None], 0, 255).astype(np.int32)
-    until_BT[until_BT == 0] = np.repeat(np.arange(99, 99 + b), np.arange(100, 100 + b))
+    ends = np.arange(100, 100 + b)[:, None]  # of the first of two sequences
+    until_BT = np.where(np.arange(256) < ends, ends - 1, 255).astype(np.int32)
     split = mesh_lib.rows(_mesh())
     arrays = mesh_lib.put((q, KV(k, v), weights, until_BT), split)
 
@@ -288,10 +289,6 @@ def sampled_apart() -> float:
     return float(np.mean(written(_exact())[0] != written(other_layers())[0]))
 
 
-def _given() -> list[np.ndarray]:
-    return [_GIVEN] * (_EPISODES * len(_PROMPTS))
-
-
 def stored() -> dict[str, Any]:
     """A CPU's numbers."""
     return json.loads(FILE.read_text())
@@ -299,13 +296,13 @@ def stored() -> dict[str, Any]:
 
 def score_apart(subject: Subject) -> float:
     """Log-probs of given actions, against a CPU's: the worst token."""
-    return float(np.abs(subject.score(_given()) - stored()["logprobs"]).max())
+    return float(np.abs(subject.score(_GIVEN) - stored()["logprobs"]).max())
 
 
 def gradients_apart(subject: Subject) -> float:
     """Gradients of an update on given actions, against a CPU's."""
     expected = stored()
-    _, gradients = subject.update(subject.episodes(_given(), expected["logprobs"]))
+    _, gradients = subject.update(subject.episodes(_GIVEN, expected["logprobs"]))
     there = {name: np.asarray(x) for name, x in expected["gradients"].items()}
     return apart(sketch(gradients), there)
 
@@ -373,8 +370,8 @@ def write() -> None:
     if jax.default_backend() != "cpu":
         raise BadInput("--write: expected a CPU, got a faster device; set JAX_PLATFORMS=cpu")
     subject = _exact()
-    logprobs = subject.score(_given()).astype(float).round(6).tolist()
-    found = sketch(subject.update(subject.episodes(_given(), logprobs))[1])
+    logprobs = subject.score(_GIVEN).astype(float).round(6).tolist()
+    found = sketch(subject.update(subject.episodes(_GIVEN, logprobs))[1])
     gradients = {name: [float(f"{x:.7g}") for x in projected] for name, projected in found.items()}
     FILE.write_text(json.dumps({"logprobs": logprobs, "gradients": gradients}) + "\n")
 
