@@ -329,6 +329,13 @@ def test_arithmetic_is_counted_as_xla_counts_it_where_there_is_no_loop():
     assert cost.forward_flops(model, 4 * 32, 32) == pytest.approx(counted, rel=0.1)
 
 
+def test_a_layer_that_slides_reads_no_more_than_its_window():
+    model = dataclasses.replace(small.CONFIG, window=8, sliding=(True, False))
+    saved = cost.forward_flops(small.CONFIG, 128, 32) - cost.forward_flops(model, 128, 32)
+    assert saved == 4 * 128 * (32 - 8) * model.n_heads * model.head_dim
+    assert cost.forward_flops(model, 128, 8) == cost.forward_flops(small.CONFIG, 128, 8)
+
+
 def test_time_is_bound_by_the_slowest_part_of_a_chip():
     slow = Chip(flops=1e9, memory=1, bandwidth=1e9, links=1e9, network=1)
     one = cost.Cost(calls=2, flops=3e9, bytes=1e9, inside=1e9, across=1e9)
