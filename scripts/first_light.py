@@ -154,7 +154,7 @@ def read_machine(out: str) -> tuple[list[Line], Any]:
 
 
 def read_parity(out: str) -> tuple[list[Line], Any]:
-    """A line per check of ``parity.py``."""
+    """A line per check of ``check_parity.py``."""
     found = [json.loads(line) for line in out.splitlines()]
     return [
         Line(
@@ -232,7 +232,7 @@ def parts(on: dict[str, Any], folder: Path) -> list[Part]:
     quickstart += ["--run.steps", str(steps), "--run.tensorboard", "false"]
     metrics = folder / "run" / "metrics.jsonl"
     return [
-        Part("parity", 210, script("parity.py"), read_parity),
+        Part("parity", 210, script("check_parity.py"), read_parity),
         Part("quickstart", 120, quickstart, lambda _: read_quickstart(metrics, steps)),
         Part("benchmark", 110, script("benchmark.py", *one, "--rows", *rows, "--only", *wanted),
              speed),

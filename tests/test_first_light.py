@@ -26,9 +26,9 @@ def first_light(scripts):
 
 @pytest.fixture
 def parity(scripts, one_device):
-    import parity
+    import check_parity
 
-    return parity
+    return check_parity
 
 
 def operations(parity) -> list[bool]:

@@ -114,6 +114,7 @@ def help_of(program: str, capsys) -> str:
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(sys, "argv", [program, "--help"])
             if program.endswith(".py"):
+                patch.syspath_prepend(str(Path(program).parent))
                 assert left(runpy.run_path, program, None, "__main__") == 0
             else:
                 assert left(importlib.import_module(program).main, ["--help"]) == 0
@@ -150,6 +151,9 @@ def test_every_command_names_programs_flags_and_extras_that_exist(command, here,
             assert {extra for group in asked for extra in group.split(",")} <= set(extras)
         elif name == "tensorboard":
             assert any(need.startswith(name) for need in extras["plot"])
+        elif name == "bash":  # a shell script passes its flags to the Python script of its name
+            assert Path(arguments[0]).is_file()
+            check_python([str(Path(arguments[0]).with_suffix(".py")), *arguments[1:]], capsys)
         else:
             assert name == "echo"
 

@@ -1,8 +1,8 @@
 """Parity on this machine's devices: the same numbers, whatever computes them.
 
-    python scripts/parity.py               # a line per check; exit code 1 where one failed
-    python scripts/parity.py --json        # the same as JSON, one object per line
-    python scripts/parity.py --write       # on a CPU: the numbers that other devices must give
+    python scripts/check_parity.py          # a line per check; exit code 1 where one failed
+    python scripts/check_parity.py --json   # the same as JSON, one object per line
+    python scripts/check_parity.py --write  # on a CPU: the numbers that other devices must give
 
 All is of the built-in model in float32. Products keep all of its digits, but where a line says "as
 trained": there they are what the device makes of float32 by itself (TF32 on a GPU, bfloat16 on a
@@ -41,7 +41,7 @@ from marft_jax.parallel import mesh as mesh_lib
 from marft_jax.parallel import processes
 from marft_jax.types import Episode, StepResult
 
-FILE = Path(__file__).with_name("parity_cpu.json")
+FILE = Path(__file__).with_suffix(".json")
 _EPISODES, _PROMPTS, _SLOTS = 8, ("plan", "solve"), 8
 _GIVEN = [np.frombuffer(b"so, is it 9?", np.uint8)] * (_EPISODES * len(_PROMPTS))
 """Written in the update that is compared with a CPU's. It is unlikely and paid, so that gradients
