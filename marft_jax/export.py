@@ -5,7 +5,8 @@
 
 ``peft`` writes one folder per adapter, which peft and vLLM load, and ``team.yaml``, which
 ``--team.file`` and ``--lora.init`` load. ``merged`` writes, per agent, the base with its adapter
-added, as a Hugging Face folder. Further flags are those of training.
+added, as a Hugging Face folder; a quantised base is unpacked for it. Further flags are those of
+training.
 """
 
 from __future__ import annotations

@@ -35,7 +35,7 @@ from marft_jax.learning.batch import Batch, microbatches
 from marft_jax.learning.learner import Learner
 from marft_jax.learning.logprobs import action_logprobs
 from marft_jax.models import decoder, lora
-from marft_jax.models.ops import platforms
+from marft_jax.models.ops import packed, platforms
 from marft_jax.models.ops.attention import KV, attention_on, causal_attention
 from marft_jax.parallel import mesh as mesh_lib
 from marft_jax.parallel import processes
@@ -238,6 +238,7 @@ def operands() -> dict[str, tuple[tuple[Any, ...], dict[str, Any]]]:
         "_sum": ((some(8, 4096),), {}),
         "_by_transpose": ((rows, kernel), {}),
         "_dot": ((rows.astype(jnp.bfloat16), kernel.astype(jnp.bfloat16)), {"over": (1, 1)}),
+        "_beside": ((rows, packed.pack(jnp.asarray(kernel), "nf4")), {}),
         "_by_head": ((*cache, *new, np.asarray([[0], [15], [16]])), {}),  # one past the end
         "_put": ((cache[0].astype(jnp.bfloat16), some(3, 2, 8, dtype=jnp.bfloat16)),
                  {"where": where}),

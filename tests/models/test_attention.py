@@ -19,7 +19,7 @@ from marft_jax.learning.algorithms import find_algorithm, settle
 from marft_jax.learning.learner import Learner
 from marft_jax.models import decoder, lora
 from marft_jax.models.ops import attention as attention_lib
-from marft_jax.models.ops import cache_writes, platforms, products, reductions, splash
+from marft_jax.models.ops import cache_writes, packed, platforms, products, reductions, splash
 from marft_jax.models.ops.attention import KV, causal_attention
 from marft_jax.models.ops.pieces import causal_attention_in_pieces
 from marft_jax.models.ops.remat import Remat, rematerialised
@@ -374,6 +374,7 @@ def operands(seed: int = 0, dtype=jnp.float32):
         reductions._sum: ((some(0, 5, 384),), {}),
         products._by_transpose: ((some(0, 5, 24), some(1, 40, 24)), {}),
         products._dot: ((some(0, 5, 24), some(1, 40, 24)), {"over": (1, 1)}),
+        packed._beside: ((some(0, 5, 64), packed.pack(some(1, 40, 64), "nf4")), {}),
         cache_writes._by_head: ((*cache, *new, at_BT), {}),
         cache_writes._put: ((cache[0].astype(jnp.bfloat16), some(2, 3, 2, 8).astype(jnp.bfloat16)),
                             {"where": where}),

@@ -50,7 +50,6 @@ _ROPE_FREQS = "rope_freqs.weight"
 _SCALARS = {**dict(enumerate("BbHhIif?")), 10: "Q", 11: "q", 12: "d"}
 _STRING, _ARRAY = 8, 9
 _DIMENSIONS = 4  # as many as ggml has
-_PACKED = {"Q8_0": "int8", "Q4_0": "int4"}
 _DIRECT = {"F32": np.float32, "F16": np.float16, "BF16": ml_dtypes.bfloat16}
 # A chunk stays in the L2 cache: SmolLM2-135M unpacks in 1.1 s on 2 cores, in 2.4 s row by row.
 _CHUNK_BYTES = 1 << 16
@@ -273,7 +272,7 @@ def read(
 
     Args:
         shapes: our paths and the shapes that the decoder expects.
-        quantize: Q8_0 stays packed where this is ``int8``, and Q4_0 where it is ``int4``.
+        quantize: matrices of blocks in Q4_0 stay packed where this is ``int4``.
 
     Raises:
         BadInput: a tensor is missing, unexpected, misshapen or of a type that cannot be unpacked.
@@ -294,7 +293,7 @@ def read(
             raise BadInput(f"{file.path}: tensor {name!r}: expected shape {expected}, got {got}")
         module, leaf = path.split("/")[-2:]
         matrix = path.startswith("layers/") and leaf == "kernel"
-        stays = matrix and _PACKED.get(file.tensors[name].type.name) == quantize
+        stays = matrix and (file.tensors[name].type.name, quantize) == ("Q4_0", "int4")
         array = _blocks(file, name) if stays else _unpack(file, name)
         if interleaved and module in heads:
             rotate = functools.partial(_rotate_halves, heads=heads[module])
@@ -311,16 +310,14 @@ def _rotate_halves(rows: np.ndarray, heads: int) -> np.ndarray:
 
 
 def _blocks(file: GGUF, name: str) -> Any:
-    """A tensor of Q8_0 or Q4_0 as it is: of each block of 32 values a scale, then the values; of
-    Q4_0 value i and value i + 16 share a byte, and 8 stands for 0."""
+    """A tensor of Q4_0 as it is: of each block of 32 values the scale, then the values; value i and
+    value i + 16 share a byte, and 8 stands for 0."""
     from qwix import QArray
 
     qarray: Any = QArray  # of arrays of the host
-    (rows, width), kind, start, size = file.tensors[name]
+    (rows, width), _, start, size = file.tensors[name]
     raw = np.asarray(file.data[start : start + size]).reshape(rows, width // packed.BLOCK, -1)
     scales, bits = raw[..., :2].copy().view(np.float16)[..., 0], raw[..., 2:]
-    if kind.name == "Q8_0":
-        return qarray(bits.view(np.int8).reshape(rows, width), scales)
     halves = np.concatenate([bits & 15, bits >> 4], axis=-1).astype(np.int8) - 8
     return qarray(halves.astype(ml_dtypes.int4).reshape(rows, width), scales)
 
