@@ -194,7 +194,7 @@ def _settings(file: Path) -> dict[str, Any]:
 
 def _wandb(start: _Start) -> _Opened:
     os.environ.setdefault("WANDB_ERROR_REPORTING", "false")
-    import wandb
+    import wandb  # pyright: ignore[reportMissingImports]
 
     run = wandb.init(
         project=os.environ.get("WANDB_PROJECT", _PROJECT),
@@ -226,8 +226,8 @@ def _trackio(start: _Start) -> _Opened:
 
 def _mlflow(start: _Start) -> _Opened:
     os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
-    from mlflow.entities import Metric, Param
-    from mlflow.tracking import MlflowClient
+    from mlflow.entities import Metric, Param  # pyright: ignore[reportMissingImports]
+    from mlflow.tracking import MlflowClient  # pyright: ignore[reportMissingImports]
 
     logging.getLogger("mlflow").setLevel(logging.WARNING)  # it sets its own when imported
     local = f"sqlite:///{start.folder.resolve()}/mlflow.db"
