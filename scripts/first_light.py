@@ -229,7 +229,7 @@ def parts(on: dict[str, Any], folder: Path) -> list[Part]:
         return read_speed(out, on)
 
     quickstart = [sys.executable, "-m", "marft_jax.train", "--run.dir", str(folder / "run")]
-    quickstart += ["--run.steps", str(steps), "--run.tensorboard", "false"]
+    quickstart += ["--run.steps", str(steps)]
     metrics = folder / "run" / "metrics.jsonl"
     return [
         Part("parity", 210, script("check_parity.py"), read_parity),
