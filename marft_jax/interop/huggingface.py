@@ -24,7 +24,7 @@ from marft_jax.interop.peft import Factors
 from marft_jax.models.decoder import DecoderConfig
 from marft_jax.models.families import paths_by_name, sizes_of
 from marft_jax.models.tokenizers.tokenizer import ByteTokenizer, HFTokenizer, Tokenizer, read_json
-from marft_jax.models.weights.load import BaseModel, directory_of, shapes_of, tensor
+from marft_jax.models.weights.load import BaseModel, directory_of, reader, shapes_of
 
 SHARD_BYTES = 4 << 30
 _TOKENIZER_FILES = (
@@ -84,10 +84,11 @@ def save_sharded(
         filename_pattern="model{suffix}.safetensors",
         max_shard_size=shard_bytes,
     )
+    tensor = reader(params)
     for file, names in plan.filename_to_tensors.items():
         tensors = {}
         for name in names:
-            array = tensor(params, paths[name])
+            array = tensor(paths[name])
             tensors[name] = merged(paths[name], array, factors, scale)
             report()
         save_file(tensors, folder / file, metadata={"format": "pt"})

@@ -12,7 +12,7 @@ import small
 from marft_jax.engine.engine import Completion, Request
 from marft_jax.models import decoder, lora
 from marft_jax.models.ops.remat import Remat
-from marft_jax.models.weights.load import abstract_decoder, shapes_of, tensor
+from marft_jax.models.weights.load import abstract_decoder, reader, shapes_of
 from marft_jax.types import Sampling
 
 MESHES = [(1, 1, 1), (2, 2, 2)]
@@ -81,5 +81,5 @@ def test_every_tensor_finds_its_layer():
     stacked, unrolled = (small.base_on(small.one_device(), LAYERS, s) for s in (True, False))
     assert shapes_of(stacked.params) == shapes_of(unrolled.params)
     for path in shapes_of(stacked.params):
-        np.testing.assert_array_equal(tensor(stacked.params, path), tensor(unrolled.params, path))
+        np.testing.assert_array_equal(reader(stacked.params)(path), reader(unrolled.params)(path))
     assert len(jax.tree.leaves(stacked.params)) < len(jax.tree.leaves(unrolled.params))

@@ -180,12 +180,18 @@ def shapes_of(state: Base) -> Shapes:
     return {path: parameter.shape for path, parameter in _parameters(state).items()}
 
 
-def tensor(state: Base, path: str) -> jax.Array:
-    """The tensor at a path, unpacked; of a stack of layers, a copy."""
-    keys, layer, _ = _parameters(state)[path]
-    array: Any = dict(nnx.to_flat_state(state))[keys].get_value()
-    array = array if layer is None else jax.tree.map(lambda x: x[layer], array)
-    return packed.unpacked(array, jax.tree.leaves(state)[0].dtype)
+def reader(state: Base) -> Callable[[str], jax.Array]:
+    """Reads the tensor at a path, unpacked; of a stack of layers, a copy."""
+    places, flat = _parameters(state), dict(nnx.to_flat_state(state))
+    dtype = jax.tree.leaves(state)[0].dtype
+
+    def tensor(path: str) -> jax.Array:
+        keys, layer, _ = places[path]
+        array: Any = flat[keys].get_value()
+        array = array if layer is None else jax.tree.map(lambda x: x[layer], array)
+        return packed.unpacked(array, dtype)
+
+    return tensor
 
 
 def fill(
