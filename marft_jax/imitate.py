@@ -21,7 +21,6 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
-import jax
 import numpy as np
 
 from marft_jax import cli, random_keys
@@ -125,7 +124,7 @@ def imitate_team(config: Config, wanted: Wanted, on_step: OnStep | None = None) 
                 batch = learner.pack(seen.episodes, seen.rewards, seed=run.seed)
                 run.state, estimates, learned = learner.learn(run.state, batch, step)
                 run.transcribe(seen, estimates)  # while the devices update
-                jax.block_until_ready((run.state, learned))
+                run.wait_for((run.state, learned))
             verdict = run.report(seen, batch, _renamed(learned))
             run.save(verdict)
     return run.exit_code

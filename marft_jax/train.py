@@ -12,7 +12,6 @@ import tempfile
 from collections.abc import Sequence
 from typing import NoReturn
 
-import jax
 from rich.console import Console
 
 from marft_jax import cli
@@ -62,9 +61,9 @@ def train_team(config: Config, on_step: OnStep | None = None) -> int:
             played = run.play()
             with run.clock("update_s"):
                 batch = learner.pack(played.episodes, played.rewards, seed=run.seed)
-                run.state, estimates, learned = learner.learn(run.state, batch, step)
+                run.state, estimates, learned = learner.learn(run.state, batch, step, run.check)
                 run.transcribe(played, estimates)  # while the devices update
-                jax.block_until_ready((run.state, learned))
+                run.wait_for((run.state, learned))
             verdict = run.report(played, batch, learned)
             run.save(verdict)
     return run.exit_code

@@ -86,10 +86,18 @@ class Learner:
         return self._run.init()
 
     def learn(
-        self, state: TrainState, batch: batch_lib.Batch, step: int
+        self,
+        state: TrainState,
+        batch: batch_lib.Batch,
+        step: int,
+        check: Callable[[], object] = lambda: None,
     ) -> tuple[TrainState, Estimates, dict[str, Any]]:
         """Takes a training step. The old state is donated, but for its past, which may be sampled
-        with meanwhile; the metrics are still on the device."""
+        with meanwhile; the metrics are still on the device.
+
+        Args:
+            check: is called before every microbatch; what it raises ends the step.
+        """
         rows, scored = self._score(state, batch)
         proximal = self._proximal(state, rows)
         estimates = self._estimate(state, batch, scored)
@@ -100,6 +108,7 @@ class Learner:
         for minibatch in self._order(step, len(rows)):
             total = self._run.zeros(state.adapters, state.critic)
             for u in minibatch:
+                check()
                 total = self._run.accumulate(
                     base=self._base,
                     adapters=state.adapters,

@@ -51,8 +51,7 @@ Play = Callable[[Job, Callable[[], bool]], Collected]
 class Pipeline:
     """Steps that are asked for, and are played and taken in that order; use it in a ``with``.
 
-    An error of a play is raised where that step is taken, so that the steps before it are learned
-    from first, whatever the timing.
+    An error of a play is raised where that step is taken, or before that by ``check``.
 
     Args:
         play: plays a step; all calls come from one thread.
@@ -61,7 +60,7 @@ class Pipeline:
 
     def __init__(self, play: Play, ahead: bool):
         self._play = play
-        self._asked: deque[Callable[[], Collected]] = deque()
+        self._asked: deque[_Promise] = deque()
         self._cleared = self._began = 0  # as counted now, and when the present work began
         self._idle_s = 0.0
         self._work: queue.SimpleQueue[_Promise | None] = queue.SimpleQueue()
@@ -89,7 +88,7 @@ class Pipeline:
     def take(self) -> Collected:
         """The first step that was asked for and not yet taken; waits until it is played."""
         started = time.perf_counter()
-        collected = self._asked.popleft()()
+        collected = self._result(self._asked.popleft())
         if not self._ahead:
             return collected
         waited_s = {"learner_wait_s": time.perf_counter() - started}
@@ -97,7 +96,20 @@ class Pipeline:
 
     def between(self, work: Callable[[], _T]) -> _T:
         """Does other work with what plays, after the steps that were asked for are played."""
-        return self._submit(work)()
+        return self._result(self._submit(work))
+
+    def check(self, wait_s: float = 0.0) -> None:
+        """Raises the error of a step that was asked for, long before its turn may come.
+
+        Args:
+            wait_s: so long, or until there is news of what plays.
+        """
+        with self._news:
+            self._news.wait(wait_s)
+        errors = [promise.future.exception() for promise in self._asked if promise.future.done()]
+        for error in errors:
+            if error is not None and not isinstance(error, Stopped):
+                raise error
 
     def meet(self, work: Callable[[], _T]) -> _T:
         """Does, for what plays, what all processes do together; see above.
@@ -127,16 +139,18 @@ class Pipeline:
                 self._meeting.future.set_exception(Stopped())
                 self._meeting = None
 
-    def _submit(self, work: Callable[[], _T]) -> Callable[[], _T]:
-        """A function that gives the result: of the thread, or by doing it then."""
-        if not self._ahead:
-            return work
+    def _submit(self, work: Callable[[], Any]) -> _Promise:
+        """Gives work to the thread; without one it is done when its result is asked for."""
         promise = _Promise(Future(), work)
-        self._work.put(promise)
-        return functools.partial(self._wait, promise.future)
+        if self._ahead:
+            self._work.put(promise)
+        return promise
 
-    def _wait(self, future: Future[_T]) -> _T:
+    def _result(self, promise: _Promise) -> Any:
         """The result of what plays; what it hands over until then is done here."""
+        if not self._ahead:
+            return promise.work()
+        future = promise.future
         while True:
             with self._news:
                 self._news.wait_for(lambda: future.done() or self._meeting)

@@ -56,6 +56,8 @@ from marft_jax.run.transcripts import Decode, record, turn_numbers
 from marft_jax.team.team_files import Blueprint, load_team
 from marft_jax.types import Episode, OnStep, Sample, TrainedStep
 
+_POLL_S = 0.005
+
 
 class Training:
     """A run between two of its steps, from the newest checkpoint of its directory to the last step.
@@ -109,7 +111,8 @@ class Training:
         self._threads, self._schedule = DaemonThreads(), Schedule(config.run)
         self._compilations = stack.enter_context(Compilations(self._reporter.compiled))
         self._truncation = TruncationWarning(team)
-        self._pipeline = stack.enter_context(Pipeline(self._play, config.rollout.lag > 0))
+        self._lags = config.rollout.lag > 0
+        self._pipeline = stack.enter_context(Pipeline(self._play, self._lags))
         self.session = self.session._replace(meet=self._pipeline.meet)
         self._asked, self._enough = self.step, False
         self.metrics: dict[str, float] = {}
@@ -155,6 +158,17 @@ class Training:
         self.clock.seconds |= collected.seconds
         self._reporter.doing("learning")
         return collected
+
+    def check(self) -> None:
+        """Raises the error of a step that is played ahead."""
+        self._pipeline.check()
+
+    def wait_for(self, arrays: Any) -> None:
+        """Waits until the devices have made them, or a step that is played ahead fails."""
+        own = [x for x in jax.tree.leaves(arrays) if isinstance(x, jax.Array)]
+        while self._lags and not all(x.is_ready() for x in own):
+            self._pipeline.check(_POLL_S)
+        jax.block_until_ready(own)
 
     def preview(self) -> list[Episode]:
         """Plays the first task once, with the present adapters."""

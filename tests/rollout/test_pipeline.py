@@ -79,6 +79,24 @@ def test_an_error_is_raised_where_its_step_is_taken(ahead):
             pipeline.take()
 
 
+def test_an_error_is_raised_long_before_its_turn_where_one_looks():
+    def play(work, unwanted):
+        if work.attempt == 1:
+            raise EpisodesFailed("all of them")
+        return played(work, unwanted)
+
+    with Pipeline(play, ahead=True) as pipeline:
+        pipeline.check()
+        for number in range(2):
+            pipeline.ask(job(number))
+        started = time.monotonic()
+        with pytest.raises(EpisodesFailed, match="all of them"):
+            while time.monotonic() - started < 5.0:
+                pipeline.check(0.01)
+        pipeline.clear()
+        pipeline.check()
+
+
 def test_what_processes_do_together_is_done_by_the_thread_that_takes_and_in_order():
     """By ``take`` and by ``between``, whichever comes first, and never for a later step."""
     me, done = threading.current_thread(), []

@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import orbax.checkpoint as ocp
 import pytest
@@ -187,6 +188,7 @@ def test_another_lag_is_refused_when_a_run_continues(whole, capsys):
 
 
 ENV = """
+import pathlib
 import time
 from marft_jax.types import StepResult
 
@@ -216,21 +218,62 @@ def own_env(tmp_path, monkeypatch):
     return make
 
 
-def test_when_episodes_fail_the_steps_before_them_are_learned_and_saved(own_env, tmp_path, capsys):
-    run = tmp_path / "run"
-    assert run_train(run, *own_env("lag_fails", "raise OverflowError")) == 1
+@pytest.mark.parametrize("where", ["between two microbatches", "on the devices"])
+def test_a_play_that_fails_ends_a_long_update_and_changes_nothing(
+    own_env, tmp_path, capsys, monkeypatch, where
+):
+    """It is raised as soon as it is known; with its cause gone the run goes on as if unbroken."""
+    run, learn, wait_for = tmp_path / "run", Learner.learn, Training.wait_for
+    waits, learns, mended = (tmp_path / name for name in ("waits", "learns", "mended"))
+    flags = own_env(
+        f"lag_fails_{where.split()[0]}",
+        f"""
+            pathlib.Path({str(waits)!r}).touch()
+            while not pathlib.Path({str(learns)!r}).exists():
+                time.sleep(0.01)
+            if not pathlib.Path({str(mended)!r}).exists():
+                raise OverflowError""",
+    )
+
+    def long(self, state, batch, step, check):
+        while step == 1 and where == "between two microbatches":  # for ever
+            learns.touch()
+            time.sleep(0.01)
+            check()
+        return learn(self, state, batch, step, check)
+
+    def slow(self, arrays):
+        if self.step == 1:
+            while not waits.exists():  # the device computes one thing after another
+                time.sleep(0.01)
+            learns.touch()
+            arrays = seconds(jnp.eye(300))
+        wait_for(self, arrays)
+        assert self.step == 0, "it was waited for"
+
+    @jax.jit
+    def seconds(x):
+        return jax.lax.fori_loop(0, 10_000, lambda i, x: x @ x, x)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Learner, "learn", long)
+        patch.setattr(Training, "wait_for", slow)
+        assert run_train(run, *flags) == 1
     [line] = capsys.readouterr().err.strip().splitlines()
     assert "8 of 8 episodes failed" in line
-    assert [p.name for p in (run / "checkpoints").iterdir()] == ["2"]
-    assert [row["step"] for row in lines_of(run)] == [1, 2]
+    assert [p.name for p in (run / "checkpoints").iterdir()] == ["1"]
     assert not [t for t in threading.enumerate() if t.name == "player"]
+    mended.touch()
+    for folder in (run, tmp_path / "whole"):
+        assert run_train(folder, *flags) == 0
+    assert_same(run, tmp_path / "whole", 9)
 
 
 def test_an_error_of_the_learner_ends_a_play_that_hangs(own_env, tmp_path, capsys, monkeypatch):
     run, learn = tmp_path / "run", Learner.learn
     failed: list[float] = []
 
-    def failing(self, state, batch, step):
+    def failing(self, state, batch, step, check):
         if step == 0:
             return learn(self, state, batch, step)
         failed.append(time.monotonic())
