@@ -165,7 +165,7 @@ class Training:
 
     def wait_for(self, arrays: Any) -> None:
         """Waits until the devices have made them, or a step that is played ahead fails."""
-        own = [x for x in jax.tree.leaves(arrays) if isinstance(x, jax.Array)]
+        own: list[Any] = [x for x in jax.tree.leaves(arrays) if isinstance(x, jax.Array)]
         while self._lags and not all(x.is_ready() for x in own):
             self._pipeline.check(_POLL_S)
         jax.block_until_ready(own)
