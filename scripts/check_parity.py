@@ -265,7 +265,11 @@ def rows_attended(dtype: Any) -> float:
         return context, gradients
 
     with jax.default_matmul_precision("highest"):
-        return apart(run(attention_on(jax.default_backend())), run(causal_attention))
+        return apart(run(_attention(dtype)), run(causal_attention))
+
+
+def _attention(dtype: Any) -> Any:
+    return attention_on(jax.default_backend(), 4, 2, 64, jnp.dtype(dtype).name)
 
 
 def other_layers() -> Subject:
@@ -315,7 +319,8 @@ def checks() -> Iterator[Check]:
         name = f"operation {reference.__name__.lstrip('_')}"
         yield Check(name, bound, functools.partial(operation, reference))
     for dtype, bound in ((np.float32, 1e-4), (jnp.bfloat16, 2e-2)):
-        name = f"attention of rows, and its gradients, {jnp.dtype(dtype).name}"
+        form, name = _attention(dtype).__name__, jnp.dtype(dtype).name
+        name = f"{form} and its gradients, {name}"
         yield Check(name, bound, functools.partial(rows_attended, dtype))
     two = "stacked, unrolled layers"
     yield Check(f"{two}: logits", 1e-4, lambda: apart(other_layers().logits(), _exact().logits()))

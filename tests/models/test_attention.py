@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import re
 
 import chex
 import jax
@@ -12,6 +13,7 @@ import numpy as np
 import pytest
 import small
 from flax import nnx
+from jax._src.cudnn import fused_attention_stablehlo
 
 from marft_jax import config as config_lib
 from marft_jax.learning import batch as batch_lib
@@ -19,7 +21,15 @@ from marft_jax.learning.algorithms import find_algorithm, settle
 from marft_jax.learning.learner import Learner
 from marft_jax.models import decoder, lora
 from marft_jax.models.ops import attention as attention_lib
-from marft_jax.models.ops import cache_writes, packed, platforms, products, reductions, splash
+from marft_jax.models.ops import (
+    cache_writes,
+    cudnn,
+    packed,
+    platforms,
+    products,
+    reductions,
+    splash,
+)
 from marft_jax.models.ops.attention import KV, causal_attention
 from marft_jax.models.ops.pieces import causal_attention_in_pieces
 from marft_jax.models.ops.remat import Remat, rematerialised
@@ -156,13 +166,73 @@ def test_the_gate_has_the_gradient_of_its_formula(activation, formula):
     "platform, expected",
     [
         ("cpu", causal_attention_in_pieces),
-        ("gpu", causal_attention),
+        ("gpu", causal_attention),  # where there is none, cuDNN's does not work
         ("tpu", splash.splash_attention),
     ],
 )
 def test_each_platform_has_its_attention(platform, expected):
-    assert attention_lib.attention_on(platform) is expected
+    assert attention_lib.attention_on(platform, 4, 2, 8, "bfloat16") is expected
     assert attention_lib.shares_prefixes(platform) == (platform != "tpu")
+
+
+@pytest.fixture
+def as_on_a_gpu(monkeypatch):
+    """What cuDNN's form is, apart from the kernel: in its place stands JAX's attention in XLA."""
+    monkeypatch.setattr(cudnn, "_HOW", "xla")
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    cudnn.works.cache_clear()
+    yield monkeypatch
+    cudnn.works.cache_clear()
+
+
+def test_on_a_gpu_the_kernel_is_taken_if_it_works(as_on_a_gpu, caplog):
+    def chosen(*heads):
+        return attention_lib.attention_on("gpu", *heads, "bfloat16")
+
+    assert chosen(4, 2, 8) is cudnn.cudnn_attention and not caplog.records
+    as_on_a_gpu.setattr(cudnn, "_HOW", "cudnn")
+    with caplog.at_level("INFO", "marft_jax"):
+        assert chosen(4, 2, 16) is causal_attention
+    assert "attention without cuDNN: cuDNN is not detected." in caplog.text
+    as_on_a_gpu.setattr(cudnn, "_on_one_device", lambda q, k, v, mask: q)
+    assert chosen(4, 2, 24) is causal_attention
+    assert "it computes something else" in caplog.text
+
+
+@pytest.mark.parametrize("shape", [(1, 1, 1), (2, 1, 2)], ids=str)
+@pytest.mark.parametrize("window", WINDOWS)
+@pytest.mark.parametrize("t", [63, 64])
+def test_attention_by_cudnn_is_attention_apart_from_the_kernel(shape, window, t, as_on_a_gpu):
+    """With shared prefixes and windows, on meshes; rows of odd length take another way."""
+    where = small.mesh_of(*shape)
+    q, kv = draw(0, 2, 4, t, 8), KV(draw(1, 2, 2, 8, t), draw(2, 2, 2, t, 8))
+    operands = jax.device_put((q, kv, tree(t)), mesh_lib.rows(where))
+    ours = loss_and_gradients(cudnn.cudnn_attention, where, *operands, window)
+    theirs = loss_and_gradients(causal_attention, where, *operands, window)
+    chex.assert_trees_all_close(ours, theirs, rtol=1e-4, atol=1e-5)
+
+
+def test_attention_by_cudnn_lowers_to_its_kernels_and_to_no_scores(monkeypatch):
+    """Lowered for CUDA without a device. It was not run: nobody here has one."""
+    monkeypatch.setattr(fused_attention_stablehlo, "check_cudnn_version", lambda: 91000)
+    b, h, t, c = 2, 6, 64, 16
+    q, kv = draw(0, b, h, t, c), KV(draw(1, b, 2, c, t), draw(2, b, 2, t, c))
+
+    def loss(q, kv, until_BT):
+        positions_BT = positions_of(until_BT)
+        attend = cudnn.cudnn_attention(until_BT, positions_BT, 5)
+        return sum(attend(q, kv, slides).astype(jnp.float32).sum() for slides in (False, True))
+
+    q, kv = jax.tree.map(lambda x: x.astype(jnp.bfloat16), (q, kv))
+    run = jax.jit(jax.grad(loss, (0, 1)))
+    text = run.trace(q, kv, tree(t)).lower(lowering_platforms=("cuda",)).as_text()
+    called = re.findall(r"custom_call @(__cudnn\$\w+)", text)
+    assert sorted(called) == [
+        *["__cudnn$fmhaScaleBiasSoftmax"] * 2,
+        *["__cudnn$fmhaScaleBiasSoftmaxBackward"] * 2,
+    ], text
+    assert f"tensor<{b}x1x{t}x{t}xbf16>" in text
+    assert f"{h}x{t}x{t}x" not in text and f"{h // 2}x{t}x{t}x" not in text, text
 
 
 @pytest.fixture

@@ -148,12 +148,17 @@ def shares_prefixes(platform: str) -> bool:
     return platform != "tpu"
 
 
-def attention_on(platform: str) -> CausalAttention:
+def attention_on(platform: str, heads: int, groups: int, width: int, dtype: str) -> CausalAttention:
     """The fastest attention of whole rows there.
 
     On a CPU, einsums over a few queries at a time (``pieces``); on a TPU, JAX's splash kernel
-    (``splash``); elsewhere, GPUs among them, the einsums that XLA fuses: cuDNN's attention takes
-    segments only as a bias as large as the scores.
+    (``splash``); on a GPU, cuDNN's kernel where it works for these heads (``cudnn``), or else the
+    einsums that XLA fuses.
+
+    Args:
+        heads, groups: query heads, and key-value heads.
+        width: channels of a head.
+        dtype: of queries, keys and values.
     """
     if platform == "cpu":
         from marft_jax.models.ops.pieces import causal_attention_in_pieces
@@ -163,4 +168,6 @@ def attention_on(platform: str) -> CausalAttention:
         from marft_jax.models.ops.splash import splash_attention
 
         return splash_attention
-    return causal_attention
+    from marft_jax.models.ops.cudnn import cudnn_attention, works
+
+    return cudnn_attention if works(heads, groups, width, dtype) else causal_attention

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import functools
-import math
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 from jax import Array
 from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel as kernels
 from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_mask as masks
-from jax.sharding import PartitionSpec as P
 
+from marft_jax.models.ops import per_device
 from marft_jax.models.ops.attention import KV, Attention, causal_attention, scaled
-from marft_jax.parallel import mesh as mesh_lib
 
 _LANES = 128
 _BLOCK = 896  # the most: every bucket from 512 on has blocks of 512 to 896; more compile for longer
@@ -24,10 +21,6 @@ def splash_attention(
     until_BT: Array, positions_BT: Array | None = None, window: int = 0
 ) -> Attention:
     """``causal_attention`` in blocks, so that neither pass ever holds the scores of a row.
-
-    The compiler cannot split a kernel over devices. Where the context has a mesh
-    (``mesh.within``), each device takes its own rows and heads; where ``tensor`` has more places
-    than there are key-value heads, each of these is copied to all places that read it.
 
     Sequences of a row may not share their prefix (``attention.shares_prefixes``): then places in
     the row are as far apart as positions in the sequence, and windows are a mask of the kernel.
@@ -48,27 +41,15 @@ def _attend(
     q_BHTC: Array, kv: KV, until_BT: Array, window: int, slides: bool | Array
 ) -> Array | None:
     """None for rows that the kernel cannot take."""
-    b, h, t, _ = q_BHTC.shape
-    groups = kv.v_BGTC.shape[1]
-    mesh, rows = jax.sharding.get_abstract_mesh(), mesh_lib.row_axes()
-    sizes = dict(mesh.shape)
-    shards = math.prod(sizes.get(axis, 1) for axis in rows)
-    split = math.lcm(groups, sizes.get("tensor", 1))
-    if t % _LANES or b % shards or h % split:
+    split = per_device.split(scaled(q_BHTC), kv)
+    if split is None or q_BHTC.shape[2] % _LANES:
         return None
-    k, v = kv.k_BGCT.swapaxes(2, 3), kv.v_BGTC
-    if split > groups:
-        k, v = (jnp.repeat(x, split // groups, axis=1) for x in (k, v))
+    *operands, everywhere = split
     forms = [functools.partial(_on_one_device, window=n) for n in (0, window)]
-    if not mesh.empty:
-        heads = P(rows, "tensor")
-        how = dict[str, Any](in_specs=(heads, heads, heads, P(rows)), out_specs=heads)
-        forms = [jax.shard_map(form, **how, check_vma=False) for form in forms]
-    full, sliding = forms
-    operands = (scaled(q_BHTC), k, v, until_BT)
+    full, sliding = map(everywhere, forms)
     if isinstance(slides, bool) or not window:
-        return (sliding if slides is True else full)(*operands)
-    return jax.lax.cond(slides, sliding, full, *operands)
+        return (sliding if slides is True else full)(*operands, until_BT)
+    return jax.lax.cond(slides, sliding, full, *operands, until_BT)
 
 
 def _on_one_device(

@@ -105,7 +105,9 @@ def decoder_on(
     """
     stacked = platform != "cpu" if model.layers == "auto" else model.layers == "stacked"
     config = dataclasses.replace(config, stacked=stacked)
-    how: dict[str, Any] = dict(attention=attention_on(platform), remat=model.remat)
+    heads = config.n_heads, config.n_kv_heads, config.head_dim
+    attention = attention_on(platform, *heads, model.dtype)
+    how: dict[str, Any] = dict(attention=attention, remat=model.remat)
     graphdef, abstract = abstract_decoder(config, jnp.dtype(model.dtype), **how)
     if model.quantize != "none":
         abstract = nnx.map_state(functools.partial(_packed_shape, model.quantize), abstract)

@@ -1,0 +1,88 @@
+"""Attention of whole rows on GPUs of NVIDIA: cuDNN's kernel, on any mesh."""
+
+from __future__ import annotations
+
+import functools
+import logging
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+
+from marft_jax.models.ops import per_device
+from marft_jax.models.ops.attention import KV, Attention, causal_attention, masks
+
+LOGGER = logging.getLogger("marft_jax")
+
+_HOW = "cudnn"
+_TRIED = 128  # positions
+_NEAR = 0.05  # of the largest number: bfloat16 has steps of 0.8 %, and sums add up
+
+
+def cudnn_attention(
+    until_BT: Array, positions_BT: Array | None = None, window: int = 0
+) -> Attention:
+    """``causal_attention`` without the scores of a row in memory, in either pass.
+
+    What a query reads is a bias, ``[B, 1, T, T]`` for all heads and layers: it says everything that
+    ``masks`` can say, shared prefixes and windows as well. The kernel is causal beside that, and
+    leaves out what comes later.
+
+    It is ``causal_attention`` itself for rows of odd length, and where the mesh does not divide the
+    rows or the query heads.
+    """
+    either = masks(until_BT, positions_BT, window)
+    otherwise = causal_attention(until_BT, positions_BT, window)
+
+    def attend(q_BHTC: Array, kv: KV, slides: bool | Array = False) -> Array:
+        split = per_device.split(q_BHTC, kv)
+        if split is None or q_BHTC.shape[2] % 2:
+            return otherwise(q_BHTC, kv, slides)
+        *operands, everywhere = split
+        return everywhere(_on_one_device)(*operands, either.of(slides))
+
+    return attend
+
+
+def _on_one_device(q_BHTC: Array, k_BGTC: Array, v_BGTC: Array, mask_BTS: Array) -> Array:
+    q, k, v = (x.swapaxes(1, 2) for x in (q_BHTC, k_BGTC, v_BGTC))
+    context = jax.nn.dot_product_attention(
+        q, k, v, mask=mask_BTS[:, None], is_causal=True, implementation=_HOW
+    )
+    return context.swapaxes(1, 2)
+
+
+@functools.cache
+def works(heads: int, groups: int, width: int, dtype: str) -> bool:
+    """True where the kernel runs on this machine and computes attention, tried on a small row.
+
+    What it takes depends on the GPU, the type, the width of a head and the versions of cuDNN and
+    JAX; nobody knows that better than itself.
+    """
+    if jax.default_backend() != "gpu":
+        return False
+    keys = jax.random.split(jax.random.key(0), 3)
+    shapes = (1, heads, _TRIED, width), (1, groups, width, _TRIED), (1, groups, _TRIED, width)
+    pairs = zip(keys, shapes, strict=True)
+    q, k, v = (jax.random.normal(key, shape, dtype) for key, shape in pairs)
+    until_BT = jnp.where(jnp.arange(_TRIED) < 50, 49, _TRIED - 1)[None]
+
+    def tried(attention: Attention) -> list[Array]:
+        def loss(q: Array, kv: KV) -> tuple[Array, Array]:
+            context = attention(q, kv, False).astype(jnp.float32)
+            return jnp.sum(jnp.sin(context)), context
+
+        found = jax.jit(jax.grad(loss, (0, 1), has_aux=True))(q, KV(k, v))
+        return [x.astype(jnp.float32) for x in jax.tree.leaves(found)]
+
+    expected = tried(causal_attention(until_BT))
+    try:
+        pairs = zip(tried(cudnn_attention(until_BT)), expected, strict=True)
+        apart = max(float(abs(a - b).max() / abs(b).max()) for a, b in pairs)
+    except Exception as error:  # whatever it does not like
+        LOGGER.info("attention without cuDNN: %s", str(error).partition("\n")[0])
+        return False
+    if not apart < _NEAR:
+        LOGGER.warning("attention without cuDNN: it computes something else (%.2g apart)", apart)
+        return False
+    return True

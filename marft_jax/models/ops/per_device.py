@@ -1,0 +1,53 @@
+"""Attention kernels, which the compiler cannot split over devices, on any mesh."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import Array
+from jax.sharding import PartitionSpec as P
+
+from marft_jax.models.ops.attention import KV
+from marft_jax.parallel import mesh as mesh_lib
+
+Kernel = Callable[..., Any]
+"""(queries, keys, values, what else there is of each row) to context, all ``[B, heads, T, C]``."""
+
+
+class Split(NamedTuple):
+    """What a kernel takes, and how each device runs it on its own rows and heads."""
+
+    q_BHTC: Array
+    k_BGTC: Array
+    v_BGTC: Array
+    everywhere: Callable[[Kernel], Kernel]
+
+
+def split(q_BHTC: Array, kv: KV) -> Split | None:
+    """Splits rows and heads over the mesh of the context (``mesh.within``), if there is one.
+
+    Where ``tensor`` has more places than there are key-value heads, each of these is copied to all
+    places that read it. None where the mesh does not divide the rows or the query heads.
+    """
+    (b, h), groups = q_BHTC.shape[:2], kv.v_BGTC.shape[1]
+    mesh, rows = jax.sharding.get_abstract_mesh(), mesh_lib.row_axes()
+    sizes = dict(mesh.shape)
+    parts = math.lcm(groups, sizes.get("tensor", 1))
+    if b % math.prod(sizes.get(axis, 1) for axis in rows) or h % parts:
+        return None
+    k, v = kv.k_BGCT.swapaxes(2, 3), kv.v_BGTC
+    if parts > groups:
+        k, v = (jnp.repeat(x, parts // groups, axis=1) for x in (k, v))
+    heads = P(rows, "tensor")
+
+    def everywhere(kernel: Kernel) -> Kernel:
+        if mesh.empty:
+            return kernel
+        specs = (heads, heads, heads, P(rows))
+        return jax.shard_map(kernel, in_specs=specs, out_specs=heads, check_vma=False)
+
+    return Split(q_BHTC, k, v, everywhere)
