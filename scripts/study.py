@@ -368,8 +368,9 @@ def report(study: Study, results: Sequence[Result], out: Path) -> None:
     lines = [
         f"# {study.name}", "", study.about.strip(), "",
         "| | settings | held-out success (95 %) | more than where it starts (95 %) "
-        f"| last {_LAST} steps | first >= {study.reach} | tokens | seconds | seeds |",
-        "|---|---|---|---|---|---|---|---|---|",
+        f"| last {_LAST} steps | first >= {study.reach} | then at least "
+        "| tokens | seconds | seeds |",
+        "|---|---|---|---|---|---|---|---|---|---|",
     ]  # fmt: skip
     lines += [_line(study.rows[name], found, rows) for name, found in rows.items() if found]
     last = results[-1]
@@ -378,7 +379,7 @@ def report(study: Study, results: Sequence[Result], out: Path) -> None:
         f"{last['date']}, {last['commit']}, {last['machine']}: `python scripts/study.py "
         f"configs/studies/{study.name}.yaml`. Intervals: over seeds (Student's t), or over the "
         f"{last['tasks']} tasks (Wilson) where all seeds give the same. Tokens: of actions that "
-        "were sampled, or learned from demonstrations.",
+        f"were sampled, or learned from demonstrations. Then at least: in {_LAST} steps on end.",
     ]
     out.mkdir(parents=True, exist_ok=True)
     (out / "table.md").write_text("\n".join(lines) + "\n", encoding="utf-8")
@@ -412,9 +413,19 @@ def _line(row: Row, found: Sequence[Result], rows: Mapping[str, Sequence[Result]
     sampled = learned if row.command == "train" else []
     cells.append(f"{mean(r['last'] for r in sampled):.3f}" if sampled else "")
     cells.append(", ".join(str(r["reached"] or "-") for r in sampled))
+    cells.append(", ".join(_least_after(r) for r in sampled))
     cells.append(f"{mean(r['tokens'] for r in learned):,.0f}" if learned else "")
     cells.append(f"{mean(r['seconds'] for r in learned):,.0f}" if learned else "")
     return f"| {' | '.join([*cells, str(len(found))])} |"
+
+
+def _least_after(result: Result) -> str:
+    """The lowest mean of some steps on end, from the one on that reached what there is to reach."""
+    if result["reached"] is None:
+        return "-"
+    later = result["rewards"][result["reached"] - 1 :]
+    ends = range(_LAST, len(later) + 1)
+    return f"{min((mean(later[end - _LAST : end]) for end in ends), default=mean(later)):.2f}"
 
 
 if __name__ == "__main__":

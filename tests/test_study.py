@@ -72,9 +72,12 @@ def test_every_row_and_seed_is_learned_and_evaluated(study, monkeypatch, tmp_pat
     run(study, written(tmp_path, STUDY), tmp_path)
     table = (tmp_path / "table.md").read_text()
     gain = "+0.300 (-0.971 to +1.571)"
-    learned = "| team | from start algo.name=grpo | 0.800 (0.000 to 1.000) | {} | 0.950 | 1, 1 |"
+    learned = "| team | from start algo.name=grpo | 0.800 (0.000 to 1.000) | {} | 0.950 | 1, 1 "
+    learned += "| 0.95, 0.95 |"
     assert learned.format(gain) in table
-    assert "| start | demonstrations=9 " in table and "| 0.500 (0.400 to 0.600) |  |  |  |" in table
+    assert (
+        "| start | demonstrations=9 " in table and "| 0.500 (0.400 to 0.600) |  |  |  |  |" in table
+    )
     assert [command for command, _ in commands.calls].count("evaluate") == 8
     taught = next(flags for command, flags in commands.calls if command == "imitate")
     assert taught[taught.index("--demonstrations") + 1] == "9"
@@ -162,3 +165,11 @@ def test_an_untrained_row_plays_the_base_that_the_settings_name(study, monkeypat
     tree = STUDY | {"configs": ["model.yaml"], "rows": {"untrained": {"command": "evaluate"}}}
     run(study, written(tmp_path, tree), tmp_path)
     assert all(flags[flags.index("--base") + 1] == "some/model" for _, flags in commands.calls)
+
+
+def test_where_a_run_fell_back_to_after_it_had_arrived(study):
+    def least(*rewards, reached=2):
+        return study._least_after({"reached": reached, "rewards": rewards})
+
+    assert least(0.0, 0.9, 0.9, 0.9, 0.9, 0.9, 0.4, 0.4, 0.4, 1.0, 1.0, 1.0) == "0.60"
+    assert least(0.0, 0.9, 0.5) == "0.70" and least(0.1, reached=None) == "-"
