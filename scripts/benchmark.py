@@ -38,6 +38,7 @@ from marft_jax.engine.engine import Completion, Engine, Request
 from marft_jax.learning.algorithms import find_algorithm, settle
 from marft_jax.learning.learner import Learner
 from marft_jax.models.decoder import DecoderConfig
+from marft_jax.models.ops import packed
 from marft_jax.models.ops.remat import Remat
 from marft_jax.models.tokenizers.tokenizer import ByteTokenizer
 from marft_jax.models.weights.load import BaseModel, decoder_on, load_base
@@ -125,7 +126,7 @@ class Bench:
         self.weight_bytes = sum(x.nbytes for x in leaves)
         self.block_weights = cost.block_weights(base.config)
         self.vocabulary_weights = base.config.vocab_size * base.config.d_model
-        self.dtype = leaves[0].dtype
+        self.dtype = base.params["embed"]["embedding"].dtype
 
     def team(self, agents: int, **algo: Any) -> tuple[config_lib.Config, Team]:
         profiles = tuple(Profile(f"agent{i}", answers=True) for i in range(agents))
@@ -467,10 +468,16 @@ def machine(mesh) -> dict[str, Any]:
 
 
 def open_base(
-    model: str, dtype: str, mesh, remat: Remat = "products", layers: str = "auto"
+    model: str,
+    dtype: str,
+    mesh,
+    remat: Remat = "products",
+    layers: str = "auto",
+    quantize: str = "none",
 ) -> BaseModel:
     """A shape by name with random weights, or a real model."""
-    settings = config_lib.Model(model, dtype, remat=remat, layers=layers)  # pyright: ignore
+    how: Any = dict(remat=remat, layers=layers, quantize=quantize)
+    settings = config_lib.Model(model, dtype, **how)
     if model not in SHAPES:
         return load_base(settings, mesh_lib.placer(mesh))
     config, graphdef, abstract = decoder_on(jax.default_backend(), SHAPES[model], settings)
@@ -481,8 +488,10 @@ def open_base(
         if keys[-1] in ("scale", "bias"):
             return leaf.replace(jnp.ones(leaf.shape, leaf.dtype))
         own = jax.random.fold_in(key, zlib.crc32("/".join(map(str, keys)).encode()))
-        drawn = jax.random.normal(own, leaf.shape, leaf.dtype)
-        return leaf.replace(drawn * jnp.asarray(leaf.shape[-2] ** -0.5, leaf.dtype))
+        shape = jax.tree.leaves(leaf)[0].shape  # of the values, where they are packed
+        drawn = jax.random.normal(own, shape, dtype) * jnp.asarray(shape[-2] ** -0.5, dtype)
+        plain = isinstance(leaf.get_value(), jax.ShapeDtypeStruct)
+        return leaf.replace(drawn if plain else packed.pack(drawn, quantize))
 
     base = nnx.map_state(draw, abstract)
     return BaseModel(config, graphdef, base, ByteTokenizer(), model, "random")
@@ -500,6 +509,7 @@ def main() -> None:
     parser.add_argument("--microbatch_tokens", type=int, default=1280)
     parser.add_argument("--remat", default="products", choices=["none", "products", "block"])
     parser.add_argument("--layers", default="auto", choices=["auto", "stacked", "unrolled"])
+    parser.add_argument("--quantize", default="none", choices=["none", "int8", "int4", "nf4"])
     parser.add_argument("--repeats", type=int, default=2)
     parser.add_argument(
         "--only", nargs="+", default=[""], metavar="WORD", help="what has such a word in its name"
@@ -509,7 +519,7 @@ def main() -> None:
     own = parser.parse_args()
     processes.start(config_lib.Mesh())
     mesh = mesh_lib.make_mesh(config_lib.Mesh())
-    base = open_base(own.model, own.dtype, mesh, own.remat, own.layers)
+    base = open_base(own.model, own.dtype, mesh, own.remat, own.layers, own.quantize)
     bench = Bench(base, mesh, own.rank, own.repeats, own.microbatch_tokens)
     say = Console(stderr=True, highlight=False).print
     peers = {}
