@@ -212,23 +212,28 @@ def test_attention_by_cudnn_is_attention_apart_from_the_kernel(shape, window, t,
     chex.assert_trees_all_close(ours, theirs, rtol=1e-4, atol=1e-5)
 
 
-def test_attention_by_cudnn_lowers_to_its_kernels_and_to_no_scores(monkeypatch):
-    """Lowered for CUDA without a device. It was not run: nobody here has one."""
+@pytest.mark.parametrize("shape", [(1, 1, 1), (2, 1, 2)], ids=str)
+def test_attention_by_cudnn_lowers_to_its_kernels_and_to_no_scores(shape, monkeypatch):
+    """For CUDA, as in an update, without a device. It was not run: nobody here has one."""
     monkeypatch.setattr(fused_attention_stablehlo, "check_cudnn_version", lambda: 91000)
-    b, h, t, c = 2, 6, 64, 16
+    where, places, b, h, t, c = small.mesh_of(*shape), shape[0], 2, 6, 64, 16
     q, kv = draw(0, b, h, t, c), KV(draw(1, b, 2, c, t), draw(2, b, 2, t, c))
+    operands = *jax.tree.map(lambda x: x.astype(jnp.bfloat16), (q, kv)), tree(t)
 
     def loss(q, kv, until_BT):
-        positions_BT = positions_of(until_BT)
-        attend = cudnn.cudnn_attention(until_BT, positions_BT, 5)
-        return sum(attend(q, kv, slides).astype(jnp.float32).sum() for slides in (False, True))
+        attend = cudnn.cudnn_attention(until_BT, positions_of(until_BT), 5)
+        both = (attend(q, kv, slides).astype(jnp.float32) for slides in (False, True))
+        return sum(jnp.sum(x * x) for x in both)
 
-    q, kv = jax.tree.map(lambda x: x.astype(jnp.bfloat16), (q, kv))
-    run = jax.jit(jax.grad(loss, (0, 1)))
-    text = run.trace(q, kv, tree(t)).lower(lowering_platforms=("cuda",)).as_text()
+    each = jax.vmap(
+        jax.grad(loss, (0, 1)), axis_name=mesh_lib.PLACES, spmd_axis_name="data"
+    )  # fmt: skip
+    operands = jax.tree.map(lambda x: jnp.stack([x] * places), operands)
+    run = jax.jit(mesh_lib.within(where, each))
+    text = run.trace(*operands).lower(lowering_platforms=("cuda",)).as_text()
     called = re.findall(r"custom_call @(__cudnn\$\w+)", text)
     assert sorted(called) == [
-        *["__cudnn$fmhaScaleBiasSoftmax"] * 2,
+        *["__cudnn$fmhaScaleBiasSoftmax"] * 4,  # the backward pass computes it again
         *["__cudnn$fmhaScaleBiasSoftmaxBackward"] * 2,
     ], text
     assert f"tensor<{b}x1x{t}x{t}xbf16>" in text
@@ -352,6 +357,22 @@ def test_an_update_through_splash_is_that_through_einsums(interpreted):
     assert not interpreted
     many = updated(small.mesh_of(2, 2, 2), splash.splash_attention)
     assert interpreted == {(2, 128, 128)}  # heads of one place; nothing fell back to einsums
+    chex.assert_trees_all_close(alone, many, atol=1e-5, rtol=1e-3)
+
+
+@pytest.mark.slow
+def test_an_update_through_cudnn_is_that_through_einsums(monkeypatch):
+    seen, compute = set(), jax.nn.dot_product_attention
+
+    def noted(q_BTHC, *others, **how):
+        seen.add(q_BTHC.shape)
+        return compute(q_BTHC, *others, **how)
+
+    alone = updated(small.one_device(), causal_attention)
+    monkeypatch.setattr(cudnn, "_HOW", "xla")
+    monkeypatch.setattr(jax.nn, "dot_product_attention", noted)
+    many = updated(small.mesh_of(2, 2, 2), cudnn.cudnn_attention)
+    assert seen == {(2, 128, 2, 8)}  # rows and heads of one place
     chex.assert_trees_all_close(alone, many, atol=1e-5, rtol=1e-3)
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import functools
 import logging
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -44,12 +46,51 @@ def cudnn_attention(
     return attend
 
 
+@jax.custom_vjp
 def _on_one_device(q_BHTC: Array, k_BGTC: Array, v_BGTC: Array, mask_BTS: Array) -> Array:
+    """A derivative of our own only because a kernel with a rule for vmap has none: ``_of_places``.
+    What the backward kernel reads is computed again."""
+    return _forward(q_BHTC, k_BGTC, v_BGTC, mask_BTS)
+
+
+def _of_places(kernel: Callable[..., Any]) -> Any:
+    """The kernel; under vmap, rows of several places are more rows. The kernel's own rule takes a
+    bias for every head only."""
+    run = jax.custom_batching.custom_vmap(kernel)
+
+    @run.def_vmap
+    def rule(size: int, batched: Sequence[bool], *operands: Array) -> tuple[Any, Any]:
+        wide = [
+            x if own else jnp.broadcast_to(x, (size, *x.shape))
+            for x, own in zip(operands, batched, strict=True)
+        ]
+        rows = run(*(x.reshape(-1, *x.shape[2:]) for x in wide))
+        out = jax.tree.map(lambda x: x.reshape(size, -1, *x.shape[1:]), rows)
+        return out, jax.tree.map(lambda _: True, out)
+
+    return run
+
+
+def _attend(q_BHTC: Array, k_BGTC: Array, v_BGTC: Array, mask_BTS: Array) -> Array:
     q, k, v = (x.swapaxes(1, 2) for x in (q_BHTC, k_BGTC, v_BGTC))
     context = jax.nn.dot_product_attention(
         q, k, v, mask=mask_BTS[:, None], is_causal=True, implementation=_HOW
     )
     return context.swapaxes(1, 2)
+
+
+def _differentiate(
+    q_BHTC: Array, k_BGTC: Array, v_BGTC: Array, mask_BTS: Array, d_BHTC: Array
+) -> tuple[Array, Array, Array]:
+    _, pull = jax.vjp(lambda q, k, v: _attend(q, k, v, mask_BTS), q_BHTC, k_BGTC, v_BGTC)
+    return pull(d_BHTC)
+
+
+_forward, _backward = _of_places(_attend), _of_places(_differentiate)
+_on_one_device.defvjp(
+    lambda *operands: (_forward(*operands), operands),
+    lambda operands, d_BHTC: (*_backward(*operands, d_BHTC), None),
+)
 
 
 @functools.cache
