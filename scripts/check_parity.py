@@ -66,12 +66,13 @@ class Subject:
     Args:
         layers: as of ``--model.layers``.
         precision: of products of float32; None: what the device makes of them.
+        quantize: as of ``--model.quantize``.
     """
 
-    def __init__(self, layers: str, precision: str | None):
+    def __init__(self, layers: str, precision: str | None, quantize: str = "none"):
         self._precise = functools.partial(jax.default_matmul_precision, precision)
         self.mesh = _mesh()
-        self.base = open_base("tiny", "float32", self.mesh, layers=layers)
+        self.base = open_base("tiny", "float32", self.mesh, layers=layers, quantize=quantize)
         self._bench = Bench(self.base, self.mesh, rank=4, repeats=1, microbatch_tokens=1024)
         config, team = self._bench.team(len(_PROMPTS), name="tppo", **_PLAIN)
         every = config_lib.Lora(rank=4, alpha=8.0)
@@ -289,6 +290,11 @@ def engine_gap(subject: Subject) -> float:
     return float(np.abs(logprobs - subject.score(actions)).max())
 
 
+def own_gap(subject: Callable[[], Subject]) -> float:
+    """``logprob_gap`` of an update on what it sampled itself."""
+    return subject().update(subject().played)[0]
+
+
 def sampled_apart() -> float:
     """The share of tokens that stacked and unrolled layers sample differently."""
     return float(np.mean(written(_exact())[0] != written(other_layers())[0]))
@@ -327,6 +333,10 @@ def checks() -> Iterator[Check]:
     yield Check(f"{two}: sampled ids", 0.0, sampled_apart)
     yield Check(f"{two}: gradients", 1e-3, layers_apart)
     yield from models_checked("highest", 2.0**-18)
+    for kind in ("int8", "int4", "nf4"):
+        packed_one = functools.partial(_subject, "auto", "highest", kind)
+        name = f"engine, learner on a base in {kind}: logprob_gap"
+        yield Check(name, 2.0**-15, functools.partial(own_gap, packed_one))
     if jax.default_backend() in _AS_TRAINED:
         yield from models_checked(None, _AS_TRAINED[jax.default_backend()], ", as trained")
 
@@ -343,7 +353,7 @@ def models_checked(precision: str | None, rounding: float, note: str = "") -> It
         return Check(f"{name}{note}", times * rounding, lambda: measure(one()))
 
     yield check("engine, learner: worst token", 64, engine_gap)
-    yield check("engine, learner: logprob_gap", 8, lambda one: one.update(one.played)[0])
+    yield check("engine, learner: logprob_gap", 8, lambda one: own_gap(lambda: one))
     yield check("here, CPU: log-probs", 64, score_apart)
     yield check("here, CPU: gradients", 64, gradients_apart)
 
