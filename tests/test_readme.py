@@ -10,6 +10,7 @@ import runpy
 import shlex
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import jax
@@ -70,12 +71,11 @@ def parts(command: str) -> list[list[str]]:
 @pytest.fixture(scope="module")
 def extras() -> dict[str, list[str]]:
     """What pip installs with each extra."""
-    import setuptools
-
     given: dict[str, Any] = {}
+    # a new environment of Python 3.12 has no setuptools
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(setuptools, "setup", given.update)
-        patch.setattr(setuptools, "find_packages", lambda **_: [])
+        tools = SimpleNamespace(setup=given.update, find_packages=lambda **_: [])
+        patch.setitem(sys.modules, "setuptools", tools)
         runpy.run_path(str(ROOT / "setup.py"))
     return given["extras_require"]
 
