@@ -124,8 +124,13 @@ def test_an_interrupt_ends_the_run_and_not_the_notebook(tmp_path, monkeypatch):
     def interrupt(step):
         signal.raise_signal(signal.SIGINT)
 
-    with pytest.raises(KeyboardInterrupt):
-        marft_jax.train_team(config_of(tmp_path / "run", 3), on_step=interrupt)
+    # a script's job in the background is started with SIGINT ignored
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            marft_jax.train_team(config_of(tmp_path / "run", 3), on_step=interrupt)
+    finally:
+        signal.signal(signal.SIGINT, before)
     assert [p.name for p in (tmp_path / "run" / "checkpoints").iterdir()] == ["1"]
 
 
