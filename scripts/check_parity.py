@@ -290,9 +290,9 @@ def engine_gap(subject: Subject) -> float:
     return float(np.abs(logprobs - subject.score(actions)).max())
 
 
-def own_gap(subject: Callable[[], Subject]) -> float:
+def own_gap(subject: Subject) -> float:
     """``logprob_gap`` of an update on what it sampled itself."""
-    return subject().update(subject().played)[0]
+    return subject.update(subject.played)[0]
 
 
 def sampled_apart() -> float:
@@ -334,9 +334,9 @@ def checks() -> Iterator[Check]:
     yield Check(f"{two}: gradients", 1e-3, layers_apart)
     yield from models_checked("highest", 2.0**-18)
     for kind in ("int8", "int4", "nf4"):
-        packed_one = functools.partial(_subject, "auto", "highest", kind)
         name = f"engine, learner on a base in {kind}: logprob_gap"
-        yield Check(name, 2.0**-15, functools.partial(own_gap, packed_one))
+        one = functools.partial(_subject, "auto", "highest", kind)
+        yield Check(name, 2.0**-15, lambda one=one: own_gap(one()))
     if jax.default_backend() in _AS_TRAINED:
         yield from models_checked(None, _AS_TRAINED[jax.default_backend()], ", as trained")
 
@@ -353,7 +353,7 @@ def models_checked(precision: str | None, rounding: float, note: str = "") -> It
         return Check(f"{name}{note}", times * rounding, lambda: measure(one()))
 
     yield check("engine, learner: worst token", 64, engine_gap)
-    yield check("engine, learner: logprob_gap", 8, lambda one: own_gap(lambda: one))
+    yield check("engine, learner: logprob_gap", 8, own_gap)
     yield check("here, CPU: log-probs", 64, score_apart)
     yield check("here, CPU: gradients", 64, gradients_apart)
 

@@ -75,7 +75,8 @@ def base_of(kind: str, stacked: bool, mesh: tuple[int, int, int]):
     paths = load.shapes_of(whole.params)
 
     def filled(abstract, source):
-        stream = [(path, np.asarray(load.reader(source)(path))) for path in paths]
+        tensor = load.reader(source)
+        stream = [(path, np.asarray(tensor(path))) for path in paths]
         return load.fill(abstract, stream, small.mesh.placer(where), "small")
 
     in_bits = filled(abstract, whole.params)

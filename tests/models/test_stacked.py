@@ -80,6 +80,7 @@ def test_every_tensor_finds_its_layer():
     """Placed one by one, and read one by one, as for an export."""
     stacked, unrolled = (small.base_on(small.one_device(), LAYERS, s) for s in (True, False))
     assert shapes_of(stacked.params) == shapes_of(unrolled.params)
+    ours, theirs = reader(stacked.params), reader(unrolled.params)
     for path in shapes_of(stacked.params):
-        np.testing.assert_array_equal(reader(stacked.params)(path), reader(unrolled.params)(path))
+        np.testing.assert_array_equal(ours(path), theirs(path))
     assert len(jax.tree.leaves(stacked.params)) < len(jax.tree.leaves(unrolled.params))

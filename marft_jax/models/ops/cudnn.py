@@ -12,7 +12,13 @@ import jax.numpy as jnp
 from jax import Array
 
 from marft_jax.models.ops import per_device
-from marft_jax.models.ops.attention import KV, Attention, causal_attention, masks
+from marft_jax.models.ops.attention import (
+    KV,
+    Attention,
+    attention,
+    causal_attention,
+    masks,
+)
 
 LOGGER = logging.getLogger("marft_jax")
 
@@ -34,14 +40,13 @@ def cudnn_attention(
     rows or the query heads.
     """
     either = masks(until_BT, positions_BT, window)
-    otherwise = causal_attention(until_BT, positions_BT, window)
 
     def attend(q_BHTC: Array, kv: KV, slides: bool | Array = False) -> Array:
-        split = per_device.split(q_BHTC, kv)
+        mask_BTS, split = either.of(slides), per_device.split(q_BHTC, kv)
         if split is None or q_BHTC.shape[2] % 2:
-            return otherwise(q_BHTC, kv, slides)
+            return attention(q_BHTC, kv, mask_BTS)
         *operands, everywhere = split
-        return everywhere(_on_one_device)(*operands, either.of(slides))
+        return everywhere(_on_one_device)(*operands, mask_BTS)
 
     return attend
 
@@ -108,9 +113,9 @@ def works(heads: int, groups: int, width: int, dtype: str) -> bool:
     q, k, v = (jax.random.normal(key, shape, dtype) for key, shape in pairs)
     until_BT = jnp.where(jnp.arange(_TRIED) < 50, 49, _TRIED - 1)[None]
 
-    def tried(attention: Attention) -> list[Array]:
+    def tried(form: Attention) -> list[Array]:
         def loss(q: Array, kv: KV) -> tuple[Array, Array]:
-            context = attention(q, kv, False).astype(jnp.float32)
+            context = form(q, kv, False).astype(jnp.float32)
             return jnp.sum(jnp.sin(context)), context
 
         found = jax.jit(jax.grad(loss, (0, 1), has_aux=True))(q, KV(k, v))
