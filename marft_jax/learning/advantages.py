@@ -170,8 +170,32 @@ def normalize(
     return x / (over.rms(x) + 1e-8)
 
 
+def _normalized(
+    advantages_EJ: np.ndarray,
+    chain: Chain,
+    over: Cells,
+    sizes_EJ: np.ndarray | None,
+    compared: bool,
+) -> np.ndarray:
+    """``normalize``; times min(1, σ(R) / σ(A)) unless they were ``compared``.
+
+    σ is a cell's deviation around each agent's mean, R the returns-to-go. A critic's errors are in
+    the advantages, too, and where they are larger than the differences in what was earned,
+    deviation 1 would make a full step of them. The factor is 1 where the critic explains anything,
+    and exactly 0 where all earned the same.
+    """
+    normal_EJ = normalize(advantages_EJ, over, sizes_EJ, shift=not compared)
+    if compared:
+        return normal_EJ
+    own = over._replace(cells=over.cells * (np.max(chain.agent_EJ) + 1) + chain.agent_EJ)
+    earned_EJ = centred(returns_to_go(chain), own, sizes(chain, None))
+    spread_EJ = over.rms(advantages_EJ - own.mean(advantages_EJ))
+    return normal_EJ * np.minimum(1, over.rms(earned_EJ) / (spread_EJ + 1e-8))
+
+
 Normalizer = Callable[[np.ndarray, Chain, np.ndarray | None, bool], np.ndarray]
-"""(advantages_EJ, chain, sizes_EJ, compared) to advantages_EJ of deviation 1 and mean 0.
+"""(advantages_EJ, chain, sizes_EJ, compared) to advantages_EJ of mean 0 and deviation 1, or less
+where a critic's errors are larger than the differences in what was earned.
 
 Advantages that were ``compared`` with like turns are divided by their root mean square and not
 shifted again, so that a place where all samples earn the same stays exactly 0 whatever others
@@ -183,7 +207,7 @@ def _over(cells_of: Callable[[Chain], Cells]) -> Normalizer:
     def normalizer(
         advantages_EJ: np.ndarray, chain: Chain, sizes_EJ: np.ndarray | None, compared: bool
     ) -> np.ndarray:
-        return normalize(advantages_EJ, cells_of(chain), sizes_EJ, shift=not compared)
+        return _normalized(advantages_EJ, chain, cells_of(chain), sizes_EJ, compared)
 
     return normalizer
 
@@ -192,9 +216,10 @@ def _by_place(
     advantages_EJ: np.ndarray, chain: Chain, sizes_EJ: np.ndarray | None, compared: bool
 ) -> np.ndarray:
     """Each agent's n-th turn in a group; a place with one turn is scaled with its group."""
-    place, shift = Cells(chain.weight_EJ, chain.cell_EJ), not compared
-    by_group_EJ = normalize(advantages_EJ, _groups(chain), sizes_EJ, shift)
-    return np.where(place.alone(), by_group_EJ, normalize(advantages_EJ, place, sizes_EJ, shift))
+    place = Cells(chain.weight_EJ, chain.cell_EJ)
+    by_group_EJ = _normalized(advantages_EJ, chain, _groups(chain), sizes_EJ, compared)
+    by_place_EJ = _normalized(advantages_EJ, chain, place, sizes_EJ, compared)
+    return np.where(place.alone(), by_group_EJ, by_place_EJ)
 
 
 NORMALIZERS: dict[str, Normalizer] = {

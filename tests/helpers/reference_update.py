@@ -130,17 +130,36 @@ def sets(ds: Sequence[Decision], how: str) -> list[list[list[int]]]:
 def normalized(
     advantages: np.ndarray, ds: Sequence[Decision], how: str, *, shift: bool
 ) -> np.ndarray:
-    """Deviation 1, and mean 0 where they are shifted; 0 where all are the same."""
+    """Deviation 1, and mean 0 where they are shifted; 0 where all are the same.
+
+    Shifted ones shrink where an agent's differ more than what it earned.
+    """
     if how == "none":
         return advantages
-    out = np.zeros(len(ds))
+    out, returns = np.zeros(len(ds)), discounted(ds, np.zeros(len(ds)), 1.0, 1.0)
     for x, parts in enumerate(sets(ds, how)):
         mean = np.mean([_mean(advantages, ds, part) for part in parts]) if shift else 0.0
         squares = (advantages - mean) ** 2
         deviation = np.sqrt(np.mean([_mean(squares, ds, part) for part in parts]))
         change = advantages[x] - mean
         out[x] = 0.0 if deviation < 1e-9 else change / (deviation + 1e-8)
+        if shift:
+            among = {
+                y: ds[y].weight / sum(ds[z].weight for z in part) for part in parts for y in part
+            }
+            spread, earned = (_around_agents(z, ds, among) for z in (advantages, returns))
+            out[x] *= min(1.0, earned / spread) if earned > 1e-9 else 0.0
     return out
+
+
+def _around_agents(x: np.ndarray, ds: Sequence[Decision], weights: dict[int, float]) -> float:
+    """The deviation of x around each agent's mean."""
+    total = 0.0
+    for y, weight in weights.items():
+        own = {z: w for z, w in weights.items() if ds[z].agent == ds[y].agent}
+        mean = sum(x[z] * w for z, w in own.items()) / sum(own.values())
+        total += weight * (x[y] - mean) ** 2
+    return float(np.sqrt(total / sum(weights.values())))
 
 
 def learned_from(

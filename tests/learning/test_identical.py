@@ -68,16 +68,18 @@ def algo_of(name: str, how: str, credit: dict) -> Algo:
     return settle(Config(algo=algo)).algo
 
 
-def learned_from(algo: Algo, episodes):
-    """(advantages, decisions) of all links in acting order, without values."""
+def learned_from(algo: Algo, episodes, rng=None):
+    """(advantages, decisions, values) of links in acting order; without ``rng`` values are 0."""
     level = find_algorithm(algo.name).level
     rewards = list(map(make_credit(algo, small.team(3)), episodes))
     chain = batch_lib.build(episodes, rewards, (0, 1, 2), algo, level).chain
-    nothing_EJ = np.zeros_like(chain.rewards_EJ)
-    baseline_X, algorithm = np.zeros(3), find_algorithm(algo.name)
-    got, _ = normalized_advantages(algo, algorithm, chain, nothing_EJ, baseline_X)
+    values_EJ = np.zeros_like(chain.rewards_EJ)
+    if rng is not None:
+        values_EJ = rng.normal(0, rng.choice([0.1, 1.0]), values_EJ.shape) * chain.mask_EJ
+    baseline_X, algorithm, real = np.zeros(3), find_algorithm(algo.name), chain.mask_EJ > 0
+    got, _ = normalized_advantages(algo, algorithm, chain, values_EJ, baseline_X)
     paid = [reference_update.credited(e, algo, by_place) for e in episodes]
-    return got[chain.mask_EJ > 0], reference_update.decisions(episodes, paid, level)
+    return got[real], reference_update.decisions(episodes, paid, level), values_EJ[real]
 
 
 @MANY
@@ -92,8 +94,27 @@ def test_samples_that_earn_the_same_have_no_advantage_at_all(tasks, credit, name
     """Whatever they wrote, and however long it was."""
     rng = np.random.default_rng(seed)
     episodes = [sample(i, steps, rng) for i, steps in enumerate(tasks) for _ in range(4)]
-    got, _ = learned_from(algo_of(name, how, credit), episodes)
+    got, *_ = learned_from(algo_of(name, how, credit), episodes)
     assert got.tolist() == [0.0] * len(got)
+
+
+@MANY
+@given(
+    st.permutations([0, 1, 2]),
+    CENTS,
+    CREDIT,
+    st.sampled_from(["appo", "tppo"]),
+    st.sampled_from(NORMALIZE[:-1]),
+    st.integers(0, 999),
+)
+def test_a_critic_that_errs_makes_no_advantage_where_all_earn_the_same(
+    agents, reward, credit, name, how, seed
+):
+    """As when all succeed: its errors, of deviation 1, would be a full step to anywhere."""
+    rng = np.random.default_rng(seed)
+    episodes = [sample(i, [(agents, reward, 0.2)], rng) for i in range(3) for _ in range(2)]
+    got, _, values = learned_from(algo_of(name, how, credit), episodes, rng)
+    assert values.any() and got.tolist() == [0.0] * len(got)
 
 
 @MANY
@@ -114,9 +135,9 @@ def test_advantages_are_those_of_the_definitions(tasks, credit, name, how, seed)
             own = [(agents, reward if alike else rng.normal(), x) for agents, reward, x in steps]
             episodes.append(sample(i, own, rng, 9 if alike else int(rng.integers(1, 10))))
     algo = algo_of(name, how, credit)
-    got, ds = learned_from(algo, episodes)
-    values = np.zeros(len(ds)) if name in ("appo", "tppo") else None
-    expected, _ = reference_update.learned_from(ds, algo, values)
+    has_critic = name in ("appo", "tppo")
+    got, ds, values = learned_from(algo, episodes, rng if has_critic else None)
+    expected, _ = reference_update.learned_from(ds, algo, values if has_critic else None)
     np.testing.assert_allclose(got, expected, rtol=1e-3, atol=1e-4)
     assert not got[expected == 0].any()
 
@@ -131,7 +152,7 @@ def test_when_all_fail_nothing_is_learned(name, how):
     rng = np.random.default_rng(0)
     steps = [([0, 1, 2], 0.0, 0.0)] * 2
     episodes = [sample(task, steps, rng) for task in range(3) for _ in range(4)]
-    got, _ = learned_from(algo_of(name, how, dict(reward_bias=-0.5, reward_scale=10.0)), episodes)
+    got, *_ = learned_from(algo_of(name, how, dict(reward_bias=-0.5, reward_scale=10.0)), episodes)
     assert not got.any()
 
 
@@ -142,7 +163,7 @@ def test_turns_that_only_failures_reach_have_no_advantage_among_themselves(how):
     solved = sample(0, [([0, 1], 1.0, 0.0)], rng)
     failed = [sample(0, [([0, 1], 0.0, 0.0)] * 3, rng) for _ in range(3)]
     algo = algo_of("grpo", how, dict(reward_bias=-0.5, reward_scale=10.0))
-    got, ds = learned_from(algo, [solved, *failed])
+    got, ds, _ = learned_from(algo, [solved, *failed])
     later = np.array([d.place[2] > 1 for d in ds])
     assert later.any() and not got[later].any()
     better = np.array([d.episode == 0 for d in ds])
@@ -158,7 +179,7 @@ def test_turns_are_compared_with_those_of_the_same_place(how):
     for steps in (right, twice):
         assert not learned_from(algo, [sample(0, steps, rng) for _ in range(4)])[0].any()
     wrong = [([0, 1, 2], 0.0, 0.0)]
-    got, _ = learned_from(algo, [sample(0, s, rng) for s in (right, wrong, right, wrong)])
+    got, *_ = learned_from(algo, [sample(0, s, rng) for s in (right, wrong, right, wrong)])
     assert (np.sign(got) == [1] * 3 + [-1] * 3 + [1] * 3 + [-1] * 3).all()
     if how == "group_turn":
         np.testing.assert_allclose(np.abs(got), 1, rtol=1e-5)
@@ -246,6 +267,20 @@ def test_identical_samples_leave_adapters_and_optimisers_bit_for_bit(name, how, 
         assert same((before.adapters, before.adapters_opt), (after.adapters, after.adapters_opt))
 
     check()
+
+
+@pytest.mark.parametrize("name", ["appo", "tppo"])
+def test_when_all_succeed_a_critic_learns_and_adapters_stay_bit_for_bit(name):
+    config = config_of(dataclasses.replace(ONCE, entropy_coef=0.01))
+    ours, episodes = learner(config, name, agents=3), small.random_episodes(8, agents=3)
+    mixed = ours.pack(episodes, small.paid(episodes))
+    state, _, _ = ours.learn(fresh(config, name, agents=3), mixed, 0)
+    before = jax.device_get(state)
+    right = ours.pack(episodes, [np.array([0, 0, 1], np.float32) for _ in episodes])
+    after, estimates, _ = ours.learn(on_device(before), right, 1)
+    assert np.std(estimates.values_EJ) > 0 and not estimates.advantages_EJ.any()
+    assert same((before.adapters, before.adapters_opt), (after.adapters, after.adapters_opt))
+    assert not same(before.critic, after.critic)
 
 
 def test_an_adapter_without_any_advantage_does_not_step_while_others_do():
