@@ -74,7 +74,14 @@ def draw(curves: dict[str, list[Points]], metric: str, out: str) -> None:
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    figure, axes = pyplot.subplots(figsize=(7, 3.2), layout="constrained")
+    height = max(3.2, 0.17 * len(curves))  # inches, so that the legend beside many curves fits
+    figure, axes = pyplot.subplots(
+        figsize=(7 if height == 3.2 else 9, height), layout="constrained"
+    )
+    if height > 3.2:
+        axes.set_prop_cycle(
+            color=pyplot.get_cmap("turbo")([n / len(curves) for n in range(len(curves))])
+        )
     for name, runs in curves.items():
         steps = sorted(set.intersection(*({step for step, _ in run} for run in runs)))
         values = [[dict(run)[step] for run in runs] for step in steps]
@@ -84,7 +91,10 @@ def draw(curves: dict[str, list[Points]], metric: str, out: str) -> None:
             axes.fill_between(steps, *band, color=line.get_color(), alpha=0.15, linewidth=0)
     axes.set(xlabel="step", ylabel=metric)
     axes.grid(alpha=0.3)
-    axes.legend()
+    if height > 3.2:
+        figure.legend(loc="outside right upper", fontsize="x-small")
+    else:
+        axes.legend()
     try:
         figure.savefig(out, dpi=120)
     except ValueError as error:  # a kind of picture that is not known
