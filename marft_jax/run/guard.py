@@ -107,7 +107,8 @@ class Guard:
         """The ``guard/`` metrics of a step, and a verdict where something was outside its bound
         for too long. What is outside is noted, and said in the log."""
         findings = [*_not_finite(nonfinite), *self._collapsing(episodes, metrics)]
-        before, since = self.memory["since"], {}
+        before = self.memory["since"]
+        since = {key: before[key] for key in map(_kl_key, self._still(metrics)) if key in before}
         verdict = None
         for finding in findings:
             key, skipped = f"{finding.kind} {finding.who}", finding.kind == "nonfinite"
@@ -149,6 +150,11 @@ class Guard:
             if reward < bound:
                 yield Finding("reward", "team", reward, bound)
 
+    def _still(self, metrics: Mapping[str, float]) -> list[str]:
+        """Agents whose policy did not move, as when all fail: such a step says nothing of a KL that
+        was outside before."""
+        return [n for n in self._agents if metrics.get(f"agent/{n}/approx_kl", 0.0) < _MOVED]
+
     def _is_outside(self, kind: str, who: str, inside: bool) -> bool:
         """True outside of a bound on the KL; of another one only after a run that was inside for
         as long as a collapse takes to be one: else the base is like that."""
@@ -170,6 +176,13 @@ class Guard:
         mean = sum(m["rewards"]) / window
         if len(m["rewards"]) == window and (m["best"] is None or mean >= m["best"]):
             m["best"], m["best_step"] = mean, step
+
+
+_MOVED = 1e-6  # nats; rounding makes a KL of up to 1e-9 of a policy that stood still
+
+
+def _kl_key(agent: str) -> str:
+    return f"kl {agent}"
 
 
 def by_agent(nonfinite: Mapping[str, Any], team: Team) -> Nonfinite:

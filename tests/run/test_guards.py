@@ -113,6 +113,14 @@ def test_an_agent_that_did_not_act_is_not_judged(tmp_path):
     assert not run_steps(guard(tmp_path), [GOOD] * 3 + [(only, silent, {})] * 5)
 
 
+def test_a_step_in_which_nothing_moved_does_not_end_a_row_of_kls(tmp_path):
+    """When all fail there is nothing to learn, however far the step before went astray."""
+    still = (episodes(), metrics(kl=1e-10), {})
+    assert list(run_steps(guard(tmp_path), [BAD["kl"], still, still])) == []
+    assert list(run_steps(guard(tmp_path), [BAD["kl"], still, BAD["kl"]])) == [3]
+    assert list(run_steps(guard(tmp_path), [BAD["kl"], GOOD, BAD["kl"], still, GOOD])) == []
+
+
 def test_updates_that_are_not_finite_have_a_limit_of_their_own(tmp_path):
     counts = {"planner": {"logprobs": 2.0, "advantages": 0.0}, "critic": {}}
     broken = (episodes(), metrics(reward=math.nan), counts)
