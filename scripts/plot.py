@@ -74,14 +74,12 @@ def draw(curves: dict[str, list[Points]], metric: str, out: str) -> None:
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    height = max(3.2, 0.17 * len(curves))  # inches, so that the legend beside many curves fits
-    figure, axes = pyplot.subplots(
-        figsize=(7 if height == 3.2 else 9, height), layout="constrained"
-    )
-    if height > 3.2:
-        axes.set_prop_cycle(
-            color=pyplot.get_cmap("turbo")([n / len(curves) for n in range(len(curves))])
-        )
+    many = len(curves) > 18  # more than a legend inside has room for
+    size = (9, 0.17 * len(curves)) if many else (7, 3.2)
+    figure, axes = pyplot.subplots(figsize=size, layout="constrained")
+    if many:
+        colours = pyplot.get_cmap("turbo")([n / len(curves) for n in range(len(curves))])
+        axes.set_prop_cycle(color=colours)
     for name, runs in curves.items():
         steps = sorted(set.intersection(*({step for step, _ in run} for run in runs)))
         values = [[dict(run)[step] for run in runs] for step in steps]
@@ -91,7 +89,7 @@ def draw(curves: dict[str, list[Points]], metric: str, out: str) -> None:
             axes.fill_between(steps, *band, color=line.get_color(), alpha=0.15, linewidth=0)
     axes.set(xlabel="step", ylabel=metric)
     axes.grid(alpha=0.3)
-    if height > 3.2:
+    if many:
         figure.legend(loc="outside right upper", fontsize="x-small")
     else:
         axes.legend()

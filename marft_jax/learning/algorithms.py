@@ -159,7 +159,7 @@ def normalized_advantages(
     advantages_EJ, returns_EJ = algorithm.advantages(algo, chain, values_EJ, baseline_X)
     compared, sizes_EJ = compares_samples(algo, algorithm), adv.sizes(chain, values_EJ)
     normalizer = adv.find_normalizer(algo.normalize)
-    return normalizer(advantages_EJ, chain, sizes_EJ, compared) * chain.mask_EJ, returns_EJ
+    return normalizer(advantages_EJ, chain, sizes_EJ, compared), returns_EJ
 
 
 def settle(config: Config, model: DecoderConfig | None = None) -> Config:

@@ -108,7 +108,7 @@ class Guard:
         for too long. What is outside is noted, and said in the log."""
         findings = [*_not_finite(nonfinite), *self._collapsing(episodes, metrics)]
         before = self.memory["since"]
-        since = {key: before[key] for key in map(_kl_key, self._still(metrics)) if key in before}
+        since = {key: before[key] for key in self._untold(metrics) if key in before}
         verdict = None
         for finding in findings:
             key, skipped = f"{finding.kind} {finding.who}", finding.kind == "nonfinite"
@@ -150,10 +150,11 @@ class Guard:
             if reward < bound:
                 yield Finding("reward", "team", reward, bound)
 
-    def _still(self, metrics: Mapping[str, float]) -> list[str]:
-        """Agents whose policy did not move, as when all fail: such a step says nothing of a KL that
-        was outside before."""
-        return [n for n in self._agents if metrics.get(f"agent/{n}/approx_kl", 0.0) < _MOVED]
+    def _untold(self, metrics: Mapping[str, float]) -> list[str]:
+        """The KLs of agents whose policy did not move, as when all fail: such a step says nothing
+        of one that was outside before."""
+        kls = {f"kl {n}": metrics.get(f"agent/{n}/approx_kl", 0.0) for n in self._agents}
+        return [key for key, kl in kls.items() if kl < _MOVED]
 
     def _is_outside(self, kind: str, who: str, inside: bool) -> bool:
         """True outside of a bound on the KL; of another one only after a run that was inside for
@@ -179,10 +180,6 @@ class Guard:
 
 
 _MOVED = 1e-6  # nats; rounding makes a KL of up to 1e-9 of a policy that stood still
-
-
-def _kl_key(agent: str) -> str:
-    return f"kl {agent}"
 
 
 def by_agent(nonfinite: Mapping[str, Any], team: Team) -> Nonfinite:
