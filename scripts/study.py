@@ -11,11 +11,14 @@ A study is one YAML file:
     evaluate: {eval.temperature: 0}      # of every evaluation
     seeds: [0, 1, 2]
     reach: 0.9                           # a training reward whose first step is told
+    axes:                                # what rows may be swept over: names, and settings of each
+      rate: {slow: {algo.lr: 1.0e-4}, fast: {algo.lr: 1.0e-3}}
     rows:
       untrained: {command: evaluate}
       start: {command: imitate, options: {demonstrations: 256}, settings: {run.steps: 8}}
       team: {from: start, settings: {...}}          # trains from the adapters of that row
       muted: {command: evaluate, from: team, evaluate: {team.workflow: muted}}
+      "appo, {rate}": {settings: {algo.name: appo}}  # a row for each rate; `from` may name it, too
 
 Every run is a directory below ``runs/studies/NAME``, and every figure a line of ``results.jsonl``.
 Started again after a kill, the same command keeps what is finished and continues what was begun; a
@@ -26,15 +29,17 @@ from __future__ import annotations
 
 import ctypes
 import hashlib
+import itertools
 import json
 import os
 import platform
 import queue
+import re
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from statistics import mean, stdev
@@ -49,9 +54,10 @@ from marft_jax.formats import documents
 _LAST = 5
 """Steps at the end of a run over which its training reward is averaged."""
 _COMMANDS = ("train", "imitate", "evaluate")
-_KEYS = {"about", "configs", "settings", "evaluate", "seeds", "reach", "rows"}
+_KEYS = {"about", "configs", "settings", "evaluate", "seeds", "reach", "axes", "rows"}
 _ROW_KEYS = {"command", "from", "options", "settings", "evaluate"}
 _STOPPED = 75
+_AXIS = re.compile(r"\{(\w*)\}")
 
 Result = dict[str, Any]
 
@@ -63,7 +69,7 @@ class Row(NamedTuple):
         command: ``train``, ``imitate``, or ``evaluate`` for what is played without learning.
         start: the row whose adapters it begins with; None for the bare base.
         settings, evaluate: those of the study with its own on top.
-        own: its own settings alone.
+        own: its own settings alone, with those of the axes that its name has.
         options: flags of the command that are no settings, such as ``demonstrations``.
     """
 
@@ -119,22 +125,43 @@ def read(file: Path) -> Study:
         raise BadInput(f"{file}: expected a study with `rows:`, got {tree!r:.80}")
     _check_keys(f"{file}", tree, _KEYS)
     rows: dict[str, Row] = {}
-    for name, given in tree["rows"].items():
+    for pattern, given in tree["rows"].items():
         given = given or {}
-        _check_keys(f"{file}, row {name}", given, _ROW_KEYS)
-        command, start = given.get("command", "train"), given.get("from")
+        _check_keys(f"{file}, row {pattern}", given, _ROW_KEYS)
+        command = given.get("command", "train")
         if command not in _COMMANDS:
-            raise BadInput(f"{file}, row {name}: command: expected {_COMMANDS}, got {command!r}")
-        if start is not None and start not in rows:
-            raise BadInput(f"{file}, row {name}: from: expected a row above it, got {start!r}")
-        below = rows[start].settings if command == "evaluate" and start else {}
-        own = given.get("settings", {})
-        settings = {**tree.get("settings", {}), **below, **own}
-        evaluate = {**tree.get("evaluate", {}), **given.get("evaluate", {})}
-        rows[name] = Row(name, command, start, settings, evaluate, own, given.get("options", {}))
+            raise BadInput(f"{file}, row {pattern}: command: expected {_COMMANDS}, got {command!r}")
+        for values, swept in _sweep(f"{file}, row {pattern}", pattern, tree.get("axes", {})):
+            name, start = _filled(pattern, values), given.get("from")
+            if name in rows:
+                raise BadInput(f"{file}, row {name}: expected one row of this name, got two")
+            if start is not None and (start := _filled(start, values)) not in rows:
+                raise BadInput(f"{file}, row {name}: from: expected a row above it, got {start!r}")
+            below = rows[start].settings if command == "evaluate" and start else {}
+            own = {**swept, **given.get("settings", {})}
+            settings = {**tree.get("settings", {}), **below, **own}
+            evaluate = {**tree.get("evaluate", {}), **given.get("evaluate", {})}
+            options = given.get("options", {})
+            rows[name] = Row(name, command, start, settings, evaluate, own, options)
     configs = [file.parent / name for name in tree.get("configs", ())]
     seeds, reach = tree.get("seeds", [0]), tree.get("reach", 0.9)
     return Study(file.stem, tree.get("about", ""), configs, seeds, reach, rows)
+
+
+def _sweep(
+    where: str, pattern: str, axes: Mapping[str, Mapping[str, Any]]
+) -> Iterator[tuple[dict[str, str], dict[str, Any]]]:
+    """The names, by axis, and the settings of every combination of the axes in a row's name."""
+    names = _AXIS.findall(pattern)
+    if unknown := [name for name in names if name not in axes]:
+        raise BadInput(f"{where}: expected axes of {', '.join(axes) or 'none'}, got {unknown[0]!r}")
+    for chosen in itertools.product(*(axes[name].items() for name in names)):
+        values = {name: str(value) for name, (value, _) in zip(names, chosen, strict=True)}
+        yield values, {key: x for _, settings in chosen for key, x in settings.items()}
+
+
+def _filled(name: str, values: Mapping[str, str]) -> str:
+    return _AXIS.sub(lambda axis: values.get(axis[1], axis[0]), name)
 
 
 def _check_keys(where: str, given: Mapping[str, Any], known: set[str]) -> None:

@@ -115,6 +115,26 @@ def test_a_row_that_changed_is_run_anew_with_all_that_start_from_it(study, monke
     assert (counts.count("imitate"), counts.count("train"), counts.count("evaluate")) == (2, 2, 6)
 
 
+def test_a_row_with_axes_in_its_name_is_one_for_every_combination(study, tmp_path):
+    tree = STUDY | {
+        "axes": {
+            "rank": {"rank 1": {"lora.rank": 1}, 8: {"lora.rank": 8}},
+            "rate": {"slow": {"algo.lr": 1e-4, "algo.epochs": 1}, "fast": {"algo.lr": 1e-3}},
+        },
+        "rows": {
+            "start, {rank}": {"command": "imitate"},
+            "{rank}, {rate}": {"from": "start, {rank}", "settings": {"algo.epochs": 2}},
+        },
+    }
+    rows = study.read(written(tmp_path, tree)).rows
+    assert list(rows) == [
+        "start, rank 1", "start, 8", "rank 1, slow", "rank 1, fast", "8, slow", "8, fast"
+    ]  # fmt: skip
+    row = rows["8, slow"]
+    assert row.own == {"lora.rank": 8, "algo.lr": 1e-4, "algo.epochs": 2}
+    assert row.settings == {"run.steps": 2} | row.own and row.start == "start, 8"
+
+
 def test_a_run_that_fails_is_told_and_the_others_go_on(study, monkeypatch, tmp_path, capsys):
     commands = Commands(monkeypatch, study)
 
@@ -139,6 +159,15 @@ def test_a_run_that_fails_is_told_and_the_others_go_on(study, monkeypatch, tmp_p
         ({"rows": {"a": {"setting": {}}}}, "row a: expected .*settings, got 'setting'"),
         ({"row": {}}, "expected .*rows.*, got 'row'"),
         ({"rows": None}, "expected a study with `rows:`"),
+        ({"rows": {"a, {b}": {}}}, "row a, {b}: expected axes of none, got 'b'"),
+        (
+            {"axes": {"b": {1: {}}}, "rows": {"a, {b}": {}, "a, 1": {}}},
+            "row a, 1: expected one row of this name, got two",
+        ),
+        (
+            {"axes": {"b": {1: {}}}, "rows": {"a": {}, "c": {"from": "a, {b}"}}},
+            "row c: from: expected a row above it, got 'a, {b}'",
+        ),
     ],
 )
 def test_a_study_with_a_fault_is_one_line(study, tmp_path, change, line):
