@@ -19,6 +19,7 @@ from run_files import lines_of
 from marft_jax import chat, cli, evaluate, train
 from marft_jax.evaluation.benchmarks import plans
 from marft_jax.learning.algorithms import settle
+from marft_jax.run import signals, training
 from marft_jax.run.metrics import metric_names
 from marft_jax.run.signals import EXIT_STOPPED
 
@@ -295,6 +296,20 @@ def test_sigterm_saves_the_last_finished_step_and_exits_with_75(tmp_path, lag):
         "stopping: saving step 2, what is begun of step 3 is thrown away; again to leave now"
         in (run / "log.txt").read_text()
     )
+
+
+def test_a_signal_during_an_update_says_that_its_step_may_still_be_saved(tmp_path, monkeypatch):
+    def interrupted(*_):
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(0.3)  # until the thread that listens has said so
+
+    monkeypatch.setattr(signals, "GRACE_S", 60.0)  # else it ends this process
+    monkeypatch.setattr(training.Training, "transcribe", interrupted)
+    assert run_train("--run.dir", tmp_path, "--run.steps", 3) == EXIT_STOPPED
+    log = (tmp_path / "log.txt").read_text()
+    assert "stopping: saving step 1 if it is done in 60 s, else nothing; again to leave now" in log
+    assert "stopped after step 1; start again to continue" in log
+    assert [p.name for p in (tmp_path / "checkpoints").iterdir()] == ["1"]
 
 
 def test_when_too_many_episodes_fail_the_last_finished_step_is_saved(tmp_path, monkeypatch, capsys):

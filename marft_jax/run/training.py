@@ -156,6 +156,7 @@ class Training:
         self._ask()
         collected = self._pipeline.take()
         self.clock.seconds |= collected.seconds
+        self._stop.plan = _plan_in_update(self.step, self._stop.grace_s)
         self._reporter.doing("learning")
         return collected
 
@@ -245,6 +246,7 @@ class Training:
         numbers, verdict = self._guard.look(done, collected.played, self.metrics, nonfinite)
         self.metrics |= numbers | {"guard/lr_scale": float(self.state.lr_scale)}
         self._truncation.look(done, collected.played, self.metrics)
+        self._stop.plan = _plan_of(done)
         self._reporter.log(done, self.metrics)
         return verdict
 
@@ -343,8 +345,14 @@ def check_learns(config: Config, blueprint: Blueprint) -> None:
             )
 
 
+def _plan_in_update(step: int, grace_s: float) -> str:
+    """Announces the effect of a signal while the step after this one is learned from."""
+    saved = f"step {step}" if step else "nothing"
+    return f"stopping: saving step {step + 1} if it is done in {grace_s:.0f} s, else {saved}"
+
+
 def _plan_of(step: int) -> str:
-    """Announces the effect of a signal in the step after this one."""
+    """Announces the effect of a signal while the step after this one is played."""
     saved = f"saving step {step}, " if step else "nothing is finished yet, "
     return f"stopping: {saved}what is begun of step {step + 1} is thrown away"
 
