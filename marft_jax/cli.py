@@ -9,23 +9,29 @@ first, so that what comes later wins and a setting means the same wherever it is
 from __future__ import annotations
 
 import argparse
+import ast
 import contextlib
 import dataclasses
 import difflib
 import errno
+import inspect
 import io
+import itertools
 import os
 import sys
+import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
 from marft_jax import config as config_lib
-from marft_jax import effects
 from marft_jax.config import Config
+from marft_jax.envs import base as envs
 from marft_jax.errors import BadInput, RunFailed, described, exit_with, place
 from marft_jax.formats import documents
-from marft_jax.setting import expected, value_of
+from marft_jax.learning import settings as algorithms
+from marft_jax.setting import expected, kind_of, value_of
+from marft_jax.team import team_files
 
 Words = dict[str, list[str]]
 """``section.name`` to the words that stand for its value."""
@@ -46,21 +52,19 @@ class _Layer(NamedTuple):
     lenient: bool = False
 
 
-def parse(
-    argv: Sequence[str], *, prog: str = "marft_jax.train", evaluating: bool = False
-) -> Config:
+def parse(argv: Sequence[str], *, prog: str = "marft_jax.train", evaluates: bool = False) -> Config:
     """Command line to a validated ``Config``: files, then flags; what comes later wins.
 
     A setting that something later has left without effect is at its default in the result.
 
     Args:
-        evaluating: the command evaluates, so that ``eval.every`` is no condition.
+        evaluates: the command evaluates, so that ``eval.every`` is no condition.
 
     Raises:
         BadInput: an unknown key (with the nearest known one), a wrong type or literal, a file that
             is missing or is not YAML, contradictory settings, or one that this run does not read.
     """
-    return _resolve(_command_line(argv, prog), evaluating)
+    return _resolve(_command_line(argv, prog), evaluates)
 
 
 def configure(*sources: Source, **sections: Mapping[str, Any]) -> Config:
@@ -90,7 +94,7 @@ def configure_run(
         BadInput: there is no run in that directory, or see ``parse``.
     """
     layers = [] if run is None else [_run_layer(str(run))]
-    return _resolve([*layers, *_in_python(sources, sections)], evaluating=True)
+    return _resolve([*layers, *_in_python(sources, sections)], evaluates=True)
 
 
 def _in_python(sources: Sequence[Source], sections: Mapping[str, Any]) -> list[_Layer]:
@@ -107,21 +111,93 @@ def _command_line(argv: Sequence[str], prog: str) -> list[_Layer]:
     """Files, then flags; shows help where it is asked for."""
     files, flags = _split(argv)
     if "help" in flags:
-        _show_help(prog, *flags["help"][:1])
+        _show_help(prog, flags, *flags["help"][:1])
     return [*(_Layer(file, _read_words(file)) for file in files), _Layer(None, flags)]
 
 
-def _resolve(layers: Sequence[_Layer], evaluating: bool = False) -> Config:
-    known = [key for key, _ in config_lib.settings()]
-    for layer in layers:
-        for key in layer.words:
-            if key not in known:
-                where = f"{layer.file}: " if layer.file else ""
-                raise BadInput(f"{where}unknown setting {key!r:.80}{_suggest(key, known)}")
-    config_lib.validate(_typed(_merged(layers)))
-    config = _only_what_is_read(layers, evaluating)
+def _resolve(layers: Sequence[_Layer], evaluates: bool = False) -> Config:
+    """The validated config of these layers.
+
+    What is given must have an effect, with what came after it or without: a file's setting of one
+    algorithm loses it to a flag that names another, and is dropped then.
+    """
+    words, dropped = _merged(layers), list[str]()
+    while lost := _without_effect(words, evaluates):
+        for key, why in lost.items():
+            last = max(i for i, layer in enumerate(layers) if key in layer.words)
+            file, _, lenient = layers[last]
+            if not lenient and key in _without_effect(_merged(layers[: last + 1]), evaluates):
+                where = f"{file}: {key}" if file else f"--{key}"
+                raise BadInput(f"{where}: {why}, got {' '.join(words[key]):.60}")
+            dropped += [key] * (lenient and not _is_default(key, words[key]))
+        words = {key: value for key, value in words.items() if key not in lost}
+    if dropped:
+        file = next(layer.file for layer in layers if layer.lenient)
+        print(f"marft_jax: {file}: nothing reads {', '.join(dropped)} here", file=sys.stderr)
+    config = _typed(words)
     config_lib.validate(config)
     return config
+
+
+def _without_effect(words: Words, evaluates: bool) -> dict[str, str]:
+    """Settings of other environments and algorithms, or else those that change nothing; and why.
+
+    Raises:
+        BadInput: a setting of nobody, or one that is no value.
+    """
+    kinds, lost = _kinds(words), dict[str, str]()
+    known = [f"{section}.{name}" for section, kind in kinds.items() for name in _names(kind)]
+    for key in words.keys() - set(known):
+        section, _, name = key.partition(".")
+        if not (owners := [own for own, kind in _family(section).items() if name in _names(kind)]):
+            raise BadInput(f"unknown setting {key!r:.80}{_suggest(key, known)}")
+        lost[key] = (
+            f"unknown setting for --{section}.name {kinds[section].name}; it belongs to "
+            f"{' and '.join(owners)}"
+        )
+    if lost:
+        return lost
+    config = _typed(words)
+    needs = config_lib.without_effect(config, evaluates=evaluates)
+    needs |= team_files.without_effect(config.team, config.algo.step_reward)
+    return {key: f"this run does not read it; it needs {needed}" for key, needed in needs.items()}
+
+
+def _kinds(words: Words) -> dict[str, Any]:
+    """Each section's dataclass, those of ``env`` and ``algo`` by their names."""
+    kinds = {field.name: type(field.default) for field in dataclasses.fields(Config)}
+    for section, default, find in (
+        ("env", "arithmetic", envs.settings_type),
+        ("algo", "appo", algorithms.settings_type),
+    ):
+        name = " ".join(words.get(f"{section}.name", [default]))
+        kinds[section] = find(name)
+    return kinds
+
+
+def _family(section: str) -> dict[str, Any]:
+    """The dataclasses that a section may have, by the names of the environments or algorithms."""
+    if section == "env":
+        named = {name: envs.settings_type(name) for name in envs.BUILT_IN}
+        return named | {"package.module:Class": envs.Own}
+    return dict(algorithms.SETTINGS) if section == "algo" else {}
+
+
+def _names(kind: Any) -> list[str]:
+    return [field.name for field in dataclasses.fields(kind)]
+
+
+def _is_default(key: str, words: list[str]) -> bool:
+    """True where an environment or algorithm that has the setting has it at this by default."""
+    section, _, name = key.partition(".")
+    fields = (
+        field
+        for kind in _family(section).values()
+        for field in dataclasses.fields(kind)
+        if field.name == name
+    )
+    defaults = {tuple(_words(field.default)) for field in fields}
+    return tuple(words) in {*defaults, ("auto",), ("None",)}
 
 
 def _read_words(file: str) -> Words:
@@ -156,7 +232,7 @@ def parse_training(argv: Sequence[str]) -> Config:
 
 
 def _to_train(layers: Sequence[_Layer]) -> Config:
-    run = [*_merged(layers).get("run.dir", []), Config().run.dir][0]
+    run = [*_merged(layers).get("run.dir", []), config_lib.Run().dir][0]
     if not _has_begun(run):
         return _resolve(layers)
     before = _run_layer(run)
@@ -213,7 +289,7 @@ def parse_run(
     """
     bare = [] if base is None else [_Layer(None, {"model.base": [base]})]
     layers = bare if run is None else [_run_layer(run)]
-    return _resolve([*layers, *_command_line(flags, prog)], evaluating=True)
+    return _resolve([*layers, *_command_line(flags, prog)], evaluates=True)
 
 
 @contextlib.contextmanager
@@ -276,55 +352,39 @@ _USAGE = """usage: python -m {prog} [--config FILE ...] [--SECTION.NAME VALUE ..
 sections:"""
 
 
-def _show_help(prog: str, topic: str = "") -> NoReturn:
+def _show_help(prog: str, flags: Words, topic: str = "") -> NoReturn:
     """The sections; with a ``topic`` the settings of that one, or of ``all``."""
-    sections = {field.name: field for field in dataclasses.fields(Config)}
+    sections = {field.name: field.metadata["about"] for field in dataclasses.fields(Config)}
     if topic not in ("", "all", *sections):
         raise BadInput(f"--help: expected all or one of {', '.join(sections)}, got {topic!r:.40}")
-    if not topic:
-        print(_USAGE.format(prog=prog, about=Config.__doc__))
-        for name, field in sections.items():
-            print(f"  {name:<15}  {field.metadata['about']}")
-        raise SystemExit(0)
-    import tyro  # late: only help needs it
-
-    names = sections if topic == "all" else [topic]
-    shown = [(name, type(sections[name].default), sections[name].default) for name in names]
-    tyro.cli(
-        dataclasses.make_dataclass("Settings", shown),
-        prog=f"python -m {prog}",
-        args=["--help"],
-        use_underscores=True,
-        config=(tyro.conf.FlagConversionOff,),
-        description=Config.__doc__,
-    )
+    print(_USAGE.format(prog=prog, about=Config.__doc__))
+    for section, kind in _kinds(flags).items():
+        print(f"  {section:<15}  {sections[section]}")
+        if topic in ("all", section):
+            if family := _family(section):
+                print(f"{'':19}(of --{section}.name {kind.name}; there are {', '.join(family)})")
+            print(*_described(section, kind), sep="\n")
     raise SystemExit(0)
+
+
+def _described(section: str, kind: Any) -> Iterator[str]:
+    """Help on the settings of a section: each with its values, its default and its text."""
+    texts: dict[str, str] = {}
+    for base in reversed(kind.__mro__[:-1]):
+        body = ast.parse(textwrap.dedent(inspect.getsource(base))).body[0].body  # type: ignore[attr-defined]
+        for field, text in itertools.pairwise(body):
+            match field, text:
+                case ast.AnnAssign(target=ast.Name(name)), ast.Expr(ast.Constant(str(words))):
+                    texts[name] = " ".join(words.split())
+    for field in dataclasses.fields(kind):
+        default = " ".join(_words(field.default)).lower() or "none"
+        yield f"    --{section}.{field.name}  {expected(kind_of(field))} ({default})"
+        yield from textwrap.wrap(texts.get(field.name, ""), 92, initial_indent=" " * 8,
+                                 subsequent_indent=" " * 8)  # fmt: skip
 
 
 def _merged(layers: Sequence[_Layer]) -> Words:
     return dict(item for layer in layers for item in layer.words.items())
-
-
-def _only_what_is_read(layers: Sequence[_Layer], evaluating: bool) -> Config:
-    """The config with settings that nothing reads at their defaults.
-
-    Raises:
-        BadInput: a flag is not read; or a setting of a file is read neither now nor without what
-            came after that file.
-    """
-    words = _merged(layers)
-    while left := effects.unread(config := _typed(words), evaluating):
-        for key, condition in left.items():
-            last = max(i for i, layer in enumerate(layers) if key in layer.words)
-            then = _typed(_merged(layers[: last + 1]))
-            if not layers[last].lenient and key in effects.unread(then, evaluating):
-                where = f"{file}: {key}" if (file := layers[last].file) else f"--{key}"
-                raise BadInput(
-                    f"{where}: this run does not read it, got {' '.join(words[key]):.60}; it is "
-                    f"read {condition.says}: change that, or leave this out"
-                )
-        words = {key: value for key, value in words.items() if key not in left}
-    return config
 
 
 def _suggest(key: str, known: Sequence[str]) -> str:
@@ -378,12 +438,26 @@ def _words(value: Any) -> list[str]:
 
 def _typed(settings: Words) -> Config:
     """Words to values, by the types of the fields; names the first setting that does not fit."""
-    config, fields = Config(), dict(config_lib.settings())
-    for key, words in settings.items():
-        kind = str(fields[key].type)
-        try:
-            config = config_lib.replaced(config, key, value_of(kind, words))
-        except ValueError:
-            got = repr(" ".join(words)) if words else "nothing"
-            raise BadInput(f"--{key}: expected {expected(kind)}, got {got:.80}") from None
-    return config
+    given: dict[str, dict[str, Any]] = {}
+    kinds = _kinds(settings)
+    for section, kind in kinds.items():
+        given[section] = {}
+        for field in dataclasses.fields(kind):
+            key = f"{section}.{field.name}"
+            if key not in settings or _is_former_default(key, kind_of(field), settings[key]):
+                continue
+            words, wanted = settings[key], kind_of(field)
+            try:
+                given[section][field.name] = value_of(wanted, words)
+            except ValueError:
+                got = repr(" ".join(words)) if words else "nothing"
+                raise BadInput(f"--{key}: expected {expected(wanted)}, got {got:.80}") from None
+    return Config(**{section: kind(**given[section]) for section, kind in kinds.items()})
+
+
+def _is_former_default(key: str, kind: str, words: list[str]) -> bool:
+    """True for ``auto`` and for no ``group_size``, with which earlier releases spelled what is now
+    the default of each algorithm."""
+    if key == "algo.group_size" and words and words[0].lower() in ("none", "null"):
+        return True
+    return words == ["auto"] and key.startswith(("algo.", "critic.")) and "auto" not in kind

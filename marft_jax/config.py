@@ -1,4 +1,8 @@
-"""Every setting, with defaults that are the quickstart, its bounds and what reads it beside it."""
+"""The settings that all runs share, with defaults that are the quickstart, and their bounds.
+
+Of the sections ``env`` and ``algo`` only the base classes are here: each environment and each
+algorithm declares its own settings beside its code (``envs/``, ``learning/settings.py``).
+"""
 
 from __future__ import annotations
 
@@ -6,21 +10,14 @@ import dataclasses
 import json
 import operator
 from collections.abc import Iterator
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import yaml
 
 from marft_jax.errors import BadInput
-from marft_jax.setting import LEARNS, OWN, fault, graded, left_open, off, on, only, setting, unless
+from marft_jax.setting import fault, setting
 
 TARGETS = ("q", "k", "v", "o", "gate", "up", "down")  # matrices that may have an adapter
-WITH_CRITIC = ("appo", "tppo")  # built-in algorithms that have one
-_ROWS = ("math", "code")
-_BUILT_IN = ("arithmetic", *_ROWS, "reasoning_gym")
-_FROM_FILES = only("env.name", *_ROWS)
-_HELD_OUT = (only("env.name", *_BUILT_IN), off("env.eval_data"))
-_VALUES = only("algo.name", *WITH_CRITIC, OWN)
-_CRITIC = _VALUES._replace(key="critic.mode", fits=lambda mode: mode != "none")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,7 +52,7 @@ class Model:
     """The base's matrices in 8 or 4 bits: less memory, not more speed; adapters are as ever."""
     context: int = setting(256, least=8)
     """The longest prompt plus action, in tokens."""
-    thinking: bool = setting(False, read=unless("model.base", "tiny"))
+    thinking: bool = False
     """Let a model whose chat template has such a mode think before it answers (Qwen3)."""
     layers: Literal["auto", "stacked", "unrolled"] = "auto"
     """Stacked layers compile in a time without depth; auto: on GPUs and TPUs, not on CPUs."""
@@ -74,74 +71,34 @@ class Team:
     """Each agent's own prompt with the actions it may see, or one growing conversation."""
     anonymous: bool = False
     """No names and no system prompts: agents do not know which one they are."""
-    rounds: int = setting(2, least=1, read=only("team.workflow", "debate", OWN))
+    rounds: int = setting(2, least=1)
     """debate: rounds in which everyone speaks."""
-    max_steps: int = setting(10, least=1, read=only("team.workflow", "orchestrated", OWN))
+    max_steps: int = setting(10, least=1)
     """orchestrated: calls of agents in a step, at most."""
-    max_tool_calls: int = setting(4, read=only("env.name", OWN))
+    max_tool_calls: int = 4
     """Calls of tools in one turn, where the environment has tools."""
-    max_new_tokens: int = setting(24, least=1, read=left_open("max_new_tokens"))
+    max_new_tokens: int = setting(24, least=1)
     """The longest action, in tokens; a profile may say otherwise, here and below."""
-    temperature: float = setting(1.0, least=0, read=left_open("temperature"))
+    temperature: float = setting(1.0, least=0)
     """Sampling temperature; 0 is greedy."""
-    top_p: float = setting(1.0, above=0, most=1, read=left_open("top_p"))
+    top_p: float = setting(1.0, above=0, most=1)
     """Sample from the smallest set of tokens with this much of what top_k keeps; 1 is off."""
-    top_k: int = setting(0, read=left_open("top_k"))
+    top_k: int = 0
     """Sample from this many likeliest tokens; 0 is off."""
-    min_p: float = setting(0.0, least=0, most=1, read=left_open("min_p"))
+    min_p: float = setting(0.0, least=0, most=1)
     """Sample from tokens at least this fraction as likely as the likeliest; 0 is off."""
 
 
 @dataclasses.dataclass(frozen=True)
-class Env:
+class EnvSettings:
+    """Settings of an environment; each has more of its own."""
+
     name: str = "arithmetic"
     """arithmetic, math, code, reasoning_gym, or your own as package.module:Class."""
-    data: tuple[str, ...] = setting((), read=_FROM_FILES)
-    """Tasks to train on: .json, .jsonl, .parquet files, or hub ids owner/name[/subset][:split]."""
-    weights: tuple[float, ...] = setting((), above=0, read=(_FROM_FILES, on("env.data")))
-    """A share of the training tasks for each of `data`; without them every task is as likely."""
-    eval_data: tuple[str, ...] = setting((), read=_FROM_FILES)
-    """Tasks to evaluate on; without them, `holdout` of `data` is set aside."""
-    holdout: float = setting(0.1, least=0, most=1, read=_HELD_OUT)
-    """Fraction of the tasks, chosen by a hash of their text, that training never sees."""
-    filters: tuple[str, ...] = setting((), read=_FROM_FILES)
-    """Rows to keep, by their fields: `level=Level 4|Level 5`, `source!=x`, `grade<=3`."""
-    max_bad_rows: float = setting(0.001, least=0, most=1, read=graded(*_ROWS))
-    """Fraction of the rows that may lack a question or an answer; they are left out, reported."""
-    question_field: str | None = setting(None, read=graded("math"))
-    """Maths: the field of the question, where its name is not one of the usual ones."""
-    answer_field: str | None = setting(None, read=graded("math"))
-    """Maths: the field of the answer, where its name is not one of the usual ones."""
-    horizon: int = setting(1, least=1, read=graded(*_BUILT_IN))
-    """Steps per episode: how often the team may try, with feedback in between."""
-    difficulty: int = setting(3, least=2, read=only("env.name", "arithmetic"))
-    """Arithmetic: how many numbers each problem adds up."""
-    curriculum: float | None = setting(None, read=only("env.name", "arithmetic", OWN))
-    """Begin with the easiest tasks, and go one level up when the mean reward reaches this."""
-    extract: Literal["auto", "boxed", "hashes", "letter", "number", "phrase"] = setting(
-        "auto", read=graded("math")
-    )
-    """Maths: the one way of giving an answer that counts; auto takes the first that is there."""
-    grade_seconds: float = setting(10.0, least=0.1, read=graded("math", "reasoning_gym"))
-    """Maths: after so long an answer that cannot be graded counts as wrong."""
-    workers: int = setting(2, least=1, read=graded(*_ROWS, "reasoning_gym"))
-    """Maths and code: how many answers are graded at the same time."""
-    reward: Literal["fraction", "all"] = setting("fraction", read=graded("code"))
-    """Code: the fraction of tests passed, or 1 for all of them and else 0."""
-    tests: int = setting(10, read=graded("code"))
-    """Code: how many of a task's tests are run, the first ones; 0 runs all."""
-    test_seconds: float = setting(5.0, least=0.1, read=graded("code"))
-    """Code: wall time of one test."""
-    code_seconds: float = setting(60.0, least=0.1, read=graded("code"))
-    """Code: wall time of all tests of a program."""
-    memory_mb: int = setting(1024, least=64, read=graded("code"))
-    """Code: address space of a program."""
-    sandbox: Literal["bubblewrap", "none"] = setting("bubblewrap", read=graded("code"))
-    """Code: `none` runs what the model writes as you, with your files and network in its reach."""
-    task: str = setting("", read=only("env.name", "reasoning_gym"))
-    """reasoning_gym: the name of the task, such as countdown."""
-    options: tuple[str, ...] = setting((), read=only("env.name", "reasoning_gym", OWN))
-    """reasoning_gym, your own: the task's or your class's own settings, as `name=value`."""
+    curriculum: ClassVar[float | None] = None
+    horizon: ClassVar[int] = 1
+    data: ClassVar[tuple[str, ...]] = ()
+    eval_data: ClassVar[tuple[str, ...]] = ()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -160,25 +117,35 @@ class Lora:
 
 @dataclasses.dataclass(frozen=True)
 class Critic:
-    mode: Literal["auto", "shared", "heads", "lora", "none"] = "auto"
-    """A value head over the frozen base; a head per agent; a head over an adapter per agent; or
-    none. auto: shared, and none for algorithms without a critic."""
-    lr: float = setting(5e-4, least=0, read=_CRITIC)
-    hidden: tuple[int, ...] = setting((1024, 512), least=1, read=_CRITIC)
+    mode: Literal["shared", "heads", "lora", "none"] = "shared"
+    """A value head over the frozen base; a head per agent; a head over an adapter per agent. An
+    algorithm without a critic has none, whatever stands here."""
+    lr: float = setting(5e-4, least=0)
+    hidden: tuple[int, ...] = setting((1024, 512), least=1)
     """Widths of a value head's hidden layers."""
-    warmup_steps: int = setting(0, read=_CRITIC)
+    warmup_steps: int = 0
     """Training steps in which only the critic learns."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Algo:
+    """Settings of an algorithm; each has more of its own, among them what is a constant here.
+
+    Attributes:
+        has_critic: its advantages read values.
+        compares: its advantages are differences to other samples of the same task.
+        baseline: ``moving`` where returns are compared with a moving mean, which is state.
+        ratio: what an action's log-prob is divided by: nothing, its tokens or its words.
+        clip, clip_high: bounds of the metric ``clip_fraction``, where nothing else is clipped.
+    """
+
     name: str = "appo"
     """appo (MARFT-A, a decision per action), tppo (MARFT-T, per token), grpo, gspo, reinforce, or
     your own as package.module:NAME."""
     episodes: int = setting(64, least=1)
     """Episodes per training step."""
-    group_size: int | None = setting(None, least=1)
-    """Episodes that share a task; none: 8 where the algorithm compares them, else 1."""
+    group_size: int = setting(1, least=1)
+    """Episodes that share a task: samples that can be compared."""
     lr: float | Literal["auto"] = setting("auto", least=0)
     """Adam's learning rate for the adapters. auto: 1e-3 for tiny, of a real model by its width."""
     epochs: int = setting(2, least=1)
@@ -193,13 +160,9 @@ class Algo:
     credit: Literal["last", "equal", "step_discount", "per_step"] = "last"
     """Who is paid: a step's last turn; the same, but each agent is logged with all of it; turn k of
     N with reward * credit_discount^(N-1-k); or each turn by its own step reward."""
-    credit_discount: float = setting(
-        1.0, least=0, most=1, read=only("algo.credit", "step_discount")
-    )
+    credit_discount: float = setting(1.0, least=0, most=1)
     """step_discount: how much less each earlier turn of a step is paid."""
-    step_reward: str | None = setting(
-        None, read=(only("algo.credit", "per_step"), left_open("reward"))
-    )
+    step_reward: str | None = None
     """per_step: planner, solver, verifier, code_planner, coder, debugger or
     package.module:function; an agent's own `reward` comes first."""
     reward_bias: float = 0.0
@@ -209,59 +172,50 @@ class Algo:
     """Shaped rewards are clipped to ± this."""
     overlong_buffer: int = 0
     """Tokens before its limit over which an action's length penalty grows from 0; 0 is off."""
-    overlong_penalty: float = setting(1.0, least=0, read=on("algo.overlong_buffer", "above 0"))
+    overlong_penalty: float = setting(1.0, least=0)
     """The penalty of an action as long as its limit."""
 
-    gamma: float | Literal["auto"] = setting("auto", least=0, most=1, read=_VALUES)
-    """appo, tppo: discount from one decision to the next. auto: 0.99; tppo, by tokens: 1."""
-    gae_lambda: float | Literal["auto"] = setting("auto", least=0, most=1, read=_VALUES)
-    """appo, tppo: decay of what later decisions tell of an earlier one. auto: 0.95; tppo: 1."""
-    normalize: str = "auto"
+    normalize: str = "none"
     """Advantages to mean 0 and deviation 1 over the batch, each agent's, each group, each agent's
-    n-th turn in a group (batch, agent, group, group_turn), or none; or package.module:function.
-    auto: batch; grpo and gspo: group; reinforce: none."""
-    baseline: Literal["auto", "group", "moving"] = setting(
-        "auto", read=only("algo.name", "reinforce", OWN)
-    )
-    """reinforce: returns minus the mean of the same turns in the group, or a moving average."""
-    baseline_decay: float = setting(0.9, least=0, most=1, read=only("algo.baseline", "moving"))
-    """Share of the moving average that stays in each step."""
+    n-th turn in a group (batch, agent, group, group_turn), or none; or package.module:function."""
     dynamic_sampling: bool = False
     """Drop groups whose samples earned the same, and play further tasks in their place."""
-    max_refills: int = setting(3, read=on("algo.dynamic_sampling", "true"))
+    max_refills: int = 3
     """Such rounds of a training step, at most."""
 
-    ratio: Literal["auto", "sum", "token", "word"] = "auto"
-    """An action's log-prob is the sum over its tokens, or that per token or per word. auto: sum;
-    gspo: token. tppo and grpo have a ratio per token."""
-    clip: float = setting(0.2, least=0, read=unless("algo.name", "reinforce"))
-    """The ratio is clipped to 1 - this, and above to ..."""
-    clip_high: float | None = setting(None, least=0, read=unless("algo.name", "reinforce"))
-    """... 1 + this; none: the same."""
-    dual_clip: float | None = setting(None, above=1, read=unless("algo.name", "reinforce"))
-    """Where the advantage is negative the loss stops at this times it (> 1)."""
     correction: Literal["auto", "none", "decoupled", "truncated"] = "auto"
     """Ratios to the policy at the start of the update, weighed by its own ratio to the policy that
     sampled: those over the cap count 0, or are cut to it. auto: decoupled with a lag, else none."""
-    correction_cap: float = setting(5.0, least=1, read=unless("algo.correction", "none"))
-    entropy_coef: float | Literal["auto"] = "auto"
-    """Weight of the entropy bonus. auto: 0.01, and 0 for grpo, gspo and reinforce."""
+    correction_cap: float = setting(5.0, least=1)
+    entropy_coef: float = 0.0
+    """Weight of the entropy bonus."""
     kl_coef: float = setting(0.0, least=0)
-    """Weight of the KL to the base without adapters; 0 is off."""
-    kl_in: Literal["reward", "loss"] = setting("reward", read=on("algo.kl_coef", "above 0"))
+    """Weight of the KL to a reference; 0 is off."""
+    kl_in: Literal["reward", "loss"] = "reward"
     """Subtract it from each token's reward, or add its mean over an action's tokens to the loss."""
-    kl_estimator: Literal["k1", "k2", "k3"] = setting("k1", read=on("algo.kl_coef", "above 0"))
-    """k1 has no gradient on average: in the loss take k2 or k3."""
+    kl_estimator: Literal["k1", "k2", "k3"] | None = None
+    """none: k1 in the reward, k3 in the loss, where k1 has no gradient on average."""
     max_kl: float | None = setting(None, least=0)
     """An agent whose approximate KL exceeds this in a minibatch is not updated by it."""
     max_grad_norm: float = setting(0.5, least=0)
     """Each adapter's and each value head's gradient is clipped to this norm."""
-    value_clip: float = setting(0.2, least=0, read=_CRITIC)
-    """The new value is clipped to the old one ± this."""
-    huber_delta: float | None = setting(10.0, above=0, read=_CRITIC)
-    """Beyond this the value error counts linearly; none squares it everywhere."""
     agent_interval: int = 0
     """k > 0 trains one agent at a time, in turn, k steps each; 0 trains all together."""
+
+    has_critic: ClassVar[bool] = False
+    compares: ClassVar[bool] = False
+    baseline: ClassVar[str | None] = None
+    ratio: ClassVar[str] = "sum"
+    clip: ClassVar[float] = 0.2
+    clip_high: ClassVar[float | None] = None
+    value_clip: ClassVar[float] = 0.2
+    huber_delta: ClassVar[float | None] = 10.0
+    baseline_decay: ClassVar[float] = 0.9
+
+    @property
+    def estimator(self) -> str:
+        """The estimator of the KL to the reference."""
+        return self.kl_estimator or ("k1" if self.kl_in == "reward" else "k3")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -290,15 +244,15 @@ class Mesh:
     """Devices that share each matrix's rows, and the batch."""
     tensor: int = setting(1, least=-1)
     """Devices that share each matrix's columns."""
-    rollout: tuple[int, ...] = setting((), least=1, read=LEARNS)
+    rollout: tuple[int, ...] = setting((), least=1)
     """So many devices play, and the others learn: their number, or data, fsdp and tensor."""
     coordinator: str | None = None
     """Of several processes: HOST:PORT of the first, or auto (TPU pods, SLURM, MPI, Kubernetes)."""
-    processes: int | None = setting(None, least=1, read=unless("mesh.coordinator", None, "auto"))
+    processes: int | None = setting(None, least=1)
     """Their number, with HOST:PORT."""
-    process: int | None = setting(None, read=unless("mesh.coordinator", None, "auto"))
+    process: int | None = None
     """The number of this one, from 0, with HOST:PORT."""
-    wait_seconds: float = setting(60.0, least=1, read=on("mesh.coordinator"))
+    wait_seconds: float = setting(60.0, least=1)
     """Processes give up after waiting so long for one that has not come, or has gone."""
 
 
@@ -306,13 +260,13 @@ class Mesh:
 class Eval:
     every: int = 0
     """Steps between evaluations on the held-out tasks; 0 never."""
-    episodes: int = setting(128, least=1, read=on("eval.every", "above 0"))
+    episodes: int = setting(128, least=1)
     """Tasks per evaluation, of each benchmark."""
-    temperature: float = setting(0.0, least=0, read=on("eval.every", "above 0"))
+    temperature: float = setting(0.0, least=0)
     """Sampling temperature of an evaluation; 0 is greedy."""
-    benchmarks: tuple[str, ...] = setting((), read=on("eval.every", "above 0"))
+    benchmarks: tuple[str, ...] = ()
     """Names, as name[:samples][@temperature]; without any, the held-out tasks of `env`."""
-    data: str | None = setting(None, read=on("eval.benchmarks"))
+    data: str | None = None
     """Folder with the files of benchmarks; without it they come from the hub."""
 
 
@@ -332,31 +286,36 @@ class Guard:
     """Fall of the reward below its best, in standard deviations over the episodes."""
     rollbacks: int = 3
     """Rollbacks before a run stops with a report."""
-    lr_factor: float = setting(0.1, least=0, most=1, read=on("guard.rollbacks", "above 0"))
+    lr_factor: float = setting(0.1, least=0, most=1)
     """Each rollback multiplies the learning rates by this."""
 
 
-@dataclasses.dataclass(frozen=True)
+def section(about: str, default: Any = dataclasses.MISSING) -> Any:
+    """A section of the settings; ``about`` is what it is for, in a few words."""
+    return dataclasses.field(default=default, metadata={"about": about})
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Config:
     """Fine-tunes a team of language-model agents with reinforcement learning."""
 
-    run: Run = setting(Run(), about="where the run lives, how long it goes on, what it saves")
-    model: Model = setting(Model(), about="the frozen base model")
-    team: Team = setting(Team(), about="who acts when, and how actions are sampled")
-    env: Env = setting(Env(), about="the tasks, and how answers are graded")
-    lora: Lora = setting(Lora(), about="the adapters that are trained")
-    critic: Critic = setting(Critic(), about="what estimates values")
-    algo: Algo = setting(Algo(), about="how a step learns: credit, advantages, losses")
-    rollout: Rollout = setting(Rollout(), about="episodes side by side, and their limits")
-    mesh: Mesh = setting(Mesh(), about="devices and processes")
-    eval: Eval = setting(Eval(), about="evaluations during training, and of `evaluate`")
-    guard: Guard = setting(Guard(), about="when a run is rolled back")
+    run: Run = section("where the run lives, how long it goes on, what it saves", Run())
+    model: Model = section("the frozen base model", Model())
+    team: Team = section("who acts when, and how actions are sampled", Team())
+    env: EnvSettings = section("the tasks, and how answers are graded")
+    lora: Lora = section("the adapters that are trained", Lora())
+    critic: Critic = section("what estimates values", Critic())
+    algo: Algo = section("how a step learns: credit, advantages, losses")
+    rollout: Rollout = section("episodes side by side, and their limits", Rollout())
+    mesh: Mesh = section("devices and processes", Mesh())
+    eval: Eval = section("evaluations during training, and of `evaluate`", Eval())
+    guard: Guard = section("when a run is rolled back", Guard())
 
 
-def settings() -> Iterator[tuple[str, dataclasses.Field[Any]]]:
-    """Every setting: ``section.name`` and its field."""
-    for section in dataclasses.fields(Config):
-        for field in dataclasses.fields(section.default):  # type: ignore[arg-type]
+def settings(config: Config) -> Iterator[tuple[str, dataclasses.Field[Any]]]:
+    """Every setting of a config: ``section.name`` and its field."""
+    for section in dataclasses.fields(config):
+        for field in dataclasses.fields(getattr(config, section.name)):
             yield f"{section.name}.{field.name}", field
 
 
@@ -373,9 +332,12 @@ def replaced(config: Config, key: str, value: Any) -> Config:
 
 
 def validate(config: Config) -> None:
-    """Checks what needs no files, ranges and settings that must fit together; raises ``BadInput``
-    (expected, got, how to fix it) for the first that is off."""
-    for key, field in settings():
+    """Checks what needs no files: ranges, and settings that must fit together.
+
+    Raises:
+        BadInput: the first that is off: expected, got, how to fix it.
+    """
+    for key, field in settings(config):
         if wrong := fault(field, get(config, key)):
             raise BadInput(f"--{key}: {wrong}")
     targets = config.lora.targets
@@ -390,9 +352,79 @@ def validate(config: Config) -> None:
     for axis in ("data", "fsdp", "tensor"):
         if not getattr(config.mesh, axis):
             raise BadInput(f"--mesh.{axis}: expected a positive number or -1, got 0")
+    _validate_learning(config.algo, config.critic)
+
+
+def _validate_learning(algo: Algo, critic: Critic) -> None:
+    """Checks that group, critic and KL are what the algorithm needs."""
+    name, size = algo.name, algo.group_size
+    if algo.has_critic and critic.mode == "none":
+        raise BadInput(f"--critic.mode: {name} needs a critic, got none; use shared, heads or lora")
+    for what, wanted in (
+        (f"--algo.name {name}", algo.compares),
+        (f"--algo.normalize {algo.normalize}", algo.normalize in ("group", "group_turn")),
+        ("--algo.dynamic_sampling", algo.dynamic_sampling),
+    ):
+        if wanted and size < 2:
+            raise BadInput(
+                f"--algo.group_size: {what} compares samples of one task, expected at least 2, "
+                f"got {size}; set it to 8, say"
+            )
+    if algo.episodes % size:
+        raise BadInput(
+            f"--algo.episodes: expected a multiple of --algo.group_size {size}, got {algo.episodes}"
+        )
+    if algo.kl_in == "loss" and algo.estimator == "k1":
+        raise BadInput(
+            "--algo.kl_estimator: k1 has no gradient in the loss; expected k2 or k3, got k1"
+        )
+
+
+def without_effect(config: Config, *, evaluates: bool = False) -> dict[str, str]:
+    """Settings that are given and change nothing beside the others, with what they would need.
+
+    Args:
+        evaluates: the command evaluates, so it needs no ``eval.every``, and learns nothing.
+    """
+    algo, mesh, own = config.algo, config.mesh, ":" in config.env.name
+    evaluating, hosts = evaluates or config.eval.every > 0, mesh.coordinator not in (None, "auto")
+    none = config.critic.mode == "none" and not algo.has_critic
+    corrects = algo.correction != "none" and (algo.correction != "auto" or config.rollout.lag > 0)
+    needs: list[tuple[str, bool, str]] = [
+        ("model.thinking", config.model.base != "tiny", "another --model.base than tiny"),
+        ("env.weights", bool(config.env.data), "--env.data"),
+        ("env.holdout", not config.env.eval_data, "no --env.eval_data"),
+        ("team.max_tool_calls", own, "an --env.name of your own"),
+        *((f"critic.{field.name}", algo.has_critic or field.name == "mode" and none,
+           "an --algo.name with a critic") for field in dataclasses.fields(Critic)),
+        ("algo.credit_discount", algo.credit == "step_discount", "--algo.credit step_discount"),
+        ("algo.step_reward", algo.credit == "per_step", "--algo.credit per_step"),
+        ("algo.overlong_penalty", algo.overlong_buffer > 0, "--algo.overlong_buffer above 0"),
+        ("algo.max_refills", algo.dynamic_sampling, "--algo.dynamic_sampling true"),
+        ("algo.baseline_decay", algo.baseline == "moving", "--algo.baseline moving"),
+        ("algo.correction_cap", corrects, "--algo.correction decoupled or truncated"),
+        *((f"algo.{name}", algo.kl_coef > 0, "--algo.kl_coef above 0")
+          for name in ("kl_in", "kl_estimator")),
+        ("mesh.rollout", not evaluates, "training"),
+        ("mesh.processes", hosts, "--mesh.coordinator HOST:PORT"),
+        ("mesh.process", hosts, "--mesh.coordinator HOST:PORT"),
+        ("mesh.wait_seconds", bool(mesh.coordinator), "--mesh.coordinator"),
+        *((f"eval.{name}", evaluating, "--eval.every above 0")
+          for name in ("episodes", "temperature", "benchmarks")),
+        ("eval.data", evaluating and bool(config.eval.benchmarks), "--eval.benchmarks"),
+        ("guard.lr_factor", config.guard.rollbacks > 0, "--guard.rollbacks above 0"),
+    ]  # fmt: skip
+    fields = dict(settings(config))
+    return {
+        key: needed
+        for key, has_effect, needed in needs
+        if key in fields and not has_effect and get(config, key) != fields[key].default
+    }
 
 
 def dump(config: Config) -> str:
-    """The resolved config as YAML that ``--config`` loads to an equal ``Config``."""
+    """The config as YAML that ``--config`` loads to an equal ``Config``."""
     plain = json.loads(json.dumps(dataclasses.asdict(config)))  # tuples become lists
+    if not config.algo.has_critic:
+        del plain["critic"]
     return yaml.safe_dump(plain, sort_keys=False, allow_unicode=True)

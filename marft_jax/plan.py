@@ -22,7 +22,7 @@ from rich.console import Console
 from marft_jax import cli
 from marft_jax import config as config_lib
 from marft_jax.errors import BadInput
-from marft_jax.learning.algorithms import find_algorithm, settle
+from marft_jax.learning.algorithms import find_algorithm
 from marft_jax.models.tokenizers.tokenizer import ByteTokenizer
 from marft_jax.models.weights.load import decoder_config
 from marft_jax.planning import cost, report
@@ -64,7 +64,6 @@ def plan(
     Raises:
         BadInput: a model, team or mesh that cannot be.
     """
-    config = settle(config)
     blueprint, model = load_team(config.team.file), decoder_config(config.model.base)
     context = min(config.model.context, model.max_position)
     team = make_team(config, blueprint, context, ByteTokenizer())

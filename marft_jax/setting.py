@@ -1,8 +1,6 @@
-"""A setting: its default, its bounds, what must hold for a run to read it, and its value in words.
+"""A setting: its default, its bounds, and its value in words.
 
-    rounds: int = setting(2, least=1, read=only("team.workflow", "debate", OWN))
-
-What is given and not read is an error (``effects.py``), so that no setting silently does nothing.
+rounds: int = setting(2, least=1)
 """
 
 from __future__ import annotations
@@ -12,83 +10,22 @@ import contextlib
 import dataclasses
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 T = TypeVar("T")
-OWN = "package.module:name"
-"""Stands for any name of a user's own."""
 _LARGEST = 2**31 - 1  # of whole numbers: what a device counts with
 
 
-class Condition(NamedTuple):
-    """Holds where a value in play of the setting ``key`` fits.
-
-    Attributes:
-        key: ``section.name``, or one of the further keys of ``effects.py``.
-        fits: value to truth.
-        says: when that is, for messages: ``with --algo.credit per_step``.
-    """
-
-    key: str
-    fits: Callable[[Any], bool]
-    says: str
-
-
-def only(key: str, *values: Any) -> Condition:
-    """Read where that setting has one of these values."""
-    return Condition(key, lambda value: _is_one_of(value, values), f"with --{key} {_or(values)}")
-
-
-def unless(key: str, *values: Any) -> Condition:
-    """Read where that setting has none of these values."""
-    says = f"with a --{key} other than {_or(values)}"
-    return Condition(key, lambda value: not _is_one_of(value, values), says)
-
-
-def on(key: str, how: str = "") -> Condition:
-    """Read where that setting is on: true, above 0, not none, not empty."""
-    return Condition(key, bool, f"with --{key} {how}".strip())
-
-
-def off(key: str) -> Condition:
-    """Read where that setting is none or empty."""
-    return Condition(key, lambda value: not value, f"without --{key}")
-
-
-def graded(*names: str) -> Condition:
-    """Read where one of these environments plays, in training or as a benchmark."""
-    return only("env.name", *names)._replace(key="graded")
-
-
-def left_open(name: str) -> Condition:
-    """Read where the profile of some agent does not have this by itself."""
-    says = f"for an agent in --team.file without its own `{name}`"
-    return Condition(f"agents.{name}", lambda value: value is None, says)
-
-
-LEARNS = Condition("training", bool, "in training")
-"""Read by a run that learns."""
-
-
 def setting(
-    default: T,
-    *,
-    least: float | None = None,
-    above: float | None = None,
-    most: float | None = None,
-    read: Condition | Sequence[Condition] = (),
-    about: str = "",
+    default: T, *, least: float | None = None, above: float | None = None, most: float | None = None
 ) -> T:
-    """A field of a section, or of the sections.
+    """A field of a section.
 
     Args:
         least, above, most: bounds of a number, or of each in a tuple. A number is finite, and a
             whole one from 0 to what a device can count, unless these say otherwise.
-        read: all of these must hold for a run to read it; always read without any.
-        about: a section in a few words.
     """
-    conditions = (read,) if isinstance(read, Condition) else tuple(read)
-    metadata = dict(least=least, above=above, most=most, read=conditions, about=about)
+    metadata = dict(least=least, above=above, most=most)
     return dataclasses.field(default=default, metadata=metadata)  # type: ignore[return-value]
 
 
@@ -130,14 +67,12 @@ def _text_fault(value: str) -> str | None:
     return None
 
 
-def _or(values: Sequence[Any]) -> str:
-    """``a, b or c``."""
-    *most, last = ("none" if value is None else str(value) for value in values)
-    return f"{', '.join(most)} or {last}" if most else last
-
-
-def _is_one_of(value: Any, values: Sequence[Any]) -> bool:
-    return value in values or (OWN in values and ":" in str(value))
+def kind_of(field: dataclasses.Field[Any]) -> str:
+    """The type of a field as its source spells it."""
+    kind: Any = field.type
+    if isinstance(kind, str):
+        return kind
+    return kind.__name__ if type(kind) is type else str(kind).replace("typing.", "")
 
 
 def value_of(kind: str, words: Sequence[str]) -> Any:
@@ -164,7 +99,7 @@ def _choices(kind: str) -> list[str]:
 
 def expected(kind: str) -> str:
     """The values of a type, in words: ``a number or none``."""
-    if kind.startswith("Literal"):
+    if kind.startswith("Literal") and " | " not in kind:
         return f"one of {', '.join(_choices(kind))}"
     return " or ".join(_IN_WORDS.get(p) or " or ".join(_choices(p)) for p in kind.split(" | "))
 

@@ -2,39 +2,49 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import itertools
 import re
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
 
 from marft_jax.envs.base import (
     EnvSource,
     Grade,
     Member,
     QuestionEnv,
+    QuestionSettings,
     Split,
     Task,
     held_out,
     question_source,
 )
 from marft_jax.errors import BadInput
-
-if TYPE_CHECKING:
-    from marft_jax.config import Config
+from marft_jax.setting import setting
 
 _INTEGER = re.compile(r"(?<![0-9.])-?[0-9]+(?:\.[0-9]+)?")
 _TRIES = 10_000  # draws until a task of the wanted side of the split must have come
 _CANDIDATES = 100_000  # tasks looked at for the held-out list
 
 
-def source(config: Config, split: Split) -> EnvSource:
+@dataclasses.dataclass(frozen=True)
+class Settings(QuestionSettings):
+    """Settings of the built-in task."""
+
+    name: str = "arithmetic"
+    difficulty: int = setting(3, least=2)
+    """How many numbers each problem adds up."""
+    curriculum: float | None = None
+    """Begin with the easiest tasks, and go one level up when the mean reward reaches this."""
+
+
+def source(settings: Settings, split: Split) -> EnvSource:
     """Sums of ``env.difficulty`` digits; ``env.holdout`` of the tasks are for evaluation only.
 
     Raises:
         BadInput: the split leaves no task on the wanted side.
     """
-    terms, holdout, horizon = config.env.difficulty, config.env.holdout, config.env.horizon
+    terms, holdout, horizon = settings.difficulty, settings.holdout, settings.horizon
     if split == "train":
         train_task(0, terms, holdout)  # fails now rather than in the first episode
 

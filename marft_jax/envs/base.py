@@ -9,21 +9,21 @@ This module imports neither JAX nor any heavy package.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import hashlib
 import importlib
 import inspect
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from inspect import Parameter
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol, cast
+from typing import Any, Literal, NamedTuple, Protocol, cast
 
+from marft_jax.config import EnvSettings
 from marft_jax.errors import BadInput
 from marft_jax.plugins import load_plugin
+from marft_jax.setting import setting
 from marft_jax.types import StepResult, Turn
-
-if TYPE_CHECKING:
-    from marft_jax.config import Config
 
 Split = Literal["train", "eval"]
 
@@ -33,10 +33,10 @@ BUILT_IN = {
     "code": "marft_jax.envs.code",
     "reasoning_gym": "marft_jax.envs.reasoning_gym",
 }
-"""Name to the module whose ``source(config, split)`` makes it."""
+"""Name to its module: ``Settings`` and ``source(settings, split)``."""
 
 EVAL_SEEDS = 1 << 30  # added to the seeds that a user's environment gets in evaluation
-_GIVEN = ("split", "level")  # parameters of a user's class that the run gives
+_GIVEN = ("split", "level", "settings")  # parameters of a user's class that the run gives
 _BY_NAME = (Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY)
 bad_input = BadInput  # for datasets
 
@@ -190,25 +190,65 @@ def held_out(text: str, fraction: float) -> bool:
     return int.from_bytes(digest[:8], "big") < fraction * 2**64
 
 
-def make(config: Config, split: Split) -> EnvSource:
-    """The environment that ``config.env.name`` names, with its training or its held-out tasks.
+@dataclasses.dataclass(frozen=True)
+class QuestionSettings(EnvSettings):
+    """Settings of environments of questions."""
+
+    horizon: int = setting(1, least=1)
+    """Steps per episode: how often the team may try, with feedback in between."""
+    holdout: float = setting(0.1, least=0, most=1)
+    """Fraction of the tasks, chosen by a hash of their text, that training never sees."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Own(EnvSettings):
+    """Settings of an environment of a user's own."""
+
+    options: tuple[str, ...] = ()
+    """Arguments of your class, as `name=value`."""
+    curriculum: float | None = None
+    """Begin with the easiest tasks, and go one level up when the mean reward reaches this."""
+
+
+def settings_type(name: str) -> type[EnvSettings]:
+    """The settings of a built-in environment; of a user's class those that it declares as
+    ``Settings``, a frozen dataclass that extends ``Own`` or ``EnvSettings``, or else ``Own``.
+
+    Raises:
+        BadInput: there is no such environment.
+    """
+    if name in BUILT_IN:
+        return importlib.import_module(BUILT_IN[name]).Settings
+    declared = getattr(load_plugin(name, "--env.name", BUILT_IN, "Class"), "Settings", Own)
+    if not (isinstance(declared, type) and issubclass(declared, EnvSettings)):
+        raise BadInput(f"--env.name {name}: expected Settings that extend marft_jax.envs.base.Own")
+    return declared
+
+
+def make(settings: EnvSettings, split: Split) -> EnvSource:
+    """The environment that the settings name, with its training or its held-out tasks.
 
     The integer given to ``reset`` is the position in the endless seeded order of training tasks,
-    or the number of the held-out task. A user's class gets ``env.options`` as keyword arguments,
-    and ``split=`` if it has such a parameter; else evaluation adds ``EVAL_SEEDS`` to the seeds.
+    or the number of the held-out task. A user's class gets ``options`` as keyword arguments,
+    ``settings=`` where it declares them, and ``split=`` if it has such a parameter; else evaluation
+    adds ``EVAL_SEEDS`` to the seeds.
 
     Raises:
         BadInput: the name is unknown, cannot be imported, or is not an environment; or the
             environment's own settings or data are wrong.
     """
-    name = config.env.name
+    name = settings.name
     if name in BUILT_IN:
-        return importlib.import_module(BUILT_IN[name]).source(config, split)
-    return from_class(load_class(name, config.env.options), split)
+        return importlib.import_module(BUILT_IN[name]).source(settings, split)
+    own = {} if type(settings) is Own else {"settings": settings}
+    return from_class(load_class(name, getattr(settings, "options", ()), own), split)
 
 
-def load_class(name: str, options: Sequence[str] = ()) -> Callable[..., Env]:
-    """Imports ``package.module:Class`` and binds its options; raises ``BadInput``."""
+def load_class(
+    name: str, options: Sequence[str] = (), own: Mapping[str, Any] | None = None
+) -> Callable[..., Env]:
+    """Imports ``package.module:Class`` and binds its options and own arguments; raises
+    ``BadInput``."""
     factory = load_plugin(name, "--env.name", BUILT_IN, "Class")
     if not callable(factory):
         raise BadInput(f"--env.name {name}: expected a class, got {type(factory).__name__}")
@@ -218,7 +258,7 @@ def load_class(name: str, options: Sequence[str] = ()) -> Callable[..., Env]:
             f"--env.name {name}: expected a class with reset(seed) and step(turns), "
             f"but it has no {' and no '.join(missing)}"
         )
-    given = _options(name, _parameters(factory), options)
+    given = _options(name, _parameters(factory), options) | dict(own or {})
     required = [
         parameter.name
         for parameter in _parameters(factory).values()

@@ -6,6 +6,7 @@ should print or return never enters the sandbox; it is compared here.
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 import re
@@ -13,16 +14,14 @@ import sys
 import textwrap
 import time
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from marft_jax.envs.base import EnvSource, Grade, Split, question_source
 from marft_jax.envs.datasets import load
 from marft_jax.envs.datasets.code_rows import Call, Script, Suite, as_task
 from marft_jax.envs.sandbox import Limits, Outcome, Sandbox, Unusable
 from marft_jax.errors import BadInput
-
-if TYPE_CHECKING:
-    from marft_jax.config import Config
+from marft_jax.setting import setting
 
 _FENCE = re.compile(r"^[ \t]*```[ \t]*([\w+#.-]*)[^\n]*\n(.*?)(?:^[ \t]*```|\Z)", re.S | re.M)
 _PYTHON = ("python", "python3", "py")
@@ -42,14 +41,32 @@ import bisect, collections, functools, heapq, itertools, math, random, re, strin
 """Before a program that is called, as on the sites where its task comes from."""
 
 
-def source(config: Config, split: Split) -> EnvSource:
+@dataclasses.dataclass(frozen=True)
+class Settings(load.Rows):
+    """Settings of programming."""
+
+    name: str = "code"
+    reward: Literal["fraction", "all"] = "fraction"
+    """The fraction of tests passed, or 1 for all of them and else 0."""
+    tests: int = 10
+    """How many of a task's tests are run, the first ones; 0 runs all."""
+    test_seconds: float = setting(5.0, least=0.1)
+    """Wall time of one test."""
+    code_seconds: float = setting(60.0, least=0.1)
+    """Wall time of all tests of a program."""
+    memory_mb: int = setting(1024, least=64)
+    """Address space of a program."""
+    sandbox: Literal["bubblewrap", "none"] = "bubblewrap"
+    """`none` runs what the model writes as you, with your files and network in its reach."""
+
+
+def source(env: Settings, split: Split) -> EnvSource:
     """Tasks from ``env.data`` (or, for evaluation, ``env.eval_data``).
 
     Raises:
         BadInput: data is missing or wrong (see ``data.chooser``); or programs cannot be isolated
             here and ``env.sandbox`` is not ``none``.
     """
-    env = config.env
     reading = load.Reading(as_task, env.filters, env.max_bad_rows)
     pick, size = load.chooser(env, split, reading)
     danger = "as you, with your files and network in their reach"

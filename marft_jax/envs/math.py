@@ -5,26 +5,44 @@ Only the text of the answering agents' own turns is read, never a prompt.
 
 from __future__ import annotations
 
+import dataclasses
 import importlib.util
-from typing import TYPE_CHECKING
+from typing import Any, Literal
 
-from marft_jax.envs.base import EnvSource, Split, bad_input, question_source
+from marft_jax.envs.base import EnvSource, Split, Task, bad_input, question_source
 from marft_jax.envs.datasets import load
 from marft_jax.envs.grading import GradingPool
-
-if TYPE_CHECKING:
-    from marft_jax.config import Config
+from marft_jax.setting import setting
 
 
-def source(config: Config, split: Split) -> EnvSource:
+@dataclasses.dataclass(frozen=True)
+class Settings(load.Rows):
+    """Settings of mathematics."""
+
+    name: str = "math"
+    question_field: str | None = None
+    """The field of the question, where its name is not one of the usual ones."""
+    answer_field: str | None = None
+    """The field of the answer, where its name is not one of the usual ones."""
+    extract: Literal["auto", "boxed", "hashes", "letter", "number", "phrase"] = "auto"
+    """The one way of giving an answer that counts; auto takes the first that is there."""
+    grade_seconds: float = setting(10.0, least=0.1)
+    """After so long an answer that cannot be graded counts as wrong."""
+
+
+def source(env: Settings, split: Split) -> EnvSource:
     """Questions from ``env.data`` (or, for evaluation, ``env.eval_data``).
 
     Raises:
         BadInput: data is missing or wrong (see ``data.chooser``), or math-verify is not installed.
     """
-    env = config.env
     if importlib.util.find_spec("math_verify") is None:
         raise bad_input("--env.name math needs the package math-verify: pip install math-verify")
-    pick, size = load.chooser(env, split, load.maths(env))
+
+    def parse(row: Any) -> Task | str:
+        return load.as_task(row, env.question_field, env.answer_field)
+
+    reading = load.Reading(parse, env.filters, env.max_bad_rows)
+    pick, size = load.chooser(env, split, reading)
     pool = GradingPool(env.workers, env.grade_seconds, env.extract)
     return question_source(pick, pool.grade, env.horizon, size, pool.close)

@@ -6,20 +6,19 @@ for an answer in the right form.
 
 from __future__ import annotations
 
+import dataclasses
 import importlib.util
 import json
 import re
 import sys
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from marft_jax.envs import base
 from marft_jax.envs.base import EnvSource, Grade, Split, Task
 from marft_jax.envs.grading.extract import boxed_answer
 from marft_jax.envs.workers import Workers
 from marft_jax.errors import BadInput
-
-if TYPE_CHECKING:
-    from marft_jax.config import Config
+from marft_jax.setting import setting
 
 _TAGGED = re.compile(r"<answer>(.*?)</answer>", re.S | re.I)
 _ASK = "\nWrite the final answer between <answer> and </answer>."
@@ -37,13 +36,27 @@ class _Answer(NamedTuple):
         return self.text
 
 
-def source(config: Config, split: Split) -> EnvSource:
+@dataclasses.dataclass(frozen=True)
+class Settings(base.QuestionSettings):
+    """Settings of a task of reasoning-gym."""
+
+    name: str = "reasoning_gym"
+    task: str = ""
+    """The name of the task, such as countdown."""
+    options: tuple[str, ...] = ()
+    """The task's own settings, as `name=value`."""
+    workers: int = setting(2, least=1)
+    """Answers that are graded at the same time."""
+    grade_seconds: float = setting(10.0, least=0.1)
+    """After so long an answer that cannot be graded counts as wrong."""
+
+
+def source(env: Settings, split: Split) -> EnvSource:
     """Tasks of the kind ``env.task`` with ``env.options``; ``env.holdout`` of them for evaluation.
 
     Raises:
         BadInput: the package is not installed, there is no such task, or it refuses the options.
     """
-    env = config.env
     if importlib.util.find_spec("reasoning_gym") is None:
         raise BadInput("--env.name reasoning_gym needs that package: pip install reasoning-gym")
     settings = dict(map(base.read_option, env.options))

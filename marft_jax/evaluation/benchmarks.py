@@ -12,10 +12,10 @@ import dataclasses
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from marft_jax.config import Config
-from marft_jax.envs.base import BUILT_IN
+from marft_jax.envs.base import BUILT_IN, settings_type
 from marft_jax.envs.datasets.rows import SUFFIXES
 from marft_jax.errors import BadInput
 from marft_jax.evaluation.scores import passes
@@ -110,14 +110,15 @@ def _plan(spec: str, config: Config, folder: str | None, samples: int, limit: in
         known = BENCHMARKS[name]
         source = _file(name, known, folder) if folder else known.hub
         more = _SETTINGS[known.env]
-        env = dataclasses.replace(env, name=known.env, eval_data=(source,), filters=(), **more)
+        env = _settings(known.env, config)
+        env = dataclasses.replace(env, eval_data=(source,), filters=(), **more)
     elif name.endswith(SUFFIXES):
-        env = dataclasses.replace(env, eval_data=(name,))
         if env.name not in ("math", "code"):
             raise BadInput(f"--benchmark {name}: expected --env.name math or code for a file")
+        env = dataclasses.replace(env, **{"eval_data": (name,)})
         name = Path(name).stem
     elif name in BUILT_IN:
-        env, tasks = dataclasses.replace(env, name=name), limit or config.eval.episodes
+        env, tasks = _settings(name, config), limit or config.eval.episodes
     else:
         raise BadInput(
             f"--benchmark: expected {', '.join(BENCHMARKS)}, an environment or a file "
@@ -126,6 +127,11 @@ def _plan(spec: str, config: Config, folder: str | None, samples: int, limit: in
     warm = {"temperature": float(temperature)} if temperature else {}
     changed = dataclasses.replace(config, env=env, eval=dataclasses.replace(config.eval, **warm))
     return _checked(Plan(name, int(own_samples or samples), changed, tasks))
+
+
+def _settings(name: str, config: Config) -> Any:
+    """The settings of a built-in environment: the run's where it plays there, or else defaults."""
+    return config.env if config.env.name == name else settings_type(name)()
 
 
 def _checked(plan: Plan) -> Plan:

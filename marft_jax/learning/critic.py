@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from marft_jax.config import Config
+from marft_jax.learning.settings import LearnerSettings
 from marft_jax.models import lora
 from marft_jax.models.decoder import DecoderConfig
 
@@ -29,14 +29,13 @@ class Critic(NamedTuple):
     adapters: Any  # one per agent in mode ``lora``, else empty
 
 
-def init(key: jax.Array, config: Config, decoder_config: DecoderConfig, agents: int) -> Critic:
-    """He-normal hidden layers and a small last one, so that first values are near zero.
-
-    ``config`` is settled: its critic's mode is not ``auto``.
-    """
-    mode, hidden = config.critic.mode, config.critic.hidden
-    if mode == "none":
+def init(
+    key: jax.Array, settings: LearnerSettings, decoder_config: DecoderConfig, agents: int
+) -> Critic:
+    """He-normal hidden layers and a small last one, so that first values are near zero."""
+    if settings.critic is None:
         return Critic([], {})
+    mode, hidden = settings.critic.mode, settings.critic.hidden
     widths = [decoder_config.d_model, *hidden, 1]
     members = agents if mode == "heads" else 1
     head = []
@@ -50,8 +49,8 @@ def init(key: jax.Array, config: Config, decoder_config: DecoderConfig, agents: 
             jax.random.fold_in(key, len(widths)),
             decoder_config,
             adapters=agents,
-            rank=config.lora.rank,
-            targets=config.lora.targets,
+            rank=settings.lora.rank,
+            targets=settings.lora.targets,
         )
     return Critic(head, adapters)
 

@@ -46,7 +46,7 @@ def estimate(
     chain, report = batch.chain, {}
     if reference_UBA is not None:
         rows = batch.rows
-        kl = losses.reference_kl(rows.behaviour_BA, jnp.asarray(reference_UBA), algo.kl_estimator)
+        kl = losses.reference_kl(rows.behaviour_BA, jnp.asarray(reference_UBA), algo.estimator)
         kl_UBA = np.asarray(kl) * rows.mask_BA
         report["ref_kl"] = _by_agent(kl_UBA, rows, agents)
         if algo.kl_in == "reward":

@@ -8,10 +8,10 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from marft_jax.config import Config
 from marft_jax.learning import critic as critic_lib
 from marft_jax.learning import logprobs, losses
 from marft_jax.learning.batch import Rows
+from marft_jax.learning.settings import LearnerSettings
 from marft_jax.learning.values import Static, values
 from marft_jax.models import lora
 
@@ -76,7 +76,7 @@ def gradients(
         policy = functools.partial(_policy_loss, static, base, r=r, t=t)
         grad_policy, seen = jax.grad(policy, has_aux=True)(adapters)
     critic_loss, grad_critic = jnp.zeros(()), critic
-    if static.config.critic.mode != "none":
+    if static.settings.critic is not None:
         with jax.named_scope("critic"):
             value = functools.partial(_value_loss, static, base, r=r, t=t)
             critic_loss, grad_critic = jax.value_and_grad(value)(critic)
@@ -98,10 +98,10 @@ def _policy_loss(
     static: Static, base: Any, adapters: lora.Adapters, *, r: Rows, t: Targets
 ) -> tuple[jax.Array, _Seen]:
     """Sum over decisions of weight · policy loss − entropy_coef · entropy + kl_coef · KL."""
-    config, algo, level = static.config, static.config.algo, static.algorithm.level
+    settings, algo, level = static.settings, static.settings.algo, static.algorithm.level
     mask_BX, _, _ = logprobs.unit_labels(r, level)
     logprobs_BA, entropy_BA = logprobs.action_logprobs(
-        static.graphdef, base, adapters, config.lora.alpha, r, algo.entropy_coef != 0
+        static.graphdef, base, adapters, settings.lora.alpha, r, algo.entropy_coef != 0
     )
 
     def log_prob(x_BA: jax.Array) -> jax.Array:
@@ -115,13 +115,12 @@ def _policy_loss(
     if t.proximal_BA is not None:
         behaviour_BX, old_BX = old_BX, log_prob(t.proximal_BA)
         correction_BX = losses.correction_weight(
-            old_BX, behaviour_BX, algo.correction, algo.correction_cap
+            old_BX, behaviour_BX, settings.correction, algo.correction_cap
         )
-    assert algo.entropy_coef != "auto"  # settled
     loss_BX = static.algorithm.policy_loss(algo, new_BX, old_BX, t.advantages_BX) * correction_BX
     loss_BX = loss_BX - algo.entropy_coef * entropy_BX
     if t.reference_BA is not None:
-        kl_BA = losses.reference_kl(logprobs_BA, t.reference_BA, algo.kl_estimator)
+        kl_BA = losses.reference_kl(logprobs_BA, t.reference_BA, algo.estimator)
         loss_BX = loss_BX + algo.kl_coef * mean(kl_BA * r.mask_BA)
     seen = _Seen(logprobs_BA, new_BX, old_BX, entropy_BX, correction_BX)
     return jnp.sum(loss_BX * mask_BX), seen
@@ -131,7 +130,7 @@ def _value_loss(
     static: Static, base: Any, critic: critic_lib.Critic, *, r: Rows, t: Targets
 ) -> jax.Array:
     """Sum over decisions of the critic's error."""
-    algo, (mask_BX, _, _) = static.config.algo, logprobs.unit_labels(r, static.algorithm.level)
+    algo, (mask_BX, _, _) = static.settings.algo, logprobs.unit_labels(r, static.algorithm.level)
     values_BX = values(static, base, critic, r, t.features_BXD)
     error_BX = losses.value_loss(
         values_BX, t.values_BX, t.returns_BX, algo.value_clip, algo.huber_delta
@@ -143,7 +142,7 @@ def _sums(
     static: Static, seen: _Seen, r: Rows, t: Targets, adapters: int, critic_loss: jax.Array
 ) -> Sums:
     """Totals of a microbatch."""
-    algo, agents = static.config.algo, static.agents
+    algo, agents = static.settings.algo, static.agents
     mask_BX, agent_BX, owner_BX = logprobs.unit_labels(r, static.algorithm.level)
     kl_BX = losses.approx_kl(seen.new_BX, seen.old_BX)
     clipped_BX = losses.clip_fraction(seen.new_BX, seen.old_BX, algo.clip, algo.clip_high)
@@ -180,7 +179,7 @@ def _sums(
     )
 
 
-def report(sums: Sums, config: Config) -> dict[str, jax.Array]:
+def report(sums: Sums, settings: LearnerSettings) -> dict[str, jax.Array]:
     """Means over all minibatches, per agent; the gap is that of the first one."""
     total = jax.tree.map(lambda x: x.sum(0), sums)
     decisions_X = jnp.maximum(total.decisions_X, 1)
@@ -190,8 +189,8 @@ def report(sums: Sums, config: Config) -> dict[str, jax.Array]:
         "clip_fraction": total.clip_fraction_X / decisions_X,
         "logprob_gap": sums.logprob_gap_X[0] / jnp.maximum(sums.tokens_X[0], 1),
     }
-    if config.algo.correction != "none":
+    if settings.correction != "none":
         numbers["correction_weight"] = total.correction_X / decisions_X
-    if config.critic.mode != "none":
+    if settings.critic is not None:
         numbers["critic/loss"] = total.critic_loss / jnp.maximum(total.decisions_X.sum(), 1)
     return numbers

@@ -25,14 +25,14 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from marft_jax import random_keys
-from marft_jax.config import Config
 from marft_jax.learning import batch as batch_lib
 from marft_jax.learning import critic as critic_lib
 from marft_jax.learning import gradients, logprobs, optimiser
-from marft_jax.learning.algorithms import Algorithm, settle
+from marft_jax.learning.algorithms import Algorithm
 from marft_jax.learning.batch import Rows
 from marft_jax.learning.estimates import Estimates, estimate, to_rows
 from marft_jax.learning.gradients import Targets
+from marft_jax.learning.settings import LearnerSettings
 from marft_jax.learning.state import Moving, TrainState, Version
 from marft_jax.learning.values import Scored, Static, reads_base, reads_prompts, score
 from marft_jax.models import lora
@@ -51,35 +51,39 @@ class Learner:
     """Owns the compiled functions; the state travels through them.
 
     Args:
-        config: settings; the sections run, lora, critic and algo are read, and the lag.
+        settings: as ``settings.resolve`` makes them.
         base: the frozen base, on the mesh.
         team: who owns which adapter.
         algorithm: which losses, at which level.
         mesh: rows are split over it, state is replicated.
 
     Attributes:
-        config: settled, with the base's learning rate.
         pack: ``batch.build`` for this learner: of episodes, rewards and seed.
     """
 
     def __init__(
-        self, config: Config, base: BaseModel, team: Team, algorithm: Algorithm, mesh: Mesh
+        self,
+        settings: LearnerSettings,
+        base: BaseModel,
+        team: Team,
+        algorithm: Algorithm,
+        mesh: Mesh,
     ):
-        self.config = self._config = config = settle(config, base.config)
+        self._settings = settings
         self._algorithm, self._mesh, self._team = algorithm, mesh, team
         self._base = base.params
         self.pack = functools.partial(
             batch_lib.build,
             owners=team.owners,
-            config=config.algo,
+            config=settings.algo,
             level=algorithm.level,
             shards=mesh_lib.row_shards(mesh),
-            share=config.algo.reuse
+            share=settings.algo.reuse
             and attention_lib.shares_prefixes(mesh.devices.flat[0].platform),
             d_model=base.config.d_model,
-            prompts=reads_prompts(config, algorithm.level),
+            prompts=reads_prompts(settings, algorithm.level),
         )
-        self._run = programs(config, base.config, base.graphdef, team, algorithm, mesh)
+        self._run = programs(settings, base.config, base.graphdef, team, algorithm, mesh)
 
     def init(self) -> TrainState:
         """A fresh state: adapters that change nothing, values near zero."""
@@ -128,10 +132,11 @@ class Learner:
 
         None in the critic's warm-up; else all that are not frozen, or one of these in turn.
         """
-        interval, n = self._config.algo.agent_interval, self._team.adapters
-        if step < self._config.critic.warmup_steps:
+        settings, n = self._settings, self._team.adapters
+        if settings.critic is not None and step < settings.critic.warmup_steps:
             return np.zeros(n, bool)
         may_learn = np.asarray(self._team.trainable)
+        interval = settings.algo.agent_interval
         if interval == 0:
             return may_learn
         learning = np.flatnonzero(may_learn)
@@ -141,7 +146,7 @@ class Learner:
         """The microbatches on the mesh, and values, features and reference log-probs of each."""
         read = batch.rows if batch.prompts is None else batch.prompts.rows
         rows = [self._place(r) for r in batch_lib.microbatches(read)]
-        if not reads_base(self._config):
+        if not reads_base(self._settings):
             return rows, [Scored()] * len(rows)
         scored = [self._run.score(base=self._base, critic=state.critic, r=r) for r in rows]
         if batch.prompts is None:
@@ -155,7 +160,7 @@ class Learner:
 
     def _proximal(self, state: TrainState, rows: Sequence[Rows]) -> list[Any]:
         """Log-probs of the policy before the update, where stale samples are corrected."""
-        if self._config.algo.correction == "none":
+        if self._settings.correction == "none":
             return [None] * len(rows)
         return [self._run.proximal(base=self._base, adapters=state.adapters, r=r) for r in rows]
 
@@ -168,7 +173,7 @@ class Learner:
             return None if parts[0] is None else np.stack(mesh_lib.fetched(list(parts)))
 
         return estimate(
-            self._config.algo,
+            self._settings.algo,
             self._algorithm,
             len(self._team.profiles),
             batch,
@@ -187,7 +192,7 @@ class Learner:
         """The targets of a microbatch, by its number; built when first asked for."""
         advantages_UBX = to_rows(estimates.advantages_EJ, batch.chain)
         returns_UBX = to_rows(estimates.returns_EJ, batch.chain)
-        in_loss = self._config.algo.kl_in == "loss"
+        in_loss = self._settings.algo.kl_in == "loss"
 
         @functools.cache  # they serve every epoch
         def of(u: int) -> Targets:
@@ -214,8 +219,8 @@ class Learner:
 
     def _order(self, step: int, micros: int) -> list[np.ndarray]:
         """The microbatches of each minibatch of each epoch, dealt out evenly."""
-        rng = random_keys.generator(self._config.run.seed, Stream.MINIBATCHES, step)
-        algo = self._config.algo
+        rng = random_keys.generator(self._settings.seed, Stream.MINIBATCHES, step)
+        algo = self._settings.algo
         epochs = [rng.permutation(micros) for _ in range(algo.epochs)]
         return [part for order in epochs for part in np.split(order, algo.minibatches)]
 
@@ -233,67 +238,69 @@ class Programs(NamedTuple):
 
 
 def programs(
-    config: Config,
+    settings: LearnerSettings,
     decoder_config: DecoderConfig,
     graphdef: Any,
     team: Team,
     algorithm: Algorithm,
     mesh: Mesh,
 ) -> Programs:
-    """The compiled functions for one base and mesh; ``config`` is settled."""
+    """The compiled functions for one base and mesh."""
     agents, places = len(team.profiles), mesh.shape["data"]
     everywhere, split = mesh_lib.replicated(mesh), mesh_lib.rows(mesh)
     apart = NamedSharding(mesh, P("data"))  # sums of each place's own rows
     options = {"compiler_options": compilation.compiler_options(mesh)}
-    static = Static(graphdef, config, algorithm, agents)
+    static = Static(graphdef, settings, algorithm, agents)
 
     def compiled(sharding: NamedSharding, function: Any, *fixed: Any, **how: Any) -> Any:
         run = mesh_lib.within(mesh, functools.partial(function, *fixed))
         return mesh_lib.in_turn(mesh, jax.jit(run, out_shardings=sharding, **how))
 
     return Programs(
-        init=compiled(everywhere, fresh, config, decoder_config, team.adapters, agents),
+        init=compiled(everywhere, fresh, settings, decoder_config, team.adapters, agents),
         score=compiled(split, score, static, **options),
         proximal=compiled(split, proximal, static, **options),
         zeros=compiled(apart, zeros, places, agents),
         accumulate=compiled(apart, accumulate, static, places, donate_argnames="total", **options),
-        apply=compiled(everywhere, apply, config, donate_argnames="state"),
-        report=compiled(everywhere, report, config),
+        apply=compiled(everywhere, apply, settings, donate_argnames="state"),
+        report=compiled(everywhere, report, settings),
     )
 
 
-def fresh(config: Config, decoder_config: DecoderConfig, adapters: int, agents: int) -> TrainState:
+def fresh(
+    settings: LearnerSettings, decoder_config: DecoderConfig, adapters: int, agents: int
+) -> TrainState:
     """A state before the first step."""
     adapters_key, critic_key = (
-        jax.random.wrap_key_data(jnp.asarray(random_keys.key_2(config.run.seed, stream)))
+        jax.random.wrap_key_data(jnp.asarray(random_keys.key_2(settings.seed, stream)))
         for stream in (Stream.ADAPTERS, Stream.CRITIC)
     )
     stacked = lora.init(
         adapters_key,
         decoder_config,
         adapters=adapters,
-        rank=config.lora.rank,
-        targets=config.lora.targets,
+        rank=settings.lora.rank,
+        targets=settings.lora.targets,
     )
-    critic = critic_lib.init(critic_key, config, decoder_config, agents)
+    critic = critic_lib.init(critic_key, settings, decoder_config, agents)
     none, progress = jnp.zeros(agents), jnp.zeros(2)
     return TrainState(
         jnp.int32(0),
         stacked,
-        optimiser.init(config.algo, stacked),
+        optimiser.init(settings.algo, stacked),
         critic,
-        critic_lib.Critic(*(optimiser.init(config.algo, part) for part in critic)),
+        critic_lib.Critic(*(optimiser.init(settings.algo, part) for part in critic)),
         Moving(none, none),
         jnp.float32(1),
         progress,
-        (Version(stacked, progress),) * config.rollout.lag,
+        (Version(stacked, progress),) * settings.lag,
     )
 
 
 def proximal(static: Static, *, base: Any, adapters: Any, r: Rows) -> jax.Array:
     """Log-probs of the policy at the start of the update."""
     with jax.named_scope("proximal"):
-        alpha = static.config.lora.alpha
+        alpha = static.settings.lora.alpha
         return logprobs.action_logprobs(static.graphdef, base, adapters, alpha, r)[0]
 
 
@@ -330,17 +337,17 @@ def accumulate(
 
 
 def apply(
-    config: Config, *, state: TrainState, total: Any, trainable_N: jax.Array
+    settings: LearnerSettings, *, state: TrainState, total: Any, trainable_N: jax.Array
 ) -> tuple[TrainState, Any]:
     """Takes a step of the optimiser, from the sums of all places."""
-    return optimiser.apply(config, state, jax.tree.map(lambda x: x.sum(0), total), trainable_N)
+    return optimiser.apply(settings, state, jax.tree.map(lambda x: x.sum(0), total), trainable_N)
 
 
-def report(config: Config, seen: Sequence[Any]) -> dict[str, Any]:
+def report(settings: LearnerSettings, seen: Sequence[Any]) -> dict[str, Any]:
     """Metrics of a training step, from what ``apply`` gave for each minibatch."""
     sums, broken, norms = jax.tree.map(lambda *x: jnp.stack(x), *seen)
-    numbers = gradients.report(sums, config) | {"grad_norm": norms[0].mean(0)}
+    numbers = gradients.report(sums, settings) | {"grad_norm": norms[0].mean(0)}
     numbers["nonfinite"] = jax.tree.map(lambda x: x.sum(0), sums.nonfinite | broken)
-    if config.critic.mode != "none":
+    if settings.critic is not None:
         numbers["critic/grad_norm"] = norms[1].mean()
     return numbers

@@ -12,9 +12,10 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from marft_jax.config import Algo, Config
+from marft_jax.config import Algo
 from marft_jax.learning import critic as critic_lib
 from marft_jax.learning.gradients import Sums
+from marft_jax.learning.settings import LearnerSettings
 from marft_jax.learning.state import TrainState
 
 
@@ -33,7 +34,7 @@ def init(config: Algo, params: Any) -> Any:
 
 
 def apply(
-    config: Config, state: TrainState, total: Any, trainable_N: jax.Array
+    settings: LearnerSettings, state: TrainState, total: Any, trainable_N: jax.Array
 ) -> tuple[TrainState, tuple[Sums, dict[str, jax.Array], Any]]:
     """The state after a minibatch, and (totals, what was not finite, gradient norms).
 
@@ -49,13 +50,13 @@ def apply(
     broken = _not_finite(grad_policy, grad_critic)
     owned_N = jnp.maximum(sums.owned_N, 1)
     moves_N = trainable_N & (sums.taught_N > 0)
-    if config.algo.max_kl is not None:
-        moves_N &= sums.kl_N / owned_N <= config.algo.max_kl
-    assert config.algo.lr != "auto"  # settled
-    optimizer, critic_lr = make_optimizer(config.algo), config.critic.lr * state.lr_scale
+    if settings.algo.max_kl is not None:
+        moves_N &= sums.kl_N / owned_N <= settings.algo.max_kl
+    optimizer = make_optimizer(settings.algo)
+    critic_lr = 0.0 if settings.critic is None else settings.critic.lr * state.lr_scale
     adapters, adapters_opt, norm_N = _step(
         optimizer,
-        config.algo.lr * state.lr_scale,
+        settings.lr * state.lr_scale,
         (state.adapters, state.adapters_opt, grad_policy),
         sums.owned_N,
         moves_N,
@@ -91,7 +92,7 @@ def _not_finite(grad_policy: Any, grad_critic: Any) -> dict[str, jax.Array]:
 
 def _step(
     optimizer: optax.GradientTransformation,
-    lr: jax.Array,
+    lr: jax.Array | float,
     part: tuple[Any, Any, Any],
     count_M: jax.Array,
     moves_M: jax.Array,

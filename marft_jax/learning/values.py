@@ -7,20 +7,18 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from marft_jax.config import Config
 from marft_jax.learning import critic as critic_lib
 from marft_jax.learning import logprobs
 from marft_jax.learning.algorithms import Algorithm
 from marft_jax.learning.batch import Level, Rows
-
-FROZEN = ("shared", "heads")  # modes of a critic that reads the base without adapters
+from marft_jax.learning.settings import LearnerSettings
 
 
 class Static(NamedTuple):
-    """Settings that the compiled functions of a learner are made for; the config is settled."""
+    """Settings that the compiled functions of a learner are made for; by which they differ."""
 
     graphdef: Any
-    config: Config
+    settings: LearnerSettings
     algorithm: Algorithm
     agents: int
 
@@ -33,22 +31,22 @@ class Scored(NamedTuple):
     reference_BA: Any = None  # log-probs of the base without adapters
 
 
-def reads_prompts(config: Config, level: Level) -> bool:
+def reads_prompts(settings: LearnerSettings, level: Level) -> bool:
     """True where the critic reads what stands before each action and no action: for the value of
     an action as a whole, where nothing else reads the base without adapters."""
-    return level == "action" and config.critic.mode in FROZEN and config.algo.kl_coef == 0
+    return level == "action" and settings.has_frozen_critic and settings.algo.kl_coef == 0
 
 
-def reads_base(config: Config) -> bool:
+def reads_base(settings: LearnerSettings) -> bool:
     """True where there is anything to score before the update."""
-    return config.critic.mode != "none" or config.algo.kl_coef > 0
+    return settings.critic is not None or settings.algo.kl_coef > 0
 
 
 def score(static: Static, *, base: Any, critic: critic_lib.Critic, r: Rows) -> Scored:
     """Values and reference log-probs of a microbatch, from one pass through the frozen base."""
-    graphdef, config = static.graphdef, static.config
+    graphdef, settings = static.graphdef, static.settings
     index_BX = logprobs.unit_index(r, static.algorithm.level)
-    frozen, with_reference = config.critic.mode in FROZEN, config.algo.kl_coef > 0
+    frozen, with_reference = settings.has_frozen_critic, settings.algo.kl_coef > 0
     scored = Scored()
     if frozen or with_reference:
         with jax.named_scope("frozen_base"):
@@ -60,7 +58,7 @@ def score(static: Static, *, base: Any, critic: critic_lib.Critic, r: Rows) -> S
             if with_reference:
                 reference_BA, _ = logprobs.score_actions(graphdef, base, hidden[:, split:], r)
                 scored = scored._replace(reference_BA=reference_BA)
-    if config.critic.mode == "none":
+    if settings.critic is None:
         return scored
     with jax.named_scope("critic"):
         values_BX = values(static, base, critic, r, scored.features_BXD)
@@ -80,6 +78,6 @@ def values(
             logprobs.unit_index(r, level),
             critic.adapters,
             r.agents_BT,
-            static.config.lora.alpha,
+            static.settings.lora.alpha,
         )
     return critic_lib.values(critic.head, features_BXD, logprobs.unit_labels(r, level)[1])

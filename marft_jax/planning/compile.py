@@ -20,8 +20,9 @@ from marft_jax.engine import kv_cache as cache_lib
 from marft_jax.errors import BadInput
 from marft_jax.learning import batch as batch_lib
 from marft_jax.learning import learner
-from marft_jax.learning.algorithms import Algorithm, settle
+from marft_jax.learning.algorithms import Algorithm
 from marft_jax.learning.gradients import Targets
+from marft_jax.learning.settings import LearnerSettings, resolve
 from marft_jax.learning.state import TrainState
 from marft_jax.learning.values import reads_base
 from marft_jax.models.decoder import DecoderConfig
@@ -72,6 +73,7 @@ class Run(NamedTuple):
     """
 
     config: Config
+    learning: LearnerSettings
     team: Team
     model: DecoderConfig
     work: Work
@@ -101,7 +103,6 @@ def describe(
     Raises:
         BadInput: a mesh that the topology cannot have.
     """
-    config = settle(config, model)
     hosts, devices = topology.hosts, topology.devices
     mesh, playing = mesh_lib.make_meshes(config.mesh, devices, topology.per_host)
     own = np.asarray(topology.host)[-playing.size // hosts :]
@@ -111,12 +112,14 @@ def describe(
     slots = min(config.rollout.slots, processes.share(config.algo.episodes, topology.hosts))
     shape = engine.Shape(slots, config.rollout.chunk, work.context, work.action).on(here)
     played = engine.programs(model, graphdef, here, shape, dtype, eos_ids=(0,), alpha=alpha)
-    learned = learner.programs(config, model, graphdef, team, algorithm, mesh)
+    settings = resolve(config, model)
+    learned = learner.programs(settings, model, graphdef, team, algorithm, mesh)
     shards = mesh_lib.row_shards(mesh)
-    batch = longest_batch(config, team, algorithm.level, work, shards, model.d_model)
+    batch = longest_batch(settings, team, algorithm.level, work, shards, model.d_model)
     return Run(
-        config, team, model, work, mesh, here, hosts, shape, base, _base(config, model, here)[2],
-        learned.init.eval_shape(), played.slots, batch, played, learned,
+        config, settings, team, model, work, mesh, here, hosts, shape, base,
+        _base(config, model, here)[2], learned.init.eval_shape(), played.slots, batch, played,
+        learned,
     )  # fmt: skip
 
 
@@ -216,7 +219,11 @@ def _learning(run: Run) -> dict[str, Any]:
     rows = micro(batch.rows)
     unit_BX = jax.ShapeDtypeStruct(batch.chain.shape_UBX[1:], jnp.float32, sharding=split)
     scored = programs.score.eval_shape(**frozen, r=rows)
-    old = programs.proximal.eval_shape(**policy, r=rows) if algo.correction != "none" else None
+    old = (
+        programs.proximal.eval_shape(**policy, r=rows)
+        if run.learning.correction != "none"
+        else None
+    )
     values_BX, features_BXD, reference_BA = scored
     reference_BA = reference_BA if algo.kl_in == "loss" else None
     targets = Targets(unit_BX, unit_BX, values_BX, features_BXD, reference_BA, old)
@@ -229,7 +236,7 @@ def _learning(run: Run) -> dict[str, Any]:
         ),
         "optimiser": programs.apply.lower(state=stepped, total=total, trainable_N=trainable_N),
     }
-    if reads_base(run.config):
+    if reads_base(run.learning):
         read = batch.rows if batch.prompts is None else batch.prompts.rows
         lowered["values"] = programs.score.lower(**frozen, r=micro(read))
     return lowered

@@ -23,7 +23,6 @@ from jax.sharding import Mesh
 
 from marft_jax.config import TARGETS
 from marft_jax.learning.batch import Rows
-from marft_jax.learning.values import FROZEN
 from marft_jax.models.decoder import DecoderConfig
 from marft_jax.parallel import mesh as mesh_lib
 from marft_jax.parallel import processes
@@ -148,16 +147,18 @@ def _prefill(run: Run) -> Counted:
 
 
 def _values(run: Run) -> Counted:
-    config = run.config
+    learning = run.learning
     read = run.batch.rows if run.batch.prompts is None else run.batch.prompts.rows
     micros, tokens, width, actions = _microbatch(read)
-    frozen = config.critic.mode in FROZEN or config.algo.kl_coef > 0
+    with_reference = learning.algo.kl_coef > 0
+    frozen = learning.has_frozen_critic or with_reference
+    adapted = learning.critic_mode == "lora"
     flops = frozen * forward_flops(run.model, tokens, width)
-    if config.critic.mode == "lora":
+    if adapted:
         flops += forward_flops(run.model, tokens, width, *_adapters(run))
-    if config.algo.kl_coef > 0:
+    if with_reference:
         flops += _vocabulary(run.model, actions)
-    passes = frozen + (config.critic.mode == "lora")
+    passes = frozen + adapted
     return micros, flops / run.mesh.size, passes * _weights(run.base, run.mesh)
 
 
@@ -168,12 +169,12 @@ def _gradients(run: Run) -> Counted:
     attention = forward - forward_flops(model, tokens, 0)
     trained = 2 * forward + attention + 3 * lora
     trained += {"none": 0, "products": attention, "block": forward + lora}[run.config.model.remat]
-    if run.config.critic.mode == "lora":
+    if run.learning.critic_mode == "lora":
         trained *= 2
     vocabulary = _vocabulary(model, actions)
     trained += (3 if run.config.algo.entropy_coef else 2) * vocabulary
     reads = 2 * _weights(run.base, run.mesh)
-    if run.config.algo.correction != "none":  # once a step, not once an epoch
+    if run.learning.correction != "none":  # once a step, not once an epoch
         trained += (forward + lora + vocabulary) / epochs
         reads += _weights(run.base, run.mesh) / epochs
     return epochs * micros, trained / run.mesh.size, reads

@@ -12,6 +12,7 @@ import numpy as np
 
 from marft_jax.config import Config
 from marft_jax.learning import batch as batch_lib
+from marft_jax.learning.settings import LearnerSettings
 from marft_jax.learning.values import reads_prompts
 from marft_jax.team.prompts import Team
 from marft_jax.types import Episode, StepResult, Turn
@@ -64,7 +65,12 @@ def _actors(team: Team, workflow: str) -> list[int]:
 
 
 def longest_batch(
-    config: Config, team: Team, level: batch_lib.Level, work: Work, shards: int, d_model: int
+    settings: LearnerSettings,
+    team: Team,
+    level: batch_lib.Level,
+    work: Work,
+    shards: int,
+    d_model: int,
 ) -> batch_lib.Batch:
     """The batch of such a step, made by the same function as a real one."""
     turns = []
@@ -81,13 +87,13 @@ def longest_batch(
             False, 1.0,
         )  # fmt: skip
         turns.append(turn)
-    group = config.algo.group_size or 1
+    group = settings.algo.group_size
     result = [StepResult("", 0.0, True)]
     episodes = [
         Episode(e // group, e // group, e % group, "", turns, result) for e in range(work.episodes)
     ]
     rewards = [np.zeros(len(turns), np.float32)] * work.episodes
     return batch_lib.build(
-        episodes, rewards, team.owners, config.algo, level,
-        shards=shards, d_model=d_model, prompts=reads_prompts(config, level),
+        episodes, rewards, team.owners, settings.algo, level,
+        shards=shards, d_model=d_model, prompts=reads_prompts(settings, level),
     )  # fmt: skip

@@ -12,6 +12,7 @@ from marft_jax.report.reading import Checkpoint, Row, Run, defaults, moment
 from marft_jax.run.reporters import clock
 
 _MOST = 50  # events that are shown
+_NAMES = ("env.name", "algo.name")
 _SPARK = 60  # points of a small curve
 
 
@@ -88,7 +89,8 @@ def card(run: Run) -> Card:
 
 def settings(runs: Sequence[Run]) -> list[Setting]:
     """Every setting of the runs, those first that differ from the default."""
-    known = defaults()
+    names = {key: str(run.settings[key]) for run in runs for key in _NAMES if key in run.settings}
+    known = defaults(names)
     keys = dict.fromkeys([*known, *(key for run in runs for key in run.settings)])
     found = [
         Setting(

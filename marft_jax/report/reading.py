@@ -12,7 +12,7 @@ import numpy as np
 import yaml
 
 from marft_jax import config as config_lib
-from marft_jax.config import Config
+from marft_jax.cli import configure
 from marft_jax.errors import BadInput, reason
 from marft_jax.formats import documents, foreign
 from marft_jax.run.manifest import MANIFEST
@@ -152,9 +152,14 @@ def number(value: Any) -> float | None:
     return float(value) if abs(value) < 1e300 else None
 
 
-def defaults() -> dict[str, Any]:
-    """The default of every setting, as ``config.yaml`` would have it."""
-    return _flat(yaml.safe_load(config_lib.dump(Config())))
+def defaults(names: Mapping[str, str]) -> dict[str, Any]:
+    """The default of every setting, as ``config.yaml`` would have it.
+
+    Args:
+        names: of environment and algorithm, ``env.name`` and ``algo.name``.
+    """
+    known = {key: name for key, name in names.items() if ":" not in name}
+    return _flat(yaml.safe_load(config_lib.dump(configure(known))))
 
 
 def moment(line: str) -> datetime.datetime | None:

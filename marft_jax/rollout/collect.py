@@ -73,7 +73,7 @@ def samples_of(config: Config, step: int, refill: int = 0) -> list[Sample]:
 
 
 def _group_size(config: Config) -> int:
-    return config.algo.group_size or 1
+    return config.algo.group_size
 
 
 def _draws(config: Config) -> int:

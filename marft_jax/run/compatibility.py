@@ -32,13 +32,16 @@ _PACKAGES = ("jax", "flax", "optax", "orbax-checkpoint", "transformers")
 def identity_of(
     config: Config, base: BaseModel, team: Team, workflow: str = "sequential"
 ) -> dict[str, Any]:
-    """The base, team, settings (settled) and library versions that a state is made with."""
+    """The base, team, settings and library versions that a state is made with."""
+    settings = dataclasses.asdict(config)
+    if not config.algo.has_critic:
+        del settings["critic"]
     return {
         "base": {"source": base.source, "digest": base.digest},
         "agents": list(team.names),
         "adapters": [team.adapter_names[n] for n in team.owners],
         "team": described(team, workflow),
-        "config": json.loads(json.dumps(dataclasses.asdict(config))),  # as it will be read
+        "config": json.loads(json.dumps(settings)),  # as it will be read
         "versions": {name: importlib.metadata.version(name) for name in _PACKAGES},
     }
 

@@ -41,15 +41,16 @@ _OF_A_CRITIC = "critic/loss critic/explained_variance critic/grad_norm"
 
 
 def metric_names(config: Config, agents: Sequence[str], evaluations: Iterable[Plan]) -> set[str]:
-    """The names of all metrics that a run with these (settled) settings reports."""
+    """The names of all metrics that a run with these settings reports."""
     algo = config.algo
     recorded = algo.name == "imitation"
     own = _OF_RECORDED if recorded else _OF_AN_AGENT
     own += " ref_kl" * (algo.kl_coef > 0)
-    own += " correction_weight" * (algo.correction != "none")
+    corrects = algo.correction != "none" and (algo.correction != "auto" or config.rollout.lag > 0)
+    own += " correction_weight" * corrects
     names = {f"agent/{agent}/{what}" for agent in agents for what in own.split()}
     names |= set(_ALWAYS.split())
-    names |= set(_OF_A_CRITIC.split()) if config.critic.mode != "none" else set()
+    names |= set(_OF_A_CRITIC.split()) if algo.has_critic else set()
     names |= set(_OF_A_LAG.split()) if config.rollout.lag else set()
     names |= {"time/place_s"} if config.mesh.rollout else set()
     names |= {"episode/dropped_groups"} if algo.dynamic_sampling else set()

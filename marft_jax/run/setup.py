@@ -21,6 +21,7 @@ from marft_jax.errors import BadInput
 from marft_jax.interop import initial
 from marft_jax.learning.algorithms import find_algorithm
 from marft_jax.learning.learner import Learner, TrainState
+from marft_jax.learning.settings import LearnerSettings, resolve, resolved
 from marft_jax.models.weights.load import BaseModel, copied, load_base
 from marft_jax.parallel import mesh as mesh_lib
 from marft_jax.parallel import processes
@@ -40,12 +41,15 @@ class Session(NamedTuple):
     """A loaded base, the team on it, and the engine.
 
     Attributes:
+        config: with what the base decided.
+        learning: settings of its learner.
         mesh: that learns, where the base is; the engine has its own with ``mesh.rollout``.
         stop: true when to play no longer.
         meet: how a play does what all processes do together.
     """
 
     config: Config
+    learning: LearnerSettings
     workflow: str
     mesh: Mesh
     base: BaseModel
@@ -78,7 +82,8 @@ def open_session(config: Config, blueprint: Blueprint, at_once: int | None = Non
     team = make_team(config, blueprint, context, base.tokenizer)
     _check_lengths(team)
     engine = _open_engine(config, meshes, base, team, at_once or config.algo.episodes)
-    return Session(config, workflow, mesh, base, team, engine)
+    learning = resolve(config, base.config)
+    return Session(resolved(config, learning), learning, workflow, mesh, base, team, engine)
 
 
 def _open_engine(
@@ -125,8 +130,8 @@ def restore_state(
         BadInput: the run has no such checkpoint, or it belongs to another base or team.
     """
     team, algorithm = session.team, find_algorithm(session.config.algo.name)
-    learner = Learner(session.config, session.base, team, algorithm, session.mesh)
-    config, fresh = learner.config, learner.init()
+    learner = Learner(session.learning, session.base, team, algorithm, session.mesh)
+    config, fresh = session.config, learner.init()
     if run is None:
         if step != "latest":
             raise BadInput(f"--step {step}: only a --run has steps; leave it out")
@@ -162,7 +167,7 @@ def initial_state(config: Config, team: Team, fresh: TrainState) -> TrainState:
 
 def open_source(stack: contextlib.ExitStack, config: Config, split: Split) -> EnvSource:
     """The environment, closed with the stack."""
-    source = make(config, split)
+    source = make(config.env, split)
     stack.callback(source.close)
     return source
 

@@ -16,11 +16,13 @@ from marft_jax.config import Config
 from marft_jax.envs.threads import DaemonThreads
 from marft_jax.errors import BadInput, Stopped
 from marft_jax.formats import jsonlines
-from marft_jax.learning.algorithms import find_algorithm, settle
+from marft_jax.learning.advantages import find_normalizer
+from marft_jax.learning.algorithms import find_algorithm
 from marft_jax.learning.batch import Batch, Level
 from marft_jax.learning.credit import make_credit
 from marft_jax.learning.estimates import Estimates
 from marft_jax.learning.learner import Learner
+from marft_jax.learning.settings import reuses_samples
 from marft_jax.learning.state import TrainState, Version
 from marft_jax.learning.step_rewards import find_step_reward
 from marft_jax.parallel import compilation, processes
@@ -91,9 +93,9 @@ class Training:
         check_best_metric(config.run.best_metric, known)
         session = open_session(config, blueprint)._replace(stop=stop)
         team, algorithm = session.team, find_algorithm(config.algo.name)
-        self.learner = Learner(config, session.base, team, algorithm, session.mesh)
-        self._config = config = self.learner.config
-        self.session = session._replace(config=config)
+        self.learner = Learner(session.learning, session.base, team, algorithm, session.mesh)
+        self.session, self._config = session, session.config
+        config = session.config
         self._credit = make_credit(config.algo, team)
         self._level: Level = algorithm.level
         self._guard = Guard(config.guard, team.names, folder / "transcripts" / "guard.jsonl")
@@ -106,6 +108,7 @@ class Training:
         loggers = loggers if processes.is_lead() else []
         reporter = open_reporter(folder, config.run.steps, loggers, self.step, console)
         self._reporter = stack.enter_context(reporter)
+        news += [warning] if (warning := reuses_samples(config.algo)) else []
         for line in [_greeting(self.session, self.state), *news]:
             self._reporter.event(line)
         self._threads, self._schedule = DaemonThreads(), Schedule(config.run)
@@ -317,7 +320,7 @@ def open_training(config: Config, on_step: OnStep | None = None) -> Iterator[Tra
         BadInput: settings, data, model, team or a saved run that do not fit.
         RunFailed: the run directory cannot be written.
     """
-    config = settle(config)
+    find_normalizer(config.algo.normalize)  # before a model is loaded
     blueprint = load_team(config.team.file)
     check_learns(config, blueprint)
     with contextlib.ExitStack() as stack:

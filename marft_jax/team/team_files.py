@@ -29,10 +29,12 @@ from typing import Any, NamedTuple, TypeGuard
 
 import yaml
 
+from marft_jax.config import Team
 from marft_jax.errors import BadInput
 from marft_jax.formats import documents
 from marft_jax.team.dag import Graph, Node
 from marft_jax.team.profiles import BUILT_IN, Profile, is_list
+from marft_jax.types import Sampling
 
 
 class Blueprint(NamedTuple):
@@ -44,6 +46,38 @@ class Blueprint(NamedTuple):
     messages: tuple[str, ...] = ()  # one for each agent, an empty one is the usual one; or none
     orchestrator: str | None = None  # the agent that calls the others; None is the first one
     judge: str | None = None  # the agent that ends a debate; None lets the majority decide
+
+
+def without_effect(team: Team, step_reward: str | None) -> dict[str, str]:
+    """Settings of ``team``, and ``algo.step_reward``, that nobody in the team file would read, with
+    what they would need. What an agent's profile says itself, the settings cannot say."""
+    profiles, named = _as_written(team.file)
+    workflow, default = team.workflow or named or "sequential", type(team)()
+    found: dict[str, str] = {}
+    for name, kind in (("rounds", "debate"), ("max_steps", "orchestrated")):
+        if getattr(team, name) != getattr(default, name) and workflow != kind:
+            found |= {f"team.{name}": f"--team.workflow {kind}"} if ":" not in workflow else {}
+    given = {f"team.{n}": n for n in Sampling._fields if getattr(team, n) != getattr(default, n)}
+    given |= {"algo.step_reward": "reward"} if step_reward is not None else {}
+    for key, own in given.items():
+        if profiles and all(profile.get(own) is not None for profile in profiles):
+            found[key] = f"an agent in {team.file} without its own `{own}`"
+    return found
+
+
+def _as_written(file: str | None) -> tuple[list[dict[str, Any]], str | None]:
+    """Agents and workflow of a team file, unchecked; nothing of one that cannot be read."""
+    try:
+        tree: Any = documents.read(file, "--team.file") if file else {}
+    except BadInput:  # whoever loads the team says so
+        return [], None
+    rows: Any = tree.get("agents") if _is_tree(tree) else tree
+    profiles = [row for row in rows if _is_tree(row)] if is_list(rows) else []
+    return profiles, str(tree["workflow"]) if _is_tree(tree) and "workflow" in tree else None
+
+
+def _is_tree(value: Any) -> TypeGuard[dict[str, Any]]:
+    return isinstance(value, dict)
 
 
 def load_team(file: str | None) -> Blueprint:

@@ -11,19 +11,18 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import operator
 import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
-from marft_jax.envs.base import Split, Task, bad_input, held_out
+from marft_jax.envs.base import QuestionSettings, Split, Task, bad_input, held_out
 from marft_jax.envs.datasets.rows import SUFFIXES, rows_of
 from marft_jax.envs.grading.extract import boxed_answer
-
-if TYPE_CHECKING:
-    from marft_jax.config import Env
+from marft_jax.setting import setting
 
 QUESTION_FIELDS = ("problem", "question", "query", "prompt", "instruction")
 ANSWER_FIELDS = ("final_answer", "answer", "expected_answer", "golden", "label", "target")
@@ -32,6 +31,24 @@ _FILTER = re.compile(r"([^=!<>]+?)\s*(!=|<=|>=|=)\s*(.*)")
 
 Row = Mapping[str, Any]
 Parse = Callable[[Any], Task | str]
+
+
+@dataclasses.dataclass(frozen=True)
+class Rows(QuestionSettings):
+    """Settings of an environment whose tasks are rows of data."""
+
+    data: tuple[str, ...] = ()
+    """Tasks to train on: .json, .jsonl, .parquet files, or hub ids owner/name[/subset][:split]."""
+    weights: tuple[float, ...] = setting((), above=0)
+    """A share of the training tasks for each of `data`; without them every task is as likely."""
+    eval_data: tuple[str, ...] = ()
+    """Tasks to evaluate on; without them, `holdout` of `data` is set aside."""
+    filters: tuple[str, ...] = ()
+    """Rows to keep, by their fields: `level=Level 4|Level 5`, `source!=x`, `grade<=3`."""
+    max_bad_rows: float = setting(0.001, least=0, most=1)
+    """Fraction of the rows that may lack a question or an answer; they are left out, reported."""
+    workers: int = setting(2, least=1)
+    """Answers that are graded at the same time."""
 
 
 class Reading(NamedTuple):
@@ -46,15 +63,6 @@ class Reading(NamedTuple):
     parse: Parse
     filters: Sequence[str] = ()
     max_bad: float = 0.0
-
-
-def maths(env: Env) -> Reading:
-    """Questions and answers, as the settings say to read them."""
-    return Reading(
-        lambda row: as_task(row, env.question_field, env.answer_field),
-        env.filters,
-        env.max_bad_rows,
-    )
 
 
 def load(source: str, reading: Reading | None = None) -> list[Task]:
@@ -132,7 +140,7 @@ def split_tasks(
     return sides
 
 
-def chooser(env: Env, split: Split, reading: Reading) -> tuple[Callable[[int], Task], int]:
+def chooser(env: Rows, split: Split, reading: Reading) -> tuple[Callable[[int], Task], int]:
     """Position to task of the data that the settings name, and how many tasks they have.
 
     Raises:

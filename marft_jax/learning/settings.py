@@ -1,0 +1,227 @@
+"""The settings of each algorithm, beside ``algorithms.py``, and what a learner makes of them.
+
+Nothing here imports JAX, so that help and errors come at once.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING, ClassVar, Literal, NamedTuple
+
+from marft_jax.config import Algo, Config, Critic, Lora
+from marft_jax.plugins import load_plugin
+from marft_jax.setting import setting
+
+if TYPE_CHECKING:
+    from marft_jax.models.decoder import DecoderConfig
+
+_TINY_LR = 1e-3
+
+
+@dataclasses.dataclass(frozen=True)
+class Clipped(Algo):
+    """An algorithm whose ratios are clipped."""
+
+    clip: float = setting(0.2, least=0)
+    """The ratio is clipped to 1 - this, and above to ..."""
+    clip_high: float | None = setting(None, least=0)
+    """... 1 + this; none: the same."""
+    dual_clip: float | None = setting(None, above=1)
+    """Where the advantage is negative the loss stops at this times it (> 1)."""
+
+
+@dataclasses.dataclass(frozen=True)
+class WithCritic(Clipped):
+    """An algorithm with a critic and generalised advantages."""
+
+    has_critic: ClassVar[bool] = True
+    normalize: str = "batch"
+    entropy_coef: float = 0.01
+    gamma: float = setting(0.99, least=0, most=1)
+    """Discount from one decision to the next."""
+    gae_lambda: float = setting(0.95, least=0, most=1)
+    """Decay of what later decisions tell of an earlier one."""
+    value_clip: float = setting(0.2, least=0)
+    """The new value is clipped to the old one ± this."""
+    huber_delta: float | None = setting(10.0, above=0)
+    """Beyond this the value error counts linearly; none squares it everywhere."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Appo(WithCritic):
+    """MARFT-A: ratio, value and advantage of each action."""
+
+    name: str = "appo"
+    ratio: Literal["sum", "token", "word"] = "sum"
+    """An action's log-prob is the sum over its tokens, or that per token or per word."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Tppo(WithCritic):
+    """MARFT-T: ratio, value and advantage of each token. Those discounts of an action would leave
+    0.2 % after 100 tokens."""
+
+    name: str = "tppo"
+    gamma: float = setting(1.0, least=0, most=1)
+    gae_lambda: float = setting(1.0, least=0, most=1)
+
+
+@dataclasses.dataclass(frozen=True)
+class Grpo(Clipped):
+    """Samples of a task are compared; a ratio for each token (Shao et al. 2024)."""
+
+    compares: ClassVar[bool] = True
+    name: str = "grpo"
+    group_size: int = setting(8, least=1)
+    normalize: str = "group"
+
+
+@dataclasses.dataclass(frozen=True)
+class Gspo(Grpo):
+    """As ``grpo`` with one ratio for an action, the geometric mean of its tokens' (Zheng et al.
+    2025, arXiv 2507.18071; section 5.1 has the clip, which suits ratios so near 1)."""
+
+    ratio: ClassVar[str] = "token"
+    name: str = "gspo"
+    clip: float = setting(3e-4, least=0)
+    clip_high: float | None = setting(4e-4, least=0)
+
+
+@dataclasses.dataclass(frozen=True)
+class Reinforce(Algo):
+    """−log π · A (Williams 1992). Nothing bounds a step on samples of another policy, so each
+    sample is used once."""
+
+    name: str = "reinforce"
+    group_size: int = setting(8, least=1)
+    epochs: int = setting(1, least=1)
+    minibatches: int = setting(1, least=1)
+    ratio: Literal["sum", "token", "word"] = "sum"
+    """An action's log-prob is the sum over its tokens, or that per token or per word."""
+    baseline: Literal["group", "moving"] = "group"
+    """Returns minus the mean of the same turns in the group, or a moving average."""
+    baseline_decay: float = setting(0.9, least=0, most=1)
+    """Share of the moving average that stays in each step."""
+
+    @property
+    def compares(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return self.baseline == "group"
+
+
+@dataclasses.dataclass(frozen=True)
+class Imitation(Algo):
+    """The cross-entropy of recorded tokens: what is about the team's own samples is no setting."""
+
+    name: str = "imitation"
+    group_size: ClassVar[int] = 1
+    credit: ClassVar[str] = "last"
+    credit_discount: ClassVar[float] = 1.0
+    step_reward: ClassVar[None] = None
+    reward_bias: ClassVar[float] = 0.0
+    reward_scale: ClassVar[float] = 1.0
+    reward_clip: ClassVar[None] = None
+    overlong_buffer: ClassVar[int] = 0
+    overlong_penalty: ClassVar[float] = 1.0
+    normalize: ClassVar[str] = "none"
+    dynamic_sampling: ClassVar[bool] = False
+    max_refills: ClassVar[int] = 0
+    correction: ClassVar[str] = "none"
+    correction_cap: ClassVar[float] = 1.0
+    entropy_coef: ClassVar[float] = 0.0
+    kl_coef: ClassVar[float] = 0.0
+    kl_in: ClassVar[str] = "reward"
+    kl_estimator: ClassVar[None] = None
+    max_kl: ClassVar[None] = None
+
+
+SETTINGS = {kind.name: kind for kind in (Appo, Tppo, Grpo, Gspo, Reinforce, Imitation)}
+"""Name to settings of the built-in algorithms."""
+
+
+def settings_type(name: str) -> type[Algo]:
+    """The settings of a built-in algorithm, or of one of a user's own.
+
+    Raises:
+        BadInput: there is no such algorithm.
+    """
+    if name in SETTINGS:
+        return SETTINGS[name]
+    load_plugin(name, "--algo.name", SETTINGS, kind="NAME")  # says so at once if it is no name
+    from marft_jax.learning.algorithms import find_algorithm  # late: it needs JAX
+
+    return find_algorithm(name).settings
+
+
+class LearnerSettings(NamedTuple):
+    """Settings of a learner: the sections that it reads, and what follows from its base.
+
+    Attributes:
+        critic: None where the algorithm has none.
+        lr: of the adapters.
+        correction: of stale samples.
+        lag: versions of the adapters that the state keeps.
+    """
+
+    algo: Algo
+    critic: Critic | None
+    lora: Lora
+    seed: int
+    lag: int
+    lr: float
+    correction: str
+
+    @property
+    def critic_mode(self) -> str:
+        """``shared``, ``heads``, ``lora`` or ``none``."""
+        return "none" if self.critic is None else self.critic.mode
+
+    @property
+    def has_frozen_critic(self) -> bool:
+        """True where the critic reads the base without adapters."""
+        return self.critic_mode in ("shared", "heads")
+
+
+def resolve(config: Config, model: DecoderConfig) -> LearnerSettings:
+    """What a learner of these settings is on a base of this shape."""
+    algo, lag = config.algo, config.rollout.lag
+    lr, correction = algo.lr, algo.correction
+    if lr == "auto":
+        tiny = config.model.base == "tiny"
+        lr = _TINY_LR if tiny else adapter_lr(model, supervised=algo.name == Imitation.name)
+    if correction == "auto":
+        correction = "decoupled" if lag else "none"
+    critic = config.critic if algo.has_critic else None
+    return LearnerSettings(algo, critic, config.lora, config.run.seed, lag, lr, correction)
+
+
+def resolved(config: Config, learner: LearnerSettings) -> Config:
+    """The config with what a base decided, as a run directory keeps it."""
+    known = {"lr": learner.lr} | (
+        {} if isinstance(config.algo, Imitation) else {"correction": learner.correction}
+    )
+    return dataclasses.replace(config, algo=dataclasses.replace(config.algo, **known))
+
+
+def adapter_lr(model: DecoderConfig, *, supervised: bool) -> float:
+    """Learning rate of LoRA adapters on a real model of width D.
+
+    Supervised 5e-5 · 10 · (2000 / D)^P, P = 0.0775 for Qwen and 0.781 for others: ten times that of
+    full fine-tuning. Reinforcement takes a tenth of it: on SmolLM2-135M that learns, and ten times
+    as much destroyed the start in four steps (``configs/studies/README.md``).
+
+    Source: tinker-cookbook, ``hyperparam_utils.get_lr``, fitted to Qwen3 and Llama 3 of 1B to 70B;
+    Schulman et al. 2025, LoRA Without Regret.
+    """
+    is_qwen = (model.qkv_bias or model.qk_norm) and not model.post_norms  # as Gemma has
+    lr = 5e-4 * (2000 / model.d_model) ** (0.0775 if is_qwen else 0.781)
+    return float(f"{lr if supervised else 0.1 * lr:.2g}")
+
+
+def reuses_samples(algo: Algo) -> str | None:
+    """A warning where unclipped steps are taken on samples of an earlier policy."""
+    if not isinstance(algo, Reinforce) or algo.epochs * algo.minibatches == 1:
+        return None
+    return (
+        f"{algo.name}: {algo.epochs} epochs x {algo.minibatches} minibatches: all steps but the "
+        "first learn from samples of an earlier policy, and nothing bounds them"
+    )
