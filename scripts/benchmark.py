@@ -33,10 +33,12 @@ from rich.table import Table
 
 from marft_jax import cli
 from marft_jax import config as config_lib
+from marft_jax.cli import configure
 from marft_jax.engine.compiled import Shape
 from marft_jax.engine.engine import Completion, Engine, Request
-from marft_jax.learning.algorithms import find_algorithm, settle
+from marft_jax.learning.algorithms import find_algorithm
 from marft_jax.learning.learner import Learner
+from marft_jax.learning.settings import resolve
 from marft_jax.models.decoder import DecoderConfig
 from marft_jax.models.ops import packed
 from marft_jax.models.ops.remat import Remat
@@ -130,15 +132,14 @@ class Bench:
 
     def team(self, agents: int, **algo: Any) -> tuple[config_lib.Config, Team]:
         profiles = tuple(Profile(f"agent{i}", answers=True) for i in range(agents))
-        config = settle(
-            config_lib.Config(
-                lora=config_lib.Lora(rank=self.rank, alpha=2.0 * self.rank, targets=("q", "v")),
-                algo=config_lib.Algo(
-                    **{"epochs": 1, "minibatches": 1, **algo},
-                    microbatch_tokens=self.microbatch_tokens,
-                ),
-            )
-        )
+        given = {
+            "algo.epochs": 1,
+            "algo.minibatches": 1,
+            **{f"algo.{k}": v for k, v in algo.items()},
+        }
+        given |= {"algo.microbatch_tokens": self.microbatch_tokens}
+        adapters = {"rank": self.rank, "alpha": 2.0 * self.rank, "targets": ("q", "v")}
+        config = configure(lora=adapters, algo=given | algo)
         return config, make_team(config, Blueprint(profiles), PROMPT + 2 * NEW, ByteTokenizer())
 
     def engine(self, rows: int, agents: int, context: int, longest: int, chunk: int = 32) -> Engine:
@@ -154,7 +155,11 @@ class Bench:
             alpha=config.lora.alpha,
         )
         algorithm = find_algorithm("appo")
-        engine.load(Learner(config, self.base, team, algorithm, self.mesh).init().adapters)
+        engine.load(
+            Learner(resolve(config, self.base.config), self.base, team, algorithm, self.mesh)
+            .init()
+            .adapters
+        )
         return engine
 
 

@@ -30,10 +30,11 @@ from benchmark import Bench, dealt, open_base, play, turn_of
 from marft_jax import cli
 from marft_jax import config as config_lib
 from marft_jax.errors import BadInput, described
-from marft_jax.learning.algorithms import find_algorithm, settle
+from marft_jax.learning.algorithms import find_algorithm
 from marft_jax.learning.batch import Batch, microbatches
 from marft_jax.learning.learner import Learner
 from marft_jax.learning.logprobs import action_logprobs
+from marft_jax.learning.settings import resolve
 from marft_jax.models import decoder, lora
 from marft_jax.models.ops import packed, platforms
 from marft_jax.models.ops.attention import KV, attention_on, causal_attention
@@ -76,8 +77,14 @@ class Subject:
         self._bench = Bench(self.base, self.mesh, rank=4, repeats=1, microbatch_tokens=1024)
         config, team = self._bench.team(len(_PROMPTS), name="tppo", **_PLAIN)
         every = config_lib.Lora(rank=4, alpha=8.0)
-        self._config = settle(dataclasses.replace(config, lora=every))
-        self._learner = Learner(self._config, self.base, team, find_algorithm("tppo"), self.mesh)
+        self._config = dataclasses.replace(config, lora=every)
+        self._learner = Learner(
+            resolve(self._config, self.base.config),
+            self.base,
+            team,
+            find_algorithm("tppo"),
+            self.mesh,
+        )
         self._state = self._learner.init()
         self.adapters = self._drawn(self._state.adapters)
 

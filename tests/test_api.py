@@ -15,6 +15,7 @@ from run_files import lines_of, write_run
 
 import marft_jax
 from marft_jax import cli
+from marft_jax.cli import configure
 from marft_jax.config import Config
 from marft_jax.errors import BadInput
 
@@ -47,7 +48,7 @@ def test_settings_mean_what_they_mean_on_the_command_line(tmp_path):
     )  # fmt: skip
     words = f"--config {file} --algo.lr 0.25 --lora.targets q v --run.dir {tmp_path}/new "
     words += "--run.best_metric none --critic.hidden none"
-    assert built == cli.parse(words.split()) != Config()
+    assert built == cli.parse(words.split()) != configure()
 
 
 @pytest.mark.parametrize(
@@ -70,7 +71,7 @@ def test_a_run_is_evaluated_with_its_own_settings_and_those_on_top(tmp_path):
     run = write_run(tmp_path / "run", seed=5)
     config = marft_jax.configure_run(run, {"eval.temperature": 0.5})
     assert (config.run.seed, config.eval.temperature, config.run.dir) == (5, 0.5, str(run))
-    assert marft_jax.configure_run(None, model={"base": "tiny"}) == Config()
+    assert marft_jax.configure_run(None, model={"base": "tiny"}) == configure()
     with pytest.raises(BadInput, match="expected a run directory"):
         marft_jax.configure_run(tmp_path)
 

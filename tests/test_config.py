@@ -9,9 +9,11 @@ import pytest
 
 from marft_jax import config as config_lib
 from marft_jax import setting
-from marft_jax.cli import parse
+from marft_jax.cli import configure, parse
 from marft_jax.config import Config, dump
+from marft_jax.envs import base as envs
 from marft_jax.errors import BadInput, exit_with
+from marft_jax.learning.settings import SETTINGS, Appo
 from marft_jax.types import Sampling
 
 
@@ -37,7 +39,7 @@ def refused(argv: list[str]) -> str:
 
 
 def test_defaults_are_the_quickstart():
-    assert parse([]) == Config()
+    assert parse([]) == configure()
 
 
 def test_a_later_setting_wins_and_flags_win_over_files(file):
@@ -70,14 +72,14 @@ def test_lists_none_and_booleans_mean_the_same_in_files_and_flags(file):
 
 def test_dump_and_parse_round_trip(file):
     changed = dataclasses.replace(
-        Config(),
+        configure(),
         run=config_lib.Run(dir="runs/ä: #1", seed=7, loggers=("a:b", "wandb")),
         team=config_lib.Team(file="1e3", temperature=0.0, top_k=5),
-        algo=config_lib.Algo(lr=1e-7, huber_delta=None, max_kl=1.7e-6, ratio="word"),
+        algo=Appo(lr=1e-7, huber_delta=None, max_kl=1.7e-6, ratio="word"),
         lora=config_lib.Lora(targets=("o", "gate")),
         mesh=config_lib.Mesh(data=-1, fsdp=2),
     )
-    for config in (Config(), changed):
+    for config in (configure(), changed):
         assert parse(["--config", file(dump(config))]) == config
 
 
@@ -154,12 +156,17 @@ def test_every_setting_is_read_somewhere(repository):
         for path in sorted((repository / "marft_jax").rglob("*.py"))
         if path.name != "config.py"
     )
-    unread = [
-        f"{section.name}.{field.name}"
-        for section in dataclasses.fields(Config)
-        if section.name != "mesh"  # read as a tuple; test_mesh.py sees each axis work
-        for field in dataclasses.fields(getattr(Config, section.name))
-        if not (section.name == "team" and field.name in Sampling._fields)  # see test_roles.py
-        if not re.search(rf"\b_?({section.name}|config|c|s|settings)\.{field.name}\b", sources)
-    ]
-    assert unread == []
+    kinds = {field.name: [type(field.default)] for field in dataclasses.fields(Config)}
+    kinds["env"] = [*map(envs.settings_type, envs.BUILT_IN), envs.Own]
+    kinds["algo"] = [*SETTINGS.values()]
+    names = "config|c|s|settings|algo|env|self|learning"
+    unread = {
+        f"{section}.{field.name}"
+        for section, some in kinds.items()
+        if section != "mesh"  # read as a tuple; test_mesh.py sees each axis work
+        for kind in some
+        for field in dataclasses.fields(kind)
+        if not (section == "team" and field.name in Sampling._fields)  # see test_roles.py
+        if not re.search(rf"\b_?({section}|{names})\.{field.name}\b", sources)
+    }
+    assert unread == {"algo.kl_estimator"}  # read by the property `estimator`

@@ -9,7 +9,6 @@ import pytest
 
 from marft_jax import cli, train
 from marft_jax.errors import BadInput
-from marft_jax.learning.algorithms import settle
 from marft_jax.models.tokenizers.tokenizer import ByteTokenizer
 from marft_jax.team import State
 from marft_jax.team.assemble import make_team
@@ -29,7 +28,7 @@ TEAMS = {
 def test_each_task_composes_with_each_team(task, members, anonymous):
     team_file = str(CONFIGS / "teams" / f"{TEAMS[members]}.yaml")
     words = ["--config", str(CONFIGS / f"{task}.yaml"), "--team.file", team_file]
-    config = settle(cli.parse([*words, "--team.anonymous", anonymous]))
+    config = cli.parse([*words, "--team.anonymous", anonymous])
     team = make_team(config, load_team(team_file), config.model.context, ByteTokenizer())
     assert len(team.profiles) == team.adapters == members and team.shared
     prompt = bytes(i for i in team.act(0, State("TASK")).prompt.tolist() if i < 256).decode()

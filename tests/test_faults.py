@@ -16,13 +16,13 @@ import pytest
 import small
 from scripted import Scripted
 
-from marft_jax.config import Algo
 from marft_jax.envs import base
 from marft_jax.envs.base import load_class
 from marft_jax.envs.threads import Call, DaemonThreads, interrupt_hanging
 from marft_jax.errors import BadInput, EpisodesFailed, Stopped
 from marft_jax.formats import jsonlines
 from marft_jax.learning.credit import make_credit
+from marft_jax.learning.settings import Appo
 from marft_jax.learning.step_rewards import find_step_reward
 from marft_jax.rollout.rollout import Rollout
 from marft_jax.run import transcripts
@@ -95,7 +95,7 @@ def test_a_fault_costs_its_episode_and_nothing_else(threads, name, caplog, capfd
             with pytest.raises((BadInput, EpisodesFailed)) as caught:
                 rollout(threads, name, fault, max_failed=0.5, **limits).play(small.samples([1]), 0)
             assert expected in str(caught.value) and str(caught.value).isprintable()
-    credit = make_credit(Algo(), small.team(2))
+    credit = make_credit(Appo(), small.team(2))
     assert all(len(credit(episode)) == len(episode.turns) for episode in played.episodes)
     for row in transcripts.records(played, small.team(2).tokenizer.decode):
         jsonlines.dumps(row).encode()

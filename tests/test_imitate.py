@@ -16,7 +16,6 @@ from run_files import lines_of
 
 from marft_jax import chat, cli, evaluate, export, imitate, train
 from marft_jax.evaluation.benchmarks import plans
-from marft_jax.learning.algorithms import settle
 from marft_jax.run.metrics import metric_names
 
 SMALL = ["--algo.episodes", "8", "--run.save_every", "2"]
@@ -60,7 +59,7 @@ def test_the_loss_of_every_agent_falls(finished):
 
 
 def test_metrics_have_the_names_that_are_known_beforehand(finished):
-    config = settle(cli.parse(["--config", str(finished / "config.yaml")]))
+    config = cli.parse(["--config", str(finished / "config.yaml")])
     written = json.loads((finished / "metrics.jsonl").read_text().splitlines()[0])
     evaluations = plans((), config, None, 1, 4)
     assert metric_names(config, ["planner", "solver"], evaluations) | {"step"} == set(written)
@@ -181,6 +180,6 @@ def test_files_for_training_fit(tmp_path):
     """What they say about the team's own samples is left aside."""
     file = tmp_path / "mine.yaml"
     file.write_text("algo: {name: grpo, group_size: 4, clip: 0.1, normalize: group, lr: 0.01}\n")
-    config = settle(imitate.settings_of(cli.parse(["--config", str(file)])))
+    config = imitate.settings_of(cli.parse(["--config", str(file)]))
     assert (config.algo.name, config.algo.lr, config.algo.normalize) == ("imitation", 0.01, "none")
     assert config.critic.mode == "none" and config.guard.max_kl is None

@@ -23,6 +23,7 @@ from scripted import Scripted
 from marft_jax import cli, config
 from marft_jax.envs.threads import DaemonThreads
 from marft_jax.learning.algorithms import Algorithm
+from marft_jax.learning.settings import Appo
 from marft_jax.rollout.rollout import Rollout
 from marft_jax.team.team_files import load_team
 
@@ -226,7 +227,7 @@ def test_the_algorithm_is_ppo_near_the_old_policy_and_stays_in_the_clip(here):
     soft = importlib.import_module("soft_clip").SOFT
 
     def loss(logprobs):
-        return soft.policy_loss(config.Algo(clip=0.2), logprobs, jnp.float32(0), jnp.float32(2))
+        return soft.policy_loss(Appo(clip=0.2), logprobs, jnp.float32(0), jnp.float32(2))
 
     assert jax.value_and_grad(loss)(jnp.float32(0)) == (-2, -2)
     assert loss(jnp.float32(3)) == pytest.approx(-2.4)

@@ -18,7 +18,6 @@ from run_files import lines_of
 
 from marft_jax import chat, cli, evaluate, train
 from marft_jax.evaluation.benchmarks import plans
-from marft_jax.learning.algorithms import settle
 from marft_jax.run import signals, training
 from marft_jax.run.metrics import metric_names
 from marft_jax.run.signals import EXIT_STOPPED
@@ -61,7 +60,7 @@ def assert_named(run: Path) -> set[str]:
     """What a run reports is what was said before it began that it would."""
     settings = cli.parse(["--config", str(run / "config.yaml")])
     evaluations = plans((), settings, None, 1, 4) if settings.eval.every else []
-    names = metric_names(settle(settings), ["planner", "solver"], evaluations)
+    names = metric_names((settings), ["planner", "solver"], evaluations)
     first = (run / "metrics.jsonl").read_text().splitlines()[0]
     assert names | {"step"} == set(json.loads(first))
     return names

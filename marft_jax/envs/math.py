@@ -30,6 +30,15 @@ class Settings(load.Rows):
     """After so long an answer that cannot be graded counts as wrong."""
 
 
+def reading_of(env: Settings) -> load.Reading:
+    """Questions and answers, as the settings say to read them."""
+
+    def parse(row: Any) -> Task | str:
+        return load.as_task(row, env.question_field, env.answer_field)
+
+    return load.Reading(parse, env.filters, env.max_bad_rows)
+
+
 def source(env: Settings, split: Split) -> EnvSource:
     """Questions from ``env.data`` (or, for evaluation, ``env.eval_data``).
 
@@ -38,11 +47,6 @@ def source(env: Settings, split: Split) -> EnvSource:
     """
     if importlib.util.find_spec("math_verify") is None:
         raise bad_input("--env.name math needs the package math-verify: pip install math-verify")
-
-    def parse(row: Any) -> Task | str:
-        return load.as_task(row, env.question_field, env.answer_field)
-
-    reading = load.Reading(parse, env.filters, env.max_bad_rows)
-    pick, size = load.chooser(env, split, reading)
+    pick, size = load.chooser(env, split, reading_of(env))
     pool = GradingPool(env.workers, env.grade_seconds, env.extract)
     return question_source(pick, pool.grade, env.horizon, size, pool.close)

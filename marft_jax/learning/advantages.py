@@ -243,7 +243,7 @@ def find_normalizer(name: str) -> Normalizer:
     """
     if name in NORMALIZERS:
         return NORMALIZERS[name]
-    function = load_plugin(name, "--algo.normalize", ["auto", *NORMALIZERS])
+    function = load_plugin(name, "--algo.normalize", NORMALIZERS)
     if not callable(function):
         raise BadInput(f"--algo.normalize: {name!r} is no function; name one")
 

@@ -115,6 +115,9 @@ def _outside(name: str) -> Algorithm:
     found = load_plugin(name, "--algo.name", ALGORITHMS, kind="NAME")
     if not isinstance(found, Algorithm):
         raise BadInput(f"{what}: expected a marft_jax.learning.Algorithm, got {shown(found)}")
+    if not (isinstance(found.settings, type) and issubclass(found.settings, Algo)):
+        kind = shown(found.settings)
+        raise BadInput(f"{what}: expected settings that extend marft_jax.config.Algo, got {kind}")
     if found.level not in get_args(Level):
         raise BadInput(f"{what}: expected the level action or token, got {shown(found.level)}")
     if not (callable(found.advantages) and callable(found.policy_loss)):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import jax
 import numpy as np
 
-from marft_jax.config import Config
+from marft_jax.config import EnvSettings
 from marft_jax.envs.base import EnvSource
 from marft_jax.errors import BadInput
 
@@ -23,13 +23,13 @@ class Curriculum:
         BadInput: a curriculum is asked for, and there are no easier tasks.
     """
 
-    def __init__(self, source: EnvSource, config: Config):
-        self._threshold, self._sources = config.env.curriculum, [source]
+    def __init__(self, source: EnvSource, env: EnvSettings):
+        self._threshold, self._sources = env.curriculum, [source]
         if self._threshold is None:
             return
         if not source.easier:
             raise BadInput(
-                f"--env.curriculum: {config.env.name} has no easier tasks; arithmetic with "
+                f"--env.curriculum: {env.name} has no easier tasks; arithmetic with "
                 "--env.difficulty above 2 has, and a class of yours with `levels` and a parameter "
                 "`level`"
             )

@@ -86,7 +86,7 @@ class Training:
         loggers = find_loggers(config.run.loggers)
         self._lock = stack.enter_context(Lock(folder))
         self.source = open_source(stack, config, "train")
-        self._curriculum = Curriculum(self.source, config)
+        self._curriculum = Curriculum(self.source, config.env)
         self._evaluation = PeriodicEvaluation(stack, config)
         agents = [profile.name for profile in blueprint.agents]
         known = metric_names(config, agents, self._evaluation.plans)

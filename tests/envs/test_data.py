@@ -5,9 +5,9 @@ import json
 
 import pytest
 
-from marft_jax.config import Config
 from marft_jax.envs.base import Task, held_out, make
 from marft_jax.envs.datasets import load
+from marft_jax.envs.math import Settings, reading_of
 from marft_jax.errors import BadInput
 
 
@@ -185,8 +185,7 @@ def test_the_order_repeats_and_differs_between_epochs(tmp_path):
 
 def test_the_maths_environment_asks_trains_and_grades(tmp_path):
     source = write(tmp_path / "a.jsonl", rows(60))
-    env = dataclasses.replace(Config().env, name="math", data=(source,), holdout=0.2, workers=1)
-    settings = dataclasses.replace(Config(), env=env)
+    settings = Settings(data=(source,), holdout=0.2, workers=1)
     train, evaluation = make(settings, "train"), make(settings, "eval")
     try:
         assert train.size + evaluation.size == 60
@@ -220,8 +219,7 @@ def test_benchmarks_as_users_have_them(shared_data, name, count, first):
 
 
 def reading(tmp_path, **env):
-    env = dataclasses.replace(Config().env, name="math", **env)
-    return load.maths(env)
+    return reading_of(Settings(**env))
 
 
 def test_a_few_bad_rows_are_left_out_and_reported(tmp_path, capsys):
@@ -273,8 +271,8 @@ def test_filters_that_mean_nothing_are_refused(tmp_path, text, message):
 def test_sources_are_mixed_by_weight_and_each_task_comes_in_turn(tmp_path):
     many = write(tmp_path / "a.jsonl", rows(100, "many"))
     few = write(tmp_path / "b.jsonl", rows(10, "few"))
-    env = dataclasses.replace(Config().env, data=(many, few), holdout=0.0)
-    settings = load.maths(env)
+    env = Settings(data=(many, few), holdout=0.0)
+    settings = reading_of(env)
     pick, size = load.chooser(dataclasses.replace(env, weights=(3.0, 1.0)), "train", settings)
     order = [pick(position).question for position in range(400)]
     assert size == 110 and order == [pick(position).question for position in range(400)]

@@ -1,6 +1,5 @@
 """Environments: rewards, held-out tasks, order, horizon, users' own classes, messages."""
 
-import dataclasses
 import math
 import subprocess
 import sys
@@ -9,9 +8,9 @@ import textwrap
 import numpy as np
 import pytest
 
-from marft_jax.config import Config
+from marft_jax.config import EnvSettings
 from marft_jax.envs import arithmetic, base
-from marft_jax.envs.base import Grade, QuestionEnv, Task, make, next_state
+from marft_jax.envs.base import Grade, QuestionEnv, Task, make, next_state, settings_type
 from marft_jax.errors import BadInput
 from marft_jax.types import StepResult, Turn
 
@@ -21,8 +20,8 @@ def turn(text, answers=True, name="solver"):
     return Turn(0, name, 0, ids, ids, ids.astype(np.float32), text, answers, (), False, 1.0)
 
 
-def config(**env):
-    return dataclasses.replace(Config(), env=dataclasses.replace(Config().env, **env))
+def config(**env) -> EnvSettings:
+    return settings_type(env.get("name", "arithmetic"))(**env)
 
 
 def score_of(text, reference):

@@ -1,6 +1,5 @@
 """Grading: what is read from a text, what counts as equal, and workers that hang or die."""
 
-import dataclasses
 import json
 import os
 import random
@@ -13,11 +12,11 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from marft_jax.config import Config
 from marft_jax.envs.base import Grade
 from marft_jax.envs.grading import GradingPool, extract
 from marft_jax.envs.grading.compare import quick
 from marft_jax.envs.grading.normalize import split
+from marft_jax.envs.math import Settings
 
 
 @pytest.fixture(scope="module")
@@ -372,7 +371,7 @@ def test_gaps_that_once_were(pool, text, reference, score):
 
 @pytest.mark.parametrize("how, score", [("boxed", 0), ("number", 1), ("hashes", 0), ("auto", 1)])
 def test_the_way_of_answering_is_a_setting(how, score):
-    settings = dataclasses.replace(Config().env, name="math", extract=how, workers=1)
+    settings = Settings(extract=how, workers=1)
     pool = GradingPool(1, 5.0, settings.extract)
     try:
         assert pool.grade("so it is 7.", "7").score == score

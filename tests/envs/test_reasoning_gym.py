@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from marft_jax import cli
-from marft_jax.config import Config
 from marft_jax.envs.base import make
+from marft_jax.envs.reasoning_gym import Settings
 from marft_jax.errors import BadInput
 from marft_jax.types import Turn
 
@@ -19,8 +19,7 @@ READY = ("gsm_symbolic", "countdown", "mini_sudoku", "maze", "sokoban")
 
 
 def source(split="train", **env):
-    env = dataclasses.replace(Config().env, name="reasoning_gym", workers=1, **env)
-    return make(dataclasses.replace(Config(), env=env), split)
+    return make(Settings(workers=1, **env), split)
 
 
 def turn(text):

@@ -7,11 +7,11 @@ import jax
 import pytest
 
 from marft_jax import evaluate, train
-from marft_jax.config import Config
+from marft_jax.cli import configure
 from marft_jax.errors import BadInput
 from marft_jax.evaluation.benchmarks import BENCHMARKS, plans
 
-WARM = dataclasses.replace(Config(), eval=dataclasses.replace(Config().eval, temperature=1.0))
+WARM = dataclasses.replace(configure(), eval=dataclasses.replace(configure().eval, temperature=1.0))
 
 
 @pytest.fixture(autouse=True)
@@ -25,7 +25,7 @@ def test_specs_name_benchmark_samples_and_temperature(tmp_path):
         (tmp_path / place).parent.mkdir(exist_ok=True)
         (tmp_path / place).write_text("{}\n")
     specs = ["math500", "aime2024:16@0.6", "humaneval", "own/tasks.jsonl:3@1", "arithmetic"]
-    config = dataclasses.replace(Config(), env=dataclasses.replace(Config().env, name="math"))
+    config = configure({"env.name": "math"})
     found = plans(specs, config, str(tmp_path), 1, None)
     assert [(p.name, p.samples, p.config.eval.temperature) for p in found] == [
         ("math500", 1, 0.0), ("aime2024", 16, 0.6), ("humaneval", 1, 0.0), ("tasks", 3, 1.0),
@@ -34,7 +34,7 @@ def test_specs_name_benchmark_samples_and_temperature(tmp_path):
     assert [p.config.env.name for p in found] == ["math", "math", "code", "math", "arithmetic"]
     assert found[1].config.env.eval_data == (str(tmp_path / "aime/aime2024.jsonl"),)
     assert found[2].config.env.reward == "all" and found[2].config.env.tests == 0
-    assert found[0].tasks > 10**6 and found[4].tasks == Config().eval.episodes
+    assert found[0].tasks > 10**6 and found[4].tasks == configure().eval.episodes
     assert plans(["gsm8k"], config, None, 1, 7)[0].config.env.eval_data == (
         "openai/gsm8k/main:test",
     )
@@ -56,7 +56,7 @@ def test_specs_name_benchmark_samples_and_temperature(tmp_path):
 )
 def test_specs_that_make_no_sense_are_one_clear_line(tmp_path, specs, samples, message):
     with pytest.raises(BadInput) as error:
-        plans(specs, Config(), str(tmp_path), samples, None)
+        plans(specs, configure(), str(tmp_path), samples, None)
     assert message in str(error.value) and "\n" not in str(error.value)
 
 
@@ -87,7 +87,7 @@ def test_a_signal_ends_an_evaluation_with_75_and_what_was_answered_stays(tmp_pat
 def test_answers_with_odd_ends_of_lines_are_found_again(tmp_path):
     play = evaluate._Play.__new__(evaluate._Play)
     play._file, play._tasks, play._key = tmp_path / "answers.jsonl", 2, "k"
-    play._plan = plans([], Config(), None, 1, 2)[0]
+    play._plan = plans([], configure(), None, 1, 2)[0]
     rows = [{"sample": 0, "index": i, "key": "k", "task": "a\u2028b\x0cc"} for i in range(2)]
     evaluate.jsonlines.append(play._file, map(evaluate.jsonlines.dumps, rows))
     before = play._file.read_bytes()
@@ -96,7 +96,7 @@ def test_answers_with_odd_ends_of_lines_are_found_again(tmp_path):
 
 def test_benchmarks_lie_where_the_data_folder_has_them(shared_data):
     here = [name for name in BENCHMARKS if BENCHMARKS[name].file]
-    assert len(plans(here, Config(), str(shared_data), 1, None)) == len(here) == 8
+    assert len(plans(here, configure(), str(shared_data), 1, None)) == len(here) == 8
 
 
 def run(*flags):

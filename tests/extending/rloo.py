@@ -5,8 +5,11 @@ python -m marft_jax.train --algo.name rloo:RLOO
 Source: Ahmadian et al. 2024 (arXiv 2402.14740), equation 8, with turns of the same place compared.
 """
 
+import dataclasses
+
 import jax.numpy as jnp
 
+from marft_jax.config import Algo
 from marft_jax.learning import advantages as adv
 from marft_jax.learning.algorithms import Algorithm
 
@@ -21,5 +24,9 @@ def importance_weighted(config, logprobs, old_logprobs, advantages):
     return -jnp.exp(logprobs - old_logprobs) * advantages
 
 
-OWN = {"normalize": "none", "ratio": "sum", "group_size": 4}
-RLOO = Algorithm("action", leave_one_out, importance_weighted, OWN, has_critic=False)
+@dataclasses.dataclass(frozen=True)
+class Settings(Algo):
+    group_size: int = 4
+
+
+RLOO = Algorithm("action", leave_one_out, importance_weighted, Settings)

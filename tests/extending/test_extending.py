@@ -17,7 +17,6 @@ from median import by_median
 from scripted import Scripted
 
 from marft_jax import train
-from marft_jax.config import Config
 from marft_jax.envs import base
 from marft_jax.envs.check import check
 from marft_jax.errors import BadInput
@@ -29,8 +28,7 @@ OPTIONS = ("modulus=3", "any_digit=0.25")
 
 
 def environment(split="train"):
-    env = dataclasses.replace(Config().env, name="remainder:Remainder", options=OPTIONS)
-    return base.make(Config(env=env), split)
+    return base.make(base.Own("remainder:Remainder", options=OPTIONS), split)
 
 
 def test_each_is_one_module_of_at_most_thirty_lines():

@@ -12,24 +12,37 @@ import small
 
 from marft_jax.config import Algo, Config, Critic, Lora
 from marft_jax.learning import batch as batch_lib
-from marft_jax.learning.algorithms import find_algorithm, settle
+from marft_jax.learning.algorithms import find_algorithm
 from marft_jax.learning.learner import Learner
+from marft_jax.learning.settings import SETTINGS, Appo, LearnerSettings, resolve
 from marft_jax.learning.state import TrainState
 from marft_jax.learning.values import reads_prompts
 from marft_jax.parallel import mesh as mesh_lib
 
 LAYERS = 1  # compiles twice as fast as two
-ALGO = Algo(epochs=2, minibatches=1, lr=1e-3, microbatch_tokens=512)
+ALGO = Appo(epochs=2, minibatches=1, lr=1e-3, microbatch_tokens=512)
 ONCE = dataclasses.replace(ALGO, epochs=1)
 LORA = Lora(rank=small.RANK, alpha=small.ALPHA, targets=small.QV)
 
 
 def settings(algo: Algo = ALGO, **critic: Any) -> Config:
-    return Config(algo=algo, lora=LORA, critic=Critic(**{"hidden": (16,), "lr": 0.05, **critic}))
+    critic = Critic(**{"hidden": (16,), "lr": 0.05, **critic})
+    return small.config(algo=algo, lora=LORA, critic=critic)
 
 
-def settled(config: Config, name: str) -> Config:
-    return settle(dataclasses.replace(config, algo=dataclasses.replace(config.algo, name=name)))
+def settled(config: Config, name: str) -> LearnerSettings:
+    """The settings of a learner, those of ``config.algo`` as far as the algorithm has them."""
+    kind = SETTINGS[name]
+    if not isinstance(config.algo, kind):
+        default, own = type(config.algo)(), {field.name for field in dataclasses.fields(kind)}
+        given = {
+            key: value
+            for key, value in vars(config.algo).items()
+            if key in own - {"name"}
+            and (key in ("epochs", "minibatches") or value != getattr(default, key))
+        }
+        config = dataclasses.replace(config, algo=kind(**given))
+    return resolve(config, small.CONFIG)
 
 
 @functools.cache

@@ -165,7 +165,7 @@ def _around_agents(x: np.ndarray, ds: Sequence[Decision], weights: dict[int, flo
 def learned_from(
     ds: Sequence[Decision], algo: Algo, values: np.ndarray | None
 ) -> tuple[np.ndarray, np.ndarray]:
-    """(advantages, returns) of every decision, for a settled ``algo``."""
+    """(advantages, returns) of every decision, of an algorithm with these settings."""
     if values is not None:
         advantages = discounted(ds, values, algo.gamma, algo.gae_lambda)
         return normalized(advantages, ds, algo.normalize, shift=True), advantages + values
@@ -323,7 +323,7 @@ def update(
     adapters: lora.Adapters,
     head: Sequence[np.ndarray],
 ) -> Update:
-    """One training step: all epochs, one minibatch in each, for a settled ``config``."""
+    """One training step: all epochs, one minibatch in each, for a learner's settings."""
     algo, layers = config.algo, adapters["q"]["a"].shape[1]
     level = "token" if name in ("tppo", "grpo") else "action"
     turns = [t for e in episodes for t in e.turns]
@@ -340,7 +340,7 @@ def update(
         "token": lengths,
         "word": [max(1, len(t.text.split())) for t in turns],
     }[algo.ratio]
-    has_critic = config.critic.mode != "none"
+    has_critic = config.critic is not None
     critic = Adam(head, config.critic.lr, algo.max_grad_norm)
     features = model.features(level) if has_critic else None
     old_values = _values(critic.params, features)[0] if has_critic else None

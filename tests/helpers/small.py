@@ -13,9 +13,11 @@ import numpy as np
 from jax.sharding import Mesh
 
 from marft_jax import config as config_lib
+from marft_jax.cli import configure
 from marft_jax.engine.compiled import Shape
 from marft_jax.engine.engine import Completion, Engine, Request
 from marft_jax.learning.credit import make_credit
+from marft_jax.learning.settings import Appo
 from marft_jax.models import decoder, lora
 from marft_jax.models.decoder import DecoderConfig
 from marft_jax.models.tokenizers.tokenizer import ByteTokenizer
@@ -42,6 +44,11 @@ RANK, ALPHA = 3, 6.0
 QV = ("q", "v")
 """The matrices of ``adapters``."""
 NAMES = ("planner", "solver", "checker")
+
+
+def config(**sections: Any) -> config_lib.Config:
+    """The quickstart's settings with other sections."""
+    return dataclasses.replace(configure(), **sections)
 
 
 @functools.cache
@@ -101,11 +108,11 @@ def team_of(
 
     ``context`` is the model's, ``team_context`` what agents see, ``shared`` the adapter.
     """
-    config = config_lib.Config(
+    settings = config(
         team=config_lib.Team(**{"max_new_tokens": 8, "context": team_context, **settings}),
         lora=config_lib.Lora(mode="shared" if shared else "per_agent"),
     )
-    return make_team(config, blueprint, context, ByteTokenizer())
+    return make_team(settings, blueprint, context, ByteTokenizer())
 
 
 def adapters(n: int = 2, seed: int = 0, layers: int = 2) -> lora.Adapters:
@@ -256,7 +263,7 @@ def samples(tasks: Iterable[int]) -> list[Sample]:
 
 def paid(episodes: Sequence[Episode], **algo: Any) -> list[np.ndarray]:
     """The reward of each turn, credited to the last one unless told."""
-    return list(map(make_credit(config_lib.Algo(**algo), team(3)), episodes))
+    return list(map(make_credit(Appo(**algo), team(3)), episodes))
 
 
 def random_episodes(

@@ -14,10 +14,10 @@ from safetensors import SafetensorError
 from safetensors.numpy import load_file
 
 from marft_jax import cli, export
-from marft_jax import config as config_lib
+from marft_jax.cli import configure
 from marft_jax.errors import BadInput
 from marft_jax.interop import card, peft
-from marft_jax.learning.algorithms import find_algorithm, settle
+from marft_jax.learning.algorithms import find_algorithm
 from marft_jax.learning.learner import Learner
 from marft_jax.run.checkpoints import Checkpoints
 from marft_jax.run.compatibility import identity_of
@@ -31,7 +31,7 @@ METRICS = {3: 0.9, 5: 0.4}  # the newest is not the best
 
 @pytest.fixture(scope="module")
 def session():
-    return open_session(config_lib.Config(), Blueprint(BUILT_IN))
+    return open_session(configure(), Blueprint(BUILT_IN))
 
 
 @pytest.fixture(scope="module")
@@ -42,9 +42,7 @@ def run(session, tmp_path_factory):
     learner = Learner(config, session.base, session.team, find_algorithm("appo"), session.mesh)
     state = learner.init()
     write_settings(folder, config, Blueprint(BUILT_IN))
-    with Checkpoints(
-        folder, identity_of(settle(config), session.base, session.team), 2
-    ) as checkpoints:
+    with Checkpoints(folder, identity_of(config, session.base, session.team), 2) as checkpoints:
         for step, metric in METRICS.items():
             numbers = jax.tree.map(lambda x, step=step: jnp.full_like(x, step), state.adapters)
             saved = state._replace(adapters=numbers, step=jnp.int32(step))

@@ -250,7 +250,7 @@ def test_a_whole_team_loads_from_a_folder_and_is_written_back_bit_for_bit(tmp_pa
 
 
 def initial(folder, hidden=(16, 4), **more):
-    settings = config_lib.Config(
+    settings = small.config(
         lora=Lora(init=str(folder), targets=small.QV, **more),
         critic=config_lib.Critic(hidden=hidden),
     )

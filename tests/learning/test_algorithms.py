@@ -14,7 +14,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from marft_jax import cli
-from marft_jax.config import Algo, Config, Critic
 from marft_jax.errors import BadInput
 from marft_jax.learning import batch as batch_lib
 from marft_jax.learning import losses
@@ -23,8 +22,8 @@ from marft_jax.learning.algorithms import (
     ALGORITHMS,
     find_algorithm,
     normalized_advantages,
-    settle,
 )
+from marft_jax.learning.settings import SETTINGS, Appo, Reinforce, resolve, resolved, reuses_samples
 from marft_jax.learning.state import Moving
 
 run_gae = jax.jit(gae, static_argnames="gae_lambda")
@@ -110,7 +109,7 @@ def test_losses_are_those_of_the_first_release(numbers, level):
     def mean(x):
         return float((np.asarray(x) * mask).sum() / mask.sum())
 
-    config, new, old = Algo(clip=g["clip"]), g["logprobs"], g["old_logprobs"]
+    config, new, old = Appo(clip=g["clip"]), g["logprobs"], g["old_logprobs"]
     policy = ALGORITHMS[level].policy_loss(config, new, old, g["advantages"])
     total = mean(policy) - g["entropy_coef"] * mean(g["entropy"])
     np.testing.assert_allclose(total, g["policy_loss"], rtol=1e-5)
@@ -189,7 +188,7 @@ def test_the_chain_runs_across_agents_and_steps_up_to_the_episodes_end(
         for e, steps in enumerate(team)
     ]
     algorithm = find_algorithm(name)
-    algo = Algo(gamma=gamma, gae_lambda=gae_lambda, episodes=3, ratio="sum")
+    algo = Appo(gamma=gamma, gae_lambda=gae_lambda, episodes=3, ratio="sum")
     rewards = small.paid(episodes)
     batch = batch_lib.build(episodes, rewards, (0, 1, 2), algo, algorithm.level)
     values = rng.normal(size=batch.chain.shape_UBX).astype(np.float32)
@@ -257,7 +256,7 @@ def test_dual_clip_bounds_the_loss_of_negative_advantages_only():
     loss = losses.clipped_policy_loss(new, jnp.zeros(3), advantages, 0.2, None, 3.0)
     np.testing.assert_allclose(loss, [3.0, -1.2, 2.0], rtol=1e-6)
     for name in ("appo", "tppo", "grpo", "gspo"):
-        algo = Algo(clip=0.1, clip_high=0.3, dual_clip=4.0)
+        algo = Appo(clip=0.1, clip_high=0.3, dual_clip=4.0)
         loss = ALGORITHMS[name].policy_loss(algo, new, jnp.zeros(3), advantages)
         np.testing.assert_allclose(loss, [4.0, -1.3, 2.0], rtol=1e-6)
 
@@ -288,7 +287,7 @@ def test_correction_weights_beyond_the_cap_are_dropped_or_cut():
 
 
 def test_reinforce_follows_the_score_function():
-    slope = jax.grad(lambda x: ALGORITHMS["reinforce"].policy_loss(Algo(), x, 3.0, 0.5))(-1.0)
+    slope = jax.grad(lambda x: ALGORITHMS["reinforce"].policy_loss(Reinforce(), x, 3.0, 0.5))(-1.0)
     assert slope == -0.5
 
 
@@ -321,7 +320,7 @@ def grouped(request):
         for e, lengths in enumerate(LENGTHS)
     ]
     rewards = small.paid(episodes, credit="step_discount", credit_discount=0.5)
-    algo = Algo(ratio="sum", episodes=5)
+    algo = Appo(ratio="sum", episodes=5)
     return batch_lib.build(episodes, rewards, (0, 1), algo, request.param).chain
 
 
@@ -340,7 +339,7 @@ RETURNS = np.array([[1.5, 1.0], [0, 0], [4.5, 3], [10.5, 7]])  # R/2 + R, R
 def test_group_advantages_are_returns_to_go_minus_the_mean_of_their_place_in_the_group(grouped):
     """Each agent's turn with the same agent's: a discount pays the first one something else."""
     for name in ("grpo", "gspo"):
-        advantages, returns = find_algorithm(name).advantages(Algo(), grouped, None, None)
+        advantages, returns = find_algorithm(name).advantages(Appo(), grouped, None, None)
         np.testing.assert_allclose(by_turn(np.asarray(returns), grouped), RETURNS)
         means = np.repeat([RETURNS[:2].mean(0), RETURNS[2:].mean(0)], 2, axis=0)
         np.testing.assert_allclose(
@@ -361,7 +360,7 @@ def test_statistics_weigh_every_turn_once_whatever_its_length(grouped, how):
     for cell in cells:
         own = RETURNS[cell]
         expected[cell] = (own - own.mean()) / (own.std() + 1e-8)
-    _, returns = find_algorithm("grpo").advantages(Algo(), grouped, None, None)
+    _, returns = find_algorithm("grpo").advantages(Appo(), grouped, None, None)
     normalized = find_normalizer(how)(returns, grouped, None, False)
     np.testing.assert_allclose(by_turn(np.asarray(normalized), grouped), expected, atol=1e-5)
 
@@ -370,7 +369,7 @@ def test_a_group_weighs_every_episode_once_however_many_turns_it_has():
     """Also where it stands in for a place that only one of its episodes reached."""
     one = small.episode(0, [small.turn(0, [1], [2])], [1.0])
     three = small.episode(0, [small.turn(0, [1], [2]) for _ in range(3)], [0.0])
-    algo = Algo(ratio="sum", episodes=2)
+    algo = Appo(ratio="sum", episodes=2)
     chain = batch_lib.build([one, three], small.paid([one, three]), (0,), algo, "action").chain
     advantages, returns = find_algorithm("gspo").advantages(algo, chain, None, None)
     np.testing.assert_allclose(np.asarray(advantages)[0, 0], 0.5)
@@ -384,7 +383,7 @@ def test_a_group_weighs_every_episode_once_however_many_turns_it_has():
 
 def test_the_moving_baseline_is_a_debiased_average_per_agent(grouped):
     """An agent without turns keeps its own."""
-    algo = Algo(baseline="moving")
+    algo = Reinforce(baseline="moving")
     baseline, seen = Moving(np.zeros(3), np.zeros(3)), []
     for scale in (1.0, 2.0, 4.0):
         chain = grouped._replace(rewards_EJ=scale * grouped.rewards_EJ)
@@ -405,59 +404,92 @@ def test_the_moving_baseline_is_a_debiased_average_per_agent(grouped):
 # What a name brings with it.
 
 
-def config(name="appo", mode="auto", warmup=0, **algo):
-    return Config(algo=Algo(name=name, **algo), critic=Critic(mode=mode, warmup_steps=warmup))
-
-
 @pytest.mark.parametrize(
     ("name", "expected"),
     [
-        ("appo", ("shared", "batch", "sum", 1)),
-        ("tppo", ("shared", "batch", "sum", 1)),
-        ("grpo", ("none", "group", "token", 8)),
-        ("gspo", ("none", "group", "token", 8)),
-        ("reinforce", ("none", "none", "sum", 8)),
+        ("appo", ("shared", "batch", "sum", 1, 0.2)),
+        ("tppo", ("shared", "batch", "sum", 1, 0.2)),
+        ("grpo", ("none", "group", "sum", 8, 0.2)),
+        ("gspo", ("none", "group", "token", 8, 3e-4)),
+        ("reinforce", ("none", "none", "sum", 8, 0.2)),
     ],
 )
-def test_auto_is_the_algorithms_own_and_settling_twice_changes_nothing(name, expected):
-    settled = settle(config(name))
-    algo = settled.algo
-    assert (settled.critic.mode, algo.normalize, algo.ratio, algo.group_size) == expected
-    assert settle(settled) == settled
+def test_defaults_are_the_algorithms_own(name, expected):
+    learning = resolve(cli.parse(["--algo.name", name]), small.CONFIG)
+    algo = learning.algo
+    got = (learning.critic_mode, algo.normalize, algo.ratio, algo.group_size, algo.clip)
+    assert got == expected
 
 
 def test_what_was_set_stays():
-    algo = settle(config("grpo", normalize="group_turn", group_size=4)).algo
+    algo = cli.parse(
+        "--algo.name grpo --algo.normalize group_turn --algo.group_size 4".split()
+    ).algo
     assert (algo.normalize, algo.group_size) == ("group_turn", 4)
-    assert settle(config("reinforce", baseline="moving")).algo.group_size == 1
-    assert settle(config("tppo", mode="heads")).critic.mode == "heads"
+    heads = cli.parse("--algo.name tppo --critic.mode heads".split())
+    assert resolve(heads, small.CONFIG).critic_mode == "heads"
 
 
 @pytest.mark.parametrize(
-    ("wrong", "message"),
+    ("flags", "message"),
     [
-        (config("ppo"), "--algo.name: expected appo, tppo, .* got 'ppo'"),
-        (config("appo", mode="none"), "--critic.mode: appo needs a critic, got none; use shared"),
-        (config("grpo", mode="heads"), "--critic.mode: grpo has no critic, got heads; leave"),
-        (config("gspo", warmup=2), "--critic.warmup_steps: gspo has no critic, got 2; set it to 0"),
-        (config("tppo", ratio="token"), "--algo.ratio: tppo has its own, got token; leave"),
-        (config("gspo", ratio="sum"), "--algo.ratio: gspo has its own, got sum; leave"),
-        (config("appo", baseline="group"), "--algo.baseline: only reinforce has one, got group"),
-        (config("grpo", group_size=1), "--algo.name grpo compares .* at least 2, got 1; set it"),
-        (config("reinforce", group_size=1), "--algo.name reinforce compares .* got 1"),
-        (config(normalize="group_turn"), "--algo.normalize group_turn compares .* got 1"),
-        (config(dynamic_sampling=True), "--algo.dynamic_sampling compares .* got 1"),
-        (config("grpo", group_size=7), "--algo.episodes: expected a multiple .* 7, got 64"),
+        ("--algo.name ppo", "--algo.name: expected appo, tppo, .* got 'ppo'"),
+        ("--critic.mode none", "--critic.mode: appo needs a critic, got none; use shared"),
+        (
+            "--algo.name grpo --critic.mode heads",
+            "an --algo.name with a critic, got heads",
+        ),
+        ("--algo.name gspo --critic.warmup_steps 2", "--critic.warmup_steps: .* a critic, got 2"),
+        ("--algo.name tppo --algo.ratio token", "belongs to appo and reinforce, got token"),
+        ("--algo.name gspo --algo.ratio sum", "unknown setting for --algo.name gspo"),
+        ("--algo.baseline group", "--algo.baseline: .* belongs to reinforce, got group"),
+        ("--algo.name grpo --algo.group_size 1", "--algo.name grpo compares .* at least 2, got 1"),
+        ("--algo.name reinforce --algo.group_size 1", "--algo.name reinforce compares .* got 1"),
+        ("--algo.normalize group_turn", "--algo.normalize group_turn compares .* got 1"),
+        ("--algo.dynamic_sampling true", "--algo.dynamic_sampling compares .* got 1"),
+        ("--algo.name grpo --algo.group_size 7", "--algo.episodes: expected a multiple .* got 64"),
+        ("--algo.kl_coef 1 --algo.kl_in loss --algo.kl_estimator k1", "k1 has no gradient"),
     ],
 )
-def test_settings_that_contradict_each_other_are_one_line_with_what_to_do(wrong, message):
+def test_settings_that_contradict_each_other_are_one_line_with_what_to_do(flags, message):
     with pytest.raises(BadInput, match=message):
-        settle(wrong)
+        cli.parse(flags.split())
+
+
+def test_the_estimator_of_the_kl_follows_from_where_it_goes():
+    """k1 has a gradient of 0 on average, so in the loss it would change nothing."""
+    for where, estimator in ("reward", "k1"), ("loss", "k3"):
+        algo = cli.parse(["--algo.kl_coef", "0.1", "--algo.kl_in", where]).algo
+        assert algo.estimator == estimator
+
+
+def test_reinforce_uses_a_sample_once_and_warns_where_it_is_told_otherwise():
+    plain = cli.parse(["--algo.name", "reinforce"]).algo
+    assert (plain.epochs, plain.minibatches) == (1, 1) and reuses_samples(plain) is None
+    twice = cli.parse(["--algo.name", "reinforce", "--algo.epochs", "2"]).algo
+    assert "2 epochs x 1 minibatches" in str(reuses_samples(twice))
+    assert reuses_samples(cli.parse([]).algo) is None
 
 
 OUTSIDE = """
+import dataclasses
 import numpy as np
+from marft_jax.config import Algo
 from marft_jax.learning import Algorithm
+
+@dataclasses.dataclass(frozen=True)
+class Halved(Algo):
+    gamma: float = 0.99
+    normalize: str = "outside_%s:halved"
+
+@dataclasses.dataclass(frozen=True)
+class Compared(Halved):
+    group_size: int = 4
+
+@dataclasses.dataclass(frozen=True)
+class Valued(Algo):
+    has_critic = True
+    gamma: float = 0.99
 
 def advantages(config, chain, values_EJ, baseline_X):
     return config.gamma * chain.rewards_EJ, chain.rewards_EJ
@@ -468,11 +500,11 @@ def policy_loss(config, logprobs, old_logprobs, advantages):
 def halved(advantages_EJ, chain):
     return advantages_EJ / 2 * chain.mask_EJ
 
-PLAIN = Algorithm("action", advantages, policy_loss, {"normalize": "outside_%s:halved"}, False)
-COMPARES = PLAIN._replace(own={"group_size": 4}, level="token")
-VALUES = PLAIN._replace(own={}, has_critic=True)
+PLAIN = Algorithm("action", advantages, policy_loss, Halved)
+COMPARES = PLAIN._replace(settings=Compared, level="token")
+VALUES = PLAIN._replace(settings=Valued)
 ODD = PLAIN._replace(level="turn")
-WORDS = PLAIN._replace(own={"normalise": "batch"})
+WORDS = PLAIN._replace(settings={"normalise": "batch"})
 MISSHAPEN = PLAIN._replace(advantages=lambda *_: (np.ones(3), np.ones(3)))
 LONE = PLAIN._replace(advantages=lambda *_: np.ones(3))
 WRONG = lambda advantages_EJ, chain: advantages_EJ[:1, :1]
@@ -488,15 +520,17 @@ def outside(tmp_path, monkeypatch):
 
 
 def test_an_algorithm_and_a_normaliser_come_from_outside(outside, grouped):
-    settled = settle(cli.parse(["--algo.name", f"{outside}:PLAIN", "--algo.gamma", "0.5"]))
-    algo, algorithm = settled.algo, find_algorithm(f"{outside}:PLAIN")
-    assert (settled.critic.mode, algo.ratio, algo.group_size) == ("none", "sum", 1)
+    learning = resolve(
+        cli.parse(["--algo.name", f"{outside}:PLAIN", "--algo.gamma", "0.5"]), small.CONFIG
+    )
+    algo, algorithm = learning.algo, find_algorithm(f"{outside}:PLAIN")
+    assert (learning.critic_mode, algo.ratio, algo.group_size) == ("none", "sum", 1)
     got, returns = normalized_advantages(algo, algorithm, grouped, grouped.rewards_EJ, None)
     np.testing.assert_array_equal(got, 0.25 * grouped.rewards_EJ * grouped.mask_EJ)
     np.testing.assert_array_equal(returns, grouped.rewards_EJ)
-    settled = settle(cli.parse(["--algo.name", f"{outside}:COMPARES"]))
-    assert (settled.algo.ratio, settled.algo.group_size) == ("token", 4)
-    assert settle(cli.parse(["--algo.name", f"{outside}:VALUES"])).critic.mode == "shared"
+    assert cli.parse(["--algo.name", f"{outside}:COMPARES"]).algo.group_size == 4
+    valued = cli.parse(["--algo.name", f"{outside}:VALUES", "--critic.lr", "0.1"])
+    assert resolve(valued, small.CONFIG).critic_mode == "shared"
     halved = find_normalizer(f"{outside}:halved")(grouped.rewards_EJ, grouped, None, False)
     np.testing.assert_array_equal(halved, grouped.rewards_EJ / 2 * grouped.mask_EJ)
 
@@ -505,44 +539,40 @@ def test_an_algorithm_and_a_normaliser_come_from_outside(outside, grouped):
     ("flags", "message"),
     [
         (["--algo.name", "{}:ODD"], "expected the level action or token, got 'turn'"),
-        (["--algo.name", "{}:WORDS"], "own: expected settings of algo, got {'normalise'"),
+        (
+            ["--algo.name", "{}:WORDS"],
+            "expected settings that extend .*Algo, got",
+        ),
         (["--algo.name", "{}:halved"], "expected a marft_jax.learning.Algorithm, got <function"),
         (["--algo.name", "{}:nothing"], "has no 'nothing'"),
-        (["--algo.name", "{}:PLAIN", "--critic.lr", "0.1"], "this run does not read it, got 0.1"),
+        (
+            ["--algo.name", "{}:PLAIN", "--critic.lr", "0.1"],
+            "with a critic, got 0.1",
+        ),
         (["--algo.normalize", "{}:PLAIN"], "is no function"),
-        (["--algo.normalize", "mean"], "expected auto, batch, .* or package.module:function, got"),
+        (["--algo.normalize", "mean"], "expected batch, .* or package.module:function, got"),
     ],
 )
 def test_what_does_not_fit_from_outside_is_one_line(outside, flags, message):
     with pytest.raises(BadInput, match=message):
-        settle(cli.parse([flag.format(outside) for flag in flags]))
+        algo = cli.parse([flag.format(outside) for flag in flags]).algo
+        find_algorithm(algo.name), find_normalizer(algo.normalize)
 
 
 def test_what_outside_functions_return_is_checked(outside, grouped):
     for name in ("MISSHAPEN", "LONE"):
         algorithm = find_algorithm(f"{outside}:{name}")
         with pytest.raises(BadInput, match=rf"--algo.name {outside}:{name}: expected "):
-            algorithm.advantages(Algo(), grouped, grouped.rewards_EJ, None)
+            algorithm.advantages(Appo(), grouped, grouped.rewards_EJ, None)
     with pytest.raises(BadInput, match="expected an array of shape"):
         find_normalizer(f"{outside}:WRONG")(grouped.rewards_EJ, grouped, None, False)
 
 
-@pytest.mark.parametrize(
-    ("name", "expected"),
-    [
-        ("appo", (0.99, 0.95, 0.01)),
-        ("tppo", (1.0, 1.0, 0.01)),
-        ("grpo", ("auto", "auto", 0.0)),
-        ("gspo", ("auto", "auto", 0.0)),
-        ("reinforce", ("auto", "auto", 0.0)),
-        ("imitation", ("auto", "auto", 0.0)),
-    ],
-)
-def test_auto_is_what_fits_the_decisions_of_an_algorithm(name, expected):
-    algo = settle(cli.parse(["--algo.name", name])).algo
-    assert (algo.gamma, algo.gae_lambda, algo.entropy_coef) == expected
-    given = settle(cli.parse(["--algo.name", name, "--algo.entropy_coef", "0.5"])).algo
-    assert given.entropy_coef == 0.5
+def test_discounts_fit_the_decisions_of_an_algorithm():
+    appo, tppo = (cli.parse(["--algo.name", name]).algo for name in ("appo", "tppo"))
+    assert (appo.gamma, appo.gae_lambda, tppo.gamma, tppo.gae_lambda) == (0.99, 0.95, 1.0, 1.0)
+    coefs = {name: kind().entropy_coef for name, kind in SETTINGS.items()}
+    assert [name for name, coef in coefs.items() if coef] == ["appo", "tppo"]
 
 
 @pytest.mark.parametrize(
@@ -558,5 +588,6 @@ def test_auto_is_what_fits_the_decisions_of_an_algorithm(name, expected):
 def test_the_learning_rate_of_a_real_model_follows_from_its_width(flags, width, expected):
     config = cli.parse(flags)
     model = dataclasses.replace(small.CONFIG, d_model=width)
-    assert settle(config, model).algo.lr == pytest.approx(expected)
-    assert settle(settle(config), model) == settle(config, model)
+    learning = resolve(config, model)
+    assert learning.lr == pytest.approx(expected)
+    assert resolve(resolved(config, learning), model).lr == learning.lr

@@ -10,12 +10,12 @@ import small
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from marft_jax.config import Algo
 from marft_jax.learning import batch as batch_lib
 from marft_jax.learning import packing
+from marft_jax.learning.settings import Appo
 from marft_jax.parallel.ladder import bucket
 
-ALGO = Algo(ratio="sum", minibatches=1, microbatch_tokens=128)
+ALGO = Appo(ratio="sum", minibatches=1, microbatch_tokens=128)
 
 
 def build(episodes, level="action", owners=(0, 1, 2), algo=ALGO, **how):

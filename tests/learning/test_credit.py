@@ -10,11 +10,11 @@ import pytest
 import small
 from scripted import Scripted, Slow
 
-from marft_jax.config import Algo
 from marft_jax.errors import BadInput
 from marft_jax.learning import batch as batch_lib
 from marft_jax.learning import step_rewards
 from marft_jax.learning.credit import agent_reward, make_credit
+from marft_jax.learning.settings import Appo
 from marft_jax.rollout.rollout import Rollout
 from marft_jax.team.workflows import WORKFLOWS
 from marft_jax.types import StepResult
@@ -132,7 +132,7 @@ def nothing(turn, reward, episode):
 def test_an_agents_own_step_reward_comes_before_the_teams():
     team = small.team(3)
     own = (team.profiles[0], dataclasses.replace(team.profiles[1], reward="verifier"))
-    algo = Algo(credit="per_step", step_reward=f"{__name__}:length")
+    algo = Appo(credit="per_step", step_reward=f"{__name__}:length")
     credit = make_credit(algo, team._replace(profiles=(*own, team.profiles[2])))
     episode = small.episode(0, turns_of((0, 0), (1, 0), (0, 1), text="abc"), [0.5, 1])
     assert credit(episode).tolist() == [6.5, 0.5, 7]
@@ -149,7 +149,7 @@ def test_an_agents_own_step_reward_comes_before_the_teams():
 )
 def test_a_step_reward_that_is_not_there_is_one_clear_line(name, message):
     with pytest.raises(BadInput, match=message):
-        make_credit(Algo(credit="per_step", step_reward=name), small.team(2))
+        make_credit(Appo(credit="per_step", step_reward=name), small.team(2))
 
 
 def test_a_step_reward_that_is_no_number_is_refused():
@@ -208,7 +208,7 @@ def test_an_action_cut_at_its_limit_loses_the_whole_penalty_whatever_set_the_lim
     lengths = [len(turn.action) for turn in episode.turns]
     assert all(turn.truncated for turn in episode.turns)
     assert 50 in lengths and min(lengths) < 50
-    without, penalised = (make_credit(Algo(overlong_buffer=n), team)(episode) for n in (0, 16))
+    without, penalised = (make_credit(Appo(overlong_buffer=n), team)(episode) for n in (0, 16))
     assert (penalised - without).tolist() == [-1.0] * len(lengths)
 
 
@@ -218,7 +218,7 @@ def test_a_reward_arrives_in_the_chain_as_the_float_it_was(level, reward):
     episodes = [
         small.episode(e, turns_of((0, 0), (1, 0), (0, 1), (1, 1)), [reward, 0]) for e in range(3)
     ]
-    algo = Algo(episodes=3, ratio="sum")
+    algo = Appo(episodes=3, ratio="sum")
     chain = batch_lib.build(episodes, small.paid(episodes), (0, 1), algo, level).chain
     assert chain.rewards_EJ.dtype == np.float32
     arrived = chain.rewards_EJ[chain.rewards_EJ != 0]

@@ -14,11 +14,12 @@ from hypothesis import strategies as st
 from one_step import ONCE, fresh, learner, member, on_device, same
 from one_step import settings as config_of
 
-from marft_jax.config import Algo, Config
+from marft_jax.config import Algo
 from marft_jax.learning import batch as batch_lib
 from marft_jax.learning.advantages import Cells, agent_means, normalize
-from marft_jax.learning.algorithms import find_algorithm, normalized_advantages, settle
+from marft_jax.learning.algorithms import find_algorithm, normalized_advantages
 from marft_jax.learning.credit import make_credit
+from marft_jax.learning.settings import SETTINGS
 from marft_jax.learning.state import Moving
 
 NORMALIZE = ("batch", "agent", "group", "group_turn", "none")
@@ -63,9 +64,9 @@ def sample(task: int, steps, rng, turns: int = 9):
 
 
 def algo_of(name: str, how: str, credit: dict) -> Algo:
-    algo = Algo(name=name, normalize=how, episodes=12, group_size=4, **credit)
-    algo = dataclasses.replace(algo, gamma=1.0, gae_lambda=1.0, step_reward=f"{__name__}:by_place")
-    return settle(Config(algo=algo)).algo
+    critic = {"gamma": 1.0, "gae_lambda": 1.0} if SETTINGS[name].has_critic else {}
+    own = {"normalize": how, "episodes": 12, "group_size": 4, **credit, **critic}
+    return SETTINGS[name](step_reward=f"{__name__}:by_place", **own)
 
 
 def learned_from(algo: Algo, episodes, rng=None):

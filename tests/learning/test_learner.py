@@ -26,6 +26,7 @@ from one_step import (
     settled,
 )
 
+from marft_jax.cli import configure
 from marft_jax.config import Config
 from marft_jax.engine.engine import Request
 from marft_jax.learning import gradients, logprobs, packing
@@ -450,9 +451,9 @@ def test_any_mesh_takes_the_same_step_as_one_device(episodes, shape):
 def test_batches_of_the_same_shapes_compile_nothing(episodes):
     where = small.one_device()
     base, team = small.base_on(where, LAYERS), small.team()
-    ours = Learner(settled(Config(), "appo"), base, team, find_algorithm("appo"), where)
+    ours = Learner(settled(configure(), "appo"), base, team, find_algorithm("appo"), where)
     state = ours.init()
-    few, many = (build(Config(), episodes[:n]) for n in (1, len(episodes)))
+    few, many = (build(configure(), episodes[:n]) for n in (1, len(episodes)))
     assert few.rows.tokens_BT.shape[1:] != many.rows.tokens_BT.shape[1:]
     for batch, programs in ((few, 1), (many, 2), (few, 2), (many, 2)):
         state, _, _ = ours.learn(state, batch, 0)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import jax
 import numpy as np
 import pytest
@@ -11,10 +9,10 @@ import reference_update
 import small
 from one_step import LAYERS, fresh, learner, settings, settled
 
-from marft_jax.config import Algo
 from marft_jax.learning.credit import make_credit
+from marft_jax.learning.settings import SETTINGS
 
-ALGO = Algo(epochs=3, minibatches=1, lr=1e-3, microbatch_tokens=128)
+ALGO = dict(epochs=3, minibatches=1, lr=1e-3, microbatch_tokens=128)
 SHAPED = dict(reward_bias=-0.5, reward_scale=4.0, reward_clip=1.5)
 GROUPS = dict(group_size=4, credit_discount=0.5, **SHAPED)
 CASES = {
@@ -48,7 +46,7 @@ def episodes():
 @pytest.mark.parametrize("name", CASES)
 def test_a_training_step_is_that_of_the_definitions(episodes, name):
     """Adapters, value head and the moments of Adam, to 1e-5."""
-    config = settings(dataclasses.replace(ALGO, name=name, **CASES[name]))
+    config = settings(SETTINGS[name](**ALGO, **CASES[name]))
     ours, state = learner(config, name), fresh(config, name)
     algo = settled(config, name).algo
     rewards = list(map(make_credit(algo, small.team(2)), episodes))
@@ -71,7 +69,7 @@ def test_a_training_step_is_that_of_the_definitions(episodes, name):
         moved = [x - y[n] for x, y in zip(own.params, jax.tree.leaves(start.adapters), strict=True)]
         assert max(np.abs(x).max() for x in moved) > 1e-3  # a hundred times the tolerance
         check(got[0], own.params)
-        assert got[1].count == own.count == ALGO.epochs
+        assert got[1].count == own.count == ALGO["epochs"]
         check((got[1].mu, got[1].nu), [*own.mean, *own.square], 1e-7)
     if head:
         check(state.critic.head, [x[None] for x in expected.head.params])

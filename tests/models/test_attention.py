@@ -17,8 +17,9 @@ from jax._src.cudnn import fused_attention_stablehlo
 
 from marft_jax import config as config_lib
 from marft_jax.learning import batch as batch_lib
-from marft_jax.learning.algorithms import find_algorithm, settle
+from marft_jax.learning.algorithms import find_algorithm
 from marft_jax.learning.learner import Learner
+from marft_jax.learning.settings import Grpo, resolve
 from marft_jax.models import decoder, lora
 from marft_jax.models.ops import attention as attention_lib
 from marft_jax.models.ops import (
@@ -329,12 +330,10 @@ def updated(where, attention):
         prompt, action = (rng.integers(0, 256, n) for n in (rng.integers(112, 120), 6))
         turns.append(small.turn(i % 2, prompt, action))
     episodes = [small.episode(i, [turn], [rng.normal()]) for i, turn in enumerate(turns)]
-    algo = config_lib.Algo(name="grpo", episodes=16, group_size=2, epochs=1, minibatches=1)
-    config = settle(
-        config_lib.Config(
-            lora=config_lib.Lora(rank=small.RANK, alpha=small.ALPHA, targets=small.QV),
-            algo=dataclasses.replace(algo, microbatch_tokens=1024, kl_coef=0.1),
-        )
+    algo = Grpo(episodes=16, group_size=2, epochs=1, minibatches=1)
+    config = small.config(
+        lora=config_lib.Lora(rank=small.RANK, alpha=small.ALPHA, targets=small.QV),
+        algo=dataclasses.replace(algo, microbatch_tokens=1024, kl_coef=0.1),
     )
     algorithm, team = find_algorithm("grpo"), small.team()
     rewards = small.paid(episodes)
@@ -345,7 +344,7 @@ def updated(where, attention):
     base = small.base_on(where, 1)
     how = dict(attention=attention, remat="products")
     base = base._replace(graphdef=abstract_decoder(base.config, jnp.float32, **how)[0])
-    learner = Learner(config, base, team, algorithm, where)
+    learner = Learner(resolve(config, base.config), base, team, algorithm, where)
     adapters = jax.device_put(small.adapters(layers=1), mesh_lib.replicated(where))
     state, _, metrics = learner.learn(learner.init()._replace(adapters=adapters), batch, 0)
     return jax.device_get((state.adapters_opt, metrics))

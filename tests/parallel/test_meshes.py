@@ -14,8 +14,9 @@ from jax.sharding import Mesh
 from marft_jax import config as config_lib
 from marft_jax.engine.engine import Completion, Request
 from marft_jax.learning import batch as batch_lib
-from marft_jax.learning.algorithms import find_algorithm, settle
+from marft_jax.learning.algorithms import find_algorithm
 from marft_jax.learning.learner import Learner
+from marft_jax.learning.settings import SETTINGS, resolve
 from marft_jax.parallel import mesh
 from marft_jax.types import Sampling
 
@@ -29,15 +30,13 @@ def episodes():
 
 def learned(name: str, where: Mesh, stacked: bool = False):
     """(state, metrics) of two optimiser steps of two microbatches each, the second partly empty."""
-    config = settle(
-        config_lib.Config(
-            lora=config_lib.Lora(rank=small.RANK, alpha=small.ALPHA, targets=small.QV),
-            critic=config_lib.Critic(hidden=(16,)),
-            algo=config_lib.Algo(
-                name=name, episodes=16, group_size=2 if name == "grpo" else None,
-                epochs=1, minibatches=2, microbatch_tokens=256,
-            ),
-        )
+    config = small.config(
+        lora=config_lib.Lora(rank=small.RANK, alpha=small.ALPHA, targets=small.QV),
+        critic=config_lib.Critic(hidden=(16,)),
+        algo=SETTINGS[name](
+            episodes=16, group_size=2 if name == "grpo" else 1,
+            epochs=1, minibatches=2, microbatch_tokens=256,
+        ),
     )  # fmt: skip
     algorithm, team = find_algorithm(name), small.team()
     rewards = small.paid(episodes())
@@ -45,7 +44,9 @@ def learned(name: str, where: Mesh, stacked: bool = False):
         episodes(), rewards, team.owners, config.algo, algorithm.level,
         shards=8,  # the same rows on every mesh
     )  # fmt: skip
-    learner = Learner(config, small.base_on(where, 1, stacked), team, algorithm, where)
+    learner = Learner(
+        resolve(config, small.CONFIG), small.base_on(where, 1, stacked), team, algorithm, where
+    )
     state = learner.init()._replace(
         adapters=jax.device_put(small.adapters(layers=1), mesh.replicated(where))
     )

@@ -20,8 +20,9 @@ from rich.console import Console
 from marft_jax import cli
 from marft_jax import config as config_lib
 from marft_jax import plan as plan_lib
-from marft_jax.learning.algorithms import find_algorithm, settle
+from marft_jax.learning.algorithms import find_algorithm
 from marft_jax.learning.learner import Learner
+from marft_jax.learning.settings import Appo
 from marft_jax.models import decoder
 from marft_jax.models.weights import tiny as tiny_model
 from marft_jax.planning import cost, hlo, report
@@ -174,11 +175,11 @@ ENTRY %main (x: bf16[8,128]) -> bf16[8,128] {
 
 def settings(**sections) -> config_lib.Config:
     default = dict(
-        algo=config_lib.Algo(episodes=8, microbatch_tokens=512),
+        algo=Appo(episodes=8, microbatch_tokens=512),
         rollout=config_lib.Rollout(slots=8),
         model=config_lib.Model(context=64),
     )
-    return settle(config_lib.Config(**(default | sections)))
+    return small.config(**(default | sections))
 
 
 def run_of(config: config_lib.Config, model=small.CONFIG, topology: str = "cpu:2x4"):
@@ -205,7 +206,7 @@ def test_hosts_exchange_gradients_and_never_the_base(mesh, wider, layers):
     the base is and however many microbatches a step has."""
     config = settings(
         mesh=config_lib.Mesh(*mesh),
-        algo=config_lib.Algo(episodes=32, microbatch_tokens=512),
+        algo=Appo(episodes=32, microbatch_tokens=512),
         model=config_lib.Model(context=64, layers=layers),
     )
     run = run_of(config, dataclasses.replace(small.CONFIG, d_ff=64 * wider, n_layers=1))
@@ -220,7 +221,7 @@ def test_hosts_exchange_gradients_and_never_the_base(mesh, wider, layers):
 
 
 def test_a_plan_counts_no_microbatch_that_has_no_rows():
-    batch = run_of(settings(algo=config_lib.Algo(episodes=32, microbatch_tokens=512))).batch
+    batch = run_of(settings(algo=Appo(episodes=32, microbatch_tokens=512))).batch
     assert batch.prompts is not None
     for rows in (batch.rows, batch.prompts.rows):
         assert len(rows.mask_BA) > 4 and (rows.mask_BA > 0).any((1, 2)).all()
@@ -303,7 +304,7 @@ def test_the_best_split_is_the_one_whose_longer_side_is_the_shortest():
 
 
 def test_a_process_has_slots_for_its_own_episodes_in_a_plan_and_in_a_run(monkeypatch):
-    config = settings(algo=config_lib.Algo(episodes=24))
+    config = settings(algo=Appo(episodes=24))
     assert run_of(config, topology="cpu:3x2").shape.slots == 8
     monkeypatch.setattr(jax, "process_count", lambda: 3)
     assert open_session(config, load_team(None)).engine.shape.slots == 8

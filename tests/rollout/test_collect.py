@@ -6,15 +6,16 @@ import numpy as np
 import pytest
 import small
 
-from marft_jax.config import Algo, Config, Run
+from marft_jax.config import Run
 from marft_jax.envs.base import EVAL_SEEDS
 from marft_jax.learning.credit import make_credit
+from marft_jax.learning.settings import Appo
 from marft_jax.rollout.collect import collect, samples_of, with_signal
 from marft_jax.types import FailedEpisode, Played, Sample
 
 
 def settings(**algo):
-    return Config(algo=Algo(**{"episodes": 6, "group_size": 3, **algo}))
+    return small.config(algo=Appo(**{"episodes": 6, "group_size": 3, **algo}))
 
 
 class Player:
@@ -51,13 +52,13 @@ def test_the_members_of_a_group_share_a_task_and_steps_do_not():
     assert tasks_of(config, 0) == [0, 0, 0, 1, 1, 1]
     assert tasks_of(config, 7) == [14, 14, 14, 15, 15, 15]
     assert tasks_of(settings(group_size=1), 1) == [6, 7, 8, 9, 10, 11]
-    seeded = Config(run=Run(seed=2), algo=config.algo)
+    seeded = small.config(run=Run(seed=2), algo=config.algo)
     assert set(tasks_of(seeded, 0)).isdisjoint(range(10_000))
 
 
 @pytest.mark.parametrize("seed", [0, 1, 1073, 1074, 2**31 - 1])
 def test_no_seed_trains_on_the_tasks_that_are_evaluated(seed):
-    config = Config(run=Run(seed=seed), algo=settings().algo)
+    config = small.config(run=Run(seed=seed), algo=settings().algo)
     assert all(0 <= task < EVAL_SEEDS for step in (0, 2**20) for task in tasks_of(config, step))
 
 

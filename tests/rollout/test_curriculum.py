@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 
 import jax.numpy as jnp
 import pytest
 
 from marft_jax import cli, train
-from marft_jax.config import Config
+from marft_jax.config import EnvSettings
 from marft_jax.envs import base
 from marft_jax.errors import BadInput
 from marft_jax.rollout.curriculum import Curriculum
 
 
-def with_env(**env) -> Config:
-    return Config(env=dataclasses.replace(Config().env, **env))
+def with_env(**env) -> EnvSettings:
+    return base.settings_type(env.get("name", "arithmetic"))(**env)
 
 
 def question(source: base.EnvSource) -> str:

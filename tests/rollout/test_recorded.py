@@ -9,7 +9,7 @@ import pytest
 import small
 from scripted import END, Scripted, Slow
 
-from marft_jax.config import Config
+from marft_jax.cli import configure
 from marft_jax.envs import arithmetic
 from marft_jax.envs.products import Products
 from marft_jax.envs.threads import DaemonThreads
@@ -34,7 +34,7 @@ DIAMOND = Graph(
     (("a", "b"), ("a", "c"), ("b", "d"), ("c", "d")),
 )
 PAIR = load_team(None)
-SUMS = arithmetic.source(Config(), "train").create
+SUMS = arithmetic.source(arithmetic.Settings(), "train").create
 
 
 class Lookup(Slow):
@@ -52,7 +52,7 @@ def demonstrations_in(lines, tmp_path):
 
 def replayed(found, team, workflow, create):
     found = [one for one in found if not isinstance(one, str)]
-    known = find_workflow(workflow), create, DaemonThreads(), Config(), lambda: False
+    known = find_workflow(workflow), create, DaemonThreads(), configure(), lambda: False
     return recorded.replay(found, team, *known)
 
 

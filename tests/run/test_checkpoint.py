@@ -29,7 +29,7 @@ from marft_jax.run.lock import Lock
 from marft_jax.run.recovery import set_history_aside
 from marft_jax.team.team_files import Blueprint
 
-CONFIG = config_lib.Config(lora=config_lib.Lora(rank=2), critic=config_lib.Critic(hidden=(8,)))
+CONFIG = small.config(lora=config_lib.Lora(rank=2), critic=config_lib.Critic(hidden=(8,)))
 
 
 def fresh(config=CONFIG):

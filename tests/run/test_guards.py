@@ -18,8 +18,9 @@ from marft_jax import config as config_lib
 from marft_jax import train
 from marft_jax.errors import BadInput, RunFailed
 from marft_jax.learning import batch as batch_lib
-from marft_jax.learning.algorithms import find_algorithm, settle
+from marft_jax.learning.algorithms import find_algorithm
 from marft_jax.learning.learner import Learner
+from marft_jax.learning.settings import Appo
 from marft_jax.run import recovery
 from marft_jax.run.checkpoints import Checkpoints
 from marft_jax.run.compatibility import identity_of
@@ -173,10 +174,10 @@ def test_counts_go_to_the_agents_that_own_the_adapter():
     assert skipped_updates(by_agent(counts, team)) == 7
 
 
-CONFIG = config_lib.Config(
+CONFIG = small.config(
     lora=config_lib.Lora(rank=small.RANK, alpha=small.ALPHA, targets=small.QV),
     critic=config_lib.Critic(hidden=(8,)),
-    algo=config_lib.Algo(epochs=1, minibatches=1, microbatch_tokens=512),
+    algo=Appo(epochs=1, minibatches=1, microbatch_tokens=512),
 )
 
 
@@ -187,7 +188,7 @@ def learner():
 
 def learn(learner, spoil=lambda batch: batch, **state):
     played = small.random_episodes(4)
-    algo = settle(CONFIG).algo
+    algo = (CONFIG).algo
     batch = batch_lib.build(played, small.paid(played), (0, 1), algo, "action")
     old = learner.init()._replace(adapters=small.adapters(2))._replace(**state)
     before = jax.tree.map(np.array, old)

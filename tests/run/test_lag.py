@@ -12,13 +12,14 @@ import jax.numpy as jnp
 import numpy as np
 import orbax.checkpoint as ocp
 import pytest
+import small
 from run_files import lines_of
 
 from marft_jax import cli, imitate, train
 from marft_jax.envs.arithmetic import Sums
 from marft_jax.errors import BadInput
-from marft_jax.learning.algorithms import settle
 from marft_jax.learning.learner import Learner
+from marft_jax.learning.settings import resolve
 from marft_jax.run import checkpoints, training
 from marft_jax.run.metrics import metric_names
 from marft_jax.run.training import Training
@@ -116,7 +117,7 @@ def test_step_s_is_sampled_with_the_adapters_after_s_minus_lag_updates(whole):
 
 def test_what_a_run_with_a_lag_reports_was_named_before(whole):
     _, _, run, _ = whole
-    settings = settle(cli.parse(["--config", str(run / "config.yaml")]))
+    settings = cli.parse(["--config", str(run / "config.yaml")])
     assert settings.algo.correction == "decoupled"
     names = metric_names(settings, ["planner", "solver"], [])
     row = json.loads((run / "metrics.jsonl").read_text().splitlines()[-1])
@@ -151,7 +152,7 @@ def test_a_device_that_only_plays_changes_nothing_without_a_lag_either(tmp_path,
     names = [set(json.loads((tmp_path / run / "metrics.jsonl").read_text().splitlines()[-1]))
              for run in ("one", "two")]  # fmt: skip
     assert names[1] - names[0] == {"time/place_s"}
-    settings = settle(cli.parse(["--config", str(tmp_path / "two" / "config.yaml")]))
+    settings = cli.parse(["--config", str(tmp_path / "two" / "config.yaml")])
     assert "time/place_s" in metric_names(settings, [], [])
 
 
@@ -334,7 +335,7 @@ def test_demonstrations_have_no_lag():
 
 def test_correction_follows_the_lag_where_it_is_left_open():
     for flags, meant in ([], "none"), (["--rollout.lag", "1"], "decoupled"):
-        assert settle(cli.parse(flags)).algo.correction == meant
+        assert resolve(cli.parse(flags), small.CONFIG).correction == meant
     stated = cli.parse(["--rollout.lag", "1", "--algo.correction", "none"])
-    assert settle(stated).algo.correction == "none"
+    assert resolve(stated, small.CONFIG).correction == "none"
     assert cli.parse(["--rollout.lag", "1", "--algo.correction_cap", "2"]).algo.correction_cap == 2

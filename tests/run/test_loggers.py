@@ -14,7 +14,7 @@ from rich.console import Console
 
 from marft_jax import cli
 from marft_jax import config as config_lib
-from marft_jax.config import Config
+from marft_jax.cli import configure
 from marft_jax.errors import BadInput
 from marft_jax.run import loggers
 from marft_jax.run.loggers import find_loggers
@@ -36,7 +36,7 @@ def run(tmp_path, monkeypatch) -> Path:
     monkeypatch.setattr(socket, "getaddrinfo", local)
     folder = tmp_path / "run"
     folder.mkdir()
-    (folder / "config.yaml").write_text(config_lib.dump(Config()))
+    (folder / "config.yaml").write_text(config_lib.dump(configure()))
     return folder
 
 
