@@ -239,7 +239,7 @@ class _Recorded:
     def _completion(self, request: Request) -> Completion:
         """The recorded tokens; where there are none that fit, the end of the turn alone."""
         _, _, number, _, act, call = request.key
-        turns, end = self._demonstrations[number].turns, self._tokenizer.eos_ids[-1]
+        turns, end = self._demonstrations[number].turns, self._tokenizer.end_id
         try:
             k = _places(turns)[act, call]
             ids = self._ids(turns[k], request.sampling.max_new_tokens, f"turn {k + 1}")
@@ -253,8 +253,8 @@ class _Recorded:
         return Completion(np.asarray(ids, np.int32), np.zeros(len(ids), np.float32), finished)
 
     def _ids(self, said: Said, limit: int, what: str) -> list[int]:
-        ids, ends = self._tokenizer.encode(said.text), self._tokenizer.eos_ids
-        if set(ids) & set(ends):
+        ids = self._tokenizer.encode(said.text)
+        if set(ids) & set(self._tokenizer.eos_ids):
             raise BadInput(f"{what}: its text spells out the token that ends a turn")
         if said.truncated and ids:
             return ids[:limit]
@@ -263,7 +263,7 @@ class _Recorded:
                 f"{what}: {len(ids) + 1} tokens with its end, expected at most the {limit} that "
                 f"{said.agent} may write there; raise max_new_tokens or --model.context"
             )
-        return [*ids, ends[-1]]
+        return [*ids, self._tokenizer.end_id]
 
 
 def _places(turns: Sequence[Said]) -> dict[tuple[int, int], int]:

@@ -183,4 +183,4 @@ class Team(NamedTuple):
     def _ended(self, turn: Turn) -> list[int]:
         """A turn's action, with an end where it was cut off."""
         ids = turn.action.tolist()
-        return ids if ids[-1] in self.tokenizer.eos_ids else [*ids, self.tokenizer.eos_ids[-1]]
+        return ids if ids[-1] in self.tokenizer.eos_ids else [*ids, self.tokenizer.end_id]

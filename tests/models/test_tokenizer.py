@@ -40,7 +40,7 @@ def test_bytes_spell_roles_and_turns():
     assert max(tok.chat([SYSTEM, USER, ASSISTANT])) < tok.vocab_size
 
 
-def fast(template: str | None, **special):
+def fast(template: str | None, named=("<s>", "</s>", "<end>", "<pad>"), **special):
     """A transformers tokenizer with one token per letter and a few special ones."""
     from transformers import PreTrainedTokenizerFast
 
@@ -48,7 +48,7 @@ def fast(template: str | None, **special):
     backend = Backend(models.BPE({letter: i for i, letter in enumerate(letters)}, []))
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     backend.decoder = decoders.ByteLevel()
-    backend.add_special_tokens(["<s>", "</s>", "<end>", "<pad>"])
+    backend.add_special_tokens(list(named))
     return PreTrainedTokenizerFast(tokenizer_object=backend, chat_template=template, **special)
 
 
@@ -81,6 +81,49 @@ def test_an_action_ends_at_every_known_end_token():
     assert tok.decode([*tok.encode("8"), *tok.eos_ids, tok.pad_id]) == "8"
 
 
+def turns_of(opens: str, closes: str, after: str = "", model: str = "assistant") -> str:
+    """A chat template with that spelling of a message's beginning and end."""
+    role = f"('{model}' if m['role'] == 'assistant' else m['role'])"
+    message = f"'{opens}' + {role} + '{after}\\n' + m['content'] + '{closes}'"
+    opening = f"{{% if add_generation_prompt %}}{{{{ '{opens}{model}{after}\\n' }}}}{{% endif %}}"
+    return f"{{% for m in messages %}}{{{{ {message} }}}}{{% endfor %}}{opening}"
+
+
+CHATML = turns_of("<|im_start|>", "<|im_end|>\\n")
+EOT = "<|eot_id|>"
+LLAMA3 = turns_of("<|start_header_id|>", EOT, "<|end_header_id|>")
+GEMMA3 = turns_of("<start_of_turn>", "<end_of_turn>\\n", model="model")
+BARE = "{% for m in messages %}{{ m['content'] }}{% endfor %}"
+PUBLISHED = {  # template, the tokenizer's eos, those of generation_config.json, the end of a turn
+    "Qwen2.5 Instruct": (CHATML, "<|im_end|>", ["<|im_end|>", "<|endoftext|>"], "<|im_end|>"),
+    "Qwen2.5": (CHATML, "<|endoftext|>", ["<|endoftext|>"], "<|im_end|>"),
+    "Qwen3": (CHATML, "<|im_end|>", ["<|im_end|>", "<|endoftext|>"], "<|im_end|>"),
+    "Llama 3": (LLAMA3, EOT, ["<|end_of_text|>", EOT], EOT),
+    "Llama 3.1": (LLAMA3, EOT, ["<|end_of_text|>", "<|eom_id|>", EOT], EOT),
+    "Gemma 3": (GEMMA3, "<eos>", ["<eos>", "<end_of_turn>"], "<end_of_turn>"),
+    "SmolLM2 Instruct": (CHATML, "<|im_end|>", ["<|im_end|>"], "<|im_end|>"),
+    "without a token in its template": (BARE, EOT, ["<eos>"], EOT),
+}
+NAMED = (
+    *("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<eos>", "<start_of_turn>", "<end_of_turn>"),
+    *("<|end_of_text|>", "<|eom_id|>", EOT, "<|start_header_id|>", "<|end_header_id|>"),
+)
+
+
+@pytest.mark.parametrize("model", PUBLISHED)
+def test_a_turn_ends_with_the_templates_own_token(model, tmp_path):
+    """Whichever else end an action, and in whatever order a model's files name them."""
+    template, eos, configured, end = PUBLISHED[model]
+    inner = fast(template, NAMED, eos_token=eos)
+    inner.save_pretrained(tmp_path)
+    ids = inner.convert_tokens_to_ids(configured)
+    ids = ids if len(ids) > 1 else ids[0]
+    (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": ids}))
+    tok = tokenizer.from_directory(tmp_path)
+    assert inner.convert_ids_to_tokens(tok.end_id) == end
+    assert set(inner.convert_ids_to_tokens(tok.eos_ids)) == {eos, end, *configured}
+
+
 def test_padding_falls_back_to_the_end_token():
     tok = HFTokenizer(fast(TURNS, eos_token="</s>"))
     assert tok.pad_id == tok.eos_ids[0]
@@ -108,8 +151,7 @@ def test_gemmas_template_puts_the_systems_text_into_the_first_users_turn():
     tok = HFTokenizer(fast(GEMMA, bos_token="<pad>", eos_token="</s>"))
     ids = tok.chat([SYSTEM, USER])
     assert tok.decode(ids, special=True) == "<pad><s>user\nplan\n\n3+5=?<end>\n<s>model\n"
-    ends = tok._tokenizer.convert_ids_to_tokens(tok.eos_ids)
-    assert ends == ["</s>", "<end>"], "the last one closes a turn that was cut off"
+    assert tok._tokenizer.convert_ids_to_tokens(tok.end_id) == "<end>"
 
 
 INST = (  # no token opens a message, the end token follows a space
@@ -126,7 +168,7 @@ def test_a_conversation_continued_piece_by_piece_is_the_rendered_one(template):
     assert before + generation == tok.chat([USER])
     again = {"role": "user", "content": "now you"}
     whole = tok._tokenizer.decode(tok.chat([USER, ASSISTANT, again]))
-    action = [*tok.encode("8"), tok.eos_ids[-1]]
+    action = [*tok.encode("8"), tok.end_id]
     pieced = tok._tokenizer.decode([*before, *generation, *action, *tok.reply("now you")])
     assert pieced.replace(" ", "") == whole.replace(" ", "")
 

@@ -15,6 +15,7 @@ from marft_jax.envs.products import Products
 from marft_jax.envs.threads import DaemonThreads
 from marft_jax.errors import BadInput
 from marft_jax.formats import jsonlines
+from marft_jax.models.tokenizers.tokenizer import ByteTokenizer
 from marft_jax.rollout import recorded
 from marft_jax.rollout.rollout import Rollout
 from marft_jax.run import transcripts
@@ -125,6 +126,17 @@ def test_what_the_workflow_cannot_replay_is_told_with_its_line(tmp_path):
             continue
         assert isinstance(got, str) and got.startswith(f"{tmp_path / 'lines.jsonl'}:{number}: ")
         assert want.removesuffix(": nested") in got and "\n" not in got
+
+
+def test_a_demonstrated_turn_ends_with_the_token_of_the_template(tmp_path):
+    class TwoEnds(ByteTokenizer):
+        eos_ids = (ByteTokenizer.END, ByteTokenizer.PAD)
+
+    team = small.team_of(PAIR, context=200, max_new_tokens=24)._replace(tokenizer=TwoEnds())
+    [found] = demonstrations_in([line(("planner", "1+1=2"), ("solver", "17"), task=1)], tmp_path)
+    [episode] = replayed([found], team, "sequential", SUMS)
+    assert not isinstance(episode, str)
+    assert [turn.action[-1] for turn in episode.turns] == [ByteTokenizer.END] * 2
 
 
 def test_the_token_that_ends_a_turn_cannot_stand_inside_of_one(tmp_path):

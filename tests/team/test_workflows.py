@@ -14,6 +14,7 @@ from scripted import Scripted, Slow, text
 
 from marft_jax.envs.base import Grade, QuestionEnv, Task
 from marft_jax.errors import BadInput, EpisodesFailed
+from marft_jax.models.tokenizers.tokenizer import ByteTokenizer
 from marft_jax.rollout.rollout import Rollout
 from marft_jax.team import State, Step
 from marft_jax.team.dag import Graph, Node
@@ -260,6 +261,17 @@ def test_an_action_that_was_cut_off_is_ended_before_the_next_speaks(threads):
         threads, blueprint, lambda r: "abcdef", team_context="shared", max_new_tokens=3
     )
     assert "<a>abc<e><u>" in text(episode.turns[1].prompt)
+
+
+def test_a_cut_turn_is_ended_as_the_template_ends_it_whatever_else_ends_an_action():
+    class TwoEnds(ByteTokenizer):
+        eos_ids = (ByteTokenizer.END, ByteTokenizer.PAD)
+
+    team = small.team_of(Blueprint((PLANNER, SOLVER)), team_context="shared", context=600)
+    team = team._replace(tokenizer=TwoEnds())
+    cut = small.turn(0, [1, 2], [97, 98])
+    prompt = team.act(1, State("task"), [cut]).prompt.tolist()
+    assert prompt[:5] == [1, 2, 97, 98, ByteTokenizer.END]
 
 
 def test_anonymous_teams_have_no_names_and_no_system_prompts(threads):

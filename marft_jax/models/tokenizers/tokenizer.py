@@ -53,6 +53,7 @@ class ByteTokenizer:
     FILES = Path(__file__).with_name("bytes")  # the same ids for transformers
     vocab_size = 264
     eos_ids: tuple[int, ...] = (END,)
+    end_id = END
     pad_id = PAD
 
     def encode(self, text: str) -> list[int]:
@@ -100,6 +101,8 @@ class HFTokenizer:
     Attributes:
         vocab_size: ids are below this; the model's embedding may have more rows.
         eos_ids: tokens that end an action.
+        end_id: the one that the template writes after an assistant's message; where it writes none,
+            the tokenizer's own.
         pad_id: fills rows; may equal an eos id.
 
     Raises:
@@ -117,10 +120,10 @@ class HFTokenizer:
         try:
             with _at_most(_TEMPLATE_SECONDS):
                 self._fold_system = not self._takes_system()
-                ends = [tokenizer.eos_token_id, *eos_ids, self._end_of_turn()]
+                end = self._end_of_turn()
         except Exception as error:  # a template is a program: anything can go wrong in it
             raise BadInput(f"{source}: its chat template fails: {reason(error)}") from error
-        ends = [i for i in ends if i is not None]
+        ends = [i for i in (tokenizer.eos_token_id, *eos_ids, end) if i is not None]
         if wrong := [i for i in ends if type(i) is not int or i < 0]:
             raise BadInput(
                 f"{source}: expected the ids of tokens that end a turn, got {wrong!r:.60}"
@@ -128,6 +131,7 @@ class HFTokenizer:
         self.eos_ids: tuple[int, ...] = tuple(dict.fromkeys(ends))
         if not self.eos_ids:
             raise BadInput(f"{source}: expected an end-of-sequence token, found none")
+        self.end_id: int = self.eos_ids[0] if end is None else end
         pad = tokenizer.pad_token_id
         self.pad_id: int = self.eos_ids[0] if pad is None else pad
 
