@@ -83,6 +83,10 @@ class Cells(NamedTuple):
         """For each entry, the weighted root mean square of its cell."""
         return np.sqrt(self.mean(np.square(x)))
 
+    def split(self, labels: np.ndarray) -> Cells:
+        """Cells of the entries of one cell that have the same label, a number from 0."""
+        return self._replace(cells=self.cells * (np.max(labels) + 1) + labels)
+
     def alone(self) -> np.ndarray:
         """True in cells whose weights add up to one: of one turn, or of one episode."""
         return _sums(self.weights, self.cells)[self.cells] < 1.5
@@ -129,7 +133,7 @@ def minus_like(returns_EJ: np.ndarray, sizes_EJ: np.ndarray, chain: Chain) -> np
     compared with all turns of its task, where every episode weighs one; a sample that is the only
     one of its task, with nothing.
     """
-    place, group = Cells(chain.weight_EJ, chain.cell_EJ), _groups(chain)
+    place, group = _places(chain), _groups(chain)
     by_group_EJ = np.where(group.alone(), 0, centred(returns_EJ, group, sizes_EJ))
     return np.where(place.alone(), by_group_EJ, centred(returns_EJ, place, sizes_EJ))
 
@@ -152,6 +156,11 @@ def _groups(chain: Chain) -> Cells:
     """Samples of one task; the links of an episode weigh one together."""
     turns_E1 = np.maximum(chain.weight_EJ.sum(1, keepdims=True), 1)
     return Cells(chain.weight_EJ / turns_E1, chain.group_EJ)
+
+
+def _places(chain: Chain) -> Cells:
+    """Turns of one place in the samples of one task."""
+    return Cells(chain.weight_EJ, chain.group_EJ).split(chain.place_EJ)
 
 
 def normalize(
@@ -179,15 +188,16 @@ def _normalized(
 ) -> np.ndarray:
     """``normalize``; times min(1, σ(R) / σ(A)) unless they were ``compared``.
 
-    σ is a cell's deviation around each agent's mean, R the returns-to-go. A critic's errors are in
-    the advantages, too, and where they are larger than the differences in what was earned,
-    deviation 1 would make a full step of them. The factor is 1 where the critic explains anything,
-    and exactly 0 where all earned the same.
+    σ is a cell's deviation around the mean of each place (an agent's n-th turn), R the
+    returns-to-go: turns that are paid differently by their place have not earned more or less. A
+    critic's errors are in the advantages, too, and where they are larger than the differences in
+    what was earned, deviation 1 would make a full step of them. The factor is 1 where the critic
+    explains anything, and exactly 0 where all earned the same.
     """
     normal_EJ = normalize(advantages_EJ, over, sizes_EJ, shift=not compared)
     if compared:
         return normal_EJ
-    own = over._replace(cells=over.cells * (np.max(chain.agent_EJ) + 1) + chain.agent_EJ)
+    own = over.split(chain.place_EJ)
     earned_EJ = centred(returns_to_go(chain), own, sizes(chain, None))
     spread_EJ = over.rms(advantages_EJ - own.mean(advantages_EJ))
     return normal_EJ * np.minimum(1, over.rms(earned_EJ) / (spread_EJ + 1e-8))
@@ -216,7 +226,7 @@ def _by_place(
     advantages_EJ: np.ndarray, chain: Chain, sizes_EJ: np.ndarray | None, compared: bool
 ) -> np.ndarray:
     """Each agent's n-th turn in a group; a place with one turn is scaled with its group."""
-    place = Cells(chain.weight_EJ, chain.cell_EJ)
+    place = _places(chain)
     by_group_EJ = _normalized(advantages_EJ, chain, _groups(chain), sizes_EJ, compared)
     by_place_EJ = _normalized(advantages_EJ, chain, place, sizes_EJ, compared)
     return np.where(place.alone(), by_group_EJ, by_place_EJ)

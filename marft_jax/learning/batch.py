@@ -58,7 +58,7 @@ class Chain(NamedTuple):
     weight_EJ: np.ndarray  # 1 / the links of its turn, so that each turn adds up to one
     agent_EJ: np.ndarray  # who acted
     group_EJ: np.ndarray  # number of the episode's group: those with the same task
-    cell_EJ: np.ndarray  # number of the (group, agent, n) of its turn, the agent's n-th one
+    place_EJ: np.ndarray  # number of the place (agent, n) of its turn, the agent's n-th one
     shape_UBX: tuple[int, int, int]  # of the rows that the units stand in
 
 
@@ -264,7 +264,7 @@ def _chain(
         shape_UBX=kind.shape,
     )
     groups: dict[int, int] = {}
-    cells: dict[tuple[int, int, int], int] = {}
+    places: dict[tuple[int, int], int] = {}
     for e, episode in enumerate(episodes):
         group, end = groups.setdefault(episode.group, len(groups)), 0
         for k, (agent, nth) in enumerate(episode.places):
@@ -274,7 +274,7 @@ def _chain(
             chain.weight_EJ[span] = 1 / (end - start)
             chain.rewards_EJ[e, end - 1] = rewards[e][k]
             chain.agent_EJ[span], chain.group_EJ[span] = agent, group
-            chain.cell_EJ[span] = cells.setdefault((group, agent, nth), len(cells))
+            chain.place_EJ[span] = places.setdefault((agent, nth), len(places))
         chain.mask_EJ[e, :end] = 1
         chain.continues_EJ[e, : end - 1] = 1
     return chain

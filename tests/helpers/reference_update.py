@@ -132,7 +132,8 @@ def normalized(
 ) -> np.ndarray:
     """Deviation 1, and mean 0 where they are shifted; 0 where all are the same.
 
-    Shifted ones shrink where an agent's differ more than what it earned.
+    Shifted ones shrink where those of a place (an agent's n-th turn) differ more than what was
+    earned there.
     """
     if how == "none":
         return advantages
@@ -147,16 +148,16 @@ def normalized(
             among = {
                 y: ds[y].weight / sum(ds[z].weight for z in part) for part in parts for y in part
             }
-            spread, earned = (_around_agents(z, ds, among) for z in (advantages, returns))
+            spread, earned = (_around_places(z, ds, among) for z in (advantages, returns))
             out[x] *= min(1.0, earned / spread) if earned > 1e-9 else 0.0
     return out
 
 
-def _around_agents(x: np.ndarray, ds: Sequence[Decision], weights: dict[int, float]) -> float:
-    """The deviation of x around each agent's mean."""
+def _around_places(x: np.ndarray, ds: Sequence[Decision], weights: dict[int, float]) -> float:
+    """The deviation of x around the mean of each agent's n-th turn."""
     total = 0.0
     for y, weight in weights.items():
-        own = {z: w for z, w in weights.items() if ds[z].agent == ds[y].agent}
+        own = {z: w for z, w in weights.items() if ds[z].place[1:] == ds[y].place[1:]}
         mean = sum(x[z] * w for z, w in own.items()) / sum(own.values())
         total += weight * (x[y] - mean) ** 2
     return float(np.sqrt(total / sum(weights.values())))

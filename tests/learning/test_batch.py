@@ -244,7 +244,7 @@ def test_a_turns_reward_sits_on_its_last_token(episodes):
 def test_every_turn_weighs_one_and_knows_its_agent_group_and_number(level):
     episodes = small.random_episodes(6, agents=2, steps=2, longest=5, group=3)
     chain = build(episodes, level).chain
-    cells = {}
+    places = {}
     for e, episode in enumerate(episodes):
         lengths = [len(t.action) if level == "token" else 1 for t in episode.turns]
         ends = np.cumsum(lengths)
@@ -253,11 +253,11 @@ def test_every_turn_weighs_one_and_knows_its_agent_group_and_number(level):
             np.testing.assert_allclose(chain.weight_EJ[span], 1 / n)
             assert set(chain.agent_EJ[span]) == {turn.agent}
             assert set(chain.group_EJ[span]) == {e // 3}
-            [cell] = set(chain.cell_EJ[span])
-            cells.setdefault((e // 3, turn.agent, turn.step), set()).add(int(cell))
+            [place] = set(chain.place_EJ[span])
+            places.setdefault((turn.agent, turn.step), set()).add(int(place))
         assert not chain.weight_EJ[e, ends[-1] :].any()
-    numbers = [number for cell in cells.values() for number in cell]
-    assert len(numbers) == len(set(numbers)) == 8
+    numbers = [number for place in places.values() for number in place]
+    assert sorted(numbers) == [0, 1, 2, 3]
 
 
 def test_a_token_belongs_to_the_agent_whose_turn_it_leads_to():

@@ -101,19 +101,19 @@ def test_samples_that_earn_the_same_have_no_advantage_at_all(tasks, credit, name
 
 @MANY
 @given(
-    st.permutations([0, 1, 2]),
-    CENTS,
+    TASK,
     CREDIT,
     st.sampled_from(["appo", "tppo"]),
     st.sampled_from(NORMALIZE[:-1]),
     st.integers(0, 999),
 )
 def test_a_critic_that_errs_makes_no_advantage_where_all_earn_the_same(
-    agents, reward, credit, name, how, seed
+    steps, credit, name, how, seed
 ):
-    """As when all succeed: its errors, of deviation 1, would be a full step to anywhere."""
+    """As when all succeed: its errors, of deviation 1, would be a full step to anywhere. Over any
+    number of steps, paid differently, with agents that act more than once."""
     rng = np.random.default_rng(seed)
-    episodes = [sample(i, [(agents, reward, 0.2)], rng) for i in range(3) for _ in range(2)]
+    episodes = [sample(i, steps, rng) for i in range(3) for _ in range(2)]
     got, _, values = learned_from(algo_of(name, how, credit), episodes, rng)
     assert values.any() and got.tolist() == [0.0] * len(got)
 
@@ -279,6 +279,25 @@ def test_when_all_succeed_a_critic_learns_and_adapters_stay_bit_for_bit(name):
     before = jax.device_get(state)
     right = ours.pack(episodes, [np.array([0, 0, 1], np.float32) for _ in episodes])
     after, estimates, _ = ours.learn(on_device(before), right, 1)
+    assert np.std(estimates.values_EJ) > 0 and not estimates.advantages_EJ.any()
+    assert same((before.adapters, before.adapters_opt), (after.adapters, after.adapters_opt))
+    assert not same(before.critic, after.critic)
+
+
+@pytest.mark.parametrize("credit", ["last", "per_step", "step_discount"])
+@pytest.mark.parametrize("name", ["appo", "tppo"])
+def test_identical_episodes_of_two_steps_leave_adapters_bit_for_bit(name, credit):
+    """Each agent acts twice, and its second turn is paid more than its first."""
+    algo = dataclasses.replace(ONCE, credit=credit, credit_discount=0.5)
+    config = config_of(dataclasses.replace(algo, step_reward=f"{__name__}:by_place"))
+    ours, episodes = learner(config, name), small.random_episodes(8, steps=2)
+    paid = [
+        r._replace(reward=reward) for r, reward in zip(episodes[0].results, (0.0, 0.5), strict=True)
+    ]
+    episodes = [e._replace(results=paid) for e in episodes]
+    rewards = list(map(make_credit(config.algo, small.team(2)), episodes))
+    before = jax.device_get(fresh(config, name))
+    after, estimates, _ = ours.learn(on_device(before), ours.pack(episodes, rewards), 0)
     assert np.std(estimates.values_EJ) > 0 and not estimates.advantages_EJ.any()
     assert same((before.adapters, before.adapters_opt), (after.adapters, after.adapters_opt))
     assert not same(before.critic, after.critic)
