@@ -9,8 +9,8 @@ after it, and every token reads what it would read on its own. Only action token
 
 from __future__ import annotations
 
-import dataclasses
 import functools
+import itertools
 from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple
 
@@ -18,7 +18,7 @@ import numpy as np
 
 from marft_jax import random_keys
 from marft_jax.config import Algo
-from marft_jax.learning.packing import TokenSequence, action_slots, layout, nest
+from marft_jax.learning.packing import TokenSequence, action_slots, deal, layout, nest
 from marft_jax.parallel.ladder import bucket
 from marft_jax.random_keys import Stream
 from marft_jax.types import Episode, Turn
@@ -75,6 +75,9 @@ class Batch(NamedTuple):
     rows: Rows
     chain: Chain
     prefix_shared: int  # tokens that sequences share with others of their row
+    # sets of as many microbatches, in their order, with about as many decisions of each adapter;
+    # a multiple of the minibatches
+    blocks: int
     prompts: Prompts | None = None  # for a critic that needs no more than these
 
 
@@ -98,22 +101,26 @@ def build(
         rewards: float32 ``[turns]`` for each.
         owners: the adapter of each agent.
         shards: the rows of a microbatch are a multiple of this.
-        seed: decides which rows share a minibatch.
+        seed: decides which episodes share a minibatch.
         share: sequences of a row share their prefixes.
         d_model: of the model that reads them: a narrow one has rows made less wide.
         prompts: packs these on their own too; decisions are actions.
     """
     assert not prompts or level == "action"
-    sequences = [s for e, episode in enumerate(episodes) for s in nest(e, episode, owners)]
+    sequences_E = [nest(e, episode, owners) for e, episode in enumerate(episodes)]
+    run_seed, *draw = seed
+    rng = random_keys.generator(run_seed, Stream.ROWS, *draw)
+    groups = [episode.group for episode in episodes]
+    dealt = deal(_loads(sequences_E, level), groups, _blocks(config, groups), rng)
     pack = functools.partial(
-        _pack, episodes, level=level, shards=shards, seed=seed, share=share, d_model=d_model
+        _pack, episodes, config, level=level, shards=shards, rng=rng, share=share, d_model=d_model
     )
-    whole = pack(sequences, config)
+    whole = pack([[s for e in block for s in sequences_E[e]] for block in dealt])
     chain = _chain(episodes, rewards, whole, level)
-    batch = Batch(whole.rows, chain, whole.prefix_shared)
+    batch = Batch(whole.rows, chain, whole.prefix_shared, len(dealt))
     if not prompts:
         return batch
-    cut = pack([s.prompt() for s in sequences], dataclasses.replace(config, minibatches=1))
+    cut = pack([[s.prompt() for sequences in sequences_E for s in sequences]])
     unit_UBK = np.zeros_like(whole.rows.first_BK)
     for turn, [unit] in whole.units.items():
         unit_UBK.flat[unit] = cut.units[turn][0]
@@ -123,6 +130,26 @@ def build(
 def microbatches(rows: Rows) -> list[Rows]:
     """The rows of each, without the axis U."""
     return [Rows(*(x[u] for x in rows)) for u in range(len(rows.tokens_BT))]
+
+
+def _blocks(config: Algo, groups: Sequence[int]) -> int:
+    """Blocks of a batch: one for each minibatch; or two, so that epochs put other ones together,
+    where groups need not be divided for it and blocks are of about as many episodes."""
+    n = config.minibatches
+    even = len(groups) % (2 * n) == 0 or len(groups) >= 16 * n
+    return 2 * n if n > 1 and config.epochs > 1 and len(set(groups)) >= 2 * n and even else n
+
+
+def _loads(sequences_E: Sequence[Sequence[TokenSequence]], level: Level) -> np.ndarray:
+    """What minibatches should have about as much of, for each episode: decisions of each adapter,
+    as an optimiser step from a few of them would move it as far as one from many, and tokens."""
+    adapters = 1 + max(s.owner for sequences in sequences_E for s in sequences)
+    loads = np.zeros((len(sequences_E), adapters + 1), int)
+    for e, sequences in enumerate(sequences_E):
+        for s in sequences:
+            loads[e, s.owner] += len(s.acted) if level == "action" else sum(s.acted)
+            loads[e, -1] += s.read
+    return loads
 
 
 class _Packed(NamedTuple):
@@ -135,34 +162,32 @@ class _Packed(NamedTuple):
 
 def _pack(
     episodes: Sequence[Episode],
-    sequences: list[TokenSequence],
     config: Algo,
+    blocks: list[list[TokenSequence]],
     *,
     level: Level,
     shards: int,
-    seed: Sequence[int],
+    rng: np.random.Generator,
     share: bool,
     d_model: int,
 ) -> _Packed:
-    """Packs sequences; arguments as of ``build``."""
+    """Packs the sequences of each block; arguments as of ``build``."""
     if share:
-        sequences = sorted(sequences, key=lambda s: (s.owner, s.sort_key))
-    packed, width, passes, height = layout(sequences, share, config, shards, d_model)
-    micros = passes * config.minibatches
-    run_seed, *draw = seed
-    order = random_keys.generator(run_seed, Stream.ROWS, *draw).permutation(len(packed))
-    turns = [[n for s in row for n in s.acted] for row in packed]
+        blocks = [sorted(block, key=lambda s: (s.owner, s.sort_key)) for block in blocks]
+    packed, width, passes, height = layout(blocks, share, config, shards, d_model)
+    turns = [[n for s in row for n in s.acted] for rows in packed for row in rows]
     sizes = {
         "T": width,
         "A": action_slots(max(map(sum, turns))),
         "K": bucket(max(map(len, turns)), least=16, rungs=1),
     }
-    rows, units = _empty_rows((micros, height), sizes), {}
-    for i, row in enumerate(order):
-        at = i % micros, i // micros
-        _fill(rows, units, at, packed[row], episodes, share, config.ratio, level)
+    rows, units = _empty_rows((len(blocks) * passes, height), sizes), {}
+    for first, own in zip(itertools.count(step=passes), packed):
+        for i, row in enumerate(rng.permutation(len(own))):
+            at = first + i % passes, i // passes
+            _fill(rows, units, at, own[row], episodes, share, config.ratio, level)
     filled = int((rows.owners_BT >= 0).sum())
-    return _Packed(rows, units, sum(s.read for s in sequences) - filled)
+    return _Packed(rows, units, sum(s.read for block in blocks for s in block) - filled)
 
 
 _PADDING: dict[str, float] = dict(  # of what is not 0; a float makes an array of float32

@@ -180,10 +180,13 @@ def _sums(
 
 
 def report(sums: Sums, settings: LearnerSettings) -> dict[str, jax.Array]:
-    """Means over all minibatches, per agent; the gap is that of the first one."""
+    """Means over all minibatches, per agent; the gap is that of the first one. Decisions are those
+    behind an optimiser step: their mean, and the fewest."""
     total = jax.tree.map(lambda x: x.sum(0), sums)
     decisions_X = jnp.maximum(total.decisions_X, 1)
     numbers = {
+        "decisions": sums.decisions_X.mean(0),
+        "decisions_min": sums.decisions_X.min(0),
         "entropy": total.entropy_X / decisions_X,
         "approx_kl": total.approx_kl_X / decisions_X,
         "clip_fraction": total.clip_fraction_X / decisions_X,

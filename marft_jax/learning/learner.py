@@ -109,7 +109,7 @@ class Learner:
         baseline = jax.device_put(estimates.baseline, mesh_lib.replicated(self._mesh))
         past, state = state.past, state._replace(baseline=baseline, past=())
         trainable_N, seen = self.trainable(step), []
-        for minibatch in self._order(step, len(rows)):
+        for minibatch in self._order(step, len(rows), batch.blocks):
             total = self._run.zeros(state.adapters, state.critic)
             for u in minibatch:
                 check()
@@ -217,12 +217,13 @@ class Learner:
             lambda x: x if isinstance(x, jax.Array) else mesh_lib.put(x, split), tree
         )
 
-    def _order(self, step: int, micros: int) -> list[np.ndarray]:
-        """The microbatches of each minibatch of each epoch, dealt out evenly."""
+    def _order(self, step: int, micros: int, blocks: int) -> list[np.ndarray]:
+        """The microbatches of each minibatch of each epoch: those of blocks, dealt out evenly."""
         rng = random_keys.generator(self._settings.seed, Stream.MINIBATCHES, step)
-        algo = self._settings.algo
-        epochs = [rng.permutation(micros) for _ in range(algo.epochs)]
-        return [part for order in epochs for part in np.split(order, algo.minibatches)]
+        algo, of_block = self._settings.algo, np.arange(micros).reshape(blocks, -1)
+        epochs = [rng.permutation(blocks) for _ in range(algo.epochs)]
+        parts = [part for order in epochs for part in np.split(order, algo.minibatches)]
+        return [of_block[part].ravel() for part in parts]
 
 
 class Programs(NamedTuple):

@@ -83,39 +83,80 @@ def nest(e: int, episode: Episode, owners: Sequence[int]) -> list[TokenSequence]
     return sequences
 
 
-class Layout(NamedTuple):
-    """Rows of one width, dealt out to the passes of each minibatch, ``height`` to a microbatch."""
+def deal(
+    loads: np.ndarray, groups: Sequence[int], blocks: int, rng: np.random.Generator
+) -> list[list[int]]:
+    """Deals episodes out to blocks that have about as much of every kind of load.
 
-    packed: list[list[TokenSequence]]
+    Those with the largest shares of any load come first, each into the block that has least of the
+    same. A group stays whole, as its samples share prefixes, unless its block would have one group
+    more than others.
+
+    Args:
+        loads: of each episode and kind, ``[E, kinds]``.
+        groups: of each episode.
+
+    Returns:
+        The episodes of each block.
+    """
+    members: dict[int, list[int]] = {}
+    for e, group in enumerate(groups):
+        members.setdefault(group, []).append(e)
+    whole = list(members.values())
+    shuffled = [whole[i] for i in rng.permutation(len(whole))]
+    left = len(whole) % blocks
+    units = shuffled[left:] + [[e] for group in shuffled[:left] for e in group]
+    shares = np.stack([loads[unit].sum(0) for unit in units]) / np.maximum(loads.sum(0), 1)
+    held, dealt = np.zeros((blocks, shares.shape[1])), [list[int]() for _ in range(blocks)]
+    for i in np.argsort(-shares.sum(1), kind="stable"):
+        block = int((held @ shares[i]).argmin())
+        held[block] += shares[i]
+        dealt[block] += units[i]
+    return [sorted(block) for block in dealt]
+
+
+class Layout(NamedTuple):
+    """Rows of one width, of each block; ``passes`` microbatches of ``height`` hold a block's."""
+
+    packed: list[list[list[TokenSequence]]]
     width: int
     passes: int
     height: int
 
     def cost(self, d_model: int) -> float:
-        """Tokens of a minibatch, with padding; attention makes those of a wide row expensive."""
+        """Tokens of a block, with padding; attention makes those of a wide row expensive."""
         attention = self.width / (_ATTENTION_DOUBLES * d_model)
         return self.passes * self.height * self.width * (1 + attention)
 
 
 def layout(
-    sequences: Sequence[TokenSequence], share: bool, config: Algo, shards: int, d_model: int
+    blocks: Sequence[Sequence[TokenSequence]],
+    share: bool,
+    config: Algo,
+    shards: int,
+    d_model: int,
 ) -> Layout:
-    """The cheapest rows that leave no minibatch without any: from as wide as the longest sequence
-    to some times as wide, which short ones fill better, and where more of them may share a prefix.
+    """The cheapest rows, each of sequences of one block: from as wide as the longest sequence to
+    some times as wide, which short ones fill better, and where more of them may share a prefix.
 
     Widths are rungs of a ladder, so that few programs are compiled. No row has more action tokens
-    than the rung that holds their mean, where that takes no more rows: each is computed as if it
+    than the rung that holds their mean, where that costs no more: each is computed as if it
     had as many as the fullest.
     """
-    shared = np.array([share and b.shared_with(a) for a, b in itertools.pairwise(sequences)], int)
+    sequences = [s for block in blocks for s in block]
+    shared = [
+        np.array([share and b.shared_with(a) for a, b in itertools.pairwise(block)], int)
+        for block in blocks
+    ]
     acted = sum(sum(s.acted) for s in sequences)
 
-    def at(width: int, most: int | None = None) -> Layout:
-        packed = _pack(sequences, width, shared, acted if most is None else most)
+    def at(width: int, most: int = acted) -> Layout:
+        packed = [_pack(x, width, y, most) for x, y in zip(blocks, shared, strict=True) if x]
         limit = max(1, config.microbatch_tokens // width // shards) * shards
-        passes = -(-len(packed) // (limit * config.minibatches))
-        fullest = bucket(-(-len(packed) // (passes * config.minibatches)), least=1, rungs=2)
-        return Layout(packed, width, passes, min(limit, round_up(fullest, shards)))
+        fullest = max(map(len, packed))
+        passes = -(-fullest // limit)
+        height = round_up(bucket(-(-fullest // passes), least=1, rungs=2), shards)
+        return Layout(packed, width, passes, min(limit, height))
 
     longest = bucket(max(s.read for s in sequences))
     widest = max(2 * longest, min(4 * longest, _SHORT)) if share else 2 * longest
@@ -123,11 +164,10 @@ def layout(
     rungs = 1 if share else 4  # shared prefixes may be cut almost anywhere
     widths = {bucket(width, rungs=rungs) for width in range(longest + 1, widest + 1)}
     usual, wider = at(longest), [at(width) for width in sorted(widths) if width <= widest]
-    enough = [layout for layout in wider if len(layout.packed) >= config.minibatches]
-    best = min(enough, key=lambda layout: layout.cost(d_model), default=usual)
+    best = min(wider, key=lambda layout: layout.cost(d_model), default=usual)
     best = best if best.cost(d_model) < _WORTH_IT * usual.cost(d_model) else usual
-    even = at(best.width, most=action_slots(acted // len(best.packed)))
-    return even if len(even.packed) <= len(best.packed) else best
+    even = at(best.width, most=action_slots(acted // sum(map(len, best.packed))))
+    return even if even.cost(d_model) <= best.cost(d_model) else best
 
 
 def action_slots(n: int) -> int:

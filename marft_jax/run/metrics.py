@@ -32,9 +32,10 @@ time/rollout_s time/reward_s time/update_s time/checkpoint_s time/step_s time/co
 device/peak_bytes device/compiled guard/skipped guard/findings guard/rollbacks guard/lr_scale
 """
 _OF_AN_AGENT = (
-    "reward turns tokens truncated kept entropy approx_kl clip_fraction logprob_gap grad_norm"
+    "reward turns tokens truncated kept decisions decisions_min entropy approx_kl clip_fraction "
+    "logprob_gap grad_norm"
 )
-_OF_RECORDED = "reward turns tokens truncated kept entropy loss grad_norm"
+_OF_RECORDED = "reward turns tokens truncated kept decisions decisions_min entropy loss grad_norm"
 _OF_SAMPLING = "throughput/action_tokens_per_s time/rollout_s time/reward_s"
 _OF_A_LAG = "rollout/lag rollout/version time/player_wait_s time/learner_wait_s"
 _OF_A_CRITIC = "critic/loss critic/explained_variance critic/grad_norm"

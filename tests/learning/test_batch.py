@@ -281,6 +281,63 @@ def test_rows_are_dealt_evenly_to_minibatches_and_shards(episodes, minibatches, 
     assert full.min() > 0 and full.max() - full.min() <= 1
 
 
+def talks(n, group, agents=2, seed=0):
+    """Episodes of groups of that size; each agent's prompt begins with its own and the task."""
+    rng, episodes = np.random.default_rng(seed), []
+    tasks = rng.integers(0, 256, (n, 60))
+    for e in range(n):
+        acted = range(agents) if agents < 3 or e % 10 == 3 else range(2)
+        turns = [
+            small.turn(a, [a, *tasks[e // group]], rng.integers(0, 256, rng.integers(10, 30)))
+            for a in acted
+        ]
+        episodes.append(small.episode(e // group, turns, [1.0]))
+    return episodes
+
+
+def decisions_of(batch, micros, owners):
+    """How many decisions of each adapter these microbatches have."""
+    r, level_is_action = batch.rows, batch.chain.shape_UBX == batch.rows.turn_mask_BK.shape
+    weight_UBK = r.turn_mask_BK * (1 if level_is_action else r.tokens_BK)
+    own, weights = r.owner_BK[micros].ravel(), weight_UBK[micros].ravel()
+    return np.bincount(own, weights, len(set(owners)))
+
+
+@pytest.mark.parametrize("share", [True, False])
+@pytest.mark.parametrize("level", ["action", "token"])
+@pytest.mark.parametrize(
+    ("n", "group", "agents", "minibatches"),
+    [(64, 1, 2, 2), (16, 8, 2, 2), (24, 8, 2, 2), (40, 1, 3, 2), (64, 8, 2, 4), (6, 6, 2, 3)],
+)
+def test_minibatches_have_equal_parts_of_each_adapters_decisions(
+    n, group, agents, minibatches, level, share
+):
+    """Also of an agent that acts in one episode of ten; of tokens, about as many."""
+    algo = dataclasses.replace(ALGO, minibatches=minibatches, microbatch_tokens=4096)
+    batch = build(talks(n, group, agents), level, algo=algo, share=share, seed=(0, 5))
+    owners, micros = range(agents), np.arange(len(batch.rows.tokens_BT))
+    assert batch.blocks % minibatches == 0 and len(micros) % batch.blocks == 0
+    per_block = [decisions_of(batch, part, owners) for part in np.split(micros, batch.blocks)]
+    part = sum(per_block) / batch.blocks
+    atol, rtol = (1, 0) if level == "action" else (30, 0.25)  # an action has up to 30 tokens
+    for counts in per_block:
+        np.testing.assert_allclose(counts, part, atol=atol, rtol=rtol)
+
+
+def test_samples_of_a_task_stay_in_one_minibatch_as_they_share_a_prefix():
+    """Of three tasks and two minibatches, the last one's samples are divided."""
+    algo = dataclasses.replace(ALGO, minibatches=2, microbatch_tokens=4096)
+    for n, divided in ((64, 0), (24, 1)):
+        episodes = talks(n, 8)
+        batch = build(episodes, algo=algo, share=True)
+        blocks = {}
+        for e, episode in enumerate(episodes):
+            micro = np.unravel_index(batch.chain.unit_EJ[e, 0], batch.chain.shape_UBX)[0]
+            block = int(micro) // (len(batch.rows.tokens_BT) // batch.blocks)
+            blocks.setdefault(episode.group, set()).add(block)
+        assert sum(len(found) > 1 for found in blocks.values()) == divided
+
+
 def test_the_seed_decides_which_rows_share_a_minibatch(episodes):
     one, same, other = (build(episodes, seed=s) for s in ((0, 1), (0, 1), (0, 2)))
     np.testing.assert_array_equal(one.rows.tokens_BT, same.rows.tokens_BT)

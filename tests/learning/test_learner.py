@@ -340,6 +340,20 @@ def test_one_agents_episodes_do_not_change_anothers_step(episodes):
     assert not same(member(one, 1), member(two, 1))
 
 
+def test_epochs_divide_a_batch_in_other_ways_and_report_what_steps_learn_from():
+    """With room for all of a minibatch in one microbatch, too."""
+    algo = dataclasses.replace(ALGO, epochs=8, minibatches=2, microbatch_tokens=8192)
+    ours, episodes = learner(settings(algo)), small.random_episodes(16)
+    batch = ours.pack(episodes, small.paid(episodes))
+    micros = len(batch.rows.tokens_BT)
+    order = ours._order(3, micros, batch.blocks)
+    epochs = [(set(a), set(b)) for a, b in zip(order[::2], order[1::2], strict=True)]
+    assert all(a | b == set(range(micros)) and not a & b for a, b in epochs)
+    assert len({frozenset(map(frozenset, epoch)) for epoch in epochs}) > 1
+    _, metrics = learn(settings(algo), episodes)
+    assert metrics["decisions"].tolist() == metrics["decisions_min"].tolist() == [8, 8]
+
+
 def test_a_minibatch_without_rows_moves_nothing(episodes):
     """Fewer rows than minibatches: momentum must not be spent on nothing."""
     config = settings(dataclasses.replace(ONCE, minibatches=4, microbatch_tokens=64))
