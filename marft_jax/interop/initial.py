@@ -42,7 +42,8 @@ def initial_state(
     head = Path(config.lora.init) / first_release.VALUE_HEAD if config.lora.init else None
     if head is None or not head.is_file() or not state.critic.head:
         return state
-    return state._replace(critic=state.critic._replace(head=_value_head(head, state.critic.head)))
+    critic = state.critic._replace(head=_value_head(head, state.critic.head))
+    return state._replace(critic=critic).unscaled()
 
 
 def initial_adapters(

@@ -18,14 +18,17 @@ from marft_jax.learning.algorithms import Algorithm, normalized_advantages
 from marft_jax.learning.batch import Batch, Chain, Rows
 from marft_jax.learning.state import Moving
 
+_SCALE_DECAY = 0.9  # share of the values' scale that stays in each step
+
 
 class Estimates(NamedTuple):
     """Of each decision, in acting order."""
 
     advantages_EJ: np.ndarray  # as the losses use them
-    returns_EJ: np.ndarray  # what the critic learns
+    targets_EJ: np.ndarray  # what the critic learns: returns, divided by the values' scale
     values_EJ: np.ndarray | None  # the critic's, before the update; None without one
     baseline: Moving  # the moved averages
+    values_scale: Moving
     report: dict[str, Any]  # metrics
 
 
@@ -37,11 +40,13 @@ def estimate(
     values_UBX: np.ndarray | None,
     reference_UBA: np.ndarray | None,
     baseline: Moving,
+    values_scale: Moving,
 ) -> Estimates:
     """Rewards, KL, advantages and returns of every decision.
 
     Args:
-        baseline: the averages so far, as host arrays.
+        values_UBX: the critic's outputs, values without their scale.
+        baseline, values_scale: the averages so far, as host arrays.
     """
     chain, report = batch.chain, {}
     if reference_UBA is not None:
@@ -53,7 +58,11 @@ def estimate(
             penalty_UBX = kl_UBA if algorithm.level == "token" else _per_turn(kl_UBA, rows)
             penalty_EJ = to_chain(penalty_UBX, chain)
             chain = chain._replace(rewards_EJ=chain.rewards_EJ - algo.kl_coef * penalty_EJ)
-    values_EJ = None if values_UBX is None else to_chain(values_UBX, chain)
+    values_EJ = None
+    if values_UBX is not None:
+        largest = np.abs(adv.returns_to_go(chain)).max()
+        values_scale = values_scale.moved(largest, largest, _SCALE_DECAY)
+        values_EJ = to_chain(values_UBX, chain) * values_scale.mean_X
     known_EJ = np.zeros_like(chain.rewards_EJ) if values_EJ is None else values_EJ
     with np.errstate(invalid="ignore", over="ignore"):  # what is not finite, the guard looks for
         advantages_EJ, returns_EJ = normalized_advantages(
@@ -64,7 +73,8 @@ def estimate(
         baseline = baseline.moved(*means, algo.baseline_decay)
     if values_EJ is not None:
         report["critic/explained_variance"] = _explained(values_EJ, returns_EJ, chain.mask_EJ)
-    return Estimates(advantages_EJ, returns_EJ, values_EJ, baseline, report)
+    targets_EJ = returns_EJ / (values_scale.mean_X or 1)
+    return Estimates(advantages_EJ, targets_EJ, values_EJ, baseline, values_scale, report)
 
 
 def to_chain(x_UBX: np.ndarray, chain: Chain) -> np.ndarray:

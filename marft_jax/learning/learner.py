@@ -106,8 +106,9 @@ class Learner:
         proximal = self._proximal(state, rows)
         estimates = self._estimate(state, batch, scored)
         targets = self._targets(batch, scored, proximal, estimates)
-        baseline = jax.device_put(estimates.baseline, mesh_lib.replicated(self._mesh))
-        past, state = state.past, state._replace(baseline=baseline, past=())
+        averages = estimates.baseline, estimates.values_scale
+        baseline, scale = jax.device_put(averages, mesh_lib.replicated(self._mesh))
+        past, state = state.past, state._replace(baseline=baseline, values_scale=scale, past=())
         trainable_N, seen = self.trainable(step), []
         for minibatch in self._order(step, len(rows), batch.blocks):
             total = self._run.zeros(state.adapters, state.critic)
@@ -179,7 +180,7 @@ class Learner:
             batch,
             host([s.values_BX for s in scored]),
             host([s.reference_BA for s in scored]),
-            Moving(*mesh_lib.fetched(tuple(state.baseline))),
+            *mesh_lib.fetched((state.baseline, state.values_scale)),
         )
 
     def _targets(
@@ -191,7 +192,7 @@ class Learner:
     ) -> Callable[[int], Targets]:
         """The targets of a microbatch, by its number; built when first asked for."""
         advantages_UBX = to_rows(estimates.advantages_EJ, batch.chain)
-        returns_UBX = to_rows(estimates.returns_EJ, batch.chain)
+        returns_UBX = to_rows(estimates.targets_EJ, batch.chain)
         in_loss = self._settings.algo.kl_in == "loss"
 
         @functools.cache  # they serve every epoch
@@ -292,6 +293,7 @@ def fresh(
         critic,
         critic_lib.Critic(*(optimiser.init(settings.algo, part) for part in critic)),
         Moving(none, none),
+        Moving(jnp.zeros(()), jnp.zeros(())),
         jnp.float32(1),
         progress,
         (Version(stacked, progress),) * settings.lag,

@@ -13,7 +13,7 @@ from marft_jax.models import lora
 
 
 class Moving(NamedTuple):
-    """A moving average per agent: ``total / weight``; 0 before the first number."""
+    """A moving average, or one per agent: ``total / weight``; 0 before the first number."""
 
     total_X: Any
     weight_X: Any
@@ -49,11 +49,18 @@ class TrainState(NamedTuple):
     critic_opt: Critic
     # the moving average of each agent's returns, where ``algo.baseline`` wants one
     baseline: Moving
+    # what the critic's outputs are multiplied with: the moving average of each step's largest
+    # return, so that rewards of any size are learned alike
+    values_scale: Moving
     lr_scale: jax.Array  # multiplies the learning rates; lowered by rollbacks
     progress: jax.Array  # the curriculum's level, and the moving mean of the rewards there
     # the versions of the last ``rollout.lag`` states, the oldest first, which sample the next
     # steps; before the first update they are all the initial one
     past: tuple[Version, ...] = ()
+
+    def unscaled(self) -> TrainState:
+        """With a values' scale of 1, that of a critic which learned returns as they are."""
+        return self._replace(values_scale=jax.tree.map(jnp.ones_like, self.values_scale))
 
     def version(self) -> Version:
         """A copy, which stays when the state is donated."""

@@ -43,7 +43,7 @@ from marft_jax.run.manifest import DRAFT, damage, remove, whole_folder
 
 LOGGER = logging.getLogger("marft_jax")
 
-_STATE, _META = "state", "meta.json"
+_STATE, _META, _SCALE = "state", "meta.json", ".values_scale"
 
 
 class Saved(NamedTuple):
@@ -181,8 +181,13 @@ class Checkpoints:
         if step is None:
             return None
         meta = self._meta(step)
-        check_fits(meta, self.identity | {"arrays": shapes_of(fresh)}, str(self.run))
-        abstract = jax.tree.map(ocp.utils.to_shape_dtype_struct, _parts(fresh))
+        parts, arrays = _parts(fresh), shapes_of(fresh)
+        if not any(path.startswith(_SCALE) for path in meta["arrays"]):  # of an earlier release
+            arrays = {path: x for path, x in arrays.items() if not path.startswith(_SCALE)}
+            del parts["values_scale"]
+            fresh = fresh.unscaled()
+        check_fits(meta, self.identity | {"arrays": arrays}, str(self.run))
+        abstract = jax.tree.map(ocp.utils.to_shape_dtype_struct, parts)
         with ocp.StandardCheckpointer() as reader:
             parts = reader.restore(self._folder / str(step) / _STATE, abstract)
         return Saved(fresh._replace(**parts), meta)

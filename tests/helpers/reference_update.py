@@ -344,7 +344,10 @@ def update(
     has_critic = config.critic is not None
     critic = Adam(head, config.critic.lr, algo.max_grad_norm)
     features = model.features(level) if has_critic else None
-    old_values = _values(critic.params, features)[0] if has_critic else None
+    old_values, scale = None, 1.0
+    if has_critic:  # it learns returns divided by the largest of the first step
+        scale = np.abs(discounted(ds, np.zeros(len(ds)), 1.0, 1.0)).max()
+        old_values = _values(critic.params, features)[0] * scale
     advantages, returns = learned_from(ds, algo, old_values)
     owners = np.array([d.agent for d in ds])
     own = [
@@ -369,7 +372,7 @@ def update(
                 adam.step([leaf[n] for leaf in leaves])
         if has_critic:
             values, states = _values(critic.params, features)
-            slope = value_slopes(algo, values, old_values, returns) / len(ds)
+            slope = value_slopes(algo, values, old_values / scale, returns / scale) / len(ds)
             critic.step(_value_gradients(critic.params, states, slope))
     return Update(own, critic)
 

@@ -528,6 +528,22 @@ def test_the_critic_learns_returns_with_its_own_learning_rate(episodes):
     assert last["critic/explained_variance"] > max(0.3, first["critic/explained_variance"])
 
 
+@pytest.mark.parametrize("scale", [1e-3, 10.0])
+def test_a_critic_follows_returns_of_any_size(episodes, scale):
+    """Values, and so steps of adapters, are those of a reward scale of 1."""
+    config, seen = settings(dataclasses.replace(ONCE, huber_delta=0.5)), []
+    ours = learner(config)
+    for factor in (1.0, scale):
+        state, paid = fresh(config), small.paid(episodes, reward_scale=factor)
+        for step in range(12):
+            state, estimates, metrics = ours.learn(state, ours.pack(episodes, paid), step)
+        seen.append((estimates.values_EJ / factor, jax.device_get(state).adapters))
+        assert metrics["critic/explained_variance"] > 0.3
+    assert np.abs(seen[0][0]).max() > 0.3
+    close(seen[0][0], seen[1][0], 1e-3)
+    close(seen[0][1], seen[1][1], 1e-4)
+
+
 def test_better_actions_become_more_likely():
     rewarded = small.random_episodes(8, on_policy=small.adapters(layers=LAYERS))
     policy, scores = fresh(settings(ONCE)), []

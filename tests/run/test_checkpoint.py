@@ -77,6 +77,28 @@ def test_what_is_restored_is_what_was_saved_bit_for_bit(tmp_path, state):
     assert saved.meta["config"]["algo"]["lr"] == CONFIG.algo.lr
 
 
+def test_a_checkpoint_of_before_values_had_a_scale_is_restored_with_a_scale_of_one(
+    tmp_path, state, monkeypatch
+):
+    from marft_jax.run import checkpoints as module
+
+    def older(function):
+        return lambda state: {
+            key: x for key, x in function(state).items() if "values_scale" not in key
+        }
+
+    with monkeypatch.context() as patch, opened(tmp_path) as checkpoints:
+        for name in ("shapes_of", "_parts"):
+            patch.setattr(module, name, older(getattr(module, name)))
+        checkpoints.save(7, state)
+        checkpoints.flush()
+    assert "values_scale" not in (tmp_path / "checkpoints" / "7" / "meta.json").read_text()
+    with opened(tmp_path) as checkpoints:
+        restored = checkpoints.restore(fresh()).state
+    assert restored.values_scale.mean_X == 1
+    chex.assert_trees_all_equal(restored._replace(values_scale=state.values_scale), state)
+
+
 def test_orbax_alone_reads_the_state(two):
     restored = ocp.StandardCheckpointer().restore(two / "checkpoints" / "2" / "state")
     assert int(restored["step"]) == 2
