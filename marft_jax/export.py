@@ -109,6 +109,19 @@ def _all_or_nothing(out: Path) -> Iterator[Path]:
         shutil.rmtree(draft, ignore_errors=True)
 
 
+def _own_folder(out: Path, name: str) -> Path:
+    """Makes the folder of an agent or adapter.
+
+    Raises:
+        BadInput: it would lie elsewhere, or is another's.
+    """
+    folder = out / name
+    if folder.resolve().parent != out.resolve() or folder.exists():
+        raise BadInput(f"--out: expected a new folder of its own for {name!r:.80}; rename it")
+    folder.mkdir()
+    return folder
+
+
 def _for_everyone(folder: Path) -> None:
     """The modes of an ordinary program's files: safetensors keeps its own to their owner."""
     mode = stat.S_IMODE(folder.stat().st_mode)
@@ -134,7 +147,7 @@ def _as_peft(out: Path, session: Session, adapters: lora.Adapters, facts: card.F
         huggingface.write_model(out / base, session.base, {}, 1.0, {})
     alpha, inside = session.config.lora.alpha, huggingface.layers_in(session.base.source)
     for n, name in enumerate(team.adapter_names):
-        peft.write(out / name, _of(n, adapters), alpha, base, inside)
+        peft.write(_own_folder(out, name), _of(n, adapters), alpha, base, inside)
         members = [team.names[i] for i, owner in enumerate(team.owners) if owner == n]
         card.write(out / name, facts, members, name, base)
     seeded = tuple(
@@ -164,7 +177,7 @@ def _as_merged(
             drawn |= {k: getattr(sampling, k) for k in ("temperature", "top_p", "top_k", "min_p")}
         scale = settings.alpha / settings.rank
         huggingface.write_model(
-            out / name, session.base, _of(owner, adapters), scale, drawn,
+            _own_folder(out, name), session.base, _of(owner, adapters), scale, drawn,
             report=lambda: progress(next(done), total),
         )  # fmt: skip
         card.write(out / name, facts, [name])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+import re
 from collections.abc import Callable, Sequence
 from typing import Any, TypeGuard
 
@@ -29,13 +30,24 @@ def _is_number(value: Any) -> bool:
     return is_whole(value) or isinstance(value, (float, np.floating))
 
 
+_LONGEST = 60  # characters of a name; of at most 4 bytes each, and a folder's name has 255
+_TAKEN = re.compile(
+    r"(con|prn|aux|nul|com[0-9¹²³]|lpt[0-9¹²³])(\..*)?|base|team\.yaml|readme\.md", re.IGNORECASE
+)
+"""Devices of Windows, and what an export writes beside the folders of agents and adapters."""
+
+
 def _is_name(value: Any) -> bool:
+    """True for a name that can be a folder on every system, beside those of the others."""
     return (
         isinstance(value, str)
-        and value != ""
+        and 0 < len(value) <= _LONGEST
         and value == value.strip()
         and value.isprintable()
-        and "/" not in value
+        and not set(value) & set('<>:"/\\|?*')
+        and not value.startswith(".")
+        and not value.endswith(".")
+        and not _TAKEN.fullmatch(value)
     )
 
 
@@ -49,7 +61,11 @@ SAMPLING: dict[str, _Check] = {
 """Each field of ``types.Sampling``: what is expected, and the test of a value."""
 _TEXT: _Check = "text", lambda v: isinstance(v, str)
 _TRUTH: _Check = "true or false", lambda v: isinstance(v, bool)
-_NAME: _Check = "a name: text on one line, without / and outer spaces", _is_name
+_NAME: _Check = (
+    f"a name that a folder can have: at most {_LONGEST} characters, none of <>:\"/\\|?*, no dot or "
+    "space at its ends, and not base or a device's",
+    _is_name,
+)
 _FIELDS: dict[str, _Check] = {
     **SAMPLING,
     "name": _NAME,
@@ -89,7 +105,7 @@ class Profile:
         for field in dataclasses.fields(self):
             value, (expected, fits) = getattr(self, field.name), _FIELDS[field.name]
             if not (fits(value) or value is None is field.default):
-                raise BadInput(f"{field.name}: expected {expected}, got {value!r}")
+                raise BadInput(f"{field.name}: expected {expected}, got {value!r:.80}")
 
     def sampling(self, team: config.Team) -> Sampling:
         """Sampling of this agent's tokens: its own settings before the team's."""

@@ -23,6 +23,7 @@ import contextlib
 import dataclasses
 import difflib
 import re
+import unicodedata
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, TypeGuard
@@ -119,11 +120,13 @@ def _check_team(agents: Sequence[Profile], source: str) -> None:
     if not agents:
         what = "at least one agent, got none; list them below `agents:`"
         raise BadInput(f"{source}: expected {what}")
-    names = [profile.name.lower() for profile in agents]
-    for i, profile in enumerate(agents):
-        if names[i] in names[:i]:
-            what = f"distinct names, got {profile.name!r} twice; rename one"
-            raise BadInput(f"{source}: expected {what}")
+    adapters = dict.fromkeys(profile.adapter or profile.name for profile in agents)
+    for what, names in (("names", [p.name for p in agents]), ("adapters", adapters)):
+        seen: set[str] = set()
+        for name in names:
+            if (folder := unicodedata.normalize("NFC", name.casefold())) in seen:
+                raise BadInput(f"{source}: expected distinct {what}, got {name!r} twice; rename one")
+            seen.add(folder)
     if not any(profile.answers for profile in agents):
         raise BadInput(
             f"{source}: no agent's action would be graded; "

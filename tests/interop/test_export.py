@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import errno
 import json
+import shutil
 
 import jax
 import jax.numpy as jnp
@@ -188,3 +189,25 @@ def test_a_folder_with_something_in_it_is_left_alone(run, tmp_path, capsys):
     assert run_export("--run", run, "--out", tmp_path) == 2
     assert "new or empty" in capsys.readouterr().err
     assert [p.name for p in tmp_path.iterdir()] == ["mine"]
+
+
+@pytest.mark.parametrize("form", ["peft", "merged"])
+@pytest.mark.parametrize("name", ["..", "base", "team.yaml"])
+def test_no_name_leads_out_of_the_folder_or_onto_another_file(name, form, run, tmp_path, capsys):
+    hostile = shutil.copytree(run, tmp_path / "run")
+    text = (run / "team.yaml").read_text()
+    (hostile / "team.yaml").write_text(text.replace("name: solver", f"name: '{name}'"))
+    (tmp_path / "README.md").write_text("mine")
+    assert run_export("--run", hostile, "--out", tmp_path / "out", "--format", form) == 2
+    [line] = capsys.readouterr().err.splitlines()
+    assert "agent 2, name: expected a name" in line
+    assert (tmp_path / "README.md").read_text() == "mine"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["README.md", "run"]
+
+
+def test_each_target_is_a_new_folder_inside_the_one_that_is_asked_for(tmp_path):
+    (tmp_path / "there").mkdir()
+    for name in ("..", ".", "a/b", "there"):
+        with pytest.raises(BadInput, match="expected a new folder of its own"):
+            export._own_folder(tmp_path, name)
+    assert export._own_folder(tmp_path, "new").is_dir()

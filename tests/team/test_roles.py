@@ -85,6 +85,23 @@ def test_the_edges_of_a_range_are_allowed(field, value):
     assert getattr(Profile(**({"name": "a"} | {field: value})), field) == value
 
 
+NO_FOLDERS = [
+    "..", ".", ".hidden", "a.", "a\\b", "a:b", "a?", "CON", "nul.txt", "com1", "x" * 300, "base",
+    "Base", "team.yaml", "README.md",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", NO_FOLDERS)
+@pytest.mark.parametrize("field", ["name", "adapter"])
+def test_a_name_that_could_not_be_a_folder_of_its_own_is_refused(field, name, tmp_path):
+    with pytest.raises(BadInput, match=f"^{field}: expected a name") as caught:
+        Profile(**({"name": "a"} | {field: name}))
+    assert len(str(caught.value)) < 300
+    row = {"name": "a", "answers": True} | {field: name}
+    message = complaint(team_file(tmp_path, json.dumps({"agents": [row]})))
+    assert message.startswith(f"FILE: agent 1, {field}: expected a name")
+
+
 def test_without_a_file_the_team_is_planner_and_solver():
     team = team_files.load_team(None).agents
     assert [(p.name, p.prompt, p.answers) for p in team] == [
@@ -203,6 +220,13 @@ def test_an_agent_that_is_no_profile_is_refused(tmp_path, row, expected):
 def test_names_must_differ_by_more_than_capitals(tmp_path):
     message = complaint(team_file(tmp_path, "agents: [{name: a, answers: true}, {name: A}]"))
     assert message == "FILE: expected distinct names, got 'A' twice; rename one"
+
+
+def test_adapters_must_differ_by_more_than_capitals(tmp_path):
+    rows = "[{name: a, answers: true}, {name: b, adapter: A}]"
+    assert complaint(team_file(tmp_path, f"agents: {rows}")) == (
+        "FILE: expected distinct adapters, got 'A' twice; rename one"
+    )
 
 
 def test_a_team_without_a_graded_agent_is_refused_with_the_fix(tmp_path):
