@@ -62,7 +62,7 @@ SAMPLING: dict[str, _Check] = {
 _TEXT: _Check = "text", lambda v: isinstance(v, str)
 _TRUTH: _Check = "true or false", lambda v: isinstance(v, bool)
 _NAME: _Check = (
-    f"a name that a folder can have: at most {_LONGEST} characters, none of <>:\"/\\|?*, no dot or "
+    f'a name that a folder can have: at most {_LONGEST} characters, none of <>:"/\\|?*, no dot or '
     "space at its ends, and not base or a device's",
     _is_name,
 )

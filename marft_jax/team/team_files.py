@@ -124,8 +124,10 @@ def _check_team(agents: Sequence[Profile], source: str) -> None:
     for what, names in (("names", [p.name for p in agents]), ("adapters", adapters)):
         seen: set[str] = set()
         for name in names:
-            if (folder := unicodedata.normalize("NFC", name.casefold())) in seen:
-                raise BadInput(f"{source}: expected distinct {what}, got {name!r} twice; rename one")
+            folder = unicodedata.normalize("NFC", name.casefold())
+            if folder in seen:
+                what = f"distinct {what}, got {name!r} twice; rename one"
+                raise BadInput(f"{source}: expected {what}")
             seen.add(folder)
     if not any(profile.answers for profile in agents):
         raise BadInput(
