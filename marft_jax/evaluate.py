@@ -13,12 +13,9 @@ response is saved as it comes: started again, the same command goes on where it 
 from __future__ import annotations
 
 import contextlib
-import dataclasses
-import hashlib
-import json
 import sys
 import tempfile
-from collections.abc import Callable, Container, Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Executor
 from itertools import product
 from pathlib import Path
@@ -38,9 +35,9 @@ from marft_jax.evaluation.benchmarks import Plan, plans
 from marft_jax.evaluation.scores import Record, Scores, score
 from marft_jax.formats import foreign, jsonlines
 from marft_jax.models.lora import Adapters
-from marft_jax.run import transcripts
+from marft_jax.run.answers import Answers
 from marft_jax.run.progress import Progress
-from marft_jax.run.setup import Session, open_session, open_source, play_held_out, restore_state
+from marft_jax.run.setup import Session, open_session, open_source, restore_state
 from marft_jax.run.signals import EXIT_STOPPED, Stop
 from marft_jax.team.profiles import last_answering
 from marft_jax.team.team_files import load_team
@@ -75,17 +72,17 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
     sys.exit(0)
 
 
-class Player(NamedTuple):
-    """Who plays: the whole team or its last answering agent ``alone``, trained or not."""
+class Variant(NamedTuple):
+    """Variant of a team: the whole one, or its last answering agent ``alone``, trained or not."""
 
     name: str
     alone: bool
     trained: bool
 
 
-TEAM = Player("team", alone=False, trained=True)
-UNTRAINED = (Player("base model", True, False), Player("team without adapters", False, False))
-TRAINED = (Player("single agent", True, True), TEAM)
+TEAM = Variant("team", alone=False, trained=True)
+UNTRAINED = (Variant("base model", True, False), Variant("team without adapters", False, False))
+TRAINED = (Variant("single agent", True, True), TEAM)
 
 
 def evaluate_team(
@@ -121,7 +118,7 @@ def evaluate_team(
     wanted = plans(config.eval.benchmarks, config, config.eval.data, samples, limit)
     console = Console(highlight=False, soft_wrap=True, markup=False)
     folder = _writable_folder(out, run, config.model.base)
-    players = (*UNTRAINED, *TRAINED) if run else UNTRAINED
+    variants = (*UNTRAINED, *TRAINED) if run else UNTRAINED
     with contextlib.ExitStack() as stack:
         stop = stack.enter_context(Stop("stopped before an answer was saved; start again"))
         games = [(plan, open_source(stack, plan.config, "eval")) for plan in wanted]
@@ -134,9 +131,9 @@ def evaluate_team(
         stop.save = lambda: None  # it is on the disk
         who = f"{run}, step {at_step}" if run else f"{config.model.base} without adapters"
         console.print(f"{' -> '.join(session.team.names)}: {who}")
-        players = players if compare else players[-1:]
+        variants = variants if compare else variants[-1:]
         shown_step = at_step if run else None
-        scores = _play_all(session, adapters, games, players, console, folder, shown_step)
+        scores = _play_all(session, adapters, games, variants, console, folder, shown_step)
     _write_summary(folder / "summary.json", scores)
     console.print(tables.benchmarks(scores, console.width), tables.agents(scores, console.width))
     return scores
@@ -146,25 +143,39 @@ def _play_all(
     session: Session,
     adapters: Adapters,
     games: Sequence[tuple[Plan, envs.EnvSource]],
-    players: Sequence[Player],
+    variants: Sequence[Variant],
     console: Console,
     folder: Path,
     step: int | None,
 ) -> Scores:
-    """Plays every benchmark with every player, and prints each score as it is known."""
+    """Plays every benchmark with every variant, and prints each score as it is known."""
     scores: Scores = {}
     threads = DaemonThreads()
     zeros = jax.tree.map(jnp.zeros_like, adapters)
-    for (plan, source), player in product(games, players):
-        session.engine.load(adapters if player.trained else zeros)
-        playing = _as_player(session, player)._replace(config=plan.config)
-        file = folder / _file_name(plan, step, player)
-        play = _Play(playing, source, threads, plan, file)
-        with Progress(f"playing {plan.name}", console) as progress:
-            found = scores[plan.name, player.name] = score(play.all(console.print, progress))
-        who = f", {player.name}" if len(players) > 1 else ""
+    for (plan, source), variant in product(games, variants):
+        session.engine.load(adapters if variant.trained else zeros)
+        file = folder / _file_name(plan, step, variant)
+        answers = Answers(_as_variant(session, variant), plan, source, file)
+        found = scores[plan.name, variant.name] = score(
+            _played(answers, plan.name, threads, console)
+        )
+        who = f", {variant.name}" if len(variants) > 1 else ""
         console.print(f"{plan.name}{who}: {found}\nresponses: {file}")
     return scores
+
+
+def _played(answers: Answers, name: str, threads: Executor, console: Console) -> list[Record]:
+    """Plays what is not answered yet, and shows how far it is."""
+    kept = f", {len(answers.found)} of {answers.total} were already answered"
+    console.print(f"{name}: {answers.tasks} tasks{kept if answers.found else ''}")
+    with Progress(f"playing {name}", console) as progress:
+
+        def report(count: int) -> None:
+            rewards = [record["reward"] for record in answers.found.values()]
+            so_far = f", reward {sum(rewards) / len(rewards):.4f} so far" if rewards else ""
+            progress(count, answers.total, so_far or (", compiling ..." if not count else ""))
+
+        return answers.play(threads, report)
 
 
 def _writable_folder(out: str | Path | None, run: str | Path | None, base: str) -> Path:
@@ -182,95 +193,17 @@ def _writable_folder(out: str | Path | None, run: str | Path | None, base: str) 
     return folder
 
 
-class _Play:
-    """A benchmark with one player; what was already answered is not asked again."""
-
-    def __init__(
-        self, session: Session, source: envs.EnvSource, threads: Executor, plan: Plan, file: Path
-    ) -> None:
-        self._session, self._source, self._threads = session, source, threads
-        self._plan, self._file = plan, file
-        self._tasks = plan.count(source.size)
-        self._block = max(16, 4 * session.engine.shape.slots)
-        self._key = _key(session, plan, source.size)
-
-    def all(self, log: Callable[[str], None], progress: Progress) -> list[Record]:
-        """Every record of the benchmark, the missing ones played now; ``log`` prints a line."""
-        found = self._saved()
-        total = self._plan.samples * self._tasks
-        kept = f", {len(found)} of {total} were already answered" if found else ""
-        log(f"{self._plan.name}: {self._tasks} tasks{kept}")
-
-        def report(over: int) -> None:
-            mean = sum(record["reward"] for record in found.values()) / max(len(found), 1)
-            so_far = f", reward {mean:.4f} so far" if found else "" if over else ", compiling ..."
-            progress(len(found) + over, total, so_far)
-
-        for sample, start, stop in self._missing(found):
-            for record in self._played(sample, start, stop, report):
-                found[record["sample"], record["index"]] = record
-        return [found[place] for place in sorted(found)]
-
-    def _saved(self) -> dict[tuple[int, int], Record]:
-        """Records of the same settings; others, and a half-written line, leave the file."""
-        found: dict[tuple[int, int], Record] = {}
-
-        def keep(record: Record) -> bool:
-            place = record["sample"], record["index"]
-            fits = record["index"] < self._tasks and record["sample"] < self._plan.samples
-            if record["key"] != self._key or not fits or place in found:
-                return False
-            found[place] = record
-            return True
-
-        jsonlines.keep(self._file, keep)
-        return found
-
-    def _missing(self, found: Container[tuple[int, int]]) -> Iterator[tuple[int, int, int]]:
-        """Stretches of tasks to play: sample, first and last plus one."""
-        starts = range(0, self._tasks, self._block)
-        for sample, start in product(range(self._plan.samples), starts):
-            block = range(start, min(start + self._block, self._tasks))
-            if missing := [index for index in block if (sample, index) not in found]:
-                yield sample, missing[0], missing[-1] + 1
-
-    def _played(
-        self, sample: int, start: int, stop: int, report: Callable[[int], None]
-    ) -> list[Record]:
-        """Plays a stretch and saves it."""
-        played = play_held_out(
-            self._session, self._source, self._threads, sample, stop, start, report
-        )
-        decode = self._session.team.tokenizer.decode
-        where = {"benchmark": self._plan.name, "sample": sample, "key": self._key}
-        lines = [jsonlines.dumps(where | row) for row in transcripts.records(played, decode)]
-        jsonlines.append(self._file, lines)
-        return [json.loads(line) for line in lines]
-
-
-def _as_player(session: Session, player: Player) -> Session:
+def _as_variant(session: Session, variant: Variant) -> Session:
     """The session of the whole team, or of its last answering agent alone."""
-    if not player.alone:
+    if not variant.alone:
         return session
     opener = last_answering(session.team.profiles)
     return session._replace(workflow="solo", team=session.team._replace(opener=opener, messages=()))
 
 
-def _key(session: Session, plan: Plan, size: int | None) -> str:
-    """A digest of all that decides the responses: another key is of other settings."""
-    config, team = plan.config, session.team
-    parts = [
-        session.base.source, session.workflow, team.profiles, team.sampling, team.messages,
-        team.shared, team.anonymous, team.rounds, team.max_steps, team.context, config.run.seed,
-        config.eval.temperature, dataclasses.asdict(config.env), size,
-        [float(jnp.sum(jnp.abs(leaf))) for leaf in jax.tree.leaves(session.engine.adapters)],
-    ]  # fmt: skip
-    return hashlib.sha256(repr(parts).encode()).hexdigest()[:16]
-
-
-def _file_name(plan: Plan, step: int | None, player: Player) -> str:
+def _file_name(plan: Plan, step: int | None, variant: Variant) -> str:
     name = plan.name.replace(":", ".").replace("/", "-")
-    which = "" if player == TEAM else "-" + player.name.replace(" ", "_")
+    which = "" if variant == TEAM else "-" + variant.name.replace(" ", "_")
     return f"{name}{'' if step is None else f'-{step}'}{which}.jsonl"
 
 
@@ -279,8 +212,8 @@ def _write_summary(path: Path, scores: Scores) -> None:
     rows: dict[str, Any] = {}
     with contextlib.suppress(BadInput):
         rows = foreign.read_settings(path)
-    for (name, player), found in scores.items():
-        rows[f"{name}, {player}"] = found.metrics(name) | {
+    for (name, variant), found in scores.items():
+        rows[f"{name}, {variant}"] = found.metrics(name) | {
             "tasks": found.tasks,
             "samples": found.samples,
             "interval": [found.accuracy.low, found.accuracy.high],

@@ -67,7 +67,7 @@ class Score(NamedTuple):
 
 
 Scores = dict[tuple[str, str], Score]
-"""By benchmark and player."""
+"""By benchmark and variant of the team."""
 
 
 def score(records: Sequence[Record]) -> Score:

@@ -11,23 +11,23 @@ from marft_jax.evaluation.scores import Scores
 
 
 def benchmarks(scores: Scores, width: int) -> Table:
-    """A line for each benchmark and player, on a terminal of so many columns."""
+    """A line for each benchmark and variant of the team, on a terminal of so many columns."""
     rows = []
-    for (name, player), found in scores.items():
+    for (name, variant), found in scores.items():
         k = max(found.passed)
         passed = f"@{k} {found.passed[k].mean:.4f}" if k > 1 else ""
-        rows.append([name, player, str(found.tasks), f"@{found.samples} {found.accuracy}", passed])
+        rows.append([name, variant, str(found.tasks), f"@{found.samples} {found.accuracy}", passed])
     return folding(["benchmark", "who"], ["tasks", "avg@n (95 %)", "pass@n"], rows, width)
 
 
 def agents(scores: Scores, width: int) -> Table:
-    """A line for each agent of each benchmark and player."""
+    """A line for each agent of each benchmark and variant of the team."""
     rows = []
-    for (name, player), found in scores.items():
+    for (name, variant), found in scores.items():
         for agent, own in found.agents.items():
             right = "" if own.right is None else f"{own.right:.4f}"
             figures = [right, f"{own.tokens:.1f}", f"{own.truncated:.3f}"]
-            rows.append([name, player, agent, *figures])
+            rows.append([name, variant, agent, *figures])
     return folding(["benchmark", "who", "agent"], ["right", "tokens", "cut off"], rows, width)
 
 

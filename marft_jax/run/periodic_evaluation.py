@@ -8,10 +8,10 @@ from concurrent.futures import Executor
 
 from marft_jax.config import Config
 from marft_jax.evaluation.benchmarks import plans
-from marft_jax.evaluation.scores import Record, score
-from marft_jax.run import transcripts
+from marft_jax.evaluation.scores import score
+from marft_jax.run.answers import Answers
 from marft_jax.run.reporters import Reporter
-from marft_jax.run.setup import Session, open_source, play_held_out
+from marft_jax.run.setup import Session, open_source
 
 
 class PeriodicEvaluation:
@@ -31,20 +31,13 @@ class PeriodicEvaluation:
         self, session: Session, threads: Executor, step: int, reporter: Reporter
     ) -> dict[str, float]:
         """The team's accuracy, and pass@k where tasks are played several times, as metrics."""
-        decode = session.team.tokenizer.decode
         metrics: dict[str, float] = {}
         for plan, source in zip(self.plans, self._sources, strict=True):
-            playing = session._replace(config=plan.config)
-            total = plan.count(source.size)
-            doing = functools.partial(reporter.doing, f"evaluating {plan.name}", total=total)
-            reporter.doing(f"evaluating {plan.name}")
-            records: list[Record] = []
-            for sample in range(plan.samples):
-                played = play_held_out(
-                    playing, source, threads, sample, plan.tasks, report=doing, step=step
-                )
-                records += transcripts.records(played, decode)
-            found = score(records)
+            answers = Answers(session, plan, source)
+            what = f"evaluating {plan.name}"
+            reporter.doing(what)
+            doing = functools.partial(reporter.doing, what, total=answers.total)
+            found = score(answers.play(threads, doing, step))
             reporter.event(f"step {step}: {plan.name}: {found}")
             metrics |= found.metrics(plan.name)
         return metrics

@@ -8,8 +8,13 @@ import pytest
 
 from marft_jax import evaluate, train
 from marft_jax.cli import configure
+from marft_jax.config import Config
 from marft_jax.errors import BadInput
 from marft_jax.evaluation.benchmarks import BENCHMARKS, plans
+from marft_jax.formats import jsonlines
+from marft_jax.run import answers
+from marft_jax.run.setup import open_session, restore_state
+from marft_jax.team.team_files import load_team
 
 WARM = dataclasses.replace(configure(), eval=dataclasses.replace(configure().eval, temperature=1.0))
 
@@ -85,13 +90,60 @@ def test_a_signal_ends_an_evaluation_with_75_and_what_was_answered_stays(tmp_pat
 
 
 def test_answers_with_odd_ends_of_lines_are_found_again(tmp_path):
-    play = evaluate._Play.__new__(evaluate._Play)
-    play._file, play._tasks, play._key = tmp_path / "answers.jsonl", 2, "k"
-    play._plan = plans([], configure(), None, 1, 2)[0]
+    file = tmp_path / "answers.jsonl"
     rows = [{"sample": 0, "index": i, "key": "k", "task": "a\u2028b\x0cc"} for i in range(2)]
-    evaluate.jsonlines.append(play._file, map(evaluate.jsonlines.dumps, rows))
-    before = play._file.read_bytes()
-    assert list(play._saved().values()) == rows and play._file.read_bytes() == before
+    jsonlines.append(file, map(jsonlines.dumps, rows))
+    before = file.read_bytes()
+    assert list(answers._saved(file, "k", 1, 2).values()) == rows and file.read_bytes() == before
+
+
+@pytest.fixture(scope="module")
+def session():
+    session = open_session(configure({"rollout.slots": 2}), load_team(None))
+    session.engine.load(restore_state(session, None).adapters)
+    return session
+
+
+def another(value):
+    """A value that a setting does not have."""
+    if isinstance(value, bool):
+        return not value
+    if isinstance(value, int | float):
+        return value + 1
+    return (*value, "another") if isinstance(value, tuple) else "another"
+
+
+def test_answers_of_any_other_setting_are_others_or_there_is_a_reason(session):
+    known, tried, wrong = answers.key_of(session, 8), set(), []
+    for section in (field.name for field in dataclasses.fields(Config)):
+        own = getattr(session.config, section)
+        for name in (field.name for field in dataclasses.fields(own)):
+            changed = dataclasses.replace(own, **{name: another(getattr(own, name))})
+            config = dataclasses.replace(session.config, **{section: changed})
+            same = answers.key_of(session._replace(config=config), 8) == known
+            tried |= {section, f"{section}.{name}"}
+            if same != bool({section, f"{section}.{name}"} & answers.WITHOUT_EFFECT.keys()):
+                wrong.append(f"{section}.{name}")
+    assert not wrong and tried >= answers.WITHOUT_EFFECT.keys()
+
+
+def test_answers_of_another_base_team_or_size_are_others(session):
+    key, team = answers.key_of, session.team
+    other_base = session.base._replace(digest="another")
+    prompt = dataclasses.replace(team.profiles[0], prompt="Another.")
+    teams = [
+        team._replace(profiles=(prompt, *team.profiles[1:])),
+        team._replace(graph=team.graph._replace(edges=((0, 1),))),
+        team._replace(judge=1), team._replace(orchestrator=0), team._replace(opener=1),
+    ]  # fmt: skip
+    found = [key(session, 8), key(session, 9), key(session._replace(base=other_base), 8)]
+    found += [key(session._replace(team=other), 8) for other in teams]
+    found += [key(session._replace(workflow="solo"), 8)]
+    adapters = session.engine.adapters
+    session.engine.load(jax.tree.map(lambda leaf: leaf[..., ::-1], adapters))  # the same sums
+    found += [key(session, 8)]
+    session.engine.load(adapters)
+    assert len(set(found)) == len(found) and key(session, 8) == found[0]
 
 
 def test_benchmarks_lie_where_the_data_folder_has_them(shared_data):
@@ -124,8 +176,8 @@ def test_an_evaluation_that_was_killed_goes_on_where_it_was(tmp_path, capsys, mo
     other = json.dumps(json.loads(whole[0]) | {"key": "another model's"})
     file.write_text("\n".join([*whole[:30], *whole[35:50], other, whole[50][:100]]))
     played = []
-    real = evaluate.play_held_out
-    monkeypatch.setattr(evaluate, "play_held_out",
+    real = answers.play_held_out
+    monkeypatch.setattr(answers, "play_held_out",
                         lambda *a: played.append(a[3:6]) or real(*a))  # fmt: skip
     assert run(*flags) == 0
     again = capsys.readouterr().out
@@ -137,9 +189,10 @@ def test_an_evaluation_that_was_killed_goes_on_where_it_was(tmp_path, capsys, mo
     tables = [text[text.index("benchmark  ") :] for text in (first, again)]
     assert tables[0] == tables[1] and "@2 " in tables[0]
 
-    played.clear()
-    assert run(*flags[:4], "--limit", 8, "--out", tmp_path, "--team.max_new_tokens", 20) == 0
-    assert played == [(0, 8, 0), (1, 8, 0)], "other settings are other responses"
+    for other in (["--team.max_new_tokens", 20], ["--model.quantize", "int4"]):
+        played.clear()
+        assert run(*flags[:4], "--limit", 8, "--out", tmp_path, *other) == 0
+        assert played == [(0, 8, 0), (1, 8, 0)], "other settings are other responses"
 
 
 def test_compare_plays_the_base_alone_and_as_a_team(tmp_path, capsys):
