@@ -6,9 +6,13 @@ import json
 from pathlib import Path
 
 import pytest
+import small
 import yaml
 
+from configs.studies import relay
 from marft_jax.errors import BadInput
+from marft_jax.plugins import load_plugin
+from marft_jax.types import StepResult
 
 STUDY = {
     "about": "try",
@@ -181,7 +185,28 @@ def test_the_shipped_studies_are_of_settings_that_exist(study, repository):
     known = dict(config.settings())
     for file in (repository / "configs" / "studies").glob("*.yaml"):
         for row in study.read(file).rows.values():
-            assert {**row.settings, **row.evaluate}.keys() <= known.keys()
+            given = {**row.settings, **row.evaluate}
+            assert given.keys() <= known.keys()
+            for key in given.keys() & {"env.name", "team.workflow"}:  # as they are found from here
+                assert load_plugin(given[key], key, ()).__module__.startswith("configs.studies.")
+
+
+def test_a_muted_team_is_sequential_and_shows_no_message():
+    shown = []
+
+    class Team:
+        profiles = ("planner", "solver")
+
+        def act(self, agent, state, turns=()):
+            shown.append([turn.text for turn in turns])
+            return agent
+
+    turn = small.turn(0, [1], [2])._replace(text="3+4=7")
+    play = relay.muted(Team(), "task")
+    assert next(play) == [0] and play.send([turn]) == [1] and shown == [[], [""]]
+    assert play.send([turn]).turns == [turn, turn]
+    with pytest.raises(StopIteration):
+        play.send(StepResult("", 1.0, True))
 
 
 def test_an_interval_is_students(study):

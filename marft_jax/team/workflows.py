@@ -36,14 +36,6 @@ def sequential(team: Team, state: State) -> Generator[Any, Any, Step]:
     return Step(turns)
 
 
-def muted(team: Team, state: State) -> Generator[Any, Any, Step]:
-    """The sequential team with every message blank: what it achieves without being heard."""
-    turns: list[Turn] = []
-    for agent in range(len(team.profiles)):
-        turns += yield [team.act(agent, state, [turn._replace(text="") for turn in turns])]
-    return Step(turns)
-
-
 def solo(team: Team, state: State) -> Generator[Any, Any, Step]:
     """Lets the last agent that answers act alone: what a team must beat."""
     return Step((yield [team.act(last_answering(team.profiles), state)]))
@@ -141,7 +133,7 @@ def _repeat(step: _OneStep) -> Callable[[Team, str], Workflow]:
 
 
 WORKFLOWS: dict[str, Callable[[Team, str], Workflow]] = {
-    step.__name__: _repeat(step) for step in (sequential, dag, orchestrated, debate, solo, muted)
+    step.__name__: _repeat(step) for step in (sequential, dag, orchestrated, debate, solo)
 }
 
 

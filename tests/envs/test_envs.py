@@ -135,7 +135,7 @@ def test_a_sum_is_read_from_the_last_number(text, verdict):
 
 
 def test_no_product_is_both_learned_and_held_out():
-    name = "marft_jax.envs.products:Products"
+    name = "configs.studies.products:Products"
     of = {split: make(config(name=name), split).create() for split in ("train", "eval")}
     learned, held = ({of[split].reset(seed) for seed in range(2000)} for split in ("train", "eval"))
     assert len(learned) + len(held) == 648 and not learned & held
@@ -143,7 +143,7 @@ def test_no_product_is_both_learned_and_held_out():
 
 
 def test_each_agent_of_the_relay_sees_its_own_digits_and_the_answer_needs_all():
-    relay = make(config(name="marft_jax.envs.relay:Relay"), "train").create()
+    relay = make(config(name="configs.studies.relay:Relay"), "train").create()
     digits = relay.reset(4).removesuffix("=?").split("+")
     seen = {agent: relay.view(agent, "+".join(digits) + "=?") for agent in ("planner", "solver")}
     assert seen == {"planner": f"{digits[0]}+{digits[1]}+?=?", "solver": f"?+?+{digits[2]}=?"}

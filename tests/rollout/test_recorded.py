@@ -9,9 +9,9 @@ import pytest
 import small
 from scripted import END, Scripted, Slow
 
+from configs.studies.products import Products
 from marft_jax.cli import configure
 from marft_jax.envs import arithmetic
-from marft_jax.envs.products import Products
 from marft_jax.envs.threads import DaemonThreads
 from marft_jax.errors import BadInput
 from marft_jax.formats import jsonlines

@@ -242,7 +242,7 @@ def test_a_users_workflow_is_found_by_name_and_may_act_in_parallel(threads):
 @pytest.mark.parametrize(
     ("name", "named"),
     [
-        ("ring", "muted or package.module:function, got 'ring'"),
+        ("ring", "solo or package.module:function, got 'ring'"),
         ("no_such_module:f", "no_such_module"),
         ("test_team:nothing", "nothing"),
         (":f", "got ':f'"),

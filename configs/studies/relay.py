@@ -2,10 +2,10 @@
 
 ``3+5+9=?`` is shown to the speaker as ``3+5+?=?`` and to everyone else as ``?+?+9=?``:
 
-    python -m marft_jax.train --env.name marft_jax.envs.relay:Relay
+    python -m marft_jax.train --env.name configs.studies.relay:Relay
 
 Whoever answers knows the speaker's digits from its message alone, so that
-``evaluate --run DIR --team.workflow muted`` falls to chance.
+``evaluate --run DIR --team.workflow configs.studies.relay:muted`` falls to chance.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from collections.abc import Sequence
 
 from marft_jax.envs.arithmetic import eval_tasks, grade, train_task
 from marft_jax.envs.base import EVAL_SEEDS
+from marft_jax.team import State, Step, Team, Workflow
 from marft_jax.types import StepResult, Turn
 
 _HOLDOUT = 0.1
@@ -53,3 +54,16 @@ class Relay:
         verdicts = [{"agent": name, **found[name]._asdict()} for name in found]
         reward = sum(own.score for own in found.values()) / max(len(found), 1)
         return StepResult("", reward, True, {"answer": self._answer, "verdicts": verdicts})
+
+
+def muted(team: Team, observation: str) -> Workflow:
+    """The sequential team with every message blank: its success without being heard."""
+    state = State(observation)
+    while True:
+        turns: list[Turn] = []
+        for agent in range(len(team.profiles)):
+            turns += yield [team.act(agent, state, [turn._replace(text="") for turn in turns])]
+        result = yield Step(turns)
+        if result.done:
+            return
+        state = state.after(turns, result)

@@ -2,7 +2,7 @@
 
 A model with a short supervised start learns it (``configs/studies/products.yaml``):
 
-    python -m marft_jax.train --env.name marft_jax.envs.products:Products
+    python -m marft_jax.train --env.name configs.studies.products:Products
 """
 
 from __future__ import annotations
