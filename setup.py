@@ -56,7 +56,7 @@ EXTRAS = {
     "trackio": [TRACKIO],
     "mlflow": ["mlflow>=3.17"],
     "hub": ["datasets>=4.0"],
-    "plot": ["matplotlib>=3.9", "tensorboard>=2.20"],
+    "plot": ["matplotlib>=3.9"],
     "cuda": ["jax[cuda13]>=0.10"],
     "tpu": ["jax[tpu]>=0.10"],
 }

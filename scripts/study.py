@@ -17,80 +17,42 @@ A study is one YAML file:
       untrained: {command: evaluate}
       start: {command: imitate, options: {demonstrations: 256}, settings: {run.steps: 8}}
       team: {from: start, settings: {...}}          # trains from the adapters of that row
-      muted: {command: evaluate, from: team, evaluate: {team.workflow: muted}}
+      muted: {command: evaluate, from: team, evaluate: {team.workflow: "my_module:muted"}}
       "appo, {rate}": {settings: {algo.name: appo}}  # a row for each rate; `from` may name it, too
 
 Every run is a directory below ``runs/studies/NAME``, and every figure a line of ``results.jsonl``.
 Started again after a kill, the same command keeps what is finished and continues what was begun; a
-row whose settings changed is run anew.
+row whose settings changed is run anew. It runs from committed code only, unless told ``--dirty``.
 """
 
 from __future__ import annotations
 
 import ctypes
 import hashlib
-import itertools
 import json
 import os
 import platform
 import queue
-import re
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from statistics import mean, stdev
-from typing import Any, NamedTuple
+from statistics import mean
+from typing import Any
 
-from scipy.stats import t as student
+from study_file import Row, Study, needed, read
+from study_report import LAST, Result, report
 
 from marft_jax import cli
 from marft_jax.errors import BadInput, RunFailed
-from marft_jax.formats import documents
+from marft_jax.formats import jsonlines
 
-_LAST = 5
-"""Steps at the end of a run over which its training reward is averaged."""
-_COMMANDS = ("train", "imitate", "evaluate")
-_KEYS = {"about", "configs", "settings", "evaluate", "seeds", "reach", "axes", "rows"}
-_ROW_KEYS = {"command", "from", "options", "settings", "evaluate"}
 _STOPPED = 75
-_AXIS = re.compile(r"\{(\w*)\}")
-
-Result = dict[str, Any]
-
-
-class Row(NamedTuple):
-    """One way of doing it.
-
-    Attributes:
-        command: ``train``, ``imitate``, or ``evaluate`` for what is played without learning.
-        start: the row whose adapters it begins with; None for the bare base.
-        settings, evaluate: those of the study with its own on top.
-        own: its own settings alone, with those of the axes that its name has.
-        options: flags of the command that are no settings, such as ``demonstrations``.
-    """
-
-    name: str
-    command: str
-    start: str | None
-    settings: Mapping[str, Any]
-    evaluate: Mapping[str, Any]
-    own: Mapping[str, Any]
-    options: Mapping[str, Any]
-
-
-class Study(NamedTuple):
-    """A study file; ``rows`` in an order in which each comes after the one that it starts from."""
-
-    name: str
-    about: str
-    configs: Sequence[Path]
-    seeds: Sequence[int]
-    reach: float
-    rows: Mapping[str, Row]
+_WRITTEN = ("results.jsonl", "table.md", "curves.png")
+"""Files that a study writes itself."""
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -102,84 +64,25 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--jobs", type=int, default=1, help="runs at a time; each has its cores")
     parser.add_argument("--runs", default="runs/studies", help="where run directories go")
     parser.add_argument("--out", help="where the figures go (results/ beside the study)")
+    parser.add_argument(
+        "--dirty", action="store_true", help="run with changes that are not committed; rows say so"
+    )
     with cli.boundary():
         own = parser.parse_args(argv)
         study = read(Path(own.study))
-        chosen = _needed(study, own.only or list(study.rows))
+        chosen = needed(study, own.only or list(study.rows))
         out = Path(own.out) if own.out else Path(own.study).parent / "results" / study.name
         runner = Runner(study, Path(own.runs) / study.name, out, own.jobs)
-        failed = runner.run(chosen, own.seeds or study.seeds)
+        todo = runner.missing(chosen, own.seeds or study.seeds)
+        if todo and not own.dirty and commit().endswith("-dirty"):
+            raise BadInput(
+                "expected committed code, so that figures can be had again, got changes (git "
+                "status); commit them, or say --dirty: then rows are named so"
+            )
+        failed = runner.run(todo)
         report(study, runner.results(), out)
         if failed:
             raise RunFailed(f"{len(failed)} runs failed: {', '.join(failed)}")
-
-
-def read(file: Path) -> Study:
-    """Reads a study.
-
-    Raises:
-        BadInput: an unknown key or command, or a row that starts from one that comes later.
-    """
-    tree = documents.read(str(file), "the study")
-    if not isinstance(tree, dict) or not isinstance(tree.get("rows"), dict):
-        raise BadInput(f"{file}: expected a study with `rows:`, got {tree!r:.80}")
-    _check_keys(f"{file}", tree, _KEYS)
-    rows: dict[str, Row] = {}
-    for pattern, given in tree["rows"].items():
-        given = given or {}
-        _check_keys(f"{file}, row {pattern}", given, _ROW_KEYS)
-        command = given.get("command", "train")
-        if command not in _COMMANDS:
-            raise BadInput(f"{file}, row {pattern}: command: expected {_COMMANDS}, got {command!r}")
-        for values, swept in _sweep(f"{file}, row {pattern}", pattern, tree.get("axes", {})):
-            name, start = _filled(pattern, values), given.get("from")
-            if name in rows:
-                raise BadInput(f"{file}, row {name}: expected one row of this name, got two")
-            if start is not None and (start := _filled(start, values)) not in rows:
-                raise BadInput(f"{file}, row {name}: from: expected a row above it, got {start!r}")
-            below = rows[start].settings if command == "evaluate" and start else {}
-            own = {**swept, **given.get("settings", {})}
-            settings = {**tree.get("settings", {}), **below, **own}
-            evaluate = {**tree.get("evaluate", {}), **given.get("evaluate", {})}
-            options = given.get("options", {})
-            rows[name] = Row(name, command, start, settings, evaluate, own, options)
-    configs = [file.parent / name for name in tree.get("configs", ())]
-    seeds, reach = tree.get("seeds", [0]), tree.get("reach", 0.9)
-    return Study(file.stem, tree.get("about", ""), configs, seeds, reach, rows)
-
-
-def _sweep(
-    where: str, pattern: str, axes: Mapping[str, Mapping[str, Any]]
-) -> Iterator[tuple[dict[str, str], dict[str, Any]]]:
-    """The names, by axis, and the settings of every combination of the axes in a row's name."""
-    names = _AXIS.findall(pattern)
-    if unknown := [name for name in names if name not in axes]:
-        raise BadInput(f"{where}: expected axes of {', '.join(axes) or 'none'}, got {unknown[0]!r}")
-    for chosen in itertools.product(*(axes[name].items() for name in names)):
-        values = {name: str(value) for name, (value, _) in zip(names, chosen, strict=True)}
-        yield values, {key: x for _, settings in chosen for key, x in settings.items()}
-
-
-def _filled(name: str, values: Mapping[str, str]) -> str:
-    return _AXIS.sub(lambda axis: values.get(axis[1], axis[0]), name)
-
-
-def _check_keys(where: str, given: Mapping[str, Any], known: set[str]) -> None:
-    if unknown := sorted(set(given) - known):
-        raise BadInput(f"{where}: expected {', '.join(sorted(known))}, got {unknown[0]!r}")
-
-
-def _needed(study: Study, names: Sequence[str]) -> list[Row]:
-    """The rows of these names and all that they start from, in the study's order."""
-    wanted = set()
-    for name in names:
-        if name not in study.rows:
-            raise BadInput(f"--only: expected rows of {', '.join(study.rows)}, got {name!r}")
-        row: str | None = name
-        while row:
-            wanted.add(row)
-            row = study.rows[row].start
-    return [row for row in study.rows.values() if row.name in wanted]
 
 
 class Runner:
@@ -203,32 +106,36 @@ class Runner:
         self._stopped = False
 
     def results(self) -> list[Result]:
-        """The figures of the study as it is now; those of changed rows are left out."""
-        if not self._file.exists():
-            return []
-        lines = [json.loads(line) for line in self._file.read_text("utf-8").splitlines()]
-        rows = self._study.rows
-        found = {
-            (line["row"], line["seed"]): line
-            for line in lines
-            if line["row"] in rows and line["id"] == self._id(rows[line["row"]], line["seed"])
-        }
+        """The figures of the study as it is now; those of changed rows are left out, and a line
+        that was torn by a kill leaves the file."""
+        found: dict[tuple[str, int], Result] = {}
+
+        def is_whole(line: Result) -> bool:
+            name, seed, digest = line["row"], line["seed"], line["id"]
+            row = self._study.rows.get(name)
+            if row is not None and digest == self._id(row, seed):
+                found[name, seed] = line
+            return True
+
+        jsonlines.keep(self._file, is_whole)
         return list(found.values())
 
-    def run(self, rows: Sequence[Row], seeds: Sequence[int]) -> list[str]:
-        """Runs every row with every seed; returns the names of those that failed."""
-        finished = {(result["row"], result["seed"]) for result in self.results()}
+    def missing(self, rows: Sequence[Row], seeds: Sequence[int]) -> list[tuple[Row, int]]:
+        """The rows and seeds that have no figures yet, seed by seed."""
+        done = {(result["row"], result["seed"]) for result in self.results()}
+        return [(row, seed) for seed in seeds for row in rows if (row.name, seed) not in done]
+
+    def run(self, todo: Sequence[tuple[Row, int]]) -> list[str]:
+        """Runs these rows, each after the one that it starts from; returns the names of those that
+        failed."""
         previous = signal.signal(signal.SIGTERM, lambda *_: self._stop())
         futures: dict[tuple[str, int], Future[None]] = {}
         failed = []
         try:
             with ThreadPoolExecutor(self._jobs) as pool:
-                for seed in seeds:
-                    for row in rows:
-                        if (row.name, seed) not in finished:
-                            before = futures.get((row.start or "", seed))
-                            job = pool.submit(self._one, row, seed, before)
-                            futures[row.name, seed] = job
+                for row, seed in todo:
+                    before = futures.get((row.start or "", seed))
+                    futures[row.name, seed] = pool.submit(self._one, row, seed, before)
                 for (name, seed), future in futures.items():
                     if error := future.exception():
                         failed.append(f"{name} (seed {seed})")
@@ -259,9 +166,7 @@ class Runner:
         finally:
             self._cores.put(cores)
         result = self._measured(row, seed)
-        self._file.parent.mkdir(parents=True, exist_ok=True)
-        with self._file.open("a", encoding="utf-8") as file:
-            file.write(json.dumps(result) + "\n")
+        jsonlines.append(self._file, [json.dumps(result)])
         print(f"{row.name}, seed {seed}: {result['success']:.3f}", flush=True)
 
     def _call(self, command: str, flags: Sequence[str], cores: list[int], log: str) -> None:
@@ -336,7 +241,7 @@ class Runner:
         reached = (n for n, reward in enumerate(rewards, 1) if reward >= self._study.reach)
         return result | {
             "rewards": [round(reward, 4) for reward in rewards],
-            "last": mean(rewards[-_LAST:]) if rewards else None,
+            "last": mean(rewards[-LAST:]) if rewards else None,
             "reached": next(reached, None),
             "tokens": sum(step.get("tokens/action", 0) for step in steps),
             "seconds": sum(step.get("time/step_s", 0.0) for step in steps),
@@ -361,98 +266,27 @@ def _words(settings: Mapping[str, Any]) -> list[str]:
     return words
 
 
+def commit() -> str:
+    """The commit of the code, with ``-dirty`` behind it where files differ from it which no study
+    writes."""
+
+    def git(*words: str) -> str:
+        return subprocess.run(["git", *words], capture_output=True, text=True).stdout.strip()
+
+    changed = git("status", "--porcelain", "--untracked-files=no").splitlines()
+    dirty = any(not line.endswith(_WRITTEN) for line in changed)
+    return git("rev-parse", "--short", "HEAD") + "-dirty" * dirty
+
+
 def _origin() -> Result:
     """Where and when a figure was made."""
-    git = ["git", "describe", "--always", "--dirty"]
-    commit = subprocess.run(git, capture_output=True, text=True).stdout.strip()
     names = [
         line.split(":")[1].strip()
         for line in Path("/proc/cpuinfo").read_text().splitlines()
         if line.startswith("model name")
     ]
     machine = f"{os.cpu_count()} x {names[0] if names else platform.machine()}"
-    return {"commit": commit, "machine": machine, "date": time.strftime("%Y-%m-%d")}
-
-
-def interval(values: Sequence[float]) -> tuple[float, float, float]:
-    """Mean of independent runs and the bounds of its 95 % interval (Student's t; NaN for one).
-
-    >>> [round(bound, 3) for bound in interval([0.8, 0.9, 1.0])]
-    [0.9, 0.652, 1.148]
-    """
-    middle = mean(values)
-    if len(values) < 2:
-        return middle, float("nan"), float("nan")
-    margin = student.ppf(0.975, len(values) - 1) * stdev(values) / len(values) ** 0.5
-    return middle, middle - margin, middle + margin
-
-
-def report(study: Study, results: Sequence[Result], out: Path) -> None:
-    """Writes ``table.md`` and, where matplotlib is installed, ``curves.png``."""
-    if not results:
-        raise BadInput(f"{study.name}: no run is finished, nothing to report")
-    rows = {name: [r for r in results if r["row"] == name] for name in study.rows}
-    lines = [
-        f"# {study.name}", "", study.about.strip(), "",
-        "| | settings | held-out success (95 %) | more than where it starts (95 %) "
-        f"| last {_LAST} steps | first >= {study.reach} | then at least "
-        "| tokens | seconds | seeds |",
-        "|---|---|---|---|---|---|---|---|---|---|",
-    ]  # fmt: skip
-    lines += [_line(study.rows[name], found, rows) for name, found in rows.items() if found]
-    last = results[-1]
-    lines += [
-        "",
-        f"{last['date']}, {last['commit']}, {last['machine']}: `python scripts/study.py "
-        f"configs/studies/{study.name}.yaml`. Intervals: over seeds (Student's t), or over the "
-        f"{last['tasks']} tasks (Wilson) where all seeds give the same. Tokens: of actions that "
-        f"were sampled, or learned from demonstrations. Then at least: in {_LAST} steps on end.",
-    ]
-    out.mkdir(parents=True, exist_ok=True)
-    (out / "table.md").write_text("\n".join(lines) + "\n", encoding="utf-8")
-    print((out / "table.md").read_text("utf-8"))
-    curves = {
-        name: [list(enumerate(r["rewards"], 1)) for r in found if r.get("rewards")]
-        for name, found in rows.items()
-        if study.rows[name].command == "train"
-    }
-    import plot
-
-    try:
-        plot.draw({k: v for k, v in curves.items() if v}, "reward/mean", str(out / "curves.png"))
-    except BadInput as error:
-        print(f"no picture: {error}", file=sys.stderr)
-
-
-def _line(row: Row, found: Sequence[Result], rows: Mapping[str, Sequence[Result]]) -> str:
-    middle, low, high = interval([r["success"] for r in found])
-    if not low < high:  # one seed, or an untrained base, which is the same for all
-        low, high = found[0]["interval"]
-    own = [f"{key}={value}" for key, value in {**row.options, **row.own}.items()]
-    if row.start:
-        own.insert(0, f"from {row.start}")
-    cells = [row.name, " ".join(own), f"{middle:.3f} ({max(low, 0):.3f} to {min(high, 1):.3f})"]
-    before = {r["seed"]: r["success"] for r in rows.get(row.start or "", ())}
-    gains = [r["success"] - before[r["seed"]] for r in found if r["seed"] in before]
-    gain = "{:+.3f} ({:+.3f} to {:+.3f})" if len(gains) > 1 else "{:+.3f}"
-    cells.append(gain.format(*interval(gains)) if gains else "")
-    learned = [r for r in found if r.get("last") is not None]
-    sampled = learned if row.command == "train" else []
-    cells.append(f"{mean(r['last'] for r in sampled):.3f}" if sampled else "")
-    cells.append(", ".join(str(r["reached"] or "-") for r in sampled))
-    cells.append(", ".join(_least_after(r) for r in sampled))
-    cells.append(f"{mean(r['tokens'] for r in learned):,.0f}" if learned else "")
-    cells.append(f"{mean(r['seconds'] for r in learned):,.0f}" if learned else "")
-    return f"| {' | '.join([*cells, str(len(found))])} |"
-
-
-def _least_after(result: Result) -> str:
-    """The lowest mean of some steps on end, from the one on that reached what there is to reach."""
-    if result["reached"] is None:
-        return "-"
-    later = result["rewards"][result["reached"] - 1 :]
-    ends = range(_LAST, len(later) + 1)
-    return f"{min((mean(later[end - _LAST : end]) for end in ends), default=mean(later)):.2f}"
+    return {"commit": commit(), "machine": machine, "date": time.strftime("%Y-%m-%d")}
 
 
 if __name__ == "__main__":

@@ -194,33 +194,6 @@ def test_what_an_agent_writes_cannot_work_a_terminal():
     assert not set("\x1b\x07\x9b\r\u202e") & set(shown) and shown.count("]52;") == 2
 
 
-def metrics(folder, *rows):
-    folder.mkdir(exist_ok=True)
-    (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return folder
-
-
-def test_a_plot_of_nothing_is_an_error(repository, tmp_path, capsys, monkeypatch):
-    monkeypatch.syspath_prepend(str(repository / "scripts"))
-    import plot
-
-    run = metrics(tmp_path / "run", {"step": 1, "reward/mean": 0.5, "lost": None})
-    for argv, shown in (
-        ([tmp_path / "none"], "metrics.jsonl"),
-        ([run, "--metric", "reward/men"], "did you mean 'reward/mean'"),
-        ([run, "--metric", "lost"], "no number"),
-        ([metrics(tmp_path / "empty")], "0 steps"),
-        ([metrics(tmp_path / "odd", ["step"])], "metrics.jsonl, line 1"),
-    ):
-        code, line = left_with(capsys, plot.main, *argv, "--out", tmp_path / "a.png")
-        assert code == 2 and shown in line
-    pytest.importorskip("matplotlib")
-    assert left_with(capsys, plot.main, run, "--out", tmp_path / "a.zzz")[0] == 2
-    assert left_with(capsys, plot.main, run, "--out", tmp_path / "no" / "a.png")[0] == 1
-    plot.main([str(run), "--out", str(tmp_path / "a.png")])
-    assert (tmp_path / "a.png").stat().st_size > 1000
-
-
 def test_one_command_has_them_all(repository, capsys):
     with pytest.raises(SystemExit) as left:
         marft.main(["--help"])

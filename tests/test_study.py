@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -32,6 +34,7 @@ def study(repository, monkeypatch, tmp_path):
     monkeypatch.syspath_prepend(str(repository / "scripts"))
     import study
 
+    monkeypatch.setattr(study, "commit", lambda: "c0ffee")
     return study
 
 
@@ -75,13 +78,12 @@ def test_every_row_and_seed_is_learned_and_evaluated(study, monkeypatch, tmp_pat
     commands = Commands(monkeypatch, study)
     run(study, written(tmp_path, STUDY), tmp_path)
     table = (tmp_path / "table.md").read_text()
-    gain = "+0.300 (-0.971 to +1.571)"
-    learned = "| team | from start algo.name=grpo | 0.800 (0.000 to 1.000) | {} | 0.950 | 1, 1 "
-    learned += "| 0.95, 0.95 |"
-    assert learned.format(gain) in table
-    assert (
-        "| start | demonstrations=9 " in table and "| 0.500 (0.400 to 0.600) |  |  |  |  |" in table
-    )
+    learned = r"\| team \| from start algo.name=grpo \| 0.800 \(0.0\d\d to 1.000\) "
+    learned += r"\| \+0.300 \(-0.4\d\d to \+0.5\d\d\) \| 0.950 \| 1, 1 \| 0.95, 0.95 \|"
+    assert re.search(learned, table)
+    start = r"\| start \| demonstrations=9 \| 0.500 \(0.40\d to 0.\d+\) (\|  ){4}\|"
+    assert re.search(start, table)
+    assert "Planned and not run" not in table and "-dirty" not in table
     assert [command for command, _ in commands.calls].count("evaluate") == 8
     taught = next(flags for command, flags in commands.calls if command == "imitate")
     assert taught[taught.index("--demonstrations") + 1] == "9"
@@ -209,8 +211,70 @@ def test_a_muted_team_is_sequential_and_shows_no_message():
         play.send(StepResult("", 1.0, True))
 
 
-def test_an_interval_is_students(study):
-    assert [round(bound, 3) for bound in study.interval([0.8, 0.9, 1.0])] == [0.9, 0.652, 1.148]
+@pytest.mark.parametrize(
+    ("successes", "before", "low", "high"),
+    [
+        ([0.8, 0.9, 1.0], [], 0.64, 1.0),  # Student's t alone: 0.652 to 1.148
+        ([0.5], [], 0.415, 0.585),  # one seed: 128 tasks
+        ([0.5, 0.5, 0.5], [], 0.415, 0.585),  # the same tasks: no surer
+        ([1.0, 1.0, 1.0], [], 0.98, 1.0),
+        ([0.0], [], 0.0, 0.02),
+        ([0.8, 0.8], [0.5, 0.5], 0.18, 0.41),
+        ([1.0, 0.98], [0.01, 0.01], 0.85, 1.0),
+    ],
+)
+def test_an_interval_is_of_seeds_and_tasks_and_holds_the_mean(study, successes, before, low, high):
+    from study_report import interval
+
+    middle, least, most = interval(successes, 128, before)
+    assert -1 <= least <= middle <= most <= 1
+    assert (least, most) == pytest.approx((low, high), abs=0.02)
+
+
+def test_a_torn_last_line_of_the_results_is_run_again(study, monkeypatch, tmp_path):
+    file = written(tmp_path, STUDY)
+    Commands(monkeypatch, study)
+    run(study, file, tmp_path)
+    results = tmp_path / "results.jsonl"
+    whole = results.read_text()
+    results.write_text(whole[:-40])
+    again = Commands(monkeypatch, study)
+    run(study, file, tmp_path)
+    assert len(again.calls) == 1 and results.read_text() == whole
+
+
+def test_a_study_runs_from_committed_code_unless_told(study, monkeypatch, tmp_path, capsys):
+    file = written(tmp_path, STUDY)
+    monkeypatch.setattr(study, "commit", lambda: "c0ffee-dirty")
+    commands = Commands(monkeypatch, study)
+    with pytest.raises(SystemExit) as left:
+        run(study, file, tmp_path, "--seeds", "0")
+    assert left.value.code == 2 and not commands.calls and "--dirty" in capsys.readouterr().err
+    run(study, file, tmp_path, "--seeds", "0", "--dirty")
+    monkeypatch.setattr(study, "commit", lambda: "decade")
+    run(study, file, tmp_path, "--only", "start", "--seeds", "1")
+    table = (tmp_path / "table.md").read_text()
+    assert "| 2 | c0ffee-dirty, decade |" in table and "| 1 | c0ffee-dirty |" in table
+    assert "-dirty: that commit with changes" in table
+    assert "Planned and not run: seeds 1 of `untrained`, `team`, `muted`." in table
+    run(study, file, tmp_path, "--seeds", "0")  # nothing to run, so any tree will do
+
+
+def test_changed_code_is_dirty_and_what_a_study_writes_is_not(repository, monkeypatch, tmp_path):
+    monkeypatch.syspath_prepend(str(repository / "scripts"))
+    import study
+
+    monkeypatch.chdir(tmp_path)
+    for name in ("code.py", "results.jsonl"):
+        (tmp_path / name).write_text("1\n")
+    who = ["-c", "user.name=a", "-c", "user.email=a@b"]
+    for words in (["init", "-q"], ["add", "."], [*who, "commit", "-qm", "a"]):
+        subprocess.run(["git", *words], check=True)
+    clean = study.commit()
+    (tmp_path / "results.jsonl").write_text("2\n")
+    assert study.commit() == clean and len(clean) >= 7
+    (tmp_path / "code.py").write_text("2\n")
+    assert study.commit() == clean + "-dirty"
 
 
 def test_an_untrained_row_plays_the_base_that_the_settings_name(study, monkeypatch, tmp_path):
@@ -222,8 +286,10 @@ def test_an_untrained_row_plays_the_base_that_the_settings_name(study, monkeypat
 
 
 def test_where_a_run_fell_back_to_after_it_had_arrived(study):
+    import study_report
+
     def least(*rewards, reached=2):
-        return study._least_after({"reached": reached, "rewards": rewards})
+        return study_report._least_after({"reached": reached, "rewards": rewards})
 
     assert least(0.0, 0.9, 0.9, 0.9, 0.9, 0.9, 0.4, 0.4, 0.4, 1.0, 1.0, 1.0) == "0.60"
     assert least(0.0, 0.9, 0.5) == "0.70" and least(0.1, reached=None) == "-"
