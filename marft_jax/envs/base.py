@@ -29,8 +29,8 @@ Split = Literal["train", "eval"]
 
 BUILT_IN = {
     "arithmetic": "marft_jax.envs.arithmetic",
-    "math": "marft_jax.envs.math",
-    "code": "marft_jax.envs.code",
+    "math": "marft_jax.envs.maths",
+    "code": "marft_jax.envs.programs",
     "reasoning_gym": "marft_jax.envs.reasoning_gym",
 }
 """Name to its module: ``Settings`` and ``source(settings, split)``."""

@@ -7,7 +7,7 @@ import pytest
 
 from marft_jax.envs.base import Task, held_out, make
 from marft_jax.envs.datasets import load
-from marft_jax.envs.math import Settings, reading_of
+from marft_jax.envs.maths import Settings, reading_of
 from marft_jax.errors import BadInput
 
 

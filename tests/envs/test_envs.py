@@ -283,7 +283,7 @@ def test_environments_are_importable_without_jax(repository):
     """Workers and tools import them; JAX would cost each a second and hundreds of megabytes."""
     program = textwrap.dedent("""
         import sys
-        import marft_jax.envs.base, marft_jax.envs.arithmetic, marft_jax.envs.math
+        import marft_jax.envs.base, marft_jax.envs.arithmetic, marft_jax.envs.maths
         import marft_jax.envs.grading.worker
         loaded = [name for name in ("jax", "grain", "sympy", "datasets") if name in sys.modules]
         assert not loaded, loaded

@@ -16,7 +16,7 @@ from marft_jax.envs.base import Grade
 from marft_jax.envs.grading import GradingPool, extract
 from marft_jax.envs.grading.compare import quick
 from marft_jax.envs.grading.normalize import split
-from marft_jax.envs.math import Settings
+from marft_jax.envs.maths import Settings
 
 
 @pytest.fixture(scope="module")
