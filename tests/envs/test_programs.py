@@ -4,7 +4,6 @@ import ast
 import base64
 import json
 import pickle
-import textwrap
 import zlib
 from concurrent.futures import ThreadPoolExecutor
 
@@ -13,6 +12,7 @@ import pytest
 
 from marft_jax.envs import programs
 from marft_jax.envs.base import make
+from marft_jax.envs.datasets import load
 from marft_jax.envs.datasets.code_rows import Call, Script, Suite, as_task
 from marft_jax.envs.sandbox import Sandbox, Unusable
 from marft_jax.envs.programs import Settings
@@ -286,19 +286,29 @@ def test_functions_are_called_with_starter_code_and_usual_imports(sandbox):
 def test_mbpp_rows_run_every_assertion_as_a_test(sandbox):
     row = {
         "text": "Write a function to find the length of a chain.",
-        "test_setup_code": "import math\nroot = Node(1)\nroot.next = Node(2)",
+        "test_setup_code": "import math\nroot = [1, [2, None]]",
         "test_list": ["assert length(root) == 2", "assert length(None) == 0", "assert math.pi > 3"],
     }
     task = as_task(row)
     assert row["test_list"][0] in task.question
-    program = """
-    class Node:
-        def __init__(self, value): self.value, self.next = value, None
-    def length(node): return 1 + length(node.next) if node else 1
-    """
-    grade = programs.Grader(sandbox).grade(fenced(textwrap.dedent(program)), task.answer)
+    program = "def length(node): return 1 + length(node[1]) if node else 1"
+    grade = programs.Grader(sandbox).grade(fenced(program), task.answer)
     assert grade.score == pytest.approx(1 / 3)
     assert "Test 1: wrong result." in grade.feedback
+
+
+def test_tasks_whose_tests_need_objects_are_left_out_and_counted(tmp_path, capsys):
+    plain = {"text": "p", "code": "def Diff(a): return a", "test_list": ["assert Diff([1]) == [1]"]}
+    needy = [
+        {"text": "p", "code": "def f(g): return g(1)", "test_list": ["assert f(lambda x: x) == 1"]},
+        {"text": "p", "code": "class P: x = 1\ndef f(p): return p.x",
+         "test_list": ["assert f(P()) == 1"]},
+    ]  # fmt: skip
+    path = tmp_path / "tasks.json"
+    path.write_text(json.dumps([needy[0], plain, needy[1]]))
+    tasks = load.load(str(path), load.Reading(as_task))
+    assert [task.answer.names for task in tasks] == [("Diff",)]
+    assert capsys.readouterr().err.count("left out 2 of 3 tasks: their tests need functions") == 1
 
 
 def humaneval(shared_data):

@@ -230,7 +230,7 @@ JUDGED = {
     "forged reply": 'import os\ndef f(x):\n    os.write(3, b\'{"test": 0, "error": ""}\\n\' * 9)\n    return 0',
     "forged reply at the start": 'import os\nos.write(3, b\'{"test": 0, "error": ""}\\n\' * 9)\nf = lambda x: 0',
     "broken reply": "import os\ndef f(x): os.write(3, b'{]\\n'); return 0",
-    "reply of another kind": 'import os\ndef f(x): os.write(3, b\'[1]\\n{"value": {"ref": "x"}}\\n\'); return 0',
+    "reply of another kind": 'import os\ndef f(x): os.write(3, b\'[1]\\n{"value": [{"ref": "x"}, [1]]}\\n\'); return 0',
     "deep reply": "import os\ndef f(x): os.write(3, b'{\"value\": ' + b'[' * 10**5 + b']' * 10**5 + b'}\\n')",
     "endless call": "def f(x):\n    while True: pass",
     "own builtins": "def all(x): return True\nlen = sorted = list = set = all\nf = lambda x: 0",
@@ -255,67 +255,60 @@ JUDGED = {
     "a class that lies": "class E:\n    __class__ = str\n    def __eq__(a, b): return True\nf = lambda x: E()",
     "equal in a list": "class E:\n    __eq__ = lambda a, b: True\n    __hash__ = None\nf = lambda x: [E()]",
     "a text of a class": "class S(str):\n    __str__ = __repr__ = lambda s: 'x'\n    __len__ = lambda s: 3\nf = lambda x: S('y')",
-    "patched protocol": "import guest.peer as p, guest.values as v\np.Heap.dump = lambda s, x: {'value': True, 'heap': []}\nf = lambda x: 0",
-    "patched names": "import guest.peer as p\np.Peer._named = lambda s, n: {'f': 1, 'AssertionError': 2, 'abs': 3}\nf = 0",
+    "patched protocol": "import guest.values as v\nv.dump = lambda x: {'value': True}\nf = lambda x: 0",
+    "patched types": "import guest.values as v\nv._KINDS.clear()\nf = lambda x: (1,)",
+    "patched answers": "import guest.program as p\np._answer = lambda m, q: {'value': [True, [1]]}\nf = lambda x: 0",
 }
 
-# Programs that speak to the judge themselves; LINES says what they answer, f never gives ANSWER.
+# Programs that speak to the judge themselves; f never gives ANSWER.
 _SERVE = """
 import json, os
 os.write(3, b'{"ready": true}\\n')
-first = True
 for line in os.fdopen(os.dup(3)):
-    question = json.loads(line)
-    reply = NAMES if question.get('ask') == 'names' else REPLY
-    os.write(3, (reply if isinstance(reply, str) else json.dumps(reply)).encode() + b'\\n')
+    os.write(3, (REPLY if isinstance(REPLY, str) else json.dumps(REPLY)).encode() + b'\\n')
 """
-_ALL = ["abs", "all", "set", "len", "sorted", "AssertionError", "__builtins__", "isinstance", "f"]
-_NAMES = {"value": {"at": 1}, "heap": [None, ["dict", [["f", {"ref": 0}]], None]]}
 _REPLIES = {
-    "a value": {"value": 0, "heap": [None, None]},
-    "an object": {"value": {"ref": 0}, "heap": [None, None]},
-    "an object below zero": {"value": {"ref": -1}, "heap": [None, None]},
-    "an object of the judge": {"value": {"own": 0}, "heap": [None, None]},
-    "a function of the judge": {"value": {"builtin": "eval"}, "heap": [None, None]},
-    "a type that is none": {"value": {"type": "eval"}, "heap": [None, None]},
-    "a place below zero": {"value": {"at": -1}, "heap": [None, None]},
-    "a smaller heap": {"value": 0, "heap": []},
-    "a larger heap": {"value": {"at": 2}, "heap": [None, None, ["list", [{"at": 2}]]]},
-    "another type in its place": {"value": 0, "heap": [["dict", [], None], ["list", []]]},
-    "a tag of two": {"value": {"int": "1", "ref": 0}, "heap": [None, None]},
-    "a tag of none": {"value": {}, "heap": [None, None]},
-    "no heap": {"value": 0},
+    "a value": {"value": [0, [1]]},
+    "true": {"value": [True, [1]]},
+    "no arguments": {"value": [0, []]},
+    "more arguments": {"value": [0, [1, 2, 3]]},
+    "arguments of another type": {"value": [0, [[]]]},
+    "no pair": {"value": 0},
+    "an object": {"value": [{"ref": 0}, [1]]},
+    "an object of the judge": {"value": [{"own": 0}, [1]]},
+    "a function of the judge": {"value": [{"builtin": "eval"}, [1]]},
+    "a type": {"value": [{"type": "int"}, [1]]},
+    "a type that is none": {"value": [{"type": "eval"}, [1]]},
+    "a place below zero": {"value": [{"at": -1}, [1]]},
+    "a tag of two": {"value": [{"int": "1", "tuple": []}, [1]]},
+    "a tag of none": {"value": [{}, [1]]},
+    "a tag that is a list": {"value": [{"[]": []}, [1]]},
     "nothing": {},
     "a list": [1],
-    "a name that compares": {"value": {"named": ["E", ["__eq__"], [1]]}, "heap": [None, None]},
-    "a name with a call": {
-        "value": {"named": ["E', 'x'); print(1)", ["a"], [1]]},
-        "heap": [None, None],
-    },
-    "a wide range": {"value": {"range": [0, 10**30, 1]}, "heap": [None, None]},
-    "a large number": {"value": {"int": "0x" + "f" * 100_000}, "heap": [None, None]},
+    "a text": '"error"',
+    "a set of lists": {"value": [{"set": [[1]]}, [1]]},
+    "a dict of one": {"value": [{"dict": [[1]]}, [1]]},
+    "a named tuple": {"value": [{"named": ["E", ["__eq__"], [1]]}, [1]]},
+    "a wide range": {"value": [{"range": [0, 10**30, 1]}, [1]]},
+    "a wide tuple": {"value": [{"tuple": {"range": [0, 10**12, 1]}}, [1]]},
+    "a fraction of nothing": {"value": [{"fraction": [1, 0]}, [1]]},
+    "a number that objects": {"value": [{"decimal": "sNaN"}, [1]]},
+    "a large number": {"value": [{"int": "0x" + "f" * 100_000}, [1]]},
+    "a number as a list": {"value": [{"int": [1]}, [1]]},
     "an error of the judge": {"error": ["AssertionError"], "message": ""},
     "an exit": {"error": ["SystemExit"], "message": "0"},
     "an error that is none": {"error": 7, "message": ["x"]},
-    "a question about the test": {"ask": "get", "of": 0, "value": ["__globals__"], "heap": []},
-    "a question about names": {"ask": "names", "of": None, "value": [["f"]], "heap": []},
-    "a question of no kind": {"ask": "eval", "of": 0, "value": ["1"], "heap": []},
+    "an error of no kind": {"error": []},
+    "a question": ["f", [], {"dict": []}],
     "no JSON": "nan(",
     "a deep text": "[" * 50_000,
+    "a deep value": '{"value": [' + '{"tuple": [' * 5000 + "]}" * 5000 + ", [1]]}",
     "a verdict": '{"test": 0, "error": ""}',
+    "names of the first release": '{"names": [["abs", false], ["f", false]]}',
 }
 JUDGED |= {
-    "serves itself: " + name: f"NAMES = {_NAMES!r}\nREPLY = {reply!r}\n{_SERVE}"
-    for name, reply in _REPLIES.items()
+    "serves itself: " + name: f"REPLY = {reply!r}\n{_SERVE}" for name, reply in _REPLIES.items()
 }
-JUDGED["serves itself: all names"] = (
-    f"NAMES = {{'value': {{'at': 1}}, 'heap': [None, ['dict', "
-    f"[[name, {{'ref': 0}}] for name in {_ALL!r}], None]]}}\n"
-    f"REPLY = {{'value': True, 'heap': [None, None]}}\n{_SERVE}"
-)
-JUDGED["serves itself: names of the first release"] = (
-    f"NAMES = {{'names': [['abs', False], ['f', False]]}}\nREPLY = {{'value': True}}\n{_SERVE}"
-)
 
 # Programs whose f gives nothing right, and a test that one of their tricks is meant for.
 _EQUAL = """

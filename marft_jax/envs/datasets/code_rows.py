@@ -24,6 +24,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from marft_jax.envs.base import Task
+from marft_jax.envs.datasets import statements
+from marft_jax.envs.datasets.rows import LeftOut
 from marft_jax.formats import foreign
 
 _QUESTIONS = ("problem", "question_content", "question", "description", "prompt", "text")
@@ -58,22 +60,22 @@ class Suite(NamedTuple):
         cases: scripts and calls, in order.
         statements: Python statements, each one test, that must not raise.
         prelude: trusted code that goes before the statements.
-        names: what the statements get from the program; None where nothing says so.
+        names: functions that the statements get from the program.
         starter: code that the program begins with, if it does not repeat it.
     """
 
     cases: tuple[Script | Call, ...] = ()
     statements: tuple[str, ...] = ()
     prelude: str = ""
-    names: tuple[str, ...] | None = None
+    names: tuple[str, ...] = ()
     starter: str = ""
 
     def __str__(self) -> str:
         return f"{len(self.cases) + len(self.statements)} tests"
 
 
-def as_task(row: Any) -> Task | str:
-    """A row as a task whose answer is its ``Suite``, or what is wrong with it."""
+def as_task(row: Any) -> Task | LeftOut | str:
+    """A row as a task whose answer is its ``Suite``, why it is left out, or what is wrong."""
     if not isinstance(row, Mapping):
         return f"expected an object with a problem and tests, got {type(row).__name__}"
     texts = (row.get(field) for field in _QUESTIONS)
@@ -85,22 +87,37 @@ def as_task(row: Any) -> Task | str:
         task = read(row, question)
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         return f"its tests cannot be read: {' '.join(str(error).split())[:200]}"
-    if not (task.answer.cases or task.answer.statements):
+    if isinstance(task, Task) and not (task.answer.cases or task.answer.statements):
         return f"no tests: got fields {', '.join(map(str, row))}"
     return task
 
 
-def _human_eval(row: Row, question: str) -> Task:
+def _human_eval(row: Row, question: str) -> Task | LeftOut:
     name, prompt = row["entry_point"], row["prompt"]
-    suite = Suite((), (f"{row['test']}\ncheck({name})",), prompt, (name,), prompt)
-    return Task(f"Complete this function.\n```python\n{question.strip()}\n```", suite)
+    asked = f"Complete this function.\n```python\n{question.strip()}\n```"
+    return _judged(asked, prompt, (f"{row['test']}\ncheck({name})",), [name], starter=prompt)
 
 
-def _mbpp(row: Row, question: str) -> Task:
+def _mbpp(row: Row, question: str) -> Task | LeftOut:
     prelude = "\n".join([*(row.get("test_imports") or []), row.get("test_setup_code") or ""])
     tests = tuple(row["test_list"])
-    shown = f"{question.strip()}\nYour code should pass this test:\n{tests[0]}"
-    return Task(shown, Suite((), tests, prelude, _defined(row.get("code"))))
+    asked = f"{question.strip()}\nYour code should pass this test:\n{tests[0]}"
+    return _judged(asked, prelude, tests, *_defined(row.get("code")))
+
+
+def _judged(
+    question: str,
+    prelude: str,
+    tests: tuple[str, ...],
+    names: Sequence[str] | None,
+    classes: Sequence[str] = (),
+    starter: str = "",
+) -> Task | LeftOut:
+    """A task whose tests are statements; left out where they need more than plain values."""
+    wanted = statements.wants(prelude, tests, names, classes)
+    if wanted.objects:
+        return LeftOut("their tests need functions or objects of the program's, not plain values")
+    return Task(question, Suite((), tests, wanted.imports + prelude, wanted.names, starter))
 
 
 def _cases(row: Row, question: str) -> Task:
@@ -116,7 +133,7 @@ def _cases(row: Row, question: str) -> Task:
     return Task(question, Suite(cases, starter=starter))
 
 
-_READERS: Sequence[tuple[Sequence[str], Callable[[Row, str], Task]]] = (
+_READERS: Sequence[tuple[Sequence[str], Callable[[Row, str], Task | LeftOut]]] = (
     (("entry_point", "test"), _human_eval),
     (("test_list",), _mbpp),
     ((), _cases),
@@ -124,14 +141,17 @@ _READERS: Sequence[tuple[Sequence[str], Callable[[Row, str], Task]]] = (
 """Fields that a row must have, to its reader; the first that fits."""
 
 
-def _defined(solution: Any) -> tuple[str, ...] | None:
-    """The names that a reference solution defines: these a program must define, and no others."""
+def _defined(solution: Any) -> tuple[list[str] | None, list[str]]:
+    """Functions and classes that a reference solution defines, and which of them are classes.
+
+    The program must define these, and no others; None where there is no reference.
+    """
     try:
         nodes = ast.parse(solution).body
     except (SyntaxError, ValueError, TypeError, RecursionError, MemoryError):
-        return None
-    kinds = (ast.FunctionDef, ast.ClassDef)
-    return tuple(sorted({node.name for node in nodes if isinstance(node, kinds)})) or None
+        return None, []
+    classes = [node.name for node in nodes if isinstance(node, ast.ClassDef)]
+    return [n.name for n in nodes if isinstance(n, ast.FunctionDef)] + classes or None, classes
 
 
 def _json(value: Any) -> Any:

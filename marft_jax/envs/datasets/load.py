@@ -20,7 +20,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from marft_jax.envs.base import QuestionSettings, Split, Task, bad_input, held_out
-from marft_jax.envs.datasets.rows import SUFFIXES, rows_of
+from marft_jax.envs.datasets.rows import SUFFIXES, LeftOut, rows_of
 from marft_jax.envs.grading.extract import boxed_answer
 from marft_jax.setting import setting
 
@@ -30,7 +30,7 @@ CHOICE_FIELDS = ("choices", "options")
 _FILTER = re.compile(r"([^=!<>]+?)\s*(!=|<=|>=|=)\s*(.*)")
 
 Row = Mapping[str, Any]
-Parse = Callable[[Any], Task | str]
+Parse = Callable[[Any], Task | LeftOut | str]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,7 +55,7 @@ class Reading(NamedTuple):
     """Rules that make rows tasks.
 
     Attributes:
-        parse: a row to its task, or to what is wrong with it.
+        parse: a row to its task, to why it is left out, or to what is wrong with it.
         filters: ``field=a|b``, ``field!=a``, ``field<=3``, ``field>=3``: rows that fit all stay.
         max_bad: the fraction of rows that may be wrong; they are left out and reported.
     """
@@ -77,6 +77,7 @@ def load(source: str, reading: Reading | None = None) -> list[Task]:
     keeps = [_filter(text) for text in reading.filters]
     tasks: list[Task] = []
     bad: list[str] = []
+    left_out: list[str] = []
     rows = 0
     for rows, (place, row) in enumerate(rows_of(source), 1):  # noqa: B007
         if isinstance(row, Mapping) and not all(keep(row) for keep in keeps):
@@ -84,14 +85,19 @@ def load(source: str, reading: Reading | None = None) -> list[Task]:
         task = str(row) if isinstance(row, ValueError) else reading.parse(row)
         if isinstance(task, Task):
             tasks.append(task)
+        elif isinstance(task, LeftOut):
+            left_out.append(task.why)
         else:
             bad.append(f"{place}: {task}")
     if len(bad) > reading.max_bad * rows:
         more = f" ({len(bad)} of {rows} rows are bad)" if len(bad) > 1 else ""
         raise bad_input(f"{bad[0]}; mend or remove the row, or raise --env.max_bad_rows{more}")
     if bad:
-        left_out = f"left out {len(bad)} of {rows} rows; the first: {bad[0]}"
-        print(f"marft_jax: {source}: {left_out}", file=sys.stderr)
+        what = f"left out {len(bad)} of {rows} rows; the first: {bad[0]}"
+        print(f"marft_jax: {source}: {what}", file=sys.stderr)
+    for why in dict.fromkeys(left_out):
+        what = f"left out {left_out.count(why)} of {rows} tasks: {why}"
+        print(f"marft_jax: {source}: {what}", file=sys.stderr)
     if not tasks:
         what = f" that fits {' and '.join(reading.filters)}" if rows and keeps else ""
         raise bad_input(f"{source}: expected at least one row{what}, got none")

@@ -6,7 +6,7 @@ import json
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from marft_jax.envs.base import bad_input
 from marft_jax.errors import reason
@@ -14,6 +14,12 @@ from marft_jax.formats import foreign
 
 SUFFIXES = (".json", ".jsonl", ".parquet")
 _HUB = re.compile(r"(?P<name>[\w.-]+/[\w.-]+)(?:/(?P<subset>[\w.-]+))?(?::(?P<split>.+))?")
+
+
+class LeftOut(NamedTuple):
+    """A sound row whose task cannot be set here, with the reason."""
+
+    why: str
 
 
 def rows_of(source: str) -> Iterator[tuple[str, Any]]:

@@ -91,19 +91,19 @@ class Sandbox:
         program: Program,
         prelude: str,
         tests: Sequence[str],
-        names: Sequence[str] | None,
+        names: Sequence[str],
         seconds: float,
     ) -> list[Outcome]:
         """Runs Python tests of a program, the tests in one room and the program in another.
 
-        Only arguments and plain results pass between the two, so the program can neither read
-        the tests nor touch what compares its results.
+        Only calls with plain values pass between the two, so the program can neither read the
+        tests nor touch what compares its results.
 
         Args:
-            program: defines what the tests call.
+            program: defines the functions that the tests call.
             prelude: trusted code that is run before the tests, with them.
             tests: statements, one text for each test.
-            names: of the program's, for the tests; None: see ``guest/program.py``.
+            names: those functions.
             seconds: for all tests together.
         """
         one, other = socket.socketpair()
@@ -111,7 +111,7 @@ class Sandbox:
             with one, other:
                 self._begin(room, seconds, "serve", program, one.fileno())
                 self._begin(court, seconds, "judge", "", other.fileno(), prelude=prelude,
-                            tests=list(tests), names=names)  # fmt: skip
+                            tests=list(tests), names=list(names))  # fmt: skip
             judged, sent = _end(court, seconds)
             room.send({"mode": "end"})
             served, _ = _end(room, seconds)

@@ -6,30 +6,27 @@ program in another room where there is one; then the socket to our own is 4.
 
 from __future__ import annotations
 
-import ast
 import atexit
 import builtins
 import contextlib
+import functools
 import gc
-import importlib
 import json
 import os
 import random
+import socket
 import sys
 import threading
 import types
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any, NoReturn
 
-from .peer import Peer, message_of
-from .values import as_json
+from . import values
 
 _LINES, _VERDICTS = 3, 4
 _EXIT = os._exit  # whatever a program makes of the one in ``os``
 _FILE = "program.py"  # in the folder where the program begins
-_ALIASES = {"np": "numpy", "pd": "pandas", "sp": "scipy", "plt": "matplotlib.pyplot"}
-_USUAL = ("math", "collections", "itertools", "functools", "heapq", "bisect", "operator", "string",
-          "typing", "re", "random", "copy", "decimal", "fractions", "datetime")  # fmt: skip
+_LONGEST = 8 << 20  # characters of a line
 
 
 def call(request: dict[str, Any]) -> None:
@@ -38,42 +35,96 @@ def call(request: dict[str, Any]) -> None:
     holder = getattr(module, "Solution", None)
     name = request["name"]
     function = getattr(holder(), name) if hasattr(holder, name) else getattr(module, name)  # type: ignore[misc]
-    result = json.dumps(function(*request["arguments"]), default=as_json)
+    result = json.dumps(function(*request["arguments"]), default=values.as_json)
     os.write(_LINES, result.encode() + b"\n")
 
 
 def serve(request: dict[str, Any]) -> None:
-    """Answers lines that ask for its names, call them, and look at what they gave."""
+    """Answers calls of its functions that come as lines, until nobody asks any more."""
     module = _execute(request["program"])
-    Peer(_LINES, careful=False).serve(module)
+    with contextlib.suppress(OSError), _lines() as line:
+        for question in line:
+            line.write(json.dumps(_answer(module, question)) + "\n")
+            line.flush()
+
+
+def _answer(module: types.ModuleType, question: str) -> dict[str, Any]:
+    """The result of a call and its arguments as they are after it, or its error."""
+    try:
+        name, given, named = json.loads(question)
+        given, named = values.load(given), values.load(named)
+        return {"value": values.dump([getattr(module, name)(*given, **named), given])}
+    except BaseException as error:
+        kinds = [kind.__name__ for kind in type(error).__mro__]
+        return {"error": kinds, "message": _message_of(error)}
 
 
 def judge(request: dict[str, Any]) -> None:
     """Runs tests of a program that lives elsewhere; sends for each why it failed, if it did.
 
-    Only the names that are asked of the program are its own; the language's and those of modules
-    are the judge's. Calls become lines on the socket, and results are plain values, so comparing
-    them runs none of the program's code.
+    Only the functions of the given names are the program's. Calls become lines on the socket, and
+    results are plain values, so comparing them runs none of the program's code.
     """
-    prelude, tests = request["prelude"], request["tests"]
-    trees = [_parsed(code) for code in (prelude, *tests)]
-    wanted, modules = _names(trees, request["names"])
-    sys.modules["tests"] = types.ModuleType("tests")
-    space = vars(sys.modules["tests"])
-    theirs = Peer(_LINES, careful=True).names(wanted)
-    space.update(_own(modules) | theirs)
-    exec(compile(prelude, "<prelude>", "exec", dont_inherit=True), space)
-    stubs = set(request["names"] or ()) & set(theirs)  # a prelude may begin what is asked for
-    space.update({name: theirs[name] for name in stubs})
-    for number, code in enumerate(tests):
+    module = sys.modules["tests"] = types.ModuleType("tests")
+    space, line = vars(module), _lines()
+    theirs = {name: functools.partial(_ask, line, name) for name in request["names"]}
+    space.update(theirs)
+    exec(compile(request["prelude"], "<prelude>", "exec", dont_inherit=True), space)
+    space.update(theirs)  # a prelude may begin what is asked for
+    for number, code in enumerate(request["tests"]):
         random.seed(0)
         try:
             exec(compile(code, f"<test {number}>", "exec", dont_inherit=True), space)
             error = ""
         except BaseException as failure:
-            error = message_of(failure) or type(failure).__name__
+            error = _message_of(failure) or type(failure).__name__
             error = error if isinstance(failure, AssertionError) else f"error: {error}"
         os.write(_VERDICTS, json.dumps({"error": error}).encode() + b"\n")
+
+
+def _ask(line: Any, name: str, /, *given: Any, **named: Any) -> Any:
+    """Calls a function of the program. Nothing in the reply is trusted."""
+    request = json.dumps([name, values.dump(list(given)), values.dump(named)])
+    reply = ""
+    with contextlib.suppress(OSError):
+        line.write(request + "\n")
+        line.flush()
+        reply = line.readline(_LONGEST)
+    if not reply.endswith("\n"):
+        _EXIT(1)  # no test may pass because its program has ended
+    answer = json.loads(reply)
+    if "error" in answer:
+        raise _exception(answer["error"])(str(answer["message"]))
+    result, after = values.load(answer["value"])
+    for argument, new in zip(given, after, strict=True):
+        values.replace(argument, new)
+    return result
+
+
+def _exception(kinds: Any) -> type[Exception]:
+    """The first of these kinds that the language has and that is made of a message alone."""
+    for kind in kinds:
+        found = getattr(builtins, str(kind), None)
+        if isinstance(found, type) and issubclass(found, Exception):
+            try:
+                found("")
+            except TypeError:  # UnicodeDecodeError and its like want more
+                continue
+            # StopIteration would end a loop of the test before its time
+            return RuntimeError if issubclass(found, StopIteration) else found
+    return RuntimeError
+
+
+def _message_of(error: BaseException) -> str:
+    """The text of an exception; empty where it cannot be had."""
+    try:
+        return str(error)[:300]
+    except Exception:
+        return ""
+
+
+def _lines() -> Any:
+    return socket.socket(fileno=os.dup(_LINES)).makefile("rw", encoding="utf-8")
 
 
 _MODES = {"run": lambda request: _execute(request["program"]), "call": call, "serve": serve,
@@ -158,58 +209,3 @@ def _compiled(sources: Sequence[str], path: str) -> tuple[str, types.CodeType]:
         with contextlib.suppress(SyntaxError, ValueError):
             return source, compile(source, path, "exec", dont_inherit=True)
     return sources[-1], compile(sources[-1], path, "exec", dont_inherit=True)
-
-
-def _parsed(code: str) -> ast.Module:
-    try:
-        return ast.parse(code)
-    except (SyntaxError, ValueError):
-        return ast.Module([], [])  # running it shows what is wrong
-
-
-def _names(trees: Sequence[ast.Module], given: Sequence[str] | None) -> tuple[list[str], set[str]]:
-    """Names that are asked of the program, and others that the tests use and do not define.
-
-    Without given names those of the program are the undefined ones that a test calls or passes on,
-    less those that the usual modules define (unless the test has no other). A name in lower case of
-    which only attributes are used is a module.
-    """
-    defined = {name for tree in trees for name in _defined(tree)} | set(dir(builtins))
-    used: set[str] = set()
-    asked: set[str] = set(given or ())
-    for tree in trees:
-        nodes = list(ast.walk(tree))
-        inner = {id(node.value) for node in nodes if isinstance(node, ast.Attribute)}
-        names = [n for n in nodes if isinstance(n, ast.Name) and n.id not in defined]
-        used |= {node.id for node in names}
-        free = {n.id for n in names if id(n) not in inner or n.id != n.id.lower()}
-        if given is None:
-            asked |= {name for name in free if not _usual(name)} or free
-    return sorted(asked), used - asked
-
-
-def _defined(tree: ast.Module) -> Iterator[str]:
-    """Names of the functions, classes, parameters and imports of some code."""
-    for node in ast.walk(tree):
-        if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
-            yield node.name
-        elif isinstance(node, ast.arg):
-            yield node.arg
-        elif isinstance(node, ast.alias):
-            yield (node.asname or node.name).partition(".")[0]
-
-
-def _own(names: set[str]) -> dict[str, Any]:
-    """The judge's own modules of these names, and what the usual modules call so."""
-    found = {name: _usual(name) for name in names if _usual(name)}
-    for name in names:
-        if name in {*sys.stdlib_module_names, *_ALIASES, *_ALIASES.values()}:
-            with contextlib.suppress(ImportError):
-                found[name] = importlib.import_module(_ALIASES.get(name, name))
-    return found
-
-
-def _usual(name: str) -> Any:
-    modules = (importlib.import_module(module) for module in _USUAL)
-    public = (getattr(m, name, None) for m in modules if name in getattr(m, "__all__", dir(m)))
-    return next((value for value in public if value is not None), None)
