@@ -7,6 +7,7 @@ should print or return never enters the sandbox; it is compared here.
 from __future__ import annotations
 
 import dataclasses
+import io
 import json
 import math
 import re
@@ -182,14 +183,16 @@ def alternatives(program: str, starter: str) -> list[str]:
 def same_output(printed: str, expected: str) -> bool:
     """Compares two outputs line by line and word by word.
 
-    White space at the ends of lines and of the text does not count; numbers that are not both
-    whole agree within 1e-6 relative or 1e-9 absolute.
+    Lines end where Python's reading of a text file ends them. White space at the ends of lines and
+    of the text does not count; numbers that are not both whole agree within 1e-6 relative or 1e-9
+    absolute.
 
     >>> same_output("1.0000001 a \\n", "1 a"), same_output("10000001", "10000000")
     (True, False)
     """
     given, wanted = (
-        [line.rstrip() for line in text.rstrip().splitlines()] for text in (printed, expected)
+        [line.rstrip() for line in io.StringIO(text.rstrip(), newline=None)]
+        for text in (printed, expected)
     )
     return len(given) == len(wanted) and all(map(_same_line, given, wanted))
 

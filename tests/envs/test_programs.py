@@ -57,6 +57,8 @@ def test_the_last_python_block_is_the_program(text, program):
         ("1  2", "1 2", True),
         ("1\n2", "1 2", False),
         ("\n1", "1", False),
+        ("1\r\n2\r3", "1\n2\n3", True),
+        *((f"a{end}b", "a\nb", False) for end in "\x0b\x0c\x1c\x1d\x1e\x85\u2028\u2029"),
         ("0.3333333", "0.33333333333", True),
         ("0.3334", "0.33333", False),
         ("1e-3", "0.001", True),
