@@ -1,9 +1,7 @@
 """Code that users bring: found by name, and the border to what it raises and returns.
 
-Environments, workflows, tools, step rewards may be anything: an exception without a text, a number
-that is none, an object that raises when it is looked at. What passes is a plain value of ours, or a
-``Failure`` of one line that names the user's own file and line. All checks raise ``BadInput``:
-expected, got.
+It is trusted, and makes mistakes. What passes is a plain value of ours, or a ``Failure`` of one
+line that names the user's own file and line. All checks raise ``BadInput``: expected, got.
 """
 
 from __future__ import annotations
@@ -21,7 +19,7 @@ from marft_jax.errors import BadInput, described, place
 from marft_jax.formats import jsonlines
 from marft_jax.types import StepResult
 
-_MOST_PARTS = 100_000  # of an info
+_MOST_PARTS, _MOST_LEVELS = 100_000, 32  # of an info; transcripts and reports put more around it
 
 
 def load_plugin(name: str, what: str, known: Iterable[str], kind: str = "function") -> Any:
@@ -69,17 +67,14 @@ def failure_of(error: BaseException) -> Failure:
 
 def shown(value: Any) -> str:
     """A value as messages show it."""
-    try:
-        return f"{value!r:.60}"
-    except BaseException:
-        return f"a {type(value).__name__} that cannot be shown"
+    return f"{value!r:.60}"
 
 
 def text_of(what: str, value: Any) -> str:
     """A text as every tokenizer can take it: lone surrogates become U+FFFD."""
     if not isinstance(value, str):
         raise BadInput(f"{what}: expected a text, got {shown(value)}")
-    return str.encode(value, "utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
+    return value.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
 
 
 def number_of(what: str, value: Any) -> float:
@@ -91,13 +86,22 @@ def number_of(what: str, value: Any) -> float:
 
 
 def info_of(what: str, value: Any) -> dict[str, Any]:
-    """An info as transcripts keep it: plain values that JSON can hold, not endless nor too many."""
+    """An info as transcripts keep it: plain values that JSON can hold, not too many nor deep."""
     if not isinstance(value, Mapping):
         raise BadInput(f"{what}: expected a mapping, got {shown(value)}")
     try:
-        return jsonlines.plain(dict(value), _MOST_PARTS)
+        info = jsonlines.plain(dict(value), _MOST_PARTS)
     except (ValueError, RecursionError) as error:
         raise BadInput(f"{what}: expected what JSON can hold: {error}") from error
+    if _levels(info) > _MOST_LEVELS:
+        raise BadInput(f"{what}: expected at most {_MOST_LEVELS} levels, got {_levels(info)}")
+    return info
+
+
+def _levels(value: Any) -> int:
+    """Counts how deep a plain value is nested: 0 for one that holds no others."""
+    inner = value.values() if isinstance(value, dict) else value
+    return 1 + max(map(_levels, inner), default=0) if isinstance(value, (dict, list)) else 0
 
 
 def result_of(result: Any, acted: Collection[str]) -> StepResult:

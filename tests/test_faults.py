@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-import contextlib
-import gc
 import json
 import subprocess
 import sys
 import threading
 import time
-from pathlib import Path
 
 import faults
 import pytest
 import small
 from scripted import Scripted
 
-from marft_jax.envs import base
+from marft_jax import cli, train
 from marft_jax.envs.base import load_class
-from marft_jax.envs.threads import Call, DaemonThreads, interrupt_hanging
+from marft_jax.envs.threads import DaemonThreads
 from marft_jax.errors import BadInput, EpisodesFailed, Stopped
 from marft_jax.formats import jsonlines
 from marft_jax.learning.credit import make_credit
@@ -29,19 +26,23 @@ from marft_jax.run import transcripts
 from marft_jax.team.workflows import find_workflow
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def threads():
     faults.OVER.clear()
-    yield DaemonThreads()
+    with DaemonThreads() as threads:
+        yield threads
     faults.OVER.set()
     for _ in range(3000):
-        if not interrupt_hanging():
+        if not environment_threads():
             break
         time.sleep(0.01)
-    assert not interrupt_hanging()
+    assert not environment_threads()
 
 
-PAIR = small.samples([0, 1])
+def environment_threads():
+    return [thread for thread in threading.enumerate() if thread.name == "environment"]
+
+
 FAULTS = {
     **{f"environment: {name}": fault for name, fault in faults.ENVS.items()},
     **{f"workflow: {name}": fault for name, fault in faults.WORKFLOWS.items()},
@@ -114,20 +115,6 @@ def test_a_play_can_be_stopped_whatever_goes_wrong_in_it(threads, name):
     assert time.monotonic() < until + 5.0
 
 
-@pytest.mark.filterwarnings("error::pytest.PytestUnraisableExceptionWarning")
-@pytest.mark.parametrize("name", ["holds on", "holds on to all", "closes badly"])
-@pytest.mark.parametrize("steps", [3, 10**9])
-def test_a_workflow_that_holds_on_is_let_go_without_a_word(threads, name, steps):
-    """Also where its play is stopped: Python prints a traceback of what fails when collected."""
-    name = f"workflow: {name}"
-    asked = iter(range(steps))
-    stop = lambda: next(asked, None) is None  # noqa: E731
-    with contextlib.suppress(Stopped):
-        rollout(threads, name, FAULTS[name][0], max_failed=1.0, stop=stop).play(PAIR, 0)
-    gc.collect()
-    time.sleep(0.05)
-
-
 def test_there_are_more_than_a_hundred_kinds_of_faults():
     assert len(FAULTS) > 150
 
@@ -186,19 +173,32 @@ def test_hanging_episodes_run_out_of_time_together(threads):
     assert all("faults.py" in e.why for e in played.failed)
 
 
-@pytest.mark.parametrize(("file", "ends"), [("workers.py", True), ("../team/dag.py", False)])
-def test_code_that_waits_for_our_workers_is_left_alone_when_it_is_late(threads, file, ends):
-    """They have time limits of their own; an endless loop of a user's own is interrupted."""
-    code = "import time\ndef wait(begun, over):\n    begun.set()\n"
-    code += "    for _ in range(20): time.sleep(0.01)\n    over.set()"
-    names: dict = {}
-    exec(compile(code, str((Path(base.__file__).parent / file).resolve()), "exec"), names)
-    begun, over, done = threading.Event(), threading.Event(), threading.Event()
-    call = Call("a step", lambda: names["wait"](begun, over))
-    threads.submit(call.run).add_done_callback(lambda _: done.set())
-    assert begun.wait(5.0)
-    call.give_up("too late")
-    assert done.wait(5.0) and over.is_set() == ends
+def test_threads_end_with_what_made_them_but_those_that_hang():
+    faults.OVER.clear()
+    pool = DaemonThreads()
+    hanging = pool.submit(faults.sleeping)
+    assert pool.submit(lambda: 3).result() == 3 and len(environment_threads()) == 2
+    del pool
+    deadline = time.monotonic() + 5.0
+    while len(environment_threads()) > 1 and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert len(environment_threads()) == 1 and not hanging.done()
+    faults.OVER.set()
+    hanging.result(5.0)
+    while environment_threads() and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert not environment_threads()
+
+
+def test_runs_in_one_process_leave_no_threads_of_environments_behind(tmp_path):
+    words = ["--run.steps", "1", "--algo.episodes", "8", "--run.loggers", "none"]
+    for name in ("one", "two"):
+        assert train.train_team(cli.parse([*words, "--run.dir", str(tmp_path / name)])) == 0
+    for _ in range(500):
+        if not environment_threads():
+            break
+        time.sleep(0.01)
+    assert not environment_threads()
 
 
 @pytest.mark.slow

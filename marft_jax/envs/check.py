@@ -7,19 +7,17 @@ python -m marft_jax.envs.check my_module:MyEnv [--options most=20] [--episodes 2
 from __future__ import annotations
 
 import argparse
-import functools
 import json
 import math
 import sys
 import time
 from collections.abc import Callable, Sequence
-from concurrent import futures
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from marft_jax.envs.base import from_class, load_class
-from marft_jax.envs.threads import Call, DaemonThreads
+from marft_jax.envs.threads import Calls, DaemonThreads
 from marft_jax.errors import BadInput, one_line
 from marft_jax.plugins import result_of, shown, text_of
 from marft_jax.types import StepResult, Turn
@@ -101,9 +99,10 @@ class _Watch:
         begin = time.monotonic()
         if begin >= self._end:
             raise _OutOfTime
-        call = Call(where, functools.partial(run, *args))
         patience = max(self._end - begin, self._seconds / 2)  # for one that begins late
-        futures.wait([self._threads.submit(call.run)], patience)
+        calls = Calls(self._threads, patience)
+        call = calls.start(where, run, *args)
+        calls.wait(patience)
         call.give_up(f"no answer after {patience:.1f} s (see --seconds)")
         if call.failure is not None:
             text = call.failure.text

@@ -11,14 +11,14 @@ from collections.abc import Collection, Generator, Sequence
 from typing import Any
 
 from marft_jax.engine.engine import Completion, Request
-from marft_jax.envs.threads import Call
+from marft_jax.envs.threads import Calls, UserCall
 from marft_jax.plugins import Failure
 from marft_jax.random_keys import ActionKey
-from marft_jax.rollout.user_side import Calls, End, Rules, UserSide
+from marft_jax.rollout.user_side import End, Rules, UserSide
 from marft_jax.team.protocol import Step
 from marft_jax.types import Act, Episode, Sample, StepResult, Turn
 
-Part = Generator[Request | Call | None, Any, None]
+Part = Generator[Request | UserCall | None, Any, None]
 """A part of an episode: yields what it waits for, None for its branches."""
 
 
@@ -42,7 +42,7 @@ class LiveEpisode:
         self._results: list[StepResult] = []
         self._first = 0  # the number of the first turn of this step
         self._acts = self._asked = 0  # acts of the workflow; with those that follow a tool's answer
-        self._waiting: dict[Call, Part] = {}
+        self._waiting: dict[UserCall, Part] = {}
         self._requests: list[tuple[Part, Request]] = []
         self._branches = 0  # that are not over
         self.over, self.truncated = False, ""
@@ -51,7 +51,7 @@ class LiveEpisode:
         self._go_on(self._main)
 
     @property
-    def calls(self) -> list[Call]:
+    def calls(self) -> list[UserCall]:
         """Calls of users' code that it waits for."""
         return list(self._waiting)
 
@@ -76,7 +76,7 @@ class LiveEpisode:
         if not self.over:  # it may have failed while the engine was at work
             self._go_on(part, completion)
 
-    def take_answers(self, settled: Collection[Call]) -> None:
+    def take_answers(self, settled: Collection[UserCall]) -> None:
         """Goes on with the answers of those calls that it waits for."""
         for call in self.calls:
             if call in settled and call in self._waiting:  # a failure ends them all
@@ -89,7 +89,6 @@ class LiveEpisode:
     def drop(self) -> None:
         """Ends it if it is not over; nobody will ask for it."""
         if not self.over:
-            self._user.keep()
             self._end()
 
     def _go_on(self, part: Part, answer: Any = None) -> None:
@@ -126,7 +125,7 @@ class LiveEpisode:
             self._results.append(StepResult("", 0.0, True, {"truncated": wanted.truncated}))
         self._end()
 
-    def _step(self, step: Step) -> Generator[Call, Any, StepResult]:
+    def _step(self, step: Step) -> Generator[UserCall, Any, StepResult]:
         """Gets the environment's answer. What is graded is what the episode records."""
         own, seen = self._turns[self._first :], {turn.index: turn for turn in step.turns}
         self._turns[self._first :] = [

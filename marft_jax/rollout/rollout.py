@@ -17,11 +17,11 @@ from typing import Protocol
 
 from marft_jax.engine.engine import Completion, Request
 from marft_jax.envs.base import Env
-from marft_jax.envs.threads import Call
+from marft_jax.envs.threads import Calls, UserCall
 from marft_jax.errors import BadInput, EpisodesFailed, Stopped
 from marft_jax.random_keys import ActionKey, Stream
 from marft_jax.rollout.live_episode import LiveEpisode, Part
-from marft_jax.rollout.user_side import Calls, Rules
+from marft_jax.rollout.user_side import Rules
 from marft_jax.team.prompts import Team
 from marft_jax.team.workflows import Workflow
 from marft_jax.types import FailedEpisode, Played, Sample
@@ -88,12 +88,10 @@ class Rollout:
         ]
         try:
             waited_s = self._run(calls, live)
-        except BaseException:
-            calls.give_up(0.0)
+        finally:
             for episode in live:
                 episode.drop()
-            raise
-        calls.give_up(_CLOSE_SECONDS)
+        calls.wait(_CLOSE_SECONDS)
         failed = [FailedEpisode(*e.sample, e.failure.text) for e in live if e.failure]
         if self._max_failed is not None:
             self._check(live, failed, step, self._max_failed)
@@ -119,7 +117,7 @@ class Rollout:
             self._wait(calls, live, [call for call in _calls(live) if call.in_turn])
         return waited_s
 
-    def _wait(self, calls: Calls, live: Sequence[LiveEpisode], due: Sequence[Call]) -> None:
+    def _wait(self, calls: Calls, live: Sequence[LiveEpisode], due: Sequence[UserCall]) -> None:
         """Waits for these calls, and lets their episodes go on.
 
         Raises:
@@ -127,7 +125,7 @@ class Rollout:
         """
         while True:
             calls.ended.clear()
-            calls.in_turn.go()
+            calls.advance()
             if self._stop():
                 raise Stopped
             settled = {call for call in due if call.is_settled()}
@@ -139,7 +137,7 @@ class Rollout:
             episode.take_answers(settled)
 
     def _is_worth_waiting(
-        self, live: Sequence[LiveEpisode], left: Sequence[Call], idle: bool
+        self, live: Sequence[LiveEpisode], left: Sequence[UserCall], idle: bool
     ) -> bool:
         """True while anything is left to wait for, but for calls that seem to hang."""
         if not left or idle or self._seconds is None:
@@ -178,6 +176,6 @@ class Rollout:
             )
 
 
-def _calls(live: Sequence[LiveEpisode]) -> list[Call]:
+def _calls(live: Sequence[LiveEpisode]) -> list[UserCall]:
     """Lists the calls that the episodes wait for."""
     return [call for episode in live for call in episode.calls]

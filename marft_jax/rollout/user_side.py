@@ -2,24 +2,16 @@
 
 from __future__ import annotations
 
-import functools
-import threading
-import time
 from collections.abc import Callable, Generator, Sequence
-from concurrent.futures import Executor
 from typing import Any, NamedTuple
 
 from marft_jax.envs.base import Env
-from marft_jax.envs.threads import Call, InTurn, interrupt_hanging
 from marft_jax.errors import BadInput, place
 from marft_jax.plugins import result_of, shown, text_of
 from marft_jax.team.prompts import ContextFull, Team
 from marft_jax.team.protocol import Step, check_acts, check_step
 from marft_jax.team.workflows import Workflow
 from marft_jax.types import Act, StepResult, Turn
-
-_MOMENT = 0.1  # seconds that a call may still take when its play is over
-_ENDLESS: list[Any] = []  # generators that Python would complain of when it collects them
 
 
 class Rules(NamedTuple):
@@ -30,45 +22,6 @@ class Rules(NamedTuple):
     create_env: Callable[[], Env]
     max_turns: int
     max_tool_calls: int
-
-
-class Calls:
-    """Runs the calls of users' code in a play: environments side by side, workflows in turn.
-
-    Attributes:
-        ended: set when a call ends.
-    """
-
-    def __init__(self, threads: Executor, seconds: float | None):
-        self._threads, self._seconds, self._all = threads, seconds, list[Call]()
-        self.ended = threading.Event()
-        self.in_turn = InTurn(threads, self.ended.set)
-        interrupt_hanging()
-
-    def start(self, what: str, run: Callable[..., Any], *args: Any, in_turn: bool = False) -> Call:
-        """Starts a call: in a thread of its own, or after those that were added in turn before."""
-        call = Call(what, functools.partial(run, *args), self._seconds)
-        self._all.append(call)
-        if in_turn:
-            self.in_turn.add(call)
-        else:
-            call.started = time.monotonic()
-            self._threads.submit(self._run, call)
-        return call
-
-    def give_up(self, seconds: float) -> None:
-        """Gives up what still runs after so many seconds, if it does not end at once."""
-        end = time.monotonic() + seconds
-        while not all(call.is_over for call in self._all) and time.monotonic() < end:
-            self.ended.clear()
-            self.ended.wait(0.05)
-        for call in self._all:
-            if call.has_taken(_MOMENT):
-                call.give_up("the play is over")
-
-    def _run(self, call: Call) -> None:
-        call.run()
-        self.ended.set()
 
 
 class End(NamedTuple):
@@ -152,18 +105,8 @@ class UserSide:
     def close(self) -> None:
         """Drops environment and workflow; what they do then is users' code, too."""
         generator, self._generator, self._env = self._generator, None, None
-        if generator is None:
-            return
-        for ending in (GeneratorExit, SystemExit):
-            try:
-                generator.throw(ending)
-            except BaseException:
-                return  # it has ended
-        _ENDLESS.append(generator)
-
-    def keep(self) -> None:
-        """Keeps from being collected what its play may be over too early to close."""
-        _ENDLESS.append(self)
+        if isinstance(generator, Generator):
+            generator.close()
 
 
 def _place_in(generator: Any) -> str:

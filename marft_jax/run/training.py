@@ -111,7 +111,8 @@ class Training:
         news += [warning] if (warning := reuses_samples(config.algo)) else []
         for line in [_greeting(self.session, self.state), *news]:
             self._reporter.event(line)
-        self._threads, self._schedule = DaemonThreads(), Schedule(config.run)
+        self._threads = stack.enter_context(DaemonThreads())
+        self._schedule = Schedule(config.run)
         self._compilations = stack.enter_context(Compilations(self._reporter.compiled))
         self._truncation = TruncationWarning(team)
         self._lags = config.rollout.lag > 0
