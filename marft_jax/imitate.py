@@ -40,12 +40,13 @@ from marft_jax.types import Credit, Episode, OnStep
 _ALGO = ("episodes", "lr", "epochs", "minibatches", "microbatch_tokens", "reuse", "max_grad_norm",
          "agent_interval")  # fmt: skip
 _GUARD = {"max_kl": None, "min_entropy": None, "reward_drop": None}  # of what the team samples
+_OF_HELD_OUT = 10  # one of so many is held out
 _MOST = 20  # faults that are shown
 _KEPT = "demonstrations.jsonl"
 
 
 class Wanted(NamedTuple):
-    """Which demonstrations: those of files, and of the environment's first tasks."""
+    """Which demonstrations: those of files, and so many that the environment generates."""
 
     files: Sequence[str] = ()
     generated: int = 0
@@ -59,7 +60,7 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
     parser.add_argument("--data", metavar="FILE", nargs="+", default=[], help="demonstrations")
     parser.add_argument(
         "--demonstrations", metavar="N", type=int, default=0,
-        help="those that the environment offers of its first N tasks",
+        help="N that the environment offers, of tasks apart from those that training begins with",
     )  # fmt: skip
     parser.add_argument(
         "--min_reward", metavar="R", type=float, help="only those that earn as much"
@@ -115,8 +116,9 @@ def imitate_team(config: Config, wanted: Wanted, on_step: OnStep | None = None) 
     """
     config, found = settings_of(config), _read(Path(config.run.dir), wanted)
     with open_training(config, on_step) as run:
-        episodes = prepared(run, config, wanted, found)
+        episodes, held_out = prepared(run, config, wanted, found)
         credit, learner = make_credit(config.algo, run.session.team), run.learner
+        unseen = batch_of(held_out, credit, len(held_out), run.seed)
         for step in run.steps():
             run.session.engine.release()  # nothing but an evaluation needs it
             seen = batch_of(episodes, credit, config.algo.episodes, run.seed)
@@ -125,7 +127,11 @@ def imitate_team(config: Config, wanted: Wanted, on_step: OnStep | None = None) 
                 run.state, estimates, learned = learner.learn(run.state, batch, step)
                 run.transcribe(seen, estimates)  # while the devices update
                 run.wait_for((run.state, learned))
-            verdict = run.report(seen, batch, _renamed(learned))
+            learned = _renamed(learned)
+            if held_out:
+                batch_of_unseen = learner.pack(unseen.episodes, unseen.rewards, seed=run.seed)
+                learned["heldout_loss"] = learner.loss(run.state, batch_of_unseen)
+            verdict = run.report(seen, batch, learned)
             run.save(verdict)
     return run.exit_code
 
@@ -142,15 +148,20 @@ def _read(folder: Path, wanted: Wanted) -> list[Demonstration | str]:
 
 def prepared(
     run: Training, config: Config, wanted: Wanted, found: Sequence[Demonstration | str]
-) -> list[Episode]:
-    """The episodes of all demonstrations; the run directory keeps what it begins with.
+) -> tuple[list[Episode], list[Episode]]:
+    """The episodes of all demonstrations: those to learn from, and a tenth that is only measured;
+    the run directory keeps what it begins with.
 
     Raises:
         BadInput: there are none, they cannot all be replayed, or they are not those of before.
     """
     session = run.session
     least = -np.inf if wanted.min_reward is None else wanted.min_reward
-    found = [*found, *demonstrated(run.source.create, session.team.profiles, wanted.generated)]
+    tasks = [
+        random_keys.demonstrated_task(config.run.seed, number, run.source.size)
+        for number in range(wanted.generated)
+    ]
+    found = [*found, *demonstrated(run.source.create, session.team.profiles, tasks)]
     demonstrations = [
         d for d in found if isinstance(d, Demonstration) and (d.reward is None or d.reward >= least)
     ]
@@ -172,9 +183,16 @@ def prepared(
                        "see --min_reward")  # fmt: skip
     _keep(Path(config.run.dir) / _KEPT, [d.line for d, _ in good], begins=run.step == 0)
     mean = np.mean([episode.reward for _, episode in good])
-    run.note(f"{len(good)} of {len(found)} demonstrations, mean reward {mean:.3f}; "
-             f"{config.algo.episodes} a step")  # fmt: skip
-    return [episode for _, episode in good]
+    order = random_keys.generator(config.run.seed, Stream.HELD_OUT).permutation(len(good))
+    held_out = set(order[: min(len(good) // _OF_HELD_OUT, config.algo.episodes)].tolist())
+    algo = config.algo
+    run.note(
+        f"{len(good)} of {len(found)} demonstrations, mean reward {mean:.3f}, {len(held_out)} held "
+        f"out; a step learns from {algo.episodes} in {algo.epochs} x {algo.minibatches} optimiser "
+        "steps (--algo.epochs, --algo.minibatches)"
+    )
+    episodes = [(i in held_out, episode) for i, (_, episode) in enumerate(good)]
+    return [e for out, e in episodes if not out], [e for out, e in episodes if out]
 
 
 def _check(faults: Sequence[str], of: int) -> None:

@@ -27,6 +27,7 @@ class Stream(enum.IntEnum):
     TRAINING = 4  # actions, see ``ActionKey``
     EVALUATION = 5
     DEMONSTRATIONS = 6  # their order, for each pass over all of them
+    HELD_OUT = 7  # which demonstrations are only measured
 
 
 class ActionKey(NamedTuple):
@@ -63,3 +64,17 @@ def attempt(step: int, rollbacks: int) -> int:
 def task(seed: int, number: int) -> int:
     """Finds the task at a place of the endless order of tasks; each seed starts elsewhere."""
     return (seed * 1_000_003 + number) % _TASKS
+
+
+def demonstrated_task(seed: int, number: int, size: int | None = None) -> int:
+    """Finds a task to demonstrate, apart from those that training with this seed begins with.
+
+    Args:
+        number: of the demonstration.
+        size: how many distinct tasks there are. Training goes through all of them in turn, so
+            these are counted back from the task that it begins with, within the same pass.
+    """
+    if size is None:
+        return task(seed, _TASKS // 2 + number)
+    first = task(seed, 0)
+    return first - first % size + (first - 1 - number) % size

@@ -14,12 +14,12 @@ import small
 from one_step import LAYERS, ONCE, fresh, learn, same, settings
 from run_files import lines_of
 
-from marft_jax import chat, cli, evaluate, export, imitate, train
+from marft_jax import chat, cli, evaluate, export, imitate, random_keys, train
 from marft_jax.evaluation.benchmarks import plans
 from marft_jax.run.metrics import metric_names
 
 SMALL = ["--algo.episodes", "8", "--run.save_every", "2"]
-EVALUATED = ["--eval.every", "4", "--eval.episodes", "4"]
+EVALUATED = ["--eval.every", "4", "--eval.episodes", "4", "--algo.minibatches", "1"]
 PLAN, ANSWER = ("planner", "1+1=2"), ("solver", "17")
 
 
@@ -81,6 +81,43 @@ def test_the_loss_is_the_cross_entropy_of_recorded_tokens_whatever_was_earned():
         before = jax.device_get(fresh(config, "imitation").adapters)
         moved = [jax.tree.map(lambda x, n=agent: x[n], tree) for tree in (before, state.adapters)]
         assert not same(*moved)
+
+
+def test_one_demonstration_of_ten_is_measured_and_not_learned_from(finished):
+    rows = lines_of(finished)
+    for agent in ("planner", "solver"):
+        losses = [row[f"agent/{agent}/heldout_loss"] for row in rows]
+        assert 0 < losses[-1] < losses[0]
+    log = (finished / "log.txt").read_text()
+    assert "12 of 12 demonstrations, mean reward 1.000, 1 held out; a step learns from 8 in " in log
+    assert "in 2 x 1 optimiser steps" in log
+    shown = [
+        json.loads(x)["task"] for x in (finished / "transcripts/4.jsonl").read_text().splitlines()
+    ]
+    demonstrated = [
+        json.loads(x)["task"] for x in (finished / "demonstrations.jsonl").read_text().splitlines()
+    ]
+    assert set(shown) < set(demonstrated)
+
+
+def test_demonstrations_depend_on_the_seed_and_are_not_what_training_begins_with(tmp_path):
+    def numbers(seed: int) -> set[int]:
+        run = tmp_path / str(seed)
+        words = ["--demonstrations", 12, "--run.steps", 1, "--run.seed", seed]
+        assert imitated("--out", run, *words) == 0
+        lines = (run / "demonstrations.jsonl").read_text().splitlines()
+        return {json.loads(line)["index"] for line in lines}
+
+    first = numbers(0)
+    assert len(first) == 12 and not first & numbers(1)
+    assert not first & {random_keys.task(0, number) for number in range(10_000)}
+    size = 20  # of so many distinct tasks, those at the end of the first pass
+    found = [random_keys.demonstrated_task(1, number, size) for number in range(12)]
+    begins = random_keys.task(1, 0)
+    left = size - begins % size
+    assert len({number % size for number in found}) == 12
+    assert not {n % size for n in found} & {(begins + n) % size for n in range(min(8, left))}
+    assert {number // size for number in found} == {begins // size}
 
 
 def test_stopping_and_starting_again_changes_nothing(finished, tmp_path):

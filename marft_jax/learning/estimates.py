@@ -53,7 +53,7 @@ def estimate(
         rows = batch.rows
         kl = losses.reference_kl(rows.behaviour_BA, jnp.asarray(reference_UBA), algo.estimator)
         kl_UBA = np.asarray(kl) * rows.mask_BA
-        report["ref_kl"] = _by_agent(kl_UBA, rows, agents)
+        report["ref_kl"] = by_agent(kl_UBA, rows, agents)
         if algo.kl_in == "reward":
             penalty_UBX = kl_UBA if algorithm.level == "token" else _per_turn(kl_UBA, rows)
             penalty_EJ = to_chain(penalty_UBX, chain)
@@ -98,7 +98,7 @@ def _per_turn(x_UBA: np.ndarray, rows: Rows) -> np.ndarray:
     return sums_UBK
 
 
-def _by_agent(x_UBA: np.ndarray, rows: Rows, agents: int) -> np.ndarray:
+def by_agent(x_UBA: np.ndarray, rows: Rows, agents: int) -> np.ndarray:
     """The mean over each agent's action tokens."""
     agent_UBA = np.take_along_axis(rows.agent_BK, rows.turn_BA, axis=-1).ravel()
     total_X = np.bincount(agent_UBA, (x_UBA * rows.mask_BA).ravel(), agents)

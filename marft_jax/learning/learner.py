@@ -30,7 +30,7 @@ from marft_jax.learning import critic as critic_lib
 from marft_jax.learning import gradients, logprobs, optimiser
 from marft_jax.learning.algorithms import Algorithm
 from marft_jax.learning.batch import Rows
-from marft_jax.learning.estimates import Estimates, estimate, to_rows
+from marft_jax.learning.estimates import Estimates, by_agent, estimate, to_rows
 from marft_jax.learning.gradients import Targets
 from marft_jax.learning.settings import LearnerSettings
 from marft_jax.learning.state import Moving, TrainState, Version
@@ -127,6 +127,13 @@ class Learner:
         report = self._run.report(seen)
         state = state._replace(step=state.step + 1, past=past)
         return state, estimates, estimates.report | report
+
+    def loss(self, state: TrainState, batch: batch_lib.Batch) -> np.ndarray:
+        """Cross-entropy per token of each agent's actions, ``[agents]``; nothing is learned."""
+        rows = [self._place(r) for r in batch_lib.microbatches(batch.rows)]
+        logprobs = [self._run.proximal(base=self._base, adapters=state.adapters, r=r) for r in rows]
+        logprobs_UBA = np.stack(mesh_lib.fetched(logprobs))
+        return -by_agent(logprobs_UBA, batch.rows, len(self._team.profiles))
 
     def trainable(self, step: int) -> np.ndarray:
         """The adapters that learn in this step, as flags.

@@ -15,7 +15,7 @@ that was cut off at its limit, ``truncated``.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Executor
 from pathlib import Path
 from typing import Any, NamedTuple, cast
@@ -127,14 +127,14 @@ def _said(turn: Any, what: str) -> Said:
 
 
 def demonstrated(
-    create_env: Callable[[], Env], agents: Sequence[Profile], count: int
+    create_env: Callable[[], Env], agents: Sequence[Profile], tasks: Iterable[int]
 ) -> Iterator[Demonstration | str]:
-    """What the environment demonstrates of its first tasks, see ``envs.base.Env``.
+    """Demonstrations that the environment offers of these tasks, see ``envs.base.Env``.
 
     Raises:
         BadInput: it demonstrates nothing.
     """
-    for number in range(count):
+    for number in tasks:
         env: Any = create_env()
         row = {"index": number, "task": env.reset(number)}
         if not hasattr(env, "demonstrate"):
@@ -143,7 +143,7 @@ def demonstrated(
                 "demonstrate(agents), or take --data"
             )
         line = jsonlines.dumps(row | {"turns": env.demonstrate(agents)})
-        yield _parsed(line.encode(), f"demonstration {number}")
+        yield _parsed(line.encode(), f"task {number}")
 
 
 def replay(

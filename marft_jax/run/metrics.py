@@ -35,7 +35,9 @@ _OF_AN_AGENT = (
     "reward turns tokens truncated kept decisions decisions_min entropy approx_kl clip_fraction "
     "logprob_gap grad_norm"
 )
-_OF_RECORDED = "reward turns tokens truncated kept decisions decisions_min entropy loss grad_norm"
+_OF_RECORDED = (
+    "reward turns tokens truncated kept decisions decisions_min entropy loss heldout_loss grad_norm"
+)
 _OF_SAMPLING = "throughput/action_tokens_per_s time/rollout_s time/reward_s"
 _OF_A_LAG = "rollout/lag rollout/version time/player_wait_s time/learner_wait_s"
 _OF_A_CRITIC = "critic/loss critic/explained_variance critic/grad_norm"

@@ -167,7 +167,7 @@ def test_a_task_of_which_only_the_text_is_known_is_shown_and_not_graded(tmp_path
 @pytest.mark.parametrize("create", [SUMS, Products])
 def test_demonstrations_give_right_answers_for_teams_of_any_size(create):
     for profiles in (PAIR.agents, THREE, THREE[1:2]):
-        found = [*recorded.demonstrated(create, profiles, 5)]
+        found = [*recorded.demonstrated(create, profiles, range(5))]
         team = small.team_of(Blueprint(profiles), context=400, max_new_tokens=30)
         for episode in replayed(found, team, "sequential", create):
             assert episode.reward == 1.0 and len(episode.turns) == len(profiles)
@@ -185,8 +185,8 @@ def test_an_environment_of_ones_own_may_demonstrate():
         def step(self, turns):
             return StepResult("", float(turns[-1].text == str(self.seed)), done=True)
 
-    found = [*recorded.demonstrated(Echo, PAIR.agents, 3)]
+    found = [*recorded.demonstrated(Echo, PAIR.agents, range(3))]
     episodes = replayed(found, small.team_of(PAIR, context=200), "sequential", Echo)
     assert [(e.task, e.reward) for e in episodes] == [(f"say {i}", 1.0) for i in range(3)]
     with pytest.raises(BadInput, match=r"demonstrate\(agents\)"):
-        [*recorded.demonstrated(lambda: Slow(1), PAIR.agents, 1)]
+        [*recorded.demonstrated(lambda: Slow(1), PAIR.agents, range(1))]
