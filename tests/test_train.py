@@ -134,6 +134,155 @@ def test_a_run_is_not_continued_with_adapters_of_another_shape(finished, capsys)
     assert "lora.rank was 8, is 4" in line
 
 
+OTHERS = {
+    "another environment": (["--env.name", "own_sum:Sum"], "--env.name was arithmetic"),
+    "another algorithm": (["--algo.name", "reinforce"], "--algo.name was appo, is reinforce"),
+    "another workflow": (
+        ["--team.workflow", "debate"],
+        "--team.workflow was sequential, is debate",
+    ),
+    "a base of another form": (["--model.quantize", "int8"], "--model.quantize was none, is int8"),
+    "another team": (["--team.file", "{tmp}/team.yaml"], "agents was ['planner', 'solver']"),
+}
+
+
+@pytest.mark.parametrize("what", OTHERS)
+@pytest.mark.parametrize("steps", [4, 5])
+def test_a_run_is_not_continued_as_another_one_and_stays_as_it_is(
+    finished, what, steps, tmp_path, monkeypatch, capsys
+):
+    """Done or not: its files would tell of what never ran."""
+    (tmp_path / "own_sum.py").write_text(HANGS.format(do="pass").replace("Hangs", "Sum"))
+    team = "agents: [{name: one, prompt: p}, {name: two, prompt: p, answers: true}]"
+    (tmp_path / "team.yaml").write_text(team)
+    monkeypatch.syspath_prepend(tmp_path)
+    flags, named = OTHERS[what]
+    before = {p: p.read_bytes() for p in finished.rglob("*") if p.is_file() and p.name != "lock"}
+    flags = [flag.format(tmp=tmp_path) for flag in flags]
+    assert run_train("--run.dir", finished, "--run.steps", steps, *flags) == 2
+    [line] = capsys.readouterr().err.splitlines()
+    assert named in line and "--run.dir" in line
+    for path, content in before.items():
+        assert path.read_bytes() == content, path
+
+
+def test_a_run_that_is_done_says_how_to_go_on_and_takes_no_settings(finished, capsys):
+    before = (finished / "config.yaml").read_text()
+    assert run_train("--run.dir", finished) == 0
+    assert "done: 4 steps in" in (shown := capsys.readouterr().out) and "--run.steps 8" in shown
+    for flags in (["--algo.lr", "0.5"], ["--run.steps", "3"]):
+        assert run_train("--run.dir", finished, *flags) == 2
+        [line] = capsys.readouterr().err.splitlines()
+        assert f"{flags[0]} was" in line and "--run.steps 8" in line
+    assert (finished / "config.yaml").read_text() == before
+
+
+MOVES = """
+import os
+import tempfile
+from marft_jax.types import StepResult
+
+
+class Moves:
+    def reset(self, seed):
+        with tempfile.TemporaryDirectory() as folder:
+            os.chdir(folder)
+        return "3+4+5=?"
+
+    def step(self, turns):
+        return StepResult("", float("12" in turns[-1].text), True)
+"""
+
+
+def test_an_environment_that_changes_into_a_removed_directory_stops_nothing(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "moves_away.py").write_text(MOVES)
+    assert run_train("--run.dir", "run", "--env.name", "moves_away:Moves", "--run.steps", 2) == 0
+    monkeypatch.undo()
+    assert len(lines_of(tmp_path / "run")) == 2 and (tmp_path / "run/checkpoints/2").is_dir()
+
+
+LOGGERS = """
+import sys
+
+
+class Leaves:
+    def __init__(self, run_dir, first_step):
+        self.folder = run_dir
+
+    def write(self, step, metrics):
+        (self.folder / "written").touch()
+        sys.exit(0)
+
+    def close(self):
+        raise RuntimeError("closed badly")
+
+
+class Closes(Leaves):
+    def write(self, step, metrics):
+        pass
+
+    def close(self):
+        (self.folder / "closed").touch()
+
+
+class ClosesBadly(Leaves):
+    def write(self, step, metrics):
+        pass
+"""
+
+
+def test_a_logger_of_a_users_ends_its_own_logging_and_nothing_else(tmp_path, monkeypatch):
+    """Neither a run, a step that is finished, nor the loggers beside it."""
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "own_loggers.py").write_text(LOGGERS)
+    run = tmp_path / "run"
+    kinds = [f"own_loggers:{name}" for name in ("Closes", "Leaves", "ClosesBadly")]
+    assert run_train("--run.dir", run, "--run.steps", 2, "--run.loggers", *kinds) == 0
+    assert len(lines_of(run)) == 2 and (run / "checkpoints" / "2").is_dir()
+    assert (run / "written").exists() and (run / "closed").exists()
+    log = (run / "log.txt").read_text()
+    assert log.count("own_loggers:Leaves: no more steps are logged there: SystemExit: 0") == 1
+    assert "own_loggers:ClosesBadly: no more steps are logged there: RuntimeError: closed" in log
+
+
+@pytest.mark.parametrize("name", ["os:system", "pathlib:Path", "sys:exit"])
+def test_a_logger_that_is_none_is_one_line(name, tmp_path, capsys):
+    assert run_train("--run.dir", tmp_path / "run", "--run.loggers", name, "--run.steps", 1) == 2
+    assert f"--run.loggers {name}: cannot be opened: " in capsys.readouterr().err.splitlines()[-1]
+
+
+FULL = """
+import resource, signal, sys
+from marft_jax import train
+from marft_jax.run import checkpoints
+
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+write = checkpoints.whole_folder
+
+
+def full(folder):
+    resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, -1))  # no file grows beyond that
+    return write(folder)
+
+
+checkpoints.whole_folder = full
+train.main(sys.argv[1:])
+"""
+
+
+def test_a_disk_that_is_full_in_a_checkpoint_is_one_line(tmp_path):
+    flags = [*SMALL, "--run.dir", "run", "--run.steps", "2", "--run.loggers", "none"]
+    root = str(Path(__file__).parent.parent)
+    environment = {**os.environ, "JAX_NUM_CPU_DEVICES": "1", "PYTHONPATH": root}
+    command = [sys.executable, "-c", FULL, *flags]
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert done.returncode == 1
+    [line] = done.stderr.splitlines()
+    assert "cannot be written (File too large)" in line and "Traceback" not in done.stdout
+
+
 def test_token_level_training_runs(tmp_path):
     run = tmp_path / "tppo"
     assert run_train("--run.dir", run, "--run.steps", 2, "--algo.name", "tppo") == 0
@@ -264,6 +413,28 @@ class Hangs:
             {do}
         return StepResult("", float("12" in turns[-1].text), True)
 """
+
+
+@pytest.mark.slow
+def test_an_interrupt_in_the_first_step_closes_the_loggers(tmp_path):
+    (tmp_path / "own_loggers.py").write_text(LOGGERS)
+    (tmp_path / "hangs_now.py").write_text(HANGS.format(do="time.sleep(1000)").replace("16", "0"))
+    flags = [*SMALL, "--run.dir", "run", "--env.name", "hangs_now:Hangs"]
+    flags += ["--run.loggers", "own_loggers:Closes"]
+    root = str(Path(__file__).parent.parent)
+    environment = {**os.environ, "JAX_NUM_CPU_DEVICES": "1", "PYTHONPATH": root}
+    command = [sys.executable, "-m", "marft_jax.train", *flags]
+    process = subprocess.Popen(command, env=environment, cwd=tmp_path, stdout=subprocess.DEVNULL)
+    try:
+        deadline = time.monotonic() + 240
+        while not (tmp_path / "hangs").exists():
+            assert time.monotonic() < deadline and process.poll() is None
+            time.sleep(0.1)
+        process.send_signal(signal.SIGINT)
+        assert process.wait(60) == EXIT_STOPPED
+    finally:
+        process.kill()
+    assert (tmp_path / "run" / "closed").exists()
 
 
 @pytest.mark.slow

@@ -20,6 +20,7 @@ import logging
 import os
 import re
 import shutil
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -186,7 +187,7 @@ class Checkpoints:
             arrays = {path: x for path, x in arrays.items() if not path.startswith(_SCALE)}
             del parts["values_scale"]
             fresh = fresh.unscaled()
-        check_fits(meta, self.identity | {"arrays": arrays}, str(self.run))
+        check_fits(meta, self.identity | {"arrays": arrays}, self.run)
         abstract = jax.tree.map(ocp.utils.to_shape_dtype_struct, parts)
         with ocp.StandardCheckpointer() as reader:
             parts = reader.restore(self._folder / str(step) / _STATE, abstract)
@@ -240,6 +241,7 @@ class Checkpoints:
         self.run.stat()  # a run directory that vanished is not made anew
         try:
             with whole_folder(self._folder / str(step)) as draft:
+                _check_space(draft, arrays)
                 _write_arrays(draft / _STATE, arrays)
                 meta["saved"] = time.strftime("%FT%TZ", time.gmtime())
                 jsonlines.write(draft / _META, [json.dumps(meta)])
@@ -319,6 +321,13 @@ def _best(metrics: Mapping[int, float | None]) -> int | None:
     """The step with the highest metric, of equal ones the newest."""
     known = [(value, step) for step, value in metrics.items() if value is not None]
     return max(known)[1] if known else None
+
+
+def _check_space(folder: Path, arrays: TrainState) -> None:
+    """Raises ``OSError`` where they do not fit: a write of Orbax's that fails half-way prints
+    tracebacks of its own, one for each file that it had begun."""
+    with tempfile.TemporaryFile(dir=folder) as file:
+        os.posix_fallocate(file.fileno(), 0, sum(x.nbytes for x in jax.tree.leaves(arrays)))
 
 
 def _write_arrays(folder: Path, arrays: TrainState) -> None:

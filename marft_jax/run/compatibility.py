@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import importlib.metadata
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import Any
 
 from marft_jax.config import Config
 from marft_jax.errors import BadInput
+from marft_jax.formats import foreign
 from marft_jax.models.weights.load import BaseModel
 from marft_jax.team.prompts import Team
 
@@ -25,6 +28,9 @@ FIXED = (
     "rollout.lag",
 )
 """Settings that a run cannot change when it continues: the saved arrays depend on them."""
+OF_A_RUN = ("env.name", "algo.name", "model.quantize")
+"""Settings that a run cannot change when it continues, though its arrays would fit: its files would
+tell of two different runs. An evaluation may."""
 
 _PACKAGES = ("jax", "flax", "optax", "orbax-checkpoint", "transformers")
 
@@ -59,7 +65,27 @@ def described(team: Team, workflow: str) -> dict[str, Any]:
     return flat
 
 
-def check_fits(saved: Mapping[str, Any], now: Mapping[str, Any], run: str) -> None:
+def check_same_run(run: Path, config: Config, workflow: str) -> None:
+    """Raises ``BadInput`` where the run that a directory has checkpoints of is another one.
+
+    Args:
+        config: of this start, as it was given.
+    """
+    files = [f for f in run.glob("checkpoints/*/meta.json") if f.parent.name.isdecimal()]
+    if not files:
+        return
+    newest = max(files, key=lambda file: int(file.parent.name))
+    pairs: list[tuple[str, Any, Any]] = []
+    with contextlib.suppress(BadInput, KeyError):  # damaged: there may be an older one
+        saved = foreign.read_settings(newest)
+        pairs.append(("--team.workflow", saved["team"]["workflow"], workflow))
+        for section, name in (key.split(".") for key in OF_A_RUN):
+            now = getattr(getattr(config, section), name)
+            pairs.append((f"--{section}.{name}", saved["config"][section][name], now))
+    _check_equal(pairs, run)
+
+
+def check_fits(saved: Mapping[str, Any], now: Mapping[str, Any], run: Path) -> None:
     """Raises ``BadInput`` naming what differs between a saved run and this start: settings, or
     else arrays, whose shapes differ by a setting that nobody thought of."""
     pairs = [
@@ -68,15 +94,19 @@ def check_fits(saved: Mapping[str, Any], now: Mapping[str, Any], run: str) -> No
         ("their adapters", saved["adapters"], now["adapters"]),
         *((f"--{key}", old, new) for key, old, new in changes(saved, now) if key in FIXED),
     ]
+    _check_equal(pairs, run)
     old, new = saved["arrays"], now["arrays"]
-    arrays = [(path, old.get(path, "absent"), new.get(path, "absent")) for path in {**old, **new}]
-    for kind in (pairs, arrays):
-        differing = [f"{name} was {old}, is {new}" for name, old, new in kind if old != new]
-        if differing:
-            raise BadInput(
-                f"{run} cannot be continued with these settings: {'; '.join(differing[:9])}; "
-                "use the old ones, or another --run.dir"
-            )
+    paths = {**old, **new}
+    _check_equal([(p, old.get(p, "absent"), new.get(p, "absent")) for p in paths], run)
+
+
+def _check_equal(pairs: Iterable[tuple[str, Any, Any]], run: Path) -> None:
+    differing = [f"{name} was {old}, is {new}" for name, old, new in pairs if old != new]
+    if differing:
+        raise BadInput(
+            f"{run} cannot be continued with these settings: {'; '.join(differing[:9])}; "
+            "use the old ones, or another --run.dir"
+        )
 
 
 def changes(saved: Mapping[str, Any], now: Mapping[str, Any]) -> list[tuple[str, Any, Any]]:
@@ -91,10 +121,8 @@ def changes(saved: Mapping[str, Any], now: Mapping[str, Any]) -> list[tuple[str,
     ]
 
 
-def team_changes(saved: Mapping[str, Any] | None, now: Mapping[str, Any]) -> list[str]:
+def team_changes(saved: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     """A line for each part of a team file that has changed."""
-    if saved is None:  # a checkpoint of an earlier release
-        return []
     pairs = [(key, repr(saved.get(key)), repr(now.get(key))) for key in {**now, **saved}]
     return [
         f"team: {key} was {_around(old, new)}, is {_around(new, old)}"

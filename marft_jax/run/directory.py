@@ -42,12 +42,15 @@ def write_settings(folder: Path, config: Config, blueprint: Blueprint) -> None:
 
 @contextlib.contextmanager
 def disk_errors(run: Path) -> Iterator[None]:
-    """Raises ``RunFailed``, one clear line, where a disk is full, read-only or gone."""
+    """Raises ``RunFailed``, one clear line, where the disk of a run, an absolute path, is full,
+    read-only or gone."""
     try:
         yield
     except OSError as error:
-        name = None if error.filename is None else Path(os.fsdecode(error.filename)).absolute()
-        ours = name is None or name.is_relative_to(run.absolute())
+        if error.filename is None:  # of an open file, or of the current directory that is gone
+            ours = error.errno != errno.ENOENT
+        else:
+            ours = Path(os.fsdecode(error.filename)).is_relative_to(run)
         if error.errno not in _FILE_SYSTEM or not ours:
             raise
         raise cannot_write(run, error.strerror or str(error)) from error

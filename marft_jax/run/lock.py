@@ -9,7 +9,7 @@ from pathlib import Path
 import jax
 from filelock import FileLock, Timeout
 
-from marft_jax.errors import BadInput, RunFailed
+from marft_jax.errors import BadInput
 
 
 class Lock:
@@ -22,7 +22,6 @@ class Lock:
     def __init__(self, run: Path):
         self._run = run
         self._lock = FileLock(run / "lock", timeout=0, fallback_to_soft=False)
-        self._locked: os.stat_result | None = None
 
     def __enter__(self) -> Lock:
         """Takes the lock.
@@ -37,7 +36,6 @@ class Lock:
             self._run.mkdir(parents=True, exist_ok=True)
             self._lock.acquire()
             file.write_text(f"process {os.getpid()} on {socket.gethostname()}\n", encoding="utf-8")
-            self._locked = file.stat()
         except Timeout:
             who = file.read_text("utf-8", "replace")[:200].strip() or "unknown"
             raise BadInput(
@@ -52,17 +50,3 @@ class Lock:
 
     def __exit__(self, *error: object) -> None:
         self._lock.release()
-
-    def check(self) -> None:
-        """Raises ``RunFailed`` where the directory was removed or replaced since it was locked."""
-        if self._locked is None:
-            return
-        try:
-            same = os.path.samestat((self._run / "lock").stat(), self._locked)
-        except OSError:
-            same = False
-        if not same:
-            raise RunFailed(
-                f"{self._run}: the run directory vanished while training; "
-                "put it back and start again to continue from its newest checkpoint"
-            )

@@ -25,7 +25,7 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
-from marft_jax.errors import BadInput, described
+from marft_jax.errors import BadInput, described, place
 from marft_jax.formats import documents, foreign, jsonlines
 from marft_jax.plugins import load_plugin
 
@@ -59,12 +59,12 @@ def find_loggers(names: Iterable[str]) -> list[MakeWriter]:
                     f"--run.loggers {name}: expected its package, which is not installed; "
                     f'pip install "marft_jax[{name}]", or leave it out'
                 )
-            found.append(functools.partial(Package, name))
+            make = functools.partial(Package, name)
         elif name == "tensorboard":
-            found.append(TensorBoard)
+            make = TensorBoard
         else:
-            known = ("tensorboard", *_PACKAGES)
-            found.append(load_plugin(name, "--run.loggers", known, kind="Class"))
+            make = load_plugin(name, "--run.loggers", ("tensorboard", *_PACKAGES), kind="Class")
+        found.append(functools.partial(Logger, name, make))
     return found
 
 
@@ -135,21 +135,52 @@ class _Opened(NamedTuple):
     close: Callable[[], object]
 
 
-class Package:
-    """A logger that is another package.
-
-    Each of its runs has every step once. ``loggers/NAME.json`` in the run directory keeps which one
-    it is, and, when that is closed, its last step: a run that goes on right after it goes on there.
-    Where steps are taken back, by a kill or by the guard, a new run of the logger begins, named by
-    its first step. What the package raises later ends this logging with a warning, not the run.
+class Logger:
+    """A writer that another package or a user made. What it raises later ends its logging with a
+    warning, not the run: the step is finished, and on its way to the disk.
 
     Raises:
         BadInput: it cannot be opened.
     """
 
+    def __init__(self, name: str, make: MakeWriter, run_dir: Path, first_step: int) -> None:
+        self._name = name
+        try:
+            self._writer: Writer | None = make(run_dir, first_step)
+            if not all(callable(getattr(self._writer, name, None)) for name in ("write", "close")):
+                raise BadInput("expected write(step, metrics) and close()")
+        except (Exception, SystemExit) as error:
+            why = f"cannot be opened: {described(error)}{place(error, own_only=True)}"
+            raise BadInput(f"--run.loggers {name}: {why}") from error
+
+    def write(self, step: int, metrics: Mapping[str, float]) -> None:
+        self._try(lambda writer: writer.write(step, metrics))
+
+    def close(self) -> None:
+        self._try(lambda writer: writer.close())
+
+    def _try(self, work: Callable[[Writer], object]) -> None:
+        if self._writer is None:
+            return
+        try:
+            work(self._writer)
+        except (Exception, SystemExit) as error:
+            why = described(error) + place(error, own_only=True)
+            LOGGER.warning("--run.loggers %s: no more steps are logged there: %s", self._name, why)
+            self._writer = None
+
+
+class Package:
+    """The writer of another package.
+
+    Each of its runs has every step once. ``loggers/NAME.json`` in the run directory keeps which one
+    it is, and, when that is closed, its last step: a run that goes on right after it goes on there.
+    Where steps are taken back, by a kill or by the guard, a new run of the logger begins, named by
+    its first step.
+    """
+
     def __init__(self, name: str, run_dir: Path, first_step: int) -> None:
-        self._name, self._last = name, first_step - 1
-        self._file = run_dir / "loggers" / f"{name}.json"
+        self._last, self._file = first_step - 1, run_dir / "loggers" / f"{name}.json"
         self._file.parent.mkdir(parents=True, exist_ok=True)
         before: dict[str, Any] = {}
         with contextlib.suppress(BadInput):
@@ -159,28 +190,19 @@ class Package:
             before = {"id": secrets.token_hex(4), "name": title}
         self._kept = {key: str(before[key]) for key in ("id", "name")}
         settings = _settings(run_dir / "config.yaml")
-        try:
-            with contextlib.redirect_stdout(io.StringIO()):  # greetings
-                self._open = _PACKAGES[name](_Start(run_dir, **self._kept, settings=settings))
-        except Exception as error:
-            raise BadInput(f"--run.loggers {name}: cannot be opened: {described(error)}") from error
+        with contextlib.redirect_stdout(io.StringIO()):  # greetings
+            self._open = _PACKAGES[name](_Start(run_dir, **self._kept, settings=settings))
         self._note(None)
 
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
-        self._try(lambda: self._open.write(step, metrics))
+        with contextlib.redirect_stdout(io.StringIO()):
+            self._open.write(step, metrics)
         self._last = step
 
     def close(self) -> None:
-        self._try(self._open.close)
+        with contextlib.redirect_stdout(io.StringIO()):
+            self._open.close()
         self._note(self._last)
-
-    def _try(self, work: Callable[[], object]) -> None:
-        try:
-            with contextlib.redirect_stdout(io.StringIO()):
-                work()
-        except Exception as error:
-            LOGGER.warning("%s failed, and gets no more: %s", self._name, described(error))
-            self._open = _Opened(lambda *_: None, lambda: None)
 
     def _note(self, last: int | None) -> None:
         jsonlines.write(self._file, [jsonlines.dumps(self._kept | {"last": last})])

@@ -44,7 +44,8 @@ def resume(
     """The newest saved state, or else the initial one, and lines about what has changed since.
 
     Raises:
-        BadInput: what was saved does not belong to these settings, or none of it is intact.
+        BadInput: what was saved does not belong to these settings, or none of it is intact; or the
+            run is done, and other settings would change nothing.
     """
     saved = checkpoints.restore(fresh)
     if saved is None:
@@ -54,8 +55,15 @@ def resume(
     guard.recall(saved.meta["guard"])
     guard.forget_after(int(saved.state.step))
     changed = changes(saved.meta, checkpoints.identity)
-    lines = [f"--{key} was {old}, is {new}" for key, old, new in changed]
-    lines += team_changes(saved.meta.get("team"), checkpoints.identity["team"])
+    where = ("mesh.coordinator", "mesh.processes", "mesh.process")  # of this start
+    lines = [f"--{key} was {old}, is {new}" for key, old, new in changed if key not in where]
+    lines += team_changes(saved.meta["team"], checkpoints.identity["team"])
+    done = int(saved.state.step)
+    if lines and done >= checkpoints.identity["config"]["run"]["steps"]:
+        raise BadInput(
+            f"{checkpoints.run} is done, after {done} steps, and these would change nothing: "
+            f"{'; '.join(lines)}; go on with --run.steps {2 * done}, or name another --run.dir"
+        )
     return saved.state, [*checkpoints.skipped, *lines]
 
 

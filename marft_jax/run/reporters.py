@@ -74,8 +74,12 @@ class Reporter:
     def rewind(self, step: int) -> None:
         """Drops what was reported about this step and later ones, which will come again."""
         self.close()
-        for kind in self._kinds:
-            self._writers.append(kind(self._run_dir, step))
+        try:
+            for kind in self._kinds:
+                self._writers.append(kind(self._run_dir, step))
+        except BaseException:
+            self.close()
+            raise
         self._display.rewind(step - 1)
 
     def event(self, text: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -31,6 +32,7 @@ from marft_jax.rollout.collect import Collected, collect
 from marft_jax.rollout.curriculum import Curriculum
 from marft_jax.rollout.pipeline import Job, Pipeline
 from marft_jax.run.checkpoints import Schedule
+from marft_jax.run.compatibility import check_same_run
 from marft_jax.run.directory import disk_errors, own_directory, write_settings
 from marft_jax.run.guard import Guard, Verdict, by_agent
 from marft_jax.run.lock import Lock
@@ -53,8 +55,9 @@ from marft_jax.run.setup import (
     open_session,
     open_source,
 )
-from marft_jax.run.signals import EXIT_STOPPED, Stop
+from marft_jax.run.signals import EXIT_STOPPED, GRACE_S, Stop
 from marft_jax.run.transcripts import Decode, record, turn_numbers
+from marft_jax.team.assemble import workflow_of
 from marft_jax.team.team_files import Blueprint, load_team
 from marft_jax.types import Episode, OnStep, Sample, TrainedStep
 
@@ -84,7 +87,7 @@ class Training:
     ):
         self._config, self._stop, self._folder, self._on_step = config, stop, folder, on_step
         loggers = find_loggers(config.run.loggers)
-        self._lock = stack.enter_context(Lock(folder))
+        stack.enter_context(Lock(folder))
         self.source = open_source(stack, config, "train")
         self._curriculum = Curriculum(self.source, config.env)
         self._evaluation = PeriodicEvaluation(stack, config)
@@ -103,9 +106,11 @@ class Training:
         self._begin = functools.partial(initial_state, config, team)
         self.state, news = resume(self._checkpoints, self._guard, self.learner.init(), self._begin)
         self.step, self.exit_code = int(self.state.step), EXIT_STOPPED
-        write_settings(folder, config, blueprint)
+        is_done = self.step >= config.run.steps
+        if not is_done:
+            write_settings(folder, config, blueprint)
         console = Console(highlight=False, quiet=not processes.is_lead())
-        loggers = loggers if processes.is_lead() else []
+        loggers = loggers if processes.is_lead() and not is_done else []
         reporter = open_reporter(folder, config.run.steps, loggers, self.step, console)
         self._reporter = stack.enter_context(reporter)
         news += [warning] if (warning := reuses_samples(config.algo)) else []
@@ -123,7 +128,7 @@ class Training:
         self._played: Sequence[Episode] = ()
         self.clock = Clock()
         self.clock.seconds["checkpoint_s"] = 0.0
-        stop.plan, stop.save = _plan_of(self.step), self._checkpoints.flush
+        stop.plan, stop.save = _plan_of(self.step), self._save_and_close
         if jax.process_count() > 1:  # the others come to a stop when their episodes are played
             stop.grace_s = config.mesh.wait_seconds
 
@@ -142,7 +147,8 @@ class Training:
             yield self.step
             if processes.any_process(self._stop() or self._enough):
                 raise Stopped
-        self._reporter.event(f"done: {steps} steps in {self._folder}")
+        where = f"{steps} steps in {self._config.run.dir}"
+        self._reporter.event(f"done: {where}; to go on: --run.steps {2 * steps}")
         self.exit_code = 0
 
     @property
@@ -225,7 +231,6 @@ class Training:
 
     def transcribe(self, collected: Collected, estimates: Estimates) -> None:
         """Writes the transcripts of the step, where they are due; the devices may still update."""
-        self._lock.check()
         done = self.step + 1
         if self._is_due(self._config.run.transcripts_every, done):
             numbers = turn_numbers(collected, estimates, self._level, self.decode)
@@ -304,6 +309,13 @@ class Training:
         """Every so many steps, after the first and after the last; never if ``every`` is 0."""
         return every > 0 and (done % every == 0 or done in (1, self._config.run.steps))
 
+    def _save_and_close(self) -> None:
+        """Saves the last finished step and closes loggers, from another thread than training."""
+        self._checkpoints.flush()
+        closing = threading.Thread(target=self._reporter.close, daemon=True)
+        closing.start()
+        closing.join(GRACE_S)  # a logger may call a server that does not answer
+
     def end_early(self) -> None:
         """Saves the last finished step."""
         self._checkpoints.flush()
@@ -323,12 +335,14 @@ def open_training(config: Config, on_step: OnStep | None = None) -> Iterator[Tra
     """
     find_normalizer(config.algo.normalize)  # before a model is loaded
     blueprint = load_team(config.team.file)
+    run_dir = Path(config.run.dir).absolute()  # an environment may change directories
+    check_same_run(run_dir, config, workflow_of(config, blueprint))
     check_learns(config, blueprint)
     with contextlib.ExitStack() as stack:
         stop = stack.enter_context(Stop("stopped before a step was finished; start again"))
         processes.start(config.mesh)
-        stack.enter_context(disk_errors(Path(config.run.dir)))
-        folder = stack.enter_context(own_directory(Path(config.run.dir)))
+        stack.enter_context(disk_errors(run_dir))
+        folder = stack.enter_context(own_directory(run_dir))
         training = Training(stack, config, blueprint, stop, folder, on_step)
         try:
             yield training
