@@ -104,7 +104,7 @@ def key_of(session: Session, size: int | None) -> str:
     identity = identity_of(session.config, session.base, session.team, session.workflow)
     for name in WITHOUT_EFFECT:
         section, _, setting = name.partition(".")
-        (identity["config"][section] if setting else identity["config"]).pop(setting or section, None)
+        (identity["config"][section] if setting else identity["config"]).pop(setting or section, 0)
     sha = hashlib.sha256()
     for leaf in jax.tree.leaves(session.engine.adapters):
         sha.update(np.asarray(leaf).tobytes())

@@ -14,8 +14,8 @@ from marft_jax.envs import programs
 from marft_jax.envs.base import make
 from marft_jax.envs.datasets import load
 from marft_jax.envs.datasets.code_rows import Call, Script, Suite, as_task
-from marft_jax.envs.sandbox import Sandbox, Unusable
 from marft_jax.envs.programs import Settings
+from marft_jax.envs.sandbox import Sandbox, Unusable
 from marft_jax.errors import BadInput
 from marft_jax.types import Turn
 
