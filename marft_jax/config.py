@@ -195,6 +195,9 @@ class Algo:
     """Subtract it from each token's reward, or add its mean over an action's tokens to the loss."""
     kl_estimator: Literal["k1", "k2", "k3"] | None = None
     """none: k1 in the reward, k3 in the loss, where k1 has no gradient on average."""
+    kl_reference: Literal["base", "start"] = "base"
+    """The base without adapters, or the adapters that the run began with (`lora.init`): a KL to the
+    base pulls a team off its supervised start."""
     max_kl: float | None = setting(None, least=0)
     """An agent whose approximate KL exceeds this in a minibatch is not updated by it."""
     max_grad_norm: float = setting(0.5, least=0)
@@ -404,7 +407,7 @@ def without_effect(config: Config, *, evaluates: bool = False) -> dict[str, str]
         ("algo.baseline_decay", algo.baseline == "moving", "--algo.baseline moving"),
         ("algo.correction_cap", corrects, "--algo.correction decoupled or truncated"),
         *((f"algo.{name}", algo.kl_coef > 0, "--algo.kl_coef above 0")
-          for name in ("kl_in", "kl_estimator")),
+          for name in ("kl_in", "kl_estimator", "kl_reference")),
         ("mesh.rollout", not evaluates, "training"),
         ("mesh.processes", hosts, "--mesh.coordinator HOST:PORT"),
         ("mesh.process", hosts, "--mesh.coordinator HOST:PORT"),

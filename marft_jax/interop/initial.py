@@ -39,6 +39,8 @@ def initial_state(
     """
     state = fresh._replace(adapters=initial_adapters(team, config.lora, fresh.adapters, saved))
     state = state._replace(past=tuple(state.version() for _ in fresh.past))
+    if fresh.reference:
+        state = state._replace(reference=state.version().adapters)
     head = Path(config.lora.init) / first_release.VALUE_HEAD if config.lora.init else None
     if head is None or not head.is_file() or not state.critic.head:
         return state

@@ -103,7 +103,13 @@ class Learner:
             check: is called before every microbatch; what it raises ends the step.
         """
         rows, scored = self._score(state, batch)
-        proximal = self._proximal(state, rows)
+        if self._settings.reference == "start":
+            scored = [
+                s._replace(reference_BA=r)
+                for s, r in zip(scored, self._logprobs(state.reference, rows), strict=True)
+            ]
+        corrects = self._settings.correction != "none"
+        proximal = self._logprobs(state.adapters, rows) if corrects else [None] * len(rows)
         estimates = self._estimate(state, batch, scored)
         targets = self._targets(batch, scored, proximal, estimates)
         averages = estimates.baseline, estimates.values_scale
@@ -166,11 +172,10 @@ class Learner:
         ]
         return rows, [Scored(*(x[unit_BK] for x in flat)) for unit_BK in batch.prompts.unit_UBK]
 
-    def _proximal(self, state: TrainState, rows: Sequence[Rows]) -> list[Any]:
-        """Log-probs of the policy before the update, where stale samples are corrected."""
-        if self._settings.correction == "none":
-            return [None] * len(rows)
-        return [self._run.proximal(base=self._base, adapters=state.adapters, r=r) for r in rows]
+    def _logprobs(self, adapters: lora.Adapters, rows: Sequence[Rows]) -> list[Any]:
+        """Log-probs of a policy before the update: of the present one, where stale samples are
+        corrected, and of the start, where it is the reference of a KL."""
+        return [self._run.proximal(base=self._base, adapters=adapters, r=r) for r in rows]
 
     def _estimate(
         self, state: TrainState, batch: batch_lib.Batch, scored: Sequence[Scored]
@@ -303,12 +308,13 @@ def fresh(
         Moving(jnp.zeros(()), jnp.zeros(())),
         jnp.float32(1),
         progress,
+        stacked if settings.reference == "start" else (),
         (Version(stacked, progress),) * settings.lag,
     )
 
 
 def proximal(static: Static, *, base: Any, adapters: Any, r: Rows) -> jax.Array:
-    """Log-probs of the policy at the start of the update."""
+    """Log-probs of actions under a policy that stays as it is."""
     with jax.named_scope("proximal"):
         alpha = static.settings.lora.alpha
         return logprobs.action_logprobs(static.graphdef, base, adapters, alpha, r)[0]

@@ -131,6 +131,7 @@ class Imitation(Algo):
     kl_coef: ClassVar[float] = 0.0
     kl_in: ClassVar[str] = "reward"
     kl_estimator: ClassVar[None] = None
+    kl_reference: ClassVar[str] = "base"
     max_kl: ClassVar[None] = None
 
 
@@ -174,6 +175,11 @@ class LearnerSettings(NamedTuple):
     def critic_mode(self) -> str:
         """``shared``, ``heads``, ``lora`` or ``none``."""
         return "none" if self.critic is None else self.critic.mode
+
+    @property
+    def reference(self) -> str:
+        """What a KL is taken to: ``base``, ``start`` or ``none``."""
+        return self.algo.kl_reference if self.algo.kl_coef > 0 else "none"
 
     @property
     def has_frozen_critic(self) -> bool:

@@ -54,6 +54,7 @@ class TrainState(NamedTuple):
     values_scale: Moving
     lr_scale: jax.Array  # multiplies the learning rates; lowered by rollbacks
     progress: jax.Array  # the curriculum's level, and the moving mean of the rewards there
+    reference: Any = ()  # the adapters that the run began with, where ``algo.kl_reference`` says so
     # the versions of the last ``rollout.lag`` states, the oldest first, which sample the next
     # steps; before the first update they are all the initial one
     past: tuple[Version, ...] = ()

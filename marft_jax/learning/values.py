@@ -34,19 +34,19 @@ class Scored(NamedTuple):
 def reads_prompts(settings: LearnerSettings, level: Level) -> bool:
     """True where the critic reads what stands before each action and no action: for the value of
     an action as a whole, where nothing else reads the base without adapters."""
-    return level == "action" and settings.has_frozen_critic and settings.algo.kl_coef == 0
+    return level == "action" and settings.has_frozen_critic and settings.reference != "base"
 
 
 def reads_base(settings: LearnerSettings) -> bool:
     """True where there is anything to score before the update."""
-    return settings.critic is not None or settings.algo.kl_coef > 0
+    return settings.critic is not None or settings.reference == "base"
 
 
 def score(static: Static, *, base: Any, critic: critic_lib.Critic, r: Rows) -> Scored:
     """Values and reference log-probs of a microbatch, from one pass through the frozen base."""
     graphdef, settings = static.graphdef, static.settings
     index_BX = logprobs.unit_index(r, static.algorithm.level)
-    frozen, with_reference = settings.has_frozen_critic, settings.algo.kl_coef > 0
+    frozen, with_reference = settings.has_frozen_critic, settings.reference == "base"
     scored = Scored()
     if frozen or with_reference:
         with jax.named_scope("frozen_base"):

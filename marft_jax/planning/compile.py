@@ -219,12 +219,10 @@ def _learning(run: Run) -> dict[str, Any]:
     rows = micro(batch.rows)
     unit_BX = jax.ShapeDtypeStruct(batch.chain.shape_UBX[1:], jnp.float32, sharding=split)
     scored = programs.score.eval_shape(**frozen, r=rows)
-    old = (
-        programs.proximal.eval_shape(**policy, r=rows)
-        if run.learning.correction != "none"
-        else None
-    )
+    logprobs_BA = programs.proximal.eval_shape(**policy, r=rows)
+    old = None if run.learning.correction == "none" else logprobs_BA
     values_BX, features_BXD, reference_BA = scored
+    reference_BA = logprobs_BA if run.learning.reference == "start" else reference_BA
     reference_BA = reference_BA if algo.kl_in == "loss" else None
     targets = Targets(unit_BX, unit_BX, values_BX, features_BXD, reference_BA, old)
     total = programs.zeros.eval_shape(run.state.adapters, run.state.critic)

@@ -150,7 +150,7 @@ def _values(run: Run) -> Counted:
     learning = run.learning
     read = run.batch.rows if run.batch.prompts is None else run.batch.prompts.rows
     micros, tokens, width, actions = _microbatch(read)
-    with_reference = learning.algo.kl_coef > 0
+    with_reference = learning.reference == "base"
     frozen = learning.has_frozen_critic or with_reference
     adapted = learning.critic_mode == "lora"
     flops = frozen * forward_flops(run.model, tokens, width)
@@ -174,9 +174,9 @@ def _gradients(run: Run) -> Counted:
     vocabulary = _vocabulary(model, actions)
     trained += (3 if run.config.algo.entropy_coef else 2) * vocabulary
     reads = 2 * _weights(run.base, run.mesh)
-    if run.learning.correction != "none":  # once a step, not once an epoch
-        trained += (forward + lora + vocabulary) / epochs
-        reads += _weights(run.base, run.mesh) / epochs
+    scored = (run.learning.correction != "none") + (run.learning.reference == "start")
+    trained += scored * (forward + lora + vocabulary) / epochs  # once a step, not once an epoch
+    reads += scored * _weights(run.base, run.mesh) / epochs
     return epochs * micros, trained / run.mesh.size, reads
 
 

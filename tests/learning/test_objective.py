@@ -227,6 +227,22 @@ def test_a_kl_in_the_loss_pulls_towards_the_base():
     assert kl[-1].mean() < 0.7 * kl[0].mean()
 
 
+@pytest.mark.parametrize("name", ["appo", "grpo"])
+def test_a_kl_to_the_start_is_to_the_adapters_that_the_run_began_with(name):
+    """0 while they are unchanged, however far from the base; and they stay as they were."""
+    config = changed(IN_LOSS.algo, kl_reference="start")
+    on = small.random_episodes(8, on_policy=small.adapters(layers=LAYERS), group=8)
+    begun = fresh(config, name)
+    begun = begun._replace(reference=begun.version().adapters)
+    start = jax.device_get(begun.reference)
+    state, metrics = learn(config, on, state=begun, name=name)
+    np.testing.assert_allclose(metrics["ref_kl"], 0, atol=1e-5)
+    assert same(state.reference, start) and not same(state.adapters, start)
+    other = small.with_policy(on, small.adapters(layers=LAYERS, seed=1))
+    _, metrics = learn(config, other, state=on_device(state), name=name)
+    assert (metrics["ref_kl"] > 0.01).all()
+
+
 def test_without_a_coefficient_no_kl_is_computed(episodes):
     _, metrics = learn(settings(), episodes)
     assert "ref_kl" not in metrics and "correction_weight" not in metrics
