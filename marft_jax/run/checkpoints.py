@@ -314,7 +314,8 @@ def shapes_of(state: Any) -> dict[str, str]:
 
 def _parts(state: TrainState) -> dict[str, Any]:
     """The fields of a state, as they are saved: one without a lag has no past, for example."""
-    return {name: part for name, part in state._asdict().items() if part != ()}
+    fields = state._asdict().items()
+    return {name: part for name, part in fields if part or not isinstance(part, tuple)}
 
 
 def _best(metrics: Mapping[int, float | None]) -> int | None:
