@@ -15,12 +15,12 @@ import sys
 from typing import Any
 
 from marft_jax.envs.sandbox.guest import filter as limits
-from marft_jax.envs.workers import Answer, serve
+from marft_jax.envs.sandbox.guest.serving import Answer, Line, serve
 
 _MEMORY, _CPU_SECONDS = 4 << 30, 1 << 30
 
 
-def _prepare() -> Answer:
+def _prepare(_: Line) -> Answer:
     import reasoning_gym  # pyright: ignore[reportMissingImports]
 
     name, settings = sys.argv[1], json.loads(sys.argv[2])

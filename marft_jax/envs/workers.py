@@ -2,7 +2,7 @@
 
 A worker reads requests and writes replies, one JSON object a line, after a first line that it is
 ready. It is sent one request at a time, which carries under ``seconds`` after how long the worker
-should end itself should its parent be gone by then.
+should end itself should its parent be gone by then. Its side is ``sandbox/guest/serving.py``.
 """
 
 from __future__ import annotations
@@ -15,12 +15,11 @@ import queue
 import signal
 import socket
 import subprocess
-import sys
 import tempfile
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Literal
@@ -30,7 +29,6 @@ _LONGEST = 1 << 27  # bytes of a line
 _ROOT = str(Path(__file__).resolve().parents[2])
 _STARTER = ThreadPoolExecutor(1)  # bubblewrap ends with the thread that started it
 Failure = Literal["timeout", "crashed"]
-Answer = Callable[[dict[str, Any]], dict[str, Any]]
 
 
 class Unusable(RuntimeError):
@@ -181,25 +179,3 @@ class Worker:
 def _stop_all(workers: Sequence[Worker]) -> None:
     for worker in workers:
         worker.stop()
-
-
-def serve(prepare: Callable[[], Answer]) -> None:
-    """The worker's side: answers requests until the parent's end of the line is closed.
-
-    Every answer is under an alarm that kills the whole process, so that one which never ends does
-    not outlive its parent.
-
-    Args:
-        prepare: imports and limits what is needed, and returns what answers a request.
-    """
-    signal.signal(signal.SIGALRM, signal.SIG_DFL)  # no handler: the kernel ends the process
-    replies = os.fdopen(os.dup(sys.stdout.fileno()), "w", buffering=1)
-    sys.stdout = sys.stderr  # a library that prints must not break the protocol
-    answer = prepare()
-    replies.write('{"ready": true}\n')
-    for line in sys.stdin:
-        request = json.loads(line)
-        signal.setitimer(signal.ITIMER_REAL, request["seconds"])
-        reply = answer(request)
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        replies.write(json.dumps(reply) + "\n")

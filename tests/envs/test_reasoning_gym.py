@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import socket
 import subprocess
 import sys
 
@@ -94,8 +95,13 @@ from marft_jax.envs.gym_worker import main
 main()
 """
     request = json.dumps({"seed": 1, "text": "1", "seconds": 20}) + "\n"
-    run = subprocess.run([sys.executable, "-c", code], input=request, text=True,
-                         capture_output=True, timeout=120)  # fmt: skip
-    assert '{"score": 0.0}' in run.stdout, run.stderr
+    line, theirs = socket.socketpair()
+    with line, line.makefile() as replies:
+        line.sendall(request.encode())
+        line.shutdown(socket.SHUT_WR)
+        with theirs:
+            run = subprocess.run([sys.executable, "-c", code], stdin=theirs, text=True,
+                                 capture_output=True, timeout=120)  # fmt: skip
+        assert replies.readlines()[1:] == ['{"score": 0.0}\n'], run.stderr
     assert not mark.exists() or mark.read_text() == ""
     assert run.stderr == "['PermissionError', 1, 'PermissionError']\n"  # 1: buffered, never written

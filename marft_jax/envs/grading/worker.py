@@ -4,24 +4,20 @@
 
 (null where the comparison fails.)
 
-Its memory is limited. Every grading is under an alarm that kills the whole process, so that one
-which never ends does not outlive its parent either; the parent itself waits a little less long,
-kills it and starts another one.
+Its memory is limited. The parent waits a little less long than ``seconds``, kills it and starts
+another one.
 """
 
 from __future__ import annotations
 
 import contextlib
 import functools
-import json
 import logging
-import os
 import re
-import signal
-import sys
 from typing import Any
 
 from marft_jax.envs.grading.normalize import normalize
+from marft_jax.envs.sandbox.guest.serving import Answer, Line, serve
 
 _OR = re.compile(r"\\lor|\\vee|∨|(?<![A-Za-z\\])or(?![A-Za-z])")
 _NAMED_POINT = re.compile(r"^\([A-Za-z](?:, ?[A-Za-z])+\) ?= ?(?=\()")
@@ -83,29 +79,22 @@ def _same_size(gold: Any, target: Any) -> bool:
     return True
 
 
-def main() -> None:
-    """Serves requests; ends when the parent's end of the pipe is closed."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's business
-    signal.signal(signal.SIGALRM, signal.SIG_DFL)  # no handler: the kernel ends the process
-    replies = os.fdopen(os.dup(sys.stdout.fileno()), "w", buffering=1)
-    sys.stdout = sys.stderr  # a library that prints must not break the protocol
+def _prepare(_: Line) -> Answer:
     with contextlib.suppress(ImportError, ValueError, OSError):
         import resource
 
         resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
     logging.disable(logging.CRITICAL)
     equal("x+1", "1+x")  # imports sympy and builds the parser
-    replies.write('{"ready": true}\n')
-    for line in sys.stdin:
-        request = json.loads(line)
-        signal.setitimer(signal.ITIMER_REAL, request["seconds"])
+
+    def answer(request: dict[str, Any]) -> dict[str, Any]:
         try:
-            result = equal(request["reference"], request["answer"])
+            return {"equal": equal(request["reference"], request["answer"])}
         except Exception:  # says so: a new process would take seconds to start
-            result = None
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        replies.write(json.dumps({"equal": result}) + "\n")
+            return {"equal": None}
+
+    return answer
 
 
 if __name__ == "__main__":
-    main()
+    serve(_prepare)

@@ -113,7 +113,7 @@ class Sandbox:
                 self._begin(court, seconds, "judge", "", other.fileno(), prelude=prelude,
                             tests=list(tests), names=list(names))  # fmt: skip
             judged, sent = _end(court, seconds)
-            room.send({"mode": "end"})
+            room.send({"mode": "end", "seconds": _GRACE})
             served, _ = _end(room, seconds)
         errors = [json.loads(line)["error"] for line in sent.splitlines()]
         outcomes = [Outcome("failed" if error else "ok", "", error) for error in errors]
@@ -132,8 +132,8 @@ class Sandbox:
         self, room: Worker, seconds: float, mode: str, program: Program, line: int = 0, **more: Any
     ) -> None:
         sources = [program] if isinstance(program, str) else list(program)
-        own = {"mode": mode, "program": sources, "seconds": seconds, **more}
-        room.send({**self._limits._asdict(), **own}, [line] if line else [])
+        own = {"mode": mode, "program": sources, "limit": seconds, "seconds": seconds + 2 * _GRACE}
+        room.send({**self._limits._asdict(), **own, **more}, [line] if line else [])
 
 
 def _end(room: Worker, seconds: float) -> tuple[Outcome, str]:

@@ -1,15 +1,13 @@
 """Serves one program after another, each in a child process that is limited and then gone.
 
-File 0 is a socket to the host, on which both sides write a JSON object a line: a request, which may
-bring the end of a line to another program; its answer, once the child has ended. A request
-of the mode ``end`` ends the child.
+A request may bring the end of a line to another program; it is answered once the child has ended.
+A request of the mode ``end`` ends the child.
 """
 
 from __future__ import annotations
 
 import functools
 import gc
-import json
 import os
 import random
 import select
@@ -24,6 +22,7 @@ from typing import Any, NoReturn
 
 from . import filter as limits
 from . import program
+from .serving import Answer, Line, serve
 
 for _name in ("bisect", "collections", "copy", "functools", "heapq", "itertools", "math", "string",
               "operator", "typing", "decimal", "fractions", "datetime"):  # fmt: skip
@@ -41,42 +40,18 @@ _LOOK = 0.02  # seconds between two looks at how many files there are
 
 def main(jailed: bool) -> None:
     """Works until the host closes the line."""
-    host = _Host(os.dup(0))
-    nothing = os.open("/dev/null", os.O_RDWR)
-    for number in (0, 1):
-        os.dup2(nothing, number)
-    host.send(ready=True)
-    limits.prepare()
-    gc.freeze()  # a child's collector neither looks at what is ours nor copies it
-    while (request := host.request()) is not None:
-        if request["mode"] != "end" and not _serve(host, request, jailed):
-            break
+
+    def prepare(line: Line) -> Answer:
+        limits.prepare()
+        gc.freeze()  # a child's collector neither looks at what is ours nor copies it
+        return lambda request: None if request["mode"] == "end" else _play(line, request, jailed)
+
+    serve(prepare)
 
 
-class _Host:
-    def __init__(self, file: int) -> None:
-        self.line = socket.socket(fileno=file)
-        self.files: list[int] = []
-        """Open files that came with a request."""
-        self._buffer = bytearray()
-
-    def request(self) -> dict[str, Any] | None:
-        while b"\n" not in self._buffer:
-            block, files, _, _ = socket.recv_fds(self.line, 1 << 20, 1)
-            if not block:
-                return None
-            self._buffer += block
-            self.files += files
-        line, _, self._buffer = self._buffer.partition(b"\n")
-        return json.loads(line)
-
-    def send(self, **message: Any) -> None:
-        self.line.sendall(json.dumps(message).encode() + b"\n")
-
-
-def _serve(host: _Host, request: dict[str, Any], jailed: bool) -> bool:
-    """Runs a child from its start to its end; False where it left what cannot be removed."""
-    deadline = time.monotonic() + request["seconds"]
+def _play(line: Line, request: dict[str, Any], jailed: bool) -> dict[str, Any]:
+    """Runs a child from its start to its end."""
+    deadline = time.monotonic() + request["limit"]
     most_files = request["files"] if jailed else sys.maxsize
     os.mkdir(_WORK)
     with open(_INPUT, "wb") as file:
@@ -87,13 +62,13 @@ def _serve(host: _Host, request: dict[str, Any], jailed: bool) -> bool:
         child = os.fork()
         if child == 0:
             numbers = [end.fileno() for end in (given, output, errors)]
-            _become(request, [*numbers, *host.files, theirs.detach()], jailed)
+            _become(request, [*numbers, *line.files, theirs.detach()], jailed)
         theirs.close()
-        while host.files:
-            os.close(host.files.pop())
+        while line.files:
+            os.close(line.files.pop())
         with ours:
             status, verdict, sent = _watch(
-                child, ours, host, deadline, request["output"], most_files
+                child, ours, line, deadline, request["output"], most_files
             )
         printed = _content(output, request["output"])
         detail = _content(errors, 1 << 20)[-_ERRORS:].strip()
@@ -104,21 +79,19 @@ def _serve(host: _Host, request: dict[str, Any], jailed: bool) -> bool:
             detail = f"{detail}\nended by {_signal(-code)}".strip()
     if verdict == "files":
         verdict, detail = "output", "too many files"
-    clean = _clear(_SCRATCH)
-    text = sent.decode("utf-8", "replace")
-    host.send(verdict=verdict, output=printed, sent=text, detail=detail, clean=clean)
-    return clean
+    end = {"verdict": verdict, "output": printed, "detail": detail}
+    return end | {"sent": sent.decode("utf-8", "replace"), "clean": _clear(_SCRATCH)}
 
 
 def _watch(
-    child: int, ours: socket.socket, host: _Host, deadline: float, most: int, most_files: int
+    child: int, ours: socket.socket, line: Line, deadline: float, most: int, most_files: int
 ) -> tuple[int, str, bytearray]:
     """Waits for the child's end.
 
     Returns:
         Its wait status, why it was killed if it was, and what it sent through its socket.
     """
-    sent, open_ends, pause = bytearray(), [host.line, ours], _LOOK
+    sent, open_ends, pause = bytearray(), [line.socket, ours], _LOOK
     while True:
         if ours not in open_ends:  # it is about to end, as a rule
             done, status = os.waitpid(child, os.WNOHANG)
@@ -131,10 +104,10 @@ def _watch(
             part = ours.recv(1 << 16)
             sent += part
             if not part:
-                open_ends, pause = [host.line], 0.0005
+                open_ends, pause = [line.socket], 0.0005
         space = os.statvfs(_SCRATCH)  # the size of a tmpfs counts contents of files, not files
         reasons = {
-            "stopped": host.line in ready,
+            "stopped": line.socket in ready,
             "timeout": left <= 0,
             "files": space.f_files - space.f_ffree > most_files,
             "output": len(sent) > most,
@@ -154,7 +127,7 @@ def _become(request: dict[str, Any], files: list[int], jailed: bool) -> NoReturn
     os.chdir(_WORK)
     random.seed(0)
     try:
-        limits.limit(request["memory"], int(request["seconds"]) + 1, request["output"])
+        limits.limit(request["memory"], int(request["limit"]) + 1, request["output"])
         limits.restrict()
     except (OSError, ValueError) as error:
         if jailed:
