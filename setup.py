@@ -23,7 +23,6 @@ CORE = [
     "huggingface_hub>=1.0",
     "jinja2>=3.1",
     "filelock>=4.2",
-    "grain>=0.2.15",
     "pyarrow>=21",
     "math-verify>=0.9",
     "tyro>=1.0",

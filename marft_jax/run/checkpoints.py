@@ -315,7 +315,7 @@ def shapes_of(state: Any) -> dict[str, str]:
 def _parts(state: TrainState) -> dict[str, Any]:
     """The fields of a state, as they are saved: one without a lag has no past, for example."""
     fields = state._asdict().items()
-    return {name: part for name, part in fields if part or not isinstance(part, tuple)}
+    return {name: part for name, part in fields if not isinstance(part, tuple) or part}
 
 
 def _best(metrics: Mapping[int, float | None]) -> int | None:

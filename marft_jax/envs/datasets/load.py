@@ -12,12 +12,15 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 import operator
 import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
+
+import numpy as np
 
 from marft_jax.envs.base import QuestionSettings, Split, Task, bad_input, held_out
 from marft_jax.envs.datasets.rows import SUFFIXES, LeftOut, rows_of
@@ -27,6 +30,7 @@ from marft_jax.setting import setting
 QUESTION_FIELDS = ("problem", "question", "query", "prompt", "instruction")
 ANSWER_FIELDS = ("final_answer", "answer", "expected_answer", "golden", "label", "target")
 CHOICE_FIELDS = ("choices", "options")
+_ROUND = 10_000  # positions after which the sources take turns as before
 _FILTER = re.compile(r"([^=!<>]+?)\s*(!=|<=|>=|=)\s*(.*)")
 
 Row = Mapping[str, Any]
@@ -171,16 +175,26 @@ def training_order(
     """Random access into the endless order of training tasks: position to task.
 
     Of any stretch of positions each source has its share. Each epoch of a source holds each of its
-    tasks once, in its own order, which is a pure function of the position.
+    tasks once, in an order of its own: a pure function of the position.
     """
-    import grain  # takes over a second to import, mostly JAX
+    times = [(np.arange(_ROUND) + 0.5) / weight for weight in weights]  # at which each is due
+    sources = np.argsort(np.concatenate(times), kind="stable")[:_ROUND] // _ROUND
+    counts = np.bincount(sources, minlength=len(groups))
+    before = [np.cumsum(sources == source) - 1 for source in range(len(groups))]
 
-    orders = [
-        grain.MapDataset.source(group).shuffle(seed=seed).repeat()  # type: ignore[arg-type]
-        for seed, group in enumerate(groups)
-    ]
-    dataset = grain.MapDataset.mix(orders, list(weights))
-    return lambda position: dataset[position % len(dataset)]  # type: ignore[return-value]
+    @functools.lru_cache(maxsize=4 * len(groups))
+    def order(source: int, epoch: int) -> np.ndarray:
+        drawn = np.random.PCG64([source, epoch]).random_raw(len(groups[source]))
+        return np.argsort(drawn, kind="stable")
+
+    def pick(position: int) -> Task:
+        rounds, place = divmod(position, _ROUND)
+        source = int(sources[place])
+        index = rounds * int(counts[source]) + int(before[source][place])
+        epoch, index = divmod(index, len(groups[source]))
+        return groups[source][order(source, epoch)[index]]
+
+    return pick
 
 
 def as_task(
