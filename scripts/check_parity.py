@@ -25,7 +25,8 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from benchmark import Bench, dealt, open_base, play, turn_of
+from benchmark_works import Bench, dealt, open_base, play, turn_of
+from parity_operations import apart, attention_here, mesh, operation, rows_attended
 
 from marft_jax import cli
 from marft_jax import config as config_lib
@@ -36,8 +37,7 @@ from marft_jax.learning.learner import Learner
 from marft_jax.learning.logprobs import action_logprobs
 from marft_jax.learning.settings import resolve
 from marft_jax.models import decoder, lora
-from marft_jax.models.ops import packed, platforms
-from marft_jax.models.ops.attention import KV, attention_on, causal_attention
+from marft_jax.models.ops import platforms
 from marft_jax.parallel import mesh as mesh_lib
 from marft_jax.parallel import processes
 from marft_jax.types import Episode, StepResult
@@ -72,7 +72,7 @@ class Subject:
 
     def __init__(self, layers: str, precision: str | None, quantize: str = "none"):
         self._precise = functools.partial(jax.default_matmul_precision, precision)
-        self.mesh = _mesh()
+        self.mesh = mesh()
         self.base = open_base("tiny", "float32", self.mesh, layers=layers, quantize=quantize)
         self._bench = Bench(self.base, self.mesh, rank=4, repeats=1, microbatch_tokens=1024)
         config, team = self._bench.team(len(_PROMPTS), name="tppo", **_PLAIN)
@@ -188,23 +188,10 @@ def _exact(layers: str = "auto") -> Subject:
     return _subject(layers, "highest")
 
 
-@functools.cache
-def _mesh() -> jax.sharding.Mesh:
-    return mesh_lib.make_mesh(config_lib.Mesh())
-
-
 def written(subject: Subject) -> tuple[np.ndarray, np.ndarray]:
     """Ids and log-probs of all that was sampled, turn by turn."""
     turns = [turn for episode in subject.played for turn in episode.turns]
     return np.stack([t.action for t in turns]), np.stack([t.logprobs for t in turns])
-
-
-def apart(x: Any, y: Any) -> float:
-    """|x - y| / |y| of the worst pair of arrays."""
-    pairs = zip(jax.tree.leaves(x), jax.tree.leaves(y), strict=True)
-    whole = ((np.asarray(a, float), np.asarray(b, float)) for a, b in pairs)
-    norm = np.linalg.norm
-    return max(float(norm(a - b) / max(norm(b), 1e-30)) for a, b in whole)
 
 
 def sketch(gradients: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
@@ -215,69 +202,6 @@ def sketch(gradients: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
         return (2.0 * rng.integers(0, 2, (16, x.size), np.int8) - 1) @ x.ravel().astype(float)
 
     return {name: project(name, x) for name, x in gradients.items()}
-
-
-def operation(reference: platforms.Operation) -> float:
-    """An operation as this platform computes it, against its reference on a CPU."""
-    arrays, constants = operands()[reference.__name__]
-    forms = {
-        name: functools.partial(form, **constants)
-        for name, form in platforms.FORMS[reference].items()
-    }
-    plain = functools.partial(reference, **constants)
-    here = jax.jit(functools.partial(jax.lax.platform_dependent, default=plain, **forms))
-    with jax.default_matmul_precision("highest"):
-        found = here(*arrays)
-        with jax.default_device(jax.devices("cpu")[0]):
-            expected = jax.jit(plain)(*arrays)
-    return apart(found, expected)
-
-
-def operands() -> dict[str, tuple[tuple[Any, ...], dict[str, Any]]]:
-    """Arrays and constants for every operation that has a form for some platform, by its name."""
-
-    def some(*shape: int, dtype: Any = np.float32) -> np.ndarray:
-        return np.random.default_rng(len(shape)).normal(size=shape).astype(dtype)
-
-    cache, new = (some(3, 2, 8, 16), some(3, 2, 16, 8)), (some(3, 2, 8, 1), some(3, 2, 1, 8))
-    where = (np.arange(3), slice(None), slice(None), 5)
-    rows, kernel = some(5, 512), some(96, 512)
-    return {
-        "_sum": ((some(8, 4096),), {}),
-        "_by_transpose": ((rows, kernel), {}),
-        "_dot": ((rows.astype(jnp.bfloat16), kernel.astype(jnp.bfloat16)), {"over": (1, 1)}),
-        "_beside": ((rows, packed.pack(jnp.asarray(kernel), "nf4")), {}),
-        "_by_head": ((*cache, *new, np.asarray([[0], [15], [16]])), {}),  # one past the end
-        "_put": ((cache[0].astype(jnp.bfloat16), some(3, 2, 8, dtype=jnp.bfloat16)),
-                 {"where": where}),
-    }  # fmt: skip
-
-
-def rows_attended(dtype: Any) -> float:
-    """Whole-row attention of this platform and its gradients, against the reference's."""
-    b, rng = 2 * mesh_lib.row_shards(_mesh()), np.random.default_rng(2)
-    shapes = (b, 4, 256, 64), (b, 2, 64, 256), (b, 2, 256, 64), (b, 4, 256, 64)
-    q, k, v, weights = (rng.normal(size=shape).astype(dtype) for shape in shapes)
-    ends = np.arange(100, 100 + b)[:, None]  # of the first of two sequences
-    until_BT = np.where(np.arange(256) < ends, ends - 1, 255).astype(np.int32)
-    split = mesh_lib.rows(_mesh())
-    arrays = mesh_lib.put((q, KV(k, v), weights, until_BT), split)
-
-    def run(attention: Any) -> Any:
-        def loss(q: Any, kv: KV, weights: Any, until: Any) -> tuple[Any, Any]:
-            context = attention(until)(q, kv)
-            return jnp.sum(context.astype(jnp.float32) * weights.astype(jnp.float32)), context
-
-        both = jax.value_and_grad(loss, argnums=(0, 1), has_aux=True)
-        (_, context), gradients = jax.jit(mesh_lib.within(_mesh(), both))(*arrays)
-        return context, gradients
-
-    with jax.default_matmul_precision("highest"):
-        return apart(run(_attention(dtype)), run(causal_attention))
-
-
-def _attention(dtype: Any) -> Any:
-    return attention_on(jax.default_backend(), 4, 2, 64, jnp.dtype(dtype).name)
 
 
 def other_layers() -> Subject:
@@ -332,7 +256,7 @@ def checks() -> Iterator[Check]:
         name = f"operation {reference.__name__.lstrip('_')}"
         yield Check(name, bound, functools.partial(operation, reference))
     for dtype, bound in ((np.float32, 1e-4), (jnp.bfloat16, 2e-2)):
-        form, name = _attention(dtype).__name__, jnp.dtype(dtype).name
+        form, name = attention_here(dtype).__name__, jnp.dtype(dtype).name
         name = f"{form} and its gradients, {name}"
         yield Check(name, bound, functools.partial(rows_attended, dtype))
     two = "stacked, unrolled layers"

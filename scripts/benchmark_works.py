@@ -1,0 +1,356 @@
+"""Work that is measured and compared: prefill, decode, generation, update, a whole iteration."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
+from unittest import mock
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from marft_jax import config as config_lib
+from marft_jax.cli import configure
+from marft_jax.engine.compiled import Shape
+from marft_jax.engine.engine import Completion, Engine, Request
+from marft_jax.learning.algorithms import find_algorithm
+from marft_jax.learning.learner import Learner
+from marft_jax.learning.settings import resolve
+from marft_jax.models.decoder import DecoderConfig
+from marft_jax.models.ops import packed
+from marft_jax.models.ops.remat import Remat
+from marft_jax.models.tokenizers.tokenizer import ByteTokenizer
+from marft_jax.models.weights.load import BaseModel, decoder_on, load_base
+from marft_jax.parallel import mesh as mesh_lib
+from marft_jax.planning import cost
+from marft_jax.team.assemble import make_team
+from marft_jax.team.profiles import Profile
+from marft_jax.team.prompts import Team
+from marft_jax.team.team_files import Blueprint
+from marft_jax.types import Episode, Sampling, StepResult, Turn
+
+SHAPES = {
+    "smollm2-135m": DecoderConfig(
+        49152, 576, 30, 9, 3, 64, 1536, 8192, rope_theta=1e5, tie_embeddings=True
+    ),
+    "qwen2.5-1.5b": DecoderConfig(
+        151936, 1536, 28, 12, 2, 128, 8960, 32768, 1e-6, 1e6, tie_embeddings=True, qkv_bias=True
+    ),
+}
+PROMPT, NEW = 250, 64  # tokens of the generation and of the update, as in the README's tables
+
+
+class Work(NamedTuple):
+    """Settings of the measurements.
+
+    Attributes:
+        tokens: of one run.
+        run: does it; gives the seconds that count where those are not all that it takes.
+        flops, bytes: the least that a run computes and reads; 0 where it is not counted.
+        python_s: of each run, what the host takes between two steps while the device waits.
+        peer: does the same in another way, in turn.
+    """
+
+    tokens: float
+    run: Callable[[], float | None]
+    flops: float = 0
+    bytes: float = 0
+    python_s: list[float] | None = None
+    peer: Callable[[], float | None] | None = None
+
+
+class Bench:
+    """A base, and the sizes of the work."""
+
+    def __init__(self, base: BaseModel, mesh, rank: int, repeats: int, microbatch_tokens: int):
+        self.base, self.mesh, self.rank, self.repeats = base, mesh, rank, repeats
+        self.microbatch_tokens = microbatch_tokens
+        leaves = jax.tree.leaves(base.params)
+        self.weight_bytes = sum(x.nbytes for x in leaves)
+        self.block_weights = cost.block_weights(base.config)
+        self.vocabulary_weights = base.config.vocab_size * base.config.d_model
+        self.dtype = base.params["embed"]["embedding"].dtype
+
+    def team(self, agents: int, **algo: Any) -> tuple[config_lib.Config, Team]:
+        profiles = tuple(Profile(f"agent{i}", answers=True) for i in range(agents))
+        given = {"epochs": 1, "minibatches": 1, "microbatch_tokens": self.microbatch_tokens}
+        adapters = {"rank": self.rank, "alpha": 2.0 * self.rank, "targets": ("q", "v")}
+        config = configure(lora=adapters, algo=given | algo)
+        return config, make_team(config, Blueprint(profiles), PROMPT + 2 * NEW, ByteTokenizer())
+
+    def engine(self, rows: int, agents: int, context: int, longest: int, chunk: int = 32) -> Engine:
+        config, team = self.team(agents)
+        engine = Engine(
+            self.base.config,
+            self.base.graphdef,
+            self.base.params,
+            self.mesh,
+            Shape(rows, chunk, context, longest),
+            eos_ids=(self.base.config.vocab_size,),  # never drawn: every row runs to its limit
+            seed=0,
+            alpha=config.lora.alpha,
+        )
+        algorithm = find_algorithm("appo")
+        engine.load(
+            Learner(resolve(config, self.base.config), self.base, team, algorithm, self.mesh)
+            .init()
+            .adapters
+        )
+        return engine
+
+
+def open_base(
+    model: str,
+    dtype: str,
+    mesh,
+    remat: Remat = "products",
+    layers: str = "auto",
+    quantize: str = "none",
+) -> BaseModel:
+    """A shape by name with random weights, or a real model."""
+    how: Any = dict(remat=remat, layers=layers, quantize=quantize)
+    settings = config_lib.Model(model, dtype, **how)
+    if model not in SHAPES:
+        return load_base(settings, mesh_lib.placer(mesh))
+    config, graphdef, abstract = decoder_on(jax.default_backend(), SHAPES[model], settings)
+    key = jax.random.key(0)
+
+    def draw(keys: tuple[Any, ...], leaf: Any) -> Any:
+        """One by one: drawn together, they would take three times their size."""
+        if keys[-1] in ("scale", "bias"):
+            return leaf.replace(jnp.ones(leaf.shape, leaf.dtype))
+        own = jax.random.fold_in(key, zlib.crc32("/".join(map(str, keys)).encode()))
+        shape = jax.tree.leaves(leaf)[0].shape  # of the values, where they are packed
+        drawn = jax.random.normal(own, shape, dtype) * jnp.asarray(shape[-2] ** -0.5, dtype)
+        plain = isinstance(leaf.get_value(), jax.ShapeDtypeStruct)
+        return leaf.replace(drawn if plain else packed.pack(drawn, quantize))
+
+    base = nnx.map_state(draw, abstract)
+    return BaseModel(config, graphdef, base, ByteTokenizer(), model, "random")
+
+
+def prompts(rows: int, length: int, vocabulary: int, seed: int = 0) -> np.ndarray:
+    """Random ids, nothing shared between rows."""
+    rng = np.random.default_rng(seed)
+    return rng.integers(0, vocabulary, (rows, length)).astype(np.int32)
+
+
+def play(
+    engine: Engine, prompts: Sequence[np.ndarray], owners: Sequence[int], new: Sequence[int]
+) -> list[Completion]:
+    """So many new tokens for each prompt."""
+    submit(engine, prompts, owners, new)
+    done = drain(engine)
+    return [done[ticket] for ticket in sorted(done)]
+
+
+def submit(
+    engine: Engine, prompts: Sequence[np.ndarray], owners: Sequence[int], new: Sequence[int]
+) -> None:
+    for i, (ids, owner, n) in enumerate(zip(prompts, owners, new, strict=True)):
+        engine.submit(Request(ids, owner, Sampling(int(n)), (0, i, owner)))
+
+
+def drain(engine: Engine) -> dict[int, Completion]:
+    done = {}
+    while engine.busy:
+        done |= dict(engine.step())
+    return done
+
+
+@contextlib.contextmanager
+def waiting() -> Iterator[list[float]]:
+    """Seconds of each wait for the device."""
+    seconds, fetch = [], jax.device_get
+
+    def fetch_when_ready(x: Any) -> Any:
+        started = time.perf_counter()
+        jax.block_until_ready(x)
+        seconds.append(time.perf_counter() - started)
+        return fetch(x)
+
+    with mock.patch.object(jax, "device_get", fetch_when_ready):
+        yield seconds
+
+
+def prefill(bench: Bench, rows: int) -> Work:
+    """Prompts of 250 tokens, and one token each."""
+    tokens = rows * PROMPT
+    flops = 2 * (bench.block_weights * tokens + bench.vocabulary_weights * rows)
+    return generate(bench, rows, new=1)._replace(tokens=tokens, flops=flops)
+
+
+def generate(bench: Bench, rows: int, shared: int = 0, new: int = NEW) -> Work:
+    """Prompts of 250 tokens and new ones for each row, prefill included.
+
+    Args:
+        shared: the first so many tokens are the same in all prompts.
+    """
+    engine = bench.engine(rows, 2, PROMPT + NEW, NEW)
+    ids = prompts(rows, PROMPT, bench.base.config.vocab_size)
+    ids[:, :shared] = ids[0, :shared]
+
+    def run() -> None:
+        engine.load(engine.adapters)  # as in a training step: nothing is held from before
+        play(engine, ids, dealt(rows, 2), [new] * rows)
+
+    return Work(rows * new, run)
+
+
+def decode(bench: Bench, rows: int, agents: int) -> Work:
+    """A token for every row, step by step, after short prompts; the prefill is not counted."""
+    steps, short = 3 * 32, 32
+    engine = bench.engine(rows, agents, short + steps + 32, steps + 1)
+    ids = prompts(rows, short, bench.base.config.vocab_size)
+    counted, python = steps - 32, []
+
+    def run() -> float:
+        submit(engine, ids, dealt(rows, agents), [steps + 1] * rows)
+        engine.step()  # prefill, and the first chunk
+        started = time.perf_counter()
+        with waiting() as waited:
+            drain(engine)
+        seconds = time.perf_counter() - started
+        python.append((seconds - sum(waited)) / counted)
+        return seconds
+
+    c = bench.base.config
+    cache = (
+        2 * c.n_layers * c.n_kv_heads * c.head_dim * rows * (short + steps) * bench.dtype.itemsize
+    )
+    flops = 2 * (bench.block_weights + bench.vocabulary_weights) * rows
+    read = bench.weight_bytes + cache
+    return Work(rows * counted, run, counted * flops, counted * read, python)
+
+
+def dealt(rows: int, agents: int) -> list[int]:
+    """The owner of each row."""
+    return [i % agents for i in range(rows)]
+
+
+def made_up(rows: int, agents: int, vocabulary: int, shared: int = 0) -> list[Episode]:
+    """Episodes of one turn, of 320 tokens with 64 action tokens each.
+
+    Args:
+        shared: the first so many tokens are the same in all prompts.
+    """
+    ids_BT = prompts(rows, 320, vocabulary, seed=1)
+    ids_BT[:, :shared] = ids_BT[0, :shared]
+    rng = np.random.default_rng(2)
+    logprobs = np.full(NEW, -10.8, np.float32)
+    return [
+        Episode(
+            i,
+            i,
+            0,
+            "",
+            [turn_of(i % agents, ids[:-NEW], ids[-NEW:], logprobs)],
+            [StepResult("", float(rng.random()), True)],
+        )
+        for i, ids in enumerate(ids_BT)
+    ]
+
+
+def lesson(
+    bench: Bench,
+    rows: int,
+    agents: int,
+    name: str = "reinforce",
+    shared: int = 0,
+    share: bool = True,
+) -> Work:
+    """One optimiser step on made-up episodes: forward, backward, Adam; no critic and no entropy
+    bonus but with appo.
+
+    Args:
+        shared: as of ``made_up``.
+        share: turns of a row share their prefixes.
+    """
+    extra = {} if name == "appo" else {"baseline": "moving", "entropy_coef": 0.0}
+    config, team = bench.team(agents, name=name, episodes=rows, reuse=share, **extra)
+    algorithm = find_algorithm(name)
+    episodes = made_up(rows, agents, bench.base.config.vocab_size, shared)
+    rewards = [np.asarray([e.reward], np.float32) for e in episodes]
+    learner = Learner(config, bench.base, team, algorithm, bench.mesh)
+    batch = learner.pack(episodes, rewards)
+    state = learner.init()
+
+    def run() -> None:
+        nonlocal state
+        state, _, report = learner.learn(state, batch, 0)
+        jax.block_until_ready((state, report))
+
+    return Work(sum(len(t.prompt) + len(t.action) for e in episodes for t in e.turns), run)
+
+
+def update(bench: Bench, rows: int, agents: int, name: str = "reinforce") -> Work:
+    """That step, and the least that it computes: forward, and backward through frozen weights."""
+    work = lesson(bench, rows, agents, name)
+    products = 3 if name == "appo" else 2
+    flops = 4 * bench.block_weights * work.tokens
+    flops += 2 * products * bench.vocabulary_weights * rows * NEW
+    return work._replace(flops=flops)
+
+
+def iteration(bench: Bench, episodes: int = 8, mixed: bool = False) -> Work:
+    """One training step of a dual team: both turns are played, then learned from with APPO.
+
+    Args:
+        mixed: tasks of 125 to 250 tokens, actions that stop by themselves after 8 to 64.
+    """
+    config, team = bench.team(2, name="appo", episodes=episodes)
+    algorithm = find_algorithm("appo")
+    learner = Learner(config, bench.base, team, algorithm, bench.mesh)
+    engine = bench.engine(episodes, 2, PROMPT + 2 * NEW, NEW)
+    state, step = learner.init(), 0
+    rng = np.random.default_rng(4)
+    lengths = rng.integers(PROMPT // 2, PROMPT, episodes) if mixed else [PROMPT] * episodes
+    new = rng.integers(8, NEW, (2, episodes)) if mixed else np.full((2, episodes), NEW)
+    drawn = prompts(episodes, PROMPT, bench.base.config.vocab_size, seed=3)
+    tasks = [ids[:length] for ids, length in zip(drawn, lengths, strict=True)]
+
+    def act(agent: int, ids: Sequence[np.ndarray]) -> list[Turn]:
+        said = play(engine, ids, [agent] * episodes, new[agent])
+        return [turn_of(agent, x, *c[:2]) for x, c in zip(ids, said, strict=True)]
+
+    def run() -> None:
+        nonlocal state, step
+        engine.load(state.adapters)
+        plans = act(0, tasks)
+        answers = act(
+            1, [np.concatenate([x[NEW:], p.action]) for x, p in zip(tasks, plans, strict=True)]
+        )
+        played = [
+            Episode(i, i, 0, "", list(turns), [StepResult("", float(i % 2), True)])
+            for i, turns in enumerate(zip(plans, answers, strict=True))
+        ]
+        rewards = [np.asarray([0.0, e.reward], np.float32) for e in played]
+        engine.release()
+        batch = learner.pack(played, rewards)
+        state, _, report = learner.learn(state, batch, step)
+        jax.block_until_ready((state, report))
+        step += 1
+
+    return Work(float(new.sum()), run)
+
+
+def turn_of(agent: int, prompt: np.ndarray, action: np.ndarray, logprobs: np.ndarray) -> Turn:
+    """A graded turn whose text does not matter."""
+    return Turn(
+        agent=agent,
+        name=f"agent{agent}",
+        step=0,
+        prompt=prompt,
+        action=action,
+        logprobs=logprobs,
+        text="a",
+        answers=True,
+        sees=(),
+        truncated=False,
+        temperature=1.0,
+    )
