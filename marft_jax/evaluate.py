@@ -194,7 +194,7 @@ def _writable_folder(out: str | Path | None, run: str | Path | None, base: str) 
 
 
 def _as_variant(session: Session, variant: Variant) -> Session:
-    """The session of the whole team, or of its last answering agent alone."""
+    """Session of the whole team, or of its last answering agent alone."""
     if not variant.alone:
         return session
     opener = last_answering(session.team.profiles)

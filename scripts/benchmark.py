@@ -48,7 +48,7 @@ from marft_jax.run.metrics import peak_bytes
 
 
 class Limits(NamedTuple):
-    """The best of this machine: FLOP/s of a large matmul, bytes/s of a large read."""
+    """Best of this machine: FLOP/s of a large matmul, bytes/s of a large read."""
 
     flops: float
     bytes: float

@@ -1,4 +1,4 @@
-"""The benchmark's generation and update in PyTorch: transformers with a peft adapter.
+"""Benchmark's generation and update in PyTorch: transformers with a peft adapter.
 
 pip install torch transformers peft
 """

@@ -229,7 +229,7 @@ def decode(bench: Bench, rows: int, agents: int) -> Work:
 
 
 def dealt(rows: int, agents: int) -> list[int]:
-    """The owner of each row."""
+    """Owner of each row."""
     return [i % agents for i in range(rows)]
 
 

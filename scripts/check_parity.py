@@ -62,7 +62,7 @@ class Check(NamedTuple):
 
 
 class Subject:
-    """The built-in model with the adapters of two agents, to sample from and to update.
+    """Built-in model with the adapters of two agents, to sample from and to update.
 
     Args:
         layers: as of ``--model.layers``.
@@ -152,7 +152,7 @@ class Subject:
         return jax.jit(mesh_lib.within(self.mesh, own))
 
     def update(self, episodes: Sequence[Episode]) -> tuple[float, dict[str, np.ndarray]]:
-        """The greatest ``logprob_gap`` of an agent, and all gradients, as Adam has seen them."""
+        """Greatest ``logprob_gap`` of an agent, and all gradients, as Adam has seen them."""
         state = jax.tree.map(jnp.copy, self._state._replace(adapters=self.adapters))
         with self._precise():
             state, _, report = self._learner.learn(state, self._pack(episodes), 0)
@@ -205,7 +205,7 @@ def sketch(gradients: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
 
 
 def other_layers() -> Subject:
-    """The subject whose layers are unrolled where they are stacked here, and stacked elsewhere."""
+    """Subject whose layers are unrolled where they are stacked here, and stacked elsewhere."""
     return _exact("unrolled" if _exact().base.config.stacked else "stacked")
 
 
@@ -227,7 +227,7 @@ def own_gap(subject: Subject) -> float:
 
 
 def sampled_apart() -> float:
-    """The share of tokens that stacked and unrolled layers sample differently."""
+    """Share of tokens that stacked and unrolled layers sample differently."""
     return float(np.mean(written(_exact())[0] != written(other_layers())[0]))
 
 
@@ -273,7 +273,7 @@ def checks() -> Iterator[Check]:
 
 
 def models_checked(precision: str | None, rounding: float, note: str = "") -> Iterator[Check]:
-    """The engine beside the learner, and both beside a CPU.
+    """Engine beside the learner, and both beside a CPU.
 
     Args:
         rounding: of a factor in a product. Bounds are a few times what it makes of the numbers.

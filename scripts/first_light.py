@@ -75,7 +75,7 @@ PEAKS = {
 
 
 def peak_of(kind: str) -> Peak | None:
-    """The data sheet's limits of a device of that kind; None for one that is not known, or is a
+    """Data sheet's limits of a device of that kind; None for one that is not known, or is a
     share of one (MIG) or another of the same name (laptops)."""
     words = set(re.split(r"[\s-]+", kind))
     if words & {"MIG", "Laptop"}:
@@ -198,7 +198,7 @@ def read_speed(out: str, on: dict[str, Any]) -> tuple[list[Line], Any]:
 
 
 def share(result: dict[str, Any], on: dict[str, Any]) -> str:
-    """The fraction of the devices' bandwidth or FLOP/s that the least work amounts to."""
+    """Fraction of the devices' bandwidth or FLOP/s that the least work amounts to."""
     peak = peak_of(on["device"])
     if on["platform"] == "cpu":
         return "not an accelerator"

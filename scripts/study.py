@@ -106,7 +106,7 @@ class Runner:
         self._stopped = False
 
     def results(self) -> list[Result]:
-        """The figures of the study as it is now; those of changed rows are left out, and a line
+        """Figures of the study as it is now; those of changed rows are left out, and a line
         that was torn by a kill leaves the file."""
         found: dict[tuple[str, int], Result] = {}
 
@@ -121,7 +121,7 @@ class Runner:
         return list(found.values())
 
     def missing(self, rows: Sequence[Row], seeds: Sequence[int]) -> list[tuple[Row, int]]:
-        """The rows and seeds that have no figures yet, seed by seed."""
+        """Rows and seeds that have no figures yet, seed by seed."""
         done = {(result["row"], result["seed"]) for result in self.results()}
         return [(row, seed) for seed in seeds for row in rows if (row.name, seed) not in done]
 
@@ -267,7 +267,7 @@ def _words(settings: Mapping[str, Any]) -> list[str]:
 
 
 def commit() -> str:
-    """The commit of the code, with ``-dirty`` behind it where files differ from it which no study
+    """Commit of the code, with ``-dirty`` behind it where files differ from it which no study
     writes."""
 
     def git(*words: str) -> str:

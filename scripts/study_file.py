@@ -85,7 +85,7 @@ def read(file: Path) -> Study:
 def _sweep(
     where: str, pattern: str, axes: Mapping[str, Mapping[str, Any]]
 ) -> Iterator[tuple[dict[str, str], dict[str, Any]]]:
-    """The names, by axis, and the settings of every combination of the axes in a row's name."""
+    """Names, by axis, and the settings of every combination of the axes in a row's name."""
     names = _AXIS.findall(pattern)
     if unknown := [name for name in names if name not in axes]:
         raise BadInput(f"{where}: expected axes of {', '.join(axes) or 'none'}, got {unknown[0]!r}")
@@ -104,7 +104,7 @@ def _check_keys(where: str, given: Mapping[str, Any], known: set[str]) -> None:
 
 
 def needed(study: Study, names: Sequence[str]) -> list[Row]:
-    """The rows of these names and all that they start from, in the study's order."""
+    """Rows of these names and all that they start from, in the study's order."""
     wanted = set()
     for name in names:
         if name not in study.rows:

@@ -29,7 +29,7 @@ _LEGEND = (
 )
 
 Result = dict[str, Any]
-"""The figures of a row with a seed: a line of ``results.jsonl``."""
+"""Figures of a row with a seed: a line of ``results.jsonl``."""
 
 
 def report(study: Study, results: Sequence[Result], out: Path) -> None:
@@ -52,7 +52,7 @@ def report(study: Study, results: Sequence[Result], out: Path) -> None:
 
 
 def table_lines(study: Study, results: Sequence[Result]) -> list[str]:
-    """The lines of ``table.md``: a row of the table for each that has a result."""
+    """Lines of ``table.md``: a row of the table for each that has a result."""
     rows = {name: [r for r in results if r["row"] == name] for name in study.rows}
     headings = _HEADINGS.format(last=LAST, reach=study.reach)
     dates, machines = (sorted({r[key] for r in results}) for key in ("date", "machine"))
@@ -140,7 +140,7 @@ def _line(row: Row, found: Sequence[Result], rows: Mapping[str, Sequence[Result]
 
 
 def _least_after(result: Result) -> str:
-    """The lowest mean of some steps on end, from the one on that reached what there is to reach."""
+    """Lowest mean of some steps on end, from the one on that reached what there is to reach."""
     if result["reached"] is None:
         return "-"
     later = result["rewards"][result["reached"] - 1 :]

@@ -74,7 +74,7 @@ class Plan(NamedTuple):
 
     @property
     def metric_names(self) -> list[str]:
-        """The metrics that its score reports, see ``Score.metrics``."""
+        """Metrics that its score reports, see ``Score.metrics``."""
         kinds = ["accuracy", *(f"pass@{k}" for k in passes(self.samples) if k > 1)]
         return [f"eval/{self.name}/{kind}" for kind in kinds]
 

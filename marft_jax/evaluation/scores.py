@@ -71,7 +71,7 @@ Scores = dict[tuple[str, str], Score]
 
 
 def score(records: Sequence[Record]) -> Score:
-    """The score of the records of one benchmark; every task must have as many samples."""
+    """Score of the records of one benchmark; every task must have as many samples."""
     tasks = defaultdict[int, list[Record]](list)
     for record in records:
         tasks[record["index"]].append(record)
@@ -84,7 +84,7 @@ def score(records: Sequence[Record]) -> Score:
 
 
 def passes(samples: int) -> list[int]:
-    """The k of pass@k: 1, 2, 4, ... up to the number of samples, and that."""
+    """K of pass@k: 1, 2, 4, ... up to the number of samples, and that."""
     return sorted({1 << i for i in range(samples.bit_length())} | {samples})
 
 
@@ -111,7 +111,7 @@ def estimate(values: Sequence[float]) -> Estimate:
 
 
 def pass_at(k: int, samples: int, solved: int) -> float:
-    """The chance that k of the samples, drawn without replacement, hold a solved one.
+    """Chance that k of the samples, drawn without replacement, hold a solved one.
 
     pass@k = 1 − C(n − c, k) / C(n, k) (Chen et al. 2021, section 2.1).
     """
