@@ -96,11 +96,8 @@ class Bench:
             alpha=config.lora.alpha,
         )
         algorithm = find_algorithm("appo")
-        engine.load(
-            Learner(resolve(config, self.base.config), self.base, team, algorithm, self.mesh)
-            .init()
-            .adapters
-        )
+        settings = resolve(config, self.base.config)
+        engine.load(Learner(settings, self.base, team, algorithm, self.mesh).init().adapters)
         return engine
 
 
@@ -276,7 +273,8 @@ def lesson(
     algorithm = find_algorithm(name)
     episodes = made_up(rows, agents, bench.base.config.vocab_size, shared)
     rewards = [np.asarray([e.reward], np.float32) for e in episodes]
-    learner = Learner(config, bench.base, team, algorithm, bench.mesh)
+    settings = resolve(config, bench.base.config)
+    learner = Learner(settings, bench.base, team, algorithm, bench.mesh)
     batch = learner.pack(episodes, rewards)
     state = learner.init()
 
@@ -305,7 +303,8 @@ def iteration(bench: Bench, episodes: int = 8, mixed: bool = False) -> Work:
     """
     config, team = bench.team(2, name="appo", episodes=episodes)
     algorithm = find_algorithm("appo")
-    learner = Learner(config, bench.base, team, algorithm, bench.mesh)
+    settings = resolve(config, bench.base.config)
+    learner = Learner(settings, bench.base, team, algorithm, bench.mesh)
     engine = bench.engine(episodes, 2, PROMPT + 2 * NEW, NEW)
     state, step = learner.init(), 0
     rng = np.random.default_rng(4)
