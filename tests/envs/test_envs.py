@@ -8,6 +8,7 @@ import textwrap
 import numpy as np
 import pytest
 
+from marft_jax import cli
 from marft_jax.config import EnvSettings
 from marft_jax.envs import arithmetic, base
 from marft_jax.envs.base import Grade, QuestionEnv, Task, make, next_state, settings_type
@@ -160,6 +161,8 @@ def test_extreme_splits_are_refused_in_one_line():
 
 
 OWN = """
+import dataclasses
+from marft_jax.envs.base import Own
 from marft_jax.types import StepResult
 
 class Echo:
@@ -186,6 +189,16 @@ class Leveled(Echo):
     levels = 3
     def __init__(self, size=3, level=2):
         self.options = size, level
+
+@dataclasses.dataclass(frozen=True)
+class Wanted(Own):
+    most: int = 9
+    wide: bool = False
+
+class Declares(Echo):
+    Settings = Wanted
+    def __init__(self, settings):
+        self.settings = settings
 
 class NoStep:
     def reset(self, seed):
@@ -224,6 +237,19 @@ def test_options_of_a_users_class_have_the_types_of_its_defaults(own):
     assert type(source.create().options[2]) is float
     source = make(config(name="own_envs:Sized", options=('path=["a", "b"]',)), "eval")
     assert source.create().options == (["a", "b"], 3, 0.5, "a", False)
+
+
+def test_a_users_class_may_declare_settings_which_are_flags_then(own):
+    name = "own_envs:Declares"
+    settings = cli.parse(["--env.name", name, "--env.most", "20"]).env
+    assert make(settings, "train").create().settings == settings
+    assert (settings.most, settings.wide) == (20, False)
+    for flags, message in (
+        (["--env.most", "x"], "--env.most: expected a whole number, got 'x'"),
+        (["--env.difficulty", "4"], f"unknown setting for --env.name {name}"),
+    ):
+        with pytest.raises(BadInput, match=message):
+            cli.parse(["--env.name", name, *flags])
 
 
 def test_options_and_levels_of_difficulty_go_together(own):
