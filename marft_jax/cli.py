@@ -151,9 +151,9 @@ def _without_effect(words: Words, evaluates: bool) -> dict[str, str]:
         section, _, name = key.partition(".")
         if not (owners := [own for own, kind in _family(section).items() if name in _names(kind)]):
             raise BadInput(f"unknown setting {key!r:.80}{_suggest(key, known)}")
+        mine = " ".join(words.get(f"{section}.name", [kinds[section].name]))
         lost[key] = (
-            f"unknown setting for --{section}.name {kinds[section].name}; it belongs to "
-            f"{' and '.join(owners)}"
+            f"unknown setting for --{section}.name {mine}; it belongs to {' and '.join(owners)}"
         )
     if lost:
         return lost
