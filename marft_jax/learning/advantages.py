@@ -6,14 +6,15 @@ all its turns in that order (token level): it runs across agents and across step
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from marft_jax.errors import BadInput
-from marft_jax.learning.batch import Chain
+from marft_jax.learning.batch import Chain, chain_of_turns
 from marft_jax.plugins import load_plugin, shown
+from marft_jax.types import Episode
 
 
 def gae(
@@ -136,6 +137,17 @@ def minus_like(returns_EJ: np.ndarray, sizes_EJ: np.ndarray, chain: Chain) -> np
     place, group = _places(chain), _groups(chain)
     by_group_EJ = np.where(group.alone(), 0, centred(returns_EJ, group, sizes_EJ))
     return np.where(place.alone(), by_group_EJ, centred(returns_EJ, place, sizes_EJ))
+
+
+def groups_with_signal(episodes: Sequence[Episode], rewards: Sequence[np.ndarray]) -> set[int]:
+    """Groups in which turns that are compared differ in return-to-go; others would teach nothing.
+
+    Args:
+        rewards: of the turns of each episode.
+    """
+    chain = chain_of_turns(episodes, rewards)
+    differences_EJ = minus_like(returns_to_go(chain), sizes(chain, None), chain)
+    return {episodes[e].group for e in np.flatnonzero(differences_EJ.any(1))}
 
 
 def minus_own(

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -59,7 +59,7 @@ class Chain(NamedTuple):
     agent_EJ: np.ndarray  # who acted
     group_EJ: np.ndarray  # number of the episode's group: those with the same task
     place_EJ: np.ndarray  # number of the place (agent, n) of its turn, the agent's n-th one
-    shape_UBX: tuple[int, int, int]  # of the rows that the units stand in
+    shape_UBX: tuple[int, ...]  # of the rows that the units stand in
 
 
 class Prompts(NamedTuple):
@@ -116,7 +116,8 @@ def build(
         _pack, episodes, config, level=level, shards=shards, rng=rng, share=share, d_model=d_model
     )
     whole = pack([[s for e in block for s in sequences_E[e]] for block in dealt])
-    chain = _chain(episodes, rewards, whole, level)
+    kind = whole.rows.turn_mask_BK if level == "action" else whole.rows.mask_BA
+    chain = _chain(episodes, rewards, whole.units, kind.shape)
     batch = Batch(whole.rows, chain, whole.prefix_shared, len(dealt))
     if not prompts:
         return batch
@@ -275,18 +276,26 @@ def _write_turn(
     rows.tokens_BK[at] = n
 
 
+def chain_of_turns(episodes: Sequence[Episode], rewards: Sequence[np.ndarray]) -> Chain:
+    """The turns of episodes that are not packed, each as one link."""
+    one = {(e, k): range(1) for e, x in enumerate(episodes) for k in range(len(x.turns))}
+    return _chain(episodes, rewards, one, (1, 1, 1))
+
+
 def _chain(
-    episodes: Sequence[Episode], rewards: Sequence[np.ndarray], packed: _Packed, level: Level
+    episodes: Sequence[Episode],
+    rewards: Sequence[np.ndarray],
+    flat: Mapping[tuple[int, int], range],
+    shape_UBX: tuple[int, ...],
 ) -> Chain:
-    """Lays the turns' units end to end."""
-    units = [[packed.units[e, k] for k in range(len(x.turns))] for e, x in enumerate(episodes)]
+    """Lays the turns' units end to end, given their flat positions by (episode, turn)."""
+    units = [[flat[e, k] for k in range(len(x.turns))] for e, x in enumerate(episodes)]
     shape = len(units), max(sum(map(len, turns)) for turns in units)
-    kind = packed.rows.turn_mask_BK if level == "action" else packed.rows.mask_BA
     chain = Chain(
         np.zeros(shape, np.int32),
         *(np.zeros(shape, np.float32) for _ in range(4)),  # pyright: ignore[reportCallIssue]
         *(np.zeros(shape, np.int32) for _ in range(3)),
-        shape_UBX=kind.shape,
+        shape_UBX=shape_UBX,
     )
     groups: dict[int, int] = {}
     places: dict[tuple[int, int], int] = {}

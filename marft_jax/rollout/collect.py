@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import collections
-import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -12,6 +10,9 @@ import numpy as np
 from marft_jax import random_keys
 from marft_jax.config import Config
 from marft_jax.types import Credit, Episode, Player, Sample
+
+HasSignal = Callable[[Sequence[Episode], Sequence[np.ndarray]], set[int]]
+"""Episodes and the rewards of their turns to the groups that something is learned from."""
 
 
 class Collected(NamedTuple):
@@ -30,7 +31,9 @@ class Collected(NamedTuple):
     seconds: Mapping[str, float] = {}  # that its parts took, by the names of their metrics
 
 
-def collect(rollout: Player, credit: Credit, config: Config, step: int) -> Collected:
+def collect(
+    rollout: Player, credit: Credit, with_signal: HasSignal, config: Config, step: int
+) -> Collected:
     """Plays the tasks of a step.
 
     With ``algo.dynamic_sampling``, groups without signal are dropped and further tasks played in
@@ -79,35 +82,3 @@ def _group_size(config: Config) -> int:
 def _draws(config: Config) -> int:
     """The most often that tasks are drawn for a step."""
     return 1 + (config.algo.max_refills if config.algo.dynamic_sampling else 0)
-
-
-def with_signal(episodes: Sequence[Episode], rewards: Sequence[np.ndarray]) -> set[int]:
-    """Finds the groups in which turns of one place (an agent's n-th turn) differ in return-to-go.
-
-    Where one episode only reached a place, all turns of the group are compared. That is what
-    ``advantages.minus_like`` does: the groups left out would teach nothing.
-    """
-    earned: dict[int, dict[tuple[int, int], list[float]]] = {}
-    sizes = collections.Counter(episode.group for episode in episodes)
-    for episode, rewards_K in zip(episodes, rewards, strict=True):
-        own = earned.setdefault(episode.group, {})
-        returns_K = np.cumsum(rewards_K[::-1].astype(np.float64))[::-1]
-        for place, value in zip(episode.places, returns_K.tolist(), strict=True):
-            own.setdefault(place, []).append(value)
-    return {
-        group
-        for group, own in earned.items()
-        if sizes[group] > 1 and any(map(_differ, _compared(list(own.values()))))
-    }
-
-
-def _compared(earned: list[list[float]]) -> list[list[float]]:
-    """The sets that are compared, of what was earned at each place of a group."""
-    several = [values for values in earned if len(values) > 1]
-    every = list(itertools.chain.from_iterable(earned))
-    return several if len(several) == len(earned) else [*several, every]
-
-
-def _differ(values: Sequence[float]) -> bool:
-    """True for a difference beyond rounding."""
-    return max(values) - min(values) > 1e-5 * max(map(abs, values))

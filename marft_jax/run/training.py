@@ -17,7 +17,7 @@ from marft_jax.config import Config
 from marft_jax.envs.threads import DaemonThreads
 from marft_jax.errors import BadInput, Stopped
 from marft_jax.formats import jsonlines
-from marft_jax.learning.advantages import find_normalizer
+from marft_jax.learning.advantages import find_normalizer, groups_with_signal
 from marft_jax.learning.algorithms import find_algorithm
 from marft_jax.learning.batch import Batch, Level
 from marft_jax.learning.credit import make_credit
@@ -222,7 +222,7 @@ class Training:
         try:
             source = self._curriculum.source(job.level)
             rollout = make_rollout(session, source, self._threads)
-            played = collect(rollout, self._credit, self._config, job.attempt)
+            played = collect(rollout, self._credit, groups_with_signal, self._config, job.attempt)
             seconds = {"reward_s": played.waited_s}
             by = {"version": job.version, "level": job.level, "prefix_cached": engine.reused}
             return played._replace(seconds=seconds, **by)

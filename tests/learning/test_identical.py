@@ -16,7 +16,7 @@ from one_step import settings as config_of
 
 from marft_jax.config import Algo
 from marft_jax.learning import batch as batch_lib
-from marft_jax.learning.advantages import Cells, agent_means, normalize
+from marft_jax.learning.advantages import Cells, agent_means, groups_with_signal, normalize
 from marft_jax.learning.algorithms import find_algorithm, normalized_advantages
 from marft_jax.learning.credit import make_credit
 from marft_jax.learning.settings import SETTINGS
@@ -233,6 +233,28 @@ def test_what_is_not_finite_stays_so():
     cells = np.array([0, 0, 0, 1, 1, 2])
     out = np.asarray(normalize(x, Cells(np.ones(6, np.float32), cells)))
     assert np.isnan(out[[0, 1, 2, 3]]).all() and out[5] == 0
+
+
+@pytest.mark.parametrize(
+    ("samples", "differ"),
+    [
+        ([[0.1, 0.5], [0.5, 0.1]], True),  # the same total
+        ([[0.1, 0.5], [0.1, 0.5]], False),
+        ([[0.5], [0.5, 0.0]], True),  # the second's last turn was worth less than the task
+        ([[0.5], [0.0, 0.5]], False),  # each turn led to the same
+        ([[0.5], [0.5000003]], False),  # other numbers, also in float32, but for rounding
+        ([[0.5], [0.50003]], True),
+        ([[0.1, 0.5]], False),  # nothing to compare with
+    ],
+)
+def test_signal_is_what_turns_of_the_same_place_differ_in(samples, differ):
+    episodes = [
+        small.episode(3, [small.turn(a, [1], [2]) for a in range(len(rewards))], [1.0])
+        for rewards in samples
+    ]
+    rewards = [np.array(rewards, np.float32) for rewards in samples]
+    assert np.float32(0.5) != np.float32(0.5000003)
+    assert groups_with_signal(episodes, rewards) == ({3} if differ else set())
 
 
 # The whole step.

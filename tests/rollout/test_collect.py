@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 import small
 
 from marft_jax.config import Run
 from marft_jax.envs.base import EVAL_SEEDS
+from marft_jax.learning.advantages import groups_with_signal
 from marft_jax.learning.credit import make_credit
 from marft_jax.learning.settings import Appo
-from marft_jax.rollout.collect import collect, samples_of, with_signal
+from marft_jax.rollout.collect import collect, samples_of
 from marft_jax.types import FailedEpisode, Played, Sample
 
 
@@ -39,7 +39,8 @@ class Player:
 
 
 def play(config, player, step=0):
-    return collect(player, make_credit(config.algo, small.team()), config, step)
+    credit = make_credit(config.algo, small.team())
+    return collect(player, credit, groups_with_signal, config, step)
 
 
 def tasks_of(config, step, refill=0):
@@ -112,23 +113,3 @@ def test_a_group_that_lost_members_is_judged_by_the_others():
     got = play(settings(dynamic_sampling=True, max_refills=1), player)
     assert len(player.asked[1][0]) == 6  # 0 earned the same twice, of 1 there is one left
     assert {e.index for e in got.episodes} == {2, 3} and got.failed == 3
-
-
-@pytest.mark.parametrize(
-    ("samples", "differ"),
-    [
-        ([[0.1, 0.5], [0.5, 0.1]], True),  # the same total
-        ([[0.1, 0.5], [0.1, 0.5]], False),
-        ([[0.5], [0.5, 0.0]], True),  # the second's last turn was worth less than the task
-        ([[0.5], [0.0, 0.5]], False),  # each turn led to the same
-        ([[0.5], [0.5 + 1e-9]], False),
-        ([[0.1, 0.5]], False),  # nothing to compare with
-    ],
-)
-def test_signal_is_what_turns_of_the_same_place_differ_in(samples, differ):
-    episodes = [
-        small.episode(3, [small.turn(a, [1], [2]) for a in range(len(rewards))], [1.0])
-        for rewards in samples
-    ]
-    rewards = [np.array(rewards, np.float32) for rewards in samples]
-    assert with_signal(episodes, rewards) == ({3} if differ else set())
