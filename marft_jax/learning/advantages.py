@@ -147,7 +147,8 @@ def groups_with_signal(episodes: Sequence[Episode], rewards: Sequence[np.ndarray
     """
     chain = chain_of_turns(episodes, rewards)
     differences_EJ = minus_like(returns_to_go(chain), sizes(chain, None), chain)
-    return {episodes[e].group for e in np.flatnonzero(differences_EJ.any(1))}
+    differ_E = differences_EJ.any(1).tolist()
+    return {episode.group for episode, differs in zip(episodes, differ_E, strict=True) if differs}
 
 
 def minus_own(
