@@ -2,12 +2,14 @@
 
 Array names end in one capital letter per dimension:
 
-    A  action tokens of a row      K  turns            R  LoRA rank
-    B  rows                        J  links of a chain S  cache slots
-    C  channels of a head          L  layers           T  tokens
-    D  model width                 N  adapters         U  microbatches
-    E  episodes                    F  MLP width        V  vocabulary
-    G  key-value heads             H  query heads
+    A  action tokens of a row      J  links of a chain    S  cache slots
+    B  rows                        K  turns               T  tokens
+    C  channels of a head          L  layers              U  microbatches
+    D  model width                 M  stacked members     V  vocabulary
+    E  episodes                    N  adapters            X  decisions: K or A
+    F  MLP width                   P  agents (profiles)   Z  cells: sets of decisions
+    G  key-value heads             R  LoRA rank
+    H  query heads
 
 So ``logprobs_BA`` holds one number per action token of each row, and ``lora_a_NLDR`` a rank-R
 factor per adapter and layer. Pytrees carry no suffix.

@@ -76,9 +76,9 @@ class Cells(NamedTuple):
 
     def mean(self, x: np.ndarray) -> np.ndarray:
         """For each entry, the weighted mean of its cell."""
-        weights_X = _sums(self.weights, self.cells)
-        sums_X = _sums(x * self.weights, self.cells)
-        return (sums_X / np.where(weights_X > 0, weights_X, 1))[self.cells]
+        weights_Z = _sums(self.weights, self.cells)
+        sums_Z = _sums(x * self.weights, self.cells)
+        return (sums_Z / np.where(weights_Z > 0, weights_Z, 1))[self.cells]
 
     def rms(self, x: np.ndarray) -> np.ndarray:
         """For each entry, the weighted root mean square of its cell."""
@@ -108,16 +108,16 @@ def centred(x: np.ndarray, over: Cells, sizes: np.ndarray) -> np.ndarray:
     Args:
         sizes: how large the numbers are that x was computed from.
     """
-    top_X = np.full(np.max(over.cells) + 1, -np.inf)
-    np.maximum.at(top_X, np.ravel(over.cells), np.ravel(np.where(over.weights > 0, x, -np.inf)))
-    top = np.where(np.isfinite(top_X), top_X, 0)[over.cells]
-    return but_rounding(x - (top + over.mean(x - top)), over, sizes)
+    top_Z = np.full(np.max(over.cells) + 1, -np.inf)
+    np.maximum.at(top_Z, np.ravel(over.cells), np.ravel(np.where(over.weights > 0, x, -np.inf)))
+    top = np.where(np.isfinite(top_Z), top_Z, 0)[over.cells]
+    return zero_rounding(x - (top + over.mean(x - top)), over, sizes)
 
 
 _ROUNDING = 1e-5  # of the numbers they come from: differences up to this are none
 
 
-def but_rounding(change: np.ndarray, over: Cells, sizes: np.ndarray) -> np.ndarray:
+def zero_rounding(change: np.ndarray, over: Cells, sizes: np.ndarray) -> np.ndarray:
     """Differences; exactly 0 in cells where their rms is no more than 1e-5 of the sizes'.
 
     Otherwise a mean that misses by one rounding would be divided by a deviation of rounding, and
@@ -126,7 +126,7 @@ def but_rounding(change: np.ndarray, over: Cells, sizes: np.ndarray) -> np.ndarr
     return np.where(over.rms(change) <= _ROUNDING * over.rms(sizes), 0, change)
 
 
-def minus_like(returns_EJ: np.ndarray, sizes_EJ: np.ndarray, chain: Chain) -> np.ndarray:
+def minus_place_mean(returns_EJ: np.ndarray, sizes_EJ: np.ndarray, chain: Chain) -> np.ndarray:
     """Returns minus the mean of what they are compared with: turns of the same place.
 
     A place is (task, agent, n), the agent's n-th turn of its episode, so that turns which are paid
@@ -146,23 +146,23 @@ def groups_with_signal(episodes: Sequence[Episode], rewards: Sequence[np.ndarray
         rewards: of the turns of each episode.
     """
     chain = chain_of_turns(episodes, rewards)
-    differences_EJ = minus_like(returns_to_go(chain), sizes(chain, None), chain)
-    differ_E = differences_EJ.any(1).tolist()
+    differences_EJ = minus_place_mean(returns_to_go(chain), sizes(chain, None), chain)
+    differ_E = np.any(differences_EJ, axis=1)
     return {episode.group for episode, differs in zip(episodes, differ_E, strict=True) if differs}
 
 
-def minus_own(
-    returns_EJ: np.ndarray, sizes_EJ: np.ndarray, chain: Chain, mean_X: np.ndarray
+def minus_agent_mean(
+    returns_EJ: np.ndarray, sizes_EJ: np.ndarray, chain: Chain, mean_P: np.ndarray
 ) -> np.ndarray:
     """Returns minus a mean of each agent's; 0 where an agent's differ from it by rounding only."""
-    change_EJ = returns_EJ - mean_X[chain.agent_EJ]
-    return but_rounding(change_EJ, Cells(chain.weight_EJ, chain.agent_EJ), sizes_EJ)
+    change_EJ = returns_EJ - mean_P[chain.agent_EJ]
+    return zero_rounding(change_EJ, Cells(chain.weight_EJ, chain.agent_EJ), sizes_EJ)
 
 
 def agent_means(x_EJ: np.ndarray, chain: Chain, agents: int) -> tuple[np.ndarray, np.ndarray]:
     """(means, turns) of each agent; every turn weighs one."""
-    turns_X = _sums(chain.weight_EJ, chain.agent_EJ, agents)
-    return _sums(x_EJ * chain.weight_EJ, chain.agent_EJ, agents) / np.maximum(turns_X, 1), turns_X
+    turns_P = _sums(chain.weight_EJ, chain.agent_EJ, agents)
+    return _sums(x_EJ * chain.weight_EJ, chain.agent_EJ, agents) / np.maximum(turns_P, 1), turns_P
 
 
 def _groups(chain: Chain) -> Cells:
@@ -271,12 +271,14 @@ def find_normalizer(name: str) -> Normalizer:
         raise BadInput(f"--algo.normalize: {name!r} is no function; name one")
 
     def normalizer(advantages_EJ: np.ndarray, chain: Chain, *_: Any) -> np.ndarray:
-        return like(advantages_EJ, function(advantages_EJ, chain), f"--algo.normalize {name}")
+        return check_shape(
+            advantages_EJ, function(advantages_EJ, chain), f"--algo.normalize {name}"
+        )
 
     return normalizer
 
 
-def like(x: np.ndarray, value: Any, what: str) -> np.ndarray:
+def check_shape(x: np.ndarray, value: Any, what: str) -> np.ndarray:
     """Checks what a user's function returned: numbers of the shape of ``x``.
 
     Raises:

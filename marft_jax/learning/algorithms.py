@@ -47,7 +47,7 @@ def _minus_like(
     config: Algo, chain: Chain, values_EJ: np.ndarray, baseline_X: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
     returns_EJ = adv.returns_to_go(chain)
-    return adv.minus_like(returns_EJ, adv.sizes(chain, values_EJ), chain), returns_EJ
+    return adv.minus_place_mean(returns_EJ, adv.sizes(chain, values_EJ), chain), returns_EJ
 
 
 def _minus_baseline(
@@ -55,8 +55,8 @@ def _minus_baseline(
 ) -> tuple[np.ndarray, np.ndarray]:
     if config.baseline == "group":
         return _minus_like(config, chain, values_EJ, baseline_X)
-    returns_EJ = adv.returns_to_go(chain)
-    return adv.minus_own(returns_EJ, adv.sizes(chain, values_EJ), chain, baseline_X), returns_EJ
+    returns_EJ, sizes_EJ = adv.returns_to_go(chain), adv.sizes(chain, values_EJ)
+    return adv.minus_agent_mean(returns_EJ, sizes_EJ, chain, baseline_X), returns_EJ
 
 
 def _clipped(
@@ -129,7 +129,7 @@ def _outside(name: str) -> Algorithm:
         both = found.advantages(config, chain, values_EJ, baseline_X)
         if not isinstance(both, tuple) or len(both) != 2:
             raise BadInput(f"{what}: expected (advantages_EJ, returns_EJ), got {shown(both)}")
-        first, second = (adv.like(chain.rewards_EJ, x, what) for x in both)
+        first, second = (adv.check_shape(chain.rewards_EJ, x, what) for x in both)
         return first, second
 
     return found._replace(advantages=advantages)

@@ -12,7 +12,7 @@ from __future__ import annotations
 import functools
 import itertools
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -24,28 +24,30 @@ from marft_jax.random_keys import Stream
 from marft_jax.types import Episode, Turn
 
 Level = Literal["action", "token"]
+Array: TypeAlias = Any
+"""``np.ndarray`` on the host, ``jax.Array`` on the device, a shape where nothing is computed."""
 
 
 class Rows(NamedTuple):
     """Packed sequences, in B rows of a microbatch; a batch's arrays have an axis U before B."""
 
-    tokens_BT: Any  # token ids
-    positions_BT: Any  # their positions within their sequence
-    until_BT: Any  # where the last token stands that may read this one; those before never do
-    owners_BT: Any  # the adapter of each token, -1 for padding
-    agents_BT: Any  # whose turn the token leads to or belongs to, -1 for padding
-    index_BA: Any  # where in the row the token stands that predicts action token a
-    targets_BA: Any  # the action tokens
-    mask_BA: Any  # 1 for action tokens, 0 for padding
-    behaviour_BA: Any  # behaviour log-probs
-    temperature_BA: Any  # the temperature they were sampled at
-    turn_BA: Any  # which turn of the row the action token belongs to
-    first_BK: Any  # where in the row the last prompt token of turn k stands
-    turn_mask_BK: Any  # 1 for turns, 0 for padding
-    agent_BK: Any  # who acted
-    owner_BK: Any  # through which adapter
-    divisor_BK: Any  # what an action's log-prob is divided by (1, its tokens or its words)
-    tokens_BK: Any  # action tokens of the turn (1 for padding)
+    tokens_BT: Array  # token ids
+    positions_BT: Array  # their positions within their sequence
+    until_BT: Array  # where the last token stands that may read this one; those before never do
+    owners_BT: Array  # the adapter of each token, -1 for padding
+    agents_BT: Array  # whose turn the token leads to or belongs to, -1 for padding
+    index_BA: Array  # where in the row the token stands that predicts action token a
+    targets_BA: Array  # the action tokens
+    mask_BA: Array  # 1 for action tokens, 0 for padding
+    behaviour_BA: Array  # behaviour log-probs
+    temperature_BA: Array  # the temperature they were sampled at
+    turn_BA: Array  # which turn of the row the action token belongs to
+    first_BK: Array  # where in the row the last prompt token of turn k stands
+    turn_mask_BK: Array  # 1 for turns, 0 for padding
+    agent_BK: Array  # who acted
+    owner_BK: Array  # through which adapter
+    divisor_BK: Array  # what an action's log-prob is divided by (1, its tokens or its words)
+    tokens_BK: Array  # action tokens of the turn (1 for padding)
 
 
 class Chain(NamedTuple):

@@ -78,7 +78,7 @@ def values(head: list[jax.Array], features: jax.Array, agents: jax.Array) -> jax
     return jnp.take_along_axis(by_head, agents[None], axis=0)[0]
 
 
-def decisions(critic: Critic, decisions_X: jax.Array) -> Critic:
+def decisions(critic: Critic, decisions_P: jax.Array) -> Critic:
     """Decisions that each head and each adapter answers for, given those of each agent."""
     shared = bool(critic.head) and critic.head[0].shape[0] == 1
-    return Critic(decisions_X.sum(keepdims=True) if shared else decisions_X, decisions_X)
+    return Critic(decisions_P.sum(keepdims=True) if shared else decisions_P, decisions_P)

@@ -62,18 +62,18 @@ def estimate(
     if values_UBX is not None:
         largest = np.abs(adv.returns_to_go(chain)).max()
         values_scale = values_scale.moved(largest, largest, _SCALE_DECAY)
-        values_EJ = to_chain(values_UBX, chain) * values_scale.mean_X
+        values_EJ = to_chain(values_UBX, chain) * values_scale.mean
     known_EJ = np.zeros_like(chain.rewards_EJ) if values_EJ is None else values_EJ
     with np.errstate(invalid="ignore", over="ignore"):  # what is not finite, the guard looks for
         advantages_EJ, returns_EJ = normalized_advantages(
-            algo, algorithm, chain, known_EJ, baseline.mean_X
+            algo, algorithm, chain, known_EJ, baseline.mean
         )
     if algo.baseline == "moving":
         means = adv.agent_means(returns_EJ, chain, agents)
         baseline = baseline.moved(*means, algo.baseline_decay)
     if values_EJ is not None:
         report["critic/explained_variance"] = _explained(values_EJ, returns_EJ, chain.mask_EJ)
-    targets_EJ = returns_EJ / (values_scale.mean_X or 1)
+    targets_EJ = returns_EJ / (values_scale.mean or 1)
     return Estimates(advantages_EJ, targets_EJ, values_EJ, baseline, values_scale, report)
 
 
@@ -101,8 +101,8 @@ def _per_turn(x_UBA: np.ndarray, rows: Rows) -> np.ndarray:
 def by_agent(x_UBA: np.ndarray, rows: Rows, agents: int) -> np.ndarray:
     """The mean over each agent's action tokens."""
     agent_UBA = np.take_along_axis(rows.agent_BK, rows.turn_BA, axis=-1).ravel()
-    total_X = np.bincount(agent_UBA, (x_UBA * rows.mask_BA).ravel(), agents)
-    return total_X / np.maximum(np.bincount(agent_UBA, rows.mask_BA.ravel(), agents), 1)
+    total_P = np.bincount(agent_UBA, (x_UBA * rows.mask_BA).ravel(), agents)
+    return total_P / np.maximum(np.bincount(agent_UBA, rows.mask_BA.ravel(), agents), 1)
 
 
 def _explained(values: np.ndarray, returns: np.ndarray, mask: np.ndarray) -> float:

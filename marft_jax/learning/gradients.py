@@ -10,22 +10,21 @@ import jax.numpy as jnp
 
 from marft_jax.learning import critic as critic_lib
 from marft_jax.learning import logprobs, losses
-from marft_jax.learning.batch import Rows
+from marft_jax.learning.batch import Array, Rows
 from marft_jax.learning.settings import LearnerSettings
 from marft_jax.learning.values import Static, values
 from marft_jax.models import lora
 
 
 class Targets(NamedTuple):
-    """Numbers that losses read besides the rows, None where the settings do not ask for them; X is
-    K at the action level, A at the token level."""
+    """Numbers that losses read besides the rows, None where the settings do not ask for them."""
 
-    advantages_BX: Any  # of each decision
-    returns_BX: Any
-    values_BX: Any = None  # the critic's, before the update
-    features_BXD: Any = None  # what a critic without adapters reads
-    reference_BA: Any = None  # log-probs of the base without adapters, for a KL in the loss
-    proximal_BA: Any = None  # log-probs of the policy at the start of the update
+    advantages_BX: Array  # of each decision
+    returns_BX: Array  # in the values' scale
+    values_BX: Array = None  # the critic's, before the update
+    features_BXD: Array = None  # what a critic without adapters reads
+    reference_BA: Array = None  # log-probs of the base without adapters, for a KL in the loss
+    proximal_BA: Array = None  # log-probs of the policy at the start of the update
 
 
 class Sums(NamedTuple):
@@ -37,18 +36,18 @@ class Sums(NamedTuple):
     finite.
     """
 
-    decisions_X: Any
-    entropy_X: Any
-    approx_kl_X: Any
-    clip_fraction_X: Any
-    correction_X: Any
-    tokens_X: Any
-    logprob_gap_X: Any
-    owned_N: Any
-    kl_N: Any
-    taught_N: Any
-    critic_loss: Any
-    nonfinite: dict[str, Any]
+    decisions_P: Array
+    entropy_P: Array
+    approx_kl_P: Array
+    clip_fraction_P: Array
+    correction_P: Array
+    tokens_P: Array
+    logprob_gap_P: Array
+    owned_N: Array
+    kl_N: Array
+    taught_N: Array
+    critic_loss: Array
+    nonfinite: dict[str, Array]
 
 
 _WATCHED = ("logprobs", "behaviour logprobs", "advantages")
@@ -87,11 +86,11 @@ def gradients(
 class _Seen(NamedTuple):
     """Numbers of a policy loss that the metrics read."""
 
-    logprobs_BA: Any
-    new_BX: Any
-    old_BX: Any
-    entropy_BX: Any
-    correction_BX: Any
+    logprobs_BA: jax.Array
+    new_BX: jax.Array
+    old_BX: jax.Array
+    entropy_BX: jax.Array
+    correction_BX: jax.Array
 
 
 def _policy_loss(
@@ -160,13 +159,13 @@ def _sums(
         return by(logprobs.token_agents(r), x_BA, r.mask_BA, agents)
 
     return Sums(
-        decisions_X=by_agent(jnp.ones_like(mask_BX)),
-        entropy_X=by_agent(seen.entropy_BX),
-        approx_kl_X=by_agent(kl_BX),
-        clip_fraction_X=by_agent(clipped_BX),
-        correction_X=by_agent(seen.correction_BX),
-        tokens_X=by_token(jnp.ones_like(r.mask_BA)),
-        logprob_gap_X=by_token(jnp.abs(seen.logprobs_BA - r.behaviour_BA)),
+        decisions_P=by_agent(jnp.ones_like(mask_BX)),
+        entropy_P=by_agent(seen.entropy_BX),
+        approx_kl_P=by_agent(kl_BX),
+        clip_fraction_P=by_agent(clipped_BX),
+        correction_P=by_agent(seen.correction_BX),
+        tokens_P=by_token(jnp.ones_like(r.mask_BA)),
+        logprob_gap_P=by_token(jnp.abs(seen.logprobs_BA - r.behaviour_BA)),
         owned_N=by_owner(jnp.ones_like(mask_BX)),
         kl_N=by_owner(kl_BX),
         taught_N=by_owner(t.advantages_BX * seen.correction_BX != 0),
@@ -183,17 +182,17 @@ def report(sums: Sums, settings: LearnerSettings) -> dict[str, jax.Array]:
     """Means over all minibatches, per agent; the gap is that of the first one. Decisions are those
     behind an optimiser step: their mean, and the fewest."""
     total = jax.tree.map(lambda x: x.sum(0), sums)
-    decisions_X = jnp.maximum(total.decisions_X, 1)
+    decisions_P = jnp.maximum(total.decisions_P, 1)
     numbers = {
-        "decisions": sums.decisions_X.mean(0),
-        "decisions_min": sums.decisions_X.min(0),
-        "entropy": total.entropy_X / decisions_X,
-        "approx_kl": total.approx_kl_X / decisions_X,
-        "clip_fraction": total.clip_fraction_X / decisions_X,
-        "logprob_gap": sums.logprob_gap_X[0] / jnp.maximum(sums.tokens_X[0], 1),
+        "decisions": sums.decisions_P.mean(0),
+        "decisions_min": sums.decisions_P.min(0),
+        "entropy": total.entropy_P / decisions_P,
+        "approx_kl": total.approx_kl_P / decisions_P,
+        "clip_fraction": total.clip_fraction_P / decisions_P,
+        "logprob_gap": sums.logprob_gap_P[0] / jnp.maximum(sums.tokens_P[0], 1),
     }
     if settings.correction != "none":
-        numbers["correction_weight"] = total.correction_X / decisions_X
+        numbers["correction_weight"] = total.correction_P / decisions_P
     if settings.critic is not None:
-        numbers["critic/loss"] = total.critic_loss / jnp.maximum(total.decisions_X.sum(), 1)
+        numbers["critic/loss"] = total.critic_loss / jnp.maximum(total.decisions_P.sum(), 1)
     return numbers

@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from marft_jax.learning.batch import Level, Rows
+from marft_jax.learning.batch import Array, Level, Rows
 from marft_jax.models import decoder, lora
 from marft_jax.models.ops.products import times
 from marft_jax.models.ops.reductions import log_softmax, total
@@ -78,12 +78,14 @@ def score_actions(
     return logprobs_BA, entropy_BA
 
 
-def _score(hidden: Any, vocabulary_VD: Any, targets: Any, temperature: Any) -> tuple[Any, Any]:
+def _score(
+    hidden: Array, vocabulary_VD: Array, targets: Array, temperature: Array
+) -> tuple[Array, Array]:
     """(log-prob, entropy) of each target."""
     return _read(_logprobs(hidden, vocabulary_VD, temperature), targets)
 
 
-def _logprobs(hidden: Any, vocabulary_VD: Any, temperature: Any) -> jax.Array:
+def _logprobs(hidden: Array, vocabulary_VD: Array, temperature: Array) -> jax.Array:
     return log_softmax(decoder.logits(hidden, vocabulary_VD) / temperature[..., None])
 
 
@@ -93,13 +95,15 @@ def _read(logprobs: jax.Array, targets: jax.Array) -> tuple[jax.Array, jax.Array
 
 
 @jax.custom_vjp
-def _score_once(hidden: Any, vocabulary_VD: Any, targets: Any, temperature: Any) -> tuple[Any, Any]:
+def _score_once(
+    hidden: Array, vocabulary_VD: Array, targets: Array, temperature: Array
+) -> tuple[Array, Array]:
     """``_score``, with no gradient but that of the log-prob: d log p / dh = (onehot - p) W / T."""
     return _score(hidden, vocabulary_VD, targets, temperature)
 
 
 def _score_forward(
-    hidden: Any, vocabulary_VD: Any, targets: Any, temperature: Any
+    hidden: Array, vocabulary_VD: Array, targets: Array, temperature: Array
 ) -> tuple[tuple[Any, Any], jax.Array]:
     """The scores, and the gradient of each log-prob."""
     logprobs = _logprobs(hidden, vocabulary_VD, temperature)

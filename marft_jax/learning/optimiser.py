@@ -63,7 +63,7 @@ def apply(
     )
     parts = zip(
         *(state.critic, state.critic_opt, grad_critic),
-        critic_lib.decisions(state.critic, sums.decisions_X),
+        critic_lib.decisions(state.critic, sums.decisions_P),
         strict=True,
     )
     stepped = [_step(optimizer, critic_lr, (x, o, g), n, n > 0) for x, o, g, n in parts]

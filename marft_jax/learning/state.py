@@ -15,20 +15,20 @@ from marft_jax.models import lora
 class Moving(NamedTuple):
     """A moving average, or one per agent: ``total / weight``; 0 before the first number."""
 
-    total_X: Any
+    total_X: Any  # ``[]`` or ``[P]``; both names stand in the checkpoints of every release
     weight_X: Any
 
     @property
-    def mean_X(self) -> np.ndarray:
+    def mean(self) -> np.ndarray:
         return self.total_X / np.where(self.weight_X > 0, self.weight_X, 1)
 
-    def moved(self, mean_X: np.ndarray, count_X: np.ndarray, decay: float) -> Moving:
+    def moved(self, mean_P: np.ndarray, count_P: np.ndarray, decay: float) -> Moving:
         """After one more number for each agent with a count; one that is not finite has none."""
-        counts_X = (count_X > 0) & np.isfinite(mean_X)
-        keep_X, mean_X = np.where(counts_X, decay, 1.0), np.where(counts_X, mean_X, 0.0)
+        counts_P = (count_P > 0) & np.isfinite(mean_P)
+        keep_P, mean_P = np.where(counts_P, decay, 1.0), np.where(counts_P, mean_P, 0.0)
         return Moving(
-            np.float32(keep_X * self.total_X + (1 - keep_X) * mean_X),
-            np.float32(keep_X * self.weight_X + (1 - keep_X)),
+            np.float32(keep_P * self.total_X + (1 - keep_P) * mean_P),
+            np.float32(keep_P * self.weight_X + (1 - keep_P)),
         )
 
 

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from marft_jax.learning import critic as critic_lib
 from marft_jax.learning import logprobs
 from marft_jax.learning.algorithms import Algorithm
-from marft_jax.learning.batch import Level, Rows
+from marft_jax.learning.batch import Array, Level, Rows
 from marft_jax.learning.settings import LearnerSettings
 
 
@@ -26,9 +26,9 @@ class Static(NamedTuple):
 class Scored(NamedTuple):
     """Of one microbatch; what the settings do not ask for is None."""
 
-    values_BX: Any = None  # the critic's, of each decision
-    features_BXD: Any = None  # what a critic without adapters reads; it serves every epoch
-    reference_BA: Any = None  # log-probs of the base without adapters
+    values_BX: Array | None = None  # the critic's, of each decision
+    features_BXD: Array | None = None  # what a critic without adapters reads, in every epoch
+    reference_BA: Array | None = None  # log-probs of the base without adapters
 
 
 def reads_prompts(settings: LearnerSettings, level: Level) -> bool:

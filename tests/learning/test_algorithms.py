@@ -388,17 +388,17 @@ def test_the_moving_baseline_is_a_debiased_average_per_agent(grouped):
     for scale in (1.0, 2.0, 4.0):
         chain = grouped._replace(rewards_EJ=scale * grouped.rewards_EJ)
         advantages, returns = find_algorithm("reinforce").advantages(
-            algo, chain, None, baseline.mean_X
+            algo, chain, None, baseline.mean
         )
-        expected = scale * RETURNS - np.asarray(baseline.mean_X)[:2]
+        expected = scale * RETURNS - np.asarray(baseline.mean)[:2]
         np.testing.assert_allclose(by_turn(np.asarray(advantages), grouped), expected, rtol=1e-5)
         baseline = baseline.moved(*agent_means(returns, chain, 3), 0.5)
         seen.append(scale)
         weights = 0.5 ** np.arange(len(seen))[::-1]
         mean = (weights * seen).sum() / weights.sum() * RETURNS.mean(0)
-        np.testing.assert_allclose(baseline.mean_X, [*mean, 0], rtol=1e-5)
+        np.testing.assert_allclose(baseline.mean, [*mean, 0], rtol=1e-5)
     still = baseline.moved(np.ones(3), np.array([1.0, 0, 0]), 0.5)
-    assert still.mean_X[1] == baseline.mean_X[1] and still.mean_X[0] != baseline.mean_X[0]
+    assert still.mean[1] == baseline.mean[1] and still.mean[0] != baseline.mean[0]
 
 
 # What a name brings with it.

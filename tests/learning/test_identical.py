@@ -211,7 +211,7 @@ def test_returns_equal_to_their_moving_average_have_no_advantage():
     chain = batch_lib.build(episodes, small.paid(episodes), (0, 1), algo, "action").chain
     moving = Moving(np.zeros(2), np.zeros(2))
     for step in range(6):
-        got, returns = normalized_advantages(algo, algorithm, chain, None, moving.mean_X)
+        got, returns = normalized_advantages(algo, algorithm, chain, None, moving.mean)
         assert np.any(got) == (step == 0)
         moving = moving.moved(*agent_means(returns, chain, 2), 0.9)
 

@@ -95,7 +95,7 @@ def test_a_checkpoint_of_before_values_had_a_scale_is_restored_with_a_scale_of_o
     assert "values_scale" not in (tmp_path / "checkpoints" / "7" / "meta.json").read_text()
     with opened(tmp_path) as checkpoints:
         restored = checkpoints.restore(fresh()).state
-    assert restored.values_scale.mean_X == 1
+    assert restored.values_scale.mean == 1
     chex.assert_trees_all_equal(restored._replace(values_scale=state.values_scale), state)
 
 
