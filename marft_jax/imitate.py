@@ -24,11 +24,12 @@ from typing import Any, NamedTuple, NoReturn
 import numpy as np
 
 from marft_jax import cli, random_keys
-from marft_jax.config import Algo, Config
+from marft_jax.config import Config
 from marft_jax.envs.threads import DaemonThreads
 from marft_jax.errors import BadInput, one_line
 from marft_jax.formats import jsonlines
 from marft_jax.learning.credit import make_credit
+from marft_jax.learning.settings import SETTINGS, Imitation
 from marft_jax.parallel import processes
 from marft_jax.random_keys import Stream
 from marft_jax.rollout.collect import Collected
@@ -37,8 +38,8 @@ from marft_jax.run.training import Training, open_training
 from marft_jax.team.workflows import find_workflow
 from marft_jax.types import Credit, Episode, OnStep
 
-_ALGO = ("episodes", "lr", "epochs", "minibatches", "microbatch_tokens", "reuse", "max_grad_norm",
-         "agent_interval")  # fmt: skip
+_ALGO = {field.name for field in dataclasses.fields(Imitation)} - {"name"}
+_SAMPLED = {f.name for kind in SETTINGS.values() for f in dataclasses.fields(kind)} - _ALGO
 _GUARD = {"max_kl": None, "min_entropy": None, "reward_drop": None}  # of what the team samples
 _OF_HELD_OUT = 10  # one of so many is held out
 _MOST = 20  # faults that are shown
@@ -67,32 +68,35 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
     )
     with cli.boundary():
         own, rest = parser.parse_known_args(argv)
+        refuse(rest)
         config = cli.parse_training([*rest, "--run.dir", own.out])
-        settings_of(config, rest)
         wanted = Wanted(own.data, own.demonstrations, own.min_reward)
         code = processes.end_together(lambda: imitate_team(config, wanted))
     sys.exit(code)
 
 
-def settings_of(config: Config, flags: Iterable[str] = ()) -> Config:
-    """Training's settings without those that are about the team's own samples.
-
-    Raises:
-        BadInput: one of ``flags`` is such a setting.
-    """
+def refuse(flags: Iterable[str]) -> None:
+    """Raises ``BadInput`` for a flag that is about the team's own samples."""
     named = (word[2:].partition("=")[0] for word in flags if word.startswith("--"))
     for flag in (name.replace("-", "_") for name in named):
         section, _, name = flag.partition(".")
-        if section == "critic" or section == "algo" and name not in _ALGO or (
-            section == "guard" and name in _GUARD or flag in ("rollout.lag", "mesh.rollout")
-        ):  # fmt: skip
+        if (
+            (section == "algo" and name in _SAMPLED)
+            or section == "critic"
+            or (section == "guard" and name in _GUARD)
+            or flag in ("rollout.lag", "mesh.rollout")
+        ):
             raise BadInput(f"--{flag}: imitation does not read it; leave it out")
-    algo = Algo("imitation", **{k: getattr(config.algo, k) for k in _ALGO})
+
+
+def settings_of(config: Config) -> Config:
+    """Training's settings without those that are about the team's own samples."""
+    algo = Imitation(**{k: getattr(config.algo, k) for k in _ALGO})
     best = config.run.best_metric
     return dataclasses.replace(
         config,
         algo=algo,
-        critic=dataclasses.replace(type(config.critic)(), mode="none"),
+        critic=type(config.critic)(),
         guard=dataclasses.replace(config.guard, **_GUARD),
         rollout=dataclasses.replace(config.rollout, lag=0),
         mesh=dataclasses.replace(config.mesh, rollout=()),

@@ -137,7 +137,7 @@ def test_a_flag_of_a_commands_own_is_checked_like_a_setting(capsys):
 
 
 def test_every_section_of_numbers_is_finite_and_no_text_is_empty():
-    for key, field in config.settings():
+    for key, field in config.settings(cli.configure()):
         kind = str(field.type)
         bad = ["nan", "inf"] if "float" in kind else [""] if "str" in kind else []
         for word in bad if field.default != "" else []:
@@ -149,7 +149,7 @@ def test_where_an_evaluation_cannot_write_is_known_before_it_plays(tmp_path, cap
     (tmp_path / "file").write_text("")
     code, line = left_with(capsys, evaluate.main, "--base", "tiny", "--out", tmp_path / "file")
     assert code == 2 and "responses cannot be written there" in line
-    training.write_settings(tmp_path / "run", config.Config(), Blueprint(BUILT_IN))
+    training.write_settings(tmp_path / "run", cli.configure(), Blueprint(BUILT_IN))
     (tmp_path / "run" / "evaluations").write_text("")  # as good as a run that is read-only
     code, line = left_with(capsys, evaluate.main, "--run", tmp_path / "run")
     assert code == 2 and "--out" in line
@@ -165,15 +165,15 @@ def test_evaluate_and_chat_take_the_settings_and_the_team_of_the_run(tmp_path):
 
 
 def test_training_refuses_samples_that_teach_nothing_and_step_rewards_that_are_none():
-    greedy = config.Config(team=config.Team(temperature=0.0))
+    greedy = cli.configure({"team.temperature": 0.0})
     with pytest.raises(BadInput, match="agent 'planner': expected a temperature above 0"):
         training.check_learns(greedy, Blueprint(BUILT_IN))
     [planner, solver] = BUILT_IN
     frozen = dataclasses.replace(planner, trainable=False, temperature=0.0)
-    training.check_learns(config.Config(), Blueprint((frozen, solver)))
+    training.check_learns(cli.configure(), Blueprint((frozen, solver)))
     misspelt = dataclasses.replace(planner, reward="planer")
     with pytest.raises(BadInput, match="got 'planer'"):
-        training.check_learns(config.Config(), Blueprint((misspelt, solver)))
+        training.check_learns(cli.configure(), Blueprint((misspelt, solver)))
 
 
 def test_questions_may_be_anything(monkeypatch):
@@ -222,7 +222,8 @@ def test_help_shows_sections_then_the_settings_of_one_or_of_all(capsys, monkeypa
         assert [line.split()[0] for line in shown.splitlines()[-len(sections) :]] == sections
         assert max(map(len, shown.splitlines())) <= 80
     one, every = helped(capsys, "--help", "lora"), helped(capsys, "--help=all")
-    assert "--lora.rank INT" in one and "--algo" not in one
-    assert all(f"--{key}" in every for key, _ in config.settings())
+    assert "--lora.rank  a whole number (8)" in one and "--algo" not in one
+    assert "The correction is scaled by alpha / rank." in one
+    assert all(f"--{key}" in every for key, _ in config.settings(cli.configure()))
     with pytest.raises(BadInput, match="--help: expected all or one of run, .* got 'lorra'"):
         cli.parse(["--help", "lorra"])

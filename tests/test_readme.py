@@ -21,9 +21,10 @@ import yaml
 from scripted import Scripted
 
 from marft_jax import cli, config
+from marft_jax.envs.base import BUILT_IN
 from marft_jax.envs.threads import DaemonThreads
 from marft_jax.learning.algorithms import Algorithm
-from marft_jax.learning.settings import Appo
+from marft_jax.learning.settings import SETTINGS, Appo
 from marft_jax.rollout.rollout import Rollout
 from marft_jax.team.team_files import load_team
 
@@ -226,7 +227,7 @@ def test_the_algorithm_is_ppo_near_the_old_policy_and_stays_in_the_clip(here):
 
     assert jax.value_and_grad(loss)(jnp.float32(0)) == (-2, -2)
     assert loss(jnp.float32(3)) == pytest.approx(-2.4)
-    assert isinstance(soft, Algorithm) and soft.level == "action" and soft.has_critic
+    assert isinstance(soft, Algorithm) and soft.level == "action" and soft.settings.has_critic
 
 
 def test_every_python_snippet_is_one_of_the_modules_that_run():
@@ -265,8 +266,10 @@ def test_every_yaml_snippet_is_a_team(tmp_path):
 
 
 def test_every_flag_that_is_named_exists():
-    sections = vars(config.Config())
-    known = {f"{name}.{key}" for name, section in sections.items() for key in vars(section)}
+    configs = [cli.parse(["--algo.name", name]) for name in SETTINGS]
+    configs += [cli.parse(["--env.name", name]) for name in BUILT_IN]
+    known = {key for one in configs for key, _ in config.settings(one)}
+    sections = vars(configs[0])
     flags = set(re.findall(rf"--((?:{'|'.join(sections)})\.[a-z_]+)", TEXT))
     assert len(flags) > 60
     assert flags <= known

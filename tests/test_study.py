@@ -12,7 +12,9 @@ import small
 import yaml
 
 from configs.studies import relay
+from marft_jax import cli
 from marft_jax.errors import BadInput
+from marft_jax.learning.settings import SETTINGS
 from marft_jax.plugins import load_plugin
 from marft_jax.types import StepResult
 
@@ -184,7 +186,8 @@ def test_a_study_with_a_fault_is_one_line(study, tmp_path, change, line):
 def test_the_shipped_studies_are_of_settings_that_exist(study, repository):
     from marft_jax import config
 
-    known = dict(config.settings())
+    kinds = [cli.parse(["--algo.name", name]) for name in SETTINGS]
+    known = {key: field for one in kinds for key, field in config.settings(one)}
     for file in (repository / "configs" / "studies").glob("*.yaml"):
         for row in study.read(file).rows.values():
             given = {**row.settings, **row.evaluate}

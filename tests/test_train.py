@@ -136,7 +136,7 @@ def test_a_run_is_not_continued_with_adapters_of_another_shape(finished, capsys)
 
 OTHERS = {
     "another environment": (["--env.name", "own_sum:Sum"], "--env.name was arithmetic"),
-    "another algorithm": (["--algo.name", "reinforce"], "--algo.name was appo, is reinforce"),
+    "another algorithm": (["--algo.name", "tppo"], "--algo.name was appo, is tppo"),
     "another workflow": (
         ["--team.workflow", "debate"],
         "--team.workflow was sequential, is debate",

@@ -31,9 +31,7 @@ def turn(text):
 @pytest.mark.parametrize("name", READY)
 def test_a_ready_config_asks_and_scores(repository, name):
     config = cli.parse(["--config", str(repository / f"configs/gym_{name}.yaml")])
-    made = make(
-        dataclasses.replace(config, env=dataclasses.replace(config.env, workers=1)), "train"
-    )
+    made = make(dataclasses.replace(config.env, workers=1), "train")
     try:
         env = made.create()
         assert env.reset(5) == made.create().reset(5) != made.create().reset(6)

@@ -1,6 +1,4 @@
-"""An algorithm: RLOO, the return minus the mean return of the other samples of the task.
-
-python -m marft_jax.train --algo.name rloo:RLOO
+"""RLOO, the return minus the mean of the task's other samples: --algo.name rloo:RLOO.
 
 Source: Ahmadian et al. 2024 (arXiv 2402.14740), equation 8, with turns of the same place compared.
 """

@@ -40,7 +40,9 @@ def run(session, tmp_path_factory):
     """A run directory with two checkpoints; the adapters tell the step they are of."""
     folder = tmp_path_factory.mktemp("run")
     config = cli.parse(["--run.dir", str(folder)])
-    learner = Learner(config, session.base, session.team, find_algorithm("appo"), session.mesh)
+    learner = Learner(
+        session.learning, session.base, session.team, find_algorithm("appo"), session.mesh
+    )
     state = learner.init()
     write_settings(folder, config, Blueprint(BUILT_IN))
     with Checkpoints(folder, identity_of(config, session.base, session.team), 2) as checkpoints:

@@ -24,6 +24,7 @@ from marft_jax.interop import first_release, huggingface, peft
 from marft_jax.interop.initial import initial_adapters, initial_state
 from marft_jax.learning.algorithms import find_algorithm
 from marft_jax.learning.learner import Learner
+from marft_jax.learning.settings import resolve
 from marft_jax.models import decoder, lora
 from marft_jax.models.decoder import DecoderConfig
 from marft_jax.models.families import FAMILIES, read_config
@@ -255,7 +256,13 @@ def initial(folder, hidden=(16, 4), **more):
         critic=config_lib.Critic(hidden=hidden),
     )
     team = small.team(2)
-    learner = Learner(settings, small.base(), team, find_algorithm("appo"), small.one_device())
+    learner = Learner(
+        resolve(settings, small.CONFIG),
+        small.base(),
+        team,
+        find_algorithm("appo"),
+        small.one_device(),
+    )
     fresh = learner.init()
     return initial_state(settings, team, fresh), fresh
 

@@ -234,7 +234,7 @@ def test_what_a_plan_counts_is_what_a_run_holds():
     planned, _ = report.memory_of(run_of(config, tiny_model.CONFIG, "cpu:8"), {})
     session = open_session(config, load_team(None))
     algorithm = find_algorithm(config.algo.name)
-    state = Learner(config, session.base, session.team, algorithm, session.mesh).init()
+    state = Learner(session.learning, session.base, session.team, algorithm, session.mesh).init()
     session.engine.load(state.adapters)
     held = {
         "weights": session.base.params,

@@ -22,6 +22,7 @@ from marft_jax.errors import BadInput, RunFailed
 from marft_jax.formats import jsonlines
 from marft_jax.learning.algorithms import find_algorithm
 from marft_jax.learning.learner import Learner
+from marft_jax.learning.settings import resolve
 from marft_jax.parallel import mesh
 from marft_jax.run.checkpoints import Checkpoints, Schedule
 from marft_jax.run.compatibility import described, identity_of, team_changes
@@ -34,7 +35,9 @@ CONFIG = small.config(lora=config_lib.Lora(rank=2), critic=config_lib.Critic(hid
 
 def fresh(config=CONFIG):
     algorithm = find_algorithm("appo")
-    return Learner(config, small.base(), small.team(), algorithm, small.one_device()).init()
+    return Learner(
+        resolve(config, small.CONFIG), small.base(), small.team(), algorithm, small.one_device()
+    ).init()
 
 
 def identity(config=CONFIG, **base):

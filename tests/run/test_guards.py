@@ -20,7 +20,7 @@ from marft_jax.errors import BadInput, RunFailed
 from marft_jax.learning import batch as batch_lib
 from marft_jax.learning.algorithms import find_algorithm
 from marft_jax.learning.learner import Learner
-from marft_jax.learning.settings import Appo
+from marft_jax.learning.settings import Appo, resolve
 from marft_jax.run import recovery
 from marft_jax.run.checkpoints import Checkpoints
 from marft_jax.run.compatibility import identity_of
@@ -183,7 +183,13 @@ CONFIG = small.config(
 
 @pytest.fixture(scope="module")
 def learner():
-    return Learner(CONFIG, small.base(), small.team(), find_algorithm("appo"), small.one_device())
+    return Learner(
+        resolve(CONFIG, small.CONFIG),
+        small.base(),
+        small.team(),
+        find_algorithm("appo"),
+        small.one_device(),
+    )
 
 
 def learn(learner, spoil=lambda batch: batch, **state):

@@ -330,7 +330,7 @@ def test_demonstrations_have_no_lag():
     assert imitate.settings_of(config).rollout.lag == 0
     for flags in ["--rollout.lag", "2"], ["--mesh.rollout", "1"]:
         with pytest.raises(BadInput, match=f"{flags[0]}: imitation does not read it"):
-            imitate.settings_of(config, flags)
+            imitate.refuse(flags)
 
 
 def test_correction_follows_the_lag_where_it_is_left_open():
