@@ -342,7 +342,7 @@ def update(
         "word": [max(1, len(t.text.split())) for t in turns],
     }[algo.ratio]
     has_critic = config.critic is not None
-    critic = Adam(head, config.critic.lr, algo.max_grad_norm)
+    critic = Adam(head, config.critic.lr if has_critic else 0.0, algo.max_grad_norm)
     features = model.features(level) if has_critic else None
     old_values, scale = None, 1.0
     if has_critic:  # it learns returns divided by the largest of the first step

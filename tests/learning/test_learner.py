@@ -32,6 +32,7 @@ from marft_jax.engine.engine import Request
 from marft_jax.learning import gradients, logprobs, packing
 from marft_jax.learning.algorithms import find_algorithm
 from marft_jax.learning.learner import Learner
+from marft_jax.learning.settings import SETTINGS
 from marft_jax.learning.values import Static
 from marft_jax.models import decoder, lora
 from marft_jax.types import Sampling
@@ -141,8 +142,10 @@ def _reference(name: str):
     [("appo", 256), ("appo", 2), ("tppo", 256), ("tppo", 2), ("gspo", 256), ("reinforce", 256)],
 )
 def test_gradients_are_those_of_the_action_tokens_alone(name, ids):
-    rng, config = np.random.default_rng(5), settings(dataclasses.replace(ONCE, entropy_coef=0.01))
-    episodes = small.random_episodes(8, seed=3)
+    rng, episodes = np.random.default_rng(5), small.random_episodes(8, seed=3)
+    once = dict(epochs=1, minibatches=1, lr=1e-3, microbatch_tokens=512, entropy_coef=0.01)
+    once |= {} if name == "reinforce" else {"clip": 0.2, "clip_high": None}
+    config = settings(SETTINGS[name](**once))
     alike = [
         e._replace(
             turns=tuple(
