@@ -158,6 +158,7 @@ def _without_effect(words: Words, evaluates: bool) -> dict[str, str]:
     if lost:
         return lost
     config = _typed(words)
+    config_lib.check_bounds(config)
     needs = config_lib.without_effect(config, evaluates=evaluates)
     needs |= team_files.without_effect(config.team, config.algo.step_reward)
     return {key: f"this run does not read it; it needs {needed}" for key, needed in needs.items()}

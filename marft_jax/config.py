@@ -334,15 +334,20 @@ def replaced(config: Config, key: str, value: Any) -> Config:
     return dataclasses.replace(config, **{section: changed})
 
 
+def check_bounds(config: Config) -> None:
+    """Raises ``BadInput`` for the first value that is out of its bounds."""
+    for key, field in settings(config):
+        if wrong := fault(field, get(config, key)):
+            raise BadInput(f"--{key}: {wrong}")
+
+
 def validate(config: Config) -> None:
     """Checks what needs no files: ranges, and settings that must fit together.
 
     Raises:
         BadInput: the first that is off: expected, got, how to fix it.
     """
-    for key, field in settings(config):
-        if wrong := fault(field, get(config, key)):
-            raise BadInput(f"--{key}: {wrong}")
+    check_bounds(config)
     targets = config.lora.targets
     if not targets or len(set(targets)) < len(targets) or not set(targets) <= set(TARGETS):
         known = ", ".join(TARGETS)

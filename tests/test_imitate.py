@@ -219,4 +219,4 @@ def test_files_for_training_fit(tmp_path):
     file.write_text("algo: {name: grpo, group_size: 4, clip: 0.1, normalize: group, lr: 0.01}\n")
     config = imitate.settings_of(cli.parse(["--config", str(file)]))
     assert (config.algo.name, config.algo.lr, config.algo.normalize) == ("imitation", 0.01, "none")
-    assert config.critic.mode == "none" and config.guard.max_kl is None
+    assert not config.algo.has_critic and config.guard.max_kl is None

@@ -16,6 +16,7 @@ from safetensors.numpy import load_file
 
 from marft_jax import cli, export
 from marft_jax.cli import configure
+from marft_jax.envs.maths import Settings
 from marft_jax.errors import BadInput
 from marft_jax.interop import card, peft
 from marft_jax.learning.algorithms import find_algorithm
@@ -145,9 +146,7 @@ def test_a_place_that_is_no_folder_is_one_clear_line(run, tmp_path, capsys):
 
 def test_a_card_names_files_without_their_places(session, run, tmp_path):
     data = ["/home/someone/secret/train.jsonl", "owner/name:train"]
-    config = dataclasses.replace(
-        session.config, env=dataclasses.replace(session.config.env, data=tuple(data))
-    )
+    config = dataclasses.replace(session.config, env=Settings(data=tuple(data)))
     facts = card.Facts(str(run), 3, config, Blueprint(BUILT_IN), export._portable(str(run)))
     for how in (("solver", "model.gguf"), ()):
         card.write(tmp_path, facts, ["solver"], *how)
