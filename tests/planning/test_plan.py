@@ -191,7 +191,9 @@ def run_of(config: config_lib.Config, model=small.CONFIG, topology: str = "cpu:2
 @functools.cache
 def tiny() -> report.Plan:
     """The quickstart on two hosts."""
-    config = settings(mesh=config_lib.Mesh(tensor=2), team=config_lib.Team(max_new_tokens=8))
+    algo = Appo(episodes=32, microbatch_tokens=2048)
+    team = config_lib.Team(max_new_tokens=8)
+    config = settings(mesh=config_lib.Mesh(tensor=2), team=team, algo=algo)
     return plan_lib.plan(config, find_topology("cpu:2x4"))
 
 
@@ -360,7 +362,8 @@ def test_a_plan_says_whether_it_fits_and_what_to_change():
     assert "fits: peak" in report.verdict(cramped(2 * plan.peak))
     playing = {name: plan.peaks[name] for name in ("prefill", "decode")}
     short = cramped(max(playing.values()) - 0.5 * plan.memory["cache"], peaks=playing)
-    assert not short.fits and "--rollout.slots 2 " in report.verdict(short)
+    half = plan.run.shape.slots // 2
+    assert not short.fits and f"--rollout.slots {half} " in report.verdict(short)
     shorter = cramped(plan.peak - 2 * plan.memory["cache"])
     assert "--algo.microbatch_tokens" in report.advice(shorter)
     heavy = cramped(1.5 * plan.memory["weights"])
