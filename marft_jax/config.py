@@ -132,6 +132,7 @@ class Algo:
     """Settings of an algorithm; each has more of its own, among them what is a constant here.
 
     Attributes:
+        recorded: it learns from demonstrations, not from samples of the team.
         has_critic: its advantages read values.
         compares: its advantages are differences to other samples of the same task.
         baseline: ``moving`` where returns are compared with a moving mean, which is state.
@@ -205,6 +206,7 @@ class Algo:
     agent_interval: int = 0
     """k > 0 trains one agent at a time, in turn, k steps each; 0 trains all together."""
 
+    recorded: ClassVar[bool] = False
     has_critic: ClassVar[bool] = False
     compares: ClassVar[bool] = False
     baseline: ClassVar[str | None] = None

@@ -123,12 +123,12 @@ def evaluate_team(
         stop = stack.enter_context(Stop("stopped before an answer was saved; start again"))
         games = [(plan, open_source(stack, plan.config, "eval")) for plan in wanted]
         at_once = max(plan.count(source.size) for plan, source in games)
-        session = open_session(config, load_team(config.team.file), at_once)._replace(stop=stop)
+        session = open_session(config, load_team(config.team.file), at_once, stop=stop)
         state = restore_state(session, run, step)
         at_step, adapters = int(state.step), state.adapters
         del state  # optimisers and critic make room
-        stop.plan = "stopping: saved answers stay, the same command goes on from there"
-        stop.save = lambda: None  # it is on the disk
+        stop.expect("stopping: saved answers stay, the same command goes on from there")
+        stop.protect(lambda: None)  # they are on the disk
         who = f"{run}, step {at_step}" if run else f"{config.model.base} without adapters"
         console.print(f"{' -> '.join(session.team.names)}: {who}")
         variants = variants if compare else variants[-1:]

@@ -30,12 +30,16 @@ from marft_jax.errors import BadInput, one_line
 from marft_jax.formats import jsonlines
 from marft_jax.learning.credit import make_credit
 from marft_jax.learning.settings import SETTINGS, Imitation
+from marft_jax.learning.state import TrainState
 from marft_jax.parallel import processes
 from marft_jax.random_keys import Stream
 from marft_jax.rollout.collect import Collected
 from marft_jax.rollout.recorded import Demonstration, demonstrated, read, replay
-from marft_jax.run.training import Training, open_training
+from marft_jax.run.opening import open_training
+from marft_jax.run.signals import EXIT_STOPPED
+from marft_jax.run.training import Training
 from marft_jax.team.workflows import find_workflow
+from marft_jax.train import learn_from
 from marft_jax.types import Credit, Episode, OnStep
 
 _ALGO = {field.name for field in dataclasses.fields(Imitation)} - {"name"}
@@ -119,25 +123,26 @@ def imitate_team(config: Config, wanted: Wanted, on_step: OnStep | None = None) 
         RunFailed: the run directory cannot be written.
     """
     config, found = settings_of(config), _read(Path(config.run.dir), wanted)
-    with open_training(config, on_step) as run:
+    with open_training(config) as run:
         episodes, held_out = prepared(run, config, wanted, found)
         credit, learner = make_credit(config.algo, run.session.team), run.learner
-        unseen = batch_of(held_out, credit, len(held_out), run.seed)
-        for step in run.steps():
+
+        def take(state: TrainState, step: int, rollbacks: int) -> tuple[Collected, tuple[()]]:
             run.session.engine.release()  # nothing but an evaluation needs it
-            seen = batch_of(episodes, credit, config.algo.episodes, run.seed)
-            with run.clock("update_s"):
-                batch = learner.pack(seen.episodes, seen.rewards, seed=run.seed)
-                run.state, estimates, learned = learner.learn(run.state, batch, step)
-                run.transcribe(seen, estimates)  # while the devices update
-                run.wait_for((run.state, learned))
-            learned = _renamed(learned)
-            if held_out:
-                batch_of_unseen = learner.pack(unseen.episodes, unseen.rewards, seed=run.seed)
-                learned["heldout_loss"] = learner.loss(run.state, batch_of_unseen)
-            verdict = run.report(seen, batch, learned)
-            run.save(verdict)
-    return run.exit_code
+            seed = run.seed(step)
+            return batch_of(episodes, credit, config.algo.episodes, seed), ()
+
+        def also(state: TrainState) -> dict[str, Any]:
+            if not held_out:
+                return {}
+            seed = run.seed(int(state.step) - 1)
+            unseen = batch_of(held_out, credit, len(held_out), (seed[0], 0))
+            batch = learner.pack(unseen.episodes, unseen.rewards, seed=seed)
+            return {"heldout_loss": learner.loss(state, batch)}
+
+        learn_from(take, run, on_step, also)
+        return 0
+    return EXIT_STOPPED
 
 
 def _read(folder: Path, wanted: Wanted) -> list[Demonstration | str]:
@@ -175,7 +180,8 @@ def prepared(
         find_workflow(session.workflow),
         run.source.create,
         DaemonThreads(),
-        config,
+        config.rollout,
+        config.team.max_tool_calls,
         session.stop,
     )
     _check([x for x in (*found, *tried) if isinstance(x, str)], len(found))
@@ -185,12 +191,12 @@ def prepared(
     if not good:
         raise BadInput(f"expected demonstrations to learn from, got 0 of {len(found)}; "
                        "see --min_reward")  # fmt: skip
-    _keep(Path(config.run.dir) / _KEPT, [d.line for d, _ in good], begins=run.step == 0)
+    _keep(Path(config.run.dir) / _KEPT, [d.line for d, _ in good], begins=int(run.state.step) == 0)
     mean = np.mean([episode.reward for _, episode in good])
     order = random_keys.generator(config.run.seed, Stream.HELD_OUT).permutation(len(good))
     held_out = set(order[: min(len(good) // _OF_HELD_OUT, config.algo.episodes)].tolist())
     algo = config.algo
-    run.note(
+    run.reporter.event(
         f"{len(good)} of {len(found)} demonstrations, mean reward {mean:.3f}, {len(held_out)} held "
         f"out; a step learns from {algo.episodes} in {algo.epochs} x {algo.minibatches} optimiser "
         "steps (--algo.epochs, --algo.minibatches)"
@@ -239,14 +245,6 @@ def batch_of(
 @functools.lru_cache(maxsize=2)
 def _order(seed: int, turn: int, count: int) -> np.ndarray:
     return random_keys.generator(seed, Stream.DEMONSTRATIONS, turn).permutation(count)
-
-
-def _renamed(learned: dict[str, Any]) -> dict[str, Any]:
-    """The metrics of an update on recorded actions, whose own log-prob is 0: so the distance to
-    the learner's is their cross-entropy per token."""
-    sampled = ("logprob_gap", "approx_kl", "clip_fraction")
-    kept = {key: value for key, value in learned.items() if key not in sampled}
-    return kept | {"loss": learned["logprob_gap"]}
 
 
 if __name__ == "__main__":

@@ -66,9 +66,9 @@ def plan(
     """
     blueprint, model = load_team(config.team.file), decoder_config(config.model.base)
     context = min(config.model.context, model.max_position)
-    team = make_team(config, blueprint, context, ByteTokenizer())
+    team = make_team(config.team, config.lora.mode, blueprint, context, ByteTokenizer())
     algorithm = find_algorithm(config.algo.name)
-    work = step_work(config, team, workflow_of(config, blueprint))
+    work = step_work(config, team, workflow_of(config.team, blueprint))
 
     def on(config: config_lib.Config) -> Run:
         return describe(config, team, algorithm, model, work, topology)

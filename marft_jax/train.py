@@ -9,19 +9,25 @@ from __future__ import annotations
 import dataclasses
 import sys
 import tempfile
-from collections.abc import Sequence
-from typing import NoReturn
+from collections.abc import Callable, Sequence
+from typing import Any, NoReturn
 
 from rich.console import Console
 
 from marft_jax import cli
 from marft_jax.config import Config
 from marft_jax.errors import BadInput
+from marft_jax.learning.state import TrainState
 from marft_jax.parallel import processes
+from marft_jax.rollout.collect import Collected
 from marft_jax.run import transcripts
 from marft_jax.run.loggers import find_loggers
-from marft_jax.run.training import open_training
-from marft_jax.types import OnStep
+from marft_jax.run.metrics import Clock
+from marft_jax.run.opening import open_training
+from marft_jax.run.setup import make_rollout
+from marft_jax.run.signals import EXIT_STOPPED
+from marft_jax.run.training import Training
+from marft_jax.types import OnStep, Sample, TrainedStep, Version
 
 
 def main(argv: Sequence[str] | None = None) -> NoReturn:
@@ -34,13 +40,15 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
     sys.exit(code)
 
 
-_DRY = "--dry_run"
+_DRY, _FIRST = "--dry_run", Sample(index=0, group=0)
+
+Take = Callable[[TrainState, int, int], tuple[Collected, tuple[Version, ...]]]
+"""A state, how many updates it has had, and how many rollbacks there were, to the episodes of the
+next step and what the state keeps as its ``past``."""
 
 
 def train_team(config: Config, on_step: OnStep | None = None) -> int:
     """Trains to the last step, from the newest checkpoint of the run directory if there is one.
-
-    Each step plays episodes, credits their turns, learns from them, reports and saves.
 
     Args:
         on_step: is shown every step when it is finished, and may end the run there; what it raises
@@ -55,18 +63,51 @@ def train_team(config: Config, on_step: OnStep | None = None) -> int:
             collapsed again and again. Whatever is raised, the last finished step is saved.
     """
     _check_samples(config)
-    with open_training(config, on_step) as run:
-        learner = run.learner
-        for step in run.steps():
-            played = run.play()
-            with run.clock("update_s"):
-                batch = learner.pack(played.episodes, played.rewards, seed=run.seed)
-                run.state, estimates, learned = learner.learn(run.state, batch, step, run.check)
-                run.transcribe(played, estimates)  # while the devices update
-                run.wait_for((run.state, learned))
-            verdict = run.report(played, batch, learned)
-            run.save(verdict)
-    return run.exit_code
+    with open_training(config) as run:
+        learn_from(run.sampled().take, run, on_step)
+        return 0
+    return EXIT_STOPPED
+
+
+def learn_from(
+    take: Take,
+    run: Training,
+    on_step: OnStep | None = None,
+    also: Callable[[TrainState], dict[str, Any]] = lambda state: {},
+) -> None:
+    """Learns from episodes, step by step, until the last step of the run.
+
+    Args:
+        take: the episodes of a step, with which of their turns earned what: sampled or recorded.
+        also: further numbers to report of a state.
+
+    Raises:
+        Stopped: a signal came, or ``on_step`` wants no more.
+    """
+    state, clock, steps = run.state, Clock(checkpoint_s=0.0), run.config.run.steps
+    while (step := int(state.step)) < steps:
+        run.announce(step, "playing")
+        collected, past = take(state, step, run.guard.rollbacks)
+        run.announce(step, "learning")
+        with clock("update_s"):
+            batch = run.learner.pack(collected.episodes, collected.rewards, seed=run.seed(step))
+            state, estimates, learned = run.learner.learn(
+                state._replace(past=past), batch, step, run.pipeline.check
+            )
+            run.transcribe(step + 1, collected, estimates)  # while the devices update
+            run.pipeline.wait_for((state, learned))
+        learned |= also(state)
+        state, metrics = run.measure(state, collected, batch, learned, clock)
+        metrics, verdict = run.report(state, collected, metrics, learned)
+        clock = Clock()
+        with clock("checkpoint_s"):  # how long this save keeps the next step waiting
+            state = run.save(state, metrics, verdict)
+        # shown only now, when it can spoil nothing any more
+        finished = TrainedStep(step + 1, metrics, collected.episodes)
+        enough = on_step is not None and bool(on_step(finished))
+        run.stop_if(enough and int(state.step) < steps)
+    done = f"{steps} steps in {run.config.run.dir}"
+    run.reporter.event(f"done: {done}; to go on: --run.steps {2 * steps}")
 
 
 def rehearse(config: Config) -> int:
@@ -82,15 +123,17 @@ def rehearse(config: Config) -> int:
         find_loggers(config.run.loggers)
         own = dataclasses.replace(config.run, dir=folder, loggers=())
         with open_training(dataclasses.replace(config, run=own)) as run:
-            shown = [transcripts.render(episode, run.decode) for episode in run.preview()]
+            run.session.engine.load(run.state.adapters)
+            source = run.curriculum.source(run.curriculum.level(run.state.progress))
+            [episode] = make_rollout(run.session, source, run.threads).play([_FIRST], 0).episodes
             if processes.is_lead():
-                Console().print(*shown)
+                Console().print(transcripts.render(episode, run.session.team.tokenizer.decode))
                 print(f"nothing is learned or kept; without {_DRY} this goes to {config.run.dir}")
     return 0
 
 
 def _check_samples(config: Config) -> None:
-    if config.algo.name == "imitation":
+    if config.algo.recorded:
         raise BadInput(
             "--algo.name imitation: it learns from demonstrations, see marft_jax.imitate; to go on "
             "from what it learned, choose another --run.dir and --lora.init"

@@ -18,9 +18,12 @@ factor per adapter and layer. Pytrees carry no suffix.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
+
+if TYPE_CHECKING:
+    import jax
 
 
 class Sampling(NamedTuple):
@@ -141,6 +144,13 @@ class Played(NamedTuple):
     episodes: list[Episode]
     failed: list[FailedEpisode]
     waited_s: float = 0.0
+
+
+class Version(NamedTuple):
+    """All that a step is sampled with and that training changes; the fields of a training state."""
+
+    adapters: dict[str, dict[str, jax.Array]]  # ``models.lora.Adapters``
+    progress: jax.Array  # of the curriculum
 
 
 class TrainedStep(NamedTuple):

@@ -81,7 +81,8 @@ class Bench:
         given = {"epochs": 1, "minibatches": 1, "microbatch_tokens": self.microbatch_tokens}
         adapters = {"rank": self.rank, "alpha": 2.0 * self.rank, "targets": ("q", "v")}
         config = configure(lora=adapters, algo=given | algo)
-        return config, make_team(config, Blueprint(profiles), PROMPT + 2 * NEW, ByteTokenizer())
+        team, mode = Blueprint(profiles), config.lora.mode
+        return config, make_team(config.team, mode, team, PROMPT + 2 * NEW, ByteTokenizer())
 
     def engine(self, rows: int, agents: int, context: int, longest: int, chunk: int = 32) -> Engine:
         config, team = self.team(agents)

@@ -19,7 +19,7 @@ from marft_jax import __main__ as marft
 from marft_jax import chat, cli, config, evaluate, export, plan, train
 from marft_jax.errors import BadInput, RunFailed, printable
 from marft_jax.plugins import load_plugin
-from marft_jax.run import training, transcripts
+from marft_jax.run import directory, opening, transcripts
 from marft_jax.team.profiles import BUILT_IN
 from marft_jax.team.team_files import Blueprint
 
@@ -149,7 +149,7 @@ def test_where_an_evaluation_cannot_write_is_known_before_it_plays(tmp_path, cap
     (tmp_path / "file").write_text("")
     code, line = left_with(capsys, evaluate.main, "--base", "tiny", "--out", tmp_path / "file")
     assert code == 2 and "responses cannot be written there" in line
-    training.write_settings(tmp_path / "run", cli.configure(), Blueprint(BUILT_IN))
+    directory.write_settings(tmp_path / "run", cli.configure(), Blueprint(BUILT_IN))
     (tmp_path / "run" / "evaluations").write_text("")  # as good as a run that is read-only
     code, line = left_with(capsys, evaluate.main, "--run", tmp_path / "run")
     assert code == 2 and "--out" in line
@@ -158,7 +158,7 @@ def test_where_an_evaluation_cannot_write_is_known_before_it_plays(tmp_path, cap
 def test_evaluate_and_chat_take_the_settings_and_the_team_of_the_run(tmp_path):
     run = tmp_path / "run"
     settings = cli.parse(["--team.max_new_tokens", "9", "--eval.every", "3"])
-    training.write_settings(run, settings, Blueprint(BUILT_IN, workflow="solo"))
+    directory.write_settings(run, settings, Blueprint(BUILT_IN, workflow="solo"))
     found = cli.parse_run(str(run), None, ["--eval.temperature", "0.5"])
     assert (found.team.max_new_tokens, found.eval.temperature) == (9, 0.5)
     assert found.team.file == str(run / "team.yaml") and found.run.dir == str(run)
@@ -167,13 +167,13 @@ def test_evaluate_and_chat_take_the_settings_and_the_team_of_the_run(tmp_path):
 def test_training_refuses_samples_that_teach_nothing_and_step_rewards_that_are_none():
     greedy = cli.configure({"team.temperature": 0.0})
     with pytest.raises(BadInput, match="agent 'planner': expected a temperature above 0"):
-        training.check_learns(greedy, Blueprint(BUILT_IN))
+        opening.check_learns(greedy, Blueprint(BUILT_IN))
     [planner, solver] = BUILT_IN
     frozen = dataclasses.replace(planner, trainable=False, temperature=0.0)
-    training.check_learns(cli.configure(), Blueprint((frozen, solver)))
+    opening.check_learns(cli.configure(), Blueprint((frozen, solver)))
     misspelt = dataclasses.replace(planner, reward="planer")
     with pytest.raises(BadInput, match="got 'planer'"):
-        training.check_learns(cli.configure(), Blueprint((misspelt, solver)))
+        opening.check_learns(cli.configure(), Blueprint((misspelt, solver)))
 
 
 def test_questions_may_be_anything(monkeypatch):

@@ -29,7 +29,8 @@ def test_each_task_composes_with_each_team(task, members, anonymous):
     team_file = str(CONFIGS / "teams" / f"{TEAMS[members]}.yaml")
     words = ["--config", str(CONFIGS / f"{task}.yaml"), "--team.file", team_file]
     config = cli.parse([*words, "--team.anonymous", anonymous])
-    team = make_team(config, load_team(team_file), config.model.context, ByteTokenizer())
+    context, mode = config.model.context, config.lora.mode
+    team = make_team(config.team, mode, load_team(team_file), context, ByteTokenizer())
     assert len(team.profiles) == team.adapters == members and team.shared
     prompt = bytes(i for i in team.act(0, State("TASK")).prompt.tolist() if i < 256).decode()
     assert (prompt == "TASK") == (anonymous == "true")

@@ -463,7 +463,7 @@ def test_sigterm_saves_the_last_finished_step_and_exits_with_75(tmp_path, lag):
     assert len(steps_of(run)) == 2
     assert [p.name for p in (run / "checkpoints").iterdir()] == ["2"]
     assert (
-        "stopping: saving step 2, what is begun of step 3 is thrown away; again to leave now"
+        "stopping: saving step 2; the unfinished step 3 is dropped; again to leave now"
         in (run / "log.txt").read_text()
     )
 

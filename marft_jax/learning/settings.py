@@ -112,6 +112,7 @@ class Reinforce(Algo):
 class Imitation(Algo):
     """The cross-entropy of recorded tokens: what is about the team's own samples is no setting."""
 
+    recorded: ClassVar[bool] = True
     name: str = "imitation"
     group_size: ClassVar[int] = 1
     credit: ClassVar[str] = "last"

@@ -10,6 +10,7 @@ import numpy as np
 
 from marft_jax.learning.critic import Critic
 from marft_jax.models import lora
+from marft_jax.types import Version
 
 
 class Moving(NamedTuple):
@@ -30,13 +31,6 @@ class Moving(NamedTuple):
             np.float32(keep_P * self.total_X + (1 - keep_P) * mean_P),
             np.float32(keep_P * self.weight_X + (1 - keep_P)),
         )
-
-
-class Version(NamedTuple):
-    """All that a step is sampled with and that training changes; the fields of a state."""
-
-    adapters: lora.Adapters
-    progress: jax.Array
 
 
 class TrainState(NamedTuple):

@@ -4,7 +4,7 @@ With a lag η step s is sampled with the adapters after max(0, s - η) updates, 
 takes. What a step depends on is in its ``Job``; the clock decides only who waits for whom.
 
 Several processes must do what they do together in one order. So the thread that plays does none of
-it: it hands that over (``meet``), and the thread that learns does it when it next waits for the
+it: it hands that over (``on_all``), and the thread that learns does it when it next waits for the
 player, at the same place of the run in all of them and never beside an update.
 """
 
@@ -17,15 +17,26 @@ import time
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
-from typing import Any, NamedTuple, Self, TypeVar
+from typing import Any, NamedTuple, Protocol, Self, TypeVar
 
+import jax
+import jax.numpy as jnp
+
+from marft_jax.engine.engine import Engine
 from marft_jax.errors import Stopped
 from marft_jax.models.lora import Adapters
+from marft_jax.random_keys import attempt
 from marft_jax.rollout.collect import Collected
+from marft_jax.rollout.curriculum import Curriculum
+from marft_jax.types import Version
 
 _T = TypeVar("_T")
 
 _CLOSE_SECONDS = 60.0  # for a compiler, which cannot be interrupted
+_POLL_SECONDS = 0.005
+
+Unwanted = Callable[[], bool]
+"""True as soon as nobody wants what is being played."""
 
 
 class Job(NamedTuple):
@@ -44,22 +55,95 @@ class Job(NamedTuple):
     level: int
 
 
-Play = Callable[[Job, Callable[[], bool]], Collected]
-"""Plays a job; raises ``Stopped`` soon after the function says that nobody wants it any more."""
+class Learned(Protocol):
+    """What a training state has that steps are sampled with; ``past``: the versions of the last
+    states, the oldest first, as many as the lag."""
+
+    @property
+    def adapters(self) -> Adapters: ...
+
+    @property
+    def progress(self) -> jax.Array: ...
+
+    @property
+    def past(self) -> tuple[Version, ...]: ...
+
+    def version(self) -> Version: ...
+
+
+class Sampled(NamedTuple):
+    """The steps of a run, sampled by the team that it trains.
+
+    Attributes:
+        play: plays the tasks of a job's level for its attempt, with the adapters in the engine;
+            raises ``Stopped`` soon after nobody wants it any more.
+        steps: of the whole run; none after them is played ahead.
+        apart: the engine has devices of its own.
+    """
+
+    pipeline: Pipeline
+    engine: Engine
+    curriculum: Curriculum
+    play: Callable[[Job, Unwanted], Collected]
+    steps: int
+    apart: bool
+
+    def take(
+        self, state: Learned, step: int, rollbacks: int
+    ) -> tuple[Collected, tuple[Version, ...]]:
+        """Returns a step's episodes, and the versions that the next state has as its ``past``.
+
+        Has every step played whose adapters are known: that of the present ones, and at the start
+        and after a rollback also those of the versions before.
+
+        Args:
+            state: after ``step`` updates.
+        """
+        started = time.perf_counter()
+        versions, lag = (*state.past, self._present(state)), len(state.past)
+        placed_s = {"place_s": time.perf_counter() - started} if self.apart else {}
+        for number in range(step + self.pipeline.asked, min(step + lag + 1, self.steps)):
+            adapters, progress = versions[number - step]
+            level, version = self.curriculum.level(progress), max(0, number - lag)
+            job = Job(attempt(number, rollbacks), version, adapters, level)
+            self.pipeline.ask(functools.partial(self._play, job))
+        collected = self.pipeline.take()
+        return collected._replace(seconds={**collected.seconds, **placed_s}), versions[1:]
+
+    def _present(self, state: Learned) -> Version:
+        """Returns the present version, where it is played; what learns is donated, so a version
+        that is played beside an update is a copy."""
+        if self.apart:
+            placed = self.engine.place(state.adapters)
+            jax.block_until_ready(placed)  # pyright: ignore[reportUnknownMemberType]
+            return Version(placed, jnp.copy(state.progress))
+        return state.version() if state.past else Version(state.adapters, state.progress)
+
+    def _play(self, job: Job, unwanted: Unwanted) -> Collected:
+        """Plays a job, in whichever thread; the cache is there only as long as that takes."""
+        self.engine.load(job.adapters)
+        try:
+            played = self.play(job, unwanted)
+            return played._replace(
+                seconds={**played.seconds, "reward_s": played.waited_s},
+                version=job.version,
+                level=job.level,
+                prefix_cached=self.engine.reused,
+            )
+        finally:
+            self.engine.release()
 
 
 class Pipeline:
-    """Steps that are asked for, and are played and taken in that order; use it in a ``with``.
+    """Work that is asked for, and is done and taken in that order; use it in a ``with``.
 
     An error of a play is raised where that step is taken, or before that by ``check``.
 
     Args:
-        play: plays a step; all calls come from one thread.
         ahead: play in a thread, from when a step is asked for; else in ``take``.
     """
 
-    def __init__(self, play: Play, ahead: bool):
-        self._play = play
+    def __init__(self, ahead: bool):
         self._asked: deque[_Promise] = deque()
         self._cleared = self._began = 0  # as counted now, and when the present work began
         self._idle_s = 0.0
@@ -81,9 +165,14 @@ class Pipeline:
             self._work.put(None)
             self._thread.join(_CLOSE_SECONDS)
 
-    def ask(self, job: Job) -> None:
-        """Has one more step played."""
-        self._asked.append(self._submit(functools.partial(self._play_one, job, self._cleared)))
+    @property
+    def asked(self) -> int:
+        """The number of steps that were asked for and not yet taken."""
+        return len(self._asked)
+
+    def ask(self, play: Callable[[Unwanted], Collected]) -> None:
+        """Has one more step played; all plays run in one thread."""
+        self._asked.append(self._submit(functools.partial(self._timed, play, self._cleared)))
 
     def take(self) -> Collected:
         """The first step that was asked for and not yet taken; waits until it is played."""
@@ -111,7 +200,14 @@ class Pipeline:
             if error is not None and not isinstance(error, Stopped):
                 raise error
 
-    def meet(self, work: Callable[[], _T]) -> _T:
+    def wait_for(self, arrays: Any) -> None:
+        """Waits until the devices have made them, or a step that is played ahead fails."""
+        own: list[Any] = [x for x in jax.tree.leaves(arrays) if isinstance(x, jax.Array)]
+        while self._ahead and not all(x.is_ready() for x in own):
+            self.check(_POLL_SECONDS)
+        jax.block_until_ready(own)  # pyright: ignore[reportUnknownMemberType]
+
+    def on_all(self, work: Callable[[], _T]) -> _T:
         """Does, for what plays, what all processes do together; see above.
 
         Raises:
@@ -160,14 +256,14 @@ class Pipeline:
                 self._meeting = None
             meeting.keep()
 
-    def _play_one(self, job: Job, cleared: int) -> Collected:
+    def _timed(self, play: Callable[[Unwanted], Collected], cleared: int) -> Collected:
         def unwanted() -> bool:
             return self._cleared != cleared
 
         if unwanted():
             raise Stopped
         started, idle_s = time.perf_counter(), self._idle_s
-        collected = self._play(job, unwanted)
+        collected = play(unwanted)
         took_s = time.perf_counter() - started - (self._idle_s - idle_s)
         seconds = {"rollout_s": took_s} | ({"player_wait_s": self._idle_s} if self._ahead else {})
         self._idle_s = 0.0

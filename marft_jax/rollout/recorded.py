@@ -22,7 +22,7 @@ from typing import Any, NamedTuple, cast
 
 import numpy as np
 
-from marft_jax.config import Config
+from marft_jax import config
 from marft_jax.engine.engine import Completion, Request
 from marft_jax.envs.base import Env
 from marft_jax.errors import BadInput, described, reason
@@ -152,7 +152,8 @@ def replay(
     workflow: Callable[[Team, str], Workflow],
     create_env: Callable[[], Env],
     threads: Executor,
-    config: Config,
+    settings: config.Rollout,
+    max_tool_calls: int,
     stop: Callable[[], bool],
 ) -> list[Episode | str]:
     """The episode of each demonstration, or a line that says why the workflow cannot replay it.
@@ -171,9 +172,9 @@ def replay(
         lambda: _Posed(demonstrations, create_env),
         threads,
         max_failed=None,
-        step_seconds=config.rollout.step_seconds,
-        max_tool_calls=config.team.max_tool_calls,
-        max_turns=config.rollout.max_turns,
+        step_seconds=settings.step_seconds,
+        max_tool_calls=max_tool_calls,
+        max_turns=settings.max_turns,
         stop=stop,
     )
     played: list[Episode | str] = []

@@ -68,6 +68,7 @@ class Checkpoints:
         best: the metric by which one is the best; None keeps no best.
 
     Attributes:
+        step: the last finished one, saved or held.
         skipped: a line about each checkpoint that is not intact.
     """
 
@@ -77,6 +78,7 @@ class Checkpoints:
         self.run = Path(run).absolute()
         self._folder = self.run / "checkpoints"
         self.identity, self._keep, self._best = dict(identity), keep, best
+        self.step = 0
         self.skipped: list[str] = []
         self._damaged: set[int] = set()
         self._thread = ThreadPoolExecutor(1, "checkpoints")
@@ -139,6 +141,7 @@ class Checkpoints:
         Raises:
             RunFailed: the save before it could not be finished.
         """
+        self.step = step
         if jax.process_index() > 0:  # the state is replicated: one process has all of it
             return
         if (saving := self._saving) is not None and saving.done():
@@ -191,6 +194,7 @@ class Checkpoints:
         abstract = jax.tree.map(ocp.utils.to_shape_dtype_struct, parts)
         with ocp.StandardCheckpointer() as reader:
             parts = reader.restore(self._folder / str(step) / _STATE, abstract)
+        self.step = step
         return Saved(fresh._replace(**parts), meta)
 
     def restore_adapters(self) -> dict[str, peft.Adapter] | None:
@@ -218,7 +222,7 @@ class Checkpoints:
     def drop_after(self, step: int) -> None:
         """Removes later checkpoints, the newest first, so that a restart never begins at one."""
         self.wait()
-        self._held = None
+        self._held, self.step = None, step
         if jax.process_index() == 0:
             for later in sorted((s for s in self.steps if s > step), reverse=True):
                 remove(self._folder / str(later))

@@ -17,6 +17,7 @@ import numpy as np
 from marft_jax.config import Algo, Config
 from marft_jax.errors import BadInput
 from marft_jax.evaluation.benchmarks import Plan
+from marft_jax.learning.batch import Batch
 from marft_jax.learning.credit import agent_reward
 from marft_jax.rollout.collect import Collected
 from marft_jax.team.prompts import Team
@@ -38,6 +39,7 @@ _OF_AN_AGENT = (
 _OF_RECORDED = (
     "reward turns tokens truncated kept decisions decisions_min entropy loss heldout_loss grad_norm"
 )
+_OF_RATIOS = ("approx_kl", "clip_fraction")
 _OF_SAMPLING = "throughput/action_tokens_per_s time/rollout_s time/reward_s"
 _OF_A_LAG = "rollout/lag rollout/version time/player_wait_s time/learner_wait_s"
 _OF_A_CRITIC = "critic/loss critic/explained_variance critic/grad_norm"
@@ -46,8 +48,7 @@ _OF_A_CRITIC = "critic/loss critic/explained_variance critic/grad_norm"
 def metric_names(config: Config, agents: Sequence[str], evaluations: Iterable[Plan]) -> set[str]:
     """The names of all metrics that a run with these settings reports."""
     algo = config.algo
-    recorded = algo.name == "imitation"
-    own = _OF_RECORDED if recorded else _OF_AN_AGENT
+    own = _OF_RECORDED if algo.recorded else _OF_AN_AGENT
     own += " ref_kl" * (algo.kl_coef > 0)
     corrects = algo.correction != "none" and (algo.correction != "auto" or config.rollout.lag > 0)
     own += " correction_weight" * corrects
@@ -58,7 +59,7 @@ def metric_names(config: Config, agents: Sequence[str], evaluations: Iterable[Pl
     names |= {"time/place_s"} if config.mesh.rollout else set()
     names |= {"episode/dropped_groups"} if algo.dynamic_sampling else set()
     names |= {"curriculum/level"} if config.env.curriculum is not None else set()
-    names -= set(_OF_SAMPLING.split()) if recorded else set()
+    names -= set(_OF_SAMPLING.split()) if algo.recorded else set()
     return names.union(*(plan.metric_names for plan in evaluations))
 
 
@@ -75,20 +76,28 @@ def check_best_metric(name: str | None, known: Set[str]) -> None:
 
 
 def metrics_of(
+    done: int,
     collected: Collected,
-    learned: Mapping[str, jax.Array],
-    team: Team,
+    batch: Batch,
+    learned: Mapping[str, Any],
     seconds: Mapping[str, float],
-    algo: Algo,
+    team: Team,
+    config: Config,
 ) -> dict[str, float]:
-    """The numbers of one training step, of its episodes (every one that was played), of the
-    learner, and of the seconds that its parts took."""
-    episodes = collected.played
+    """Computes the numbers of one training step.
+
+    Args:
+        done: updates, this step's included.
+        collected: its episodes; numbers of episodes count every one that was played.
+        learned: the learner's arrays.
+        seconds: that its parts took, with the whole as ``step_s``.
+    """
+    algo, episodes = config.algo, collected.played
     returns = [episode.reward for episode in episodes]
     turns = [turn for episode in episodes for turn in episode.turns]
     prompt, action = sum(len(t.prompt) for t in turns), sum(len(t.action) for t in turns)
     read = sum(len(t.prompt) + len(t.action) for e in collected.episodes for t in e.turns)
-    numbers = {
+    numbers: dict[str, Any] = {
         "reward/mean": np.mean(returns),
         "reward/std": np.std(returns),
         "episode/turns": len(turns) / len(episodes),
@@ -97,17 +106,25 @@ def metrics_of(
         "episode/failed": collected.failed,
         "tokens/prompt": prompt,
         "tokens/action": action,
+        "tokens/prefix_cached": collected.prefix_cached,
+        "tokens/prefix_shared": batch.prefix_shared,
         "throughput/update_tokens_per_s": read / seconds["update_s"],
         "device/peak_bytes": peak_bytes(),
     }
-    if "rollout_s" in seconds:  # none, where all was recorded
+    numbers |= {f"time/{part}": took_s for part, took_s in seconds.items()}
+    if not algo.recorded:
         numbers["throughput/action_tokens_per_s"] = action / seconds["rollout_s"]
     if algo.dynamic_sampling:
         numbers["episode/dropped_groups"] = collected.dropped_groups
+    if config.rollout.lag:
+        numbers["rollout/version"] = collected.version
+        numbers["rollout/lag"] = done - 1 - collected.version
+    if config.env.curriculum is not None:
+        numbers["curriculum/level"] = collected.level
     for agent, name in enumerate(team.names):
         own = _of_agent(collected, agent, algo)
         numbers |= {f"agent/{name}/{what}": value for what, value in own.items()}
-    numbers |= _of_learner(learned, team)
+    numbers |= _of_learner(learned, team, algo.recorded)
     return {key: float(value) for key, value in numbers.items()}
 
 
@@ -125,15 +142,22 @@ def _of_agent(collected: Collected, agent: int, algo: Algo) -> dict[str, float]:
     }
 
 
-def _of_learner(learned: Mapping[str, jax.Array], team: Team) -> dict[str, float]:
-    """The learner's arrays by agent as ``agent/<name>/...``; its scalars as they are."""
+def _of_learner(learned: Mapping[str, Any], team: Team, recorded: bool) -> dict[str, float]:
+    """The learner's arrays by agent as ``agent/<name>/...``; its scalars as they are.
+
+    The own log-prob of recorded actions is 0, so the distance to the learner's is their
+    cross-entropy per token: the loss.
+    """
     named = {}
     for key, value in jax.device_get(dict(learned)).items():
+        if key == "nonfinite" or recorded and key in _OF_RATIOS:
+            continue
         if key == "grad_norm":  # one per adapter: agents that share one report the same
             value = value[np.asarray(team.owners)]
         if np.ndim(value) == 0:
             named[key] = value
         else:
+            key = "loss" if recorded and key == "logprob_gap" else key
             named |= {f"agent/{n}/{key}": value[i] for i, n in enumerate(team.names)}
     return named
 
@@ -163,13 +187,13 @@ class Clock:
     >>> clock = Clock()
     >>> with clock("rollout_s"):
     ...     pass
-    >>> sorted(clock.metrics())
-    ['time/rollout_s', 'time/step_s']
+    >>> sorted(clock.seconds)
+    ['rollout_s']
     """
 
-    def __init__(self) -> None:
+    def __init__(self, **seconds: float) -> None:
         self._started = time.perf_counter()
-        self.seconds: dict[str, float] = {}
+        self.seconds = dict(seconds)
 
     @contextlib.contextmanager
     def __call__(self, part: str) -> Iterator[None]:
@@ -179,10 +203,10 @@ class Clock:
         finally:
             self.seconds[part] = self.seconds.get(part, 0.0) + time.perf_counter() - started
 
-    def metrics(self) -> dict[str, float]:
-        """``time/<part>`` for each part, and ``time/step_s`` since the clock was made."""
-        parts = {f"time/{part}": seconds for part, seconds in self.seconds.items()}
-        return parts | {"time/step_s": time.perf_counter() - self._started}
+    @property
+    def total_s(self) -> float:
+        """Seconds since the clock was made."""
+        return time.perf_counter() - self._started
 
 
 class Compilations:

@@ -45,7 +45,7 @@ class Session(NamedTuple):
         learning: settings of its learner.
         mesh: that learns, where the base is; the engine has its own with ``mesh.rollout``.
         stop: true when to play no longer.
-        meet: how a play does what all processes do together.
+        on_all: how a play does what all processes do together.
     """
 
     config: Config
@@ -55,21 +55,29 @@ class Session(NamedTuple):
     base: BaseModel
     team: Team
     engine: Engine
-    stop: Callable[[], bool] = lambda: False
-    meet: processes.Meet = lambda work: work()
+    stop: Callable[[], bool]
+    on_all: processes.Meet
 
 
-def open_session(config: Config, blueprint: Blueprint, at_once: int | None = None) -> Session:
+def open_session(
+    config: Config,
+    blueprint: Blueprint,
+    at_once: int | None = None,
+    *,
+    stop: Callable[[], bool] = lambda: False,
+    on_all: processes.Meet = lambda work: work(),
+) -> Session:
     """Loads the base onto the mesh and gets the engine ready.
 
     Args:
         at_once: the most turns that will be wanted together, above which slots would stay idle;
             the episodes of a training step by default.
+        stop, on_all: see ``Session``.
 
     Raises:
         BadInput: whatever is wrong with the mesh, the model or the team.
     """
-    workflow = workflow_of(config, blueprint)
+    workflow = workflow_of(config.team, blueprint)
     find_workflow(workflow)  # before a model is loaded
     use_compilation_cache()
     processes.start(config.mesh)
@@ -79,11 +87,12 @@ def open_session(config: Config, blueprint: Blueprint, at_once: int | None = Non
     with Progress(f"loading {config.model.base}", console) as progress:
         base = load_base(config.model, place, mesh.devices.flat[0].platform, progress)
     context = min(config.model.context, base.config.max_position)
-    team = make_team(config, blueprint, context, base.tokenizer)
+    team = make_team(config.team, config.lora.mode, blueprint, context, base.tokenizer)
     _check_lengths(team)
     engine = _open_engine(config, meshes, base, team, at_once or config.algo.episodes)
     learning = resolve(config, base.config)
-    return Session(resolved(config, learning), learning, workflow, mesh, base, team, engine)
+    config = resolved(config, learning)
+    return Session(config, learning, workflow, mesh, base, team, engine, stop, on_all)
 
 
 def _open_engine(
@@ -178,8 +187,14 @@ def make_rollout(
     threads: Executor,
     report: Callable[[int], None] | None = None,
     stream: Stream = Stream.TRAINING,
+    unwanted: Callable[[], bool] = lambda: False,
 ) -> Player:
-    """Plays the session's team in that environment; ``report`` gets how many episodes are over."""
+    """Plays the session's team in that environment.
+
+    Args:
+        report: gets how many episodes are over.
+        unwanted: true when nobody wants them any more.
+    """
     settings = session.config.rollout
     rollout = Rollout(
         session.engine,
@@ -191,11 +206,11 @@ def make_rollout(
         step_seconds=settings.step_seconds,
         max_tool_calls=session.config.team.max_tool_calls,
         max_turns=settings.max_turns,
-        stop=session.stop,
+        stop=lambda: session.stop() or unwanted(),
         report=report,
         stream=stream,
     )
-    return processes.together(rollout, session.meet)
+    return processes.together(rollout, session.on_all)
 
 
 def play_held_out(

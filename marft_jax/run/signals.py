@@ -39,22 +39,36 @@ class Stop:
     (``nohup``) is ignored. At Python's prompt and in a notebook, which outlive a run, SIGINT raises
     ``KeyboardInterrupt`` as ever.
 
+    Args:
+        line: to print when a signal comes.
+
     Attributes:
-        plan: the line to print when a signal comes.
-        save: puts on the disk what must not be lost, callable from any thread; None while there
-            is nothing, which ends the process without waiting for the main thread.
         grace_s: how long the main thread may take to stop.
     """
 
-    def __init__(self, plan: str):
-        self.plan, self.grace_s = plan, GRACE_S
-        self.save: Callable[[], None] | None = None
+    def __init__(self, line: str):
+        self._line, self.grace_s = line, GRACE_S
+        self._save: Callable[[], None] | None = None
         self._asked = False
         self._first: float | None = None
         self._handlers: dict[int, Any] = {}
 
     def __call__(self) -> bool:
         return self._asked
+
+    def expect(self, line: str) -> None:
+        """Prepares the line to print when a signal comes."""
+        self._line = line
+
+    def protect(self, save: Callable[[], None], grace_s: float | None = None) -> None:
+        """From now on a signal gives the main thread ``grace_s`` to stop and then saves.
+
+        Until then there is nothing to lose, and a signal ends the process at once.
+
+        Args:
+            save: puts on the disk what must not be lost; it may be called from any thread.
+        """
+        self._save, self.grace_s = save, grace_s or GRACE_S
 
     def __enter__(self) -> Self:
         if threading.current_thread() is not threading.main_thread():
@@ -68,24 +82,18 @@ class Stop:
                 self._handlers[number] = signal.signal(number, self._handle)
         self._thread = threading.Thread(target=self._listen, name="signals", daemon=True)
         self._thread.start()
-        _OPEN.append(self)
         return self
 
     def __exit__(self, *error: object) -> None:
-        if self in _OPEN:
-            _OPEN.remove(self)
-            self.put_back()
+        if self._handlers:
+            for number, handler in self._handlers.items():
+                if handler is not None:  # one that was not set from Python cannot be
+                    signal.signal(number, handler)
+            signal.set_wakeup_fd(self._wakeup)
             os.write(self._write, bytes([_CLOSED]))
             self._thread.join()
             os.close(self._read)
             os.close(self._write)
-
-    def put_back(self) -> None:
-        """Signals do again what they did before."""
-        for number, handler in self._handlers.items():
-            if handler is not None:  # one that was not set from Python cannot be
-                signal.signal(number, handler)
-        signal.set_wakeup_fd(self._wakeup)
 
     def _handle(self, number: int, frame: object) -> None:
         """In the main thread; the other thread does the same, unless it is stuck in a write."""
@@ -98,13 +106,13 @@ class Stop:
         if self._next(None) == _CLOSED:
             return
         first, self._asked = time.monotonic(), True
-        if self.save is None:
-            _say(self.plan)
+        if self._save is None:
+            _say(self._line)
             _end(EXIT_STOPPED)
-        _say(f"{self.plan}; again to leave now")
+        _say(f"{self._line}; again to leave now")
         number = self._next(first + self.grace_s, first + _SAME_S)
         if number is None:
-            threading.Thread(target=_save_and_end, args=(self.save,), daemon=True).start()
+            threading.Thread(target=_save_and_end, args=(self._save,), daemon=True).start()
             number = self._next(None)
         if number:
             _end(128 + number)
@@ -146,25 +154,3 @@ def _end(code: int) -> NoReturn:
         if sys.stdout.isatty():
             os.write(sys.stdout.fileno(), b"\x1b[?25h")  # a bar hides the cursor
     os._exit(code)
-
-
-_OPEN: list[Stop] = []
-_MASK = threading.local()
-
-
-def _before_fork() -> None:
-    _MASK.old = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
-
-
-def _after_fork() -> None:
-    signal.pthread_sigmask(signal.SIG_SETMASK, _MASK.old)
-
-
-def _in_a_child() -> None:
-    """A forked process is not the run: a signal that ends it must not reach its parent."""
-    for stop in _OPEN:
-        stop.put_back()
-    _after_fork()
-
-
-os.register_at_fork(before=_before_fork, after_in_parent=_after_fork, after_in_child=_in_a_child)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
-from marft_jax.config import Config
+from marft_jax import config
 from marft_jax.errors import BadInput
 from marft_jax.models.tokenizers.tokenizer import Tokenizer
 from marft_jax.team.dag import check_graph
@@ -19,38 +19,48 @@ from marft_jax.team.workflows import find_workflow
 _SOURCE = "--team.file"
 
 
-def workflow_of(config: Config, blueprint: Blueprint) -> str:
-    """The name of the workflow: the setting, or what the team file says."""
-    return config.team.workflow or blueprint.workflow
+def workflow_of(settings: config.Team, blueprint: Blueprint) -> str:
+    """Returns the name of the workflow: the setting, or what the team file says."""
+    return settings.workflow or blueprint.workflow
 
 
-def make_team(config: Config, blueprint: Blueprint, context: int, tokenizer: Tokenizer) -> Team:
-    """Makes the team of a blueprint, as the sections ``team`` and ``lora`` want it.
+def make_team(
+    settings: config.Team,
+    adapters: Literal["per_agent", "shared"],
+    blueprint: Blueprint,
+    context: int,
+    tokenizer: Tokenizer,
+) -> Team:
+    """Makes the team of a blueprint.
+
+    Args:
+        adapters: an adapter for each agent, or one for all (``lora.mode``).
+        context: the longest prompt plus action, in tokens.
 
     Raises:
         BadInput: an unknown workflow, one that the team has no members or graph for, or agents
             that share an adapter and disagree about it.
     """
-    workflow = workflow_of(config, blueprint)
+    workflow = workflow_of(settings, blueprint)
     find_workflow(workflow)
     profiles = blueprint.agents
-    owners = _adapters(profiles, config.lora.mode == "shared")
+    owners = _adapters(profiles, adapters == "shared")
     trainable = {name: p.trainable for name, p in zip(owners, profiles, strict=True)}
     names = tuple(trainable)
     team = Team(
         profiles=profiles,
-        sampling=tuple(profile.sampling(config.team) for profile in profiles),
+        sampling=tuple(profile.sampling(settings) for profile in profiles),
         owners=tuple(map(names.index, owners)),
         adapter_names=names,
         trainable=tuple(trainable.values()),
         context=context,
         tokenizer=tokenizer,
-        shared=config.team.context == "shared",
-        anonymous=config.team.anonymous,
+        shared=settings.context == "shared",
+        anonymous=settings.anonymous,
         graph=blueprint.graph,
         messages=blueprint.messages,
-        rounds=config.team.rounds,
-        max_steps=config.team.max_steps,
+        rounds=settings.rounds,
+        max_steps=settings.max_steps,
     )
     return team._replace(**_PARTS[workflow](team, blueprint)) if workflow in _PARTS else team
 

@@ -112,7 +112,7 @@ def team_of(
         team=config_lib.Team(**{"max_new_tokens": 8, "context": team_context, **settings}),
         lora=config_lib.Lora(mode="shared" if shared else "per_agent"),
     )
-    return make_team(settings, blueprint, context, ByteTokenizer())
+    return make_team(settings.team, settings.lora.mode, blueprint, context, ByteTokenizer())
 
 
 def adapters(n: int = 2, seed: int = 0, layers: int = 2) -> lora.Adapters:

@@ -20,7 +20,8 @@ from marft_jax.envs.arithmetic import Sums
 from marft_jax.errors import BadInput
 from marft_jax.learning.learner import Learner
 from marft_jax.learning.settings import resolve
-from marft_jax.run import checkpoints, training
+from marft_jax.rollout.pipeline import Pipeline, Sampled
+from marft_jax.run import checkpoints, signals
 from marft_jax.run.metrics import metric_names
 from marft_jax.run.training import Training
 
@@ -82,14 +83,14 @@ def whole(request, tmp_path_factory):
     """(lag, its flags, six uninterrupted steps, what sampled each)."""
     run, flags = tmp_path_factory.mktemp("lag") / "whole", LAGS[request.param]
     flags = [*flags, "--rollout.lag", request.param, "--run.save_every", 1, "--run.keep", 9]
-    sampled, play = [], Training._play
+    sampled, play = [], Sampled._play
 
     def noted(self, job, unwanted):
         sampled.append((job, jax.tree.map(np.array, job.adapters)))
         return play(self, job, unwanted)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Training, "_play", noted)
+        patch.setattr(Sampled, "_play", noted)
         assert run_train(run, *flags, "--run.steps", 6) == 0
     return request.param, flags, run, sampled
 
@@ -134,7 +135,7 @@ def test_what_is_slow_changes_nothing(whole, slow, tmp_path, monkeypatch):
     if slow == "player":
         flags = [*flags, *on_two_devices(monkeypatch)]
         slowed(monkeypatch, Sums, "reset", 0.0, 0.03, 0.0, 0.01)
-        slowed(monkeypatch, Training, "_play", 0.5, 0.0, 0.2)
+        slowed(monkeypatch, Sampled, "_play", 0.5, 0.0, 0.2)
     else:
         slowed(monkeypatch, Learner, "learn", 0.0, 0.6, 0.2)
     assert run_train(tmp_path / "run", *flags, "--run.steps", 6) == 0
@@ -168,10 +169,10 @@ def test_a_run_that_is_killed_in_any_step_continues_exactly(whole, tmp_path, mon
     report = Training.report
     for step in (2, 5):
 
-        def dying(self, *args, step=step):
-            if self.step == step:
+        def dying(self, state, *args, step=step):
+            if int(state.step) == step + 1:
                 raise Killed
-            return report(self, *args)
+            return report(self, state, *args)
 
         with monkeypatch.context() as patch, pytest.raises(Killed):
             patch.setattr(checkpoints.Checkpoints, "flush", lambda self: None)
@@ -224,7 +225,7 @@ def test_a_play_that_fails_ends_a_long_update_and_changes_nothing(
     own_env, tmp_path, capsys, monkeypatch, where
 ):
     """It is raised as soon as it is known; with its cause gone the run goes on as if unbroken."""
-    run, learn, wait_for = tmp_path / "run", Learner.learn, Training.wait_for
+    run, learn, wait_for = tmp_path / "run", Learner.learn, Pipeline.wait_for
     waits, learns, mended = (tmp_path / name for name in ("waits", "learns", "mended"))
     flags = own_env(
         f"lag_fails_{where.split()[0]}",
@@ -244,13 +245,14 @@ def test_a_play_that_fails_ends_a_long_update_and_changes_nothing(
         return learn(self, state, batch, step, check)
 
     def slow(self, arrays):
-        if self.step == 1:
+        updates = int(arrays[0].step)
+        if updates == 2:
             while not waits.exists():  # the device computes one thing after another
                 time.sleep(0.01)
             learns.touch()
             arrays = seconds(jnp.eye(300))
         wait_for(self, arrays)
-        assert self.step == 0, "it was waited for"
+        assert updates == 1, "it was waited for"
 
     @jax.jit
     def seconds(x):
@@ -258,7 +260,7 @@ def test_a_play_that_fails_ends_a_long_update_and_changes_nothing(
 
     with monkeypatch.context() as patch:
         patch.setattr(Learner, "learn", long)
-        patch.setattr(Training, "wait_for", slow)
+        patch.setattr(Pipeline, "wait_for", slow)
         assert run_train(run, *flags) == 1
     [line] = capsys.readouterr().err.strip().splitlines()
     assert "8 of 8 episodes failed" in line
@@ -291,14 +293,14 @@ def test_an_error_of_the_learner_ends_a_play_that_hangs(own_env, tmp_path, capsy
 def test_a_signal_ends_a_play_that_hangs_and_saves_what_is_learned(own_env, tmp_path, monkeypatch):
     """As if it came in a wait for the player: the third step is never played."""
     run, hangs = tmp_path / "run", threading.Event()
-    monkeypatch.setattr(training.Stop, "__call__", lambda self: hangs.is_set())
+    monkeypatch.setattr(signals.Stop, "__call__", lambda self: hangs.is_set())
     report = Training.report
 
-    def asked(self, *args):
-        verdict = report(self, *args)
-        if self.step == 1:
+    def asked(self, state, *args):
+        reported = report(self, state, *args)
+        if int(state.step) == 2:
             threading.Timer(0.5, hangs.set).start()
-        return verdict
+        return reported
 
     monkeypatch.setattr(Training, "report", asked)
     assert run_train(run, *own_env("lag_stops", "time.sleep(1000)")) == 75
@@ -317,7 +319,7 @@ def test_a_rollback_drops_what_was_played_ahead(own_env, tmp_path, monkeypatch):
     flags += ["--guard.skips", 2, "--run.save_every", 2, "--run.steps", 8]
     for name in ("one", "two"):
         assert run_train(tmp_path / name, *flags) == 0
-        slowed(monkeypatch, Training, "_play", 0.3, 0.0)
+        slowed(monkeypatch, Sampled, "_play", 0.3, 0.0)
     rows = lines_of(tmp_path / "one")
     assert [row["step"] for row in rows] == [1, 2, 3, 4, 5, 6, 7, 8]
     assert [row["guard/rollbacks"] for row in rows] == [0, 0, 1, 1, 1, 1, 1, 1]

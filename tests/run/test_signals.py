@@ -37,7 +37,7 @@ with Stop("nothing yet") as stop:
     print("ready", flush=True)
     {main}(stop)
 """
-PLAN = "stop.plan, stop.save, stop.grace_s = 'stopping', {}, {}"
+PLAN = "stop.expect('stopping'); stop.protect({}, {})"
 
 
 def run(*numbers: int, setup: str = "pass", main: str = "for_ever", under=(), gap=0.1):
@@ -105,21 +105,6 @@ def test_what_the_shell_keeps_alive_ignores_hangups():
     shell = ["sh", "-c", "trap '' HUP; exec \"$@\"", "nohup"]
     code, said, _ = run(signal.SIGHUP, signal.SIGTERM, setup=PLAN.format("save", 0.1), under=shell)
     assert code == 75 and "saved" in said
-
-
-FORK = """
-    import multiprocessing, signal
-    child = multiprocessing.get_context("fork").Process(target=time.sleep, args=(60,))
-    child.start()
-    child.terminate()
-    child.join(20)
-    print(child.exitcode, stop(), flush=True)
-"""
-
-
-def test_what_ends_a_forked_process_does_not_end_the_run():
-    code, said, _ = run(signal.SIGTERM, setup=PLAN.format("save", 0.1) + FORK)
-    assert code == 75 and said.startswith("marft_jax: stopping")
 
 
 def test_handlers_are_put_back():

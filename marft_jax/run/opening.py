@@ -1,0 +1,154 @@
+"""Opens a training run: checks all that can be checked early, then loads, restores and reports."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Iterator
+from pathlib import Path
+
+import jax
+from rich.console import Console
+
+from marft_jax.config import Config
+from marft_jax.envs.threads import DaemonThreads
+from marft_jax.errors import BadInput, Stopped
+from marft_jax.learning.advantages import find_normalizer
+from marft_jax.learning.algorithms import find_algorithm
+from marft_jax.learning.learner import Learner
+from marft_jax.learning.settings import reuses_samples
+from marft_jax.learning.state import TrainState
+from marft_jax.learning.step_rewards import find_step_reward
+from marft_jax.parallel import processes
+from marft_jax.rollout.curriculum import Curriculum
+from marft_jax.rollout.pipeline import Pipeline
+from marft_jax.run.checkpoints import Schedule
+from marft_jax.run.compatibility import check_same_run
+from marft_jax.run.directory import disk_errors, own_directory, write_settings
+from marft_jax.run.guard import Guard
+from marft_jax.run.lock import Lock
+from marft_jax.run.loggers import find_loggers
+from marft_jax.run.metrics import Compilations, TruncationWarning, check_best_metric, metric_names
+from marft_jax.run.periodic_evaluation import PeriodicEvaluation
+from marft_jax.run.recovery import open_checkpoints, resume
+from marft_jax.run.reporters import open_reporter
+from marft_jax.run.setup import Session, initial_state, open_session, open_source
+from marft_jax.run.signals import Stop
+from marft_jax.run.training import Training
+from marft_jax.team.assemble import workflow_of
+from marft_jax.team.team_files import Blueprint, load_team
+
+
+@contextlib.contextmanager
+def open_training(config: Config) -> Iterator[Training]:
+    """Opens a run; whatever ends what happens inside, its last finished step is saved.
+
+    ``Stopped`` ends it quietly: what follows the ``with`` runs then.
+
+    Raises:
+        BadInput: settings, data, model, team or a saved run that do not fit.
+        RunFailed: the run directory cannot be written.
+    """
+    find_normalizer(config.algo.normalize)  # before a model is loaded
+    blueprint = load_team(config.team.file)
+    run_dir = Path(config.run.dir).absolute()  # an environment may change directories
+    check_same_run(run_dir, config, workflow_of(config.team, blueprint))
+    check_learns(config, blueprint)
+    with contextlib.ExitStack() as stack:
+        stop = stack.enter_context(Stop("stopped before a step was finished; start again"))
+        processes.start(config.mesh)
+        stack.enter_context(disk_errors(run_dir))
+        folder = stack.enter_context(own_directory(run_dir))
+        run = _open(stack, config, blueprint, stop, folder)
+        try:
+            yield run
+        except Stopped:
+            run.checkpoints.flush()
+            done = run.checkpoints.step
+            run.reporter.event(f"stopped after step {done}; start again to continue")
+
+
+def _open(
+    stack: contextlib.ExitStack, config: Config, blueprint: Blueprint, stop: Stop, folder: Path
+) -> Training:
+    loggers = find_loggers(config.run.loggers)
+    stack.enter_context(Lock(folder))
+    source = open_source(stack, config, "train")
+    curriculum = Curriculum(source, config.env)
+    evaluation = PeriodicEvaluation(stack, config)
+    agents = [profile.name for profile in blueprint.agents]
+    check_best_metric(config.run.best_metric, metric_names(config, agents, evaluation.plans))
+    pipeline = Pipeline(ahead=config.rollout.lag > 0)
+    session = open_session(config, blueprint, stop=stop, on_all=pipeline.on_all)
+    config, team = session.config, session.team
+    algorithm = find_algorithm(config.algo.name)
+    learner = Learner(session.learning, session.base, team, algorithm, session.mesh)
+    guard = Guard(config.guard, team.names, folder / "transcripts" / "guard.jsonl")
+    checkpoints = stack.enter_context(open_checkpoints(session))
+    begin = functools.partial(initial_state, config, team)
+    state, news = resume(checkpoints, guard, learner.init(), begin)
+    is_done = int(state.step) >= config.run.steps
+    if not is_done:
+        write_settings(folder, config, blueprint)
+    console = Console(highlight=False, quiet=not processes.is_lead())
+    loggers = loggers if processes.is_lead() and not is_done else []
+    reporter = stack.enter_context(
+        open_reporter(folder, config.run.steps, loggers, int(state.step), console)
+    )
+    news += [warning] if (warning := reuses_samples(config.algo)) else []
+    for line in [_greeting(session, state), *news]:
+        reporter.event(line)
+    threads = stack.enter_context(DaemonThreads())
+    run = Training(
+        session=session,
+        learner=learner,
+        source=source,
+        curriculum=curriculum,
+        state=state,
+        begin=begin,
+        checkpoints=checkpoints,
+        schedule=Schedule(config.run),
+        guard=guard,
+        truncation=TruncationWarning(team),
+        evaluation=evaluation,
+        reporter=reporter,
+        compilations=stack.enter_context(Compilations(reporter.compiled)),
+        pipeline=stack.enter_context(pipeline),
+        threads=threads,
+        stop=stop,
+        folder=folder,
+    )
+    # other processes come to a stop when their episodes are played
+    grace_s = config.mesh.wait_seconds if jax.process_count() > 1 else None
+    stop.protect(run.save_and_close, grace_s)
+    run.announce(int(state.step), "compiling")
+    return run
+
+
+def check_learns(config: Config, blueprint: Blueprint) -> None:
+    """Raises ``BadInput`` where a profile's step reward is none, or its samples teach nothing."""
+    for profile in blueprint.agents:
+        if profile.reward is not None:
+            find_step_reward(profile.reward)
+        learns = profile.trainable and not config.algo.recorded
+        if learns and profile.sampling(config.team).temperature == 0:
+            raise BadInput(
+                f"agent {profile.name!r}: expected a temperature above 0 in training, got 0: "
+                "greedy samples teach nothing; raise --team.temperature, or its own"
+            )
+
+
+def _greeting(session: Session, state: TrainState) -> str:
+    """The line that a run begins with."""
+    start = int(state.step)
+    config, shape = session.config, "x".join(map(str, session.mesh.shape.values()))
+    where = session.mesh.devices.flat[0].device_kind
+    if apart := config.mesh.rollout:
+        size = sum(x.nbytes for x in jax.tree.leaves(state.adapters)) / 1e6
+        where += f", plays on {'x'.join(map(str, apart))} others ({size:.2g} MB of adapters each)"
+        where += ", learns on"
+    where += f" mesh {shape}"
+    who = f"{', '.join(session.team.names)} ({session.workflow})"
+    what = f"{who} on {session.base.source}, {config.env.name}"
+    begin = f"continuing after step {start}" if start else "from the beginning"
+    return f"{config.algo.name}: {what}; {where}; {config.run.dir}, {begin}"
