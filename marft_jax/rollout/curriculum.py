@@ -37,16 +37,16 @@ class Curriculum:
         self._sources = [*easier, source]
 
     def level(self, progress: jax.Array) -> int:
-        """The level to play, from 0."""
+        """Returns the level to play, from 0."""
         return min(int(progress[0]), len(self._sources) - 1)
 
     def source(self, level: int) -> EnvSource:
-        """The tasks of a level."""
+        """Returns the tasks of a level."""
         return self._sources[level]
 
     def after(self, progress: jax.Array, level: int, reward: float) -> jax.Array:
-        """The progress after a step at this level with that mean reward; one of another level,
-        played before the level rose, changes nothing."""
+        """Returns the progress after a step at this level with that mean reward; one of another
+        level, played before the level rose, changes nothing."""
         if self._threshold is None or level != self.level(progress):
             return progress
         number, mean = (float(x) for x in np.asarray(progress))

@@ -62,7 +62,7 @@ class LiveEpisode:
 
     @property
     def episode(self) -> Episode:
-        """The episode, once it is over."""
+        """Episode, once it is over."""
         done = tuple(self._turns), tuple(self._results)
         return Episode(*self.sample, self._observation, *done)
 

@@ -56,7 +56,7 @@ class Job(NamedTuple):
 
 
 class Learned(Protocol):
-    """What a training state has that steps are sampled with; ``past``: the versions of the last
+    """Part of a training state that steps are sampled with; ``past``: the versions of the last
     states, the oldest first, as many as the lag."""
 
     @property
@@ -72,7 +72,7 @@ class Learned(Protocol):
 
 
 class Sampled(NamedTuple):
-    """The steps of a run, sampled by the team that it trains.
+    """Steps of a run, sampled by the team that it trains.
 
     Attributes:
         play: plays the tasks of a job's level for its attempt, with the adapters in the engine;
@@ -167,7 +167,7 @@ class Pipeline:
 
     @property
     def asked(self) -> int:
-        """The number of steps that were asked for and not yet taken."""
+        """Number of steps that were asked for and not yet taken."""
         return len(self._asked)
 
     def ask(self, play: Callable[[Unwanted], Collected]) -> None:
@@ -175,7 +175,7 @@ class Pipeline:
         self._asked.append(self._submit(functools.partial(self._timed, play, self._cleared)))
 
     def take(self) -> Collected:
-        """The first step that was asked for and not yet taken; waits until it is played."""
+        """Returns the first step that was asked for and not yet taken; waits until it is played."""
         started = time.perf_counter()
         collected = self._result(self._asked.popleft())
         if not self._ahead:
@@ -243,7 +243,7 @@ class Pipeline:
         return promise
 
     def _result(self, promise: _Promise) -> Any:
-        """The result of what plays; what it hands over until then is done here."""
+        """Returns the result of what plays; what it hands over until then is done here."""
         if not self._ahead:
             return promise.work()
         future = promise.future

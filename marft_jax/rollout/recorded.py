@@ -39,7 +39,7 @@ _AT_ONCE = 256  # episodes that are played together
 _FORM = 'expected {"task": ..., "turns": [{"agent": ..., "text": ...}, ...]}'
 
 
-class Said(NamedTuple):
+class RecordedTurn(NamedTuple):
     """A recorded turn: who wrote what; whether it called a tool; whether its limit cut it off."""
 
     agent: str
@@ -64,12 +64,12 @@ class Demonstration(NamedTuple):
     line: str
     number: int | None
     task: str | None
-    turns: tuple[Said, ...]
+    turns: tuple[RecordedTurn, ...]
     reward: float | None = None
 
 
 def read(file: str) -> Iterator[Demonstration | str]:
-    """The demonstrations of a file, and a line for each that is none.
+    """Returns the demonstrations of a file, and a line for each that is none.
 
     Raises:
         BadInput: the file cannot be read.
@@ -108,7 +108,7 @@ def _demonstration(where: str, line: str, row: Any) -> Demonstration:
         line,
         index,
         None if task is None else text_of("task", task),
-        tuple(_said(turn, f"turn {k}") for k, turn in enumerate(turns, 1)),  # pyright: ignore
+        tuple(_turn(turn, f"turn {k}") for k, turn in enumerate(turns, 1)),  # pyright: ignore
         None if reward is None else number_of("reward", reward),
     )
 
@@ -117,13 +117,13 @@ def _fields(row: Any) -> dict[str, Any]:
     return cast(dict[str, Any], row) if isinstance(row, dict) else {}
 
 
-def _said(turn: Any, what: str) -> Said:
+def _turn(turn: Any, what: str) -> RecordedTurn:
     fields = _fields(turn)
     agent, tool, cut = (fields.get(key) for key in ("agent", "tool", "truncated"))
     if not isinstance(agent, str):
         raise BadInput(f'{what}: expected {{"agent": ..., "text": ...}}, got {shown(turn)}')
     text = text_of(f"{what}, text", fields.get("text"))
-    return Said(agent, text, tool not in (None, False), cut is True)
+    return RecordedTurn(agent, text, tool not in (None, False), cut is True)
 
 
 def demonstrated(
@@ -156,7 +156,8 @@ def replay(
     max_tool_calls: int,
     stop: Callable[[], bool],
 ) -> list[Episode | str]:
-    """The episode of each demonstration, or a line that says why the workflow cannot replay it.
+    """Returns the episode of each demonstration, or a line that says why the workflow cannot replay
+    it.
 
     The log-prob of a recorded action is 0 and its temperature 1.
 
@@ -169,7 +170,7 @@ def replay(
         engine,
         plain,
         workflow,
-        lambda: _Posed(demonstrations, create_env),
+        lambda: _RecordedTask(demonstrations, create_env),
         threads,
         max_failed=None,
         step_seconds=settings.step_seconds,
@@ -196,14 +197,14 @@ def _fault(
     own: Demonstration, episode: Episode | FailedEpisode, names: Sequence[str]
 ) -> str | None:
     """Why an episode is not the one that was recorded."""
-    for k, said in enumerate(own.turns, 1):
-        if said.agent not in names:
-            return f"turn {k}: unknown agent {shown(said.agent)}; the team has {', '.join(names)}"
+    for k, turn in enumerate(own.turns, 1):
+        if turn.agent not in names:
+            return f"turn {k}: unknown agent {shown(turn.agent)}; the team has {', '.join(names)}"
     if isinstance(episode, FailedEpisode):
         return episode.why
-    for k, (turn, said) in enumerate(zip(episode.turns, own.turns, strict=False), 1):
-        if turn.name != said.agent:
-            return f"turn {k}: expected {turn.name}, whose turn it is, got {said.agent}"
+    for k, (played, turn) in enumerate(zip(episode.turns, own.turns, strict=False), 1):
+        if played.name != turn.agent:
+            return f"turn {k}: expected {played.name}, whose turn it is, got {turn.agent}"
     if len(episode.turns) < len(own.turns):
         why = episode.results[-1].info.get("truncated")
         why = f" (its {why} are full)" if why else ""
@@ -238,7 +239,7 @@ class _Recorded:
         return [(ticket, self._completion(request)) for ticket, request in waiting]
 
     def _completion(self, request: Request) -> Completion:
-        """The recorded tokens; where there are none that fit, the end of the turn alone."""
+        """Returns the recorded tokens; where there are none that fit, the end of the turn alone."""
         _, _, number, _, act, call = request.key
         turns, end = self._demonstrations[number].turns, self._tokenizer.end_id
         try:
@@ -253,22 +254,23 @@ class _Recorded:
             ids, finished = [end], True
         return Completion(np.asarray(ids, np.int32), np.zeros(len(ids), np.float32), finished)
 
-    def _ids(self, said: Said, limit: int, what: str) -> list[int]:
-        ids = self._tokenizer.encode(said.text)
+    def _ids(self, turn: RecordedTurn, limit: int, what: str) -> list[int]:
+        ids = self._tokenizer.encode(turn.text)
         if set(ids) & set(self._tokenizer.eos_ids):
             raise BadInput(f"{what}: its text spells out the token that ends a turn")
-        if said.truncated and ids:
+        if turn.truncated and ids:
             return ids[:limit]
         if len(ids) >= limit:
             raise BadInput(
                 f"{what}: {len(ids) + 1} tokens with its end, expected at most the {limit} that "
-                f"{said.agent} may write there; raise max_new_tokens or --model.context"
+                f"{turn.agent} may write there; raise max_new_tokens or --model.context"
             )
         return [*ids, self._tokenizer.end_id]
 
 
-def _places(turns: Sequence[Said]) -> dict[tuple[int, int], int]:
-    """The turn that a request's key means: number of its act, and of tools called before it."""
+def _places(turns: Sequence[RecordedTurn]) -> dict[tuple[int, int], int]:
+    """Returns the turn that a request's key means: number of its act, and of tools called before
+    it."""
     places: dict[tuple[int, int], int] = {}
     act, calls = -1, 0
     for k in range(len(turns)):
@@ -278,8 +280,8 @@ def _places(turns: Sequence[Said]) -> dict[tuple[int, int], int]:
     return places
 
 
-class _Posed:
-    """The environment of a demonstration, at its task's number; where only the text is known, one
+class _RecordedTask:
+    """Environment of a demonstration, at its task's number; where only the text is known, one
     that grades nothing."""
 
     def __init__(self, demonstrations: Sequence[Demonstration], create: Callable[[], Env]):

@@ -1,4 +1,4 @@
-"""The user's side of an episode: environment and workflow, called in threads and checked."""
+"""User's side of an episode: environment and workflow, called in threads and checked."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Rules(NamedTuple):
 
 
 class End(NamedTuple):
-    """The workflow returned, or was cut short by what ``truncated`` names."""
+    """Workflow returned, or was cut short by what ``truncated`` names."""
 
     truncated: str = ""
 

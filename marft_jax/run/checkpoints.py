@@ -56,7 +56,7 @@ class Saved(NamedTuple):
 
 
 class Checkpoints:
-    """The folder ``checkpoints/`` of a run; a context manager that saves what it holds at the end.
+    """Folder ``checkpoints/`` of a run; a context manager that saves what it holds at the end.
 
     The last finished step is held in the host's memory, whatever the devices do with their arrays
     meanwhile: so it can be saved at any moment, by any thread, and is whatever ends the run.
@@ -99,13 +99,13 @@ class Checkpoints:
 
     @property
     def steps(self) -> list[int]:
-        """The steps that have a checkpoint, intact or not."""
+        """Steps that have a checkpoint, intact or not."""
         if not self._folder.is_dir():
             return []
         return sorted(int(p.name) for p in self._folder.iterdir() if p.name.isdecimal())
 
     def find(self, which: int | str, most: int | None = None) -> int | None:
-        """The step of the intact checkpoint that is asked for; None where there is none.
+        """Returns the step of the intact checkpoint that is asked for; None where there is none.
 
         Args:
             which: a step, ``latest``, or ``best`` by its metric.
@@ -198,7 +198,8 @@ class Checkpoints:
         return Saved(fresh._replace(**parts), meta)
 
     def restore_adapters(self) -> dict[str, peft.Adapter] | None:
-        """The newest adapters by name, whatever they were trained with; None without any."""
+        """Returns the newest adapters by name, whatever they were trained with; None without
+        any."""
         step = self.find("latest")
         if step is None:
             return None
@@ -268,7 +269,7 @@ class Checkpoints:
             remove(self._folder / str(step))
 
     def _metrics(self, steps: Iterator[int]) -> dict[int, float | None]:
-        """The metrics of those of these checkpoints that can be read."""
+        """Returns the metrics of those of these checkpoints that can be read."""
         found = {}
         for step in steps:
             with contextlib.suppress(ValueError):
@@ -317,13 +318,14 @@ def shapes_of(state: Any) -> dict[str, str]:
 
 
 def _parts(state: TrainState) -> dict[str, Any]:
-    """The fields of a state, as they are saved: one without a lag has no past, for example."""
+    """Returns the fields of a state, as they are saved: one without a lag has no past, for
+    example."""
     fields = state._asdict().items()
     return {name: part for name, part in fields if not isinstance(part, tuple) or part}
 
 
 def _best(metrics: Mapping[int, float | None]) -> int | None:
-    """The step with the highest metric, of equal ones the newest."""
+    """Returns the step with the highest metric, of equal ones the newest."""
     known = [(value, step) for step, value in metrics.items() if value is not None]
     return max(known)[1] if known else None
 

@@ -38,7 +38,7 @@ _PACKAGES = ("jax", "flax", "optax", "orbax-checkpoint", "transformers")
 def identity_of(
     config: Config, base: BaseModel, team: Team, workflow: str = "sequential"
 ) -> dict[str, Any]:
-    """The base, team, settings and library versions that a state is made with."""
+    """Returns the base, team, settings and library versions that a state is made with."""
     settings = dataclasses.asdict(config)
     if not config.algo.has_critic:
         del settings["critic"]
@@ -53,7 +53,8 @@ def identity_of(
 
 
 def described(team: Team, workflow: str) -> dict[str, Any]:
-    """The contents of a team file, flat: ``{"solver.prompt": "Solve.", ..., "workflow": ...}``."""
+    """Returns the contents of a team file, flat: ``{"solver.prompt": "Solve.", ..., "workflow":
+    ...}``."""
     flat: dict[str, Any] = {"workflow": workflow, "messages": list(team.messages)}
     for what in ("orchestrator", "judge"):
         member = getattr(team, what)
@@ -132,7 +133,7 @@ def team_changes(saved: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
 
 
 def _around(text: str, other: str, width: int = 60) -> str:
-    """The part of a text where it begins to differ from another."""
+    """Returns the part of a text where it begins to differ from another."""
     start = max(0, len(os.path.commonprefix([text, other])) - 20) if len(text) > width else 0
     end = start + width
     return "..." * (start > 0) + text[start:end] + "..." * (end < len(text))

@@ -1,4 +1,4 @@
-"""The run directory: its own settings, and what its disk does."""
+"""Run directory: its own settings, and what its disk does."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _FILE_SYSTEM = {
 
 @contextlib.contextmanager
 def own_directory(run: Path) -> Iterator[Path]:
-    """The run directory; a temporary one for processes beside the first, who read and write
+    """Run directory; a temporary one for processes beside the first, who read and write
     nothing of the run but its checkpoints."""
     if processes.is_lead():
         yield run
@@ -57,7 +57,7 @@ def disk_errors(run: Path) -> Iterator[None]:
 
 
 def cannot_write(run: Path, why: str) -> RunFailed:
-    """The error of a run directory that can no longer be written."""
+    """Returns the error of a run directory that can no longer be written."""
     return RunFailed(
         f"{run}: cannot be written ({why}); checkpoints that were saved stay loadable: make room "
         "or give access, and start again to continue"

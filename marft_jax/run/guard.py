@@ -52,7 +52,7 @@ class Finding(NamedTuple):
 
 
 class Verdict(NamedTuple):
-    """The run must not go on like this; all was well after step ``good``."""
+    """Run must not go on like this; all was well after step ``good``."""
 
     finding: Finding
     good: int
@@ -104,11 +104,11 @@ class Guard:
         metrics: Mapping[str, float],
         nonfinite: Nonfinite,
     ) -> tuple[dict[str, float], Verdict | None]:
-        """The ``guard/`` metrics of a step, and a verdict where something was outside its bound
-        for too long. What is outside is noted, and said in the log."""
+        """Returns the ``guard/`` metrics of a step, and a verdict where something was outside its
+        bound for too long. What is outside is noted, and said in the log."""
         findings = [*_not_finite(nonfinite), *self._collapsing(episodes, metrics)]
         before = self.memory["since"]
-        since = {key: before[key] for key in self._untold(metrics) if key in before}
+        since = {key: before[key] for key in self._unmoved(metrics) if key in before}
         verdict = None
         for finding in findings:
             key, skipped = f"{finding.kind} {finding.who}", finding.kind == "nonfinite"
@@ -150,9 +150,9 @@ class Guard:
             if reward < bound:
                 yield Finding("reward", "team", reward, bound)
 
-    def _untold(self, metrics: Mapping[str, float]) -> list[str]:
-        """The KLs of agents whose policy did not move, as when all fail: such a step says nothing
-        of one that was outside before."""
+    def _unmoved(self, metrics: Mapping[str, float]) -> list[str]:
+        """Returns the KLs of agents whose policy did not move, as when all fail: such a step says
+        nothing of one that was outside before."""
         kls = {f"kl {n}": metrics.get(f"agent/{n}/approx_kl", 0.0) for n in self._agents}
         return [key for key, kl in kls.items() if kl < _MOVED]
 
@@ -183,7 +183,8 @@ _MOVED = 1e-6  # nats; rounding makes a KL of up to 1e-9 of a policy that stood 
 
 
 def by_agent(nonfinite: Mapping[str, Any], team: Team) -> Nonfinite:
-    """The learner's counts by agent and tensor; those by adapter go to each agent that has it."""
+    """Returns the learner's counts by agent and tensor; those by adapter go to each agent that has
+    it."""
     found: dict[str, dict[str, float]] = {name: {} for name in ("critic", *team.names)}
     for tensor, counts in jax.device_get(dict(nonfinite)).items():
         if np.ndim(counts) == 0:

@@ -1,4 +1,4 @@
-"""One process at a time trains in a run directory."""
+"""Lock of a run directory: a single process trains in it at a time."""
 
 from __future__ import annotations
 

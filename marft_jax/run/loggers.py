@@ -34,8 +34,8 @@ _PROJECT = "marft_jax"
 
 
 class Writer(Protocol):
-    """Where the numbers of steps go. It is made with the run directory and the first step that it
-    will get: what an earlier start wrote about that one and later ones no longer counts."""
+    """Receiver of the numbers of steps. It is made with the run directory and the first step that
+    it will get: what an earlier start wrote about that one and later ones no longer counts."""
 
     def write(self, step: int, metrics: Mapping[str, float]) -> None: ...
 
@@ -171,7 +171,7 @@ class Logger:
 
 
 class Package:
-    """The writer of another package.
+    """Writer of another package.
 
     Each of its runs has every step once. ``loggers/NAME.json`` in the run directory keeps which one
     it is, and, when that is closed, its last step: a run that goes on right after it goes on there.
@@ -209,7 +209,7 @@ class Package:
 
 
 def _settings(file: Path) -> dict[str, Any]:
-    """The settings of a run, by ``section.name``."""
+    """Returns the settings of a run, by ``section.name``."""
     tree = documents.read(str(file), "--run.dir") if file.is_file() else {}
     return {f"{section}.{key}": value for section in tree for key, value in tree[section].items()}
 

@@ -46,7 +46,7 @@ _OF_A_CRITIC = "critic/loss critic/explained_variance critic/grad_norm"
 
 
 def metric_names(config: Config, agents: Sequence[str], evaluations: Iterable[Plan]) -> set[str]:
-    """The names of all metrics that a run with these settings reports."""
+    """Returns the names of all metrics that a run with these settings reports."""
     algo = config.algo
     own = _OF_RECORDED if algo.recorded else _OF_AN_AGENT
     own += " ref_kl" * (algo.kl_coef > 0)
@@ -143,7 +143,7 @@ def _of_agent(collected: Collected, agent: int, algo: Algo) -> dict[str, float]:
 
 
 def _of_learner(learned: Mapping[str, Any], team: Team, recorded: bool) -> dict[str, float]:
-    """The learner's arrays by agent as ``agent/<name>/...``; its scalars as they are.
+    """Returns the learner's arrays by agent as ``agent/<name>/...``; its scalars as they are.
 
     The own log-prob of recorded actions is 0, so the distance to the learner's is their
     cross-entropy per token: the loss.
@@ -163,7 +163,7 @@ def _of_learner(learned: Mapping[str, Any], team: Team, recorded: bool) -> dict[
 
 
 def _cuts(episode: Episode) -> list[Any]:
-    """The reasons why its steps were cut short, where they were."""
+    """Returns the reasons why its steps were cut short, where they were."""
     return [r.info["truncated"] for r in episode.results if "truncated" in r.info]
 
 
@@ -173,7 +173,8 @@ def _is_truncated(episode: Episode) -> bool:
 
 
 def peak_bytes() -> int:
-    """The most memory used so far: of the first device, or of this process where there is none."""
+    """Returns the most memory used so far: of the first device, or of this process where there is
+    none."""
     stats: dict[str, Any] = jax.local_devices()[0].memory_stats() or {}
     if "peak_bytes_in_use" in stats:
         return stats["peak_bytes_in_use"]

@@ -139,7 +139,7 @@ def check_learns(config: Config, blueprint: Blueprint) -> None:
 
 
 def _greeting(session: Session, state: TrainState) -> str:
-    """The line that a run begins with."""
+    """Returns the line that a run begins with."""
     start = int(state.step)
     config, shape = session.config, "x".join(map(str, session.mesh.shape.values()))
     where = session.mesh.devices.flat[0].device_kind

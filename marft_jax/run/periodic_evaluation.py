@@ -15,7 +15,7 @@ from marft_jax.run.setup import Session, open_source
 
 
 class PeriodicEvaluation:
-    """The tasks of evaluations, opened before a model is loaded and closed with the stack.
+    """Tasks of evaluations, opened before a model is loaded and closed with the stack.
 
     Attributes:
         plans: of each benchmark; none without ``eval.every``.
@@ -30,7 +30,8 @@ class PeriodicEvaluation:
     def evaluate(
         self, session: Session, threads: Executor, step: int, reporter: Reporter
     ) -> dict[str, float]:
-        """The team's accuracy, and pass@k where tasks are played several times, as metrics."""
+        """Returns the team's accuracy, and pass@k where tasks are played several times, as
+        metrics."""
         metrics: dict[str, float] = {}
         for plan, source in zip(self.plans, self._sources, strict=True):
             answers = Answers(session, plan, source)

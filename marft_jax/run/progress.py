@@ -22,7 +22,8 @@ def clock(seconds: float) -> str:
 
 
 class Pace:
-    """How long work of equal parts will still take: as long for each as since the first call."""
+    """Estimate of how long work of equal parts will still take: as long for each as since the first
+    call."""
 
     def __init__(self) -> None:
         self._first: tuple[int, float] | None = None

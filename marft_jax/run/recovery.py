@@ -30,7 +30,7 @@ Begin = Callable[[TrainState], TrainState]
 
 
 def open_checkpoints(session: Session) -> Checkpoints:
-    """The checkpoints of the run directory, which this process holds the lock of."""
+    """Returns the checkpoints of the run directory, which this process holds the lock of."""
     settings = session.config.run
     identity = identity_of(session.config, session.base, session.team, session.workflow)
     checkpoints = Checkpoints(settings.dir, identity, settings.keep, settings.best_metric)
@@ -41,7 +41,8 @@ def open_checkpoints(session: Session) -> Checkpoints:
 def resume(
     checkpoints: Checkpoints, guard: Guard, fresh: TrainState, begin: Begin
 ) -> tuple[TrainState, list[str]]:
-    """The newest saved state, or else the initial one, and lines about what has changed since.
+    """Returns the newest saved state, or else the initial one, and lines about what has changed
+    since.
 
     Raises:
         BadInput: what was saved does not belong to these settings, or none of it is intact; or the
@@ -101,7 +102,7 @@ def roll_back(
     fresh: TrainState,
     begin: Begin,
 ) -> TrainState:
-    """The last good state, with a lower learning rate; later checkpoints are removed.
+    """Returns the last good state, with a lower learning rate; later checkpoints are removed.
 
     Raises:
         RunFailed: the run was rolled back too often; the message is the report.

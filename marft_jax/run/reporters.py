@@ -35,7 +35,8 @@ LOGGER = logging.getLogger("marft_jax")
 
 
 class JsonLines:
-    """One JSON object per step, flushed each step; a number that is not finite becomes null."""
+    """``metrics.jsonl``: a JSON object per step, flushed each step; a number that is not finite
+    becomes null."""
 
     def __init__(self, run_dir: Path, first_step: int) -> None:
         jsonlines.keep_steps_before(run_dir / "metrics.jsonl", first_step)
@@ -185,8 +186,8 @@ class Display(logging.Handler):
             self._bar.start()
 
     def advance(self, step: int, metrics: Mapping[str, float]) -> Text:
-        """The line of a finished step. The time left is that of the median of the latest steps, so
-        that compilation does not count for long."""
+        """Returns the line of a finished step. The time left is that of the median of the latest
+        steps, so that compilation does not count for long."""
         now = time.monotonic()
         self._seconds.append(now - self._stepped)
         self._stepped = now
@@ -264,7 +265,7 @@ def _mean(metrics: Mapping[str, float], pattern: str, form: str) -> str:
 
 
 def _agents(metrics: Mapping[str, float]) -> Table:
-    """The numbers of each agent, by its name."""
+    """Returns the numbers of each agent, by its name."""
     names = dict.fromkeys(name.split("/")[1] for name in metrics if name.startswith("agent/"))
     shown = {
         what: form

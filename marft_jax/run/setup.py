@@ -133,7 +133,8 @@ def use_compilation_cache() -> None:
 def restore_state(
     session: Session, run: str | Path | None, step: int | str = "latest"
 ) -> TrainState:
-    """The state after a step of ``run``: a number, ``best`` or ``latest``; else the initial one.
+    """Returns the state after a step of ``run``: a number, ``best`` or ``latest``; else the initial
+    one.
 
     Raises:
         BadInput: the run has no such checkpoint, or it belongs to another base or team.
@@ -158,8 +159,8 @@ def restore_state(
 
 
 def initial_state(config: Config, team: Team, fresh: TrainState) -> TrainState:
-    """The state that a training begins with; ``lora.init`` may be a run directory: its newest
-    adapters.
+    """Returns the state that a training begins with; ``lora.init`` may be a run directory: its
+    newest adapters.
 
     Raises:
         BadInput: see ``interop.initial``; or the run has no intact checkpoint.
@@ -175,7 +176,7 @@ def initial_state(config: Config, team: Team, fresh: TrainState) -> TrainState:
 
 
 def open_source(stack: contextlib.ExitStack, config: Config, split: Split) -> EnvSource:
-    """The environment, closed with the stack."""
+    """Returns the environment, closed with the stack."""
     source = make(config.env, split)
     stack.callback(source.close)
     return source

@@ -118,8 +118,8 @@ class Stop:
             _end(128 + number)
 
     def _next(self, until: float | None, since: float = 0.0) -> int | None:
-        """The next signal that comes after ``since``, ``_CLOSED`` at the end of the ``with``, or
-        None where none came in time."""
+        """Returns the next signal that comes after ``since``, ``_CLOSED`` at the end of the
+        ``with``, or None where none came in time."""
         poller = select.poll()
         poller.register(self._read, select.POLLIN)
         while poller.poll(until and max(0.0, until - time.monotonic()) * 1000):

@@ -65,8 +65,8 @@ def _failed(episode: FailedEpisode) -> dict[str, Any]:
 def turn_numbers(
     collected: Collected, estimates: Estimates, level: Level, decode: Decode
 ) -> Iterator[list[dict[str, Any]]]:
-    """The reward, value (at a token level the first token's; None without a critic) and advantage
-    (the mean over its tokens) of each turn, episode by episode.
+    """Returns the reward, value (at a token level the first token's; None without a critic) and
+    advantage (the mean over its tokens) of each turn, episode by episode.
 
     A sampled turn also has ``pieces``, the text that each of its tokens adds, and their behaviour
     ``logprobs``; at a token level also their ``advantages`` and ``values``.
@@ -93,7 +93,7 @@ def turn_numbers(
 
 
 def pieces(ids: Sequence[int], decode: Decode) -> list[str]:
-    """The text that each token adds: a character of several tokens is the last one's.
+    """Returns the text that each token adds: a character of several tokens is the last one's.
 
     A token is decoded behind the one before it, because some tokenizers drop the space that a text
     begins with.

@@ -119,7 +119,7 @@ def _member(team: Team, part: str, name: str | None) -> int | None:
 
 
 def _adapters(profiles: tuple[Profile, ...], shared: bool) -> list[str]:
-    """The name of each agent's adapter."""
+    """Returns the name of each agent's adapter."""
     wanted = ["team" if shared else profile.adapter or profile.name for profile in profiles]
     for name in wanted:
         members = [p for p, own in zip(profiles, wanted, strict=True) if own == name]

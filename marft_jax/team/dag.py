@@ -39,7 +39,7 @@ class Graph(NamedTuple):
         return layers
 
     def ancestors(self, node: Node) -> set[str]:
-        """The ids of all nodes that ``node`` depends on, directly or through others."""
+        """Returns the ids of all nodes that ``node`` depends on, directly or through others."""
         found: set[str] = set()
         open_ids = [node.id]
         while open_ids:

@@ -1,4 +1,4 @@
-"""The language of an orchestrator: whom it calls, or that it is done."""
+"""Language of an orchestrator: whom it calls, or that it is done."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The members of a team: prompts, how they sample, and which adapter each trains."""
+"""Members of a team: prompts, how they sample, and which adapter each trains."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ class Profile:
 
 
 def last_answering(profiles: Sequence[Profile]) -> int:
-    """The last of those whose actions are graded: who stands for the team when alone."""
+    """Returns the last of those whose actions are graded: who stands for the team when alone."""
     return max(i for i, profile in enumerate(profiles) if profile.answers)
 
 

@@ -33,7 +33,7 @@ class State(NamedTuple):
     feedback: str = ""  # what is new in the observation, for those who still see what was before
 
     def after(self, turns: Sequence[Turn], result: StepResult) -> State:
-        """The next step's state."""
+        """Returns the next step's state."""
         feedback = result.feedback or result.observation
         return State(result.observation, self.step + 1, (*self.past, *turns), feedback)
 
@@ -133,7 +133,7 @@ class Team(NamedTuple):
     def _continued_prompt(
         self, agent: int, state: State, seen: Sequence[Turn], in_step: bool, message: str
     ) -> tuple[list[int], int]:
-        """The prompt, and how many of its ids are those of the conversation so far."""
+        """Returns the prompt, and how many of its ids are those of the conversation so far."""
         if seen:
             before, generation = self._conversation(seen), []
         else:

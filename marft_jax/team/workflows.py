@@ -113,7 +113,7 @@ def majority(turns: Sequence[Turn]) -> tuple[Turn, dict[str, int]]:
 
 
 def _visible(team: Team, turns: Sequence[Turn], last: Sequence[Turn]) -> Sequence[Turn]:
-    """The last answers; in a shared conversation all, for it cannot leave any out."""
+    """Returns the last answers; in a shared conversation all, for it cannot leave any out."""
     return list(turns) if team.shared else last
 
 
