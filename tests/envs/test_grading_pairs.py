@@ -263,6 +263,43 @@ AC | AC
 1011_2 | 1011
 1011_2 | 1011_{2}
 4210_{5} | 4210_5
+# choices as competitions print them
+A | \textbf{(A)}
+A | \textbf{A}
+A | \textbf{(A) }14
+A | \textbf{(A)}\ 14
+B | \mathbf{B}
+B | \mathrm{(B)}
+C | \boldsymbol{C}
+D | \textit{D}
+D | \emph{(D)}
+E | \underline{E}
+B | \rm B
+B | {\bf (B)}
+C | \text{Option C}
+C | choice (C)
+\textbf{(E)} | E
+# colours, fonts, degrees inside of functions, left sides, abbreviations
+42 | \color{red}{42}
+42 | {\color{red} 42}
+16 | \textcolor{red}{16}
+x+1 | \textcolor{blue}{1+x}
+\frac{1}{2} | \textcolor[rgb]{1,0,0}{\frac{1}{2}}
+\frac{1}{2} | \sin 30^\circ
+\frac{1}{4} | \cos^2(60^{\circ})
+1 | \tan{45°}
+2x | dy/dx=2x
+2x | \frac{dy}{dx} = 2x
+2x | f'(x) = 2x
+\text{does not exist} | DNE
+\text{DNE} | does not exist
+# things that are counted
+5 \text{ apples} | 5 red apples
+5 \text{ apples} | 5 apples per day
+1 \text{ apple} | 1 apples
+5 \text{ boxes} | 5 box
+45^\circ | 45\text{ deg}
+12.5\% | 12.5\% \text{ of them}
 """
 
 UNEQUAL = r"""
@@ -455,6 +492,28 @@ AC | A
 1011_2 | 1010_2
 1011_2 | 11
 4210_5 | 4210_6
+# units of another kind
+12.5 \text{ kg} | 12.5\%
+45 \text{ cm} | 45^\circ
+45 \text{ rad} | 45^\circ
+45^\circ | 45 \text{ radians}
+30\% | 30^\circ
+5\% | 5 \text{ m}
+5\% | \$5
+\$5 | 5\%
+5 \text{ oranges} | 5 apples
+5 \text{ oranges} | 5 cm
+# other choices, in the same dress
+A | \textbf{(B)}
+A | \textbf{(B) }14
+B | \text{Option A}
+B | \underline{E}
+# other numbers, in the same dress
+42 | \color{red}{43}
+\frac{1}{2} | \sin 60^\circ
+2x | dy/dx=3x
+f \circ g | f g
+\text{does not exist} | 0
 """
 
 

@@ -11,15 +11,16 @@ import datetime
 import re
 from fractions import Fraction
 
-from marft_jax.envs.grading.normalize import number, split
+from marft_jax.envs.grading.normalize import number, split, without_format
 
 _BASED = re.compile(r"(-?[0-9A-Z.]+)_\{?(\d{1,2})\}?")  # 1011_2: the base may be left out
 _DECIMAL_COMMA = re.compile(r"(-?\d+),(\d+)")  # a list would not answer a single number
 _COUNTED = re.compile(r"[\d}%]\s+[A-Za-z]{3}[A-Za-z ]*$")  # 7 eighths: words that are no unit
 _DATED = re.compile(r"[\w/.-]{1,12}(?: [\w.]{1,10},?)?(?: \d{4})?", re.ASCII)
 _DATES = ("%Y-%m-%d", "%Y/%m/%d", "%m/%d/%Y", "%B %d, %Y", "%d %B %Y", "%b %d, %Y", "%d %b %Y")
-_LETTER = re.compile(r"\W*(?:\\text\{)?\W*([A-J])\W*", re.ASCII)
-_LEADING_LETTER = re.compile(r"\W*(?:text\{)?\W*([A-J])[).:}、．]")
+_NAMED = r"\W*(?:text\{)?\W*(?:(?i:option|choice|answer)\W+)?"
+_LETTER = re.compile(rf"{_NAMED}([A-J])\W*", re.ASCII)
+_LEADING_LETTER = re.compile(rf"{_NAMED}([A-J])[).:}}、．]")
 _WORDY = re.compile(r"[A-Za-z]{2}|[A-Za-z]\.|[^\x00-\x7f]|^[A-Z](?:, ?[A-Z])+$")
 
 
@@ -31,8 +32,8 @@ def quick(reference: str, answer: str) -> bool | None:
     """
     if is_letter(reference):
         return _letter(answer) == _letter(reference)
-    (right, unit), (given, other_unit) = split(reference), split(answer)
-    if not given or _differ(unit, other_unit):
+    (right, given), units = zip(split(reference), split(answer), strict=True)
+    if not given or _differ(*map(_kind, (right, given), units)):
         return False
     if (day := _date(right)) is not None:
         return _date(given) == day
@@ -49,23 +50,30 @@ def quick(reference: str, answer: str) -> bool | None:
 
 
 def is_letter(reference: str) -> bool:
-    """Recognises a choice letter: ``B``, ``(B)``, ``\\text{(B)}``."""
-    return len(reference) <= 40 and _LETTER.fullmatch(reference.strip()) is not None
+    """Recognises a choice letter: ``B``, ``(B)``, ``\\textbf{(B)}``, ``\\textbf{(B)} 42``."""
+    letter = without_format(reference)
+    return len(letter) <= 40 and _LETTER.fullmatch(letter) is not None
 
 
 def _letter(answer: str) -> str | None:
     """The choice letter that an answer names: of ``(B)``, ``B.`` or ``B) 42``."""
-    answer = answer.strip()[:40]
+    answer = without_format(answer[:200])[:40]
     match = _LETTER.fullmatch(answer) or _LEADING_LETTER.match(answer)
     return match[1] if match else None
 
 
+def _kind(value: str, unit: str) -> str:
+    """What is counted or measured; a percentage is one of whatever stands behind it."""
+    return "%" if value.endswith("%") else unit
+
+
 def _differ(unit: str, other: str) -> bool:
-    """Two units that we know, and not the same; a missing one is forgiven, and so is "miles" where
-    "miles per hour" are meant."""
+    """Other units, or other things that are counted; missing words are forgiven, and so is "miles"
+    where "miles per hour" are meant."""
     if ("/" in unit) != ("/" in other):
         unit, other = unit.partition("/")[0], other.partition("/")[0]
-    return bool(unit and other and unit != other)
+    words, others = set(unit.split()), set(other.split())
+    return not (words <= others or others <= words)
 
 
 def _date(value: str) -> datetime.date | None:

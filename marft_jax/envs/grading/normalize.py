@@ -18,6 +18,14 @@ _SYMBOLS = str.maketrans({
     "½": "\\frac{1}{2}", "¼": "\\frac{1}{4}", "¾": "\\frac{3}{4}",
     "\u00a0": " ", "\u202f": " ", "\u2009": " ",
 })  # fmt: skip
+_FORMATS = [
+    (re.compile(pattern), replacement)
+    for pattern, replacement in (
+        (r"\\(?:text)?color\s*(?:\[\w*\])?\{[^{}]*\}|\\(?:rm|bf|it|sf|tt|sl)(?![A-Za-z])\s*", ""),
+        (r"\\(?:[mf]box|(?:text|math)(?:rm|bf|it|sf|tt|sl|up|normal)|operatorname|emph|underline|"
+         r"boldsymbol|bm|bold)\s*\{([^{}]*)\}", r"\\text{\1}"),
+    )
+]  # fmt: skip
 _METRES = re.compile(r"(?<=\d)\s*([kcdm]?m)(?=[²³])")  # so typed it is a unit, not a variable
 _REWRITES = [
     (re.compile(pattern), replacement)
@@ -35,8 +43,12 @@ _REWRITES = [
         (r"(?<![\\A-Za-z])(sqrt|pi)(?![A-Za-z])", r"\\\1 "),
         (r"(?:√|\\sqrt)\s*\(([^()]*)\)|√\s*(\w+)|\\sqrt\s*(\w)", r"\\sqrt{\1\2\3}"),
         (r"\*\*", "^"),
-        (r"\^\s*\{?\s*\\(?:circ|degree)(?![A-Za-z])\s*\}?|\\degree(?![A-Za-z])", " "),
-        (r"\\(?:mbox|(?:text|math)(?:rm|bf|it)|operatorname)\s*\{([^{}]*)\}", r"\\text{\1}"),
+        (r"\^\s*\{\s*\\(?:circ|degree)\s*\}|(?:\^\s*\\circ|\^?\s*\\degree)(?![A-Za-z])", "°"),
+        (r"(\\(?:sin|cos|tan|cot|sec|csc)(?![A-Za-z])\s*(?:\^\s*\{?\d\}?)?[\s({]*)(\d[\d.]*)\s*°",
+         r"\1\\frac{\2\\pi}{180}"),
+        (r"°\s*$", r"\\text{ degrees}"),
+        (r"°", " "),
+        (r"(?<![\\A-Za-z])D\.?N\.?E(?![A-Za-z])", "does not exist"),
         (r"\\text\{\s*(?:and|or|,)\s*\}|(?<![A-Za-z\\])(?:and|or)(?![A-Za-z])|\\lor(?![A-Za-z])",
          ","),
         (r"\\varnothing(?![A-Za-z])|\\\{\s*\\\}", r"\\emptyset"),
@@ -74,7 +86,8 @@ _UNITS = {
         "mi": "mile", "mg": "", "g": "gram", "kg": "kilogram", "lb": "pound", "oz": "ounce",
         "ml": "milliliter millilitre", "l": "liter litre", "gal": "gallon", "s": "sec second",
         "min": "minute", "h": "hr hour", "day": "", "week": "", "month": "", "yr": "year",
-        "dollar": "", "cent": "¢", "mi/h": "mph", "km/h": "kph", "am": "", "pm": "", "unit": "",
+        "degree": "deg", "rad": "radian", "dollar": "", "cent": "¢", "mi/h": "mph",
+        "km/h": "kph", "am": "", "pm": "", "unit": "",
     }.items()
     for word in (unit, *spellings.split())
     for spelling in (word, f"{word}s")
@@ -88,20 +101,22 @@ _NO_UNITS = frozenset(
     "infinity squared cubed dozen hundred thousand million billion base choose factorial percent "
     "cent".split()
 )
+_FILLERS = frozenset("a an the of per each every".split())
+_PLURAL = re.compile(r"(?<=[xzh])es$|(?<=ss)es$|(?<!s)s$")
 
 
 @functools.lru_cache(maxsize=1024)
 def split(answer: str) -> tuple[str, str]:
-    """Spells an answer without its unit; and the unit, where it is known.
+    """Spells an answer without its unit; and the unit, or else the words, that stand behind it.
 
     >>> split("$\\\\dfrac12\\\\text{ square inches}$."), split("16 eggs"), split("3x")
-    (('\\\\frac{1}{2}', 'in^2'), ('16', ''), ('3x', ''))
+    (('\\\\frac{1}{2}', 'in^2'), ('16', 'egg'), ('3x', ''))
     """
     text = _spelled(answer)
     if found := _TEXT_UNIT.fullmatch(text):
         value, words, power = found.groups()
         if _NO_UNITS.isdisjoint(words.lower().split()):
-            return value.strip(), _unit(words, power)
+            return value.strip(), _unit(words, power) or _words(words)
         text = f"{value} {words.strip()}"
     if found := _PLAIN_UNIT.fullmatch(text):
         value, space, words, power = found.groups()
@@ -109,7 +124,7 @@ def split(answer: str) -> tuple[str, str]:
         short = len(words) == 1 and not space  # 3s may be 3 times s
         parts = re.split(r"[./ ]+", words.strip(" ."))
         if (unit and not short) or (space and all(map(_is_word, parts))):
-            return value.strip(), unit
+            return value.strip(), unit or _words(words)
     return text, ""
 
 
@@ -123,14 +138,25 @@ def normalize(answer: str) -> str:
 
 
 def _spelled(answer: str) -> str:
-    text = _METRES.sub(r"\\text{ \1}", answer.strip().rstrip("。."))
-    text = text.replace("\\\\", "\0").translate(_SYMBOLS)  # the row break of a matrix stays
+    text = _METRES.sub(r"\\text{ \1}", answer.strip().rstrip("。.")).replace("\\\\", "\0")
+    text = without_format(text).translate(_SYMBOLS)  # the row break of a matrix stays, as \0
     for pattern, replacement in _REWRITES:
         text = pattern.sub(replacement, text)
     text = _REPEATING.sub(_as_fraction, text.replace("\0", "\\\\")).strip()
     whole = re.fullmatch(r"\\text\{([^{}]*)\}", text)
     text = whole[1].strip() if whole else text
     return _GROUPED.sub(lambda match: match[0].replace(",", ""), text).rstrip(".,; ")
+
+
+def without_format(text: str) -> str:
+    """Drops fonts and colours; what stood in a font of its own is ``\\text{...}``.
+
+    >>> without_format("\\\\textbf{(A)}"), without_format("\\\\color{red}{42}")
+    ('\\\\text{(A)}', '42')
+    """
+    for pattern, replacement in _FORMATS:
+        text = pattern.sub(replacement, text)
+    return re.sub(r"^\{([^{}]*)\}$", r"\1", text.strip())
 
 
 def _as_fraction(repeating: re.Match[str]) -> str:
@@ -150,6 +176,12 @@ def _unit(words: str, power: str | None) -> str:
     parts = (rest if first in _POWERS else words).split("/")
     known = [_UNITS.get(part if len(part) == 1 else part.lower(), "") for part in parts]
     return "/".join(known) + (f"^{power}" if power else "") if all(known) else ""
+
+
+def _words(text: str) -> str:
+    """``eggs per day`` is ``egg day``: units by their names, plurals as singulars."""
+    words = [word for word in re.findall(r"[^\W\d_]+", text.lower()) if word not in _FILLERS]
+    return " ".join(_UNITS.get(word) or _PLURAL.sub("", word) for word in words)
 
 
 def _is_word(part: str) -> bool:
