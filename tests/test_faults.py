@@ -177,8 +177,7 @@ def test_threads_end_with_what_made_them_but_those_that_hang():
     faults.OVER.clear()
     pool = DaemonThreads()
     hanging = pool.submit(faults.sleeping)
-    assert pool.submit(lambda: 3).result() == 3 and len(environment_threads()) == 2
-    del pool
+    assert pool.submit(lambda: 3).result() == 3
     deadline = time.monotonic() + 5.0
     while len(environment_threads()) > 1 and time.monotonic() < deadline:
         time.sleep(0.01)

@@ -1,17 +1,14 @@
 """Calls of users' code in threads: each may fail, and may take longer than it has.
 
-Users' code is trusted. A call that hangs loses its episode and keeps a daemon thread, for which
-Python does not wait when it exits.
+Users' code is trusted. A call that hangs loses its episode and keeps its daemon thread.
 """
 
 from __future__ import annotations
 
 import functools
-import queue
 import sys
 import threading
 import time
-import weakref
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Executor, Future
@@ -20,58 +17,24 @@ from typing import Any
 from marft_jax.errors import place
 from marft_jax.plugins import Failure, failure_of
 
-_Work = tuple[Future[Any], Callable[[], Any]]
-_Inbox = queue.SimpleQueue[_Work | None]
 _MOMENT = 1.0  # seconds after which a call that runs in turn is gone past
 
 
 class DaemonThreads(Executor):
-    """A thread for each call that runs.
-
-    Idle ones end with this object or its ``shutdown``; those of calls that hang, with their call.
-    """
-
-    def __init__(self) -> None:
-        self._idle, self._closed = list[_Inbox](), threading.Event()
-        self._end = weakref.finalize(self, _end, self._idle, self._closed)
+    """Starts a daemon thread for each call; Python does not wait for one that hangs."""
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
         """Starts ``fn(*args, **kwargs)``; its future holds what it returns or raises."""
         future: Future[Any] = Future()
-        try:
-            inbox = self._idle.pop()
-        except IndexError:
-            inbox = queue.SimpleQueue()
-            thread = threading.Thread(
-                target=_serve, args=(inbox, self._idle, self._closed), daemon=True
-            )
-            thread.name = "environment"
-            thread.start()
-        inbox.put((future, functools.partial(fn, *args, **kwargs)))
+
+        def run() -> None:
+            try:
+                future.set_result(fn(*args, **kwargs))
+            except BaseException as error:
+                future.set_exception(error)
+
+        threading.Thread(target=run, name="environment", daemon=True).start()
         return future
-
-    def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
-        """Ends the threads, and waits for none of them."""
-        self._end()
-
-
-def _serve(inbox: _Inbox, idle: list[_Inbox], closed: threading.Event) -> None:
-    while (work := inbox.get()) is not None:
-        future, call = work
-        try:
-            future.set_result(call())
-        except BaseException as error:
-            future.set_exception(error)
-        del work, future, call  # what is dropped is dropped here
-        idle.append(inbox)
-        if closed.is_set():
-            return
-
-
-def _end(idle: list[_Inbox], closed: threading.Event) -> None:
-    closed.set()
-    while idle:
-        idle.pop().put(None)
 
 
 class UserCall:
@@ -85,14 +48,13 @@ class UserCall:
 
     Attributes:
         is_over: it returned ``value``, or failed with ``failure``.
-        started: when it began, in ``time.monotonic`` seconds; None where it has not yet.
+        started: when it began, in ``time.monotonic`` seconds; NaN before that.
     """
 
     def __init__(
         self, what: str, run: Callable[[], Any], seconds: float | None, in_turn: bool = False
     ) -> None:
-        self._what, self._seconds, self.in_turn = what, seconds, in_turn
-        self._run: Callable[[], Any] | None = run
+        self._what, self._run, self._seconds, self.in_turn = what, run, seconds, in_turn
         self._thread = 0
         self.is_over, self.started = False, float("nan")
         self.value: Any = None
@@ -100,16 +62,15 @@ class UserCall:
 
     def run(self) -> None:
         """Runs it in this thread, unless it was given up before it began."""
-        run, self._run = self._run, None
-        if run is None or self.is_over:
+        if self.is_over:
             return
         self.started, self._thread = time.monotonic(), threading.get_ident()
         value = failure = None
         try:
-            value = run()
+            value = self._run()
         except BaseException as error:  # sys.exit too: it ends an episode, not the run
             failure = failure_of(error)
-        del run  # what only it holds is dropped here
+        del self._run  # what only it holds is dropped here
         if not self.is_over:
             self.value, self.failure, self.is_over = value, failure, True
 
