@@ -20,6 +20,7 @@ from typing import Any, Literal
 from marft_jax.envs.base import EnvSource, Grade, Split, question_source
 from marft_jax.envs.datasets import load
 from marft_jax.envs.datasets.code_rows import Call, Script, Suite, as_task
+from marft_jax.envs.datasets.statements import IMPORTS
 from marft_jax.envs.sandbox import Limits, Outcome, Sandbox, Unusable
 from marft_jax.errors import BadInput
 from marft_jax.setting import setting
@@ -30,16 +31,6 @@ _RELATIVE, _ABSOLUTE = 1e-6, 1e-9  # tolerances of numbers that are not both who
 _NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?", re.ASCII)
 _LONGEST = 100_000  # characters of a program
 _NOT_RUN = Outcome("timeout", "", "not run")
-_IMPORTS = """from typing import *
-from collections import *
-from itertools import *
-from functools import *
-from heapq import *
-from bisect import *
-from math import *
-import bisect, collections, functools, heapq, itertools, math, random, re, string
-"""
-"""Before a program that is called, as on the sites where its task comes from."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -149,7 +140,7 @@ class Grader:
             outcome = self._sandbox.run(sources, case.text, seconds)
             right = same_output(outcome.output, case.output)
         else:
-            sources = [_IMPORTS + source for source in sources]
+            sources = [IMPORTS + source for source in sources]
             outcome = self._sandbox.call(sources, case.name, case.arguments, seconds)
             right = same_json(outcome.output, case.expected)
         return None if right and outcome.verdict == "ok" else outcome

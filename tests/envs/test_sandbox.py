@@ -22,7 +22,7 @@ import hostile
 import ordinary
 import pytest
 
-from marft_jax.envs.datasets.statements import wants
+from marft_jax.envs.datasets.statements import IMPORTS, wants
 from marft_jax.envs.sandbox import Limits, Sandbox, Unusable
 from marft_jax.envs.sandbox.guest import filter, values
 
@@ -44,7 +44,7 @@ def sandbox():
 def judged(sandbox, program, tests, names=None, seconds=30):
     """Outcomes of tests, with the names that they are read to want, or these."""
     wanted = wants("", tests, names)
-    return sandbox.check(program, wanted.imports, tests, wanted.names, seconds)
+    return sandbox.check(program, IMPORTS, tests, wanted.names, seconds)
 
 
 def descendants(root=None):

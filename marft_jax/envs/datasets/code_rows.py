@@ -117,7 +117,7 @@ def _judged(
     wanted = statements.wants(prelude, tests, names, classes)
     if wanted.objects:
         return LeftOut("their tests need functions or objects of the program's, not plain values")
-    return Task(question, Suite((), tests, wanted.imports + prelude, wanted.names, starter))
+    return Task(question, Suite((), tests, statements.IMPORTS + prelude, wanted.names, starter))
 
 
 def _cases(row: Row, question: str) -> Task:

@@ -12,15 +12,25 @@ import collections
 import datetime
 import decimal
 import fractions
-import functools
-import importlib
-import sys
 from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
-_MODULES = ("math", "collections", "itertools", "functools", "heapq", "bisect", "operator",
-            "string", "typing", "re", "random", "copy", "decimal", "fractions",
-            "datetime")  # fmt: skip
+IMPORTS = """from typing import *
+from collections import *
+from itertools import *
+from functools import *
+from heapq import *
+from bisect import *
+from math import *
+from fractions import *
+from decimal import *
+from builtins import *
+import bisect, collections, copy, datetime, decimal, fractions, functools, heapq, itertools, math
+import operator, random, re, string, sys
+"""
+"""Goes before tests and before a program that is called, as on the sites where they come from."""
+_IMPORTED: dict[str, object] = {}
+exec(IMPORTS, _IMPORTED)
 _BUILT_IN = frozenset(dir(builtins))
 _PLAIN = (str, list, dict, set, tuple, bytearray, range, float, complex, collections.Counter,
           collections.deque, decimal.Decimal, fractions.Fraction, datetime.datetime,
@@ -33,12 +43,10 @@ class Wants(NamedTuple):
 
     Attributes:
         names: functions of the program.
-        imports: lines that import what the tests use and do not define.
         objects: they use classes, attributes or constants of the program, or hand it functions.
     """
 
     names: tuple[str, ...]
-    imports: str
     objects: bool
 
 
@@ -54,7 +62,7 @@ def wants(
         prelude: code that is run before the tests, with them.
         tests: statements, one text for each test.
         names: functions of the program; None: the undefined names that a test calls or passes on,
-            less what usual modules define (unless the test has no other).
+            less what ``IMPORTS`` define (unless the test has no other).
         classes: those of the names that are classes; without names, the capitalised ones are.
     """
     codes = [_Code(text) for text in (prelude, *tests)]
@@ -66,7 +74,7 @@ def wants(
         used |= {node.id for node in undefined}
         free = {n.id for n in undefined if id(n) not in code.inner or n.id != n.id.lower()}
         if names is None:
-            asked |= {name for name in free if not _import(name)} or free
+            asked |= {name for name in free if name not in _IMPORTED} or free
     objects = any(name in classes or names is None and name[0].isupper() for name in asked & used)
     modules = (used - asked).union(*(code.imports for code in codes))
     functions = asked.union(
@@ -74,7 +82,7 @@ def wants(
         *(code.functions for code in codes),
     )
     objects |= any(code.needs_objects(asked, functions, modules) for code in codes)
-    return Wants(tuple(sorted(asked)), "".join(map(_import, sorted(used - asked))), objects)
+    return Wants(tuple(sorted(asked)), objects)
 
 
 class _Code:
@@ -137,15 +145,3 @@ def _is_function(node: ast.expr, functions: set[str], modules: set[str]) -> bool
     if isinstance(node, ast.Attribute):  # a method
         return not (isinstance(node.value, ast.Name) and node.value.id in modules)
     return isinstance(node, ast.Lambda) or isinstance(node, ast.Name) and node.id in functions
-
-
-@functools.cache
-def _import(name: str) -> str:
-    """The line that imports a module of this name, or what a usual module calls so."""
-    if name in sys.stdlib_module_names:
-        return f"import {name}\n"
-    for module in _MODULES:
-        public = importlib.import_module(module)
-        if name in getattr(public, "__all__", dir(public)):
-            return f"from {module} import {name}\n"
-    return ""
