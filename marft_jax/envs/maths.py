@@ -29,24 +29,19 @@ class Settings(load.Rows):
     grade_seconds: float = setting(10.0, least=0.1)
     """After so long an answer that cannot be graded counts as wrong."""
 
-
-def reading_of(env: Settings) -> load.Reading:
-    """Questions and answers, as the settings say to read them."""
-
-    def parse(row: Any) -> Task | str:
-        return load.as_task(row, env.question_field, env.answer_field)
-
-    return load.Reading(parse, env.filters, env.max_bad_rows)
+    def task_of(self, row: Any) -> Task | str:
+        """See ``Rows``."""
+        return load.as_task(row, self.question_field, self.answer_field)
 
 
 def source(env: Settings, split: Split) -> EnvSource:
     """Questions from ``env.data`` (or, for evaluation, ``env.eval_data``).
 
     Raises:
-        BadInput: data is missing or wrong (see ``data.chooser``), or math-verify is not installed.
+        BadInput: data is missing or wrong (see ``load.chooser``), or math-verify is not installed.
     """
     if importlib.util.find_spec("math_verify") is None:
         raise bad_input("--env.name math needs the package math-verify: pip install math-verify")
-    pick, size = load.chooser(env, split, reading_of(env))
+    pick, size = load.chooser(env, split)
     pool = GradingPool(env.workers, env.grade_seconds, env.extract)
     return question_source(pick, pool.grade, env.horizon, size, pool.close)

@@ -17,9 +17,10 @@ import time
 from collections.abc import Sequence
 from typing import Any, Literal
 
-from marft_jax.envs.base import EnvSource, Grade, Split, question_source
+from marft_jax.envs.base import EnvSource, Grade, Split, Task, question_source
 from marft_jax.envs.datasets import load
 from marft_jax.envs.datasets.code_rows import Call, Script, Suite, as_task
+from marft_jax.envs.datasets.rows import LeftOut
 from marft_jax.envs.datasets.statements import IMPORTS
 from marft_jax.envs.sandbox import Limits, Outcome, Sandbox, Unusable
 from marft_jax.errors import BadInput
@@ -51,16 +52,19 @@ class Settings(load.Rows):
     sandbox: Literal["bubblewrap", "none"] = "bubblewrap"
     """`none` runs what the model writes as you, with your files and network in its reach."""
 
+    def task_of(self, row: Any) -> Task | LeftOut | str:
+        """See ``Rows``."""
+        return as_task(row)
+
 
 def source(env: Settings, split: Split) -> EnvSource:
     """Tasks from ``env.data`` (or, for evaluation, ``env.eval_data``).
 
     Raises:
-        BadInput: data is missing or wrong (see ``data.chooser``); or programs cannot be isolated
+        BadInput: data is missing or wrong (see ``load.chooser``); or programs cannot be isolated
             here and ``env.sandbox`` is not ``none``.
     """
-    reading = load.Reading(as_task, env.filters, env.max_bad_rows)
-    pick, size = load.chooser(env, split, reading)
+    pick, size = load.chooser(env, split)
     danger = "as you, with your files and network in their reach"
     try:
         sandbox = Sandbox(env.sandbox, env.workers, Limits(memory=env.memory_mb << 20))

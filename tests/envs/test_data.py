@@ -7,7 +7,7 @@ import pytest
 
 from marft_jax.envs.base import Task, held_out, make
 from marft_jax.envs.datasets import load
-from marft_jax.envs.maths import Settings, reading_of
+from marft_jax.envs.maths import Settings
 from marft_jax.errors import BadInput
 
 
@@ -23,8 +23,9 @@ def rows(count, prefix="q"):
 
 
 def split(source, eval_source, holdout, side):
-    sources, eval_sources = ([name] if name else [] for name in (source, eval_source))
-    return [t for group in load.split_tasks(sources, eval_sources, holdout, side) for t in group]
+    sources, eval_sources = ((name,) if name else () for name in (source, eval_source))
+    env = Settings(data=sources, eval_data=eval_sources, holdout=holdout)
+    return [task for group in load.split_tasks(env, side) for task in group]
 
 
 @pytest.mark.parametrize(
@@ -218,28 +219,24 @@ def test_benchmarks_as_users_have_them(shared_data, name, count, first):
     assert all(task.question.strip() and task.answer.strip() for task in tasks)
 
 
-def reading(tmp_path, **env):
-    return reading_of(Settings(**env))
-
-
 def test_a_few_bad_rows_are_left_out_and_reported(tmp_path, capsys):
     path = tmp_path / "a.jsonl"
     path.write_text("".join(json.dumps(row) + "\n" for row in rows(9)) + '{"question": "q9"\n')
-    tasks = load.load(str(path), reading(tmp_path, max_bad_rows=0.1))
+    tasks = load.load(str(path), Settings(max_bad_rows=0.1))
     assert len(tasks) == 9
     told = capsys.readouterr().err
     assert "left out 1 of 10 rows" in told and "line 10: not JSON" in told
     with pytest.raises(BadInput, match="line 10: not JSON.*--env.max_bad_rows"):
-        load.load(str(path), reading(tmp_path, max_bad_rows=0.09))
+        load.load(str(path), Settings(max_bad_rows=0.09))
 
 
 def test_fields_can_be_named(tmp_path):
     source = write(tmp_path / "a.jsonl", [{"frage": "q", "antwort": 3, "question": "no"}])
     fields = {"question_field": "frage", "answer_field": "antwort"}
-    assert load.load(source, reading(tmp_path, **fields)) == [Task("q", "3")]
+    assert load.load(source, Settings(**fields)) == [Task("q", "3")]
     with pytest.raises(BadInput, match="expected one in antwort"):
         load.load(write(tmp_path / "b.jsonl", [{"frage": "q", "answer": "3"}]),
-                  reading(tmp_path, **fields))  # fmt: skip
+                  Settings(**fields))  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -255,7 +252,7 @@ def test_fields_can_be_named(tmp_path):
 def test_filters_keep_the_rows_that_fit_all(tmp_path, filters, kept):
     content = [{"question": n, "answer": n, "level": int(n), "kind": "ab"[n == "2"]} for n in "123"]
     source = write(tmp_path / "a.jsonl", content)
-    tasks = load.load(source, reading(tmp_path, filters=filters))
+    tasks = load.load(source, Settings(filters=filters))
     assert "".join(task.question for task in tasks) == kept
 
 
@@ -265,15 +262,14 @@ def test_filters_keep_the_rows_that_fit_all(tmp_path, filters, kept):
 def test_filters_that_mean_nothing_are_refused(tmp_path, text, message):
     source = write(tmp_path / "a.jsonl", [{"question": "q", "answer": "1", "level": 1}])
     with pytest.raises(BadInput, match=message):
-        load.load(source, reading(tmp_path, filters=[text]))
+        load.load(source, Settings(filters=[text]))
 
 
 def test_sources_are_mixed_by_weight_and_each_task_comes_in_turn(tmp_path):
     many = write(tmp_path / "a.jsonl", rows(100, "many"))
     few = write(tmp_path / "b.jsonl", rows(10, "few"))
     env = Settings(data=(many, few), holdout=0.0)
-    settings = reading_of(env)
-    pick, size = load.chooser(dataclasses.replace(env, weights=(3.0, 1.0)), "train", settings)
+    pick, size = load.chooser(dataclasses.replace(env, weights=(3.0, 1.0)), "train")
     order = [pick(position).question for position in range(400)]
     assert size == 110 and order == [pick(position).question for position in range(400)]
     for start in range(0, 400, 40):
@@ -281,11 +277,11 @@ def test_sources_are_mixed_by_weight_and_each_task_comes_in_turn(tmp_path):
     turns = [name for name in order if name.startswith("few")]
     assert all(len(set(turns[start : start + 10])) == 10 for start in range(0, 100, 10))
     assert turns[:10] != turns[10:20]
-    plain, _ = load.chooser(env, "train", settings)
+    plain, _ = load.chooser(env, "train")
     assert len({plain(position).question for position in range(110)}) == 110
-    for weights in ((1.0,), (1.0, 0.0)):
+    for weights in ((1.0,), (1.0, 2.0, 3.0)):
         with pytest.raises(BadInput, match="--env.weights"):
-            load.chooser(dataclasses.replace(env, weights=weights), "train", settings)
+            load.chooser(dataclasses.replace(env, weights=weights), "train")
 
 
 @pytest.mark.parametrize(

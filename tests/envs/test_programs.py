@@ -308,7 +308,7 @@ def test_tasks_whose_tests_need_objects_are_left_out_and_counted(tmp_path, capsy
     ]  # fmt: skip
     path = tmp_path / "tasks.json"
     path.write_text(json.dumps([needy[0], plain, needy[1]]))
-    tasks = load.load(str(path), load.Reading(as_task))
+    tasks = load.load(str(path), Settings())
     assert [task.answer.names for task in tasks] == [("Diff",)]
     assert capsys.readouterr().err.count("left out 2 of 3 tasks: their tests need functions") == 1
 

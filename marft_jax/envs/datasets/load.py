@@ -18,7 +18,7 @@ import operator
 import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -34,7 +34,6 @@ _ROUND = 10_000  # positions after which the sources take turns as before
 _FILTER = re.compile(r"([^=!<>]+?)\s*(!=|<=|>=|=)\s*(.*)")
 
 Row = Mapping[str, Any]
-Parse = Callable[[Any], Task | LeftOut | str]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,31 +53,24 @@ class Rows(QuestionSettings):
     workers: int = setting(2, least=1)
     """Answers that are graded at the same time."""
 
-
-class Reading(NamedTuple):
-    """Rules that make rows tasks.
-
-    Attributes:
-        parse: a row to its task, to why it is left out, or to what is wrong with it.
-        filters: ``field=a|b``, ``field!=a``, ``field<=3``, ``field>=3``: rows that fit all stay.
-        max_bad: the fraction of rows that may be wrong; they are left out and reported.
-    """
-
-    parse: Parse
-    filters: Sequence[str] = ()
-    max_bad: float = 0.0
+    def task_of(self, row: Any) -> Task | LeftOut | str:
+        """A row as its task, or why it is left out, or what is wrong with it."""
+        return as_task(row)
 
 
-def load(source: str, reading: Reading | None = None) -> list[Task]:
+def load(source: str, env: Rows | None = None) -> list[Task]:
     """All tasks of a file or a hub data set, in its order; see ``rows.rows_of`` for the source.
+
+    Rows that do not fit ``env.filters`` are passed over; a fraction ``env.max_bad_rows`` may be
+    wrong, and is reported.
 
     Raises:
         BadInput: one line that names the file and the line or row: the file is missing or broken,
             more rows than allowed have no question or no answer, there is no row, a filter names
             no field, or the hub cannot be reached.
     """
-    reading = reading or Reading(as_task)
-    keeps = [_filter(text) for text in reading.filters]
+    env = env or Rows()
+    keeps = [_filter(text) for text in env.filters]
     tasks: list[Task] = []
     bad: list[str] = []
     left_out: list[str] = []
@@ -86,14 +78,14 @@ def load(source: str, reading: Reading | None = None) -> list[Task]:
     for rows, (place, row) in enumerate(rows_of(source), 1):  # noqa: B007
         if isinstance(row, Mapping) and not all(keep(row) for keep in keeps):
             continue
-        task = str(row) if isinstance(row, ValueError) else reading.parse(row)
+        task = str(row) if isinstance(row, ValueError) else env.task_of(row)
         if isinstance(task, Task):
             tasks.append(task)
         elif isinstance(task, LeftOut):
             left_out.append(task.why)
         else:
             bad.append(f"{place}: {task}")
-    if len(bad) > reading.max_bad * rows:
+    if len(bad) > env.max_bad_rows * rows:
         more = f" ({len(bad)} of {rows} rows are bad)" if len(bad) > 1 else ""
         raise bad_input(f"{bad[0]}; mend or remove the row, or raise --env.max_bad_rows{more}")
     if bad:
@@ -103,45 +95,40 @@ def load(source: str, reading: Reading | None = None) -> list[Task]:
         what = f"left out {left_out.count(why)} of {rows} tasks: {why}"
         print(f"marft_jax: {source}: {what}", file=sys.stderr)
     if not tasks:
-        what = f" that fits {' and '.join(reading.filters)}" if rows and keeps else ""
+        what = f" that fits {' and '.join(env.filters)}" if rows and keeps else ""
         raise bad_input(f"{source}: expected at least one row{what}, got none")
     return tasks
 
 
-def split_tasks(
-    sources: Sequence[str],
-    eval_sources: Sequence[str],
-    holdout: float,
-    split: Split,
-    reading: Reading | None = None,
-) -> list[list[Task]]:
+def split_tasks(env: Rows, split: Split) -> list[list[Task]]:
     """The tasks of one side, of each source: what training sees, or what it never sees.
 
-    Without ``eval_sources`` a hash of the question decides (see ``base.held_out``); with them, the
-    questions in them are removed from training.
+    Without ``env.eval_data`` a hash of the question decides (see ``base.held_out``); with it, the
+    questions in it are removed from training.
 
     Raises:
         BadInput: as ``load``; or nothing is left on the wanted side.
     """
-    if split == "eval" and eval_sources:
-        return [load(source, reading) for source in eval_sources]
-    if not sources:
+    evaluated = [load(source, env) for source in env.eval_data]
+    if split == "eval" and evaluated:
+        return evaluated
+    if not env.data:
         raise bad_input(f"--env.data: expected {', '.join(SUFFIXES)} or a hub id, got nothing")
-    seen = {task.question.strip() for source in eval_sources for task in load(source, reading)}
-    if eval_sources:
-        remedy = f"all of its questions are also in --env.eval_data {' '.join(eval_sources)}"
+    seen = {task.question.strip() for tasks in evaluated for task in tasks}
+    if evaluated:
+        remedy = f"all of its questions are also in --env.eval_data {' '.join(env.eval_data)}"
     else:
-        remedy = f"--env.holdout is {holdout}; change it, or name a file as --env.eval_data"
+        remedy = f"--env.holdout is {env.holdout}; change it, or name a file as --env.eval_data"
 
     def is_wanted(task: Task) -> bool:
-        if eval_sources:
+        if evaluated:
             return task.question.strip() not in seen
-        return held_out(task.question, holdout) == (split == "eval")
+        return held_out(task.question, env.holdout) == (split == "eval")
 
     sides = []
-    for source in sources:
-        tasks = load(source, reading)
-        sides.append([task for task in tasks if is_wanted(task)])
+    for source in env.data:
+        tasks = load(source, env)
+        sides.append(list(filter(is_wanted, tasks)))
         if not sides[-1]:
             purpose = "train on" if split == "train" else "evaluate on"
             raise bad_input(
@@ -150,18 +137,18 @@ def split_tasks(
     return sides
 
 
-def chooser(env: Rows, split: Split, reading: Reading) -> tuple[Callable[[int], Task], int]:
+def chooser(env: Rows, split: Split) -> tuple[Callable[[int], Task], int]:
     """Position to task of the data that the settings name, and how many tasks they have.
 
     Raises:
-        BadInput: as ``split_tasks``; or there is not one positive weight for each source.
+        BadInput: as ``split_tasks``; or there is not one weight for each source.
     """
-    if env.weights and (len(env.weights) != len(env.data) or min(env.weights) <= 0):
+    if env.weights and len(env.weights) != len(env.data):
         raise bad_input(
             f"--env.weights: expected a positive weight for each of the {len(env.data)} sources "
             f"in --env.data, got {len(env.weights)}: {env.weights}"
         )
-    groups = split_tasks(env.data, env.eval_data, env.holdout, split, reading)
+    groups = split_tasks(env, split)
     tasks = [task for group in groups for task in group]
     if split == "eval":
         return lambda seed: tasks[seed % len(tasks)], len(tasks)
