@@ -1,4 +1,4 @@
-"""The built-in task: add up a few digits. ``3+5+9=?`` has the answer 17."""
+"""Built-in task: add up a few digits. ``3+5+9=?`` has the answer 17."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Settings(QuestionSettings):
 
     name: str = "arithmetic"
     difficulty: int = setting(3, least=2)
-    """How many numbers each problem adds up."""
+    """Numbers that each problem adds up."""
     curriculum: float | None = None
     """Begin with the easiest tasks, and go one level up when the mean reward reaches this."""
 
@@ -49,7 +49,9 @@ def source(settings: Settings, split: Split) -> EnvSource:
         train_task(0, terms, holdout)  # fails now rather than in the first episode
 
         def of(terms: int) -> EnvSource:
-            return EnvSource(lambda: Sums(lambda seed: train_task(seed, terms, holdout), horizon))
+            return EnvSource(
+                lambda: Addition(lambda seed: train_task(seed, terms, holdout), horizon)
+            )
 
         return of(terms)._replace(easier=[of(fewer).create for fewer in range(2, terms)])
     tasks = eval_tasks(terms, holdout)
@@ -58,7 +60,7 @@ def source(settings: Settings, split: Split) -> EnvSource:
     return question_source(lambda seed: tasks[seed % len(tasks)], grade, horizon, len(tasks))
 
 
-class Sums(QuestionEnv):
+class Addition(QuestionEnv):
     """A sum; arguments as of ``QuestionEnv``."""
 
     def __init__(self, pick: Callable[[int], Task], horizon: int) -> None:
@@ -84,7 +86,7 @@ def divided(
 
 
 def task(digits: str) -> Task:
-    """The task that adds up these digits.
+    """Makes the task that adds up these digits.
 
     >>> task("359")
     Task(question='3+5+9=?', answer='17')
@@ -93,7 +95,7 @@ def task(digits: str) -> Task:
 
 
 def train_task(seed: int, terms: int, holdout: float) -> Task:
-    """The training task of an integer: a pseudo-random one, redrawn while it is held out."""
+    """Training task of an integer: a pseudo-random one, redrawn while it is held out."""
     for attempt in range(_TRIES):
         drawn = task(_digits(f"{seed} {attempt}", terms))
         if not held_out(drawn.question, holdout):
@@ -102,7 +104,7 @@ def train_task(seed: int, terms: int, holdout: float) -> Task:
 
 
 def eval_tasks(terms: int, holdout: float) -> list[Task]:
-    """The held-out tasks in a fixed pseudo-random order; of many tasks, those among 100,000."""
+    """Held-out tasks in a fixed pseudo-random order; of many tasks, those among 100,000."""
     if 10**terms <= _CANDIDATES:
         candidates = [f"{number:0{terms}d}" for number in range(10**terms)]
     else:

@@ -1,4 +1,4 @@
-"""The contract of an environment, and its lookup by name.
+"""Contract of an environment, and its lookup by name.
 
 A user's own environment is a class with the two methods of ``Env``, in any file that Python can
 import: ``--env.name my_module:Parity``. Options of its own are arguments of its constructor with
@@ -53,7 +53,7 @@ class Env(Protocol):
     """
 
     def reset(self, seed: int) -> str:
-        """The task text, which every agent sees; the same for the same seed."""
+        """Task text, which every agent sees; the same for the same seed."""
         ...
 
     def step(self, turns: Sequence[Turn]) -> StepResult:
@@ -114,7 +114,7 @@ INCORRECT = "The answer is incorrect."
 
 
 class QuestionEnv:
-    """The team gets a question, its answering agents are graded, a wrong answer may be repaired.
+    """Environment of questions: answering agents are graded, a wrong answer may be repaired.
 
     The score of a step is the mean over the turns of answering agents. The reward is that of the
     first step, then by how much a step surpasses all before it: the return is the best score, and
@@ -174,7 +174,7 @@ def question_source(
 
 
 def next_state(state: str, turns: Sequence[Turn], judge: str | None = INCORRECT) -> str:
-    """The state text of the next step: the old one, every agent's action, the judge's answer.
+    """Makes the state text of the next step: the old one, every agent's action, the judge's answer.
 
     >>> from types import SimpleNamespace
     >>> next_state("1+1=?", [SimpleNamespace(name="solver", text="3")])
@@ -211,7 +211,7 @@ class Own(EnvSettings):
 
 
 def settings_type(name: str) -> type[EnvSettings]:
-    """The settings of a built-in environment; of a user's class those that it declares as
+    """Finds the settings of an environment: of a user's class those that it declares as
     ``Settings``, a frozen dataclass that extends ``Own`` or ``EnvSettings``, or else ``Own``.
 
     Raises:
@@ -226,7 +226,7 @@ def settings_type(name: str) -> type[EnvSettings]:
 
 
 def make(settings: EnvSettings, split: Split) -> EnvSource:
-    """The environment that the settings name, with its training or its held-out tasks.
+    """Makes the environment that the settings name, with its training or its held-out tasks.
 
     The integer given to ``reset`` is the position in the endless seeded order of training tasks,
     or the number of the held-out task. A user's class gets ``options`` as keyword arguments,
@@ -276,7 +276,7 @@ def load_class(
 
 
 def _options(name: str, parameters: dict[str, Parameter], options: Sequence[str]) -> dict[str, Any]:
-    """The keyword arguments that ``name=value`` of a user's class mean.
+    """Reads ``name=value`` as keyword arguments of a user's class.
 
     An option has the type of its default: a text is taken as written, all else is read as JSON.
     """
@@ -322,7 +322,7 @@ def read_option(text: str) -> tuple[str, Any]:
 
 
 def from_class(factory: Callable[..., Env], split: Split) -> EnvSource:
-    """The source that a user's class makes, see ``make``."""
+    """Makes the source of a user's class, see ``make``."""
     parameters = _parameters(factory)
     if "split" in parameters:
         return EnvSource(lambda: factory(split=split))

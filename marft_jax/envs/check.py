@@ -33,7 +33,7 @@ class _Wrong(Exception):
 
 
 class _OutOfTime(Exception):
-    """The time of the check is up, between two calls."""
+    """Ends a check between two calls."""
 
 
 class _Played(NamedTuple):

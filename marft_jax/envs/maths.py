@@ -21,11 +21,11 @@ class Settings(load.Rows):
 
     name: str = "math"
     question_field: str | None = None
-    """The field of the question, where its name is not one of the usual ones."""
+    """Field of the question, where its name is not one of the usual ones."""
     answer_field: str | None = None
-    """The field of the answer, where its name is not one of the usual ones."""
+    """Field of the answer, where its name is not one of the usual ones."""
     extract: Literal["auto", "boxed", "hashes", "letter", "number", "phrase"] = "auto"
-    """The one way of giving an answer that counts; auto takes the first that is there."""
+    """Way of giving an answer that counts; auto takes the first that is there."""
     grade_seconds: float = setting(10.0, least=0.1)
     """After so long an answer that cannot be graded counts as wrong."""
 

@@ -19,7 +19,7 @@ from typing import Any, Literal
 
 from marft_jax.envs.base import EnvSource, Grade, Split, Task, question_source
 from marft_jax.envs.datasets import load
-from marft_jax.envs.datasets.code_rows import Call, Script, Suite, as_task
+from marft_jax.envs.datasets.code_rows import FunctionTest, ScriptTest, Suite, as_task
 from marft_jax.envs.datasets.rows import LeftOut
 from marft_jax.envs.datasets.statements import IMPORTS
 from marft_jax.envs.sandbox import Limits, Outcome, Sandbox, Unusable
@@ -40,9 +40,9 @@ class Settings(load.Rows):
 
     name: str = "code"
     reward: Literal["fraction", "all"] = "fraction"
-    """The fraction of tests passed, or 1 for all of them and else 0."""
+    """Fraction of tests passed, or 1 for all of them and else 0."""
     tests: int = 10
-    """How many of a task's tests are run, the first ones; 0 runs all."""
+    """Number of a task's tests that are run, the first ones; 0 runs all."""
     test_seconds: float = setting(5.0, least=0.1)
     """Wall time of one test."""
     code_seconds: float = setting(60.0, least=0.1)
@@ -102,7 +102,7 @@ class Grader:
         self._test_seconds, self._code_seconds = test_seconds, code_seconds
 
     def grade(self, text: str, tests: Suite) -> Grade:
-        """The program that a text gives, run against the tests."""
+        """Runs the program that a text gives against the tests."""
         program = extract(text)
         if not program or len(program) > _LONGEST:
             return Grade(0.0, "no answer", "", "There is no program.")
@@ -122,7 +122,7 @@ class Grader:
         return Grade(score, "crashed" if lost else "wrong", program, feedback)
 
     def _failures(self, program: str, tests: Suite) -> list[Outcome | None]:
-        """The outcome of each test; None where it passed."""
+        """Returns the outcome of each test; None where it passed."""
         sources = alternatives(program, tests.starter)
         if tests.statements:
             few = tests.statements[: self._tests]
@@ -138,9 +138,9 @@ class Grader:
         return failures
 
     def _failure(
-        self, sources: Sequence[str], case: Script | Call, seconds: float
+        self, sources: Sequence[str], case: ScriptTest | FunctionTest, seconds: float
     ) -> Outcome | None:
-        if isinstance(case, Script):
+        if isinstance(case, ScriptTest):
             outcome = self._sandbox.run(sources, case.text, seconds)
             right = same_output(outcome.output, case.output)
         else:
@@ -151,7 +151,7 @@ class Grader:
 
 
 def extract(text: str) -> str:
-    """The program in a text: its last Python block, else its last block, else all of it.
+    """Finds the program in a text: its last Python block, else its last block, else all of it.
 
     >>> extract("Try\\n```python\\nx = 1\\n```\\nor\\n```\\ny\\n```")
     'x = 1\\n'
@@ -163,7 +163,7 @@ def extract(text: str) -> str:
 
 
 def alternatives(program: str, starter: str) -> list[str]:
-    """The programs that may be meant, with the starter code or without; the first to compile runs.
+    """Lists what may be meant, with the starter code or without; the first that compiles runs.
 
     A bare function body, whose first line lost its indentation, goes below the starter's header.
     """

@@ -1,4 +1,4 @@
-"""The procedural tasks of the reasoning-gym package, by name, each with its own scorer.
+"""Procedural tasks of the reasoning-gym package, by name, each with its own scorer.
 
 No data is needed: a seed makes a task. The reward is what the task's scorer gives, often a little
 for an answer in the right form.
@@ -42,9 +42,9 @@ class Settings(base.QuestionSettings):
 
     name: str = "reasoning_gym"
     task: str = ""
-    """The name of the task, such as countdown."""
+    """Name of the task, such as countdown."""
     options: tuple[str, ...] = ()
-    """The task's own settings, as `name=value`."""
+    """Settings of the task's own, as `name=value`."""
     workers: int = setting(2, least=1)
     """Answers that are graded at the same time."""
     grade_seconds: float = setting(10.0, least=0.1)
@@ -72,7 +72,7 @@ def source(env: Settings, split: Split) -> EnvSource:
 
 
 def read(text: str) -> str:
-    """The answer in a text: the last ``<answer>`` tag, else the last box, else all of it.
+    """Finds the answer in a text: the last ``<answer>`` tag, else the last box, else all of it.
 
     >>> read("so <answer> 1 </answer>"), read("\\\\boxed{2}"), read(" LURD ")
     ('1', '2', 'LURD')
@@ -87,7 +87,7 @@ class _Tasks:
         self._holdout, self._held = holdout, split == "eval"
 
     def pick(self, seed: int) -> Task:
-        """The task of a seed: the first on this side of the split that its draws give."""
+        """Makes the task of a seed: the first on this side of the split that its draws give."""
         first = seed * _DRAWS + (base.EVAL_SEEDS if self._held and not self._holdout else 0)
         for drawn in range(first, first + _DRAWS):
             drawn %= 1 << 32
@@ -113,7 +113,7 @@ class _Tasks:
 
 
 def _known(name: str) -> str:
-    """The nearest names of tasks, where this one is none."""
+    """Suggests the nearest names of tasks, where this one is none."""
     import difflib
 
     from reasoning_gym.factory import DATASETS  # pyright: ignore[reportMissingImports]

@@ -56,7 +56,7 @@ class Workers:
         self._finalizer = weakref.finalize(self, _stop_all, self._workers)
 
     def ask(self, request: Mapping[str, Any], seconds: float) -> dict[str, Any] | Failure:
-        """The reply to a request, or what became of the worker, which has ``seconds`` for it.
+        """Asks a worker, which has ``seconds``; returns its reply or what became of it.
 
         Raises:
             RuntimeError: the pool is closed, or its workers cannot be started at all.
@@ -104,7 +104,7 @@ class Worker:
             self._line.sendall(json.dumps(request).encode() + b"\n")
 
     def receive(self, seconds: float) -> dict[str, Any] | Failure:
-        """The reply; a worker without one is replaced."""
+        """Receives the reply; a worker without one is replaced."""
         reply: Any = "crashed"
         try:
             reply = json.loads(self._read_line(seconds))

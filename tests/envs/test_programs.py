@@ -13,7 +13,7 @@ import pytest
 from marft_jax.envs import programs
 from marft_jax.envs.base import make
 from marft_jax.envs.datasets import load
-from marft_jax.envs.datasets.code_rows import Call, Script, Suite, as_task
+from marft_jax.envs.datasets.code_rows import FunctionTest, ScriptTest, Suite, as_task
 from marft_jax.envs.programs import Settings
 from marft_jax.envs.sandbox import Sandbox, Unusable
 from marft_jax.errors import BadInput
@@ -113,13 +113,13 @@ def test_returned_values_are_compared_as_json(returned, expected, same):
 PACKED = base64.b64encode(
     zlib.compress(pickle.dumps(json.dumps([{"input": "2", "output": "4", "testtype": "stdin"}])))
 ).decode()
-DOUBLE = [Script("1", "2"), Script("2", "4")]
+DOUBLE = [ScriptTest("1", "2"), ScriptTest("2", "4")]
 ROWS = {
     "DeepCoder, primeintellect": (
         {"problem": "p", "tests": json.dumps(
             [{"type": "stdin_stdout", "input": "1", "output": "2"},
              {"type": "function_call", "fn_name": "f", "input": [1], "output": [2]}])},
-        [Script("1", "2"), Call("f", [1], 2)],
+        [ScriptTest("1", "2"), FunctionTest("f", [1], 2)],
     ),
     "DeepCoder, taco": (
         {"problem": "p", "tests": json.dumps({"inputs": ["1", "2"], "outputs": ["2", "4"]})},
@@ -129,7 +129,7 @@ ROWS = {
         {"problem": "p", "starter_code": "class Solution:\n    def f(self, x):\n        ",
          "tests": json.dumps([{"input": "1\n[2]", "output": "[3]", "testtype": "functional",
                                "metadata": {"func_name": "f"}}])},
-        [Call("f", [1, [2]], [3])],
+        [FunctionTest("f", [1, [2]], [3])],
     ),
     "LiveCodeBench": (
         {"question_content": "p", "metadata": "{}",
@@ -140,11 +140,11 @@ ROWS = {
     "TACO": (
         {"question": "p", "input_output": json.dumps({"inputs": [[1], [2]], "outputs": [[2], [4]],
                                                       "fn_name": "f"})},
-        [Call("f", [1], 2), Call("f", [2], 4)],
+        [FunctionTest("f", [1], 2), FunctionTest("f", [2], 4)],
     ),
     "Codeforces": (
         {"description": "p", "official_tests": [{"input": "1", "output": "2"}]},
-        [Script("1", "2")],
+        [ScriptTest("1", "2")],
     ),
     "CodeContests": (
         {"description": "p", "public_tests": {"input": ["1"], "output": ["2"]},
@@ -183,7 +183,7 @@ def test_a_pickle_that_names_a_function_is_refused():
 
 
 def test_the_reward_is_the_fraction_or_all_or_nothing(sandbox):
-    tests = Suite(tuple(Script(str(n), str(2 * n)) for n in range(12)))
+    tests = Suite(tuple(ScriptTest(str(n), str(2 * n)) for n in range(12)))
     half = fenced("n = int(input()); print(2 * n if n < 5 else 0)")
     grade = programs.Grader(sandbox).grade(half, tests)
     assert (grade.score, grade.verdict) == (0.5, "wrong")
@@ -197,7 +197,7 @@ def test_the_reward_is_the_fraction_or_all_or_nothing(sandbox):
 
 
 def test_the_team_is_told_why_a_program_failed_and_not_what_was_expected(sandbox):
-    tests = Suite((Script("1", "secret"),))
+    tests = Suite((ScriptTest("1", "secret"),))
     grader = programs.Grader(sandbox, test_seconds=0.3)
     tell = lambda program: grader.grade(fenced(program), tests).feedback  # noqa: E731
     assert tell("print(1)").endswith("Test 1: wrong result.")
@@ -227,8 +227,8 @@ ODD = {
 
 def test_no_program_makes_grading_fail(sandbox):
     grader = programs.Grader(sandbox, test_seconds=2.0)
-    suites = [Suite((Script("1", "1.5 2.5"),)), Suite((Call("f", [1], 1.5),)),
-              Suite((Call("f", [1], {"a": [0.5]}),)),
+    suites = [Suite((ScriptTest("1", "1.5 2.5"),)), Suite((FunctionTest("f", [1], 1.5),)),
+              Suite((FunctionTest("f", [1], {"a": [0.5]}),)),
               Suite((), ("assert abs(f(1) - 1.5) < 1",), names=("f",))]  # fmt: skip
 
     def grade(case):
@@ -246,7 +246,7 @@ def test_a_judgement_that_fails_is_a_score_of_nothing():
         def run(self, *_):
             raise OverflowError("int too large to convert to float")
 
-    grade = programs.Grader(Broken()).grade("print(1)", Suite((Script("", "1"),)))  # type: ignore[arg-type]
+    grade = programs.Grader(Broken()).grade("print(1)", Suite((ScriptTest("", "1"),)))  # type: ignore[arg-type]
     assert (grade.score, grade.verdict) == (0.0, "crashed")
 
 
@@ -265,7 +265,7 @@ def test_the_reference_says_which_names_are_the_programs(sandbox):
 
 
 def test_the_time_for_all_tests_is_bounded(sandbox):
-    tests = Suite(tuple(Script(str(n), str(n)) for n in range(10)))
+    tests = Suite(tuple(ScriptTest(str(n), str(n)) for n in range(10)))
     grader = programs.Grader(sandbox, test_seconds=0.3, code_seconds=0.8)
     slow = fenced("import time; n = int(input()); time.sleep(9 if n else 0); print(n)")
     assert grader.grade(slow, tests).score == 0.1
@@ -273,7 +273,9 @@ def test_the_time_for_all_tests_is_bounded(sandbox):
 
 def test_functions_are_called_with_starter_code_and_usual_imports(sandbox):
     starter = "class Solution:\n    def twice(self, xs: List[int]) -> int:\n        "
-    tests = Suite((Call("twice", [[1, 2]], 6), Call("twice", [[]], 0)), starter=starter)
+    tests = Suite(
+        (FunctionTest("twice", [[1, 2]], 6), FunctionTest("twice", [[]], 0)), starter=starter
+    )
     grader = programs.Grader(sandbox)
     assert grader.grade("return 2 * sum(xs)", tests).score == 1.0
     whole = (

@@ -22,7 +22,7 @@ import hostile
 import ordinary
 import pytest
 
-from marft_jax.envs.datasets.statements import IMPORTS, wants
+from marft_jax.envs.datasets.statements import IMPORTS, requirements
 from marft_jax.envs.sandbox import Limits, Sandbox, Unusable
 from marft_jax.envs.sandbox.guest import filter, values
 
@@ -43,7 +43,7 @@ def sandbox():
 
 def judged(sandbox, program, tests, names=None, seconds=30):
     """Outcomes of tests, with the names that they are read to want, or these."""
-    wanted = wants("", tests, names)
+    wanted = requirements("", tests, names)
     return sandbox.check(program, IMPORTS, tests, wanted.names, seconds)
 
 
@@ -301,7 +301,7 @@ def test_the_judge_passes_what_passes_in_one_plain_script(sandbox):
 
 def test_tests_that_need_more_than_plain_values_are_found():
     needy = {
-        name: wants("", [test]).objects
+        name: requirements("", [test]).objects
         for name, (_, test) in (ordinary.JUDGED | ordinary.OBJECTS).items()
     }
     assert {name for name, needs in needy.items() if needs} == set(ordinary.OBJECTS)

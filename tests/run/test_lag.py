@@ -16,7 +16,7 @@ import small
 from run_files import lines_of
 
 from marft_jax import cli, imitate, train
-from marft_jax.envs.arithmetic import Sums
+from marft_jax.envs.arithmetic import Addition
 from marft_jax.errors import BadInput
 from marft_jax.learning.learner import Learner
 from marft_jax.learning.settings import resolve
@@ -134,7 +134,7 @@ def test_what_is_slow_changes_nothing(whole, slow, tmp_path, monkeypatch):
     _, flags, run, _ = whole
     if slow == "player":
         flags = [*flags, *on_two_devices(monkeypatch)]
-        slowed(monkeypatch, Sums, "reset", 0.0, 0.03, 0.0, 0.01)
+        slowed(monkeypatch, Addition, "reset", 0.0, 0.03, 0.0, 0.01)
         slowed(monkeypatch, Sampled, "_play", 0.5, 0.0, 0.2)
     else:
         slowed(monkeypatch, Learner, "learn", 0.0, 0.6, 0.2)

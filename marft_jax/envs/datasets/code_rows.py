@@ -38,15 +38,15 @@ _UNPACKED = 256 << 20  # bytes of the largest compressed tests
 Row = Mapping[str, Any]
 
 
-class Script(NamedTuple):
-    """The program is run with ``text`` as its input and must print ``output``."""
+class ScriptTest(NamedTuple):
+    """Runs the program with ``text`` as its input; it must print ``output``."""
 
     text: str
     output: str
 
 
-class Call(NamedTuple):
-    """The function ``name`` is called and must return ``expected``, as a JSON value."""
+class FunctionTest(NamedTuple):
+    """Calls the function ``name``, which must return ``expected``, as a JSON value."""
 
     name: str
     arguments: Sequence[Any]
@@ -64,7 +64,7 @@ class Suite(NamedTuple):
         starter: code that the program begins with, if it does not repeat it.
     """
 
-    cases: tuple[Script | Call, ...] = ()
+    cases: tuple[ScriptTest | FunctionTest, ...] = ()
     statements: tuple[str, ...] = ()
     prelude: str = ""
     names: tuple[str, ...] = ()
@@ -114,7 +114,7 @@ def _judged(
     starter: str = "",
 ) -> Task | LeftOut:
     """A task whose tests are statements; left out where they need more than plain values."""
-    wanted = statements.wants(prelude, tests, names, classes)
+    wanted = statements.requirements(prelude, tests, names, classes)
     if wanted.objects:
         return LeftOut("their tests need functions or objects of the program's, not plain values")
     return Task(question, Suite((), tests, statements.IMPORTS + prelude, wanted.names, starter))
@@ -125,7 +125,7 @@ def _cases(row: Row, question: str) -> Task:
     name = _json(row.get("metadata") or {}).get("func_name") or row.get("fn_name")
     items = [item for field in _TESTS if row.get(field) for item in _listed(_unpacked(row[field]))]
     cases = tuple(_case(item, name) for item in items)
-    names = {case.name for case in cases if isinstance(case, Call)}
+    names = {case.name for case in cases if isinstance(case, FunctionTest)}
     if starter:
         question = f"{question.strip()}\nBegin with this code:\n```python\n{starter}\n```"
     elif len(names) == 1 and (name := names.pop()) not in question:
@@ -183,18 +183,20 @@ def _listed(value: Any) -> list[Any]:
     ]
 
 
-def _case(item: Row, name: str | None) -> Script | Call:
+def _case(item: Row, name: str | None) -> ScriptTest | FunctionTest:
     name = item.get("fn_name") or _json(item.get("metadata") or {}).get("func_name") or name
     kind = item.get("testtype") or item.get("type") or ""
     given, wanted = item["input"], item["output"]
     if kind in ("stdin", "stdin_stdout") or not name:
-        return Script(_text(given), _text(wanted))
+        return ScriptTest(_text(given), _text(wanted))
     if isinstance(given, str):  # LiveCodeBench: one JSON value on each line
         arguments = [json.loads(line) for line in given.splitlines() if line.strip()]
-        return Call(name, arguments, json.loads(wanted) if isinstance(wanted, str) else wanted)
+        return FunctionTest(
+            name, arguments, json.loads(wanted) if isinstance(wanted, str) else wanted
+        )
     if isinstance(wanted, list) and len(wanted) == 1:  # TACO and APPS: a list around the value
         wanted = wanted[0]
-    return Call(name, given, wanted)
+    return FunctionTest(name, given, wanted)
 
 
 def _text(value: Any) -> str:

@@ -101,7 +101,7 @@ def load(source: str, env: Rows | None = None) -> list[Task]:
 
 
 def split_tasks(env: Rows, split: Split) -> list[list[Task]]:
-    """The tasks of one side, of each source: what training sees, or what it never sees.
+    """Loads the tasks of one side, of each source: what training sees, or what it never sees.
 
     Without ``env.eval_data`` a hash of the question decides (see ``base.held_out``); with it, the
     questions in it are removed from training.
@@ -229,7 +229,7 @@ def _answer(row: Row, field: str | None, choices: Sequence[str]) -> str:
 
 
 def _first(row: Row, fields: Sequence[str]) -> Any:
-    """The value of the first of these fields that is filled: neither blank nor empty nor NaN."""
+    """Finds the first of these fields that is filled: neither blank nor empty nor NaN."""
     for value in map(row.get, fields):
         empty = isinstance(value, (str, list, Mapping)) and not value
         blank = isinstance(value, str) and not value.strip()
@@ -262,7 +262,7 @@ def _as_letters(gold: Any) -> str:
 
 
 def _choices(row: Row) -> list[str]:
-    """The choices of a question: a list, letters to texts, or ``{"label": [...], "text": [...]}``.
+    """Reads choices: a list, letters to texts, or ``{"label": [...], "text": [...]}``.
 
     >>> _choices({"choices": {"label": ["A", "B"], "text": ["x", "y"]}})
     ['x', 'y']
@@ -274,7 +274,7 @@ def _choices(row: Row) -> list[str]:
 
 
 def _with_choices(question: str, choices: Sequence[str]) -> str:
-    """The question, with its choices below where it does not already show them."""
+    """Puts the choices below a question that does not already show them."""
     if not choices or all(choice in question for choice in choices):
         return question
     lines = [

@@ -1,7 +1,7 @@
-"""What tests that are Python statements want of a program, read from their syntax.
+"""Requirements of tests that are Python statements, read from their syntax.
 
-Only calls with plain values pass between tests and program. So the program's functions are told
-from the tests' own names and modules here, and tests that need more than calls are found.
+Only calls with plain values pass between tests and program. So the program's functions are
+separated from the tests' own names and modules here, and tests that need more than calls are found.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ _PLAIN = (str, list, dict, set, tuple, bytearray, range, float, complex, collect
 _ATTRIBUTES = frozenset(name for kind in _PLAIN for name in dir(kind))
 
 
-class Wants(NamedTuple):
-    """What tests want.
+class Requirements(NamedTuple):
+    """Requirements of tests.
 
     Attributes:
         names: functions of the program.
@@ -50,13 +50,13 @@ class Wants(NamedTuple):
     objects: bool
 
 
-def wants(
+def requirements(
     prelude: str,
     tests: Sequence[str],
     names: Collection[str] | None = None,
     classes: Collection[str] = (),
-) -> Wants:
-    """Reads what tests want of a program.
+) -> Requirements:
+    """Reads what tests require of a program.
 
     Args:
         prelude: code that is run before the tests, with them.
@@ -82,11 +82,11 @@ def wants(
         *(code.functions for code in codes),
     )
     objects |= any(code.needs_objects(asked, functions, modules) for code in codes)
-    return Wants(tuple(sorted(asked)), objects)
+    return Requirements(tuple(sorted(asked)), objects)
 
 
 class _Code:
-    """The names in some code, by what they are there."""
+    """Names in some code, by what they are there."""
 
     def __init__(self, text: str) -> None:
         try:

@@ -56,14 +56,14 @@ def is_letter(reference: str) -> bool:
 
 
 def _letter(answer: str) -> str | None:
-    """The choice letter that an answer names: of ``(B)``, ``B.`` or ``B) 42``."""
+    """Reads the choice letter that an answer names: of ``(B)``, ``B.`` or ``B) 42``."""
     answer = without_format(answer[:200])[:40]
     match = _LETTER.fullmatch(answer) or _LEADING_LETTER.match(answer)
     return match[1] if match else None
 
 
 def _kind(value: str, unit: str) -> str:
-    """What is counted or measured; a percentage is one of whatever stands behind it."""
+    """Unit or thing that is counted; a percentage is one of whatever stands behind it."""
     return "%" if value.endswith("%") else unit
 
 
@@ -111,7 +111,7 @@ def _same_number(right: str, given: str) -> bool | None:
 
 
 def _words(value: str) -> list[str] | None:
-    """The bare lower-case words of an answer in words, in order: ``4:30 p.m.`` is ``4:30pm``."""
+    """Bare lower-case words of an answer in words, in order: ``4:30 p.m.`` is ``4:30pm``."""
     text = re.sub(r"\\text\{([^{}]*)\}", r"\1", value)
     if re.search(r"[\\^_{}=<>+*/]", text) or not _WORDY.search(text):
         return None

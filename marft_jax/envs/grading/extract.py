@@ -53,7 +53,7 @@ _SENTENCE_END = re.compile(r"\.(?=\s|$)|[。\n]")
 
 
 def extract(text: str, reference: str, how: How = "auto") -> str | None:
-    """The answer that a text gives, as it is written there, or None.
+    """Finds the answer that a text gives, as it is written there, or None.
 
     Args:
         text: what the agent wrote; only its last 20,000 characters are read.
@@ -98,7 +98,7 @@ def boxed_answer(text: str) -> str | None:
 
 
 def _last_word(text: str) -> str:
-    """The text from a "final answer is" that comes later than any box."""
+    """Cuts the text to a "final answer is" that comes later than any box."""
     boxes, phrases = _boxes(text), list(_FINAL.finditer(text))
     if not boxes or not phrases or phrases[-1].start() < boxes[-1][1]:
         return ""
@@ -140,7 +140,7 @@ def _letter(text: str) -> str | None:
 
 
 def _last_number(text: str) -> str | None:
-    """The expression around the last digit: a whole formula, or a run of non-space characters."""
+    """Finds the expression around the last digit: a whole formula, or a run without spaces."""
     digits = list(_DIGIT.finditer(text))
     if not digits:
         return None

@@ -190,7 +190,7 @@ def _is_word(part: str) -> bool:
 
 
 def number(value: str) -> Fraction | None:
-    """The value of a plain number, as ``normalize`` spells it; a percentage is its hundredth.
+    """Reads the value of a plain number, as ``normalize`` spells it; a percentage is its hundredth.
 
     Understands integers, decimals, fractions, mixed numbers, powers of ten, ``3 million``, and
     currencies in front.

@@ -1,9 +1,9 @@
-"""The command of a room: one bubblewrap sandbox with a warm interpreter.
+"""Command of a worker: one bubblewrap sandbox with a warm interpreter.
 
 Layers, from the outside: its own user, process, network, mount, IPC and host-name namespaces; no
 capabilities; a root that holds nothing but the interpreter, read-only; an empty ``/tmp`` of bounded
 size; then, around each program, its own process with resource limits and a seccomp filter (see
-``guest/filter.py``). A program that does not end is killed inside; a room that does not answer is
+``guest/filter.py``). A program that does not end is killed inside; a worker that does not answer is
 killed as a whole, and the kernel ends every process in it.
 """
 
@@ -47,13 +47,13 @@ class Limits(NamedTuple):
 
 
 def bare() -> list[str]:
-    """The command of a room without isolation, in a folder of its own below ``TMPDIR``."""
+    """Makes the command of a worker without isolation, in a folder of its own below ``TMPDIR``."""
     boot = _OWN_FOLDER + _BOOT.format(path=str(_GUEST), jailed=False)
     return [sys.executable, *_OPTIONS, boot]
 
 
 def jail(scratch: int) -> list[str]:
-    """The command of an isolated room with so many bytes for files.
+    """Makes the command of an isolated worker with so many bytes for files.
 
     Raises:
         Unusable: bubblewrap is not installed.
@@ -78,7 +78,7 @@ def jail(scratch: int) -> list[str]:
 
 
 def bubblewrap() -> str:
-    """The path of the bubblewrap program.
+    """Finds the bubblewrap program.
 
     Raises:
         Unusable: there is none.
@@ -96,7 +96,7 @@ def bubblewrap() -> str:
 
 @functools.cache
 def _interpreter() -> tuple[tuple[str, str], ...]:
-    """The files that a bare interpreter needs: real path, and place inside."""
+    """Lists the files that a bare interpreter needs: real path, and place inside."""
     objects = [_PYTHON, *map(str, sorted(Path(_LIBRARY, "lib-dynload").glob("*.so")))]
     try:
         listed = subprocess.run(["ldd", *objects], capture_output=True, text=True, timeout=60)

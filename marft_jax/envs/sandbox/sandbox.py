@@ -1,4 +1,4 @@
-"""Warm rooms for generated programs, and the three ways to ask a program for something."""
+"""Warm workers for generated programs, and the three ways to ask a program for something."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from marft_jax.envs.workers import Unusable, Worker, Workers
 Program = str | Sequence[str]
 """Its source; of several sources the first that compiles is run."""
 _LIMITS = ("timeout", "output", "lost")  # verdicts of what was ended
-_GRACE = 5.0  # seconds that a room may take beyond a program's own limit before it is killed
+_GRACE = 5.0  # seconds that a worker may take beyond a program's own limit before it is killed
 
 
 class Outcome(NamedTuple):
-    """The end of one run of a program.
+    """End of one run of a program.
 
     Attributes:
         verdict: ``ok``, ``error`` (an uncaught exception, a non-zero exit status, a signal),
             ``timeout``, ``output`` (it wrote more, or more files, than it may) or ``lost`` (the
-            room did not answer and was killed); ``failed`` where a test's own assertion failed.
+            worker did not answer and was killed); ``failed`` where a test's own assertion failed.
         output: what it printed; for ``call`` the JSON text of what it returned.
         detail: the end of its error output, or why it ended.
     """
@@ -38,7 +38,7 @@ class Outcome(NamedTuple):
 class Sandbox:
     """Runs programs, ``workers`` at the same time. Safe to use from threads.
 
-    The rooms start in the background at once, and end with this object or with the process.
+    The workers start in the background at once, and end with this object or with the process.
 
     Args:
         kind: ``bubblewrap``, or ``none``: limits, but no isolation.
@@ -62,7 +62,7 @@ class Sandbox:
             made = tempfile.TemporaryDirectory("", "marft_jax-", ignore_cleanup_errors=True)
             env = ENVIRONMENT | {"TMPDIR": self._folder.enter_context(made)}
             command = bare()
-        self._rooms, self._courts = (Workers(workers, command, env) for _ in range(2))
+        self._runners, self._judges = (Workers(workers, command, env) for _ in range(2))
         outcome = self.run("print(6 * 7)", "", 30.0)
         if outcome.output.strip() != "42":
             self.close()
@@ -70,9 +70,9 @@ class Sandbox:
 
     def run(self, program: Program, text: str, seconds: float) -> Outcome:
         """Runs a script with ``text`` as its standard input."""
-        with self._rooms.borrow() as room:
-            self._begin(room, seconds, "run", program, input=text)
-            return _end(room, seconds)[0]
+        with self._runners.borrow() as worker:
+            self._begin(worker, seconds, "run", program, input=text)
+            return _end(worker, seconds)[0]
 
     def call(
         self, program: Program, name: str, arguments: Sequence[Any], seconds: float
@@ -81,9 +81,9 @@ class Sandbox:
 
         The output is the JSON text of what it returned; of several lines the first counts.
         """
-        with self._rooms.borrow() as room:
-            self._begin(room, seconds, "call", program, name=name, arguments=list(arguments))
-            outcome, sent = _end(room, seconds)
+        with self._runners.borrow() as worker:
+            self._begin(worker, seconds, "call", program, name=name, arguments=list(arguments))
+            outcome, sent = _end(worker, seconds)
         return outcome._replace(output=sent.partition("\n")[0])
 
     def check(
@@ -94,7 +94,7 @@ class Sandbox:
         names: Sequence[str],
         seconds: float,
     ) -> list[Outcome]:
-        """Runs Python tests of a program, the tests in one room and the program in another.
+        """Runs Python tests of a program, the tests in one worker and the program in another.
 
         Only calls with plain values pass between the two, so the program can neither read the
         tests nor touch what compares its results.
@@ -107,14 +107,14 @@ class Sandbox:
             seconds: for all tests together.
         """
         one, other = socket.socketpair()
-        with self._rooms.borrow() as room, self._courts.borrow() as court:
+        with self._runners.borrow() as worker, self._judges.borrow() as judge:
             with one, other:
-                self._begin(room, seconds, "serve", program, one.fileno())
-                self._begin(court, seconds, "judge", "", other.fileno(), prelude=prelude,
+                self._begin(worker, seconds, "serve", program, one.fileno())
+                self._begin(judge, seconds, "judge", "", other.fileno(), prelude=prelude,
                             tests=list(tests), names=list(names))  # fmt: skip
-            judged, sent = _end(court, seconds)
-            room.send({"mode": "end", "seconds": _GRACE})
-            served, _ = _end(room, seconds)
+            judged, sent = _end(judge, seconds)
+            worker.send({"mode": "end", "seconds": _GRACE})
+            served, _ = _end(worker, seconds)
         errors = [json.loads(line)["error"] for line in sent.splitlines()]
         outcomes = [Outcome("failed" if error else "ok", "", error) for error in errors]
         why = served.detail or judged.detail or "it ended before its tests"
@@ -123,24 +123,30 @@ class Sandbox:
         return outcomes + [rest] * (len(tests) - len(outcomes))
 
     def close(self) -> None:
-        """Ends every room. May be called again."""
-        for pool in (self._rooms, self._courts):
+        """Ends every worker. May be called again."""
+        for pool in (self._runners, self._judges):
             pool.close()
         self._folder.close()
 
     def _begin(
-        self, room: Worker, seconds: float, mode: str, program: Program, line: int = 0, **more: Any
+        self,
+        worker: Worker,
+        seconds: float,
+        mode: str,
+        program: Program,
+        line: int = 0,
+        **more: Any,
     ) -> None:
         sources = [program] if isinstance(program, str) else list(program)
         own = {"mode": mode, "program": sources, "limit": seconds, "seconds": seconds + 2 * _GRACE}
-        room.send({**self._limits._asdict(), **own, **more}, [line] if line else [])
+        worker.send({**self._limits._asdict(), **own, **more}, [line] if line else [])
 
 
-def _end(room: Worker, seconds: float) -> tuple[Outcome, str]:
-    """The end of a program, and all that it sent through its socket."""
-    end = room.receive(seconds + _GRACE)
+def _end(worker: Worker, seconds: float) -> tuple[Outcome, str]:
+    """Receives the end of a program, and all that it sent through its socket."""
+    end = worker.receive(seconds + _GRACE)
     if not isinstance(end, dict):
         return Outcome("lost", "", "the sandbox did not answer and was ended"), ""
     if not end["clean"]:
-        room.restart()  # what a program left must not meet the next one
+        worker.restart()  # what a program left must not meet the next one
     return Outcome(end["verdict"], end["output"], end["detail"]), end["sent"]

@@ -1,1 +1,1 @@
-"""The inside of the sandbox. Standard library only; nothing here is trusted by the host."""
+"""Inside of the sandbox. Standard library only; nothing here is trusted by the host."""

@@ -104,11 +104,11 @@ _RULES = {
         (_RETURN, 0, 0, _ALLOW),
     ],
 }
-"""The arguments with which the calls of ``_DECIDED`` are not refused."""
+"""Arguments with which the calls of ``_DECIDED`` are not refused."""
 
 
 def unsupported() -> str:
-    """The reason why the filter does not fit here; empty where it does."""
+    """Returns why the filter does not fit here; empty where it does."""
     if sys.platform != "linux" or platform.machine() not in _MACHINES:
         known = "only for Linux on x86-64 and ARM64"
         return f"no filter of system calls for {platform.machine()}, {known}"
@@ -168,7 +168,7 @@ def _libc() -> ctypes.CDLL:
 
 @functools.cache
 def _code(machine: str) -> bytes:
-    """The filter in the kernel's packet-filter code, 8 bytes a line.
+    """Writes the filter in the kernel's packet-filter code, 8 bytes a line.
 
     Entries of another kind are no use: 32-bit ones end the process, x32's are refused.
     """

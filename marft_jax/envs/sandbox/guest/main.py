@@ -33,7 +33,7 @@ site.setcopyright()
 site.sethelper()  # all that ``site`` does for a script, without a look at the host's packages
 
 _ERRORS = 2000  # characters of what a program wrote to standard error that are passed on
-_SCRATCH = os.getcwd()  # a folder of the room's own, empty
+_SCRATCH = os.getcwd()  # a folder of the worker's own, empty
 _WORK, _INPUT = f"{_SCRATCH}/program", f"{_SCRATCH}/input"  # in a jail /dev/stdin is a link to it
 _LOOK = 0.02  # seconds between two looks at how many files there are
 

@@ -1,7 +1,7 @@
-"""The work of a child with a generated program: run it, call it, serve calls, or judge another one.
+"""Work of a child with a generated program: run it, call it, serve calls, or judge another one.
 
 File 0 is the program's input, 1 its output, 2 its errors; 3 is a socket that carries lines, to a
-program in another room where there is one; then the socket to our own is 4.
+program in another worker where there is one; then the socket to our own is 4.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def serve(request: dict[str, Any]) -> None:
 
 
 def _answer(module: types.ModuleType, question: str) -> dict[str, Any]:
-    """The result of a call and its arguments as they are after it, or its error."""
+    """Returns the result of a call and its arguments as they are after it, or its error."""
     try:
         name, given, named = json.loads(question)
         given, named = values.load(given), values.load(named)
@@ -102,7 +102,7 @@ def _ask(line: Any, name: str, /, *given: Any, **named: Any) -> Any:
 
 
 def _exception(kinds: Any) -> type[Exception]:
-    """The first of these kinds that the language has and that is made of a message alone."""
+    """Finds the first of these kinds that the language has and that takes a message alone."""
     for kind in kinds:
         found = getattr(builtins, str(kind), None)
         if isinstance(found, type) and issubclass(found, Exception):
@@ -116,7 +116,7 @@ def _exception(kinds: Any) -> type[Exception]:
 
 
 def _message_of(error: BaseException) -> str:
-    """The text of an exception; empty where it cannot be had."""
+    """Returns the text of an exception; empty where it cannot be had."""
     try:
         return str(error)[:300]
     except Exception:
@@ -175,7 +175,7 @@ def _flush(strict: bool) -> None:
 
 
 def _status_of(error: BaseException) -> int:
-    """The exit status that an uncaught exception means; prints what went wrong."""
+    """Returns the exit status that an uncaught exception means; prints what went wrong."""
     if isinstance(error, SystemExit):
         if error.code is None or isinstance(error.code, int):
             code = error.code or 0

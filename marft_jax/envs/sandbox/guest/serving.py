@@ -1,4 +1,4 @@
-"""The worker's side of a line to its parent, see ``workers``: for graders, gyms and rooms alike.
+"""Worker's side of a line to its parent, see ``workers``: for graders, gyms and sandboxes alike.
 
 File 0 is a socket. Requests come on it and replies go, one JSON object a line.
 """
@@ -16,7 +16,7 @@ Answer = Callable[[dict[str, Any]], dict[str, Any] | None]
 
 
 class Line:
-    """The line to the parent. What this process prints goes to its errors instead.
+    """Line to the parent. What this process prints goes to its errors instead.
 
     Attributes:
         socket: readable where the parent has sent something, or has ended.
@@ -31,7 +31,7 @@ class Line:
         os.dup2(2, 1)
 
     def request(self) -> dict[str, Any] | None:
-        """The next request; None where the parent has closed the line."""
+        """Reads the next request; None where the parent has closed the line."""
         while b"\n" not in self._buffer:
             block, files, _, _ = socket.recv_fds(self.socket, 1 << 20, 1)
             if not block:

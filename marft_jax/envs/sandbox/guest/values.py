@@ -19,7 +19,7 @@ LONGEST = 100_000
 
 
 def first_items(value: Iterator[Any]) -> list[Any]:
-    """The first items of an iterator."""
+    """Takes the first items of an iterator."""
     return list(itertools.islice(value, LONGEST))
 
 
