@@ -38,7 +38,6 @@ BUILT_IN = {
 EVAL_SEEDS = 1 << 30  # added to the seeds that a user's environment gets in evaluation
 _GIVEN = ("split", "level", "settings")  # parameters of a user's class that the run gives
 _BY_NAME = (Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY)
-bad_input = BadInput  # for datasets
 
 
 class Env(Protocol):

@@ -125,7 +125,7 @@ def _play(
         for name in agents if view is not None else ():
             events.append(("view", watch(f"{where}, view", _text, view, name, state)[0]))
         for turn in turns if tool is not None else ():
-            events.append(("tool", watch(f"{where}, tool", _text_or_none, tool, turn)[0]))
+            events.append(("tool", watch(f"{where}, tool", _tool_answer, tool, turn)[0]))
         result, seconds = watch(where, _result, env, turns, agents)
         events += [("reward", result.reward), ("end", result.done)]
         state, is_done = result.observation, result.done
@@ -154,8 +154,8 @@ def _text(method: Callable[..., Any], *args: Any) -> str:
     return text_of("answer", method(*args))
 
 
-def _text_or_none(method: Callable[..., Any], *args: Any) -> str | None:
-    return None if (answer := method(*args)) is None else text_of("answer", answer)
+def _tool_answer(tool: Callable[..., Any], turn: Turn) -> str | None:
+    return None if (answer := tool(turn)) is None else text_of("answer", answer)
 
 
 def _result(env: Any, turns: Sequence[Turn], agents: Sequence[str]) -> StepResult:
@@ -211,15 +211,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--steps", type=int, default=128, help="steps after which to leave one")
     parser.add_argument("--seconds", type=float, default=120.0, help="for all of it")
     parser.add_argument("--agents", nargs="+", default=AGENTS, help="who acts; the last is graded")
-    own = parser.parse_args(argv)
+    args = parser.parse_args(argv)
     try:
-        factory = load_class(own.name, own.options)
+        factory = load_class(args.name, args.options)
     except BadInput as error:
         print(f"marft_jax: {one_line(str(error), 2000)}", file=sys.stderr)
         return 2
-    problems, remarks = check(factory, own.episodes, own.steps, own.seconds, own.agents)
+    problems, remarks = check(factory, args.episodes, args.steps, args.seconds, args.agents)
     print(*remarks, *(f"wrong: {one_line(problem, 2000)}" for problem in problems), sep="\n")
-    print(f"{own.name}: " + (f"{len(problems)} things are wrong" if problems else "sound"))
+    print(f"{args.name}: " + (f"{len(problems)} things are wrong" if problems else "sound"))
     return 1 if problems else 0
 
 

@@ -39,10 +39,5 @@ def _prepare(_: Line) -> Answer:
     return answer
 
 
-def main() -> None:
-    """Serves the task and settings of the command line, until the line closes."""
-    serve(_prepare)
-
-
 if __name__ == "__main__":
-    main()
+    serve(_prepare)

@@ -9,9 +9,10 @@ import dataclasses
 import importlib.util
 from typing import Any, Literal
 
-from marft_jax.envs.base import EnvSource, Split, Task, bad_input, question_source
+from marft_jax.envs.base import EnvSource, Split, Task, question_source
 from marft_jax.envs.datasets import load
 from marft_jax.envs.grading import GradingPool
+from marft_jax.errors import BadInput
 from marft_jax.setting import setting
 
 
@@ -41,7 +42,7 @@ def source(env: Settings, split: Split) -> EnvSource:
         BadInput: data is missing or wrong (see ``load.chooser``), or math-verify is not installed.
     """
     if importlib.util.find_spec("math_verify") is None:
-        raise bad_input("--env.name math needs the package math-verify: pip install math-verify")
+        raise BadInput("--env.name math needs the package math-verify: pip install math-verify")
     pick, size = load.chooser(env, split)
     pool = GradingPool(env.workers, env.grade_seconds, env.extract)
     return question_source(pick, pool.grade, env.horizon, size, pool.close)

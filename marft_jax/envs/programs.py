@@ -75,31 +75,14 @@ def source(env: Settings, split: Split) -> EnvSource:
         ) from reason
     if env.sandbox == "none":
         print(f"marft_jax: --env.sandbox none: generated programs run {danger}", file=sys.stderr)
-    grader = Grader(sandbox, env.reward, env.tests, env.test_seconds, env.code_seconds)
-    return question_source(pick, grader.grade, env.horizon, size, sandbox.close)
+    return question_source(pick, Grader(sandbox, env).grade, env.horizon, size, sandbox.close)
 
 
 class Grader:
-    """Runs programs against tests. Safe to use from threads.
+    """Runs programs against tests, as the settings say. Safe to use from threads."""
 
-    Args:
-        sandbox: where programs run.
-        reward: ``fraction`` of the tests passed, or 1 for ``all`` and else 0.
-        tests: how many of the tests are run, the first ones; 0 runs all.
-        test_seconds: wall time of one test.
-        code_seconds: wall time of all tests of a program; what is not run by then has failed.
-    """
-
-    def __init__(
-        self,
-        sandbox: Sandbox,
-        reward: Literal["fraction", "all"] = "fraction",
-        tests: int = 10,
-        test_seconds: float = 5.0,
-        code_seconds: float = 60.0,
-    ) -> None:
-        self._sandbox, self._reward, self._tests = sandbox, reward, tests or sys.maxsize
-        self._test_seconds, self._code_seconds = test_seconds, code_seconds
+    def __init__(self, sandbox: Sandbox, env: Settings) -> None:
+        self._sandbox, self._env, self._most = sandbox, env, env.tests or sys.maxsize
 
     def grade(self, text: str, tests: Suite) -> Grade:
         """Runs the program that a text gives against the tests."""
@@ -115,7 +98,7 @@ class Grader:
         passed = failures.count(None)
         if passed == len(failures):
             return Grade(1.0, "right", program)
-        score = passed / len(failures) if self._reward == "fraction" else 0.0
+        score = passed / len(failures) if self._env.reward == "fraction" else 0.0
         number, outcome = next((i, o) for i, o in enumerate(failures, 1) if o is not None)
         feedback = f"{passed} of {len(failures)} tests passed. Test {number}: {_reason(outcome)}"
         lost = any(outcome is not None and outcome.verdict == "lost" for outcome in failures)
@@ -125,15 +108,15 @@ class Grader:
         """Returns the outcome of each test; None where it passed."""
         sources = alternatives(program, tests.starter)
         if tests.statements:
-            few = tests.statements[: self._tests]
-            seconds = min(self._test_seconds * len(few), self._code_seconds)
+            few = tests.statements[: self._most]
+            seconds = min(self._env.test_seconds * len(few), self._env.code_seconds)
             outcomes = self._sandbox.check(sources, tests.prelude, few, tests.names, seconds)
             return [None if outcome.verdict == "ok" else outcome for outcome in outcomes]
-        deadline = time.monotonic() + self._code_seconds
+        deadline = time.monotonic() + self._env.code_seconds
         failures: list[Outcome | None] = []
-        for case in tests.cases[: self._tests]:
-            left = min(self._test_seconds, deadline - time.monotonic())
-            run = left > 0 and not (self._reward == "all" and any(failures))
+        for case in tests.cases[: self._most]:
+            left = min(self._env.test_seconds, deadline - time.monotonic())
+            run = left > 0 and not (self._env.reward == "all" and any(failures))
             failures.append(self._failure(sources, case, left) if run else _NOT_RUN)
         return failures
 

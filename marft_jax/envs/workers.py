@@ -28,7 +28,8 @@ START_SECONDS = 120.0  # of a worker, before the pool gives up on it
 _LONGEST = 1 << 27  # bytes of a line
 _ROOT = str(Path(__file__).resolve().parents[2])
 _STARTER = ThreadPoolExecutor(1)  # bubblewrap ends with the thread that started it
-Failure = Literal["timeout", "crashed"]
+Lost = Literal["timeout", "crashed"]
+"""Where a worker gave no reply."""
 
 
 class Unusable(RuntimeError):
@@ -55,7 +56,7 @@ class Workers:
             self._idle.put(worker)
         self._finalizer = weakref.finalize(self, _stop_all, self._workers)
 
-    def ask(self, request: Mapping[str, Any], seconds: float) -> dict[str, Any] | Failure:
+    def ask(self, request: Mapping[str, Any], seconds: float) -> dict[str, Any] | Lost:
         """Asks a worker, which has ``seconds``; returns its reply or what became of it.
 
         Raises:
@@ -103,7 +104,7 @@ class Worker:
                 socket.send_fds(self._line, [b" "], files)
             self._line.sendall(json.dumps(request).encode() + b"\n")
 
-    def receive(self, seconds: float) -> dict[str, Any] | Failure:
+    def receive(self, seconds: float) -> dict[str, Any] | Lost:
         """Receives the reply; a worker without one is replaced."""
         reply: Any = "crashed"
         try:

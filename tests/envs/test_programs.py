@@ -14,7 +14,7 @@ from marft_jax.envs import programs
 from marft_jax.envs.base import make
 from marft_jax.envs.datasets import load
 from marft_jax.envs.datasets.code_rows import FunctionTest, ScriptTest, Suite, as_task
-from marft_jax.envs.programs import Settings
+from marft_jax.envs.programs import Grader, Settings
 from marft_jax.envs.sandbox import Sandbox, Unusable
 from marft_jax.errors import BadInput
 from marft_jax.types import Turn
@@ -185,20 +185,23 @@ def test_a_pickle_that_names_a_function_is_refused():
 def test_the_reward_is_the_fraction_or_all_or_nothing(sandbox):
     tests = Suite(tuple(ScriptTest(str(n), str(2 * n)) for n in range(12)))
     half = fenced("n = int(input()); print(2 * n if n < 5 else 0)")
-    grade = programs.Grader(sandbox).grade(half, tests)
+    grade = Grader(sandbox, Settings()).grade(half, tests)
     assert (grade.score, grade.verdict) == (0.5, "wrong")
     assert grade.feedback == "5 of 10 tests passed. Test 6: wrong result."
-    assert programs.Grader(sandbox, tests=0).grade(half, tests).score == pytest.approx(5 / 12)
-    assert programs.Grader(sandbox, "all").grade(half, tests).score == 0.0
+    assert Grader(sandbox, Settings(tests=0)).grade(half, tests).score == pytest.approx(5 / 12)
+    assert Grader(sandbox, Settings(reward="all")).grade(half, tests).score == 0.0
     assert (
-        programs.Grader(sandbox, "all").grade(fenced("print(2 * int(input()))"), tests).score == 1.0
+        Grader(sandbox, Settings(reward="all"))
+        .grade(fenced("print(2 * int(input()))"), tests)
+        .score
+        == 1.0
     )
-    assert programs.Grader(sandbox).grade("```python\n```", tests).verdict == "no answer"
+    assert Grader(sandbox, Settings()).grade("```python\n```", tests).verdict == "no answer"
 
 
 def test_the_team_is_told_why_a_program_failed_and_not_what_was_expected(sandbox):
     tests = Suite((ScriptTest("1", "secret"),))
-    grader = programs.Grader(sandbox, test_seconds=0.3)
+    grader = Grader(sandbox, Settings(test_seconds=0.3))
     tell = lambda program: grader.grade(fenced(program), tests).feedback  # noqa: E731
     assert tell("print(1)").endswith("Test 1: wrong result.")
     assert "ZeroDivisionError" in tell("1 / 0")
@@ -226,7 +229,7 @@ ODD = {
 
 
 def test_no_program_makes_grading_fail(sandbox):
-    grader = programs.Grader(sandbox, test_seconds=2.0)
+    grader = Grader(sandbox, Settings(test_seconds=2.0))
     suites = [Suite((ScriptTest("1", "1.5 2.5"),)), Suite((FunctionTest("f", [1], 1.5),)),
               Suite((FunctionTest("f", [1], {"a": [0.5]}),)),
               Suite((), ("assert abs(f(1) - 1.5) < 1",), names=("f",))]  # fmt: skip
@@ -246,7 +249,7 @@ def test_a_judgement_that_fails_is_a_score_of_nothing():
         def run(self, *_):
             raise OverflowError("int too large to convert to float")
 
-    grade = programs.Grader(Broken()).grade("print(1)", Suite((ScriptTest("", "1"),)))  # type: ignore[arg-type]
+    grade = Grader(Broken(), Settings()).grade("print(1)", Suite((ScriptTest("", "1"),)))  # type: ignore[arg-type]
     assert (grade.score, grade.verdict) == (0.0, "crashed")
 
 
@@ -258,7 +261,7 @@ def test_the_reference_says_which_names_are_the_programs(sandbox):
     }
     suite = as_task(row).answer
     assert suite.names == ("sum",)
-    grade = lambda program: programs.Grader(sandbox).grade(fenced(program), suite).score  # noqa: E731
+    grade = lambda program: Grader(sandbox, Settings()).grade(fenced(program), suite).score  # noqa: E731
     right = "def sum(a, b): return len([0] * 0) + {10: 6, 100: 93}[a]"
     forged = "class math: isclose = lambda *a: True\ndef sum(a, b): return 0"
     assert (grade(right), grade(forged), grade("x = 1")) == (1.0, 0.0, 0.0)
@@ -266,7 +269,7 @@ def test_the_reference_says_which_names_are_the_programs(sandbox):
 
 def test_the_time_for_all_tests_is_bounded(sandbox):
     tests = Suite(tuple(ScriptTest(str(n), str(n)) for n in range(10)))
-    grader = programs.Grader(sandbox, test_seconds=0.3, code_seconds=0.8)
+    grader = Grader(sandbox, Settings(test_seconds=0.3, code_seconds=0.8))
     slow = fenced("import time; n = int(input()); time.sleep(9 if n else 0); print(n)")
     assert grader.grade(slow, tests).score == 0.1
 
@@ -276,7 +279,7 @@ def test_functions_are_called_with_starter_code_and_usual_imports(sandbox):
     tests = Suite(
         (FunctionTest("twice", [[1, 2]], 6), FunctionTest("twice", [[]], 0)), starter=starter
     )
-    grader = programs.Grader(sandbox)
+    grader = Grader(sandbox, Settings())
     assert grader.grade("return 2 * sum(xs)", tests).score == 1.0
     whole = (
         "class Solution:\n    def twice(self, xs: List[int]) -> int:\n        return 2 * sum(xs)"
@@ -296,7 +299,7 @@ def test_mbpp_rows_run_every_assertion_as_a_test(sandbox):
     task = as_task(row)
     assert row["test_list"][0] in task.question
     program = "def length(node): return 1 + length(node[1]) if node else 1"
-    grade = programs.Grader(sandbox).grade(fenced(program), task.answer)
+    grade = Grader(sandbox, Settings()).grade(fenced(program), task.answer)
     assert grade.score == pytest.approx(1 / 3)
     assert "Test 1: wrong result." in grade.feedback
 
@@ -321,7 +324,7 @@ def humaneval(shared_data):
 
 
 def scores(sandbox, rows, answer, seconds=5):
-    grader = programs.Grader(sandbox, test_seconds=seconds)
+    grader = Grader(sandbox, Settings(test_seconds=seconds))
     with ThreadPoolExecutor(2) as threads:
         grade = lambda row: grader.grade(answer(row), as_task(row).answer).score  # noqa: E731
         return dict(zip((r["task_id"] for r in rows), threads.map(grade, rows), strict=True))

@@ -89,8 +89,8 @@ def attack(self, text, entry):
     return 0.0
 from reasoning_gym.games import countdown
 countdown.CountdownDataset.score_answer = attack
-from marft_jax.envs.gym_worker import main
-main()
+import runpy
+runpy.run_module("marft_jax.envs.gym_worker", run_name="__main__")
 """
     request = json.dumps({"seed": 1, "text": "1", "seconds": 20}) + "\n"
     line, theirs = socket.socketpair()

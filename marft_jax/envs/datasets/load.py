@@ -22,9 +22,10 @@ from typing import Any
 
 import numpy as np
 
-from marft_jax.envs.base import QuestionSettings, Split, Task, bad_input, held_out
+from marft_jax.envs.base import QuestionSettings, Split, Task, held_out
 from marft_jax.envs.datasets.rows import SUFFIXES, LeftOut, rows_of
 from marft_jax.envs.grading.extract import boxed_answer
+from marft_jax.errors import BadInput
 from marft_jax.setting import setting
 
 QUESTION_FIELDS = ("problem", "question", "query", "prompt", "instruction")
@@ -87,7 +88,7 @@ def load(source: str, env: Rows | None = None) -> list[Task]:
             bad.append(f"{place}: {task}")
     if len(bad) > env.max_bad_rows * rows:
         more = f" ({len(bad)} of {rows} rows are bad)" if len(bad) > 1 else ""
-        raise bad_input(f"{bad[0]}; mend or remove the row, or raise --env.max_bad_rows{more}")
+        raise BadInput(f"{bad[0]}; mend or remove the row, or raise --env.max_bad_rows{more}")
     if bad:
         what = f"left out {len(bad)} of {rows} rows; the first: {bad[0]}"
         print(f"marft_jax: {source}: {what}", file=sys.stderr)
@@ -96,7 +97,7 @@ def load(source: str, env: Rows | None = None) -> list[Task]:
         print(f"marft_jax: {source}: {what}", file=sys.stderr)
     if not tasks:
         what = f" that fits {' and '.join(env.filters)}" if rows and keeps else ""
-        raise bad_input(f"{source}: expected at least one row{what}, got none")
+        raise BadInput(f"{source}: expected at least one row{what}, got none")
     return tasks
 
 
@@ -113,7 +114,7 @@ def split_tasks(env: Rows, split: Split) -> list[list[Task]]:
     if split == "eval" and evaluated:
         return evaluated
     if not env.data:
-        raise bad_input(f"--env.data: expected {', '.join(SUFFIXES)} or a hub id, got nothing")
+        raise BadInput(f"--env.data: expected {', '.join(SUFFIXES)} or a hub id, got nothing")
     seen = {task.question.strip() for tasks in evaluated for task in tasks}
     if evaluated:
         remedy = f"all of its questions are also in --env.eval_data {' '.join(env.eval_data)}"
@@ -131,7 +132,7 @@ def split_tasks(env: Rows, split: Split) -> list[list[Task]]:
         sides.append(list(filter(is_wanted, tasks)))
         if not sides[-1]:
             purpose = "train on" if split == "train" else "evaluate on"
-            raise bad_input(
+            raise BadInput(
                 f"{source}: none of its {len(tasks)} tasks is left to {purpose}: {remedy}"
             )
     return sides
@@ -144,7 +145,7 @@ def chooser(env: Rows, split: Split) -> tuple[Callable[[int], Task], int]:
         BadInput: as ``split_tasks``; or there is not one weight for each source.
     """
     if env.weights and len(env.weights) != len(env.data):
-        raise bad_input(
+        raise BadInput(
             f"--env.weights: expected a positive weight for each of the {len(env.data)} sources "
             f"in --env.data, got {len(env.weights)}: {env.weights}"
         )
@@ -287,7 +288,7 @@ def _with_choices(question: str, choices: Sequence[str]) -> str:
 def _filter(text: str) -> Callable[[Row], bool]:
     match = _FILTER.fullmatch(text.strip())
     if match is None:
-        raise bad_input(
+        raise BadInput(
             f"--env.filters: expected field=value|value, field!=value, field<=number or "
             f"field>=number, got {text!r}"
         )
@@ -296,7 +297,7 @@ def _filter(text: str) -> Callable[[Row], bool]:
         return lambda row: (str(row.get(field)) in values.split("|")) == (how == "=")
     bound, compare = _number(values), operator.le if how == "<=" else operator.ge
     if math.isnan(bound):
-        raise bad_input(f"--env.filters: expected a number after {how}, got {text!r}")
+        raise BadInput(f"--env.filters: expected a number after {how}, got {text!r}")
     return lambda row: compare(_number(row.get(field)), bound)
 
 

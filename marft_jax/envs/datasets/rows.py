@@ -8,8 +8,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from marft_jax.envs.base import bad_input
-from marft_jax.errors import reason
+from marft_jax.errors import BadInput, reason
 from marft_jax.formats import foreign
 
 SUFFIXES = (".json", ".jsonl", ".parquet")
@@ -36,15 +35,15 @@ def rows_of(source: str) -> Iterator[tuple[str, Any]]:
     if path.suffix in SUFFIXES or path.exists():
         reader = {".json": _json, ".jsonl": _jsonl, ".parquet": _parquet}.get(path.suffix)
         if reader is None or path.is_dir():
-            raise bad_input(f"{source}: expected a file {', '.join(SUFFIXES)}, or a hub id")
+            raise BadInput(f"{source}: expected a file {', '.join(SUFFIXES)}, or a hub id")
         try:
             yield from reader(path)
         except (OSError, ValueError) as error:  # ValueError: not UTF-8, or a NUL in the name
-            raise bad_input(f"{source!r}: cannot be read ({reason(error)})") from error
+            raise BadInput(f"{source!r}: cannot be read ({reason(error)})") from error
     elif match := _HUB.fullmatch(source):
         yield from _hub(source, match["name"], match["subset"], match["split"] or "train")
     else:
-        raise bad_input(
+        raise BadInput(
             f"{source}: no such file; expected {', '.join(SUFFIXES)} or owner/name[:split]"
         )
 
@@ -65,11 +64,11 @@ def _json(path: Path) -> Iterator[tuple[str, Any]]:
     try:
         rows = foreign.loads(text)
     except json.JSONDecodeError as error:
-        raise bad_input(f"{path} line {error.lineno}: not JSON: {error.msg}") from error
+        raise BadInput(f"{path} line {error.lineno}: not JSON: {error.msg}") from error
     if isinstance(rows, Mapping):
         rows = rows.get("data")
     if not isinstance(rows, list):
-        raise bad_input(f'{path}: expected a list of rows, or {{"data": [...]}}')
+        raise BadInput(f'{path}: expected a list of rows, or {{"data": [...]}}')
     for number, row in enumerate(rows, 1):
         yield f"{path} row {number}", row
 
@@ -79,7 +78,7 @@ def _parquet(path: Path) -> Iterator[tuple[str, Any]]:
         import pyarrow
         import pyarrow.parquet
     except ImportError as error:
-        raise bad_input(f"{path}: reading it needs pyarrow: pip install pyarrow") from error
+        raise BadInput(f"{path}: reading it needs pyarrow: pip install pyarrow") from error
     number = 0
     try:
         with pyarrow.parquet.ParquetFile(path) as file:
@@ -88,18 +87,18 @@ def _parquet(path: Path) -> Iterator[tuple[str, Any]]:
                     number += 1
                     yield f"{path} row {number}", row
     except pyarrow.ArrowException as error:
-        raise bad_input(f"{path}: not a Parquet file: {reason(error)}") from error
+        raise BadInput(f"{path}: not a Parquet file: {reason(error)}") from error
 
 
 def _hub(source: str, name: str, subset: str | None, split: str) -> Iterator[tuple[str, Any]]:
     try:
         import datasets  # pyright: ignore[reportMissingImports]
     except ImportError as error:
-        raise bad_input(f"{source}: the hub needs datasets: pip install datasets") from error
+        raise BadInput(f"{source}: the hub needs datasets: pip install datasets") from error
     try:
         rows = datasets.load_dataset(name, subset, split=split)  # pyright: ignore
     except Exception as error:  # offline, unknown name, missing subset, unknown split, ...
-        raise bad_input(
+        raise BadInput(
             f"{source}: no such file, and as a hub id it cannot be loaded: {reason(error)}"
         ) from error
     for number, row in enumerate(rows, 1):
