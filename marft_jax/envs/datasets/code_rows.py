@@ -75,7 +75,7 @@ class Suite(NamedTuple):
 
 
 def as_task(row: Any) -> Task | LeftOut | str:
-    """A row as a task whose answer is its ``Suite``, why it is left out, or what is wrong."""
+    """Makes a row a task whose answer is its ``Suite``, or says why it cannot be."""
     if not isinstance(row, Mapping):
         return f"expected an object with a problem and tests, got {type(row).__name__}"
     texts = (row.get(field) for field in _QUESTIONS)
@@ -113,7 +113,7 @@ def _judged(
     classes: Sequence[str] = (),
     starter: str = "",
 ) -> Task | LeftOut:
-    """A task whose tests are statements; left out where they need more than plain values."""
+    """Makes a task whose tests are statements; left out where they need more than plain values."""
     wanted = statements.requirements(prelude, tests, names, classes)
     if wanted.objects:
         return LeftOut("their tests need functions or objects of the program's, not plain values")

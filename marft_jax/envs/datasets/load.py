@@ -55,12 +55,12 @@ class Rows(QuestionSettings):
     """Answers that are graded at the same time."""
 
     def task_of(self, row: Any) -> Task | LeftOut | str:
-        """A row as its task, or why it is left out, or what is wrong with it."""
+        """Makes a row a task, or says why it is left out or what is wrong with it."""
         return as_task(row)
 
 
 def load(source: str, env: Rows | None = None) -> list[Task]:
-    """All tasks of a file or a hub data set, in its order; see ``rows.rows_of`` for the source.
+    """Loads all tasks of a file or a hub data set, in its order; for the source see ``rows_of``.
 
     Rows that do not fit ``env.filters`` are passed over; a fraction ``env.max_bad_rows`` may be
     wrong, and is reported.
@@ -139,7 +139,10 @@ def split_tasks(env: Rows, split: Split) -> list[list[Task]]:
 
 
 def chooser(env: Rows, split: Split) -> tuple[Callable[[int], Task], int]:
-    """Position to task of the data that the settings name, and how many tasks they have.
+    """Loads the data that the settings name.
+
+    Returns:
+        A function from a position in the order of tasks to the task, and how many there are.
 
     Raises:
         BadInput: as ``split_tasks``; or there is not one weight for each source.
@@ -160,10 +163,13 @@ def chooser(env: Rows, split: Split) -> tuple[Callable[[int], Task], int]:
 def training_order(
     groups: Sequence[Sequence[Task]], weights: Sequence[float] = (1.0,)
 ) -> Callable[[int], Task]:
-    """Random access into the endless order of training tasks: position to task.
+    """Opens the endless order of training tasks at any position.
 
     Of any stretch of positions each source has its share. Each epoch of a source holds each of its
-    tasks once, in an order of its own: a pure function of the position.
+    tasks once, in an order of its own.
+
+    Returns:
+        A pure function from a position to its task.
     """
     times = [(np.arange(_ROUND) + 0.5) / weight for weight in weights]  # at which each is due
     sources = np.argsort(np.concatenate(times), kind="stable")[:_ROUND] // _ROUND
@@ -188,7 +194,7 @@ def training_order(
 def as_task(
     row: Any, question_field: str | None = None, answer_field: str | None = None
 ) -> Task | str:
-    """A row as a task, or what is wrong with it.
+    """Makes a row a task, or says what is wrong with it.
 
     Args:
         row: names to values.

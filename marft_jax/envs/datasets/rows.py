@@ -22,7 +22,7 @@ class LeftOut(NamedTuple):
 
 
 def rows_of(source: str) -> Iterator[tuple[str, Any]]:
-    """Every row with its place; a ``ValueError`` in place of a line that is not JSON.
+    """Reads every row, with its place; a ``ValueError`` in place of a line that is not JSON.
 
     Args:
         source: a ``.json`` (a list, or ``{"data": [...]}``), ``.jsonl`` or ``.parquet`` file, or

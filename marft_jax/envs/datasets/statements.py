@@ -64,6 +64,9 @@ def requirements(
         names: functions of the program; None: the undefined names that a test calls or passes on,
             less what ``IMPORTS`` define (unless the test has no other).
         classes: those of the names that are classes; without names, the capitalised ones are.
+
+    Returns:
+        The functions that the program must define, and whether that is enough.
     """
     codes = [_Code(text) for text in (prelude, *tests)]
     own = _BUILT_IN.union(*(code.functions | code.imports | code.variables for code in codes))

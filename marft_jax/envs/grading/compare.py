@@ -25,7 +25,10 @@ _WORDY = re.compile(r"[A-Za-z]{2}|[A-Za-z]\.|[^\x00-\x7f]|^[A-Z](?:, ?[A-Z])+$")
 
 
 def quick(reference: str, answer: str) -> bool | None:
-    """Compares without algebra; None where it takes some.
+    """Compares without algebra.
+
+    Returns:
+        True where they mean the same, None where that takes algebra to say.
 
     >>> quick("1,000", "$1000"), quick("1/2", "0.25"), quick("x+1", "1+x")
     (True, False, None)

@@ -105,6 +105,9 @@ class Sandbox:
             tests: statements, one text for each test.
             names: those functions.
             seconds: for all tests together.
+
+        Returns:
+            An outcome for each test.
         """
         one, other = socket.socketpair()
         with self._runners.borrow() as worker, self._judges.borrow() as judge:
