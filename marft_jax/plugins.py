@@ -17,9 +17,10 @@ import numpy as np
 
 from marft_jax.errors import BadInput, described, place
 from marft_jax.formats import jsonlines
+from marft_jax.formats.foreign import DEEPEST
 from marft_jax.types import StepResult
 
-_MOST_PARTS, _MOST_LEVELS = 100_000, 32  # of an info; transcripts and reports put more around it
+_MOST_PARTS = 100_000  # of an info
 
 
 def load_plugin(name: str, what: str, known: Iterable[str], kind: str = "function") -> Any:
@@ -90,18 +91,9 @@ def info_of(what: str, value: Any) -> dict[str, Any]:
     if not isinstance(value, Mapping):
         raise BadInput(f"{what}: expected a mapping, got {shown(value)}")
     try:
-        info = jsonlines.plain(dict(value), _MOST_PARTS)
+        return jsonlines.plain(dict(value), _MOST_PARTS, DEEPEST // 2)
     except (ValueError, RecursionError) as error:
         raise BadInput(f"{what}: expected what JSON can hold: {error}") from error
-    if _levels(info) > _MOST_LEVELS:
-        raise BadInput(f"{what}: expected at most {_MOST_LEVELS} levels, got {_levels(info)}")
-    return info
-
-
-def _levels(value: Any) -> int:
-    """Counts how deep a plain value is nested: 0 for one that holds no others."""
-    inner = value.values() if isinstance(value, dict) else value
-    return 1 + max(map(_levels, inner), default=0) if isinstance(value, (dict, list)) else 0
 
 
 def result_of(result: Any, acted: Collection[str]) -> StepResult:

@@ -8,11 +8,13 @@ from typing import Any
 
 import yaml
 
-from marft_jax.errors import BadInput
+from marft_jax.errors import BadInput, described, one_line
+from marft_jax.formats.foreign import DEEPEST
 
 _LARGEST = 1 << 19
 """Bytes of a file: settings and teams are far smaller, and YAML is slow."""
-_DEEPEST = 32
+_LARGEST_NUMBER = 1 << 1024
+"""A whole number beyond is no float, and soon too long for Python to write."""
 
 
 def read(file: str, setting: str) -> Any:
@@ -42,8 +44,15 @@ def read(file: str, setting: str) -> Any:
     try:
         text = raw.decode("utf-8-sig")
         return _json(text) if kind == "JSON" else yaml.load(text, _Loader)
-    except (ValueError, yaml.YAMLError, RecursionError) as error:
-        raise BadInput(f"{where}: not {kind}: {' '.join(str(error).split()):.300}") from error
+    except Exception as error:  # PyYAML raises whatever its constructors happen to
+        raise BadInput(f"{where}: not {kind}: {_why(error)}") from error
+
+
+def _why(error: Exception) -> str:
+    if isinstance(error, yaml.MarkedYAMLError) and (mark := error.problem_mark):
+        what = one_line(f"{error.context or ''} {error.problem}", 300)
+        return f"line {mark.line + 1}, column {mark.column + 1}: {what}"
+    return described(error, bare=Exception)
 
 
 def _json(text: str) -> Any:
@@ -71,16 +80,27 @@ class _Loader(yaml.SafeLoader):
         event = self.peek_event()
         if isinstance(event, yaml.AliasEvent) or getattr(event, "anchor", None) is not None:
             raise _at(event, "anchors and aliases (& and *) are not read; write it out")
-        if self._depth == _DEEPEST:
-            raise _at(event, f"nested more than {_DEEPEST} deep")
+        if self._depth == DEEPEST:
+            raise _at(event, f"nested more than {DEEPEST} deep")
         self._depth += 1
         node = super().compose_node(parent, index)
         self._depth -= 1
         return node
 
+    def construct_object(self, node: Any, deep: bool = False) -> Any:
+        try:
+            value = super().construct_object(node, deep)
+        except yaml.YAMLError:
+            raise
+        except Exception as error:
+            raise _at(node, f"{node.value!r:.60} is no {node.tag.rpartition(':')[2]}") from error
+        if isinstance(value, int) and abs(value) >= _LARGEST_NUMBER:
+            raise _at(node, "a number of hundreds of digits")
+        return value
+
     def construct_mapping(self, node: Any, deep: bool = False) -> Any:
         seen: set[str] = set()
-        for key, _ in node.value:
+        for key, _ in node.value if isinstance(node, yaml.MappingNode) else ():
             if not isinstance(key, yaml.ScalarNode):
                 raise _at(key, "a key is expected to be a word")
             if key.value in seen:

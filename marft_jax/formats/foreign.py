@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import pickletools
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from marft_jax.errors import BadInput, reason
 
-DEEPEST = 100
-"""Levels of nesting that ``loads`` accepts: whoever walks a value may recurse."""
+DEEPEST = 64
+"""Levels of nesting that are read and written: whoever walks a value may recurse. What an
+environment adds has half of them, since a transcript puts more around it."""
 
 _NESTED = (list, dict)
+_LARGEST = 1 << 28  # bytes of a file of settings
 
 
 def loads(text: str) -> Any:
@@ -50,6 +53,13 @@ def check_memo(program: bytes) -> None:
             raise ValueError(f"a pickle that remembers something in place {place}")
 
 
+def open_regular(file: Path) -> BinaryIO:
+    """Opens a file that ends; raises ``OSError`` also for a pipe or a device."""
+    if file.exists() and not file.is_file():
+        raise OSError(errno.EINVAL, "not a regular file")
+    return file.open("rb")
+
+
 def read_settings(file: Path) -> dict[str, Any]:
     """Reads the JSON object in a file.
 
@@ -57,7 +67,11 @@ def read_settings(file: Path) -> dict[str, Any]:
         BadInput: it cannot be read, or is something else.
     """
     with readable(file, "JSON file"):
-        settings = loads(file.read_text("utf-8"))
+        with open_regular(file) as stream:
+            raw = stream.read(_LARGEST + 1)
+        if len(raw) > _LARGEST:
+            raise ValueError(f"more than {_LARGEST >> 20} MiB")
+        settings = loads(raw.decode())
         if not isinstance(settings, dict):
             raise ValueError("expected names and values")
     return settings

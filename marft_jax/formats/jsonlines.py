@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import math
 import numbers
@@ -11,9 +12,9 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from marft_jax.formats import foreign
+from marft_jax.formats.foreign import DEEPEST, loads
 
-_DEEPEST = 64  # levels of a value
+_HOLDING = (Mapping, list, tuple, set, frozenset)
 
 
 def dumps(value: Any) -> str:
@@ -61,39 +62,39 @@ def keep(path: Path, wanted: Callable[[Any], bool]) -> None:
     kept = []
     for line in text.split("\n"):  # an object may hold other ends of lines
         with contextlib.suppress(ValueError, KeyError, TypeError):
-            kept += [line] if wanted(foreign.loads(line)) else []
+            kept += [line] if wanted(loads(line)) else []
     if "".join(f"{line}\n" for line in kept) != text:
         write(path, kept)
 
 
-def plain(value: Any, most: float = math.inf) -> Any:
+def plain(value: Any, most: float = math.inf, deepest: int = DEEPEST) -> Any:
     """The same as ``dumps`` writes it, in values of Python's own.
 
     Raises:
-        ValueError: it is nested too deeply, or in itself, or has more than ``most`` parts.
+        ValueError: it has more than ``deepest`` levels, or stands in itself, or has more than
+            ``most`` parts.
     """
-    return _plain(value, _DEEPEST, [most])
+    parts = itertools.count(1)
 
+    def walk(value: Any, left: int) -> Any:
+        if left < isinstance(value, _HOLDING):
+            raise ValueError(f"more than {deepest} levels, or in itself")
+        if next(parts) > most:
+            raise ValueError("too many parts")
+        if value is None or isinstance(value, bool):
+            return value
+        if isinstance(value, str):  # lone surrogates, which no file can hold, spelled out
+            return str.encode(value, "utf-8", "backslashreplace").decode()
+        if isinstance(value, Mapping):
+            return {walk(str(k), left): walk(v, left - 1) for k, v in value.items()}
+        if isinstance(value, _HOLDING):
+            return [walk(item, left - 1) for item in value]
+        if isinstance(value, numbers.Integral):
+            return int(value) if abs(int(value)) < 1 << 1024 else hex(int(value))
+        if isinstance(value, numbers.Real):
+            return float(value) if math.isfinite(value) else None
+        if hasattr(value, "tolist"):  # an array of NumPy or JAX, of any rank
+            return walk(value.tolist(), left - 1)
+        return walk(str(value), left)
 
-def _plain(value: Any, depth: int, left: list[float]) -> Any:
-    left[0] -= 1
-    if depth < 0:
-        raise ValueError(f"more than {_DEEPEST} levels, or in itself")
-    if left[0] < 0:
-        raise ValueError("too many parts")
-    if value is None or isinstance(value, bool):
-        return value
-    if isinstance(value, str):  # lone surrogates, which no file can hold, spelled out
-        return str.encode(value, "utf-8", "backslashreplace").decode()
-    if isinstance(value, Mapping):
-        items = value.items()
-        return {_plain(str(k), depth, left): _plain(v, depth - 1, left) for k, v in items}
-    if isinstance(value, (list, tuple, set, frozenset)):
-        return [_plain(item, depth - 1, left) for item in value]
-    if isinstance(value, numbers.Integral):
-        return int(value) if abs(int(value)) < 1 << 1024 else hex(int(value))
-    if isinstance(value, numbers.Real):
-        return float(value) if math.isfinite(value) else None
-    if hasattr(value, "tolist"):  # an array of NumPy or JAX, of any rank
-        return _plain(value.tolist(), depth - 1, left)
-    return _plain(str(value), depth, left)
+    return walk(value, deepest)
