@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
@@ -19,6 +20,8 @@ from marft_jax.run.manifest import MANIFEST
 
 Row = dict[str, Any]
 Notes = list[str]
+
+_MOST_OF_FILE, _MOST_OF_LINE, _MOST_OF_LOG = 1 << 28, 1 << 24, 1 << 22  # bytes that are read
 
 
 class Checkpoint(NamedTuple):
@@ -39,7 +42,7 @@ class Run(NamedTuple):
         transcripts: the file of each step, by step.
         evaluations: files of responses.
         guard: rows of ``transcripts/guard.jsonl``.
-        log: lines of ``log.txt``.
+        log: lines of ``log.txt``; of a large one the first and the last ones.
         versions: of libraries, as the newest checkpoint has them.
         notes: what is missing or broken; readers of further files add to it.
     """
@@ -99,7 +102,7 @@ def read_run(folder: str | Path) -> Run:
     transcripts = _numbered(folder / "transcripts", ".jsonl", Path.is_file)
     saved = _numbered(folder / "checkpoints", "", Path.is_dir)
     metas = {step: _checkpoint(path, notes) for step, path in saved.items()}
-    guard, log = folder / "transcripts" / "guard.jsonl", folder / "log.txt"
+    guard = folder / "transcripts" / "guard.jsonl"
     if not transcripts:
         notes.append("transcripts/: none yet")
     if not saved:
@@ -113,7 +116,7 @@ def read_run(folder: str | Path) -> Run:
         transcripts=transcripts,
         evaluations=sorted((folder / "evaluations").glob("*.jsonl")),
         guard=list(rows(guard, notes)) if guard.is_file() else [],
-        log=_text(log, notes).splitlines(),
+        log=_log(folder / "log.txt", notes),
         checkpoints=[Checkpoint(step, number(row.get("metric"))) for step, row in metas.items()],
         versions=_words(metas[max(metas)].get("versions")) if metas else {},
         notes=notes,
@@ -124,8 +127,11 @@ def rows(file: Path, notes: Notes) -> Iterator[Row]:
     """The JSON objects of a file of lines; lines that are none are counted in a note."""
     bad, whole = [], True
     try:
-        with file.open("rb") as stream:
-            for place, line in enumerate(stream, 1):
+        with foreign.open_regular(file) as stream:
+            for place, line in enumerate(iter(lambda: stream.readline(_MOST_OF_LINE), b""), 1):
+                if stream.tell() > _MOST_OF_FILE:
+                    notes.append(f"{_shown(file)}: its first {_MOST_OF_FILE >> 20} MiB are read")
+                    break
                 whole = line.endswith(b"\n")
                 try:
                     row = foreign.loads(line.decode("utf-8", "replace"))
@@ -190,7 +196,11 @@ def _numbered(folder: Path, suffix: str, fits: Callable[[Path], bool]) -> dict[i
 
 def _document(file: Path, notes: Notes) -> Row:
     try:
+        foreign.open_regular(file).close()
         found = documents.read(str(file), file.name)
+    except OSError as error:
+        notes.append(f"{file.name}: {_why(error)}")
+        return {}
     except BadInput as error:
         notes.append(_without_path(str(error), file))
         return {}
@@ -227,12 +237,20 @@ def _words(value: Any) -> dict[str, str]:
     return {str(k): str(v) for k, v in value.items()} if isinstance(value, dict) else {}
 
 
-def _text(file: Path, notes: Notes) -> str:
+def _log(file: Path, notes: Notes) -> list[str]:
     try:
-        return file.read_text("utf-8", "replace")
+        with foreign.open_regular(file) as stream:
+            raw, size = stream.read(_MOST_OF_LOG), file.stat().st_size
+            if size > _MOST_OF_LOG:
+                notes.append(f"{file.name}: its last {_MOST_OF_LOG >> 20} MiB are read")
+                stream.seek(-_MOST_OF_LOG, os.SEEK_END)
+                raw = (
+                    raw.partition(b"\n")[0] + b"\n" + stream.read(_MOST_OF_LOG).partition(b"\n")[2]
+                )
     except OSError as error:
-        notes.append(f"{_shown(file)}: {_why(error)}")
-        return ""
+        notes.append(f"{file.name}: {_why(error)}")
+        return []
+    return raw.decode("utf-8", "replace").splitlines()
 
 
 def _why(error: OSError) -> str:

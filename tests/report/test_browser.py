@@ -67,6 +67,18 @@ def opened(browser: Browser, file: Path, **options: Any) -> Iterator[Page]:
     context.close()
 
 
+def test_metrics_may_have_names_that_objects_of_javascript_have(browser, tmp_path):
+    folders = [write_run(tmp_path / name, steps=(1, 2)) for name in "ab"]
+    names = {"__proto__": 1.0, "constructor": 2.0}
+    lines(folders[0] / "metrics.jsonl", [{"step": s, "reward/mean": s} | names for s in (1, 2)])
+    file = tmp_path / "page.html"
+    file.write_text(render([read_run(folder) for folder in folders]), "utf-8")
+    with opened(browser, file) as page:
+        page.keyboard.press("2")
+        page.locator("#more summary").click()
+        assert shown(page, "#others canvas") >= 2
+
+
 def shown(page: Page, selector: str) -> int:
     return page.locator(selector).locator("visible=true").count()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import html
 import json
+import os
 import re
 import shutil
 from html.parser import HTMLParser
@@ -12,9 +13,10 @@ from pathlib import Path
 import pytest
 from run_files import episode, lines, turn, write_run
 
-from marft_jax import report
+from marft_jax import plugins, report
 from marft_jax.errors import printable
-from marft_jax.report import choosing, command
+from marft_jax.formats import foreign, jsonlines
+from marft_jax.report import choosing, command, evaluations, reading
 from marft_jax.report.choosing import chosen_groups, chosen_steps
 from marft_jax.report.curves import curves, variants
 from marft_jax.report.episodes import LONGEST
@@ -175,6 +177,48 @@ def test_a_checkpoint_that_is_not_whole_is_named(tmp_path):
     run = read_run(folder)
     assert [checkpoint.step for checkpoint in run.checkpoints] == [2, 3]
     assert [note[:16] for note in run.notes] == ["checkpoints/2: n", "checkpoints/3: m"]
+
+
+def test_what_never_ends_is_named_and_not_read(tmp_path):
+    folder = write_run(tmp_path / "mine")
+    names = ["config.yaml", "team.yaml", "metrics.jsonl", "log.txt", "evaluations/x.jsonl",
+             "checkpoints/3/meta.json", "checkpoints/3/manifest.json"]  # fmt: skip
+    for i, name in enumerate(names):
+        (folder / name).unlink(missing_ok=True)
+        os.mkfifo(folder / name) if i % 2 else (folder / name).symlink_to("/dev/zero")
+    notes = " ".join(read_run(folder).notes)
+    evaluations.evaluations(run := read_run(folder), 1)
+    notes = " ".join(run.notes)
+    assert notes.count("not a regular file") == len(names)
+
+
+def test_of_a_large_file_only_so_much_is_read(tmp_path, monkeypatch):
+    folder = write_run(tmp_path / "mine")
+    with (folder / "log.txt").open("a") as log:
+        for _ in range(300):
+            log.write("2026-01-01 11:00:00,000 INFO " + "x" * 1000 + "\n")
+        log.write("2026-01-01 12:00:00,000 INFO done\n")
+    monkeypatch.setattr(reading, "_MOST_OF_LOG", 10_000)
+    monkeypatch.setattr(reading, "_MOST_OF_FILE", (folder / "metrics.jsonl").stat().st_size - 1)
+    run = read_run(folder)
+    assert sum(map(len, run.log)) < 11_000 and [*run.metrics] == [1, 2]
+    assert run.log[0].startswith("2026-01-01 10:00:00") and "12:00:00" in run.log[-1]
+    assert [note.partition(": its ")[0] for note in run.notes] == ["metrics.jsonl", "log.txt"]
+
+
+def test_what_a_run_may_write_is_read_and_shown(tmp_path):
+    folder, deep = write_run(tmp_path / "mine"), {"deep": 1}
+    for _ in range(foreign.DEEPEST // 2 - 1):
+        deep = {"deep": deep}
+    info = plugins.info_of("info", deep)
+    row = episode(0, ["a", "b"], results=[{"reward": 1.0, "done": True, "info": info}])
+    (folder / "transcripts" / "1.jsonl").write_text(jsonlines.dumps(row) + "\n")
+    (folder / "transcripts" / "2.jsonl").write_text(
+        '{"results": [{"info": {"a": %s}}]}\n' % ("[" * 90 + "]" * 90)
+    )  # of a release that wrote more
+    text = page_of(folder)
+    assert html.escape(jsonlines.dumps(info)) in text.replace("&#34;", "&quot;")
+    assert "transcripts/2.jsonl: 1 line is no JSON object" in text
 
 
 WRONG = [None, 3, "x", [], {}, [1], {"a": 1}, True, -1e400, 1 << 70]

@@ -36,7 +36,8 @@ function linesOf(chart) {
   const found = [];
   for (const [v, variant] of variants.entries())
     for (const [l, line] of chart.lines.entries()) {
-      const runs = data.runs.filter((run) => run.variant === variant && run.metrics[line.metric]);
+      const has = (run) => Object.hasOwn(run.metrics, line.metric); // one may be `constructor`
+      const runs = data.runs.filter((run) => run.variant === variant && has(run));
       if (!runs.length) continue;
       const agent = data.agents.indexOf(line.label);
       const label = [variants.length > 1 || !line.label ? variant : "", line.label]
