@@ -102,6 +102,8 @@ def test_what_the_workflow_cannot_replay_is_told_with_its_line(tmp_path):
         "turn 1, text: expected a text": json.dumps({"task": 1, "turns": [{"agent": "planner"}]}),
         "number or the text of its task": line(plan, answer),
         "got -1": line(plan, answer, index=-1),
+        "reward: expected a finite number, got inf": line(plan, answer, task="x", reward=1)[:-2]
+        + "1e400}",
         "turn 2: unknown agent 'critic'; the team has planner, solver": line(
             plan, ("critic", ""), task=1
         ),
