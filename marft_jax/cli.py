@@ -9,28 +9,23 @@ first, so that what comes later wins and a setting means the same wherever it is
 from __future__ import annotations
 
 import argparse
-import ast
 import contextlib
-import dataclasses
-import difflib
 import errno
-import inspect
 import io
-import itertools
 import os
 import sys
-import textwrap
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import Field, fields
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
 from marft_jax import config as config_lib
 from marft_jax.config import Config
 from marft_jax.envs import base as envs
-from marft_jax.errors import BadInput, RunFailed, described, exit_with, place
+from marft_jax.errors import BadInput, RunFailed, described, exit_with, place, reason
 from marft_jax.formats import documents
 from marft_jax.learning import settings as algorithms
-from marft_jax.setting import expected, kind_of, value_of
+from marft_jax.setting import check_bounds, from_words, helped, suggestion, words_of
 from marft_jax.team import team_files
 
 Words = dict[str, list[str]]
@@ -39,32 +34,29 @@ Source = str | Path | Mapping[str, Any]
 """Settings in Python: a YAML file, or ``section.name`` to a value."""
 
 
-class _Layer(NamedTuple):
+class _Input(NamedTuple):
     """Settings that were written at one place.
 
     Attributes:
         file: None for flags.
-        lenient: those of a run that goes on: what later ones leave without effect is no fault.
+        saved: those of a run that goes on: what this one does not read is no fault.
     """
 
-    file: str | None
     words: Words
-    lenient: bool = False
+    file: str | None = None
+    saved: bool = False
 
 
-def parse(argv: Sequence[str], *, prog: str = "marft_jax.train", evaluates: bool = False) -> Config:
+def parse(argv: Sequence[str], *, prog: str = "marft_jax.train") -> Config:
     """Command line to a validated ``Config``: files, then flags; what comes later wins.
 
     A setting that something later has left without effect is at its default in the result.
-
-    Args:
-        evaluates: the command evaluates, so that ``eval.every`` is no condition.
 
     Raises:
         BadInput: an unknown key (with the nearest known one), a wrong type or literal, a file that
             is missing or is not YAML, contradictory settings, or one that this run does not read.
     """
-    return _resolve(_command_line(argv, prog), evaluates)
+    return _resolve(_command_line(argv, prog))
 
 
 def configure(*sources: Source, **sections: Mapping[str, Any]) -> Config:
@@ -93,134 +85,8 @@ def configure_run(
     Raises:
         BadInput: there is no run in that directory, or see ``parse``.
     """
-    layers = [] if run is None else [_run_layer(str(run))]
-    return _resolve([*layers, *_in_python(sources, sections)], evaluates=True)
-
-
-def _in_python(sources: Sequence[Source], sections: Mapping[str, Any]) -> list[_Layer]:
-    layers = [
-        _Layer(None, {key: _words(value) for key, value in source.items()})
-        if isinstance(source, Mapping)
-        else _Layer(str(source), _read_words(str(source)))
-        for source in sources
-    ]
-    return [*layers, _Layer(None, _flatten(sections, "configure"))]
-
-
-def _command_line(argv: Sequence[str], prog: str) -> list[_Layer]:
-    """Files, then flags; shows help where it is asked for."""
-    files, flags = _split(argv)
-    if "help" in flags:
-        _show_help(prog, flags, *flags["help"][:1])
-    return [*(_Layer(file, _read_words(file)) for file in files), _Layer(None, flags)]
-
-
-def _resolve(layers: Sequence[_Layer], evaluates: bool = False) -> Config:
-    """The validated config of these layers.
-
-    What is given must have an effect, with what came after it or without: a file's setting of one
-    algorithm loses it to a flag that names another, and is dropped then.
-    """
-    words, dropped = _merged(layers), list[str]()
-    while lost := _without_effect(words, evaluates):
-        for key, why in lost.items():
-            last = max(i for i, layer in enumerate(layers) if key in layer.words)
-            file, _, lenient = layers[last]
-            if not lenient and key in _without_effect(_merged(layers[: last + 1]), evaluates):
-                where = f"{file}: {key}" if file else f"--{key}"
-                raise BadInput(f"{where}: {why}, got {' '.join(words[key]):.60}")
-            dropped += [key] * (lenient and not _is_default(key, words[key]))
-        words = {key: value for key, value in words.items() if key not in lost}
-    if dropped:
-        file = next(layer.file for layer in layers if layer.lenient)
-        print(f"marft_jax: {file}: nothing reads {', '.join(dropped)} here", file=sys.stderr)
-    config = _typed(words)
-    config_lib.validate(config)
-    return config
-
-
-def _without_effect(words: Words, evaluates: bool) -> dict[str, str]:
-    """Settings of other environments and algorithms, or else those that change nothing; and why.
-
-    Raises:
-        BadInput: a setting of nobody, or one that is no value.
-    """
-    kinds, lost = _kinds(words), dict[str, str]()
-    known = [f"{section}.{name}" for section, kind in kinds.items() for name in _names(kind)]
-    for key in words.keys() - set(known):
-        section, _, name = key.partition(".")
-        if not (owners := [own for own, kind in _family(section).items() if name in _names(kind)]):
-            raise BadInput(f"unknown setting {key!r:.80}{_suggest(key, known)}")
-        mine = " ".join(words.get(f"{section}.name", [kinds[section].name]))
-        lost[key] = (
-            f"unknown setting for --{section}.name {mine}; it belongs to {' and '.join(owners)}"
-        )
-    if lost:
-        return lost
-    config = _typed(words)
-    config_lib.check_bounds(config)
-    needs = config_lib.without_effect(config, evaluates=evaluates)
-    needs |= team_files.without_effect(config.team, config.algo.step_reward)
-    return {key: f"this run does not read it; it needs {needed}" for key, needed in needs.items()}
-
-
-def _kinds(words: Words) -> dict[str, Any]:
-    """Each section's dataclass, those of ``env`` and ``algo`` by their names."""
-    kinds = {field.name: type(field.default) for field in dataclasses.fields(Config)}
-    for section, default, find in (
-        ("env", "arithmetic", envs.settings_type),
-        ("algo", "appo", algorithms.settings_type),
-    ):
-        name = " ".join(words.get(f"{section}.name", [default]))
-        kinds[section] = find(name)
-    return kinds
-
-
-def _family(section: str) -> dict[str, Any]:
-    """The dataclasses that a section may have, by the names of the environments or algorithms."""
-    if section == "env":
-        named = {name: envs.settings_type(name) for name in envs.BUILT_IN}
-        return named | {"package.module:Class": envs.Own}
-    return dict(algorithms.SETTINGS) if section == "algo" else {}
-
-
-def _names(kind: Any) -> list[str]:
-    return [field.name for field in dataclasses.fields(kind)]
-
-
-def _is_default(key: str, words: list[str]) -> bool:
-    """True where an environment or algorithm that has the setting has it at this by default."""
-    section, _, name = key.partition(".")
-    fields = (
-        field
-        for kind in _family(section).values()
-        for field in dataclasses.fields(kind)
-        if field.name == name
-    )
-    defaults = {tuple(_words(field.default)) for field in fields}
-    return tuple(words) in {*defaults, ("auto",), ("None",)}
-
-
-def _read_words(file: str) -> Words:
-    """The settings of a YAML file; a team file is looked for beside it, then where we are."""
-    words = _flatten(documents.read(file, "--config"), file)
-    if before := words.pop("run.tensorboard", None):  # of an earlier version
-        words.setdefault("run.loggers", ["tensorboard" if before == ["True"] else "none"])
-    for name in words.get("team.file", ())[:1]:
-        if name and "\0" not in name and (Path(file).parent / name).is_file():
-            words["team.file"] = [str(Path(file).parent / name)]
-    return words
-
-
-def _run_layer(run: str) -> _Layer:
-    """The settings and the team that a run directory holds, but not who computes with whom."""
-    settings, team = Path(run) / "config.yaml", Path(run) / "team.yaml"
-    if "\0" in run or not settings.is_file():
-        raise BadInput(f"--run {run}: expected a run directory with config.yaml, found none")
-    own = {"run.dir": [run]} | ({"team.file": [str(team)]} if team.is_file() else {})
-    words = _read_words(str(settings)) | own
-    kept = {key: value for key, value in words.items() if key not in _OF_A_START}
-    return _Layer(str(settings), kept, lenient=True)
+    before = [] if run is None else [_saved(str(run))]
+    return _resolve([*before, *_in_python(sources, sections)], evaluates=True)
 
 
 def parse_training(argv: Sequence[str]) -> Config:
@@ -232,12 +98,79 @@ def parse_training(argv: Sequence[str]) -> Config:
     return _to_train(_command_line(argv, "marft_jax.train"))
 
 
-def _to_train(layers: Sequence[_Layer]) -> Config:
-    run = [*_merged(layers).get("run.dir", []), config_lib.Run().dir][0]
-    if not _has_begun(run):
-        return _resolve(layers)
-    before = _run_layer(run)
-    config = _resolve([before, *layers])
+def parse_run(
+    run: str | None, base: str | None, flags: Sequence[str], prog: str = "marft_jax.evaluate"
+) -> Config:
+    """The settings of a run, or the defaults on a base, with flags on top.
+
+    Raises:
+        BadInput: there is no run in that directory, or a setting is wrong.
+    """
+    bare = [] if base is None else [_Input({"model.base": [base]})]
+    before = bare if run is None else [_saved(run)]
+    return _resolve([*before, *_command_line(flags, prog)], evaluates=True)
+
+
+def _in_python(sources: Sequence[Source], sections: Mapping[str, Any]) -> list[_Input]:
+    inputs = [
+        _Input({str(key): words_of(str(key), value) for key, value in source.items()})
+        if isinstance(source, Mapping)
+        else _of_file(str(source))
+        for source in sources
+    ]
+    return [*inputs, _Input(_flatten(sections, "configure"))]
+
+
+def _command_line(argv: Sequence[str], prog: str) -> list[_Input]:
+    """Files, then flags; shows help where it is asked for."""
+    files, flags = _split(argv)
+    if "help" in flags:
+        _show_help(prog, flags, *flags["help"][:1])
+    return [*map(_of_file, files), _Input(flags)]
+
+
+def _of_file(file: str) -> _Input:
+    """The settings of a YAML file; a team file is looked for beside it, then where we are."""
+    words = _flatten(documents.read(file, "--config"), file)
+    if before := words.pop("run.tensorboard", None):  # of an earlier version
+        words.setdefault("run.loggers", ["tensorboard" if before == ["True"] else "none"])
+    for name in words.get("team.file", ())[:1]:
+        if _is_file(beside := Path(file).parent / name):
+            words["team.file"] = [str(beside)]
+    return _Input(words, file)
+
+
+def _saved(run: str) -> _Input:
+    """The settings and the team that a run directory holds, but not who computes with whom."""
+    settings, team = Path(run) / "config.yaml", Path(run) / "team.yaml"
+    if not _is_file(settings):
+        raise BadInput(f"--run {run}: expected a run directory with config.yaml, found none")
+    own = {"run.dir": [run]} | ({"team.file": [str(team)]} if _is_file(team) else {})
+    words = _of_file(str(settings)).words | own
+    kept = {key: value for key, value in words.items() if key not in _OF_A_START}
+    return _Input(kept, str(settings), saved=True)
+
+
+def _is_file(path: Path) -> bool:
+    with contextlib.suppress(OSError):  # too long a name
+        return path.is_file()
+    return False
+
+
+def _to_train(inputs: Sequence[_Input]) -> Config:
+    """The config of a training, with what its run has saved below all others."""
+    run = [*_merged(inputs).get("run.dir", []), config_lib.Run().dir][0]
+    try:
+        settings = run.strip() and (Path(run) / "config.yaml").is_file()
+        saved = Path(run).glob("checkpoints/*") if settings else ()
+        has_begun = any(path.name.isdecimal() for path in saved)
+    except OSError as error:  # too long a name, or no right to look
+        got = f"{run!r:.60} ({reason(error)})"
+        raise BadInput(f"--run.dir: expected the path of a folder, got {got}") from error
+    if not has_begun:
+        return _resolve(inputs)
+    before = _saved(run)
+    config = _resolve([before, *inputs])
     if config.lora.init != _typed(before.words).lora.init:
         raise BadInput(
             f"--lora.init {config.lora.init}: {run} has begun and goes on from its checkpoint; "
@@ -246,11 +179,82 @@ def _to_train(layers: Sequence[_Layer]) -> Config:
     return config
 
 
-def _has_begun(run: str) -> bool:
-    """True for a directory with the settings and a checkpoint of a run."""
-    if not run.strip() or "\0" in run or not (Path(run) / "config.yaml").is_file():
-        return False
-    return any(path.name.isdecimal() for path in Path(run).glob("checkpoints/*"))
+def _resolve(inputs: Sequence[_Input], evaluates: bool = False) -> Config:
+    """The validated config of these inputs.
+
+    What is given must have an effect, with what came after it or without: a file's setting of one
+    algorithm loses it to a flag that names another, and is at its default then.
+    """
+    words, dropped = _merged(inputs), list[str]()
+    unread = _unread(words, evaluates)
+    for key, why in unread.items():
+        last = max(i for i, one in enumerate(inputs) if key in one.words)
+        file = inputs[last].file
+        if inputs[last].saved:
+            dropped += [] if _is_default(key, words[key]) else [key]
+        elif key in _unread(_merged(inputs[: last + 1]), evaluates):
+            where = f"{file}: {key}" if file else f"--{key}"
+            raise BadInput(f"{where}: {why}, got {' '.join(words[key]):.60}")
+    if dropped:
+        line = f"marft_jax: {inputs[0].file}: nothing reads {', '.join(dropped)} here"
+        print(line, file=sys.stderr)
+    config = _typed({key: value for key, value in words.items() if key not in unread})
+    config_lib.validate(config)
+    return config
+
+
+def _unread(words: Words, evaluates: bool) -> dict[str, str]:
+    """Settings that are another environment's or algorithm's, or that change nothing; and why.
+
+    Raises:
+        BadInput: a setting of nobody, or one that is no value.
+    """
+    kinds, found = _kinds(words), dict[str, str]()
+    known = [f"{section}.{f.name}" for section, kind in kinds.items() for f in fields(kind)]
+    for key in (key for key in words if key not in known):
+        if not (owners := _owners(key)):
+            raise BadInput(f"unknown setting {key!r:.80}{suggestion(key, known)}")
+        section = key.partition(".")[0]
+        mine = f"--{section}.name {' '.join(words.get(f'{section}.name', [kinds[section].name]))}"
+        found[key] = f"unknown setting for {mine}; it belongs to {' and '.join(owners)}"
+    config = _typed(words)
+    check_bounds(config)
+    needs = config_lib.unread(config, evaluates=evaluates)
+    needs |= team_files.without_effect(config.team, config.algo.step_reward)
+    why = "this run does not read it; it needs"
+    return found | {key: f"{why} {needed}" for key, needed in needs.items()}
+
+
+def _kinds(words: Words) -> dict[str, Any]:
+    """Each section's dataclass, those of ``env`` and ``algo`` by their names."""
+    kinds = {field.name: type(field.default) for field in fields(Config)}
+    for section, default, find in (
+        ("env", "arithmetic", envs.settings_type),
+        ("algo", "appo", algorithms.settings_type),
+    ):
+        kinds[section] = find(" ".join(words.get(f"{section}.name", [default])))
+    return kinds
+
+
+def _family(section: str) -> dict[str, Any]:
+    """The dataclasses that a section may have, by the names of the environments or algorithms."""
+    if section == "env":
+        named = {name: envs.settings_type(name) for name in envs.BUILT_IN}
+        return named | {"package.module:Class": envs.Own}
+    return dict(algorithms.SETTINGS) if section == "algo" else {}
+
+
+def _owners(key: str) -> dict[str, Field[Any]]:
+    """The fields of a setting, by the environments or algorithms that have it."""
+    section, _, name = key.partition(".")
+    own = ((owner, field) for owner, kind in _family(section).items() for field in fields(kind))
+    return {owner: field for owner, field in own if field.name == name}
+
+
+def _is_default(key: str, words: list[str]) -> bool:
+    """True where someone who has the setting has it at this by default."""
+    defaults = [words_of(key, field.default) for field in _owners(key).values()]
+    return words in [*defaults, ["auto"], ["None"]]
 
 
 class Parser(argparse.ArgumentParser):
@@ -278,19 +282,6 @@ def run_parser(prog: str, description: str | None, *, base: bool = True) -> Pars
     which = "the checkpoint to take from a run (latest)"
     parser.add_argument("--step", default="latest", metavar="N|best|latest", help=which)
     return parser
-
-
-def parse_run(
-    run: str | None, base: str | None, flags: Sequence[str], prog: str = "marft_jax.evaluate"
-) -> Config:
-    """The settings of a run, or the defaults on a base, with flags on top.
-
-    Raises:
-        BadInput: there is no run in that directory, or a setting is wrong.
-    """
-    bare = [] if base is None else [_Layer(None, {"model.base": [base]})]
-    layers = bare if run is None else [_run_layer(run)]
-    return _resolve([*layers, *_command_line(flags, prog)], evaluates=True)
 
 
 @contextlib.contextmanager
@@ -328,21 +319,6 @@ _FILES = (
     "ENOSPC EDQUOT EROFS EACCES EPERM EIO ENOENT ENOTDIR EISDIR EFBIG ELOOP ENAMETOOLONG".split()
 )
 _OF_A_START = ("mesh.coordinator", "mesh.processes", "mesh.process")
-_ALSO_CALLED = {
-    "learning_rate": "algo.lr",
-    "batch_size": "algo.episodes",
-    "num_generations": "algo.group_size",
-    "num_steps": "run.steps",
-    "max_steps": "run.steps",
-    "output_dir": "run.dir",
-    "model_name_or_path": "model.base",
-    "beta": "algo.kl_coef",
-    "lora_alpha": "lora.alpha",
-    "max_tokens": "team.max_new_tokens",
-    "report_to": "run.loggers",
-    "tensorboard": "run.loggers",
-}
-"""Names that other programs give to settings."""
 _USAGE = """usage: python -m {prog} [--config FILE ...] [--SECTION.NAME VALUE ...]
 
 {about}
@@ -355,7 +331,7 @@ sections:"""
 
 def _show_help(prog: str, flags: Words, topic: str = "") -> NoReturn:
     """The sections; with a ``topic`` the settings of that one, or of ``all``."""
-    sections = {field.name: field.metadata["about"] for field in dataclasses.fields(Config)}
+    sections = {field.name: field.metadata["about"] for field in fields(Config)}
     if topic not in ("", "all", *sections):
         raise BadInput(f"--help: expected all or one of {', '.join(sections)}, got {topic!r:.40}")
     print(_USAGE.format(prog=prog, about=Config.__doc__))
@@ -364,39 +340,12 @@ def _show_help(prog: str, flags: Words, topic: str = "") -> NoReturn:
         if topic in ("all", section):
             if family := _family(section):
                 print(f"{'':19}(of --{section}.name {kind.name}; there are {', '.join(family)})")
-            print(*_described(section, kind), sep="\n")
+            print(*helped(section, kind), sep="\n")
     raise SystemExit(0)
 
 
-def _described(section: str, kind: Any) -> Iterator[str]:
-    """Help on the settings of a section: each with its values, its default and its text."""
-    texts: dict[str, str] = {}
-    for base in reversed(kind.__mro__[:-1]):
-        body = ast.parse(textwrap.dedent(inspect.getsource(base))).body[0].body  # type: ignore[attr-defined]
-        for field, text in itertools.pairwise(body):
-            match field, text:
-                case ast.AnnAssign(target=ast.Name(name)), ast.Expr(ast.Constant(str(words))):
-                    texts[name] = " ".join(words.split())
-    for field in dataclasses.fields(kind):
-        default = " ".join(_words(field.default)).lower() or "none"
-        yield f"    --{section}.{field.name}  {expected(kind_of(field))} ({default})"
-        yield from textwrap.wrap(texts.get(field.name, ""), 92, initial_indent=" " * 8,
-                                 subsequent_indent=" " * 8)  # fmt: skip
-
-
-def _merged(layers: Sequence[_Layer]) -> Words:
-    return dict(item for layer in layers for item in layer.words.items())
-
-
-def _suggest(key: str, known: Sequence[str]) -> str:
-    """The setting that was meant: by another program's name, in another section, or the nearest."""
-    section, _, name = key.rpartition(".")
-    other = _ALSO_CALLED.get(name, "")
-    own = f"{section}.{other.partition('.')[2]}"
-    same = [k for k in known if k.endswith(f".{name}")]
-    near = difflib.get_close_matches(key, known, n=1, cutoff=0.5)
-    found = [k for k in (own, other, *same, *near) if k in known]
-    return f"; did you mean {found[0]!r}?" if found else "; --help lists them"
+def _merged(inputs: Sequence[_Input]) -> Words:
+    return dict(item for one in inputs for item in one.words.items())
 
 
 def _split(argv: Sequence[str]) -> tuple[list[str], Words]:
@@ -429,36 +378,20 @@ def _flatten(tree: Any, file: str) -> Words:
         for key, value in settings.items():
             if isinstance(value, dict):
                 raise BadInput(f"{file}: expected one value for {section}.{key}, got {value!r:.80}")
-            flat[f"{section}.{key}"] = _words(value)
+            flat[f"{section}.{key}"] = words_of(f"{section}.{key}", value)
     return flat
 
 
-def _words(value: Any) -> list[str]:
-    return [str(item) for item in (value if isinstance(value, list | tuple) else [value])]
+def _typed(words: Words) -> Config:
+    """Words to values; names the first setting that does not fit."""
+    given = {key: some for key, some in words.items() if some not in _FORMER.get(key, ())}
+    return Config(**{name: from_words(name, kind, given) for name, kind in _kinds(words).items()})
 
 
-def _typed(settings: Words) -> Config:
-    """Words to values, by the types of the fields; names the first setting that does not fit."""
-    given: dict[str, dict[str, Any]] = {}
-    kinds = _kinds(settings)
-    for section, kind in kinds.items():
-        given[section] = {}
-        for field in dataclasses.fields(kind):
-            key = f"{section}.{field.name}"
-            if key not in settings or _is_former_default(key, kind_of(field), settings[key]):
-                continue
-            words, wanted = settings[key], kind_of(field)
-            try:
-                given[section][field.name] = value_of(wanted, words)
-            except ValueError:
-                got = repr(" ".join(words)) if words else "nothing"
-                raise BadInput(f"--{key}: expected {expected(wanted)}, got {got:.80}") from None
-    return Config(**{section: kind(**given[section]) for section, kind in kinds.items()})
-
-
-def _is_former_default(key: str, kind: str, words: list[str]) -> bool:
-    """True for ``auto`` and for no ``group_size``, with which earlier releases spelled what is now
-    the default of each algorithm."""
-    if key == "algo.group_size" and words and words[0].lower() in ("none", "null"):
-        return True
-    return words == ["auto"] and key.startswith(("algo.", "critic.")) and "auto" not in kind
+_FORMER = {
+    "algo.group_size": (["None"], ["none"], ["null"]),
+    "critic.mode": (["auto"],),
+    **{f"algo.{name}": (["auto"],)
+       for name in ("baseline", "entropy_coef", "gae_lambda", "gamma", "normalize", "ratio")},
+}  # fmt: skip
+"""Spellings of earlier releases for what is now the default of each algorithm."""

@@ -8,14 +8,12 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import operator
-from collections.abc import Iterator
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import yaml
 
 from marft_jax.errors import BadInput
-from marft_jax.setting import fault, setting
+from marft_jax.setting import check_bounds, lacking, replaced, section, setting
 
 TARGETS = ("q", "k", "v", "o", "gate", "up", "down")  # matrices that may have an adapter
 
@@ -39,7 +37,8 @@ class Run:
     transcripts_every: int = 5
     """Steps between written transcripts; 0 writes none."""
     loggers: tuple[str, ...] = ("tensorboard",)
-    """tensorboard, wandb, trackio, mlflow, package.module:Class; offline unless they are told."""
+    """tensorboard, wandb, trackio, mlflow, package.module:Class; wandb and mlflow work
+    offline unless their own settings name a server."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -161,9 +160,9 @@ class Algo:
     credit: Literal["last", "equal", "step_discount", "per_step"] = "last"
     """Who is paid: a step's last turn; the same, but each agent is logged with all of it; turn k of
     N with reward * credit_discount^(N-1-k); or each turn by its own step reward."""
-    credit_discount: float = setting(1.0, least=0, most=1)
+    credit_discount: float = setting(1.0, least=0, most=1, needs="algo.credit step_discount")
     """step_discount: how much less each earlier turn of a step is paid."""
-    step_reward: str | None = None
+    step_reward: str | None = setting(None, needs="algo.credit per_step")
     """per_step: planner, solver, verifier, code_planner, coder, debugger or
     package.module:function; an agent's own `reward` comes first."""
     reward_bias: float = 0.0
@@ -173,7 +172,7 @@ class Algo:
     """Shaped rewards are clipped to ± this."""
     overlong_buffer: int = 0
     """Tokens before its limit over which an action's length penalty grows from 0; 0 is off."""
-    overlong_penalty: float = setting(1.0, least=0)
+    overlong_penalty: float = setting(1.0, least=0, needs="algo.overlong_buffer")
     """The penalty of an action as long as its limit."""
 
     normalize: str = "none"
@@ -181,7 +180,7 @@ class Algo:
     n-th turn in a group (batch, agent, group, group_turn), or none; or package.module:function."""
     dynamic_sampling: bool = False
     """Drop groups whose samples earned the same, and play further tasks in their place."""
-    max_refills: int = 3
+    max_refills: int = setting(3, needs="algo.dynamic_sampling")
     """Such rounds of a training step, at most."""
 
     correction: Literal["auto", "none", "decoupled", "truncated"] = "auto"
@@ -192,11 +191,11 @@ class Algo:
     """Weight of the entropy bonus."""
     kl_coef: float = setting(0.0, least=0)
     """Weight of the KL to a reference; 0 is off."""
-    kl_in: Literal["reward", "loss"] = "reward"
+    kl_in: Literal["reward", "loss"] = setting("reward", needs="algo.kl_coef")
     """Subtract it from each token's reward, or add its mean over an action's tokens to the loss."""
-    kl_estimator: Literal["k1", "k2", "k3"] | None = None
+    kl_estimator: Literal["k1", "k2", "k3"] | None = setting(None, needs="algo.kl_coef")
     """none: k1 in the reward, k3 in the loss, where k1 has no gradient on average."""
-    kl_reference: Literal["base", "start"] = "base"
+    kl_reference: Literal["base", "start"] = setting("base", needs="algo.kl_coef")
     """The base without adapters, or the adapters that the run began with (`lora.init`): a KL to the
     base pulls a team off its supervised start."""
     max_kl: float | None = setting(None, least=0)
@@ -257,7 +256,7 @@ class Mesh:
     """Their number, with HOST:PORT."""
     process: int | None = None
     """The number of this one, from 0, with HOST:PORT."""
-    wait_seconds: float = setting(60.0, least=1)
+    wait_seconds: float = setting(60.0, least=1, needs="mesh.coordinator")
     """Processes give up after waiting so long for one that has not come, or has gone."""
 
 
@@ -265,13 +264,13 @@ class Mesh:
 class Eval:
     every: int = 0
     """Steps between evaluations on the held-out tasks; 0 never."""
-    episodes: int = setting(128, least=1)
+    episodes: int = setting(128, least=1, needs="eval.every")
     """Tasks per evaluation, of each benchmark."""
-    temperature: float = setting(0.0, least=0)
+    temperature: float = setting(0.0, least=0, needs="eval.every")
     """Sampling temperature of an evaluation; 0 is greedy."""
-    benchmarks: tuple[str, ...] = ()
+    benchmarks: tuple[str, ...] = setting((), needs="eval.every")
     """Names, as name[:samples][@temperature]; without any, the held-out tasks of `env`."""
-    data: str | None = None
+    data: str | None = setting(None, needs="eval.benchmarks")
     """Folder with the files of benchmarks; without it they come from the hub."""
 
 
@@ -291,13 +290,8 @@ class Guard:
     """Fall of the reward below its best, in standard deviations over the episodes."""
     rollbacks: int = 3
     """Rollbacks before a run stops with a report."""
-    lr_factor: float = setting(0.1, least=0, most=1)
+    lr_factor: float = setting(0.1, least=0, most=1, needs="guard.rollbacks")
     """Each rollback multiplies the learning rates by this."""
-
-
-def section(about: str, default: Any = dataclasses.MISSING) -> Any:
-    """A section of the settings; ``about`` is what it is for, in a few words."""
-    return dataclasses.field(default=default, metadata={"about": about})
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -315,32 +309,6 @@ class Config:
     mesh: Mesh = section("devices and processes", Mesh())
     eval: Eval = section("evaluations during training, and of `evaluate`", Eval())
     guard: Guard = section("when a run is rolled back", Guard())
-
-
-def settings(config: Config) -> Iterator[tuple[str, dataclasses.Field[Any]]]:
-    """Every setting of a config: ``section.name`` and its field."""
-    for section in dataclasses.fields(config):
-        for field in dataclasses.fields(getattr(config, section.name)):
-            yield f"{section.name}.{field.name}", field
-
-
-def get(config: Config, key: str) -> Any:
-    """The value of ``section.name``."""
-    return operator.attrgetter(key)(config)
-
-
-def replaced(config: Config, key: str, value: Any) -> Config:
-    """The config with another value of ``section.name``."""
-    section, name = key.split(".")
-    changed = dataclasses.replace(getattr(config, section), **{name: value})
-    return dataclasses.replace(config, **{section: changed})
-
-
-def check_bounds(config: Config) -> None:
-    """Raises ``BadInput`` for the first value that is out of its bounds."""
-    for key, field in settings(config):
-        if wrong := fault(field, get(config, key)):
-            raise BadInput(f"--{key}: {wrong}")
 
 
 def validate(config: Config) -> None:
@@ -390,46 +358,37 @@ def _validate_learning(algo: Algo, critic: Critic) -> None:
         )
 
 
-def without_effect(config: Config, *, evaluates: bool = False) -> dict[str, str]:
-    """Settings that are given and change nothing beside the others, with what they would need.
+def unread(config: Config, *, evaluates: bool = False) -> dict[str, str]:
+    """Settings that are given and that this run does not read, with what they need.
 
     Args:
         evaluates: the command evaluates, so it needs no ``eval.every``, and learns nothing.
     """
-    algo, mesh, own = config.algo, config.mesh, ":" in config.env.name
-    evaluating, hosts = evaluates or config.eval.every > 0, mesh.coordinator not in (None, "auto")
-    none = config.critic.mode == "none" and not algo.has_critic
-    corrects = algo.correction != "none" and (algo.correction != "auto" or config.rollout.lag > 0)
-    needs: list[tuple[str, bool, str]] = [
-        ("model.thinking", config.model.base != "tiny", "another --model.base than tiny"),
-        ("env.weights", bool(config.env.data), "--env.data"),
-        ("env.holdout", not config.env.eval_data, "no --env.eval_data"),
-        ("team.max_tool_calls", own, "an --env.name of your own"),
-        *((f"critic.{field.name}", algo.has_critic or field.name == "mode" and none,
-           "an --algo.name with a critic") for field in dataclasses.fields(Critic)),
-        ("algo.credit_discount", algo.credit == "step_discount", "--algo.credit step_discount"),
-        ("algo.step_reward", algo.credit == "per_step", "--algo.credit per_step"),
-        ("algo.overlong_penalty", algo.overlong_buffer > 0, "--algo.overlong_buffer above 0"),
-        ("algo.max_refills", algo.dynamic_sampling, "--algo.dynamic_sampling true"),
-        ("algo.baseline_decay", algo.baseline == "moving", "--algo.baseline moving"),
-        ("algo.correction_cap", corrects, "--algo.correction decoupled or truncated"),
-        *((f"algo.{name}", algo.kl_coef > 0, "--algo.kl_coef above 0")
-          for name in ("kl_in", "kl_estimator", "kl_reference")),
-        ("mesh.rollout", not evaluates, "training"),
-        ("mesh.processes", hosts, "--mesh.coordinator HOST:PORT"),
-        ("mesh.process", hosts, "--mesh.coordinator HOST:PORT"),
-        ("mesh.wait_seconds", bool(mesh.coordinator), "--mesh.coordinator"),
-        *((f"eval.{name}", evaluating, "--eval.every above 0")
-          for name in ("episodes", "temperature", "benchmarks")),
-        ("eval.data", evaluating and bool(config.eval.benchmarks), "--eval.benchmarks"),
-        ("guard.lr_factor", config.guard.rollbacks > 0, "--guard.rollbacks above 0"),
-    ]  # fmt: skip
-    fields = dict(settings(config))
-    return {
-        key: needed
-        for key, has_effect, needed in needs
-        if key in fields and not has_effect and get(config, key) != fields[key].default
-    }
+    if evaluates:
+        config = replaced(config, "eval.every", 1)
+    return lacking(config, _between_sections(config, evaluates))
+
+
+def _between_sections(config: Config, evaluates: bool) -> dict[str, str]:
+    """Settings that no run with these other sections reads, with what they need."""
+    algo, critic, mesh = config.algo, config.critic, config.mesh
+    needs: dict[str, str] = {}
+    if config.model.base == "tiny":
+        needs["model.thinking"] = "another --model.base than tiny"
+    if ":" not in config.env.name:
+        needs["team.max_tool_calls"] = "an --env.name of your own"
+    if config.env.eval_data:
+        needs["env.holdout"] = "no --env.eval_data"
+    if not algo.has_critic:  # none is true
+        names = [f.name for f in dataclasses.fields(critic) if getattr(critic, f.name) != "none"]
+        needs |= {f"critic.{name}": "an --algo.name with a critic" for name in names}
+    if algo.correction == "none" or algo.correction == "auto" and not config.rollout.lag:
+        needs["algo.correction_cap"] = "--algo.correction decoupled or truncated"
+    if mesh.coordinator in (None, "auto"):
+        needs |= dict.fromkeys(("mesh.processes", "mesh.process"), "--mesh.coordinator HOST:PORT")
+    if evaluates:
+        needs["mesh.rollout"] = "training"
+    return needs
 
 
 def dump(config: Config) -> str:

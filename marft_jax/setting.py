@@ -1,4 +1,4 @@
-"""A setting: its default, its bounds, and its value in words.
+"""A setting: its default, its bounds, what it needs, and its value in words.
 
 rounds: int = setting(2, least=1)
 """
@@ -8,25 +8,50 @@ from __future__ import annotations
 import ast
 import contextlib
 import dataclasses
+import datetime
+import difflib
+import inspect
+import itertools
 import math
-from collections.abc import Callable, Sequence
+import numbers
+import operator
+import os
+import textwrap
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
+import numpy as np
+
+from marft_jax.errors import BadInput
+
 T = TypeVar("T")
+C = TypeVar("C")
 _LARGEST = 2**31 - 1  # of whole numbers: what a device counts with
 
 
 def setting(
-    default: T, *, least: float | None = None, above: float | None = None, most: float | None = None
+    default: T,
+    *,
+    least: float | None = None,
+    above: float | None = None,
+    most: float | None = None,
+    needs: str | None = None,
 ) -> T:
     """A field of a section.
 
     Args:
         least, above, most: bounds of a number, or of each in a tuple. A number is finite, and a
             whole one from 0 to what a device can count, unless these say otherwise.
+        needs: another setting without which nobody reads this one, such as ``algo.kl_coef``; or
+            one with its value, such as ``algo.credit per_step``.
     """
-    metadata = dict(least=least, above=above, most=most)
+    metadata = dict(least=least, above=above, most=most, needs=needs)
     return dataclasses.field(default=default, metadata=metadata)  # type: ignore[return-value]
+
+
+def section(about: str, default: Any = dataclasses.MISSING) -> Any:
+    """A section of the settings; ``about`` is what it is for, in a few words."""
+    return dataclasses.field(default=default, metadata={"about": about})
 
 
 def fault(field: dataclasses.Field[Any], value: Any) -> str | None:
@@ -67,6 +92,56 @@ def _text_fault(value: str) -> str | None:
     return None
 
 
+def settings(config: Any) -> Iterator[tuple[str, dataclasses.Field[Any]]]:
+    """Every setting of a config: ``section.name`` and its field."""
+    for section in dataclasses.fields(config):
+        for field in dataclasses.fields(getattr(config, section.name)):
+            yield f"{section.name}.{field.name}", field
+
+
+def get(config: Any, key: str) -> Any:
+    """The value of ``section.name``."""
+    return operator.attrgetter(key)(config)
+
+
+def replaced(config: C, key: str, value: Any) -> C:
+    """The config with another value of ``section.name``."""
+    section, name = key.split(".")
+    changed = dataclasses.replace(getattr(config, section), **{name: value})
+    return dataclasses.replace(config, **{section: changed})  # type: ignore[type-var]
+
+
+def check_bounds(config: Any) -> None:
+    """Raises ``BadInput`` for the first value that is out of its bounds."""
+    for key, field in settings(config):
+        if wrong := fault(field, get(config, key)):
+            raise BadInput(f"--{key}: {wrong}")
+
+
+def lacking(config: Any, known: Mapping[str, str]) -> dict[str, str]:
+    """Settings that are not at their default and lack what they need, with what that is.
+
+    Args:
+        known: settings of which that is known already.
+    """
+    found: dict[str, str] = {}
+    for key, field in settings(config):
+        if get(config, key) == field.default:
+            continue
+        needed = field.metadata.get("needs") or ""
+        if key in known:
+            found[key] = known[key]
+        elif needed and (needed.partition(" ")[0] in found or not _is_on(config, needed)):
+            found[key] = f"--{needed}"
+    return found
+
+
+def _is_on(config: Any, needed: str) -> bool:
+    """Tells if ``section.name`` is set, or ``section.name value`` is its value."""
+    key, _, value = needed.partition(" ")
+    return get(config, key) == value if value else bool(get(config, key))
+
+
 def kind_of(field: dataclasses.Field[Any]) -> str:
     """The type of a field as its source spells it."""
     kind: Any = field.type
@@ -95,6 +170,66 @@ def _choice(kind: str, word: str) -> str:
 
 def _choices(kind: str) -> list[str]:
     return ast.literal_eval(kind.removeprefix("Literal"))
+
+
+def words_of(key: str, value: Any) -> list[str]:
+    """The words that ``value_of`` reads as the value, which comes from YAML or from Python.
+
+    Raises:
+        BadInput: it is nothing that words stand for.
+    """
+    parts = value if isinstance(value, list | tuple) else [value]
+    for part in parts:
+        long = isinstance(part, int) and abs(part) >> 1024
+        if long or not isinstance(part, _PLAIN):
+            got = "one of hundreds of digits" if long else f"{part!r:.60}"
+            raise BadInput(f"--{key}: expected text, a number, true, false or none, got {got}")
+    return [str(part) for part in parts]
+
+
+def from_words(section: str, kind: type[T], words: Mapping[str, Sequence[str]]) -> T:
+    """The section with these settings, each under ``section.name``.
+
+    Raises:
+        BadInput: the first that is no value of its type.
+    """
+    given: dict[str, Any] = {}
+    for field in dataclasses.fields(kind):  # type: ignore[arg-type]
+        key, wanted = f"{section}.{field.name}", kind_of(field)
+        if key in words:
+            try:
+                given[field.name] = value_of(wanted, words[key])
+            except ValueError:
+                got = repr(" ".join(words[key])) if words[key] else "nothing"
+                raise BadInput(f"--{key}: expected {expected(wanted)}, got {got:.80}") from None
+    return kind(**given)
+
+
+def helped(section: str, kind: Any) -> Iterator[str]:
+    """Lines of help on a section's settings: each with its values, its default and its text."""
+    texts: dict[str, str] = {}
+    for base in reversed(kind.__mro__[:-1]):
+        body = ast.parse(textwrap.dedent(inspect.getsource(base))).body[0].body  # type: ignore[attr-defined]
+        for field, text in itertools.pairwise(body):
+            match field, text:
+                case ast.AnnAssign(target=ast.Name(name)), ast.Expr(ast.Constant(str(words))):
+                    texts[name] = " ".join(words.split())
+    for field in dataclasses.fields(kind):
+        default = " ".join(words_of(field.name, field.default)).lower() or "none"
+        yield f"    --{section}.{field.name}  {expected(kind_of(field))} ({default})"
+        text = texts.get(field.name, "")
+        yield from textwrap.wrap(text, 92, initial_indent=" " * 8, subsequent_indent=" " * 8)
+
+
+def suggestion(key: str, known: Sequence[str]) -> str:
+    """The setting that was meant: by another program's name, in another section, or the nearest."""
+    section, _, name = key.rpartition(".")
+    other = _ALSO_CALLED.get(name, "")
+    own = f"{section}.{other.partition('.')[2]}"
+    same = [k for k in known if k.endswith(f".{name}")]
+    near = difflib.get_close_matches(key, known, n=1, cutoff=0.5)
+    found = [k for k in (own, other, *same, *near) if k in known]
+    return f"; did you mean {found[0]!r}?" if found else "; --help lists them"
 
 
 def expected(kind: str) -> str:
@@ -127,3 +262,19 @@ _IN_WORDS = {
     "tuple[float, ...]": "numbers",
     "tuple[str, ...]": "words",
 }
+_PLAIN = (str, bool, np.bool_, numbers.Real, os.PathLike, datetime.date, type(None))
+_ALSO_CALLED = {
+    "learning_rate": "algo.lr",
+    "batch_size": "algo.episodes",
+    "num_generations": "algo.group_size",
+    "num_steps": "run.steps",
+    "max_steps": "run.steps",
+    "output_dir": "run.dir",
+    "model_name_or_path": "model.base",
+    "beta": "algo.kl_coef",
+    "lora_alpha": "lora.alpha",
+    "max_tokens": "team.max_new_tokens",
+    "report_to": "run.loggers",
+    "tensorboard": "run.loggers",
+}
+"""Names that other programs give to settings."""

@@ -59,6 +59,19 @@ def test_settings_mean_what_they_mean_on_the_command_line(tmp_path):
         ([], {"run": 3}, "configure: expected settings below 'run', got 3"),
         ([{"team.rounds": 4}], {}, "--team.rounds: this run does not read it"),
         (["nowhere.yaml"], {}, "nowhere.yaml"),
+        (
+            [{"run.dir": b"x"}],
+            {},
+            "--run.dir: expected text, a number, true, false or none, got b'x'",
+        ),
+        ([{5: 6}], {}, "unknown setting '5'"),
+        (
+            [{"run.steps": 10**5000}],
+            {},
+            "--run.steps: expected text, a number, true, false or none",
+        ),
+        ([{"run.dir": "x" * 300}], {}, "--run.dir: expected the path of a folder, got 'xxx"),
+        ([{"lora.targets": {"q"}}], {}, "--lora.targets: expected text"),
     ],
 )
 def test_wrong_settings_are_one_line(sources, sections, shown):

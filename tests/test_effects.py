@@ -9,7 +9,7 @@ import re
 import pytest
 import small
 
-from marft_jax import cli
+from marft_jax import cli, setting
 from marft_jax import config as config_lib
 from marft_jax.envs import base as envs
 from marft_jax.errors import BadInput
@@ -79,7 +79,7 @@ def here(tmp_path, monkeypatch):
 
 def other_value(key: str, flags: list[str]) -> str:
     """A value that is not the default of a command line with these flags."""
-    field = dict(config_lib.settings(cli.parse(flags)))[key]
+    field = dict(setting.settings(cli.parse(flags)))[key]
     kind, default = str(field.type), field.default
     if kind.startswith("Literal"):
         return next(word for word in re.findall(r"['\"](\w+)['\"]", kind) if word != default)
@@ -102,10 +102,10 @@ def test_a_setting_is_refused_where_nothing_reads_it_and_taken_where_it_is_read(
     reads = READ.get(key, [])
     given = [f"--{key}", other_value(key, reads)]
     taken = cli.parse([*reads, *given])
-    assert config_lib.get(taken, key) != config_lib.get(cli.parse(reads), key)
+    assert setting.get(taken, key) != setting.get(cli.parse(reads), key)
     flags = [word.format(tmp=here) for word in UNREAD.get(key, [])]
     with pytest.raises(BadInput) as caught:
-        cli.parse([*flags, *given], evaluates=key in EVALUATED)
+        cli.parse_run(None, None, given) if key in EVALUATED else cli.parse([*flags, *given])
     message = str(caught.value)
     assert message.startswith(f"--{key}: ") and f"got {given[1]}" in message
     assert "it needs " in message or "it belongs to " in message
@@ -150,7 +150,7 @@ def test_a_file_is_judged_by_itself_and_a_flag_by_what_it_meets(tmp_path):
 
 
 def test_an_evaluation_reads_what_evaluations_read():
-    assert cli.parse(["--eval.temperature", "0.7"], evaluates=True).eval.temperature == 0.7
+    assert cli.parse_run(None, None, ["--eval.temperature", "0.7"]).eval.temperature == 0.7
 
 
 @pytest.fixture
@@ -241,7 +241,7 @@ def test_whatever_is_accepted_is_resolved_to_what_loads_again(tmp_path):
     for _ in range(300):
         flags = [word for word in chance.choice(contexts) if word != PROFILE]
         flags = flags if "--team.file" not in flags else []
-        keys = [key for key, _ in config_lib.settings(cli.parse(flags))]
+        keys = [key for key, _ in setting.settings(cli.parse(flags))]
         keys = [key for key in keys if key not in ("team.file", "env.name", "algo.name")]
         for key in chance.sample(keys, 2):
             flags = [*flags, f"--{key}", other_value(key, flags)]

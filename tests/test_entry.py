@@ -16,7 +16,7 @@ from rich.console import Console
 
 import marft_jax
 from marft_jax import __main__ as marft
-from marft_jax import chat, cli, config, evaluate, export, plan, train
+from marft_jax import chat, cli, config, evaluate, export, plan, setting, train
 from marft_jax.errors import BadInput, RunFailed, printable
 from marft_jax.plugins import load_plugin
 from marft_jax.run import directory, opening, transcripts
@@ -137,7 +137,7 @@ def test_a_flag_of_a_commands_own_is_checked_like_a_setting(capsys):
 
 
 def test_every_section_of_numbers_is_finite_and_no_text_is_empty():
-    for key, field in config.settings(cli.configure()):
+    for key, field in setting.settings(cli.configure()):
         kind = str(field.type)
         bad = ["nan", "inf"] if "float" in kind else [""] if "str" in kind else []
         for word in bad if field.default != "" else []:
@@ -224,6 +224,6 @@ def test_help_shows_sections_then_the_settings_of_one_or_of_all(capsys, monkeypa
     one, every = helped(capsys, "--help", "lora"), helped(capsys, "--help=all")
     assert "--lora.rank  a whole number (8)" in one and "--algo" not in one
     assert "The correction is scaled by alpha / rank." in one
-    assert all(f"--{key}" in every for key, _ in config.settings(cli.configure()))
+    assert all(f"--{key}" in every for key, _ in setting.settings(cli.configure()))
     with pytest.raises(BadInput, match="--help: expected all or one of run, .* got 'lorra'"):
         cli.parse(["--help", "lorra"])

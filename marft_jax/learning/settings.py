@@ -100,7 +100,7 @@ class Reinforce(Algo):
     """An action's log-prob is the sum over its tokens, or that per token or per word."""
     baseline: Literal["group", "moving"] = "group"
     """Returns minus the mean of the same turns in the group, or a moving average."""
-    baseline_decay: float = setting(0.9, least=0, most=1)
+    baseline_decay: float = setting(0.9, least=0, most=1, needs="algo.baseline moving")
     """Share of the moving average that stays in each step."""
 
     @property

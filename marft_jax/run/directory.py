@@ -14,6 +14,7 @@ from marft_jax.config import Config
 from marft_jax.errors import RunFailed
 from marft_jax.formats import jsonlines
 from marft_jax.parallel import processes
+from marft_jax.setting import replaced
 from marft_jax.team.team_files import Blueprint, dump_team
 
 _FILE_SYSTEM = {
@@ -35,7 +36,7 @@ def own_directory(run: Path) -> Iterator[Path]:
 
 def write_settings(folder: Path, config: Config, blueprint: Blueprint) -> None:
     """Writes ``config.yaml`` and ``team.yaml``, with which the run directory explains itself."""
-    own = config_lib.replaced(config, "team.file", "team.yaml")  # beside it
+    own = replaced(config, "team.file", "team.yaml")  # beside it
     jsonlines.write(folder / "team.yaml", [dump_team(blueprint)])
     jsonlines.write(folder / "config.yaml", [config_lib.dump(own)])
 

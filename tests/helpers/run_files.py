@@ -11,6 +11,7 @@ from typing import Any
 from marft_jax import config as config_lib
 from marft_jax.cli import configure
 from marft_jax.run.manifest import manifest_of
+from marft_jax.setting import replaced
 
 TEAM = """
 workflow: sequential
@@ -59,8 +60,8 @@ def lines(file: Path, rows: Sequence[Any]) -> None:
 
 def write_run(folder: Path, seed: int = 0, steps: Sequence[int] = (1, 2, 3)) -> Path:
     """A whole run of few steps: every task comes again at every step, in samples of two."""
-    config = config_lib.replaced(configure(), "run.seed", seed)
-    config = config_lib.replaced(config, "run.steps", max(steps))
+    config = replaced(configure(), "run.seed", seed)
+    config = replaced(config, "run.steps", max(steps))
     folder.mkdir(parents=True)
     (folder / "config.yaml").write_text(config_lib.dump(config))
     (folder / "team.yaml").write_text(TEAM)

@@ -43,7 +43,7 @@ class Rows(QuestionSettings):
 
     data: tuple[str, ...] = ()
     """Tasks to train on: .json, .jsonl, .parquet files, or hub ids owner/name[/subset][:split]."""
-    weights: tuple[float, ...] = setting((), above=0)
+    weights: tuple[float, ...] = setting((), above=0, needs="env.data")
     """A share of the training tasks for each of `data`; without them every task is as likely."""
     eval_data: tuple[str, ...] = ()
     """Tasks to evaluate on; without them, `holdout` of `data` is set aside."""
