@@ -1,19 +1,21 @@
-"""The run card: what ran, with which settings, how long, where, and what went wrong."""
+"""Run cards: what ran, with which settings, how long, where, and what went wrong."""
 
 from __future__ import annotations
 
+import itertools
 import math
 import re
+import statistics
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from marft_jax.formats import jsonlines
-from marft_jax.report.reading import Checkpoint, Row, Run, defaults, moment
+from marft_jax.report.reading import Row, RunRecord, defaults, moment
 from marft_jax.run.reporters import clock
 
 _MOST = 50  # events that are shown
 _NAMES = ("env.name", "algo.name")
-_SPARK = 60  # points of a small curve
+_MOST_POINTS = 60  # of a small curve
 
 
 class Card(NamedTuple):
@@ -21,12 +23,12 @@ class Card(NamedTuple):
     what, where: of the line that the run began with, as far as there is one.
     state: how far it is.
     took: seconds of all its steps, in words.
-    rewards: the small curve of the reward: x and y, in a box of 100 by 24.
+    curve: of the reward, as x and y in a box of 100 by 24.
+    events: of the guard.
     warnings: lines of the log, the newest last.
     """
 
-    name: str
-    folder: str
+    run: RunRecord
     what: str
     where: str
     state: str
@@ -36,17 +38,13 @@ class Card(NamedTuple):
     took: str
     reward: float | None
     best: tuple[int, float] | None
-    rewards: str
-    checkpoints: list[Checkpoint]
-    versions: dict[str, str]
-    agents: dict[str, str]
+    curve: str
     events: list[str]
     warnings: list[str]
-    notes: list[str]
 
 
 class Setting(NamedTuple):
-    """A setting of all runs: its values in their order, as words."""
+    """Values of a setting in all runs, as words."""
 
     key: str
     default: str
@@ -57,66 +55,54 @@ class Setting(NamedTuple):
         return any(value not in ("", self.default) for value in self.values)
 
 
-def card(run: Run) -> Card:
-    """The card of a run."""
+def card(run: RunRecord) -> Card:
+    """Builds the card of a run."""
     done, total = max(run.metrics, default=0), run.settings.get("run.steps")
     what, where = _greeting(run.log)
-    times = [time for line in run.log if (time := moment(line))]
+    times = [str(time) for line in run.log if (time := moment(line))] or ["unknown"]
     seconds = sum(row.get("time/step_s", 0.0) for row in run.metrics.values())
     rewards = {s: row["reward/mean"] for s, row in run.metrics.items() if "reward/mean" in row}
     best = max(rewards, key=lambda s: rewards[s]) if rewards else None
     return Card(
-        name=run.name,
-        folder=str(run.folder),
-        what=what,
-        where=where,
+        run,
+        what,
+        where,
         state=f"step {done}" if total is None else f"step {done} of {total}",
         finished=isinstance(total, int) and done >= total,
-        started=str(times[0]) if times else "unknown",
-        written=str(times[-1]) if times else "unknown",
+        started=times[0],
+        written=times[-1],
         took=clock(seconds),
         reward=rewards[max(rewards)] if rewards else None,
         best=None if best is None else (best, rewards[best]),
-        rewards=_spark(list(rewards.values())),
-        checkpoints=run.checkpoints,
-        versions=dict(run.versions),
-        agents=run.agents,
+        curve=_points(list(rewards.values())),
         events=[_event(row) for row in run.guard[-_MOST:]],
         warnings=[line for line in run.log if re.search(r" (WARNING|ERROR) ", line)][-_MOST:],
-        notes=run.notes,
     )
 
 
-def settings(runs: Sequence[Run]) -> list[Setting]:
+def settings(runs: Sequence[RunRecord]) -> list[Setting]:
     """Every setting of the runs, those first that differ from the default."""
     names = {key: str(run.settings[key]) for run in runs for key in _NAMES if key in run.settings}
-    known = defaults(names)
-    keys = dict.fromkeys([*known, *(key for run in runs for key in run.settings)])
+    given = [{key: _in_words(value) for key, value in run.settings.items()} for run in runs]
+    known = {key: _in_words(value) for key, value in defaults(names).items()}
     found = [
-        Setting(
-            key,
-            _word(known[key]) if key in known else "no such setting now",
-            [_word(run.settings[key]) if key in run.settings else "" for run in runs],
-        )
-        for key in keys
+        Setting(key, known.get(key, "no such setting now"), [own.get(key, "") for own in given])
+        for key in dict.fromkeys(itertools.chain(known, *given))
     ]
     return sorted(found, key=lambda one: not one.changed)
 
 
-def _word(value: Any) -> str:
+def _in_words(value: Any) -> str:
     if isinstance(value, list):
-        return " ".join(map(_word, value)) or "none"
-    return (
-        "none" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
-    )
+        return " ".join(map(_in_words, value)) or "none"
+    return str(value).lower() if value is None or isinstance(value, bool) else str(value)
 
 
 def _greeting(log: Sequence[str]) -> tuple[str, str]:
-    """What runs and where, of the last line that a start wrote: ``what; where mesh 1x1x1; ...``."""
-    for line in reversed(log):
-        if found := re.search(r" INFO (.*); (.* mesh \d+(?:x\d+)*); ", line):
-            return found[1], found[2]
-    return "unknown", "unknown"
+    """Finds what runs and where in the last line of a start, ``what; where mesh 1x1x1; ...``."""
+    lines = (re.search(r" INFO (.*); (.* mesh \d+(?:x\d+)*); ", line) for line in reversed(log))
+    found = next(filter(None, lines), None)
+    return (found[1], found[2]) if found else ("unknown", "unknown")
 
 
 def _event(row: Row) -> str:
@@ -125,16 +111,14 @@ def _event(row: Row) -> str:
     return f"{place}: " + ", ".join(f"{k} {jsonlines.dumps(v)}" for k, v in rest.items())
 
 
-def _spark(values: Sequence[float]) -> str:
+def _points(values: Sequence[float]) -> str:
     """Means of stretches of a curve as the points of a line."""
     if len(values) < 2:
         return ""
-    width = math.ceil(len(values) / _SPARK)
-    means = [math.fsum(part) / len(part) for i in range(0, len(values), width)
-             if (part := values[i : i + width])]  # fmt: skip
-    low, high = min(means), max(means)
-    spread = (high - low) or 1.0
-    last = max(len(means) - 1, 1)
+    width = math.ceil(len(values) / _MOST_POINTS)
+    means = [statistics.fmean(values[i : i + width]) for i in range(0, len(values), width)]
+    low, last = min(means), max(len(means) - 1, 1)
+    scale = 20 / ((max(means) - low) or 1.0)
     return " ".join(
-        f"{100 * i / last:.1f},{22 - 20 * (y - low) / spread:.1f}" for i, y in enumerate(means)
+        f"{100 * i / last:.1f},{22 - scale * (y - low):.1f}" for i, y in enumerate(means)
     )

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
+import statistics
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from marft_jax.report.episodes import Episode, episode
-from marft_jax.report.reading import Run, rows
+from marft_jax.report.episodes import ShownEpisode, episode
+from marft_jax.report.reading import RunRecord, rows
 
 DIALOGUES = 9_000_000
 """Bytes of a page that are for the dialogues of all its runs."""
@@ -19,14 +20,14 @@ _DEMONSTRATIONS = "demonstrations.jsonl"
 
 
 class Group(NamedTuple):
-    """The episodes of one task that are compared."""
+    """Episodes of one task that are compared."""
 
     task: str
-    episodes: list[Episode]
+    episodes: list[ShownEpisode]
 
 
 class Chapter(NamedTuple):
-    """The episodes of a step (or a file) that are shown.
+    """Episodes of a step (or a file) that are shown.
 
     Attributes:
         key: part of the address of each episode on the page.
@@ -44,25 +45,23 @@ class Chapter(NamedTuple):
     groups: list[Group]
 
 
-def chapters(run: Run, runs: int) -> list[Chapter]:
-    """What is shown of a run's transcripts, and of the demonstrations that it learned from."""
+def chapters(run: RunRecord, runs: int) -> list[Chapter]:
+    """Chooses what is shown of a run's transcripts, and of the demonstrations it learned from."""
     rewards = {
         step: row["reward/mean"] for step, row in run.metrics.items() if "reward/mean" in row
     }
     steps = chosen_steps(list(run.transcripts), rewards, max(3, _STEPS // runs))
     read = {step: _episodes(run, run.transcripts[step].name, "transcripts") for step in steps}
-    again = _met_again(read.values())
-    left, found = DIALOGUES / runs, []
+    tasks = Counter(task for some in read.values() for task in {e.task for e in some})
     kept = _episodes(run, _DEMONSTRATIONS) if (run.folder / _DEMONSTRATIONS).is_file() else []
+    left, found = DIALOGUES / runs, []
     for i, (step, episodes) in enumerate(read.items()):
-        share = left / (len(read) - i + bool(kept))
-        groups, choice = chosen_groups(episodes, share, again)
+        groups, choice = chosen_groups(episodes, left / (len(read) - i + bool(kept)), tasks)
         left -= sum(map(_size, groups))
-        earned = [e.reward for e in episodes]
-        why = ", ".join(steps[step])
+        earned, why = [e.reward for e in episodes], ", ".join(steps[step])
         found.append(Chapter(f"s{step}", f"Step {step}", step, why, earned, choice, groups))
     if kept:
-        groups, choice = chosen_groups(kept, left, again)
+        groups, choice = chosen_groups(kept, left, tasks)
         found.append(Chapter("demos", "Demonstrations", None, "learned from", [], choice, groups))
     return found
 
@@ -99,23 +98,22 @@ def chosen_steps(
 
 
 def chosen_groups(
-    episodes: Sequence[Episode], share: float, again: Mapping[str, int]
+    episodes: Sequence[ShownEpisode], share: float, tasks: Mapping[str, int]
 ) -> tuple[list[Group], str]:
     """Groups of episodes, whole ones, that fit into so many bytes; and the choice in words.
 
     Args:
-        again: tasks that other steps have too: they come first, for comparison.
+        tasks: how many steps have each: those of several come first, for comparison.
     """
-    found: dict[tuple[int, int], list[Episode]] = {}
+    found: dict[tuple[int, int], list[ShownEpisode]] = {}
     for one in episodes:
         found.setdefault((one.index, one.group), []).append(one)
     groups = [Group(own[0].task or f"task {own[0].index}", own) for own in found.values()]
     if sum(map(_size, groups)) <= share:
         return groups, f"all {len(episodes)} episodes" if len(episodes) > 1 else "one episode"
     taken: set[int] = set()
-    for place in _by_interest(groups, again):
-        size = _size(groups[place])
-        if place not in taken and size <= share:
+    for place in _by_interest(groups, tasks):
+        if place not in taken and (size := _size(groups[place])) <= share:
             taken.add(place)
             share -= size
     shown = [groups[place] for place in sorted(taken)]
@@ -124,28 +122,19 @@ def chosen_groups(
     return shown, f"{count} of {len(episodes)} episodes ({choice} spaced ones, for the size)"
 
 
-def _by_interest(groups: Sequence[Group], again: Mapping[str, int]) -> Iterable[int]:
-    def mean(place: int) -> float:
-        rewards = [e.reward for e in groups[place].episodes]
-        return sum(rewards) / len(rewards)
-
-    def first(fits: Callable[[Episode], bool]) -> list[int]:
-        return [i for i, group in enumerate(groups) if any(map(fits, group.episodes))][:2]
+def _by_interest(groups: Sequence[Group], tasks: Mapping[str, int]) -> Iterable[int]:
+    def those(fits: Callable[[Group], bool], most: int) -> list[int]:
+        return [i for i, group in enumerate(groups) if fits(group)][:most]
 
     places = range(len(groups))
-    mixed = [i for i in places if len({e.reward for e in groups[i].episodes}) > 1]
-    yield from [max(places, key=mean), min(places, key=mean)] if groups else []
-    yield from [i for i in places if again.get(groups[i].task, 0) > 1][:4]
-    yield from first(lambda e: e.failed is not None)
-    yield from first(lambda e: e.truncated)
-    yield from mixed[:2]
+    means = [statistics.fmean(e.reward for e in group.episodes) for group in groups]
+    yield from [max(places, key=means.__getitem__), min(places, key=means.__getitem__)]
+    yield from those(lambda group: tasks.get(group.task, 0) > 1, 4)
+    yield from those(lambda group: any(e.failed is not None for e in group.episodes), 2)
+    yield from those(lambda group: any(e.truncated for e in group.episodes), 2)
+    yield from those(lambda group: len({e.reward for e in group.episodes}) > 1, 2)
     yield from _spread(places, 8)
     yield from places
-
-
-def _met_again(chapters: Iterable[Sequence[Episode]]) -> Counter[str]:
-    """In how many steps each task stands."""
-    return Counter(task for episodes in chapters for task in {e.task for e in episodes})
 
 
 def _spread(items: Sequence[int], most: int) -> list[int]:
@@ -159,5 +148,5 @@ def _size(group: Group) -> int:
     return sum(one.size for one in group.episodes)
 
 
-def _episodes(run: Run, name: str, folder: str = "") -> list[Episode]:
+def _episodes(run: RunRecord, name: str, folder: str = "") -> list[ShownEpisode]:
     return [episode(row, run.agents) for row in rows(run.folder / folder / name, run.notes)]

@@ -28,9 +28,10 @@ from marft_jax.evaluation.tables import folding
 from marft_jax.formats import jsonlines
 from marft_jax.report.card import card
 from marft_jax.report.page import render
-from marft_jax.report.reading import Run, read_runs
+from marft_jax.report.reading import RunRecord, read_runs
 
 _SECONDS = 10.0  # between two looks at the files
+_READ = ("*.yaml", "*.jsonl", "log.txt", "transcripts", "checkpoints", "evaluations/*.jsonl")
 
 
 def main(argv: Sequence[str] | None = None) -> NoReturn:
@@ -38,9 +39,8 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
     parser = cli.Parser("marft_jax.report", __doc__)
     parser.add_argument("--run", nargs="+", required=True, metavar="DIR", help="run directories")
     parser.add_argument("--out", metavar="FILE.html", help="the page; without it, a table is shown")
-    parser.add_argument(
-        "--watch", action="store_true", help="write it anew when a run goes on, until Ctrl-C"
-    )
+    again = "write it anew when a run goes on, until Ctrl-C"
+    parser.add_argument("--watch", action="store_true", help=again)
     with cli.boundary():
         own = parser.parse_args(argv)
         folders = [Path(run) for run in own.run]
@@ -57,14 +57,14 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
     sys.exit(0)
 
 
-def overview(runs: Sequence[Run], width: int) -> Table:
-    """A line for each run: how far it is, its last and its best reward, when it last wrote."""
+def overview(runs: Sequence[RunRecord], width: int) -> Table:
+    """Table of how far each run is, its last and its best reward, and when it last wrote."""
     rows = []
     for one in map(card, runs):
         best = "" if one.best is None else f"{one.best[1]:.3f} at {one.best[0]}"
         reward = "" if one.reward is None else f"{one.reward:.3f}"
         state = one.state.removeprefix("step ") + (", done" if one.finished else "")
-        rows.append([printable(one.name), state, reward, best, one.written])
+        rows.append([printable(one.run.name), state, reward, best, one.written])
     return folding(["run"], ["step", "reward", "best", "last line"], rows, width)
 
 
@@ -77,28 +77,20 @@ def write(folders: Sequence[Path], out: Path) -> None:
 
 def _watch(folders: Sequence[Path], out: Path) -> None:
     before = _changes(folders)
-    try:
+    with contextlib.suppress(KeyboardInterrupt):  # the way in which a watch ends
         while True:
             time.sleep(_SECONDS)
             if (now := _changes(folders)) != before:
                 write(folders, out)
                 before = now
-    except KeyboardInterrupt:  # the way in which a watch ends
-        return
 
 
-def _changes(folders: Sequence[Path]) -> list[tuple[float, int]]:
-    """When the files that a page is made from changed, and how many there are."""
-    found = []
-    for folder in folders:
-        files = [folder / "metrics.jsonl", folder / "log.txt", folder / "config.yaml"]
-        files += [folder / name for name in ("transcripts", "evaluations", "checkpoints")]
-        files += (folder / "evaluations").glob("*.jsonl")
-        times = [0.0]
-        for file in files:
-            with contextlib.suppress(OSError):
-                times.append(file.stat().st_mtime)
-        found.append((max(times), len(files)))
+def _changes(folders: Sequence[Path]) -> dict[Path, int]:
+    """Finds when the files that a page is made from changed."""
+    found = dict[Path, int]()
+    for file in (file for folder in folders for name in _READ for file in folder.glob(name)):
+        with contextlib.suppress(OSError):  # gone since
+            found[file] = file.stat().st_mtime_ns
     return found
 
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 import math
+import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from marft_jax.report.reading import Run
+from marft_jax.report.reading import RunRecord
 
 _NUMBERS = 500_000  # of all curves of a page
 _POINTS = 2000  # of a curve, at most
@@ -44,18 +45,7 @@ class Chart(NamedTuple):
     lines: list[Line]
 
 
-class Summary(NamedTuple):
-    """A metric of a run in figures, for those who do not see the chart."""
-
-    run: str
-    metric: str
-    first: float
-    last: float
-    low: float
-    high: float
-
-
-def charts(runs: Sequence[Run]) -> list[Chart]:
+def charts(runs: Sequence[RunRecord]) -> list[Chart]:
     """A chart for every kind of metric, the important ones first."""
     names = dict.fromkeys(name for run in runs for row in run.metrics.values() for name in row)
     found: dict[str, list[Line]] = {}
@@ -67,7 +57,7 @@ def charts(runs: Sequence[Run]) -> list[Chart]:
     return [Chart(kind, MEANINGS.get(kind, ""), found[kind]) for kind in order]
 
 
-def curves(runs: Sequence[Run]) -> dict[str, Any]:
+def curves(runs: Sequence[RunRecord]) -> dict[str, Any]:
     """All metrics on common steps, as the page's program reads them.
 
     A long run is thinned: each point is then the mean over ``width`` steps.
@@ -77,45 +67,33 @@ def curves(runs: Sequence[Run]) -> dict[str, Any]:
     points = max(200, min(_POINTS, _NUMBERS // max(1, sum(map(len, names)))))
     width = max(1, math.ceil(len(steps) / points))
     blocks = [steps[i : i + width] for i in range(0, len(steps), width)]
-    return {
-        "width": width,
-        "steps": [block[-1] for block in blocks],
-        "runs": [
-            {
-                "name": run.name,
-                "variant": variant,
-                "metrics": {name: _thinned(run.metrics, name, blocks) for name in own},
-            }
-            for run, variant, own in zip(runs, variants(runs), names, strict=True)
-        ],
-    }
+    drawn = []
+    for run, variant, own in zip(runs, variants(runs), names, strict=True):
+        metrics = {name: _thinned(run.metrics, name, blocks) for name in own}
+        drawn.append({"name": run.name, "variant": variant, "metrics": metrics})
+    return {"width": width, "steps": [block[-1] for block in blocks], "runs": drawn}
 
 
-def variants(runs: Sequence[Run]) -> list[str]:
-    """What each run is a seed of: runs whose settings differ in nothing else have the same name."""
-    own = ("run.seed", "run.dir", "mesh.coordinator")
-    keys = [
-        json.dumps([{k: v for k, v in run.settings.items() if k not in own}, run.team], default=str)
-        if run.settings
-        else str(run.folder)
-        for run in runs
-    ]
-    names = {key: run.name for key, run in reversed(list(zip(keys, runs, strict=True)))}
-    return [
-        names[key] if keys.count(key) == 1 else f"{names[key]}, {keys.count(key)} seeds"
-        for key in keys
-    ]
+def variants(runs: Sequence[RunRecord]) -> list[str]:
+    """Names for what each run is a seed of: the same where settings differ in nothing else."""
+    own, keys = ("run.seed", "run.dir", "mesh.coordinator"), list[str]()
+    for run in runs:
+        same = {key: value for key, value in run.settings.items() if key not in own}
+        keys.append(json.dumps([same, run.team], default=str) if same else str(run.folder))
+    first = {key: run.name for key, run in reversed([*zip(keys, runs, strict=True)])}
+    seeds = {key: f", {keys.count(key)} seeds" if keys.count(key) > 1 else "" for key in keys}
+    return [first[key] + seeds[key] for key in keys]
 
 
-def summaries(runs: Sequence[Run], charts: Sequence[Chart]) -> list[Summary]:
-    """First, last, lowest and highest value of every metric of every run."""
+def summaries(runs: Sequence[RunRecord], charts: Sequence[Chart]) -> list[dict[str, Any]]:
+    """First, last, lowest and highest value of every metric of every run, for those who do not see
+    the charts."""
     found = []
     for metric in (line.metric for chart in charts for line in chart.lines):
         for run in runs:
-            values = [row[metric] for row in run.metrics.values() if metric in row]
-            if values:
-                ends = values[0], values[-1], min(values), max(values)
-                found.append(Summary(run.name, metric, *ends))
+            if values := [row[metric] for row in run.metrics.values() if metric in row]:
+                ends = dict(first=values[0], last=values[-1], low=min(values), high=max(values))
+                found.append(dict(run=run.name, metric=metric, **ends))
     return found
 
 
@@ -129,8 +107,6 @@ def _kind(name: str) -> tuple[str, str]:
 def _thinned(
     metrics: Mapping[int, Mapping[str, float]], name: str, blocks: Sequence[Sequence[int]]
 ) -> list[float | None]:
-    found = []
-    for block in blocks:
-        values = [metrics[step][name] for step in block if name in metrics.get(step, ())]
-        found.append(float(f"{math.fsum(values) / len(values):.5g}") if values else None)
-    return found
+    blocks_of = ([metrics.get(step, {}).get(name) for step in block] for block in blocks)
+    known = ([value for value in block if value is not None] for block in blocks_of)
+    return [float(f"{statistics.fmean(values):.5g}") if values else None for values in known]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
@@ -21,7 +22,7 @@ _OF_TOKENS = {
 }
 
 
-class Turn(NamedTuple):
+class ShownTurn(NamedTuple):
     """Attributes:
     before, system, after: the prompt, cut where the agent's system prompt stands in it.
     numbers: reward, value and advantage, those that are recorded.
@@ -43,15 +44,15 @@ class Turn(NamedTuple):
     tokens: dict[str, list[float]] | None
 
 
-class Verdict(NamedTuple):
-    """What the grader found in an agent's text."""
+class ShownVerdict(NamedTuple):
+    """Result of grading an agent's text."""
 
     agent: str
     verdict: str
     found: str
 
 
-class Episode(NamedTuple):
+class ShownEpisode(NamedTuple):
     """Attributes:
     expected: the reference answer; None where the environment gives none.
     remarks: what else the environment noted of each step, as JSON.
@@ -62,8 +63,8 @@ class Episode(NamedTuple):
     member: int
     task: str
     reward: float
-    turns: list[Turn]
-    verdicts: list[Verdict]
+    turns: list[ShownTurn]
+    verdicts: list[ShownVerdict]
     expected: str | None
     remarks: list[str]
     failed: str | None
@@ -84,15 +85,13 @@ class Episode(NamedTuple):
     @property
     def size(self) -> int:
         """About how many bytes of a page it takes, with the markup around its texts."""
-        texts = [self.task, *self.remarks]
-        for t in self.turns:
-            texts += [t.text, t.before, t.system, t.after, t.tool or ""]
+        parts = [(t.text, t.before, t.system, t.after, t.tool or "") for t in self.turns]
         tokens = sum(8 * len(t.tokens["lengths"]) * len(t.tokens) for t in self.turns if t.tokens)
-        markup = 900 + 1100 * len(self.turns)
-        return markup + tokens + sum(_bytes(text) for text in texts)
+        texts = sum(map(_bytes, itertools.chain([self.task], self.remarks, *parts)))
+        return 900 + 1100 * len(self.turns) + tokens + texts
 
 
-def episode(row: Mapping[str, Any], systems: Mapping[str, str]) -> Episode:
+def episode(row: Mapping[str, Any], systems: Mapping[str, str]) -> ShownEpisode:
     """An episode of a transcript, of an evaluation, or a demonstration.
 
     Args:
@@ -102,20 +101,14 @@ def episode(row: Mapping[str, Any], systems: Mapping[str, str]) -> Episode:
     infos = [r["info"] for r in _mappings(row.get("results")) if isinstance(r.get("info"), dict)]
     expected = [i.get("reference", i.get("answer")) for i in infos]
     failed = row.get("failed")
-    return Episode(
+    return ShownEpisode(
         index=_whole(row.get("index")),
         group=_whole(row.get("group")),
         member=_whole(row.get("sample", row.get("member"))),
         task=shortened(_text(row.get("task"))),
         reward=number(row.get("reward")) or 0.0,
         turns=[_turn(turn, systems) for turn in _mappings(row.get("turns"))],
-        verdicts=[
-            Verdict(
-                _text(v.get("agent")), _text(v.get("verdict")), shortened(_text(v.get("answer")))
-            )
-            for info in infos
-            for v in _mappings(info.get("verdicts"))
-        ],
+        verdicts=[_verdict(row) for info in infos for row in _mappings(info.get("verdicts"))],
         expected=next((shortened(_text(e)) for e in reversed(expected) if e is not None), None),
         remarks=[shortened(rest) for info in infos if (rest := _remarks(info)) != "{}"],
         failed=None if failed is None else shortened(_text(failed)),
@@ -123,24 +116,28 @@ def episode(row: Mapping[str, Any], systems: Mapping[str, str]) -> Episode:
 
 
 def shortened(text: str) -> str:
-    """The text, or its beginning and end with a line that says what was left out."""
+    """Leaves out the middle of a long text, and says so on a line."""
     if len(text) <= LONGEST:
         return text
     half = LONGEST // 2
     return f"{text[:half]}\n[... {len(text) - 2 * half:,} characters left out ...]\n{text[-half:]}"
 
 
-def _turn(row: Mapping[str, Any], systems: Mapping[str, str]) -> Turn:
+def _verdict(row: Mapping[str, Any]) -> ShownVerdict:
+    agent, verdict, answer = (_text(row.get(key)) for key in ("agent", "verdict", "answer"))
+    return ShownVerdict(agent, verdict, shortened(answer))
+
+
+def _turn(row: Mapping[str, Any], systems: Mapping[str, str]) -> ShownTurn:
     agent, prompt = _text(row.get("agent")), _text(row.get("prompt"))
     system = systems.get(agent, "")
-    before, found, after = prompt.partition(system) if system else ("", "", prompt)
-    if not found:
-        before, after = "", prompt
+    whole = ("", "", prompt)
+    before, found, after = prompt.partition(system) if system and system in prompt else whole
     text, tool, tokens = _text(row.get("text")), row.get("tool"), _tokens(row)
     if tokens:
         text = "".join(map(_text, row["pieces"]))  # with the space at its ends
     numbers = {name: number(row.get(name)) for name in ("reward", "value", "advantage")}
-    return Turn(
+    return ShownTurn(
         agent=agent,
         step=_whole(row.get("step")),
         text=shortened(text),
@@ -158,16 +155,14 @@ def _turn(row: Mapping[str, Any], systems: Mapping[str, str]) -> Turn:
 
 
 def _span(value: Any) -> int | None:
-    """The tokens between the two ends of a span."""
+    """Counts the tokens between the two ends of a span."""
     return _whole(value[1]) - _whole(value[0]) if len(value := _list(value)) == 2 else None
 
 
 def _tokens(row: Mapping[str, Any]) -> dict[str, list[float]] | None:
-    """The lengths of the tokens' texts as they are shown, and the numbers recorded of each."""
-    pieces, text = row.get("pieces"), _text(row.get("text"))
-    if not isinstance(pieces, list) or not pieces:
-        return None
-    if "".join(map(_text, pieces)).strip() != text.strip():
+    """Lengths of the tokens' texts as they are shown, and the numbers recorded of each."""
+    pieces, text = _list(row.get("pieces")), _text(row.get("text"))
+    if not pieces or "".join(map(_text, pieces)).strip() != text.strip():
         return None
     found: dict[str, list[float]] = {"lengths": [len(printable(_text(piece))) for piece in pieces]}
     for key, name in _OF_TOKENS.items():

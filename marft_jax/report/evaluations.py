@@ -6,21 +6,21 @@ import re
 from collections import defaultdict
 from typing import NamedTuple
 
-from marft_jax.errors import one_line
+from marft_jax.errors import described, one_line
 from marft_jax.evaluation.scores import Score, score
 from marft_jax.report.choosing import RESPONSES, Group, chosen_groups
 from marft_jax.report.episodes import episode
-from marft_jax.report.reading import Row, Run, rows
+from marft_jax.report.reading import Row, RunRecord, rows
 
-_PLAYERS = ("base model", "team without adapters", "single agent", "team")
+_VARIANTS = ("base model", "team without adapters", "single agent", "team")
 
 
-class Played(NamedTuple):
-    """A file of responses.
+class Responses(NamedTuple):
+    """Responses in one file to one benchmark.
 
     Attributes:
         step: of the checkpoint; None without a run.
-        who: the player, such as ``team`` or ``single agent``.
+        who: the variant of the team, such as ``team`` or ``single agent``.
         score: None where the responses are not whole.
     """
 
@@ -38,47 +38,38 @@ class Played(NamedTuple):
         return f"{self.benchmark}{step}, {self.who}"
 
 
-def evaluations(run: Run, runs: int) -> list[Played]:
-    """Every evaluation of a run, by benchmark, step and player."""
-    found: list[Played] = []
+def evaluations(run: RunRecord, runs: int) -> list[Responses]:
+    """Every evaluation of a run, by benchmark, step and variant of the team."""
+    found: list[Responses] = []
     for number, file in enumerate(run.evaluations):
         by_name = defaultdict[str, list[Row]](list)
         for row in rows(file, run.notes):
             by_name[str(row.get("benchmark", file.stem))].append(row)
         share = RESPONSES / runs / len(run.evaluations)
         for name, responses in by_name.items():
-            step, who = _which(file.stem, name)
             own = [episode(row, run.agents) for row in responses]
             groups, choice = chosen_groups(own, share / len(by_name), {})
-            figures = _score(run, file.name, responses)
-            found.append(Played(f"e{number}", name, step, who, figures, choice, groups))
+            figures, which = _score(run, file.name, responses), _which(file.stem, name)
+            found.append(Responses(f"e{number}", name, *which, figures, choice, groups))
     return sorted(found, key=_order)
 
 
 def _which(stem: str, benchmark: str) -> tuple[int | None, str]:
-    """Step and player, which the name of a file has after the benchmark's."""
+    """Step and variant, which the name of a file has after the benchmark's."""
     rest = stem.removeprefix(benchmark.replace(":", ".").replace("/", "-"))
     step = re.match(r"-(\d{1,15})(?=-|$)", rest)
     who = rest[step.end() :] if step else rest
     return int(step[1]) if step else None, who.lstrip("-").replace("_", " ") or "team"
 
 
-def _score(run: Run, name: str, responses: list[Row]) -> Score | None:
+def _score(run: RunRecord, name: str, responses: list[Row]) -> Score | None:
     try:
         return score(responses)
-    except (
-        KeyError,
-        TypeError,
-        ValueError,
-        IndexError,
-        AttributeError,
-        ZeroDivisionError,
-    ) as error:
-        why = one_line(f"{type(error).__name__}: {error}", 100)
+    except Exception as error:  # a record may lack anything
+        why = one_line(described(error), 100)
         run.notes.append(f"evaluations/{name}: no figures, its responses are not whole ({why})")
         return None
 
 
-def _order(played: Played) -> tuple[str, int, int]:
-    place = _PLAYERS.index(played.who) if played.who in _PLAYERS else len(_PLAYERS)
-    return played.benchmark, played.step or 0, place
+def _order(one: Responses) -> tuple[str, int, int]:
+    return one.benchmark, one.step or 0, (*_VARIANTS, one.who).index(one.who)

@@ -24,35 +24,30 @@ from marft_jax.formats import jsonlines
 from marft_jax.report.card import Card, card, settings
 from marft_jax.report.choosing import Chapter, Group, chapters
 from marft_jax.report.curves import charts, curves, summaries
-from marft_jax.report.evaluations import Played, evaluations
-from marft_jax.report.reading import Run
+from marft_jax.report.evaluations import Responses, evaluations
+from marft_jax.report.reading import RunRecord
 
 _FILES = Path(__file__).with_name("page")
 _PROGRAMS = ("uPlot.js", "curves.js", "dialogues.js", "page.js")  # the last one starts
 _COLOURS = 8  # of agents and runs, in page.css
-_MEETINGS = 200  # tasks that are offered for comparison
+_MOST_TASKS = 200  # that are offered for comparison
 
 
 class Part(NamedTuple):
     """All that the page shows of one run; ``key`` is part of its addresses."""
 
     key: str
+    run: RunRecord
     card: Card
     chapters: list[Chapter]
-    evaluations: list[Played]
+    evaluations: list[Responses]
 
 
-class Meeting(NamedTuple):
-    """A task that is played at several places: their names and addresses."""
-
-    task: str
-    places: list[tuple[str, str]]
-
-
-def render(runs: Sequence[Run]) -> str:
-    """The page of some runs, as HTML."""
+def render(runs: Sequence[RunRecord]) -> str:
+    """Builds the page of some runs, as HTML."""
+    many = len(runs)
     parts = [
-        Part(f"r{i}", card(run), chapters(run, len(runs)), evaluations(run, len(runs)))
+        Part(f"r{i}", run, card(run), chapters(run, many), evaluations(run, many))
         for i, run in enumerate(runs)
     ]
     drawn = charts(runs)
@@ -65,13 +60,12 @@ def render(runs: Sequence[Run]) -> str:
         "shades": _shades(parts),
     }
     scripts = [Markup(_text(name)) for name in _PROGRAMS]
-    template = _environment(agents).get_template("page.html")
-    return template.render(
+    return _template(agents).render(
         parts=parts,
         settings=settings(runs),
         width=data["width"],
         summaries=summaries(runs, drawn),
-        meetings=meetings(parts),
+        repeated=repeated_tasks(parts),
         data=_embedded(data),
         style=Markup(_text("uPlot.css") + _text("page.css")),
         licence=Markup(_text("uPlot.LICENSE")),
@@ -82,24 +76,22 @@ def render(runs: Sequence[Run]) -> str:
     )
 
 
-def meetings(parts: Sequence[Part]) -> list[Meeting]:
-    """Tasks that stand at several places of the page, those at most places first."""
-    found: dict[str, list[tuple[str, str]]] = {}
+def repeated_tasks(parts: Sequence[Part]) -> list[tuple[str, list[tuple[str, str]]]]:
+    """Tasks that stand at several places of the page, those at most places first: each with the
+    names and addresses of its places."""
+    found: dict[str, dict[str, str]] = {}
     for part in parts:
-        prefix = f"{part.card.name}: " if len(parts) > 1 else ""
+        prefix = f"{part.run.name}: " if len(parts) > 1 else ""
         for chapter in (*part.chapters, *part.evaluations):
-            first: dict[str, int] = {}
             for i, group in enumerate(chapter.groups):
-                first.setdefault(group.task, i)
-            for task, i in first.items():
-                place = prefix + chapter.title, address(part.key, chapter.key, i)
-                found.setdefault(task, []).append(place)
-    again = [Meeting(task, places) for task, places in found.items() if len(places) > 1]
-    return sorted(again, key=lambda one: -len(one.places))[:_MEETINGS]
+                name, place = prefix + chapter.title, address(part.key, chapter.key, i)
+                found.setdefault(group.task, {}).setdefault(name, place)
+    again = [(task, [*places.items()]) for task, places in found.items() if len(places) > 1]
+    return sorted(again, key=lambda one: -len(one[1]))[:_MOST_TASKS]
 
 
 def _shades(parts: Iterable[Part]) -> dict[str, list[str]]:
-    """The numbers that texts can be shaded by: those of turns, and those of their tokens."""
+    """Names the numbers that texts can be shaded by: those of turns, and of their tokens."""
     chapters = [c for part in parts for c in (*part.chapters, *part.evaluations)]
     turns = [t for c in chapters for g in c.groups for e in g.episodes for t in e.turns]
     return {
@@ -109,25 +101,20 @@ def _shades(parts: Iterable[Part]) -> dict[str, list[str]]:
 
 
 def address(part: str, chapter: str, group: int) -> str:
-    """Where a group of episodes stands on the page."""
+    """Address of a group of episodes on the page."""
     return f"{part}-{chapter}-t{group}"
 
 
-def _environment(agents: Sequence[str]) -> jinja2.Environment:
+def _template(agents: Sequence[str]) -> jinja2.Template:
     environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(_FILES),
-        autoescape=True,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        undefined=jinja2.StrictUndefined,
-        finalize=_shown,
-    )
+        loader=jinja2.FileSystemLoader(_FILES), autoescape=True, trim_blocks=True,
+        lstrip_blocks=True, undefined=jinja2.StrictUndefined, finalize=_shown,
+    )  # fmt: skip
+    places = {agent: i for i, agent in enumerate(agents)}
     environment.globals |= {"address": address, "flags": _flags, "json": jsonlines.dumps}
-    environment.filters["colour"] = lambda agent: (
-        (agents.index(agent) if agent in agents else len(agents)) % _COLOURS
-    )
-    environment.filters["figure"] = _figure
-    return environment
+    environment.filters["colour"] = lambda agent: places.get(agent, len(agents)) % _COLOURS
+    environment.filters["figure"] = lambda value: "–" if value is None else f"{value:.4g}"
+    return environment.get_template("page.html")
 
 
 def _shown(value: Any) -> Any:
@@ -139,10 +126,6 @@ def _printable(value: Any) -> Any:
     if isinstance(value, dict):
         return {printable(key): _printable(item) for key, item in value.items()}
     return [_printable(item) for item in value] if isinstance(value, list) else _shown(value)
-
-
-def _figure(value: float | None) -> str:
-    return "–" if value is None else f"{value:.4g}"
 
 
 def _flags(group: Group) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import os
 import re
@@ -31,8 +32,8 @@ class Checkpoint(NamedTuple):
     metric: float | None
 
 
-class Run(NamedTuple):
-    """What a run directory says.
+class RunRecord(NamedTuple):
+    """Contents of a run directory.
 
     Attributes:
         name: of its folder.
@@ -70,18 +71,18 @@ class Run(NamedTuple):
         return found
 
     def episodes(self, step: int) -> list[Row]:
-        """The transcript of a step, a record of each episode; empty where none was written."""
+        """Reads the transcript of a step, a record of each episode; empty where none is."""
         return list(rows(self.transcripts[step], self.notes)) if step in self.transcripts else []
 
     @property
     def agents(self) -> dict[str, str]:
         """System prompts by agent."""
         rows = self.team.get("agents")
-        found = [row for row in rows if isinstance(row, dict)] if isinstance(rows, list) else []
+        found = [row for row in (rows if isinstance(rows, list) else []) if isinstance(row, dict)]
         return {str(row.get("name")): str(row.get("prompt") or "") for row in found}
 
 
-def read_runs(folders: Iterable[Path]) -> list[Run]:
+def read_runs(folders: Iterable[Path]) -> list[RunRecord]:
     """Reads each run directory once; those whose folders have the same name go by their paths."""
     runs = [read_run(folder) for folder in dict.fromkeys(folders)]
     names = [run.name for run in runs]
@@ -90,7 +91,7 @@ def read_runs(folders: Iterable[Path]) -> list[Run]:
     ]
 
 
-def read_run(folder: str | Path) -> Run:
+def read_run(folder: str | Path) -> RunRecord:
     """Reads everything but transcripts and responses, which are read when they are asked for.
 
     Raises:
@@ -102,14 +103,13 @@ def read_run(folder: str | Path) -> Run:
     transcripts = _numbered(folder / "transcripts", ".jsonl", Path.is_file)
     saved = _numbered(folder / "checkpoints", "", Path.is_dir)
     metas = {step: _checkpoint(path, notes) for step, path in saved.items()}
+    versions = metas[max(metas)].get("versions") if metas else None
     guard = folder / "transcripts" / "guard.jsonl"
-    if not transcripts:
-        notes.append("transcripts/: none yet")
-    if not saved:
-        notes.append("checkpoints/: none yet")
-    return Run(
-        name=folder.resolve().name,
-        folder=folder,
+    notes += ["transcripts/: none yet"] if not transcripts else []
+    notes += ["checkpoints/: none yet"] if not saved else []
+    return RunRecord(
+        folder.resolve().name,
+        folder,
         settings=_flat(_document(folder / "config.yaml", notes)),
         team=_document(folder / "team.yaml", notes),
         metrics=_metrics(folder / "metrics.jsonl", notes),
@@ -118,37 +118,30 @@ def read_run(folder: str | Path) -> Run:
         guard=list(rows(guard, notes)) if guard.is_file() else [],
         log=_log(folder / "log.txt", notes),
         checkpoints=[Checkpoint(step, number(row.get("metric"))) for step, row in metas.items()],
-        versions=_words(metas[max(metas)].get("versions")) if metas else {},
+        versions=versions if isinstance(versions, dict) else {},
         notes=notes,
     )
 
 
 def rows(file: Path, notes: Notes) -> Iterator[Row]:
-    """The JSON objects of a file of lines; lines that are none are counted in a note."""
+    """Yields the JSON objects of a file of lines; other lines are counted in a note."""
     bad, whole = [], True
-    try:
-        with foreign.open_regular(file) as stream:
-            for place, line in enumerate(iter(lambda: stream.readline(_MOST_OF_LINE), b""), 1):
-                if stream.tell() > _MOST_OF_FILE:
-                    notes.append(f"{_shown(file)}: its first {_MOST_OF_FILE >> 20} MiB are read")
-                    break
-                whole = line.endswith(b"\n")
-                try:
-                    row = foreign.loads(line.decode("utf-8", "replace"))
-                except ValueError:
-                    row = None
-                if isinstance(row, dict):
-                    yield row
-                elif line.strip():
-                    bad.append(place)
-    except OSError as error:
-        notes.append(f"{_shown(file)}: {_why(error)}")
+    with _noted(file, notes), foreign.open_regular(file) as stream:
+        for place, line in enumerate(iter(lambda: stream.readline(_MOST_OF_LINE), b""), 1):
+            if stream.tell() > _MOST_OF_FILE:
+                notes.append(f"{_shown(file)}: its first {_MOST_OF_FILE >> 20} MiB are read")
+                break
+            row, whole = None, line.endswith(b"\n")
+            with contextlib.suppress(ValueError):
+                row = foreign.loads(line.decode("utf-8", "replace"))
+            if isinstance(row, dict):
+                yield row
+            elif line.strip():
+                bad.append(place)
     if bad:
         last = ", the last one: it may still be written" if not whole and len(bad) == 1 else ""
-        what = (
-            "1 line is no JSON object" if len(bad) == 1 else f"{len(bad)} lines are no JSON objects"
-        )
-        notes.append(f"{_shown(file)}: {what} (line {bad[0]}{last})")
+        what = "line is no JSON object" if len(bad) == 1 else "lines are no JSON objects"
+        notes.append(f"{_shown(file)}: {len(bad)} {what} (line {bad[0]}{last})")
 
 
 def number(value: Any) -> float | None:
@@ -159,7 +152,7 @@ def number(value: Any) -> float | None:
 
 
 def defaults(names: Mapping[str, str]) -> dict[str, Any]:
-    """The default of every setting, as ``config.yaml`` would have it.
+    """Default of every setting, as ``config.yaml`` would have it.
 
     Args:
         names: of environment and algorithm, ``env.name`` and ``algo.name``.
@@ -169,12 +162,9 @@ def defaults(names: Mapping[str, str]) -> dict[str, Any]:
 
 
 def moment(line: str) -> datetime.datetime | None:
-    """The time that a line of ``log.txt`` begins with."""
-    stamp = re.match(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d", line)
-    try:
-        return datetime.datetime.fromisoformat(stamp[0]) if stamp else None
-    except ValueError:
-        return None
+    """Reads the time that a line of ``log.txt`` begins with."""
+    with contextlib.suppress(ValueError):
+        return datetime.datetime.fromisoformat(line[:19])
 
 
 def _metrics(file: Path, notes: Notes) -> dict[int, dict[str, float]]:
@@ -195,35 +185,24 @@ def _numbered(folder: Path, suffix: str, fits: Callable[[Path], bool]) -> dict[i
 
 
 def _document(file: Path, notes: Notes) -> Row:
-    try:
+    with _noted(file, notes):
         foreign.open_regular(file).close()
         found = documents.read(str(file), file.name)
-    except OSError as error:
-        notes.append(f"{file.name}: {_why(error)}")
-        return {}
-    except BadInput as error:
-        notes.append(_without_path(str(error), file))
-        return {}
-    if not isinstance(found, dict):
-        notes.append(f"{file.name}: expected names and values")
-        return {}
-    return {str(key): value for key, value in found.items()}
+        if not isinstance(found, dict):
+            raise ValueError("expected names and values")
+        return {str(key): value for key, value in found.items()}
+    return {}
 
 
 def _checkpoint(folder: Path, notes: Notes) -> Row:
     """Its ``meta.json``; a file whose size is not that of the manifest is noted."""
-    place = f"checkpoints/{folder.name}"
-    try:
-        sizes = foreign.read_settings(folder / MANIFEST).items()
-        wrong = [name for name, entry in sizes if (folder / name).stat().st_size != entry[0]]
-        notes += [f"{place}: {wrong[0]} differs from its manifest"] if wrong else []
-    except (OSError, TypeError, LookupError, ValueError) as error:
-        notes.append(f"{place}: not whole ({reason(error).replace(f'{folder}/', '')})")
-    try:
+    with _noted(folder / MANIFEST, notes):
+        for name, entry in foreign.read_settings(folder / MANIFEST).items():
+            if (folder / name).stat().st_size != entry[0]:
+                raise ValueError(f"{name} has another size")
+    with _noted(folder / "meta.json", notes):
         return foreign.read_settings(folder / "meta.json")
-    except BadInput as error:
-        notes.append(f"{place}/{_without_path(str(error), folder / 'meta.json')}")
-        return {}
+    return {}
 
 
 def _flat(tree: Mapping[str, Any]) -> dict[str, Any]:
@@ -233,34 +212,31 @@ def _flat(tree: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _words(value: Any) -> dict[str, str]:
-    return {str(k): str(v) for k, v in value.items()} if isinstance(value, dict) else {}
-
-
 def _log(file: Path, notes: Notes) -> list[str]:
-    try:
-        with foreign.open_regular(file) as stream:
-            raw, size = stream.read(_MOST_OF_LOG), file.stat().st_size
-            if size > _MOST_OF_LOG:
-                notes.append(f"{file.name}: its last {_MOST_OF_LOG >> 20} MiB are read")
-                stream.seek(-_MOST_OF_LOG, os.SEEK_END)
-                raw = (
-                    raw.partition(b"\n")[0] + b"\n" + stream.read(_MOST_OF_LOG).partition(b"\n")[2]
-                )
-    except OSError as error:
-        notes.append(f"{file.name}: {_why(error)}")
-        return []
+    raw = b""
+    with _noted(file, notes), foreign.open_regular(file) as stream:
+        raw = stream.read(_MOST_OF_LOG)
+        if file.stat().st_size > _MOST_OF_LOG:
+            notes.append(f"{file.name}: its last {_MOST_OF_LOG >> 20} MiB are read")
+            stream.seek(-_MOST_OF_LOG, os.SEEK_END)
+            first, last = raw.partition(b"\n")[0], stream.read(_MOST_OF_LOG)
+            raw = first + b"\n" + last.partition(b"\n")[2]
     return raw.decode("utf-8", "replace").splitlines()
 
 
-def _why(error: OSError) -> str:
-    return "not there" if isinstance(error, FileNotFoundError) else f"unreadable ({reason(error)})"
+@contextlib.contextmanager
+def _noted(file: Path, notes: Notes) -> Iterator[None]:
+    """Turns what is wrong with a file into a note."""
+    try:
+        yield
+    except FileNotFoundError:
+        notes.append(f"{_shown(file)}: not there")
+    except (OSError, TypeError, LookupError, ValueError) as error:
+        notes.append(f"{_shown(file)}: {reason(error).rpartition(f'{file}: ')[2]}")
 
 
 def _shown(file: Path) -> str:
-    inside = ("transcripts", "evaluations", "checkpoints")
-    return f"{file.parent.name}/{file.name}" if file.parent.name in inside else file.name
-
-
-def _without_path(message: str, file: Path) -> str:
-    return message.replace(f"{file.name} {file}:", f"{file.name}:").replace(f"{file}", file.name)
+    """Path inside the run directory."""
+    folders = ("transcripts", "evaluations", "checkpoints")
+    inside = [i for i, part in enumerate(file.parts[:-1]) if part in folders]
+    return "/".join(file.parts[inside[-1] if inside else -1 :])

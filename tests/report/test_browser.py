@@ -161,7 +161,7 @@ def test_hostile_text_is_shown_as_text(browser, file):
 def test_a_task_then_and_now_stands_side_by_side(browser, file):
     with opened(browser, file) as page:
         page.keyboard.press("4")
-        page.select_option("#met", label="task 1")
+        page.select_option("#task", label="task 1")
         page.select_option("#left", label="seed0: Step 1")
         page.select_option("#right", label="seed0: Step 3")
         both = page.inner_text("#pair")

@@ -72,7 +72,7 @@ def test_settings_that_differ_from_the_default_come_first(tmp_path):
 
 def test_the_same_task_at_two_steps_is_offered(tmp_path):
     page = page_of(write_run(tmp_path / "mine"))
-    offered = page.partition('<ul class="meetings">')[2].partition("</ul>")[0]
+    offered = page.partition('<ul class="repeated">')[2].partition("</ul>")[0]
     places = re.findall(r'<a href="#([\w-]+)">([^<]+)</a>', offered)
     assert {"Step 1", "Step 2", "Step 3", "sums, step 3, team"} <= {name for _, name in places}
     ids = {attributes.get("id") for _, attributes in Elements(page).tags}
@@ -176,7 +176,8 @@ def test_a_checkpoint_that_is_not_whole_is_named(tmp_path):
     lines(saved / "3" / "meta.json", [{"metric": 0.25}])
     run = read_run(folder)
     assert [checkpoint.step for checkpoint in run.checkpoints] == [2, 3]
-    assert [note[:16] for note in run.notes] == ["checkpoints/2: n", "checkpoints/3: m"]
+    assert len(run.notes) == 2 and run.notes[0].startswith("checkpoints/2/manifest.json: ")
+    assert run.notes[1] == "checkpoints/3/manifest.json: meta.json has another size"
 
 
 def test_what_never_ends_is_named_and_not_read(tmp_path):

@@ -213,7 +213,7 @@ function graphs() {
 // ---- then and now
 const places = new Map(); // task to the links of its places
 function compare() {
-  const some = places.get($("met").selectedOptions[0]);
+  const some = places.get($("task").selectedOptions[0]);
   const columns = [$("left"), $("right")].map((select) => {
     const link = some[Number(select.value)];
     const members = $(link.hash.slice(1)).querySelector(".members").cloneNode(true);
@@ -228,15 +228,15 @@ function compare() {
   $("pair").replaceChildren(...columns);
 }
 
-function meetings() {
-  for (const item of all(".meetings li")) {
+function comparisons() {
+  for (const item of all(".repeated li")) {
     const option = make("option", {}, item.querySelector(".text").textContent.slice(0, 120));
     places.set(option, all("a", item));
-    $("met")?.append(option);
+    $("task")?.append(option);
   }
   if (!places.size) return;
   const offer = () => {
-    const some = places.get($("met").selectedOptions[0]);
+    const some = places.get($("task").selectedOptions[0]);
     for (const [select, at] of [
       [$("left"), 0],
       [$("right"), some.length - 1],
@@ -248,7 +248,7 @@ function meetings() {
     }
     compare();
   };
-  $("met").addEventListener("change", offer);
+  $("task").addEventListener("change", offer);
   for (const id of ["left", "right"]) $(id).addEventListener("change", compare);
   offer();
 }

@@ -132,5 +132,5 @@ matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => {
   if (!$("curves").hidden) draw();
 });
 shadings();
-meetings();
+comparisons();
 visit();
