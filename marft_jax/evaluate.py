@@ -31,7 +31,7 @@ from marft_jax.envs import base as envs
 from marft_jax.envs.threads import DaemonThreads
 from marft_jax.errors import BadInput, Stopped, reason
 from marft_jax.evaluation import tables
-from marft_jax.evaluation.benchmarks import Plan, plans
+from marft_jax.evaluation.benchmarks import BenchmarkPlan, plans
 from marft_jax.evaluation.scores import Record, Scores, score
 from marft_jax.formats import foreign, jsonlines
 from marft_jax.models.lora import Adapters
@@ -142,7 +142,7 @@ def evaluate_team(
 def _play_all(
     session: Session,
     adapters: Adapters,
-    games: Sequence[tuple[Plan, envs.EnvSource]],
+    games: Sequence[tuple[BenchmarkPlan, envs.EnvSource]],
     variants: Sequence[Variant],
     console: Console,
     folder: Path,
@@ -179,7 +179,7 @@ def _played(answers: Answers, name: str, threads: Executor, console: Console) ->
 
 
 def _writable_folder(out: str | Path | None, run: str | Path | None, base: str) -> Path:
-    """Where responses go, made and tried before anything is loaded and played."""
+    """Makes the folder of the responses, and tries it before anything is loaded and played."""
     default = Path(run) / "evaluations" if run else Path("runs/evaluations") / Path(base).stem
     folder = Path(out or default)
     try:
@@ -201,7 +201,7 @@ def _as_variant(session: Session, variant: Variant) -> Session:
     return session._replace(workflow="solo", team=session.team._replace(opener=opener, messages=()))
 
 
-def _file_name(plan: Plan, step: int | None, variant: Variant) -> str:
+def _file_name(plan: BenchmarkPlan, step: int | None, variant: Variant) -> str:
     name = plan.name.replace(":", ".").replace("/", "-")
     which = "" if variant == TEAM else "-" + variant.name.replace(" ", "_")
     return f"{name}{'' if step is None else f'-{step}'}{which}.jsonl"

@@ -53,7 +53,7 @@ _SETTINGS = {"math": {}, "code": {"reward": "all", "tests": 0}}
 _SPEC = re.compile(r"(.+?)(?::(\d+))?(?:@(\d+(?:\.\d+)?))?", re.DOTALL)
 
 
-class Plan(NamedTuple):
+class BenchmarkPlan(NamedTuple):
     """A benchmark to play.
 
     Attributes:
@@ -81,7 +81,7 @@ class Plan(NamedTuple):
 
 def plans(
     specs: Sequence[str], config: Config, folder: str | None, samples: int, limit: int | None
-) -> list[Plan]:
+) -> list[BenchmarkPlan]:
     """Reads what to play; without any spec, the environment of the settings.
 
     Args:
@@ -96,14 +96,18 @@ def plans(
     """
     found = [_plan(spec, config, folder, samples, limit) for spec in specs]
     if not found:
-        found = [_checked(Plan(config.env.name, samples, config, limit or config.eval.episodes))]
+        found = [
+            _checked(BenchmarkPlan(config.env.name, samples, config, limit or config.eval.episodes))
+        ]
     names = [plan.name for plan in found]
     if len(set(names)) < len(names):
         raise BadInput(f"--benchmark: expected each once, got {' '.join(names)}")
     return found
 
 
-def _plan(spec: str, config: Config, folder: str | None, samples: int, limit: int | None) -> Plan:
+def _plan(
+    spec: str, config: Config, folder: str | None, samples: int, limit: int | None
+) -> BenchmarkPlan:
     name, own_samples, temperature = _SPEC.fullmatch(spec).groups()  # type: ignore[union-attr]
     env, tasks = config.env, limit or 1 << 30
     if name in BENCHMARKS:
@@ -126,15 +130,15 @@ def _plan(spec: str, config: Config, folder: str | None, samples: int, limit: in
         )
     warm = {"temperature": float(temperature)} if temperature else {}
     changed = dataclasses.replace(config, env=env, eval=dataclasses.replace(config.eval, **warm))
-    return _checked(Plan(name, int(own_samples or samples), changed, tasks))
+    return _checked(BenchmarkPlan(name, int(own_samples or samples), changed, tasks))
 
 
 def _settings(name: str, config: Config) -> Any:
-    """The settings of a built-in environment: the run's where it plays there, or else defaults."""
+    """Settings of a built-in environment: the run's where it plays there, or else defaults."""
     return config.env if config.env.name == name else settings_type(name)()
 
 
-def _checked(plan: Plan) -> Plan:
+def _checked(plan: BenchmarkPlan) -> BenchmarkPlan:
     if plan.samples < 1:
         raise BadInput(f"--samples: expected at least 1, got {plan.samples}")
     if plan.samples > 1 and plan.config.eval.temperature == 0:

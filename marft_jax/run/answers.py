@@ -13,7 +13,7 @@ import jax
 import numpy as np
 
 from marft_jax.envs.base import EnvSource
-from marft_jax.evaluation.benchmarks import Plan
+from marft_jax.evaluation.benchmarks import BenchmarkPlan
 from marft_jax.evaluation.scores import Record
 from marft_jax.formats import jsonlines
 from marft_jax.run import transcripts
@@ -50,7 +50,7 @@ class Answers:
     """
 
     def __init__(
-        self, session: Session, plan: Plan, source: EnvSource, file: Path | None = None
+        self, session: Session, plan: BenchmarkPlan, source: EnvSource, file: Path | None = None
     ) -> None:
         self._session, self._source = session._replace(config=plan.config), source
         self._plan, self._file = plan, file

@@ -16,7 +16,7 @@ import numpy as np
 
 from marft_jax.config import Algo, Config
 from marft_jax.errors import BadInput
-from marft_jax.evaluation.benchmarks import Plan
+from marft_jax.evaluation.benchmarks import BenchmarkPlan
 from marft_jax.learning.batch import Batch
 from marft_jax.learning.credit import agent_reward
 from marft_jax.rollout.collect import Collected
@@ -45,7 +45,9 @@ _OF_A_LAG = "rollout/lag rollout/version time/player_wait_s time/learner_wait_s"
 _OF_A_CRITIC = "critic/loss critic/explained_variance critic/grad_norm"
 
 
-def metric_names(config: Config, agents: Sequence[str], evaluations: Iterable[Plan]) -> set[str]:
+def metric_names(
+    config: Config, agents: Sequence[str], evaluations: Iterable[BenchmarkPlan]
+) -> set[str]:
     """Returns the names of all metrics that a run with these settings reports."""
     algo = config.algo
     own = _OF_RECORDED if algo.recorded else _OF_AN_AGENT
