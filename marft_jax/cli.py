@@ -101,7 +101,7 @@ def parse_training(argv: Sequence[str]) -> Config:
 def parse_run(
     run: str | None, base: str | None, flags: Sequence[str], prog: str = "marft_jax.evaluate"
 ) -> Config:
-    """The settings of a run, or the defaults on a base, with flags on top.
+    """Builds the settings of a run, or the defaults on a base, with flags on top.
 
     Raises:
         BadInput: there is no run in that directory, or a setting is wrong.
@@ -130,7 +130,7 @@ def _command_line(argv: Sequence[str], prog: str) -> list[_Input]:
 
 
 def _of_file(file: str) -> _Input:
-    """The settings of a YAML file; a team file is looked for beside it, then where we are."""
+    """Reads the settings of a YAML file; a team file is looked for beside it, then where we are."""
     words = _flatten(documents.read(file, "--config"), file)
     if before := words.pop("run.tensorboard", None):  # of an earlier version
         words.setdefault("run.loggers", ["tensorboard" if before == ["True"] else "none"])
@@ -141,7 +141,7 @@ def _of_file(file: str) -> _Input:
 
 
 def _saved(run: str) -> _Input:
-    """The settings and the team that a run directory holds, but not who computes with whom."""
+    """Reads the settings and the team of a run directory, but not who computes with whom."""
     settings, team = Path(run) / "config.yaml", Path(run) / "team.yaml"
     if not _is_file(settings):
         raise BadInput(f"--run {run}: expected a run directory with config.yaml, found none")
@@ -158,7 +158,7 @@ def _is_file(path: Path) -> bool:
 
 
 def _to_train(inputs: Sequence[_Input]) -> Config:
-    """The config of a training, with what its run has saved below all others."""
+    """Builds the config of a training, with what its run has saved below all others."""
     run = [*_merged(inputs).get("run.dir", []), config_lib.Run().dir][0]
     try:
         settings = run.strip() and (Path(run) / "config.yaml").is_file()
@@ -180,7 +180,7 @@ def _to_train(inputs: Sequence[_Input]) -> Config:
 
 
 def _resolve(inputs: Sequence[_Input], evaluates: bool = False) -> Config:
-    """The validated config of these inputs.
+    """Builds the validated config of these inputs.
 
     What is given must have an effect, with what came after it or without: a file's setting of one
     algorithm loses it to a flag that names another, and is at its default then.
@@ -226,7 +226,7 @@ def _unread(words: Words, evaluates: bool) -> dict[str, str]:
 
 
 def _kinds(words: Words) -> dict[str, Any]:
-    """Each section's dataclass, those of ``env`` and ``algo`` by their names."""
+    """Dataclass of each section, those of ``env`` and ``algo`` by their names."""
     kinds = {field.name: type(field.default) for field in fields(Config)}
     for section, default, find in (
         ("env", "arithmetic", envs.settings_type),
@@ -237,7 +237,7 @@ def _kinds(words: Words) -> dict[str, Any]:
 
 
 def _family(section: str) -> dict[str, Any]:
-    """The dataclasses that a section may have, by the names of the environments or algorithms."""
+    """Dataclasses that a section may have, by the names of the environments or algorithms."""
     if section == "env":
         named = {name: envs.settings_type(name) for name in envs.BUILT_IN}
         return named | {"package.module:Class": envs.Own}
@@ -245,7 +245,7 @@ def _family(section: str) -> dict[str, Any]:
 
 
 def _owners(key: str) -> dict[str, Field[Any]]:
-    """The fields of a setting, by the environments or algorithms that have it."""
+    """Fields of a setting, by the environments or algorithms that have it."""
     section, _, name = key.partition(".")
     own = ((owner, field) for owner, kind in _family(section).items() for field in fields(kind))
     return {owner: field for owner, field in own if field.name == name}
@@ -286,7 +286,7 @@ def run_parser(prog: str, description: str | None, *, base: bool = True) -> Pars
 
 @contextlib.contextmanager
 def boundary() -> Iterator[None]:
-    """The edge of a command: faults that are not ours leave as one line and an exit code.
+    """Turns faults that are not ours into one line and an exit code, at the edge of a command.
 
     2: bad configuration or input. 1: a disk that is full, or code of the user's that failed, shown
     with its own file and line. 130: Ctrl-C. Any other fault is ours, and has its traceback.
@@ -330,7 +330,7 @@ sections:"""
 
 
 def _show_help(prog: str, flags: Words, topic: str = "") -> NoReturn:
-    """The sections; with a ``topic`` the settings of that one, or of ``all``."""
+    """Shows the sections; with a ``topic`` the settings of that one, or of ``all``."""
     sections = {field.name: field.metadata["about"] for field in fields(Config)}
     if topic not in ("", "all", *sections):
         raise BadInput(f"--help: expected all or one of {', '.join(sections)}, got {topic!r:.40}")

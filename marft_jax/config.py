@@ -1,4 +1,4 @@
-"""The settings that all runs share, with defaults that are the quickstart, and their bounds.
+"""Settings that all runs share, with defaults that are the quickstart, and their bounds.
 
 Of the sections ``env`` and ``algo`` only the base classes are here: each environment and each
 algorithm declares its own settings beside its code (``envs/``, ``learning/settings.py``).
@@ -21,7 +21,7 @@ TARGETS = ("q", "k", "v", "o", "gate", "up", "down")  # matrices that may have a
 @dataclasses.dataclass(frozen=True)
 class Run:
     dir: str = "runs/quickstart"
-    """Where the run lives; starting again in the same directory continues."""
+    """Directory of the run; starting again in the same one continues."""
     steps: int = 50
     """Training steps in all, those of earlier starts included."""
     seed: int = 0
@@ -33,7 +33,7 @@ class Run:
     keep: int = setting(3, least=1)
     """Newest checkpoints that stay, beside the best."""
     best_metric: str | None = "reward/mean"
-    """The checkpoint with the highest value of this metric stays too; none keeps no best."""
+    """Metric by whose highest value one checkpoint stays too; none keeps no best."""
     transcripts_every: int = 5
     """Steps between written transcripts; 0 writes none."""
     loggers: tuple[str, ...] = ("tensorboard",)
@@ -48,9 +48,9 @@ class Model:
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Of the frozen base and its activations; adapters and critic are always float32."""
     quantize: Literal["none", "int8", "int4", "nf4"] = "none"
-    """The base's matrices in 8 or 4 bits: less memory, not more speed; adapters are as ever."""
+    """Matrices of the base in 8 or 4 bits: less memory, not more speed; adapters are as ever."""
     context: int = setting(256, least=8)
-    """The longest prompt plus action, in tokens."""
+    """Longest prompt plus action, in tokens."""
     thinking: bool = False
     """Let a model whose chat template has such a mode think before it answers (Qwen3)."""
     layers: Literal["auto", "stacked", "unrolled"] = "auto"
@@ -64,7 +64,7 @@ class Team:
     file: str | None = None
     """A team file (see configs/teams/); without one, the built-in planner and solver."""
     workflow: str | None = None
-    """Who acts when: sequential, dag, orchestrated, debate, solo, or
+    """Order in which agents act: sequential, dag, orchestrated, debate, solo, or
     package.module:function; none is what the team file says, or else sequential."""
     context: Literal["own", "shared"] = "own"
     """Each agent's own prompt with the actions it may see, or one growing conversation."""
@@ -77,7 +77,7 @@ class Team:
     max_tool_calls: int = 4
     """Calls of tools in one turn, where the environment has tools."""
     max_new_tokens: int = setting(24, least=1)
-    """The longest action, in tokens; a profile may say otherwise, here and below."""
+    """Longest action, in tokens; a profile may say otherwise, here and below."""
     temperature: float = setting(1.0, least=0)
     """Sampling temperature; 0 is greedy."""
     top_p: float = setting(1.0, above=0, most=1)
@@ -158,8 +158,8 @@ class Algo:
     """Turns that stand in one row share what they begin with (not on TPUs)."""
 
     credit: Literal["last", "equal", "step_discount", "per_step"] = "last"
-    """Who is paid: a step's last turn; the same, but each agent is logged with all of it; turn k of
-    N with reward * credit_discount^(N-1-k); or each turn by its own step reward."""
+    """Share of turns in a reward: all for a step's last one; the same, but each agent is logged
+    with all; reward * credit_discount^(N-1-k) for turn k of N; or each by its own step reward."""
     credit_discount: float = setting(1.0, least=0, most=1, needs="algo.credit step_discount")
     """step_discount: how much less each earlier turn of a step is paid."""
     step_reward: str | None = setting(None, needs="algo.credit per_step")
@@ -173,7 +173,7 @@ class Algo:
     overlong_buffer: int = 0
     """Tokens before its limit over which an action's length penalty grows from 0; 0 is off."""
     overlong_penalty: float = setting(1.0, least=0, needs="algo.overlong_buffer")
-    """The penalty of an action as long as its limit."""
+    """Penalty of an action as long as its limit."""
 
     normalize: str = "none"
     """Advantages to mean 0 and deviation 1 over the batch, each agent's, each group, each agent's
@@ -196,7 +196,7 @@ class Algo:
     kl_estimator: Literal["k1", "k2", "k3"] | None = setting(None, needs="algo.kl_coef")
     """none: k1 in the reward, k3 in the loss, where k1 has no gradient on average."""
     kl_reference: Literal["base", "start"] = setting("base", needs="algo.kl_coef")
-    """The base without adapters, or the adapters that the run began with (`lora.init`): a KL to the
+    """Base without adapters, or the adapters that the run began with (`lora.init`): a KL to the
     base pulls a team off its supervised start."""
     max_kl: float | None = setting(None, least=0)
     """An agent whose approximate KL exceeds this in a minibatch is not updated by it."""
@@ -218,7 +218,7 @@ class Algo:
 
     @property
     def estimator(self) -> str:
-        """The estimator of the KL to the reference."""
+        """Estimator of the KL to the reference."""
         return self.kl_estimator or ("k1" if self.kl_in == "reward" else "k3")
 
 
@@ -253,9 +253,9 @@ class Mesh:
     coordinator: str | None = None
     """Of several processes: HOST:PORT of the first, or auto (TPU pods, SLURM, MPI, Kubernetes)."""
     processes: int | None = setting(None, least=1)
-    """Their number, with HOST:PORT."""
+    """Number of processes, with HOST:PORT."""
     process: int | None = None
-    """The number of this one, from 0, with HOST:PORT."""
+    """Number of this process, from 0, with HOST:PORT."""
     wait_seconds: float = setting(60.0, least=1, needs="mesh.coordinator")
     """Processes give up after waiting so long for one that has not come, or has gone."""
 
@@ -392,7 +392,7 @@ def _between_sections(config: Config, evaluates: bool) -> dict[str, str]:
 
 
 def dump(config: Config) -> str:
-    """The config as YAML that ``--config`` loads to an equal ``Config``."""
+    """Writes the config as YAML that ``--config`` loads to an equal ``Config``."""
     plain = json.loads(json.dumps(dataclasses.asdict(config)))  # tuples become lists
     if not config.algo.has_critic:
         del plain["critic"]

@@ -52,7 +52,7 @@ def exit_with(error: BaseException | str, code: int = 2) -> NoReturn:
 
 
 def described(error: BaseException, bare: type[BaseException] = BadInput) -> str:
-    """An exception on one line, ``Kind: text``; the text alone for those that are ``bare``."""
+    """Spells an exception on one line, ``Kind: text``; of ``bare`` ones the text alone."""
     kind, text = "an exception", "it cannot say what it is"
     with contextlib.suppress(BaseException):
         kind = type(error).__name__
@@ -112,7 +112,7 @@ def _is_own(filename: str) -> bool:
 
 
 def printable(text: str) -> str:
-    """The text with everything that would act on a terminal spelled out.
+    """Spells out everything in a text that would act on a terminal.
 
     >>> printable("red: \\x1b[31m")
     'red: \\\\x1b[31m'
@@ -121,7 +121,7 @@ def printable(text: str) -> str:
 
 
 def one_line(text: str, longest: int = 400) -> str:
-    """The text on a line of no more than so many characters.
+    """Puts a text on one line of no more than so many characters.
 
     >>> one_line("red:\\n\\x1b[31m")
     'red: \\\\x1b[31m'

@@ -86,7 +86,7 @@ def export(
 
 @contextlib.contextmanager
 def _all_or_nothing(out: Path) -> Iterator[Path]:
-    """A folder to write in. It becomes ``out`` when it is complete; else nothing of it stays.
+    """Gives a folder to write in, which becomes ``out`` when it is complete, or else goes.
 
     Raises:
         RunFailed: the disk is full, read-only or gone.
@@ -123,14 +123,14 @@ def _own_folder(out: Path, name: str) -> Path:
 
 
 def _for_everyone(folder: Path) -> None:
-    """The modes of an ordinary program's files: safetensors keeps its own to their owner."""
+    """Gives files an ordinary program's modes: safetensors keeps its own to their owner."""
     mode = stat.S_IMODE(folder.stat().st_mode)
     for path in folder.rglob("*"):
         path.chmod(mode if path.is_dir() else mode & 0o666)
 
 
 def _portable(source: str) -> str:
-    """The name of a base elsewhere: its hub id, or the name of its file or folder alone."""
+    """Names a base for elsewhere: its hub id, or the name of its file or folder alone."""
     path = Path(source).expanduser()
     return path.resolve().name if source != "tiny" and path.exists() else source
 

@@ -54,8 +54,8 @@ def load_plugin(name: str, what: str, known: Iterable[str], kind: str = "functio
 
 
 class Failure(NamedTuple):
-    """Why code of a user failed, on one line; ``is_bad_input`` where it broke a contract of ours
-    rather than itself."""
+    """Reason why code of a user failed, on one line; ``is_bad_input`` where it broke a contract of
+    ours rather than itself."""
 
     text: str
     is_bad_input: bool = False
@@ -67,19 +67,19 @@ def failure_of(error: BaseException) -> Failure:
 
 
 def shown(value: Any) -> str:
-    """A value as messages show it."""
+    """Spells a value as messages show it."""
     return f"{value!r:.60}"
 
 
 def text_of(what: str, value: Any) -> str:
-    """A text as every tokenizer can take it: lone surrogates become U+FFFD."""
+    """Checks a text, and makes it one for every tokenizer: lone surrogates become U+FFFD."""
     if not isinstance(value, str):
         raise BadInput(f"{what}: expected a text, got {shown(value)}")
     return value.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
 
 
 def number_of(what: str, value: Any) -> float:
-    """A number as a float. One that is not finite passes: the guard of a run looks for those."""
+    """Checks a number. One that is not finite passes: the guard of a run looks for those."""
     with contextlib.suppress(TypeError, ValueError, OverflowError):
         if not isinstance(value, (str, bytes)):
             return float(value)
@@ -87,7 +87,7 @@ def number_of(what: str, value: Any) -> float:
 
 
 def info_of(what: str, value: Any) -> dict[str, Any]:
-    """An info as transcripts keep it: plain values that JSON can hold, not too many nor deep."""
+    """Checks an info, and makes it one for transcripts: plain values, not too many nor deep."""
     if not isinstance(value, Mapping):
         raise BadInput(f"{what}: expected a mapping, got {shown(value)}")
     try:
@@ -97,7 +97,7 @@ def info_of(what: str, value: Any) -> dict[str, Any]:
 
 
 def result_of(result: Any, acted: Collection[str]) -> StepResult:
-    """The answer of an environment to a step.
+    """Checks the answer of an environment to a step.
 
     Args:
         result: what its ``step`` returned.

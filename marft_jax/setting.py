@@ -1,4 +1,4 @@
-"""A setting: its default, its bounds, what it needs, and its value in words.
+"""Settings: their defaults, bounds and needs, and their values in words.
 
 rounds: int = setting(2, least=1)
 """
@@ -55,7 +55,7 @@ def section(about: str, default: Any = dataclasses.MISSING) -> Any:
 
 
 def fault(field: dataclasses.Field[Any], value: Any) -> str | None:
-    """The fault of a field's value, such as ``expected a number at least 1, got 0``; else None."""
+    """Describes a wrong value: ``expected a number at least 1, got 0``; None for a right one."""
     if value == field.default:
         return None
     for part in value if isinstance(value, tuple) else (value,):
@@ -93,19 +93,19 @@ def _text_fault(value: str) -> str | None:
 
 
 def settings(config: Any) -> Iterator[tuple[str, dataclasses.Field[Any]]]:
-    """Every setting of a config: ``section.name`` and its field."""
+    """Yields every setting of a config: ``section.name`` and its field."""
     for section in dataclasses.fields(config):
         for field in dataclasses.fields(getattr(config, section.name)):
             yield f"{section.name}.{field.name}", field
 
 
 def get(config: Any, key: str) -> Any:
-    """The value of ``section.name``."""
+    """Returns the value of ``section.name``."""
     return operator.attrgetter(key)(config)
 
 
 def replaced(config: C, key: str, value: Any) -> C:
-    """The config with another value of ``section.name``."""
+    """Returns the config with another value of ``section.name``."""
     section, name = key.split(".")
     changed = dataclasses.replace(getattr(config, section), **{name: value})
     return dataclasses.replace(config, **{section: changed})  # type: ignore[type-var]
@@ -119,7 +119,7 @@ def check_bounds(config: Any) -> None:
 
 
 def lacking(config: Any, known: Mapping[str, str]) -> dict[str, str]:
-    """Settings that are not at their default and lack what they need, with what that is.
+    """Finds settings that are not at their default and lack what they need, with what that is.
 
     Args:
         known: settings of which that is known already.
@@ -143,7 +143,7 @@ def _is_on(config: Any, needed: str) -> bool:
 
 
 def kind_of(field: dataclasses.Field[Any]) -> str:
-    """The type of a field as its source spells it."""
+    """Returns the type of a field as its source spells it."""
     kind: Any = field.type
     if isinstance(kind, str):
         return kind
@@ -151,7 +151,7 @@ def kind_of(field: dataclasses.Field[Any]) -> str:
 
 
 def value_of(kind: str, words: Sequence[str]) -> Any:
-    """A value of the type of a field from words; raises ``ValueError`` where they mean none."""
+    """Reads a value of a field's type from words; raises ``ValueError`` where they mean none."""
     if kind.startswith("tuple["):
         item = kind.removeprefix("tuple[").removesuffix(", ...]")
         none = len(words) == 1 and words[0].lower() in _NONE
@@ -173,7 +173,7 @@ def _choices(kind: str) -> list[str]:
 
 
 def words_of(key: str, value: Any) -> list[str]:
-    """The words that ``value_of`` reads as the value, which comes from YAML or from Python.
+    """Spells a value from YAML or from Python in the words that ``value_of`` reads.
 
     Raises:
         BadInput: it is nothing that words stand for.
@@ -188,7 +188,7 @@ def words_of(key: str, value: Any) -> list[str]:
 
 
 def from_words(section: str, kind: type[T], words: Mapping[str, Sequence[str]]) -> T:
-    """The section with these settings, each under ``section.name``.
+    """Builds a section from its settings, each under ``section.name``.
 
     Raises:
         BadInput: the first that is no value of its type.
@@ -206,7 +206,7 @@ def from_words(section: str, kind: type[T], words: Mapping[str, Sequence[str]]) 
 
 
 def helped(section: str, kind: Any) -> Iterator[str]:
-    """Lines of help on a section's settings: each with its values, its default and its text."""
+    """Yields help on a section's settings: each with its values, its default and its text."""
     texts: dict[str, str] = {}
     for base in reversed(kind.__mro__[:-1]):
         body = ast.parse(textwrap.dedent(inspect.getsource(base))).body[0].body  # type: ignore[attr-defined]
@@ -222,7 +222,7 @@ def helped(section: str, kind: Any) -> Iterator[str]:
 
 
 def suggestion(key: str, known: Sequence[str]) -> str:
-    """The setting that was meant: by another program's name, in another section, or the nearest."""
+    """Suggests a setting: by another program's name, in another section, or the nearest."""
     section, _, name = key.rpartition(".")
     other = _ALSO_CALLED.get(name, "")
     own = f"{section}.{other.partition('.')[2]}"
@@ -233,7 +233,7 @@ def suggestion(key: str, known: Sequence[str]) -> str:
 
 
 def expected(kind: str) -> str:
-    """The values of a type, in words: ``a number or none``."""
+    """Names the values of a type: ``a number or none``."""
     if kind.startswith("Literal") and " | " not in kind:
         return f"one of {', '.join(_choices(kind))}"
     return " or ".join(_IN_WORDS.get(p) or " or ".join(_choices(p)) for p in kind.split(" | "))

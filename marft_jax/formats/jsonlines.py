@@ -68,7 +68,7 @@ def keep(path: Path, wanted: Callable[[Any], bool]) -> None:
 
 
 def plain(value: Any, most: float = math.inf, deepest: int = DEEPEST) -> Any:
-    """The same as ``dumps`` writes it, in values of Python's own.
+    """Turns a value into what ``dumps`` writes, in values of Python's own.
 
     Raises:
         ValueError: it has more than ``deepest`` levels, or stands in itself, or has more than
