@@ -13,7 +13,7 @@ from typing import ClassVar, Literal
 import yaml
 
 from marft_jax.errors import BadInput
-from marft_jax.setting import check_bounds, lacking, replaced, section, setting
+from marft_jax.setting import lacking, replaced, section, setting
 
 TARGETS = ("q", "k", "v", "o", "gate", "up", "down")  # matrices that may have an adapter
 
@@ -312,12 +312,11 @@ class Config:
 
 
 def validate(config: Config) -> None:
-    """Checks what needs no files: ranges, and settings that must fit together.
+    """Checks settings that must fit together, as far as that needs no files.
 
     Raises:
         BadInput: the first that is off: expected, got, how to fix it.
     """
-    check_bounds(config)
     targets = config.lora.targets
     if not targets or len(set(targets)) < len(targets) or not set(targets) <= set(TARGETS):
         known = ", ".join(TARGETS)

@@ -27,14 +27,12 @@ from rich.console import Console
 
 from marft_jax import cli
 from marft_jax import config as config_lib
-from marft_jax.envs import base as envs
 from marft_jax.envs.threads import DaemonThreads
 from marft_jax.errors import BadInput, Stopped, reason
 from marft_jax.evaluation import tables
 from marft_jax.evaluation.benchmarks import BenchmarkPlan, plans
 from marft_jax.evaluation.scores import Record, Scores, score
 from marft_jax.formats import foreign, jsonlines
-from marft_jax.models.lora import Adapters
 from marft_jax.run.answers import Answers
 from marft_jax.run.progress import Progress
 from marft_jax.run.setup import Session, open_session, open_source, restore_state
@@ -119,48 +117,32 @@ def evaluate_team(
     console = Console(highlight=False, soft_wrap=True, markup=False)
     folder = _writable_folder(out, run, config.model.base)
     variants = (*UNTRAINED, *TRAINED) if run else UNTRAINED
+    variants = variants if compare else variants[-1:]
+    scores: Scores = {}
     with contextlib.ExitStack() as stack:
         stop = stack.enter_context(Stop("stopped before an answer was saved; start again"))
-        games = [(plan, open_source(stack, plan.config, "eval")) for plan in wanted]
-        at_once = max(plan.count(source.size) for plan, source in games)
+        sources = [open_source(stack, plan.config, "eval") for plan in wanted]
+        pairs = list(zip(wanted, sources, strict=True))
+        at_once = max(plan.count(source.size) for plan, source in pairs)
         session = open_session(config, load_team(config.team.file), at_once, stop=stop)
         state = restore_state(session, run, step)
-        at_step, adapters = int(state.step), state.adapters
+        at_step, adapters = int(state.step) if run else None, state.adapters
         del state  # optimisers and critic make room
         stop.expect("stopping: saved answers stay, the same command goes on from there")
         stop.protect(lambda: None)  # they are on the disk
         who = f"{run}, step {at_step}" if run else f"{config.model.base} without adapters"
         console.print(f"{' -> '.join(session.team.names)}: {who}")
-        variants = variants if compare else variants[-1:]
-        shown_step = at_step if run else None
-        scores = _play_all(session, adapters, games, variants, console, folder, shown_step)
+        threads, zeros = DaemonThreads(), jax.tree.map(jnp.zeros_like, adapters)
+        for (plan, source), variant in product(pairs, variants):
+            session.engine.load(adapters if variant.trained else zeros)
+            file = folder / _file_name(plan, at_step, variant)
+            answers = Answers(_as_variant(session, variant), plan, source, file)
+            found = score(_played(answers, plan.name, threads, console))
+            scores[plan.name, variant.name] = found
+            which = f", {variant.name}" if compare else ""
+            console.print(f"{plan.name}{which}: {found}\nresponses: {file}")
     _write_summary(folder / "summary.json", scores)
     console.print(tables.benchmarks(scores, console.width), tables.agents(scores, console.width))
-    return scores
-
-
-def _play_all(
-    session: Session,
-    adapters: Adapters,
-    games: Sequence[tuple[BenchmarkPlan, envs.EnvSource]],
-    variants: Sequence[Variant],
-    console: Console,
-    folder: Path,
-    step: int | None,
-) -> Scores:
-    """Plays every benchmark with every variant, and prints each score as it is known."""
-    scores: Scores = {}
-    threads = DaemonThreads()
-    zeros = jax.tree.map(jnp.zeros_like, adapters)
-    for (plan, source), variant in product(games, variants):
-        session.engine.load(adapters if variant.trained else zeros)
-        file = folder / _file_name(plan, step, variant)
-        answers = Answers(_as_variant(session, variant), plan, source, file)
-        found = scores[plan.name, variant.name] = score(
-            _played(answers, plan.name, threads, console)
-        )
-        who = f", {variant.name}" if len(variants) > 1 else ""
-        console.print(f"{plan.name}{who}: {found}\nresponses: {file}")
     return scores
 
 

@@ -216,7 +216,8 @@ def helped(section: str, kind: Any) -> Iterator[str]:
                     texts[name] = " ".join(words.split())
     for field in dataclasses.fields(kind):
         default = " ".join(words_of(field.name, field.default)).lower() or "none"
-        yield f"    --{section}.{field.name}  {expected(kind_of(field))} ({default})"
+        needs = f"; needs --{needed}" if (needed := field.metadata.get("needs")) else ""
+        yield f"    --{section}.{field.name}  {expected(kind_of(field))} ({default}{needs})"
         text = texts.get(field.name, "")
         yield from textwrap.wrap(text, 92, initial_indent=" " * 8, subsequent_indent=" " * 8)
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from marft_jax.errors import BadInput, described, one_line
+from marft_jax.errors import BadInput, described, one_line, reason
 from marft_jax.formats.foreign import DEEPEST
 
 _LARGEST = 1 << 19
@@ -34,10 +35,8 @@ def read(file: str, setting: str) -> Any:
     try:
         with Path(file).open("rb") as stream:
             raw = stream.read(_LARGEST + 1)
-    except OSError as error:
-        raise BadInput(f"{where}: cannot be read ({error.strerror})") from error
-    except ValueError as error:  # a path with a NUL
-        raise BadInput(f"{where}: is no path ({error})") from error
+    except (OSError, ValueError) as error:  # ValueError: a path with a NUL
+        raise BadInput(f"{where}: cannot be read ({reason(error)})") from error
     if len(raw) > _LARGEST:
         raise BadInput(f"{where}: expected at most {_LARGEST >> 10} KiB, got more")
     kind = "JSON" if file.endswith(".json") else "YAML"
@@ -63,12 +62,10 @@ def _json(text: str) -> Any:
 
 
 def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
-        keys = [key for key, _ in pairs]
-        twice = next(key for key in keys if keys.count(key) > 1)
-        raise ValueError(f"the key {twice!r:.60} stands twice")
-    return found
+    for key, count in Counter(key for key, _ in pairs).items():
+        if count > 1:
+            raise ValueError(f"the key {key!r:.60} stands twice")
+    return dict(pairs)
 
 
 class _Loader(yaml.SafeLoader):

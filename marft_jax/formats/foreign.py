@@ -16,7 +16,6 @@ DEEPEST = 64
 """Levels of nesting that are read and written: whoever walks a value may recurse. What an
 environment adds has half of them, since a transcript puts more around it."""
 
-_NESTED = (list, dict)
 _LARGEST = 1 << 28  # bytes of a file of settings
 
 
@@ -27,18 +26,21 @@ def loads(text: str) -> Any:
         ValueError: it is not JSON, is nested deeper than ``DEEPEST``, or has a number of thousands
             of digits.
     """
-    too_deep = ValueError(f"nested more than {DEEPEST} deep")
     try:
         value = json.loads(text)
+        if text.count("[") + text.count("{") > DEEPEST:
+            _check_depth(value, DEEPEST)
     except RecursionError:
-        raise too_deep from None
-    level = [value] if text.count("[") + text.count("{") > DEEPEST else []
-    for _ in range(DEEPEST):
-        inner = [x.values() if isinstance(x, dict) else x for x in level if isinstance(x, _NESTED)]
-        level = [item for items in inner for item in items]
-    if any(isinstance(item, _NESTED) for item in level):
-        raise too_deep
+        raise ValueError(f"nested more than {DEEPEST} deep") from None
     return value
+
+
+def _check_depth(value: Any, left: int) -> None:
+    if isinstance(value, (list, dict)):
+        if not left:
+            raise RecursionError
+        for item in value.values() if isinstance(value, dict) else value:
+            _check_depth(item, left - 1)
 
 
 def check_memo(program: bytes) -> None:
@@ -66,10 +68,8 @@ def read_settings(file: Path) -> dict[str, Any]:
     Raises:
         BadInput: it cannot be read, or is something else.
     """
-    with readable(file, "JSON file"):
-        with open_regular(file) as stream:
-            raw = stream.read(_LARGEST + 1)
-        if len(raw) > _LARGEST:
+    with readable(file, "JSON file"), open_regular(file) as stream:
+        if len(raw := stream.read(_LARGEST + 1)) > _LARGEST:
             raise ValueError(f"more than {_LARGEST >> 20} MiB")
         settings = loads(raw.decode())
         if not isinstance(settings, dict):

@@ -124,7 +124,7 @@ def deep(levels):
 
 def laughs():
     item = ["ha"] * 10
-    for _ in range(40):
+    for _ in range(20):
         item = [item] * 10
     return {"laughs": item}
 
