@@ -25,7 +25,7 @@ from marft_jax.envs import base as envs
 from marft_jax.errors import BadInput, RunFailed, described, exit_with, place, reason
 from marft_jax.formats import documents
 from marft_jax.learning import settings as algorithms
-from marft_jax.setting import check_bounds, from_words, helped, suggestion, words_of
+from marft_jax.setting import check_bounds, from_words, help_lines, suggestion, words_of
 from marft_jax.team import team_files
 
 Words = dict[str, list[str]]
@@ -85,7 +85,7 @@ def configure_run(
     Raises:
         BadInput: there is no run in that directory, or see ``parse``.
     """
-    before = [] if run is None else [_saved(str(run))]
+    before = [] if run is None else [_read_run(str(run))]
     return _resolve([*before, *_in_python(sources, sections)], evaluates=True)
 
 
@@ -107,7 +107,7 @@ def parse_run(
         BadInput: there is no run in that directory, or a setting is wrong.
     """
     bare = [] if base is None else [_Input({"model.base": [base]})]
-    before = bare if run is None else [_saved(run)]
+    before = bare if run is None else [_read_run(run)]
     return _resolve([*before, *_command_line(flags, prog)], evaluates=True)
 
 
@@ -115,7 +115,7 @@ def _in_python(sources: Sequence[Source], sections: Mapping[str, Any]) -> list[_
     inputs = [
         _Input({str(key): words_of(str(key), value) for key, value in source.items()})
         if isinstance(source, Mapping)
-        else _of_file(str(source))
+        else _read_file(str(source))
         for source in sources
     ]
     return [*inputs, _Input(_flatten(sections, "configure"))]
@@ -126,10 +126,10 @@ def _command_line(argv: Sequence[str], prog: str) -> list[_Input]:
     files, flags = _split(argv)
     if "help" in flags:
         _show_help(prog, flags, *flags["help"][:1])
-    return [*map(_of_file, files), _Input(flags)]
+    return [*map(_read_file, files), _Input(flags)]
 
 
-def _of_file(file: str) -> _Input:
+def _read_file(file: str) -> _Input:
     """Reads the settings of a YAML file; a team file is looked for beside it, then where we are."""
     words = _flatten(documents.read(file, "--config"), file)
     if before := words.pop("run.tensorboard", None):  # of an earlier version
@@ -140,13 +140,13 @@ def _of_file(file: str) -> _Input:
     return _Input(words, file)
 
 
-def _saved(run: str) -> _Input:
+def _read_run(run: str) -> _Input:
     """Reads the settings and the team of a run directory, but not who computes with whom."""
     settings, team = Path(run) / "config.yaml", Path(run) / "team.yaml"
     if not _is_file(settings):
         raise BadInput(f"--run {run}: expected a run directory with config.yaml, found none")
     own = {"run.dir": [run]} | ({"team.file": [str(team)]} if _is_file(team) else {})
-    words = _of_file(str(settings)).words | own
+    words = _read_file(str(settings)).words | own
     kept = {key: value for key, value in words.items() if key not in _OF_A_START}
     return _Input(kept, str(settings), saved=True)
 
@@ -159,7 +159,7 @@ def _is_file(path: Path) -> bool:
 
 def _to_train(inputs: Sequence[_Input]) -> Config:
     """Builds the config of a training, with what its run has saved below all others."""
-    run = [*_merged(inputs).get("run.dir", []), config_lib.Run().dir][0]
+    run = [*_merge(inputs).get("run.dir", []), config_lib.Run().dir][0]
     try:
         settings = run.strip() and (Path(run) / "config.yaml").is_file()
         saved = Path(run).glob("checkpoints/*") if settings else ()
@@ -169,9 +169,9 @@ def _to_train(inputs: Sequence[_Input]) -> Config:
         raise BadInput(f"--run.dir: expected the path of a folder, got {got}") from error
     if not has_begun:
         return _resolve(inputs)
-    before = _saved(run)
+    before = _read_run(run)
     config = _resolve([before, *inputs])
-    if config.lora.init != _typed(before.words).lora.init:
+    if config.lora.init != _build(before.words).lora.init:
         raise BadInput(
             f"--lora.init {config.lora.init}: {run} has begun and goes on from its checkpoint; "
             "leave it out, or name another --run.dir"
@@ -185,25 +185,25 @@ def _resolve(inputs: Sequence[_Input], evaluates: bool = False) -> Config:
     What is given must have an effect, with what came after it or without: a file's setting of one
     algorithm loses it to a flag that names another, and is at its default then.
     """
-    words, dropped = _merged(inputs), list[str]()
-    unread = _unread(words, evaluates)
+    words, dropped = _merge(inputs), list[str]()
+    unread = _find_unread(words, evaluates)
     for key, why in unread.items():
         last = max(i for i, one in enumerate(inputs) if key in one.words)
         file = inputs[last].file
         if inputs[last].saved:
             dropped += [] if _is_default(key, words[key]) else [key]
-        elif key in _unread(_merged(inputs[: last + 1]), evaluates):
+        elif key in _find_unread(_merge(inputs[: last + 1]), evaluates):
             where = f"{file}: {key}" if file else f"--{key}"
             raise BadInput(f"{where}: {why}, got {' '.join(words[key]):.60}")
     if dropped:
         line = f"marft_jax: {inputs[0].file}: nothing reads {', '.join(dropped)} here"
         print(line, file=sys.stderr)
-    config = _typed({key: value for key, value in words.items() if key not in unread})
+    config = _build({key: value for key, value in words.items() if key not in unread})
     config_lib.validate(config)
     return config
 
 
-def _unread(words: Words, evaluates: bool) -> dict[str, str]:
+def _find_unread(words: Words, evaluates: bool) -> dict[str, str]:
     """Settings that are another environment's or algorithm's, or that change nothing; and why.
 
     Raises:
@@ -217,9 +217,9 @@ def _unread(words: Words, evaluates: bool) -> dict[str, str]:
         section = key.partition(".")[0]
         mine = f"--{section}.name {' '.join(words.get(f'{section}.name', [kinds[section].name]))}"
         found[key] = f"unknown setting for {mine}; it belongs to {' and '.join(owners)}"
-    config = _typed(words)
+    config = _build(words)
     check_bounds(config)
-    needs = config_lib.unread(config, evaluates=evaluates)
+    needs = config_lib.find_unread(config, evaluates=evaluates)
     needs |= team_files.without_effect(config.team, config.algo.step_reward)
     why = "this run does not read it; it needs"
     return found | {key: f"{why} {needed}" for key, needed in needs.items()}
@@ -340,11 +340,11 @@ def _show_help(prog: str, flags: Words, topic: str = "") -> NoReturn:
         if topic in ("all", section):
             if family := _family(section):
                 print(f"{'':19}(of --{section}.name {kind.name}; there are {', '.join(family)})")
-            print(*helped(section, kind), sep="\n")
+            print(*help_lines(section, kind), sep="\n")
     raise SystemExit(0)
 
 
-def _merged(inputs: Sequence[_Input]) -> Words:
+def _merge(inputs: Sequence[_Input]) -> Words:
     return dict(item for one in inputs for item in one.words.items())
 
 
@@ -382,7 +382,7 @@ def _flatten(tree: Any, file: str) -> Words:
     return flat
 
 
-def _typed(words: Words) -> Config:
+def _build(words: Words) -> Config:
     """Words to values; names the first setting that does not fit."""
     given = {key: some for key, some in words.items() if some not in _FORMER.get(key, ())}
     return Config(**{name: from_words(name, kind, given) for name, kind in _kinds(words).items()})

@@ -13,7 +13,7 @@ from typing import ClassVar, Literal
 import yaml
 
 from marft_jax.errors import BadInput
-from marft_jax.setting import lacking, replaced, section, setting
+from marft_jax.setting import replaced, section, setting, unmet_needs
 
 TARGETS = ("q", "k", "v", "o", "gate", "up", "down")  # matrices that may have an adapter
 
@@ -357,15 +357,15 @@ def _validate_learning(algo: Algo, critic: Critic) -> None:
         )
 
 
-def unread(config: Config, *, evaluates: bool = False) -> dict[str, str]:
-    """Settings that are given and that this run does not read, with what they need.
+def find_unread(config: Config, *, evaluates: bool = False) -> dict[str, str]:
+    """Finds settings that are given and that this run does not read, with what they need.
 
     Args:
         evaluates: the command evaluates, so it needs no ``eval.every``, and learns nothing.
     """
     if evaluates:
         config = replaced(config, "eval.every", 1)
-    return lacking(config, _between_sections(config, evaluates))
+    return unmet_needs(config, _between_sections(config, evaluates))
 
 
 def _between_sections(config: Config, evaluates: bool) -> dict[str, str]:

@@ -118,7 +118,7 @@ def check_bounds(config: Any) -> None:
             raise BadInput(f"--{key}: {wrong}")
 
 
-def lacking(config: Any, known: Mapping[str, str]) -> dict[str, str]:
+def unmet_needs(config: Any, known: Mapping[str, str]) -> dict[str, str]:
     """Finds settings that are not at their default and lack what they need, with what that is.
 
     Args:
@@ -205,7 +205,7 @@ def from_words(section: str, kind: type[T], words: Mapping[str, Sequence[str]]) 
     return kind(**given)
 
 
-def helped(section: str, kind: Any) -> Iterator[str]:
+def help_lines(section: str, kind: Any) -> Iterator[str]:
     """Yields help on a section's settings: each with its values, its default and its text."""
     texts: dict[str, str] = {}
     for base in reversed(kind.__mro__[:-1]):

@@ -94,14 +94,17 @@ def plans(
     Raises:
         BadInput: no such benchmark or file, or several greedy answers to one task.
     """
-    found = [_plan(spec, config, folder, samples, limit) for spec in specs]
-    if not found:
-        found = [
-            _checked(BenchmarkPlan(config.env.name, samples, config, limit or config.eval.episodes))
-        ]
+    own = BenchmarkPlan(config.env.name, samples, config, limit or config.eval.episodes)
+    found = [_plan(spec, config, folder, samples, limit) for spec in specs] or [own]
     names = [plan.name for plan in found]
     if len(set(names)) < len(names):
         raise BadInput(f"--benchmark: expected each once, got {' '.join(names)}")
+    for plan in found:
+        if plan.samples < 1:
+            raise BadInput(f"--samples: expected at least 1, got {plan.samples}")
+        if plan.samples > 1 and plan.config.eval.temperature == 0:
+            why = "several greedy answers are all the same; add --eval.temperature 1"
+            raise BadInput(f"{plan.name}: {why}")
     return found
 
 
@@ -113,9 +116,8 @@ def _plan(
     if name in BENCHMARKS:
         known = BENCHMARKS[name]
         source = _file(name, known, folder) if folder else known.hub
-        more = _SETTINGS[known.env]
-        env = _settings(known.env, config)
-        env = dataclasses.replace(env, eval_data=(source,), filters=(), **more)
+        more = {"eval_data": (source,), "filters": ()} | _SETTINGS[known.env]
+        env = dataclasses.replace(_settings(known.env, config), **more)
     elif name.endswith(SUFFIXES):
         if env.name not in ("math", "code"):
             raise BadInput(f"--benchmark {name}: expected --env.name math or code for a file")
@@ -130,22 +132,12 @@ def _plan(
         )
     warm = {"temperature": float(temperature)} if temperature else {}
     changed = dataclasses.replace(config, env=env, eval=dataclasses.replace(config.eval, **warm))
-    return _checked(BenchmarkPlan(name, int(own_samples or samples), changed, tasks))
+    return BenchmarkPlan(name, int(own_samples or samples), changed, tasks)
 
 
 def _settings(name: str, config: Config) -> Any:
     """Settings of a built-in environment: the run's where it plays there, or else defaults."""
     return config.env if config.env.name == name else settings_type(name)()
-
-
-def _checked(plan: BenchmarkPlan) -> BenchmarkPlan:
-    if plan.samples < 1:
-        raise BadInput(f"--samples: expected at least 1, got {plan.samples}")
-    if plan.samples > 1 and plan.config.eval.temperature == 0:
-        raise BadInput(
-            f"{plan.name}: several greedy answers are all the same; add --eval.temperature 1"
-        )
-    return plan
 
 
 def _file(name: str, known: Benchmark, folder: str) -> str:

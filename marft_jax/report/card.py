@@ -61,7 +61,7 @@ def card(run: RunRecord) -> Card:
     what, where = _greeting(run.log)
     times = [str(time) for line in run.log if (time := moment(line))] or ["unknown"]
     seconds = sum(row.get("time/step_s", 0.0) for row in run.metrics.values())
-    rewards = {s: row["reward/mean"] for s, row in run.metrics.items() if "reward/mean" in row}
+    rewards = run.rewards
     best = max(rewards, key=lambda s: rewards[s]) if rewards else None
     return Card(
         run,

@@ -47,10 +47,7 @@ class Chapter(NamedTuple):
 
 def chapters(run: RunRecord, runs: int) -> list[Chapter]:
     """Chooses what is shown of a run's transcripts, and of the demonstrations it learned from."""
-    rewards = {
-        step: row["reward/mean"] for step, row in run.metrics.items() if "reward/mean" in row
-    }
-    steps = chosen_steps(list(run.transcripts), rewards, max(3, _STEPS // runs))
+    steps = chosen_steps(list(run.transcripts), run.rewards, max(3, _STEPS // runs))
     read = {step: _episodes(run, run.transcripts[step].name, "transcripts") for step in steps}
     tasks = Counter(task for some in read.values() for task in {e.task for e in some})
     kept = _episodes(run, _DEMONSTRATIONS) if (run.folder / _DEMONSTRATIONS).is_file() else []

@@ -75,6 +75,12 @@ class RunRecord(NamedTuple):
         return list(rows(self.transcripts[step], self.notes)) if step in self.transcripts else []
 
     @property
+    def rewards(self) -> dict[int, float]:
+        """Mean rewards by step."""
+        name = "reward/mean"
+        return {step: row[name] for step, row in self.metrics.items() if name in row}
+
+    @property
     def agents(self) -> dict[str, str]:
         """System prompts by agent."""
         rows = self.team.get("agents")
@@ -86,9 +92,7 @@ def read_runs(folders: Iterable[Path]) -> list[RunRecord]:
     """Reads each run directory once; those whose folders have the same name go by their paths."""
     runs = [read_run(folder) for folder in dict.fromkeys(folders)]
     names = [run.name for run in runs]
-    return [
-        run._replace(name=str(run.folder)) if names.count(run.name) > 1 else run for run in runs
-    ]
+    return [r._replace(name=str(r.folder)) if names.count(r.name) > 1 else r for r in runs]
 
 
 def read_run(folder: str | Path) -> RunRecord:
