@@ -204,14 +204,16 @@ def _resolve(inputs: Sequence[_Input], evaluates: bool = False) -> Config:
 
 
 def _find_unread(words: Words, evaluates: bool) -> dict[str, str]:
-    """Settings that are another environment's or algorithm's, or that change nothing; and why.
+    """Finds settings of other environments and algorithms, or that change nothing; and why.
 
     Raises:
         BadInput: a setting of nobody, or one that is no value.
     """
     kinds, found = _kinds(words), dict[str, str]()
     known = [f"{section}.{f.name}" for section, kind in kinds.items() for f in fields(kind)]
-    for key in (key for key in words if key not in known):
+    for key in words:
+        if key in known:
+            continue
         if not (owners := _owners(key)):
             raise BadInput(f"unknown setting {key!r:.80}{suggestion(key, known)}")
         section = key.partition(".")[0]
@@ -383,7 +385,7 @@ def _flatten(tree: Any, file: str) -> Words:
 
 
 def _build(words: Words) -> Config:
-    """Words to values; names the first setting that does not fit."""
+    """Turns words into values; names the first setting that does not fit."""
     given = {key: some for key, some in words.items() if some not in _FORMER.get(key, ())}
     return Config(**{name: from_words(name, kind, given) for name, kind in _kinds(words).items()})
 

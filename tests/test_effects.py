@@ -149,6 +149,13 @@ def test_a_file_is_judged_by_itself_and_a_flag_by_what_it_meets(tmp_path):
     assert cli.parse(before).env.task == "countdown"  # read after all
 
 
+def test_a_setting_goes_with_the_one_that_it_needs(tmp_path):
+    file = tmp_path / "evaluated.yaml"
+    file.write_text("eval: {every: 2, benchmarks: [math500], data: tasks}\n")
+    assert cli.parse(["--config", str(file)]).eval.data == "tasks"
+    assert cli.parse(["--config", str(file), "--eval.every", "0"]) == cli.configure()
+
+
 def test_an_evaluation_reads_what_evaluations_read():
     assert cli.parse_run(None, None, ["--eval.temperature", "0.7"]).eval.temperature == 0.7
 
