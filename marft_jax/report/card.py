@@ -14,7 +14,6 @@ from marft_jax.report.reading import Row, RunRecord, defaults, moment
 from marft_jax.run.reporters import clock
 
 _MOST = 50  # events that are shown
-_NAMES = ("env.name", "algo.name")
 _MOST_POINTS = 60  # of a small curve
 
 
@@ -82,9 +81,9 @@ def card(run: RunRecord) -> Card:
 
 def settings(runs: Sequence[RunRecord]) -> list[Setting]:
     """Every setting of the runs, those first that differ from the default."""
-    names = {key: str(run.settings[key]) for run in runs for key in _NAMES if key in run.settings}
     given = [{key: _in_words(value) for key, value in run.settings.items()} for run in runs]
-    known = {key: _in_words(value) for key, value in defaults(names).items()}
+    both = itertools.chain(*(run.settings.items() for run in runs))
+    known = {key: _in_words(value) for key, value in defaults(dict(both)).items()}
     found = [
         Setting(key, known.get(key, "no such setting now"), [own.get(key, "") for own in given])
         for key in dict.fromkeys(itertools.chain(known, *given))

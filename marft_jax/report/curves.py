@@ -6,7 +6,7 @@ import json
 import math
 import statistics
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from marft_jax.report.reading import RunRecord
 
@@ -30,31 +30,19 @@ MEANINGS = {
 """Charts that come first; those of all other metrics are below them."""
 
 
-class Line(NamedTuple):
-    """A metric in a chart; ``label`` is what stands for the ``*`` of its chart."""
+def charts(runs: Sequence[RunRecord]) -> list[dict[str, Any]]:
+    """Charts of all kinds of metrics, the important ones first, as the page's program reads them.
 
-    metric: str
-    label: str
-
-
-class Chart(NamedTuple):
-    """Metrics that are drawn together; ``name`` has a ``*`` where theirs differ."""
-
-    name: str
-    meaning: str
-    lines: list[Line]
-
-
-def charts(runs: Sequence[RunRecord]) -> list[Chart]:
-    """A chart for every kind of metric, the important ones first."""
-    names = dict.fromkeys(name for run in runs for row in run.metrics.values() for name in row)
-    found: dict[str, list[Line]] = {}
-    for name in names:
+    The ``name`` of a chart has a ``*`` where its lines differ, the ``label`` of a line what stands
+    for it.
+    """
+    found: dict[str, list[dict[str, str]]] = {}
+    for name in dict.fromkeys(name for run in runs for name in run.metric_names):
         kind, label = _kind(name)
-        found.setdefault(kind, []).append(Line(name, label))
+        found.setdefault(kind, []).append({"metric": name, "label": label})
     order = [kind for kind in MEANINGS if kind in found]
-    order += sorted(kind for kind in found if kind not in MEANINGS)
-    return [Chart(kind, MEANINGS.get(kind, ""), found[kind]) for kind in order]
+    order += sorted(found.keys() - MEANINGS.keys())
+    return [{"name": k, "meaning": MEANINGS.get(k, ""), "lines": found[k]} for k in order]
 
 
 def curves(runs: Sequence[RunRecord]) -> dict[str, Any]:
@@ -63,13 +51,12 @@ def curves(runs: Sequence[RunRecord]) -> dict[str, Any]:
     A long run is thinned: each point is then the mean over ``width`` steps.
     """
     steps = sorted({step for run in runs for step in run.metrics})
-    names = [list(dict.fromkeys(n for row in run.metrics.values() for n in row)) for run in runs]
-    points = max(200, min(_POINTS, _NUMBERS // max(1, sum(map(len, names)))))
-    width = max(1, math.ceil(len(steps) / points))
+    count = sum(len(run.metric_names) for run in runs)
+    width = math.ceil(len(steps) / max(200, min(_POINTS, _NUMBERS // max(1, count)))) or 1
     blocks = [steps[i : i + width] for i in range(0, len(steps), width)]
     drawn = []
-    for run, variant, own in zip(runs, variants(runs), names, strict=True):
-        metrics = {name: _thinned(run.metrics, name, blocks) for name in own}
+    for run, variant in zip(runs, variants(runs), strict=True):
+        metrics = {name: _thinned(run.metrics, name, blocks) for name in run.metric_names}
         drawn.append({"name": run.name, "variant": variant, "metrics": metrics})
     return {"width": width, "steps": [block[-1] for block in blocks], "runs": drawn}
 
@@ -85,11 +72,13 @@ def variants(runs: Sequence[RunRecord]) -> list[str]:
     return [first[key] + seeds[key] for key in keys]
 
 
-def summaries(runs: Sequence[RunRecord], charts: Sequence[Chart]) -> list[dict[str, Any]]:
+def summaries(
+    runs: Sequence[RunRecord], charts: Sequence[Mapping[str, Any]]
+) -> list[dict[str, Any]]:
     """First, last, lowest and highest value of every metric of every run, for those who do not see
     the charts."""
     found = []
-    for metric in (line.metric for chart in charts for line in chart.lines):
+    for metric in (line["metric"] for chart in charts for line in chart["lines"]):
         for run in runs:
             if values := [row[metric] for row in run.metrics.values() if metric in row]:
                 ends = dict(first=values[0], last=values[-1], low=min(values), high=max(values))

@@ -13,13 +13,9 @@ from marft_jax.report.reading import number
 LONGEST = 20_000
 """Characters of a text that are shown; of longer ones the beginning and the end."""
 
-_OF_TOKENS = {
-    "logprobs": "log-prob",
-    "advantages": "advantage",
-    "values": "value",
-    "ratios": "ratio",
-    "entropies": "entropy",
-}
+_OF_TURNS = ("reward", "value", "advantage")
+_OF_TOKENS = {"logprobs": "log-prob", "advantages": "advantage", "values": "value",
+              "ratios": "ratio", "entropies": "entropy"}  # fmt: skip
 
 
 class ShownTurn(NamedTuple):
@@ -44,16 +40,9 @@ class ShownTurn(NamedTuple):
     tokens: dict[str, list[float]] | None
 
 
-class ShownVerdict(NamedTuple):
-    """Result of grading an agent's text."""
-
-    agent: str
-    verdict: str
-    found: str
-
-
 class ShownEpisode(NamedTuple):
     """Attributes:
+    verdicts: of the grader: ``agent``, ``verdict``, and the ``answer`` found in its text.
     expected: the reference answer; None where the environment gives none.
     remarks: what else the environment noted of each step, as JSON.
     """
@@ -64,7 +53,7 @@ class ShownEpisode(NamedTuple):
     task: str
     reward: float
     turns: list[ShownTurn]
-    verdicts: list[ShownVerdict]
+    verdicts: list[dict[str, str]]
     expected: str | None
     remarks: list[str]
     failed: str | None
@@ -76,7 +65,7 @@ class ShownEpisode(NamedTuple):
             return "failed"
         if not self.verdicts:
             return "ungraded"
-        return "right" if any(v.verdict == "right" for v in self.verdicts) else "wrong"
+        return "right" if any(v["verdict"] == "right" for v in self.verdicts) else "wrong"
 
     @property
     def truncated(self) -> bool:
@@ -123,9 +112,8 @@ def shortened(text: str) -> str:
     return f"{text[:half]}\n[... {len(text) - 2 * half:,} characters left out ...]\n{text[-half:]}"
 
 
-def _verdict(row: Mapping[str, Any]) -> ShownVerdict:
-    agent, verdict, answer = (_text(row.get(key)) for key in ("agent", "verdict", "answer"))
-    return ShownVerdict(agent, verdict, shortened(answer))
+def _verdict(row: Mapping[str, Any]) -> dict[str, str]:
+    return {key: shortened(_text(row.get(key))) for key in ("agent", "verdict", "answer")}
 
 
 def _turn(row: Mapping[str, Any], systems: Mapping[str, str]) -> ShownTurn:
@@ -136,7 +124,6 @@ def _turn(row: Mapping[str, Any], systems: Mapping[str, str]) -> ShownTurn:
     text, tool, tokens = _text(row.get("text")), row.get("tool"), _tokens(row)
     if tokens:
         text = "".join(map(_text, row["pieces"]))  # with the space at its ends
-    numbers = {name: number(row.get(name)) for name in ("reward", "value", "advantage")}
     return ShownTurn(
         agent=agent,
         step=_whole(row.get("step")),
@@ -148,7 +135,7 @@ def _turn(row: Mapping[str, Any], systems: Mapping[str, str]) -> ShownTurn:
         sees=[i for i in _list(row.get("sees")) if type(i) is int and i >= 0],
         truncated=row.get("truncated") is True,
         answers=row.get("answers") is True,
-        numbers={name: value for name, value in numbers.items() if value is not None},
+        numbers={name: n for name in _OF_TURNS if (n := number(row.get(name))) is not None},
         size=_span(row.get("tokens")),
         tokens=tokens if len(text) <= LONGEST else None,
     )

@@ -51,10 +51,10 @@ def render(runs: Sequence[RunRecord]) -> str:
         for i, run in enumerate(runs)
     ]
     drawn = charts(runs)
-    acting = [line.label for chart in drawn if chart.name[:6] == "agent/" for line in chart.lines]
+    acting = [x["label"] for c in drawn if c["name"].startswith("agent/") for x in c["lines"]]
     agents = list(dict.fromkeys([*(agent for run in runs for agent in run.agents), *acting]))
     data = curves(runs) | {
-        "charts": [c._asdict() | {"lines": [x._asdict() for x in c.lines]} for c in drawn],
+        "charts": drawn,
         "agents": agents,
         "read": {p.key: [c.step for c in p.chapters if c.step is not None] for p in parts},
         "shades": _shades(parts),

@@ -15,13 +15,16 @@ import yaml
 
 from marft_jax import config as config_lib
 from marft_jax.cli import configure
+from marft_jax.envs import base as envs
 from marft_jax.errors import BadInput, reason
 from marft_jax.formats import documents, foreign
+from marft_jax.learning import settings as algorithms
 from marft_jax.run.manifest import MANIFEST
 
 Row = dict[str, Any]
 Notes = list[str]
 
+_BUILT_IN = {"env.name": envs.BUILT_IN, "algo.name": algorithms.SETTINGS}
 _MOST_OF_FILE, _MOST_OF_LINE, _MOST_OF_LOG = 1 << 28, 1 << 24, 1 << 22  # bytes that are read
 
 
@@ -64,15 +67,19 @@ class RunRecord(NamedTuple):
     def columns(self) -> dict[str, np.ndarray]:
         """``step`` and every metric, ``float64 [steps]``; NaN where a step lacks it. pandas takes
         it as it is: ``pandas.DataFrame(run.columns())``."""
-        names = dict.fromkeys(name for row in self.metrics.values() for name in row)
         found = {"step": np.array([*self.metrics], np.int64)}
-        for name in names:
+        for name in self.metric_names:
             found[name] = np.array([row.get(name, np.nan) for row in self.metrics.values()])
         return found
 
     def episodes(self, step: int) -> list[Row]:
         """Reads the transcript of a step, a record of each episode; empty where none is."""
         return list(rows(self.transcripts[step], self.notes)) if step in self.transcripts else []
+
+    @property
+    def metric_names(self) -> list[str]:
+        """Names of all metrics, in their order."""
+        return list(dict.fromkeys(name for row in self.metrics.values() for name in row))
 
     @property
     def rewards(self) -> dict[int, float]:
@@ -155,13 +162,13 @@ def number(value: Any) -> float | None:
     return float(value) if abs(value) < 1e300 else None
 
 
-def defaults(names: Mapping[str, str]) -> dict[str, Any]:
+def defaults(given: Mapping[str, Any]) -> dict[str, Any]:
     """Default of every setting, as ``config.yaml`` would have it.
 
     Args:
-        names: of environment and algorithm, ``env.name`` and ``algo.name``.
+        given: settings, of which the names of a built-in environment and algorithm count.
     """
-    known = {key: name for key, name in names.items() if ":" not in name}
+    known = {key: given.get(key) for key in _BUILT_IN if given.get(key) in [*_BUILT_IN[key]]}
     return _flat(yaml.safe_load(config_lib.dump(configure(known))))
 
 

@@ -245,6 +245,13 @@ def test_values_of_any_kind_anywhere_leave_a_page(wrong, tmp_path):
     Elements(page_of(folder))
 
 
+def test_a_run_of_another_release_has_a_page(tmp_path):
+    folder = write_run(tmp_path / "mine")
+    (folder / "config.yaml").write_text("algo: {name: gone, twist: 3}\nenv: {name: gone too}\n")
+    text = Elements(page_of(folder)).text
+    assert "algo.twist" in text and "no such setting now" in text
+
+
 def test_runs_that_differ_in_their_seed_alone_are_drawn_together(tmp_path):
     runs = [read_run(write_run(tmp_path / f"seed{i}", seed=i)) for i in range(2)]
     runs.append(read_run(write_run(tmp_path / "other", steps=(1, 2, 4))))
