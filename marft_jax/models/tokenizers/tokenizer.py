@@ -307,7 +307,8 @@ def _from_sentencepiece(directory: Path) -> Any:
 
 def _fast(backend: Any, special: Mapping[str, str], template: Any) -> Any:
     fast = _transformers().PreTrainedTokenizerFast
-    return fast(tokenizer_object=backend, chat_template=template, **special)
+    uncopied: Any = types.SimpleNamespace(__deepcopy__=lambda memo: backend)  # a copy takes seconds
+    return fast(tokenizer_object=uncopied, chat_template=template, **special)
 
 
 def _transformers() -> Any:

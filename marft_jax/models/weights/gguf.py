@@ -1,7 +1,5 @@
 """Weights and configuration out of a GGUF file, the format of llama.cpp.
 
-The header is parsed here, because the ``gguf`` package takes seconds for the vocabulary of a small
-model; block formats are unpacked by ``gguf.quants``.
 Source: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md
 """
 
@@ -9,16 +7,17 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import math
-import struct
+import os
 from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
 import ml_dtypes
 import numpy as np
-from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
+from gguf import GGUFReader, ReaderTensor
+from gguf.constants import GGML_QUANT_SIZES
 from gguf.quants import dequantize
 
 from marft_jax.errors import BadInput
@@ -35,7 +34,6 @@ from marft_jax.models.families import (
 )
 from marft_jax.models.ops import packed
 from marft_jax.models.rope import RopeScaling
-from marft_jax.parallel.ladder import round_up
 
 ARCHITECTURES = {
     "llama": FAMILIES["LlamaForCausalLM"],
@@ -47,21 +45,8 @@ _WINDOWED = ("gemma3",)  # those whose window llama.cpp reads
 
 _Get = Callable[..., Any]
 _ROPE_FREQS = "rope_freqs.weight"
-_SCALARS = {**dict(enumerate("BbHhIif?")), 10: "Q", 11: "q", 12: "d"}
-_STRING, _ARRAY = 8, 9
-_DIMENSIONS = 4  # as many as ggml has
-_DIRECT = {"F32": np.float32, "F16": np.float16, "BF16": ml_dtypes.bfloat16}
-# A chunk stays in the L2 cache: SmolLM2-135M unpacks in 1.1 s on 2 cores, in 2.4 s row by row.
-_CHUNK_BYTES = 1 << 16
-
-
-class Tensor(NamedTuple):
-    """A tensor's shape, outermost dimension first, and the place of its bytes in the file."""
-
-    shape: tuple[int, ...]
-    type: GGMLQuantizationType
-    start: int
-    size: int
+_MOST_VALUES, _MOST_BYTES = 2_000_000, 64 << 20  # of a header; Gemma 3's has 1.05 million in 8 MB
+_CHUNK_BYTES = 1 << 16  # stays in the L2 cache
 
 
 class GGUF(NamedTuple):
@@ -69,92 +54,58 @@ class GGUF(NamedTuple):
 
     Attributes:
         metadata: every key and value; arrays are lists.
-        data: the mapped bytes, ``uint8``.
+        tensors: mapped from the file; ``shape`` begins with the innermost dimension.
         header_bytes: where the header ends.
     """
 
     path: Path
     metadata: Mapping[str, Any]
-    tensors: Mapping[str, Tensor]
-    data: np.ndarray
+    tensors: Mapping[str, ReaderTensor]
     header_bytes: int
 
 
-class _Cursor:
-    """Reads little-endian values one after the other; ``EOFError`` past the end."""
+class _Reader(GGUFReader):
+    """Reads no header that is larger than any model's, and nothing past the end of the file.
 
-    def __init__(self, data: np.ndarray):
-        self.view, self.at = data.data, 0
+    The package's own ``_get`` makes a view of a map for each value, which takes three times as
+    long, and silently returns less where the file ends.
+    """
 
-    def take(self, size: int) -> memoryview:
-        if self.at + size > len(self.view):
-            raise EOFError(f"ends at byte {len(self.view)}, inside its header")
-        self.at += size
-        return self.view[self.at - size : self.at]
+    data_offset = 0  # until the header is read
+    _values = 0
 
-    def unpack(self, code: str) -> Any:
-        return struct.unpack("<" + code, self.take(struct.calcsize("<" + code)))[0]
-
-    def string(self) -> str:
-        return str(self.take(self.unpack("Q")), "utf-8", "replace")
-
-    def value(self, kind: int) -> Any:
-        if kind in _SCALARS:
-            return self.unpack(_SCALARS[kind])
-        if kind == _STRING:
-            return self.string()
-        if kind != _ARRAY:
-            raise ValueError(f"metadata of unknown type {kind}")
-        of, count = self.unpack("I"), self.unpack("Q")
-        if of in _SCALARS:
-            code = f"<{count}{_SCALARS[of]}"
-            return list(struct.unpack(code, self.take(struct.calcsize(code))))
-        return [self.value(of) for _ in range(count)]
+    def _get(self, offset: Any, dtype: Any, count: Any = 1, override_order: Any = None) -> Any:
+        offset, count = int(offset), int(count)
+        end, size = offset + count * np.dtype(dtype).itemsize, len(self.data)
+        if end > size:
+            raise EOFError(f"ends at byte {size}, before its header or its tensors do")
+        self._values += 1
+        if not self.data_offset and (self._values > _MOST_VALUES or end > _MOST_BYTES):
+            raise ValueError("has a header that is larger than that of any model")
+        return np.frombuffer(self.data, dtype, count, offset)
 
 
 def open_gguf(path: Path) -> GGUF:
-    """Parses the header and maps the file.
+    """Reads the header and maps the file.
 
     Raises:
         BadInput: it is no GGUF file, is cut short, is one part of several, or holds a tensor of a
             type that the ``gguf`` package does not know.
     """
     with readable(path, "GGUF file"):
-        data = np.memmap(path, np.uint8, "r")
-        cursor = _Cursor(data)
-        if bytes(cursor.take(4)) != b"GGUF":
-            raise ValueError("does not begin with 'GGUF'")
-        if (version := cursor.unpack("I")) not in (2, 3):
-            raise ValueError(f"is of version {version}; expected 2 or 3, little-endian")
-        tensor_count, metadata_count = cursor.unpack("Q"), cursor.unpack("Q")
-        metadata = {}
-        for _ in range(metadata_count):
-            key = cursor.string()
-            metadata[key] = cursor.value(cursor.unpack("I"))
-        entries = [_read_entry(cursor) for _ in range(tensor_count)]
-        alignment = int(metadata.get("general.alignment", 32))
-        base = round_up(cursor.at, alignment)
-        tensors = {name: tensor._replace(start=base + tensor.start) for name, tensor in entries}
-        for name, tensor in tensors.items():
-            if tensor.start + tensor.size > len(data):
-                raise EOFError(f"ends at byte {len(data)}, before the end of tensor {name!r}")
+        reader = _Reader(path)
+        metadata = {name: field.contents() for name, field in reader.fields.items()}
         if metadata.get("split.count", 0) > 1:
             raise BadInput(
                 f"{path}: one part of several; join them with llama.cpp's gguf-split --merge"
             )
-    return GGUF(path, metadata, tensors, data, base)
+        tensors = {tensor.name: tensor for tensor in reader.tensors}
+        return GGUF(path, metadata, tensors, int(reader.data_offset))
 
 
-def _read_entry(cursor: _Cursor) -> tuple[str, Tensor]:
-    name = cursor.string()
-    if (dimensions := cursor.unpack("I")) > _DIMENSIONS:
-        raise ValueError(f"tensor {name!r} has {dimensions} dimensions")
-    shape = tuple(cursor.unpack("Q") for _ in range(dimensions))[::-1]
-    kind = GGMLQuantizationType(cursor.unpack("I"))
-    block, block_bytes = GGML_QUANT_SIZES[kind]
-    if shape and shape[-1] % block:
-        raise ValueError(f"tensor {name!r} has rows of {shape[-1]}, not a multiple of {block}")
-    return name, Tensor(shape, kind, cursor.unpack("Q"), math.prod(shape) // block * block_bytes)
+def _shape(tensor: ReaderTensor) -> tuple[int, ...]:
+    """The outermost dimension first."""
+    return tuple(reversed(tensor.shape.tolist()))
 
 
 def read_config(file: GGUF) -> DecoderConfig:
@@ -182,7 +133,7 @@ def _read_config(file: GGUF) -> DecoderConfig:
 
     family = ARCHITECTURES[arch]
     config = checked(
-        lambda key: embedding.shape[0] if key == "vocab_size" else get(key),
+        lambda key: _shape(embedding)[0] if key == "vocab_size" else get(key),
         "gguf",
         source,
         norm_eps=float(get("attention.layer_norm_rms_epsilon", 1e-5)),
@@ -288,13 +239,13 @@ def read(
         if name == _ROPE_FREQS:
             continue
         path = wanted[name]
-        expected, got = shapes[path], file.tensors[name].shape
+        expected, got = shapes[path], _shape(file.tensors[name])
         if got != expected:
             raise BadInput(f"{file.path}: tensor {name!r}: expected shape {expected}, got {got}")
         module, leaf = path.split("/")[-2:]
         matrix = path.startswith("layers/") and leaf == "kernel"
-        stays = matrix and (file.tensors[name].type.name, quantize) == ("Q4_0", "int4")
-        array = _blocks(file, name) if stays else _unpack(file, name)
+        stays = matrix and (file.tensors[name].tensor_type.name, quantize) == ("Q4_0", "int4")
+        array = _q4_0(file.tensors[name]) if stays else _unpack(file, name)
         if interleaved and module in heads:
             rotate = functools.partial(_rotate_halves, heads=heads[module])
             array = jax.tree.map(rotate, array)
@@ -309,31 +260,38 @@ def _rotate_halves(rows: np.ndarray, heads: int) -> np.ndarray:
     return split.swapaxes(1, 2).reshape(rows.shape)
 
 
-def _blocks(file: GGUF, name: str) -> Any:
+def _q4_0(tensor: ReaderTensor) -> Any:
     """A tensor of Q4_0 as it is: of each block of 32 values the scale, then the values; value i and
     value i + 16 share a byte, and 8 stands for 0."""
     from qwix import QArray
 
     qarray: Any = QArray  # of arrays of the host
-    (rows, width), _, start, size = file.tensors[name]
-    raw = np.asarray(file.data[start : start + size]).reshape(rows, width // packed.BLOCK, -1)
+    rows, width = _shape(tensor)
+    raw = tensor.data.reshape(rows, width // packed.BLOCK, -1)
     scales, bits = raw[..., :2].copy().view(np.float16)[..., 0], raw[..., 2:]
     halves = np.concatenate([bits & 15, bits >> 4], axis=-1).astype(np.int8) - 8
     return qarray(halves.astype(ml_dtypes.int4).reshape(rows, width), scales)
 
 
 def _unpack(file: GGUF, name: str) -> np.ndarray:
-    shape, kind, start, size = file.tensors[name]
-    raw = file.data[start : start + size]
-    if kind.name in _DIRECT:
-        return np.asarray(raw).view(_DIRECT[kind.name]).reshape(shape)
+    """A tensor's values, in chunks on all cores; NumPy lets go of the interpreter meanwhile."""
+    tensor = file.tensors[name]
+    kind, shape = tensor.tensor_type, _shape(tensor)
+    if kind.name in ("F32", "F16"):
+        return tensor.data
+    if kind.name == "BF16":
+        return tensor.data.view(ml_dtypes.bfloat16).reshape(shape)
     block, block_bytes = GGML_QUANT_SIZES[kind]
-    values = np.empty(math.prod(shape), np.float32)
-    blocks = max(1, _CHUNK_BYTES // block_bytes)
+    blocks = tensor.data.reshape(-1, block_bytes)
+    values = np.empty((len(blocks), block), np.float32)
+    step = max(1, _CHUNK_BYTES // block_bytes)
+
+    def unpack(start: int) -> None:
+        values[start : start + step] = dequantize(blocks[start : start + step], kind)
+
     try:
-        for i in range(0, size // block_bytes, blocks):
-            packed = np.asarray(raw[i * block_bytes : (i + blocks) * block_bytes])
-            values[i * block : (i + blocks) * block] = dequantize(packed[None], kind)[0]
+        with ThreadPoolExecutor(os.cpu_count()) as pool:
+            list(pool.map(unpack, range(0, len(blocks), step)))
     except NotImplementedError as error:
         raise BadInput(
             f"{file.path}: tensor {name!r} is of type {kind.name}, which is not supported; "
