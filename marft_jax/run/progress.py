@@ -28,12 +28,12 @@ class Pace:
     def __init__(self) -> None:
         self._first: tuple[int, float] | None = None
 
-    def line(self, what: str, done: int, total: int) -> str:
+    def line(self, what: str, done: int, total: int, unit: str = "") -> str:
         """``what 3/8, 0:12 left``; no time as long as there is nothing to go by."""
         now = time.monotonic()
         before, began = self._first = self._first or (done, now)
         left = (now - began) / max(done - before, 1) * (total - done)
-        return f"{what} {done}/{total}" + (f", {clock(left)} left" if done > before else "")
+        return f"{what} {done}/{total}{unit}" + (f", {clock(left)} left" if done > before else "")
 
 
 class Progress:
@@ -43,13 +43,13 @@ class Progress:
         progress(3, 272)
     """
 
-    def __init__(self, what: str, console: Console) -> None:
-        self._what, self._console, self._pace = what, console, Pace()
+    def __init__(self, what: str, console: Console, unit: str = "") -> None:
+        self._what, self._console, self._pace, self._unit = what, console, Pace(), unit
         self._status = console.status(Text(printable(f"{what} ...")))
         self._shows, self._spoke = console.is_terminal and not console.quiet, time.monotonic()
 
     def __call__(self, done: int, total: int, note: str = "") -> None:
-        line = Text(printable(self._pace.line(self._what, done, total) + note))
+        line = Text(printable(self._pace.line(self._what, done, total, self._unit) + note))
         if self._shows:
             self._status.update(line)
         elif time.monotonic() - self._spoke > LINE_SECONDS:

@@ -84,8 +84,12 @@ def open_session(
     meshes = mesh, _ = mesh_lib.make_meshes(config.mesh)
     place = mesh_lib.placer(mesh)
     console = Console(stderr=True, highlight=False, quiet=not processes.is_lead())
-    with Progress(f"loading {config.model.base}", console) as progress:
-        base = load_base(config.model, place, mesh.devices.flat[0].platform, progress)
+    with Progress(f"loading {config.model.base}", console, " MiB") as progress:
+
+        def report(done: int, total: int) -> None:
+            progress(done >> 20, total >> 20)
+
+        base = load_base(config.model, place, mesh.devices.flat[0].platform, report)
     context = min(config.model.context, base.config.max_position)
     team = make_team(config.team, config.lora.mode, blueprint, context, base.tokenizer)
     _check_lengths(team)

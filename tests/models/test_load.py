@@ -69,14 +69,15 @@ def test_a_directory_becomes_a_decoder_with_the_values_of_its_files(directory):
     assert (model.config.vocab_size, model.source) == (120, str(directory))
 
 
-def test_each_tensor_is_placed_once_by_its_path_and_counted(directory):
-    placed, counted = [], []
+def test_each_tensor_is_placed_once_by_its_path_and_its_bytes_are_counted(directory):
+    placed, sizes, counted = [], [0], []
     load.load_base(
         Model(base=str(directory)),
-        lambda path, a: placed.append(path) or jnp.asarray(a),
+        lambda path, a: placed.append(path) or sizes.append(a.nbytes) or jnp.asarray(a),
         report=lambda done, total: counted.append((done, total)),
     )
-    assert counted == [(n + 1, len(placed)) for n in range(len(placed))]
+    done = np.cumsum(sizes).tolist()
+    assert counted == [(bytes_, done[-1]) for bytes_ in done]
     config = families.read_config(SETTINGS, "test")
     shapes = load.shapes_of(load.abstract_decoder(config, jnp.float32)[1])
     assert sorted(placed) == sorted(shapes)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import hashlib
+import math
 import re
 import types
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -80,7 +81,7 @@ def load_base(
         place: ``place(path, array)`` puts one tensor on the devices, in the sharding of its
             choice; ``path`` is spelled as in ``layers/3/q/kernel``.
         platform: that it will run on, such as cpu; by default the one that JAX prefers.
-        report: gets how many tensors are placed, and of how many.
+        report: gets how many bytes are placed, and of how many, all as if unquantised.
 
     Raises:
         BadInput: nothing there, an unsupported model, or files that are not intact.
@@ -210,7 +211,9 @@ def fill(
     """
     flat = dict(nnx.to_flat_state(abstract))
     missing, arrays = _parameters(abstract), dict[tuple[Any, ...], Any]()
-    total = len(missing)
+    width = jax.tree.leaves(abstract)[0].dtype.itemsize
+    done, total = 0, width * sum(math.prod(parameter.shape) for parameter in missing.values())
+    report(done, total)
     for path, array in tensors:
         parameter = missing.pop(path, None)
         if parameter is None:
@@ -225,7 +228,8 @@ def fill(
                 arrays[keys] = _empty_stack(placed, flat[keys].shape[0])
             placed = _put_layer(arrays[keys], placed, layer)
         arrays[keys] = placed
-        report(total - len(missing), total)
+        done += width * math.prod(shape)
+        report(done, total)
     if missing:
         raise BadInput(f"{source}: {len(missing)} tensors are missing, such as {min(missing)!r}")
     return nnx.from_flat_state({keys: leaf.replace(arrays[keys]) for keys, leaf in flat.items()})
