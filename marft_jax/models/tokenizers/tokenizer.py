@@ -6,18 +6,16 @@ that token: whoever writes the text of a task can forge the end of a message.
 
 from __future__ import annotations
 
-import contextlib
 import itertools
-import math
 import sys
-import time
 import types
-from collections.abc import Generator, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from marft_jax.errors import BadInput, reason
 from marft_jax.formats.foreign import read_settings, readable
+from marft_jax.models.tokenizers.trial import check_template
 
 Message = Mapping[str, str]
 """``{"role": "system" | "user" | "assistant", "content": text}``."""
@@ -118,9 +116,11 @@ class HFTokenizer:
             print(f"marft_jax: {source}: has no chat template; uses {plain}", file=sys.stderr)
         self.vocab_size: int = len(tokenizer)
         try:
-            with _at_most(_TEMPLATE_SECONDS):
-                self._fold_system = not self._takes_system()
-                end = self._end_of_turn()
+            special = tuple(sorted(tokenizer.special_tokens_map.items()))
+            if (template := tokenizer.get_chat_template()) != FALLBACK_TEMPLATE:
+                check_template(template, special, _TEMPLATE_SECONDS)
+            self._fold_system = not self._takes_system()
+            end = self._end_of_turn()
         except Exception as error:  # a template is a program: anything can go wrong in it
             raise BadInput(f"{source}: its chat template fails: {reason(error)}") from error
         ends = [i for i in (tokenizer.eos_token_id, *eos_ids, end) if i is not None]
@@ -209,8 +209,6 @@ class HFTokenizer:
         self._fold_system = False
         try:
             return _PROBE in self._render([_message("system", _PROBE), _message("user", "a")])
-        except TimeoutError:
-            raise
         except Exception:  # as above; a template that fails altogether is found out later
             return False
 
@@ -316,27 +314,6 @@ def _transformers() -> Any:
     import transformers
 
     return transformers
-
-
-@contextlib.contextmanager
-def _at_most(seconds: float) -> Generator[None]:
-    """Ends a template of this thread that computes longer, by ``TimeoutError``: it may loop for
-    days."""
-    end, before = math.inf, sys.gettrace()
-
-    def trace(frame: types.FrameType, event: str, _: Any) -> Any:
-        nonlocal end
-        now, is_template = time.thread_time(), frame.f_code.co_filename == "<template>"
-        end = min(end, now + seconds) if is_template else end  # imports before it are free
-        if now > end:
-            raise TimeoutError(f"it takes more than {seconds:g} seconds")
-        return trace if is_template else None
-
-    sys.settrace(trace)
-    try:
-        yield
-    finally:
-        sys.settrace(before)
 
 
 def _folded(messages: list[dict[str, str]]) -> list[dict[str, str]]:
