@@ -243,7 +243,7 @@ def test_odd_settings_of_an_adapter(tmp_path):
         "{{ 3 ** 30000000 % 7 }}",
         "{{ 'x' * 2000000000 }}",
         "{{ '%2000000000d' % 1 }}",
-        "{% set n = namespace(x='x') %}{% for a in 'x' * 40 %}{% set n.x = n.x ~ n.x %}{% endfor %}",
+        "{% set n=namespace(x='x') %}{% for a in 'x' * 40 %}{% set n.x = n.x ~ n.x %}{% endfor %}",
         "{% if enable_thinking %}{{ 'x' * 2000000000 }}{% endif %}",
     ],
 )
