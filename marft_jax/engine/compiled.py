@@ -1,4 +1,4 @@
-"""The engine's programs: pure functions of (base, adapters, slots), compiled for a few shapes.
+"""Programs of the engine: pure functions of (base, adapters, slots), compiled for a few shapes.
 
 Their arguments are named here alone: those of ``prefill`` and ``decode``, and ``Prompts``. Adapters
 come fused: a program that cuts them up by layers takes half as long again to compile.
@@ -42,14 +42,14 @@ class Shape(NamedTuple):
         return self._replace(slots=round_up(self.slots, mesh_lib.row_shards(mesh)))
 
     def prefill_rows(self, width: int, mesh: Mesh) -> tuple[int, int, int]:
-        """The sizes of a group of prompts of that width: one, a quarter of the most, the most."""
+        """Sizes of a group of prompts of that width: one, a quarter of the most, the most."""
         shards = mesh_lib.row_shards(mesh)
         tokens = compilation.prefill_tokens(mesh)
         most = min(self.slots, round_up(max(1, tokens // width), shards))
         return shards, max(shards, most // 4 // shards * shards), most
 
     def width(self, tokens: int, rungs: int = 2) -> int:
-        """The padded length of a prompt."""
+        """Padded length of a prompt."""
         return min(bucket(tokens, rungs=rungs), self.context)
 
 
@@ -93,7 +93,7 @@ def empty_prompts(rows: int, width: int) -> Prompts:
 
 
 class Programs(NamedTuple):
-    """The compiled functions of an engine.
+    """Compiled functions of an engine.
 
     Attributes:
         slots: abstract.
@@ -119,7 +119,7 @@ def programs(
     eos_ids: Sequence[int],
     alpha: float,
 ) -> Programs:
-    """The programs for one base and mesh; arguments as of ``Engine``."""
+    """Programs for one base and mesh; arguments as of ``Engine``."""
     make = functools.partial(
         cache_lib.empty_slots, config, shape.slots, shape.context, shape.longest, dtype
     )
@@ -130,7 +130,7 @@ def programs(
 
     def fuse(adapters: lora.Adapters) -> lora.FusedAdapters:
         fused = lora.fuse(adapters, alpha, dtype)
-        return fused if config.stacked else lora.cut(fused, config.n_layers)
+        return fused if config.stacked else lora.by_layer(fused, config.n_layers)
 
     fill = functools.partial(mesh_lib.within(mesh, prefill), **model)
     write = functools.partial(decode, **model)
@@ -204,7 +204,7 @@ def _read_prompts(
     valid_BT = positions_BT < p.lengths_B[:, None]
     where_BT = jnp.where(valid_BT, positions_BT, read)
     attend = _appending(where_BT, positions_BT, read, model.config.window)
-    prefixes = cache_lib.cut(cache_lib.rows_of(cache, p.sources_B), read)
+    prefixes = cache_lib.first_positions(cache_lib.rows_of(cache, p.sources_B), read)
     return model.hidden(p.tokens_BT, positions_BT, attend, prefixes, adapters, mask)
 
 
@@ -215,14 +215,14 @@ def decode(
     base: decoder.Base,
     adapters: lora.FusedAdapters,
     slots: Slots,
-    leave_at: Array,
+    stop_at: Array,
     chunk: int,
     read: int,
 ) -> Slots:
     """Samples up to ``chunk`` tokens for every active slot.
 
     Args:
-        leave_at: stop early once no more than this many slots are active.
+        stop_at: stop early once no more than this many slots are active.
         read: positions of the cache that are read; every active slot must end below it.
     """
     mask = lora.owner_mask(slots.owner_S[:, None], adapters)
@@ -241,17 +241,17 @@ def decode(
         )
         return step + 1, _append_tokens(s._replace(cache=cache), drawn, eos_ids)
 
-    def goes_on(carry: tuple[Array, Slots]) -> Array:
+    def unfinished(carry: tuple[Array, Slots]) -> Array:
         step, s = carry
-        return (step < chunk) & (jnp.sum(s.active_S) > leave_at)
+        return (step < chunk) & (jnp.sum(s.active_S) > stop_at)
 
-    small = slots._replace(cache=cache_lib.cut(slots.cache, read))
-    _, small = jax.lax.while_loop(goes_on, body, (jnp.int32(0), small))
-    return small._replace(cache=cache_lib.paste(slots.cache, small.cache))
+    shorter = slots._replace(cache=cache_lib.first_positions(slots.cache, read))
+    _, shorter = jax.lax.while_loop(unfinished, body, (jnp.int32(0), shorter))
+    return shorter._replace(cache=cache_lib.overwrite(slots.cache, shorter.cache))
 
 
 def _append_tokens(s: Slots, drawn: tuple[Array, ...], eos_ids: tuple[int, ...]) -> Slots:
-    """The slots with one more token, as ``sample`` draws it, in every active one."""
+    """Appends a token, as ``sample`` draws it, to every active slot."""
     ids_S, logprobs_S, kept_S = drawn
     rows, longest = s.ids_SA.shape
     at = jnp.arange(rows), jnp.where(s.active_S, s.count_S, longest)

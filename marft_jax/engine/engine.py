@@ -118,7 +118,7 @@ class Engine:
         self.reused = 0
 
     def place(self, adapters: lora.Adapters) -> lora.Adapters:
-        """The adapters on the engine's devices: a copy, where these are not the learner's."""
+        """Adapters on the engine's devices: a copy, where these are not the learner's."""
         return mesh_lib.placed(adapters, self._mesh)
 
     def load(self, adapters: lora.Adapters) -> None:
@@ -138,7 +138,7 @@ class Engine:
 
     @property
     def adapters(self) -> lora.Adapters:
-        """The adapters of the last ``load``."""
+        """Adapters of the last ``load``."""
         assert self._adapters is not None
         return self._adapters
 
@@ -167,7 +167,7 @@ class Engine:
             base=self._base,
             adapters=self._fused,
             slots=self._slots,
-            leave_at=jnp.int32(len(in_use) * 3 // 4 if self._waiting else 0),
+            stop_at=jnp.int32(len(in_use) * 3 // 4 if self._waiting else 0),
             chunk=self.shape.chunk,
             read=min(bucket(longest, least=64, rungs=2), self.shape.context),
         )
@@ -203,7 +203,7 @@ class Engine:
         )
 
     def _take(self, kind: _Kind, most: int) -> list[tuple[_Waiting, Start]]:
-        """The first waiting requests of that kind, each with its cached prefix.
+        """Takes the first waiting requests of that kind, each with its cached prefix.
 
         One that shares its prefix with another of the group waits: it can copy it next.
         """
@@ -221,14 +221,14 @@ class Engine:
         return taken
 
     def _begin(self, request: Request) -> tuple[_Kind, Start]:
-        """The shape that prefills a request, and its cached prefix."""
+        """Shape that prefills a request, and its cached prefix."""
         length, start = len(request.prompt), NOWHERE
         if self._reuse:
             start = self._prefixes.find(request.owner, request.prompt)
         if not start.tokens:
             return _Kind(self.shape.width(length), 0), start
-        whole, rest = (self.shape.width(n, rungs=1) for n in (length, length - start.tokens))
-        return _Kind(rest, whole), start
+        whole, new = (self.shape.width(n, rungs=1) for n in (length, length - start.tokens))
+        return _Kind(new, whole), start
 
     def _collect(self, in_use: Sequence[int]) -> list[tuple[int, Completion]]:
         s = self._slots
@@ -251,7 +251,7 @@ class Engine:
 
 
 def _rows(sizes: Sequence[int], requests: int) -> int:
-    """The size of a group: the next that holds them, unless half of that would be padding."""
+    """Size of a group: the next that holds them, unless half of that would be padding."""
     fits = next(i for i, size in enumerate(sizes) if size >= requests)
     return sizes[fits - 1] if fits and 2 * requests <= sizes[fits] else sizes[fits]
 
@@ -283,8 +283,8 @@ def _fill(
     """Writes requests into host arrays; padding repeats the last of them."""
     tokens_BT, *columns = jax.tree.leaves(prompts)
     for row, (request, start, slot) in enumerate(zip(group, starts, slots, strict=True)):
-        rest, s = request.prompt[start.tokens :], request.sampling
-        tokens_BT[row, : len(rest)] = rest
+        new, s = request.prompt[start.tokens :], request.sampling
+        tokens_BT[row, : len(new)] = new
         key_2 = random_keys.key_2(seed, *request.key)
         values = (len(request.prompt), request.owner, key_2, slot, start.tokens, start.slot)
         values += (s.temperature, s.top_p, s.top_k, s.min_p, s.max_new_tokens)

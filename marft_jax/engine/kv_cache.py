@@ -1,4 +1,4 @@
-"""The key-value cache, and what else the device knows of each slot."""
+"""Key-value cache, and what else the device knows of each slot."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Settings(NamedTuple):
 
 
 SETTINGS = (jnp.float32, jnp.float32, jnp.int32, jnp.float32, jnp.int32)
-"""Their types."""
+"""Types of its arrays."""
 
 
 class Slots(NamedTuple):
@@ -125,8 +125,8 @@ def insert(slots: Slots, rows: Slots, slots_B: Array) -> Slots:
     return others._replace(cache=cache)
 
 
-def cut(cache: Cache, length: int) -> Cache:
-    """The first ``length`` positions."""
+def first_positions(cache: Cache, length: int) -> Cache:
+    """First ``length`` positions."""
     return each(lambda kv: kv.cut(length), cache)
 
 
@@ -135,9 +135,9 @@ def rows_of(cache: Cache, rows_B: Array) -> Cache:
     return jax.tree.map(lambda x: x[..., rows_B, :, :, :], cache)
 
 
-def paste(cache: Cache, piece: Cache) -> Cache:
-    """``cache`` with ``piece`` as its first positions."""
+def overwrite(cache: Cache, first: Cache) -> Cache:
+    """Writes ``first`` over the first positions of ``cache``."""
     return jax.tree.map(
         lambda whole, part: jax.lax.dynamic_update_slice(whole, part, (0,) * whole.ndim),
-        cache, piece,
+        cache, first,
     )  # fmt: skip

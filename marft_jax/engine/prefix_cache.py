@@ -1,4 +1,4 @@
-"""The tokens of each slot, to find which prefix of a new prompt is in the cache already.
+"""Tokens of each slot, to find which prefix of a new prompt is in the cache already.
 
 The samples of a group have one prompt, the prompts of an agent begin with its system prompt, and in
 a shared conversation the next prompt continues the last. All of it lies in some slot, until another
@@ -26,7 +26,7 @@ NOWHERE = Start(0, 0)
 
 
 class Prefixes:
-    """The tokens whose keys and values lie in each slot, and the adapter that computed them."""
+    """Tokens whose keys and values lie in each slot, and the adapter that computed them."""
 
     def __init__(self, slots: int):
         self._slots: list[tuple[int, np.ndarray] | None] = [None] * slots
@@ -45,7 +45,7 @@ class Prefixes:
             self._slots[slot] = cached[0], np.concatenate([cached[1], ids])
 
     def find(self, owner: int, prompt: np.ndarray) -> Start:
-        """The longest prefix in a slot, if it is worth copying."""
+        """Longest prefix in a slot, if it is worth copying."""
         best = NOWHERE
         for slot, cached in enumerate(self._slots):
             if cached is not None and cached[0] == owner:

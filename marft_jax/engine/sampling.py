@@ -84,7 +84,7 @@ def _kept(logprobs_BV: Array, settings: Settings) -> Array:
 
 
 def _floor(bits_BV: Array, amounts_BV: Array, enough_B: Array, wanted_B: Array) -> Array:
-    """The greatest number such that entries at least as great amount to enough, ``int32 [B]``.
+    """Greatest number such that entries at least as great amount to enough, ``int32 [B]``.
 
     It is 0 where none is wanted; nothing is searched where no row wants one.
     """
@@ -109,9 +109,9 @@ def _draw(weights_BV: Array, uniform_B: Array) -> Array:
     never one of weight zero.
     """
     blocks_BNX = in_blocks(weights_BV, 0.0)
-    block_B, rest_B = _invert(blocks_BNX.sum(-1), uniform_B)
+    block_B, inside_B = _invert(blocks_BNX.sum(-1), uniform_B)
     chosen_BX = jnp.take_along_axis(blocks_BNX, block_B[:, None, None], axis=1)[:, 0]
-    entry_B, _ = _invert(chosen_BX, rest_B)
+    entry_B, _ = _invert(chosen_BX, inside_B)
     return block_B * blocks_BNX.shape[-1] + entry_B
 
 

@@ -1,4 +1,4 @@
-"""The model card of an exported adapter or model, from the template ``card.md``."""
+"""Model card of an exported adapter or model, from the template ``card.md``."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _TEMPLATE = Path(__file__).with_name("card.md")
 
 
 class Facts(NamedTuple):
-    """The run, as a card describes it."""
+    """Facts of a run, for its card."""
 
     run: str
     step: int
@@ -61,7 +61,7 @@ def write(
 
 
 def metrics_at(run: Path, step: int) -> Mapping[str, float]:
-    """The rewards of the step and the newest evaluations up to it, from ``metrics.jsonl``."""
+    """Rewards of the step and the newest evaluations up to it, from ``metrics.jsonl``."""
     file, found = run / "metrics.jsonl", dict[str, Any]()
     for line in file.read_text("utf-8").splitlines() if file.is_file() else ():
         row = foreign.loads(line)

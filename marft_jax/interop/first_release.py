@@ -1,4 +1,4 @@
-"""The value head of the first MARFT release: ``value_head.pth``, a state dict that torch saved.
+"""Value head of the first MARFT release: ``value_head.pth``, a state dict that torch saved.
 
 Such a file is a zip with a pickle in it, and a pickle can run any code. So torch is not asked, and
 neither is the plain unpickler: the one here knows an ordered dictionary, a tensor and the storages
@@ -34,7 +34,7 @@ _STORAGES = {
 
 
 def read_value_head(file: Path) -> list[np.ndarray]:
-    """The head's kernels ``[in, out]`` in float32, from the features to the value.
+    """Reads the head's kernels ``[in, out]`` in float32, from the features to the value.
 
     Raises:
         BadInput: no such file as torch writes it, something else than tensors in it, or tensors

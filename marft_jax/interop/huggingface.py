@@ -89,7 +89,7 @@ def save_sharded(
         tensors = {}
         for name in names:
             array = tensor(paths[name])
-            tensors[name] = merged(paths[name], array, factors, scale)
+            tensors[name] = merge(paths[name], array, factors, scale)
             report()
         save_file(tensors, folder / file, metadata={"format": "pt"})
     if plan.is_sharded:
@@ -97,7 +97,7 @@ def save_sharded(
         _write_json(folder / "model.safetensors.index.json", index)
 
 
-def merged(path: str, array: jax.Array, factors: Factors, scale: float) -> np.ndarray:
+def merge(path: str, array: jax.Array, factors: Factors, scale: float) -> np.ndarray:
     """A tensor of the base as Hugging Face stores it, its correction added."""
     weight = np.asarray(jax.device_get(array))
     parts = path.split("/")  # layers/3/q/kernel
@@ -109,7 +109,7 @@ def merged(path: str, array: jax.Array, factors: Factors, scale: float) -> np.nd
 
 
 def layers_in(source: str) -> str:
-    """The module of the transformers model that has the layers of a base."""
+    """Module of the transformers model that has the layers of a base."""
     folder = directory_of(source)
     settings = read_json(folder / "config.json") if folder else {}
     return "model.language_model" if "text_config" in settings else "model"
@@ -150,7 +150,7 @@ def config_json(config: DecoderConfig) -> dict[str, Any]:
 
 
 def _windows(config: DecoderConfig, name: str) -> dict[str, Any]:
-    """Which layers slide, how far they read, and Gemma's divisor of all scores."""
+    """Settings of sliding layers, and Gemma's divisor of all scores."""
     kinds = {True: "sliding_attention", False: "full_attention"}
     settings: dict[str, Any] = {"sliding_window": config.window}
     if name != "Mistral":  # all of its layers do
@@ -165,7 +165,7 @@ def _windows(config: DecoderConfig, name: str) -> dict[str, Any]:
 
 
 def save_tokenizer(tokenizer: Tokenizer, folder: Path, source: Path | None) -> None:
-    """The tokenizer's own files where the base has them, else those that transformers writes."""
+    """Copies the tokenizer's own files where the base has them; else transformers writes some."""
     if source is None and isinstance(tokenizer, HFTokenizer):
         return tokenizer.save(folder)
     for file in (source or ByteTokenizer.FILES).iterdir():

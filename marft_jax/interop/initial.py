@@ -54,7 +54,7 @@ def initial_adapters(
     fresh: Adapters,
     saved: Mapping[str, peft.Adapter] | None = None,
 ) -> Adapters:
-    """Each adapter of its folder or of ``saved``; the others as in ``fresh``, wherever that lies.
+    """Reads each adapter from its folder or ``saved``; the others stay as in ``fresh``.
 
     Loading is exact: another alpha is multiplied into B; a lower rank leaves the further rows of B
     zero, and their columns of A fresh, so that they can learn.
@@ -80,7 +80,7 @@ def initial_adapters(
 
 
 def _folders(team: Team, settings: LoraSettings) -> dict[int, Path]:
-    """The folder of every adapter that has one."""
+    """Folder of every adapter that has one."""
     folders = {}
     for profile, n in zip(team.profiles, team.owners, strict=True):
         if profile.init is not None:
@@ -124,7 +124,7 @@ def _copy(adapter: peft.Adapter, into: Adapters, n: int, scale: float, folder: P
 
 
 def _value_head(file: Path, fresh: list[jax.Array]) -> list[jax.Array]:
-    """The head in a file, for each of our heads."""
+    """Reads the head in a file, for each of our heads."""
     kernels = first_release.read_value_head(file)
     got, expected = [k.shape for k in kernels], [k.shape[1:] for k in fresh]
     if got != expected:

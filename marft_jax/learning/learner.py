@@ -138,7 +138,7 @@ class Learner:
         """Cross-entropy per token of each agent's actions, ``[agents]``; nothing is learned."""
         rows = [self._place(r) for r in batch_lib.microbatches(batch.rows)]
         logprobs = [self._run.proximal(base=self._base, adapters=state.adapters, r=r) for r in rows]
-        logprobs_UBA = np.stack(mesh_lib.fetched(logprobs))
+        logprobs_UBA = np.stack(mesh_lib.fetch(logprobs))
         return -by_agent(logprobs_UBA, batch.rows, len(self._team.profiles))
 
     def trainable(self, step: int) -> np.ndarray:
@@ -167,7 +167,7 @@ class Learner:
             return rows, scored
         rows = [self._place(r) for r in batch_lib.microbatches(batch.rows)]  # in the meantime
         flat = [
-            np.concatenate([x.reshape(-1, *x.shape[2:]) for x in mesh_lib.fetched(parts)])
+            np.concatenate([x.reshape(-1, *x.shape[2:]) for x in mesh_lib.fetch(parts)])
             for parts in ([s.values_BX for s in scored], [s.features_BXD for s in scored])
         ]
         return rows, [Scored(*(x[unit_BK] for x in flat)) for unit_BK in batch.prompts.unit_UBK]
@@ -183,7 +183,7 @@ class Learner:
         """Advantages and returns."""
 
         def host(parts: Sequence[Any]) -> np.ndarray | None:
-            return None if parts[0] is None else np.stack(mesh_lib.fetched(list(parts)))
+            return None if parts[0] is None else np.stack(mesh_lib.fetch(list(parts)))
 
         return estimate(
             self._settings.algo,
@@ -192,7 +192,7 @@ class Learner:
             batch,
             host([s.values_BX for s in scored]),
             host([s.reference_BA for s in scored]),
-            *mesh_lib.fetched((state.baseline, state.values_scale)),
+            *mesh_lib.fetch((state.baseline, state.values_scale)),
         )
 
     def _targets(

@@ -1,4 +1,4 @@
-"""The decoder-only transformer of the Llama, Mistral, Qwen2, Qwen3 and Gemma 3 families.
+"""Decoder-only transformer of the Llama, Mistral, Qwen2, Qwen3 and Gemma 3 families.
 
 The module owns parameters, initialisers and dtypes. Everything outside uses it functionally:
 
@@ -40,14 +40,14 @@ Attend = Callable[[Array, KV, Any, Layer], tuple[Array, Any]]
 """(queries, new keys and values, cache, layer) to context, and the cache with what is kept. The
 cache is the layer's own, or that of all layers, stacked, where ``layer`` has a number."""
 Lora = dict[str, Fused]
-"""The adapters of a layer by matrix."""
+"""Adapters of a layer by matrix."""
 Base = nnx.State[Any, Any]
-"""The parameters of a ``Decoder``: frozen, and an argument of their own everywhere."""
+"""Parameters of a ``Decoder``: frozen, and an argument of their own everywhere."""
 
 
 @dataclasses.dataclass(frozen=True)
 class DecoderConfig:
-    """The shape of a decoder; ``families.py`` reads it from config.json, ``gguf.py`` from GGUF.
+    """Shape of a decoder; ``families.py`` reads it from config.json, ``gguf.py`` from GGUF.
 
     Attributes:
         window: positions that layers which slide read, the query's own included.
@@ -87,7 +87,7 @@ class DecoderConfig:
 
     @property
     def query_scale(self) -> float:
-        """What queries are multiplied by, beside 1 / √head_dim."""
+        """Factor of queries, beside 1 / √head_dim."""
         return (self.head_dim / (self.query_pre_attn_scalar or self.head_dim)) ** 0.5
 
     def target_shape(self, target: str) -> tuple[int, int]:
@@ -172,7 +172,7 @@ class Block(nnx.Module):
         cache: Any,
         attend: Attend,
     ) -> tuple[Array, Any]:
-        """The block's output, and what ``attend`` keeps of the cached and new keys and values."""
+        """Computes the block's output, and what ``attend`` keeps of keys and values."""
         with jax.named_scope("attention"):
             h = self.attn_norm(x_BTD)
             q = self._heads(self.q(h, lora.get("q"), owners), self.config.n_heads)
@@ -202,7 +202,7 @@ class Block(nnx.Module):
 
 
 class Embed(nnx.Module):
-    """The token table."""
+    """Token table."""
 
     def __init__(self, c: DecoderConfig, *, dtype: DTypeLike, rngs: nnx.Rngs):
         init = jax.nn.initializers.normal(0.02)
@@ -287,7 +287,7 @@ class Decoder(nnx.Module):
     def _scanned(
         self, run: Any, x_BTD: Array, rope: Either, lora: Any, owners: Any, cache: Any
     ) -> tuple[Array, KV]:
-        """The cache goes from layer to layer, so that it is written in place."""
+        """Passes the cache from layer to layer, so that it is written in place."""
         graphdef, weights = nnx.split(self.layers)
         sliding = self.config.sliding or (False,)
         slides_L = jnp.asarray(sliding) if len(set(sliding)) == 2 else None
@@ -306,12 +306,12 @@ class Decoder(nnx.Module):
 
     @property
     def vocabulary(self) -> Array:
-        """The matrix ``[V, D]`` from hidden states to logits."""
+        """Matrix ``[V, D]`` from hidden states to logits."""
         return (self.embed.embedding if self.lm_head is None else self.lm_head.kernel)[...]
 
 
 def _stack(blocks: list[Block]) -> Block:
-    """One block whose arrays have a leading axis for the layers."""
+    """Stacks blocks into a block whose arrays have a leading axis for the layers."""
     graphdefs, states = zip(*map(nnx.split, blocks), strict=True)
     return nnx.merge(graphdefs[0], jax.tree.map(lambda *layers: jnp.stack(layers), *states))
 
@@ -360,7 +360,7 @@ def project(graphdef: Any, base: Base, hidden: Array) -> Array:
 
 
 def vocabulary(graphdef: Any, base: Base) -> Array:
-    """The matrix ``[V, D]`` from hidden states to logits."""
+    """Matrix ``[V, D]`` from hidden states to logits."""
     decoder: Decoder = nnx.merge(graphdef, base)
     return decoder.vocabulary
 

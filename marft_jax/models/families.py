@@ -1,4 +1,4 @@
-"""The model families that the decoder can be, and the names of their parts in other formats.
+"""Model families that the decoder can be, and the names of their parts in other formats.
 
 ``config.json`` becomes a ``DecoderConfig``; a path of ours, such as ``layers/3/q/kernel``, becomes
 the name of the same tensor in a Hugging Face checkpoint or a GGUF file. Whatever the decoder would
@@ -63,7 +63,7 @@ def paths_by_name(paths: Iterable[str], spelling: Spelling) -> dict[str, str]:
 
 
 def source_name(path: str, spelling: Spelling, post_norms: bool = False) -> str:
-    """The name that another format gives to the tensor at ``path``.
+    """Name that another format gives to the tensor at ``path``.
 
     Args:
         post_norms: of a model that has norms behind attention and MLP too.
@@ -208,7 +208,7 @@ def read_config(config: Mapping[str, Any], source: str) -> DecoderConfig:
 def checked(
     get: Callable[[str], Any], spelling: Spelling, source: str, **others: Any
 ) -> DecoderConfig:
-    """The configuration with these sizes, if they fit together, and with the ``others``.
+    """Configuration with these sizes, if they fit together, and with the ``others``.
 
     Args:
         get: a size in this spelling, or None.
@@ -250,7 +250,7 @@ def checked(
 
 
 def sizes_of(config: DecoderConfig) -> dict[str, int]:
-    """The sizes as config.json spells them."""
+    """Sizes as config.json spells them."""
     return {names["hf"]: getattr(config, ours) for ours, (names, _) in _NUMBERS.items()}
 
 
@@ -348,7 +348,7 @@ def _rope_settings(config: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _local_rope_theta(config: Mapping[str, Any], source: str) -> float | None:
-    """Of layers that slide, where it is another."""
+    """Rotary base of layers that slide, where it is another."""
     own = (config.get("rope_parameters") or {}).get("sliding_attention") or {}
     if (kind := own.get("rope_type", "default")) != "default":
         raise BadInput(

@@ -28,7 +28,7 @@ Adapters = dict[str, dict[str, Array]]
 
 
 class Fused(NamedTuple):
-    """The adapters of one matrix, ranks side by side: ``[N·R, in]`` and ``[N·R, out]``.
+    """Adapters of one matrix, ranks side by side: ``[N·R, in]`` and ``[N·R, out]``.
 
     So the tokens' activations, the largest factor of their gradients, need no transpose.
     """
@@ -49,7 +49,7 @@ class FusedAdapters(NamedTuple):
     scale_N: Array
 
     def of(self, layer: int) -> dict[str, Fused]:
-        """The matrices of one layer."""
+        """Matrices of one layer."""
         if isinstance(self.layers, list):
             return self.layers[layer]
         return {target: Fused(x.a[layer], x.b[layer]) for target, x in self.layers.items()}
@@ -101,8 +101,8 @@ def fuse(adapters: Adapters, alpha: float, dtype: DTypeLike) -> FusedAdapters:
     return FusedAdapters(fused, jnp.full(n, alpha / r, dtype))
 
 
-def cut(fused: FusedAdapters, layers: int) -> FusedAdapters:
-    """The adapters with arrays of their own for each layer."""
+def by_layer(fused: FusedAdapters, layers: int) -> FusedAdapters:
+    """Splits the adapters into arrays of each layer."""
     return fused._replace(layers=[fused.of(i) for i in range(layers)])
 
 

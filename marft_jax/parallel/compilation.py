@@ -59,5 +59,5 @@ def compiler_options(mesh: Mesh) -> dict[str, str]:
 
 
 def prefill_tokens(mesh: Mesh) -> int:
-    """The most tokens of a prefill: a CPU is hardly faster with more, others while memory lasts."""
+    """Most tokens of a prefill: a CPU is hardly faster with more, others while memory lasts."""
     return 512 if mesh.devices.flat[0].platform == "cpu" else 8192

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 
 def bucket(n: int, least: int = 32, rungs: int = 4) -> int:
-    """The smallest rung of a ladder that holds ``n``.
+    """Smallest rung of a ladder that holds ``n``.
 
     With four rungs per doubling: 1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20, 24, 28, 32, 40, …; at
     most a quarter of a rung is padding.
@@ -19,7 +19,7 @@ def bucket(n: int, least: int = 32, rungs: int = 4) -> int:
 
 
 def round_up(n: int, multiple: int) -> int:
-    """The smallest multiple that holds ``n``.
+    """Smallest multiple that holds ``n``.
 
     >>> round_up(9, 4)
     12

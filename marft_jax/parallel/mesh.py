@@ -41,7 +41,7 @@ BASE_RULES: Sequence[tuple[str, P]] = (
 def make_meshes(
     config: config_lib.Mesh, devices: Sequence[Any] | None = None, per_process: int | None = None
 ) -> tuple[Mesh, Mesh]:
-    """The meshes that learn and that play: one and the same, or with ``rollout`` one for each.
+    """Meshes that learn and that play: one and the same, or with ``rollout`` one for each.
 
     Every process has a share of both; its last devices play. Arguments as of ``make_mesh``.
 
@@ -77,7 +77,7 @@ def make_mesh(
     per_process: int | None = None,
     flag: str = "--mesh",
 ) -> Mesh:
-    """The mesh that ``config`` asks for, over all devices of all processes.
+    """Mesh that ``config`` asks for, over all devices of all processes.
 
     Args:
         devices: those of the first process first; all there are by default.
@@ -111,7 +111,7 @@ def make_mesh(
 
 
 def _of_first(devices: Sequence[Any]) -> int:
-    """The number of devices of a process: of the first one's, and of every other."""
+    """Number of devices of a process: of the first one's, and of every other."""
     return sum(device.process_index == devices[0].process_index for device in devices)
 
 
@@ -124,12 +124,12 @@ def possible_shapes(devices: int) -> list[tuple[int, int, int]]:
 
 
 def here(mesh: Mesh) -> Mesh:
-    """The part of a mesh that is this process's: some of its ``data`` rows."""
+    """Part of a mesh that is this process's: some of its ``data`` rows."""
     mine = [row.flat[0].process_index == jax.process_index() for row in mesh.devices]
     return mesh if all(mine) else Mesh(mesh.devices[np.asarray(mine)], AXES)
 
 
-def localized(tree: Any, mesh: Mesh) -> Any:
+def localize(tree: Any, mesh: Mesh) -> Any:
     """Arrays of all processes as arrays of this one, without a copy.
 
     Args:
@@ -137,7 +137,7 @@ def localized(tree: Any, mesh: Mesh) -> Any:
         mesh: this process's part of theirs.
     """
 
-    def localize(x: jax.Array) -> jax.Array:
+    def local(x: jax.Array) -> jax.Array:
         if x.is_fully_addressable:
             return x
         assert isinstance(x.sharding, NamedSharding)
@@ -145,7 +145,7 @@ def localized(tree: Any, mesh: Mesh) -> Any:
         sharding = NamedSharding(mesh, x.sharding.spec)
         return jax.make_array_from_single_device_arrays(x.shape, sharding, pieces)
 
-    return jax.tree.map(localize, tree)
+    return jax.tree.map(local, tree)
 
 
 def placed(tree: Any, mesh: Mesh) -> Any:
@@ -155,7 +155,7 @@ def placed(tree: Any, mesh: Mesh) -> Any:
 
     def place(x: jax.Array) -> jax.Array:
         if there <= x.sharding.device_set:
-            return localized(x, mesh)
+            return localize(x, mesh)
         return jax.device_put(x.addressable_data(0), replicated(mesh))
 
     return jax.tree.map(place, tree)
@@ -173,24 +173,24 @@ def put(tree: Any, sharding: NamedSharding) -> Any:
     return jax.tree.map(place, tree)
 
 
-def fetched(tree: Any) -> Any:
+def fetch(tree: Any) -> Any:
     """Arrays to the host, all of each, whichever process holds it. Every process must ask."""
 
-    def fetch(x: Any) -> np.ndarray:
+    def whole(x: Any) -> np.ndarray:
         if isinstance(x, jax.Array) and not (x.is_fully_addressable or x.is_fully_replicated):
             assert isinstance(x.sharding, NamedSharding)
             x = _gather(x.sharding.mesh)(x)
         return np.asarray(x)
 
-    return jax.tree.map(fetch, tree)
+    return jax.tree.map(whole, tree)
 
 
 def from_all(x: np.ndarray) -> np.ndarray:
-    """What each process gives, of equal shapes, on a new leading axis. Every process must ask."""
+    """Stacks what each process gives, of equal shapes. Every process must ask."""
     first = {device.process_index: device for device in reversed(jax.devices())}
     mesh = Mesh(np.asarray([first[process] for process in sorted(first)]), "processes")
     split = NamedSharding(mesh, P("processes"))
-    return fetched(jax.make_array_from_process_local_data(split, x[None]))
+    return fetch(jax.make_array_from_process_local_data(split, x[None]))
 
 
 @functools.cache
@@ -214,10 +214,10 @@ def in_turn(mesh: Mesh, program: Any) -> Any:
     devices of this process: each of these must meet the programs in the same order, or two that
     exchange data would wait for each other for ever."""
     own = [device for device in mesh.devices.flat if device.process_index == jax.process_index()]
-    return program if len(own) == 1 else _InTurn(program)
+    return program if len(own) == 1 else _Locked(program)
 
 
-class _InTurn:
+class _Locked:
     launch = threading.Lock()
 
     def __init__(self, program: Any):
@@ -232,7 +232,7 @@ class _InTurn:
 
 
 def row_axes() -> tuple[str, ...]:
-    """The axes that the leading dimension is split over, in code that is being traced: under a
+    """Axes that the leading dimension is split over, in code that is being traced: under a
     vmap over the places along ``data``, only the others."""
     try:
         jax.lax.axis_size(PLACES)
@@ -242,7 +242,7 @@ def row_axes() -> tuple[str, ...]:
 
 
 def row_shards(mesh: Mesh) -> int:
-    """The number of parts that the rows of a batch are split into."""
+    """Number of parts that the rows of a batch are split into."""
     return math.prod(mesh.shape[axis] for axis in _ROW_AXES)
 
 
@@ -257,7 +257,7 @@ def rows(mesh: Mesh, axis: int = 0) -> NamedSharding:
 
 
 def base_sharding(mesh: Mesh, path: str, shape: Sequence[int]) -> NamedSharding:
-    """The place of a tensor of the base: the first rule that matches its path.
+    """Place of a tensor of the base: the first rule that matches its path.
 
     An axis that does not divide its dimension is left out: that dimension is replicated, as are the
     layers of a stack.

@@ -37,7 +37,7 @@ from marft_jax.parallel.ladder import bucket
 from marft_jax.types import Played, Player, Sample
 
 _T = TypeVar("_T")
-_GO = b"all are here\n"
+_ALL_HERE = b"all are here\n"
 _TPU_DEVICES = ("/dev/accel[0-9]*", "/dev/vfio/[0-9]*")
 
 
@@ -57,7 +57,7 @@ def start(config: Mesh) -> None:
                 f"--mesh.coordinator {config.coordinator}: expected --mesh.processes and "
                 f"--mesh.process as well, got {config.processes} and {config.process}"
             )
-        where = meet(config)
+        where = wait_for_all(config)
         known = dict(
             coordinator_address=config.coordinator,
             num_processes=config.processes,
@@ -80,15 +80,15 @@ def start(config: Mesh) -> None:
 
 
 def _pass_over_absent_tpu() -> None:
-    """Where libtpu is installed to compile plans, and there is no TPU, JAX shall not look for one:
-    it would print pages of errors before it takes the CPU."""
+    """Keeps JAX from looking for a TPU where libtpu is installed for plans alone: it would print
+    pages of errors before it takes the CPU."""
     chips = any(glob.glob(devices) for devices in _TPU_DEVICES)
     other = importlib.util.find_spec("jax_plugins") or os.environ.get("JAX_PLATFORMS")
     if importlib.util.find_spec("libtpu") and not chips and not other:
         jax.config.update("jax_platforms", "cpu")
 
 
-def meet(config: Mesh) -> str:
+def wait_for_all(config: Mesh) -> str:
     """Waits until all processes are there, and before JAX does: it aborts where one is missing.
 
     Each of the others sends its number to the first one, at the coordinator's address, and has an
@@ -139,7 +139,7 @@ def _gather_others(host: str, port: int, others: set[int], until: float) -> str:
                 others.discard(int(call.recv(16)))
         for call in waiting:
             with contextlib.suppress(OSError):
-                call.sendall(_GO)
+                call.sendall(_ALL_HERE)
     if where == "0.0.0.0":
         return f"[::]:{port}"  # both kinds of addresses, as JAX does
     return f"[{where}]:{port}" if ":" in where else f"{where}:{port}"
@@ -163,7 +163,7 @@ def _call_first(host: str, port: int, process: int, until: float) -> None:
         left = max(until - time.monotonic(), 0.001)
         with socket.create_connection((host, port), timeout=left) as first:
             first.sendall(f"{process}\n".encode())
-            if first.recv(len(_GO)) != _GO:
+            if first.recv(len(_ALL_HERE)) != _ALL_HERE:
                 raise ConnectionError("the first process left")
 
     _retried(call, until)
@@ -185,7 +185,7 @@ def _retried(run: Callable[[], _T], until: float) -> _T:
 
 
 def share(count: int, processes: int) -> int:
-    """The most of so many episodes, or turns, that one process plays."""
+    """Largest number of so many episodes, or turns, that one process plays."""
     return -(-count // processes)
 
 
@@ -197,10 +197,10 @@ def end_together(work: Callable[[], int]) -> int:
     except jax.errors.JaxRuntimeError as error:
         if jax.process_count() == 1:
             raise
-        leave(error)
+        exit_alone(error)
 
 
-def leave(error: BaseException) -> NoReturn:
+def exit_alone(error: BaseException) -> NoReturn:
     """Ends this process, with exit code 1, because another one is gone."""
     why = " ".join(str(error).split())
     print(
@@ -228,12 +228,12 @@ Meet = Callable[[Callable[[], Any]], Any]
 """Does what all processes do together, in whichever thread, and returns the result."""
 
 
-def together(player: Player, meet: Meet) -> Player:
-    """Plays on all processes, see ``Together``; alone, the player itself."""
-    return player if jax.process_count() == 1 else Together(player, meet)
+def play_on_all(player: Player, meet: Meet) -> Player:
+    """Plays on all processes, see ``PlayerOnAll``; alone, the player itself."""
+    return player if jax.process_count() == 1 else PlayerOnAll(player, meet)
 
 
-class Together:
+class PlayerOnAll:
     """Plays the episodes of a step on all processes; each gets all of them back, in task order.
 
     Args:
@@ -254,15 +254,15 @@ class Together:
                 mine = self._player.play(samples[low:high], step)
         except (Stopped, EpisodesFailed, BadInput) as raised:
             error = raised
-        told = None if error is None else [type(error).__name__, str(error)]
-        parts = self._meet(functools.partial(gather, mine, told))
+        failure_here = None if error is None else [type(error).__name__, str(error)]
+        parts = self._meet(functools.partial(gather, mine, failure_here))
         if error is not None:
             raise error
         for process, (_, failure) in enumerate(parts):
             if failure is not None:
                 kind, text = failure
-                again = Stopped if kind == Stopped.__name__ else EpisodesFailed
-                raise again(f"process {process}: {text}")
+                error_kind = Stopped if kind == Stopped.__name__ else EpisodesFailed
+                raise error_kind(f"process {process}: {text}")
         played = [part for part, _ in parts]
         return Played(
             [episode for part in played for episode in part.episodes],

@@ -184,7 +184,7 @@ def _decode(run: Run) -> dict[str, Any]:
         base=run.base_here,
         adapters=_fused(run),
         slots=run.slots,
-        leave_at=jax.ShapeDtypeStruct((), jnp.int32),
+        stop_at=jax.ShapeDtypeStruct((), jnp.int32),
         chunk=run.shape.chunk,
         read=run.shape.context,
     )

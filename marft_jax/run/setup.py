@@ -22,7 +22,7 @@ from marft_jax.interop import initial
 from marft_jax.learning.algorithms import find_algorithm
 from marft_jax.learning.learner import Learner, TrainState
 from marft_jax.learning.settings import LearnerSettings, resolve, resolved
-from marft_jax.models.weights.load import BaseModel, copied, load_base
+from marft_jax.models.weights.load import BaseModel, copy_base, load_base
 from marft_jax.parallel import mesh as mesh_lib
 from marft_jax.parallel import processes
 from marft_jax.random_keys import Stream
@@ -103,9 +103,9 @@ def _open_engine(
     config: Config, meshes: tuple[Mesh, Mesh], base: BaseModel, team: Team, at_once: int
 ) -> Engine:
     learning, playing = map(mesh_lib.here, meshes)
-    params = mesh_lib.localized(base.params, learning)
+    params = mesh_lib.localize(base.params, learning)
     if config.mesh.rollout:
-        params = copied(params, mesh_lib.placer(playing))
+        params = copy_base(params, mesh_lib.placer(playing))
     shape = Shape(
         slots=min(config.rollout.slots, processes.share(at_once, jax.process_count())),
         chunk=config.rollout.chunk,
@@ -215,7 +215,7 @@ def make_rollout(
         report=report,
         stream=stream,
     )
-    return processes.together(rollout, session.on_all)
+    return processes.play_on_all(rollout, session.on_all)
 
 
 def play_held_out(

@@ -161,8 +161,10 @@ def test_a_merged_model_is_written_for_one_agent_or_for_each(run, tmp_path, monk
     assert run_export("--run", run, "--out", tmp_path / "a", "--format", "merged", "--agent",
                       "solver") == 0  # fmt: skip
     assert [p.name for p in (tmp_path / "a").iterdir()] == ["solver"]
-    tensors = len(shown) // 2  # loaded, exported
-    assert shown == 2 * [(n + 1, tensors) for n in range(tensors)] and tensors > 9
+    tensors = shown[-1][1]
+    loaded, exported = shown[:-tensors], shown[-tensors:]  # in MiB, in tensors
+    assert exported == [(n + 1, tensors) for n in range(tensors)] and tensors > 9
+    assert loaded == sorted(loaded) and (loaded[0], loaded[-1]) == ((0, 6), (6, 6))
     folder = tmp_path / "a" / "solver"
     names = {"config.json", "generation_config.json", "tokenizer.json", "model.safetensors"}
     assert names <= {p.name for p in folder.iterdir()}

@@ -136,7 +136,7 @@ def test_no_loop_of_decoding_holds_the_unpacked_base(kind, layers):
     )
     decode = run.decode.lower(
         base=base, adapters=fused, slots=run.slots,
-        leave_at=jnp.int32(0), chunk=4, read=64,
+        stop_at=jnp.int32(0), chunk=4, read=64,
     ).compile()  # fmt: skip
     layer = sum(4 * math.prod(config.target_shape(target)) for target in TARGETS)
     assert decode.memory_analysis().temp_size_in_bytes < 2 * layer  # of four

@@ -96,18 +96,18 @@ def mesh(process, port, seconds=10.0, host="localhost"):
 
 def test_processes_meet_and_the_coordinator_listens_where_it_is_called():
     port, found = free_port(), []
-    other = threading.Thread(target=lambda: found.append(processes.meet(mesh(1, port))))
+    other = threading.Thread(target=lambda: found.append(processes.wait_for_all(mesh(1, port))))
     other.start()
-    assert processes.meet(mesh(0, port)) in (f"127.0.0.1:{port}", f"[::1]:{port}")
+    assert processes.wait_for_all(mesh(0, port)) in (f"127.0.0.1:{port}", f"[::1]:{port}")
     other.join(10)
     assert found == [""]
 
 
 def test_who_does_not_come_is_named():
     with pytest.raises(BadInput, match=r"within 0\.3 s: .*\[1\] did not come"):
-        processes.meet(mesh(0, free_port(), 0.3))
+        processes.wait_for_all(mesh(0, free_port(), 0.3))
     with pytest.raises(BadInput, match="did not find each other within 0.3 s"):
-        processes.meet(mesh(1, free_port(), 0.3))
+        processes.wait_for_all(mesh(1, free_port(), 0.3))
 
 
 @pytest.mark.parametrize(

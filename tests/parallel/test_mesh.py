@@ -72,7 +72,7 @@ def test_devices_that_cannot_be_divided_are_refused(asked, message):
 def test_a_base_and_adapters_get_to_the_mesh_that_plays():
     learning, playing = mesh.make_meshes(config_lib.Mesh(fsdp=2, rollout=(1, 1, 2)))
     base = small.base_on(learning, 1)
-    copy = load.copied(base.params, mesh.placer(playing))
+    copy = load.copy_base(base.params, mesh.placer(playing))
     for there, here in zip(jax.tree.leaves(copy), jax.tree.leaves(base.params), strict=True):
         np.testing.assert_array_equal(there, here)
     table = copy["embed"]["embedding"][...]

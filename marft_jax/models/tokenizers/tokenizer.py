@@ -140,14 +140,14 @@ class HFTokenizer:
         return list(self._tokenizer.encode(text, add_special_tokens=False))
 
     def decode(self, ids: Sequence[int], *, special: bool = False) -> str:
-        """The text of ``ids``, without special and eos tokens unless they are asked for."""
+        """Text of ``ids``, without special and eos tokens unless they are asked for."""
         kept = [int(i) for i in ids if special or i not in self.eos_ids]
         return self._tokenizer.decode(
             kept, skip_special_tokens=not special, clean_up_tokenization_spaces=False
         )
 
     def chat(self, messages: Sequence[Message]) -> list[int]:
-        """The conversation as a prompt for the assistant's next message."""
+        """Conversation as a prompt for the assistant's next message."""
         return self.encode(self._render(messages))
 
     def opening(self, messages: Sequence[Message]) -> tuple[list[int], list[int]]:
@@ -199,7 +199,7 @@ class HFTokenizer:
     def _render(self, messages: Sequence[Message], prompt: bool = True) -> str:
         plain = [dict(message) for message in messages]
         return self._tokenizer.apply_chat_template(
-            _folded(plain) if self._fold_system else plain,
+            _fold_system(plain) if self._fold_system else plain,
             add_generation_prompt=prompt,
             tokenize=False,
             **self._template_settings,
@@ -213,7 +213,7 @@ class HFTokenizer:
             return False
 
     def _end_of_turn(self) -> int | None:
-        """The special token right after an assistant's message."""
+        """Special token right after an assistant's message."""
         text = self._render([_message("user", "a"), _message("assistant", _PROBE)], prompt=False)
         after = self.encode(text.rpartition(_PROBE)[2].strip())[:1]
         special = {*self._tokenizer.all_special_ids, *self._tokenizer.added_tokens_decoder}
@@ -224,7 +224,7 @@ Tokenizer = ByteTokenizer | HFTokenizer
 
 
 def from_directory(directory: Path) -> HFTokenizer:
-    """The tokenizer files of a model directory.
+    """Tokenizer files of a model directory.
 
     Raises:
         BadInput: there are none, or they cannot be read.
@@ -247,7 +247,7 @@ def from_directory(directory: Path) -> HFTokenizer:
 
 
 def _without_its_code(directory: Path) -> Any:
-    """The tokenizer of a folder whose own Python files, named by ``auto_map``, are never run."""
+    """Tokenizer of a folder whose own Python files, named by ``auto_map``, are never run."""
     library, known = _transformers(), {"local_files_only": True, "trust_remote_code": False}
     try:
         return library.AutoTokenizer.from_pretrained(directory, **known)
@@ -264,7 +264,7 @@ def _without_its_code(directory: Path) -> Any:
 
 
 def from_gguf(metadata: Mapping[str, Any], source: str) -> HFTokenizer:
-    """The tokenizer, special tokens and chat template in a GGUF file's metadata.
+    """Tokenizer, special tokens and chat template in a GGUF file's metadata.
 
     Raises:
         BadInput: the vocabulary is of a kind that is not known.
@@ -316,13 +316,14 @@ def _transformers() -> Any:
     return transformers
 
 
-def _folded(messages: list[dict[str, str]]) -> list[dict[str, str]]:
-    """The system message in front of the first user message's text."""
+def _fold_system(messages: list[dict[str, str]]) -> list[dict[str, str]]:
+    """Puts the system message in front of the first user message's text."""
     system = "\n\n".join(m["content"] for m in messages if m["role"] == "system")
-    rest = [m for m in messages if m["role"] != "system"]
-    if system and rest:
-        rest[0] = _message(rest[0]["role"], f"{system}\n\n{rest[0]['content']}")
-    return rest
+    others = [m for m in messages if m["role"] != "system"]
+    if system and others:
+        content = f"{system}\n\n{others[0]['content']}"
+        others[0] = _message(others[0]["role"], content)
+    return others
 
 
 def _message(role: str, content: str) -> dict[str, str]:
@@ -330,5 +331,5 @@ def _message(role: str, content: str) -> dict[str, str]:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """The settings in a file; none where there is no such file."""
+    """Settings in a file; none where there is no such file."""
     return read_settings(path) if path.is_file() else {}

@@ -62,7 +62,7 @@ _CUTS = {
 
 
 def from_gguf(metadata: Mapping[str, Any], source: str) -> Tokenizer:
-    """The tokenizer that a GGUF file's metadata describes.
+    """Tokenizer that a GGUF file's metadata describes.
 
     Raises:
         BadInput: a kind of vocabulary, or of cutting text into words, that is not known, by name.
@@ -95,7 +95,7 @@ def from_gguf(metadata: Mapping[str, Any], source: str) -> Tokenizer:
 
 
 def from_sentencepiece(path: Path, *, every_segment: bool = True) -> Tokenizer:
-    """The tokenizer in a SentencePiece ``.model`` file.
+    """Tokenizer in a SentencePiece ``.model`` file.
 
     Args:
         every_segment: the text after a special token begins with a space that is not written, as

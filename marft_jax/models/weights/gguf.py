@@ -104,12 +104,12 @@ def open_gguf(path: Path) -> GGUF:
 
 
 def _shape(tensor: ReaderTensor) -> tuple[int, ...]:
-    """The outermost dimension first."""
+    """Outermost dimension first."""
     return tuple(reversed(tensor.shape.tolist()))
 
 
 def read_config(file: GGUF) -> DecoderConfig:
-    """The decoder that the file's metadata and tensors describe.
+    """Decoder that the file's metadata and tensors describe.
 
     Raises:
         BadInput: an architecture or a setting that the decoder does not have, by name.
@@ -195,7 +195,7 @@ def _rope_scaling(file: GGUF, get: _Get, config: DecoderConfig) -> RopeScaling |
 
 
 def _llama3_scaling(divisors: np.ndarray, config: DecoderConfig, path: Path) -> RopeScaling | None:
-    """The settings whose divisors these are: 1 for fast frequencies, ``factor`` for slow ones."""
+    """Settings whose divisors these are: 1 for fast frequencies, ``factor`` for slow ones."""
     half = config.head_dim // 2
     if divisors.shape != (half,):
         raise BadInput(f"{path}: tensor {_ROPE_FREQS!r}: expected ({half},), got {divisors.shape}")

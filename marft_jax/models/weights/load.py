@@ -1,4 +1,4 @@
-"""The base model: from wherever it lies to arrays on the devices.
+"""Base model: from wherever it lies to arrays on the devices.
 
 Tensors stream from the file to the devices one at a time, into the stack of their layers where
 layers are stacked, so that there never is a second copy of the model.
@@ -116,7 +116,7 @@ def decoder_on(
 
 
 def _packed_shape(kind: str, keys: tuple[Any, ...], leaf: Any) -> Any:
-    """The shapes of a matrix of a block once it is packed; other parameters stay as they are."""
+    """Shapes of a matrix of a block once it is packed; other parameters stay as they are."""
     if keys[0] != "layers" or keys[-1] != "kernel":
         return leaf
     if not packed.fits(width := leaf.shape[-1], kind):
@@ -128,7 +128,7 @@ def _packed_shape(kind: str, keys: tuple[Any, ...], leaf: Any) -> Any:
 
 
 def decoder_config(source: str) -> DecoderConfig:
-    """The shape of the model that ``--model.base`` names; of a directory or a hub id, it needs
+    """Shape of the model that ``--model.base`` names; of a directory or a hub id, it needs
     config.json alone.
 
     Raises:
@@ -139,7 +139,7 @@ def decoder_config(source: str) -> DecoderConfig:
 
 
 def directory_of(source: str) -> Path | None:
-    """The directory with a base's config.json and tokenizer; None for ``tiny`` and GGUF files."""
+    """Directory with a base's config.json and tokenizer; None for ``tiny`` and GGUF files."""
     path = _locate(source)
     return path if path and path.is_dir() else None
 
@@ -158,7 +158,7 @@ def abstract_decoder(config: DecoderConfig, dtype: Any, **how: Any) -> tuple[Any
 
 
 class _Parameter(NamedTuple):
-    """Where a tensor goes: the keys of its array, and its layer where that is a stack of them."""
+    """Place of a tensor: the keys of its array, and its layer where that is a stack of them."""
 
     keys: tuple[Any, ...]
     layer: int | None
@@ -221,8 +221,8 @@ def fill(
         keys, layer, shape = parameter
         if array.shape != shape:
             raise BadInput(f"{source}: {path!r}: expected shape {shape}, got {array.shape}")
-        ready = _ready(flat[keys].get_value(), array)
-        placed = jax.tree.map(functools.partial(place, path), ready)
+        final = _in_final_type(flat[keys].get_value(), array)
+        placed = jax.tree.map(functools.partial(place, path), final)
         if layer is not None:
             if keys not in arrays:
                 arrays[keys] = _empty_stack(placed, flat[keys].shape[0])
@@ -235,8 +235,8 @@ def fill(
     return nnx.from_flat_state({keys: leaf.replace(arrays[keys]) for keys, leaf in flat.items()})
 
 
-def _ready(abstract: Any, array: Any) -> Any:
-    """The tensor in its final type, on the host; packed, unless its file has it so."""
+def _in_final_type(abstract: Any, array: Any) -> Any:
+    """Converts a tensor on the host, and packs it where its file does not."""
     if isinstance(abstract, jax.ShapeDtypeStruct):
         return array.astype(abstract.dtype)
     if not isinstance(array, np.ndarray):
@@ -249,16 +249,16 @@ _pack = jax.jit(packed.pack, static_argnums=1)
 
 
 def _empty_stack(layer: Any, layers: int) -> Any:
-    """Room for so many, each placed as this one."""
+    """Allocates so many layers, each placed as this one."""
 
-    def room(x: jax.Array) -> jax.Array:
+    def allocate(x: jax.Array) -> jax.Array:
         where = x.sharding
         if isinstance(where, NamedSharding):
             where = NamedSharding(where.mesh, P(None, *where.spec))
         zeros = jax.jit(jnp.zeros, static_argnums=(0, 1), out_shardings=where)
         return zeros((layers, *x.shape), x.dtype)
 
-    return jax.tree.map(room, layer)
+    return jax.tree.map(allocate, layer)
 
 
 @functools.partial(jax.jit, donate_argnums=0)
@@ -268,13 +268,13 @@ def _put_layer(stack: Any, layer: Any, i: Any) -> Any:
     )
 
 
-def copied(params: Base, place: Callable[[str, jax.Array], jax.Array]) -> Base:
-    """The parameters once more, on other devices."""
+def copy_base(params: Base, place: Callable[[str, jax.Array], jax.Array]) -> Base:
+    """Copies the parameters to other devices."""
 
-    def again(keys: tuple[Any, ...], leaf: Any) -> Any:
+    def copy(keys: tuple[Any, ...], leaf: Any) -> Any:
         return jax.tree.map(functools.partial(place, _join(keys)), leaf)
 
-    return nnx.map_state(again, params)
+    return nnx.map_state(copy, params)
 
 
 def _join(keys: Iterable[Any]) -> str:
@@ -354,7 +354,7 @@ def _open_gguf(path: Path) -> _Opened:
 
 
 def _download(hub_id: str, wanted: Sequence[str]) -> Path:
-    """The hub's files of a model, from the cache where they are there already."""
+    """Downloads a model's files, unless the cache has them."""
     from huggingface_hub import snapshot_download
 
     try:

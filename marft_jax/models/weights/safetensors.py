@@ -22,7 +22,7 @@ _TEXT = re.compile(r"^(language_model\.model|model\.language_model)\.")
 
 
 def weight_files(directory: Path) -> list[Path]:
-    """The safetensors files of a model, sorted by name.
+    """Safetensors files of a model, sorted by name.
 
     Those of ``model.safetensors.index.json`` where there is one, else ``model.safetensors``, else
     every ``*.safetensors`` in the directory.

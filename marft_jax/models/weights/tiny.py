@@ -1,4 +1,4 @@
-"""The built-in model ``tiny``: a decoder of 1.6 million parameters on a team that adds up digits.
+"""Built-in model ``tiny``: a decoder of 1.6 million parameters on a team that adds up digits.
 
     3+5+9=?   planner: 3+5=8   solver: 8+9=17
 
@@ -33,7 +33,7 @@ FILE = Path(__file__).with_name("tiny.safetensors")
 
 
 def tensors() -> Iterator[tuple[str, np.ndarray]]:
-    """The weights of ``tiny``, path by path."""
+    """Weights of ``tiny``, path by path."""
     yield from sorted(load_file(FILE).items())
 
 
