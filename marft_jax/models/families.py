@@ -23,35 +23,30 @@ Spelling = Literal["hf", "gguf"]
 SOFT_CAPS = ("attn_logit_softcapping", "final_logit_softcapping")
 """Settings of Gemma 2 that the decoder lacks."""
 
-# Modules of the decoder, in Hugging Face checkpoints and in GGUF files.
+# Modules of a layer and of the whole decoder, in Hugging Face checkpoints and in GGUF files.
+_LAYER = (
+    ("attn_norm", "input_layernorm", "attn_norm"),
+    ("q", "self_attn.q_proj", "attn_q"),
+    ("k", "self_attn.k_proj", "attn_k"),
+    ("v", "self_attn.v_proj", "attn_v"),
+    ("q_norm", "self_attn.q_norm", "attn_q_norm"),
+    ("k_norm", "self_attn.k_norm", "attn_k_norm"),
+    ("o", "self_attn.o_proj", "attn_output"),
+    ("attn_post_norm", "post_attention_layernorm", "post_attention_norm"),
+    ("mlp_norm", "post_attention_layernorm", "ffn_norm"),
+    ("mlp_post_norm", "post_feedforward_layernorm", "post_ffw_norm"),
+    ("gate", "mlp.gate_proj", "ffn_gate"),
+    ("up", "mlp.up_proj", "ffn_up"),
+    ("down", "mlp.down_proj", "ffn_down"),
+)
 _MODULES: dict[str, dict[Spelling, str]] = {
-    ours: {"hf": hf, "gguf": gguf}
-    for ours, hf, gguf in (
-        ("embed", "model.embed_tokens", "token_embd"),
-        ("layers/{}/attn_norm", "model.layers.{}.input_layernorm", "blk.{}.attn_norm"),
-        ("layers/{}/q", "model.layers.{}.self_attn.q_proj", "blk.{}.attn_q"),
-        ("layers/{}/k", "model.layers.{}.self_attn.k_proj", "blk.{}.attn_k"),
-        ("layers/{}/v", "model.layers.{}.self_attn.v_proj", "blk.{}.attn_v"),
-        ("layers/{}/q_norm", "model.layers.{}.self_attn.q_norm", "blk.{}.attn_q_norm"),
-        ("layers/{}/k_norm", "model.layers.{}.self_attn.k_norm", "blk.{}.attn_k_norm"),
-        ("layers/{}/o", "model.layers.{}.self_attn.o_proj", "blk.{}.attn_output"),
-        (
-            "layers/{}/attn_post_norm",
-            "model.layers.{}.post_attention_layernorm",
-            "blk.{}.post_attention_norm",
-        ),
-        ("layers/{}/mlp_norm", "model.layers.{}.post_attention_layernorm", "blk.{}.ffn_norm"),
-        (
-            "layers/{}/mlp_post_norm",
-            "model.layers.{}.post_feedforward_layernorm",
-            "blk.{}.post_ffw_norm",
-        ),
-        ("layers/{}/gate", "model.layers.{}.mlp.gate_proj", "blk.{}.ffn_gate"),
-        ("layers/{}/up", "model.layers.{}.mlp.up_proj", "blk.{}.ffn_up"),
-        ("layers/{}/down", "model.layers.{}.mlp.down_proj", "blk.{}.ffn_down"),
-        ("final_norm", "model.norm", "output_norm"),
-        ("lm_head", "lm_head", "output"),
-    )
+    "embed": {"hf": "model.embed_tokens", "gguf": "token_embd"},
+    "final_norm": {"hf": "model.norm", "gguf": "output_norm"},
+    "lm_head": {"hf": "lm_head", "gguf": "output"},
+    **{
+        f"layers/{{}}/{ours}": {"hf": f"model.layers.{{}}.{hf}", "gguf": f"blk.{{}}.{gguf}"}
+        for ours, hf, gguf in _LAYER
+    },
 }
 
 
@@ -149,20 +144,18 @@ FAMILIES = {
     "Gemma3ForConditionalGeneration": _GEMMA3,  # its text_config
 }
 
-_NUMBERS: dict[str, tuple[dict[Spelling, str], int]] = {
-    ours: ({"hf": hf, "gguf": gguf}, largest)
-    for ours, hf, gguf, largest in (
-        ("vocab_size", "vocab_size", "vocab_size", 1 << 24),
-        ("d_model", "hidden_size", "embedding_length", 1 << 20),
-        ("n_layers", "num_hidden_layers", "block_count", 512),
-        ("n_heads", "num_attention_heads", "attention.head_count", 1 << 14),
-        ("n_kv_heads", "num_key_value_heads", "attention.head_count_kv", 1 << 14),
-        ("head_dim", "head_dim", "attention.key_length", 1 << 14),
-        ("d_ff", "intermediate_size", "feed_forward_length", 1 << 20),
-        ("max_position", "max_position_embeddings", "context_length", 1 << 30),
-    )
-}
-"""Sizes in other formats, and the largest: a decoder is laid out before its tensors are found."""
+_NUMBERS = (
+    ("vocab_size", "vocab_size", "vocab_size", 1 << 24),
+    ("d_model", "hidden_size", "embedding_length", 1 << 20),
+    ("n_layers", "num_hidden_layers", "block_count", 512),
+    ("n_heads", "num_attention_heads", "attention.head_count", 1 << 14),
+    ("n_kv_heads", "num_key_value_heads", "attention.head_count_kv", 1 << 14),
+    ("head_dim", "head_dim", "attention.key_length", 1 << 14),
+    ("d_ff", "intermediate_size", "feed_forward_length", 1 << 20),
+    ("max_position", "max_position_embeddings", "context_length", 1 << 30),
+)
+"""Sizes here, in config.json and in GGUF, and the largest: a decoder is laid out before its tensors
+are found."""
 
 _MODEL_TYPES = {
     **{name.removesuffix("ForCausalLM").lower(): name for name in FAMILIES},
@@ -218,8 +211,8 @@ def checked(
             heads that cannot be grouped, channels that cannot be rotated in pairs.
     """
     sizes: dict[str, int] = {}
-    for ours, (names, largest) in _NUMBERS.items():
-        value = get(name := names[spelling])
+    for ours, hf, gguf, largest in _NUMBERS:
+        value = get(name := hf if spelling == "hf" else gguf)
         if value is None and ours == "n_kv_heads":
             value = sizes["n_heads"]
         elif value is None and ours == "head_dim":
@@ -251,7 +244,7 @@ def checked(
 
 def sizes_of(config: DecoderConfig) -> dict[str, int]:
     """Sizes as config.json spells them."""
-    return {names["hf"]: getattr(config, ours) for ours, (names, _) in _NUMBERS.items()}
+    return {hf: getattr(config, ours) for ours, hf, *_ in _NUMBERS}
 
 
 def _architecture(config: Mapping[str, Any], source: str) -> str:
@@ -371,13 +364,9 @@ def _rope_scaling(
         )
     if kind == "default":
         return None
-    try:
-        factor = float(rope["factor"])
-        if kind == "linear":
-            return RopeScaling("linear", factor)
-        low, high = float(rope["low_freq_factor"]), float(rope["high_freq_factor"])
-        original = rope.get("original_max_position_embeddings")
-        original = int(original or config["max_position_embeddings"])
-        return RopeScaling("llama3", factor, low, high, original)
-    except (KeyError, TypeError, ValueError) as error:
-        raise BadInput(f"{source}: rope scaling {kind!r} lacks a usable {error}") from error
+    factor = float(rope["factor"])
+    if kind == "linear":
+        return RopeScaling("linear", factor)
+    low, high = float(rope["low_freq_factor"]), float(rope["high_freq_factor"])
+    original = rope.get("original_max_position_embeddings") or config["max_position_embeddings"]
+    return RopeScaling("llama3", factor, low, high, int(original))

@@ -24,7 +24,7 @@ import socket
 import sys
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, NoReturn, TypeVar
+from typing import Any, TypeVar
 
 import jax
 import numpy as np
@@ -147,7 +147,8 @@ def _gather_others(host: str, port: int, others: set[int], until: float) -> str:
 
 def _listener(host: str, port: int, until: float) -> socket.socket:
     """A socket at this host's address, where it is this machine's, or else at every address."""
-    family, *_, address = _retried(lambda: _resolved(host, port), until)
+    resolve = functools.partial(socket.getaddrinfo, host, port, type=socket.SOCK_STREAM)
+    family, *_, address = _retried(resolve, until)[0]
     inside = ipaddress.ip_address(address[0].partition("%")[0]).is_loopback
     if not inside or host in ("localhost", address[0]):  # else a name that this machine maps so
         try:
@@ -169,10 +170,6 @@ def _call_first(host: str, port: int, process: int, until: float) -> None:
     _retried(call, until)
 
 
-def _resolved(host: str, port: int) -> Any:
-    return socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-
-
 def _retried(run: Callable[[], _T], until: float) -> _T:
     """Tries again until then: hosts and their names appear late where many start at once."""
     while True:
@@ -191,25 +188,20 @@ def share(count: int, processes: int) -> int:
 
 def end_together(work: Callable[[], int]) -> int:
     """Does the work and returns its exit code; where that fails because another process is gone,
-    this one ends as well."""
+    ends this one with exit code 1."""
     try:
         return work()
     except jax.errors.JaxRuntimeError as error:
         if jax.process_count() == 1:
             raise
-        exit_alone(error)
-
-
-def exit_alone(error: BaseException) -> NoReturn:
-    """Ends this process, with exit code 1, because another one is gone."""
-    why = " ".join(str(error).split())
-    print(
-        f"marft_jax: process {jax.process_index()}: another process failed or is gone; start all "
-        f"of them again to continue from the newest checkpoint ({why:.200})",
-        file=sys.stderr,
-        flush=True,
-    )
-    os._exit(1)  # whatever waits for the others at exit would wait in vain
+        why = " ".join(str(error).split())
+        print(
+            f"marft_jax: process {jax.process_index()}: another process failed or is gone; start "
+            f"all of them again to continue from the newest checkpoint ({why:.200})",
+            file=sys.stderr,
+            flush=True,
+        )
+        os._exit(1)  # whatever waits for the others at exit would wait in vain
 
 
 def is_lead() -> bool:

@@ -12,7 +12,7 @@ import hashlib
 import math
 import re
 import types
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -389,13 +389,8 @@ def _digest(files: list[Path], header_bytes: int = 1 << 16) -> str:
         size = file.stat().st_size
         sha.update(size.to_bytes(8, "little"))
         with file.open("rb") as stream:
-            for start, length in _samples(size, header_bytes):
+            starts = ((size - _PAGE) * i // (_PAGES - 1) for i in range(_PAGES))
+            for start, length in ((0, header_bytes), *((max(start, 0), _PAGE) for start in starts)):
                 stream.seek(start)
                 sha.update(stream.read(length))
     return sha.hexdigest()
-
-
-def _samples(size: int, header_bytes: int) -> Iterator[tuple[int, int]]:
-    yield 0, header_bytes
-    for i in range(_PAGES):
-        yield (size - _PAGE) * i // (_PAGES - 1) if size > _PAGE else 0, _PAGE
