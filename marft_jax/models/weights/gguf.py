@@ -287,7 +287,8 @@ def _unpack(file: GGUF, name: str) -> np.ndarray:
     step = max(1, _CHUNK_BYTES // block_bytes)
 
     def unpack(start: int) -> None:
-        values[start : start + step] = dequantize(blocks[start : start + step], kind)
+        row = blocks[start : start + step].reshape(1, -1)  # gguf goes by 16 rows: of one, at once
+        values[start : start + step] = dequantize(row, kind).reshape(-1, block)
 
     try:
         with ThreadPoolExecutor(os.cpu_count()) as pool:
