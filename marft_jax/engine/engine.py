@@ -102,9 +102,9 @@ class Engine:
         self.shape = shape.on(mesh)
         self._mesh, self._base, self._eos_ids = mesh, base, tuple(eos_ids)
         dtype = jax.tree.leaves(base)[0].dtype
-        self._programs = programs(
-            config, graphdef, mesh, self.shape, dtype, eos_ids=eos_ids, alpha=alpha
-        )
+        run = programs(config, graphdef, mesh, self.shape, dtype, eos_ids=eos_ids, alpha=alpha)
+        self._fuse, self._empty = run.fuse, run.empty
+        self._prefill, self._decode = run.prefill, run.decode
         self._seed = seed
         self._slots: Slots | None = None
         self._adapters: lora.Adapters | None = None
@@ -124,8 +124,8 @@ class Engine:
     def load(self, adapters: lora.Adapters) -> None:
         """Uses these adapters from now on."""
         self._adapters = self.place(adapters)
-        self._fused = self._programs.fuse(self._adapters)
-        self._slots = self._programs.empty() if self._slots is None else self._slots
+        self._fused = self._fuse(self._adapters)
+        self._slots = self._empty() if self._slots is None else self._slots
         self._prefixes.forget()
         self.reused = 0
 
@@ -163,7 +163,7 @@ class Engine:
         if not in_use:
             return []
         longest = int(self._lengths[in_use].max()) + self.shape.chunk
-        self._slots = self._programs.decode(
+        self._slots = self._decode(
             base=self._base,
             adapters=self._fused,
             slots=self._slots,
@@ -194,7 +194,7 @@ class Engine:
             self.reused += start.tokens
         prompts = empty_prompts(rows, kind.width)
         _fill(prompts, [waiting.request for waiting, _ in group], starts, slots, self._seed)
-        self._slots = self._programs.prefill(
+        self._slots = self._prefill(
             base=self._base,
             adapters=self._fused,
             slots=self._slots,

@@ -364,9 +364,13 @@ def _rope_scaling(
         )
     if kind == "default":
         return None
-    factor = float(rope["factor"])
-    if kind == "linear":
-        return RopeScaling("linear", factor)
-    low, high = float(rope["low_freq_factor"]), float(rope["high_freq_factor"])
-    original = rope.get("original_max_position_embeddings") or config["max_position_embeddings"]
-    return RopeScaling("llama3", factor, low, high, int(original))
+    try:
+        factor = float(rope["factor"])
+        if kind == "linear":
+            return RopeScaling("linear", factor)
+        low, high = float(rope["low_freq_factor"]), float(rope["high_freq_factor"])
+        original = rope.get("original_max_position_embeddings")
+        original = int(original or config["max_position_embeddings"])
+        return RopeScaling("llama3", factor, low, high, original)
+    except (KeyError, TypeError, ValueError) as error:
+        raise BadInput(f"{source}: rope scaling {kind!r} lacks a usable {error}") from error

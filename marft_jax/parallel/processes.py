@@ -148,7 +148,8 @@ def _gather_others(host: str, port: int, others: set[int], until: float) -> str:
 def _listener(host: str, port: int, until: float) -> socket.socket:
     """A socket at this host's address, where it is this machine's, or else at every address."""
     resolve = functools.partial(socket.getaddrinfo, host, port, type=socket.SOCK_STREAM)
-    family, *_, address = _retried(resolve, until)[0]
+    found: Any = _retried(resolve, until)
+    family, *_, address = found[0]
     inside = ipaddress.ip_address(address[0].partition("%")[0]).is_loopback
     if not inside or host in ("localhost", address[0]):  # else a name that this machine maps so
         try:

@@ -39,7 +39,7 @@ def check_template(template: str, special: tuple[tuple[str, str], ...], seconds:
     done.check_returncode()
 
 
-def _render(template: str, special: dict[str, str], seconds: float) -> None:
+def _render(template: str, special: dict[str, Any], seconds: float) -> None:
     from transformers.utils.chat_template_utils import render_jinja_template
 
     system, user = {"role": "system", "content": "b"}, {"role": "user", "content": "a"}
@@ -52,12 +52,8 @@ def _render(template: str, special: dict[str, str], seconds: float) -> None:
     for more in settings:
         for talk in talks:
             try:
-                render_jinja_template(
-                    [talk],
-                    chat_template=template,
-                    add_generation_prompt=talk[0] is system,
-                    **special | more,
-                )
+                given = {**special, **more, "add_generation_prompt": talk[0] is system}
+                render_jinja_template([talk], chat_template=template, **given)
             except MemoryError:
                 sys.exit(_OUT_OF_MEMORY)
             except Exception:  # a template may refuse a system message, for one
