@@ -76,7 +76,8 @@ def init(key: Array, config: Any, *, adapters: int, rank: int, targets: Sequence
         draw = jax.nn.initializers.normal(d_in**-0.5)
         shape = (config.n_layers, d_in, rank)
         folded = jax.random.fold_in(key, TARGETS.index(target))
-        a = jnp.stack([draw(jax.random.fold_in(folded, n), shape) for n in range(adapters)])
+        keys_N = jax.vmap(jax.random.fold_in, (None, 0))(folded, jnp.arange(adapters))
+        a = jax.vmap(lambda key, draw=draw, shape=shape: draw(key, shape))(keys_N)
         tree[target] = {"a": a, "b": jnp.zeros((adapters, config.n_layers, rank, d_out))}
     return tree
 

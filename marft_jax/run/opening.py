@@ -39,6 +39,9 @@ from marft_jax.team.assemble import workflow_of
 from marft_jax.team.team_files import Blueprint, load_team
 
 
+_NAMED = 12  # agents in the line that a run begins with
+
+
 @contextlib.contextmanager
 def open_training(config: Config) -> Iterator[Training]:
     """Opens a run; whatever ends what happens inside, its last finished step is saved.
@@ -148,7 +151,9 @@ def _greeting(session: Session, state: TrainState) -> str:
         where += f", plays on {'x'.join(map(str, apart))} others ({size:.2g} MB of adapters each)"
         where += ", learns on"
     where += f" mesh {shape}"
-    who = f"{', '.join(session.team.names)} ({session.workflow})"
+    names, more = session.team.names, len(session.team.names) - _NAMED
+    several = f" and {more} more" if more > 0 else ""
+    who = f"{', '.join(names[:_NAMED])}{several} ({session.workflow})"
     what = f"{who} on {session.base.source}, {config.env.name}"
     begin = f"continuing after step {start}" if start else "from the beginning"
     return f"{config.algo.name}: {what}; {where}; {config.run.dir}, {begin}"

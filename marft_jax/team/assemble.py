@@ -121,13 +121,15 @@ def _member(team: Team, part: str, name: str | None) -> int | None:
 def _adapters(profiles: tuple[Profile, ...], shared: bool) -> list[str]:
     """Returns the name of each agent's adapter."""
     wanted = ["team" if shared else profile.adapter or profile.name for profile in profiles]
-    for name in wanted:
-        members = [p for p, own in zip(profiles, wanted, strict=True) if own == name]
+    members: dict[str, list[Profile]] = {}
+    for name, profile in zip(wanted, profiles, strict=True):
+        members.setdefault(name, []).append(profile)
+    for name, sharing in members.items():
         for field in ("trainable", "init"):
-            values = [getattr(member, field) for member in members]
+            values = [getattr(member, field) for member in sharing]
             if any(value != values[0] for value in values):
                 raise BadInput(
-                    f"{_SOURCE}: {', '.join(m.name for m in members)} share the adapter {name!r}: "
+                    f"{_SOURCE}: {', '.join(m.name for m in sharing)} share the adapter {name!r}: "
                     f"expected one value of {field}, got {values}"
                 )
     if not any(profile.trainable for profile in profiles):
