@@ -44,15 +44,15 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
     with cli.boundary():
         own = parser.parse_args(argv)
         folders = [Path(run) for run in own.run]
-        if own.watch and own.out is None:
+        if own.out is not None:
+            write(folders, out := _file(own.out))
+            if own.watch:
+                _watch(folders, out)
+        elif own.watch:
             raise BadInput("--watch: expected --out too, the page to write anew")
-        if own.out is None:
+        else:
             console = Console()
             console.print(overview(read_runs(folders), console.width))
-        else:
-            write(folders, _file(own.out))
-        if own.watch:
-            _watch(folders, Path(own.out))
     sys.exit(0)
 
 
