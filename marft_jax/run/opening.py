@@ -38,7 +38,6 @@ from marft_jax.run.training import Training
 from marft_jax.team.assemble import workflow_of
 from marft_jax.team.team_files import Blueprint, load_team
 
-
 _NAMED = 12  # agents in the line that a run begins with
 
 

@@ -36,6 +36,16 @@ def test_fresh_adapters_change_nothing_and_do_not_depend_on_their_number():
     assert lora.shape_of(many) == (3, 3)
 
 
+def test_adapters_of_a_large_team_are_drawn_by_a_program_of_the_same_size():
+    def equations(adapters: int) -> int:
+        draw = lambda key: lora.init(  # noqa: E731
+            key, small.CONFIG, adapters=adapters, rank=2, targets=("q", "down")
+        )
+        return len(jax.make_jaxpr(draw)(jax.random.key(0)).eqns)
+
+    assert equations(300) == equations(3)
+
+
 def test_each_owner_gets_a_gradient_from_its_own_tokens_only():
     adapters = small.adapters(3)
     x = jax.random.normal(jax.random.key(0), (6, small.CONFIG.d_model))
