@@ -90,12 +90,14 @@ def make_mesh(
     """
     devices = jax.devices() if devices is None else devices
     sizes = [config.data, config.fsdp, config.tensor]
-    known = int(np.prod([size for size in sizes if size != -1]))
+    known = math.prod(size for size in sizes if size != -1)
     if sizes.count(-1) == 1 and len(devices) % known == 0:
         sizes[sizes.index(-1)] = len(devices) // known
-    if -1 in sizes or int(np.prod(sizes)) != len(devices):
+    if -1 in sizes or math.prod(sizes) != len(devices):
         asked = ", ".join(f"{axis}={size}" for axis, size in zip(AXES, sizes, strict=True))
-        possible = ", ".join(str(shape) for shape in possible_shapes(len(devices)))
+        n = len(devices)
+        pairs = ((d, f) for d in range(1, n + 1) for f in range(1, n + 1) if n % (d * f) == 0)
+        possible = ", ".join(f"({d}, {f}, {n // (d * f)})" for d, f in pairs)
         left = " that --mesh.rollout leaves" if config.rollout else ""
         raise BadInput(
             f"{flag}: expected data x fsdp x tensor = {len(devices)} devices{left}, got {asked}; "
@@ -113,14 +115,6 @@ def make_mesh(
 def _of_first(devices: Sequence[Any]) -> int:
     """Number of devices of a process: of the first one's, and of every other."""
     return sum(device.process_index == devices[0].process_index for device in devices)
-
-
-def possible_shapes(devices: int) -> list[tuple[int, int, int]]:
-    """Every (data, fsdp, tensor) with that product."""
-    divisors = [d for d in range(1, devices + 1) if devices % d == 0]
-    return [
-        (d, f, devices // (d * f)) for d in divisors for f in divisors if devices % (d * f) == 0
-    ]
 
 
 def here(mesh: Mesh) -> Mesh:
