@@ -6,6 +6,7 @@ all its turns in that order (token level): it runs across agents and across step
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -55,8 +56,8 @@ def following(values_EJ: np.ndarray) -> np.ndarray:
 
 def returns_to_go(chain: Chain) -> np.ndarray:
     """Undiscounted sum of a link's reward and of all that follow it in its episode."""
-    nothing_EJ = np.zeros_like(chain.rewards_EJ)
-    return gae(chain.rewards_EJ, nothing_EJ, nothing_EJ, chain.continues_EJ, 1.0)[0]
+    zeros_EJ = np.zeros_like(chain.rewards_EJ)
+    return gae(chain.rewards_EJ, zeros_EJ, zeros_EJ, chain.continues_EJ, 1.0)[0]
 
 
 def sizes(chain: Chain, values_EJ: np.ndarray | None) -> np.ndarray:
@@ -64,43 +65,43 @@ def sizes(chain: Chain, values_EJ: np.ndarray | None) -> np.ndarray:
 
     Their rounding is a millionth of that or less, however much they cancel out.
     """
-    total_E1 = np.abs(chain.rewards_EJ).sum(1, keepdims=True)
-    return np.abs(np.zeros_like(chain.rewards_EJ) if values_EJ is None else values_EJ) + total_E1
+    values_EJ = np.zeros_like(chain.rewards_EJ) if values_EJ is None else values_EJ
+    return np.abs(values_EJ) + np.abs(chain.rewards_EJ).sum(1, keepdims=True)
 
 
 class Cells(NamedTuple):
     """Sets of the entries of an array, for statistics of each set."""
 
-    weights: np.ndarray  # how much each entry counts; 0 for padding
+    weights: np.ndarray  # of each entry; 0 for padding
     cells: np.ndarray  # the number of each entry's cell
 
     def mean(self, x: np.ndarray) -> np.ndarray:
-        """For each entry, the weighted mean of its cell."""
+        """Weighted mean of each entry's cell."""
         weights_Z = _sums(self.weights, self.cells)
         sums_Z = _sums(x * self.weights, self.cells)
         return (sums_Z / np.where(weights_Z > 0, weights_Z, 1))[self.cells]
 
     def rms(self, x: np.ndarray) -> np.ndarray:
-        """For each entry, the weighted root mean square of its cell."""
+        """Weighted root mean square of each entry's cell."""
         return np.sqrt(self.mean(np.square(x)))
 
     def split(self, labels: np.ndarray) -> Cells:
         """Cells of the entries of one cell that have the same label, a number from 0."""
         return self._replace(cells=self.cells * (np.max(labels) + 1) + labels)
 
-    def alone(self) -> np.ndarray:
+    def is_single(self) -> np.ndarray:
         """True in cells whose weights add up to one: of one turn, or of one episode."""
         return _sums(self.weights, self.cells)[self.cells] < 1.5
 
 
 def _sums(x: np.ndarray, cells: np.ndarray, least: int = 0) -> np.ndarray:
-    """The sum of each cell."""
+    """Sum of each cell, ``[Z]``."""
     x, cells = np.broadcast_arrays(np.asarray(x, np.float64), cells)
     return np.bincount(cells.ravel(), x.ravel(), least)
 
 
-def centred(x: np.ndarray, over: Cells, sizes: np.ndarray) -> np.ndarray:
-    """x minus the weighted mean of its cell; exactly 0 in a cell without spread.
+def subtract_mean(x: np.ndarray, over: Cells, sizes: np.ndarray) -> np.ndarray:
+    """Subtracts the weighted mean of each cell; exactly 0 in a cell without spread.
 
     The cell's maximum is subtracted first, because a weighted mean of equal numbers misses them by
     a rounding.
@@ -114,11 +115,11 @@ def centred(x: np.ndarray, over: Cells, sizes: np.ndarray) -> np.ndarray:
     return zero_rounding(x - (top + over.mean(x - top)), over, sizes)
 
 
-_ROUNDING = 1e-5  # of the numbers they come from: differences up to this are none
+_ROUNDING = 1e-5  # differences up to this part of the numbers that they come from are none
 
 
 def zero_rounding(change: np.ndarray, over: Cells, sizes: np.ndarray) -> np.ndarray:
-    """Differences; exactly 0 in cells where their rms is no more than 1e-5 of the sizes'.
+    """Sets differences to exactly 0 in cells where their rms is at most 1e-5 of the sizes'.
 
     Otherwise a mean that misses by one rounding would be divided by a deviation of rounding, and
     Adam would take a full step for it. What is not finite stays.
@@ -127,7 +128,7 @@ def zero_rounding(change: np.ndarray, over: Cells, sizes: np.ndarray) -> np.ndar
 
 
 def minus_place_mean(returns_EJ: np.ndarray, sizes_EJ: np.ndarray, chain: Chain) -> np.ndarray:
-    """Returns minus the mean of what they are compared with: turns of the same place.
+    """Returns minus the mean of the turns of the same place, with which they are compared.
 
     A place is (task, agent, n), the agent's n-th turn of its episode, so that turns which are paid
     differently by their place are not compared. A turn whose place no other sample reached is
@@ -135,12 +136,14 @@ def minus_place_mean(returns_EJ: np.ndarray, sizes_EJ: np.ndarray, chain: Chain)
     one of its task, with nothing.
     """
     place, group = _places(chain), _groups(chain)
-    by_group_EJ = np.where(group.alone(), 0, centred(returns_EJ, group, sizes_EJ))
-    return np.where(place.alone(), by_group_EJ, centred(returns_EJ, place, sizes_EJ))
+    by_group_EJ = np.where(group.is_single(), 0, subtract_mean(returns_EJ, group, sizes_EJ))
+    return np.where(place.is_single(), by_group_EJ, subtract_mean(returns_EJ, place, sizes_EJ))
 
 
 def groups_with_signal(episodes: Sequence[Episode], rewards: Sequence[np.ndarray]) -> set[int]:
-    """Groups in which turns that are compared differ in return-to-go; others would teach nothing.
+    """Finds the groups in which turns that are compared differ in return-to-go.
+
+    Others would teach nothing.
 
     Args:
         rewards: of the turns of each episode.
@@ -154,7 +157,7 @@ def groups_with_signal(episodes: Sequence[Episode], rewards: Sequence[np.ndarray
 def minus_agent_mean(
     returns_EJ: np.ndarray, sizes_EJ: np.ndarray, chain: Chain, mean_P: np.ndarray
 ) -> np.ndarray:
-    """Returns minus a mean of each agent's; 0 where an agent's differ from it by rounding only."""
+    """Returns minus a given mean of each agent; 0 where an agent's differ from it by rounding."""
     change_EJ = returns_EJ - mean_P[chain.agent_EJ]
     return zero_rounding(change_EJ, Cells(chain.weight_EJ, chain.agent_EJ), sizes_EJ)
 
@@ -181,21 +184,31 @@ def normalize(
 ) -> np.ndarray:
     """(x − mean) / (std + 1e-8) with each cell's weighted mean and population deviation.
 
-    A cell without spread (see ``centred``) becomes exactly 0.
+    A cell without spread (see ``subtract_mean``) becomes exactly 0.
 
     Args:
         sizes: how large the numbers are that x was computed from; |x| by default.
         shift: subtract the mean; else it counts as 0.
     """
     if shift:
-        x = centred(x, over, x if sizes is None else sizes)
+        x = subtract_mean(x, over, x if sizes is None else sizes)
     return x / (over.rms(x) + 1e-8)
 
 
-def _normalized(
+Normalizer = Callable[[np.ndarray, Chain, np.ndarray | None, bool], np.ndarray]
+"""(advantages_EJ, chain, sizes_EJ, compared) to advantages_EJ of mean 0 and deviation 1, or less
+where a critic's errors are larger than the differences in what was earned.
+
+Advantages that were ``compared`` with turns of the same place are divided by their root mean square
+and not shifted again, so that a place where all samples earn the same stays exactly 0 whatever
+others earned.
+"""
+
+
+def _normalize_by(
+    cells_of: Callable[[Chain], Cells],
     advantages_EJ: np.ndarray,
     chain: Chain,
-    over: Cells,
     sizes_EJ: np.ndarray | None,
     compared: bool,
 ) -> np.ndarray:
@@ -207,49 +220,32 @@ def _normalized(
     what was earned, deviation 1 would make a full step of them. The factor is 1 where the critic
     explains anything, and exactly 0 where all earned the same.
     """
+    over = cells_of(chain)
     normal_EJ = normalize(advantages_EJ, over, sizes_EJ, shift=not compared)
     if compared:
         return normal_EJ
-    own = over.split(chain.place_EJ)
-    earned_EJ = centred(returns_to_go(chain), own, sizes(chain, None))
-    spread_EJ = over.rms(advantages_EJ - own.mean(advantages_EJ))
+    place = over.split(chain.place_EJ)
+    earned_EJ = subtract_mean(returns_to_go(chain), place, sizes(chain, None))
+    spread_EJ = over.rms(advantages_EJ - place.mean(advantages_EJ))
     return normal_EJ * np.minimum(1, over.rms(earned_EJ) / (spread_EJ + 1e-8))
 
 
-Normalizer = Callable[[np.ndarray, Chain, np.ndarray | None, bool], np.ndarray]
-"""(advantages_EJ, chain, sizes_EJ, compared) to advantages_EJ of mean 0 and deviation 1, or less
-where a critic's errors are larger than the differences in what was earned.
-
-Advantages that were ``compared`` with like turns are divided by their root mean square and not
-shifted again, so that a place where all samples earn the same stays exactly 0 whatever others
-earned.
-"""
-
-
-def _over(cells_of: Callable[[Chain], Cells]) -> Normalizer:
-    def normalizer(
-        advantages_EJ: np.ndarray, chain: Chain, sizes_EJ: np.ndarray | None, compared: bool
-    ) -> np.ndarray:
-        return _normalized(advantages_EJ, chain, cells_of(chain), sizes_EJ, compared)
-
-    return normalizer
-
-
-def _by_place(
-    advantages_EJ: np.ndarray, chain: Chain, sizes_EJ: np.ndarray | None, compared: bool
+def _normalize_in_group(
+    cells_of: Callable[[Chain], Cells], advantages_EJ: np.ndarray, chain: Chain, *how: Any
 ) -> np.ndarray:
-    """Each agent's n-th turn in a group; a place with one turn is scaled with its group."""
-    place = _places(chain)
-    by_group_EJ = _normalized(advantages_EJ, chain, _groups(chain), sizes_EJ, compared)
-    by_place_EJ = _normalized(advantages_EJ, chain, place, sizes_EJ, compared)
-    return np.where(place.alone(), by_group_EJ, by_place_EJ)
+    """``_normalize_by`` cells of a group; one of a single turn is scaled with its group."""
+    by_group_EJ = _normalize_by(_groups, advantages_EJ, chain, *how)
+    by_cell_EJ = _normalize_by(cells_of, advantages_EJ, chain, *how)
+    return np.where(cells_of(chain).is_single(), by_group_EJ, by_cell_EJ)
 
 
 NORMALIZERS: dict[str, Normalizer] = {
-    "batch": _over(lambda chain: Cells(chain.weight_EJ, np.zeros_like(chain.agent_EJ))),
-    "agent": _over(lambda chain: Cells(chain.weight_EJ, chain.agent_EJ)),
-    "group": _over(_groups),
-    "group_turn": _by_place,
+    "batch": functools.partial(
+        _normalize_by, lambda chain: Cells(chain.weight_EJ, np.zeros_like(chain.agent_EJ))
+    ),
+    "agent": functools.partial(_normalize_by, lambda c: Cells(c.weight_EJ, c.agent_EJ)),
+    "group": functools.partial(_normalize_by, _groups),
+    "group_turn": functools.partial(_normalize_in_group, _places),
     "none": lambda advantages_EJ, *_: advantages_EJ,
 }
 """Every turn weighs one, however many tokens it has; in ``group`` every episode.
@@ -259,7 +255,7 @@ Sources: batch: MARFT; agent: Dr. MAS; group: GRPO (Shao et al. 2024); group_tur
 
 
 def find_normalizer(name: str) -> Normalizer:
-    """A normaliser of the table, or your ``f(advantages_EJ, chain)``, as ``package.module:f``.
+    """Finds a normaliser of the table, or your ``f(advantages_EJ, chain)``: ``package.module:f``.
 
     Raises:
         BadInput: there is none.

@@ -1,4 +1,4 @@
-"""The registry: an algorithm is where decisions live, two pure functions, and its settings."""
+"""Registry of algorithms: each is where decisions live, two pure functions, and its settings."""
 
 from __future__ import annotations
 
@@ -22,41 +22,34 @@ class Algorithm(NamedTuple):
 
     Attributes:
         level: ``action``: ratio, value and advantage per turn; ``token``: per action token.
-        advantages: (settings, chain, values_EJ, baseline_X) to (advantages_EJ, returns_EJ), with
-            the rewards in the ``Chain``; normalisation comes after it.
+        advantages: (settings, chain, values_EJ, baseline_P) to (advantages_EJ, returns_EJ), with
+            the rewards in the ``Chain`` and the moving mean of each agent's returns in
+            ``baseline_P``; normalisation comes after it.
         policy_loss: (settings, logprobs, old_logprobs, advantages) to one loss per decision.
         settings: a frozen dataclass, ``Algo`` or a subclass with settings and defaults of its own.
     """
 
     level: Level
-    advantages: Callable[..., Any]
-    policy_loss: Callable[..., Any]
+    advantages: Callable[..., tuple[np.ndarray, np.ndarray]]
+    policy_loss: Callable[..., jax.Array]
     settings: type[Algo] = Algo
 
 
-def _gae(
-    config: own.WithCritic, chain: Chain, values_EJ: np.ndarray, baseline_X: np.ndarray
-) -> tuple[np.ndarray, np.ndarray]:
+Estimated = tuple[np.ndarray, np.ndarray]
+"""(advantages_EJ, returns_EJ)."""
+
+
+def _gae(config: own.WithCritic, chain: Chain, values_EJ: np.ndarray, *_: np.ndarray) -> Estimated:
     discounts_EJ = config.gamma * chain.continues_EJ
-    return adv.gae(
-        chain.rewards_EJ, values_EJ, adv.following(values_EJ), discounts_EJ, config.gae_lambda
-    )
+    next_EJ = adv.following(values_EJ)
+    return adv.gae(chain.rewards_EJ, values_EJ, next_EJ, discounts_EJ, config.gae_lambda)
 
 
-def _minus_like(
-    config: Algo, chain: Chain, values_EJ: np.ndarray, baseline_X: np.ndarray
-) -> tuple[np.ndarray, np.ndarray]:
-    returns_EJ = adv.returns_to_go(chain)
-    return adv.minus_place_mean(returns_EJ, adv.sizes(chain, values_EJ), chain), returns_EJ
-
-
-def _minus_baseline(
-    config: Algo, chain: Chain, values_EJ: np.ndarray, baseline_X: np.ndarray
-) -> tuple[np.ndarray, np.ndarray]:
-    if config.baseline == "group":
-        return _minus_like(config, chain, values_EJ, baseline_X)
-    returns_EJ, sizes_EJ = adv.returns_to_go(chain), adv.sizes(chain, values_EJ)
-    return adv.minus_agent_mean(returns_EJ, sizes_EJ, chain, baseline_X), returns_EJ
+def _minus_baseline(config: Algo, chain: Chain, _: Any, baseline_P: np.ndarray) -> Estimated:
+    returns_EJ, sizes_EJ = adv.returns_to_go(chain), adv.sizes(chain, None)
+    if config.baseline == "moving":
+        return adv.minus_agent_mean(returns_EJ, sizes_EJ, chain, baseline_P), returns_EJ
+    return adv.minus_place_mean(returns_EJ, sizes_EJ, chain), returns_EJ
 
 
 def _clipped(
@@ -74,9 +67,7 @@ def _score_function(
     return -logprobs * advantages
 
 
-def _ones(
-    config: Algo, chain: Chain, values_EJ: np.ndarray, baseline_X: np.ndarray
-) -> tuple[np.ndarray, np.ndarray]:
+def _ones(config: Algo, chain: Chain, *_: np.ndarray) -> Estimated:
     return np.ones_like(chain.rewards_EJ), adv.returns_to_go(chain)
 
 
@@ -92,8 +83,8 @@ ALGORITHMS: dict[str, Algorithm] = {
     for algorithm in (
         Algorithm("action", _gae, _clipped, own.Appo),
         Algorithm("token", _gae, _clipped, own.Tppo),
-        Algorithm("token", _minus_like, _clipped, own.Grpo),
-        Algorithm("action", _minus_like, _clipped, own.Gspo),
+        Algorithm("token", _minus_baseline, _clipped, own.Grpo),
+        Algorithm("action", _minus_baseline, _clipped, own.Gspo),
         Algorithm("action", _minus_baseline, _score_function, own.Reinforce),
         Algorithm("token", _ones, _cross_entropy, own.Imitation),
     )
@@ -101,32 +92,26 @@ ALGORITHMS: dict[str, Algorithm] = {
 
 
 def find_algorithm(name: str) -> Algorithm:
-    """The algorithm of that name, or the ``Algorithm`` that ``package.module:NAME`` names.
+    """Finds an algorithm by its name; ``package.module:NAME`` is one of a user's own.
 
     Raises:
-        BadInput: there is none.
+        BadInput: there is none, or it is no ``Algorithm``.
     """
-    return ALGORITHMS[name] if name in ALGORITHMS else _outside(name)
-
-
-def _outside(name: str) -> Algorithm:
-    """An algorithm of a user's own, whose advantages are checked."""
+    if name in ALGORITHMS:
+        return ALGORITHMS[name]
     what = f"--algo.name {name}"
     found = load_plugin(name, "--algo.name", ALGORITHMS, kind="NAME")
     if not isinstance(found, Algorithm):
         raise BadInput(f"{what}: expected a marft_jax.learning.Algorithm, got {shown(found)}")
-    if not (isinstance(found.settings, type) and issubclass(found.settings, Algo)):
-        kind = shown(found.settings)
-        raise BadInput(f"{what}: expected settings that extend marft_jax.config.Algo, got {kind}")
-    if found.level not in get_args(Level):
-        raise BadInput(f"{what}: expected the level action or token, got {shown(found.level)}")
-    if not (callable(found.advantages) and callable(found.policy_loss)):
-        raise BadInput(f"{what}: expected functions as its advantages and policy_loss")
+    for part, expected, fits in (
+        (found.settings, "settings that extend marft_jax.config.Algo", _is_settings),
+        (found.level, "the level action or token", lambda x: x in get_args(Level)),
+    ):
+        if not fits(part):
+            raise BadInput(f"{what}: expected {expected}, got {shown(part)}")
 
-    def advantages(
-        config: Algo, chain: Chain, values_EJ: np.ndarray, baseline_X: np.ndarray
-    ) -> tuple[np.ndarray, np.ndarray]:
-        both = found.advantages(config, chain, values_EJ, baseline_X)
+    def advantages(config: Algo, chain: Chain, *numbers: np.ndarray) -> Estimated:
+        both = found.advantages(config, chain, *numbers)
         if not isinstance(both, tuple) or len(both) != 2:
             raise BadInput(f"{what}: expected (advantages_EJ, returns_EJ), got {shown(both)}")
         first, second = (adv.check_shape(chain.rewards_EJ, x, what) for x in both)
@@ -135,15 +120,19 @@ def _outside(name: str) -> Algorithm:
     return found._replace(advantages=advantages)
 
 
+def _is_settings(kind: object) -> bool:
+    return isinstance(kind, type) and issubclass(kind, Algo)
+
+
 def normalized_advantages(
     algo: Algo,
     algorithm: Algorithm,
     chain: Chain,
     values_EJ: np.ndarray,
-    baseline_X: np.ndarray,
-) -> tuple[np.ndarray, np.ndarray]:
-    """(advantages_EJ, returns_EJ), the advantages as the losses use them."""
-    advantages_EJ, returns_EJ = algorithm.advantages(algo, chain, values_EJ, baseline_X)
+    baseline_P: np.ndarray,
+) -> Estimated:
+    """Computes (advantages_EJ, returns_EJ), the advantages as the losses use them."""
+    advantages_EJ, returns_EJ = algorithm.advantages(algo, chain, values_EJ, baseline_P)
     normalizer = adv.find_normalizer(algo.normalize)
     sizes_EJ = adv.sizes(chain, values_EJ)
     return normalizer(advantages_EJ, chain, sizes_EJ, algo.compares), returns_EJ

@@ -12,8 +12,9 @@ from __future__ import annotations
 import functools
 import itertools
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal, NamedTuple, TypeAlias
+from typing import Generic, Literal, NamedTuple, TypeVar
 
+import jax
 import numpy as np
 
 from marft_jax import random_keys
@@ -21,15 +22,17 @@ from marft_jax.config import Algo
 from marft_jax.learning.packing import TokenSequence, action_slots, deal, layout, nest
 from marft_jax.parallel.ladder import bucket
 from marft_jax.random_keys import Stream
-from marft_jax.types import Episode, Turn
+from marft_jax.types import Episode
 
 Level = Literal["action", "token"]
-Array: TypeAlias = Any
-"""``np.ndarray`` on the host, ``jax.Array`` on the device, a shape where nothing is computed."""
+Array = TypeVar("Array", bound=np.ndarray | jax.Array)
 
 
-class Rows(NamedTuple):
-    """Packed sequences, in B rows of a microbatch; a batch's arrays have an axis U before B."""
+class Rows(NamedTuple, Generic[Array]):
+    """Packed sequences, in B rows of a microbatch; a batch's arrays have an axis U before B.
+
+    ``Rows[np.ndarray]`` lie on the host, ``Rows[jax.Array]`` on the device.
+    """
 
     tokens_BT: Array  # token ids
     positions_BT: Array  # their positions within their sequence
@@ -51,9 +54,9 @@ class Rows(NamedTuple):
 
 
 class Chain(NamedTuple):
-    """The decisions (units) of each episode in acting order, as links to the rows."""
+    """Decisions of each episode in acting order, as links to the rows."""
 
-    unit_EJ: np.ndarray  # flat position in [U, B, K] (action level) or [U, B, A] (token level)
+    flat_EJ: np.ndarray  # flat position in [U, B, K] (action level) or [U, B, A] (token level)
     mask_EJ: np.ndarray  # 1 for links, 0 for padding
     rewards_EJ: np.ndarray  # reward of each link; a turn's reward sits on its last token
     continues_EJ: np.ndarray  # 1 where another link of the episode follows
@@ -61,20 +64,20 @@ class Chain(NamedTuple):
     agent_EJ: np.ndarray  # who acted
     group_EJ: np.ndarray  # number of the episode's group: those with the same task
     place_EJ: np.ndarray  # number of the place (agent, n) of its turn, the agent's n-th one
-    shape_UBX: tuple[int, ...]  # of the rows that the units stand in
+    shape_UBX: tuple[int, ...]  # of the rows that the decisions stand in
 
 
 class Prompts(NamedTuple):
-    """The rows up to the last prompt token of each sequence: all that an action's value reads."""
+    """Rows up to the last prompt token of each sequence: all that an action's value reads."""
 
-    rows: Rows  # packed on their own, in microbatches of no minibatch
-    unit_UBK: np.ndarray  # flat position among their turns of each turn of the batch's rows
+    rows: Rows[np.ndarray]  # packed on their own, in microbatches of no minibatch
+    flat_UBK: np.ndarray  # flat position among their turns of each turn of the batch's rows
 
 
 class Batch(NamedTuple):
     """Everything that one training step learns from."""
 
-    rows: Rows
+    rows: Rows[np.ndarray]
     chain: Chain
     prefix_shared: int  # tokens that sequences share with others of their row
     # sets of as many microbatches, in their order, with about as many decisions of each adapter;
@@ -108,7 +111,6 @@ def build(
         d_model: of the model that reads them: a narrow one has rows made less wide.
         prompts: packs these on their own too; decisions are actions.
     """
-    assert not prompts or level == "action"
     sequences_E = [nest(e, episode, owners) for e, episode in enumerate(episodes)]
     run_seed, *draw = seed
     rng = random_keys.generator(run_seed, Stream.ROWS, *draw)
@@ -119,19 +121,19 @@ def build(
     )
     whole = pack([[s for e in block for s in sequences_E[e]] for block in dealt])
     kind = whole.rows.turn_mask_BK if level == "action" else whole.rows.mask_BA
-    chain = _chain(episodes, rewards, whole.units, kind.shape)
+    chain = _chain(episodes, rewards, whole.flat, kind.shape)
     batch = Batch(whole.rows, chain, whole.prefix_shared, len(dealt))
     if not prompts:
         return batch
     cut = pack([[s.prompt() for sequences in sequences_E for s in sequences]])
-    unit_UBK = np.zeros_like(whole.rows.first_BK)
-    for turn, [unit] in whole.units.items():
-        unit_UBK.flat[unit] = cut.units[turn][0]
-    return batch._replace(prompts=Prompts(cut.rows, unit_UBK))
+    flat_UBK = np.zeros_like(whole.rows.first_BK)
+    for turn, [place] in whole.flat.items():
+        flat_UBK.flat[place] = cut.flat[turn][0]
+    return batch._replace(prompts=Prompts(cut.rows, flat_UBK))
 
 
-def microbatches(rows: Rows) -> list[Rows]:
-    """The rows of each, without the axis U."""
+def microbatches(rows: Rows[np.ndarray]) -> list[Rows[np.ndarray]]:
+    """Splits the rows of a batch along the axis U."""
     return [Rows(*(x[u] for x in rows)) for u in range(len(rows.tokens_BT))]
 
 
@@ -144,8 +146,9 @@ def _blocks(config: Algo, groups: Sequence[int]) -> int:
 
 
 def _loads(sequences_E: Sequence[Sequence[TokenSequence]], level: Level) -> np.ndarray:
-    """What minibatches should have about as much of, for each episode: decisions of each adapter,
-    as an optimiser step from a few of them would move it as far as one from many, and tokens."""
+    """Loads of each episode that minibatches should have about as much of: decisions of each
+    adapter, as an optimiser step from a few of them would move it as far as one from many, and
+    tokens; ``[E, adapters + 1]``."""
     adapters = 1 + max(s.owner for sequences in sequences_E for s in sequences)
     loads = np.zeros((len(sequences_E), adapters + 1), int)
     for e, sequences in enumerate(sequences_E):
@@ -156,10 +159,10 @@ def _loads(sequences_E: Sequence[Sequence[TokenSequence]], level: Level) -> np.n
 
 
 class _Packed(NamedTuple):
-    """Rows, the flat positions of each turn's units by (episode, turn), and as of ``Batch``."""
+    """Rows, the flat positions of each turn's decisions by (episode, turn), and as of ``Batch``."""
 
-    rows: Rows
-    units: dict[tuple[int, int], range]
+    rows: Rows[np.ndarray]
+    flat: dict[tuple[int, int], range]
     prefix_shared: int
 
 
@@ -184,16 +187,16 @@ def _pack(
         "A": action_slots(max(map(sum, turns))),
         "K": bucket(max(map(len, turns)), least=16, rungs=1),
     }
-    rows, units = _empty_rows((len(blocks) * passes, height), sizes), {}
+    rows, flat = _empty_rows((len(blocks) * passes, height), sizes), {}
     for first, own in zip(itertools.count(step=passes), packed):
         for i, row in enumerate(rng.permutation(len(own))):
             at = first + i % passes, i // passes
-            _fill(rows, units, at, own[row], episodes, share, config.ratio, level)
+            flat |= _fill(rows, at, own[row], episodes, share, config.ratio, level)
     filled = int((rows.owners_BT >= 0).sum())
-    return _Packed(rows, units, sum(s.read for block in blocks for s in block) - filled)
+    return _Packed(rows, flat, sum(s.read for block in blocks for s in block) - filled)
 
 
-_PADDING: dict[str, float] = dict(  # of what is not 0; a float makes an array of float32
+_PADDING: dict[str, float] = dict(  # where it is not 0; a float makes an array of float32
     owners_BT=-1,
     agents_BT=-1,
     mask_BA=0.0,
@@ -205,8 +208,8 @@ _PADDING: dict[str, float] = dict(  # of what is not 0; a float makes an array o
 )
 
 
-def _empty_rows(shape: tuple[int, int], sizes: dict[str, int]) -> Rows:
-    """Rows of padding; ``sizes`` of the last dimension, by the letter of the name."""
+def _empty_rows(shape: tuple[int, int], sizes: dict[str, int]) -> Rows[np.ndarray]:
+    """Makes rows of padding; ``sizes`` of the last dimension, by the letter of the name."""
 
     def padding(name: str) -> np.ndarray:
         fill = _PADDING.get(name, 0)
@@ -219,18 +222,17 @@ def _empty_rows(shape: tuple[int, int], sizes: dict[str, int]) -> Rows:
 
 
 def _fill(
-    rows: Rows,
-    units: dict[tuple[int, int], range],
+    rows: Rows[np.ndarray],
     at: tuple[int, int],
     sequences: list[TokenSequence],
     episodes: Sequence[Episode],
     share: bool,
     ratio: str,
     level: Level,
-) -> None:
-    """Writes one row, and the flat positions of its turns' units."""
+) -> dict[tuple[int, int], range]:
+    """Writes one row, and returns the flat positions of its turns' decisions."""
     shape_UBX = (rows.turn_mask_BK if level == "action" else rows.mask_BA).shape
-    flat = int(np.ravel_multi_index((*at, 0), shape_UBX))
+    row, flat = int(np.ravel_multi_index((*at, 0), shape_UBX)), {}
     end, a, k, place = 0, 0, 0, np.zeros(0, int)
     for i, s in enumerate(sequences):
         known = s.shared_with(sequences[i - 1]) if share and i else 0
@@ -242,44 +244,29 @@ def _fill(
         rows.owners_BT[new] = s.owner
         rows.agents_BT[new] = s.agents[known:-1]
         rows.until_BT[*at, place] = end - 1
-        for (e, turn), first, length in zip(s.spans, s.starts, s.acted, strict=True):
-            predictors = place[first - 1 : first - 1 + length]
-            _write_turn(rows, episodes[e].turns[turn], s.owner, (*at, k), a, predictors, ratio)
-            action, tokens = range(flat + k, flat + k + 1), range(flat + a, flat + a + length)
-            units[e, turn] = action if level == "action" else tokens
-            a, k = a + length, k + 1
-
-
-def _write_turn(
-    rows: Rows,
-    turn: Turn,
-    owner: int,
-    at: tuple[int, int, int],
-    a: int,
-    predictors: np.ndarray,
-    ratio: str,
-) -> None:
-    """Writes turn k of a row; its action tokens begin at slot ``a``."""
-    u, r, k = at
-    n = len(predictors)
-    span = np.s_[u, r, a : a + n]
-    rows.index_BA[span] = predictors
-    rows.targets_BA[span] = turn.action[:n]
-    rows.mask_BA[span] = 1
-    rows.behaviour_BA[span] = turn.logprobs[:n]
-    rows.temperature_BA[span] = turn.temperature
-    rows.turn_BA[span] = k
-    rows.first_BK[at] = predictors[0]
-    rows.turn_mask_BK[at] = 1
-    rows.agent_BK[at] = turn.agent
-    rows.owner_BK[at] = owner
-    words = max(1, len(turn.text.split()))
-    rows.divisor_BK[at] = {"sum": 1, "token": n, "word": words}[ratio]
-    rows.tokens_BK[at] = n
+        for (e, nth), first, n in zip(s.spans, s.starts, s.acted, strict=True):
+            turn, span, one = episodes[e].turns[nth], np.s_[*at, a : a + n], (*at, k)
+            rows.index_BA[span] = place[first - 1 : first - 1 + n]
+            rows.targets_BA[span] = turn.action[:n]
+            rows.mask_BA[span] = 1
+            rows.behaviour_BA[span] = turn.logprobs[:n]
+            rows.temperature_BA[span] = turn.temperature
+            rows.turn_BA[span] = k
+            rows.first_BK[one] = place[first - 1]
+            rows.turn_mask_BK[one] = 1
+            rows.agent_BK[one] = turn.agent
+            rows.owner_BK[one] = s.owner
+            words = max(1, len(turn.text.split()))
+            rows.divisor_BK[one] = {"sum": 1, "token": n, "word": words}[ratio]
+            rows.tokens_BK[one] = n
+            begin, length = (k, 1) if level == "action" else (a, n)
+            flat[e, nth] = range(row + begin, row + begin + length)
+            a, k = a + n, k + 1
+    return flat
 
 
 def chain_of_turns(episodes: Sequence[Episode], rewards: Sequence[np.ndarray]) -> Chain:
-    """The turns of episodes that are not packed, each as one link."""
+    """Links the turns of episodes that are not packed, each as one decision."""
     one = {(e, k): range(1) for e, x in enumerate(episodes) for k in range(len(x.turns))}
     return _chain(episodes, rewards, one, (1, 1, 1))
 
@@ -290,9 +277,9 @@ def _chain(
     flat: Mapping[tuple[int, int], range],
     shape_UBX: tuple[int, ...],
 ) -> Chain:
-    """Lays the turns' units end to end, given their flat positions by (episode, turn)."""
-    units = [[flat[e, k] for k in range(len(x.turns))] for e, x in enumerate(episodes)]
-    shape = len(units), max(sum(map(len, turns)) for turns in units)
+    """Lays the turns' decisions end to end, given their flat positions by (episode, turn)."""
+    decisions = [[flat[e, k] for k in range(len(x.turns))] for e, x in enumerate(episodes)]
+    shape = len(decisions), max(sum(map(len, turns)) for turns in decisions)
     chain = Chain(
         np.zeros(shape, np.int32),
         *(np.zeros(shape, np.float32) for _ in range(4)),  # pyright: ignore[reportCallIssue]
@@ -304,9 +291,9 @@ def _chain(
     for e, episode in enumerate(episodes):
         group, end = groups.setdefault(episode.group, len(groups)), 0
         for k, (agent, nth) in enumerate(episode.places):
-            start, end = end, end + len(units[e][k])
+            start, end = end, end + len(decisions[e][k])
             span = np.s_[e, start:end]
-            chain.unit_EJ[span] = units[e][k]
+            chain.flat_EJ[span] = decisions[e][k]
             chain.weight_EJ[span] = 1 / (end - start)
             chain.rewards_EJ[e, end - 1] = rewards[e][k]
             chain.agent_EJ[span], chain.group_EJ[span] = agent, group

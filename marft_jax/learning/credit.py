@@ -26,7 +26,7 @@ from marft_jax.types import Credit, Episode, Turn
 
 
 def make_credit(algo: Algo, team: Team) -> Credit:
-    """The credit that the settings ask for.
+    """Makes the credit rule that the settings ask for.
 
     Raises:
         BadInput: ``per_step`` and an agent without a step reward, or one that cannot be loaded.
@@ -43,49 +43,29 @@ def make_credit(algo: Algo, team: Team) -> Credit:
                 for k in turns:
                     turn = episode.turns[k]
                     score = _score(functions[turn.agent], turn, result.reward, episode)
-                    rewards_K[k] += shaped(score, algo)
+                    rewards_K[k] += shape_reward(score, algo)
             else:
                 discount = algo.credit_discount if algo.credit == "step_discount" else 0.0
-                for k, weight in zip(turns, decays(discount, len(turns)), strict=True):
-                    rewards_K[k] += weight * shaped(result.reward, algo)
+                for behind, k in enumerate(reversed(turns)):
+                    rewards_K[k] += discount**behind * shape_reward(result.reward, algo)
             for k, reward in _own_rewards(episode, step, turns):
-                rewards_K[k] += shaped(reward, algo, bias=0.0)
+                rewards_K[k] += shape_reward(reward, algo, bias=0.0)
         if algo.overlong_buffer:
-            rewards_K -= [_overlong(turn, algo) for turn in episode.turns]
+            rewards_K -= [_length_penalty(turn, algo) for turn in episode.turns]
         return rewards_K
 
     return credit
 
 
-def decays(discount: float, turns: int) -> list[float]:
-    """d^(N−1−k) of each turn k; with d = 0 the last turn has it all.
-
-    >>> decays(0.5, 3)
-    [0.25, 0.5, 1.0]
-    """
-    return [discount ** (turns - 1 - k) for k in range(turns)]
-
-
-def shaped(reward: float, algo: Algo, bias: float | None = None) -> float:
+def shape_reward(reward: float, algo: Algo, bias: float | None = None) -> float:
     """clip((reward + bias) · scale, ±clip)."""
     value = (reward + (algo.reward_bias if bias is None else bias)) * algo.reward_scale
     limit = algo.reward_clip
     return value if limit is None else min(max(value, -limit), limit)
 
 
-def overlong(length: int, limit: int, buffer: int) -> float:
-    """The part of the last ``buffer`` tokens before its limit that an action fills, from 0 to 1.
-
-    Source: soft overlong punishment, DAPO (Yu et al. 2025), equation 13.
-
-    >>> [overlong(length, 10, 4) for length in (6, 8, 10)]
-    [0.0, 0.5, 1.0]
-    """
-    return min(max((length - limit + buffer) / buffer, 0.0), 1.0)
-
-
 def agent_reward(episode: Episode, rewards_K: np.ndarray, agent: int, how: str) -> float | None:
-    """An agent's logged reward: the sum of its turns' rewards; in ``equal`` the team's.
+    """Sums an agent's rewards for the log; with credit ``equal`` it has the team's.
 
     None where it did not act.
     """
@@ -109,15 +89,19 @@ def _own_rewards(episode: Episode, step: int, turns: Sequence[int]) -> list[tupl
     return paid
 
 
-def _overlong(turn: Turn, algo: Algo) -> float:
-    """The length penalty of a turn, by the limit that it was sampled with."""
+def _length_penalty(turn: Turn, algo: Algo) -> float:
+    """Penalty of an action that fills part of the last tokens before the limit it was sampled with.
+
+    Source: soft overlong punishment, DAPO (Yu et al. 2025), equation 13.
+    """
     if turn.limit is None:
         return 0.0
-    return algo.overlong_penalty * overlong(len(turn.action), turn.limit, algo.overlong_buffer)
+    filled = (len(turn.action) - turn.limit + algo.overlong_buffer) / algo.overlong_buffer
+    return algo.overlong_penalty * min(max(filled, 0.0), 1.0)
 
 
 def _step_rewards(algo: Algo, team: Team) -> list[StepReward]:
-    """The step reward of each agent."""
+    """Finds the step reward of each agent."""
     functions = []
     for profile in team.profiles:
         name = profile.reward or algo.step_reward
@@ -131,17 +115,12 @@ def _step_rewards(algo: Algo, team: Team) -> list[StepReward]:
 
 
 def _score(function: StepReward, turn: Turn, reward: float, episode: Episode) -> float:
+    """Calls a step reward, which may be a user's."""
     what = f"step reward of agent {turn.name!r}"
     try:
         score = function(turn, reward, episode)
-    except KeyboardInterrupt:
-        raise
-    except BaseException as error:  # a user's function, which may even try to end the process
-        raise BadInput(f"{what}: {failure_of(error).text}") from None
-    try:
-        number = float(score)
-    except Exception:  # it may be anything
-        number = math.nan
-    if not math.isfinite(number):
+    except Exception as error:
+        raise BadInput(f"{what}: {failure_of(error).text}") from error
+    if not (isinstance(score, (int, float, np.number)) and math.isfinite(score)):
         raise BadInput(f"{what}: expected a finite number, got {shown(score)}")
-    return number
+    return float(score)

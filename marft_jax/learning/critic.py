@@ -1,4 +1,4 @@
-"""The critic: value heads over features of the frozen base (CTDE).
+"""Critic: value heads over features of the frozen base (CTDE).
 
     shared   one head; features of the base without any adapter
     heads    one head per agent over the same features
@@ -22,7 +22,7 @@ from marft_jax.models.decoder import DecoderConfig
 
 
 class Critic(NamedTuple):
-    """Parameters of the critic, or whatever has one entry for each of the two parts."""
+    """Parameters of the critic, or a pytree for each of its two parts."""
 
     # kernels ``[M, in, out]`` of M heads; M is 1, the number of agents, or the list empty
     head: Any
@@ -32,7 +32,7 @@ class Critic(NamedTuple):
 def init(
     key: jax.Array, settings: LearnerSettings, decoder_config: DecoderConfig, agents: int
 ) -> Critic:
-    """He-normal hidden layers and a small last one, so that first values are near zero."""
+    """Draws He-normal hidden layers and a small last one: first values are near zero."""
     if settings.critic is None:
         return Critic([], {})
     mode, hidden = settings.critic.mode, settings.critic.hidden
@@ -79,6 +79,6 @@ def values(head: list[jax.Array], features: jax.Array, agents: jax.Array) -> jax
 
 
 def decisions(critic: Critic, decisions_P: jax.Array) -> Critic:
-    """Decisions that each head and each adapter answers for, given those of each agent."""
+    """Counts the decisions that each head and each adapter values, given those of each agent."""
     shared = bool(critic.head) and critic.head[0].shape[0] == 1
     return Critic(decisions_P.sum(keepdims=True) if shared else decisions_P, decisions_P)

@@ -1,4 +1,4 @@
-"""From rewards and values to advantages: the part of a training step that no gradient passes.
+"""Estimates from rewards and values: the part of a training step that no gradient passes.
 
 These are a few numbers for each decision, so they are computed on the host, in NumPy and float64,
 in the order in which the paper defines them.
@@ -6,7 +6,7 @@ in the order in which the paper defines them.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
@@ -22,14 +22,14 @@ _SCALE_DECAY = 0.9  # share of the values' scale that stays in each step
 
 
 class Estimates(NamedTuple):
-    """Of each decision, in acting order."""
+    """Estimates of each decision, in acting order."""
 
     advantages_EJ: np.ndarray  # as the losses use them
     targets_EJ: np.ndarray  # what the critic learns: returns, divided by the values' scale
     values_EJ: np.ndarray | None  # the critic's, before the update; None without one
     baseline: Moving  # the moved averages
     values_scale: Moving
-    report: dict[str, Any]  # metrics
+    report: dict[str, np.ndarray | float]  # metrics
 
 
 def estimate(
@@ -42,16 +42,18 @@ def estimate(
     baseline: Moving,
     values_scale: Moving,
 ) -> Estimates:
-    """Rewards, KL, advantages and returns of every decision.
+    """Computes KL, advantages and returns of every decision.
 
     Args:
         values_UBX: the critic's outputs, values without their scale.
         baseline, values_scale: the averages so far, as host arrays.
     """
-    chain, report = batch.chain, {}
+    chain, report = batch.chain, dict[str, np.ndarray | float]()
     if reference_UBA is not None:
         rows = batch.rows
-        kl = losses.reference_kl(rows.behaviour_BA, jnp.asarray(reference_UBA), algo.estimator)
+        kl = losses.reference_kl(
+            jnp.asarray(rows.behaviour_BA), jnp.asarray(reference_UBA), algo.estimator
+        )
         kl_UBA = np.asarray(kl) * rows.mask_BA
         report["ref_kl"] = by_agent(kl_UBA, rows, agents)
         if algo.kl_in == "reward":
@@ -64,7 +66,7 @@ def estimate(
         values_scale = values_scale.moved(largest, largest, _SCALE_DECAY)
         values_EJ = to_chain(values_UBX, chain) * values_scale.mean
     known_EJ = np.zeros_like(chain.rewards_EJ) if values_EJ is None else values_EJ
-    with np.errstate(invalid="ignore", over="ignore"):  # what is not finite, the guard looks for
+    with np.errstate(invalid="ignore", over="ignore"):  # the guard looks for what is not finite
         advantages_EJ, returns_EJ = normalized_advantages(
             algo, algorithm, chain, known_EJ, baseline.mean
         )
@@ -79,18 +81,18 @@ def estimate(
 
 def to_chain(x_UBX: np.ndarray, chain: Chain) -> np.ndarray:
     """Numbers of decisions in acting order."""
-    return x_UBX.reshape(-1).astype(np.float64)[chain.unit_EJ] * chain.mask_EJ
+    return x_UBX.reshape(-1).astype(np.float64)[chain.flat_EJ] * chain.mask_EJ
 
 
 def to_rows(x_EJ: np.ndarray, chain: Chain) -> np.ndarray:
     """Numbers of decisions where they stand in the rows; 0 for padding."""
     x_UBX = np.zeros(chain.shape_UBX, np.float32)
     real = chain.mask_EJ > 0
-    x_UBX.reshape(-1)[chain.unit_EJ[real]] = x_EJ[real]
+    x_UBX.reshape(-1)[chain.flat_EJ[real]] = x_EJ[real]
     return x_UBX
 
 
-def _per_turn(x_UBA: np.ndarray, rows: Rows) -> np.ndarray:
+def _per_turn(x_UBA: np.ndarray, rows: Rows[np.ndarray]) -> np.ndarray:
     """Sums over the tokens of each turn."""
     sums_UBK = np.zeros(rows.turn_mask_BK.shape)
     u, b = np.ogrid[: len(x_UBA), : x_UBA.shape[1]]
@@ -98,8 +100,8 @@ def _per_turn(x_UBA: np.ndarray, rows: Rows) -> np.ndarray:
     return sums_UBK
 
 
-def by_agent(x_UBA: np.ndarray, rows: Rows, agents: int) -> np.ndarray:
-    """The mean over each agent's action tokens."""
+def by_agent(x_UBA: np.ndarray, rows: Rows[np.ndarray], agents: int) -> np.ndarray:
+    """Means over each agent's action tokens, ``[P]``."""
     agent_UBA = np.take_along_axis(rows.agent_BK, rows.turn_BA, axis=-1).ravel()
     total_P = np.bincount(agent_UBA, (x_UBA * rows.mask_BA).ravel(), agents)
     return total_P / np.maximum(np.bincount(agent_UBA, rows.mask_BA.ravel(), agents), 1)

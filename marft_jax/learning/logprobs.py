@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import jax
 import jax.numpy as jnp
+from flax import nnx
 
-from marft_jax.learning.batch import Array, Level, Rows
+from marft_jax.learning.batch import Level, Rows
 from marft_jax.models import decoder, lora
 from marft_jax.models.ops.products import times
 from marft_jax.models.ops.reductions import log_softmax, total
 
+Graph = nnx.GraphDef[decoder.Decoder]
+_Scores = tuple[jax.Array, jax.Array]  # (log-prob, entropy) of each target
+_Chunk = tuple[jax.Array, jax.Array, jax.Array]  # hidden states, targets, temperatures
 _LOGITS_IN_FLIGHT = 2**24  # vocabulary logits that exist at once, per microbatch
 
 
 def hidden_states(
-    graphdef: Any,
-    base: Any,
-    r: Rows,
+    graphdef: Graph,
+    base: decoder.Base,
+    r: Rows[jax.Array],
     index_BX: jax.Array,
     adapters: lora.Adapters | None = None,
     owners_BT: jax.Array | None = None,
@@ -39,7 +41,11 @@ def hidden_states(
 
 
 def score_actions(
-    graphdef: Any, base: Any, hidden_BAD: jax.Array, r: Rows, entropy_learns: bool = True
+    graphdef: Graph,
+    base: decoder.Base,
+    hidden_BAD: jax.Array,
+    r: Rows[jax.Array],
+    entropy_learns: bool = True,
 ) -> tuple[jax.Array, jax.Array]:
     """Log-prob at the sampling temperature, and entropy, of every action token of a microbatch.
 
@@ -61,7 +67,7 @@ def score_actions(
     chunk = -(-a // chunks)  # equal ones: one that is not full is computed like a full one
     run = jax.checkpoint(_score) if entropy_learns else _score_once
 
-    def score(_: None, chunked: Any) -> tuple[None, Any]:
+    def score(_: None, chunked: _Chunk) -> tuple[None, _Scores]:
         hidden, targets, temperature = chunked
         return None, run(hidden, vocabulary_VD, targets, temperature)
 
@@ -79,13 +85,13 @@ def score_actions(
 
 
 def _score(
-    hidden: Array, vocabulary_VD: Array, targets: Array, temperature: Array
-) -> tuple[Array, Array]:
+    hidden: jax.Array, vocabulary_VD: jax.Array, targets: jax.Array, temperature: jax.Array
+) -> tuple[jax.Array, jax.Array]:
     """(log-prob, entropy) of each target."""
     return _read(_logprobs(hidden, vocabulary_VD, temperature), targets)
 
 
-def _logprobs(hidden: Array, vocabulary_VD: Array, temperature: Array) -> jax.Array:
+def _logprobs(hidden: jax.Array, vocabulary_VD: jax.Array, temperature: jax.Array) -> jax.Array:
     return log_softmax(decoder.logits(hidden, vocabulary_VD) / temperature[..., None])
 
 
@@ -96,16 +102,16 @@ def _read(logprobs: jax.Array, targets: jax.Array) -> tuple[jax.Array, jax.Array
 
 @jax.custom_vjp
 def _score_once(
-    hidden: Array, vocabulary_VD: Array, targets: Array, temperature: Array
-) -> tuple[Array, Array]:
+    hidden: jax.Array, vocabulary_VD: jax.Array, targets: jax.Array, temperature: jax.Array
+) -> tuple[jax.Array, jax.Array]:
     """``_score``, with no gradient but that of the log-prob: d log p / dh = (onehot - p) W / T."""
     return _score(hidden, vocabulary_VD, targets, temperature)
 
 
 def _score_forward(
-    hidden: Array, vocabulary_VD: Array, targets: Array, temperature: Array
-) -> tuple[tuple[Any, Any], jax.Array]:
-    """The scores, and the gradient of each log-prob."""
+    hidden: jax.Array, vocabulary_VD: jax.Array, targets: jax.Array, temperature: jax.Array
+) -> tuple[_Scores, jax.Array]:
+    """Scores, and the gradient of each log-prob."""
     logprobs = _logprobs(hidden, vocabulary_VD, temperature)
     by_logit = jax.nn.one_hot(targets, len(vocabulary_VD)) - jnp.exp(logprobs)
     by_logit = (by_logit / temperature[..., None]).astype(hidden.dtype)
@@ -113,7 +119,7 @@ def _score_forward(
     return _read(logprobs, targets), gradient.reshape(hidden.shape)
 
 
-def _score_backward(gradient: jax.Array, d_scores: Any) -> tuple[jax.Array, None, None, None]:
+def _score_backward(gradient: jax.Array, d_scores: _Scores) -> tuple[jax.Array, None, None, None]:
     return (d_scores[0][..., None] * gradient).astype(gradient.dtype), None, None, None
 
 
@@ -121,11 +127,11 @@ _score_once.defvjp(_score_forward, _score_backward)
 
 
 def action_logprobs(
-    graphdef: Any,
-    base: Any,
+    graphdef: Graph,
+    base: decoder.Base,
     adapters: lora.Adapters,
     alpha: float,
-    r: Rows,
+    r: Rows[jax.Array],
     entropy_learns: bool = True,
 ) -> tuple[jax.Array, jax.Array]:
     """``score_actions`` of the policy: every token passes through its owner's adapter."""
@@ -133,29 +139,31 @@ def action_logprobs(
     return score_actions(graphdef, base, hidden_BAD, r, entropy_learns)
 
 
-def unit_labels(r: Rows, level: Level) -> tuple[jax.Array, jax.Array, jax.Array]:
+def decision_labels(r: Rows[jax.Array], level: Level) -> tuple[jax.Array, jax.Array, jax.Array]:
     """(mask, agent, owner) of each decision."""
     if level == "action":
         return r.turn_mask_BK, r.agent_BK, r.owner_BK
     return r.mask_BA, token_agents(r), _of_turn(r.owner_BK, r)
 
 
-def token_agents(r: Rows) -> jax.Array:
-    """The agent that wrote each action token."""
+def token_agents(r: Rows[jax.Array]) -> jax.Array:
+    """Agent that wrote each action token."""
     return _of_turn(r.agent_BK, r)
 
 
-def _of_turn(x_BK: jax.Array, r: Rows) -> jax.Array:
+def _of_turn(x_BK: jax.Array, r: Rows[jax.Array]) -> jax.Array:
     """A number of each turn, for each of its action tokens."""
     return jnp.take_along_axis(x_BK, r.turn_BA, axis=-1)
 
 
-def unit_index(r: Rows, level: Level) -> jax.Array:
+def decision_index(r: Rows[jax.Array], level: Level) -> jax.Array:
     """Places in the row where decisions' values are read: at the token before each."""
     return r.first_BK if level == "action" else r.index_BA
 
 
-def per_unit(x_BA: jax.Array, r: Rows, level: Level, divisor_BK: jax.Array) -> jax.Array:
+def per_decision(
+    x_BA: jax.Array, r: Rows[jax.Array], level: Level, divisor_BK: jax.Array
+) -> jax.Array:
     """Per-token numbers to per-decision numbers: sums over each turn's tokens, divided."""
     if level == "token":
         return x_BA
@@ -163,6 +171,6 @@ def per_unit(x_BA: jax.Array, r: Rows, level: Level, divisor_BK: jax.Array) -> j
     return jnp.einsum("ba,bak->bk", x_BA, turn_BAK) / divisor_BK
 
 
-def dtype_of(base: Any) -> jnp.dtype:
-    """The dtype that the frozen base computes in."""
+def dtype_of(base: decoder.Base) -> jnp.dtype:
+    """Dtype that the frozen base computes in."""
     return jax.tree.leaves(base)[0].dtype

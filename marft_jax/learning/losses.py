@@ -1,7 +1,7 @@
-"""Policy and value losses per unit of decision; sums and denominators are taken by the caller.
+"""Policy and value losses per decision; sums and denominators are taken by the caller.
 
-A unit is an action (appo, gspo, reinforce) or a token (tppo, grpo). Returning one number per unit
-lets unequal microbatches, and the agents inside one, be weighed exactly.
+A decision is an action (appo, gspo, reinforce) or a token (tppo, grpo). Returning one number for
+each lets unequal microbatches, and the agents inside one, be weighed exactly.
 """
 
 from __future__ import annotations

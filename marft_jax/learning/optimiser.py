@@ -6,21 +6,20 @@ touches another's step.
 
 from __future__ import annotations
 
-from typing import Any
-
 import jax
 import jax.numpy as jnp
 import optax
 
 from marft_jax.config import Algo
 from marft_jax.learning import critic as critic_lib
-from marft_jax.learning.gradients import Sums
+from marft_jax.learning.gradients import Stepped, Totals
 from marft_jax.learning.settings import LearnerSettings
 from marft_jax.learning.state import TrainState
+from marft_jax.models import lora
 
 
 def make_optimizer(config: Algo) -> optax.GradientTransformation:
-    """Clipping by global norm, then Adam's direction (eps 1e-5); the learning rate comes later."""
+    """Clips by global norm, then takes Adam's direction (eps 1e-5); the rate comes later."""
     clip = config.max_grad_norm
     return optax.chain(
         optax.clip_by_global_norm(clip) if clip > 0 else optax.identity(),
@@ -28,25 +27,25 @@ def make_optimizer(config: Algo) -> optax.GradientTransformation:
     )
 
 
-def init(config: Algo, params: Any) -> Any:
-    """Optimiser state of stacked members."""
+def init(config: Algo, params: optax.Params) -> optax.OptState:
+    """Makes the optimiser state of stacked members; empty where there are none."""
     return jax.vmap(make_optimizer(config).init)(params) if jax.tree.leaves(params) else ()
 
 
 def apply(
-    settings: LearnerSettings, state: TrainState, total: Any, trainable_N: jax.Array
-) -> tuple[TrainState, tuple[Sums, dict[str, jax.Array], Any]]:
-    """The state after a minibatch, and (totals, what was not finite, gradient norms).
+    settings: LearnerSettings, *, state: TrainState, total: Totals, trainable_N: jax.Array
+) -> tuple[TrainState, Stepped]:
+    """Takes a step of the optimiser.
 
     Whoever has a gradient that is not finite takes no step, nor does an adapter none of whose
     decisions has an advantage: Adam would take a full step for the entropy bonus or the KL alone.
 
     Args:
-        total: gradient sums of adapters and critic, and totals, of ``gradients``.
+        total: of a minibatch, for each place along the mesh's ``data`` axis.
         trainable_N: which adapters may change; of the others, neither parameters nor optimiser
             state does.
     """
-    grad_policy, grad_critic, sums = total
+    grad_policy, grad_critic, sums = jax.tree.map(lambda x: x.sum(0), total)
     broken = _not_finite(grad_policy, grad_critic)
     owned_N = jnp.maximum(sums.owned_N, 1)
     moves_N = trainable_N & (sums.taught_N > 0)
@@ -63,7 +62,7 @@ def apply(
     )
     parts = zip(
         *(state.critic, state.critic_opt, grad_critic),
-        critic_lib.decisions(state.critic, sums.decisions_P),
+        critic_lib.decisions(state.critic, sums.per_agent["decisions"]),
         strict=True,
     )
     stepped = [_step(optimizer, critic_lr, (x, o, g), n, n > 0) for x, o, g, n in parts]
@@ -74,7 +73,7 @@ def apply(
     return state, (sums, broken, (norm_N, jnp.concatenate(norms)))
 
 
-def _not_finite(grad_policy: Any, grad_critic: Any) -> dict[str, jax.Array]:
+def _not_finite(grad_policy: lora.Adapters, grad_critic: critic_lib.Critic) -> dict[str, jax.Array]:
     """1 where an update cannot be taken: per adapter and factor, and for the critic as a whole."""
 
     def any_in(gradient: jax.Array) -> jax.Array:
@@ -93,10 +92,10 @@ def _not_finite(grad_policy: Any, grad_critic: Any) -> dict[str, jax.Array]:
 def _step(
     optimizer: optax.GradientTransformation,
     lr: jax.Array | float,
-    part: tuple[Any, Any, Any],
+    part: tuple[optax.Params, optax.OptState, optax.Updates],
     count_M: jax.Array,
     moves_M: jax.Array,
-) -> tuple[Any, Any, jax.Array]:
+) -> tuple[optax.Params, optax.OptState, jax.Array]:
     """A step of stacked members, each with its own clipping and Adam state.
 
     Args:
@@ -114,8 +113,8 @@ def _step(
     def per_member(x_M: jax.Array, leaf: jax.Array) -> jax.Array:
         return x_M.reshape((-1,) + (1,) * (leaf.ndim - 1))
 
-    def where(new: Any, old: Any) -> Any:
-        """Adam moves a parameter whose gradient is zero, so what stays is chosen, not computed."""
+    def choose(new: optax.Params, old: optax.Params) -> optax.Params:
+        # Adam moves a parameter whose gradient is zero, so what stays is chosen, not computed
         return jax.tree.map(lambda n, o: jnp.where(per_member(moves_M, n), n, o), new, old)
 
     count_M = jnp.maximum(count_M, 1)
@@ -124,4 +123,4 @@ def _step(
     moves_M &= jnp.isfinite(norm_M)
     updates, new_opt = jax.vmap(optimizer.update)(gradient, opt)
     new = jax.tree.map(lambda x, u: x - lr * u, params, updates)
-    return where(new, params), where(new_opt, opt), norm_M
+    return choose(new, params), choose(new_opt, opt), norm_M

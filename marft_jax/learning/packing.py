@@ -49,7 +49,7 @@ class TokenSequence(NamedTuple):
         return np.stack([self.ids, self.agents], axis=1).astype(">u4").tobytes()
 
     def prompt(self) -> TokenSequence:
-        """Up to the first token of the last action."""
+        """Cuts the sequence behind the first token of its last action."""
         end = self.starts[-1] + 1
         acted = [*self.acted[:-1], 1]
         return self._replace(ids=self.ids[:end], agents=self.agents[:end], acted=acted)
@@ -62,7 +62,7 @@ class TokenSequence(NamedTuple):
 
 
 def nest(e: int, episode: Episode, owners: Sequence[int]) -> list[TokenSequence]:
-    """The sequences of one episode; a turn that continues an earlier one extends its sequence."""
+    """Makes the sequences of one episode: a turn that continues an earlier one extends its one."""
     sequences: list[TokenSequence] = []
     for k, turn in enumerate(episode.turns):
         ids, owner = np.concatenate([turn.prompt, turn.action]), owners[turn.agent]
@@ -136,8 +136,10 @@ def layout(
     shards: int,
     d_model: int,
 ) -> Layout:
-    """The cheapest rows, each of sequences of one block: from as wide as the longest sequence to
-    some times as wide, which short ones fill better, and where more of them may share a prefix.
+    """Chooses the cheapest rows, each of sequences of one block.
+
+    They are from as wide as the longest sequence to some times as wide, which short ones fill
+    better, and where more of them may share a prefix.
 
     Widths are rungs of a ladder, so that few programs are compiled. No row has more action tokens
     than the rung that holds their mean, where that costs no more: each is computed as if it
@@ -171,7 +173,7 @@ def layout(
 
 
 def action_slots(n: int) -> int:
-    """The rung of the ladder of action tokens per row that holds ``n``."""
+    """Rung of the ladder of action tokens per row that holds ``n``."""
     return bucket(n, least=16, rungs=1)
 
 

@@ -1,4 +1,4 @@
-"""The settings of each algorithm, beside ``algorithms.py``, and what a learner makes of them.
+"""Settings of each algorithm, beside ``algorithms.py``, and what a learner makes of them.
 
 Nothing here imports JAX, so that help and errors come at once.
 """
@@ -78,7 +78,7 @@ class Grpo(Clipped):
 
 @dataclasses.dataclass(frozen=True)
 class Gspo(Grpo):
-    """As ``grpo`` with one ratio for an action, the geometric mean of its tokens' (Zheng et al.
+    """``grpo`` with one ratio for an action, the geometric mean of its tokens' (Zheng et al.
     2025, arXiv 2507.18071; section 5.1 has the clip, which suits ratios so near 1)."""
 
     ratio: ClassVar[str] = "token"
@@ -110,7 +110,7 @@ class Reinforce(Algo):
 
 @dataclasses.dataclass(frozen=True)
 class Imitation(Algo):
-    """The cross-entropy of recorded tokens: what is about the team's own samples is no setting."""
+    """Cross-entropy of recorded tokens: what is about the team's own samples is no setting."""
 
     recorded: ClassVar[bool] = True
     name: str = "imitation"
@@ -141,7 +141,7 @@ SETTINGS = {kind.name: kind for kind in (Appo, Tppo, Grpo, Gspo, Reinforce, Imit
 
 
 def settings_type(name: str) -> type[Algo]:
-    """The settings of a built-in algorithm, or of one of a user's own.
+    """Finds the settings of a built-in algorithm, or of one of a user's own.
 
     Raises:
         BadInput: there is no such algorithm.
@@ -179,7 +179,7 @@ class LearnerSettings(NamedTuple):
 
     @property
     def reference(self) -> str:
-        """What a KL is taken to: ``base``, ``start`` or ``none``."""
+        """``base`` or ``start``, to which a KL is taken, or ``none``."""
         return self.algo.kl_reference if self.algo.kl_coef > 0 else "none"
 
     @property
@@ -189,7 +189,7 @@ class LearnerSettings(NamedTuple):
 
 
 def resolve(config: Config, model: DecoderConfig) -> LearnerSettings:
-    """What a learner of these settings is on a base of this shape."""
+    """Resolves the settings of a learner, on a base of this shape."""
     algo, lag = config.algo, config.rollout.lag
     lr, correction = algo.lr, algo.correction
     if lr == "auto":
@@ -202,7 +202,7 @@ def resolve(config: Config, model: DecoderConfig) -> LearnerSettings:
 
 
 def resolved(config: Config, learner: LearnerSettings) -> Config:
-    """The config with what a base decided, as a run directory keeps it."""
+    """Writes into the config what a base decided, as a run directory keeps it."""
     known = {"lr": learner.lr} | (
         {} if isinstance(config.algo, Imitation) else {"correction": learner.correction}
     )

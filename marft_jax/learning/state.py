@@ -1,12 +1,13 @@
-"""All that training changes, and how it begins."""
+"""State of training: all that it changes."""
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 
 from marft_jax.learning.critic import Critic
 from marft_jax.models import lora
@@ -14,31 +15,32 @@ from marft_jax.types import Version
 
 
 class Moving(NamedTuple):
-    """A moving average, or one per agent: ``total / weight``; 0 before the first number."""
+    """Moving average, or one per agent: ``total / weight``; 0 before the first number."""
 
-    total_X: Any  # ``[]`` or ``[P]``; both names stand in the checkpoints of every release
-    weight_X: Any
+    total_X: np.ndarray | jax.Array  # ``[]`` or ``[P]``; checkpoints of every release have these
+    weight_X: np.ndarray | jax.Array  # names
 
     @property
     def mean(self) -> np.ndarray:
-        return self.total_X / np.where(self.weight_X > 0, self.weight_X, 1)
+        """``[]`` or ``[P]``, on the host."""
+        return np.asarray(self.total_X / np.where(self.weight_X > 0, self.weight_X, 1))
 
     def moved(self, mean_P: np.ndarray, count_P: np.ndarray, decay: float) -> Moving:
-        """After one more number for each agent with a count; one that is not finite has none."""
+        """Adds one more number for each agent with a count; one that is not finite has none."""
         counts_P = (count_P > 0) & np.isfinite(mean_P)
         keep_P, mean_P = np.where(counts_P, decay, 1.0), np.where(counts_P, mean_P, 0.0)
         return Moving(
-            np.float32(keep_P * self.total_X + (1 - keep_P) * mean_P),
-            np.float32(keep_P * self.weight_X + (1 - keep_P)),
+            np.asarray(keep_P * self.total_X + (1 - keep_P) * mean_P, np.float32),
+            np.asarray(keep_P * self.weight_X + (1 - keep_P), np.float32),
         )
 
 
 class TrainState(NamedTuple):
-    """All that training changes."""
+    """State that training changes."""
 
     step: jax.Array  # training steps done
     adapters: lora.Adapters  # leading axis N
-    adapters_opt: Any  # Adam's state for each adapter, leading axis N
+    adapters_opt: optax.OptState  # Adam's state for each adapter, leading axis N
     critic: Critic  # the value heads and adapters of the critic, and their Adam states
     critic_opt: Critic
     # the moving average of each agent's returns, where ``algo.baseline`` wants one
@@ -48,15 +50,16 @@ class TrainState(NamedTuple):
     values_scale: Moving
     lr_scale: jax.Array  # multiplies the learning rates; lowered by rollbacks
     progress: jax.Array  # the curriculum's level, and the moving mean of the rewards there
-    reference: Any = ()  # the adapters that the run began with, where ``algo.kl_reference`` says so
+    # the adapters that the run began with, where ``algo.kl_reference`` says so
+    reference: lora.Adapters | tuple[()] = ()
     # the versions of the last ``rollout.lag`` states, the oldest first, which sample the next
     # steps; before the first update they are all the initial one
     past: tuple[Version, ...] = ()
 
     def unscaled(self) -> TrainState:
-        """With a values' scale of 1, that of a critic which learned returns as they are."""
+        """Sets the values' scale to 1, that of a critic which learned returns as they are."""
         return self._replace(values_scale=jax.tree.map(jnp.ones_like, self.values_scale))
 
     def version(self) -> Version:
-        """A copy, which stays when the state is donated."""
+        """Copies the version, which stays when the state is donated."""
         return jax.tree.map(jnp.copy, Version(self.adapters, self.progress))

@@ -26,7 +26,7 @@ def planner(turn: Turn, reward: float, episode: Episode) -> float:
 
 
 def code_planner(turn: Turn, reward: float, episode: Episode) -> float:
-    """As ``planner``, with three items."""
+    """``planner`` with three items."""
     return _listed(turn.text, 3) + 0.5 * reward
 
 
@@ -36,7 +36,7 @@ def solver(turn: Turn, reward: float, episode: Episode) -> float:
 
 
 def coder(turn: Turn, reward: float, episode: Episode) -> float:
-    """As ``solver``, with a python block that has something in it."""
+    """``solver`` with a python block that has something in it."""
     return _formed(any(block.strip() for block in _PYTHON.findall(turn.text)), reward)
 
 
@@ -45,15 +45,9 @@ def verifier(turn: Turn, reward: float, episode: Episode) -> float:
     return reward
 
 
-debugger = verifier
-
 STEP_REWARDS: dict[str, StepReward] = {
-    "planner": planner,
-    "solver": solver,
-    "verifier": verifier,
-    "code_planner": code_planner,
-    "coder": coder,
-    "debugger": debugger,
+    **{f.__name__: f for f in (planner, solver, verifier, code_planner, coder)},
+    "debugger": verifier,
 }
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -10,25 +10,28 @@ import jax.numpy as jnp
 from marft_jax.learning import critic as critic_lib
 from marft_jax.learning import logprobs
 from marft_jax.learning.algorithms import Algorithm
-from marft_jax.learning.batch import Array, Level, Rows
+from marft_jax.learning.batch import Level, Rows
+from marft_jax.learning.logprobs import Graph
 from marft_jax.learning.settings import LearnerSettings
+from marft_jax.models import lora
+from marft_jax.models.decoder import Base
 
 
 class Static(NamedTuple):
     """Settings that the compiled functions of a learner are made for; by which they differ."""
 
-    graphdef: Any
+    graphdef: Graph
     settings: LearnerSettings
     algorithm: Algorithm
     agents: int
 
 
 class Scored(NamedTuple):
-    """Of one microbatch; what the settings do not ask for is None."""
+    """Numbers of one microbatch, None where the settings do not ask for them."""
 
-    values_BX: Array | None = None  # the critic's, of each decision
-    features_BXD: Array | None = None  # what a critic without adapters reads, in every epoch
-    reference_BA: Array | None = None  # log-probs of the base without adapters
+    values_BX: jax.Array | None = None  # the critic's, of each decision
+    features_BXD: jax.Array | None = None  # read by a critic without adapters, in every epoch
+    reference_BA: jax.Array | None = None  # log-probs of the base without adapters
 
 
 def reads_prompts(settings: LearnerSettings, level: Level) -> bool:
@@ -42,10 +45,10 @@ def reads_base(settings: LearnerSettings) -> bool:
     return settings.critic is not None or settings.reference == "base"
 
 
-def score(static: Static, *, base: Any, critic: critic_lib.Critic, r: Rows) -> Scored:
-    """Values and reference log-probs of a microbatch, from one pass through the frozen base."""
+def score(static: Static, *, base: Base, critic: critic_lib.Critic, r: Rows[jax.Array]) -> Scored:
+    """Computes values and reference log-probs from one pass through the frozen base."""
     graphdef, settings = static.graphdef, static.settings
-    index_BX = logprobs.unit_index(r, static.algorithm.level)
+    index_BX = logprobs.decision_index(r, static.algorithm.level)
     frozen, with_reference = settings.has_frozen_critic, settings.reference == "base"
     scored = Scored()
     if frozen or with_reference:
@@ -66,7 +69,11 @@ def score(static: Static, *, base: Any, critic: critic_lib.Critic, r: Rows) -> S
 
 
 def values(
-    static: Static, base: Any, critic: critic_lib.Critic, r: Rows, features_BXD: jax.Array | None
+    static: Static,
+    base: Base,
+    critic: critic_lib.Critic,
+    r: Rows[jax.Array],
+    features_BXD: jax.Array | None,
 ) -> jax.Array:
     """V of each decision; without features, from those through the critic's own adapters."""
     level = static.algorithm.level
@@ -75,9 +82,18 @@ def values(
             static.graphdef,
             base,
             r,
-            logprobs.unit_index(r, level),
+            logprobs.decision_index(r, level),
             critic.adapters,
             r.agents_BT,
             static.settings.lora.alpha,
         )
-    return critic_lib.values(critic.head, features_BXD, logprobs.unit_labels(r, level)[1])
+    return critic_lib.values(critic.head, features_BXD, logprobs.decision_labels(r, level)[1])
+
+
+def proximal(
+    static: Static, *, base: Base, adapters: lora.Adapters, r: Rows[jax.Array]
+) -> jax.Array:
+    """Log-probs of actions under a policy that stays as it is, ``[B, A]``."""
+    with jax.named_scope("proximal"):
+        alpha = static.settings.lora.alpha
+        return logprobs.action_logprobs(static.graphdef, base, adapters, alpha, r)[0]

@@ -213,18 +213,18 @@ def _learning(run: Run) -> dict[str, Any]:
     policy = dict(base=run.base, adapters=run.state.adapters)
     split = mesh_lib.rows(run.mesh)
 
-    def micro(rows: batch_lib.Rows) -> Any:
+    def micro(rows: batch_lib.Rows[np.ndarray]) -> Any:
         return placed(batch_lib.microbatches(rows)[0], split)
 
     rows = micro(batch.rows)
-    unit_BX = jax.ShapeDtypeStruct(batch.chain.shape_UBX[1:], jnp.float32, sharding=split)
+    numbers_BX: Any = jax.ShapeDtypeStruct(batch.chain.shape_UBX[1:], jnp.float32, sharding=split)
     scored = programs.score.eval_shape(**frozen, r=rows)
     logprobs_BA = programs.proximal.eval_shape(**policy, r=rows)
     old = None if run.learning.correction == "none" else logprobs_BA
     values_BX, features_BXD, reference_BA = scored
     reference_BA = logprobs_BA if run.learning.reference == "start" else reference_BA
     reference_BA = reference_BA if algo.kl_in == "loss" else None
-    targets = Targets(unit_BX, unit_BX, values_BX, features_BXD, reference_BA, old)
+    targets = Targets(numbers_BX, numbers_BX, values_BX, features_BXD, reference_BA, old)
     total = programs.zeros.eval_shape(run.state.adapters, run.state.critic)
     trainable_N = jax.ShapeDtypeStruct((run.team.adapters,), bool)
     stepped = run.state._replace(past=())

@@ -180,7 +180,7 @@ def _gradients(run: Run) -> Counted:
     return epochs * micros, trained / run.mesh.size, reads
 
 
-def _microbatch(rows: Rows) -> tuple[int, int, int, int]:
+def _microbatch(rows: Rows[Any]) -> tuple[int, int, int, int]:
     """Microbatches, and of one: tokens with padding, the width of a row, and action tokens."""
     micros, height, width = rows.tokens_BT.shape
     return micros, height * width, width, height * rows.mask_BA.shape[2]

@@ -193,7 +193,7 @@ def test_the_chain_runs_across_agents_and_steps_up_to_the_episodes_end(
     batch = batch_lib.build(episodes, rewards, (0, 1, 2), algo, algorithm.level)
     values = rng.normal(size=batch.chain.shape_UBX).astype(np.float32)
     chain = batch.chain
-    values_EJ = values.reshape(-1)[chain.unit_EJ] * chain.mask_EJ
+    values_EJ = values.reshape(-1)[chain.flat_EJ] * chain.mask_EJ
     got = find_algorithm(name).advantages(algo, chain, values_EJ, None)
     for e, (episode, rewards_K) in enumerate(zip(episodes, rewards, strict=True)):
         links = [

@@ -25,7 +25,7 @@ def build(episodes, level="action", owners=(0, 1, 2), algo=ALGO, **how):
 def units(x, batch):
     """Numbers of decisions, in acting order: one array per episode."""
     flat, chain = x.reshape(-1), batch.chain
-    return [flat[chain.unit_EJ[e, : int(m.sum())]] for e, m in enumerate(chain.mask_EJ)]
+    return [flat[chain.flat_EJ[e, : int(m.sum())]] for e, m in enumerate(chain.mask_EJ)]
 
 
 @pytest.fixture(scope="module")
@@ -211,7 +211,7 @@ def test_chains_run_in_acting_order_and_link_every_decision_once(episodes, level
     batch = build(episodes, level)
     chain, r = batch.chain, batch.rows
     mask = r.turn_mask_BK if level == "action" else r.mask_BA
-    linked = chain.unit_EJ[chain.mask_EJ > 0]
+    linked = chain.flat_EJ[chain.mask_EJ > 0]
     assert len(set(linked.tolist())) == len(linked) == mask.sum()
     assert (mask.reshape(-1)[linked] == 1).all()
     assert chain.shape_UBX == mask.shape
@@ -332,7 +332,7 @@ def test_samples_of_a_task_stay_in_one_minibatch_as_they_share_a_prefix():
         batch = build(episodes, algo=algo, share=True)
         blocks = {}
         for e, episode in enumerate(episodes):
-            micro = np.unravel_index(batch.chain.unit_EJ[e, 0], batch.chain.shape_UBX)[0]
+            micro = np.unravel_index(batch.chain.flat_EJ[e, 0], batch.chain.shape_UBX)[0]
             block = int(micro) // (len(batch.rows.tokens_BT) // batch.blocks)
             blocks.setdefault(episode.group, set()).add(block)
         assert sum(len(found) > 1 for found in blocks.values()) == divided

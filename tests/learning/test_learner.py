@@ -176,7 +176,7 @@ def test_gradients_are_those_of_the_action_tokens_alone(name, ids):
         weights,
     )
     advantages = np.zeros(batch.chain.shape_UBX, np.float32)
-    links = batch.chain.unit_EJ[batch.chain.mask_EJ > 0]  # in acting order, like ``turns``
+    links = batch.chain.flat_EJ[batch.chain.mask_EJ > 0]  # in acting order, like ``turns``
     starts = [len(t.prompt) - 1 for t in turns]
     flat = [
         w
