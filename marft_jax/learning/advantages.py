@@ -137,7 +137,9 @@ def minus_place_mean(returns_EJ: np.ndarray, sizes_EJ: np.ndarray, chain: Chain)
     """
     place, group = _places(chain), _groups(chain)
     by_group_EJ = np.where(group.is_single(), 0, subtract_mean(returns_EJ, group, sizes_EJ))
-    return np.where(place.is_single(), by_group_EJ, subtract_mean(returns_EJ, place, sizes_EJ))
+    by_place_EJ = subtract_mean(returns_EJ, place, sizes_EJ)
+    chosen_EJ = np.where(place.is_single(), by_group_EJ, by_place_EJ)
+    return np.where(chain.mask_EJ > 0, chosen_EJ, 0)  # padding counts as a link of the first group
 
 
 def groups_with_signal(episodes: Sequence[Episode], rewards: Sequence[np.ndarray]) -> set[int]:

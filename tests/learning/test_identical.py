@@ -257,6 +257,16 @@ def test_signal_is_what_turns_of_the_same_place_differ_in(samples, differ):
     assert groups_with_signal(episodes, rewards) == ({3} if differ else set())
 
 
+def test_the_signal_of_a_group_is_none_of_a_group_with_fewer_turns():
+    """Its padding is compared with nothing."""
+    one, two = small.turn(0, [1], [2]), small.turn(1, [1], [2])
+    episodes = [
+        small.episode(3, [one, two], [1.0]), small.episode(3, [one, two], [0.0]),
+        small.episode(4, [one], [1.0]), small.episode(4, [one], [1.0]),
+    ]  # fmt: skip
+    assert groups_with_signal(episodes, small.paid(episodes)) == {3}
+
+
 # The whole step.
 
 
