@@ -17,7 +17,7 @@ from marft_jax import cli
 from marft_jax.errors import BadInput
 from marft_jax.learning import batch as batch_lib
 from marft_jax.learning import losses
-from marft_jax.learning.advantages import Cells, agent_means, find_normalizer, gae, normalize
+from marft_jax.learning.advantages import Cells, find_normalizer, gae, normalize, role_means
 from marft_jax.learning.algorithms import (
     ALGORITHMS,
     find_algorithm,
@@ -392,7 +392,7 @@ def test_the_moving_baseline_is_a_debiased_average_per_agent(grouped):
         )
         expected = scale * RETURNS - np.asarray(baseline.mean)[:2]
         np.testing.assert_allclose(by_turn(np.asarray(advantages), grouped), expected, rtol=1e-5)
-        baseline = baseline.moved(*agent_means(returns, chain, 3), 0.5)
+        baseline = baseline.moved(*role_means(returns, chain, chain.agent_EJ, 3), 0.5)
         seen.append(scale)
         weights = 0.5 ** np.arange(len(seen))[::-1]
         mean = (weights * seen).sum() / weights.sum() * RETURNS.mean(0)
@@ -508,6 +508,7 @@ WORDS = PLAIN._replace(settings={"normalise": "batch"})
 MISSHAPEN = PLAIN._replace(advantages=lambda *_: (np.ones(3), np.ones(3)))
 LONE = PLAIN._replace(advantages=lambda *_: np.ones(3))
 WRONG = lambda advantages_EJ, chain: advantages_EJ[:1, :1]
+NAMED = lambda advantages_EJ, chain: {"advantages": advantages_EJ}
 """
 
 
@@ -564,8 +565,9 @@ def test_what_outside_functions_return_is_checked(outside, grouped):
         algorithm = find_algorithm(f"{outside}:{name}")
         with pytest.raises(BadInput, match=rf"--algo.name {outside}:{name}: expected "):
             algorithm.advantages(Appo(), grouped, grouped.rewards_EJ, None)
-    with pytest.raises(BadInput, match="expected an array of shape"):
-        find_normalizer(f"{outside}:WRONG")(grouped.rewards_EJ, grouped, None, False)
+    for name in ("WRONG", "NAMED"):
+        with pytest.raises(BadInput, match="expected an array of shape"):
+            find_normalizer(f"{outside}:{name}")(grouped.rewards_EJ, grouped, None, False)
 
 
 def test_discounts_fit_the_decisions_of_an_algorithm():

@@ -155,7 +155,8 @@ def test_what_turns_begin_with_stands_in_their_row_once():
 def test_other_owners_and_other_agents_do_not_share_a_beginning():
     first, second = (small.episode(a, [small.turn(a, [1, 2, 3], [4])], [1.0]) for a in (0, 1))
     assert build([first, second], share=True, owners=(0, 1)).prefix_shared == 0
-    assert build([first, second], share=True, owners=(0, 0)).prefix_shared == 0
+    for both in ([first, second], [second, first]):
+        assert build(both, share=True, owners=(0, 0)).prefix_shared == 0
     assert build([first, first], share=True).prefix_shared == 3
 
 
@@ -188,6 +189,11 @@ def test_a_turn_carries_its_own_numbers(episodes):
             divisor = {"sum": [1] * len(lengths), "token": lengths, "word": words}[ratio]
             assert units(r.divisor_BK, batch)[e].tolist() == divisor
             assert units(r.tokens_BK, batch)[e].tolist() == lengths
+            places = divmod(batch.chain.flat_EJ[e, : len(lengths)], r.first_BK.shape[-1])[0]
+            before = r.tokens_BT.reshape(-1, r.tokens_BT.shape[-1])[
+                places, units(r.first_BK, batch)[e]
+            ]
+            assert before.tolist() == [t.prompt[-1] for t in episode.turns]
             assert units(r.agent_BK, batch)[e].tolist() == [t.agent for t in episode.turns]
     batch = build(hot, "token")
     for e, episode in enumerate(hot):
@@ -195,6 +201,28 @@ def test_a_turn_carries_its_own_numbers(episodes):
         logprobs = np.concatenate([t.logprobs for t in episode.turns])
         np.testing.assert_array_equal(units(batch.rows.temperature_BA, batch)[e], heat)
         np.testing.assert_array_equal(units(batch.rows.behaviour_BA, batch)[e], logprobs)
+
+
+def test_the_prompts_of_nested_turns_reach_to_their_last_ones_first_token():
+    [sequence] = packing.nest(0, shared_history(), (0, 0))
+    prompt = sequence.prompt()
+    assert prompt.ids.tolist() == [1, 2, 3, 4, 50, 6, 51, 7]
+    assert prompt.acted == [*sequence.acted[:-1], 1] == [2, 1, 1]
+    assert prompt.agents.tolist() == sequence.agents[:8].tolist()
+
+
+def test_minibatches_have_about_as_many_tokens():
+    """Of episodes with equal decisions, of which half are ten times as long."""
+    rng = np.random.default_rng(0)
+    episodes = [
+        small.episode(e, [small.turn(0, rng.integers(0, 99, 20 if e % 2 else 200), [1])], [1.0])
+        for e in range(16)
+    ]
+    for seed in range(4):
+        algo = dataclasses.replace(ALGO, minibatches=4, epochs=1, microbatch_tokens=1024)
+        batch = build(episodes, algo=algo, seed=(0, seed))
+        read = (batch.rows.owners_BT >= 0).reshape(4, -1).sum(1)
+        assert read.max() == read.min()
 
 
 def test_ids_equal_to_padding_are_not_taken_for_it():

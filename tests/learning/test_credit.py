@@ -76,6 +76,8 @@ def test_a_step_without_turns_pays_nobody():
     episode = small.episode(0, turns_of((0, 0)), [0.5])
     ended = StepResult("", 0.0, True, {"truncated": "context"})
     assert paid(episode._replace(results=[*episode.results, ended])) == [0.5]
+    later = small.episode(0, turns_of((0, 0), (1, 2)), [0.5, 1.0, 0.25])
+    assert paid(later) == [0.5, 0.25]
 
 
 # Step rewards.
@@ -156,6 +158,16 @@ def test_a_step_reward_that_is_no_number_is_refused():
     episode = small.episode(0, turns_of((0, 0)), [0.5])
     with pytest.raises(BadInput, match="of agent 'planner': expected a finite number, got None"):
         small.paid([episode], credit="per_step", step_reward=f"{__name__}:nothing")
+
+
+def breaks(turn, reward, episode):
+    raise KeyError("verdict")
+
+
+def test_a_step_reward_that_fails_names_the_agent_and_the_place():
+    episode = small.episode(0, turns_of((0, 0)), [0.5])
+    with pytest.raises(BadInput, match=r"agent 'planner': KeyError: 'verdict'.*test_credit.py"):
+        small.paid([episode], credit="per_step", step_reward=f"{__name__}:breaks")
 
 
 def test_step_reward_names_are_those_of_the_help():

@@ -76,6 +76,8 @@ def test_without_dynamic_sampling_all_episodes_are_learned_from():
     assert player.asked == [([6, 6, 6, 7, 7, 7], 3)]
     assert [e.index for e in got.episodes] == player.asked[0][0]
     assert got.dropped_groups == 0 and got.waited_s == 0.5
+    larger = Player(lambda task, member: True)
+    assert len(play(settings(episodes=12), larger).episodes) == len(larger.asked[0][0]) == 12
 
 
 def test_groups_without_signal_are_dropped_and_replaced():
