@@ -134,14 +134,14 @@ class Algo:
         recorded: it learns from demonstrations, not from samples of the team.
         has_critic: its advantages read values.
         compares: its advantages are differences to other samples of the same task.
-        baseline: ``moving`` where returns are compared with a moving mean, which is state.
+        baseline: ``moving`` or ``role`` where returns are compared with a moving mean, a state.
         ratio: what an action's log-prob is divided by: nothing, its tokens or its words.
         clip, clip_high: bounds of the metric ``clip_fraction``, where nothing else is clipped.
     """
 
     name: str = "appo"
-    """appo (MARFT-A, a decision per action), tppo (MARFT-T, per token), grpo, gspo, reinforce, or
-    your own as package.module:NAME."""
+    """appo (MARFT-A, a decision per action), tppo (MARFT-T, per token), grpo, gspo, cispo,
+    reinforce, or your own as package.module:NAME."""
     episodes: int = setting(64, least=1)
     """Episodes per training step."""
     group_size: int = setting(1, least=1)
@@ -177,7 +177,8 @@ class Algo:
 
     normalize: str = "none"
     """Advantages to mean 0 and deviation 1 over the batch, each agent's, each group, each agent's
-    n-th turn in a group (batch, agent, group, group_turn), or none; or package.module:function."""
+    n-th turn in a group, each agent's in a group (batch, agent, group, group_turn, group_agent), or
+    none; or package.module:function."""
     dynamic_sampling: bool = False
     """Drop groups whose samples earned the same, and play further tasks in their place."""
     max_refills: int = setting(3, needs="algo.dynamic_sampling")
@@ -187,6 +188,8 @@ class Algo:
     """Ratios to the policy at the start of the update, weighed by its own ratio to the policy that
     sampled: those over the cap count 0, or are cut to it. auto: decoupled with a lag, else none."""
     correction_cap: float = setting(5.0, least=1)
+    correction_floor: float = setting(0.0, least=0, most=1)
+    """Weights below this count 0, too (IcePop: 0.5)."""
     entropy_coef: float = 0.0
     """Weight of the entropy bonus."""
     kl_coef: float = setting(0.0, least=0)
@@ -215,6 +218,10 @@ class Algo:
     value_clip: ClassVar[float] = 0.2
     huber_delta: ClassVar[float | None] = 10.0
     baseline_decay: ClassVar[float] = 0.9
+    loss_mean: ClassVar[int | str] = "token"
+    mask_truncated: ClassVar[bool] = False
+    entropy_target: ClassVar[float | None] = None
+    correction_of: ClassVar[str] = "token"
 
     @property
     def estimator(self) -> str:
@@ -339,7 +346,7 @@ def _validate_learning(algo: Algo, critic: Critic) -> None:
         raise BadInput(f"--critic.mode: {name} needs a critic, got none; use shared, heads or lora")
     for what, wanted in (
         (f"--algo.name {name}", algo.compares),
-        (f"--algo.normalize {algo.normalize}", algo.normalize in ("group", "group_turn")),
+        (f"--algo.normalize {algo.normalize}", algo.normalize.startswith("group")),
         ("--algo.dynamic_sampling", algo.dynamic_sampling),
     ):
         if wanted and size < 2:
@@ -382,7 +389,8 @@ def _between_sections(config: Config, evaluates: bool) -> dict[str, str]:
         names = [f.name for f in dataclasses.fields(critic) if getattr(critic, f.name) != "none"]
         needs |= {f"critic.{name}": "an --algo.name with a critic" for name in names}
     if algo.correction == "none" or algo.correction == "auto" and not config.rollout.lag:
-        needs["algo.correction_cap"] = "--algo.correction decoupled or truncated"
+        corrects = ("correction_cap", "correction_floor", "correction_of")
+        needs |= {f"algo.{name}": "--algo.correction decoupled or truncated" for name in corrects}
     if mesh.coordinator in (None, "auto"):
         needs |= dict.fromkeys(("mesh.processes", "mesh.process"), "--mesh.coordinator HOST:PORT")
     if evaluates:

@@ -43,7 +43,7 @@ def setting(
         least, above, most: bounds of a number, or of each in a tuple. A number is finite, and a
             whole one from 0 to what a device can count, unless these say otherwise.
         needs: another setting without which nobody reads this one, such as ``algo.kl_coef``; or
-            one with its value, such as ``algo.credit per_step``.
+            one with its values, such as ``algo.credit per_step``, ``algo.baseline moving or role``.
     """
     metadata = dict(least=least, above=above, most=most, needs=needs)
     return dataclasses.field(default=default, metadata=metadata)  # type: ignore[return-value]
@@ -139,7 +139,7 @@ def unmet_needs(config: Any, known: Mapping[str, str]) -> dict[str, str]:
 def _is_on(config: Any, needed: str) -> bool:
     """Tells if ``section.name`` is set, or ``section.name value`` is its value."""
     key, _, value = needed.partition(" ")
-    return get(config, key) == value if value else bool(get(config, key))
+    return get(config, key) in value.split(" or ") if value else bool(get(config, key))
 
 
 def kind_of(field: dataclasses.Field[Any]) -> str:

@@ -7,8 +7,8 @@ Array names end in one capital letter per dimension:
     C  channels of a head          L  layers              U  microbatches
     D  model width                 M  stacked members     V  vocabulary
     E  episodes                    N  adapters            X  decisions: K or A
-    F  MLP width                   P  agents (profiles)   Z  cells: sets of decisions
-    G  key-value heads             R  LoRA rank
+    F  MLP width                   P  agents (profiles)   Y  layers of turns, by D
+    G  key-value heads             R  LoRA rank           Z  cells: sets of decisions
     H  query heads
 
 So ``logprobs_BA`` holds one number per action token of each row, and ``lora_a_NLDR`` a rank-R

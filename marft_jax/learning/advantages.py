@@ -1,7 +1,8 @@
 """Advantages along the team's chain of decisions, and their normalisation.
 
 A chain's links are the turns of an episode in acting order (action level) or the action tokens of
-all its turns in that order (token level): it runs across agents and across steps.
+all its turns in that order (token level): it runs across agents and across steps. Turns that acted
+without seeing each other are a layer, and stand side by side in it.
 """
 
 from __future__ import annotations
@@ -18,12 +19,21 @@ from marft_jax.plugins import load_plugin, shown
 from marft_jax.types import Episode
 
 
+class Layers(NamedTuple):
+    """Order of the links by D: behind the last link of a turn comes the next layer."""
+
+    number_EJ: np.ndarray  # of each link's layer
+    ends_EJ: np.ndarray  # True for the last link of a turn
+    share_EJ: np.ndarray  # 1 / the turns of the layer for the first link of a turn, else 0
+
+
 def gae(
     rewards_EJ: np.ndarray,
     values_EJ: np.ndarray,
     next_values_EJ: np.ndarray,
     discounts_EJ: np.ndarray,
     gae_lambda: float,
+    layers: Layers | None = None,
 ) -> tuple[np.ndarray, np.ndarray]:
     """δ_j = r_j + d_j·V'_j − V_j;  A_j = δ_j + d_j·λ·A_{j+1};  return_j = A_j + V_j.
 
@@ -33,6 +43,8 @@ def gae(
         next_values_EJ: V' of what follows it (the next link, or a bootstrap).
         discounts_EJ: γ where the chain goes on after this link, 0 where the episode ends.
         gae_lambda: λ.
+        layers: behind the last link of a turn A_{j+1} is the mean over the first links of the next
+            layer; without them, it is that of the next link.
 
     Returns:
         (advantages_EJ, returns_EJ).
@@ -42,16 +54,55 @@ def gae(
     """
     deltas_EJ = rewards_EJ + discounts_EJ * next_values_EJ - values_EJ
     advantages_EJ = np.zeros(deltas_EJ.shape)
-    ahead_E = np.zeros(len(deltas_EJ))
+    ahead_E, e = np.zeros(len(deltas_EJ)), np.arange(len(deltas_EJ))
+    means_EY = np.zeros((len(e), 2 if layers is None else np.max(layers.number_EJ) + 2))
     for j in reversed(range(deltas_EJ.shape[1])):
+        if layers is not None:
+            layer_E = layers.number_EJ[:, j]
+            ahead_E = np.where(layers.ends_EJ[:, j], means_EY[e, layer_E + 1], ahead_E)
         ahead_E = deltas_EJ[:, j] + discounts_EJ[:, j] * gae_lambda * ahead_E
         advantages_EJ[:, j] = ahead_E
+        if layers is not None:
+            means_EY[e, layer_E] += layers.share_EJ[:, j] * ahead_E
     return advantages_EJ, advantages_EJ + values_EJ
 
 
-def following(values_EJ: np.ndarray) -> np.ndarray:
-    """V' of each link: the value of the next one, 0 behind the last."""
-    return np.pad(values_EJ[:, 1:], ((0, 0), (0, 1)))
+def gae_by_layer(
+    chain: Chain, values_EJ: np.ndarray, gamma: float, gae_lambda: float
+) -> tuple[np.ndarray, np.ndarray]:
+    """``gae`` along the layers of D: discounts count these, and a layer is paid as a whole.
+
+    Turns of one layer did not see each other. Chained one after another, a turn's δ would hold
+    nothing that it did, as the value of its sibling does not depend on it. So V' behind a turn is
+    the mean of the next layer's values, and a turn is paid what its siblings are paid, too. Where
+    every turn saw the one before it, this is the chain of MARFT.
+
+    Returns:
+        (advantages_EJ, returns_EJ).
+    """
+    real_EJ = chain.mask_EJ > 0
+    turn_EJ = np.pad(np.where(real_EJ, chain.turn_EJ, -1), ((0, 0), (1, 1)), constant_values=-1)
+    begins_EJ = real_EJ & (turn_EJ[:, 1:-1] != turn_EJ[:, :-2])
+    ends_EJ = real_EJ & (turn_EJ[:, 1:-1] != turn_EJ[:, 2:])
+    e_E1 = np.arange(len(real_EJ))[:, None]
+
+    def total(x_EJ: np.ndarray, labels_EJ: np.ndarray) -> np.ndarray:
+        sums = np.zeros((len(real_EJ), np.max(labels_EJ) + 2))
+        np.add.at(sums, (e_E1, labels_EJ), x_EJ)
+        return sums
+
+    turns_EY = np.maximum(total(begins_EJ, chain.layer_EJ), 1)
+    next_EJ = np.pad(values_EJ[:, 1:], ((0, 0), (0, 1)))
+    layer_EY = total(values_EJ * begins_EJ, chain.layer_EJ) / turns_EY
+    next_EJ = np.where(ends_EJ, layer_EY[e_E1, chain.layer_EJ + 1], next_EJ)
+    siblings_EJ = total(chain.rewards_EJ, chain.layer_EJ)[e_E1, chain.layer_EJ]
+    siblings_EJ = siblings_EJ - total(chain.rewards_EJ, chain.turn_EJ)[e_E1, chain.turn_EJ]
+    rewards_EJ = chain.rewards_EJ + np.where(ends_EJ, siblings_EJ, 0)
+    is_last_EJ = ends_EJ & (chain.layer_EJ == chain.layer_EJ.max(1, keepdims=True))
+    share_EJ = begins_EJ / turns_EY[e_E1, chain.layer_EJ]
+    layers = Layers(chain.layer_EJ, ends_EJ, share_EJ)
+    discounts_EJ = gamma * chain.mask_EJ * ~is_last_EJ
+    return gae(rewards_EJ, values_EJ, next_EJ, discounts_EJ, gae_lambda, layers)
 
 
 def returns_to_go(chain: Chain) -> np.ndarray:
@@ -156,18 +207,29 @@ def groups_with_signal(episodes: Sequence[Episode], rewards: Sequence[np.ndarray
     return {episode.group for episode, differs in zip(episodes, differ_E, strict=True) if differs}
 
 
-def minus_agent_mean(
-    returns_EJ: np.ndarray, sizes_EJ: np.ndarray, chain: Chain, mean_P: np.ndarray
+def minus_moving_mean(
+    returns_EJ: np.ndarray, sizes_EJ: np.ndarray, over: Cells, mean_P: np.ndarray
 ) -> np.ndarray:
-    """Returns minus a given mean of each agent; 0 where an agent's differ from it by rounding."""
-    change_EJ = returns_EJ - mean_P[chain.agent_EJ]
-    return zero_rounding(change_EJ, Cells(chain.weight_EJ, chain.agent_EJ), sizes_EJ)
+    """Returns minus a given mean of each cell; 0 in a cell that differs from it by rounding."""
+    return zero_rounding(returns_EJ - mean_P[over.cells], over, sizes_EJ)
 
 
-def agent_means(x_EJ: np.ndarray, chain: Chain, agents: int) -> tuple[np.ndarray, np.ndarray]:
-    """(means, turns) of each agent; every turn weighs one."""
-    turns_P = _sums(chain.weight_EJ, chain.agent_EJ, agents)
-    return _sums(x_EJ * chain.weight_EJ, chain.agent_EJ, agents) / np.maximum(turns_P, 1), turns_P
+ROLES = 8  # of an agent: its first, second, ... turn of an episode, and all from the eighth on
+
+
+def roles(chain: Chain, baseline: str | None) -> np.ndarray:
+    """Number of the moving mean that each link is compared with: its agent's, or its role's."""
+    if baseline == "role":
+        return chain.agent_EJ * ROLES + np.minimum(chain.nth_EJ, ROLES - 1)
+    return chain.agent_EJ
+
+
+def role_means(
+    x_EJ: np.ndarray, chain: Chain, labels_EJ: np.ndarray, count: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """(means, turns) of each of so many labels; every turn weighs one."""
+    turns_P = _sums(chain.weight_EJ, labels_EJ, count)
+    return _sums(x_EJ * chain.weight_EJ, labels_EJ, count) / np.maximum(turns_P, 1), turns_P
 
 
 def _groups(chain: Chain) -> Cells:
@@ -248,11 +310,15 @@ NORMALIZERS: dict[str, Normalizer] = {
     "agent": functools.partial(_normalize_by, lambda c: Cells(c.weight_EJ, c.agent_EJ)),
     "group": functools.partial(_normalize_by, _groups),
     "group_turn": functools.partial(_normalize_in_group, _places),
+    "group_agent": functools.partial(
+        _normalize_in_group, lambda c: Cells(c.weight_EJ, c.group_EJ).split(c.agent_EJ)
+    ),
     "none": lambda advantages_EJ, *_: advantages_EJ,
 }
 """Every turn weighs one, however many tokens it has; in ``group`` every episode.
 
-Sources: batch: MARFT; agent: Dr. MAS; group: GRPO (Shao et al. 2024); group_turn: AT-GRPO.
+Sources: batch: MARFT; agent: Dr. MAS; group: GRPO (Shao et al. 2024); group_turn: AT-GRPO
+(arXiv 2510.11062); group_agent: the same with all turns of an agent together.
 """
 
 

@@ -40,24 +40,38 @@ Estimated = tuple[np.ndarray, np.ndarray]
 
 
 def _gae(config: own.WithCritic, chain: Chain, values_EJ: np.ndarray, *_: np.ndarray) -> Estimated:
-    discounts_EJ = config.gamma * chain.continues_EJ
-    next_EJ = adv.following(values_EJ)
-    return adv.gae(chain.rewards_EJ, values_EJ, next_EJ, discounts_EJ, config.gae_lambda)
+    gamma, gae_lambda = config.gamma, config.gae_lambda
+    advantages_EJ, returns_EJ = adv.gae_by_layer(chain, values_EJ, gamma, gae_lambda)
+    if config.returns_lambda is not None:
+        _, returns_EJ = adv.gae_by_layer(chain, values_EJ, gamma, config.returns_lambda)
+    return advantages_EJ, returns_EJ
 
 
 def _minus_baseline(config: Algo, chain: Chain, _: Any, baseline_P: np.ndarray) -> Estimated:
     returns_EJ, sizes_EJ = adv.returns_to_go(chain), adv.sizes(chain, None)
-    if config.baseline == "moving":
-        return adv.minus_agent_mean(returns_EJ, sizes_EJ, chain, baseline_P), returns_EJ
+    if config.baseline in ("moving", "role"):
+        over = adv.Cells(chain.weight_EJ, adv.roles(chain, config.baseline))
+        return adv.minus_moving_mean(returns_EJ, sizes_EJ, over, baseline_P), returns_EJ
     return adv.minus_place_mean(returns_EJ, sizes_EJ, chain), returns_EJ
 
 
 def _clipped(
     config: own.Clipped, logprobs: jax.Array, old_logprobs: jax.Array, advantages: jax.Array
 ) -> jax.Array:
-    return losses.clipped_policy_loss(
+    loss = losses.clipped_policy_loss(
         logprobs, old_logprobs, advantages, config.clip, config.clip_high, config.dual_clip
     )
+    if config.imitation_coef:
+        loss = loss - config.imitation_coef * (advantages > 0) * logprobs
+    return loss
+
+
+def _cispo(
+    config: own.Cispo, logprobs: jax.Array, old_logprobs: jax.Array, advantages: jax.Array
+) -> jax.Array:
+    """−clip(ratio, 1 − ε, 1 + ε_high)·A·log π, no gradient through the ratio (CISPO)."""
+    ratio = losses.clipped_ratio(logprobs, old_logprobs, config.clip, config.clip_high)
+    return -jax.lax.stop_gradient(ratio) * advantages * logprobs
 
 
 def _score_function(
@@ -85,6 +99,7 @@ ALGORITHMS: dict[str, Algorithm] = {
         Algorithm("token", _gae, _clipped, own.Tppo),
         Algorithm("token", _minus_baseline, _clipped, own.Grpo),
         Algorithm("action", _minus_baseline, _clipped, own.Gspo),
+        Algorithm("token", _minus_baseline, _cispo, own.Cispo),
         Algorithm("action", _minus_baseline, _score_function, own.Reinforce),
         Algorithm("token", _ones, _cross_entropy, own.Imitation),
     )

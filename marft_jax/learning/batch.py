@@ -22,7 +22,7 @@ from marft_jax.config import Algo
 from marft_jax.learning.packing import TokenSequence, action_slots, deal, layout, nest
 from marft_jax.parallel.ladder import bucket
 from marft_jax.random_keys import Stream
-from marft_jax.types import Episode
+from marft_jax.types import Episode, Turn
 
 Level = Literal["action", "token"]
 Array = TypeVar("Array", bound=np.ndarray | jax.Array)
@@ -63,8 +63,16 @@ class Chain(NamedTuple):
     weight_EJ: np.ndarray  # 1 / the links of its turn, so that each turn adds up to one
     agent_EJ: np.ndarray  # who acted
     group_EJ: np.ndarray  # number of the episode's group: those with the same task
-    place_EJ: np.ndarray  # number of the place (agent, n) of its turn, the agent's n-th one
+    nth_EJ: np.ndarray  # number of its turn among the agent's in the episode, from 0
+    turn_EJ: np.ndarray  # number of its turn in the episode
+    layer_EJ: np.ndarray  # number of its turn's layer in the episode
+    cut_EJ: np.ndarray  # 1 where its turn stopped at its token limit
     shape_UBX: tuple[int, ...]  # of the rows that the decisions stand in
+
+    @property
+    def place_EJ(self) -> np.ndarray:
+        """Number of the place (agent, n) of each link's turn, the agent's n-th one."""
+        return self.nth_EJ * (np.max(self.agent_EJ) + 1) + self.agent_EJ
 
 
 class Prompts(NamedTuple):
@@ -265,6 +273,16 @@ def _fill(
     return flat
 
 
+def layers_of(turns: Sequence[Turn]) -> list[int]:
+    """Numbers the layers of an episode: turns in a row, of one step, none of which saw another."""
+    layers, first = list[int](), 0
+    for k, turn in enumerate(turns):
+        begins = k > 0 and (turn.step != turns[k - 1].step or any(i >= first for i in turn.sees))
+        first = k if begins else first
+        layers.append(layers[-1] + begins if layers else 0)
+    return layers
+
+
 def chain_of_turns(episodes: Sequence[Episode], rewards: Sequence[np.ndarray]) -> Chain:
     """Links the turns of episodes that are not packed, each as one decision."""
     one = {(e, k): range(1) for e, x in enumerate(episodes) for k in range(len(x.turns))}
@@ -283,13 +301,13 @@ def _chain(
     chain = Chain(
         np.zeros(shape, np.int32),
         *(np.zeros(shape, np.float32) for _ in range(4)),  # pyright: ignore[reportCallIssue]
-        *(np.zeros(shape, np.int32) for _ in range(3)),
+        *(np.zeros(shape, np.int32) for _ in range(6)),
         shape_UBX=shape_UBX,
     )
     groups: dict[int, int] = {}
-    places: dict[tuple[int, int], int] = {}
     for e, episode in enumerate(episodes):
         group, end = groups.setdefault(episode.group, len(groups)), 0
+        layers = layers_of(episode.turns)
         for k, (agent, nth) in enumerate(episode.places):
             start, end = end, end + len(decisions[e][k])
             span = np.s_[e, start:end]
@@ -297,7 +315,9 @@ def _chain(
             chain.weight_EJ[span] = 1 / (end - start)
             chain.rewards_EJ[e, end - 1] = rewards[e][k]
             chain.agent_EJ[span], chain.group_EJ[span] = agent, group
-            chain.place_EJ[span] = places.setdefault((agent, nth), len(places))
+            chain.nth_EJ[span], chain.turn_EJ[span] = nth, k
+            chain.layer_EJ[span] = layers[k]
+            chain.cut_EJ[span] = episode.turns[k].truncated
         chain.mask_EJ[e, :end] = 1
         chain.continues_EJ[e, : end - 1] = 1
     return chain

@@ -21,11 +21,20 @@ from marft_jax.learning.state import Moving
 _SCALE_DECAY = 0.9  # share of the values' scale that stays in each step
 
 
+class Loss(NamedTuple):
+    """Weights of the decisions in the policy loss, which is Σ weight·loss / Σ count per adapter."""
+
+    weight_EJ: np.ndarray
+    count_EJ: np.ndarray
+    entropy_EJ: np.ndarray  # coefficient of the entropy bonus
+
+
 class Estimates(NamedTuple):
     """Estimates of each decision, in acting order."""
 
     advantages_EJ: np.ndarray  # as the losses use them
     targets_EJ: np.ndarray  # what the critic learns: returns, divided by the values' scale
+    loss: Loss | None  # how the decisions' losses are averaged, where not all count the same
     values_EJ: np.ndarray | None  # the critic's, before the update; None without one
     baseline: Moving  # the moved averages
     values_scale: Moving
@@ -70,13 +79,39 @@ def estimate(
         advantages_EJ, returns_EJ = normalized_advantages(
             algo, algorithm, chain, known_EJ, baseline.mean
         )
-    if algo.baseline == "moving":
-        means = adv.agent_means(returns_EJ, chain, agents)
+    if algo.baseline in ("moving", "role"):
+        labels_EJ = adv.roles(chain, algo.baseline)
+        means = adv.role_means(returns_EJ, chain, labels_EJ, len(baseline.mean))
         baseline = baseline.moved(*means, algo.baseline_decay)
     if values_EJ is not None:
         report["critic/explained_variance"] = _explained(values_EJ, returns_EJ, chain.mask_EJ)
     targets_EJ = returns_EJ / (values_scale.mean or 1)
-    return Estimates(advantages_EJ, targets_EJ, values_EJ, baseline, values_scale, report)
+    loss = _loss(algo, batch, agents)
+    return Estimates(advantages_EJ, targets_EJ, loss, values_EJ, baseline, values_scale, report)
+
+
+def _loss(algo: Algo, batch: Batch, agents: int) -> Loss | None:
+    """Chooses the weights that the settings ask for; none where every decision weighs one.
+
+    ``loss_mean`` ``sequence`` is GRPO's (Shao et al. 2024, equation 3), a number N that of Dr. GRPO
+    (arXiv 2503.20783): Σ loss / (N · actions). ``mask_truncated`` is overlong filtering (DAPO,
+    arXiv 2503.14476, section 3.4). With ``entropy_target`` the bonus acts on agents whose entropy
+    is below it (as in Skywork-OR1, arXiv 2505.22312, with a coefficient that stays); it
+    is estimated as the mean of −log π over the sampled tokens.
+    """
+    if (algo.loss_mean, algo.mask_truncated, algo.entropy_target) == ("token", False, None):
+        return None
+    chain = batch.chain
+    one_EJ = np.where(chain.cut_EJ > 0, 0.0, 1.0) if algo.mask_truncated else chain.mask_EJ
+    weight_EJ = count_EJ = one_EJ
+    if algo.loss_mean != "token":
+        count_EJ = one_EJ * chain.weight_EJ
+        weight_EJ = count_EJ if algo.loss_mean == "sequence" else one_EJ / algo.loss_mean
+    coef_P = np.full(agents, algo.entropy_coef)
+    if algo.entropy_target is not None:
+        entropy_P = by_agent(-batch.rows.behaviour_BA, batch.rows, agents)
+        coef_P = np.where(entropy_P < algo.entropy_target, coef_P, 0)
+    return Loss(weight_EJ, count_EJ, coef_P[chain.agent_EJ])
 
 
 def to_chain(x_UBX: np.ndarray, chain: Chain) -> np.ndarray:

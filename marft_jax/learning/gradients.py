@@ -28,6 +28,7 @@ class Targets(NamedTuple):
     features_BXD: jax.Array | None = None  # read by a critic without adapters
     reference_BA: jax.Array | None = None  # log-probs of the reference, for a KL in the loss
     proximal_BA: jax.Array | None = None  # log-probs of the policy at the start of the update
+    loss_BX: tuple[jax.Array, jax.Array, jax.Array] | None = None  # as of ``estimates.Loss``
 
 
 class Sums(NamedTuple):
@@ -35,6 +36,7 @@ class Sums(NamedTuple):
 
     per_agent: dict[str, jax.Array]  # metrics, ``[P]``
     owned_N: jax.Array  # decisions of each adapter
+    count_N: jax.Array  # by which its gradient is divided
     kl_N: jax.Array  # of the update
     taught_N: jax.Array  # decisions with an advantage that counts
     critic_loss: jax.Array
@@ -57,7 +59,7 @@ def zeros(places: int, agents: int, adapters: lora.Adapters, critic: critic_lib.
     zeros_P, zeros_N = jnp.zeros(agents), jnp.zeros(lora.shape_of(adapters)[0])
     per_agent = {name: zeros_P for name in _PER_AGENT}
     nonfinite = {name: zeros_P for name in _WATCHED}
-    sums = Sums(per_agent, zeros_N, zeros_N, zeros_N, jnp.zeros(()), nonfinite)
+    sums = Sums(per_agent, *[zeros_N] * 4, jnp.zeros(()), nonfinite)
     return jax.tree.map(lambda x: jnp.zeros((places, *x.shape), x.dtype), (adapters, critic, sums))
 
 
@@ -132,14 +134,20 @@ def _policy_loss(
     correction_BX = jnp.ones_like(mask_BX)
     if t.proximal_BA is not None:
         behaviour_BX, old_BX = old_BX, log_prob(t.proximal_BA)
+        stale = (old_BX, behaviour_BX)
+        if algo.correction_of == "sequence":  # the log-probs of an action, for all its tokens
+            stale = (logprobs.turn_sums(x_BA, r) for x_BA in (t.proximal_BA, r.behaviour_BA))
         correction_BX = losses.correction_weight(
-            old_BX, behaviour_BX, settings.correction, algo.correction_cap
+            *stale, settings.correction, algo.correction_cap, algo.correction_floor
         )
     loss_BX = static.algorithm.policy_loss(algo, new_BX, old_BX, t.advantages_BX) * correction_BX
-    loss_BX = loss_BX - algo.entropy_coef * entropy_BX
+    bonus_BX = algo.entropy_coef if t.loss_BX is None else t.loss_BX[2]
+    loss_BX = loss_BX - bonus_BX * entropy_BX
     if t.reference_BA is not None:
         kl_BA = losses.reference_kl(logprobs_BA, t.reference_BA, algo.estimator)
         loss_BX = loss_BX + algo.kl_coef * mean(kl_BA * r.mask_BA)
+    if t.loss_BX is not None:
+        loss_BX = loss_BX * t.loss_BX[0]
     seen = {
         "entropy": entropy_BX,
         "approx_kl": losses.approx_kl(new_BX, old_BX),
@@ -164,6 +172,11 @@ def _value_loss(
     values_BX = values(static, base, critic, r, t.features_BXD)
     error_BX = losses.value_loss(values_BX, old_BX, t.returns_BX, algo.value_clip, algo.huber_delta)
     return jnp.sum(error_BX * mask_BX)
+
+
+def _weighted(t: Targets) -> jax.Array:
+    """Advantages as far as they count."""
+    return t.advantages_BX if t.loss_BX is None else t.advantages_BX * t.loss_BX[0]
 
 
 def _sums(
@@ -191,8 +204,9 @@ def _sums(
             "logprob_gap": by_token(jnp.abs(logprobs_BA - r.behaviour_BA)),
         },
         owned_N=by_owner(jnp.ones_like(mask_BX)),
+        count_N=by_owner(jnp.ones_like(mask_BX) if t.loss_BX is None else t.loss_BX[1]),
         kl_N=by_owner(seen["approx_kl"]),
-        taught_N=by_owner(t.advantages_BX * seen["correction_weight"] != 0),
+        taught_N=by_owner(_weighted(t) * seen["correction_weight"] != 0),
         critic_loss=critic_loss,
         nonfinite={
             "logprobs": by_token(~jnp.isfinite(logprobs_BA)),

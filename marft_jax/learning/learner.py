@@ -21,6 +21,7 @@ from marft_jax import random_keys
 from marft_jax.learning import batch as batch_lib
 from marft_jax.learning import critic as critic_lib
 from marft_jax.learning import gradients, optimiser
+from marft_jax.learning.advantages import ROLES
 from marft_jax.learning.algorithms import Algorithm
 from marft_jax.learning.batch import Rows
 from marft_jax.learning.estimates import Estimates, by_agent, estimate, to_rows
@@ -202,6 +203,7 @@ class Learner:
         """Makes the targets of a microbatch, by its number, when they are first asked for."""
         advantages_UBX = to_rows(estimates.advantages_EJ, batch.chain)
         returns_UBX = to_rows(estimates.targets_EJ, batch.chain)
+        loss_UBX = [to_rows(x_EJ, batch.chain) for x_EJ in estimates.loss or ()]
         in_loss = self._settings.algo.kl_in == "loss"
 
         @functools.cache  # they serve every epoch
@@ -209,7 +211,8 @@ class Learner:
             values_BX, features_BXD, reference_BA = scored[u]
             reference_BA = reference_BA if in_loss else None
             numbers = advantages_UBX[u], returns_UBX[u], values_BX, features_BXD, reference_BA
-            return Targets(*self._place((*numbers, present[u])))
+            loss_BX = tuple(x_UBX[u] for x_UBX in loss_UBX) or None
+            return Targets(*self._place((*numbers, present[u], loss_BX)))
 
         return of
 
@@ -298,7 +301,8 @@ def fresh(
         targets=settings.lora.targets,
     )
     critic = critic_lib.init(critic_key, settings, decoder_config, agents)
-    none, progress = jnp.zeros(agents), jnp.zeros(2)
+    means = agents * ROLES if settings.algo.baseline == "role" else agents
+    none, progress = jnp.zeros(means), jnp.zeros(2)
     return TrainState(
         jnp.int32(0),
         stacked,

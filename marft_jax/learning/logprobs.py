@@ -156,6 +156,11 @@ def _of_turn(x_BK: jax.Array, r: Rows[jax.Array]) -> jax.Array:
     return jnp.take_along_axis(x_BK, r.turn_BA, axis=-1)
 
 
+def turn_sums(x_BA: jax.Array, r: Rows[jax.Array]) -> jax.Array:
+    """Sums over the tokens of each turn, at each of its tokens, ``[B, A]``."""
+    return _of_turn(per_decision(x_BA, r, "action", jnp.ones_like(r.divisor_BK)), r)
+
+
 def decision_index(r: Rows[jax.Array], level: Level) -> jax.Array:
     """Places in the row where decisions' values are read: at the token before each."""
     return r.first_BK if level == "action" else r.index_BA

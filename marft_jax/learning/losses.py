@@ -27,11 +27,19 @@ def clipped_policy_loss(
     2025; dual clip: Ye et al. 2020, equation 5.
     """
     ratio = jnp.exp(jnp.minimum(logprobs - old_logprobs, _MOST))
-    clipped = jnp.clip(ratio, 1 - clip, 1 + (clip if clip_high is None else clip_high))
+    clipped = clipped_ratio(logprobs, old_logprobs, clip, clip_high)
     loss = jnp.maximum(-ratio * advantages, -clipped * advantages)
     if dual_clip is None:
         return loss
     return jnp.where(advantages < 0, jnp.minimum(loss, -dual_clip * advantages), loss)
+
+
+def clipped_ratio(
+    logprobs: jax.Array, old_logprobs: jax.Array, clip: float, clip_high: float | None = None
+) -> jax.Array:
+    """clip(ratio, 1 − ε, 1 + ε_high) with ratio = exp(logprobs − old_logprobs)."""
+    ratio = jnp.exp(jnp.minimum(logprobs - old_logprobs, _MOST))
+    return jnp.clip(ratio, 1 - clip, 1 + (clip if clip_high is None else clip_high))
 
 
 def clip_fraction(
@@ -61,15 +69,17 @@ def reference_kl(logprobs: jax.Array, reference_logprobs: jax.Array, estimator: 
 
 
 def correction_weight(
-    logprobs: jax.Array, behaviour_logprobs: jax.Array, how: str, cap: float
+    logprobs: jax.Array, behaviour_logprobs: jax.Array, how: str, cap: float, floor: float = 0.0
 ) -> jax.Array:
     """w = exp(logprobs − behaviour), the weight of samples from a policy that is not this one.
 
-    ``decoupled``: 0 where w > cap; ``truncated``: min(w, cap). Sources: decoupled PPO, Hilton et
-    al. 2021, as in AReaL; truncated importance sampling, Ionides 2008.
+    ``decoupled``: 0 where w > cap; ``truncated``: min(w, cap). Both: 0 where w < floor. Sources:
+    decoupled PPO, Hilton et al. 2021, as in AReaL; truncated importance sampling, Ionides 2008;
+    decoupled with a floor: IcePop (arXiv 2510.18855).
     """
     weight = jnp.exp(jnp.minimum(logprobs - behaviour_logprobs, _MOST))
-    return jnp.where(weight > cap, 0.0 if how == "decoupled" else cap, weight)
+    weight = jnp.where(weight > cap, 0.0 if how == "decoupled" else cap, weight)
+    return jnp.where(weight < floor, 0.0, weight) if floor else weight
 
 
 def value_loss(

@@ -57,7 +57,7 @@ def apply(
         optimizer,
         settings.lr * state.lr_scale,
         (state.adapters, state.adapters_opt, grad_policy),
-        sums.owned_N,
+        sums.count_N,
         moves_N,
     )
     parts = zip(

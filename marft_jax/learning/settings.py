@@ -28,6 +28,23 @@ class Clipped(Algo):
     """... 1 + this; none: the same."""
     dual_clip: float | None = setting(None, above=1)
     """Where the advantage is negative the loss stops at this times it (> 1)."""
+    imitation_coef: float = setting(0.0, least=0)
+    """Weight of the cross-entropy of decisions with a positive advantage, beside the loss."""
+    mask_truncated: bool = False
+    """Leave out actions that stopped at their token limit."""
+    entropy_target: float | None = setting(None, least=0, needs="algo.entropy_coef")
+    """The entropy bonus acts on agents whose sampled entropy, nats per token, is below this."""
+
+
+@dataclasses.dataclass(frozen=True)
+class TokenLevel:
+    """Settings of an algorithm with a ratio for each token."""
+
+    loss_mean: int | Literal["token", "sequence"] = setting("token", least=1)
+    """Mean of the loss over all tokens; over each action's tokens first; or, with a number, over
+    that many tokens for each action."""
+    correction_of: Literal["token", "sequence"] = "token"
+    """A stale sample's weight is each token's own, or that of the whole action."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,6 +58,8 @@ class WithCritic(Clipped):
     """Discount from one decision to the next."""
     gae_lambda: float = setting(0.95, least=0, most=1)
     """Decay of what later decisions tell of an earlier one."""
+    returns_lambda: float | None = setting(None, least=0, most=1)
+    """The same for the returns that the critic learns; none: as gae_lambda."""
     value_clip: float = setting(0.2, least=0)
     """The new value is clipped to the old one ± this."""
     huber_delta: float | None = setting(10.0, above=0)
@@ -57,7 +76,7 @@ class Appo(WithCritic):
 
 
 @dataclasses.dataclass(frozen=True)
-class Tppo(WithCritic):
+class Tppo(TokenLevel, WithCritic):
     """MARFT-T: ratio, value and advantage of each token. Those discounts of an action would leave
     0.2 % after 100 tokens."""
 
@@ -67,17 +86,35 @@ class Tppo(WithCritic):
 
 
 @dataclasses.dataclass(frozen=True)
-class Grpo(Clipped):
-    """Samples of a task are compared; a ratio for each token (Shao et al. 2024)."""
+class Comparing(Clipped):
+    """An algorithm that compares samples of a task."""
 
     compares: ClassVar[bool] = True
-    name: str = "grpo"
     group_size: int = setting(8, least=1)
     normalize: str = "group"
 
 
 @dataclasses.dataclass(frozen=True)
-class Gspo(Grpo):
+class Grpo(TokenLevel, Comparing):
+    """Samples of a task are compared; a ratio for each token (Shao et al. 2024)."""
+
+    name: str = "grpo"
+
+
+@dataclasses.dataclass(frozen=True)
+class Cispo(Grpo):
+    """``grpo`` with clipped ratios as weights of the score function: no token loses its gradient
+    (MiniMax-M1, arXiv 2506.13585, equation 4; no lower clip, as there)."""
+
+    name: str = "cispo"
+    clip: float = setting(1.0, least=0)
+    clip_high: float | None = setting(4.0, least=0)
+    dual_clip: ClassVar[None] = None
+    imitation_coef: ClassVar[float] = 0.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Gspo(Comparing):
     """``grpo`` with one ratio for an action, the geometric mean of its tokens' (Zheng et al.
     2025, arXiv 2507.18071; section 5.1 has the clip, which suits ratios so near 1)."""
 
@@ -98,9 +135,10 @@ class Reinforce(Algo):
     minibatches: int = setting(1, least=1)
     ratio: Literal["sum", "token", "word"] = "sum"
     """An action's log-prob is the sum over its tokens, or that per token or per word."""
-    baseline: Literal["group", "moving"] = "group"
-    """Returns minus the mean of the same turns in the group, or a moving average."""
-    baseline_decay: float = setting(0.9, least=0, most=1, needs="algo.baseline moving")
+    baseline: Literal["group", "moving", "role"] = "group"
+    """Returns minus the mean of the same turns in the group, or a moving average of each agent, or
+    of each agent in each role: its first turn of an episode, its second, ..."""
+    baseline_decay: float = setting(0.9, least=0, most=1, needs="algo.baseline moving or role")
     """Share of the moving average that stays in each step."""
 
     @property
@@ -128,6 +166,7 @@ class Imitation(Algo):
     max_refills: ClassVar[int] = 0
     correction: ClassVar[str] = "none"
     correction_cap: ClassVar[float] = 1.0
+    correction_floor: ClassVar[float] = 0.0
     entropy_coef: ClassVar[float] = 0.0
     kl_coef: ClassVar[float] = 0.0
     kl_in: ClassVar[str] = "reward"
@@ -136,7 +175,7 @@ class Imitation(Algo):
     max_kl: ClassVar[None] = None
 
 
-SETTINGS = {kind.name: kind for kind in (Appo, Tppo, Grpo, Gspo, Reinforce, Imitation)}
+SETTINGS = {kind.name: kind for kind in (Appo, Tppo, Grpo, Gspo, Cispo, Reinforce, Imitation)}
 """Name to settings of the built-in algorithms."""
 
 

@@ -250,7 +250,8 @@ def turn(
 
 
 def episode(index: int, turns: Sequence[Turn], rewards: Sequence[float]) -> Episode:
-    """Those turns, and one result per step."""
+    """Those turns, and one result per step; turns without another D see all before them."""
+    turns = [t if t.sees else t._replace(sees=tuple(range(k))) for k, t in enumerate(turns)]
     results = [StepResult("", r, i == len(rewards) - 1) for i, r in enumerate(rewards)]
     return Episode(index, index, 0, f"task {index}", tuple(turns), results)
 

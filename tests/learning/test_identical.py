@@ -16,7 +16,7 @@ from one_step import settings as config_of
 
 from marft_jax.config import Algo
 from marft_jax.learning import batch as batch_lib
-from marft_jax.learning.advantages import Cells, agent_means, groups_with_signal, normalize
+from marft_jax.learning.advantages import Cells, groups_with_signal, normalize, role_means
 from marft_jax.learning.algorithms import find_algorithm, normalized_advantages
 from marft_jax.learning.credit import make_credit
 from marft_jax.learning.settings import SETTINGS
@@ -213,7 +213,7 @@ def test_returns_equal_to_their_moving_average_have_no_advantage():
     for step in range(6):
         got, returns = normalized_advantages(algo, algorithm, chain, None, moving.mean)
         assert np.any(got) == (step == 0)
-        moving = moving.moved(*agent_means(returns, chain, 2), 0.9)
+        moving = moving.moved(*role_means(returns, chain, chain.agent_EJ, 2), 0.9)
 
 
 @pytest.mark.parametrize("noise", [0.0, 3e-6])
