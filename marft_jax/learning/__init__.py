@@ -9,19 +9,17 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from marft_jax.learning.advantages import NORMALIZERS as NORMALIZERS
-    from marft_jax.learning.algorithms import ALGORITHMS as ALGORITHMS
-    from marft_jax.learning.algorithms import Algorithm as Algorithm
-    from marft_jax.learning.algorithms import find_algorithm as find_algorithm
-    from marft_jax.learning.batch import Batch as Batch
-    from marft_jax.learning.batch import Chain as Chain
-else:
-    _HOMES = dict(
-        NORMALIZERS="advantages", ALGORITHMS="algorithms", Algorithm="algorithms",
-        find_algorithm="algorithms", Batch="batch", Chain="batch",
-    )  # fmt: skip
+    from marft_jax.learning.advantages import NORMALIZERS
+    from marft_jax.learning.algorithms import ALGORITHMS, Algorithm, find_algorithm
+    from marft_jax.learning.batch import Batch, Chain
 
-    def __getattr__(name: str) -> object:
-        if name not in _HOMES:
-            raise AttributeError(f"module 'marft_jax.learning' has no attribute {name!r}")
-        return getattr(importlib.import_module(f"marft_jax.learning.{_HOMES[name]}"), name)
+__all__ = ["ALGORITHMS", "NORMALIZERS", "Algorithm", "Batch", "Chain", "find_algorithm"]
+
+
+def __getattr__(name: str) -> object:
+    if name in __all__:
+        for home in ("advantages", "algorithms", "batch"):
+            module = importlib.import_module(f"marft_jax.learning.{home}")
+            if hasattr(module, name):
+                return getattr(module, name)
+    raise AttributeError(f"module 'marft_jax.learning' has no attribute {name!r}")

@@ -12,7 +12,7 @@ from marft_jax.config import Algo
 from marft_jax.errors import BadInput
 from marft_jax.learning import advantages as adv
 from marft_jax.learning import losses
-from marft_jax.learning import settings as own
+from marft_jax.learning import settings as kinds
 from marft_jax.learning.batch import Chain, Level
 from marft_jax.plugins import load_plugin, shown
 
@@ -39,7 +39,9 @@ Estimated = tuple[np.ndarray, np.ndarray]
 """(advantages_EJ, returns_EJ)."""
 
 
-def _gae(config: own.WithCritic, chain: Chain, values_EJ: np.ndarray, *_: np.ndarray) -> Estimated:
+def _gae(
+    config: kinds.WithCritic, chain: Chain, values_EJ: np.ndarray, *_: np.ndarray
+) -> Estimated:
     gamma, gae_lambda = config.gamma, config.gae_lambda
     advantages_EJ, returns_EJ = adv.gae_by_layer(chain, values_EJ, gamma, gae_lambda)
     if config.returns_lambda is not None:
@@ -56,7 +58,7 @@ def _minus_baseline(config: Algo, chain: Chain, _: Any, baseline_P: np.ndarray) 
 
 
 def _clipped(
-    config: own.Clipped, logprobs: jax.Array, old_logprobs: jax.Array, advantages: jax.Array
+    config: kinds.Clipped, logprobs: jax.Array, old_logprobs: jax.Array, advantages: jax.Array
 ) -> jax.Array:
     loss = losses.clipped_policy_loss(
         logprobs, old_logprobs, advantages, config.clip, config.clip_high, config.dual_clip
@@ -67,7 +69,7 @@ def _clipped(
 
 
 def _cispo(
-    config: own.Cispo, logprobs: jax.Array, old_logprobs: jax.Array, advantages: jax.Array
+    config: kinds.Cispo, logprobs: jax.Array, old_logprobs: jax.Array, advantages: jax.Array
 ) -> jax.Array:
     """−clip(ratio, 1 − ε, 1 + ε_high)·A·log π, no gradient through the ratio (CISPO)."""
     ratio = losses.clipped_ratio(logprobs, old_logprobs, config.clip, config.clip_high)
@@ -95,13 +97,13 @@ def _cross_entropy(
 ALGORITHMS: dict[str, Algorithm] = {
     algorithm.settings.name: algorithm
     for algorithm in (
-        Algorithm("action", _gae, _clipped, own.Appo),
-        Algorithm("token", _gae, _clipped, own.Tppo),
-        Algorithm("token", _minus_baseline, _clipped, own.Grpo),
-        Algorithm("action", _minus_baseline, _clipped, own.Gspo),
-        Algorithm("token", _minus_baseline, _cispo, own.Cispo),
-        Algorithm("action", _minus_baseline, _score_function, own.Reinforce),
-        Algorithm("token", _ones, _cross_entropy, own.Imitation),
+        Algorithm("action", _gae, _clipped, kinds.Appo),
+        Algorithm("token", _gae, _clipped, kinds.Tppo),
+        Algorithm("token", _minus_baseline, _clipped, kinds.Grpo),
+        Algorithm("action", _minus_baseline, _clipped, kinds.Gspo),
+        Algorithm("token", _minus_baseline, _cispo, kinds.Cispo),
+        Algorithm("action", _minus_baseline, _score_function, kinds.Reinforce),
+        Algorithm("token", _ones, _cross_entropy, kinds.Imitation),
     )
 }
 

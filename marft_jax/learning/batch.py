@@ -196,10 +196,10 @@ def _pack(
         "K": bucket(max(map(len, turns)), least=16, rungs=1),
     }
     rows, flat = _empty_rows((len(blocks) * passes, height), sizes), {}
-    for first, own in zip(itertools.count(step=passes), packed):
-        for i, row in enumerate(rng.permutation(len(own))):
+    for first, of_block in zip(itertools.count(step=passes), packed):
+        for i, row in enumerate(rng.permutation(len(of_block))):
             at = first + i % passes, i // passes
-            flat |= _fill(rows, at, own[row], episodes, share, config.ratio, level)
+            flat |= _fill(rows, at, of_block[row], episodes, share, config.ratio, level)
     filled = int((rows.owners_BT >= 0).sum())
     return _Packed(rows, flat, sum(s.read for block in blocks for s in block) - filled)
 

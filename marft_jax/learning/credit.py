@@ -69,23 +69,23 @@ def agent_reward(episode: Episode, rewards_K: np.ndarray, agent: int, how: str) 
 
     None where it did not act.
     """
-    own = [k for k, turn in enumerate(episode.turns) if turn.agent == agent]
-    if not own:
+    acted = [k for k, turn in enumerate(episode.turns) if turn.agent == agent]
+    if not acted:
         return None
-    return episode.reward if how == "equal" else float(rewards_K[own].sum())
+    return episode.reward if how == "equal" else float(rewards_K[acted].sum())
 
 
 def _own_rewards(episode: Episode, step: int, turns: Sequence[int]) -> list[tuple[int, float]]:
     """(turn, reward) for the rewards that the environment meant for single agents."""
     paid = []
     for name, reward in episode.results[step].agent_rewards.items():
-        own = [k for k in turns if episode.turns[k].name == name]
-        if not own:
+        acted = [k for k in turns if episode.turns[k].name == name]
+        if not acted:
             raise ValueError(
                 f"agent_rewards: expected names of agents that acted in step {step}, got "
                 f"{name!r}; fix the environment"
             )
-        paid.append((own[-1], reward))
+        paid.append((acted[-1], reward))
     return paid
 
 

@@ -57,8 +57,8 @@ def collect(
             break
     kept = kept or set(groups[:wanted])
     learned = [i for i, episode in enumerate(played) if episode.group in kept]
-    episodes, own = [played[i] for i in learned], [rewards[i] for i in learned]
-    return Collected(episodes, own, played, rewards, len(groups) - len(kept), failed, waited_s)
+    episodes, earned = [played[i] for i in learned], [rewards[i] for i in learned]
+    return Collected(episodes, earned, played, rewards, len(groups) - len(kept), failed, waited_s)
 
 
 def samples_of(config: Config, step: int, refill: int = 0) -> list[Sample]:
