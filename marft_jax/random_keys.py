@@ -9,6 +9,7 @@ code numbers further draws from a key (tokens of an action, matrices of an adapt
 from __future__ import annotations
 
 import enum
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -28,6 +29,7 @@ class Stream(enum.IntEnum):
     EVALUATION = 5
     DEMONSTRATIONS = 6  # their order, for each pass over all of them
     HELD_OUT = 7  # which demonstrations are only measured
+    BRANCHES = 8  # which turns have branches
 
 
 class ActionKey(NamedTuple):
@@ -39,6 +41,8 @@ class ActionKey(NamedTuple):
     member: int
     act: int  # number of the act in its episode, in the order in which the workflow yields them
     call: int = 0  # tool calls before it in its turn
+    turn: int = 0  # of a branch: the turn that is sampled anew
+    branch: int = 0  # of a branch: its number at that turn, from 1
 
 
 def key_2(seed: int, *numbers: int) -> np.ndarray:
@@ -49,6 +53,12 @@ def key_2(seed: int, *numbers: int) -> np.ndarray:
         numbers: the stream, and the numbers of the draw in it.
     """
     return np.random.SeedSequence(seed, spawn_key=numbers).generate_state(2)
+
+
+def numbers_of(key: Sequence[int]) -> Sequence[int]:
+    """Lists the numbers of an action's draw, for ``key_2``: those of a branch only where there is
+    one, so that branches change no other sample."""
+    return key if any(key[6:]) else key[:6]
 
 
 def generator(seed: int, *numbers: int) -> np.random.Generator:

@@ -67,6 +67,7 @@ class Turn(NamedTuple):
     kept: float = 1.0  # the probability that filters left to sample from, mean of its tokens
     # the answer of the tool that it called, after which the same agent went on in the next turn
     tool: str | None = None
+    replayed: bool = False  # of another sample, whose branch this episode is; learned from there
 
 
 class StepResult(NamedTuple):
@@ -89,6 +90,18 @@ class Sample(NamedTuple):
     index: int  # number of the task, with which its environment is reset
     group: int  # number of the group; its members have the same task and are compared
     member: int = 0  # number of the episode in its group
+    branch: Branch | None = None  # where and of what it is a branch
+
+
+class Branch(NamedTuple):
+    """Another sample of one turn of an episode, played on to the end.
+
+    The turns before it, and those beside it that were asked for together with it, are as they were.
+    """
+
+    trunk: Episode
+    turn: int  # index of the turn that is sampled anew
+    number: int  # of the branch at this turn, from 1
 
 
 class Episode(NamedTuple):
@@ -100,6 +113,8 @@ class Episode(NamedTuple):
     task: str  # the first observation
     turns: Sequence[Turn]  # every turn, in acting order
     results: Sequence[StepResult]  # the environment's answer to each step
+    # of a branch: the trunk's turn that is sampled anew, and the number of the branch there, from 1
+    branch: tuple[int, int] | None = None
 
     @property
     def reward(self) -> float:

@@ -8,16 +8,19 @@ import jax
 import numpy as np
 
 from marft_jax.envs.base import EVAL_SEEDS
-from marft_jax.random_keys import ActionKey, Stream, attempt, generator, key_2, task
+from marft_jax.random_keys import ActionKey, Stream, attempt, generator, key_2, numbers_of, task
 
 
 def test_every_draw_has_a_key_of_its_own():
     large = (0, 1, 2, 2**16, 2**32, 2**40)
     drawn = [
-        (seed, *ActionKey(stream, *numbers))
+        (seed, *numbers_of(ActionKey(stream, *numbers)))
         for seed in (0, 1)
         for stream in (Stream.TRAINING, Stream.EVALUATION)
-        for numbers in itertools.product(large, large, (0, 1), (0, 1), (0, 1))
+        for numbers in (
+            *itertools.product(large, large, (0, 1), (0, 1), (0, 1)),
+            *itertools.product((0, 1), (0, 1), (0,), (0, 1), (0, 1), (0, 1), (1, 2)),
+        )
     ]
     drawn += [(seed, stream, *more) for seed in (0, 1) for stream in Stream for more in ((), (0,))]
     assert len({key_2(*numbers).tobytes() for numbers in drawn}) == len(drawn)

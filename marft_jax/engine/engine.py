@@ -285,7 +285,7 @@ def _fill(
     for row, (request, start, slot) in enumerate(zip(group, starts, slots, strict=True)):
         new, s = request.prompt[start.tokens :], request.sampling
         tokens_BT[row, : len(new)] = new
-        key_2 = random_keys.key_2(seed, *request.key)
+        key_2 = random_keys.key_2(seed, *random_keys.numbers_of(request.key))
         values = (len(request.prompt), request.owner, key_2, slot, start.tokens, start.slot)
         values += (s.temperature, s.top_p, s.top_k, s.min_p, s.max_new_tokens)
         for column, value in zip(columns, values, strict=True):

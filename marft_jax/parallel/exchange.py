@@ -68,7 +68,8 @@ def _plain(result: StepResult) -> dict[str, Any]:
 def _episode(row: dict[str, Any]) -> Episode:
     turns = tuple(_turn(turn) for turn in row["turns"])
     results = tuple(_typed(StepResult, result) for result in row["results"])
-    return _typed(Episode, row)._replace(turns=turns, results=results)
+    branch = None if row["branch"] is None else tuple(map(int, row["branch"]))
+    return _typed(Episode, row)._replace(turns=turns, results=results, branch=branch)
 
 
 def _turn(row: dict[str, Any]) -> Turn:

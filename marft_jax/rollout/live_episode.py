@@ -12,8 +12,9 @@ from typing import Any
 
 from marft_jax.engine.engine import Completion, Request
 from marft_jax.envs.threads import Calls, UserCall
-from marft_jax.plugins import Failure
+from marft_jax.plugins import Failure, shown
 from marft_jax.random_keys import ActionKey
+from marft_jax.rollout.trunk import Trunk
 from marft_jax.rollout.user_side import End, Rules, UserSide
 from marft_jax.team.protocol import Step
 from marft_jax.types import Act, Episode, Sample, StepResult, Turn
@@ -24,6 +25,10 @@ Part = Generator[Request | UserCall | None, Any, None]
 
 class LiveEpisode:
     """An episode while it is played.
+
+    A branch is played from its beginning like any other, with the turns of its trunk in place of
+    the engine's as far as they are those of the trunk: environment and workflow answer as they did
+    then, or the branch has failed.
 
     Args:
         key: of its first act.
@@ -36,6 +41,7 @@ class LiveEpisode:
     def __init__(self, rules: Rules, calls: Calls, sample: Sample, key: ActionKey):
         self._rules, self._team, self._call = rules, rules.team, calls.start
         self.sample, self._key = sample, key
+        self._trunk = Trunk(sample.branch) if sample.branch else None
         self._user = UserSide(rules, sample.index)
         self._observation = ""
         self._turns: list[Turn] = []
@@ -63,8 +69,16 @@ class LiveEpisode:
     @property
     def episode(self) -> Episode:
         """Episode, once it is over."""
-        done = tuple(self._turns), tuple(self._results)
-        return Episode(*self.sample, self._observation, *done)
+        own, branch = self.sample, self.sample.branch
+        return Episode(
+            own.index,
+            own.group,
+            own.member,
+            self._observation,
+            tuple(self._turns),
+            tuple(self._results),
+            (branch.turn, branch.number) if branch else None,
+        )
 
     def take_requests(self) -> list[tuple[Part, Request]]:
         """Hands out the requests for the engine, each with the part that waits for it."""
@@ -125,7 +139,7 @@ class LiveEpisode:
             self._results.append(StepResult("", 0.0, True, {"truncated": wanted.truncated}))
         self._end()
 
-    def _step(self, step: Step) -> Generator[UserCall, Any, StepResult]:
+    def _step(self, step: Step) -> Generator[UserCall | None, Any, StepResult]:
         """Gets the environment's answer. What is graded is what the episode records."""
         own, seen = self._turns[self._first :], {turn.index: turn for turn in step.turns}
         self._turns[self._first :] = [
@@ -134,6 +148,9 @@ class LiveEpisode:
         acted = [turn.name for turn in own]
         result = yield self._call("step", self._user.step, tuple(step.turns), acted)
         result = result._replace(info={**result.info, **step.info})
+        if self._trunk and all(turn.replayed for turn in own):
+            before = self._trunk.results[len(self._results)]
+            yield from self._expect("answer to a step", before, result)
         self._results.append(result)
         self._first = len(self._turns)
         return result
@@ -141,11 +158,14 @@ class LiveEpisode:
     def _act(self, acts: Sequence[Act]) -> Generator[None, None, list[Turn]]:
         """Lets agents act side by side; returns the last turn of each."""
         branches: list[list[Turn]] = [[] for _ in acts]
-        self._branches = len(acts)
-        for act, turns in zip(acts, branches, strict=True):
-            self._go_on(self._branch(self._acts, act, turns))
-            self._acts += 1
-        yield
+        self._branches = len(acts) + 1  # not over before all have begun
+        numbers = range(self._acts, self._acts + len(acts))
+        self._acts = numbers.stop
+        for number, act, turns in zip(numbers, acts, branches, strict=True):
+            self._go_on(self._branch(number, act, turns, numbers))
+        self._branches -= 1
+        if self._branches:
+            yield
         answers: list[Turn] = []
         for turns in branches:
             first = len(self._turns)
@@ -155,13 +175,24 @@ class LiveEpisode:
             answers.append(self._turns[-1])
         return answers
 
-    def _branch(self, number: int, act: Act, turns: list[Turn]) -> Part:
-        """Lets one agent act, and again after each call of a tool; appends its turns."""
-        while True:
+    def _branch(self, number: int, act: Act, turns: list[Turn], beside: range) -> Part:
+        """Lets one agent act, and again after each call of a tool; appends its turns.
+
+        Args:
+            beside: numbers of the acts that were asked for together with this one.
+        """
+        while not self.over:
             self._asked += 1
             key = self._key._replace(act=number, call=len(turns))
-            completion = yield Request(act.prompt, self._team.owners[act.agent], act.sampling, key)
-            turn = self._turn(act, completion)
+            before = self._trunk and self._trunk.turn(number, len(turns), beside)
+            if before:
+                yield from self._expect("prompt", before.prompt.tolist(), act.prompt.tolist())
+                done = not before.truncated
+                ended = Completion(before.action, before.logprobs, done, before.kept)
+                turn = self._turn(act, ended)._replace(replayed=True)
+            else:
+                owner = self._team.owners[act.agent]
+                turn = self._turn(act, (yield Request(act.prompt, owner, act.sampling, key)))
             turns.append(turn)
             may_call = len(turns) <= self._rules.max_tool_calls
             if not (self._user.has_tool and may_call and self._asked < self._rules.max_turns):
@@ -170,7 +201,17 @@ class LiveEpisode:
             resumed = None if answer is None else self._team.resume(turn, answer)
             if resumed is None:
                 return
+            if before:
+                yield from self._expect("tool's answer", before.tool, answer)
             turns[-1], act = turn._replace(answers=False, tool=answer), resumed
+
+    def _expect(self, what: str, before: object, now: object) -> Generator[None, Any, None]:
+        """Ends a branch, and waits for ever, where it is not what its trunk was."""
+        if repr(before) != repr(now):  # equal also where a reward is NaN
+            seen = f"the {what} was {shown(before)}, is {shown(now)}"
+            why = f"task {self.sample.index}, played again with the same actions: {seen}; "
+            self._end(Failure(f"{why}an environment must answer alike", is_bad_input=True))
+            yield
 
     def _end(self, failure: Failure | None = None) -> None:
         self.over, self.failure = True, failure

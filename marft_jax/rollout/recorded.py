@@ -31,6 +31,7 @@ from marft_jax.formats import jsonlines
 from marft_jax.models.tokenizers.tokenizer import Tokenizer
 from marft_jax.plugins import number_of, shown, text_of
 from marft_jax.rollout.rollout import Rollout
+from marft_jax.rollout.trunk import places_of
 from marft_jax.team.profiles import Profile
 from marft_jax.team.prompts import Team
 from marft_jax.team.workflows import Workflow
@@ -247,17 +248,17 @@ class _Recorded:
 
     def _completion(self, request: Request) -> Completion:
         """Returns the recorded tokens; where there are none that fit, the end of the turn alone."""
-        _, _, number, _, act, call = request.key
+        _, _, number, _, act, call, *_ = request.key
         turns, end = self._demonstrations[number].turns, self._tokenizer.end_id
         try:
-            k = _places(turns)[act, call]
+            k = list(places_of([turn.tool for turn in turns])).index((act, call))
             ids = self._ids(turns[k], request.sampling.max_new_tokens, f"turn {k + 1}")
             finished = not turns[k].truncated
-        except KeyError:
-            self.faults.setdefault(number, f"it has no turn {len(turns) + 1}, which comes then")
-            ids, finished = [end], True
         except BadInput as error:
             self.faults.setdefault(number, str(error))
+            ids, finished = [end], True
+        except ValueError:
+            self.faults.setdefault(number, f"it has no turn {len(turns) + 1}, which comes then")
             ids, finished = [end], True
         return Completion(np.asarray(ids, np.int32), np.zeros(len(ids), np.float32), finished)
 
@@ -273,18 +274,6 @@ class _Recorded:
                 f"{turn.agent} may write there; raise max_new_tokens or --model.context"
             )
         return [*ids, self._tokenizer.end_id]
-
-
-def _places(turns: Sequence[RecordedTurn]) -> dict[tuple[int, int], int]:
-    """Returns the turn that a request's key means: number of its act, and of tools called before
-    it."""
-    places: dict[tuple[int, int], int] = {}
-    act, calls = -1, 0
-    for k in range(len(turns)):
-        again = k > 0 and turns[k - 1].tool
-        act, calls = (act, calls + 1) if again else (act + 1, 0)
-        places[act, calls] = k
-    return places
 
 
 class _RecordedTask:

@@ -83,8 +83,7 @@ class Rollout:
         """
         calls = Calls(self._threads, self._seconds)
         live = [
-            LiveEpisode(self._rules, calls, s, ActionKey(self._stream, step, s.index, s.member, 0))
-            for s in samples
+            LiveEpisode(self._rules, calls, s, _first_key(self._stream, step, s)) for s in samples
         ]
         try:
             waited_s = self._run(calls, live)
@@ -92,7 +91,7 @@ class Rollout:
             for episode in live:
                 episode.drop()
         calls.wait(_CLOSE_SECONDS)
-        failed = [FailedEpisode(*e.sample, e.failure.text) for e in live if e.failure]
+        failed = [FailedEpisode(*e.sample[:3], e.failure.text) for e in live if e.failure]
         if self._max_failed is not None:
             self._check(live, failed, step, self._max_failed)
         return Played([e.episode for e in live if not e.failure], failed, waited_s)
@@ -174,6 +173,12 @@ class Rollout:
                 f"{failed[0].index}: {failed[0].why}; --rollout.max_failed_fraction allows "
                 f"{max_failed:g}"
             )
+
+
+def _first_key(stream: Stream, step: int, sample: Sample) -> ActionKey:
+    branch = sample.branch
+    own = (branch.turn, branch.number) if branch else (0, 0)
+    return ActionKey(stream, step, sample.index, sample.member, 0, 0, *own)
 
 
 def _calls(live: Sequence[LiveEpisode]) -> list[UserCall]:

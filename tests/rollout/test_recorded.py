@@ -10,7 +10,7 @@ import small
 from scripted import END, Scripted, Slow
 
 from configs.studies.products import Products
-from marft_jax.cli import configure
+from marft_jax.config import Rollout as Settings
 from marft_jax.envs import arithmetic
 from marft_jax.envs.threads import DaemonThreads
 from marft_jax.errors import BadInput
@@ -53,7 +53,7 @@ def demonstrations_in(lines, tmp_path):
 
 def replayed(found, team, workflow, create):
     found = [one for one in found if not isinstance(one, str)]
-    known = find_workflow(workflow), create, DaemonThreads(), configure(), lambda: False
+    known = find_workflow(workflow), create, DaemonThreads(), Settings(), 4, lambda: False
     return recorded.replay(found, team, *known)
 
 
