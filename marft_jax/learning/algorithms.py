@@ -39,13 +39,11 @@ Estimated = tuple[np.ndarray, np.ndarray]
 """(advantages_EJ, returns_EJ)."""
 
 
-def _gae(
-    config: kinds.WithCritic, chain: Chain, values_EJ: np.ndarray, *_: np.ndarray
-) -> Estimated:
+def _gae(config: kinds.WithCritic, chain: Chain, values_EJ: np.ndarray, _: Any) -> Estimated:
     gamma, gae_lambda = config.gamma, config.gae_lambda
     advantages_EJ, returns_EJ = adv.gae_by_layer(chain, values_EJ, gamma, gae_lambda)
     if config.returns_lambda is not None:
-        _, returns_EJ = adv.gae_by_layer(chain, values_EJ, gamma, config.returns_lambda)
+        returns_EJ = adv.gae_by_layer(chain, values_EJ, gamma, config.returns_lambda)[1]
     return advantages_EJ, returns_EJ
 
 

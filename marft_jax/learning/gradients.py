@@ -59,7 +59,7 @@ def zeros(places: int, agents: int, adapters: lora.Adapters, critic: critic_lib.
     zeros_P, zeros_N = jnp.zeros(agents), jnp.zeros(lora.shape_of(adapters)[0])
     per_agent = {name: zeros_P for name in _PER_AGENT}
     nonfinite = {name: zeros_P for name in _WATCHED}
-    sums = Sums(per_agent, *[zeros_N] * 4, jnp.zeros(()), nonfinite)
+    sums = Sums(per_agent, zeros_N, zeros_N, zeros_N, zeros_N, jnp.zeros(()), nonfinite)
     return jax.tree.map(lambda x: jnp.zeros((places, *x.shape), x.dtype), (adapters, critic, sums))
 
 
@@ -136,7 +136,8 @@ def _policy_loss(
         behaviour_BX, old_BX = old_BX, log_prob(t.proximal_BA)
         stale = (old_BX, behaviour_BX)
         if algo.correction_of == "sequence":  # the log-probs of an action, for all its tokens
-            stale = (logprobs.turn_sums(x_BA, r) for x_BA in (t.proximal_BA, r.behaviour_BA))
+            old, behaviour = t.proximal_BA, r.behaviour_BA
+            stale = (logprobs.turn_sums(old, r), logprobs.turn_sums(behaviour, r))
         correction_BX = losses.correction_weight(
             *stale, settings.correction, algo.correction_cap, algo.correction_floor
         )
