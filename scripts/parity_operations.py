@@ -11,7 +11,8 @@ import numpy as np
 
 from marft_jax import config as config_lib
 from marft_jax.models.ops import packed, platforms
-from marft_jax.models.ops.attention import KV, attention_on, causal_attention
+from marft_jax.models.ops.attention import KV, causal_attention
+from marft_jax.models.ops.attention_choice import attention_on
 from marft_jax.parallel import mesh as mesh_lib
 
 

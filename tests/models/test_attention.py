@@ -32,6 +32,7 @@ from marft_jax.models.ops import (
     splash,
 )
 from marft_jax.models.ops.attention import KV, causal_attention
+from marft_jax.models.ops.attention_choice import attention_on, shares_prefixes
 from marft_jax.models.ops.pieces import causal_attention_in_pieces
 from marft_jax.models.ops.remat import Remat, rematerialised
 from marft_jax.models.weights.load import abstract_decoder
@@ -172,8 +173,8 @@ def test_the_gate_has_the_gradient_of_its_formula(activation, formula):
     ],
 )
 def test_each_platform_has_its_attention(platform, expected):
-    assert attention_lib.attention_on(platform, 4, 2, 8, "bfloat16") is expected
-    assert attention_lib.shares_prefixes(platform) == (platform != "tpu")
+    assert attention_on(platform, 4, 2, 8, "bfloat16") is expected
+    assert shares_prefixes(platform) == (platform != "tpu")
 
 
 @pytest.fixture
@@ -188,7 +189,7 @@ def as_on_a_gpu(monkeypatch):
 
 def test_on_a_gpu_the_kernel_is_taken_if_it_works(as_on_a_gpu, caplog):
     def chosen(*heads):
-        return attention_lib.attention_on("gpu", *heads, "bfloat16")
+        return attention_on("gpu", *heads, "bfloat16")
 
     assert chosen(4, 2, 8) is cudnn.cudnn_attention and not caplog.records
     as_on_a_gpu.setattr(cudnn, "_HOW", "cudnn")

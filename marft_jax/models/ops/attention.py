@@ -141,33 +141,3 @@ def reading(until_BT: Array, start: int = 0, end: int | None = None) -> Array:
     """
     queries = jnp.arange(until_BT.shape[1])[None, start:end, None]
     return jnp.tril(queries <= until_BT[:, None, :end], start)
-
-
-def shares_prefixes(platform: str) -> bool:
-    """True where sequences of a row may share their prefix: splash has no mask for it."""
-    return platform != "tpu"
-
-
-def attention_on(platform: str, heads: int, groups: int, width: int, dtype: str) -> CausalAttention:
-    """The fastest attention of whole rows there.
-
-    On a CPU, einsums over a few queries at a time (``pieces``); on a TPU, JAX's splash kernel
-    (``splash``); on a GPU, cuDNN's kernel where it works for these heads (``cudnn``), or else the
-    einsums that XLA fuses.
-
-    Args:
-        heads, groups: query heads, and key-value heads.
-        width: channels of a head.
-        dtype: of queries, keys and values.
-    """
-    if platform == "cpu":
-        from marft_jax.models.ops.pieces import causal_attention_in_pieces
-
-        return causal_attention_in_pieces
-    if platform == "tpu":
-        from marft_jax.models.ops.splash import splash_attention
-
-        return splash_attention
-    from marft_jax.models.ops.cudnn import cudnn_attention, works
-
-    return cudnn_attention if works(heads, groups, width, dtype) else causal_attention

@@ -29,7 +29,7 @@ from marft_jax.formats.foreign import read_settings
 from marft_jax.models import families
 from marft_jax.models.decoder import Base, Decoder, DecoderConfig
 from marft_jax.models.ops import packed
-from marft_jax.models.ops.attention import attention_on
+from marft_jax.models.ops.attention_choice import attention_on
 from marft_jax.models.tokenizers.tokenizer import ByteTokenizer, Tokenizer
 
 Tensors = Iterable[tuple[str, np.ndarray]]
