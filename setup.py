@@ -57,6 +57,8 @@ EXTRAS = {
     "hub": ["datasets>=4.0"],
     "plot": ["matplotlib>=3.9"],
     "cuda": ["jax[cuda13]>=0.10"],
+    # compiles for GPUs that are not there; needs no driver
+    "gpu-plans": ["jax[cuda12]>=0.10"],
     "tpu": ["jax[tpu]>=0.10"],
 }
 

@@ -32,7 +32,7 @@ from rich.table import Table
 
 from marft_jax import __version__, cli
 from marft_jax.errors import described
-from marft_jax.planning.topology import CHIPS
+from marft_jax.planning.chips import TPUS
 
 _HERE = Path(__file__).parent
 _PACKAGES = re.compile(
@@ -52,7 +52,7 @@ class Peak(NamedTuple):
     bandwidth: float
 
 
-_V5E, _V5P, _V6E = (Peak(CHIPS[v].flops, CHIPS[v].bandwidth) for v in ("v5e", "v5p", "v6e"))
+_V5E, _V5P, _V6E = (Peak(TPUS[v].flops, TPUS[v].bandwidth) for v in ("v5e", "v5p", "v6e"))
 PEAKS = {
     "H200 NVL": Peak(835e12, 4.8e12),
     "H200": Peak(989e12, 4.8e12),

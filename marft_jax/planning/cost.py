@@ -26,8 +26,8 @@ from marft_jax.learning.batch import Rows
 from marft_jax.models.decoder import DecoderConfig
 from marft_jax.parallel import mesh as mesh_lib
 from marft_jax.parallel import processes
+from marft_jax.planning.chips import Chip
 from marft_jax.planning.compile import Compiled, Run, per_chip, prompt_rows
-from marft_jax.planning.topology import Chip
 
 PLAYING = ("decode", "prefill")
 LEARNING = ("values", "gradients", "optimiser")
@@ -50,11 +50,11 @@ class Cost(NamedTuple):
     across: float
 
     def times(self, chip: Chip) -> dict[str, float]:
-        """Seconds of all calls, by what takes them. Inside a slice hosts have the same links."""
+        """Seconds of all calls, by what takes them."""
         return {
             "arithmetic": self.calls * self.flops / chip.flops,
             "memory": self.calls * self.bytes / chip.bandwidth,
-            "links": self.calls * (self.inside + self.across) / chip.links,
+            "links": self.calls * (self.inside / chip.links + self.across / chip.hosts),
         }
 
     def seconds(self, chip: Chip) -> float:

@@ -1,7 +1,8 @@
 """Named hardware: its devices, which host each belongs to, and what a chip can do.
 
-TPU topologies come from libtpu through ``jax.experimental.topologies``, which compiles for chips
-that are not there. ``cpu:HOSTSxDEVICES`` is that many virtual CPU devices, with hosts by name only.
+``jax.experimental.topologies`` compiles for chips that are not there: for TPUs through libtpu, for
+GPUs through JAX's plugin, which needs no driver for it. ``cpu:HOSTSxDEVICES`` is that many virtual
+CPU devices, with hosts by name only.
 """
 
 from __future__ import annotations
@@ -16,33 +17,8 @@ import jax
 from jax.experimental import topologies
 
 from marft_jax.errors import BadInput
+from marft_jax.planning.chips import GPUS, TPUS, Chip
 
-_GIB = 2**30
-
-
-class Chip(NamedTuple):
-    """Limits of one chip, from Google's documentation of each TPU version.
-
-    Attributes:
-        flops: bfloat16 operations per second; a multiply-add counts two.
-        memory: bytes of HBM that libtpu's compiler gives to a program.
-        bandwidth: of HBM, bytes per second.
-        links: bytes per second that it sends inside a slice (ICI), one way.
-        network: bytes per second between slices (DCN).
-    """
-
-    flops: float
-    memory: float
-    bandwidth: float
-    links: float
-    network: float
-
-
-CHIPS = {
-    "v5e": Chip(197e12, 15.75 * _GIB, 819e9, 200e9, 3.1e9),
-    "v5p": Chip(459e12, 95.74 * _GIB, 2765e9, 600e9, 6.2e9),
-    "v6e": Chip(918e12, 31.25 * _GIB, 1638e9, 400e9, 12.5e9),
-}
 # libtpu shall neither ask the cloud which machine this is, nor keep its chips from another process.
 _NO_MACHINE = {
     "TPU_SKIP_MDS_QUERY": "1",
@@ -50,7 +26,7 @@ _NO_MACHINE = {
     "TPU_ACCELERATOR_TYPE": "v5litepod-4",
     "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
 }
-_HOW = "v5e:4x4, v5p:2x2x4, v6e:8x8, cpu:8 or cpu:2x4 (hosts x devices)"
+_HOW = "v5e:4x4, v5p:2x2x4, v6e:8x8; h100:8, h100:2x8, cpu:8 or cpu:2x4 (hosts x devices)"
 
 
 class Topology(NamedTuple):
@@ -79,17 +55,18 @@ def find_topology(name: str) -> Topology:
     """The hardware of that name; from here on JAX leaves an accelerator of this machine alone.
 
     Raises:
-        BadInput: no such chip or shape, or no libtpu to compile for it.
+        BadInput: no such chip or shape, or nothing here that compiles for it.
     """
     jax.config.update("jax_platforms", "cpu")
     kind, _, shape = name.partition(":")
     numbers = re.fullmatch(r"[1-9]\d*(x[1-9]\d*)*", shape)
     sizes = [int(size) for size in shape.split("x")] if numbers else []
-    if kind in CHIPS and sizes:
+    if kind in TPUS and sizes:
         return _tpu(name, kind)
-    if kind != "cpu" or len(sizes) not in (1, 2):
-        raise BadInput(f"--topology: expected {_HOW}, got {name!r}")
-    return _virtual(name, *[1, *sizes][-2:])
+    if kind not in ("cpu", *GPUS) or len(sizes) not in (1, 2):
+        raise BadInput(f"--topology: expected {_HOW}, got {name!r}; GPUs are {', '.join(GPUS)}")
+    hosts, each = [1, *sizes][-2:]
+    return _virtual(name, hosts, each) if kind == "cpu" else _gpus(name, kind, hosts, each)
 
 
 def _virtual(name: str, hosts: int, each: int) -> Topology:
@@ -104,13 +81,26 @@ def _virtual(name: str, hosts: int, each: int) -> Topology:
     return Topology(name, devices[: hosts * each], devices[:each], hosts, None)
 
 
+def _gpus(name: str, kind: str, hosts: int, each: int) -> Topology:
+    gpu, found = GPUS[kind], list[Sequence[Any]]()
+    for n in (hosts, 1):
+        how = dict(target_config=gpu.described(), topology=f"1x{n}x{each}")
+        try:
+            found.append(topologies.get_topology_desc(platform="cuda", **how).devices)
+        except (RuntimeError, NotImplementedError) as error:
+            raise BadInput(
+                f'--topology {name}: no GPU compiler here; pip install "marft_jax[gpu-plans]"'
+            ) from error
+    return Topology(name, *found, hosts, gpu.chip)
+
+
 def _tpu(name: str, kind: str) -> Topology:
     devices = _devices(name)
     first = [device for device in devices if device.process_index == 0]
     coordinates = list(zip(*(device.coords for device in first), strict=True))
     sizes = [max(along) - min(along) + 1 for along in coordinates][: 2 + (kind == "v5p")]
     alone = first if len(first) == len(devices) else _devices(f"{kind}:{'x'.join(map(str, sizes))}")
-    return Topology(name, devices, alone, len(devices) // len(first), CHIPS[kind])
+    return Topology(name, devices, alone, len(devices) // len(first), TPUS[kind])
 
 
 def _devices(name: str) -> Sequence[Any]:

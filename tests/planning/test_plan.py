@@ -26,8 +26,9 @@ from marft_jax.learning.settings import Appo
 from marft_jax.models import decoder
 from marft_jax.models.weights import tiny as tiny_model
 from marft_jax.planning import cost, hlo, report
+from marft_jax.planning.chips import GPUS, TPUS, Chip
 from marft_jax.planning.compile import Compiled, compile_one, describe, lowered, per_chip
-from marft_jax.planning.topology import Chip, find_topology
+from marft_jax.planning.topology import find_topology
 from marft_jax.planning.work import step_work
 from marft_jax.run.setup import open_session
 from marft_jax.team.team_files import load_team
@@ -282,7 +283,7 @@ def test_devices_that_play_hold_the_cache_and_those_that_learn_the_state():
 
 
 def test_the_best_split_is_the_one_whose_longer_side_is_the_shortest():
-    plan, chip = tiny(), Chip(1e12, 1e12, 1e12, 1e12, 1e9)
+    plan, chip = tiny(), Chip(1e12, 1e12, 1e12, 1e12, 1e12, 1e9)
     asked: dict[tuple[int, ...], report.Run] = {}
 
     def again(config: config_lib.Config) -> report.Run:
@@ -340,10 +341,10 @@ def test_a_layer_that_slides_reads_no_more_than_its_window():
 
 
 def test_time_is_bound_by_the_slowest_part_of_a_chip():
-    slow = Chip(flops=1e9, memory=1, bandwidth=1e9, links=1e9, network=1)
+    slow = Chip(flops=1e9, memory=1, bandwidth=1e9, links=1e9, hosts=5e8, network=1)
     one = cost.Cost(calls=2, flops=3e9, bytes=1e9, inside=1e9, across=1e9)
-    assert one.times(slow) == {"arithmetic": 6, "memory": 2, "links": 4}
-    assert one.seconds(slow) == 10
+    assert one.times(slow) == {"arithmetic": 6, "memory": 2, "links": 6}
+    assert one.seconds(slow) == 12
 
 
 # What to change.
@@ -351,7 +352,7 @@ def test_time_is_bound_by_the_slowest_part_of_a_chip():
 
 def cramped(memory: float, **changes) -> report.Plan:
     """The plan on chips with that much memory."""
-    chip = Chip(1e12, memory, 1e12, 1e12, 1e9)
+    chip = Chip(1e12, memory, 1e12, 1e12, 1e12, 1e9)
     plan = tiny()
     return plan._replace(topology=plan.topology._replace(chip=chip), **changes)
 
@@ -424,6 +425,36 @@ def test_a_shape_that_no_tpu_has_is_one_line_and_exit_code_2(capsys):
     assert left.value.code == 2 and "v5e:3x5" in told[-1]
     if not importlib.util.find_spec("libtpu"):
         assert 'pip install "marft_jax[tpu]"' in told[-1]
+
+
+@pytest.mark.parametrize("name", ["h100:2x8x8", "h100", "gtx1080:8"])
+def test_a_shape_that_no_host_of_gpus_has_is_one_line_and_exit_code_2(name, capsys):
+    with pytest.raises(SystemExit) as left:
+        plan_lib.main(["--topology", name])
+    told = capsys.readouterr().err
+    assert left.value.code == 2 and "GPUs are a100, h100" in told and told.count("\n") == 1
+
+
+@pytest.mark.skipif(
+    bool(importlib.util.find_spec("jax_plugins")), reason="a GPU's compiler is installed"
+)
+def test_without_a_gpus_compiler_it_says_how_to_get_it(capsys):
+    with pytest.raises(SystemExit) as left:
+        plan_lib.main(["--topology", "h100:8"])
+    told = capsys.readouterr().err
+    assert left.value.code == 2 and told.count("\n") == 1
+    assert 'pip install "marft_jax[gpu-plans]"' in told
+
+
+def test_a_gpus_process_gets_the_share_that_jax_takes(monkeypatch):
+    assert GPUS["h100"].chip.memory == pytest.approx(0.75 * 84.9e9)
+    monkeypatch.setenv("XLA_PYTHON_CLIENT_MEM_FRACTION", "0.9")
+    assert GPUS["h100"].chip.memory == pytest.approx(0.9 * 84.9e9)
+
+
+def test_hosts_of_gpus_are_joined_by_a_network_and_tpus_of_a_slice_by_their_links():
+    assert all(gpu.chip.hosts == gpu.network < gpu.links for gpu in GPUS.values())
+    assert all(chip.hosts == chip.links > chip.network for chip in TPUS.values())
 
 
 def test_a_base_that_would_lie_in_two_hosts_is_refused(capsys):
