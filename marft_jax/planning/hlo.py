@@ -83,18 +83,22 @@ def traffic(text: str, hosts: Sequence[int]) -> Traffic:
     Raises:
         ValueError: a group of devices that is written in an unknown way.
     """
-    blocks, entry = _blocks(text)
+    return traffic_of(*blocks(text), hosts)
+
+
+def traffic_of(lines: Blocks, entry: str, hosts: Sequence[int]) -> Traffic:
+    """The collectives of a run of one computation."""
     kinds: dict[Kind, Moved] = {}
     endless = 0
-    for line, times in _executed(blocks, entry, 1):
+    for line, times in _executed(lines, entry, 1):
         if found := _collective(line, hosts):
             kind, moved = found
             kinds[kind] = kinds.get(kind, Moved()).plus(moved, times)
-        endless += _passes(line, blocks) is None
+        endless += passes(line, lines) is None
     return Traffic(kinds, endless)
 
 
-def _blocks(text: str) -> tuple[Blocks, str]:
+def blocks(text: str) -> tuple[Blocks, str]:
     """The lines of each computation, and the name of the entry."""
     blocks: dict[str, list[str]] = {}
     entry, lines = "", []
@@ -111,18 +115,18 @@ def _executed(blocks: Blocks, name: str, times: int) -> Iterator[tuple[str, int]
     """Each line that runs, and how often; calls are followed."""
     for line in blocks[name]:
         yield line, times
-        for callee in _calls(line):
-            yield from _executed(blocks, callee, times * (_passes(line, blocks) or 1))
+        for callee in calls(line):
+            yield from _executed(blocks, callee, times * (passes(line, blocks) or 1))
 
 
-def _calls(line: str) -> list[str]:
+def calls(line: str) -> list[str]:
     if "-done(" in line or "async-update(" in line:  # counted at their start
         return []
     branches = [name.strip(" %") for all in _BRANCHES.findall(line) for name in all.split(",")]
     return _CALLED.findall(line) + branches
 
 
-def _passes(line: str, blocks: Blocks) -> int | None:
+def passes(line: str, blocks: Blocks) -> int | None:
     """Runs of a line's computations: 1 unless it is a loop, None for one of unknown length."""
     loop = _WHILE.search(line)
     if not loop:
@@ -133,7 +137,7 @@ def _passes(line: str, blocks: Blocks) -> int | None:
 
 def _bound(condition: Sequence[str], blocks: Blocks) -> int | None:
     """n of a condition ``i < n``, the least of several; i counts from 0, as in JAX's loops."""
-    lines = [*condition, *(line for c in condition for name in _calls(c) for line in blocks[name])]
+    lines = [*condition, *(line for c in condition for name in calls(c) for line in blocks[name])]
     compared = [line for line in lines if "direction=LT" in line]
     constants = [(c[1], int(c[2])) for line in lines if (c := _CONSTANT.search(line))]
     named = [n for name, n in constants if any(f"%{name})" in line for line in compared)]
@@ -157,9 +161,13 @@ def _collective(line: str, hosts: Sequence[int]) -> tuple[Kind, Moved] | None:
     return (kind, across), Moved(payload, payload * share.get(kind, (chips - 1) / chips), 1)
 
 
+def bits(kind: str) -> int:
+    """Of a number of that type."""
+    return _BITS.get(kind) or int((re.findall(r"\d+", kind) or [0])[0])
+
+
 def _bytes(kind: str, shape: str) -> int:
-    bits = _BITS.get(kind) or int((re.findall(r"\d+", kind) or [0])[0])
-    return math.ceil(math.prod(_numbers(shape)) * bits / 8)
+    return math.ceil(math.prod(_numbers(shape)) * bits(kind) / 8)
 
 
 def _groups(line: str, devices: int) -> list[list[int]]:
