@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 import small
 from flax import nnx
-from jax._src.cudnn import fused_attention_stablehlo
 
 from marft_jax import config as config_lib
 from marft_jax.learning import batch as batch_lib
@@ -168,7 +167,6 @@ def test_the_gate_has_the_gradient_of_its_formula(activation, formula):
     "platform, expected",
     [
         ("cpu", causal_attention_in_pieces),
-        ("gpu", causal_attention),  # where there is none, cuDNN's does not work
         ("tpu", splash.splash_attention),
     ],
 )
@@ -177,13 +175,50 @@ def test_each_platform_has_its_attention(platform, expected):
     assert shares_prefixes(platform) == (platform != "tpu")
 
 
+def attention_in_xla(q, k, v, bias):
+    q, k, v = (x.swapaxes(1, 2) for x in (q, k, v))
+    context = jax.nn.dot_product_attention(q, k, v, bias, is_causal=True, implementation="xla")
+    return context.swapaxes(1, 2)
+
+
 @pytest.fixture
-def as_on_a_gpu(monkeypatch):
-    """What cuDNN's form is, apart from the kernel: in its place stands JAX's attention in XLA."""
-    monkeypatch.setattr(cudnn, "_HOW", "xla")
-    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+def without_kernels(monkeypatch):
+    """What cuDNN's form is, apart from the kernels: in their place stands JAX's attention."""
+
+    def backward(q, k, v, bias, log_total, context, d):
+        assert log_total.shape == q.shape[:3] and context.shape == q.shape
+        _, pull = jax.vjp(lambda q, k, v: attention_in_xla(q, k, v, bias), q, k, v)
+        return pull(d)
+
+    def forward(q, *others):
+        return attention_in_xla(q, *others), jnp.zeros(q.shape[:3])
+
+    monkeypatch.setattr(cudnn, "_forward", cudnn._of_places(forward))
+    monkeypatch.setattr(cudnn, "_backward", cudnn._of_places(backward))
+    return monkeypatch
+
+
+@pytest.fixture
+def as_on_a_gpu(without_kernels):
+    without_kernels.setattr(jax, "default_backend", lambda: "gpu")
     cudnn.works.cache_clear()
-    yield monkeypatch
+    yield without_kernels
+    cudnn.works.cache_clear()
+
+
+@pytest.mark.parametrize(
+    "installed, width, dtype, taken",
+    [(True, 128, "bfloat16", True), (True, 64, "float16", True), (False, 128, "bfloat16", False),
+     (True, 128, "float32", False), (True, 256, "bfloat16", False), (True, 100, "bfloat16", False)],
+)  # fmt: skip
+def test_for_a_gpu_that_is_not_there_the_kernel_is_taken_where_it_is_made_for_it(
+    installed, width, dtype, taken, monkeypatch, caplog
+):
+    monkeypatch.setattr(cudnn.util, "find_spec", lambda name: installed)
+    cudnn.works.cache_clear()
+    found = attention_on("gpu", 4, 2, width, dtype)
+    assert found is (cudnn.cudnn_attention if taken else causal_attention)
+    assert ("it is not installed" in caplog.text) == (not installed)
     cudnn.works.cache_clear()
 
 
@@ -192,11 +227,11 @@ def test_on_a_gpu_the_kernel_is_taken_if_it_works(as_on_a_gpu, caplog):
         return attention_on("gpu", *heads, "bfloat16")
 
     assert chosen(4, 2, 8) is cudnn.cudnn_attention and not caplog.records
-    as_on_a_gpu.setattr(cudnn, "_HOW", "cudnn")
+    as_on_a_gpu.setattr(cudnn, "_forward", cudnn._of_places(cudnn._attend))
     with caplog.at_level("INFO", "marft_jax"):
         assert chosen(4, 2, 16) is causal_attention
-    assert "attention without cuDNN: cuDNN is not detected." in caplog.text
-    as_on_a_gpu.setattr(cudnn, "_on_one_device", lambda q, k, v, mask: q)
+    assert "attention without cuDNN: " in caplog.text
+    as_on_a_gpu.setattr(cudnn, "_on_one_device", lambda q, k, v, bias: q)
     assert chosen(4, 2, 24) is causal_attention
     assert "it computes something else" in caplog.text
 
@@ -204,7 +239,7 @@ def test_on_a_gpu_the_kernel_is_taken_if_it_works(as_on_a_gpu, caplog):
 @pytest.mark.parametrize("shape", [(1, 1, 1), (2, 1, 2)], ids=str)
 @pytest.mark.parametrize("window", WINDOWS)
 @pytest.mark.parametrize("t", [63, 64])
-def test_attention_by_cudnn_is_attention_apart_from_the_kernel(shape, window, t, as_on_a_gpu):
+def test_attention_by_cudnn_is_attention_apart_from_the_kernel(shape, window, t, without_kernels):
     """With shared prefixes and windows, on meshes; rows of odd length take another way."""
     where = small.mesh_of(*shape)
     q, kv = draw(0, 2, 4, t, 8), KV(draw(1, 2, 2, 8, t), draw(2, 2, 2, t, 8))
@@ -215,9 +250,8 @@ def test_attention_by_cudnn_is_attention_apart_from_the_kernel(shape, window, t,
 
 
 @pytest.mark.parametrize("shape", [(1, 1, 1), (2, 1, 2)], ids=str)
-def test_attention_by_cudnn_lowers_to_its_kernels_and_to_no_scores(shape, monkeypatch):
-    """For CUDA, as in an update, without a device. It was not run: nobody here has one."""
-    monkeypatch.setattr(fused_attention_stablehlo, "check_cudnn_version", lambda: 91000)
+def test_attention_by_cudnn_lowers_to_its_kernels_and_to_no_scores(shape):
+    """For CUDA, as in an update, without a device; no gradient of the mask is computed."""
     where, places, b, h, t, c = small.mesh_of(*shape), shape[0], 2, 6, 64, 16
     q, kv = draw(0, b, h, t, c), KV(draw(1, b, 2, c, t), draw(2, b, 2, t, c))
     operands = *jax.tree.map(lambda x: x.astype(jnp.bfloat16), (q, kv)), tree(t)
@@ -235,9 +269,11 @@ def test_attention_by_cudnn_lowers_to_its_kernels_and_to_no_scores(shape, monkey
     text = run.trace(*operands).lower(lowering_platforms=("cuda",)).as_text()
     called = re.findall(r"custom_call @(__cudnn\$\w+)", text)
     assert sorted(called) == [
-        *["__cudnn$fmhaScaleBiasSoftmax"] * 4,  # the backward pass computes it again
+        *["__cudnn$fmhaScaleBiasSoftmax"] * 2,
         *["__cudnn$fmhaScaleBiasSoftmaxBackward"] * 2,
     ], text
+    results = re.findall(r"SoftmaxBackward\(.*-> \((.*)\)", text)
+    assert len(results) == 2 and all(f"{t}x{t}" not in result for result in results)
     assert f"tensor<{b}x1x{t}x{t}xbf16>" in text
     assert f"{h}x{t}x{t}x" not in text and f"{h // 2}x{t}x{t}x" not in text, text
 
@@ -361,7 +397,7 @@ def test_an_update_through_splash_is_that_through_einsums(interpreted):
 
 
 @pytest.mark.slow
-def test_an_update_through_cudnn_is_that_through_einsums(monkeypatch):
+def test_an_update_through_cudnn_is_that_through_einsums(without_kernels):
     seen, compute = set(), jax.nn.dot_product_attention
 
     def noted(q_BTHC, *others, **how):
@@ -369,8 +405,7 @@ def test_an_update_through_cudnn_is_that_through_einsums(monkeypatch):
         return compute(q_BTHC, *others, **how)
 
     alone = updated(small.one_device(), causal_attention)
-    monkeypatch.setattr(cudnn, "_HOW", "xla")
-    monkeypatch.setattr(jax.nn, "dot_product_attention", noted)
+    without_kernels.setattr(jax.nn, "dot_product_attention", noted)
     many = updated(small.mesh_of(2, 2, 2), cudnn.cudnn_attention)
     assert seen == {(2, 128, 2, 8)}  # rows and heads of one place
     chex.assert_trees_all_close(alone, many, atol=1e-5, rtol=1e-3)
@@ -465,6 +500,9 @@ def operands(seed: int = 0, dtype=jnp.float32):
         reductions._sum: ((some(0, 5, 384),), {}),
         products._by_transpose: ((some(0, 5, 24), some(1, 40, 24)), {}),
         products._dot: ((some(0, 5, 24), some(1, 40, 24)), {"over": (1, 1)}),
+        packed._unpacked_first: (
+            (some(0, 5, 64), packed.pack(some(1, 40, 64), "int8")), {"product": products.product},
+        ),
         packed._beside: ((some(0, 5, 64), packed.pack(some(1, 40, 64), "nf4")), {}),
         cache_writes._by_head: ((*cache, *new, at_BT), {}),
         cache_writes._put: ((cache[0].astype(jnp.bfloat16), some(2, 3, 2, 8).astype(jnp.bfloat16)),
