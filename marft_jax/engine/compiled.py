@@ -127,6 +127,7 @@ def programs(
     places = jax.tree.map(lambda x: x.format, slots)
     model: dict[str, Any] = dict(graphdef=graphdef, eos_ids=tuple(eos_ids))
     kept: dict[str, Any] = dict(donate_argnames="slots", out_shardings=places)
+    options = compilation.decode_options(mesh)
 
     def fuse(adapters: lora.Adapters) -> lora.FusedAdapters:
         fused = lora.fuse(adapters, alpha, dtype)
@@ -140,7 +141,9 @@ def programs(
         empty=in_turn(jax.jit(make, out_shardings=places)),
         fuse=in_turn(jax.jit(fuse, out_shardings=mesh_lib.replicated(mesh))),
         prefill=in_turn(jax.jit(fill, static_argnames="read", **kept)),
-        decode=in_turn(jax.jit(write, static_argnames=("chunk", "read"), **kept)),
+        decode=in_turn(
+            jax.jit(write, static_argnames=("chunk", "read"), compiler_options=options, **kept)
+        ),
     )
 
 

@@ -5,10 +5,10 @@ The module owns parameters, initialisers and dtypes. Everything outside uses it 
     graphdef, base = nnx.split(Decoder(config, rngs=nnx.Rngs(0)))
     hidden_BTD, kv = forward(graphdef, base, tokens_BT, positions_BT, until_BT, adapters, owners_BT)
 
-``base`` is frozen: it is an argument of its own, never donated, never differentiated. On
-accelerators its layers are stacked, one array per matrix, and scanned, so that depth costs no time
-to compile; on a CPU they are unrolled, one array per layer and matrix, because a scan there copies
-every slice before it multiplies. Matrices are ``[out, in]``, as in the files they come from.
+``base`` is frozen: it is an argument of its own, never donated, never differentiated. On TPUs its
+layers are stacked, one array per matrix, and scanned, so that depth costs no time to compile; on
+CPUs and GPUs they are unrolled, one array per layer and matrix, because a scan there copies every
+slice before it multiplies. Matrices are ``[out, in]``, as in the files they come from.
 """
 
 from __future__ import annotations

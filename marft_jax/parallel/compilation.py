@@ -58,6 +58,16 @@ def compiler_options(mesh: Mesh) -> dict[str, str]:
     }
 
 
+def decode_options(mesh: Mesh) -> dict[str, str]:
+    """Options for compiling steps of decoding.
+
+    XLA would join the products of a GPU that read the same rows: their matrices, side by side, in
+    one that is written and read anew in every step.
+    """
+    gpu = mesh.devices.flat[0].platform == "gpu"
+    return {"xla_gpu_dot_merger_threshold_mb": "0"} if gpu else {}
+
+
 def prefill_tokens(mesh: Mesh) -> int:
     """Most tokens of a prefill: a CPU is hardly faster with more, others while memory lasts."""
     return 512 if mesh.devices.flat[0].platform == "cpu" else 8192

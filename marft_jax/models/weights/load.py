@@ -104,7 +104,7 @@ def decoder_on(
     Raises:
         BadInput: a matrix that cannot be quantised as asked.
     """
-    stacked = platform != "cpu" if model.layers == "auto" else model.layers == "stacked"
+    stacked = platform == "tpu" if model.layers == "auto" else model.layers == "stacked"
     config = dataclasses.replace(config, stacked=stacked)
     heads = config.n_heads, config.n_kv_heads, config.head_dim
     attention = attention_on(platform, *heads, model.dtype)
