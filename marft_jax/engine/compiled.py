@@ -6,7 +6,9 @@ come fused: a program that cuts them up by layers takes half as long again to co
 
 from __future__ import annotations
 
+import dataclasses
 import functools
+import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -120,8 +122,11 @@ def programs(
     alpha: float,
 ) -> Programs:
     """Programs for one base and mesh; arguments as of ``Engine``."""
+    # where there are fewer key-value heads than places, each place holds the head that it reads
+    heads = math.lcm(config.n_kv_heads, mesh.shape["tensor"])
+    cached = dataclasses.replace(config, n_kv_heads=heads)
     make = functools.partial(
-        cache_lib.empty_slots, config, shape.slots, shape.context, shape.longest, dtype
+        cache_lib.empty_slots, cached, shape.slots, shape.context, shape.longest, dtype
     )
     slots = cache_lib.placed(mesh, jax.eval_shape(make))
     places = jax.tree.map(lambda x: x.format, slots)
@@ -167,6 +172,8 @@ def prefill(
     """
     p = prompts
     hidden_BTD, fresh = _read_prompts(graphdef, base, adapters, slots.cache, p, read)
+    heads = jax.tree.leaves(slots.cache)[0].shape[-3]
+    fresh = cache_lib.each(lambda kv: kv.spread(heads), fresh)
     last_B = p.lengths_B - p.starts_B - 1
     last_BD = jnp.take_along_axis(hidden_BTD, last_B[:, None, None], axis=1)[:, 0]
     logits_BV = decoder.project(graphdef, base, last_BD)
@@ -283,7 +290,7 @@ def _appending(at_BT: Array, positions_BT: Array, read: int, window: int) -> dec
     masks = Either(full, full & in_window(positions_BT, places_1R, window) if window else None)
 
     def attend(q_BHTC: Array, new: KV, cache: KV, layer: Layer) -> tuple[Array, KV]:
-        cache = append(cache, new, at_BT, layer.number)
+        cache = append(cache, new.spread(cache.v_BGTC.shape[-3]), at_BT, layer.number)
         return attention(q_BHTC, cache.of(layer.number), masks.of(layer.slides)), cache
 
     return attend

@@ -112,6 +112,21 @@ def make_mesh(
     return Mesh(np.asarray(devices).reshape(sizes), AXES)
 
 
+def check_heads(mesh: Mesh, heads: int) -> None:
+    """Places along ``tensor`` share whole heads: with parts, they would sum scores in each layer.
+
+    Raises:
+        BadInput: they cannot; a mesh that can is named.
+    """
+    tensor = mesh.shape["tensor"]
+    if heads % tensor:
+        fits = math.gcd(heads, tensor)
+        raise BadInput(
+            f"--mesh.tensor: expected a divisor of the model's {heads} query heads, got {tensor}; "
+            f"--mesh.tensor {fits} leaves {tensor // fits} times as many places along data"
+        )
+
+
 def _of_first(devices: Sequence[Any]) -> int:
     """Number of devices of a process: of the first one's, and of every other."""
     return sum(device.process_index == devices[0].process_index for device in devices)

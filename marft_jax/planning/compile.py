@@ -105,6 +105,8 @@ def describe(
     """
     hosts, devices = topology.hosts, topology.devices
     mesh, playing = mesh_lib.make_meshes(config.mesh, devices, topology.per_host)
+    for each in (mesh, playing):
+        mesh_lib.check_heads(each, model.n_heads)
     own = np.asarray(topology.host)[-playing.size // hosts :]
     here = Mesh(own.reshape(-1, *playing.devices.shape[1:]), mesh_lib.AXES)
     dtype, alpha = jnp.dtype(config.model.dtype), config.lora.alpha

@@ -22,7 +22,7 @@ from marft_jax.interop import initial
 from marft_jax.learning.algorithms import find_algorithm
 from marft_jax.learning.learner import Learner, TrainState
 from marft_jax.learning.settings import LearnerSettings, resolve, resolved
-from marft_jax.models.weights.load import BaseModel, copy_base, load_base
+from marft_jax.models.weights.load import BaseModel, copy_base, decoder_config, load_base
 from marft_jax.parallel import mesh as mesh_lib
 from marft_jax.parallel import processes
 from marft_jax.random_keys import Stream
@@ -82,6 +82,9 @@ def open_session(
     use_compilation_cache()
     processes.start(config.mesh)
     meshes = mesh, _ = mesh_lib.make_meshes(config.mesh)
+    if mesh.shape["tensor"] > 1:
+        for each in meshes:
+            mesh_lib.check_heads(each, decoder_config(config.model.base).n_heads)
     place = mesh_lib.placer(mesh)
     console = Console(stderr=True, highlight=False, quiet=not processes.is_lead())
     with Progress(f"loading {config.model.base}", console, " MiB") as progress:

@@ -122,9 +122,12 @@ def test_slots_and_chunk_change_nothing_but_speed():
     assert texts(small.answers(wide, requests)) == texts(small.answers(small.engine(), requests))
 
 
-def test_rows_and_matrices_split_over_devices_write_the_same(engine):
+@pytest.mark.parametrize("stacked", [False, True])
+@pytest.mark.parametrize("mesh", [(1, 2, 2), (1, 1, 4)], ids=str)
+def test_rows_and_matrices_split_over_devices_write_the_same(engine, mesh, stacked):
+    """Also where there are more places than key-value heads."""
     requests = asks(6, seed=8)
-    done = small.answers(small.engine(small.mesh_of(1, 2, 2)), requests)
+    done = small.answers(small.engine(small.mesh_of(*mesh), stacked=stacked), requests)
     expected = small.answers(engine, requests)
     assert texts(done) == texts(expected)
     for a, b in zip(done, expected, strict=True):

@@ -457,6 +457,14 @@ def test_hosts_of_gpus_are_joined_by_a_network_and_tpus_of_a_slice_by_their_link
     assert all(chip.hosts == chip.links > chip.network for chip in TPUS.values())
 
 
+def test_a_mesh_that_cuts_heads_is_refused_and_the_better_one_named(capsys):
+    with pytest.raises(SystemExit) as left:
+        plan_lib.main(["--topology", "cpu:8", "--mesh.tensor", "8"])
+    told = capsys.readouterr().err
+    assert left.value.code == 2 and "divisor of the model's 4 query heads, got 8" in told
+    assert "--mesh.tensor 4 leaves 2 times as many places along data" in told
+
+
 def test_a_base_that_would_lie_in_two_hosts_is_refused(capsys):
     with pytest.raises(SystemExit) as left:
         plan_lib.main(["--topology", "cpu:2x4", "--mesh.tensor", "8"])
@@ -482,10 +490,10 @@ def test_the_plans_of_the_readme_can_be_read(repository, monkeypatch):
         assert len(load_team(config.team.file).agents) == 2
 
 
-@pytest.mark.parametrize("heads, share", [(2, 1), (4, 4)])
-def test_the_cache_is_split_by_heads_where_they_divide(heads, share):
+@pytest.mark.parametrize("heads", [2, 4])
+def test_each_place_along_tensor_holds_one_key_value_head_of_the_cache(heads):
     model = dataclasses.replace(small.CONFIG, n_kv_heads=heads)
     run = run_of(settings(mesh=config_lib.Mesh(tensor=4)), model)
     [first, *_] = run.slots.cache
-    assert first.v_BGTC.sharding.shard_shape(first.v_BGTC.shape) == (4, heads // share, 64, 8)
+    assert first.v_BGTC.sharding.shard_shape(first.v_BGTC.shape) == (4, 1, 64, 8)
     assert run.here.shape == {"data": 1, "fsdp": 1, "tensor": 4}

@@ -24,6 +24,11 @@ class KV(NamedTuple):
         """The first ``length`` positions, of one layer or of several stacked in front."""
         return KV(self.k_BGCT[..., :length], self.v_BGTC[..., :length, :])
 
+    def spread(self, heads: int) -> KV:
+        """Each head as often as gives so many: those of a group stay together."""
+        times = heads // self.v_BGTC.shape[-3]
+        return self if times == 1 else KV(*(jnp.repeat(x, times, axis=-3) for x in self))
+
     def of(self, layer: Array | None) -> KV:
         """One of the layers that are stacked in front; None for a layer by itself."""
         return self if layer is None else KV(self.k_BGCT[layer], self.v_BGTC[layer])
