@@ -32,7 +32,8 @@ from rich.table import Table
 
 from marft_jax import __version__, cli
 from marft_jax.errors import described
-from marft_jax.planning.chips import TPUS
+from marft_jax.planning.anchors import Work, expected
+from marft_jax.planning.chips import GPUS, TPUS
 
 _HERE = Path(__file__).parent
 _PACKAGES = re.compile(
@@ -46,30 +47,38 @@ class Peak(NamedTuple):
     Attributes:
         flops: dense bfloat16 operations per second, summed in float32.
         bandwidth: of its memory, bytes per second.
+        chip: as ``plan --topology`` calls it.
     """
 
     flops: float
     bandwidth: float
+    chip: str
 
 
-_V5E, _V5P, _V6E = (Peak(TPUS[v].flops, TPUS[v].bandwidth) for v in ("v5e", "v5p", "v6e"))
+def _of(chip: str) -> Peak:
+    limits = TPUS.get(chip) or GPUS[chip]
+    return Peak(limits.flops, limits.bandwidth, chip)
+
+
 PEAKS = {
-    "H200 NVL": Peak(835e12, 4.8e12),
-    "H200": Peak(989e12, 4.8e12),
-    "H100 NVL": Peak(835e12, 3.9e12),
-    "H100 PCIe": Peak(756e12, 2.0e12),
-    "H100 HBM3": Peak(989e12, 3.35e12),
-    "A100 80GB PCIe": Peak(312e12, 1.935e12),
-    "A100 SXM4 80GB": Peak(312e12, 2.039e12),
-    "A100 40GB": Peak(312e12, 1.555e12),
-    "L4": Peak(121e12, 300e9),
-    "RTX 4090": Peak(165e12, 1.008e12),
-    "TPU v5 lite": _V5E,
-    "TPU v5e": _V5E,
-    "TPU v5p": _V5P,
-    "TPU v5": _V5P,
-    "TPU v6 lite": _V6E,
-    "TPU v6e": _V6E,
+    "H200 NVL": Peak(835e12, 4.8e12, "h200"),
+    "H200": _of("h200"),
+    "H100 NVL": Peak(835e12, 3.9e12, "h100"),
+    "H100 PCIe": Peak(756e12, 2.0e12, "h100"),
+    "H100 HBM3": _of("h100"),
+    "B200": _of("b200"),
+    "A100 80GB PCIe": Peak(312e12, 1.935e12, "a100"),
+    "A100 SXM4 80GB": _of("a100"),
+    "A100 40GB": Peak(312e12, 1.555e12, "a100"),
+    "L40S": _of("l40s"),
+    "L4": _of("l4"),
+    "RTX 4090": _of("rtx4090"),
+    "TPU v5 lite": _of("v5e"),
+    "TPU v5e": _of("v5e"),
+    "TPU v5p": _of("v5p"),
+    "TPU v5": _of("v5p"),
+    "TPU v6 lite": _of("v6e"),
+    "TPU v6e": _of("v6e"),
 }
 """By words of the device's kind; the first whose words are all there counts."""
 
@@ -198,17 +207,26 @@ def read_speed(out: str, on: dict[str, Any]) -> tuple[list[Line], Any]:
 
 
 def share(result: dict[str, Any], on: dict[str, Any]) -> str:
-    """Fraction of the devices' bandwidth or FLOP/s that the least work amounts to."""
+    """Fraction of the devices' bandwidth or FLOP/s that the least work amounts to, and that which
+    published systems reach."""
     peak = peak_of(on["device"])
     if on["platform"] == "cpu":
         return "not an accelerator"
     if peak is None:
         return "no data sheet of this device here"
     if result["bytes_per_s"]:
-        return f"{result['bytes_per_s'] / on['devices'] / peak.bandwidth:.1%} of the bandwidth"
+        reached = result["bytes_per_s"] / on["devices"] / peak.bandwidth
+        return f"{reached:.1%} of the bandwidth; {others('decode', peak.chip)}"
     if result["flops_per_s"]:
-        return f"{result['flops_per_s'] / on['devices'] / peak.flops:.1%} of the FLOP/s (MFU)"
+        reached = result["flops_per_s"] / on["devices"] / peak.flops
+        return f"{reached:.1%} of the FLOP/s (MFU); {others('LoRA', peak.chip)}"
     return ""
+
+
+def others(work: Work, chip: str) -> str:
+    """The range of published figures."""
+    low, high = expected(work, chip)
+    return f"published: {1 / high:.0%} to {1 / low:.0%}"
 
 
 def parts(on: dict[str, Any], folder: Path) -> list[Part]:

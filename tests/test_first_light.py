@@ -58,7 +58,9 @@ def test_a_check_that_raises_is_a_line_that_failed(parity):
         ("NVIDIA H100 PCIe", 756e12),
         ("NVIDIA H200", 989e12),
         ("NVIDIA L4", 121e12),
-        ("NVIDIA L40S", None),
+        ("NVIDIA L40S", 362e12),
+        ("NVIDIA B200", 2250e12),
+        ("Tesla T4", None),
         ("NVIDIA GeForce RTX 4090", 165e12),
         ("NVIDIA GeForce RTX 4090 Laptop GPU", None),
         ("NVIDIA H100 80GB HBM3 MIG 1g.10gb", None),
@@ -107,10 +109,15 @@ def test_a_part_that_fails_is_a_line(first_light, code, passed, measured):
 def test_fractions_are_of_the_data_sheet_of_all_devices(first_light):
     on = {"platform": "gpu", "device": "NVIDIA H200", "devices": 2}
     update, decode = ({"flops_per_s": 989e12, "bytes_per_s": b} for b in (0, 2.4e12))
-    assert first_light.share(update, on) == "50.0% of the FLOP/s (MFU)"
-    assert first_light.share(decode, on) == "25.0% of the bandwidth"
-    assert "no data sheet" in first_light.share(update, on | {"device": "NVIDIA L40S"})
+    assert first_light.share(update, on).startswith("50.0% of the FLOP/s (MFU); published: ")
+    assert first_light.share(decode, on).startswith("25.0% of the bandwidth; published: ")
+    assert "no data sheet" in first_light.share(update, on | {"device": "Tesla T4"})
     assert first_light.share(update, on | {"platform": "cpu"}) == "not an accelerator"
+
+
+def test_published_figures_of_the_chip_stand_beside_what_is_measured(first_light):
+    assert first_light.others("decode", "v5e") == "published: 22% to 53%"
+    assert first_light.others("LoRA", "h100") == "published: 11% to 31%"
 
 
 def test_what_a_machine_is(first_light, one_device):

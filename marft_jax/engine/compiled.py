@@ -139,7 +139,7 @@ def programs(
         return fused if config.stacked else lora.by_layer(fused, config.n_layers)
 
     fill = functools.partial(mesh_lib.within(mesh, prefill), **model)
-    write = functools.partial(decode, **model)
+    write = functools.partial(mesh_lib.within(mesh, decode), **model)
     in_turn = functools.partial(mesh_lib.in_turn, mesh)
     return Programs(
         slots,

@@ -1,11 +1,11 @@
 """The least time of a training step: arithmetic, memory and links of a chip (a roofline).
 
 Counted by hand, because XLA's own ``cost_analysis`` counts the body of a loop once, and nothing of
-a kernel that is not XLA's. For n tokens in rows of T, with P weights in the blocks, L layers, H
-heads of C channels, vocabulary V and width D:
+a kernel that is not XLA's. For n tokens in rows of T, of which each reads those before it, with P
+weights in the blocks, L layers, H heads of C channels, vocabulary V and width D:
 
-    forward      2 P n + 4 n T H C L + 2 n R N (in + out of each target) L, and 2 V D a token scored
-                 (for a layer that slides, no more of T than its window)
+    forward      2 P n + 2 n T H C L + 2 n R N (in + out of each target) L, and 2 V D a token scored
+                 (for a layer that slides, no more of T / 2 than its window)
     backward     the same again for what flows back through frozen weights, twice for attention and
                  adapters, and what is computed again: the logits, and what ``model.remat`` says
 
@@ -94,12 +94,17 @@ def _row_shards(run: Run, program: str) -> int:
 
 
 def forward_flops(
-    model: DecoderConfig, tokens: int, width: int, columns: int = 0, targets: Sequence[str] = ()
+    model: DecoderConfig, tokens: int, read: float, columns: int = 0, targets: Sequence[str] = ()
 ) -> float:
-    """Of hidden states: ``tokens`` in rows of ``width``, through ``columns`` adapter ranks."""
+    """Of hidden states.
+
+    Args:
+        read: keys that a token reads on average: of whole rows half their width.
+        columns: ranks of the adapters that they pass through, on ``targets``.
+    """
     narrow = sum(model.sliding) if model.window else 0
-    read = width * (model.n_layers - narrow) + min(width, model.window) * narrow
-    attention = 4 * tokens * read * model.n_heads * model.head_dim
+    keys = read * (model.n_layers - narrow) + min(read, model.window) * narrow
+    attention = 4 * tokens * keys * model.n_heads * model.head_dim
     return 2 * block_weights(model) * tokens + attention + _lora(model, tokens, columns, targets)
 
 
@@ -134,14 +139,25 @@ def _decode(run: Run) -> Counted:
     waves = -(-episodes * len(run.work.owners) // min(shape.slots, episodes))
     flops = forward_flops(model, shape.slots, shape.context, *_adapters(run))
     flops += _vocabulary(model, shape.slots)
-    read = per_chip(run.slots.cache) + _weights(run.base_here, run.here)
-    return waves * -(-shape.longest // steps), steps * flops / run.here.size, steps * read
+    moved = steps * decode_bytes(run)
+    return waves * -(-shape.longest // steps), steps * flops / run.here.size, moved
+
+
+def decode_bytes(run: Run) -> float:
+    """What a step of decoding must move: weights and cache are read, logits written. Of a table of
+    tokens that is no matrix of logits as well only a row for each slot is read."""
+    weights = _weights(run.base_here, run.here)
+    if not run.model.tie_embeddings:
+        weights -= _weights(run.base_here["embed"], run.here)
+    shards = mesh_lib.row_shards(run.here) * run.here.shape["tensor"]
+    logits = 4 * run.shape.slots * run.model.vocab_size / shards
+    return per_chip(run.slots.cache) + weights + logits
 
 
 def _prefill(run: Run) -> Counted:
     rows, width = prompt_rows(run)
     turns = processes.share(run.work.turns, run.hosts)
-    flops = forward_flops(run.model, rows * width, width, *_adapters(run))
+    flops = forward_flops(run.model, rows * width, width / 2, *_adapters(run))
     flops += _vocabulary(run.model, rows)
     return -(-turns // rows), flops / run.here.size, _weights(run.base_here, run.here)
 
@@ -153,9 +169,9 @@ def _values(run: Run) -> Counted:
     with_reference = learning.reference == "base"
     frozen = learning.has_frozen_critic or with_reference
     adapted = learning.critic_mode == "lora"
-    flops = frozen * forward_flops(run.model, tokens, width)
+    flops = frozen * forward_flops(run.model, tokens, width / 2)
     if adapted:
-        flops += forward_flops(run.model, tokens, width, *_adapters(run))
+        flops += forward_flops(run.model, tokens, width / 2, *_adapters(run))
     if with_reference:
         flops += _vocabulary(run.model, actions)
     passes = frozen + adapted
@@ -165,7 +181,7 @@ def _values(run: Run) -> Counted:
 def _gradients(run: Run) -> Counted:
     micros, tokens, width, actions = _microbatch(run.batch.rows)
     model, epochs = run.model, run.config.algo.epochs
-    forward, lora = forward_flops(model, tokens, width), _lora(model, tokens, *_adapters(run))
+    forward, lora = forward_flops(model, tokens, width / 2), _lora(model, tokens, *_adapters(run))
     attention = forward - forward_flops(model, tokens, 0)
     trained = 2 * forward + attention + 3 * lora
     trained += {"none": 0, "products": attention, "block": forward + lora}[run.config.model.remat]

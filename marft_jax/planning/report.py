@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 from rich import box
 from rich.table import Table
 
+from marft_jax.planning import anchors
 from marft_jax.planning.compile import Compiled, Run, per_chip
 from marft_jax.planning.cost import LEARNING, PLAYING, Cost, seconds
 from marft_jax.planning.topology import Topology
@@ -54,6 +55,19 @@ class Plan(NamedTuple):
     def across(self) -> float:
         """Bytes per chip that hosts reduce together in each step of the optimiser."""
         return self.programs["optimiser"].traffic.moved(across=True).payload
+
+
+def expected(plan: Plan) -> dict[str, tuple[float, float]]:
+    """Seconds of each program's calls in a step, as published systems would take them: at best, at
+    worst. What waits for memory is held against decoding, all else against learning."""
+    chip, kind = plan.topology.chip, plan.topology.name.partition(":")[0]
+    if chip is None:
+        return {}
+    found = {}
+    for name, one in plan.costs.items():
+        low, high = anchors.expected("decode" if name in ("decode", "optimiser") else "LoRA", kind)
+        found[name] = (low * one.seconds(chip), high * one.seconds(chip))
+    return found
 
 
 def memory_of(run: Run, programs: dict[str, Compiled]) -> tuple[dict[str, float], dict[str, float]]:
@@ -135,6 +149,12 @@ def verdict(plan: Plan) -> str:
         beside = bool(plan.run.config.mesh.rollout and plan.run.config.rollout.lag)
         took = _took(*seconds(chip, plan.costs), beside)
         lines.append(f"a step of {work.turns} turns of up to {work.context} tokens takes {took}")
+        play, learn = (
+            " to ".join(f"{sum(times):.1f}" for times in zip(*some, strict=True))
+            for some in ([x for name, x in expected(plan).items() if name in names]
+                         for names in (PLAYING, LEARNING))
+        )  # fmt: skip
+        lines.append(f"as published systems do: {play} s to play, {learn} s to learn")
     if plan.split is not None:
         shape, times = plan.split
         split = f"--mesh.rollout {' '.join(map(str, shape))} --rollout.lag 1"
@@ -180,6 +200,9 @@ def programs_table(plan: Plan) -> Table:
         times = [{"all calls": cost.seconds(chip)} | cost.times(chip) for cost in costs]
         for part in times[0]:
             shown.add_row(f"s of {part}", *(_short(each[part]) for each in times))
+        ranges = expected(plan)
+        for i, label in enumerate(("s at best, published", "s at worst, published")):
+            shown.add_row(label, *(_short(ranges[name][i]) for name in plan.programs))
     return shown
 
 
@@ -226,6 +249,7 @@ def _program(plan: Plan, name: str) -> dict[str, Any]:
         "flops": cost.flops,
         "bytes": cost.bytes,
         **({"seconds_per_step": cost.times(chip)} if chip else {}),
+        **({"expected_s": expected(plan)[name]} if chip else {}),
     }
 
 

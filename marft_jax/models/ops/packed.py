@@ -19,6 +19,7 @@ import jax.numpy as jnp
 from jax import Array
 from jax.typing import DTypeLike
 
+from marft_jax.models.ops import four_bits
 from marft_jax.models.ops.platforms import chosen
 
 if TYPE_CHECKING:
@@ -76,21 +77,23 @@ _for_product = chosen(_beside, cpu=_each_time)
 
 def times_packed(product: Product, x: Array, matrix: QArray) -> Array:
     """``product(x, matrix)``. The backward pass unpacks again, and keeps nothing unpacked."""
-    scaled_by_row = matrix.scale.shape[-1] == 1
-    run = functools.partial(_by_row if scaled_by_row else _unpacked_first, product=product)
-    return jax.checkpoint(run)(x, matrix)
+    return jax.checkpoint(functools.partial(_times, product=product))(x, matrix)
 
 
 def _unpacked_first(x: Array, matrix: QArray, *, product: Product) -> Array:
     return product(x, _for_product(x, matrix))
 
 
-def _scaled_after(x: Array, matrix: QArray, *, product: Product) -> Array:
+def _within_product(x: Array, matrix: QArray, *, product: Product) -> Array:
     """A GPU's compiler unpacks within a product what needs no scale: 8 bits are then read, and not
-    8 read, 16 written and 16 read."""
+    8 read, 16 written and 16 read. For 4 bits there is a kernel (``four_bits``)."""
+    if matrix.scale.shape[-1] > 1:
+        if four_bits.takes(x, matrix):
+            return four_bits.times_four_bits(x, matrix)
+        return _unpacked_first(x, matrix, product=product)
     scales = matrix.scale[:, 0].reshape((1,) * (x.ndim - 1) + (-1,))
     y = product(x, matrix.qvalue.astype(x.dtype))
     return (y.astype(jnp.float32) * scales.astype(jnp.float32)).astype(x.dtype)
 
 
-_by_row = chosen(_unpacked_first, cuda=_scaled_after)
+_times = chosen(_unpacked_first, cuda=_within_product)
