@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 from jax.experimental import pallas as pl
+from jax.experimental.pallas import triton
 
 if TYPE_CHECKING:
     from qwix import QArray
@@ -57,7 +58,7 @@ def times_four_bits(x: Array, matrix: QArray) -> Array:
         ],
         out_specs=pl.BlockSpec((rows, _COLUMNS), lambda i: (0, i)),
         interpret=_INTERPRETED,
-        backend="triton",
+        compiler_params=triton.CompilerParams(num_warps=4, num_stages=3),
     )(few[:, ::2], few[:, 1::2], jax.lax.bitcast_convert_type(pairs, jnp.uint8), matrix.scale)
     return y[: x.size // width].reshape(*x.shape[:-1], out)
 

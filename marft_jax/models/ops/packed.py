@@ -19,7 +19,6 @@ import jax.numpy as jnp
 from jax import Array
 from jax.typing import DTypeLike
 
-from marft_jax.models.ops import four_bits
 from marft_jax.models.ops.platforms import chosen
 
 if TYPE_CHECKING:
@@ -88,6 +87,8 @@ def _within_product(x: Array, matrix: QArray, *, product: Product) -> Array:
     """A GPU's compiler unpacks within a product what needs no scale: 8 bits are then read, and not
     8 read, 16 written and 16 read. For 4 bits there is a kernel (``four_bits``)."""
     if matrix.scale.shape[-1] > 1:
+        from marft_jax.models.ops import four_bits  # Pallas takes half a second
+
         if four_bits.takes(x, matrix):
             return four_bits.times_four_bits(x, matrix)
         return _unpacked_first(x, matrix, product=product)
