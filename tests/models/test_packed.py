@@ -88,6 +88,28 @@ def test_the_kernel_for_four_bits_computes_the_product_of_the_unpacked_matrix(
         np.testing.assert_allclose(got, exact, atol=0.02 * abs(exact).max())
 
 
+@pytest.mark.parametrize("kind", ["int4", "nf4"])
+def test_on_a_gpu_the_kernel_is_tried_before_it_is_taken(kind, monkeypatch, caplog):
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    monkeypatch.setattr(four_bits, "_INTERPRETED", True)
+    x, kernel = jnp.zeros((8, 320), jnp.bfloat16), packed.pack(matrix(96, 320), kind)
+
+    def taken():
+        four_bits.works.cache_clear()
+        found = []
+        run = mesh_lib.within(small.one_device(), four_bits.takes)
+        jax.make_jaxpr(lambda x: found.append(run(x, kernel)))(x)  # as in a program
+        return found[0]
+
+    assert taken() and not caplog.records
+    monkeypatch.setattr(four_bits, "times_four_bits", lambda x, matrix: jnp.zeros((64, 64)))
+    assert not taken() and "it computes something else" in caplog.text
+    monkeypatch.setattr(four_bits, "times_four_bits", lambda x, matrix: 1 // 0)
+    with caplog.at_level("INFO", "marft_jax"):
+        assert not taken() and "4 bits without a kernel: integer division" in caplog.text
+    four_bits.works.cache_clear()
+
+
 def test_the_kernel_takes_few_rows_of_sixteen_bits_on_one_device():
     kernel = packed.pack(matrix(96, 320), "nf4")
 

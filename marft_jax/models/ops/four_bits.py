@@ -8,6 +8,8 @@ reads it again. This kernel, in Pallas for Triton, reads 4.5 bits a value and ke
 from __future__ import annotations
 
 import functools
+import logging
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -18,6 +20,8 @@ from jax.experimental.pallas import triton
 
 if TYPE_CHECKING:
     from qwix import QArray
+
+LOGGER = logging.getLogger("marft_jax")
 
 _MOST_ROWS, _COLUMNS, _PART = 128, 32, 64  # a step of the kernel takes 32 x 64 values
 _INTERPRETED = False  # in tests
@@ -35,7 +39,32 @@ def takes(x: Array, matrix: QArray) -> bool:
     out, width = matrix.qvalue.shape
     alone = jax.sharding.get_abstract_mesh().size == 1
     fits = out % _COLUMNS == 0 and width % _PART == 0 and x.size // width <= _MOST_ROWS
-    return alone and fits and x.dtype.itemsize == 2
+    return alone and fits and x.dtype.itemsize == 2 and works(matrix.qvalue.dtype == jnp.uint4)
+
+
+@functools.cache
+def works(is_nf4: bool) -> bool:
+    """True where the kernel computes the product: where there is a GPU, tried on a small matrix."""
+    if jax.default_backend() != "gpu":
+        return True
+    with ThreadPoolExecutor(1) as elsewhere:  # here a program may be being traced
+        return elsewhere.submit(_tried, "nf4" if is_nf4 else "int4").result()
+
+
+def _tried(kind: str) -> bool:
+    from marft_jax.models.ops.packed import pack, unpacked
+
+    rows, columns = jax.random.normal(jax.random.key(0), (2, 64, 256))
+    x, matrix = rows.astype(jnp.bfloat16), pack(columns, kind)
+    try:
+        expected = x.astype(jnp.float32) @ unpacked(matrix, jnp.float32).T
+        apart = float(jnp.abs(times_four_bits(x, matrix) - expected).max())
+    except Exception as error:  # whatever it does not like
+        LOGGER.info("4 bits without a kernel: %s", str(error).partition("\n")[0])
+        return False
+    if not apart < 0.5:  # of sums up to about 60, in steps of 0.25
+        LOGGER.warning("4 bits without a kernel: it computes something else (%.2g apart)", apart)
+    return apart < 0.5
 
 
 @jax.custom_vjp
