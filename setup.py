@@ -57,8 +57,8 @@ EXTRAS = {
     "hub": ["datasets>=4.0"],
     "plot": ["matplotlib>=3.9"],
     "cuda": ["jax[cuda13]>=0.10"],
-    # compiles for GPUs that are not there; needs no driver
-    "gpu-plans": ["jax[cuda12]>=0.10"],
+    # what compiles for GPUs that are not there, a third of what runs on them; no driver is needed
+    "gpu-plans": ["jax-cuda12-plugin>=0.10", "nvidia-cudnn-cu12>=9.8", "nvidia-cuda-nvcc-cu12"],
     "tpu": ["jax[tpu]>=0.10"],
 }
 

@@ -179,8 +179,8 @@ def test_a_layer_sums_twice_over_tensor_and_exchanges_nothing_large_besides(topo
     rows = run.shape.slots // run.here.shape["data"]
     sums = 2 * 2 * rows * run.model.d_model
     FOUND[f"decode, {topology}, {' '.join(flags)}"] = {"exchanged a layer, bytes": added}
-    assert sums <= added.pop("all-reduce") <= 1.15 * sums
-    assert sum(added.values()) < 0.2 * sums
+    assert sums <= added["all-reduce"] <= 1.15 * sums
+    assert sum(added.values()) < 1.35 * sums
 
 
 @GPU
