@@ -7,7 +7,7 @@ here=$(cd "$(dirname "$0")/.." && pwd)
 environment=${1:-$HOME/.cache/marft_jax/compilers}
 if [[ ! -x $environment/bin/pytest ]]; then
   "${PYTHON:-python3}" -m venv "$environment"
-  "$environment/bin/pip" install --quiet "$here[gpu-plans,tpu]"
+  "$environment/bin/pip" install --quiet "${here}[gpu-plans,tpu]"
 fi
 cd "$here"
 export JAX_PLATFORMS=cpu MARFT_OPTIMISED=1 PYTHONPATH=$here
