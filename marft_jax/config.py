@@ -155,7 +155,7 @@ class Algo:
     microbatch_tokens: int = setting(8192, least=1)
     """Tokens in one forward-backward pass; gradients accumulate up to a minibatch."""
     reuse: bool = True
-    """Turns that stand in one row share what they begin with (not on TPUs)."""
+    """Turns that stand in one row share what they begin with."""
 
     credit: Literal["last", "equal", "step_discount", "per_step"] = "last"
     """Share of turns in a reward: all for a step's last one; the same, but each agent is logged

@@ -32,7 +32,6 @@ from marft_jax.learning.state import Moving, TrainState, Version
 from marft_jax.learning.values import Scored, Static, proximal, reads_base, reads_prompts, score
 from marft_jax.models import lora
 from marft_jax.models.decoder import DecoderConfig
-from marft_jax.models.ops.attention_choice import shares_prefixes
 from marft_jax.models.weights.load import BaseModel
 from marft_jax.parallel import compilation
 from marft_jax.parallel import mesh as mesh_lib
@@ -71,7 +70,7 @@ class Learner:
             config=settings.algo,
             level=algorithm.level,
             shards=mesh_lib.row_shards(mesh),
-            share=settings.algo.reuse and shares_prefixes(mesh.devices.flat[0].platform),
+            share=settings.algo.reuse,
             d_model=base.config.d_model,
             prompts=reads_prompts(settings, algorithm.level),
         )

@@ -172,7 +172,8 @@ def prompt_rows(run: Run) -> tuple[int, int]:
 
 
 def _base(config: Config, model: DecoderConfig, mesh: Mesh) -> tuple[DecoderConfig, Any, Any]:
-    model, graphdef, base = decoder_on(mesh.devices.flat[0].platform, model, config.model)
+    platform = mesh.devices.flat[0].platform
+    model, graphdef, base = decoder_on(platform, model, config.model, config.algo.reuse)
 
     def place(keys: tuple[Any, ...], x: Any) -> Any:
         path = "/".join(map(str, keys))

@@ -92,7 +92,8 @@ def open_session(
         def report(done: int, total: int) -> None:
             progress(done >> 20, total >> 20)
 
-        base = load_base(config.model, place, mesh.devices.flat[0].platform, report)
+        platform = mesh.devices.flat[0].platform
+        base = load_base(config.model, place, platform, report, shared=config.algo.reuse)
     context = min(config.model.context, base.config.max_position)
     team = make_team(config.team, config.lora.mode, blueprint, context, base.tokenizer)
     _check_lengths(team)

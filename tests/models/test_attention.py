@@ -24,14 +24,16 @@ from marft_jax.models.ops import attention as attention_lib
 from marft_jax.models.ops import (
     cache_writes,
     cudnn,
+    intervals,
     packed,
+    per_device,
     platforms,
     products,
     reductions,
     splash,
 )
 from marft_jax.models.ops.attention import KV, causal_attention
-from marft_jax.models.ops.attention_choice import attention_on, shares_prefixes
+from marft_jax.models.ops.attention_choice import attention_on
 from marft_jax.models.ops.pieces import causal_attention_in_pieces
 from marft_jax.models.ops.remat import Remat, rematerialised
 from marft_jax.models.weights.load import abstract_decoder
@@ -167,12 +169,12 @@ def test_the_gate_has_the_gradient_of_its_formula(activation, formula):
     "platform, expected",
     [
         ("cpu", causal_attention_in_pieces),
-        ("tpu", splash.splash_attention),
+        ("tpu", intervals.interval_attention),
     ],
 )
 def test_each_platform_has_its_attention(platform, expected):
     assert attention_on(platform, 4, 2, 8, "bfloat16") is expected
-    assert shares_prefixes(platform) == (platform != "tpu")
+    assert attention_on("tpu", 4, 2, 8, "bfloat16", shared=False) is splash.splash_attention
 
 
 def attention_in_xla(q, k, v, bias):
@@ -193,8 +195,8 @@ def without_kernels(monkeypatch):
     def forward(q, *others):
         return attention_in_xla(q, *others), jnp.zeros(q.shape[:3])
 
-    monkeypatch.setattr(cudnn, "_forward", cudnn._of_places(forward))
-    monkeypatch.setattr(cudnn, "_backward", cudnn._of_places(backward))
+    monkeypatch.setattr(cudnn, "_forward", per_device.of_places(forward))
+    monkeypatch.setattr(cudnn, "_backward", per_device.of_places(backward))
     return monkeypatch
 
 
@@ -227,7 +229,7 @@ def test_on_a_gpu_the_kernel_is_taken_if_it_works(as_on_a_gpu, caplog):
         return attention_on("gpu", *heads, "bfloat16")
 
     assert chosen(4, 2, 8) is cudnn.cudnn_attention and not caplog.records
-    as_on_a_gpu.setattr(cudnn, "_forward", cudnn._of_places(cudnn._attend))
+    as_on_a_gpu.setattr(cudnn, "_forward", per_device.of_places(cudnn._attend))
     with caplog.at_level("INFO", "marft_jax"):
         assert chosen(4, 2, 16) is causal_attention
     assert "attention without cuDNN: " in caplog.text
@@ -276,6 +278,49 @@ def test_attention_by_cudnn_lowers_to_its_kernels_and_to_no_scores(shape):
     assert len(results) == 2 and all(f"{t}x{t}" not in result for result in results)
     assert f"tensor<{b}x1x{t}x{t}xbf16>" in text
     assert f"{h}x{t}x{t}x" not in text and f"{h // 2}x{t}x{t}x" not in text, text
+
+
+@pytest.fixture
+def intervals_interpreted(monkeypatch):
+    monkeypatch.setattr(intervals, "_INTERPRETED", True)
+    monkeypatch.setattr(intervals, "_BLOCK", 128)
+
+
+@pytest.mark.parametrize(
+    "where, heads, groups, dtype, tolerance, window",
+    [
+        *(((1, 1, 1), 4, 2, jnp.float32, 1e-5, window) for window in WINDOWS),
+        ((1, 1, 1), 2, 2, jnp.bfloat16, 3e-2, "full"),
+        ((2, 1, 2), 4, 2, jnp.float32, 1e-5, "sliding"),
+        ((1, 2, 4), 8, 2, jnp.float32, 1e-5, "full"),  # fewer key-value heads than places
+    ],
+    ids=str,
+)
+def test_intervals_are_attention_on_any_mesh_with_shared_prefixes(
+    where, heads, groups, dtype, tolerance, window, intervals_interpreted
+):
+    where = small.mesh_of(*where)
+    q, kv, _ = rows_of(where, 2, heads, groups, 384, dtype)
+    operands = q, kv, jax.device_put(tree(384), mesh_lib.rows(where))
+    ours = loss_and_gradients(intervals.interval_attention, where, *operands, window)
+    theirs = loss_and_gradients(causal_attention, where, *operands, window)
+    for a, b in zip(jax.tree.leaves(ours), jax.tree.leaves(theirs), strict=True):
+        a, b = (np.asarray(x, np.float32) for x in (a, b))
+        np.testing.assert_allclose(a, b, rtol=tolerance, atol=tolerance * np.abs(b).max())
+
+
+def test_a_block_that_nobody_reads_is_not_computed(intervals_interpreted):
+    """What it holds does not matter then: of two sequences of a block each, the first's keys."""
+    q, k, v = (draw(i, 1, 2, 256, 8) for i in range(3))
+    until_BT = jnp.asarray([[127] * 128 + [255] * 128])
+
+    def context(k, v):
+        attend = intervals.interval_attention(until_BT)
+        run = jax.jit(mesh_lib.within(small.one_device(), attend))
+        return run(q, KV(k.swapaxes(2, 3), v))[:, :, 128:]
+
+    unread = jnp.where(jnp.arange(256)[None, None, :, None] < 128, jnp.nan, 0)
+    np.testing.assert_array_equal(context(k + unread, v + unread), context(k, v))
 
 
 @pytest.fixture
@@ -393,6 +438,13 @@ def test_an_update_through_splash_is_that_through_einsums(interpreted):
     assert not interpreted
     many = updated(small.mesh_of(2, 2, 2), splash.splash_attention)
     assert interpreted == {(2, 128, 128)}  # heads of one place; nothing fell back to einsums
+    chex.assert_trees_all_close(alone, many, atol=1e-5, rtol=1e-3)
+
+
+@pytest.mark.slow
+def test_an_update_through_intervals_is_that_through_einsums(intervals_interpreted):
+    alone = updated(small.one_device(), causal_attention)
+    many = updated(small.mesh_of(2, 2, 2), intervals.interval_attention)
     chex.assert_trees_all_close(alone, many, atol=1e-5, rtol=1e-3)
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import inspect
 import logging
-from collections.abc import Callable, Sequence
 from importlib import util
 from typing import Any
 
@@ -64,7 +63,7 @@ def _bias(mask_BTS: Array) -> Array:
 @jax.custom_vjp
 def _on_one_device(q_BHTC: Array, k_BGTC: Array, v_BGTC: Array, bias: Array) -> Array:
     """A derivative of our own, because JAX's has a gradient of the mask as well, which nobody asks
-    for, and a rule for vmap that takes a bias for every head only: ``_of_places``."""
+    for, and a rule for vmap that takes a bias for every head only: ``of_places``."""
     return _forward(q_BHTC, k_BGTC, v_BGTC, bias)[0]
 
 
@@ -75,23 +74,6 @@ def _keep_forward(q: Array, k: Array, v: Array, bias: Array) -> tuple[Array, Any
 
 def _pull(forward: Any, d_context: Array) -> tuple[Array, Array, Array, None]:
     return *_backward(*forward, d_context), None
-
-
-def _of_places(kernel: Callable[..., Any]) -> Any:
-    """The kernel; under vmap, rows of several places are more rows."""
-    run = jax.custom_batching.custom_vmap(kernel)
-
-    @run.def_vmap
-    def rule(size: int, batched: Sequence[bool], *operands: Array) -> tuple[Any, Any]:
-        wide = [
-            x if own else jnp.broadcast_to(x, (size, *x.shape))
-            for x, own in zip(operands, batched, strict=True)
-        ]
-        rows = run(*(x.reshape(-1, *x.shape[2:]) for x in wide))
-        out = jax.tree.map(lambda x: x.reshape(size, -1, *x.shape[1:]), rows)
-        return out, jax.tree.map(lambda _: True, out)
-
-    return run
 
 
 def _attend(q_BHTC: Array, k_BGTC: Array, v_BGTC: Array, bias: Array) -> tuple[Array, Array]:
@@ -132,7 +114,7 @@ def _settings(q_BHTC: Array) -> dict[str, Any]:
     )
 
 
-_forward, _backward = _of_places(_attend), _of_places(_differentiate)
+_forward, _backward = per_device.of_places(_attend), per_device.of_places(_differentiate)
 _on_one_device.defvjp(_keep_forward, _pull)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -51,3 +51,20 @@ def split(q_BHTC: Array, kv: KV) -> Split | None:
         return jax.shard_map(kernel, in_specs=specs, out_specs=heads, check_vma=False)
 
     return Split(q_BHTC, k, v, everywhere)
+
+
+def of_places(kernel: Callable[..., Any]) -> Any:
+    """The kernel; under vmap, rows of several places are more rows."""
+    run = jax.custom_batching.custom_vmap(kernel)
+
+    @run.def_vmap
+    def rule(size: int, batched: Sequence[bool], *operands: Array) -> tuple[Any, Any]:
+        wide = [
+            x if own else jnp.broadcast_to(x, (size, *x.shape))
+            for x, own in zip(operands, batched, strict=True)
+        ]
+        rows = run(*(x.reshape(-1, *x.shape[2:]) for x in wide))
+        out = jax.tree.map(lambda x: x.reshape(size, -1, *x.shape[1:]), rows)
+        return out, jax.tree.map(lambda _: True, out)
+
+    return run

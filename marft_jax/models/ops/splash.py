@@ -22,8 +22,8 @@ def splash_attention(
 ) -> Attention:
     """``causal_attention`` in blocks, so that neither pass ever holds the scores of a row.
 
-    Sequences of a row may not share their prefix (``shares_prefixes``): then places in the row are
-    as far apart as positions in the sequence, and windows are a mask of the kernel.
+    Sequences of a row may not share their prefix (``intervals`` is for those that do): then places
+    in the row are as far apart as positions in the sequence, and windows are a mask of the kernel.
 
     It is ``causal_attention`` itself for rows that are not a multiple of 128 tokens long, and
     where the mesh does not divide the rows or the query heads.
