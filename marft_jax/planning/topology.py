@@ -82,16 +82,18 @@ def _virtual(name: str, hosts: int, each: int) -> Topology:
 
 
 def _gpus(name: str, kind: str, hosts: int, each: int) -> Topology:
-    gpu, found = GPUS[kind], list[Sequence[Any]]()
-    for n in (hosts, 1):
-        how = dict(target_config=gpu.described(), topology=f"1x{n}x{each}")
-        try:
-            found.append(topologies.get_topology_desc(platform="cuda", **how).devices)
-        except (RuntimeError, NotImplementedError) as error:
-            raise BadInput(
-                f'--topology {name}: no GPU compiler here; pip install "marft_jax[gpu-plans]"'
-            ) from error
-    return Topology(name, *found, hosts, gpu.chip)
+    gpu = GPUS[kind]
+
+    def of(hosts: int) -> Sequence[Any]:
+        how = dict(target_config=gpu.described(), topology=f"1x{hosts}x{each}")
+        return topologies.get_topology_desc(platform="cuda", **how).devices
+
+    try:
+        return Topology(name, of(hosts), of(1), hosts, gpu.chip)
+    except (RuntimeError, NotImplementedError) as error:
+        raise BadInput(
+            f'--topology {name}: no GPU compiler here; pip install "marft_jax[gpu-plans]"'
+        ) from error
 
 
 def _tpu(name: str, kind: str) -> Topology:

@@ -90,7 +90,7 @@ def _reads(last: Any, g: _Grid, b: Any, i: Any, j: Any) -> Any:
     return (j <= i) & (last[b, j] >= i * g.block)
 
 
-def _mask(shape: tuple[int, int], queries_first: bool, g: _Grid, i: Any, j: Any, until: Array,
+def _mask(shape: tuple[int, ...], queries_first: bool, g: _Grid, i: Any, j: Any, until: Array,
           places: tuple[Array, Array] | None) -> Array:  # fmt: skip
     axis = 0 if queries_first else 1
     q = jax.lax.broadcasted_iota(jnp.int32, shape, axis) + i * g.block
