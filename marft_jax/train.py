@@ -85,6 +85,8 @@ def learn_from(
         Stopped: a signal came, or ``on_step`` wants no more.
     """
     state, clock, steps = run.state, Clock(checkpoint_s=0.0), run.config.run.steps
+    if (first := int(state.step) + 1) <= steps:
+        run.reporter.event(f"compiling ... (step {first} takes longer than those after it)")
     while (step := int(state.step)) < steps:
         run.announce(step, "playing")
         collected, past = take(state, step, run.guard.rollbacks)

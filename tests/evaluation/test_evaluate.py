@@ -212,7 +212,7 @@ def test_compare_plays_the_base_alone_and_as_a_team(tmp_path, capsys):
 def test_slots_are_for_the_tasks_not_for_the_episodes_of_training(tmp_path, monkeypatch):
     opened, real = [], evaluate.open_session
     monkeypatch.setattr(
-        evaluate, "open_session", lambda *args: opened.append(real(*args)) or opened[-1]
+        evaluate, "open_session", lambda *a, **k: opened.append(real(*a, **k)) or opened[-1]
     )
     for limit, slots in ((6, 4), (3, 64)):
         flags = ["--limit", limit, "--rollout.slots", slots, "--out", tmp_path / str(limit)]

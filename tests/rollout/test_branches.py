@@ -56,6 +56,11 @@ def plain(turn):
     )
 
 
+def as_written(turn):
+    """Without what the environment, or a debate's majority, makes of it later."""
+    return plain(turn)._replace(answers=False)
+
+
 @pytest.mark.parametrize(("workflow", "shared"), TOPOLOGIES)
 def test_200_branches_in_which_the_same_is_sampled_equal_their_trunks(workflow, shared):
     rollout, engine = rollout_of(workflow, shared, by_place)
@@ -87,7 +92,7 @@ def test_what_comes_before_and_beside_the_turn_stays_as_it_was(workflow, shared)
             turn, _ = branch.branch
             for k, own in enumerate(branch.turns):
                 if k < turn:
-                    assert own.replayed and plain(own) == plain(trunk.turns[k])
+                    assert own.replayed and as_written(own) == as_written(trunk.turns[k])
                 elif (
                     own.replayed
                 ):  # of the same layer; tools may have been called more or less often before
