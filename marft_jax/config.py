@@ -209,6 +209,8 @@ class Algo:
     """k > 0 trains one agent at a time, in turn, k steps each; 0 trains all together."""
 
     recorded: ClassVar[bool] = False
+    branches: ClassVar[int] = 0
+    branch_at: ClassVar[str] = "random"
     has_critic: ClassVar[bool] = False
     compares: ClassVar[bool] = False
     baseline: ClassVar[str | None] = None
@@ -344,12 +346,23 @@ def _validate_learning(algo: Algo, critic: Critic) -> None:
     name, size = algo.name, algo.group_size
     if algo.has_critic and critic.mode == "none":
         raise BadInput(f"--critic.mode: {name} needs a critic, got none; use shared, heads or lora")
+    if str(algo.credit) == "siblings":  # of the algorithms that compare
+        if not algo.branches:
+            raise BadInput(
+                "--algo.branches: credit siblings compares other samples of a turn, expected at "
+                "least 1, got 0; set it to 3, say"
+            )
+        if algo.dynamic_sampling or algo.baseline in ("moving", "role"):
+            raise BadInput(
+                "--algo.credit siblings: siblings are the baseline; leave --algo.dynamic_sampling "
+                "and --algo.baseline out"
+            )
     for what, wanted in (
         (f"--algo.name {name}", algo.compares),
         (f"--algo.normalize {algo.normalize}", algo.normalize.startswith("group")),
         ("--algo.dynamic_sampling", algo.dynamic_sampling),
     ):
-        if wanted and size < 2:
+        if wanted and size < 2 and not algo.branches:
             raise BadInput(
                 f"--algo.group_size: {what} compares samples of one task, expected at least 2, "
                 f"got {size}; set it to 8, say"

@@ -193,6 +193,33 @@ def minus_place_mean(returns_EJ: np.ndarray, sizes_EJ: np.ndarray, chain: Chain)
     return np.where(chain.mask_EJ > 0, chosen_EJ, 0)  # padding counts as a link of the first group
 
 
+def minus_siblings(chain: Chain) -> np.ndarray:
+    """Value of each turn minus the mean value of its siblings; 0 for a turn that has none.
+
+    Siblings are samples of one turn, from the same state. The value of one is the mean return over
+    the leaves of its subtree: of a branch's turn, its own return; of a trunk's turn t, the mean
+    over the trunk and its branches at later turns. Exactly 0 where all siblings are worth the same.
+
+    Source: leave-one-out credit by replay, C3 (arXiv 2603.06859).
+    """
+    returns_E = chain.rewards_EJ.sum(1, dtype=np.float64)
+    advantages_EJ = np.zeros_like(chain.rewards_EJ)
+    for trunk in np.flatnonzero(chain.branch_E < 0):
+        tree_E = chain.trunk_E == trunk
+        for turn in np.unique(chain.branch_E[tree_E & (chain.branch_E >= 0)]):
+            siblings = np.flatnonzero(tree_E & (chain.branch_E == turn))
+            leaves_E = tree_E & ((chain.branch_E < 0) | (chain.branch_E > turn))
+            own = returns_E[leaves_E]
+            value = own[0] + (own - own[0]).mean()
+            values = np.asarray([value, *returns_E[siblings]]) - value
+            if np.abs(values).max() <= _ROUNDING * np.abs(own).max():
+                continue
+            apart = values - (values.sum() - values) / len(siblings)
+            advantages_EJ[trunk] += apart[0] * (chain.turn_EJ[trunk] == turn)
+            advantages_EJ[siblings] = apart[1:, None]
+    return advantages_EJ * chain.mask_EJ
+
+
 def groups_with_signal(episodes: Sequence[Episode], rewards: Sequence[np.ndarray]) -> set[int]:
     """Finds the groups in which turns that are compared differ in return-to-go.
 

@@ -67,6 +67,8 @@ class Chain(NamedTuple):
     turn_EJ: np.ndarray  # number of its turn in the episode
     layer_EJ: np.ndarray  # number of its turn's layer in the episode
     cut_EJ: np.ndarray  # 1 where its turn stopped at its token limit
+    trunk_E: np.ndarray  # number of the episode that it is a branch of; its own of a trunk
+    branch_E: np.ndarray  # the turn of the trunk that it is another sample of; -1 of a trunk
     shape_UBX: tuple[int, ...]  # of the rows that the decisions stand in
 
     @property
@@ -283,6 +285,14 @@ def layers_of(turns: Sequence[Turn]) -> list[int]:
     return layers
 
 
+def trees_of(episodes: Sequence[Episode]) -> tuple[np.ndarray, np.ndarray]:
+    """(trunk_E, branch_E) as of ``Chain``."""
+    trunks = {e[:3]: i for i, e in enumerate(episodes) if e.branch is None}
+    trunk_E = [i if e.branch is None else trunks[e[:3]] for i, e in enumerate(episodes)]
+    branch_E = [-1 if e.branch is None else e.branch[0] for e in episodes]
+    return np.asarray(trunk_E), np.asarray(branch_E)
+
+
 def chain_of_turns(episodes: Sequence[Episode], rewards: Sequence[np.ndarray]) -> Chain:
     """Links the turns of episodes that are not packed, each as one decision."""
     one = {(e, k): range(1) for e, x in enumerate(episodes) for k in range(len(x.turns))}
@@ -302,6 +312,7 @@ def _chain(
         np.zeros(shape, np.int32),
         *(np.zeros(shape, np.float32) for _ in range(4)),  # pyright: ignore[reportCallIssue]
         *(np.zeros(shape, np.int32) for _ in range(6)),
+        *trees_of(episodes),
         shape_UBX=shape_UBX,
     )
     groups: dict[int, int] = {}

@@ -86,7 +86,21 @@ class Tppo(TokenLevel, WithCritic):
 
 
 @dataclasses.dataclass(frozen=True)
-class Comparing(Clipped):
+class Branching(Algo):
+    """An algorithm that may compare a turn with its siblings."""
+
+    credit: Literal["last", "equal", "step_discount", "per_step", "siblings"] = "last"
+    """As elsewhere; or siblings: a turn earns the mean return of its subtree minus that of its
+    siblings, further samples of the same turn (C3, arXiv 2603.06859)."""
+    branches: int = setting(0, least=0, needs="algo.credit siblings")
+    """Further samples of a turn, each played on to the end of its episode."""
+    branch_at: str = setting("random", needs="algo.branches")
+    """Which turns have branches: one at random of each episode; every one; or those of the agents
+    named, with commas between."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Comparing(Branching, Clipped):
     """An algorithm that compares samples of a task."""
 
     compares: ClassVar[bool] = True
@@ -125,7 +139,7 @@ class Gspo(Comparing):
 
 
 @dataclasses.dataclass(frozen=True)
-class Reinforce(Algo):
+class Reinforce(Branching):
     """−log π · A (Williams 1992). Nothing bounds a step on samples of another policy, so each
     sample is used once."""
 

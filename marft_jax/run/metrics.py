@@ -59,6 +59,7 @@ def metric_names(
     names |= set(_OF_A_CRITIC.split()) if algo.has_critic else set()
     names |= set(_OF_A_LAG.split()) if config.rollout.lag else set()
     names |= {"time/place_s"} if config.mesh.rollout else set()
+    names |= {"episode/branches", "tokens/replayed"} if algo.branches else set()
     names |= {"episode/dropped_groups"} if algo.dynamic_sampling else set()
     names |= {"curriculum/level"} if config.env.curriculum is not None else set()
     names -= set(_OF_SAMPLING.split()) if algo.recorded else set()
@@ -95,14 +96,15 @@ def metrics_of(
         seconds: that its parts took, with the whole as ``step_s``.
     """
     algo, episodes = config.algo, collected.played
-    returns = [episode.reward for episode in episodes]
-    turns = [turn for episode in episodes for turn in episode.turns]
+    trunks = [episode for episode in episodes if episode.branch is None]
+    returns = [episode.reward for episode in trunks]
+    turns = [turn for episode in episodes for turn in episode.turns if not turn.replayed]
     prompt, action = sum(len(t.prompt) for t in turns), sum(len(t.action) for t in turns)
     read = sum(len(t.prompt) + len(t.action) for e in collected.episodes for t in e.turns)
     numbers: dict[str, Any] = {
         "reward/mean": np.mean(returns),
         "reward/std": np.std(returns),
-        "episode/turns": len(turns) / len(episodes),
+        "episode/turns": sum(len(episode.turns) for episode in trunks) / len(trunks),
         "episode/truncated": np.mean([_is_truncated(episode) for episode in episodes]),
         "episode/capped": np.mean(["turns" in _cuts(episode) for episode in episodes]),
         "episode/failed": collected.failed,
@@ -116,6 +118,10 @@ def metrics_of(
     numbers |= {f"time/{part}": took_s for part, took_s in seconds.items()}
     if not algo.recorded:
         numbers["throughput/action_tokens_per_s"] = action / seconds["rollout_s"]
+    if algo.branches:
+        replayed = [t for e in episodes for t in e.turns if t.replayed]
+        numbers["episode/branches"] = len(episodes) - len(trunks)
+        numbers["tokens/replayed"] = sum(len(t.prompt) + len(t.action) for t in replayed)
     if algo.dynamic_sampling:
         numbers["episode/dropped_groups"] = collected.dropped_groups
     if config.rollout.lag:
@@ -132,7 +138,8 @@ def metrics_of(
 
 def _of_agent(collected: Collected, agent: int, algo: Algo) -> dict[str, float]:
     """An agent's means over its turns and episodes; zeros where it did not act."""
-    played = list(zip(collected.played, collected.played_rewards, strict=True))
+    both = zip(collected.played, collected.played_rewards, strict=True)
+    played = [(episode, paid) for episode, paid in both if episode.branch is None]
     turns = [turn for episode, _ in played for turn in episode.turns if turn.agent == agent]
     rewards = [agent_reward(episode, paid, agent, algo.credit) for episode, paid in played]
     return {

@@ -129,6 +129,12 @@ def _open(
 
 def check_learns(config: Config, blueprint: Blueprint) -> None:
     """Raises ``BadInput`` where a profile's step reward is none, or its samples teach nothing."""
+    at, names = config.algo.branch_at, [profile.name for profile in blueprint.agents]
+    if at not in ("random", "every") and not set(at.split(",")) <= set(names):
+        raise BadInput(
+            f"--algo.branch_at: expected random, every, or agents among {', '.join(names)}, got "
+            f"{at!r:.60}"
+        )
     for profile in blueprint.agents:
         if profile.reward is not None:
             find_step_reward(profile.reward)

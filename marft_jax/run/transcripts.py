@@ -39,6 +39,7 @@ def record(
         "index": episode.index,
         "group": episode.group,
         "member": episode.member,
+        **({} if episode.branch is None else {"branch": list(episode.branch)}),
         "task": episode.task,
         "reward": episode.reward,
         "D": episode.dependency.astype(int),

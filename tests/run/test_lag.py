@@ -28,8 +28,9 @@ from marft_jax.run.training import Training
 SMALL = ["--algo.episodes", "8", "--run.loggers", "none", "--run.transcripts_every", "1"]
 GROUPS = ["--algo.name", "grpo", "--algo.group_size", "4", "--algo.dynamic_sampling", "true"]
 LEVELS = ["--env.curriculum", "0.15", "--eval.every", "2", "--eval.episodes", "4"]
-LAGS = {1: [*GROUPS, "--algo.max_refills", "1"], 4: LEVELS}
-"""With what depends on earlier rewards: dropped groups; levels, and evaluations between."""
+SIBLINGS = ["--algo.name", "grpo", "--algo.credit", "siblings", "--algo.branches", "2"]
+LAGS = {1: [*GROUPS, "--algo.max_refills", "1"], 2: SIBLINGS, 4: LEVELS}
+"""With what depends on earlier samples: dropped groups; branches; levels, evaluations between."""
 
 
 pytestmark = pytest.mark.usefixtures("one_device")
@@ -161,7 +162,7 @@ class Killed(BaseException):
     """Ends a run as SIGKILL would: nothing is saved on the way out."""
 
 
-@pytest.mark.parametrize("whole", [4], indirect=True)
+@pytest.mark.parametrize("whole", [2, 4], indirect=True)
 def test_a_run_that_is_killed_in_any_step_continues_exactly(whole, tmp_path, monkeypatch):
     """Between saves, in its first steps and later: what was in flight is played again."""
     _, flags, run, _ = whole

@@ -1,0 +1,138 @@
+"""A turn is compared with other samples of the same turn, and with nothing else."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+import small
+
+from marft_jax.cli import configure
+from marft_jax.errors import BadInput
+from marft_jax.learning.advantages import minus_siblings
+from marft_jax.learning.algorithms import ALGORITHMS, normalized_advantages
+from marft_jax.learning.batch import chain_of_turns
+from marft_jax.rollout.collect import _learnable, branched_turns
+from marft_jax.types import Episode
+
+
+def trunk(rewards, member: int = 0) -> tuple[Episode, np.ndarray]:
+    earned = np.asarray(rewards, np.float32)
+    episode = small.episode(0, [small.turn(k % 2, [1], [2]) for k in range(len(earned))], [0.0])
+    return episode._replace(member=member), earned
+
+
+def branch(of: Episode, turn: int, number: int, reward: float) -> tuple[Episode, np.ndarray]:
+    """Of another length after the turn, where its reward is paid."""
+    turns = [t._replace(replayed=k < turn) for k, t in enumerate(of.turns[: turn + 1])]
+    earned = np.zeros(len(turns), np.float32)
+    earned[-1] = reward
+    return of._replace(turns=tuple(turns), branch=(turn, number)), earned
+
+
+def advantages(*played) -> list[list[float]]:
+    episodes, rewards = _learnable(played)
+    chain = chain_of_turns(episodes, rewards)
+    found = minus_siblings(chain)
+    return [row[: len(e.turns)].tolist() for row, e in zip(found, episodes, strict=True)]
+
+
+def test_a_turn_earns_its_subtree_minus_the_mean_of_its_siblings():
+    """Turn 0 of the trunk stands for three leaves: 1, and the branches at turn 1."""
+    own, earned = trunk([0, 0, 1])
+    found = advantages(
+        (own, earned), branch(own, 0, 1, 0.0), branch(own, 0, 2, 0.5),
+        branch(own, 1, 1, 0.0), branch(own, 1, 2, 0.0),
+    )  # fmt: skip
+    first = 1 / 3
+    assert found[0] == pytest.approx([first - 0.25, 1.0, 0.0])
+    assert [row[0] for row in found[1:3]] == pytest.approx([0 - (first + 0.5) / 2, 0.5 - first / 2])
+    assert [row[0] for row in found[3:]] == pytest.approx([-0.5, -0.5])
+
+
+def test_equal_siblings_and_turns_without_any_teach_exactly_nothing():
+    one, paid = trunk([0.1, 0.2, 0.3])
+    other, more = trunk([5.0, 0.0, 0.0], member=1)
+    equal = [branch(one, 1, n, float(paid.sum())) for n in (1, 2)]
+    assert all(x == 0 for row in advantages((one, paid), *equal, (other, more)) for x in row)
+    config = configure(
+        {"algo.name": "grpo", "algo.credit": "siblings", "algo.branches": 2, "algo.group_size": 1}
+    ).algo
+    episodes, rewards = _learnable([(one, paid), *equal, (other, more)])
+    chain = chain_of_turns(episodes, rewards)
+    zeros = np.zeros_like(chain.rewards_EJ)
+    found, _ = normalized_advantages(config, ALGORITHMS["grpo"], chain, zeros, np.zeros(2))
+    assert not found.any()
+
+
+GAMES = {
+    "only the second matters": lambda a, b: float(b),
+    "only the first matters": lambda a, b: float(a),
+    "both must agree": lambda a, b: float(a == b),
+    "the second undoes the first": lambda a, b: float(a != b) * 2,
+}
+
+
+@pytest.mark.parametrize("game", GAMES.values(), ids=GAMES)
+def test_estimates_converge_to_the_exact_advantages(game):
+    """Two agents choose 0 or 1 with equal odds: the advantage of a choice is Q minus V, exactly."""
+    rng, samples = np.random.default_rng(0), 4000
+    sums: dict[tuple[int, int, int], list[float]] = {}
+    for _ in range(samples):
+        first, second = rng.integers(0, 2, 2)
+        own, _ = trunk([0.0, game(first, second)])
+        anew = rng.integers(0, 2, 2)  # the first turn anew, and what follows it
+        late = rng.integers(0, 2)  # the second turn anew
+        found = advantages(
+            (own, np.asarray([0.0, game(first, second)], np.float32)),
+            branch(own, 0, 1, game(*anew)),
+            branch(own, 1, 1, game(first, late)),
+        )
+        sums.setdefault((0, first, 0), []).append(found[0][0])
+        sums.setdefault((1, first, second), []).append(found[0][1])
+    for (turn, first, second), values in sums.items():
+        if turn == 0:
+            exact = np.mean([game(first, b) for b in (0, 1)]) - np.mean(
+                [game(a, b) for a, b in itertools.product((0, 1), repeat=2)]
+            )
+        else:
+            exact = game(first, second) - np.mean([game(first, b) for b in (0, 1)])
+        error = 4 * np.std(values) / np.sqrt(len(values)) + 1e-6
+        assert abs(np.mean(values) - exact) < error, (turn, first, second)
+
+
+def test_which_turns_have_branches_follows_from_seed_step_and_episode():
+    def at(where: str, step: int, **more) -> list[list[int]]:
+        config = configure(
+            {"algo.name": "grpo", "algo.credit": "siblings", "algo.branches": 1,
+             "algo.branch_at": where, **more}
+        )  # fmt: skip
+        episodes = [trunk([0] * 6, member)[0] for member in range(8)]
+        return [branched_turns(episode, config, step) for episode in episodes]
+
+    assert at("every", 0) == [list(range(6))] * 8
+    names = {name: k for k, name in enumerate(small.NAMES[:2])}
+    for name, k in names.items():
+        assert at(name, 0) == [list(range(k, 6, 2))] * 8
+    assert at("random", 0) == at("random", 0) != at("random", 1)
+    assert len({turn for turns in at("random", 0) for turn in turns}) > 2
+
+
+@pytest.mark.parametrize(
+    ("flags", "expected"),
+    [
+        ({"algo.name": "grpo", "algo.credit": "siblings"}, "--algo.branches: credit siblings"),
+        ({"algo.name": "grpo", "algo.branches": 2}, "algo.branches.*needs --algo.credit siblings"),
+        ({"algo.name": "appo", "algo.branches": 2}, "unknown setting.*grpo"),
+        ({"algo.name": "appo", "algo.credit": "siblings"}, "expected one of last"),
+        (
+            {"algo.name": "grpo", "algo.credit": "siblings", "algo.branches": 1,
+             "algo.dynamic_sampling": True},
+            "siblings are the baseline",
+        ),
+    ],
+)  # fmt: skip
+def test_settings_that_do_not_fit_branches_are_refused(flags, expected):
+    with pytest.raises(BadInput, match=expected):
+        configure(flags)
