@@ -124,6 +124,7 @@ def programs(
     """Programs for one base and mesh; arguments as of ``Engine``."""
     # where there are fewer key-value heads than places, each place holds the head that it reads
     heads = math.lcm(config.n_kv_heads, mesh.shape["tensor"])
+    heads = heads if config.n_heads % heads == 0 else config.n_kv_heads
     cached = dataclasses.replace(config, n_kv_heads=heads)
     make = functools.partial(
         cache_lib.empty_slots, cached, shape.slots, shape.context, shape.longest, dtype
