@@ -101,6 +101,32 @@ def test_every_view_opens_fits_and_is_accessible(browser, file, scheme, width):
             assert [(f["id"], [n["html"] for n in f["nodes"]]) for f in faults] == []
 
 
+WORDS_AND_EDGES = """() => {
+  const found = [], range = document.createRange();
+  const walker = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
+  while (walker.nextNode()) {
+    const node = walker.currentNode, box = node.parentElement;
+    if (!box.checkVisibility() || box.closest("svg, .skip, option")) continue;
+    for (const { 0: word, index } of node.data.matchAll(/[\\p{L}\\p{N}]{2,12}/gu)) {
+      range.setStart(node, index);
+      range.setEnd(node, index + word.length);
+      const tops = new Set([...range.getClientRects()].map((r) => Math.round(r.top)));
+      if (tops.size > 1) found.push(`${word} is broken`);
+      if (range.getBoundingClientRect().right > innerWidth) found.push(`${word} is off screen`);
+    }
+  }
+  return found;
+}"""
+
+
+def test_on_a_phone_no_word_is_broken_and_nothing_lies_off_screen(browser, file):
+    with opened(browser, file, viewport={"width": 400, "height": 800}) as page:
+        for view in VIEWS:
+            page.keyboard.press(str(VIEWS.index(view) + 1))
+            assert page.evaluate(WORDS_AND_EDGES) == []
+            assert page.evaluate("document.documentElement.scrollWidth") <= 400
+
+
 def test_curves_are_drawn_smoothed_and_lead_to_a_step(browser, file):
     with opened(browser, file) as page:
         page.keyboard.press("2")
