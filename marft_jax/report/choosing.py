@@ -45,9 +45,14 @@ class Chapter(NamedTuple):
     groups: list[Group]
 
 
-def chapters(run: RunRecord, runs: int) -> list[Chapter]:
-    """Chooses what is shown of a run's transcripts, and of the demonstrations it learned from."""
-    steps = chosen_steps(list(run.transcripts), run.rewards, max(3, _STEPS // runs))
+def chapters(run: RunRecord, runs: int, span: range | None = None) -> list[Chapter]:
+    """Chooses what is shown of a run's transcripts, and of the demonstrations it learned from.
+
+    Args:
+        span: of the steps that are asked for; None for all.
+    """
+    there = [step for step in run.transcripts if span is None or step in span]
+    steps = chosen_steps(there, run.rewards, max(3, _STEPS // runs))
     read = {step: _episodes(run, run.transcripts[step].name, "transcripts") for step in steps}
     tasks = Counter(task for some in read.values() for task in {e.task for e in some})
     kept = _episodes(run, _DEMONSTRATIONS) if (run.folder / _DEMONSTRATIONS).is_file() else []

@@ -39,15 +39,17 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
     parser = cli.Parser("marft_jax.report", __doc__)
     parser.add_argument("--run", nargs="+", required=True, metavar="DIR", help="run directories")
     parser.add_argument("--out", metavar="FILE.html", help="the page; without it, a table is shown")
+    parser.add_argument("--steps", metavar="FIRST:LAST", help="only dialogues of these steps")
     again = "write it anew when a run goes on, until Ctrl-C"
     parser.add_argument("--watch", action="store_true", help=again)
     with cli.boundary():
         own = parser.parse_args(argv)
         folders = [Path(run) for run in own.run]
         if own.out is not None:
-            write(folders, out := _file(own.out))
+            out, span = _file(own.out), span_of(own.steps)
+            write(folders, out, span)
             if own.watch:
-                _watch(folders, out)
+                _watch(folders, out, span)
         elif own.watch:
             raise BadInput("--watch: expected --out too, the page to write anew")
         else:
@@ -67,20 +69,30 @@ def overview(runs: Sequence[RunRecord], width: int) -> Table:
     return folding(["run"], ["step", "reward", "best", "last line"], rows, width)
 
 
-def write(folders: Sequence[Path], out: Path) -> None:
+def span_of(words: str | None) -> range | None:
+    """Reads ``FIRST:LAST``, both of which are in the span."""
+    if words is None:
+        return None
+    first, _, last = words.partition(":")
+    if not (first.isdecimal() and last.isdecimal()):
+        raise BadInput(f"--steps {words}: expected the first and the last step, like 40:60")
+    return range(int(first), int(last) + 1)
+
+
+def write(folders: Sequence[Path], out: Path, span: range | None = None) -> None:
     """Reads the run directories and replaces the page, whole or not at all."""
-    html = render(read_runs(folders))
+    html = render(read_runs(folders), span)
     jsonlines.write(out, [html])
     print(f"{out}: {len(html.encode()) / 1e6:.1f} MB", flush=True)
 
 
-def _watch(folders: Sequence[Path], out: Path) -> None:
+def _watch(folders: Sequence[Path], out: Path, span: range | None) -> None:
     before = _changes(folders)
     with contextlib.suppress(KeyboardInterrupt):  # the way in which a watch ends
         while True:
             time.sleep(_SECONDS)
             if (now := _changes(folders)) != before:
-                write(folders, out)
+                write(folders, out, span)
                 before = now
 
 

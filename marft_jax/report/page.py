@@ -43,11 +43,11 @@ class Part(NamedTuple):
     evaluations: list[Responses]
 
 
-def render(runs: Sequence[RunRecord]) -> str:
-    """Builds the page of some runs, as HTML."""
+def render(runs: Sequence[RunRecord], span: range | None = None) -> str:
+    """Builds the page of some runs, as HTML; of transcripts those whose steps are in the span."""
     many = len(runs)
     parts = [
-        Part(f"r{i}", run, card(run), chapters(run, many), evaluations(run, many))
+        Part(f"r{i}", run, card(run), chapters(run, many, span), evaluations(run, many))
         for i, run in enumerate(runs)
     ]
     drawn = charts(runs)

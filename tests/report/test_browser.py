@@ -175,6 +175,52 @@ def test_dialogues_are_searched_filtered_shaded_and_drawn(browser, file):
         assert page.inner_text("#r0-s2-t2 .action") == "six plus one"
 
 
+def test_dialogues_open_at_the_first_and_filters_hide_steps_without_hits(browser, file):
+    with opened(browser, file) as page:
+        page.keyboard.press("3")
+        assert "answer at 1" in page.inner_text("#r0-s1-t0")
+        page.fill("#search", "needle")
+        assert shown(page, "#dialogues .chapter") == 1 and shown(page, "#r0-s2") == 1
+        assert page.inner_text("#hits") == "1 tasks in 1 places fit"
+
+
+def test_all_samples_are_listed_sorted_and_linked(browser, file):
+    with opened(browser, file) as page:
+        page.keyboard.press("3")
+        page.locator("#list > summary").click()
+        page.get_by_role("button", name="characters").click()
+        rows = page.locator("#list tbody tr")
+        assert rows.count() == 24 and "seed0: Step 2" in rows.first.inner_text()
+        page.get_by_role("button", name="characters").click()
+        assert page.locator("#list [aria-sort=ascending]").inner_text() == "characters"
+        page.select_option("#filter", "failed")
+        assert rows.count() == 1
+        rows.first.get_by_role("link").click()
+        page.wait_for_function("document.activeElement.id === 'r0-s2-t3-1'")
+        assert shown(page, "#r0-s2-t3-1") == 1
+
+
+def test_words_that_the_first_sample_has_not_are_marked(browser, tmp_path):
+    folder = write_run(tmp_path / "mine", steps=(1, 2))
+    texts = ["six plus one is seven", "six and one are seven"]
+    for step in (1, 2):
+        sampled = [episode(0, ["same", texts[m]], member=m) for m in range(2)]
+        lines(folder / "transcripts" / f"{step}.jsonl", sampled[:: 3 - 2 * step])
+    (file := tmp_path / "page.html").write_text(render([read_run(folder)]), "utf-8")
+    with opened(browser, file) as page:
+        page.keyboard.press("3")
+        page.check("#diff")
+        marks = page.locator("#r0-s1 mark")
+        assert [text.strip() for text in marks.all_inner_texts()] == ["and", "are"]
+        page.uncheck("#diff")
+        assert marks.count() == 0 and texts[1] in page.inner_text("#r0-s1")
+        page.keyboard.press("4")
+        page.select_option("#right", label="Step 2")
+        page.check("#changes")
+        marked = page.locator("#pair > div:last-child .episode:first-child mark")
+        assert [text.strip() for text in marked.all_inner_texts()] == ["and", "are"]
+
+
 def test_hostile_text_is_shown_as_text(browser, file):
     with opened(browser, file) as page:
         page.goto(f"{file.as_uri()}#r0-s2-t1")

@@ -285,6 +285,18 @@ def test_the_steps_that_are_shown_have_a_reason():
     assert chosen_steps([1, 2, 3], dict.fromkeys([1, 2, 3], 1.0), 2) == {1: ["first"], 3: ["last"]}
 
 
+def test_any_transcribed_step_can_be_asked_for(tmp_path, capsys):
+    folder, out = write_run(tmp_path / "mine", steps=range(1, 41)), tmp_path / "page.html"
+    with pytest.raises(SystemExit):
+        report.main(["--run", str(folder), "--out", str(out), "--steps", "20:22"])
+    text = Elements(out.read_text()).text
+    assert "3 of 40 transcribed steps" in text and "answer at 21" in text
+    assert "answer at 1\n" not in text
+    with pytest.raises(SystemExit):
+        report.main(["--run", str(folder), "--out", str(out), "--steps", "20"])
+    assert "--steps 20: expected" in capsys.readouterr().err
+
+
 def test_a_large_step_shows_whole_groups_within_its_share(tmp_path):
     folder = write_run(tmp_path / "mine", steps=(1,))
     rows = [

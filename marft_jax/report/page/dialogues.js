@@ -56,6 +56,8 @@ function wordsOf(group) {
 function sift() {
   const search = $("search").value.toLowerCase(),
     flag = $("filter").value;
+  const sifted = search || flag || all(".chapter").some((chapter) => chapter.bin);
+  let tasks = 0, steps = 0;
   for (const chapter of all(".chapter")) {
     const groups = all(".group", chapter);
     let hits = 0;
@@ -71,7 +73,11 @@ function sift() {
     }
     chapter.querySelector(".hits").textContent =
       hits < groups.length ? `${hits} of ${groups.length} tasks fit` : "";
+    chapter.hidden = Boolean(sifted && !hits && !chapter.bin); // its histogram frees it again
+    if (view.contains(chapter) && hits) [tasks, steps] = [tasks + hits, steps + 1];
   }
+  $("hits").textContent = sifted ? `${tasks} tasks in ${steps} places fit` : "";
+  listSamples();
 }
 
 // ---- shading
@@ -104,6 +110,7 @@ function shade() {
     for (const turn of turns)
       if (turn.closest(".group").open) shadeTurn(turn, name, own, most);
   }
+  differences();
 }
 
 function shadeTurn(turn, name, own, most) {
@@ -210,6 +217,86 @@ function graphs() {
   }
 }
 
+// ---- differences: words that another sample has not, by the longest common subsequence
+const MOST_WORDS = 2000;
+
+function unlike(words, others) {
+  const rows = Array.from({ length: words.length + 1 }, () => new Uint16Array(others.length + 1));
+  for (let i = words.length - 1; i >= 0; i--)
+    for (let j = others.length - 1; j >= 0; j--)
+      rows[i][j] = words[i] === others[j] ? rows[i + 1][j + 1] + 1 : Math.max(rows[i + 1][j], rows[i][j + 1]);
+  const found = new Set();
+  for (let i = 0, j = 0; i < words.length; ) {
+    if (words[i] === others[j]) i++, j++;
+    else if (j < others.length && rows[i][j + 1] > rows[i + 1][j]) j++;
+    else found.add(i++);
+  }
+  return found;
+}
+
+function mark(episode, other) {
+  const theirs = other ? all(".action", other) : [];
+  for (const [i, action] of all(".action", episode).entries()) {
+    if (action.querySelector("mark")) action.textContent = action.textContent;
+    if (!theirs[i]) continue;
+    const [pieces, others] = [action, theirs[i]].map((n) => n.textContent.split(/(?<=\s)(?=\S)/));
+    const trimmed = [pieces, others].map((p) => p.slice(0, MOST_WORDS).map((w) => w.trimEnd()));
+    const own = unlike(...trimmed);
+    if (own.size)
+      action.replaceChildren(...pieces.map((p, n) => (own.has(n) ? make("mark", {}, p) : p)));
+  }
+}
+
+function differences() {
+  for (const group of all(".group[open]")) {
+    const [first, ...rest] = all(".episode", group);
+    for (const episode of rest) mark(episode, $("diff").checked ? first : null);
+  }
+}
+
+// ---- all samples of the view that fit, as one list, sorted by a column
+const sum = (turns, name) => turns.reduce((total, turn) => total + Number(turn.dataset[name] || 0), 0);
+const COLUMNS = {
+  place: (e) => e.closest(".chapter").dataset.title,
+  task: (e) => e.closest(".group").querySelector(".task").textContent.slice(0, 80),
+  reward: (e) => Number(e.dataset.reward),
+  advantage: (e) => sum(all(".turn", e), "advantage") / (all(".turn", e).length || 1),
+  tokens: (e) => sum(all(".turn", e), "size"),
+  characters: (e) => all(".action", e).reduce((total, n) => total + n.textContent.length, 0),
+};
+const MOST_ROWS = 500;
+const order = { column: "", way: 1 };
+
+function listSamples() {
+  if (!$("list").open) return;
+  const episodes = all(".chapter:not([hidden]) .group:not([hidden]) .episode", view);
+  const flag = $("filter").value, ofOne = ["right", "wrong", "failed"].includes(flag);
+  const fit = episodes.filter((e) => !ofOne || e.querySelector(".pill").matches("." + flag));
+  const rows = fit.map((e) => ({ e, cells: Object.values(COLUMNS).map((of) => of(e)) }));
+  const at = Object.keys(COLUMNS).indexOf(order.column);
+  if (at >= 0)
+    rows.sort((a, b) => order.way * (a.cells[at] > b.cells[at] ? 1 : a.cells[at] < b.cells[at] ? -1 : 0));
+  const headings = Object.keys(COLUMNS).map((name) => {
+    const button = make("button", { type: "button" }, name);
+    button.addEventListener("click", () => {
+      order.way = order.column === name ? -order.way : -1; // the largest first
+      order.column = name;
+      listSamples();
+    });
+    const sorted = order.column === name ? { "aria-sort": order.way > 0 ? "ascending" : "descending" } : {};
+    return make("th", { scope: "col", ...sorted }, button);
+  });
+  $("list").querySelector("thead tr").replaceChildren(...headings);
+  $("list").querySelector("tbody").replaceChildren(...rows.slice(0, MOST_ROWS).map(rowOf));
+  $("list").querySelector("summary").textContent =
+    `All samples as a list: ${Math.min(rows.length, MOST_ROWS)} of ${rows.length}`;
+}
+
+function rowOf({ e, cells: [place, task, ...numbers] }) {
+  return make("tr", {}, make("td", {}, make("a", { href: `#${e.id}` }, place)), make("td", {}, task),
+    ...numbers.map((v) => make("td", { class: "n" }, Number(v.toPrecision(4)))));
+}
+
 // ---- then and now
 const places = new Map(); // task to the links of its places
 function compare() {
@@ -226,6 +313,9 @@ function compare() {
     );
   });
   $("pair").replaceChildren(...columns);
+  const [then, now] = columns.map((column) => all(".episode", column));
+  if ($("changes").checked)
+    then.forEach((episode, i) => now[i] && (mark(episode, now[i]), mark(now[i], episode)));
 }
 
 function comparisons() {
@@ -249,6 +339,6 @@ function comparisons() {
     compare();
   };
   $("task").addEventListener("change", offer);
-  for (const id of ["left", "right"]) $(id).addEventListener("change", compare);
+  for (const id of ["left", "right", "changes"]) $(id).addEventListener("change", compare);
   offer();
 }

@@ -34,13 +34,20 @@ function visit() {
     if (node.localName === "details") node.open = true;
   if (view.id === "curves") draw();
   if (view.querySelector(".chapter") && !view.contains($("toolbar")))
-    view.querySelector("h1").after($("toolbar"));
+    view.querySelector("h1").after($("toolbar"), $("list"));
+  const chapter = view.querySelector(".chapter:not([hidden])");
+  if (chapter && !view.querySelector(".chapter[open]")) {
+    chapter.open = true;
+    const group = chapter.querySelector(".group:not([hidden])");
+    if (group) group.open = true;
+  }
+  if (view.querySelector(".chapter")) sift();
   if (target && target !== view && view.contains(target)) focusOn(target);
   else if (target === view) window.scrollTo(0, 0);
 }
 
 function focusOn(details) {
-  const summary = details.querySelector("summary") || details;
+  const summary = details.querySelector(":scope > summary") || details;
   summary.focus();
   summary.scrollIntoView({ block: "start" });
 }
@@ -105,7 +112,7 @@ for (const chapter of all(".chapter"))
   });
 for (const group of all(".group"))
   group.addEventListener("toggle", () => {
-    if ($("shade").value) shade();
+    if ($("shade").value || $("diff").checked) shade();
     if ($("graph").checked) graphs();
   });
 document.addEventListener("click", (event) => {
@@ -117,6 +124,8 @@ for (const [id, event, act] of [
   ["shade", "change", shade],
   ["side", "change", graphs],
   ["graph", "change", graphs],
+  ["diff", "change", differences],
+  ["list", "toggle", listSamples],
   ["smooth", "input", draw],
   ["seeds", "change", draw],
   ["more", "toggle", draw],
