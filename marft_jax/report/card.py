@@ -13,6 +13,7 @@ from marft_jax.formats import jsonlines
 from marft_jax.report.reading import Row, RunRecord, defaults, moment
 from marft_jax.run.reporters import clock
 
+_PLACES = ("run.dir", "team.file")  # which differ in every run
 _MOST = 50  # events that are shown
 _MOST_POINTS = 60  # of a small curve
 
@@ -20,7 +21,7 @@ _MOST_POINTS = 60  # of a small curve
 class Card(NamedTuple):
     """Attributes:
     what, where: of the line that the run began with, as far as there is one.
-    state: how far it is.
+    state: how far it is, and how it ended, as far as its log says.
     took: seconds of all its steps, in words.
     curve: of the reward, as x and y in a box of 100 by 24.
     events: of the guard.
@@ -35,6 +36,7 @@ class Card(NamedTuple):
     started: str
     written: str
     took: str
+    first: float | None
     reward: float | None
     best: tuple[int, float] | None
     curve: str
@@ -50,8 +52,11 @@ class Setting(NamedTuple):
     values: list[str]
 
     @property
-    def changed(self) -> bool:
-        return any(value not in ("", self.default) for value in self.values)
+    def changed(self) -> str:
+        """``given`` for what differs from the default, ``auto`` where that is filled in, or ""."""
+        differs = any(value not in ("", self.default) for value in self.values)
+        kept = self.key in _PLACES or not differs
+        return "" if kept else "auto" if self.default == "auto" else "given"
 
 
 def card(run: RunRecord) -> Card:
@@ -60,17 +65,21 @@ def card(run: RunRecord) -> Card:
     what, where = _greeting(run.log)
     times = [str(time) for line in run.log if (time := moment(line))] or ["unknown"]
     seconds = sum(row.get("time/step_s", 0.0) for row in run.metrics.values())
-    rewards = run.rewards
+    rewards, finished = run.rewards, isinstance(total, int) and done >= total
+    ends = (re.search(r" INFO (stopped|.*, from )", line) for line in reversed(run.log))
+    stopped = not finished and (last := next(filter(None, ends), None)) and last[1] == "stopped"
     best = max(rewards, key=lambda s: rewards[s]) if rewards else None
     return Card(
         run,
         what,
         where,
-        state=f"step {done}" if total is None else f"step {done} of {total}",
-        finished=isinstance(total, int) and done >= total,
+        state=(f"step {done}" if total is None else f"step {done} of {total}")
+        + (", stopped" if stopped else ""),
+        finished=finished,
         started=times[0],
         written=times[-1],
         took=clock(seconds),
+        first=rewards[min(rewards)] if rewards else None,
         reward=rewards[max(rewards)] if rewards else None,
         best=None if best is None else (best, rewards[best]),
         curve=_points(list(rewards.values())),

@@ -10,7 +10,10 @@ from __future__ import annotations
 import base64
 import datetime
 import hashlib
+import itertools
 import json
+import math
+import statistics
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -76,18 +79,47 @@ def render(runs: Sequence[RunRecord], span: range | None = None) -> str:
     )
 
 
-def repeated_tasks(parts: Sequence[Part]) -> list[tuple[str, list[tuple[str, str]]]]:
-    """Tasks that stand at several places of the page, those at most places first: each with the
-    names and addresses of its places."""
-    found: dict[str, dict[str, str]] = {}
+class Place(NamedTuple):
+    """A place where a task stands; ``kind`` is the same where then and now can be compared."""
+
+    name: str
+    address: str
+    kind: tuple[str, str]
+    reward: float
+
+
+Repeated = tuple[str, list[Place], tuple[int, int]]
+
+
+def repeated_tasks(parts: Sequence[Part]) -> list[Repeated]:
+    """Tasks that stand at several places of the page, those that gained most first: each with its
+    places, and which of them are the then and the now that differ most."""
+    found: dict[str, dict[str, Place]] = {}
     for part in parts:
         prefix = f"{part.run.name}: " if len(parts) > 1 else ""
         for chapter in (*part.chapters, *part.evaluations):
+            kind = (part.key, chapter.who if isinstance(chapter, Responses) else "")
             for i, group in enumerate(chapter.groups):
+                reward = statistics.fmean(e.reward for e in group.episodes)
                 name, place = prefix + chapter.title, address(part.key, chapter.key, i)
-                found.setdefault(group.task, {}).setdefault(name, place)
-    again = [(task, [*places.items()]) for task, places in found.items() if len(places) > 1]
-    return sorted(again, key=lambda one: -len(one[1]))[:_MOST_TASKS]
+                found.setdefault(group.task, {}).setdefault(name, Place(name, place, kind, reward))
+    again = [(task, [*places.values()]) for task, places in found.items() if len(places) > 1]
+    ranked = sorted(((_gain(places), task, places) for task, places in again), key=_by_gain)
+    return [(task, places, pair) for (_, pair), task, places in ranked][:_MOST_TASKS]
+
+
+def _gain(places: Sequence[Place]) -> tuple[float, tuple[int, int]]:
+    """The largest gain from one place to a later one of its kind, and the two."""
+    pairs = [
+        (places[j].reward - places[i].reward, (i, j))
+        for i, j in itertools.combinations(range(len(places)), 2)
+        if places[i].kind == places[j].kind
+    ]
+    return max(pairs, key=lambda pair: pair[0], default=(-math.inf, (0, len(places) - 1)))
+
+
+def _by_gain(one: tuple[tuple[float, tuple[int, int]], str, list[Place]]) -> tuple[float, int]:
+    return -one[0][0], -len(one[2])
 
 
 def _shades(parts: Iterable[Part]) -> dict[str, list[str]]:
@@ -113,6 +145,7 @@ def _template(agents: Sequence[str]) -> jinja2.Template:
     places = {agent: i for i, agent in enumerate(agents)}
     environment.globals |= {"address": address, "flags": _flags, "json": jsonlines.dumps}
     environment.filters["colour"] = lambda agent: places.get(agent, len(agents)) % _COLOURS
+    environment.filters["short"] = lambda v: f"{v:.2f}" if abs(v) < 100 else f"{v:.4g}"
     environment.filters["figure"] = lambda value: "–" if value is None else f"{value:.4g}"
     return environment.get_template("page.html")
 

@@ -11,12 +11,12 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
-from run_files import episode, lines, turn, write_run
+from run_files import LOG, episode, lines, turn, write_run
 
 from marft_jax import plugins, report
 from marft_jax.errors import printable
 from marft_jax.formats import foreign, jsonlines
-from marft_jax.report import choosing, command, evaluations, reading
+from marft_jax.report import choosing, command, evaluations, page, reading
 from marft_jax.report.choosing import chosen_groups, chosen_steps
 from marft_jax.report.curves import curves, variants
 from marft_jax.report.episodes import LONGEST
@@ -77,6 +77,30 @@ def test_the_same_task_at_two_steps_is_offered(tmp_path):
     assert {"Step 1", "Step 2", "Step 3", "sums, step 3, team"} <= {name for _, name in places}
     ids = {attributes.get("id") for _, attributes in Elements(page).tags}
     assert {place for place, _ in places} <= ids
+
+
+def test_then_and_now_begins_with_the_task_that_went_from_wrong_to_right(tmp_path):
+    folder = write_run(tmp_path / "mine")
+    for step in (1, 2, 3):
+        rows = [episode(i, ["p", "s"], float(i == 1 and step == 2)) for i in range(3)]
+        lines(folder / "transcripts" / f"{step}.jsonl", rows)
+    [run] = [read_run(folder)]
+    part = page.Part("r0", run, page.card(run), page.chapters(run, 1), [])
+    task, places, pair = page.repeated_tasks([part])[0]
+    assert (task, [places[i].name for i in pair]) == ("task 1", ["Step 1", "Step 2"])
+
+
+def test_a_card_says_where_the_reward_began_and_ended_and_how_the_run_did(tmp_path):
+    text = " ".join(Elements(page_of(folder := write_run(tmp_path / "mine"))).text.split())
+    assert "0.10 → 0.30 reward" in text and "step 3: 0.3" in text and "(reward/mean)" in text
+    lines(folder / "metrics.jsonl", [{"step": 1, "reward/mean": 0.5}])
+    with (folder / "log.txt").open("a") as log:
+        log.write("2026-01-01 10:02:00,000 INFO stopped after step 1; start again to continue\n")
+    text = Elements(page_of(folder)).text
+    assert "step 1 of 3, stopped" in text and "0.50 reward" in " ".join(text.split())
+    with (folder / "log.txt").open("a") as log:
+        log.write(LOG.splitlines()[0] + "\n")
+    assert "stopped" not in Elements(page_of(folder)).text
 
 
 HOSTILE = [

@@ -321,15 +321,15 @@ function compare() {
 function comparisons() {
   for (const item of all(".repeated li")) {
     const option = make("option", {}, item.querySelector(".text").textContent.slice(0, 120));
-    places.set(option, all("a", item));
+    places.set(option, Object.assign(all("a", item), item.dataset));
     $("task")?.append(option);
   }
   if (!places.size) return;
   const offer = () => {
     const some = places.get($("task").selectedOptions[0]);
     for (const [select, at] of [
-      [$("left"), 0],
-      [$("right"), some.length - 1],
+      [$("left"), some.then],
+      [$("right"), some.now],
     ]) {
       select.replaceChildren(
         ...some.map((link, i) => make("option", { value: i }, link.textContent)),
