@@ -12,6 +12,7 @@ from marft_jax.report.reading import RunRecord
 
 _NUMBERS = 500_000  # of all curves of a page
 _POINTS = 2000  # of a curve, at most
+_OWN = ("run.seed", "run.dir", "mesh.coordinator")  # settings by which seeds of a run differ
 
 MEANINGS = {
     "reward/mean": "mean reward of an episode",
@@ -54,18 +55,25 @@ def curves(runs: Sequence[RunRecord]) -> dict[str, Any]:
     count = sum(len(run.metric_names) for run in runs)
     width = math.ceil(len(steps) / max(200, min(_POINTS, _NUMBERS // max(1, count)))) or 1
     blocks = [steps[i : i + width] for i in range(0, len(steps), width)]
-    drawn = []
+    drawn, differing = [], [key for key, values in settings_of(runs).items() if len(values) > 1]
     for run, variant in zip(runs, variants(runs), strict=True):
         metrics = {name: _thinned(run.metrics, name, blocks) for name in run.metric_names}
-        drawn.append({"name": run.name, "variant": variant, "metrics": metrics})
+        own = {key: str(run.settings.get(key, "?")) for key in differing}
+        drawn.append({"name": run.name, "variant": variant, "settings": own, "metrics": metrics})
     return {"width": width, "steps": [block[-1] for block in blocks], "runs": drawn}
+
+
+def settings_of(runs: Sequence[RunRecord]) -> dict[str, set[str]]:
+    """All values of each setting that is not a run's own."""
+    keys = {key for run in runs for key in run.settings if key not in _OWN}
+    return {key: {str(run.settings.get(key, "?")) for run in runs} for key in sorted(keys)}
 
 
 def variants(runs: Sequence[RunRecord]) -> list[str]:
     """Names for what each run is a seed of: the same where settings differ in nothing else."""
-    own, keys = ("run.seed", "run.dir", "mesh.coordinator"), list[str]()
+    keys = list[str]()
     for run in runs:
-        same = {key: value for key, value in run.settings.items() if key not in own}
+        same = {key: value for key, value in run.settings.items() if key not in _OWN}
         keys.append(json.dumps([same, run.team], default=str) if same else str(run.folder))
     first = {key: run.name for key, run in reversed([*zip(keys, runs, strict=True)])}
     seeds = {key: f", {keys.count(key)} seeds" if keys.count(key) > 1 else "" for key in keys}

@@ -144,6 +144,75 @@ def test_curves_are_drawn_smoothed_and_lead_to_a_step(browser, file):
         page.wait_for_selector("#r0-s2[open]")
 
 
+@pytest.fixture(scope="module")
+def curved(tmp_path_factory) -> Path:
+    """A page of two runs that differ in a setting, with an outlier, tiny values and only zeros."""
+    root = tmp_path_factory.mktemp("curves")
+    folders = [write_run(root / name, steps=range(1, 41)) for name in ("one", "two")]
+    for i, folder in enumerate(folders):
+        rows = [{
+            "step": s, "reward/mean": s / 40, "critic/loss": 500.0 if s == 9 else s % 5 / 5,
+            "agent/planner/approx_kl": s * 1e-11, "agent/solver/approx_kl": s * 2e-11,
+            "agent/planner/truncated": 0.0, "time/step_s": 60.0 * (i + 1),
+        } for s in range(1, 41)]  # fmt: skip
+        lines(folder / "metrics.jsonl", rows)
+    settings = folders[1] / "config.yaml"
+    settings.write_text(settings.read_text().replace("difficulty: 3", "difficulty: 4"))
+    (file := root / "page.html").write_text(render([read_run(f) for f in folders]), "utf-8")
+    return file
+
+
+def chart(page: Page, name: str, what: str) -> Any:
+    """A value of a chart, as its program has it."""
+    find = (
+        f"[...charts.values()].find((u) => u.root.closest('figure').innerText.includes('{name}'))"
+    )
+    return page.evaluate(f"(() => {{ const u = {find}; return {what}; }})()")
+
+
+def test_one_outlier_does_not_spoil_a_chart_and_labels_are_readable(browser, curved):
+    with opened(browser, curved) as page:
+        page.keyboard.press("2")
+        assert chart(page, "critic/loss", "u.scales.y.max") < 2
+        page.check("#whole")
+        assert chart(page, "critic/loss", "u.scales.y.max") > 500
+        labels = chart(page, "approx_kl", "u.axes[1]._values")
+        assert len(set(labels)) == len(labels) and all("e-1" in one for one in labels if one != "0")
+        assert all(float(one).is_integer() for one in chart(page, "reward", "u.axes[0]._values"))
+        [flat] = page.locator("#charts figure:has(.flat)").all()
+        assert "0 at every step" in flat.inner_text() and flat.bounding_box()["height"] < 150
+        names = [one.inner_text() for one in page.locator("#charts .u-legend th").all()]
+        assert {"one · planner", "one · solver", "two · planner", "two · solver"} <= {*names}
+
+
+def test_all_charts_zoom_together_along_steps_or_time(browser, curved):
+    with opened(browser, curved) as page:
+        page.keyboard.press("2")
+        box = page.locator("#charts .u-over").first.bounding_box()
+        page.mouse.move(box["x"] + 20, box["y"] + 30)
+        page.mouse.down()
+        page.mouse.move(box["x"] + 120, box["y"] + 30, steps=3)
+        page.mouse.up()
+        spans = page.evaluate("[...charts.values()].map((u) => [u.scales.x.min, u.scales.x.max])")
+        assert len({tuple(span) for span in spans}) == 1 and spans[0][1] < 40
+        page.locator("#smooth").fill("0.5")
+        assert chart(page, "critic/loss", "u.scales.x.max") == spans[0][1]
+        page.select_option("#x", "minutes")
+        assert chart(page, "reward", "u.scales.x.max") == 80
+        page.locator(".plot").first.focus()
+        for key in ("ArrowRight", "Enter"):
+            page.keyboard.press(key)
+        page.wait_for_selector("#r0-s2[open]")
+
+
+def test_runs_are_grouped_by_a_setting(browser, curved):
+    with opened(browser, curved) as page:
+        page.keyboard.press("2")
+        page.select_option("#by", "env.difficulty")
+        text = page.inner_text("#charts figure:first-child .u-legend")
+        assert "env.difficulty 3" in text and "env.difficulty 4" in text
+
+
 def test_dialogues_are_searched_filtered_shaded_and_drawn(browser, file):
     with opened(browser, file) as page:
         page.goto(f"{file.as_uri()}#r0-s2")

@@ -9,6 +9,31 @@ function smoothed(values, weight) {
   );
 }
 
+// Of lines of one colour: on the chart, and in its legend.
+const DASHES = [[[], "solid"], [[6, 4], "dashed"], [[2, 3], "dotted"], [[12, 4], "double"]];
+
+function figure(y) {
+  if (y === null || y === undefined) return "–";
+  const size = Math.abs(y);
+  return size && (size < 1e-4 || size >= 1e6) ? y.toExponential(2).replace(/\.?0+e/, "e") : String(Number(y.toPrecision(4)));
+}
+
+// Where a step lies on the axis: itself, or what was spent until then.
+const SPENT = {
+  tokens: (at) => (at("time/rollout_s") ?? 0) * (at("throughput/action_tokens_per_s") ?? 0),
+  minutes: (at) => (at("time/step_s") ?? 0) / 60,
+};
+
+function placesOf(runs) {
+  const spent = SPENT[$("x").value];
+  if (!spent) return data.steps;
+  const sums = runs.map((run) => {
+    let total = 0;
+    return data.steps.map((_, i) => (total += data.width * spent((name) => run.metrics[name]?.[i])));
+  });
+  return data.steps.map((_, i) => sums.reduce((total, own) => total + own[i], 0) / runs.length);
+}
+
 // Two-sided 97.5 % points of Student's t for 1, 2, ... degrees of freedom; beyond them about normal.
 const STUDENT = [
   12.71, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179,
@@ -31,13 +56,19 @@ function interval(columns) {
   return bands;
 }
 
+// Runs that are one line: seeds of the same settings, each run, or those of a setting's value.
+function variantOf(run) {
+  const by = $("by").value;
+  return by === "seeds" ? run.variant : by === "runs" ? run.name : `${by} ${run.settings[by]}`;
+}
+
 function linesOf(chart) {
-  const variants = [...new Set(data.runs.map((run) => run.variant))];
+  const variants = [...new Set(data.runs.map(variantOf))];
   const found = [];
   for (const [v, variant] of variants.entries())
     for (const [l, line] of chart.lines.entries()) {
       const has = (run) => Object.hasOwn(run.metrics, line.metric); // one may be `constructor`
-      const runs = data.runs.filter((run) => run.variant === variant && has(run));
+      const runs = data.runs.filter((run) => variantOf(run) === variant && has(run));
       if (!runs.length) continue;
       const agent = data.agents.indexOf(line.label);
       const label = [variants.length > 1 || !line.label ? variant : "", line.label]
@@ -48,7 +79,8 @@ function linesOf(chart) {
         label,
         metric: line.metric,
         colour: css(`--c${(variants.length > 1 ? v : agent < 0 ? l : agent) % 8}`),
-        dash: variants.length > 1 && l ? [2 + 4 * l, 4] : [],
+        dash: variants.length > 1 ? DASHES[l % 4][0] : [],
+        border: variants.length > 1 ? DASHES[l % 4][1] : "solid",
       });
     }
   return found;
@@ -56,25 +88,27 @@ function linesOf(chart) {
 
 function seriesOf(chart) {
   const weight = Number($("smooth").value),
-    columns = [data.steps],
-    series = [{ label: "step" }],
+    tables = [],
+    series = [{ label: $("x").value, value: (_, x) => figure(x) }],
     bands = [];
   const fixed = [];
   const add = (values, options) => {
-    columns.push(values);
+    tables.at(-1).push(values);
     series.push({ spanGaps: true, ...options });
   };
   for (const line of linesOf(chart)) {
     const seeds = line.runs.map((run) => smoothed(run.metrics[line.metric], weight));
     const { mean, low, high } = interval(seeds);
     const stroke = line.colour,
-      value = (_, y) => (y === null || y === undefined ? "–" : Number(y.toPrecision(4)));
+      value = (_, y) => figure(y);
     fixed.push(mean);
+    tables.push([placesOf(line.runs)]);
     add(mean, {
       label: line.label,
       stroke,
       width: 2,
       dash: line.dash,
+      border: line.border,
       value,
       points: { show: data.steps.length < 40, size: 5 },
     });
@@ -88,7 +122,7 @@ function seriesOf(chart) {
         add(seed, { class: "unnamed", stroke: stroke + "80", width: 1, points: { show: false } });
       }
   }
-  return { columns, series, bands, fixed };
+  return { tables, series, bands, fixed };
 }
 
 function reading(step) {
@@ -109,7 +143,8 @@ function ticks(u) {
   const { ctx, bbox } = u;
   ctx.save();
   ctx.fillStyle = css("--accent");
-  for (const step of new Set(Object.values(data.read).flat())) {
+  const steps = $("x").value === "step" ? Object.values(data.read).flat() : [];
+  for (const step of new Set(steps)) {
     const x = u.valToPos(step, "x", true);
     if (x >= bbox.left && x <= bbox.left + bbox.width)
       ctx.fillRect(x - 1, bbox.top + bbox.height - 6 * devicePixelRatio, 2, 6 * devicePixelRatio);
@@ -117,22 +152,64 @@ function ticks(u) {
   ctx.restore();
 }
 
+// The range of a chart: of all values, but not of the few that lie far beyond the others.
 function limits(fixed) {
-  const ys = fixed.flat().filter((y) => y !== null);
-  let low = Infinity,
-    high = -Infinity;
-  for (const y of ys) {
-    low = Math.min(low, y);
-    high = Math.max(high, y);
-  }
+  const ys = fixed.flat().filter((y) => y !== null).sort((a, b) => a - b);
   if (!ys.length) return [0, 1];
+  const at = (share) => ys[Math.round(share * (ys.length - 1))];
+  let [low, high] = [ys[0], ys.at(-1)];
+  const far = 3 * (at(0.95) - at(0.05));
+  if (far && !$("whole").checked) {
+    if (high > at(0.95) + far) high = ys.findLast((y) => y <= at(0.95) + far);
+    if (low < at(0.05) - far) low = ys.find((y) => y >= at(0.05) - far);
+  }
   const room = (high - low || Math.abs(high) || 1) * 0.08;
   return [low - room, high + room];
 }
 
+// Marks values beyond the range at the edge that they lie beyond.
+function beyond(u) {
+  const { ctx, bbox } = u;
+  const { min, max } = u.scales.y;
+  ctx.save();
+  ctx.fillStyle = css("--warn");
+  u.data.forEach((ys, s) => {
+    if (!s || u.series[s].stroke() === "transparent") return;
+    ys.forEach((y, i) => {
+      if (y === null || y === undefined || (y >= min && y <= max)) return;
+      const x = u.valToPos(u.data[0][i], "x", true), size = 5 * devicePixelRatio;
+      const [edge, inner] = y > max ? [bbox.top, size * 1.6] : [bbox.top + bbox.height, -size * 1.6];
+      ctx.beginPath();
+      ctx.moveTo(x, edge);
+      ctx.lineTo(x - size, edge + inner);
+      ctx.lineTo(x + size, edge + inner);
+      ctx.fill();
+    });
+  });
+  ctx.restore();
+}
+
+let zoom = null; // of all charts, along x
+let zooming = false;
+function zoomed(u, key) {
+  if (key !== "x" || zooming || !u.ready) return;
+  const { min, max } = u.scales.x, xs = u.data[0];
+  zoom = min > xs[0] || max < xs.at(-1) ? { min, max } : null;
+  zooming = true;
+  for (const other of charts.values())
+    if (other !== u) other.setScale("x", zoom ?? { min: other.data[0][0], max: other.data[0].at(-1) });
+  zooming = false;
+}
+
 function drawOne(box, chart) {
   charts.get(box)?.destroy();
-  const { columns, series, bands, fixed } = seriesOf(chart);
+  charts.delete(box);
+  const { tables, series, bands, fixed } = seriesOf(chart);
+  box.classList.toggle("flat", fixed.flat().every((y) => !y));
+  box.replaceChildren(box.matches(".flat") ? "0 at every step" : "");
+  if (box.matches(".flat") || !tables.length) return;
+  const columns = uPlot.join(tables), byStep = $("x").value === "step";
+  const [low, high] = limits(fixed);
   const axis = {
     stroke: css("--quiet"),
     grid: { stroke: css("--line"), width: 1 },
@@ -145,22 +222,32 @@ function drawOne(box, chart) {
       height: 200,
       series,
       bands,
-      scales: { x: { time: false }, y: { range: () => limits(fixed) } },
+      scales: { x: { time: false, ...zoom }, y: { range: [low, high] } },
       axes: [
-        { ...axis, size: 34 },
-        { ...axis, size: 60 },
+        { ...axis, size: 34, ...(byStep && { incrs: WHOLE }), values: (_, xs) => xs.map(figure) },
+        { ...axis, size: 66, values: (_, ys) => ys.map(figure) },
       ],
       cursor: { sync: { key: "steps" }, points: { size: 7 } },
-      hooks: { draw: [ticks] },
+      legend: { markers: { width: 3, dash: (u, i) => u.series[i].border } },
+      hooks: { draw: [ticks, beyond], setScale: [zoomed], ready: [(u) => (u.ready = true)] },
     },
     columns,
     box,
   );
   u.over.addEventListener("click", () => {
     const selects = u.select.width > 0;
-    if (!selects && u.cursor.idx !== null) readStep(data.steps[u.cursor.idx]);
+    if (!selects && u.cursor.idx !== null) readStep(stepAt(u.cursor.idx, u));
   });
   charts.set(box, u);
+}
+
+const WHOLE = Array.from({ length: 8 }, (_, i) => [1, 2, 5].map((n) => n * 10 ** i)).flat();
+
+// The step of a point: where lines have places of their own, that of the nearest run.
+function stepAt(index, u) {
+  const x = u.data[0][index];
+  const places = data.runs.flatMap((run) => placesOf([run]).map((place, i) => [Math.abs(place - x), i]));
+  return data.steps[places.reduce((best, one) => (one[0] < best[0] ? one : best))[1]];
 }
 
 function chartBox(chart) {
@@ -171,17 +258,25 @@ function chartBox(chart) {
     "aria-label": `Curve of ${chart.name}`,
   });
   box.addEventListener("keydown", (event) => {
-    const u = charts.get(box),
+    const u = charts.get(box);
+    if (!u) return;
+    const xs = u.data[0],
       way = { ArrowLeft: -1, ArrowRight: 1 }[event.key];
     if (way) {
-      const next = Math.min(Math.max((u.cursor.idx ?? 0) + way, 0), data.steps.length - 1);
-      u.setCursor({ left: u.valToPos(data.steps[next], "x"), top: 20 });
-    } else if (event.key === "Enter" && u.cursor.idx !== null) readStep(data.steps[u.cursor.idx]);
+      const next = Math.min(Math.max((u.cursor.idx ?? 0) + way, 0), xs.length - 1);
+      u.setCursor({ left: u.valToPos(xs[next], "x"), top: 20 });
+    } else if (event.key === "Enter" && u.cursor.idx !== null) readStep(stepAt(u.cursor.idx, u));
     else return;
     event.preventDefault();
   });
   const title = make("h2", {}, make("code", {}, chart.name));
   return [make("figure", {}, make("figcaption", {}, title, chart.meaning), box), box];
+}
+
+function groupings() {
+  const keys = data.runs.flatMap((run) => Object.keys(run.settings));
+  for (const key of new Set(keys)) $("by").append(make("option", {}, key));
+  $("by").parentElement.hidden = data.runs.length < 2;
 }
 
 function draw() {
@@ -196,10 +291,10 @@ function draw() {
       drawOne(place.children[i].querySelector(".plot"), chart);
     }
   }
-  const seeds = new Set(data.runs.map((run) => run.variant)).size < data.runs.length;
+  const seeds = new Set(data.runs.map(variantOf)).size < data.runs.length;
   $("seeds").parentElement.hidden = !seeds;
   $("band").textContent = seeds
-    ? "Runs that differ in their seed: mean and its 95 % interval (Student)."
+    ? "Of runs that are one line: mean and its 95 % interval (Student)."
     : "";
   if (!data.charts.length) $("charts").textContent = "No metrics yet.";
 }

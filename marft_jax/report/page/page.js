@@ -128,6 +128,9 @@ for (const [id, event, act] of [
   ["list", "toggle", listSamples],
   ["smooth", "input", draw],
   ["seeds", "change", draw],
+  ["by", "change", draw],
+  ["whole", "change", draw],
+  ["x", "change", () => ((zoom = null), draw())],
   ["more", "toggle", draw],
   ["theme", "click", theme],
   ["keys", "click", KEYS["?"]],
@@ -141,5 +144,6 @@ matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => {
   if (!$("curves").hidden) draw();
 });
 shadings();
+groupings();
 comparisons();
 visit();
