@@ -202,7 +202,7 @@ def test_all_charts_zoom_together_along_steps_or_time(browser, curved):
         page.locator(".plot").first.focus()
         for key in ("ArrowRight", "Enter"):
             page.keyboard.press(key)
-        page.wait_for_selector("#r0-s2[open]")
+        page.wait_for_function("location.hash.startsWith('#r0-s')")
 
 
 def test_runs_are_grouped_by_a_setting(browser, curved):
@@ -231,7 +231,10 @@ def test_dialogues_are_searched_filtered_shaded_and_drawn(browser, file):
         page.keyboard.press("j")
         page.check("#graph")
         assert shown(page, f"{groups}[open] .graph path.node") == 2
+        assert shown(page, f"{groups}[open] .graph .head") == 1
+        assert "an arrow leads from an action" in page.inner_text(f"{groups}[open]")
         page.select_option("#shade", "advantage")
+        assert page.inner_text("#scale") == "−0.25\n+0.25"
         assert (
             page.locator(f"{groups}[open] .action").first.get_attribute("title")
             == "advantage -0.25"

@@ -102,15 +102,29 @@ function shade() {
   const name = $("shade").value,
     own = $("shade").selectedOptions[0].dataset.tokens;
   $("value").textContent = name && own ? "tap a token for its value" : "";
+  let largest = 0;
   for (const chapter of all(".chapter[open]")) {
     const turns = all(".turn", chapter),
       most = spread(turns, (turn) =>
         own ? tokensOf(turn)[name] || [] : [Number(turn.dataset[name] || 0)],
       );
+    largest = Math.max(largest, most);
     for (const turn of turns)
       if (turn.closest(".group").open) shadeTurn(turn, name, own, most);
   }
+  scale(name, largest);
   differences();
+}
+
+// What the darkest shades stand for; each step has its own where the page shows several.
+function scale(name, most) {
+  const place = $("scale");
+  place.hidden = !name;
+  if (!name) return;
+  const ends = name === "log-prob" ? ["unlikely", "certain"] : [`−${figure(most)}`, `+${figure(most)}`];
+  const bar = make("i", { class: name === "log-prob" ? "chance" : "" });
+  const several = all(".chapter[open]", view).length > 1 ? ", at most, of each open step" : "";
+  place.replaceChildren(ends[0], bar, ends[1] + several);
 }
 
 function shadeTurn(turn, name, own, most) {
@@ -181,8 +195,9 @@ function graphOf(episode) {
     js.forEach((j) =>
       svg.append(
         make("path", {
-          d: `M${x(j) + 48} ${y(j)}C${x(j) + 82} ${y(j)} ${x(i) - 82} ${y(i)} ${x(i) - 48} ${y(i)}`,
+          d: `M${x(j) + 48} ${y(j)}C${x(j) + 82} ${y(j)} ${x(i) - 82} ${y(i)} ${x(i) - 54} ${y(i)}`,
         }),
+        make("path", { class: "head", d: `M${x(i) - 48} ${y(i)}l-9 -4.5v9z` }),
       ),
     ),
   );
@@ -202,7 +217,9 @@ function graphOf(episode) {
     });
     svg.append(node);
   });
-  return make("div", { class: "graphs" }, svg);
+  const meaning = "D of this episode: an arrow leads from an action to each agent that was shown it.";
+  const lines = episode.previousElementSibling ? [] : [make("p", { class: "quiet" }, meaning)];
+  return make("div", { class: "graphs" }, ...lines, svg);
 }
 
 function graphs() {
