@@ -25,7 +25,6 @@ CORE = [
     "filelock>=4.2",
     "pyarrow>=21",
     "math-verify>=0.9",
-    "tyro>=1.0",
     "pyyaml>=6.0.2",
     "rich>=14",
     "tensorboardX>=2.6.4",
