@@ -119,7 +119,9 @@ def _score(function: StepReward, turn: Turn, reward: float, episode: Episode) ->
     what = f"step reward of agent {turn.name!r}"
     try:
         score = function(turn, reward, episode)
-    except Exception as error:
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # sys.exit too: it must not end the run as if it were done
         raise BadInput(f"{what}: {failure_of(error).text}") from error
     if not (isinstance(score, (int, float, np.number)) and math.isfinite(score)):
         raise BadInput(f"{what}: expected a finite number, got {shown(score)}")
