@@ -33,6 +33,7 @@ class Card(NamedTuple):
     where: str
     state: str
     finished: bool
+    stopped: bool
     started: str
     written: str
     took: str
@@ -76,6 +77,7 @@ def card(run: RunRecord) -> Card:
         state=(f"step {done}" if total is None else f"step {done} of {total}")
         + (", stopped" if stopped else ""),
         finished=finished,
+        stopped=bool(stopped),
         started=times[0],
         written=times[-1],
         took=clock(seconds),

@@ -4,6 +4,7 @@
     python -m marft_jax.report --run runs/quickstart --out report.html
     python -m marft_jax.report --run runs/seed0 runs/seed1 runs/other --out report.html
     python -m marft_jax.report --run runs/quickstart --out report.html --watch
+    python -m marft_jax.report --run runs/quickstart --serve            follow it while it goes on
 
 Several runs are drawn over each other; those that differ in nothing but their seed are drawn as
 their mean with a band. The page is made from the files of the run directories alone, also while a
@@ -28,10 +29,10 @@ from marft_jax.evaluation.tables import folding
 from marft_jax.formats import jsonlines
 from marft_jax.report.card import card
 from marft_jax.report.page import render
-from marft_jax.report.reading import RunRecord, read_runs
+from marft_jax.report.reading import RunRecord, changes, read_runs, span_of
+from marft_jax.report.serving import serve
 
 _SECONDS = 10.0  # between two looks at the files
-_READ = ("*.yaml", "*.jsonl", "log.txt", "transcripts", "checkpoints", "evaluations/*.jsonl")
 
 
 def main(argv: Sequence[str] | None = None) -> NoReturn:
@@ -42,10 +43,14 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
     parser.add_argument("--steps", metavar="FIRST:LAST", help="only dialogues of these steps")
     again = "write it anew when a run goes on, until Ctrl-C"
     parser.add_argument("--watch", action="store_true", help=again)
+    follow = "follow the runs at a local address, until Ctrl-C"
+    parser.add_argument("--serve", nargs="?", const=8000, type=int, metavar="PORT", help=follow)
     with cli.boundary():
         own = parser.parse_args(argv)
         folders = [Path(run) for run in own.run]
-        if own.out is not None:
+        if own.serve is not None:
+            serve(folders, own.serve)
+        elif own.out is not None:
             out, span = _file(own.out), span_of(own.steps)
             write(folders, out, span)
             if own.watch:
@@ -69,16 +74,6 @@ def overview(runs: Sequence[RunRecord], width: int) -> Table:
     return folding(["run"], ["step", "reward", "best", "last line"], rows, width)
 
 
-def span_of(words: str | None) -> range | None:
-    """Reads ``FIRST:LAST``, both of which are in the span."""
-    if words is None:
-        return None
-    first, _, last = words.partition(":")
-    if not (first.isdecimal() and last.isdecimal()):
-        raise BadInput(f"--steps {words}: expected the first and the last step, like 40:60")
-    return range(int(first), int(last) + 1)
-
-
 def write(folders: Sequence[Path], out: Path, span: range | None = None) -> None:
     """Reads the run directories and replaces the page, whole or not at all."""
     html = render(read_runs(folders), span)
@@ -87,22 +82,13 @@ def write(folders: Sequence[Path], out: Path, span: range | None = None) -> None
 
 
 def _watch(folders: Sequence[Path], out: Path, span: range | None) -> None:
-    before = _changes(folders)
+    before = changes(folders)
     with contextlib.suppress(KeyboardInterrupt):  # the way in which a watch ends
         while True:
             time.sleep(_SECONDS)
-            if (now := _changes(folders)) != before:
+            if (now := changes(folders)) != before:
                 write(folders, out, span)
                 before = now
-
-
-def _changes(folders: Sequence[Path]) -> dict[Path, int]:
-    """Finds when the files that a page is made from changed."""
-    found = dict[Path, int]()
-    for file in (file for folder in folders for name in _READ for file in folder.glob(name)):
-        with contextlib.suppress(OSError):  # gone since
-            found[file] = file.stat().st_mtime_ns
-    return found
 
 
 def _file(name: str) -> Path:

@@ -46,8 +46,13 @@ class Part(NamedTuple):
     evaluations: list[Responses]
 
 
-def render(runs: Sequence[RunRecord], span: range | None = None) -> str:
-    """Builds the page of some runs, as HTML; of transcripts those whose steps are in the span."""
+def render(runs: Sequence[RunRecord], span: range | None = None, version: str = "") -> str:
+    """Builds the page of some runs, as HTML.
+
+    Args:
+        span: of the steps whose transcripts are shown; None for all.
+        version: of the files, where the page is served and asks for a newer one.
+    """
     many = len(runs)
     parts = [
         Part(f"r{i}", run, card(run), chapters(run, many, span), evaluations(run, many))
@@ -58,6 +63,7 @@ def render(runs: Sequence[RunRecord], span: range | None = None) -> str:
     agents = list(dict.fromkeys([*(agent for run in runs for agent in run.agents), *acting]))
     data = curves(runs) | {
         "charts": drawn,
+        "version": version,
         "agents": agents,
         "read": {p.key: [c.step for c in p.chapters if c.step is not None] for p in parts},
         "shades": _shades(parts),
@@ -66,6 +72,7 @@ def render(runs: Sequence[RunRecord], span: range | None = None) -> str:
     return _template(agents).render(
         parts=parts,
         settings=settings(runs),
+        served=bool(version),
         width=data["width"],
         summaries=summaries(runs, drawn),
         repeated=repeated_tasks(parts),

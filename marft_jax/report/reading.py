@@ -25,6 +25,7 @@ Row = dict[str, Any]
 Notes = list[str]
 
 _BUILT_IN = {"env.name": envs.BUILT_IN, "algo.name": algorithms.SETTINGS}
+_READ = ("*.yaml", "*.jsonl", "log.txt", "transcripts", "checkpoints", "evaluations/*.jsonl")
 _MOST_OF_FILE, _MOST_OF_LINE, _MOST_OF_LOG = 1 << 28, 1 << 24, 1 << 22  # bytes that are read
 
 
@@ -132,6 +133,25 @@ def read_run(folder: str | Path) -> RunRecord:
         versions=versions if isinstance(versions, dict) else {},
         notes=notes,
     )
+
+
+def span_of(words: str | None) -> range | None:
+    """Reads ``FIRST:LAST``, both of which are in the span."""
+    if words is None:
+        return None
+    first, _, last = words.partition(":")
+    if not (first.isdecimal() and last.isdecimal()):
+        raise BadInput(f"--steps {words}: expected the first and the last step, like 40:60")
+    return range(int(first), int(last) + 1)
+
+
+def changes(folders: Iterable[Path]) -> dict[Path, int]:
+    """Finds when the files that a page is made from changed."""
+    found = dict[Path, int]()
+    for file in (file for folder in folders for name in _READ for file in folder.glob(name)):
+        with contextlib.suppress(OSError):  # gone since
+            found[file] = file.stat().st_mtime_ns
+    return found
 
 
 def rows(file: Path, notes: Notes) -> Iterator[Row]:

@@ -7,11 +7,13 @@ import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import pytest
 from run_files import episode, lines, turn, write_run
 
+from marft_jax.report import serving
 from marft_jax.report.page import render
 from marft_jax.report.reading import read_run
 
@@ -291,6 +293,27 @@ def test_words_that_the_first_sample_has_not_are_marked(browser, tmp_path):
         page.check("#changes")
         marked = page.locator("#pair > div:last-child .episode:first-child mark")
         assert [text.strip() for text in marked.all_inner_texts()] == ["and", "are"]
+
+
+def test_a_served_page_follows_a_run_and_says_when_it_ended(browser, tmp_path):
+    folder = write_run(tmp_path / "mine", steps=(1, 2))
+    settings = (folder / "config.yaml").read_text()
+    (folder / "config.yaml").write_text(settings.replace("steps: 2", "steps: 3"))
+    with serving.open_server([folder], 0) as server:
+        Thread(target=server.serve_forever, daemon=True).start()
+        page = browser.new_page()
+        page.goto(f"http://127.0.0.1:{server.server_port}/#runs")
+        page.get_by_text("following: mine: step 2 of 3").wait_for()
+        page.keyboard.press("3")
+        with (folder / "metrics.jsonl").open("a") as metrics:
+            metrics.write('{"step": 3, "reward/mean": 0.75}\n')
+        page.get_by_text("ended: mine: step 3 of 3").wait_for()
+        assert "0.75" not in page.content()  # a reader is not disturbed
+        page.get_by_text("show what is new").click()
+        page.keyboard.press("1")
+        page.get_by_text("0.10 → 0.75").wait_for()
+        page.close()
+        server.shutdown()
 
 
 def test_hostile_text_is_shown_as_text(browser, file):

@@ -8,15 +8,17 @@ import os
 import re
 import shutil
 from html.parser import HTMLParser
+from http.client import HTTPConnection
 from pathlib import Path
+from threading import Thread
 
 import pytest
 from run_files import LOG, episode, lines, turn, write_run
 
 from marft_jax import plugins, report
-from marft_jax.errors import printable
+from marft_jax.errors import BadInput, printable
 from marft_jax.formats import foreign, jsonlines
-from marft_jax.report import choosing, command, evaluations, page, reading
+from marft_jax.report import choosing, command, evaluations, page, reading, serving
 from marft_jax.report.choosing import chosen_groups, chosen_steps
 from marft_jax.report.curves import curves, variants
 from marft_jax.report.episodes import LONGEST
@@ -392,6 +394,27 @@ def test_wrong_input_is_one_line(run, out, shown, tmp_path, monkeypatch, capsys)
     with pytest.raises(SystemExit) as left:
         report.main(["--run", run, "--out", out])
     assert left.value.code == 2 and shown in capsys.readouterr().err
+
+
+def test_what_is_served_is_for_this_machine_alone(tmp_path):
+    folder = write_run(tmp_path / "mine", steps=range(1, 41))
+    with serving.open_server([folder], 0) as server:
+        Thread(target=server.serve_forever, daemon=True).start()
+
+        def get(path: str, host: str = "localhost:1") -> tuple[int, str]:
+            connection = HTTPConnection(*server.server_address)
+            connection.request("GET", path, headers={"Host": host})
+            answer = connection.getresponse()
+            return answer.status, answer.read().decode()
+
+        assert json.loads(get("/state")[1])["words"] == "mine: step 40 of 40"
+        status, page = get("/?steps=20:22")
+        assert status == 200 and "answer at 21" in page and 'href="?steps=1:12#dialogues"' in page
+        assert [get(p)[0] for p in ("/?steps=x", "/../log.txt")] == [400, 404]
+        assert get("/state", host="evil.example:80")[0] == 403
+        with pytest.raises(BadInput, match="expected a free port"):
+            serving.open_server([folder], server.server_port)
+        server.shutdown()
 
 
 def test_a_watch_writes_anew_what_changed_and_ends_with_ctrl_c(tmp_path, monkeypatch, capsys):

@@ -143,6 +143,24 @@ addEventListener("resize", () => {
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => {
   if (!$("curves").hidden) draw();
 });
+// ---- a page that is served follows its runs: numbers at once, texts when the reader wants to
+let last = "";
+async function follow() {
+  const text = await fetch("state").then((answer) => answer.text(), () => "");
+  if (!text) return void ($("news").textContent = "no longer served");
+  setTimeout(follow, 2000); // also of a run that ended, for it may be continued
+  if (text === last) return;
+  const news = JSON.parse((last = text));
+  $("news").textContent = `${news.ended ? "ended" : "following"}: ${news.words}`;
+  if (news.version !== data.version) {
+    if (["runs", "curves"].includes(view.id)) return location.reload();
+    const again = make("button", { type: "button" }, "show what is new");
+    again.addEventListener("click", () => location.reload());
+    $("news").append(" ", again);
+  }
+}
+if (data.version) follow();
+
 shadings();
 groupings();
 comparisons();

@@ -1,0 +1,102 @@
+"""Follows runs that go on, at a local address: the page is made anew when their files change."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import threading
+from collections.abc import Sequence
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
+
+from marft_jax.errors import BadInput, printable, reason
+from marft_jax.report.card import card
+from marft_jax.report.page import render
+from marft_jax.report.reading import changes, read_runs, span_of
+
+_HOSTS = ("127.0.0.1", "localhost")
+
+
+def serve(folders: Sequence[Path], port: int) -> None:
+    """Answers until Ctrl-C."""
+    server = open_server(folders, port)
+    print(f"http://{_HOSTS[0]}:{server.server_port} follows the runs; Ctrl-C ends it", flush=True)
+    with contextlib.suppress(KeyboardInterrupt), server:
+        server.serve_forever()
+
+
+def open_server(folders: Sequence[Path], port: int) -> ThreadingHTTPServer:
+    """Takes the port; 0 takes any.
+
+    Raises:
+        BadInput: it is taken, or not for everyone.
+    """
+    try:
+        return ThreadingHTTPServer((_HOSTS[0], port), _handler(_Followed(folders)))
+    except (OSError, OverflowError) as error:
+        raise BadInput(f"--serve {port}: expected a free port ({reason(error)})") from error
+
+
+class _Followed:
+    """What is served of the runs, each made once for each state of their files."""
+
+    def __init__(self, folders: Sequence[Path]) -> None:
+        self._folders, self._lock = folders, threading.Lock()
+        self._version, self._state, self._pages = "", dict[str, Any](), dict[str, str]()
+
+    def state(self) -> dict[str, Any]:
+        """``version`` of the files, ``words`` on how far each run is, and whether all ``ended``."""
+        seen = json.dumps([[str(f), time] for f, time in changes(self._folders).items()])
+        version = hashlib.sha256(seen.encode()).hexdigest()[:16]
+        with self._lock:
+            if version != self._version:
+                cards = [card(run) for run in read_runs(self._folders)]
+                words = "; ".join(f"{c.run.name}: {c.state}" for c in cards)
+                ended = all(c.finished or c.stopped for c in cards)
+                if ended != self._state.get("ended", False):
+                    print(printable(f"ended: {words}" if ended else f"goes on: {words}"))
+                state = {"version": version, "words": printable(words), "ended": ended}
+                self._version, self._state, self._pages = version, state, {}
+            return self._state
+
+    def page(self, steps: str) -> str:
+        version = self.state()["version"]
+        with self._lock:
+            if steps not in self._pages:
+                runs, span = read_runs(self._folders), span_of(steps or None)
+                self._pages[steps] = render(runs, span, version)
+            return self._pages[steps]
+
+
+def _handler(followed: _Followed) -> type[BaseHTTPRequestHandler]:
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            at = urlsplit(self.path)
+            if self.headers.get("Host", "").rpartition(":")[0] not in _HOSTS:
+                return self.send_error(403)  # another site's name that leads here
+            if at.path == "/state":
+                return self._answer("application/json", json.dumps(followed.state()))
+            if at.path != "/":
+                return self.send_error(404)
+            try:
+                page = followed.page(parse_qs(at.query).get("steps", [""])[0])
+            except BadInput:
+                return self.send_error(400)
+            self._answer("text/html; charset=utf-8", page)
+
+        def _answer(self, kind: str, text: str) -> None:
+            body = text.encode()
+            self.send_response(200)
+            self.send_header("Content-Type", kind)
+            self.send_header("Content-Length", str(len(body)))
+            self.send_header("Cache-Control", "no-store")
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, format: str, *args: Any) -> None:
+            """Leaves the terminal to what the runs do."""
+
+    return Handler
