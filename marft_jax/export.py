@@ -3,8 +3,9 @@
     python -m marft_jax.export --run runs/quickstart --out team --format peft
     python -m marft_jax.export --run runs/quickstart --out team --format merged --agent solver
 
-``peft`` writes one folder per adapter, which peft and vLLM load, and ``team.yaml``, which
-``--team.file`` and ``--lora.init`` load. ``merged`` writes, per agent, the base with its adapter
+``peft`` writes one folder per adapter, which peft and vLLM load, ``team.yaml``, which
+``--team.file`` and ``--lora.init`` load, and ``team.py``, which plays the team without this package
+(of workflows whose order is known before). ``merged`` writes, per agent, the base with its adapter
 added, as a Hugging Face folder; a quantised base is unpacked for it. Further flags are those of
 training.
 """
@@ -30,7 +31,7 @@ from safetensors import SafetensorError
 from marft_jax import cli
 from marft_jax import config as config_lib
 from marft_jax.errors import BadInput, RunFailed, reason
-from marft_jax.interop import card, huggingface, peft
+from marft_jax.interop import card, huggingface, peft, turns
 from marft_jax.models import lora
 from marft_jax.run.manifest import DRAFT
 from marft_jax.run.progress import Progress
@@ -145,11 +146,13 @@ def _as_peft(out: Path, session: Session, adapters: lora.Adapters, facts: card.F
     if session.base.source == "tiny":  # nobody else has it
         base = "base"
         huggingface.write_model(out / base, session.base, {}, 1.0, {})
+    workflow, temperature = session.workflow, session.config.eval.temperature
+    plays = turns.write(out, team, workflow, base, temperature)
     alpha, inside = session.config.lora.alpha, huggingface.layers_in(session.base.source)
     for n, name in enumerate(team.adapter_names):
         peft.write(_own_folder(out, name), _of(n, adapters), alpha, base, inside)
         members = [team.names[i] for i, owner in enumerate(team.owners) if owner == n]
-        card.write(out / name, facts, members, name, base)
+        card.write(out / name, facts, members, name, base, team.adapter_names, plays)
     seeded = tuple(
         dataclasses.replace(profile, init=team.adapter_names[owner])
         for profile, owner in zip(blueprint.agents, team.owners, strict=True)

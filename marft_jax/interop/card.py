@@ -30,7 +30,13 @@ class Facts(NamedTuple):
 
 
 def write(
-    folder: Path, facts: Facts, agents: Sequence[str], adapter: str = "", base: str = ""
+    folder: Path,
+    facts: Facts,
+    agents: Sequence[str],
+    adapter: str = "",
+    base: str = "",
+    adapters: Sequence[str] = (),
+    plays: bool = False,
 ) -> None:
     """Writes ``README.md``: base, task, team, metrics and how peft, transformers and vLLM load it.
 
@@ -39,6 +45,8 @@ def write(
         agents: whose actions this adapter or model writes.
         adapter: its name; none for a merged model.
         base: where the adapter's loader finds the base.
+        adapters: of the whole team, beside this one.
+        plays: ``team.py`` lies beside them.
     """
     profiles, config = facts.blueprint.agents, facts.config
     head = {"library_name": "peft" if adapter else "transformers"}
@@ -52,7 +60,10 @@ def write(
         own=[profile for profile in profiles if profile.name in agents],
         others=[profile.name for profile in profiles if profile.name not in agents],
         data=[_portable(source) for source in config.env.data],
-        metrics=metrics_at(Path(facts.run), facts.step),
+        metrics=metrics_at(Path(facts.run), facts.step, facts.config.algo.recorded),
+        demonstrations=_demonstrations(Path(facts.run)) if config.algo.recorded else None,
+        adapters=adapters,
+        plays=plays,
         adapter=adapter,
         base=base,
         quote=lambda prompt: json.dumps(prompt, ensure_ascii=False),
@@ -60,14 +71,25 @@ def write(
     (folder / "README.md").write_text(text, encoding="utf-8")
 
 
-def metrics_at(run: Path, step: int) -> Mapping[str, float]:
-    """Rewards of the step and the newest evaluations up to it, from ``metrics.jsonl``."""
+def metrics_at(run: Path, step: int, recorded: bool = False) -> Mapping[str, float]:
+    """Rewards of the step and the newest evaluations up to it, from ``metrics.jsonl``; of a team
+    that learned from demonstrations their losses, for it earned no reward."""
+
+    def counts(name: str) -> bool:
+        of_step = name.endswith("loss") if recorded else name in _METRICS
+        return of_step or name.startswith("eval/")
+
     file, found = run / "metrics.jsonl", dict[str, Any]()
     for line in file.read_text("utf-8").splitlines() if file.is_file() else ():
         row = foreign.loads(line)
         if row["step"] <= step:
-            found |= {k: v for k, v in row.items() if k in _METRICS or k.startswith("eval/")}
+            found |= {k: v for k, v in row.items() if counts(k)}
     return {name: value for name, value in found.items() if value is not None}
+
+
+def _demonstrations(run: Path) -> int | None:
+    file = run / "demonstrations.jsonl"
+    return len(file.read_bytes().splitlines()) if file.is_file() else None
 
 
 def _portable(source: str) -> str:

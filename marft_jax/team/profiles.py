@@ -32,7 +32,8 @@ def _is_number(value: Any) -> bool:
 
 _LONGEST = 60  # characters of a name; of at most 4 bytes each, and a folder's name has 255
 _TAKEN = re.compile(
-    r"(con|prn|aux|nul|com[0-9¹²³]|lpt[0-9¹²³])(\..*)?|base|team\.yaml|readme\.md", re.IGNORECASE
+    r"(con|prn|aux|nul|com[0-9¹²³]|lpt[0-9¹²³])(\..*)?|base|team\.yaml|team\.py|turns\.json|readme\.md",
+    re.IGNORECASE,
 )
 """Devices of Windows, and what an export writes beside the folders of agents and adapters."""
 

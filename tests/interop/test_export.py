@@ -13,18 +13,22 @@ import numpy as np
 import pytest
 from safetensors import SafetensorError
 from safetensors.numpy import load_file
+from transformers import AutoTokenizer
 
 from marft_jax import cli, export
+from marft_jax.chat import LoadedTeam
 from marft_jax.cli import configure
 from marft_jax.envs.maths import Settings
 from marft_jax.errors import BadInput
-from marft_jax.interop import card, peft
+from marft_jax.interop import card, peft, turns
 from marft_jax.learning.algorithms import find_algorithm
 from marft_jax.learning.learner import Learner
+from marft_jax.learning.settings import Imitation
 from marft_jax.run.checkpoints import Checkpoints
 from marft_jax.run.compatibility import identity_of
+from marft_jax.run.directory import write_settings
 from marft_jax.run.setup import open_session, restore_state
-from marft_jax.run.training import write_settings
+from marft_jax.team.dag import Graph, Node
 from marft_jax.team.profiles import BUILT_IN
 from marft_jax.team.team_files import Blueprint, load_team
 
@@ -113,6 +117,40 @@ def test_a_team_travels_as_peft_folders_and_comes_back(session, run, tmp_path, c
         jax.tree.map(np.testing.assert_array_equal, loaded, saved)
 
 
+def played(folder, question, answers):
+    """Prompts as ids that an exported ``team.py`` makes where the model writes the answers."""
+    source = (folder / "team.py").read_text("utf-8")
+    assert len(source.splitlines()) <= 60
+    exec(compile(source, "team.py", "exec"), script := {"__name__": "script", "__file__": ""})
+    team = json.loads((folder / "turns.json").read_text("utf-8"))
+    tokenizer = AutoTokenizer.from_pretrained(folder / "base")
+    prompts, written = [], iter(answers)
+
+    def write(turn, ids):
+        prompts.append(ids)
+        return next(written)
+
+    turns = list(script["play"](team, question, tokenizer, write))
+    return prompts, [(turn["agent"], text) for turn, text in turns]
+
+
+def test_team_py_shows_each_agent_what_chat_shows_it(run, tmp_path):
+    assert run_export("--run", run, "--out", out := tmp_path / "out") == 0
+    asked = LoadedTeam(run).ask("3+5+9=?").turns
+    prompts, texts = played(out, "3+5+9=?", [turn.action.tolist() for turn in asked])
+    assert prompts == [turn.prompt.tolist() for turn in asked]
+    assert texts == [(turn.name, turn.text) for turn in asked]
+
+
+def test_team_py_walks_a_graph_and_is_left_out_where_the_order_is_decided_on_the_way(session):
+    nodes = [Node("a", "planner"), Node("b", "solver", "look"), Node("c", "solver")]
+    graph = Graph(tuple(nodes), (("a", "b"), ("b", "c")))
+    team = session.team._replace(graph=graph, messages=("first", "then"))
+    assert turns.turns_of(team, "dag") == [(0, [], "first"), (1, [0], "look"), (1, [0, 1], "then")]
+    assert turns.turns_of(team, "solo") == [(1, [], "then")]
+    assert turns.turns_of(team, "orchestrated") is None
+
+
 def full_disk(folder, *_):
     (folder / "half").parent.mkdir(parents=True, exist_ok=True)
     (folder / "half").write_text("x")
@@ -142,6 +180,26 @@ def test_a_place_that_is_no_folder_is_one_clear_line(run, tmp_path, capsys):
     assert run_export("--run", run, "--out", tmp_path / "file" / "out") == 1
     [line] = capsys.readouterr().err.splitlines()
     assert "cannot be written" in line
+
+
+def test_the_card_of_an_imitated_run_tells_losses_and_demonstrations(tmp_path):
+    config = dataclasses.replace(configure(), algo=Imitation())
+    row = {"step": 3, "reward/mean": 1.0, "agent/solver/loss": 0.25, "eval/x/accuracy": 0.5}
+    (tmp_path / "metrics.jsonl").write_text(json.dumps(row) + "\n")
+    (tmp_path / "demonstrations.jsonl").write_text("{}\n" * 7)
+    facts = card.Facts(str(tmp_path), 3, config, Blueprint(BUILT_IN), "owner/name")
+    card.write(tmp_path, facts, ["solver"], "solver", "owner/name", ["planner", "solver"], True)
+    text = (tmp_path / "README.md").read_text()
+    for told in (
+        "on demonstrations (supervised",
+        "steps: 3, on 7 demonstrations\n- LoRA",
+        "| agent/solver/loss | 0.25 |",
+        "| eval/x/accuracy | 0.5 |",
+        "team.py TASK",
+        "--max-loras 2 --max-lora-rank 8 --lora-modules planner=planner solver=",
+    ):
+        assert told in text, told
+    assert "reinforcement" not in text and "reward" not in text
 
 
 def test_a_card_names_files_without_their_places(session, run, tmp_path):

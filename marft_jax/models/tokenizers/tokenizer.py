@@ -80,6 +80,9 @@ class ByteTokenizer:
     def reply(self, text: str, *, after_action: bool = True) -> list[int]:
         return [self.USER, *self.encode(text), self.ASSISTANT]
 
+    def rendering(self) -> tuple[bool, dict[str, Any]]:
+        return False, {}
+
     def think(self, on: bool) -> None:
         if on:
             raise BadInput("--model.thinking: the byte tokenizer has no such mode")
@@ -178,6 +181,13 @@ class HFTokenizer:
                 f"--team.context shared: the chat template of {self._source} cannot be continued "
                 "message by message; use --team.context own"
             )
+
+    def rendering(self) -> tuple[bool, dict[str, Any]]:
+        """Returns whether the system prompt is put in front of the user's message, and what the
+        template of transformers is given besides the messages."""
+        own = self._tokenizer.chat_template
+        template = {"chat_template": own} if own == FALLBACK_TEMPLATE else {}
+        return self._fold_system, self._template_settings | template
 
     def think(self, on: bool) -> None:
         """Turns thinking before the answer on or off.

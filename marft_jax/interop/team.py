@@ -1,0 +1,60 @@
+"""Plays this team with transformers and peft: ``python team.py "3+5+9=?"``.
+
+Needs ``pip install torch transformers peft`` (and ``gguf`` for a base of that format). The agents
+act in the order of turns.json, each shown the task and the turns that it sees, as in training."""
+
+import json
+import sys
+from pathlib import Path
+
+HERE = Path(__file__).parent
+
+
+def prompt(team, turn, task, texts, tokenizer):
+    """Writes what an agent is shown, in the base's chat template."""
+    lines = [team["line"].format(team["turns"][i]["agent"], texts[i]) for i in turn["sees"]]
+    user = "\n".join([task, *filter(None, [*lines, turn["message"]])])
+    system, how = turn["system"], {"add_generation_prompt": True, **team["template"]}
+    if team["system_in_user"] and system:  # the template takes no system message
+        system, user = "", f"{system}\n\n{user}"
+    chat = [{"role": "system", "content": system}, {"role": "user", "content": user}]
+    chat = chat if system else chat[1:]
+    return tokenizer.apply_chat_template(chat, tokenize=False, **how)
+
+
+def play(team, task, tokenizer, write):
+    """Lets the agents act, one after another; yields each turn and its text."""
+    texts = []
+    for turn in team["turns"]:
+        shown = prompt(team, turn, task, texts, tokenizer)
+        action = write(turn, tokenizer.encode(shown, add_special_tokens=False))
+        action = [i for i in action if i not in team["eos"]]
+        texts.append(tokenizer.decode(action, skip_special_tokens=True).strip())
+        yield turn, texts[-1]
+
+
+if __name__ == "__main__":
+    import torch  # type: ignore
+    from peft import PeftModel  # type: ignore
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    team = json.loads((HERE / "turns.json").read_text("utf-8"))
+    given = {"gguf_file": team["base"]} if team["base"].endswith(".gguf") else {}
+    there = HERE if given else HERE / team["base"]
+    base = there if there.exists() else team["base"]
+    tokenizer = AutoTokenizer.from_pretrained(base, **given)
+    model = AutoModelForCausalLM.from_pretrained(base, **given)
+    model = PeftModel.from_pretrained(model, HERE / team["adapters"][0], adapter_name="a0")
+    for n, name in enumerate(team["adapters"][1:], 1):
+        model.load_adapter(HERE / name, adapter_name=f"a{n}")
+
+    def write(turn, ids):
+        model.set_adapter(f"a{team['adapters'].index(turn['adapter'])}")
+        room = min(turn["max_new_tokens"], team["context"] - len(ids))
+        how = {"max_new_tokens": room, "eos_token_id": team["eos"]} | turn["sampling"]
+        ids = torch.tensor([ids])
+        found = model.generate(input_ids=ids, attention_mask=torch.ones_like(ids), **how)
+        return found[0, ids.shape[1] :].tolist()
+
+    for turn, text in play(team, sys.argv[1], tokenizer, write):
+        print(f"{turn['agent']}: {text}")

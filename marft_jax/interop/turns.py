@@ -1,0 +1,79 @@
+"""Writes ``team.py`` and its ``turns.json``: an exported team plays with transformers and peft."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+from marft_jax.team.profiles import last_answering
+from marft_jax.team.prompts import Team
+
+_Turn = tuple[int, list[int], str]  # the agent, the earlier turns that it sees, its message
+
+
+def write(folder: Path, team: Team, workflow: str, base: str, temperature: float) -> bool:
+    """Writes both files where the team's turns are known before it plays.
+
+    Args:
+        base: where the adapters' loader finds it.
+        temperature: of every agent, as in evaluations and chat.
+
+    Returns:
+        False, with nothing written, for a workflow that decides as it goes, for one conversation
+        shared by all, and for an environment that shows each agent something else.
+    """
+    turns = None if team.shared or team.view else turns_of(team, workflow)
+    if turns is None:
+        return False
+    folded, template = team.tokenizer.rendering()
+    plain = {
+        "base": base,
+        "adapters": list(team.adapter_names),
+        "context": team.context,
+        "eos": list(team.tokenizer.eos_ids),
+        "line": "{1}" if team.anonymous else "{0}: {1}",
+        "system_in_user": folded,
+        "template": template,
+        "turns": [_plain(team, turn, temperature) for turn in turns],
+    }
+    text = json.dumps(plain, indent=2, ensure_ascii=False) + "\n"
+    (folder / "turns.json").write_text(text, encoding="utf-8")
+    shutil.copyfile(Path(__file__).with_name("team.py"), folder / "team.py")
+    return True
+
+
+def turns_of(team: Team, workflow: str) -> list[_Turn] | None:
+    """Lists the turns of one step; None where they depend on what is written."""
+    messages = team.messages or ("",) * len(team.profiles)
+    if workflow == "sequential":
+        return [(n, list(range(n)), message) for n, message in enumerate(messages)]
+    if workflow == "solo":
+        agent = last_answering(team.profiles)
+        return [(agent, [], messages[agent])]
+    if workflow != "dag":
+        return None
+    nodes = [node for layer in team.graph.layers() for node in layer]
+    found = list[_Turn]()
+    for node in nodes:
+        before, agent = team.graph.ancestors(node), team.names.index(node.role)
+        sees = [i for i, other in enumerate(nodes) if other.id in before]
+        found.append((agent, sees, node.message or messages[agent]))
+    return found
+
+
+def _plain(team: Team, turn: _Turn, temperature: float) -> dict[str, Any]:
+    agent, sees, message = turn
+    profile, sampling = team.profiles[agent], team.sampling[agent]
+    filters = {"top_p": sampling.top_p, "top_k": sampling.top_k, "min_p": sampling.min_p}
+    drawn = {"do_sample": True, "temperature": temperature} | filters
+    return {
+        "agent": profile.name,
+        "adapter": team.adapter_names[team.owners[agent]],
+        "system": "" if team.anonymous else profile.prompt,
+        "message": message,
+        "sees": sees,
+        "max_new_tokens": sampling.max_new_tokens,
+        "sampling": drawn if temperature > 0 else {"do_sample": False},
+    }
