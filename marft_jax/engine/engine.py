@@ -84,6 +84,7 @@ class Engine:
 
     Attributes:
         reused: prompt tokens copied since ``load``.
+        partial: ids so far of what the last step left unfinished, by ticket.
     """
 
     def __init__(
@@ -116,6 +117,7 @@ class Engine:
         self._next_ticket = 0
         self._prefixes = Prefixes(self.shape.slots)
         self.reused = 0
+        self.partial: dict[int, np.ndarray] = {}
 
     def place(self, adapters: lora.Adapters) -> lora.Adapters:
         """Adapters on the engine's devices: a copy, where these are not the learner's."""
@@ -150,6 +152,11 @@ class Engine:
         self._next_ticket += 1
         return self._next_ticket - 1
 
+    def cancel(self, ticket: int) -> None:
+        """Drops a request; the next one may have its slot."""
+        self._waiting = deque(waiting for waiting in self._waiting if waiting.ticket != ticket)
+        self._tickets = [None if own == ticket else own for own in self._tickets]
+
     @property
     def busy(self) -> bool:
         """True if any request is unanswered."""
@@ -160,6 +167,7 @@ class Engine:
         while self._waiting and None in self._tickets:
             self._refill()
         in_use = [i for i, ticket in enumerate(self._tickets) if ticket is not None]
+        self.partial = {}
         if not in_use:
             return []
         longest = int(self._lengths[in_use].max()) + self.shape.chunk
@@ -238,9 +246,10 @@ class Engine:
         self._lengths = length.astype(np.int64)
         done: list[tuple[int, Completion]] = []
         for slot in in_use:
-            ticket = self._tickets[slot]
-            if ticket is not None and not active[slot]:
-                n = int(count[slot])
+            ticket, n = self._tickets[slot], int(count[slot])
+            if ticket is not None and active[slot]:
+                self.partial[ticket] = ids[slot, :n].copy()
+            elif ticket is not None:
                 finished = int(ids[slot, n - 1]) in self._eos_ids
                 own = ids[slot, :n].copy(), logprobs[slot, :n].copy()
                 answer = Completion(*own, finished, float(kept[slot]) / n)

@@ -1,0 +1,1 @@
+"""An OpenAI endpoint over the engine."""

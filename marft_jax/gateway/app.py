@@ -1,0 +1,179 @@
+"""The endpoint of a trained team: each handler reads, checks, calls one verb, answers."""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from typing import Any
+
+import numpy as np
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, PlainTextResponse, Response
+from starlette.routing import Route
+
+from marft_jax.gateway import http
+from marft_jax.gateway.batcher import Batcher
+from marft_jax.gateway.protocol import Answer, ApiError, Call, Choice, read_call, settled, usage
+from marft_jax.gateway.served_team import ServedTeam
+
+_BUCKETS = ("0.1", "0.3", "1", "3", "10", "30", "100", "+Inf")
+
+
+class Metrics:
+    """Counters, in the text format of Prometheus."""
+
+    def __init__(self) -> None:
+        self._counts: dict[str, float] = {}
+
+    def add(self, name: str, value: float = 1) -> None:
+        self._counts[name] = self._counts.get(name, 0) + value
+
+    def count(self, status: int) -> None:
+        self.add(f'marft_calls_total{{status="{status}"}}')
+
+    def answered(self, choices: Sequence[Choice], seconds: float) -> None:
+        self.count(200)
+        for edge in _BUCKETS:
+            self.add(f'marft_call_seconds_bucket{{le="{edge}"}}', seconds <= float(edge))
+        self.add("marft_call_seconds_sum", seconds)
+        self.add("marft_call_seconds_count")
+        tokens = usage(choices)
+        for kind in ("prompt", "completion"):
+            self.add(f'marft_tokens_total{{kind="{kind}"}}', tokens[f"{kind}_tokens"])
+
+    def text(self, **gauges: float) -> str:
+        rows = self._counts | {f"marft_{name}": value for name, value in gauges.items()}
+        return "".join(f"{name} {value:g}\n" for name, value in rows.items())
+
+
+def make_app(
+    team: ServedTeam,
+    batcher: Batcher,
+    reload: Callable[[], Awaitable[Any]],
+    keys: Sequence[str] = (),
+    limits: http.Limits = http.DEFAULT,
+) -> Starlette:
+    """Makes the application.
+
+    Args:
+        reload: takes up the newest checkpoint, and says which.
+        keys: one of them must be in each call's head; none asks for none.
+    """
+    gate = _Gate(team, batcher, reload, [key.encode() for key in keys], limits)
+    routes = [
+        Route("/v1/chat/completions", gate.complete, methods=["POST"]),
+        Route("/v1/models", gate.models),
+        Route("/health", gate.health),
+        Route("/metrics", gate.show_metrics),
+        Route("/reload", gate.reload, methods=["POST"]),
+    ]
+    return http.make_app(routes, gate.metrics.count)
+
+
+class _Gate:
+    def __init__(
+        self,
+        team: ServedTeam,
+        batcher: Batcher,
+        reload: Callable[[], Awaitable[Any]],
+        keys: Sequence[bytes],
+        limits: http.Limits,
+    ) -> None:
+        self._team, self._batcher, self._keys, self._limits = team, batcher, keys, limits
+        self._take_up, self._reloading = reload, asyncio.Lock()
+        self._choices, self.metrics = 0, Metrics()
+
+    async def complete(self, request: Request) -> Response:
+        self._check_key(request)
+        call = read_call(await http.read_body(request, self._limits))
+        if self._choices + call.n > self._limits.choices:
+            raise ApiError(429, "too many calls wait; try again later", code="queue_full")
+        answer = Answer(call, self._team.decode)
+        if not call.stream:
+            choices = await http.unless_gone(request, self._answer(call))
+            return JSONResponse(answer.whole(choices))
+        pieces = self._pieces(call, answer)
+        first = await http.unless_gone(request, anext(pieces))  # refused with its own status
+        return http.Events(_joined(first, pieces), self._limits.seconds)
+
+    async def _answer(
+        self, call: Call, watch: Callable[[int, np.ndarray], None] | None = None
+    ) -> list[Choice]:
+        """Answers within the time, and counts what is asked and not answered."""
+        began = time.monotonic()
+        self._choices += call.n
+        try:
+            async with asyncio.timeout(self._limits.seconds):
+                choices = await self._team.answer(call, watch)
+        except TimeoutError:
+            what = f"no answer within {self._limits.seconds:g} s"
+            raise ApiError(504, what, code="timeout") from None
+        finally:
+            self._choices -= call.n
+        self.metrics.answered(choices, time.monotonic() - began)
+        return choices
+
+    async def _pieces(self, call: Call, answer: Answer) -> AsyncIterator[dict[str, Any]]:
+        """Chunks: text as it comes, the rest at its end."""
+        loop, news = asyncio.get_running_loop(), asyncio.Queue[tuple[int, np.ndarray] | None]()
+
+        def watch(number: int, ids: np.ndarray) -> None:
+            loop.call_soon_threadsafe(news.put_nowait, (number, ids))
+
+        task = asyncio.create_task(self._answer(call, watch))
+        task.add_done_callback(lambda _: news.put_nowait(None))
+        sent = [""] * call.n
+        try:
+            while (new := await news.get()) is not None:
+                number, ids = new
+                text = settled(self._team.decode(ids.tolist()), call.stop)
+                if len(text) > len(sent[number]) and text.startswith(sent[number]):
+                    yield answer.piece(number, text[len(sent[number]) :])
+                    sent[number] = text
+            choices = await task
+            for number, choice in enumerate(choices):
+                yield answer.piece(number, choice.text[len(sent[number]) :], choice)
+            if call.usage:
+                yield answer.total(choices)
+        finally:
+            task.cancel()
+
+    async def models(self, request: Request) -> Response:
+        self._check_key(request)
+        own = {"object": "model", "created": 0, "owned_by": "marft_jax"}
+        data = [{"id": name} | own for name in self._team.models]
+        return JSONResponse({"object": "list", "data": data})
+
+    async def health(self, request: Request) -> Response:
+        alive = self._batcher.alive
+        return JSONResponse({"status": "ok" if alive else "failed"}, 200 if alive else 503)
+
+    async def show_metrics(self, request: Request) -> Response:
+        self._check_key(request)
+        waiting = self._batcher.unanswered
+        text = self.metrics.text(choices_open=self._choices, requests_unanswered=waiting)
+        return PlainTextResponse(text)
+
+    async def reload(self, request: Request) -> Response:
+        self._check_key(request)
+        http.check_json(request)
+        async with self._reloading:
+            return JSONResponse({"loaded": await self._take_up()})
+
+    def _check_key(self, request: Request) -> None:
+        key = http.bearer(request)
+        fits = [hmac.compare_digest(key, own) for own in self._keys]
+        if self._keys and not any(fits):
+            what = "expected Authorization: Bearer, and a key that is known here"
+            raise ApiError(401, what, code="invalid_api_key")
+
+
+async def _joined(
+    first: dict[str, Any], pieces: AsyncIterator[dict[str, Any]]
+) -> AsyncIterator[dict[str, Any]]:
+    yield first
+    async for piece in pieces:
+        yield piece

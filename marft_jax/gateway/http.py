@@ -1,0 +1,180 @@
+"""HTTP that any caller may reach: within its time and size, and refused in the API's format."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
+from typing import Any, NamedTuple, TypeVar
+
+import uvicorn
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from marft_jax.errors import BadInput, RunFailed, one_line
+from marft_jax.formats import jsonlines
+from marft_jax.gateway.protocol import ApiError
+
+_T = TypeVar("_T")
+
+
+class Limits(NamedTuple):
+    """What callers may use; who wants more gets the status code beside it."""
+
+    body: int = 1 << 20  # bytes of a call: 413
+    choices: int = 1024  # asked and not answered, of all callers together: 429
+    read_seconds: float = 20.0  # until a call's head has come, then its body: closed, 408
+    seconds: float = 600.0  # until a call is answered: 504
+    connections: int = 4096  # open at once: 503
+
+
+DEFAULT = Limits()
+
+
+def make_app(routes: Sequence[Route], count: Callable[[int], None]) -> Starlette:
+    """An application that spells every fault as the API does; ``count`` gets its status."""
+
+    async def refuse(request: Request, error: Exception) -> Response:
+        status, later = 500, None
+        if isinstance(error, HTTPException):
+            error = ApiError(error.status_code, error.detail)
+        elif isinstance(error, ClientDisconnect):
+            error = ApiError(499, "the client has left")
+        elif not isinstance(error, ApiError):
+            error = ApiError(400 if isinstance(error, BadInput) else 503, one_line(str(error)))
+        status = error.status
+        count(status)
+        later = {"retry-after": "1"} if status in (429, 503) else None
+        body = jsonlines.plain(error.body)  # what a caller sent may hold lone surrogates
+        return JSONResponse(body, status, later)
+
+    kinds = (ApiError, HTTPException, ClientDisconnect, BadInput, RunFailed)
+    return Starlette(routes=routes, exception_handlers=dict.fromkeys(kinds, refuse))
+
+
+def make_server(app: Starlette, limits: Limits = DEFAULT) -> uvicorn.Server:
+    """A server for an application, that ends what is begun when it is stopped."""
+    settings = uvicorn.Config(
+        app,
+        http=_impatient(limits.read_seconds),
+        ws="none",
+        lifespan="off",
+        log_level="critical",
+        access_log=False,
+        limit_concurrency=limits.connections,
+        timeout_graceful_shutdown=max(1, int(limits.seconds)),
+    )
+    return uvicorn.Server(settings)
+
+
+def bearer(request: Request) -> bytes:
+    """The key that a call comes with."""
+    kind, _, key = request.headers.get("authorization", "").partition(" ")
+    return key.strip().encode() if kind.lower() == "bearer" else b""
+
+
+async def read_body(request: Request, limits: Limits = DEFAULT) -> bytes:
+    """Reads a call, within its time and size."""
+    check_json(request)
+    body = bytearray()
+    try:
+        async with asyncio.timeout(limits.read_seconds):
+            async for part in request.stream():
+                body += part
+                if len(body) > limits.body:
+                    raise ApiError(413, f"expected at most {limits.body} bytes")
+    except TimeoutError:
+        raise ApiError(408, "the body did not come in time") from None
+    return bytes(body)
+
+
+def check_json(request: Request) -> None:
+    """Refuses what a browser would send for any page that asks it to."""
+    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
+    if kind != "application/json":
+        raise ApiError(415, f"expected Content-Type: application/json, got {kind!r:.60}")
+
+
+async def unless_gone(request: Request, work: Coroutine[Any, Any, _T]) -> _T:
+    """Does the work unless the client leaves; raises ``ClientDisconnect`` then."""
+    task, gone = asyncio.create_task(work), asyncio.create_task(_left(request))
+    try:
+        await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
+        if not task.done():
+            raise ClientDisconnect
+        return task.result()
+    finally:
+        task.cancel()
+        gone.cancel()
+
+
+async def _left(request: Request) -> None:
+    receive: Callable[[], Awaitable[Any]] = request.receive
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+class Events(StreamingResponse):
+    """Server-sent events, which break off when their time is over, however slowly they are read."""
+
+    def __init__(self, bodies: AsyncIterator[dict[str, Any]], seconds: float) -> None:
+        super().__init__(_events(bodies), media_type="text/event-stream")
+        self._seconds = seconds
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            async with asyncio.timeout(self._seconds):
+                await super().__call__(scope, receive, send)
+        except (TimeoutError, ApiError):
+            pass  # its beginning is sent: it can only break off
+
+
+async def _events(bodies: AsyncIterator[dict[str, Any]]) -> AsyncIterator[str]:
+    async for body in bodies:
+        yield f"data: {jsonlines.dumps(body)}\n\n"
+    yield "data: [DONE]\n\n"
+
+
+def _impatient(seconds: float) -> type[H11Protocol]:
+    """Uvicorn's protocol, which closes connections whose next head does not come in time."""
+
+    class Impatient(H11Protocol):
+        _timer: asyncio.TimerHandle | None = None
+
+        def connection_made(self, transport: Any) -> None:
+            super().connection_made(transport)
+            self._set_timer()
+
+        def data_received(self, data: bytes) -> None:
+            idle = self._is_idle()
+            super().data_received(data)
+            if not self._is_idle():
+                self._unset_timer()
+            elif not idle:
+                self._set_timer()
+
+        def on_response_complete(self) -> None:
+            super().on_response_complete()
+            if self._is_idle():
+                self._set_timer()
+
+        def connection_lost(self, exc: Exception | None) -> None:
+            self._unset_timer()
+            super().connection_lost(exc)
+
+        def _is_idle(self) -> bool:
+            return self.cycle is None or self.cycle.response_complete
+
+        def _set_timer(self) -> None:
+            self._unset_timer()
+            self._timer = self.loop.call_later(seconds, self.transport.close)
+
+        def _unset_timer(self) -> None:
+            if self._timer is not None:
+                self._timer.cancel()
+
+    return Impatient

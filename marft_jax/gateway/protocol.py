@@ -1,0 +1,261 @@
+"""OpenAI's chat completions as plain values: what a caller may ask, what it is answered.
+
+Fields that nobody knows are ignored; those that are known and not offered are refused.
+"""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from marft_jax.formats import foreign
+from marft_jax.models.tokenizers.tokenizer import Message
+from marft_jax.plugins import shown, text_of
+from marft_jax.team.profiles import SAMPLING, is_list, is_whole
+
+Decode = Callable[[list[int]], str]
+
+_MOST_CHOICES, _MOST_STOPS = 128, 16
+_ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
+_NEUTRAL: dict[str, Sequence[Any]] = {
+    "tools": ([],),
+    "functions": ([],),
+    "tool_choice": ("none", "auto"),
+    "response_format": ({"type": "text"},),
+    "modalities": (["text"],),
+    "logit_bias": ({},),
+    "top_logprobs": (0,),
+    "presence_penalty": (0,),
+    "frequency_penalty": (0,),
+    "audio": (),
+    "prefix": (False,),
+    "echo": (False,),
+}
+"""Fields that are not offered, each with its values that ask for nothing."""
+
+
+class ApiError(Exception):
+    """A call that is refused: a status code, and what its body says."""
+
+    def __init__(self, status: int, message: str, param: str | None = None, code: str = ""):
+        super().__init__(message)
+        self.status, self.param, self.code = status, param, code or None
+
+    @property
+    def body(self) -> dict[str, Any]:
+        kinds = {401: "authentication_error", 429: "rate_limit_error"}
+        usual = "invalid_request_error" if self.status < 500 else "server_error"
+        kind = kinds.get(self.status, usual)
+        fields = dict(message=str(self), type=kind, param=self.param, code=self.code)
+        return {"error": fields}
+
+
+class Call(NamedTuple):
+    """A chat completion that is asked for.
+
+    Attributes:
+        sampling: fields of ``types.Sampling`` that differ from the agent's own.
+        seed: None where the samples need not be repeatable.
+        ids: also answer with token ids.
+    """
+
+    model: str
+    messages: tuple[Message, ...]
+    sampling: Mapping[str, Any] = {}
+    n: int = 1
+    stop: tuple[str, ...] = ()
+    seed: int | None = None
+    stream: bool = False
+    usage: bool = False
+    logprobs: bool = False
+    ids: bool = False
+
+
+class Choice(NamedTuple):
+    """An answer.
+
+    Attributes:
+        text: without what ends it, and without what follows a stop string.
+        ids, logprobs: of the tokens that were sampled, up to the end or the stop string.
+        length: it was cut off at its limit.
+        prompt: ids that it answers.
+        turns: of a team: what each agent wrote, in acting order.
+    """
+
+    text: str
+    ids: np.ndarray
+    logprobs: np.ndarray
+    length: bool
+    prompt: np.ndarray
+    turns: tuple[dict[str, Any], ...] = ()
+
+
+def read_call(body: bytes) -> Call:
+    """Reads the body of a call.
+
+    Raises:
+        ApiError: 400, with the field that is wrong.
+    """
+    try:
+        fields = foreign.loads(body.decode())
+    except ValueError as error:
+        raise ApiError(400, f"expected JSON: {error}"[:200]) from None
+    if not isinstance(fields, dict):
+        raise ApiError(400, f"expected a JSON object, got {shown(fields)}")
+    for name, neutral in _NEUTRAL.items():
+        if fields.get(name) is not None and fields[name] not in neutral:
+            raise ApiError(400, f"{name}: not offered here", name, "unsupported_parameter")
+    options = _field(fields, "stream_options", {}, "an object", lambda v: isinstance(v, dict))
+    return Call(
+        _field(fields, "model", "", "a name", lambda v: isinstance(v, str)),
+        _messages(fields.get("messages")),
+        _sampling(fields),
+        _field(fields, "n", 1, f"1 to {_MOST_CHOICES}", _is_count),
+        _stops(fields.get("stop")),
+        _field(fields, "seed", None, "a whole number", is_whole),
+        _truth(fields, "stream"),
+        _truth(options, "include_usage"),
+        _truth(fields, "logprobs"),
+        _truth(fields, "return_token_ids"),
+    )
+
+
+def _is_count(value: Any) -> bool:
+    return is_whole(value) and 1 <= value <= _MOST_CHOICES
+
+
+def _field(
+    fields: Mapping[str, Any], name: str, default: Any, expected: str, fits: Callable[[Any], bool]
+) -> Any:
+    value = fields.get(name)
+    if value is None:
+        return default
+    if not fits(value):
+        raise ApiError(400, f"{name}: expected {expected}, got {shown(value)}", name)
+    return value
+
+
+def _truth(fields: Mapping[str, Any], name: str) -> bool:
+    return _field(fields, name, False, "true or false", lambda v: isinstance(v, bool))
+
+
+def _sampling(fields: Mapping[str, Any]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for name, (expected, fits) in SAMPLING.items():
+        names = ["max_completion_tokens", "max_tokens"] if name == "max_new_tokens" else [name]
+        for known in names:
+            value = _field(fields, known, None, expected, fits)
+            found |= {} if value is None or name in found else {name: value}
+    return found
+
+
+def _stops(value: Any) -> tuple[str, ...]:
+    stops = [value] if isinstance(value, str) else [] if value is None else value
+    if not is_list(stops) or len(stops) > _MOST_STOPS:
+        raise ApiError(400, f"stop: expected up to {_MOST_STOPS} texts, got {shown(value)}", "stop")
+    if not all(isinstance(stop, str) and stop for stop in stops):
+        raise ApiError(400, f"stop: expected texts, none empty, got {shown(value)}", "stop")
+    return tuple(stops)
+
+
+def _messages(value: Any) -> tuple[Message, ...]:
+    if not is_list(value) or not value:
+        raise ApiError(400, f"messages: expected a list, not empty, got {shown(value)}", "messages")
+    return tuple(_message(f"messages[{i}]", message) for i, message in enumerate(value))
+
+
+def _message(where: str, message: Any) -> Message:
+    role = message.get("role") if isinstance(message, dict) else None
+    if not isinstance(role, str) or role not in _ROLES:
+        what = f"{where}: expected a role of {', '.join(_ROLES)}, got {shown(message)}"
+        raise ApiError(400, what, "messages")
+    parts = message.get("content")
+    if isinstance(parts, str) or parts is None:
+        parts = [{"type": "text", "text": parts or ""}]
+    known = parts if is_list(parts) else [None]
+    texts = [part.get("text") if isinstance(part, dict) else None for part in known]
+    if not all(isinstance(text, str) for text in texts):
+        raise ApiError(400, f"{where}.content: expected text, got {shown(parts)}", "messages")
+    return {"role": _ROLES[role], "content": text_of(where, "".join(map(str, texts)))}
+
+
+def cut(text: str, stops: Sequence[str]) -> tuple[str, bool]:
+    """Cuts a text before the first stop string in it; true where there is one.
+
+    >>> cut("a. b", ["."])
+    ('a', True)
+    """
+    at = min((text.find(stop) for stop in stops if stop in text), default=-1)
+    return (text, False) if at < 0 else (text[:at], True)
+
+
+def settled(text: str, stops: Sequence[str]) -> str:
+    """Beginning of a text that further tokens leave as it is: without an unfinished character,
+    white space at its end, or what may be the beginning of a stop string."""
+    text, stopped = cut(text.lstrip(), stops)
+    if stopped:
+        return text
+    partial = [stop[:n] for stop in stops for n in range(1, len(stop))]
+    held = max((len(begun) for begun in partial if text.endswith(begun)), default=0)
+    return text[: len(text) - held].rstrip("\ufffd").rstrip()
+
+
+class Answer:
+    """Makes the bodies of an answer: whole, or piece by piece."""
+
+    def __init__(self, call: Call, decode: Decode):
+        self._call, self._decode = call, decode
+        self._id, self._created = f"chatcmpl-{uuid.uuid4().hex}", int(time.time())
+
+    def whole(self, choices: Sequence[Choice]) -> dict[str, Any]:
+        """Body of a completion."""
+        found = [
+            {"index": i, "message": {"role": "assistant", "content": choice.text}}
+            | self._end(choice)
+            for i, choice in enumerate(choices)
+        ]
+        body = self._body("chat.completion", found) | {"usage": usage(choices)}
+        return body | ({"prompt_token_ids": choices[0].prompt.tolist()} if self._call.ids else {})
+
+    def piece(self, index: int, text: str, end: Choice | None = None) -> dict[str, Any]:
+        """Body of a chunk: more text of a choice; with its end, all that is said of it."""
+        delta = {"role": "assistant", "content": text}
+        choice = {"index": index, "delta": delta, "finish_reason": None}
+        choice |= {} if end is None else self._end(end)
+        return self._body("chat.completion.chunk", [choice])
+
+    def total(self, choices: Sequence[Choice]) -> dict[str, Any]:
+        """Body of the last chunk, with the usage."""
+        return self._body("chat.completion.chunk", []) | {"usage": usage(choices)}
+
+    def _body(self, kind: str, choices: Sequence[Any]) -> dict[str, Any]:
+        own = {"id": self._id, "object": kind, "created": self._created}
+        return own | {"model": self._call.model, "choices": choices}
+
+    def _end(self, choice: Choice) -> dict[str, Any]:
+        end: dict[str, Any] = {"finish_reason": "length" if choice.length else "stop"}
+        end["logprobs"] = self._logprobs(choice) if self._call.logprobs else None
+        end |= {"token_ids": choice.ids.tolist()} if self._call.ids else {}
+        return end | ({"turns": choice.turns} if choice.turns else {})
+
+    def _logprobs(self, choice: Choice) -> dict[str, Any]:
+        rows: list[dict[str, Any]] = []
+        for i, logprob in zip(choice.ids.tolist(), choice.logprobs.tolist(), strict=True):
+            piece = self._decode([i])
+            own = {"token": piece, "logprob": logprob, "bytes": list(piece.encode())}
+            rows.append(own | {"top_logprobs": []})
+        return {"content": rows}
+
+
+def usage(choices: Sequence[Choice]) -> dict[str, int]:
+    """Tokens that were read and sampled; those of all turns where a team has played."""
+    turns = [turn["usage"] for choice in choices for turn in choice.turns]
+    if not turns:
+        turns = [(len(choices[0].prompt), sum(len(choice.ids) for choice in choices))]
+    prompt, completion = (sum(column) for column in zip(*turns, strict=True))
+    total = prompt + completion
+    return dict(prompt_tokens=prompt, completion_tokens=completion, total_tokens=total)

@@ -1,0 +1,157 @@
+"""A team behind an endpoint: one agent is asked, or all play."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import Callable, Sequence
+from concurrent.futures import Executor
+
+import numpy as np
+
+from marft_jax.engine.engine import Completion, Request
+from marft_jax.envs.base import Grade, Task, question_source
+from marft_jax.errors import BadInput, described
+from marft_jax.gateway.batcher import Batcher, Share
+from marft_jax.gateway.protocol import ApiError, Call, Choice, cut
+from marft_jax.models.tokenizers.tokenizer import Message
+from marft_jax.random_keys import Stream
+from marft_jax.team.prompts import Team
+from marft_jax.types import Episode, Player, Sample, Sampling, Turn
+
+TEAM = "team"
+_UNGRADED = Grade(0.0, "not graded")
+_SEEDS = 1 << 62
+
+MakePlayer = Callable[[Share, Team, Callable[[], object]], Player]
+"""Makes what plays a team in an environment, on a share of the engine."""
+
+
+class ServedTeam:
+    """Answers calls with a team.
+
+    Args:
+        team: with the sampling that a call may change.
+        plays: makes the player of the whole team.
+        threads: where it plays.
+    """
+
+    def __init__(self, team: Team, batcher: Batcher, plays: MakePlayer, threads: Executor) -> None:
+        self._team, self._batcher = team, batcher
+        self._plays, self._threads = plays, threads
+        self.models = (TEAM, *(name for name in team.names if name != TEAM))
+        self.decode = team.tokenizer.decode
+
+    async def answer(
+        self, call: Call, watch: Callable[[int, np.ndarray], None] | None = None
+    ) -> list[Choice]:
+        """Samples the choices of a call.
+
+        Args:
+            watch: is given a choice's number and its ids so far, of an agent alone, in another
+                thread.
+
+        Raises:
+            ApiError: no such model, or too long a prompt.
+        """
+        if call.model not in self.models:
+            known = ", ".join(self.models)
+            what = f"model: expected one of {known}, got {call.model!r:.80}"
+            raise ApiError(404, what, "model", "model_not_found")
+        seed = secrets.randbelow(_SEEDS) if call.seed is None else call.seed % _SEEDS
+        if call.model == TEAM:
+            return await self._play(call, seed)
+        return await self._ask(call, seed, self._team.names.index(call.model), watch)
+
+    async def _ask(
+        self,
+        call: Call,
+        seed: int,
+        agent: int,
+        watch: Callable[[int, np.ndarray], None] | None,
+    ) -> list[Choice]:
+        prompt = self._prompt(agent, call.messages)
+        sampling = self._sampling(call, agent, len(prompt))
+        waits: list[asyncio.Future[Completion]] = []
+        try:
+            for i in range(call.n):
+                key = (Stream.EVALUATION, 0, seed, i, agent)
+                request = Request(prompt, self._team.owners[agent], sampling, key)
+                seen = None if watch is None else _numbered(watch, i)
+                waits.append(asyncio.wrap_future(self._batcher.submit(request, seen)))
+            done = await asyncio.gather(*waits)
+        finally:
+            for wait in waits:
+                wait.cancel()
+        return [self._choice(call, prompt, completion) for completion in done]
+
+    def _prompt(self, agent: int, messages: Sequence[Message]) -> np.ndarray:
+        """Prompt of an agent; its own system prompt opens it where the messages have none."""
+        system = self._team.profiles[agent].prompt
+        if system and not any(message["role"] == "system" for message in messages):
+            messages = [{"role": "system", "content": system}, *messages]
+        try:
+            return np.asarray(self._team.tokenizer.chat(messages), np.int32)
+        except Exception as error:  # templates refuse what they like
+            what = f"messages: the chat template refuses them: {described(error)}"
+            raise ApiError(400, what, "messages") from None
+
+    def _sampling(self, call: Call, agent: int, prompt: int = 0) -> Sampling:
+        """Sampling of an agent; no more tokens than it may write, and than there is room for."""
+        own = self._team.sampling[agent]
+        room = self._team.context - prompt
+        if room < 1:
+            what = f"messages: {prompt} tokens fill the context of {self._team.context}"
+            raise ApiError(400, what, "messages", "context_length_exceeded")
+        wanted = own._replace(**call.sampling)
+        most = min(wanted.max_new_tokens, own.max_new_tokens, room)
+        return wanted._replace(max_new_tokens=most)
+
+    def _choice(self, call: Call, prompt: np.ndarray, completion: Completion) -> Choice:
+        """Text and tokens of an answer, up to the first stop string."""
+        ids, decode = completion.ids.tolist(), self.decode
+        text, stopped = cut(decode(ids).strip(), call.stop)
+        if stopped:
+            ends = (n for n in range(1, len(ids)) if cut(decode(ids[:n]).strip(), call.stop)[1])
+            ids = ids[: next(ends, len(ids))]
+        n, length = len(ids), not (stopped or completion.finished)
+        return Choice(text, completion.ids[:n], completion.logprobs[:n], length, prompt)
+
+    async def _play(self, call: Call, seed: int) -> list[Choice]:
+        agents = range(len(self._team.profiles))
+        team = self._team._replace(sampling=tuple(self._sampling(call, a) for a in agents))
+        *before, last = call.messages
+        said = [f"{message['role']}: {message['content']}" for message in before]
+        task = Task("\n".join([*said, last["content"]]), "")
+        source = question_source(lambda _: task, lambda *_: _UNGRADED, horizon=1)
+        share = Share(self._batcher)
+        player = self._plays(share, team, source.create)
+        samples = [Sample(seed, seed, member) for member in range(call.n)]
+        loop = asyncio.get_running_loop()
+        try:
+            played = await loop.run_in_executor(self._threads, player.play, samples, 0)
+        except BadInput as error:
+            raise ApiError(400, str(error), "messages") from None
+        finally:
+            share.drop()
+        return [_played(episode, call) for episode in played.episodes]
+
+
+def _numbered(
+    watch: Callable[[int, np.ndarray], None], number: int
+) -> Callable[[np.ndarray], None]:
+    return lambda ids: watch(number, ids)
+
+
+def _played(episode: Episode, call: Call) -> Choice:
+    """The team's answer: the last turn that is graded, and beside it what all wrote."""
+    turns = [
+        {"agent": t.name, "content": t.text, "answers": t.answers, "sees": list(t.sees)}
+        | {"usage": (len(t.prompt), len(t.action))}
+        for t in episode.turns
+    ]
+    graded: list[Turn] = [turn for turn in episode.turns if turn.answers]
+    turn = [*episode.turns, *graded][-1]
+    text, stopped = cut(turn.text, call.stop)
+    length = turn.truncated and not stopped
+    return Choice(text, turn.action, turn.logprobs, length, turn.prompt, tuple(turns))

@@ -1,0 +1,139 @@
+"""Serves a trained team to other programs, as an OpenAI endpoint.
+
+    python -m marft_jax.serve --run runs/quickstart --port 8000
+
+`model` is `team`, or an agent's name. Further flags are those of training, such as
+`--eval.temperature 0.7`, which is what a call that names no temperature gets.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import signal
+import socket
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from marft_jax import cli
+from marft_jax.config import Config
+from marft_jax.envs.base import EnvSource
+from marft_jax.envs.threads import DaemonThreads
+from marft_jax.errors import BadInput, reason
+from marft_jax.random_keys import Stream
+from marft_jax.run.setup import Session, make_rollout, open_session, restore_state
+from marft_jax.team.prompts import Team
+from marft_jax.team.team_files import load_team
+from marft_jax.types import Player
+
+if TYPE_CHECKING:
+    from starlette.applications import Starlette
+
+    from marft_jax.gateway.http import Limits
+
+
+def main(argv: Sequence[str] | None = None) -> NoReturn:
+    """Leaves with 0: stopped by a signal, all calls answered; 2: bad configuration or input."""
+    parser = cli.run_parser("marft_jax.serve", __doc__)
+    parser.add_argument("--host", default="127.0.0.1", help="the address to listen at (loopback)")
+    parser.add_argument("--port", default=8000, type=int, help="the port; 0 takes a free one")
+    known = "a file of keys, a line each; who calls must have one"
+    parser.add_argument("--api_key_file", metavar="F", help=known)
+    with cli.boundary():
+        own, rest = parser.parse_known_args(argv)
+        keys = _read_keys(own.api_key_file)
+        config = cli.parse_run(own.run, own.base, rest, prog="marft_jax.serve")
+        _check_extra()
+        from marft_jax.gateway.http import make_server
+
+        with (
+            _listen(own.host, own.port) as listener,
+            open_app(own.run, config, own.step, keys) as app,
+        ):
+            host, port = listener.getsockname()[:2]
+            print(f"marft_jax: serves at http://{host}:{port}/v1", file=sys.stderr, flush=True)
+            for number in (signal.SIGINT, signal.SIGTERM):  # what uvicorn sends again at its end
+                signal.signal(number, lambda *_: None)
+            make_server(app).run([listener])
+    sys.exit(0)
+
+
+@contextlib.contextmanager
+def open_app(
+    run: str | Path | None,
+    config: Config,
+    step: int | str = "latest",
+    keys: Sequence[str] = (),
+    limits: Limits | None = None,
+) -> Iterator[Starlette]:
+    """The application that answers for the team of a run; its engine's thread ends with it.
+
+    Raises:
+        BadInput: settings, model or checkpoint that do not fit.
+    """
+    from marft_jax.gateway.app import make_app
+    from marft_jax.gateway.batcher import Batcher
+    from marft_jax.gateway.http import DEFAULT
+    from marft_jax.gateway.served_team import ServedTeam
+
+    session = open_session(config, load_team(config.team.file), at_once=config.rollout.slots)
+    team, threads = session.team, DaemonThreads()
+    heat = config.eval.temperature
+    team = team._replace(sampling=tuple(s._replace(temperature=heat) for s in team.sampling))
+    session.engine.load(restore_state(session, run, step).adapters)
+    with Batcher(session.engine) as batcher:
+
+        async def reload() -> Any:
+            restore = functools.partial(restore_state, session, run, "latest")
+            state = await asyncio.get_running_loop().run_in_executor(threads, restore)
+            await asyncio.wrap_future(batcher.load(state.adapters))
+            return int(state.step)
+
+        plays = functools.partial(_player, session, threads)
+        served = ServedTeam(team, batcher, plays, threads)
+        yield make_app(served, batcher, reload, keys, limits or DEFAULT)
+
+
+def _player(
+    session: Session, threads: DaemonThreads, engine: Any, team: Team, create: Callable[[], Any]
+) -> Player:
+    own = session._replace(engine=engine, team=team)
+    dropped: Callable[[], bool] = lambda: engine.dropped  # noqa: E731
+    return make_rollout(own, EnvSource(create), threads, None, Stream.EVALUATION, dropped)
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    try:
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        return socket.create_server((host, port), family=family)
+    except (OSError, OverflowError) as error:
+        raise BadInput(f"--host {host} --port {port}: cannot listen: {reason(error)}") from error
+
+
+def _read_keys(file: str | None) -> list[str]:
+    if file is None:
+        return []
+    try:
+        lines = Path(file).read_text("utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise BadInput(f"--api_key_file {file}: {reason(error)}") from error
+    keys = [line.strip() for line in lines if line.strip()]
+    if not keys:
+        raise BadInput(f"--api_key_file {file}: expected keys, a line each, found none")
+    return keys
+
+
+def _check_extra() -> None:
+    try:
+        import starlette  # noqa: F401
+        import uvicorn  # noqa: F401
+    except ImportError as error:
+        what = f'{error.name} is not installed: pip install "marft_jax[serve]"'
+        raise BadInput(what) from error
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,488 @@
+"""A trained team behind an endpoint: a real server on a loopback port, and all kinds of callers."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+
+import httpx
+import pytest
+
+from marft_jax import chat, cli, serve, train
+from marft_jax.engine.engine import Engine
+from marft_jax.gateway.http import Limits, make_server
+
+TASKS = [f"{a}+{b}+{a * b % 10}=?" for a, b in ((3, 4), (5, 9), (0, 7), (8, 8))]
+FLAGS = ["--run.steps", "3", "--algo.episodes", "16", "--algo.lr", "0.01", "--rollout.slots", "8"]
+FLAGS += ["--run.save_every", "1"]
+LIMITS = Limits(body=4000, choices=6, read_seconds=1.0, seconds=60.0)
+KEY = "a key"
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """Three steps with a high learning rate: each agent writes something of its own."""
+    folder = tmp_path_factory.mktemp("serve") / "run"
+    with pytest.raises(SystemExit) as left:
+        train.main(["--run.dir", str(folder), "--run.loggers", "none", *FLAGS])
+    assert left.value.code == 0
+    return folder
+
+
+@contextlib.contextmanager
+def served(run, **given):
+    """Serves a run; yields a client, and after it all is gone that was begun."""
+    limits = given.get("limits", Limits())
+    before = set(threading.enumerate())
+    with (
+        serve.open_app(run, cli.configure_run(run), **given) as app,
+        socket.create_server(("127.0.0.1", 0)) as listener,
+    ):
+        server = make_server(app, limits)
+        thread = threading.Thread(target=server.run, args=([listener],))
+        thread.start()
+        head = {"authorization": f"Bearer {KEY}"}
+        url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+        with httpx.Client(base_url=url, headers=head, timeout=120) as client:
+            while not server.started:
+                time.sleep(0.01)
+            yield client
+        server.should_exit = True
+        thread.join(30)
+        assert not thread.is_alive()
+    deadline = time.monotonic() + 10
+    while left := {t for t in set(threading.enumerate()) - before if t.name != "signals"}:
+        assert time.monotonic() < deadline, left
+        time.sleep(0.05)
+
+
+@pytest.fixture(scope="module")
+def client(run):
+    with served(run) as client:
+        yield client
+
+
+@pytest.fixture(scope="module")
+def guarded(run):
+    with served(run, keys=[KEY, "another"], limits=LIMITS) as client:
+        yield client
+
+
+def call(client, content=TASKS[0], model="solver", **fields):
+    messages = [{"role": "user", "content": content}]
+    body = {"model": model, "messages": messages, **fields}
+    return client.post("/v1/chat/completions", json=body)
+
+
+def answer(client, *args, **fields):
+    reply = call(client, *args, **fields)
+    assert reply.status_code == 200, reply.text
+    return reply.json()
+
+
+def text_of(body):
+    return body["choices"][0]["message"]["content"]
+
+
+def events(reply):
+    lines = [line for line in reply.text.split("\n\n") if line]
+    assert lines[-1] == "data: [DONE]"
+    return [json.loads(line.removeprefix("data: ")) for line in lines[:-1]]
+
+
+@pytest.fixture(scope="module")
+def said(run):
+    """What ``chat`` answers: the turns of each task."""
+    team = chat.LoadedTeam(run)
+    return {task: team.ask(task).turns for task in TASKS}
+
+
+def test_a_team_answers_as_in_chat(client, said):
+    for task, turns in said.items():
+        body = answer(client, task, "team")
+        [choice] = body["choices"]
+        assert choice["message"]["content"] == turns[-1].text
+        assert [(t["agent"], t["content"]) for t in choice["turns"]] == [
+            (t.name, t.text) for t in turns
+        ]
+        assert [t["sees"] for t in choice["turns"]] == [[], [0]]
+        tokens = sum(len(t.prompt) for t in turns), sum(len(t.action) for t in turns)
+        assert body["usage"] == {
+            "prompt_tokens": tokens[0],
+            "completion_tokens": tokens[1],
+            "total_tokens": sum(tokens),
+        }
+
+
+def test_an_agent_answers_as_in_chat_with_its_own_system_prompt(client, said):
+    for task, turns in said.items():
+        body = answer(client, task, "planner", return_token_ids=True, logprobs=True)
+        [choice] = body["choices"]
+        assert choice["message"]["content"] == turns[0].text
+        assert body["prompt_token_ids"] == turns[0].prompt.tolist()
+        assert choice["token_ids"] == turns[0].action.tolist()
+        logprobs = [row["logprob"] for row in choice["logprobs"]["content"]]
+        assert logprobs == pytest.approx(turns[0].logprobs.tolist(), abs=1e-4)
+        assert choice["finish_reason"] == "stop"
+    assert len({turns[0].text for turns in said.values()}) > 1
+
+
+def test_messages_of_a_conversation_are_read(client):
+    messages = [
+        {"role": "developer", "content": "solve"},
+        {
+            "role": "user",
+            "content": [{"type": "text", "text": "1+"}, {"type": "text", "text": "2"}],
+        },
+        {"role": "assistant", "content": "3"},
+        {"role": "user", "content": "4\ud800"},
+    ]
+    body = json.dumps({"model": "solver", "messages": messages, "return_token_ids": True})
+    head = {"content-type": "application/json"}
+    reply = client.post("/v1/chat/completions", content=body, headers=head).json()
+    ids = [258, *b"solve", 259, *b"1+2", 260, *b"3", 257, 259, *"4\ufffd".encode(), 260]
+    assert reply["prompt_token_ids"] == ids
+
+
+def test_choices_are_samples_that_a_seed_repeats(client):
+    fields = dict(n=8, temperature=1.5, max_tokens=5, return_token_ids=True)
+    first = answer(client, seed=1, **fields)["choices"]
+    assert first == answer(client, seed=1, **fields)["choices"]
+    assert first != answer(client, seed=2, **fields)["choices"]
+    assert answer(client, **fields)["choices"] != answer(client, **fields)["choices"]
+    assert len({str(choice["token_ids"]) for choice in first}) > 1
+    assert max(len(choice["token_ids"]) for choice in first) == 5
+    cut = [choice for choice in first if choice["token_ids"][-1] != 257]
+    assert cut and all(choice["finish_reason"] == "length" for choice in cut)
+    played = answer(client, "1+2+3=?", "team", **fields)["choices"]
+    assert len({str(choice["turns"]) for choice in played}) > 1
+
+
+@pytest.mark.parametrize("model", ["solver", "team"])
+def test_a_stream_adds_up_to_the_answer(client, model):
+    fields = dict(n=3, temperature=1.0, seed=5, return_token_ids=True, logprobs=True)
+    whole = answer(client, model=model, **fields)
+    options = dict(stream=True, stream_options={"include_usage": True})
+    *chunks, last = events(call(client, model=model, **fields, **options))
+    assert last["usage"] == whole["usage"] and last["choices"] == []
+    for choice in whole["choices"]:
+        own = [c for chunk in chunks for c in chunk["choices"] if c["index"] == choice["index"]]
+        text = "".join(chunk["delta"]["content"] for chunk in own)
+        assert text == choice["message"]["content"]
+        ended = {k: v for k, v in own[-1].items() if k != "delta"}
+        assert ended == {k: v for k, v in choice.items() if k != "message"}
+
+
+def test_text_streams_before_its_end(client):
+    """Chunks of 16 tokens are decoded between two looks."""
+    chunks = events(call(client, temperature=5.0, top_k=255, seed=3, stream=True))
+    assert len(chunks) > 1 and chunks[0]["choices"][0]["finish_reason"] is None
+
+
+def test_a_stop_string_ends_an_answer(client):
+    fields = dict(temperature=1.5, seed=4, return_token_ids=True)
+    whole = answer(client, **fields)
+    text = text_of(whole)
+    stop = text[2]
+    reply = answer(client, **fields, stop=[stop, "never there"])
+    assert text_of(reply) == text.partition(stop)[0]
+    [choice] = reply["choices"]
+    ids = whole["choices"][0]["token_ids"]
+    assert choice["token_ids"] == ids[: len(choice["token_ids"])] and choice["token_ids"] != ids
+    assert choice["finish_reason"] == "stop"
+    streamed = events(call(client, **fields, stop=stop, stream=True))
+    pieces = [chunk["choices"][0]["delta"]["content"] for chunk in streamed]
+    assert "".join(pieces) == text_of(reply)
+
+
+def test_64_callers_get_each_their_own(client):
+    def ask(i: int):
+        model = ("planner", "solver", "team")[i % 3]
+        task = f"{i % 10}+{i // 10}+{i * 7 % 10}=?"
+        return answer(client, task, model, temperature=1.0, seed=i, n=1 + i % 2)["choices"]
+
+    alone = {i: ask(i) for i in range(0, 128, 16)}
+    with concurrent.futures.ThreadPoolExecutor(64) as pool:
+        together = list(pool.map(ask, range(128)))
+    assert {i: together[i] for i in alone} == alone
+    assert [len(choices) for choices in together] == [1 + i % 2 for i in range(128)]
+    assert all(("turns" in choices[0]) == (i % 3 == 2) for i, choices in enumerate(together))
+
+
+def test_models_health_and_metrics(client):
+    before = client.get("/metrics").text
+    assert [m["id"] for m in client.get("/v1/models").json()["data"]] == [
+        "team",
+        "planner",
+        "solver",
+    ]
+    assert client.get("/health").json() == {"status": "ok"}
+    used = answer(client)["usage"]
+    counts = [
+        dict(r.rsplit(" ", 1) for r in t.splitlines())
+        for t in (before, client.get("/metrics").text)
+    ]
+
+    def grown(name: str) -> float:
+        return float(counts[1][name]) - float(counts[0].get(name, 0))
+
+    assert grown('marft_calls_total{status="200"}') == 1
+    assert grown('marft_tokens_total{kind="completion"}') == used["completion_tokens"]
+    assert grown('marft_call_seconds_bucket{le="+Inf"}') == grown("marft_call_seconds_count") == 1
+    assert counts[1]["marft_choices_open"] == counts[1]["marft_requests_unanswered"] == "0"
+
+
+def test_a_new_checkpoint_is_taken_up_without_dropping_a_call(run, tmp_path):
+    with served(run, step="1") as client, concurrent.futures.ThreadPoolExecutor(16) as pool:
+        fields = dict(temperature=1.0, seed=1, return_token_ids=True, logprobs=True)
+        old = answer(client, **fields)["choices"]
+        going = [pool.submit(answer, client, **fields) for _ in range(40)]
+        reply = client.post("/reload", json={})
+        assert reply.json() == {"loaded": 3}
+        new = answer(client, **fields)["choices"]
+        assert new != old
+        assert all(call.result()["choices"] in (old, new) for call in going)
+
+
+def body_of(**fields):
+    messages = [{"role": "user", "content": "1+2=?"}]
+    return {"model": "solver", "messages": messages, "max_tokens": 2, **fields}
+
+
+REFUSED = {
+    "broken JSON": (b"{", 400),
+    "no JSON": (b"\xff\xfe", 400),
+    "nothing": (b"", 400),
+    "a list": (b"[]", 400),
+    "deep nesting": (b"[" * 3000, 400),
+    "a deep field": (b'{"a":' * 100 + b"1" + b"}" * 100, 400),
+    "a number of thousands of digits": (b'{"n": 1' + b"0" * 3900 + b"}", 400),
+    "a huge body": (b" " * 5000, 413),
+    "no model": ({"messages": body_of()["messages"]}, 404),
+    "an unknown model": (body_of(model="nobody"), 404),
+    "a surrogate for a model": (b'{"model": "\\ud800", "messages": [{"role": "user"}]}', 404),
+    "a model that is a list": (body_of(model=["solver"]), 400),
+    "no messages": (body_of(messages=[]), 400),
+    "messages of a dict": (body_of(messages={}), 400),
+    "a message of null": (body_of(messages=[None]), 400),
+    "an unknown role": (body_of(messages=[{"role": "king", "content": "a"}]), 400),
+    "a role of a list": (body_of(messages=[{"role": [], "content": "a"}]), 400),
+    "a tool's answer": (body_of(messages=[{"role": "tool", "content": "a"}]), 400),
+    "an image": (body_of(messages=[{"role": "user", "content": [{"type": "image_url"}]}]), 400),
+    "content of a number": (body_of(messages=[{"role": "user", "content": 3}]), 400),
+    "content of an object": (body_of(messages=[{"role": "user", "content": {"a": 1}}]), 400),
+    "too long a prompt": (body_of(messages=[{"role": "user", "content": "1" * 400}]), 400),
+    "too long a task": (
+        body_of(model="team", messages=[{"role": "user", "content": "1" * 400}]),
+        400,
+    ),
+    "no choices": (body_of(n=0), 400),
+    "too many choices": (body_of(n=10**6), 400),
+    "true choices": (body_of(n=True), 400),
+    "more choices than may wait": (body_of(n=7), 429),
+    "a negative temperature": (body_of(temperature=-1), 400),
+    "an infinite temperature": (b'{"temperature": Infinity}', 400),
+    "a temperature that is not a number": (b'{"temperature": NaN}', 400),
+    "a temperature in words": (body_of(temperature="hot"), 400),
+    "top_p of 0": (body_of(top_p=0), 400),
+    "no tokens": (body_of(max_tokens=0), 400),
+    "half a token": (body_of(max_completion_tokens=0.5), 400),
+    "an empty stop": (body_of(stop=""), 400),
+    "many stops": (body_of(stop=["a"] * 100), 400),
+    "stops of numbers": (body_of(stop=[1]), 400),
+    "a seed in words": (body_of(seed="x"), 400),
+    "a stream in words": (body_of(stream="yes"), 400),
+    "stream options of a list": (body_of(stream_options=[1]), 400),
+    "tools": (body_of(tools=[{"type": "function"}]), 400),
+    "a JSON answer": (body_of(response_format={"type": "json_object"}), 400),
+    "a penalty": (body_of(presence_penalty=1), 400),
+    "a bias": (body_of(logit_bias={"5": 1}), 400),
+    "other likely tokens": (body_of(logprobs=True, top_logprobs=3), 400),
+    "a stream that is refused": (body_of(model="nobody", stream=True), 404),
+}
+
+
+@pytest.mark.parametrize(("body", "status"), REFUSED.values(), ids=REFUSED)
+def test_what_cannot_be_done_is_refused_in_the_format_of_the_api(guarded, body, status):
+    content = body if isinstance(body, bytes) else json.dumps(body)
+    head = {"content-type": "application/json"}
+    reply = guarded.post("/v1/chat/completions", content=content, headers=head)
+    assert reply.status_code == status, reply.text
+    error = reply.json()["error"]
+    assert error["message"] and set(error) == {"message", "type", "param", "code"}
+    assert ("retry-after" in reply.headers) == (status == 429)
+    assert_undisturbed(guarded)
+
+
+def assert_undisturbed(client):
+    """The next caller is answered, and nothing is left of those before."""
+    assert answer(client, max_tokens=2)["usage"]["completion_tokens"] <= 2
+    deadline = time.monotonic() + 10
+    while True:
+        rows = dict(row.rsplit(" ", 1) for row in client.get("/metrics").text.splitlines())
+        if rows["marft_choices_open"] == rows["marft_requests_unanswered"] == "0":
+            return
+        assert time.monotonic() < deadline, rows
+        time.sleep(0.02)
+
+
+def test_what_asks_for_nothing_and_what_nobody_knows_is_ignored(guarded):
+    neutral = dict(tools=[], response_format={"type": "text"}, logit_bias={}, top_logprobs=0)
+    plain = text_of(answer(guarded))
+    assert text_of(answer(guarded, user="me", store=True, unknown={"a": 1}, **neutral)) == plain
+    assert text_of(answer(guarded, stop=None, seed=None, temperature=None)) == plain
+
+
+HEADS = {
+    "no key": ({"authorization": ""}, 401),
+    "another scheme": ({"authorization": f"Basic {KEY}"}, 401),
+    "a wrong key": ({"authorization": "Bearer a kez"}, 401),
+    "the beginning of a key": ({"authorization": "Bearer a"}, 401),
+    "bytes": ({"authorization": b"Bearer \xff\xfe"}, 401),
+    "a form": ({"content-type": "application/x-www-form-urlencoded"}, 415),
+    "plain text": ({"content-type": "text/plain"}, 415),
+}
+
+
+@pytest.mark.parametrize(("head", "status"), HEADS.values(), ids=HEADS)
+def test_callers_without_a_key_and_pages_in_a_browser_are_refused(guarded, head, status):
+    head = {"content-type": "application/json", **head}
+    for path in ("/v1/chat/completions", "/reload"):
+        reply = guarded.post(path, content=json.dumps(body_of()), headers=head)
+        assert reply.status_code == status and reply.json()["error"]["message"]
+    if status == 401:
+        assert guarded.get("/metrics", headers=head).status_code == 401
+        assert guarded.get("/v1/models", headers=head).status_code == 401
+        assert guarded.get("/health", headers=head).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status"),
+    [("GET", "/v1/chat/completions", 405), ("POST", "/v1/responses", 404), ("GET", "/", 404),
+     ("DELETE", "/v1/models", 405), ("GET", "/v1/../../etc/passwd", 404)],
+)  # fmt: skip
+def test_other_places_are_refused(guarded, method, path, status):
+    reply = guarded.request(method, path)
+    assert reply.status_code == status and reply.json()["error"]["type"] == "invalid_request_error"
+
+
+POST = f"POST /v1/chat/completions HTTP/1.1\r\nhost: a\r\nauthorization: Bearer {KEY}\r\n"
+JSON = POST + "content-type: application/json\r\n"
+RAW = {
+    "a connection that says nothing": (b"", b""),
+    "half a head": (POST.encode(), b""),
+    "a head without end": (None, b""),
+    "half a body": (f'{JSON}content-length: 100\r\n\r\n{{"model"'.encode(), b"408"),
+    "no body": (f"{JSON}content-length: 100\r\n\r\n".encode(), b"408"),
+    "half a chunk": (f"{JSON}transfer-encoding: chunked\r\n\r\n20\r\nab".encode(), b"408"),
+    "not HTTP": (b"\x16\x03\x01\x02\x00\x01\r\n\r\n", b"400"),
+    "a huge head": (POST.encode() + b"a: " + b"b" * 100_000, b"400"),
+    "two lengths": (f"{JSON}content-length: 3\r\ncontent-length: 4\r\n\r\nabc".encode(), b"400"),
+    "a NUL in the head": (POST.encode() + b"a: \x00\r\n\r\n", b"400"),
+    "a half second head": (f"GET /health HTTP/1.1\r\nhost: a\r\n\r\n{POST}".encode(), b"200"),
+}
+
+
+@pytest.mark.parametrize(("sent", "status"), RAW.values(), ids=RAW)
+def test_slow_and_broken_connections_are_answered_and_closed(guarded, sent, status):
+    """Within the seconds that a call may take to come; and the others go on meanwhile."""
+    port = guarded.base_url.port
+    with socket.create_connection(("127.0.0.1", port), timeout=20) as raw:
+        if sent is None:
+            with contextlib.suppress(OSError):
+                for i in range(100):
+                    raw.sendall(f"{POST if not i else ''}x{i}: a\r\n".encode())
+                    time.sleep(0.05)
+            sent = b""
+        raw.sendall(sent) if sent else None
+        assert_undisturbed(guarded)
+        received = b""
+        with contextlib.suppress(ConnectionError):
+            while part := raw.recv(1 << 16):
+                received += part
+    assert received.split(b" ", 2)[1:2] == ([status] if status else [])
+
+
+@pytest.mark.parametrize("model", ["solver", "team"])
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_client_that_leaves_leaves_nothing_behind(guarded, model, stream):
+    fields = body_of(model=model, stream=stream, n=5, temperature=9.0, top_k=255, max_tokens=24)
+    body = json.dumps(fields).encode()
+    for _ in range(5):
+        with socket.create_connection(("127.0.0.1", guarded.base_url.port)) as raw:
+            raw.sendall(f"{JSON}content-length: {len(body)}\r\n\r\n".encode() + body)
+            time.sleep(0.01)
+        assert_undisturbed(guarded)
+
+
+def test_more_calls_than_may_wait_are_told_to_come_again(guarded):
+    with concurrent.futures.ThreadPoolExecutor(40) as pool:
+        fields = dict(n=2, temperature=9.0, top_k=255)
+        replies = list(pool.map(lambda _: call(guarded, **fields), range(80)))
+    statuses = {reply.status_code for reply in replies}
+    assert statuses == {200, 429}
+    assert_undisturbed(guarded)
+
+
+def test_a_call_that_takes_too_long_is_given_up(run):
+    with served(run, limits=Limits(seconds=0.001)) as client:
+        assert call(client).json()["error"]["code"] == "timeout"
+        assert call(client, model="team").status_code == 504
+        assert call(client, stream=True).status_code == 504
+
+
+def test_an_engine_that_fails_is_said(run, monkeypatch):
+    def broken(self):
+        raise MemoryError("no memory")
+
+    with served(run) as client:
+        with monkeypatch.context() as patch:
+            patch.setattr(Engine, "step", broken)
+            assert call(client).status_code == 503
+        assert client.get("/health").status_code == 503
+        assert call(client).status_code == 503
+
+
+def test_the_command_serves_until_a_signal_and_ends_what_is_begun(run, tmp_path):
+    keys = tmp_path / "keys"
+    keys.write_text(f"\n{KEY}\n")
+    flags = ["--run", str(run), "--port", "0", "--api_key_file", str(keys)]
+    command = [sys.executable, "-m", "marft_jax.serve", *flags]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=os.environ) as process:
+        assert process.stderr is not None
+        url = next(line for line in process.stderr if "serves at" in line).split()[-1]
+        head = {"authorization": f"Bearer {KEY}"}
+        with httpx.Client(base_url=url.removesuffix("/v1"), headers=head, timeout=120) as client:
+            assert call(client, model="team").status_code == 200
+            with concurrent.futures.ThreadPoolExecutor(1) as pool:
+                going = pool.submit(answer, client, n=16, temperature=9.0, top_k=255)
+                while " 16" not in client.get("/metrics").text:
+                    assert not going.done()
+                process.send_signal(signal.SIGTERM)
+                assert len(going.result()["choices"]) == 16
+        assert process.wait(30) == 0
+
+
+@pytest.mark.parametrize(
+    ("flags", "named"),
+    [
+        (["--port", "99999999"], "--port 99999999"),
+        (["--host", "203.0.113.1"], "--host 203.0.113.1"),
+        (["--api_key_file", "nowhere"], "--api_key_file nowhere"),
+        (["--api_key_file", os.devnull], "expected keys"),
+        (["--port", "many"], "--port"),
+    ],
+)
+def test_what_cannot_be_served_is_said_at_the_start(run, capsys, flags, named):
+    with pytest.raises(SystemExit) as left:
+        serve.main(["--run", str(run), *flags])
+    assert left.value.code == 2
+    assert named in capsys.readouterr().err
