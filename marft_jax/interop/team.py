@@ -6,11 +6,12 @@ act in the order of turns.json, each shown the task and the turns that it sees, 
 import json
 import sys
 from pathlib import Path
+from typing import Any
 
 HERE = Path(__file__).parent
 
 
-def prompt(team, turn, task, texts, tokenizer):
+def prompt(team: Any, turn: Any, task: str, texts: list[str], tokenizer: Any) -> str:
     """Writes what an agent is shown, in the base's chat template."""
     lines = [team["line"].format(team["turns"][i]["agent"], texts[i]) for i in turn["sees"]]
     user = "\n".join([task, *filter(None, [*lines, turn["message"]])])
@@ -18,13 +19,12 @@ def prompt(team, turn, task, texts, tokenizer):
     if team["system_in_user"] and system:  # the template takes no system message
         system, user = "", f"{system}\n\n{user}"
     chat = [{"role": "system", "content": system}, {"role": "user", "content": user}]
-    chat = chat if system else chat[1:]
-    return tokenizer.apply_chat_template(chat, tokenize=False, **how)
+    return tokenizer.apply_chat_template(chat if system else chat[1:], tokenize=False, **how)
 
 
-def play(team, task, tokenizer, write):
+def play(team: Any, task: str, tokenizer: Any, write: Any) -> Any:
     """Lets the agents act, one after another; yields each turn and its text."""
-    texts = []
+    texts: list[str] = []
     for turn in team["turns"]:
         shown = prompt(team, turn, task, texts, tokenizer)
         action = write(turn, tokenizer.encode(shown, add_special_tokens=False))
@@ -48,7 +48,7 @@ if __name__ == "__main__":
     for n, name in enumerate(team["adapters"][1:], 1):
         model.load_adapter(HERE / name, adapter_name=f"a{n}")
 
-    def write(turn, ids):
+    def write(turn: Any, ids: Any) -> list[int]:
         model.set_adapter(f"a{team['adapters'].index(turn['adapter'])}")
         room = min(turn["max_new_tokens"], team["context"] - len(ids))
         how = {"max_new_tokens": room, "eos_token_id": team["eos"]} | turn["sampling"]

@@ -283,6 +283,8 @@ def test_words_that_the_first_sample_has_not_are_marked(browser, tmp_path):
     (file := tmp_path / "page.html").write_text(render([read_run(folder)]), "utf-8")
     with opened(browser, file) as page:
         page.keyboard.press("3")
+        tops = {one.bounding_box()["y"] for one in page.locator("#r0-s1 .episode").all()}
+        assert len(tops) == 1  # side by side
         page.check("#diff")
         marks = page.locator("#r0-s1 mark")
         assert [text.strip() for text in marks.all_inner_texts()] == ["and", "are"]
