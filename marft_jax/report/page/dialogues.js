@@ -217,15 +217,17 @@ function graphOf(episode) {
     });
     svg.append(node);
   });
-  const meaning = "D of this episode: an arrow leads from an action to each agent that was shown it.";
-  const lines = episode.previousElementSibling ? [] : [make("p", { class: "quiet" }, meaning)];
-  return make("div", { class: "graphs" }, ...lines, svg);
+  return make("div", { class: "graphs" }, svg);
 }
+
+const MEANING = "D: an arrow leads from an action to each agent that was shown it.";
 
 function graphs() {
   document.body.classList.toggle("stacked", !$("side").checked);
   for (const group of all(".group")) {
     const shown = $("graph").checked && group.open;
+    group.querySelector(".meaning")?.remove();
+    if (shown) group.querySelector(".members").before(make("p", { class: "quiet meaning" }, MEANING));
     for (const episode of all(".episode", group)) {
       const old = episode.querySelector(".graphs");
       if (!shown) old?.remove();
