@@ -200,6 +200,7 @@ def _resolve(inputs: Sequence[_Input], evaluates: bool = False) -> Config:
         print(line, file=sys.stderr)
     config = _build({key: value for key, value in words.items() if key not in unread})
     config_lib.validate(config)
+    algorithms.validate(config.algo, config.critic)
     return config
 
 

@@ -338,43 +338,6 @@ def validate(config: Config) -> None:
     for axis in ("data", "fsdp", "tensor"):
         if not getattr(config.mesh, axis):
             raise BadInput(f"--mesh.{axis}: expected a positive number or -1, got 0")
-    _validate_learning(config.algo, config.critic)
-
-
-def _validate_learning(algo: Algo, critic: Critic) -> None:
-    """Checks that group, critic and KL are what the algorithm needs."""
-    name, size = algo.name, algo.group_size
-    if algo.has_critic and critic.mode == "none":
-        raise BadInput(f"--critic.mode: {name} needs a critic, got none; use shared, heads or lora")
-    if str(algo.credit) == "siblings":  # of the algorithms that compare
-        if not algo.branches:
-            raise BadInput(
-                "--algo.branches: credit siblings compares other samples of a turn, expected at "
-                "least 1, got 0; set it to 3, say"
-            )
-        if algo.dynamic_sampling or algo.baseline in ("moving", "role"):
-            raise BadInput(
-                "--algo.credit siblings: siblings are the baseline; leave --algo.dynamic_sampling "
-                "and --algo.baseline out"
-            )
-    for what, wanted in (
-        (f"--algo.name {name}", algo.compares),
-        (f"--algo.normalize {algo.normalize}", algo.normalize.startswith("group")),
-        ("--algo.dynamic_sampling", algo.dynamic_sampling),
-    ):
-        if wanted and size < 2 and not algo.branches:
-            raise BadInput(
-                f"--algo.group_size: {what} compares samples of one task, expected at least 2, "
-                f"got {size}; set it to 8, say"
-            )
-    if algo.episodes % size:
-        raise BadInput(
-            f"--algo.episodes: expected a multiple of --algo.group_size {size}, got {algo.episodes}"
-        )
-    if algo.kl_in == "loss" and algo.estimator == "k1":
-        raise BadInput(
-            "--algo.kl_estimator: k1 has no gradient in the loss; expected k2 or k3, got k1"
-        )
 
 
 def find_unread(config: Config, *, evaluates: bool = False) -> dict[str, str]:

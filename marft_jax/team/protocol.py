@@ -6,7 +6,7 @@ Everything else in a rollout relies on what is checked here.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeGuard
 
 import numpy as np
 
@@ -56,16 +56,17 @@ def _check_act(act: Any, team: Team, turns: int) -> Act:
     _expect(known, f"prompt: expected ids from 0 to {vocabulary - 1}", new)
     room = team.context - len(prompt)
     _expect(room > 0, f"prompt: expected less than --model.context {team.context}", len(prompt))
-    seen = isinstance(act.sees, (list, tuple)) and all(_is_index(i, turns) for i in act.sees)
+    seen = _is_sequence(act.sees) and all(_is_index(i, turns) for i in act.sees)
     _expect(seen, f"sees: expected numbers of the {turns} turns", act.sees)
-    _expect(isinstance(act.sampling, Sampling), "sampling: expected types.Sampling", act.sampling)
+    _expect(_is_sampling(act.sampling), "sampling: expected types.Sampling", act.sampling)
     for name, (expected, fits) in SAMPLING.items():
         value = getattr(act.sampling, name)
         _expect(fits(value), f"sampling.{name}: expected {expected}", value)
-    length = act.sampling.max_new_tokens
+    length, temperature, top_p, top_k, min_p = act.sampling
     longest = max(sampling.max_new_tokens for sampling in team.sampling)
     _expect(length <= longest, f"sampling.max_new_tokens: expected at most {longest}", length)
-    sampling = act.sampling._replace(max_new_tokens=min(int(length), room))
+    length = min(int(length), room)
+    sampling = Sampling(length, float(temperature), float(top_p), int(top_k), float(min_p))
     sees = tuple(dict.fromkeys(int(i) for i in act.sees))
     return Act(int(act.agent), prompt, 0, sees, sampling, int(start))
 
@@ -75,12 +76,23 @@ def _expect(fits: bool, expected: str, got: Any) -> None:
         raise BadInput(f"act: {expected}, got {shown(got)}")
 
 
+def _is_sequence(value: Any) -> TypeGuard[Sequence[Any]]:
+    return isinstance(value, (list, tuple))
+
+
+def _is_sampling(value: Any) -> bool:
+    return isinstance(value, Sampling)
+
+
 def _is_index(value: Any, below: int) -> bool:
     return is_whole(value) and bool(0 <= value < below)
 
 
 def _ids(prompt: Any) -> np.ndarray:
-    ids = np.asarray(prompt)
+    try:
+        ids = np.asarray(prompt)
+    except Exception:  # whatever the parts of a list raise when they are looked at
+        ids = np.zeros((0, 0))
     fits = ids.ndim == 1 and len(ids) > 0 and np.issubdtype(ids.dtype, np.integer)
     _expect(fits, "prompt: expected token ids, at least one", prompt)
     return ids.clip(-1, np.iinfo(np.int32).max).astype(np.int32)
@@ -121,7 +133,7 @@ def check_step(step: Step, turns: Sequence[Turn], first: int) -> Step:
 
 
 def _check_turns(what: str, given: Any, turns: Sequence[Turn], first: int) -> list[Turn]:
-    if not isinstance(given, (list, tuple)) or not all(isinstance(turn, Turn) for turn in given):
+    if not _is_sequence(given) or not all(isinstance(turn, Turn) for turn in given):
         raise BadInput(f"{what}: expected a list of turns, got {shown(given)}")
     numbers = [turn.index for turn in given]
     if not all(_is_index(i, len(turns)) and i >= first for i in numbers):
