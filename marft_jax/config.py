@@ -64,8 +64,8 @@ class Team:
     file: str | None = None
     """A team file (see configs/teams/); without one, the built-in planner and solver."""
     workflow: str | None = None
-    """Order in which agents act: sequential, dag, orchestrated, debate, solo, or
-    package.module:function; none is what the team file says, or else sequential."""
+    """Order in which agents act: sequential, dag, orchestrated, debate, solo, program
+    or package.module:function; none is what the team file says, or else sequential."""
     context: Literal["own", "shared"] = "own"
     """Each agent's own prompt with the actions it may see, or one growing conversation."""
     anonymous: bool = False

@@ -45,6 +45,7 @@ class Act(NamedTuple):
     sees: tuple[int, ...]  # indices of the earlier turns that the prompt shows; row i of D
     sampling: Sampling
     start: int = 0  # this many of the prompt's tokens come, id by id, from the turns it sees
+    number: int | None = None  # of its random stream; None for its place among the episode's acts
 
 
 class Turn(NamedTuple):

@@ -169,4 +169,4 @@ def test_every_setting_is_read_somewhere(repository):
         if not (section == "team" and field.name in Sampling._fields)  # see test_roles.py
         if not re.search(rf"\b_?({section}|{names})\.{field.name}\b", sources)
     }
-    assert unread == {"algo.kl_estimator"}  # read by the property `estimator`
+    assert unread == set()

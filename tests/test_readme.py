@@ -20,7 +20,7 @@ import small
 import yaml
 from scripted import Scripted
 
-from marft_jax import cli, config
+from marft_jax import cli, setting
 from marft_jax.envs.base import BUILT_IN
 from marft_jax.envs.threads import DaemonThreads
 from marft_jax.learning.algorithms import Algorithm
@@ -268,7 +268,7 @@ def test_every_yaml_snippet_is_a_team(tmp_path):
 def test_every_flag_that_is_named_exists():
     configs = [cli.parse(["--algo.name", name]) for name in SETTINGS]
     configs += [cli.parse(["--env.name", name]) for name in BUILT_IN]
-    known = {key for one in configs for key, _ in config.settings(one)}
+    known = {key for one in configs for key, _ in setting.settings(one)}
     sections = vars(configs[0])
     flags = set(re.findall(rf"--((?:{'|'.join(sections)})\.[a-z_]+)", TEXT))
     assert len(flags) > 60

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 import uvicorn
@@ -99,9 +99,9 @@ def check_json(request: Request) -> None:
         raise ApiError(415, f"expected Content-Type: application/json, got {kind!r:.60}")
 
 
-async def unless_gone(request: Request, work: Coroutine[Any, Any, _T]) -> _T:
+async def unless_gone(request: Request, work: Awaitable[_T]) -> _T:
     """Does the work unless the client leaves; raises ``ClientDisconnect`` then."""
-    task, gone = asyncio.create_task(work), asyncio.create_task(_left(request))
+    task, gone = asyncio.ensure_future(work), asyncio.create_task(_left(request))
     try:
         await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
         if not task.done():
@@ -167,7 +167,8 @@ def _impatient(seconds: float) -> type[H11Protocol]:
             super().connection_lost(exc)
 
         def _is_idle(self) -> bool:
-            return self.cycle is None or self.cycle.response_complete
+            cycle: Any = self.cycle  # None before the first call
+            return cycle is None or cycle.response_complete
 
         def _set_timer(self) -> None:
             self._unset_timer()

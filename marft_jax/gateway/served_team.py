@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import Executor
 
 import numpy as np
 
 from marft_jax.engine.engine import Completion, Request
 from marft_jax.envs.base import Grade, Task, question_source
-from marft_jax.errors import BadInput, described
+from marft_jax.errors import BadInput
 from marft_jax.gateway.batcher import Batcher, Share
+from marft_jax.gateway.history import prompt_of, sampling_of
 from marft_jax.gateway.protocol import ApiError, Call, Choice, cut
-from marft_jax.models.tokenizers.tokenizer import Message
 from marft_jax.random_keys import Stream
 from marft_jax.team.prompts import Team
-from marft_jax.types import Episode, Player, Sample, Sampling, Turn
+from marft_jax.types import Episode, Player, Sample, Turn
 
 TEAM = "team"
 _UNGRADED = Grade(0.0, "not graded")
@@ -70,8 +70,8 @@ class ServedTeam:
         agent: int,
         watch: Callable[[int, np.ndarray], None] | None,
     ) -> list[Choice]:
-        prompt = self._prompt(agent, call.messages)
-        sampling = self._sampling(call, agent, len(prompt))
+        prompt = prompt_of(self._team, agent, call.messages)
+        sampling = sampling_of(self._team, call, agent, len(prompt))
         waits: list[asyncio.Future[Completion]] = []
         try:
             for i in range(call.n):
@@ -85,28 +85,6 @@ class ServedTeam:
                 wait.cancel()
         return [self._choice(call, prompt, completion) for completion in done]
 
-    def _prompt(self, agent: int, messages: Sequence[Message]) -> np.ndarray:
-        """Prompt of an agent; its own system prompt opens it where the messages have none."""
-        system = self._team.profiles[agent].prompt
-        if system and not any(message["role"] == "system" for message in messages):
-            messages = [{"role": "system", "content": system}, *messages]
-        try:
-            return np.asarray(self._team.tokenizer.chat(messages), np.int32)
-        except Exception as error:  # templates refuse what they like
-            what = f"messages: the chat template refuses them: {described(error)}"
-            raise ApiError(400, what, "messages") from None
-
-    def _sampling(self, call: Call, agent: int, prompt: int = 0) -> Sampling:
-        """Sampling of an agent; no more tokens than it may write, and than there is room for."""
-        own = self._team.sampling[agent]
-        room = self._team.context - prompt
-        if room < 1:
-            what = f"messages: {prompt} tokens fill the context of {self._team.context}"
-            raise ApiError(400, what, "messages", "context_length_exceeded")
-        wanted = own._replace(**call.sampling)
-        most = min(wanted.max_new_tokens, own.max_new_tokens, room)
-        return wanted._replace(max_new_tokens=most)
-
     def _choice(self, call: Call, prompt: np.ndarray, completion: Completion) -> Choice:
         """Text and tokens of an answer, up to the first stop string."""
         ids, decode = completion.ids.tolist(), self.decode
@@ -119,7 +97,7 @@ class ServedTeam:
 
     async def _play(self, call: Call, seed: int) -> list[Choice]:
         agents = range(len(self._team.profiles))
-        team = self._team._replace(sampling=tuple(self._sampling(call, a) for a in agents))
+        team = self._team._replace(sampling=tuple(sampling_of(self._team, call, a) for a in agents))
         *before, last = call.messages
         said = [f"{message['role']}: {message['content']}" for message in before]
         task = Task("\n".join([*said, last["content"]]), "")

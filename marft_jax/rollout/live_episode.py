@@ -183,7 +183,8 @@ class LiveEpisode:
         """
         while not self.over:
             self._asked += 1
-            key = self._key._replace(act=number, call=len(turns))
+            named = number if act.number is None else act.number
+            key = self._key._replace(act=named, call=len(turns))
             before = self._trunk and self._trunk.turn(number, len(turns), beside)
             if before:
                 yield from self._expect("prompt", before.prompt.tolist(), act.prompt.tolist())

@@ -55,6 +55,7 @@ class UserSide:
                     "state, and a conversation shows all of them everything; use own"
                 )
             team = team._replace(view=self._view)
+        team = team._replace(program=getattr(self._env, "program", None))
         self._generator = workflow(team, observation)
         if not isinstance(self._generator, Generator):
             raise BadInput(

@@ -61,6 +61,7 @@ def metric_names(
     names |= {"time/place_s"} if config.mesh.rollout else set()
     names |= {"episode/branches", "tokens/replayed"} if algo.branches else set()
     names |= {"episode/dropped_groups"} if algo.dynamic_sampling else set()
+    names |= {"episode/rewritten"} if config.team.workflow == "program" else set()
     names |= {"curriculum/level"} if config.env.curriculum is not None else set()
     names -= set(_OF_SAMPLING.split()) if algo.recorded else set()
     return names.union(*(plan.metric_names for plan in evaluations))
@@ -127,6 +128,8 @@ def metrics_of(
     if config.rollout.lag:
         numbers["rollout/version"] = collected.version
         numbers["rollout/lag"] = done - 1 - collected.version
+    if config.team.workflow == "program":
+        numbers["episode/rewritten"] = np.mean([_rewritten(episode) for episode in episodes])
     if config.env.curriculum is not None:
         numbers["curriculum/level"] = collected.level
     for agent, name in enumerate(team.names):
@@ -174,6 +177,11 @@ def _of_learner(learned: Mapping[str, Any], team: Team, recorded: bool) -> dict[
 def _cuts(episode: Episode) -> list[Any]:
     """Returns the reasons why its steps were cut short, where they were."""
     return [r.info["truncated"] for r in episode.results if "truncated" in r.info]
+
+
+def _rewritten(episode: Episode) -> float:
+    """Counts the calls of a program that changed what an agent had written."""
+    return sum(r.info.get("rewritten", 0) for r in episode.results)
 
 
 def _is_truncated(episode: Episode) -> bool:

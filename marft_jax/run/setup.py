@@ -18,6 +18,7 @@ from marft_jax.engine.compiled import Shape
 from marft_jax.engine.engine import Engine
 from marft_jax.envs.base import EnvSource, Split, make
 from marft_jax.errors import BadInput
+from marft_jax.gateway import program
 from marft_jax.interop import initial
 from marft_jax.learning.algorithms import find_algorithm
 from marft_jax.learning.learner import Learner, TrainState
@@ -185,7 +186,7 @@ def initial_state(config: Config, team: Team, fresh: TrainState) -> TrainState:
 
 def open_source(stack: contextlib.ExitStack, config: Config, split: Split) -> EnvSource:
     """Returns the environment, closed with the stack."""
-    source = make(config.env, split)
+    source = program.find_source(config.env, split) or make(config.env, split)
     stack.callback(source.close)
     return source
 

@@ -6,7 +6,7 @@ The dependency function D is written down from what was shown, so the two cannot
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -58,6 +58,7 @@ class Team(NamedTuple):
     rounds: int = 2  # of a debate
     max_steps: int = 10  # calls of an orchestrator
     view: Callable[[str, str], str] | None = None  # (name, observation) to what that agent sees
+    program: Any = None  # the environment's, whose calls the workflow ``program`` answers
 
     @property
     def names(self) -> tuple[str, ...]:

@@ -52,8 +52,8 @@ def _check_act(act: Any, team: Team, turns: int) -> Act:
     prompt, start = _ids(act.prompt), act.start
     _expect(_is_index(start, len(prompt) + 1), f"start: expected 0 to {len(prompt)}", start)
     new = prompt[start:]  # before it are ids that were checked, or sampled
-    known = not len(new) or bool(0 <= new.min() and new.max() < vocabulary)
-    _expect(known, f"prompt: expected ids from 0 to {vocabulary - 1}", new)
+    in_vocabulary = not len(new) or bool(0 <= new.min() and new.max() < vocabulary)
+    _expect(in_vocabulary, f"prompt: expected ids from 0 to {vocabulary - 1}", new)
     room = team.context - len(prompt)
     _expect(room > 0, f"prompt: expected less than --model.context {team.context}", len(prompt))
     seen = _is_sequence(act.sees) and all(_is_index(i, turns) for i in act.sees)
@@ -68,7 +68,10 @@ def _check_act(act: Any, team: Team, turns: int) -> Act:
     length = min(int(length), room)
     sampling = Sampling(length, float(temperature), float(top_p), int(top_k), float(min_p))
     sees = tuple(dict.fromkeys(int(i) for i in act.sees))
-    return Act(int(act.agent), prompt, 0, sees, sampling, int(start))
+    known = act.number is None or is_whole(act.number) and act.number >= 0
+    _expect(known, "number: expected a whole number >= 0, or None", act.number)
+    number = None if act.number is None else int(act.number)
+    return Act(int(act.agent), prompt, 0, sees, sampling, int(start), number)
 
 
 def _expect(fits: bool, expected: str, got: Any) -> None:

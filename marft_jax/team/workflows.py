@@ -8,6 +8,7 @@ step; your own topology is one such function, named as ``package.module:function
 
 from __future__ import annotations
 
+import importlib
 from collections import Counter
 from collections.abc import Callable, Generator, Sequence
 from typing import Any
@@ -132,8 +133,14 @@ def _repeat(step: _OneStep) -> Callable[[Team, str], Workflow]:
     return play
 
 
+def _program(team: Team, observation: str) -> Workflow:
+    """Plays an agent program of a user's; it stands in a room that needs more than this one."""
+    return importlib.import_module("marft_jax.gateway.program").program(team, observation)
+
+
 WORKFLOWS: dict[str, Callable[[Team, str], Workflow]] = {
-    step.__name__: _repeat(step) for step in (sequential, dag, orchestrated, debate, solo)
+    "program": _program,
+    **{step.__name__: _repeat(step) for step in (sequential, dag, orchestrated, debate, solo)},
 }
 
 

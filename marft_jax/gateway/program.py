@@ -1,0 +1,103 @@
+"""An agent program of a user's, played as an environment and a workflow.
+
+``--team.workflow program --env.name package.module:play``: ``play(task, client)`` gets the number
+of its task and a client like OpenAI's, in which ``model`` is an agent's name; it returns its
+reward. The environment runs it, the workflow makes acts of its calls.
+"""
+
+from __future__ import annotations
+
+import inspect
+import weakref
+from collections.abc import Mapping, Sequence
+
+from marft_jax.config import EnvSettings
+from marft_jax.envs.base import BUILT_IN, EVAL_SEEDS, EnvSource, Split
+from marft_jax.errors import BadInput
+from marft_jax.gateway.channel import Asked, AsyncClient, Channel, Client, Play
+from marft_jax.gateway.endpoint import Endpoint
+from marft_jax.gateway.history import History
+from marft_jax.gateway.protocol import ApiError
+from marft_jax.plugins import load_plugin
+from marft_jax.team.prompts import Team
+from marft_jax.team.protocol import Step
+from marft_jax.team.workflows import Workflow
+from marft_jax.types import Act, StepResult, Turn
+
+
+def find_source(settings: EnvSettings, split: Split) -> EnvSource | None:
+    """Runs of a program, where the settings name one; in evaluation its tasks are other ones.
+
+    Raises:
+        BadInput: it cannot be imported.
+    """
+    if settings.name in BUILT_IN:
+        return None
+    play = load_plugin(settings.name, "--env.name", BUILT_IN)
+    if not inspect.isfunction(play) or len(inspect.signature(play).parameters) != 2:
+        return None
+    endpoint = Endpoint()
+    first = EVAL_SEEDS if split == "eval" else 0
+    return EnvSource(lambda: ProgramEnv(play, first, endpoint), close=endpoint.close)
+
+
+class ProgramEnv:
+    """Environment that is a run of a program: it pays what the program returns.
+
+    Attributes:
+        program: its calls, for the workflow.
+    """
+
+    def __init__(self, play: Play, first: int, endpoint: Endpoint) -> None:
+        self._play, self._first, self._endpoint = play, first, endpoint
+        self.program = Channel()
+        weakref.finalize(self, self.program.close)
+
+    def reset(self, seed: int) -> str:
+        task, channel = seed + self._first, self.program
+        make = AsyncClient if inspect.iscoroutinefunction(self._play) else Client
+        channel.start(self._play, task, make(channel, self._endpoint.enter))
+        return f"task {task}"
+
+    def step(self, turns: Sequence[Turn]) -> StepResult:
+        self.program.decode([])  # somebody has answered it
+        reward = self.program.returned
+        if isinstance(reward, Mapping):
+            return StepResult("", 0.0, True, agent_rewards=reward)
+        return StepResult("", reward, True)
+
+
+def program(team: Team, observation: str) -> Workflow:
+    """Lets agents act as the program of the environment calls them, until it returns."""
+    channel: Channel | None = team.program
+    if channel is None:
+        raise BadInput(
+            "--team.workflow program: expected --env.name package.module:play, a function of "
+            "(task, client)"
+        )
+    channel.decode = team.tokenizer.decode
+    history, turns = History(team), list[Turn]()
+    while asked := channel.wait():
+        ready = _acts(history, asked)
+        if not ready:
+            continue
+        taken = yield [act for _, acts in ready for act in acts]
+        turns += taken
+        for one, acts in ready:
+            own, taken = taken[: len(acts)], taken[len(acts) :]
+            one.future.set_result(history.take(one.call, own))
+    if not turns:
+        raise BadInput("--env.name: the program returned before it called an agent")
+    graded = [turn for turn in turns if turn.answers][-1:]
+    yield Step(turns, {"rewritten": history.rewritten}, graded)
+
+
+def _acts(history: History, asked: Sequence[Asked]) -> list[tuple[Asked, list[Act]]]:
+    """Acts of each call; one that is refused is answered so."""
+    ready: list[tuple[Asked, list[Act]]] = []
+    for one in asked:
+        try:
+            ready.append((one, history.acts(one.call)))
+        except ApiError as error:
+            one.future.set_exception(error)
+    return ready

@@ -1,0 +1,343 @@
+"""Agent programs of users: their calls as acts, their ids, their random numbers, their rewards."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import socket
+import sys
+import threading
+import time
+
+import httpx
+import numpy as np
+import pytest
+import small
+from scripted import Scripted, text
+
+from marft_jax import train
+from marft_jax.envs import base as envs
+from marft_jax.envs.threads import DaemonThreads
+from marft_jax.errors import BadInput
+from marft_jax.gateway import channel, program
+from marft_jax.gateway.protocol import ApiError
+from marft_jax.rollout.rollout import Rollout
+from marft_jax.team.workflows import find_workflow
+
+
+def user(content):
+    return {"role": "user", "content": content}
+
+
+def assistant(content):
+    return {"role": "assistant", "content": content}
+
+
+def said(reply):
+    return reply.choices[0].message.content
+
+
+def by_key(request):
+    """What is sampled depends on the random stream alone, as with a model."""
+    return f"{sum(request.key) % 9973:x}"
+
+
+def play(function, monkeypatch, tasks=(0,), speak=by_key, max_failed=0.0, **rollout):
+    """Plays a program; the episodes, and the engine that answered."""
+    module = type(sys)("programs")
+    module.play = function  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "programs", module)
+    source = program.find_source(envs.Own("programs:play"), "train")
+    assert source is not None
+    engine, team = Scripted(speak), small.team(2, context=200)
+    workflow = find_workflow("program")
+    played = Rollout(
+        engine, team, workflow, source.create, DaemonThreads(), max_failed=max_failed, **rollout
+    ).play(small.samples(tasks), 3)
+    source.close()
+    deadline = time.monotonic() + 10
+    while any(thread.name == "program" for thread in threading.enumerate()):
+        assert time.monotonic() < deadline, "a program is left"
+        time.sleep(0.01)
+    return played, engine
+
+
+def test_a_program_is_an_episode(monkeypatch):
+    def run(task, client):
+        plan = client.chat.completions.create(model="planner", messages=[user(f"t{task}")])
+        answer = client.chat.completions.create(
+            model="solver", messages=[user(f"t{task} {said(plan)}")], temperature=0.5, max_tokens=3
+        )
+        assert plan.usage.completion_tokens == len(said(plan)) + 1
+        return len(said(answer)) + task / 10
+
+    played, engine = play(run, monkeypatch, (5, 6, 7))
+    for episode in played.episodes:
+        plan, answer = episode.turns
+        assert (plan.name, answer.name) == ("planner", "solver")
+        assert text(plan.prompt) == f"<s>p<u>t{episode.index}<a>"
+        assert text(answer.prompt) == f"<s>s<u>t{episode.index} {plan.text}<a>"
+        assert episode.dependency.tolist() == [[False, False], [True, False]]
+        assert (answer.temperature, answer.limit, answer.answers) == (0.5, 3, True)
+        assert episode.reward == pytest.approx(len(answer.text) + episode.index / 10)
+    assert [len(batch) for batch in engine.batches] == [3, 3]
+
+
+def test_a_reward_for_each_agent(monkeypatch):
+    def run(task, client):
+        for name in ("planner", "solver"):
+            client.chat.completions.create(model=name, messages=[user("a")])
+        return {"planner": 1, "solver": -0.5}
+
+    [episode] = play(run, monkeypatch)[0].episodes
+    assert dict(episode.results[0].agent_rewards) == {"planner": 1.0, "solver": -0.5}
+    assert [rewards.tolist() for rewards in small.paid([episode])] == [[1.0, -0.5]]
+
+
+def test_a_conversation_that_goes_on_encodes_only_what_is_new(monkeypatch):
+    def run(task, client):
+        messages = [user("first")]
+        for i in range(4):
+            reply = client.chat.completions.create(model="solver", messages=messages)
+            messages += [assistant(said(reply)), user(f"next {i}")]
+        return 1.0
+
+    # what is sampled cannot be had by encoding its text: it has spaces at its ends, and is cut off
+    [episode] = play(run, monkeypatch, speak=lambda request: "  a long one  ")[0].episodes
+    for before, turn in zip(episode.turns[:-1], episode.turns[1:], strict=True):
+        known = [*before.prompt.tolist(), *before.action.tolist(), 257]
+        assert turn.prompt[: turn.start].tolist() == known
+        assert text(turn.prompt[turn.start :]) == f"<u>next {before.index}<a>"
+    assert episode.results[0].info["rewritten"] == 0
+    assert np.array_equal(episode.dependency, np.tri(4, k=-1, dtype=bool))
+
+
+REWRITTEN = {
+    "white space": [user("a"), assistant(" b1"), user("c")],
+    "thinking taken off": [user("a"), assistant("b"), user("c")],
+    "another first message": [user("A"), assistant("b1"), user("c")],
+    "a system message": [{"role": "system", "content": "x"}, user("a"), assistant("b1"), user("c")],
+    "a message in between": [user("a"), user("z"), assistant("b1"), user("c")],
+    "a message less": [assistant("b1"), user("c")],
+    "another answer": [user("a"), assistant("other"), user("c")],
+    "an empty answer": [user("a"), assistant(None), user("c")],
+    "an answer twice": [user("a"), assistant("b1"), assistant("b1"), user("c")],
+    "a summary": [user("sum"), assistant("ok"), user("c")],
+}
+
+
+@pytest.mark.parametrize("messages", REWRITTEN.values(), ids=REWRITTEN)
+def test_a_rewritten_conversation_starts_anew_and_is_counted(messages, monkeypatch):
+    def run(task, client):
+        client.chat.completions.create(model="solver", messages=[user("a")])
+        client.chat.completions.create(model="solver", messages=messages)
+        return 1.0
+
+    [episode] = play(run, monkeypatch, speak=lambda request: "b1")[0].episodes
+    assert episode.results[0].info["rewritten"] == 1
+    assert episode.turns[1].start == 0
+
+
+def delayed(seed):
+    """Four branches side by side, of several calls each, with delays of their own."""
+
+    async def branch(client, i, rng):
+        messages = [user(f"branch {i % 2}")]  # those of two are asked the same
+        for _ in range(1 + i % 3):
+            await asyncio.sleep(rng.random() * 0.02)
+            name = ("planner", "solver")[i % 2]
+            async with asyncio.timeout(30):
+                reply = await client.chat.completions.create(model=name, messages=messages)
+            messages += [assistant(said(reply)), user("more")]
+        return said(reply)
+
+    async def run(task, client):
+        rng = random.Random(seed + task) if seed else random.Random()
+        parts = await asyncio.gather(*(branch(client, i, rng) for i in range(4)))
+        last = [user(" ".join(sorted(parts)))]
+        reply = await client.chat.completions.create(model="solver", messages=last, n=2)
+        return float(int(reply.choices[1].message.content, 16) % 7)
+
+    return run
+
+
+def test_delays_change_nothing(monkeypatch):
+    def seen(played):
+        return [
+            [(t.name, t.prompt.tolist(), t.action.tolist(), t.sees, t.start) for t in e.turns]
+            + [e.reward]
+            for e in played.episodes
+        ]
+
+    runs = [play(delayed(seed), monkeypatch, (1, 2, 3)) for seed in (0, 0, 7)]
+    assert seen(runs[0][0]) == seen(runs[1][0]) == seen(runs[2][0])
+    assert [e.results[0].info["rewritten"] for e in runs[0][0].episodes] == [0, 0, 0]
+    keys = [request.key for request in runs[0][1].requests]
+    assert len(set(keys)) == len(keys) == 3 * (1 + 2 + 3 + 1 + 2)
+
+
+def test_calls_side_by_side_are_answered_together(monkeypatch):
+    async def run(task, client):
+        ask = client.chat.completions.create
+        await asyncio.gather(*(ask(model="solver", messages=[user(str(i))]) for i in range(4)))
+        return 1.0
+
+    assert [len(batch) for batch in play(run, monkeypatch)[1].batches] == [4]
+
+
+def test_a_program_that_is_never_idle_is_answered(monkeypatch):
+    async def run(task, client):
+        async def beat():
+            while True:
+                await asyncio.sleep(0.01)
+
+        beating = asyncio.create_task(beat())
+        reader, writer = socket.socketpair()  # and one that has a connection open
+        asyncio.get_running_loop().add_reader(reader, lambda: None)
+        ask = client.chat.completions.create
+        for held in (True, False):
+            began = time.monotonic()
+            await ask(model="solver", messages=[user("a")])
+            assert (time.monotonic() - began > 0.2) == held
+            beating.cancel()
+            await asyncio.sleep(0)
+        asyncio.get_running_loop().remove_reader(reader)
+        reader.close(), writer.close()
+        return 1.0
+
+    monkeypatch.setattr(channel, "_MOST_SECONDS", 0.3)
+    assert play(run, monkeypatch)[0].episodes[0].reward == 1.0
+
+
+@pytest.mark.parametrize(
+    ("fields", "status"),
+    [
+        ({"model": "nobody"}, 404),
+        ({"stop": "a"}, 400),
+        ({"tools": [{}]}, 400),
+        ({"messages": [user("x" * 300)]}, 400),
+        ({"messages": [user(object())]}, 400),
+        ({"stream": True}, 400),
+    ],
+)
+def test_a_call_that_is_refused_raises_in_the_program(fields, status, monkeypatch):
+    def run(task, client):
+        ask = client.chat.completions.create
+        with pytest.raises(ApiError) as refused:
+            ask(**{"model": "solver", "messages": [user("a")], **fields})
+        assert refused.value.status == status
+        ask(model="solver", messages=[user("a")])
+        return 1.0
+
+    assert play(run, monkeypatch)[0].episodes[0].reward == 1.0
+
+
+def hangs(task, client):
+    client.chat.completions.create(model="solver", messages=[user("a")])
+    if task == 1:
+        for _ in range(100):
+            time.sleep(0.01)
+            if task < 0:
+                return 0.0
+        client.chat.completions.create(model="solver", messages=[user("b")])
+    return 1.0
+
+
+def test_a_program_that_fails_or_hangs_loses_its_episode_alone(monkeypatch):
+    def fails(task, client):
+        if task == 1:
+            raise KeyError("mine")
+        return hangs(0, client)
+
+    played, _ = play(fails, monkeypatch, (0, 1, 2), max_failed=0.5)
+    assert [e.index for e in played.episodes] == [0, 2]
+    assert (
+        "KeyError: 'mine' (" in played.failed[0].why and "test_program.py" in played.failed[0].why
+    )
+    played, _ = play(hangs, monkeypatch, (0, 1, 2), max_failed=0.5, step_seconds=0.4)
+    assert [e.index for e in played.episodes] == [0, 2]
+    assert "no answer after 0.4 s" in played.failed[0].why
+
+
+@pytest.mark.parametrize(
+    ("function", "named"),
+    [
+        (lambda task, client: 1.0, "before it called an agent"),
+        (lambda task, client: hangs(0, client) and "much", "expected a number, got 'much'"),
+    ],
+)
+def test_what_a_program_does_wrong_is_said(function, named, monkeypatch):
+    with pytest.raises(BadInput, match=named):
+        play(function, monkeypatch)
+
+
+def test_a_program_may_call_over_http_with_its_own_token(monkeypatch):
+    tokens = {}
+
+    def run(task, client):
+        tokens[task] = client.api_key
+        head = {"authorization": f"Bearer {client.api_key}"}
+        body = {"model": "solver", "messages": [user(f"t{task}")], "return_token_ids": True}
+        url = f"{client.base_url}/chat/completions"
+        with httpx.Client(headers=head) as http:
+            reply = http.post(url, json=body).json()
+            streamed = http.post(url, json={**body, "stream": True}).text.split("\n\n")
+            wrong = http.post(url, json=body, headers={"authorization": "Bearer x"})
+            refused = http.post(url, json={**body, "model": "nobody"})
+        assert (wrong.status_code, refused.status_code) == (401, 404)
+        assert streamed[-2] == "data: [DONE]" and '"finish_reason": "stop"' in streamed[0]
+        return float(len(reply["choices"][0]["token_ids"]))
+
+    played, _ = play(run, monkeypatch, (1, 2, 3))
+    assert [len(e.turns) for e in played.episodes] == [2, 2, 2]
+    assert [e.reward for e in played.episodes] == [len(e.turns[0].action) for e in played.episodes]
+    assert len(set(tokens.values())) == 3
+
+
+PLAY = """
+import asyncio, random
+
+async def play(task, client):
+    rng = random.Random()
+    a, b = task % 7, task // 7 % 7
+
+    async def ask(name, text):
+        await asyncio.sleep(rng.random() * 0.01)
+        messages = [{"role": "user", "content": text}]
+        reply = await client.chat.completions.create(model=name, messages=messages)
+        return reply.choices[0].message.content
+
+    parts = await asyncio.gather(ask("planner", f"{a}+{b}"), ask("solver", f"{b}+{a}"))
+    answer = await ask("solver", f"{a}+{b}=? {' '.join(parts)}")
+    return float(answer.endswith(str((a + b) % 10)))
+"""
+
+
+def test_a_run_with_a_program_repeats_whatever_its_delays_and_goes_on(tmp_path, monkeypatch):
+    (tmp_path / "sums_program.py").write_text(PLAY)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    flags = [
+        "--team.workflow",
+        "program",
+        "--env.name",
+        "sums_program:play",
+        "--algo.episodes",
+        "8",
+    ]
+    flags += ["--run.loggers", "none"]
+
+    def run(name, steps):
+        with pytest.raises(SystemExit) as left:
+            train.main(["--run.dir", name, "--run.steps", str(steps), *flags])
+        assert left.value.code == 0
+        rows = map(json.loads, (tmp_path / name / "metrics.jsonl").read_text().splitlines())
+        clocks = ("time/", "throughput/", "device/")
+        return [{k: v for k, v in row.items() if not k.startswith(clocks)} for row in rows]
+
+    whole = run("one", 2)
+    assert run("two", 1) == whole[:1]
+    assert run("two", 2) == whole
+    assert whole[0]["episode/turns"] == 3 and whole[0]["episode/rewritten"] == 0
+    assert whole[1]["agent/planner/logprob_gap"] < 1e-3
