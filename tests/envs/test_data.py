@@ -96,7 +96,7 @@ GOOD = '{"question": "q", "answer": "1"}'
         ("a.jsonl", '{"question": "q", "gold": 99999999}', "the index of a choice, got 99999999"),
         ("a.jsonl", '{"question": "q", "answer": NaN}', "a.jsonl line 1: no answer"),
         ("a.jsonl", '{"question": "q", "answer": "\\ud800"}', "surrogates not allowed"),
-        ("a.jsonl", "[" * 5000, "a.jsonl line 1: not JSON: nested more than 100 deep"),
+        ("a.jsonl", "[" * 5000, "a.jsonl line 1: not JSON: nested more than 64 deep"),
         ("a.parquet", "not parquet", "not a Parquet file"),
         ("a.csv", "question,answer", "expected a file .json, .jsonl, .parquet"),
     ],
