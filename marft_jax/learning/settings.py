@@ -87,8 +87,8 @@ class Tppo(TokenLevel, WithCritic):
 
 
 @dataclasses.dataclass(frozen=True)
-class Branching(Algo):
-    """An algorithm that may compare a turn with its siblings."""
+class Branching:
+    """Settings of an algorithm that may compare a turn with its siblings."""
 
     credit: Literal["last", "equal", "step_discount", "per_step", "siblings"] = "last"
     """As elsewhere; or siblings: a turn earns the mean return of its subtree minus that of its
@@ -140,7 +140,7 @@ class Gspo(Comparing):
 
 
 @dataclasses.dataclass(frozen=True)
-class Reinforce(Branching):
+class Reinforce(Branching, Algo):
     """−log π · A (Williams 1992). Nothing bounds a step on samples of another policy, so each
     sample is used once."""
 

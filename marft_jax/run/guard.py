@@ -34,7 +34,7 @@ class Finding(NamedTuple):
     """Something outside its bound.
 
     Attributes:
-        kind: nonfinite, kl, entropy, length or reward.
+        kind: nonfinite, kl, standstill, entropy, length or reward.
         who: the agent, ``critic`` or ``team``.
         value, bound: what was measured, and what it should not pass.
         tensors: where numbers were not finite.
@@ -109,9 +109,11 @@ class Guard:
         findings = [*_not_finite(nonfinite), *self._collapsing(episodes, metrics)]
         before = self.memory["since"]
         since = {key: before[key] for key in self._unmoved(metrics) if key in before}
+        found = [(f"{finding.kind} {finding.who}", finding) for finding in findings]
+        found += self._standing(since, float(metrics["reward/mean"]))
         verdict = None
-        for finding in findings:
-            key, skipped = f"{finding.kind} {finding.who}", finding.kind == "nonfinite"
+        for key, finding in found:
+            skipped = finding.kind == "nonfinite"
             since[key] = before.get(key, step)
             allowed = self.settings.skips if skipped else self.settings.patience
             if allowed is not None and step - since[key] + 1 >= allowed and verdict is None:
@@ -123,7 +125,7 @@ class Guard:
             LOGGER.warning("step %d: %s", step, finding)
         self.memory["since"] = since
         self._remember(step, metrics)
-        numbers = {"skipped": skipped_updates(nonfinite), "findings": len(findings)}
+        numbers = {"skipped": skipped_updates(nonfinite), "findings": len(found)}
         numbers["rollbacks"] = self.rollbacks
         return {f"guard/{name}": float(value) for name, value in numbers.items()}, verdict
 
@@ -155,6 +157,13 @@ class Guard:
         nothing of one that was outside before."""
         kls = {f"kl {n}": metrics.get(f"agent/{n}/approx_kl", 0.0) for n in self._agents}
         return [key for key, kl in kls.items() if kl < _MOVED]
+
+    def _standing(self, since: Mapping[str, int], reward: float) -> Iterator[tuple[str, Finding]]:
+        """Agents that a step outside of the bound on the KL has brought to a standstill at which
+        the team earns less than before: where all fail alike nothing teaches them any more."""
+        recent = max(self.memory["rewards"], default=-math.inf)
+        for key in since if reward < recent else ():
+            yield key, Finding("standstill", key.partition(" ")[2], reward, recent)
 
     def _is_outside(self, kind: str, who: str, inside: bool) -> bool:
         """True outside of a bound on the KL; of another one only after a run that was inside for

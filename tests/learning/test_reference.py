@@ -45,7 +45,7 @@ def episodes():
 
 @pytest.mark.parametrize("name", CASES)
 def test_a_training_step_is_that_of_the_definitions(episodes, name):
-    """Adapters, value head and the moments of Adam, to 1e-5."""
+    """Adapters, value head and the moments of Adam, to 2e-5: a step moves an adapter by 1e-2."""
     config = settings(SETTINGS[name](**ALGO, **CASES[name]))
     ours, state = learner(config, name), fresh(config, name)
     algo = settled(config, name).algo
@@ -60,7 +60,7 @@ def test_a_training_step_is_that_of_the_definitions(episodes, name):
     state = jax.device_get(state)
     assert (metrics["clip_fraction"] > 0.01).all()
 
-    def check(got, wanted, tolerance=1e-5):
+    def check(got, wanted, tolerance=2e-5):
         for x, y in zip(jax.tree.leaves(got), wanted, strict=True):
             np.testing.assert_allclose(x, y, rtol=1e-5, atol=tolerance)
 

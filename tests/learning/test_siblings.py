@@ -119,6 +119,12 @@ def test_which_turns_have_branches_follows_from_seed_step_and_episode():
     assert len({turn for turns in at("random", 0) for turn in turns}) > 2
 
 
+def test_an_algorithm_with_branches_keeps_its_other_settings():
+    given = {"algo.name": "grpo", "algo.clip": 0.1, "algo.mask_truncated": True}
+    found = configure({**given, "algo.credit": "siblings", "algo.branches": 2}).algo
+    assert (found.clip, found.mask_truncated, found.branches) == (0.1, True, 2)
+
+
 @pytest.mark.parametrize(
     ("flags", "expected"),
     [

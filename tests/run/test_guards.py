@@ -122,6 +122,16 @@ def test_a_step_in_which_nothing_moved_does_not_end_a_row_of_kls(tmp_path):
     assert list(run_steps(guard(tmp_path), [BAD["kl"], GOOD, BAD["kl"], still, GOOD])) == []
 
 
+def test_a_standstill_at_which_the_team_earns_less_continues_a_row_of_kls(tmp_path):
+    """A team that one step destroyed fails in every task, and never moves again by itself."""
+    destroyed = (episodes(), metrics(kl=1e-10, reward=0.0), {})
+    [(step, verdict)] = run_steps(guard(tmp_path), [GOOD, BAD["kl"], destroyed, destroyed]).items()
+    assert step == 4 and verdict.good == 1
+    assert (verdict.finding.kind, verdict.finding.value) == ("standstill", 0.0)
+    solved = (episodes(), metrics(kl=1e-10, reward=1.0), {})
+    assert not run_steps(guard(tmp_path), [GOOD, BAD["kl"], solved, solved, solved])
+
+
 def test_updates_that_are_not_finite_have_a_limit_of_their_own(tmp_path):
     counts = {"planner": {"logprobs": 2.0, "advantages": 0.0}, "critic": {}}
     broken = (episodes(), metrics(reward=math.nan), counts)
