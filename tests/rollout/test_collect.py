@@ -28,11 +28,11 @@ class Player:
         self.asked.append(([sample.index for sample in samples], step))
         played = Played([], [], 0.5)
         for sample in samples:
-            task, group, member = sample
+            task, group, member, _ = sample
             reward = float(self.rule(task, member))
             episode = small.episode(task, [small.turn(0, [1], [2])], [reward])
             if (task, member) in self.failing:
-                played.failed.append(FailedEpisode(*sample, "a bug"))
+                played.failed.append(FailedEpisode(*sample[:3], "a bug"))
             else:
                 played.episodes.append(episode._replace(group=group, member=member))
         return played
