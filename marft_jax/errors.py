@@ -1,10 +1,13 @@
 """Faults that are not ours: their kinds, and one line for each, with the user's own place in code.
 
-Text of others is made safe to print: nothing in it can steer a terminal or forge a line.
+Code and files of others may raise anything: an exception without a text, or one that ends the
+process when it is asked for its text. And text of others is made safe to print: nothing in it can
+steer a terminal or forge a line.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import sys
@@ -50,7 +53,10 @@ def exit_with(error: BaseException | str, code: int = 2) -> NoReturn:
 
 def described(error: BaseException, bare: type[BaseException] = BadInput) -> str:
     """Spells an exception on one line, ``Kind: text``; of ``bare`` ones the text alone."""
-    kind, text = type(error).__name__, one_line(str(error))
+    kind, text = "an exception", "it cannot say what it is"
+    with contextlib.suppress(BaseException):
+        kind = type(error).__name__
+        text = one_line(str(error))
     if text and isinstance(error, bare):
         return text
     return f"{kind}: {text}" if text else kind

@@ -20,6 +20,8 @@ from marft_jax.formats import jsonlines
 from marft_jax.formats.foreign import DEEPEST
 from marft_jax.types import StepResult
 
+_MOST_PARTS = 100_000  # of an info
+
 
 def load_plugin(name: str, what: str, known: Iterable[str], kind: str = "function") -> Any:
     """Imports ``package.module:name``; the current directory is searched too.
@@ -85,11 +87,11 @@ def number_of(what: str, value: Any) -> float:
 
 
 def info_of(what: str, value: Any) -> dict[str, Any]:
-    """Checks an info, and makes it one for transcripts: plain values, not too deep."""
+    """Checks an info, and makes it one for transcripts: plain values, not too many nor deep."""
     if not isinstance(value, Mapping):
         raise BadInput(f"{what}: expected a mapping, got {shown(value)}")
     try:
-        return jsonlines.plain(dict(value), DEEPEST // 2)
+        return jsonlines.plain(dict(value), _MOST_PARTS, DEEPEST // 2)
     except (ValueError, RecursionError) as error:
         raise BadInput(f"{what}: expected what JSON can hold: {error}") from error
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import math
 import numbers
@@ -66,16 +67,20 @@ def keep(path: Path, wanted: Callable[[Any], bool]) -> None:
         write(path, kept)
 
 
-def plain(value: Any, deepest: int = DEEPEST) -> Any:
+def plain(value: Any, most: float = math.inf, deepest: int = DEEPEST) -> Any:
     """Turns a value into what ``dumps`` writes, in values of Python's own.
 
     Raises:
-        ValueError: it has more than ``deepest`` levels, or stands in itself.
+        ValueError: it has more than ``deepest`` levels, or stands in itself, or has more than
+            ``most`` parts.
     """
+    parts = itertools.count(1)
 
     def walk(value: Any, left: int) -> Any:
         if left < isinstance(value, _HOLDING):
             raise ValueError(f"more than {deepest} levels, or in itself")
+        if next(parts) > most:
+            raise ValueError("too many parts")
         if value is None or isinstance(value, bool):
             return value
         if isinstance(value, str):  # lone surrogates, which no file can hold, spelled out

@@ -63,6 +63,31 @@ def bottomless(*args):
     return bottomless(*args)
 
 
+class Unspeakable(Exception):
+    def __str__(self):
+        raise ValueError("no text")
+
+
+class Leaving(Exception):
+    def __str__(self):
+        raise SystemExit(0)
+
+
+class NoText(Exception):
+    def __str__(self):
+        return 3  # type: ignore[return-value]
+
+
+class Nameless(type):
+    @property
+    def __name__(cls):
+        raise ValueError("no name")
+
+
+class Anonymous(Exception, metaclass=Nameless):
+    pass
+
+
 class Silent:
     __str__ = __repr__ = raising(RuntimeError("no text"))
 
@@ -97,6 +122,13 @@ def deep(levels):
     return {"deep": inner}
 
 
+def laughs():
+    item = ["ha"] * 10
+    for _ in range(20):
+        item = [item] * 10
+    return {"laughs": item}
+
+
 ERRORS = {
     "ValueError": (ValueError("a bug"), "ValueError: a bug"),
     "OSError": (OSError(28, "No space left on device"), "No space left"),
@@ -107,6 +139,10 @@ ERRORS = {
     "SystemExit text": (SystemExit("bye"), "SystemExit: bye"),
     "KeyboardInterrupt": (KeyboardInterrupt(), "KeyboardInterrupt"),
     "BaseException": (BaseException("all of it"), "BaseException: all of it"),
+    "a text that fails": (Unspeakable(), "cannot say what it is"),
+    "a text that exits": (Leaving(), "cannot say what it is"),
+    "a text that is none": (NoText(), "cannot say what it is"),
+    "a name that fails": (Anonymous(), "cannot say what it is"),
     "a text with escapes": (ValueError("a\x1b]52;c;aGk=\x07\nb"), r"a\x1b]52;c;aGk=\x07 b"),
     "a text with half a pair": (ValueError("a\ud800"), r"a\ud800"),
     "a long text": (ValueError("long " * 10**6), "long long"),
@@ -199,6 +235,7 @@ ENVS = {
     "info deep": (returns(info=deep(31)), "more than 32 levels"),
     "info as deep as may be": (returns(info=deep(30)), KEPT),
     "info bottomless": (returns(info=deep(5000)), "info: expected what JSON can hold: more than"),
+    "info exponential": (returns(info=laughs()), "too many parts"),
     "info half a pair": (returns(info={"\ud83d": "\ud83d"}), KEPT),
     "info without a text": (returns(info={"x": Silent()}), "no text"),
     "info that exits": (returns(info={"x": Exiting()}), "SystemExit"),
