@@ -30,6 +30,7 @@ class Stream(enum.IntEnum):
     DEMONSTRATIONS = 6  # their order, for each pass over all of them
     HELD_OUT = 7  # which demonstrations are only measured
     BRANCHES = 8  # which turns have branches
+    BRANCH_ACTIONS = 9  # actions of branches, before the numbers of their ``ActionKey``
 
 
 class ActionKey(NamedTuple):
@@ -56,9 +57,9 @@ def key_2(seed: int, *numbers: int) -> np.ndarray:
 
 
 def numbers_of(key: Sequence[int]) -> Sequence[int]:
-    """Lists the numbers of an action's draw, for ``key_2``: those of a branch only where there is
-    one, so that branches change no other sample."""
-    return key if any(key[6:]) else key[:6]
+    """Lists the numbers of an action's draw, for ``key_2``: branches have a stream of their own, so
+    they change no other sample."""
+    return (Stream.BRANCH_ACTIONS, *key) if any(key[6:]) else key[:6]
 
 
 def generator(seed: int, *numbers: int) -> np.random.Generator:
