@@ -184,10 +184,10 @@ def test_a_study_with_a_fault_is_one_line(study, tmp_path, change, line):
 
 
 def test_the_shipped_studies_are_of_settings_that_exist(study, repository):
-    from marft_jax import config
+    from marft_jax import setting
 
     kinds = [cli.parse(["--algo.name", name]) for name in SETTINGS]
-    known = {key: field for one in kinds for key, field in config.settings(one)}
+    known = {key: field for one in kinds for key, field in setting.settings(one)}
     for file in (repository / "configs" / "studies").glob("*.yaml"):
         for row in study.read(file).rows.values():
             given = {**row.settings, **row.evaluate}
