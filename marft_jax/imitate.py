@@ -126,17 +126,16 @@ def imitate_team(config: Config, wanted: Wanted, on_step: OnStep | None = None) 
     with open_training(config) as run:
         episodes, held_out = prepared(run, config, wanted, found)
         credit, learner = make_credit(config.algo, run.session.team), run.learner
+        unseen = batch_of(held_out, credit, len(held_out), (config.run.seed, 0))
 
         def take(state: TrainState, step: int, rollbacks: int) -> tuple[Collected, tuple[()]]:
             run.session.engine.release()  # nothing but an evaluation needs it
-            seed = run.seed(step)
-            return batch_of(episodes, credit, config.algo.episodes, seed), ()
+            return batch_of(episodes, credit, config.algo.episodes, run.seed(step)), ()
 
         def also(state: TrainState) -> dict[str, Any]:
             if not held_out:
                 return {}
             seed = run.seed(int(state.step) - 1)
-            unseen = batch_of(held_out, credit, len(held_out), (seed[0], 0))
             batch = learner.pack(unseen.episodes, unseen.rewards, seed=seed)
             return {"heldout_loss": learner.loss(state, batch)}
 
