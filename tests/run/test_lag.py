@@ -122,11 +122,14 @@ def test_what_a_run_with_a_lag_reports_was_named_before(whole):
     settings = cli.parse(["--config", str(run / "config.yaml")])
     assert settings.algo.correction == "decoupled"
     names = metric_names(settings, ["planner", "solver"], [])
-    row = json.loads((run / "metrics.jsonl").read_text().splitlines()[-1])
+    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    row = rows[-1]
     evaluated = {name for name in row if name.startswith("eval/")}
     assert names | {"step"} == set(row) - evaluated
     assert {"time/player_wait_s", "agent/solver/correction_weight"} <= names
-    assert row["agent/solver/correction_weight"] != 1
+    weights = [row["agent/solver/correction_weight"] for row in rows]
+    # A step whose branches all leave out the solver has nothing to weigh, and says 1.
+    assert any(weight != 1 for weight in weights)
 
 
 @pytest.mark.parametrize("slow", ["player", "learner"])
