@@ -37,6 +37,10 @@ from marft_jax.team.dag import Graph, Node
 from marft_jax.team.profiles import BUILT_IN, Profile, is_list
 from marft_jax.types import Sampling
 
+MAX_AGENTS = 300
+"""The largest team that was seen to take a step. Its time grows with the square of this number: as
+many more tokens, each beside as many more adapters."""
+
 
 class Blueprint(NamedTuple):
     """Content of a team file: the members in acting order, and how they are wired."""
@@ -120,6 +124,8 @@ def _check_team(agents: Sequence[Profile], source: str) -> None:
     if not agents:
         what = "at least one agent, got none; list them below `agents:`"
         raise BadInput(f"{source}: expected {what}")
+    if len(agents) > MAX_AGENTS:
+        raise BadInput(f"{source}: expected at most {MAX_AGENTS} agents, got {len(agents)}")
     adapters = dict.fromkeys(profile.adapter or profile.name for profile in agents)
     for what, names in (("names", [p.name for p in agents]), ("adapters", adapters)):
         seen: set[str] = set()

@@ -85,6 +85,12 @@ def test_edges_without_nodes_are_refused(tmp_path):
         load_team(written(tmp_path, "agents: [{name: a, answers: true}]\nedges: [[a, b]]"))
 
 
+def test_more_agents_than_a_step_was_ever_taken_with_are_refused(tmp_path):
+    rows = [f"{{name: a{i}, answers: true}}" for i in range(301)]
+    with pytest.raises(BadInput, match="expected at most 300 agents, got 301"):
+        load_team(written(tmp_path, f"agents: [{', '.join(rows)}]"))
+
+
 A, B = Node("a", "planner"), Node("b", "solver")
 
 
