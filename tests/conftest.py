@@ -32,6 +32,7 @@ def compile_plainly() -> None:
     so does everything with MARFT_OPTIMISED=1 in the environment.
     """
     jax.config.update("jax_disable_most_optimizations", True)
+    jax.config.update("jax_traceback_in_locations_limit", 0)  # programs are lowered faster without
     jax.config.update(
         "jax_compilation_cache_dir", os.environ["JAX_COMPILATION_CACHE_DIR"] + "_plain"
     )
