@@ -236,6 +236,7 @@ def test_when_all_are_damaged_none_is_used(two, tmp_path):
         truncated(run / "checkpoints" / str(step) / "manifest.json")
     with opened(run) as checkpoints:
         assert checkpoints.restore(fresh()) is None
+        assert checkpoints.find("latest") is None  # asked again, of what is known by now
 
 
 def test_a_run_whose_checkpoints_are_all_damaged_is_refused_and_left_as_it_is(two, tmp_path):
