@@ -318,17 +318,18 @@ def _chain(
     groups: dict[int, int] = {}
     for e, episode in enumerate(episodes):
         group, end = groups.setdefault(episode.group, len(groups)), 0
-        layers = layers_of(episode.turns)
-        for k, (agent, nth) in enumerate(episode.places):
-            start, end = end, end + len(decisions[e][k])
+        trunk = episodes[chain.trunk_E[e]]  # where the turn of a branch has its place
+        places, layers = trunk.places, layers_of(trunk.turns)
+        first = max(0, int(chain.branch_E[e]))
+        for k, (turn, reward) in enumerate(zip(episode.turns, rewards[e], strict=True)):
+            start, end, at = end, end + len(decisions[e][k]), first + k
             span = np.s_[e, start:end]
             chain.flat_EJ[span] = decisions[e][k]
             chain.weight_EJ[span] = 1 / (end - start)
-            chain.rewards_EJ[e, end - 1] = rewards[e][k]
-            chain.agent_EJ[span], chain.group_EJ[span] = agent, group
-            chain.nth_EJ[span], chain.turn_EJ[span] = nth, k
-            chain.layer_EJ[span] = layers[k]
-            chain.cut_EJ[span] = episode.turns[k].truncated
+            chain.rewards_EJ[e, end - 1] = reward
+            chain.agent_EJ[span], chain.group_EJ[span] = turn.agent, group
+            chain.nth_EJ[span], chain.turn_EJ[span] = places[at][1], at
+            chain.layer_EJ[span], chain.cut_EJ[span] = layers[at], turn.truncated
         chain.mask_EJ[e, :end] = 1
         chain.continues_EJ[e, : end - 1] = 1
     return chain

@@ -10,7 +10,7 @@ import small
 
 from marft_jax.cli import configure
 from marft_jax.errors import BadInput
-from marft_jax.learning.advantages import minus_siblings
+from marft_jax.learning.advantages import NORMALIZERS, minus_siblings, sizes
 from marft_jax.learning.algorithms import ALGORITHMS, normalized_advantages
 from marft_jax.learning.batch import chain_of_turns
 from marft_jax.rollout.collect import _learnable, branched_turns
@@ -142,3 +142,14 @@ def test_an_algorithm_with_branches_keeps_its_other_settings():
 def test_settings_that_do_not_fit_branches_are_refused(flags, expected):
     with pytest.raises(BadInput, match=expected):
         configure(flags)
+
+
+def test_a_branch_keeps_the_place_of_its_turn_in_the_trunk():
+    """So ``group_turn`` scales it with its siblings, and not with its agent's first turns."""
+    own, earned = trunk([0, 0, 1, 0])
+    played = [(own, earned), *(branch(own, turn, 1, 10.0 * turn) for turn in (0, 2, 3))]
+    chain = chain_of_turns(*_learnable(played))
+    assert [row[0] for row in chain.nth_EJ[1:].tolist()] == [0, 1, 1]
+    assert chain.turn_EJ[1:, 0].tolist() == chain.layer_EJ[1:, 0].tolist() == [0, 2, 3]
+    found = NORMALIZERS["group_turn"](minus_siblings(chain), chain, sizes(chain, None), True)
+    assert np.abs(found[[1, 2, 3], 0]) == pytest.approx(1)
