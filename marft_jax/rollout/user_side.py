@@ -10,7 +10,7 @@ from marft_jax.errors import BadInput, place
 from marft_jax.plugins import result_of, shown, text_of
 from marft_jax.team.prompts import ContextFull, Team
 from marft_jax.team.protocol import Step, check_acts, check_step
-from marft_jax.team.workflows import Workflow
+from marft_jax.team.workflows import Workflow, find_workflow
 from marft_jax.types import Act, StepResult, Turn
 
 
@@ -22,6 +22,10 @@ class Rules(NamedTuple):
     create_env: Callable[[], Env]
     max_turns: int
     max_tool_calls: int
+
+    def alone(self, agent: int) -> Rules:
+        """Rules of that agent alone."""
+        return self._replace(team=self.team.alone(agent), workflow=find_workflow("solo"))
 
 
 class End(NamedTuple):
