@@ -50,7 +50,7 @@ def collect(
         samples = samples_of(config, step, refill)[: missing * _group_size(config)]
         for part in play_samples(rollout, credit, samples, config, step):
             played += part.episodes
-            rewards += [np.float32(e.paid) if e.paid else credit(e) for e in part.episodes]
+            rewards += [_earned(credit, episode) for episode in part.episodes]
             failed, waited_s = failed + len(part.failed), waited_s + part.waited_s
         groups = list(dict.fromkeys(episode.group for episode in played))
         kept = with_signal(played, rewards) if config.algo.dynamic_sampling else set(groups)
@@ -61,6 +61,10 @@ def collect(
     both = [(played[i], rewards[i]) for i in learned]
     episodes, earned = learnable(both, by_step=str(config.algo.credit) == "tree")
     return Collected(episodes, earned, played, rewards, len(groups) - len(kept), failed, waited_s)
+
+
+def _earned(credit: Credit, episode: Episode) -> np.ndarray:
+    return np.asarray(episode.paid, np.float32) if episode.paid else credit(episode)
 
 
 def samples_of(config: Config, step: int, refill: int = 0) -> list[Sample]:
