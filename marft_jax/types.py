@@ -83,6 +83,7 @@ class StepResult(NamedTuple):
     # what is new in ``observation``, for agents that still see what was before (context: shared);
     # the whole observation where it is empty
     feedback: str = ""
+    snapshot: Any = None  # of an environment that can be restored; taken where branches may need it
 
 
 class Sample(NamedTuple):

@@ -151,12 +151,17 @@ class LiveEpisode:
         self._turns[self._first :] = [
             seen.get(turn.index, turn._replace(answers=False)) for turn in own
         ]
-        acted = [turn.name for turn in own]
-        result = yield self._call("step", self._user.step, tuple(step.turns), acted)
-        result = result._replace(info={**result.info, **step.info})
-        if self._trunk and all(turn.replayed for turn in own):
-            before = self._trunk.results[len(self._results)]
-            yield from self._expect("answer to a step", before, result)
+        is_repeated = all(turn.replayed for turn in own)
+        before = self._trunk.results[len(self._results)] if self._trunk and is_repeated else None
+        if before is not None and before.snapshot is not None:
+            yield self._call("restore", self._user.restore, before.snapshot)
+            result = before
+        else:
+            acted = [turn.name for turn in own]
+            result = yield self._call("step", self._user.step, tuple(step.turns), acted)
+            result = result._replace(info={**result.info, **step.info})
+            if before is not None:
+                yield from self._expect("answer to a step", before, result)
         self._results.append(result)
         self._first = len(self._turns)
         return result

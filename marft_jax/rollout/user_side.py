@@ -22,6 +22,7 @@ class Rules(NamedTuple):
     create_env: Callable[[], Env]
     max_turns: int
     max_tool_calls: int
+    snapshots: bool  # of environments that offer them, after each step
 
     def alone(self, agent: int) -> Rules:
         """Rules of that agent alone."""
@@ -99,9 +100,15 @@ class UserSide:
     def step(self, turns: Sequence[Turn], acted: Sequence[str]) -> StepResult:
         answer = self._env.step(turns)
         try:
-            return result_of(answer, acted)
+            result = result_of(answer, acted)
         except BadInput as error:
             raise BadInput(f"the environment's step: {error}{place(self._env.step)}") from None
+        if self._rules.snapshots and hasattr(self._env, "snapshot"):
+            result = result._replace(snapshot=self._env.snapshot())
+        return result
+
+    def restore(self, snapshot: Any) -> None:
+        self._env.restore(snapshot)
 
     def tool(self, turn: Turn) -> str | None:
         answer = self._env.tool(turn)

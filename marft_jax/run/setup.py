@@ -221,6 +221,7 @@ def make_rollout(
         step_seconds=settings.step_seconds,
         max_tool_calls=session.config.team.max_tool_calls,
         max_turns=settings.max_turns,
+        snapshots=session.config.algo.branches > 0 and stream == Stream.TRAINING,
         stop=lambda: session.stop() or unwanted(),
         report=report,
         stream=stream,

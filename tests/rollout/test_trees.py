@@ -11,7 +11,7 @@ from test_branches import TOPOLOGIES, by_branch, plain, rollout_of
 from marft_jax.cli import configure
 from marft_jax.learning.credit import make_credit
 from marft_jax.rollout.branches import branched_turns, play_samples
-from marft_jax.types import Sample
+from marft_jax.types import Sample, StepResult
 
 SAMPLES = [Sample(i, i // 2, i % 2) for i in range(6)]
 
@@ -109,3 +109,44 @@ def test_a_budget_of_leaves_or_tokens_is_that_of_a_step_without_branches(credit,
     tokens = sum(len(t.action) for e in without for t in e.turns)
     assert 48 <= cost("leaves")[0] <= 60 < cost("none")[0]
     assert 0.6 * tokens < cost("tokens")[1] < 1.3 * tokens < cost("none")[1]
+
+
+class Counted:
+    """Three steps, of which the last pays by all that was said; counts those it is asked for."""
+
+    taken = 0
+
+    def reset(self, seed: int) -> str:
+        self._said: list[int] = []
+        return f"t{seed}"
+
+    def step(self, turns):
+        type(self).taken += 1
+        self._said.append(sum(len(turn.text) for turn in turns))
+        over = len(self._said) == 3
+        return StepResult(f"s{self._said}", float(sum(self._said)) if over else 0.0, over)
+
+
+class Restored(Counted):
+    def snapshot(self):
+        return list(self._said)
+
+    def restore(self, value):
+        self._said = list(value)
+
+
+def test_where_an_environment_offers_snapshots_no_step_is_taken_again():
+    def episodes(env):
+        env.taken = 0
+        rollout, _ = rollout_of("sequential", 0, by_branch, env=env, snapshots=True)
+        trunks, others, _ = played(rollout, "siblings", branch_at="every")
+        return [*trunks, *others], env.taken
+
+    again, stepped = episodes(Counted)
+    restored, taken = episodes(Restored)
+    assert [list(map(plain, e.turns)) for e in again] == [
+        list(map(plain, e.turns)) for e in restored
+    ]
+    assert [e.reward for e in again] == [e.reward for e in restored]
+    steps = [len({t.step for t in e.turns if not t.replayed}) for e in restored]
+    assert taken == sum(steps) < stepped == 3 * len(again)
