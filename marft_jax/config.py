@@ -162,8 +162,8 @@ class Algo:
     with all; reward * credit_discount^(N-1-k) for turn k of N; or each by its own step reward."""
     credit_discount: float = setting(1.0, least=0, most=1, needs="algo.credit step_discount")
     """step_discount: how much less each earlier turn of a step is paid."""
-    step_reward: str | None = setting(None, needs="algo.credit per_step")
-    """per_step: planner, solver, verifier, code_planner, coder, debugger or
+    step_reward: str | None = setting(None, needs="algo.credit per_step or tree")
+    """per_step, tree: planner, solver, verifier, code_planner, coder, debugger or
     package.module:function; an agent's own `reward` comes first."""
     reward_bias: float = 0.0
     """A reward becomes (reward + bias) * scale, clipped; one for a single agent has no bias."""
@@ -211,6 +211,8 @@ class Algo:
     recorded: ClassVar[bool] = False
     branches: ClassVar[int] = 0
     branch_at: ClassVar[str] = "random"
+    branch_continue: ClassVar[str] = "end"
+    branch_budget: ClassVar[str] = "none"
     has_critic: ClassVar[bool] = False
     compares: ClassVar[bool] = False
     baseline: ClassVar[str | None] = None

@@ -83,6 +83,7 @@ class StepResult(NamedTuple):
     # what is new in ``observation``, for agents that still see what was before (context: shared);
     # the whole observation where it is empty
     feedback: str = ""
+    snapshot: Any = None  # of an environment that can be restored; taken where branches may need it
 
 
 class Sample(NamedTuple):
@@ -92,17 +93,20 @@ class Sample(NamedTuple):
     group: int  # number of the group; its members have the same task and are compared
     member: int = 0  # number of the episode in its group
     branch: Branch | None = None  # where and of what it is a branch
+    alone: int | None = None  # the agent that plays it alone, instead of the team
 
 
 class Branch(NamedTuple):
     """Another sample of one turn of an episode, played on to the end.
 
     The turns before it, and those beside it that were asked for together with it, are as they were.
+    A turn after the last one goes on with a trunk that has stopped.
     """
 
     trunk: Episode
     turn: int  # index of the turn that is sampled anew
     number: int  # of the branch at this turn, from 1
+    stops: bool = False  # it ends with the answer to the step of that turn
 
 
 class Episode(NamedTuple):
@@ -115,7 +119,12 @@ class Episode(NamedTuple):
     turns: Sequence[Turn]  # every turn, in acting order
     results: Sequence[StepResult]  # the environment's answer to each step
     # of a branch: the trunk's turn that is sampled anew, and the number of the branch there, from 1
+    # (0: the trunk's own, which another one surpassed); of an agent alone: -1, and the agent
     branch: tuple[int, int] | None = None
+    # of a trunk that grew turn by turn: what each turn earned when it was compared, before others
+    # of its step were chosen
+    paid: tuple[float, ...] = ()
+    alone: Mapping[int, float] = {}  # what an agent earns alone on the task, where that is known
 
     @property
     def reward(self) -> float:

@@ -43,12 +43,15 @@ _BY_NAME = (Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY)
 class Env(Protocol):
     """An episode of a task: an object is made for each.
 
-    Three more methods are optional: ``view(agent, observation) -> str``, what the agent of that
+    More methods are optional: ``view(agent, observation) -> str``, what the agent of that
     name sees of the state; ``tool(turn) -> str | None``, the answer to a tool that the turn calls,
     after which the same agent goes on; None where it calls none; and ``demonstrate(agents)``, turns
     that solve the task of ``reset``, as ``{"agent": name, "text": text}`` in the order in which the
-    team's workflow takes them. It is given the team's members, in acting order. All are called
-    from threads, ``view`` of all episodes one after another.
+    team's workflow takes them. It is given the team's members, in acting order. Where a step is
+    expensive, ``snapshot()`` returns the state as a value that JSON can hold, and
+    ``restore(value)`` puts a fresh environment, after the same ``reset``, into it: branches of an
+    episode (see ``rollout/README.md``) then repeat no step. All are called from threads, ``view``
+    of all episodes one after another.
     """
 
     def reset(self, seed: int) -> str:

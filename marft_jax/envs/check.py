@@ -40,6 +40,7 @@ class _Played(NamedTuple):
     """An episode: its kinds of events with their values, and its slowest calls."""
 
     events: list[tuple[str, Any]]
+    restored: bool  # from its own snapshots, after each step
     reset_seconds: float
     step_seconds: float
 
@@ -70,10 +71,11 @@ def check(
     create = from_class(create, "train").create
     try:
         for seed in range(episodes):
-            first, again = (_play(watch, create, seed, steps, agents) for _ in range(2))
+            first, again = (_play(watch, create, seed, steps, agents, r) for r in (False, True))
             pairs = zip(first.events, again.events, strict=False)
             if other := next((now[0] for now, then in pairs if now != then), ""):
-                problems.append(f"seed {seed}: the same seed and turns gave another {other}")
+                same = "seed, turns and snapshots" if again.restored else "seed and turns"
+                problems.append(f"seed {seed}: the same {same} gave another {other}")
             played.append(first)
     except _Wrong as wrong:
         problems.append(str(wrong))
@@ -111,15 +113,22 @@ class _Watch:
 
 
 def _play(
-    watch: _Watch, create: Callable[[], Any], seed: int, steps: int, agents: Sequence[str]
+    watch: _Watch,
+    create: Callable[[], Any],
+    seed: int,
+    steps: int,
+    agents: Sequence[str],
+    restores: bool,
 ) -> _Played:
-    """Plays an episode; raises as ``_Watch``."""
+    """Plays an episode; raises as ``_Watch``. ``restores``: an environment that offers snapshots is
+    replaced after each step by a fresh one that is given the last one's."""
     env, _ = watch("creating it", create)
     state, took = watch(f"reset({seed})", _task, env, seed)
     view, _ = watch("its view", getattr, env, "view", None)
     tool, _ = watch("its tool", getattr, env, "tool", None)
     events: list[tuple[str, Any]] = [("task", state)]
     slowest, step, is_done = 0.0, 0, False
+    restores = restores and hasattr(env, "snapshot")
     while not is_done and step < steps:
         where, turns = f"seed {seed}, step {step}", _turns(step, seed, agents)
         for name in agents if view is not None else ():
@@ -130,7 +139,13 @@ def _play(
         events += [("reward", result.reward), ("end", result.done)]
         state, is_done = result.observation, result.done
         step, slowest = step + 1, max(slowest, seconds)
-    return _Played(events, took, slowest)
+        if restores:
+            value, _ = watch(f"{where}, snapshot", env.snapshot)
+            env, _ = watch("creating it", create)
+            watch(f"reset({seed})", _task, env, seed)
+            watch(f"{where}, restore", env.restore, json.loads(json.dumps(value)))
+            view, tool = getattr(env, "view", None), getattr(env, "tool", None)
+    return _Played(events, restores, took, slowest)
 
 
 def _turns(step: int, seed: int, agents: Sequence[str]) -> list[Turn]:

@@ -193,14 +193,15 @@ def minus_place_mean(returns_EJ: np.ndarray, sizes_EJ: np.ndarray, chain: Chain)
     return np.where(chain.mask_EJ > 0, chosen_EJ, 0)  # padding counts as a link of the first group
 
 
-def minus_siblings(chain: Chain) -> np.ndarray:
+def minus_siblings(chain: Chain, by_step: bool = False) -> np.ndarray:
     """Value of each turn minus the mean value of its siblings; 0 for a turn that has none.
 
     Siblings are samples of one turn, from the same state. The value of one is the mean return over
     the leaves of its subtree: of a branch's turn, its own return; of a trunk's turn t, the mean
-    over the trunk and its branches at later turns. Exactly 0 where all siblings are worth the same.
+    over the trunk and its branches at later turns. ``by_step``: it is the turn's own reward.
+    Exactly 0 where all siblings are worth the same.
 
-    Source: leave-one-out credit by replay, C3 (arXiv 2603.06859).
+    Sources: leave-one-out credit by replay, C3 (arXiv 2603.06859); AT-GRPO (arXiv 2510.11062).
     """
     returns_E = chain.rewards_EJ.sum(1, dtype=np.float64)
     advantages_EJ = np.zeros_like(chain.rewards_EJ)
@@ -209,15 +210,30 @@ def minus_siblings(chain: Chain) -> np.ndarray:
         for turn in np.unique(chain.branch_E[tree_E & (chain.branch_E >= 0)]):
             siblings = np.flatnonzero(tree_E & (chain.branch_E == turn))
             leaves_E = tree_E & ((chain.branch_E < 0) | (chain.branch_E > turn))
+            is_own_J = chain.turn_EJ[trunk] == turn
             own = returns_E[leaves_E]
+            if by_step:
+                own = chain.rewards_EJ[trunk, is_own_J].sum(keepdims=True, dtype=np.float64)
             value = own[0] + (own - own[0]).mean()
             values = np.asarray([value, *returns_E[siblings]]) - value
             if np.abs(values).max() <= _ROUNDING * np.abs(own).max():
                 continue
             apart = values - (values.sum() - values) / len(siblings)
-            advantages_EJ[trunk] += apart[0] * (chain.turn_EJ[trunk] == turn)
+            advantages_EJ[trunk] += apart[0] * is_own_J
             advantages_EJ[siblings] = apart[1:, None]
     return advantages_EJ * chain.mask_EJ
+
+
+def minus_alone(chain: Chain) -> np.ndarray:
+    """Return of each turn's episode minus what its agent earns alone on the task; exactly 0 where
+    all samples of an agent on a task earn that, or nobody knows it.
+
+    Source: after counterfactual credit by solo runs, CCPO (arXiv 2603.21563).
+    """
+    returns_E1 = chain.rewards_EJ.sum(1, keepdims=True, dtype=np.float64)
+    apart_EJ = np.where(np.isnan(chain.alone_EJ), 0, returns_E1 - chain.alone_EJ) * chain.mask_EJ
+    over = Cells(chain.weight_EJ, chain.group_EJ).split(chain.agent_EJ)
+    return zero_rounding(apart_EJ, over, sizes(chain, None))
 
 
 def groups_with_signal(episodes: Sequence[Episode], rewards: Sequence[np.ndarray]) -> set[int]:

@@ -50,7 +50,9 @@ def _gae(config: kinds.WithCritic, chain: Chain, values_EJ: np.ndarray, _: Any) 
 def _minus_baseline(config: Algo, chain: Chain, _: Any, baseline_P: np.ndarray) -> Estimated:
     returns_EJ, sizes_EJ = adv.returns_to_go(chain), adv.sizes(chain, None)
     if config.branches:
-        return adv.minus_siblings(chain), returns_EJ
+        if str(config.credit) == "solo":
+            return adv.minus_alone(chain), returns_EJ
+        return adv.minus_siblings(chain, by_step=str(config.credit) == "tree"), returns_EJ
     if config.baseline in ("moving", "role"):
         over = adv.Cells(chain.weight_EJ, adv.roles(chain, config.baseline))
         return adv.minus_moving_mean(returns_EJ, sizes_EJ, over, baseline_P), returns_EJ

@@ -61,6 +61,7 @@ class Chain(NamedTuple):
     rewards_EJ: np.ndarray  # reward of each link; a turn's reward sits on its last token
     continues_EJ: np.ndarray  # 1 where another link of the episode follows
     weight_EJ: np.ndarray  # 1 / the links of its turn, so that each turn adds up to one
+    alone_EJ: np.ndarray  # what its agent earns alone on the task; NaN where nobody knows
     agent_EJ: np.ndarray  # who acted
     group_EJ: np.ndarray  # number of the episode's group: those with the same task
     nth_EJ: np.ndarray  # number of its turn among the agent's in the episode, from 0
@@ -310,7 +311,7 @@ def _chain(
     shape = len(decisions), max(sum(map(len, turns)) for turns in decisions)
     chain = Chain(
         np.zeros(shape, np.int32),
-        *(np.zeros(shape, np.float32) for _ in range(4)),  # pyright: ignore[reportCallIssue]
+        *(np.zeros(shape, np.float32) for _ in range(5)),  # pyright: ignore[reportCallIssue]
         *(np.zeros(shape, np.int32) for _ in range(6)),
         *trees_of(episodes),
         shape_UBX=shape_UBX,
@@ -318,17 +319,19 @@ def _chain(
     groups: dict[int, int] = {}
     for e, episode in enumerate(episodes):
         group, end = groups.setdefault(episode.group, len(groups)), 0
-        layers = layers_of(episode.turns)
-        for k, (agent, nth) in enumerate(episode.places):
-            start, end = end, end + len(decisions[e][k])
+        trunk = episodes[chain.trunk_E[e]]  # where the turn of a branch has its place
+        places, layers = trunk.places, layers_of(trunk.turns)
+        first = max(0, int(chain.branch_E[e]))
+        for k, (turn, reward) in enumerate(zip(episode.turns, rewards[e], strict=True)):
+            start, end, at = end, end + len(decisions[e][k]), first + k
             span = np.s_[e, start:end]
             chain.flat_EJ[span] = decisions[e][k]
             chain.weight_EJ[span] = 1 / (end - start)
-            chain.rewards_EJ[e, end - 1] = rewards[e][k]
-            chain.agent_EJ[span], chain.group_EJ[span] = agent, group
-            chain.nth_EJ[span], chain.turn_EJ[span] = nth, k
-            chain.layer_EJ[span] = layers[k]
-            chain.cut_EJ[span] = episode.turns[k].truncated
+            chain.rewards_EJ[e, end - 1] = reward
+            chain.alone_EJ[span] = episode.alone.get(turn.agent, np.nan)
+            chain.agent_EJ[span], chain.group_EJ[span] = turn.agent, group
+            chain.nth_EJ[span], chain.turn_EJ[span] = places[at][1], at
+            chain.layer_EJ[span], chain.cut_EJ[span] = layers[at], turn.truncated
         chain.mask_EJ[e, :end] = 1
         chain.continues_EJ[e, : end - 1] = 1
     return chain

@@ -4,7 +4,7 @@ For step t of an episode with the team's reward R, shaped to R' = clip((R + bias
 
     last, equal     R' on the step's last turn
     step_discount   R'·d^(N−1−k) on turn k = 0 … N−1 of the step
-    per_step        f_k(turn, R, episode) on each turn, shaped like a reward
+    per_step, tree  f_k(turn, R, episode) on each turn, shaped like a reward
 
 Rewards for single agents are added to the agent's last turn of the step, and the length penalty to
 every turn. Each step is credited within its own turns.
@@ -31,7 +31,8 @@ def make_credit(algo: Algo, team: Team) -> Credit:
     Raises:
         BadInput: ``per_step`` and an agent without a step reward, or one that cannot be loaded.
     """
-    functions = _step_rewards(algo, team) if algo.credit == "per_step" else ()
+    by_step = str(algo.credit) in ("per_step", "tree")  # tree: of the algorithms with branches
+    functions = _step_rewards(algo, team) if by_step else ()
 
     def credit(episode: Episode) -> np.ndarray:
         rewards_K = np.zeros(len(episode.turns), np.float32)
@@ -39,7 +40,7 @@ def make_credit(algo: Algo, team: Team) -> Credit:
             turns = [k for k, turn in enumerate(episode.turns) if turn.step == step]
             if not turns:
                 continue
-            if algo.credit == "per_step":
+            if by_step:
                 for k in turns:
                     turn = episode.turns[k]
                     score = _score(functions[turn.agent], turn, result.reward, episode)
@@ -105,6 +106,8 @@ def _step_rewards(algo: Algo, team: Team) -> list[StepReward]:
     functions = []
     for profile in team.profiles:
         name = profile.reward or algo.step_reward
+        if name is None and algo.branches:
+            name = "verifier"  # the team's reward of the step
         if name is None:
             raise BadInput(
                 f"--algo.credit per_step: agent {profile.name!r} has no step reward; add "

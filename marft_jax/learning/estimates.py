@@ -79,6 +79,9 @@ def estimate(
         advantages_EJ, returns_EJ = normalized_advantages(
             algo, algorithm, chain, known_EJ, baseline.mean
         )
+    if algo.branches:
+        for what, x_EJ in (("advantage", abs(advantages_EJ)), ("compared", advantages_EJ != 0)):
+            report[what] = adv.role_means(x_EJ, chain, chain.agent_EJ, agents)[0]
     if algo.baseline in ("moving", "role"):
         labels_EJ = adv.roles(chain, algo.baseline)
         means = adv.role_means(returns_EJ, chain, labels_EJ, len(baseline.mean))

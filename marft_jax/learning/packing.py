@@ -61,6 +61,20 @@ class TokenSequence(NamedTuple):
         return n if same.all() else int(same.argmin())
 
 
+def known_before(sequences: Sequence[tuple[int, np.ndarray]]) -> np.ndarray:
+    """Counts the first tokens of each (owner, ids) that are not new: those which it shares with the
+    one before it, were all sorted."""
+    keys = [(owner, ids.astype(">u4").tobytes()) for owner, ids in sequences]
+    order = sorted(range(len(keys)), key=keys.__getitem__)
+    known = np.zeros(len(keys), int)
+    for i, j in itertools.pairwise(order):
+        if keys[i][0] == keys[j][0]:
+            n = min(len(sequences[i][1]), len(sequences[j][1]))
+            same = sequences[i][1][:n] == sequences[j][1][:n]
+            known[j] = n if same.all() else same.argmin()
+    return known
+
+
 def nest(e: int, episode: Episode, owners: Sequence[int]) -> list[TokenSequence]:
     """Makes the sequences of one episode: a turn that continues an earlier one extends its one."""
     sequences: list[TokenSequence] = []

@@ -90,14 +90,24 @@ class Tppo(TokenLevel, WithCritic):
 class Branching:
     """Settings of an algorithm that may compare a turn with its siblings."""
 
-    credit: Literal["last", "equal", "step_discount", "per_step", "siblings"] = "last"
+    credit: Literal["last", "equal", "step_discount", "per_step", "siblings", "tree", "solo"] = (
+        "last"
+    )
     """As elsewhere; or siblings: a turn earns the mean return of its subtree minus that of its
-    siblings, further samples of the same turn (C3, arXiv 2603.06859)."""
-    branches: int = setting(0, least=0, needs="algo.credit siblings")
-    """Further samples of a turn, each played on to the end of its episode."""
-    branch_at: str = setting("random", needs="algo.branches")
+    siblings, further samples of the same turn (C3, arXiv 2603.06859); tree: its step reward minus
+    theirs (AT-GRPO, arXiv 2510.11062); solo: the team's return minus what the turn's agent earns
+    alone on the task (CCPO, arXiv 2603.21563)."""
+    branches: int = setting(0, least=0, needs="algo.credit siblings or tree or solo")
+    """Further samples of a turn; with credit solo, samples of each agent alone on a task."""
+    branch_at: str = setting("random", needs="algo.credit siblings or tree")
     """Which turns have branches: one at random of each episode; every one; or those of the agents
     named, with commas between."""
+    branch_continue: Literal["end", "best", "random"] = setting("end", needs="algo.credit tree")
+    """All samples of a turn are played on to the end; or only to the end of their step, and the one
+    with the best step reward goes on, or a random one."""
+    branch_budget: Literal["none", "leaves", "tokens"] = setting("none", needs="algo.branches")
+    """Play fewer tasks, so that a step has no more episodes, or sampled tokens, than without
+    branches."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -287,17 +297,22 @@ def validate(algo: Algo, critic: Critic) -> None:
     name, size = algo.name, algo.group_size
     if algo.has_critic and critic.mode == "none":
         raise BadInput(f"--critic.mode: {name} needs a critic, got none; use shared, heads or lora")
-    if str(algo.credit) == "siblings":  # of the algorithms that compare
+    if (credit := str(algo.credit)) in ("siblings", "tree", "solo"):
         if not algo.branches:
             raise BadInput(
-                "--algo.branches: credit siblings compares other samples of a turn, expected at "
+                f"--algo.branches: credit {credit} compares with further samples, expected at "
                 "least 1, got 0; set it to 3, say"
             )
         if algo.dynamic_sampling or algo.baseline in ("moving", "role"):
             raise BadInput(
-                "--algo.credit siblings: siblings are the baseline; leave --algo.dynamic_sampling "
-                "and --algo.baseline out"
+                f"--algo.credit {credit}: further samples are the baseline; leave "
+                "--algo.dynamic_sampling and --algo.baseline out"
             )
+    if algo.branch_continue == "best" and algo.branch_at == "random":
+        raise BadInput(
+            "--algo.branch_at: with --algo.branch_continue best nobody knows beforehand how many "
+            "turns there will be; expected every, or agents, got random"
+        )
     for what, wanted in (
         (f"--algo.name {name}", algo.compares),
         (f"--algo.normalize {algo.normalize}", algo.normalize.startswith("group")),

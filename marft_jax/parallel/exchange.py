@@ -69,7 +69,8 @@ def _episode(row: dict[str, Any]) -> Episode:
     turns = tuple(_turn(turn) for turn in row["turns"])
     results = tuple(_typed(StepResult, result) for result in row["results"])
     branch = None if row["branch"] is None else tuple(map(int, row["branch"]))
-    return _typed(Episode, row)._replace(turns=turns, results=results, branch=branch)
+    own = _typed(Episode, row | {"paid": tuple(row["paid"])})
+    return own._replace(turns=turns, results=results, branch=branch)
 
 
 def _turn(row: dict[str, Any]) -> Turn:

@@ -25,6 +25,19 @@ class Group(NamedTuple):
     task: str
     episodes: list[ShownEpisode]
 
+    @property
+    def trees(self) -> list[tuple[int, list[tuple[int, list[int]]]]]:
+        """Places of the episodes that have branches, each with its turns that have some, in order,
+        and the places of these branches."""
+        found: dict[int, dict[int, list[int]]] = {}
+        trunks = {e.member: i for i, e in enumerate(self.episodes) if e.branch is None and e.turns}
+        for i, e in enumerate(self.episodes):
+            trunk = trunks.get(e.member)
+            if e.branch and e.turns and trunk is not None:
+                if 0 <= e.branch[0] < len(self.episodes[trunk].turns):
+                    found.setdefault(trunk, {}).setdefault(e.branch[0], []).append(i)
+        return [(trunk, sorted(turns.items())) for trunk, turns in found.items()]
+
 
 class Chapter(NamedTuple):
     """Episodes of a step (or a file) that are shown.

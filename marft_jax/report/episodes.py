@@ -45,6 +45,7 @@ class ShownEpisode(NamedTuple):
     verdicts: of the grader: ``agent``, ``verdict``, and the ``answer`` found in its text.
     expected: the reference answer; None where the environment gives none.
     remarks: what else the environment noted of each step, as JSON.
+    branch: the turn of the sample of which it is a branch, and its number there.
     """
 
     index: int
@@ -57,6 +58,7 @@ class ShownEpisode(NamedTuple):
     expected: str | None
     remarks: list[str]
     failed: str | None
+    branch: tuple[int, int] | None
 
     @property
     def outcome(self) -> str:
@@ -89,7 +91,7 @@ def episode(row: Mapping[str, Any], systems: Mapping[str, str]) -> ShownEpisode:
     """
     infos = [r["info"] for r in _mappings(row.get("results")) if isinstance(r.get("info"), dict)]
     expected = [i.get("reference", i.get("answer")) for i in infos]
-    failed = row.get("failed")
+    failed, branch = row.get("failed"), _list(row.get("branch"))
     return ShownEpisode(
         index=_whole(row.get("index")),
         group=_whole(row.get("group")),
@@ -101,6 +103,7 @@ def episode(row: Mapping[str, Any], systems: Mapping[str, str]) -> ShownEpisode:
         expected=next((shortened(_text(e)) for e in reversed(expected) if e is not None), None),
         remarks=[shortened(rest) for info in infos if (rest := _remarks(info)) != "{}"],
         failed=None if failed is None else shortened(_text(failed)),
+        branch=(_whole(branch[0]), _whole(branch[1])) if len(branch) == 2 else None,
     )
 
 

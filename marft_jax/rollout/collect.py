@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
 
 from marft_jax import random_keys
 from marft_jax.config import Config
-from marft_jax.types import Branch, Credit, Episode, Played, Player, Sample
+from marft_jax.rollout.branches import learnable, play_samples
+from marft_jax.types import Credit, Episode, Player, Sample
 
 HasSignal = Callable[[Sequence[Episode], Sequence[np.ndarray]], set[int]]
 """Episodes and the rewards of their turns to the groups that something is learned from."""
@@ -47,9 +48,9 @@ def collect(
     for refill in range(_draws(config)):
         missing = wanted - len(kept)
         samples = samples_of(config, step, refill)[: missing * _group_size(config)]
-        for part in _with_branches(rollout, samples, config, step):
+        for part in play_samples(rollout, credit, samples, config, step):
             played += part.episodes
-            rewards += map(credit, part.episodes)
+            rewards += [_earned(credit, episode) for episode in part.episodes]
             failed, waited_s = failed + len(part.failed), waited_s + part.waited_s
         groups = list(dict.fromkeys(episode.group for episode in played))
         kept = with_signal(played, rewards) if config.algo.dynamic_sampling else set(groups)
@@ -57,53 +58,13 @@ def collect(
             break
     kept = kept or set(groups[:wanted])
     learned = [i for i, episode in enumerate(played) if episode.group in kept]
-    episodes, earned = _learnable([(played[i], rewards[i]) for i in learned])
+    both = [(played[i], rewards[i]) for i in learned]
+    episodes, earned = learnable(both, by_step=str(config.algo.credit) == "tree")
     return Collected(episodes, earned, played, rewards, len(groups) - len(kept), failed, waited_s)
 
 
-def _with_branches(
-    rollout: Player, samples: Sequence[Sample], config: Config, step: int
-) -> Iterator[Played]:
-    """Plays samples, and then ``algo.branches`` further samples of some of their turns."""
-    trunks = rollout.play(samples, step)
-    yield trunks
-    branches = [
-        Sample(e.index, e.group, e.member, Branch(e, turn, number))
-        for e in trunks.episodes
-        for turn in branched_turns(e, config, step)
-        for number in range(1, config.algo.branches + 1)
-    ]
-    if branches:
-        yield rollout.play(branches, step)
-
-
-def branched_turns(episode: Episode, config: Config, step: int) -> list[int]:
-    """Chooses the turns of an episode that have branches; a function of seed, step and episode."""
-    at, turns = config.algo.branch_at, range(len(episode.turns))
-    if not config.algo.branches:
-        return []
-    if at == "random":
-        draw = (step, episode.index, episode.member)
-        rng = random_keys.generator(config.run.seed, random_keys.Stream.BRANCHES, *draw)
-        return [int(rng.integers(len(turns)))]
-    agents = None if at == "every" else at.split(",")
-    return [k for k in turns if agents is None or episode.turns[k].name in agents]
-
-
-def _learnable(
-    played: Sequence[tuple[Episode, np.ndarray]],
-) -> tuple[list[Episode], list[np.ndarray]]:
-    """Trunks as they are; of a branch the turn that is another sample of its trunk's, with all that
-    the branch earned: the turns before it are the trunk's, and those after it have no siblings."""
-    episodes, rewards = list[Episode](), list[np.ndarray]()
-    for episode, earned in played:
-        if episode.branch is not None:
-            own = episode.turns[episode.branch[0]]
-            episode = episode._replace(turns=(own._replace(sees=(), index=0),))
-            earned = earned.sum(keepdims=True)
-        episodes.append(episode)
-        rewards.append(earned)
-    return episodes, rewards
+def _earned(credit: Credit, episode: Episode) -> np.ndarray:
+    return np.asarray(episode.paid, np.float32) if episode.paid else credit(episode)
 
 
 def samples_of(config: Config, step: int, refill: int = 0) -> list[Sample]:

@@ -39,6 +39,7 @@ class LiveEpisode:
     """
 
     def __init__(self, rules: Rules, calls: Calls, sample: Sample, key: ActionKey):
+        rules = rules if sample.alone is None else rules.alone(sample.alone)
         self._rules, self._team, self._call = rules, rules.team, calls.start
         self.sample, self._key = sample, key
         self._trunk = Trunk(sample.branch) if sample.branch else None
@@ -70,6 +71,7 @@ class LiveEpisode:
     def episode(self) -> Episode:
         """Episode, once it is over."""
         own, branch = self.sample, self.sample.branch
+        alone = None if own.alone is None else (-1, own.alone)
         return Episode(
             own.index,
             own.group,
@@ -77,7 +79,7 @@ class LiveEpisode:
             self._observation,
             tuple(self._turns),
             tuple(self._results),
-            (branch.turn, branch.number) if branch else None,
+            (branch.turn, branch.number) if branch else alone,
         )
 
     def take_requests(self) -> list[tuple[Part, Request]]:
@@ -128,6 +130,10 @@ class LiveEpisode:
         while not isinstance(wanted, End):
             if isinstance(wanted, Step):
                 answer = yield from self._step(wanted)
+                branch = self.sample.branch
+                if branch and branch.stops and len(self._turns) > branch.turn:
+                    wanted = End()
+                    break
             elif self._asked + len(wanted) <= self._rules.max_turns:
                 answer = yield from self._act(wanted)
             else:
@@ -145,12 +151,17 @@ class LiveEpisode:
         self._turns[self._first :] = [
             seen.get(turn.index, turn._replace(answers=False)) for turn in own
         ]
-        acted = [turn.name for turn in own]
-        result = yield self._call("step", self._user.step, tuple(step.turns), acted)
-        result = result._replace(info={**result.info, **step.info})
-        if self._trunk and all(turn.replayed for turn in own):
-            before = self._trunk.results[len(self._results)]
-            yield from self._expect("answer to a step", before, result)
+        is_repeated = all(turn.replayed for turn in own)
+        before = self._trunk.results[len(self._results)] if self._trunk and is_repeated else None
+        if before is not None and before.snapshot is not None:
+            yield self._call("restore", self._user.restore, before.snapshot)
+            result = before
+        else:
+            acted = [turn.name for turn in own]
+            result = yield self._call("step", self._user.step, tuple(step.turns), acted)
+            result = result._replace(info={**result.info, **step.info})
+            if before is not None:
+                yield from self._expect("answer to a step", before, result)
         self._results.append(result)
         self._first = len(self._turns)
         return result

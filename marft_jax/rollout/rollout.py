@@ -60,12 +60,13 @@ class Rollout:
         step_seconds: float | None = None,  # who takes longer to answer has failed
         max_tool_calls: int = 4,  # of an agent in one turn
         max_turns: int = 128,  # an episode that wants more is ended, as truncated
+        snapshots: bool = False,  # branches begin with those of environments that offer them
         stream: Stream = Stream.TRAINING,
         stop: Callable[[], bool] = lambda: False,  # asked again and again, wherever a play waits
         report: Callable[[int], None] | None = None,  # called with how many episodes are over
     ):
         self._engine, self._threads = engine, threads
-        self._rules = Rules(team, workflow, create_env, max_turns, max_tool_calls)
+        self._rules = Rules(team, workflow, create_env, max_turns, max_tool_calls, snapshots)
         self._seconds, self._max_failed, self._stream = step_seconds, max_failed, stream
         self._stop, self._report = stop, report
 

@@ -16,9 +16,9 @@ class Trunk:
 
     def __init__(self, branch: Branch):
         turns = branch.trunk.turns
-        places = list(places_of([turn.tool is not None for turn in turns]))
+        places = list(places_of([*(turn.tool is not None for turn in turns), False]))
         self.results: Sequence[StepResult] = branch.trunk.results
-        self._turns = dict(zip(places, turns, strict=True))
+        self._turns = dict(zip(places, turns, strict=False))  # the last one is that behind them
         self._act, self._call = places[branch.turn]
 
     def turn(self, act: int, call: int, beside: range) -> Turn | None:

@@ -10,7 +10,7 @@ from marft_jax.errors import BadInput, place
 from marft_jax.plugins import result_of, shown, text_of
 from marft_jax.team.prompts import ContextFull, Team
 from marft_jax.team.protocol import Step, check_acts, check_step
-from marft_jax.team.workflows import Workflow
+from marft_jax.team.workflows import Workflow, find_workflow
 from marft_jax.types import Act, StepResult, Turn
 
 
@@ -22,6 +22,11 @@ class Rules(NamedTuple):
     create_env: Callable[[], Env]
     max_turns: int
     max_tool_calls: int
+    snapshots: bool  # of environments that offer them, after each step
+
+    def alone(self, agent: int) -> Rules:
+        """Rules of that agent alone."""
+        return self._replace(team=self.team.alone(agent), workflow=find_workflow("solo"))
 
 
 class End(NamedTuple):
@@ -95,9 +100,15 @@ class UserSide:
     def step(self, turns: Sequence[Turn], acted: Sequence[str]) -> StepResult:
         answer = self._env.step(turns)
         try:
-            return result_of(answer, acted)
+            result = result_of(answer, acted)
         except BadInput as error:
             raise BadInput(f"the environment's step: {error}{place(self._env.step)}") from None
+        if self._rules.snapshots and hasattr(self._env, "snapshot"):
+            result = result._replace(snapshot=self._env.snapshot())
+        return result
+
+    def restore(self, snapshot: Any) -> None:
+        self._env.restore(snapshot)
 
     def tool(self, turn: Turn) -> str | None:
         answer = self._env.tool(turn)

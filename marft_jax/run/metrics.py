@@ -19,9 +19,10 @@ from marft_jax.errors import BadInput
 from marft_jax.evaluation.benchmarks import BenchmarkPlan
 from marft_jax.learning.batch import Batch
 from marft_jax.learning.credit import agent_reward
+from marft_jax.learning.packing import known_before
 from marft_jax.rollout.collect import Collected
 from marft_jax.team.prompts import Team
-from marft_jax.types import Episode
+from marft_jax.types import Episode, Turn
 
 LOGGER = logging.getLogger("marft_jax")
 
@@ -42,6 +43,7 @@ _OF_RECORDED = (
 _OF_RATIOS = ("approx_kl", "clip_fraction")
 _OF_SAMPLING = "throughput/action_tokens_per_s time/rollout_s time/reward_s"
 _OF_A_LAG = "rollout/lag rollout/version time/player_wait_s time/learner_wait_s"
+_OF_BRANCHES = "episode/branches tokens/replayed tokens/once_engine tokens/once_update"
 _OF_A_CRITIC = "critic/loss critic/explained_variance critic/grad_norm"
 
 
@@ -51,7 +53,7 @@ def metric_names(
     """Returns the names of all metrics that a run with these settings reports."""
     algo = config.algo
     own = _OF_RECORDED if algo.recorded else _OF_AN_AGENT
-    own += " ref_kl" * (algo.kl_coef > 0)
+    own += " ref_kl" * (algo.kl_coef > 0) + " advantage compared" * (algo.branches > 0)
     corrects = algo.correction != "none" and (algo.correction != "auto" or config.rollout.lag > 0)
     own += " correction_weight" * corrects
     names = {f"agent/{agent}/{what}" for agent in agents for what in own.split()}
@@ -59,7 +61,7 @@ def metric_names(
     names |= set(_OF_A_CRITIC.split()) if algo.has_critic else set()
     names |= set(_OF_A_LAG.split()) if config.rollout.lag else set()
     names |= {"time/place_s"} if config.mesh.rollout else set()
-    names |= {"episode/branches", "tokens/replayed"} if algo.branches else set()
+    names |= set(_OF_BRANCHES.split()) if algo.branches else set()
     names |= {"episode/dropped_groups"} if algo.dynamic_sampling else set()
     names |= {"episode/rewritten"} if config.team.workflow == "program" else set()
     names |= {"curriculum/level"} if config.env.curriculum is not None else set()
@@ -121,6 +123,7 @@ def metrics_of(
         numbers["throughput/action_tokens_per_s"] = action / seconds["rollout_s"]
     if algo.branches:
         replayed = [t for e in episodes for t in e.turns if t.replayed]
+        numbers |= _once(turns, collected, batch, team)
         numbers["episode/branches"] = len(episodes) - len(trunks)
         numbers["tokens/replayed"] = sum(len(t.prompt) + len(t.action) for t in replayed)
     if algo.dynamic_sampling:
@@ -137,6 +140,23 @@ def metrics_of(
         numbers |= {f"agent/{name}/{what}": value for what, value in own.items()}
     numbers |= _of_learner(learned, team, algo.recorded)
     return {key: float(value) for key, value in numbers.items()}
+
+
+def _once(
+    sampled: Sequence[Turn], collected: Collected, batch: Batch, team: Team
+) -> dict[str, float]:
+    """Computes which part of the tokens that engine and update computed had to be: each token that
+    was sampled, and of those that several prompts or sequences begin with one."""
+    whole = [(team.owners[t.agent], np.concatenate([t.prompt, t.action])) for t in sampled]
+    prompts, action = [len(t.prompt) for t in sampled], sum(len(t.action) for t in sampled)
+    needed = np.maximum(np.asarray(prompts) - known_before(whole), 0).sum() + action
+    learned = [turn for episode in collected.episodes for turn in episode.turns]
+    read = [(team.owners[t.agent], np.concatenate([t.prompt, t.action[:-1]])) for t in learned]
+    new = sum(len(ids) for _, ids in read) - known_before(read).sum()
+    return {
+        "tokens/once_engine": needed / (sum(prompts) + action - collected.prefix_cached),
+        "tokens/once_update": new / (batch.rows.owners_BT >= 0).sum(),
+    }
 
 
 def _of_agent(collected: Collected, agent: int, algo: Algo) -> dict[str, float]:

@@ -13,7 +13,7 @@ import jax
 from jax.sharding import Mesh
 from rich.console import Console
 
-from marft_jax.config import Config
+from marft_jax.config import Algo, Config
 from marft_jax.engine.compiled import Shape
 from marft_jax.engine.engine import Engine
 from marft_jax.envs.base import EnvSource, Split, make
@@ -98,7 +98,7 @@ def open_session(
     context = min(config.model.context, base.config.max_position)
     team = make_team(config.team, config.lora.mode, blueprint, context, base.tokenizer)
     _check_lengths(team)
-    engine = _open_engine(config, meshes, base, team, at_once or config.algo.episodes)
+    engine = _open_engine(config, meshes, base, team, at_once or _at_once(config.algo))
     learning = resolve(config, base.config)
     config = resolved(config, learning)
     return Session(config, learning, workflow, mesh, base, team, engine, stop, on_all)
@@ -128,6 +128,11 @@ def _open_engine(
         alpha=config.lora.alpha,
         reuse=config.rollout.reuse,
     )
+
+
+def _at_once(algo: Algo) -> int:
+    """The most samples of a training step that are played together: branches are, of each turn."""
+    return algo.episodes * max(1, algo.branches)
 
 
 def use_compilation_cache() -> None:
@@ -216,6 +221,7 @@ def make_rollout(
         step_seconds=settings.step_seconds,
         max_tool_calls=session.config.team.max_tool_calls,
         max_turns=settings.max_turns,
+        snapshots=session.config.algo.branches > 0 and stream == Stream.TRAINING,
         stop=lambda: session.stop() or unwanted(),
         report=report,
         stream=stream,

@@ -6,6 +6,7 @@ The dependency function D is written down from what was shown, so the two cannot
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -68,6 +69,11 @@ class Team(NamedTuple):
     def adapters(self) -> int:
         """Number of adapters."""
         return len(self.adapter_names)
+
+    def alone(self, agent: int) -> Team:
+        """Returns the team for the workflow ``solo``, in which this agent acts and is graded."""
+        own = [replace(p, answers=i == agent) for i, p in enumerate(self.profiles)]
+        return self._replace(profiles=tuple(own), opener=agent, orchestrator=None, judge=None)
 
     def act(self, agent: int, state: State, turns: Sequence[Turn] = (), message: str = "") -> Act:
         """Asks ``agent`` to act, showing it the state and the given earlier turns of this step.

@@ -13,6 +13,8 @@ from marft_jax.config import EnvSettings
 from marft_jax.envs import arithmetic, base
 from marft_jax.envs.base import Grade, QuestionEnv, Task, make, next_state, settings_type
 from marft_jax.errors import BadInput
+from marft_jax.plugins import load_plugin
+from marft_jax.team.profiles import Profile
 from marft_jax.types import StepResult, Turn
 
 
@@ -315,3 +317,44 @@ def test_environments_are_importable_without_jax(repository):
         assert not loaded, loaded
     """)
     subprocess.run([sys.executable, "-c", program], cwd=repository, check=True)
+
+
+def test_plan_path_pays_moves_as_published_and_demonstrates_shortest_paths():
+    name = "configs.studies.plan_path:PlanPath"
+    source, tasks = make(config(name=name, options=("size=4", "moves=9")), "train"), set()
+    for seed in range(40):
+        path = source.create()
+        grid = path.reset(seed)
+        [line] = path.demonstrate([Profile("mover", answers=True)])
+        assert grid == source.create().reset(seed) and grid.count("A") == grid.count("G") == 1
+        tasks.add(grid)
+        n = len(line["text"])
+        result = path.step([turn(line["text"])])
+        assert result.reward == pytest.approx(1.5 - 0.01 * n) and result.done
+    assert len(tasks) > 30
+    held_out = make(config(name=name, options=("size=4",)), "eval").create()
+    assert not tasks & {held_out.reset(seed) for seed in range(40)}
+
+
+def test_plan_path_goes_on_from_where_it_stands_and_charges_walls():
+    path = load_plugin("configs.studies.plan_path:PlanPath", "--env.name", ())()
+    path.reset(0)
+    path._walls, path._at, path._goal = frozenset({(0, 1)}), (0, 0), (2, 2)
+    path._best = 4
+    assert path._shown() == "A#.\n...\n..G"
+    wall = path.step([turn("R")])
+    assert wall.reward == pytest.approx(-0.11) and not wall.done and wall.observation[0] == "A"
+    assert path.step([turn("no idea")]).reward == pytest.approx(-0.10)
+    path._left = 2
+    assert path.step([turn("go DDRR")]).reward == pytest.approx(-0.03)  # Three moves count.
+    last = path.step([turn("R")])
+    assert last.reward == pytest.approx(0.99) and last.done and last.info["arrived"]  # Not optimal.
+
+
+def test_plan_paths_simulator_says_where_moves_lead():
+    path = load_plugin("configs.studies.plan_path:PlanPath", "--env.name", ())(simulator=True)
+    path.reset(0)
+    path._walls, path._at, path._goal = frozenset({(0, 1)}), (0, 0), (2, 1)
+    tried = {text: path.tool(turn(text)) for text in ("?R", "?DDR", "?D", "DDR")}
+    assert tried == {"?R": "wall", "?DDR": "goal", "?D": "free", "DDR": None}
+    assert path._at == (0, 0)

@@ -146,3 +146,32 @@ def test_the_command_says_what_is_wrong_and_exits_accordingly(repository, tmp_pa
     assert done.returncode == 1 and "wrong: reset(0): expected a text" in done.stdout
     assert main(["nowhere:Env"]) == 2
     assert "cannot import nowhere" in capsys.readouterr().err
+
+
+class Restorable:
+    """Pays the number of the step, which its snapshots hold."""
+
+    def reset(self, seed):
+        self.step_number = 0
+        return f"task {seed}"
+
+    def step(self, turns):
+        self.step_number += 1
+        return StepResult("next", float(self.step_number), self.step_number == 3)
+
+    def snapshot(self):
+        return {"step": self.step_number}
+
+    def restore(self, value):
+        self.step_number = value["step"]
+
+
+class Forgetting(Restorable):
+    def restore(self, value):
+        pass
+
+
+def test_snapshots_are_restored_after_each_step():
+    assert check(Restorable, episodes=2)[0] == []
+    [problem, _] = check(Forgetting, episodes=2)[0]
+    assert problem == "seed 0: the same seed, turns and snapshots gave another reward"

@@ -10,10 +10,10 @@ import small
 
 from marft_jax.cli import configure
 from marft_jax.errors import BadInput
-from marft_jax.learning.advantages import minus_siblings
+from marft_jax.learning.advantages import NORMALIZERS, minus_alone, minus_siblings, sizes
 from marft_jax.learning.algorithms import ALGORITHMS, normalized_advantages
-from marft_jax.learning.batch import chain_of_turns
-from marft_jax.rollout.collect import _learnable, branched_turns
+from marft_jax.learning.batch import Chain, chain_of_turns
+from marft_jax.rollout.branches import branched_turns, learnable
 from marft_jax.types import Episode
 
 
@@ -32,7 +32,7 @@ def branch(of: Episode, turn: int, number: int, reward: float) -> tuple[Episode,
 
 
 def advantages(*played) -> list[list[float]]:
-    episodes, rewards = _learnable(played)
+    episodes, rewards = learnable(played)
     chain = chain_of_turns(episodes, rewards)
     found = minus_siblings(chain)
     return [row[: len(e.turns)].tolist() for row, e in zip(found, episodes, strict=True)]
@@ -59,7 +59,7 @@ def test_equal_siblings_and_turns_without_any_teach_exactly_nothing():
     config = configure(
         {"algo.name": "grpo", "algo.credit": "siblings", "algo.branches": 2, "algo.group_size": 1}
     ).algo
-    episodes, rewards = _learnable([(one, paid), *equal, (other, more)])
+    episodes, rewards = learnable([(one, paid), *equal, (other, more)])
     chain = chain_of_turns(episodes, rewards)
     zeros = np.zeros_like(chain.rewards_EJ)
     found, _ = normalized_advantages(config, ALGORITHMS["grpo"], chain, zeros, np.zeros(2))
@@ -78,19 +78,19 @@ GAMES = {
 def test_estimates_converge_to_the_exact_advantages(game):
     """Two agents choose 0 or 1 with equal odds: the advantage of a choice is Q minus V, exactly."""
     rng, samples = np.random.default_rng(0), 4000
+    own, paid = trunk([0, 0])
+    chain = chain_of_turns(*learnable([(own, paid), branch(own, 0, 1, 0), branch(own, 1, 1, 0)]))
     sums: dict[tuple[int, int, int], list[float]] = {}
     for _ in range(samples):
         first, second = rng.integers(0, 2, 2)
-        own, _ = trunk([0.0, game(first, second)])
         anew = rng.integers(0, 2, 2)  # the first turn anew, and what follows it
         late = rng.integers(0, 2)  # the second turn anew
-        found = advantages(
-            (own, np.asarray([0.0, game(first, second)], np.float32)),
-            branch(own, 0, 1, game(*anew)),
-            branch(own, 1, 1, game(first, late)),
-        )
-        sums.setdefault((0, first, 0), []).append(found[0][0])
-        sums.setdefault((1, first, second), []).append(found[0][1])
+        rewards_EJ = np.zeros_like(chain.rewards_EJ)
+        rewards_EJ[0, 1] = game(first, second)
+        rewards_EJ[1:, 0] = game(*anew), game(first, late)
+        found = minus_siblings(chain._replace(rewards_EJ=rewards_EJ))
+        sums.setdefault((0, first, 0), []).append(found[0, 0])
+        sums.setdefault((1, first, second), []).append(found[0, 1])
     for (turn, first, second), values in sums.items():
         if turn == 0:
             exact = np.mean([game(first, b) for b in (0, 1)]) - np.mean(
@@ -128,6 +128,12 @@ def test_an_algorithm_with_branches_keeps_its_other_settings():
 @pytest.mark.parametrize(
     ("flags", "expected"),
     [
+        ({"algo.name": "grpo", "algo.credit": "solo", "algo.branches": 1,
+          "algo.branch_at": "every"}, "branch_at.*needs --algo.credit siblings or tree"),
+        ({"algo.name": "grpo", "algo.credit": "siblings", "algo.branches": 1,
+          "algo.branch_continue": "best"}, "branch_continue.*needs --algo.credit tree"),
+        ({"algo.name": "grpo", "algo.credit": "tree", "algo.branches": 1,
+          "algo.branch_continue": "best"}, "expected every, or agents, got random"),
         ({"algo.name": "grpo", "algo.credit": "siblings"}, "--algo.branches: credit siblings"),
         ({"algo.name": "grpo", "algo.branches": 2}, "algo.branches.*needs --algo.credit siblings"),
         ({"algo.name": "appo", "algo.branches": 2}, "unknown setting.*grpo"),
@@ -135,10 +141,70 @@ def test_an_algorithm_with_branches_keeps_its_other_settings():
         (
             {"algo.name": "grpo", "algo.credit": "siblings", "algo.branches": 1,
              "algo.dynamic_sampling": True},
-            "siblings are the baseline",
+            "further samples are the baseline",
         ),
     ],
 )  # fmt: skip
 def test_settings_that_do_not_fit_branches_are_refused(flags, expected):
     with pytest.raises(BadInput, match=expected):
         configure(flags)
+
+
+def test_a_branch_keeps_the_place_of_its_turn_in_the_trunk():
+    """So ``group_turn`` scales it with its siblings, and not with its agent's first turns."""
+    own, earned = trunk([0, 0, 1, 0])
+    played = [(own, earned), *(branch(own, turn, 1, 10.0 * turn) for turn in (0, 2, 3))]
+    chain = chain_of_turns(*learnable(played))
+    assert [row[0] for row in chain.nth_EJ[1:].tolist()] == [0, 1, 1]
+    assert chain.turn_EJ[1:, 0].tolist() == chain.layer_EJ[1:, 0].tolist() == [0, 2, 3]
+    found = NORMALIZERS["group_turn"](minus_siblings(chain), chain, sizes(chain, None), True)
+    assert np.abs(found[[1, 2, 3], 0]) == pytest.approx(1)
+
+
+def test_in_a_tree_a_turn_earns_its_step_reward_minus_its_siblings():
+    """What comes later counts nothing: neither for the trunk nor for a branch."""
+    own, _ = trunk([0, 0, 0])
+    others = [branch(own, 1, 1, 0.2)[0], branch(own, 1, 2, 0.1)[0]]
+    rewards = [[9.0, 0.6, 7.0], [9.0, 0.2], [9.0, 0.1]]
+    paid = [np.asarray(row, np.float32) for row in rewards]
+    chain = chain_of_turns(*learnable(list(zip([own, *others], paid, strict=True)), by_step=True))
+    found = minus_siblings(chain, by_step=True)
+    assert found[0] == pytest.approx([0, 0.6 - 0.15, 0])
+    assert found[1:, 0] == pytest.approx([0.2 - 0.35, 0.1 - 0.4])
+
+
+def alone_on(returns: list[list[float]], alone: dict[int, float]) -> Chain:
+    """Samples of one task, with what their agents earn alone on it."""
+    pairs = [trunk(rewards, member) for member, rewards in enumerate(returns)]
+    return chain_of_turns([e._replace(alone=alone) for e, _ in pairs], [paid for _, paid in pairs])
+
+
+def test_a_turn_earns_what_the_team_earns_beyond_its_agent_alone():
+    found = minus_alone(alone_on([[0.25, 0.75], [0.0, 0.5], [0.0, 0.0]], {0: 0.5, 1: 0.25}))
+    assert found.tolist() == [[0.5, 0.75], [0.0, 0.25], [-0.5, -0.25]]
+    assert minus_alone(alone_on([[0, 1.0]], {1: 0.0})).tolist() == [[0.0, 1.0]]  # One is unknown.
+
+
+@pytest.mark.parametrize("name", ["grpo", "gspo", "cispo", "reinforce"])
+@pytest.mark.parametrize("normalize", [*NORMALIZERS])
+@pytest.mark.parametrize("credit", ["siblings", "tree", "solo"])
+def test_identical_samples_teach_exactly_nothing(credit, normalize, name):
+    """Rewards whose sums miss each other by a rounding; turns and agents are paid differently."""
+    given = {"algo.name": name, "algo.normalize": normalize, "algo.credit": credit}
+    config = configure({**given, "algo.branches": 2, "algo.group_size": 2}).algo
+    if credit == "solo":
+        total = float(np.sum(np.float32([0.1, 0.2, 0.7])))
+        chain = alone_on([[0.1, 0.2, 0.7]] * 2, {0: total, 1: (total * 3) / 3})
+    else:
+        pairs = []
+        for member in (0, 1):
+            own, paid = trunk([0.1, 0.2, 0.7], member)
+            equal = [branch(own, t, n, 0)[0] for t in range(3) for n in (1, 2)]
+            pairs += [(own, paid), *((e, paid[: e.branch[0] + 1]) for e in equal)]
+            if credit == "siblings":
+                whole = np.float32([0, 0, paid.sum()])
+                pairs[-6:] = [(e, whole[-len(e.turns) :]) for e in equal]
+        chain = chain_of_turns(*learnable(pairs, by_step=credit == "tree"))
+    zeros = np.zeros_like(chain.rewards_EJ)
+    found, _ = normalized_advantages(config, ALGORITHMS[name], chain, zeros, np.zeros(2))
+    assert found.shape == zeros.shape and not found.any()

@@ -454,3 +454,20 @@ def test_a_watch_writes_anew_what_changed_and_ends_with_ctrl_c(tmp_path, monkeyp
         report.main(["--run", str(folder), "--out", str(out), "--watch"])
     assert left.value.code == 0 and "news" in out.read_text()
     assert len(capsys.readouterr().out.splitlines()) == 2
+
+
+def test_samples_of_the_same_turn_stand_side_by_side_with_their_returns(tmp_path):
+    run = write_run(tmp_path / "tree", steps=(1,))
+    anew = [
+        episode(0, ["", ""], 0.75 - n / 2, branch=[1, n], turns=[turn("solver", f"anew {n}")])
+        for n in (1, 2)
+    ]
+    odd = episode(0, ["", ""], branch=[7, 1])  # Of a turn that is not there.
+    lines(run / "transcripts" / "1.jsonl", [episode(0, ["plan", "own"]), *anew, odd])
+    tree = re.search(r'<details class="tree".*?</table>', page_of(run), re.S)
+    assert tree
+    text = " ".join(Elements(tree[0]).text.split())
+    assert "Tree of sample 1" in text and "2 solver" in text
+    assert re.search(r"return 1 .*own return 0\.25 .*anew 1 return -0\.25 .*anew 2", text), text
+    assert text.count("advantage -0.25") == 3 and "plan" not in text
+    assert [tag for tag, _ in Elements(tree[0]).tags].count("td") == 3

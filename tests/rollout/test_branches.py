@@ -30,13 +30,13 @@ def by_branch(request) -> str:
     return WORDS[sum(request.key) * 7 % len(WORDS)]
 
 
-def rollout_of(workflow: str, shared: int, speak, env=lambda: Lookup(2)):
+def rollout_of(workflow: str, shared: int, speak, env=lambda: Lookup(2), **more):
     lead = "planner" if workflow == "orchestrated" else None
     blueprint = Blueprint(THREE, workflow, DIAMOND, orchestrator=lead)
     how = {"team_context": "shared"} if shared else {}
     team = small.team_of(blueprint, context=4000, max_new_tokens=30, temperature=0.7, **how)
     engine = Scripted(speak)
-    return Rollout(engine, team, find_workflow(workflow), env, DaemonThreads()), engine
+    return Rollout(engine, team, find_workflow(workflow), env, DaemonThreads(), **more), engine
 
 
 def branches_of(episodes, number: int = 1) -> list[Sample]:

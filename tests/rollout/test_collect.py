@@ -28,7 +28,7 @@ class Player:
         self.asked.append(([sample.index for sample in samples], step))
         played = Played([], [], 0.5)
         for sample in samples:
-            task, group, member, _ = sample
+            task, group, member = sample[:3]
             reward = float(self.rule(task, member))
             episode = small.episode(task, [small.turn(0, [1], [2])], [reward])
             if (task, member) in self.failing:
