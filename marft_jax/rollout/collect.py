@@ -99,8 +99,9 @@ def _learnable(
     for episode, earned in played:
         if episode.branch is not None:
             own = episode.turns[episode.branch[0]]
+            is_paid = [turn.player == own.player for turn in episode.turns]
             episode = episode._replace(turns=(own._replace(sees=(), index=0),))
-            earned = earned.sum(keepdims=True)
+            earned = earned[is_paid].sum(keepdims=True)
         episodes.append(episode)
         rewards.append(earned)
     return episodes, rewards

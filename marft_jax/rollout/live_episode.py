@@ -240,4 +240,5 @@ class LiveEpisode:
             start=act.start,
             limit=act.sampling.max_new_tokens,
             kept=completion.kept,
+            player=self._user.players.get(profile.name, ""),
         )

@@ -59,6 +59,7 @@ class Team(NamedTuple):
     max_steps: int = 10  # calls of an orchestrator
     view: Callable[[str, str], str] | None = None  # (name, observation) to what that agent sees
     program: Any = None  # the environment's, whose calls the workflow ``program`` answers
+    game: Any = None  # the environment, where it is an ``envs.base.Game``
 
     @property
     def names(self) -> tuple[str, ...]:
