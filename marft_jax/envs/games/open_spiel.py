@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 import random
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from marft_jax.config import EnvSettings
 from marft_jax.envs.base import EVAL_SEEDS, EnvSource, Member, Split
@@ -35,6 +35,8 @@ class Settings(EnvSettings):
     """So often a player is asked again in a turn, before it forfeits."""
     bots: tuple[str, ...] = ()
     """Seats without a model, as `1=random`, `1=perfect` or `1=package.module:function`."""
+    numbered: bool = False
+    """A move is written as its number, for small models; players are shown what each stands for."""
     rotate: bool = False
     """Agents change seats from task to task."""
     teacher: str = "random"
@@ -47,11 +49,11 @@ def source(settings: Settings, split: Split) -> EnvSource:
     Raises:
         BadInput: there is no such game, seat or bot.
     """
-    tree = load(settings.game)
-    seats = _bots(settings.bots, tree)
+    table = Table(load(settings.game), settings.numbered)
+    seats = _bots(settings.bots, table.tree)
     bots.find_bot(settings.teacher)
     first = EVAL_SEEDS if split == "eval" else 0
-    return EnvSource(lambda: TreeGame(settings, tree, seats, first))
+    return EnvSource(lambda: TreeGame(settings, table, seats, first))
 
 
 def _bots(given: Sequence[str], tree: Tree) -> dict[int, bots.Bot]:
@@ -67,17 +69,27 @@ def _bots(given: Sequence[str], tree: Tree) -> dict[int, bots.Bot]:
     return found
 
 
-def legal_moves(state: Any, seat: int) -> dict[str, int]:
-    """Texts of the legal moves, and their actions."""
-    return {state.action_to_string(seat, a).strip(): a for a in state.legal_actions(seat)}
+class Table(NamedTuple):
+    """A game as a team sees it: the texts of its moves and states."""
 
+    tree: Tree
+    numbered: bool = False
 
-def seen(tree: Tree, state: Any, seat: int) -> str:
-    """Text that a player sees: what it knows, and its legal moves."""
-    moves = list(legal_moves(state, seat))
-    more = ["..."] if len(moves) > _LISTED else []
-    shown = ", ".join([*moves[:_LISTED], *more])
-    return f"player {seat}\n{tree.see(state, seat)}\nmoves: {shown}"
+    def moves(self, state: Any, seat: int) -> dict[str, int]:
+        """Texts of the legal moves, and their actions."""
+        return {self.text(state, seat, a): a for a in state.legal_actions(seat)}
+
+    def text(self, state: Any, seat: int, action: int) -> str:
+        return str(action) if self.numbered else state.action_to_string(seat, action).strip()
+
+    def see(self, state: Any, seat: int) -> str:
+        """Text that a player sees: what it knows, and its legal moves."""
+        moves = self.moves(state, seat)
+        if self.numbered:
+            moves = [f"{text} {state.action_to_string(seat, a)}" for text, a in moves.items()]
+        more = ["..."] if len(moves) > _LISTED else []
+        shown = ", ".join([*list(moves)[:_LISTED], *more])
+        return f"player {seat}\n{self.tree.see(state, seat)}\nmoves: {shown}"
 
 
 def read_move(text: str, legal: Mapping[str, int]) -> int | None:
@@ -102,16 +114,17 @@ class TreeGame:
     """
 
     def __init__(
-        self, settings: Settings, tree: Tree, seats: Mapping[int, bots.Bot], first: int = 0
+        self, settings: Settings, table: Table, seats: Mapping[int, bots.Bot], first: int = 0
     ) -> None:
-        self._settings, self._tree, self._bots, self._first = settings, tree, seats, first
+        self._settings, self._table, self._bots, self._first = settings, table, seats, first
+        self._tree = tree = table.tree
         self._agents: dict[int, str] = {}  # of each seat that is the team's
         self._paid = [0.0] * tree.players
         self._tries = 0
         self._chosen: dict[int, int] = {}  # actions of those who have moved where others have not
         self._notes: dict[int, str] = {}
         if settings.illegal == "masked":
-            self.legal = lambda agent: list(legal_moves(self._state, self._seat(agent)))
+            self.legal = lambda agent: list(self._table.moves(self._state, self._seat(agent)))
 
     def reset(self, seed: int) -> str:
         self._seed = seed
@@ -136,7 +149,7 @@ class TreeGame:
 
     def view(self, agent: str, observation: str) -> str:
         seat = self._seat(agent)
-        return self._notes.get(seat, "") + seen(self._tree, self._state, seat)
+        return self._notes.get(seat, "") + self._table.see(self._state, seat)
 
     def step(self, turns: Sequence[Turn]) -> StepResult:
         if sorted(turn.name for turn in turns) != sorted(self.acting()):
@@ -144,7 +157,7 @@ class TreeGame:
         self._notes, moves, wrong = {}, dict[str, str](), list[str]()
         for turn in turns:
             seat = self._seat(turn.name)
-            legal = legal_moves(self._state, seat)
+            legal = self._table.moves(self._state, seat)
             action = read_move(turn.text, legal)
             if action is None:
                 wrong.append(turn.name)
@@ -176,7 +189,7 @@ class TreeGame:
         while not self._state.is_terminal():
             for seat in self._to_move():
                 action = self._chosen[seat] = teacher(self._state, seat, self._rng)
-                text = self._state.action_to_string(seat, action).strip()
+                text = self._table.text(self._state, seat, action)
                 turns.append({"agent": self._agents[seat], "text": text})
             self._move()
         return turns

@@ -47,7 +47,7 @@ class Tree(NamedTuple):
         see: (state, player) to the text that the player sees of it.
         least: the least that a player can earn.
         zero_sum: the players' rewards add up to 0.
-        turn_based: makes the same game with moves one after another, for those who enumerate it.
+        at_once: players move at the same time, in some states.
     """
 
     root: Callable[[], Any]
@@ -55,7 +55,7 @@ class Tree(NamedTuple):
     see: Callable[[Any, int], str]
     least: float
     zero_sum: bool
-    turn_based: Callable[[], Tree] | None = None
+    at_once: bool = False
 
 
 class Kuhn:
@@ -160,5 +160,5 @@ def _of_open_spiel(pyspiel: Any, game: Any) -> Tree:
         see,
         game.min_utility(),
         kind.utility == pyspiel.GameType.Utility.ZERO_SUM,
-        lambda: _of_open_spiel(pyspiel, pyspiel.convert_to_turn_based(game)),
+        kind.dynamics == pyspiel.GameType.Dynamics.SIMULTANEOUS,
     )
