@@ -193,7 +193,8 @@ class LiveEpisode:
                 turn = self._turn(act, ended)._replace(replayed=True)
             else:
                 owner = self._team.owners[act.agent]
-                turn = self._turn(act, (yield Request(act.prompt, owner, act.sampling, key)))
+                request = Request(act.prompt, owner, act.sampling, key, act.choices)
+                turn = self._turn(act, (yield request))
             turns.append(turn)
             may_call = len(turns) <= self._rules.max_tool_calls
             if not (self._user.has_tool and may_call and self._asked < self._rules.max_turns):

@@ -97,6 +97,10 @@ class Team(NamedTuple):
             prompt, start = self._own_prompt(agent, state, visible, message), 0
         return self._fitted(agent, prompt, state.step, tuple(t.index for t in seen), start)
 
+    def ids_of(self, text: str) -> tuple[int, ...]:
+        """Ids of an action with this text, its end included."""
+        return (*self.tokenizer.encode(text), self.tokenizer.end_id)
+
     def resume(self, turn: Turn, text: str) -> Act | None:
         """Lets an agent go on after its own turn, shown more; None where no room is left.
 

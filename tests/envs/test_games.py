@@ -220,6 +220,17 @@ def test_illegal_moves_cost_what_the_setting_says(how, turns, paid):
     assert sum(told) == (8 * 2 if turns == 3 else 0)
 
 
+def test_legal_moves_are_what_the_sampler_may_draw():
+    found, engine = play(kuhn(illegal="masked"), lambda request: "Bet")
+    assert {request.choices for request in engine.requests} == {
+        ((*b"Pass", PAIR.tokenizer.end_id), (*b"Bet", PAIR.tokenizer.end_id))
+    }
+    assert len(found.episodes) == 4
+    short = small.team_of(Blueprint(SEATS), context=256, max_new_tokens=4)
+    with pytest.raises(BadInput, match="choices: expected ids, at most 4"):
+        play(kuhn(illegal="masked"), lambda request: "Bet", short)
+
+
 def test_bots_take_seats_and_agents_may_change_theirs():
     lonely = small.team_of(Blueprint(SEATS[:1]), context=256, max_new_tokens=24)
     found, _ = play(kuhn(bots=("0=random",)), lambda request: "Pass", lonely, tasks=range(8))

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import difflib
 import importlib.util
-import re
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, Protocol, Self
 
@@ -134,11 +134,14 @@ def load(name: str) -> Tree:
         raise BadInput(f"--env.game {name} needs OpenSpiel: pip install 'marft_jax[games]'")
     import pyspiel  # pyright: ignore[reportMissingImports]
 
+    known = pyspiel.registered_names()
+    if (short := name.partition("(")[0]) not in known:
+        near = difflib.get_close_matches(short, known, 3, 0.4)
+        raise BadInput(f"--env.game {name}: OpenSpiel has no such game; it has {', '.join(near)}")
     try:
         return _of_open_spiel(pyspiel, pyspiel.load_game(name))
     except pyspiel.SpielError as error:
-        why = re.split(r"\n|, available", str(error))[0][:200]
-        raise BadInput(f"--env.game {name}: {why}") from error
+        raise BadInput(f"--env.game {name}: {error!s:.200}") from error
 
 
 def _of_open_spiel(pyspiel: Any, game: Any) -> Tree:
