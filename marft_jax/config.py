@@ -64,8 +64,8 @@ class Team:
     file: str | None = None
     """A team file (see configs/teams/); without one, the built-in planner and solver."""
     workflow: str | None = None
-    """Order in which agents act: sequential, dag, orchestrated, debate, solo, program
-    or package.module:function; none is what the team file says, or else sequential."""
+    """Order in which agents act: sequential, dag, orchestrated, debate, solo, players (of a game),
+    program or package.module:function; none is what the team file says, or else sequential."""
     context: Literal["own", "shared"] = "own"
     """Each agent's own prompt with the actions it may see, or one growing conversation."""
     anonymous: bool = False
@@ -93,7 +93,7 @@ class EnvSettings:
     """Settings of an environment; each has more of its own."""
 
     name: str = "arithmetic"
-    """arithmetic, math, code, reasoning_gym, or your own as package.module:Class."""
+    """arithmetic, math, code, reasoning_gym, open_spiel, or your own as package.module:Class."""
     curriculum: ClassVar[float | None] = None
     horizon: ClassVar[int] = 1
     data: ClassVar[tuple[str, ...]] = ()

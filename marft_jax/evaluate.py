@@ -34,6 +34,7 @@ from marft_jax.evaluation.benchmarks import BenchmarkPlan, plans
 from marft_jax.evaluation.scores import Record, Scores, score
 from marft_jax.formats import foreign, jsonlines
 from marft_jax.run.answers import Answers
+from marft_jax.run.exploit import exploit
 from marft_jax.run.progress import Progress
 from marft_jax.run.setup import Session, open_session, open_source, restore_state
 from marft_jax.run.signals import EXIT_STOPPED, Stop
@@ -56,12 +57,21 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
         "--compare", action="store_true",
         help="also the base model and a single agent, in one table",
     )  # fmt: skip
+    parser.add_argument(
+        "--exploitability", action="store_true",
+        help="of a game of OpenSpiel, exactly, by enumerating it; --step all: of each checkpoint",
+    )  # fmt: skip
     parser.add_argument("--out", metavar="FOLDER", help="where all responses and figures go")
     with cli.boundary():
         own, rest = parser.parse_known_args(argv)
         rest += ["--eval.benchmarks", *own.benchmark] if own.benchmark else []
         rest += ["--eval.data", own.data] if own.data is not None else []
         config = cli.parse_run(own.run, own.base, rest)
+        if own.exploitability:
+            folder = _writable_folder(own.out, own.run, config.model.base)
+            rows = exploit(own.run, config, own.step, folder / "exploitability.jsonl")
+            Console(highlight=False).print(tables.exploitability(rows))
+            sys.exit(0)
         how = dict(samples=own.samples, limit=own.limit, compare=own.compare, out=own.out)
         try:
             evaluate_team(own.run, config, step=own.step, **how)

@@ -46,6 +46,7 @@ class Act(NamedTuple):
     sampling: Sampling
     start: int = 0  # this many of the prompt's tokens come, id by id, from the turns it sees
     number: int | None = None  # of its random stream; None for its place among the episode's acts
+    choices: tuple[tuple[int, ...], ...] = ()  # ids of the actions it may take; () for any
 
 
 class Turn(NamedTuple):
@@ -69,16 +70,18 @@ class Turn(NamedTuple):
     # the answer of the tool that it called, after which the same agent went on in the next turn
     tool: str | None = None
     replayed: bool = False  # of another sample, whose branch this episode is; learned from there
+    player: str = ""  # whose reward it earns; "" is the whole team
 
 
 class StepResult(NamedTuple):
     """The environment's answer to a step of the team."""
 
     observation: str  # the state text that the agents see in the next step
-    reward: float  # the team's reward for this step; any float
+    reward: float  # the team's reward for this step, every player's in a game; any float
     done: bool  # the episode is over
     info: Mapping[str, Any] = {}  # for the transcript: the reference answer, a verdict, ...
-    # rewards meant for single agents, by name, added to their last turn of the step
+    # rewards meant for single agents, by name, added to their last turn of the step; in a game also
+    # for players, added to their last turn so far
     agent_rewards: Mapping[str, float] = {}
     # what is new in ``observation``, for agents that still see what was before (context: shared);
     # the whole observation where it is empty

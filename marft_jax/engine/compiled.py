@@ -162,6 +162,7 @@ def prefill(
     slots: Slots,
     prompts: Prompts,
     read: int,
+    allowed_BV: Array | None = None,
 ) -> Slots:
     """Runs prompts through the decoder, fills their slots and samples each first token.
 
@@ -170,6 +171,7 @@ def prefill(
     Args:
         read: 0 without cached prefixes; else how many positions of the cache are read, at least
             the whole prompts.
+        allowed_BV: tokens that each row may begin with, where not all.
     """
     p = prompts
     hidden_BTD, fresh = _read_prompts(graphdef, base, adapters, slots.cache, p, read)
@@ -179,7 +181,7 @@ def prefill(
     last_BD = jnp.take_along_axis(hidden_BTD, last_B[:, None, None], axis=1)[:, 0]
     logits_BV = decoder.project(graphdef, base, last_BD)
     counts_B = jnp.zeros_like(p.lengths_B)
-    ids_B, logprobs_B, kept_B = sample(logits_BV, p.keys_B2, counts_B, p.settings)
+    ids_B, logprobs_B, kept_B = sample(logits_BV, p.keys_B2, counts_B, p.settings, allowed_BV)
     others = ((0, 0), (0, slots.ids_SA.shape[1] - 1))
     rows = Slots(
         cache=fresh,
@@ -229,12 +231,14 @@ def decode(
     stop_at: Array,
     chunk: int,
     read: int,
+    allowed_SV: Array | None = None,
 ) -> Slots:
     """Samples up to ``chunk`` tokens for every active slot.
 
     Args:
         stop_at: stop early once no more than this many slots are active.
         read: positions of the cache that are read; every active slot must end below it.
+        allowed_SV: tokens that may come next, where not all; of a chunk of one.
     """
     mask = lora.owner_mask(slots.owner_S[:, None], adapters)
     model: decoder.Decoder = nnx.merge(graphdef, base)
@@ -247,9 +251,8 @@ def decode(
         hidden_S1D, cache = model.hidden(
             last_S1, s.length_S[:, None], attend, s.cache, adapters, mask
         )
-        drawn = sample(
-            decoder.logits(hidden_S1D[:, 0], model.vocabulary), s.keys_S2, s.count_S, s.settings
-        )
+        logits_SV = decoder.logits(hidden_S1D[:, 0], model.vocabulary)
+        drawn = sample(logits_SV, s.keys_S2, s.count_S, s.settings, allowed_SV)
         return step + 1, _append_tokens(s._replace(cache=cache), drawn, eos_ids)
 
     def unfinished(carry: tuple[Array, Slots]) -> Array:

@@ -35,12 +35,14 @@ class Request(NamedTuple):
         owner: the adapter, or -1 for the bare base.
         sampling: how to draw them.
         key: numbers of their random stream, as of ``random_keys.ActionKey``.
+        choices: the actions that may be drawn, ids with their end; () for any.
     """
 
     prompt: np.ndarray
     owner: int
     sampling: Sampling
     key: tuple[int, ...]
+    choices: tuple[tuple[int, ...], ...] = ()
 
 
 class Completion(NamedTuple):
@@ -48,7 +50,8 @@ class Completion(NamedTuple):
 
     Attributes:
         finished: the turn was ended.
-        kept: the probability that top-k, top-p and min-p left to sample from, mean of its tokens.
+        kept: the probability that choices, top-k, top-p and min-p left to sample from, mean of its
+            tokens.
     """
 
     ids: np.ndarray
@@ -113,6 +116,8 @@ class Engine:
         self._reuse = reuse and mesh_lib.row_shards(mesh) == 1
         self._waiting: deque[_Waiting] = deque()
         self._tickets: list[int | None] = [None] * self.shape.slots
+        self._choices: list[tuple[tuple[int, ...], ...]] = [()] * self.shape.slots
+        self._vocabulary = config.vocab_size
         self._lengths = np.zeros(self.shape.slots, np.int64)
         self._next_ticket = 0
         self._prefixes = Prefixes(self.shape.slots)
@@ -171,15 +176,39 @@ class Engine:
         if not in_use:
             return []
         longest = int(self._lengths[in_use].max()) + self.shape.chunk
+        allowed_SV = self._allowed(in_use)
         self._slots = self._decode(
             base=self._base,
             adapters=self._fused,
             slots=self._slots,
             stop_at=jnp.int32(len(in_use) * 3 // 4 if self._waiting else 0),
-            chunk=self.shape.chunk,
+            chunk=self.shape.chunk if allowed_SV is None else 1,
+            allowed_SV=allowed_SV,
             read=min(bucket(longest, least=64, rungs=2), self.shape.context),
         )
         return self._collect(in_use)
+
+    def _allowed(self, in_use: Sequence[int]) -> jax.Array | None:
+        """Tokens that may come next in each slot; None where all may in all of them."""
+        if not any(self._choices[slot] for slot in in_use):
+            return None
+        s = self._slots
+        assert s is not None
+        count, ids = map(np.asarray, jax.device_get((s.count_S, s.ids_SA)))
+        begun = [ids[slot, : count[slot]].tolist() for slot in range(self.shape.slots)]
+        return self._mask(self._choices, begun)
+
+    def _mask(
+        self, choices: Sequence[tuple[tuple[int, ...], ...]], begun: Sequence[list[int]]
+    ) -> jax.Array:
+        """Tokens with which rows that have begun so may go on, to one of their choices."""
+        mask = np.ones((len(choices), self._vocabulary), bool)
+        for row, (own, ids) in enumerate(zip(choices, begun, strict=True)):
+            n = len(ids)
+            left = {c[n] for c in own if len(c) > n and list(c[:n]) == ids}
+            if left:  # none once it is finished
+                mask[row] = np.isin(np.arange(self._vocabulary), list(left))
+        return jax.device_put(mask, mesh_lib.rows(self._mesh))
 
     def _refill(self) -> None:
         """Prefills one group of waiting requests of about the same length.
@@ -198,16 +227,20 @@ class Engine:
         slots = _places(free, starts)
         for slot, ((ticket, request), start) in zip(slots, group, strict=True):
             self._tickets[slot], self._lengths[slot] = ticket, len(request.prompt)
+            self._choices[slot] = request.choices
             self._prefixes.put(slot, request.owner, request.prompt)
             self.reused += start.tokens
         prompts = empty_prompts(rows, kind.width)
         _fill(prompts, [waiting.request for waiting, _ in group], starts, slots, self._seed)
+        choices = [waiting.request.choices for waiting, _ in group]
+        choices += choices[-1:] * (rows - len(group))
         self._slots = self._prefill(
             base=self._base,
             adapters=self._fused,
             slots=self._slots,
             prompts=jax.device_put(prompts, mesh_lib.rows(self._mesh)),
             read=kind.read,
+            allowed_BV=self._mask(choices, [[]] * rows) if any(choices) else None,
         )
 
     def _take(self, kind: _Kind, most: int) -> list[tuple[_Waiting, Start]]:

@@ -32,26 +32,37 @@ def scaled_logprobs(logits: Array, temperature: Array) -> Array:
 
 
 def sample(
-    logits_BV: Array, keys_B2: Array, counts_B: Array, settings: Settings
+    logits_BV: Array,
+    keys_B2: Array,
+    counts_B: Array,
+    settings: Settings,
+    allowed_BV: Array | None = None,
 ) -> tuple[Array, Array, Array]:
     """Draws one token per row.
 
     Args:
         keys_B2: each row's PRNG key data.
         counts_B: how many tokens the row has sampled; folded into its key.
+        allowed_BV: draw among these tokens; by default all.
 
     Returns:
         (ids_B, logprobs_B, kept_B): the tokens, their behaviour log-probs, and the probability of
-        all tokens that the filters let through.
+        all tokens that are allowed and that the filters let through. Neither changes a log-prob:
+        it is that of the policy, as the learner computes it.
     """
-    logprobs_BV = scaled_logprobs(logits_BV, settings.temperature)
+    logprobs_BV = among_BV = scaled_logprobs(logits_BV, settings.temperature)
+    share_B: Array | float = 1.0
+    if allowed_BV is not None:
+        logits_BV, among_BV = (jnp.where(allowed_BV, x, -jnp.inf) for x in (logits_BV, logprobs_BV))
+        share_B = jax.nn.logsumexp(among_BV, axis=-1)
+        among_BV, share_B = among_BV - share_B[:, None], jnp.exp(share_B)
     filtered = (settings.top_p < 1) | (settings.top_k > 0) | (settings.min_p > 0)
     weights_BV, kept_B = jax.lax.cond(
-        jnp.any(filtered), functools.partial(_filtered, settings=settings), _whole, logprobs_BV
+        jnp.any(filtered), functools.partial(_filtered, settings=settings), _whole, among_BV
     )
     drawn_B = _draw(weights_BV, jax.vmap(_uniform)(keys_B2, counts_B))
     ids_B = jnp.where(settings.temperature > 0, drawn_B, argmax(logits_BV))
-    return ids_B, jnp.take_along_axis(logprobs_BV, ids_B[:, None], axis=-1)[:, 0], kept_B
+    return ids_B, jnp.take_along_axis(logprobs_BV, ids_B[:, None], axis=-1)[:, 0], kept_B * share_B
 
 
 def _whole(logprobs_BV: Array) -> tuple[Array, Array]:

@@ -32,6 +32,7 @@ BUILT_IN = {
     "math": "marft_jax.envs.maths",
     "code": "marft_jax.envs.programs",
     "reasoning_gym": "marft_jax.envs.reasoning_gym",
+    "open_spiel": "marft_jax.envs.games.open_spiel",
 }
 """Name to its module: ``Settings`` and ``source(settings, split)``."""
 
@@ -60,6 +61,27 @@ class Env(Protocol):
 
     def step(self, turns: Sequence[Turn]) -> StepResult:
         """Answers the turns that the team took in this step. Called from a thread; may block."""
+        ...
+
+
+class Game(Env, Protocol):
+    """An environment with players, each paid for itself; its team has the workflow ``players``.
+
+    Agents of one player are paid together, as all of a team are. ``agent_rewards`` may pay players
+    and agents that did not act in the step; ``reward`` is paid to every player. A method ``legal``
+    is optional: the texts that an agent may write, where the sampler is to draw no other.
+    """
+
+    def players(self, agents: Sequence[str]) -> Mapping[str, str]:
+        """Names the player of each agent, given the team's in order; called once, after a reset."""
+        ...
+
+    def acting(self) -> Sequence[str]:
+        """Names the agents that act next, side by side where they are several."""
+        ...
+
+    def view(self, agent: str, observation: str) -> str:
+        """Text that the agent sees."""
         ...
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from rich import box
 from rich.table import Column, Table
@@ -29,6 +30,18 @@ def agents(scores: Scores, width: int) -> Table:
             figures = [right, f"{own.tokens:.1f}", f"{own.truncated:.3f}"]
             rows.append([name, variant, agent, *figures])
     return folding(["benchmark", "who", "agent"], ["right", "tokens", "cut off"], rows, width)
+
+
+def exploitability(rows: Sequence[Mapping[str, Any]]) -> Table:
+    """A line for each policy; what players earn is by seat."""
+    shown = Table(
+        "step", "exploitability", "earned, by seat", "mass on other texts", box=box.SIMPLE
+    )
+    for row in rows:
+        others = "" if row["illegal"] is None else f"{row['illegal']:.4f}"
+        earned = " ".join(f"{value:+.4f}" for value in row["values"])
+        shown.add_row(str(row["step"]), f"{row['exploitability']:.4f}", earned, others)
+    return shown
 
 
 def folding(

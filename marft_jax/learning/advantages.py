@@ -2,7 +2,8 @@
 
 A chain's links are the turns of an episode in acting order (action level) or the action tokens of
 all its turns in that order (token level): it runs across agents and across steps. Turns that acted
-without seeing each other are a layer, and stand side by side in it.
+without seeing each other are a layer, and stand side by side in it. In a game each player has a
+chain of its own, and is compared and normalised with nobody else.
 """
 
 from __future__ import annotations
@@ -247,7 +248,7 @@ def groups_with_signal(episodes: Sequence[Episode], rewards: Sequence[np.ndarray
     chain = chain_of_turns(episodes, rewards)
     differences_EJ = minus_place_mean(returns_to_go(chain), sizes(chain, None), chain)
     differ_E = np.any(differences_EJ, axis=1)
-    return {episode.group for episode, differs in zip(episodes, differ_E, strict=True) if differs}
+    return {episodes[e].group for e in chain.episode_E[differ_E]}
 
 
 def minus_moving_mean(
@@ -348,7 +349,7 @@ def _normalize_in_group(
 
 NORMALIZERS: dict[str, Normalizer] = {
     "batch": functools.partial(
-        _normalize_by, lambda chain: Cells(chain.weight_EJ, np.zeros_like(chain.agent_EJ))
+        _normalize_by, lambda chain: Cells(chain.weight_EJ, chain.player_EJ)
     ),
     "agent": functools.partial(_normalize_by, lambda c: Cells(c.weight_EJ, c.agent_EJ)),
     "group": functools.partial(_normalize_by, _groups),

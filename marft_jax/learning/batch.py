@@ -54,7 +54,10 @@ class Rows(NamedTuple, Generic[Array]):
 
 
 class Chain(NamedTuple):
-    """Decisions of each episode in acting order, as links to the rows."""
+    """Decisions in acting order, as links to the rows.
+
+    A chain is of an episode, where all agents are paid alike; in a game, of each of its players.
+    """
 
     flat_EJ: np.ndarray  # flat position in [U, B, K] (action level) or [U, B, A] (token level)
     mask_EJ: np.ndarray  # 1 for links, 0 for padding
@@ -63,12 +66,14 @@ class Chain(NamedTuple):
     weight_EJ: np.ndarray  # 1 / the links of its turn, so that each turn adds up to one
     alone_EJ: np.ndarray  # what its agent earns alone on the task; NaN where nobody knows
     agent_EJ: np.ndarray  # who acted
-    group_EJ: np.ndarray  # number of the episode's group: those with the same task
+    player_EJ: np.ndarray  # number of the player that it pays; 0 of a team
+    group_EJ: np.ndarray  # number of the group: chains of one player, with the same task
     nth_EJ: np.ndarray  # number of its turn among the agent's in the episode, from 0
     turn_EJ: np.ndarray  # number of its turn in the episode
     layer_EJ: np.ndarray  # number of its turn's layer in the episode
     cut_EJ: np.ndarray  # 1 where its turn stopped at its token limit
-    trunk_E: np.ndarray  # number of the episode that it is a branch of; its own of a trunk
+    episode_E: np.ndarray  # number of the episode
+    trunk_E: np.ndarray  # number of the chain that it is a branch of; its own of a trunk
     branch_E: np.ndarray  # the turn of the trunk that it is another sample of; -1 of a trunk
     shape_UBX: tuple[int, ...]  # of the rows that the decisions stand in
 
@@ -276,22 +281,42 @@ def _fill(
     return flat
 
 
-def layers_of(turns: Sequence[Turn]) -> list[int]:
-    """Numbers the layers of an episode: turns in a row, of one step, none of which saw another."""
+def chains_of(episodes: Sequence[Episode]) -> list[tuple[int, list[int]]]:
+    """(episode, its turns) of each chain: the turns of one player, in acting order."""
+    return [
+        (e, [k for k, turn in enumerate(x.turns) if turn.player == player])
+        for e, x in enumerate(episodes)
+        for player in dict.fromkeys(turn.player for turn in x.turns)
+    ]
+
+
+def layers_of(turns: Sequence[Turn], numbers: Sequence[int] | None = None) -> list[int]:
+    """Numbers the layers of a chain: turns in a row, of one step, none of which saw another.
+
+    Args:
+        numbers: of the turns in their episode; by default these are all.
+    """
     layers, first = list[int](), 0
-    for k, turn in enumerate(turns):
-        begins = k > 0 and (turn.step != turns[k - 1].step or any(i >= first for i in turn.sees))
-        first = k if begins else first
+    numbers = range(len(turns)) if numbers is None else numbers
+    for n, (k, turn) in enumerate(zip(numbers, turns, strict=True)):
+        begins = n > 0 and (turn.step != turns[n - 1].step or any(i >= first for i in turn.sees))
+        first = k if begins or not n else first
         layers.append(layers[-1] + begins if layers else 0)
     return layers
 
 
-def trees_of(episodes: Sequence[Episode]) -> tuple[np.ndarray, np.ndarray]:
+def trees_of(
+    episodes: Sequence[Episode], chains: Sequence[tuple[int, Sequence[int]]]
+) -> tuple[np.ndarray, np.ndarray]:
     """(trunk_E, branch_E) as of ``Chain``."""
-    trunks = {e[:3]: i for i, e in enumerate(episodes) if e.branch is None}
-    trunk_E = [i if e.branch is None else trunks[e[:3]] for i, e in enumerate(episodes)]
-    branch_E = [-1 if e.branch is None else e.branch[0] for e in episodes]
-    return np.asarray(trunk_E), np.asarray(branch_E)
+    keys = [(*episodes[e][:3], episodes[e].turns[turns[0]].player) for e, turns in chains]
+    trunks = {
+        key: i for i, (key, (e, _)) in enumerate(zip(keys, chains, strict=True))
+        if episodes[e].branch is None
+    }  # fmt: skip
+    branches = [episodes[e].branch for e, _ in chains]
+    trunk_E = [i if branches[i] is None else trunks[key] for i, key in enumerate(keys)]
+    return np.asarray(trunk_E), np.asarray([-1 if b is None else b[0] for b in branches])
 
 
 def chain_of_turns(episodes: Sequence[Episode], rewards: Sequence[np.ndarray]) -> Chain:
@@ -307,31 +332,37 @@ def _chain(
     shape_UBX: tuple[int, ...],
 ) -> Chain:
     """Lays the turns' decisions end to end, given their flat positions by (episode, turn)."""
-    decisions = [[flat[e, k] for k in range(len(x.turns))] for e, x in enumerate(episodes)]
-    shape = len(decisions), max(sum(map(len, turns)) for turns in decisions)
+    chains = chains_of(episodes)
+    shape = len(chains), max(sum(len(flat[e, k]) for k in turns) for e, turns in chains)
     chain = Chain(
         np.zeros(shape, np.int32),
         *(np.zeros(shape, np.float32) for _ in range(5)),  # pyright: ignore[reportCallIssue]
-        *(np.zeros(shape, np.int32) for _ in range(6)),
-        *trees_of(episodes),
+        *(np.zeros(shape, np.int32) for _ in range(7)),
+        np.asarray([e for e, _ in chains]),
+        *trees_of(episodes, chains),
         shape_UBX=shape_UBX,
     )
-    groups: dict[int, int] = {}
-    for e, episode in enumerate(episodes):
-        group, end = groups.setdefault(episode.group, len(groups)), 0
-        trunk = episodes[chain.trunk_E[e]]  # where the turn of a branch has its place
-        places, layers = trunk.places, layers_of(trunk.turns)
-        first = max(0, int(chain.branch_E[e]))
-        for k, (turn, reward) in enumerate(zip(episode.turns, rewards[e], strict=True)):
-            start, end, at = end, end + len(decisions[e][k]), first + k
-            span = np.s_[e, start:end]
-            chain.flat_EJ[span] = decisions[e][k]
+    groups: dict[tuple[int, str], int] = {}
+    players = {"": 0}
+    for i, (e, numbers) in enumerate(chains):
+        episode, end = episodes[e], 0
+        home, own = chains[chain.trunk_E[i]]  # where the turn of a branch has its place
+        trunk, first = episodes[home], max(0, int(chain.branch_E[i]))
+        layers = dict(zip(own, layers_of([trunk.turns[k] for k in own], own), strict=True))
+        player = episode.turns[numbers[0]].player
+        group = groups.setdefault((episode.group, player), len(groups))
+        for k in numbers:
+            turn, at = episode.turns[k], first + k
+            start, end = end, end + len(flat[e, k])
+            span = np.s_[i, start:end]
+            chain.flat_EJ[span] = flat[e, k]
             chain.weight_EJ[span] = 1 / (end - start)
-            chain.rewards_EJ[e, end - 1] = reward
+            chain.rewards_EJ[i, end - 1] = rewards[e][k]
             chain.alone_EJ[span] = episode.alone.get(turn.agent, np.nan)
-            chain.agent_EJ[span], chain.group_EJ[span] = turn.agent, group
-            chain.nth_EJ[span], chain.turn_EJ[span] = places[at][1], at
+            chain.agent_EJ[span], chain.nth_EJ[span] = trunk.places[at]
+            chain.player_EJ[span] = players.setdefault(player, len(players))
+            chain.group_EJ[span], chain.turn_EJ[span] = group, at
             chain.layer_EJ[span], chain.cut_EJ[span] = layers[at], turn.truncated
-        chain.mask_EJ[e, :end] = 1
-        chain.continues_EJ[e, : end - 1] = 1
+        chain.mask_EJ[i, :end] = 1
+        chain.continues_EJ[i, : end - 1] = 1
     return chain

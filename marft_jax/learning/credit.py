@@ -7,7 +7,8 @@ For step t of an episode with the team's reward R, shaped to R' = clip((R + bias
     per_step, tree  f_k(turn, R, episode) on each turn, shaped like a reward
 
 Rewards for single agents are added to the agent's last turn of the step, and the length penalty to
-every turn. Each step is credited within its own turns.
+every turn. Each step is credited within its own turns; in a game those of each player for
+themselves, as if it were alone.
 """
 
 from __future__ import annotations
@@ -37,19 +38,20 @@ def make_credit(algo: Algo, team: Team) -> Credit:
     def credit(episode: Episode) -> np.ndarray:
         rewards_K = np.zeros(len(episode.turns), np.float32)
         for step, result in enumerate(episode.results):
-            turns = [k for k, turn in enumerate(episode.turns) if turn.step == step]
-            if not turns:
+            so_far = [k for k, turn in enumerate(episode.turns) if turn.step <= step]
+            if not so_far or episode.turns[so_far[-1]].step < step:
                 continue
-            if by_step:
-                for k in turns:
-                    turn = episode.turns[k]
-                    score = _score(functions[turn.agent], turn, result.reward, episode)
-                    rewards_K[k] += shape_reward(score, algo)
-            else:
-                discount = algo.credit_discount if algo.credit == "step_discount" else 0.0
-                for behind, k in enumerate(reversed(turns)):
-                    rewards_K[k] += discount**behind * shape_reward(result.reward, algo)
-            for k, reward in _own_rewards(episode, step, turns):
+            for turns in _of_players(episode, step, so_far):
+                if by_step:
+                    for k in turns:
+                        turn = episode.turns[k]
+                        score = _score(functions[turn.agent], turn, result.reward, episode)
+                        rewards_K[k] += shape_reward(score, algo)
+                else:
+                    discount = algo.credit_discount if algo.credit == "step_discount" else 0.0
+                    for behind, k in enumerate(reversed(turns)):
+                        rewards_K[k] += discount**behind * shape_reward(result.reward, algo)
+            for k, reward in _own_rewards(episode, step, so_far):
                 rewards_K[k] += shape_reward(reward, algo, bias=0.0)
         if algo.overlong_buffer:
             rewards_K -= [_length_penalty(turn, algo) for turn in episode.turns]
@@ -70,17 +72,31 @@ def agent_reward(episode: Episode, rewards_K: np.ndarray, agent: int, how: str) 
 
     None where it did not act.
     """
+    how = "last" if episode.turns[0].player else how
     acted = [k for k, turn in enumerate(episode.turns) if turn.agent == agent]
     if not acted:
         return None
     return episode.reward if how == "equal" else float(rewards_K[acted].sum())
 
 
-def _own_rewards(episode: Episode, step: int, turns: Sequence[int]) -> list[tuple[int, float]]:
-    """(turn, reward) for the rewards that the environment meant for single agents."""
+def _of_players(episode: Episode, step: int, so_far: Sequence[int]) -> list[list[int]]:
+    """Turns of each player in a step; of one that did not act in it, the last one before."""
+    found = []
+    for player in dict.fromkeys(episode.turns[k].player for k in so_far):
+        turns = [k for k in so_far if episode.turns[k].player == player]
+        found.append([k for k in turns if episode.turns[k].step == step] or turns[-1:])
+    return found
+
+
+def _own_rewards(episode: Episode, step: int, so_far: Sequence[int]) -> list[tuple[int, float]]:
+    """(turn, reward) for the rewards that the environment meant for single agents or players; who
+    never acted in a game has no decision that earned it."""
     paid = []
     for name, reward in episode.results[step].agent_rewards.items():
-        acted = [k for k in turns if episode.turns[k].name == name]
+        turns = [(k, episode.turns[k]) for k in so_far]
+        acted = [k for k, t in turns if name in (t.name, t.player) and (t.player or t.step == step)]
+        if not acted and turns[0][1].player:
+            continue
         if not acted:
             raise ValueError(
                 f"agent_rewards: expected names of agents that acted in step {step}, got "

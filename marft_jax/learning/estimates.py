@@ -66,7 +66,7 @@ def estimate(
         kl_UBA = np.asarray(kl) * rows.mask_BA
         report["ref_kl"] = by_agent(kl_UBA, rows, agents)
         if algo.kl_in == "reward":
-            penalty_UBX = kl_UBA if algorithm.level == "token" else _per_turn(kl_UBA, rows)
+            penalty_UBX = kl_UBA if algorithm.level == "token" else per_turn(kl_UBA, rows)
             penalty_EJ = to_chain(penalty_UBX, chain)
             chain = chain._replace(rewards_EJ=chain.rewards_EJ - algo.kl_coef * penalty_EJ)
     values_EJ = None
@@ -130,7 +130,7 @@ def to_rows(x_EJ: np.ndarray, chain: Chain) -> np.ndarray:
     return x_UBX
 
 
-def _per_turn(x_UBA: np.ndarray, rows: Rows[np.ndarray]) -> np.ndarray:
+def per_turn(x_UBA: np.ndarray, rows: Rows[np.ndarray]) -> np.ndarray:
     """Sums over the tokens of each turn."""
     sums_UBK = np.zeros(rows.turn_mask_BK.shape)
     u, b = np.ogrid[: len(x_UBA), : x_UBA.shape[1]]

@@ -24,7 +24,14 @@ from marft_jax.learning import gradients, optimiser
 from marft_jax.learning.advantages import ROLES
 from marft_jax.learning.algorithms import Algorithm
 from marft_jax.learning.batch import Rows
-from marft_jax.learning.estimates import Estimates, by_agent, estimate, to_rows
+from marft_jax.learning.estimates import (
+    Estimates,
+    by_agent,
+    estimate,
+    per_turn,
+    to_chain,
+    to_rows,
+)
 from marft_jax.learning.gradients import Targets
 from marft_jax.learning.logprobs import Graph
 from marft_jax.learning.settings import LearnerSettings
@@ -37,6 +44,7 @@ from marft_jax.parallel import compilation
 from marft_jax.parallel import mesh as mesh_lib
 from marft_jax.random_keys import Stream
 from marft_jax.team.prompts import Team
+from marft_jax.types import Episode
 
 
 class Learner:
@@ -133,6 +141,18 @@ class Learner:
         logprobs = self._logprobs(state.adapters, self._microbatches(batch.rows))
         logprobs_UBA = np.stack(mesh_lib.fetch(logprobs))
         return -by_agent(logprobs_UBA, batch.rows, len(self._team.profiles))
+
+    def action_logprobs(
+        self, adapters: lora.Adapters, episodes: Sequence[Episode]
+    ) -> list[np.ndarray]:
+        """Log-prob of each turn's action under these adapters; nothing is learned."""
+        zeros = [np.zeros(len(episode.turns), np.float32) for episode in episodes]
+        batch = self.pack(episodes, zeros, level="action", prompts=False)
+        logprobs_UBA = np.stack(
+            mesh_lib.fetch(self._logprobs(adapters, self._microbatches(batch.rows)))
+        )
+        sums_EJ = to_chain(per_turn(logprobs_UBA, batch.rows), batch.chain)
+        return [row[: len(e.turns)] for row, e in zip(sums_EJ, episodes, strict=True)]
 
     def trainable(self, step: int) -> np.ndarray:
         """Flags of the adapters that learn in this step.

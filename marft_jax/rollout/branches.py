@@ -173,8 +173,9 @@ def learnable(
             if turn < 0:
                 continue
             own = episode.turns[turn]._replace(sees=(), index=0)
+            is_paid = [other.player == own.player for other in episode.turns]
             episode = episode._replace(turns=(own,))
-            earned = earned[[turn]] if by_step else earned.sum(keepdims=True)
+            earned = earned[[turn]] if by_step else earned[is_paid].sum(keepdims=True)
         episodes.append(episode)
         rewards.append(earned)
     return episodes, rewards

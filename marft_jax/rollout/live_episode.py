@@ -204,7 +204,8 @@ class LiveEpisode:
                 turn = self._turn(act, ended)._replace(replayed=True)
             else:
                 owner = self._team.owners[act.agent]
-                turn = self._turn(act, (yield Request(act.prompt, owner, act.sampling, key)))
+                request = Request(act.prompt, owner, act.sampling, key, act.choices)
+                turn = self._turn(act, (yield request))
             turns.append(turn)
             may_call = len(turns) <= self._rules.max_tool_calls
             if not (self._user.has_tool and may_call and self._asked < self._rules.max_turns):
@@ -251,4 +252,5 @@ class LiveEpisode:
             start=act.start,
             limit=act.sampling.max_new_tokens,
             kept=completion.kept,
+            player=self._user.players.get(profile.name, ""),
         )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from marft_jax.envs.base import Env
@@ -43,11 +43,14 @@ class UserSide:
         self._env: Any = None
         self._generator: Any = None
         self.has_tool = False
+        self.players: Mapping[str, str] = {}  # of a game: the player of each agent
 
     def reset(self) -> str:
         self._env = self._rules.create_env()
         observation = text_of("reset: the task", self._env.reset(self._task))
         self.has_tool = getattr(self._env, "tool", None) is not None
+        if getattr(self._env, "players", None) is not None:
+            self.players = _players(self._env, self._rules.team.names)
         return observation
 
     def begin(self, observation: str) -> list[Act] | Step | End:
@@ -60,7 +63,8 @@ class UserSide:
                     "state, and a conversation shows all of them everything; use own"
                 )
             team = team._replace(view=self._view)
-        team = team._replace(program=getattr(self._env, "program", None))
+        game = self._env if self.players else None
+        team = team._replace(program=getattr(self._env, "program", None), game=game)
         self._generator = workflow(team, observation)
         if not isinstance(self._generator, Generator):
             raise BadInput(
@@ -100,7 +104,7 @@ class UserSide:
     def step(self, turns: Sequence[Turn], acted: Sequence[str]) -> StepResult:
         answer = self._env.step(turns)
         try:
-            result = result_of(answer, acted)
+            result = result_of(answer, {*self.players, *self.players.values()} or acted)
         except BadInput as error:
             raise BadInput(f"the environment's step: {error}{place(self._env.step)}") from None
         if self._rules.snapshots and hasattr(self._env, "snapshot"):
@@ -119,6 +123,14 @@ class UserSide:
         generator, self._generator, self._env = self._generator, None, None
         if isinstance(generator, Generator):
             generator.close()
+
+
+def _players(env: Any, names: Sequence[str]) -> dict[str, str]:
+    found = env.players(names)
+    if not isinstance(found, Mapping) or not all(found.get(name) for name in names):
+        raise BadInput(f"players: expected the player of each of {', '.join(names)}, got "
+                       f"{shown(found)}{place(env.players)}")  # fmt: skip
+    return {name: text_of("players", found[name]) for name in names}
 
 
 def _place_in(generator: Any) -> str:

@@ -11,7 +11,7 @@ from rich.panel import Panel
 from rich.text import Text
 
 from marft_jax.errors import printable
-from marft_jax.learning.batch import Level
+from marft_jax.learning.batch import Level, chains_of
 from marft_jax.learning.estimates import Estimates
 from marft_jax.rollout.collect import Collected
 from marft_jax.types import Episode, FailedEpisode, Played, Turn
@@ -72,25 +72,28 @@ def turn_numbers(
     A sampled turn also has ``pieces``, the text that each of its tokens adds, and their behaviour
     ``logprobs``; at a token level also their ``advantages`` and ``values``.
     """
-    for e, episode in enumerate(collected.episodes):
-        lengths = [len(turn.action) if level == "token" else 1 for turn in episode.turns]
-        starts = np.cumsum([0, *lengths[:-1]])
-        own_J, values_EJ = estimates.advantages_EJ[e, : sum(lengths)], estimates.values_EJ
-        advantages = (np.add.reduceat(own_J, starts) / lengths).tolist()
-        values = [None] * len(lengths) if values_EJ is None else values_EJ[e, starts].tolist()
-        columns = zip(collected.rewards[e].tolist(), values, advantages, strict=True)
-        rows: list[dict[str, Any]] = [
-            dict(zip(("reward", "value", "advantage"), row, strict=True)) for row in columns
-        ]
-        for row, turn, start, length in zip(rows, episode.turns, starts, lengths, strict=True):
-            own = slice(start, start + length)
+    values_EJ = estimates.values_EJ
+    found: dict[tuple[int, int], dict[str, Any]] = {}
+    for i, (e, numbers) in enumerate(chains_of(collected.episodes)):
+        end = 0
+        for k in numbers:
+            turn = collected.episodes[e].turns[k]
+            start, end = end, end + (len(turn.action) if level == "token" else 1)
+            own_A = estimates.advantages_EJ[i, start:end]
+            values_A = None if values_EJ is None else values_EJ[i, start:end]
+            row = found[e, k] = {
+                "reward": float(collected.rewards[e][k]),
+                "value": None if values_A is None else float(values_A[0]),
+                "advantage": float(own_A.mean()),
+            }
             if turn.limit is not None:
                 row["pieces"] = pieces(turn.action.tolist(), decode)
                 row["logprobs"] = _short(turn.logprobs)
             if level == "token":
-                row["advantages"] = _short(own_J[own])
-                row |= {} if values_EJ is None else {"values": _short(values_EJ[e, own])}
-        yield rows
+                row["advantages"] = _short(own_A)
+                row |= {} if values_A is None else {"values": _short(values_A)}
+    for e, episode in enumerate(collected.episodes):
+        yield [found[e, k] for k in range(len(episode.turns))]
 
 
 def pieces(ids: Sequence[int], decode: Decode) -> list[str]:

@@ -60,6 +60,7 @@ class Team(NamedTuple):
     max_steps: int = 10  # calls of an orchestrator
     view: Callable[[str, str], str] | None = None  # (name, observation) to what that agent sees
     program: Any = None  # the environment's, whose calls the workflow ``program`` answers
+    game: Any = None  # the environment, where it is an ``envs.base.Game``
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -101,6 +102,10 @@ class Team(NamedTuple):
             seen = [*state.past, *visible]
             prompt, start = self._own_prompt(agent, state, visible, message), 0
         return self._fitted(agent, prompt, state.step, tuple(t.index for t in seen), start)
+
+    def ids_of(self, text: str) -> tuple[int, ...]:
+        """Ids of an action with this text, its end included."""
+        return (*self.tokenizer.encode(text), self.tokenizer.end_id)
 
     def resume(self, turn: Turn, text: str) -> Act | None:
         """Lets an agent go on after its own turn, shown more; None where no room is left.

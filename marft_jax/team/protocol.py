@@ -71,7 +71,10 @@ def _check_act(act: Any, team: Team, turns: int) -> Act:
     known = act.number is None or is_whole(act.number) and act.number >= 0
     _expect(known, "number: expected a whole number >= 0, or None", act.number)
     number = None if act.number is None else int(act.number)
-    return Act(int(act.agent), prompt, 0, sees, sampling, int(start), number)
+    choices = tuple(tuple(_ids(choice).tolist()) for choice in act.choices)
+    fits = all(0 <= min(c) and max(c) < vocabulary and len(c) <= length for c in choices)
+    _expect(fits, f"choices: expected ids, at most {length} (max_new_tokens)", act.choices)
+    return Act(int(act.agent), prompt, 0, sees, sampling, int(start), number, choices)
 
 
 def _expect(fits: bool, expected: str, got: Any) -> None:

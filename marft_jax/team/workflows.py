@@ -13,7 +13,8 @@ from collections import Counter
 from collections.abc import Callable, Generator, Sequence
 from typing import Any
 
-from marft_jax.plugins import load_plugin
+from marft_jax.errors import BadInput
+from marft_jax.plugins import load_plugin, shown
 from marft_jax.team.orchestrator import parse_call
 from marft_jax.team.profiles import last_answering
 from marft_jax.team.prompts import State, Team
@@ -100,6 +101,21 @@ def debate(team: Team, state: State) -> Generator[Any, Any, Step]:
     return Step([*turns, verdict], graded=[verdict])
 
 
+def players(team: Team, state: State) -> Generator[Any, Any, Step]:
+    """Lets those act whose turn it is in the game; its views and legal moves are each agent's."""
+    if team.game is None:
+        raise BadInput("--team.workflow players: this environment is no game, with `players`")
+    acting = list(team.game.acting())
+    if not acting or not set(acting) <= set(team.names):
+        raise BadInput(f"acting: expected some of {', '.join(team.names)}, got {shown(acting)}")
+    legal = getattr(team.game, "legal", lambda agent: ())
+    acts = [team.act(team.names.index(name), state) for name in acting]
+    choices = [tuple(map(team.ids_of, legal(name))) for name in acting]
+    both = zip(acts, choices, strict=True)
+    turns = yield [act._replace(choices=own) for act, own in both]
+    return Step(turns, graded=turns)
+
+
 def majority(turns: Sequence[Turn]) -> tuple[Turn, dict[str, int]]:
     """Finds the first turn whose answer is the most frequent, and how many gave each answer.
 
@@ -140,7 +156,10 @@ def _program(team: Team, observation: str) -> Workflow:
 
 WORKFLOWS: dict[str, Callable[[Team, str], Workflow]] = {
     "program": _program,
-    **{step.__name__: _repeat(step) for step in (sequential, dag, orchestrated, debate, solo)},
+    **{
+        step.__name__: _repeat(step)
+        for step in (sequential, dag, orchestrated, debate, solo, players)
+    },
 }
 
 

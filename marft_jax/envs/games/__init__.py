@@ -1,0 +1,1 @@
+"""Games: several players, each with a reward of its own. See ``envs.base.Game``."""
