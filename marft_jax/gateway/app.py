@@ -129,7 +129,7 @@ class _Gate:
         try:
             while (new := await news.get()) is not None:
                 number, ids = new
-                text = settled(self._team.decode(ids.tolist()), call.stop)
+                text = settled(self._team.decode(ids.tolist()), self._team.stops_of(call))
                 if len(text) > len(sent[number]) and text.startswith(sent[number]):
                     yield answer.piece(number, text[len(sent[number]) :])
                     sent[number] = text

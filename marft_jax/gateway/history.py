@@ -67,9 +67,6 @@ class History:
         if call.model not in names:
             what = f"model: expected one of {', '.join(names)}, got {call.model!r:.80}"
             raise ApiError(404, what, "model", "model_not_found")
-        if call.stop:
-            what = "stop: not offered in training: what is sampled is what is trained"
-            raise ApiError(400, what, "stop", "unsupported_parameter")
         agent = names.index(call.model)
         prompt, start, known = self._prompt(agent, call.messages)
         sampling = sampling_of(self._team, call, agent, len(prompt))

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from marft_jax.engine.stops import cut
 from marft_jax.formats import foreign
 from marft_jax.models.tokenizers.tokenizer import Message
 from marft_jax.plugins import shown, text_of
@@ -19,7 +20,7 @@ from marft_jax.team.profiles import SAMPLING, is_list, is_whole
 
 Decode = Callable[[list[int]], str]
 
-_MOST_CHOICES, _MOST_STOPS = 128, 16
+_MOST_CHOICES = 128
 _ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
 _NEUTRAL: dict[str, Sequence[Any]] = {
     "tools": ([],),
@@ -67,12 +68,15 @@ class Call(NamedTuple):
     messages: tuple[Message, ...]
     sampling: Mapping[str, Any] = {}
     n: int = 1
-    stop: tuple[str, ...] = ()
     seed: int | None = None
     stream: bool = False
     usage: bool = False
     logprobs: bool = False
     ids: bool = False
+
+    @property
+    def stop(self) -> tuple[str, ...]:
+        return self.sampling.get("stop", ())
 
 
 class Choice(NamedTuple):
@@ -115,7 +119,6 @@ def read_call(body: bytes) -> Call:
         _messages(fields.get("messages")),
         _sampling(fields),
         _field(fields, "n", 1, f"1 to {_MOST_CHOICES}", _is_count),
-        _stops(fields.get("stop")),
         _field(fields, "seed", None, "a whole number", is_whole),
         _truth(fields, "stream"),
         _truth(options, "include_usage"),
@@ -147,18 +150,18 @@ def _sampling(fields: Mapping[str, Any]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for name, (expected, fits) in SAMPLING.items():
         names = ["max_completion_tokens", "max_tokens"] if name == "max_new_tokens" else [name]
-        for known in names:
+        for known in names if name != "stop" else ():
             value = _field(fields, known, None, expected, fits)
             found |= {} if value is None or name in found else {name: value}
-    return found
+    stops = _stops(fields.get("stop"))
+    return found | ({"stop": stops} if stops else {})
 
 
 def _stops(value: Any) -> tuple[str, ...]:
     stops = [value] if isinstance(value, str) else [] if value is None else value
-    if not is_list(stops) or len(stops) > _MOST_STOPS:
-        raise ApiError(400, f"stop: expected up to {_MOST_STOPS} texts, got {shown(value)}", "stop")
-    if not all(isinstance(stop, str) and stop for stop in stops):
-        raise ApiError(400, f"stop: expected texts, none empty, got {shown(value)}", "stop")
+    expected, fits = SAMPLING["stop"]
+    if not is_list(stops) or not fits(tuple(stops)):
+        raise ApiError(400, f"stop: expected {expected}, got {shown(value)}", "stop")
     return tuple(stops)
 
 
@@ -181,16 +184,6 @@ def _message(where: str, message: Any) -> Message:
     if not all(isinstance(text, str) for text in texts):
         raise ApiError(400, f"{where}.content: expected text, got {shown(parts)}", "messages")
     return {"role": _ROLES[role], "content": text_of(where, "".join(map(str, texts)))}
-
-
-def cut(text: str, stops: Sequence[str]) -> tuple[str, bool]:
-    """Cuts a text before the first stop string in it; true where there is one.
-
-    >>> cut("a. b", ["."])
-    ('a', True)
-    """
-    at = min((text.find(stop) for stop in stops if stop in text), default=-1)
-    return (text, False) if at < 0 else (text[:at], True)
 
 
 def settled(text: str, stops: Sequence[str]) -> str:

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
 
 import numpy as np
 
 from marft_jax.engine.engine import Completion, Request
+from marft_jax.engine.stops import cut, text_of
 from marft_jax.envs.base import Grade, Task, question_source
 from marft_jax.errors import BadInput
 from marft_jax.gateway.batcher import Batcher, Share
 from marft_jax.gateway.history import prompt_of, sampling_of
-from marft_jax.gateway.protocol import ApiError, Call, Choice, cut
+from marft_jax.gateway.protocol import ApiError, Call, Choice
 from marft_jax.random_keys import Stream
 from marft_jax.team.prompts import Team
 from marft_jax.types import Episode, Player, Sample, Turn
@@ -63,6 +64,11 @@ class ServedTeam:
             return await self._play(call, seed)
         return await self._ask(call, seed, self._team.names.index(call.model), watch)
 
+    def stops_of(self, call: Call) -> tuple[str, ...]:
+        """Texts that end what is streamed: an agent has its own."""
+        own = self._team.sampling[self._team.names.index(call.model)]
+        return call.stop or own.stop
+
     async def _ask(
         self,
         call: Call,
@@ -83,19 +89,16 @@ class ServedTeam:
         finally:
             for wait in waits:
                 wait.cancel()
-        return [self._choice(call, prompt, completion) for completion in done]
-
-    def _choice(self, call: Call, prompt: np.ndarray, completion: Completion) -> Choice:
-        """Text and tokens of an answer, up to the first stop string."""
-        ids, decode = completion.ids.tolist(), self.decode
-        text, stopped = cut(decode(ids).strip(), call.stop)
-        if stopped:
-            ends = (n for n in range(1, len(ids)) if cut(decode(ids[:n]).strip(), call.stop)[1])
-            ids = ids[: next(ends, len(ids))]
-        n, length = len(ids), not (stopped or completion.finished)
-        return Choice(text, completion.ids[:n], completion.logprobs[:n], length, prompt)
+        return [
+            Choice(
+                text_of(c.ids.tolist(), sampling.stop, self.decode), *c[:2], not c.finished, prompt
+            )
+            for c in done
+        ]
 
     async def _play(self, call: Call, seed: int) -> list[Choice]:
+        sampled = {name: value for name, value in call.sampling.items() if name != "stop"}
+        call, stop = call._replace(sampling=sampled), call.stop  # it is for the team's answer
         agents = range(len(self._team.profiles))
         team = self._team._replace(sampling=tuple(sampling_of(self._team, call, a) for a in agents))
         *before, last = call.messages
@@ -112,7 +115,7 @@ class ServedTeam:
             raise ApiError(400, str(error), "messages") from None
         finally:
             share.drop()
-        return [_played(episode, call) for episode in played.episodes]
+        return [_played(episode, stop) for episode in played.episodes]
 
 
 def _numbered(
@@ -121,7 +124,7 @@ def _numbered(
     return lambda ids: watch(number, ids)
 
 
-def _played(episode: Episode, call: Call) -> Choice:
+def _played(episode: Episode, stop: Sequence[str]) -> Choice:
     """The team's answer: the last turn that is graded, and beside it what all wrote."""
     turns = [
         {"agent": t.name, "content": t.text, "answers": t.answers, "sees": list(t.sees)}
@@ -130,6 +133,6 @@ def _played(episode: Episode, call: Call) -> Choice:
     ]
     graded: list[Turn] = [turn for turn in episode.turns if turn.answers]
     turn = [*episode.turns, *graded][-1]
-    text, stopped = cut(turn.text, call.stop)
+    text, stopped = cut(turn.text, stop)
     length = turn.truncated and not stopped
     return Choice(text, turn.action, turn.logprobs, length, turn.prompt, tuple(turns))

@@ -11,6 +11,7 @@ from collections.abc import Collection, Generator, Sequence
 from typing import Any
 
 from marft_jax.engine.engine import Completion, Request
+from marft_jax.engine.stops import text_of
 from marft_jax.envs.threads import Calls, UserCall
 from marft_jax.plugins import Failure, shown
 from marft_jax.random_keys import ActionKey
@@ -232,7 +233,7 @@ class LiveEpisode:
             prompt=act.prompt,
             action=completion.ids,
             logprobs=completion.logprobs,
-            text=self._team.tokenizer.decode(completion.ids.tolist()).strip(),
+            text=text_of(completion.ids.tolist(), act.sampling.stop, self._team.tokenizer.decode),
             answers=profile.answers,
             sees=act.sees,
             truncated=not completion.finished,

@@ -84,6 +84,23 @@ def test_a_program_is_an_episode(monkeypatch):
     assert [len(batch) for batch in engine.batches] == [3, 3]
 
 
+def test_a_stop_text_ends_what_is_sampled_and_trained(monkeypatch):
+    def run(task, client):
+        ask = client.chat.completions.create
+        first = ask(model="solver", messages=[user("a")], stop=["</x>", "z"])
+        assert (said(first), first.choices[0].finish_reason) == ("1", "stop")
+        messages = [user("a"), assistant(said(first)), user("more")]
+        assert said(ask(model="solver", messages=messages)) == "1</x> 3"
+        return 1.0
+
+    [episode] = play(run, monkeypatch, speak=lambda request: "1</x> 3")[0].episodes
+    first, second = episode.turns
+    assert text(first.action) == "1</x>" and not first.truncated
+    assert text(second.prompt) == "<s>s<u>a<a>1</x><e><u>more<a>"
+    assert second.start == len(first.prompt) + len(first.action) + 1
+    assert episode.reward == 1.0 and episode.results[0].info["rewritten"] == 0
+
+
 def test_a_reward_for_each_agent(monkeypatch):
     def run(task, client):
         for name in ("planner", "solver"):
@@ -214,7 +231,7 @@ def test_a_program_that_is_never_idle_is_answered(monkeypatch):
     ("fields", "status"),
     [
         ({"model": "nobody"}, 404),
-        ({"stop": "a"}, 400),
+        ({"stop": ""}, 400),
         ({"tools": [{}]}, 400),
         ({"messages": [user("x" * 300)]}, 400),
         ({"messages": [user(object())]}, 400),
