@@ -331,7 +331,9 @@ async def play(task, client):
 """
 
 
-def test_a_run_with_a_program_repeats_whatever_its_delays_and_goes_on(tmp_path, monkeypatch):
+def test_a_run_with_a_program_repeats_whatever_its_delays_and_goes_on(
+    tmp_path, monkeypatch, one_device
+):
     (tmp_path / "sums_program.py").write_text(PLAY)
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
@@ -343,7 +345,7 @@ def test_a_run_with_a_program_repeats_whatever_its_delays_and_goes_on(tmp_path, 
         "--algo.episodes",
         "8",
     ]
-    flags += ["--run.loggers", "none"]
+    flags += ["--run.loggers", "none", "--critic.hidden", "8", "--team.max_new_tokens", "8"]
 
     def run(name, steps):
         with pytest.raises(SystemExit) as left:
