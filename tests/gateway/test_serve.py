@@ -14,26 +14,41 @@ import threading
 import time
 
 import httpx
+import jax
+import jax.numpy as jnp
+import numpy as np
 import pytest
 
-from marft_jax import chat, cli, serve, train
+from marft_jax import chat, cli, serve
 from marft_jax.engine.engine import Engine
 from marft_jax.gateway.http import Limits, make_server
+from marft_jax.run.directory import write_settings
+from marft_jax.run.recovery import open_checkpoints
+from marft_jax.run.setup import open_session, restore_state
+from marft_jax.team.team_files import load_team
 
 TASKS = [f"{a}+{b}+{a * b % 10}=?" for a, b in ((3, 4), (5, 9), (0, 7), (8, 8))]
-FLAGS = ["--run.steps", "3", "--algo.episodes", "16", "--algo.lr", "0.01", "--rollout.slots", "8"]
-FLAGS += ["--run.save_every", "1", "--critic.hidden", "8"]
 LIMITS = Limits(body=4000, choices=6, read_seconds=1.0, seconds=60.0)
 KEY = "a key"
 
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory, one_device):
-    """Three steps with a high learning rate: each agent writes something of its own."""
+    """Two checkpoints with random adapters: each agent writes something of its own."""
     folder = tmp_path_factory.mktemp("serve") / "run"
-    with pytest.raises(SystemExit) as left:
-        train.main(["--run.dir", str(folder), "--run.loggers", "none", *FLAGS])
-    assert left.value.code == 0
+    config = cli.configure(run={"dir": str(folder)}, rollout={"slots": 8})
+    blueprint = load_team(None)
+    session = open_session(config, blueprint)
+    fresh, rng = restore_state(session, None), np.random.default_rng(0)
+    folder.mkdir()
+    write_settings(folder, session.config, blueprint)
+    with open_checkpoints(session) as checkpoints:
+        for step in (1, 3):
+            noise = jax.tree.map(
+                lambda x: x + rng.normal(0, 0.05, x.shape).astype(x.dtype), fresh.adapters
+            )
+            checkpoints.save(step, fresh._replace(step=jnp.int32(step), adapters=noise))
+            checkpoints.wait()
     return folder
 
 
@@ -185,8 +200,8 @@ def test_a_stream_adds_up_to_the_answer(client, model):
 
 def test_text_streams_before_its_end(client):
     """Chunks of 16 tokens are decoded between two looks."""
-    chunks = events(call(client, temperature=5.0, top_k=255, seed=3, stream=True))
-    assert len(chunks) > 1 and chunks[0]["choices"][0]["finish_reason"] is None
+    chunks = events(call(client, n=8, temperature=5.0, top_k=255, seed=3, stream=True))
+    assert len(chunks) > 8 and chunks[0]["choices"][0]["finish_reason"] is None
 
 
 def test_a_stop_string_ends_an_answer(client):
@@ -476,7 +491,7 @@ def test_the_command_serves_until_a_signal_and_ends_what_is_begun(run, tmp_path)
         url = next(line for line in process.stderr if "serves at" in line).split()[-1]
         head = {"authorization": f"Bearer {KEY}"}
         with httpx.Client(base_url=url.removesuffix("/v1"), headers=head, timeout=120) as client:
-            assert call(client, model="team").status_code == 200
+            assert client.get("/health").status_code == 200
             with concurrent.futures.ThreadPoolExecutor(1) as pool:
                 going = pool.submit(answer, client, n=16, temperature=9.0, top_k=255)
                 while " 16" not in client.get("/metrics").text:
