@@ -16,7 +16,8 @@ from starlette.routing import Route
 
 from marft_jax.gateway import http
 from marft_jax.gateway.batcher import Batcher
-from marft_jax.gateway.protocol import Answer, ApiError, Call, Choice, read_call, settled, usage
+from marft_jax.gateway.errors import ApiError
+from marft_jax.gateway.protocol import Answer, Call, Choice, read_call, settled, usage
 from marft_jax.gateway.served_team import ServedTeam
 
 _BUCKETS = ("0.1", "0.3", "1", "3", "10", "30", "100", "+Inf")

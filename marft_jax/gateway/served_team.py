@@ -14,8 +14,10 @@ from marft_jax.engine.stops import cut, text_of
 from marft_jax.envs.base import Grade, Task, question_source
 from marft_jax.errors import BadInput
 from marft_jax.gateway.batcher import Batcher, Share
+from marft_jax.gateway.errors import ApiError
 from marft_jax.gateway.history import prompt_of, sampling_of
-from marft_jax.gateway.protocol import ApiError, Call, Choice
+from marft_jax.gateway.protocol import Call, Choice
+from marft_jax.gateway.tools import check_form, find_calls, named
 from marft_jax.random_keys import Stream
 from marft_jax.team.prompts import Team
 from marft_jax.types import Episode, Player, Sample, Turn
@@ -76,7 +78,9 @@ class ServedTeam:
         agent: int,
         watch: Callable[[int, np.ndarray], None] | None,
     ) -> list[Choice]:
-        prompt = prompt_of(self._team, agent, call.messages)
+        check_form(self._team.tokenizer, call.messages, call.tools)
+        prompt = prompt_of(self._team, agent, call)
+        watch = None if call.tools else watch  # which is a call shows at its end
         sampling = sampling_of(self._team, call, agent, len(prompt))
         waits: list[asyncio.Future[Completion]] = []
         try:
@@ -89,14 +93,22 @@ class ServedTeam:
         finally:
             for wait in waits:
                 wait.cancel()
-        return [
-            Choice(
-                text_of(c.ids.tolist(), sampling.stop, self.decode), *c[:2], not c.finished, prompt
-            )
-            for c in done
-        ]
+        return [self._choice(call, prompt, sampling.stop, completion) for completion in done]
+
+    def _choice(
+        self, call: Call, prompt: np.ndarray, stop: Sequence[str], completion: Completion
+    ) -> Choice:
+        ids, logprobs, finished, _ = completion
+        text, found = find_calls(
+            text_of(ids.tolist(), stop, self.decode), call.tools, self._team.tokenizer
+        )
+        calls = named(found, secrets.token_hex(3)[:5])
+        return Choice(text, ids, logprobs, not finished, prompt, calls=calls)
 
     async def _play(self, call: Call, seed: int) -> list[Choice]:
+        if call.tools or any(message["role"] == "tool" for message in call.messages):
+            what = "tools: not offered to a team; model: expected an agent"
+            raise ApiError(400, what, "tools", "unsupported_parameter")
         sampled = {name: value for name, value in call.sampling.items() if name != "stop"}
         call, stop = call._replace(sampling=sampled), call.stop  # it is for the team's answer
         agents = range(len(self._team.profiles))

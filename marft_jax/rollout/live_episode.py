@@ -200,7 +200,9 @@ class LiveEpisode:
             if not (self._user.has_tool and may_call and self._asked < self._rules.max_turns):
                 return
             answer = yield self._call("tool", self._user.tool, turn)
-            resumed = None if answer is None else self._team.resume(turn, answer)
+            if answer is None:
+                return
+            resumed = self._team.resume(turn, [{"role": "user", "content": answer}])
             if resumed is None:
                 return
             if before:
