@@ -86,6 +86,8 @@ class Team:
     """Sample from this many likeliest tokens; 0 is off."""
     min_p: float = setting(0.0, least=0, most=1)
     """Sample from tokens at least this fraction as likely as the likeliest; 0 is off."""
+    stop: tuple[str, ...] = setting((), blank=True)
+    """Texts that end an action, as its end-of-turn token does; its text ends before them."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -36,6 +36,7 @@ def setting(
     above: float | None = None,
     most: float | None = None,
     needs: str | None = None,
+    blank: bool = False,
 ) -> T:
     """A field of a section.
 
@@ -44,8 +45,9 @@ def setting(
             whole one from 0 to what a device can count, unless these say otherwise.
         needs: another setting without which nobody reads this one, such as ``algo.kl_coef``; or
             one with its values, such as ``algo.credit per_step``, ``algo.baseline moving or role``.
+        blank: texts may be white space alone.
     """
-    metadata = dict(least=least, above=above, most=most, needs=needs)
+    metadata = dict(least=least, above=above, most=most, needs=needs, blank=blank)
     return dataclasses.field(default=default, metadata=metadata)  # type: ignore[return-value]
 
 
@@ -61,7 +63,7 @@ def fault(field: dataclasses.Field[Any], value: Any) -> str | None:
     for part in value if isinstance(value, tuple) else (value,):
         wrong = None
         if isinstance(part, str):
-            wrong = _text_fault(part)
+            wrong = _text_fault(part, field.metadata.get("blank", False))
         elif isinstance(part, (int, float)) and not isinstance(part, bool):
             wrong = _number_fault(part, *map(field.metadata.get, ("least", "above", "most")))
         if wrong:
@@ -84,8 +86,8 @@ def _number_fault(
     return f"expected a number {words}, got {value!r:.40}"
 
 
-def _text_fault(value: str) -> str | None:
-    if not value.strip():
+def _text_fault(value: str, blank: bool) -> str | None:
+    if not (value if blank else value.strip()):
         return "expected a text, got an empty one; leave it out"
     if "\0" in value or any("\ud800" <= c <= "\udfff" for c in value):
         return f"expected text in UTF-8 without NUL, got {value!r:.60}"

@@ -34,6 +34,7 @@ class Sampling(NamedTuple):
     top_p: float = 1.0  # of what top_k keeps, the smallest set whose share reaches this
     top_k: int = 0  # keep this many most likely tokens; 0 keeps all
     min_p: float = 0.0  # keep tokens at least this fraction as likely as the likeliest; 0 keeps all
+    stop: tuple[str, ...] = ()  # texts that end an action
 
 
 class Act(NamedTuple):
@@ -58,10 +59,10 @@ class Turn(NamedTuple):
     prompt: np.ndarray  # ids the agent was shown, ``int32 [prompt tokens]``
     action: np.ndarray  # ids it wrote, exactly as sampled, ``int32 [action tokens]``
     logprobs: np.ndarray  # behaviour log-prob of each action token at ``temperature``, ``float32``
-    text: str  # the action as text, without the end-of-turn token
+    text: str  # the action as text, without the end-of-turn token or the stop text
     answers: bool  # this agent's actions are graded
     sees: tuple[int, ...]  # indices of the episode's earlier turns that the prompt showed
-    truncated: bool  # the action stopped at its token limit, not at the end-of-turn token
+    truncated: bool  # the action stopped at its token limit, not at its end or a stop text
     temperature: float  # of sampling; 1 for a greedy turn, whose log-probs are unscaled
     index: int = 0  # number of the turn in its episode, from 0
     start: int = 0  # this many prompt tokens come from earlier turns; the rest is new text

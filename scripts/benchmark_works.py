@@ -95,6 +95,7 @@ class Bench:
             eos_ids=(self.base.config.vocab_size,),  # never drawn: every row runs to its limit
             seed=0,
             alpha=config.lora.alpha,
+            decode=self.base.tokenizer.decode,
         )
         algorithm = find_algorithm("appo")
         settings = resolve(config, self.base.config)

@@ -48,7 +48,7 @@ READ = {
 """Where a setting is read; without a line, in the quickstart."""
 UNREAD = {
     **{f"team.{name}": ["--team.file", PROFILE] for name in ("max_new_tokens", "temperature")},
-    **{f"team.{name}": ["--team.file", PROFILE] for name in ("top_p", "top_k", "min_p")},
+    **{f"team.{name}": ["--team.file", PROFILE] for name in ("top_p", "top_k", "min_p", "stop")},
     "team.rounds": ["--team.file", PROFILE],
     "env.holdout": [*ROWS, "--env.eval_data", "b"],
     "env.weights": ROWS,
@@ -69,7 +69,7 @@ UNREAD = {
 CONDITIONAL = sorted({*READ, *UNREAD})
 EVERYTHING = """
 agents:
-  - {name: a, max_new_tokens: 9, temperature: 0.5, top_p: 0.5, top_k: 3, min_p: 0.1,
+  - {name: a, max_new_tokens: 9, temperature: 0.5, top_p: 0.5, top_k: 3, min_p: 0.1, stop: x,
      reward: solver, answers: true}
 """
 

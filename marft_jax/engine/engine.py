@@ -9,7 +9,7 @@ device decodes up to ``chunk`` tokens per row in one ``while_loop``.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -21,6 +21,7 @@ from marft_jax import random_keys
 from marft_jax.engine.compiled import Prompts, Shape, empty_prompts, programs
 from marft_jax.engine.kv_cache import Slots
 from marft_jax.engine.prefix_cache import NOWHERE, Prefixes, Start, common, worthwhile
+from marft_jax.engine.stops import stopped_at
 from marft_jax.models import decoder, lora
 from marft_jax.parallel import mesh as mesh_lib
 from marft_jax.parallel.ladder import bucket
@@ -49,7 +50,7 @@ class Completion(NamedTuple):
     """Sampled tokens with their behaviour log-probs.
 
     Attributes:
-        finished: the turn was ended.
+        finished: the turn was ended, by its end-of-turn token or a stop text.
         kept: the probability that choices, top-k, top-p and min-p left to sample from, mean of its
             tokens.
     """
@@ -82,6 +83,7 @@ class Engine:
         eos_ids: tokens that end a turn.
         seed: of the run's random streams.
         alpha: LoRA scaling (alpha / rank).
+        decode: ids to text, in which stop texts are looked for.
         reuse: copy the prefix of a prompt from a slot that holds it. It needs the rows of the cache
             on one device.
 
@@ -101,6 +103,7 @@ class Engine:
         eos_ids: Sequence[int],
         seed: int,
         alpha: float,
+        decode: Callable[[list[int]], str],
         reuse: bool = True,
     ):
         self.shape = shape.on(mesh)
@@ -109,7 +112,7 @@ class Engine:
         run = programs(config, graphdef, mesh, self.shape, dtype, eos_ids=eos_ids, alpha=alpha)
         self._fuse, self._empty = run.fuse, run.empty
         self._prefill, self._decode = run.prefill, run.decode
-        self._seed = seed
+        self._seed, self._decode_text = seed, decode
         self._slots: Slots | None = None
         self._adapters: lora.Adapters | None = None
         self._fused: lora.FusedAdapters | None = None
@@ -118,6 +121,7 @@ class Engine:
         self._tickets: list[int | None] = [None] * self.shape.slots
         self._choices: list[tuple[tuple[int, ...], ...]] = [()] * self.shape.slots
         self._vocabulary = config.vocab_size
+        self._stops: list[tuple[str, ...]] = [()] * self.shape.slots
         self._lengths = np.zeros(self.shape.slots, np.int64)
         self._next_ticket = 0
         self._prefixes = Prefixes(self.shape.slots)
@@ -228,6 +232,7 @@ class Engine:
         for slot, ((ticket, request), start) in zip(slots, group, strict=True):
             self._tickets[slot], self._lengths[slot] = ticket, len(request.prompt)
             self._choices[slot] = request.choices
+            self._stops[slot] = request.sampling.stop
             self._prefixes.put(slot, request.owner, request.prompt)
             self.reused += start.tokens
         prompts = empty_prompts(rows, kind.width)
@@ -280,12 +285,17 @@ class Engine:
         done: list[tuple[int, Completion]] = []
         for slot in in_use:
             ticket, n = self._tickets[slot], int(count[slot])
-            if ticket is not None and active[slot]:
+            if ticket is None:
+                continue
+            end = stopped_at(ids[slot, :n].tolist(), self._stops[slot], self._decode_text)
+            if end is None and active[slot]:
                 self.partial[ticket] = ids[slot, :n].copy()
-            elif ticket is not None:
-                finished = int(ids[slot, n - 1]) in self._eos_ids
+            else:
+                share = float(kept[slot]) / n
+                finished = end is not None or int(ids[slot, n - 1]) in self._eos_ids
+                n = end or n
                 own = ids[slot, :n].copy(), logprobs[slot, :n].copy()
-                answer = Completion(*own, finished, float(kept[slot]) / n)
+                answer = Completion(*own, finished, share)
                 done.append((ticket, answer))
                 self._tickets[slot] = None
                 self._prefixes.extend(slot, answer.ids[:-1])  # the last one was never read

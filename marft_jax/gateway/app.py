@@ -16,7 +16,8 @@ from starlette.routing import Route
 
 from marft_jax.gateway import http
 from marft_jax.gateway.batcher import Batcher
-from marft_jax.gateway.protocol import Answer, ApiError, Call, Choice, read_call, settled, usage
+from marft_jax.gateway.errors import ApiError
+from marft_jax.gateway.protocol import Answer, Call, Choice, read_call, settled, usage
 from marft_jax.gateway.served_team import ServedTeam
 
 _BUCKETS = ("0.1", "0.3", "1", "3", "10", "30", "100", "+Inf")
@@ -129,7 +130,7 @@ class _Gate:
         try:
             while (new := await news.get()) is not None:
                 number, ids = new
-                text = settled(self._team.decode(ids.tolist()), call.stop)
+                text = settled(self._team.decode(ids.tolist()), self._team.stops_of(call))
                 if len(text) > len(sent[number]) and text.startswith(sent[number]):
                     yield answer.piece(number, text[len(sent[number]) :])
                     sent[number] = text

@@ -8,24 +8,22 @@ import inspect
 import json
 import queue
 import secrets
-import selectors
 import threading
-import time
-import weakref
-from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, InvalidStateError
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 from marft_jax.errors import BadInput
-from marft_jax.gateway.protocol import Answer, ApiError, Call, Choice, Decode, read_call
+from marft_jax.formats import foreign
+from marft_jax.gateway.errors import ApiError
+from marft_jax.gateway.protocol import Answer, Call, Choice, Decode, read_call
+from marft_jax.plugins import shown
 
 Play = Callable[[int, Any], Any]
 """A user's program: (task, client) to its reward, or to a mapping from agents to theirs."""
-
-_GUARD_SECONDS = 1.0  # a timer further away guards a call; a nearer one is a delay of the program
-_MOST_SECONDS = 5.0  # that a call is held back for others, in programs that are never idle
+Enter = Callable[["Channel"], tuple[str, str]]
+"""Gives the base URL and the token of an episode."""
 
 
 class Asked(NamedTuple):
@@ -40,8 +38,12 @@ class Channel:
 
     Attributes:
         returned: its reward, once ``wait`` has given no calls.
+        sent: its reward where it was sent over HTTP.
+        hold: takes a call over HTTP, and the caller's port, where those side by side are answered
+            together.
         decode: ids to text, as soon as there is someone who answers.
-        token: by which a caller over HTTP is known to speak for it.
+        name, token: of its address over HTTP, which frameworks keep connections by, and by which a
+            caller is known to speak for it.
     """
 
     def __init__(self) -> None:
@@ -49,8 +51,10 @@ class Channel:
         self._closed, self._lock = False, threading.Lock()
         self._open: list[Asked] = []
         self.returned: Any = None
+        self.sent: Any = None
+        self.hold: Callable[[Call, int], Future[list[Choice]]] | None = None
         self.decode: Decode = _nobody
-        self.token = secrets.token_urlsafe()
+        self.name, self.token = secrets.token_hex(8), secrets.token_urlsafe()
 
     def ask(self, calls: Sequence[Call]) -> list[Future[list[Choice]]]:
         """Hands over calls that can be answered together.
@@ -82,6 +86,24 @@ class Channel:
             raise news
         return calls
 
+    def send(self, body: bytes) -> None:
+        """Takes the reward of an episode, JSON; the last one counts.
+
+        Raises:
+            ApiError: it is no number, and not one for each agent.
+        """
+        try:
+            reward = foreign.loads(body.decode())
+        except ValueError as error:
+            raise ApiError(400, f"expected JSON: {error}"[:200]) from None
+        parts = [*reward.values()] if isinstance(reward, dict) else [reward]
+        if not parts or any(type(part) not in (int, float) for part in parts):
+            what = "expected a number, or an object of agents and their numbers"
+            raise ApiError(400, f"reward: {what}, got {shown(reward)}", "reward")
+        if self._closed:
+            raise ApiError(410, "the episode is over", code="episode_over")
+        self.sent = reward
+
     def start(self, play: Play, task: int, client: Any) -> None:
         """Runs the program in a thread of its own; an ``async`` one in an event loop of its own."""
         threading.Thread(
@@ -109,45 +131,6 @@ class Channel:
         self._news.put(BadInput("the episode is over"))
 
 
-class _WhenIdle(selectors.DefaultSelector):
-    """Hands calls over when their event loop has nothing to do but wait for the answers.
-
-    So calls that a program makes side by side are answered together, whatever short delays it has
-    in between: which ones these are does not depend on the clock.
-    """
-
-    def __init__(self, client: AsyncClient) -> None:
-        super().__init__()
-        self._client = client
-
-    def select(self, timeout: float | None = None) -> list[Any]:
-        idle = timeout is None or timeout > _GUARD_SECONDS
-        if idle or self._client.waits_since < time.monotonic() - _MOST_SECONDS:
-            self._client.flush()
-        return super().select(timeout)
-
-
-class _Places:
-    """Numbers the tasks of an event loop as a tree: the n-th that a task starts is its n-th child,
-    whatever others start meanwhile."""
-
-    def __init__(self) -> None:
-        self._found: weakref.WeakKeyDictionary[Any, tuple[int, ...]] = weakref.WeakKeyDictionary()
-        self._children: Counter[tuple[int, ...]] = Counter()
-
-    def __call__(self, loop: Any, work: Any, **given: Any) -> asyncio.Task[Any]:
-        """Makes a task, as a loop's task factory."""
-        parent, task = self.find(loop), asyncio.Task(work, loop=loop, **given)
-        self._children[parent] += 1
-        self._found[task] = (*parent, self._children[parent])
-        return task
-
-    def find(self, loop: asyncio.AbstractEventLoop) -> tuple[int, ...]:
-        """Place of the task that runs."""
-        task = asyncio.current_task(loop)
-        return () if task is None else self._found.get(task, ())
-
-
 class Client:
     """Answers as ``openai.OpenAI`` does: ``client.chat.completions.create(model=..., ...)``.
 
@@ -155,9 +138,13 @@ class Client:
         base_url, api_key: of an HTTP endpoint with the same answers, for this episode alone.
     """
 
-    def __init__(self, channel: Channel, enter: Callable[[Channel], tuple[str, str]]):
+    def __init__(self, channel: Channel, enter: Enter):
         self._channel, self._enter = channel, enter
         self.chat = SimpleNamespace(completions=SimpleNamespace(create=self._create))
+
+    def make_loop(self) -> asyncio.AbstractEventLoop:
+        """Makes the event loop that an ``async`` program runs in."""
+        return asyncio.new_event_loop()
 
     @property
     def base_url(self) -> str:
@@ -168,7 +155,7 @@ class Client:
         return self._enter(self._channel)[1]
 
     def _create(self, **fields: Any) -> Any:
-        call = _call(fields)
+        call = read_fields(fields)
         [future] = self._channel.ask([call])
         return self._opened(call, future.result())
 
@@ -177,73 +164,12 @@ class Client:
         return json.loads(body, object_hook=lambda fields: SimpleNamespace(**fields))
 
 
-class AsyncClient(Client):
-    """Answers as ``openai.AsyncOpenAI`` does, to ``await``.
-
-    Attributes:
-        waits_since: when the first call was made that is not handed over, in monotonic seconds.
-    """
-
-    def __init__(self, channel: Channel, enter: Callable[[Channel], tuple[str, str]]):
-        super().__init__(channel, enter)
-        self.chat = SimpleNamespace(completions=SimpleNamespace(create=self._create_async))
-        self._places, self.waits_since = _Places(), float("inf")
-        self._pending: list[tuple[tuple[int, ...], Call, asyncio.Future[list[Choice]]]] = []
-
-    def make_loop(self) -> asyncio.AbstractEventLoop:
-        """Makes the event loop that its program runs in."""
-        loop = asyncio.SelectorEventLoop(_WhenIdle(self))
-        loop.set_task_factory(self._places)
-        return loop
-
-    async def _create_async(self, **fields: Any) -> Any:
-        loop, call = asyncio.get_running_loop(), _call(fields)
-        answer = loop.create_future()
-        self.waits_since = min(self.waits_since, time.monotonic())
-        self._pending.append((self._places.find(loop), call, answer))
-        return self._opened(call, await answer)
-
-    def flush(self) -> None:
-        """Hands over the calls that were made since the last time, in the order of their tasks."""
-        found = sorted(self._pending, key=lambda one: one[0])
-        pending = [(call, answer) for _, call, answer in found if not answer.done()]
-        self._pending, self.waits_since = [], float("inf")
-        if not pending:
-            return
-        try:
-            asked = self._channel.ask([call for call, _ in pending])
-        except ApiError as error:
-            for _, answer in pending:  # in a way that wakes the loop
-                answer.get_loop().call_soon_threadsafe(answer.set_exception, error)
-            return
-        for (_, answer), future in zip(pending, asked, strict=True):
-            future.add_done_callback(_passing(answer))
-
-
 def _nobody(ids: list[int]) -> str:
     raise BadInput("this environment is a program: expected --team.workflow program")
 
 
-def _passing(answer: asyncio.Future[list[Choice]]) -> Callable[[Future[list[Choice]]], None]:
-    """Passes what comes of a future on to one of another thread's event loop."""
-
-    def settle(future: Future[list[Choice]]) -> None:
-        error = future.exception()
-        if answer.done():  # it was cancelled meanwhile
-            return
-        if error is not None:
-            answer.set_exception(error)
-        else:
-            answer.set_result(future.result())
-
-    def passed(future: Future[list[Choice]]) -> None:
-        with contextlib.suppress(RuntimeError):  # the loop is closed: the program is over
-            answer.get_loop().call_soon_threadsafe(settle, future)
-
-    return passed
-
-
-def _call(fields: dict[str, Any]) -> Call:
+def read_fields(fields: dict[str, Any]) -> Call:
+    """Reads a call without HTTP."""
     try:
         body = json.dumps(fields).encode()
     except (TypeError, ValueError) as error:

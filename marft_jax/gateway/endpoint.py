@@ -10,7 +10,8 @@ from collections.abc import AsyncIterator, Callable
 from typing import Any
 
 from marft_jax.gateway.channel import Channel
-from marft_jax.gateway.protocol import Answer, ApiError, read_call
+from marft_jax.gateway.errors import ApiError
+from marft_jax.gateway.protocol import Answer, read_call
 
 _CLOSE_SECONDS = 10.0
 
@@ -28,7 +29,11 @@ class Endpoint:
         with self._lock:
             self._url = self._url or self._start()
             self._channels[channel.token.encode()] = channel
-        return self._url, channel.token
+        return f"{self._url}/{channel.name}/v1", channel.token
+
+    def settle(self) -> None:
+        """Waits until all that has come is read, and all that is answered is written."""
+        self._idle.wait(_CLOSE_SECONDS)
 
     def close(self) -> None:
         """Ends the server, if there is one."""
@@ -40,10 +45,19 @@ class Endpoint:
         from marft_jax.gateway import http
 
         listener = socket.create_server(("127.0.0.1", 0))
-        routes = [Route("/v1/chat/completions", self._complete, methods=["POST"])]
+        routes = [
+            Route("/{episode}/v1/chat/completions", self._complete, methods=["POST"]),
+            Route("/{episode}/v1/reward", self._reward, methods=["POST"]),
+        ]
         limits = http.DEFAULT._replace(seconds=_CLOSE_SECONDS)
         server = http.make_server(http.make_app(routes, lambda _: None), limits)
-        thread = threading.Thread(target=server.run, args=([listener],), daemon=True)
+        self._idle = http.Idle()
+
+        def run() -> None:
+            with asyncio.Runner(loop_factory=self._idle.make_loop) as runner:
+                runner.run(server.serve([listener]))
+
+        thread = threading.Thread(target=run, name="endpoint", daemon=True)
         thread.start()
 
         def close() -> None:
@@ -52,18 +66,35 @@ class Endpoint:
             listener.close()
 
         self._close = close
-        return f"http://127.0.0.1:{listener.getsockname()[1]}/v1"
+        return f"http://127.0.0.1:{listener.getsockname()[1]}"
+
+    def _channel_of(self, request: Any) -> Channel:
+        from marft_jax.gateway import http
+
+        channel = self._channels.get(http.bearer(request))
+        if channel is None or channel.name != request.path_params["episode"]:
+            raise ApiError(401, "expected the token of an episode", code="invalid_api_key")
+        return channel
+
+    async def _reward(self, request: Any) -> Any:
+        """Takes the reward of an episode: a number, or one for each agent by name."""
+        from starlette.responses import JSONResponse
+
+        from marft_jax.gateway import http
+
+        channel = self._channel_of(request)
+        channel.send(await http.read_body(request))
+        return JSONResponse({"reward": channel.sent})
 
     async def _complete(self, request: Any) -> Any:
         from starlette.responses import JSONResponse
 
         from marft_jax.gateway import http
 
-        channel = self._channels.get(http.bearer(request))
-        if channel is None:
-            raise ApiError(401, "expected the token of an episode", code="invalid_api_key")
+        channel = self._channel_of(request)
         call = read_call(await http.read_body(request))
-        [future] = channel.ask([call])
+        hold, port = channel.hold, request.client.port
+        future = hold(call, port) if hold else channel.ask([call])[0]
         choices = await http.unless_gone(request, asyncio.wrap_future(future))
         answer = Answer(call, channel.decode)
 

@@ -7,27 +7,31 @@ what is new; one whose messages of the assistant are not what that agent wrote t
 from __future__ import annotations
 
 import hashlib
+import json
 from collections import Counter
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
 from marft_jax.errors import BadInput, described
-from marft_jax.gateway.protocol import ApiError, Call, Choice
+from marft_jax.gateway.errors import ApiError
+from marft_jax.gateway.protocol import Call, Choice
+from marft_jax.gateway.tools import check_form, find_calls, for_template, named
 from marft_jax.models.tokenizers.tokenizer import Message
 from marft_jax.team.prompts import Team
 from marft_jax.types import Act, Sampling, Turn
 
-_Spoken = tuple[tuple[str, str], ...]
+_Spoken = tuple[Any, ...]
 
 
-def prompt_of(team: Team, agent: int, messages: Sequence[Message]) -> np.ndarray:
+def prompt_of(team: Team, agent: int, call: Call) -> np.ndarray:
     """Encodes a conversation; the agent's own system prompt opens it where it has none."""
-    system = team.profiles[agent].prompt
+    system, messages = team.profiles[agent].prompt, [*map(for_template, call.messages)]
     if system and not any(message["role"] == "system" for message in messages):
         messages = [{"role": "system", "content": system}, *messages]
     try:
-        return np.asarray(team.tokenizer.chat(messages), np.int32)
+        return np.asarray(team.tokenizer.chat(messages, call.tools), np.int32)
     except Exception as error:  # templates refuse what they like
         what = f"messages: the chat template refuses them: {described(error)}"
         raise ApiError(400, what, "messages") from None
@@ -54,6 +58,7 @@ class History:
         self._team = team
         self._turns: list[Turn] = []
         self._said: dict[tuple[int, _Spoken], Turn] = {}
+        self._written: list[tuple[int, _Spoken]] = []  # agent and message of each turn
         self._asked: Counter[bytes] = Counter()
         self.rewritten = 0
 
@@ -67,11 +72,9 @@ class History:
         if call.model not in names:
             what = f"model: expected one of {', '.join(names)}, got {call.model!r:.80}"
             raise ApiError(404, what, "model", "model_not_found")
-        if call.stop:
-            what = "stop: not offered in training: what is sampled is what is trained"
-            raise ApiError(400, what, "stop", "unsupported_parameter")
+        check_form(self._team.tokenizer, call.messages, call.tools)
         agent = names.index(call.model)
-        prompt, start, known = self._prompt(agent, call.messages)
+        prompt, start, known = self._prompt(agent, call)
         sampling = sampling_of(self._team, call, agent, len(prompt))
         sees = self._sees(call.messages, known)
         act = Act(agent, prompt, 0, sees, sampling, start)
@@ -79,33 +82,49 @@ class History:
 
     def take(self, call: Call, turns: Sequence[Turn]) -> list[Choice]:
         """Remembers the turns of a call, and makes its choices of them."""
+        choices: list[Choice] = []
         for turn in turns:
-            self._turns.append(turn)
-            spoken = _spoken([*call.messages, {"role": "assistant", "content": turn.text}])
+            text, found = find_calls(turn.text, call.tools, self._team.tokenizer)
+            calls = named(found, f"c{turn.index:04d}")
+            choice = Choice(
+                text, turn.action, turn.logprobs, turn.truncated, turn.prompt, calls=calls
+            )
+            choices.append(choice)
+            spoken = _spoken(call, [*call.messages, choice.message])
             self._said[turn.agent, spoken] = turn
-        return [Choice(t.text, t.action, t.logprobs, t.truncated, t.prompt) for t in turns]
+            self._turns.append(turn)
+            self._written.append((turn.agent, spoken[-1]))
+        return choices
 
-    def _prompt(
-        self, agent: int, messages: Sequence[Message]
-    ) -> tuple[np.ndarray, int, Turn | None]:
+    def _prompt(self, agent: int, call: Call) -> tuple[np.ndarray, int, Turn | None]:
         """Ids of a prompt, how many of them are known, and the turn that it continues, if any."""
+        messages = call.messages
         last = max((i for i, m in enumerate(messages) if m["role"] == "assistant"), default=-1)
-        known = self._said.get((agent, _spoken(messages[: last + 1])))
-        new = [message["content"] for message in messages[last + 1 :]]
-        if known is not None and len(new) == 1 and messages[-1]["role"] == "user":
+        spoken, new = _spoken(call, messages[: last + 1]), messages[last + 1 :]
+        if new and (known := self._said.get((agent, spoken))) is not None:
             try:
-                if (act := self._team.resume(known, new[0])) is not None:
+                if (act := self._team.resume(known, new, call.tools)) is not None:
                     return act.prompt, act.start, known
             except BadInput:  # a template that cannot be continued
                 pass
-        self.rewritten += last >= 0
-        return prompt_of(self._team, agent, messages), 0, None
+        self.rewritten += last >= 0 and not self._is_of_another(agent, spoken[-1])
+        return prompt_of(self._team, agent, call), 0, None
+
+    def _is_of_another(self, agent: int, message: Any) -> bool:
+        """True for what others wrote and this agent did not: it is handed their conversation."""
+        writers = {writer for writer, written in self._written if written == message}
+        return bool(writers) and agent not in writers
 
     def _sees(self, messages: Sequence[Message], known: Turn | None) -> tuple[int, ...]:
         """Earlier turns whose text the messages contain, and those of the same conversation."""
         shown = "\n".join(message["content"] for message in messages)
+        heard = {_message(message) for message in messages}
         before = () if known is None else (*known.sees, known.index)
-        found = [turn.index for turn in self._turns if turn.text and turn.text in shown]
+        found = [
+            turn.index
+            for turn, (_, written) in zip(self._turns, self._written, strict=True)
+            if turn.text and (turn.text in shown or written in heard)
+        ]
         return tuple(sorted({*before, *found}))
 
     def _number(self, act: Act, seed: int | None) -> int:
@@ -116,5 +135,12 @@ class History:
         return int.from_bytes(digest.digest(), "big")
 
 
-def _spoken(messages: Sequence[Message]) -> _Spoken:
-    return tuple((message["role"], message["content"]) for message in messages)
+def _spoken(call: Call, messages: Sequence[Message]) -> _Spoken:
+    """What a conversation is known by: its tools, and every word of its messages."""
+    return (json.dumps(call.tools), *map(_message, messages))
+
+
+def _message(message: Message) -> tuple[Any, ...]:
+    functions = [call["function"] for call in message.get("tool_calls", ())]
+    calls = tuple((function["name"], function["arguments"]) for function in functions)
+    return message["role"], message["content"] or "", calls

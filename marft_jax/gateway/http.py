@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import selectors
+import threading
+from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import Any, NamedTuple, TypeVar
 
@@ -17,7 +21,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from marft_jax.errors import BadInput, RunFailed, one_line
 from marft_jax.formats import jsonlines
-from marft_jax.gateway.protocol import ApiError
+from marft_jax.gateway.errors import ApiError
 
 _T = TypeVar("_T")
 
@@ -110,6 +114,39 @@ async def unless_gone(request: Request, work: Awaitable[_T]) -> _T:
     finally:
         task.cancel()
         gone.cancel()
+
+
+class Idle:
+    """Makes an event loop, and tells other threads when it has nothing to do."""
+
+    def __init__(self) -> None:
+        self._asked = deque[threading.Event]()
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    def make_loop(self) -> asyncio.AbstractEventLoop:
+        asked = self._asked
+
+        class Watched(selectors.DefaultSelector):
+            def select(self, timeout: float | None = None) -> list[Any]:
+                known = len(asked)  # those who ask later may have sent something since
+                events = super().select(0)
+                if events or timeout == 0:
+                    return events
+                for _ in range(known):
+                    asked.popleft().set()
+                return super().select(timeout)
+
+        self._loop = asyncio.SelectorEventLoop(Watched())
+        return self._loop
+
+    def wait(self, seconds: float) -> None:
+        """Waits until it is idle, at most so long."""
+        assert self._loop is not None
+        idle = threading.Event()
+        self._asked.append(idle)
+        with contextlib.suppress(RuntimeError):  # it is closed
+            self._loop.call_soon_threadsafe(lambda: None)
+            idle.wait(seconds)
 
 
 async def _left(request: Request) -> None:

@@ -14,10 +14,11 @@ from collections.abc import Mapping, Sequence
 from marft_jax.config import EnvSettings
 from marft_jax.envs.base import BUILT_IN, EVAL_SEEDS, EnvSource, Split
 from marft_jax.errors import BadInput
-from marft_jax.gateway.channel import Asked, AsyncClient, Channel, Client, Play
+from marft_jax.gateway.channel import Asked, Channel, Client, Play
 from marft_jax.gateway.endpoint import Endpoint
+from marft_jax.gateway.errors import ApiError
 from marft_jax.gateway.history import History
-from marft_jax.gateway.protocol import ApiError
+from marft_jax.gateway.side_by_side import AsyncClient
 from marft_jax.plugins import load_plugin
 from marft_jax.team.prompts import Team
 from marft_jax.team.protocol import Step
@@ -55,13 +56,16 @@ class ProgramEnv:
 
     def reset(self, seed: int) -> str:
         task, channel = seed + self._first, self.program
-        make = AsyncClient if inspect.iscoroutinefunction(self._play) else Client
-        channel.start(self._play, task, make(channel, self._endpoint.enter))
+        enter, settle = self._endpoint.enter, self._endpoint.settle
+        is_async = inspect.iscoroutinefunction(self._play)
+        client = AsyncClient(channel, enter, settle) if is_async else Client(channel, enter)
+        channel.start(self._play, task, client)
         return f"task {task}"
 
     def step(self, turns: Sequence[Turn]) -> StepResult:
         self.program.decode([])  # somebody has answered it
         reward = self.program.returned
+        reward = self.program.sent if reward is None else reward
         if isinstance(reward, Mapping):
             return StepResult("", 0.0, True, agent_rewards=reward)
         return StepResult("", reward, True)

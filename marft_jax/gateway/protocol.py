@@ -12,19 +12,20 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from marft_jax.engine.stops import cut
 from marft_jax.formats import foreign
+from marft_jax.gateway import tools
+from marft_jax.gateway.errors import ApiError
 from marft_jax.models.tokenizers.tokenizer import Message
 from marft_jax.plugins import shown, text_of
 from marft_jax.team.profiles import SAMPLING, is_list, is_whole
 
 Decode = Callable[[list[int]], str]
 
-_MOST_CHOICES, _MOST_STOPS = 128, 16
-_ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
+_MOST_CHOICES = 128
+_ROLES = {name: name for name in ("system", "user", "assistant", "tool")} | {"developer": "system"}
 _NEUTRAL: dict[str, Sequence[Any]] = {
-    "tools": ([],),
     "functions": ([],),
-    "tool_choice": ("none", "auto"),
     "response_format": ({"type": "text"},),
     "modalities": (["text"],),
     "logit_bias": ({},),
@@ -38,22 +39,6 @@ _NEUTRAL: dict[str, Sequence[Any]] = {
 """Fields that are not offered, each with its values that ask for nothing."""
 
 
-class ApiError(Exception):
-    """A call that is refused: a status code, and what its body says."""
-
-    def __init__(self, status: int, message: str, param: str | None = None, code: str = ""):
-        super().__init__(message)
-        self.status, self.param, self.code = status, param, code or None
-
-    @property
-    def body(self) -> dict[str, Any]:
-        kinds = {401: "authentication_error", 429: "rate_limit_error"}
-        usual = "invalid_request_error" if self.status < 500 else "server_error"
-        kind = kinds.get(self.status, usual)
-        fields = dict(message=str(self), type=kind, param=self.param, code=self.code)
-        return {"error": fields}
-
-
 class Call(NamedTuple):
     """A chat completion that is asked for.
 
@@ -61,25 +46,30 @@ class Call(NamedTuple):
         sampling: fields of ``types.Sampling`` that differ from the agent's own.
         seed: None where the samples need not be repeatable.
         ids: also answer with token ids.
+        tools: definitions of those that it may call.
     """
 
     model: str
     messages: tuple[Message, ...]
     sampling: Mapping[str, Any] = {}
     n: int = 1
-    stop: tuple[str, ...] = ()
     seed: int | None = None
     stream: bool = False
     usage: bool = False
     logprobs: bool = False
     ids: bool = False
+    tools: tuple[dict[str, Any], ...] = ()
+
+    @property
+    def stop(self) -> tuple[str, ...]:
+        return self.sampling.get("stop", ())
 
 
 class Choice(NamedTuple):
     """An answer.
 
     Attributes:
-        text: without what ends it, and without what follows a stop string.
+        text: without what ends it, what follows a stop string, and calls of tools.
         ids, logprobs: of the tokens that were sampled, up to the end or the stop string.
         length: it was cut off at its limit.
         prompt: ids that it answers.
@@ -92,6 +82,14 @@ class Choice(NamedTuple):
     length: bool
     prompt: np.ndarray
     turns: tuple[dict[str, Any], ...] = ()
+    calls: tuple[Message, ...] = ()  # of tools, as in its message
+
+    @property
+    def message(self) -> dict[str, Any]:
+        """Message of the assistant."""
+        text = self.text if self.text or not self.calls else None
+        own = {"role": "assistant", "content": text}
+        return own | ({"tool_calls": list(self.calls)} if self.calls else {})
 
 
 def read_call(body: bytes) -> Call:
@@ -115,12 +113,12 @@ def read_call(body: bytes) -> Call:
         _messages(fields.get("messages")),
         _sampling(fields),
         _field(fields, "n", 1, f"1 to {_MOST_CHOICES}", _is_count),
-        _stops(fields.get("stop")),
         _field(fields, "seed", None, "a whole number", is_whole),
         _truth(fields, "stream"),
         _truth(options, "include_usage"),
         _truth(fields, "logprobs"),
         _truth(fields, "return_token_ids"),
+        tools.read_tools(fields.get("tools"), fields.get("tool_choice")),
     )
 
 
@@ -147,18 +145,18 @@ def _sampling(fields: Mapping[str, Any]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for name, (expected, fits) in SAMPLING.items():
         names = ["max_completion_tokens", "max_tokens"] if name == "max_new_tokens" else [name]
-        for known in names:
+        for known in names if name != "stop" else ():
             value = _field(fields, known, None, expected, fits)
             found |= {} if value is None or name in found else {name: value}
-    return found
+    stops = _stops(fields.get("stop"))
+    return found | ({"stop": stops} if stops else {})
 
 
 def _stops(value: Any) -> tuple[str, ...]:
     stops = [value] if isinstance(value, str) else [] if value is None else value
-    if not is_list(stops) or len(stops) > _MOST_STOPS:
-        raise ApiError(400, f"stop: expected up to {_MOST_STOPS} texts, got {shown(value)}", "stop")
-    if not all(isinstance(stop, str) and stop for stop in stops):
-        raise ApiError(400, f"stop: expected texts, none empty, got {shown(value)}", "stop")
+    expected, fits = SAMPLING["stop"]
+    if not is_list(stops) or not fits(tuple(stops)):
+        raise ApiError(400, f"stop: expected {expected}, got {shown(value)}", "stop")
     return tuple(stops)
 
 
@@ -180,17 +178,11 @@ def _message(where: str, message: Any) -> Message:
     texts = [part.get("text") if isinstance(part, dict) else None for part in known]
     if not all(isinstance(text, str) for text in texts):
         raise ApiError(400, f"{where}.content: expected text, got {shown(parts)}", "messages")
-    return {"role": _ROLES[role], "content": text_of(where, "".join(map(str, texts)))}
-
-
-def cut(text: str, stops: Sequence[str]) -> tuple[str, bool]:
-    """Cuts a text before the first stop string in it; true where there is one.
-
-    >>> cut("a. b", ["."])
-    ('a', True)
-    """
-    at = min((text.find(stop) for stop in stops if stop in text), default=-1)
-    return (text, False) if at < 0 else (text[:at], True)
+    own = {"role": _ROLES[role], "content": text_of(where, "".join(map(str, texts)))}
+    if role == "tool":
+        own["tool_call_id"] = str(message.get("tool_call_id") or "")
+    calls = tools.read_calls(where, message.get("tool_calls")) if role == "assistant" else []
+    return own | ({"tool_calls": calls} if calls else {})
 
 
 def settled(text: str, stops: Sequence[str]) -> str:
@@ -214,8 +206,7 @@ class Answer:
     def whole(self, choices: Sequence[Choice]) -> dict[str, Any]:
         """Body of a completion."""
         found = [
-            {"index": i, "message": {"role": "assistant", "content": choice.text}}
-            | self._end(choice)
+            {"index": i, "message": choice.message} | self._end(choice)
             for i, choice in enumerate(choices)
         ]
         body = self._body("chat.completion", found) | {"usage": usage(choices)}
@@ -223,7 +214,9 @@ class Answer:
 
     def piece(self, index: int, text: str, end: Choice | None = None) -> dict[str, Any]:
         """Body of a chunk: more text of a choice; with its end, all that is said of it."""
-        delta = {"role": "assistant", "content": text}
+        delta: dict[str, Any] = {"role": "assistant", "content": text}
+        if end is not None and end.calls:
+            delta["tool_calls"] = [{"index": i, **own} for i, own in enumerate(end.calls)]
         choice = {"index": index, "delta": delta, "finish_reason": None}
         choice |= {} if end is None else self._end(end)
         return self._body("chat.completion.chunk", [choice])
@@ -237,7 +230,8 @@ class Answer:
         return own | {"model": self._call.model, "choices": choices}
 
     def _end(self, choice: Choice) -> dict[str, Any]:
-        end: dict[str, Any] = {"finish_reason": "length" if choice.length else "stop"}
+        why = "tool_calls" if choice.calls else "length" if choice.length else "stop"
+        end: dict[str, Any] = {"finish_reason": why}
         end["logprobs"] = self._logprobs(choice) if self._call.logprobs else None
         end |= {"token_ids": choice.ids.tolist()} if self._call.ids else {}
         return end | ({"turns": choice.turns} if choice.turns else {})

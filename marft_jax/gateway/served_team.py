@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
 
 import numpy as np
 
 from marft_jax.engine.engine import Completion, Request
+from marft_jax.engine.stops import cut, text_of
 from marft_jax.envs.base import Grade, Task, question_source
 from marft_jax.errors import BadInput
 from marft_jax.gateway.batcher import Batcher, Share
+from marft_jax.gateway.errors import ApiError
 from marft_jax.gateway.history import prompt_of, sampling_of
-from marft_jax.gateway.protocol import ApiError, Call, Choice, cut
+from marft_jax.gateway.protocol import Call, Choice
+from marft_jax.gateway.tools import check_form, find_calls, named
 from marft_jax.random_keys import Stream
 from marft_jax.team.prompts import Team
 from marft_jax.types import Episode, Player, Sample, Turn
@@ -63,6 +66,11 @@ class ServedTeam:
             return await self._play(call, seed)
         return await self._ask(call, seed, self._team.names.index(call.model), watch)
 
+    def stops_of(self, call: Call) -> tuple[str, ...]:
+        """Texts that end what is streamed: an agent has its own."""
+        own = self._team.sampling[self._team.names.index(call.model)]
+        return call.stop or own.stop
+
     async def _ask(
         self,
         call: Call,
@@ -70,7 +78,9 @@ class ServedTeam:
         agent: int,
         watch: Callable[[int, np.ndarray], None] | None,
     ) -> list[Choice]:
-        prompt = prompt_of(self._team, agent, call.messages)
+        check_form(self._team.tokenizer, call.messages, call.tools)
+        prompt = prompt_of(self._team, agent, call)
+        watch = None if call.tools else watch  # which is a call shows at its end
         sampling = sampling_of(self._team, call, agent, len(prompt))
         waits: list[asyncio.Future[Completion]] = []
         try:
@@ -83,19 +93,24 @@ class ServedTeam:
         finally:
             for wait in waits:
                 wait.cancel()
-        return [self._choice(call, prompt, completion) for completion in done]
+        return [self._choice(call, prompt, sampling.stop, completion) for completion in done]
 
-    def _choice(self, call: Call, prompt: np.ndarray, completion: Completion) -> Choice:
-        """Text and tokens of an answer, up to the first stop string."""
-        ids, decode = completion.ids.tolist(), self.decode
-        text, stopped = cut(decode(ids).strip(), call.stop)
-        if stopped:
-            ends = (n for n in range(1, len(ids)) if cut(decode(ids[:n]).strip(), call.stop)[1])
-            ids = ids[: next(ends, len(ids))]
-        n, length = len(ids), not (stopped or completion.finished)
-        return Choice(text, completion.ids[:n], completion.logprobs[:n], length, prompt)
+    def _choice(
+        self, call: Call, prompt: np.ndarray, stop: Sequence[str], completion: Completion
+    ) -> Choice:
+        ids, logprobs, finished, _ = completion
+        text, found = find_calls(
+            text_of(ids.tolist(), stop, self.decode), call.tools, self._team.tokenizer
+        )
+        calls = named(found, secrets.token_hex(3)[:5])
+        return Choice(text, ids, logprobs, not finished, prompt, calls=calls)
 
     async def _play(self, call: Call, seed: int) -> list[Choice]:
+        if call.tools or any(message["role"] == "tool" for message in call.messages):
+            what = "tools: not offered to a team; model: expected an agent"
+            raise ApiError(400, what, "tools", "unsupported_parameter")
+        sampled = {name: value for name, value in call.sampling.items() if name != "stop"}
+        call, stop = call._replace(sampling=sampled), call.stop  # it is for the team's answer
         agents = range(len(self._team.profiles))
         team = self._team._replace(sampling=tuple(sampling_of(self._team, call, a) for a in agents))
         *before, last = call.messages
@@ -112,7 +127,7 @@ class ServedTeam:
             raise ApiError(400, str(error), "messages") from None
         finally:
             share.drop()
-        return [_played(episode, call) for episode in played.episodes]
+        return [_played(episode, stop) for episode in played.episodes]
 
 
 def _numbered(
@@ -121,7 +136,7 @@ def _numbered(
     return lambda ids: watch(number, ids)
 
 
-def _played(episode: Episode, call: Call) -> Choice:
+def _played(episode: Episode, stop: Sequence[str]) -> Choice:
     """The team's answer: the last turn that is graded, and beside it what all wrote."""
     turns = [
         {"agent": t.name, "content": t.text, "answers": t.answers, "sees": list(t.sees)}
@@ -130,6 +145,6 @@ def _played(episode: Episode, call: Call) -> Choice:
     ]
     graded: list[Turn] = [turn for turn in episode.turns if turn.answers]
     turn = [*episode.turns, *graded][-1]
-    text, stopped = cut(turn.text, call.stop)
+    text, stopped = cut(turn.text, stop)
     length = turn.truncated and not stopped
     return Choice(text, turn.action, turn.logprobs, length, turn.prompt, tuple(turns))

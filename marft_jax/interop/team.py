@@ -4,6 +4,7 @@ Needs ``pip install torch transformers peft`` (and ``gguf`` for a base of that f
 act in the order of turns.json, each shown the task and the turns that it sees, as in training."""
 
 import json
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -26,10 +27,10 @@ def play(team: Any, task: str, tokenizer: Any, write: Any) -> Any:
     """Lets the agents act, one after another; yields each turn and its text."""
     texts: list[str] = []
     for turn in team["turns"]:
-        shown = prompt(team, turn, task, texts, tokenizer)
-        action = write(turn, tokenizer.encode(shown, add_special_tokens=False))
-        action = [i for i in action if i not in team["eos"]]
-        texts.append(tokenizer.decode(action, skip_special_tokens=True).strip())
+        ids = tokenizer.encode(prompt(team, turn, task, texts, tokenizer), add_special_tokens=False)
+        kept = [i for i in write(turn, ids) if i not in team["eos"]]
+        text = tokenizer.decode(kept, skip_special_tokens=True).lstrip()
+        texts.append(re.split(turn["stop"], text, maxsplit=1)[0].strip())
         yield turn, texts[-1]
 
 
@@ -50,11 +51,10 @@ if __name__ == "__main__":
 
     def write(turn: Any, ids: Any) -> list[int]:
         model.set_adapter(f"a{team['adapters'].index(turn['adapter'])}")
-        room = min(turn["max_new_tokens"], team["context"] - len(ids))
-        how = {"max_new_tokens": room, "eos_token_id": team["eos"]} | turn["sampling"]
-        ids = torch.tensor([ids])
-        found = model.generate(input_ids=ids, attention_mask=torch.ones_like(ids), **how)
-        return found[0, ids.shape[1] :].tolist()
+        how = {"eos_token_id": team["eos"], "tokenizer": tokenizer, **turn["sampling"]}
+        how["max_new_tokens"] = min(turn["max_new_tokens"], team["context"] - len(ids))
+        mask = torch.ones_like(rows := torch.tensor([ids]))
+        return model.generate(rows, attention_mask=mask, **how)[0, len(ids) :].tolist()
 
     for turn, text in play(team, sys.argv[1], tokenizer, write):
         print(f"{turn['agent']}: {text}")

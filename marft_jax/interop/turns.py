@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -68,6 +69,7 @@ def _plain(team: Team, turn: _Turn, temperature: float) -> dict[str, Any]:
     profile, sampling = team.profiles[agent], team.sampling[agent]
     filters = {"top_p": sampling.top_p, "top_k": sampling.top_k, "min_p": sampling.min_p}
     drawn = {"do_sample": True, "temperature": temperature} | filters
+    ends = {"stop_strings": list(sampling.stop)} if sampling.stop else {}
     return {
         "agent": profile.name,
         "adapter": team.adapter_names[team.owners[agent]],
@@ -75,5 +77,6 @@ def _plain(team: Team, turn: _Turn, temperature: float) -> dict[str, Any]:
         "message": message,
         "sees": sees,
         "max_new_tokens": sampling.max_new_tokens,
-        "sampling": drawn if temperature > 0 else {"do_sample": False},
+        "stop": "|".join(map(re.escape, sampling.stop)) or "(?!)",  # which is nowhere
+        "sampling": (drawn if temperature > 0 else {"do_sample": False}) | ends,
     }

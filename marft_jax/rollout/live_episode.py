@@ -11,6 +11,7 @@ from collections.abc import Collection, Generator, Sequence
 from typing import Any
 
 from marft_jax.engine.engine import Completion, Request
+from marft_jax.engine.stops import text_of
 from marft_jax.envs.threads import Calls, UserCall
 from marft_jax.plugins import Failure, shown
 from marft_jax.random_keys import ActionKey
@@ -211,7 +212,9 @@ class LiveEpisode:
             if not (self._user.has_tool and may_call and self._asked < self._rules.max_turns):
                 return
             answer = yield self._call("tool", self._user.tool, turn)
-            resumed = None if answer is None else self._team.resume(turn, answer)
+            if answer is None:
+                return
+            resumed = self._team.resume(turn, [{"role": "user", "content": answer}])
             if resumed is None:
                 return
             if before:
@@ -244,7 +247,7 @@ class LiveEpisode:
             prompt=act.prompt,
             action=completion.ids,
             logprobs=completion.logprobs,
-            text=self._team.tokenizer.decode(completion.ids.tolist()).strip(),
+            text=text_of(completion.ids.tolist(), act.sampling.stop, self._team.tokenizer.decode),
             answers=profile.answers,
             sees=act.sees,
             truncated=not completion.finished,

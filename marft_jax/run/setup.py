@@ -126,6 +126,7 @@ def _open_engine(
         eos_ids=base.tokenizer.eos_ids,
         seed=config.run.seed,
         alpha=config.lora.alpha,
+        decode=base.tokenizer.decode,
         reuse=config.rollout.reuse,
     )
 

@@ -52,12 +52,24 @@ def _is_name(value: Any) -> bool:
     )
 
 
+_MOST_STOPS = 16
+
+
+def _are_stops(value: Any) -> bool:
+    return (
+        isinstance(value, tuple)
+        and len(value) <= _MOST_STOPS
+        and all(isinstance(stop, str) and stop for stop in value)
+    )
+
+
 SAMPLING: dict[str, _Check] = {
     "max_new_tokens": ("a whole number > 0", lambda v: is_whole(v) and v > 0),
     "temperature": ("a number >= 0", lambda v: _is_number(v) and 0 <= v < math.inf),
     "top_p": ("a number with 0 < top_p <= 1", lambda v: _is_number(v) and 0 < v <= 1),
     "top_k": ("a whole number from 0 to 2³¹ - 1", lambda v: is_whole(v) and 0 <= v < 1 << 31),
     "min_p": ("a number from 0 to 1", lambda v: _is_number(v) and 0 <= v <= 1),
+    "stop": (f"up to {_MOST_STOPS} texts, none empty", _are_stops),
 }
 """Each field of ``types.Sampling``: what is expected, and the test of a value."""
 _TEXT: _Check = "text", lambda v: isinstance(v, str)
@@ -101,6 +113,7 @@ class Profile:
     top_p: float | None = None
     top_k: int | None = None
     min_p: float | None = None
+    stop: tuple[str, ...] | None = None
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from marft_jax.errors import BadInput
-from marft_jax.models.tokenizers.tokenizer import Message, Tokenizer
+from marft_jax.models.tokenizers.tokenizer import Message, Tokenizer, Tools
 from marft_jax.team.dag import Graph
 from marft_jax.team.orchestrator import strip_calls
 from marft_jax.team.profiles import Profile
@@ -107,13 +107,13 @@ class Team(NamedTuple):
         """Ids of an action with this text, its end included."""
         return (*self.tokenizer.encode(text), self.tokenizer.end_id)
 
-    def resume(self, turn: Turn, text: str) -> Act | None:
+    def resume(self, turn: Turn, new: Sequence[Message], tools: Tools = ()) -> Act | None:
         """Lets an agent go on after its own turn, shown more; None where no room is left.
 
-        Its prompt is all it read and wrote before, id by id, and a user's message.
+        Its prompt is all it read and wrote before, id by id, and messages of others.
         """
         before = [*turn.prompt.tolist(), *self._ended(turn)]
-        prompt = [*before, *self.tokenizer.reply(text)]
+        prompt = [*before, *self.tokenizer.reply(new, tools=tools)]
         try:
             return self._fitted(turn.agent, prompt, turn.step, turn.sees, len(before))
         except ContextFull:
@@ -160,7 +160,8 @@ class Team(NamedTuple):
             message or self._your_turn(agent),
         ]
         text = "\n".join(part for part in parts if part)
-        return [*before, *self.tokenizer.reply(text, after_action=bool(seen))], len(before)
+        new: list[Message] = [{"role": "user", "content": text}]
+        return [*before, *self.tokenizer.reply(new, after_action=bool(seen))], len(before)
 
     def _opening(self, agent: int, lines: Sequence[str]) -> list[Message]:
         system = self._system(agent)

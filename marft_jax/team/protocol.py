@@ -62,11 +62,11 @@ def _check_act(act: Any, team: Team, turns: int) -> Act:
     for name, (expected, fits) in SAMPLING.items():
         value = getattr(act.sampling, name)
         _expect(fits(value), f"sampling.{name}: expected {expected}", value)
-    length, temperature, top_p, top_k, min_p = act.sampling
+    length, temperature, top_p, top_k, min_p, stop = act.sampling
     longest = max(sampling.max_new_tokens for sampling in team.sampling)
     _expect(length <= longest, f"sampling.max_new_tokens: expected at most {longest}", length)
     length = min(int(length), room)
-    sampling = Sampling(length, float(temperature), float(top_p), int(top_k), float(min_p))
+    sampling = Sampling(length, float(temperature), float(top_p), int(top_k), float(min_p), stop)
     sees = tuple(dict.fromkeys(int(i) for i in act.sees))
     known = act.number is None or is_whole(act.number) and act.number >= 0
     _expect(known, "number: expected a whole number >= 0, or None", act.number)

@@ -214,7 +214,7 @@ def _profile(row: Any, where: str, folder: Path) -> Profile:
     if "name" not in row:
         raise BadInput(f"{where}: name is missing; add `name: ...`")
     try:
-        profile = Profile(**{key: _as_number(key, value) for key, value in row.items()})
+        profile = Profile(**{key: _as_value(key, value) for key, value in row.items()})
     except BadInput as error:
         raise BadInput(f"{where}, {error}") from error
     if profile.init is None:
@@ -223,8 +223,11 @@ def _profile(row: Any, where: str, folder: Path) -> Profile:
     return dataclasses.replace(profile, init=str(init.absolute()))
 
 
-def _as_number(key: str, value: Any) -> Any:
-    """YAML takes ``1e-1`` for text; where a number is expected it is one."""
+def _as_value(key: str, value: Any) -> Any:
+    """YAML takes ``1e-1`` for text; where a number is expected it is one. Of stop texts there may
+    be one or a list."""
+    if key == "stop" and isinstance(value, str | list):
+        return (value,) if isinstance(value, str) else tuple(value)
     if key in ("temperature", "top_p", "min_p") and isinstance(value, str):
         with contextlib.suppress(ValueError):
             return float(value)

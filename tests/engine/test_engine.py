@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import small
 
+from marft_jax.engine import stops
 from marft_jax.engine.engine import Request
 from marft_jax.engine.kv_cache import Settings
 from marft_jax.engine.sampling import _draw, _invert, _kept, sample, scaled_logprobs
@@ -244,6 +245,26 @@ def test_an_action_may_fill_the_context_to_the_last_token(engine):
     [expected] = small.full_forward(small.adapters(3), [prompt], [done.ids], [0], [1.0])
     np.testing.assert_array_equal(done.ids, expected.argmax(-1))
     assert len(done.ids) == 16
+
+
+def test_a_stop_text_ends_an_action_and_leaves_its_ids_as_sampled(engine):
+    """Its slot goes to the next: eight actions, in four slots; each stops at its first letter."""
+    prompts = [np.arange(i, i + 9, dtype=np.int32) for i in range(8)]
+
+    def ask(stop):
+        how = Sampling(12, temperature=2.0, stop=stop)
+        return small.answers(engine, [Request(p, 0, how, (0, i, 0)) for i, p in enumerate(prompts)])
+
+    letters = tuple(map(chr, range(ord("!"), ord("q"))))
+    whole, cut = ask(()), ask(letters)
+    for one, other in zip(whole, cut, strict=True):
+        first = [chr(i) in letters for i in [*one.ids.tolist(), ord("!")]].index(True) + 1
+        assert other.ids.tolist() == one.ids.tolist()[:first]
+        assert np.array_equal(other.logprobs, one.logprobs[:first])
+        assert other.finished == (first <= len(one.ids))
+    assert sum(other.finished for other in cut) > 4 and not engine.busy
+    decode = small.base().tokenizer.decode
+    assert stops.text_of([*b"  a </x> b"], ("</x>", "b"), decode) == "a"
 
 
 def test_the_end_token_ends_an_action_and_pad_may_equal_it(engine):

@@ -4,26 +4,25 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import random
 import socket
+import subprocess
 import sys
-import threading
 import time
 
 import httpx
 import numpy as np
 import pytest
 import small
-from scripted import Scripted, text
+from programs import play
+from scripted import text
 
 from marft_jax import train
-from marft_jax.envs import base as envs
-from marft_jax.envs.threads import DaemonThreads
 from marft_jax.errors import BadInput
-from marft_jax.gateway import channel, program
-from marft_jax.gateway.protocol import ApiError
-from marft_jax.rollout.rollout import Rollout
-from marft_jax.team.workflows import find_workflow
+from marft_jax.gateway import side_by_side
+from marft_jax.gateway.channel import Channel
+from marft_jax.gateway.errors import ApiError
 
 
 def user(content):
@@ -36,31 +35,6 @@ def assistant(content):
 
 def said(reply):
     return reply.choices[0].message.content
-
-
-def by_key(request):
-    """What is sampled depends on the random stream alone, as with a model."""
-    return f"{sum(request.key) % 9973:x}"
-
-
-def play(function, monkeypatch, tasks=(0,), speak=by_key, max_failed=0.0, **rollout):
-    """Plays a program; the episodes, and the engine that answered."""
-    module = type(sys)("programs")
-    module.play = function  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "programs", module)
-    source = program.find_source(envs.Own("programs:play"), "train")
-    assert source is not None
-    engine, team = Scripted(speak), small.team(2, context=200)
-    workflow = find_workflow("program")
-    played = Rollout(
-        engine, team, workflow, source.create, DaemonThreads(), max_failed=max_failed, **rollout
-    ).play(small.samples(tasks), 3)
-    source.close()
-    deadline = time.monotonic() + 10
-    while any(thread.name == "program" for thread in threading.enumerate()):
-        assert time.monotonic() < deadline, "a program is left"
-        time.sleep(0.01)
-    return played, engine
 
 
 def test_a_program_is_an_episode(monkeypatch):
@@ -82,6 +56,23 @@ def test_a_program_is_an_episode(monkeypatch):
         assert (answer.temperature, answer.limit, answer.answers) == (0.5, 3, True)
         assert episode.reward == pytest.approx(len(answer.text) + episode.index / 10)
     assert [len(batch) for batch in engine.batches] == [3, 3]
+
+
+def test_a_stop_text_ends_what_is_sampled_and_trained(monkeypatch):
+    def run(task, client):
+        ask = client.chat.completions.create
+        first = ask(model="solver", messages=[user("a")], stop=["</x>", "z"])
+        assert (said(first), first.choices[0].finish_reason) == ("1", "stop")
+        messages = [user("a"), assistant(said(first)), user("more")]
+        assert said(ask(model="solver", messages=messages)) == "1</x> 3"
+        return 1.0
+
+    [episode] = play(run, monkeypatch, speak=lambda request: "1</x> 3")[0].episodes
+    first, second = episode.turns
+    assert text(first.action) == "1</x>" and not first.truncated
+    assert text(second.prompt) == "<s>s<u>a<a>1</x><e><u>more<a>"
+    assert second.start == len(first.prompt) + len(first.action) + 1
+    assert episode.reward == 1.0 and episode.results[0].info["rewritten"] == 0
 
 
 def test_a_reward_for_each_agent(monkeypatch):
@@ -206,7 +197,7 @@ def test_a_program_that_is_never_idle_is_answered(monkeypatch):
         reader.close(), writer.close()
         return 1.0
 
-    monkeypatch.setattr(channel, "_MOST_SECONDS", 0.3)
+    monkeypatch.setattr(side_by_side, "_MOST_SECONDS", 0.3)
     assert play(run, monkeypatch)[0].episodes[0].reward == 1.0
 
 
@@ -214,7 +205,7 @@ def test_a_program_that_is_never_idle_is_answered(monkeypatch):
     ("fields", "status"),
     [
         ({"model": "nobody"}, 404),
-        ({"stop": "a"}, 400),
+        ({"stop": ""}, 400),
         ({"tools": [{}]}, 400),
         ({"messages": [user("x" * 300)]}, 400),
         ({"messages": [user(object())]}, 400),
@@ -295,6 +286,68 @@ def test_a_program_may_call_over_http_with_its_own_token(monkeypatch):
     assert len(set(tokens.values())) == 3
 
 
+ANOTHER = """
+import json, os, sys, urllib.request
+
+def post(path, body):
+    head = {"content-type": "application/json"}
+    head["authorization"] = "Bearer " + os.environ["OPENAI_API_KEY"]
+    url = os.environ["OPENAI_BASE_URL"] + path
+    call = urllib.request.Request(url, json.dumps(body).encode(), head)
+    with urllib.request.urlopen(call) as reply:
+        return json.load(reply)
+
+messages = [{"role": "user", "content": "a"}]
+for agent in ("planner", "solver"):
+    post("/chat/completions", {"model": agent, "messages": messages})
+post("/reward", 9)
+post("/reward", [0.5, {"planner": 1, "solver": -0.5}][int(sys.argv[1])])
+"""
+
+
+def test_another_process_may_be_the_program_and_send_the_reward(monkeypatch):
+    def run(task, client):
+        head = {"authorization": f"Bearer {client.api_key}"}
+        for wrong in ([1], {}, "much", {"planner": True}):
+            reply = httpx.post(f"{client.base_url}/reward", json=wrong, headers=head)
+            assert (reply.status_code, reply.json()["error"]["param"]) == (400, "reward")
+        given = {"OPENAI_BASE_URL": client.base_url, "OPENAI_API_KEY": client.api_key}
+        command = [sys.executable, "-c", ANOTHER, str(task)]
+        subprocess.run(command, env=os.environ | given, check=True, timeout=60)
+
+    first, second = play(run, monkeypatch, (0, 1))[0].episodes
+    assert first.reward == 0.5 and len(first.turns) == 2
+    assert dict(second.results[0].agent_rewards) == {"planner": 1.0, "solver": -0.5}
+
+
+def test_one_episodes_token_does_not_speak_for_another(monkeypatch):
+    found = {}
+
+    def run(task, client):
+        found[task] = client.base_url
+        deadline = time.monotonic() + 10
+        while len(found) < 2:
+            assert time.monotonic() < deadline
+            time.sleep(0.001)
+        head = {"authorization": f"Bearer {client.api_key}"}
+        body = {"model": "solver", "messages": [user("a")]}
+        for path, sent in (("chat/completions", body), ("reward", 1)):
+            reply = httpx.post(f"{found[1 - task]}/{path}", json=sent, headers=head)
+            assert reply.status_code == 401
+        return float(len(said(client.chat.completions.create(**body))))
+
+    assert len(play(run, monkeypatch, (0, 1))[0].episodes) == 2
+
+
+def test_an_episode_that_is_over_takes_nothing_more():
+    over = Channel()
+    over.close()
+    for ask in (lambda: over.ask([]), lambda: over.send(b"1")):
+        with pytest.raises(ApiError) as refused:
+            ask()
+        assert refused.value.status == 410
+
+
 PLAY = """
 import asyncio, random
 
@@ -314,7 +367,9 @@ async def play(task, client):
 """
 
 
-def test_a_run_with_a_program_repeats_whatever_its_delays_and_goes_on(tmp_path, monkeypatch):
+def test_a_run_with_a_program_repeats_whatever_its_delays_and_goes_on(
+    tmp_path, monkeypatch, one_device
+):
     (tmp_path / "sums_program.py").write_text(PLAY)
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
@@ -326,7 +381,7 @@ def test_a_run_with_a_program_repeats_whatever_its_delays_and_goes_on(tmp_path, 
         "--algo.episodes",
         "8",
     ]
-    flags += ["--run.loggers", "none"]
+    flags += ["--run.loggers", "none", "--critic.hidden", "8", "--team.max_new_tokens", "8"]
 
     def run(name, steps):
         with pytest.raises(SystemExit) as left:

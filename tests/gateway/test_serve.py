@@ -14,26 +14,41 @@ import threading
 import time
 
 import httpx
+import jax
+import jax.numpy as jnp
+import numpy as np
 import pytest
 
-from marft_jax import chat, cli, serve, train
+from marft_jax import chat, cli, serve
 from marft_jax.engine.engine import Engine
 from marft_jax.gateway.http import Limits, make_server
+from marft_jax.run.directory import write_settings
+from marft_jax.run.recovery import open_checkpoints
+from marft_jax.run.setup import open_session, restore_state
+from marft_jax.team.team_files import load_team
 
 TASKS = [f"{a}+{b}+{a * b % 10}=?" for a, b in ((3, 4), (5, 9), (0, 7), (8, 8))]
-FLAGS = ["--run.steps", "3", "--algo.episodes", "16", "--algo.lr", "0.01", "--rollout.slots", "8"]
-FLAGS += ["--run.save_every", "1"]
 LIMITS = Limits(body=4000, choices=6, read_seconds=1.0, seconds=60.0)
 KEY = "a key"
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory):
-    """Three steps with a high learning rate: each agent writes something of its own."""
+def run(tmp_path_factory, one_device):
+    """Two checkpoints with random adapters: each agent writes something of its own."""
     folder = tmp_path_factory.mktemp("serve") / "run"
-    with pytest.raises(SystemExit) as left:
-        train.main(["--run.dir", str(folder), "--run.loggers", "none", *FLAGS])
-    assert left.value.code == 0
+    config = cli.configure(run={"dir": str(folder)}, rollout={"slots": 8})
+    blueprint = load_team(None)
+    session = open_session(config, blueprint)
+    fresh, rng = restore_state(session, None), np.random.default_rng(0)
+    folder.mkdir()
+    write_settings(folder, session.config, blueprint)
+    with open_checkpoints(session) as checkpoints:
+        for step in (1, 3):
+            noise = jax.tree.map(
+                lambda x: x + rng.normal(0, 0.05, x.shape).astype(x.dtype), fresh.adapters
+            )
+            checkpoints.save(step, fresh._replace(step=jnp.int32(step), adapters=noise))
+            checkpoints.wait()
     return folder
 
 
@@ -52,11 +67,13 @@ def served(run, **given):
         head = {"authorization": f"Bearer {KEY}"}
         url = f"http://127.0.0.1:{listener.getsockname()[1]}"
         with httpx.Client(base_url=url, headers=head, timeout=120) as client:
-            while not server.started:
-                time.sleep(0.01)
-            yield client
-        server.should_exit = True
-        thread.join(30)
+            try:
+                while not server.started:
+                    time.sleep(0.01)
+                yield client
+            finally:
+                server.should_exit = True
+                thread.join(30)
         assert not thread.is_alive()
     deadline = time.monotonic() + 10
     while left := {t for t in set(threading.enumerate()) - before if t.name != "signals"}:
@@ -183,8 +200,8 @@ def test_a_stream_adds_up_to_the_answer(client, model):
 
 def test_text_streams_before_its_end(client):
     """Chunks of 16 tokens are decoded between two looks."""
-    chunks = events(call(client, temperature=5.0, top_k=255, seed=3, stream=True))
-    assert len(chunks) > 1 and chunks[0]["choices"][0]["finish_reason"] is None
+    chunks = events(call(client, n=8, temperature=5.0, top_k=255, seed=3, stream=True))
+    assert len(chunks) > 8 and chunks[0]["choices"][0]["finish_reason"] is None
 
 
 def test_a_stop_string_ends_an_answer(client):
@@ -240,16 +257,27 @@ def test_models_health_and_metrics(client):
     assert counts[1]["marft_choices_open"] == counts[1]["marft_requests_unanswered"] == "0"
 
 
-def test_a_new_checkpoint_is_taken_up_without_dropping_a_call(run, tmp_path):
+def broken(self):
+    raise MemoryError("no memory")
+
+
+def test_a_new_checkpoint_is_taken_up_without_dropping_a_call_and_a_failed_engine_is_said(
+    run, monkeypatch
+):
     with served(run, step="1") as client, concurrent.futures.ThreadPoolExecutor(16) as pool:
-        fields = dict(temperature=1.0, seed=1, return_token_ids=True, logprobs=True)
+        fields = dict(n=4, temperature=1.0, seed=1, return_token_ids=True)
         old = answer(client, **fields)["choices"]
-        going = [pool.submit(answer, client, **fields) for _ in range(40)]
+        going = [pool.submit(answer, client, **fields) for _ in range(20)]
         reply = client.post("/reload", json={})
         assert reply.json() == {"loaded": 3}
         new = answer(client, **fields)["choices"]
         assert new != old
         assert all(call.result()["choices"] in (old, new) for call in going)
+        with monkeypatch.context() as patch:
+            patch.setattr(Engine, "step", broken)
+            assert call(client).status_code == 503
+        assert client.get("/health").status_code == 503
+        assert call(client).status_code == 503
 
 
 def body_of(**fields):
@@ -391,24 +419,36 @@ RAW = {
 }
 
 
-@pytest.mark.parametrize(("sent", "status"), RAW.values(), ids=RAW)
-def test_slow_and_broken_connections_are_answered_and_closed(guarded, sent, status):
-    """Within the seconds that a call may take to come; and the others go on meanwhile."""
-    port = guarded.base_url.port
-    with socket.create_connection(("127.0.0.1", port), timeout=20) as raw:
-        if sent is None:
-            with contextlib.suppress(OSError):
-                for i in range(100):
-                    raw.sendall(f"{POST if not i else ''}x{i}: a\r\n".encode())
-                    time.sleep(0.05)
-            sent = b""
-        raw.sendall(sent) if sent else None
+@pytest.fixture(scope="module")
+def received(guarded):
+    """Answers to all of them, who come at the same time."""
+
+    def speak(sent):
+        with socket.create_connection(("127.0.0.1", guarded.base_url.port), timeout=20) as raw:
+            if sent is None:
+                with contextlib.suppress(OSError):
+                    for i in range(100):
+                        raw.sendall(f"{POST if not i else ''}x{i}: a\r\n".encode())
+                        time.sleep(0.05)
+                sent = b""
+            raw.sendall(sent) if sent else None
+            received = b""
+            with contextlib.suppress(ConnectionError):
+                while part := raw.recv(1 << 16):
+                    received += part
+        return received
+
+    with concurrent.futures.ThreadPoolExecutor(len(RAW)) as pool:
+        going = {name: pool.submit(speak, sent) for name, (sent, _) in RAW.items()}
         assert_undisturbed(guarded)
-        received = b""
-        with contextlib.suppress(ConnectionError):
-            while part := raw.recv(1 << 16):
-                received += part
-    assert received.split(b" ", 2)[1:2] == ([status] if status else [])
+        return {name: future.result() for name, future in going.items()}
+
+
+@pytest.mark.parametrize("name", RAW)
+def test_slow_and_broken_connections_are_answered_and_closed(received, name):
+    """Within the seconds that a call may take to come; and the others go on meanwhile."""
+    status = RAW[name][1]
+    assert received[name].split(b" ", 2)[1:2] == ([status] if status else [])
 
 
 @pytest.mark.parametrize("model", ["solver", "team"])
@@ -439,29 +479,19 @@ def test_a_call_that_takes_too_long_is_given_up(run):
         assert call(client, stream=True).status_code == 504
 
 
-def test_an_engine_that_fails_is_said(run, monkeypatch):
-    def broken(self):
-        raise MemoryError("no memory")
-
-    with served(run) as client:
-        with monkeypatch.context() as patch:
-            patch.setattr(Engine, "step", broken)
-            assert call(client).status_code == 503
-        assert client.get("/health").status_code == 503
-        assert call(client).status_code == 503
-
-
 def test_the_command_serves_until_a_signal_and_ends_what_is_begun(run, tmp_path):
     keys = tmp_path / "keys"
     keys.write_text(f"\n{KEY}\n")
     flags = ["--run", str(run), "--port", "0", "--api_key_file", str(keys)]
     command = [sys.executable, "-m", "marft_jax.serve", *flags]
-    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=os.environ) as process:
+    plain = os.environ["JAX_COMPILATION_CACHE_DIR"] + "_plain"  # as this process compiles
+    env = os.environ | {"JAX_COMPILATION_CACHE_DIR": plain, "JAX_DISABLE_MOST_OPTIMIZATIONS": "1"}
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=env) as process:
         assert process.stderr is not None
         url = next(line for line in process.stderr if "serves at" in line).split()[-1]
         head = {"authorization": f"Bearer {KEY}"}
         with httpx.Client(base_url=url.removesuffix("/v1"), headers=head, timeout=120) as client:
-            assert call(client, model="team").status_code == 200
+            assert client.get("/health").status_code == 200
             with concurrent.futures.ThreadPoolExecutor(1) as pool:
                 going = pool.submit(answer, client, n=16, temperature=9.0, top_k=255)
                 while " 16" not in client.get("/metrics").text:

@@ -453,6 +453,7 @@ WORKFLOWS = {
             "top_p": [0.0, 2.0, float("nan")],
             "top_k": [-1, 1.5],
             "min_p": [2.0, "x"],
+            "stop": [None, "x", ("",)],
         }.items()
         for value in values
     },

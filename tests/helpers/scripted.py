@@ -7,6 +7,7 @@ import time
 import numpy as np
 
 from marft_jax.engine.engine import Completion
+from marft_jax.engine.stops import stopped_at
 from marft_jax.models.tokenizers.tokenizer import ByteTokenizer
 from marft_jax.types import StepResult
 
@@ -36,7 +37,9 @@ class Scripted:
         for ticket, request in now:
             ids = np.array([*self._speak(request).encode(), END], np.int32)
             ids = ids[: request.sampling.max_new_tokens]
-            answer = Completion(ids, np.full(len(ids), -1, np.float32), bool(ids[-1] == END))
+            end = stopped_at(ids, request.sampling.stop, ByteTokenizer().decode)
+            ids, finished = ids[:end], end is not None or bool(ids[-1] == END)
+            answer = Completion(ids, np.full(len(ids), -1, np.float32), finished)
             done.append((ticket, answer))
         return done
 

@@ -154,6 +154,7 @@ def engine(
         eos_ids=eos_ids,
         seed=seed,
         alpha=ALPHA,
+        decode=model.tokenizer.decode,
         reuse=reuse,
     )
     made.load(adapters(n, layers=layers))

@@ -140,6 +140,14 @@ def test_team_py_shows_each_agent_what_chat_shows_it(run, tmp_path):
     prompts, texts = played(out, "3+5+9=?", [turn.action.tolist() for turn in asked])
     assert prompts == [turn.prompt.tolist() for turn in asked]
     assert texts == [(turn.name, turn.text) for turn in asked]
+    plan = json.loads((out / "turns.json").read_text("utf-8"))
+    assert [turn["stop"] for turn in plan["turns"]] == ["(?!)"] * 2
+    plan["turns"][0]["stop"] = "b|c"
+    (out / "turns.json").write_text(json.dumps(plan))
+    assert played(out, "3+5+9=?", [[*b" a cb"], [*b"x b "]])[1] == [
+        ("planner", "a"),
+        ("solver", "x b"),
+    ]
 
 
 def test_team_py_walks_a_graph_and_is_left_out_where_the_order_is_decided_on_the_way(session):

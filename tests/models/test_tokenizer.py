@@ -169,13 +169,16 @@ def test_a_conversation_continued_piece_by_piece_is_the_rendered_one(template):
     again = {"role": "user", "content": "now you"}
     whole = tok._tokenizer.decode(tok.chat([USER, ASSISTANT, again]))
     action = [*tok.encode("8"), tok.end_id]
-    pieced = tok._tokenizer.decode([*before, *generation, *action, *tok.reply("now you")])
+    pieced = tok._tokenizer.decode([*before, *generation, *action, *tok.reply([again])])
     assert pieced.replace(" ", "") == whole.replace(" ", "")
 
 
 def test_a_reply_after_a_user_does_not_close_an_action():
     tok = HFTokenizer(fast(TURNS.replace("'<end>'", "'<end>\\n'"), eos_token="<end>"))
-    after, first = tok.reply("b"), tok.reply("b", after_action=False)
+    after, first = (
+        tok.reply([{"role": "user", "content": "b"}]),
+        tok.reply([{"role": "user", "content": "b"}], after_action=False),
+    )
     assert after == [*tok.encode("\n"), *first]
 
 
@@ -185,7 +188,7 @@ def test_a_template_that_rewrites_what_was_said_cannot_be_continued():
     with pytest.raises(BadInput, match="--team.context shared"):
         tok.opening([USER])
     with pytest.raises(BadInput, match="--team.context shared"):
-        tok.reply("b")
+        tok.reply([{"role": "user", "content": "b"}])
 
 
 def test_thinking_is_the_templates_own_mode():

@@ -32,11 +32,13 @@ def complaint(file: str) -> str:
 
 
 def test_a_profile_overrides_the_teams_sampling_field_by_field():
-    team = config.Team(max_new_tokens=24, temperature=0.7, top_p=0.9, top_k=50, min_p=0.1)
-    assert Profile("a").sampling(team) == Sampling(24, 0.7, 0.9, 50, 0.1)
-    own = Profile("a", max_new_tokens=8, temperature=0.0, top_p=0.5, top_k=0, min_p=0.0)
+    team = config.Team(
+        max_new_tokens=24, temperature=0.7, top_p=0.9, top_k=50, min_p=0.1, stop=("x",)
+    )
+    assert Profile("a").sampling(team) == Sampling(24, 0.7, 0.9, 50, 0.1, ("x",))
+    own = Profile("a", max_new_tokens=8, temperature=0.0, top_p=0.5, top_k=0, min_p=0.0, stop=())
     assert own.sampling(team) == Sampling(8, 0.0, 0.5, 0, 0.0)
-    assert Profile("a", temperature=0).sampling(team) == Sampling(24, 0, 0.9, 50, 0.1)
+    assert Profile("a", temperature=0).sampling(team) == Sampling(24, 0, 0.9, 50, 0.1, ("x",))
 
 
 @pytest.mark.parametrize(
@@ -62,6 +64,9 @@ def test_a_profile_overrides_the_teams_sampling_field_by_field():
         ("top_k", 1.5),
         ("min_p", -0.1),
         ("min_p", 1.1),
+        ("stop", "x"),
+        ("stop", ("",)),
+        ("stop", (1,)),
     ],
 )
 def test_a_bad_field_is_refused_by_name(field, value):
@@ -147,11 +152,25 @@ def test_every_setting_of_a_profile_can_stand_in_a_file(tmp_path):
     agents:
       - {name: a, prompt: p, description: d, answers: true, max_new_tokens: 9,
          temperature: 5e-1, top_p: 0.8, top_k: 3, min_p: 1e-2,
-         adapter: x, trainable: false, init: folder, reward: "module:function"}
+         adapter: x, trainable: false, init: folder, reward: "module:function",
+         stop: [a, "b c"]}
     """
     folder = str(tmp_path / "folder")
     profile = Profile(
-        "a", "p", "d", True, "x", False, folder, "module:function", 9, 0.5, 0.8, 3, 0.01
+        "a",
+        "p",
+        "d",
+        True,
+        "x",
+        False,
+        folder,
+        "module:function",
+        9,
+        0.5,
+        0.8,
+        3,
+        0.01,
+        ("a", "b c"),
     )
     assert team_files.load_team(team_file(tmp_path, text)).agents == (profile,)
 

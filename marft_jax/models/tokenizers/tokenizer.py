@@ -17,8 +17,11 @@ from marft_jax.errors import BadInput, reason
 from marft_jax.formats.foreign import read_settings, readable
 from marft_jax.models.tokenizers.trial import check_template
 
-Message = Mapping[str, str]
-"""``{"role": "system" | "user" | "assistant", "content": text}``."""
+Message = Mapping[str, Any]
+"""``{"role": "system" | "user" | "assistant" | "tool", "content": text}``, and ``tool_calls`` of an
+assistant, ``tool_call_id`` of a tool's answer."""
+Tools = Sequence[Mapping[str, Any]]
+"""Definitions of tools, as in OpenAI's API."""
 
 FALLBACK_TEMPLATE = (
     "{% for message in messages %}{{ message['role'] | capitalize }}: {{ message['content'] }}"
@@ -66,7 +69,7 @@ class ByteTokenizer:
                 texts += [f"<{self._NAMES.get(i, i)}>".encode() for i in run]
         return b"".join(texts).decode("utf-8", "replace")
 
-    def chat(self, messages: Sequence[Message]) -> list[int]:
+    def chat(self, messages: Sequence[Message], tools: Tools = ()) -> list[int]:
         opening = {"system": self.SYSTEM, "user": self.USER, "assistant": self.ASSISTANT}
         ids = []
         for message in messages:
@@ -74,11 +77,16 @@ class ByteTokenizer:
             ids += [self.END] if message["role"] == "assistant" else []
         return [*ids, self.ASSISTANT]
 
+    def write_call(self, name: str, arguments: Mapping[str, Any]) -> str | None:
+        return None
+
     def opening(self, messages: Sequence[Message]) -> tuple[list[int], list[int]]:
         return self.chat(messages)[:-1], [self.ASSISTANT]
 
-    def reply(self, text: str, *, after_action: bool = True) -> list[int]:
-        return [self.USER, *self.encode(text), self.ASSISTANT]
+    def reply(
+        self, new: Sequence[Message], *, after_action: bool = True, tools: Tools = ()
+    ) -> list[int]:
+        return self.chat(new)
 
     def rendering(self) -> tuple[bool, dict[str, Any]]:
         return False, {}
@@ -149,9 +157,28 @@ class HFTokenizer:
             kept, skip_special_tokens=not special, clean_up_tokenization_spaces=False
         )
 
-    def chat(self, messages: Sequence[Message]) -> list[int]:
-        """Conversation as a prompt for the assistant's next message."""
-        return self.encode(self._render(messages))
+    def chat(self, messages: Sequence[Message], tools: Tools = ()) -> list[int]:
+        """Conversation as a prompt for the assistant's next message, who may call tools."""
+        return self.encode(self._render(messages, tools=tools))
+
+    def write_call(self, name: str, arguments: Mapping[str, Any]) -> str | None:
+        """Text in which an assistant calls a tool; None where the template has no tools."""
+        function = {"name": name, "arguments": arguments}
+        call = {"id": "call00000", "type": "function", "function": function}
+        parameters = {"type": "object", "properties": {}}
+        tool = {"type": "function", "function": {"name": name, "description": name}}
+        tool["function"]["parameters"] = parameters
+        talk = [_message("user", "a"), {**_message("assistant", ""), "tool_calls": [call]}]
+        answer = {**_message("tool", _PROBE), "name": name, "tool_call_id": call["id"]}
+        try:
+            before = self._render(talk[:1], tools=[tool])
+            after = self._render(talk, prompt=False, tools=[tool])
+            whole = self._render([*talk, answer], tools=[tool])
+        except Exception:  # as below
+            return None
+        if not (name in before and after.startswith(before) and _PROBE in whole):
+            return None
+        return self.decode(self.encode(after[len(before) :])).strip()
 
     def opening(self, messages: Sequence[Message]) -> tuple[list[int], list[int]]:
         """``chat`` in two pieces: the conversation, and what opens the assistant's message."""
@@ -159,17 +186,19 @@ class HFTokenizer:
         self._check_continues(whole.startswith(before))
         return self.encode(before), self.encode(whole[len(before) :])
 
-    def reply(self, text: str, *, after_action: bool = True) -> list[int]:
-        """Continues a conversation whose ids are kept: a user's message, and what opens the
+    def reply(
+        self, new: Sequence[Message], *, after_action: bool = True, tools: Tools = ()
+    ) -> list[int]:
+        """Continues a conversation whose ids are kept: messages of others, and what opens the
         assistant's next one.
 
         Args:
             after_action: the ids end with an assistant's message and its end-of-turn token; else
                 with another user's message.
         """
-        messages = [_message("user", "a"), _message("assistant", _PROBE), _message("user", text)]
-        _, probe, after = self._render(messages).partition(_PROBE)
-        self._check_continues(bool(probe) and text.strip() in after)
+        messages = [_message("user", "a"), _message("assistant", _PROBE), *new]
+        _, probe, after = self._render(messages, tools=tools).partition(_PROBE)
+        self._check_continues(bool(probe) and all(m["content"].strip() in after for m in new))
         ids = self.encode(after.lstrip(" "))
         ids = ids[1:] if ids[0] in self.eos_ids else ids
         newline = self.encode("\n")
@@ -206,12 +235,13 @@ class HFTokenizer:
         """Writes the files from which transformers makes the same tokenizer."""
         self._tokenizer.save_pretrained(folder)
 
-    def _render(self, messages: Sequence[Message], prompt: bool = True) -> str:
+    def _render(self, messages: Sequence[Message], prompt: bool = True, tools: Tools = ()) -> str:
         plain = [dict(message) for message in messages]
         return self._tokenizer.apply_chat_template(
             _fold_system(plain) if self._fold_system else plain,
             add_generation_prompt=prompt,
             tokenize=False,
+            **({"tools": list(tools)} if tools else {}),
             **self._template_settings,
         )
 

@@ -44,7 +44,12 @@ def _render(template: str, special: dict[str, Any], seconds: float) -> None:
 
     system, user = {"role": "system", "content": "b"}, {"role": "user", "content": "a"}
     talks = [[system, user], [user, {"role": "assistant", "content": "b"}]]
+    function = {"name": "f", "description": "", "parameters": {"type": "object", "properties": {}}}
+    call = {"id": "call00000", "type": "function", "function": {"name": "f", "arguments": {}}}
+    answer = {"role": "tool", "content": "b", "name": "f", "tool_call_id": "call00000"}
+    talks.append([user, {"role": "assistant", "content": "", "tool_calls": [call]}, answer])
     settings: list[dict[str, Any]] = [{}, {"enable_thinking": True}, {"enable_thinking": False}]
+    settings.append({"tools": [{"type": "function", "function": function}]})
     if (pages := Path("/proc/self/statm")).exists():
         most = int(pages.read_text().split()[0]) * resource.getpagesize() + _BYTES
         resource.setrlimit(resource.RLIMIT_AS, (most, most))
@@ -53,7 +58,7 @@ def _render(template: str, special: dict[str, Any], seconds: float) -> None:
         for talk in talks:
             try:
                 given = {**special, **more, "add_generation_prompt": talk[0] is system}
-                render_jinja_template([talk], chat_template=template, **given)
+                render_jinja_template([talk], chat_template=template, **given)  # type: ignore
             except MemoryError:
                 sys.exit(_OUT_OF_MEMORY)
             except Exception:  # a template may refuse a system message, for one

@@ -1,0 +1,81 @@
+"""The programs in scripts/programs, with the packages that they are written for."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import small
+from programs import TAGGED, play, with_template
+
+
+@pytest.fixture
+def programs(repository, monkeypatch):
+    monkeypatch.syspath_prepend(repository / "scripts" / "programs")
+    monkeypatch.setenv("DELAY", "0.02")
+
+
+def by_length(request):
+    return f"{len(request.prompt) * 7 % 10}+1={sum(request.key) % 9973}"
+
+
+def turns_of(played):
+    return [
+        [(t.name, t.prompt.tolist(), t.action.tolist(), t.sees, t.start) for t in episode.turns]
+        for episode in played.episodes
+    ]
+
+
+def test_plain_asyncio_repeats_whatever_its_delays(programs, monkeypatch):
+    """Calls side by side over HTTP are answered together, in an order of their own."""
+    pytest.importorskip("openai")
+    import plain_openai
+
+    runs = [play(plain_openai.play, monkeypatch, range(6), by_length) for _ in range(2)]
+    assert turns_of(runs[0][0]) == turns_of(runs[1][0])
+    for episode in runs[0][0].episodes:
+        assert [(t.name, t.sees) for t in episode.turns] == [
+            ("planner", ()), ("planner", ()), ("solver", (0, 1)),
+        ]  # fmt: skip
+
+
+def test_a_graph_of_langgraph_with_a_loop(programs, monkeypatch):
+    pytest.importorskip("langgraph")
+    pytest.importorskip("langchain_openai")
+    import langgraph_drafts
+
+    def speak(request):
+        """The solver needs a second time, in every other task."""
+        asked = bytes(i for i in request.prompt.tolist() if i < 256)
+        is_first = asked.startswith(b"s") and not asked.endswith(b"again")
+        return "none" if is_first and sum(request.key) % 2 else by_length(request)
+
+    runs = [play(langgraph_drafts.play, monkeypatch, range(6), speak) for _ in range(2)]
+    assert turns_of(runs[0][0]) == turns_of(runs[1][0])
+    lengths = [len(episode.turns) for episode in runs[0][0].episodes]
+    assert set(lengths) == {3, 4}
+    for episode in runs[0][0].episodes:
+        assert episode.results[0].info["rewritten"] == 0
+        assert episode.turns[2].sees == (0, 1)
+        assert all(t.sees == (0, 1, 2) and t.start > 0 for t in episode.turns[3:])
+
+
+def test_a_handoff_of_the_agents_sdk(programs, monkeypatch):
+    pytest.importorskip("agents")
+    import agents_handoff
+
+    def speak(request):
+        asked = bytes(i for i in request.prompt.tolist() if i < 256)
+        call = {"name": "transfer_to_solver", "arguments": {}}
+        hands_over = b"transfer_to_solver" in asked and sum(request.key) % 2
+        return f"<tool_call>{json.dumps(call)}</tool_call>" if hands_over else "so 7"
+
+    team = small.team(2, context=3000, max_new_tokens=99)
+    team = team._replace(tokenizer=with_template(TAGGED, monkeypatch))
+    played, _ = play(agents_handoff.play, monkeypatch, range(1, 9), speak, team=team)
+    names = [[turn.name for turn in episode.turns] for episode in played.episodes]
+    assert ["planner", "solver"] in names and ["planner"] in names
+    for episode in played.episodes:
+        assert episode.results[0].info["rewritten"] == 0
+        assert episode.turns[-1].sees == tuple(range(len(episode.turns) - 1))
+    assert [e.reward for e in played.episodes] == [float(e.index == 7) for e in played.episodes]

@@ -1,0 +1,164 @@
+"""Tools: definitions in the prompt, calls in what is sampled, their answers in what comes next."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+
+import numpy as np
+import pytest
+import small
+from programs import TAGGED, play, with_template
+
+from marft_jax.gateway.errors import ApiError
+from marft_jax.gateway.tools import find_calls
+from marft_jax.models.tokenizers.tokenizer import ByteTokenizer
+
+ADD = {"type": "function", "function": {"name": "add", "description": "adds", "parameters": {}}}
+BARE = TAGGED.replace("<tool_call>", "").replace("</tool_call>", "")
+ANOTHER = TAGGED.replace('"name": "', "call: ").replace('", "arg', ", arg")
+CALL = '{"name": "add", "arguments": {"a": 1}}'
+
+
+def user(content):
+    return {"role": "user", "content": content}
+
+
+@pytest.mark.parametrize(
+    ("template", "text", "content", "calls"),
+    [
+        (TAGGED, f"so <tool_call>{CALL}</tool_call>", "so", ["add"]),
+        (TAGGED, f"<tool_call>{CALL}</tool_call><tool_call>{CALL}</tool_call>", "", ["add"] * 2),
+        (TAGGED, f"<tool_call>{CALL}", f"<tool_call>{CALL}", []),
+        (TAGGED, "<tool_call>{}</tool_call>", "<tool_call>{}</tool_call>", []),
+        (TAGGED, CALL.replace("add", "sub"), CALL.replace("add", "sub"), []),
+        (BARE, CALL, "", ["add"]),
+        (BARE, f"[{CALL}, {CALL}]", "", ["add"] * 2),
+        (BARE, CALL.replace("arguments", "parameters"), "", ["add"]),
+        (BARE, f"so {CALL}", f"so {CALL}", []),
+    ],
+)
+def test_calls_are_found_in_the_form_of_the_template(template, text, content, calls, monkeypatch):
+    found = find_calls(text, [ADD], with_template(template, monkeypatch))
+    assert (found[0], [call.name for call in found[1]]) == (content, calls)
+    assert all(json.loads(call.arguments) == {"a": 1} for call in found[1])
+
+
+def speak(request):
+    """Calls a tool where the prompt ends with a question."""
+    asked = bytes(i for i in request.prompt.tolist() if i < 256)
+    number = sum(request.key) % 89
+    if asked.endswith(b"?"):
+        arguments = {"a": number}
+        return f" <tool_call>{json.dumps({'name': 'add', 'arguments': arguments})}</tool_call>"
+    return f"  is {number} "
+
+
+def test_what_was_sampled_is_trained_through_tools_and_calls_side_by_side(monkeypatch):
+    """A thousand calls; what is sampled cannot be had by encoding its text."""
+
+    async def talk(client, name, first):
+        messages = [user(first)]
+        for i in range(4):
+            reply = await client.chat.completions.create(
+                model=name, messages=messages, tools=[ADD], max_tokens=99
+            )
+            [choice] = reply.choices
+            own = {"role": "assistant", "content": choice.message.content}
+            if choice.finish_reason == "tool_calls":
+                [call] = choice.message.tool_calls
+                function = vars(call.function)
+                own["tool_calls"] = [{"id": call.id, "type": "function", "function": function}]
+                total = json.loads(function["arguments"])["a"] + 1
+                answer = {"role": "tool", "tool_call_id": call.id, "content": str(total)}
+                messages += [own, answer]
+            else:
+                messages += [own, user(f"{i}?")]
+
+    async def run(task, client):
+        talks = [("planner", "a?"), ("solver", "b?"), ("solver", "c?"), ("solver", "c?")]
+        await asyncio.gather(*(talk(client, *one) for one in talks))
+        return 1.0
+
+    team = small.team(2, context=4000, max_new_tokens=99)
+    team = team._replace(tokenizer=with_template(TAGGED, monkeypatch))
+    played, engine = play(run, monkeypatch, range(63), speak, team=team)
+    assert len(engine.requests) == 63 * 16
+    end, calls = ByteTokenizer.END, 0
+    for episode in played.episodes:
+        assert episode.results[0].info["rewritten"] == 0
+        rows = {}
+        for turn in episode.turns:
+            known = turn.prompt[: turn.start].tobytes()
+            assert known == b"" or known in rows, "a prompt that nobody has read and written"
+            rows[turn.prompt.tobytes() + turn.action.tobytes()] = turn
+            assert turn.action[-1] == end
+            calls += turn.text.startswith("<tool_call>")
+        asked = [t for t in episode.turns if t.start == 0]
+        assert len(asked) == 4 and len(episode.turns) == 16
+    written = [speak(request).encode() for request in engine.requests]
+    actions = sorted(bytes(t.action[:-1].tolist()) for e in played.episodes for t in e.turns)
+    assert actions == sorted(written) and calls == 63 * 8
+
+
+def test_what_changes_a_conversation_with_tools_starts_a_row_and_is_counted(monkeypatch):
+    other = {"type": "function", "function": {"name": "sub", "parameters": {}}}
+    wanted = {
+        "none": lambda call, tools: None,
+        "white space in its arguments": lambda call, tools: call["function"].update(
+            arguments=call["function"]["arguments"].replace(" ", "")
+        ),
+        "another tool": lambda call, tools: tools.append(other),
+        "its arguments": lambda call, tools: call["function"].update(arguments='{"a": 99}'),
+    }
+
+    def run(task, client):
+        ask, tools = client.chat.completions.create, [ADD]
+        first = ask(model="solver", messages=[user("a?")], tools=tools, max_tokens=99)
+        [call] = first.choices[0].message.tool_calls
+        call = {"id": call.id, "type": "function", "function": vars(call.function)}
+        [*wanted.values()][task](call, tools)
+        said = {"role": "assistant", "content": None, "tool_calls": [call]}
+        answer = {"role": "tool", "tool_call_id": call["id"], "content": "2"}
+        ask(model="solver", messages=[user("a?"), said, answer], tools=tools)
+        return 1.0
+
+    team = small.team(2, context=4000, max_new_tokens=99)
+    team = team._replace(tokenizer=with_template(TAGGED, monkeypatch))
+    played, _ = play(run, monkeypatch, range(4), speak, team=team)
+    assert [e.results[0].info["rewritten"] for e in played.episodes] == [0, 1, 1, 1]
+    assert [e.turns[1].start > 0 for e in played.episodes] == [True, False, False, False]
+    assert played.episodes[0].turns[1].sees == (0,)
+
+
+def test_another_agent_may_be_handed_the_conversation(monkeypatch):
+    """It reads it anew, which is no rewriting; D has whom it read."""
+
+    def run(task, client):
+        first = client.chat.completions.create(model="planner", messages=[user("a")])
+        said = {"role": "assistant", "content": first.choices[0].message.content}
+        client.chat.completions.create(model="solver", messages=[user("a"), said, user("b")])
+        return 1.0
+
+    [episode] = play(run, monkeypatch)[0].episodes
+    assert episode.results[0].info["rewritten"] == 0
+    assert np.array_equal(episode.dependency, [[False, False], [True, False]])
+
+
+@pytest.mark.parametrize("template", [None, ANOTHER])
+def test_tools_are_refused_where_the_template_has_none(template, monkeypatch):
+    team = small.team(2, context=300)
+    if template:
+        team = team._replace(tokenizer=with_template(template, monkeypatch))
+
+    def run(task, client):
+        ask = client.chat.completions.create
+        answer = {"role": "tool", "content": "1", "tool_call_id": "a"}
+        for more in ({"tools": [ADD]}, {"messages": [user("a"), answer]}):
+            with pytest.raises(ApiError, match="chat template of this model has none") as refused:
+                ask(**{"model": "solver", "messages": [user("a")], **more})
+            assert refused.value.status == 400
+        ask(model="solver", messages=[user("a")], tools=[ADD], tool_choice="none")
+        return 1.0
+
+    assert play(run, monkeypatch, team=team)[0].episodes[0].reward == 1.0

@@ -1,0 +1,63 @@
+"""Programs that are played without a model, and a tokenizer whose chat template has tools."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+
+import small
+from scripted import Scripted
+from transformers import PreTrainedTokenizerFast
+
+from marft_jax.envs import base as envs
+from marft_jax.envs.threads import DaemonThreads
+from marft_jax.gateway import program
+from marft_jax.models.tokenizers import tokenizer
+from marft_jax.rollout.rollout import Rollout
+from marft_jax.team.workflows import find_workflow
+
+TAGGED = """\
+{%- if tools %}<|system|>{% for t in tools %}{{ t.function | tojson }}{% endfor %}{% endif %}
+{%- for m in messages %}
+{%- if m.role == 'tool' %}<|user|>answer: {{ m.content }}
+{%- else %}<|{{ m.role }}|>{{ m.content }}
+{%- for c in m.tool_calls or [] %}<tool_call>
+{"name": "{{ c.function.name }}", "arguments": {{ c.function.arguments | tojson }}}
+</tool_call>{% endfor %}{% endif %}
+{%- if m.role == 'assistant' %}<|end|>{% endif %}{% endfor %}
+{%- if add_generation_prompt %}<|assistant|>{% endif %}"""
+"""Calls as of Hermes and Qwen."""
+
+
+def with_template(template, monkeypatch):
+    """The built-in tokenizer, as transformers reads it, with another chat template."""
+    monkeypatch.setattr(tokenizer, "check_template", lambda *given: None)
+    fast = PreTrainedTokenizerFast.from_pretrained(tokenizer.ByteTokenizer.FILES)
+    fast.chat_template = template
+    return tokenizer.HFTokenizer(fast)
+
+
+def by_key(request):
+    """What is sampled depends on the random stream alone, as with a model."""
+    return f"{sum(request.key) % 9973:x}"
+
+
+def play(function, monkeypatch, tasks=(0,), speak=by_key, max_failed=0.0, team=None, **rollout):
+    """Plays a program; the episodes, and the engine that answered."""
+    module = type(sys)("programs")
+    module.play = function  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "programs", module)
+    source = program.find_source(envs.Own("programs:play"), "train")
+    assert source is not None
+    engine, team = Scripted(speak), team or small.team(2, context=200)
+    workflow = find_workflow("program")
+    played = Rollout(
+        engine, team, workflow, source.create, DaemonThreads(), max_failed=max_failed, **rollout
+    ).play(small.samples(tasks), 3)
+    source.close()
+    deadline = time.monotonic() + 10
+    while any(thread.name in ("program", "endpoint") for thread in threading.enumerate()):
+        assert time.monotonic() < deadline, "a program or the endpoint is left"
+        time.sleep(0.01)
+    return played, engine
