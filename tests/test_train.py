@@ -9,6 +9,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -125,6 +126,9 @@ def test_a_dry_run_shows_what_the_models_are_shown_and_leaves_nothing(tmp_path, 
     shown = capsys.readouterr().out
     assert "planner is shown:\n<system>plan<user>" in shown and "solver is shown:" in shown
     assert "reward " in shown and str(run) in shown
+    assert "verdicts: agent solver, verdict " in shown and "{" not in shown
+    assert not any(line.startswith(",") for line in shown.splitlines())
+    assert f"{tempfile.gettempdir()}/tmp" not in shown.replace(str(run), "")
     assert not run.exists()
 
 
@@ -478,7 +482,7 @@ def test_a_signal_during_an_update_says_that_its_step_may_still_be_saved(tmp_pat
     assert run_train("--run.dir", tmp_path, "--run.steps", 3) == EXIT_STOPPED
     log = (tmp_path / "log.txt").read_text()
     assert "stopping: saving step 1 if it is done in 60 s, else nothing; again to leave now" in log
-    assert "stopped after step 1; start again to continue" in log
+    assert f"stopped after step 1, which is saved in {tmp_path}; start again to continue" in log
     assert [p.name for p in (tmp_path / "checkpoints").iterdir()] == ["1"]
 
 

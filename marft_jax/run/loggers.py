@@ -20,8 +20,9 @@ import logging
 import os
 import re
 import secrets
+import shlex
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
@@ -66,6 +67,23 @@ def find_loggers(names: Iterable[str]) -> list[MakeWriter]:
             make = load_plugin(name, "--run.loggers", ("tensorboard", *_PACKAGES), kind="Class")
         found.append(functools.partial(Logger, name, make))
     return found
+
+
+def ways_to_look(names: Iterable[str], run_dir: Path) -> Iterator[tuple[str, str]]:
+    """Yields how to look at what loggers wrote, by their names; of a user's own nobody knows."""
+    environ, folder = os.environ, shlex.quote(str(run_dir))
+    ways = {
+        "tensorboard": f"tensorboard --logdir {folder}/tensorboard (pip install tensorboard)",
+        "wandb": f"wandb sync {folder}/wandb/offline-run-*"
+        if environ.get("WANDB_MODE", "offline") == "offline"
+        else f"project {environ.get('WANDB_PROJECT', _PROJECT)} of your account",
+        "trackio": environ.get("TRACKIO_SPACE_ID")
+        or environ.get("TRACKIO_SERVER_URL")
+        or f"trackio show --project {_PROJECT}",
+        "mlflow": environ.get("MLFLOW_TRACKING_URI")
+        or f"mlflow ui --backend-store-uri sqlite:///{folder}/mlflow.db",
+    }
+    yield from ((name, ways[name]) for name in names if name in ways)
 
 
 class TensorBoard:

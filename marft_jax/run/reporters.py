@@ -97,7 +97,8 @@ class Reporter:
 
     def compiled(self, count: int, seconds: float) -> None:
         """Shows how many programs what goes on has had to wait for, and how long."""
-        self._display.doing(f"{self._text}, {count} programs compiled in {clock(seconds)}", False)
+        line = f"{count} programs compiled in {clock(seconds)}"
+        self._display.doing(", ".join(filter(None, (self._text, line))), False)
 
     def close(self) -> None:
         while self._writers:

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import jax
 from jax.sharding import Mesh
-from rich.console import Console
+from rich.console import Console, RenderableType
 
 from marft_jax.config import Config
 from marft_jax.engine.compiled import Shape
@@ -31,6 +31,7 @@ from marft_jax.rollout.rollout import Rollout
 from marft_jax.run.checkpoints import Checkpoints
 from marft_jax.run.compatibility import identity_of
 from marft_jax.run.progress import Progress
+from marft_jax.run.transcripts import narrated
 from marft_jax.team.assemble import make_team, workflow_of
 from marft_jax.team.prompts import Team
 from marft_jax.team.team_files import Blueprint
@@ -198,18 +199,20 @@ def make_rollout(
     report: Callable[[int], None] | None = None,
     stream: Stream = Stream.TRAINING,
     unwanted: Callable[[], bool] = lambda: False,
+    say: Callable[[RenderableType], object] | None = None,
 ) -> Player:
     """Plays the session's team in that environment.
 
     Args:
         report: gets how many episodes are over.
         unwanted: true when nobody wants them any more.
+        say: is shown what happens, as it happens; for an episode at a time.
     """
-    settings = session.config.rollout
+    settings, workflow = session.config.rollout, find_workflow(session.workflow)
     rollout = Rollout(
         session.engine,
         session.team,
-        find_workflow(session.workflow),
+        workflow if say is None else narrated(workflow, say),
         source.create,
         threads,
         max_failed=settings.max_failed_fraction,

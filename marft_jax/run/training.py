@@ -182,12 +182,20 @@ class Training(NamedTuple):
         if processes.any_process(self.stop() or enough):
             raise Stopped
 
-    def save_and_close(self) -> None:
-        """Saves the last finished step and closes loggers, from another thread than training."""
+    def stopped(self) -> str:
+        """Says which step a run that was stopped has saved."""
+        done = self.checkpoints.step
+        saved = f"which is saved in {self.config.run.dir}" if done else "nothing is saved"
+        return f"stopped after step {done}, {saved}"
+
+    def save_and_close(self) -> str:
+        """Saves the last finished step, says which, and closes loggers: from another thread than
+        training."""
         self.checkpoints.flush()
         closing = threading.Thread(target=self.reporter.close, daemon=True)
         closing.start()
         closing.join(GRACE_S)  # a logger may call a server that does not answer
+        return self.stopped()
 
     def _is_due(self, every: int, done: int) -> bool:
         """True every so many steps, after the first and the last; never if ``every`` is 0."""

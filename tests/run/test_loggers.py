@@ -17,6 +17,7 @@ from marft_jax import config as config_lib
 from marft_jax.cli import configure
 from marft_jax.errors import BadInput
 from marft_jax.run import loggers
+from marft_jax.run.last_words import last_words
 from marft_jax.run.loggers import find_loggers
 from marft_jax.run.reporters import open_reporter
 
@@ -108,6 +109,21 @@ def test_a_logger_has_each_step_once_and_goes_on_where_it_was(name, run):
     if name == "mlflow":
         [lr, *_] = in_sqlite(run / "mlflow.db", "select value from params where key = 'algo.lr'")
         assert lr == ("auto",)
+
+
+def test_a_run_ends_with_its_own_next_commands_and_where_its_loggers_lie(monkeypatch):
+    for name in ("WANDB_MODE", "MLFLOW_TRACKING_URI"):
+        monkeypatch.delenv(name, raising=False)
+    own = {"dir": "runs/my sums", "steps": 5, "loggers": ["mlflow", "wandb", "mine:Logger"]}
+    assert list(last_words(configure(run=own))) == [
+        "done: 5 steps in runs/my sums; to go on: --run.steps 10",
+        "  held-out tasks: python -m marft_jax.evaluate --run 'runs/my sums'",
+        "  ask the team:   python -m marft_jax.chat --run 'runs/my sums'",
+        "  what it wrote:  python -m marft_jax.report --run 'runs/my sums' "
+        "--out 'runs/my sums/report.html'",
+        "  mlflow:         mlflow ui --backend-store-uri sqlite:///'runs/my sums'/mlflow.db",
+        "  wandb:          wandb sync 'runs/my sums'/wandb/offline-run-*",
+    ]
 
 
 class Mine:
