@@ -148,6 +148,13 @@ class Algo:
     """Episodes that share a task: samples that can be compared."""
     lr: float | Literal["auto"] = setting("auto", least=0)
     """Adam's learning rate for the adapters. auto: 1e-3 for tiny, of a real model by its width."""
+    lr_schedule: Literal["constant", "linear", "cosine"] = "constant"
+    """What the learning rates, the critic's too, do after their warm-up: nothing, or fall to 0 at
+    `run.steps`."""
+    lr_warmup: int = 0
+    """Training steps over which the learning rates rise to their height."""
+    weight_decay: float = setting(0.0, least=0)
+    """Share of each adapter that a step takes off, times the learning rate (AdamW)."""
     epochs: int = setting(2, least=1)
     """Passes over each batch."""
     minibatches: int = setting(2, least=1)

@@ -30,7 +30,7 @@ reward/mean reward/std episode/turns episode/truncated episode/capped episode/fa
 tokens/action tokens/prefix_cached tokens/prefix_shared
 throughput/action_tokens_per_s throughput/update_tokens_per_s
 time/rollout_s time/reward_s time/update_s time/checkpoint_s time/step_s time/compile_s
-device/peak_bytes device/compiled guard/skipped guard/findings guard/rollbacks guard/lr_scale
+device/peak_bytes device/compiled guard/skipped guard/findings guard/rollbacks guard/lr_scale lr
 """
 _OF_AN_AGENT = (
     "reward turns tokens truncated kept decisions decisions_min entropy approx_kl clip_fraction "

@@ -23,6 +23,7 @@ from marft_jax.learning.batch import Batch
 from marft_jax.learning.credit import make_credit
 from marft_jax.learning.estimates import Estimates
 from marft_jax.learning.learner import Learner
+from marft_jax.learning.optimiser import rate_factor
 from marft_jax.learning.state import TrainState
 from marft_jax.parallel import compilation, processes
 from marft_jax.random_keys import attempt
@@ -150,11 +151,16 @@ class Training(NamedTuple):
             reported |= self.pipeline.between(functools.partial(self._evaluate, state))
         nonfinite = by_agent(learned["nonfinite"], self.session.team)
         numbers, verdict = self.guard.look(done, collected.played, reported, nonfinite)
-        reported |= numbers | {"guard/lr_scale": float(state.lr_scale)}
+        reported |= numbers | {"guard/lr_scale": float(state.lr_scale), "lr": self._lr(state)}
         self.truncation.look(done, collected.played, reported)
         self.announce(done, "saving")
         self.reporter.log(done, reported)
         return reported, verdict
+
+    def _lr(self, state: TrainState) -> float:
+        """Returns the learning rate with which the step that led to this state was taken."""
+        factor = float(rate_factor(self.session.learning, int(state.step) - 1))
+        return self.session.learning.lr * float(state.lr_scale) * factor
 
     def _evaluate(self, state: TrainState) -> dict[str, float]:
         self.session.engine.load(state.adapters)
