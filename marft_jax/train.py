@@ -25,7 +25,7 @@ from marft_jax.run.loggers import find_loggers
 from marft_jax.run.metrics import Clock
 from marft_jax.run.opening import open_training
 from marft_jax.run.setup import make_rollout
-from marft_jax.run.signals import EXIT_STOPPED
+from marft_jax.run.signals import DONE, Ended
 from marft_jax.run.training import Training
 from marft_jax.types import OnStep, Sample, TrainedStep, Version
 
@@ -47,7 +47,7 @@ Take = Callable[[TrainState, int, int], tuple[Collected, tuple[Version, ...]]]
 next step and what the state keeps as its ``past``."""
 
 
-def train_team(config: Config, on_step: OnStep | None = None) -> int:
+def train_team(config: Config, on_step: OnStep | None = None) -> Ended:
     """Trains to the last step, from the newest checkpoint of the run directory if there is one.
 
     Args:
@@ -55,7 +55,7 @@ def train_team(config: Config, on_step: OnStep | None = None) -> int:
             does so as well.
 
     Returns:
-        The exit code: 0, or 75 when a signal or ``on_step`` stopped the run, which is saved.
+        0, or 75 when a signal or ``on_step`` stopped the run, which is saved; ``why`` says it.
 
     Raises:
         BadInput: settings, data, model, team or a saved run that do not fit.
@@ -65,8 +65,8 @@ def train_team(config: Config, on_step: OnStep | None = None) -> int:
     _check_samples(config)
     with open_training(config) as run:
         learn_from(run.sampled().take, run, on_step)
-        return 0
-    return EXIT_STOPPED
+        return DONE
+    return run.ended()
 
 
 def learn_from(

@@ -30,6 +30,24 @@ _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 _CLOSED = 0
 
 
+class Ended(int):
+    """Exit code of a run, 0 or 75, that also says why the run ended."""
+
+    why: str
+
+    def __new__(cls, code: int, why: str) -> Self:
+        """Makes a code with its reason."""
+        made = super().__new__(cls, code)
+        made.why = why
+        return made
+
+    def __repr__(self) -> str:
+        return f"<{self:d}: {self.why}>"
+
+
+DONE = Ended(0, "all steps are done")
+
+
 class Stop:
     """True, when called, after SIGTERM, SIGINT or SIGHUP came; use it in a ``with``.
 

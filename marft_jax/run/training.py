@@ -37,7 +37,7 @@ from marft_jax.run.periodic_evaluation import PeriodicEvaluation
 from marft_jax.run.recovery import Begin, roll_back
 from marft_jax.run.reporters import Reporter
 from marft_jax.run.setup import Session, make_rollout
-from marft_jax.run.signals import GRACE_S, Stop
+from marft_jax.run.signals import EXIT_STOPPED, GRACE_S, Ended, Stop
 from marft_jax.run.transcripts import record, turn_numbers
 
 
@@ -187,6 +187,11 @@ class Training(NamedTuple):
         """Raises ``Stopped`` where a signal came, or that was enough, in any process."""
         if processes.any_process(self.stop() or enough):
             raise Stopped
+
+    def ended(self) -> Ended:
+        """Says why a run that was stopped ended."""
+        why = "a signal came" if self.stop() else "on_step wanted no more"
+        return Ended(EXIT_STOPPED, f"{why}; {self.stopped()}")
 
     def stopped(self) -> str:
         """Says which step a run that was stopped has saved."""
