@@ -366,6 +366,14 @@ WRONG = {
     "an unknown workflow": (["--team.workflow", "ring"], "sequential"),
     "a missing model": (["--model.base", "/nowhere/model.gguf"], "/nowhere/model.gguf"),
     "a missing data file": (["--env.name", "math", "--env.data", "nowhere.jsonl"], "nowhere.jsonl"),
+    "an unknown environment, before its data": (
+        ["--env.data", "nowhere.jsonl", "--env.name", "maths"], "--env.name: expected arithmetic"),
+    "an unknown workflow, before missing data": (
+        ["--env.name", "math", "--env.data", "nowhere.jsonl", "--team.workflow", "seq"],
+        "--team.workflow: expected program, sequential"),
+    "an unknown step reward, before missing data": (
+        ["--env.name", "math", "--env.data", "nowhere.jsonl", "--algo.credit", "per_step",
+         "--algo.step_reward", "solvr"], "step reward: expected planner"),
     "a row without an answer": (["--env.name", "math", "--env.data", "{tmp}/rows.jsonl"], "2"),
     "a team that nobody answers for": (["--team.file", "{tmp}/team.yaml"], "answers: true"),
     "a prompt longer than the context": (["--model.context", "12", "--team.max_new_tokens", "4"],

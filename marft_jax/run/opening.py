@@ -37,6 +37,7 @@ from marft_jax.run.signals import Stop
 from marft_jax.run.training import Training
 from marft_jax.team.assemble import workflow_of
 from marft_jax.team.team_files import Blueprint, load_team
+from marft_jax.team.workflows import find_workflow
 
 _NAMED = 12  # agents in the line that a run begins with
 
@@ -56,6 +57,7 @@ def open_training(config: Config, *, rehearses: bool = False) -> Iterator[Traini
     """
     find_normalizer(config.algo.normalize)  # before a model is loaded
     blueprint = load_team(config.team.file)
+    find_workflow(workflow_of(config.team, blueprint))
     run_dir = Path(config.run.dir).absolute()  # an environment may change directories
     check_same_run(run_dir, config, workflow_of(config.team, blueprint))
     check_learns(config, blueprint)
@@ -143,6 +145,8 @@ def check_learns(config: Config, blueprint: Blueprint) -> None:
             f"--algo.branch_at: expected random, every, or agents among {', '.join(names)}, got "
             f"{at!r:.60}"
         )
+    if config.algo.step_reward is not None:
+        find_step_reward(config.algo.step_reward)
     for profile in blueprint.agents:
         if profile.reward is not None:
             find_step_reward(profile.reward)
