@@ -38,7 +38,7 @@ from marft_jax.run.recovery import Begin, roll_back
 from marft_jax.run.reporters import Reporter
 from marft_jax.run.setup import Session, make_rollout
 from marft_jax.run.signals import EXIT_STOPPED, GRACE_S, Ended, Stop
-from marft_jax.run.transcripts import record, turn_numbers
+from marft_jax.run.transcripts import record, sample_rows, turn_numbers
 
 
 class Training(NamedTuple):
@@ -109,12 +109,13 @@ class Training(NamedTuple):
             return
         decode = self.session.team.tokenizer.decode
         level = find_algorithm(self.config.algo.name).level
-        numbers = turn_numbers(collected, estimates, level, decode)
+        numbers = list(turn_numbers(collected, estimates, level, decode))
         lines = [
             jsonlines.dumps(record(episode, decode, own))
             for episode, own in zip(collected.episodes, numbers, strict=True)
         ]
         jsonlines.write(self.folder / "transcripts" / f"{done}.jsonl", lines)
+        self.reporter.samples(done, sample_rows(done, collected.episodes, numbers))
 
     def measure(
         self,

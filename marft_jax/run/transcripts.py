@@ -19,6 +19,7 @@ from marft_jax.team.prompts import Team
 from marft_jax.team.workflows import Workflow
 from marft_jax.types import Episode, FailedEpisode, Played, StepResult, Turn
 
+_SAMPLED = 16  # episodes of a step that loggers are shown
 _BYTES = 4  # of a character, at most
 
 
@@ -94,6 +95,17 @@ def turn_numbers(
                 row["advantages"] = _short(own_J[own])
                 row |= {} if values_EJ is None else {"values": _short(values_EJ[e, own])}
         yield rows
+
+
+def sample_rows(
+    step: int, episodes: Sequence[Episode], numbers: Sequence[Sequence[Mapping[str, Any]]]
+) -> list[list[Any]]:
+    """Lists turns of the first episodes as loggers show them, see ``loggers.SAMPLE_COLUMNS``."""
+    return [
+        [step, episode.task, e, turn.name, turn.text, episode.reward, own["advantage"]]
+        for e, (episode, of) in enumerate(zip(episodes[:_SAMPLED], numbers, strict=False))
+        for turn, own in zip(episode.turns, of, strict=True)
+    ]
 
 
 def pieces(ids: Sequence[int], decode: Decode) -> list[str]:

@@ -49,6 +49,7 @@ def reporter(run: Path, names, done: int = 0):
 def log(run: Path, name: str, *steps: int) -> None:
     with reporter(run, [name], done=steps[0] - 1) as report:
         for step in steps:
+            report.samples(step, [[step, "1+1=?", 0, "solver", "it is 2", 1.0, 0.5]])
             report.log(step, {"agent/plan-er/kl": step / 2, "eval/a/pass@2": math.nan})
 
 
@@ -92,6 +93,20 @@ READ = {
 }
 
 
+def text_of(*files: Path) -> str:
+    return "".join(file.read_text() for file in files)
+
+
+SAMPLES = {
+    "wandb": lambda run: text_of(*run.glob("wandb/offline-run-*/files/media/table/*.json")),
+    "trackio": lambda run: str(
+        in_sqlite(run.parent / "trackio" / "marft_jax.db", "select metrics from metrics")
+    ),
+    "mlflow": lambda run: text_of(*run.glob("mlflow/**/samples/*.json")),
+}
+"""Tables of sampled turns, as text."""
+
+
 @pytest.mark.parametrize("name", READ)
 def test_a_logger_has_each_step_once_and_goes_on_where_it_was(name, run):
     pytest.importorskip(name)
@@ -106,6 +121,7 @@ def test_a_logger_has_each_step_once_and_goes_on_where_it_was(name, run):
         found.setdefault(title, []).append(step)
     assert list(found.values()) == [[1, 2, 3], [2], [2]]
     assert [title.startswith("run from step 2") for title in found] == [False, True, True]
+    assert SAMPLES[name](run).count("it is 2") == 4
     if name == "mlflow":
         [lr, *_] = in_sqlite(run / "mlflow.db", "select value from params where key = 'algo.lr'")
         assert lr == ("auto",)
