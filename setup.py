@@ -83,6 +83,7 @@ setup(
             "models/weights/tiny.safetensors",
             "models/tokenizers/bytes/*",
             "interop/card.md",
+            "interop/team_card.md",
             "report/page/*",
         ]
     },

@@ -111,7 +111,7 @@ class Lora:
     """Matrices with an adapter, any of q, k, v, o, gate, up, down: attention alone learns less,
     even with as many parameters (Schulman et al. 2025, LoRA Without Regret)."""
     init: str | None = None
-    """Adapters to start from: a run directory, an export, or steps_NNNN of MARFT."""
+    """Adapters to start from: a run directory, an export, hub:owner/name, or MARFT's steps_NNNN."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -19,7 +19,7 @@ from marft_jax.engine.engine import Engine
 from marft_jax.envs.base import EnvSource, Split, make
 from marft_jax.errors import BadInput
 from marft_jax.gateway import program
-from marft_jax.interop import initial
+from marft_jax.interop import hub, initial
 from marft_jax.learning.algorithms import find_algorithm
 from marft_jax.learning.learner import Learner, TrainState
 from marft_jax.learning.settings import LearnerSettings, resolve, resolved
@@ -32,6 +32,7 @@ from marft_jax.run.checkpoints import Checkpoints
 from marft_jax.run.compatibility import identity_of
 from marft_jax.run.progress import Progress
 from marft_jax.run.transcripts import narrated
+from marft_jax.setting import replaced
 from marft_jax.team.assemble import make_team, workflow_of
 from marft_jax.team.prompts import Team
 from marft_jax.team.team_files import Blueprint
@@ -170,12 +171,15 @@ def restore_state(
 
 def initial_state(config: Config, team: Team, fresh: TrainState) -> TrainState:
     """Returns the state that a training begins with; ``lora.init`` may be a run directory: its
-    newest adapters.
+    newest adapters; or ``hub:owner/name``.
 
     Raises:
         BadInput: see ``interop.initial``; or the run has no intact checkpoint.
     """
     run = config.lora.init
+    if run is not None and run.startswith(hub.PREFIX):
+        run = str(hub.fetch(run))
+        config = replaced(config, "lora.init", run)
     if run is None or not (Path(run) / "checkpoints").is_dir():
         return initial.initial_state(config, team, fresh)
     with Checkpoints(run, {}, keep=1) as checkpoints:
