@@ -27,7 +27,7 @@ def make_optimizer(config: Algo) -> optax.GradientTransformation:
     )
 
 
-def rate_factor(settings: LearnerSettings, step: jax.Array | int) -> jax.Array | float:
+def rate_factor(settings: LearnerSettings, step: jax.Array | int) -> jax.Array:
     """What the learning rates are multiplied with in the training step after ``step``.
 
     From 1 / (W + 1) to 1 in the W steps of the warm-up; then 1, or 1 - x, or (1 + cos(pi x)) / 2
@@ -41,9 +41,9 @@ def rate_factor(settings: LearnerSettings, step: jax.Array | int) -> jax.Array |
         "cosine": optax.cosine_decay_schedule(1.0, rest),
     }[algo.lr_schedule]
     if not algo.lr_warmup:
-        return decay(step)
+        return jnp.asarray(decay(step))
     rise = optax.linear_schedule(1 / (algo.lr_warmup + 1), 1.0, algo.lr_warmup)
-    return optax.join_schedules([rise, decay], [algo.lr_warmup])(step)
+    return jnp.asarray(optax.join_schedules([rise, decay], [algo.lr_warmup])(step))
 
 
 def init(config: Algo, params: optax.Params) -> optax.OptState:
