@@ -93,11 +93,12 @@ class EnvSettings:
     """Settings of an environment; each has more of its own."""
 
     name: str = "arithmetic"
-    """arithmetic, math, code, reasoning_gym, or your own as package.module:Class."""
+    """arithmetic, math, code, judged, reasoning_gym, or your own as package.module:Class."""
     curriculum: ClassVar[float | None] = None
     horizon: ClassVar[int] = 1
     data: ClassVar[tuple[str, ...]] = ()
     eval_data: ClassVar[tuple[str, ...]] = ()
+    metrics: ClassVar[tuple[str, ...]] = ()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -170,7 +171,7 @@ class Algo:
     credit_discount: float = setting(1.0, least=0, most=1, needs="algo.credit step_discount")
     """step_discount: how much less each earlier turn of a step is paid."""
     step_reward: str | None = setting(None, needs="algo.credit per_step")
-    """per_step: planner, solver, verifier, code_planner, coder, debugger or
+    """per_step: planner, solver, verifier, code_planner, coder, debugger, judge or
     package.module:function; an agent's own `reward` comes first."""
     reward_bias: float = 0.0
     """A reward becomes (reward + bias) * scale, clipped; one for a single agent has no bias."""

@@ -224,7 +224,11 @@ def training_order(
 
 
 def as_task(
-    row: Any, question_field: str | None = None, answer_field: str | None = None
+    row: Any,
+    question_field: str | None = None,
+    answer_field: str | None = None,
+    *,
+    needs_answer: bool = True,
 ) -> Task | str:
     """Makes a row a task, or says what is wrong with it.
 
@@ -233,6 +237,7 @@ def as_task(
         question_field: the field of the question; without it the first of ``QUESTION_FIELDS``.
         answer_field: the field of the answer; without it the first of ``ANSWER_FIELDS``, ``gold``
             or what is boxed in one of ``WORKED_FIELDS``, or stands there alone.
+        needs_answer: without one a row is no task; else its answer is "".
     """
     if not isinstance(row, Mapping):
         return f"expected an object with a question and an answer, got {_short(row)}"
@@ -248,7 +253,7 @@ def as_task(
         f"{question}{answer}".encode()
     except ValueError as error:  # a UnicodeEncodeError too: half a surrogate pair
         return str(error)
-    if not answer:
+    if not answer and needs_answer:
         known = f"{', '.join(ANSWER_FIELDS)}, gold (with choices) or boxed in a solution"
         wanted = f"no answer: expected one in {answer_field or known}"
         return f"{wanted}, {got}; --env.answer_field names another"
