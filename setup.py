@@ -14,7 +14,7 @@ CORE = [
     "tokenizers>=0.22",
     "sentencepiece>=0.2.1",
     "chex>=0.1.91",
-    "pytest>=8.4",
+    "pytest>=8.4",  # asked for: whoever installs the package can try it with `python -m pytest`
     "numpy>=2.0",
     "ml_dtypes>=0.5",
     "safetensors>=0.6",
@@ -83,6 +83,7 @@ setup(
             "models/weights/tiny.safetensors",
             "models/tokenizers/bytes/*",
             "interop/card.md",
+            "interop/team_card.md",
             "report/page/*",
         ]
     },

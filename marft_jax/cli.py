@@ -13,25 +13,43 @@ import contextlib
 import errno
 import io
 import os
+import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import Field, fields
+from dataclasses import fields, is_dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NamedTuple, NoReturn, TypedDict, Unpack
 
 from marft_jax import config as config_lib
+from marft_jax import sections as sections_lib
 from marft_jax.config import Config
-from marft_jax.envs import base as envs
 from marft_jax.errors import BadInput, RunFailed, described, exit_with, place, reason
 from marft_jax.formats import documents
 from marft_jax.learning import settings as algorithms
-from marft_jax.setting import check_bounds, from_words, help_lines, suggestion, words_of
+from marft_jax.sections import Words
+from marft_jax.setting import check_bounds, from_words, suggestion, words_of
 from marft_jax.team import team_files
 
-Words = dict[str, list[str]]
-"""``section.name`` to the words that stand for its value."""
 Source = str | Path | Mapping[str, Any]
 """Settings in Python: a YAML file, or ``section.name`` to a value."""
+_Names = Mapping[str, Any]
+
+
+class Sections(TypedDict, total=False):
+    """Sections in Python: names to values; or a whole one as its dataclass, in which what is not
+    named is at its default. Those of ``algo`` are in ``marft_jax.learning.settings``."""
+
+    run: config_lib.Run | _Names
+    model: config_lib.Model | _Names
+    team: config_lib.Team | _Names
+    env: config_lib.EnvSettings | _Names
+    lora: config_lib.Lora | _Names
+    critic: config_lib.Critic | _Names
+    algo: config_lib.Algo | _Names
+    rollout: config_lib.Rollout | _Names
+    mesh: config_lib.Mesh | _Names
+    eval: config_lib.Eval | _Names
+    guard: config_lib.Guard | _Names
 
 
 class _Input(NamedTuple):
@@ -59,10 +77,11 @@ def parse(argv: Sequence[str], *, prog: str = "marft_jax.train") -> Config:
     return _resolve(_command_line(argv, prog))
 
 
-def configure(*sources: Source, **sections: Mapping[str, Any]) -> Config:
+def configure(*sources: Source, **sections: Unpack[Sections]) -> Config:
     """Builds the settings of a training in Python, with their meaning on the command line.
 
         configure("configs/chain_smollm2.yaml", {"algo.lr": 3e-5}, run={"dir": "runs/mine"})
+        configure(run=Run(dir="runs/mine"), algo=Grpo(episodes=32))  # an editor completes these
 
     Where the run directory has a checkpoint, what is not given is as it was saved.
 
@@ -77,7 +96,7 @@ def configure(*sources: Source, **sections: Mapping[str, Any]) -> Config:
 
 
 def configure_run(
-    run: str | Path | None, *sources: Source, **sections: Mapping[str, Any]
+    of_run: str | Path | None, /, *sources: Source, **sections: Unpack[Sections]
 ) -> Config:
     """Builds the settings to evaluate or ask the team of a run as ``configure`` does: its own, and
     these on top. Without a run they are those of a bare ``model.base``.
@@ -85,7 +104,7 @@ def configure_run(
     Raises:
         BadInput: there is no run in that directory, or see ``parse``.
     """
-    before = [] if run is None else [_read_run(str(run))]
+    before = [] if of_run is None else [_read_run(str(of_run))]
     return _resolve([*before, *_in_python(sources, sections)], evaluates=True)
 
 
@@ -111,7 +130,7 @@ def parse_run(
     return _resolve([*before, *_command_line(flags, prog)], evaluates=True)
 
 
-def _in_python(sources: Sequence[Source], sections: Mapping[str, Any]) -> list[_Input]:
+def _in_python(sources: Sequence[Source], sections: Sections) -> list[_Input]:
     inputs = [
         _Input({str(key): words_of(str(key), value) for key, value in source.items()})
         if isinstance(source, Mapping)
@@ -125,7 +144,7 @@ def _command_line(argv: Sequence[str], prog: str) -> list[_Input]:
     """Files, then flags; shows help where it is asked for."""
     files, flags = _split(argv)
     if "help" in flags:
-        _show_help(prog, flags, *flags["help"][:1])
+        sections_lib.show_help(prog, flags, *flags["help"][:1])
     return [*map(_read_file, files), _Input(flags)]
 
 
@@ -180,7 +199,28 @@ def _to_train(inputs: Sequence[_Input]) -> Config:
 
 
 def _resolve(inputs: Sequence[_Input], evaluates: bool = False) -> Config:
-    """Builds the validated config of these inputs.
+    """Builds the validated config of these inputs; a fault names what the run has saved of it."""
+    try:
+        return _validated(inputs, evaluates)
+    except BadInput as error:
+        raise BadInput(f"{error}{_saved(str(error), inputs)}") from error
+
+
+def _saved(fault: str, inputs: Sequence[_Input]) -> str:
+    """Names settings in a fault that nobody gave: they are those of the run that goes on."""
+    words, found = _merge(inputs), list[str]()
+    kinds = sections_lib.kinds(words)
+    for key in dict.fromkeys(re.findall(r"--(\w+\.\w+)", fault)):
+        last = [one for one in inputs if key in one.words][-1:]
+        section, _, name = key.partition(".")
+        usual = key in words and words[key] == words_of(key, getattr(kinds[section], name, None))
+        if last and last[0].saved and (name == "name" or not usual):
+            found.append(f"{key} {' '.join(words[key]):.60} comes from {last[0].file}")
+    return f" ({'; '.join(found)})" if found else ""
+
+
+def _validated(inputs: Sequence[_Input], evaluates: bool) -> Config:
+    """Builds the config and checks it.
 
     What is given must have an effect, with what came after it or without: a file's setting of one
     algorithm loses it to a flag that names another, and is at its default then.
@@ -191,7 +231,7 @@ def _resolve(inputs: Sequence[_Input], evaluates: bool = False) -> Config:
         last = max(i for i, one in enumerate(inputs) if key in one.words)
         file = inputs[last].file
         if inputs[last].saved:
-            dropped += [] if _is_default(key, words[key]) else [key]
+            dropped += [] if sections_lib.is_default(key, words[key]) else [key]
         elif key in _find_unread(_merge(inputs[: last + 1]), evaluates):
             where = f"{file}: {key}" if file else f"--{key}"
             raise BadInput(f"{where}: {why}, got {' '.join(words[key]):.60}")
@@ -210,12 +250,12 @@ def _find_unread(words: Words, evaluates: bool) -> dict[str, str]:
     Raises:
         BadInput: a setting of nobody, or one that is no value.
     """
-    kinds, found = _kinds(words), dict[str, str]()
+    kinds, found = sections_lib.kinds(words), dict[str, str]()
     known = [f"{section}.{f.name}" for section, kind in kinds.items() for f in fields(kind)]
     for key in words:
         if key in known:
             continue
-        if not (owners := _owners(key)):
+        if not (owners := sections_lib.owners(key)):
             raise BadInput(f"unknown setting {key!r:.80}{suggestion(key, known)}")
         section = key.partition(".")[0]
         mine = f"--{section}.name {' '.join(words.get(f'{section}.name', [kinds[section].name]))}"
@@ -226,38 +266,6 @@ def _find_unread(words: Words, evaluates: bool) -> dict[str, str]:
     needs |= team_files.without_effect(config.team, config.algo.step_reward)
     why = "this run does not read it; it needs"
     return found | {key: f"{why} {needed}" for key, needed in needs.items()}
-
-
-def _kinds(words: Words) -> dict[str, Any]:
-    """Dataclass of each section, those of ``env`` and ``algo`` by their names."""
-    kinds = {field.name: type(field.default) for field in fields(Config)}
-    for section, default, find in (
-        ("env", "arithmetic", envs.settings_type),
-        ("algo", "appo", algorithms.settings_type),
-    ):
-        kinds[section] = find(" ".join(words.get(f"{section}.name", [default])))
-    return kinds
-
-
-def _family(section: str) -> dict[str, Any]:
-    """Dataclasses that a section may have, by the names of the environments or algorithms."""
-    if section == "env":
-        named = {name: envs.settings_type(name) for name in envs.BUILT_IN}
-        return named | {"package.module:Class": envs.Own}
-    return dict(algorithms.SETTINGS) if section == "algo" else {}
-
-
-def _owners(key: str) -> dict[str, Field[Any]]:
-    """Fields of a setting, by the environments or algorithms that have it."""
-    section, _, name = key.partition(".")
-    own = ((owner, field) for owner, kind in _family(section).items() for field in fields(kind))
-    return {owner: field for owner, field in own if field.name == name}
-
-
-def _is_default(key: str, words: list[str]) -> bool:
-    """True where someone who has the setting has it at this by default."""
-    defaults = [words_of(key, field.default) for field in _owners(key).values()]
-    return words in [*defaults, ["auto"], ["None"]]
 
 
 class Parser(argparse.ArgumentParser):
@@ -322,29 +330,6 @@ _FILES = (
     "ENOSPC EDQUOT EROFS EACCES EPERM EIO ENOENT ENOTDIR EISDIR EFBIG ELOOP ENAMETOOLONG".split()
 )
 _OF_A_START = ("mesh.coordinator", "mesh.processes", "mesh.process")
-_USAGE = """usage: python -m {prog} [--config FILE ...] [--SECTION.NAME VALUE ...]
-
-{about}
-
-  --config FILE    settings of YAML files, before the flags; later ones win
-  --help SECTION   the settings of one section; of all: --help all
-
-sections:"""
-
-
-def _show_help(prog: str, flags: Words, topic: str = "") -> NoReturn:
-    """Shows the sections; with a ``topic`` the settings of that one, or of ``all``."""
-    sections = {field.name: field.metadata["about"] for field in fields(Config)}
-    if topic not in ("", "all", *sections):
-        raise BadInput(f"--help: expected all or one of {', '.join(sections)}, got {topic!r:.40}")
-    print(_USAGE.format(prog=prog, about=Config.__doc__))
-    for section, kind in _kinds(flags).items():
-        print(f"  {section:<15}  {sections[section]}")
-        if topic in ("all", section):
-            if family := _family(section):
-                print(f"{'':19}(of --{section}.name {kind.name}; there are {', '.join(family)})")
-            print(*help_lines(section, kind), sep="\n")
-    raise SystemExit(0)
 
 
 def _merge(inputs: Sequence[_Input]) -> Words:
@@ -376,6 +361,8 @@ def _flatten(tree: Any, file: str) -> Words:
         raise BadInput(f"--config {file}: expected sections like `run:`, got {tree!r:.80}")
     flat: Words = {}
     for section, settings in (tree or {}).items():
+        if is_dataclass(settings):
+            settings = {field.name: getattr(settings, field.name) for field in fields(settings)}
         if not isinstance(settings, dict):
             raise BadInput(f"{file}: expected settings below {section!r:.80}, got {settings!r:.80}")
         for key, value in settings.items():
@@ -388,7 +375,9 @@ def _flatten(tree: Any, file: str) -> Words:
 def _build(words: Words) -> Config:
     """Turns words into values; names the first setting that does not fit."""
     given = {key: some for key, some in words.items() if some not in _FORMER.get(key, ())}
-    return Config(**{name: from_words(name, kind, given) for name, kind in _kinds(words).items()})
+    return Config(
+        **{name: from_words(name, kind, given) for name, kind in sections_lib.kinds(words).items()}
+    )
 
 
 _FORMER = {

@@ -95,11 +95,13 @@ class EnvSettings:
     """Settings of an environment; each has more of its own."""
 
     name: str = "arithmetic"
-    """arithmetic, math, code, reasoning_gym, open_spiel, or your own as package.module:Class."""
+    """arithmetic, math, code, judged, reasoning_gym, open_spiel, or your own as
+    package.module:Class."""
     curriculum: ClassVar[float | None] = None
     horizon: ClassVar[int] = 1
     data: ClassVar[tuple[str, ...]] = ()
     eval_data: ClassVar[tuple[str, ...]] = ()
+    metrics: ClassVar[tuple[str, ...]] = ()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -113,7 +115,7 @@ class Lora:
     """Matrices with an adapter, any of q, k, v, o, gate, up, down: attention alone learns less,
     even with as many parameters (Schulman et al. 2025, LoRA Without Regret)."""
     init: str | None = None
-    """Adapters to start from: a run directory, an export, or steps_NNNN of MARFT."""
+    """Adapters to start from: a run directory, an export, hub:owner/name, or MARFT's steps_NNNN."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -150,6 +152,13 @@ class Algo:
     """Episodes that share a task: samples that can be compared."""
     lr: float | Literal["auto"] = setting("auto", least=0)
     """Adam's learning rate for the adapters. auto: 1e-3 for tiny, of a real model by its width."""
+    lr_schedule: Literal["constant", "linear", "cosine"] = "constant"
+    """What the learning rates, the critic's too, do after their warm-up: nothing, or fall to 0 at
+    `run.steps`."""
+    lr_warmup: int = 0
+    """Training steps over which the learning rates rise to their height."""
+    weight_decay: float = setting(0.0, least=0)
+    """Share of each adapter that a step takes off, times the learning rate (AdamW)."""
     epochs: int = setting(2, least=1)
     """Passes over each batch."""
     minibatches: int = setting(2, least=1)
@@ -165,7 +174,7 @@ class Algo:
     credit_discount: float = setting(1.0, least=0, most=1, needs="algo.credit step_discount")
     """step_discount: how much less each earlier turn of a step is paid."""
     step_reward: str | None = setting(None, needs="algo.credit per_step or tree")
-    """per_step, tree: planner, solver, verifier, code_planner, coder, debugger or
+    """per_step, tree: planner, solver, verifier, code_planner, coder, debugger, judge or
     package.module:function; an agent's own `reward` comes first."""
     reward_bias: float = 0.0
     """A reward becomes (reward + bias) * scale, clipped; one for a single agent has no bias."""

@@ -6,8 +6,9 @@
 ``peft`` writes one folder per adapter, which peft and vLLM load, ``team.yaml``, which
 ``--team.file`` and ``--lora.init`` load, and ``team.py``, which plays the team without this package
 (of workflows whose order is known before). ``merged`` writes, per agent, the base with its adapter
-added, as a Hugging Face folder; a quantised base is unpacked for it. Further flags are those of
-training.
+added, as a Hugging Face folder; a quantised base is unpacked for it. ``--push owner/name`` also
+uploads the folder to the hub, as a private repository where there is none; ``--lora.init
+hub:owner/name`` starts from it. Further flags are those of training.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from safetensors import SafetensorError
 from marft_jax import cli
 from marft_jax import config as config_lib
 from marft_jax.errors import BadInput, RunFailed, reason
-from marft_jax.interop import card, huggingface, peft, turns
+from marft_jax.interop import card, hub, huggingface, peft, turns
 from marft_jax.models import lora
 from marft_jax.run.manifest import DRAFT
 from marft_jax.run.progress import Progress
@@ -45,10 +46,15 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
     parser.add_argument("--out", metavar="DIR", required=True, help="the folder to write")
     parser.add_argument("--format", choices=("peft", "merged"), default="peft")
     parser.add_argument("--agent", metavar="NAME", help="merged: only this one")
+    parser.add_argument("--push", metavar="OWNER/NAME", help="also upload it to the hub")
     with cli.boundary():
         own, rest = parser.parse_known_args(argv)
         config = cli.parse_run(own.run, None, [*rest, *_ANY_MACHINE], prog="marft_jax.export")
-        export(own.run, own.step, config, Path(own.out), own.format, own.agent)
+        if own.push is not None:
+            hub.repository(own.push, "--push")  # before anything is written
+        step = export(own.run, own.step, config, Path(own.out), own.format, own.agent)
+        if own.push is not None:
+            print(f"pushed: {hub.push(Path(own.out), own.push, step)}")
     sys.exit(0)
 
 
@@ -57,8 +63,8 @@ _ANY_MACHINE = ("--mesh.data", "-1", "--mesh.fsdp", "1", "--mesh.tensor", "1")
 
 def export(
     run: str, step: str, config: config_lib.Config, out: Path, form: str, agent: str | None
-) -> None:
-    """Writes the team of a checkpoint below ``out``: all of it, or nothing.
+) -> int:
+    """Writes the team of a checkpoint below ``out``, all of it or nothing; returns its step.
 
     Raises:
         BadInput: no such run, step or agent, or a folder that holds something already.
@@ -83,6 +89,7 @@ def export(
                 _as_merged(draft, session, adapters, facts, agent, progress)
     written = sorted(path for path in out.iterdir() if path.name != "base")
     console.print(f"{run}, step {int(state.step)}: {', '.join(map(str, written))}", markup=False)
+    return facts.step
 
 
 @contextlib.contextmanager
@@ -149,10 +156,13 @@ def _as_peft(out: Path, session: Session, adapters: lora.Adapters, facts: card.F
     workflow, temperature = session.workflow, session.config.eval.temperature
     plays = turns.write(out, team, workflow, base, temperature)
     alpha, inside = session.config.lora.alpha, huggingface.layers_in(session.base.source)
+    folders: dict[str, list[str]] = {}
     for n, name in enumerate(team.adapter_names):
         peft.write(_own_folder(out, name), _of(n, adapters), alpha, base, inside)
         members = [team.names[i] for i, owner in enumerate(team.owners) if owner == n]
         card.write(out / name, facts, members, name, base, team.adapter_names, plays)
+        folders[name] = members
+    card.write_team(out, facts, folders, plays, adapters=True)
     seeded = tuple(
         dataclasses.replace(profile, init=team.adapter_names[owner])
         for profile, owner in zip(blueprint.agents, team.owners, strict=True)
@@ -184,6 +194,8 @@ def _as_merged(
             report=lambda: progress(next(done), total),
         )  # fmt: skip
         card.write(out / name, facts, [name])
+    if agent is None:
+        card.write_team(out, facts, {one[0]: [one[0]] for one in wanted}, False, adapters=False)
 
 
 if __name__ == "__main__":

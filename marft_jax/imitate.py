@@ -36,7 +36,7 @@ from marft_jax.random_keys import Stream
 from marft_jax.rollout.collect import Collected
 from marft_jax.rollout.recorded import Demonstration, demonstrated, read, replay
 from marft_jax.run.opening import open_training
-from marft_jax.run.signals import EXIT_STOPPED
+from marft_jax.run.signals import DONE, Ended
 from marft_jax.run.training import Training
 from marft_jax.team.workflows import find_workflow
 from marft_jax.train import learn_from
@@ -108,7 +108,7 @@ def settings_of(config: Config) -> Config:
     )
 
 
-def imitate_team(config: Config, wanted: Wanted, on_step: OnStep | None = None) -> int:
+def imitate_team(config: Config, wanted: Wanted, on_step: OnStep | None = None) -> Ended:
     """Learns to the last step, from the newest checkpoint of the run directory if there is one.
 
     Args:
@@ -116,7 +116,7 @@ def imitate_team(config: Config, wanted: Wanted, on_step: OnStep | None = None) 
         on_step: see ``train_team``.
 
     Returns:
-        The exit code: 0, or 75 when a signal or ``on_step`` stopped the run, which is saved.
+        As ``train_team``.
 
     Raises:
         BadInput: settings, model, team or demonstrations that do not fit.
@@ -140,8 +140,8 @@ def imitate_team(config: Config, wanted: Wanted, on_step: OnStep | None = None) 
             return {"heldout_loss": learner.loss(state, batch)}
 
         learn_from(take, run, on_step, also)
-        return 0
-    return EXIT_STOPPED
+        return DONE
+    return run.ended()
 
 
 def _read(folder: Path, wanted: Wanted) -> list[Demonstration | str]:

@@ -268,6 +268,9 @@ _IN_WORDS = {
 _PLAIN = (str, bool, np.bool_, numbers.Real, os.PathLike, datetime.date, type(None))
 _ALSO_CALLED = {
     "learning_rate": "algo.lr",
+    "lr_scheduler_type": "algo.lr_schedule",
+    "warmup_steps": "algo.lr_warmup",
+    "lr_warmup_steps": "algo.lr_warmup",
     "batch_size": "algo.episodes",
     "num_generations": "algo.group_size",
     "num_steps": "run.steps",

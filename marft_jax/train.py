@@ -20,12 +20,12 @@ from marft_jax.errors import BadInput
 from marft_jax.learning.state import TrainState
 from marft_jax.parallel import processes
 from marft_jax.rollout.collect import Collected
-from marft_jax.run import transcripts
+from marft_jax.run.last_words import last_words
 from marft_jax.run.loggers import find_loggers
 from marft_jax.run.metrics import Clock
 from marft_jax.run.opening import open_training
 from marft_jax.run.setup import make_rollout
-from marft_jax.run.signals import EXIT_STOPPED
+from marft_jax.run.signals import DONE, Ended
 from marft_jax.run.training import Training
 from marft_jax.types import OnStep, Sample, TrainedStep, Version
 
@@ -47,7 +47,7 @@ Take = Callable[[TrainState, int, int], tuple[Collected, tuple[Version, ...]]]
 next step and what the state keeps as its ``past``."""
 
 
-def train_team(config: Config, on_step: OnStep | None = None) -> int:
+def train_team(config: Config, on_step: OnStep | None = None) -> Ended:
     """Trains to the last step, from the newest checkpoint of the run directory if there is one.
 
     Args:
@@ -55,7 +55,7 @@ def train_team(config: Config, on_step: OnStep | None = None) -> int:
             does so as well.
 
     Returns:
-        The exit code: 0, or 75 when a signal or ``on_step`` stopped the run, which is saved.
+        0, or 75 when a signal or ``on_step`` stopped the run, which is saved; ``why`` says it.
 
     Raises:
         BadInput: settings, data, model, team or a saved run that do not fit.
@@ -65,8 +65,8 @@ def train_team(config: Config, on_step: OnStep | None = None) -> int:
     _check_samples(config)
     with open_training(config) as run:
         learn_from(run.sampled().take, run, on_step)
-        return 0
-    return EXIT_STOPPED
+        return DONE
+    return run.ended()
 
 
 def learn_from(
@@ -108,14 +108,15 @@ def learn_from(
         finished = TrainedStep(step + 1, metrics, collected.episodes)
         enough = on_step is not None and bool(on_step(finished))
         run.stop_if(enough and int(state.step) < steps)
-    done = f"{steps} steps in {run.config.run.dir}"
-    run.reporter.event(f"done: {done}; to go on: --run.steps {2 * steps}")
+    for line in last_words(run.config):
+        run.reporter.event(line)
 
 
 def rehearse(config: Config) -> int:
     """Opens the run as ``train_team`` does, but anew in a temporary directory, and plays one task.
 
-    Prints each prompt as the model is shown it, and what was written and earned.
+    Prints each prompt as the model is shown it, before it has answered and anything is compiled
+    for that, and what is written and earned.
 
     Raises:
         BadInput, RunFailed: what ``train_team`` would raise until then.
@@ -124,13 +125,13 @@ def rehearse(config: Config) -> int:
     with tempfile.TemporaryDirectory() as folder:
         find_loggers(config.run.loggers)
         own = dataclasses.replace(config.run, dir=folder, loggers=())
-        with open_training(dataclasses.replace(config, run=own)) as run:
+        with open_training(dataclasses.replace(config, run=own), rehearses=True) as run:
             run.session.engine.load(run.state.adapters)
             source = run.curriculum.source(run.curriculum.level(run.state.progress))
-            [episode] = make_rollout(run.session, source, run.threads).play([_FIRST], 0).episodes
-            if processes.is_lead():
-                Console().print(transcripts.render(episode, run.session.team.tokenizer.decode))
-                print(f"nothing is learned or kept; without {_DRY} this goes to {config.run.dir}")
+            console = Console(quiet=not processes.is_lead())
+            make_rollout(run.session, source, run.threads, say=console.print).play([_FIRST], 0)
+            last = f"nothing is learned or kept; without {_DRY} this goes to {config.run.dir}"
+            console.print(last, soft_wrap=True, markup=False, highlight=False)
     return 0
 
 

@@ -17,7 +17,8 @@ factor per adapter and layer. Pytrees carry no suffix.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import html
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
@@ -72,6 +73,9 @@ class Turn(NamedTuple):
     tool: str | None = None
     replayed: bool = False  # of another sample, whose branch this episode is; learned from there
     player: str = ""  # whose reward it earns; "" is the whole team
+
+    def __repr__(self) -> str:
+        return f"Turn({self.name}: {self.text!r:.200})"
 
 
 class StepResult(NamedTuple):
@@ -130,6 +134,20 @@ class Episode(NamedTuple):
     paid: tuple[float, ...] = ()
     alone: Mapping[int, float] = {}  # what an agent earns alone on the task, where that is known
 
+    def __repr__(self) -> str:
+        return f"Episode({self.task!r:.80}: {len(self.turns)} turns, reward {self.reward:g})"
+
+    def _repr_html_(self) -> str:
+        """The dialogue, as a notebook shows it."""
+        said = [("task", self.task), *((turn.name, turn.text) for turn in self.turns)]
+        return html_table([*said, ("reward", f"{self.reward:g}")])
+
+    @property
+    def answer(self) -> str:
+        """The team's answer: the last graded text, or the last one where none is graded."""
+        graded = [turn.text for turn in self.turns if turn.answers]
+        return (graded or [turn.text for turn in self.turns] or [""])[-1]
+
     @property
     def reward(self) -> float:
         """The episodic return of the team: the undiscounted sum over steps."""
@@ -152,6 +170,14 @@ class Episode(NamedTuple):
         for i, turn in enumerate(self.turns):
             seen[i, list(turn.sees)] = True
         return seen
+
+
+def html_table(rows: Iterable[tuple[str, str]]) -> str:
+    """Names and texts as a table for notebooks; nothing in them is taken as HTML."""
+    cells = (map(html.escape, row) for row in rows)
+    pre = "<pre style='white-space: pre-wrap; text-align: left; margin: 0'>"
+    lines = (f"<tr><th>{name}</th><td>{pre}{text}</pre></td></tr>" for name, text in cells)
+    return f"<table>{''.join(lines)}</table>"
 
 
 Credit = Callable[[Episode], np.ndarray]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import dataclasses
 import runpy
 import signal
 import subprocess
@@ -15,9 +16,11 @@ from run_files import lines_of, write_run
 
 import marft_jax
 from marft_jax import cli
+from marft_jax import types as marft_jax_types
 from marft_jax.cli import configure
-from marft_jax.config import Config
+from marft_jax.config import Config, Run
 from marft_jax.errors import BadInput
+from marft_jax.learning.settings import Grpo
 
 pytestmark = pytest.mark.usefixtures("one_device")
 
@@ -89,6 +92,18 @@ def test_a_run_is_evaluated_with_its_own_settings_and_those_on_top(tmp_path):
         marft_jax.configure_run(tmp_path)
 
 
+def test_a_fault_names_what_the_run_has_saved_of_it(tmp_path):
+    run = write_run(tmp_path / "run")
+    (run / "checkpoints" / "1").mkdir(parents=True, exist_ok=True)
+    (run / "config.yaml").write_text("algo: {name: appo, group_size: 1}\n")
+    with pytest.raises(BadInput, match=rf"\(algo.group_size 1 comes from {run}/config.yaml\)$"):
+        cli.parse_training(["--run.dir", str(run), "--algo.name", "grpo"])
+    with pytest.raises(BadInput, match=r"expected a multiple .* got 63$"):
+        cli.parse_training(
+            ["--run.dir", str(run), "--algo.episodes", "63", "--algo.group_size", "2"]
+        )
+
+
 def config_of(folder: Path, steps: int) -> Config:
     return marft_jax.configure(SMALL, run={"dir": str(folder), "steps": steps})
 
@@ -111,7 +126,9 @@ def test_every_step_is_shown_with_its_metrics_and_episodes(whole):
 
 def test_a_function_that_has_seen_enough_ends_the_run_which_goes_on_exactly(whole, tmp_path):
     run = tmp_path / "run"
-    assert marft_jax.train_team(config_of(run, 3), on_step=lambda step: step.step == 2) == 75
+    ended = marft_jax.train_team(config_of(run, 3), on_step=lambda step: step.step == 2)
+    assert ended == 75 and ended.why.startswith("on_step wanted no more; stopped after step 2")
+    assert repr(ended) == f"<75: {ended.why}>"
     assert [p.name for p in (run / "checkpoints").iterdir()] == ["2"]
     assert marft_jax.train_team(config_of(run, 3), on_step=lambda step: True) == 0  # the last one
     assert lines_of(run) == lines_of(whole[0])
@@ -163,6 +180,9 @@ def test_a_team_is_evaluated_and_asked(whole, capsys):
     first = team.ask("3+4+5=?")
     assert [turn.name for turn in first.turns] == ["planner", "solver"]
     assert [turn.text for turn in team.ask("3+4+5=?").turns] == [turn.text for turn in first.turns]
+    assert first.answer == first.turns[1].text
+    assert repr(first) == "Episode('3+4+5=?': 2 turns, reward 0)"
+    assert repr(first.turns[1]) == f"Turn(solver: {first.answer!r})"
     with pytest.raises(BadInput, match="too long|context"):
         team.ask("1+" * 500)
 
@@ -178,10 +198,25 @@ def test_a_run_is_read_as_columns_and_records(tmp_path):
     assert np.isnan(columns["reward/mean"][3]) and columns["late"][3] == 2
     assert [row["turns"][1]["text"] for row in run.episodes(2)] == ["answer at 2"] * 4
     assert run.episodes(99) == []
+    assert repr(run).startswith(f"RunRecord(run {folder}, step 4 of ") and len(repr(run)) < 300
+    assert "0.100 to 0.300" in run._repr_html_()
     with pytest.raises(BadInput, match="expected a run directory, found none"):
         marft_jax.read_run(tmp_path / "none")
     pandas = pytest.importorskip("pandas")
     assert pandas.DataFrame(columns).shape == (4, len(columns))
+
+
+def test_a_notebook_shows_what_a_model_wrote_as_text():
+    episode = marft_jax_types.Episode(0, 0, 0, "<b>1</b>?", (), ())
+    assert "<b>" not in episode._repr_html_() and "&lt;b&gt;1" in episode._repr_html_()
+    assert episode.answer == ""
+
+
+def test_a_whole_section_is_its_dataclass_in_which_an_editor_completes_names(tmp_path):
+    run, algo = Run(dir=str(tmp_path / "a"), steps=5), Grpo(clip=0.1)
+    built = marft_jax.configure({"run.seed": 3, "algo.lr": 0.5}, run=run, algo=algo)
+    assert (built.run, built.algo) == (run, algo)
+    assert set(cli.Sections.__annotations__) == {f.name for f in dataclasses.fields(Config)}
 
 
 def test_the_notebook_runs_as_it_stands(repository, tmp_path, monkeypatch, capsys):

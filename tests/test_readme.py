@@ -88,6 +88,9 @@ def here(tmp_path, monkeypatch):
     for name in ("configs", "scripts", "marft_jax"):
         (tmp_path / name).symlink_to(ROOT / name)
     (tmp_path / "mine.yaml").write_text("run: {steps: 1}\n")
+    (tmp_path / "rows.csv").write_text(
+        "question,answer\n" + "".join(f"{n}+1=?,{n + 1}\n" for n in range(20))
+    )
     for name in MODULES:
         (tmp_path / f"{name}.py").write_text(module(name))
     [drafts] = [block for block in blocks("yaml") if "two_drafts" in block]
@@ -170,8 +173,10 @@ STORY = [
     ("python -m marft_jax.train --lora.init team --run.dir runs/again", NO_STEP),
     ("python -m marft_jax.imitate --out runs/start --demonstrations 200 --run.steps 10", ONE_STEP),
     ("python -m marft_jax.train --lora.init runs/start --run.dir runs/trained", NO_STEP),
-    ("python -m marft_jax.train --team.file drafts.yaml", [*NO_STEP, "--run.dir", "runs/drafts"]),
-    ("python -m marft_jax.train --env.name parity:Parity", [*NO_STEP, "--run.dir", "runs/parity"]),
+    ("python -m marft_jax.envs.check --data rows.csv", []),
+    ("python -m marft_jax.train --env.name math --env.data rows.csv --run.dir runs/mine", NO_STEP),
+    ("python -m marft_jax.train --team.file drafts.yaml --run.dir runs/drafts", NO_STEP),
+    ("python -m marft_jax.train --env.name parity:Parity --run.dir runs/parity", NO_STEP),
     ("python -m marft_jax.envs.check parity:Parity", []),
 ]
 

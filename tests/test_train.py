@@ -9,6 +9,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -125,6 +126,9 @@ def test_a_dry_run_shows_what_the_models_are_shown_and_leaves_nothing(tmp_path, 
     shown = capsys.readouterr().out
     assert "planner is shown:\n<system>plan<user>" in shown and "solver is shown:" in shown
     assert "reward " in shown and str(run) in shown
+    assert "verdicts: agent solver, verdict " in shown and "{" not in shown
+    assert not any(line.startswith(",") for line in shown.splitlines())
+    assert f"{tempfile.gettempdir()}/tmp" not in shown.replace(str(run), "")
     assert not run.exists()
 
 
@@ -362,6 +366,14 @@ WRONG = {
     "an unknown workflow": (["--team.workflow", "ring"], "sequential"),
     "a missing model": (["--model.base", "/nowhere/model.gguf"], "/nowhere/model.gguf"),
     "a missing data file": (["--env.name", "math", "--env.data", "nowhere.jsonl"], "nowhere.jsonl"),
+    "an unknown environment, before its data": (
+        ["--env.data", "nowhere.jsonl", "--env.name", "maths"], "--env.name: expected arithmetic"),
+    "an unknown workflow, before missing data": (
+        ["--env.name", "math", "--env.data", "nowhere.jsonl", "--team.workflow", "seq"],
+        "--team.workflow: expected program, sequential"),
+    "an unknown step reward, before missing data": (
+        ["--env.name", "math", "--env.data", "nowhere.jsonl", "--algo.credit", "per_step",
+         "--algo.step_reward", "solvr"], "step reward: expected planner"),
     "a row without an answer": (["--env.name", "math", "--env.data", "{tmp}/rows.jsonl"], "2"),
     "a team that nobody answers for": (["--team.file", "{tmp}/team.yaml"], "answers: true"),
     "a prompt longer than the context": (["--model.context", "12", "--team.max_new_tokens", "4"],
@@ -478,7 +490,7 @@ def test_a_signal_during_an_update_says_that_its_step_may_still_be_saved(tmp_pat
     assert run_train("--run.dir", tmp_path, "--run.steps", 3) == EXIT_STOPPED
     log = (tmp_path / "log.txt").read_text()
     assert "stopping: saving step 1 if it is done in 60 s, else nothing; again to leave now" in log
-    assert "stopped after step 1; start again to continue" in log
+    assert f"stopped after step 1, which is saved in {tmp_path}; start again to continue" in log
     assert [p.name for p in (tmp_path / "checkpoints").iterdir()] == ["1"]
 
 

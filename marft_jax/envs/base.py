@@ -31,6 +31,7 @@ BUILT_IN = {
     "arithmetic": "marft_jax.envs.arithmetic",
     "math": "marft_jax.envs.maths",
     "code": "marft_jax.envs.programs",
+    "judged": "marft_jax.envs.judged",
     "reasoning_gym": "marft_jax.envs.reasoning_gym",
     "open_spiel": "marft_jax.envs.games.open_spiel",
 }

@@ -1,8 +1,9 @@
-"""Model card of an exported adapter or model, from the template ``card.md``."""
+"""Model cards: of an exported adapter or model, ``card.md``, and of the team, ``team_card.md``."""
 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -16,7 +17,7 @@ from marft_jax.formats import foreign
 from marft_jax.team.team_files import Blueprint
 
 _METRICS = ("reward/mean", "reward/std", "episode/turns")
-_TEMPLATE = Path(__file__).with_name("card.md")
+_HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 
 
 class Facts(NamedTuple):
@@ -49,18 +50,13 @@ def write(
         plays: ``team.py`` lies beside them.
     """
     profiles, config = facts.blueprint.agents, facts.config
-    head = {"library_name": "peft" if adapter else "transformers"}
-    head |= {"base_model": facts.base, "tags": ["marft", "multi-agent", "lora"]}
-    template = jinja2.Template(_TEMPLATE.read_text("utf-8"), keep_trailing_newline=True)
-    text = template.render(
-        head=yaml.safe_dump(head, sort_keys=False),
-        facts=facts,
-        config=config,
+    text = _render(
+        "card.md",
+        facts,
+        bool(adapter),
         agents=agents,
         own=[profile for profile in profiles if profile.name in agents],
         others=[profile.name for profile in profiles if profile.name not in agents],
-        data=[_portable(source) for source in config.env.data],
-        metrics=metrics_at(Path(facts.run), facts.step, facts.config.algo.recorded),
         demonstrations=_demonstrations(Path(facts.run)) if config.algo.recorded else None,
         adapters=adapters,
         plays=plays,
@@ -69,6 +65,33 @@ def write(
         quote=lambda prompt: json.dumps(prompt, ensure_ascii=False),
     )
     (folder / "README.md").write_text(text, encoding="utf-8")
+
+
+def write_team(
+    folder: Path, facts: Facts, folders: Mapping[str, Sequence[str]], plays: bool, *, adapters: bool
+) -> None:
+    """Writes the ``README.md`` of the whole team; ``folders``: those of agents, to their names."""
+    workflow = facts.config.team.workflow or facts.blueprint.workflow
+    agents = [profile.name for profile in facts.blueprint.agents]
+    how = dict(agents=agents, folders=folders, workflow=workflow, plays=plays, own=adapters)
+    text = _render("team_card.md", facts, adapters, **how)
+    (folder / "README.md").write_text(text, encoding="utf-8")
+
+
+def _render(name: str, facts: Facts, adapted: bool, /, **values: Any) -> str:
+    """Renders a card with its head, which the hub checks: it knows a base by its hub id alone."""
+    head: dict[str, Any] = {"library_name": "peft" if adapted else "transformers"}
+    head |= {"base_model": facts.base} if _HUB_ID.fullmatch(facts.base) else {}
+    head |= {"tags": ["marft", "multi-agent", *(["lora"] if adapted else [])]}
+    text = Path(__file__).with_name(name).read_text("utf-8")
+    return jinja2.Template(text, keep_trailing_newline=True).render(
+        head=yaml.safe_dump(head, sort_keys=False),
+        facts=facts,
+        config=facts.config,
+        data=[_portable(source) for source in facts.config.env.data],
+        metrics=metrics_at(Path(facts.run), facts.step, facts.config.algo.recorded),
+        **values,
+    )
 
 
 def metrics_at(run: Path, step: int, recorded: bool = False) -> Mapping[str, float]:

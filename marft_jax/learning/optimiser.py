@@ -27,6 +27,25 @@ def make_optimizer(config: Algo) -> optax.GradientTransformation:
     )
 
 
+def rate_factor(settings: LearnerSettings, step: jax.Array | int) -> jax.Array:
+    """What the learning rates are multiplied with in the training step after ``step``.
+
+    From 1 / (W + 1) to 1 in the W steps of the warm-up; then 1, or 1 - x, or (1 + cos(pi x)) / 2
+    where x is the part of the remaining steps that is done.
+    """
+    algo = settings.algo
+    rest = max(settings.steps - algo.lr_warmup, 1)
+    decay = {
+        "constant": optax.constant_schedule(1.0),
+        "linear": optax.linear_schedule(1.0, 0.0, rest),
+        "cosine": optax.cosine_decay_schedule(1.0, rest),
+    }[algo.lr_schedule]
+    if not algo.lr_warmup:
+        return jnp.asarray(decay(step))
+    rise = optax.linear_schedule(1 / (algo.lr_warmup + 1), 1.0, algo.lr_warmup)
+    return jnp.asarray(optax.join_schedules([rise, decay], [algo.lr_warmup])(step))
+
+
 def init(config: Algo, params: optax.Params) -> optax.OptState:
     """Makes the optimiser state of stacked members; empty where there are none."""
     return jax.vmap(make_optimizer(config).init)(params) if jax.tree.leaves(params) else ()
@@ -52,13 +71,15 @@ def apply(
     if settings.algo.max_kl is not None:
         moves_N &= sums.kl_N / owned_N <= settings.algo.max_kl
     optimizer = make_optimizer(settings.algo)
-    critic_lr = 0.0 if settings.critic is None else settings.critic.lr * state.lr_scale
+    scale = state.lr_scale * rate_factor(settings, state.step)
+    critic_lr = 0.0 if settings.critic is None else settings.critic.lr * scale
     adapters, adapters_opt, norm_N = _step(
         optimizer,
-        settings.lr * state.lr_scale,
+        settings.lr * scale,
         (state.adapters, state.adapters_opt, grad_policy),
         sums.count_N,
         moves_N,
+        settings.algo.weight_decay,
     )
     parts = zip(
         *(state.critic, state.critic_opt, grad_critic),
@@ -95,6 +116,7 @@ def _step(
     part: tuple[optax.Params, optax.OptState, optax.Updates],
     count_M: jax.Array,
     moves_M: jax.Array,
+    decay: float = 0.0,
 ) -> tuple[optax.Params, optax.OptState, jax.Array]:
     """A step of stacked members, each with its own clipping and Adam state.
 
@@ -102,6 +124,8 @@ def _step(
         part: parameters, optimiser state and gradient sums, leading axis M; or empty trees.
         count_M: decisions behind each member's gradient sum.
         moves_M: which members change; the others keep their optimiser state too.
+        decay: of the parameters, per unit of the rate, beside Adam's step (Loshchilov and Hutter
+            2019); no state, so that a run may change it when it continues.
 
     Returns:
         (parameters, optimiser state, gradient norms).
@@ -122,5 +146,5 @@ def _step(
     norm_M = jax.vmap(optax.tree.norm)(gradient)
     moves_M &= jnp.isfinite(norm_M)
     updates, new_opt = jax.vmap(optimizer.update)(gradient, opt)
-    new = jax.tree.map(lambda x, u: x - lr * u, params, updates)
+    new = jax.tree.map(lambda x, u: x - lr * (u + decay * x if decay else u), params, updates)
     return choose(new, params), choose(new_opt, opt), norm_M

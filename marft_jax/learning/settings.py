@@ -225,6 +225,7 @@ class LearnerSettings(NamedTuple):
         critic: None where the algorithm has none.
         lr: of the adapters.
         correction: of stale samples.
+        steps: of the whole run.
         lag: versions of the adapters that the state keeps.
     """
 
@@ -235,6 +236,7 @@ class LearnerSettings(NamedTuple):
     lag: int
     lr: float
     correction: str
+    steps: int
 
     @property
     def critic_mode(self) -> str:
@@ -262,7 +264,8 @@ def resolve(config: Config, model: DecoderConfig) -> LearnerSettings:
     if correction == "auto":
         correction = "decoupled" if lag else "none"
     critic = config.critic if algo.has_critic else None
-    return LearnerSettings(algo, critic, config.lora, config.run.seed, lag, lr, correction)
+    seed, steps = config.run.seed, config.run.steps
+    return LearnerSettings(algo, critic, config.lora, seed, lag, lr, correction, steps)
 
 
 def resolved(config: Config, learner: LearnerSettings) -> Config:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 
+from marft_jax.envs.judged import JUDGE, scores_of
 from marft_jax.errors import BadInput
 from marft_jax.plugins import load_plugin
 from marft_jax.types import Episode, Turn
@@ -45,8 +46,18 @@ def verifier(turn: Turn, reward: float, episode: Episode) -> float:
     return reward
 
 
+def judge(turn: Turn, reward: float, episode: Episode) -> float:
+    """Mark from 0 to 1 that a judge gives this agent in a line such as ``planner: 7/10``, or else
+    all of them as ``score: 7/10``; R where it gives none. The judge is the agent of that name, in
+    any environment, or that of the environment ``judged``."""
+    said = [t.text for t in episode.turns if t.step == turn.step and t.name == JUDGE]
+    scores = scores_of(said[-1], [turn.name]) if said else {}
+    scores |= dict(episode.results[turn.step].info.get("scores") or {})
+    return scores.get(turn.name, scores.get("", reward))
+
+
 STEP_REWARDS: dict[str, StepReward] = {
-    **{f.__name__: f for f in (planner, solver, verifier, code_planner, coder)},
+    **{f.__name__: f for f in (planner, solver, verifier, code_planner, coder, judge)},
     "debugger": verifier,
 }
 

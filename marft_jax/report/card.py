@@ -67,7 +67,9 @@ def card(run: RunRecord) -> Card:
     times = [str(time) for line in run.log if (time := moment(line))] or ["unknown"]
     seconds = sum(row.get("time/step_s", 0.0) for row in run.metrics.values())
     rewards, finished = run.rewards, isinstance(total, int) and done >= total
-    ends = (re.search(r" INFO (stopped|.*, from )", line) for line in reversed(run.log))
+    ends = (
+        re.search(r" INFO (stopped|.*, (?:from|continuing) )", line) for line in reversed(run.log)
+    )
     stopped = not finished and (last := next(filter(None, ends), None)) and last[1] == "stopped"
     best = max(rewards, key=lambda s: rewards[s]) if rewards else None
     return Card(

@@ -20,6 +20,7 @@ from marft_jax.errors import BadInput, reason
 from marft_jax.formats import documents, foreign
 from marft_jax.learning import settings as algorithms
 from marft_jax.run.manifest import MANIFEST
+from marft_jax.types import html_table
 
 Row = dict[str, Any]
 Notes = list[str]
@@ -64,6 +65,26 @@ class RunRecord(NamedTuple):
     checkpoints: list[Checkpoint]
     versions: Mapping[str, str]
     notes: Notes
+
+    def __repr__(self) -> str:
+        return f"RunRecord({', '.join(f'{name} {text}' for name, text in self._summary)})"
+
+    def _repr_html_(self) -> str:
+        """The summary, as a notebook shows it."""
+        return html_table(self._summary)
+
+    @property
+    def _summary(self) -> list[tuple[str, str]]:
+        total, rewards = self.settings.get("run.steps", "?"), [*self.rewards.values()]
+        earned = f"{rewards[0]:.3f} to {rewards[-1]:.3f}" if rewards else "none yet"
+        return [
+            ("run", str(self.folder)),
+            ("step", f"{max(self.metrics, default=0)} of {total}"),
+            ("reward", earned),
+            ("agents", ", ".join(self.agents)),
+            ("transcripts", f"of {len(self.transcripts)} steps"),
+            ("checkpoints", ", ".join(str(saved.step) for saved in self.checkpoints)),
+        ]
 
     def columns(self) -> dict[str, np.ndarray]:
         """``step`` and every metric, ``float64 [steps]``; NaN where a step lacks it. pandas takes

@@ -20,8 +20,9 @@ import logging
 import os
 import re
 import secrets
+import shlex
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
@@ -33,9 +34,18 @@ LOGGER = logging.getLogger("marft_jax")
 _PROJECT = "marft_jax"
 
 
+SAMPLE_COLUMNS = ("step", "task", "episode", "agent", "text", "reward", "advantage")
+Samples = list[list[Any]]
+"""Turns of a step, in these columns."""
+
+
 class Writer(Protocol):
     """Receiver of the numbers of steps. It is made with the run directory and the first step that
-    it will get: what an earlier start wrote about that one and later ones no longer counts."""
+    it will get: what an earlier start wrote about that one and later ones no longer counts.
+
+    ``write_samples(step, samples)`` is optional: turns of steps whose transcripts are written,
+    before the numbers of the same step.
+    """
 
     def write(self, step: int, metrics: Mapping[str, float]) -> None: ...
 
@@ -66,6 +76,23 @@ def find_loggers(names: Iterable[str]) -> list[MakeWriter]:
             make = load_plugin(name, "--run.loggers", ("tensorboard", *_PACKAGES), kind="Class")
         found.append(functools.partial(Logger, name, make))
     return found
+
+
+def ways_to_look(names: Iterable[str], run_dir: Path) -> Iterator[tuple[str, str]]:
+    """Yields how to look at what loggers wrote, by their names; of a user's own nobody knows."""
+    environ, folder = os.environ, shlex.quote(str(run_dir))
+    ways = {
+        "tensorboard": f"tensorboard --logdir {folder}/tensorboard (pip install tensorboard)",
+        "wandb": f"wandb sync {folder}/wandb/offline-run-*"
+        if environ.get("WANDB_MODE", "offline") == "offline"
+        else f"project {environ.get('WANDB_PROJECT', _PROJECT)} of your account",
+        "trackio": environ.get("TRACKIO_SPACE_ID")
+        or environ.get("TRACKIO_SERVER_URL")
+        or f"trackio show --project {_PROJECT}",
+        "mlflow": environ.get("MLFLOW_TRACKING_URI")
+        or f"mlflow ui --backend-store-uri sqlite:///{folder}/mlflow.db",
+    }
+    yield from ((name, ways[name]) for name in names if name in ways)
 
 
 class TensorBoard:
@@ -133,6 +160,7 @@ class _Start(NamedTuple):
 class _Opened(NamedTuple):
     write: Callable[[int, Mapping[str, float]], object]
     close: Callable[[], object]
+    write_samples: Callable[[int, Samples], object] = lambda step, samples: None
 
 
 class Logger:
@@ -155,6 +183,9 @@ class Logger:
 
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
         self._try(lambda writer: writer.write(step, metrics))
+
+    def write_samples(self, step: int, samples: Samples) -> None:
+        self._try(lambda writer: getattr(writer, "write_samples", lambda *_: 0)(step, samples))
 
     def close(self) -> None:
         self._try(lambda writer: writer.close())
@@ -199,6 +230,10 @@ class Package:
             self._open.write(step, metrics)
         self._last = step
 
+    def write_samples(self, step: int, samples: Samples) -> None:
+        with contextlib.redirect_stdout(io.StringIO()):
+            self._open.write_samples(step, samples)
+
     def close(self) -> None:
         with contextlib.redirect_stdout(io.StringIO()):
             self._open.close()
@@ -228,7 +263,13 @@ def _wandb(start: _Start) -> _Opened:
         resume="allow",
         settings=wandb.Settings(silent=True, console="off"),
     )
-    return _Opened(lambda step, metrics: run.log(dict(metrics), step=step), run.finish)
+
+    def write_samples(step: int, samples: Samples) -> None:
+        run.log({"samples": wandb.Table(list(SAMPLE_COLUMNS), samples)}, step=step)
+
+    return _Opened(
+        lambda step, metrics: run.log(dict(metrics), step=step), run.finish, write_samples
+    )
 
 
 def _trackio(start: _Start) -> _Opened:
@@ -243,7 +284,13 @@ def _trackio(start: _Start) -> _Opened:
         auto_log_gpu=False,
         auto_log_cpu=False,
     )
-    return _Opened(lambda step, metrics: run.log(dict(metrics), step=step), trackio.finish)
+
+    def write_samples(step: int, samples: Samples) -> None:
+        run.log({"samples": trackio.Table(list(SAMPLE_COLUMNS), samples)}, step=step)
+
+    return _Opened(
+        lambda step, metrics: run.log(dict(metrics), step=step), trackio.finish, write_samples
+    )
 
 
 def _mlflow(start: _Start) -> _Opened:
@@ -256,7 +303,9 @@ def _mlflow(start: _Start) -> _Opened:
     client = MlflowClient(os.environ.get("MLFLOW_TRACKING_URI", local))
     project = os.environ.get("MLFLOW_EXPERIMENT_NAME", _PROJECT)
     there = client.get_experiment_by_name(project)
-    experiment = there.experiment_id if there else client.create_experiment(project)
+    # tables lie beside a database of ours; elsewhere the server knows where
+    own = f"{start.folder.resolve()}/mlflow" if client.tracking_uri == local else None
+    experiment = there.experiment_id if there else client.create_experiment(project, own)
     found = client.search_runs([experiment], f"tags.marft_jax = '{start.id}'")
     tags = {"marft_jax": start.id}
     run = (found or [client.create_run(experiment, tags=tags, run_name=start.name)])[0].info.run_id
@@ -270,7 +319,11 @@ def _mlflow(start: _Start) -> _Opened:
         named = {re.sub(r"[^\w\-. :/]", "_", name): value for name, value in metrics.items()}
         client.log_batch(run, [Metric(name, value, now, step) for name, value in named.items()])
 
-    return _Opened(write, lambda: client.set_terminated(run))
+    def write_samples(step: int, samples: Samples) -> None:
+        columns = dict(zip(SAMPLE_COLUMNS, map(list, zip(*samples, strict=True)), strict=True))
+        client.log_table(run, columns, f"samples/{step:06}.json")
+
+    return _Opened(write, lambda: client.set_terminated(run), write_samples)
 
 
 _PACKAGES: dict[str, Callable[[_Start], _Opened]] = {

@@ -31,7 +31,7 @@ reward/mean reward/std episode/turns episode/truncated episode/capped episode/fa
 tokens/action tokens/prefix_cached tokens/prefix_shared
 throughput/action_tokens_per_s throughput/update_tokens_per_s
 time/rollout_s time/reward_s time/update_s time/checkpoint_s time/step_s time/compile_s
-device/peak_bytes device/compiled guard/skipped guard/findings guard/rollbacks guard/lr_scale
+device/peak_bytes device/compiled guard/skipped guard/findings guard/rollbacks guard/lr_scale lr
 """
 _OF_AN_AGENT = (
     "reward turns tokens truncated kept decisions decisions_min entropy approx_kl clip_fraction "
@@ -64,6 +64,7 @@ def metric_names(
     names |= set(_OF_BRANCHES.split()) if algo.branches else set()
     names |= {"episode/dropped_groups"} if algo.dynamic_sampling else set()
     names |= {"episode/rewritten"} if config.team.workflow == "program" else set()
+    names |= {f"env/{name}" for name in config.env.metrics}
     names |= {"curriculum/level"} if config.env.curriculum is not None else set()
     names -= set(_OF_SAMPLING.split()) if algo.recorded else set()
     return names.union(*(plan.metric_names for plan in evaluations))
@@ -138,6 +139,7 @@ def metrics_of(
     for agent, name in enumerate(team.names):
         own = _of_agent(collected, agent, algo)
         numbers |= {f"agent/{name}/{what}": value for what, value in own.items()}
+    numbers |= _of_environment(trunks)
     numbers |= _of_learner(learned, team, algo.recorded)
     return {key: float(value) for key, value in numbers.items()}
 
@@ -172,6 +174,17 @@ def _of_agent(collected: Collected, agent: int, algo: Algo) -> dict[str, float]:
         "kept": np.mean([turn.kept for turn in turns] or [1.0]).item(),
         "turns": len(turns) / len(played),
     }
+
+
+def _of_environment(episodes: Sequence[Episode]) -> dict[str, float]:
+    """Means of the numbers that an environment puts into ``info["metrics"]``, by their names."""
+    found: dict[str, list[float]] = {}
+    for info in (result.info for episode in episodes for result in episode.results):
+        own = info.get("metrics")
+        for name, value in own.items() if isinstance(own, Mapping) else ():
+            if isinstance(value, int | float):
+                found.setdefault(f"env/{name}", []).append(value)
+    return {name: float(np.mean(values)) for name, values in found.items()}
 
 
 def _of_learner(learned: Mapping[str, Any], team: Team, recorded: bool) -> dict[str, float]:

@@ -37,15 +37,19 @@ from marft_jax.run.signals import Stop
 from marft_jax.run.training import Training
 from marft_jax.team.assemble import workflow_of
 from marft_jax.team.team_files import Blueprint, load_team
+from marft_jax.team.workflows import find_workflow
 
 _NAMED = 12  # agents in the line that a run begins with
 
 
 @contextlib.contextmanager
-def open_training(config: Config) -> Iterator[Training]:
+def open_training(config: Config, *, rehearses: bool = False) -> Iterator[Training]:
     """Opens a run; whatever ends what happens inside, its last finished step is saved.
 
     ``Stopped`` ends it quietly: what follows the ``with`` runs then.
+
+    Args:
+        rehearses: its directory is for this once, and of no interest.
 
     Raises:
         BadInput: settings, data, model, team or a saved run that do not fit.
@@ -53,6 +57,7 @@ def open_training(config: Config) -> Iterator[Training]:
     """
     find_normalizer(config.algo.normalize)  # before a model is loaded
     blueprint = load_team(config.team.file)
+    find_workflow(workflow_of(config.team, blueprint))
     run_dir = Path(config.run.dir).absolute()  # an environment may change directories
     check_same_run(run_dir, config, workflow_of(config.team, blueprint))
     check_learns(config, blueprint)
@@ -61,17 +66,22 @@ def open_training(config: Config) -> Iterator[Training]:
         processes.start(config.mesh)
         stack.enter_context(disk_errors(run_dir))
         folder = stack.enter_context(own_directory(run_dir))
-        run = _open(stack, config, blueprint, stop, folder)
+        where = "a rehearsal" if rehearses else config.run.dir
+        run = _open(stack, config, blueprint, stop, folder, where)
         try:
             yield run
         except Stopped:
             run.checkpoints.flush()
-            done = run.checkpoints.step
-            run.reporter.event(f"stopped after step {done}; start again to continue")
+            run.reporter.event(f"{run.stopped()}; start again to continue")
 
 
 def _open(
-    stack: contextlib.ExitStack, config: Config, blueprint: Blueprint, stop: Stop, folder: Path
+    stack: contextlib.ExitStack,
+    config: Config,
+    blueprint: Blueprint,
+    stop: Stop,
+    folder: Path,
+    where: str,
 ) -> Training:
     loggers = find_loggers(config.run.loggers)
     stack.enter_context(Lock(folder))
@@ -98,7 +108,7 @@ def _open(
         open_reporter(folder, config.run.steps, loggers, int(state.step), console)
     )
     news += [warning] if (warning := reuses_samples(config.algo)) else []
-    for line in [_greeting(session, state), *news]:
+    for line in [_greeting(session, state, where), *news]:
         reporter.event(line)
     threads = stack.enter_context(DaemonThreads())
     run = Training(
@@ -135,6 +145,8 @@ def check_learns(config: Config, blueprint: Blueprint) -> None:
             f"--algo.branch_at: expected random, every, or agents among {', '.join(names)}, got "
             f"{at!r:.60}"
         )
+    if config.algo.step_reward is not None:
+        find_step_reward(config.algo.step_reward)
     for profile in blueprint.agents:
         if profile.reward is not None:
             find_step_reward(profile.reward)
@@ -146,19 +158,19 @@ def check_learns(config: Config, blueprint: Blueprint) -> None:
             )
 
 
-def _greeting(session: Session, state: TrainState) -> str:
-    """Returns the line that a run begins with."""
+def _greeting(session: Session, state: TrainState, where: str) -> str:
+    """Returns the line that a run begins with; ``where`` it is kept."""
     start = int(state.step)
     config, shape = session.config, "x".join(map(str, session.mesh.shape.values()))
-    where = session.mesh.devices.flat[0].device_kind
+    device = session.mesh.devices.flat[0].device_kind
     if apart := config.mesh.rollout:
         size = sum(x.nbytes for x in jax.tree.leaves(state.adapters)) / 1e6
-        where += f", plays on {'x'.join(map(str, apart))} others ({size:.2g} MB of adapters each)"
-        where += ", learns on"
-    where += f" mesh {shape}"
+        device += f", plays on {'x'.join(map(str, apart))} others ({size:.2g} MB of adapters each)"
+        device += ", learns on"
+    device += f" mesh {shape}"
     names, more = session.team.names, len(session.team.names) - _NAMED
     several = f" and {more} more" if more > 0 else ""
     who = f"{', '.join(names[:_NAMED])}{several} ({session.workflow})"
     what = f"{who} on {session.base.source}, {config.env.name}"
     begin = f"continuing after step {start}" if start else "from the beginning"
-    return f"{config.algo.name}: {what}; {where}; {config.run.dir}, {begin}"
+    return f"{config.algo.name}: {what}; {device}; {where}, {begin}"

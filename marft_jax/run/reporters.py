@@ -28,7 +28,7 @@ from rich.text import Text
 
 from marft_jax.errors import printable
 from marft_jax.formats import jsonlines
-from marft_jax.run.loggers import MakeWriter, Writer
+from marft_jax.run.loggers import MakeWriter, Samples, Writer
 from marft_jax.run.progress import LINE_SECONDS, Pace, clock
 
 LOGGER = logging.getLogger("marft_jax")
@@ -72,6 +72,11 @@ class Reporter:
         line = self._display.advance(step, numbers)
         LOGGER.info("%s", line.plain, extra={"styled": line})
 
+    def samples(self, step: int, samples: Samples) -> None:
+        """Gives turns of a step that is not finished yet to the writers that take them."""
+        for writer in self._writers if samples else ():
+            getattr(writer, "write_samples", lambda *_: 0)(step, samples)
+
     def rewind(self, step: int) -> None:
         """Drops what was reported about this step and later ones, which will come again."""
         self.close()
@@ -97,7 +102,8 @@ class Reporter:
 
     def compiled(self, count: int, seconds: float) -> None:
         """Shows how many programs what goes on has had to wait for, and how long."""
-        self._display.doing(f"{self._text}, {count} programs compiled in {clock(seconds)}", False)
+        line = f"{count} programs compiled in {clock(seconds)}"
+        self._display.doing(", ".join(filter(None, (self._text, line))), False)
 
     def close(self) -> None:
         while self._writers:

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import jax
 from jax.sharding import Mesh
-from rich.console import Console
+from rich.console import Console, RenderableType
 
 from marft_jax.config import Algo, Config
 from marft_jax.engine.compiled import Shape
@@ -19,7 +19,7 @@ from marft_jax.engine.engine import Engine
 from marft_jax.envs.base import EnvSource, Split, make
 from marft_jax.errors import BadInput
 from marft_jax.gateway import program
-from marft_jax.interop import initial
+from marft_jax.interop import hub, initial
 from marft_jax.learning.algorithms import find_algorithm
 from marft_jax.learning.learner import Learner, TrainState
 from marft_jax.learning.settings import LearnerSettings, resolve, resolved
@@ -31,6 +31,8 @@ from marft_jax.rollout.rollout import Rollout
 from marft_jax.run.checkpoints import Checkpoints
 from marft_jax.run.compatibility import identity_of
 from marft_jax.run.progress import Progress
+from marft_jax.run.transcripts import narrated
+from marft_jax.setting import replaced
 from marft_jax.team.assemble import make_team, workflow_of
 from marft_jax.team.prompts import Team
 from marft_jax.team.team_files import Blueprint
@@ -175,12 +177,15 @@ def restore_state(
 
 def initial_state(config: Config, team: Team, fresh: TrainState) -> TrainState:
     """Returns the state that a training begins with; ``lora.init`` may be a run directory: its
-    newest adapters.
+    newest adapters; or ``hub:owner/name``.
 
     Raises:
         BadInput: see ``interop.initial``; or the run has no intact checkpoint.
     """
     run = config.lora.init
+    if run is not None and run.startswith(hub.PREFIX):
+        run = str(hub.fetch(run))
+        config = replaced(config, "lora.init", run)
     if run is None or not (Path(run) / "checkpoints").is_dir():
         return initial.initial_state(config, team, fresh)
     with Checkpoints(run, {}, keep=1) as checkpoints:
@@ -204,18 +209,20 @@ def make_rollout(
     report: Callable[[int], None] | None = None,
     stream: Stream = Stream.TRAINING,
     unwanted: Callable[[], bool] = lambda: False,
+    say: Callable[[RenderableType], object] | None = None,
 ) -> Player:
     """Plays the session's team in that environment.
 
     Args:
         report: gets how many episodes are over.
         unwanted: true when nobody wants them any more.
+        say: is shown what happens, as it happens; for an episode at a time.
     """
-    settings = session.config.rollout
+    settings, workflow = session.config.rollout, find_workflow(session.workflow)
     rollout = Rollout(
         session.engine,
         session.team,
-        find_workflow(session.workflow),
+        workflow if say is None else narrated(workflow, say),
         source.create,
         threads,
         max_failed=settings.max_failed_fraction,

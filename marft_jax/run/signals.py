@@ -30,6 +30,24 @@ _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 _CLOSED = 0
 
 
+class Ended(int):
+    """Exit code of a run, 0 or 75, that also says why the run ended."""
+
+    why: str
+
+    def __new__(cls, code: int, why: str) -> Self:
+        """Makes a code with its reason."""
+        made = super().__new__(cls, code)
+        made.why = why
+        return made
+
+    def __repr__(self) -> str:
+        return f"<{self:d}: {self.why}>"
+
+
+DONE = Ended(0, "all steps are done")
+
+
 class Stop:
     """True, when called, after SIGTERM, SIGINT or SIGHUP came; use it in a ``with``.
 
@@ -48,7 +66,7 @@ class Stop:
 
     def __init__(self, line: str):
         self._line, self.grace_s = line, GRACE_S
-        self._save: Callable[[], None] | None = None
+        self._save: Callable[[], str | None] | None = None
         self._asked = False
         self._first: float | None = None
         self._handlers: dict[int, Any] = {}
@@ -60,13 +78,14 @@ class Stop:
         """Prepares the line to print when a signal comes."""
         self._line = line
 
-    def protect(self, save: Callable[[], None], grace_s: float | None = None) -> None:
+    def protect(self, save: Callable[[], str | None], grace_s: float | None = None) -> None:
         """From now on a signal gives the main thread ``grace_s`` to stop and then saves.
 
         Until then there is nothing to lose, and a signal ends the process at once.
 
         Args:
-            save: puts on the disk what must not be lost; it may be called from any thread.
+            save: puts on the disk what must not be lost, and may say what that is; it may be called
+                from any thread.
         """
         self._save, self.grace_s = save, grace_s or GRACE_S
 
@@ -129,13 +148,13 @@ class Stop:
         return None
 
 
-def _save_and_end(save: Callable[[], None]) -> None:
+def _save_and_end(save: Callable[[], str | None]) -> None:
     try:
-        save()
+        said = save() or "stopped"
     except RunFailed as error:
         _say(str(error))
         _end(1)
-    _say("stopped; start again to continue")
+    _say(f"{said}; start again to continue")
     _end(EXIT_STOPPED)
 
 

@@ -23,6 +23,7 @@ from marft_jax.learning.batch import Batch
 from marft_jax.learning.credit import make_credit
 from marft_jax.learning.estimates import Estimates
 from marft_jax.learning.learner import Learner
+from marft_jax.learning.optimiser import rate_factor
 from marft_jax.learning.state import TrainState
 from marft_jax.parallel import compilation, processes
 from marft_jax.random_keys import attempt
@@ -36,8 +37,8 @@ from marft_jax.run.periodic_evaluation import PeriodicEvaluation
 from marft_jax.run.recovery import Begin, roll_back
 from marft_jax.run.reporters import Reporter
 from marft_jax.run.setup import Session, make_rollout
-from marft_jax.run.signals import GRACE_S, Stop
-from marft_jax.run.transcripts import record, turn_numbers
+from marft_jax.run.signals import EXIT_STOPPED, GRACE_S, Ended, Stop
+from marft_jax.run.transcripts import record, sample_rows, turn_numbers
 
 
 class Training(NamedTuple):
@@ -108,12 +109,13 @@ class Training(NamedTuple):
             return
         decode = self.session.team.tokenizer.decode
         level = find_algorithm(self.config.algo.name).level
-        numbers = turn_numbers(collected, estimates, level, decode)
+        numbers = list(turn_numbers(collected, estimates, level, decode))
         lines = [
             jsonlines.dumps(record(episode, decode, own))
             for episode, own in zip(collected.episodes, numbers, strict=True)
         ]
         jsonlines.write(self.folder / "transcripts" / f"{done}.jsonl", lines)
+        self.reporter.samples(done, sample_rows(done, collected.episodes, numbers))
 
     def measure(
         self,
@@ -150,11 +152,16 @@ class Training(NamedTuple):
             reported |= self.pipeline.between(functools.partial(self._evaluate, state))
         nonfinite = by_agent(learned["nonfinite"], self.session.team)
         numbers, verdict = self.guard.look(done, collected.played, reported, nonfinite)
-        reported |= numbers | {"guard/lr_scale": float(state.lr_scale)}
+        reported |= numbers | {"guard/lr_scale": float(state.lr_scale), "lr": self._lr(state)}
         self.truncation.look(done, collected.played, reported)
         self.announce(done, "saving")
         self.reporter.log(done, reported)
         return reported, verdict
+
+    def _lr(self, state: TrainState) -> float:
+        """Returns the learning rate with which the step that led to this state was taken."""
+        factor = float(rate_factor(self.session.learning, int(state.step) - 1))
+        return self.session.learning.lr * float(state.lr_scale) * factor
 
     def _evaluate(self, state: TrainState) -> dict[str, float]:
         self.session.engine.load(state.adapters)
@@ -182,12 +189,25 @@ class Training(NamedTuple):
         if processes.any_process(self.stop() or enough):
             raise Stopped
 
-    def save_and_close(self) -> None:
-        """Saves the last finished step and closes loggers, from another thread than training."""
+    def ended(self) -> Ended:
+        """Says why a run that was stopped ended."""
+        why = "a signal came" if self.stop() else "on_step wanted no more"
+        return Ended(EXIT_STOPPED, f"{why}; {self.stopped()}")
+
+    def stopped(self) -> str:
+        """Says which step a run that was stopped has saved."""
+        done = self.checkpoints.step
+        saved = f"which is saved in {self.config.run.dir}" if done else "nothing is saved"
+        return f"stopped after step {done}, {saved}"
+
+    def save_and_close(self) -> str:
+        """Saves the last finished step, says which, and closes loggers: from another thread than
+        training."""
         self.checkpoints.flush()
         closing = threading.Thread(target=self.reporter.close, daemon=True)
         closing.start()
         closing.join(GRACE_S)  # a logger may call a server that does not answer
+        return self.stopped()
 
     def _is_due(self, every: int, done: int) -> bool:
         """True every so many steps, after the first and the last; never if ``every`` is 0."""

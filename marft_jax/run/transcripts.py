@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -14,8 +15,11 @@ from marft_jax.errors import printable
 from marft_jax.learning.batch import Level, chains_of
 from marft_jax.learning.estimates import Estimates
 from marft_jax.rollout.collect import Collected
-from marft_jax.types import Episode, FailedEpisode, Played, Turn
+from marft_jax.team.prompts import Team
+from marft_jax.team.workflows import Workflow
+from marft_jax.types import Episode, FailedEpisode, Played, StepResult, Turn
 
+_SAMPLED = 16  # episodes of a step that loggers are shown
 _BYTES = 4  # of a character, at most
 
 
@@ -96,6 +100,17 @@ def turn_numbers(
         yield [found[e, k] for k in range(len(episode.turns))]
 
 
+def sample_rows(
+    step: int, episodes: Sequence[Episode], numbers: Sequence[Sequence[Mapping[str, Any]]]
+) -> list[list[Any]]:
+    """Lists turns of the first episodes as loggers show them, see ``loggers.SAMPLE_COLUMNS``."""
+    return [
+        [step, episode.task, e, turn.name, turn.text, episode.reward, own["advantage"]]
+        for e, (episode, of) in enumerate(zip(episodes[:_SAMPLED], numbers, strict=False))
+        for turn, own in zip(episode.turns, of, strict=True)
+    ]
+
+
 def pieces(ids: Sequence[int], decode: Decode) -> list[str]:
     """Returns the text that each token adds: a character of several tokens is the last one's.
 
@@ -118,22 +133,61 @@ def _short(values: np.ndarray) -> list[float]:
     return np.round(values.astype(np.float64), 4).tolist()
 
 
-def render(episode: Episode, decode: Decode | None = None) -> RenderableType:
-    """An episode to print on a ``rich`` console: the task, each turn (with ``decode`` also its
-    prompt, special tokens spelled out), the environment's answers."""
-    parts: list[RenderableType] = [
-        Panel(Text(printable(episode.task)), title="task", title_align="left")
-    ]
+def render(episode: Episode) -> RenderableType:
+    """An episode to print on a ``rich`` console: the task, each turn, the environment's answers."""
+    parts: list[RenderableType] = [_task(episode.task)]
     for step in sorted({turn.step for turn in episode.turns}):
-        for turn in (turn for turn in episode.turns if turn.step == step):
-            if decode is not None:
-                prompt = printable(decode(turn.prompt.tolist(), special=True))
-                parts.append(Text(f"{turn.name} is shown:\n{prompt}\n", style="dim"))
-            parts.append(_panel(turn))
-        for result in episode.results[step : step + 1]:
-            details = printable("".join(f", {key}: {v}" for key, v in result.info.items()))
-            parts.append(Text(f"reward {result.reward:g}{details}\n", style="dim"))
+        parts += (_panel(turn) for turn in episode.turns if turn.step == step)
+        parts += map(_answer, episode.results[step : step + 1])
     return Group(*parts)
+
+
+def narrated(
+    workflow: Callable[[Team, str], Workflow], say: Callable[[RenderableType], object]
+) -> Callable[[Team, str], Workflow]:
+    """A workflow that also says what happens in it as it happens: the task, each prompt as the
+    model is shown it before it answers, special tokens spelled out, each turn, each answer of the
+    environment."""
+
+    def play(team: Team, observation: str) -> Workflow:
+        say(_task(observation))
+        flow, answer = workflow(team, observation), None
+        with contextlib.suppress(StopIteration):
+            while True:
+                wanted = flow.send(answer)
+                for act in wanted if isinstance(wanted, list) else ():
+                    prompt = printable(team.tokenizer.decode(act.prompt.tolist(), special=True))
+                    say(Text(f"{team.names[act.agent]} is shown:\n{prompt}\n", style="dim"))
+                answer = yield wanted
+                say(
+                    _answer(answer)
+                    if isinstance(answer, StepResult)
+                    else Group(*map(_panel, answer))
+                )
+
+    return play
+
+
+def _task(task: str) -> RenderableType:
+    return Panel(Text(printable(task)), title="task", title_align="left")
+
+
+def _answer(result: StepResult) -> RenderableType:
+    details = printable("".join(f", {key}: {spelled(v)}" for key, v in result.info.items()))
+    return Text(f"reward {result.reward:g}{details}\n", style="dim")
+
+
+def spelled(value: Any) -> str:
+    """Spells a plain value for people.
+
+    >>> spelled([{"agent": "solver", "verdict": "right"}, 2])
+    'agent solver, verdict right; 2'
+    """
+    if isinstance(value, Mapping):
+        return ", ".join(f"{key} {spelled(part)}" for key, part in value.items())
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        return "; ".join(map(spelled, value))
+    return str(value)
 
 
 def _turns(turns: Sequence[Turn], decode: Decode) -> Iterator[dict[str, Any]]:

@@ -5,6 +5,7 @@ import json
 
 import pytest
 
+from marft_jax.envs import check
 from marft_jax.envs.base import Task, held_out, make
 from marft_jax.envs.datasets import load
 from marft_jax.envs.maths import Settings
@@ -56,6 +57,63 @@ def test_fields_found_in_the_wild(row, task):
     assert load.as_task(row) == task
 
 
+CHAT = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "q"}]
+
+
+@pytest.mark.parametrize(
+    "row, task",
+    [
+        ({"Question ": "q", "ANSWER": "1"}, Task("q", "1")),
+        ({"answer": "2", "Answer": "1", "question": "q"}, Task("q", "2")),
+        ({"data_source": "d", "prompt": CHAT, "reward_model": {"style": "rule", "ground_truth": 3},
+          "extra_info": {"answer": "no"}}, Task("q", "3")),
+        ({"prompt": CHAT, "solution": "$\\frac{1}{2}$"}, Task("q", "$\\frac{1}{2}$")),
+        ({"prompt": CHAT, "solution": "42"}, Task("q", "42")),
+        ({"prompt": [{"role": "user", "content": [{"type": "text", "text": "q"}]}],
+          "completion": [{"role": "assistant", "content": "It is \\boxed{7}."}]}, Task("q", "7")),
+        ({"messages": [*CHAT, {"role": "assistant", "content": "so #### 5"}]}, Task("q", "5")),
+        ({"messages": [*CHAT, {"role": "assistant", "content": "?"}, CHAT[1] | {"content": "r"}],
+          "label": 1}, Task("user: q\nassistant: ?\nuser: r", "1")),
+    ],
+)  # fmt: skip
+def test_rows_and_chats_of_other_trainers(tmp_path, row, task):
+    assert load.load(write(tmp_path / "a.jsonl", [row])) == [task]
+
+
+def test_a_worked_text_is_no_answer_where_none_is_marked():
+    assert "no answer" in load.as_task({"prompt": "q", "solution": "It is seven."})
+
+
+@pytest.mark.parametrize("separator", [",", ";", "\t"])
+def test_a_table_of_a_spreadsheet(tmp_path, separator):
+    lines = [
+        ["Question", "Answer", "level"],
+        ['"1, 2; 3\n""and"" so on?"', "6", "2"],
+        ["q", "4", "1"],
+    ]
+    path = tmp_path / "a.csv"
+    path.write_text(
+        "\ufeff" + "\r\n".join(separator.join(line) for line in lines), encoding="utf-8"
+    )
+    assert load.load(str(path)) == [Task('1, 2; 3\n"and" so on?', "6"), Task("q", "4")]
+    assert load.load(str(path), Settings(filters=("Level<=1",))) == [Task("q", "4")]
+
+
+def test_a_preview_shows_rows_lengths_in_tokens_and_what_is_left_out(tmp_path, capsys):
+    data = [{"frage": "q" * n, "answer": n} for n in (1, 2, 30)] + [{"frage": "", "answer": 1}]
+    source = write(tmp_path / "a.jsonl", data)
+    assert check.main(["--data", source, "--env.question_field", "frage"]) == 0
+    shown = capsys.readouterr().out.splitlines()
+    assert shown[0] == f"{source}: 4 rows, 3 tasks, 1 left out"
+    assert shown[1:3] == ["  question: q", "  answer:   1"]
+    lengths = "questions in tokens of tiny: shortest 1, median 2, 95 % 27, longest 30"
+    assert lengths in shown and shown[-1].startswith(f"left out: {source} line 4: expected a quest")
+    assert check.main(["--data", source]) == 0
+    assert "0 tasks, 4 left out" in capsys.readouterr().out
+    assert check.main(["--data", source, "--base", str(tmp_path)]) == 2
+    assert "--base" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("name", ["a.json", "b.json", "c.jsonl", "d.parquet"])
 def test_every_file_format_gives_the_same_tasks(tmp_path, name):
     path, content = tmp_path / name, rows(5)
@@ -98,7 +156,14 @@ GOOD = '{"question": "q", "answer": "1"}'
         ("a.jsonl", '{"question": "q", "answer": "\\ud800"}', "surrogates not allowed"),
         ("a.jsonl", "[" * 5000, "a.jsonl line 1: not JSON: nested more than 64 deep"),
         ("a.parquet", "not parquet", "not a Parquet file"),
-        ("a.csv", "question,answer", "expected a file .json, .jsonl, .parquet"),
+        ("a.txt", "question,answer", "expected a file .json, .jsonl, .parquet, .csv"),
+        ("a.csv", "question,answer\n", "expected at least one row"),
+        ("a.csv", "question,answer\nq,1\nq\n", "a.csv line 3: expected 2 cells, got 1"),
+        ("a.csv", "question,answer\nq,1,2\n", "a.csv line 2: expected 2 cells, got 3"),
+        ("a.csv", 'question,answer\n"q,1\n', "cannot be read"),
+        ("a.csv", "Frage;Wert\nq;1\nr;2\n",
+         "got fields frage, wert; --env.question_field names another; so it is with all 2 rows"),
+        ("a.csv", "question,wert\nq,1\n", "--env.answer_field names another"),
     ],
 )  # fmt: skip
 def test_bad_files_are_named_with_their_line(tmp_path, name, text, message):

@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from imitated_hub import imitated
 from safetensors import SafetensorError
 from safetensors.numpy import load_file
 from transformers import AutoTokenizer
@@ -27,7 +28,7 @@ from marft_jax.learning.settings import Imitation
 from marft_jax.run.checkpoints import Checkpoints
 from marft_jax.run.compatibility import identity_of
 from marft_jax.run.directory import write_settings
-from marft_jax.run.setup import open_session, restore_state
+from marft_jax.run.setup import initial_state, open_session, restore_state
 from marft_jax.team.dag import Graph, Node
 from marft_jax.team.profiles import BUILT_IN
 from marft_jax.team.team_files import Blueprint, load_team
@@ -84,6 +85,21 @@ def test_a_checkpoint_is_found_by_step_best_or_latest(session, run, step, found)
 def test_a_step_that_is_not_there_is_one_clear_line(session, run, run_dir, step, message):
     with pytest.raises(BadInput, match=message):
         restore_state(session, str(run) if run_dir else None, step)
+
+
+def test_a_team_is_pushed_and_a_training_begins_with_it(
+    session, run, tmp_path, monkeypatch, capsys
+):
+    assert run_export("--run", run, "--out", tmp_path / "no", "--push", "sums") == 2
+    assert not (tmp_path / "no").exists()
+    with imitated(tmp_path, monkeypatch) as hub:
+        assert run_export("--run", run, "--out", tmp_path / "out", "--push", "me/sums") == 0
+        assert f"pushed: {hub.url}/me/sums" in capsys.readouterr().out
+        algorithm = find_algorithm("appo")
+        learner = Learner(session.learning, session.base, session.team, algorithm, session.mesh)
+        config = configure(lora={"init": "hub:me/sums"})
+        state = initial_state(config, session.team, learner.init())
+    assert all((np.asarray(leaf) == 5).all() for leaf in jax.tree.leaves(state.adapters))
 
 
 def test_a_team_travels_as_peft_folders_and_comes_back(session, run, tmp_path, capsys):

@@ -32,6 +32,7 @@ from marft_jax.engine.engine import Request
 from marft_jax.learning import gradients, logprobs, packing
 from marft_jax.learning.algorithms import find_algorithm
 from marft_jax.learning.learner import Learner
+from marft_jax.learning.optimiser import rate_factor
 from marft_jax.learning.settings import SETTINGS
 from marft_jax.learning.values import Static
 from marft_jax.models import decoder, lora
@@ -519,6 +520,34 @@ def test_the_learning_rate_scales_the_first_step(episodes):
         state, _ = learn(settings(dataclasses.replace(ONCE, lr=lr)), episodes)
         steps.append(jax.tree.map(lambda a, b: np.asarray(a - b), state.adapters, start))
     close(jax.tree.map(lambda x: 2 * x, steps[0]), steps[1], 1e-6)
+
+
+def test_a_warm_up_scales_the_first_step_and_decay_takes_a_share_of_what_was_there(episodes):
+    """The moves of one step: of the usual one, with half its rate, and with weight decay."""
+    start, moves = small.adapters(layers=LAYERS), []
+    for more in ({}, {"lr_warmup": 1}, {"weight_decay": 0.5}):
+        state, _ = learn(settings(dataclasses.replace(ONCE, **more)), episodes)
+        moves.append(jax.tree.map(lambda a, b: np.asarray(a - b), state.adapters, start))
+    usual, half, decayed = moves
+    close(jax.tree.map(lambda x: x / 2, usual), half, 1e-6)
+    close(jax.tree.map(lambda x, a: x - ONCE.lr * 0.5 * np.asarray(a), usual, start), decayed, 1e-6)
+
+
+@pytest.mark.parametrize(
+    ("schedule", "warmup", "expected"),
+    [
+        ("constant", 0, [1, 1, 1, 1]),
+        ("constant", 2, [1 / 3, 2 / 3, 1, 1]),
+        ("linear", 0, [1, 3 / 4, 2 / 4, 1 / 4]),
+        ("linear", 2, [1 / 3, 2 / 3, 1, 1 / 2]),
+        ("cosine", 0, [1, (1 + 0.5**0.5) / 2, 1 / 2, (1 - 0.5**0.5) / 2]),
+    ],
+)
+def test_learning_rates_rise_and_fall_as_their_schedule_says(schedule, warmup, expected):
+    algo = dataclasses.replace(ALGO, lr_schedule=schedule, lr_warmup=warmup)
+    plan = settled(settings(algo), "appo")._replace(steps=4)
+    factors = [float(rate_factor(plan, step)) for step in range(4)]
+    np.testing.assert_allclose(factors, expected, atol=1e-6)
 
 
 def test_the_critic_learns_returns_with_its_own_learning_rate(episodes):

@@ -17,6 +17,7 @@ from marft_jax import config as config_lib
 from marft_jax.cli import configure
 from marft_jax.errors import BadInput
 from marft_jax.run import loggers
+from marft_jax.run.last_words import last_words
 from marft_jax.run.loggers import find_loggers
 from marft_jax.run.reporters import open_reporter
 
@@ -48,6 +49,7 @@ def reporter(run: Path, names, done: int = 0):
 def log(run: Path, name: str, *steps: int) -> None:
     with reporter(run, [name], done=steps[0] - 1) as report:
         for step in steps:
+            report.samples(step, [[step, "1+1=?", 0, "solver", "it is 2", 1.0, 0.5]])
             report.log(step, {"agent/plan-er/kl": step / 2, "eval/a/pass@2": math.nan})
 
 
@@ -91,6 +93,20 @@ READ = {
 }
 
 
+def text_of(*files: Path) -> str:
+    return "".join(file.read_text() for file in files)
+
+
+SAMPLES = {
+    "wandb": lambda run: text_of(*run.glob("wandb/offline-run-*/files/media/table/*.json")),
+    "trackio": lambda run: str(
+        in_sqlite(run.parent / "trackio" / "marft_jax.db", "select metrics from metrics")
+    ),
+    "mlflow": lambda run: text_of(*run.glob("mlflow/**/samples/*.json")),
+}
+"""Tables of sampled turns, as text."""
+
+
 @pytest.mark.parametrize("name", READ)
 def test_a_logger_has_each_step_once_and_goes_on_where_it_was(name, run):
     pytest.importorskip(name)
@@ -105,9 +121,25 @@ def test_a_logger_has_each_step_once_and_goes_on_where_it_was(name, run):
         found.setdefault(title, []).append(step)
     assert list(found.values()) == [[1, 2, 3], [2], [2]]
     assert [title.startswith("run from step 2") for title in found] == [False, True, True]
+    assert SAMPLES[name](run).count("it is 2") == 4
     if name == "mlflow":
         [lr, *_] = in_sqlite(run / "mlflow.db", "select value from params where key = 'algo.lr'")
         assert lr == ("auto",)
+
+
+def test_a_run_ends_with_its_own_next_commands_and_where_its_loggers_lie(monkeypatch):
+    for name in ("WANDB_MODE", "MLFLOW_TRACKING_URI"):
+        monkeypatch.delenv(name, raising=False)
+    own = {"dir": "runs/my sums", "steps": 5, "loggers": ["mlflow", "wandb", "mine:Logger"]}
+    assert list(last_words(configure(run=own))) == [
+        "done: 5 steps in runs/my sums; to go on: --run.steps 10",
+        "  held-out tasks: python -m marft_jax.evaluate --run 'runs/my sums'",
+        "  ask the team:   python -m marft_jax.chat --run 'runs/my sums'",
+        "  what it wrote:  python -m marft_jax.report --run 'runs/my sums' "
+        "--out 'runs/my sums/report.html'",
+        "  mlflow:         mlflow ui --backend-store-uri sqlite:///'runs/my sums'/mlflow.db",
+        "  wandb:          wandb sync 'runs/my sums'/wandb/offline-run-*",
+    ]
 
 
 class Mine:

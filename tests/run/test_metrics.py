@@ -310,6 +310,14 @@ def test_what_takes_long_is_said_where_there_is_no_bar(tmp_path, monkeypatch):
     ]  # fmt: skip
 
 
+def test_programs_compiled_before_anything_is_said_begin_the_line(tmp_path, monkeypatch):
+    monkeypatch.setattr(reporters, "LINE_SECONDS", -1.0)
+    console = plain_console()
+    with reporter(tmp_path, console=console) as report:
+        report.compiled(2, 9.6)
+    assert shown(console) == "2 programs compiled in 0:10\n"
+
+
 def test_a_display_that_is_gone_stops_nothing(tmp_path):
     class Gone(io.StringIO):
         def write(self, text):

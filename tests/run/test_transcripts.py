@@ -15,7 +15,9 @@ from marft_jax.formats import jsonlines
 from marft_jax.models.tokenizers.tokenizer import ByteTokenizer
 from marft_jax.rollout.collect import Collected
 from marft_jax.run import transcripts
-from marft_jax.types import Episode, StepResult, Turn
+from marft_jax.run.loggers import SAMPLE_COLUMNS
+from marft_jax.team.protocol import Step
+from marft_jax.types import Act, Episode, Sampling, StepResult, Turn
 
 
 def turn(name: str, text: str, *, step=0, sees=(), answers=False, truncated=False) -> Turn:
@@ -112,6 +114,13 @@ def test_a_sampled_turn_has_its_tokens_and_their_logprobs():
     assert recorded == {"reward": 0, "value": -1.0, "advantage": 1.0}
 
 
+def test_loggers_are_shown_a_row_for_each_turn():
+    numbers = [[{"advantage": 0.5}, {"advantage": -1.0}, {"advantage": 0.0}]]
+    rows = transcripts.sample_rows(7, [episode()], numbers)
+    assert [row[3:5] for row in rows][0] == ["planner", "3+5=8"]
+    assert all(len(row) == len(SAMPLE_COLUMNS) and row[0] == 7 for row in rows) and len(rows) == 3
+
+
 def test_at_a_token_level_each_token_has_its_advantage_and_value():
     planner, solver = numbers_of("token", turn("planner", "ab"), turn("solver", "c"))
     assert (planner["advantage"], planner["advantages"]) == (1.5, [1.0, 2.0])
@@ -188,6 +197,23 @@ def test_a_person_can_read_who_said_what():
     )
     order = [text.index(part) for part in parts]
     assert order == sorted(order)
+
+
+def test_a_prompt_is_shown_before_its_answer_is_known():
+    def workflow(team, observation):
+        [turn] = yield [Act(0, np.array([65, 66]), 0, (), Sampling(4))]
+        yield Step([turn])
+
+    team = SimpleNamespace(tokenizer=SimpleNamespace(decode=decode), names=["solver"])
+    said: list = []
+    flow = transcripts.narrated(workflow, said.append)(team, "1+1=?")  # pyright: ignore
+    next(flow)
+    assert [type(part).__name__ for part in said] == ["Panel", "Text"]
+    assert str(said[1]).startswith("solver is shown:\n")
+    flow.send([turn("solver", "2", answers=True)])
+    with pytest.raises(StopIteration):
+        flow.send(StepResult("", 1.0, True, {"verdicts": [{"agent": "solver", "answer": "2"}]}))
+    assert str(said[-1]) == "reward 1, verdicts: agent solver, answer 2\n"
 
 
 def test_an_episode_without_results_can_be_shown():

@@ -8,6 +8,7 @@
 | description, official_tests or public_/private_tests| Codeforces, CodeContests                 |
 | prompt, test, entry_point                           | HumanEval                                |
 | text or prompt, test_list, test_setup_code, code    | MBPP                                     |
+| prompt, reward_model: {ground_truth: {inputs, ...}} | verl                                     |
 
 Tests are scripts (input to output), calls (arguments to a value) or Python statements.
 """
@@ -31,7 +32,7 @@ from marft_jax.formats import foreign
 _QUESTIONS = ("problem", "question_content", "question", "description", "prompt", "text")
 _TESTS = (
     "tests", "official_tests", "input_output", "public_test_cases", "public_tests",
-    "private_test_cases", "private_tests", "generated_tests",
+    "private_test_cases", "private_tests", "generated_tests", "ground_truth",
 )  # fmt: skip
 _UNPACKED = 256 << 20  # bytes of the largest compressed tests
 

@@ -7,6 +7,11 @@
 | problem, answer, solution                | MATH-500, DeepScaleR                 |
 | problem, solution (the boxed part of it) | MATH as published, Minerva           |
 | question, options or choices, gold/label | multiple choice: AGIEval, GAOKAO     |
+| prompt, reward_model: {ground_truth}     | verl                                 |
+| prompt, solution (boxed, or $...$ alone) | TRL, Open-R1                         |
+| messages, prompt + completion            | chats whose last turn has the answer |
+
+Names count in any case, and a chat is as good as a text: see ``rows.spelled``.
 """
 
 from __future__ import annotations
@@ -18,20 +23,24 @@ import operator
 import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from marft_jax.envs.base import QuestionSettings, Split, Task, held_out
-from marft_jax.envs.datasets.rows import SUFFIXES, LeftOut, rows_of
+from marft_jax.envs.datasets.rows import SUFFIXES, LeftOut, rows_of, spelled
 from marft_jax.envs.grading.extract import boxed_answer
 from marft_jax.errors import BadInput
 from marft_jax.setting import setting
 
-QUESTION_FIELDS = ("problem", "question", "query", "prompt", "instruction")
-ANSWER_FIELDS = ("final_answer", "answer", "expected_answer", "golden", "label", "target")
+QUESTION_FIELDS = ("problem", "question", "query", "prompt", "instruction", "messages")
+ANSWER_FIELDS = (
+    "final_answer", "answer", "expected_answer", "golden", "label", "target", "ground_truth",
+)  # fmt: skip
+WORKED_FIELDS = ("solution", "completion")  # texts with an answer in them
 CHOICE_FIELDS = ("choices", "options")
 _ROUND = 10_000  # positions after which the sources take turns as before
+_ALONE = re.compile(r"\$[^$]+\$|\S+")  # an answer without a word beside it
 _FILTER = re.compile(r"([^=!<>]+?)\s*(!=|<=|>=|=)\s*(.*)")
 
 Row = Mapping[str, Any]
@@ -42,7 +51,8 @@ class Rows(QuestionSettings):
     """Settings of an environment whose tasks are rows of data."""
 
     data: tuple[str, ...] = ()
-    """Tasks to train on: .json, .jsonl, .parquet files, or hub ids owner/name[/subset][:split]."""
+    """Tasks to train on: .json, .jsonl, .parquet, .csv files, or hub ids
+    owner/name[/subset][:split]."""
     weights: tuple[float, ...] = setting((), above=0, needs="env.data")
     """A share of the training tasks for each of `data`; without them every task is as likely."""
     eval_data: tuple[str, ...] = ()
@@ -59,11 +69,45 @@ class Rows(QuestionSettings):
         return as_task(row)
 
 
-def load(source: str, env: Rows | None = None) -> list[Task]:
-    """Loads all tasks of a file or a hub data set, in its order; for the source see ``rows_of``.
+class Sifted(NamedTuple):
+    """Rows of a source by what became of them.
 
-    Rows that do not fit ``env.filters`` are passed over; a fraction ``env.max_bad_rows`` may be
-    wrong, and is reported.
+    Attributes:
+        rows: how many there are.
+        bad: what is wrong with rows that should be tasks, each with its place.
+        left_out: why sound rows are none.
+    """
+
+    rows: int
+    tasks: list[Task]
+    bad: list[str]
+    left_out: list[str]
+
+
+def sift(source: str, env: Rows) -> Sifted:
+    """Reads all rows of a file or a hub data set; those that do not fit ``env.filters`` are passed
+    over. For the source see ``rows_of``, which raises ``BadInput``."""
+    keeps = [_filter(text) for text in env.filters]
+    found, rows = Sifted(0, [], [], []), 0
+    for rows, (place, row) in enumerate(rows_of(source), 1):  # noqa: B007
+        if isinstance(row, Mapping):
+            row = spelled(row)
+            if not all(keep(row) for keep in keeps):
+                continue
+        task = str(row) if isinstance(row, ValueError) else env.task_of(row)
+        if isinstance(task, Task):
+            found.tasks.append(task)
+        elif isinstance(task, LeftOut):
+            found.left_out.append(task.why)
+        else:
+            found.bad.append(f"{place}: {task}")
+    return found._replace(rows=rows)
+
+
+def load(source: str, env: Rows | None = None) -> list[Task]:
+    """Loads all tasks of a file or a hub data set, in its order.
+
+    A fraction ``env.max_bad_rows`` may be wrong, and is reported.
 
     Raises:
         BadInput: one line that names the file and the line or row: the file is missing or broken,
@@ -71,21 +115,9 @@ def load(source: str, env: Rows | None = None) -> list[Task]:
             no field, or the hub cannot be reached.
     """
     env = env or Rows()
-    keeps = [_filter(text) for text in env.filters]
-    tasks: list[Task] = []
-    bad: list[str] = []
-    left_out: list[str] = []
-    rows = 0
-    for rows, (place, row) in enumerate(rows_of(source), 1):  # noqa: B007
-        if isinstance(row, Mapping) and not all(keep(row) for keep in keeps):
-            continue
-        task = str(row) if isinstance(row, ValueError) else env.task_of(row)
-        if isinstance(task, Task):
-            tasks.append(task)
-        elif isinstance(task, LeftOut):
-            left_out.append(task.why)
-        else:
-            bad.append(f"{place}: {task}")
+    rows, tasks, bad, left_out = sift(source, env)
+    if bad and len(bad) == rows:
+        raise BadInput(bad[0] + (f"; so it is with all {rows} rows" if rows > 1 else ""))
     if len(bad) > env.max_bad_rows * rows:
         more = f" ({len(bad)} of {rows} rows are bad)" if len(bad) > 1 else ""
         raise BadInput(f"{bad[0]}; mend or remove the row, or raise --env.max_bad_rows{more}")
@@ -96,7 +128,7 @@ def load(source: str, env: Rows | None = None) -> list[Task]:
         what = f"left out {left_out.count(why)} of {rows} tasks: {why}"
         print(f"marft_jax: {source}: {what}", file=sys.stderr)
     if not tasks:
-        what = f" that fits {' and '.join(env.filters)}" if rows and keeps else ""
+        what = f" that fits {' and '.join(env.filters)}" if rows and env.filters else ""
         raise BadInput(f"{source}: expected at least one row{what}, got none")
     return tasks
 
@@ -192,7 +224,11 @@ def training_order(
 
 
 def as_task(
-    row: Any, question_field: str | None = None, answer_field: str | None = None
+    row: Any,
+    question_field: str | None = None,
+    answer_field: str | None = None,
+    *,
+    needs_answer: bool = True,
 ) -> Task | str:
     """Makes a row a task, or says what is wrong with it.
 
@@ -200,7 +236,8 @@ def as_task(
         row: names to values.
         question_field: the field of the question; without it the first of ``QUESTION_FIELDS``.
         answer_field: the field of the answer; without it the first of ``ANSWER_FIELDS``, ``gold``
-            or the boxed part of ``solution``.
+            or what is boxed in one of ``WORKED_FIELDS``, or stands there alone.
+        needs_answer: without one a row is no task; else its answer is "".
     """
     if not isinstance(row, Mapping):
         return f"expected an object with a question and an answer, got {_short(row)}"
@@ -208,16 +245,18 @@ def as_task(
     fields = (question_field,) if question_field else QUESTION_FIELDS
     question = _first(row, fields)
     if not isinstance(question, str):
-        return f"expected a question in one of the fields {', '.join(fields)}, {got}"
+        wanted = f"expected a question in one of the fields {', '.join(fields)}"
+        return f"{wanted}, {got}; --env.question_field names another"
     choices = _choices(row)
     try:
         answer = _answer(row, answer_field, choices)
         f"{question}{answer}".encode()
     except ValueError as error:  # a UnicodeEncodeError too: half a surrogate pair
         return str(error)
-    if not answer:
-        wanted = answer_field or f"{', '.join(ANSWER_FIELDS)}, gold (with choices) or boxed"
-        return f"no answer: expected one in {wanted} in solution, {got}"
+    if not answer and needs_answer:
+        known = f"{', '.join(ANSWER_FIELDS)}, gold (with choices) or boxed in a solution"
+        wanted = f"no answer: expected one in {answer_field or known}"
+        return f"{wanted}, {got}; --env.answer_field names another"
     return Task(_with_choices(question, choices), answer)
 
 
@@ -230,14 +269,19 @@ def _answer(row: Row, field: str | None, choices: Sequence[str]) -> str:
         return ""
     if (gold := _first(row, ("gold",))) is not None:
         return _as_letters(gold)
-    solution = row.get("solution")
-    solution = solution[-1] if isinstance(solution, list) and solution else solution
-    return (boxed_answer(solution) or "").strip() if isinstance(solution, str) else ""
+    worked = _first(row, WORKED_FIELDS)
+    worked = worked[-1] if isinstance(worked, list) else worked
+    if not isinstance(worked, str):
+        return ""
+    if "####" in worked:
+        return _as_text(worked)
+    alone = _ALONE.fullmatch(worked.strip())
+    return (boxed_answer(worked) or (alone[0] if alone else "")).strip()
 
 
 def _first(row: Row, fields: Sequence[str]) -> Any:
     """Finds the first of these fields that is filled: neither blank nor empty nor NaN."""
-    for value in map(row.get, fields):
+    for value in (row.get(field, row.get(field.strip().lower())) for field in fields):
         empty = isinstance(value, (str, list, Mapping)) and not value
         blank = isinstance(value, str) and not value.strip()
         unknown = isinstance(value, float) and not math.isfinite(value)  # missing in a table
@@ -299,6 +343,7 @@ def _filter(text: str) -> Callable[[Row], bool]:
             f"field>=number, got {text!r}"
         )
     field, how, values = match.groups()
+    field = field.strip().lower()
     if how in ("=", "!="):
         return lambda row: (str(row.get(field)) in values.split("|")) == (how == "=")
     bound, compare = _number(values), operator.le if how == "<=" else operator.ge

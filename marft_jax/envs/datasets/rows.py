@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import re
 from collections.abc import Iterator, Mapping
@@ -11,7 +12,7 @@ from typing import Any, NamedTuple
 from marft_jax.errors import BadInput, reason
 from marft_jax.formats import foreign
 
-SUFFIXES = (".json", ".jsonl", ".parquet")
+SUFFIXES = (".json", ".jsonl", ".parquet", ".csv")
 _HUB = re.compile(r"(?P<name>[\w.-]+/[\w.-]+)(?:/(?P<subset>[\w.-]+))?(?::(?P<split>.+))?")
 
 
@@ -25,20 +26,26 @@ def rows_of(source: str) -> Iterator[tuple[str, Any]]:
     """Reads every row, with its place; a ``ValueError`` in place of a line that is not JSON.
 
     Args:
-        source: a ``.json`` (a list, or ``{"data": [...]}``), ``.jsonl`` or ``.parquet`` file, or
-            ``owner/name[/subset][:split]`` on the hub; the split is ``train`` by default.
+        source: a ``.json`` (a list, or ``{"data": [...]}``), ``.jsonl``, ``.parquet`` or ``.csv``
+            file (names in its first line), or ``owner/name[/subset][:split]`` on the hub; the split
+            is ``train`` by default.
 
     Raises:
         BadInput: the file is missing or broken as a whole, or the hub cannot be reached.
     """
     path = Path(source).expanduser()
     if path.suffix in SUFFIXES or path.exists():
-        reader = {".json": _json, ".jsonl": _jsonl, ".parquet": _parquet}.get(path.suffix)
+        readers = {".json": _json, ".jsonl": _jsonl, ".parquet": _parquet, ".csv": _csv}
+        reader = readers.get(path.suffix)
         if reader is None or path.is_dir():
             raise BadInput(f"{source}: expected a file {', '.join(SUFFIXES)}, or a hub id")
         try:
             yield from reader(path)
-        except (OSError, ValueError) as error:  # ValueError: not UTF-8, or a NUL in the name
+        except (
+            OSError,
+            ValueError,
+            csv.Error,
+        ) as error:  # ValueError: not UTF-8, a NUL in the name
             raise BadInput(f"{source!r}: cannot be read ({reason(error)})") from error
     elif match := _HUB.fullmatch(source):
         yield from _hub(source, match["name"], match["subset"], match["split"] or "train")
@@ -46,6 +53,67 @@ def rows_of(source: str) -> Iterator[tuple[str, Any]]:
         raise BadInput(
             f"{source}: no such file; expected {', '.join(SUFFIXES)} or owner/name[:split]"
         )
+
+
+def spelled(row: Mapping[str, Any]) -> dict[str, Any]:
+    """Spells a row as our tables of fields do.
+
+    Names are in lower case. A chat, a list of messages with ``role`` and ``content``, is a text:
+    what the user said, or all turns by their roles where there are more; system messages are a
+    team's own business. An answer that ends it is ``completion``. verl's
+    ``reward_model: {ground_truth: ...}`` is ``ground_truth``.
+
+    >>> spelled({"Prompt": [{"role": "user", "content": "1+1"}]})
+    {'prompt': '1+1'}
+    """
+    found: dict[str, Any] = {}
+    for name, value in sorted(row.items(), key=lambda item: item[0] == item[0].lower()):
+        key = name.strip().lower()
+        if key == "reward_model" and isinstance(value, Mapping) and "ground_truth" in value:
+            found["ground_truth"] = value["ground_truth"]
+        elif turns := _chat(value):
+            *before, (role, last) = turns
+            if role == "assistant":
+                found |= {"completion": last}
+                turns = before
+            several = [f"{role}: {text}" for role, text in turns] if len(turns) > 1 else None
+            text = "\n".join(several or (text for _, text in turns))
+            found |= {key: text} if text else {}
+        else:
+            found[key] = value
+    return found
+
+
+def _chat(value: Any) -> list[tuple[str, str]]:
+    """Reads the role and the text of each message but the system's; nothing where it is no chat."""
+    found = []
+    for message in value if isinstance(value, list) else ():
+        if not isinstance(message, Mapping) or not {"role", "content"} <= set(message):
+            return []
+        content = message["content"]
+        if isinstance(content, list):  # parts of text
+            content = "".join(
+                part.get("text") or "" for part in content if isinstance(part, Mapping)
+            )
+        if message["role"] != "system":
+            found.append((str(message["role"]), str(content or "")))
+    return found
+
+
+def _csv(path: Path) -> Iterator[tuple[str, Any]]:
+    with path.open(encoding="utf-8-sig", newline="") as lines:
+        first = lines.readline()
+        lines.seek(0)
+        separator = max(",;\t", key=first.count)
+        reader = csv.DictReader(lines, delimiter=separator, strict=True)
+        for row in reader:
+            place, names = f"{path} line {reader.line_num}", reader.fieldnames or ()
+            if None in row or None in row.values():
+                cells = sum(value is not None for value in row.values())
+                more = " or more" if None in row else ""
+                yield place, ValueError(f"expected {len(names)} cells, got {cells}{more}")
+            else:
+                yield place, row
 
 
 def _jsonl(path: Path) -> Iterator[tuple[str, Any]]:
