@@ -334,12 +334,14 @@ def _chain(
     """Lays the turns' decisions end to end, given their flat positions by (episode, turn)."""
     chains = chains_of(episodes)
     shape = len(chains), max(sum(len(flat[e, k]) for k in turns) for e, turns in chains)
+    trunk_E, branch_E = trees_of(episodes, chains)
     chain = Chain(
         np.zeros(shape, np.int32),
         *(np.zeros(shape, np.float32) for _ in range(5)),  # pyright: ignore[reportCallIssue]
         *(np.zeros(shape, np.int32) for _ in range(7)),
-        np.asarray([e for e, _ in chains]),
-        *trees_of(episodes, chains),
+        episode_E=np.asarray([e for e, _ in chains]),
+        trunk_E=trunk_E,
+        branch_E=branch_E,
         shape_UBX=shape_UBX,
     )
     groups: dict[tuple[int, str], int] = {}

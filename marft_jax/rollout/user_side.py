@@ -126,7 +126,7 @@ class UserSide:
 
 
 def _players(env: Any, names: Sequence[str]) -> dict[str, str]:
-    found = env.players(names)
+    found: Mapping[str, Any] | None = env.players(names)
     if not isinstance(found, Mapping) or not all(found.get(name) for name in names):
         raise BadInput(f"players: expected the player of each of {', '.join(names)}, got "
                        f"{shown(found)}{place(env.players)}")  # fmt: skip

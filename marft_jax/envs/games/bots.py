@@ -11,7 +11,7 @@ from marft_jax.envs.games.tree import Node
 from marft_jax.errors import BadInput
 from marft_jax.plugins import load_plugin
 
-Bot = Callable[[Any, int, random.Random], int]
+Bot = Callable[[Any, int, random.Random], Any]
 """(state, player, source of chance) to an action."""
 
 
@@ -61,7 +61,7 @@ def find_bot(name: str) -> Bot:
     """
     if name in BOTS:
         return BOTS[name]
-    found = load_plugin(name, "--env.bots", BOTS)
+    found: Any = load_plugin(name, "--env.bots", BOTS)
     if not callable(found):
         raise BadInput(f"--env.bots: {name!r} is no function; name one")
     return found
