@@ -53,8 +53,9 @@ def said(run: Path, step: int) -> list[list[str]]:
 
 
 def wait_for(run: Path, steps: int, both: list[subprocess.Popen[bytes]], logs: list[Path]) -> None:
-    deadline = time.monotonic() + 300
-    while len(metrics(run)) < steps and time.monotonic() < deadline:
+    """Until it has taken so many steps, and saved the one before the last."""
+    deadline, saved = time.monotonic() + 300, run / "checkpoints" / str(steps - 1)
+    while not (len(metrics(run)) >= steps and saved.is_dir()) and time.monotonic() < deadline:
         assert all(process.poll() is None for process in both), [f.read_text() for f in logs[:2]]
         time.sleep(0.2)
 

@@ -209,6 +209,19 @@ def test_compare_plays_the_base_alone_and_as_a_team(tmp_path, capsys):
     assert set(row["agents"]) == {"solver"}
 
 
+def test_what_is_compared_is_alone_or_not_and_trained_or_not():
+    """In the order of the table; a file of answers belongs to one of them."""
+    compared = [(v.name, v.alone, v.trained) for v in (*evaluate.UNTRAINED, *evaluate.TRAINED)]
+    assert compared == [
+        ("base model", True, False),
+        ("team without adapters", False, False),
+        ("single agent", True, True),
+        ("team", False, True),
+    ]
+    with pytest.raises(BadInput, match="--limit: expected at least 1, got 0"):
+        evaluate.evaluate_team(None, limit=0)
+
+
 def test_slots_are_for_the_tasks_not_for_the_episodes_of_training(tmp_path, monkeypatch):
     opened, real = [], evaluate.open_session
     monkeypatch.setattr(
