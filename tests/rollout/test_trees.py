@@ -42,7 +42,7 @@ def played(rollout, credit: str, samples=SAMPLES, **algo):
 BEST = {"branch_at": "every", "branch_continue": "best", "step_reward": f"{__name__}:length"}
 
 
-@pytest.mark.parametrize(("workflow", "shared"), TOPOLOGIES[::3])
+@pytest.mark.parametrize(("workflow", "shared"), [TOPOLOGIES[i] for i in (0, 3, 4, 7)])
 def test_of_the_samples_of_a_turn_the_one_with_the_best_step_reward_goes_on(workflow, shared):
     rollout, engine = rollout_of(workflow, shared, by_branch)
     trunks, lost, config = played(rollout, "tree", **BEST)
