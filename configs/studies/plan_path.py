@@ -96,6 +96,13 @@ class PlanPath:
         return "\n".join(rows)
 
 
+class Simulated(PlanPath):
+    """Plan-Path with its simulator as a tool."""
+
+    def __init__(self, size: int = 3, moves: int = 3, steps: int = 3) -> None:
+        super().__init__(size, moves, steps, simulator=True)
+
+
 def _moves(text: str) -> str:
     """The last word that is moves and nothing else."""
     return next(iter(reversed(re.findall(r"\b[UDLR]+\b", text.upper()))), "")

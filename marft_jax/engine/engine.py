@@ -124,6 +124,7 @@ class Engine:
         self._stops: list[tuple[str, ...]] = [()] * self.shape.slots
         self._lengths = np.zeros(self.shape.slots, np.int64)
         self._next_ticket = 0
+        self._filled = [-1] * self.shape.slots  # by which ticket: the oldest is refilled first
         self._prefixes = Prefixes(self.shape.slots)
         self.reused = 0
         self.partial: dict[int, np.ndarray] = {}
@@ -138,6 +139,7 @@ class Engine:
         self._fused = self._fuse(self._adapters)
         self._slots = self._empty() if self._slots is None else self._slots
         self._prefixes.forget()
+        self._filled = [-1] * self.shape.slots
         self.reused = 0
 
     def release(self) -> None:
@@ -228,12 +230,13 @@ class Engine:
         self._waiting.extendleft(waiting for waiting, _ in reversed(group[rows:]))
         group = group[:rows]
         starts = [start for _, start in group]
-        slots = _places(free, starts)
+        slots = _places(sorted(free, key=self._filled.__getitem__), starts)
         for slot, ((ticket, request), start) in zip(slots, group, strict=True):
             self._tickets[slot], self._lengths[slot] = ticket, len(request.prompt)
             self._choices[slot] = request.choices
             self._stops[slot] = request.sampling.stop
             self._prefixes.put(slot, request.owner, request.prompt)
+            self._filled[slot] = ticket
             self.reused += start.tokens
         prompts = empty_prompts(rows, kind.width)
         _fill(prompts, [waiting.request for waiting, _ in group], starts, slots, self._seed)

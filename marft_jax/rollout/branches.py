@@ -9,7 +9,10 @@ import numpy as np
 
 from marft_jax import random_keys
 from marft_jax.config import Config
-from marft_jax.types import Branch, Credit, Episode, Played, Player, Sample
+from marft_jax.errors import EpisodesFailed
+from marft_jax.types import Branch, Credit, Episode, FailedEpisode, Played, Player, Sample
+
+_FEW = 0.25  # of the samples of a step: of a play of so few all may fail
 
 _Play = Callable[[Sequence[Sample]], Played]
 
@@ -27,19 +30,28 @@ def play_samples(
     kind = _solo if str(algo.credit) == "solo" else kind
 
     def play(some: Sequence[Sample]) -> Played:
-        return rollout.play(some, step) if some else Played([], [])
+        try:
+            return rollout.play(some, step) if some else Played([], [])
+        except EpisodesFailed as error:
+            if len(some) > _FEW * len(samples):
+                raise
+            return Played([], [FailedEpisode(*sample[:3], str(error)) for sample in some])
 
     end, episodes = 0, list[Episode]()
     while end < len(samples):
         start, end = end, len(samples)
         if algo.branch_budget != "none":
-            room = _room(episodes, len(samples), algo.branch_budget) if start else algo.group_size
+            room = algo.group_size
+            if episodes:
+                room = _room(episodes, len(samples), algo.branch_budget)
             end = min(start + room - room % algo.group_size, end)
         if start == end:
             break
         for part in kind(play, credit, samples[start:end], config, step):
             episodes += part.episodes
             yield part
+    if not episodes:
+        raise EpisodesFailed("all episodes of the step failed, see the log")
 
 
 def _room(episodes: Sequence[Episode], samples: int, budget: str) -> int:

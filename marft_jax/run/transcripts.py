@@ -36,14 +36,17 @@ def record(
 
     ``prompt`` is what the model read, special tokens included, and ``tool`` what a tool of the
     environment answered to the turn. ``D[i][j]`` is 1 where turn i was shown turn j; ``tokens`` is
-    the half-open span of a turn in the episode's action tokens, in acting order.
+    the half-open span of a turn in the episode's action tokens, in acting order. ``alone`` is what
+    agents earn alone on the task, where that is known.
     """
     turns = list(_turns(episode.turns, decode))
+    alone = {t.name: episode.alone[t.agent] for t in episode.turns if t.agent in episode.alone}
     return {
         "index": episode.index,
         "group": episode.group,
         "member": episode.member,
         **({} if episode.branch is None else {"branch": list(episode.branch)}),
+        **({"alone": alone} if alone else {}),
         "task": episode.task,
         "reward": episode.reward,
         "D": episode.dependency.astype(int),

@@ -9,6 +9,7 @@ import pytest
 import small
 from scripted import END, Scripted, Slow
 
+from configs.studies.plan_path import PlanPath, Simulated
 from configs.studies.products import Products
 from marft_jax.config import Rollout as Settings
 from marft_jax.envs import arithmetic
@@ -192,3 +193,17 @@ def test_an_environment_of_ones_own_may_demonstrate():
     assert [(e.task, e.reward) for e in episodes] == [(f"say {i}", 1.0) for i in range(3)]
     with pytest.raises(BadInput, match=r"demonstrate\(agents\)"):
         [*recorded.demonstrated(lambda: Slow(1), PAIR.agents, range(1))]
+
+
+@pytest.mark.parametrize(("kind", "file"), [(PlanPath, "plan_path"), (Simulated, "plan_path"),
+                                            (PlanPath, "plan_path_alone")])  # fmt: skip
+def test_shortest_paths_are_demonstrated_to_each_team_of_plan_path(kind, file):
+    blueprint = load_team(f"configs/studies/teams/{file}.yaml")
+    team = small.team_of(blueprint, context=400, max_new_tokens=8)
+    found = list(recorded.demonstrated(kind, blueprint.agents, range(20)))
+    for episode in replayed(found, team, "sequential", kind):
+        best = episode.results[-1].info["shortest"]
+        assert episode.reward == pytest.approx(1.5 - 0.01 * best)
+        tried = [turn.tool for turn in episode.turns if turn.tool is not None]
+        steps = len(episode.results)
+        assert tried == ([*["free"] * (steps - 1), "goal"] if kind is Simulated else [])

@@ -9,6 +9,7 @@ from scripted import Slow
 from test_branches import TOPOLOGIES, by_branch, plain, rollout_of
 
 from marft_jax.cli import configure
+from marft_jax.errors import BadInput, EpisodesFailed
 from marft_jax.learning.credit import make_credit
 from marft_jax.rollout.branches import branched_turns, play_samples
 from marft_jax.types import Sample, StepResult
@@ -41,7 +42,7 @@ def played(rollout, credit: str, samples=SAMPLES, **algo):
 BEST = {"branch_at": "every", "branch_continue": "best", "step_reward": f"{__name__}:length"}
 
 
-@pytest.mark.parametrize(("workflow", "shared"), TOPOLOGIES)
+@pytest.mark.parametrize(("workflow", "shared"), [TOPOLOGIES[i] for i in (0, 3, 4, 7)])
 def test_of_the_samples_of_a_turn_the_one_with_the_best_step_reward_goes_on(workflow, shared):
     rollout, engine = rollout_of(workflow, shared, by_branch)
     trunks, lost, config = played(rollout, "tree", **BEST)
@@ -150,3 +151,22 @@ def test_where_an_environment_offers_snapshots_no_step_is_taken_again():
     assert [e.reward for e in again] == [e.reward for e in restored]
     steps = [len({t.step for t in e.turns if not t.replayed}) for e in restored]
     assert taken == sum(steps) < stepped == 3 * len(again)
+
+
+class Failing(Slow):
+    def step(self, turns):
+        if self._seed == 0:
+            raise OSError("gone")
+        return super().step(turns)
+
+
+@pytest.mark.parametrize("more", [{"branch_budget": "leaves"}, BEST])
+def test_a_task_that_fails_ends_no_step_though_it_is_played_with_few_others(more):
+    how = {"env": lambda: Failing(1), "max_failed": 0.25}
+    rollout, _ = rollout_of("sequential", 0, by_branch, **how)
+    tasks = [Sample(i, i) for i in range(8)]
+    given = {"episodes": 8, "group_size": 1, "branch_at": "every", **more}
+    trunks, others, _ = played(rollout, "tree", tasks, **given)
+    assert trunks and others and 0 not in {e.index for e in (*trunks, *others)}
+    with pytest.raises((EpisodesFailed, BadInput)):
+        played(rollout, "tree", [Sample(0, i) for i in range(8)], **given)

@@ -140,6 +140,12 @@ def test_a_tools_answer_stands_by_itself():
     assert line["turns"][0]["text"] == "ADD 2 3" and line["turns"][0]["tool"] == "5"
 
 
+def test_what_agents_earn_alone_stands_by_their_names():
+    alone = transcripts.record(episode()._replace(alone={0: 0.25}), decode)["alone"]
+    assert alone == {"planner": 0.25, "solver": 0.25}
+    assert "alone" not in transcripts.record(episode(), decode)
+
+
 def test_d_says_which_turns_each_turn_was_shown():
     line = written(episode())
     assert line["D"] == [[0, 0, 0], [1, 0, 0], [1, 1, 0]]
