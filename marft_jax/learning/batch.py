@@ -71,9 +71,9 @@ class Chain(NamedTuple):
     turn_EJ: np.ndarray  # number of its turn in the episode
     layer_EJ: np.ndarray  # number of its turn's layer in the episode
     cut_EJ: np.ndarray  # 1 where its turn stopped at its token limit
-    episode_E: np.ndarray  # number of the episode
     trunk_E: np.ndarray  # number of the chain that it is a branch of; its own of a trunk
     branch_E: np.ndarray  # the turn of the trunk that it is another sample of; -1 of a trunk
+    episode_E: np.ndarray  # number of the episode
     shape_UBX: tuple[int, ...]  # of the rows that the decisions stand in
 
     @property
@@ -337,8 +337,8 @@ def _chain(
         np.zeros(shape, np.int32),
         *(np.zeros(shape, np.float32) for _ in range(4)),  # pyright: ignore[reportCallIssue]
         *(np.zeros(shape, np.int32) for _ in range(7)),
-        np.asarray([e for e, _ in chains]),
         *trees_of(episodes, chains),
+        episode_E=np.asarray([e for e, _ in chains]),
         shape_UBX=shape_UBX,
     )
     groups: dict[tuple[int, str], int] = {}

@@ -115,8 +115,9 @@ class UserSide:
 
 
 def _players(env: Any, names: Sequence[str]) -> dict[str, str]:
-    found = env.players(names)
-    if not isinstance(found, Mapping) or not all(found.get(name) for name in names):
+    found: Mapping[str, str] = env.players(names)
+    known = isinstance(found, Mapping)  # pyright: ignore[reportUnnecessaryIsInstance]
+    if not known or not all(found.get(name) for name in names):
         raise BadInput(f"players: expected the player of each of {', '.join(names)}, got "
                        f"{shown(found)}{place(env.players)}")  # fmt: skip
     return {name: text_of("players", found[name]) for name in names}

@@ -61,7 +61,7 @@ def find_bot(name: str) -> Bot:
     """
     if name in BOTS:
         return BOTS[name]
-    found = load_plugin(name, "--env.bots", BOTS)
+    found: Bot = load_plugin(name, "--env.bots", BOTS)
     if not callable(found):
         raise BadInput(f"--env.bots: {name!r} is no function; name one")
     return found
