@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scripted import Scripted, text
 
+from marft_jax.envs.check import check
 from marft_jax.envs.games import pettingzoo, textarena
 from marft_jax.envs.games.open_spiel import Settings, source
 from marft_jax.envs.games.tree import load
@@ -391,3 +392,10 @@ def test_a_game_of_open_spiel_is_played_and_solved():
     ours = load("kuhn_poker")
     keys = {exact.key_of(tree, state) for state in exact.states(tree)}
     assert keys == {exact.key_of(ours, state) for state in exact.states(ours)}
+
+
+def test_the_check_of_environments_plays_games():
+    problems, remarks = check(Race, episodes=2, agents=("ann", "bob"))
+    assert not problems and "2 distinct tasks" in remarks[0]
+    broken = type("Broken", (Race,), {"acting": lambda self: 1 / 0})
+    assert "ZeroDivisionError" in check(broken, episodes=1, agents=("ann", "bob"))[0][0]
