@@ -95,7 +95,7 @@ class EnvSettings:
     """Settings of an environment; each has more of its own."""
 
     name: str = "arithmetic"
-    """arithmetic, math, code, judged, reasoning_gym, open_spiel, or your own as
+    """arithmetic, math, code, judged, reasoning_gym, open_spiel, pettingzoo, textarena, or your own as
     package.module:Class."""
     curriculum: ClassVar[float | None] = None
     horizon: ClassVar[int] = 1

@@ -12,6 +12,7 @@ response is saved as it comes: started again, the same command goes on where it 
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import sys
 import tempfile
@@ -35,6 +36,7 @@ from marft_jax.evaluation.scores import Record, Scores, score
 from marft_jax.formats import foreign, jsonlines
 from marft_jax.run.answers import Answers
 from marft_jax.run.exploit import exploit
+from marft_jax.run.matches import play_matches
 from marft_jax.run.progress import Progress
 from marft_jax.run.setup import Session, open_session, open_source, restore_state
 from marft_jax.run.signals import EXIT_STOPPED, Stop
@@ -61,16 +63,19 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
         "--exploitability", action="store_true",
         help="of a game of OpenSpiel, exactly, by enumerating it; --step all: of each checkpoint",
     )  # fmt: skip
+    parser.add_argument(
+        "--against", nargs="+", default=[], metavar="OPPONENT",
+        help="play a game, each agent against: base, step:N, a run directory, random, perfect, "
+             "or package.module:function",
+    )  # fmt: skip
     parser.add_argument("--out", metavar="FOLDER", help="where all responses and figures go")
     with cli.boundary():
         own, rest = parser.parse_known_args(argv)
         rest += ["--eval.benchmarks", *own.benchmark] if own.benchmark else []
         rest += ["--eval.data", own.data] if own.data is not None else []
         config = cli.parse_run(own.run, own.base, rest)
-        if own.exploitability:
-            folder = _writable_folder(own.out, own.run, config.model.base)
-            rows = exploit(own.run, config, own.step, folder / "exploitability.jsonl")
-            Console(highlight=False).print(tables.exploitability(rows))
+        if own.exploitability or own.against:
+            _evaluate_game(own, config)
             sys.exit(0)
         how = dict(samples=own.samples, limit=own.limit, compare=own.compare, out=own.out)
         try:
@@ -78,6 +83,18 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
         except Stopped:
             sys.exit(EXIT_STOPPED)
     sys.exit(0)
+
+
+def _evaluate_game(own: argparse.Namespace, config: config_lib.Config) -> None:
+    """Prints the exploitability of a game's policies, and the outcomes against opponents."""
+    folder = _writable_folder(own.out, own.run, config.model.base)
+    console = Console(highlight=False, soft_wrap=True)
+    if own.exploitability:
+        rows = exploit(own.run, config, own.step, folder / "exploitability.jsonl")
+        console.print(tables.exploitability(rows))
+    if own.against:
+        found = play_matches(own.run, config, own.step, own.against, own.limit, folder)
+        console.print(tables.matches(found, console.width))
 
 
 class Variant(NamedTuple):

@@ -34,6 +34,8 @@ BUILT_IN = {
     "judged": "marft_jax.envs.judged",
     "reasoning_gym": "marft_jax.envs.reasoning_gym",
     "open_spiel": "marft_jax.envs.games.open_spiel",
+    "pettingzoo": "marft_jax.envs.games.pettingzoo",
+    "textarena": "marft_jax.envs.games.textarena",
 }
 """Name to its module: ``Settings`` and ``source(settings, split)``."""
 

@@ -131,16 +131,25 @@ def _play(
     state, took = watch(f"reset({seed})", _task, env, seed)
     view, _ = watch("its view", getattr, env, "view", None)
     tool, _ = watch("its tool", getattr, env, "tool", None)
+    game, _ = watch("its players", getattr, env, "players", None)
+    payable = agents
+    if game is not None:
+        players, _ = watch("players", game, agents)
+        payable = [*agents, *players.values()]
     events: list[tuple[str, Any]] = [("task", state)]
     slowest, step, is_done = 0.0, 0, False
     restores = restores and hasattr(env, "snapshot")
     while not is_done and step < steps:
-        where, turns = f"seed {seed}, step {step}", _turns(step, seed, agents)
-        for name in agents if view is not None else ():
+        where, acting = f"seed {seed}, step {step}", agents
+        if game is not None:
+            acting = watch(f"{where}, acting", env.acting)[0]
+            events.append(("acting", acting))
+        turns = _turns(step, seed, acting)
+        for name in acting if view is not None else ():
             events.append(("view", watch(f"{where}, view", _text, view, name, state)[0]))
         for turn in turns if tool is not None else ():
             events.append(("tool", watch(f"{where}, tool", _tool_answer, tool, turn)[0]))
-        result, seconds = watch(where, _result, env, turns, agents)
+        result, seconds = watch(where, _result, env, turns, payable)
         events += [("reward", result.reward), ("end", result.done)]
         state, is_done = result.observation, result.done
         step, slowest = step + 1, max(slowest, seconds)
@@ -187,7 +196,8 @@ def _result(env: Any, turns: Sequence[Turn], agents: Sequence[str]) -> StepResul
     for name, value in rewards.items():
         if isinstance(value, (bool, np.bool_)) or not math.isfinite(value):
             raise BadInput(f"{name}: expected a finite float, got {value!r:.60}")
-    if not checked.done and not checked.observation.strip():
+    shown = hasattr(env, "players") or checked.observation.strip()  # a game has views
+    if not checked.done and not shown:
         raise BadInput("observation: expected a text while the episode goes on, got an empty one")
     try:
         json.dumps(dict(result.info)).encode()

@@ -66,6 +66,17 @@ class Score(NamedTuple):
         return text + (f", {self.failed} episodes failed" if self.failed else "")
 
 
+class Outcomes(NamedTuple):
+    """Games of an agent: shares with their intervals, what it earned, and how many games failed."""
+
+    games: int
+    win: Estimate
+    draw: Estimate
+    loss: Estimate
+    earned: Estimate
+    failed: int
+
+
 Scores = dict[tuple[str, str], Score]
 """By benchmark and variant of the team."""
 
@@ -81,6 +92,25 @@ def score(records: Sequence[Record]) -> Score:
     passed = {k: estimate([pass_at(k, samples, c) for c in solved]) for k in passes(samples)}
     failed = sum(not record["turns"] for record in records)
     return Score(len(tasks), samples, estimate(rewards), passed, failed, _agents(records))
+
+
+def outcomes_of(records: Sequence[Record]) -> dict[str, Outcomes]:
+    """Outcomes of each agent, from what the last step of each game says; see ``envs.games``."""
+    found, failed = defaultdict[str, list[Record]](list), 0
+    for record in records:
+        outcomes = record["results"][-1]["info"].get("outcomes", {}) if record["results"] else {}
+        failed += not outcomes
+        for agent, outcome in outcomes.items():
+            found[agent].append(outcome)
+    return {
+        agent: Outcomes(
+            len(own),
+            *(estimate([float(o["outcome"] == x) for o in own]) for x in ("win", "draw", "loss")),
+            estimate([o["return"] for o in own]),
+            failed,
+        )
+        for agent, own in found.items()
+    }
 
 
 def passes(samples: int) -> list[int]:

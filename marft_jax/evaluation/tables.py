@@ -8,7 +8,7 @@ from typing import Any
 from rich import box
 from rich.table import Column, Table
 
-from marft_jax.evaluation.scores import Scores
+from marft_jax.evaluation.scores import Outcomes, Scores
 
 
 def benchmarks(scores: Scores, width: int) -> Table:
@@ -42,6 +42,24 @@ def exploitability(rows: Sequence[Mapping[str, Any]]) -> Table:
         earned = " ".join(f"{value:+.4f}" for value in row["values"])
         shown.add_row(str(row["step"]), f"{row['exploitability']:.4f}", earned, others)
     return shown
+
+
+def matches(found: Mapping[tuple[str, str], Outcomes], width: int) -> Table:
+    """A line for each agent and opponent, with 95 % intervals."""
+    rows = [
+        [
+            agent,
+            opponent,
+            str(o.games),
+            str(o.win),
+            str(o.draw),
+            str(o.loss),
+            f"{o.earned.mean:+.4f}",
+        ]
+        for (agent, opponent), o in found.items()
+    ]
+    figures = ["games", "won (95 %)", "drawn (95 %)", "lost (95 %)", "earned"]
+    return folding(["agent", "against"], figures, rows, width)
 
 
 def folding(

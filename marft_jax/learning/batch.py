@@ -72,9 +72,9 @@ class Chain(NamedTuple):
     turn_EJ: np.ndarray  # number of its turn in the episode
     layer_EJ: np.ndarray  # number of its turn's layer in the episode
     cut_EJ: np.ndarray  # 1 where its turn stopped at its token limit
-    episode_E: np.ndarray  # number of the episode
     trunk_E: np.ndarray  # number of the chain that it is a branch of; its own of a trunk
     branch_E: np.ndarray  # the turn of the trunk that it is another sample of; -1 of a trunk
+    episode_E: np.ndarray  # number of the episode
     shape_UBX: tuple[int, ...]  # of the rows that the decisions stand in
 
     @property

@@ -53,6 +53,7 @@ def record(
         "turns": [{**t, **own} for t, own in zip(turns, numbers or [{}] * len(turns), strict=True)],
         "results": [
             {"reward": result.reward, "done": result.done, "info": result.info}
+            | ({"agent_rewards": dict(result.agent_rewards)} if result.agent_rewards else {})
             for result in episode.results
         ],
     }

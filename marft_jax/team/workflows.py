@@ -109,10 +109,11 @@ def players(team: Team, state: State) -> Generator[Any, Any, Step]:
     if not acting or not set(acting) <= set(team.names):
         raise BadInput(f"acting: expected some of {', '.join(team.names)}, got {shown(acting)}")
     legal = getattr(team.game, "legal", None)
-    acts = [team.act(team.names.index(name), state) for name in acting]
-    choices = [tuple(map(team.ids_of, legal(name) if legal else ())) for name in acting]
-    both = zip(acts, choices, strict=True)
-    turns = yield [act._replace(choices=own) for act, own in both]
+    acts: list[Act] = []
+    for name in acting:
+        choices = tuple(map(team.ids_of, legal(name))) if legal is not None else ()
+        acts.append(team.act(team.names.index(name), state)._replace(choices=choices))
+    turns = yield acts
     return Step(turns, graded=turns)
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+
 import numpy as np
 import pytest
 import small
@@ -9,9 +11,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scripted import Scripted, text
 
+from marft_jax.envs.check import check
+from marft_jax.envs.games import pettingzoo, textarena
 from marft_jax.envs.games.open_spiel import Settings, source
+from marft_jax.envs.games.tree import load
 from marft_jax.envs.threads import DaemonThreads
 from marft_jax.errors import BadInput, EpisodesFailed
+from marft_jax.evaluation import exploitability as exact
 from marft_jax.learning.advantages import groups_with_signal
 from marft_jax.learning.algorithms import find_algorithm, normalized_advantages
 from marft_jax.learning.batch import build, chains_of
@@ -253,3 +259,143 @@ def test_a_team_of_another_workflow_cannot_play():
     )
     with pytest.raises((BadInput, EpisodesFailed), match="expected --team.workflow players"):
         rollout.play(small.samples([0]), 0)
+
+
+# Games of other packages, by stand-ins with their interfaces; and themselves where they are.
+
+
+class Discrete:
+    def __init__(self, n):
+        self.n = n
+
+
+class Turns:
+    """A PettingZoo game of moves in turn: who takes the last of five matches loses."""
+
+    metadata = {"render_modes": ["human"]}
+    possible_agents = ["p0", "p1"]
+
+    def reset(self, seed):
+        self.agents, self.left, self.agent_selection = list(self.possible_agents), 5, "p0"
+        self.terminations = self.truncations = dict.fromkeys(self.agents, False)
+        self.rewards, self.infos = dict.fromkeys(self.agents, 0.0), {}
+
+    def observe(self, name):
+        mask = np.array([0, self.left >= 1, self.left >= 2, 0])
+        return {"observation": np.array([self.left]), "action_mask": mask}
+
+    def action_space(self, name):
+        return Discrete(4)
+
+    def step(self, action):
+        own = self.agent_selection
+        self.agent_selection = other = "p1" if own == "p0" else "p0"
+        if action is None:
+            self.agents.remove(own)
+            return
+        self.left -= action
+        if not self.left:
+            self.terminations = dict.fromkeys(self.agents, True)
+            self.rewards = {own: -1.0, other: 1.0}
+
+
+class AtOnce:
+    """A PettingZoo game of moves at once: matching pennies."""
+
+    metadata = {}
+    possible_agents = ["p0", "p1"]
+
+    def reset(self, seed):
+        self.agents = list(self.possible_agents)
+        return dict.fromkeys(self.agents, 7), {}
+
+    def action_space(self, name):
+        return Discrete(2)
+
+    def step(self, actions):
+        self.agents, even = [], actions["p0"] == actions["p1"]
+        return {}, {"p0": 1.0 if even else -1.0, "p1": -1.0 if even else 1.0}, {}, {}, {}
+
+
+def zoo(make, **own):
+    return lambda: pettingzoo.ZooGame(pettingzoo.Settings(**own), make)
+
+
+def test_a_game_of_pettingzoo_in_turn_and_at_once():
+    found, engine = play(zoo(Turns), lambda request: "I take 2", tasks=[0])
+    [episode] = found.episodes
+    assert [t.name for t in episode.turns] == ["ann", "bob", "ann"]
+    assert text(engine.requests[0].prompt) == "<s>ann<u>p0\n[5]\nmoves: 1, 2<a>"
+    assert [r.info.get("illegal") for r in episode.results] == [None, None, ["ann"]]
+    assert episode.results[-1].agent_rewards == {"ann": -1.0}  # one match is left: 2 is illegal
+    found, _ = play(zoo(Turns, illegal="random"), lambda request: "2", tasks=[0])
+    assert found.episodes[0].results[-1].agent_rewards == {"ann": -1.0, "bob": 1.0}
+    found, engine = play(zoo(Turns, illegal="masked"), lambda request: "1", tasks=[0])
+    assert len(engine.requests[0].choices) == 2 and len(engine.requests[-1].choices) == 1
+    outcomes = found.episodes[0].results[-1].info["outcomes"]
+    assert {a: (o["seat"], o["outcome"]) for a, o in outcomes.items()} == {
+        "ann": (0, "loss"), "bob": (1, "win")
+    }  # fmt: skip
+    found, engine = play(zoo(AtOnce), lambda request: "1", tasks=[0])
+    assert [t.name for t in found.episodes[0].turns] == ["ann", "bob"]
+    assert found.episodes[0].results[0].agent_rewards == {"ann": 1.0, "bob": -1.0}
+
+
+class Arena:
+    """A TextArena game: players guess who drew more, from the generator that all games share."""
+
+    def reset(self, num_players, seed):
+        assert num_players == 2, "for two"
+        random.seed(seed)
+        self.turn, self.drawn = 0, []
+
+    def get_observation(self):
+        return self.turn % 2, f"draws {self.drawn}"
+
+    def step(self, action):
+        self.turn += 1
+        self.drawn.append(random.randrange(1000))
+        return self.turn == 4, {}
+
+    def close(self):
+        return {0: 1, 1: -1}, {0: {"reason": "more"}, 1: {}}
+
+
+def test_a_game_of_textarena_draws_from_a_stream_of_its_own():
+    def arena():
+        return textarena.ArenaGame(textarena.Settings(rotate=True), Arena)
+
+    alone = [play(arena, lambda request: "go", tasks=[n])[0].episodes[0] for n in (0, 1)]
+    random.seed(5)
+    expected = random.Random(5).random()
+    found, _ = play(arena, lambda request: "go", tasks=[0, 1])
+    assert random.random() == expected  # and leaves the shared one as it was
+    for one, among in zip(alone, found.episodes, strict=True):
+        assert [t.prompt.tolist() for t in one.turns] == [t.prompt.tolist() for t in among.turns]
+    assert [e.turns[0].name for e in found.episodes] == ["ann", "bob"]
+    last = found.episodes[1].results[-1]
+    assert last.agent_rewards == {"bob": 1.0, "ann": -1.0}
+    assert last.info["ended"] == {"bob": {"reason": "more"}, "ann": {}}
+    trio = small.team_of(Blueprint((*SEATS, Profile("eve"))), context=256, max_new_tokens=24)
+    with pytest.raises(BadInput, match="for two"):
+        play(arena, lambda request: "go", trio)
+
+
+def test_a_game_of_open_spiel_is_played_and_solved():
+    pytest.importorskip("pyspiel")
+    lonely = small.team_of(Blueprint(SEATS[:1]), context=256, max_new_tokens=24)
+    create = kuhn(game="tic_tac_toe", numbered=True, illegal="random", bots=("0=perfect",))
+    found, engine = play(create, lambda request: "0", lonely, tasks=range(3))
+    ends = [e.results[-1].info["outcomes"]["ann"]["outcome"] for e in found.episodes]
+    assert "win" not in ends and "moves: 0 o(0,0)" in text(engine.requests[0].prompt)
+    tree = load("kuhn_poker(players=2)")
+    ours = load("kuhn_poker")
+    keys = {exact.key_of(tree, state) for state in exact.states(tree)}
+    assert keys == {exact.key_of(ours, state) for state in exact.states(ours)}
+
+
+def test_the_check_of_environments_plays_games():
+    problems, remarks = check(Race, episodes=2, agents=("ann", "bob"))
+    assert not problems and "2 distinct tasks" in remarks[0]
+    broken = type("Broken", (Race,), {"acting": lambda self: 1 / 0})
+    assert "ZeroDivisionError" in check(broken, episodes=1, agents=("ann", "bob"))[0][0]

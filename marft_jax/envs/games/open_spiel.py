@@ -13,6 +13,7 @@ from typing import Any, Literal, NamedTuple
 from marft_jax.config import EnvSettings
 from marft_jax.envs.base import EVAL_SEEDS, EnvSource, Member, Split
 from marft_jax.envs.games import bots
+from marft_jax.envs.games.outcomes import outcomes
 from marft_jax.envs.games.tree import Tree, load
 from marft_jax.errors import BadInput
 from marft_jax.setting import setting
@@ -161,10 +162,7 @@ class TreeGame:
             action = read_move(turn.text, legal)
             if action is None:
                 wrong.append(turn.name)
-            if action is None and self._settings.illegal in (
-                "random",
-                "masked",
-            ):  # cut off: no move
+            if action is None and self._settings.illegal in ("random", "masked"):
                 action = self._rng.choice(list(legal.values()))
             if action is not None:
                 self._chosen[seat] = action
@@ -172,14 +170,16 @@ class TreeGame:
         info: dict[str, Any] = {"moves": moves} | ({"illegal": wrong} if wrong else {})
         forfeits = [name for name in wrong if name not in moves and self._forfeits(name)]
         if forfeits:
-            return StepResult("", 0.0, True, info, self._forfeited(forfeits))
-        if not self.acting():
-            self._move()
-        now = list(self._state.returns())
+            now, done = self._forfeited(forfeits), True
+        else:
+            if not self.acting():
+                self._move()
+            now, done = list(self._state.returns()), self._state.is_terminal()
         paid = {self._agents[s]: now[s] - self._paid[s] for s in self._agents}
         self._paid = now
         info["board"] = str(self._state)
-        done = self._state.is_terminal()
+        if done:
+            info["outcomes"] = outcomes(now, self._agents)
         return StepResult("", 0.0, done, info, {name: r for name, r in paid.items() if r})
 
     def demonstrate(self, agents: Sequence[Member]) -> list[dict[str, str]]:
@@ -209,13 +209,14 @@ class TreeGame:
         self._notes[self._seat(agent)] = "That was no legal move.\n"
         return self._settings.illegal != "retry" or self._tries > self._settings.retries
 
-    def _forfeited(self, names: Sequence[str]) -> dict[str, float]:
-        """Who forfeits earns the least of the game, where that is a game of gains and losses the
-        others share it."""
-        least, others = self._tree.least, self._tree.players - len(names)
-        won = -least * len(names) / others if self._tree.zero_sum and others else 0.0
-        final = {s: least if name in names else won for s, name in self._agents.items()}
-        return {self._agents[s]: worth - self._paid[s] for s, worth in final.items()}
+    def _forfeited(self, names: Sequence[str]) -> list[float]:
+        """Who forfeits ends with the least of the game; the others share that where gains are
+        losses, or keep what they have."""
+        least, lost = self._tree.least, [self._seat(name) for name in names]
+        others = self._tree.players - len(lost)
+        won = [-least * len(lost) / max(others, 1)] * self._tree.players
+        kept = won if self._tree.zero_sum else self._paid
+        return [least if seat in lost else kept[seat] for seat in range(self._tree.players)]
 
     def _move(self) -> None:
         """Makes the moves that were chosen, and those of chance and bots that follow."""

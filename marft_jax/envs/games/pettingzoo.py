@@ -1,0 +1,169 @@
+"""Games of PettingZoo, of both of its interfaces; a move is the number of an action."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal
+
+import numpy as np
+
+from marft_jax.config import EnvSettings
+from marft_jax.envs.base import EVAL_SEEDS, EnvSource, Split
+from marft_jax.envs.games.outcomes import outcomes
+from marft_jax.errors import BadInput
+from marft_jax.plugins import load_plugin, text_of
+from marft_jax.types import StepResult, Turn
+
+_NUMBER = re.compile(r"-?\d+")
+View = Callable[[Any, str], str]
+"""(PettingZoo's environment, its name of the agent) to what that agent is shown."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings(EnvSettings):
+    """Settings of a game of PettingZoo; its actions must be numbered (``Discrete``)."""
+
+    name: str = "pettingzoo"
+    game: str = "pettingzoo.classic.tictactoe_v3"
+    """Its module."""
+    view: str = ""
+    """package.module:function of your own, (env, agent) to the text that the agent is shown; by
+    default what the environment draws as text, or the observation's numbers."""
+    illegal: Literal["forfeit", "random", "masked"] = "forfeit"
+    """A text that is no legal move ends the game, with -1; becomes a legal move at random; or
+    cannot be: the sampler draws legal moves alone."""
+
+
+def source(settings: Settings, split: Split) -> EnvSource:
+    """Games from seeds, those of evaluation apart from those of training.
+
+    Raises:
+        BadInput: there is no such module.
+    """
+    try:
+        module = importlib.import_module(settings.game)
+    except Exception as error:  # whatever a game's packages raise when they are not there
+        raise BadInput(f"--env.game {settings.game}: {error!s:.200}") from error
+    view = load_plugin(settings.view, "--env.view", ()) if settings.view else None
+    first = EVAL_SEEDS if split == "eval" else 0
+    return EnvSource(lambda: ZooGame(settings, lambda: _make(module), view, first))
+
+
+def _make(module: Any) -> Any:
+    how = module.env if hasattr(module, "env") else module.parallel_env
+    env = how()
+    return how(render_mode="ansi") if "ansi" in env.metadata.get("render_modes", ()) else env
+
+
+class ZooGame:
+    """A game that is played; a ``envs.base.Game``.
+
+    Args:
+        make: makes the environment of PettingZoo.
+        first: is added to the numbers of tasks.
+    """
+
+    def __init__(
+        self, settings: Settings, make: Callable[[], Any], view: View | None = None, first: int = 0
+    ) -> None:
+        self._settings, self._make, self._show, self._first = settings, make, view, first
+        if settings.illegal == "masked":
+            self.legal = lambda agent: [str(a) for a in self._legal(self._zoo(agent))]
+
+    def reset(self, seed: int) -> str:
+        self._env, self._seed = self._make(), (seed + self._first) % (1 << 32)
+        self._rng = np.random.default_rng(self._seed)
+        seen = self._env.reset(seed=self._seed)
+        self._is_parallel = not hasattr(self._env, "agent_selection")
+        self._observed = dict(seen[0]) if self._is_parallel else {}
+        self._returns = dict.fromkeys(self._env.possible_agents, 0.0)
+        return self._settings.game
+
+    def players(self, agents: Sequence[str]) -> dict[str, str]:
+        seats = self._env.possible_agents
+        if len(agents) != len(seats):
+            raise BadInput(
+                f"--team.file: {self._settings.game} has seats for {len(seats)}, expected as many "
+                f"agents, got {len(agents)}"
+            )
+        self._agents = dict(zip(seats, agents, strict=True))
+        self._skip_ended()
+        return {agent: agent for agent in agents}
+
+    def acting(self) -> list[str]:
+        now = self._env.agents if self._is_parallel else [self._env.agent_selection]
+        return [self._agents[name] for name in now]
+
+    def view(self, agent: str, observation: str) -> str:
+        name = self._zoo(agent)
+        if self._show is not None:
+            return text_of("--env.view", self._show(self._env, name))
+        drawn = self._env.render() if getattr(self._env, "render_mode", None) == "ansi" else None
+        seen = drawn if isinstance(drawn, str) else str(self._plain(name))
+        legal = ", ".join(map(str, self._legal(name)))
+        return f"{name}\n{seen.strip()}\nmoves: {legal}"
+
+    def step(self, turns: Sequence[Turn]) -> StepResult:
+        if sorted(turn.name for turn in turns) != sorted(self.acting()):
+            raise BadInput("a game says who moves: expected --team.workflow players")
+        chosen, wrong = dict[str, int](), list[str]()
+        for turn in turns:
+            name, number = self._zoo(turn.name), _NUMBER.findall(turn.text)
+            legal = self._legal(name)
+            if number and int(number[-1]) in legal:
+                chosen[name] = int(number[-1])
+                continue
+            wrong.append(turn.name)
+            if self._settings.illegal != "forfeit":
+                chosen[name] = int(self._rng.choice(legal))
+        moves = {self._agents[name]: action for name, action in chosen.items()}
+        info: dict[str, Any] = {"moves": moves} | ({"illegal": wrong} if wrong else {})
+        if len(chosen) < len(turns):
+            return self._result(dict.fromkeys(map(self._zoo, wrong), -1.0), info, done=True)
+        if self._is_parallel:
+            self._observed, paid, *_ = self._env.step(chosen)
+        else:
+            [action] = chosen.values()
+            self._env.step(action)
+            paid = dict(self._env.rewards)
+            self._skip_ended()
+        return self._result(paid, info, done=not self._env.agents)
+
+    def _result(self, paid: Mapping[str, float], info: dict[str, Any], done: bool) -> StepResult:
+        for name, reward in paid.items():
+            self._returns[name] += float(reward)
+        if done:
+            seats = dict(enumerate(self._agents.values()))
+            info["outcomes"] = outcomes(list(self._returns.values()), seats)
+        own = {self._agents[name]: float(reward) for name, reward in paid.items() if reward}
+        return StepResult("", 0.0, done, info, own)
+
+    def _skip_ended(self) -> None:
+        """Lets those go whose game is over."""
+        env = self._env
+        while not self._is_parallel and env.agents:
+            name = env.agent_selection
+            if not (env.terminations[name] or env.truncations[name]):
+                return
+            env.step(None)
+
+    def _zoo(self, agent: str) -> str:
+        return next(name for name, own in self._agents.items() if own == agent)
+
+    def _observation(self, name: str) -> Any:
+        return self._observed[name] if self._is_parallel else self._env.observe(name)
+
+    def _plain(self, name: str) -> Any:
+        seen = self._observation(name)
+        return seen["observation"] if isinstance(seen, Mapping) else seen
+
+    def _legal(self, name: str) -> list[int]:
+        """Actions of an agent, those of its mask where it has one."""
+        seen = self._observation(name)
+        info = self._env.infos.get(name, {}) if hasattr(self._env, "infos") else {}
+        mask = seen.get("action_mask") if isinstance(seen, Mapping) else info.get("action_mask")
+        number = int(self._env.action_space(name).n)
+        return list(range(number)) if mask is None else np.flatnonzero(mask).tolist()

@@ -1,0 +1,115 @@
+"""Games of TextArena: free text; rewards come at the close. It judges illegal moves itself."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import importlib.util
+import random
+import threading
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from marft_jax.config import EnvSettings
+from marft_jax.envs.base import EVAL_SEEDS, EnvSource, Split
+from marft_jax.envs.games.outcomes import outcomes
+from marft_jax.errors import BadInput
+from marft_jax.setting import setting
+from marft_jax.types import StepResult, Turn
+
+_LOCK = threading.Lock()  # TextArena draws from Python's own generator, which is one for all
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings(EnvSettings):
+    """Settings of a game of TextArena."""
+
+    name: str = "textarena"
+    game: str = "TicTacToe-v0"
+    """Its id, such as SimpleNegotiation-v0."""
+    rotate: bool = False
+    """Agents change seats from task to task."""
+    shown: int = setting(4000, least=1)
+    """Characters of what a player has read that it is shown: the last ones."""
+
+
+def source(settings: Settings, split: Split) -> EnvSource:
+    """Games from seeds, those of evaluation apart from those of training.
+
+    Raises:
+        BadInput: the package is not there, or there is no such game.
+    """
+    if importlib.util.find_spec("textarena") is None:
+        raise BadInput("--env.name textarena needs that package: pip install textarena")
+    import textarena  # pyright: ignore[reportMissingImports]
+
+    try:
+        textarena.make(settings.game)
+    except Exception as error:  # whatever its registry and its games raise
+        raise BadInput(f"--env.game {settings.game}: {error!s:.200}") from error
+    first = EVAL_SEEDS if split == "eval" else 0
+    return EnvSource(lambda: ArenaGame(settings, lambda: textarena.make(settings.game), first))
+
+
+class ArenaGame:
+    """A game that is played; a ``envs.base.Game``.
+
+    Args:
+        make: makes the environment of TextArena.
+        first: is added to the numbers of tasks.
+    """
+
+    def __init__(self, settings: Settings, make: Any, first: int = 0) -> None:
+        self._settings, self._make, self._first = settings, make, first
+
+    @contextlib.contextmanager
+    def _own_chance(self) -> Iterator[None]:
+        """Draws from this game's own stream, whatever others draw meanwhile."""
+        with _LOCK:
+            others = random.getstate()
+            random.setstate(self._chance)
+            try:
+                yield
+            finally:
+                self._chance = random.getstate()
+                random.setstate(others)
+
+    def reset(self, seed: int) -> str:
+        self._seed = seed
+        self._chance = random.Random(seed + self._first).getstate()
+        with self._own_chance():
+            self._env = self._make()
+        return self._settings.game
+
+    def players(self, agents: Sequence[str]) -> dict[str, str]:
+        turned = self._seed % len(agents) if self._settings.rotate else 0
+        self._agents = dict(enumerate([*agents[turned:], *agents[:turned]]))
+        with self._own_chance():
+            try:
+                self._env.reset(num_players=len(agents), seed=self._seed + self._first)
+            except (AssertionError, ValueError) as error:  # of the number of players
+                raise BadInput(f"--team.file: {self._settings.game}: {error!s:.200}") from error
+            self._player, self._seen = self._env.get_observation()
+        return {agent: agent for agent in agents}
+
+    def acting(self) -> list[str]:
+        return [self._agents[self._player]]
+
+    def view(self, agent: str, observation: str) -> str:
+        return str(self._seen)[-self._settings.shown :].strip()
+
+    def step(self, turns: Sequence[Turn]) -> StepResult:
+        [turn] = turns
+        if turn.name != self._agents[self._player]:
+            raise BadInput("a game says who moves: expected --team.workflow players")
+        with self._own_chance():
+            done, _ = self._env.step(action=turn.text)
+            if not done:
+                self._player, self._seen = self._env.get_observation()
+                return StepResult("", 0.0, False, {"moves": {turn.name: turn.text}})
+            rewards, ended = self._env.close()
+        paid = [float((rewards or {}).get(seat, 0.0)) for seat in sorted(self._agents)]
+        why = {self._agents[seat]: dict(x) for seat, x in ended.items() if seat in self._agents}
+        info = {"moves": {turn.name: turn.text}, "ended": why}
+        info["outcomes"] = outcomes(paid, self._agents)
+        return StepResult("", 0.0, True, info, dict(zip(self._agents.values(), paid, strict=True)))
