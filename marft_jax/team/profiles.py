@@ -55,12 +55,13 @@ def _is_name(value: Any) -> bool:
 _MOST_STOPS = 16
 
 
+def _is_tuple(value: Any) -> TypeGuard[tuple[Any, ...]]:
+    return isinstance(value, tuple)
+
+
 def _are_stops(value: Any) -> bool:
-    return (
-        isinstance(value, tuple)
-        and len(value) <= _MOST_STOPS
-        and all(isinstance(stop, str) and stop for stop in value)
-    )
+    few = _is_tuple(value) and len(value) <= _MOST_STOPS
+    return few and all(isinstance(stop, str) and stop for stop in value)
 
 
 SAMPLING: dict[str, _Check] = {

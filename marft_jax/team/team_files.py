@@ -220,8 +220,10 @@ def _profile(row: Any, where: str, folder: Path) -> Profile:
 def _as_value(key: str, value: Any) -> Any:
     """YAML takes ``1e-1`` for text; where a number is expected it is one. Of stop texts there may
     be one or a list."""
-    if key == "stop" and isinstance(value, str | list):
-        return (value,) if isinstance(value, str) else tuple(value)
+    if key == "stop" and isinstance(value, str):
+        return (value,)
+    if key == "stop" and is_list(value):
+        return tuple(value)
     if key in ("temperature", "top_p", "min_p") and isinstance(value, str):
         with contextlib.suppress(ValueError):
             return float(value)

@@ -43,7 +43,10 @@ def _render(template: str, special: dict[str, Any], seconds: float) -> None:
     from transformers.utils.chat_template_utils import render_jinja_template
 
     system, user = {"role": "system", "content": "b"}, {"role": "user", "content": "a"}
-    talks = [[system, user], [user, {"role": "assistant", "content": "b"}]]
+    talks: list[list[dict[str, Any]]] = [
+        [system, user],
+        [user, {"role": "assistant", "content": "b"}],
+    ]
     function = {"name": "f", "description": "", "parameters": {"type": "object", "properties": {}}}
     call = {"id": "call00000", "type": "function", "function": {"name": "f", "arguments": {}}}
     answer = {"role": "tool", "content": "b", "name": "f", "tool_call_id": "call00000"}
@@ -58,7 +61,7 @@ def _render(template: str, special: dict[str, Any], seconds: float) -> None:
         for talk in talks:
             try:
                 given = {**special, **more, "add_generation_prompt": talk[0] is system}
-                render_jinja_template([talk], chat_template=template, **given)  # type: ignore
+                render_jinja_template([talk], chat_template=template, **given)
             except MemoryError:
                 sys.exit(_OUT_OF_MEMORY)
             except Exception:  # a template may refuse a system message, for one
