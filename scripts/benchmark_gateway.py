@@ -92,7 +92,7 @@ def rollout(rounds: int) -> None:
 
         ways["openai"] = ["over_openai"]
     sys.modules["benchmark_gateway"] = sys.modules[__name__]
-    threads, session, took = DaemonThreads(), None, {way: list[float]() for way in ways}
+    threads, session, took = DaemonThreads(), None, {way: list[Any]() for way in ways}
     with contextlib.ExitStack() as stack:
         players = {}
         for way, names in ways.items():
@@ -105,16 +105,16 @@ def rollout(rounds: int) -> None:
         for i in range(rounds + 1):
             for way, player in players.items():
                 samples = [Sample(task, task) for task in range(i * TASKS, (i + 1) * TASKS)]
-                began = time.perf_counter()
-                played = player.play(samples, i)
-                tokens = sum(len(t.action) for e in played.episodes for t in e.turns)
-                took[way] += [(time.perf_counter() - began) / tokens] if i else []
+                began, cpu = time.perf_counter(), time.process_time()
+                turns = [turn for e in player.play(samples, i).episodes for turn in e.turns]
+                row = (time.perf_counter() - began) / sum(len(turn.action) for turn in turns)
+                took[way] += [(row, (time.process_time() - cpu) / len(turns))] if i else []
     own = np.array(took["own workflow"])
-    for way, seconds in took.items():
-        ratios = np.array(seconds) / own
-        print(
-            f"{way:14} {1 / np.median(seconds):8.0f} tokens/s  {np.median(ratios):.2f} of own time"
-        )
+    for way, rows in took.items():
+        wall, cpu = np.median(np.array(rows) / own, axis=0)
+        speed, more = np.median(1 / np.array(rows)[:, 0]), np.median((np.array(rows) - own)[:, 1])
+        words = f"{wall:.2f} of its time, {cpu:.2f} of its CPU time: {more * 1000:+.1f} ms per call"
+        print(f"{way:14} {speed:6.0f} tokens/s  {words}")
 
 
 def _adapters(session: Any) -> Any:

@@ -195,6 +195,10 @@ def test_a_stream_adds_up_to_the_answer(client, model):
         text = "".join(chunk["delta"]["content"] for chunk in own)
         assert text == choice["message"]["content"]
         ended = {k: v for k, v in own[-1].items() if k != "delta"}
+        logprobs = [
+            [row.pop("logprob") for row in one["logprobs"]["content"]] for one in (ended, choice)
+        ]
+        assert logprobs[0] == pytest.approx(logprobs[1], abs=1e-4)  # others shared the batch
         assert ended == {k: v for k, v in choice.items() if k != "message"}
 
 
