@@ -133,8 +133,8 @@ def serve(requests: int, clients: int) -> None:
     from marft_jax.serve import open_app
     from marft_jax.team.team_files import load_team
 
-    config = cli.parse(["--rollout.slots", "64"])
-    session = open_session(config, load_team(None), at_once=64)
+    config = cli.parse(["--rollout.slots", "32"])  # fewer than clients, so that some wait
+    session = open_session(config, load_team(None), at_once=32)
     session.engine.load(_adapters(session))
     team = session.team
     works = []
