@@ -391,7 +391,8 @@ def test_a_run_with_a_program_repeats_whatever_its_delays_and_goes_on(
         "--algo.episodes",
         "8",
     ]
-    flags += ["--run.loggers", "none", "--critic.hidden", "8", "--team.max_new_tokens", "8"]
+    flags += ["--run.loggers", "none", "--algo.name", "reinforce", "--lora.targets", "q"]
+    flags += ["--team.max_new_tokens", "8"]
 
     def run(name, steps):
         with pytest.raises(SystemExit) as left:
