@@ -54,6 +54,8 @@ EXTRAS = {
         "httpx>=0.28",
     ],
     "serve": SERVE,
+    # what scripts/programs is written for; its tests run where it is installed
+    "programs": ["openai>=2", "langgraph>=1", "langchain-openai>=1", "openai-agents>=0.6"],
     "wandb": ["wandb>=0.31"],
     "trackio": [TRACKIO],
     "mlflow": ["mlflow>=3.17"],

@@ -95,8 +95,8 @@ class EnvSettings:
     """Settings of an environment; each has more of its own."""
 
     name: str = "arithmetic"
-    """arithmetic, math, code, judged, reasoning_gym, open_spiel, pettingzoo, textarena, or your own as
-    package.module:Class."""
+    """arithmetic, math, code, judged, reasoning_gym, open_spiel, pettingzoo, textarena, or your own
+    as package.module:Class."""
     curriculum: ClassVar[float | None] = None
     horizon: ClassVar[int] = 1
     data: ClassVar[tuple[str, ...]] = ()

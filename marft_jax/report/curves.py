@@ -24,6 +24,7 @@ MEANINGS = {
     "agent/*/tokens": "tokens per action",
     "agent/*/truncated": "share of actions that were cut at their limit",
     "agent/*/grad_norm": "gradient norm",
+    "episode/rewritten": "calls of a program that rewrote what its agent had said, per episode",
     "agent/*/loss": "loss on demonstrations",
     "critic/loss": "loss of the critic",
     "critic/explained_variance": "explained variance of the critic",

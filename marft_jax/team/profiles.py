@@ -60,11 +60,8 @@ def _is_tuple(value: Any) -> TypeGuard[tuple[Any, ...]]:
 
 
 def _are_stops(value: Any) -> bool:
-    return (
-        _is_tuple(value)
-        and len(value) <= _MOST_STOPS
-        and all(isinstance(stop, str) and stop for stop in value)
-    )
+    few = _is_tuple(value) and len(value) <= _MOST_STOPS
+    return few and all(isinstance(stop, str) and stop for stop in value)
 
 
 SAMPLING: dict[str, _Check] = {

@@ -51,7 +51,7 @@ def make_graph(planner: ChatOpenAI, solver: ChatOpenAI):
 
 
 async def play(task: int, client) -> float:
-    digits = [task // 10**i % 10 for i in range(3)]
+    digits = [task // 10**i % 10 for i in range(2)]
     asked = {"question": "+".join(map(str, digits)) + "=?", "drafts": [], "talk": []}
     async with DefaultAsyncHttpxClient() as http:  # which ends with this episode's event loop
         where = {"base_url": client.base_url, "api_key": client.api_key, "http_async_client": http}

@@ -195,6 +195,10 @@ def test_a_stream_adds_up_to_the_answer(client, model):
         text = "".join(chunk["delta"]["content"] for chunk in own)
         assert text == choice["message"]["content"]
         ended = {k: v for k, v in own[-1].items() if k != "delta"}
+        logprobs = [
+            [row.pop("logprob") for row in one["logprobs"]["content"]] for one in (ended, choice)
+        ]
+        assert logprobs[0] == pytest.approx(logprobs[1], abs=1e-4)  # others shared the batch
         assert ended == {k: v for k, v in choice.items() if k != "message"}
 
 
@@ -329,7 +333,27 @@ REFUSED = {
     "a seed in words": (body_of(seed="x"), 400),
     "a stream in words": (body_of(stream="yes"), 400),
     "stream options of a list": (body_of(stream_options=[1]), 400),
-    "tools": (body_of(tools=[{"type": "function"}]), 400),
+    "tools that the template lacks": (
+        body_of(tools=[{"type": "function", "function": {"name": "f"}}]),
+        400,
+    ),
+    "tools for a team": (
+        body_of(model="team", tools=[{"type": "function", "function": {"name": "f"}}]),
+        400,
+    ),
+    "a tool without a name": (body_of(tools=[{"type": "function"}]), 400),
+    "tools of an object": (body_of(tools={"f": 1}), 400),
+    "a tool that must be called": (body_of(tool_choice="required"), 400),
+    "calls of a tool in words": (
+        body_of(messages=[{"role": "assistant", "tool_calls": "f()"}]),
+        400,
+    ),
+    "a call without arguments": (
+        body_of(messages=[{"role": "assistant", "tool_calls": [{"function": {"name": "f"}}]}]),
+        400,
+    ),
+    "the way of yesterday": (body_of(functions=[{"name": "f"}]), 400),
+    "sound": (body_of(audio={"voice": "a"}), 400),
     "a JSON answer": (body_of(response_format={"type": "json_object"}), 400),
     "a penalty": (body_of(presence_penalty=1), 400),
     "a bias": (body_of(logit_bias={"5": 1}), 400),
@@ -404,7 +428,12 @@ def test_other_places_are_refused(guarded, method, path, status):
 
 POST = f"POST /v1/chat/completions HTTP/1.1\r\nhost: a\r\nauthorization: Bearer {KEY}\r\n"
 JSON = POST + "content-type: application/json\r\n"
+MANY = json.dumps(body_of(n=7)).encode()
 RAW = {
+    "hundreds of calls in a row": (
+        (f"{JSON}content-length: {len(MANY)}\r\n\r\n".encode() + MANY) * 300,
+        b"429",
+    ),
     "a connection that says nothing": (b"", b""),
     "half a head": (POST.encode(), b""),
     "a head without end": (None, b""),

@@ -61,7 +61,7 @@ def _render(template: str, special: dict[str, Any], seconds: float) -> None:
         for talk in talks:
             try:
                 given = {**special, **more, "add_generation_prompt": talk[0] is system}
-                render_jinja_template([talk], chat_template=template, **given)  # type: ignore
+                render_jinja_template([talk], chat_template=template, **given)
             except MemoryError:
                 sys.exit(_OUT_OF_MEMORY)
             except Exception:  # a template may refuse a system message, for one
