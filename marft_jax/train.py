@@ -86,7 +86,7 @@ def learn_from(
     """
     state, clock, steps = run.state, Clock(checkpoint_s=0.0), run.config.run.steps
     if (first := int(state.step) + 1) <= steps:
-        run.reporter.event(f"compiling ... (step {first} takes longer than those after it)")
+        run.reporter.event(run.compiling(first))
     while (step := int(state.step)) < steps:
         run.announce(step, "playing")
         collected, past = take(state, step, run.guard.rollbacks)

@@ -54,6 +54,18 @@ class Shape(NamedTuple):
         """Padded length of a prompt."""
         return min(bucket(tokens, rungs=rungs), self.context)
 
+    def read(self, longest: int) -> int:
+        """Positions of the cache that a chunk reads whose longest row may grow so long."""
+        return min(bucket(longest, least=64, rungs=2), self.context)
+
+    def programs(self, mesh: Mesh, reuse: bool) -> int:
+        """How many programs there can be: of prefill, and with cached prefixes, and of decode."""
+        lengths = range(1, self.context + 1)
+        whole = {self.width(n, rungs=1) for n in lengths} if reuse else set[int]()
+        kinds = [*{self.width(n) for n in lengths}, *(w for w in whole for r in whole if w <= r)]
+        groups = sum(len({*self.prefill_rows(width, mesh)}) for width in kinds)
+        return groups + len({self.read(n + self.chunk) for n in lengths})
+
 
 class Prompts(NamedTuple):
     """A group of prompts, a row each; those with a slot number past the end are padding.

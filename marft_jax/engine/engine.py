@@ -24,7 +24,6 @@ from marft_jax.engine.prefix_cache import NOWHERE, Prefixes, Start, common, wort
 from marft_jax.engine.stops import stopped_at
 from marft_jax.models import decoder, lora
 from marft_jax.parallel import mesh as mesh_lib
-from marft_jax.parallel.ladder import bucket
 from marft_jax.types import Sampling
 
 
@@ -169,6 +168,11 @@ class Engine:
         self._tickets = [None if own == ticket else own for own in self._tickets]
 
     @property
+    def most_programs(self) -> int:
+        """How many programs its requests can need, whatever they are."""
+        return self.shape.programs(self._mesh, self._reuse)
+
+    @property
     def busy(self) -> bool:
         """True if any request is unanswered."""
         return bool(self._waiting) or any(t is not None for t in self._tickets)
@@ -190,7 +194,7 @@ class Engine:
             stop_at=jnp.int32(len(in_use) * 3 // 4 if self._waiting else 0),
             chunk=self.shape.chunk if allowed_SV is None else 1,
             allowed_SV=allowed_SV,
-            read=min(bucket(longest, least=64, rungs=2), self.shape.context),
+            read=self.shape.read(longest),
         )
         return self._collect(in_use)
 

@@ -13,6 +13,8 @@ from concurrent.futures import Executor
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import jax
+
 from marft_jax.config import Config
 from marft_jax.envs.base import EnvSource
 from marft_jax.errors import Stopped
@@ -79,6 +81,15 @@ class Training(NamedTuple):
     def seed(self, step: int) -> tuple[int, int]:
         """Seeds all that is drawn in a step; after a rollback, as in a step never reached."""
         return self.config.run.seed, attempt(step, self.guard.rollbacks)
+
+    def compiling(self, first: int) -> str:
+        """Says that a run's first step compiles, how many programs there can be, and where they are
+        kept for the next start."""
+        most = f"; at most {self.session.engine.most_programs} to play, as prompts grow"
+        played = "" if self.config.algo.recorded else most
+        kept = jax.config.jax_compilation_cache_dir  # pyright: ignore[reportAttributeAccessIssue]
+        where = f"; kept in {kept}" if kept else ""
+        return f"compiling ... (step {first} takes longer than those after it{played}{where})"
 
     def announce(self, step: int, what: str) -> None:
         """Shows what goes on in the step after ``step``, and prepares the line of a signal."""

@@ -11,6 +11,7 @@ import pytest
 import small
 
 from marft_jax.engine import stops
+from marft_jax.engine.compiled import Shape
 from marft_jax.engine.engine import Request
 from marft_jax.engine.kv_cache import Settings
 from marft_jax.engine.sampling import _draw, _invert, _kept, sample, scaled_logprobs
@@ -466,3 +467,18 @@ def test_scaled_logprobs_are_a_distribution_at_any_temperature():
     scaled = np.asarray(jax.jit(scaled_logprobs)(logits, temperature))
     np.testing.assert_allclose(np.exp(scaled).sum(-1), 1, atol=1e-5)
     np.testing.assert_allclose(scaled[0], scaled[0] * 0 + jax.nn.log_softmax(logits[0]), atol=1e-6)
+
+
+@pytest.mark.parametrize("reuse", [False, True])
+def test_all_shapes_that_requests_can_have_are_counted(reuse):
+    """By trying every prompt, cached prefix, group and chunk."""
+    where = small.one_device()
+    shape = Shape(slots=8, chunk=16, context=130, longest=16)
+    found: set[tuple[int, ...]] = set()
+    for length in range(1, shape.context + 1):
+        found.add((shape.read(length + shape.chunk),))
+        starts = range(1, length) if reuse else ()
+        new = {(shape.width(length - s, rungs=1), shape.width(length, rungs=1)) for s in starts}
+        for width, read in {(shape.width(length), 0), *new}:
+            found |= {(rows, width, read) for rows in shape.prefill_rows(width, where)}
+    assert shape.programs(where, reuse) == len(found)
