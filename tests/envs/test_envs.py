@@ -290,7 +290,8 @@ def test_a_users_class_without_options_takes_none(own):
     [
         (
             "arithmetics",
-            "expected arithmetic, math, code, reasoning_gym or package.module:Class",
+            "expected arithmetic, math, code, reasoning_gym, open_spiel, pettingzoo, textarena or "
+            "package.module:Class",
         ),
         ("own_envs:", "package.module:Class"),
         ("own_envs:Missing", "has no 'Missing'"),
