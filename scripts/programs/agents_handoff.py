@@ -24,7 +24,7 @@ def make_team(client: AsyncOpenAI) -> Agent:
 
 
 async def play(task: int, client) -> float:
-    digits = [task // 10**i % 10 for i in range(2)]
+    digits = [task // 10**i % 10 for i in range(3)]
     async with AsyncOpenAI(base_url=client.base_url, api_key=client.api_key) as own:
         try:
             question, quiet = "+".join(map(str, digits)) + "=?", RunConfig(tracing_disabled=True)

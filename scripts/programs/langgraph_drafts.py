@@ -26,8 +26,7 @@ class State(TypedDict):
 def make_graph(planner: ChatOpenAI, solver: ChatOpenAI):
     async def draft(question: str) -> dict:
         await asyncio.sleep(random.random() * float(os.environ.get("DELAY", "0")))
-        reply = await planner.ainvoke([HumanMessage(question)])
-        return {"drafts": [reply.content]}
+        return {"drafts": [(await planner.ainvoke([HumanMessage(question)])).content]}
 
     async def first(state: State) -> dict:
         return await draft(state["question"])
@@ -36,8 +35,9 @@ def make_graph(planner: ChatOpenAI, solver: ChatOpenAI):
         return await draft("+".join(reversed(state["question"][:-2].split("+"))) + "=?")
 
     async def solve(state: State) -> dict:
-        lines = [state["question"], *(f"planner: {draft}" for draft in state["drafts"])]
-        asked = HumanMessage("again" if state["talk"] else "\n".join(lines))
+        draft = next((draft for draft in state["drafts"] if "=" in draft), state["drafts"][0])
+        shown = f"{state['question']}\nplanner: {draft}"
+        asked = HumanMessage("again" if state["talk"] else shown)
         reply = await solver.ainvoke([*state["talk"], asked])
         return {"talk": [asked, AIMessage(reply.content)]}
 
@@ -51,7 +51,7 @@ def make_graph(planner: ChatOpenAI, solver: ChatOpenAI):
 
 
 async def play(task: int, client) -> float:
-    digits = [task // 10**i % 10 for i in range(2)]
+    digits = [task // 10**i % 10 for i in range(3)]
     asked = {"question": "+".join(map(str, digits)) + "=?", "drafts": [], "talk": []}
     async with DefaultAsyncHttpxClient() as http:  # which ends with this episode's event loop
         where = {"base_url": client.base_url, "api_key": client.api_key, "http_async_client": http}

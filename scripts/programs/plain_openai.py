@@ -27,6 +27,6 @@ async def solve(question: str, base_url: str, api_key: str) -> str:
 
 
 async def play(task: int, client) -> float:
-    digits = [task // 10**i % 10 for i in range(2)]
+    digits = [task // 10**i % 10 for i in range(3)]
     answer = await solve("+".join(map(str, digits)) + "=?", client.base_url, client.api_key)
     return float(re.findall(r"\d+", answer)[-1:] == [str(sum(digits))])
