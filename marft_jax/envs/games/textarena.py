@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import importlib
 import importlib.util
 import random
 import threading
@@ -41,8 +42,7 @@ def source(settings: Settings, split: Split) -> EnvSource:
     """
     if importlib.util.find_spec("textarena") is None:
         raise BadInput("--env.name textarena needs that package: pip install textarena")
-    import textarena  # pyright: ignore[reportMissingImports]
-
+    textarena: Any = importlib.import_module("textarena")
     try:
         textarena.make(settings.game)
     except Exception as error:  # whatever its registry and its games raise
