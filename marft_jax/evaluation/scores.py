@@ -102,15 +102,14 @@ def outcomes_of(records: Sequence[Record]) -> dict[str, Outcomes]:
         failed += not outcomes
         for agent, outcome in outcomes.items():
             found[agent].append(outcome)
-    return {
-        agent: Outcomes(
-            len(own),
-            *(estimate([float(o["outcome"] == x) for o in own]) for x in ("win", "draw", "loss")),
-            estimate([o["return"] for o in own]),
-            failed,
+    scored: dict[str, Outcomes] = {}
+    for agent, own in found.items():
+        win, draw, loss = (
+            estimate([float(o["outcome"] == kind) for o in own]) for kind in ("win", "draw", "loss")
         )
-        for agent, own in found.items()
-    }
+        earned = estimate([o["return"] for o in own])
+        scored[agent] = Outcomes(len(own), win, draw, loss, earned, failed)
+    return scored
 
 
 def passes(samples: int) -> list[int]:
