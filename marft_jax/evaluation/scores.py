@@ -102,15 +102,14 @@ def outcomes_of(records: Sequence[Record]) -> dict[str, Outcomes]:
         failed += not outcomes
         for agent, outcome in outcomes.items():
             found[agent].append(outcome)
-    rates: dict[str, Outcomes] = {}
+    scored: dict[str, Outcomes] = {}
     for agent, own in found.items():
         win, draw, loss = (
-            estimate([float(o["outcome"] == x) for o in own]) for x in ("win", "draw", "loss")
+            estimate([float(o["outcome"] == kind) for o in own]) for kind in ("win", "draw", "loss")
         )
-        rates[agent] = Outcomes(
-            len(own), win, draw, loss, estimate([o["return"] for o in own]), failed
-        )
-    return rates
+        earned = estimate([o["return"] for o in own])
+        scored[agent] = Outcomes(len(own), win, draw, loss, earned, failed)
+    return scored
 
 
 def passes(samples: int) -> list[int]:

@@ -42,13 +42,13 @@ def source(settings: Settings, split: Split) -> EnvSource:
     """
     if importlib.util.find_spec("textarena") is None:
         raise BadInput("--env.name textarena needs that package: pip install textarena")
-    textarena: Any = importlib.import_module("textarena")
+    arena: Any = importlib.import_module("textarena")
     try:
-        textarena.make(settings.game)
+        arena.make(settings.game)
     except Exception as error:  # whatever its registry and its games raise
         raise BadInput(f"--env.game {settings.game}: {error!s:.200}") from error
     first = EVAL_SEEDS if split == "eval" else 0
-    return EnvSource(lambda: ArenaGame(settings, lambda: textarena.make(settings.game), first))
+    return EnvSource(lambda: ArenaGame(settings, lambda: arena.make(settings.game), first))
 
 
 class ArenaGame:
