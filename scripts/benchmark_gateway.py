@@ -123,7 +123,7 @@ def _adapters(session: Any) -> Any:
     return restore_state(session, None).adapters
 
 
-def serve(requests: int, clients: int) -> None:
+def serve(requests: int, clients: int, slots: int) -> None:
     """Serves a team to clients in another process, and does the same work with the engine."""
     from marft_jax import cli
     from marft_jax.engine.engine import Request
@@ -133,8 +133,8 @@ def serve(requests: int, clients: int) -> None:
     from marft_jax.serve import open_app
     from marft_jax.team.team_files import load_team
 
-    config = cli.parse(["--rollout.slots", "32"])  # fewer than clients, so that some wait
-    session = open_session(config, load_team(None), at_once=32)
+    config = cli.parse(["--rollout.slots", str(slots)])
+    session = open_session(config, load_team(None), at_once=slots)
     session.engine.load(_adapters(session))
     team = session.team
     works = []
@@ -202,8 +202,9 @@ if __name__ == "__main__":
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--requests", type=int, default=2000)
     parser.add_argument("--clients", type=int, default=64)
+    parser.add_argument("--slots", type=int, default=64)
     given = parser.parse_args()
     if given.work == "rollout":
         rollout(given.rounds)
     else:
-        serve(given.requests, given.clients)
+        serve(given.requests, given.clients, given.slots)
