@@ -227,9 +227,7 @@ def minus_siblings(chain: Chain, by_step: bool = False) -> np.ndarray:
 
 def minus_alone(chain: Chain) -> np.ndarray:
     """Return of each turn's episode minus what its agent earns alone on the task; exactly 0 where
-    all samples of an agent on a task earn that, or nobody knows it.
-
-    Source: after counterfactual credit by solo runs, CCPO (arXiv 2603.21563).
+    all samples of an agent on a task earn that, or nobody knows it (CCPO, arXiv 2603.21563).
     """
     returns_E1 = chain.rewards_EJ.sum(1, keepdims=True, dtype=np.float64)
     apart_EJ = np.where(np.isnan(chain.alone_EJ), 0, returns_E1 - chain.alone_EJ) * chain.mask_EJ
