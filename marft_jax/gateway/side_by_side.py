@@ -24,6 +24,7 @@ from marft_jax.gateway.protocol import Call, Choice
 
 _GUARD_SECONDS = 1.0  # a timer further away guards a call; a nearer one is a delay of the program
 _MOST_SECONDS = 5.0  # that a call is held back for others, in programs that are never idle
+_MOST_PASSES = 200  # of their loop, at least: one that is short of processor time is not busy
 
 
 class _Held(NamedTuple):
@@ -48,7 +49,7 @@ class AsyncClient(Client):
         self.chat.completions.create = self._create_async
         self._places, self._settle, self._uses_http = _Places(), settle, False
         self._lock, self._held = threading.Lock(), list[_Held]()
-        self._unanswered, self._waits_since = 0, float("inf")
+        self._unanswered, self._waits_since, self._passes = 0, float("inf"), 0
         self._loop: _Loop | None = None
 
     def make_loop(self) -> asyncio.AbstractEventLoop:
@@ -79,8 +80,12 @@ class AsyncClient(Client):
     def look(self, select: Callable[[float | None], list[Any]], timeout: float | None) -> list[Any]:
         """Looks for events; where the program waits for nothing else, hands its calls over."""
         assert self._loop is not None
+        if not self._held or self._unanswered:
+            return select(timeout)
+        self._passes += 1
+        late = self._waits_since < time.monotonic() - _MOST_SECONDS
         waits = timeout is None or timeout > _GUARD_SECONDS
-        if waits and self._held and not self._unanswered and self._loop.jobs <= len(self._held):
+        if waits and (late or self._loop.jobs <= len(self._held)):
             if events := select(0):
                 return events
             if self._uses_http:
@@ -88,14 +93,17 @@ class AsyncClient(Client):
                 if events := select(0):
                     return events
             self._flush()
-        elif self._waits_since < time.monotonic() - _MOST_SECONDS:
+        elif late and self._passes > _MOST_PASSES:
             self._flush()
+        elif waits:  # a thread is at work
+            timeout = _MOST_SECONDS
         return select(timeout)
 
     def _flush(self) -> None:
         """Hands over the calls that are held, by their tasks, else by what they say."""
         with self._lock:
             held, self._held, self._waits_since = self._held, [], float("inf")
+            self._passes = 0
             held = [one for one in held if one.future.set_running_or_notify_cancel()]
             self._unanswered += len(held)
         held.sort(key=lambda one: one[:3])

@@ -9,6 +9,7 @@ import random
 import socket
 import subprocess
 import sys
+import threading
 import time
 
 import httpx
@@ -171,6 +172,19 @@ def test_delays_change_nothing(monkeypatch):
     assert len(set(keys)) == len(keys) == 3 * (1 + 2 + 3 + 1 + 2)
 
 
+def test_a_thread_that_works_on_is_waited_for_no_longer_than_that(monkeypatch):
+    async def run(task, client):
+        over = threading.Event()
+        working = asyncio.create_task(asyncio.to_thread(over.wait, 30))
+        await asyncio.sleep(0)
+        await client.chat.completions.create(model="solver", messages=[user("a")])
+        over.set()
+        return float(await working)
+
+    monkeypatch.setattr(side_by_side, "_MOST_SECONDS", 0.1)
+    assert play(run, monkeypatch)[0].episodes[0].reward == 1.0
+
+
 def test_calls_side_by_side_are_answered_together(monkeypatch):
     async def run(task, client):
         ask = client.chat.completions.create
@@ -201,6 +215,7 @@ def test_a_program_that_is_never_idle_is_answered(monkeypatch):
         return 1.0
 
     monkeypatch.setattr(side_by_side, "_MOST_SECONDS", 0.3)
+    monkeypatch.setattr(side_by_side, "_MOST_PASSES", 10)
     assert play(run, monkeypatch)[0].episodes[0].reward == 1.0
 
 
