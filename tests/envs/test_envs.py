@@ -11,7 +11,7 @@ import pytest
 from marft_jax import cli
 from marft_jax.config import EnvSettings
 from marft_jax.envs import arithmetic, base
-from marft_jax.envs.base import Grade, QuestionEnv, Task, make, next_state, settings_type
+from marft_jax.envs.base import BUILT_IN, Grade, QuestionEnv, Task, make, next_state, settings_type
 from marft_jax.errors import BadInput
 from marft_jax.plugins import load_plugin
 from marft_jax.team.profiles import Profile
@@ -164,7 +164,7 @@ def test_extreme_splits_are_refused_in_one_line():
 
 OWN = """
 import dataclasses
-from marft_jax.envs.base import Own
+from marft_jax.envs.base import BUILT_IN, Own
 from marft_jax.types import StepResult
 
 class Echo:
@@ -288,11 +288,7 @@ def test_a_users_class_without_options_takes_none(own):
 @pytest.mark.parametrize(
     "name, message",
     [
-        (
-            "arithmetics",
-            "expected arithmetic, math, code, reasoning_gym, open_spiel, pettingzoo, textarena or "
-            "package.module:Class",
-        ),
+        ("arithmetics", f"expected {', '.join(BUILT_IN)} or package.module:Class"),
         ("own_envs:", "package.module:Class"),
         ("own_envs:Missing", "has no 'Missing'"),
         ("own_envs:NoStep", "has no step"),
