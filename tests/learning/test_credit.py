@@ -144,7 +144,7 @@ def test_an_agents_own_step_reward_comes_before_the_teams():
     ("name", "message"),
     [
         (None, "agent 'planner' has no step reward"),
-        ("judge", "expected planner, solver, .* got 'judge'"),
+        ("referee", "expected planner, solver, .* got 'referee'"),
         ("nowhere:judge", "nowhere:judge: cannot import nowhere"),
         ("json:__name__", "is no function"),
     ],
@@ -172,7 +172,7 @@ def test_a_step_reward_that_fails_names_the_agent_and_the_place():
 
 def test_step_reward_names_are_those_of_the_help():
     assert set(step_rewards.STEP_REWARDS) == {
-        *("planner", "solver", "verifier", "code_planner", "coder", "debugger")
+        *("planner", "solver", "verifier", "code_planner", "coder", "debugger", "judge")
     }
 
 
