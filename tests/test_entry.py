@@ -224,7 +224,7 @@ def test_help_shows_sections_then_the_settings_of_one_or_of_all(capsys, monkeypa
     one, every = helped(capsys, "--help", "lora"), helped(capsys, "--help=all")
     assert "--lora.rank  a whole number (8)" in one and "--algo" not in one
     assert "The correction is scaled by alpha / rank." in one
-    assert "--algo.step_reward  text or none (none; needs --algo.credit per_step)" in every
+    assert "--algo.step_reward  text or none (none; needs --algo.credit per_step or tree)" in every
     assert all(f"--{key}" in every for key, _ in setting.settings(cli.configure()))
     with pytest.raises(BadInput, match="--help: expected all or one of run, .* got 'lorra'"):
         cli.parse(["--help", "lorra"])

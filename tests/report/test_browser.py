@@ -311,7 +311,8 @@ def test_a_served_page_follows_a_run_and_says_when_it_ended(browser, tmp_path):
             metrics.write('{"step": 3, "reward/mean": 0.75}\n')
         page.get_by_text("ended: mine: step 3 of 3").wait_for()
         assert "0.75" not in page.content()  # a reader is not disturbed
-        page.get_by_text("show what is new").click()
+        with page.expect_event("load"):
+            page.get_by_text("show what is new").click()
         page.keyboard.press("1")
         page.get_by_text("0.10 → 0.75").wait_for()
         page.close()

@@ -119,9 +119,11 @@ def test_without_a_file_the_team_is_planner_and_solver():
 def test_each_shipped_team_loads_and_one_agent_answers(file):
     """The first release grades the agent before the verifier."""
     team = team_files.load_team(str(file)).agents
-    answering = {"trio": "actor", "quartet": "executor"}.get(file.stem, team[-1].name)
+    named = {"trio": "actor", "quartet": "executor", "judged": "writer"}
+    answering = named.get(file.stem, team[-1].name)
     assert [p.name for p in team if p.answers] == [answering]
-    assert [r"\boxed{}" in p.prompt for p in team if p.answers] == [True]
+    boxed = [r"\boxed{}" in p.prompt for p in team if p.answers]
+    assert boxed == [file.stem != "judged"]  # a judge reads the whole text
     assert all(p.prompt and p.description for p in team)
 
 
@@ -141,6 +143,7 @@ def test_the_shipped_teams_have_the_classic_members():
             "result_verifier",
             "aggregator_explainer",
         ],
+        "judged": ["writer", "judge"],
         "planner_solver": ["planner", "solver"],
         "planner_solver_verifier": ["planner", "solver", "verifier"],
         "planner_solver_reflector_verifier": ["planner", "solver", "reflector", "verifier"],

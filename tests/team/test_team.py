@@ -242,7 +242,7 @@ def test_a_users_workflow_is_found_by_name_and_may_act_in_parallel(threads):
 @pytest.mark.parametrize(
     ("name", "named"),
     [
-        ("ring", "solo or package.module:function, got 'ring'"),
+        ("ring", "players or package.module:function, got 'ring'"),
         ("no_such_module:f", "no_such_module"),
         ("test_team:nothing", "nothing"),
         (":f", "got ':f'"),
@@ -274,9 +274,9 @@ def test_a_workflow_that_asks_for_nothing_is_an_error_not_a_hang(threads, workfl
 
 
 def test_team_settings_reach_every_member_that_has_none_of_its_own():
-    team = small.team(2, temperature=0.3, top_p=0.5, top_k=4, min_p=0.1)
+    team = small.team(2, temperature=0.3, top_p=0.5, top_k=4, min_p=0.1, stop=("END",))
     for sampling in team.sampling:
-        assert sampling == (8, 0.3, 0.5, 4, 0.1)
+        assert sampling == (8, 0.3, 0.5, 4, 0.1, ("END",))
 
 
 def test_episodes_of_one_task_differ_and_repeat(threads):
