@@ -26,11 +26,12 @@ jax.config.update("jax_numpy_rank_promotion", "raise")
 
 
 def compile_plainly() -> None:
-    """Programs of this process are compiled with few optimisations, into a cache of their own.
+    """Programs are compiled with few optimisations, into a cache of their own.
 
-    Otherwise the suite takes twice as long. Processes that tests start compile as a user's do, and
-    so does everything with MARFT_OPTIMISED=1 in the environment.
+    Otherwise the suite takes twice as long. Processes that tests start do the same; everything
+    compiles as a user's does with MARFT_OPTIMISED=1 in the environment.
     """
+    os.environ["JAX_DISABLE_MOST_OPTIMIZATIONS"] = "1"
     jax.config.update("jax_disable_most_optimizations", True)
     jax.config.update("jax_traceback_in_locations_limit", 0)  # programs are lowered faster without
     jax.config.update(
