@@ -10,8 +10,8 @@ import contextlib
 import importlib
 import os
 import sys
-from collections.abc import Collection, Iterable, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Callable, Collection, Iterable, Mapping
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -20,6 +20,7 @@ from marft_jax.formats import jsonlines
 from marft_jax.formats.foreign import DEEPEST
 from marft_jax.types import StepResult
 
+_T = TypeVar("_T", bound=Callable[..., Any])
 _MOST_PARTS = 100_000  # of an info
 
 
@@ -50,6 +51,20 @@ def load_plugin(name: str, what: str, known: Iterable[str], kind: str = "functio
     found = getattr(module, attribute, None)
     if found is None:
         raise BadInput(f"{what} {name}: {module.__file__} has no {attribute!r}")
+    return found
+
+
+def load_function(name: str, what: str, table: Mapping[str, _T]) -> _T:
+    """Finds a function of a table, or the one that ``package.module:function`` names.
+
+    Raises:
+        BadInput: there is none.
+    """
+    if name in table:
+        return table[name]
+    found: _T = load_plugin(name, what, table)
+    if not callable(found):
+        raise BadInput(f"{what}: {name!r} is no function; name one")
     return found
 
 

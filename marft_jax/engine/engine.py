@@ -294,7 +294,9 @@ class Engine:
             ticket, n = self._tickets[slot], int(count[slot])
             if ticket is None:
                 continue
-            end = stopped_at(ids[slot, :n].tolist(), self._stops[slot], self._decode_text)
+            stops, end = self._stops[slot], None
+            if stops:
+                end = stopped_at(ids[slot, :n].tolist(), stops, self._decode_text)
             if end is None and active[slot]:
                 self.partial[ticket] = ids[slot, :n].copy()
             else:

@@ -27,7 +27,7 @@ def stopped_at(
     ids: Sequence[int], stops: Sequence[str], decode: Callable[[list[int]], str]
 ) -> int | None:
     """Number of ids that an action has which a stop text ends; None where there is none."""
-    if not stops or not cut(decode([*ids]).lstrip(), stops)[1]:
+    if not cut(decode([*ids]).lstrip(), stops)[1]:
         return None
     ends = (n for n in range(1, len(ids)) if cut(decode([*ids[:n]]).lstrip(), stops)[1])
     return next(ends, len(ids))

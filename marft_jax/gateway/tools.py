@@ -36,10 +36,8 @@ def read_tools(value: Any, choice: Any) -> tuple[dict[str, Any], ...]:
     Raises:
         ApiError: 400.
     """
-    tools = [] if value is None else value
-    if not isinstance(tools, list) or not all(map(_is_tool, tools)):
-        what = 'expected a list of {"type": "function", "function": {"name": ...}}'
-        raise ApiError(400, f"tools: {what}, got {shown(value)}", "tools")
+    form = '{"type": "function", "function": {"name": ...}}'
+    tools = _list("tools", value, _is_tool, form, "tools")
     if choice not in (None, "none", "auto"):
         what = f"tool_choice: expected auto or none, got {shown(choice)}"
         raise ApiError(400, what, "tool_choice", "unsupported_parameter")
@@ -52,10 +50,8 @@ def read_calls(where: str, value: Any) -> list[dict[str, Any]]:
     Raises:
         ApiError: 400.
     """
-    calls = [] if value is None else value
-    if not isinstance(calls, list) or not all(map(_is_call, calls)):
-        what = 'expected a list of {"function": {"name": ..., "arguments": "{...}"}}'
-        raise ApiError(400, f"{where}.tool_calls: {what}, got {shown(value)}", "messages")
+    form = '{"function": {"name": ..., "arguments": "{...}"}}'
+    calls = _list(f"{where}.tool_calls", value, _is_call, form, "messages")
     return [
         {"id": str(call.get("id") or ""), "type": "function"}
         | {"function": {key: call["function"][key] for key in ("name", "arguments")}}
@@ -142,6 +138,16 @@ def _object(text: Any, kind: Any = dict) -> Any:
     except ValueError:
         return None
     return found if isinstance(found, kind) else None
+
+
+def _list(
+    where: str, value: Any, fits: Callable[[Any], bool], form: str, param: str
+) -> list[dict[str, Any]]:
+    """Reads a list, an empty one where there is none; raises ``ApiError``."""
+    found = [] if value is None else value
+    if not isinstance(found, list) or not all(map(fits, found)):
+        raise ApiError(400, f"{where}: expected a list of {form}, got {shown(value)}", param)
+    return found
 
 
 def _is_tool(tool: Any) -> bool:

@@ -350,6 +350,7 @@ def _chain(
         episode, end = episodes[e], 0
         home, own = chains[chain.trunk_E[i]]  # where the turn of a branch has its place
         trunk, first = episodes[home], max(0, int(chain.branch_E[i]))
+        places = trunk.places
         layers = dict(zip(own, layers_of([trunk.turns[k] for k in own], own), strict=True))
         player = episode.turns[numbers[0]].player
         group = groups.setdefault((episode.group, player), len(groups))
@@ -361,7 +362,7 @@ def _chain(
             chain.weight_EJ[span] = 1 / (end - start)
             chain.rewards_EJ[i, end - 1] = rewards[e][k]
             chain.alone_EJ[span] = episode.alone.get(turn.agent, np.nan)
-            chain.agent_EJ[span], chain.nth_EJ[span] = trunk.places[at]
+            chain.agent_EJ[span], chain.nth_EJ[span] = places[at]
             chain.player_EJ[span] = players.setdefault(player, len(players))
             chain.group_EJ[span], chain.turn_EJ[span] = group, at
             chain.layer_EJ[span], chain.cut_EJ[span] = layers[at], turn.truncated

@@ -6,8 +6,7 @@ import re
 from collections.abc import Callable
 
 from marft_jax.envs.judged import JUDGE, scores_of
-from marft_jax.errors import BadInput
-from marft_jax.plugins import load_plugin
+from marft_jax.plugins import load_function
 from marft_jax.types import Episode, Turn
 
 StepReward = Callable[[Turn, float, Episode], float]
@@ -68,12 +67,7 @@ def find_step_reward(name: str) -> StepReward:
     Raises:
         BadInput: there is none.
     """
-    if name in STEP_REWARDS:
-        return STEP_REWARDS[name]
-    found: StepReward = load_plugin(name, "step reward", STEP_REWARDS)
-    if not callable(found):
-        raise BadInput(f"step reward: {name!r} is no function; name one")
-    return found
+    return load_function(name, "step reward", STEP_REWARDS)
 
 
 def _listed(text: str, wanted: int) -> float:

@@ -58,6 +58,7 @@ def play_matches(
         Stopped: a signal came; what was played is saved.
     """
     tasks, found = games or config.eval.episodes, dict[tuple[str, str], Outcomes]()
+    threads = DaemonThreads()
     with contextlib.ExitStack() as stack:
         stop = stack.enter_context(Stop("stopping: finished games stay, the same command goes on"))
         session = open_session(config, load_team(config.team.file), tasks, stop=stop)
@@ -70,7 +71,7 @@ def play_matches(
                 source = open_source(stack, match.config, "eval")
                 session.engine.load(match.adapters)
                 file = folder / f"match-{at}-{name}-{opponent.replace('/', '_')}.jsonl"
-                records = Answers(match.session, plan, source, file).play(DaemonThreads())
+                records = Answers(match.session, plan, source, file).play(threads)
                 found[name, opponent] = outcomes_of(records)[name]
     return found
 

@@ -60,14 +60,7 @@ def texts(completions) -> list[list[int]]:
 def test_reported_logprobs_are_those_of_a_full_forward_pass(engine, sampling):
     requests = asks(seed=1, most=44 if sampling["temperature"] == 1 else 28, **sampling)
     done = small.answers(engine, requests)
-    logprobs = small.full_forward(
-        small.adapters(3),
-        [r.prompt for r in requests],
-        [c.ids for c in done],
-        [r.owner for r in requests],
-        [r.sampling.temperature for r in requests],
-    )
-    for completion, expected in zip(done, logprobs, strict=True):
+    for completion, expected in zip(done, small.of_full_forward(requests, done), strict=True):
         picked = expected[np.arange(len(completion.ids)), completion.ids]
         np.testing.assert_allclose(completion.logprobs, picked, atol=1e-4)
         if sampling["temperature"] == 0:

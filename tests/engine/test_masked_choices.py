@@ -35,14 +35,7 @@ def test_only_choices_are_drawn_and_log_probs_are_those_of_the_full_forward_pass
     masked = [found[0], *found[2:-1]]
     assert {tuple(c.ids.tolist()) for c in masked} <= set(CHOICES)
     assert all(c.finished and c.kept < 0.5 for c in masked)
-    logprobs = small.full_forward(
-        small.adapters(3),
-        [r.prompt for r in bound],
-        [c.ids for c in masked],
-        [r.owner for r in bound],
-        [r.sampling.temperature for r in bound],
-    )
-    for completion, scored in zip(masked, logprobs, strict=True):
+    for completion, scored in zip(masked, small.of_full_forward(bound, masked), strict=True):
         expected = scored[np.arange(len(completion.ids)), completion.ids]
         np.testing.assert_allclose(completion.logprobs, expected, atol=1e-4)
 

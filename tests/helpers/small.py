@@ -221,6 +221,17 @@ def full_forward(
     ]
 
 
+def of_full_forward(requests: Sequence[Any], done: Sequence[Any]) -> list[np.ndarray]:
+    """``full_forward`` of what an engine with three adapters was asked, and answered."""
+    return full_forward(
+        adapters(3),
+        [r.prompt for r in requests],
+        [c.ids for c in done],
+        [r.owner for r in requests],
+        [r.sampling.temperature for r in requests],
+    )
+
+
 def turn(
     agent: int,
     prompt: Sequence[int],

@@ -7,9 +7,8 @@ import random
 from collections.abc import Callable
 from typing import Any
 
-from marft_jax.envs.games.tree import Node
-from marft_jax.errors import BadInput
-from marft_jax.plugins import load_plugin
+from marft_jax.envs.games.tree import Node, after
+from marft_jax.plugins import load_function
 
 Bot = Callable[[Any, int, random.Random], Any]
 """(state, player, source of chance) to an action."""
@@ -23,15 +22,10 @@ def uniform(state: Node, player: int, rng: random.Random) -> int:
 def perfect(state: Node, player: int, rng: random.Random) -> int:
     """An action of the most value where both play perfectly: two players, moves in turn, nothing
     hidden, rewards that add up to 0. Of several one at random."""
-    values = {a: value(state.clone(), a, player) for a in state.legal_actions(player)}
+    sign = 1 if player == 0 else -1
+    values = {a: sign * _worth(after(state, a)) for a in state.legal_actions(player)}
     best = max(values.values())
     return rng.choice([action for action, worth in values.items() if worth == best])
-
-
-def value(state: Any, action: int, player: int) -> float:
-    """Returns what the action is worth to a player; ``state`` is used up."""
-    state.apply_action(action)
-    return _worth(state) * (1 if player == 0 else -1)
 
 
 _known: dict[str, float] = {}
@@ -44,7 +38,7 @@ def _worth(state: Any) -> float:
     key = f"{type(state).__name__} {state.get_game()}\n{state.current_player()}\n{state}"
     if key not in _known:
         first = state.current_player() == 0
-        values = (_worth(state.child(action)) for action in state.legal_actions())
+        values = (_worth(after(state, action)) for action in state.legal_actions())
         _known[key] = max(values) if first else min(values)
     return _known[key]
 
@@ -59,9 +53,4 @@ def find_bot(name: str) -> Bot:
     Raises:
         BadInput: there is none.
     """
-    if name in BOTS:
-        return BOTS[name]
-    found: Any = load_plugin(name, "--env.bots", BOTS)
-    if not callable(found):
-        raise BadInput(f"--env.bots: {name!r} is no function; name one")
-    return found
+    return load_function(name, "--env.bots", BOTS)

@@ -14,6 +14,7 @@ from marft_jax.config import EnvSettings
 from marft_jax.envs.base import EVAL_SEEDS, EnvSource, Member, Split
 from marft_jax.envs.games import bots
 from marft_jax.envs.games.outcomes import outcomes
+from marft_jax.envs.games.seats import check_movers, seat_of, take_seats
 from marft_jax.envs.games.tree import Tree, load
 from marft_jax.errors import BadInput
 from marft_jax.setting import setting
@@ -136,13 +137,9 @@ class TreeGame:
 
     def players(self, agents: Sequence[str]) -> dict[str, str]:
         free = [seat for seat in range(self._tree.players) if seat not in self._bots]
-        if len(agents) != len(free):
-            raise BadInput(
-                f"--team.file: {self._settings.game} has seats for {len(free)}, expected as many "
-                f"agents, got {len(agents)}"
-            )
         turned = self._seed % len(free) if self._settings.rotate else 0
-        self._agents = dict(zip(free[turned:] + free[:turned], agents, strict=True))
+        seats = free[turned:] + free[:turned]
+        self._agents = take_seats(self._settings.game, seats, agents)
         return {agent: agent for agent in agents}
 
     def acting(self) -> list[str]:
@@ -153,8 +150,7 @@ class TreeGame:
         return self._notes.get(seat, "") + self._table.see(self._state, seat)
 
     def step(self, turns: Sequence[Turn]) -> StepResult:
-        if sorted(turn.name for turn in turns) != sorted(self.acting()):
-            raise BadInput("a game says who moves: expected --team.workflow players")
+        check_movers(turns, self.acting())
         self._notes, moves, wrong = {}, dict[str, str](), list[str]()
         for turn in turns:
             seat = self._seat(turn.name)
@@ -195,7 +191,7 @@ class TreeGame:
         return turns
 
     def _seat(self, agent: str) -> int:
-        return next(seat for seat, name in self._agents.items() if name == agent)
+        return seat_of(agent, self._agents)
 
     def _to_move(self) -> list[int]:
         """Seats of the team that move now."""

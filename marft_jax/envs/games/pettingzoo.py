@@ -13,6 +13,7 @@ import numpy as np
 from marft_jax.config import EnvSettings
 from marft_jax.envs.base import EVAL_SEEDS, EnvSource, Split
 from marft_jax.envs.games.outcomes import outcomes
+from marft_jax.envs.games.seats import check_movers, seat_of, take_seats
 from marft_jax.errors import BadInput
 from marft_jax.plugins import load_plugin, text_of
 from marft_jax.types import StepResult, Turn
@@ -83,13 +84,8 @@ class ZooGame:
         return self._settings.game
 
     def players(self, agents: Sequence[str]) -> dict[str, str]:
-        seats = self._env.possible_agents
-        if len(agents) != len(seats):
-            raise BadInput(
-                f"--team.file: {self._settings.game} has seats for {len(seats)}, expected as many "
-                f"agents, got {len(agents)}"
-            )
-        self._agents = dict(zip(seats, agents, strict=True))
+        seats: list[str] = self._env.possible_agents
+        self._agents = take_seats(self._settings.game, seats, agents)
         self._skip_ended()
         return {agent: agent for agent in agents}
 
@@ -107,8 +103,7 @@ class ZooGame:
         return f"{name}\n{seen.strip()}\nmoves: {legal}"
 
     def step(self, turns: Sequence[Turn]) -> StepResult:
-        if sorted(turn.name for turn in turns) != sorted(self.acting()):
-            raise BadInput("a game says who moves: expected --team.workflow players")
+        check_movers(turns, self.acting())
         chosen, wrong = dict[str, int](), list[str]()
         for turn in turns:
             name, number = self._zoo(turn.name), _NUMBER.findall(turn.text)
@@ -151,7 +146,7 @@ class ZooGame:
             env.step(None)
 
     def _zoo(self, agent: str) -> str:
-        return next(name for name, own in self._agents.items() if own == agent)
+        return seat_of(agent, self._agents)
 
     def _observation(self, name: str) -> Any:
         return self._observed[name] if self._is_parallel else self._env.observe(name)

@@ -38,6 +38,13 @@ class Node(Protocol):
     def history_str(self) -> str: ...
 
 
+def after(state: Any, action: int) -> Any:
+    """State that an action leads to; ``state`` stays as it is."""
+    child = state.clone()
+    child.apply_action(action)
+    return child
+
+
 class Tree(NamedTuple):
     """A game.
 
