@@ -1,7 +1,10 @@
 """Figures of the gateway: its part of a rollout, and of serving.
 
 python scripts/benchmark_gateway.py rollout --rounds 3
-python scripts/benchmark_gateway.py serve --requests 2000 --clients 64
+python scripts/benchmark_gateway.py serve --requests 2000 --clients 64 --rollout.slots 32
+python scripts/benchmark_gateway.py rollout --model.base models/SmolLM2-135M-Instruct.Q4_1.gguf
+
+Further flags are those of a run.
 """
 
 from __future__ import annotations
@@ -78,7 +81,7 @@ async def over_openai(task: int, client: Any) -> float:
         return await in_process(task, own)
 
 
-def rollout(rounds: int) -> None:
+def rollout(rounds: int, flags: list[str]) -> None:
     """Plays the same team as its own workflow and as a program, in turn."""
     from marft_jax import cli
     from marft_jax.envs.threads import DaemonThreads
@@ -96,10 +99,11 @@ def rollout(rounds: int) -> None:
     with contextlib.ExitStack() as stack:
         players = {}
         for way, names in ways.items():
-            flags = [f"--env.name=benchmark_gateway:{name}" for name in names]
-            config = cli.parse([*flags, *(["--team.workflow=program"] if flags else [])])
+            own_flags = [f"--env.name=benchmark_gateway:{name}" for name in names]
+            own_flags += ["--team.workflow=program"] if names else []
+            config = cli.parse([*flags, *own_flags])
             session = session or open_session(config, load_team(None))
-            own = session._replace(config=config, workflow="program" if flags else "sequential")
+            own = session._replace(config=config, workflow="program" if names else "sequential")
             session.engine.load(session.engine.place(_adapters(session)))
             players[way] = make_rollout(own, open_source(stack, config, "train"), threads)
         for i in range(rounds + 1):
@@ -123,7 +127,7 @@ def _adapters(session: Any) -> Any:
     return restore_state(session, None).adapters
 
 
-def serve(requests: int, clients: int, slots: int) -> None:
+def serve(requests: int, clients: int, flags: list[str]) -> None:
     """Serves a team to clients in another process, and does the same work with the engine."""
     from marft_jax import cli
     from marft_jax.engine.engine import Request
@@ -133,8 +137,8 @@ def serve(requests: int, clients: int, slots: int) -> None:
     from marft_jax.serve import open_app
     from marft_jax.team.team_files import load_team
 
-    config = cli.parse(["--rollout.slots", str(slots)])
-    session = open_session(config, load_team(None), at_once=slots)
+    config = cli.parse(flags)
+    session = open_session(config, load_team(None), at_once=config.rollout.slots)
     session.engine.load(_adapters(session))
     team = session.team
     works = []
@@ -202,9 +206,8 @@ if __name__ == "__main__":
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--requests", type=int, default=2000)
     parser.add_argument("--clients", type=int, default=64)
-    parser.add_argument("--slots", type=int, default=64)
-    given = parser.parse_args()
+    given, flags = parser.parse_known_args()
     if given.work == "rollout":
-        rollout(given.rounds)
+        rollout(given.rounds, flags)
     else:
-        serve(given.requests, given.clients, given.slots)
+        serve(given.requests, given.clients, flags)

@@ -26,7 +26,7 @@ def start(
     words += ["--run.steps", str(steps), "--run.save_every", "1"]
     if process is not None:
         words += ["--mesh.coordinator", f"localhost:{port}", "--mesh.processes", "2"]
-        words += ["--mesh.process", str(process), "--mesh.wait_seconds", "30"]
+        words += ["--mesh.process", str(process), "--mesh.wait_seconds", "15"]
     environment = os.environ | {
         "JAX_NUM_CPU_DEVICES": str(devices),
         "JAX_PLATFORMS": "cpu",

@@ -54,6 +54,11 @@ class Shape(NamedTuple):
         """Padded length of a prompt."""
         return min(bucket(tokens, rungs=rungs), self.context)
 
+    def prefixed(self, tokens: int) -> int:
+        """Positions of the cache that prompts with cached prefixes read, 256 at least: a prefill
+        is products for the most part, and this halves its shapes."""
+        return self.width(max(tokens, 256), rungs=1)
+
     def read(self, longest: int) -> int:
         """Positions of the cache that a chunk reads whose longest row may grow so long."""
         return min(bucket(longest, least=64, rungs=2), self.context)
@@ -61,8 +66,9 @@ class Shape(NamedTuple):
     def programs(self, mesh: Mesh, reuse: bool) -> int:
         """How many programs there can be: of prefill, and with cached prefixes, and of decode."""
         lengths = range(1, self.context + 1)
-        whole = {self.width(n, rungs=1) for n in lengths} if reuse else set[int]()
-        kinds = [*{self.width(n) for n in lengths}, *(w for w in whole for r in whole if w <= r)]
+        new = {self.width(n, rungs=1) for n in lengths} if reuse else set[int]()
+        whole = {self.prefixed(n) for n in lengths}
+        kinds = [*{self.width(n) for n in lengths}, *(w for w in new for r in whole if w <= r)]
         groups = sum(len({*self.prefill_rows(width, mesh)}) for width in kinds)
         return groups + len({self.read(n + self.chunk) for n in lengths})
 

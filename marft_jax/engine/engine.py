@@ -280,8 +280,8 @@ class Engine:
             start = self._prefixes.find(request.owner, request.prompt)
         if not start.tokens:
             return _Kind(self.shape.width(length), 0), start
-        whole, new = (self.shape.width(n, rungs=1) for n in (length, length - start.tokens))
-        return _Kind(new, whole), start
+        new = self.shape.width(length - start.tokens, rungs=1)
+        return _Kind(new, self.shape.prefixed(length)), start
 
     def _collect(self, in_use: Sequence[int]) -> list[tuple[int, Completion]]:
         s = self._slots

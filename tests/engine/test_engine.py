@@ -466,12 +466,12 @@ def test_scaled_logprobs_are_a_distribution_at_any_temperature():
 def test_all_shapes_that_requests_can_have_are_counted(reuse):
     """By trying every prompt, cached prefix, group and chunk."""
     where = small.one_device()
-    shape = Shape(slots=8, chunk=16, context=130, longest=16)
+    shape = Shape(slots=8, chunk=16, context=300, longest=16)
     found: set[tuple[int, ...]] = set()
     for length in range(1, shape.context + 1):
         found.add((shape.read(length + shape.chunk),))
         starts = range(1, length) if reuse else ()
-        new = {(shape.width(length - s, rungs=1), shape.width(length, rungs=1)) for s in starts}
+        new = {(shape.width(length - s, rungs=1), shape.prefixed(length)) for s in starts}
         for width, read in {(shape.width(length), 0), *new}:
             found |= {(rows, width, read) for rows in shape.prefill_rows(width, where)}
     assert shape.programs(where, reuse) == len(found)
