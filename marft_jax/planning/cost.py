@@ -135,8 +135,8 @@ Counted = tuple[int, float, float]
 def _decode(run: Run) -> Counted:
     """A chunk of steps; every slot is in use."""
     model, shape, steps = run.model, run.shape, run.shape.chunk
-    episodes = processes.share(run.work.episodes, run.hosts)
-    waves = -(-episodes * len(run.work.owners) // min(shape.slots, episodes))
+    episodes, turns = (processes.share(n, run.hosts) for n in (run.work.episodes, run.work.turns))
+    waves = -(-turns // min(shape.slots, episodes))
     flops = forward_flops(model, shape.slots, shape.context, *_adapters(run))
     flops += _vocabulary(model, shape.slots)
     moved = steps * decode_bytes(run)

@@ -6,6 +6,7 @@ context. What a run really meets is shorter, so that memory, time and traffic ar
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -26,23 +27,43 @@ class Work(NamedTuple):
         owners: who acts in an episode, turn by turn, as numbers of agents.
         context: the longest prompt plus action, in tokens.
         action: the longest action.
+        branched: turns of an episode of which further samples are learned from, one by one.
+        turns: that are played, those that follow further samples too.
     """
 
     episodes: int
     owners: tuple[int, ...]
     context: int
     action: int
-
-    @property
-    def turns(self) -> int:
-        return self.episodes * len(self.owners)
+    branched: tuple[int, ...]
+    turns: int
 
 
 def step_work(config: Config, team: Team, workflow: str) -> Work:
     """The longest training step of a team; own workflows are taken to be sequential."""
     longest = max(sampling.max_new_tokens for sampling in team.sampling)
     actors = _actors(team, workflow) * config.env.horizon
-    return Work(config.algo.episodes, tuple(actors), team.context, longest)
+    branched, played = _branches(config, [team.names[agent] for agent in actors])
+    turns = round(config.algo.episodes * (len(actors) + played))
+    return Work(config.algo.episodes, tuple(actors), team.context, longest, branched, turns)
+
+
+def _branches(config: Config, names: Sequence[str]) -> tuple[tuple[int, ...], float]:
+    """Further turns of an episode that are learned from, and how many are played for them."""
+    algo, turns = config.algo, len(names)
+    if not algo.branches or algo.branch_budget != "none":  # as much as without
+        return (), 0
+    if str(algo.credit) == "solo":  # each agent alone on each task, to compare with
+        return (), algo.branches * len(set(names)) * config.env.horizon / algo.group_size
+    if algo.branch_at == "random":  # the last one has the longest prompt, the mean one half behind
+        chosen, behind = [turns - 1], (turns + 1) / 2
+    else:
+        agents = names if algo.branch_at == "every" else algo.branch_at.split(",")
+        chosen = [turn for turn, name in enumerate(names) if name in agents]
+        behind = turns - sum(chosen) / max(1, len(chosen))
+    if algo.branch_continue != "end":  # each is played to the end of its step
+        behind = min(behind, turns / config.env.horizon)
+    return tuple(chosen * algo.branches), algo.branches * len(chosen) * behind
 
 
 def _actors(team: Team, workflow: str) -> list[int]:
@@ -92,7 +113,8 @@ def longest_batch(
     episodes = [
         Episode(e // group, e // group, e % group, "", turns, result) for e in range(work.episodes)
     ]
-    rewards = [np.zeros(len(turns), np.float32)] * work.episodes
+    episodes += [episode._replace(turns=(turns[k],)) for episode in episodes for k in work.branched]
+    rewards = [np.zeros(len(episode.turns), np.float32) for episode in episodes]
     return batch_lib.build(
         episodes, rewards, team.owners, settings.algo, level,
         shards=shards, d_model=d_model, prompts=reads_prompts(settings, level),

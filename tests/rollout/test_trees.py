@@ -11,7 +11,8 @@ from test_branches import TOPOLOGIES, by_branch, plain, rollout_of
 from marft_jax.cli import configure
 from marft_jax.errors import BadInput, EpisodesFailed
 from marft_jax.learning.credit import make_credit
-from marft_jax.rollout.branches import branched_turns, play_samples
+from marft_jax.planning.work import step_work
+from marft_jax.rollout.branches import branched_turns, learnable, play_samples
 from marft_jax.types import Sample, StepResult
 
 SAMPLES = [Sample(i, i // 2, i % 2) for i in range(6)]
@@ -170,3 +171,24 @@ def test_a_task_that_fails_ends_no_step_though_it_is_played_with_few_others(more
     assert trunks and others and 0 not in {e.index for e in (*trunks, *others)}
     with pytest.raises((EpisodesFailed, BadInput)):
         played(rollout, "tree", [Sample(0, i) for i in range(8)], **given)
+
+
+@pytest.mark.parametrize(
+    ("credit", "given"),
+    [
+        ("solo", {"branches": 3}),
+        ("siblings", {"branches": 3, "branch_at": "every"}),
+        ("siblings", {"branch_at": "planner,verifier"}),
+        ("siblings", {"branch_at": "random"}),
+        ("tree", {"branch_at": "every", "branch_continue": "random"}),
+    ],
+)
+def test_a_plan_counts_the_turns_that_are_played_and_learned(credit, given):
+    rollout, engine = rollout_of("sequential", 0, by_branch, env=lambda: Slow(1))
+    samples = [Sample(i // 2, i // 2, i % 2) for i in range(60)]
+    trunks, others, config = played(rollout, credit, samples, episodes=60, **given)
+    work = step_work(config, rollout._rules.team, "sequential")
+    assert work.turns == pytest.approx(len(engine.requests), rel=0.08)
+    episodes, _ = learnable([(e, np.zeros(len(e.turns))) for e in [*trunks, *others]])
+    turns = 60 * (len(work.owners) + len(work.branched))
+    assert turns == sum(len(e.turns) for e in episodes)
