@@ -85,7 +85,8 @@ class AsyncClient(Client):
         self._passes += 1
         late = self._waits_since < time.monotonic() - _MOST_SECONDS
         waits = timeout is None or timeout > _GUARD_SECONDS
-        if waits and (late or self._loop.jobs <= len(self._held)):
+        waiting = sum(held.has_no_place for held in self._held)  # threads that wait, too
+        if waits and (late or self._loop.jobs <= waiting):
             if events := select(0):
                 return events
             if self._uses_http:

@@ -194,6 +194,19 @@ def test_calls_side_by_side_are_answered_together(monkeypatch):
     assert [len(batch) for batch in play(run, monkeypatch)[1].batches] == [4]
 
 
+def test_a_call_that_a_thread_prepares_is_waited_for(monkeypatch):
+    async def run(task, client):
+        async def ask(i):
+            if i == 3:
+                await asyncio.to_thread(time.sleep, 0.2)
+            await client.chat.completions.create(model="solver", messages=[user(str(i))])
+
+        await asyncio.gather(*map(ask, range(4)))
+        return 1.0
+
+    assert [len(batch) for batch in play(run, monkeypatch)[1].batches] == [4]
+
+
 def test_a_program_that_is_never_idle_is_answered(monkeypatch):
     async def run(task, client):
         async def beat():
