@@ -207,8 +207,8 @@ def read_speed(out: str, on: dict[str, Any]) -> tuple[list[Line], Any]:
 
 
 def share(result: dict[str, Any], on: dict[str, Any]) -> str:
-    """Fraction of the devices' bandwidth or FLOP/s that the least work amounts to, and that which
-    published systems reach."""
+    """Fraction of the devices' bandwidth or FLOP/s that the least work amounts to, the tokens per
+    second that would be all of it, and those at which published systems would be."""
     peak = peak_of(on["device"])
     if on["platform"] == "cpu":
         return "not an accelerator"
@@ -216,17 +216,17 @@ def share(result: dict[str, Any], on: dict[str, Any]) -> str:
         return "no data sheet of this device here"
     if result["bytes_per_s"]:
         reached = result["bytes_per_s"] / on["devices"] / peak.bandwidth
-        return f"{reached:.1%} of the bandwidth; {others('decode', peak.chip)}"
+        return f"{reached:.1%} of the bandwidth; {beside(result, reached, 'decode', peak.chip)}"
     if result["flops_per_s"]:
         reached = result["flops_per_s"] / on["devices"] / peak.flops
-        return f"{reached:.1%} of the FLOP/s (MFU); {others('LoRA', peak.chip)}"
+        return f"{reached:.1%} of the FLOP/s (MFU); {beside(result, reached, 'LoRA', peak.chip)}"
     return ""
 
 
-def others(work: Work, chip: str) -> str:
-    """The range of published figures."""
-    low, high = expected(work, chip)
-    return f"published: {1 / high:.0%} to {1 / low:.0%}"
+def beside(result: dict[str, Any], reached: float, work: Work, chip: str) -> str:
+    """The bound, and the range of published figures."""
+    most, (low, high) = result["tokens_per_s"] / reached, expected(work, chip)
+    return f"bound {most:.0f}, published {most / high:.0f} to {most / low:.0f}"
 
 
 def parts(on: dict[str, Any], folder: Path) -> list[Part]:
