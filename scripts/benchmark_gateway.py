@@ -3,6 +3,7 @@
 python scripts/benchmark_gateway.py rollout --rounds 3
 python scripts/benchmark_gateway.py serve --requests 2000 --clients 64 --rollout.slots 32
 python scripts/benchmark_gateway.py rollout --model.base models/SmolLM2-135M-Instruct.Q4_1.gguf
+python scripts/benchmark_gateway.py clients --port 8000 --requests 200  # of any server
 
 Further flags are those of a run.
 """
@@ -164,32 +165,50 @@ def serve(requests: int, clients: int, flags: list[str]) -> None:
         with multiprocessing.get_context("spawn").Pool(1) as pool:
             for i in range(3):  # the first one compiles
                 seconds, own = alone()
-                given = (port, requests, clients)
+                given = (port, requests, clients, {"return_token_ids": True})
                 total, latencies, answers = pool.apply(run_clients, given)
-                lost = sum(a != b for a, b in zip(own, answers, strict=True))
+                found = [answer["choices"][0]["token_ids"] for answer in answers]
+                lost = sum(a != b for a, b in zip(own, found, strict=True))
                 tokens = sum(map(len, own))
                 if i:
-                    p50, p95, p99 = np.percentile(latencies, [50, 95, 99])
                     print(f"engine {tokens / seconds:.0f} tokens/s, served {tokens / total:.0f} "
                           f"({seconds / total:.2f}); wrong {lost} of {requests}; "
-                          f"seconds p50 {p50:.2f} p95 {p95:.2f} p99 {p99:.2f}")  # fmt: skip
+                          f"{in_words(latencies)}")  # fmt: skip
         server.should_exit = True
         thread.join()
 
 
-def run_clients(port: int, requests: int, clients: int) -> Any:
+def in_words(latencies: list[float]) -> str:
+    p50, p95, p99 = np.percentile(latencies, [50, 95, 99])
+    return f"seconds p50 {p50:.2f} p95 {p95:.2f} p99 {p99:.2f}"
+
+
+def ask_any(port: int, requests: int, clients: int, model: str) -> None:
+    """Asks a server that runs already, twice: the first time it may compile."""
+    for _ in range(2):
+        fields = {"model": model, "temperature": 0.0, "max_tokens": 16}
+        total, latencies, answers = run_clients(port, requests, clients, fields)
+        tokens = sum(answer["usage"]["completion_tokens"] for answer in answers)
+        print(f"{requests / total:.1f} calls/s, {tokens / total:.0f} tokens/s; "
+              f"{in_words(latencies)}")  # fmt: skip
+
+
+def run_clients(port: int, requests: int, clients: int, fields: dict[str, Any]) -> Any:
     """Asks from so many connections; seconds, those of each call, and what was answered."""
-    left, latencies, answers = iter(range(requests)), [0.0] * requests, [list[int]()] * requests
+    left, latencies, answers = (
+        iter(range(requests)),
+        [0.0] * requests,
+        [dict[str, Any]()] * requests,
+    )
 
     async def client() -> None:
         line = None
         for i in left:
             body = {"model": "solver", "messages": [{"role": "user", "content": question_of(i)}]}
-            body |= {"seed": i, "temperature": 1.0, "return_token_ids": True}
+            body |= {"seed": i, "temperature": 1.0} | fields
             began = time.perf_counter()
-            answer, line = await ask(("127.0.0.1", port, "/v1"), "none", body, line)
+            answers[i], line = await ask(("127.0.0.1", port, "/v1"), "none", body, line)
             latencies[i] = time.perf_counter() - began
-            answers[i] = answer["choices"][0]["token_ids"]
 
     async def run() -> None:
         await asyncio.gather(*(client() for _ in range(clients)))
@@ -202,12 +221,16 @@ def run_clients(port: int, requests: int, clients: int) -> Any:
 if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).resolve().parent))
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("work", choices=["rollout", "serve"])
+    parser.add_argument("work", choices=["rollout", "serve", "clients"])
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--requests", type=int, default=2000)
     parser.add_argument("--clients", type=int, default=64)
+    parser.add_argument("--port", type=int, default=8000)
+    parser.add_argument("--model", default="solver")
     given, flags = parser.parse_known_args()
     if given.work == "rollout":
         rollout(given.rounds, flags)
+    elif given.work == "clients":
+        ask_any(given.port, given.requests, given.clients, given.model)
     else:
         serve(given.requests, given.clients, flags)
