@@ -74,8 +74,6 @@ def load_base(
     place: Place,
     platform: str | None = None,
     report: Report = lambda done, total: None,
-    *,
-    shared: bool = True,
 ) -> BaseModel:
     """Opens the model that ``--model.base`` names and puts its tensors on the devices.
 
@@ -84,7 +82,6 @@ def load_base(
             choice; ``path`` is spelled as in ``layers/3/q/kernel``.
         platform: that it will run on, such as cpu; by default the one that JAX prefers.
         report: gets how many bytes are placed, and of how many, all as if unquantised.
-        shared: sequences of a row may share their prefix (``--algo.reuse``).
 
     Raises:
         BadInput: nothing there, an unsupported model, or files that are not intact.
@@ -93,14 +90,14 @@ def load_base(
     opened.tokenizer.think(model.thinking)
     _check_prompts(opened, model.base)
     platform = platform or jax.default_backend()
-    config, graphdef, abstract = decoder_on(platform, opened.config, model, shared)
+    config, graphdef, abstract = decoder_on(platform, opened.config, model)
     tensors = opened.tensors(shapes_of(abstract), model.quantize)
     params = fill(abstract, tensors, place, model.base, report)
     return BaseModel(config, graphdef, params, opened.tokenizer, model.base, opened.digest)
 
 
 def decoder_on(
-    platform: str, config: DecoderConfig, model: ModelSettings, shared: bool = True
+    platform: str, config: DecoderConfig, model: ModelSettings
 ) -> tuple[DecoderConfig, Any, Base]:
     """An abstract decoder as it is laid out and computed there: its config, and its split.
 
@@ -110,7 +107,7 @@ def decoder_on(
     stacked = platform == "tpu" if model.layers == "auto" else model.layers == "stacked"
     config = dataclasses.replace(config, stacked=stacked)
     heads = config.n_heads, config.n_kv_heads, config.head_dim
-    attention = attention_on(platform, *heads, model.dtype, shared)
+    attention = attention_on(platform, *heads, model.dtype)
     how: dict[str, Any] = dict(attention=attention, remat=model.remat)
     graphdef, abstract = abstract_decoder(config, jnp.dtype(model.dtype), **how)
     if model.quantize != "none":
