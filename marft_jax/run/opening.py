@@ -28,7 +28,7 @@ from marft_jax.run.directory import disk_errors, own_directory, write_settings
 from marft_jax.run.guard import Guard
 from marft_jax.run.lock import Lock
 from marft_jax.run.loggers import find_loggers
-from marft_jax.run.metrics import Compilations, TruncationWarning, check_best_metric, metric_names
+from marft_jax.run.metrics import Compilations, TruncationWarning, check_best_metric
 from marft_jax.run.periodic_evaluation import PeriodicEvaluation
 from marft_jax.run.recovery import open_checkpoints, resume
 from marft_jax.run.reporters import open_reporter
@@ -88,8 +88,8 @@ def _open(
     source = open_source(stack, config, "train")
     curriculum = Curriculum(source, config.env)
     evaluation = PeriodicEvaluation(stack, config)
-    agents = [profile.name for profile in blueprint.agents]
-    check_best_metric(config.run.best_metric, metric_names(config, agents, evaluation.plans))
+    if (config.run.best_metric or "").startswith("eval/"):
+        check_best_metric(config.run.best_metric, evaluation.metric_names)
     pipeline = Pipeline(ahead=config.rollout.lag > 0)
     session = open_session(config, blueprint, stop=stop, on_all=pipeline.on_all)
     config, team = session.config, session.team

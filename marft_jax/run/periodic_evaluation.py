@@ -27,6 +27,11 @@ class PeriodicEvaluation:
         self.plans = plans(*wanted) if settings.every else []
         self._sources = [open_source(stack, plan.config, "eval") for plan in self.plans]
 
+    @property
+    def metric_names(self) -> list[str]:
+        """Metrics that an evaluation gives."""
+        return [name for plan in self.plans for name in plan.metric_names]
+
     def evaluate(
         self, session: Session, threads: Executor, step: int, reporter: Reporter
     ) -> dict[str, float]:
