@@ -92,7 +92,7 @@ def load_base(
     platform = platform or jax.default_backend()
     config, graphdef, abstract = decoder_on(platform, opened.config, model)
     tensors = opened.tensors(shapes_of(abstract), model.quantize)
-    params = fill(abstract, tensors, place, model.base, report)
+    params = fill(abstract, tensors, place, report)
     return BaseModel(config, graphdef, params, opened.tokenizer, model.base, opened.digest)
 
 
@@ -198,29 +198,17 @@ def reader(state: Base) -> Callable[[str], jax.Array]:
 
 
 def fill(
-    abstract: Base,
-    tensors: Tensors,
-    place: Place,
-    source: str,
-    report: Report = lambda done, total: None,
+    abstract: Base, tensors: Tensors, place: Place, report: Report = lambda done, total: None
 ) -> Base:
-    """An abstract state with its values, each placed as it arrives.
-
-    Raises:
-        BadInput: a tensor is missing, unknown, repeated or misshapen.
-    """
+    """An abstract state with its values, each placed as it arrives; readers of files have checked
+    that there is one of the right shape for every parameter."""
     flat = dict(nnx.to_flat_state(abstract))
-    missing, arrays = _parameters(abstract), dict[tuple[Any, ...], Any]()
+    parameters, arrays = _parameters(abstract), dict[tuple[Any, ...], Any]()
     width = jax.tree.leaves(abstract)[0].dtype.itemsize
-    done, total = 0, width * sum(math.prod(parameter.shape) for parameter in missing.values())
+    done, total = 0, width * sum(math.prod(parameter.shape) for parameter in parameters.values())
     report(done, total)
     for path, array in tensors:
-        parameter = missing.pop(path, None)
-        if parameter is None:
-            raise BadInput(f"{source}: unknown or repeated tensor {path!r}")
-        keys, layer, shape = parameter
-        if array.shape != shape:
-            raise BadInput(f"{source}: {path!r}: expected shape {shape}, got {array.shape}")
+        keys, layer, shape = parameters[path]
         final = _in_final_type(flat[keys].get_value(), array)
         placed = jax.tree.map(functools.partial(place, path), final)
         if layer is not None:
@@ -230,8 +218,6 @@ def fill(
         arrays[keys] = placed
         done += width * math.prod(shape)
         report(done, total)
-    if missing:
-        raise BadInput(f"{source}: {len(missing)} tensors are missing, such as {min(missing)!r}")
     return nnx.from_flat_state({keys: leaf.replace(arrays[keys]) for keys, leaf in flat.items()})
 
 
