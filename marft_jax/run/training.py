@@ -32,6 +32,7 @@ from marft_jax.random_keys import attempt
 from marft_jax.rollout.collect import Collected, collect
 from marft_jax.rollout.curriculum import Curriculum
 from marft_jax.rollout.pipeline import Job, Pipeline, Sampled, Unwanted
+from marft_jax.run.answers import PeriodicEvaluation
 from marft_jax.run.checkpoints import Checkpoints, Schedule
 from marft_jax.run.guard import Guard, Verdict, by_agent
 from marft_jax.run.metrics import (
@@ -41,7 +42,6 @@ from marft_jax.run.metrics import (
     check_best_metric,
     metrics_of,
 )
-from marft_jax.run.periodic_evaluation import PeriodicEvaluation
 from marft_jax.run.recovery import Begin, roll_back
 from marft_jax.run.reporters import Reporter
 from marft_jax.run.setup import Session, make_rollout
