@@ -189,6 +189,7 @@ def test_threads_end_with_what_made_them_but_those_that_hang():
     assert not environment_threads()
 
 
+@pytest.mark.usefixtures("one_device")
 def test_a_run_leaves_no_threads_of_environments_behind(tmp_path):
     words = ["--run.steps", "1", "--algo.episodes", "8", "--run.loggers", "none"]
     assert train.train_team(cli.parse([*words, "--run.dir", str(tmp_path / "run")])) == 0
