@@ -8,17 +8,7 @@ import itertools
 import re
 from collections.abc import Callable, Sequence
 
-from marft_jax.envs.base import (
-    EnvSource,
-    Grade,
-    Member,
-    QuestionEnv,
-    QuestionSettings,
-    Split,
-    Task,
-    held_out,
-    question_source,
-)
+from marft_jax.envs import base
 from marft_jax.errors import BadInput
 from marft_jax.setting import setting
 
@@ -28,7 +18,7 @@ _CANDIDATES = 100_000  # tasks looked at for the held-out list
 
 
 @dataclasses.dataclass(frozen=True)
-class Settings(QuestionSettings):
+class Settings(base.QuestionSettings):
     """Settings of the built-in task."""
 
     name: str = "arithmetic"
@@ -38,7 +28,7 @@ class Settings(QuestionSettings):
     """Begin with the easiest tasks, and go one level up when the mean reward reaches this."""
 
 
-def source(settings: Settings, split: Split) -> EnvSource:
+def source(settings: Settings, split: base.Split) -> base.EnvSource:
     """Sums of ``env.difficulty`` digits; ``env.holdout`` of the tasks are for evaluation only.
 
     Raises:
@@ -48,8 +38,8 @@ def source(settings: Settings, split: Split) -> EnvSource:
     if split == "train":
         train_task(0, terms, holdout)  # fails now rather than in the first episode
 
-        def of(terms: int) -> EnvSource:
-            return EnvSource(
+        def of(terms: int) -> base.EnvSource:
+            return base.EnvSource(
                 lambda: Addition(lambda seed: train_task(seed, terms, holdout), horizon)
             )
 
@@ -57,16 +47,16 @@ def source(settings: Settings, split: Split) -> EnvSource:
     tasks = eval_tasks(terms, holdout)
     if not tasks:
         raise BadInput(f"--env.holdout: expected tasks to evaluate on, got {holdout}; raise it")
-    return question_source(lambda seed: tasks[seed % len(tasks)], grade, horizon, len(tasks))
+    return base.question_source(lambda seed: tasks[seed % len(tasks)], grade, horizon, len(tasks))
 
 
-class Addition(QuestionEnv):
+class Addition(base.QuestionEnv):
     """A sum; arguments as of ``QuestionEnv``."""
 
-    def __init__(self, pick: Callable[[int], Task], horizon: int) -> None:
+    def __init__(self, pick: Callable[[int], base.Task], horizon: int) -> None:
         super().__init__(pick, grade, horizon)
 
-    def demonstrate(self, agents: Sequence[Member]) -> list[dict[str, str]]:
+    def demonstrate(self, agents: Sequence[base.Member]) -> list[dict[str, str]]:
         """All additions but the last by those who do not answer, the last by those who do; where
         everyone answers, all by everyone."""
         numbers = [int(digit) for digit in self._task.question.removesuffix("=?").split("+")]
@@ -76,7 +66,7 @@ class Addition(QuestionEnv):
 
 
 def divided(
-    steps: Sequence[str], agents: Sequence[Member], alone: str = ""
+    steps: Sequence[str], agents: Sequence[base.Member], alone: str = ""
 ) -> list[dict[str, str]]:
     """Turns: all steps but the last (``alone`` where there is one) by those who do not answer, the
     last by those who do; where everyone answers, all by everyone."""
@@ -85,35 +75,35 @@ def divided(
     return [{"agent": a.name, "text": answer if a.answers else plan} for a in agents]
 
 
-def task(digits: str) -> Task:
+def task(digits: str) -> base.Task:
     """Makes the task that adds up these digits.
 
     >>> task("359")
     Task(question='3+5+9=?', answer='17')
     """
-    return Task("+".join(digits) + "=?", str(sum(map(int, digits))))
+    return base.Task("+".join(digits) + "=?", str(sum(map(int, digits))))
 
 
-def train_task(seed: int, terms: int, holdout: float) -> Task:
+def train_task(seed: int, terms: int, holdout: float) -> base.Task:
     """Training task of an integer: a pseudo-random one, redrawn while it is held out."""
     for attempt in range(_TRIES):
         drawn = task(_digits(f"{seed} {attempt}", terms))
-        if not held_out(drawn.question, holdout):
+        if not base.held_out(drawn.question, holdout):
             return drawn
     raise BadInput(f"--env.holdout: expected some tasks left to train on, got {holdout}; lower it")
 
 
-def eval_tasks(terms: int, holdout: float) -> list[Task]:
+def eval_tasks(terms: int, holdout: float) -> list[base.Task]:
     """Held-out tasks in a fixed pseudo-random order; of many tasks, those among 100,000."""
     if 10**terms <= _CANDIDATES:
         candidates = [f"{number:0{terms}d}" for number in range(10**terms)]
     else:
         candidates = list(dict.fromkeys(_digits(f"eval {i}", terms) for i in range(_CANDIDATES)))
-    tasks = filter(lambda made: held_out(made.question, holdout), map(task, candidates))
+    tasks = filter(lambda made: base.held_out(made.question, holdout), map(task, candidates))
     return sorted(tasks, key=lambda held: hashlib.sha256(held.question.encode()).hexdigest()[16:])
 
 
-def grade(text: str, reference: str) -> Grade:
+def grade(text: str, reference: str) -> base.Grade:
     """Right if the last number in the text is the reference.
 
     >>> grade("3+5=8, 8+9=17", "17").verdict
@@ -121,9 +111,9 @@ def grade(text: str, reference: str) -> Grade:
     """
     numbers = _INTEGER.findall(text)
     if not numbers:
-        return Grade(0.0, "no answer")
+        return base.Grade(0.0, "no answer")
     right = numbers[-1] == reference
-    return Grade(float(right), "right" if right else "wrong", numbers[-1])
+    return base.Grade(float(right), "right" if right else "wrong", numbers[-1])
 
 
 def _digits(key: str, count: int) -> str:

@@ -21,7 +21,7 @@ import numpy as np
 from marft_jax.envs.base import from_class, load_class, settings_type
 from marft_jax.envs.threads import Calls, DaemonThreads
 from marft_jax.errors import BadInput, one_line
-from marft_jax.plugins import result_of, shown, text_of
+from marft_jax.plugins import failure_of, result_of, shown, text_of
 from marft_jax.types import StepResult, Turn
 
 if TYPE_CHECKING:
@@ -35,10 +35,6 @@ _TEXTS = ("", "42", "The answer is \\boxed{7}.", "no idea", "yes", "x" * 2000, "
 
 class _Wrong(Exception):
     """A fault of the environment, on one line."""
-
-
-class _OutOfTime(Exception):
-    """Ends a check between two calls."""
 
 
 class _Played(NamedTuple):
@@ -66,17 +62,31 @@ def check(
         create: the environment's class (or anything else that makes one without arguments).
         episodes: seeds to play, each of them twice.
         steps: after so many steps an episode that is not done is left.
-        seconds: for all of it; a call that has not returned by then, or after half of them, hangs.
+        seconds: for all of it; an episode that is not over by then, or after half of them, hangs.
         agents: names of those who act; the last one is graded.
 
     Returns:
         Errors (a run would fail or learn nonsense) and remarks, one line each.
     """
-    watch, problems, played = _Watch(seconds), [], []
+    end, problems, played = time.monotonic() + seconds, list[str](), list[_Played]()
     create = from_class(create, "train").create
+
+    def play(seed: int, restores: bool) -> _Played:
+        patience = max(end - time.monotonic(), seconds / 2)  # for one that begins late
+        calls = Calls(DaemonThreads(), None)
+        call = calls.start(f"seed {seed}", _play, create, seed, steps, agents, restores)
+        calls.wait(patience)
+        call.give_up(f"no answer after {patience:.1f} s (see --seconds)")
+        if call.failure is not None:
+            raise _Wrong(call.failure.text)
+        return call.value
+
     try:
         for seed in range(episodes):
-            first, again = (_play(watch, create, seed, steps, agents, r) for r in (False, True))
+            if time.monotonic() >= end:
+                problems += [] if played else ["not one episode was over when the time was up"]
+                break
+            first, again = play(seed, False), play(seed, True)
             pairs = zip(first.events, again.events, strict=False)
             if other := next((now[0] for now, then in pairs if now != then), ""):
                 same = "seed, turns and snapshots" if again.restored else "seed and turns"
@@ -84,81 +94,55 @@ def check(
             played.append(first)
     except _Wrong as wrong:
         problems.append(str(wrong))
-    except _OutOfTime:
-        problems += [] if played else ["not one episode was over when the time was up"]
     if played and not any(any(episode.of("end")) for episode in played):
         problems.append(f"no episode was done after {steps} steps: a run cuts them off, as endless")
     return list(dict.fromkeys(problems)), _remarks(played, episodes, steps)
 
 
-class _Watch:
-    """Makes calls in a thread, for as long as there is time."""
-
-    def __init__(self, seconds: float) -> None:
-        self._seconds, self._end = seconds, time.monotonic() + seconds
-        self._threads = DaemonThreads()
-
-    def __call__(self, where: str, run: Callable[..., Any], *args: Any) -> tuple[Any, float]:
-        """Returns what the call returns, and the seconds that it took.
-
-        Raises ``_Wrong`` where it raised or hangs, ``_OutOfTime`` where it was not even made.
-        """
-        begin = time.monotonic()
-        if begin >= self._end:
-            raise _OutOfTime
-        patience = max(self._end - begin, self._seconds / 2)  # for one that begins late
-        calls = Calls(self._threads, patience)
-        call = calls.start(where, run, *args)
-        calls.wait(patience)
-        call.give_up(f"no answer after {patience:.1f} s (see --seconds)")
-        if call.failure is not None:
-            text = call.failure.text
-            raise _Wrong(text if where in text else f"{where}: {text}")
-        return call.value, time.monotonic() - begin
+def _call(where: str, method: Callable[..., Any], *args: Any) -> Any:
+    """Returns what a method of a user's returns; raises ``BadInput`` that says where it was."""
+    try:
+        return method(*args)
+    except BaseException as error:  # sys.exit too
+        text = failure_of(error).text
+        raise BadInput(text if where in text else f"{where}: {text}") from None
 
 
 def _play(
-    watch: _Watch,
-    create: Callable[[], Any],
-    seed: int,
-    steps: int,
-    agents: Sequence[str],
-    restores: bool,
+    create: Callable[[], Any], seed: int, steps: int, agents: Sequence[str], restores: bool
 ) -> _Played:
-    """Plays an episode; raises as ``_Watch``. ``restores``: an environment that offers snapshots is
-    replaced after each step by a fresh one that is given the last one's."""
-    env, _ = watch("creating it", create)
-    state, took = watch(f"reset({seed})", _task, env, seed)
-    view, _ = watch("its view", getattr, env, "view", None)
-    tool, _ = watch("its tool", getattr, env, "tool", None)
-    game, _ = watch("its players", getattr, env, "players", None)
-    payable = agents
-    if game is not None:
-        players, _ = watch("players", game, agents)
-        payable = [*agents, *players.values()]
+    """Plays an episode. ``restores``: an environment that offers snapshots is replaced after each
+    step by a fresh one that is given the last one's."""
+    env, started = _call("creating it", create), time.monotonic()
+    state = _call(f"reset({seed})", _task, env, seed)
+    took, players = time.monotonic() - started, dict[str, str]()
+    if getattr(env, "players", None) is not None:
+        players = _call("players", env.players, agents)
     events: list[tuple[str, Any]] = [("task", state)]
     slowest, step, is_done = 0.0, 0, False
     restores = restores and hasattr(env, "snapshot")
     while not is_done and step < steps:
         where, acting = f"seed {seed}, step {step}", agents
-        if game is not None:
-            acting = watch(f"{where}, acting", env.acting)[0]
+        if players:
+            acting = _call(f"{where}, acting", env.acting)
             events.append(("acting", acting))
         turns = _turns(step, seed, acting)
-        for name in acting if view is not None else ():
-            events.append(("view", watch(f"{where}, view", _text, view, name, state)[0]))
-        for turn in turns if tool is not None else ():
-            events.append(("tool", watch(f"{where}, tool", _tool_answer, tool, turn)[0]))
-        result, seconds = watch(where, _result, env, turns, payable)
+        if getattr(env, "view", None) is not None:
+            views = (_call(f"{where}, view", _view, env, name, state) for name in acting)
+            events += [("view", view) for view in views]
+        if getattr(env, "tool", None) is not None:
+            answers = (_call(f"{where}, tool", _tool_answer, env, turn) for turn in turns)
+            events += [("tool", answer) for answer in answers]
+        started = time.monotonic()
+        result = _call(where, _result, env, turns, [*agents, *players.values()])
+        slowest = max(slowest, time.monotonic() - started)
         events += [("reward", result.reward), ("end", result.done)]
-        state, is_done = result.observation, result.done
-        step, slowest = step + 1, max(slowest, seconds)
+        state, is_done, step = result.observation, result.done, step + 1
         if restores:
-            value, _ = watch(f"{where}, snapshot", env.snapshot)
-            env, _ = watch("creating it", create)
-            watch(f"reset({seed})", _task, env, seed)
-            watch(f"{where}, restore", env.restore, json.loads(json.dumps(value)))
-            view, tool = getattr(env, "view", None), getattr(env, "tool", None)
+            value = json.loads(json.dumps(_call(f"{where}, snapshot", env.snapshot)))
+            env = _call("creating it", create)
+            _call(f"reset({seed})", _task, env, seed)
+            _call(f"{where}, restore", env.restore, value)
     return _Played(events, restores, took, slowest)
 
 
@@ -179,12 +163,12 @@ def _task(env: Any, seed: int) -> str:
     return text_of("task", task)
 
 
-def _text(method: Callable[..., Any], *args: Any) -> str:
-    return text_of("answer", method(*args))
+def _view(env: Any, agent: str, state: str) -> str:
+    return text_of("answer", env.view(agent, state))
 
 
-def _tool_answer(tool: Callable[..., Any], turn: Turn) -> str | None:
-    return None if (answer := tool(turn)) is None else text_of("answer", answer)
+def _tool_answer(env: Any, turn: Turn) -> str | None:
+    return None if (answer := env.tool(turn)) is None else text_of("answer", answer)
 
 
 def _result(env: Any, turns: Sequence[Turn], agents: Sequence[str]) -> StepResult:

@@ -173,7 +173,7 @@ def prompt_rows(run: Run) -> tuple[int, int]:
 
 def _base(config: Config, model: DecoderConfig, mesh: Mesh) -> tuple[DecoderConfig, Any, Any]:
     platform = mesh.devices.flat[0].platform
-    model, graphdef, base = decoder_on(platform, model, config.model, config.algo.reuse)
+    model, graphdef, base = decoder_on(platform, model, config.model)
 
     def place(keys: tuple[Any, ...], x: Any) -> Any:
         path = "/".join(map(str, keys))

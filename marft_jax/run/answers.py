@@ -1,7 +1,12 @@
-"""Answers of a team to the tasks of a benchmark: played where none is saved, saved as they come."""
+"""Answers of a team to the tasks of a benchmark: played where none is saved, saved as they come.
+
+Evaluations while a run goes on keep no answers, but their scores.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import hashlib
 import json
 from collections.abc import Callable, Iterator, Sequence
@@ -12,13 +17,15 @@ from pathlib import Path
 import jax
 import numpy as np
 
+from marft_jax.config import Config
 from marft_jax.envs.base import EnvSource
-from marft_jax.evaluation.benchmarks import BenchmarkPlan
-from marft_jax.evaluation.scores import Record
+from marft_jax.evaluation.benchmarks import BenchmarkPlan, plans
+from marft_jax.evaluation.scores import Record, score
 from marft_jax.formats import jsonlines
 from marft_jax.run import transcripts
 from marft_jax.run.compatibility import identity_of
-from marft_jax.run.setup import Session, play_held_out
+from marft_jax.run.reporters import Reporter
+from marft_jax.run.setup import Session, open_source, play_held_out
 
 WITHOUT_EFFECT = {
     **dict.fromkeys(("algo", "critic", "guard"), "only learning reads them"),
@@ -126,3 +133,40 @@ def _saved(file: Path, key: str, samples: int, tasks: int) -> dict[tuple[int, in
 
     jsonlines.keep(file, keep)
     return found
+
+
+class PeriodicEvaluation:
+    """Evaluations of a run: on its benchmarks, or else on the tasks that it never trains on.
+
+    Tasks are opened before a model is loaded and closed with the stack.
+
+    Attributes:
+        plans: of each benchmark; none without ``eval.every``.
+    """
+
+    def __init__(self, stack: contextlib.ExitStack, config: Config):
+        settings = config.eval
+        wanted = (settings.benchmarks, config, settings.data, 1, settings.episodes)
+        self.plans = plans(*wanted) if settings.every else []
+        self._sources = [open_source(stack, plan.config, "eval") for plan in self.plans]
+
+    @property
+    def metric_names(self) -> list[str]:
+        """Metrics that an evaluation gives."""
+        return [name for plan in self.plans for name in plan.metric_names]
+
+    def evaluate(
+        self, session: Session, threads: Executor, step: int, reporter: Reporter
+    ) -> dict[str, float]:
+        """Returns the team's accuracy, and pass@k where tasks are played several times, as
+        metrics."""
+        metrics: dict[str, float] = {}
+        for plan, source in zip(self.plans, self._sources, strict=True):
+            answers = Answers(session, plan, source)
+            what = f"evaluating {plan.name}"
+            reporter.doing(what)
+            doing = functools.partial(reporter.doing, what, total=answers.total)
+            found = score(answers.play(threads, doing, step))
+            reporter.event(f"step {step}: {plan.name}: {found}")
+            metrics |= found.metrics(plan.name)
+        return metrics

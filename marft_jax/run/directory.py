@@ -1,17 +1,20 @@
-"""Run directory: its own settings, and what its disk does."""
+"""Run directory: its lock, its own settings, and what its disk does."""
 
 from __future__ import annotations
 
 import contextlib
 import errno
 import os
+import socket
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+from filelock import FileLock, Timeout
+
 from marft_jax import config as config_lib
 from marft_jax.config import Config
-from marft_jax.errors import RunFailed
+from marft_jax.errors import BadInput, RunFailed
 from marft_jax.formats import jsonlines
 from marft_jax.parallel import processes
 from marft_jax.setting import replaced
@@ -25,13 +28,35 @@ _FILE_SYSTEM = {
 
 @contextlib.contextmanager
 def own_directory(run: Path) -> Iterator[Path]:
-    """Run directory; a temporary one for processes beside the first, who read and write
-    nothing of the run but its checkpoints."""
-    if processes.is_lead():
-        yield run
-    else:
+    """Holds a run directory, which it makes when missing: a single process trains in it at a time.
+
+    The system drops the lock when the process ends, however it ends: a file that a dead process
+    left behind locks nobody out. Of several processes the first one holds it; the others, who read
+    and write nothing of the run but its checkpoints, get a temporary directory.
+
+    Raises:
+        BadInput: another process has it, or it cannot be written.
+    """
+    if not processes.is_lead():
         with tempfile.TemporaryDirectory() as scratch:
             yield Path(scratch)
+        return
+    file = run / "lock"
+    try:
+        run.mkdir(parents=True, exist_ok=True)
+        held = FileLock(file, timeout=0, fallback_to_soft=False).acquire()
+        file.write_text(f"process {os.getpid()} on {socket.gethostname()}\n", encoding="utf-8")
+    except Timeout:
+        who = file.read_text("utf-8", "replace")[:200].strip() or "unknown"
+        raise BadInput(
+            f"--run.dir {run}: in use by another process ({who}); wait for it, stop it, or choose "
+            "another directory"
+        ) from None
+    except OSError as error:
+        why = f"expected a directory that can be written: {error.strerror}"
+        raise BadInput(f"--run.dir {run}: {why}") from error
+    with held:
+        yield run
 
 
 def write_settings(folder: Path, config: Config, blueprint: Blueprint) -> None:

@@ -8,7 +8,7 @@ import logging
 import resource
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, Self
 
 import jax
@@ -16,7 +16,6 @@ import numpy as np
 
 from marft_jax.config import Algo, Config
 from marft_jax.errors import BadInput
-from marft_jax.evaluation.benchmarks import BenchmarkPlan
 from marft_jax.learning.batch import Batch
 from marft_jax.learning.credit import agent_reward
 from marft_jax.learning.packing import known_before
@@ -26,53 +25,17 @@ from marft_jax.types import Episode, Turn
 
 LOGGER = logging.getLogger("marft_jax")
 
-_ALWAYS = """
-reward/mean reward/std episode/turns episode/truncated episode/capped episode/failed tokens/prompt
-tokens/action tokens/prefix_cached tokens/prefix_shared
-throughput/action_tokens_per_s throughput/update_tokens_per_s
-time/rollout_s time/reward_s time/update_s time/checkpoint_s time/step_s time/compile_s
-device/peak_bytes device/compiled guard/skipped guard/findings guard/rollbacks guard/lr_scale lr
-"""
-_OF_AN_AGENT = (
-    "reward turns tokens truncated kept decisions decisions_min entropy approx_kl clip_fraction "
-    "logprob_gap grad_norm"
-)
-_OF_RECORDED = (
-    "reward turns tokens truncated kept decisions decisions_min entropy loss heldout_loss grad_norm"
-)
 _OF_RATIOS = ("approx_kl", "clip_fraction")
-_OF_SAMPLING = "throughput/action_tokens_per_s time/rollout_s time/reward_s"
-_OF_A_LAG = "rollout/lag rollout/version time/player_wait_s time/learner_wait_s"
-_OF_BRANCHES = "episode/branches tokens/replayed tokens/once_engine tokens/once_update"
-_OF_A_CRITIC = "critic/loss critic/explained_variance critic/grad_norm"
 
 
-def metric_names(
-    config: Config, agents: Sequence[str], evaluations: Iterable[BenchmarkPlan]
-) -> set[str]:
-    """Returns the names of all metrics that a run with these settings reports."""
-    algo = config.algo
-    own = _OF_RECORDED if algo.recorded else _OF_AN_AGENT
-    own += " ref_kl" * (algo.kl_coef > 0) + " advantage compared" * (algo.branches > 0)
-    corrects = algo.correction != "none" and (algo.correction != "auto" or config.rollout.lag > 0)
-    own += " correction_weight" * corrects
-    names = {f"agent/{agent}/{what}" for agent in agents for what in own.split()}
-    names |= set(_ALWAYS.split())
-    names |= set(_OF_A_CRITIC.split()) if algo.has_critic else set()
-    names |= set(_OF_A_LAG.split()) if config.rollout.lag else set()
-    names |= {"time/place_s"} if config.mesh.rollout else set()
-    names |= set(_OF_BRANCHES.split()) if algo.branches else set()
-    names |= {"episode/dropped_groups"} if algo.dynamic_sampling else set()
-    names |= {"episode/rewritten"} if config.team.workflow == "program" else set()
-    names |= {f"env/{name}" for name in config.env.metrics}
-    names |= {"curriculum/level"} if config.env.curriculum is not None else set()
-    names -= set(_OF_SAMPLING.split()) if algo.recorded else set()
-    return names.union(*(plan.metric_names for plan in evaluations))
+def check_best_metric(name: str | None, known: Collection[str]) -> None:
+    """Raises ``BadInput`` where no step will have the metric that the best is chosen by.
 
-
-def check_best_metric(name: str | None, known: Set[str]) -> None:
-    """Raises ``BadInput`` where no step will have the metric that the best is chosen by."""
-    if name is None or name in known:
+    Args:
+        known: those of a step, in which numbers of an environment's own may be missing; or, before
+            the first one, those of evaluations.
+    """
+    if name is None or name in known or name.startswith("env/"):
         return
     near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
     meant = f"did you mean {near[0]!r}? " if near else ""

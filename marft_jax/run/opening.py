@@ -22,14 +22,13 @@ from marft_jax.learning.step_rewards import find_step_reward
 from marft_jax.parallel import processes
 from marft_jax.rollout.curriculum import Curriculum
 from marft_jax.rollout.pipeline import Pipeline
+from marft_jax.run.answers import PeriodicEvaluation
 from marft_jax.run.checkpoints import Schedule
 from marft_jax.run.compatibility import check_same_run
 from marft_jax.run.directory import disk_errors, own_directory, write_settings
 from marft_jax.run.guard import Guard
-from marft_jax.run.lock import Lock
-from marft_jax.run.loggers import find_loggers
-from marft_jax.run.metrics import Compilations, TruncationWarning, check_best_metric, metric_names
-from marft_jax.run.periodic_evaluation import PeriodicEvaluation
+from marft_jax.run.loggers import MakeWriter, find_loggers
+from marft_jax.run.metrics import Compilations, TruncationWarning, check_best_metric
 from marft_jax.run.recovery import open_checkpoints, resume
 from marft_jax.run.reporters import open_reporter
 from marft_jax.run.setup import Session, initial_state, open_session, open_source
@@ -61,13 +60,14 @@ def open_training(config: Config, *, rehearses: bool = False) -> Iterator[Traini
     run_dir = Path(config.run.dir).absolute()  # an environment may change directories
     check_same_run(run_dir, config, workflow_of(config.team, blueprint))
     check_learns(config, blueprint)
+    loggers = find_loggers(config.run.loggers)
     with contextlib.ExitStack() as stack:
         stop = stack.enter_context(Stop("stopped before a step was finished; start again"))
         processes.start(config.mesh)
         stack.enter_context(disk_errors(run_dir))
         folder = stack.enter_context(own_directory(run_dir))
         where = "a rehearsal" if rehearses else config.run.dir
-        run = _open(stack, config, blueprint, stop, folder, where)
+        run = _open(stack, config, blueprint, loggers, stop, folder, where)
         try:
             yield run
         except Stopped:
@@ -79,17 +79,16 @@ def _open(
     stack: contextlib.ExitStack,
     config: Config,
     blueprint: Blueprint,
+    loggers: list[MakeWriter],
     stop: Stop,
     folder: Path,
     where: str,
 ) -> Training:
-    loggers = find_loggers(config.run.loggers)
-    stack.enter_context(Lock(folder))
     source = open_source(stack, config, "train")
     curriculum = Curriculum(source, config.env)
     evaluation = PeriodicEvaluation(stack, config)
-    agents = [profile.name for profile in blueprint.agents]
-    check_best_metric(config.run.best_metric, metric_names(config, agents, evaluation.plans))
+    if (config.run.best_metric or "").startswith("eval/"):
+        check_best_metric(config.run.best_metric, evaluation.metric_names)
     pipeline = Pipeline(ahead=config.rollout.lag > 0)
     session = open_session(config, blueprint, stop=stop, on_all=pipeline.on_all)
     config, team = session.config, session.team

@@ -96,7 +96,7 @@ def open_session(
             progress(done >> 20, total >> 20)
 
         platform = mesh.devices.flat[0].platform
-        base = load_base(config.model, place, platform, report, shared=config.algo.reuse)
+        base = load_base(config.model, place, platform, report)
     context = min(config.model.context, base.config.max_position)
     team = make_team(config.team, config.lora.mode, blueprint, context, base.tokenizer)
     _check_lengths(team)

@@ -32,10 +32,16 @@ from marft_jax.random_keys import attempt
 from marft_jax.rollout.collect import Collected, collect
 from marft_jax.rollout.curriculum import Curriculum
 from marft_jax.rollout.pipeline import Job, Pipeline, Sampled, Unwanted
+from marft_jax.run.answers import PeriodicEvaluation
 from marft_jax.run.checkpoints import Checkpoints, Schedule
 from marft_jax.run.guard import Guard, Verdict, by_agent
-from marft_jax.run.metrics import Clock, Compilations, TruncationWarning, metrics_of
-from marft_jax.run.periodic_evaluation import PeriodicEvaluation
+from marft_jax.run.metrics import (
+    Clock,
+    Compilations,
+    TruncationWarning,
+    check_best_metric,
+    metrics_of,
+)
 from marft_jax.run.recovery import Begin, roll_back
 from marft_jax.run.reporters import Reporter
 from marft_jax.run.setup import Session, make_rollout
@@ -164,6 +170,8 @@ class Training(NamedTuple):
         nonfinite = by_agent(learned["nonfinite"], self.session.team)
         numbers, verdict = self.guard.look(done, collected.played, reported, nonfinite)
         reported |= numbers | {"guard/lr_scale": float(state.lr_scale), "lr": self._lr(state)}
+        known = {*reported, *self.evaluation.metric_names}
+        check_best_metric(self.config.run.best_metric, known)
         self.truncation.look(done, collected.played, reported)
         self.announce(done, "saving")
         self.reporter.log(done, reported)

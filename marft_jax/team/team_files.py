@@ -165,7 +165,7 @@ _CHATML = re.compile(r"<\|im_start\|>\s*system\b\s*:?\s*|<\|im_end\|>")
 def _tree(loaded: Any, file: str) -> dict[str, Any]:
     if is_list(loaded):
         return {"agents": [_from_first_release(row) for row in loaded]}
-    if not _is_mapping(loaded) or not is_list(loaded.get("agents")):
+    if not _is_tree(loaded) or not is_list(loaded.get("agents")):
         raise BadInput(f"{file}: expected a list of agents below `agents:`, got {loaded!r:.80}")
     _reject_unknown(loaded, _KEYS, file)
     return loaded
@@ -184,7 +184,7 @@ def _text(value: Any, where: str) -> str:
 
 
 def _node(row: Any, where: str) -> Node:
-    if not _is_mapping(row) or not {"id", "role"} <= set(row):
+    if not _is_tree(row) or not {"id", "role"} <= set(row):
         raise BadInput(f"{where}: expected {{id: ..., role: ...}}, got {row!r:.60}")
     _reject_unknown(row, Node._fields, where)
     return Node(**{key: _text(value, f"{where}: {key}") for key, value in row.items()})
@@ -198,7 +198,7 @@ def _edge(row: Any, where: str) -> tuple[str, str]:
 
 
 def _from_first_release(row: Any) -> Any:
-    if not _is_mapping(row):
+    if not _is_tree(row):
         return row
     row = {_FIRST_RELEASE.get(key, key): row[key] for key in row if key != "device"}
     if isinstance(row.get("prompt"), str):
@@ -208,7 +208,7 @@ def _from_first_release(row: Any) -> Any:
 
 def _profile(row: Any, where: str, folder: Path) -> Profile:
     fields = [field.name for field in dataclasses.fields(Profile)]
-    if not _is_mapping(row):
+    if not _is_tree(row):
         raise BadInput(f"{where}: expected settings like `name: solver`, got {row!r:.80}")
     _reject_unknown(row, fields, where)
     if "name" not in row:
@@ -234,10 +234,6 @@ def _as_value(key: str, value: Any) -> Any:
         with contextlib.suppress(ValueError):
             return float(value)
     return value
-
-
-def _is_mapping(value: Any) -> TypeGuard[dict[str, Any]]:
-    return isinstance(value, dict)
 
 
 def _reject_unknown(row: Mapping[Any, Any], known: Sequence[str], where: str) -> None:

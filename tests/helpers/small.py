@@ -79,7 +79,7 @@ def base_on(
         return noise if path.startswith("embed") else noise * (2 / shape[0]) ** 0.5
 
     tensors = [(path, draw(path, shape)) for path, shape in shapes_of(in_order).items()]
-    params = fill(abstract, tensors, mesh.placer(where), "small")
+    params = fill(abstract, tensors, mesh.placer(where))
     return BaseModel(config, graphdef, params, ByteTokenizer(), "small", "0123")
 
 

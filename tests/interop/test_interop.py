@@ -61,7 +61,7 @@ def random_base(variant: str) -> BaseModel:
         (path, 0.2 * rng.normal(size=shape) + path.endswith("scale"))
         for path, shape in shapes_of(abstract).items()
     ]
-    params = fill(abstract, tensors, lambda _, x: jnp.asarray(x, jnp.float32), "random")
+    params = fill(abstract, tensors, lambda _, x: jnp.asarray(x, jnp.float32))
     return BaseModel(config, graphdef, params, ByteTokenizer(), "tiny", "0")
 
 

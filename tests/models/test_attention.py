@@ -30,7 +30,6 @@ from marft_jax.models.ops import (
     platforms,
     products,
     reductions,
-    splash,
 )
 from marft_jax.models.ops.attention import KV, causal_attention
 from marft_jax.models.ops.attention_choice import attention_on
@@ -174,7 +173,6 @@ def test_the_gate_has_the_gradient_of_its_formula(activation, formula):
 )
 def test_each_platform_has_its_attention(platform, expected):
     assert attention_on(platform, 4, 2, 8, "bfloat16") is expected
-    assert attention_on("tpu", 4, 2, 8, "bfloat16", shared=False) is splash.splash_attention
 
 
 def attention_in_xla(q, k, v, bias):
@@ -323,20 +321,6 @@ def test_a_block_that_nobody_reads_is_not_computed(intervals_interpreted):
     np.testing.assert_array_equal(context(k + unread, v + unread), context(k, v))
 
 
-@pytest.fixture
-def interpreted(monkeypatch):
-    """The TPU's kernel runs on CPUs, in blocks of 128 positions; the shapes of its masks."""
-    shapes, make = set(), splash.kernels.make_splash_mha_single_device
-
-    def interpret(mask, **how):
-        shapes.add(mask.shape)
-        return make(mask, **how, interpret=True)
-
-    monkeypatch.setattr(splash.kernels, "make_splash_mha_single_device", interpret)
-    monkeypatch.setattr(splash, "_BLOCK", 128)
-    return shapes
-
-
 def rows_of(where, b: int, h: int, g: int, t: int, dtype=jnp.float32):
     """Queries, keys and values, and until where each is read: four sequences to a row."""
     drawn = draw(0, b, h, t, 8), KV(draw(1, b, g, 8, t), draw(2, b, g, t, 8))
@@ -363,31 +347,6 @@ def loss_and_gradients(attend, where, q, kv, until_BT, window="full"):
 
 
 @pytest.mark.parametrize(
-    "where, heads, groups, dtype, tolerance, window",
-    [
-        ((1, 1, 1), 4, 2, jnp.float32, 1e-5, "full"),
-        ((1, 1, 1), 2, 2, jnp.bfloat16, 3e-2, "full"),
-        ((2, 1, 2), 4, 2, jnp.float32, 1e-5, "full"),
-        ((1, 2, 4), 8, 2, jnp.float32, 1e-5, "full"),  # fewer key-value heads than places
-        ((1, 1, 1), 2, 1, jnp.float32, 1e-5, "sliding"),
-        ((2, 1, 2), 4, 2, jnp.float32, 1e-5, "sliding, known in a scan"),
-        ((1, 1, 1), 2, 1, jnp.float32, 1e-5, "full, known in a scan"),
-    ],
-    ids=str,
-)
-def test_splash_is_attention_on_any_mesh(
-    where, heads, groups, dtype, tolerance, window, interpreted
-):
-    where = small.mesh_of(*where)
-    rows = rows_of(where, 2, heads, groups, 256, dtype)
-    ours = loss_and_gradients(splash.splash_attention, where, *rows, window)
-    theirs = loss_and_gradients(causal_attention, where, *rows, window)
-    for a, b in zip(jax.tree.leaves(ours), jax.tree.leaves(theirs), strict=True):
-        a, b = (np.asarray(x, np.float32) for x in (a, b))
-        np.testing.assert_allclose(a, b, rtol=tolerance, atol=tolerance * np.abs(b).max())
-
-
-@pytest.mark.parametrize(
     "b, h, g, t, kernel",
     [
         (4, 4, 2, 128, True),
@@ -397,10 +356,10 @@ def test_splash_is_attention_on_any_mesh(
         (4, 3, 1, 128, False),  # two places for heads
     ],
 )
-def test_rows_that_splash_cannot_take_pass_through_einsums(b, h, g, t, kernel):
+def test_rows_that_intervals_cannot_take_pass_through_einsums(b, h, g, t, kernel):
     where = small.mesh_of(2, 1, 2)
     q, kv = jnp.zeros((b, h, t, 8)), KV(jnp.zeros((b, g, 8, t)), jnp.zeros((b, g, t, 8)))
-    run = mesh_lib.within(where, splash.splash_attention(jnp.ones((b, t), jnp.int32)))
+    run = mesh_lib.within(where, intervals.interval_attention(jnp.ones((b, t), jnp.int32)))
     traced = jax.make_jaxpr(run)(q, kv)
     assert ("pallas_call" in str(traced)) == kernel
 
@@ -430,15 +389,6 @@ def updated(where, attention):
     adapters = jax.device_put(small.adapters(layers=1), mesh_lib.replicated(where))
     state, _, metrics = learner.learn(learner.init()._replace(adapters=adapters), batch, 0)
     return jax.device_get((state.adapters_opt, metrics))
-
-
-@pytest.mark.slow
-def test_an_update_through_splash_is_that_through_einsums(interpreted):
-    alone = updated(small.one_device(), causal_attention)
-    assert not interpreted
-    many = updated(small.mesh_of(2, 2, 2), splash.splash_attention)
-    assert interpreted == {(2, 128, 128)}  # heads of one place; nothing fell back to einsums
-    chex.assert_trees_all_close(alone, many, atol=1e-5, rtol=1e-3)
 
 
 @pytest.mark.slow

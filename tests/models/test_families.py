@@ -102,7 +102,7 @@ def torch_logits(model, tokens: np.ndarray) -> np.ndarray:
 def our_logits(config, tensors, tokens: np.ndarray) -> np.ndarray:
     graphdef, abstract = load.abstract_decoder(config, jnp.float32)
     stream = tensors(load.shapes_of(abstract))
-    base = load.fill(abstract, stream, lambda _, a: jnp.asarray(a, jnp.float32), "test")
+    base = load.fill(abstract, stream, lambda _, a: jnp.asarray(a, jnp.float32))
     positions = jnp.broadcast_to(jnp.arange(tokens.shape[1]), tokens.shape)
     until = jnp.full_like(positions, tokens.shape[1] - 1)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 
 import jax
@@ -235,18 +234,3 @@ def test_what_the_hub_says_is_shown_whole(monkeypatch):
     with pytest.raises(BadInput, match="OSError: 404 Client Error.*Log in first.") as caught:
         load.load_base(Model(base="owner/name"), place)
     assert "\n" not in str(caught.value)
-
-
-def test_a_stream_must_fill_every_parameter_exactly_once():
-    config = dataclasses.replace(families.read_config(SETTINGS, "test"), n_layers=1)
-    _, abstract = load.abstract_decoder(config, jnp.float32)
-    good = [(path, np.ones(shape)) for path, shape in load.shapes_of(abstract).items()]
-    load.fill(abstract, good, place, "test")
-    for stream, message in (
-        (good[1:], "1 tensors are missing, such as"),
-        ([*good, good[0]], "unknown or repeated tensor"),
-        ([("embed/table", np.ones(3)), *good], "unknown or repeated tensor 'embed/table'"),
-        ([(good[0][0], np.ones(3)), *good[1:]], "expected shape"),
-    ):
-        with pytest.raises(BadInput, match=message):
-            load.fill(abstract, stream, place, "test")

@@ -134,7 +134,7 @@ def base_of(kind: str, stacked: bool, mesh: tuple[int, int, int]):
     def filled(abstract, source):
         tensor = load.reader(source)
         stream = [(path, np.asarray(tensor(path))) for path in paths]
-        return load.fill(abstract, stream, small.mesh.placer(where), "small")
+        return load.fill(abstract, stream, small.mesh.placer(where))
 
     in_bits = filled(abstract, whole.params)
     _, plain = load.abstract_decoder(whole.config, jnp.float32)

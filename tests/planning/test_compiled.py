@@ -20,6 +20,7 @@ from pathlib import Path
 
 import jax
 import pytest
+from loops import Loop, arrays, loops
 
 from marft_jax import cli
 from marft_jax.learning.algorithms import find_algorithm
@@ -28,7 +29,6 @@ from marft_jax.models.weights.load import decoder_config
 from marft_jax.planning import cost, hlo
 from marft_jax.planning.chips import GPUS
 from marft_jax.planning.compile import Run, describe, lowered, per_chip, prompt_rows
-from marft_jax.planning.loops import Loop, arrays, loops
 from marft_jax.planning.topology import find_topology
 from marft_jax.planning.work import step_work
 from marft_jax.team.assemble import make_team, workflow_of

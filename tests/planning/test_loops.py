@@ -5,8 +5,7 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 import pytest
-
-from marft_jax.planning.loops import Loop, arrays, loops
+from loops import Loop, arrays, loops
 
 TEXT = """HloModule m
 

@@ -26,7 +26,7 @@ from marft_jax.learning.settings import resolve
 from marft_jax.parallel import mesh
 from marft_jax.run.checkpoints import Checkpoints, Schedule
 from marft_jax.run.compatibility import described, identity_of, team_changes
-from marft_jax.run.lock import Lock
+from marft_jax.run.directory import own_directory
 from marft_jax.run.recovery import set_history_aside
 from marft_jax.team.team_files import Blueprint
 
@@ -382,8 +382,8 @@ def test_a_second_process_is_refused_and_a_dead_one_locks_nobody_out(tmp_path):
     code = f"""
 import time
 from pathlib import Path
-from marft_jax.run.lock import Lock
-with Lock(Path({str(tmp_path)!r})):
+from marft_jax.run.directory import own_directory
+with own_directory(Path({str(tmp_path)!r})):
     print("held", flush=True)
     time.sleep(60)
 """
@@ -391,18 +391,18 @@ with Lock(Path({str(tmp_path)!r})):
     try:
         assert other.stdout is not None and other.stdout.readline() == "held\n"
         with pytest.raises(BadInput, match=f"in use by .*process {other.pid}"):
-            with Lock(tmp_path):
+            with own_directory(tmp_path):
                 pass
     finally:
         other.kill()
         other.wait()
-    with Lock(tmp_path):
+    with own_directory(tmp_path):
         pass
 
 
 def test_a_run_directory_that_cannot_be_made_is_bad_input(tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(BadInput, match="--run.dir"), Lock(tmp_path / "file" / "run"):
+    with pytest.raises(BadInput, match="--run.dir"), own_directory(tmp_path / "file" / "run"):
         pass
 
 

@@ -286,7 +286,7 @@ def test_a_rollback_takes_the_last_good_checkpoint_and_lowers_the_rates(saved, l
     ]  # fmt: skip
 
 
-def test_a_metric_that_no_step_will_have_is_refused_before_the_first():
+def test_a_metric_that_no_step_will_have_is_refused():
     check_best_metric("reward/mean", {"reward/mean"})
     check_best_metric(None, set())
     with pytest.raises(BadInput, match="got 'reward/meen'; did you mean 'reward/mean'"):

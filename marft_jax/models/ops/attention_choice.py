@@ -5,34 +5,27 @@ from __future__ import annotations
 from marft_jax.models.ops.attention import CausalAttention, causal_attention
 
 
-def attention_on(
-    platform: str, heads: int, groups: int, width: int, dtype: str, shared: bool = True
-) -> CausalAttention:
+def attention_on(platform: str, heads: int, groups: int, width: int, dtype: str) -> CausalAttention:
     """The fastest attention of whole rows there.
 
-    On a CPU, einsums over a few queries at a time (``pieces``); on a TPU, a kernel of our own where
-    sequences of a row may share their prefix (``intervals``), else JAX's splash, which has no mask
-    for that; on a GPU, cuDNN's kernel where it works for these heads (``cudnn``), or else the
-    einsums that XLA fuses. Kernels are imported where they are used, for they take half a second.
+    On a CPU, einsums over a few queries at a time (``pieces``); on a TPU, a kernel of our own
+    (``intervals``); on a GPU, cuDNN's kernel where it works for these heads (``cudnn``), or else
+    the einsums that XLA fuses. Kernels are imported where they are used, for they take half a
+    second.
 
     Args:
         heads, groups: query heads, and key-value heads.
         width: channels of a head.
         dtype: of queries, keys and values.
-        shared: sequences of a row may share their prefix.
     """
     if platform == "cpu":
         from marft_jax.models.ops.pieces import causal_attention_in_pieces
 
         return causal_attention_in_pieces
-    if platform == "tpu" and shared:
+    if platform == "tpu":
         from marft_jax.models.ops.intervals import interval_attention
 
         return interval_attention
-    if platform == "tpu":
-        from marft_jax.models.ops.splash import splash_attention
-
-        return splash_attention
     from marft_jax.models.ops.cudnn import cudnn_attention, works
 
     return cudnn_attention if works(heads, groups, width, dtype) else causal_attention

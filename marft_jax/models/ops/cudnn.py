@@ -21,6 +21,7 @@ from marft_jax.models.ops.attention import (
     causal_attention,
     masks,
 )
+from marft_jax.models.ops.platforms import is_close
 from marft_jax.models.ops.remat import keep, once
 
 LOGGER = logging.getLogger("marft_jax")
@@ -150,14 +151,9 @@ def works(heads: int, groups: int, width: int, dtype: str) -> bool:
         found = jax.jit(jax.grad(loss, (0, 1), has_aux=True))(q, KV(k, v))
         return [x.astype(jnp.float32) for x in jax.tree.leaves(found)]
 
-    expected = tried(causal_attention(until_BT))
-    try:
+    def apart() -> float:
         pairs = zip(tried(cudnn_attention(until_BT)), expected, strict=True)
-        apart = max(float(abs(a - b).max() / abs(b).max()) for a, b in pairs)
-    except Exception as error:  # whatever it does not like
-        LOGGER.info("attention without cuDNN: %s", str(error).partition("\n")[0])
-        return False
-    if not apart < _NEAR:
-        LOGGER.warning("attention without cuDNN: it computes something else (%.2g apart)", apart)
-        return False
-    return True
+        return max(float(abs(a - b).max() / abs(b).max()) for a, b in pairs)
+
+    expected = tried(causal_attention(until_BT))
+    return is_close("attention without cuDNN", apart, _NEAR)

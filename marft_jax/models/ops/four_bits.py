@@ -8,7 +8,6 @@ reads it again. This kernel, in Pallas for Triton, reads 4.5 bits a value and ke
 from __future__ import annotations
 
 import functools
-import logging
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
@@ -18,10 +17,10 @@ from jax import Array
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton
 
+from marft_jax.models.ops.platforms import is_close
+
 if TYPE_CHECKING:
     from qwix import QArray
-
-LOGGER = logging.getLogger("marft_jax")
 
 _MOST_ROWS, _COLUMNS, _PART = 128, 32, 64  # a step of the kernel takes 32 x 64 values
 _INTERPRETED = False  # in tests
@@ -56,15 +55,13 @@ def _tried(kind: str) -> bool:
 
     rows, columns = jax.random.normal(jax.random.key(0), (2, 64, 256))
     x, matrix = rows.astype(jnp.bfloat16), pack(columns, kind)
-    try:
+
+    def apart() -> float:
         expected = x.astype(jnp.float32) @ unpacked(matrix, jnp.float32).T
-        apart = float(jnp.abs(times_four_bits(x, matrix) - expected).max())
-    except Exception as error:  # whatever it does not like
-        LOGGER.info("4 bits without a kernel: %s", str(error).partition("\n")[0])
-        return False
-    if not apart < 0.5:  # of sums up to about 60, in steps of 0.25
-        LOGGER.warning("4 bits without a kernel: it computes something else (%.2g apart)", apart)
-    return apart < 0.5
+        return float(jnp.abs(times_four_bits(x, matrix) - expected).max())
+
+    # of sums up to about 60, in steps of 0.25
+    return is_close("4 bits without a kernel", apart, 0.5)
 
 
 @jax.custom_vjp

@@ -22,24 +22,16 @@ from gguf.quants import dequantize
 
 from marft_jax.errors import BadInput
 from marft_jax.formats.foreign import readable
+from marft_jax.models import families
 from marft_jax.models.decoder import DecoderConfig
-from marft_jax.models.families import (
-    FAMILIES,
-    SOFT_CAPS,
-    Family,
-    checked,
-    paths_by_name,
-    refuse,
-    with_windows,
-)
 from marft_jax.models.ops import packed
 from marft_jax.models.rope import RopeScaling
 
 ARCHITECTURES = {
-    "llama": FAMILIES["LlamaForCausalLM"],
-    "qwen2": FAMILIES["Qwen2ForCausalLM"],
-    "qwen3": FAMILIES["Qwen3ForCausalLM"],
-    "gemma3": FAMILIES["Gemma3ForCausalLM"],
+    "llama": families.FAMILIES["LlamaForCausalLM"],
+    "qwen2": families.FAMILIES["Qwen2ForCausalLM"],
+    "qwen3": families.FAMILIES["Qwen3ForCausalLM"],
+    "gemma3": families.FAMILIES["Gemma3ForCausalLM"],
 }
 _WINDOWED = ("gemma3",)  # those whose window llama.cpp reads
 
@@ -132,7 +124,7 @@ def _read_config(file: GGUF) -> DecoderConfig:
         return file.metadata.get(f"{arch}.{key}", default)
 
     family = ARCHITECTURES[arch]
-    config = checked(
+    config = families.checked(
         lambda key: _shape(embedding)[0] if key == "vocab_size" else get(key),
         "gguf",
         source,
@@ -149,7 +141,9 @@ def _read_config(file: GGUF) -> DecoderConfig:
     return _with_windows(config, family, get, source) if arch in _WINDOWED else config
 
 
-def _with_windows(config: DecoderConfig, family: Family, get: _Get, source: str) -> DecoderConfig:
+def _with_windows(
+    config: DecoderConfig, family: families.Family, get: _Get, source: str
+) -> DecoderConfig:
     """With windows; a pattern is a number or a list by layers. Only Gemma's 27B, of 62 layers, does
     not divide scores by √head_dim, and no field says so."""
     pattern = get("attention.sliding_window_pattern", 6)
@@ -163,7 +157,7 @@ def _with_windows(config: DecoderConfig, family: Family, get: _Get, source: str)
     if config.n_layers == 62:
         scalar = config.d_model // config.n_heads
         config = dataclasses.replace(config, query_pre_attn_scalar=scalar)
-    return with_windows(config, family, settings, source)
+    return families.with_windows(config, family, settings, source)
 
 
 def _refuse_unsupported(arch: str, get: _Get, head_dim: int, source: str) -> None:
@@ -179,10 +173,10 @@ def _refuse_unsupported(arch: str, get: _Get, head_dim: int, source: str) -> Non
             scaling not in ("none", "linear"),
             "none, linear, or Llama 3's rope_freqs tensor",
         ),
-        **{key: (get(key), "none") for key in SOFT_CAPS},
+        **{key: (get(key), "none") for key in families.SOFT_CAPS},
     }
     cases = {f"{arch}.{key}": case for key, case in refused.items()}
-    refuse(arch, cases, lambda key: get(key.partition(".")[2]), source)
+    families.refuse(arch, cases, lambda key: get(key.partition(".")[2]), source)
 
 
 def _rope_scaling(file: GGUF, get: _Get, config: DecoderConfig) -> RopeScaling | None:
@@ -228,7 +222,7 @@ def read(
     Raises:
         BadInput: a tensor is missing, unexpected, misshapen or of a type that cannot be unpacked.
     """
-    wanted = paths_by_name(shapes, "gguf")
+    wanted = families.paths_by_name(shapes, "gguf")
     if missing := sorted(set(wanted) - set(file.tensors)):
         raise BadInput(f"{file.path}: {len(missing)} tensors are missing: {', '.join(missing[:3])}")
     if extra := sorted(set(file.tensors) - set(wanted) - {_ROPE_FREQS}):

@@ -74,8 +74,6 @@ def load_base(
     place: Place,
     platform: str | None = None,
     report: Report = lambda done, total: None,
-    *,
-    shared: bool = True,
 ) -> BaseModel:
     """Opens the model that ``--model.base`` names and puts its tensors on the devices.
 
@@ -84,7 +82,6 @@ def load_base(
             choice; ``path`` is spelled as in ``layers/3/q/kernel``.
         platform: that it will run on, such as cpu; by default the one that JAX prefers.
         report: gets how many bytes are placed, and of how many, all as if unquantised.
-        shared: sequences of a row may share their prefix (``--algo.reuse``).
 
     Raises:
         BadInput: nothing there, an unsupported model, or files that are not intact.
@@ -93,14 +90,14 @@ def load_base(
     opened.tokenizer.think(model.thinking)
     _check_prompts(opened, model.base)
     platform = platform or jax.default_backend()
-    config, graphdef, abstract = decoder_on(platform, opened.config, model, shared)
+    config, graphdef, abstract = decoder_on(platform, opened.config, model)
     tensors = opened.tensors(shapes_of(abstract), model.quantize)
-    params = fill(abstract, tensors, place, model.base, report)
+    params = fill(abstract, tensors, place, report)
     return BaseModel(config, graphdef, params, opened.tokenizer, model.base, opened.digest)
 
 
 def decoder_on(
-    platform: str, config: DecoderConfig, model: ModelSettings, shared: bool = True
+    platform: str, config: DecoderConfig, model: ModelSettings
 ) -> tuple[DecoderConfig, Any, Base]:
     """An abstract decoder as it is laid out and computed there: its config, and its split.
 
@@ -110,7 +107,7 @@ def decoder_on(
     stacked = platform == "tpu" if model.layers == "auto" else model.layers == "stacked"
     config = dataclasses.replace(config, stacked=stacked)
     heads = config.n_heads, config.n_kv_heads, config.head_dim
-    attention = attention_on(platform, *heads, model.dtype, shared)
+    attention = attention_on(platform, *heads, model.dtype)
     how: dict[str, Any] = dict(attention=attention, remat=model.remat)
     graphdef, abstract = abstract_decoder(config, jnp.dtype(model.dtype), **how)
     if model.quantize != "none":
@@ -201,29 +198,17 @@ def reader(state: Base) -> Callable[[str], jax.Array]:
 
 
 def fill(
-    abstract: Base,
-    tensors: Tensors,
-    place: Place,
-    source: str,
-    report: Report = lambda done, total: None,
+    abstract: Base, tensors: Tensors, place: Place, report: Report = lambda done, total: None
 ) -> Base:
-    """An abstract state with its values, each placed as it arrives.
-
-    Raises:
-        BadInput: a tensor is missing, unknown, repeated or misshapen.
-    """
+    """An abstract state with its values, each placed as it arrives; readers of files have checked
+    that there is one of the right shape for every parameter."""
     flat = dict(nnx.to_flat_state(abstract))
-    missing, arrays = _parameters(abstract), dict[tuple[Any, ...], Any]()
+    parameters, arrays = _parameters(abstract), dict[tuple[Any, ...], Any]()
     width = jax.tree.leaves(abstract)[0].dtype.itemsize
-    done, total = 0, width * sum(math.prod(parameter.shape) for parameter in missing.values())
+    done, total = 0, width * sum(math.prod(parameter.shape) for parameter in parameters.values())
     report(done, total)
     for path, array in tensors:
-        parameter = missing.pop(path, None)
-        if parameter is None:
-            raise BadInput(f"{source}: unknown or repeated tensor {path!r}")
-        keys, layer, shape = parameter
-        if array.shape != shape:
-            raise BadInput(f"{source}: {path!r}: expected shape {shape}, got {array.shape}")
+        keys, layer, shape = parameters[path]
         final = _in_final_type(flat[keys].get_value(), array)
         placed = jax.tree.map(functools.partial(place, path), final)
         if layer is not None:
@@ -233,8 +218,6 @@ def fill(
         arrays[keys] = placed
         done += width * math.prod(shape)
         report(done, total)
-    if missing:
-        raise BadInput(f"{source}: {len(missing)} tensors are missing, such as {min(missing)!r}")
     return nnx.from_flat_state({keys: leaf.replace(arrays[keys]) for keys, leaf in flat.items()})
 
 
