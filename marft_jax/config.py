@@ -22,7 +22,7 @@ TARGETS = ("q", "k", "v", "o", "gate", "up", "down")  # matrices that may have a
 class Run:
     dir: str = "runs/quickstart"
     """Directory of the run; starting again in the same one continues."""
-    steps: int = 50
+    steps: int = 25
     """Training steps in all, those of earlier starts included."""
     seed: int = 0
     """Seeds the order of tasks, the sampling, the initial adapters and the critic."""

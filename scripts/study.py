@@ -18,11 +18,16 @@ A study is one YAML file:
       start: {command: imitate, options: {demonstrations: 256}, settings: {run.steps: 8}}
       team: {from: start, settings: {...}}          # trains from the adapters of that row
       muted: {command: evaluate, from: team, evaluate: {team.workflow: "my_module:muted"}}
+      alone: {match: {tokens: team}}                 # until it has sampled as many; or compute
       "appo, {rate}": {settings: {algo.name: appo}}  # a row for each rate; `from` may name it, too
+    compare: [[team, alone]]             # differences, paired by seed and task
+    chosen: what was tried before, and on which tasks
 
 Every run is a directory below ``runs/studies/NAME``, and every figure a line of ``results.jsonl``.
 Started again after a kill, the same command keeps what is finished and continues what was begun; a
 row whose settings changed is run anew. It runs from committed code only, unless told ``--dirty``.
+Budgets: `tokens` are those that were sampled, `compute` those of prompts as well. A row with
+`match` begins with its own `run.steps`, which should cost less, and goes on to about as much.
 """
 
 from __future__ import annotations
@@ -43,7 +48,7 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
-from study_file import Row, Study, needed, read
+from study_file import Row, Study, needed, needs, read
 from study_report import LAST, Result, report
 
 from marft_jax import cli
@@ -51,7 +56,7 @@ from marft_jax.errors import BadInput, RunFailed
 from marft_jax.formats import jsonlines
 
 _STOPPED = 75
-_WRITTEN = ("results.jsonl", "table.md", "curves.png")
+_WRITTEN = ("results.jsonl", "table.md", "curves.png", "differences.png")
 """Files that a study writes itself."""
 
 
@@ -101,8 +106,8 @@ class Runner:
         self._configs = [word for file in study.configs for word in ("--config", str(file))]
         cores = sorted(os.sched_getaffinity(0))
         for job in range(self._jobs):
-            self._cores.put(cores[job :: self._jobs] or cores)
-        self._processes: set[subprocess.Popen[bytes]] = set()
+            self._cores.put(list(cores[job :: self._jobs] or cores))
+        self._workers: dict[int, subprocess.Popen[str]] = {}  # by their list of cores
         self._stopped = False
 
     def results(self) -> list[Result]:
@@ -134,7 +139,7 @@ class Runner:
         try:
             with ThreadPoolExecutor(self._jobs) as pool:
                 for row, seed in todo:
-                    before = futures.get((row.start or "", seed))
+                    before = [futures[n, seed] for n in needs(row) if (n, seed) in futures]
                     futures[row.name, seed] = pool.submit(self._one, row, seed, before)
                 for (name, seed), future in futures.items():
                     if error := future.exception():
@@ -144,23 +149,27 @@ class Runner:
             self._stop()
         finally:
             signal.signal(signal.SIGTERM, previous)
+            for worker in self._workers.values():
+                worker.communicate()
         if self._stopped:
             raise SystemExit(_STOPPED)
         return failed
 
     def _stop(self) -> None:
         self._stopped = True
-        for process in list(self._processes):
-            process.terminate()
+        for worker in list(self._workers.values()):
+            worker.terminate()
 
-    def _one(self, row: Row, seed: int, before: Future[None] | None) -> None:
-        if before is not None:
-            before.result()
+    def _one(self, row: Row, seed: int, before: Sequence[Future[None]]) -> None:
+        for needed_one in before:
+            needed_one.result()
         folder, rest = self._folder(row, seed), ["--run.seed", str(seed)]
         cores = self._cores.get()
         try:
             if row.command != "evaluate":
                 self._call(row.command, self._learning(row, seed), cores, f"{folder}.txt")
+            if row.match:
+                self._spend(row, seed, cores)
             played = self._evaluation(row, seed)
             self._call("evaluate", [*played, *rest], cores, f"{folder}-evaluation.txt")
         finally:
@@ -169,26 +178,35 @@ class Runner:
         jsonlines.append(self._file, [json.dumps(result)])
         print(f"{row.name}, seed {seed}: {result['success']:.3f}", flush=True)
 
+    def _spend(self, row: Row, seed: int, cores: list[int]) -> None:
+        """Learns on until another step would cost more than the row whose budget it has."""
+        assert row.match is not None
+        budget, other = row.match
+        most = _spent(self._folder(self._study.rows[other], seed))[budget]
+        while True:
+            spent = _spent(self._folder(row, seed))
+            steps, each = spent["steps"], spent[budget] / spent["steps"]
+            more = int((most - spent[budget]) / each + 0.5)
+            if more < 1:
+                return
+            flags = [*self._learning(row, seed), "--run.steps", str(steps + more)]
+            self._call(row.command, flags, cores, f"{self._folder(row, seed)}.txt")
+
     def _call(self, command: str, flags: Sequence[str], cores: list[int], log: str) -> None:
         """Runs a command of the package to its end; its output goes to a file."""
         if self._stopped:
             raise RuntimeError("stopped")
         Path(log).parent.mkdir(parents=True, exist_ok=True)
-        with open(log, "wb") as file:
-            process = subprocess.Popen(
-                [sys.executable, "-m", f"marft_jax.{command}", *flags],
-                stdout=file,
-                stderr=subprocess.STDOUT,
-                stdin=subprocess.DEVNULL,
-                preexec_fn=lambda: _prepare(cores),
-            )
-            self._processes.add(process)
-            try:
-                code = process.wait()
-            finally:
-                self._processes.discard(process)
-        if code:
+        worker = self._workers.get(id(cores))
+        if worker is None or worker.poll() is not None:
+            worker = self._workers[id(cores)] = _worker(cores)
+        assert worker.stdin and worker.stdout
+        worker.stdin.write(json.dumps([command, list(flags), log]) + "\n")
+        worker.stdin.flush()
+        answer = worker.stdout.readline()
+        if answer.strip() != "0":
             lines = Path(log).read_text("utf-8", errors="replace").strip().splitlines()
+            code = answer.strip() or worker.wait()
             raise RuntimeError(f"exit code {code}: {lines[-1] if lines else 'no output'} ({log})")
 
     def _learning(self, row: Row, seed: int) -> list[str]:
@@ -220,7 +238,9 @@ class Runner:
     def _id(self, row: Row, seed: int) -> str:
         """A digest of all that decides what the row does."""
         start = self._id(self._study.rows[row.start], seed) if row.start else None
-        parts = [row.command, start, row.options, row.settings, row.evaluate, seed]
+        parts: list[Any] = [row.command, start, row.options, row.settings, row.evaluate, seed]
+        if row.match:
+            parts += [row.match[0], self._id(self._study.rows[row.match[1]], seed)]
         parts += [file.read_text("utf-8") for file in self._study.configs]
         return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:8]
 
@@ -231,25 +251,55 @@ class Runner:
         [success] = [value for key, value in figures.items() if key.endswith("/accuracy")]
         result = {
             "row": row.name, "seed": seed, "id": self._id(row, seed), "success": success,
-            "interval": figures["interval"], "tasks": figures["tasks"], **_origin(),
+            "interval": figures["interval"], "tasks": figures["tasks"],
+            "outcomes": _outcomes(folder / "evaluations"), **_origin(),
         }  # fmt: skip
-        metrics = folder / "metrics.jsonl"
-        if row.command == "evaluate" or not metrics.exists():
+        if row.command == "evaluate" or not (folder / "metrics.jsonl").exists():
             return result
-        steps = [json.loads(line) for line in metrics.read_text("utf-8").splitlines()]
+        steps = _metrics(folder)
         rewards = [step["reward/mean"] for step in steps if "reward/mean" in step]
         reached = (n for n, reward in enumerate(rewards, 1) if reward >= self._study.reach)
         return result | {
             "rewards": [round(reward, 4) for reward in rewards],
             "last": mean(rewards[-LAST:]) if rewards else None,
             "reached": next(reached, None),
-            "tokens": sum(step.get("tokens/action", 0) for step in steps),
+            "tokens": _spent(folder)["tokens"],
+            "compute": _spent(folder)["compute"],
+            "rollbacks": steps[-1].get("guard/rollbacks", 0),
             "seconds": sum(step.get("time/step_s", 0.0) for step in steps),
         }
 
 
+def _metrics(run: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (run / "metrics.jsonl").read_text("utf-8").splitlines()]
+
+
+def _spent(run: Path) -> dict[str, Any]:
+    """Steps of a run, and what they cost: sampled tokens, and those of prompts as well."""
+    steps = _metrics(run)
+    tokens = sum(step.get("tokens/action", 0) for step in steps)
+    prompts = sum(step.get("tokens/prompt", 0) for step in steps)
+    return {"steps": len(steps), "tokens": tokens, "compute": tokens + prompts}
+
+
+def _outcomes(evaluations: Path) -> list[float]:
+    """Reward of each held-out task, in their order."""
+    lines = [line for f in evaluations.glob("*.jsonl") for line in f.read_text().splitlines()]
+    return [one["reward"] for one in sorted(map(json.loads, lines), key=lambda one: one["index"])]
+
+
 _PLAYED = {"run", "model", "team", "env", "rollout", "mesh", "eval"}
 """Sections that an evaluation of a bare base reads."""
+
+
+def _worker(cores: list[int]) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, str(Path(__file__).with_name("study_worker.py"))],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        preexec_fn=lambda: _prepare(cores),
+    )
 
 
 def _prepare(cores: list[int]) -> None:

@@ -12,8 +12,12 @@ from marft_jax.errors import BadInput
 from marft_jax.formats import documents
 
 _COMMANDS = ("train", "imitate", "evaluate")
-_KEYS = {"about", "configs", "settings", "evaluate", "seeds", "reach", "axes", "rows"}
-_ROW_KEYS = {"command", "from", "options", "settings", "evaluate"}
+_KEYS = {
+    "about", "configs", "settings", "evaluate", "seeds", "reach", "axes", "rows", "compare",
+    "chosen",
+}  # fmt: skip
+_ROW_KEYS = {"command", "from", "options", "settings", "evaluate", "match"}
+_BUDGETS = ("tokens", "compute")
 _AXIS = re.compile(r"\{(\w*)\}")
 
 
@@ -26,6 +30,7 @@ class Row(NamedTuple):
         settings, evaluate: those of the study with its own on top.
         own: its own settings alone, with those of the axes that its name has.
         options: flags of the command that are no settings, such as ``demonstrations``.
+        match: what it learns until it has spent, and the row that spent as much.
     """
 
     name: str
@@ -35,10 +40,16 @@ class Row(NamedTuple):
     evaluate: Mapping[str, Any]
     own: Mapping[str, Any]
     options: Mapping[str, Any]
+    match: tuple[str, str] | None = None
 
 
 class Study(NamedTuple):
-    """A study file; ``rows`` in an order in which each comes after the one that it starts from."""
+    """A study file; ``rows`` in an order in which each comes after the one that it starts from.
+
+    Attributes:
+        compare: pairs of rows whose difference is told.
+        chosen: what was chosen before, and on which tasks.
+    """
 
     name: str
     about: str
@@ -46,6 +57,8 @@ class Study(NamedTuple):
     seeds: Sequence[int]
     reach: float
     rows: Mapping[str, Row]
+    compare: Sequence[tuple[str, str]] = ()
+    chosen: str = ""
 
 
 def read(file: Path) -> Study:
@@ -76,10 +89,27 @@ def read(file: Path) -> Study:
             settings = {**tree.get("settings", {}), **below, **own}
             evaluate = {**tree.get("evaluate", {}), **given.get("evaluate", {})}
             options = given.get("options", {})
-            rows[name] = Row(name, command, start, settings, evaluate, own, options)
+            match = _matched(f"{file}, row {name}", given.get("match"), rows)
+            rows[name] = Row(name, command, start, settings, evaluate, own, options, match)
     configs = [file.parent / name for name in tree.get("configs", ())]
     seeds, reach = tree.get("seeds", [0]), tree.get("reach", 0.9)
-    return Study(file.stem, tree.get("about", ""), configs, seeds, reach, rows)
+    compare = [(first, second) for first, second in tree.get("compare", ())]
+    if unknown := [name for pair in compare for name in pair if name not in rows]:
+        raise BadInput(f"{file}: compare: expected rows of this study, got {unknown[0]!r}")
+    about, chosen = tree.get("about", ""), tree.get("chosen", "")
+    return Study(file.stem, about, configs, seeds, reach, rows, compare, chosen)
+
+
+def _matched(
+    where: str, given: Mapping[str, str] | None, rows: Mapping[str, Row]
+) -> tuple[str, str] | None:
+    """What a row spends as much of as a row above it, and that row."""
+    if given is None:
+        return None
+    [(budget, row)] = given.items()
+    if budget not in _BUDGETS or row not in rows:
+        raise BadInput(f"{where}: match: expected {_BUDGETS} and a row above it, got {given!r}")
+    return budget, row
 
 
 def _sweep(
@@ -104,13 +134,19 @@ def _check_keys(where: str, given: Mapping[str, Any], known: set[str]) -> None:
 
 
 def needed(study: Study, names: Sequence[str]) -> list[Row]:
-    """Rows of these names and all that they start from, in the study's order."""
+    """Rows of these names and all that they need, in the study's order."""
     wanted = set()
     for name in names:
         if name not in study.rows:
             raise BadInput(f"--only: expected rows of {', '.join(study.rows)}, got {name!r}")
-        row: str | None = name
-        while row:
-            wanted.add(row)
-            row = study.rows[row].start
+        waiting = [name]
+        while waiting:
+            row = study.rows[waiting.pop()]
+            wanted.add(row.name)
+            waiting += needs(row)
     return [row for row in study.rows.values() if row.name in wanted]
+
+
+def needs(row: Row) -> list[str]:
+    """Rows that have to be finished before: the start, and whose budget it has."""
+    return [name for name in (row.start, row.match and row.match[1]) if name]

@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from statistics import mean, stdev
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from study_file import Row, Study
@@ -16,16 +16,23 @@ from marft_jax.errors import BadInput
 
 LAST = 5
 """Steps at the end of a run over which its training reward is averaged."""
-_DRAWS = 100_000
+FALL = 0.1
+"""A run that ends so far below its best has fallen off."""
+_DRAWS, _DRAWS_OF_TASKS = 100_000, 20_000
+_POWER = 1.43
+"""(1.960 + 0.842) / 1.960: from half a 95 % interval to what is seen four times in five."""
 _HEADINGS = (
     "| | settings | held-out success (95 %) | more than where it starts (95 %) "
-    "| last {last} steps | first >= {reach} | then at least | tokens | seconds | seeds | commits |"
+    "| last {last} steps | first >= {reach} | then at least | fell off | tokens | compute "
+    "| seconds | seeds | commits |"
 )
 _LEGEND = (
     "Intervals: over seeds (Student's t) and tasks together; with one seed over tasks alone, so "
     "that another seed may lie outside. All seeds play the same {tasks} tasks; each counts as "
     "right or wrong in all of them alike, which makes bounds rather too wide. Tokens: of actions "
-    "that were sampled, or learned from demonstrations. Then at least: in {last} steps on end."
+    "that were sampled, or learned from demonstrations; compute: those of prompts as well. Then at "
+    "least: in {last} steps on end. Fell off: runs whose last {last} steps are {fall} below their "
+    "best, or that the guard rolled back."
 )
 
 Result = dict[str, Any]
@@ -33,7 +40,7 @@ Result = dict[str, Any]
 
 
 def report(study: Study, results: Sequence[Result], out: Path) -> None:
-    """Writes ``table.md`` and, where matplotlib is installed, ``curves.png``."""
+    """Writes ``table.md`` and, where matplotlib is installed, the pictures."""
     if not results:
         raise BadInput(f"{study.name}: no run is finished, nothing to report")
     out.mkdir(parents=True, exist_ok=True)
@@ -47,6 +54,7 @@ def report(study: Study, results: Sequence[Result], out: Path) -> None:
     }
     try:
         _draw({name: runs for name, runs in curves.items() if runs}, out / "curves.png")
+        _draw_differences(differences(study, results), out / "differences.png")
     except ImportError as error:
         print(f"no picture: pip install 'marft_jax[plot]' ({error})", file=sys.stderr)
 
@@ -59,7 +67,7 @@ def table_lines(study: Study, results: Sequence[Result]) -> list[str]:
     notes = [
         f"{' to '.join(dict.fromkeys((dates[0], dates[-1])))}, {', '.join(machines)}: "
         f"`python scripts/study.py configs/studies/{study.name}.yaml`.",
-        _LEGEND.format(tasks=results[-1]["tasks"], last=LAST),
+        _LEGEND.format(tasks=results[-1]["tasks"], last=LAST, fall=FALL),
     ]
     if any("-dirty" in r["commit"] for r in results):
         notes.append("-dirty: that commit with changes which were not committed.")
@@ -69,8 +77,84 @@ def table_lines(study: Study, results: Sequence[Result]) -> list[str]:
         f"# {study.name}", "", study.about.strip(), "",
         headings, "|---" * (headings.count("|") - 1) + "|",
         *(_line(study.rows[name], found, rows) for name, found in rows.items() if found),
-        "", " ".join(notes),
+        "", " ".join(notes), *_comparison(differences(study, results), study.chosen),
     ]  # fmt: skip
+
+
+class Difference(NamedTuple):
+    """Held-out success of one row minus another's, paired; ``least`` to ``most`` holds 95 %."""
+
+    name: str
+    seeds: int
+    middle: float
+    least: float
+    most: float
+
+    @property
+    def seen(self) -> float:
+        """A difference of this size is told from none four times in five."""
+        return _POWER * (self.most - self.least) / 2
+
+
+def differences(study: Study, results: Sequence[Result]) -> list[Difference]:
+    """Differences of the pairs that the study compares, over the seeds that both have."""
+    outcomes = {(r["row"], r["seed"]): r["outcomes"] for r in results if "outcomes" in r}
+    found = []
+    for first, second in study.compare:
+        seeds = [n for n in study.seeds if {(first, n), (second, n)} <= outcomes.keys()]
+        if seeds:
+            one, other = (np.array([outcomes[row, n] for n in seeds]) for row in (first, second))
+            name = f"{first} - {second}"
+            found.append(Difference(name, len(seeds), *paired(one, other)))
+    return found
+
+
+def paired(one: np.ndarray, other: np.ndarray) -> tuple[float, float, float]:
+    """Mean difference and its 95 % interval over seeds and tasks.
+
+    Drawn many times: other seeds by Student's t, since a handful is too few to draw from; other
+    tasks by a Bayesian bootstrap, with half a task of either extreme, so that no difference in all
+    of 100 tasks is not certainty (for one row and one seed this is Jeffreys' interval).
+
+    Args:
+        one, other: rewards ``[seeds, tasks]`` of the same seeds and tasks.
+    """
+    gains = one - other
+    seeds, tasks = gains.shape
+    rng = np.random.default_rng(0)
+    extreme = max(1.0, float(np.abs(gains).max()))
+    values = np.array([*gains.mean(0), extreme, -extreme])
+    weights = rng.standard_gamma([1.0] * tasks + [0.5, 0.5], (_DRAWS_OF_TASKS, tasks + 2))
+    drawn = weights @ values / weights.sum(1)
+    if seeds > 1:
+        spread = float(gains.mean(1).std(ddof=1)) / seeds**0.5
+        drawn = drawn + spread * rng.standard_t(seeds - 1, len(drawn))
+    least, most = np.quantile(drawn, [0.025, 0.975])
+    return float(gains.mean()), float(least), float(most)
+
+
+def _comparison(found: Sequence[Difference], chosen: str) -> list[str]:
+    if not found:
+        return []
+    lines = [
+        f"| {one.name} | {one.middle:+.3f} ({one.least:+.3f} to {one.most:+.3f}) "
+        f"| {one.seen:.2f} | {one.seeds} |"
+        for one in found
+    ]
+    heads = "| difference | held-out success (95 %) | seen four times in five | seeds |"
+    return [
+        "", heads, "|---|---|---|---|", *lines, "",
+        "Differences are paired by seed and task; intervals: seeds by Student's t, tasks by a "
+        f"Bayesian bootstrap. {chosen}".strip(),
+    ]  # fmt: skip
+
+
+def fell_off(result: Result) -> bool:
+    """True for a run that ends below its best, or that the guard had to roll back."""
+    rewards = result["rewards"]
+    ends = range(min(LAST, len(rewards)), len(rewards) + 1)
+    best = max((mean(rewards[max(0, end - LAST) : end]) for end in ends), default=0.0)
+    return best - result["last"] > FALL or result.get("rollbacks", 0) > 0
 
 
 def _absent(study: Study, rows: Mapping[str, Sequence[Result]]) -> Iterator[str]:
@@ -127,12 +211,15 @@ def _line(row: Row, found: Sequence[Result], rows: Mapping[str, Sequence[Result]
         gain = "{:+.3f} ({:+.3f} to {:+.3f})".format(*interval(after, tasks, before))
     learned = [r for r in found if r.get("last") is not None]
     sampled = learned if row.command == "train" else []
+    costs = [r["compute"] for r in learned if "compute" in r]
     cells = [
         row.name, " ".join(own), success, gain,
         f"{mean(r['last'] for r in sampled):.3f}" if sampled else "",
         ", ".join(str(r["reached"] or "-") for r in sampled),
         ", ".join(_least_after(r) for r in sampled),
+        f"{sum(map(fell_off, sampled))} of {len(sampled)}" if sampled else "",
         f"{mean(r['tokens'] for r in learned):,.0f}" if learned else "",
+        f"{mean(costs):,.0f}" if costs else "",
         f"{mean(r['seconds'] for r in learned):,.0f}" if learned else "",
         str(len(found)), ", ".join(dict.fromkeys(r["commit"] for r in found)),
     ]  # fmt: skip
@@ -175,5 +262,23 @@ def _draw(curves: Mapping[str, Sequence[Sequence[float]]], file: Path) -> None:
         figure.legend(loc="outside right upper", fontsize="x-small")
     else:
         axes.legend()
+    figure.savefig(file, dpi=120)
+    pyplot.close(figure)
+
+
+def _draw_differences(found: Sequence[Difference], file: Path) -> None:
+    """Draws each difference as a point on its interval."""
+    if not found:
+        return
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(figsize=(7, 0.9 + 0.32 * len(found)), layout="constrained")
+    for place, one in enumerate(reversed(found)):
+        axes.plot([one.least, one.most], [place, place], color="tab:blue")
+        axes.plot(one.middle, place, "o", color="tab:blue")
+    axes.axvline(0, color="grey", linewidth=1)
+    axes.set_yticks(range(len(found)), [f"{one.name} ({one.seeds} seeds)" for one in found[::-1]])
+    axes.set(xlabel="difference in held-out success, 95 % interval")
+    axes.grid(alpha=0.3, axis="x")
     figure.savefig(file, dpi=120)
     pyplot.close(figure)

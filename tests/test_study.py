@@ -5,18 +5,20 @@ from __future__ import annotations
 import json
 import re
 import subprocess
+import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 import small
 import yaml
 
-from configs.studies import relay
+from configs.studies import long_text, relay
 from marft_jax import cli
 from marft_jax.errors import BadInput
 from marft_jax.learning.settings import SETTINGS
 from marft_jax.plugins import load_plugin
-from marft_jax.types import StepResult
+from marft_jax.types import Act, Sampling, StepResult
 
 STUDY = {
     "about": "try",
@@ -296,3 +298,98 @@ def test_where_a_run_fell_back_to_after_it_had_arrived(study):
 
     assert least(0.0, 0.9, 0.9, 0.9, 0.9, 0.9, 0.4, 0.4, 0.4, 1.0, 1.0, 1.0) == "0.60"
     assert least(0.0, 0.9, 0.5) == "0.70" and least(0.1, reached=None) == "-"
+
+
+def test_a_row_learns_until_it_has_spent_as_much_as_another(study, monkeypatch, tmp_path):
+    commands = Commands(monkeypatch, study)
+    plain = Commands.call
+
+    def call(self, runner, command, flags, *rest):
+        plain(self, runner, command, flags, *rest)
+        if command == "train":
+            run_dir = Path(flags[flags.index("--run.dir") + 1])
+            steps = int(
+                [b for a, b in zip(flags, flags[1:], strict=False) if a == "--run.steps"][-1]
+            )
+            alone = run_dir.name.startswith("alone")
+            step = {"reward/mean": 0.5, "tokens/action": 10 if alone else 20, "tokens/prompt": 30}
+            (run_dir / "metrics.jsonl").write_text(f"{json.dumps(step)}\n" * steps)
+
+    monkeypatch.setattr(Commands, "call", call)
+    rows = {
+        "team": {},
+        "alone": {"match": {"tokens": "team"}},
+        "alike": {"match": {"compute": "team"}},
+    }
+    tree = STUDY | {"seeds": [0], "settings": {"run.steps": 4}, "rows": rows}
+    run(study, written(tmp_path, tree), tmp_path, "--only", "alone", "alike")
+    lines = map(json.loads, (tmp_path / "results.jsonl").read_text().splitlines())
+    found = {line["row"]: (len(line["rewards"]), line["tokens"], line["compute"]) for line in lines}
+    assert found == {"team": (4, 80, 200), "alone": (8, 80, 320), "alike": (4, 80, 200)}
+    assert sum(command == "train" for command, _ in commands.calls) == 4  # alone, in two legs
+
+
+def test_differences_are_paired_by_seed_and_task(study):
+    from study_report import paired
+
+    rng = np.random.default_rng(0)
+    hard_T, luck_ST = rng.random(200) < 0.5, rng.random((5, 200)) < 0.05
+    other = np.where(hard_T, 0.0, 1.0) + np.zeros((5, 1))
+    middle, least, most = paired(np.maximum(other, luck_ST), other)
+    assert middle == pytest.approx(np.maximum(other, luck_ST).mean() - 0.5, abs=0.1)
+    assert 0 < least < middle < most < 0.06  # unpaired tasks alone: 0.14 wide
+    assert paired(other, other)[1:] == pytest.approx((-0.02, 0.02), abs=0.01)
+    seeds = np.array([0.1, 0.2, 0.3])[:, None] + np.zeros((3, 2000))
+    assert paired(seeds, 0 * seeds)[1:] == pytest.approx((-0.05, 0.45), abs=0.02)  # t: 4.3 x 0.058
+
+
+def test_a_run_that_ends_below_its_best_has_fallen_off(study):
+    from study_report import fell_off
+
+    fine = {"rewards": [0.1] * 5 + [0.9] * 9, "last": 0.9}
+    assert not fell_off(fine) and fell_off(fine | {"rollbacks": 1})
+    assert fell_off({"rewards": [0.9] * 5 + [0.3] * 5, "last": 0.3})
+
+
+def test_a_worker_answers_each_command_with_its_exit_code(repository, tmp_path):
+    log = str(tmp_path / "log")
+    asked = [json.dumps(["plan", ["--help"], log]), json.dumps(["nothing", [], log])]
+    worker = [sys.executable, str(repository / "scripts" / "study_worker.py")]
+    answers = subprocess.run(
+        worker, input="\n".join(asked), capture_output=True, text=True, cwd=repository
+    )
+    assert answers.stdout.split() == ["0", "1"]
+    assert "usage" in Path(log).read_text() and "No module named" in Path(log).read_text()
+
+
+class Windows:
+    """A team whose acts are what it is shown."""
+
+    profiles = ("reader", "writer")
+
+    def act(self, agent, state, turns=()):
+        return Act(agent, state.observation, 0, (), Sampling(9))
+
+
+def test_nobody_reads_more_of_a_long_text_than_a_window():
+    said = small.turn(0, [1], [2])
+    team, text = Windows(), "1+2+0+3+3+1+0+2+2=?"
+    play = long_text.map_reduce(team, text)
+    read = next(play)
+    assert [act.prompt for act in read] == ["1+2+0=?", "3+3+1=?", "0+2+2=?"]
+    told = [said._replace(text=t, index=i) for i, t in enumerate(("1+2=3,3+0=3", "7", "no idea"))]
+    [last] = play.send(told)
+    assert (last.agent, last.prompt, last.sees) == (1, "3+7+?=?", (0, 1, 2))
+    play = long_text.notes(team, text)
+    seen, answers = next(play), ["3", "3+6=9,9+1=10", "12"]
+    for i, answer in enumerate(answers):
+        seen = play.send([said._replace(text=answer, index=i)])
+    assert seen[0].prompt == "12+2+2=?" and seen[0].sees == (0, 1, 2)
+    assert play.send([said._replace(text="16")]).graded[0].text == "16"
+
+
+def test_a_message_of_one_digit_tells_three_sums_of_four():
+    assert [relay.bound(digits) for digits in (0, 1, 2)] == [0.1, 0.75, 1.0]
+    assert relay.last_digits("9+7=16", 1) == "6" and relay.last_digits("guess", 2) == ""
+    late = relay.shuffled_digits()
+    assert [late("9+7=16"), late("1+1=2"), late("")] == ["", "16", "2"]

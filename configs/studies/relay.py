@@ -5,13 +5,18 @@
     python -m marft_jax.train --env.name configs.studies.relay:Relay
 
 Whoever answers knows the speaker's digits from its message alone, so that
-``evaluate --run DIR --team.workflow configs.studies.relay:muted`` falls to chance.
+``evaluate --run DIR --team.workflow configs.studies.relay:muted`` falls to chance. With
+``one_digit`` or ``two_digits`` the message is a number of so many digits; ``bound`` says what a
+team can reach through it.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+import itertools
+import re
+from collections import Counter
+from collections.abc import Callable, Sequence
 
 from marft_jax.envs.arithmetic import eval_tasks, grade, train_task
 from marft_jax.envs.base import EVAL_SEEDS
@@ -56,14 +61,58 @@ class Relay:
         return StepResult("", reward, True, {"answer": self._answer, "verdicts": verdicts})
 
 
-def muted(team: Team, observation: str) -> Workflow:
-    """The sequential team with every message blank: its success without being heard."""
-    state = State(observation)
-    while True:
-        turns: list[Turn] = []
-        for agent in range(len(team.profiles)):
-            turns += yield [team.act(agent, state, [turn._replace(text="") for turn in turns])]
-        result = yield Step(turns)
-        if result.done:
-            return
-        state = state.after(turns, result)
+def channel(heard: Callable[[str], str]) -> Callable[[Team, str], Workflow]:
+    """The sequential team, in which others are shown of a message what ``heard`` leaves of it."""
+
+    def play(team: Team, observation: str) -> Workflow:
+        state = State(observation)
+        while True:
+            turns: list[Turn] = []
+            for agent in range(len(team.profiles)):
+                shown = [turn._replace(text=heard(turn.text)) for turn in turns]
+                turns += yield [team.act(agent, state, shown)]
+            result = yield Step(turns)
+            if result.done:
+                return
+            state = state.after(turns, result)
+
+    return play
+
+
+def last_digits(text: str, count: int) -> str:
+    """As many of the last number's last digits.
+
+    >>> last_digits("9+7=16", 1)
+    '6'
+    """
+    return next(iter(reversed(re.findall("[0-9]+", text))), "")[-count:]
+
+
+def shuffled_digits() -> Callable[[str], str]:
+    """Delivers two digits of the message before: what is usual to say, about another task."""
+    waiting = [""]
+
+    def swap(text: str) -> str:
+        waiting.append(text)
+        return last_digits(waiting.pop(0), 2)
+
+    return swap
+
+
+muted = channel(lambda text: "")
+one_digit = channel(lambda text: last_digits(text, 1))
+two_digits = channel(lambda text: last_digits(text, 2))
+shuffled = channel(shuffled_digits())
+
+
+def bound(digits: int, first: int = 2) -> float:
+    """Success of the best team whose message is so many decimal digits, over all tasks.
+
+    Whoever answers has to know the sum of the ``first`` digits that it does not see; of 10^digits
+    messages each can stand for one sum, so the likeliest sums get one.
+
+    >>> [bound(digits) for digits in (0, 1, 2)]
+    [0.1, 0.75, 1.0]
+    """
+    sums = Counter(map(sum, itertools.product(range(10), repeat=first)))
+    return sum(count for _, count in sums.most_common(10**digits)) / 10**first
