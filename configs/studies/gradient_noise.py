@@ -119,12 +119,12 @@ def main(samples: int) -> None:
             print(
                 f"{credit:9} {agent:10} variance x tokens {spread:.3f}, squared mean {signal:.4f}"
             )
-        for rate in (0.3, 1.0, 3.0):
+        for rate in (1.0, 3.0, 10.0, 30.0):
             rng = np.random.default_rng(1)
             ends = np.array([learn(rng, branches, tokens, rate) for _ in range(_SEEDS)])
             half = 2.02 * ends.std(ddof=1) / _SEEDS**0.5  # Student's t, 39 degrees
             print(
-                f"{credit:9} rate {rate}: success {ends.mean():.3f} ± {half:.3f} after {_BUDGET} "
+                f"{credit:9} rate {rate:g}: success {ends.mean():.3f} ± {half:.3f} after {_BUDGET} "
                 f"tokens, below 0.5 in {np.mean(ends < 0.5):.2f} of {_SEEDS} runs"
             )
 
