@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -18,6 +19,7 @@ from marft_jax import cli
 from marft_jax.errors import BadInput
 from marft_jax.learning.settings import SETTINGS
 from marft_jax.plugins import load_plugin
+from marft_jax.team.profiles import Profile
 from marft_jax.types import Act, Sampling, StepResult
 
 STUDY = {
@@ -189,6 +191,7 @@ def test_the_shipped_studies_are_of_settings_that_exist(study, repository):
     from marft_jax import setting
 
     kinds = [cli.parse(["--algo.name", name]) for name in SETTINGS]
+    kinds.append(cli.parse(["--env.name", "configs.studies.relay:Relay"]))
     known = {key: field for one in kinds for key, field in setting.settings(one)}
     for file in (repository / "configs" / "studies").glob("*.yaml"):
         for row in study.read(file).rows.values():
@@ -360,6 +363,22 @@ def test_a_worker_answers_each_command_with_its_exit_code(repository, tmp_path):
     )
     assert answers.stdout.split() == ["0", "1"]
     assert "usage" in Path(log).read_text() and "No module named" in Path(log).read_text()
+
+
+def test_a_swapped_pair_does_each_others_work():
+    class Team(NamedTuple):
+        profiles: tuple
+
+        def act(self, agent, state, turns=()):
+            return agent, self.profiles[agent], [(turn.name, turn.text) for turn in turns]
+
+    pair = Profile("planner"), Profile("solver", answers=True)
+    play = relay.swapped(Team(pair), "task")
+    assert next(play) == [(1, pair[0], [])]
+    said = small.turn(1, [1], [2])._replace(text="3+9=12", name="solver", answers=True)
+    assert play.send([said]) == [(0, pair[1], [("planner", "2")])]
+    step = play.send([said._replace(name="planner", answers=False)])
+    assert [turn.answers for turn in step.turns] == [False, True] and step.graded[0].answers
 
 
 class Windows:

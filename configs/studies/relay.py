@@ -105,6 +105,18 @@ two_digits = channel(lambda text: last_digits(text, 2))
 shuffled = channel(shuffled_digits())
 
 
+def swapped(team: Team, observation: str) -> Workflow:
+    """Each of a pair does the other's work, with its own adapter; the message is one digit."""
+    first, second = team.profiles
+    state = State(observation)
+    team = team._replace(profiles=(second, first))
+    [said] = yield [team.act(1, state)]
+    told = said._replace(name=first.name, text=last_digits(said.text, 1))
+    [answer] = yield [team.act(0, state, [told])]
+    answer = answer._replace(answers=True)
+    yield Step([said._replace(answers=False), answer], graded=[answer])
+
+
 def bound(digits: int, first: int = 2) -> float:
     """Success of the best team whose message is so many decimal digits, over all tasks.
 
