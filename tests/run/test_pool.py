@@ -10,15 +10,19 @@ import jax.numpy as jnp
 import numpy as np
 import orbax.checkpoint as ocp
 import pytest
+import small
 from run_files import lines_of
 
-from marft_jax import evaluate, train
+from marft_jax import cli, evaluate, train
 from marft_jax.config import Rollout
+from marft_jax.errors import BadInput
 from marft_jax.learning import pool
 from marft_jax.report.episodes import episode
 from marft_jax.report.reading import read_run
-from marft_jax.run import checkpoints
+from marft_jax.run import checkpoints, opening
 from marft_jax.run.training import Training
+from marft_jax.team.profiles import BUILT_IN, Profile
+from marft_jax.team.team_files import Blueprint
 from marft_jax.types import Episode, StepResult
 
 pytestmark = pytest.mark.usefixtures("one_device")
@@ -77,6 +81,14 @@ def test_strong_plays_those_that_win():
     run.steps(151)
     late = run.steps(49, lambda version: "win" if version == 50 else "loss")
     assert late.count(50.0) > 30
+
+
+def test_a_pool_needs_an_agent_and_the_agent_one_that_learns():
+    seats = Profile("ann", answers=True), Profile("bob", past="bob")
+    with pytest.raises(BadInput, match="'bob': past: expected one that learns, of ann, got 'bob'"):
+        small.team_of(Blueprint(seats))
+    with pytest.raises(BadInput, match="--rollout.past_every: it needs an agent with `past`"):
+        opening.check_learns(cli.parse(["--rollout.past_every", "3"]), Blueprint(BUILT_IN))
 
 
 def run_train(run: Path, *flags: str) -> None:
