@@ -212,6 +212,9 @@ class Algo:
     kl_reference: Literal["base", "start"] = setting("base", needs="algo.kl_coef")
     """Base without adapters, or the adapters that the run began with (`lora.init`): a KL to the
     base pulls a team off its supervised start."""
+    kl_moves: int = setting(0, needs="algo.kl_reference start")
+    """k > 0: every k steps the present adapters become the reference. In self-play this goes to an
+    equilibrium, from which one reference keeps its distance (R-NaD, arXiv 2206.15378)."""
     max_kl: float | None = setting(None, least=0)
     """An agent whose approximate KL exceeds this in a minibatch is not updated by it."""
     max_grad_norm: float = setting(0.5, least=0)
@@ -260,6 +263,12 @@ class Rollout:
     """Step s is sampled with the adapters after s - lag updates, and played while others learn."""
     max_failed_fraction: float = setting(0.25, least=0, most=1)
     """Failed episodes are dropped and counted; more of them than this stop the run."""
+    past_every: int = setting(10, least=1)
+    """Steps between versions for agents with `past` in the team file, who play as earlier ones."""
+    past_kept: int = setting(8, least=1)
+    """So many versions are kept, each of those so far as likely as another."""
+    past_choice: Literal["random", "strong"] = "random"
+    """Which of them plays a step: any, or rather one that wins."""
 
 
 @dataclasses.dataclass(frozen=True)

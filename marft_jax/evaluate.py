@@ -36,7 +36,7 @@ from marft_jax.evaluation.scores import Record, Scores, score
 from marft_jax.formats import foreign, jsonlines
 from marft_jax.run.answers import Answers
 from marft_jax.run.exploit import exploit
-from marft_jax.run.matches import play_matches
+from marft_jax.run.matches import play_matches, rate_checkpoints
 from marft_jax.run.progress import Progress
 from marft_jax.run.setup import Session, open_session, open_source, restore_state
 from marft_jax.run.signals import EXIT_STOPPED, Stop
@@ -68,13 +68,17 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
         help="play a game, each agent against: base, step:N, a run directory, random, perfect, "
              "or package.module:function",
     )  # fmt: skip
+    parser.add_argument(
+        "--elo", type=int, default=0, metavar="N",
+        help="rate N checkpoints of the run by games of each against each, in each seat",
+    )  # fmt: skip
     parser.add_argument("--out", metavar="FOLDER", help="where all responses and figures go")
     with cli.boundary():
         own, rest = parser.parse_known_args(argv)
         rest += ["--eval.benchmarks", *own.benchmark] if own.benchmark else []
         rest += ["--eval.data", own.data] if own.data is not None else []
         config = cli.parse_run(own.run, own.base, rest)
-        if own.exploitability or own.against:
+        if own.exploitability or own.against or own.elo:
             _evaluate_game(own, config)
             sys.exit(0)
         how = dict(samples=own.samples, limit=own.limit, compare=own.compare, out=own.out)
@@ -93,8 +97,14 @@ def _evaluate_game(own: argparse.Namespace, config: config_lib.Config) -> None:
         rows = exploit(own.run, config, own.step, folder / "exploitability.jsonl")
         console.print(tables.exploitability(rows))
     if own.against:
-        found = play_matches(own.run, config, own.step, own.against, own.limit, folder)
+        rounds = [(own.step, own.against)]
+        found = play_matches(own.run, config, rounds, own.limit, folder)
         console.print(tables.matches(found, console.width))
+    if own.elo:
+        if own.run is None:
+            raise BadInput("--elo: it compares checkpoints of a run; name one with --run")
+        found = rate_checkpoints(own.run, config, own.elo, own.limit, folder)
+        console.print(tables.ratings(found))
 
 
 class Variant(NamedTuple):

@@ -31,6 +31,7 @@ class Stream(enum.IntEnum):
     HELD_OUT = 7  # which demonstrations are only measured
     BRANCHES = 8  # which turns have branches
     BRANCH_ACTIONS = 9  # actions of branches, before the numbers of their ``ActionKey``
+    POOL = 10  # which past versions are kept and played, after each attempt at a step
 
 
 class ActionKey(NamedTuple):

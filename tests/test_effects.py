@@ -39,6 +39,7 @@ READ = {
     "algo.correction_of": ["--algo.name", "tppo", "--algo.correction", "truncated"],
     "algo.entropy_target": [],
     "algo.kl_in": ["--algo.kl_coef", "0.1"],
+    "algo.kl_moves": ["--algo.kl_coef", "0.1", "--algo.kl_reference", "start"],
     "algo.kl_estimator": ["--algo.kl_coef", "0.1"],
     "mesh.processes": ["--mesh.coordinator", "host:12"],
     "mesh.process": ["--mesh.coordinator", "host:12"],

@@ -8,7 +8,7 @@ from typing import Any
 from rich import box
 from rich.table import Column, Table
 
-from marft_jax.evaluation.scores import Outcomes, Scores
+from marft_jax.evaluation.scores import Estimate, Outcomes, Scores
 
 
 def benchmarks(scores: Scores, width: int) -> Table:
@@ -44,7 +44,16 @@ def exploitability(rows: Sequence[Mapping[str, Any]]) -> Table:
     return shown
 
 
-def matches(found: Mapping[tuple[str, str], Outcomes], width: int) -> Table:
+def ratings(found: Mapping[int, Estimate]) -> Table:
+    """A line for each checkpoint."""
+    rows = [[str(s), f"{e.mean:+.0f} ({e.low:+.0f} to {e.high:+.0f})"] for s, e in found.items()]
+    table = Table("step", "Elo (95 %)", box=box.SIMPLE)
+    for row in rows:
+        table.add_row(*row)
+    return table
+
+
+def matches(found: Mapping[tuple[str, int, str], Outcomes], width: int) -> Table:
     """A line for each agent and opponent, with 95 % intervals."""
     rows = [
         [
@@ -56,7 +65,7 @@ def matches(found: Mapping[tuple[str, str], Outcomes], width: int) -> Table:
             str(o.loss),
             f"{o.earned.mean:+.4f}",
         ]
-        for (agent, opponent), o in found.items()
+        for (agent, _, opponent), o in found.items()
     ]
     figures = ["games", "won (95 %)", "drawn (95 %)", "lost (95 %)", "earned"]
     return folding(["agent", "against"], figures, rows, width)

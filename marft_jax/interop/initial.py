@@ -18,6 +18,7 @@ from marft_jax.config import Config
 from marft_jax.config import Lora as LoraSettings
 from marft_jax.errors import BadInput
 from marft_jax.interop import first_release, peft
+from marft_jax.learning import pool
 from marft_jax.learning.learner import TrainState
 from marft_jax.models.lora import Adapters, shape_of
 from marft_jax.team.prompts import Team
@@ -38,6 +39,8 @@ def initial_state(
         BadInput: a folder is missing, or does not fit the base, the team or the settings.
     """
     state = fresh._replace(adapters=initial_adapters(team, config.lora, fresh.adapters, saved))
+    if (past := pool.past_of(team)) is not None:
+        state = pool.begin(past, config.rollout.past_kept, state)
     state = state._replace(past=tuple(state.version() for _ in fresh.past))
     if fresh.reference:
         state = state._replace(reference=state.version().adapters)
@@ -68,10 +71,12 @@ def initial_adapters(
         return fresh
     loaded = jax.tree.map(lambda x: np.array(jax.device_get(x)), fresh)
     scale = settings.alpha / settings.rank
+    past = pool.past_of(team)
+    seats = () if past is None else past.seats
     for n, name in enumerate(team.adapter_names):
         if n in folders:
             _copy(peft.read(folders[n]), loaded, n, scale, folders[n])
-        elif saved is not None:
+        elif saved is not None and n not in seats:
             where = Path(settings.init or "") / name
             if name not in saved:
                 raise BadInput(f"{where}: expected this adapter, found {', '.join(saved)}")
@@ -85,7 +90,7 @@ def _folders(team: Team, settings: LoraSettings) -> dict[int, Path]:
     for profile, n in zip(team.profiles, team.owners, strict=True):
         if profile.init is not None:
             folders[n] = Path(profile.init).expanduser()
-        elif settings.init is not None:
+        elif settings.init is not None and profile.past is None:
             folders[n] = Path(settings.init).expanduser() / team.adapter_names[n]
     for n, folder in folders.items():
         inner = folder / folder.name  # where the first release saves once it was continued

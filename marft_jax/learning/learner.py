@@ -20,7 +20,7 @@ from jax.sharding import PartitionSpec as P
 from marft_jax import random_keys
 from marft_jax.learning import batch as batch_lib
 from marft_jax.learning import critic as critic_lib
-from marft_jax.learning import gradients, optimiser
+from marft_jax.learning import gradients, optimiser, pool
 from marft_jax.learning.advantages import ROLES
 from marft_jax.learning.algorithms import Algorithm
 from marft_jax.learning.batch import Rows
@@ -86,7 +86,8 @@ class Learner:
 
     def init(self) -> TrainState:
         """A fresh state: adapters that change nothing, values near zero."""
-        return self._run.init()
+        state, past = self._run.init(), pool.past_of(self._team)
+        return state if past is None else pool.begin(past, self._settings.past_kept, state)
 
     def learn(
         self,
@@ -134,6 +135,8 @@ class Learner:
             stepped.append(numbers)
         report = self._run.report(stepped)
         state = state._replace(step=state.step + 1, past=past)
+        if state.reference and (every := self._settings.algo.kl_moves) and (step + 1) % every == 0:
+            state = state._replace(reference=state.version().adapters)
         return state, estimates, estimates.report | report
 
     def loss(self, state: TrainState, batch: batch_lib.Batch) -> np.ndarray:

@@ -197,6 +197,7 @@ class Imitation(Algo):
     kl_in: ClassVar[str] = "reward"
     kl_estimator: ClassVar[None] = None
     kl_reference: ClassVar[str] = "base"
+    kl_moves: ClassVar[int] = 0
     max_kl: ClassVar[None] = None
 
 
@@ -227,6 +228,7 @@ class LearnerSettings(NamedTuple):
         correction: of stale samples.
         steps: of the whole run.
         lag: versions of the adapters that the state keeps.
+        past_kept: those that agents play as whose opponents learn.
     """
 
     algo: Algo
@@ -237,6 +239,7 @@ class LearnerSettings(NamedTuple):
     lr: float
     correction: str
     steps: int
+    past_kept: int
 
     @property
     def critic_mode(self) -> str:
@@ -265,7 +268,9 @@ def resolve(config: Config, model: DecoderConfig) -> LearnerSettings:
         correction = "decoupled" if lag else "none"
     critic = config.critic if algo.has_critic else None
     seed, steps = config.run.seed, config.run.steps
-    return LearnerSettings(algo, critic, config.lora, seed, lag, lr, correction, steps)
+    return LearnerSettings(
+        algo, critic, config.lora, seed, lag, lr, correction, steps, config.rollout.past_kept
+    )
 
 
 def resolved(config: Config, learner: LearnerSettings) -> Config:

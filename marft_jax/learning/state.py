@@ -35,6 +35,14 @@ class Moving(NamedTuple):
         )
 
 
+class Pool(NamedTuple):
+    """Past versions of adapters; see ``pool``."""
+
+    versions: lora.Adapters  # leading axes K, and the agents that play as them
+    chosen: jax.Array  # the version that plays the next step
+    points_K: Moving  # share of points that each has won
+
+
 class TrainState(NamedTuple):
     """State that training changes."""
 
@@ -50,11 +58,14 @@ class TrainState(NamedTuple):
     values_scale: Moving
     lr_scale: jax.Array  # multiplies the learning rates; lowered by rollbacks
     progress: jax.Array  # the curriculum's level, and the moving mean of the rewards there
-    # the adapters that the run began with, where ``algo.kl_reference`` says so
+    # the adapters that the run began with, or those of the last move, where ``algo.kl_reference``
+    # is start
     reference: lora.Adapters | tuple[()] = ()
     # the versions of the last ``rollout.lag`` states, the oldest first, which sample the next
     # steps; before the first update they are all the initial one
     past: tuple[Version, ...] = ()
+    # where agents play as past versions of others
+    pool: Pool | tuple[()] = ()
 
     def unscaled(self) -> TrainState:
         """Sets the values' scale to 1, that of a critic which learned returns as they are."""

@@ -45,6 +45,7 @@ class ShownEpisode(NamedTuple):
     verdicts: of the grader: ``agent``, ``verdict``, and the ``answer`` found in its text.
     expected: the reference answer; None where the environment gives none.
     remarks: what else the environment noted of each step, as JSON.
+    boards: of a game after each step, empty where there is none; ``seats``: who plays it.
     branch: the turn of the sample of which it is a branch, and its number there.
     """
 
@@ -57,6 +58,8 @@ class ShownEpisode(NamedTuple):
     verdicts: list[dict[str, str]]
     expected: str | None
     remarks: list[str]
+    boards: list[str]
+    seats: list[str]
     failed: str | None
     branch: tuple[int, int] | None
 
@@ -78,7 +81,7 @@ class ShownEpisode(NamedTuple):
         """About how many bytes of a page it takes, with the markup around its texts."""
         parts = [(t.text, t.before, t.system, t.after, t.tool or "") for t in self.turns]
         tokens = sum(8 * len(t.tokens["lengths"]) * len(t.tokens) for t in self.turns if t.tokens)
-        texts = sum(map(_bytes, itertools.chain([self.task], self.remarks, *parts)))
+        texts = sum(map(_bytes, itertools.chain([self.task], self.remarks, self.boards, *parts)))
         return 900 + 1100 * len(self.turns) + tokens + texts
 
 
@@ -89,7 +92,9 @@ def episode(row: Mapping[str, Any], systems: Mapping[str, str]) -> ShownEpisode:
         row: one line of the file; whatever is missing or of a wrong kind is left out.
         systems: system prompts by agent.
     """
-    infos = [r["info"] for r in _mappings(row.get("results")) if isinstance(r.get("info"), dict)]
+    steps = [r.get("info") for r in _mappings(row.get("results"))]
+    infos = [info for info in steps if isinstance(info, dict)]
+    outcomes = next((o for i in infos if isinstance(o := i.get("outcomes"), dict)), {})
     expected = [i.get("reference", i.get("answer")) for i in infos]
     failed, branch = row.get("failed"), _list(row.get("branch"))
     return ShownEpisode(
@@ -102,6 +107,10 @@ def episode(row: Mapping[str, Any], systems: Mapping[str, str]) -> ShownEpisode:
         verdicts=[_verdict(row) for info in infos for row in _mappings(info.get("verdicts"))],
         expected=next((shortened(_text(e)) for e in reversed(expected) if e is not None), None),
         remarks=[shortened(rest) for info in infos if (rest := _remarks(info)) != "{}"],
+        boards=[
+            shortened(_text(info.get("board"))) if isinstance(info, dict) else "" for info in steps
+        ],
+        seats=[_text(name) for name in outcomes],
         failed=None if failed is None else shortened(_text(failed)),
         branch=(_whole(branch[0]), _whole(branch[1])) if len(branch) == 2 else None,
     )
@@ -163,7 +172,7 @@ def _tokens(row: Mapping[str, Any]) -> dict[str, list[float]] | None:
 
 
 def _remarks(info: Mapping[str, Any]) -> str:
-    rest = {k: v for k, v in info.items() if k not in ("reference", "verdicts")}
+    rest = {k: v for k, v in info.items() if k not in ("reference", "verdicts", "board")}
     return jsonlines.dumps(rest)
 
 

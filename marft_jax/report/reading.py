@@ -27,6 +27,12 @@ Notes = list[str]
 
 _BUILT_IN = {"env.name": envs.BUILT_IN, "algo.name": algorithms.SETTINGS}
 _READ = ("*.yaml", "*.jsonl", "log.txt", "transcripts", "checkpoints", "evaluations/*.jsonl")
+_GAMES = {
+    "exploitability.jsonl": ("game", "exploitability"),
+    "elo.jsonl": ("game", "elo"),
+    "matches.jsonl": ("{agent} against {opponent}", "won"),
+}
+"""Files of figures of a game's checkpoints: the name of their lines in a chart, and the figure."""
 _MOST_OF_FILE, _MOST_OF_LINE, _MOST_OF_LOG = 1 << 28, 1 << 24, 1 << 22  # bytes that are read
 
 
@@ -145,9 +151,11 @@ def read_run(folder: str | Path) -> RunRecord:
         folder,
         settings=_flat(_document(folder / "config.yaml", notes)),
         team=_document(folder / "team.yaml", notes),
-        metrics=_metrics(folder / "metrics.jsonl", notes),
+        metrics=_with_games(_metrics(folder / "metrics.jsonl", notes), folder, notes),
         transcripts=transcripts,
-        evaluations=sorted((folder / "evaluations").glob("*.jsonl")),
+        evaluations=sorted(
+            file for file in (folder / "evaluations").glob("*.jsonl") if file.name not in _GAMES
+        ),
         guard=list(rows(guard, notes)) if guard.is_file() else [],
         log=_log(folder / "log.txt", notes),
         checkpoints=[Checkpoint(step, number(row.get("metric"))) for step, row in metas.items()],
@@ -227,6 +235,20 @@ def _metrics(file: Path, notes: Notes) -> dict[int, dict[str, float]]:
             numbers = {name: number(value) for name, value in row.items()}
             found[step] = {name: value for name, value in numbers.items() if value is not None}
     return dict(sorted(found.items()))
+
+
+def _with_games(
+    metrics: dict[int, dict[str, float]], folder: Path, notes: Notes
+) -> dict[int, dict[str, float]]:
+    """Adds what evaluations found of a game's checkpoints."""
+    for name, (line, figure) in _GAMES.items():
+        file = folder / "evaluations" / name
+        for row in rows(file, notes) if file.is_file() else ():
+            step, value = row.get("step"), number(row.get(figure))
+            if type(step) is int and step >= 0 and value is not None:
+                what = line.format(agent=row.get("agent"), opponent=row.get("opponent"))
+                metrics.setdefault(step, {})[f"eval/{what}/{figure}"] = value
+    return dict(sorted(metrics.items()))
 
 
 def _numbered(folder: Path, suffix: str, fits: Callable[[Path], bool]) -> dict[int, Path]:

@@ -26,6 +26,7 @@ FIXED = (
     "critic.mode",
     "critic.hidden",
     "rollout.lag",
+    "rollout.past_kept",
 )
 """Settings that a run cannot change when it continues: the saved arrays depend on them."""
 OF_A_RUN = ("env.name", "algo.name", "model.quantize")

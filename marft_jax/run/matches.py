@@ -10,15 +10,18 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from marft_jax.config import Config
 from marft_jax.envs.games import open_spiel
 from marft_jax.envs.threads import DaemonThreads
 from marft_jax.errors import BadInput
 from marft_jax.evaluation.benchmarks import BenchmarkPlan
-from marft_jax.evaluation.scores import Outcomes, outcomes_of
+from marft_jax.evaluation.scores import Estimate, Outcomes, elo, outcomes_of
+from marft_jax.formats import jsonlines
 from marft_jax.models.lora import Adapters
 from marft_jax.run.answers import Answers
+from marft_jax.run.checkpoints import Checkpoints
 from marft_jax.run.setup import Session, open_session, open_source, restore_state
 from marft_jax.run.signals import Stop
 from marft_jax.team.team_files import load_team
@@ -37,43 +40,77 @@ class Match(NamedTuple):
 def play_matches(
     run: str | None,
     config: Config,
-    step: int | str,
-    opponents: Sequence[str],
+    rounds: Sequence[tuple[int | str, Sequence[str]]],
     games: int | None,
     folder: Path,
-) -> dict[tuple[str, str], Outcomes]:
+) -> dict[tuple[str, int, str], Outcomes]:
     """Plays games of each agent, the others' seats taken by an opponent.
 
     Args:
-        opponents: ``base``: the model without adapters; ``step:N``: that checkpoint of the run; a
-            run directory, of as many agents; else a bot of the game, as in ``env.bots``.
+        rounds: checkpoints, and whom each plays. ``base``: the model without adapters; ``step:N``:
+            that checkpoint of the run; a run directory, of as many agents; else a bot of the game,
+            as in ``env.bots``.
         games: of each pair; by default ``eval.episodes``.
         folder: for the responses; what is there is not played again.
 
     Returns:
-        Outcomes by agent and opponent.
+        Outcomes by agent, step and opponent.
 
     Raises:
         BadInput: an opponent that there is not.
         Stopped: a signal came; what was played is saved.
     """
-    tasks, found = games or config.eval.episodes, dict[tuple[str, str], Outcomes]()
+    tasks, found = games or config.eval.episodes, dict[tuple[str, int, str], Outcomes]()
     threads = DaemonThreads()
     with contextlib.ExitStack() as stack:
         stop = stack.enter_context(Stop("stopping: finished games stay, the same command goes on"))
         session = open_session(config, load_team(config.team.file), tasks, stop=stop)
-        state = restore_state(session, run, step)
-        own, at = state.adapters, int(state.step)
-        for opponent in opponents:
-            for match in _matches(run, session, own, opponent):
-                name = session.team.names[match.agent]
+        for step, opponents in rounds:
+            state = restore_state(session, run, step)
+            own, at = state.adapters, int(state.step)
+            matches = (m for o in opponents for m in _matches(run, session, own, o))
+            for match in matches:
+                name, opponent = session.team.names[match.agent], match.opponent
                 plan = BenchmarkPlan(f"{name} against {opponent}", 1, match.config, tasks)
                 source = open_source(stack, match.config, "eval")
                 session.engine.load(match.adapters)
                 file = folder / f"match-{at}-{name}-{opponent.replace('/', '_')}.jsonl"
                 records = Answers(match.session, plan, source, file).play(threads)
-                found[name, opponent] = outcomes_of(records)[name]
+                found[name, at, opponent] = outcomes_of(records)[name]
+                line = dict(step=at, agent=name, opponent=opponent)
+                line |= {"won": found[name, at, opponent].win.mean}
+                jsonlines.append(folder / "matches.jsonl", [jsonlines.dumps(line)])
     return found
+
+
+def rate_checkpoints(
+    run: str, config: Config, count: int, games: int | None, folder: Path
+) -> dict[int, Estimate]:
+    """Rates checkpoints of a run, from its first to its last, by games of each against each.
+
+    Args:
+        count: how many of them.
+
+    Raises:
+        BadInput: the run has fewer than two.
+    """
+    with Checkpoints(run, {}, keep=1) as checkpoints:
+        steps = checkpoints.steps
+    if min(len(steps), count) < 2:
+        raise BadInput(f"--elo: expected at least 2 checkpoints to compare, got {len(steps)}")
+    places = np.linspace(0, len(steps) - 1, min(count, len(steps))).round().astype(int)
+    chosen = [steps[place] for place in places]
+    rounds = [(s, [f"step:{t}" for t in chosen[:n]]) for n, s in enumerate(chosen) if n]
+    points = np.zeros((len(chosen),) * 2)
+    for (_, step, opponent), o in play_matches(run, config, rounds, games, folder).items():
+        a, b = chosen.index(step), chosen.index(int(opponent.removeprefix("step:")))
+        won = o.games * (o.win.mean + o.draw.mean / 2)
+        points[a, b] += won
+        points[b, a] += o.games - won
+    ratings = dict(zip(chosen, elo(points), strict=True))
+    rows = [dict(step=s, elo=r.mean, low=r.low, high=r.high) for s, r in ratings.items()]
+    jsonlines.write(folder / "elo.jsonl", [jsonlines.dumps(row) for row in rows])
+    return ratings
 
 
 def _matches(run: str | None, session: Session, own: Adapters, opponent: str) -> Iterator[Match]:

@@ -10,7 +10,7 @@ from pathlib import Path
 import jax
 from rich.console import Console
 
-from marft_jax.config import Config
+from marft_jax.config import Config, Rollout
 from marft_jax.envs.threads import DaemonThreads
 from marft_jax.errors import BadInput, Stopped
 from marft_jax.learning.advantages import find_normalizer
@@ -137,13 +137,18 @@ def _open(
 
 
 def check_learns(config: Config, blueprint: Blueprint) -> None:
-    """Raises ``BadInput`` where a profile's step reward is none, or its samples teach nothing."""
+    """Raises ``BadInput`` where a profile's step reward is none, its samples teach nothing, or
+    settings are for a pool that there is not."""
     at, names = config.algo.branch_at, [profile.name for profile in blueprint.agents]
     if at not in ("random", "every") and not set(at.split(",")) <= set(names):
         raise BadInput(
             f"--algo.branch_at: expected random, every, or agents among {', '.join(names)}, got "
             f"{at!r:.60}"
         )
+    pool = ("past_every", "past_kept", "past_choice")
+    given = [name for name in pool if getattr(config.rollout, name) != getattr(Rollout, name)]
+    if given and all(profile.past is None for profile in blueprint.agents):
+        raise BadInput(f"--rollout.{given[0]}: it needs an agent with `past` in the team file")
     if config.algo.step_reward is not None:
         find_step_reward(config.algo.step_reward)
     for profile in blueprint.agents:

@@ -19,6 +19,7 @@ from marft_jax.config import Config
 from marft_jax.envs.base import EnvSource
 from marft_jax.errors import Stopped
 from marft_jax.formats import jsonlines
+from marft_jax.learning import pool
 from marft_jax.learning.advantages import groups_with_signal
 from marft_jax.learning.algorithms import find_algorithm
 from marft_jax.learning.batch import Batch
@@ -151,7 +152,11 @@ class Training(NamedTuple):
         if compiled["device/compiled"]:
             compilation.give_back_freed()
         after = self.curriculum.after(state.progress, collected.level, metrics["reward/mean"])
-        return state._replace(progress=after), metrics | compiled
+        state = state._replace(progress=after)
+        if (past := pool.past_of(self.session.team)) is not None:
+            seed = self.seed(int(state.step))
+            state = pool.after(past, self.config.rollout, state, collected.played, seed)
+        return state, metrics | compiled
 
     def report(
         self,

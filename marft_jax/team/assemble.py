@@ -45,7 +45,9 @@ def make_team(
     find_workflow(workflow)
     profiles = blueprint.agents
     owners = _adapters(profiles, adapters == "shared")
-    trainable = {name: p.trainable for name, p in zip(owners, profiles, strict=True)}
+    trainable = {
+        name: p.trainable and p.past is None for name, p in zip(owners, profiles, strict=True)
+    }
     names = tuple(trainable)
     team = Team(
         profiles=profiles,
@@ -120,18 +122,28 @@ def _member(team: Team, part: str, name: str | None) -> int | None:
 
 def _adapters(profiles: tuple[Profile, ...], shared: bool) -> list[str]:
     """Returns the name of each agent's adapter."""
-    wanted = ["team" if shared else profile.adapter or profile.name for profile in profiles]
+    wanted = [
+        "team" if shared and profile.past is None else profile.adapter or profile.name
+        for profile in profiles
+    ]
     members: dict[str, list[Profile]] = {}
     for name, profile in zip(wanted, profiles, strict=True):
         members.setdefault(name, []).append(profile)
     for name, sharing in members.items():
-        for field in ("trainable", "init"):
+        for field in ("trainable", "past", "init"):
             values = [getattr(member, field) for member in sharing]
             if any(value != values[0] for value in values):
                 raise BadInput(
                     f"{_SOURCE}: {', '.join(m.name for m in sharing)} share the adapter {name!r}: "
                     f"expected one value of {field}, got {values}"
                 )
-    if not any(profile.trainable for profile in profiles):
+    learning = [p.name for p in profiles if p.trainable and p.past is None]
+    for profile in profiles:
+        if profile.past is not None and profile.past not in learning:
+            raise BadInput(
+                f"{_SOURCE}: agent {profile.name!r}: past: expected one that learns, of "
+                f"{', '.join(learning)}, got {profile.past!r}"
+            )
+    if not learning:
         raise BadInput(f"{_SOURCE}: every agent has `trainable: false`; nothing would learn")
     return wanted

@@ -88,6 +88,7 @@ _FIELDS: dict[str, _Check] = {
     "answers": _TRUTH,
     "adapter": _NAME,
     "trainable": _TRUTH,
+    "past": _NAME,
     "init": ("a folder with an adapter", lambda v: isinstance(v, str) and v != ""),
     "reward": ("a step reward's name", lambda v: isinstance(v, str) and v != ""),
 }
@@ -107,6 +108,7 @@ class Profile:
     answers: bool = False  # its actions are the team's answer and are graded
     adapter: str | None = None  # agents that name the same one share it; None is one of its own
     trainable: bool = True  # its adapter learns
+    past: str | None = None  # it plays as earlier versions of this agent, and does not learn
     init: str | None = None  # a peft folder that its adapter starts from, seen from the team file
     reward: str | None = None  # its step reward where ``algo.credit`` is ``per_step``
     max_new_tokens: int | None = None  # here and below: as in ``types.Sampling``

@@ -1,0 +1,113 @@
+"""Opponents from the past: a pool of the run's own versions, which frozen agents play as.
+
+An agent with ``past: NAME`` in the team file has an adapter that does not learn: in each step it is
+a version that NAME had earlier. The pool keeps K of them, so that each of those taken so far is as
+likely to be there (reservoir sampling, Vitter 1985): against a random one, play is fictitious
+self-play (Heinrich et al. 2015). ``strong`` prefers those that earn most, by the square of their
+share of points, as AlphaStar's league does (Vinyals et al. 2019).
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from marft_jax.config import Rollout
+from marft_jax.learning.state import Moving, Pool, TrainState
+from marft_jax.models.lora import Adapters
+from marft_jax.random_keys import Stream, generator
+from marft_jax.team.prompts import Team
+from marft_jax.types import Episode
+
+_DECAY = 0.8  # of a version's share of points, from one of its steps to the next
+_POINTS = {"win": 1.0, "draw": 0.5, "loss": 0.0}
+
+
+class Past(NamedTuple):
+    """Which agents of a team play as whom: adapters ``seats`` as earlier ones of ``of``."""
+
+    names: tuple[str, ...]
+    seats: tuple[int, ...]
+    of: tuple[int, ...]
+
+
+def past_of(team: Team) -> Past | None:
+    """Finds the agents that play as another one's past; None where there are none."""
+    pairs = [
+        (profile.name, owner, team.owners[team.names.index(profile.past)])
+        for profile, owner in zip(team.profiles, team.owners, strict=True)
+        if profile.past is not None
+    ]
+    return Past(*zip(*pairs, strict=True)) if pairs else None
+
+
+def begin(past: Past, kept: int, state: TrainState) -> TrainState:
+    """Fills the pool with the version that a run begins with, and seats it."""
+    of, seats = jnp.array(past.of), jnp.array(past.seats)
+    first = jax.tree.map(lambda x: x[of], state.adapters)
+    versions = jax.tree.map(lambda x: jnp.stack([x] * kept), first)
+    adapters = jax.tree.map(lambda x, own: x.at[seats].set(own), state.adapters, first)
+    pool = Pool(versions, jnp.int32(0), Moving(jnp.zeros(kept), jnp.zeros(kept)))
+    return state._replace(adapters=adapters, pool=pool)
+
+
+def after(
+    past: Past,
+    settings: Rollout,
+    state: TrainState,
+    played: Sequence[Episode],
+    seed: tuple[int, int],
+) -> TrainState:
+    """Takes the present version into the pool where that is due, and seats the next opponent.
+
+    Args:
+        state: after a step, in which ``played`` were played against the version that is chosen.
+        seed: of the run, and of the attempt at the step.
+    """
+    assert isinstance(state.pool, Pool)
+    draw = generator(seed[0], Stream.POOL, seed[1])
+    points = state.pool.points_K
+    before, at = np.arange(settings.past_kept) == int(state.pool.chosen), -1
+    if (share := _share(past, played)) is not None:
+        points = points.moved(np.where(before, share, 0.0), before, _DECAY)
+    taken, due = divmod(int(state.step), settings.past_every)  # versions besides the first
+    if not due:
+        at = taken if taken < settings.past_kept else int(draw.integers(taken + 1))
+        at = at if at < settings.past_kept else -1
+        fresh = np.arange(settings.past_kept) == at
+        points = Moving(*(np.where(fresh, 0, x).astype(np.float32) for x in points))
+    there = np.arange(settings.past_kept) <= taken
+    weight = np.where(np.asarray(points.weight_X) > 0, points.mean, 0.5) ** 2 + 1e-3
+    odds = there * (weight if settings.past_choice == "strong" else 1.0)
+    chosen = np.int32(draw.choice(settings.past_kept, p=odds / odds.sum()))
+    adapters, versions = _seat(past, state.adapters, state.pool.versions, at, chosen)
+    place = functools.partial(jax.device_put, device=state.step.sharding)
+    pool = Pool(versions, place(chosen), jax.tree.map(place, points))
+    return state._replace(adapters=adapters, pool=pool)
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _seat(
+    past: Past, adapters: Adapters, versions: Adapters, at: jax.Array, chosen: jax.Array
+) -> tuple[Adapters, Adapters]:
+    """Writes the present version at a place of the pool, unless that is -1, and seats one."""
+
+    def keep(kept: jax.Array, x: jax.Array) -> jax.Array:
+        return jnp.where(at < 0, kept, kept.at[at].set(x[jnp.array(past.of)]))
+
+    versions = jax.tree.map(keep, versions, adapters)
+    seats = jnp.array(past.seats)
+    return jax.tree.map(lambda x, v: x.at[seats].set(v[chosen]), adapters, versions), versions
+
+
+def _share(past: Past, played: Sequence[Episode]) -> float | None:
+    """Mean points of the past selves in games that say who won."""
+    infos = [episode.results[-1].info.get("outcomes", {}) for episode in played]
+    own = [info[name] for info in infos for name in past.names if name in info]
+    points = [_POINTS[outcome["outcome"]] for outcome in own]
+    return float(np.mean(points)) if points else None

@@ -1,0 +1,172 @@
+"""Past selves as opponents: which versions are kept and played, and that a kill changes nothing."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import orbax.checkpoint as ocp
+import pytest
+import small
+from run_files import lines_of
+
+from marft_jax import cli, evaluate, train
+from marft_jax.config import Rollout
+from marft_jax.errors import BadInput
+from marft_jax.learning import pool
+from marft_jax.report.episodes import episode
+from marft_jax.report.reading import read_run
+from marft_jax.run import checkpoints, opening
+from marft_jax.run.training import Training
+from marft_jax.team.profiles import BUILT_IN, Profile
+from marft_jax.team.team_files import Blueprint
+from marft_jax.types import Episode, StepResult
+
+pytestmark = pytest.mark.usefixtures("one_device")
+
+PAST = pool.Past(("rival",), (1,), (0,))
+TEAM = """
+workflow: players
+agents:
+  - {name: learner, answers: true}
+  - {name: rival, answers: true, past: learner}
+"""
+FLAGS = """--env.name open_spiel --env.rotate true --env.illegal masked --env.numbered true
+--team.max_new_tokens 2
+--algo.name reinforce --algo.episodes 8 --algo.group_size 4 --model.context 128 --run.keep 9
+--rollout.past_every 2 --rollout.past_kept 2 --rollout.past_choice strong --run.steps 6
+--algo.kl_coef 0.1 --algo.kl_reference start --algo.kl_moves 3
+--run.loggers none --run.transcripts_every 3 --lora.mode shared""".split()
+
+
+class Counted:
+    """A state whose adapter is the number of its step, and its pool."""
+
+    def __init__(self, **settings):
+        self.settings = Rollout(**settings)
+        none = pool.TrainState(*([()] * 9))
+        adapters = {"q": {"a": jnp.zeros((2, 1))}}
+        self.state = pool.begin(PAST, self.settings.past_kept, none._replace(
+            step=jnp.int32(0), adapters=adapters))  # fmt: skip
+
+    def steps(self, count, outcome=lambda version: None):
+        """Lists which version played each step."""
+        seen = []
+        for _ in range(count):
+            version, step = float(self.state.adapters["q"]["a"][1, 0]), int(self.state.step) + 1
+            seen.append(version)
+            x = self.state.adapters["q"]["a"].at[0].set(float(step))
+            state = self.state._replace(step=jnp.int32(step), adapters={"q": {"a": x}})
+            won = outcome(version)
+            info = {"outcomes": {"rival": {"outcome": won}}} if won else {}
+            played = [Episode(0, 0, 0, "", [], [StepResult("", 0.0, True, info)])]
+            self.state = pool.after(PAST, self.settings, state, played, (0, step))
+        return seen
+
+
+def test_the_pool_keeps_every_version_alike_and_plays_them_all():
+    run = Counted(past_every=2, past_kept=4)
+    seen = run.steps(400)
+    assert seen[:2] == [0.0, 0.0] and all(version % 2 == 0 for version in seen)
+    assert all(version <= step for step, version in enumerate(seen))
+    late = np.array(seen[200:]) / np.arange(200, 400)  # the age of those played, of all so far
+    assert (late < 0.25).any() and (late > 0.75).any() and len(set(seen[200:])) > 5
+
+
+def test_strong_plays_those_that_win():
+    run = Counted(past_every=50, past_kept=4, past_choice="strong")
+    run.steps(151)
+    late = run.steps(49, lambda version: "win" if version == 50 else "loss")
+    assert late.count(50.0) > 30
+
+
+def test_a_pool_needs_an_agent_and_the_agent_one_that_learns():
+    seats = Profile("ann", answers=True), Profile("bob", past="bob")
+    with pytest.raises(BadInput, match="'bob': past: expected one that learns, of ann, got 'bob'"):
+        small.team_of(Blueprint(seats))
+    with pytest.raises(BadInput, match="--rollout.past_every: it needs an agent with `past`"):
+        opening.check_learns(cli.parse(["--rollout.past_every", "3"]), Blueprint(BUILT_IN))
+
+
+def run_train(run: Path, *flags: str) -> None:
+    team = run.parent / "team.yaml"
+    team.write_text(TEAM)
+    with pytest.raises(SystemExit) as left:
+        train.main([*FLAGS, "--team.file", str(team), "--run.dir", str(run), *flags])
+    assert not left.value.code
+
+
+def arrays_of(run: Path, step: int):
+    folder = run / "checkpoints" / str(step) / "state"
+    return jax.device_get(ocp.StandardCheckpointer().restore(folder.absolute()))
+
+
+class Killed(BaseException):
+    """Ends a run as SIGKILL would: nothing is saved on the way out."""
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """Six uninterrupted steps."""
+    run = tmp_path_factory.mktemp("pool") / "whole"
+    run_train(run, "--run.save_every", "1")
+    return run
+
+
+def test_the_reference_moves_to_the_present_adapters_every_so_many_steps(whole):
+    states = {step: arrays_of(whole, step) for step in range(1, 7)}
+    for step, state in states.items():
+        for target, parts in state["reference"].items():
+            if step < 3:
+                assert not parts["b"].any()  # as the run began
+            else:
+                moved = states[step // 3 * 3]["adapters"][target]["b"][0]
+                np.testing.assert_array_equal(parts["b"][0], moved)
+    assert any(parts["b"][0].any() for parts in states[3]["reference"].values())
+
+
+def test_elo_compares_checkpoints_of_a_run_and_the_report_draws_it(whole, capsys):
+    with pytest.raises(SystemExit) as left:
+        evaluate.main(["--run", str(whole), "--elo", "2", "--limit", "4"])
+    assert not left.value.code
+    rows = [*map(json.loads, (whole / "evaluations" / "elo.jsonl").read_text().splitlines())]
+    assert [row["step"] for row in rows] == [1, 6]
+    assert sum(row["elo"] for row in rows) == pytest.approx(0, abs=1e-6)
+    assert f"{rows[0]['elo']:+.0f}" in capsys.readouterr().out
+    record = read_run(whole)
+    assert record.metrics[6]["eval/game/elo"] == rows[1]["elo"]
+    assert 0 <= record.metrics[6]["eval/rival against step:1/won"] <= 1
+    assert all(file.name.startswith("match-") for file in record.evaluations)
+    shown = episode(record.episodes(6)[0], {})
+    assert set(shown.seats) == {"learner", "rival"} and shown.boards[0].count(" ") == 2
+
+
+def test_self_play_against_past_selves_continues_exactly_after_a_kill(whole, tmp_path, monkeypatch):
+    killed = tmp_path / "killed"
+    ours = [arrays_of(whole, step)["adapters"] for step in range(1, 7)]
+    for step in (2, 3, 4, 5, 6):  # who plays the next step is an earlier self, bit for bit
+        earlier = [0, *range(2, step + 1, 2)]
+        kept = [ours[k - 1] for k in earlier if k]
+        for target, parts in ours[step - 1].items():
+            rival = parts["b"][1]
+            assert any(np.array_equal(rival, x[target]["b"][0]) for x in kept) or not rival.any()
+    assert any(parts["b"][1].any() for own in ours for parts in own.values())
+    report = Training.report
+
+    def dying(self, state, *args):
+        if int(state.step) == 5:
+            raise Killed
+        return report(self, state, *args)
+
+    with monkeypatch.context() as patch, pytest.raises(Killed):
+        patch.setattr(checkpoints.Checkpoints, "flush", lambda self: None)
+        patch.setattr(Training, "report", dying)
+        run_train(killed, "--run.save_every", "3")
+    run_train(killed, "--run.save_every", "3")
+    assert lines_of(killed) == lines_of(whole)
+    both = [jax.tree_util.tree_leaves_with_path(arrays_of(r, 6)) for r in (killed, whole)]
+    for (path, one), (_, two) in zip(*both, strict=True):
+        assert np.asarray(one).tobytes() == np.asarray(two).tobytes(), path
