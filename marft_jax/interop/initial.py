@@ -14,7 +14,6 @@ from pathlib import Path
 import jax
 import numpy as np
 
-from marft_jax.config import Config
 from marft_jax.config import Lora as LoraSettings
 from marft_jax.errors import BadInput
 from marft_jax.interop import first_release, peft
@@ -24,7 +23,7 @@ from marft_jax.team.prompts import Team
 
 
 def initial_state(
-    config: Config,
+    settings: LoraSettings,
     team: Team,
     fresh: TrainState,
     saved: Mapping[str, peft.Adapter] | None = None,
@@ -37,11 +36,11 @@ def initial_state(
     Raises:
         BadInput: a folder is missing, or does not fit the base, the team or the settings.
     """
-    state = fresh._replace(adapters=initial_adapters(team, config.lora, fresh.adapters, saved))
+    state = fresh._replace(adapters=initial_adapters(team, settings, fresh.adapters, saved))
     state = state._replace(past=tuple(state.version() for _ in fresh.past))
     if fresh.reference:
         state = state._replace(reference=state.version().adapters)
-    head = Path(config.lora.init) / first_release.VALUE_HEAD if config.lora.init else None
+    head = Path(settings.init) / first_release.VALUE_HEAD if settings.init else None
     if head is None or not head.is_file() or not state.critic.head:
         return state
     critic = state.critic._replace(head=_value_head(head, state.critic.head))
