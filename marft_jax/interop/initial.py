@@ -14,7 +14,6 @@ from pathlib import Path
 import jax
 import numpy as np
 
-from marft_jax.config import Config
 from marft_jax.config import Lora as LoraSettings
 from marft_jax.errors import BadInput
 from marft_jax.interop import first_release, peft
@@ -25,7 +24,7 @@ from marft_jax.team.prompts import Team
 
 
 def initial_state(
-    config: Config,
+    settings: LoraSettings,
     team: Team,
     fresh: TrainState,
     saved: Mapping[str, peft.Adapter] | None = None,
@@ -38,13 +37,13 @@ def initial_state(
     Raises:
         BadInput: a folder is missing, or does not fit the base, the team or the settings.
     """
-    state = fresh._replace(adapters=initial_adapters(team, config.lora, fresh.adapters, saved))
-    if (past := pool.past_of(team)) is not None:
-        state = pool.begin(past, config.rollout.past_kept, state)
+    state = fresh._replace(adapters=initial_adapters(team, settings, fresh.adapters, saved))
+    if fresh.pool and (past := pool.past_of(team)) is not None:
+        state = pool.begin(past, len(fresh.pool.points_K.weight_X), state)
     state = state._replace(past=tuple(state.version() for _ in fresh.past))
     if fresh.reference:
         state = state._replace(reference=state.version().adapters)
-    head = Path(config.lora.init) / first_release.VALUE_HEAD if config.lora.init else None
+    head = Path(settings.init) / first_release.VALUE_HEAD if settings.init else None
     if head is None or not head.is_file() or not state.critic.head:
         return state
     critic = state.critic._replace(head=_value_head(head, state.critic.head))

@@ -43,11 +43,12 @@ def collect(
     """
     played: list[Episode] = []
     rewards: list[np.ndarray] = []
-    waited_s, failed, wanted = 0.0, 0, config.algo.episodes // _group_size(config)
+    size = config.algo.group_size
+    waited_s, failed, wanted = 0.0, 0, config.algo.episodes // size
     kept, groups = set[int](), list[int]()
     for refill in range(_draws(config)):
         missing = wanted - len(kept)
-        samples = samples_of(config, step, refill)[: missing * _group_size(config)]
+        samples = samples_of(config, step, refill)[: missing * size]
         for part in play_samples(rollout, credit, samples, config, step):
             played += part.episodes
             rewards += [_earned(credit, episode) for episode in part.episodes]
@@ -57,8 +58,7 @@ def collect(
         if len(kept) == wanted:
             break
     kept = kept or set(groups[:wanted])
-    learned = [i for i, episode in enumerate(played) if episode.group in kept]
-    both = [(played[i], rewards[i]) for i in learned]
+    both = [pair for pair in zip(played, rewards, strict=True) if pair[0].group in kept]
     episodes, earned = learnable(both, by_step=str(config.algo.credit) == "tree")
     return Collected(episodes, earned, played, rewards, len(groups) - len(kept), failed, waited_s)
 
@@ -72,17 +72,14 @@ def samples_of(config: Config, step: int, refill: int = 0) -> list[Sample]:
 
     A function of seed, step and refill alone, so nothing needs to be saved.
     """
-    groups = config.algo.episodes // _group_size(config)
+    size = config.algo.group_size
+    groups = config.algo.episodes // size
     first = (step * _draws(config) + refill) * groups
     return [
         Sample(random_keys.task(config.run.seed, first + i), refill * groups + i, member)
         for i in range(groups)
-        for member in range(_group_size(config))
+        for member in range(size)
     ]
-
-
-def _group_size(config: Config) -> int:
-    return config.algo.group_size
 
 
 def _draws(config: Config) -> int:

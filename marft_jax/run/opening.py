@@ -96,7 +96,7 @@ def _open(
     learner = Learner(session.learning, session.base, team, algorithm, session.mesh)
     guard = Guard(config.guard, team.names, folder / "transcripts" / "guard.jsonl")
     checkpoints = stack.enter_context(open_checkpoints(session))
-    begin = functools.partial(initial_state, config, team)
+    begin = functools.partial(initial_state, config.lora, team)
     state, news = resume(checkpoints, guard, learner.init(), begin)
     is_done = int(state.step) >= config.run.steps
     if not is_done:

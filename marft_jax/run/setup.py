@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import os
 from collections.abc import Callable
 from concurrent.futures import Executor
@@ -13,7 +14,7 @@ import jax
 from jax.sharding import Mesh
 from rich.console import Console, RenderableType
 
-from marft_jax.config import Algo, Config
+from marft_jax.config import Algo, Config, Lora
 from marft_jax.engine.compiled import Shape
 from marft_jax.engine.engine import Engine
 from marft_jax.envs.base import EnvSource, Split, make
@@ -32,7 +33,6 @@ from marft_jax.run.checkpoints import Checkpoints
 from marft_jax.run.compatibility import identity_of
 from marft_jax.run.progress import Progress
 from marft_jax.run.transcripts import narrated
-from marft_jax.setting import replaced
 from marft_jax.team.assemble import make_team, workflow_of
 from marft_jax.team.prompts import Team
 from marft_jax.team.team_files import Blueprint
@@ -162,7 +162,7 @@ def restore_state(
     if run is None:
         if step != "latest":
             raise BadInput(f"--step {step}: only a --run has steps; leave it out")
-        return initial_state(config, team, fresh)
+        return initial_state(config.lora, team, fresh)
     identity = identity_of(config, session.base, team)
     with Checkpoints(run, identity, config.run.keep) as checkpoints:
         saved = checkpoints.restore(fresh, step)
@@ -175,24 +175,23 @@ def restore_state(
     return saved.state
 
 
-def initial_state(config: Config, team: Team, fresh: TrainState) -> TrainState:
-    """Returns the state that a training begins with; ``lora.init`` may be a run directory: its
-    newest adapters; or ``hub:owner/name``.
+def initial_state(settings: Lora, team: Team, fresh: TrainState) -> TrainState:
+    """Returns the state that a training begins with; ``init`` may be a run directory: its newest
+    adapters; or ``hub:owner/name``.
 
     Raises:
         BadInput: see ``interop.initial``; or the run has no intact checkpoint.
     """
-    run = config.lora.init
+    run, saved = settings.init, None
     if run is not None and run.startswith(hub.PREFIX):
         run = str(hub.fetch(run))
-        config = replaced(config, "lora.init", run)
-    if run is None or not (Path(run) / "checkpoints").is_dir():
-        return initial.initial_state(config, team, fresh)
-    with Checkpoints(run, {}, keep=1) as checkpoints:
-        saved = checkpoints.restore_adapters()
-    if saved is None:
-        raise BadInput(f"--lora.init {run}: it has no intact checkpoint yet")
-    return initial.initial_state(config, team, fresh, saved)
+        settings = dataclasses.replace(settings, init=run)
+    if run is not None and (Path(run) / "checkpoints").is_dir():
+        with Checkpoints(run, {}, keep=1) as checkpoints:
+            saved = checkpoints.restore_adapters()
+        if saved is None:
+            raise BadInput(f"--lora.init {run}: it has no intact checkpoint yet")
+    return initial.initial_state(settings, team, fresh, saved)
 
 
 def open_source(stack: contextlib.ExitStack, config: Config, split: Split) -> EnvSource:

@@ -98,7 +98,7 @@ def test_a_team_is_pushed_and_a_training_begins_with_it(
         algorithm = find_algorithm("appo")
         learner = Learner(session.learning, session.base, session.team, algorithm, session.mesh)
         config = configure(lora={"init": "hub:me/sums"})
-        state = initial_state(config, session.team, learner.init())
+        state = initial_state(config.lora, session.team, learner.init())
     assert all((np.asarray(leaf) == 5).all() for leaf in jax.tree.leaves(state.adapters))
 
 

@@ -264,7 +264,7 @@ def initial(folder, hidden=(16, 4), **more):
         small.one_device(),
     )
     fresh = learner.init()
-    return initial_state(settings, team, fresh), fresh
+    return initial_state(settings.lora, team, fresh), fresh
 
 
 @pytest.mark.parametrize("kind", ["float32", "bfloat16", "parameters"])
