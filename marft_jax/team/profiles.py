@@ -108,7 +108,6 @@ class Profile:
     answers: bool = False  # its actions are the team's answer and are graded
     adapter: str | None = None  # agents that name the same one share it; None is one of its own
     trainable: bool = True  # its adapter learns
-    past: str | None = None  # it plays as earlier versions of this agent, and does not learn
     init: str | None = None  # a peft folder that its adapter starts from, seen from the team file
     reward: str | None = None  # its step reward where ``algo.credit`` is ``per_step``
     max_new_tokens: int | None = None  # here and below: as in ``types.Sampling``
@@ -117,6 +116,7 @@ class Profile:
     top_k: int | None = None
     min_p: float | None = None
     stop: tuple[str, ...] | None = None
+    past: str | None = None  # it plays as earlier versions of this agent, and does not learn
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
