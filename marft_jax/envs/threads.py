@@ -112,12 +112,18 @@ class Calls:
         self.ended = threading.Event()
 
     def start(
-        self, what: str, run: Callable[..., Any], *args: Any, in_turn: bool = False
+        self,
+        what: str,
+        run: Callable[..., Any],
+        *args: Any,
+        in_turn: bool = False,
+        side_by_side: bool = False,
     ) -> UserCall:
-        """Starts a call; in turn, it waits for ``advance`` and those that were added before."""
+        """Starts a call; in turn, it waits for ``advance`` and those that were added before, or
+        side by side with them starts at once."""
         call = UserCall(what, functools.partial(run, *args), self._seconds, in_turn)
         self._all.append(call)
-        if in_turn:
+        if in_turn and not side_by_side:
             self._in_turn.append(call)
         else:
             call.started = time.monotonic()

@@ -8,6 +8,7 @@ reward. The environment runs it, the workflow makes acts of its calls.
 from __future__ import annotations
 
 import inspect
+import threading
 import weakref
 from collections.abc import Mapping, Sequence
 
@@ -24,6 +25,8 @@ from marft_jax.team.prompts import Team
 from marft_jax.team.protocol import Step
 from marft_jax.team.workflows import Workflow
 from marft_jax.types import Act, StepResult, Turn
+
+_ENCODES = threading.Lock()  # a tokenizer is for one thread at a time
 
 
 def find_source(settings: EnvSettings, split: Split) -> EnvSource | None:
@@ -82,14 +85,17 @@ def program(team: Team, observation: str) -> Workflow:
     channel.decode = team.tokenizer.decode
     history, turns = History(team), list[Turn]()
     while asked := channel.wait():
-        ready = _acts(history, asked)
+        with _ENCODES:
+            ready = _acts(history, asked)
         if not ready:
             continue
         taken = yield [act for _, acts in ready for act in acts]
         turns += taken
         for one, acts in ready:
             own, taken = taken[: len(acts)], taken[len(acts) :]
-            one.future.set_result(history.take(one.call, own))
+            with _ENCODES:
+                choices = history.take(one.call, own)
+            one.future.set_result(choices)
     if not turns:
         raise BadInput("--env.name: the program returned before it called an agent")
     graded = [turn for turn in turns if turn.answers][-1:]

@@ -18,6 +18,7 @@ from marft_jax.random_keys import ActionKey
 from marft_jax.rollout.trunk import Trunk
 from marft_jax.rollout.user_side import End, Rules, UserSide
 from marft_jax.team.protocol import Step
+from marft_jax.team.workflows import SIDE_BY_SIDE
 from marft_jax.types import Act, Episode, Sample, StepResult, Turn
 
 Part = Generator[Request | UserCall | None, Any, None]
@@ -126,7 +127,8 @@ class LiveEpisode:
     def _play(self) -> Part:
         """Plays it from its reset to its end."""
         self._observation = yield self._call("reset", self._user.reset)
-        workflow = functools.partial(self._call, "the workflow", in_turn=True)
+        beside = self._rules.workflow in SIDE_BY_SIDE
+        workflow = functools.partial(self._call, "the workflow", in_turn=True, side_by_side=beside)
         wanted = yield workflow(self._user.begin, self._observation)
         while not isinstance(wanted, End):
             if isinstance(wanted, Step):

@@ -164,6 +164,10 @@ WORKFLOWS: dict[str, Callable[[Team, str], Workflow]] = {
 }
 
 
+SIDE_BY_SIDE = (_program,)
+"""Workflows that wait for what runs elsewhere: those of all episodes run at the same time."""
+
+
 def find_workflow(name: str) -> Callable[[Team, str], Workflow]:
     """Finds a built-in workflow, or the function that ``package.module:function`` names.
 
