@@ -66,8 +66,10 @@ def run_of(topology: str, layers: int, flags: tuple[str, ...]) -> Run:
     config = cli.parse(["--config", str(plan), "--model.base", str(base), *flags])
     model = dataclasses.replace(decoder_config(config.model.base), n_layers=layers)
     blueprint = load_team(config.team.file)
-    team = make_team(config, blueprint, config.model.context, ByteTokenizer())
-    work = step_work(config, team, workflow_of(config, blueprint))
+    team = make_team(
+        config.team, config.lora.mode, blueprint, config.model.context, ByteTokenizer()
+    )
+    work = step_work(config, team, workflow_of(config.team, blueprint))
     algorithm = find_algorithm(config.algo.name)
     return describe(config, team, algorithm, model, work, find_topology(topology))
 
