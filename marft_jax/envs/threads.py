@@ -46,7 +46,8 @@ class UserCall:
         what: its name, for messages.
         run: the call; what it raises becomes a failure.
         seconds: how long it may take; None for ever.
-        in_turn: it runs after those that were asked before.
+        in_turn: it is waited for at once, and runs after those that were asked before, unless it
+            was started side by side with them.
 
     Attributes:
         is_over: it returned ``value``, or failed with ``failure``.

@@ -15,6 +15,7 @@ from marft_jax.config import Config
 from marft_jax.learning import batch as batch_lib
 from marft_jax.learning.settings import LearnerSettings
 from marft_jax.learning.values import reads_prompts
+from marft_jax.rollout.branches import turns_at
 from marft_jax.team.prompts import Team
 from marft_jax.types import Episode, StepResult, Turn
 
@@ -58,8 +59,7 @@ def _branches(config: Config, names: Sequence[str]) -> tuple[tuple[int, ...], fl
     if algo.branch_at == "random":  # the last one has the longest prompt, the mean one half behind
         chosen, behind = [turns - 1], (turns + 1) / 2
     else:
-        agents = names if algo.branch_at == "every" else algo.branch_at.split(",")
-        chosen = [turn for turn, name in enumerate(names) if name in agents]
+        chosen = turns_at(algo.branch_at, names)
         behind = turns - sum(chosen) / max(1, len(chosen))
     if algo.branch_continue != "end":  # each is played to the end of its step
         behind = min(behind, turns / config.env.horizon)

@@ -161,15 +161,21 @@ def _branches(trunk: Episode, turn: int, config: Config, stops: bool) -> list[Sa
 
 def branched_turns(episode: Episode, config: Config, step: int) -> list[int]:
     """Chooses the turns of an episode that have branches; a function of seed, step and episode."""
-    at, turns = config.algo.branch_at, range(len(episode.turns))
+    at = config.algo.branch_at
     if not config.algo.branches:
         return []
     if at == "random":
         draw = (step, episode.index, episode.member)
         rng = random_keys.generator(config.run.seed, random_keys.Stream.BRANCHES, *draw)
-        return [int(rng.integers(len(turns)))]
-    agents = None if at == "every" else at.split(",")
-    return [k for k in turns if agents is None or episode.turns[k].name in agents]
+        return [int(rng.integers(len(episode.turns)))]
+    return turns_at(at, [turn.name for turn in episode.turns])
+
+
+def turns_at(at: str, names: Sequence[str]) -> list[int]:
+    """Turns that ``algo.branch_at`` names, every one or those of some agents; ``names``: of who
+    takes each turn."""
+    agents = names if at == "every" else at.split(",")
+    return [turn for turn, name in enumerate(names) if name in agents]
 
 
 def learnable(

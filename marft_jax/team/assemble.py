@@ -45,9 +45,7 @@ def make_team(
     find_workflow(workflow)
     profiles = blueprint.agents
     owners = _adapters(profiles, adapters == "shared")
-    trainable = {
-        name: p.trainable and p.past is None for name, p in zip(owners, profiles, strict=True)
-    }
+    trainable = {name: p.learns for name, p in zip(owners, profiles, strict=True)}
     names = tuple(trainable)
     team = Team(
         profiles=profiles,
@@ -137,7 +135,7 @@ def _adapters(profiles: tuple[Profile, ...], shared: bool) -> list[str]:
                     f"{_SOURCE}: {', '.join(m.name for m in sharing)} share the adapter {name!r}: "
                     f"expected one value of {field}, got {values}"
                 )
-    learning = [p.name for p in profiles if p.trainable and p.past is None]
+    learning = [p.name for p in profiles if p.learns]
     for profile in profiles:
         if profile.past is not None and profile.past not in learning:
             raise BadInput(

@@ -118,6 +118,11 @@ class Profile:
     stop: tuple[str, ...] | None = None
     past: str | None = None  # it plays as earlier versions of this agent, and does not learn
 
+    @property
+    def learns(self) -> bool:
+        """True where training changes its adapter."""
+        return self.trainable and self.past is None
+
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
             value, (expected, fits) = getattr(self, field.name), _FIELDS[field.name]
