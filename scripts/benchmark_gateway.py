@@ -183,10 +183,11 @@ def in_words(latencies: list[float]) -> str:
     return f"seconds p50 {p50:.2f} p95 {p95:.2f} p99 {p99:.2f}"
 
 
-def ask_any(port: int, requests: int, clients: int, model: str) -> None:
+def ask_any(port: int, requests: int, clients: int, model: str, system: str) -> None:
     """Asks a server that runs already, twice: the first time it may compile."""
     for _ in range(2):
         fields = {"model": model, "temperature": 0.0, "max_tokens": 16}
+        fields |= {"system": system} if system else {}
         total, latencies, answers = run_clients(port, requests, clients, fields)
         tokens = sum(answer["usage"]["completion_tokens"] for answer in answers)
         print(f"{requests / total:.1f} calls/s, {tokens / total:.0f} tokens/s; "
@@ -206,6 +207,8 @@ def run_clients(port: int, requests: int, clients: int, fields: dict[str, Any]) 
         for i in left:
             body = {"model": "solver", "messages": [{"role": "user", "content": question_of(i)}]}
             body |= {"seed": i, "temperature": 1.0} | fields
+            if system := body.pop("system", None):
+                body["messages"] = [{"role": "system", "content": system}, *body["messages"]]
             began = time.perf_counter()
             answers[i], line = await ask(("127.0.0.1", port, "/v1"), "none", body, line)
             latencies[i] = time.perf_counter() - began
@@ -227,10 +230,11 @@ if __name__ == "__main__":
     parser.add_argument("--clients", type=int, default=64)
     parser.add_argument("--port", type=int, default=8000)
     parser.add_argument("--model", default="solver")
+    parser.add_argument("--system", default="", help="the prompt that ours gives an agent itself")
     given, flags = parser.parse_known_args()
     if given.work == "rollout":
         rollout(given.rounds, flags)
     elif given.work == "clients":
-        ask_any(given.port, given.requests, given.clients, given.model)
+        ask_any(given.port, given.requests, given.clients, given.model, given.system)
     else:
         serve(given.requests, given.clients, flags)

@@ -47,6 +47,8 @@ class Prefixes:
     def find(self, owner: int, prompt: np.ndarray) -> Start:
         """Longest prefix in a slot, if it is worth copying."""
         best = NOWHERE
+        if len(prompt) <= LEAST:  # most prompts of small tasks: nothing to look for
+            return best
         for slot, cached in enumerate(self._slots):
             if cached is not None and cached[0] == owner:
                 tokens = common(cached[1], prompt)
