@@ -348,15 +348,13 @@ def validate(config: Config) -> None:
     Raises:
         BadInput: the first that is off: expected, got, how to fix it.
     """
-    targets = config.lora.targets
+    targets, most = config.lora.targets, config.model.context
     if not targets or len(set(targets)) < len(targets) or not set(targets) <= set(TARGETS):
         known = ", ".join(TARGETS)
         raise BadInput(f"--lora.targets: expected distinct ones of {known}, got {targets!s:.80}")
-    if config.team.max_new_tokens >= config.model.context:
-        raise BadInput(
-            f"--team.max_new_tokens: expected less than --model.context {config.model.context}, "
-            f"got {config.team.max_new_tokens}; raise the context"
-        )
+    if (longest := config.team.max_new_tokens) >= most:
+        expected = f"expected less than --model.context {most}, got {longest}; raise the context"
+        raise BadInput(f"--team.max_new_tokens: {expected}")
     for axis in ("data", "fsdp", "tensor"):
         if not getattr(config.mesh, axis):
             raise BadInput(f"--mesh.{axis}: expected a positive number or -1, got 0")
@@ -368,15 +366,14 @@ def find_unread(config: Config, *, evaluates: bool = False) -> dict[str, str]:
     Args:
         evaluates: the command evaluates, so it needs no ``eval.every``, and learns nothing.
     """
-    if evaluates:
-        config = replaced(config, "eval.every", 1)
+    config = replaced(config, "eval.every", 1) if evaluates else config
     return unmet_needs(config, _between_sections(config, evaluates))
 
 
 def _between_sections(config: Config, evaluates: bool) -> dict[str, str]:
     """Settings that no run with these other sections reads, with what they need."""
     algo, critic, mesh = config.algo, config.critic, config.mesh
-    needs: dict[str, str] = {}
+    needs = dict[str, str]()
     if config.model.base == "tiny":
         needs["model.thinking"] = "another --model.base than tiny"
     if ":" not in config.env.name:
@@ -387,8 +384,8 @@ def _between_sections(config: Config, evaluates: bool) -> dict[str, str]:
         names = [f.name for f in dataclasses.fields(critic) if getattr(critic, f.name) != "none"]
         needs |= {f"critic.{name}": "an --algo.name with a critic" for name in names}
     if algo.correction == "none" or algo.correction == "auto" and not config.rollout.lag:
-        corrects = ("correction_cap", "correction_floor", "correction_of")
-        needs |= {f"algo.{name}": "--algo.correction decoupled or truncated" for name in corrects}
+        for name in ("cap", "floor", "of"):
+            needs[f"algo.correction_{name}"] = "--algo.correction decoupled or truncated"
     if mesh.coordinator in (None, "auto"):
         needs |= dict.fromkeys(("mesh.processes", "mesh.process"), "--mesh.coordinator HOST:PORT")
     if evaluates:

@@ -61,7 +61,7 @@ def play_matches(
         Stopped: a signal came; what was played is saved.
     """
     tasks, found = games or config.eval.episodes, dict[tuple[str, int, str], Outcomes]()
-    threads = DaemonThreads()
+    threads, table = DaemonThreads(), folder / "matches.jsonl"
     with contextlib.ExitStack() as stack:
         stop = stack.enter_context(Stop("stopping: finished games stay, the same command goes on"))
         session = open_session(config, load_team(config.team.file), tasks, stop=stop)
@@ -77,9 +77,10 @@ def play_matches(
                 file = folder / f"match-{at}-{name}-{opponent.replace('/', '_')}.jsonl"
                 records = Answers(match.session, plan, source, file).play(threads)
                 found[name, at, opponent] = outcomes_of(records)[name]
-                line = dict(step=at, agent=name, opponent=opponent)
-                line |= {"won": found[name, at, opponent].win.mean}
-                jsonlines.append(folder / "matches.jsonl", [jsonlines.dumps(line)])
+                match_of = dict(step=at, agent=name, opponent=opponent)
+                line = match_of | {"won": found[name, at, opponent].win.mean}
+                jsonlines.keep(table, lambda row, own=match_of: not own.items() <= row.items())
+                jsonlines.append(table, [jsonlines.dumps(line)])
     return found
 
 

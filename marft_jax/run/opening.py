@@ -154,7 +154,7 @@ def check_learns(config: Config, blueprint: Blueprint) -> None:
     for profile in blueprint.agents:
         if profile.reward is not None:
             find_step_reward(profile.reward)
-        learns = profile.trainable and not config.algo.recorded
+        learns = profile.learns and not config.algo.recorded
         if learns and profile.sampling(config.team).temperature == 0:
             raise BadInput(
                 f"agent {profile.name!r}: expected a temperature above 0 in training, got 0: "
