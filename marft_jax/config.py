@@ -363,8 +363,7 @@ def validate(config: Config) -> None:
 def find_unread(config: Config, *, evaluates: bool = False) -> dict[str, str]:
     """Finds settings that are given and that this run does not read, with what they need.
 
-    Args:
-        evaluates: the command evaluates, so it needs no ``eval.every``, and learns nothing.
+    A command that ``evaluates`` needs no ``eval.every``, and learns nothing.
     """
     config = replaced(config, "eval.every", 1) if evaluates else config
     return unmet_needs(config, _between_sections(config, evaluates))
@@ -388,8 +387,7 @@ def _between_sections(config: Config, evaluates: bool) -> dict[str, str]:
             needs[f"algo.correction_{name}"] = "--algo.correction decoupled or truncated"
     if mesh.coordinator in (None, "auto"):
         needs |= dict.fromkeys(("mesh.processes", "mesh.process"), "--mesh.coordinator HOST:PORT")
-    if evaluates:
-        needs["mesh.rollout"] = "training"
+    needs |= {"mesh.rollout": "training"} if evaluates else {}
     return needs
 
 
