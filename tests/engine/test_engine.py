@@ -160,7 +160,8 @@ def test_no_prefill_is_padding_for_the_half_of_it(requests, rows):
     prefill = eight._prefill
     eight._prefill = lambda **kw: (sizes.append(len(kw["prompts"].tokens_BT)), prefill(**kw))[1]
     asked = [r._replace(prompt=np.resize(r.prompt, 20)) for r in asks(requests, seed=14)]
-    expected = [small.answers(small.engine(), [request])[0] for request in asked]
+    alone = small.engine()
+    expected = [small.answers(alone, [request])[0] for request in asked]
     assert texts(small.answers(eight, asked)) == texts(expected)
     assert sizes == rows
 

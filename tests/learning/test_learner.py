@@ -429,8 +429,9 @@ def test_turns_that_share_their_beginning_learn_what_they_learn_apart(name, crit
         close(apart[0].adapters, shared[0].adapters, 1e-5)
 
 
-@pytest.mark.parametrize("shape", [(1, 1, 1), (4, 2, 1)], ids=str)
-@pytest.mark.parametrize("critic", ["shared", "heads"])
+@pytest.mark.parametrize(
+    ("critic", "shape"), [("shared", (1, 1, 1)), ("heads", (4, 2, 1))], ids=str
+)
 def test_a_critic_that_reads_prompts_alone_reads_what_it_would_in_the_rows(critic, shape):
     """Also where turns are nested, and where they share their beginning."""
     where, config = small.mesh_of(*shape), settings(ONCE, mode=critic)
@@ -456,7 +457,7 @@ def test_reuse_decides_whether_turns_share():
         assert ours.pack(episodes, small.paid(episodes)).prefix_shared == shared
 
 
-@pytest.mark.parametrize("shape", [(2,), (4,), (8,), (2, 2, 2)], ids=str)
+@pytest.mark.parametrize("shape", [(4,), (2, 2, 2)], ids=str)
 def test_any_mesh_takes_the_same_step_as_one_device(episodes, shape):
     """To 1e-5 in the adapters, whose step is up to 1e-3; metrics to 1e-4."""
     where = small.mesh_of(*shape)

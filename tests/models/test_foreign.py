@@ -126,8 +126,9 @@ def test_every_odd_field_of_a_gguf_file_is_named_or_harmless(tmp_path):
             harmless(gguf.read_config, file._replace(metadata={**file.metadata, key: value}))
     metadata = test_gguf.byte_level_metadata("smollm")
     names = ["bos", "eos", "unknown", "padding", "eot"]
-    for key in [*metadata, *(f"tokenizer.ggml.{name}_token_id" for name in names)]:
-        for value in ODD:
+    keys = [*metadata, *(f"tokenizer.ggml.{name}_token_id" for name in names)]
+    for at, key in enumerate(keys):  # each value at some of the keys: a tokenizer is not cheap
+        for value in ODD[at % 3 :: 3]:
             harmless(tokenizer.from_gguf, {**metadata, key: value}, "m.gguf")
 
 

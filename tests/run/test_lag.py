@@ -25,14 +25,12 @@ from marft_jax.run import checkpoints, signals
 from marft_jax.run.training import Training
 
 SMALL = ["--algo.episodes", "8", "--run.loggers", "none", "--run.transcripts_every", "1"]
-GROUPS = ["--algo.name", "grpo", "--algo.group_size", "4", "--algo.dynamic_sampling", "true"]
 LEVELS = ["--env.curriculum", "0.15", "--eval.every", "2", "--eval.episodes", "4"]
 SIBLINGS = ["--algo.name", "grpo", "--algo.credit", "siblings", "--algo.branches", "2"]
 TREE = ["--algo.name", "grpo", "--algo.credit", "tree", "--algo.branches", "1", "--algo.branch_at",
         "every", "--algo.branch_continue", "best", "--algo.branch_budget", "leaves"]  # fmt: skip
-LAGS = {1: [*GROUPS, "--algo.max_refills", "1"], 2: SIBLINGS, 4: [*LEVELS, *TREE]}
-"""With what depends on earlier samples: dropped groups; branches; levels, evaluations between, and
-trees."""
+LAGS = {2: SIBLINGS, 4: [*LEVELS, *TREE]}
+"""With what depends on earlier samples: branches; levels, evaluations between, and trees."""
 
 
 pytestmark = pytest.mark.usefixtures("one_device")
