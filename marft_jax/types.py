@@ -150,8 +150,13 @@ class Episode(NamedTuple):
 
     @property
     def reward(self) -> float:
-        """The episodic return of the team: the undiscounted sum over steps."""
-        return float(sum(result.reward for result in self.results))
+        """The episodic return, the undiscounted sum over steps: the team's, and in a game the mean
+        of what its players earned."""
+        team, players = sum(r.reward for r in self.results), {turn.player for turn in self.turns}
+        if players <= {""}:
+            return float(team)
+        own = sum(sum(result.agent_rewards.values()) for result in self.results)
+        return float(team + own / len(players))
 
     @property
     def places(self) -> list[tuple[int, int]]:

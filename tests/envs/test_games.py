@@ -81,6 +81,7 @@ def test_the_game_says_who_acts_and_each_is_paid_for_itself():
     assert chains_of([episode]) == [(0, [0]), (0, [1, 2])]
     [paid] = small.paid([episode])  # both get the common 0.5 of each step
     assert paid.tolist() == [0.5 + 0.5 + 2.0, 0.5, 0.5 - 1.0]
+    assert episode.reward == (3.0 + 0.0) / 2  # the mean of what the players earned
 
 
 @pytest.mark.parametrize(
