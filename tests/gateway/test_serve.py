@@ -28,7 +28,7 @@ from marft_jax.run.setup import open_session, restore_state
 from marft_jax.team.team_files import load_team
 
 TASKS = [f"{a}+{b}+{a * b % 10}=?" for a, b in ((3, 4), (5, 9), (0, 7), (8, 8))]
-LIMITS = Limits(body=4000, choices=6, read_seconds=1.0, seconds=60.0)
+LIMITS = Limits(body=4000, choices=6, read_seconds=3.0, seconds=60.0)
 KEY = "a key"
 
 
