@@ -108,6 +108,7 @@ class Runner:
         for job in range(self._jobs):
             self._cores.put(list(cores[job :: self._jobs] or cores))
         self._workers: dict[int, subprocess.Popen[str]] = {}  # by their list of cores
+        self._figures: dict[tuple[str, int], Result] = {}  # of rows that are finished
         self._stopped = False
 
     def results(self) -> list[Result]:
@@ -135,6 +136,7 @@ class Runner:
         failed."""
         previous = signal.signal(signal.SIGTERM, lambda *_: self._stop())
         futures: dict[tuple[str, int], Future[None]] = {}
+        self._figures = {(found["row"], found["seed"]): found for found in self.results()}
         failed = []
         try:
             with ThreadPoolExecutor(self._jobs) as pool:
@@ -176,13 +178,14 @@ class Runner:
             self._cores.put(cores)
         result = self._measured(row, seed)
         jsonlines.append(self._file, [json.dumps(result)])
+        self._figures[row.name, seed] = result
         print(f"{row.name}, seed {seed}: {result['success']:.3f}", flush=True)
 
     def _spend(self, row: Row, seed: int, cores: list[int]) -> None:
         """Learns on until another step would cost more than the row whose budget it has."""
         assert row.match is not None
         budget, other = row.match
-        most = _spent(self._folder(self._study.rows[other], seed))[budget]
+        most = self._figures[other, seed][budget]
         while True:
             spent = _spent(self._folder(row, seed))
             steps, each = spent["steps"], spent[budget] / spent["steps"]
