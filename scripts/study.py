@@ -187,7 +187,7 @@ class Runner:
         budget, other = row.match
         most = self._figures[other, seed][budget]
         while True:
-            spent = _spent(self._folder(row, seed))
+            spent = _spent(_metrics(self._folder(row, seed)))
             steps, each = spent["steps"], spent[budget] / spent["steps"]
             more = int((most - spent[budget]) / each + 0.5)
             if more < 1:
@@ -262,12 +262,13 @@ class Runner:
         steps = _metrics(folder)
         rewards = [step["reward/mean"] for step in steps if "reward/mean" in step]
         reached = (n for n, reward in enumerate(rewards, 1) if reward >= self._study.reach)
+        spent = _spent(steps)
         return result | {
             "rewards": [round(reward, 4) for reward in rewards],
             "last": mean(rewards[-LAST:]) if rewards else None,
             "reached": next(reached, None),
-            "tokens": _spent(folder)["tokens"],
-            "compute": _spent(folder)["compute"],
+            "tokens": spent["tokens"],
+            "compute": spent["compute"],
             "rollbacks": steps[-1].get("guard/rollbacks", 0),
             "seconds": sum(step.get("time/step_s", 0.0) for step in steps),
         }
@@ -277,9 +278,8 @@ def _metrics(run: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (run / "metrics.jsonl").read_text("utf-8").splitlines()]
 
 
-def _spent(run: Path) -> dict[str, Any]:
-    """Steps of a run, and what they cost: sampled tokens, and those of prompts as well."""
-    steps = _metrics(run)
+def _spent(steps: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Number of a run's steps, and what they cost: sampled tokens, and those of prompts as well."""
     tokens = sum(step.get("tokens/action", 0) for step in steps)
     prompts = sum(step.get("tokens/prompt", 0) for step in steps)
     return {"steps": len(steps), "tokens": tokens, "compute": tokens + prompts}
