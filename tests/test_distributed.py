@@ -1,5 +1,5 @@
-"""Two processes train one team as one process would, and none
-waits for ever for one that is gone."""
+"""Two processes train one team as one process would, and none waits for ever for one that is
+gone."""
 
 from __future__ import annotations
 
@@ -81,8 +81,8 @@ def test_two_processes_learn_what_one_does_and_end_when_one_dies(tmp_path):
     flags += ["--algo.dynamic_sampling", "true", "--algo.max_refills", "1", "--eval.every", "2"]
     flags += ["--eval.episodes", "4", "--env.curriculum", "0.15", "--run.transcripts_every", "2"]
     port, logs = free_port(), [tmp_path / f"{i}.log" for i in range(3)]
-    apart = [*flags, "--mesh.rollout", "2"]
-    both = [start(tmp_path / "two", 400, i, port, 2, logs[i], *apart) for i in range(2)]
+    apart = [*flags, "--mesh.rollout", "4"]
+    both = [start(tmp_path / "two", 400, i, port, 4, logs[i], *apart) for i in range(2)]
     wait_for(tmp_path / "two", 4, both, logs)
     both[1].send_signal(signal.SIGKILL)
     killed = time.monotonic()
@@ -91,7 +91,7 @@ def test_two_processes_learn_what_one_does_and_end_when_one_dies(tmp_path):
     told = logs[0].read_text()
     assert "start all of them again" in told or "JAX distributed service" in told, told[-2000:]
 
-    alone = start(tmp_path / "one", 4, None, port, 2, logs[2], *flags)
+    alone = start(tmp_path / "one", 4, None, port, 4, logs[2], *flags)
     assert alone.wait(300) == 0, logs[2].read_text()
     assert_alike(tmp_path / "two", tmp_path / "one")
     assert [said(tmp_path / "two", step) for step in (2, 4)] == [
@@ -101,7 +101,7 @@ def test_two_processes_learn_what_one_does_and_end_when_one_dies(tmp_path):
 
     done = len(metrics(tmp_path / "two"))
     port = free_port()
-    both = [start(tmp_path / "two", 400, i, port, 2, logs[i], *apart) for i in range(2)]
+    both = [start(tmp_path / "two", 400, i, port, 4, logs[i], *apart) for i in range(2)]
     wait_for(tmp_path / "two", done + 1, both, logs)
     assert "continuing after step" in logs[0].read_text()
     both[1].send_signal(signal.SIGTERM)  # one is told, both stop
