@@ -150,13 +150,13 @@ class Episode(NamedTuple):
 
     @property
     def reward(self) -> float:
-        """The episodic return, the undiscounted sum over steps: the team's, and in a game the mean
-        of what its players earned."""
-        team, players = sum(r.reward for r in self.results), {turn.player for turn in self.turns}
-        if players <= {""}:
-            return float(team)
-        own = sum(sum(result.agent_rewards.values()) for result in self.results)
-        return float(team + own / len(players))
+        """The episodic return, the undiscounted sum over steps: the team's, and in a game what was
+        paid to all its players over the number of those that acted."""
+        common = float(sum(result.reward for result in self.results))
+        players = {turn.player for turn in self.turns} - {""}
+        if not players:
+            return common
+        return common + sum(sum(r.agent_rewards.values()) for r in self.results) / len(players)
 
     @property
     def places(self) -> list[tuple[int, int]]:
