@@ -6,6 +6,7 @@ Users' code is trusted. A call that hangs loses its episode and keeps its daemon
 from __future__ import annotations
 
 import functools
+import queue
 import sys
 import threading
 import time
@@ -17,11 +18,16 @@ from typing import Any
 from marft_jax.errors import place
 from marft_jax.plugins import Failure, failure_of
 
-_MOMENT = 1.0  # seconds after which a call that runs in turn is gone past
+_MOMENT = 1.0  # seconds: a call that runs in turn longer is gone past; a thread idles no longer
 
 
 class DaemonThreads(Executor):
-    """Starts a daemon thread for each call; Python does not wait for one that hangs."""
+    """As many daemon threads as calls are under way: one that hangs keeps its own, and Python does
+    not wait for it. A thread without work ends after a moment."""
+
+    def __init__(self) -> None:
+        self._calls = queue.SimpleQueue[Callable[[], None]]()
+        self._idle = threading.Semaphore(0)  # threads that wait for a call, or are about to
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
         """Starts ``fn(*args, **kwargs)``; its future holds what it returns or raises."""
@@ -35,8 +41,19 @@ class DaemonThreads(Executor):
             except BaseException as error:
                 future.set_exception(error)
 
-        threading.Thread(target=run, name="environment", daemon=True).start()
+        self._calls.put(run)
+        if not self._idle.acquire(blocking=False):
+            threading.Thread(target=self._work, name="environment", daemon=True).start()
         return future
+
+    def _work(self) -> None:
+        while True:
+            try:
+                self._calls.get(timeout=_MOMENT)()
+                self._idle.release()
+            except queue.Empty:
+                if self._idle.acquire(blocking=False):
+                    return  # else a call that counts on it has just come
 
 
 class UserCall:
