@@ -200,27 +200,28 @@ def _pack(
         shared: tokens that each sequence and the next share; the sequences are sorted.
         most: action tokens of a row, if it has more than one sequence.
     """
-    shared_with_next, rows = shared.tolist(), []
-    read, acted = [s.read for s in sequences], [sum(s.acted) for s in sequences]
-    most, row_of = max(most, *acted), [-1] * len(read)
+    read = np.array([s.read for s in sequences])
+    acted = np.array([sum(s.acted) for s in sequences])
+    most, row_of, rows = max(most, acted.max()), np.full(len(read), -1), list[list[int]]()
     room, spare = np.full(len(read), width), np.full(len(read), most)
 
-    def nearest(i: int, step: int) -> tuple[int, int]:
+    def nearest(i: int, shared: np.ndarray, row_of: np.ndarray) -> tuple[int, int]:
         """(tokens shared, row) of the next one on that side whose row has room for i."""
-        known = width
-        for j in range(i + step, i + step * (_NEAR + 1), step):
-            if not 0 <= j < len(read):
-                break
-            known = min(known, shared_with_next[min(j, j - step)])
-            row = row_of[j]
-            if not known:
-                break
-            if row >= 0 and room[row] >= read[i] - known and spare[row] >= acted[i]:
-                return known, row
-        return 0, -1
+        if not shared[:1].any():
+            return 0, -1
+        known = np.minimum.accumulate(shared)
+        fits = (known > 0) & (row_of >= 0)
+        fits &= (room[row_of] >= read[i] - known) & (spare[row_of] >= acted[i])
+        at = int(fits.argmax())
+        return (int(known[at]), int(row_of[at])) if fits[at] else (0, -1)
 
-    for i in np.argsort(-np.array(read), kind="stable").tolist():
-        known, row = max(nearest(i, -1), nearest(i, 1), key=lambda found: found[0])
+    for i in np.argsort(-read, kind="stable").tolist():
+        before, after = slice(max(i - _NEAR, 0), i), slice(i + 1, i + 1 + _NEAR)
+        known, row = max(
+            nearest(i, shared[before][::-1], row_of[before][::-1]),
+            nearest(i, shared[i : i + _NEAR], row_of[after]),
+            key=lambda found: found[0],
+        )
         if not known:
             row = int(((room >= read[i]) & (spare >= acted[i])).argmax())
         if row == len(rows):
