@@ -245,6 +245,9 @@ def test_bots_take_seats_and_agents_may_change_theirs():
     assert shown == {"p", "b"}
     found, _ = play(kuhn(rotate=True), lambda request: "Pass")
     assert [e.turns[0].name for e in found.episodes] == ["ann", "bob"] * 2
+    turned = kuhn(bots=("0=random",), rotate=True)
+    found, _ = play(turned, lambda request: "Pass", lonely, tasks=range(8))
+    assert ["player 1" in text(e.turns[0].prompt) for e in found.episodes] == [True, False] * 4
     with pytest.raises(BadInput, match="expected seat=name, of the seats 0, 1, got '2=random'"):
         kuhn(bots=("2=random",))
 

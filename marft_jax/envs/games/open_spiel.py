@@ -40,7 +40,7 @@ class Settings(EnvSettings):
     numbered: bool = False
     """A move is written as its number, for small models; players are shown what each stands for."""
     rotate: bool = False
-    """Agents change seats from task to task."""
+    """Agents and bots change seats from task to task."""
     teacher: str = "random"
     """Who plays demonstrations: random, perfect, or package.module:function."""
 
@@ -118,7 +118,7 @@ class TreeGame:
     def __init__(
         self, settings: Settings, table: Table, seats: Mapping[int, bots.Bot], first: int = 0
     ) -> None:
-        self._settings, self._table, self._bots, self._first = settings, table, seats, first
+        self._settings, self._table, self._given, self._first = settings, table, seats, first
         self._tree = tree = table.tree
         self._agents: dict[int, str] = {}  # of each seat that is the team's
         self._paid = [0.0] * tree.players
@@ -129,16 +129,16 @@ class TreeGame:
             self.legal = lambda agent: list(self._table.moves(self._state, self._seat(agent)))
 
     def reset(self, seed: int) -> str:
-        self._seed = seed
+        self._turned = seed if self._settings.rotate else 0
+        self._bots = {self._seat_after(seat): bot for seat, bot in self._given.items()}
         self._rng = random.Random(seed + self._first)
         self._state = self._tree.root()
         self._advance()
         return self._settings.game
 
     def players(self, agents: Sequence[str]) -> dict[str, str]:
-        free = [seat for seat in range(self._tree.players) if seat not in self._bots]
-        turned = self._seed % len(free) if self._settings.rotate else 0
-        seats = free[turned:] + free[:turned]
+        free = [seat for seat in range(self._tree.players) if seat not in self._given]
+        seats = [self._seat_after(seat) for seat in free]
         self._agents = take_seats(self._settings.game, seats, agents)
         return {agent: agent for agent in agents}
 
@@ -189,6 +189,10 @@ class TreeGame:
                 turns.append({"agent": self._agents[seat], "text": text})
             self._move()
         return turns
+
+    def _seat_after(self, seat: int) -> int:
+        """Where whoever has that seat sits in this task."""
+        return (seat + self._turned) % self._tree.players
 
     def _seat(self, agent: str) -> int:
         return seat_of(agent, self._agents)
