@@ -1,4 +1,4 @@
-"""Worker processes that may hang or crash without harm, for graders, reasoning-gym and sandboxes.
+"""Worker processes that may hang or crash without harm, for graders, gyms, games and sandboxes.
 
 A worker reads requests and writes replies, one JSON object a line, after a first line that it is
 ready. It is sent one request at a time, which carries under ``seconds`` after how long the worker

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import random
+import signal
+import types
 
 import numpy as np
 import pytest
@@ -403,3 +406,72 @@ def test_the_check_of_environments_plays_games():
     assert not problems and "2 distinct tasks" in remarks[0]
     broken = type("Broken", (Race,), {"acting": lambda self: 1 / 0})
     assert "ZeroDivisionError" in check(broken, episodes=1, agents=("ann", "bob"))[0][0]
+
+
+# Worker processes.
+
+
+@pytest.fixture(scope="module")
+def spread():
+    """Kuhn poker in two processes, whose moves may be any."""
+    there = source(Settings(workers=2, illegal="masked", move_seconds=20.0), "train")
+    yield there.create
+    there.close()
+
+
+def wording(request):
+    return "Bet" if len(request.prompt) % 3 else "Pass"
+
+
+def test_games_in_processes_are_those_in_threads(spread):
+    here, engine = play(kuhn(illegal="masked"), wording, tasks=range(12))
+    there, other = play(spread, wording, tasks=range(12))
+    assert not there.failed and repr(there.episodes) == repr(here.episodes)
+    assert [r.choices for r in other.requests] == [r.choices for r in engine.requests]
+    member = Profile("ann"), Profile("bob")
+    for task in range(4):
+        game, twin = spread(), kuhn(illegal="masked")()
+        assert game.reset(task) == twin.reset(task)
+        assert game.demonstrate(member) == twin.demonstrate(member)
+
+
+def test_a_process_that_ends_in_the_middle_of_a_game_costs_nothing(spread):
+    game, twin = spread(), kuhn(illegal="masked")()
+    for one in (game, twin):
+        one.reset(3)
+        assert one.players(["ann", "bob"]) == {"ann": "ann", "bob": "bob"}
+    done = False
+    while not done:
+        with game._worker.borrow() as worker:
+            os.kill(worker._process.pid, signal.SIGKILL)
+            worker._process.wait()
+        [name] = twin.acting()
+        assert game.acting() == [name] and game.view(name, "") == twin.view(name, "")
+        turns = [types.SimpleNamespace(name=name, text="Pass")]
+        there, here = game.step(turns), twin.step(turns)
+        assert there == here
+        done = here.done
+
+
+def test_a_game_that_hangs_or_fails_in_a_process_loses_its_episode(tmp_path, monkeypatch):
+    (tmp_path / "slow_bots.py").write_text(
+        "import os, time\n"
+        "def hangs(state, player, rng): time.sleep(60 if '0' in str(state)[:1] else 0); return 0\n"
+        "def fails(state, player, rng): raise LookupError('no move')\n"
+        "def dies(state, player, rng): os._exit(1)\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    lonely = small.team_of(Blueprint(SEATS[:1]), context=256, max_new_tokens=24)
+    for bot, why in (
+        ("hangs", "no answer after 3 s (--env.move_seconds)"),
+        ("fails", "LookupError: no move"),
+        ("dies", "the game's process has ended (--env.workers)"),
+    ):
+        how = Settings(bots=(f"1=slow_bots:{bot}",), workers=1, move_seconds=3.0)
+        there = source(how, "train")
+        found, _ = play(there.create, lambda r: "Pass", lonely, range(4), max_failed=None)
+        there.close()
+        assert found.failed and all(why in lost.why for lost in found.failed)
+        assert len(found.failed) + len(found.episodes) == 4
+        assert bool(found.episodes) == (bot == "hangs")

@@ -10,10 +10,10 @@ import random
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
-from marft_jax.config import EnvSettings
 from marft_jax.envs.base import EVAL_SEEDS, EnvSource, Member, Split
 from marft_jax.envs.games import bots
 from marft_jax.envs.games.outcomes import outcomes
+from marft_jax.envs.games.processes import GameSettings, in_processes
 from marft_jax.envs.games.seats import check_movers, seat_of, take_seats
 from marft_jax.envs.games.tree import Tree, load
 from marft_jax.errors import BadInput
@@ -24,7 +24,7 @@ _LISTED = 40  # legal moves that a player is shown, at most
 
 
 @dataclasses.dataclass(frozen=True)
-class Settings(EnvSettings):
+class Settings(GameSettings):
     """Settings of a game."""
 
     name: str = "open_spiel"
@@ -55,7 +55,8 @@ def source(settings: Settings, split: Split) -> EnvSource:
     seats = _bots(settings.bots, table.tree)
     bots.find_bot(settings.teacher)
     first = EVAL_SEEDS if split == "eval" else 0
-    return EnvSource(lambda: TreeGame(settings, table, seats, first))
+    source = EnvSource(lambda: TreeGame(settings, table, seats, first))
+    return in_processes(settings, split, source)
 
 
 def _bots(given: Sequence[str], tree: Tree) -> dict[int, bots.Bot]:

@@ -10,9 +10,9 @@ from typing import Any, Literal
 
 import numpy as np
 
-from marft_jax.config import EnvSettings
 from marft_jax.envs.base import EVAL_SEEDS, EnvSource, Split
 from marft_jax.envs.games.outcomes import outcomes
+from marft_jax.envs.games.processes import GameSettings, in_processes
 from marft_jax.envs.games.seats import check_movers, seat_of, take_seats
 from marft_jax.errors import BadInput
 from marft_jax.plugins import load_plugin, text_of
@@ -24,7 +24,7 @@ View = Callable[[Any, str], str]
 
 
 @dataclasses.dataclass(frozen=True)
-class Settings(EnvSettings):
+class Settings(GameSettings):
     """Settings of a game of PettingZoo; its actions must be numbered (``Discrete``)."""
 
     name: str = "pettingzoo"
@@ -50,7 +50,8 @@ def source(settings: Settings, split: Split) -> EnvSource:
         raise BadInput(f"--env.game {settings.game}: {error!s:.200}") from error
     view = load_plugin(settings.view, "--env.view", ()) if settings.view else None
     first = EVAL_SEEDS if split == "eval" else 0
-    return EnvSource(lambda: ZooGame(settings, lambda: _make(module), view, first))
+    source = EnvSource(lambda: ZooGame(settings, lambda: _make(module), view, first))
+    return in_processes(settings, split, source)
 
 
 def _make(module: Any) -> Any:

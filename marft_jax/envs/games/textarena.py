@@ -11,9 +11,9 @@ import threading
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from marft_jax.config import EnvSettings
 from marft_jax.envs.base import EVAL_SEEDS, EnvSource, Split
 from marft_jax.envs.games.outcomes import outcomes
+from marft_jax.envs.games.processes import GameSettings, in_processes
 from marft_jax.errors import BadInput
 from marft_jax.setting import setting
 from marft_jax.types import StepResult, Turn
@@ -22,7 +22,7 @@ _LOCK = threading.Lock()  # TextArena draws from Python's own generator, which i
 
 
 @dataclasses.dataclass(frozen=True)
-class Settings(EnvSettings):
+class Settings(GameSettings):
     """Settings of a game of TextArena."""
 
     name: str = "textarena"
@@ -48,7 +48,8 @@ def source(settings: Settings, split: Split) -> EnvSource:
     except Exception as error:  # whatever its registry and its games raise
         raise BadInput(f"--env.game {settings.game}: {error!s:.200}") from error
     first = EVAL_SEEDS if split == "eval" else 0
-    return EnvSource(lambda: ArenaGame(settings, lambda: arena.make(settings.game), first))
+    source = EnvSource(lambda: ArenaGame(settings, lambda: arena.make(settings.game), first))
+    return in_processes(settings, split, source)
 
 
 class ArenaGame:
