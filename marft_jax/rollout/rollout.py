@@ -159,16 +159,17 @@ class Rollout:
         if capped:
             why = f"were ended at --rollout.max_turns {most}"
             LOGGER.warning("step %d: %d of %d episodes %s", step + 1, capped, len(live), why)
-        for episode in failed:
-            what = f"task {episode.index}: {episode.why}"
-            LOGGER.warning("step %d: dropped an episode: %s", step + 1, what)
         if capped and all(episode.was_never_graded for episode in live):
             raise BadInput(
                 f"--team.workflow: in {most} turns (--rollout.max_turns) it never yielded a Step"
             )
-        if failed and (len(failed) > max_failed * len(live) or len(failed) == len(live)):
-            if next(e.failure for e in live if e.failure).is_bad_input:
-                raise BadInput(failed[0].why)
+        too_many = failed and (len(failed) > max_failed * len(live) or len(failed) == len(live))
+        if too_many and next(e.failure for e in live if e.failure).is_bad_input:
+            raise BadInput(failed[0].why)
+        for episode in failed:
+            what = f"task {episode.index}: {episode.why}"
+            LOGGER.warning("step %d: dropped an episode: %s", step + 1, what)
+        if too_many:
             raise EpisodesFailed(
                 f"{len(failed)} of {len(live)} episodes failed, the first with task "
                 f"{failed[0].index}: {failed[0].why}; --rollout.max_failed_fraction allows "

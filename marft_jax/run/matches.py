@@ -24,13 +24,14 @@ from marft_jax.run.answers import Answers
 from marft_jax.run.checkpoints import Checkpoints
 from marft_jax.run.setup import Session, open_session, open_source, restore_state
 from marft_jax.run.signals import Stop
+from marft_jax.team.prompts import Team
 from marft_jax.team.team_files import load_team
 
 
 class Match(NamedTuple):
     """Agent of a seat, and all that it plays with and against."""
 
-    agent: int
+    agent: str
     opponent: str
     session: Session
     adapters: Adapters
@@ -70,7 +71,7 @@ def play_matches(
             own, at = state.adapters, int(state.step)
             matches = (m for o in opponents for m in _matches(run, session, own, o))
             for match in matches:
-                name, opponent = session.team.names[match.agent], match.opponent
+                name, opponent = match.agent, match.opponent
                 plan = BenchmarkPlan(f"{name} against {opponent}", 1, match.config, tasks)
                 source = open_source(stack, match.config, "eval")
                 session.engine.load(match.adapters)
@@ -116,29 +117,52 @@ def rate_checkpoints(
 
 def _matches(run: str | None, session: Session, own: Adapters, opponent: str) -> Iterator[Match]:
     """A match of each agent."""
+    learned, adapters = session.team.names, _adapters_of(run, session, own, opponent)
+    session = _without_bots(session)
     team, config = session.team, session.config
     agents = range(len(team.names))
-    adapters = _adapters_of(run, session, own, opponent)
-    for agent in agents:
+    for agent in (team.names.index(name) for name in learned):
         if adapters is not None:  # the opponent's come after our own
             owners = [o if a == agent else o + team.adapters for a, o in enumerate(team.owners)]
             both = jax.tree.map(lambda x, y: jnp.concatenate([x, y]), own, adapters)
             names = (*team.adapter_names, *(f"{opponent} {n}" for n in team.adapter_names))
             playing = team._replace(owners=tuple(owners), adapter_names=names)
             mixed = session._replace(team=playing)
-            yield Match(agent, opponent, mixed, both, config)
+            yield Match(team.names[agent], opponent, mixed, both, config)
         else:
             env = config.env
             assert isinstance(env, open_spiel.Settings)
             seats = tuple(f"{seat}={opponent}" for seat in agents if seat != agent)
             env = dataclasses.replace(env, bots=seats)
             changed = dataclasses.replace(config, env=env)
-            alone: dict[str, Any] = {
-                field: (getattr(team, field)[agent],)
-                for field in ("profiles", "sampling", "owners")
-            }
-            lonely = session._replace(team=team._replace(**alone), config=changed)
-            yield Match(agent, opponent, lonely, own, changed)
+            lonely = session._replace(team=_members(team, [agent]), config=changed)
+            yield Match(team.names[agent], opponent, lonely, own, changed)
+
+
+def _without_bots(session: Session) -> Session:
+    """A team for all seats: those of bots are taken by copies of its first agent."""
+    env, team = session.config.env, session.team
+    taken = {int(bot.partition("=")[0]) for bot in getattr(env, "bots", ())}
+    if not taken:
+        return session
+    agents = iter(range(len(team.names)))
+    seats = range(len(team.names) + len(taken))
+    full = _members(team, [0 if seat in taken else next(agents) for seat in seats])
+    profiles = tuple(
+        dataclasses.replace(profile, name=f"seat {seat}") if seat in taken else profile
+        for seat, profile in enumerate(full.profiles)
+    )
+    config = dataclasses.replace(session.config, env=dataclasses.replace(env, bots=()))
+    return session._replace(team=full._replace(profiles=profiles), config=config)
+
+
+def _members(team: Team, agents: Sequence[int]) -> Team:
+    """Team of these agents."""
+    own: dict[str, Any] = {
+        field: tuple(getattr(team, field)[agent] for agent in agents)
+        for field in ("profiles", "sampling", "owners")
+    }
+    return team._replace(**own)
 
 
 def _adapters_of(
