@@ -11,7 +11,7 @@ import itertools
 import json
 import sys
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 from marft_jax.config import EnvSettings
 from marft_jax.envs.base import EnvSource, Member, Split, make, settings_type
@@ -143,9 +143,10 @@ class _Games:
         self, game: int, task: int, agents: list[str], steps: list[list[tuple[str, str]]], **_: Any
     ) -> dict[str, Any]:
         """Makes the moves that are new, and shows what those see who move next."""
+        known: Any
         known, players, made = self._games.pop(game, (None, {}, 0))
         if known is None or made != len(steps) - 1:
-            known, made = self._create(), 0
+            known, made = cast(Any, self._create()), 0
             known.reset(task)
             players = known.players(agents)
         result = None
