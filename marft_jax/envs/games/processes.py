@@ -10,8 +10,8 @@ import dataclasses
 import itertools
 import json
 import sys
-from collections.abc import Sequence
-from typing import Any, NamedTuple, cast
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 from marft_jax.config import EnvSettings
 from marft_jax.envs.base import EnvSource, Member, Split, make, settings_type
@@ -66,7 +66,7 @@ class RemoteGame:
 
     def __init__(self, worker: Workers, number: int, settings: GameSettings) -> None:
         self._worker, self._number, self._settings = worker, number, settings
-        self._steps: list[list[tuple[str, str]]] = []
+        self._agents, self._steps = list[str](), list[list[tuple[str, str]]]()
         self.legal: Any = None
 
     def reset(self, seed: int) -> str:
@@ -97,8 +97,8 @@ class RemoteGame:
 
     def _ask(self, what: str) -> Any:
         """Raises what the game has raised, or that it gave no answer in time."""
-        request = dict(ask=what, game=self._number, task=self._task, steps=self._steps)
-        request["agents"] = getattr(self, "_agents", [])
+        request = dict(ask=what, game=self._number, task=self._task)
+        request |= dict(agents=self._agents, steps=self._steps)
         seconds = self._settings.move_seconds
         reply = self._worker.ask(request, seconds)
         if reply == "timeout":
@@ -121,7 +121,7 @@ class _Games:
     """A worker's side: the games that it has at hand, each with the steps that it has made."""
 
     def __init__(self, source: EnvSource) -> None:
-        self._create = source.create
+        self._create: Callable[[], Any] = source.create
         self._games = dict[int, tuple[Any, dict[str, str], int]]()
 
     def answer(self, request: dict[str, Any]) -> dict[str, Any]:
@@ -135,7 +135,7 @@ class _Games:
         return self._create().reset(task)
 
     def demonstrate(self, task: int, agents: list[str], **_: Any) -> list[dict[str, str]]:
-        game: Any = self._create()
+        game = self._create()
         game.reset(task)
         return game.demonstrate([_Named(name) for name in agents])
 
@@ -143,15 +143,15 @@ class _Games:
         self, game: int, task: int, agents: list[str], steps: list[list[tuple[str, str]]], **_: Any
     ) -> dict[str, Any]:
         """Makes the moves that are new, and shows what those see who move next."""
-        known: Any
         known, players, made = self._games.pop(game, (None, {}, 0))
         if known is None or made != len(steps) - 1:
-            known, made = cast(Any, self._create()), 0
+            known, made = self._create(), 0
             known.reset(task)
             players = known.players(agents)
-        result = None
+        result: StepResult | None = None
         for step in steps[made:]:
             result = known.step([_Move(*move) for move in step])
+        if result is not None:
             result = result._replace(info=jsonlines.plain(dict(result.info)))
         acting = [] if result is not None and result.done else known.acting()
         if acting:
