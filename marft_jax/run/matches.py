@@ -14,6 +14,7 @@ import numpy as np
 
 from marft_jax.config import Config
 from marft_jax.envs.games import open_spiel
+from marft_jax.envs.games.tree import load
 from marft_jax.envs.threads import DaemonThreads
 from marft_jax.errors import BadInput
 from marft_jax.evaluation.benchmarks import BenchmarkPlan
@@ -142,9 +143,9 @@ def _matches(run: str | None, session: Session, own: Adapters, opponent: str) ->
 def _without_bots(session: Session) -> Session:
     """A team for all seats: those of bots are taken by copies of its first agent."""
     env, team = session.config.env, session.team
-    taken = {int(bot.partition("=")[0]) for bot in getattr(env, "bots", ())}
-    if not taken:
+    if not (isinstance(env, open_spiel.Settings) and env.bots):
         return session
+    taken = open_spiel.bots_of(env, load(env.game))
     agents = iter(range(len(team.names)))
     seats = range(len(team.names) + len(taken))
     full = _members(team, [0 if seat in taken else next(agents) for seat in seats])

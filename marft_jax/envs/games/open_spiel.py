@@ -52,16 +52,17 @@ def source(settings: Settings, split: Split) -> EnvSource:
         BadInput: there is no such game, seat or bot.
     """
     table = Table(load(settings.game), settings.numbered)
-    seats = _bots(settings.bots, table.tree)
+    seats = bots_of(settings, table.tree)
     bots.find_bot(settings.teacher)
     first = EVAL_SEEDS if split == "eval" else 0
     source = EnvSource(lambda: TreeGame(settings, table, seats, first))
     return in_processes(settings, split, source)
 
 
-def _bots(given: Sequence[str], tree: Tree) -> dict[int, bots.Bot]:
+def bots_of(settings: Settings, tree: Tree) -> dict[int, bots.Bot]:
+    """Finds the bots of a game's seats; raises ``BadInput`` where there is no such one."""
     found = {}
-    for text in given:
+    for text in settings.bots:
         seat, _, name = text.partition("=")
         if not (seat.isdecimal() and int(seat) < tree.players and name):
             seats = ", ".join(map(str, range(tree.players)))
