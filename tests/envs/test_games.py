@@ -435,6 +435,28 @@ def test_games_in_processes_are_those_in_threads(spread):
         assert game.demonstrate(member) == twin.demonstrate(member)
 
 
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"game": "leduc_poker"},  # a card is dealt after the first moves
+        {"game": "tic_tac_toe", "bots": ("1=random",), "rotate": True},
+    ],
+)
+def test_a_demonstration_of_a_game_can_be_played_again(settings):
+    game = kuhn(**settings)()
+    for task in range(20):
+        agents = [types.SimpleNamespace(name=n) for n in ("ann", "bob")[: 2 - ("bots" in settings)]]
+        game.reset(task)
+        turns = game.demonstrate(agents)
+        boards = str(game._state)
+        game.reset(task)
+        game.players([agent.name for agent in agents])
+        for turn in turns:
+            assert turn["agent"] in game.acting()
+            done = game.step([types.SimpleNamespace(name=turn["agent"], text=turn["text"])]).done
+        assert done and str(game._state) == boards
+
+
 def test_a_process_that_ends_in_the_middle_of_a_game_costs_nothing(spread):
     game, twin = spread(), kuhn(illegal="masked")()
     for one in (game, twin):

@@ -133,7 +133,8 @@ class TreeGame:
     def reset(self, seed: int) -> str:
         self._turned = seed if self._settings.rotate else 0
         self._bots = {self._seat_after(seat): bot for seat, bot in self._given.items()}
-        self._rng = random.Random(seed + self._first)
+        self._number = seed + self._first
+        self._rng = random.Random(self._number)
         self._state = self._tree.root()
         self._advance()
         return self._settings.game
@@ -181,12 +182,13 @@ class TreeGame:
         return StepResult("", 0.0, done, info, {name: r for name, r in paid.items() if r})
 
     def demonstrate(self, agents: Sequence[Member]) -> list[dict[str, str]]:
-        """Plays as the teacher."""
+        """Plays as the teacher, who draws apart from chance and bots: a replay has no teacher."""
         self.players([agent.name for agent in agents])
         teacher, turns = bots.find_bot(self._settings.teacher), []
+        drawn = random.Random(f"teacher {self._number}")
         while not self._state.is_terminal():
             for seat in self._to_move():
-                action = self._chosen[seat] = teacher(self._state, seat, self._rng)
+                action = self._chosen[seat] = teacher(self._state, seat, drawn)
                 text = self._table.text(self._state, seat, action)
                 turns.append({"agent": self._agents[seat], "text": text})
             self._move()
