@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from marft_jax.envs.base import EVAL_SEEDS, Member, held_out
 from marft_jax.types import StepResult, Turn
 
-_WAYS = {"U": (-1, 0), "D": (1, 0), "L": (0, -1), "R": (0, 1)}
+_WAYS = (-1, 0), (1, 0), (0, -1), (0, 1)  # up, down, left, right
 _WALLS, _HOLDOUT = 0.22, 0.2
 _STEP, _INVALID, _GOAL, _OPTIMAL = -0.01, -0.10, 1.0, 0.5
 Cell = tuple[int, int]
@@ -31,11 +31,20 @@ class PlanPath:
     Args:
         moves: that count in a step.
         steps: after so many the episode is over.
+        letters: of up, down, left, right; the built-in model writes digits with more ease.
         simulator: an agent that writes ``?`` and moves is shown where they lead, and goes on.
     """
 
-    def __init__(self, size: int = 3, moves: int = 3, steps: int = 3, simulator: bool = False):
+    def __init__(
+        self,
+        size: int = 3,
+        moves: int = 3,
+        steps: int = 3,
+        letters: str = "UDLR",
+        simulator: bool = False,
+    ) -> None:
         self._size, self._moves, self._steps = size, moves, steps
+        self._ways = dict(zip(letters, _WAYS, strict=True))
         self.tool = self._simulate if simulator else None
 
     def reset(self, seed: int) -> str:
@@ -45,7 +54,7 @@ class PlanPath:
 
     def step(self, turns: Sequence[Turn]) -> StepResult:
         text = next((turn.text for turn in reversed(turns) if turn.answers), "")
-        paid = [self._move(way) for way in _moves(text)[: self._moves]] or [_INVALID]
+        paid = [self._move(way) for way in self._read(text)] or [_INVALID]
         self._left -= 1
         there = self._at == self._goal
         reward = sum(paid) + there * (_GOAL + _OPTIMAL * (self._moved == self._best))
@@ -67,11 +76,16 @@ class PlanPath:
         if self._at == self._goal:
             return 0.0
         self._moved += 1
-        at = _next(self._at, way)
+        at = _next(self._at, self._ways[way])
         if not self._is_free(at):
             return _STEP + _INVALID
         self._at = at
         return _STEP
+
+    def _read(self, text: str) -> str:
+        """The moves that count: those of the last word that is moves and nothing else."""
+        words = re.findall(rf"\b[{''.join(self._ways)}]+\b", text.upper())
+        return words[-1][: self._moves] if words else ""
 
     def _is_free(self, cell: Cell) -> bool:
         return cell not in self._walls and all(0 <= x < self._size for x in cell)
@@ -80,14 +94,16 @@ class PlanPath:
         if not turn.text.startswith("?"):
             return None
         at = self._at
-        for way in _moves(turn.text)[: self._moves]:
-            if not self._is_free(_next(at, way)):
+        for way in self._read(turn.text):
+            if not self._is_free(_next(at, self._ways[way])):
                 return "wall"
-            at = _next(at, way)
+            at = _next(at, self._ways[way])
         return "goal" if at == self._goal else "free"
 
     def _shortest(self) -> str:
-        return _path(self._walls, self._at, self._goal, self._size) or ""
+        path = _path(self._walls, self._at, self._goal, self._size) or []
+        letters = {way: letter for letter, way in self._ways.items()}
+        return "".join(letters[way] for way in path)
 
     def _shown(self) -> str:
         marks = {**dict.fromkeys(self._walls, "#"), self._goal: "G", self._at: "A"}
@@ -99,28 +115,25 @@ class PlanPath:
 class Simulated(PlanPath):
     """Plan-Path with its simulator as a tool."""
 
-    def __init__(self, size: int = 3, moves: int = 3, steps: int = 3) -> None:
-        super().__init__(size, moves, steps, simulator=True)
+    def __init__(
+        self, size: int = 3, moves: int = 3, steps: int = 3, letters: str = "UDLR"
+    ) -> None:
+        super().__init__(size, moves, steps, letters, simulator=True)
 
 
-def _moves(text: str) -> str:
-    """The last word that is moves and nothing else."""
-    return next(iter(reversed(re.findall(r"\b[UDLR]+\b", text.upper()))), "")
+def _next(cell: Cell, way: Cell) -> Cell:
+    return cell[0] + way[0], cell[1] + way[1]
 
 
-def _next(cell: Cell, way: str) -> Cell:
-    down, right = _WAYS[way]
-    return cell[0] + down, cell[1] + right
-
-
-def _path(walls: frozenset[Cell], start: Cell, goal: Cell, size: int) -> str | None:
-    """A shortest path, the first in the order UDLR of the last move; None where there is none."""
-    paths, found = {start: ""}, [start]
+def _path(walls: frozenset[Cell], start: Cell, goal: Cell, size: int) -> list[Cell] | None:
+    """A shortest path, the first in the order of ``_WAYS`` of the last move; None where none is."""
+    paths: dict[Cell, list[Cell]] = {start: []}
+    found = [start]
     for cell in found:
         for way in _WAYS:
             at = _next(cell, way)
             if at not in walls and at not in paths and all(0 <= x < size for x in at):
-                paths[at] = paths[cell] + way
+                paths[at] = [*paths[cell], way]
                 found.append(at)
     return paths.get(goal)
 
