@@ -29,10 +29,10 @@ _HEADINGS = (
 _LEGEND = (
     "Intervals: over seeds (Student's t) and tasks together; with one seed over tasks alone, so "
     "that another seed may lie outside. All seeds play the same {tasks} tasks; each counts as "
-    "right or wrong in all of them alike, which makes bounds rather too wide. Tokens: of actions "
-    "that were sampled, or learned from demonstrations; compute: those of prompts as well. Then at "
-    "least: in {last} steps on end. Fell off: runs whose last {last} steps are {fall} below their "
-    "best, or that the guard rolled back."
+    "right or wrong in all of them alike (returns: as the least or the most), which makes bounds "
+    "rather too wide. Tokens: of actions that were sampled, or learned from demonstrations; "
+    "compute: those of prompts as well. Then at least: in {last} steps on end. Fell off: runs "
+    "whose last {last} steps are {fall} below their best, or that the guard rolled back."
 )
 
 Result = dict[str, Any]
@@ -168,7 +168,10 @@ def _absent(study: Study, rows: Mapping[str, Sequence[Result]]) -> Iterator[str]
 
 
 def interval(
-    successes: Sequence[float], tasks: int, before: Sequence[float] = ()
+    successes: Sequence[float],
+    tasks: int,
+    before: Sequence[float] = (),
+    span: tuple[float, float] = (0.0, 1.0),
 ) -> tuple[float, float, float]:
     """Mean success of runs, and its 95 % interval over seeds and tasks.
 
@@ -177,14 +180,17 @@ def interval(
     if all seeds gave the same answer to a task: only their numbers of right answers are kept.
 
     Args:
-        successes: of each seed, a share of the tasks.
+        successes: of each seed, a share of the tasks, or a mean return.
         before: of the same seeds; then mean and bounds are of the difference to it.
+        span: least and most that a task can give. Returns in it are taken for shares of it, which
+            spread as widely as returns can.
     """
-    rng = np.random.default_rng(0)
+    rng, (least, most) = np.random.default_rng(0), span
 
-    def on_other_tasks(share: Any) -> Any:
-        share = np.clip(share, 0, 1)
-        return rng.beta(tasks * share + 0.5, tasks * (1 - share) + 0.5, _DRAWS)
+    def on_other_tasks(success: Any) -> Any:
+        share = np.clip((success - least) / (most - least), 0, 1)
+        drawn = rng.beta(tasks * share + 0.5, tasks * (1 - share) + 0.5, _DRAWS)
+        return least + (most - least) * drawn
 
     gains = [a - b for a, b in zip(successes, before or [0.0] * len(successes), strict=True)]
     spread = stdev(gains) / len(gains) ** 0.5 if len(gains) > 1 else 0.0
@@ -199,7 +205,11 @@ def interval(
 
 def _line(row: Row, found: Sequence[Result], rows: Mapping[str, Sequence[Result]]) -> str:
     tasks = found[0]["tasks"]
-    success = "{:.3f} ({:.3f} to {:.3f})".format(*interval([r["success"] for r in found], tasks))
+    given = [x for results in rows.values() for r in results for x in r.get("outcomes", ())]
+    span = min([0.0, *given]), max([1.0, *given])
+    success = "{:.3f} ({:.3f} to {:.3f})".format(
+        *interval([r["success"] for r in found], tasks, span=span)
+    )
     own = [f"{key}={value}" for key, value in {**row.options, **row.own}.items()]
     if row.start:
         own.insert(0, f"from {row.start}")
@@ -208,7 +218,7 @@ def _line(row: Row, found: Sequence[Result], rows: Mapping[str, Sequence[Result]
     gain = ""
     if pairs:
         after, before = zip(*pairs, strict=True)
-        gain = "{:+.3f} ({:+.3f} to {:+.3f})".format(*interval(after, tasks, before))
+        gain = "{:+.3f} ({:+.3f} to {:+.3f})".format(*interval(after, tasks, before, span))
     learned = [r for r in found if r.get("last") is not None]
     sampled = learned if row.command == "train" else []
     costs = [r["compute"] for r in learned if "compute" in r]

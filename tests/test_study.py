@@ -240,6 +240,15 @@ def test_an_interval_is_of_seeds_and_tasks_and_holds_the_mean(study, successes, 
     assert (least, most) == pytest.approx((low, high), abs=0.02)
 
 
+def test_an_interval_of_returns_reaches_beyond_one():
+    from study_report import interval
+
+    middle, least, most = interval([1.2, 1.3], 128, span=(-0.5, 1.5))
+    share = interval([0.85, 0.9], 128)  # the same as shares of that range
+    assert (middle, least, most) == pytest.approx([2 * x - 0.5 for x in share])
+    assert least < 1.2 < 1.3 < most < 1.5
+
+
 def test_a_torn_last_line_of_the_results_is_run_again(study, monkeypatch, tmp_path):
     file = written(tmp_path, STUDY)
     Commands(monkeypatch, study)
