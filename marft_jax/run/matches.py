@@ -174,8 +174,11 @@ def _adapters_of(
         return jax.tree.map(jnp.zeros_like, own)
     if opponent.startswith("step:") and run is not None:
         return restore_state(session, run, opponent.removeprefix("step:")).adapters
-    if (Path(opponent) / "checkpoints").is_dir():
-        return restore_state(session, opponent).adapters
-    if not isinstance(session.config.env, open_spiel.Settings):
+    config = session.config
+    if (Path(opponent) / "checkpoints").is_dir():  # trained with whatever settings
+        lora = dataclasses.replace(config.lora, init=opponent)
+        begun = session._replace(config=dataclasses.replace(config, lora=lora))
+        return restore_state(begun, run=None).adapters
+    if not isinstance(config.env, open_spiel.Settings):
         raise BadInput(f"--against {opponent}: expected base, step:N or a run directory")
     return None

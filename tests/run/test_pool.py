@@ -128,6 +128,15 @@ def test_the_reference_moves_to_the_present_adapters_every_so_many_steps(whole):
     assert any(parts["b"][0].any() for parts in states[3]["reference"].values())
 
 
+def test_a_run_with_other_settings_may_be_an_opponent(whole, tmp_path, capsys):
+    run_train(tmp_path / "other", "--run.seed", "5", "--run.steps", "1", "--algo.lr", "1e-2")
+    with pytest.raises(SystemExit) as left:
+        evaluate.main(["--run", str(whole), "--against", str(tmp_path / "other"), "--limit", "4",
+                       "--out", str(tmp_path)])  # fmt: skip
+    assert not left.value.code, capsys.readouterr()
+    assert len([*tmp_path.glob("match-*")]) == 2
+
+
 def test_elo_compares_checkpoints_of_a_run_and_the_report_draws_it(whole, capsys):
     with pytest.raises(SystemExit) as left:
         evaluate.main(["--run", str(whole), "--elo", "2", "--limit", "4"])
