@@ -73,10 +73,12 @@ def table_lines(study: Study, results: Sequence[Result]) -> list[str]:
         notes.append("-dirty: that commit with changes which were not committed.")
     if absent := list(_absent(study, rows)):
         notes.append(f"Planned and not run: {'; '.join(absent)}.")
+    given = [x for result in results for x in result.get("outcomes", ())]
+    span = min([0.0, *given]), max([1.0, *given])
     return [
         f"# {study.name}", "", study.about.strip(), "",
         headings, "|---" * (headings.count("|") - 1) + "|",
-        *(_line(study.rows[name], found, rows) for name, found in rows.items() if found),
+        *(_line(study.rows[name], found, rows, span) for name, found in rows.items() if found),
         "", " ".join(notes), *_comparison(differences(study, results), study.chosen),
     ]  # fmt: skip
 
@@ -203,10 +205,13 @@ def interval(
     return middle, min(float(low), middle), max(float(high), middle)
 
 
-def _line(row: Row, found: Sequence[Result], rows: Mapping[str, Sequence[Result]]) -> str:
+def _line(
+    row: Row,
+    found: Sequence[Result],
+    rows: Mapping[str, Sequence[Result]],
+    span: tuple[float, float],
+) -> str:
     tasks = found[0]["tasks"]
-    given = [x for results in rows.values() for r in results for x in r.get("outcomes", ())]
-    span = min([0.0, *given]), max([1.0, *given])
     success = "{:.3f} ({:.3f} to {:.3f})".format(
         *interval([r["success"] for r in found], tasks, span=span)
     )

@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from marft_jax.envs.base import EVAL_SEEDS, Member, held_out
 from marft_jax.types import StepResult, Turn
 
-_WAYS = (-1, 0), (1, 0), (0, -1), (0, 1)  # up, down, left, right
+_WAYS = {"U": (-1, 0), "D": (1, 0), "L": (0, -1), "R": (0, 1)}
 _WALLS, _HOLDOUT = 0.22, 0.2
 _STEP, _INVALID, _GOAL, _OPTIMAL = -0.01, -0.10, 1.0, 0.5
 Cell = tuple[int, int]
@@ -44,7 +44,7 @@ class PlanPath:
         simulator: bool = False,
     ) -> None:
         self._size, self._moves, self._steps = size, moves, steps
-        self._ways = dict(zip(letters, _WAYS, strict=True))
+        self._letters = dict(zip(_WAYS, letters, strict=True))
         self.tool = self._simulate if simulator else None
 
     def reset(self, seed: int) -> str:
@@ -63,7 +63,8 @@ class PlanPath:
 
     def demonstrate(self, agents: Sequence[Member]) -> list[dict[str, object]]:
         """A shortest path by everyone, step by step; with a simulator the first agent tries it."""
-        path, turns = self._shortest(), list[dict[str, object]]()
+        path = "".join(self._letters[way] for way in self._shortest())
+        turns = list[dict[str, object]]()
         for first in range(0, len(path), self._moves):
             part = path[first : first + self._moves]
             if self.tool is not None:
@@ -76,16 +77,17 @@ class PlanPath:
         if self._at == self._goal:
             return 0.0
         self._moved += 1
-        at = _next(self._at, self._ways[way])
+        at = _next(self._at, way)
         if not self._is_free(at):
             return _STEP + _INVALID
         self._at = at
         return _STEP
 
-    def _read(self, text: str) -> str:
+    def _read(self, text: str) -> list[str]:
         """The moves that count: those of the last word that is moves and nothing else."""
-        words = re.findall(rf"\b[{''.join(self._ways)}]+\b", text.upper())
-        return words[-1][: self._moves] if words else ""
+        ways = {letter: way for way, letter in self._letters.items()}
+        words = re.findall(rf"\b[{''.join(ways)}]+\b", text.upper())
+        return [ways[letter] for letter in words[-1][: self._moves]] if words else []
 
     def _is_free(self, cell: Cell) -> bool:
         return cell not in self._walls and all(0 <= x < self._size for x in cell)
@@ -95,15 +97,13 @@ class PlanPath:
             return None
         at = self._at
         for way in self._read(turn.text):
-            if not self._is_free(_next(at, self._ways[way])):
+            if not self._is_free(_next(at, way)):
                 return "wall"
-            at = _next(at, self._ways[way])
+            at = _next(at, way)
         return "goal" if at == self._goal else "free"
 
     def _shortest(self) -> str:
-        path = _path(self._walls, self._at, self._goal, self._size) or []
-        letters = {way: letter for letter, way in self._ways.items()}
-        return "".join(letters[way] for way in path)
+        return _path(self._walls, self._at, self._goal, self._size) or ""
 
     def _shown(self) -> str:
         marks = {**dict.fromkeys(self._walls, "#"), self._goal: "G", self._at: "A"}
@@ -121,19 +121,19 @@ class Simulated(PlanPath):
         super().__init__(size, moves, steps, letters, simulator=True)
 
 
-def _next(cell: Cell, way: Cell) -> Cell:
-    return cell[0] + way[0], cell[1] + way[1]
+def _next(cell: Cell, way: str) -> Cell:
+    down, right = _WAYS[way]
+    return cell[0] + down, cell[1] + right
 
 
-def _path(walls: frozenset[Cell], start: Cell, goal: Cell, size: int) -> list[Cell] | None:
-    """A shortest path, the first in the order of ``_WAYS`` of the last move; None where none is."""
-    paths: dict[Cell, list[Cell]] = {start: []}
-    found = [start]
+def _path(walls: frozenset[Cell], start: Cell, goal: Cell, size: int) -> str | None:
+    """A shortest path, the first in the order UDLR of the last move; None where there is none."""
+    paths, found = {start: ""}, [start]
     for cell in found:
         for way in _WAYS:
             at = _next(cell, way)
             if at not in walls and at not in paths and all(0 <= x < size for x in at):
-                paths[at] = [*paths[cell], way]
+                paths[at] = paths[cell] + way
                 found.append(at)
     return paths.get(goal)
 
