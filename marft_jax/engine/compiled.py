@@ -54,6 +54,10 @@ class Shape(NamedTuple):
         """Padded length of a prompt."""
         return min(bucket(tokens, rungs=rungs), self.context)
 
+    def rest(self, tokens: int) -> int:
+        """Padded length of what follows a cached prefix: one token, where a prompt is known."""
+        return min(bucket(tokens, least=16, rungs=1), self.context)
+
     def prefixed(self, tokens: int) -> int:
         """Positions of the cache that prompts with cached prefixes read, 256 at least: a prefill
         is products for the most part, and this halves its shapes."""
@@ -66,7 +70,7 @@ class Shape(NamedTuple):
     def programs(self, mesh: Mesh, reuse: bool) -> int:
         """How many programs there can be: of prefill, and with cached prefixes, and of decode."""
         lengths = range(1, self.context + 1)
-        new = {self.width(n, rungs=1) for n in lengths} if reuse else set[int]()
+        new = {self.rest(n) for n in lengths} if reuse else set[int]()
         whole = {self.prefixed(n) for n in lengths}
         kinds = [*{self.width(n) for n in lengths}, *(w for w in new for r in whole if w <= r)]
         groups = sum(len({*self.prefill_rows(width, mesh)}) for width in kinds)

@@ -124,7 +124,7 @@ class Engine:
         self._lengths = np.zeros(self.shape.slots, np.int64)
         self._next_ticket = 0
         self._filled = [-1] * self.shape.slots  # by which ticket: the oldest is refilled first
-        self._prefixes = Prefixes(self.shape.slots)
+        self._prefixes = Prefixes(self.shape.slots, self.shape.context)
         self.reused = 0
         self.partial: dict[int, np.ndarray] = {}
 
@@ -280,8 +280,7 @@ class Engine:
             start = self._prefixes.find(request.owner, request.prompt)
         if not start.tokens:
             return _Kind(self.shape.width(length), 0), start
-        new = self.shape.width(length - start.tokens, rungs=1)
-        return _Kind(new, self.shape.prefixed(length)), start
+        return _Kind(self.shape.rest(length - start.tokens), self.shape.prefixed(length)), start
 
     def _collect(self, in_use: Sequence[int]) -> list[tuple[int, Completion]]:
         s = self._slots

@@ -11,8 +11,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-LEAST = 64  # shorter prefixes are not worth a program of their own
-_SHARE = 4  # nor are those of less than a quarter of the prompt
+LEAST = 32  # prompts that are no longer are computed in the narrowest prefill anyway
+_SHARE = 4  # a prefix of less than a quarter of the prompt is not worth a program of its own
 
 
 class Start(NamedTuple):
@@ -28,32 +28,42 @@ NOWHERE = Start(0, 0)
 class Prefixes:
     """Tokens whose keys and values lie in each slot, and the adapter that computed them."""
 
-    def __init__(self, slots: int):
-        self._slots: list[tuple[int, np.ndarray] | None] = [None] * slots
+    def __init__(self, slots: int, context: int):
+        self._ids_SC = np.zeros((slots, context), np.int32)
+        self._lengths_S = np.zeros(slots, np.int32)  # 0: it holds nothing
+        self._owners_S = np.zeros(slots, np.int32)
 
     def forget(self) -> None:
         """Drops all: adapters have changed."""
-        self._slots = [None] * len(self._slots)
+        self._lengths_S[:] = 0
 
     def put(self, slot: int, owner: int, ids: np.ndarray) -> None:
         """From now on the slot holds these tokens."""
-        self._slots[slot] = owner, ids
+        self._ids_SC[slot, : len(ids)] = ids
+        self._lengths_S[slot], self._owners_S[slot] = len(ids), owner
 
     def extend(self, slot: int, ids: np.ndarray) -> None:
         """Appends what has been sampled there."""
-        if (cached := self._slots[slot]) is not None:
-            self._slots[slot] = cached[0], np.concatenate([cached[1], ids])
+        if length := self._lengths_S[slot]:
+            self._ids_SC[slot, length : length + len(ids)] = ids
+            self._lengths_S[slot] += len(ids)
 
     def find(self, owner: int, prompt: np.ndarray) -> Start:
         """Longest prefix in a slot, if it is worth copying."""
-        best = NOWHERE
-        if len(prompt) <= LEAST:  # most prompts of small tasks: nothing to look for
-            return best
-        for slot, cached in enumerate(self._slots):
-            if cached is not None and cached[0] == owner:
-                tokens = common(cached[1], prompt)
-                best = Start(slot, tokens) if tokens > best.tokens else best
-        return best if worthwhile(best.tokens, prompt) else NOWHERE
+        most = len(prompt) - 1  # one token is left, to predict the next
+        if most < LEAST:
+            return NOWHERE
+        alike_S = (self._ids_SC[:, :LEAST] == prompt[:LEAST]).all(axis=1)
+        alike_S &= (self._lengths_S >= LEAST) & (self._owners_S == owner)
+        slots = np.flatnonzero(alike_S)
+        if not len(slots):
+            return NOWHERE
+        differ = self._ids_SC[slots, :most] != prompt[:most]
+        differ |= np.arange(most) >= self._lengths_S[slots, None]
+        tokens = np.where(differ.any(axis=1), differ.argmax(axis=1), most)
+        best = int(tokens.argmax())
+        start = Start(int(slots[best]), int(tokens[best]))
+        return start if worthwhile(start.tokens, prompt) else NOWHERE
 
 
 def common(a: np.ndarray, b: np.ndarray) -> int:

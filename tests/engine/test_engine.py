@@ -472,7 +472,7 @@ def test_all_shapes_that_requests_can_have_are_counted(reuse):
     for length in range(1, shape.context + 1):
         found.add((shape.read(length + shape.chunk),))
         starts = range(1, length) if reuse else ()
-        new = {(shape.width(length - s, rungs=1), shape.prefixed(length)) for s in starts}
+        new = {(shape.rest(length - s), shape.prefixed(length)) for s in starts}
         for width, read in {(shape.width(length), 0), *new}:
             found |= {(rows, width, read) for rows in shape.prefill_rows(width, where)}
     assert shape.programs(where, reuse) == len(found)
