@@ -98,7 +98,7 @@ def test_every_view_opens_fits_and_is_accessible(browser, file, scheme, width):
     with opened(browser, file, **look) as page:
         for view in VIEWS:
             turn_to(page, view)
-            assert shown(page, "main > section") == 1
+            assert shown(page, "main > section") == 1 and shown(page, f"#{view}") == 1
             if view in ("dialogues", "evaluations"):
                 page.keyboard.press("n")
                 page.keyboard.press("j")
