@@ -1,14 +1,13 @@
 """Continuous batching with an adapter per row.
 
 A fixed number of slots decode together. The host hands in requests from any agent, turn or episode;
-waiting ones are prefilled into free slots in the order they came, so that which act enters which
-slot follows from the order of requests and never from the clock. Between two looks of the host the
-device decodes up to ``chunk`` tokens per row in one ``while_loop``.
+waiting ones are prefilled into free slots, and which enters which follows from the order of all
+requests and never from the clock. Between two looks of the host the device decodes up to ``chunk``
+tokens per row in one ``while_loop``.
 """
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -20,9 +19,10 @@ from jax.sharding import Mesh
 from marft_jax import random_keys
 from marft_jax.engine.compiled import Prompts, Shape, empty_prompts, programs
 from marft_jax.engine.kv_cache import Slots
-from marft_jax.engine.prefix_cache import NOWHERE, Prefixes, Start, common, worthwhile
+from marft_jax.engine.prefix_cache import NOWHERE, Prefixes, Start, worthwhile
 from marft_jax.engine.stops import stopped_at
 from marft_jax.models import decoder, lora
+from marft_jax.parallel import compilation
 from marft_jax.parallel import mesh as mesh_lib
 from marft_jax.types import Sampling
 
@@ -115,16 +115,18 @@ class Engine:
         self._slots: Slots | None = None
         self._adapters: lora.Adapters | None = None
         self._fused: lora.FusedAdapters | None = None
-        self._reuse = reuse and mesh_lib.row_shards(mesh) == 1
-        self._waiting: deque[_Waiting] = deque()
+        self._waiting: list[_Waiting] = []
         self._tickets: list[int | None] = [None] * self.shape.slots
         self._choices: list[tuple[tuple[int, ...], ...]] = [()] * self.shape.slots
         self._vocabulary = config.vocab_size
         self._stops: list[tuple[str, ...]] = [()] * self.shape.slots
         self._lengths = np.zeros(self.shape.slots, np.int64)
         self._next_ticket = 0
+        self._seen = 0  # tickets before this one have waited for a free slot
         self._filled = [-1] * self.shape.slots  # by which ticket: the oldest is refilled first
+        self._reuse = reuse and mesh_lib.row_shards(mesh) == 1
         self._prefixes = Prefixes(self.shape.slots, self.shape.context)
+        self._ahead = Prefixes(self.shape.slots, self.shape.context)
         self.reused = 0
         self.partial: dict[int, np.ndarray] = {}
 
@@ -164,7 +166,7 @@ class Engine:
 
     def cancel(self, ticket: int) -> None:
         """Drops a request; the next one may have its slot."""
-        self._waiting = deque(waiting for waiting in self._waiting if waiting.ticket != ticket)
+        self._waiting = [waiting for waiting in self._waiting if waiting.ticket != ticket]
         self._tickets = [None if own == ticket else own for own in self._tickets]
 
     @property
@@ -179,8 +181,7 @@ class Engine:
 
     def step(self) -> list[tuple[int, Completion]]:
         """Refills free slots, decodes a chunk, and returns what got finished, in slot order."""
-        while self._waiting and None in self._tickets:
-            self._refill()
+        self._refill()
         in_use = [i for i, ticket in enumerate(self._tickets) if ticket is not None]
         self.partial = {}
         if not in_use:
@@ -221,21 +222,71 @@ class Engine:
         return jax.device_put(mask, mesh_lib.rows(self._mesh))
 
     def _refill(self) -> None:
-        """Prefills one group of waiting requests of about the same length.
+        """Prefills waiting requests, one for each free slot.
+
+        The oldest comes first, then new ones most of whose prompt still lies in a slot, as when an
+        episode goes on, and the others as they came. Of those that have a beginning in common that
+        lies nowhere, one goes ahead, and the others copy it.
+        """
+        free = self._tickets.count(None)
+        if not free or not self._waiting:
+            return
+        oldest = min(self._waiting)
+        self._waiting.sort(key=lambda w: (w is not oldest, not self._is_warm(w)))
+        self._seen = self._next_ticket
+        queue, self._waiting = self._waiting[:free], self._waiting[free:]
+        soon = [*queue, *self._waiting[: self.shape.slots]]
+        starts = {waiting.ticket: self._start(waiting.request) for waiting in soon}
+        wanted = {ticket: start.slot for ticket, start in starts.items() if start.tokens}
+        while queue:
+            ahead, queue = self._split(queue)
+            while ahead:
+                ahead = self._prefill_some(ahead, wanted)
+
+    def _is_warm(self, waiting: _Waiting) -> bool:
+        is_new = waiting.ticket >= self._seen
+        return is_new and 2 * self._start(waiting.request).tokens > len(waiting.request.prompt)
+
+    def _split(self, queue: Sequence[_Waiting]) -> tuple[list[_Waiting], list[_Waiting]]:
+        """Splits requests into those that go ahead, and those that save by waiting for them."""
+        if not self._reuse:
+            return [*queue], []
+        ahead, behind = list[_Waiting](), list[_Waiting]()
+        self._ahead.forget()
+        for waiting in queue:
+            owner, prompt = waiting.request.owner, waiting.request.prompt
+            saved = self._ahead.find(owner, prompt).tokens - self._start(waiting.request).tokens
+            if worthwhile(saved, prompt):
+                behind.append(waiting)
+            else:
+                self._ahead.put(len(ahead), owner, prompt)
+                ahead.append(waiting)
+        return ahead, behind
+
+    def _prefill_some(self, queue: Sequence[_Waiting], wanted: dict[int, int]) -> list[_Waiting]:
+        """Prefills the first of these requests, with others of its shape; returns what is left.
 
         Groups have one of three sizes, and prompts one of two lengths per doubling: prefill is
-        compiled for few shapes. A group that would leave half of its size empty is split.
+        compiled for few shapes. The slots from which requests will copy, ``wanted`` by ticket, are
+        overwritten last, the one that is needed first the very last.
         """
-        free = [i for i, ticket in enumerate(self._tickets) if ticket is None]
-        kind, _ = self._begin(self._waiting[0].request)
+        kind = self._kind(queue[0].request)
         sizes = self.shape.prefill_rows(kind.width, self._mesh)
-        group = self._take(kind, min(len(free), sizes[-1]))
-        rows = _rows(sizes, len(group))
-        self._waiting.extendleft(waiting for waiting, _ in reversed(group[rows:]))
+        group = list[_Waiting]()
+        for waiting in queue:
+            if len(group) < sizes[-1] and self._kind(waiting.request) == kind:
+                group.append(waiting)
+        rows = _rows(sizes, len(group), compilation.prefill_tokens(self._mesh) // kind.width)
         group = group[:rows]
-        starts = [start for _, start in group]
-        slots = _places(sorted(free, key=self._filled.__getitem__), starts)
-        for slot, ((ticket, request), start) in zip(slots, group, strict=True):
+        requests = [waiting.request for waiting in group]
+        starts = [self._start(request) for request in requests]
+        for waiting in group:
+            wanted.pop(waiting.ticket, None)
+        use = {slot: n for n, slot in reversed([*enumerate(wanted.values())])}
+        free = [slot for slot, ticket in enumerate(self._tickets) if ticket is None]
+        free.sort(key=lambda slot: (-use.get(slot, len(wanted)), self._filled[slot]))
+        slots = _places(free, starts)
+        for slot, (ticket, request), start in zip(slots, group, starts, strict=True):
             self._tickets[slot], self._lengths[slot] = ticket, len(request.prompt)
             self._choices[slot] = request.choices
             self._stops[slot] = request.sampling.stop
@@ -243,8 +294,8 @@ class Engine:
             self._filled[slot] = ticket
             self.reused += start.tokens
         prompts = empty_prompts(rows, kind.width)
-        _fill(prompts, [waiting.request for waiting, _ in group], starts, slots, self._seed)
-        choices = [waiting.request.choices for waiting, _ in group]
+        _fill(prompts, requests, starts, slots, self._seed)
+        choices = [request.choices for request in requests]
         choices += choices[-1:] * (rows - len(group))
         self._slots = self._prefill(
             base=self._base,
@@ -254,33 +305,18 @@ class Engine:
             read=kind.read,
             allowed_BV=self._mask(choices, [[]] * rows) if any(choices) else None,
         )
+        begun = {waiting.ticket for waiting in group}
+        return [waiting for waiting in queue if waiting.ticket not in begun]
 
-    def _take(self, kind: _Kind, most: int) -> list[tuple[_Waiting, Start]]:
-        """Takes the first waiting requests of that kind, each with its cached prefix.
+    def _start(self, request: Request) -> Start:
+        reuse = self._reuse
+        return self._prefixes.find(request.owner, request.prompt) if reuse else NOWHERE
 
-        One that shares its prefix with another of the group waits: it can copy it next.
-        """
-        taken: list[tuple[_Waiting, Start]] = []
-        left: list[_Waiting] = []
-        while self._waiting and len(taken) < most:
-            waiting = self._waiting.popleft()
-            own, start = self._begin(waiting.request)
-            reusable = self._reuse and kind.read == 0
-            if own != kind or (reusable and any(_share(waiting, other) for other, _ in taken)):
-                left.append(waiting)
-            else:
-                taken.append((waiting, start))
-        self._waiting.extendleft(reversed(left))
-        return taken
-
-    def _begin(self, request: Request) -> tuple[_Kind, Start]:
-        """Shape that prefills a request, and its cached prefix."""
-        length, start = len(request.prompt), NOWHERE
-        if self._reuse:
-            start = self._prefixes.find(request.owner, request.prompt)
+    def _kind(self, request: Request) -> _Kind:
+        length, start = len(request.prompt), self._start(request)
         if not start.tokens:
-            return _Kind(self.shape.width(length), 0), start
-        return _Kind(self.shape.rest(length - start.tokens), self.shape.prefixed(length)), start
+            return _Kind(self.shape.width(length), 0)
+        return _Kind(self.shape.rest(length - start.tokens), self.shape.prefixed(length))
 
     def _collect(self, in_use: Sequence[int]) -> list[tuple[int, Completion]]:
         s = self._slots
@@ -310,17 +346,14 @@ class Engine:
         return done
 
 
-def _rows(sizes: Sequence[int], requests: int) -> int:
-    """Size of a group: the next that holds them, unless half of that would be padding."""
-    fits = next(i for i, size in enumerate(sizes) if size >= requests)
-    return sizes[fits - 1] if fits and 2 * requests <= sizes[fits] else sizes[fits]
+def _rows(sizes: Sequence[int], requests: int, most: float) -> int:
+    """Size of the groups in which so many requests are prefilled soonest.
 
-
-def _share(a: _Waiting, b: _Waiting) -> bool:
-    """True if the first could copy its prefix from the second."""
-    one, other = a.request, b.request
-    tokens = common(other.prompt, one.prompt)
-    return one.owner == other.owner and worthwhile(tokens, one.prompt)
+    A call takes as long as its rows, padding too, and a sixteenth of the ``most`` that it may have:
+    it reads the weights, however few there are.
+    """
+    cost = {rows: -(-requests // rows) * (rows + most / 16) for rows in sizes}
+    return min(sizes, key=lambda rows: (cost[rows], -rows))
 
 
 def _places(free: Sequence[int], starts: Sequence[Start]) -> list[int]:

@@ -66,15 +66,6 @@ class Prefixes:
         return start if worthwhile(start.tokens, prompt) else NOWHERE
 
 
-def common(a: np.ndarray, b: np.ndarray) -> int:
-    """Length of the common prefix; one token of ``b`` is left, to predict the next."""
-    n = min(len(a), len(b) - 1)
-    if n < LEAST or not np.array_equal(a[:LEAST], b[:LEAST]):
-        return 0
-    differ = a[:n] != b[:n]
-    return int(differ.argmax()) if differ.any() else n
-
-
 def worthwhile(tokens: int, prompt: np.ndarray) -> bool:
     """True if a prefix of so many tokens is worth copying."""
     return tokens >= max(LEAST, len(prompt) // _SHARE)

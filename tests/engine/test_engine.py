@@ -12,7 +12,7 @@ import small
 
 from marft_jax.engine import stops
 from marft_jax.engine.compiled import Shape
-from marft_jax.engine.engine import Request
+from marft_jax.engine.engine import Request, _rows
 from marft_jax.engine.kv_cache import Settings
 from marft_jax.engine.sampling import _draw, _invert, _kept, sample, scaled_logprobs
 from marft_jax.models.ops import cache_writes
@@ -155,7 +155,7 @@ def test_a_prefill_stays_within_its_bound_on_tokens(engine, monkeypatch):
 @pytest.mark.parametrize(
     "requests, rows", [(1, [1]), (2, [2]), (4, [2, 2]), (5, [8]), (3, [2, 1]), (8, [8])]
 )
-def test_no_prefill_is_padding_for_the_half_of_it(requests, rows):
+def test_prompts_are_grouped_so_that_they_are_prefilled_soonest(requests, rows):
     eight, sizes = small.engine(slots=8), []
     prefill = eight._prefill
     eight._prefill = lambda **kw: (sizes.append(len(kw["prompts"].tokens_BT)), prefill(**kw))[1]
@@ -164,6 +164,11 @@ def test_no_prefill_is_padding_for_the_half_of_it(requests, rows):
     expected = [small.answers(alone, [request])[0] for request in asked]
     assert texts(small.answers(eight, asked)) == texts(expected)
     assert sizes == rows
+
+
+def test_padding_is_cheaper_than_one_more_call_where_prompts_are_short():
+    sizes = (1, 16, 64)
+    assert [_rows(sizes, 3, most=tokens) for tokens in (16, 512)] == [1, 16]
 
 
 def test_what_accelerators_run_writes_the_same_cache(monkeypatch):

@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 import small
 
-from marft_jax.engine.engine import Request
-from marft_jax.engine.prefix_cache import LEAST, Prefixes, common
+from marft_jax.engine.engine import Engine, Request
+from marft_jax.engine.prefix_cache import LEAST, Prefixes
+from marft_jax.parallel import compilation
 from marft_jax.types import Sampling
 
 CONTEXT = 192
@@ -55,6 +56,68 @@ def test_the_samples_of_a_group_share_all_but_their_last_token(pair):
     assert assert_same(*pair, [asked(prompt, i) for i in range(4)]) == 3 * (len(prompt) - 1)
 
 
+def test_a_groups_task_is_computed_once_where_its_system_prompt_was_before(monkeypatch):
+    monkeypatch.setattr(compilation, "prefill_tokens", lambda mesh: 8192)  # all in one call
+    one, other = engine(True, slots=8), engine(False, slots=8)
+    requests = [asked(with_task(i // 4, 60), i) for i in range(8)]
+    saved = len(SYSTEM) + 2 * 3 * (len(SYSTEM) + 60 - 1)
+    assert assert_same(one, other, requests) == saved
+
+
+def sampled_until_done(engine: Engine, prompts, turns: int) -> list[int]:
+    """Conversations of so many turns each, which go on at once; in which order they ended."""
+    engine.load(small.adapters(3))
+    asks = {engine.submit(asked(prompt, i)): (i, prompt) for i, prompt in enumerate(prompts)}
+    left, ended = dict.fromkeys(range(len(prompts)), turns), list[int]()
+    while engine.busy:
+        for ticket, answer in engine.step():
+            i, prompt = asks.pop(ticket)
+            left[i] -= 1
+            if left[i]:
+                prompt = np.concatenate([prompt, answer.ids, [1]])
+                asks[engine.submit(asked(prompt, i))] = i, prompt
+            else:
+                ended.append(i)
+    return ended
+
+
+def test_a_conversation_that_goes_on_goes_before_what_has_waited():
+    of_two = engine(True, slots=2)
+    prompts = [np.random.default_rng(i).integers(0, 256, 60) for i in range(6)]
+    ended = sampled_until_done(of_two, prompts, turns=3)
+    assert of_two.reused > 6 * 2 * 60 * 0.8
+    assert sorted(ended) == [*range(6)]
+
+
+def test_the_oldest_request_is_never_overtaken():
+    """However many conversations go on beside it."""
+    of_two = engine(True, slots=2)
+    prompts = [np.random.default_rng(i).integers(0, 256, 40) for i in range(3)]
+    assert sampled_until_done(of_two, prompts, turns=6)[0] != 2
+    of_two.load(small.adapters(3))
+    first = [of_two.submit(asked(prompt, i)) for i, prompt in enumerate(prompts)]
+    steps = 0
+    while True:
+        done = dict(of_two.step())
+        if first[2] in done:
+            break
+        steps += 1
+        for answer in done.values():
+            of_two.submit(asked(np.concatenate([prompts[0], answer.ids, [1]]), 9))
+    assert steps < 20
+
+
+def test_what_a_waiting_request_needs_is_overwritten_last():
+    of_three = engine(True, slots=3)
+    of_three.load(small.adapters(3))
+    prompts = [np.random.default_rng(i).integers(0, 256, 60) for i in range(5)]
+    small.answers(of_three, [asked(prompt, i) for i, prompt in enumerate(prompts[:3])])
+    again = [prompts[3], prompts[4], prompts[0]]  # whose slot is the oldest
+    before = of_three.reused
+    small.answers(of_three, [asked(prompt, i) for i, prompt in enumerate(again)])
+    assert of_three.reused - before == 59
+
+
 def test_other_adapters_hold_other_keys_and_values(pair):
     assert assert_same(*pair, [asked(with_task(0), i, owner=i % 3) for i in range(3)]) == 0
 
@@ -98,10 +161,11 @@ def test_rows_on_several_devices_are_not_taken_over():
 
 
 def test_one_token_is_left_to_predict_what_follows():
-    ids = np.arange(100)
-    assert common(ids, ids) == 99
-    assert common(ids, ids[:70]) == 69
-    assert common(ids, np.concatenate([ids[:80], [0, 0]])) == 80
+    prefixes, ids = Prefixes(1, 100), np.arange(100)
+    prefixes.put(0, 0, ids)
+    assert prefixes.find(0, ids) == (0, 99)
+    assert prefixes.find(0, ids[:70]) == (0, 69)
+    assert prefixes.find(0, np.concatenate([ids[:80], [0, 0]])) == (0, 80)
 
 
 def test_the_longest_beginning_of_the_same_adapter_is_found():

@@ -1,4 +1,5 @@
-"""Branches compute little twice: their prompts are cached, and stand once in a packed row.
+"""Little is computed twice: prompts of branches and conversations are cached, and stand once in a
+packed row.
 
 ``pytest -s tests/rollout/test_branch_cost.py`` prints the figures of ``rollout/README.md``.
 """
@@ -21,9 +22,10 @@ from marft_jax.rollout.collect import collect
 from marft_jax.rollout.rollout import Rollout
 from marft_jax.run.metrics import _once
 from marft_jax.team.profiles import Profile
+from marft_jax.team.prompts import Team
 from marft_jax.team.team_files import Blueprint
 from marft_jax.team.workflows import find_workflow
-from marft_jax.types import StepResult
+from marft_jax.types import StepResult, Turn
 
 TASKS = 8
 TASK, SYSTEM, ACTION = 150, 40, 96  # tokens of a task, a system prompt, an action
@@ -72,19 +74,23 @@ def without_a_model(slots: int):
     return engine
 
 
-@pytest.mark.parametrize(("branches", "slots"), [(4, 128), (8, 256)])
-def test_what_is_computed_is_hardly_more_than_has_to_be(branches, slots):
-    """Where the cache has a slot for every turn that is sampled together."""
-    profiles = [
-        Profile(name, prompt=f"You are the {name}. ".ljust(SYSTEM, "x"), answers=name == "checker")
-        for name in small.NAMES
-    ]
-    team = small.team_of(Blueprint(tuple(profiles)), context=1024, max_new_tokens=ACTION)
-    algo = {"name": "grpo", "credit": "siblings", "branches": branches, "branch_at": "every",
-            "episodes": TASKS, "group_size": 1}  # fmt: skip
-    config = configure({f"algo.{key}": value for key, value in algo.items()})
+class Rounds(Essay):
+    """Three of them."""
+
+    def reset(self, seed: int) -> str:
+        self._left = 3
+        return super().reset(seed)
+
+    def step(self, turns):
+        self._left -= 1
+        return StepResult("Go on.", super().step(turns).reward, not self._left)
+
+
+def twice(env, slots: int, team: Team, **algo) -> tuple[dict[str, float], list[Turn]]:
+    """Tokens computed for each that had to be, in a step of grpo, and the sampled turns."""
+    config = configure({f"algo.{key}": value for key, value in {"name": "grpo", **algo}.items()})
     engine = without_a_model(slots)
-    rollout = Rollout(engine, team, find_workflow("sequential"), Essay, DaemonThreads())
+    rollout = Rollout(engine, team, find_workflow("sequential"), env, DaemonThreads())
     credit = make_credit(config.algo, team)
     collected = collect(rollout, credit, groups_with_signal, config, 0)
     collected = collected._replace(prefix_cached=engine.reused)
@@ -92,7 +98,34 @@ def test_what_is_computed_is_hardly_more_than_has_to_be(branches, slots):
     rows = batch.build(collected.episodes, collected.rewards, team.owners, config.algo, "token",
                        share=True)  # fmt: skip
     once = _once(sampled, collected, rows, team)
-    twice = {name: 1 / share for name, share in once.items()}
-    print(f"K = {branches}:", {name: round(x, 2) for name, x in twice.items()})
-    assert len(sampled) == TASKS * (3 + branches * (3 + 2 + 1))
-    assert twice["tokens/once_engine"] < 1.1 and twice["tokens/once_update"] < 1.2
+    return {name.split("_")[1]: round(float(1 / share), 2) for name, share in once.items()}, sampled
+
+
+def team_of_three(**settings) -> Team:
+    profiles = [
+        Profile(name, prompt=f"You are the {name}. ".ljust(SYSTEM, "x"), answers=name == "checker")
+        for name in small.NAMES
+    ]
+    settings = {"max_new_tokens": ACTION, **settings}
+    return small.team_of(Blueprint(tuple(profiles)), context=1024, **settings)
+
+
+@pytest.mark.parametrize(("branches", "slots", "tasks", "most"), [
+    (4, 128, 8, 1.1), (8, 256, 8, 1.1), (4, 128, 16, 1.1), (4, 64, 16, 1.25), (4, 24, 16, 1.35),
+])  # fmt: skip
+def test_branches_compute_hardly_more_than_has_to_be(branches, slots, tasks, most):
+    """Where the cache has a slot for most turns that are sampled together."""
+    algo = {"credit": "siblings", "branches": branches, "branch_at": "every", "group_size": 1}
+    computed, sampled = twice(Essay, slots, team_of_three(), episodes=tasks, **algo)
+    print(f"K = {branches}, {slots} slots, {tasks} tasks: {computed}")
+    assert len(sampled) == tasks * (3 + branches * (3 + 2 + 1))
+    assert computed["engine"] < most and computed["update"] < 1.2
+
+
+@pytest.mark.parametrize(("slots", "most"), [(64, 1.1), (16, 2.5)])
+def test_a_conversation_in_few_slots_is_not_computed_anew_in_every_turn(slots, most):
+    """Nine turns, of which an episode takes three before its environment answers."""
+    team = team_of_three(team_context="shared", shared=True, max_new_tokens=48)
+    computed, _ = twice(Rounds, slots, team, episodes=64, group_size=8)
+    print(f"conversation, {slots} slots: {computed}")
+    assert computed["engine"] < most
