@@ -17,7 +17,8 @@ from flax import nnx
 from marft_jax import config as config_lib
 from marft_jax.cli import configure
 from marft_jax.engine.compiled import Shape
-from marft_jax.engine.engine import Completion, Engine, Request
+from marft_jax.engine.engine import Engine
+from marft_jax.engine.requests import Completion, Request
 from marft_jax.learning.algorithms import find_algorithm
 from marft_jax.learning.learner import Learner
 from marft_jax.learning.settings import resolve

@@ -152,21 +152,22 @@ def programs(
         cache_lib.empty_slots, cached, shape.slots, shape.context, shape.longest, dtype
     )
     slots = cache_lib.placed(mesh, jax.eval_shape(make))
-    places = jax.tree.map(lambda x: x.format, slots)
+    formats = jax.tree.map(lambda x: x.format, slots)
     model: dict[str, Any] = dict(graphdef=graphdef, eos_ids=tuple(eos_ids))
-    kept: dict[str, Any] = dict(donate_argnames="slots", out_shardings=places)
+    kept: dict[str, Any] = dict(donate_argnames="slots", out_shardings=formats)
     options = compilation.decode_options(mesh)
 
     def fuse(adapters: lora.Adapters) -> lora.FusedAdapters:
         fused = lora.fuse(adapters, alpha, dtype)
         return fused if config.stacked else lora.by_layer(fused, config.n_layers)
 
-    fill = functools.partial(mesh_lib.within(mesh, prefill), **model)
+    places = mesh_lib.row_shards(mesh)
+    fill = functools.partial(mesh_lib.within(mesh, prefill), places=places, **model)
     write = functools.partial(mesh_lib.within(mesh, decode), **model)
     in_turn = functools.partial(mesh_lib.in_turn, mesh)
     return Programs(
         slots,
-        empty=in_turn(jax.jit(make, out_shardings=places)),
+        empty=in_turn(jax.jit(make, out_shardings=formats)),
         fuse=in_turn(jax.jit(fuse, out_shardings=mesh_lib.replicated(mesh))),
         prefill=in_turn(jax.jit(fill, static_argnames="read", **kept)),
         decode=in_turn(
@@ -184,6 +185,7 @@ def prefill(
     slots: Slots,
     prompts: Prompts,
     read: int,
+    places: int = 1,
     allowed_BV: Array | None = None,
 ) -> Slots:
     """Runs prompts through the decoder, fills their slots and samples each first token.
@@ -193,10 +195,11 @@ def prefill(
     Args:
         read: 0 without cached prefixes; else how many positions of the cache are read, at least
             the whole prompts.
+        places: that have a part of the rows each.
         allowed_BV: tokens that each row may begin with, where not all.
     """
     p = prompts
-    hidden_BTD, fresh = _read_prompts(graphdef, base, adapters, slots.cache, p, read)
+    hidden_BTD, fresh = _read_prompts(graphdef, base, adapters, slots.cache, p, read, places)
     heads = jax.tree.leaves(slots.cache)[0].shape[-3]
     fresh = cache_lib.each(lambda kv: kv.spread(heads), fresh)
     last_B = p.lengths_B - p.starts_B - 1
@@ -217,7 +220,7 @@ def prefill(
         ids_SA=jnp.pad(ids_B[:, None], others),
         logprobs_SA=jnp.pad(logprobs_B[:, None], others),
     )
-    return cache_lib.insert(slots, rows, p.slots_B)
+    return cache_lib.insert(slots, rows, p.slots_B, places)
 
 
 def _read_prompts(
@@ -227,6 +230,7 @@ def _read_prompts(
     cache: Cache,
     p: Prompts,
     read: int,
+    places: int,
 ) -> tuple[Array, Cache]:
     """Hidden states of the prompts' tokens, and their keys and values of each layer."""
     t = p.tokens_BT.shape[1]
@@ -239,7 +243,7 @@ def _read_prompts(
     valid_BT = positions_BT < p.lengths_B[:, None]
     where_BT = jnp.where(valid_BT, positions_BT, read)
     attend = _appending(where_BT, positions_BT, read, model.config.window)
-    prefixes = cache_lib.first_positions(cache_lib.rows_of(cache, p.sources_B), read)
+    prefixes = cache_lib.first_positions(cache_lib.rows_of(cache, p.sources_B, places), read)
     return model.hidden(p.tokens_BT, positions_BT, attend, prefixes, adapters, mask)
 
 

@@ -1,15 +1,14 @@
 """Continuous batching with an adapter per row.
 
 A fixed number of slots decode together. The host hands in requests from any agent, turn or episode;
-waiting ones are prefilled into free slots, and which enters which follows from the order of all
-requests and never from the clock. Between two looks of the host the device decodes up to ``chunk``
-tokens per row in one ``while_loop``.
+waiting ones are prefilled into free slots as their ``Schedule`` has it. Between two looks of the
+host the device decodes up to ``chunk`` tokens per row in one ``while_loop``.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -19,57 +18,11 @@ from jax.sharding import Mesh
 from marft_jax import random_keys
 from marft_jax.engine.compiled import Prompts, Shape, empty_prompts, programs
 from marft_jax.engine.kv_cache import Slots
-from marft_jax.engine.prefix_cache import NOWHERE, Prefixes, Start, worthwhile
+from marft_jax.engine.requests import Completion, Request
+from marft_jax.engine.schedule import Group, Schedule
 from marft_jax.engine.stops import stopped_at
 from marft_jax.models import decoder, lora
-from marft_jax.parallel import compilation
 from marft_jax.parallel import mesh as mesh_lib
-from marft_jax.types import Sampling
-
-
-class Request(NamedTuple):
-    """An action to sample.
-
-    Attributes:
-        prompt: ids, at least one.
-        owner: the adapter, or -1 for the bare base.
-        sampling: how to draw them.
-        key: numbers of their random stream, as of ``random_keys.ActionKey``.
-        choices: the actions that may be drawn, ids with their end; () for any.
-    """
-
-    prompt: np.ndarray
-    owner: int
-    sampling: Sampling
-    key: tuple[int, ...]
-    choices: tuple[tuple[int, ...], ...] = ()
-
-
-class Completion(NamedTuple):
-    """Sampled tokens with their behaviour log-probs.
-
-    Attributes:
-        finished: the turn was ended, by its end-of-turn token or a stop text.
-        kept: the probability that choices, top-k, top-p and min-p left to sample from, mean of its
-            tokens.
-    """
-
-    ids: np.ndarray
-    logprobs: np.ndarray
-    finished: bool
-    kept: float = 1.0
-
-
-class _Kind(NamedTuple):
-    """A shape of ``prefill``: the tokens of each row that it computes, and reads (0: as many)."""
-
-    width: int
-    read: int
-
-
-class _Waiting(NamedTuple):
-    ticket: int
-    request: Request
 
 
 class Engine:
@@ -83,11 +36,9 @@ class Engine:
         seed: of the run's random streams.
         alpha: LoRA scaling (alpha / rank).
         decode: ids to text, in which stop texts are looked for.
-        reuse: copy the prefix of a prompt from a slot that holds it. It needs the rows of the cache
-            on one device.
+        reuse: copy the beginning of a prompt from a slot that holds it, of the same place.
 
     Attributes:
-        reused: prompt tokens copied since ``load``.
         partial: ids so far of what the last step left unfinished, by ticket.
     """
 
@@ -115,19 +66,13 @@ class Engine:
         self._slots: Slots | None = None
         self._adapters: lora.Adapters | None = None
         self._fused: lora.FusedAdapters | None = None
-        self._waiting: list[_Waiting] = []
+        self._schedule = Schedule(self.shape, mesh, reuse)
+        self._reuse = reuse
         self._tickets: list[int | None] = [None] * self.shape.slots
         self._choices: list[tuple[tuple[int, ...], ...]] = [()] * self.shape.slots
         self._vocabulary = config.vocab_size
         self._stops: list[tuple[str, ...]] = [()] * self.shape.slots
         self._lengths = np.zeros(self.shape.slots, np.int64)
-        self._next_ticket = 0
-        self._seen = 0  # tickets before this one have waited for a free slot
-        self._filled = [-1] * self.shape.slots  # by which ticket: the oldest is refilled first
-        self._reuse = reuse and mesh_lib.row_shards(mesh) == 1
-        self._prefixes = Prefixes(self.shape.slots, self.shape.context)
-        self._ahead = Prefixes(self.shape.slots, self.shape.context)
-        self.reused = 0
         self.partial: dict[int, np.ndarray] = {}
 
     def place(self, adapters: lora.Adapters) -> lora.Adapters:
@@ -139,14 +84,12 @@ class Engine:
         self._adapters = self.place(adapters)
         self._fused = self._fuse(self._adapters)
         self._slots = self._empty() if self._slots is None else self._slots
-        self._prefixes.forget()
-        self._filled = [-1] * self.shape.slots
-        self.reused = 0
+        self._schedule.forget()
 
     def release(self) -> None:
         """Frees the cache, until the next ``load``: others may need its memory. What is unanswered
         is dropped."""
-        self._waiting.clear()
+        self._schedule.clear()
         self._tickets = [None] * self.shape.slots
         self._slots = self._fused = None
 
@@ -160,14 +103,17 @@ class Engine:
         """Queues a request; the ticket comes back with its completion."""
         room = self.shape.context - len(request.prompt)
         assert 0 < request.sampling.max_new_tokens <= min(room, self.shape.longest)
-        self._waiting.append(_Waiting(self._next_ticket, request))
-        self._next_ticket += 1
-        return self._next_ticket - 1
+        return self._schedule.submit(request)
 
     def cancel(self, ticket: int) -> None:
         """Drops a request; the next one may have its slot."""
-        self._waiting = [waiting for waiting in self._waiting if waiting.ticket != ticket]
+        self._schedule.cancel(ticket)
         self._tickets = [None if own == ticket else own for own in self._tickets]
+
+    @property
+    def reused(self) -> int:
+        """Prompt tokens copied since ``load``."""
+        return self._schedule.reused
 
     @property
     def most_programs(self) -> int:
@@ -177,11 +123,13 @@ class Engine:
     @property
     def busy(self) -> bool:
         """True if any request is unanswered."""
-        return bool(self._waiting) or any(t is not None for t in self._tickets)
+        return self._schedule.is_waiting or any(t is not None for t in self._tickets)
 
     def step(self) -> list[tuple[int, Completion]]:
         """Refills free slots, decodes a chunk, and returns what got finished, in slot order."""
-        self._refill()
+        free = [slot for slot, ticket in enumerate(self._tickets) if ticket is None]
+        for group in self._schedule.groups(free):
+            self._begin(group)
         in_use = [i for i, ticket in enumerate(self._tickets) if ticket is not None]
         self.partial = {}
         if not in_use:
@@ -192,7 +140,7 @@ class Engine:
             base=self._base,
             adapters=self._fused,
             slots=self._slots,
-            stop_at=jnp.int32(len(in_use) * 3 // 4 if self._waiting else 0),
+            stop_at=jnp.int32(len(in_use) * 3 // 4 if self._schedule.is_waiting else 0),
             chunk=self.shape.chunk if allowed_SV is None else 1,
             allowed_SV=allowed_SV,
             read=self.shape.read(longest),
@@ -221,102 +169,43 @@ class Engine:
                 mask[row] = np.isin(np.arange(self._vocabulary), list(left))
         return jax.device_put(mask, mesh_lib.rows(self._mesh))
 
-    def _refill(self) -> None:
-        """Prefills waiting requests, one for each free slot.
-
-        The oldest comes first, then new ones most of whose prompt still lies in a slot, as when an
-        episode goes on, and the others as they came. Of those that have a beginning in common that
-        lies nowhere, one goes ahead, and the others copy it.
-        """
-        free = self._tickets.count(None)
-        if not free or not self._waiting:
-            return
-        oldest = min(self._waiting)
-        self._waiting.sort(key=lambda w: (w is not oldest, not self._is_warm(w)))
-        self._seen = self._next_ticket
-        queue, self._waiting = self._waiting[:free], self._waiting[free:]
-        soon = [*queue, *self._waiting[: self.shape.slots]]
-        starts = {waiting.ticket: self._start(waiting.request) for waiting in soon}
-        wanted = {ticket: start.slot for ticket, start in starts.items() if start.tokens}
-        while queue:
-            ahead, queue = self._split(queue)
-            while ahead:
-                ahead = self._prefill_some(ahead, wanted)
-
-    def _is_warm(self, waiting: _Waiting) -> bool:
-        is_new = waiting.ticket >= self._seen
-        return is_new and 2 * self._start(waiting.request).tokens > len(waiting.request.prompt)
-
-    def _split(self, queue: Sequence[_Waiting]) -> tuple[list[_Waiting], list[_Waiting]]:
-        """Splits requests into those that go ahead, and those that save by waiting for them."""
-        if not self._reuse:
-            return [*queue], []
-        ahead, behind = list[_Waiting](), list[_Waiting]()
-        self._ahead.forget()
-        for waiting in queue:
-            owner, prompt = waiting.request.owner, waiting.request.prompt
-            saved = self._ahead.find(owner, prompt).tokens - self._start(waiting.request).tokens
-            if worthwhile(saved, prompt):
-                behind.append(waiting)
-            else:
-                self._ahead.put(len(ahead), owner, prompt)
-                ahead.append(waiting)
-        return ahead, behind
-
-    def _prefill_some(self, queue: Sequence[_Waiting], wanted: dict[int, int]) -> list[_Waiting]:
-        """Prefills the first of these requests, with others of its shape; returns what is left.
-
-        Groups have one of three sizes, and prompts one of two lengths per doubling: prefill is
-        compiled for few shapes. The slots from which requests will copy, ``wanted`` by ticket, are
-        overwritten last, the one that is needed first the very last.
-        """
-        kind = self._kind(queue[0].request)
-        sizes = self.shape.prefill_rows(kind.width, self._mesh)
-        group = list[_Waiting]()
-        for waiting in queue:
-            if len(group) < sizes[-1] and self._kind(waiting.request) == kind:
-                group.append(waiting)
-        rows = _rows(sizes, len(group), compilation.prefill_tokens(self._mesh) // kind.width)
-        group = group[:rows]
-        requests = [waiting.request for waiting in group]
-        starts = [self._start(request) for request in requests]
-        for waiting in group:
-            wanted.pop(waiting.ticket, None)
-        use = {slot: n for n, slot in reversed([*enumerate(wanted.values())])}
-        free = [slot for slot, ticket in enumerate(self._tickets) if ticket is None]
-        free.sort(key=lambda slot: (-use.get(slot, len(wanted)), self._filled[slot]))
-        slots = _places(free, starts)
-        for slot, (ticket, request), start in zip(slots, group, starts, strict=True):
+    def _begin(self, group: Group) -> None:
+        """Prefills the requests of a group."""
+        choices: list[tuple[tuple[int, ...], ...]] = [()] * group.rows
+        for ticket, request, row, slot, _ in group.entries:
             self._tickets[slot], self._lengths[slot] = ticket, len(request.prompt)
-            self._choices[slot] = request.choices
             self._stops[slot] = request.sampling.stop
-            self._prefixes.put(slot, request.owner, request.prompt)
-            self._filled[slot] = ticket
-            self.reused += start.tokens
-        prompts = empty_prompts(rows, kind.width)
-        _fill(prompts, requests, starts, slots, self._seed)
-        choices = [request.choices for request in requests]
-        choices += choices[-1:] * (rows - len(group))
+            self._choices[slot] = choices[row] = request.choices
+        prompts = self._prompts(group)
         self._slots = self._prefill(
             base=self._base,
             adapters=self._fused,
             slots=self._slots,
             prompts=jax.device_put(prompts, mesh_lib.rows(self._mesh)),
-            read=kind.read,
-            allowed_BV=self._mask(choices, [[]] * rows) if any(choices) else None,
+            read=group.kind.read,
+            allowed_BV=self._mask(choices, [[]] * group.rows) if any(choices) else None,
         )
-        begun = {waiting.ticket for waiting in group}
-        return [waiting for waiting in queue if waiting.ticket not in begun]
 
-    def _start(self, request: Request) -> Start:
-        reuse = self._reuse
-        return self._prefixes.find(request.owner, request.prompt) if reuse else NOWHERE
-
-    def _kind(self, request: Request) -> _Kind:
-        length, start = len(request.prompt), self._start(request)
-        if not start.tokens:
-            return _Kind(self.shape.width(length), 0)
-        return _Kind(self.shape.rest(length - start.tokens), self.shape.prefixed(length))
+    def _prompts(self, group: Group) -> Prompts:
+        """Host arrays of a group; padding repeats one of its rows, and has no slot."""
+        prompts = empty_prompts(group.rows, group.kind.width)
+        tokens_BT, *columns = jax.tree.leaves(prompts)
+        each = self.shape.slots // mesh_lib.row_shards(self._mesh)  # slots of a place
+        for _, request, row, slot, start in group.entries:
+            new, s = request.prompt[start.tokens :], request.sampling
+            tokens_BT[row, : len(new)] = new
+            key_2 = random_keys.key_2(self._seed, *random_keys.numbers_of(request.key))
+            values = (len(request.prompt), request.owner, key_2, slot % each)
+            values += (start.tokens, start.slot % each)
+            values += (s.temperature, s.top_p, s.top_k, s.min_p, s.max_new_tokens)
+            for column, value in zip(columns, values, strict=True):
+                column[row] = value
+        used = [entry.row for entry in group.entries]
+        padding = np.setdiff1d(np.arange(group.rows), used)
+        for column in (tokens_BT, *columns):
+            if column is not prompts.slots_B:
+                column[padding] = column[used[0]]
+        return prompts
 
     def _collect(self, in_use: Sequence[int]) -> list[tuple[int, Completion]]:
         s = self._slots
@@ -342,47 +231,5 @@ class Engine:
                 answer = Completion(*own, finished, share)
                 done.append((ticket, answer))
                 self._tickets[slot] = None
-                self._prefixes.extend(slot, answer.ids[:-1])  # the last one was never read
+                self._schedule.extend(slot, answer.ids[:-1])  # the last one was never read
         return done
-
-
-def _rows(sizes: Sequence[int], requests: int, most: float) -> int:
-    """Size of the groups in which so many requests are prefilled soonest.
-
-    A call takes as long as its rows, padding too, and a sixteenth of the ``most`` that it may have:
-    it reads the weights, however few there are.
-    """
-    cost = {rows: -(-requests // rows) * (rows + most / 16) for rows in sizes}
-    return min(sizes, key=lambda rows: (cost[rows], -rows))
-
-
-def _places(free: Sequence[int], starts: Sequence[Start]) -> list[int]:
-    """Free slots for a group: each row where its cached prefix lies, if that slot is free."""
-    places: list[int | None] = []
-    for start in starts:
-        stays = start.tokens and start.slot in free and start.slot not in places
-        places.append(start.slot if stays else None)
-    others = iter([slot for slot in free if slot not in places])
-    return [next(others) if place is None else place for place in places]
-
-
-def _fill(
-    prompts: Prompts,
-    group: Sequence[Request],
-    starts: Sequence[Start],
-    slots: Sequence[int],
-    seed: int,
-) -> None:
-    """Writes requests into host arrays; padding repeats the last of them."""
-    tokens_BT, *columns = jax.tree.leaves(prompts)
-    for row, (request, start, slot) in enumerate(zip(group, starts, slots, strict=True)):
-        new, s = request.prompt[start.tokens :], request.sampling
-        tokens_BT[row, : len(new)] = new
-        key_2 = random_keys.key_2(seed, *random_keys.numbers_of(request.key))
-        values = (len(request.prompt), request.owner, key_2, slot, start.tokens, start.slot)
-        values += (s.temperature, s.top_p, s.top_k, s.min_p, s.max_new_tokens)
-        for column, value in zip(columns, values, strict=True):
-            column[row] = value
-    for column in (tokens_BT, *columns):
-        if column is not prompts.slots_B:
-            column[len(group) :] = column[len(group) - 1]

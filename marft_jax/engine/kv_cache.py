@@ -107,21 +107,27 @@ def each(change: Callable[..., KV], *caches: Cache) -> Any:
     return jax.tree.map(change, *caches, is_leaf=lambda x: isinstance(x, KV))
 
 
-def insert(slots: Slots, rows: Slots, slots_B: Array) -> Slots:
-    """Copies prefilled rows into their slots; a slot number past the end is dropped."""
+def insert(slots: Slots, rows: Slots, slots_B: Array, places: int) -> Slots:
+    """Copies prefilled rows into slots of the place that computed them, by their numbers there; one
+    past the end is dropped."""
     t = jax.tree.leaves(rows.cache)[0].shape[-1]
 
-    def put(old: Array, new: Array) -> Array:
-        return old.at[slots_B].set(new, mode="drop")
+    def put(old: Array, new: Array, at: Array) -> Array:
+        return old.at[at].set(new, mode="drop")
+
+    def put_keys(old: Array, new: Array, at: Array) -> Array:
+        return write(old, jnp.s_[..., at, :, :, :t], new)
+
+    def put_values(old: Array, new: Array, at: Array) -> Array:
+        return write(old, jnp.s_[..., at, :, :t, :], new)
 
     def put_cache(old: KV, new: KV) -> KV:
-        return KV(
-            write(old.k_BGCT, jnp.s_[..., slots_B, :, :, :t], new.k_BGCT),
-            write(old.v_BGTC, jnp.s_[..., slots_B, :, :t, :], new.v_BGTC),
-        )
+        keys = _by_place(put_keys, places, slots_B, old.k_BGCT, new.k_BGCT)
+        return KV(keys, _by_place(put_values, places, slots_B, old.v_BGTC, new.v_BGTC))
 
     cache = each(put_cache, slots.cache, rows.cache)
-    others = jax.tree.map(put, slots._replace(cache=[]), rows._replace(cache=[]))
+    put_row = functools.partial(_by_place, put, places, slots_B, row_axis=0)
+    others = jax.tree.map(put_row, slots._replace(cache=[]), rows._replace(cache=[]))
     return others._replace(cache=cache)
 
 
@@ -130,9 +136,28 @@ def first_positions(cache: Cache, length: int) -> Cache:
     return each(lambda kv: kv.cut(length), cache)
 
 
-def rows_of(cache: Cache, rows_B: Array) -> Cache:
-    """Copies of some rows."""
-    return jax.tree.map(lambda x: x[..., rows_B, :, :, :], cache)
+def rows_of(cache: Cache, rows_B: Array, places: int) -> Cache:
+    """Copies of some rows, by their numbers in the place that asks for them."""
+
+    def take(x: Array, at: Array) -> Array:
+        return x[..., at, :, :, :]
+
+    return jax.tree.map(functools.partial(_by_place, take, places, rows_B), cache)
+
+
+def _by_place(
+    change: Callable[..., Array], places: int, at_B: Array, *rows: Array, row_axis: int = -4
+) -> Array:
+    """``change(*rows, at)`` in each place that has a part of the rows, so that none travels."""
+    if places == 1:
+        return change(*rows, at_B)
+
+    def split(x: Array, axis: int) -> Array:
+        return jnp.reshape(x, (*x.shape[:axis], places, -1, *x.shape[axis:][1:]))
+
+    axes = [row_axis % x.ndim for x in rows]
+    changed = jax.vmap(change, (*axes, 0), axes[0])(*map(split, rows, axes), split(at_B, 0))
+    return changed.reshape(*changed.shape[: axes[0]], -1, *changed.shape[axes[0] + 2 :])
 
 
 def overwrite(cache: Cache, first: Cache) -> Cache:

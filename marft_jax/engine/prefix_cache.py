@@ -48,14 +48,14 @@ class Prefixes:
             self._ids_SC[slot, length : length + len(ids)] = ids
             self._lengths_S[slot] += len(ids)
 
-    def find(self, owner: int, prompt: np.ndarray) -> Start:
-        """Longest prefix in a slot, if it is worth copying."""
+    def find(self, owner: int, prompt: np.ndarray, among: slice = slice(None)) -> Start:
+        """Longest prefix in one of these slots, if it is worth copying."""
         most = len(prompt) - 1  # one token is left, to predict the next
         if most < LEAST:
             return NOWHERE
-        alike_S = (self._ids_SC[:, :LEAST] == prompt[:LEAST]).all(axis=1)
-        alike_S &= (self._lengths_S >= LEAST) & (self._owners_S == owner)
-        slots = np.flatnonzero(alike_S)
+        alike_S = (self._ids_SC[among, :LEAST] == prompt[:LEAST]).all(axis=1)
+        alike_S &= (self._lengths_S[among] >= LEAST) & (self._owners_S[among] == owner)
+        slots = np.flatnonzero(alike_S) + (among.start or 0)
         if not len(slots):
             return NOWHERE
         differ = self._ids_SC[slots, :most] != prompt[:most]

@@ -11,7 +11,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from marft_jax.engine.engine import Completion, Engine, Request
+from marft_jax.engine.engine import Engine
+from marft_jax.engine.requests import Completion, Request
 from marft_jax.errors import RunFailed, Stopped, described
 from marft_jax.models.lora import Adapters
 

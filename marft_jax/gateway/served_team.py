@@ -9,7 +9,7 @@ from concurrent.futures import Executor
 
 import numpy as np
 
-from marft_jax.engine.engine import Completion, Request
+from marft_jax.engine.requests import Completion, Request
 from marft_jax.engine.stops import cut, text_of
 from marft_jax.envs.base import Grade, Task, question_source
 from marft_jax.errors import BadInput

@@ -10,7 +10,7 @@ import functools
 from collections.abc import Collection, Generator, Sequence
 from typing import Any
 
-from marft_jax.engine.engine import Completion, Request
+from marft_jax.engine.requests import Completion, Request
 from marft_jax.engine.stops import text_of
 from marft_jax.envs.threads import Calls, UserCall
 from marft_jax.plugins import Failure, shown

@@ -24,7 +24,7 @@ from typing import Any, NamedTuple, cast
 import numpy as np
 
 from marft_jax import config
-from marft_jax.engine.engine import Completion, Request
+from marft_jax.engine.requests import Completion, Request
 from marft_jax.envs.base import Env
 from marft_jax.errors import BadInput, described, reason
 from marft_jax.formats import jsonlines

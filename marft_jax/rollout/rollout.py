@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
 from typing import Protocol
 
-from marft_jax.engine.engine import Completion, Request
+from marft_jax.engine.requests import Completion, Request
 from marft_jax.envs.base import Env
 from marft_jax.envs.threads import Calls, UserCall
 from marft_jax.errors import BadInput, EpisodesFailed, Stopped

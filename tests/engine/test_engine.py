@@ -12,8 +12,8 @@ import small
 
 from marft_jax.engine import stops
 from marft_jax.engine.compiled import Shape
-from marft_jax.engine.engine import Request, _rows
 from marft_jax.engine.kv_cache import Settings
+from marft_jax.engine.requests import Request
 from marft_jax.engine.sampling import _draw, _invert, _kept, sample, scaled_logprobs
 from marft_jax.models.ops import cache_writes
 from marft_jax.parallel import compilation
@@ -164,11 +164,6 @@ def test_prompts_are_grouped_so_that_they_are_prefilled_soonest(requests, rows):
     expected = [small.answers(alone, [request])[0] for request in asked]
     assert texts(small.answers(eight, asked)) == texts(expected)
     assert sizes == rows
-
-
-def test_padding_is_cheaper_than_one_more_call_where_prompts_are_short():
-    sizes = (1, 16, 64)
-    assert [_rows(sizes, 3, most=tokens) for tokens in (16, 512)] == [1, 16]
 
 
 def test_what_accelerators_run_writes_the_same_cache(monkeypatch):

@@ -7,8 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 import small
 
-from marft_jax.engine.engine import Request
 from marft_jax.engine.kv_cache import Settings
+from marft_jax.engine.requests import Request
 from marft_jax.engine.sampling import sample
 from marft_jax.types import Sampling
 

@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 import small
 
-from marft_jax.engine.engine import Engine, Request
+from marft_jax.engine.engine import Engine
 from marft_jax.engine.prefix_cache import LEAST, Prefixes
+from marft_jax.engine.requests import Request
 from marft_jax.parallel import compilation
 from marft_jax.types import Sampling
 
@@ -154,10 +155,16 @@ def test_new_adapters_make_all_that_is_held_stale(pair):
     assert assert_same(one, other, request) == 0
 
 
-def test_rows_on_several_devices_are_not_taken_over():
-    split = small.engine(small.mesh_of(2, 1, 1), context=CONTEXT)
-    requests = [asked(with_task(i), i) for i in range(5)]
-    assert assert_same(split, engine(False), requests) == 0
+@pytest.mark.parametrize("mesh", [(2, 1, 1), (2, 2, 2), (1, 8, 1)])
+def test_each_place_of_a_mesh_takes_over_what_lies_there(mesh):
+    split = small.engine(small.mesh_of(*mesh), context=CONTEXT, slots=16)
+    prompts = [with_task(i // 4, 60) for i in range(16)]
+    requests = [asked(prompt, i) for i, prompt in enumerate(prompts)]
+    places = min(4, mesh[0] * mesh[1])  # four tasks
+    saved = 4 * 3 * (len(prompts[0]) - 1) + (4 - places) * len(SYSTEM)
+    in_two = 16 // (mesh[0] * mesh[1]) == 2  # a task's four samples
+    saved -= 4 * (len(prompts[0]) - 1) if in_two else 0
+    assert assert_same(split, engine(False), requests) == saved
 
 
 def test_one_token_is_left_to_predict_what_follows():

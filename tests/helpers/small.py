@@ -15,7 +15,8 @@ from jax.sharding import Mesh
 from marft_jax import config as config_lib
 from marft_jax.cli import configure
 from marft_jax.engine.compiled import Shape
-from marft_jax.engine.engine import Completion, Engine, Request
+from marft_jax.engine.engine import Engine
+from marft_jax.engine.requests import Completion, Request
 from marft_jax.learning.credit import make_credit
 from marft_jax.learning.settings import Appo
 from marft_jax.models import decoder, lora

@@ -28,7 +28,7 @@ from one_step import (
 
 from marft_jax.cli import configure
 from marft_jax.config import Config
-from marft_jax.engine.engine import Request
+from marft_jax.engine.requests import Request
 from marft_jax.learning import gradients, logprobs, packing
 from marft_jax.learning.algorithms import find_algorithm
 from marft_jax.learning.learner import Learner

@@ -14,7 +14,7 @@ import small
 
 from marft_jax.config import TARGETS, Model
 from marft_jax.engine.compiled import Shape, programs
-from marft_jax.engine.engine import Request
+from marft_jax.engine.requests import Request
 from marft_jax.errors import BadInput
 from marft_jax.models import lora
 from marft_jax.models.decoder import forward

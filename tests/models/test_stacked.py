@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import small
 
-from marft_jax.engine.engine import Completion, Request
+from marft_jax.engine.requests import Completion, Request
 from marft_jax.models import decoder, lora
 from marft_jax.models.ops.remat import Remat
 from marft_jax.models.weights.load import abstract_decoder, reader, shapes_of

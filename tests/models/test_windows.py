@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import small
 
-from marft_jax.engine.engine import Request
+from marft_jax.engine.requests import Request
 from marft_jax.models import decoder, lora
 from marft_jax.models.ops.attention import causal_attention
 from marft_jax.models.ops.pieces import causal_attention_in_pieces

@@ -12,7 +12,7 @@ import small
 from jax.sharding import Mesh
 
 from marft_jax import config as config_lib
-from marft_jax.engine.engine import Completion, Request
+from marft_jax.engine.requests import Completion, Request
 from marft_jax.learning import batch as batch_lib
 from marft_jax.learning.algorithms import find_algorithm
 from marft_jax.learning.learner import Learner
