@@ -43,6 +43,10 @@ class Shape(NamedTuple):
         """With slots for every device that has rows of its own."""
         return self._replace(slots=round_up(self.slots, mesh_lib.row_shards(mesh)))
 
+    def slots_of_place(self, mesh: Mesh) -> int:
+        """How many of them each of those devices has."""
+        return self.slots // mesh_lib.row_shards(mesh)
+
     def prefill_rows(self, width: int, mesh: Mesh) -> tuple[int, int, int]:
         """Sizes of a group of prompts of that width: one, a quarter of the most, the most."""
         shards = mesh_lib.row_shards(mesh)
@@ -185,7 +189,7 @@ def prefill(
     slots: Slots,
     prompts: Prompts,
     read: int,
-    places: int = 1,
+    places: int,
     allowed_BV: Array | None = None,
 ) -> Slots:
     """Runs prompts through the decoder, fills their slots and samples each first token.

@@ -190,7 +190,7 @@ class Engine:
         """Host arrays of a group; padding repeats one of its rows, and has no slot."""
         prompts = empty_prompts(group.rows, group.kind.width)
         tokens_BT, *columns = jax.tree.leaves(prompts)
-        each = self.shape.slots // mesh_lib.row_shards(self._mesh)  # slots of a place
+        each = self.shape.slots_of_place(self._mesh)
         for _, request, row, slot, start in group.entries:
             new, s = request.prompt[start.tokens :], request.sampling
             tokens_BT[row, : len(new)] = new

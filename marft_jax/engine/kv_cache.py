@@ -153,7 +153,7 @@ def _by_place(
         return change(*rows, at_B)
 
     def split(x: Array, axis: int) -> Array:
-        return jnp.reshape(x, (*x.shape[:axis], places, -1, *x.shape[axis:][1:]))
+        return jnp.reshape(x, (*x.shape[:axis], places, -1, *x.shape[axis + 1 :]))
 
     axes = [row_axis % x.ndim for x in rows]
     changed = jax.vmap(change, (*axes, 0), axes[0])(*map(split, rows, axes), split(at_B, 0))

@@ -17,7 +17,6 @@ from marft_jax.engine.compiled import Shape
 from marft_jax.engine.prefix_cache import NOWHERE, Prefixes, Start, worthwhile
 from marft_jax.engine.requests import Request
 from marft_jax.parallel import compilation
-from marft_jax.parallel import mesh as mesh_lib
 
 
 class Kind(NamedTuple):
@@ -48,7 +47,7 @@ class Group(NamedTuple):
 class _Waiting(NamedTuple):
     ticket: int
     request: Request
-    slots: slice = slice(None)  # those of its place, once it has one
+    slots: range  # those that it may have: once it has a place, those of the place
 
 
 class Schedule:
@@ -64,13 +63,14 @@ class Schedule:
 
     def __init__(self, shape: Shape, mesh: Mesh, reuse: bool):
         self._shape, self._mesh, self._reuse = shape, mesh, reuse
-        each = shape.slots // mesh_lib.row_shards(mesh)
-        self._places = [slice(first, first + each) for first in range(0, shape.slots, each)]
+        each = shape.slots_of_place(mesh)
+        self._places = [range(first, first + each) for first in range(0, shape.slots, each)]
         self._waiting: list[_Waiting] = []
         self._next_ticket = 0
         self._seen = 0  # tickets before this one have waited for a free slot
         self._held = Prefixes(shape.slots, shape.context)
         self._ahead = Prefixes(shape.slots, shape.context)  # what will be held soon
+        self._starts = dict[tuple[int, range], Start]()  # what has been found, until a slot changes
         self.forget()
 
     def forget(self) -> None:
@@ -85,7 +85,7 @@ class Schedule:
 
     def submit(self, request: Request) -> int:
         """Queues a request; returns its ticket."""
-        self._waiting.append(_Waiting(self._next_ticket, request))
+        self._waiting.append(_Waiting(self._next_ticket, request, range(self._shape.slots)))
         self._next_ticket += 1
         return self._next_ticket - 1
 
@@ -112,6 +112,7 @@ class Schedule:
         """
         if not free or not self._waiting:
             return
+        self._starts.clear()  # rows have grown
         oldest = min(self._waiting)
         self._waiting.sort(key=lambda w: (w is not oldest, not self._is_warm(w)))
         self._seen = self._next_ticket
@@ -138,34 +139,34 @@ class Schedule:
         those before it have begun; among equals where most slots are free."""
         if len(self._places) == 1:
             return [waiting._replace(slots=self._places[0]) for waiting in queue]
-        left = {slots.start: sum(slot in free for slot in _range(slots)) for slots in self._places}
+        left = {slots: len(free.intersection(slots)) for slots in self._places}
         placed = list[_Waiting]()
         self._ahead.forget()
         for waiting in queue:
-            choices = [waiting._replace(slots=slots) for slots in self._places if left[slots.start]]
-            chosen = max(choices, key=lambda own: (self._begins(own), left[own.slots.start]))
-            first = chosen.slots.start
-            left[first] -= 1
-            self._ahead.put(first + left[first], waiting.request.owner, waiting.request.prompt)
+            choices = [waiting._replace(slots=slots) for slots in self._places if left[slots]]
+            chosen = max(choices, key=lambda own: (self._begins(own), left[own.slots]))
+            left[chosen.slots] -= 1
+            slot = chosen.slots[left[chosen.slots]]
+            self._ahead.put(slot, waiting.request.owner, waiting.request.prompt)
             placed.append(chosen)
         return placed
 
     def _begins(self, waiting: _Waiting) -> int:
         """Tokens of its prompt that lie in its place, or will."""
-        return max(self._start(waiting).tokens, self._start(waiting, self._ahead).tokens)
+        return max(self._start(waiting).tokens, self._find(self._ahead, waiting).tokens)
 
     def _split(self, queue: Sequence[_Waiting]) -> tuple[list[_Waiting], list[_Waiting]]:
         """Splits requests into those that go ahead, and those that save by waiting for them."""
         ahead, behind = list[_Waiting](), list[_Waiting]()
         self._ahead.forget()
-        places = {slots.start: iter(_range(slots)) for slots in self._places}
+        left = {slots: iter(slots) for slots in self._places}
         for waiting in queue:
             prompt = waiting.request.prompt
-            saved = self._start(waiting, self._ahead).tokens - self._start(waiting).tokens
+            saved = self._find(self._ahead, waiting).tokens - self._start(waiting).tokens
             if worthwhile(saved, prompt):
                 behind.append(waiting)
             else:
-                self._ahead.put(next(places[waiting.slots.start]), waiting.request.owner, prompt)
+                self._ahead.put(next(left[waiting.slots]), waiting.request.owner, prompt)
                 ahead.append(waiting)
         return ahead, behind
 
@@ -190,7 +191,7 @@ class Schedule:
         use = {slot: first for first, slot in reversed([*enumerate(wanted.values())])}
         entries = list[Entry]()
         for place, own in enumerate(by_place):
-            here = [slot for slot in _range(self._places[place]) if slot in free]
+            here = [slot for slot in self._places[place] if slot in free]
             here.sort(key=lambda slot: (-use.get(slot, len(wanted)), self._filled[slot]))
             starts = [self._start(waiting) for waiting in own]
             slots = _slots(here, starts)
@@ -201,23 +202,27 @@ class Schedule:
             self._held.put(entry.slot, entry.request.owner, entry.request.prompt)
             self._filled[entry.slot] = entry.ticket
             self.reused += entry.start.tokens
+        self._starts.clear()
         return Group(kind, rows, entries)
 
-    def _start(self, waiting: _Waiting, held: Prefixes | None = None) -> Start:
+    def _start(self, waiting: _Waiting) -> Start:
+        """The prefix that it would begin with now."""
+        key = waiting.ticket, waiting.slots
+        if key not in self._starts:
+            self._starts[key] = self._find(self._held, waiting)
+        return self._starts[key]
+
+    def _find(self, prefixes: Prefixes, waiting: _Waiting) -> Start:
         if not self._reuse:
             return NOWHERE
-        request = waiting.request
-        return (held or self._held).find(request.owner, request.prompt, waiting.slots)
+        request, slots = waiting.request, waiting.slots
+        return prefixes.find(request.owner, request.prompt, slice(slots.start, slots.stop))
 
     def _kind(self, waiting: _Waiting) -> Kind:
         length, start = len(waiting.request.prompt), self._start(waiting)
         if not start.tokens:
             return Kind(self._shape.width(length), 0)
         return Kind(self._shape.rest(length - start.tokens), self._shape.prefixed(length))
-
-
-def _range(slots: slice) -> range:
-    return range(slots.start, slots.stop)
 
 
 def _rows(sizes: Sequence[int], requests: int, most: float) -> int:
