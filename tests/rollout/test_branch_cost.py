@@ -1,7 +1,7 @@
 """Little is computed twice: prompts of branches and conversations are cached, and stand once in a
 packed row.
 
-``pytest -s tests/rollout/test_branch_cost.py`` prints the figures of ``rollout/README.md``.
+``pytest -s -n 0 tests/rollout/test_branch_cost.py`` prints the figures of ``rollout/README.md``.
 """
 
 from __future__ import annotations
@@ -28,7 +28,6 @@ from marft_jax.team.team_files import Blueprint
 from marft_jax.team.workflows import find_workflow
 from marft_jax.types import StepResult, Turn
 
-TASKS = 8
 TASK, SYSTEM, ACTION = 150, 40, 96  # tokens of a task, a system prompt, an action
 
 
@@ -99,7 +98,11 @@ def twice(env, slots: int, team: Team, **algo) -> tuple[dict[str, float], list[T
     rows = batch.build(collected.episodes, collected.rewards, team.owners, config.algo, "token",
                        share=True)  # fmt: skip
     once = _once(sampled, collected, rows, team)
-    return {name.split("_")[1]: round(float(1 / share), 2) for name, share in once.items()}, sampled
+    computed = {name.removeprefix("tokens/once_"): 1 / share for name, share in once.items()}
+    calls = compilation.prefill_tokens(small.one_device())
+    rounded = {name: round(float(x), 2) for name, x in computed.items()}
+    print(f"{slots} slots, calls of {calls} tokens, {algo}: {rounded}")
+    return computed, sampled
 
 
 def team_of_three(system: int = SYSTEM, **settings) -> Team:
@@ -111,21 +114,22 @@ def team_of_three(system: int = SYSTEM, **settings) -> Team:
     return small.team_of(Blueprint(tuple(profiles)), context=1024, **settings)
 
 
-@pytest.mark.parametrize("tokens", [512, 8192], ids=["cpu", "accelerator"])
-@pytest.mark.parametrize(("branches", "slots", "tasks", "most"), [
-    (4, 128, 8, 1.1), (8, 256, 8, 1.1), (4, 128, 16, 1.15), (4, 64, 16, 1.25), (4, 24, 16, 1.35),
+@pytest.mark.parametrize(("branches", "slots", "tasks", "tokens", "most"), [
+    (4, 128, 8, 512, 1.1), (8, 256, 8, 512, 1.1), (4, 128, 16, 512, 1.1),  # as on a CPU
+    (4, 64, 16, 512, 1.25), (4, 24, 16, 512, 1.35),
+    (4, 128, 8, 8192, 1.1), (8, 256, 8, 8192, 1.15), (4, 128, 16, 8192, 1.15),  # and elsewhere
+    (4, 64, 16, 8192, 1.25), (4, 24, 16, 8192, 1.35),
 ])  # fmt: skip
 def test_branches_compute_hardly_more_than_has_to_be(
-    branches, slots, tasks, most, tokens, monkeypatch
+    branches, slots, tasks, tokens, most, monkeypatch
 ):
     """Where the cache has a slot for most turns that are sampled together, and a call of prefill so
     many tokens."""
     monkeypatch.setattr(compilation, "prefill_tokens", lambda mesh: tokens)
     algo = {"credit": "siblings", "branches": branches, "branch_at": "every", "group_size": 1}
     computed, sampled = twice(Essay, slots, team_of_three(), episodes=tasks, **algo)
-    print(f"K = {branches}, {slots} slots, {tasks} tasks, calls of {tokens} tokens: {computed}")
     assert len(sampled) == tasks * (3 + branches * (3 + 2 + 1))
-    assert computed["engine"] <= most and computed["update"] < 1.2
+    assert computed["engine"] < most and computed["update"] < 1.2
 
 
 @pytest.mark.parametrize("tokens", [512, 8192], ids=["cpu", "accelerator"])
@@ -133,7 +137,6 @@ def test_a_groups_prompts_are_computed_once_however_long_the_system_prompt(token
     monkeypatch.setattr(compilation, "prefill_tokens", lambda mesh: tokens)
     team = team_of_three(system=TASK)
     computed, _ = twice(Essay, 64, team, episodes=64, group_size=8)
-    print(f"groups of 8, calls of {tokens} tokens: {computed}")
     assert computed["engine"] < 1.05
 
 
@@ -142,5 +145,4 @@ def test_a_conversation_in_few_slots_is_not_computed_anew_in_every_turn(slots, m
     """Nine turns, of which an episode takes three before its environment answers."""
     team = team_of_three(team_context="shared", shared=True, max_new_tokens=48)
     computed, _ = twice(Rounds, slots, team, episodes=64, group_size=8)
-    print(f"conversation, {slots} slots: {computed}")
     assert computed["engine"] < most
