@@ -93,12 +93,18 @@ def text_of(what: str, value: Any) -> str:
     return value.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
 
 
+_LARGEST = float(np.finfo(np.float32).max)  # rewards are summed up and learned in float32
+
+
 def number_of(what: str, value: Any) -> float:
-    """Checks a number. One that is not finite passes: the guard of a run looks for those."""
+    """Checks a number: finite, also in float32."""
+    wanted = "a number"
     with contextlib.suppress(TypeError, ValueError, OverflowError):
         if not isinstance(value, (str, bytes)):
-            return float(value)
-    raise BadInput(f"{what}: expected a number, got {shown(value)}")
+            if abs(number := float(value)) <= _LARGEST:
+                return number
+            wanted = "a finite number"
+    raise BadInput(f"{what}: expected {wanted}, got {shown(value)}")
 
 
 def info_of(what: str, value: Any) -> dict[str, Any]:

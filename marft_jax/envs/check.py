@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -178,7 +177,7 @@ def _result(env: Any, turns: Sequence[Turn], agents: Sequence[str]) -> StepResul
     rewards = {"reward": result.reward}
     rewards |= {f"agent_rewards[{name!r}]": value for name, value in result.agent_rewards.items()}
     for name, value in rewards.items():
-        if isinstance(value, (bool, np.bool_)) or not math.isfinite(value):
+        if isinstance(value, (bool, np.bool_)):
             raise BadInput(f"{name}: expected a finite float, got {value!r:.60}")
     shown = hasattr(env, "players") or checked.observation.strip()  # a game has views
     if not checked.done and not shown:

@@ -32,7 +32,7 @@ def make_credit(algo: Algo, team: Team) -> Credit:
     Raises:
         BadInput: ``per_step`` and an agent without a step reward, or one that cannot be loaded.
     """
-    by_step = str(algo.credit) in ("per_step", "tree")  # tree: of the algorithms with branches
+    by_step = _pays_by_step(algo)
     functions = _step_rewards(algo, team) if by_step else ()
 
     def credit(episode: Episode) -> np.ndarray:
@@ -50,7 +50,8 @@ def make_credit(algo: Algo, team: Team) -> Credit:
                 else:
                     discount = algo.credit_discount if algo.credit == "step_discount" else 0.0
                     for behind, k in enumerate(reversed(turns)):
-                        rewards_K[k] += discount**behind * shape_reward(result.reward, algo)
+                        if weight := discount**behind:  # 0 * infinity would be NaN
+                            rewards_K[k] += weight * shape_reward(result.reward, algo)
             for k, reward in _own_rewards(episode, step, so_far):
                 rewards_K[k] += shape_reward(reward, algo, bias=0.0)
         if algo.overlong_buffer:
@@ -58,6 +59,25 @@ def make_credit(algo: Algo, team: Team) -> Credit:
         return rewards_K
 
     return credit
+
+
+def _pays_by_step(algo: Algo) -> bool:
+    return str(algo.credit) in ("per_step", "tree")  # tree: of the algorithms with branches
+
+
+def size_of(episode: Episode, algo: Algo) -> float:
+    """Sum of the absolute values of all that an episode's rewards were added up from.
+
+    What was added may cancel out: a reward of 0.3 and a bias of -0.3 leave a rounding of 0.3.
+    """
+    bias, limit = abs(algo.reward_bias), algo.reward_clip
+    size = 0.0
+    for result in episode.results:
+        paid = 0.0 if _pays_by_step(algo) else result.reward
+        for reward in (paid, *result.agent_rewards.values()):
+            part = (abs(reward) + bias) * abs(algo.reward_scale)
+            size += part if limit is None else min(part, limit)
+    return size + (algo.overlong_penalty * len(episode.turns) if algo.overlong_buffer else 0.0)
 
 
 def shape_reward(reward: float, algo: Algo, bias: float | None = None) -> float:

@@ -225,7 +225,7 @@ class LiveEpisode:
 
     def _expect(self, what: str, before: object, now: object) -> Generator[None, Any, None]:
         """Ends a branch, and waits for ever, where it is not what its trunk was."""
-        if repr(before) != repr(now):  # equal also where a reward is NaN
+        if repr(before) != repr(now):  # equal also where an info holds NaN
             seen = f"the {what} was {shown(before)}, is {shown(now)}"
             why = f"task {self.sample.index}, played again with the same actions: {seen}; "
             self._end(Failure(f"{why}an environment must answer alike", is_bad_input=True))

@@ -15,7 +15,6 @@ that was cut off at its limit, ``truncated``.
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Executor
 from pathlib import Path
@@ -111,14 +110,8 @@ def _demonstration(where: str, line: str, row: Any) -> Demonstration:
         index,
         None if task is None else text_of("task", task),
         tuple(_turn(turn, f"turn {k}") for k, turn in enumerate(turns, 1)),  # pyright: ignore
-        None if reward is None else _finite("reward", reward),
+        None if reward is None else number_of("reward", reward),
     )
-
-
-def _finite(what: str, value: Any) -> float:
-    if not math.isfinite(number := number_of(what, value)):
-        raise BadInput(f"{what}: expected a finite number, got {number}")
-    return number
 
 
 def _fields(row: Any) -> dict[str, Any]:

@@ -106,7 +106,8 @@ class UserSide:
         try:
             result = result_of(answer, {*self.players, *self.players.values()} or acted)
         except BadInput as error:
-            raise BadInput(f"the environment's step: {error}{place(self._env.step)}") from None
+            what = f"the step of environment {type(self._env).__name__}"
+            raise BadInput(f"{what}: {error}{place(self._env.step)}") from None
         if self._rules.snapshots and hasattr(self._env, "snapshot"):
             result = result._replace(snapshot=self._env.snapshot())
         return result

@@ -66,7 +66,7 @@ def test_a_sound_environment_passes(env):
         (Raising, "seed 0, step 0: KeyError: 'gone'"),
         (returning((1.0, True)), "expected a marft_jax.types.StepResult, got (1.0"),
         (returning(StepResult("", "1", True)), "reward: expected a number"),
-        (returning(StepResult("", float("nan"), True)), "reward: expected a finite float"),
+        (returning(StepResult("", float("nan"), True)), "reward: expected a finite number"),
         (returning(StepResult("", True, True)), "reward: expected a finite float"),
         (returning(StepResult("", 1.0, None)), "done: expected True or False"),
         (returning(StepResult(None, 1.0, True)), "observation: expected a text"),

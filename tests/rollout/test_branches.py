@@ -117,7 +117,7 @@ class Plain:
         return f"t{seed}"
 
     def step(self, turns):
-        return StepResult("", float("nan"), True)
+        return StepResult("", 0.5, True, {"score": float("nan")})
 
 
 class Forgetful(Plain):

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import small
+from one_step import member, same
 
 from marft_jax import config as config_lib
 from marft_jax import train
@@ -240,11 +241,14 @@ def test_an_update_that_is_not_finite_is_skipped_and_named(what, learner):
     assert counts[what].sum() > 0 and counts["gradient of q.b"].sum() > 0
     if what == "behaviour logprobs":
         assert counts[what].tolist() == [0, 1] and not counts["logprobs"].any()
-        assert counts["critic gradient"] == 0
+        assert counts["gradient of q.b"].tolist() == [0, 1] and counts["critic gradient"] == 0
+        _, sound, _ = learn(learner)
+        assert same(member(after, 0), member(sound, 0))
+        assert same(member(after, 1), member(before, 1))
     else:
         chex.assert_trees_all_equal(after.critic, before.critic)
-    chex.assert_trees_all_equal(after.adapters, before.adapters)
-    chex.assert_trees_all_equal(after.adapters_opt, before.adapters_opt)
+        chex.assert_trees_all_equal(after.adapters, before.adapters)
+        chex.assert_trees_all_equal(after.adapters_opt, before.adapters_opt)
     assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(after))
 
 
@@ -298,7 +302,7 @@ from marft_jax.types import StepResult
 
 
 class Broken:
-    '''Rewards that are no numbers in the tasks of steps 4 and later, unless the run went back.'''
+    '''Pays what the algorithm makes NaN of in steps 4 and later, unless the run went back.'''
 
     def reset(self, seed):
         self.broken = 8 * 3 <= seed < 8 * 1000 or {always}
@@ -306,7 +310,7 @@ class Broken:
 
     def step(self, turns):
         good = float("12" in turns[-1].text)
-        return StepResult("", float("nan") if self.broken else good, True)
+        return StepResult("", 77.0 if self.broken else good, True)
 """
 
 
@@ -317,7 +321,16 @@ def broken_env(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(tmp_path)
     (tmp_path / "broken_once.py").write_text(BROKEN_ENV.replace("{always}", "False"))
     (tmp_path / "broken_always.py").write_text(BROKEN_ENV.replace("{always}", "seed > 8 * 3"))
-    return ["--algo.episodes", "8", "--run.save_every", "2", "--guard.skips", "2"]
+    return [
+        "--algo.episodes",
+        "8",
+        "--run.save_every",
+        "2",
+        "--guard.skips",
+        "2",
+        "--algo.name",
+        "spoiled:SPOILED",
+    ]
 
 
 def train_until_exit(*flags):
@@ -326,7 +339,7 @@ def train_until_exit(*flags):
     return left.value.code
 
 
-def test_rewards_that_are_no_numbers_are_skipped_and_rolled_back(broken_env, tmp_path):
+def test_advantages_that_are_no_numbers_are_skipped_and_rolled_back(broken_env, tmp_path):
     run = tmp_path / "run"
     env = ["--env.name", "broken_once:Broken"]
     assert train_until_exit(*broken_env, *env, "--run.dir", run, "--run.steps", 6) == 0
@@ -348,3 +361,44 @@ def test_a_run_that_breaks_again_and_again_stops_with_a_report(broken_env, tmp_p
     assert train_until_exit(*flags, "--run.dir", tmp_path / "run", "--run.steps", 9) == 1
     report = capsys.readouterr().err.splitlines()[-1]
     assert "after 1 rollbacks: nonfinite of" in report and "guard.jsonl" in report
+
+
+UNSOUND_ENV = """
+import math
+
+from marft_jax.types import StepResult
+
+
+class Unsound:
+    def reset(self, seed):
+        self.bad = seed % 8 == 3 or {always}
+        return "3+4+5=?"
+
+    def step(self, turns):
+        good = float("12" in turns[-1].text)
+        return StepResult("", {value} if self.bad else good, True)
+"""
+
+
+@pytest.mark.parametrize("value", ["math.nan", "-math.inf"])
+def test_an_episode_with_a_reward_that_is_not_finite_is_lost_and_named(
+    broken_env, tmp_path, monkeypatch, value
+):
+    name = f"unsound_{value[-3:]}"
+    (tmp_path / f"{name}.py").write_text(UNSOUND_ENV.format(always=False, value=value))
+    flags = ["--algo.episodes", "8", "--env.name", f"{name}:Unsound", "--run.steps", "1"]
+    assert train_until_exit(*flags, "--run.dir", tmp_path / "run") == 0
+    [row] = [json.loads(x) for x in (tmp_path / "run/metrics.jsonl").read_text().splitlines()]
+    assert row["episode/failed"] == 1 and row["guard/skipped"] == 0
+    assert math.isfinite(row["reward/mean"]) and row["agent/solver/grad_norm"] > 0
+    [line] = re.findall(r".*dropped an episode.*", (tmp_path / "run/log.txt").read_text())
+    got = value[5:]
+    assert re.search(rf"task \d+: .*Unsound.* reward: expected a finite number, got {got}", line)
+
+
+def test_where_no_reward_is_finite_the_run_ends_with_one_line(broken_env, tmp_path, capsys):
+    (tmp_path / "unsound_all.py").write_text(UNSOUND_ENV.format(always=True, value="math.nan"))
+    flags = ["--env.name", "unsound_all:Unsound", "--run.steps", "1"]
+    assert train_until_exit(*broken_env[:2], *flags, "--run.dir", tmp_path / "run") == 2
+    last = capsys.readouterr().err.splitlines()[-1]
+    assert "Unsound: reward: expected a finite number, got nan" in last

@@ -308,8 +308,8 @@ def test_a_signal_ends_a_play_that_hangs_and_saves_what_is_learned(own_env, tmp_
 @pytest.mark.slow
 def test_a_rollback_drops_what_was_played_ahead(own_env, tmp_path, monkeypatch):
     """Twice the same, with other delays; steps after it are sampled by what it went back to."""
-    do = "return StepResult('', float('nan'), True) if {0} else StepResult('', 1.0, True)"
-    flags = own_env("lag_breaks", "pass")
+    do = "return StepResult('', 77.0 if {0} else 1.0, True)"
+    flags = [*own_env("lag_breaks", "pass"), "--algo.name", "spoiled:SPOILED"]
     (tmp_path / "lag_breaks.py").write_text(
         ENV.format(do=do.format("self.broken")).replace(
             "self.late = ", "self.broken = 24 <= seed < 8000\n        self.late = "
