@@ -97,32 +97,87 @@ def gradients(
     r: Rows[jax.Array],
     t: Targets,
 ) -> Totals:
-    """Computes the totals of one microbatch."""
+    """Computes the totals of one microbatch.
+
+    A decision whose loss has a gradient that is not finite makes the gradient of its own adapter
+    NaN, and changes no other: it stops where the loss ends, as behind it, in the products that all
+    adapters share, 0 * NaN is NaN.
+    """
+    broken_BA = jnp.zeros_like(r.mask_BA)
+    mask_BA, _, owner_BA = logprobs.decision_labels(r, "token")
     with jax.named_scope("policy"):
-        policy = functools.partial(_policy_loss, static, base, r=r, t=t)
-        grad_policy, (logprobs_BA, seen) = jax.grad(policy, has_aux=True)(adapters)
+        policy = jax.grad(functools.partial(_policy_loss, static, base, r=r, t=t), (0, 1), True)
+        (grad_policy, broken_BA), (logprobs_BA, seen) = policy(adapters, broken_BA)
+        count = lora.shape_of(adapters)[0]
+        grad_policy = _void(grad_policy, _sums_by(owner_BA, mask_BA, count)(broken_BA))
     critic_loss, grad_critic = jnp.zeros(()), critic
     if static.settings.critic is not None and t.values_BX is not None:
+        mask_BX, agent_BX, _ = logprobs.decision_labels(r, static.algorithm.level)
         with jax.named_scope("critic"):
             value = functools.partial(_value_loss, static, base, r=r, t=t, old_BX=t.values_BX)
-            critic_loss, grad_critic = jax.value_and_grad(value)(critic)
-    count = lora.shape_of(adapters)[0]
+            critic_loss, (grad_critic, broken_BX) = jax.value_and_grad(value, (0, 1))(
+                critic, jnp.zeros_like(mask_BX)
+            )
+            broken_P = _sums_by(agent_BX, mask_BX, static.agents)(broken_BX)
+            broken = critic_lib.decisions(critic, broken_P)
+            grad_critic = critic_lib.Critic(*map(_void, grad_critic, broken))
     sums = _sums(static, logprobs_BA, seen, r, t, count, critic_loss)
     return grad_policy, grad_critic, sums
 
 
+_LARGEST = 1e18  # the square of a gradient beyond it, and so its norm, may overflow
+
+
+@jax.custom_vjp
+def _bounded(x: jax.Array, broken: jax.Array) -> jax.Array:
+    """x, whose gradient becomes 0 where it is not finite or beyond 1e18; that of ``broken`` is 1
+    there and 0 elsewhere."""
+    return x
+
+
+def _bounded_backward(_: None, gradient: jax.Array) -> tuple[jax.Array, jax.Array]:
+    is_sound = jnp.abs(gradient) < _LARGEST
+    return jnp.where(is_sound, gradient, 0), (~is_sound).astype(gradient.dtype)
+
+
+_bounded.defvjp(lambda x, broken: (x, None), _bounded_backward)
+
+
+def _void(gradient: Any, broken_M: jax.Array) -> Any:
+    """Makes the gradients of members with anything broken NaN; leading axis M."""
+
+    def void(leaf: jax.Array) -> jax.Array:
+        return jnp.where(broken_M.reshape(-1, *[1] * (leaf.ndim - 1)) > 0, jnp.nan, leaf)
+
+    return jax.tree.map(void, gradient)
+
+
+def _sums_by(labels: jax.Array, mask: jax.Array, size: int) -> Callable[[jax.Array], jax.Array]:
+    """Sums up the numbers of each label; a NaN is in no other label's sum."""
+    is_own = jax.nn.one_hot(labels, size, dtype=bool) & (mask[..., None] > 0)
+    return lambda x: jnp.where(is_own, x[..., None], 0).sum((0, 1), dtype=jnp.float32)
+
+
 def _policy_loss(
-    static: Static, base: Base, adapters: lora.Adapters, *, r: Rows[jax.Array], t: Targets
+    static: Static,
+    base: Base,
+    adapters: lora.Adapters,
+    broken_BA: jax.Array,
+    *,
+    r: Rows[jax.Array],
+    t: Targets,
 ) -> tuple[jax.Array, tuple[jax.Array, dict[str, jax.Array]]]:
     """Sum over decisions of weight · policy loss − entropy_coef · entropy + kl_coef · KL.
 
     Also returns logprobs_BA, and the numbers of each decision that the metrics are means of.
+    The gradient of ``broken_BA`` says at which tokens that of the loss is not finite.
     """
     settings, algo, level = static.settings, static.settings.algo, static.algorithm.level
     mask_BX, _, _ = logprobs.decision_labels(r, level)
     logprobs_BA, entropy_BA = logprobs.action_logprobs(
         static.graphdef, base, adapters, settings.lora.alpha, r, algo.entropy_coef != 0
     )
+    logprobs_BA = _bounded(logprobs_BA, broken_BA)
 
     def log_prob(x_BA: jax.Array) -> jax.Array:
         return logprobs.per_decision(x_BA, r, level, r.divisor_BK)
@@ -162,15 +217,16 @@ def _value_loss(
     static: Static,
     base: Base,
     critic: critic_lib.Critic,
+    broken_BX: jax.Array,
     *,
     r: Rows[jax.Array],
     t: Targets,
     old_BX: jax.Array,
 ) -> jax.Array:
-    """Sum over decisions of the critic's error."""
+    """Sum over decisions of the critic's error; ``broken_BX`` as of ``_policy_loss``."""
     algo, level = static.settings.algo, static.algorithm.level
     mask_BX, _, _ = logprobs.decision_labels(r, level)
-    values_BX = values(static, base, critic, r, t.features_BXD)
+    values_BX = _bounded(values(static, base, critic, r, t.features_BXD), broken_BX)
     error_BX = losses.value_loss(values_BX, old_BX, t.returns_BX, algo.value_clip, algo.huber_delta)
     return jnp.sum(error_BX * mask_BX)
 
@@ -192,11 +248,9 @@ def _sums(
     """Sums up the numbers of a microbatch's decisions, by agent and by adapter."""
     mask_BX, agent_BX, owner_BX = logprobs.decision_labels(r, static.algorithm.level)
 
-    def by(labels: jax.Array, mask: jax.Array, size: int) -> Callable[[jax.Array], jax.Array]:
-        return lambda x: jnp.einsum("bxn,bx->n", jax.nn.one_hot(labels, size), x * mask)
-
-    by_agent, by_owner = by(agent_BX, mask_BX, static.agents), by(owner_BX, mask_BX, adapters)
-    by_token = by(logprobs.token_agents(r), r.mask_BA, static.agents)
+    by_agent = _sums_by(agent_BX, mask_BX, static.agents)
+    by_owner = _sums_by(owner_BX, mask_BX, adapters)
+    by_token = _sums_by(logprobs.token_agents(r), r.mask_BA, static.agents)
     return Sums(
         per_agent={name: by_agent(seen[name]) for name in _MEANS}
         | {

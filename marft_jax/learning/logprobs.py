@@ -172,8 +172,10 @@ def per_decision(
     """Per-token numbers to per-decision numbers: sums over each turn's tokens, divided."""
     if level == "token":
         return x_BA
-    turn_BAK = jax.nn.one_hot(r.turn_BA, divisor_BK.shape[1]) * r.mask_BA[..., None]
-    return jnp.einsum("ba,bak->bk", x_BA, turn_BAK) / divisor_BK
+    is_own_BAK = jax.nn.one_hot(r.turn_BA, divisor_BK.shape[1], dtype=bool)
+    is_own_BAK &= r.mask_BA[..., None] > 0
+    # chosen, not multiplied: 0 * NaN would carry one turn's NaN to all turns of the row
+    return jnp.where(is_own_BAK, x_BA[..., None], 0).sum(1) / divisor_BK
 
 
 def dtype_of(base: decoder.Base) -> jnp.dtype:

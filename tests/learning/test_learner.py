@@ -588,3 +588,65 @@ def test_better_actions_become_more_likely():
     gain = np.array(scores[-1]) - np.array(scores[0])
     rewards = np.array([e.reward for e in rewarded])
     assert np.corrcoef(gain, rewards)[0, 1] > 0.3
+
+
+def spoiled_by(value: float, where: str):
+    """Puts a number into the advantages or returns of one decision of agent 1, behind all that
+    computes them."""
+
+    def spoil(ours, monkeypatch) -> None:
+        whole = ours._estimate
+
+        def estimates(state, batch, scored):
+            found = whole(state, batch, scored)
+            x_EJ = np.array(getattr(found, where))
+            x_EJ[tuple(np.argwhere((batch.chain.agent_EJ == 1) & (batch.chain.mask_EJ > 0))[0])] = (
+                value
+            )
+            return found._replace(**{where: x_EJ})
+
+        monkeypatch.setattr(ours, "_estimate", estimates)
+
+    return spoil
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf, 1e30])
+@pytest.mark.parametrize("name", ["appo", "tppo", "grpo", "gspo", "cispo", "reinforce"])
+def test_an_advantage_that_is_not_finite_stops_its_own_adapter_alone(name, value, monkeypatch):
+    episodes = small.random_episodes(8, steps=2, group=4)
+    config = settings(dataclasses.replace(ONCE, max_kl=99.0, group_size=4))
+    batch, ours = build(config, episodes, name), learner(config, name)
+    before = fresh(config, name)
+    start = jax.device_get(before)
+    sound = jax.device_get(ours.learn(before, batch, 0)[0])
+    spoiled_by(value, "advantages_EJ")(ours, monkeypatch)
+    after, _, metrics = jax.device_get(ours.learn(fresh(config, name), batch, 0))
+    assert not same(member(start, 0), member(sound, 0))
+    assert same(member(after, 0), member(sound, 0))
+    assert same(member(after, 1), member(start, 1))
+    assert same(after.critic, sound.critic)
+    broken = metrics["nonfinite"]["gradient of q.b"].tolist()
+    assert broken == [0, 1] and np.isfinite(metrics["approx_kl"]).all()
+
+
+@pytest.mark.parametrize("mode", ["heads", "lora", "shared"])
+def test_a_return_that_is_not_finite_stops_the_values_that_learn_from_it_alone(
+    episodes, mode, monkeypatch
+):
+    config = settings(ONCE, mode=mode)
+    batch, ours = build(config, episodes), learner(config)
+    start = jax.device_get(fresh(config))
+    sound = jax.device_get(ours.learn(fresh(config), batch, 0)[0])
+    spoiled_by(np.nan, "targets_EJ")(ours, monkeypatch)
+    after = jax.device_get(ours.learn(fresh(config), batch, 0)[0])
+    assert same(after.adapters, sound.adapters)
+    of = lambda state, n: jax.tree.map(lambda x: np.asarray(x[n]), state.critic)  # noqa: E731
+    if mode == "shared":
+        assert same(after.critic, start.critic)
+    elif mode == "heads":
+        assert same(of(after, 0), of(sound, 0)) and not same(of(after, 0), of(start, 0))
+        assert same(of(after, 1), of(start, 1))
+    else:
+        adapter = lambda state, n: jax.tree.map(lambda x: x[n], state.critic.adapters)  # noqa: E731
+        assert same(adapter(after, 0), adapter(sound, 0))
+        assert same(adapter(after, 1), adapter(start, 1))
