@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from marft_jax.config import Algo
 from marft_jax.errors import BadInput
 from marft_jax.learning.batch import Chain, chain_of_turns
 from marft_jax.plugins import load_plugin, shown
@@ -86,24 +87,25 @@ def gae_by_layer(
     begins_EJ = real_EJ & (turn_EJ[:, 1:-1] != turn_EJ[:, :-2])
     ends_EJ = real_EJ & (turn_EJ[:, 1:-1] != turn_EJ[:, 2:])
     e_E1 = np.arange(len(real_EJ))[:, None]
-
-    def total(x_EJ: np.ndarray, labels_EJ: np.ndarray) -> np.ndarray:
-        sums = np.zeros((len(real_EJ), np.max(labels_EJ) + 2))
-        np.add.at(sums, (e_E1, labels_EJ), x_EJ)
-        return sums
-
-    turns_EY = np.maximum(total(begins_EJ, chain.layer_EJ), 1)
+    turns_EY = np.maximum(_row_sums(begins_EJ, chain.layer_EJ), 1)
     next_EJ = np.pad(values_EJ[:, 1:], ((0, 0), (0, 1)))
-    layer_EY = total(values_EJ * begins_EJ, chain.layer_EJ) / turns_EY
+    layer_EY = _row_sums(values_EJ * begins_EJ, chain.layer_EJ) / turns_EY
     next_EJ = np.where(ends_EJ, layer_EY[e_E1, chain.layer_EJ + 1], next_EJ)
-    siblings_EJ = total(chain.rewards_EJ, chain.layer_EJ)[e_E1, chain.layer_EJ]
-    siblings_EJ = siblings_EJ - total(chain.rewards_EJ, chain.turn_EJ)[e_E1, chain.turn_EJ]
+    siblings_EJ = _row_sums(chain.rewards_EJ, chain.layer_EJ)[e_E1, chain.layer_EJ]
+    siblings_EJ = siblings_EJ - _row_sums(chain.rewards_EJ, chain.turn_EJ)[e_E1, chain.turn_EJ]
     rewards_EJ = chain.rewards_EJ + np.where(ends_EJ, siblings_EJ, 0)
     is_last_EJ = ends_EJ & (chain.layer_EJ == chain.layer_EJ.max(1, keepdims=True))
     share_EJ = begins_EJ / turns_EY[e_E1, chain.layer_EJ]
     layers = Layers(chain.layer_EJ, ends_EJ, share_EJ)
     discounts_EJ = gamma * chain.mask_EJ * ~is_last_EJ
     return gae(rewards_EJ, values_EJ, next_EJ, discounts_EJ, gae_lambda, layers)
+
+
+def _row_sums(x_EJ: np.ndarray, labels_EJ: np.ndarray) -> np.ndarray:
+    """Sum of each label of a row, and one label more, whose sum is 0; ``[E, labels + 1]``."""
+    sums = np.zeros((len(x_EJ), np.max(labels_EJ) + 2))
+    np.add.at(sums, (np.arange(len(x_EJ))[:, None], labels_EJ), x_EJ)
+    return sums
 
 
 def returns_to_go(chain: Chain) -> np.ndarray:
@@ -113,12 +115,14 @@ def returns_to_go(chain: Chain) -> np.ndarray:
 
 
 def sizes(chain: Chain, values_EJ: np.ndarray | None) -> np.ndarray:
-    """Sizes of the numbers that an advantage is computed from: |V| + Σ |r| of its episode.
+    """Sizes of the numbers that an advantage is computed from: |V| + what its episode adds up.
 
-    Their rounding is a millionth of that or less, however much they cancel out.
+    The latter is Σ |r|, or what the rewards were added up from where that is larger. Their
+    rounding is a millionth of that or less, however much they cancel out.
     """
     values_EJ = np.zeros_like(chain.rewards_EJ) if values_EJ is None else values_EJ
-    return np.abs(values_EJ) + np.abs(chain.rewards_EJ).sum(1, keepdims=True)
+    added_E = np.maximum(np.abs(chain.rewards_EJ).sum(1), chain.size_E)
+    return np.abs(values_EJ) + added_E[:, None]
 
 
 class Cells(NamedTuple):
@@ -167,7 +171,7 @@ def subtract_mean(x: np.ndarray, over: Cells, sizes: np.ndarray) -> np.ndarray:
     return zero_rounding(x - (top + over.mean(x - top)), over, sizes)
 
 
-_ROUNDING = 1e-5  # differences up to this part of the numbers that they come from are none
+ROUNDING = 1e-5  # differences up to this part of the numbers that they come from are none
 
 
 def zero_rounding(change: np.ndarray, over: Cells, sizes: np.ndarray) -> np.ndarray:
@@ -176,7 +180,12 @@ def zero_rounding(change: np.ndarray, over: Cells, sizes: np.ndarray) -> np.ndar
     Otherwise a mean that misses by one rounding would be divided by a deviation of rounding, and
     Adam would take a full step for it. What is not finite stays.
     """
-    return np.where(over.rms(change) <= _ROUNDING * over.rms(sizes), 0, change)
+    return np.where(is_rounding(over.rms(change), over.rms(sizes)), 0, change)
+
+
+def is_rounding(spread: np.ndarray, size: np.ndarray) -> np.ndarray:
+    """True where a spread is at most 1e-5 of a size; both are finite."""
+    return (spread <= ROUNDING * size) & np.isfinite(spread) & np.isfinite(size)
 
 
 def minus_place_mean(returns_EJ: np.ndarray, sizes_EJ: np.ndarray, chain: Chain) -> np.ndarray:
@@ -195,16 +204,20 @@ def minus_place_mean(returns_EJ: np.ndarray, sizes_EJ: np.ndarray, chain: Chain)
 
 
 def minus_siblings(chain: Chain, by_step: bool = False) -> np.ndarray:
-    """Value of each turn minus the mean value of its siblings; 0 for a turn that has none.
+    """Leave-one-out advantage of a turn over its siblings: A_i = V_i − mean of V_j over j ≠ i.
 
-    Siblings are samples of one turn, from the same state. The value of one is the mean return over
-    the leaves of its subtree: of a branch's turn, its own return; of a trunk's turn t, the mean
-    over the trunk and its branches at later turns. ``by_step``: it is the turn's own reward.
-    Exactly 0 where all siblings are worth the same.
+    Siblings are samples of the same turn from the same state: the trunk and its branches at that
+    turn. V of a branch is its return. V of the trunk at turn t is the mean return of the trunk and
+    of all branches at later turns. With ``by_step`` V is the turn's own reward. A turn without
+    siblings gets 0, and all get exactly 0 where every sibling is worth the same.
+
+    A KL in the reward is charged to the turn that made it, −kl_i in V_i, and to no other: of a
+    branch's later turns nobody knows the KL, so the trunk's other turns do not count either.
 
     Sources: leave-one-out credit by replay, C3 (arXiv 2603.06859); AT-GRPO (arXiv 2510.11062).
     """
-    returns_E = chain.rewards_EJ.sum(1, dtype=np.float64)
+    paid_EJ = chain.rewards_EJ.astype(np.float64) + chain.kl_EJ
+    returns_E, kl_E, sizes_E = paid_EJ.sum(1), chain.kl_EJ.sum(1), sizes(chain, None)[:, 0]
     advantages_EJ = np.zeros_like(chain.rewards_EJ)
     for trunk in np.flatnonzero(chain.branch_E < 0):
         tree_E = chain.trunk_E == trunk
@@ -212,12 +225,10 @@ def minus_siblings(chain: Chain, by_step: bool = False) -> np.ndarray:
             siblings = np.flatnonzero(tree_E & (chain.branch_E == turn))
             leaves_E = tree_E & ((chain.branch_E < 0) | (chain.branch_E > turn))
             is_own_J = chain.turn_EJ[trunk] == turn
-            own = returns_E[leaves_E]
-            if by_step:
-                own = chain.rewards_EJ[trunk, is_own_J].sum(keepdims=True, dtype=np.float64)
-            value = own[0] + (own - own[0]).mean()
-            values = np.asarray([value, *returns_E[siblings]]) - value
-            if np.abs(values).max() <= _ROUNDING * np.abs(own).max():
+            own = paid_EJ[trunk, is_own_J].sum(keepdims=True) if by_step else returns_E[leaves_E]
+            value = own[0] + (own - own[0]).mean() - chain.kl_EJ[trunk, is_own_J].sum()
+            values = np.asarray([value, *(returns_E - kl_E)[siblings]]) - value
+            if is_rounding(np.abs(values).max(), sizes_E[tree_E].max()):
                 continue
             apart = values - (values.sum() - values) / len(siblings)
             advantages_EJ[trunk] += apart[0] * is_own_J
@@ -226,24 +237,33 @@ def minus_siblings(chain: Chain, by_step: bool = False) -> np.ndarray:
 
 
 def minus_alone(chain: Chain) -> np.ndarray:
-    """Return of each turn's episode minus what its agent earns alone on the task; exactly 0 where
-    all samples of an agent on a task earn that, or nobody knows it (CCPO, arXiv 2603.21563).
+    """Return of each turn's episode minus what its agent earns alone on the task.
+
+    Exactly 0 where all samples of an agent on a task earn that, or nobody knows it. A KL in the
+    reward is charged to its own turn, as in ``minus_siblings``: nobody knows it of agents alone.
+
+    Source: CCPO, arXiv 2603.21563.
     """
-    returns_E1 = chain.rewards_EJ.sum(1, keepdims=True, dtype=np.float64)
-    apart_EJ = np.where(np.isnan(chain.alone_EJ), 0, returns_E1 - chain.alone_EJ) * chain.mask_EJ
+    returns_E1 = (chain.rewards_EJ.astype(np.float64) + chain.kl_EJ).sum(1, keepdims=True)
+    kl_EK = _row_sums(chain.kl_EJ, chain.turn_EJ)
+    apart_EJ = returns_E1 - chain.alone_EJ - np.take_along_axis(kl_EK, chain.turn_EJ, axis=1)
+    apart_EJ = np.where(np.isnan(chain.alone_EJ), 0, apart_EJ) * chain.mask_EJ
     over = Cells(chain.weight_EJ, chain.group_EJ).split(chain.agent_EJ)
     return zero_rounding(apart_EJ, over, sizes(chain, None))
 
 
-def groups_with_signal(episodes: Sequence[Episode], rewards: Sequence[np.ndarray]) -> set[int]:
+def groups_with_signal(
+    episodes: Sequence[Episode], rewards: Sequence[np.ndarray], algo: Algo | None = None
+) -> set[int]:
     """Finds the groups in which turns that are compared differ in return-to-go.
 
     Others would teach nothing.
 
     Args:
         rewards: of the turns of each episode.
+        algo: the settings that credited them; by default nothing was added to a reward.
     """
-    chain = chain_of_turns(episodes, rewards)
+    chain = chain_of_turns(episodes, rewards, algo)
     differences_EJ = minus_place_mean(returns_to_go(chain), sizes(chain, None), chain)
     differ_E = np.any(differences_EJ, axis=1)
     return {episodes[e].group for e in chain.episode_E[differ_E]}

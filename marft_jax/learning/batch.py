@@ -19,6 +19,7 @@ import numpy as np
 
 from marft_jax import random_keys
 from marft_jax.config import Algo
+from marft_jax.learning.credit import size_of
 from marft_jax.learning.packing import TokenSequence, action_slots, deal, layout, nest
 from marft_jax.parallel.ladder import bucket
 from marft_jax.random_keys import Stream
@@ -62,6 +63,7 @@ class Chain(NamedTuple):
     flat_EJ: np.ndarray  # flat position in [U, B, K] (action level) or [U, B, A] (token level)
     mask_EJ: np.ndarray  # 1 for links, 0 for padding
     rewards_EJ: np.ndarray  # reward of each link; a turn's reward sits on its last token
+    kl_EJ: np.ndarray  # the KL penalty that the reward contains: it was subtracted
     continues_EJ: np.ndarray  # 1 where another link of the episode follows
     weight_EJ: np.ndarray  # 1 / the links of its turn, so that each turn adds up to one
     alone_EJ: np.ndarray  # what its agent earns alone on the task; NaN where nobody knows
@@ -75,6 +77,7 @@ class Chain(NamedTuple):
     trunk_E: np.ndarray  # number of the chain that it is a branch of; its own of a trunk
     branch_E: np.ndarray  # the turn of the trunk that it is another sample of; -1 of a trunk
     episode_E: np.ndarray  # number of the episode
+    size_E: np.ndarray  # what the chain's rewards were added up from, in absolute values
     shape_UBX: tuple[int, ...]  # of the rows that the decisions stand in
 
     @property
@@ -137,7 +140,7 @@ def build(
     )
     whole = pack([[s for e in block for s in sequences_E[e]] for block in dealt])
     kind = whole.rows.turn_mask_BK if level == "action" else whole.rows.mask_BA
-    chain = _chain(episodes, rewards, whole.flat, kind.shape)
+    chain = _chain(episodes, rewards, whole.flat, kind.shape, config)
     batch = Batch(whole.rows, chain, whole.prefix_shared, len(dealt))
     if not prompts:
         return batch
@@ -319,10 +322,16 @@ def trees_of(
     return np.asarray(trunk_E), np.asarray([-1 if b is None else b[0] for b in branches])
 
 
-def chain_of_turns(episodes: Sequence[Episode], rewards: Sequence[np.ndarray]) -> Chain:
-    """Links the turns of episodes that are not packed, each as one decision."""
+def chain_of_turns(
+    episodes: Sequence[Episode], rewards: Sequence[np.ndarray], algo: Algo | None = None
+) -> Chain:
+    """Links the turns of episodes that are not packed, each as one decision.
+
+    Args:
+        algo: the settings that credited the rewards; by default nothing was added to a reward.
+    """
     one = {(e, k): range(1) for e, x in enumerate(episodes) for k in range(len(x.turns))}
-    return _chain(episodes, rewards, one, (1, 1, 1))
+    return _chain(episodes, rewards, one, (1, 1, 1), algo)
 
 
 def _chain(
@@ -330,6 +339,7 @@ def _chain(
     rewards: Sequence[np.ndarray],
     flat: Mapping[tuple[int, int], range],
     shape_UBX: tuple[int, ...],
+    algo: Algo | None,
 ) -> Chain:
     """Lays the turns' decisions end to end, given their flat positions by (episode, turn)."""
     chains = chains_of(episodes)
@@ -337,11 +347,12 @@ def _chain(
     trunk_E, branch_E = trees_of(episodes, chains)
     chain = Chain(
         np.zeros(shape, np.int32),
-        *(np.zeros(shape, np.float32) for _ in range(5)),  # pyright: ignore[reportCallIssue]
+        *(np.zeros(shape, np.float32) for _ in range(6)),  # pyright: ignore[reportCallIssue]
         *(np.zeros(shape, np.int32) for _ in range(7)),
         episode_E=np.asarray([e for e, _ in chains]),
         trunk_E=trunk_E,
         branch_E=branch_E,
+        size_E=np.asarray([size_of(episodes[e], algo) if algo else 0.0 for e, _ in chains]),
         shape_UBX=shape_UBX,
     )
     groups: dict[tuple[int, str], int] = {}

@@ -50,28 +50,33 @@ def estimate(
     reference_UBA: np.ndarray | None,
     baseline: Moving,
     values_scale: Moving,
+    rounding: float = adv.ROUNDING,
 ) -> Estimates:
     """Computes KL, advantages and returns of every decision.
 
     Args:
         values_UBX: the critic's outputs, values without their scale.
         baseline, values_scale: the averages so far, as host arrays.
+        rounding: of a log-prob, as a part of its size; depends on the dtype of the base.
     """
     chain, report = batch.chain, dict[str, np.ndarray | float]()
     if reference_UBA is not None:
-        rows = batch.rows
-        kl = losses.reference_kl(
-            jnp.asarray(rows.behaviour_BA), jnp.asarray(reference_UBA), algo.estimator
-        )
-        kl_UBA = np.asarray(kl) * rows.mask_BA
-        report["ref_kl"] = by_agent(kl_UBA, rows, agents)
+        kl_UBA, slack_UBA = _reference_kl(batch.rows, reference_UBA, algo.estimator, rounding)
+        report["ref_kl"] = by_agent(kl_UBA, batch.rows, agents)
         if algo.kl_in == "reward":
-            penalty_UBX = kl_UBA if algorithm.level == "token" else per_turn(kl_UBA, rows)
-            penalty_EJ = to_chain(penalty_UBX, chain)
-            chain = chain._replace(rewards_EJ=chain.rewards_EJ - algo.kl_coef * penalty_EJ)
+            kl_EJ, slack_EJ = (
+                to_chain(x if algorithm.level == "token" else per_turn(x, batch.rows), chain)
+                for x in (kl_UBA, np.square(slack_UBA))
+            )
+            size_E = algo.kl_coef * np.sqrt(slack_EJ.sum(1)) / adv.ROUNDING
+            kl_EJ = algo.kl_coef * kl_EJ
+            chain = chain._replace(
+                rewards_EJ=chain.rewards_EJ - kl_EJ, kl_EJ=kl_EJ, size_E=chain.size_E + size_E
+            )
     values_EJ = None
     if values_UBX is not None:
         largest = np.abs(adv.returns_to_go(chain)).max()
+        largest *= not adv.is_rounding(largest, chain.size_E.max())
         values_scale = values_scale.moved(largest, largest, _SCALE_DECAY)
         values_EJ = to_chain(values_UBX, chain) * values_scale.mean
     known_EJ = np.zeros_like(chain.rewards_EJ) if values_EJ is None else values_EJ
@@ -91,6 +96,21 @@ def estimate(
     targets_EJ = returns_EJ / (values_scale.mean or 1)
     loss = _loss(algo, batch, agents)
     return Estimates(advantages_EJ, targets_EJ, loss, values_EJ, baseline, values_scale, report)
+
+
+def _reference_kl(
+    rows: Rows[np.ndarray], reference_UBA: np.ndarray, estimator: str, rounding: float
+) -> tuple[np.ndarray, np.ndarray]:
+    """KL to the reference at each action token, and how far a rounding of the log-probs moves it:
+    before the first update of an adapter the KL is nothing else."""
+
+    def kl(behaviour_UBA: np.ndarray) -> np.ndarray:
+        x, reference = jnp.asarray(behaviour_UBA), jnp.asarray(reference_UBA)
+        return np.asarray(losses.reference_kl(x, reference, estimator)) * rows.mask_BA
+
+    shift_UBA = rounding * (1 + np.abs(rows.behaviour_BA) + np.abs(reference_UBA))
+    kl_UBA = kl(rows.behaviour_BA)
+    return kl_UBA, kl(rows.behaviour_BA + shift_UBA) - kl_UBA
 
 
 def _loss(algo: Algo, batch: Batch, agents: int) -> Loss | None:

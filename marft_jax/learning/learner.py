@@ -21,7 +21,7 @@ from marft_jax import random_keys
 from marft_jax.learning import batch as batch_lib
 from marft_jax.learning import critic as critic_lib
 from marft_jax.learning import gradients, optimiser, pool
-from marft_jax.learning.advantages import ROLES
+from marft_jax.learning.advantages import ROLES, ROUNDING
 from marft_jax.learning.algorithms import Algorithm
 from marft_jax.learning.batch import Rows
 from marft_jax.learning.estimates import (
@@ -33,7 +33,7 @@ from marft_jax.learning.estimates import (
     to_rows,
 )
 from marft_jax.learning.gradients import Targets
-from marft_jax.learning.logprobs import Graph
+from marft_jax.learning.logprobs import Graph, dtype_of
 from marft_jax.learning.settings import LearnerSettings
 from marft_jax.learning.state import Moving, TrainState, Version
 from marft_jax.learning.values import Scored, Static, proximal, reads_base, reads_prompts, score
@@ -212,6 +212,7 @@ class Learner:
             host([s.values_BX for s in scored]),
             host([s.reference_BA for s in scored]),
             *mesh_lib.fetch((state.baseline, state.values_scale)),
+            rounding=max(ROUNDING, 2 * float(jnp.finfo(dtype_of(self._base)).eps)),
         )
 
     def _targets(

@@ -331,6 +331,11 @@ def validate(algo: Algo, critic: Critic) -> None:
                 f"--algo.group_size: {what} compares samples of one task, expected at least 2, "
                 f"got {size}; set it to 8, say"
             )
+    if algo.episodes == 1 and algo.normalize in ("batch", "agent") and not algo.compares:
+        raise BadInput(
+            f"--algo.episodes: --algo.normalize {algo.normalize} compares what episodes earn, "
+            "expected at least 2, got 1, with which no adapter ever moves; set it to 8, say"
+        )
     if algo.episodes % size:
         raise BadInput(
             f"--algo.episodes: expected a multiple of --algo.group_size {size}, got {algo.episodes}"

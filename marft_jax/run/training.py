@@ -111,12 +111,14 @@ class Training(NamedTuple):
 
     def sampled(self) -> Sampled:
         """Steps that the team plays itself."""
-        credit = make_credit(self.config.algo, self.session.team)
+        algo = self.config.algo
+        credit = make_credit(algo, self.session.team)
+        has_signal = functools.partial(groups_with_signal, algo=algo)
 
         def play(job: Job, unwanted: Unwanted) -> Collected:
             source = self.curriculum.source(job.level)
             rollout = make_rollout(self.session, source, self.threads, unwanted=unwanted)
-            return collect(rollout, credit, groups_with_signal, self.config, job.attempt)
+            return collect(rollout, credit, has_signal, self.config, job.attempt)
 
         steps, apart = self.config.run.steps, bool(self.config.mesh.rollout)
         return Sampled(self.pipeline, self.session.engine, self.curriculum, play, steps, apart)

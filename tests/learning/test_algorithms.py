@@ -421,6 +421,11 @@ def test_defaults_are_the_algorithms_own(name, expected):
     assert got == expected
 
 
+ONE_OF_A_TREE = (
+    "--algo.name grpo --algo.group_size 1 --algo.credit siblings --algo.branches 3".split()
+)
+
+
 def test_what_was_set_stays():
     algo = cli.parse(
         "--algo.name grpo --algo.normalize group_turn --algo.group_size 4".split()
@@ -447,6 +452,13 @@ def test_what_was_set_stays():
         ("--algo.name reinforce --algo.group_size 1", "--algo.name reinforce compares .* got 1"),
         ("--algo.normalize group_turn", "--algo.normalize group_turn compares .* got 1"),
         ("--algo.dynamic_sampling true", "--algo.dynamic_sampling compares .* got 1"),
+        ("--algo.episodes 1", "--algo.episodes: --algo.normalize batch .* at least 2, got 1"),
+        ("--algo.name tppo --algo.episodes 1", "--algo.episodes: .* at least 2, got 1"),
+        (
+            "--algo.name reinforce --algo.baseline moving --algo.group_size 1 --algo.episodes 1"
+            " --algo.normalize agent",
+            "--algo.episodes: --algo.normalize agent .* got 1",
+        ),
         ("--algo.name grpo --algo.group_size 7", "--algo.episodes: expected a multiple .* got 64"),
         ("--algo.kl_coef 1 --algo.kl_in loss --algo.kl_estimator k1", "k1 has no gradient"),
     ],
@@ -454,6 +466,11 @@ def test_what_was_set_stays():
 def test_settings_that_contradict_each_other_are_one_line_with_what_to_do(flags, message):
     with pytest.raises(BadInput, match=message):
         cli.parse(flags.split())
+
+
+@pytest.mark.parametrize("more", [["--algo.normalize", "none"], ONE_OF_A_TREE])
+def test_one_episode_is_enough_where_nothing_is_compared_with_other_episodes(more):
+    assert cli.parse(["--algo.episodes", "1", *more]).algo.episodes == 1
 
 
 def test_the_estimator_of_the_kl_follows_from_where_it_goes():

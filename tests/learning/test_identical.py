@@ -16,9 +16,16 @@ from one_step import settings as config_of
 
 from marft_jax.config import Algo
 from marft_jax.learning import batch as batch_lib
-from marft_jax.learning.advantages import Cells, groups_with_signal, normalize, role_means
+from marft_jax.learning.advantages import (
+    Cells,
+    groups_with_signal,
+    normalize,
+    role_means,
+    zero_rounding,
+)
 from marft_jax.learning.algorithms import find_algorithm, normalized_advantages
 from marft_jax.learning.credit import make_credit
+from marft_jax.learning.estimates import estimate
 from marft_jax.learning.settings import SETTINGS
 from marft_jax.learning.state import Moving
 
@@ -346,3 +353,101 @@ def test_an_adapter_without_any_advantage_does_not_step_while_others_do():
     after = jax.device_get(after)
     moved = [not same(member(before, n), member(after, n)) for n in range(3)]
     assert moved == [False, True, False]
+
+
+# What is added up to a reward, and what rounding leaves of it.
+
+
+def estimated(algo: Algo, episodes, kl, *, rounding: float = 1e-5):
+    """Estimates with a reference whose log-probs are the behaviour's minus ``kl``, by token."""
+    level = find_algorithm(algo.name).level
+    rewards = list(map(make_credit(algo, small.team(3)), episodes))
+    batch = batch_lib.build(episodes, rewards, (0, 1, 2), algo, level)
+    values_UBX = None
+    if algo.has_critic:
+        shape = (batch.rows.turn_mask_BK if level == "action" else batch.rows.mask_BA).shape
+        values_UBX = np.random.default_rng(5).normal(0, 0.1, shape)
+    zero = Moving(np.zeros(()), np.zeros(()))
+    means = Moving(np.zeros(3), np.zeros(3))
+    reference_UBA = batch.rows.behaviour_BA - np.asarray(kl(batch.rows), np.float32)
+    how = algo, find_algorithm(algo.name), 3, batch, values_UBX, reference_UBA, means, zero
+    return estimate(*how, rounding=rounding)
+
+
+ROUNDED = {
+    "nothing but rounding": (0.0, 2e-6, False),
+    "an equal drift and rounding": (0.3, 2e-6, False),
+    "a drift that differs": (0.0, 0.05, True),
+}
+
+
+@pytest.mark.parametrize("case", ROUNDED)
+@pytest.mark.parametrize("estimator", ["k1", "k2", "k3"])
+@pytest.mark.parametrize("name", ["appo", "tppo", "grpo", "gspo", "cispo", "reinforce"])
+@pytest.mark.parametrize("reward", [0.0, 0.7])
+def test_a_kl_in_the_reward_that_is_rounding_teaches_nothing(name, estimator, case, reward):
+    """The sampler and the update compute the same log-probs, but for a rounding. Tokens of a turn
+    that have drifted have unlike returns, as less KL follows a later one."""
+    drift, noise, teaches = ROUNDED[case]
+    teaches |= drift > 0 and find_algorithm(name).level == "token"
+    rng = np.random.default_rng(0)
+    turns = [small.turn(a, [1, 2], [5, 6, 7]) for a in (0, 1)]
+    episodes = [small.episode(0, turns, [reward]) for _ in range(8)]
+    more = {} if SETTINGS[name].has_critic else {"group_size": 8}
+    algo = SETTINGS[name](
+        episodes=8, kl_coef=0.1, kl_in="reward", kl_estimator=estimator, normalize="batch", **more
+    )
+    found = estimated(algo, episodes, lambda r: drift + noise * rng.uniform(-1, 1, r.mask_BA.shape))
+    assert found.advantages_EJ.any() == teaches
+    if not reward and not drift and not teaches:  # no return is in the values' scale
+        assert found.values_scale.mean == 0
+
+
+def test_in_bfloat16_log_probs_have_a_coarser_rounding():
+    turns = [small.turn(a, [1, 2], [5, 6, 7]) for a in (0, 1)]
+    episodes = [small.episode(0, turns, [0.0]) for _ in range(8)]
+    algo = SETTINGS["grpo"](episodes=8, group_size=8, kl_coef=0.1, kl_in="reward")
+    rng = np.random.default_rng(0)
+    noise = lambda r: 0.01 * rng.uniform(-1, 1, r.mask_BA.shape)  # noqa: E731
+    assert estimated(algo, episodes, noise).advantages_EJ.any()
+    assert not estimated(algo, episodes, noise, rounding=2**-6).advantages_EJ.any()
+
+
+@pytest.mark.parametrize("name", ["grpo", "appo"])
+@pytest.mark.parametrize("bias", [-0.3, 0.0])
+def test_rewards_that_their_bias_or_each_other_cancel_are_judged_by_what_was_added(name, bias):
+    """0.1 + 0.2 - 0.3 in one sample, 0.3 - 0.3 in the other: in a step, and in its agents' own."""
+    rng = np.random.default_rng(0)
+    ways = [0.1 + 0.2, 0.3, float(np.float32(0.3))]
+    if bias:
+        episodes = [sample(0, [([0, 1], way, 0.0)], rng) for way in ways * 2]
+    else:
+        episodes = [sample(0, [([0], way, -0.3)], rng) for way in ways * 2]
+    more = {} if SETTINGS[name].has_critic else {"group_size": 6}
+    algo = SETTINGS[name](episodes=6, normalize="batch", reward_bias=bias, **more)
+    level = find_algorithm(name).level
+    rewards = list(map(make_credit(algo, small.team(3)), episodes))
+    chain = batch_lib.build(episodes, rewards, (0, 1, 2), algo, level).chain
+    zeros = np.zeros_like(chain.rewards_EJ)
+    got, _ = normalized_advantages(algo, find_algorithm(name), chain, zeros, np.zeros(3))
+    assert not got.any()
+    if bias:
+        assert groups_with_signal(episodes, rewards, algo) == set()
+
+
+@pytest.mark.parametrize("value", [np.inf, -np.inf, np.nan])
+def test_a_cell_with_a_number_that_is_not_finite_hides_nothing(value):
+    change = np.array([[value, 1.0, 2.0], [1e-9, 0.0, 1e-9]])
+    over = Cells(np.ones_like(change), np.array([[0, 0, 0], [1, 1, 1]]))
+    out = zero_rounding(change, over, np.ones_like(change))
+    np.testing.assert_array_equal(out, [[value, 1, 2], [0, 0, 0]])
+    out = zero_rounding(np.ones((1, 3)), Cells(np.ones((1, 3)), np.zeros((1, 3), int)),
+                        np.array([[value, 1.0, 1.0]]))  # fmt: skip
+    assert (out == 1).all()
+
+
+def test_an_infinite_reward_pays_no_turn_that_has_no_share_of_it():
+    episode = small.episode(0, [small.turn(a, [1], [2]) for a in (0, 1)], [np.inf])
+    for credit in ("last", "equal"):
+        paid = make_credit(SETTINGS["appo"](credit=credit), small.team(2))(episode)
+        assert paid.tolist() == [0, np.inf]

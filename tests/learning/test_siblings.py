@@ -74,9 +74,15 @@ GAMES = {
 }
 
 
+# The KL of each choice of the first turn, and of the second given the first.
+KL_FIRST, KL_SECOND = np.array([0.3, -0.1]), np.array([[0.2, 0.0], [-0.4, 0.7]])
+
+
+@pytest.mark.parametrize("coef", [0.0, 0.5])
 @pytest.mark.parametrize("game", GAMES.values(), ids=GAMES)
-def test_estimates_converge_to_the_exact_advantages(game):
-    """Two agents choose 0 or 1 with equal odds: the advantage of a choice is Q minus V, exactly."""
+def test_estimates_converge_to_the_exact_advantages(game, coef):
+    """Two agents choose 0 or 1 with equal odds: the advantage of a choice is Q minus V, exactly.
+    A KL in the reward is a cost of the choice itself: of a branch's later turns it is not known."""
     rng, samples = np.random.default_rng(0), 4000
     own, paid = trunk([0, 0])
     chain = chain_of_turns(*learnable([(own, paid), branch(own, 0, 1, 0), branch(own, 1, 1, 0)]))
@@ -85,21 +91,50 @@ def test_estimates_converge_to_the_exact_advantages(game):
         first, second = rng.integers(0, 2, 2)
         anew = rng.integers(0, 2, 2)  # the first turn anew, and what follows it
         late = rng.integers(0, 2)  # the second turn anew
-        rewards_EJ = np.zeros_like(chain.rewards_EJ)
+        rewards_EJ, kl_EJ = np.zeros((2, *chain.rewards_EJ.shape))
         rewards_EJ[0, 1] = game(first, second)
         rewards_EJ[1:, 0] = game(*anew), game(first, late)
-        found = minus_siblings(chain._replace(rewards_EJ=rewards_EJ))
+        kl_EJ[0] = KL_FIRST[first], KL_SECOND[first, second]
+        kl_EJ[1:, 0] = KL_FIRST[anew[0]], KL_SECOND[first, late]
+        kl_EJ *= coef
+        found = minus_siblings(chain._replace(rewards_EJ=rewards_EJ - kl_EJ, kl_EJ=kl_EJ))
         sums.setdefault((0, first, 0), []).append(found[0, 0])
         sums.setdefault((1, first, second), []).append(found[0, 1])
     for (turn, first, second), values in sums.items():
         if turn == 0:
+            kl = KL_FIRST[first] - KL_FIRST.mean()
             exact = np.mean([game(first, b) for b in (0, 1)]) - np.mean(
                 [game(a, b) for a, b in itertools.product((0, 1), repeat=2)]
             )
         else:
+            kl = KL_SECOND[first, second] - KL_SECOND[first].mean()
             exact = game(first, second) - np.mean([game(first, b) for b in (0, 1)])
         error = 4 * np.std(values) / np.sqrt(len(values)) + 1e-6
-        assert abs(np.mean(values) - exact) < error, (turn, first, second)
+        assert abs(np.mean(values) - (exact - coef * kl)) < error, (turn, first, second)
+
+
+@pytest.mark.parametrize("credit", ["siblings", "tree", "solo"])
+@pytest.mark.parametrize("name", ["grpo", "gspo"])
+def test_the_kl_of_other_turns_changes_nothing_where_all_are_worth_the_same(credit, name):
+    """Of a trunk the KL of every turn is known, of a branch that of its own alone."""
+    given = {"algo.name": name, "algo.credit": credit, "algo.branches": 2, "algo.group_size": 1}
+    config = configure({**given, "algo.episodes": 2, "algo.kl_coef": 0.1}).algo
+    if credit == "solo":
+        chain = alone_on([[0.0, 0.0, 0.7]], {0: float(np.float32(0.7)), 1: float(np.float32(0.7))})
+    else:
+        own, paid = trunk([0.0, 0.0, 0.7])
+        equal = [branch(own, 1, n, float(paid.sum())) for n in (1, 2)]
+        if credit == "tree":
+            equal = [branch(own, 1, n, 0.0) for n in (1, 2)]
+        chain = chain_of_turns(*learnable([(own, paid), *equal], by_step=credit == "tree"))
+    kl_EJ = np.zeros_like(chain.rewards_EJ)
+    kl_EJ[0, [0, 2]] = 0.1, 0.9
+    chain = chain._replace(rewards_EJ=chain.rewards_EJ - kl_EJ, kl_EJ=kl_EJ)
+    algorithm = ALGORITHMS[name]
+    found, _ = algorithm.advantages(config, chain, None, None)
+    assert not found[0, 1].any() and not found[1:].any()
+    if credit == "solo":
+        assert found[0] == pytest.approx([-0.1, 0, -0.9])
 
 
 def test_which_turns_have_branches_follows_from_seed_step_and_episode():
