@@ -16,7 +16,7 @@ from scripted import Scripted, text
 
 from marft_jax.envs.check import check
 from marft_jax.envs.games import pettingzoo, textarena
-from marft_jax.envs.games.open_spiel import Settings, source
+from marft_jax.envs.games.open_spiel import Settings, read_move, source
 from marft_jax.envs.games.tree import load
 from marft_jax.envs.threads import DaemonThreads
 from marft_jax.errors import BadInput, EpisodesFailed
@@ -230,6 +230,50 @@ def test_illegal_moves_cost_what_the_setting_says(how, turns, paid):
     assert sum(told) == (8 * 2 if turns == 3 else 0)
 
 
+@pytest.mark.parametrize(
+    ("moves", "said", "move"),
+    [
+        ("3 4", "34", None),
+        ("3 4", "I take 34", None),
+        ("3 4", "my move: 3", "3"),
+        ("3 4", "first 3, no: 4", "4"),
+        ("3 4", "3.", "3"),
+        ("3 4", "**3**", "3"),
+        ("3 4", "(3)", "3"),
+        ("3 4", "I take 3.5 or 1/4", None),
+        ("3 4", "-3", None),
+        ("3 -3", "I play -3", "-3"),
+        ("3 4", "3rd, x4", None),
+        ("3 4", "34, so 3", "3"),
+        ("b1 b10", "b10", "b10"),
+        ("b1", "b10", None),
+        ("b1", "ab1 or b1_2", None),
+        ("b1 c3", "b1-c3", None),
+        ("b1", "_b1_", "b1"),
+        ("Pass Bet", "I bet.", "Bet"),
+        ("Pass Bet", "pass? No: BET!", "Bet"),
+        ("Pass Bet", "alphabet", None),
+        ("Pass Bet", "Pass the bets", "Pass"),
+        ("O-O O-O-O", "castle: O-O-O", "O-O-O"),
+        ("O-O", "O-O-O", None),
+        ("bxc3 Bxc3", "I play Bxc3", "Bxc3"),
+        ("bxc3 Bxc3", "bxc3", "bxc3"),
+        ("bxc3 Bxc3", "BXC3", None),
+        ("x(0,1) x(0,12)", "so x(0,12) it is", "x(0,12)"),
+        ("raise raise|all", "raise", "raise"),
+        ("", "3", None),
+        ("3 4", "", None),
+    ],
+)
+def test_a_move_is_the_text_or_the_last_one_that_stands_alone(moves, said, move):
+    assert read_move(said, {name: name for name in moves.split()}) == move
+
+
+def test_of_two_moves_that_begin_alike_the_longer_one_is_meant():
+    moves = {"Bet": 0, "Bet 3": 1, "3": 2}
+    assert (read_move("I bet 3", moves), read_move("I bet 34", moves)) == (1, 0)
+
+
 def test_legal_moves_are_what_the_sampler_may_draw():
     found, engine = play(kuhn(illegal="masked"), lambda request: "Bet")
     assert {request.choices for request in engine.requests} == {
@@ -335,6 +379,9 @@ def test_a_game_of_pettingzoo_in_turn_and_at_once():
     assert text(engine.requests[0].prompt) == "<s>ann<u>p0\n[5]\nmoves: 1, 2<a>"
     assert [r.info.get("illegal") for r in episode.results] == [None, None, ["ann"]]
     assert episode.results[-1].agent_rewards == {"ann": -1.0}  # one match is left: 2 is illegal
+    for said in ("b2", "2.5", "1/2", "I take 22"):  # no move stands alone in it
+        [episode] = play(zoo(Turns), lambda request, said=said: said, tasks=[0])[0].episodes
+        assert episode.results[0].info["illegal"] == ["ann"]
     found, _ = play(zoo(Turns, illegal="random"), lambda request: "2", tasks=[0])
     assert found.episodes[0].results[-1].agent_rewards == {"ann": -1.0, "bob": 1.0}
     found, engine = play(zoo(Turns, illegal="masked"), lambda request: "1", tasks=[0])

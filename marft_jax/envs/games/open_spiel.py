@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import random
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
@@ -21,6 +22,10 @@ from marft_jax.setting import setting
 from marft_jax.types import StepResult, Turn
 
 _LISTED = 40  # legal moves that a player is shown, at most
+_ALONE = (
+    r"(?<![^\W_])(?<![^\W_]_)(?<![\w)]-)(?<![-−](?=\d))(?<!\d[./])"
+    r"(?:%s)(?!_*[^\W_]|[./]\d|-\w)"
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -97,16 +102,23 @@ class Table(NamedTuple):
 
 
 def read_move(text: str, legal: Mapping[str, int]) -> int | None:
-    """Finds the move: the whole text, whatever its case, or the last legal one that it mentions.
+    """Finds the legal move that a text names.
 
-    >>> moves = {"Pass": 0, "Bet": 1}
-    >>> read_move("I pass.", moves), read_move("bet", moves), read_move("?", moves)
+    It is the whole text, or else the last move that stands alone: not as part of a word, of a
+    number or of a longer move. Case counts only between moves that differ in nothing else.
+
+    >>> moves = {"Pass": 0, "Bet": 1, "3": 2}
+    >>> read_move("I pass.", moves), read_move("bet", moves), read_move("34", moves)
     (0, 1, None)
     """
-    text = text.strip().casefold()
-    found = [(text.rfind(move.casefold()) + len(move), len(move), move) for move in legal]
-    found = [place for place in found if place[0] >= place[1]]
-    return legal[max(found)[2]] if found else None
+    if (text := text.strip()) in legal:
+        return legal[text]
+    moves = sorted(filter(None, legal), key=len, reverse=True)  # the longer one is tried first
+    named = re.findall(_ALONE % "|".join(map(re.escape, moves)), text, re.I) if moves else []
+    if not named or named[-1] in legal:
+        return legal[named[-1]] if named else None
+    same = [move for move in moves if move.casefold() == named[-1].casefold()]
+    return legal[same[0]] if len(same) == 1 else None
 
 
 class TreeGame:

@@ -18,7 +18,7 @@ from marft_jax.errors import BadInput
 from marft_jax.plugins import load_plugin, text_of
 from marft_jax.types import StepResult, Turn
 
-_NUMBER = re.compile(r"-?\d+")
+_NUMBER = re.compile(r"(?<![^\W_])(?<![./-])-?\d+(?![^\W_]|[./]\d)")  # b10 and 1.5 are none
 View = Callable[[Any, str], str]
 """(PettingZoo's environment, its name of the agent) to what that agent is shown."""
 
