@@ -14,7 +14,7 @@ import re
 import sys
 import textwrap
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Literal
 
 from marft_jax.envs.base import EnvSource, Grade, Split, Task, question_source
@@ -26,10 +26,19 @@ from marft_jax.envs.sandbox import Limits, Outcome, Sandbox, Unusable
 from marft_jax.errors import BadInput
 from marft_jax.setting import setting
 
-_FENCE = re.compile(r"^[ \t]*```[ \t]*([\w+#.-]*)[^\n]*\n(.*?)(?:^[ \t]*```|\Z)", re.S | re.M)
+_OPENING = re.compile(
+    r"(?<!`)(?:`{3,}+[^`\n]+`{3,}|(`{3,}+)[ \t]*((?:[A-Za-z][\w+#.-]*)?)([^`\n]*)\n)"
+)
+_CODE = re.compile(  # strings, the long ones first; comments; fences
+    r"""(?P<long>\"{3}|'{3})(?:\\(?:.|\Z)|[^\\])*?(?:(?P=long)|\Z)|\#[^\n]*|(?P<fence>`{3,}+)"""
+    r"""|(?P<quote>["'])(?:\\(?:.|\Z)|(?!(?P=quote))[^\\\n])*+(?P=quote)?""",
+    re.S,
+)
+_CLOSING = re.compile(r"^[ \t]*(?P<fence>`{3,}+)", re.M)
 _PYTHON = ("python", "python3", "py")
 _RELATIVE, _ABSOLUTE = 1e-6, 1e-9  # tolerances of numbers that are not both whole: one is enough
 _NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?", re.ASCII)
+_ENDLESS = 8  # blocks of a text in which an open string is looked for: each may take all of it
 _LONGEST = 100_000  # characters of a program
 _NOT_RUN = Outcome("timeout", "", "not run")
 
@@ -139,10 +148,44 @@ def extract(text: str) -> str:
     >>> extract("Try\\n```python\\nx = 1\\n```\\nor\\n```\\ny\\n```")
     'x = 1\\n'
     """
-    blocks = _FENCE.findall(text)
-    python = [code for name, code in blocks if name.lower() in _PYTHON]
+    blocks = list(_blocks(text))
+    python = [code for name, code in blocks if name in _PYTHON]
     found = python or [code for _, code in blocks]
     return textwrap.dedent(found[-1]) if found and found[-1].strip() else "" if found else text
+
+
+def _blocks(text: str) -> Iterator[tuple[str, str]]:
+    """Yields the language and the code of each block between fences.
+
+    A fence may open behind other words. In a string or a comment of the code it closes nothing,
+    unless that string never ends. A Python fence outside of strings opens a block of its own.
+    """
+    end, endless = 0, 0
+    while opening := _OPENING.search(text, end):
+        start = end = opening.end()
+        fence, name, rest = opening.groups()
+        line = text[text.rfind("\n", 0, opening.start()) + 1 : opening.start()]
+        if not fence or line.strip() and rest.strip():
+            continue  # ```x``` or ``` in a sentence
+        closing = None
+        if name.lower() in ("", *_PYTHON) and endless < _ENDLESS:
+            closing = _closing(_CODE, text, start, fence)
+            endless += closing is None
+        closing = closing or _closing(_CLOSING, text, start, fence)
+        code = text[start : closing.start("fence") if closing else None].rstrip(" \t")
+        if closing:
+            end = closing.end()
+            after = _OPENING.match(text, closing.start("fence"))
+            if after and (after[2] or "").lower() in _PYTHON and "```" in text[after.end() :]:
+                end = after.start()
+        else:
+            end = len(text)
+        yield name.lower(), code
+
+
+def _closing(pattern: re.Pattern[str], text: str, start: int, fence: str) -> re.Match[str] | None:
+    found = pattern.finditer(text, start)
+    return next((match for match in found if len(match["fence"] or "") >= len(fence)), None)
 
 
 def alternatives(program: str, starter: str) -> list[str]:

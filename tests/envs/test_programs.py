@@ -4,6 +4,7 @@ import ast
 import base64
 import json
 import pickle
+import time
 import zlib
 from concurrent.futures import ThreadPoolExecutor
 
@@ -44,10 +45,95 @@ def fenced(program):
         ("  ```Python\n    x\n    y\n  ```", "x\ny\n"),
         ("```python\ncut off", "cut off"),
         ("```python\n```", ""),
+        ("```python\nx\n```python\ny\n```", "y\n"),
     ],
 )
 def test_the_last_python_block_is_the_program(text, program):
     assert programs.extract(text) == program
+
+
+DOCUMENTED = [
+    'def f(x):\n    """Three.\n\n    ```\n    f(1)  # 3\n    ```\n    """\n    return 3 * x\n',
+    'def f(x):\n    """Three.\n\n    ```python\n    f(1)\n    ```\n    """\n    return 3 * x\n',
+    "def f(x):\n    '''\n```\nf(1)\n```\n    '''\n    return 3 * x\n",
+    'page = """\n```python\nx = 1\n```\n"""\nprint(page)\n',
+    'page = r"""\n```\n"""\nprint(page)\n',
+    "page = f'''# \\'''\n```js\n'''\nprint(page)\n",
+    'fence = "```"\nprint("a```\\"b", fence)\n',
+    "x = 1  # it's ``` here\n# ```\nprint(x)\n",
+    'x = "one \\\n```"\nprint(x)\n',
+    "print(\"it is '''\")  # no '''\nx = 2\n",
+]
+"""Programs with fences that are none."""
+
+
+@pytest.mark.parametrize("program", DOCUMENTED)
+@pytest.mark.parametrize(
+    "form", ["```python\n%s```", "So:\n```\n%s```\nIt's so.", "```js\n1\n```\nCode: ```py\n%s```\n"]
+)
+def test_a_fence_inside_of_a_string_or_comment_does_not_end_the_program(form, program):
+    assert programs.extract(form % program) == program
+    earlier = "```python\nold = 1\n```\nBetter:\n"
+    assert programs.extract(earlier + form % program) == (program if "py" in form else "old = 1\n")
+
+
+@pytest.mark.parametrize(
+    "text, program",
+    [
+        ('```python\nx = """open\n```\nor\n```python\ny = """doc"""\n```', 'y = """doc"""\n'),
+        ('```python\nx = """open\n```\nthat was it', 'x = """open\n'),
+        ("```python\nx = 'open\n```\nthat was it", "x = 'open\n"),
+        ("```text\nit is '''\n```\n```python\ny = '''a'''\n```", "y = '''a'''\n"),
+        ("````python\nx\n```\ny\n````", "x\n```\ny\n"),
+    ],
+)
+def test_a_string_that_never_ends_hides_no_fence(text, program):
+    assert programs.extract(text) == program
+
+
+@pytest.mark.parametrize(
+    "text, program",
+    [
+        ("So: ```python\nx = 1\n```", "x = 1\n"),
+        ("* ```python\n  x = 1\n  y = 2\n  ```", "x = 1\ny = 2\n"),
+        ("1. Code: ```\nx = 1\n```\ndone", "x = 1\n"),
+        ("So: ``` py\nif x:\n    y\n```", "if x:\n    y\n"),
+        ("```python\nx = 1```\ndone", "x = 1"),
+        ("write ```x``` here", "write ```x``` here"),
+        ("write ```x```\n", "write ```x```\n"),
+        ("```x``` is it\n```python\ny\n```", "y\n"),
+        ("write ```x``` or ```y```\n```\nz\n```\n", "z\n"),
+        ("I fence it with ```python.\n```python\ny\n```", "y\n"),
+        ("I use ``` to fence.\n```\ny\n```", "y\n"),
+        ("I use ``` and ```.\n```\ny\n```", "y\n"),
+    ],
+)
+def test_a_fence_may_open_behind_other_words(text, program):
+    assert programs.extract(text) == program
+
+
+def test_reading_hostile_texts_takes_no_time():
+    """It happens in the trainer's own process, where nothing could stop it."""
+    pieces = [
+        "```",
+        "```\n",
+        "```py\n",
+        "` ",
+        "'",
+        "\\'",
+        "'\\",
+        '"""',
+        "'''\n```\n",
+        '\\"""',
+        '\\"""\n```\n',
+        "#",
+        "`",
+    ]
+    for piece in pieces:
+        for text in (piece * (30_000 // len(piece)), "```py\n" + piece * (30_000 // len(piece))):
+            start = time.thread_time()
+            programs.extract(text)
+            assert time.thread_time() - start < 1, text[:20]
 
 
 @pytest.mark.parametrize(
