@@ -376,6 +376,76 @@ def test_functions_are_called_with_starter_code_and_usual_imports(sandbox):
     assert grader.grade(fenced("def twice(xs): return 0"), tests).score == 0.5
 
 
+LEETCODE = {
+    "task_id": "less",
+    "prompt": "import math\nfrom typing import *\n\ninf = float('inf')\n",
+    "problem_description": "Subtract b from each of xs.",
+    "query": "### Question: Subtract b from each of xs.\n### Format: class Solution: def less(self",
+    "starter_code": "class Solution:\n    def less(self, xs: List[int], b: int) -> List[int]:\n",
+    "entry_point": "Solution().less",
+    "test": "def check(candidate):\n    assert candidate(xs = [9, 2], b = 2) == [7, 0]\n"
+    "    xs = [3]\n    assert candidate(xs = xs, b = 1) == [2]\n    assert xs == [3, 1]\n",
+}  # fmt: skip
+METHOD = """class Solution:
+    def one(self, x: int, b: int) -> int:
+        return x - b
+    def less(self, xs: List[int], b: int) -> List[int]:
+        found = [self.one(x, b) for x in xs]
+        xs.append(b)
+        return found
+"""
+
+
+@pytest.mark.parametrize("dropped", [(), ("query",), ("problem_description", "starter_code")])
+@pytest.mark.parametrize(
+    "program, score",
+    [
+        (METHOD, 1.0),
+        (METHOD.replace("x - b", "b - x"), 0.0),
+        (METHOD.replace("xs.append(b)", "pass"), 0.0),
+        ("def less(xs, b): found = [x - b for x in xs]; xs.append(b); return found", 1.0),
+        ("class Solution:\n    def more(self, xs, b): return [x - b for x in xs]", 0.0),
+    ],
+)
+def test_an_entry_point_may_be_a_method_of_a_new_solution(sandbox, dropped, program, score):
+    row = {name: value for name, value in LEETCODE.items() if name not in dropped}
+    task = as_task(row)
+    assert "Subtract b from each of xs." in task.question and "class Solution" in task.question
+    assert Grader(sandbox, Settings()).grade(fenced(program), task.answer).score == score
+
+
+def test_calls_of_a_method_may_name_it_with_its_class(sandbox):
+    tests = {"fn_name": "Solution().less", "inputs": [[[3], 1]], "outputs": [[[2]]]}
+    suite = as_task({"problem": "p", "tests": tests}).answer
+    assert Grader(sandbox, Settings()).grade(fenced(METHOD), suite).score == 1.0
+
+
+@pytest.mark.parametrize(
+    "tests",
+    [
+        {"fn_name": "f", "inputs": [{"b": 2, "a": 9}], "outputs": [7]},
+        {"fn_name": "f", "inputs": [{"b": 2, "a": 9}], "outputs": [[7]]},
+        [{"input": {"b": 2, "a": 9}, "output": 7, "fn_name": "f"}],
+        json.dumps([{"input": {"b": 2, "a": 9}, "output": 7, "fn_name": "Solution().f"}]),
+    ],
+)
+@pytest.mark.parametrize("field", ["tests", "input_output"])
+def test_arguments_may_be_given_by_name(sandbox, tests, field):
+    suite = as_task({"problem": "p", field: tests}).answer
+    grade = lambda program: Grader(sandbox, Settings()).grade(fenced(program), suite).score  # noqa: E731
+    assert grade("def f(a, b): return a - b") == 1.0
+    assert grade("class Solution:\n    def f(self, a, b): return a - b") == 1.0
+    assert grade("def f(a, b): return b - a") == 0.0
+    assert grade("def f(x, y): return 7") == 0.0
+
+
+def test_an_object_in_a_list_is_one_argument(sandbox):
+    tests = {"fn_name": "f", "inputs": [[{"x": 1}], 5], "outputs": [1, 5]}
+    suite = as_task({"problem": "p", "tests": tests}).answer
+    program = "def f(given): return given['x'] if isinstance(given, dict) else given"
+    assert Grader(sandbox, Settings()).grade(fenced(program), suite).score == 1.0
+
+
 def test_mbpp_rows_run_every_assertion_as_a_test(sandbox):
     row = {
         "text": "Write a function to find the length of a chain.",

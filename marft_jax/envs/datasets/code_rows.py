@@ -7,6 +7,7 @@
 | question, input_output: {inputs, outputs, fn_name}  | TACO, APPS                               |
 | description, official_tests or public_/private_tests| Codeforces, CodeContests                 |
 | prompt, test, entry_point                           | HumanEval                                |
+| the same, and problem_description or query           | LeetCodeDataset                          |
 | text or prompt, test_list, test_setup_code, code    | MBPP                                     |
 | prompt, reward_model: {ground_truth: {inputs, ...}} | verl                                     |
 
@@ -29,7 +30,10 @@ from marft_jax.envs.datasets import statements
 from marft_jax.envs.datasets.rows import LeftOut
 from marft_jax.formats import foreign
 
-_QUESTIONS = ("problem", "question_content", "question", "description", "prompt", "text")
+_QUESTIONS = (
+    "problem", "problem_description", "question_content", "question", "description", "query",
+    "prompt", "text",
+)  # fmt: skip
 _TESTS = (
     "tests", "official_tests", "input_output", "public_test_cases", "public_tests",
     "private_test_cases", "private_tests", "generated_tests", "ground_truth",
@@ -47,10 +51,13 @@ class ScriptTest(NamedTuple):
 
 
 class FunctionTest(NamedTuple):
-    """Calls the function ``name``, which must return ``expected``, as a JSON value."""
+    """Calls the function ``name``, which must return ``expected``, as a JSON value.
+
+    Arguments are given in order, or by name.
+    """
 
     name: str
-    arguments: Sequence[Any]
+    arguments: Sequence[Any] | Mapping[str, Any]
     expected: Any
 
 
@@ -94,9 +101,13 @@ def as_task(row: Any) -> Task | LeftOut | str:
 
 
 def _human_eval(row: Row, question: str) -> Task | LeftOut:
-    name, prompt = row["entry_point"], row["prompt"]
-    asked = f"Complete this function.\n```python\n{question.strip()}\n```"
-    return _judged(asked, prompt, (f"{row['test']}\ncheck({name})",), [name], starter=prompt)
+    name, prompt = _method(row["entry_point"]), row.get("prompt") or ""
+    if question == prompt:
+        question = f"Complete this function.\n```python\n{question.strip()}\n```"
+    else:
+        header = prompt if name in prompt else ""
+        question = _asked(question, row.get("starter_code") or header, name)
+    return _judged(question, prompt, (f"{row['test']}\ncheck({name})",), [name], starter=prompt)
 
 
 def _mbpp(row: Row, question: str) -> Task | LeftOut:
@@ -127,11 +138,22 @@ def _cases(row: Row, question: str) -> Task:
     items = [item for field in _TESTS if row.get(field) for item in _listed(_unpacked(row[field]))]
     cases = tuple(_case(item, name) for item in items)
     names = {case.name for case in cases if isinstance(case, FunctionTest)}
-    if starter:
-        question = f"{question.strip()}\nBegin with this code:\n```python\n{starter}\n```"
-    elif len(names) == 1 and (name := names.pop()) not in question:
-        question = f"{question.strip()}\nWrite a function named `{name}`."
+    question = _asked(question, starter, names.pop() if len(names) == 1 else "")
     return Task(question, Suite(cases, starter=starter))
+
+
+def _asked(question: str, starter: str, name: str) -> str:
+    """Adds what a program must begin with, or what it must define, where the question lacks it."""
+    if starter.strip() and starter.strip() not in question:
+        return f"{question.strip()}\nBegin with this code:\n```python\n{starter}\n```"
+    if not starter and name not in question:
+        return f"{question.strip()}\nWrite a function named `{name}`."
+    return question
+
+
+def _method(name: str) -> str:
+    """Reads the name that is called: ``Solution().f`` is ``f``."""
+    return name.rpartition(".")[2]
 
 
 _READERS: Sequence[tuple[Sequence[str], Callable[[Row, str], Task | LeftOut]]] = (
@@ -190,6 +212,7 @@ def _case(item: Row, name: str | None) -> ScriptTest | FunctionTest:
     given, wanted = item["input"], item["output"]
     if kind in ("stdin", "stdin_stdout") or not name:
         return ScriptTest(_text(given), _text(wanted))
+    name = _method(name)
     if isinstance(given, str):  # LiveCodeBench: one JSON value on each line
         arguments = [json.loads(line) for line in given.splitlines() if line.strip()]
         return FunctionTest(
@@ -197,7 +220,7 @@ def _case(item: Row, name: str | None) -> ScriptTest | FunctionTest:
         )
     if isinstance(wanted, list) and len(wanted) == 1:  # TACO and APPS: a list around the value
         wanted = wanted[0]
-    return FunctionTest(name, given, wanted)
+    return FunctionTest(name, given if isinstance(given, (list, Mapping)) else [given], wanted)
 
 
 def _text(value: Any) -> str:

@@ -6,7 +6,7 @@ import contextlib
 import json
 import socket
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
 from marft_jax.envs.sandbox.guest.filter import unsupported
@@ -75,14 +75,20 @@ class Sandbox:
             return _end(worker, seconds)[0]
 
     def call(
-        self, program: Program, name: str, arguments: Sequence[Any], seconds: float
+        self,
+        program: Program,
+        name: str,
+        arguments: Sequence[Any] | Mapping[str, Any],
+        seconds: float,
     ) -> Outcome:
         """Calls its function ``name``, or that method of its class ``Solution``.
+
+        Arguments are given in order, or by name.
 
         The output is the JSON text of what it returned; of several lines the first counts.
         """
         with self._runners.borrow() as worker:
-            self._begin(worker, seconds, "call", program, name=name, arguments=list(arguments))
+            self._begin(worker, seconds, "call", program, name=name, arguments=arguments)
             outcome, sent = _end(worker, seconds)
         return outcome._replace(output=sent.partition("\n")[0])
 

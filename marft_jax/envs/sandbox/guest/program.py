@@ -32,15 +32,18 @@ _LONGEST = 8 << 20  # characters of a line
 def call(request: dict[str, Any]) -> None:
     """Calls one function of it, or a method of its class Solution; sends the result as JSON."""
     module = _execute(request["program"])
+    function, given = _function(module, request["name"]), request["arguments"]
+    result = function(**given) if isinstance(given, dict) else function(*given)
+    os.write(_LINES, json.dumps(result, default=values.as_json).encode() + b"\n")
+
+
+def _function(module: types.ModuleType, name: str) -> Any:
     holder = getattr(module, "Solution", None)
-    name = request["name"]
-    function = getattr(holder(), name) if hasattr(holder, name) else getattr(module, name)  # type: ignore[misc]
-    result = json.dumps(function(*request["arguments"]), default=values.as_json)
-    os.write(_LINES, result.encode() + b"\n")
+    return getattr(holder(), name) if hasattr(holder, name) else getattr(module, name)  # type: ignore[misc]
 
 
 def serve(request: dict[str, Any]) -> None:
-    """Answers calls of its functions that come as lines, until nobody asks any more."""
+    """Answers calls of its functions, or of Solution's methods, that come as lines, to the end."""
     module = _execute(request["program"])
     with contextlib.suppress(OSError), _lines() as line:
         for question in line:
@@ -53,7 +56,8 @@ def _answer(module: types.ModuleType, question: str) -> dict[str, Any]:
     try:
         name, given, named = json.loads(question)
         given, named = values.load(given), values.load(named)
-        return {"value": values.dump([getattr(module, name)(*given, **named), given])}
+        result = _function(module, name)(*given, **named)
+        return {"value": values.dump([result, [*given, *named.values()]])}
     except BaseException as error:
         kinds = [kind.__name__ for kind in type(error).__mro__]
         return {"error": kinds, "message": _message_of(error)}
@@ -96,7 +100,7 @@ def _ask(line: Any, name: str, /, *given: Any, **named: Any) -> Any:
     if "error" in answer:
         raise _exception(answer["error"])(str(answer["message"]))
     result, after = values.load(answer["value"])
-    for argument, new in zip(given, after, strict=True):
+    for argument, new in zip([*given, *named.values()], after, strict=True):
         values.replace(argument, new)
     return result
 
