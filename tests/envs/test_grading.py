@@ -75,8 +75,10 @@ def test_reading_hostile_texts_takes_no_time():
     """It happens in the trainer's own process, where nothing could stop it."""
     pieces = ["\\boxed{", "$", "1 ", "(", "9", "1 + ", "\\text{", "1,", "a", "answer is ", "a."]
     pieces += ["\\frac{", "\\frac1", "{{", "}", "\\(", "\\[", "A ", "#### ", "3 km/", "- ", "= "]
+    pieces += ["answer to ", "lly ", "((a)", "3 and ", "⅔", "²", "\\dots ", "1:", "√", "{1"]
     pieces += ["\\sqrt", "%", "\\boxed{1}", "\\boxed{1},", "5 a", "$$ ", "\\{"]
     hostile = [piece * (30_000 // len(piece)) for piece in pieces]
+    hostile += [f"answer: 3 {text}" for text in hostile]
     hostile += [f"\\boxed{{{piece * (990 // len(piece))}}}" for piece in pieces]
     hostile += [f"\\boxed{{5 {piece * (900 // len(piece))}!}}" for piece in pieces]
     for text in hostile:
@@ -344,6 +346,73 @@ def test_every_math_answer_equals_itself_and_no_other(pool, shared_data):
     answers = references(shared_data, "math/test.jsonl", "final_answer")
     assert len(answers) == 5000
     assert check_all(pool, answers, FORMS) == []
+
+
+MARKED = """
+30 | The answer is 30, that is 6 more than 24.
+30 | The answer is $30$, that is $6$ more than $24$.
+30 | The answer is $30, that is $6 more than $24.
+30 | The answer is **30**, that is 6 more than 24.
+30 | **Answer:** 30 (24 plus 6)
+30 | Answer: \\(30\\), since \\(24+6=30\\), not 31
+30 | The answer to the question is 30, 6 more than 24.
+30 | The final answer is therefore 30 apples, because 24 + 6 = 30 and 7 is odd: 7.
+30 | My answer: 30. Confidence: 90%
+9 | Answer: 9 (since 9 * 4 = 36).
+60 | Answer: about 60 (59.7)
+18 | The answer is x = 18, for y = 4.
+18 | The answer is 3 × 6 = 18 (not 24).
+18 | The answer is $3 \\times 6$ = $18$, not 24
+8 | The answer is 6 + 2 = 8
+8 | The answer is 6 + 2, which is 8
+8 | The answer is 5 more than 3, which is 8.
+40 | The answer is 20% of 200, which is 40.
+1234 | The answer is 1,234, i.e. about 1200.
+28 | The answer is 28%, i.e. 7 of 25.
+3000000 | The answer is 3 million, 2 more than 1 million.
+63/5 | The answer is 12 3/5, i.e. 63 of 5
+-7 | The answer is −7, as 3 - 10 = -7, see line 2.
+4 | The answer is 4. Check: 4 * 2 = 8
+72 | 答案是 72，因为 8*9=72，不是 70。
+72 | The answer is 72 — 8 times 9.
+14 | The answer is the product of 2 and 7, which is 14.
+4 | I thought the answer is 3. But the answer is 4.
+18 | 16 - 3 - 4 = 9 eggs at $2 make $18 a day.
+11/3 | She needs 3⅔ cups.
+7/2 | It is 3 ½.
+5/6 | the probability is ⅚.
+21/4 | So he needs 5 and 1/4 cups.
+7 | between 5 and 7
+3\\pi | The answer is $3\\pi$, that is about $9.42$.
+x+1 | The answer is x+1, since 3 = 2 + 1.
+1, 2, \\ldots, n | The answer is 1, 2, ..., n.
+B | The answer is (b).
+B | Answer: b
+B | So the option (b) fits, not (c)... so (b)
+"""
+UNMARKED = """
+24 | The answer is 30, that is 6 more than 24.
+36 | Answer: 9 (since 9 * 4 = 36).
+24 | The answer is $30$, that is $6$ more than $24$.
+8 | The answer is 4. Check: 4 * 2 = 8
+6 | The answer is 6 + 2 = 8
+3 | I thought the answer is 3. But the answer is 4.
+3 | The answer is 3 or 4.
+4 | The answer is 3 or 4.
+3 | The answer is 3\\pi.
+32/3 | That makes 3⅔.
+3 | That makes 3⅔.
+1/4 | It takes 5 and 1/4 hours
+7 | it is ∛7
+A | The answer is a cat.
+"""
+
+
+@pytest.mark.parametrize("score, table", [(1, MARKED), (0, UNMARKED)])
+def test_the_marked_answer_counts_and_not_what_explains_it(pool, score, table):
+    rows = [line.split(" | ") for line in table.strip().splitlines()]
+    grades = [(text, pool.grade(text, reference)) for reference, text in rows]
+    assert [grade for grade in grades if grade[1].score != score] == []
 
 
 @pytest.mark.parametrize(

@@ -300,6 +300,113 @@ x+1 | \textcolor{blue}{1+x}
 5 \text{ boxes} | 5 box
 45^\circ | 45\text{ deg}
 12.5\% | 12.5\% \text{ of them}
+# ratios, and lists with dots: order counts, spaces do not
+3:4:6 | 3 : 4 : 6
+3:4:6 | 3\!:\!4\!:\!6
+3:4:6 | 3 \colon 4 \colon 6
+3:4:6 | 3∶4∶6
+3:2 | 3 : 2
+a:b:c | a:b:c
+1:\sqrt{3}:2 | 1:\sqrt3:2
+3, 6, \dots, 3n | 3,6,...,3n
+3, 6, \dots, 3n | 3, 6, …, 3n
+3, 6, \dots, 3n | 3, 6, \cdots, n \cdot 3
+\{2, 4, \ldots, 20\} | \{2,4,\dots,20\}
+\{2, 4, \ldots, 20\} | 2, 4, \ldots, 20
+1, 2, \ldots, n | 1,2,\dots,n
+1, 2, \ldots | 1,2,\dots
+1, 2, \ldots, 2n | 1,2,\dots,n+n
+(1, 2, \ldots, n) | (1,2,...,n)
+1+2+\dots+n | 1 + 2 + ... + n
+4, 5, 6 | 6, 5, 4
+# characters of Unicode
+2^8 | 2⁸
+2⁸ | 2^8
+2⁸ | 256
+256 | 2⁸
+y^{10} | y¹⁰
+y⁻³ | y^{-3}
+2ⁿ⁺¹ | 2^{n+1}
+a_{10} | a₁₀
+1/3 | ⅓
+⅚ | \frac{5}{6}
+11/3 | 3⅔
+3⅔ | 11/3
+-\frac{11}{3} | −3⅔
+1/2 | 1⁄2
+\frac{x}{2} | ½x
+x \ge 5 | x ⩾ 5
+x ⩽ 5 | x \le 5
+x \ge 5 | x ≧ 5
+[5, \infty) | x ⩾ 5
+x>5 | x＞5
+\sqrt[3]{7} | ∛7
+3 | ∛27
+∜16 | 2
+2\sqrt[3]{7} | 2∛7
+\sqrt[3]{x+1} | ∛(x+1)
+\sqrt{10} | √10
+\lfloor y \rfloor | ⌊y⌋
+⌈y⌉ | \lceil y \rceil
+3 | ⌊3.7⌋
+\lfloor \frac{x}{2} \rfloor | ⌊x/2⌋
+-5 | －5
+-5 | ‑5
+x-1 | x ‒ 1
+2.5 | ２．５
+# exponents without braces, degrees of temperature
+10^{-6} | 10^-6
+10^-6 | 0.000001
+2^-3 | 1/8
+x^{-2} | x^-2
+x^{-10} | x^-10
+x^-n | x^{-n}
+10^{-6} | 10**-6
+5 \times 10^{-4} | 5 \times 10^-4
+-5 | -5°C
+-5 | -5 °C
+-5 | -5℃
+-5°C | -5
+-5 | -5^{\circ}\mathrm{C}
+98.6 | 98.6°F
+300 | 300 K
+# mixed numbers in words
+5.25 | 5 and 1/4
+21/4 | 5 and 1/4
+5\frac{1}{4} | 5 and 1/4
+\frac{21}{4} | 5 \text{ and } \frac{1}{4}
+21/4 | 5 and ¼
+21/4 | 5 and 1/4 cups
+-5/2 | -2 and 1/2
+5.5 | 5 and 3/6
+5, \frac{1}{4} | 5 and 1/4
+5 \text{ and } \frac{1}{4} | 5, 1/4
+4, 6 | 4 and 6
+# decimals that repeat are no decimals that end
+1/7 | 0.\overline{142857}
+0.\overline{142857} | 1/7
+1/7 | 0.142857
+# names on the left side
+\frac{dy}{dx}=2x | 2x
+dy/dx = 2x | 2x
+\frac{dy}{dx}=2x | dy/dx=2x
+\frac{dy}{dx}=2x | 2x = \frac{dy}{dx}
+\frac{dV}{dt}=2x | 2x
+\frac{d^2y}{dx^2}=2x | 2x
+\frac{d}{dx}f(x) = 2x | 2x
+\frac{\partial f}{\partial x}=2x | 2x
+f'(x) = 2x | 2x
+y'=2x | 2x
+f(2)=7 | 7
+7 | f(2)=7
+4 | x+y=4
+# small letters of choices
+B | (b)
+B | b
+B | b) 42
+B | \text{(b)}
+(b) | B
+\textbf{(B)} | (b)
 """
 
 UNEQUAL = r"""
@@ -514,6 +621,72 @@ B | \underline{E}
 2x | dy/dx=3x
 f \circ g | f g
 \text{does not exist} | 0
+# ratios, and lists with dots
+3:4:6 | 3:6:4
+3:4:6 | 3:4
+3:4:6 | 3:4:7
+3:4:6 | 3, 4, 6
+3:2 | 2:3
+a:b:c | a:c:b
+1:\sqrt{3}:2 | 1:2:\sqrt{3}
+3, 6, \dots, 3n | 3, 9, 27, \dots, 3^n
+3, 6, \dots, 3n | 3, 9, \dots, 3n
+\{2, 4, \ldots, 20\} | \{2, 6, \ldots, 20\}
+\{2, 4, \ldots, 20\} | \{4, 2, \ldots, 20\}
+\{2, 4, \ldots, 20\} | \{2, 4, 20\}
+\{2,4,20\} | \{2, 4, \ldots, 20\}
+1, 2, \ldots, n | n, \ldots, 2, 1
+1, 2, \ldots, n | 1, 2, \ldots, m
+1, 2, \ldots | 1, 2
+1+2+\dots+n | 1+3+\dots+n
+# characters of Unicode
+28 | 2⁸
+2⁸ | 28
+y^{-3} | y³
+32/3 | 3⅔
+3⅔ | 32/3
+3⅔ | 2
+x \ge 5 | x > 5
+x ⩾ 5 | x>5
+\sqrt[3]{7} | √7
+7 | ∛7
+\lfloor y \rfloor | ⌈y⌉
+⌊y⌋ | \lceil y \rceil
+⌊y⌋ | y
+5 | －5
+# exponents without braces, degrees of temperature
+x^{-}2 | x^-2
+2^3 | 2^-3
+2^-3 | 2^3
+8 | 2^-3
+-5°C | -5°F
+5 | -5°C
+# mixed numbers in words
+1/4 | 5 and 1/4
+5 | 5 and 1/4
+10 | 4 and 6
+6 | 4 and 6
+6.25 | 5 and 5/4
+5.25 | 5, 1/4
+5.25 | 5 or 1/4
+21/4 | 1/4 and 5
+5, \frac{1}{4} | 5.25
+# decimals that repeat are no decimals that end
+0.142857 | 0.\overline{142857}
+0.\overline{142857} | 0.142857
+0.333333 | 0.\overline{3}
+0.\bar{3} | 0.333333
+0.\overline{6} | 0.666667
+# names on the left side
+\frac{dy}{dx}=2x | 3x
+\frac{dy}{dx}=2x | \frac{dx}{dy}=2x
+\frac{dy}{dx}=2x | y=2x
+f(2)=7 | 8
+x+y=4 | 4
+xy=4 | 4
+# small letters of choices
+B | (c)
+b | (a)
 """
 
 

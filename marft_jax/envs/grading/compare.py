@@ -19,8 +19,12 @@ _COUNTED = re.compile(r"[\d}%]\s+[A-Za-z]{3}[A-Za-z ]*$")  # 7 eighths: words th
 _DATED = re.compile(r"[\w/.-]{1,12}(?: [\w.]{1,10},?)?(?: \d{4})?", re.ASCII)
 _DATES = ("%Y-%m-%d", "%Y/%m/%d", "%m/%d/%Y", "%B %d, %Y", "%d %B %Y", "%b %d, %Y", "%d %b %Y")
 _NAMED = r"\W*(?:text\{)?\W*(?:(?i:option|choice|answer)\W+)?"
-_LETTER = re.compile(rf"{_NAMED}([A-J])\W*", re.ASCII)
-_LEADING_LETTER = re.compile(rf"{_NAMED}([A-J])[).:}}、．]")
+_LETTER = re.compile(rf"{_NAMED}([A-Ja-j])\W*", re.ASCII)
+_RIGHT_LETTER = re.compile(rf"{_NAMED}(?:[A-J]|(?<=[(（])[a-j](?=[)）]))\W*", re.ASCII)
+_LEADING_LETTER = re.compile(rf"{_NAMED}([A-Ja-j])[).:}}、．]")
+_MIXED = re.compile(
+    r"^(\W*(\d+))\s*(?:\\text\{\s*and\s*\}|and)\s*(?=\\[dtc]?frac|\d+ ?[/⁄]|[¼-¾⅐-⅞])"
+)
 _WORDY = re.compile(r"[A-Za-z]{2}|[A-Za-z]\.|[^\x00-\x7f]|^[A-Z](?:, ?[A-Z])+$")
 
 
@@ -35,6 +39,13 @@ def quick(reference: str, answer: str) -> bool | None:
     """
     if is_letter(reference):
         return _letter(answer) == _letter(reference)
+    readings = (_mixed(reference), answer), (reference, _mixed(answer))
+    if any(both != (reference, answer) and _same(*both) for both in readings):
+        return True  # 5 and 1/4: a list of two, or 21/4
+    return _same(reference, answer)
+
+
+def _same(reference: str, answer: str) -> bool | None:
     (right, given), units = zip(split(reference), split(answer), strict=True)
     if not given or _differ(*map(_kind, (right, given), units)):
         return False
@@ -52,17 +63,28 @@ def quick(reference: str, answer: str) -> bool | None:
     return None
 
 
+def _mixed(answer: str) -> str:
+    """Reads ``5 and 1/4`` as ``5 1/4``; whatever is no mixed number stays."""
+    found = _MIXED.match(answer)
+    mixed = _MIXED.sub(r"\1 ", answer)
+    value = number(split(mixed)[0]) if found else None
+    return mixed if found and value is not None and abs(value) // 1 == int(found[2]) else answer
+
+
 def is_letter(reference: str) -> bool:
-    """Recognises a choice letter: ``B``, ``(B)``, ``\\textbf{(B)}``, ``\\textbf{(B)} 42``."""
+    """Recognises a choice letter: ``B``, ``(b)``, ``\\textbf{(B)}``, ``\\textbf{(B)} 42``.
+
+    ``b`` is a variable.
+    """
     letter = without_format(reference)
-    return len(letter) <= 40 and _LETTER.fullmatch(letter) is not None
+    return len(letter) <= 40 and _RIGHT_LETTER.fullmatch(letter) is not None
 
 
 def _letter(answer: str) -> str | None:
     """Reads the choice letter that an answer names: of ``(B)``, ``B.`` or ``B) 42``."""
     answer = without_format(answer[:200])[:40]
     match = _LETTER.fullmatch(answer) or _LEADING_LETTER.match(answer)
-    return match[1] if match else None
+    return match[1].upper() if match else None
 
 
 def _kind(value: str, unit: str) -> str:
@@ -109,7 +131,7 @@ def _same_number(right: str, given: str) -> bool | None:
     percent, other_percent = (text.endswith(("%", "percent")) for text in (right, last))
     if percent != other_percent:
         return other == value * 100 if percent else abs(value) >= 1 and other * 100 == value
-    rounded = ("frac" in right or "/" in right) != ("frac" in last or "/" in last)
+    rounded = ("\\frac" in right or "/" in right) != ("\\frac" in last or "/" in last)
     return rounded and abs(value - other) <= abs(value) * Fraction(5, 10**6)
 
 

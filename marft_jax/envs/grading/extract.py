@@ -5,13 +5,15 @@ Ways to say an answer, in the order in which ``auto`` looks for them:
     boxed    the last \\boxed{...}, unless a later "final answer is" takes it back
     hashes   what follows the last ####
     letter   the last choice letter, where the reference is one: "so (B)"
-    number   the last number, where the reference is one
+    number   where the reference is one: the number that directly follows the last "answer is", else
+             the last number
     phrase   what follows the last "answer is" or "answer:"; else the last formula; else the last
              line
 """
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Callable
 from typing import Literal
@@ -30,26 +32,62 @@ _BARE = re.compile(r"[^\s$.,{}]+")
 _JOINT = re.compile(
     r"(?:[\s,;$&]|\\q?quad(?![a-z])|\\[,;: ()\[\]]|\\text\{[^{}]{0,40}\}|\b(?:and|or)\b){1,12}"
 )
-_PHRASE = re.compile(r"(?:\banswer\s*(?:is|are|:|=|：)|答案\s*(?:是|为|：|:)|答[：:])\s*:?", re.I)
+_PHRASE = re.compile(
+    r"(?:\banswer[*_]*\s*(?:\b(?:to|of|for)\b[^.:\n]{1,60}?\b)?(?:is|are|must be|would be|:|=|：)"
+    r"|答案\s*(?:是|为|：|:)|答[：:])[*_\s]*:?",
+    re.I,
+)
 _FINAL = re.compile(r"\bfinal answer\s*(?:is|are|:|=)|最终答案\s*(?:是|为|：|:)", re.I)
 _FORMULA = re.compile(
     r"\$\$(.{1,600}?)\$\$|\$(.{1,600}?)(?<!\\)\$|\\\((.{1,600}?)\\\)|\\\[(.{1,600}?)\\\]", re.S
 )
-_DIGIT = re.compile(r"[0-9]")
+_DIGIT = re.compile(r"[\d¼-¾⅐-⅞]|(?<=⁄)[₀-₉]")
+_PART = re.compile(r"\d+[/⁄]\d|[¼-¾⅐-⅞]|\\[dtc]?frac")
+_LEAD = re.compile(  # words that say nothing, and the name of what is given
+    r"(?:[\s:*_`\"“'$]|\\[(\[]|"
+    r"(?:about|just|therefore|thus|hence|then|now|indeed|equal to|[a-z]+ly)"
+    r"\b)*(?:[A-Za-z]\w*(?:\([^()]{0,20}\))?\s*=\s*)?[$\s]*",
+    re.I,
+)
+_GROUP = (
+    r"\{(?:[^{}]|\{(?:[^{}]|\{[^{}]*\})*+\})*+\}|\((?![^()]*[A-Za-z]{3})(?:[^()\n]|\([^()]*\))*+\)"
+)
+_PIECE = rf"(?:{_GROUP}|(?<=\d),(?=\d)|[^\s,;(){{}}—。，；！？\u4e00-\u9fff])"
+_FIRST = r"(?=[-+−–$\\(√∛∜⌊⌈]*(?:[\d¼-¾⅐-⅞]|\.\d|\\[a-z]|[a-z]\())"
+_SIGN = r"[-+*/^=×·⋅÷−–:]|\\(?:times|cdot|div|pm)(?![A-Za-z])"
+_DIRECT = re.compile(
+    rf"{_FIRST}{_PIECE}++(?:\s*(?:\$\s*)?(?:(?:{_SIGN})\s*{_FIRST}{_PIECE}++"
+    rf"|(?=\\[a-z]){_PIECE}++|(?:\band\s+)?(?=\d+[/⁄]\d|\\frac|[¼-¾⅐-⅞]){_PIECE}++))*+"
+)
+_LISTED = re.compile(
+    r"(?:\s*(?:,|;|\band\b|\bor\b){1,2}\s*[-−]?\d[\d.,]*(?<![.,]))+(?=\s*(?:[.;:!?)*$]|\Z))"
+)
+_ARITHMETIC = re.compile(
+    r"\s*(?:(?<=%)\s*of|percent\s+of|times|plus|minus|more|less|fewer|divided|multiplied)\b", re.I
+)
+_EXPLAINED = re.compile(
+    r"[,;]?\s*\(?\b(?:since|because|as|that is|which|so that)\s|"
+    r"[,;]?\s*\(?\bi\.e\.|\s\((?=[a-z]{3})"
+)
 _RUN = re.compile(r"[^\s。，；！？\u4e00-\u9fff]+")
 _OPERANDS = re.compile(
-    r"(?<![A-Za-z0-9.])[0-9(][0-9.()]*(?:\s+[-+*/^]\s+[0-9.()]+)*\s+[-+*/^]\s+$|-?\d+\s$(?=\Z)"
+    r"(?<![A-Za-z0-9.])[0-9(][0-9.()]*(?:\s+[-+*/^]\s+[0-9.()]+)*\s+[-+*/^]\s+$|-?\d+\s(?:and\s)?$(?=\Z)"
 )
 _BOUND_BEFORE = re.compile(
-    r"[{^_]\s*$|\\(?:sqrt|[dt]?frac|log|ln|sin|cos|tan|times|cdot|div|pm)\s*$"
+    r"[{^_√∛∜]\s*$|\\(?:sqrt|[dt]?frac|log|ln|sin|cos|tan|times|cdot|div|pm)\s*$"
 )
 _BOUND_AFTER = re.compile(
     r"\s*(?:\\pi|π|pi\b|\\sqrt|√|sqrt\b|\\[dt]?frac|\\times|\\cdot|[*/^]\s*[\w(])"
 )
 _SCALE = re.compile(r"\s*(?:\\?%|percent\b|hundred\b|thousand\b|million\b|billion\b|dozen\b)")
 _CHOICE = re.compile(r"(?<![A-Za-z\\])([A-J])(?![A-Za-z'’])")
-_BRACKETED_CHOICE = re.compile(r"[(（]\s*([A-J])\s*[)）]")
-_SENTENCE_END = re.compile(r"\.(?=\s|$)|[。\n]")
+_BRACKETED_CHOICE = re.compile(r"(?<![\w)])[(（]\s*([A-J])\s*[)）]")
+_SMALL_CHOICE = re.compile(r"(?<![\w)])[(（]\s*([a-j])\s*[)）]")
+_DIRECT_CHOICE = re.compile(
+    r"(?:[\s:*_`\"“'$({（]|\\text\w*|\b(?:the|option|choice|letter)\b)*"
+    r"([A-J](?![A-Za-z'’])|[b-hj](?![\w'’*/+^-])|[ai](?=\s*(?:[)）.,:;!?*_$}]|\n|\Z)(?!\w)))"
+)
+_SENTENCE_END = re.compile(r"(?<!\.\.)\.(?=\s|$)|[。\n]")
 
 
 def extract(text: str, reference: str, how: How = "auto") -> str | None:
@@ -71,7 +109,7 @@ def extract(text: str, reference: str, how: How = "auto") -> str | None:
     readers = [_READERS[how]] if how != "auto" else []
     if how == "auto":
         kind = _letter if is_letter(reference) else _phrase
-        kind = _last_number if number(normalize(reference)) is not None else kind
+        kind = _number if number(normalize(reference)) is not None else kind
         readers = [lambda text: kind(_last_word(text)), boxed_answer, _hashes, kind]
     for read in readers:
         answer = (read(text) or "").strip()
@@ -133,10 +171,57 @@ def _hashes(text: str) -> str | None:
 
 def _letter(text: str) -> str | None:
     phrase = list(_PHRASE.finditer(text))
-    if phrase and (match := _CHOICE.search(text, phrase[-1].end(), phrase[-1].end() + 40)):
-        return match[1]
-    found = _BRACKETED_CHOICE.findall(text) or _CHOICE.findall(text.strip().rpartition("\n")[2])
-    return found[-1] if found else None
+    if phrase:
+        end = phrase[-1].end()
+        found = _DIRECT_CHOICE.match(text, end) or _CHOICE.search(text, end, end + 40)
+        if found:
+            return found[1].upper()
+    last = text.strip().rpartition("\n")[2]
+    for pattern, where in (
+        (_BRACKETED_CHOICE, text), (_SMALL_CHOICE, last), (_CHOICE, last), (_SMALL_CHOICE, text)
+    ):  # fmt: skip
+        if letters := pattern.findall(where):
+            return letters[-1].upper()
+    return None
+
+
+def _number(text: str) -> str | None:
+    """Finds the number that directly follows the last "answer is", else the last number."""
+    phrases = list(_PHRASE.finditer(text))
+    return phrases and _direct(text[phrases[-1].end() :][:400]) or _last_number(text)
+
+
+def _direct(text: str) -> str | None:
+    """Reads the expression that a text begins with; what explains it stands behind it.
+
+    >>> _direct(" 30, that is 6 more than 24."), _direct(" 6 + 2 = 8"), _direct(" 5 more than 3")
+    ('30', '6 + 2 = 8', None)
+    """
+    lead = _LEAD.match(text)
+    start = lead.end() if lead else 0
+    for formula in _FORMULA.finditer(text):
+        content = formula[formula.lastindex or 0]
+        if formula.start() <= start < formula.end() and _looks_like_formula(content):
+            after = re.match(r"\s*=\s*(?=[$\\\d])", text[formula.end() :])
+            more = after and _direct(text[formula.end() + after.end() :])
+            return more or (content if _DIGIT.search(content) else None)
+    found = _DIRECT.match(text, start)
+    if not found or not _DIGIT.search(found[0]) or _ARITHMETIC.match(text, found.end()):
+        return None
+    end = found.end()
+    if listed := _LISTED.match(text, end):
+        end = listed.end()
+    if scale := _SCALE.match(text, end):
+        end = scale.end()
+    if text[:start].rstrip(" ").endswith("$"):
+        start = text.rindex("$", 0, start)
+    return _trimmed(text[start:end])
+
+
+def _trimmed(run: str) -> str:
+    """Drops decoration and punctuation around a run of characters."""
+    run = run.strip("*_`\"'“”‘’ ").rstrip(".,;:!?。，；！？*_`\"'”’")
+    return run.strip("()") if run.count("(") != run.count(")") else run
 
 
 def _last_number(text: str) -> str | None:
@@ -153,12 +238,12 @@ def _last_number(text: str) -> str | None:
     before, after = text[max(start - 80, 0) : start], text[end : end + 20]
     if _BOUND_BEFORE.search(before) or _BOUND_AFTER.match(after):
         return None  # part of a larger expression, such as 3 \pi: its number alone means nothing
-    if operands := _OPERANDS.search(before):
+    operands = _OPERANDS.search(before)
+    if operands and (operands[0][-4:] != "and " or _PART.match(text, start)):
         start -= len(before) - operands.start()  # 12 3/5, 3 + 4
     if scale := _SCALE.match(after):
         end += scale.end()
-    run = text[start:end].strip("*_`\"'“”‘’ ").rstrip(".,;:!?。，；！？*_`\"'”’")
-    return run.strip("()") if run.count("(") != run.count(")") else run
+    return _trimmed(text[start:end])
 
 
 def _looks_like_formula(content: str) -> bool:
@@ -176,10 +261,21 @@ def _phrase(text: str) -> str | None:
         return formulas[-1] if formulas else last.rstrip(".。")
     rest = text[phrases[-1].end() :].strip()
     sentence = _SENTENCE_END.split(rest, maxsplit=1)[0].strip()
+    sentence = _EXPLAINED.split(sentence, maxsplit=1)[0] or sentence
     formulas = _formulas(sentence) or _formulas(rest)
     if formulas and rest.find("$") <= len(sentence):
-        return ", ".join(formulas)
+        return ", ".join(_together(sentence, formulas))
     return sentence.strip("*_` ")
+
+
+def _together(sentence: str, formulas: list[str]) -> list[str]:
+    """Cuts formulas, of which the sentence begins with the first, to those that form a list."""
+    found = list(_FORMULA.finditer(sentence))
+    if found and found[0].start() == 0:
+        for number, (one, other) in enumerate(itertools.pairwise(found), 1):
+            if not _JOINT.fullmatch(sentence[one.end() : other.start()]):
+                return formulas[:number]
+    return formulas
 
 
 def _formulas(text: str) -> list[str]:
@@ -190,6 +286,6 @@ _READERS: dict[How, Callable[[str], str | None]] = {
     "boxed": boxed_answer,
     "hashes": _hashes,
     "letter": _letter,
-    "number": _last_number,
+    "number": _number,
     "phrase": _phrase,
 }

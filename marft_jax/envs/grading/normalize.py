@@ -8,16 +8,19 @@ from __future__ import annotations
 
 import functools
 import re
+import unicodedata
 from fractions import Fraction
 
 _SYMBOLS = str.maketrans({
-    "−": "-", "–": "-", "—": "-", "×": "\\times ", "·": "\\cdot ", "÷": "/", "π": "\\pi ",
-    "∞": "\\infty ", "°": "^\\circ ", "≤": "\\le ", "≥": "\\ge ", "≠": "\\ne ", "±": "\\pm ",
-    "∪": "\\cup ", "∩": "\\cap ", "∈": "\\in ", "∨": "\\lor ", "∅": "\\emptyset ", "，": ",",
-    "（": "(", "）": ")", "：": ":", "；": ";", "％": "%", "、": ",", "²": "^2", "³": "^3",
-    "½": "\\frac{1}{2}", "¼": "\\frac{1}{4}", "¾": "\\frac{3}{4}",
-    "\u00a0": " ", "\u202f": " ", "\u2009": " ",
+    "−": "-", "–": "-", "—": "-", "‒": "-", "‑": "-", "‐": "-", "×": "\\times ", "⋅": "\\cdot ",
+    "∙": "\\cdot ", "·": "\\cdot ", "÷": "/", "⁄": "/", "∕": "/", "∶": ":", "π": "\\pi ",
+    "∞": "\\infty ", "°": "^\\circ ", "≤": "\\le ", "⩽": "\\le ", "≦": "\\le ",
+    "≥": "\\ge ", "⩾": "\\ge ", "≧": "\\ge ", "≠": "\\ne ", "±": "\\pm ", "∪": "\\cup ",
+    "∩": "\\cap ", "∈": "\\in ", "∨": "\\lor ", "∅": "\\emptyset ", "、": ",",
+    "⌊": "\\lfloor ", "⌋": "\\rfloor ", "⌈": "\\lceil ", "⌉": "\\rceil ", "∛": "√[3]",
+    "∜": "√[4]", "θ": "\\theta ", "α": "\\alpha ", "β": "\\beta ",
 })  # fmt: skip
+_RAISED = re.compile(r"([⁰¹²³⁴-⁹]+)[⁄/]([₀-₉]+)|([⁰¹²³⁴-⁹⁺⁻⁼⁽⁾ⁿⁱ]+)|([₀-₎ₐ-ₜ]+)|([¼-¾⅐-⅞])")
 _FORMATS = [
     (re.compile(pattern), replacement)
     for pattern, replacement in (
@@ -34,6 +37,7 @@ _REWRITES = [
         (r"^(-?)\s*\\?\$\s*(-?[\d.,\\!]+)$", r"\1\2\\text{ dollars}"),
         (r"\\?\$", ""),
         (r"\\(?:left|right|displaystyle)(?![A-Za-z])", ""),
+        (r"\s*(?:\\[!,;> ]\s*)*(?::|\\colon(?![A-Za-z]))\s*(?:\\[!,;> ]\s*)*", ":"),
         (r",?\\!\s*|\{,\}(?=\d{3})|(?<=\d)\\,(?=\d{3}(?!\d))", ","),  # 5,\!866, 5{,}866, 5\,866
         (r"^(-?\d{1,3}) (?=\d{3}(?: \d{3})*$)|(?<=\d{3}) (?=\d{3}(?: \d{3})*$)", r"\1"),  # 10 000
         (r"\\[,;:> ]|\\q?quad(?![A-Za-z])|~", " "),
@@ -41,11 +45,15 @@ _REWRITES = [
         (r"\\frac\s*(\\[A-Za-z]+|\w)", r"\\frac{\1}"),
         (r"(\\frac\s*\{[^{}]*\})\s*(\\[A-Za-z]+|\w)", r"\1{\2}"),
         (r"(?<![\\A-Za-z])(sqrt|pi)(?![A-Za-z])", r"\\\1 "),
-        (r"(?:√|\\sqrt)\s*\(([^()]*)\)|√\s*(\w+)|\\sqrt\s*(\w)", r"\\sqrt{\1\2\3}"),
+        (r"(?:√|\\sqrt)(\[\d\])?\s*\(([^()]*)\)|√(\[\d\])?\s*(\w+|\\pi(?![A-Za-z]))|\\sqrt\s*(\w)",
+         r"\\sqrt\1\3{\2\4\5}"),
+        (r"√", r"\\sqrt"),
         (r"\*\*", "^"),
+        (r"\^\s*([-+])\s*(\d+|[A-Za-z]|\\[A-Za-z]+)", r"^{\1\2}"),  # 10^-6
         (r"\^\s*\{\s*\\(?:circ|degree)\s*\}|(?:\^\s*\\circ|\^?\s*\\degree)(?![A-Za-z])", "°"),
         (r"(\\(?:sin|cos|tan|cot|sec|csc)(?![A-Za-z])\s*(?:\^\s*\{?\d\}?)?[\s({]*)(\d[\d.]*)\s*°",
          r"\1\\frac{\2\\pi}{180}"),
+        (r"°\s*(?:\\text\s*\{)?\s*([CF])(?:\}|(?![A-Za-z]))", r"\\text{ degrees \1}"),
         (r"°\s*$", r"\\text{ degrees}"),
         (r"°", " "),
         (r"(?<![\\A-Za-z])D\.?N\.?E(?![A-Za-z])", "does not exist"),
@@ -53,6 +61,7 @@ _REWRITES = [
          ","),
         (r"\\varnothing(?![A-Za-z])|\\\{\s*\\\}", r"\\emptyset"),
         (r"\\([%#&])", r"\1"),
+        (r"\\[lcd]?dots[bcmio]?(?![A-Za-z])|\.{3}", r"\\dots "),
         (r",(?:\s*,)+", ","),
         (r"\s+", " "),
     )
@@ -68,7 +77,7 @@ _SCIENTIFIC = re.compile(
     rf"({_NUMBER})\s*(?:[eE]|(?:\\times|\\cdot|\*|x)\s*10\s*\^)\s*\{{?([-+]?\d{{1,3}})\}}?"
 )
 _FRACTION = re.compile(
-    rf"(?:(\d+)\s*)?\\frac\{{\s*(-?{_NUMBER})\s*\}}\{{\s*({_NUMBER})\s*\}}"
+    rf"(?:(\d+)\s*)?\\d?frac\{{\s*(-?{_NUMBER})\s*\}}\{{\s*({_NUMBER})\s*\}}"
     rf"|(?:(\d+) )?\(?({_NUMBER})\)?\s*/\s*\(?({_NUMBER})\)?"
 )
 _SCALES = {
@@ -87,7 +96,8 @@ _UNITS = {
         "ml": "milliliter millilitre", "l": "liter litre", "gal": "gallon", "s": "sec second",
         "min": "minute", "h": "hr hour", "day": "", "week": "", "month": "", "yr": "year",
         "degree": "deg", "rad": "radian", "dollar": "", "cent": "¢", "mi/h": "mph",
-        "km/h": "kph", "am": "", "pm": "", "unit": "",
+        "km/h": "kph", "am": "", "pm": "", "unit": "", "celsius": "C", "fahrenheit": "F",
+        "kelvin": "K",
     }.items()
     for word in (unit, *spellings.split())
     for spelling in (word, f"{word}s")
@@ -138,14 +148,33 @@ def normalize(answer: str) -> str:
 
 
 def _spelled(answer: str) -> str:
-    text = _METRES.sub(r"\\text{ \1}", answer.strip().rstrip("。.")).replace("\\\\", "\0")
-    text = without_format(text).translate(_SYMBOLS)  # the row break of a matrix stays, as \0
+    text = re.sub(r"(?<![.,\s])[.。]+$", "", _METRES.sub(r"\\text{ \1}", answer.strip()))
+    text = without_format(plain(text).replace("\\\\", "\0"))  # a row break of a matrix is \0
     for pattern, replacement in _REWRITES:
         text = pattern.sub(replacement, text)
     text = _REPEATING.sub(_as_fraction, text.replace("\0", "\\\\")).strip()
     whole = re.fullmatch(r"\\text\{([^{}]*)\}", text)
     text = whole[1].strip() if whole else text
     return _GROUPED.sub(lambda match: match[0].replace(",", ""), text).rstrip(".,; ")
+
+
+def plain(text: str) -> str:
+    """Spells the characters of Unicode in LaTeX and ASCII.
+
+    >>> plain("3⅔ x⁻¹² ⩽ ５")
+    '3\\\\frac{2}{3} x^{-12} \\\\le  5'
+    """
+    text = _RAISED.sub(_lowered, text.replace("º", "°"))
+    return unicodedata.normalize("NFKC", text).translate(_SYMBOLS)
+
+
+def _lowered(match: re.Match[str]) -> str:
+    above, below, power, index, fraction = match.groups()
+    if fraction:
+        above, _, below = unicodedata.normalize("NFKC", fraction).partition("⁄")
+    if above:
+        return f"\\frac{{{above}}}{{{below}}}"
+    return f"^{{{power}}}" if power else f"_{{{index}}}"
 
 
 def without_format(text: str) -> str:
@@ -165,7 +194,7 @@ def _as_fraction(repeating: re.Match[str]) -> str:
     period = period or digit
     value = Fraction(int(whole + fixed + period) - int(whole + fixed), 10 ** len(fixed))
     value /= 10 ** len(period) - 1
-    return f"\\frac{{{value.numerator}}}{{{value.denominator}}}"
+    return f"\\dfrac{{{value.numerator}}}{{{value.denominator}}}"  # nothing else is spelled so
 
 
 def _unit(words: str, power: str | None) -> str:

@@ -21,27 +21,74 @@ from marft_jax.envs.sandbox.guest.serving import Answer, Line, serve
 
 _OR = re.compile(r"\\lor|\\vee|∨|(?<![A-Za-z\\])or(?![A-Za-z])")
 _NAMED_POINT = re.compile(r"^\([A-Za-z](?:, ?[A-Za-z])+\) ?= ?(?=\()")
+_D, _V = r"(?:d|\\partial)(?:\^\{?\d\}?)?", r"(?:\s*[A-Za-z](?:\^\{?\d\}?)?)?"
+_CALLED = r"(?:\s*\([^()=]*\))?"
+_NAME = re.compile(
+    rf"(?:[A-Za-z]|[A-Z]{{2,}}|\\[a-z]+)(?:_\{{?\w+\}}?)?(?:'|\^\{{?\\prime\}}?)*{_CALLED}"
+    rf"|\\frac\s*\{{{_D}{_V}\}}\{{{_D}{_V}\}}(?:\s*{_V}{_CALLED})?|{_D}{_V}/{_D}{_V}"
+)
+"""The left side of an equation that says what a variable, a function or a derivative is."""
+_DERIVED = re.compile(r"'|prime|/")
+_LETTERS = re.compile(r"(?<![\\A-Za-z])[A-Za-z]")
+_BRACKETS = re.compile(r"^(?:\\\{|[(\[])(.*)(?:\\\}|[)\]])$")
 MEMORY = 4 << 30
 """Bytes of address space; an answer that needs more crashes its worker."""
 
 
 def equal(reference: str, answer: str) -> bool:
     """Compares the meanings of two answers, by computer algebra."""
-    from math_verify import verify
+    either, other_either = bool(_OR.search(reference)), bool(_OR.search(answer))
+    return _equal(normalize(reference), normalize(answer), either, other_either)
 
-    right, given = normalize(reference), normalize(answer)
+
+def _equal(right: str, given: str, either: bool, other_either: bool) -> bool:
     if "=" not in right:
         given = _NAMED_POINT.sub("", given)
+    (name, side), (other_name, other_side) = _sides(right), _sides(given)
+    if name and other_name and any(map(_DERIVED.search, (name, other_name))):
+        primes = ["'" in text for text in (name, other_name)]
+        return name == other_name or any(primes) and _equal(side, other_side, either, other_either)
+    if bool(name) != bool(other_name) and "=" not in (side if other_name else other_side):
+        right, given = side, other_side
+    elif _LETTERS.search(right.partition("=")[0]) and "=" in right and "=" not in given:
+        return False  # 4 is no line x + y = 4
     kind, other = (re.match(r"\(|\[|\\\{|", text)[0] for text in (right, given))  # type: ignore[index]
     if {kind, other} == {"(", "\\{"}:
         return False  # a point is not a set
-    either, other_either = bool(_OR.search(reference)), bool(_OR.search(answer))
+    for ordered in (":" if max(right.count(":"), given.count(":")) > 1 else "", "\\dots"):
+        if ordered and ordered in right + given:
+            return _same_parts(right, given, ":" if ordered == ":" else ",")
     if kind == "(" and not other and "," in given and not other_either:
         given = f"({given})"
     gold, target = _parse(right, either), _parse(given, other_either)
+    from math_verify import verify
+
     if not verify(gold, target, timeout_seconds=None, allow_set_relation_comp=True):  # type: ignore[arg-type]
         return False
     return _same_size(gold[0], target[0])
+
+
+def _sides(value: str) -> tuple[str, str]:
+    """Splits ``y = 2x`` into the name, of a derivative in one spelling, and what it stands for."""
+    left, found, side = value.partition("=")
+    if not found or "=" in side or not _NAME.fullmatch(left.strip()):
+        side, found, left = value.rpartition("=")
+    if not found or "=" in side or not _NAME.fullmatch(left.strip()):
+        return "", value
+    name = re.sub(r"\\frac\{([^{}]*)\}\{([^{}]*)\}", r"\1/\2", left).replace("\\partial", "d")
+    return re.sub(r"[\s{}]", "", name), side.strip()
+
+
+def _same_parts(right: str, given: str, between: str) -> bool:
+    """Compares the parts of ratios, and of lists with dots, in their order."""
+    parts, others = (_BRACKETS.sub(r"\1", text).split(between) for text in (right, given))
+    return len(parts) == len(others) and all(map(_same_part, parts, others))
+
+
+def _same_part(right: str, given: str) -> bool:
+    one, other = (text.strip().replace("\\dots", "\\Xi") for text in (right, given))
+    alone = "\\Xi" in (one, other)
+    return one == other or not alone and bool(one and other) and _equal(one, other, False, False)
 
 
 @functools.lru_cache(maxsize=256)
