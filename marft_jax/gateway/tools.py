@@ -27,7 +27,8 @@ class ToolCall(NamedTuple):
 Form = Callable[[str], tuple[str, list[ToolCall]]]
 """A text to what is beside its calls, and the calls."""
 
-_TAGGED = re.compile(r"<tool_call>(.*?)</tool_call>", re.DOTALL)
+_TAGGED = re.compile(r"<think>.*?(?:</think>|\Z)|</think>|<tool_call>(.*?)</tool_call>", re.DOTALL)
+"""Thinking, the end of thinking that the prompt opened, or a call."""
 
 
 def read_tools(value: Any, choice: Any) -> tuple[dict[str, Any], ...]:
@@ -54,7 +55,7 @@ def read_calls(where: str, value: Any) -> list[dict[str, Any]]:
     calls = _list(f"{where}.tool_calls", value, _is_call, form, "messages")
     return [
         {"id": str(call.get("id") or ""), "type": "function"}
-        | {"function": {key: call["function"][key] for key in ("name", "arguments")}}
+        | {"function": {key: call["function"].get(key) or "" for key in ("name", "arguments")}}
         for call in calls
     ]
 
@@ -66,7 +67,7 @@ def for_template(message: Message) -> Message:
     opened = []
     for call in calls:
         name, arguments = call["function"]["name"], call["function"]["arguments"]
-        own = _object(arguments)
+        own = _arguments(arguments)
         function = {"name": name, "arguments": arguments if own is None else own}
         opened.append({**call, "function": function})
     return {**message, "tool_calls": opened}
@@ -111,25 +112,45 @@ def check_form(
 
 def _tagged(text: str) -> tuple[str, list[ToolCall]]:
     """``<tool_call>{"name": ..., "arguments": {...}}</tool_call>``, as of Hermes and Qwen."""
-    calls = [_call(_object(own)) for own in _TAGGED.findall(text)]
+    parts = list(_TAGGED.finditer(text))
+    begins = max((part.end() for part in parts if part[0] == "</think>"), default=0)
+    tags = [part for part in parts if part[1] is not None and part.start() >= begins]
+    calls = [_call(_object(tag[1])) for tag in tags]
     if not calls or None in calls:
         return text, []
-    return _TAGGED.sub("", text).strip(), [call for call in calls if call]
+    for tag in reversed(tags):
+        text = text[: tag.start()] + text[tag.end() :]
+    return text.strip(), [call for call in calls if call]
 
 
 def _bare(text: str) -> tuple[str, list[ToolCall]]:
-    """JSON and nothing else, an object or a list of them, as of Llama and Mistral."""
-    found = _object(text.strip(), list | dict)
+    """JSON and nothing else but thinking before it, an object or a list of them, as of Llama and
+    Mistral."""
+    is_json = text.lstrip().startswith(("{", "["))
+    thinking, end, _ = ("", "", "") if is_json else text.partition("</think>")
+    thinking = thinking + end if end else ""
+    found = _object(text[len(thinking) :].strip(), list | dict)
     calls = [_call(own) for own in (found if isinstance(found, list) else [found])]
-    return ("", [call for call in calls if call]) if calls and None not in calls else (text, [])
+    if not calls or None in calls:
+        return text, []
+    return thinking.strip(), [call for call in calls if call]
 
 
 def _call(found: Any) -> ToolCall | None:
     name = found.get("name") if isinstance(found, dict) else None
-    arguments = found.get("arguments", found.get("parameters")) if isinstance(name, str) else None
-    if not isinstance(name, str) or not isinstance(arguments, dict):
+    if not isinstance(name, str):
         return None
-    return ToolCall(name, json.dumps(arguments, ensure_ascii=False))
+    given = found.get("arguments")
+    arguments = _arguments(found.get("parameters") if given is None else given)
+    return None if arguments is None else ToolCall(name, json.dumps(arguments, ensure_ascii=False))
+
+
+def _arguments(given: Any) -> dict[str, Any] | None:
+    """Arguments of a call, which may be written as a text; an empty object where there are none,
+    None for anything else."""
+    if given is None or isinstance(given, str) and given.strip() in ("", "null"):
+        return {}
+    return _object(given) if isinstance(given, str) else given if isinstance(given, dict) else None
 
 
 def _object(text: Any, kind: Any = dict) -> Any:
@@ -157,6 +178,5 @@ def _is_tool(tool: Any) -> bool:
 
 def _is_call(call: Any) -> bool:
     function = call.get("function") if isinstance(call, dict) else None
-    return isinstance(function, dict) and all(
-        isinstance(function.get(key), str) for key in ("name", "arguments")
-    )
+    arguments = function.get("arguments") if isinstance(function, dict) else 0
+    return isinstance(arguments, str | None) and isinstance(function.get("name"), str)
