@@ -78,7 +78,7 @@ class Team:
     """Calls of tools in one turn, where the environment has tools."""
     max_new_tokens: int = setting(24, least=1)
     """Longest action, in tokens; a profile may say otherwise, here and below."""
-    temperature: float = setting(1.0, least=0)
+    temperature: float = setting(1.0, least=0, most=1e30)
     """Sampling temperature; 0 is greedy."""
     top_p: float = setting(1.0, above=0, most=1)
     """Sample from the smallest set of tokens with this much of what top_k keeps; 1 is off."""
@@ -297,7 +297,7 @@ class Eval:
     """Steps between evaluations on the held-out tasks; 0 never."""
     episodes: int = setting(128, least=1, needs="eval.every")
     """Tasks per evaluation, of each benchmark."""
-    temperature: float = setting(0.0, least=0, needs="eval.every")
+    temperature: float = setting(0.0, least=0, most=1e30, needs="eval.every")
     """Sampling temperature of an evaluation; 0 is greedy."""
     benchmarks: tuple[str, ...] = setting((), needs="eval.every")
     """Names, as name[:samples][@temperature]; without any, the held-out tasks of `env`."""

@@ -5,6 +5,7 @@ The ids up to the first of them are the action, as they were sampled; its text e
 
 from __future__ import annotations
 
+import bisect
 from collections.abc import Callable, Sequence
 
 
@@ -27,7 +28,7 @@ def stopped_at(
     ids: Sequence[int], stops: Sequence[str], decode: Callable[[list[int]], str]
 ) -> int | None:
     """Number of ids that an action has which a stop text ends; None where there is none."""
-    if not cut(decode([*ids]).lstrip(), stops)[1]:
+    ends: Callable[[int], bool] = lambda n: cut(decode([*ids[:n]]).lstrip(), stops)[1]  # noqa: E731
+    if not ends(len(ids)):
         return None
-    ends = (n for n in range(1, len(ids)) if cut(decode([*ids[:n]]).lstrip(), stops)[1])
-    return next(ends, len(ids))
+    return bisect.bisect_left(range(len(ids)), True, 1, key=ends)

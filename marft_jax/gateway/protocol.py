@@ -191,9 +191,14 @@ def settled(text: str, stops: Sequence[str]) -> str:
     text, stopped = cut(text.lstrip(), stops)
     if stopped:
         return text
-    partial = [stop[:n] for stop in stops for n in range(1, len(stop))]
-    held = max((len(begun) for begun in partial if text.endswith(begun)), default=0)
+    held = max((_overlap(text, stop) for stop in stops), default=0)
     return text[: len(text) - held].rstrip("\ufffd").rstrip()
+
+
+def _overlap(text: str, stop: str) -> int:
+    """Length of the longest beginning of a stop string that a text ends with."""
+    longest = min(len(stop) - 1, len(text))
+    return next((n for n in range(longest, 0, -1) if text.endswith(stop[:n])), 0)
 
 
 class Answer:
@@ -202,6 +207,7 @@ class Answer:
     def __init__(self, call: Call, decode: Decode):
         self._call, self._decode = call, decode
         self._id, self._created = f"chatcmpl-{uuid.uuid4().hex}", int(time.time())
+        self._begun: set[int] = set()
 
     def whole(self, choices: Sequence[Choice]) -> dict[str, Any]:
         """Body of a completion."""
@@ -214,7 +220,9 @@ class Answer:
 
     def piece(self, index: int, text: str, end: Choice | None = None) -> dict[str, Any]:
         """Body of a chunk: more text of a choice; with its end, all that is said of it."""
-        delta: dict[str, Any] = {"role": "assistant", "content": text}
+        delta: dict[str, Any] = {} if index in self._begun else {"role": "assistant"}
+        delta["content"] = text
+        self._begun.add(index)
         if end is not None and end.calls:
             delta["tool_calls"] = [{"index": i, **own} for i, own in enumerate(end.calls)]
         choice = {"index": index, "delta": delta, "finish_reason": None}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 import re
 from collections.abc import Callable, Sequence
 from typing import Any, TypeGuard
@@ -52,7 +51,8 @@ def _is_name(value: Any) -> bool:
     )
 
 
-_MOST_STOPS = 16
+_MOST_STOPS, _LONGEST_STOP = 16, 1000
+_LEAST_HEAT, _MOST_HEAT = 1e-30, 1e30  # logits divided by it are finite in float32
 
 
 def _is_tuple(value: Any) -> TypeGuard[tuple[Any, ...]]:
@@ -61,16 +61,20 @@ def _is_tuple(value: Any) -> TypeGuard[tuple[Any, ...]]:
 
 def _are_stops(value: Any) -> bool:
     few = _is_tuple(value) and len(value) <= _MOST_STOPS
-    return few and all(isinstance(stop, str) and stop for stop in value)
+    return few and all(isinstance(stop, str) and 0 < len(stop) <= _LONGEST_STOP for stop in value)
+
+
+def _is_temperature(value: Any) -> bool:
+    return _is_number(value) and (value == 0 or _LEAST_HEAT <= value <= _MOST_HEAT)
 
 
 SAMPLING: dict[str, _Check] = {
     "max_new_tokens": ("a whole number > 0", lambda v: is_whole(v) and v > 0),
-    "temperature": ("a number >= 0", lambda v: _is_number(v) and 0 <= v < math.inf),
+    "temperature": (f"0, or a number from {_LEAST_HEAT} to {_MOST_HEAT}", _is_temperature),
     "top_p": ("a number with 0 < top_p <= 1", lambda v: _is_number(v) and 0 < v <= 1),
     "top_k": ("a whole number from 0 to 2³¹ - 1", lambda v: is_whole(v) and 0 <= v < 1 << 31),
     "min_p": ("a number from 0 to 1", lambda v: _is_number(v) and 0 <= v <= 1),
-    "stop": (f"up to {_MOST_STOPS} texts, none empty", _are_stops),
+    "stop": (f"up to {_MOST_STOPS} texts of 1 to {_LONGEST_STOP} characters", _are_stops),
 }
 """Each field of ``types.Sampling``: what is expected, and the test of a value."""
 _TEXT: _Check = "text", lambda v: isinstance(v, str)

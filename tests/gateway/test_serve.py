@@ -12,6 +12,7 @@ import subprocess
 import sys
 import threading
 import time
+import tracemalloc
 
 import httpx
 import jax
@@ -21,6 +22,7 @@ import pytest
 
 from marft_jax import chat, cli, serve
 from marft_jax.engine.engine import Engine
+from marft_jax.gateway import protocol
 from marft_jax.gateway.http import Limits, make_server
 from marft_jax.run.directory import write_settings
 from marft_jax.run.recovery import open_checkpoints
@@ -206,6 +208,11 @@ def test_text_streams_before_its_end(client):
     """Chunks of 16 tokens are decoded between two looks."""
     chunks = events(call(client, n=8, temperature=5.0, top_k=255, seed=3, stream=True))
     assert len(chunks) > 8 and chunks[0]["choices"][0]["finish_reason"] is None
+    begun = set()
+    for [choice] in (chunk["choices"] for chunk in chunks):
+        roles = {} if choice["index"] in begun else {"role": "assistant"}
+        assert {k: v for k, v in choice["delta"].items() if k == "role"} == roles
+        begun.add(choice["index"])
 
 
 def test_a_stop_string_ends_an_answer(client):
@@ -222,6 +229,32 @@ def test_a_stop_string_ends_an_answer(client):
     streamed = events(call(client, **fields, stop=stop, stream=True))
     pieces = [chunk["choices"][0]["delta"]["content"] for chunk in streamed]
     assert "".join(pieces) == text_of(reply)
+
+
+@pytest.mark.parametrize(
+    ("text", "stops", "sent"),
+    [
+        ("one a", ["ab", "abc"], "one"),
+        ("one ab", ["abc", "b!"], "one"),
+        ("one abab", ["ababc"], "one"),
+        ("aab", ["aac"], "aab"),
+        ("one abc two", ["abc"], "one "),
+        ("one", ["one"], ""),
+        ("one two \ufffd", [], "one two"),
+        ("  one ", ["x" * 1000], "one"),
+    ],
+)
+def test_what_may_become_a_stop_string_is_held_back(text, stops, sent):
+    assert protocol.settled(text, stops) == sent
+
+
+def test_long_stop_strings_cost_little():
+    """Their number times their length, in time and in memory, not the square of it."""
+    stops = ["a" * n + "b" for n in range(50_000, 50_004)]
+    tracemalloc.start()
+    assert protocol.settled("x" + "a" * 1000, stops) == "x"
+    assert tracemalloc.get_traced_memory()[1] < 10_000_000
+    tracemalloc.stop()
 
 
 def test_64_callers_get_each_their_own(client):
@@ -323,6 +356,8 @@ REFUSED = {
     "a negative temperature": (body_of(temperature=-1), 400),
     "an infinite temperature": (b'{"temperature": Infinity}', 400),
     "a temperature that is not a number": (b'{"temperature": NaN}', 400),
+    "a temperature beyond float32": (body_of(temperature=1e39), 400),
+    "a temperature whose logits are beyond float32": (body_of(temperature=1e-38), 400),
     "a temperature in words": (body_of(temperature="hot"), 400),
     "top_p of 0": (body_of(top_p=0), 400),
     "no tokens": (body_of(max_tokens=0), 400),
@@ -330,6 +365,8 @@ REFUSED = {
     "an empty stop": (body_of(stop=""), 400),
     "many stops": (body_of(stop=["a"] * 100), 400),
     "stops of numbers": (body_of(stop=[1]), 400),
+    "a long stop": (body_of(stop="a" * 1001), 400),
+    "a long stop among others": (body_of(stop=["a", "b" * 2000]), 400),
     "a seed in words": (body_of(seed="x"), 400),
     "a stream in words": (body_of(stream="yes"), 400),
     "stream options of a list": (body_of(stream_options=[1]), 400),
