@@ -23,6 +23,7 @@ from marft_jax.config import Config
 from marft_jax.envs.base import EnvSource
 from marft_jax.envs.threads import DaemonThreads
 from marft_jax.errors import BadInput, reason
+from marft_jax.formats.hosts import name_of
 from marft_jax.random_keys import Stream
 from marft_jax.run.setup import Session, make_rollout, open_session, restore_state
 from marft_jax.team.prompts import Team
@@ -34,6 +35,8 @@ if TYPE_CHECKING:
 
     from marft_jax.gateway.http import Limits
 
+_LONGEST_KEYS = 1 << 20  # bytes of a file of keys
+
 
 def main(argv: Sequence[str] | None = None) -> NoReturn:
     """Leaves with 0: stopped by a signal, all calls answered; 2: bad configuration or input."""
@@ -42,16 +45,24 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
     parser.add_argument("--port", default=8000, type=int, help="the port; 0 takes a free one")
     known = "a file of keys, a line each; who calls must have one"
     parser.add_argument("--api_key_file", metavar="F", help=known)
+    allowed = "further names that callers know this machine by (loopback and --host)"
+    parser.add_argument(
+        "--allow_host", nargs="+", action="extend", default=[], metavar="NAME", help=allowed
+    )
     with cli.boundary():
         own, rest = parser.parse_known_args(argv)
         keys = _read_keys(own.api_key_file)
+        names = [own.host, *(name for part in own.allow_host for name in part.split(","))]
+        for name in names[1:]:
+            if not name_of(name):
+                raise BadInput(f"--allow_host: expected the name of a host, got {name!r:.80}")
         config = cli.parse_run(own.run, own.base, rest, prog="marft_jax.serve")
         _check_extra()
         from marft_jax.gateway.http import make_server
 
         with (
             _listen(own.host, own.port) as listener,
-            open_app(own.run, config, own.step, keys) as app,
+            open_app(own.run, config, own.step, keys, names=names) as app,
         ):
             host, port = listener.getsockname()[:2]
             print(f"marft_jax: serves at http://{host}:{port}/v1", file=sys.stderr, flush=True)
@@ -68,6 +79,7 @@ def open_app(
     step: int | str = "latest",
     keys: Sequence[str] = (),
     limits: Limits | None = None,
+    names: Sequence[str] = (),
 ) -> Iterator[Starlette]:
     """The application that answers for the team of a run; its engine's thread ends with it.
 
@@ -94,7 +106,7 @@ def open_app(
 
         plays = functools.partial(_player, session, threads)
         served = ServedTeam(team, batcher, plays, threads)
-        yield make_app(served, batcher, reload, keys, limits or DEFAULT)
+        yield make_app(served, batcher, reload, keys, limits or DEFAULT, names)
 
 
 def _player(
@@ -117,8 +129,12 @@ def _read_keys(file: str | None) -> list[str]:
     if file is None:
         return []
     try:
-        lines = Path(file).read_text("utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
+        with Path(file).open("rb") as stream:  # a pipe is as good
+            raw = stream.read(_LONGEST_KEYS + 1)
+        if len(raw) > _LONGEST_KEYS:
+            raise ValueError(f"expected at most {_LONGEST_KEYS >> 20} MiB of keys")
+        lines = raw.decode().replace("\ufeff", "").splitlines()  # editors open a file with it
+    except (OSError, ValueError) as error:
         raise BadInput(f"--api_key_file {file}: {reason(error)}") from error
     keys = [line.strip() for line in lines if line.strip()]
     if not keys:

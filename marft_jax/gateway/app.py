@@ -47,7 +47,7 @@ class Metrics:
 
     def text(self, **gauges: float) -> str:
         rows = self._counts | {f"marft_{name}": value for name, value in gauges.items()}
-        return "".join(f"{name} {value:g}\n" for name, value in rows.items())
+        return "".join(f"{name} {value}\n" for name, value in rows.items())
 
 
 def make_app(
@@ -56,12 +56,14 @@ def make_app(
     reload: Callable[[], Awaitable[Any]],
     keys: Sequence[str] = (),
     limits: http.Limits = http.DEFAULT,
+    names: Sequence[str] = (),
 ) -> Starlette:
     """Makes the application.
 
     Args:
         reload: takes up the newest checkpoint, and says which.
         keys: one of them must be in each call's head; none asks for none.
+        names: of hosts that it answers to, beside those of the loopback address.
     """
     gate = _Gate(team, batcher, reload, [key.encode() for key in keys], limits)
     routes = [
@@ -71,7 +73,7 @@ def make_app(
         Route("/metrics", gate.show_metrics),
         Route("/reload", gate.reload, methods=["POST"]),
     ]
-    return http.make_app(routes, gate.metrics.count)
+    return http.make_app(routes, gate.metrics.count, names)
 
 
 class _Gate:
@@ -170,6 +172,7 @@ class _Gate:
         if self._keys and not any(fits):
             what = "expected Authorization: Bearer, and a key that is known here"
             raise ApiError(401, what, code="invalid_api_key")
+        http.admit(request)
 
 
 async def _joined(

@@ -49,7 +49,7 @@ class Endpoint:
             Route("/{episode}/v1/chat/completions", self._complete, methods=["POST"]),
             Route("/{episode}/v1/reward", self._reward, methods=["POST"]),
         ]
-        limits = http.DEFAULT._replace(seconds=_CLOSE_SECONDS)
+        limits = http.DEFAULT._replace(grace_seconds=_CLOSE_SECONDS)
         server = http.make_server(http.make_app(routes, lambda _: None), limits)
         self._idle = http.Idle()
 
@@ -74,6 +74,7 @@ class Endpoint:
         channel = self._channels.get(http.bearer(request))
         if channel is None or channel.name != request.path_params["episode"]:
             raise ApiError(401, "expected the token of an episode", code="invalid_api_key")
+        http.admit(request)
         return channel
 
     async def _reward(self, request: Any) -> Any:

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import selectors
+import socket
+import struct
 import threading
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
@@ -13,14 +16,15 @@ from typing import Any, NamedTuple, TypeVar
 import uvicorn
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
-from starlette.types import Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from marft_jax.errors import BadInput, RunFailed, one_line
-from marft_jax.formats import jsonlines
+from marft_jax.formats import hosts, jsonlines
 from marft_jax.gateway.errors import ApiError
 
 _T = TypeVar("_T")
@@ -32,15 +36,25 @@ class Limits(NamedTuple):
     body: int = 1 << 20  # bytes of a call: 413
     choices: int = 1024  # asked and not answered, of all callers together: 429
     read_seconds: float = 20.0  # until a call's head has come, then its body: closed, 408
+    # and within which a client reads some of what waits for it: closed
     seconds: float = 600.0  # until a call is answered: 504
     connections: int = 4096  # open at once: 503
+    strangers: int = 512  # of them before a call with a key; more have a second for it: closed
+    grace_seconds: float = 20.0  # from a signal to the end: what is not answered is broken off
 
 
 DEFAULT = Limits()
 
 
-def make_app(routes: Sequence[Route], count: Callable[[int], None]) -> Starlette:
-    """An application that spells every fault as the API does; ``count`` gets its status."""
+def make_app(
+    routes: Sequence[Route], count: Callable[[int], None], names: Sequence[str] = ()
+) -> Starlette:
+    """An application that spells every fault as the API does.
+
+    Args:
+        count: gets the status of each.
+        names: of hosts that it answers to, beside those of the loopback address.
+    """
 
     async def refuse(request: Request, error: Exception) -> Response:
         status, later = 500, None
@@ -56,21 +70,35 @@ def make_app(routes: Sequence[Route], count: Callable[[int], None]) -> Starlette
         body = jsonlines.plain(error.body)  # what a caller sent may hold lone surrogates
         return JSONResponse(body, status, later)
 
+    def to_known_hosts(app: ASGIApp) -> ASGIApp:
+        async def checked(scope: Scope, receive: Receive, send: Send) -> None:
+            request, answer = Request(scope), app
+            host, (address, *_) = request.headers.get("host", ""), scope["server"] or [""]
+            if not hosts.is_known(host, (*names, address)):
+                what = f"expected a Host that is known here, got {host!r:.80}; --allow_host adds it"
+                answer = await refuse(request, ApiError(403, what, code="unknown_host"))
+            await answer(scope, receive, send)
+
+        return checked
+
     kinds = (ApiError, HTTPException, ClientDisconnect, BadInput, RunFailed)
-    return Starlette(routes=routes, exception_handlers=dict.fromkeys(kinds, refuse))
+    handlers = dict.fromkeys(kinds, refuse)
+    return Starlette(
+        routes=routes, exception_handlers=handlers, middleware=[Middleware(to_known_hosts)]
+    )
 
 
 def make_server(app: Starlette, limits: Limits = DEFAULT) -> uvicorn.Server:
     """A server for an application, that ends what is begun when it is stopped."""
     settings = uvicorn.Config(
         app,
-        http=_impatient(limits.read_seconds),
+        http=_impatient(limits),
         ws="none",
         lifespan="off",
         log_level="critical",
         access_log=False,
         limit_concurrency=limits.connections,
-        timeout_graceful_shutdown=max(1, int(limits.seconds)),
+        timeout_graceful_shutdown=max(1, int(limits.grace_seconds)),
     )
     return uvicorn.Server(settings)
 
@@ -78,7 +106,13 @@ def make_server(app: Starlette, limits: Limits = DEFAULT) -> uvicorn.Server:
 def bearer(request: Request) -> bytes:
     """The key that a call comes with."""
     kind, _, key = request.headers.get("authorization", "").partition(" ")
-    return key.strip().encode() if kind.lower() == "bearer" else b""
+    own = key.strip(" \t").encode("latin-1")  # the bytes that were sent
+    return own if kind.lower() == "bearer" else b""
+
+
+def admit(request: Request) -> None:
+    """Lets a connection stay: its caller may call."""
+    request.state.admit()
 
 
 async def read_body(request: Request, limits: Limits = DEFAULT) -> bytes:
@@ -176,15 +210,49 @@ async def _events(bodies: AsyncIterator[dict[str, Any]]) -> AsyncIterator[str]:
     yield "data: [DONE]\n\n"
 
 
-def _impatient(seconds: float) -> type[H11Protocol]:
-    """Uvicorn's protocol, which closes connections whose next head does not come in time."""
+def _impatient(limits: Limits) -> type[H11Protocol]:
+    """Uvicorn's protocol, which closes connections whose next head does not come in time, whose
+    client does not read, or that have shown no key."""
+    strangers = set[Any]()
+    seconds = limits.read_seconds
 
     class Impatient(H11Protocol):
         _timer: asyncio.TimerHandle | None = None
+        _unread: asyncio.TimerHandle | None = None
 
         def connection_made(self, transport: Any) -> None:
             super().connection_made(transport)
+            transport.set_write_buffer_limits(0)  # to hear of all that is not read
+            strangers.add(self)
+            patience = seconds if len(strangers) <= limits.strangers else min(1.0, seconds)
+            self._stranger = self.loop.call_later(patience, self._reset)
+            self.app_state = {"admit": self._admit}
             self._set_timer()
+
+        def pause_writing(self) -> None:
+            super().pause_writing()
+            self._expect_less(math.inf)
+
+        def resume_writing(self) -> None:
+            super().resume_writing()
+            _end(self._unread)
+
+        def _expect_less(self, than: float) -> None:
+            """Gives up a client that has read nothing since it was looked at before."""
+            unread = self.transport.get_write_buffer_size()
+            if unread >= than:
+                return self._reset()
+            self._unread = self.loop.call_later(seconds, self._expect_less, unread)
+
+        def _reset(self) -> None:
+            """Closes the connection; the system keeps nothing for a client that may never read."""
+            own = self.transport.get_extra_info("socket")
+            own.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            self.transport.abort()
+
+        def _admit(self) -> None:
+            strangers.discard(self)
+            self._stranger.cancel()
 
         def data_received(self, data: bytes) -> None:
             idle = self._is_idle()
@@ -200,7 +268,9 @@ def _impatient(seconds: float) -> type[H11Protocol]:
                 self._set_timer()
 
         def connection_lost(self, exc: Exception | None) -> None:
+            self._admit()
             self._unset_timer()
+            _end(self._unread)
             super().connection_lost(exc)
 
         def _is_idle(self) -> bool:
@@ -212,7 +282,11 @@ def _impatient(seconds: float) -> type[H11Protocol]:
             self._timer = self.loop.call_later(seconds, self.transport.close)
 
         def _unset_timer(self) -> None:
-            if self._timer is not None:
-                self._timer.cancel()
+            _end(self._timer)
 
     return Impatient
+
+
+def _end(timer: asyncio.TimerHandle | None) -> None:
+    if timer is not None:
+        timer.cancel()

@@ -13,17 +13,19 @@ from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 from marft_jax.errors import BadInput, printable, reason
+from marft_jax.formats import hosts
 from marft_jax.report.card import card
 from marft_jax.report.page import render
 from marft_jax.report.reading import changes, read_runs, span_of
-
-_HOSTS = ("127.0.0.1", "localhost")
 
 
 def serve(folders: Sequence[Path], port: int) -> None:
     """Answers until Ctrl-C."""
     server = open_server(folders, port)
-    print(f"http://{_HOSTS[0]}:{server.server_port} follows the runs; Ctrl-C ends it", flush=True)
+    print(
+        f"http://{hosts.LOOPBACK[0]}:{server.server_port} follows the runs; Ctrl-C ends it",
+        flush=True,
+    )
     with contextlib.suppress(KeyboardInterrupt), server:
         server.serve_forever()
 
@@ -35,7 +37,7 @@ def open_server(folders: Sequence[Path], port: int) -> ThreadingHTTPServer:
         BadInput: it is taken, or not for everyone.
     """
     try:
-        return ThreadingHTTPServer((_HOSTS[0], port), _handler(_Followed(folders)))
+        return ThreadingHTTPServer((hosts.LOOPBACK[0], port), _handler(_Followed(folders)))
     except (OSError, OverflowError) as error:
         raise BadInput(f"--serve {port}: expected a free port ({reason(error)})") from error
 
@@ -75,7 +77,7 @@ def _handler(followed: _Followed) -> type[BaseHTTPRequestHandler]:
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             at = urlsplit(self.path)
-            if self.headers.get("Host", "").rpartition(":")[0] not in _HOSTS:
+            if not hosts.is_known(self.headers.get("Host", "")):
                 return self.send_error(403)  # another site's name that leads here
             if at.path == "/state":
                 return self._answer("application/json", json.dumps(followed.state()))

@@ -6,6 +6,7 @@ import concurrent.futures
 import contextlib
 import json
 import os
+import select
 import signal
 import socket
 import subprocess
@@ -23,6 +24,7 @@ import pytest
 from marft_jax import chat, cli, serve
 from marft_jax.engine.engine import Engine
 from marft_jax.gateway import protocol
+from marft_jax.gateway.app import Metrics
 from marft_jax.gateway.http import Limits, make_server
 from marft_jax.run.directory import write_settings
 from marft_jax.run.recovery import open_checkpoints
@@ -32,6 +34,7 @@ from marft_jax.team.team_files import load_team
 TASKS = [f"{a}+{b}+{a * b % 10}=?" for a, b in ((3, 4), (5, 9), (0, 7), (8, 8))]
 LIMITS = Limits(body=4000, choices=6, read_seconds=3.0, seconds=60.0)
 KEY = "a key"
+FOREIGN = "ключ voilà"
 
 
 @pytest.fixture(scope="module")
@@ -91,7 +94,7 @@ def client(run):
 
 @pytest.fixture(scope="module")
 def guarded(run):
-    with served(run, keys=[KEY, "another"], limits=LIMITS) as client:
+    with served(run, keys=[KEY, "another", FOREIGN], limits=LIMITS) as client:
         yield client
 
 
@@ -453,6 +456,17 @@ def test_callers_without_a_key_and_pages_in_a_browser_are_refused(guarded, head,
         assert guarded.get("/health", headers=head).status_code == 200
 
 
+def test_a_key_may_be_of_any_script(guarded):
+    head = {"authorization": f"Bearer {FOREIGN}".encode()}
+    assert guarded.get("/v1/models", headers=head).status_code == 200
+
+
+def test_counters_keep_their_digits():
+    metrics = Metrics()
+    metrics.add("tokens", 12_345_678)
+    assert metrics.text(seconds=0.123456789) == "tokens 12345678\nmarft_seconds 0.123456789\n"
+
+
 @pytest.mark.parametrize(
     ("method", "path", "status"),
     [("GET", "/v1/chat/completions", 405), ("POST", "/v1/responses", 404), ("GET", "/", 404),
@@ -463,7 +477,7 @@ def test_other_places_are_refused(guarded, method, path, status):
     assert reply.status_code == status and reply.json()["error"]["type"] == "invalid_request_error"
 
 
-POST = f"POST /v1/chat/completions HTTP/1.1\r\nhost: a\r\nauthorization: Bearer {KEY}\r\n"
+POST = f"POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\nauthorization: Bearer {KEY}\r\n"
 JSON = POST + "content-type: application/json\r\n"
 MANY = json.dumps(body_of(n=7)).encode()
 RAW = {
@@ -481,7 +495,10 @@ RAW = {
     "a huge head": (POST.encode() + b"a: " + b"b" * 100_000, b"400"),
     "two lengths": (f"{JSON}content-length: 3\r\ncontent-length: 4\r\n\r\nabc".encode(), b"400"),
     "a NUL in the head": (POST.encode() + b"a: \x00\r\n\r\n", b"400"),
-    "a half second head": (f"GET /health HTTP/1.1\r\nhost: a\r\n\r\n{POST}".encode(), b"200"),
+    "a half second head": (
+        f"GET /health HTTP/1.1\r\nhost: localhost\r\n\r\n{POST}".encode(),
+        b"200",
+    ),
 }
 
 
@@ -545,10 +562,120 @@ def test_a_call_that_takes_too_long_is_given_up(run):
         assert call(client, stream=True).status_code == 504
 
 
+KNOWN = {
+    "localhost": True,
+    "LOCALHOST:1": True,
+    "127.0.0.1:8000": True,
+    "[::1]:8000": True,
+    "a.example": True,
+    "B.example.:80": True,
+    "c.example:443": True,
+    "d.example": False,
+    "localhost.d.example": False,
+    "a.example.d": False,
+    "a.example@d.example": False,
+    "192.168.0.1": False,
+    "": False,
+}
+
+
+LARGE = """
+import signal, sys
+from starlette.responses import Response
+from starlette.routing import Route
+from marft_jax.gateway import http
+
+async def large(request):
+    if "key" in request.headers:
+        http.admit(request)
+    return Response(bytes(20_000_000))
+
+async def small(request):
+    http.admit(request)
+    return Response()
+
+limits = http.Limits(read_seconds=float(sys.argv[1]), grace_seconds=2.0, strangers=4)
+app = http.make_app([Route("/large", large), Route("/small", small)], lambda status: None)
+signal.signal(signal.SIGTERM, lambda *given: None)
+import socket
+listener = socket.create_server(("127.0.0.1", 0))
+print(listener.getsockname()[1], flush=True)
+http.make_server(app, limits).run([listener])
+"""
+
+
+@contextlib.contextmanager
+def large_answers(read_seconds):
+    """A server of its own, with a large answer, and a way to connect to it and ask."""
+    command = [sys.executable, "-c", LARGE, str(read_seconds)]
+    with (
+        subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process,
+        contextlib.ExitStack() as opened,
+    ):
+        assert process.stdout is not None
+        port = int(process.stdout.readline())
+
+        def ask(path, head="key: a\r\n"):
+            raw = opened.enter_context(socket.create_connection(("127.0.0.1", port), timeout=30))
+            if path:
+                raw.sendall(f"GET {path} HTTP/1.1\r\nhost: localhost\r\n{head}\r\n".encode())
+            return raw
+
+        try:
+            yield process, ask
+        finally:
+            process.kill()
+
+
+def is_open(raw):
+    """False once the other side has closed the connection; nothing is read of what it sent."""
+    poll = select.poll()
+    poll.register(raw, select.POLLRDHUP)
+    return not poll.poll(0)
+
+
+def wait_until(done, seconds=15.0):
+    deadline = time.monotonic() + seconds
+    while not done():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+@pytest.mark.parametrize("head", ["key: a\r\n", ""])
+def test_a_signal_ends_the_server_while_clients_do_not_read(head):
+    with large_answers(60) as (process, ask):
+        for _ in range(50):
+            ask("/large", head)
+        ask("/small").recv(100)  # it has read those before
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(15) == 0
+
+
+def test_a_client_that_does_not_read_is_let_go_and_a_slow_one_is_not():
+    with large_answers(1) as (_, ask):
+        silent = [ask("/large") for _ in range(10)]
+        slow, received = ask("/large"), 0
+        while received < 20_000_000:
+            received += len(slow.recv(1 << 20))
+            time.sleep(0.1)
+        wait_until(lambda: not any(map(is_open, silent)))
+
+
+def test_connections_without_a_key_are_few_and_leave_room_for_others():
+    with large_answers(60) as (_, ask):
+        known = ask("/small")
+        known.recv(1)
+        strangers = [ask("/large" if i % 2 else "", "") for i in range(40)]
+        assert ask("/small").recv(12) == b"HTTP/1.1 200"
+        wait_until(lambda: sum(map(is_open, strangers)) <= 4)
+        assert is_open(known)
+
+
 def test_the_command_serves_until_a_signal_and_ends_what_is_begun(run, tmp_path):
     keys = tmp_path / "keys"
-    keys.write_text(f"\n{KEY}\n")
+    keys.write_text(f"\ufeff\n{KEY}\n")
     flags = ["--run", str(run), "--port", "0", "--api_key_file", str(keys)]
+    flags += ["--allow_host", "a.example,b.example", "--allow_host", "c.example"]
     command = [sys.executable, "-m", "marft_jax.serve", *flags]
     plain = os.environ["JAX_COMPILATION_CACHE_DIR"] + "_plain"  # as this process compiles
     env = os.environ | {"JAX_COMPILATION_CACHE_DIR": plain, "JAX_DISABLE_MOST_OPTIMIZATIONS": "1"}
@@ -558,6 +685,8 @@ def test_the_command_serves_until_a_signal_and_ends_what_is_begun(run, tmp_path)
         head = {"authorization": f"Bearer {KEY}"}
         with httpx.Client(base_url=url.removesuffix("/v1"), headers=head, timeout=120) as client:
             assert client.get("/health").status_code == 200
+            seen = {name: client.get("/health", headers={"host": name}) for name in KNOWN}
+            assert {name: reply.status_code == 200 for name, reply in seen.items()} == KNOWN
             with concurrent.futures.ThreadPoolExecutor(1) as pool:
                 going = pool.submit(answer, client, n=16, temperature=9.0, top_k=255)
                 while " 16" not in client.get("/metrics").text:
@@ -575,6 +704,10 @@ def test_the_command_serves_until_a_signal_and_ends_what_is_begun(run, tmp_path)
         (["--api_key_file", "nowhere"], "--api_key_file nowhere"),
         (["--api_key_file", os.devnull], "expected keys"),
         (["--port", "many"], "--port"),
+        (["--api_key_file", "/dev/zero"], "expected at most 1 MiB"),
+        (["--allow_host", "http://a.example/"], "--allow_host: expected the name of a host"),
+        (["--allow_host", "a.example,,b.example"], "--allow_host: expected the name of a host"),
+        (["--allow_host", "*"], "--allow_host: expected the name of a host"),
     ],
 )
 def test_what_cannot_be_served_is_said_at_the_start(run, capsys, flags, named):

@@ -396,6 +396,17 @@ def test_wrong_input_is_one_line(run, out, shown, tmp_path, monkeypatch, capsys)
     assert left.value.code == 2 and shown in capsys.readouterr().err
 
 
+HOSTS = {
+    "localhost": True,
+    "LOCALHOST.:80": True,
+    "127.0.0.1": True,
+    "[::1]:80": True,
+    "evil.example:80": False,
+    "localhost.evil.example": False,
+    "": False,
+}
+
+
 def test_what_is_served_is_for_this_machine_alone(tmp_path):
     folder = write_run(tmp_path / "mine", steps=range(1, 41))
     with serving.open_server([folder], 0) as server:
@@ -411,7 +422,8 @@ def test_what_is_served_is_for_this_machine_alone(tmp_path):
         status, page = get("/?steps=20:22")
         assert status == 200 and "answer at 21" in page and 'href="?steps=1:12#dialogues"' in page
         assert [get(p)[0] for p in ("/?steps=x", "/../log.txt")] == [400, 404]
-        assert get("/state", host="evil.example:80")[0] == 403
+        answered = {host: get("/state", host=host)[0] for host in HOSTS}
+        assert {host: status == 200 for host, status in answered.items()} == HOSTS
         with pytest.raises(BadInput, match="expected a free port"):
             serving.open_server([folder], server.server_port)
         server.shutdown()
