@@ -83,7 +83,8 @@ def configure(*sources: Source, **sections: Unpack[Sections]) -> Config:
         configure("configs/chain_smollm2.yaml", {"algo.lr": 3e-5}, run={"dir": "runs/mine"})
         configure(run=Run(dir="runs/mine"), algo=Grpo(episodes=32))  # an editor completes these
 
-    Where the run directory has a checkpoint, what is not given is as it was saved.
+    Where ``run.dir`` is given and has a checkpoint, what is not given is as it was saved. The
+    default directory is continued by the ``train`` command alone.
 
     Args:
         sources: YAML files, and mappings from ``section.name`` to a value; what comes later wins.
@@ -92,7 +93,10 @@ def configure(*sources: Source, **sections: Unpack[Sections]) -> Config:
     Raises:
         BadInput: see ``parse``.
     """
-    return _to_train(_in_python(sources, sections))
+    inputs, run = _in_python(sources, sections), sections.get("run")
+    default = isinstance(run, config_lib.Run) and run.dir == config_lib.Run.dir
+    is_named = "run.dir" in _merge(inputs) and not default
+    return _to_train(inputs) if is_named else _resolve(inputs)
 
 
 def configure_run(

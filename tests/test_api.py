@@ -92,6 +92,20 @@ def test_a_run_is_evaluated_with_its_own_settings_and_those_on_top(tmp_path):
         marft_jax.configure_run(tmp_path)
 
 
+def test_the_default_directory_is_continued_by_train_alone(tmp_path, monkeypatch):
+    before = marft_jax.configure(algo={"name": "grpo"})
+    run = write_run(tmp_path / Run().dir, seed=5)
+    (run / "config.yaml").write_text("run: {seed: 5}\nalgo: {name: appo, group_size: 1}\n")
+    monkeypatch.chdir(tmp_path)
+    Path("c.yaml").write_text(f"run: {{dir: {Run().dir}}}")
+    assert marft_jax.configure(algo={"name": "grpo"}) == before
+    assert configure() == cli.parse([]) == Config(env=configure().env, algo=configure().algo)
+    assert configure(run=Run(steps=9)).run == Run(steps=9)
+    assert configure(run=Run(steps=9)).algo == configure().algo
+    named = [cli.parse_training([]), configure(run={"dir": Run().dir}), configure("c.yaml")]
+    assert [config.run.seed for config in named] == [5, 5, 5]
+
+
 def test_a_fault_names_what_the_run_has_saved_of_it(tmp_path):
     run = write_run(tmp_path / "run")
     (run / "checkpoints" / "1").mkdir(parents=True, exist_ok=True)

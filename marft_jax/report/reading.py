@@ -14,7 +14,7 @@ import numpy as np
 import yaml
 
 from marft_jax import config as config_lib
-from marft_jax.cli import configure
+from marft_jax import sections as sections_lib
 from marft_jax.envs import base as envs
 from marft_jax.errors import BadInput, reason
 from marft_jax.formats import documents, foreign
@@ -217,8 +217,10 @@ def defaults(given: Mapping[str, Any]) -> dict[str, Any]:
     Args:
         given: settings, of which the names of a built-in environment and algorithm count.
     """
-    known = {key: given.get(key) for key in _BUILT_IN if given.get(key) in [*_BUILT_IN[key]]}
-    return _flat(yaml.safe_load(config_lib.dump(configure(known))))
+    known = {key: [name] for key in _BUILT_IN if (name := given.get(key)) in [*_BUILT_IN[key]]}
+    kinds = sections_lib.kinds(known)
+    config = config_lib.Config(**{name: kind() for name, kind in kinds.items()})
+    return _flat(yaml.safe_load(config_lib.dump(config)))
 
 
 def moment(line: str) -> datetime.datetime | None:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
-from marft_jax.errors import BadInput, printable, reason
+from marft_jax.errors import BadInput, one_line, printable, reason
 from marft_jax.formats import hosts
 from marft_jax.report.card import card
 from marft_jax.report.page import render
@@ -79,14 +79,14 @@ def _handler(followed: _Followed) -> type[BaseHTTPRequestHandler]:
             at = urlsplit(self.path)
             if not hosts.is_known(self.headers.get("Host", "")):
                 return self.send_error(403)  # another site's name that leads here
-            if at.path == "/state":
-                return self._answer("application/json", json.dumps(followed.state()))
-            if at.path != "/":
+            if at.path not in ("/", "/state"):
                 return self.send_error(404)
             try:
+                if at.path == "/state":
+                    return self._answer("application/json", json.dumps(followed.state()))
                 page = followed.page(parse_qs(at.query).get("steps", [""])[0])
-            except BadInput:
-                return self.send_error(400)
+            except BadInput as error:
+                return self.send_error(400, explain=one_line(str(error)))
             self._answer("text/html; charset=utf-8", page)
 
         def _answer(self, kind: str, text: str) -> None:

@@ -17,8 +17,10 @@ from run_files import LOG, episode, lines, turn, write_run
 
 from marft_jax import plugins, report
 from marft_jax.errors import BadInput, printable
+from marft_jax.config import Run
 from marft_jax.formats import foreign, jsonlines
-from marft_jax.report import choosing, command, evaluations, page, reading, serving
+from marft_jax.learning import settings as algorithms
+from marft_jax.report import card, choosing, command, evaluations, page, reading, serving
 from marft_jax.report.choosing import chosen_groups, chosen_steps
 from marft_jax.report.curves import curves, variants
 from marft_jax.report.episodes import LONGEST
@@ -70,6 +72,19 @@ def test_settings_that_differ_from_the_default_come_first(tmp_path):
     page = page_of(write_run(tmp_path / "mine", seed=3))
     table = page.partition("Those that differ from the default")[2].partition("</table>")[0]
     assert re.findall(r"<code>([\w.]+)</code>", table) == ["run.steps", "run.seed"]
+
+
+@pytest.mark.parametrize("name", algorithms.SETTINGS)
+def test_a_page_reads_the_named_runs_alone(name, tmp_path, monkeypatch):
+    other = write_run(tmp_path / Run().dir)
+    (other / "config.yaml").write_text("run: {seed: 7}\nalgo: {lr: 0.125, group_size: 1}\n")
+    run = write_run(tmp_path / "mine")
+    (run / "config.yaml").write_text(f"run: {{seed: 3}}\nalgo: {{name: {name}, lr: 0.25}}\n")
+    monkeypatch.chdir(tmp_path)
+    rows = {row.key: row for row in card.settings([read_run(run)])}
+    assert (rows["run.seed"].default, rows["algo.lr"].default) == ("0", "auto")
+    assert rows["algo.epochs"].default == str(algorithms.SETTINGS[name]().epochs)
+    assert "0.125" not in page_of(run)
 
 
 def test_the_same_task_at_two_steps_is_offered(tmp_path):
@@ -424,6 +439,7 @@ def test_what_is_served_is_for_this_machine_alone(tmp_path):
         assert [get(p)[0] for p in ("/?steps=x", "/../log.txt")] == [400, 404]
         answered = {host: get("/state", host=host)[0] for host in HOSTS}
         assert {host: status == 200 for host, status in answered.items()} == HOSTS
+        assert "expected the first and the last step, like 40:60" in get("/?steps=x")[1]
         with pytest.raises(BadInput, match="expected a free port"):
             serving.open_server([folder], server.server_port)
         server.shutdown()
