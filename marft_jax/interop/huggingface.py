@@ -57,7 +57,7 @@ def write_model(
     settings = read_json(source / "config.json") if source else {}
     if not settings or "text_config" in settings:  # of text and images: the text alone is written
         settings = config_json(base.config)
-    settings |= {"dtype": dtype, **tokens}
+    settings |= {"dtype": dtype, "tie_word_embeddings": base.config.tie_embeddings, **tokens}
     settings.pop("torch_dtype", None)  # the older spelling of dtype
     settings.pop("_name_or_path", None)  # where somebody once had it
     _write_json(folder / "config.json", settings)

@@ -180,7 +180,7 @@ def read_config(config: Mapping[str, Any], source: str) -> DecoderConfig:
         family = FAMILIES[name]
         config = {**family.defaults, **config, **config.get("text_config", {})}
         _refuse_unsupported(name, config, source)
-        bias, rope = bool(config.get("attention_bias", False)), _rope_settings(config)
+        bias, rope = bool(config.get("attention_bias", False)), _rope_settings(config, source)
         found = checked(
             config.get,
             "hf",
@@ -330,14 +330,26 @@ def refuse(
             )
 
 
-def _rope_settings(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Theta and scaling in one place, as transformers 5 writes them in ``rope_parameters``; where
-    layers of either kind have their own, those of layers that read everything."""
+def _rope_settings(config: Mapping[str, Any], source: str) -> Mapping[str, Any]:
+    """Theta and scaling in one place, as transformers 5 writes them in ``rope_parameters`` and 4 in
+    ``rope_scaling``; where layers of either kind have their own, those of layers that read
+    everything."""
     theta = {"rope_theta": config["rope_theta"]} if config.get("rope_theta") else {}
     partial = config.get("partial_rotary_factor", 1.0)
-    scaling = config.get("rope_parameters") or config.get("rope_scaling") or {}
-    scaling = scaling.get("full_attention", scaling)
-    return {"partial_rotary_factor": partial, **theta, **scaling}
+    new, old = (_own_rope(config.get(key) or {}) for key in ("rope_parameters", "rope_scaling"))
+    if differing := sorted(key for key in new.keys() & old.keys() if new[key] != old[key]):
+        got = ", ".join(f"{key} {new[key]!r:.40} and {old[key]!r:.40}" for key in differing)
+        raise BadInput(
+            f"{source}: expected the same in rope_parameters and rope_scaling, got {got}; remove "
+            "the one that is wrong"
+        )
+    return {"partial_rotary_factor": partial, **theta, **old, **new}
+
+
+def _own_rope(settings: Mapping[str, Any]) -> dict[str, Any]:
+    settings = settings.get("full_attention", settings)
+    kind = settings.get("rope_type", settings.get("type"))
+    return {**settings} if kind is None else {**settings, "rope_type": kind}
 
 
 def _local_rope_theta(config: Mapping[str, Any], source: str) -> float | None:
@@ -355,7 +367,7 @@ def _local_rope_theta(config: Mapping[str, Any], source: str) -> float | None:
 def _rope_scaling(
     rope: Mapping[str, Any], config: Mapping[str, Any], source: str
 ) -> RopeScaling | None:
-    kind = rope.get("rope_type", rope.get("type", "default"))
+    kind = rope.get("rope_type", "default")
     if rope["partial_rotary_factor"] != 1 or kind not in ("default", "linear", "llama3"):
         shown = f"type {kind!r}, partial_rotary_factor {rope['partial_rotary_factor']}"
         raise BadInput(

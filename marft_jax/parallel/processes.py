@@ -217,6 +217,13 @@ def any_process(flag: bool) -> bool:
     return bool(np.any(mesh_lib.from_all(np.asarray(flag))))
 
 
+def of_first(number: int) -> int:
+    """Returns the first process's number, below 2^32. Every process must ask, at the same place."""
+    if jax.process_count() == 1:
+        return number
+    return int(mesh_lib.from_all(np.asarray(number, np.uint32))[0])
+
+
 Meet = Callable[[Callable[[], Any]], Any]
 """Does what all processes do together, in whichever thread, and returns the result."""
 

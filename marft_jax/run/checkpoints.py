@@ -191,6 +191,7 @@ class Checkpoints:
             del parts["values_scale"]
             fresh = fresh.unscaled()
         check_fits(meta, self.identity | {"arrays": arrays}, self.run)
+        self.identity["started"] = meta.get("started", self.identity["started"])
         abstract = jax.tree.map(ocp.utils.to_shape_dtype_struct, parts)
         with ocp.StandardCheckpointer() as reader:
             parts = reader.restore(self._folder / str(step) / _STATE, abstract)

@@ -39,12 +39,14 @@ _PACKAGES = ("jax", "flax", "optax", "orbax-checkpoint", "transformers")
 def identity_of(
     config: Config, base: BaseModel, team: Team, workflow: str = "sequential"
 ) -> dict[str, Any]:
-    """Returns the base, team, settings and library versions that a state is made with."""
+    """Returns the base, team, settings and library versions that a state is made with, and when
+    the run started, which chat templates may show."""
     settings = dataclasses.asdict(config)
     if not config.algo.has_critic:
         del settings["critic"]
     return {
         "base": {"source": base.source, "digest": base.digest},
+        "started": base.tokenizer.started,
         "agents": list(team.names),
         "adapters": [team.adapter_names[n] for n in team.owners],
         "team": described(team, workflow),

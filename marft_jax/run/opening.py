@@ -98,6 +98,7 @@ def _open(
     checkpoints = stack.enter_context(open_checkpoints(session))
     begin = functools.partial(initial_state, config.lora, team)
     state, news = resume(checkpoints, guard, learner.init(), begin)
+    session.base.tokenizer.date(checkpoints.identity["started"])
     is_done = int(state.step) >= config.run.steps
     if not is_done:
         write_settings(folder, config, blueprint)

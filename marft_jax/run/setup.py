@@ -97,6 +97,7 @@ def open_session(
 
         platform = mesh.devices.flat[0].platform
         base = load_base(config.model, place, platform, report)
+    base.tokenizer.date(processes.of_first(base.tokenizer.started))
     context = min(config.model.context, base.config.max_position)
     team = make_team(config.team, config.lora.mode, blueprint, context, base.tokenizer)
     _check_lengths(team)
@@ -172,6 +173,7 @@ def restore_state(
                 f"--run {run} --step {step}: expected best, latest, or a step with an intact "
                 f"checkpoint; there are: {there}"
             )
+    session.base.tokenizer.date(checkpoints.identity["started"])
     return saved.state
 
 

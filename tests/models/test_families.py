@@ -259,8 +259,51 @@ def test_rope_reads_alike_in_the_spelling_of_transformers_4_and_5():
 
 
 @pytest.mark.parametrize(
+    ("config", "theta", "scaling"),
+    [
+        ({"rope_parameters": LINEAR, "rope_scaling": {"type": "linear", "factor": 2}}, 1e4, 2.0),
+        (
+            {"rope_parameters": {"rope_theta": 5.0}, "rope_scaling": LINEAR | {"rope_theta": 5.0}},
+            5.0,
+            2.0,
+        ),
+        (
+            {
+                "rope_parameters": {"rope_theta": 5.0},
+                "rope_scaling": {"type": "linear", "factor": 3},
+            },
+            5.0,
+            3.0,
+        ),
+        ({"rope_parameters": {"rope_theta": 5.0}, "rope_scaling": {}}, 5.0, None),
+        ({"rope_parameters": {}, "rope_scaling": LINEAR}, 1e4, 2.0),
+    ],
+)
+def test_both_spellings_of_rope_together_are_both_applied(config, theta, scaling):
+    found = families.read_config(LLAMA | config, "c")
+    assert found.rope_theta == theta
+    assert found.rope_scaling == (scaling and RopeScaling("linear", scaling))
+
+
+@pytest.mark.parametrize(
     ("changes", "message"),
     [
+        (
+            {"rope_parameters": {"rope_type": "default"}, "rope_scaling": {"type": "linear"}},
+            "rope_parameters and rope_scaling.*rope_type",
+        ),
+        (
+            {"rope_parameters": LINEAR, "rope_scaling": {"type": "linear", "factor": 4}},
+            "expected the same in rope_parameters and rope_scaling.*factor",
+        ),
+        (
+            GEMMA3
+            | {
+                "rope_parameters": {"full_attention": LINEAR, "sliding_attention": {}},
+                "rope_scaling": {"rope_type": "linear", "factor": 8.0},
+            },
+            "rope_parameters and rope_scaling.*factor",
+        ),
         ({"architectures": ["MambaForCausalLM"]}, "MambaForCausalLM.*supported: LlamaForCausalLM"),
         ({"architectures": None, "model_type": "gpt2"}, "'gpt2' is not supported"),
         ({"mlp_bias": True}, "mlp_bias"),

@@ -168,6 +168,19 @@ def test_what_the_decoder_cannot_do_is_refused_by_name(arch, changes, message, t
     assert "\n" not in str(caught.value)
 
 
+def test_two_scalings_of_rope_at_once_are_refused(tmp_path):
+    writer = gguf.GGUFWriter(str(tmp_path / "m.gguf"), "llama")
+    settings(writer)
+    weights(writer)
+    writer.add_tensor("rope_freqs.weight", np.ones(64, np.float32))
+    finish(writer)
+    file = gguf_files.open_gguf(tmp_path / "m.gguf")
+    assert gguf_files.read_config(file).rope_scaling is None
+    linear = {"llama.rope.scaling.type": "linear", "llama.rope.scaling.factor": 2.0}
+    with pytest.raises(BadInput, match="rope_freqs.weight' beside rope.scaling.factor 2 is not"):
+        gguf_files.read_config(file._replace(metadata=file.metadata | linear))
+
+
 def write_gemma(path: Path, **changes) -> dict[str, np.ndarray]:
     writer = gguf.GGUFWriter(str(path), "gemma3")
     settings(writer, **{"attention.sliding_window": 16, **changes})

@@ -138,6 +138,21 @@ def test_unindexed_shards_and_ignorable_tensors_are_read(directory):
     assert base(directory).config.tie_embeddings
 
 
+@pytest.mark.parametrize("in_order", [True, False])
+def test_a_vocabulary_of_its_own_is_used_whatever_the_flag_says(directory, in_order):
+    whole = tensors_of(SETTINGS)
+    own = whole["model.embed_tokens.weight"].copy()
+    own[-1, -1] += 1
+    (directory / "model.safetensors").unlink()
+    save_file({"lm_head.weight": own}, directory / f"{'ab'[in_order]}.safetensors")
+    save_file(whole, directory / f"{'ba'[in_order]}.safetensors")
+    opened = base(directory)
+    assert not opened.config.tie_embeddings
+    np.testing.assert_array_equal(load.reader(opened.params)("lm_head/kernel"), own)
+    embedded = load.reader(opened.params)("embed/embedding")
+    np.testing.assert_array_equal(embedded, whole["model.embed_tokens.weight"])
+
+
 def spoil_missing(d):
     tensors = tensors_of(SETTINGS)
     del tensors["model.layers.1.mlp.up_proj.weight"]
@@ -160,6 +175,11 @@ def spoil_type(d):
     tensors = tensors_of(SETTINGS)
     tensors["model.norm.weight"] = np.ones(16, np.int8)
     save_file(tensors, d / "model.safetensors")
+
+
+def spoil_vocabulary_shape(d):
+    own = {"lm_head.weight": np.ones((7, 16), np.float32)}
+    save_file(tensors_of(SETTINGS) | own, d / "model.safetensors")
 
 
 def spoil_length(d):
@@ -193,6 +213,7 @@ def pytorch_only(d):
         (spoil_shape, r"'model.norm.weight': expected shape \(16,\), got \(17,\)"),
         (spoil_extra, "unexpected or repeated tensor 'model.layers.0.self_attn.q_proj.bias'"),
         (spoil_type, "'model.norm.weight': expected one of F32, F16, BF16, got I8"),
+        (spoil_vocabulary_shape, r"'lm_head.weight': expected shape \(120, 16\), got \(7, 16\)"),
         (spoil_length, "not a readable safetensors file"),
         (spoil_header, "not a readable safetensors file"),
         (spoil_index, "index.json names gone.safetensors, which is missing"),

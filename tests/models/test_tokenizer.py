@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 
 import pytest
 import sentencepiece
@@ -151,6 +152,35 @@ def test_a_chat_is_the_rendered_template():
 def test_a_template_without_system_messages_shows_them_all_the_same(template):
     tok = HFTokenizer(fast(template, eos_token="</s>"))
     assert "plan\n\n3+5=?" in tok.decode(tok.chat([SYSTEM, USER]))
+
+
+@pytest.mark.parametrize(
+    ("messages", "shown"),
+    [
+        ([SYSTEM, USER], "[plan\n\n3+5=?]"),
+        ([SYSTEM, ASSISTANT], "[plan][8]"),
+        ([SYSTEM, ASSISTANT, USER], "[plan][8][3+5=?]"),
+        ([USER, SYSTEM, ASSISTANT, USER], "[plan\n\n3+5=?][8][3+5=?]"),
+        ([SYSTEM], "[plan]"),
+        ([ASSISTANT, USER], "[8][3+5=?]"),
+    ],
+)
+def test_a_folded_system_message_changes_no_word_of_the_assistants(messages, shown):
+    tok = HFTokenizer(fast(ALTERNATING, eos_token="</s>"))
+    assert tok.decode(tok.chat(messages)) == shown
+
+
+DATED = "{{ strftime_now('%Y-%m-%d %H:%M:%S') }}|" + TURNS
+
+
+def test_a_date_in_a_template_is_that_of_the_start_not_of_the_moment():
+    tok, other = (HFTokenizer(fast(DATED, eos_token="</s>")) for _ in range(2))
+    tok.date(1_700_000_000)
+    other.date(86400)
+    for _ in range(2):  # templates are compiled once for both
+        assert tok.decode(tok.chat([USER])).startswith("2023-11-14 22:13:20|")
+        assert other.decode(other.chat([USER])).startswith("1970-01-02 00:00:00|")
+    assert abs(HFTokenizer(fast(DATED, eos_token="</s>")).started - time.time()) < 60
 
 
 def test_gemmas_template_puts_the_systems_text_into_the_first_users_turn():

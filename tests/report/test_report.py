@@ -16,8 +16,8 @@ import pytest
 from run_files import LOG, episode, lines, turn, write_run
 
 from marft_jax import plugins, report
-from marft_jax.errors import BadInput, printable
 from marft_jax.config import Run
+from marft_jax.errors import BadInput, printable
 from marft_jax.formats import foreign, jsonlines
 from marft_jax.learning import settings as algorithms
 from marft_jax.report import card, choosing, command, evaluations, page, reading, serving

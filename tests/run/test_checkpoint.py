@@ -27,6 +27,7 @@ from marft_jax.parallel import mesh
 from marft_jax.run.checkpoints import Checkpoints, Schedule
 from marft_jax.run.compatibility import described, identity_of, team_changes
 from marft_jax.run.directory import own_directory
+from marft_jax.run.manifest import manifest_of
 from marft_jax.run.recovery import set_history_aside
 from marft_jax.team.team_files import Blueprint
 
@@ -100,6 +101,27 @@ def test_a_checkpoint_of_before_values_had_a_scale_is_restored_with_a_scale_of_o
         restored = checkpoints.restore(fresh()).state
     assert restored.values_scale.mean == 1
     chex.assert_trees_all_equal(restored._replace(values_scale=state.values_scale), state)
+
+
+def test_when_a_run_started_is_kept_over_every_restart(tmp_path, state):
+    def started(at: int) -> Checkpoints:
+        return Checkpoints(tmp_path, identity() | {"started": at}, keep=2)
+
+    with started(100) as checkpoints:
+        checkpoints.save(1, state)
+    for later in (200, 300):
+        with started(later) as checkpoints:
+            assert checkpoints.restore(fresh()) is not None
+            assert checkpoints.identity["started"] == 100
+            checkpoints.save(later, state)
+    before = Checkpoints(tmp_path, identity() | {"started": 400}, keep=2)
+    file = tmp_path / "checkpoints" / "300" / "meta.json"
+    meta = json.loads(file.read_text())
+    assert meta.pop("started") == 100  # an earlier release does not write it
+    file.write_text(json.dumps(meta))
+    (file.parent / "manifest.json").unlink()
+    jsonlines.write(file.parent / "manifest.json", [json.dumps(manifest_of(file.parent))])
+    assert before.restore(fresh()) is not None and before.identity["started"] == 400
 
 
 def test_orbax_alone_reads_the_state(two):
@@ -383,6 +405,7 @@ def test_a_second_process_is_refused_and_a_dead_one_locks_nobody_out(tmp_path):
 import time
 from pathlib import Path
 from marft_jax.run.directory import own_directory
+from marft_jax.run.manifest import manifest_of
 with own_directory(Path({str(tmp_path)!r})):
     print("held", flush=True)
     time.sleep(60)

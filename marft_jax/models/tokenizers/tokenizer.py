@@ -6,8 +6,10 @@ that token: whoever writes the text of a task can forge the end of a message.
 
 from __future__ import annotations
 
+import datetime
 import itertools
 import sys
+import time
 import types
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -91,6 +93,11 @@ class ByteTokenizer:
     def rendering(self) -> tuple[bool, dict[str, Any]]:
         return False, {}
 
+    started = 0
+
+    def date(self, started: int) -> None:
+        """It shows no date."""
+
     def think(self, on: bool) -> None:
         if on:
             raise BadInput("--model.thinking: the byte tokenizer has no such mode")
@@ -113,6 +120,7 @@ class HFTokenizer:
         end_id: the one that the template writes after an assistant's message; where it writes none,
             the tokenizer's own.
         pad_id: fills rows; may equal an eos id.
+        started: whose date a template shows that asks for one, in seconds since 1970.
 
     Raises:
         BadInput: the template cannot be rendered, or nothing ends an action.
@@ -121,6 +129,7 @@ class HFTokenizer:
     def __init__(self, tokenizer: Any, eos_ids: Iterable[int] = (), source: str = "tokenizer"):
         self._tokenizer, self._source = tokenizer, source
         self._template_settings: dict[str, Any] = {}
+        self.date(int(time.time()))
         if not tokenizer.chat_template:
             tokenizer.chat_template = FALLBACK_TEMPLATE
             plain = "`System: ...`, `User: ...` and `Assistant: ...`, a line each"
@@ -231,12 +240,18 @@ class HFTokenizer:
             )
         self._template_settings = {"enable_thinking": on} if knows else {}
 
+    def date(self, started: int) -> None:
+        """Sets the moment whose date (UTC) a template shows: that of a run's start, because a
+        prompt must not change while a run goes on."""
+        self.started = started
+
     def save(self, folder: Path) -> None:
         """Writes the files from which transformers makes the same tokenizer."""
         self._tokenizer.save_pretrained(folder)
 
     def _render(self, messages: Sequence[Message], prompt: bool = True, tools: Tools = ()) -> str:
         plain = [dict(message) for message in messages]
+        self._set_clock(tools)
         return self._tokenizer.apply_chat_template(
             _fold_system(plain) if self._fold_system else plain,
             add_generation_prompt=prompt,
@@ -244,6 +259,16 @@ class HFTokenizer:
             **({"tools": list(tools)} if tools else {}),
             **self._template_settings,
         )
+
+    def _set_clock(self, tools: Tools) -> None:
+        """Replaces the clock of the template that transformers has compiled; settings of a template
+        hold no functions."""
+        from transformers.utils import chat_template_utils
+
+        used = self._tokenizer.get_chat_template(tools=list(tools) or None)
+        moment = datetime.datetime.fromtimestamp(self.started, datetime.UTC)
+        compiled = chat_template_utils._compile_jinja_template(used)
+        compiled.globals["strftime_now"] = moment.strftime
 
     def _takes_system(self) -> bool:
         self._fold_system = False
@@ -357,13 +382,12 @@ def _transformers() -> Any:
 
 
 def _fold_system(messages: list[dict[str, str]]) -> list[dict[str, str]]:
-    """Puts the system message in front of the first user message's text."""
+    """Puts the system message in front of the text of a user who begins, or else makes it one."""
     system = "\n\n".join(m["content"] for m in messages if m["role"] == "system")
     others = [m for m in messages if m["role"] != "system"]
-    if system and others:
-        content = f"{system}\n\n{others[0]['content']}"
-        others[0] = _message(others[0]["role"], content)
-    return others
+    if system and others and others[0]["role"] == "user":
+        return [_message("user", f"{system}\n\n{others[0]['content']}"), *others[1:]]
+    return [_message("user", system), *others] if system else others
 
 
 def _message(role: str, content: str) -> dict[str, str]:

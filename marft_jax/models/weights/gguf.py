@@ -181,10 +181,13 @@ def _refuse_unsupported(arch: str, get: _Get, head_dim: int, source: str) -> Non
 
 def _rope_scaling(file: GGUF, get: _Get, config: DecoderConfig) -> RopeScaling | None:
     """Linear scaling is metadata; Llama 3's is a tensor of divisors, mapped back to its formula."""
-    if _ROPE_FREQS in file.tensors:
-        return _llama3_scaling(_unpack(file, _ROPE_FREQS).astype(np.float64), config, file.path)
     factor = float(get("rope.scaling.factor", get("rope.scale_linear", 1.0)))
     linear = get("rope.scaling.type", "linear") == "linear" and factor not in (0.0, 1.0)
+    if _ROPE_FREQS in file.tensors:
+        if linear:
+            both = f"tensor {_ROPE_FREQS!r} beside rope.scaling.factor {factor:g}"
+            raise BadInput(f"{file.path}: {both} is not supported; supported: one of them")
+        return _llama3_scaling(_unpack(file, _ROPE_FREQS).astype(np.float64), config, file.path)
     return RopeScaling("linear", factor) if linear else None
 
 

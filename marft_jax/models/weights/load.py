@@ -317,6 +317,8 @@ def _open_directory(directory: Path) -> _Opened:
 
     config = _read_config(directory)
     files = safetensors.weight_files(directory)
+    if config.tie_embeddings and safetensors.unties(directory):
+        config = dataclasses.replace(config, tie_embeddings=False)
     return _Opened(
         config,
         lambda shapes, _: safetensors.read(directory, shapes),

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from safetensors import safe_open
@@ -18,7 +20,11 @@ Shapes = Mapping[str, tuple[int, ...]]
 _FLOATS = ("F32", "F16", "BF16")
 # of a model of text and images: the parts for images, and what precedes the names of those for text
 _IMAGES = re.compile(r"(model\.)?(vision_tower|multi_modal_projector)\.")
-_TEXT = re.compile(r"^(language_model\.model|model\.language_model)\.")
+_TEXT = re.compile(
+    r"^(language_model\.model|model\.language_model)\.|^language_model\.(?=lm_head\.)"
+)
+_EMBEDDINGS, _VOCABULARY = (f"{name}.weight" for name in ("model.embed_tokens", "lm_head"))
+_ROWS = 4096  # that are compared at once
 
 
 def weight_files(directory: Path) -> list[Path]:
@@ -51,6 +57,29 @@ def weight_files(directory: Path) -> list[Path]:
     return files
 
 
+def unties(directory: Path) -> bool:
+    """True where the files have a matrix of the vocabulary that is not the embeddings': it counts,
+    whatever ``tie_word_embeddings`` says, as in transformers.
+
+    Raises:
+        BadInput: a file is not intact.
+    """
+    found = dict[str, Any]()
+    with contextlib.ExitStack() as opened:
+        for file in weight_files(directory):
+            opened.enter_context(readable(file, "safetensors file"))
+            tensors = opened.enter_context(safe_open(file, framework="numpy"))
+            names = {_ours(name): name for name in tensors.keys()}
+            for ours in names.keys() & {_EMBEDDINGS, _VOCABULARY}:
+                found[ours] = tensors.get_slice(names[ours])
+        if len(found) < 2:
+            return False
+        one, other = found.values()
+        rows, *_ = shape = one.get_shape()
+        parts = (slice(i, min(i + _ROWS, rows)) for i in range(0, rows, _ROWS))
+        return shape != other.get_shape() or any((one[p] != other[p]).any() for p in parts)
+
+
 def read(directory: Path, shapes: Shapes) -> Iterator[tuple[str, np.ndarray]]:
     """Yields (our path, array) for every tensor of the model, in the order of the files.
 
@@ -69,7 +98,7 @@ def read(directory: Path, shapes: Shapes) -> Iterator[tuple[str, np.ndarray]]:
             for name in tensors.keys():
                 if _ignorable(name, shapes):
                     continue
-                if (ours := _TEXT.sub("model.", name)) not in wanted:
+                if (ours := _ours(name)) not in wanted:
                     raise BadInput(f"{file}: unexpected or repeated tensor {name!r}")
                 path, stored = wanted.pop(ours), tensors.get_slice(name)
                 shape, kind = tuple(stored.get_shape()), stored.get_dtype()
@@ -88,4 +117,9 @@ def _ignorable(name: str, shapes: Shapes) -> bool:
     """Buffers of old checkpoints, parts for images, and the copy of tied embeddings."""
     if name.endswith("rotary_emb.inv_freq") or _IMAGES.match(name):
         return True
-    return "lm_head/kernel" not in shapes and name.endswith("lm_head.weight")
+    return "lm_head/kernel" not in shapes and _ours(name) == _VOCABULARY
+
+
+def _ours(name: str) -> str:
+    """Name of a tensor without what precedes it in a model of text and images."""
+    return _TEXT.sub(lambda found: "model." if any(found.groups()) else "", name)
