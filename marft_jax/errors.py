@@ -2,7 +2,7 @@
 
 Code and files of others may raise anything: an exception without a text, or one that ends the
 process when it is asked for its text. And text of others is made safe to print: nothing in it can
-steer a terminal or forge a line.
+steer a terminal or forge a line, and no secret is in it.
 """
 
 from __future__ import annotations
@@ -27,6 +27,12 @@ _UNSAFE = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028\u2029\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069"
     "\ud800-\udfff]"
 )
+
+# Tokens of the hub, keys of OpenAI's form, a header with one, and who asks in an address.
+_SECRET = re.compile(
+    r"\bhf_[A-Za-z0-9]{10,}|\bsk-[\w-]{16,}|(?<=\bBearer )[^\s,]+|(?<=://)[^/\s@]+(?=@)"
+)
+_SECRETS = ("TOKEN", "KEY", "SECRET", "PASSWORD")  # ends of the names of variables with one
 
 
 class BadInput(ValueError):
@@ -121,11 +127,15 @@ def printable(text: str) -> str:
 
 
 def one_line(text: str, longest: int = 400) -> str:
-    """Puts a text on one line of no more than so many characters.
+    """Puts a text on one line of no more than so many characters, without secrets.
 
     >>> one_line("red:\\n\\x1b[31m")
     'red: \\\\x1b[31m'
     """
-    short = " ".join(text[: 4 * longest].split())
+    text = text[: 4 * longest]
+    for name, value in os.environ.items():
+        if name.upper().endswith(_SECRETS) and len(value := value.strip()) >= 8:
+            text = text.replace(value, "***")
+    short = " ".join(_SECRET.sub("***", text).split())
     shown = "".join(c if c.isprintable() else ascii(c)[1:-1] for c in short)
     return shown if len(shown) <= longest else shown[: longest - 3] + "..."

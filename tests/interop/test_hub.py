@@ -7,6 +7,7 @@ import re
 
 import pytest
 import yaml
+from huggingface_hub import constants
 from imitated_hub import imitated
 from run_files import write_run
 
@@ -65,6 +66,23 @@ def test_a_hub_that_refuses_is_one_line(there, team, monkeypatch):
     with pytest.raises(RunFailed, match=r"--push me/sums: .*401.*`hf auth login`"):
         hub.push(team, "me/sums", 3)
     assert there.files == {}
+
+
+@pytest.mark.parametrize("offline", [False, True])
+def test_without_a_network_each_way_to_the_hub_is_one_line(offline, team, monkeypatch, capsys):
+    monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", offline)
+    with pytest.raises(RunFailed, match="--push me/sums: .*; `hf auth login` gives a token$"):
+        hub.push(team, "me/sums", 3)
+    with pytest.raises(BadInput, match="--lora.init hub:me/sums: "):
+        hub.fetch("hub:me/sums")
+
+
+def test_a_token_that_is_none_is_not_printed(there, team, monkeypatch):
+    monkeypatch.setenv("HF_TOKEN", "hf_secr\xe9t_abcdef")
+    with pytest.raises(RunFailed, match="--push me/sums: ") as caught:
+        hub.push(team, "me/sums", 3)
+    assert "secr" not in str(caught.value) and "abcdef" not in str(caught.value)
 
 
 def test_a_base_that_the_hub_does_not_know_is_not_in_the_head(tmp_path):
