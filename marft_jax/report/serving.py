@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import socket
+import sys
 import threading
 from collections.abc import Sequence
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -17,6 +19,9 @@ from marft_jax.formats import hosts
 from marft_jax.report.card import card
 from marft_jax.report.page import render
 from marft_jax.report.reading import changes, read_runs, span_of
+
+_MOST_CALLS, _MOST_PAGES = 32, 4  # that are answered at once, and kept
+_HEAD_SECONDS, _SECONDS = 10.0, 60.0  # until a call has been read, and its answer
 
 
 def serve(folders: Sequence[Path], port: int) -> None:
@@ -37,9 +42,42 @@ def open_server(folders: Sequence[Path], port: int) -> ThreadingHTTPServer:
         BadInput: it is taken, or not for everyone.
     """
     try:
-        return ThreadingHTTPServer((hosts.LOOPBACK[0], port), _handler(_Followed(folders)))
+        return _Server((hosts.LOOPBACK[0], port), _handler(_Followed(folders)))
     except (OSError, OverflowError) as error:
         raise BadInput(f"--serve {port}: expected a free port ({reason(error)})") from error
+
+
+class _Server(ThreadingHTTPServer):
+    """Answers a few calls at once; one beyond these, or one that takes too long, is let go."""
+
+    def __init__(self, *given: Any) -> None:
+        self._free = threading.BoundedSemaphore(_MOST_CALLS)
+        super().__init__(*given)
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        if self._free.acquire(blocking=False):
+            super().process_request(request, client_address)
+        else:
+            self.shutdown_request(request)
+
+    def process_request_thread(self, request: Any, client_address: Any) -> None:
+        # a timeout of the socket begins anew with each byte
+        late = threading.Timer(_HEAD_SECONDS, _stop_reading, [request])
+        late.start()
+        try:
+            super().process_request_thread(request, client_address)
+        finally:
+            late.cancel()
+            self._free.release()
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        if not isinstance(sys.exception(), ConnectionError | TimeoutError):  # who has left
+            super().handle_error(request, client_address)
+
+
+def _stop_reading(request: Any) -> None:
+    with contextlib.suppress(OSError):  # closed by now
+        request.shutdown(socket.SHUT_RD)
 
 
 class _Followed:
@@ -70,11 +108,15 @@ class _Followed:
             if steps not in self._pages:
                 runs, span = read_runs(self._folders), span_of(steps or None)
                 self._pages[steps] = render(runs, span, version)
-            return self._pages[steps]
+            page = self._pages[steps] = self._pages.pop(steps)  # the last one asked for
+            self._pages = dict([*self._pages.items()][-_MOST_PAGES:])
+            return page
 
 
 def _handler(followed: _Followed) -> type[BaseHTTPRequestHandler]:
     class Handler(BaseHTTPRequestHandler):
+        timeout = _SECONDS
+
         def do_GET(self) -> None:
             at = urlsplit(self.path)
             if not hosts.is_known(self.headers.get("Host", "")):

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import html
 import json
 import os
 import re
 import shutil
+import socket
+import struct
+import threading
+import time
 from html.parser import HTMLParser
 from http.client import HTTPConnection
 from pathlib import Path
@@ -443,6 +448,49 @@ def test_what_is_served_is_for_this_machine_alone(tmp_path):
         with pytest.raises(BadInput, match="expected a free port"):
             serving.open_server([folder], server.server_port)
         server.shutdown()
+
+
+def test_what_is_served_stays_small_lets_go_and_is_quiet(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(serving, "_HEAD_SECONDS", 0.5)
+    folder = write_run(tmp_path / "mine", steps=range(1, 10))
+    with serving.open_server([folder], 0) as server:
+        Thread(target=server.serve_forever, daemon=True).start()
+
+        def opened(sent: bytes) -> socket.socket:
+            client = socket.create_connection(server.server_address)
+            client.sendall(sent)
+            return client
+
+        whole = b"GET %s HTTP/1.0\r\nHost: localhost:1\r\n\r\n"
+        before = threading.active_count()
+        half = [opened(b"GET / HTTP/1.0\r\nHost:") for _ in range(200)]
+        assert threading.active_count() - before <= 2 * serving._MOST_CALLS + 1
+        for n, client in enumerate(half):  # one byte after the other does not keep it open
+            with contextlib.suppress(OSError):
+                client.settimeout(5)
+                client.send(b" ") if n < 5 else None
+                client.recv(1000)
+        for client in half:
+            client.close()
+        for n in range(20):
+            with opened(whole % b"/?steps=1:%d" % (n + 1)) as client:
+                assert b"200 OK" in client.makefile("rb").read(100)
+        [followed] = [c.cell_contents for c in server.RequestHandlerClass.do_GET.__closure__
+                      if hasattr(c.cell_contents, "page")]  # fmt: skip
+        assert len(followed._pages) <= 4
+        for _ in range(3):
+            leaver = opened(whole % b"/")
+            leaver.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            leaver.close()  # with a reset
+        shutil.rmtree(folder)
+        with opened(whole % b"/state") as client:
+            assert b"expected a run directory" in client.makefile("rb").read()
+        deadline = time.monotonic() + 10
+        while threading.active_count() > before and time.monotonic() < deadline:
+            time.sleep(0.05)
+        assert threading.active_count() <= before
+        server.shutdown()
+    assert capsys.readouterr().err == ""
 
 
 def test_a_run_is_read_in_a_terminal(tmp_path, monkeypatch, capsys):
