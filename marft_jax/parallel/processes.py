@@ -30,7 +30,7 @@ import jax
 import numpy as np
 
 from marft_jax.config import Mesh
-from marft_jax.errors import BadInput, EpisodesFailed, Stopped
+from marft_jax.errors import BadInput, EpisodesFailed, Stopped, described
 from marft_jax.parallel import mesh as mesh_lib
 from marft_jax.parallel.exchange import read_part, write_part
 from marft_jax.parallel.ladder import bucket
@@ -42,14 +42,28 @@ _TPU_DEVICES = ("/dev/accel[0-9]*", "/dev/vfio/[0-9]*")
 
 
 def start(config: Mesh) -> None:
-    """Joins the other processes, before anything touches a device; alone it does nothing.
+    """Joins the other processes, before anything touches a device; alone it joins nobody.
 
     Raises:
-        BadInput: the processes are described incompletely, or did not all come in time.
+        BadInput: the processes are described incompletely, or did not all come in time; or JAX
+            finds no device.
     """
     _pass_over_absent_tpu()
-    if config.coordinator is None or jax.distributed.is_initialized():
-        return
+    if config.coordinator is not None and not jax.distributed.is_initialized():
+        _join(config)
+    try:
+        jax.devices()
+    except Exception as error:  # JAX raises whatever a backend does, and an AssertionError
+        asked = os.environ.get("JAX_PLATFORMS") or "auto"
+        raise BadInput(
+            f"JAX_PLATFORMS={asked}: expected a device to compute on, JAX found none "
+            f"({described(error)}); unset JAX_PLATFORMS to use what is here, or install the "
+            "device's driver and packages"
+        ) from error
+
+
+def _join(config: Mesh) -> None:
+    """Joins the other processes; raises ``BadInput`` as ``start`` does."""
     known: dict[str, Any] = {}
     if config.coordinator != "auto":
         if None in (config.processes, config.process):
