@@ -130,6 +130,7 @@ def test_a_logger_has_each_step_once_and_goes_on_where_it_was(name, run):
 def test_a_run_ends_with_its_own_next_commands_and_where_its_loggers_lie(monkeypatch):
     for name in ("WANDB_MODE", "MLFLOW_TRACKING_URI"):
         monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("PATH", str(Path(sys.executable).parent))  # an environment that is active
     own = {"dir": "runs/my sums", "steps": 5, "loggers": ["mlflow", "wandb", "mine:Logger"]}
     assert list(last_words(configure(run=own))) == [
         "done: 5 steps in runs/my sums; to go on: --run.steps 10",
@@ -139,6 +140,43 @@ def test_a_run_ends_with_its_own_next_commands_and_where_its_loggers_lie(monkeyp
         "--out 'runs/my sums/report.html'",
         "  mlflow:         mlflow ui --backend-store-uri sqlite:///'runs/my sums'/mlflow.db",
         "  wandb:          wandb sync 'runs/my sums'/wandb/offline-run-*",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("started", "on_path", "shown"),
+    [
+        (".venv/bin/python", False, "{folder}/.venv/bin/python -m marft_jax."),
+        (".venv/bin/python", True, "python -m marft_jax."),
+        (".venv/bin/python3", True, "python -m marft_jax."),
+        ("/else where/python3", False, "'/else where/python3' -m marft_jax."),
+        (".venv/bin/marft", False, "{folder}/.venv/bin/marft "),
+        (".venv/bin/marft", True, "marft "),
+    ],
+)
+def test_a_next_command_works_in_the_shell_that_started_this_one(
+    tmp_path, monkeypatch, started, on_path, shown
+):
+    """Also where its environment is not active, and ``python`` is another one or none."""
+    monkeypatch.chdir(tmp_path)
+    own = tmp_path / ".venv" / "bin"
+    for folder in (own, tmp_path / "other"):
+        folder.mkdir(parents=True)
+        for name in ("python", "marft"):
+            (folder / name).write_text("#!/bin/sh\n")
+            (folder / name).chmod(0o755)
+    (own / "python3").symlink_to("python")
+    monkeypatch.setenv("PATH", str(own if on_path else tmp_path / "other"))
+    is_command = started.endswith("marft")
+    monkeypatch.setattr(sys, "argv", [started if is_command else "train.py"])
+    monkeypatch.setattr(
+        sys, "executable", str(own / "python" if is_command else tmp_path / started)
+    )
+    shown = shown.format(folder=tmp_path)
+    lines = [line for line in last_words(configure()) if "held-out" in line or "ask" in line]
+    assert lines == [
+        f"  held-out tasks: {shown}evaluate --run runs/quickstart",
+        f"  ask the team:   {shown}chat --run runs/quickstart",
     ]
 
 
