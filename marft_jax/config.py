@@ -13,7 +13,7 @@ from typing import ClassVar, Literal
 import yaml
 
 from marft_jax.errors import BadInput
-from marft_jax.setting import replaced, section, setting, unmet_needs
+from marft_jax.setting import check_local, replaced, section, setting, unmet_needs
 
 TARGETS = ("q", "k", "v", "o", "gate", "up", "down")  # matrices that may have an adapter
 
@@ -348,6 +348,7 @@ def validate(config: Config) -> None:
     Raises:
         BadInput: the first that is off: expected, got, how to fix it.
     """
+    check_local("--run.dir", config.run.dir)
     targets, most = config.lora.targets, config.model.context
     if not targets or len(set(targets)) < len(targets) or not set(targets) <= set(TARGETS):
         known = ", ".join(TARGETS)

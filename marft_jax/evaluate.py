@@ -40,6 +40,7 @@ from marft_jax.run.matches import play_matches, rate_checkpoints
 from marft_jax.run.progress import Progress
 from marft_jax.run.setup import Session, open_session, open_source, restore_state
 from marft_jax.run.signals import EXIT_STOPPED, Stop
+from marft_jax.setting import check_local
 from marft_jax.team.profiles import last_answering
 from marft_jax.team.team_files import load_team
 
@@ -200,6 +201,7 @@ def _played(answers: Answers, name: str, threads: Executor, console: Console) ->
 def _writable_folder(out: str | Path | None, run: str | Path | None, base: str) -> Path:
     """Makes the folder of the responses, and tries it before anything is loaded and played."""
     default = Path(run) / "evaluations" if run else Path("runs/evaluations") / Path(base).stem
+    check_local("--out", out or default)
     folder = Path(out or default)
     try:
         folder.mkdir(parents=True, exist_ok=True)

@@ -37,6 +37,7 @@ from marft_jax.models import lora
 from marft_jax.run.manifest import DRAFT
 from marft_jax.run.progress import Progress
 from marft_jax.run.setup import Session, open_session, restore_state
+from marft_jax.setting import check_local
 from marft_jax.team.team_files import dump_team, load_team
 
 
@@ -49,6 +50,7 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
     parser.add_argument("--push", metavar="OWNER/NAME", help="also upload it to the hub")
     with cli.boundary():
         own, rest = parser.parse_known_args(argv)
+        check_local("--out", own.out)
         config = cli.parse_run(own.run, None, [*rest, *_ANY_MACHINE], prog="marft_jax.export")
         if own.push is not None:
             hub.repository(own.push, "--push")  # before anything is written

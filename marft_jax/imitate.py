@@ -38,6 +38,7 @@ from marft_jax.rollout.recorded import Demonstration, demonstrated, read, replay
 from marft_jax.run.opening import open_training
 from marft_jax.run.signals import DONE, Ended
 from marft_jax.run.training import Training
+from marft_jax.setting import check_local
 from marft_jax.team.workflows import find_workflow
 from marft_jax.train import learn_from
 from marft_jax.types import Credit, Episode, OnStep
@@ -73,6 +74,7 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
     with cli.boundary():
         own, rest = parser.parse_known_args(argv)
         refuse(rest)
+        check_local("--out", own.out)
         config = cli.parse_training([*rest, "--run.dir", own.out])
         wanted = Wanted(own.data, own.demonstrations, own.min_reward)
         code = processes.end_together(lambda: imitate_team(config, wanted))

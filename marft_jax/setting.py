@@ -16,6 +16,7 @@ import math
 import numbers
 import operator
 import os
+import re
 import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
@@ -26,6 +27,7 @@ from marft_jax.errors import BadInput
 
 T = TypeVar("T")
 C = TypeVar("C")
+_ADDRESS = re.compile(r"[a-z][a-z0-9+.-]+:/|hub:", re.IGNORECASE)  # one letter is a drive
 _LARGEST = 2**31 - 1  # of whole numbers: what a device counts with
 
 
@@ -111,6 +113,15 @@ def replaced(config: C, key: str, value: Any) -> C:
     section, name = key.split(".")
     changed = dataclasses.replace(getattr(config, section), **{name: value})
     return dataclasses.replace(config, **{section: changed})  # type: ignore[type-var]
+
+
+def check_local(what: str, path: object) -> None:
+    """Raises ``BadInput`` for an address, such as ``s3://bucket/run``, where files are written."""
+    if _ADDRESS.match(str(path).strip()):
+        raise BadInput(
+            f"{what}: expected a path on this machine, got {str(path)!r:.80}; object storage and "
+            "hubs cannot be written to: name a local path, and copy it from there"
+        )
 
 
 def check_bounds(config: Any) -> None:

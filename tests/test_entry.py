@@ -7,6 +7,7 @@ import errno
 import importlib.util
 import io
 import json
+import os
 import subprocess
 import sys
 
@@ -16,7 +17,7 @@ from rich.console import Console
 
 import marft_jax
 from marft_jax import __main__ as marft
-from marft_jax import chat, cli, config, evaluate, export, plan, setting, train
+from marft_jax import chat, cli, config, evaluate, export, imitate, plan, report, setting, train
 from marft_jax.errors import BadInput, RunFailed, printable
 from marft_jax.plugins import load_plugin
 from marft_jax.run import directory, opening, transcripts
@@ -134,6 +135,45 @@ def test_a_flag_of_a_commands_own_is_checked_like_a_setting(capsys):
         (marft.main, ["train", "--algo.learning_rate", "1"]),
     ):
         assert left_with(capsys, main, *argv)[0] == 2
+
+
+@pytest.mark.parametrize(
+    "address", ["s3://b/r", "gs://b/r", "S3://b", "az://c/x", "file:///tmp/x", "s3:/b", "hub:o/n"]
+)
+def test_what_is_written_goes_to_this_machine_or_is_refused_at_the_start(
+    address, tmp_path, monkeypatch, capsys
+):
+    monkeypatch.chdir(tmp_path)
+    directory.write_settings(tmp_path / "run", cli.configure(), Blueprint(BUILT_IN))
+    for flag, main, argv in (
+        ("--run.dir", train.main, ["--run.dir", address]),
+        ("--run.dir", train.main, ["--dry_run", "--run.dir", address]),
+        ("--out", imitate.main, ["--out", address, "--demonstrations", "4"]),
+        ("--out", evaluate.main, ["--base", "tiny", "--out", address]),
+        ("--out", evaluate.main, ["--base", "tiny", "--exploitability", "--out", address]),
+        ("--out", export.main, ["--run", "run", "--out", address]),
+        ("--out", report.main, ["--run", "run", "--out", address]),
+    ):
+        code, line = left_with(capsys, main, *argv)
+        assert code == 2 and f"{flag}: expected a path on this machine, got '{address}'" in line
+    assert [path.name for path in tmp_path.iterdir()] == ["run"]
+    with pytest.raises(BadInput, match="--run.dir: expected a path on this machine"):
+        cli.configure(run={"dir": address})
+
+
+def test_a_folder_may_have_a_colon_in_its_name():
+    for name in ("runs/12:30", "C:/runs", "runs:2", "a:b/c"):
+        assert cli.configure(run={"dir": name}).run.dir == name
+
+
+@pytest.mark.parametrize("platform", ["cuda", "tpu", "abacus"])
+def test_a_platform_without_a_device_is_one_line(platform, tmp_path, repository):
+    """Every command that computes starts its processes first."""
+    environment = {**os.environ, "JAX_PLATFORMS": platform, "PYTHONPATH": str(repository)}
+    command = [sys.executable, "-m", "marft_jax.evaluate", "--base", "tiny", "--limit", "1"]
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
+    [line] = done.stderr.splitlines()
+    assert done.returncode == 2 and line.startswith(f"marft_jax: JAX_PLATFORMS={platform}: ")
 
 
 def test_every_section_of_numbers_is_finite_and_no_text_is_empty():

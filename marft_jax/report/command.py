@@ -33,6 +33,7 @@ from marft_jax.report.card import card
 from marft_jax.report.page import render
 from marft_jax.report.reading import RunRecord, changes, read_runs, span_of
 from marft_jax.report.serving import serve
+from marft_jax.setting import check_local
 
 _SECONDS = 10.0  # between two looks at the files
 
@@ -101,6 +102,7 @@ def _watch(folders: Sequence[Path], out: Path, span: range | None) -> None:
 
 
 def _file(name: str) -> Path:
+    check_local("--out", name)
     path = Path(name)
     if "\0" in name or path.is_dir() or not path.parent.is_dir():
         raise BadInput(f"--out {name}: expected a file name like report.html in a folder that is")
