@@ -9,9 +9,11 @@ what it judges.
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import json
 import os
 import re
+import time
 import urllib.request
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple
@@ -20,15 +22,19 @@ from marft_jax.envs.base import EnvSource, Split, Task
 from marft_jax.envs.datasets import load
 from marft_jax.envs.grading.compare import quick
 from marft_jax.envs.grading.extract import extract
+from marft_jax.envs.threads import DaemonThreads
 from marft_jax.errors import BadInput
+from marft_jax.formats import foreign
 from marft_jax.setting import setting
 from marft_jax.types import StepResult, Turn
 
 JUDGE = "judge"
-_MARK = r"(?P<mark>\d+(?:\.\d+)?)(?:\s*/\s*(?P<best>\d+(?:\.\d+)?))?"
-_OVERALL = re.compile(rf"\b(?:score|marks?)\b\D{{0,10}}{_MARK}", re.IGNORECASE)
-_CRITERION = re.compile(r"^\W*(\d+)\W+(yes|no)\b", re.IGNORECASE | re.MULTILINE)
+SCORE = "score"  # the line of a verdict that is about all of the texts
+_MARK = re.compile(r"(\d{1,15}(?:\.\d{1,15})?)(?: ?/ ?(\d{1,15}(?:\.\d{1,15})?))?", re.ASCII)
+_AGAIN = "The last reply had no verdict."
+_ASKS = 2  # how often a judge is asked for a verdict
 _LONGEST = 1 << 20  # bytes of a judge's reply
+_THREADS = DaemonThreads()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,14 +46,14 @@ class Settings(load.Rows):
     """Criteria: the reward is the share of them that the judge says yes to; without any it gives
     marks."""
     marks: float = setting(10.0, above=0)
-    """Best mark, where the judge does not write it itself, as in 7/10."""
+    """Best mark; the judge gives marks from 0 to it."""
     url: str | None = None
     """Address that speaks OpenAI's protocol, such as http://localhost:8000/v1, and judges in place
     of the team's agent `judge`; OPENAI_API_KEY is its key."""
     url_model: str = setting("default", needs="env.url")
     """Name of the model there."""
     url_seconds: float = setting(60.0, least=0.1, needs="env.url")
-    """After so long without a reply an episode has failed."""
+    """Seconds for a verdict, asking again included; without one by then, the episode has failed."""
     question_field: str | None = None
     """Field of the question, where its name is not one of the usual ones."""
     answer_field: str | None = None
@@ -64,8 +70,8 @@ class Settings(load.Rows):
 
 
 class Verdict(NamedTuple):
-    """What a judge said, the tokens that it took, and its scores from 0 to 1: of all under ``""``,
-    and of agents by name."""
+    """What a judge said, the tokens that it took, and its scores from 0 to 1: of all under
+    ``SCORE``, and of agents by name; none where it gave no verdict."""
 
     text: str
     tokens: int
@@ -73,31 +79,49 @@ class Verdict(NamedTuple):
 
 
 def scores_of(
-    text: str, names: Sequence[str] = (), best: float = 10.0, criteria: int = 0
+    text: str, nonce: str = "", names: Sequence[str] = (), best: float = 10.0, criteria: int = 0
 ) -> dict[str, float]:
-    """Reads scores from what a judge wrote; what is not there is left out.
+    """Reads the verdict: the lines ``NAME NONCE: N`` or ``NAME NONCE: N/BEST`` that a reply ends
+    with. Whatever has another form, a mark above the best, and two marks of one name are no
+    verdict, so nothing is found.
 
-    >>> scores_of("planner: 5/10\\nscore: 8", ["planner", "solver"])
-    {'': 0.8, 'planner': 0.5}
-    >>> scores_of("1. yes\\n2. no", criteria=2)
-    {'': 0.5}
+    Args:
+        nonce: of the question; "" where none was given, and the lines are ``NAME: N``.
+        names: without a nonce, the only names that count.
+        best: the best mark.
+        criteria: where there are some, ``SCORE`` has a yes or no for each in place of a mark.
+
+    >>> scores_of("planner 1f: 5/10\\nscore 1f: 8", "1f")
+    {'score': 0.8, 'planner': 0.5}
+    >>> scores_of("score 1f: yes, no", "1f", criteria=2)
+    {'score': 0.5}
+    >>> scores_of("The planner wrote: score: 10", "1f"), scores_of("score 1f: -3", "1f")
+    ({}, {})
     """
     found: dict[str, float] = {}
-    if criteria:
-        met = {int(number): word.lower() == "yes" for number, word in _CRITERION.findall(text)}
-        if met:
-            found[""] = sum(met.get(n + 1, False) for n in range(criteria)) / criteria
-    elif marks := list(_OVERALL.finditer(text)):
-        found[""] = _score(marks[-1], best)
-    for name in names:
-        own = re.search(rf"^\W*{re.escape(name)}\W*:\s*{_MARK}", text, re.IGNORECASE | re.MULTILINE)
-        if own:
-            found[name] = _score(own, best)
+    for line in reversed(text.splitlines()):
+        label, _, value = re.sub(r"[*`]", "", line).strip(" -.").partition(":")
+        name, _, given = label.rpartition(" ") if nonce else (label, "", "")
+        name = SCORE if name.lower() == SCORE else name
+        if label and (given != nonce or not (nonce or name in names)):
+            break
+        if label:
+            score = _read(value.strip(), best, criteria if name == SCORE else 0)
+            if score is None or name in found:
+                return {}
+            found[name] = score
     return found
 
 
-def _score(match: re.Match[str], best: float) -> float:
-    return min(float(match["mark"]) / (float(match["best"] or 0) or best), 1.0)
+def _read(value: str, best: float, criteria: int) -> float | None:
+    """Reads a mark, or a yes or no for each criterion."""
+    if criteria:
+        said = re.split(r"[,\s]+", value.lower())
+        is_one = len(said) == criteria and {"yes", "no"}.issuperset(said)
+        return said.count("yes") / criteria if is_one else None
+    match = _MARK.fullmatch(value)
+    is_one = match and float(match[1]) <= best == float(match[2] or best)
+    return float(match[1]) / best if match and is_one else None
 
 
 def source(env: Settings, split: Split) -> EnvSource:
@@ -117,18 +141,20 @@ class Judged:
         self._pick, self._settings = pick, settings
 
     def reset(self, seed: int) -> str:
-        self._task = self._pick(seed)
+        self._task, self._asked = self._pick(seed), 1
+        shown = repr((seed, *self._task, self._settings.rubric)).encode()
+        self._nonce = hashlib.sha256(shown).hexdigest()[:8]
         return self._task.question
 
     def step(self, turns: Sequence[Turn]) -> StepResult:
         verdict = self._judge(turns)
-        score = verdict.scores.get("")
+        score = verdict.scores.get(SCORE)
         metrics: dict[str, float] = {"judge_tokens": verdict.tokens, "judge_unread": score is None}
         metrics |= {} if score is None else {"judge_score": score}
         right = self._is_right([turn.text for turn in turns if turn.answers])
         if score is not None and right is not None:
             metrics["judge_agreement"] = (score >= 0.5) == right
-        scores = {name: mark for name, mark in verdict.scores.items() if name}
+        scores = {name: mark for name, mark in verdict.scores.items() if name != SCORE}
         info = {"reference": str(self._task.answer), "judge": verdict.text, "scores": scores}
         metrics = {name: float(value) for name, value in metrics.items()}
         return StepResult("", score or 0.0, True, info | {"metrics": metrics})
@@ -143,35 +169,77 @@ class Judged:
 
     def _instructions(self) -> str:
         """What the judge is shown above the texts that it judges."""
-        settings, reference = self._settings, self._task.answer
+        reference, criteria = self._task.answer, enumerate(self._settings.rubric, 1)
         known = f"The reference answer is: {reference}\n" if reference else ""
-        if settings.rubric:
-            lines = "\n".join(f"{n}. {text}" for n, text in enumerate(settings.rubric, 1))
-            how = f"For each criterion write its number, and yes or no:\n{lines}"
-        else:
-            how = f"End with a line `score: N`, from 0 to {settings.marks:g}."
-        return f"The task: {self._task.question}\n{known}Judge the texts below. {how}\n"
+        lines = "".join(f"{n}. {text}\n" for n, text in criteria)
+        by = f" by these criteria:\n{lines}" if lines else ".\n"
+        return f"The task: {self._task.question}\n{known}Judge the texts below{by}{self._form()}\n"
+
+    def _form(self) -> str:
+        """Says in which form a verdict is read. No text that is judged has the nonce."""
+        rubric, best = self._settings.rubric, f"{self._settings.marks:g}"
+        value = ", ".join("?" * len(rubric)) or "N"
+        means = "yes or no for each criterion" if rubric else f"a mark from 0 to {best}"
+        return (
+            f"End your reply with the line `{SCORE} {self._nonce}: {value}` ({means}). Directly "
+            f"above it, `NAME {self._nonce}: N` may give one author a mark from 0 to {best}."
+        )
+
+    def _scores(self, text: str, is_whole: bool) -> dict[str, float]:
+        """Reads a verdict; there is none without a score, or in a reply that was cut off."""
+        settings = self._settings
+        found = scores_of(text, self._nonce, (), settings.marks, len(settings.rubric))
+        return found if is_whole and SCORE in found else {}
 
     def _judge(self, turns: Sequence[Turn]) -> Verdict:
         said = "\n".join(f"{turn.name}: {turn.text}" for turn in turns)
-        content = f"{self._instructions()}\n{said}"
+        seconds = self._settings.url_seconds
+        content, end, spent = f"{self._instructions()}\n{said}", time.monotonic() + seconds, 0
+        for _ in range(_ASKS):
+            try:
+                asked = _THREADS.submit(self._post, content, end)
+                answer = asked.result(end - time.monotonic())
+            except TimeoutError:
+                what = f"expected a verdict within {seconds:g} s (--env.url_seconds)"
+                raise TimeoutError(f"--env.url: {what}") from None
+            choice, tokens = answer["choices"][0], (answer.get("usage") or {}).get("total_tokens")
+            text = choice["message"]["content"]
+            text = text if isinstance(text, str) else ""
+            scores = self._scores(text, choice.get("finish_reason") != "length")
+            spent += tokens if isinstance(tokens, int) and tokens < 1 << 31 else 0
+            if scores:
+                break
+            content = f"{content}\n\n{_AGAIN} {self._form()}"
+        return Verdict(text, spent, scores)
+
+    def _post(self, content: str, end: float) -> Any:
+        """Posts a question; gives up at that time, however little of the reply comes at once."""
         asked = {"model": self._settings.url_model, "temperature": 0}
         asked |= {"messages": [{"role": "user", "content": content}]}
         url = f"{str(self._settings.url).rstrip('/')}/chat/completions"
         headers = {"Content-Type": "application/json"}
-        if key := os.environ.get("OPENAI_API_KEY"):
+        if key := os.environ.get("OPENAI_API_KEY", "").strip():
             headers["Authorization"] = f"Bearer {key}"
-        request = urllib.request.Request(url, json.dumps(asked).encode(), headers)
-        with urllib.request.urlopen(request, timeout=self._settings.url_seconds) as reply:
-            answer = json.loads(reply.read(_LONGEST))
-        text = str(answer["choices"][0]["message"]["content"])
-        tokens = int((answer.get("usage") or {}).get("total_tokens") or 0)
-        return self._read(text, tokens, turns)
+        request, answer = urllib.request.Request(url, json.dumps(asked).encode(), headers), b""
+        with _OPENER.open(request, timeout=self._settings.url_seconds) as reply:
+            while time.monotonic() < end and len(answer) < _LONGEST:
+                if not (block := reply.read1(_LONGEST)):
+                    return foreign.loads(answer.decode())
+                answer += block
+        raise TimeoutError
 
-    def _read(self, text: str, tokens: int, turns: Sequence[Turn]) -> Verdict:
-        names = [turn.name for turn in turns]
-        settings = self._settings
-        return Verdict(text, tokens, scores_of(text, names, settings.marks, len(settings.rubric)))
+
+class _NoRedirect(urllib.request.HTTPRedirectHandler):
+    """Follows no redirect: the next host would be sent the key."""
+
+    def redirect_request(self, req: Any, fp: Any, code: int, msg: str, headers: Any, newurl: str):
+        raise BadInput(
+            f"--env.url: expected the address of the judge, but it redirects ({code}) to "
+            f"{newurl:.200}; name that address if you trust it"
+        )
+
+
+_OPENER = urllib.request.build_opener(_NoRedirect)
 
 
 class TeamJudged(Judged):
@@ -180,6 +248,14 @@ class TeamJudged(Judged):
     def view(self, agent: str, observation: str) -> str:
         return self._instructions() if agent == JUDGE else observation
 
+    def tool(self, turn: Turn) -> str | None:
+        """Asks the judge again where its reply has no verdict."""
+        has_verdict = turn.name != JUDGE or self._scores(turn.text, not turn.truncated)
+        if has_verdict or self._asked == _ASKS:
+            return None
+        self._asked += 1
+        return f"{_AGAIN} {self._form()}"
+
     def _judge(self, turns: Sequence[Turn]) -> Verdict:
         own = [turn for turn in turns if turn.name == JUDGE]
         if not own:
@@ -187,5 +263,6 @@ class TeamJudged(Judged):
                 "--env.name judged: expected an agent named judge in the team, with `trainable: "
                 "false` (configs/teams/judged.yaml), or --env.url; none acted"
             )
-        tokens = len(own[-1].prompt) + len(own[-1].action)
-        return self._read(own[-1].text, tokens, turns)
+        last = own[-1]
+        scores = self._scores(last.text, not last.truncated)
+        return Verdict(last.text, len(last.prompt) + len(last.action), scores)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 
-from marft_jax.envs.judged import JUDGE, scores_of
+from marft_jax.envs.judged import JUDGE, SCORE, scores_of
 from marft_jax.plugins import load_function
 from marft_jax.types import Episode, Turn
 
@@ -46,13 +46,24 @@ def verifier(turn: Turn, reward: float, episode: Episode) -> float:
 
 
 def judge(turn: Turn, reward: float, episode: Episode) -> float:
-    """Mark from 0 to 1 that a judge gives this agent in a line such as ``planner: 7/10``, or else
-    all of them as ``score: 7/10``; R where it gives none. The judge is the agent of that name, in
-    any environment, or that of the environment ``judged``."""
-    said = [t.text for t in episode.turns if t.step == turn.step and t.name == JUDGE]
-    scores = scores_of(said[-1], [turn.name]) if said else {}
-    scores |= dict(episode.results[turn.step].info.get("scores") or {})
-    return scores.get(turn.name, scores.get("", reward))
+    """Mark from 0 to 1 that a judge gives this agent, or else all of them; R where it gives none.
+
+    In the environment ``judged``, the mark of the judge's verdict (``envs.judged.scores_of``). In
+    any other one, that of the agent ``judge``, whose last lines are ``planner: 7`` or ``score: 7``,
+    out of 10. Such a line that another agent wrote, too, is a quotation and no mark.
+    """
+    info = episode.results[turn.step].info
+    if "scores" in info:
+        return dict(info["scores"] or {}).get(turn.name, reward)
+    said = [t for t in episode.turns if t.step == turn.step and t.name == JUDGE]
+    names = [SCORE, *(t.name for t in episode.turns)]
+    scores = scores_of(said[-1].text, names=names) if said else {}
+    name = turn.name if turn.name in scores else SCORE
+    if name not in scores or said[-1].truncated:
+        return reward
+    mark = rf"{re.escape(name)}\W*:\W*0*{10 * scores[name]:g}(?!\d|\.\d*[1-9])"
+    quoted = any(re.search(mark, t.text, re.I) for t in episode.turns if t.name != JUDGE)
+    return reward if quoted else scores[name]
 
 
 STEP_REWARDS: dict[str, StepReward] = {
