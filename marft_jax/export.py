@@ -31,7 +31,7 @@ from safetensors import SafetensorError
 
 from marft_jax import cli
 from marft_jax import config as config_lib
-from marft_jax.errors import BadInput, RunFailed, reason
+from marft_jax.errors import BadInput, RunFailed, printable, reason
 from marft_jax.interop import card, hub, huggingface, peft, turns
 from marft_jax.models import lora
 from marft_jax.run.manifest import DRAFT
@@ -90,7 +90,8 @@ def export(
             with Progress("exporting tensors", console) as progress:
                 _as_merged(draft, session, adapters, facts, agent, progress)
     written = sorted(path for path in out.iterdir() if path.name != "base")
-    console.print(f"{run}, step {int(state.step)}: {', '.join(map(str, written))}", markup=False)
+    text = f"{run}, step {int(state.step)}: {', '.join(map(str, written))}"
+    console.print(printable(text), markup=False)
     return facts.step
 
 

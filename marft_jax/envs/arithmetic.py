@@ -22,7 +22,7 @@ class Settings(base.QuestionSettings):
     """Settings of the built-in task."""
 
     name: str = "arithmetic"
-    difficulty: int = setting(3, least=2)
+    difficulty: int = setting(3, least=2, most=1000)
     """Numbers that each problem adds up."""
     curriculum: float | None = None
     """Begin with the easiest tasks, and go one level up when the mean reward reaches this."""

@@ -166,6 +166,8 @@ def by_agent(x_UBA: np.ndarray, rows: Rows[np.ndarray], agents: int) -> np.ndarr
 
 
 def _explained(values: np.ndarray, returns: np.ndarray, mask: np.ndarray) -> float:
-    """1 − Var(returns − values) / Var(returns) over the masked entries."""
+    """1 − Var(returns − values) / Var(returns) over the masked entries; NaN where returns have no
+    spread."""
     real = mask > 0
-    return float(1 - np.var((returns - values)[real]) / max(np.var(returns[real]), 1e-8))
+    spread = np.var(returns[real])
+    return float(1 - np.var((returns - values)[real]) / spread) if spread > 1e-8 else float("nan")

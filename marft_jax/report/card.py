@@ -23,6 +23,7 @@ class Card(NamedTuple):
     what, where: of the line that the run began with, as far as there is one.
     state: how far it is, and how it ended, as far as its log says.
     took: seconds of all its steps, in words.
+    earned: mean earnings of each player of a game at the last step, in words, or "".
     curve: of the reward, as x and y in a box of 100 by 24.
     events: of the guard.
     warnings: lines of the log, the newest last.
@@ -40,6 +41,7 @@ class Card(NamedTuple):
     first: float | None
     reward: float | None
     best: tuple[int, float] | None
+    earned: str
     curve: str
     events: list[str]
     warnings: list[str]
@@ -86,6 +88,7 @@ def card(run: RunRecord) -> Card:
         first=rewards[min(rewards)] if rewards else None,
         reward=rewards[max(rewards)] if rewards else None,
         best=None if best is None else (best, rewards[best]),
+        earned=_earned(run),
         curve=_points(list(rewards.values())),
         events=[_event(row) for row in run.guard[-_MOST:]],
         warnings=[line for line in run.log if re.search(r" (WARNING|ERROR) ", line)][-_MOST:],
@@ -115,6 +118,14 @@ def _greeting(log: Sequence[str]) -> tuple[str, str]:
     lines = (re.search(r" INFO (.*); (.* mesh \d+(?:x\d+)*); ", line) for line in reversed(log))
     found = next(filter(None, lines), None)
     return (found[1], found[2]) if found else ("unknown", "unknown")
+
+
+def _earned(run: RunRecord) -> str:
+    """In a game the mean over the players says nothing: it may be 0 at every step."""
+    game = "players" in (run.settings.get("team.workflow"), run.team.get("workflow"))
+    last = [*run.metrics.values()][-1] if game and run.metrics else {}
+    paid = {agent: last.get(f"agent/{agent}/reward") for agent in run.agents}
+    return ", ".join(f"{agent} {x:+.4g}" for agent, x in paid.items() if x is not None)
 
 
 def _event(row: Row) -> str:

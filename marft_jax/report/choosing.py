@@ -45,7 +45,7 @@ class Chapter(NamedTuple):
     Attributes:
         key: part of the address of each episode on the page.
         why: the step was chosen for this.
-        rewards: of all episodes of the step.
+        rewards: of all episodes of the step; none of games, in which each player has its own.
         choice: which of them are shown.
     """
 
@@ -74,6 +74,8 @@ def chapters(run: RunRecord, runs: int, span: range | None = None) -> list[Chapt
         groups, choice = chosen_groups(episodes, left / (len(read) - i + bool(kept)), tasks)
         left -= sum(map(_size, groups))
         earned, why = [e.reward for e in episodes], ", ".join(steps[step])
+        if games := _earnings(episodes):
+            earned, choice = [], f"{games} · {choice}"
         found.append(Chapter(f"s{step}", f"Step {step}", step, why, earned, choice, groups))
     if kept:
         groups, choice = chosen_groups(kept, left, tasks)
@@ -157,6 +159,15 @@ def _spread(items: Sequence[int], most: int) -> list[int]:
     if len(items) <= most:
         return list(items)
     return [items[math.floor(i * (len(items) - 1) / (most - 1) + 0.5)] for i in range(most)]
+
+
+def _earnings(episodes: Sequence[ShownEpisode]) -> str:
+    """Mean of what each player of these games earned, in words; empty where there is none."""
+    found: dict[str, list[float]] = {}
+    for name, (_, paid) in (item for e in episodes for item in e.outcomes.items()):
+        found.setdefault(name, []).append(paid)
+    means = ", ".join(f"{name} {statistics.fmean(paid):+.4g}" for name, paid in found.items())
+    return f"mean earnings: {means}" if means else ""
 
 
 def _size(group: Group) -> int:

@@ -88,7 +88,7 @@ def write(folders: Sequence[Path], out: Path, span: range | None = None) -> None
     """Reads the run directories and replaces the page, whole or not at all."""
     html = render(read_runs(folders), span)
     jsonlines.write(out, [html])
-    print(f"{out}: {len(html.encode()) / 1e6:.1f} MB", flush=True)
+    print(f"{printable(str(out))}: {len(html.encode()) / 1e6:.1f} MB", flush=True)
 
 
 def _watch(folders: Sequence[Path], out: Path, span: range | None) -> None:

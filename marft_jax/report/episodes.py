@@ -22,6 +22,7 @@ class ShownTurn(NamedTuple):
     """Attributes:
     before, system, after: the prompt, cut where the agent's system prompt stands in it.
     numbers: reward, value and advantage, those that are recorded.
+    move: that a game read in the text, in words, or "".
     tokens: ``lengths`` of the tokens in characters, and numbers of each by name.
     """
 
@@ -32,6 +33,7 @@ class ShownTurn(NamedTuple):
     system: str
     after: str
     tool: str | None
+    move: str
     sees: list[int]
     truncated: bool
     answers: bool
@@ -45,7 +47,8 @@ class ShownEpisode(NamedTuple):
     verdicts: of the grader: ``agent``, ``verdict``, and the ``answer`` found in its text.
     expected: the reference answer; None where the environment gives none.
     remarks: what else the environment noted of each step, as JSON.
-    boards: of a game after each step, empty where there is none; ``seats``: who plays it.
+    boards: of a game after each step, empty where there is none.
+    outcomes: of each player of a game, in words, and what it earned.
     branch: the turn of the sample of which it is a branch, and its number there.
     """
 
@@ -59,18 +62,29 @@ class ShownEpisode(NamedTuple):
     expected: str | None
     remarks: list[str]
     boards: list[str]
-    seats: list[str]
+    outcomes: dict[str, tuple[str, float]]
     failed: str | None
     branch: tuple[int, int] | None
 
     @property
     def outcome(self) -> str:
-        """``failed``, ``right``, ``wrong``, or ``ungraded``."""
+        """``failed``, ``right``, ``wrong``, ``played`` of a game, or ``ungraded``."""
         if self.failed is not None:
             return "failed"
         if not self.verdicts:
-            return "ungraded"
+            return "played" if self.outcomes else "ungraded"
         return "right" if any(v["verdict"] == "right" for v in self.verdicts) else "wrong"
+
+    @property
+    def seats(self) -> list[str]:
+        """Players of a game, in the order of their seats."""
+        return list(self.outcomes)
+
+    @property
+    def earned(self) -> str:
+        """What it earned: the reward, or in a game that of each player."""
+        each = (f"{name} {how} ({paid:+.4g})" for name, (how, paid) in self.outcomes.items())
+        return ", ".join(each) or f"{self.reward:.4g}"
 
     @property
     def truncated(self) -> bool:
@@ -97,20 +111,21 @@ def episode(row: Mapping[str, Any], systems: Mapping[str, str]) -> ShownEpisode:
     outcomes = next((o for i in infos if isinstance(o := i.get("outcomes"), dict)), {})
     expected = [i.get("reference", i.get("answer")) for i in infos]
     failed, branch = row.get("failed"), _list(row.get("branch"))
+    number_of_game = f", game {_whole(row.get('index')) + 1}" if outcomes else ""
     return ShownEpisode(
         index=_whole(row.get("index")),
         group=_whole(row.get("group")),
         member=_whole(row.get("sample", row.get("member"))),
-        task=shortened(_text(row.get("task"))),
+        task=shortened(_text(row.get("task")) + number_of_game),
         reward=number(row.get("reward")) or 0.0,
-        turns=[_turn(turn, systems) for turn in _mappings(row.get("turns"))],
+        turns=[_turn(turn, systems, steps) for turn in _mappings(row.get("turns"))],
         verdicts=[_verdict(row) for info in infos for row in _mappings(info.get("verdicts"))],
         expected=next((shortened(_text(e)) for e in reversed(expected) if e is not None), None),
         remarks=[shortened(rest) for info in infos if (rest := _remarks(info)) != "{}"],
         boards=[
             shortened(_text(info.get("board"))) if isinstance(info, dict) else "" for info in steps
         ],
-        seats=[_text(name) for name in outcomes],
+        outcomes={_text(name): _outcome(own) for name, own in outcomes.items()},
         failed=None if failed is None else shortened(_text(failed)),
         branch=(_whole(branch[0]), _whole(branch[1])) if len(branch) == 2 else None,
     )
@@ -128,7 +143,19 @@ def _verdict(row: Mapping[str, Any]) -> dict[str, str]:
     return {key: shortened(_text(row.get(key))) for key in ("agent", "verdict", "answer")}
 
 
-def _turn(row: Mapping[str, Any], systems: Mapping[str, str]) -> ShownTurn:
+def _outcome(row: Any) -> tuple[str, float]:
+    own = row if isinstance(row, dict) else {}
+    words = {"win": "won", "draw": "drew", "loss": "lost"}
+    return words.get(_text(own.get("outcome")), "played"), number(own.get("return")) or 0.0
+
+
+def _move(agent: str, info: Any) -> str:
+    moves = info.get("moves") if isinstance(info, dict) else None
+    move = moves.get(agent) if isinstance(moves, dict) else None
+    return f"plays {_text(move)}" if move is not None else ""
+
+
+def _turn(row: Mapping[str, Any], systems: Mapping[str, str], infos: list[Any]) -> ShownTurn:
     agent, prompt = _text(row.get("agent")), _text(row.get("prompt"))
     system = systems.get(agent, "")
     whole = ("", "", prompt)
@@ -136,14 +163,16 @@ def _turn(row: Mapping[str, Any], systems: Mapping[str, str]) -> ShownTurn:
     text, tool, tokens = _text(row.get("text")), row.get("tool"), _tokens(row)
     if tokens:
         text = "".join(map(_text, row["pieces"]))  # with the space at its ends
+    step = max(_whole(row.get("step")), 0)
     return ShownTurn(
         agent=agent,
-        step=_whole(row.get("step")),
+        step=step,
         text=shortened(text),
         before=shortened(before),
         system=shortened(found),
         after=shortened(after),
         tool=None if tool is None else shortened(_text(tool)),
+        move=shortened(_move(agent, infos[step])) if step < len(infos) else "",
         sees=[i for i in _list(row.get("sees")) if type(i) is int and i >= 0],
         truncated=row.get("truncated") is True,
         answers=row.get("answers") is True,

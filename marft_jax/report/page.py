@@ -159,7 +159,7 @@ def _template(agents: Sequence[str]) -> jinja2.Template:
 
 def _shown(value: Any) -> Any:
     """Text of others with everything that would act on its surroundings spelled out."""
-    return printable(value) if type(value) is str else value
+    return printable(str(value)) if type(value) is str or isinstance(value, Path) else value
 
 
 def _printable(value: Any) -> Any:

@@ -220,7 +220,8 @@ def defaults(given: Mapping[str, Any]) -> dict[str, Any]:
     known = {key: [name] for key in _BUILT_IN if (name := given.get(key)) in [*_BUILT_IN[key]]}
     kinds = sections_lib.kinds(known)
     config = config_lib.Config(**{name: kind() for name, kind in kinds.items()})
-    return _flat(yaml.safe_load(config_lib.dump(config)))
+    names = {"env.name": config_lib.EnvSettings.name, "algo.name": config_lib.Algo.name}
+    return _flat(yaml.safe_load(config_lib.dump(config))) | names
 
 
 def moment(line: str) -> datetime.datetime | None:

@@ -18,7 +18,7 @@ HELP = """\
 Enter  next sample    p  previous    w  next wrong    /words  next that has them
 a  next agent alone, then all        s N  step N      ?  this       q  leave"""
 _COLOURS = ("cyan", "yellow", "green", "magenta", "red", "blue")
-_OUTCOMES = {"right": "green", "wrong": "red", "failed": "red", "ungraded": "dim"}
+_OUTCOMES = {"right": "green", "wrong": "red", "failed": "red", "played": "", "ungraded": "dim"}
 
 Place = tuple[int, int]
 """Number of a step among those with a transcript, and of an episode in it."""
@@ -84,7 +84,7 @@ class Reader:
         head = Text.assemble(
             (f"step {self._steps[step]}, sample {number + 1} of {len(episodes)}  ", "bold"),
             (one.outcome, _OUTCOMES[one.outcome]),
-            f"  reward {one.reward:.4g}",
+            f"  {'' if one.outcomes else 'reward '}{printable(one.earned)}",
             f"  expected {printable(one.expected)}" if one.expected is not None else "",
         )
         parts: list[Text | Padding] = [head, Text(printable(one.task), "italic")]

@@ -101,6 +101,63 @@ def test_the_same_task_at_two_steps_is_offered(tmp_path):
     assert {place for place, _ in places} <= ids
 
 
+def game(index: int, step: int = 0) -> dict:
+    seats = [("planner", 1.5, "win"), ("solver", -1.5, "loss")]
+    outcomes = {n: {"seat": i, "return": r, "outcome": o} for i, (n, r, o) in enumerate(seats)}
+    info = {"moves": {"planner": "Bet"}, "board": "2 1", "outcomes": outcomes}
+    turns = [turn("planner", "I bet.", step=step), turn("solver", "Pass", step=step)]
+    result = {"reward": 0.0, "done": True, "info": info}
+    more = {"task": "kuhn_poker", "turns": turns, "results": [result]}
+    return episode(index, ["", ""], 0.0, **more)
+
+
+def test_a_game_tells_what_each_player_did_and_earned(tmp_path):
+    run = write_run(tmp_path / "mine", steps=(1, 2))
+    (run / "team.yaml").write_text((run / "team.yaml").read_text().replace("sequential", "players"))
+    for step in (1, 2):
+        lines(run / "transcripts" / f"{step}.jsonl", [game(0), game(1)])
+    paid = {"agent/planner/reward": 1.5, "agent/solver/reward": -1.5}
+    lines(run / "metrics.jsonl", [{"step": s, "reward/mean": 0.0, **paid} for s in (1, 2)])
+    text = " ".join(Elements(page_of(run)).text.split())
+    for shown in (
+        "planner +1.5, solver -1.5 mean earnings at the last step", "kuhn_poker, game 2",
+        "mean earnings: planner +1.5, solver -1.5", "plays Bet",
+        "played planner won (+1.5), solver lost (-1.5)",
+    ):  # fmt: skip
+        assert shown in text, shown
+    assert "ungraded" not in text and "mean reward 0" not in text
+
+
+@pytest.mark.parametrize("step", [-1, -5, 7])
+def test_a_turn_of_a_step_that_is_none_has_a_page(step, tmp_path):
+    run = write_run(tmp_path / "mine")
+    lines(run / "transcripts" / "3.jsonl", [game(0, step)])
+    assert "I bet." in page_of(run)
+
+
+def test_a_directory_with_any_name_is_printed_as_text(tmp_path, capsys):
+    run = write_run(tmp_path / os.fsdecode(b"a\x1b[31m\xff"))
+    command.write([run], tmp_path / "out\x1b[31m.html")
+    page = next(tmp_path.glob("*.html")).read_text("utf-8")
+    assert "\x1b" not in page + capsys.readouterr().out and "a\\x1b[31m\\udcff" in page
+
+
+def test_what_is_not_there_yet_is_no_alarm(tmp_path):
+    run = write_run(tmp_path / "mine")
+    shutil.rmtree(run / "checkpoints")
+    page = page_of(run)
+    assert '<p class="quiet">checkpoints/: none yet</p>' in page
+    assert "Not there, or not whole" not in page
+
+
+def test_the_algorithm_is_among_what_was_changed(tmp_path):
+    run = write_run(tmp_path / "mine")
+    (run / "config.yaml").write_text("algo: {name: grpo, group_size: 8}\nenv: {name: math}\n")
+    rows = {row.key: row for row in card.settings([read_run(run)])}
+    assert (rows["algo.name"].changed, rows["algo.name"].default) == ("given", "appo")
+    assert (rows["env.name"].changed, rows["env.name"].default) == ("given", "arithmetic")
+
+
 def test_then_and_now_begins_with_the_task_that_went_from_wrong_to_right(tmp_path):
     folder = write_run(tmp_path / "mine")
     for step in (1, 2, 3):

@@ -110,7 +110,7 @@ function seriesOf(chart) {
       dash: line.dash,
       border: line.border,
       value,
-      points: { show: data.steps.length < 40, size: 5 },
+      points: { show: mean.filter((y) => y !== null).length < 40, size: 5 }, // a single one, too
     });
     if (seeds.length < 2) continue;
     for (const edge of [high, low])
@@ -238,6 +238,7 @@ function drawOne(box, chart) {
     const selects = u.select.width > 0;
     if (!selects && u.cursor.idx !== null) readStep(stepAt(u.cursor.idx, u));
   });
+  u.root.querySelector(".u-legend").tabIndex = 0; // it scrolls where there are many lines
   charts.set(box, u);
 }
 
