@@ -107,6 +107,7 @@ def test_dump_and_parse_round_trip(file):
         (["--lora.targets", "q", "q"], ("--lora.targets", "distinct")),
         (["--lora.targets", "w"], ("--lora.targets", "gate", "'w'")),
         (["--team.max_new_tokens", "256"], ("--team.max_new_tokens", "--model.context 256")),
+        (["--env.difficulty", "1000000"], ("--env.difficulty", "at most 1000")),
         (["--mesh.fsdp", "0"], ("--mesh.fsdp", "got 0")),
     ],
 )

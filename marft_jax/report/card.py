@@ -23,7 +23,7 @@ class Card(NamedTuple):
     what, where: of the line that the run began with, as far as there is one.
     state: how far it is, and how it ended, as far as its log says.
     took: seconds of all its steps, in words.
-    earned: mean earnings of each player of a game at the last step, in words, or "".
+    earned: in a game the mean reward of each agent at the last step, in words, or "".
     curve: of the reward, as x and y in a box of 100 by 24.
     events: of the guard.
     warnings: lines of the log, the newest last.

@@ -150,9 +150,11 @@ def _outcome(row: Any) -> tuple[str, float]:
 
 
 def _move(agent: str, info: Any) -> str:
-    moves = info.get("moves") if isinstance(info, dict) else None
-    move = moves.get(agent) if isinstance(moves, dict) else None
-    return f"plays {_text(move)}" if move is not None else ""
+    info = info if isinstance(info, dict) else {}
+    if agent in _list(info.get("illegal")):
+        return "no legal move"
+    moves = info.get("moves")
+    return f"plays {_text(moves[agent])}" if isinstance(moves, dict) and agent in moves else ""
 
 
 def _turn(row: Mapping[str, Any], systems: Mapping[str, str], infos: list[Any]) -> ShownTurn:

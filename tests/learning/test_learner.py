@@ -29,7 +29,7 @@ from one_step import (
 from marft_jax.cli import configure
 from marft_jax.config import Config
 from marft_jax.engine.requests import Request
-from marft_jax.learning import gradients, logprobs, packing
+from marft_jax.learning import estimates, gradients, logprobs, packing
 from marft_jax.learning.algorithms import find_algorithm
 from marft_jax.learning.learner import Learner
 from marft_jax.learning.optimiser import rate_factor
@@ -650,3 +650,12 @@ def test_a_return_that_is_not_finite_stops_the_values_that_learn_from_it_alone(
         adapter = lambda state, n: jax.tree.map(lambda x: x[n], state.critic.adapters)  # noqa: E731
         assert same(adapter(after, 0), adapter(sound, 0))
         assert same(adapter(after, 1), adapter(start, 1))
+
+
+@pytest.mark.parametrize(
+    ("returns", "expected"), [([0.0, 0.0], None), ([0.5, 0.5], None), ([0.0, 1.0], 0.75)]
+)
+def test_variance_that_is_not_there_is_not_explained(returns, expected):
+    values, mask = np.array([0.25, 0.75]), np.ones(2)
+    found = estimates._explained(values, np.array(returns), mask)
+    assert np.isnan(found) if expected is None else found == expected
