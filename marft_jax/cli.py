@@ -23,9 +23,10 @@ from typing import Any, NamedTuple, NoReturn, TypedDict, Unpack
 from marft_jax import config as config_lib
 from marft_jax import sections as sections_lib
 from marft_jax.config import Config
-from marft_jax.errors import BadInput, RunFailed, described, exit_with, place, reason
+from marft_jax.errors import BadInput, RunFailed, described, exit_with, one_line, place, reason
 from marft_jax.formats import documents
 from marft_jax.learning import settings as algorithms
+from marft_jax.run import inputs
 from marft_jax.sections import Words
 from marft_jax.setting import check_bounds, from_words, suggestion, words_of
 from marft_jax.team import team_files
@@ -108,7 +109,7 @@ def configure_run(
     Raises:
         BadInput: there is no run in that directory, or see ``parse``.
     """
-    before = [] if of_run is None else [_read_run(str(of_run))]
+    before = [] if of_run is None else [_read_to_ask(str(of_run))]
     return _resolve([*before, *_in_python(sources, sections)], evaluates=True)
 
 
@@ -130,7 +131,7 @@ def parse_run(
         BadInput: there is no run in that directory, or a setting is wrong.
     """
     bare = [] if base is None else [_Input({"model.base": [base]})]
-    before = bare if run is None else [_read_run(run)]
+    before = bare if run is None else [_read_to_ask(run)]
     return _resolve([*before, *_command_line(flags, prog)], evaluates=True)
 
 
@@ -155,6 +156,8 @@ def _command_line(argv: Sequence[str], prog: str) -> list[_Input]:
 def _read_file(file: str) -> _Input:
     """Reads the settings of a YAML file; a team file is looked for beside it, then where we are."""
     words = _flatten(documents.read(file, "--config"), file)
+    folders = dict.fromkeys(inputs.folders_of(Path(file).parent))
+    sys.path[1:1] = [folder for folder in folders if folder not in sys.path]
     if before := words.pop("run.tensorboard", None):  # of an earlier version
         words.setdefault("run.loggers", ["tensorboard" if before == ["True"] else "none"])
     for name in words.get("team.file", ())[:1]:
@@ -172,6 +175,14 @@ def _read_run(run: str) -> _Input:
     words = _read_file(str(settings)).words | own
     kept = {key: value for key, value in words.items() if key not in _OF_A_START}
     return _Input(kept, str(settings), saved=True)
+
+
+def _read_to_ask(run: str) -> _Input:
+    """Reads a run as ``_read_run`` does; what it learned from may have changed, with a warning."""
+    found = _read_run(run)
+    for line in inputs.changed_since(Path(run)):
+        print(f"marft_jax: {run} was trained with other files: {one_line(line)}", file=sys.stderr)
+    return found
 
 
 def _is_file(path: Path) -> bool:
@@ -194,7 +205,8 @@ def _to_train(inputs: Sequence[_Input]) -> Config:
         return _resolve(inputs)
     before = _read_run(run)
     config = _resolve([before, *inputs])
-    if config.lora.init != _build(before.words).lora.init:
+    given, kept = (Path(one.lora.init or "") for one in (config, _build(before.words)))
+    if given.absolute() != kept.absolute():
         raise BadInput(
             f"--lora.init {config.lora.init}: {run} has begun and goes on from its checkpoint; "
             "leave it out, or name another --run.dir"

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from pathlib import Path
 from typing import ClassVar, Literal
 
 import yaml
@@ -43,7 +44,7 @@ class Run:
 
 @dataclasses.dataclass(frozen=True)
 class Model:
-    base: str = "tiny"
+    base: str = setting("tiny", path=Path.exists)
     """`tiny`, a directory (config.json + safetensors + tokenizer), a hub id, or a .gguf file."""
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Of the frozen base and its activations; adapters and critic are always float32."""
@@ -114,7 +115,7 @@ class Lora:
     targets: tuple[str, ...] = TARGETS
     """Matrices with an adapter, any of q, k, v, o, gate, up, down: attention alone learns less,
     even with as many parameters (Schulman et al. 2025, LoRA Without Regret)."""
-    init: str | None = None
+    init: str | None = setting(None, path=Path.exists)
     """Adapters to start from: a run directory, an export, hub:owner/name, or MARFT's steps_NNNN."""
 
 
@@ -299,9 +300,9 @@ class Eval:
     """Tasks per evaluation, of each benchmark."""
     temperature: float = setting(0.0, least=0, most=1e30, needs="eval.every")
     """Sampling temperature of an evaluation; 0 is greedy."""
-    benchmarks: tuple[str, ...] = setting((), needs="eval.every")
+    benchmarks: tuple[str, ...] = setting((), needs="eval.every", path=Path.is_file)
     """Names, as name[:samples][@temperature]; without any, the held-out tasks of `env`."""
-    data: str | None = setting(None, needs="eval.benchmarks")
+    data: str | None = setting(None, needs="eval.benchmarks", path=Path.exists)
     """Folder with the files of benchmarks; without it they come from the hub."""
 
 

@@ -108,12 +108,15 @@ def _spots(at: Spot | None) -> Iterator[tuple[str, int]]:
 
 
 def _is_own(filename: str) -> bool:
-    if filename.startswith("<"):
-        return False
+    return is_users(filename) and Path(filename).absolute() != Path(sys.argv[0]).absolute()
+
+
+def is_users(filename: str) -> bool:
+    """True for a file of code that is neither ours, nor Python's, nor an installed module's."""
     path = Path(filename).absolute()
-    if {"site-packages", "dist-packages"} & set(path.parts):
+    if filename.startswith("<") or {"site-packages", "dist-packages"} & set(path.parts):
         return False
-    others = [*map(sysconfig.get_path, ("stdlib", "platstdlib")), Path(sys.argv[0]).absolute()]
+    others = [*map(sysconfig.get_path, ("stdlib", "platstdlib")), _OURS]
     return not any(path.is_relative_to(other) for other in others)
 
 

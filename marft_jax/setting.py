@@ -19,6 +19,7 @@ import os
 import re
 import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
@@ -39,6 +40,7 @@ def setting(
     most: float | None = None,
     needs: str | None = None,
     blank: bool = False,
+    path: Callable[[Path], bool] | None = None,
 ) -> T:
     """A field of a section.
 
@@ -48,8 +50,9 @@ def setting(
         needs: another setting without which nobody reads this one, such as ``algo.kl_coef``; or
             one with its values, such as ``algo.credit per_step``, ``algo.baseline moving or role``.
         blank: texts may be white space alone.
+        path: where this is true, a text is a file or folder; a run keeps where it lies.
     """
-    metadata = dict(least=least, above=above, most=most, needs=needs, blank=blank)
+    metadata = dict(least=least, above=above, most=most, needs=needs, blank=blank, path=path)
     return dataclasses.field(default=default, metadata=metadata)  # type: ignore[return-value]
 
 
@@ -113,6 +116,26 @@ def replaced(config: C, key: str, value: Any) -> C:
     section, name = key.split(".")
     changed = dataclasses.replace(getattr(config, section), **{name: value})
     return dataclasses.replace(config, **{section: changed})  # type: ignore[type-var]
+
+
+def with_absolute_paths(config: C) -> C:
+    """Returns the config with the files and folders that it names spelled from the root."""
+    for key, field in settings(config):
+        is_path, value = field.metadata.get("path"), get(config, key)
+        if is_path and value != field.default:
+            texts = [value] if isinstance(value, str) else value
+            found = [_absolute(text, is_path) for text in texts]
+            config = replaced(config, key, found[0] if isinstance(value, str) else tuple(found))
+    return config
+
+
+def _absolute(text: str, is_path: Callable[[Path], bool]) -> str:
+    """Spells a file or folder from the root; behind a benchmark's may be samples and heat."""
+    name, more = re.findall(r"(?s)^(.+?)((?::\d+)?(?:@[\d.]+)?)\Z", text)[0]
+    with contextlib.suppress(OSError):  # too long a name
+        if is_path(path := Path(name).expanduser()):
+            return f"{os.path.abspath(path)}{more}"
+    return text
 
 
 def check_local(what: str, path: object) -> None:

@@ -24,6 +24,7 @@ from marft_jax.evaluation.scores import Record, score
 from marft_jax.formats import jsonlines
 from marft_jax.run import transcripts
 from marft_jax.run.compatibility import identity_of
+from marft_jax.run.inputs import inputs_of
 from marft_jax.run.reporters import Reporter
 from marft_jax.run.setup import Session, open_source, play_held_out
 
@@ -107,7 +108,8 @@ class Answers:
 
 def key_of(session: Session, size: int | None) -> str:
     """Digest of all that decides the answers to a source of so many tasks: base, team, adapters,
-    every setting that is not in ``WITHOUT_EFFECT``, and the versions of libraries."""
+    every setting that is not in ``WITHOUT_EFFECT``, rows and code that these name, and the
+    versions of libraries."""
     identity = identity_of(session.config, session.base, session.team, session.workflow)
     for name in WITHOUT_EFFECT:
         section, _, setting = name.partition(".")
@@ -115,7 +117,9 @@ def key_of(session: Session, size: int | None) -> str:
     sha = hashlib.sha256()
     for leaf in jax.tree.leaves(session.engine.adapters):
         sha.update(np.asarray(leaf).tobytes())
-    parts = [identity, session.team.opener, size, sha.hexdigest()]
+    files = inputs_of(session.config, session.team.profiles).values()
+    hashes = [file.sha256 for each in files for file in each]
+    parts = [identity, session.team.opener, size, sha.hexdigest(), *hashes]
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:16]
 
 

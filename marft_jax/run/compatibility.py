@@ -121,8 +121,15 @@ def changes(saved: Mapping[str, Any], now: Mapping[str, Any]) -> list[tuple[str,
         for section, settings in saved["config"].items()
         for new in [now["config"].get(section, {})]
         for key, old in settings.items()
-        if key in new and old != new[key] and f"{section}.{key}" not in elsewhere
+        if key in new and f"{section}.{key}" not in elsewhere and not _is_same(old, new[key])
     ]
+
+
+def _is_same(old: Any, new: Any) -> bool:
+    """True for equal values; earlier releases kept paths as they were given."""
+    if isinstance(old, list) and isinstance(new, list) and len(old) == len(new):
+        return all(map(_is_same, old, new))
+    return old == new or isinstance(old, str) and os.path.abspath(os.path.expanduser(old)) == new
 
 
 def team_changes(saved: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:

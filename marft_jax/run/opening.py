@@ -22,6 +22,7 @@ from marft_jax.learning.step_rewards import find_step_reward
 from marft_jax.parallel import processes
 from marft_jax.rollout.curriculum import Curriculum
 from marft_jax.rollout.pipeline import Pipeline
+from marft_jax.run import inputs
 from marft_jax.run.answers import PeriodicEvaluation
 from marft_jax.run.checkpoints import Schedule
 from marft_jax.run.compatibility import check_same_run
@@ -34,6 +35,7 @@ from marft_jax.run.reporters import open_reporter
 from marft_jax.run.setup import Session, initial_state, open_session, open_source
 from marft_jax.run.signals import Stop
 from marft_jax.run.training import Training
+from marft_jax.setting import with_absolute_paths
 from marft_jax.team.assemble import workflow_of
 from marft_jax.team.team_files import Blueprint, load_team
 from marft_jax.team.workflows import find_workflow
@@ -54,6 +56,7 @@ def open_training(config: Config, *, rehearses: bool = False) -> Iterator[Traini
         BadInput: settings, data, model, team or a saved run that do not fit.
         RunFailed: the run directory cannot be written.
     """
+    config = with_absolute_paths(config)
     find_normalizer(config.algo.normalize)  # before a model is loaded
     blueprint = load_team(config.team.file)
     find_workflow(workflow_of(config.team, blueprint))
@@ -89,6 +92,8 @@ def _open(
     evaluation = PeriodicEvaluation(stack, config)
     if (config.run.best_metric or "").startswith("eval/"):
         check_best_metric(config.run.best_metric, evaluation.metric_names)
+    learns_from = inputs.inputs_of(config, blueprint.agents, evaluation.plans)
+    inputs.check_unchanged(Path(config.run.dir), learns_from)
     pipeline = Pipeline(ahead=config.rollout.lag > 0)
     session = open_session(config, blueprint, stop=stop, on_all=pipeline.on_all)
     config, team = session.config, session.team
@@ -102,6 +107,7 @@ def _open(
     is_done = int(state.step) >= config.run.steps
     if not is_done:
         write_settings(folder, config, blueprint)
+        inputs.write(folder, learns_from)
     console = Console(highlight=False, quiet=not processes.is_lead())
     loggers = loggers if processes.is_lead() and not is_done else []
     reporter = stack.enter_context(

@@ -22,7 +22,8 @@ from marft_jax.run.setup import Session
 LOGGER = logging.getLogger("marft_jax")
 
 _HISTORY = (
-    "metrics.jsonl transcripts tensorboard loggers wandb mlflow.db log.txt config.yaml team.yaml"
+    "metrics.jsonl transcripts tensorboard loggers wandb mlflow.db log.txt config.yaml team.yaml "
+    "inputs.json code"
 ).split()
 
 Begin = Callable[[TrainState], TrainState]

@@ -23,6 +23,7 @@ import operator
 import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -50,12 +51,12 @@ Row = Mapping[str, Any]
 class Rows(QuestionSettings):
     """Settings of an environment whose tasks are rows of data."""
 
-    data: tuple[str, ...] = ()
+    data: tuple[str, ...] = setting((), path=Path.is_file)
     """Tasks to train on: .json, .jsonl, .parquet, .csv files, or hub ids
     owner/name[/subset][:split]."""
     weights: tuple[float, ...] = setting((), above=0, needs="env.data")
     """A share of the training tasks for each of `data`; without them every task is as likely."""
-    eval_data: tuple[str, ...] = ()
+    eval_data: tuple[str, ...] = setting((), path=Path.is_file)
     """Tasks to evaluate on; without them, `holdout` of `data` is set aside."""
     filters: tuple[str, ...] = ()
     """Rows to keep, by their fields: `level=Level 4|Level 5`, `source!=x`, `grade<=3`."""

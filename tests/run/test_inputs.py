@@ -1,0 +1,242 @@
+"""Rows and code are part of what a run is: a run that continues has those that it began with."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+from marft_jax import chat, cli, train
+from marft_jax.errors import BadInput
+from marft_jax.plugins import load_plugin
+from marft_jax.run import inputs
+from marft_jax.run.compatibility import changes
+from marft_jax.setting import with_absolute_paths
+
+ROWS = "".join(f'{{"question": "{n}+1=?", "answer": "{n + 1}"}}\n' for n in range(60))
+FLOWS = """
+import json
+from own_parts import texts
+from own_parts.inner.deep import DEEP
+
+
+def alone(team, observation):
+    from own_late import later
+    from marft_jax.team import State, Step
+    state = State(observation)
+    while True:
+        [turn] = yield [team.act(1, state)]
+        yield Step([turn])
+        return
+"""
+PARTS = {
+    "own_flows.py": FLOWS,
+    "own_late.py": "later = 1\n",
+    "own_parts/__init__.py": "from . import relative\n",
+    "own_parts/relative.py": "from .texts import TEXT\n",
+    "own_parts/texts.py": "TEXT = 'a'\n",
+    "own_parts/inner/deep.py": "DEEP = 1\n",  # in a folder without an __init__
+    "own_parts/unused.py": "",
+    "own_rewards.py": "def paid(turns, result): return [0.0] * len(turns)\n",
+    "own_logger.py": "class Logger: pass\n",
+    "rows.jsonl": ROWS,
+    "more.jsonl": ROWS.replace("+1", "+01"),
+}
+
+
+@pytest.fixture
+def home(tmp_path, monkeypatch):
+    """The folder of a user, in which a run begins."""
+    folder = tmp_path / "home"
+    for name, text in PARTS.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text)
+    monkeypatch.chdir(folder)
+    monkeypatch.setattr(sys, "path", [p for p in sys.path if p] + [str(folder)])
+    before = set(sys.modules)
+    yield folder
+    for name in set(sys.modules) - before:
+        if name.startswith("own_"):
+            del sys.modules[name]
+
+
+def config_of(**sections):
+    given = {"env.name": "math", "env.data": "rows.jsonl", "team.workflow": "own_flows:alone"}
+    given |= {"algo.credit": "per_step", "algo.step_reward": "own_rewards:paid"}
+    given |= {"run.loggers": "own_logger:Logger", "run.dir": "run"}
+    return with_absolute_paths(cli.configure(given, sections))
+
+
+@pytest.fixture
+def run(home):
+    """A run directory that has a checkpoint."""
+    (home / "run" / "checkpoints" / "1").mkdir(parents=True)
+    (home / "run" / "checkpoints" / "1" / "meta.json").write_text("{}")
+    inputs.write(home / "run", inputs.inputs_of(config_of()))
+    return home / "run"
+
+
+def refusal(run: Path, **sections) -> str:
+    with pytest.raises(BadInput) as caught:
+        inputs.check_unchanged(run, inputs.inputs_of(config_of(**sections)))
+    return str(caught.value)
+
+
+def test_the_files_of_a_run_are_its_data_and_the_code_that_its_modules_import(run):
+    files = json.loads((run / "inputs.json").read_text())
+    code = {name for name in files if not name.startswith("--")}
+    assert code == {n for n in PARTS if n.endswith(".py")} - {
+        "own_logger.py",
+        "own_parts/unused.py",
+    }
+    assert [path for path, *_ in files["--env.data"]] == [str(run.parent / "rows.jsonl")]
+    for name in code:
+        assert (run / "code" / name).read_text() == PARTS[name]
+
+
+@pytest.mark.parametrize(
+    "name", sorted(set(PARTS) - {"own_logger.py", "own_parts/unused.py", "more.jsonl"})
+)
+def test_a_file_that_changed_is_named_with_what_to_do(run, home, name):
+    inputs.check_unchanged(run, inputs.inputs_of(config_of()))
+    (home / name).write_text(PARTS[name] + "# 12\n")
+    said = refusal(run)
+    assert f"{home / name} has changed" in said and "--run.dir" in said and "--lora.init" in said
+    if name.endswith(".py"):
+        line = len(PARTS[name].splitlines()) + 1
+        assert f"from line {line}; {run / 'code' / name} is what it was" in said
+    else:
+        assert f"{len(ROWS)} bytes then, {len(ROWS) + 5} now" in said
+    (home / name).write_text(PARTS[name])  # restored, at another time
+    inputs.check_unchanged(run, inputs.inputs_of(config_of()))
+    assert inputs.changed_since(run) == []
+
+
+def test_what_counts_is_the_content_not_where_a_file_lies_or_what_is_beside_it(run, home):
+    os.utime(home / "rows.jsonl", (1, 1))
+    (home / "own_logger.py").write_text("class Logger: x = 1\n")
+    (home / "own_parts" / "unused.py").write_text("x = 1\n")
+    (home / "rows.jsonl").rename(home / "renamed.jsonl")
+    inputs.check_unchanged(run, inputs.inputs_of(config_of(**{"env.data": "renamed.jsonl"})))
+    said = refusal(run, **{"env.data": "more.jsonl"})
+    assert f"--env.data was {home / 'rows.jsonl'}, is {home / 'more.jsonl'}" in said
+    assert "--env.data was 1 files, is 2" in refusal(
+        run, **{"env.data": ["renamed.jsonl", "more.jsonl"]}
+    )
+
+
+def test_a_run_without_a_checkpoint_or_of_the_release_before_takes_what_is_there(run, home):
+    (home / "rows.jsonl").write_text("")
+    refusal(run)
+    (run / "inputs.json").rename(run / "kept")
+    inputs.check_unchanged(run, inputs.inputs_of(config_of()))
+    for broken in (
+        "",
+        "[]",
+        '{"--env.data": 1}',
+        '{"--env.data": [[1]]}',
+        '{"a": [["b", "c", 1]]}',
+    ):
+        (run / "inputs.json").write_text(broken)
+        inputs.check_unchanged(run, inputs.inputs_of(config_of()))
+    (run / "kept").rename(run / "inputs.json")
+    (run / "checkpoints" / "1" / "meta.json").unlink()
+    inputs.check_unchanged(run, inputs.inputs_of(config_of()))
+
+
+def test_modules_of_a_run_are_found_where_they_were_never_in_the_run_itself(
+    run, home, tmp_path, monkeypatch
+):
+    assert set(inputs.folders_of(run)) == {str(home)}
+    (run / "config.yaml").write_text("run: {steps: 3}\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [p for p in sys.path if p != str(home)])
+    with pytest.raises(BadInput, match="start in its folder"):
+        load_plugin("own_flows:alone", "--team.workflow", ())
+    cli.parse_run("home/run", None, [])
+    assert callable(load_plugin("own_flows:alone", "--team.workflow", ()))
+    kept = json.loads((run / "inputs.json").read_text())
+    kept["own_flows.py"][0][0] = str(run / "code" / "own_flows.py")  # whoever sent the run
+    (run / "inputs.json").write_text(json.dumps({"own_flows.py": kept["own_flows.py"]}))
+    assert list(inputs.folders_of(run)) == []
+
+
+def test_who_asks_a_run_is_warned_of_what_has_changed_and_not_refused(run, home, capsys):
+    (run / "config.yaml").write_text("run: {steps: 3}\n")
+    assert cli.parse_run("run", None, []).run.steps == 3
+    assert capsys.readouterr().err == ""
+    (home / "rows.jsonl").write_text("")
+    (home / "own_late.py").unlink()  # gone: who needs it says so
+    cli.configure_run("run")
+    [line] = capsys.readouterr().err.splitlines()
+    assert "run was trained with other files" in line and "rows.jsonl has changed" in line
+
+
+@pytest.mark.parametrize(
+    ("key", "given", "kept"),
+    [
+        ("model.base", "own_parts", "{home}/own_parts"),
+        ("model.base", "tiny", "tiny"),
+        ("model.base", "owner/name", "owner/name"),
+        ("lora.init", "own_parts", "{home}/own_parts"),
+        ("lora.init", "hub:owner/name", "hub:owner/name"),
+        ("env.data", ["rows.jsonl", "owner/name:test"], ["{home}/rows.jsonl", "owner/name:test"]),
+        ("env.eval_data", ["../home/rows.jsonl"], ["{home}/rows.jsonl"]),
+        ("eval.benchmarks", ["rows.jsonl:4@0.5", "gsm8k"], ["{home}/rows.jsonl:4@0.5", "gsm8k"]),
+    ],
+)
+def test_a_run_keeps_where_the_files_that_it_names_lie(home, key, given, kept):
+    for folder in ("tiny", "gsm8k"):
+        (home / folder).mkdir()
+    config = config_of(**{key: given, "eval.every": 1})
+    section, name = key.split(".")
+    found = getattr(getattr(config, section), name)
+    wanted = kept if isinstance(kept, list) else [kept]
+    spelled = [text.format(home=home) for text in wanted]
+    assert found == (tuple(spelled) if isinstance(kept, list) else spelled[0])
+    old, new = (
+        {"config": {section: {name: value}}} for value in (given, json.loads(json.dumps(found)))
+    )
+    assert changes(old, new) == []  # the release before kept paths as they were given
+
+
+SMALL = "--algo.episodes 4 --run.save_every 1 --run.loggers none --team.max_new_tokens 4".split()
+
+
+def trained(*flags: object) -> int:
+    with pytest.raises(SystemExit) as left:
+        train.main([*SMALL, *map(str, flags)])
+    return int(left.value.code or 0)
+
+
+@pytest.mark.usefixtures("one_device")
+def test_a_run_goes_on_from_any_folder_until_its_rows_or_its_code_change(
+    home, tmp_path, monkeypatch, capsys
+):
+    (home / "start").mkdir()
+    flags = ["--env.name", "math", "--env.data", "rows.jsonl", "--team.workflow", "own_flows:alone"]
+    assert trained("--run.dir", "run", "--run.steps", 1, *flags) == 0
+    assert trained("--run.dir", "run", "--run.steps", 2, *flags) == 0  # as it was given
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [p for p in sys.path if p != str(home)])
+    assert trained("--run.dir", "home/run", "--run.steps", 3) == 0
+    log = (home / "run" / "log.txt").read_text()
+    assert "--run.steps was 2, is 3" in log and "--env.data" not in log
+    (home / "own_flows.py").write_text(FLOWS.replace("act(1", "act(-1"))
+    (home / "rows.jsonl").write_text(ROWS[:-40])
+    before = (home / "run" / "metrics.jsonl").read_bytes()
+    capsys.readouterr()
+    assert trained("--run.dir", "home/run", "--run.steps", 4) == 2
+    [line] = capsys.readouterr().err.splitlines()
+    assert "own_flows.py has changed (from line 11" in line and "rows.jsonl has changed" in line
+    assert (home / "run" / "metrics.jsonl").read_bytes() == before
+    with pytest.raises(SystemExit) as left, open(os.devnull) as nothing:
+        monkeypatch.setattr(sys, "stdin", nothing)
+        chat.main(["--run", "home/run"])
+    assert not left.value.code and "was trained with other files" in capsys.readouterr().err
+    flags = ["--run.dir", "next", "--lora.init", "home/run", "--run.steps", 1]
+    flags += ["--env.name", "math", "--env.data", "home/rows.jsonl"]
+    assert trained(*flags, "--team.workflow", "own_flows:alone") == 0
