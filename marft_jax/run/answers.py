@@ -117,7 +117,7 @@ def key_of(session: Session, size: int | None) -> str:
     sha = hashlib.sha256()
     for leaf in jax.tree.leaves(session.engine.adapters):
         sha.update(np.asarray(leaf).tobytes())
-    files = inputs_of(session.config, session.team.profiles).values()
+    files = inputs_of(session.config, session.workflow, session.team.profiles).values()
     hashes = [file.sha256 for each in files for file in each]
     parts = [identity, session.team.opener, size, sha.hexdigest(), *hashes]
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:16]

@@ -37,9 +37,13 @@ Inputs = Mapping[str, Sequence[Input]]
 
 
 def inputs_of(
-    config: Config, agents: Iterable[Profile] = (), plans: Iterable[BenchmarkPlan] = ()
+    config: Config,
+    workflow: str = "",
+    agents: Iterable[Profile] = (),
+    plans: Iterable[BenchmarkPlan] = (),
 ) -> Inputs:
-    """Finds and hashes the files that the settings name. Loggers learn nothing: theirs are none."""
+    """Finds and hashes the files that the settings and the team name, but those of loggers, which
+    learn nothing."""
     named = [(f"--env.{name}", text) for name, text in _texts(config.env)]
     for plan in plans if config.eval.benchmarks else ():
         named += [(f"--eval.benchmarks {plan.name}", text) for text in plan.config.env.eval_data]
@@ -49,10 +53,10 @@ def inputs_of(
             with contextlib.suppress(OSError):  # too long a name
                 if path.is_file():
                     found.setdefault(what, []).append(_hashed(path))
-    texts = [text for part in (config.team, config.env, config.algo) for _, text in _texts(part)]
-    texts = [text for text in (*texts, *(agent.reward or "" for agent in agents)) if ":" in text]
-    texts.append(getattr(config.env, "game", ""))  # of PettingZoo: a module
-    modules = source_files(text.rpartition("=")[2].partition(":")[0] for text in texts)
+    texts = [text for part in (config.env, config.algo) for _, text in _texts(part)]
+    texts += [workflow, *(agent.reward or "" for agent in agents)]
+    names = [text.rpartition("=")[2].partition(":")[0] for text in texts if ":" in text]
+    modules = source_files([*names, getattr(config.env, "game", "")])  # of PettingZoo: a module
     return found | {name: [_hashed(file)] for name, file in modules.items()}
 
 

@@ -15,6 +15,7 @@ from marft_jax.plugins import load_plugin
 from marft_jax.run import inputs
 from marft_jax.run.compatibility import changes
 from marft_jax.setting import with_absolute_paths
+from marft_jax.team.profiles import Profile
 
 ROWS = "".join(f'{{"question": "{n}+1=?", "answer": "{n + 1}"}}\n' for n in range(60))
 FLOWS = """
@@ -41,6 +42,7 @@ PARTS = {
     "own_parts/inner/deep.py": "DEEP = 1\n",  # in a folder without an __init__
     "own_parts/unused.py": "",
     "own_rewards.py": "def paid(turns, result): return [0.0] * len(turns)\n",
+    "own_paid.py": "def paid(turns, result): return [0.0] * len(turns)\n",
     "own_logger.py": "class Logger: pass\n",
     "rows.jsonl": ROWS,
     "more.jsonl": ROWS.replace("+1", "+01"),
@@ -64,10 +66,16 @@ def home(tmp_path, monkeypatch):
 
 
 def config_of(**sections):
-    given = {"env.name": "math", "env.data": "rows.jsonl", "team.workflow": "own_flows:alone"}
+    given = {"env.name": "math", "env.data": "rows.jsonl"}
     given |= {"algo.credit": "per_step", "algo.step_reward": "own_rewards:paid"}
     given |= {"run.loggers": "own_logger:Logger", "run.dir": "run"}
     return with_absolute_paths(cli.configure(given, sections))
+
+
+def kept_of(config):
+    """The files of a run; a team file names its workflow and a step reward."""
+    paid = Profile("solver", answers=True, reward="own_paid:paid")
+    return inputs.inputs_of(config, "own_flows:alone", [paid])
 
 
 @pytest.fixture
@@ -75,13 +83,13 @@ def run(home):
     """A run directory that has a checkpoint."""
     (home / "run" / "checkpoints" / "1").mkdir(parents=True)
     (home / "run" / "checkpoints" / "1" / "meta.json").write_text("{}")
-    inputs.write(home / "run", inputs.inputs_of(config_of()))
+    inputs.write(home / "run", kept_of(config_of()))
     return home / "run"
 
 
 def refusal(run: Path, **sections) -> str:
     with pytest.raises(BadInput) as caught:
-        inputs.check_unchanged(run, inputs.inputs_of(config_of(**sections)))
+        inputs.check_unchanged(run, kept_of(config_of(**sections)))
     return str(caught.value)
 
 
@@ -101,7 +109,7 @@ def test_the_files_of_a_run_are_its_data_and_the_code_that_its_modules_import(ru
     "name", sorted(set(PARTS) - {"own_logger.py", "own_parts/unused.py", "more.jsonl"})
 )
 def test_a_file_that_changed_is_named_with_what_to_do(run, home, name):
-    inputs.check_unchanged(run, inputs.inputs_of(config_of()))
+    inputs.check_unchanged(run, kept_of(config_of()))
     (home / name).write_text(PARTS[name] + "# 12\n")
     said = refusal(run)
     assert f"{home / name} has changed" in said and "--run.dir" in said and "--lora.init" in said
@@ -111,7 +119,7 @@ def test_a_file_that_changed_is_named_with_what_to_do(run, home, name):
     else:
         assert f"{len(ROWS)} bytes then, {len(ROWS) + 5} now" in said
     (home / name).write_text(PARTS[name])  # restored, at another time
-    inputs.check_unchanged(run, inputs.inputs_of(config_of()))
+    inputs.check_unchanged(run, kept_of(config_of()))
     assert inputs.changed_since(run) == []
 
 
@@ -120,7 +128,7 @@ def test_what_counts_is_the_content_not_where_a_file_lies_or_what_is_beside_it(r
     (home / "own_logger.py").write_text("class Logger: x = 1\n")
     (home / "own_parts" / "unused.py").write_text("x = 1\n")
     (home / "rows.jsonl").rename(home / "renamed.jsonl")
-    inputs.check_unchanged(run, inputs.inputs_of(config_of(**{"env.data": "renamed.jsonl"})))
+    inputs.check_unchanged(run, kept_of(config_of(**{"env.data": "renamed.jsonl"})))
     said = refusal(run, **{"env.data": "more.jsonl"})
     assert f"--env.data was {home / 'rows.jsonl'}, is {home / 'more.jsonl'}" in said
     assert "--env.data was 1 files, is 2" in refusal(
@@ -132,7 +140,7 @@ def test_a_run_without_a_checkpoint_or_of_the_release_before_takes_what_is_there
     (home / "rows.jsonl").write_text("")
     refusal(run)
     (run / "inputs.json").rename(run / "kept")
-    inputs.check_unchanged(run, inputs.inputs_of(config_of()))
+    inputs.check_unchanged(run, kept_of(config_of()))
     for broken in (
         "",
         "[]",
@@ -141,10 +149,10 @@ def test_a_run_without_a_checkpoint_or_of_the_release_before_takes_what_is_there
         '{"a": [["b", "c", 1]]}',
     ):
         (run / "inputs.json").write_text(broken)
-        inputs.check_unchanged(run, inputs.inputs_of(config_of()))
+        inputs.check_unchanged(run, kept_of(config_of()))
     (run / "kept").rename(run / "inputs.json")
     (run / "checkpoints" / "1" / "meta.json").unlink()
-    inputs.check_unchanged(run, inputs.inputs_of(config_of()))
+    inputs.check_unchanged(run, kept_of(config_of()))
 
 
 def test_modules_of_a_run_are_found_where_they_were_never_in_the_run_itself(
@@ -216,8 +224,9 @@ def trained(*flags: object) -> int:
 def test_a_run_goes_on_from_any_folder_until_its_rows_or_its_code_change(
     home, tmp_path, monkeypatch, capsys
 ):
-    (home / "start").mkdir()
-    flags = ["--env.name", "math", "--env.data", "rows.jsonl", "--team.workflow", "own_flows:alone"]
+    team = "workflow: own_flows:alone\nagents: [{name: planner}, {name: solver, answers: true}]\n"
+    (home / "team.yaml").write_text(team)
+    flags = ["--env.name", "math", "--env.data", "rows.jsonl", "--team.file", "team.yaml"]
     assert trained("--run.dir", "run", "--run.steps", 1, *flags) == 0
     assert trained("--run.dir", "run", "--run.steps", 2, *flags) == 0  # as it was given
     monkeypatch.chdir(tmp_path)
@@ -239,4 +248,4 @@ def test_a_run_goes_on_from_any_folder_until_its_rows_or_its_code_change(
     assert not left.value.code and "was trained with other files" in capsys.readouterr().err
     flags = ["--run.dir", "next", "--lora.init", "home/run", "--run.steps", 1]
     flags += ["--env.name", "math", "--env.data", "home/rows.jsonl"]
-    assert trained(*flags, "--team.workflow", "own_flows:alone") == 0
+    assert trained(*flags, "--team.file", "home/team.yaml") == 0
