@@ -105,6 +105,14 @@ class Task(NamedTuple):
     answer: Any
 
 
+class OneOf(tuple[str, ...]):
+    """Answers to a question that are right each by itself: names of one thing, or the letter of a
+    choice and its text."""
+
+    def __str__(self) -> str:
+        return " or ".join(self)
+
+
 class Grade(NamedTuple):
     """A grader's verdict on one text.
 

@@ -18,7 +18,7 @@ import urllib.request
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple
 
-from marft_jax.envs.base import EnvSource, Split, Task
+from marft_jax.envs.base import EnvSource, OneOf, Split, Task
 from marft_jax.envs.datasets import load
 from marft_jax.envs.grading.compare import quick
 from marft_jax.envs.grading.extract import extract
@@ -161,11 +161,12 @@ class Judged:
 
     def _is_right(self, answers: Sequence[str]) -> bool | None:
         """Compares the last answer with the reference, as far as that takes no algebra."""
-        reference = str(self._task.answer)
-        if not (reference and answers):
+        answer = self._task.answer
+        references = answer if isinstance(answer, OneOf) else [answer]
+        if not (answer and answers):
             return None
-        answer = extract(answers[-1], reference)
-        return False if answer is None else quick(reference, answer)
+        read = [(reference, extract(answers[-1], reference)) for reference in references]
+        return any(said is not None and quick(known, said) for known, said in read)
 
     def _instructions(self) -> str:
         """What the judge is shown above the texts that it judges."""

@@ -7,13 +7,22 @@ from __future__ import annotations
 
 import dataclasses
 import importlib.util
+import re
 from typing import Any, Literal
 
-from marft_jax.envs.base import EnvSource, Split, Task, question_source
+from marft_jax.envs.base import EnvSource, Grade, OneOf, Split, Task, question_source
 from marft_jax.envs.datasets import load
 from marft_jax.envs.grading import GradingPool
+from marft_jax.envs.grading.compare import is_letter
 from marft_jax.errors import BadInput
 from marft_jax.setting import setting
+
+_MARKED_LETTER = re.compile(
+    r"[(\[{*]\s*[A-J]\s*[)\]}*]|^\W*[A-J](?:[).:]|\W*$)"
+    r"|\b(?i:is|answer|option|choice|choose|pick|select)\W*[A-J]\b",
+    re.MULTILINE,
+)
+"""A choice that a text names by its letter, which is no word such as "A" or "I"."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,4 +54,14 @@ def source(env: Settings, split: Split) -> EnvSource:
         raise BadInput("--env.name math needs the package math-verify: pip install math-verify")
     pick, size = load.chooser(env, split)
     pool = GradingPool(env.workers, env.grade_seconds, env.extract)
-    return question_source(pick, pool.grade, env.horizon, size, pool.close)
+
+    def grade(text: str, answer: str | OneOf) -> Grade:
+        grades = []
+        for reference in answer if isinstance(answer, OneOf) else [answer]:
+            grades.append(pool.grade(text, reference))
+            decides = is_letter(reference) and _MARKED_LETTER.search(text)
+            if grades[-1].verdict == "right" or decides:
+                return grades[-1]
+        return next((grade for grade in grades if grade.answer), grades[-1])
+
+    return question_source(pick, grade, env.horizon, size, pool.close)

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import yaml
 
 from marft_jax.errors import BadInput, described, one_line, reason
-from marft_jax.formats.foreign import DEEPEST
+from marft_jax.formats.foreign import DEEPEST, distinct
 
 _LARGEST = 1 << 19
 """Bytes of a file: settings and teams are far smaller, and YAML is slow."""
@@ -58,14 +57,7 @@ def _json(text: str) -> Any:
     def refuse(word: str) -> Any:
         raise ValueError(f"{word} is no number of JSON")
 
-    return json.loads(text, object_pairs_hook=_distinct, parse_constant=refuse)
-
-
-def _distinct(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    for key, count in Counter(key for key, _ in pairs).items():
-        if count > 1:
-            raise ValueError(f"the key {key!r:.60} stands twice")
-    return dict(pairs)
+    return json.loads(text, object_pairs_hook=distinct, parse_constant=refuse)
 
 
 class _Loader(yaml.SafeLoader):

@@ -6,7 +6,8 @@ import contextlib
 import errno
 import json
 import pickletools
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -19,15 +20,23 @@ environment adds has half of them, since a transcript puts more around it."""
 _LARGEST = 1 << 28  # bytes of a file of settings
 
 
-def loads(text: str) -> Any:
-    """Parses JSON that anyone may have written.
+def distinct(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
+    """Makes a mapping of names that each stand once, or raises ``ValueError``."""
+    if len(found := dict(pairs)) < len(pairs):
+        key, _ = Counter(key for key, _ in pairs).most_common(1)[0]
+        raise ValueError(f"the key {key!r:.60} stands twice")
+    return found
+
+
+def loads(text: str, pairs: Callable[[list[tuple[str, Any]]], Any] | None = None) -> Any:
+    """Parses JSON that anyone may have written; ``pairs`` as ``json``'s ``object_pairs_hook``.
 
     Raises:
         ValueError: it is not JSON, is nested deeper than ``DEEPEST``, or has a number of thousands
             of digits.
     """
     try:
-        value = json.loads(text)
+        value = json.loads(text, object_pairs_hook=pairs)
         if text.count("[") + text.count("{") > DEEPEST:
             _check_depth(value, DEEPEST)
     except RecursionError:

@@ -2,11 +2,13 @@
 
 import dataclasses
 import json
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
-from marft_jax.envs import check
-from marft_jax.envs.base import Task, held_out, make
+from marft_jax.envs import check, judged
+from marft_jax.envs.base import OneOf, Task, held_out, make
 from marft_jax.envs.datasets import load
 from marft_jax.envs.maths import Settings
 from marft_jax.errors import BadInput
@@ -161,6 +163,10 @@ GOOD = '{"question": "q", "answer": "1"}'
         ("a.csv", "question,answer\nq,1\nq\n", "a.csv line 3: expected 2 cells, got 1"),
         ("a.csv", "question,answer\nq,1,2\n", "a.csv line 2: expected 2 cells, got 3"),
         ("a.csv", 'question,answer\n"q,1\n', "cannot be read"),
+        ("a.csv", "question,answer,answer\nq,1,2\n", "the key 'answer' stands twice"),
+        ("a.csv", "question,Answer,ANSWER\nq,1,2\n", "different names, got several 'answer'"),
+        ("a.jsonl", '{"question": "q", "answer": "1", "answer": "2"}', "'answer' stands twice"),
+        ("a.json", '[{"question": "q", "answer": "1", "answer": "2"}]', "'answer' stands twice"),
         ("a.csv", "Frage;Wert\nq;1\nr;2\n",
          "got fields frage, wert; --env.question_field names another; so it is with all 2 rows"),
         ("a.csv", "question,wert\nq,1\n", "--env.answer_field names another"),
@@ -359,10 +365,159 @@ def test_sources_are_mixed_by_weight_and_each_task_comes_in_turn(tmp_path):
         ),
         ({"question": "which?", "options": {"A": "x", "B": "y"}, "answer": 0},
          Task("which?\n(A) x\n(B) y", "A")),
-        ({"question": "which?", "choices": ["1", "2"], "answer": 1},
-         Task("which?\n(A) 1\n(B) 2", "1")),
+        ({"question": "which?", "choices": ["0", "1"], "answer": 1},
+         Task("which?\n(A) 0\n(B) 1", OneOf(("B", "1")))),
         ({"problem": "p", "solution": "\\boxed{1} and \\boxed{2}"}, Task("p", "1, 2")),
     ],
 )  # fmt: skip
 def test_choices_and_boxes_in_other_forms(row, task):
     assert load.as_task(row) == task
+
+
+def paid(tmp_path, row, text):
+    """What the environment pays for an answer to the only row."""
+    settings = Settings(data=(write(tmp_path / "a.jsonl", [row]),), holdout=0.0, workers=1)
+    source = make(settings, "train")
+    try:
+        env = source.create()
+        env.reset(0)
+        turn: Any = SimpleNamespace(name="solver", text=text, answers=True)
+        return env.step([turn]).reward
+    finally:
+        source.close()
+
+
+TABLE = {"Question": "Largest?", "A": "3", "B": "8", "C": "5", "D": "1"}
+CARRIED = {"question": "q", "options": ["(A) 4", "(B) 6"]}
+CITIES = {"question": "Capital?", "options": ["Oslo", "Bern"]}
+NUMBERED = {"question": "q", "choices": {"label": ["1", "2"], "text": ["Oslo", "Bern"]}}
+NAMES = ["Lewis Carroll", "Charles Dodgson"]
+
+
+@pytest.mark.parametrize(
+    ("row", "right", "wrong"),
+    [
+        (TABLE | {"Answer": "B"}, ["(B)"], ["(C)", "8"]),
+        (TABLE | {"Answer": 2}, ["(C)"], ["(B)", "2"]),
+        (TABLE | {"Answer": "8"}, ["(B)", "The answer is 8."], ["(A)", "3", "(A). It is 8"]),
+        (CARRIED | {"answer": "6"},
+         ["(B)", "The answer is 6.", "I get 6", "A total of 6", "**B**", "\\boxed{B}"],
+         ["(A)", "4", "(A), as it is not 6", "The answer is A. Not 6", "A\nand 6"]),
+        (CARRIED | {"answer": "(B) 6"}, ["(B)", "The answer is 6."], ["(A)", "4"]),
+        (CARRIED | {"answer": "B"}, ["(B)"], ["(A)"]),
+        (CARRIED | {"answer": 1}, ["(B)"], ["(A)"]),
+        (CARRIED | {"answer": 6}, ["(B)", "6"], ["(A)"]),
+        (CITIES | {"answer": "Bern"}, ["(B)", "The answer is Bern."], ["(A)", "Oslo"]),
+        (CITIES | {"answer": 1}, ["(B)"], ["(A)", "1"]),
+        (CITIES | {"answer": 1.0}, ["(B)"], ["(A)", "1"]),
+        (CITIES | {"answer": "1"}, ["(B)"], ["(A)", "1"]),
+        (CITIES | {"gold": "0"}, ["(A)"], ["(B)", "0"]),
+        (CITIES | {"label": [1.0]}, ["(B)"], ["(A)"]),
+        (NUMBERED | {"answerKey": "1"}, ["(1)", "1"], ["(2)", "(A)"]),
+        (NUMBERED | {"answer": 2}, ["(2)"], ["(1)", "(B)"]),
+        (NUMBERED | {"answer": "Bern"}, ["(2)", "Bern"], ["(1)", "Oslo"]),
+        ({"question": "q", "answer": NAMES}, NAMES, ["Lewis", "Alice"]),
+        ({"question": "q", "answer": {"value": NAMES[0], "aliases": NAMES}}, NAMES, ["Alice"]),
+        ({"question": "q", "answer": ["3", "three"]}, ["3", "three"], ["4"]),
+        ({"question": "q", "final_answer": ["2", "5"]}, ["\\boxed{2, 5}"], ["\\boxed{2}"]),
+        ({"question": "q", "answer": ["2", "5"]}, ["\\boxed{2, 5}"], ["\\boxed{2}"]),
+        ({"question": "q", "answer": ["2 cm", "5 cm"]}, [], ["\\boxed{2}"]),
+    ],
+)  # fmt: skip
+def test_what_a_row_calls_right_is_paid_and_nothing_else(tmp_path, row, right, wrong):
+    earned = {text: paid(tmp_path, row, text) for text in right + wrong}
+    assert earned == dict.fromkeys(right, 1.0) | dict.fromkeys(wrong, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        (TABLE | {"Answer": "1"}, "got '1': it means several"),  # B by its index, D by its text
+        (TABLE | {"Answer": 4}, "expected the label of a choice (A, B, C, D), got 4: it means non"),
+        (TABLE | {"Answer": "E"}, "got 'E': it means none"),
+        (TABLE | {"C": "", "Answer": "D"}, "got 'D': it means none"),
+        (TABLE | {"C": "", "Answer": 2}, "got 2: it means none"),
+        (CITIES | {"answer": -1}, "got -1: it means none"),
+        (CITIES | {"answer": "2"}, "got '2': it means none"),
+        ({"question": "q", "choices": ["1", "2"], "answer": 1}, "got 1: it means several"),
+        ({"question": "q", "choices": ["x", "x"], "answer": "x"}, "got 'x': it means several"),
+        ({"question": "q", "choices": ["B", "A"], "answer": "A"}, "got 'A': it means several"),
+        ({"question": "q", "choices": {"label": ["A"], "text": ["x", "y"]}, "answer": "A"},
+         "expected a label for each choice"),
+    ],
+)  # fmt: skip
+def test_a_row_whose_answer_is_ambiguous_is_refused_with_its_place(tmp_path, row, message):
+    with pytest.raises(BadInput) as error:
+        load.load(write(tmp_path / "a.jsonl", [row]))
+    assert "a.jsonl line 1: " in str(error.value) and message in str(error.value)
+
+
+def test_choices_in_columns_of_a_table_are_shown(tmp_path):
+    path = tmp_path / "a.csv"
+    path.write_text("Question,A,B,C,D,Answer\nLargest of 3 8 5 1?,3,8,5,1,B\n")
+    shown = "Largest of 3 8 5 1?\n(A) 3\n(B) 8\n(C) 5\n(D) 1"
+    assert load.load(str(path)) == [Task(shown, "B")]
+    row = {"question": "q", "option_a": "x", "Option B": "y", "answer": "b"}
+    assert load.load(write(tmp_path / "a.jsonl", [row])) == [Task("q\n(A) x\n(B) y", "B")]
+    row = {"question": "a+b=?", "a": 3, "b": 4, "answer": 7}
+    assert load.load(write(tmp_path / "a.jsonl", [row])) == [Task("a+b=?", "7")]
+
+
+@pytest.mark.parametrize(
+    ("row", "question"),
+    [
+        ({"Body": "Ann has 7 pens.", "Question": "How many?", "Answer": 4.0},
+         "Ann has 7 pens.\nHow many?"),
+        ({"context": "It rains.", "question": "q", "answer": "1"}, "It rains.\nq"),
+        ({"passage": ["It", "rains."], "question": "q", "answer": "1"}, "It\nrains.\nq"),
+        ({"context": "It rains.", "question": "It rains. Does it?", "answer": "1"},
+         "It rains. Does it?"),
+        ({"instruction": "Double it.", "input": "21", "answer": 42}, "Double it.\n21"),
+        ({"instruction": "Double it.", "input": 21, "answer": 42}, "Double it.\n21"),
+        ({"instruction": "q", "input": "", "answer": 42}, "q"),
+        ({"instruction": "q", "input": None, "answer": 42}, "q"),
+        ({"question": "q", "input": "x", "answer": 42}, "q"),
+        ({"question": "q", "context": None, "explanation": "e", "id": 3, "answer": 42}, "q"),
+    ],
+)  # fmt: skip
+def test_what_a_question_is_about_is_shown_with_it(tmp_path, row, question):
+    [task] = load.load(write(tmp_path / "a.jsonl", [row]))
+    assert task.question == question
+
+
+def answered(text):
+    return [{"role": "user", "content": "q"}, {"role": "assistant", "content": text}]
+
+
+PREFERENCES = [
+    {"prompt": "q", "chosen": answered("\\boxed{1}"), "rejected": answered("\\boxed{2}")},
+    {"prompt": "q", "rejected": answered("\\boxed{2}"), "chosen": answered("\\boxed{1}")},
+    {"prompt": "q", "chosen": "1", "rejected": "2"},
+    {"prompt": "q", "completion": "\\boxed{2}", "rejected_response": "\\boxed{2}"},
+    {"prompt": "q", "completion": "\\boxed{1}", "label": True},
+    {"prompt": "q", "completion": "\\boxed{2}", "label": False},
+    {"prompt": answered("x")[:1], "completion": answered("\\boxed{2}")[1:], "label": False},
+    {"prompt": "q", "completion": "\\boxed{2}", "label": "false"},
+    {"prompt": "q", "completion": "\\boxed{2}", "label": 0},
+    {"prompt": "q", "solution": "\\boxed{2}", "is_correct": False},
+]
+
+
+@pytest.mark.parametrize("row", PREFERENCES)
+def test_a_preference_pays_nothing_and_says_what_it_is_good_for(tmp_path, row):
+    source = write(tmp_path / "a.jsonl", [row])
+    with pytest.raises(BadInput, match=r"line 1: no answer.*demonstrations .*marft_jax.imitate"):
+        load.load(source)
+    assert load.load(source, judged.Settings()) == [Task("q", "")]  # no reference for a judge
+    [task] = load.load(write(tmp_path / "b.jsonl", [row | {"answer": "5"}]))
+    assert task.answer == "5"
+
+
+def test_two_columns_of_one_name_are_refused_in_parquet(tmp_path):
+    pyarrow = pytest.importorskip("pyarrow")
+    from pyarrow import parquet
+
+    table = pyarrow.table([["q"], ["1"], ["2"]], names=["question", "answer", "answer"])
+    parquet.write_table(table, tmp_path / "a.parquet")
+    with pytest.raises(BadInput, match="'answer' stands twice"):
+        load.load(str(tmp_path / "a.parquet"))

@@ -7,6 +7,11 @@
 | problem, answer, solution                | MATH-500, DeepScaleR                 |
 | problem, solution (the boxed part of it) | MATH as published, Minerva           |
 | question, options or choices, gold/label | multiple choice: AGIEval, GAOKAO     |
+| question, A, B, C, D, answer             | multiple choice in a table           |
+| question, choices, answerKey             | ARC, CommonsenseQA                   |
+| question, answer: {value, aliases}       | TriviaQA; a list of names is as good |
+| Body or context or passage, question     | SVAMP, reading: shown before it      |
+| instruction, input                       | Alpaca: shown below it               |
 | prompt, reward_model: {ground_truth}     | verl                                 |
 | prompt, solution (boxed, or $...$ alone) | TRL, Open-R1                         |
 | messages, prompt + completion            | chats whose last turn has the answer |
@@ -28,20 +33,25 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from marft_jax.envs.base import QuestionSettings, Split, Task, held_out
+from marft_jax.envs.base import OneOf, QuestionSettings, Split, Task, held_out
 from marft_jax.envs.datasets.rows import SUFFIXES, LeftOut, rows_of, spelled
 from marft_jax.envs.grading.extract import boxed_answer
+from marft_jax.envs.grading.normalize import number, split
 from marft_jax.errors import BadInput
 from marft_jax.setting import setting
 
 QUESTION_FIELDS = ("problem", "question", "query", "prompt", "instruction", "messages")
 ANSWER_FIELDS = (
     "final_answer", "answer", "expected_answer", "golden", "label", "target", "ground_truth",
+    "golden_answers", "answerkey",
 )  # fmt: skip
 WORKED_FIELDS = ("solution", "completion")  # texts with an answer in them
 CHOICE_FIELDS = ("choices", "options")
+CONTEXT_FIELDS = ("body", "context", "passage", "paragraph", "article", "story")
 _ROUND = 10_000  # positions after which the sources take turns as before
 _ALONE = re.compile(r"\$[^$]+\$|\S+")  # an answer without a word beside it
+_CARRIED = re.compile(r"\(?([A-Za-z]|\d\d?(?=[).]+\s))\s?[).:]+\s*(\S.*)", re.DOTALL)  # (A) 4
+_WORD = re.compile(r"(?<![\\\w])[^\W\d_]{2}")  # no command of LaTeX
 _FILTER = re.compile(r"([^=!<>]+?)\s*(!=|<=|>=|=)\s*(.*)")
 
 Row = Mapping[str, Any]
@@ -91,10 +101,9 @@ def sift(source: str, env: Rows) -> Sifted:
     keeps = [_filter(text) for text in env.filters]
     found, rows = Sifted(0, [], [], []), 0
     for rows, (place, row) in enumerate(rows_of(source), 1):  # noqa: B007
-        if isinstance(row, Mapping):
-            row = spelled(row)
-            if not all(keep(row) for keep in keeps):
-                continue
+        row = spelled(row) if isinstance(row, Mapping) else row
+        if isinstance(row, Mapping) and not all(keep(row) for keep in keeps):
+            continue
         task = str(row) if isinstance(row, ValueError) else env.task_of(row)
         if isinstance(task, Task):
             found.tasks.append(task)
@@ -245,12 +254,15 @@ def as_task(
     got = f"got fields {', '.join(map(str, row)) or 'none'}"
     fields = (question_field,) if question_field else QUESTION_FIELDS
     question = _first(row, fields)
+    if _is_preference(row):
+        got += " (of a preference, `chosen` can be demonstrations of python -m marft_jax.imitate)"
     if not isinstance(question, str):
         wanted = f"expected a question in one of the fields {', '.join(fields)}"
         return f"{wanted}, {got}; --env.question_field names another"
-    choices = _choices(row)
     try:
+        choices = _choices(row)
         answer = _answer(row, answer_field, choices)
+        question = _with_choices(_with_context(row, question), choices)
         f"{question}{answer}".encode()
     except ValueError as error:  # a UnicodeEncodeError too: half a surrogate pair
         return str(error)
@@ -258,19 +270,21 @@ def as_task(
         known = f"{', '.join(ANSWER_FIELDS)}, gold (with choices) or boxed in a solution"
         wanted = f"no answer: expected one in {answer_field or known}"
         return f"{wanted}, {got}; --env.answer_field names another"
-    return Task(_with_choices(question, choices), answer)
+    return Task(question, answer)
 
 
-def _answer(row: Row, field: str | None, choices: Sequence[str]) -> str:
-    value = _first(row, (field,) if field else ANSWER_FIELDS)
+def _answer(row: Row, field: str | None, choices: Sequence[Choice]) -> str | OneOf:
+    judged = not field and _is_preference(row)
+    fields = (name for name in (*ANSWER_FIELDS, "gold") if not (judged and name == "label"))
+    values = ((name, _first(row, (name,))) for name in ((field,) if field else fields))
+    name, value = next((found for found in values if found[1] is not None), ("", None))
     if value is not None:
-        is_index = type(value) is int and value in range(len(choices)) and str(value) not in choices
-        return _as_letters(value) if is_index else _as_text(value)
-    if field:
-        return ""
-    if (gold := _first(row, ("gold",))) is not None:
-        return _as_letters(gold)
-    worked = _first(row, WORKED_FIELDS)
+        if choices:
+            return _chosen(value, choices)
+        if name == "gold":
+            return _as_letters(value)
+        return _as_text(value) if name == "final_answer" else _names(value)
+    worked = None if field or judged else _first(row, WORKED_FIELDS)
     worked = worked[-1] if isinstance(worked, list) else worked
     if not isinstance(worked, str):
         return ""
@@ -278,6 +292,26 @@ def _answer(row: Row, field: str | None, choices: Sequence[str]) -> str:
         return _as_text(worked)
     alone = _ALONE.fullmatch(worked.strip())
     return (boxed_answer(worked) or (alone[0] if alone else "")).strip()
+
+
+def _is_preference(row: Row) -> bool:
+    """True for completions that are preferred to others, or labelled right or wrong."""
+    label, right = (str(row.get(name)).strip().lower() for name in ("label", "is_correct"))
+    labelled = "completion" in row and label in ("true", "false", "0", "1")
+    return labelled or right in ("false", "0") or any(str(k).startswith("rejected") for k in row)
+
+
+def _names(value: Any) -> str | OneOf:
+    """Reads an answer, which may have several names; of different numbers each is wanted."""
+    is_thing = isinstance(value, Mapping) and isinstance(value.get("aliases"), list)
+    found = [value.get("value"), *value["aliases"]] if is_thing else value
+    if not isinstance(found, list):
+        return _as_text(value)
+    texts = list(dict.fromkeys(_as_text(item) for item in found if not (is_thing and item is None)))
+    numbers = {number(split(text)[0]) for text in texts} - {None}
+    if is_thing or len(numbers) < 2 and any(map(_WORD.search, texts)):
+        return OneOf(texts) if len(texts) > 1 else "".join(texts)
+    return _as_text(found)
 
 
 def _first(row: Row, fields: Sequence[str]) -> Any:
@@ -308,32 +342,101 @@ def _as_text(value: Any) -> str:
 def _as_letters(gold: Any) -> str:
     """Indices of the right choices to their letters."""
     items = gold if isinstance(gold, list) else [gold]
+    items = [int(i) if isinstance(i, float) and i.is_integer() else i for i in items]
     if any(isinstance(item, int) and not 0 <= item < 26 for item in items):
         raise ValueError(f"expected the index of a choice, got {_short(gold)}")
     return ", ".join(chr(65 + item) if isinstance(item, int) else _as_text(item) for item in items)
 
 
-def _choices(row: Row) -> list[str]:
-    """Reads choices: a list, letters to texts, or ``{"label": [...], "text": [...]}``.
+class Choice(NamedTuple):
+    """An answer that a row offers: its label, its text, and the line that shows both."""
 
-    >>> _choices({"choices": {"label": ["A", "B"], "text": ["x", "y"]}})
-    ['x', 'y']
+    label: str
+    text: str
+    line: str
+
+
+def _chosen(value: Any, choices: Sequence[Choice]) -> str | OneOf:
+    """Finds the choice that an answer means: by its label, its index from 0, or its text.
+
+    Raises:
+        ValueError: it can mean several, or is an index or a letter of none.
+    """
+    if isinstance(value, list):
+        found = [_chosen(item, choices) for item in value]
+        several = ", ".join(answer if isinstance(answer, str) else answer[0] for answer in found)
+        return found[0] if len(found) == 1 else several
+    answer = _as_text(value)
+    carried = _CARRIED.fullmatch(answer)
+    label, text = carried.groups() if carried else (answer.strip(" ().:"), answer)
+    named = [choice for choice in choices if choice.label.casefold() == label.casefold()]
+    texts = {answer.casefold(), (text if named else answer).casefold()}
+    told = [choice for choice in choices if choice.text.casefold() in texts]
+    if not (named or told) and (amount := _amount(answer)):
+        told = [choice for choice in choices if _amount(choice.text) == amount]
+    indexed = range(len(choices)) if re.fullmatch(r"[0-9]{1,9}", answer) and not named else ()
+    means = {*named, *told, *(choices[i] for i in indexed if i == int(answer))}
+    if len(means) > 1 or not means and re.fullmatch(r"-?[0-9]+|\W*[A-Za-z]\W*", answer):
+        labels = ", ".join(choice.label for choice in choices)
+        what = "it means several" if means else "it means none"
+        raise ValueError(f"expected the label of a choice ({labels}), got {_short(value)}: {what}")
+    for choice in means:
+        both = dict.fromkeys((choice.label, choice.text))
+        return OneOf(both) if told and len(both) > 1 else choice.label
+    return answer
+
+
+def _amount(text: str) -> tuple[Any, str] | None:
+    """Reads a plain number and its unit."""
+    value, unit = split(text)
+    return None if number(value) is None else (number(value), unit)
+
+
+def _choices(row: Row) -> list[Choice]:
+    """Reads choices: a list, labels to texts, or ``{"label": [...], "text": [...]}``.
+
+    >>> _choices({"choices": {"label": ["1", "2"], "text": ["x", "y"]}})[1]
+    Choice(label='2', text='y', line='(2) y')
+    >>> _choices({"options": ["A. x", "B. y"]})[1]
+    Choice(label='B', text='y', line='B. y')
     """
     found = _first(row, CHOICE_FIELDS)
-    if isinstance(found, Mapping):
-        found = found.get("text") or [found[letter] for letter in sorted(found)]
-    return [str(choice) for choice in found] if isinstance(found, list) else []
+    if isinstance(found, Mapping) and "text" not in found:
+        labels = sorted(label for label in found if found[label] is not None)
+        found = {"label": labels, "text": [found[label] for label in labels]}
+    labels = (found.get("label") or ()) if isinstance(found, Mapping) else ()
+    found = found["text"] if isinstance(found, Mapping) else found
+    if not isinstance(found, list):
+        return []
+    texts = [item if isinstance(item, str) else _as_text(item) for item in found]
+    carried = [match for text in texts if (match := _CARRIED.fullmatch(text))]
+    own = [match[1].upper() for match in carried]
+    if not labels and len(set(own)) == len(texts) and min(own) in ("1", "A"):
+        return [Choice(match[1], match[2], match[0]) for match in carried]
+    labels = [_as_text(label) for label in labels] or [chr(65 + i) for i in range(len(texts))]
+    if len(labels) != len(texts):
+        raise ValueError(f"expected a label for each choice, got {_short(labels)}")
+    pairs = zip(labels, texts, strict=True)
+    return [Choice(label, text, f"({label}) {text}") for label, text in pairs]
 
 
-def _with_choices(question: str, choices: Sequence[str]) -> str:
+def _with_context(row: Row, question: str) -> str:
+    """Puts what a question is about above it, and the input of an instruction below it."""
+    below = row.get("input") if question == row.get("instruction") else None
+    parts = [*(_shown(row.get(field)) for field in CONTEXT_FIELDS), question, _shown(below)]
+    return "\n".join(part for part in parts if part is question or part not in question)
+
+
+def _shown(value: Any) -> str:
+    lines = value if isinstance(value, list) else [value]
+    return "\n".join(str(line) for line in lines if isinstance(line, str | int | float)).strip()
+
+
+def _with_choices(question: str, choices: Sequence[Choice]) -> str:
     """Puts the choices below a question that does not already show them."""
-    if not choices or all(choice in question for choice in choices):
+    if all(re.search(rf"{c.label}\W{{1,4}}{re.escape(c.text)}", question) for c in choices):
         return question
-    lines = [
-        text if re.match(r"\(?[A-Z][).:]", text) else f"({chr(65 + index)}) {text}"
-        for index, text in enumerate(choices)
-    ]
-    return "\n".join([question, *lines])
+    return "\n".join([question, *(choice.line for choice in choices)])
 
 
 def _filter(text: str) -> Callable[[Row], bool]:

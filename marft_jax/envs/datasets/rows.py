@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import itertools
 import json
 import re
 from collections.abc import Iterator, Mapping
@@ -13,6 +14,7 @@ from marft_jax.errors import BadInput, reason
 from marft_jax.formats import foreign
 
 SUFFIXES = (".json", ".jsonl", ".parquet", ".csv")
+_COLUMN = re.compile(r"([A-J])|(?i:option|choice|op)[ _]?([A-Ja-j])")
 _HUB = re.compile(r"(?P<name>[\w.-]+/[\w.-]+)(?:/(?P<subset>[\w.-]+))?(?::(?P<split>.+))?")
 
 
@@ -55,18 +57,26 @@ def rows_of(source: str) -> Iterator[tuple[str, Any]]:
         )
 
 
-def spelled(row: Mapping[str, Any]) -> dict[str, Any]:
-    """Spells a row as our tables of fields do.
+def spelled(row: Mapping[str, Any]) -> dict[str, Any] | ValueError:
+    """Spells a row as our tables of fields do; an error where two fields get one name.
 
     Names are in lower case. A chat, a list of messages with ``role`` and ``content``, is a text:
     what the user said, or all turns by their roles where there are more; system messages are a
     team's own business. An answer that ends it is ``completion``. verl's
-    ``reward_model: {ground_truth: ...}`` is ``ground_truth``.
+    ``reward_model: {ground_truth: ...}`` is ``ground_truth``. Columns ``A``, ``B``, ... or
+    ``option_a``, ... are ``choices``.
 
     >>> spelled({"Prompt": [{"role": "user", "content": "1+1"}]})
     {'prompt': '1+1'}
     """
     found: dict[str, Any] = {}
+    keys = [key for name in row if (key := name.strip().lower()) != name]
+    if twice := {key for key in keys if keys.count(key) > 1} - row.keys():
+        return ValueError(f"expected fields of different names, got several {min(twice)!r:.60}")
+    columns = {m[1] or m[2].upper(): row[k] for k in row if (m := _COLUMN.fullmatch(k.strip()))}
+    labels = itertools.takewhile(lambda label: columns.get(label) not in (None, ""), "ABCDEFGHIJ")
+    if len(choices := {label: columns[label] for label in labels}) > 1:
+        found["choices"] = choices
     for name, value in sorted(row.items(), key=lambda item: item[0] == item[0].lower()):
         key = name.strip().lower()
         if key == "reward_model" and isinstance(value, Mapping) and "ground_truth" in value:
@@ -106,6 +116,7 @@ def _csv(path: Path) -> Iterator[tuple[str, Any]]:
         lines.seek(0)
         separator = max(",;\t", key=first.count)
         reader = csv.DictReader(lines, delimiter=separator, strict=True)
+        foreign.distinct([(name, None) for name in reader.fieldnames or () if name.strip()])
         for row in reader:
             place, names = f"{path} line {reader.line_num}", reader.fieldnames or ()
             if None in row or None in row.values():
@@ -121,7 +132,7 @@ def _jsonl(path: Path) -> Iterator[tuple[str, Any]]:
         for number, line in enumerate(lines, 1):
             if line.strip():
                 try:
-                    row = foreign.loads(line)
+                    row = foreign.loads(line, foreign.distinct)
                 except ValueError as error:
                     row = ValueError(f"not JSON: {getattr(error, 'msg', error)}")
                 yield f"{path} line {number}", row
@@ -130,7 +141,7 @@ def _jsonl(path: Path) -> Iterator[tuple[str, Any]]:
 def _json(path: Path) -> Iterator[tuple[str, Any]]:
     text = path.read_text(encoding="utf-8-sig")
     try:
-        rows = foreign.loads(text)
+        rows = foreign.loads(text, foreign.distinct)
     except json.JSONDecodeError as error:
         raise BadInput(f"{path} line {error.lineno}: not JSON: {error.msg}") from error
     if isinstance(rows, Mapping):
@@ -150,6 +161,7 @@ def _parquet(path: Path) -> Iterator[tuple[str, Any]]:
     number = 0
     try:
         with pyarrow.parquet.ParquetFile(path) as file:
+            foreign.distinct([(name, None) for name in file.schema_arrow.names])
             for batch in file.iter_batches():
                 for row in batch.to_pylist():
                     number += 1
