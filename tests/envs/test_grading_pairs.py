@@ -397,6 +397,9 @@ dy/dx = 2x | 2x
 \frac{\partial f}{\partial x}=2x | 2x
 f'(x) = 2x | 2x
 y'=2x | 2x
+f'(x)=2x | \frac{dy}{dx} = 2x
+x \ge 5 | x >= 5
+[5, \infty) | x >= 5
 f(2)=7 | 7
 7 | f(2)=7
 4 | x+y=4
@@ -679,6 +682,11 @@ x^{-}2 | x^-2
 0.\overline{6} | 0.666667
 # names on the left side
 \frac{dy}{dx}=2x | 3x
+\frac{dy}{dx}=2x | \frac{dy}{dx}=3x
+f'(x)=2x | f'(x)=3x
+f'(x)=2x | f(x)=2x
+f(x)=2x | f(x)=3x
+x >= 5 | x > 5
 \frac{dy}{dx}=2x | \frac{dx}{dy}=2x
 \frac{dy}{dx}=2x | y=2x
 f(2)=7 | 8

@@ -188,7 +188,8 @@ def _letter(text: str) -> str | None:
 def _number(text: str) -> str | None:
     """Finds the number that directly follows the last "answer is", else the last number."""
     phrases = list(_PHRASE.finditer(text))
-    return phrases and _direct(text[phrases[-1].end() :][:400]) or _last_number(text)
+    direct = _direct(text[phrases[-1].end() :][:400]) if phrases else None
+    return direct or _last_number(text)
 
 
 def _direct(text: str) -> str | None:

@@ -45,19 +45,22 @@ def _equal(right: str, given: str, either: bool, other_either: bool) -> bool:
     if "=" not in right:
         given = _NAMED_POINT.sub("", given)
     (name, side), (other_name, other_side) = _sides(right), _sides(given)
-    if name and other_name and any(map(_DERIVED.search, (name, other_name))):
-        primes = ["'" in text for text in (name, other_name)]
-        return name == other_name or any(primes) and _equal(side, other_side, either, other_either)
-    if bool(name) != bool(other_name) and "=" not in (side if other_name else other_side):
+    derived = [bool(_DERIVED.search(text)) for text in (name, other_name)]
+    if name and other_name and any(derived):
+        if name != other_name and not (all(derived) and "'" in name + other_name):
+            return False
         right, given = side, other_side
-    elif _LETTERS.search(right.partition("=")[0]) and "=" in right and "=" not in given:
+    elif bool(name) != bool(other_name) and "=" not in (side if other_name else other_side):
+        right, given = side, other_side
+    elif right.count("=") == 1 and "=" not in given and _LETTERS.search(right.partition("=")[0]):
         return False  # 4 is no line x + y = 4
     kind, other = (re.match(r"\(|\[|\\\{|", text)[0] for text in (right, given))  # type: ignore[index]
     if {kind, other} == {"(", "\\{"}:
         return False  # a point is not a set
-    for ordered in (":" if max(right.count(":"), given.count(":")) > 1 else "", "\\dots"):
-        if ordered and ordered in right + given:
-            return _same_parts(right, given, ":" if ordered == ":" else ",")
+    if max(right.count(":"), given.count(":")) > 1:
+        return _same_parts(right, given, ":")
+    if "\\dots" in right + given:
+        return _same_parts(right, given, ",")
     if kind == "(" and not other and "," in given and not other_either:
         given = f"({given})"
     gold, target = _parse(right, either), _parse(given, other_either)
