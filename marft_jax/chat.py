@@ -26,7 +26,9 @@ from marft_jax.envs.threads import DaemonThreads
 from marft_jax.errors import BadInput, RunFailed, printable
 from marft_jax.run import transcripts
 from marft_jax.run.setup import open_session, play_held_out, restore_state
+from marft_jax.team.assemble import workflow_of
 from marft_jax.team.team_files import load_team
+from marft_jax.team.workflows import NEED_ENV
 from marft_jax.types import Episode
 
 _UNGRADED = Grade(0.0, "not graded")
@@ -62,6 +64,11 @@ class LoadedTeam:
     ) -> None:
         config = config or cli.configure_run(run)
         blueprint = load_team(config.team.file)
+        if (workflow := workflow_of(config.team, blueprint)) in NEED_ENV:
+            raise BadInput(
+                f"--team.workflow {workflow}: expected a team that answers questions, and this one "
+                "needs its environment; use marft_jax.evaluate, or marft_jax.serve for one agent"
+            )
         self._session = open_session(config, blueprint, at_once=len(blueprint.agents))
         self._session.engine.load(restore_state(self._session, run, step).adapters)
         self._threads, self._asked = DaemonThreads(), itertools.count()

@@ -108,7 +108,7 @@ def learn_from(
         finished = TrainedStep(step + 1, metrics, collected.episodes)
         enough = on_step is not None and bool(on_step(finished))
         run.stop_if(enough and int(state.step) < steps)
-    for line in last_words(run.config) if steps else ():
+    for line in last_words(run.config, run.session.workflow) if steps else ():
         run.reporter.event(line)
 
 

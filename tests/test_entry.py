@@ -124,6 +124,8 @@ def test_a_flag_of_a_commands_own_is_checked_like_a_setting(capsys):
         (export.main, ["--run", "a\0b", "--out", "c"]),
         (chat.main, []),
         (chat.main, ["--run", "no/where"]),
+        (chat.main, ["--base", "tiny", "--team.workflow", "program"]),
+        (chat.main, ["--base", "tiny", "--team.workflow", "players"]),
         (plan.main, ["--config", "x.yaml"]),
         (train.main, ["--run.seed", "-1"]),
         (train.main, ["--run.seed", str(1 << 40)]),

@@ -11,20 +11,24 @@ from pathlib import Path
 
 from marft_jax.config import Config
 from marft_jax.run.loggers import ways_to_look
+from marft_jax.team.workflows import NEED_ENV
 
 
-def last_words(config: Config) -> Iterator[str]:
-    """Yields the lines that a finished run ends with."""
+def last_words(config: Config, workflow: str) -> Iterator[str]:
+    """Yields the lines that a finished run of this workflow ends with."""
     steps, run, how = config.run.steps, shlex.quote(config.run.dir), _as_started()
     yield f"done: {steps} steps in {config.run.dir}; to go on: --run.steps {2 * steps}"
     if config.algo.recorded:
         yield f"next, with the settings of this start: train --lora.init {run} --run.dir ANOTHER"
     page = shlex.quote(str(Path(config.run.dir) / "report.html"))
-    for task, command in {
+    commands = {
         "held-out tasks": f"evaluate --run {run}",
         "ask the team": f"chat --run {run}",
         "what it wrote": f"report --run {run} --out {page}",
-    }.items():
+    }
+    if workflow in NEED_ENV:
+        del commands["ask the team"]
+    for task, command in commands.items():
         yield f"  {task + ':':<16}{how}{command}"
     for name, way in ways_to_look(config.run.loggers, Path(config.run.dir)):
         yield f"  {name + ':':<16}{way}"

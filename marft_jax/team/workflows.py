@@ -164,6 +164,8 @@ WORKFLOWS: dict[str, Callable[[Team, str], Workflow]] = {
 }
 
 
+NEED_ENV = ("program", "players")
+"""Workflows that play what an environment brings with it: a question alone is no task for them."""
 SIDE_BY_SIDE = (_program,)
 """Workflows that wait for what runs elsewhere: those of all episodes run at the same time."""
 

@@ -132,7 +132,7 @@ def test_a_run_ends_with_its_own_next_commands_and_where_its_loggers_lie(monkeyp
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("PATH", str(Path(sys.executable).parent))  # an environment that is active
     own = {"dir": "runs/my sums", "steps": 5, "loggers": ["mlflow", "wandb", "mine:Logger"]}
-    assert list(last_words(configure(run=own))) == [
+    assert list(last_words(configure(run=own), "sequential")) == [
         "done: 5 steps in runs/my sums; to go on: --run.steps 10",
         "  held-out tasks: python -m marft_jax.evaluate --run 'runs/my sums'",
         "  ask the team:   python -m marft_jax.chat --run 'runs/my sums'",
@@ -173,11 +173,20 @@ def test_a_next_command_works_in_the_shell_that_started_this_one(
         sys, "executable", str(own / "python" if is_command else tmp_path / started)
     )
     shown = shown.format(folder=tmp_path)
-    lines = [line for line in last_words(configure()) if "held-out" in line or "ask" in line]
+    lines = [
+        line
+        for line in last_words(configure(), "sequential")
+        if "held-out" in line or "ask" in line
+    ]
     assert lines == [
         f"  held-out tasks: {shown}evaluate --run runs/quickstart",
         f"  ask the team:   {shown}chat --run runs/quickstart",
     ]
+
+
+@pytest.mark.parametrize("workflow", ["program", "players"])
+def test_chat_is_not_offered_where_no_question_can_be_asked(workflow):
+    assert not any("marft_jax.chat" in line for line in last_words(configure(), workflow))
 
 
 class Mine:
