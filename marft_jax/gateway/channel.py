@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import inspect
 import json
+import os
 import queue
 import secrets
 import threading
@@ -139,7 +141,7 @@ class Client:
     """
 
     def __init__(self, channel: Channel, enter: Enter):
-        self._channel, self._enter = channel, enter
+        self._channel, self._enter, self._process = channel, enter, os.getpid()
         self.chat = SimpleNamespace(completions=SimpleNamespace(create=self._create))
 
     def make_loop(self) -> asyncio.AbstractEventLoop:
@@ -148,13 +150,26 @@ class Client:
 
     @property
     def base_url(self) -> str:
-        return self._enter(self._channel)[0]
+        return self._entered[0]
 
     @property
     def api_key(self) -> str:
-        return self._enter(self._channel)[1]
+        return self._entered[1]
+
+    @functools.cached_property
+    def _entered(self) -> tuple[str, str]:
+        self._check_process()
+        return self._enter(self._channel)
+
+    def _check_process(self) -> None:
+        """Refuses calls of a forked process: nobody answers there."""
+        if os.getpid() != self._process:
+            what = "expected a call of the program's own process, got one of a fork; let the fork "
+            what += "call over HTTP: read client.base_url and client.api_key before it begins"
+            raise ApiError(400, what)
 
     def _create(self, **fields: Any) -> Any:
+        self._check_process()
         call = read_fields(fields)
         [future] = self._channel.ask([call])
         return self._opened(call, future.result())

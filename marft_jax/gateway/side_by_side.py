@@ -59,14 +59,24 @@ class AsyncClient(Client):
         return self._loop
 
     async def _create_async(self, **fields: Any) -> Any:
-        call, place = read_fields(fields), self._places.find(asyncio.get_running_loop())
-        future = self._add(_Held(False, place, "", call, Future()))
+        self._check_process()
+        call, loop = read_fields(fields), asyncio.get_running_loop()
+        if loop is self._loop:
+            future = self._add(_Held(False, self._places.find(loop), "", call, Future()))
+        else:
+            future = self._add_from_elsewhere(call, None)
         return self._opened(call, await asyncio.wrap_future(future))
 
     def _hold(self, call: Call, port: int) -> Future[list[Choice]]:
         """Holds a call that came over HTTP, from a port of the program's."""
         assert self._loop is not None
-        self._uses_http, place = True, self._loop.writers.get(port)
+        self._uses_http = True
+        return self._add_from_elsewhere(call, self._loop.writers.get(port))
+
+    def _add_from_elsewhere(
+        self, call: Call, place: tuple[int, ...] | None
+    ) -> Future[list[Choice]]:
+        """Holds a call that was not made in the program's loop, which looks at it."""
         future = self._add(_Held(place is None, place or (), json.dumps(call), call, Future()))
         self._wake()
         return future

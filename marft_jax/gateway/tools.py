@@ -178,5 +178,6 @@ def _is_tool(tool: Any) -> bool:
 
 def _is_call(call: Any) -> bool:
     function = call.get("function") if isinstance(call, dict) else None
-    arguments = function.get("arguments") if isinstance(function, dict) else 0
-    return isinstance(arguments, str | None) and isinstance(function.get("name"), str)
+    if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+        return False
+    return isinstance(function.get("arguments"), str | None)
