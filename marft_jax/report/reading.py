@@ -217,7 +217,7 @@ def defaults(given: Mapping[str, Any]) -> dict[str, Any]:
     Args:
         given: settings, of which the names of a built-in environment and algorithm count.
     """
-    known = {key: [name] for key in _BUILT_IN if (name := given.get(key)) in [*_BUILT_IN[key]]}
+    known = {k: [str(name)] for k in _BUILT_IN if (name := given.get(k)) in [*_BUILT_IN[k]]}
     kinds = sections_lib.kinds(known)
     config = config_lib.Config(**{name: kind() for name, kind in kinds.items()})
     names = {"env.name": config_lib.EnvSettings.name, "algo.name": config_lib.Algo.name}
