@@ -5,7 +5,6 @@
     python -m marft_jax.report --run runs/seed0 runs/seed1 runs/other --out report.html
     python -m marft_jax.report --run runs/quickstart --out report.html --watch
     python -m marft_jax.report --run runs/quickstart --serve            follow it while it goes on
-    python -m marft_jax.report --run runs/quickstart --terminal         read it here, as over SSH
 
 Several runs are drawn over each other; those that differ in nothing but their seed are drawn as
 their mean with a band. The page is made from the files of the run directories alone, also while a
@@ -28,7 +27,6 @@ from marft_jax import cli
 from marft_jax.errors import BadInput, printable
 from marft_jax.evaluation.tables import folding
 from marft_jax.formats import jsonlines
-from marft_jax.report import terminal
 from marft_jax.report.card import card
 from marft_jax.report.page import render
 from marft_jax.report.reading import RunRecord, changes, read_runs, span_of
@@ -48,17 +46,10 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
     parser.add_argument("--watch", action="store_true", help=again)
     follow = "follow the runs at a local address, until Ctrl-C"
     parser.add_argument("--serve", nargs="?", const=8000, type=int, metavar="PORT", help=follow)
-    here = "read the dialogues of one run here, as over SSH"
-    parser.add_argument("--terminal", action="store_true", help=here)
     with cli.boundary():
         own = parser.parse_args(argv)
         folders = [Path(run) for run in own.run]
-        if own.terminal:
-            [run, *others] = read_runs(folders)
-            if others:
-                raise BadInput("--terminal: expected one --run, got several")
-            terminal.read(run, Console(highlight=False))
-        elif own.serve is not None:
+        if own.serve is not None:
             serve(folders, own.serve)
         elif own.out is not None:
             out, span = _file(own.out), span_of(own.steps)

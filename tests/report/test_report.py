@@ -558,27 +558,6 @@ def test_what_is_served_stays_small_lets_go_and_is_quiet(tmp_path, monkeypatch, 
     assert capsys.readouterr().err == ""
 
 
-def test_a_run_is_read_in_a_terminal(tmp_path, monkeypatch, capsys):
-    folder = write_run(tmp_path / "mine")
-    hostile = episode(7, ["a \x1b]52;c;cm0=\x07", "needle [red]s"], 1.0, task="the last")
-    lines(folder / "transcripts" / "3.jsonl", [hostile])
-    typed = iter(["", "w", "/NEEDLE", "a", "p", "s 2", "s 9", "w", "/nowhere", "q"])
-    monkeypatch.setattr("builtins.input", lambda *_: next(typed))
-    with pytest.raises(SystemExit) as left:
-        report.main(["--run", str(folder), "--terminal"])
-    shown = capsys.readouterr().out.split("> ")
-    assert left.value.code == 0 and "\x1b]" not in "".join(shown)
-    samples = [re.findall(r"step (\d+), sample (\d) of \d  (\w+)", part) for part in shown]
-    assert samples[:7] == [
-        [("1", "1", "right")], [("1", "2", "wrong")], [("1", "3", "wrong")],
-        [("3", "1", "right")], [("3", "1", "right")], [("2", "4", "right")], [("2", "1", "right")],
-    ]  # fmt: skip
-    assert "needle [red]s" in shown[3] and "planner" in shown[3]
-    assert "planner" in shown[4] and "solver" not in shown[4]
-    assert "steps: 1, 2, 3" in shown[7] and samples[8] == [("2", "2", "wrong")]
-    assert "no more of these" in shown[9]
-
-
 def test_a_watch_writes_anew_what_changed_and_ends_with_ctrl_c(tmp_path, monkeypatch, capsys):
     folder, naps = write_run(tmp_path / "mine", steps=(1, 2)), []
 
