@@ -321,7 +321,6 @@ def boundary() -> Iterator[None]:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
-    os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")  # "PyTorch was not found"
     try:
         yield
     except BadInput as error:
@@ -391,9 +390,9 @@ def _flatten(tree: Any, file: str) -> Words:
 def _build(words: Words) -> Config:
     """Turns words into values; names the first setting that does not fit."""
     given = {key: some for key, some in words.items() if some not in _FORMER.get(key, ())}
-    return Config(
-        **{name: from_words(name, kind, given) for name, kind in sections_lib.kinds(words).items()}
-    )
+    sections = sections_lib.kinds(words).items()
+    config = Config(**{name: from_words(name, kind, given) for name, kind in sections})
+    return config_lib.fit_base(config, given)
 
 
 _FORMER = {

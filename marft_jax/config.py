@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from collections.abc import Container
 from pathlib import Path
 from typing import ClassVar, Literal
 
@@ -23,7 +24,7 @@ TARGETS = ("q", "k", "v", "o", "gate", "up", "down")  # matrices that may have a
 class Run:
     dir: str = "runs/quickstart"
     """Directory of the run; starting again in the same one continues."""
-    steps: int = 25
+    steps: int = setting(25, least=1)
     """Training steps in all, those of earlier starts included."""
     seed: int = 0
     """Seeds the order of tasks, the sampling, the initial adapters and the critic."""
@@ -51,7 +52,7 @@ class Model:
     quantize: Literal["none", "int8", "int4", "nf4"] = "none"
     """Matrices of the base in 8 or 4 bits: less memory, not more speed; adapters are as ever."""
     context: int = setting(256, least=8)
-    """Longest prompt plus action, in tokens."""
+    """Longest prompt plus action, in tokens; on another base than tiny 1024 by default."""
     thinking: bool = False
     """Let a model whose chat template has such a mode think before it answers (Qwen3)."""
     layers: Literal["auto", "stacked", "unrolled"] = "auto"
@@ -78,7 +79,8 @@ class Team:
     max_tool_calls: int = 4
     """Calls of tools in one turn, where the environment has tools."""
     max_new_tokens: int = setting(24, least=1)
-    """Longest action, in tokens; a profile may say otherwise, here and below."""
+    """Longest action, in tokens; on another base than tiny a quarter of `model.context` by default.
+    A profile may say otherwise, here and below."""
     temperature: float = setting(1.0, least=0, most=1e30)
     """Sampling temperature; 0 is greedy."""
     top_p: float = setting(1.0, above=0, most=1)
@@ -341,6 +343,16 @@ class Config:
     mesh: Mesh = section("devices and processes", Mesh())
     eval: Eval = section("evaluations during training, and of `evaluate`", Eval())
     guard: Guard = section("when a run is rolled back", Guard())
+
+
+def fit_base(config: Config, given: Container[str]) -> Config:
+    """Sets the lengths that are not ``given`` (as ``section.name``) to what the base needs: the
+    defaults are those of ``tiny``, which writes a few bytes."""
+    if config.model.base != "tiny" and "model.context" not in given:
+        config = replaced(config, "model.context", 1024)
+    if config.model.base != "tiny" and "team.max_new_tokens" not in given:
+        config = replaced(config, "team.max_new_tokens", max(1, config.model.context // 4))
+    return config
 
 
 def validate(config: Config) -> None:

@@ -60,7 +60,8 @@ class Wanted(NamedTuple):
 
 
 def main(argv: Sequence[str] | None = None) -> NoReturn:
-    """Leaves with 0: done; 1: could not go on; 2: bad input; 75: stopped by a signal, saved."""
+    """Leaves with 0: done; 1: could not go on; 2: bad input; 75: stopped by a signal; finished
+    steps are saved."""
     parser = cli.Parser("marft_jax.imitate", __doc__)
     parser.add_argument("--out", metavar="DIR", required=True, help="the run directory")
     parser.add_argument("--data", metavar="FILE", nargs="+", default=[], help="demonstrations")

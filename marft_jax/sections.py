@@ -22,6 +22,7 @@ _USAGE = """usage: python -m {prog} [--config FILE ...] [--SECTION.NAME VALUE ..
 {about}
 
   --config FILE    settings of YAML files, before the flags; later ones win
+  --dry_run        show the prompts and answers of one task, then end
   --help SECTION   the settings of one section; of all: --help all
 
 sections:"""

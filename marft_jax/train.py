@@ -31,11 +31,13 @@ from marft_jax.types import OnStep, Sample, TrainedStep, Version
 
 
 def main(argv: Sequence[str] | None = None) -> NoReturn:
-    """Leaves with 0: done; 1: could not go on; 2: bad input; 75: stopped by a signal, saved."""
+    """Leaves with 0: done; 1: could not go on; 2: bad input; 75: stopped by a signal; finished
+    steps are saved."""
     words = sys.argv[1:] if argv is None else argv
     with cli.boundary():
-        config = cli.parse_training([word for word in words if word != _DRY])
-        work = rehearse if _DRY in words else train_team
+        own = [word for word in words if word.replace("-", "_") != _DRY.replace("-", "_")]
+        config = cli.parse_training(own)
+        work = rehearse if len(own) < len(words) else train_team
         code = processes.end_together(lambda: work(config))
     sys.exit(code)
 
@@ -108,7 +110,7 @@ def learn_from(
         finished = TrainedStep(step + 1, metrics, collected.episodes)
         enough = on_step is not None and bool(on_step(finished))
         run.stop_if(enough and int(state.step) < steps)
-    for line in last_words(run.config, run.session.workflow) if steps else ():
+    for line in last_words(run.config, run.session.workflow):
         run.reporter.event(line)
 
 

@@ -82,6 +82,9 @@ async def over_openai(task: int, client: Any) -> float:
         return await in_process(task, own)
 
 
+_LENGTHS = ["--model.context=256", "--team.max_new_tokens=24"]  # on any base, to be compared
+
+
 def rollout(rounds: int, flags: list[str]) -> None:
     """Plays the same team as its own workflow and as a program, in turn."""
     from marft_jax import cli
@@ -102,7 +105,7 @@ def rollout(rounds: int, flags: list[str]) -> None:
         for way, names in ways.items():
             own_flags = [f"--env.name=benchmark_gateway:{name}" for name in names]
             own_flags += ["--team.workflow=program"] if names else []
-            config = cli.parse([*flags, *own_flags])
+            config = cli.parse([*_LENGTHS, *flags, *own_flags])
             session = session or open_session(config, load_team(None))
             own = session._replace(config=config, workflow="program" if names else "sequential")
             session.engine.load(session.engine.place(_adapters(session)))
@@ -138,7 +141,7 @@ def serve(requests: int, clients: int, flags: list[str]) -> None:
     from marft_jax.serve import open_app
     from marft_jax.team.team_files import load_team
 
-    config = cli.parse(flags)
+    config = cli.parse([*_LENGTHS, *flags])
     session = open_session(config, load_team(None), at_once=config.rollout.slots)
     session.engine.load(_adapters(session))
     team = session.team

@@ -91,6 +91,7 @@ def test_dump_and_parse_round_trip(file):
         (["--lora.mode", "both"], ("--lora.mode", "per_agent", "shared", "both")),
         (["--algo.lr", "fast"], ("--algo.lr", "a number", "fast")),
         (["--run.steps", "3.5"], ("--run.steps", "whole number", "3.5")),
+        (["--run.steps", "0"], ("--run.steps", "at least 1", "got 0")),
         (["--algo.lr", "1", "2"], ("--algo.lr", "'1 2'")),
         (["--algo.lr"], ("--algo.lr", "nothing")),
         (["--rollout.reuse", "maybe"], ("--rollout.reuse", "true or false")),
@@ -108,6 +109,7 @@ def test_dump_and_parse_round_trip(file):
         (["--lora.targets", "w"], ("--lora.targets", "gate", "'w'")),
         (["--team.max_new_tokens", "256"], ("--team.max_new_tokens", "--model.context 256")),
         (["--env.difficulty", "1000000"], ("--env.difficulty", "at most 1000")),
+        (["--model.base", "m.gguf", "--team.max_new_tokens", "1024"], ("--model.context 1024",)),
         (["--mesh.fsdp", "0"], ("--mesh.fsdp", "got 0")),
     ],
 )
@@ -171,3 +173,23 @@ def test_every_setting_is_read_somewhere(repository):
         if not re.search(rf"\b_?({section}|{names})\.{field.name}\b", sources)
     }
     assert unread == set()
+
+
+@pytest.mark.parametrize(
+    ("given", "lengths"),
+    [
+        ({}, (256, 24)),  # the quickstart
+        ({"model.base": "tiny"}, (256, 24)),
+        ({"model.base": "m.gguf"}, (1024, 256)),
+        ({"model.base": "owner/name", "model.context": 200}, (200, 50)),
+        ({"model.base": "owner/name", "team.max_new_tokens": 24}, (1024, 24)),
+        ({"model.base": "m.gguf", "model.context": 256, "team.max_new_tokens": 8}, (256, 8)),
+    ],
+)
+def test_an_action_has_room_on_a_real_model_and_what_is_given_stays(given, lengths, file):
+    config = configure(given)
+    assert (config.model.context, config.team.max_new_tokens) == lengths
+    assert parse([f"--{key}={value}" for key, value in given.items()]) == config
+    saved = file(dump(config))  # a run directory shows what was used, and goes on with it
+    assert f"max_new_tokens: {lengths[1]}\n" in dump(config)
+    assert parse(["--config", saved]) == config

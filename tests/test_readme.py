@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import ast
+import csv
 import importlib.util
 import io
+import json
 import re
 import runpy
 import shlex
@@ -158,11 +160,11 @@ def test_every_command_names_programs_flags_and_extras_that_exist(command, here,
             assert Path(arguments[0]).is_file()
             check_python([str(Path(arguments[0]).with_suffix(".py")), *arguments[1:]], capsys)
         else:
-            assert name == "echo"
+            assert name == "echo" or [program, *arguments] == [".", ".venv/bin/activate"]
 
 
 ONE_STEP = ["--run.steps", "1", "--algo.episodes", "4"]
-NO_STEP = ["--run.steps", "0"]
+DRY = ["--dry_run"]
 STORY = [
     ("python -m marft_jax.train --run.seed 0", ONE_STEP),
     ("python -m marft_jax.evaluate --run runs/quickstart", ["--limit", "2"]),
@@ -170,13 +172,12 @@ STORY = [
     ("python -m marft_jax.export --run runs/quickstart --out team", []),
     ("python -m marft_jax.export --run runs/quickstart --out models --format merged", []),
     ("python -m marft_jax.evaluate --run runs/quickstart --step best", ["--limit", "2"]),
-    ("python -m marft_jax.train --lora.init team --run.dir runs/again", NO_STEP),
+    ("python -m marft_jax.train --lora.init team --run.dir runs/again", DRY),
     ("python -m marft_jax.imitate --out runs/start --demonstrations 200 --run.steps 10", ONE_STEP),
-    ("python -m marft_jax.train --lora.init runs/start --run.dir runs/trained", NO_STEP),
-    ("python -m marft_jax.envs.check --data rows.csv", []),
-    ("python -m marft_jax.train --env.name math --env.data rows.csv --run.dir runs/mine", NO_STEP),
-    ("python -m marft_jax.train --team.file drafts.yaml --run.dir runs/drafts", NO_STEP),
-    ("python -m marft_jax.train --env.name parity:Parity --run.dir runs/parity", NO_STEP),
+    ("python -m marft_jax.train --lora.init runs/start --run.dir runs/trained", DRY),
+    ("python scripts/example_rows.py", []),
+    ("python -m marft_jax.train --team.file drafts.yaml --run.dir runs/drafts", ONE_STEP),
+    ("python -m marft_jax.train --env.name parity:Parity --run.dir runs/parity", DRY),
     ("python -m marft_jax.envs.check parity:Parity", []),
 ]
 
@@ -217,6 +218,29 @@ def test_the_workflow_and_the_environment_play(here):
     assert episodes[0].dependency.astype(int).tolist() == [[0, 0, 0], [0, 0, 0], [1, 1, 0]]
 
 
+def test_the_example_has_rows_to_grade_and_demonstrations_of_its_team(here, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["example_rows.py"])
+    assert left(runpy.run_path, "scripts/example_rows.py", None, "__main__") == 0
+    assert left(importlib.import_module("marft_jax.envs.check").main, ["--data", "rows.csv"]) == 0
+    assert "294 rows, 294 tasks, 0 left out" in capsys.readouterr().out
+    [team] = [yaml.safe_load(x) for x in blocks("yaml") if "Write the first step" in x]
+    shown = [json.loads(line) for line in Path("shown.jsonl").read_text("utf-8").splitlines()]
+    acted = {tuple(turn["agent"] for turn in one["turns"]) for one in shown}
+    assert acted == {tuple(agent["name"] for agent in team["agents"])}
+    assert not {one["task"] for one in shown} & {task for task, _ in read_rows("rows.csv")}
+
+
+def read_rows(file: str) -> list[list[str]]:
+    with open(file, encoding="utf-8", newline="") as lines:
+        return list(csv.reader(lines))
+
+
+def test_the_environment_is_activated_before_a_command_needs_it():
+    first, *others = commands()
+    assert ". .venv/bin/activate" in first
+    assert [command for command in others if ".venv" in command] == []
+
+
 def test_the_functions_are_used_as_printed(here, one_device):
     names = runpy.run_path("sums.py")
     assert len(names["rewards"]) in range(1, 6) and names["rewards"][-1] > names["rewards"][0]
@@ -241,7 +265,7 @@ def test_every_python_snippet_is_one_of_the_modules_that_run():
 
 def test_every_room_has_a_readme_and_the_main_one_is_short():
     assert [file for file in READMES if not file.is_file()] == []
-    assert len(READMES[0].read_text("utf-8").splitlines()) <= 200
+    assert len(READMES[0].read_text("utf-8").splitlines()) <= 220
     links = set(re.findall(r"\]\(marft_jax/(\w+)\)", READMES[0].read_text("utf-8")))
     assert links == {room.name for room in ROOMS}
 

@@ -120,6 +120,33 @@ def test_a_dry_run_shows_what_the_models_are_shown_and_leaves_nothing(tmp_path, 
     assert not run.exists()
 
 
+@pytest.mark.parametrize("topic", [[], ["team"], ["all"]])
+def test_the_help_has_the_dry_run(topic, capsys):
+    assert run_train("--help", *topic) == 0
+    assert "--dry_run" in capsys.readouterr().out
+
+
+UNKNOWN = {  # to the built-in model
+    "nothing": ([], ""),
+    "a prompt": (["--team.file", "{tmp}/own.yaml"], "it does not know the prompt 'Think.';"),
+    "no prompts": (["--team.anonymous", "true"], "it does not know the prompt '';"),
+    "tasks": (["--env.name", "math", "--env.data", "{tmp}/rows.csv"], "the tasks of math;"),
+}
+
+
+@pytest.mark.parametrize("what", UNKNOWN)
+def test_the_built_in_model_warns_of_what_it_does_not_know(what, tmp_path, capsys):
+    flags, warned = UNKNOWN[what]
+    (tmp_path / "own.yaml").write_text(
+        "agents: [{name: a, prompt: Think.}, {name: b, prompt: solve, answers: true}]"
+    )
+    (tmp_path / "rows.csv").write_text("question,answer\n" + "".join(f"{n}?,1\n" for n in range(9)))
+    flags = [flag.format(tmp=tmp_path) for flag in flags]
+    assert run_train("--dry-run", "--run.dir", tmp_path / "run", *flags) == 0
+    lines = [x for x in capsys.readouterr().out.splitlines() if "warning: --model.base tiny" in x]
+    assert len(lines) == bool(warned) and warned in "".join(lines)
+
+
 def test_a_run_is_not_continued_with_adapters_of_another_shape(finished, capsys):
     assert run_train("--run.dir", finished, "--lora.rank", 4) == 2
     [line] = capsys.readouterr().err.splitlines()
@@ -348,6 +375,10 @@ WRONG = {
     "an unknown environment": (["--env.name", "chess"], "arithmetic"),
     "an unknown workflow": (["--team.workflow", "ring"], "sequential"),
     "a missing model": (["--model.base", "/nowhere/model.gguf"], "/nowhere/model.gguf"),
+    "adapters of a run that is not there": (
+        ["--lora.init", "runs/nowhere"],
+        "--lora.init runs/nowhere: expected a run directory, an export or hub:owner/name"),
+    "adapters of a file": (["--lora.init", "{tmp}/rows.jsonl"], "--lora.init"),
     "a missing data file": (["--env.name", "math", "--env.data", "nowhere.jsonl"], "nowhere.jsonl"),
     "an unknown environment, before its data": (
         ["--env.data", "nowhere.jsonl", "--env.name", "maths"], "--env.name: expected arithmetic"),

@@ -83,7 +83,6 @@ def check(
     try:
         for seed in range(episodes):
             if time.monotonic() >= end:
-                problems += [] if played else ["not one episode was over when the time was up"]
                 break
             first, again = play(seed, False), play(seed, True)
             pairs = zip(first.events, again.events, strict=False)
@@ -93,7 +92,9 @@ def check(
             played.append(first)
     except _Wrong as wrong:
         problems.append(str(wrong))
-    if played and not any(any(episode.of("end")) for episode in played):
+    if not played and not problems:
+        problems.append("not one episode was over when the time was up")
+    elif played and not any(any(episode.of("end")) for episode in played):
         problems.append(f"no episode was done after {steps} steps: a run cuts them off, as endless")
     return list(dict.fromkeys(problems)), _remarks(played, episodes, steps)
 
@@ -190,10 +191,10 @@ def _result(env: Any, turns: Sequence[Turn], agents: Sequence[str]) -> StepResul
 
 
 def _remarks(played: Sequence[_Played], episodes: int, steps: int) -> list[str]:
-    if not played:
+    rewards = [reward for episode in played for reward in episode.of("reward")]
+    if not rewards:
         return []
     tasks = {episode.of("task")[0] for episode in played}
-    rewards = [reward for episode in played for reward in episode.of("reward")]
     unfinished = sum(not any(episode.of("end")) for episode in played)
     reset = max(episode.reset_seconds for episode in played)
     step = max(episode.step_seconds for episode in played)
@@ -218,13 +219,16 @@ def _remarks(played: Sequence[_Played], episodes: int, steps: int) -> list[str]:
 def _show(args: argparse.Namespace) -> None:
     """Prints the preview of each source."""
     from marft_jax.envs.datasets.preview import preview
+    from marft_jax.models.weights.load import load_tokenizer  # of no use to an environment
 
     given: dict[str, Any] = {"filters": tuple(args.filters)}
     if args.env == "math":
         given |= {"question_field": args.question_field, "answer_field": args.answer_field}
     env = cast("Rows", settings_type(args.env)(**given))
+    tokenizer = load_tokenizer(args.base)
     for source in args.data:
-        print(*preview(source, env, args.base), sep="\n")
+        for line in preview(source, env, args.base, lambda text: len(tokenizer.encode(text))):
+            print(line)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -237,7 +241,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--seconds", type=float, default=120.0, help="for all of it")
     parser.add_argument("--agents", nargs="+", default=AGENTS, help="who acts; the last is graded")
     parser.add_argument("--data", nargs="+", default=[], help="files or hub ids to show")
-    parser.add_argument("--base", default="tiny", help="whose tokens are counted")
+    parser.add_argument("--base", default="tiny", help="whose tokens are counted: as --model.base")
     parser.add_argument("--env.name", dest="env", default="math", choices=("math", "code"))
     for name in ("question_field", "answer_field"):
         parser.add_argument(f"--env.{name}", dest=name, help="as in training")
@@ -251,7 +255,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             return 0
         factory = load_class(args.name, args.options)
     except BadInput as error:
-        print(f"marft_jax: {one_line(str(error), 2000)}", file=sys.stderr)
+        fault = str(error).replace("--model.base", "--base")  # its own flag
+        print(f"marft_jax: {one_line(fault, 2000)}", file=sys.stderr)
         return 2
     problems, remarks = check(factory, args.episodes, args.steps, args.seconds, args.agents)
     print(*remarks, *(f"wrong: {one_line(problem, 2000)}" for problem in problems), sep="\n")

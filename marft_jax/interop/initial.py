@@ -85,12 +85,15 @@ def initial_adapters(
 
 def _folders(team: Team, settings: LoraSettings) -> dict[int, Path]:
     """Folder of every adapter that has one."""
-    folders = {}
+    folders, init = {}, settings.init
+    if init is not None and not Path(init).expanduser().is_dir():
+        expected = "expected a run directory, an export or hub:owner/name"
+        raise BadInput(f"--lora.init {init}: {expected}, got a path where there is no folder")
     for profile, n in zip(team.profiles, team.owners, strict=True):
         if profile.init is not None:
             folders[n] = Path(profile.init).expanduser()
-        elif settings.init is not None and profile.past is None:
-            folders[n] = Path(settings.init).expanduser() / team.adapter_names[n]
+        elif init is not None and profile.past is None:
+            folders[n] = Path(init).expanduser() / team.adapter_names[n]
     for n, folder in folders.items():
         inner = folder / folder.name  # where the first release saves once it was continued
         if not (folder / peft.CONFIG).exists() and (inner / peft.CONFIG).exists():

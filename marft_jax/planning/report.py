@@ -147,18 +147,21 @@ def verdict(plan: Plan) -> str:
         lines.append("; ".join(f"devices that {side}: {_gb(x)}" for side, x in peaks.items()))
     if chip is not None:
         beside = bool(plan.run.config.mesh.rollout and plan.run.config.rollout.lag)
-        took = _took(*seconds(chip, plan.costs), beside)
+        times = seconds(chip, plan.costs)
+        took = _took(*times, beside)
         lines.append(f"a step of {work.turns} turns of up to {work.context} tokens takes {took}")
         play, learn = (
-            " to ".join(f"{sum(times):.1f}" for times in zip(*some, strict=True))
+            " to ".join(f"{sum(each):.1f}" for each in zip(*some, strict=True))
             for some in ([x for name, x in expected(plan).items() if name in names]
                          for names in (PLAYING, LEARNING))
         )  # fmt: skip
         lines.append(f"as published systems do: {play} s to play, {learn} s to learn")
-    if plan.split is not None:
-        shape, times = plan.split
-        split = f"--mesh.rollout {' '.join(map(str, shape))} --rollout.lag 1"
-        lines.append(f"with the best split, {split}, {_took(*times, True)}")
+        if plan.split is not None:
+            shape, apart = plan.split
+            split = f"--mesh.rollout {' '.join(map(str, shape))} --rollout.lag 1"
+            faster = max(apart) < (max(times) if beside else sum(times))
+            advised = "" if faster else "; this is not faster, so do not split"
+            lines.append(f"with the best split, {split}, {_took(*apart, True)}{advised}")
     return "\n".join(lines)
 
 

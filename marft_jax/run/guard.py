@@ -116,18 +116,28 @@ class Guard:
             skipped = finding.kind == "nonfinite"
             since[key] = before.get(key, step)
             allowed = self.settings.skips if skipped else self.settings.patience
-            if allowed is not None and step - since[key] + 1 >= allowed and verdict is None:
+            count = step - since[key] + 1
+            if allowed is not None and count >= allowed and verdict is None:
                 # a reward was sinking for a while before it left its bound
                 sinking = finding.kind == "reward"
                 good = self.memory["best_step"] if sinking else since[key] - 1
                 verdict = Verdict(finding, good)
             self.note(step, "skipped" if skipped else "outside", finding)
-            LOGGER.warning("step %d: %s", step, finding)
+            LOGGER.warning("step %d: %s; %s", step, finding, self._consequence(skipped, count))
         self.memory["since"] = since
         self._remember(step, metrics)
         numbers = {"skipped": skipped_updates(nonfinite), "findings": len(found)}
         numbers["rollbacks"] = self.rollbacks
         return {f"guard/{name}": float(value) for name, value in numbers.items()}, verdict
+
+    def _consequence(self, skipped: bool, count: int) -> str:
+        """Says what follows a finding that this many steps in a row have had."""
+        s, name = self.settings, "skips" if skipped else "patience"
+        effect = "that update was skipped; " if skipped else ""
+        if (most := getattr(s, name)) is None:
+            return f"{effect}nothing else follows (--guard.{name} none)"
+        end = "roll the run back" if self.rollbacks < s.rollbacks else "stop the run"
+        return f"{effect}step {count} in a row, {most} {end} (--guard.{name} {most})"
 
     def _collapsing(
         self, episodes: Sequence[Episode], metrics: Mapping[str, float]

@@ -19,6 +19,7 @@ from marft_jax.learning.learner import Learner
 from marft_jax.learning.settings import reuses_samples
 from marft_jax.learning.state import TrainState
 from marft_jax.learning.step_rewards import find_step_reward
+from marft_jax.models.weights import tiny
 from marft_jax.parallel import processes
 from marft_jax.rollout.curriculum import Curriculum
 from marft_jax.rollout.pipeline import Pipeline
@@ -37,6 +38,7 @@ from marft_jax.run.signals import Stop
 from marft_jax.run.training import Training
 from marft_jax.setting import with_absolute_paths
 from marft_jax.team.assemble import workflow_of
+from marft_jax.team.prompts import Team
 from marft_jax.team.team_files import Blueprint, load_team
 from marft_jax.team.workflows import find_workflow
 
@@ -75,7 +77,7 @@ def open_training(config: Config, *, rehearses: bool = False) -> Iterator[Traini
             yield run
         except Stopped:
             run.checkpoints.flush()
-            run.reporter.event(f"{run.stopped()}; start again to continue")
+            run.reporter.event(run.stopped())
 
 
 def _open(
@@ -115,6 +117,7 @@ def _open(
         open_reporter(folder, config.run.steps, loggers, int(state.step), console)
     )
     news += [warning] if (warning := reuses_samples(config.algo)) else []
+    news += [*unknown_to_tiny(config, team)]
     for line in [_greeting(session, state, where), *news]:
         reporter.event(line)
     threads = stack.enter_context(DaemonThreads())
@@ -168,6 +171,21 @@ def check_learns(config: Config, blueprint: Blueprint) -> None:
                 f"agent {profile.name!r}: expected a temperature above 0 in training, got 0: "
                 "greedy samples teach nothing; raise --team.temperature, or its own"
             )
+
+
+def unknown_to_tiny(config: Config, team: Team) -> Iterator[str]:
+    """Yields a warning where the built-in model begins with prompts or tasks that it was not made
+    for."""
+    prompts = {"" if team.anonymous else profile.prompt for profile in team.profiles}
+    strange = [f"the prompt {one!r:.40}" for one in sorted(prompts.difference(tiny.PROMPTS))]
+    strange += [f"the tasks of {name}"] if (name := config.env.name) != "arithmetic" else []
+    begins = config.model.base == "tiny" and config.lora.init is None and not config.algo.recorded
+    if strange and begins:
+        yield (
+            "warning: --model.base tiny was made for --env.name arithmetic and the prompts "
+            f"{', '.join(tiny.PROMPTS)}; it does not know {', '.join(strange):.160}; choose "
+            "another --model.base, or begin with demonstrations (marft_jax.imitate)"
+        )
 
 
 def _greeting(session: Session, state: TrainState, where: str) -> str:

@@ -188,8 +188,8 @@ def initial_state(settings: Lora, team: Team, fresh: TrainState) -> TrainState:
     if run is not None and run.startswith(hub.PREFIX):
         run = str(hub.fetch(run))
         settings = dataclasses.replace(settings, init=run)
-    if run is not None and (Path(run) / "checkpoints").is_dir():
-        with Checkpoints(run, {}, keep=1) as checkpoints:
+    if run is not None and (Path(run).expanduser() / "checkpoints").is_dir():
+        with Checkpoints(Path(run).expanduser(), {}, keep=1) as checkpoints:
             saved = checkpoints.restore_adapters()
         if saved is None:
             raise BadInput(f"--lora.init {run}: it has no intact checkpoint yet")

@@ -84,8 +84,8 @@ class Stop:
         Until then there is nothing to lose, and a signal ends the process at once.
 
         Args:
-            save: puts on the disk what must not be lost, and may say what that is; it may be called
-                from any thread.
+            save: puts on the disk what must not be lost, and may say what that is and what
+                starting again does; it may be called from any thread.
         """
         self._save, self.grace_s = save, grace_s or GRACE_S
 
@@ -150,11 +150,11 @@ class Stop:
 
 def _save_and_end(save: Callable[[], str | None]) -> None:
     try:
-        said = save() or "stopped"
+        said = save() or "stopped; start again to continue"
     except RunFailed as error:
         _say(str(error))
         _end(1)
-    _say(f"{said}; start again to continue")
+    _say(said)
     _end(EXIT_STOPPED)
 
 

@@ -221,10 +221,11 @@ class Training(NamedTuple):
         return Ended(EXIT_STOPPED, f"{why}; {self.stopped()}")
 
     def stopped(self) -> str:
-        """Says which step a run that was stopped has saved."""
-        done = self.checkpoints.step
-        saved = f"which is saved in {self.config.run.dir}" if done else "nothing is saved"
-        return f"stopped after step {done}, {saved}"
+        """Says which step a run that was stopped has saved, and what starting again does."""
+        if not (done := self.checkpoints.step):
+            return "stopped before a step was finished: nothing is saved; start again to begin anew"
+        where = f"which is saved in {self.config.run.dir}"
+        return f"stopped after step {done}, {where}; start again to continue"
 
     def save_and_close(self) -> str:
         """Saves the last finished step, says which, and closes loggers: from another thread than

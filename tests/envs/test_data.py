@@ -110,10 +110,26 @@ def test_a_preview_shows_rows_lengths_in_tokens_and_what_is_left_out(tmp_path, c
     assert shown[1:3] == ["  question: q", "  answer:   1"]
     lengths = "questions in tokens of tiny: shortest 1, median 2, 95 % 27, longest 30"
     assert lengths in shown and shown[-1].startswith(f"left out: {source} line 4: expected a quest")
-    assert check.main(["--data", source]) == 0
-    assert "0 tasks, 4 left out" in capsys.readouterr().out
-    assert check.main(["--data", source, "--base", str(tmp_path)]) == 2
-    assert "--base" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "flags, shown, fault",
+    [
+        ([], "1 rows, 0 tasks, 1 left out", "expected rows that are tasks, got 1 rows, 0 tasks"),
+        (["--env.question_field", "frage", "--env.filters", "level<3"], "", "--env.filters"),
+        (["--base", "."], "", "expected tokenizer.json"),
+        (["--base", "no.gguf"], "", "--base: no such file: no.gguf"),
+    ],
+)
+def test_a_preview_without_a_task_or_a_tokenizer_is_bad_input(
+    flags, shown, fault, tmp_path, monkeypatch, capsys
+):
+    monkeypatch.chdir(tmp_path)
+    source = write(tmp_path / "a.jsonl", [{"frage": "q", "answer": 1, "level": 3}])
+    assert check.main(["--data", source, *flags]) == 2
+    out, err = capsys.readouterr()
+    assert shown in out and fault in err and "--model.base" not in err
+    assert len(err.splitlines()) == 1
 
 
 @pytest.mark.parametrize("name", ["a.json", "b.json", "c.jsonl", "d.parquet"])

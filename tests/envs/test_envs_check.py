@@ -50,6 +50,12 @@ def returning(result):
     return type("Returning", (Sound,), {"step": lambda self, turns: result})
 
 
+@pytest.mark.parametrize("most", [{"episodes": 0}, {"steps": 0}, {"seconds": 0}])
+def test_a_check_that_plays_nothing_finds_nothing_sound(most):
+    problems, _ = check(Sound, **most)
+    assert len(problems) == 1
+
+
 @pytest.mark.parametrize("env", [Sound, Split])
 def test_a_sound_environment_passes(env):
     problems, remarks = check(env)

@@ -13,6 +13,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+from marft_jax.envs import check
 from marft_jax.errors import BadInput
 from marft_jax.models.decoder import DecoderConfig
 from marft_jax.models.ops import packed
@@ -332,3 +333,20 @@ def test_the_vocabulary_of_smollm2():
     system = [1, 9690, 198, 12338, 2, 198]
     user = [1, 4093, 198, 35, 27, 37, 27, 41, 45, 47, 2, 198]
     assert tok.chat(said) == [*system, *user, 1, 520, 9531, 198]
+
+
+def test_a_preview_counts_the_tokens_of_a_gguf_file(tmp_path, capsys):
+    """Any base that a training takes."""
+    writer = gguf.GGUFWriter(str(tmp_path / "m.gguf"), "llama")
+    metadata = byte_level_metadata("smollm")
+    for key, value in metadata.items():
+        kind = {str: "string", list: "array", int: "uint32"}[type(value)]
+        getattr(writer, f"add_{kind}")(key, value)
+    settings(writer)
+    weights(writer)
+    finish(writer)
+    (tmp_path / "rows.csv").write_text("question,answer\nabc?,4\n")
+    base = ["--base", str(tmp_path / "m.gguf")]
+    assert check.main(["--data", str(tmp_path / "rows.csv"), *base]) == 0
+    count = len(tokenizer.from_gguf(metadata, "test").encode("abc?"))
+    assert f"m.gguf: shortest {count}, median {count}" in capsys.readouterr().out

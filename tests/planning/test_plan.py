@@ -303,6 +303,10 @@ def test_the_best_split_is_the_one_whose_longer_side_is_the_shortest():
     assert half["optimiser"] == whole["optimiser"]
     told = report.verdict(plan._replace(topology=where, split=found))
     assert "with the best split, --mesh.rollout 2 1 2 --rollout.lag 1, at least 0" in told
+    whole_s, slow = sum(cost.seconds(chip, whole)), plan._replace(topology=where)
+    for least, advised in ((0.9 * whole_s, False), (1.1 * whole_s, True)):
+        told = report.verdict(slow._replace(split=(shape, (least, 0.0))))
+        assert told.endswith("; this is not faster, so do not split") == advised
     assert plan_lib.best_split(plan.run, plan.topology, plan.programs, again) is None
 
 

@@ -8,10 +8,12 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from marft_jax.run.signals import Stop
+from marft_jax.run.training import Training
 
 PROGRAM = """
 import signal, sys, threading, time
@@ -76,6 +78,12 @@ def test_where_the_main_thread_hangs_the_last_step_is_saved_and_the_process_ends
 def test_before_anything_is_finished_the_process_ends_at_once():
     code, said, seconds = run(signal.SIGINT)
     assert (code, said) == (75, "marft_jax: nothing yet\n") and seconds < 5
+
+
+def test_a_run_without_a_finished_step_says_that_nothing_is_saved():
+    run = SimpleNamespace(checkpoints=SimpleNamespace(step=0))
+    said = Training.stopped(run)
+    assert "nothing is saved" in said and "begin anew" in said and "continue" not in said
 
 
 def test_a_main_thread_that_looks_ends_by_itself():

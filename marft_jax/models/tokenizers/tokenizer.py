@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import datetime
 import itertools
+import os
 import sys
 import time
 import types
@@ -376,6 +377,7 @@ def _fast(backend: Any, special: Mapping[str, str], template: Any) -> Any:
 
 def _transformers() -> Any:
     """Imported where used: it takes seconds, and the built-in model does without."""
+    os.environ.setdefault("TRANSFORMERS_NO_ADVISORY_WARNINGS", "1")  # "PyTorch was not found"
     import transformers
 
     return transformers

@@ -127,6 +127,19 @@ def _packed_shape(kind: str, keys: tuple[Any, ...], leaf: Any) -> Any:
     return leaf.replace(jax.eval_shape(functools.partial(packed.pack, kind=kind), leaf.get_value()))
 
 
+def load_tokenizer(source: str) -> Tokenizer:
+    """Tokenizer of the model that ``--model.base`` names; of a directory or a hub id, it needs no
+    weights.
+
+    Raises:
+        BadInput: nothing there, or a tokenizer that cannot be used.
+    """
+    from marft_jax.models.tokenizers import tokenizer
+
+    path = _locate(source, ["*.json", "*.model", "*.jinja"])
+    return tokenizer.from_directory(path) if path and path.is_dir() else _open(source).tokenizer
+
+
 def decoder_config(source: str) -> DecoderConfig:
     """Shape of the model that ``--model.base`` names; of a directory or a hub id, it needs
     config.json alone.

@@ -29,6 +29,8 @@ CONFIG = DecoderConfig(
     max_position=1024,
     rope_theta=30.0,  # short texts: every frequency tells neighbours apart
 )
+PROMPTS = ("plan", "solve", "argue", "lead", "verify", "reflect")
+"""System prompts that it was trained under."""
 FILE = Path(__file__).with_name("tiny.safetensors")
 
 
