@@ -173,13 +173,10 @@ def _blocks(text: str) -> Iterator[tuple[str, str]]:
             endless += closing is None
         closing = closing or _closing(_CLOSING, text, start, fence)
         code = text[start : closing.start("fence") if closing else None].rstrip(" \t")
-        if closing:
-            end = closing.end()
-            after = _OPENING.match(text, closing.start("fence"))
-            if after and (after[2] or "").lower() in _PYTHON and "```" in text[after.end() :]:
-                end = after.start()
-        else:
-            end = len(text)
+        end = closing.end() if closing else len(text)
+        after = _OPENING.match(text, closing.start("fence")) if closing else None
+        if after and (after[2] or "").lower() in _PYTHON and "```" in text[after.end() :]:
+            end = after.start()
         yield name.lower(), code
 
 

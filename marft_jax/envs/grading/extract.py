@@ -49,16 +49,13 @@ _LEAD = re.compile(  # words that say nothing, and the name of what is given
     r"\b)*(?:[A-Za-z]\w*(?:\([^()]{0,20}\))?\s*=\s*)?[$\s]*",
     re.I,
 )
-_GROUP = (
-    r"\{(?:[^{}]|\{(?:[^{}]|\{[^{}]*\})*+\})*+\}|\((?![^()]*[A-Za-z]{3})(?:[^()\n]|\([^()]*\))*+\)"
-)
-_PIECE = rf"(?:{_GROUP}|(?<=\d),(?=\d)|[^\s,;(){{}}—。，；！？\u4e00-\u9fff])"
+_GROUP = r"\{(?:[^{}]|\{(?:[^{}]|\{[^{}]*\})*+\})*+\}"
+_CALL = r"\((?![^()]*[A-Za-z]{3})(?:[^()\n]|\([^()]*\))*+\)"
+_PIECE = rf"(?:{_GROUP}|{_CALL}|(?<=\d),(?=\d)|[^\s,;(){{}}—。，；！？\u4e00-\u9fff])++"
 _FIRST = r"(?=[-+−–$\\(√∛∜⌊⌈]*(?:[\d¼-¾⅐-⅞]|\.\d|\\[a-z]|[a-z]\())"
-_SIGN = r"[-+*/^=×·⋅÷−–:]|\\(?:times|cdot|div|pm)(?![A-Za-z])"
-_DIRECT = re.compile(
-    rf"{_FIRST}{_PIECE}++(?:\s*(?:\$\s*)?(?:(?:{_SIGN})\s*{_FIRST}{_PIECE}++"
-    rf"|(?=\\[a-z]){_PIECE}++|(?:\band\s+)?(?=\d+[/⁄]\d|\\frac|[¼-¾⅐-⅞]){_PIECE}++))*+"
-)
+_SIGN = r"(?:[-+*/^=×·⋅÷−–:]|\\(?:times|cdot|div|pm)(?![A-Za-z]))\s*"
+_NEXT = rf"{_SIGN}{_FIRST}|(?=\\[a-z])|(?:\band\s+)?(?=\d+[/⁄]\d|\\frac|[¼-¾⅐-⅞])"
+_DIRECT = re.compile(rf"{_FIRST}{_PIECE}(?:\s*(?:\$\s*)?(?:{_NEXT}){_PIECE})*+")
 _LISTED = re.compile(
     r"(?:\s*(?:,|;|\band\b|\bor\b){1,2}\s*[-−]?\d[\d.,]*(?<![.,]))+(?=\s*(?:[.;:!?)*$]|\Z))"
 )
@@ -210,10 +207,8 @@ def _direct(text: str) -> str | None:
     if not found or not _DIGIT.search(found[0]) or _ARITHMETIC.match(text, found.end()):
         return None
     end = found.end()
-    if listed := _LISTED.match(text, end):
-        end = listed.end()
-    if scale := _SCALE.match(text, end):
-        end = scale.end()
+    for more in (_LISTED, _SCALE):
+        end = after.end() if (after := more.match(text, end)) else end
     if text[:start].rstrip(" ").endswith("$"):
         start = text.rindex("$", 0, start)
     return _trimmed(text[start:end])
