@@ -220,6 +220,7 @@ def trained(*flags: object) -> int:
     return int(left.value.code or 0)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("one_device")
 def test_a_run_goes_on_from_any_folder_until_its_rows_or_its_code_change(
     home, tmp_path, monkeypatch, capsys
@@ -240,7 +241,7 @@ def test_a_run_goes_on_from_any_folder_until_its_rows_or_its_code_change(
     capsys.readouterr()
     assert trained("--run.dir", "home/run", "--run.steps", 4) == 2
     [line] = capsys.readouterr().err.splitlines()
-    assert "own_flows.py has changed (from line 11" in line and "rows.jsonl has changed" in line
+    assert "own_flows.py has changed (from line 12" in line and "rows.jsonl has changed" in line
     assert (home / "run" / "metrics.jsonl").read_bytes() == before
     with pytest.raises(SystemExit) as left, open(os.devnull) as nothing:
         monkeypatch.setattr(sys, "stdin", nothing)
