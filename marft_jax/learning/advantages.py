@@ -351,9 +351,20 @@ def _normalize_by(
     if compared:
         return normal_EJ
     place = over.split(chain.place_EJ)
-    earned_EJ = subtract_mean(returns_to_go(chain), place, sizes(chain, None))
+    earned_EJ = _earned(chain, place)
     spread_EJ = over.rms(advantages_EJ - place.mean(advantages_EJ))
     return normal_EJ * np.minimum(1, over.rms(earned_EJ) / (spread_EJ + 1e-8))
+
+
+def _earned(chain: Chain, place: Cells) -> np.ndarray:
+    """Returns-to-go minus the mean of each place; exactly 0 where a place earned the same."""
+    return subtract_mean(returns_to_go(chain), place, sizes(chain, None))
+
+
+def earns_differ(chain: Chain) -> bool:
+    """True where any turn earned another return-to-go than the same turn of other episodes."""
+    place = Cells(chain.weight_EJ, chain.player_EJ).split(chain.place_EJ)
+    return bool((_earned(chain, place) * chain.mask_EJ).any())
 
 
 def _normalize_in_group(

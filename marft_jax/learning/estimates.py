@@ -6,6 +6,7 @@ in the order in which the paper defines them.
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 import jax.numpy as jnp
@@ -92,7 +93,8 @@ def estimate(
         means = adv.role_means(returns_EJ, chain, labels_EJ, len(baseline.mean))
         baseline = baseline.moved(*means, algo.baseline_decay)
     if values_EJ is not None:
-        report["critic/explained_variance"] = _explained(values_EJ, returns_EJ, chain.mask_EJ)
+        explained = _explained(values_EJ, returns_EJ, chain.mask_EJ)
+        report["critic/explained_variance"] = explained if adv.earns_differ(chain) else math.nan
     targets_EJ = returns_EJ / (values_scale.mean or 1)
     loss = _loss(algo, batch, agents)
     return Estimates(advantages_EJ, targets_EJ, loss, values_EJ, baseline, values_scale, report)
@@ -166,8 +168,6 @@ def by_agent(x_UBA: np.ndarray, rows: Rows[np.ndarray], agents: int) -> np.ndarr
 
 
 def _explained(values: np.ndarray, returns: np.ndarray, mask: np.ndarray) -> float:
-    """1 − Var(returns − values) / Var(returns) over the masked entries; NaN where returns have no
-    spread."""
+    """1 − Var(returns − values) / Var(returns) over the masked entries."""
     real = mask > 0
-    spread = np.var(returns[real])
-    return float(1 - np.var((returns - values)[real]) / spread) if spread > 1e-8 else float("nan")
+    return float(1 - np.var((returns - values)[real]) / max(np.var(returns[real]), 1e-8))

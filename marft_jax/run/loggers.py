@@ -17,6 +17,7 @@ import functools
 import importlib.util
 import io
 import logging
+import math
 import os
 import re
 import secrets
@@ -122,7 +123,8 @@ class TensorBoard:
             self._laid_out = True
             self._write(step, summary=custom_scalars({"agents": _charts(metrics)}))
         for name, value in metrics.items():
-            self._write(step, summary=scalar(name, value))
+            if math.isfinite(value):  # it would warn of every other one
+                self._write(step, summary=scalar(name, value))
         self._file.flush()
 
     def _write(self, step: int, **content: Any) -> None:

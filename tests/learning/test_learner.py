@@ -29,7 +29,7 @@ from one_step import (
 from marft_jax.cli import configure
 from marft_jax.config import Config
 from marft_jax.engine.requests import Request
-from marft_jax.learning import estimates, gradients, logprobs, packing
+from marft_jax.learning import gradients, logprobs, packing
 from marft_jax.learning.algorithms import find_algorithm
 from marft_jax.learning.learner import Learner
 from marft_jax.learning.optimiser import rate_factor
@@ -652,10 +652,13 @@ def test_a_return_that_is_not_finite_stops_the_values_that_learn_from_it_alone(
         assert same(adapter(after, 1), adapter(start, 1))
 
 
-@pytest.mark.parametrize(
-    ("returns", "expected"), [([0.0, 0.0], None), ([0.5, 0.5], None), ([0.0, 1.0], 0.75)]
-)
-def test_variance_that_is_not_there_is_not_explained(returns, expected):
-    values, mask = np.array([0.25, 0.75]), np.ones(2)
-    found = estimates._explained(values, np.array(returns), mask)
-    assert np.isnan(found) if expected is None else found == expected
+@pytest.mark.parametrize("name", ["appo", "tppo"])
+def test_variance_that_is_not_there_is_not_explained(episodes, name):
+    """Where all earn the same, returns differ by the discount to their turn, or by the critic."""
+    config = settings(ONCE)
+    ours, turns = learner(config, name), [len(e.turns) for e in episodes]
+    alike = [np.array([0] * (n - 1) + [1], np.float32) for n in turns]
+    other = [np.zeros_like(alike[0]), *alike[1:]]
+    for rewards, is_defined in ((alike, False), (other, True)):
+        _, found, _ = ours.learn(fresh(config, name), ours.pack(episodes, rewards), 0)
+        assert np.isfinite(found.report["critic/explained_variance"]) == is_defined
