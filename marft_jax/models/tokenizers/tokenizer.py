@@ -267,6 +267,8 @@ class HFTokenizer:
         from transformers.utils import chat_template_utils
 
         used = self._tokenizer.get_chat_template(tools=list(tools) or None)
+        if "strftime_now" not in used:
+            return
         moment = datetime.datetime.fromtimestamp(self.started, datetime.UTC)
         compiled = chat_template_utils._compile_jinja_template(used)
         compiled.globals["strftime_now"] = moment.strftime
