@@ -375,6 +375,11 @@ MARKED = """
 4 | The answer is 4. Check: 4 * 2 = 8
 72 | 答案是 72，因为 8*9=72，不是 70。
 72 | The answer is 72 — 8 times 9.
+771400 | The answer is 771,\\!400, since 12 - 5 = 7.
+9/7 | The answer is \\frac 97, since 12 - 5 = 7.
+-3/8 | The answer is - \\dfrac 3 8, since 12 - 5 = 7.
+9/20 | The answer is \\frac 9{20}, since 12 - 5 = 7.
+139 | The answer is \\$ 139, since 12 - 5 = 7.
 14 | The answer is the product of 2 and 7, which is 14.
 4 | I thought the answer is 3. But the answer is 4.
 18 | 16 - 3 - 4 = 9 eggs at $2 make $18 a day.

@@ -44,18 +44,21 @@ _FORMULA = re.compile(
 _DIGIT = re.compile(r"[\d¼-¾⅐-⅞]|(?<=⁄)[₀-₉]")
 _PART = re.compile(r"\d+[/⁄]\d|[¼-¾⅐-⅞]|\\[dtc]?frac")
 _LEAD = re.compile(  # words that say nothing, and the name of what is given
-    r"(?:[\s:*_`\"“'$]|\\[(\[]|"
+    r"(?:[\s:*_`\"“'$]|\\[(\[$]|"
     r"(?:about|just|therefore|thus|hence|then|now|indeed|equal to|[a-z]+ly)"
     r"\b)*(?:[A-Za-z]\w*(?:\([^()]{0,20}\))?\s*=\s*)?[$\s]*",
     re.I,
 )
 _GROUP = r"\{(?:[^{}]|\{(?:[^{}]|\{[^{}]*\})*+\})*+\}"
 _CALL = r"\((?![^()]*[A-Za-z]{3})(?:[^()\n]|\([^()]*\))*+\)"
-_PIECE = rf"(?:{_GROUP}|{_CALL}|(?<=\d),(?=\d)|[^\s,;(){{}}—。，；！？\u4e00-\u9fff])++"
+_PIECE = (
+    rf"(?:\\[dtc]?frac\s*(?:\w|{_GROUP})\s*(?=[\w{{])|{_GROUP}|{_CALL}|(?<=\d),(?:\s*\\!\s*)?(?=\d)"
+    r"|[^\s,;(){}—。，；！？\u4e00-\u9fff])++"
+)
 _FIRST = r"(?=[-+−–$\\(√∛∜⌊⌈]*(?:[\d¼-¾⅐-⅞]|\.\d|\\[a-z]|[a-z]\())"
 _SIGN = r"(?:[-+*/^=×·⋅÷−–:]|\\(?:times|cdot|div|pm)(?![A-Za-z]))\s*"
 _NEXT = rf"{_SIGN}{_FIRST}|(?=\\[a-z])|(?:\band\s+)?(?=\d+[/⁄]\d|\\frac|[¼-¾⅐-⅞])"
-_DIRECT = re.compile(rf"{_FIRST}{_PIECE}(?:\s*(?:\$\s*)?(?:{_NEXT}){_PIECE})*+")
+_DIRECT = re.compile(rf"(?:[-−]\s)?{_FIRST}{_PIECE}(?:\s*(?:\$\s*)?(?:{_NEXT}){_PIECE})*+")
 _LISTED = re.compile(
     r"(?:\s*(?:,|;|\band\b|\bor\b){1,2}\s*[-−]?\d[\d.,]*(?<![.,]))+(?=\s*(?:[.;:!?)*$]|\Z))"
 )
