@@ -17,6 +17,7 @@ import yaml
 from marft_jax.errors import BadInput
 from marft_jax.setting import check_local, replaced, section, setting, unmet_needs
 
+HOTTEST = 1e30  # temperature of sampling: logits divided by it are finite in float32
 TARGETS = ("q", "k", "v", "o", "gate", "up", "down")  # matrices that may have an adapter
 
 
@@ -81,7 +82,7 @@ class Team:
     max_new_tokens: int = setting(24, least=1)
     """Longest action, in tokens; on another base than tiny a quarter of `model.context` by default.
     A profile may say otherwise, here and below."""
-    temperature: float = setting(1.0, least=0, most=1e30)
+    temperature: float = setting(1.0, least=0, most=HOTTEST)
     """Sampling temperature; 0 is greedy."""
     top_p: float = setting(1.0, above=0, most=1)
     """Sample from the smallest set of tokens with this much of what top_k keeps; 1 is off."""
@@ -300,7 +301,7 @@ class Eval:
     """Steps between evaluations on the held-out tasks; 0 never."""
     episodes: int = setting(128, least=1, needs="eval.every")
     """Tasks per evaluation, of each benchmark."""
-    temperature: float = setting(0.0, least=0, most=1e30, needs="eval.every")
+    temperature: float = setting(0.0, least=0, most=HOTTEST, needs="eval.every")
     """Sampling temperature of an evaluation; 0 is greedy."""
     benchmarks: tuple[str, ...] = setting((), needs="eval.every", path=Path.is_file)
     """Names, as name[:samples][@temperature]; without any, the held-out tasks of `env`."""

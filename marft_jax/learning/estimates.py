@@ -62,9 +62,14 @@ def estimate(
     """
     chain, report = batch.chain, dict[str, np.ndarray | float]()
     if reference_UBA is not None:
-        kl_UBA, slack_UBA = _reference_kl(batch.rows, reference_UBA, algo.estimator, rounding)
+        behaviour_UBA = batch.rows.behaviour_BA
+        kl_UBA = _reference_kl(behaviour_UBA, reference_UBA, batch.rows, algo.estimator)
         report["ref_kl"] = by_agent(kl_UBA, batch.rows, agents)
         if algo.kl_in == "reward":
+            # before the first update of an adapter, its KL is a rounding of log-probs
+            moved_UBA = behaviour_UBA + rounding * (1 + abs(behaviour_UBA) + abs(reference_UBA))
+            slack_UBA = _reference_kl(moved_UBA, reference_UBA, batch.rows, algo.estimator)
+            slack_UBA -= kl_UBA
             kl_EJ, slack_EJ = (
                 to_chain(x if algorithm.level == "token" else per_turn(x, batch.rows), chain)
                 for x in (kl_UBA, np.square(slack_UBA))
@@ -101,18 +106,11 @@ def estimate(
 
 
 def _reference_kl(
-    rows: Rows[np.ndarray], reference_UBA: np.ndarray, estimator: str, rounding: float
-) -> tuple[np.ndarray, np.ndarray]:
-    """KL to the reference at each action token, and how far a rounding of the log-probs moves it:
-    before the first update of an adapter the KL is nothing else."""
-
-    def kl(behaviour_UBA: np.ndarray) -> np.ndarray:
-        x, reference = jnp.asarray(behaviour_UBA), jnp.asarray(reference_UBA)
-        return np.asarray(losses.reference_kl(x, reference, estimator)) * rows.mask_BA
-
-    shift_UBA = rounding * (1 + np.abs(rows.behaviour_BA) + np.abs(reference_UBA))
-    kl_UBA = kl(rows.behaviour_BA)
-    return kl_UBA, kl(rows.behaviour_BA + shift_UBA) - kl_UBA
+    logprobs_UBA: np.ndarray, reference_UBA: np.ndarray, rows: Rows[np.ndarray], estimator: str
+) -> np.ndarray:
+    """KL to the reference at each action token; 0 for padding."""
+    x, reference = jnp.asarray(logprobs_UBA), jnp.asarray(reference_UBA)
+    return np.asarray(losses.reference_kl(x, reference, estimator)) * rows.mask_BA
 
 
 def _loss(algo: Algo, batch: Batch, agents: int) -> Loss | None:

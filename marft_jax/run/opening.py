@@ -61,9 +61,10 @@ def open_training(config: Config, *, rehearses: bool = False) -> Iterator[Traini
     config = with_absolute_paths(config)
     find_normalizer(config.algo.normalize)  # before a model is loaded
     blueprint = load_team(config.team.file)
-    find_workflow(workflow_of(config.team, blueprint))
+    workflow = workflow_of(config.team, blueprint)
+    find_workflow(workflow)
     run_dir = Path(config.run.dir).absolute()  # an environment may change directories
-    check_same_run(run_dir, config, workflow_of(config.team, blueprint))
+    check_same_run(run_dir, config, workflow)
     check_learns(config, blueprint)
     loggers = find_loggers(config.run.loggers)
     with contextlib.ExitStack() as stack:

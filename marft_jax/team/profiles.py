@@ -52,7 +52,7 @@ def _is_name(value: Any) -> bool:
 
 
 _MOST_STOPS, _LONGEST_STOP = 16, 1000
-_LEAST_HEAT, _MOST_HEAT = 1e-30, 1e30  # logits divided by it are finite in float32
+_COLDEST = 1e-30  # above 0, which is greedy; logits divided by it are finite in float32
 
 
 def _is_tuple(value: Any) -> TypeGuard[tuple[Any, ...]]:
@@ -65,12 +65,12 @@ def _are_stops(value: Any) -> bool:
 
 
 def _is_temperature(value: Any) -> bool:
-    return _is_number(value) and (value == 0 or _LEAST_HEAT <= value <= _MOST_HEAT)
+    return _is_number(value) and (value == 0 or _COLDEST <= value <= config.HOTTEST)
 
 
 SAMPLING: dict[str, _Check] = {
     "max_new_tokens": ("a whole number > 0", lambda v: is_whole(v) and v > 0),
-    "temperature": (f"0, or a number from {_LEAST_HEAT} to {_MOST_HEAT}", _is_temperature),
+    "temperature": (f"0, or a number from {_COLDEST} to {config.HOTTEST}", _is_temperature),
     "top_p": ("a number with 0 < top_p <= 1", lambda v: _is_number(v) and 0 < v <= 1),
     "top_k": ("a whole number from 0 to 2³¹ - 1", lambda v: is_whole(v) and 0 <= v < 1 << 31),
     "min_p": ("a number from 0 to 1", lambda v: _is_number(v) and 0 <= v <= 1),
