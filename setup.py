@@ -87,7 +87,7 @@ setup(
             "models/tokenizers/bytes/*",
             "interop/card.md",
             "interop/team_card.md",
-            "report/page/*",
+            "extras/report/page/*",
         ]
     },
     packages=find_packages(include=["marft_jax", "marft_jax.*"]),

@@ -25,9 +25,9 @@ if TYPE_CHECKING:
     from marft_jax.errors import BadInput as BadInput
     from marft_jax.errors import RunFailed as RunFailed
     from marft_jax.evaluate import evaluate_team as evaluate_team
+    from marft_jax.extras.report.reading import read_run as read_run
     from marft_jax.imitate import Wanted as Wanted
     from marft_jax.imitate import imitate_team as imitate_team
-    from marft_jax.report.reading import read_run as read_run
     from marft_jax.train import train_team as train_team
     from marft_jax.types import TrainedStep as TrainedStep
 
@@ -50,7 +50,8 @@ if not TYPE_CHECKING:
     _HOMES = dict(
         LoadedTeam="chat", configure="cli", configure_run="cli", Config="config",
         BadInput="errors", RunFailed="errors", evaluate_team="evaluate", Wanted="imitate",
-        imitate_team="imitate", read_run="report.reading", train_team="train", TrainedStep="types",
+        imitate_team="imitate", read_run="extras.report.reading", train_team="train",
+        TrainedStep="types",
     )  # fmt: skip
 
     def __getattr__(name: str) -> object:

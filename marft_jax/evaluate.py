@@ -12,7 +12,6 @@ response is saved as it comes: started again, the same command goes on where it 
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import sys
 import tempfile
@@ -34,9 +33,8 @@ from marft_jax.evaluation import tables
 from marft_jax.evaluation.benchmarks import BenchmarkPlan, plans
 from marft_jax.evaluation.scores import Record, Scores, score
 from marft_jax.formats import foreign, jsonlines
+from marft_jax.plugins import load_extra
 from marft_jax.run.answers import Answers
-from marft_jax.run.exploit import exploit
-from marft_jax.run.matches import play_matches, rate_checkpoints
 from marft_jax.run.progress import Progress
 from marft_jax.run.setup import Session, open_session, open_source, restore_state
 from marft_jax.run.signals import EXIT_STOPPED, Stop
@@ -60,27 +58,16 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
         "--compare", action="store_true",
         help="also the base model and a single agent, in one table",
     )  # fmt: skip
-    parser.add_argument(
-        "--exploitability", action="store_true",
-        help="of a game of OpenSpiel, exactly, by enumerating it; --step all: of each checkpoint",
-    )  # fmt: skip
-    parser.add_argument(
-        "--against", nargs="+", default=[], metavar="OPPONENT",
-        help="play a game, each agent against: base, step:N, a run directory, random, perfect, "
-             "or package.module:function",
-    )  # fmt: skip
-    parser.add_argument(
-        "--elo", type=int, default=0, metavar="N",
-        help="rate N checkpoints of the run by games of each against each, in each seat",
-    )  # fmt: skip
+    games = load_extra("evaluation.games")
+    games.add_flags(parser)
     parser.add_argument("--out", metavar="FOLDER", help="where all responses and figures go")
     with cli.boundary():
         own, rest = parser.parse_known_args(argv)
         rest += ["--eval.benchmarks", *own.benchmark] if own.benchmark else []
         rest += ["--eval.data", own.data] if own.data is not None else []
         config = cli.parse_run(own.run, own.base, rest)
-        if own.exploitability or own.against or own.elo:
-            _evaluate_game(own, config)
+        if games.is_wanted(own):
+            games.evaluate(own, config, _writable_folder(own.out, own.run, config.model.base))
             sys.exit(0)
         how = dict(samples=own.samples, limit=own.limit, compare=own.compare, out=own.out)
         try:
@@ -88,24 +75,6 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
         except Stopped:
             sys.exit(EXIT_STOPPED)
     sys.exit(0)
-
-
-def _evaluate_game(own: argparse.Namespace, config: config_lib.Config) -> None:
-    """Prints the exploitability of a game's policies, and the outcomes against opponents."""
-    folder = _writable_folder(own.out, own.run, config.model.base)
-    console = Console(highlight=False, soft_wrap=True)
-    if own.exploitability:
-        rows = exploit(own.run, config, own.step, folder / "exploitability.jsonl")
-        console.print(tables.exploitability(rows))
-    if own.against:
-        rounds = [(own.step, own.against)]
-        found = play_matches(own.run, config, rounds, own.limit, folder)
-        console.print(tables.matches(found, console.width))
-    if own.elo:
-        if own.run is None:
-            raise BadInput("--elo: it compares checkpoints of a run; name one with --run")
-        found = rate_checkpoints(own.run, config, own.elo, own.limit, folder)
-        console.print(tables.ratings(found))
 
 
 class Variant(NamedTuple):

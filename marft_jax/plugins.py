@@ -23,7 +23,28 @@ from marft_jax.formats.foreign import DEEPEST
 from marft_jax.types import StepResult
 
 _T = TypeVar("_T", bound=Callable[..., Any])
+
+EXTRAS = {
+    "env.code": "marft_jax.extras.code.programs",
+    "env.open_spiel": "marft_jax.extras.games.open_spiel",
+    "env.pettingzoo": "marft_jax.extras.games.pettingzoo",
+    "env.textarena": "marft_jax.extras.games.textarena",
+    "env.program": "marft_jax.extras.gateway.program:source",
+    "workflow.program": "marft_jax.extras.gateway.program:program",
+    "evaluation.games": "marft_jax.extras.games.command",
+    "command.plan": "marft_jax.extras.planning.command:main",
+    "command.report": "marft_jax.extras.report.command:main",
+    "command.serve": "marft_jax.extras.gateway.command:main",
+}
+"""Where the extras are: a module, or what it defines. Nothing else in the core names an extra."""
 _MOST_PARTS = 100_000  # of an info
+
+
+def load_extra(name: str) -> Any:
+    """Imports an entry of ``EXTRAS``."""
+    module, _, attribute = EXTRAS[name].partition(":")
+    found = importlib.import_module(module)
+    return getattr(found, attribute) if attribute else found
 
 
 def load_plugin(name: str, what: str, known: Iterable[str], kind: str = "function") -> Any:

@@ -19,6 +19,7 @@ from marft_jax.cli import configure
 from marft_jax.engine.compiled import Shape
 from marft_jax.engine.engine import Engine
 from marft_jax.engine.requests import Completion, Request
+from marft_jax.extras.planning import cost
 from marft_jax.learning.algorithms import find_algorithm
 from marft_jax.learning.learner import Learner
 from marft_jax.learning.settings import resolve
@@ -28,7 +29,6 @@ from marft_jax.models.ops.remat import Remat
 from marft_jax.models.tokenizers.tokenizer import ByteTokenizer
 from marft_jax.models.weights.load import BaseModel, decoder_on, load_base
 from marft_jax.parallel import mesh as mesh_lib
-from marft_jax.planning import cost
 from marft_jax.team.assemble import make_team
 from marft_jax.team.profiles import Profile
 from marft_jax.team.prompts import Team

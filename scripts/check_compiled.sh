@@ -12,5 +12,5 @@ fi
 cd "$here"
 export JAX_PLATFORMS=cpu MARFT_OPTIMISED=1 PYTHONPATH=$here
 export MARFT_FINDINGS=${MARFT_FINDINGS:-compiled.json}
-"$environment/bin/python" -m pytest -o addopts= -q tests/planning/test_compiled.py
+"$environment/bin/python" -m pytest -o addopts= -q tests/extras/planning/test_compiled.py
 cat "$MARFT_FINDINGS"

@@ -32,8 +32,8 @@ from rich.table import Table
 
 from marft_jax import __version__, cli
 from marft_jax.errors import described
-from marft_jax.planning.anchors import Work, expected
-from marft_jax.planning.chips import GPUS, TPUS
+from marft_jax.extras.planning.anchors import Work, expected
+from marft_jax.extras.planning.chips import GPUS, TPUS
 
 _HERE = Path(__file__).parent
 _PACKAGES = re.compile(

@@ -6,7 +6,7 @@ import random
 import zlib
 from typing import Any
 
-from marft_jax.envs.games.bots import perfect, uniform
+from marft_jax.extras.games.bots import perfect, uniform
 
 
 def slipping(state: Any, player: int, rng: random.Random) -> int:

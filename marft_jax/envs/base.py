@@ -21,7 +21,7 @@ from typing import Any, Literal, NamedTuple, Protocol, cast
 
 from marft_jax.config import EnvSettings
 from marft_jax.errors import BadInput
-from marft_jax.plugins import load_plugin
+from marft_jax.plugins import EXTRAS, load_extra, load_plugin
 from marft_jax.setting import setting
 from marft_jax.types import StepResult, Turn
 
@@ -30,12 +30,11 @@ Split = Literal["train", "eval"]
 BUILT_IN = {
     "arithmetic": "marft_jax.envs.arithmetic",
     "math": "marft_jax.envs.maths",
-    "code": "marft_jax.envs.programs",
     "judged": "marft_jax.envs.judged",
     "reasoning_gym": "marft_jax.envs.reasoning_gym",
-    "open_spiel": "marft_jax.envs.games.open_spiel",
-    "pettingzoo": "marft_jax.envs.games.pettingzoo",
-    "textarena": "marft_jax.envs.games.textarena",
+}
+BUILT_IN |= {
+    name: EXTRAS[f"env.{name}"] for name in ("code", "open_spiel", "pettingzoo", "textarena")
 }
 """Name to its module: ``Settings`` and ``source(settings, split)``."""
 
@@ -266,7 +265,7 @@ def make(settings: EnvSettings, split: Split) -> EnvSource:
     The integer given to ``reset`` is the position in the endless seeded order of training tasks,
     or the number of the held-out task. A user's class gets ``options`` as keyword arguments,
     ``settings=`` where it declares them, and ``split=`` if it has such a parameter; else evaluation
-    adds ``EVAL_SEEDS`` to the seeds.
+    adds ``EVAL_SEEDS`` to the seeds. A function of (task, client) is an agent program.
 
     Raises:
         BadInput: the name is unknown, cannot be imported, or is not an environment; or the
@@ -275,6 +274,9 @@ def make(settings: EnvSettings, split: Split) -> EnvSource:
     name = settings.name
     if name in BUILT_IN:
         return importlib.import_module(BUILT_IN[name]).source(settings, split)
+    found = load_plugin(name, "--env.name", BUILT_IN, "Class")
+    if inspect.isfunction(found) and len(_parameters(found)) == 2:  # play(task, client)
+        return load_extra("env.program")(found, split)
     own = {} if type(settings) is Own else {"settings": settings}
     return from_class(load_class(name, getattr(settings, "options", ()), own), split)
 

@@ -14,8 +14,8 @@ import json
 import sys
 from typing import Any
 
-from marft_jax.envs.sandbox.guest import filter as limits
-from marft_jax.envs.sandbox.guest.serving import Answer, Line, serve
+from marft_jax.envs.worker_side import filter as limits
+from marft_jax.envs.worker_side.serving import Answer, Line, serve
 
 _MEMORY, _CPU_SECONDS = 4 << 30, 1 << 30
 

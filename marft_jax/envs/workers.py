@@ -2,7 +2,7 @@
 
 A worker reads requests and writes replies, one JSON object a line, after a first line that it is
 ready. It is sent one request at a time, which carries under ``seconds`` after how long the worker
-should end itself should its parent be gone by then. Its side is ``sandbox/guest/serving.py``.
+should end itself should its parent be gone by then. Its side is ``worker_side/serving.py``.
 """
 
 from __future__ import annotations

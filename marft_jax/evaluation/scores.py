@@ -10,10 +10,8 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-import numpy as np
-
 Record = Mapping[str, Any]
-_Z = 1.96  # 95 % of a normal distribution
+Z_95 = 1.96  # 95 % of a normal distribution
 
 
 class Estimate(NamedTuple):
@@ -68,17 +66,6 @@ class Score(NamedTuple):
         return text + (f", {self.failed} episodes failed" if self.failed else "")
 
 
-class Outcomes(NamedTuple):
-    """Games of an agent: shares with their intervals, what it earned, and how many games failed."""
-
-    games: int
-    win: Estimate
-    draw: Estimate
-    loss: Estimate
-    earned: Estimate
-    failed: int
-
-
 Scores = dict[tuple[str, str], Score]
 """By benchmark and variant of the team."""
 
@@ -94,47 +81,6 @@ def score(records: Sequence[Record]) -> Score:
     passed = {k: estimate([pass_at(k, samples, c) for c in solved]) for k in passes(samples)}
     failed = sum(not record["turns"] for record in records)
     return Score(len(tasks), samples, estimate(rewards), passed, failed, _agents(records))
-
-
-def outcomes_of(records: Sequence[Record]) -> dict[str, Outcomes]:
-    """Outcomes of each agent, from what the last step of each game says; see ``envs.games``."""
-    found, failed = defaultdict[str, list[Record]](list), 0
-    for record in records:
-        outcomes = record["results"][-1]["info"].get("outcomes", {}) if record["results"] else {}
-        failed += not outcomes
-        for agent, outcome in outcomes.items():
-            found[agent].append(outcome)
-    scored: dict[str, Outcomes] = {}
-    for agent, own in found.items():
-        win, draw, loss = (
-            estimate([float(o["outcome"] == kind) for o in own]) for kind in ("win", "draw", "loss")
-        )
-        earned = estimate([o["return"] for o in own])
-        scored[agent] = Outcomes(len(own), win, draw, loss, earned, failed)
-    return scored
-
-
-def elo(points_XX: np.ndarray) -> list[Estimate]:
-    """Ratings from the points that each has won against each: a win 1, a draw 1/2.
-
-    The most likely ratings r where i wins with 1 / (1 + 10^((r_j − r_i) / 400)) (Bradley and Terry
-    1952; Elo), their mean 0, with a prior of deviation 1000 that keeps those finite who always win;
-    intervals by the curvature there.
-    """
-    count, scale = len(points_XX), math.log(10) / 400
-    games_XX, rating, prior = points_XX + points_XX.T, np.zeros(count), 1 / (1000 * scale) ** 2
-    centre = np.eye(count) - 1 / count
-    covariance = np.eye(count)
-    for _ in range(50):  # Newton's steps
-        odds_XX = 1 / (1 + np.exp(rating - rating[:, None]))
-        weight_XX = games_XX * odds_XX * odds_XX.T
-        curve = np.diag(weight_XX.sum(1) + prior) - weight_XX
-        covariance = np.linalg.inv(curve)
-        slope = (points_XX - games_XX * odds_XX).sum(1) - prior * rating
-        rating = rating + np.clip(covariance @ slope, -1, 1)
-    margin = _Z * np.sqrt(np.diag(centre @ covariance @ centre))
-    pairs = zip(centre @ rating / scale, margin / scale, strict=True)
-    return [Estimate(float(r), float(r - m), float(r + m)) for r, m in pairs]
 
 
 def passes(samples: int) -> list[int]:
@@ -156,11 +102,11 @@ def estimate(values: Sequence[float]) -> Estimate:
     tasks, mean = len(values), sum(values) / len(values)
     variance = sum((value - mean) ** 2 for value in values) / tasks
     if min(values) < 0 or max(values) > 1:
-        margin = _Z * math.sqrt(variance / (tasks - 1)) if variance > 0 else math.nan
+        margin = Z_95 * math.sqrt(variance / (tasks - 1)) if variance > 0 else math.nan
         return Estimate(mean, mean - margin, mean + margin)
     n = tasks * mean * (1 - mean) / variance if variance > 0 else tasks
-    spread = _Z * math.sqrt(max(mean * (1 - mean), 0.0) / n + _Z**2 / (4 * n**2))
-    low, high = ((mean + _Z**2 / (2 * n) + side * spread) / (1 + _Z**2 / n) for side in (-1, 1))
+    spread = Z_95 * math.sqrt(max(mean * (1 - mean), 0.0) / n + Z_95**2 / (4 * n**2))
+    low, high = ((mean + Z_95**2 / (2 * n) + side * spread) / (1 + Z_95**2 / n) for side in (-1, 1))
     return Estimate(mean, max(low, 0.0), min(high, 1.0))
 
 

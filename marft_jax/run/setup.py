@@ -19,7 +19,6 @@ from marft_jax.engine.compiled import Shape
 from marft_jax.engine.engine import Engine
 from marft_jax.envs.base import EnvSource, Split, make
 from marft_jax.errors import BadInput
-from marft_jax.gateway import program
 from marft_jax.interop import hub, initial
 from marft_jax.learning.algorithms import find_algorithm
 from marft_jax.learning.learner import Learner, TrainState
@@ -198,7 +197,7 @@ def initial_state(settings: Lora, team: Team, fresh: TrainState) -> TrainState:
 
 def open_source(stack: contextlib.ExitStack, config: Config, split: Split) -> EnvSource:
     """Returns the environment, closed with the stack."""
-    source = program.find_source(config.env, split) or make(config.env, split)
+    source = make(config.env, split)
     stack.callback(source.close)
     return source
 

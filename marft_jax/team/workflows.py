@@ -8,13 +8,12 @@ step; your own topology is one such function, named as ``package.module:function
 
 from __future__ import annotations
 
-import importlib
 from collections import Counter
 from collections.abc import Callable, Generator, Sequence
 from typing import Any
 
 from marft_jax.errors import BadInput
-from marft_jax.plugins import load_plugin, shown
+from marft_jax.plugins import load_extra, load_plugin, shown
 from marft_jax.team.orchestrator import parse_call
 from marft_jax.team.profiles import last_answering
 from marft_jax.team.prompts import State, Team
@@ -151,8 +150,8 @@ def _repeat(step: _OneStep) -> Callable[[Team, str], Workflow]:
 
 
 def _program(team: Team, observation: str) -> Workflow:
-    """Plays an agent program of a user's; it stands in a room that needs more than this one."""
-    return importlib.import_module("marft_jax.gateway.program").program(team, observation)
+    """Plays an agent program of a user's, see ``extras/gateway``."""
+    return load_extra("workflow.program")(team, observation)
 
 
 WORKFLOWS: dict[str, Callable[[Team, str], Workflow]] = {

@@ -8,7 +8,7 @@ import pytest
 from rich.console import Console
 
 from marft_jax.evaluation import tables
-from marft_jax.evaluation.scores import elo, estimate, is_solved, pass_at, score
+from marft_jax.evaluation.scores import estimate, is_solved, pass_at, score
 
 
 def record(index, sample, reward, right=None, tokens=3):
@@ -98,13 +98,3 @@ def test_no_table_cuts_a_heading_or_a_number(width, widest, capsys):
     for text in [*whole, f"@16 {found.accuracy}", f"@16 {found.passed[16].mean:.4f}"]:
         assert text in shown
     assert "…" not in shown and max(map(len, shown.splitlines())) <= widest
-
-
-def test_elo_is_the_rating_whose_odds_are_the_shares_of_points():
-    points = np.array([[0, 640, 849], [360, 0, 760], [151, 240, 0]])  # odds of 100 and 200 apart
-    low, mid, high = sorted(elo(points), key=lambda rating: rating.mean)
-    assert (high.mean - mid.mean, mid.mean - low.mean) == pytest.approx((100, 200), abs=2)
-    assert high.mean + mid.mean + low.mean == pytest.approx(0, abs=1e-6)
-    few = max(elo(points / 100), key=lambda rating: rating.mean)
-    assert (few.high - few.low) / (high.high - high.low) == pytest.approx(10, rel=0.1)
-    assert elo(np.array([[0, 9], [0, 0]]))[0].mean < 2000  # who always wins has a rating

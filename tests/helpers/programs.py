@@ -12,7 +12,7 @@ from transformers import PreTrainedTokenizerFast
 
 from marft_jax.envs import base as envs
 from marft_jax.envs.threads import DaemonThreads
-from marft_jax.gateway import program
+from marft_jax.extras.gateway import program
 from marft_jax.models.tokenizers import tokenizer
 from marft_jax.rollout.rollout import Rollout
 from marft_jax.team.workflows import find_workflow

@@ -10,8 +10,8 @@ from test_branches import TOPOLOGIES, by_branch, plain, rollout_of
 
 from marft_jax.cli import configure
 from marft_jax.errors import BadInput, EpisodesFailed
+from marft_jax.extras.planning.work import step_work
 from marft_jax.learning.credit import make_credit
-from marft_jax.planning.work import step_work
 from marft_jax.rollout.branches import branched_turns, learnable, play_samples
 from marft_jax.types import Sample, StepResult
 

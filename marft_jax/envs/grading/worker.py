@@ -17,7 +17,7 @@ import re
 from typing import Any
 
 from marft_jax.envs.grading.normalize import normalize
-from marft_jax.envs.sandbox.guest.serving import Answer, Line, serve
+from marft_jax.envs.worker_side.serving import Answer, Line, serve
 
 _OR = re.compile(r"\\lor|\\vee|∨|(?<![A-Za-z\\])or(?![A-Za-z])")
 _NAMED_POINT = re.compile(r"^\([A-Za-z](?:, ?[A-Za-z])+\) ?= ?(?=\()")

@@ -19,11 +19,11 @@ from typing import Any, Literal
 
 from marft_jax.envs.base import EnvSource, Grade, Split, Task, question_source
 from marft_jax.envs.datasets import load
-from marft_jax.envs.datasets.code_rows import FunctionTest, ScriptTest, Suite, as_task
 from marft_jax.envs.datasets.rows import LeftOut
-from marft_jax.envs.datasets.statements import IMPORTS
-from marft_jax.envs.sandbox import Limits, Outcome, Sandbox, Unusable
 from marft_jax.errors import BadInput
+from marft_jax.extras.code.rows import FunctionTest, ScriptTest, Suite, as_task
+from marft_jax.extras.code.sandbox import Limits, Outcome, Sandbox, Unusable
+from marft_jax.extras.code.statements import IMPORTS
 from marft_jax.setting import setting
 
 _OPENING = re.compile(

@@ -26,8 +26,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from marft_jax.envs.base import Task
-from marft_jax.envs.datasets import statements
 from marft_jax.envs.datasets.rows import LeftOut
+from marft_jax.extras.code import statements
 from marft_jax.formats import foreign
 
 _QUESTIONS = (

@@ -7,7 +7,7 @@ import random
 from collections.abc import Callable
 from typing import Any
 
-from marft_jax.envs.games.tree import Node, after
+from marft_jax.extras.games.tree import Node, after
 from marft_jax.plugins import load_function
 
 Bot = Callable[[Any, int, random.Random], Any]

@@ -13,12 +13,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from marft_jax.config import Config
-from marft_jax.envs.games import open_spiel
-from marft_jax.envs.games.tree import load
 from marft_jax.envs.threads import DaemonThreads
 from marft_jax.errors import BadInput
 from marft_jax.evaluation.benchmarks import BenchmarkPlan
-from marft_jax.evaluation.scores import Estimate, Outcomes, elo, outcomes_of
+from marft_jax.evaluation.scores import Estimate
+from marft_jax.extras.games import open_spiel
+from marft_jax.extras.games.ratings import Outcomes, elo, outcomes_of
+from marft_jax.extras.games.tree import load
 from marft_jax.formats import jsonlines
 from marft_jax.models.lora import Adapters
 from marft_jax.run.answers import Answers

@@ -12,12 +12,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
 from marft_jax.envs.base import EVAL_SEEDS, EnvSource, Member, Split
-from marft_jax.envs.games import bots
-from marft_jax.envs.games.outcomes import outcomes
-from marft_jax.envs.games.processes import GameSettings, in_processes
-from marft_jax.envs.games.seats import check_movers, seat_of, take_seats
-from marft_jax.envs.games.tree import Tree, load
 from marft_jax.errors import BadInput
+from marft_jax.extras.games import bots
+from marft_jax.extras.games.outcomes import outcomes
+from marft_jax.extras.games.processes import GameSettings, in_processes
+from marft_jax.extras.games.seats import check_movers, seat_of, take_seats
+from marft_jax.extras.games.tree import Tree, load
 from marft_jax.setting import setting
 from marft_jax.types import StepResult, Turn
 

@@ -11,10 +11,10 @@ from typing import Any, Literal
 import numpy as np
 
 from marft_jax.envs.base import EVAL_SEEDS, EnvSource, Split
-from marft_jax.envs.games.outcomes import outcomes
-from marft_jax.envs.games.processes import GameSettings, in_processes
-from marft_jax.envs.games.seats import check_movers, seat_of, take_seats
 from marft_jax.errors import BadInput
+from marft_jax.extras.games.outcomes import outcomes
+from marft_jax.extras.games.processes import GameSettings, in_processes
+from marft_jax.extras.games.seats import check_movers, seat_of, take_seats
 from marft_jax.plugins import load_plugin, text_of
 from marft_jax.types import StepResult, Turn
 

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from marft_jax.config import EnvSettings
 from marft_jax.envs.base import EnvSource, Member, Split, make, settings_type
-from marft_jax.envs.sandbox.guest.serving import Answer, Line, serve
+from marft_jax.envs.worker_side.serving import Answer, Line, serve
 from marft_jax.envs.workers import Workers
 from marft_jax.errors import BadInput
 from marft_jax.formats import jsonlines

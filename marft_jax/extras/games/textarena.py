@@ -12,9 +12,9 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from marft_jax.envs.base import EVAL_SEEDS, EnvSource, Split
-from marft_jax.envs.games.outcomes import outcomes
-from marft_jax.envs.games.processes import GameSettings, in_processes
 from marft_jax.errors import BadInput
+from marft_jax.extras.games.outcomes import outcomes
+from marft_jax.extras.games.processes import GameSettings, in_processes
 from marft_jax.setting import setting
 from marft_jax.types import StepResult, Turn
 

@@ -14,11 +14,11 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
-from marft_jax.gateway import http
-from marft_jax.gateway.batcher import Batcher
-from marft_jax.gateway.errors import ApiError
-from marft_jax.gateway.protocol import Answer, Call, Choice, read_call, settled, usage
-from marft_jax.gateway.served_team import ServedTeam
+from marft_jax.extras.gateway import http
+from marft_jax.extras.gateway.batcher import Batcher
+from marft_jax.extras.gateway.errors import ApiError
+from marft_jax.extras.gateway.protocol import Answer, Call, Choice, read_call, settled, usage
+from marft_jax.extras.gateway.served_team import ServedTeam
 
 _BUCKETS = ("0.1", "0.3", "1", "3", "10", "30", "100", "+Inf")
 

@@ -17,9 +17,9 @@ from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 from marft_jax.errors import BadInput
+from marft_jax.extras.gateway.errors import ApiError
+from marft_jax.extras.gateway.protocol import Answer, Call, Choice, Decode, read_call
 from marft_jax.formats import foreign
-from marft_jax.gateway.errors import ApiError
-from marft_jax.gateway.protocol import Answer, Call, Choice, Decode, read_call
 from marft_jax.plugins import shown
 
 Play = Callable[[int, Any], Any]

@@ -33,7 +33,7 @@ from marft_jax.types import Player
 if TYPE_CHECKING:
     from starlette.applications import Starlette
 
-    from marft_jax.gateway.http import Limits
+    from marft_jax.extras.gateway.http import Limits
 
 _LONGEST_KEYS = 1 << 20  # bytes of a file of keys
 
@@ -58,7 +58,7 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
                 raise BadInput(f"--allow_host: expected the name of a host, got {name!r:.80}")
         config = cli.parse_run(own.run, own.base, rest, prog="marft_jax.serve")
         _check_extra()
-        from marft_jax.gateway.http import make_server
+        from marft_jax.extras.gateway.http import make_server
 
         with (
             _listen(own.host, own.port) as listener,
@@ -86,10 +86,10 @@ def open_app(
     Raises:
         BadInput: settings, model or checkpoint that do not fit.
     """
-    from marft_jax.gateway.app import make_app
-    from marft_jax.gateway.batcher import Batcher
-    from marft_jax.gateway.http import DEFAULT
-    from marft_jax.gateway.served_team import ServedTeam
+    from marft_jax.extras.gateway.app import make_app
+    from marft_jax.extras.gateway.batcher import Batcher
+    from marft_jax.extras.gateway.http import DEFAULT
+    from marft_jax.extras.gateway.served_team import ServedTeam
 
     session = open_session(config, load_team(config.team.file), at_once=config.rollout.slots)
     team, threads = session.team, DaemonThreads()
@@ -149,7 +149,3 @@ def _check_extra() -> None:
     except ImportError as error:
         what = f'{error.name} is not installed: pip install "marft_jax[serve]"'
         raise BadInput(what) from error
-
-
-if __name__ == "__main__":
-    main()

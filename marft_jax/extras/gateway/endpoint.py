@@ -9,9 +9,9 @@ import weakref
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
-from marft_jax.gateway.channel import Channel
-from marft_jax.gateway.errors import ApiError
-from marft_jax.gateway.protocol import Answer, read_call
+from marft_jax.extras.gateway.channel import Channel
+from marft_jax.extras.gateway.errors import ApiError
+from marft_jax.extras.gateway.protocol import Answer, read_call
 
 _CLOSE_SECONDS = 10.0
 
@@ -42,7 +42,7 @@ class Endpoint:
     def _start(self) -> str:
         from starlette.routing import Route
 
-        from marft_jax.gateway import http
+        from marft_jax.extras.gateway import http
 
         listener = socket.create_server(("127.0.0.1", 0))
         routes = [
@@ -69,7 +69,7 @@ class Endpoint:
         return f"http://127.0.0.1:{listener.getsockname()[1]}"
 
     def _channel_of(self, request: Any) -> Channel:
-        from marft_jax.gateway import http
+        from marft_jax.extras.gateway import http
 
         channel = self._channels.get(http.bearer(request))
         if channel is None or channel.name != request.path_params["episode"]:
@@ -81,7 +81,7 @@ class Endpoint:
         """Takes the reward of an episode: a number, or one for each agent by name."""
         from starlette.responses import JSONResponse
 
-        from marft_jax.gateway import http
+        from marft_jax.extras.gateway import http
 
         channel = self._channel_of(request)
         channel.send(await http.read_body(request))
@@ -90,7 +90,7 @@ class Endpoint:
     async def _complete(self, request: Any) -> Any:
         from starlette.responses import JSONResponse
 
-        from marft_jax.gateway import http
+        from marft_jax.extras.gateway import http
 
         channel = self._channel_of(request)
         call = read_call(await http.read_body(request))

@@ -15,9 +15,9 @@ from typing import Any
 import numpy as np
 
 from marft_jax.errors import BadInput, described
-from marft_jax.gateway.errors import ApiError
-from marft_jax.gateway.protocol import Call, Choice
-from marft_jax.gateway.tools import check_form, find_calls, for_template, named
+from marft_jax.extras.gateway.errors import ApiError
+from marft_jax.extras.gateway.protocol import Call, Choice
+from marft_jax.extras.gateway.tools import check_form, find_calls, for_template, named
 from marft_jax.models.tokenizers.tokenizer import Message
 from marft_jax.team.prompts import Team
 from marft_jax.types import Act, Sampling, Turn

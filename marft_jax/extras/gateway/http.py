@@ -24,8 +24,8 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from marft_jax.errors import BadInput, RunFailed, one_line
+from marft_jax.extras.gateway.errors import ApiError
 from marft_jax.formats import hosts, jsonlines
-from marft_jax.gateway.errors import ApiError
 
 _T = TypeVar("_T")
 

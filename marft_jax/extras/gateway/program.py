@@ -12,15 +12,13 @@ import threading
 import weakref
 from collections.abc import Mapping, Sequence
 
-from marft_jax.config import EnvSettings
-from marft_jax.envs.base import BUILT_IN, EVAL_SEEDS, EnvSource, Split
+from marft_jax.envs.base import EVAL_SEEDS, EnvSource, Split
 from marft_jax.errors import BadInput
-from marft_jax.gateway.channel import Asked, Channel, Client, Play
-from marft_jax.gateway.endpoint import Endpoint
-from marft_jax.gateway.errors import ApiError
-from marft_jax.gateway.history import History
-from marft_jax.gateway.side_by_side import AsyncClient
-from marft_jax.plugins import load_plugin
+from marft_jax.extras.gateway.channel import Asked, Channel, Client, Play
+from marft_jax.extras.gateway.endpoint import Endpoint
+from marft_jax.extras.gateway.errors import ApiError
+from marft_jax.extras.gateway.history import History
+from marft_jax.extras.gateway.side_by_side import AsyncClient
 from marft_jax.team.prompts import Team
 from marft_jax.team.protocol import Step
 from marft_jax.team.workflows import Workflow
@@ -29,17 +27,8 @@ from marft_jax.types import Act, StepResult, Turn
 _ENCODES = threading.Lock()  # a tokenizer is for one thread at a time
 
 
-def find_source(settings: EnvSettings, split: Split) -> EnvSource | None:
-    """Runs of a program, where the settings name one; in evaluation its tasks are other ones.
-
-    Raises:
-        BadInput: it cannot be imported.
-    """
-    if settings.name in BUILT_IN:
-        return None
-    play = load_plugin(settings.name, "--env.name", BUILT_IN)
-    if not inspect.isfunction(play) or len(inspect.signature(play).parameters) != 2:
-        return None
+def source(play: Play, split: Split) -> EnvSource:
+    """Makes episodes of a program; those of an evaluation have other tasks."""
     endpoint = Endpoint()
     first = EVAL_SEEDS if split == "eval" else 0
     return EnvSource(lambda: ProgramEnv(play, first, endpoint), close=endpoint.close)

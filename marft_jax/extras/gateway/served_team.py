@@ -13,11 +13,11 @@ from marft_jax.engine.requests import Completion, Request
 from marft_jax.engine.stops import cut, text_of
 from marft_jax.envs.base import Grade, Task, question_source
 from marft_jax.errors import BadInput
-from marft_jax.gateway.batcher import Batcher, Share
-from marft_jax.gateway.errors import ApiError
-from marft_jax.gateway.history import prompt_of, sampling_of
-from marft_jax.gateway.protocol import Call, Choice
-from marft_jax.gateway.tools import check_form, find_calls, named
+from marft_jax.extras.gateway.batcher import Batcher, Share
+from marft_jax.extras.gateway.errors import ApiError
+from marft_jax.extras.gateway.history import prompt_of, sampling_of
+from marft_jax.extras.gateway.protocol import Call, Choice
+from marft_jax.extras.gateway.tools import check_form, find_calls, named
 from marft_jax.random_keys import Stream
 from marft_jax.team.prompts import Team
 from marft_jax.types import Episode, Player, Sample, Turn

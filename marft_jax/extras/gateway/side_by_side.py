@@ -18,9 +18,9 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any, NamedTuple
 
-from marft_jax.gateway.channel import Channel, Client, Enter, read_fields
-from marft_jax.gateway.errors import ApiError
-from marft_jax.gateway.protocol import Call, Choice
+from marft_jax.extras.gateway.channel import Channel, Client, Enter, read_fields
+from marft_jax.extras.gateway.errors import ApiError
+from marft_jax.extras.gateway.protocol import Call, Choice
 
 _GUARD_SECONDS = 1.0  # a timer further away guards a call; a nearer one is a delay of the program
 _MOST_SECONDS = 5.0  # that a call is held back for others, in programs that are never idle

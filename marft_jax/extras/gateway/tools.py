@@ -11,8 +11,8 @@ import re
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
+from marft_jax.extras.gateway.errors import ApiError
 from marft_jax.formats import foreign
-from marft_jax.gateway.errors import ApiError
 from marft_jax.models.tokenizers.tokenizer import Message, Tokenizer
 from marft_jax.plugins import shown
 

@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
 from marft_jax.config import TARGETS
+from marft_jax.extras.planning import cost
+from marft_jax.extras.planning.chips import GPUS, TPUS
 from marft_jax.models.decoder import DecoderConfig
-from marft_jax.planning import cost
-from marft_jax.planning.chips import GPUS, TPUS
 
 Work = Literal["training", "LoRA", "decode"]
 _ENOUGH = 3  # figures that make a range

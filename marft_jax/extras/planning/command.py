@@ -22,13 +22,13 @@ from rich.console import Console
 from marft_jax import cli
 from marft_jax import config as config_lib
 from marft_jax.errors import BadInput
+from marft_jax.extras.planning import cost, report
+from marft_jax.extras.planning.compile import Compiled, Run, compiled, describe
+from marft_jax.extras.planning.topology import Topology, find_topology
+from marft_jax.extras.planning.work import step_work
 from marft_jax.learning.algorithms import find_algorithm
 from marft_jax.models.tokenizers.tokenizer import ByteTokenizer
 from marft_jax.models.weights.load import decoder_config
-from marft_jax.planning import cost, report
-from marft_jax.planning.compile import Compiled, Run, compiled, describe
-from marft_jax.planning.topology import Topology, find_topology
-from marft_jax.planning.work import step_work
 from marft_jax.team.assemble import make_team, workflow_of
 from marft_jax.team.team_files import load_team
 
@@ -122,7 +122,3 @@ def title(run: Run, topology: Topology) -> str:
         f"{config.lora.rank} on {', '.join(config.lora.targets)}, {config.algo.name}; "
         f"{topology.name}: {len(topology.devices)} devices in {topology.hosts} hosts, mesh {mesh}"
     )
-
-
-if __name__ == "__main__":
-    main()

@@ -18,6 +18,9 @@ from marft_jax.config import Config
 from marft_jax.engine import compiled as engine
 from marft_jax.engine import kv_cache as cache_lib
 from marft_jax.errors import BadInput
+from marft_jax.extras.planning import hlo
+from marft_jax.extras.planning.topology import Topology
+from marft_jax.extras.planning.work import Work, longest_batch
 from marft_jax.learning import batch as batch_lib
 from marft_jax.learning import learner
 from marft_jax.learning.algorithms import Algorithm
@@ -29,9 +32,6 @@ from marft_jax.models.decoder import DecoderConfig
 from marft_jax.models.weights.load import decoder_on
 from marft_jax.parallel import mesh as mesh_lib
 from marft_jax.parallel import processes
-from marft_jax.planning import hlo
-from marft_jax.planning.topology import Topology
-from marft_jax.planning.work import Work, longest_batch
 from marft_jax.team.prompts import Team
 
 

@@ -22,12 +22,12 @@ from typing import Any, NamedTuple
 from jax.sharding import Mesh
 
 from marft_jax.config import TARGETS
+from marft_jax.extras.planning.chips import Chip
+from marft_jax.extras.planning.compile import Compiled, Run, per_chip, prompt_rows
 from marft_jax.learning.batch import Rows
 from marft_jax.models.decoder import DecoderConfig
 from marft_jax.parallel import mesh as mesh_lib
 from marft_jax.parallel import processes
-from marft_jax.planning.chips import Chip
-from marft_jax.planning.compile import Compiled, Run, per_chip, prompt_rows
 
 PLAYING = ("decode", "prefill")
 LEARNING = ("values", "gradients", "optimiser")

@@ -8,10 +8,10 @@ from typing import Any, NamedTuple
 from rich import box
 from rich.table import Table
 
-from marft_jax.planning import anchors
-from marft_jax.planning.compile import Compiled, Run, per_chip
-from marft_jax.planning.cost import LEARNING, PLAYING, Cost, seconds
-from marft_jax.planning.topology import Topology
+from marft_jax.extras.planning import anchors
+from marft_jax.extras.planning.compile import Compiled, Run, per_chip
+from marft_jax.extras.planning.cost import LEARNING, PLAYING, Cost, seconds
+from marft_jax.extras.planning.topology import Topology
 
 
 class Plan(NamedTuple):

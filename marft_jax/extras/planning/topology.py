@@ -17,7 +17,7 @@ import jax
 from jax.experimental import topologies
 
 from marft_jax.errors import BadInput
-from marft_jax.planning.chips import GPUS, TPUS, Chip
+from marft_jax.extras.planning.chips import GPUS, TPUS, Chip
 
 # libtpu shall neither ask the cloud which machine this is, nor keep its chips from another process.
 _NO_MACHINE = {

@@ -1,5 +1,5 @@
 """Shows what a team did: one page, offline, from the files of run directories."""
 
-from marft_jax.report.command import main
+from marft_jax.extras.report.command import main
 
 __all__ = ["main"]

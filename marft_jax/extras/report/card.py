@@ -9,8 +9,8 @@ import statistics
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+from marft_jax.extras.report.reading import Row, RunRecord, defaults, moment
 from marft_jax.formats import jsonlines
-from marft_jax.report.reading import Row, RunRecord, defaults, moment
 from marft_jax.run.reporters import clock
 
 _PLACES = ("run.dir", "team.file")  # which differ in every run

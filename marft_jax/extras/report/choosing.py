@@ -8,8 +8,8 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from marft_jax.report.episodes import ShownEpisode, episode
-from marft_jax.report.reading import RunRecord, rows
+from marft_jax.extras.report.episodes import ShownEpisode, episode
+from marft_jax.extras.report.reading import RunRecord, rows
 
 DIALOGUES = 9_000_000
 """Bytes of a page that are for the dialogues of all its runs."""

@@ -26,11 +26,11 @@ from rich.table import Table
 from marft_jax import cli
 from marft_jax.errors import BadInput, printable
 from marft_jax.evaluation.tables import folding
+from marft_jax.extras.report.card import card
+from marft_jax.extras.report.page import render
+from marft_jax.extras.report.reading import RunRecord, changes, read_runs, span_of
+from marft_jax.extras.report.serving import serve
 from marft_jax.formats import jsonlines
-from marft_jax.report.card import card
-from marft_jax.report.page import render
-from marft_jax.report.reading import RunRecord, changes, read_runs, span_of
-from marft_jax.report.serving import serve
 from marft_jax.setting import check_local
 
 _SECONDS = 10.0  # between two looks at the files

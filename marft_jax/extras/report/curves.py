@@ -8,7 +8,7 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from marft_jax.report.reading import RunRecord
+from marft_jax.extras.report.reading import RunRecord
 
 _NUMBERS = 500_000  # of all curves of a page
 _POINTS = 2000  # of a curve, at most

@@ -7,8 +7,8 @@ from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 from marft_jax.errors import printable
+from marft_jax.extras.report.reading import number
 from marft_jax.formats import jsonlines
-from marft_jax.report.reading import number
 
 LONGEST = 20_000
 """Characters of a text that are shown; of longer ones the beginning and the end."""

@@ -8,9 +8,9 @@ from typing import NamedTuple
 
 from marft_jax.errors import described, one_line
 from marft_jax.evaluation.scores import Score, score
-from marft_jax.report.choosing import RESPONSES, Group, chosen_groups
-from marft_jax.report.episodes import episode
-from marft_jax.report.reading import Row, RunRecord, rows
+from marft_jax.extras.report.choosing import RESPONSES, Group, chosen_groups
+from marft_jax.extras.report.episodes import episode
+from marft_jax.extras.report.reading import Row, RunRecord, rows
 
 _VARIANTS = ("base model", "team without adapters", "single agent", "team")
 

@@ -23,12 +23,12 @@ from markupsafe import Markup
 
 from marft_jax import __version__
 from marft_jax.errors import printable
+from marft_jax.extras.report.card import Card, card, settings
+from marft_jax.extras.report.choosing import Chapter, Group, chapters
+from marft_jax.extras.report.curves import charts, curves, summaries
+from marft_jax.extras.report.evaluations import Responses, evaluations
+from marft_jax.extras.report.reading import RunRecord
 from marft_jax.formats import jsonlines
-from marft_jax.report.card import Card, card, settings
-from marft_jax.report.choosing import Chapter, Group, chapters
-from marft_jax.report.curves import charts, curves, summaries
-from marft_jax.report.evaluations import Responses, evaluations
-from marft_jax.report.reading import RunRecord
 
 _FILES = Path(__file__).with_name("page")
 _PROGRAMS = ("uPlot.js", "curves.js", "dialogues.js", "page.js")  # the last one starts

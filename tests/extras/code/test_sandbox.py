@@ -22,9 +22,10 @@ import hostile
 import ordinary
 import pytest
 
-from marft_jax.envs.datasets.statements import IMPORTS, requirements
-from marft_jax.envs.sandbox import Limits, Sandbox, Unusable
-from marft_jax.envs.sandbox.guest import filter, values
+from marft_jax.envs.worker_side import filter
+from marft_jax.extras.code.sandbox import Limits, Sandbox, Unusable
+from marft_jax.extras.code.sandbox.guest import values
+from marft_jax.extras.code.statements import IMPORTS, requirements
 
 SECONDS = 0.3
 DEVICES = [f"/dev/{name}" for name in ("null", "zero", "random", "urandom")]
@@ -379,7 +380,7 @@ def test_the_kernel_refuses_what_is_not_allowed(sandbox):
 
 
 def test_rooms_end_with_the_process_that_made_them():
-    code = "import sys, time\nfrom marft_jax.envs.sandbox import Sandbox\n"
+    code = "import sys, time\nfrom marft_jax.extras.code.sandbox import Sandbox\n"
     code += "s = Sandbox('bubblewrap', 2)\nprint('up', flush=True)\n"
     code += "s.run('while True: pass', '', 60)"
     process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE)
@@ -424,7 +425,7 @@ def test_isolation_that_cannot_be_had_is_an_error(monkeypatch, tmp_path):
     broken = tmp_path / "bwrap"
     broken.write_text("#!/bin/sh\necho 'bwrap: No permissions to create namespace' >&2; exit 1\n")
     broken.chmod(0o755)
-    monkeypatch.setattr("marft_jax.envs.sandbox.jail.bubblewrap", lambda: str(broken))
+    monkeypatch.setattr("marft_jax.extras.code.sandbox.jail.bubblewrap", lambda: str(broken))
     with pytest.raises(Unusable, match="No permissions"):
         Sandbox("bubblewrap", 1)
 

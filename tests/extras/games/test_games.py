@@ -15,12 +15,12 @@ from hypothesis import strategies as st
 from scripted import Scripted, text
 
 from marft_jax.envs.check import check
-from marft_jax.envs.games import pettingzoo, textarena
-from marft_jax.envs.games.open_spiel import Settings, read_move, source
-from marft_jax.envs.games.tree import load
 from marft_jax.envs.threads import DaemonThreads
 from marft_jax.errors import BadInput, EpisodesFailed
-from marft_jax.evaluation import exploitability as exact
+from marft_jax.extras.games import exploitability as exact
+from marft_jax.extras.games import pettingzoo, textarena
+from marft_jax.extras.games.open_spiel import Settings, read_move, source
+from marft_jax.extras.games.tree import load
 from marft_jax.learning.advantages import groups_with_signal
 from marft_jax.learning.algorithms import find_algorithm, normalized_advantages
 from marft_jax.learning.batch import build, chains_of

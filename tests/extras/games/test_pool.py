@@ -16,9 +16,9 @@ from run_files import lines_of
 from marft_jax import cli, evaluate, train
 from marft_jax.config import Rollout
 from marft_jax.errors import BadInput
+from marft_jax.extras.report.episodes import episode
+from marft_jax.extras.report.reading import read_run
 from marft_jax.learning import pool
-from marft_jax.report.episodes import episode
-from marft_jax.report.reading import read_run
 from marft_jax.run import checkpoints, opening
 from marft_jax.run.training import Training
 from marft_jax.team.profiles import BUILT_IN, Profile

@@ -22,9 +22,9 @@ from scripted import text
 
 from marft_jax import cli, train
 from marft_jax.errors import BadInput
-from marft_jax.gateway import side_by_side
-from marft_jax.gateway.channel import Channel
-from marft_jax.gateway.errors import ApiError
+from marft_jax.extras.gateway import side_by_side
+from marft_jax.extras.gateway.channel import Channel
+from marft_jax.extras.gateway.errors import ApiError
 from marft_jax.run.setup import open_session, restore_state
 from marft_jax.team.team_files import load_team
 

@@ -21,11 +21,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from marft_jax import chat, cli, serve
+from marft_jax import chat, cli
 from marft_jax.engine.engine import Engine
-from marft_jax.gateway import protocol
-from marft_jax.gateway.app import Metrics
-from marft_jax.gateway.http import Limits, make_server
+from marft_jax.extras.gateway import command as serve
+from marft_jax.extras.gateway import protocol
+from marft_jax.extras.gateway.app import Metrics
+from marft_jax.extras.gateway.http import Limits, make_server
 from marft_jax.run.directory import write_settings
 from marft_jax.run.recovery import open_checkpoints
 from marft_jax.run.setup import open_session, restore_state
@@ -583,7 +584,7 @@ LARGE = """
 import signal, sys
 from starlette.responses import Response
 from starlette.routing import Route
-from marft_jax.gateway import http
+from marft_jax.extras.gateway import http
 
 async def large(request):
     if "key" in request.headers:

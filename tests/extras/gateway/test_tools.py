@@ -10,9 +10,9 @@ import pytest
 import small
 from programs import TAGGED, play, with_template
 
-from marft_jax.gateway.errors import ApiError
-from marft_jax.gateway.protocol import read_call
-from marft_jax.gateway.tools import find_calls, for_template
+from marft_jax.extras.gateway.errors import ApiError
+from marft_jax.extras.gateway.protocol import read_call
+from marft_jax.extras.gateway.tools import find_calls, for_template
 from marft_jax.models.tokenizers.tokenizer import ByteTokenizer
 
 ADD = {"type": "function", "function": {"name": "add", "description": "adds", "parameters": {}}}

@@ -23,14 +23,14 @@ import pytest
 from loops import Loop, arrays, loops
 
 from marft_jax import cli
+from marft_jax.extras.planning import cost, hlo
+from marft_jax.extras.planning.chips import GPUS
+from marft_jax.extras.planning.compile import Run, _prefill, describe, lowered, per_chip
+from marft_jax.extras.planning.topology import find_topology
+from marft_jax.extras.planning.work import step_work
 from marft_jax.learning.algorithms import find_algorithm
 from marft_jax.models.tokenizers.tokenizer import ByteTokenizer
 from marft_jax.models.weights.load import decoder_config
-from marft_jax.planning import cost, hlo
-from marft_jax.planning.chips import GPUS
-from marft_jax.planning.compile import Run, _prefill, describe, lowered, per_chip
-from marft_jax.planning.topology import find_topology
-from marft_jax.planning.work import step_work
 from marft_jax.team.assemble import make_team, workflow_of
 from marft_jax.team.team_files import load_team
 

@@ -19,17 +19,17 @@ from rich.console import Console
 
 from marft_jax import cli
 from marft_jax import config as config_lib
-from marft_jax import plan as plan_lib
+from marft_jax.extras.planning import anchors, cost, hlo, report
+from marft_jax.extras.planning import command as plan_lib
+from marft_jax.extras.planning.chips import GPUS, TPUS, Chip
+from marft_jax.extras.planning.compile import Compiled, compile_one, describe, lowered, per_chip
+from marft_jax.extras.planning.topology import find_topology
+from marft_jax.extras.planning.work import step_work
 from marft_jax.learning.algorithms import find_algorithm
 from marft_jax.learning.learner import Learner
 from marft_jax.learning.settings import Appo
 from marft_jax.models import decoder
 from marft_jax.models.weights import tiny as tiny_model
-from marft_jax.planning import anchors, cost, hlo, report
-from marft_jax.planning.chips import GPUS, TPUS, Chip
-from marft_jax.planning.compile import Compiled, compile_one, describe, lowered, per_chip
-from marft_jax.planning.topology import find_topology
-from marft_jax.planning.work import step_work
 from marft_jax.run.setup import open_session
 from marft_jax.team.team_files import load_team
 

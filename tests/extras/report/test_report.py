@@ -20,17 +20,18 @@ from threading import Thread
 import pytest
 from run_files import LOG, episode, lines, turn, write_run
 
-from marft_jax import plugins, report
+from marft_jax import plugins
 from marft_jax.config import Run
 from marft_jax.errors import BadInput, printable
+from marft_jax.extras import report
+from marft_jax.extras.report import card, choosing, command, evaluations, page, reading, serving
+from marft_jax.extras.report.choosing import chosen_groups, chosen_steps
+from marft_jax.extras.report.curves import curves, variants
+from marft_jax.extras.report.episodes import LONGEST
+from marft_jax.extras.report.page import render
+from marft_jax.extras.report.reading import read_run, read_runs
 from marft_jax.formats import foreign, jsonlines
 from marft_jax.learning import settings as algorithms
-from marft_jax.report import card, choosing, command, evaluations, page, reading, serving
-from marft_jax.report.choosing import chosen_groups, chosen_steps
-from marft_jax.report.curves import curves, variants
-from marft_jax.report.episodes import LONGEST
-from marft_jax.report.page import render
-from marft_jax.report.reading import read_run, read_runs
 
 
 class Elements(HTMLParser):

@@ -5,8 +5,8 @@ or processes, with limits on time, memory, output, files and threads; what it ne
 expected output, the tests) is never inside with it.
 """
 
-from marft_jax.envs.sandbox.jail import Limits
-from marft_jax.envs.sandbox.sandbox import Outcome, Sandbox
 from marft_jax.envs.workers import Unusable
+from marft_jax.extras.code.sandbox.jail import Limits
+from marft_jax.extras.code.sandbox.sandbox import Outcome, Sandbox
 
 __all__ = ["Limits", "Outcome", "Sandbox", "Unusable"]

@@ -2,9 +2,9 @@
 
 Layers, from the outside: its own user, process, network, mount, IPC and host-name namespaces; no
 capabilities; a root that holds nothing but the interpreter, read-only; an empty ``/tmp`` of bounded
-size; then, around each program, its own process with resource limits and a seccomp filter (see
-``guest/filter.py``). A program that does not end is killed inside; a worker that does not answer is
-killed as a whole, and the kernel ends every process in it.
+size; then, around each program, its own process with resource limits and a seccomp filter
+(``envs/worker_side/filter.py``). A program that does not end is killed inside. A worker that does
+not answer is killed as a whole, and the kernel ends every process in it.
 """
 
 from __future__ import annotations
@@ -18,14 +18,19 @@ import sys
 from pathlib import Path
 from typing import NamedTuple
 
+from marft_jax.envs import worker_side
 from marft_jax.envs.workers import Unusable
 
-_GUEST = Path(__file__).resolve().parent
+_HERE = Path(__file__).resolve().parent
+_ENVS = Path(worker_side.__file__).resolve().parent.parent
 _HOME, _SCRATCH = "/sandbox", "/tmp"
 _PYTHON = os.path.realpath(sys.executable)
 _LIBRARY = os.path.dirname(os.path.realpath(os.__file__))
 _OPTIONS = ("-s", "-P", "-S", "-B", "-c")
-_BOOT = "import sys; sys.path.insert(0, {path!r}); from guest.main import main; main({jailed})"
+_BOOT = (
+    "import sys; sys.path = [{first!r}, *sys.path, {last!r}]; "
+    "from guest.main import main; main({jailed})"
+)
 _OWN_FOLDER = "import os, tempfile as t; t.tempdir = t.mkdtemp(); os.chdir(t.tempdir); "
 ENVIRONMENT = {"PYTHONHASHSEED": "0", "PYTHONUTF8": "1", "HOME": _SCRATCH}
 
@@ -48,7 +53,7 @@ class Limits(NamedTuple):
 
 def bare() -> list[str]:
     """Makes the command of a worker without isolation, in a folder of its own below ``TMPDIR``."""
-    boot = _OWN_FOLDER + _BOOT.format(path=str(_GUEST), jailed=False)
+    boot = _OWN_FOLDER + _BOOT.format(first=str(_HERE), last=str(_ENVS), jailed=False)
     return [sys.executable, *_OPTIONS, boot]
 
 
@@ -68,13 +73,14 @@ def jail(scratch: int) -> list[str]:
     for name in ("site-packages", "dist-packages"):  # to be hidden
         if os.path.isdir(folder := os.path.join(_LIBRARY, name)):
             command += ["--tmpfs", folder, "--remount-ro", folder]
-    command += ["--ro-bind", str(_GUEST / "guest"), f"{_HOME}/guest"]
+    for folder in (_HERE / "guest", _ENVS / "worker_side"):
+        command += ["--ro-bind", str(folder), f"{_HOME}/{folder.name}"]
     for device in ("null", "zero", "urandom", "random"):
         command += ["--dev-bind", f"/dev/{device}", f"/dev/{device}"]
     command += ["--symlink", f"{_SCRATCH}/input", "/dev/stdin", "--symlink", _SCRATCH, "/dev/shm"]
     command += ["--size", str(scratch), "--tmpfs", _SCRATCH, "--remount-ro", "/"]
     command += ["--chdir", _SCRATCH, "--", _PYTHON, *_OPTIONS]
-    return [*command, _BOOT.format(path=_HOME, jailed=True)]
+    return [*command, _BOOT.format(first=_HOME, last=_HOME, jailed=True)]
 
 
 def bubblewrap() -> str:

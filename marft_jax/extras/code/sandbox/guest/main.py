@@ -18,11 +18,16 @@ import socket
 import sys
 import tempfile
 import time
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
-from . import filter as limits
 from . import program
-from .serving import Answer, Line, serve
+
+if TYPE_CHECKING:
+    from marft_jax.envs.worker_side import filter as limits
+    from marft_jax.envs.worker_side.serving import Answer, Line, serve
+else:  # a folder of its own in the jail, without the package around it
+    from worker_side import filter as limits
+    from worker_side.serving import Answer, Line, serve
 
 for _name in ("bisect", "collections", "copy", "functools", "heapq", "itertools", "math", "string",
               "operator", "typing", "decimal", "fractions", "datetime"):  # fmt: skip

@@ -1,0 +1,64 @@
+"""Outcomes of games and ratings of who played them."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from marft_jax.evaluation.scores import Z_95, Estimate, Record, estimate
+
+
+class Outcomes(NamedTuple):
+    """Games of an agent: shares with their intervals, what it earned, and how many games failed."""
+
+    games: int
+    win: Estimate
+    draw: Estimate
+    loss: Estimate
+    earned: Estimate
+    failed: int
+
+
+def outcomes_of(records: Sequence[Record]) -> dict[str, Outcomes]:
+    """Outcomes of each agent, from what the last step of each game says; see ``outcomes``."""
+    found, failed = defaultdict[str, list[Record]](list), 0
+    for record in records:
+        outcomes = record["results"][-1]["info"].get("outcomes", {}) if record["results"] else {}
+        failed += not outcomes
+        for agent, outcome in outcomes.items():
+            found[agent].append(outcome)
+    scored: dict[str, Outcomes] = {}
+    for agent, own in found.items():
+        win, draw, loss = (
+            estimate([float(o["outcome"] == kind) for o in own]) for kind in ("win", "draw", "loss")
+        )
+        earned = estimate([o["return"] for o in own])
+        scored[agent] = Outcomes(len(own), win, draw, loss, earned, failed)
+    return scored
+
+
+def elo(points_XX: np.ndarray) -> list[Estimate]:
+    """Ratings from the points that each has won against each: a win 1, a draw 1/2.
+
+    The most likely ratings r where i wins with 1 / (1 + 10^((r_j − r_i) / 400)) (Bradley and Terry
+    1952; Elo), their mean 0, with a prior of deviation 1000 that keeps those finite who always win;
+    intervals by the curvature there.
+    """
+    count, scale = len(points_XX), math.log(10) / 400
+    games_XX, rating, prior = points_XX + points_XX.T, np.zeros(count), 1 / (1000 * scale) ** 2
+    centre = np.eye(count) - 1 / count
+    covariance = np.eye(count)
+    for _ in range(50):  # Newton's steps
+        odds_XX = 1 / (1 + np.exp(rating - rating[:, None]))
+        weight_XX = games_XX * odds_XX * odds_XX.T
+        curve = np.diag(weight_XX.sum(1) + prior) - weight_XX
+        covariance = np.linalg.inv(curve)
+        slope = (points_XX - games_XX * odds_XX).sum(1) - prior * rating
+        rating = rating + np.clip(covariance @ slope, -1, 1)
+    margin = Z_95 * np.sqrt(np.diag(centre @ covariance @ centre))
+    pairs = zip(centre @ rating / scale, margin / scale, strict=True)
+    return [Estimate(float(r), float(r - m), float(r + m)) for r, m in pairs]

@@ -1,0 +1,18 @@
+"""Ratings of who played a game."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from marft_jax.extras.games.ratings import elo
+
+
+def test_elo_is_the_rating_whose_odds_are_the_shares_of_points():
+    points = np.array([[0, 640, 849], [360, 0, 760], [151, 240, 0]])  # odds of 100 and 200 apart
+    low, mid, high = sorted(elo(points), key=lambda rating: rating.mean)
+    assert (high.mean - mid.mean, mid.mean - low.mean) == pytest.approx((100, 200), abs=2)
+    assert high.mean + mid.mean + low.mean == pytest.approx(0, abs=1e-6)
+    few = max(elo(points / 100), key=lambda rating: rating.mean)
+    assert (few.high - few.low) / (high.high - high.low) == pytest.approx(10, rel=0.1)
+    assert elo(np.array([[0, 9], [0, 0]]))[0].mean < 2000  # who always wins has a rating
