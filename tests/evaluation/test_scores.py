@@ -3,7 +3,6 @@
 import itertools
 import math
 
-import numpy as np
 import pytest
 from rich.console import Console
 

@@ -23,8 +23,8 @@ from test_load import SETTINGS, tensors_of
 
 from marft_jax.config import Model
 from marft_jax.envs.datasets import rows
-from marft_jax.extras.code import rows as code_rows
 from marft_jax.errors import BadInput
+from marft_jax.extras.code import rows as code_rows
 from marft_jax.formats import foreign
 from marft_jax.interop import first_release, peft
 from marft_jax.models import families

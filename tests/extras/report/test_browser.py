@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 from run_files import episode, lines, turn, write_run
 
+from marft_jax.extras.report import serving
 from marft_jax.extras.report.page import render
 from marft_jax.extras.report.reading import read_run
-from marft_jax.extras.report import serving
 
 pytest.importorskip("playwright")
 from axe_playwright_python.sync_playwright import Axe  # noqa: E402
