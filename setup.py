@@ -25,6 +25,7 @@ CORE = [
     "filelock>=4.2",
     "pyarrow>=21",
     "math-verify>=0.9",
+    "pydantic>=2.11",
     "pyyaml>=6.0.2",
     "rich>=14",
     "tensorboardX>=2.6.4",

@@ -279,7 +279,7 @@ def _find_unread(words: Words, evaluates: bool) -> dict[str, str]:
     config = _build(words)
     check_bounds(config)
     needs = config_lib.find_unread(config, evaluates=evaluates)
-    needs |= team_files.without_effect(config.team, config.algo.step_reward)
+    needs |= team_files.without_effect(config.team, config.algo.step_reward, config.env.name)
     why = "this run does not read it; it needs"
     return found | {key: f"{why} {needed}" for key, needed in needs.items()}
 

@@ -78,7 +78,7 @@ class Team:
     max_steps: int = setting(10, least=1)
     """orchestrated: calls of agents in a step, at most."""
     max_tool_calls: int = 4
-    """Calls of tools in one turn, where the environment has tools."""
+    """Most calls of tools in one turn, of the agent's own or the environment's."""
     max_new_tokens: int = setting(24, least=1)
     """Longest action, in tokens; on another base than tiny a quarter of `model.context` by default.
     A profile may say otherwise, here and below."""
@@ -390,8 +390,6 @@ def _between_sections(config: Config, evaluates: bool) -> dict[str, str]:
     needs = dict[str, str]()
     if config.model.base == "tiny":
         needs["model.thinking"] = "another --model.base than tiny"
-    if ":" not in config.env.name:
-        needs["team.max_tool_calls"] = "an --env.name of your own"
     if config.env.eval_data:
         needs["env.holdout"] = "no --env.eval_data"
     if not algo.has_critic:  # none is true

@@ -59,9 +59,8 @@ def load_plugin(name: str, what: str, known: Iterable[str], kind: str = "functio
     """
     module_name, _, attribute = name.partition(":")
     if not (module_name and attribute):
-        raise BadInput(
-            f"{what}: expected {', '.join(known)} or package.module:{kind}, got {name!r:.80}"
-        )
+        expected = " or ".join(filter(None, (", ".join(known), f"package.module:{kind}")))
+        raise BadInput(f"{what}: expected {expected}, got {name!r:.80}")
     if os.getcwd() not in sys.path and "" not in sys.path:  # however Python was started
         sys.path.insert(0, os.getcwd())
     try:

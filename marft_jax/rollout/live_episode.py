@@ -210,15 +210,15 @@ class LiveEpisode:
                 request = Request(act.prompt, owner, act.sampling, key, act.choices)
                 turn = self._turn(act, (yield request))
             turns.append(turn)
-            may_call = len(turns) <= self._rules.max_tool_calls
-            if not (self._user.has_tool and may_call and self._asked < self._rules.max_turns):
+            if self._asked >= self._rules.max_turns or not self._user.may_call(turn, len(turns)):
                 return
-            answer = yield self._call("tool", self._user.tool, turn)
-            if answer is None:
+            messages = yield self._call("tool", self._user.answer_tools, turn)
+            if not messages:
                 return
-            resumed = self._team.resume(turn, [{"role": "user", "content": answer}])
-            if resumed is None:
+            tools = [tool.definition for tool in self._team.tools_of(act.agent)]
+            if (resumed := self._team.resume(turn, messages, tools)) is None:
                 return
+            answer = "\n".join(message["content"] for message in messages)
             if before:
                 yield from self._expect("tool's answer", before.tool, answer)
             turns[-1], act = turn._replace(answers=False, tool=answer), resumed

@@ -7,10 +7,12 @@ from typing import Any, NamedTuple
 
 from marft_jax.envs.base import Env
 from marft_jax.errors import BadInput, place
+from marft_jax.models.tokenizers.tokenizer import Message
 from marft_jax.plugins import result_of, shown, text_of
 from marft_jax.team.prompts import ContextFull, Team
 from marft_jax.team.protocol import Step, check_acts, check_step
 from marft_jax.team.workflows import Workflow, find_workflow
+from marft_jax.tools import answer_calls, find_calls
 from marft_jax.types import Act, StepResult, Turn
 
 
@@ -42,13 +44,13 @@ class UserSide:
         self._rules, self._task = rules, task
         self._env: Any = None
         self._generator: Any = None
-        self.has_tool = False
+        self._has_tool = False
         self.players: Mapping[str, str] = {}  # of a game: the player of each agent
 
     def reset(self) -> str:
         self._env = self._rules.create_env()
         observation = text_of("reset: the task", self._env.reset(self._task))
-        self.has_tool = getattr(self._env, "tool", None) is not None
+        self._has_tool = getattr(self._env, "tool", None) is not None
         if getattr(self._env, "players", None) is not None:
             self.players = _players(self._env, self._rules.team.names)
         return observation
@@ -115,9 +117,24 @@ class UserSide:
     def restore(self, snapshot: Any) -> None:
         self._env.restore(snapshot)
 
-    def tool(self, turn: Turn) -> str | None:
+    def may_call(self, turn: Turn, number: int) -> bool:
+        """True where a turn, the ``number``-th of its act, may call a tool of its agent or of the
+        environment."""
+        has_tools = bool(self._rules.team.tools_of(turn.agent)) or self._has_tool
+        return has_tools and number <= self._rules.max_tool_calls
+
+    def answer_tools(self, turn: Turn) -> list[Message]:
+        """Answers the calls of a turn: of its agent's tools, else of the environment's own tool,
+        which finds its calls itself. Returns no messages where the turn calls nothing."""
+        tools = self._rules.team.tools_of(turn.agent)
+        names = [tool.name for tool in tools]
+        _, calls = find_calls(turn.text, names, self._rules.team.tokenizer)
+        if calls or not self._has_tool:
+            return answer_calls(tools, calls)
         answer = self._env.tool(turn)
-        return None if answer is None else text_of("the environment's tool", answer)
+        if answer is None:
+            return []
+        return [{"role": "user", "content": text_of("the environment's tool", answer)}]
 
     def close(self) -> None:
         """Drops environment and workflow; what they do then is users' code, too."""

@@ -54,7 +54,7 @@ def inputs_of(
                 if path.is_file():
                     found.setdefault(what, []).append(_hashed(path))
     texts = [text for part in (config.env, config.algo) for _, text in _texts(part)]
-    texts += [workflow, *(agent.reward or "" for agent in agents)]
+    texts += [workflow, *(text for a in agents for text in (a.reward or "", *(a.tools or ())))]
     names = [text.rpartition("=")[2].partition(":")[0] for text in texts if ":" in text]
     modules = source_files([*names, getattr(config.env, "game", "")])  # of PettingZoo: a module
     return found | {name: [_hashed(file)] for name, file in modules.items()}

@@ -15,6 +15,7 @@ from marft_jax.team.profiles import Profile, last_answering
 from marft_jax.team.prompts import Team
 from marft_jax.team.team_files import Blueprint
 from marft_jax.team.workflows import find_workflow
+from marft_jax.tools import Tool, check_form, load_tools
 
 _SOURCE = "--team.file"
 
@@ -61,6 +62,7 @@ def make_team(
         messages=blueprint.messages,
         rounds=settings.rounds,
         max_steps=settings.max_steps,
+        tools=_tools(profiles, settings.context == "shared" or workflow == "program", tokenizer),
     )
     return team._replace(**_PARTS[workflow](team, blueprint)) if workflow in _PARTS else team
 
@@ -108,6 +110,21 @@ _PARTS: dict[str, Callable[[Team, Blueprint], dict[str, Any]]] = {
     "solo": _solo,
 }
 """Checks of the workflows that need more than members, and the fields of the team that follow."""
+
+
+def _tools(
+    profiles: tuple[Profile, ...], refused: bool, tokenizer: Tokenizer
+) -> tuple[tuple[Tool, ...], ...]:
+    """Loads the tools of each agent."""
+    if not any(profile.tools for profile in profiles):
+        return ()
+    if refused:
+        raise BadInput(
+            f"{_SOURCE}: tools: expected --team.context own and another workflow than program, "
+            "which brings its own tools; take the tools out, or change that"
+        )
+    check_form(tokenizer)
+    return tuple(load_tools(p.tools or (), f"{_SOURCE}: {p.name}: tools") for p in profiles)
 
 
 def _member(team: Team, part: str, name: str | None) -> int | None:

@@ -95,6 +95,10 @@ _FIELDS: dict[str, _Check] = {
     "past": _NAME,
     "init": ("a folder with an adapter", lambda v: isinstance(v, str) and v != ""),
     "reward": ("a step reward's name", lambda v: isinstance(v, str) and v != ""),
+    "tools": (
+        "a list of functions as package.module:function",
+        lambda v: _is_tuple(v) and all(isinstance(name, str) for name in v),
+    ),
 }
 
 
@@ -120,6 +124,7 @@ class Profile:
     top_k: int | None = None
     min_p: float | None = None
     stop: tuple[str, ...] | None = None
+    tools: tuple[str, ...] | None = None  # functions that it may call, package.module:function
     past: str | None = None  # it plays as earlier versions of this agent, and does not learn
 
     @property

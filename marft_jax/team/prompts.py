@@ -16,6 +16,7 @@ from marft_jax.models.tokenizers.tokenizer import Message, Tokenizer, Tools
 from marft_jax.team.dag import Graph
 from marft_jax.team.orchestrator import strip_calls
 from marft_jax.team.profiles import Profile
+from marft_jax.tools import Tool
 from marft_jax.types import Act, Sampling, StepResult, Turn
 
 _RESERVED = 64  # of a growing conversation's room: for the messages of those who come after
@@ -58,6 +59,7 @@ class Team(NamedTuple):
     judge: int | None = None  # the agent that ends a debate
     rounds: int = 2  # of a debate
     max_steps: int = 10  # calls of an orchestrator
+    tools: tuple[tuple[Tool, ...], ...] = ()  # of each member; or none
     view: Callable[[str, str], str] | None = None  # (name, observation) to what that agent sees
     program: Any = None  # the environment's, whose calls the workflow ``program`` answers
     game: Any = None  # the environment, where it is an ``envs.base.Game``
@@ -70,6 +72,10 @@ class Team(NamedTuple):
     def adapters(self) -> int:
         """Number of adapters."""
         return len(self.adapter_names)
+
+    def tools_of(self, agent: int) -> tuple[Tool, ...]:
+        """Tools that an agent may call."""
+        return self.tools[agent] if self.tools else ()
 
     def alone(self, agent: int) -> Team:
         """Returns the team for the workflow ``solo``, in which this agent acts and is graded."""
@@ -140,7 +146,8 @@ class Team(NamedTuple):
         if self.view is not None:
             seen = self.view(self.profiles[agent].name, seen)
         lines = [seen, *map(self._line, turns)]
-        return self.tokenizer.chat(self._opening(agent, [*lines, message] if message else lines))
+        messages = self._opening(agent, [*lines, message] if message else lines)
+        return self.tokenizer.chat(messages, [tool.definition for tool in self.tools_of(agent)])
 
     def _continued_prompt(
         self, agent: int, state: State, seen: Sequence[Turn], in_step: bool, message: str

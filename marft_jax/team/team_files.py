@@ -53,15 +53,22 @@ class Blueprint(NamedTuple):
     judge: str | None = None  # the agent that ends a debate; None lets the majority decide
 
 
-def without_effect(team: Team, step_reward: str | None) -> dict[str, str]:
+def without_effect(team: Team, step_reward: str | None, env: str) -> dict[str, str]:
     """Settings of ``team``, and ``algo.step_reward``, that nobody in the team file would read, with
-    what they would need. What an agent's profile says itself, the settings cannot say."""
+    what they would need. What an agent's profile says itself, the settings cannot say.
+
+    Args:
+        env: name of the environment; a user's own may have a tool.
+    """
     profiles, named = _as_written(team.file)
     workflow, default = team.workflow or named or "sequential", type(team)()
     found: dict[str, str] = {}
     for name, kind in (("rounds", "debate"), ("max_steps", "orchestrated")):
         if getattr(team, name) != getattr(default, name) and workflow != kind:
             found |= {f"team.{name}": f"--team.workflow {kind}"} if ":" not in workflow else {}
+    if team.max_tool_calls != default.max_tool_calls and ":" not in env:
+        if not any(profile.get("tools") for profile in profiles):
+            found["team.max_tool_calls"] = "an agent with tools, or an --env.name of your own"
     given = {f"team.{n}": n for n in Sampling._fields if getattr(team, n) != getattr(default, n)}
     given |= {"algo.step_reward": "reward"} if step_reward is not None else {}
     for key, own in given.items():
@@ -224,11 +231,11 @@ def _profile(row: Any, where: str, folder: Path) -> Profile:
 
 
 def _as_value(key: str, value: Any) -> Any:
-    """YAML takes ``1e-1`` for text; where a number is expected it is one. Of stop texts there may
-    be one or a list."""
-    if key == "stop" and isinstance(value, str):
+    """YAML takes ``1e-1`` for text; where a number is expected it is one. Of stop texts and tools
+    there may be one or a list."""
+    if key in ("stop", "tools") and isinstance(value, str):
         return (value,)
-    if key == "stop" and is_list(value):
+    if key in ("stop", "tools") and is_list(value):
         return tuple(value)
     if key in ("temperature", "top_p", "min_p") and isinstance(value, str):
         with contextlib.suppress(ValueError):

@@ -1,6 +1,6 @@
-"""Tools of a call: their definitions, and the calls of them in what was sampled.
+"""How chat templates write calls of tools, and how calls are found in a sampled text.
 
-A form of calls is known where reading what the chat template writes of a call gives that call.
+A form of calls is known where parsing the call that the chat template writes gives that call back.
 """
 
 from __future__ import annotations
@@ -8,60 +8,65 @@ from __future__ import annotations
 import functools
 import json
 import re
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol
 
-from marft_jax.extras.gateway.errors import ApiError
+from marft_jax.errors import BadInput
 from marft_jax.formats import foreign
-from marft_jax.models.tokenizers.tokenizer import Message, Tokenizer
-from marft_jax.plugins import shown
+
+Message = Mapping[str, Any]
+"""A message of a conversation, as ``models.tokenizers`` has it."""
 
 
 class ToolCall(NamedTuple):
-    """A tool that an agent calls; ``arguments`` are JSON."""
+    """A call of a tool; ``arguments`` is a JSON object as text."""
 
     name: str
     arguments: str
 
 
+class CallWriter(Protocol):
+    """A tokenizer, as far as calls are concerned."""
+
+    def write_call(self, name: str, arguments: Mapping[str, Any]) -> str | None:
+        """Text in which an assistant calls a tool; None where the template has no tools."""
+        ...
+
+
 Form = Callable[[str], tuple[str, list[ToolCall]]]
-"""A text to what is beside its calls, and the calls."""
+"""Parses a text; returns the text without its calls, and the calls."""
 
 _TAGGED = re.compile(r"<think>.*?(?:</think>|\Z)|</think>|<tool_call>(.*?)</tool_call>", re.DOTALL)
 """Thinking, the end of thinking that the prompt opened, or a call."""
 
 
-def read_tools(value: Any, choice: Any) -> tuple[dict[str, Any], ...]:
-    """Reads ``tools``; none where ``tool_choice`` is ``none``.
+def find_calls(
+    text: str, names: Collection[str], tokenizer: CallWriter
+) -> tuple[str, list[ToolCall]]:
+    """Finds calls in a sampled text; returns the text without them, and the calls.
 
-    Raises:
-        ApiError: 400.
+    Args:
+        names: the tools that may be called. A text that calls any other tool has no calls.
     """
-    form = '{"type": "function", "function": {"name": ...}}'
-    tools = _list("tools", value, _is_tool, form, "tools")
-    if choice not in (None, "none", "auto"):
-        what = f"tool_choice: expected auto or none, got {shown(choice)}"
-        raise ApiError(400, what, "tool_choice", "unsupported_parameter")
-    return () if choice == "none" else tuple(tools)
+    form = find_form(tokenizer) if names else None
+    content, calls = form(text) if form else (text, [])
+    return (content, calls) if all(call.name in names for call in calls) else (text, [])
 
 
-def read_calls(where: str, value: Any) -> list[dict[str, Any]]:
-    """Reads ``tool_calls`` of an assistant's message.
+def with_ids(calls: Sequence[ToolCall], prefix: str) -> tuple[dict[str, Any], ...]:
+    """Calls as a message holds them, each with an id.
 
-    Raises:
-        ApiError: 400.
+    Args:
+        prefix: five characters: some templates accept only ids of nine.
     """
-    form = '{"function": {"name": ..., "arguments": "{...}"}}'
-    calls = _list(f"{where}.tool_calls", value, _is_call, form, "messages")
-    return [
-        {"id": str(call.get("id") or ""), "type": "function"}
-        | {"function": {key: call["function"].get(key) or "" for key in ("name", "arguments")}}
-        for call in calls
-    ]
+    return tuple(
+        {"id": f"{prefix}{i:04d}", "type": "function", "function": call._asdict()}
+        for i, call in enumerate(calls)
+    )
 
 
 def for_template(message: Message) -> Message:
-    """Message as chat templates expect it: the arguments of its calls are objects."""
+    """Message as chat templates expect it: the arguments of its calls are objects, not texts."""
     if not (calls := message.get("tool_calls")):
         return message
     opened = []
@@ -73,44 +78,28 @@ def for_template(message: Message) -> Message:
     return {**message, "tool_calls": opened}
 
 
-def find_calls(
-    text: str, tools: Sequence[dict[str, Any]], tokenizer: Tokenizer
-) -> tuple[str, list[ToolCall]]:
-    """Finds the calls of these tools in a text, and what is written beside them; a text that calls
-    anything else is a text."""
-    form = form_of(tokenizer) if tools else None
-    content, calls = form(text) if form else (text, [])
-    known = {tool["function"]["name"] for tool in tools}
-    return (content, calls) if all(call.name in known for call in calls) else (text, [])
-
-
-def named(calls: Sequence[ToolCall], prefix: str) -> tuple[Message, ...]:
-    """Calls as in a message; ids of nine characters are all that some templates take."""
-    return tuple(
-        {"id": f"{prefix}{i:04d}", "type": "function", "function": call._asdict()}
-        for i, call in enumerate(calls)
-    )
-
-
 @functools.lru_cache(maxsize=8)
-def form_of(tokenizer: Tokenizer) -> Form | None:
-    """Form in which the model's chat template writes calls; None where none is known."""
+def find_form(tokenizer: CallWriter) -> Form | None:
+    """Finds the form in which the model's chat template writes calls; None if it is unknown."""
     written = tokenizer.write_call("qxz", {"a": "b"}) or ""
-    forms = (_tagged, _bare)
+    forms = (_parse_tagged, _parse_bare)
     return next((f for f in forms if f(written) == ("", [ToolCall("qxz", '{"a": "b"}')])), None)
 
 
-def check_form(
-    tokenizer: Tokenizer, messages: Sequence[Message], tools: Sequence[dict[str, Any]]
-) -> None:
-    """Raises ``ApiError`` for tools and their answers where the chat template has none."""
-    has_tools = tools or any("tool_calls" in m or m["role"] == "tool" for m in messages)
-    if has_tools and form_of(tokenizer) is None:
-        what = "tools: the chat template of this model has none, or in a form that is not known"
-        raise ApiError(400, what, "tools", "unsupported_parameter")
+def check_form(tokenizer: CallWriter) -> None:
+    """Checks that the model's chat template has tools.
+
+    Raises:
+        BadInput: it has none, or writes calls in an unknown form.
+    """
+    if find_form(tokenizer) is None:
+        raise BadInput(
+            "tools: the chat template of this model has none, or writes calls in a form that is "
+            "not known; use another base"
+        )
 
 
-def _tagged(text: str) -> tuple[str, list[ToolCall]]:
+def _parse_tagged(text: str) -> tuple[str, list[ToolCall]]:
     """``<tool_call>{"name": ..., "arguments": {...}}</tool_call>``, as of Hermes and Qwen."""
     parts = list(_TAGGED.finditer(text))
     begins = max((part.end() for part in parts if part[0] == "</think>"), default=0)
@@ -123,9 +112,8 @@ def _tagged(text: str) -> tuple[str, list[ToolCall]]:
     return text.strip(), [call for call in calls if call]
 
 
-def _bare(text: str) -> tuple[str, list[ToolCall]]:
-    """JSON and nothing else but thinking before it, an object or a list of them, as of Llama and
-    Mistral."""
+def _parse_bare(text: str) -> tuple[str, list[ToolCall]]:
+    """JSON alone, an object or a list of objects, after thinking or not: as of Llama, Mistral."""
     is_json = text.lstrip().startswith(("{", "["))
     thinking, end, _ = ("", "", "") if is_json else text.partition("</think>")
     thinking = thinking + end if end else ""
@@ -146,8 +134,7 @@ def _call(found: Any) -> ToolCall | None:
 
 
 def _arguments(given: Any) -> dict[str, Any] | None:
-    """Arguments of a call, which may be written as a text; an empty object where there are none,
-    None for anything else."""
+    """Arguments of a call, an object or its JSON text; empty if absent, None for anything else."""
     if given is None or isinstance(given, str) and given.strip() in ("", "null"):
         return {}
     return _object(given) if isinstance(given, str) else given if isinstance(given, dict) else None
@@ -159,25 +146,3 @@ def _object(text: Any, kind: Any = dict) -> Any:
     except ValueError:
         return None
     return found if isinstance(found, kind) else None
-
-
-def _list(
-    where: str, value: Any, fits: Callable[[Any], bool], form: str, param: str
-) -> list[dict[str, Any]]:
-    """Reads a list, an empty one where there is none; raises ``ApiError``."""
-    found = [] if value is None else value
-    if not isinstance(found, list) or not all(map(fits, found)):
-        raise ApiError(400, f"{where}: expected a list of {form}, got {shown(value)}", param)
-    return found
-
-
-def _is_tool(tool: Any) -> bool:
-    function = tool.get("function") if isinstance(tool, dict) else None
-    return isinstance(function, dict) and isinstance(function.get("name"), str)
-
-
-def _is_call(call: Any) -> bool:
-    function = call.get("function") if isinstance(call, dict) else None
-    if not isinstance(function, dict) or not isinstance(function.get("name"), str):
-        return False
-    return isinstance(function.get("arguments"), str | None)

@@ -17,9 +17,9 @@ import numpy as np
 from marft_jax.errors import BadInput, described
 from marft_jax.extras.gateway.errors import ApiError
 from marft_jax.extras.gateway.protocol import Call, Choice
-from marft_jax.extras.gateway.tools import check_form, find_calls, for_template, named
 from marft_jax.models.tokenizers.tokenizer import Message
 from marft_jax.team.prompts import Team
+from marft_jax.tools import check_form, find_calls, for_template, with_ids
 from marft_jax.types import Act, Sampling, Turn
 
 _Spoken = tuple[Any, ...]
@@ -35,6 +35,22 @@ def prompt_of(team: Team, agent: int, call: Call) -> np.ndarray:
     except Exception as error:  # templates refuse what they like
         what = f"messages: the chat template refuses them: {described(error)}"
         raise ApiError(400, what, "messages") from None
+
+
+def check_tools(team: Team, call: Call) -> None:
+    """Raises ``ApiError`` for tools and their answers where the chat template has none."""
+    if call.tools or any("tool_calls" in m or m["role"] == "tool" for m in call.messages):
+        try:
+            check_form(team.tokenizer)
+        except BadInput as error:
+            raise ApiError(400, str(error), "tools", "unsupported_parameter") from None
+
+
+def split_calls(team: Team, call: Call, text: str, prefix: str) -> tuple[str, tuple[Message, ...]]:
+    """What an answer says beside its calls of tools, and these."""
+    names = [tool["function"]["name"] for tool in call.tools]
+    content, calls = find_calls(text, names, team.tokenizer)
+    return content, with_ids(calls, prefix)
 
 
 def sampling_of(team: Team, call: Call, agent: int, prompt: int = 0) -> Sampling:
@@ -72,7 +88,7 @@ class History:
         if call.model not in names:
             what = f"model: expected one of {', '.join(names)}, got {call.model!r:.80}"
             raise ApiError(404, what, "model", "model_not_found")
-        check_form(self._team.tokenizer, call.messages, call.tools)
+        check_tools(self._team, call)
         agent = names.index(call.model)
         prompt, start, known = self._prompt(agent, call)
         sampling = sampling_of(self._team, call, agent, len(prompt))
@@ -84,8 +100,7 @@ class History:
         """Remembers the turns of a call, and makes its choices of them."""
         choices: list[Choice] = []
         for turn in turns:
-            text, found = find_calls(turn.text, call.tools, self._team.tokenizer)
-            calls = named(found, f"c{turn.index:04d}")
+            text, calls = split_calls(self._team, call, turn.text, f"c{turn.index:04d}")
             choice = Choice(
                 text, turn.action, turn.logprobs, turn.truncated, turn.prompt, calls=calls
             )

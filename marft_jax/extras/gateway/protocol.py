@@ -13,7 +13,6 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from marft_jax.engine.stops import cut
-from marft_jax.extras.gateway import tools
 from marft_jax.extras.gateway.errors import ApiError
 from marft_jax.formats import foreign
 from marft_jax.models.tokenizers.tokenizer import Message
@@ -37,6 +36,40 @@ _NEUTRAL: dict[str, Sequence[Any]] = {
     "echo": (False,),
 }
 """Fields that are not offered, each with its values that ask for nothing."""
+_MOST_TOKENS = ("max_completion_tokens", "max_tokens")
+
+
+def _has_name(value: Any) -> bool:
+    function = value.get("function") if isinstance(value, dict) else None
+    return isinstance(function, dict) and isinstance(function.get("name"), str)
+
+
+def _is_call(value: Any) -> bool:
+    return _has_name(value) and isinstance(value["function"].get("arguments"), str | None)
+
+
+def _list_of(fits: Callable[[Any], bool]) -> Callable[[Any], bool]:
+    return lambda value: is_list(value) and all(map(fits, value))
+
+
+_TRUTH = "true or false", lambda v: isinstance(v, bool)
+_FIELDS: dict[str, tuple[str, Callable[[Any], bool]]] = {
+    **SAMPLING,
+    **dict.fromkeys(_MOST_TOKENS, SAMPLING["max_new_tokens"]),
+    **dict.fromkeys(("stream", "include_usage", "logprobs", "return_token_ids"), _TRUTH),
+    "model": ("a name", lambda v: isinstance(v, str)),
+    "messages": ("a list, not empty", lambda v: is_list(v) and bool(v)),
+    "n": (f"1 to {_MOST_CHOICES}", lambda v: is_whole(v) and 1 <= v <= _MOST_CHOICES),
+    "seed": ("a whole number", is_whole),
+    "stream_options": ("an object", lambda v: isinstance(v, dict)),
+    "tools": ('a list of {"type": "function", "function": {"name": ...}}', _list_of(_has_name)),
+    "tool_choice": ("auto or none", lambda v: v in ("auto", "none")),
+    "tool_calls": (
+        'a list of {"function": {"name": ..., "arguments": "{...}"}}',
+        _list_of(_is_call),
+    ),
+}
+"""Each field that is read: what is expected, and the test of a value."""
 
 
 class Call(NamedTuple):
@@ -107,63 +140,40 @@ def read_call(body: bytes) -> Call:
     for name, neutral in _NEUTRAL.items():
         if fields.get(name) is not None and fields[name] not in neutral:
             raise ApiError(400, f"{name}: not offered here", name, "unsupported_parameter")
-    options = _field(fields, "stream_options", {}, "an object", lambda v: isinstance(v, dict))
+    choice = _field(fields, "tool_choice", "auto")
+    tools = _field(fields, "tools", [])
     return Call(
-        _field(fields, "model", "", "a name", lambda v: isinstance(v, str)),
-        _messages(fields.get("messages")),
+        _field(fields, "model", ""),
+        tuple(_message(f"messages[{i}]", m) for i, m in enumerate(_field(fields, "messages", []))),
         _sampling(fields),
-        _field(fields, "n", 1, f"1 to {_MOST_CHOICES}", _is_count),
-        _field(fields, "seed", None, "a whole number", is_whole),
-        _truth(fields, "stream"),
-        _truth(options, "include_usage"),
-        _truth(fields, "logprobs"),
-        _truth(fields, "return_token_ids"),
-        tools.read_tools(fields.get("tools"), fields.get("tool_choice")),
+        _field(fields, "n", 1),
+        _field(fields, "seed", None),
+        _field(fields, "stream", False),
+        _field(_field(fields, "stream_options", {}), "include_usage", False),
+        _field(fields, "logprobs", False),
+        _field(fields, "return_token_ids", False),
+        () if choice == "none" else tuple(tools),
     )
 
 
-def _is_count(value: Any) -> bool:
-    return is_whole(value) and 1 <= value <= _MOST_CHOICES
-
-
-def _field(
-    fields: Mapping[str, Any], name: str, default: Any, expected: str, fits: Callable[[Any], bool]
-) -> Any:
-    value = fields.get(name)
-    if value is None:
-        return default
-    if not fits(value):
+def _field(fields: Mapping[str, Any], name: str, default: Any) -> Any:
+    """Reads and checks a field; null is the default."""
+    value = default if fields.get(name) is None else fields[name]
+    expected, fits = _FIELDS[name]
+    if not (value is None or fits(value)):
         raise ApiError(400, f"{name}: expected {expected}, got {shown(value)}", name)
     return value
 
 
-def _truth(fields: Mapping[str, Any], name: str) -> bool:
-    return _field(fields, name, False, "true or false", lambda v: isinstance(v, bool))
-
-
 def _sampling(fields: Mapping[str, Any]) -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for name, (expected, fits) in SAMPLING.items():
-        names = ["max_completion_tokens", "max_tokens"] if name == "max_new_tokens" else [name]
-        for known in names if name != "stop" else ():
-            value = _field(fields, known, None, expected, fits)
-            found |= {} if value is None or name in found else {name: value}
-    stops = _stops(fields.get("stop"))
-    return found | ({"stop": stops} if stops else {})
-
-
-def _stops(value: Any) -> tuple[str, ...]:
-    stops = [value] if isinstance(value, str) else [] if value is None else value
-    expected, fits = SAMPLING["stop"]
-    if not is_list(stops) or not fits(tuple(stops)):
-        raise ApiError(400, f"stop: expected {expected}, got {shown(value)}", "stop")
-    return tuple(stops)
-
-
-def _messages(value: Any) -> tuple[Message, ...]:
-    if not is_list(value) or not value:
-        raise ApiError(400, f"messages: expected a list, not empty, got {shown(value)}", "messages")
-    return tuple(_message(f"messages[{i}]", message) for i, message in enumerate(value))
+    stop = fields.get("stop")
+    stop = (stop,) if isinstance(stop, str) else tuple(stop) if is_list(stop) else stop
+    fields = {**fields, "stop": stop or None}
+    names = [name for name in SAMPLING if name != "max_new_tokens"]
+    found = {name: _field(fields, name, None) for name in names}
+    most = [_field(fields, name, None) for name in _MOST_TOKENS]
+    found["max_new_tokens"] = next((number for number in most if number is not None), None)
+    return {name: value for name, value in found.items() if value is not None}
 
 
 def _message(where: str, message: Any) -> Message:
@@ -181,8 +191,14 @@ def _message(where: str, message: Any) -> Message:
     own = {"role": _ROLES[role], "content": text_of(where, "".join(map(str, texts)))}
     if role == "tool":
         own["tool_call_id"] = str(message.get("tool_call_id") or "")
-    calls = tools.read_calls(where, message.get("tool_calls")) if role == "assistant" else []
-    return own | ({"tool_calls": calls} if calls else {})
+    if role == "assistant" and (calls := _field(message, "tool_calls", [])):
+        own["tool_calls"] = [_call(call) for call in calls]
+    return own
+
+
+def _call(call: Mapping[str, Any]) -> Message:
+    function = {key: call["function"].get(key) or "" for key in ("name", "arguments")}
+    return {"id": str(call.get("id") or ""), "type": "function", "function": function}
 
 
 def settled(text: str, stops: Sequence[str]) -> str:

@@ -15,9 +15,8 @@ from marft_jax.envs.base import Grade, Task, question_source
 from marft_jax.errors import BadInput
 from marft_jax.extras.gateway.batcher import Batcher, Share
 from marft_jax.extras.gateway.errors import ApiError
-from marft_jax.extras.gateway.history import prompt_of, sampling_of
+from marft_jax.extras.gateway.history import check_tools, prompt_of, sampling_of, split_calls
 from marft_jax.extras.gateway.protocol import Call, Choice
-from marft_jax.extras.gateway.tools import check_form, find_calls, named
 from marft_jax.random_keys import Stream
 from marft_jax.team.prompts import Team
 from marft_jax.types import Episode, Player, Sample, Turn
@@ -78,7 +77,7 @@ class ServedTeam:
         agent: int,
         watch: Callable[[int, np.ndarray], None] | None,
     ) -> list[Choice]:
-        check_form(self._team.tokenizer, call.messages, call.tools)
+        check_tools(self._team, call)
         prompt = prompt_of(self._team, agent, call)
         watch = None if call.tools else watch  # which is a call shows at its end
         sampling = sampling_of(self._team, call, agent, len(prompt))
@@ -99,10 +98,8 @@ class ServedTeam:
         self, call: Call, prompt: np.ndarray, stop: Sequence[str], completion: Completion
     ) -> Choice:
         ids, logprobs, finished, _ = completion
-        text, found = find_calls(
-            text_of(ids.tolist(), stop, self.decode), call.tools, self._team.tokenizer
-        )
-        calls = named(found, secrets.token_hex(3)[:5])
+        text = text_of(ids.tolist(), stop, self.decode)
+        text, calls = split_calls(self._team, call, text, secrets.token_hex(3)[:5])
         return Choice(text, ids, logprobs, not finished, prompt, calls=calls)
 
     async def _play(self, call: Call, seed: int) -> list[Choice]:

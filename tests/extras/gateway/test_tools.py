@@ -12,102 +12,15 @@ from programs import TAGGED, play, with_template
 
 from marft_jax.extras.gateway.errors import ApiError
 from marft_jax.extras.gateway.protocol import read_call
-from marft_jax.extras.gateway.tools import find_calls, for_template
 from marft_jax.models.tokenizers.tokenizer import ByteTokenizer
+from marft_jax.tools import for_template
 
 ADD = {"type": "function", "function": {"name": "add", "description": "adds", "parameters": {}}}
-BARE = TAGGED.replace("<tool_call>", "").replace("</tool_call>", "")
 ANOTHER = TAGGED.replace('"name": "', "call: ").replace('", "arg', ", arg")
-CALL = '{"name": "add", "arguments": {"a": 1}}'
 
 
 def user(content):
     return {"role": "user", "content": content}
-
-
-@pytest.mark.parametrize(
-    ("template", "text", "content", "calls"),
-    [
-        (TAGGED, f"so <tool_call>{CALL}</tool_call>", "so", ["add"]),
-        (TAGGED, f"<tool_call>{CALL}</tool_call><tool_call>{CALL}</tool_call>", "", ["add"] * 2),
-        (TAGGED, f"<tool_call>{CALL}", f"<tool_call>{CALL}", []),
-        (TAGGED, "<tool_call>{}</tool_call>", "<tool_call>{}</tool_call>", []),
-        (TAGGED, CALL.replace("add", "sub"), CALL.replace("add", "sub"), []),
-        (BARE, CALL, "", ["add"]),
-        (BARE, f"[{CALL}, {CALL}]", "", ["add"] * 2),
-        (BARE, CALL.replace("arguments", "parameters"), "", ["add"]),
-        (BARE, f"so {CALL}", f"so {CALL}", []),
-    ],
-)
-def test_calls_are_found_in_the_form_of_the_template(template, text, content, calls, monkeypatch):
-    found = find_calls(text, [ADD], with_template(template, monkeypatch))
-    assert (found[0], [call.name for call in found[1]]) == (content, calls)
-    assert all(json.loads(call.arguments) == {"a": 1} for call in found[1])
-
-
-NO_ARGUMENTS = (
-    "",
-    ', "arguments": null',
-    ', "arguments": {}',
-    ', "arguments": ""',
-    ', "arguments": "null"',
-)
-
-
-@pytest.mark.parametrize(
-    ("given", "read"),
-    [(given, {}) for given in NO_ARGUMENTS]
-    + [
-        (', "arguments": null, "parameters": {"a": 1}', {"a": 1}),
-        (', "parameters": null', {}),
-        (', "arguments": "{\\"a\\": 1}"', {"a": 1}),
-        (', "arguments": "a = 1"', None),
-        (', "arguments": "[1]"', None),
-        (', "arguments": [1]', None),
-        (', "arguments": 0', None),
-        (', "arguments": false', None),
-    ],
-)
-@pytest.mark.parametrize("template", [TAGGED, BARE])
-def test_arguments_may_be_absent_or_a_text(template, given, read, monkeypatch):
-    call = f'{{"name": "add"{given}}}'
-    call = f"<tool_call>{call}</tool_call>" if template == TAGGED else call
-    content, calls = find_calls(call, [ADD], with_template(template, monkeypatch))
-    assert [json.loads(one.arguments) for one in calls] == ([] if read is None else [read])
-    assert content == (call if read is None else "")
-
-
-TAG = f"<tool_call>{CALL}</tool_call>"
-QUOTED = TAG.replace("1", '"<think>"')
-
-
-@pytest.mark.parametrize(
-    ("text", "content", "number"),
-    [
-        (f"<think>or {TAG}?</think>4", None, 0),
-        (f"<think>or {TAG}?</think>\n{TAG}", f"<think>or {TAG}?</think>", 1),
-        (f"or {TAG}?</think>{TAG}", f"or {TAG}?</think>", 1),  # the prompt opened it
-        (f"<think>or {TAG}", None, 0),  # cut off
-        (
-            f"{TAG}<think>a</think>{TAG}<think>{TAG}</think>",
-            f"<think>a</think><think>{TAG}</think>",
-            2,
-        ),
-        (f"{QUOTED}{QUOTED}", "", 2),
-        (f"<think>{QUOTED.replace('<think>', '')}</think>{QUOTED}", None, 1),
-    ],
-)
-def test_what_is_thought_is_no_call(text, content, number, monkeypatch):
-    found = find_calls(text, [ADD], with_template(TAGGED, monkeypatch))
-    assert len(found[1]) == number
-    assert content is None and (number or found[0] == text) or found[0] == content
-
-
-def test_json_behind_thinking_is_a_call(monkeypatch):
-    tokenizer = with_template(BARE, monkeypatch)
-    content, calls = find_calls(f"<think>{CALL}?</think>\n{CALL}", [ADD], tokenizer)
-    assert (content, len(calls)) == (f"<think>{CALL}?</think>", 1)
-    assert find_calls(f"<think>{CALL}</think>", [ADD], tokenizer)[1] == []
 
 
 @pytest.mark.parametrize(
