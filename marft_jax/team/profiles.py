@@ -124,8 +124,8 @@ class Profile:
     top_k: int | None = None
     min_p: float | None = None
     stop: tuple[str, ...] | None = None
-    tools: tuple[str, ...] | None = None  # functions that it may call, package.module:function
     past: str | None = None  # it plays as earlier versions of this agent, and does not learn
+    tools: tuple[str, ...] | None = None  # functions that it may call, package.module:function
 
     @property
     def learns(self) -> bool:

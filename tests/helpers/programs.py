@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import threading
 import time
 
@@ -10,7 +9,6 @@ import small
 from scripted import Scripted
 from transformers import PreTrainedTokenizerFast
 
-from marft_jax.envs import base as envs
 from marft_jax.envs.threads import DaemonThreads
 from marft_jax.extras.gateway import program
 from marft_jax.models.tokenizers import tokenizer
@@ -45,11 +43,7 @@ def by_key(request):
 
 def play(function, monkeypatch, tasks=(0,), speak=by_key, max_failed=0.0, team=None, **rollout):
     """Plays a program; the episodes, and the engine that answered."""
-    module = type(sys)("programs")
-    module.play = function  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "programs", module)
-    source = program.find_source(envs.Own("programs:play"), "train")
-    assert source is not None
+    source = program.source(function, "train")
     engine, team = Scripted(speak), team or small.team(2, context=200)
     workflow = find_workflow("program")
     played = Rollout(

@@ -156,7 +156,7 @@ def test_every_setting_of_a_profile_can_stand_in_a_file(tmp_path):
       - {name: a, prompt: p, description: d, answers: true, max_new_tokens: 9,
          temperature: 5e-1, top_p: 0.8, top_k: 3, min_p: 1e-2,
          adapter: x, trainable: false, init: folder, reward: "module:function",
-         stop: [a, "b c"], past: y}
+         stop: [a, "b c"], past: y, tools: ["module:tool"]}
     """
     folder = str(tmp_path / "folder")
     profile = Profile(
@@ -175,6 +175,7 @@ def test_every_setting_of_a_profile_can_stand_in_a_file(tmp_path):
         0.01,
         ("a", "b c"),
         "y",
+        ("module:tool",),
     )
     assert team_files.load_team(team_file(tmp_path, text)).agents == (profile,)
 

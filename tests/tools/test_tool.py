@@ -127,7 +127,7 @@ def play(speak, monkeypatch, env=Slow, **rollout):
     team = small.team_of(
         Blueprint((Profile("planner", "p"), Profile("solver", "s", answers=True))),
         context=2000,
-        max_new_tokens=90,
+        max_new_tokens=200,
     )._replace(tools=tools, tokenizer=with_template(TAGGED, monkeypatch))
     engine = Scripted(speak)
     rollout = Rollout(

@@ -24,7 +24,7 @@ _BUCKETS = ("0.1", "0.3", "1", "3", "10", "30", "100", "+Inf")
 
 
 class Metrics:
-    """Counters, in the text format of Prometheus."""
+    """Counters in the text format of Prometheus."""
 
     def __init__(self) -> None:
         self._counts: dict[str, float] = {}
@@ -53,7 +53,7 @@ class Metrics:
 def make_app(
     team: ServedTeam,
     batcher: Batcher,
-    reload: Callable[[], Awaitable[Any]],
+    reload: Callable[[], Awaitable[int]],
     keys: Sequence[str] = (),
     limits: http.Limits = http.DEFAULT,
     names: Sequence[str] = (),
@@ -61,8 +61,8 @@ def make_app(
     """Makes the application.
 
     Args:
-        reload: takes up the newest checkpoint, and says which.
-        keys: one of them must be in each call's head; none asks for none.
+        reload: loads the newest checkpoint and returns its step.
+        keys: a call must send one of them; without keys every call is admitted.
         names: of hosts that it answers to, beside those of the loopback address.
     """
     gate = _Gate(team, batcher, reload, [key.encode() for key in keys], limits)
@@ -81,12 +81,12 @@ class _Gate:
         self,
         team: ServedTeam,
         batcher: Batcher,
-        reload: Callable[[], Awaitable[Any]],
+        reload: Callable[[], Awaitable[int]],
         keys: Sequence[bytes],
         limits: http.Limits,
     ) -> None:
         self._team, self._batcher, self._keys, self._limits = team, batcher, keys, limits
-        self._take_up, self._reloading = reload, asyncio.Lock()
+        self._load, self._loading = reload, asyncio.Lock()
         self._choices, self.metrics = 0, Metrics()
 
     async def complete(self, request: Request) -> Response:
@@ -99,13 +99,13 @@ class _Gate:
             choices = await http.unless_gone(request, self._answer(call))
             return JSONResponse(answer.whole(choices))
         pieces = self._pieces(call, answer)
-        first = await http.unless_gone(request, anext(pieces))  # refused with its own status
+        first = await http.unless_gone(request, anext(pieces))  # an error keeps its own status
         return http.Events(_joined(first, pieces), self._limits.seconds)
 
     async def _answer(
         self, call: Call, watch: Callable[[int, np.ndarray], None] | None = None
     ) -> list[Choice]:
-        """Answers within the time, and counts what is asked and not answered."""
+        """Answers within the time limit, and counts the choices that are not answered yet."""
         began = time.monotonic()
         self._choices += call.n
         try:
@@ -120,7 +120,7 @@ class _Gate:
         return choices
 
     async def _pieces(self, call: Call, answer: Answer) -> AsyncIterator[dict[str, Any]]:
-        """Chunks: text as it comes, the rest at its end."""
+        """Chunks: text while it is sampled, everything else at the end."""
         loop, news = asyncio.get_running_loop(), asyncio.Queue[tuple[int, np.ndarray] | None]()
 
         def watch(number: int, ids: np.ndarray) -> None:
@@ -163,16 +163,15 @@ class _Gate:
     async def reload(self, request: Request) -> Response:
         self._check_key(request)
         http.check_json(request)
-        async with self._reloading:
-            return JSONResponse({"loaded": await self._take_up()})
+        async with self._loading:
+            return JSONResponse({"loaded": await self._load()})
 
     def _check_key(self, request: Request) -> None:
         key = http.bearer(request)
         fits = [hmac.compare_digest(key, own) for own in self._keys]
         if self._keys and not any(fits):
-            what = "expected Authorization: Bearer, and a key that is known here"
+            what = "expected Authorization: Bearer KEY, with a key that this server knows"
             raise ApiError(401, what, code="invalid_api_key")
-        http.admit(request)
 
 
 async def _joined(

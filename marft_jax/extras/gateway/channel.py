@@ -23,7 +23,7 @@ from marft_jax.formats import foreign
 from marft_jax.plugins import shown
 
 Play = Callable[[int, Any], Any]
-"""A user's program: (task, client) to its reward, or to a mapping from agents to theirs."""
+"""A user's program: (task, client) to its reward, or to a mapping from agents to their rewards."""
 Enter = Callable[["Channel"], tuple[str, str]]
 """Gives the base URL and the token of an episode."""
 
@@ -41,11 +41,10 @@ class Channel:
     Attributes:
         returned: its reward, once ``wait`` has given no calls.
         sent: its reward where it was sent over HTTP.
-        hold: takes a call over HTTP, and the caller's port, where those side by side are answered
-            together.
-        decode: ids to text, as soon as there is someone who answers.
-        name, token: of its address over HTTP, which frameworks keep connections by, and by which a
-            caller is known to speak for it.
+        take_http: takes a call over HTTP and the caller's port, where calls are answered in rounds.
+        decode: ids to text, as soon as a workflow answers; None before that.
+        name, token: the episode's name in the URL, by which frameworks keep connections, and the
+            key that a caller must send with it.
     """
 
     def __init__(self) -> None:
@@ -54,25 +53,27 @@ class Channel:
         self._open: list[Asked] = []
         self.returned: Any = None
         self.sent: Any = None
-        self.hold: Callable[[Call, int], Future[list[Choice]]] | None = None
-        self.decode: Decode = _nobody
+        self.take_http: Callable[[Call, int], Future[list[Choice]]] | None = None
+        self.decode: Decode | None = None
         self.name, self.token = secrets.token_hex(8), secrets.token_urlsafe()
 
-    def ask(self, calls: Sequence[Call]) -> list[Future[list[Choice]]]:
-        """Hands over calls that can be answered together.
+    def take(self, call: Call) -> Future[list[Choice]]:
+        """Hands over a call by itself."""
+        asked = Asked(call, Future())
+        self.ask([asked])
+        return asked.future
 
-        Raises:
-            ApiError: the episode is over.
-        """
-        asked = [Asked(call, Future()) for call in calls]
-        for one in asked:
-            one.future.set_running_or_notify_cancel()  # from now on nobody can cancel it
+    def ask(self, asked: Sequence[Asked]) -> None:
+        """Hands over calls that are answered together; a call that was cancelled is left out.
+        After the episode each gets an ``ApiError``."""
+        begun = [one for one in asked if one.future.set_running_or_notify_cancel()]
         with self._lock:
-            if self._closed:
-                raise ApiError(410, "the episode is over", code="episode_over")
-            self._open += asked
-        self._news.put(asked)
-        return [one.future for one in asked]
+            is_open = not self._closed
+            self._open += begun
+        if begun and is_open:
+            self._news.put(begun)
+        elif begun:
+            self.close()
 
     def wait(self) -> list[Asked]:
         """Waits for calls; none when the program has returned. Raises what it raised."""
@@ -92,7 +93,7 @@ class Channel:
         """Takes the reward of an episode, JSON; the last one counts.
 
         Raises:
-            ApiError: it is no number, and not one for each agent.
+            ApiError: it is neither a number nor a number for each agent.
         """
         try:
             reward = foreign.loads(body.decode())
@@ -103,16 +104,16 @@ class Channel:
             what = "expected a number, or an object of agents and their numbers"
             raise ApiError(400, f"reward: {what}, got {shown(reward)}", "reward")
         if self._closed:
-            raise ApiError(410, "the episode is over", code="episode_over")
+            raise _over()
         self.sent = reward
 
-    def start(self, play: Play, task: int, client: Any) -> None:
+    def start(self, play: Play, task: int, client: Client) -> None:
         """Runs the program in a thread of its own; an ``async`` one in an event loop of its own."""
         threading.Thread(
             target=self._run, args=(play, task, client), name="program", daemon=True
         ).start()
 
-    def _run(self, play: Play, task: int, client: Any) -> None:
+    def _run(self, play: Play, task: int, client: Client) -> None:
         try:
             if inspect.iscoroutinefunction(play):
                 with asyncio.Runner(loop_factory=client.make_loop) as runner:
@@ -124,13 +125,17 @@ class Channel:
             self._news.put(error)
 
     def close(self) -> None:
-        """Ends the episode: who waits for an answer is told, and whoever waits for a call."""
+        """Ends the episode: all that wait for an answer or for a call get an error."""
         with self._lock:
             self._closed, left = True, self._open
         for asked in left:
             with contextlib.suppress(InvalidStateError):  # it is answered
-                asked.future.set_exception(ApiError(410, "the episode is over"))
+                asked.future.set_exception(_over())
         self._news.put(BadInput("the episode is over"))
+
+
+def _over() -> ApiError:
+    return ApiError(410, "the episode is over", code="episode_over")
 
 
 class Client:
@@ -162,7 +167,7 @@ class Client:
         return self._enter(self._channel)
 
     def _check_process(self) -> None:
-        """Refuses calls of a forked process: nobody answers there."""
+        """Refuses calls of a forked process, where no thread would answer."""
         if os.getpid() != self._process:
             what = "expected a call of the program's own process, got one of a fork; let the fork "
             what += "call over HTTP: read client.base_url and client.api_key before it begins"
@@ -171,16 +176,12 @@ class Client:
     def _create(self, **fields: Any) -> Any:
         self._check_process()
         call = read_fields(fields)
-        [future] = self._channel.ask([call])
-        return self._opened(call, future.result())
+        return self._opened(call, self._channel.take(call).result())
 
     def _opened(self, call: Call, choices: Sequence[Choice]) -> Any:
+        assert self._channel.decode is not None
         body = json.dumps(Answer(call, self._channel.decode).whole(choices))
         return json.loads(body, object_hook=lambda fields: SimpleNamespace(**fields))
-
-
-def _nobody(ids: list[int]) -> str:
-    raise BadInput("this environment is a program: expected --team.workflow program")
 
 
 def read_fields(fields: dict[str, Any]) -> Call:

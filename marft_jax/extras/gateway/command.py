@@ -2,8 +2,8 @@
 
     python -m marft_jax.serve --run runs/quickstart --port 8000
 
-`model` is `team`, or an agent's name. Further flags are those of training, such as
-`--eval.temperature 0.7`, which is what a call that names no temperature gets.
+`model` is `team` or an agent's name. Further flags are those of training, such as
+`--eval.temperature 0.7`: the temperature of a call that names none.
 """
 
 from __future__ import annotations
@@ -35,17 +35,15 @@ if TYPE_CHECKING:
 
     from marft_jax.extras.gateway.http import Limits
 
-_LONGEST_KEYS = 1 << 20  # bytes of a file of keys
-
 
 def main(argv: Sequence[str] | None = None) -> NoReturn:
-    """Leaves with 0: stopped by a signal, all calls answered; 2: bad configuration or input."""
+    """Exits with 0 after a signal, all calls answered; with 2 for bad configuration or input."""
     parser = cli.run_parser("marft_jax.serve", __doc__)
     parser.add_argument("--host", default="127.0.0.1", help="the address to listen at (loopback)")
     parser.add_argument("--port", default=8000, type=int, help="the port; 0 takes a free one")
-    known = "a file of keys, a line each; who calls must have one"
+    known = "a file of keys, one per line; a caller must send one of them"
     parser.add_argument("--api_key_file", metavar="F", help=known)
-    allowed = "further names that callers know this machine by (loopback and --host)"
+    allowed = "more names by which callers may address this machine (loopback and --host)"
     parser.add_argument(
         "--allow_host", nargs="+", action="extend", default=[], metavar="NAME", help=allowed
     )
@@ -57,16 +55,18 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
             if not name_of(name):
                 raise BadInput(f"--allow_host: expected the name of a host, got {name!r:.80}")
         config = cli.parse_run(own.run, own.base, rest, prog="marft_jax.serve")
-        _check_extra()
-        from marft_jax.extras.gateway.http import make_server
-
+        try:
+            from marft_jax.extras.gateway.http import make_server
+        except ImportError as error:
+            what = f'{error.name} is not installed: pip install "marft_jax[serve]"'
+            raise BadInput(what) from error
         with (
             _listen(own.host, own.port) as listener,
             open_app(own.run, config, own.step, keys, names=names) as app,
         ):
             host, port = listener.getsockname()[:2]
             print(f"marft_jax: serves at http://{host}:{port}/v1", file=sys.stderr, flush=True)
-            for number in (signal.SIGINT, signal.SIGTERM):  # what uvicorn sends again at its end
+            for number in (signal.SIGINT, signal.SIGTERM):  # uvicorn raises them again at its end
                 signal.signal(number, lambda *_: None)
             make_server(app).run([listener])
     sys.exit(0)
@@ -84,7 +84,7 @@ def open_app(
     """The application that answers for the team of a run; its engine's thread ends with it.
 
     Raises:
-        BadInput: settings, model or checkpoint that do not fit.
+        BadInput: settings, model or checkpoint do not fit.
     """
     from marft_jax.extras.gateway.app import make_app
     from marft_jax.extras.gateway.batcher import Batcher
@@ -98,7 +98,7 @@ def open_app(
     session.engine.load(restore_state(session, run, step).adapters)
     with Batcher(session.engine) as batcher:
 
-        async def reload() -> Any:
+        async def reload() -> int:
             restore = functools.partial(restore_state, session, run, "latest")
             state = await asyncio.get_running_loop().run_in_executor(threads, restore)
             await asyncio.wrap_future(batcher.load(state.adapters))
@@ -129,23 +129,10 @@ def _read_keys(file: str | None) -> list[str]:
     if file is None:
         return []
     try:
-        with Path(file).open("rb") as stream:  # a pipe is as good
-            raw = stream.read(_LONGEST_KEYS + 1)
-        if len(raw) > _LONGEST_KEYS:
-            raise ValueError(f"expected at most {_LONGEST_KEYS >> 20} MiB of keys")
-        lines = raw.decode().replace("\ufeff", "").splitlines()  # editors open a file with it
+        lines = Path(file).read_text("utf-8-sig").splitlines()
     except (OSError, ValueError) as error:
         raise BadInput(f"--api_key_file {file}: {reason(error)}") from error
     keys = [line.strip() for line in lines if line.strip()]
     if not keys:
-        raise BadInput(f"--api_key_file {file}: expected keys, a line each, found none")
+        raise BadInput(f"--api_key_file {file}: expected keys, one per line, found none")
     return keys
-
-
-def _check_extra() -> None:
-    try:
-        import starlette  # noqa: F401
-        import uvicorn  # noqa: F401
-    except ImportError as error:
-        what = f'{error.name} is not installed: pip install "marft_jax[serve]"'
-        raise BadInput(what) from error

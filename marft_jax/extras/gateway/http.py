@@ -1,15 +1,8 @@
-"""HTTP that any caller may reach: within its time and size, and refused in the API's format."""
+"""HTTP for callers of any kind: limits of time and size, and refusals in the format of the API."""
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import math
-import selectors
-import socket
-import struct
-import threading
-from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from typing import Any, NamedTuple, TypeVar
 
@@ -21,7 +14,6 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
-from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from marft_jax.errors import BadInput, RunFailed, one_line
 from marft_jax.extras.gateway.errors import ApiError
@@ -31,16 +23,15 @@ _T = TypeVar("_T")
 
 
 class Limits(NamedTuple):
-    """What callers may use; who wants more gets the status code beside it."""
+    """What callers may use; beside each limit the status code of a call that wants more."""
 
     body: int = 1 << 20  # bytes of a call: 413
     choices: int = 1024  # asked and not answered, of all callers together: 429
-    read_seconds: float = 20.0  # until a call's head has come, then its body: closed, 408
-    # and within which a client reads some of what waits for it: closed
+    read_seconds: float = 20.0  # until the body of a call has come: 408
     seconds: float = 600.0  # until a call is answered: 504
     connections: int = 4096  # open at once: 503
-    strangers: int = 512  # of them before a call with a key; more have a second for it: closed
-    grace_seconds: float = 20.0  # from a signal to the end: what is not answered is broken off
+    idle_seconds: int = 20  # between two calls of a connection, which is closed then
+    grace_seconds: float = 20.0  # from a signal to the end; a call that is not answered is cut off
 
 
 DEFAULT = Limits()
@@ -49,26 +40,24 @@ DEFAULT = Limits()
 def make_app(
     routes: Sequence[Route], count: Callable[[int], None], names: Sequence[str] = ()
 ) -> Starlette:
-    """An application that spells every fault as the API does.
+    """Makes an application that reports every error in the format of the API.
 
     Args:
-        count: gets the status of each.
+        count: is given the status of each error.
         names: of hosts that it answers to, beside those of the loopback address.
     """
 
     async def refuse(request: Request, error: Exception) -> Response:
-        status, later = 500, None
         if isinstance(error, HTTPException):
             error = ApiError(error.status_code, error.detail)
         elif isinstance(error, ClientDisconnect):
             error = ApiError(499, "the client has left")
         elif not isinstance(error, ApiError):
             error = ApiError(400 if isinstance(error, BadInput) else 503, one_line(str(error)))
-        status = error.status
-        count(status)
-        later = {"retry-after": "1"} if status in (429, 503) else None
+        count(error.status)
+        later = {"retry-after": "1"} if error.status in (429, 503) else None
         body = jsonlines.plain(error.body)  # what a caller sent may hold lone surrogates
-        return JSONResponse(body, status, later)
+        return JSONResponse(body, error.status, later)
 
     def to_known_hosts(app: ASGIApp) -> ASGIApp:
         async def checked(scope: Scope, receive: Receive, send: Send) -> None:
@@ -89,18 +78,20 @@ def make_app(
 
 
 def make_server(app: Starlette, limits: Limits = DEFAULT) -> uvicorn.Server:
-    """A server for an application, that ends what is begun when it is stopped."""
-    settings = uvicorn.Config(
-        app,
-        http=_impatient(limits),
-        ws="none",
-        lifespan="off",
-        log_level="critical",
-        access_log=False,
-        limit_concurrency=limits.connections,
-        timeout_graceful_shutdown=max(1, int(limits.grace_seconds)),
+    """Makes a server for an application; when stopped, it first answers the calls it has read."""
+    return uvicorn.Server(
+        uvicorn.Config(
+            app,
+            http="h11",
+            ws="none",
+            lifespan="off",
+            log_level="critical",
+            access_log=False,
+            limit_concurrency=limits.connections,
+            timeout_keep_alive=limits.idle_seconds,
+            timeout_graceful_shutdown=max(1, int(limits.grace_seconds)),
+        )
     )
-    return uvicorn.Server(settings)
 
 
 def bearer(request: Request) -> bytes:
@@ -108,11 +99,6 @@ def bearer(request: Request) -> bytes:
     kind, _, key = request.headers.get("authorization", "").partition(" ")
     own = key.strip(" \t").encode("latin-1")  # the bytes that were sent
     return own if kind.lower() == "bearer" else b""
-
-
-def admit(request: Request) -> None:
-    """Lets a connection stay: its caller may call."""
-    request.state.admit()
 
 
 async def read_body(request: Request, limits: Limits = DEFAULT) -> bytes:
@@ -138,7 +124,7 @@ def check_json(request: Request) -> None:
 
 
 async def unless_gone(request: Request, work: Awaitable[_T]) -> _T:
-    """Does the work unless the client leaves; raises ``ClientDisconnect`` then."""
+    """Awaits the work; raises ``ClientDisconnect`` once the client has left."""
     task, gone = asyncio.ensure_future(work), asyncio.create_task(_left(request))
     try:
         await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
@@ -150,49 +136,17 @@ async def unless_gone(request: Request, work: Awaitable[_T]) -> _T:
         gone.cancel()
 
 
-class Idle:
-    """Makes an event loop, and tells other threads when it has nothing to do."""
-
-    def __init__(self) -> None:
-        self._asked = deque[threading.Event]()
-        self._loop: asyncio.AbstractEventLoop | None = None
-
-    def make_loop(self) -> asyncio.AbstractEventLoop:
-        asked = self._asked
-
-        class Watched(selectors.DefaultSelector):
-            def select(self, timeout: float | None = None) -> list[Any]:
-                known = len(asked)  # those who ask later may have sent something since
-                events = super().select(0)
-                if events or timeout == 0:
-                    return events
-                for _ in range(known):
-                    asked.popleft().set()
-                return super().select(timeout)
-
-        self._loop = asyncio.SelectorEventLoop(Watched())
-        return self._loop
-
-    def wait(self, seconds: float) -> None:
-        """Waits until it is idle, at most so long."""
-        assert self._loop is not None
-        idle = threading.Event()
-        self._asked.append(idle)
-        with contextlib.suppress(RuntimeError):  # it is closed
-            self._loop.call_soon_threadsafe(lambda: None)
-            idle.wait(seconds)
-
-
 async def _left(request: Request) -> None:
-    receive: Callable[[], Awaitable[Any]] = request.receive
-    while (await receive())["type"] != "http.disconnect":
+    while (await request.receive())["type"] != "http.disconnect":
         pass
 
 
 class Events(StreamingResponse):
-    """Server-sent events, which break off when their time is over, however slowly they are read."""
+    """Server-sent events; they break off after ``seconds``, however slowly they are read."""
 
-    def __init__(self, bodies: AsyncIterator[dict[str, Any]], seconds: float) -> None:
+    def __init__(
+        self, bodies: AsyncIterator[dict[str, Any]], seconds: float = DEFAULT.seconds
+    ) -> None:
         super().__init__(_events(bodies), media_type="text/event-stream")
         self._seconds = seconds
 
@@ -208,85 +162,3 @@ async def _events(bodies: AsyncIterator[dict[str, Any]]) -> AsyncIterator[str]:
     async for body in bodies:
         yield f"data: {jsonlines.dumps(body)}\n\n"
     yield "data: [DONE]\n\n"
-
-
-def _impatient(limits: Limits) -> type[H11Protocol]:
-    """Uvicorn's protocol, which closes connections whose next head does not come in time, whose
-    client does not read, or that have shown no key."""
-    strangers = set[Any]()
-    seconds = limits.read_seconds
-
-    class Impatient(H11Protocol):
-        _timer: asyncio.TimerHandle | None = None
-        _unread: asyncio.TimerHandle | None = None
-
-        def connection_made(self, transport: Any) -> None:
-            super().connection_made(transport)
-            transport.set_write_buffer_limits(0)  # to hear of all that is not read
-            strangers.add(self)
-            patience = seconds if len(strangers) <= limits.strangers else min(1.0, seconds)
-            self._stranger = self.loop.call_later(patience, self._reset)
-            self.app_state = {"admit": self._admit}
-            self._set_timer()
-
-        def pause_writing(self) -> None:
-            super().pause_writing()
-            self._expect_less(math.inf)
-
-        def resume_writing(self) -> None:
-            super().resume_writing()
-            _end(self._unread)
-
-        def _expect_less(self, than: float) -> None:
-            """Gives up a client that has read nothing since it was looked at before."""
-            unread = self.transport.get_write_buffer_size()
-            if unread >= than:
-                return self._reset()
-            self._unread = self.loop.call_later(seconds, self._expect_less, unread)
-
-        def _reset(self) -> None:
-            """Closes the connection; the system keeps nothing for a client that may never read."""
-            own = self.transport.get_extra_info("socket")
-            own.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-            self.transport.abort()
-
-        def _admit(self) -> None:
-            strangers.discard(self)
-            self._stranger.cancel()
-
-        def data_received(self, data: bytes) -> None:
-            idle = self._is_idle()
-            super().data_received(data)
-            if not self._is_idle():
-                self._unset_timer()
-            elif not idle:
-                self._set_timer()
-
-        def on_response_complete(self) -> None:
-            super().on_response_complete()
-            if self._is_idle():
-                self._set_timer()
-
-        def connection_lost(self, exc: Exception | None) -> None:
-            self._admit()
-            self._unset_timer()
-            _end(self._unread)
-            super().connection_lost(exc)
-
-        def _is_idle(self) -> bool:
-            cycle: Any = self.cycle  # None before the first call
-            return cycle is None or cycle.response_complete
-
-        def _set_timer(self) -> None:
-            self._unset_timer()
-            self._timer = self.loop.call_later(seconds, self.transport.close)
-
-        def _unset_timer(self) -> None:
-            _end(self._timer)
-
-    return Impatient
-
-
-def _end(timer: asyncio.TimerHandle | None) -> None:
-    if timer is not None:
-        timer.cancel()

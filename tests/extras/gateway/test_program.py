@@ -22,9 +22,10 @@ from scripted import text
 
 from marft_jax import cli, train
 from marft_jax.errors import BadInput
-from marft_jax.extras.gateway import side_by_side
+from marft_jax.extras.gateway import rounds
 from marft_jax.extras.gateway.channel import Channel
 from marft_jax.extras.gateway.errors import ApiError
+from marft_jax.extras.gateway.protocol import Call
 from marft_jax.run.setup import open_session, restore_state
 from marft_jax.team.team_files import load_team
 
@@ -181,7 +182,7 @@ def test_a_thread_that_works_on_is_waited_for_no_longer_than_that(monkeypatch):
         over.set()
         return float(await working)
 
-    monkeypatch.setattr(side_by_side, "_MOST_SECONDS", 0.1)
+    monkeypatch.setattr(rounds, "_MOST_SECONDS", 0.1)
     assert play(run, monkeypatch)[0].episodes[0].reward == 1.0
 
 
@@ -272,8 +273,8 @@ def test_a_program_that_is_never_idle_is_answered(monkeypatch):
         reader.close(), writer.close()
         return 1.0
 
-    monkeypatch.setattr(side_by_side, "_MOST_SECONDS", 0.3)
-    monkeypatch.setattr(side_by_side, "_MOST_PASSES", 10)
+    monkeypatch.setattr(rounds, "_MOST_SECONDS", 0.3)
+    monkeypatch.setattr(rounds, "_MOST_PASSES", 10)
     assert play(run, monkeypatch)[0].episodes[0].reward == 1.0
 
 
@@ -417,11 +418,12 @@ def test_one_episodes_token_does_not_speak_for_another(monkeypatch):
 
 def test_an_episode_that_is_over_takes_nothing_more():
     over = Channel()
+    waiting = over.take(Call("solver", ()))
     over.close()
-    for ask in (lambda: over.ask([]), lambda: over.send(b"1")):
-        with pytest.raises(ApiError) as refused:
-            ask()
-        assert refused.value.status == 410
+    with pytest.raises(ApiError) as refused:
+        over.send(b"1")
+    errors = [refused.value, waiting.exception(), over.take(Call("solver", ())).exception()]
+    assert [error.status for error in errors] == [410] * 3
 
 
 PLAY = """
