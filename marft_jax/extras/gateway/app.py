@@ -100,7 +100,7 @@ class _Gate:
             return JSONResponse(answer.whole(choices))
         pieces = self._pieces(call, answer)
         first = await http.unless_gone(request, anext(pieces))  # an error keeps its own status
-        return http.Events(_joined(first, pieces), self._limits.seconds)
+        return http.stream(_joined(first, pieces))
 
     async def _answer(
         self, call: Call, watch: Callable[[int, np.ndarray], None] | None = None

@@ -7,14 +7,13 @@ import contextlib
 import functools
 import inspect
 import json
-import os
 import queue
 import secrets
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, InvalidStateError
 from types import SimpleNamespace
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from marft_jax.errors import BadInput
 from marft_jax.extras.gateway.errors import ApiError
@@ -22,10 +21,11 @@ from marft_jax.extras.gateway.protocol import Answer, Call, Choice, Decode, read
 from marft_jax.formats import foreign
 from marft_jax.plugins import shown
 
+if TYPE_CHECKING:
+    from marft_jax.extras.gateway.endpoint import Endpoint
+
 Play = Callable[[int, Any], Any]
 """A user's program: (task, client) to its reward, or to a mapping from agents to their rewards."""
-Enter = Callable[["Channel"], tuple[str, str]]
-"""Gives the base URL and the token of an episode."""
 
 
 class Asked(NamedTuple):
@@ -141,12 +141,15 @@ def _over() -> ApiError:
 class Client:
     """Answers as ``openai.OpenAI`` does: ``client.chat.completions.create(model=..., ...)``.
 
+    Args:
+        endpoint: starts the endpoint, unless it runs, and returns it.
+
     Attributes:
         base_url, api_key: of an HTTP endpoint with the same answers, for this episode alone.
     """
 
-    def __init__(self, channel: Channel, enter: Enter):
-        self._channel, self._enter, self._process = channel, enter, os.getpid()
+    def __init__(self, channel: Channel, endpoint: Callable[[], Endpoint]):
+        self._channel, self._endpoint = channel, endpoint
         self.chat = SimpleNamespace(completions=SimpleNamespace(create=self._create))
 
     def make_loop(self) -> asyncio.AbstractEventLoop:
@@ -163,18 +166,9 @@ class Client:
 
     @functools.cached_property
     def _entered(self) -> tuple[str, str]:
-        self._check_process()
-        return self._enter(self._channel)
-
-    def _check_process(self) -> None:
-        """Refuses calls of a forked process, where no thread would answer."""
-        if os.getpid() != self._process:
-            what = "expected a call of the program's own process, got one of a fork; let the fork "
-            what += "call over HTTP: read client.base_url and client.api_key before it begins"
-            raise ApiError(400, what)
+        return self._endpoint().enter(self._channel)
 
     def _create(self, **fields: Any) -> Any:
-        self._check_process()
         call = read_fields(fields)
         return self._opened(call, self._channel.take(call).result())
 

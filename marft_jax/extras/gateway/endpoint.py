@@ -7,37 +7,45 @@ import contextlib
 import socket
 import threading
 import weakref
-from collections.abc import AsyncIterator, Callable
-from typing import TYPE_CHECKING, Any
+from collections.abc import AsyncIterator
+from typing import Any
 
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from marft_jax.extras.gateway import http
 from marft_jax.extras.gateway.channel import Channel
 from marft_jax.extras.gateway.errors import ApiError
 from marft_jax.extras.gateway.protocol import Answer, read_call
 from marft_jax.extras.gateway.rounds import IdleSelector
 
-if TYPE_CHECKING:
-    from starlette.requests import Request
-    from starlette.responses import Response
-
 _CLOSE_SECONDS = 10.0
 
 
 class Endpoint:
-    """A server on the loopback address; it starts when the first program asks for it."""
+    """A server on the loopback address, in a thread of its own."""
 
     def __init__(self) -> None:
         self._channels: weakref.WeakValueDictionary[bytes, Channel] = weakref.WeakValueDictionary()
-        self._lock, self._url = threading.Lock(), ""
         self._settling = list[threading.Event]()
-        self._close: Callable[[], None] = lambda: None
+        routes = [
+            Route("/{episode}/v1/chat/completions", self._complete, methods=["POST"]),
+            Route("/{episode}/v1/reward", self._reward, methods=["POST"]),
+        ]
+        limits = http.Limits(grace_seconds=_CLOSE_SECONDS)
+        self._server = http.make_server(http.make_app(routes, lambda _: None), limits)
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self._loop = asyncio.SelectorEventLoop(IdleSelector(self._before_sleep))
+        self._thread = threading.Thread(target=self._run, name="endpoint", daemon=True)
+        self._thread.start()
 
     def enter(self, channel: Channel) -> tuple[str, str]:
         """Returns the base URL and the token of an episode; with the token a caller is its
         program."""
-        with self._lock:
-            self._url = self._url or self._start()
-            self._channels[channel.token.encode()] = channel
-        return f"{self._url}/{channel.name}/v1", channel.token
+        self._channels[channel.token.encode()] = channel
+        port = self._listener.getsockname()[1]
+        return f"http://127.0.0.1:{port}/{channel.name}/v1", channel.token
 
     def settle(self) -> None:
         """Waits until the server has read all that was sent, and has written all its answers."""
@@ -47,47 +55,21 @@ class Endpoint:
             idle.wait(_CLOSE_SECONDS)
 
     def close(self) -> None:
-        """Ends the server, if there is one."""
-        self._close()
+        """Ends the server."""
+        self._server.should_exit = True
+        self._thread.join(_CLOSE_SECONDS)
+        self._listener.close()
+
+    def _run(self) -> None:
+        with asyncio.Runner(loop_factory=lambda: self._loop) as runner:
+            runner.run(self._server.serve([self._listener]))
 
     def _before_sleep(self, timeout: float | None) -> float | None:
         while self._settling:
             self._settling.pop().set()
         return timeout
 
-    def _start(self) -> str:
-        from starlette.routing import Route
-
-        from marft_jax.extras.gateway import http
-
-        listener = socket.create_server(("127.0.0.1", 0))
-        routes = [
-            Route("/{episode}/v1/chat/completions", self._complete, methods=["POST"]),
-            Route("/{episode}/v1/reward", self._reward, methods=["POST"]),
-        ]
-        limits = http.Limits(grace_seconds=_CLOSE_SECONDS)
-        server = http.make_server(http.make_app(routes, lambda _: None), limits)
-
-        self._loop = loop = asyncio.SelectorEventLoop(IdleSelector(self._before_sleep))
-
-        def run() -> None:
-            with asyncio.Runner(loop_factory=lambda: loop) as runner:
-                runner.run(server.serve([listener]))
-
-        thread = threading.Thread(target=run, name="endpoint", daemon=True)
-        thread.start()
-
-        def close() -> None:
-            server.should_exit = True
-            thread.join(_CLOSE_SECONDS)
-            listener.close()
-
-        self._close = close
-        return f"http://127.0.0.1:{listener.getsockname()[1]}"
-
     def _channel_of(self, request: Request) -> Channel:
-        from marft_jax.extras.gateway import http
-
         channel = self._channels.get(http.bearer(request))
         if channel is None or channel.name != request.path_params["episode"]:
             raise ApiError(401, "expected the token of an episode", code="invalid_api_key")
@@ -95,15 +77,11 @@ class Endpoint:
 
     async def _reward(self, request: Request) -> Response:
         """Takes the reward of an episode: a number, or one for each agent by name."""
-        from marft_jax.extras.gateway import http
-
         channel = self._channel_of(request)
         channel.send(await http.read_body(request))
-        return http.JSONResponse({"reward": channel.sent})
+        return JSONResponse({"reward": channel.sent})
 
     async def _complete(self, request: Request) -> Response:
-        from marft_jax.extras.gateway import http
-
         channel = self._channel_of(request)
         call = read_call(await http.read_body(request))
         take, caller = channel.take_http, request.client
@@ -118,4 +96,4 @@ class Endpoint:
             if call.usage:
                 yield answer.total(choices)
 
-        return http.Events(pieces()) if call.stream else http.JSONResponse(answer.whole(choices))
+        return http.stream(pieces()) if call.stream else JSONResponse(answer.whole(choices))

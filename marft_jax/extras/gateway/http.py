@@ -48,16 +48,11 @@ def make_app(
     """
 
     async def refuse(request: Request, error: Exception) -> Response:
-        if isinstance(error, HTTPException):
-            error = ApiError(error.status_code, error.detail)
-        elif isinstance(error, ClientDisconnect):
-            error = ApiError(499, "the client has left")
-        elif not isinstance(error, ApiError):
-            error = ApiError(400 if isinstance(error, BadInput) else 503, one_line(str(error)))
-        count(error.status)
-        later = {"retry-after": "1"} if error.status in (429, 503) else None
-        body = jsonlines.plain(error.body)  # what a caller sent may hold lone surrogates
-        return JSONResponse(body, error.status, later)
+        refusal = _refusal(error)
+        count(refusal.status)
+        later = {"retry-after": "1"} if refusal.status in (429, 503) else None
+        body = jsonlines.plain(refusal.body)  # what a caller sent may hold lone surrogates
+        return JSONResponse(body, refusal.status, later)
 
     def to_known_hosts(app: ASGIApp) -> ASGIApp:
         async def checked(scope: Scope, receive: Receive, send: Send) -> None:
@@ -75,6 +70,17 @@ def make_app(
     return Starlette(
         routes=routes, exception_handlers=handlers, middleware=[Middleware(to_known_hosts)]
     )
+
+
+def _refusal(error: Exception) -> ApiError:
+    """An error as the API reports it."""
+    if isinstance(error, ApiError):
+        return error
+    if isinstance(error, HTTPException):
+        return ApiError(error.status_code, error.detail)
+    if isinstance(error, ClientDisconnect):
+        return ApiError(499, "the client has left")
+    return ApiError(400 if isinstance(error, BadInput) else 503, one_line(str(error)))
 
 
 def make_server(app: Starlette, limits: Limits = DEFAULT) -> uvicorn.Server:
@@ -141,24 +147,15 @@ async def _left(request: Request) -> None:
         pass
 
 
-class Events(StreamingResponse):
-    """Server-sent events; they break off after ``seconds``, however slowly they are read."""
-
-    def __init__(
-        self, bodies: AsyncIterator[dict[str, Any]], seconds: float = DEFAULT.seconds
-    ) -> None:
-        super().__init__(_events(bodies), media_type="text/event-stream")
-        self._seconds = seconds
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        try:
-            async with asyncio.timeout(self._seconds):
-                await super().__call__(scope, receive, send)
-        except (TimeoutError, ApiError):
-            pass  # its beginning is sent: it can only break off
+def stream(bodies: AsyncIterator[dict[str, Any]]) -> Response:
+    """Server-sent events; an error ends them as the last event."""
+    return StreamingResponse(_events(bodies), media_type="text/event-stream")
 
 
 async def _events(bodies: AsyncIterator[dict[str, Any]]) -> AsyncIterator[str]:
-    async for body in bodies:
-        yield f"data: {jsonlines.dumps(body)}\n\n"
-    yield "data: [DONE]\n\n"
+    try:
+        async for body in bodies:
+            yield f"data: {jsonlines.dumps(body)}\n\n"
+        yield "data: [DONE]\n\n"
+    except (ApiError, BadInput, RunFailed) as error:
+        yield f"data: {jsonlines.dumps(_refusal(error).body)}\n\n"

@@ -2,7 +2,7 @@
 
 ``--team.workflow program --env.name package.module:play``: ``play(task, client)`` gets the number
 of its task and a client like OpenAI's, in which ``model`` is an agent's name; it returns its
-reward. The environment runs it, the workflow makes acts of its calls.
+reward. The environment runs the program, and the workflow makes acts of its calls.
 """
 
 from __future__ import annotations
@@ -10,28 +10,46 @@ from __future__ import annotations
 import inspect
 import threading
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from marft_jax.envs.base import EVAL_SEEDS, EnvSource, Split
 from marft_jax.errors import BadInput
 from marft_jax.extras.gateway.channel import Asked, Channel, Client, Play
-from marft_jax.extras.gateway.endpoint import Endpoint
 from marft_jax.extras.gateway.errors import ApiError
 from marft_jax.extras.gateway.history import History
-from marft_jax.extras.gateway.side_by_side import AsyncClient
+from marft_jax.extras.gateway.rounds import AsyncClient
 from marft_jax.team.prompts import Team
 from marft_jax.team.protocol import Step
 from marft_jax.team.workflows import Workflow
 from marft_jax.types import Act, StepResult, Turn
 
+if TYPE_CHECKING:
+    from marft_jax.extras.gateway.endpoint import Endpoint
+
 _ENCODES = threading.Lock()  # a tokenizer is for one thread at a time
+_WRONG = "--team.workflow program: expected together with --env.name package.module:play, a "
+_WRONG += "function of (task, client); give both"
 
 
 def source(play: Play, split: Split) -> EnvSource:
-    """Makes episodes of a program; those of an evaluation have other tasks."""
-    endpoint = Endpoint()
+    """Makes episodes of a program; episodes of an evaluation have other tasks."""
+    started, lock = list["Endpoint"](), threading.Lock()
+
+    def endpoint() -> Endpoint:
+        from marft_jax.extras.gateway.endpoint import Endpoint
+
+        with lock:
+            if not started:
+                started.append(Endpoint())
+        return started[0]
+
+    def close() -> None:
+        while started:
+            started.pop().close()
+
     first = EVAL_SEEDS if split == "eval" else 0
-    return EnvSource(lambda: ProgramEnv(play, first, endpoint), close=endpoint.close)
+    return EnvSource(lambda: ProgramEnv(play, first, endpoint), close=close)
 
 
 class ProgramEnv:
@@ -41,21 +59,21 @@ class ProgramEnv:
         program: its calls, for the workflow.
     """
 
-    def __init__(self, play: Play, first: int, endpoint: Endpoint) -> None:
+    def __init__(self, play: Play, first: int, endpoint: Callable[[], Endpoint]) -> None:
         self._play, self._first, self._endpoint = play, first, endpoint
         self.program = Channel()
         weakref.finalize(self, self.program.close)
 
     def reset(self, seed: int) -> str:
-        task, channel = seed + self._first, self.program
-        enter, settle = self._endpoint.enter, self._endpoint.settle
-        is_async = inspect.iscoroutinefunction(self._play)
-        client = AsyncClient(channel, enter, settle) if is_async else Client(channel, enter)
-        channel.start(self._play, task, client)
+        task, kind = seed + self._first, Client
+        if inspect.iscoroutinefunction(self._play):
+            kind = AsyncClient
+        self.program.start(self._play, task, kind(self.program, self._endpoint))
         return f"task {task}"
 
     def step(self, turns: Sequence[Turn]) -> StepResult:
-        self.program.decode([])  # somebody has answered it
+        if self.program.decode is None:
+            raise BadInput(_WRONG)
         reward = self.program.returned
         reward = self.program.sent if reward is None else reward
         if isinstance(reward, Mapping):
@@ -67,10 +85,7 @@ def program(team: Team, observation: str) -> Workflow:
     """Lets agents act as the program of the environment calls them, until it returns."""
     channel: Channel | None = team.program
     if channel is None:
-        raise BadInput(
-            "--team.workflow program: expected --env.name package.module:play, a function of "
-            "(task, client)"
-        )
+        raise BadInput(_WRONG)
     channel.decode = team.tokenizer.decode
     history, turns = History(team), list[Turn]()
     while asked := channel.wait():
@@ -92,7 +107,7 @@ def program(team: Team, observation: str) -> Workflow:
 
 
 def _acts(history: History, asked: Sequence[Asked]) -> list[tuple[Asked, list[Act]]]:
-    """Acts of each call; one that is refused is answered so."""
+    """Acts of each call; a call that is refused gets its error."""
     ready: list[tuple[Asked, list[Act]]] = []
     for one in asked:
         try:

@@ -21,10 +21,13 @@ import weakref
 from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import Future
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from marft_jax.extras.gateway.channel import Asked, Channel, Client, Enter, read_fields
+from marft_jax.extras.gateway.channel import Asked, Channel, Client, read_fields
 from marft_jax.extras.gateway.protocol import Call, Choice
+
+if TYPE_CHECKING:
+    from marft_jax.extras.gateway.endpoint import Endpoint
 
 _GUARD_SECONDS = 1.0  # a later timer is the timeout of a call; an earlier one is a delay
 _MOST_SECONDS = 5.0  # that a round lasts in a program that is never idle
@@ -68,16 +71,12 @@ class _Held(NamedTuple):
 
 
 class AsyncClient(Client):
-    """Answers as ``openai.AsyncOpenAI`` does, to ``await``.
+    """Answers as ``openai.AsyncOpenAI`` does, to ``await``."""
 
-    Args:
-        settle: waits until the endpoint has nothing to do.
-    """
-
-    def __init__(self, channel: Channel, enter: Enter, settle: Callable[[], None]):
-        super().__init__(channel, enter)
+    def __init__(self, channel: Channel, endpoint: Callable[[], Endpoint]):
+        super().__init__(channel, endpoint)
         self.chat.completions.create = self._create_async
-        self._settle, self._uses_http = settle, False
+        self._uses_http = False
         self._lock, self._held, self._unanswered = threading.Lock(), list[_Held](), 0
         self._began, self._passes = 0.0, 0  # of the round: when it began, how often the loop ran
         self._loop: _Loop | None = None
@@ -89,7 +88,6 @@ class AsyncClient(Client):
         return self._loop
 
     async def _create_async(self, **fields: Any) -> Any:
-        self._check_process()
         call, loop = read_fields(fields), asyncio.get_running_loop()
         place = self._loop.place if self._loop is loop else None
         return self._opened(call, await asyncio.wrap_future(self._hold(call, place)))
@@ -125,7 +123,7 @@ class AsyncClient(Client):
         if loop.jobs > waiting and not is_late:
             return _MOST_SECONDS
         if self._uses_http:
-            self._settle()
+            self._endpoint().settle()
             if loop.selector.peek():
                 return 0
         self._end_round()

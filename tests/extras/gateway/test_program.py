@@ -208,38 +208,6 @@ def test_calls_from_other_event_loops_are_answered(number, monkeypatch):
     assert [len(batch) for batch in play(run, monkeypatch)[1].batches] == [number]
 
 
-@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning", "ignore:.*fork:RuntimeWarning")
-@pytest.mark.parametrize("is_async", [False, True])
-def test_a_call_of_a_forked_process_is_refused(is_async, monkeypatch):
-    def fork(client):
-        if (child := os.fork()) == 0:
-            code = 1
-            try:
-                ask = client.chat.completions.create(model="solver", messages=[user("a")])
-                ask.send(None) if is_async else None
-            except ApiError as error:
-                code = 7 if "before it begins" in str(error) and client.api_key == key else 2
-            finally:
-                os._exit(code)
-        return float(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
-
-    def run(task, client):
-        nonlocal key
-        key = client.api_key
-        client.chat.completions.create(model="solver", messages=[user("a")])
-        return fork(client)
-
-    async def run_async(task, client):
-        nonlocal key
-        key = client.api_key
-        await client.chat.completions.create(model="solver", messages=[user("a")])
-        return fork(client)
-
-    key = ""
-    play_it = run_async if is_async else run
-    assert play(play_it, monkeypatch)[0].episodes[0].reward == 7.0
-
-
 def test_a_call_that_a_thread_prepares_is_waited_for(monkeypatch):
     async def run(task, client):
         async def ask(i):
