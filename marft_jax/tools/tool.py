@@ -98,7 +98,8 @@ def _make_tool(function: Callable[..., Any], where: str) -> Tool:
         except ValidationError as error:
             raise ToolError(_first(error)) from None
 
-    return Tool(function.__name__, description, TypeAdapter(function).json_schema(), call)
+    schema = TypeAdapter[Any](function).json_schema()  # pyright: ignore[reportArgumentType]
+    return Tool(function.__name__, description, schema, call)
 
 
 def _first(error: ValidationError) -> str:

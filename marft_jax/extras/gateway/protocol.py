@@ -188,7 +188,8 @@ def _message(where: str, message: Any) -> Message:
     texts = [part.get("text") if isinstance(part, dict) else None for part in known]
     if not all(isinstance(text, str) for text in texts):
         raise ApiError(400, f"{where}.content: expected text, got {shown(parts)}", "messages")
-    own = {"role": _ROLES[role], "content": text_of(where, "".join(map(str, texts)))}
+    content = text_of(where, "".join(map(str, texts)))
+    own: dict[str, Any] = {"role": _ROLES[role], "content": content}
     if role == "tool":
         own["tool_call_id"] = str(message.get("tool_call_id") or "")
     if role == "assistant" and (calls := _field(message, "tool_calls", [])):

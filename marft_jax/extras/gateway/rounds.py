@@ -89,7 +89,7 @@ class AsyncClient(Client):
 
     async def _create_async(self, **fields: Any) -> Any:
         call, loop = read_fields(fields), asyncio.get_running_loop()
-        place = self._loop.place if self._loop is loop else None
+        place = loop.place if isinstance(loop, _Loop) else None
         return self._opened(call, await asyncio.wrap_future(self._hold(call, place)))
 
     def _take_http(self, call: Call, port: int) -> Future[list[Choice]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import secrets
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
@@ -86,7 +87,7 @@ class ServedTeam:
             for i in range(call.n):
                 key = (Stream.EVALUATION, 0, seed, i, agent)
                 request = Request(prompt, self._team.owners[agent], sampling, key)
-                seen = None if watch is None else _numbered(watch, i)
+                seen = None if watch is None else functools.partial(watch, i)
                 waits.append(asyncio.wrap_future(self._batcher.submit(request, seen)))
             done = await asyncio.gather(*waits)
         finally:
@@ -125,12 +126,6 @@ class ServedTeam:
         finally:
             share.drop()
         return [_played(episode, stop) for episode in played.episodes]
-
-
-def _numbered(
-    watch: Callable[[int, np.ndarray], None], number: int
-) -> Callable[[np.ndarray], None]:
-    return lambda ids: watch(number, ids)
 
 
 def _played(episode: Episode, stop: Sequence[str]) -> Choice:
