@@ -38,8 +38,8 @@ def evaluate(own: argparse.Namespace, config: Config, folder: Path) -> None:
     """Prints the exploitability of a game's policies, and the outcomes against opponents."""
     console = Console(highlight=False, soft_wrap=True)
     # when used: pulls in JAX
-    from marft_jax.extras.games.exploit import exploit
     from marft_jax.extras.games.matches import play_matches, rate_checkpoints
+    from marft_jax.extras.games.policies import exploit
 
     if own.exploitability:
         rows = exploit(own.run, config, own.step, folder / "exploitability.jsonl")

@@ -22,7 +22,7 @@ from rich.console import Console
 from marft_jax import cli
 from marft_jax import config as config_lib
 from marft_jax.errors import BadInput
-from marft_jax.extras.planning import cost, report
+from marft_jax.extras.planning import cost, verdict
 from marft_jax.extras.planning.compile import Compiled, Run, compiled, describe
 from marft_jax.extras.planning.topology import Topology, find_topology
 from marft_jax.extras.planning.work import step_work
@@ -44,10 +44,10 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
         config = cli.parse(rest, prog="marft_jax.plan")
         found = plan(config, find_topology(own.topology), console.print)
         if own.json:
-            print(json.dumps(report.numbers(found)))
+            print(json.dumps(verdict.numbers(found)))
         else:
-            console.print(report.memory_table(found), report.programs_table(found))
-            console.print(report.verdict(found))
+            console.print(verdict.memory_table(found), verdict.programs_table(found))
+            console.print(verdict.verdict(found))
     sys.exit(0 if found.fits else 1)
 
 
@@ -55,7 +55,7 @@ def plan(
     config: config_lib.Config,
     topology: Topology,
     log: Callable[[str], None] = lambda line: None,
-) -> report.Plan:
+) -> verdict.Plan:
     """Compiles everything for the topology; reads the shape of the model, and no weights.
 
     Args:
@@ -76,9 +76,9 @@ def plan(
     run = on(config)
     log(title(run, topology))
     programs = compiled(run, log)
-    memory, peaks = report.memory_of(run, programs)
+    memory, peaks = verdict.memory_of(run, programs)
     split, found = best_split(run, topology, programs, on), cost.costs(run, programs)
-    return report.Plan(run, topology, programs, found, memory, peaks, split)
+    return verdict.Plan(run, topology, programs, found, memory, peaks, split)
 
 
 def best_split(

@@ -19,7 +19,7 @@ from rich.console import Console
 
 from marft_jax import cli
 from marft_jax import config as config_lib
-from marft_jax.extras.planning import anchors, cost, hlo, report
+from marft_jax.extras.planning import anchors, cost, hlo, verdict
 from marft_jax.extras.planning import command as plan_lib
 from marft_jax.extras.planning.chips import GPUS, TPUS, Chip
 from marft_jax.extras.planning.compile import Compiled, compile_one, describe, lowered, per_chip
@@ -190,7 +190,7 @@ def run_of(config: config_lib.Config, model=small.CONFIG, topology: str = "cpu:2
 
 
 @functools.cache
-def tiny() -> report.Plan:
+def tiny() -> verdict.Plan:
     """The quickstart on two hosts."""
     algo = Appo(episodes=32, microbatch_tokens=2048)
     team = config_lib.Team(max_new_tokens=8)
@@ -234,7 +234,7 @@ def test_what_a_plan_counts_is_what_a_run_holds():
     config = settings(
         mesh=config_lib.Mesh(data=4, tensor=2), team=config_lib.Team(max_new_tokens=16)
     )
-    planned, _ = report.memory_of(run_of(config, tiny_model.CONFIG, "cpu:8"), {})
+    planned, _ = verdict.memory_of(run_of(config, tiny_model.CONFIG, "cpu:8"), {})
     session = open_session(config, load_team(None))
     algorithm = find_algorithm(config.algo.name)
     state = Learner(session.learning, session.base, session.team, algorithm, session.mesh).init()
@@ -256,7 +256,7 @@ def test_with_a_lag_the_cache_lies_beside_the_update():
     found = []
     for lag in (0, 2):
         run = run_of(settings(rollout=config_lib.Rollout(slots=8, lag=lag)), topology="cpu:1")
-        found.append(report.memory_of(run, {"gradients": Compiled(0.0)}))
+        found.append(verdict.memory_of(run, {"gradients": Compiled(0.0)}))
     (plain, alone), (held, ahead) = found
     assert held["adapters"] - 2 * 2 * 4 == 3 * plain["adapters"]  # and the curriculum's progress
     more = held["cache"] + held["adapters"] - plain["adapters"]
@@ -276,7 +276,7 @@ def test_devices_that_play_hold_the_cache_and_those_that_learn_the_state():
     programs = lowered(run)
     assert [programs[name][1] for name in ("decode", "gradients")] == [[0, 0], [0, 0, 1, 1]]
     names = ("prefill", "decode", "values", "gradients", "optimiser")
-    memory, peaks = report.memory_of(run, dict.fromkeys(names, Compiled(0.0)))
+    memory, peaks = verdict.memory_of(run, dict.fromkeys(names, Compiled(0.0)))
     assert peaks["decode"] == peaks["prefill"] == memory["adapters"]
     assert peaks["gradients"] == peaks["values"] == memory["optimiser"]
     assert peaks["optimiser"] == memory["weights"]
@@ -284,9 +284,9 @@ def test_devices_that_play_hold_the_cache_and_those_that_learn_the_state():
 
 def test_the_best_split_is_the_one_whose_longer_side_is_the_shortest():
     plan, chip = tiny(), Chip(1e12, 1e12, 1e12, 1e12, 1e12, 1e9)
-    asked: dict[tuple[int, ...], report.Run] = {}
+    asked: dict[tuple[int, ...], verdict.Run] = {}
 
-    def again(config: config_lib.Config) -> report.Run:
+    def again(config: config_lib.Config) -> verdict.Run:
         run = run_of(config, tiny_model.CONFIG)
         asked[config.mesh.rollout] = run
         return run
@@ -301,11 +301,11 @@ def test_the_best_split_is_the_one_whose_longer_side_is_the_shortest():
     assert half["gradients"].flops == 2 * whole["gradients"].flops
     assert half["gradients"].inside == 2 * whole["gradients"].inside
     assert half["optimiser"] == whole["optimiser"]
-    told = report.verdict(plan._replace(topology=where, split=found))
+    told = verdict.verdict(plan._replace(topology=where, split=found))
     assert "with the best split, --mesh.rollout 2 1 2 --rollout.lag 1, at least 0" in told
     whole_s, slow = sum(cost.seconds(chip, whole)), plan._replace(topology=where)
     for least, advised in ((0.9 * whole_s, False), (1.1 * whole_s, True)):
-        told = report.verdict(slow._replace(split=(shape, (least, 0.0))))
+        told = verdict.verdict(slow._replace(split=(shape, (least, 0.0))))
         assert told.endswith("; this is not faster, so do not split") == advised
     assert plan_lib.best_split(plan.run, plan.topology, plan.programs, again) is None
 
@@ -376,7 +376,7 @@ def test_the_readme_has_the_table_of_published_figures(repository):
 # What to change.
 
 
-def cramped(memory: float, **changes) -> report.Plan:
+def cramped(memory: float, **changes) -> verdict.Plan:
     """The plan on chips with that much memory."""
     chip = Chip(1e12, memory, 1e12, 1e12, 1e12, 1e9)
     plan = tiny()
@@ -385,19 +385,19 @@ def cramped(memory: float, **changes) -> report.Plan:
 
 def test_a_plan_says_whether_it_fits_and_what_to_change():
     plan = tiny()
-    assert "no limit" in report.verdict(plan)
-    assert "fits: peak" in report.verdict(cramped(2 * plan.peak))
+    assert "no limit" in verdict.verdict(plan)
+    assert "fits: peak" in verdict.verdict(cramped(2 * plan.peak))
     playing = {name: plan.peaks[name] for name in ("prefill", "decode")}
     short = cramped(max(playing.values()) - 0.5 * plan.memory["cache"], peaks=playing)
     half = plan.run.shape.slots // 2
-    assert not short.fits and f"--rollout.slots {half} " in report.verdict(short)
+    assert not short.fits and f"--rollout.slots {half} " in verdict.verdict(short)
     shorter = cramped(plan.peak - 2 * plan.memory["cache"])
-    assert "--algo.microbatch_tokens" in report.advice(shorter)
+    assert "--algo.microbatch_tokens" in verdict.advice(shorter)
     heavy = cramped(1.5 * plan.memory["weights"])
-    assert "--model.dtype bfloat16" in report.advice(heavy)
+    assert "--model.dtype bfloat16" in verdict.advice(heavy)
     model = dataclasses.replace(plan.run.config.model, dtype="bfloat16")
     run = plan.run._replace(config=dataclasses.replace(plan.run.config, model=model))
-    assert "--mesh.tensor 4" in report.advice(heavy._replace(run=run))
+    assert "--mesh.tensor 4" in verdict.advice(heavy._replace(run=run))
 
 
 @pytest.mark.parametrize("width", [80, 200])
@@ -409,7 +409,7 @@ def test_no_heading_and_no_number_is_cut(width):
         costs={name: one._replace(calls=87654321) for name, one in plan.costs.items()},
     )
     console = Console(width=width, soft_wrap=True, file=io.StringIO())
-    console.print(report.memory_table(plan), report.programs_table(plan))
+    console.print(verdict.memory_table(plan), verdict.programs_table(plan))
     shown = console.file.getvalue()  # type: ignore[attr-defined]
     assert "…" not in shown and max(map(len, shown.splitlines())) <= 80
     words = shown.split()
@@ -419,7 +419,7 @@ def test_no_heading_and_no_number_is_cut(width):
 
 
 def test_all_numbers_are_plain_and_told(capsys):
-    told = json.loads(json.dumps(report.numbers(cramped(1e12))))
+    told = json.loads(json.dumps(verdict.numbers(cramped(1e12))))
     assert told["fits"] and told["rollout_s"] > 0 and told["update_s"] > 0
     assert told["across_per_optimiser_step"] == pytest.approx(told["gradients"], rel=0.2)
     assert {one["kind"] for one in told["programs"]["optimiser"]["traffic"]} >= {"all-reduce"}
