@@ -1,4 +1,4 @@
-"""Games of a team against named opponents, seat by seat."""
+"""Matches of a team's agents against named opponents."""
 
 from __future__ import annotations
 
@@ -31,7 +31,13 @@ from marft_jax.team.team_files import load_team
 
 
 class Match(NamedTuple):
-    """Agent of a seat, and all that it plays with and against."""
+    """Games of one agent against one opponent.
+
+    Attributes:
+        session: the team that plays, with the opponent at the other seats.
+        adapters: of both sides.
+        config: settings with the opponent's bots.
+    """
 
     agent: str
     opponent: str
@@ -47,26 +53,27 @@ def play_matches(
     games: int | None,
     folder: Path,
 ) -> dict[tuple[str, int, str], Outcomes]:
-    """Plays games of each agent, the others' seats taken by an opponent.
+    """Plays games of each agent; an opponent takes all other seats.
 
     Args:
-        rounds: checkpoints, and whom each plays. ``base``: the model without adapters; ``step:N``:
-            that checkpoint of the run; a run directory, of as many agents; else a bot of the game,
-            as in ``env.bots``.
-        games: of each pair; by default ``eval.episodes``.
-        folder: for the responses; what is there is not played again.
+        run: run directory; None for the base without adapters.
+        rounds: checkpoints with their opponents. An opponent is ``base`` (the model without
+            adapters), ``step:N`` (that checkpoint of the run), a run directory with as many
+            agents, or a bot as in ``env.bots``.
+        games: games of each pair; default: ``eval.episodes``.
+        folder: where responses are kept; games that are there are not played again.
 
     Returns:
         Outcomes by agent, step and opponent.
 
     Raises:
-        BadInput: an opponent that there is not.
-        Stopped: a signal came; what was played is saved.
+        BadInput: there is no such opponent.
+        Stopped: a signal came; finished games are saved.
     """
     tasks, found = games or config.eval.episodes, dict[tuple[str, int, str], Outcomes]()
     threads, table = DaemonThreads(), folder / "matches.jsonl"
     with contextlib.ExitStack() as stack:
-        stop = stack.enter_context(Stop("stopping: finished games stay, the same command goes on"))
+        stop = stack.enter_context(Stop("stopping: finished games are kept; repeat to go on"))
         session = open_session(config, load_team(config.team.file), tasks, stop=stop)
         for step, opponents in rounds:
             state = restore_state(session, run, step)
@@ -90,18 +97,18 @@ def play_matches(
 def rate_checkpoints(
     run: str, config: Config, count: int, games: int | None, folder: Path
 ) -> dict[int, Estimate]:
-    """Rates checkpoints of a run, from its first to its last, by games of each against each.
+    """Rates evenly spaced checkpoints of a run, first and last included, by games of all pairs.
 
     Args:
-        count: how many of them.
+        count: number of checkpoints.
 
     Raises:
-        BadInput: the run has fewer than two.
+        BadInput: the run has fewer than two checkpoints.
     """
     with Checkpoints(run, {}, keep=1) as checkpoints:
         steps = checkpoints.steps
     if min(len(steps), count) < 2:
-        raise BadInput(f"--elo: expected at least 2 checkpoints to compare, got {len(steps)}")
+        raise BadInput(f"--elo: expected at least 2 checkpoints, got {len(steps)}")
     places = np.linspace(0, len(steps) - 1, min(count, len(steps))).round().astype(int)
     chosen = [steps[place] for place in places]
     rounds = [(s, [f"step:{t}" for t in chosen[:n]]) for n, s in enumerate(chosen) if n]
@@ -118,13 +125,13 @@ def rate_checkpoints(
 
 
 def _matches(run: str | None, session: Session, own: Adapters, opponent: str) -> Iterator[Match]:
-    """A match of each agent."""
+    """Yields a match for each agent."""
     learned, adapters = session.team.names, _adapters_of(run, session, own, opponent)
     session = _without_bots(session)
     team, config = session.team, session.config
     agents = range(len(team.names))
     for agent in (team.names.index(name) for name in learned):
-        if adapters is not None:  # the opponent's come after our own
+        if adapters is not None:  # the opponent's adapters follow our own
             owners = [o if a == agent else o + team.adapters for a, o in enumerate(team.owners)]
             both = jax.tree.map(lambda x, y: jnp.concatenate([x, y]), own, adapters)
             names = (*team.adapter_names, *(f"{opponent} {n}" for n in team.adapter_names))
@@ -142,7 +149,7 @@ def _matches(run: str | None, session: Session, own: Adapters, opponent: str) ->
 
 
 def _without_bots(session: Session) -> Session:
-    """A team for all seats: those of bots are taken by copies of its first agent."""
+    """Fills the seats of bots with copies of the first agent, so that a team has every seat."""
     env, team = session.config.env, session.team
     if not (isinstance(env, open_spiel.Settings) and env.bots):
         return session
@@ -159,7 +166,7 @@ def _without_bots(session: Session) -> Session:
 
 
 def _members(team: Team, agents: Sequence[int]) -> Team:
-    """Team of these agents."""
+    """Makes a team of some of its agents, by number."""
     own: dict[str, Any] = {
         field: tuple(getattr(team, field)[agent] for agent in agents)
         for field in ("profiles", "sampling", "owners")
@@ -170,13 +177,13 @@ def _members(team: Team, agents: Sequence[int]) -> Team:
 def _adapters_of(
     run: str | None, session: Session, own: Adapters, opponent: str
 ) -> Adapters | None:
-    """Adapters of an opponent; None of one without a model."""
+    """Loads the adapters of an opponent; None for a bot."""
     if opponent == "base":
         return jax.tree.map(jnp.zeros_like, own)
     if opponent.startswith("step:") and run is not None:
         return restore_state(session, run, opponent.removeprefix("step:")).adapters
     config = session.config
-    if (Path(opponent) / "checkpoints").is_dir():  # trained with whatever settings
+    if (Path(opponent) / "checkpoints").is_dir():  # its own settings do not matter
         lora = dataclasses.replace(config.lora, init=opponent)
         begun = session._replace(config=dataclasses.replace(config, lora=lora))
         return restore_state(begun, run=None).adapters

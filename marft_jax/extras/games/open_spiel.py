@@ -1,31 +1,26 @@
-"""Games of OpenSpiel; Kuhn poker is built in.
+"""Games of OpenSpiel; Kuhn poker is built in and needs no package.
 
-A move is written as OpenSpiel writes it. A game is a function of the task's number and the moves.
+A move is written as OpenSpiel writes it. The task's number and the moves determine a game.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import random
-import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
 from marft_jax.envs.base import EVAL_SEEDS, EnvSource, Member, Split
 from marft_jax.errors import BadInput
 from marft_jax.extras.games import bots
-from marft_jax.extras.games.outcomes import outcomes
+from marft_jax.extras.games.moves import read_move
 from marft_jax.extras.games.processes import GameSettings, in_processes
-from marft_jax.extras.games.seats import check_movers, seat_of, take_seats
+from marft_jax.extras.games.seats import check_movers, outcomes, seat_of, take_seats
 from marft_jax.extras.games.tree import Tree, load
 from marft_jax.setting import setting
 from marft_jax.types import StepResult, Turn
 
 _LISTED = 40  # legal moves that a player is shown, at most
-_ALONE = (
-    r"(?<![^\W_])(?<![^\W_]_)(?<![\w)]-)(?<![-−](?=\d))(?<!\d[./])"
-    r"(?:%s)(?!_*[^\W_]|[./]\d|-\w)"
-)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,7 +46,7 @@ class Settings(GameSettings):
 
 
 def source(settings: Settings, split: Split) -> EnvSource:
-    """Deals of a game, those of evaluation apart from those of training.
+    """Makes games; evaluation and training use different deals.
 
     Raises:
         BadInput: there is no such game, seat or bot.
@@ -65,7 +60,7 @@ def source(settings: Settings, split: Split) -> EnvSource:
 
 
 def bots_of(settings: Settings, tree: Tree) -> dict[int, bots.Bot]:
-    """Finds the bots of a game's seats; raises ``BadInput`` where there is no such one."""
+    """Finds the bot of each seat in ``env.bots``; raises ``BadInput`` for a wrong seat or bot."""
     found = {}
     for text in settings.bots:
         seat, _, name = text.partition("=")
@@ -74,25 +69,26 @@ def bots_of(settings: Settings, tree: Tree) -> dict[int, bots.Bot]:
             raise BadInput(f"--env.bots: expected seat=name, of the seats {seats}, got {text!r}")
         found[int(seat)] = bots.find_bot(name)
     if len(found) == tree.players:
-        raise BadInput("--env.bots: expected a seat that is left for the team, got all taken")
+        raise BadInput("--env.bots: expected at least one seat without a bot, for the team")
     return found
 
 
 class Table(NamedTuple):
-    """A game as a team sees it: the texts of its moves and states."""
+    """A game as texts: its moves and its states."""
 
     tree: Tree
     numbered: bool = False
 
     def moves(self, state: Any, seat: int) -> dict[str, int]:
-        """Texts of the legal moves, and their actions."""
+        """Maps the texts of the legal moves to their actions."""
         return {self.text(state, seat, a): a for a in state.legal_actions(seat)}
 
     def text(self, state: Any, seat: int, action: int) -> str:
+        """Writes an action."""
         return str(action) if self.numbered else state.action_to_string(seat, action).strip()
 
     def see(self, state: Any, seat: int) -> str:
-        """Text that a player sees: what it knows, and its legal moves."""
+        """Writes what a player sees: its information state and its legal moves."""
         moves = self.moves(state, seat)
         if self.numbered:
             moves = [f"{text} {state.action_to_string(seat, a)}" for text, a in moves.items()]
@@ -101,32 +97,12 @@ class Table(NamedTuple):
         return f"player {seat}\n{self.tree.see(state, seat)}\nmoves: {shown}"
 
 
-def read_move(text: str, legal: Mapping[str, int]) -> int | None:
-    """Finds the legal move that a text names.
-
-    It is the whole text, or else the last move that stands alone: not as part of a word, of a
-    number or of a longer move. Case counts only between moves that differ in nothing else.
-
-    >>> moves = {"Pass": 0, "Bet": 1, "3": 2}
-    >>> read_move("I pass.", moves), read_move("bet", moves), read_move("34", moves)
-    (0, 1, None)
-    """
-    if (text := text.strip()) in legal:
-        return legal[text]
-    moves = sorted(filter(None, legal), key=len, reverse=True)  # the longer one is tried first
-    named = re.findall(_ALONE % "|".join(map(re.escape, moves)), text, re.I) if moves else []
-    if not named or named[-1] in legal:
-        return legal[named[-1]] if named else None
-    same = [move for move in moves if move.casefold() == named[-1].casefold()]
-    return legal[same[0]] if len(same) == 1 else None
-
-
 class TreeGame:
-    """A game that is played; a ``envs.base.Game``.
+    """One game as an ``envs.base.Game``.
 
     Args:
-        bots: who plays the seats without a model.
-        first: is added to the numbers of tasks.
+        seats: the bots of the seats without a model.
+        first: offset of the tasks' numbers.
     """
 
     def __init__(
@@ -134,10 +110,10 @@ class TreeGame:
     ) -> None:
         self._settings, self._table, self._given, self._first = settings, table, seats, first
         self._tree = tree = table.tree
-        self._agents: dict[int, str] = {}  # of each seat that is the team's
+        self._agents: dict[int, str] = {}  # by seat; bots have the others
         self._paid = [0.0] * tree.players
         self._tries = 0
-        self._chosen: dict[int, int] = {}  # actions of those who have moved where others have not
+        self._chosen: dict[int, int] = {}  # by seat, until all who move now have moved
         self._notes: dict[int, str] = {}
         if settings.illegal == "masked":
             self.legal = lambda agent: list(self._table.moves(self._state, self._seat(agent)))
@@ -194,7 +170,7 @@ class TreeGame:
         return StepResult("", 0.0, done, info, {name: r for name, r in paid.items() if r})
 
     def demonstrate(self, agents: Sequence[Member]) -> list[dict[str, str]]:
-        """Plays as the teacher, who draws apart from chance and bots: a replay has no teacher."""
+        """Plays as ``env.teacher``, with random numbers of its own: a replay draws none for it."""
         self.players([agent.name for agent in agents])
         teacher, turns = bots.find_bot(self._settings.teacher), []
         drawn = random.Random(f"teacher {self._number}")
@@ -207,27 +183,29 @@ class TreeGame:
         return turns
 
     def _seat_after(self, seat: int) -> int:
-        """Where whoever has that seat sits in this task."""
+        """Returns the place of a seat in this task, after ``env.rotate``."""
         return (seat + self._turned) % self._tree.players
 
     def _seat(self, agent: str) -> int:
         return seat_of(agent, self._agents)
 
     def _to_move(self) -> list[int]:
-        """Seats of the team that move now."""
+        """Lists the team's seats that move now."""
         if self._state.is_simultaneous_node():
             return [s for s in sorted(self._agents) if self._state.legal_actions(s)]
         return [self._state.current_player()]
 
     def _forfeits(self, agent: str) -> bool:
-        """Counts an illegal move; True where it loses the game."""
+        """Counts an illegal move and tells if it loses the game."""
         self._tries += 1
         self._notes[self._seat(agent)] = "That was no legal move.\n"
         return self._settings.illegal != "retry" or self._tries > self._settings.retries
 
     def _forfeited(self, names: Sequence[str]) -> list[float]:
-        """Who forfeits ends with the least of the game; the others share that where gains are
-        losses, or keep what they have."""
+        """Returns of a forfeited game: the least possible return for those who forfeit.
+
+        In a zero-sum game the others share the gain; else they keep what they have.
+        """
         least, lost = self._tree.least, [self._seat(name) for name in names]
         others = self._tree.players - len(lost)
         won = [-least * len(lost) / max(others, 1)] * self._tree.players
@@ -235,7 +213,7 @@ class TreeGame:
         return [least if seat in lost else kept[seat] for seat in range(self._tree.players)]
 
     def _move(self) -> None:
-        """Makes the moves that were chosen, and those of chance and bots that follow."""
+        """Applies the chosen moves, then those of chance and bots that follow."""
         if self._state.is_simultaneous_node():
             actions = [
                 self._chosen[s] if s in self._chosen else self._bot(s)
@@ -251,7 +229,7 @@ class TreeGame:
         return self._bots[seat](self._state, seat, self._rng) if seat in self._bots else 0
 
     def _advance(self) -> None:
-        """Lets chance and bots move, until it is the team's turn."""
+        """Lets chance and bots move until the team has to move."""
         while not self._state.is_terminal():
             if self._state.is_chance_node():
                 actions, weights = zip(*self._state.chance_outcomes(), strict=True)

@@ -1,10 +1,9 @@
-"""Games of PettingZoo, of both of its interfaces; a move is the number of an action."""
+"""Games of PettingZoo, turn-based and parallel; a move is the number of an action."""
 
 from __future__ import annotations
 
 import dataclasses
 import importlib
-import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
@@ -12,15 +11,14 @@ import numpy as np
 
 from marft_jax.envs.base import EVAL_SEEDS, EnvSource, Split
 from marft_jax.errors import BadInput
-from marft_jax.extras.games.outcomes import outcomes
+from marft_jax.extras.games.moves import read_move
 from marft_jax.extras.games.processes import GameSettings, in_processes
-from marft_jax.extras.games.seats import check_movers, seat_of, take_seats
+from marft_jax.extras.games.seats import check_movers, outcomes, seat_of, take_seats
 from marft_jax.plugins import load_plugin, text_of
 from marft_jax.types import StepResult, Turn
 
-_NUMBER = re.compile(r"(?<![^\W_])(?<![./-])-?\d+(?![^\W_]|[./]\d)")  # b10 and 1.5 are none
 View = Callable[[Any, str], str]
-"""(PettingZoo's environment, its name of the agent) to what that agent is shown."""
+"""Maps (PettingZoo's environment, its name for the agent) to the text shown to that agent."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,14 +37,14 @@ class Settings(GameSettings):
 
 
 def source(settings: Settings, split: Split) -> EnvSource:
-    """Games from seeds, those of evaluation apart from those of training.
+    """Makes games from seeds; evaluation and training use different seeds.
 
     Raises:
         BadInput: there is no such module.
     """
     try:
         module = importlib.import_module(settings.game)
-    except Exception as error:  # whatever a game's packages raise when they are not there
+    except Exception as error:  # a missing dependency of the game may raise anything
         raise BadInput(f"--env.game {settings.game}: {error!s:.200}") from error
     view = load_plugin(settings.view, "--env.view", ()) if settings.view else None
     first = EVAL_SEEDS if split == "eval" else 0
@@ -61,11 +59,12 @@ def _make(module: Any) -> Any:
 
 
 class ZooGame:
-    """A game that is played; a ``envs.base.Game``.
+    """One PettingZoo game as an ``envs.base.Game``.
 
     Args:
-        make: makes the environment of PettingZoo.
-        first: is added to the numbers of tasks.
+        make: makes PettingZoo's environment.
+        view: see ``env.view``.
+        first: offset of the seeds.
     """
 
     def __init__(
@@ -99,22 +98,24 @@ class ZooGame:
         if self._show is not None:
             return text_of("--env.view", self._show(self._env, name))
         drawn = self._env.render() if getattr(self._env, "render_mode", None) == "ansi" else None
-        seen = drawn if isinstance(drawn, str) else str(self._plain(name))
+        if not isinstance(drawn, str):
+            seen = self._observation(name)
+            drawn = str(seen["observation"] if isinstance(seen, Mapping) else seen)
         legal = ", ".join(map(str, self._legal(name)))
-        return f"{name}\n{seen.strip()}\nmoves: {legal}"
+        return f"{name}\n{drawn.strip()}\nmoves: {legal}"
 
     def step(self, turns: Sequence[Turn]) -> StepResult:
         check_movers(turns, self.acting())
         chosen, wrong = dict[str, int](), list[str]()
         for turn in turns:
-            name, number = self._zoo(turn.name), _NUMBER.findall(turn.text)
-            legal = self._legal(name)
-            if number and int(number[-1]) in legal:
-                chosen[name] = int(number[-1])
-                continue
-            wrong.append(turn.name)
-            if self._settings.illegal != "forfeit":
-                chosen[name] = int(self._rng.choice(legal))
+            legal = self._legal(name := self._zoo(turn.name))
+            action = read_move(turn.text, {str(action): action for action in legal})
+            if action is None:
+                wrong.append(turn.name)
+                if self._settings.illegal == "forfeit":
+                    continue
+                action = int(self._rng.choice(legal))
+            chosen[name] = action
         moves = {self._agents[name]: action for name, action in chosen.items()}
         info: dict[str, Any] = {"moves": moves} | ({"illegal": wrong} if wrong else {})
         if len(chosen) < len(turns):
@@ -138,7 +139,7 @@ class ZooGame:
         return StepResult("", 0.0, done, info, own)
 
     def _skip_ended(self) -> None:
-        """Lets those go whose game is over."""
+        """Removes agents whose game is over, as PettingZoo asks."""
         env = self._env
         while not self._is_parallel and env.agents:
             name = env.agent_selection
@@ -152,12 +153,8 @@ class ZooGame:
     def _observation(self, name: str) -> Any:
         return self._observed[name] if self._is_parallel else self._env.observe(name)
 
-    def _plain(self, name: str) -> Any:
-        seen = self._observation(name)
-        return seen["observation"] if isinstance(seen, Mapping) else seen
-
     def _legal(self, name: str) -> list[int]:
-        """Actions of an agent, those of its mask where it has one."""
+        """Lists the legal actions of an agent, from its action mask where it has one."""
         seen = self._observation(name)
         info = self._env.infos.get(name, {}) if hasattr(self._env, "infos") else {}
         mask = seen.get("action_mask") if isinstance(seen, Mapping) else info.get("action_mask")

@@ -1,9 +1,9 @@
-"""Exploitability of a run's checkpoints, and of the average of their policies."""
+"""Policies of a run's checkpoints in a game, read from the model, and their exploitability."""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,8 @@ from marft_jax.config import Config
 from marft_jax.errors import BadInput
 from marft_jax.extras.games import exploitability as exact
 from marft_jax.extras.games import open_spiel
-from marft_jax.extras.games.tree import load
+from marft_jax.extras.games.exploitability import Key
+from marft_jax.extras.games.tree import Tree, load
 from marft_jax.formats import jsonlines
 from marft_jax.learning.algorithms import find_algorithm
 from marft_jax.learning.learner import Learner
@@ -25,17 +26,22 @@ from marft_jax.team.prompts import State
 from marft_jax.team.team_files import load_team
 from marft_jax.types import Episode, StepResult, Turn
 
+LogProbs = Callable[[Sequence[tuple[int, Any, Sequence[str]]]], list[list[float]]]
+"""Maps (player, state, texts that the player may write there) to the log-prob of each text."""
 
-def exploit(run: str | None, config: Config, step: int | str, out: Path) -> list[dict[str, Any]]:
-    """Computes and prints a line for each checkpoint, or for one, and for their average policy.
+
+def measure_policies(
+    run: str | None, config: Config, step: int | str, out: Path
+) -> list[dict[str, Any]]:
+    """Computes the exploitability of checkpoints, and of the average of their policies.
 
     Args:
-        run: a run directory; None for the bare base.
-        step: a checkpoint of the run, or ``all`` that it keeps.
-        out: file for the lines.
+        run: run directory; None for the base without adapters.
+        step: a checkpoint of the run, or ``all`` for every checkpoint that it keeps.
+        out: file to which the rows are written, one JSON object per line.
 
     Raises:
-        BadInput: a game that cannot be enumerated, or a checkpoint that is not there.
+        BadInput: the game cannot be enumerated, or the checkpoint does not exist.
     """
     env = config.env
     if not isinstance(env, open_spiel.Settings) or env.bots:
@@ -52,7 +58,7 @@ def exploit(run: str | None, config: Config, step: int | str, out: Path) -> list
     for which in steps:
         state = restore_state(session, run, which)
         logprobs = functools.partial(reader.logprobs, state.adapters)
-        policy, others = exact.read_policy(table.tree, table.moves, logprobs)
+        policy, others = read_policy(table.tree, table.moves, logprobs)
         policies.append(policy)
         rows.append(_row(int(state.step), exact.exploitability(table.tree, policy), others))
     if len(policies) > 1:
@@ -62,12 +68,34 @@ def exploit(run: str | None, config: Config, step: int | str, out: Path) -> list
     return rows
 
 
+def read_policy(
+    tree: Tree, moves: Callable[[Any, int], Mapping[str, int]], logprobs: LogProbs
+) -> tuple[dict[Key, dict[int, float]], float]:
+    """Reads a policy: the probabilities of the legal moves' texts, renormalised.
+
+    Args:
+        moves: maps (state, player) to the texts of the legal moves and their actions.
+
+    Returns:
+        The policy, and the mean probability of all other texts over its information states.
+    """
+    found = {exact.key_of(tree, state): state for state in exact.states(tree)}
+    legal = [moves(state, key[0]) for key, state in found.items()]
+    asked = [(key[0], found[key], list(own)) for key, own in zip(found, legal, strict=True)]
+    odds = [np.exp(row) for row in logprobs(asked)]
+    policy = {
+        key: exact.normalised(dict(zip(own.values(), map(float, row), strict=True)))
+        for key, own, row in zip(found, legal, odds, strict=True)
+    }
+    return policy, float(np.mean([1 - row.sum() for row in odds]))
+
+
 def _row(step: int | str, found: exact.Exploitability, others: float | None) -> dict[str, Any]:
     return {"step": step, **found._asdict(), "illegal": others}
 
 
 class _Reader:
-    """Log-probs of texts under any adapters, as of ``exploitability.LogProbs``."""
+    """Log-probs of texts under any adapters, by the learner's own forward pass."""
 
     def __init__(self, session: Session, table: open_spiel.Table) -> None:
         settings = session.learning._replace(algo=Imitation(epochs=1, minibatches=1), critic=None)
@@ -78,6 +106,7 @@ class _Reader:
     def logprobs(
         self, adapters: Adapters, asked: Sequence[tuple[int, Any, Sequence[str]]]
     ) -> list[list[float]]:
+        """See ``LogProbs``."""
         ended = [StepResult("", 0.0, done=True)]
         episodes = [
             Episode(i, i, 0, "", [self._turn(seat, state, text) for text in texts], ended)
@@ -86,16 +115,16 @@ class _Reader:
         return [row.tolist() for row in self._learner.action_logprobs(adapters, episodes)]
 
     def _turn(self, seat: int, state: Any, text: str) -> Turn:
-        """The agent of that seat writes the text, shown what it is shown in the game."""
+        """Builds the turn in which the agent of the seat writes the text in that state."""
         team = self._team._replace(view=lambda name, observation: self._table.see(state, seat))
         act = team.act(seat, State(""))
-        ids = team.ids_of(text)
+        ids = np.asarray(team.ids_of(text), np.int32)
         return Turn(
             agent=seat,
             name=team.names[seat],
             step=0,
             prompt=act.prompt,
-            action=np.asarray(ids, np.int32),
+            action=ids,
             logprobs=np.zeros(len(ids), np.float32),
             text=text,
             answers=True,

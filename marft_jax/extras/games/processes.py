@@ -1,7 +1,7 @@
-"""Games in worker processes: one that hangs or crashes loses its episode, and the rest go on.
+"""Games in worker processes: a game that hangs or crashes loses its episode, and others go on.
 
-A game is a function of its task and its moves. So a worker is told all of them each time: where it
-has the game at hand it makes the last ones, and where it was started anew it plays from the start.
+The task and the moves determine a game. So each request carries all moves: a worker that holds the
+game makes the last moves, and a new worker replays the game from its start.
 """
 
 from __future__ import annotations
@@ -11,7 +11,8 @@ import itertools
 import json
 import sys
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from types import SimpleNamespace
+from typing import Any
 
 from marft_jax.config import EnvSettings
 from marft_jax.envs.base import EnvSource, Member, Split, make, settings_type
@@ -23,7 +24,7 @@ from marft_jax.plugins import failure_of
 from marft_jax.setting import setting
 from marft_jax.types import StepResult, Turn
 
-_AT_HAND = 4096  # games that a worker keeps; the oldest goes first
+_AT_HAND = 4096  # games that a worker keeps; the oldest is dropped first
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,7 +38,7 @@ class GameSettings(EnvSettings):
 
 
 def in_processes(settings: GameSettings, split: Split, source: EnvSource) -> EnvSource:
-    """That source in ``settings.workers`` processes; itself where they are none."""
+    """Moves a source's games to ``settings.workers`` processes; with 0 returns the source itself."""
     if not settings.workers:
         return source
     fields = {**dataclasses.asdict(settings), "workers": 0}
@@ -57,11 +58,11 @@ def in_processes(settings: GameSettings, split: Split, source: EnvSource) -> Env
 
 
 class RemoteGame:
-    """A game in another process; a ``envs.base.Game``.
+    """A game in another process, as an ``envs.base.Game``.
 
     Args:
-        worker: has one process.
-        number: tells it from the worker's other games.
+        worker: a pool of one process.
+        number: identifies the game among the worker's games.
     """
 
     def __init__(self, worker: Workers, number: int, settings: GameSettings) -> None:
@@ -96,7 +97,7 @@ class RemoteGame:
         return self._ask("demonstrate")
 
     def _ask(self, what: str) -> Any:
-        """Raises what the game has raised, or that it gave no answer in time."""
+        """Asks the worker; raises what the game raised, or that no answer came in time."""
         request = dict(ask=what, game=self._number, task=self._task)
         request |= dict(agents=self._agents, steps=self._steps)
         seconds = self._settings.move_seconds
@@ -110,15 +111,8 @@ class RemoteGame:
         return reply["answer"]
 
 
-class _Move(NamedTuple):
-    """What a game reads of a turn."""
-
-    name: str
-    text: str
-
-
 class _Games:
-    """A worker's side: the games that it has at hand, each with the steps that it has made."""
+    """Worker's side: its games, each with its players and the number of steps made."""
 
     def __init__(self, source: EnvSource) -> None:
         self._create: Callable[[], Any] = source.create
@@ -137,12 +131,12 @@ class _Games:
     def demonstrate(self, task: int, agents: list[str], **_: Any) -> list[dict[str, str]]:
         game = self._create()
         game.reset(task)
-        return game.demonstrate([_Named(name) for name in agents])
+        return game.demonstrate([SimpleNamespace(name=name) for name in agents])
 
     def see(
         self, game: int, task: int, agents: list[str], steps: list[list[tuple[str, str]]], **_: Any
     ) -> dict[str, Any]:
-        """Makes the moves that are new, and shows what those see who move next."""
+        """Makes the new moves and returns what the next players see."""
         known, players, made = self._games.pop(game, (None, {}, 0))
         if known is None or made != len(steps) - 1:
             known, made = self._create(), 0
@@ -150,7 +144,7 @@ class _Games:
             players = known.players(agents)
         result: StepResult | None = None
         for step in steps[made:]:
-            result = known.step([_Move(*move) for move in step])
+            result = known.step([SimpleNamespace(name=name, text=text) for name, text in step])
         if result is not None:
             result = result._replace(info=jsonlines.plain(dict(result.info)))
         acting = [] if result is not None and result.done else known.acting()
@@ -165,10 +159,6 @@ class _Games:
             "legal": None if legal is None else {name: legal(name) for name in acting},
             "result": result,
         }
-
-
-class _Named(NamedTuple):
-    name: str
 
 
 def _prepare(_: Line) -> Answer:

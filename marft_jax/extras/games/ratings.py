@@ -1,4 +1,4 @@
-"""Outcomes of games and ratings of who played them."""
+"""Shares of games won, drawn and lost, and Elo ratings."""
 
 from __future__ import annotations
 
@@ -13,7 +13,13 @@ from marft_jax.evaluation.scores import Z_95, Estimate, Record, estimate
 
 
 class Outcomes(NamedTuple):
-    """Games of an agent: shares with their intervals, what it earned, and how many games failed."""
+    """Games of an agent.
+
+    Attributes:
+        win, draw, loss: shares of its games.
+        earned: mean return.
+        failed: games without a result.
+    """
 
     games: int
     win: Estimate
@@ -24,7 +30,7 @@ class Outcomes(NamedTuple):
 
 
 def outcomes_of(records: Sequence[Record]) -> dict[str, Outcomes]:
-    """Outcomes of each agent, from what the last step of each game says; see ``outcomes``."""
+    """Counts each agent's outcomes, which the last step of a game records (``seats.outcomes``)."""
     found, failed = defaultdict[str, list[Record]](list), 0
     for record in records:
         outcomes = record["results"][-1]["info"].get("outcomes", {}) if record["results"] else {}
@@ -42,17 +48,20 @@ def outcomes_of(records: Sequence[Record]) -> dict[str, Outcomes]:
 
 
 def elo(points_XX: np.ndarray) -> list[Estimate]:
-    """Ratings from the points that each has won against each: a win 1, a draw 1/2.
+    """Computes Elo ratings from points: a win counts 1, a draw 1/2.
 
-    The most likely ratings r where i wins with 1 / (1 + 10^((r_j − r_i) / 400)) (Bradley and Terry
-    1952; Elo), their mean 0, with a prior of deviation 1000 that keeps those finite who always win;
-    intervals by the curvature there.
+    The maximum-likelihood ratings r of the model in which i beats j with the probability
+    1 / (1 + 10^((r_j − r_i) / 400)) (Bradley and Terry 1952; Elo), shifted to mean 0. A Gaussian
+    prior with deviation 1000 keeps ratings finite; 95 % intervals come from the curvature.
+
+    Args:
+        points_XX: points of each player against each other player.
     """
     count, scale = len(points_XX), math.log(10) / 400
     games_XX, rating, prior = points_XX + points_XX.T, np.zeros(count), 1 / (1000 * scale) ** 2
     centre = np.eye(count) - 1 / count
     covariance = np.eye(count)
-    for _ in range(50):  # Newton's steps
+    for _ in range(50):  # Newton's method
         odds_XX = 1 / (1 + np.exp(rating - rating[:, None]))
         weight_XX = games_XX * odds_XX * odds_XX.T
         curve = np.diag(weight_XX.sum(1) + prior) - weight_XX

@@ -1,9 +1,9 @@
-"""Agents at the seats of a game."""
+"""Seats of a game: which agent sits where, who must move, and who won."""
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
-from typing import TypeVar
+from collections.abc import Hashable, Mapping, Sequence
+from typing import Any, TypeVar
 
 from marft_jax.errors import BadInput
 from marft_jax.types import Turn
@@ -12,7 +12,11 @@ _Seat = TypeVar("_Seat", bound=Hashable)
 
 
 def take_seats(game: str, seats: Sequence[_Seat], agents: Sequence[str]) -> dict[_Seat, str]:
-    """Gives each seat an agent, in order; raises ``BadInput`` where they are not as many."""
+    """Gives each seat an agent, in order.
+
+    Raises:
+        BadInput: there are more or fewer agents than seats.
+    """
     if len(agents) != len(seats):
         raise BadInput(
             f"--team.file: {game} has seats for {len(seats)}, expected as many agents, got "
@@ -27,6 +31,24 @@ def seat_of(agent: str, seated: dict[_Seat, str]) -> _Seat:
 
 
 def check_movers(turns: Sequence[Turn], acting: Sequence[str]) -> None:
-    """Raises ``BadInput`` where others moved than the game said."""
+    """Raises ``BadInput`` unless exactly the acting agents have moved."""
     if sorted(turn.name for turn in turns) != sorted(acting):
         raise BadInput("a game says who moves: expected --team.workflow players")
+
+
+def outcomes(returns: Sequence[float], agents: Mapping[int, str]) -> dict[str, dict[str, Any]]:
+    """Lists each agent's seat, its return, and whether that is a win, a draw or a loss.
+
+    Args:
+        returns: total reward of each seat.
+        agents: the agent at each seat; bots may sit at the others.
+
+    >>> outcomes([1.0, -1.0], {0: "ann"})
+    {'ann': {'seat': 0, 'return': 1.0, 'outcome': 'win'}}
+    """
+    found: dict[str, dict[str, Any]] = {}
+    for seat, agent in sorted(agents.items()):
+        own, best = returns[seat], max([*returns[:seat], *returns[seat + 1 :]], default=0.0)
+        outcome = "win" if own > best else "draw" if own == best else "loss"
+        found[agent] = {"seat": seat, "return": float(own), "outcome": outcome}
+    return found

@@ -1,4 +1,4 @@
-"""Games of TextArena: free text; rewards come at the close. It judges illegal moves itself."""
+"""Games of TextArena: free text, judged by the game itself; rewards come at the end."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from typing import Any
 
 from marft_jax.envs.base import EVAL_SEEDS, EnvSource, Split
 from marft_jax.errors import BadInput
-from marft_jax.extras.games.outcomes import outcomes
 from marft_jax.extras.games.processes import GameSettings, in_processes
+from marft_jax.extras.games.seats import check_movers, outcomes
 from marft_jax.setting import setting
 from marft_jax.types import StepResult, Turn
 
-_LOCK = threading.Lock()  # TextArena draws from Python's own generator, which is one for all
+_LOCK = threading.Lock()  # TextArena uses Python's global random generator
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,17 +35,17 @@ class Settings(GameSettings):
 
 
 def source(settings: Settings, split: Split) -> EnvSource:
-    """Games from seeds, those of evaluation apart from those of training.
+    """Makes games from seeds; evaluation and training use different seeds.
 
     Raises:
-        BadInput: the package is not there, or there is no such game.
+        BadInput: TextArena is not installed, or it has no such game.
     """
     if importlib.util.find_spec("textarena") is None:
-        raise BadInput("--env.name textarena needs that package: pip install textarena")
+        raise BadInput("--env.name textarena needs TextArena: pip install textarena")
     arena: Any = importlib.import_module("textarena")
     try:
         arena.make(settings.game)
-    except Exception as error:  # whatever its registry and its games raise
+    except Exception as error:  # its registry and its games may raise anything
         raise BadInput(f"--env.game {settings.game}: {error!s:.200}") from error
     first = EVAL_SEEDS if split == "eval" else 0
     source = EnvSource(lambda: ArenaGame(settings, lambda: arena.make(settings.game), first))
@@ -53,11 +53,11 @@ def source(settings: Settings, split: Split) -> EnvSource:
 
 
 class ArenaGame:
-    """A game that is played; a ``envs.base.Game``.
+    """One TextArena game as an ``envs.base.Game``.
 
     Args:
-        make: makes the environment of TextArena.
-        first: is added to the numbers of tasks.
+        make: makes TextArena's environment.
+        first: offset of the seeds.
     """
 
     def __init__(self, settings: Settings, make: Any, first: int = 0) -> None:
@@ -65,7 +65,7 @@ class ArenaGame:
 
     @contextlib.contextmanager
     def _own_chance(self) -> Iterator[None]:
-        """Draws from this game's own stream, whatever others draw meanwhile."""
+        """Gives the game random numbers of its own, unaffected by other games."""
         with _LOCK:
             others = random.getstate()
             random.setstate(self._chance)
@@ -100,9 +100,8 @@ class ArenaGame:
         return str(self._seen)[-self._settings.shown :].strip()
 
     def step(self, turns: Sequence[Turn]) -> StepResult:
+        check_movers(turns, self.acting())
         [turn] = turns
-        if turn.name != self._agents[self._player]:
-            raise BadInput("a game says who moves: expected --team.workflow players")
         with self._own_chance():
             done, _ = self._env.step(action=turn.text)
             if not done:

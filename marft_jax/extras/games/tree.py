@@ -1,45 +1,21 @@
-"""Games as trees: the part of OpenSpiel's ``State`` that is used here, and Kuhn poker with it."""
+"""Games as trees of states, and Kuhn poker.
+
+A state has the methods of OpenSpiel's ``State`` that ``Kuhn`` shows, and ``apply_actions`` where
+players move at the same time. Actions are numbers; ``action_to_string`` gives their text.
+"""
 
 from __future__ import annotations
 
 import difflib
 import importlib.util
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, Protocol, Self
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 from marft_jax.errors import BadInput
 
 
-class Node(Protocol):
-    """State of a game, as OpenSpiel's; actions are numbers with a text."""
-
-    def is_terminal(self) -> bool: ...
-
-    def is_chance_node(self) -> bool: ...
-
-    def is_simultaneous_node(self) -> bool: ...
-
-    def current_player(self) -> int: ...
-
-    def chance_outcomes(self) -> Sequence[tuple[int, float]]: ...
-
-    def legal_actions(self, player: int) -> Sequence[int]: ...
-
-    def action_to_string(self, player: int, action: int) -> str: ...
-
-    def apply_action(self, action: int) -> None: ...
-
-    def apply_actions(self, actions: Sequence[int]) -> None: ...
-
-    def returns(self) -> Sequence[float]: ...
-
-    def clone(self) -> Self: ...
-
-    def history_str(self) -> str: ...
-
-
 def after(state: Any, action: int) -> Any:
-    """State that an action leads to; ``state`` stays as it is."""
+    """Returns the state after an action; ``state`` itself does not change."""
     child = state.clone()
     child.apply_action(action)
     return child
@@ -49,12 +25,12 @@ class Tree(NamedTuple):
     """A game.
 
     Attributes:
-        root: makes its first state.
-        players: how many there are.
-        see: (state, player) to the text that the player sees of it.
-        least: the least that a player can earn.
-        zero_sum: the players' rewards add up to 0.
-        at_once: players move at the same time, in some states.
+        root: makes the first state.
+        players: number of players.
+        see: maps (state, player) to the text that the player sees.
+        least: smallest possible return of a player.
+        zero_sum: the players' returns add up to 0.
+        at_once: in some states several players move at the same time.
     """
 
     root: Callable[[], Any]
@@ -66,9 +42,10 @@ class Tree(NamedTuple):
 
 
 class Kuhn:
-    """Kuhn poker: three cards, one each, one bet. A player sees its card, and who did what.
+    """State of Kuhn poker: three cards, one card for each player, one bet.
 
-    Source: Kuhn 1950, A simplified two-person poker; the state strings are those of OpenSpiel.
+    A player sees its own card and all actions so far. Source: Kuhn 1950, A simplified two-person
+    poker; the state strings are those of OpenSpiel.
     """
 
     MOVES = ("Pass", "Bet")
@@ -104,15 +81,12 @@ class Kuhn:
         else:
             self._bets += "pb"[action]
 
-    def apply_actions(self, actions: Sequence[int]) -> None:
-        raise NotImplementedError  # nobody moves at once
-
     def returns(self) -> list[float]:
         if not self.is_terminal():
             return [0.0, 0.0]
         higher = 0 if self._cards[0] > self._cards[1] else 1
         shown = self._bets[-2:] in ("pp", "bb")
-        winner = higher if shown else (len(self._bets) - 2) % 2  # who did not pass on a bet
+        winner = higher if shown else (len(self._bets) - 2) % 2  # the player that bet
         won = 2.0 if self._bets.endswith("bb") else 1.0
         return [won, -won] if winner == 0 else [-won, won]
 
@@ -130,10 +104,10 @@ class Kuhn:
 
 
 def load(name: str) -> Tree:
-    """Loads a game of OpenSpiel by its name, with its parameters where it has some.
+    """Loads a game by the name that OpenSpiel gives it, with parameters where it has some.
 
     Raises:
-        BadInput: there is none, or the package is not there.
+        BadInput: OpenSpiel is not installed, or it has no such game.
     """
     if name == "kuhn_poker":
         return Tree(Kuhn, 2, Kuhn.information_state_string, -2.0, zero_sum=True)
@@ -152,12 +126,12 @@ def load(name: str) -> Tree:
 
 
 def _of_open_spiel(pyspiel: Any, game: Any) -> Tree:
-    kind = game.get_type()
-    if kind.dynamics == pyspiel.GameType.Dynamics.MEAN_FIELD:
-        raise BadInput(f"--env.game {kind.short_name}: expected a game of single players")
-    perfect = kind.information == pyspiel.GameType.Information.PERFECT_INFORMATION
-    recalls = kind.provides_information_state_string and not (
-        perfect and kind.provides_observation_string
+    kind, types = game.get_type(), pyspiel.GameType
+    if kind.dynamics == types.Dynamics.MEAN_FIELD:
+        raise BadInput(f"--env.game {kind.short_name}: expected a game with individual players")
+    is_hidden = kind.information != types.Information.PERFECT_INFORMATION
+    recalls = kind.provides_information_state_string and (
+        is_hidden or not kind.provides_observation_string
     )
 
     def see(state: Any, player: int) -> str:
@@ -169,6 +143,6 @@ def _of_open_spiel(pyspiel: Any, game: Any) -> Tree:
         game.num_players(),
         see,
         game.min_utility(),
-        kind.utility == pyspiel.GameType.Utility.ZERO_SUM,
-        kind.dynamics == pyspiel.GameType.Dynamics.SIMULTANEOUS,
+        kind.utility == types.Utility.ZERO_SUM,
+        kind.dynamics == types.Dynamics.SIMULTANEOUS,
     )

@@ -19,7 +19,8 @@ from marft_jax.envs.threads import DaemonThreads
 from marft_jax.errors import BadInput, EpisodesFailed
 from marft_jax.extras.games import exploitability as exact
 from marft_jax.extras.games import pettingzoo, textarena
-from marft_jax.extras.games.open_spiel import Settings, read_move, source
+from marft_jax.extras.games.moves import read_move
+from marft_jax.extras.games.open_spiel import Settings, source
 from marft_jax.extras.games.tree import load
 from marft_jax.learning.advantages import groups_with_signal
 from marft_jax.learning.algorithms import find_algorithm, normalized_advantages
