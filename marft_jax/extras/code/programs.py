@@ -1,7 +1,7 @@
-"""Programming tasks: what an agent writes is run against tests, in a sandbox.
+"""Programming tasks: an agent's program is run against tests, in a sandbox.
 
-reward = tests passed / tests run, or 1 for all of them and else 0 (``env.reward``). What a program
-should print or return never enters the sandbox; it is compared here.
+reward = tests passed / tests run, or 1 if all pass and else 0 (``env.reward``). Expected outputs
+never enter the sandbox; they are compared here.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ from marft_jax.setting import setting
 _OPENING = re.compile(
     r"(?<!`)(?:`{3,}+[^`\n]+`{3,}|(`{3,}+)[ \t]*((?:[A-Za-z][\w+#.-]*)?)([^`\n]*)\n)"
 )
-_CODE = re.compile(  # strings, the long ones first; comments; fences
+_CODE = re.compile(  # strings, triple-quoted first; comments; fences
     r"""(?P<long>\"{3}|'{3})(?:\\(?:.|\Z)|[^\\])*?(?:(?P=long)|\Z)|\#[^\n]*|(?P<fence>`{3,}+)"""
     r"""|(?P<quote>["'])(?:\\(?:.|\Z)|(?!(?P=quote))[^\\\n])*+(?P=quote)?""",
     re.S,
 )
 _CLOSING = re.compile(r"^[ \t]*(?P<fence>`{3,}+)", re.M)
 _PYTHON = ("python", "python3", "py")
-_RELATIVE, _ABSOLUTE = 1e-6, 1e-9  # tolerances of numbers that are not both whole: one is enough
+_RELATIVE, _ABSOLUTE = 1e-6, 1e-9  # tolerances, unless both numbers are integers
 _NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?", re.ASCII)
-_ENDLESS = 8  # blocks of a text in which an open string is looked for: each may take all of it
+_ENDLESS = 8  # unclosed strings to look for in a text: each search may scan all of it
 _LONGEST = 100_000  # characters of a program
 _NOT_RUN = Outcome("timeout", "", "not run")
 
@@ -67,11 +67,11 @@ class Settings(load.Rows):
 
 
 def source(env: Settings, split: Split) -> EnvSource:
-    """Tasks from ``env.data`` (or, for evaluation, ``env.eval_data``).
+    """Makes tasks from ``env.data``; for evaluation from ``env.eval_data``.
 
     Raises:
-        BadInput: data is missing or wrong (see ``load.chooser``); or programs cannot be isolated
-            here and ``env.sandbox`` is not ``none``.
+        BadInput: data is missing or wrong (see ``load.chooser``), or this machine cannot isolate
+            programs and ``env.sandbox`` is not ``none``.
     """
     pick, size = load.chooser(env, split)
     danger = "as you, with your files and network in their reach"
@@ -88,22 +88,22 @@ def source(env: Settings, split: Split) -> EnvSource:
 
 
 class Grader:
-    """Runs programs against tests, as the settings say. Safe to use from threads."""
+    """Grades programs by their tests. Safe to use from threads."""
 
     def __init__(self, sandbox: Sandbox, env: Settings) -> None:
         self._sandbox, self._env, self._most = sandbox, env, env.tests or sys.maxsize
 
     def grade(self, text: str, tests: Suite) -> Grade:
-        """Runs the program that a text gives against the tests."""
+        """Extracts the program from a text and runs it against the tests."""
         program = extract(text)
         if not program or len(program) > _LONGEST:
             return Grade(0.0, "no answer", "", "There is no program.")
         try:
             failures = self._failures(program, tests)
-        except (Unusable, OSError):  # this machine's fault
+        except (Unusable, OSError):  # a fault of this machine, not of the program
             raise
-        except Exception as error:  # whatever a program does, it is graded
-            return Grade(0.0, "crashed", program, f"It cannot be judged: {type(error).__name__}.")
+        except Exception as error:  # no program may make grading fail
+            return Grade(0.0, "crashed", program, f"It cannot be graded: {type(error).__name__}.")
         passed = failures.count(None)
         if passed == len(failures):
             return Grade(1.0, "right", program)
@@ -114,7 +114,7 @@ class Grader:
         return Grade(score, "crashed" if lost else "wrong", program, feedback)
 
     def _failures(self, program: str, tests: Suite) -> list[Outcome | None]:
-        """Returns the outcome of each test; None where it passed."""
+        """Runs the tests; returns None for each that passed, else its outcome."""
         sources = alternatives(program, tests.starter)
         if tests.statements:
             few = tests.statements[: self._most]
@@ -143,7 +143,7 @@ class Grader:
 
 
 def extract(text: str) -> str:
-    """Finds the program in a text: its last Python block, else its last block, else all of it.
+    """Finds the program in a text: the last Python block, else the last block, else all of it.
 
     >>> extract("Try\\n```python\\nx = 1\\n```\\nor\\n```\\ny\\n```")
     'x = 1\\n'
@@ -155,10 +155,10 @@ def extract(text: str) -> str:
 
 
 def _blocks(text: str) -> Iterator[tuple[str, str]]:
-    """Yields the language and the code of each block between fences.
+    """Yields the language and the code of each fenced block.
 
-    A fence may open behind other words. In a string or a comment of the code it closes nothing,
-    unless that string never ends. A Python fence outside of strings opens a block of its own.
+    A fence may open after other words of its line. Inside a string or a comment of the code a
+    fence does not close the block, unless the string never ends.
     """
     end, endless = 0, 0
     while opening := _OPENING.search(text, end):
@@ -172,12 +172,8 @@ def _blocks(text: str) -> Iterator[tuple[str, str]]:
             closing = _closing(_CODE, text, start, fence)
             endless += closing is None
         closing = closing or _closing(_CLOSING, text, start, fence)
-        code = text[start : closing.start("fence") if closing else None].rstrip(" \t")
+        yield name.lower(), text[start : closing.start("fence") if closing else None].rstrip(" \t")
         end = closing.end() if closing else len(text)
-        after = _OPENING.match(text, closing.start("fence")) if closing else None
-        if after and (after[2] or "").lower() in _PYTHON and "```" in text[after.end() :]:
-            end = after.start()
-        yield name.lower(), code
 
 
 def _closing(pattern: re.Pattern[str], text: str, start: int, fence: str) -> re.Match[str] | None:
@@ -186,9 +182,9 @@ def _closing(pattern: re.Pattern[str], text: str, start: int, fence: str) -> re.
 
 
 def alternatives(program: str, starter: str) -> list[str]:
-    """Lists what may be meant, with the starter code or without; the first that compiles runs.
+    """Lists readings of a program, with the starter code and without; the first that compiles runs.
 
-    A bare function body, whose first line lost its indentation, goes below the starter's header.
+    A bare function body, whose first line may lack its indentation, goes below the starter code.
     """
     if not starter.strip():
         return [program]
@@ -201,9 +197,8 @@ def alternatives(program: str, starter: str) -> list[str]:
 def same_output(printed: str, expected: str) -> bool:
     """Compares two outputs line by line and word by word.
 
-    Lines end where Python's reading of a text file ends them. White space at the ends of lines and
-    of the text does not count; numbers that are not both whole agree within 1e-6 relative or 1e-9
-    absolute.
+    Lines end as in a text file that Python reads. White space at the end of a line and of the text
+    is ignored. Numbers agree within 1e-6 relative or 1e-9 absolute, unless both are integers.
 
     >>> same_output("1.0000001 a \\n", "1 a"), same_output("10000001", "10000000")
     (True, False)
@@ -216,7 +211,7 @@ def same_output(printed: str, expected: str) -> bool:
 
 
 def same_json(returned: str, expected: Any) -> bool:
-    """Compares a JSON text with a value; fractions agree within 1e-6 relative or 1e-9 absolute."""
+    """Compares a JSON text with a value; floats agree within 1e-6 relative or 1e-9 absolute."""
     try:
         return _same_value(json.loads(returned), expected)
     except (ValueError, RecursionError, OverflowError):  # 10**400 is no float
@@ -229,13 +224,11 @@ def _same_line(given: str, wanted: str) -> bool:
 
 
 def _same_word(given: str, wanted: str) -> bool:
-    if given == wanted:
-        return True
-    if not re.search(r"[.eE]", given + wanted) or max(len(given), len(wanted)) > 400:
-        return False
-    if not (_NUMBER.fullmatch(given) and _NUMBER.fullmatch(wanted)):
-        return False
-    return _close(float(given), float(wanted))
+    if given == wanted or max(len(given), len(wanted)) > 400:
+        return given == wanted
+    are_numbers = _NUMBER.fullmatch(given) and _NUMBER.fullmatch(wanted)
+    is_real = re.search(r"[.eE]", given + wanted)
+    return bool(are_numbers and is_real) and _close(float(given), float(wanted))
 
 
 def _close(given: float, wanted: float) -> bool:
@@ -258,13 +251,13 @@ def _same_value(given: Any, wanted: Any) -> bool:
 
 
 def _reason(outcome: Outcome) -> str:
-    """Why a test failed, for the team: nothing of what the test expects."""
+    """Tells the team why a test failed, without the expected result."""
     last = outcome.detail.strip().rpartition("\n")[2][:200]
-    last = last.encode("utf-8", "replace").decode()  # half a character is none for a tokenizer
+    last = last.encode("utf-8", "replace").decode()  # a tokenizer fails on a lone surrogate
     if outcome.verdict == "ok":
         return "wrong result."
     if outcome.verdict == "failed":
         return last if last.startswith("error:") else "wrong result."
     if outcome.verdict == "timeout":
         return "too slow."
-    return last or {"output": "too much output."}.get(outcome.verdict, "it did not end well.")
+    return last or {"output": "too much output."}.get(outcome.verdict, "it ended with an error.")

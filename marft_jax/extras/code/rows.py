@@ -1,4 +1,4 @@
-"""Programming tasks out of rows, in the fields found in the wild.
+"""Reads programming tasks from rows of published data sets.
 
 | fields                                              | as in                                    |
 |-----------------------------------------------------|------------------------------------------|
@@ -11,7 +11,7 @@
 | text or prompt, test_list, test_setup_code, code    | MBPP                                     |
 | prompt, reward_model: {ground_truth: {inputs, ...}} | verl                                     |
 
-Tests are scripts (input to output), calls (arguments to a value) or Python statements.
+Tests are scripts (standard input to output), calls (arguments to a value) or Python statements.
 """
 
 from __future__ import annotations
@@ -38,22 +38,22 @@ _TESTS = (
     "tests", "official_tests", "input_output", "public_test_cases", "public_tests",
     "private_test_cases", "private_tests", "generated_tests", "ground_truth",
 )  # fmt: skip
-_UNPACKED = 256 << 20  # bytes of the largest compressed tests
+_UNPACKED = 256 << 20  # largest size in bytes of decompressed tests
 
 Row = Mapping[str, Any]
 
 
 class ScriptTest(NamedTuple):
-    """Runs the program with ``text`` as its input; it must print ``output``."""
+    """A run of the program with ``text`` as standard input; it must print ``output``."""
 
     text: str
     output: str
 
 
 class FunctionTest(NamedTuple):
-    """Calls the function ``name``, which must return ``expected``, as a JSON value.
+    """A call of the function ``name``, which must return the JSON value ``expected``.
 
-    Arguments are given in order, or by name.
+    Arguments are positional (a list) or named (a mapping).
     """
 
     name: str
@@ -66,10 +66,10 @@ class Suite(NamedTuple):
 
     Attributes:
         cases: scripts and calls, in order.
-        statements: Python statements, each one test, that must not raise.
-        prelude: trusted code that goes before the statements.
-        names: functions that the statements get from the program.
-        starter: code that the program begins with, if it does not repeat it.
+        statements: Python statements; each is one test and must not raise.
+        prelude: trusted code that runs before the statements.
+        names: functions of the program that the statements call.
+        starter: code that precedes the program, unless the program repeats it.
     """
 
     cases: tuple[ScriptTest | FunctionTest, ...] = ()
@@ -83,7 +83,7 @@ class Suite(NamedTuple):
 
 
 def as_task(row: Any) -> Task | LeftOut | str:
-    """Makes a row a task whose answer is its ``Suite``, or says why it cannot be."""
+    """Converts a row to a task whose answer is a ``Suite``, or says what is wrong with the row."""
     if not isinstance(row, Mapping):
         return f"expected an object with a problem and tests, got {type(row).__name__}"
     texts = (row.get(field) for field in _QUESTIONS)
@@ -125,10 +125,10 @@ def _judged(
     classes: Sequence[str] = (),
     starter: str = "",
 ) -> Task | LeftOut:
-    """Makes a task whose tests are statements; left out where they need more than plain values."""
+    """Makes a task with statements as tests; leaves out tests that need more than plain values."""
     wanted = statements.requirements(prelude, tests, names, classes)
     if wanted.objects:
-        return LeftOut("their tests need functions or objects of the program's, not plain values")
+        return LeftOut("their tests need functions or objects of the program")
     return Task(question, Suite((), tests, statements.IMPORTS + prelude, wanted.names, starter))
 
 
@@ -143,7 +143,7 @@ def _cases(row: Row, question: str) -> Task:
 
 
 def _asked(question: str, starter: str, name: str) -> str:
-    """Adds what a program must begin with, or what it must define, where the question lacks it."""
+    """Adds the starter code, or the name to define, to a question that lacks it."""
     if starter.strip() and starter.strip() not in question:
         return f"{question.strip()}\nBegin with this code:\n```python\n{starter}\n```"
     if not starter and name not in question:
@@ -152,7 +152,7 @@ def _asked(question: str, starter: str, name: str) -> str:
 
 
 def _method(name: str) -> str:
-    """Reads the name that is called: ``Solution().f`` is ``f``."""
+    """Returns the name of the function: ``f`` for ``Solution().f``."""
     return name.rpartition(".")[2]
 
 
@@ -161,13 +161,13 @@ _READERS: Sequence[tuple[Sequence[str], Callable[[Row, str], Task | LeftOut]]] =
     (("test_list",), _mbpp),
     ((), _cases),
 )
-"""Fields that a row must have, to its reader; the first that fits."""
+"""Fields that a row must have, and its reader; the first match counts."""
 
 
 def _defined(solution: Any) -> tuple[list[str] | None, list[str]]:
-    """Functions and classes that a reference solution defines, and which of them are classes.
+    """Lists the functions and classes of a reference solution, and which of them are classes.
 
-    The program must define these, and no others; None where there is no reference.
+    The program must define exactly these. The first value is None without a reference.
     """
     try:
         nodes = ast.parse(solution).body
@@ -182,7 +182,7 @@ def _json(value: Any) -> Any:
 
 
 def _unpacked(value: Any) -> Any:
-    """JSON, or LiveCodeBench's hidden tests: JSON in a pickled text, compressed, in base 64."""
+    """Parses JSON, or LiveCodeBench's hidden tests: JSON, pickled, compressed, in base 64."""
     if not isinstance(value, str) or value.lstrip().startswith(("[", "{")):
         return _json(value)
     try:
@@ -195,7 +195,7 @@ def _unpacked(value: Any) -> Any:
 
 
 def _listed(value: Any) -> list[Any]:
-    """A list of tests, also of ``{"inputs": [...], "outputs": [...]}``."""
+    """Lists tests, also from ``{"inputs": [...], "outputs": [...]}``."""
     if isinstance(value, list):
         return value
     inputs = value.get("inputs", value.get("input", []))
@@ -218,7 +218,7 @@ def _case(item: Row, name: str | None) -> ScriptTest | FunctionTest:
         return FunctionTest(
             name, arguments, json.loads(wanted) if isinstance(wanted, str) else wanted
         )
-    if isinstance(wanted, list) and len(wanted) == 1:  # TACO and APPS: a list around the value
+    if isinstance(wanted, list) and len(wanted) == 1:  # TACO and APPS wrap the value in a list
         wanted = wanted[0]
     return FunctionTest(name, given if isinstance(given, (list, Mapping)) else [given], wanted)
 
@@ -228,7 +228,7 @@ def _text(value: Any) -> str:
 
 
 class _OnlyText(pickle.Unpickler):
-    """Loads plain text; a pickle that names any class or function is refused."""
+    """Unpickles plain text only; refuses any class or function."""
 
     def find_class(self, module: str, name: str) -> Any:
-        raise pickle.UnpicklingError(f"expected a plain text, got {module}.{name}")
+        raise pickle.UnpicklingError(f"expected plain text, got {module}.{name}")

@@ -1,7 +1,7 @@
-"""Requirements of tests that are Python statements, read from their syntax.
+"""Finds what tests that are Python statements require of a program, from their syntax.
 
-Only calls with plain values pass between tests and program. So the program's functions are
-separated from the tests' own names and modules here, and tests that need more than calls are found.
+Only calls with plain values pass between tests and program. So this module separates the program's
+functions from the tests' own names and modules, and finds tests that need more than such calls.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from builtins import *
 import bisect, collections, copy, datetime, decimal, fractions, functools, heapq, itertools, math
 import operator, random, re, string, sys
 """
-"""Goes before tests and before a program that is called, as on the sites where they come from."""
+"""Imports that precede tests and called programs, as on the sites that publish the tasks."""
 _IMPORTED: dict[str, object] = {}
 exec(IMPORTS, _IMPORTED)
 _BUILT_IN = frozenset(dir(builtins))
@@ -42,8 +42,8 @@ class Requirements(NamedTuple):
     """Requirements of tests.
 
     Attributes:
-        names: functions of the program.
-        objects: they use classes, attributes or constants of the program, or hand it functions.
+        names: functions of the program that the tests call.
+        objects: the tests use classes, attributes or constants of the program, or pass functions.
     """
 
     names: tuple[str, ...]
@@ -59,14 +59,11 @@ def requirements(
     """Reads what tests require of a program.
 
     Args:
-        prelude: code that is run before the tests, with them.
-        tests: statements, one text for each test.
-        names: functions of the program; None: the undefined names that a test calls or passes on,
-            less what ``IMPORTS`` define (unless the test has no other).
-        classes: those of the names that are classes; without names, the capitalised ones are.
-
-    Returns:
-        The functions that the program must define, and whether that is enough.
+        prelude: code that runs before the tests.
+        tests: statements, one text per test.
+        names: functions of the program. None: the undefined names that a test calls or passes on,
+            without those of ``IMPORTS`` (unless the test has no other).
+        classes: which of the names are classes. Without names: the capitalised ones.
     """
     codes = [_Code(text) for text in (prelude, *tests)]
     own = _BUILT_IN.union(*(code.functions | code.imports | code.variables for code in codes))
@@ -89,13 +86,13 @@ def requirements(
 
 
 class _Code:
-    """Names in some code, by what they are there."""
+    """Names in a piece of code, by their role."""
 
     def __init__(self, text: str) -> None:
         try:
             self.nodes = list(ast.walk(ast.parse(text)))
         except (SyntaxError, ValueError, RecursionError, MemoryError):
-            self.nodes = []  # running it shows what is wrong
+            self.nodes = []  # running the code shows the error
         self.names = [node for node in self.nodes if isinstance(node, ast.Name)]
         self.inner = {id(node.value) for node in self.nodes if isinstance(node, ast.Attribute)}
         self.functions, self.imports, self.variables = set[str](), set[str](), set[str]()
@@ -112,11 +109,11 @@ class _Code:
                 self.variables.add(node.id)
 
     def needs_objects(self, asked: set[str], functions: set[str], modules: set[str]) -> bool:
-        """True where plain values do not do."""
+        """Tells if the code needs more of the program than calls with plain values."""
         calls = [node for node in self.nodes if isinstance(node, ast.Call)]
         named = asked | {"candidate"}
         theirs = {id(c) for c in calls if isinstance(c.func, ast.Name) and c.func.id in named}
-        kept = {  # variables with what a function of the program gave
+        kept = {  # variables that hold results of the program
             id(target)
             for node in self.nodes
             if isinstance(node, ast.Assign) and id(node.value) in theirs
@@ -124,7 +121,7 @@ class _Code:
         }
         given = {node.id for node in self.names if id(node) in kept}
         theirs |= {id(node) for node in self.names if node.id in given}
-        fine = {id(call.func) for call in calls}  # calls, and what is passed to tests' own code
+        fine = {id(call.func) for call in calls}  # callees, and arguments of own functions
         for call in calls:
             arguments = [*call.args, *(keyword.value for keyword in call.keywords)]
             if id(call) not in theirs:
@@ -142,9 +139,9 @@ class _Code:
 
 
 def _is_function(node: ast.expr, functions: set[str], modules: set[str]) -> bool:
-    """True for a function, or a list with one."""
+    """Tells if an expression is a function, or a list that has one."""
     if isinstance(node, (ast.List, ast.Tuple, ast.Set)):
         return any(_is_function(item, functions, modules) for item in node.elts)
-    if isinstance(node, ast.Attribute):  # a method
+    if isinstance(node, ast.Attribute):  # a method, not a function of a module
         return not (isinstance(node.value, ast.Name) and node.value.id in modules)
     return isinstance(node, ast.Lambda) or isinstance(node, ast.Name) and node.id in functions

@@ -38,7 +38,7 @@ class GameSettings(EnvSettings):
 
 
 def in_processes(settings: GameSettings, split: Split, source: EnvSource) -> EnvSource:
-    """Moves a source's games to ``settings.workers`` processes; with 0 returns the source itself."""
+    """Runs the games of a source in ``settings.workers`` processes; 0: in this process."""
     if not settings.workers:
         return source
     fields = {**dataclasses.asdict(settings), "workers": 0}

@@ -45,7 +45,6 @@ def fenced(program):
         ("  ```Python\n    x\n    y\n  ```", "x\ny\n"),
         ("```python\ncut off", "cut off"),
         ("```python\n```", ""),
-        ("```python\nx\n```python\ny\n```", "y\n"),
     ],
 )
 def test_the_last_python_block_is_the_program(text, program):

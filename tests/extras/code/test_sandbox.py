@@ -75,8 +75,9 @@ def test_what_ended_a_program_is_told(sandbox):
     assert outcome.verdict == "error" and "ZeroDivisionError" in outcome.detail
     assert sandbox.run("import sys; sys.exit('no')", "", 5).verdict == "error"
     assert sandbox.run("import sys; sys.exit()", "", 5).verdict == "ok"
-    assert sandbox.run("import os; os.abort()", "", 5).detail.endswith("SIGABRT")
-    assert sandbox.run("import os; os.kill(os.getpid(), 40)", "", 5).detail == "ended by signal 40"
+    assert sandbox.run("import os; os.abort()", "", 5).detail.endswith("signal 6 (Aborted)")
+    outcome = sandbox.run("import os; os.kill(os.getpid(), 40)", "", 5)
+    assert outcome.detail.startswith("ended by signal 40")
     assert sandbox.run("syntax error", "", 5).verdict == "error"
 
 

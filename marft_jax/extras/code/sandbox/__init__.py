@@ -1,8 +1,7 @@
-"""Runs generated programs where they can do no harm, and gives what they printed or returned.
+"""Runs generated programs in isolation, and returns what they print or return.
 
-Each program runs as one process without a network, without a view of the host's files, environment
-or processes, with limits on time, memory, output, files and threads; what it needs to succeed (the
-expected output, the tests) is never inside with it.
+Each program is one process without network and without access to the host's files, environment or
+processes. Time, memory, output, files and threads are limited. Expected results never enter.
 """
 
 from marft_jax.envs.workers import Unusable

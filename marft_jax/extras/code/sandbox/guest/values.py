@@ -1,7 +1,7 @@
-"""Plain values as JSON and back, with their types, between two interpreters that do not trust.
+"""Plain values as JSON and back, with their types, between mutually distrusting interpreters.
 
-All that travels is a copy of one of the language's own types, so what arrives compares as it looks,
-however its class at home compares. Functions and objects of other classes do not travel.
+Only copies of built-in and standard-library types pass, so a value that arrives compares by its
+content, whatever its class did. Functions and objects of other classes are refused.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 LONGEST = 100_000
-"""Items taken from an iterator."""
+"""Most items that are taken from an iterator."""
 
 
 def first_items(value: Iterator[Any]) -> list[Any]:
@@ -54,15 +54,15 @@ _KINDS: dict[str, _Kind] = {
     "iterator": (Iterator, first_items, iter),
     **_VIEWS,
 }  # fmt: skip
-"""Types, each before its own base: what each is written as, and how it is made of that again."""
+"""Types, each before its base classes: how a value is written, and how it is rebuilt."""
 
 
 def dump(value: Any) -> Any:
-    """Writes a value as what JSON can hold; ``load`` reads it.
+    """Converts a value to JSON types; ``load`` is the inverse.
 
     Raises:
-        TypeError: it is, or holds, none of the plain types.
-        RecursionError: it is nested too deeply, or in itself.
+        TypeError: the value is, or contains, no plain value.
+        RecursionError: the value is nested too deeply, or contains itself.
     """
     if value is None or isinstance(value, (bool, str, float)):
         return value
@@ -77,10 +77,10 @@ def dump(value: Any) -> Any:
 
 
 def load(sent: Any) -> Any:
-    """Reads what ``dump`` wrote.
+    """Rebuilds a value from what ``dump`` returned.
 
     Raises:
-        Exception: of any kind, where it did not write this.
+        Exception: of any kind, if ``dump`` did not make it.
     """
     if isinstance(sent, list):
         return [load(item) for item in sent]
@@ -91,17 +91,17 @@ def load(sent: Any) -> Any:
 
 
 def replace(value: Any, new: Any) -> None:
-    """Gives a list, dict, set and the like the contents of another one of its type."""
+    """Replaces the contents of a list, dict, set and the like by those of another of its type."""
     if type(value) is type(new) and hasattr(value, "clear") and value != new:
         value.clear()
         (value.extend if hasattr(value, "extend") else value.update)(new)
 
 
 def as_json(value: Any) -> Any:
-    """A value that JSON has no word for, as what comes closest: for ``json.dumps``.
+    """Converts a value that JSON lacks to the closest JSON value, for ``json.dumps``.
 
     Raises:
-        TypeError: nothing comes close.
+        TypeError: there is no close value.
     """
     if isinstance(value, (fractions.Fraction, decimal.Decimal)):
         return float(value)
