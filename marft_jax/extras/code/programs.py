@@ -27,7 +27,7 @@ from marft_jax.extras.code.statements import IMPORTS
 from marft_jax.setting import setting
 
 _OPENING = re.compile(
-    r"(?<!`)(?:`{3,}+[^`\n]+`{3,}|(`{3,}+)[ \t]*((?:[A-Za-z][\w+#.-]*)?)([^`\n]*)\n)"
+    r"(?<!`)(?:`{3,}+[^`\n]+`{3,}|(`{3,}+)[ \t]*((?:[A-Za-z][\w+#-]*)?)([^`\n]*)\n)"
 )
 _CODE = re.compile(  # strings, triple-quoted first; comments; fences
     r"""(?P<long>\"{3}|'{3})(?:\\(?:.|\Z)|[^\\])*?(?:(?P=long)|\Z)|\#[^\n]*|(?P<fence>`{3,}+)"""

@@ -1,4 +1,4 @@
-"""Shows what a team did: one page, offline, from the files of run directories."""
+"""Builds one offline HTML page about runs, from the files of their directories."""
 
 from marft_jax.extras.report.command import main
 

@@ -13,20 +13,22 @@ from marft_jax.extras.report.reading import Row, RunRecord, defaults, moment
 from marft_jax.formats import jsonlines
 from marft_jax.run.reporters import clock
 
-_PLACES = ("run.dir", "team.file")  # which differ in every run
-_MOST = 50  # events that are shown
-_MOST_POINTS = 60  # of a small curve
+_PLACES = ("run.dir", "team.file")  # differ in every run
+_MOST = 50  # events and warnings that are shown
+_MOST_POINTS = 60  # of the small curve
 
 
 class Card(NamedTuple):
-    """Attributes:
-    what, where: of the line that the run began with, as far as there is one.
-    state: how far it is, and how it ended, as far as its log says.
-    took: seconds of all its steps, in words.
-    earned: in a game the mean reward of each agent at the last step, in words, or "".
-    curve: of the reward, as x and y in a box of 100 by 24.
-    events: of the guard.
-    warnings: lines of the log, the newest last.
+    """Summary of a run.
+
+    Attributes:
+        what, where: from the log line with which training began.
+        state: progress, and how the run ended if the log says so.
+        took: total time of all steps, in words.
+        earned: of a game: mean reward of each agent at the last step, in words; else "".
+        curve: the reward, as points in a box of 100 by 24.
+        events: of the guard.
+        warnings: lines of the log, newest last.
     """
 
     run: RunRecord
@@ -56,35 +58,32 @@ class Setting(NamedTuple):
 
     @property
     def changed(self) -> str:
-        """``given`` for what differs from the default, ``auto`` where that is filled in, or ""."""
+        """``auto`` or ``given`` if a value differs from a default that is auto or not; else ""."""
         differs = any(value not in ("", self.default) for value in self.values)
         kept = self.key in _PLACES or not differs
         return "" if kept else "auto" if self.default == "auto" else "given"
 
 
 def card(run: RunRecord) -> Card:
-    """Builds the card of a run."""
+    """Summarises a run."""
     done, total = max(run.metrics, default=0), run.settings.get("run.steps")
     what, where = _greeting(run.log)
     times = [str(time) for line in run.log if (time := moment(line))] or ["unknown"]
-    seconds = sum(row.get("time/step_s", 0.0) for row in run.metrics.values())
     rewards, finished = run.rewards, isinstance(total, int) and done >= total
-    ends = (
-        re.search(r" INFO (stopped|.*, (?:from|continuing) )", line) for line in reversed(run.log)
-    )
-    stopped = not finished and (last := next(filter(None, ends), None)) and last[1] == "stopped"
+    ends = (re.search(r" INFO (stopped|.*, (?:from|continuing) )", line) for line in run.log)
+    stopped = not finished and [end[1] for end in ends if end][-1:] == ["stopped"]
     best = max(rewards, key=lambda s: rewards[s]) if rewards else None
+    state = f"step {done}" if total is None else f"step {done} of {total}"
     return Card(
         run,
         what,
         where,
-        state=(f"step {done}" if total is None else f"step {done} of {total}")
-        + (", stopped" if stopped else ""),
+        state=state + (", stopped" if stopped else ""),
         finished=finished,
-        stopped=bool(stopped),
+        stopped=stopped,
         started=times[0],
         written=times[-1],
-        took=clock(seconds),
+        took=clock(sum(row.get("time/step_s", 0.0) for row in run.metrics.values())),
         first=rewards[min(rewards)] if rewards else None,
         reward=rewards[max(rewards)] if rewards else None,
         best=None if best is None else (best, rewards[best]),
@@ -96,7 +95,7 @@ def card(run: RunRecord) -> Card:
 
 
 def settings(runs: Sequence[RunRecord]) -> list[Setting]:
-    """Every setting of the runs, those first that differ from the default."""
+    """Lists every setting of the runs, those first that differ from the default."""
     given = [{key: _in_words(value) for key, value in run.settings.items()} for run in runs]
     both = itertools.chain(*(run.settings.items() for run in runs))
     known = {key: _in_words(value) for key, value in defaults(dict(both)).items()}
@@ -104,7 +103,7 @@ def settings(runs: Sequence[RunRecord]) -> list[Setting]:
         Setting(key, known.get(key, "no such setting now"), [own.get(key, "") for own in given])
         for key in dict.fromkeys(itertools.chain(known, *given))
     ]
-    return sorted(found, key=lambda one: not one.changed)
+    return sorted(found, key=lambda setting: not setting.changed)
 
 
 def _in_words(value: Any) -> str:
@@ -114,14 +113,14 @@ def _in_words(value: Any) -> str:
 
 
 def _greeting(log: Sequence[str]) -> tuple[str, str]:
-    """Finds what runs and where in the last line of a start, ``what; where mesh 1x1x1; ...``."""
+    """Finds what runs and where in the last start's line, ``what; where mesh 1x1x1; ...``."""
     lines = (re.search(r" INFO (.*); (.* mesh \d+(?:x\d+)*); ", line) for line in reversed(log))
     found = next(filter(None, lines), None)
     return (found[1], found[2]) if found else ("unknown", "unknown")
 
 
 def _earned(run: RunRecord) -> str:
-    """In a game the mean over the players says nothing: it may be 0 at every step."""
+    """Lists each agent's reward in a game, where the mean over players may be 0 at every step."""
     game = "players" in (run.settings.get("team.workflow"), run.team.get("workflow"))
     last = [*run.metrics.values()][-1] if game and run.metrics else {}
     paid = {agent: last.get(f"agent/{agent}/reward") for agent in run.agents}
@@ -135,7 +134,7 @@ def _event(row: Row) -> str:
 
 
 def _points(values: Sequence[float]) -> str:
-    """Means of stretches of a curve as the points of a line."""
+    """Writes a curve as the points of an SVG line, each a mean over neighbouring values."""
     if len(values) < 2:
         return ""
     width = math.ceil(len(values) / _MOST_POINTS)

@@ -1,4 +1,4 @@
-"""Chooses what a page holds, so that it stays small however long a run was, and says the choice."""
+"""Chooses which steps and episodes a page shows, so that it stays small for any run."""
 
 from __future__ import annotations
 
@@ -12,23 +12,22 @@ from marft_jax.extras.report.episodes import ShownEpisode, episode
 from marft_jax.extras.report.reading import RunRecord, rows
 
 DIALOGUES = 9_000_000
-"""Bytes of a page that are for the dialogues of all its runs."""
+"""Bytes of a page for the dialogues of all its runs."""
 RESPONSES = 4_000_000
-"""Bytes that are for the responses of evaluations."""
-_STEPS = 12  # of a run, shared among runs
+"""Bytes of a page for the responses of evaluations."""
+_STEPS = 12  # of all runs together
 _DEMONSTRATIONS = "demonstrations.jsonl"
 
 
 class Group(NamedTuple):
-    """Episodes of one task that are compared."""
+    """Episodes of one task, shown side by side."""
 
     task: str
     episodes: list[ShownEpisode]
 
     @property
     def trees(self) -> list[tuple[int, list[tuple[int, list[int]]]]]:
-        """Places of the episodes that have branches, each with its turns that have some, in order,
-        and the places of these branches."""
+        """Lists episodes with branches: (episode, [(turn, its branches), ...]), by position."""
         found: dict[int, dict[int, list[int]]] = {}
         trunks = {e.member: i for i, e in enumerate(self.episodes) if e.branch is None and e.turns}
         for i, e in enumerate(self.episodes):
@@ -40,13 +39,13 @@ class Group(NamedTuple):
 
 
 class Chapter(NamedTuple):
-    """Episodes of a step (or a file) that are shown.
+    """The shown episodes of a step or a file.
 
     Attributes:
         key: part of the address of each episode on the page.
-        why: the step was chosen for this.
-        rewards: of all episodes of the step; none of games, in which each player has its own.
-        choice: which of them are shown.
+        why: reason for which the step was chosen.
+        rewards: of all episodes of the step; empty for games, where each player has its own.
+        choice: which episodes are shown, in words.
     """
 
     key: str
@@ -59,10 +58,11 @@ class Chapter(NamedTuple):
 
 
 def chapters(run: RunRecord, runs: int, span: range | None = None) -> list[Chapter]:
-    """Chooses what is shown of a run's transcripts, and of the demonstrations it learned from.
+    """Chooses what is shown of a run's transcripts and of its demonstrations.
 
     Args:
-        span: of the steps that are asked for; None for all.
+        runs: number of runs that share the page.
+        span: steps that the user asks for; None: all.
     """
     there = [step for step in run.transcripts if span is None or step in span]
     steps = chosen_steps(there, run.rewards, max(3, _STEPS // runs))
@@ -86,8 +86,10 @@ def chapters(run: RunRecord, runs: int, span: range | None = None) -> list[Chapt
 def chosen_steps(
     there: Sequence[int], rewards: Mapping[int, float], most: int
 ) -> dict[int, list[str]]:
-    """Some of the steps with a transcript, each with the reasons: first, last, best, worst, the
-    largest change of the reward since the step before, then evenly spaced ones.
+    """Chooses steps that have a transcript, with the reasons for each.
+
+    First come the first and the last step, the best and the lowest reward, and the largest change
+    of the reward between neighbours; then evenly spaced steps.
 
     >>> chosen_steps([1, 5, 10, 15], {1: 0.1, 5: 0.9, 10: 0.0, 15: 0.5}, 3)
     {1: ['first'], 5: ['best reward'], 15: ['last']}
@@ -117,10 +119,10 @@ def chosen_steps(
 def chosen_groups(
     episodes: Sequence[ShownEpisode], share: float, tasks: Mapping[str, int]
 ) -> tuple[list[Group], str]:
-    """Groups of episodes, whole ones, that fit into so many bytes; and the choice in words.
+    """Chooses whole groups of episodes within ``share`` bytes; says the choice in words.
 
     Args:
-        tasks: how many steps have each: those of several come first, for comparison.
+        tasks: number of steps that have each task; tasks of several steps are preferred.
     """
     found: dict[tuple[int, int], list[ShownEpisode]] = {}
     for one in episodes:
@@ -135,8 +137,8 @@ def chosen_groups(
             share -= size
     shown = [groups[place] for place in sorted(taken)]
     count = sum(len(group.episodes) for group in shown)
-    choice = "tasks that other steps have too, best, lowest, failed, truncated, mixed, then evenly"
-    return shown, f"{count} of {len(episodes)} episodes ({choice} spaced ones, for the size)"
+    choice = "repeated tasks, best, lowest, failed, truncated, mixed, then evenly spaced"
+    return shown, f"{count} of {len(episodes)} episodes ({choice}, to limit the size)"
 
 
 def _by_interest(groups: Sequence[Group], tasks: Mapping[str, int]) -> Iterable[int]:
@@ -155,14 +157,14 @@ def _by_interest(groups: Sequence[Group], tasks: Mapping[str, int]) -> Iterable[
 
 
 def _spread(items: Sequence[int], most: int) -> list[int]:
-    """Items at even distances, the first and last among them."""
+    """Picks evenly spaced items, the first and the last included."""
     if len(items) <= most:
         return list(items)
     return [items[math.floor(i * (len(items) - 1) / (most - 1) + 0.5)] for i in range(most)]
 
 
 def _earnings(episodes: Sequence[ShownEpisode]) -> str:
-    """Mean of what each player of these games earned, in words; empty where there is none."""
+    """Says the mean return of each player of games; "" for other tasks."""
     found: dict[str, list[float]] = {}
     for name, (_, paid) in (item for e in episodes for item in e.outcomes.items()):
         found.setdefault(name, []).append(paid)

@@ -1,14 +1,14 @@
-"""Writes one page, to read offline, about what teams wrote and how they learned.
+"""Writes one HTML page about runs: dialogues, curves, evaluations. The page works offline.
 
-    python -m marft_jax.report --run runs/*                             how far each is, here
+    python -m marft_jax.report --run runs/*                             prints a table of runs
     python -m marft_jax.report --run runs/quickstart --out report.html
     python -m marft_jax.report --run runs/seed0 runs/seed1 runs/other --out report.html
     python -m marft_jax.report --run runs/quickstart --out report.html --watch
-    python -m marft_jax.report --run runs/quickstart --serve            follow it while it goes on
+    python -m marft_jax.report --run runs/quickstart --serve            follows it in a browser
 
-Several runs are drawn over each other; those that differ in nothing but their seed are drawn as
-their mean with a band. The page is made from the files of the run directories alone, also while a
-run goes on or after it broke: what is missing is named.
+Several runs share the charts. Runs that differ only in their seed are drawn as their mean with a
+band. The page is made from the files of the run directories alone, also while a run goes on or
+after it failed; the page lists missing and broken files.
 """
 
 from __future__ import annotations
@@ -33,18 +33,18 @@ from marft_jax.extras.report.serving import serve
 from marft_jax.formats import jsonlines
 from marft_jax.setting import check_local
 
-_SECONDS = 10.0  # between two looks at the files
+_SECONDS = 10.0  # between two checks of the files
 
 
 def main(argv: Sequence[str] | None = None) -> NoReturn:
-    """Leaves with 0: written; 1: the page cannot be written; 2: bad input."""
+    """Exits with 0: done; 1: the page cannot be written; 2: bad input."""
     parser = cli.Parser("marft_jax.report", __doc__)
     parser.add_argument("--run", nargs="+", required=True, metavar="DIR", help="run directories")
-    parser.add_argument("--out", metavar="FILE.html", help="the page; without it, a table is shown")
+    parser.add_argument("--out", metavar="FILE.html", help="page to write; without it: a table")
     parser.add_argument("--steps", metavar="FIRST:LAST", help="only dialogues of these steps")
-    again = "write it anew when a run goes on, until Ctrl-C"
+    again = "write the page again whenever the files change, until Ctrl-C"
     parser.add_argument("--watch", action="store_true", help=again)
-    follow = "follow the runs at a local address, until Ctrl-C"
+    follow = "serve the page on 127.0.0.1 until Ctrl-C; default port: 8000"
     parser.add_argument("--serve", nargs="?", const=8000, type=int, metavar="PORT", help=follow)
     with cli.boundary():
         own = parser.parse_args(argv)
@@ -57,7 +57,7 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
             if own.watch:
                 _watch(folders, out, span)
         elif own.watch:
-            raise BadInput("--watch: expected --out too, the page to write anew")
+            raise BadInput("--watch: expected --out too, the page to write")
         else:
             console = Console()
             console.print(overview(read_runs(folders), console.width))
@@ -65,7 +65,7 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
 
 
 def overview(runs: Sequence[RunRecord], width: int) -> Table:
-    """Table of how far each run is, its last and its best reward, and when it last wrote."""
+    """Makes a table of runs: step, last and best reward, and time of the last log line."""
     rows = []
     for one in map(card, runs):
         best = "" if one.best is None else f"{one.best[1]:.3f} at {one.best[0]}"
@@ -76,7 +76,7 @@ def overview(runs: Sequence[RunRecord], width: int) -> Table:
 
 
 def write(folders: Sequence[Path], out: Path, span: range | None = None) -> None:
-    """Reads the run directories and replaces the page, whole or not at all."""
+    """Reads the run directories and replaces the page atomically."""
     html = render(read_runs(folders), span)
     jsonlines.write(out, [html])
     print(f"{printable(str(out))}: {len(html.encode()) / 1e6:.1f} MB", flush=True)
@@ -84,7 +84,7 @@ def write(folders: Sequence[Path], out: Path, span: range | None = None) -> None
 
 def _watch(folders: Sequence[Path], out: Path, span: range | None) -> None:
     before = changes(folders)
-    with contextlib.suppress(KeyboardInterrupt):  # the way in which a watch ends
+    with contextlib.suppress(KeyboardInterrupt):
         while True:
             time.sleep(_SECONDS)
             if (now := changes(folders)) != before:
@@ -96,5 +96,5 @@ def _file(name: str) -> Path:
     check_local("--out", name)
     path = Path(name)
     if "\0" in name or path.is_dir() or not path.parent.is_dir():
-        raise BadInput(f"--out {name}: expected a file name like report.html in a folder that is")
+        raise BadInput(f"--out {name}: expected a file name like report.html in an existing folder")
     return path

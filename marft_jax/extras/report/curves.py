@@ -1,4 +1,4 @@
-"""Curves of several runs on common steps, and what is drawn in which chart."""
+"""Curves of several runs on common steps, grouped into charts."""
 
 from __future__ import annotations
 
@@ -10,36 +10,35 @@ from typing import Any
 
 from marft_jax.extras.report.reading import RunRecord
 
-_NUMBERS = 500_000  # of all curves of a page
+_NUMBERS = 500_000  # in all curves of a page
 _POINTS = 2000  # of a curve, at most
-_OWN = ("run.seed", "run.dir", "mesh.coordinator")  # settings by which seeds of a run differ
+_OWN = ("run.seed", "run.dir", "mesh.coordinator")  # settings in which seeds of one run differ
 
 MEANINGS = {
     "reward/mean": "mean reward of an episode",
     "agent/*/reward": "mean reward of an agent",
     "eval/*/accuracy": "accuracy on held-out tasks",
     "eval/*/won": "share of games won",
-    "eval/*/exploitability": "distance from an equilibrium",
+    "eval/*/exploitability": "exploitability: distance from an equilibrium",
     "eval/*/elo": "rating among the run's checkpoints",
     "agent/*/entropy": "entropy per token, in nats",
     "agent/*/approx_kl": "approximate KL within a step",
     "agent/*/clip_fraction": "share of decisions that were clipped",
     "agent/*/tokens": "tokens per action",
-    "agent/*/truncated": "share of actions that were cut at their limit",
+    "agent/*/truncated": "share of actions that reached their limit of tokens",
     "agent/*/grad_norm": "gradient norm",
-    "episode/rewritten": "calls of a program that rewrote what its agent had said, per episode",
+    "episode/rewritten": "calls per episode in which a program rewrote its agent's earlier text",
     "agent/*/loss": "loss on demonstrations",
     "critic/loss": "loss of the critic",
     "critic/explained_variance": "explained variance of the critic",
 }
-"""Charts that come first; those of all other metrics are below them."""
+"""Charts that are shown first; the other metrics follow."""
 
 
 def charts(runs: Sequence[RunRecord]) -> list[dict[str, Any]]:
-    """Charts of all kinds of metrics, the important ones first, as the page's program reads them.
+    """Lists the charts, important ones first, in the form that ``page/curves.js`` reads.
 
-    The ``name`` of a chart has a ``*`` where its lines differ, the ``label`` of a line what stands
-    for it.
+    ``name`` of a chart has a ``*`` where its lines differ; ``label`` of a line is its part there.
     """
     found: dict[str, list[dict[str, str]]] = {}
     for name in dict.fromkeys(name for run in runs for name in run.metric_names):
@@ -51,9 +50,9 @@ def charts(runs: Sequence[RunRecord]) -> list[dict[str, Any]]:
 
 
 def curves(runs: Sequence[RunRecord]) -> dict[str, Any]:
-    """All metrics on common steps, as the page's program reads them.
+    """Puts all metrics on common steps, in the form that ``page/curves.js`` reads.
 
-    A long run is thinned: each point is then the mean over ``width`` steps.
+    In a long run each point is the mean over ``width`` steps.
     """
     steps = sorted({step for run in runs for step in run.metrics})
     count = sum(len(run.metric_names) for run in runs)
@@ -68,13 +67,13 @@ def curves(runs: Sequence[RunRecord]) -> dict[str, Any]:
 
 
 def settings_of(runs: Sequence[RunRecord]) -> dict[str, set[str]]:
-    """All values of each setting that is not a run's own."""
+    """Lists the values of each setting, without those in which seeds of one run differ."""
     keys = {key for run in runs for key in run.settings if key not in _OWN}
     return {key: {str(run.settings.get(key, "?")) for run in runs} for key in sorted(keys)}
 
 
 def variants(runs: Sequence[RunRecord]) -> list[str]:
-    """Names for what each run is a seed of: the same where settings differ in nothing else."""
+    """Names the variant of each run: runs that differ only in their seed share one."""
     keys = list[str]()
     for run in runs:
         same = {key: value for key, value in run.settings.items() if key not in _OWN}
@@ -87,8 +86,7 @@ def variants(runs: Sequence[RunRecord]) -> list[str]:
 def summaries(
     runs: Sequence[RunRecord], charts: Sequence[Mapping[str, Any]]
 ) -> list[dict[str, Any]]:
-    """First, last, lowest and highest value of every metric of every run, for those who do not see
-    the charts."""
+    """Lists the first, last, lowest and highest value of every metric of every run, as text."""
     found = []
     for metric in (line["metric"] for chart in charts for line in chart["lines"]):
         for run in runs:
@@ -99,7 +97,7 @@ def summaries(
 
 
 def _kind(name: str) -> tuple[str, str]:
-    """``agent/planner/tokens`` to ``agent/*/tokens`` and ``planner``."""
+    """Splits ``agent/planner/tokens`` into ``agent/*/tokens`` and ``planner``."""
     first, _, rest = name.partition("/")
     label, _, last = rest.rpartition("/")
     return (f"{first}/*/{last}", label) if first in ("agent", "eval") and label else (name, "")
@@ -108,6 +106,7 @@ def _kind(name: str) -> tuple[str, str]:
 def _thinned(
     metrics: Mapping[int, Mapping[str, float]], name: str, blocks: Sequence[Sequence[int]]
 ) -> list[float | None]:
+    """Returns the mean of a metric over each block of steps; None without a value."""
     blocks_of = ([metrics.get(step, {}).get(name) for step in block] for block in blocks)
     known = ([value for value in block if value is not None] for block in blocks_of)
     return [float(f"{statistics.fmean(values):.5g}") if values else None for values in known]

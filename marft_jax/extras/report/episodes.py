@@ -1,4 +1,4 @@
-"""Episodes as the page shows them, out of records that may lack anything."""
+"""Episodes as the page shows them, made from records that may lack anything."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from marft_jax.extras.report.reading import number
 from marft_jax.formats import jsonlines
 
 LONGEST = 20_000
-"""Characters of a text that are shown; of longer ones the beginning and the end."""
+"""Most characters that are shown of a text; of a longer text its beginning and end."""
 
 _OF_TURNS = ("reward", "value", "advantage")
 _OF_TOKENS = {"logprobs": "log-prob", "advantages": "advantage", "values": "value",
@@ -19,11 +19,13 @@ _OF_TOKENS = {"logprobs": "log-prob", "advantages": "advantage", "values": "valu
 
 
 class ShownTurn(NamedTuple):
-    """Attributes:
-    before, system, after: the prompt, cut where the agent's system prompt stands in it.
-    numbers: reward, value and advantage, those that are recorded.
-    move: that a game read in the text, in words, or "".
-    tokens: ``lengths`` of the tokens in characters, and numbers of each by name.
+    """A turn.
+
+    Attributes:
+        before, system, after: the prompt, split around the agent's system prompt.
+        numbers: reward, value and advantage, if recorded.
+        move: the move that a game read in the text, in words; else "".
+        tokens: ``lengths`` of the tokens in characters, and recorded numbers of each by name.
     """
 
     agent: str
@@ -43,13 +45,15 @@ class ShownTurn(NamedTuple):
 
 
 class ShownEpisode(NamedTuple):
-    """Attributes:
-    verdicts: of the grader: ``agent``, ``verdict``, and the ``answer`` found in its text.
-    expected: the reference answer; None where the environment gives none.
-    remarks: what else the environment noted of each step, as JSON.
-    boards: of a game after each step, empty where there is none.
-    outcomes: of each player of a game, in words, and what it earned.
-    branch: the turn of the sample of which it is a branch, and its number there.
+    """An episode.
+
+    Attributes:
+        verdicts: of the grader: ``agent``, ``verdict``, and the ``answer`` found in its text.
+        expected: reference answer; None if the environment gives none.
+        remarks: what else the environment noted at each step, as JSON.
+        boards: of a game: the board after each step; "" if there is none.
+        outcomes: of a game: each player's outcome in words, and its return.
+        branch: of a branch: the turn at which it starts, and its number there.
     """
 
     index: int
@@ -68,7 +72,7 @@ class ShownEpisode(NamedTuple):
 
     @property
     def outcome(self) -> str:
-        """``failed``, ``right``, ``wrong``, ``played`` of a game, or ``ungraded``."""
+        """One of ``failed``, ``right``, ``wrong``, ``played`` (a game) and ``ungraded``."""
         if self.failed is not None:
             return "failed"
         if not self.verdicts:
@@ -77,12 +81,12 @@ class ShownEpisode(NamedTuple):
 
     @property
     def seats(self) -> list[str]:
-        """Players of a game, in the order of their seats."""
+        """Players of a game, in order of their seats."""
         return list(self.outcomes)
 
     @property
     def earned(self) -> str:
-        """What it earned: the reward, or in a game that of each player."""
+        """Reward in words; in a game of each player."""
         each = (f"{name} {how} ({paid:+.4g})" for name, (how, paid) in self.outcomes.items())
         return ", ".join(each) or f"{self.reward:.4g}"
 
@@ -92,7 +96,7 @@ class ShownEpisode(NamedTuple):
 
     @property
     def size(self) -> int:
-        """About how many bytes of a page it takes, with the markup around its texts."""
+        """Estimate of its bytes on the page, with markup."""
         parts = [(t.text, t.before, t.system, t.after, t.tool or "") for t in self.turns]
         tokens = sum(8 * len(t.tokens["lengths"]) * len(t.tokens) for t in self.turns if t.tokens)
         texts = sum(map(_bytes, itertools.chain([self.task], self.remarks, self.boards, *parts)))
@@ -100,10 +104,10 @@ class ShownEpisode(NamedTuple):
 
 
 def episode(row: Mapping[str, Any], systems: Mapping[str, str]) -> ShownEpisode:
-    """An episode of a transcript, of an evaluation, or a demonstration.
+    """Reads an episode of a transcript or an evaluation, or a demonstration.
 
     Args:
-        row: one line of the file; whatever is missing or of a wrong kind is left out.
+        row: a line of the file; missing and malformed parts are left out.
         systems: system prompts by agent.
     """
     steps = [r.get("info") for r in _mappings(row.get("results"))]
@@ -132,7 +136,7 @@ def episode(row: Mapping[str, Any], systems: Mapping[str, str]) -> ShownEpisode:
 
 
 def shortened(text: str) -> str:
-    """Leaves out the middle of a long text, and says so on a line."""
+    """Replaces the middle of a long text by a line that says so."""
     if len(text) <= LONGEST:
         return text
     half = LONGEST // 2
@@ -164,7 +168,7 @@ def _turn(row: Mapping[str, Any], systems: Mapping[str, str], infos: list[Any]) 
     before, found, after = prompt.partition(system) if system and system in prompt else whole
     text, tool, tokens = _text(row.get("text")), row.get("tool"), _tokens(row)
     if tokens:
-        text = "".join(map(_text, row["pieces"]))  # with the space at its ends
+        text = "".join(map(_text, row["pieces"]))  # with white space at its ends
     step = max(_whole(row.get("step")), 0)
     return ShownTurn(
         agent=agent,
@@ -185,12 +189,12 @@ def _turn(row: Mapping[str, Any], systems: Mapping[str, str], infos: list[Any]) 
 
 
 def _span(value: Any) -> int | None:
-    """Counts the tokens between the two ends of a span."""
+    """Returns the length of a span of tokens."""
     return _whole(value[1]) - _whole(value[0]) if len(value := _list(value)) == 2 else None
 
 
 def _tokens(row: Mapping[str, Any]) -> dict[str, list[float]] | None:
-    """Lengths of the tokens' texts as they are shown, and the numbers recorded of each."""
+    """Returns the shown length of each token, and the numbers recorded of it."""
     pieces, text = _list(row.get("pieces")), _text(row.get("text"))
     if not pieces or "".join(map(_text, pieces)).strip() != text.strip():
         return None

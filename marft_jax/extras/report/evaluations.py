@@ -1,4 +1,4 @@
-"""Tables and responses of evaluations, computed anew from the saved responses."""
+"""Scores and responses of evaluations, computed from the saved responses."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ _VARIANTS = ("base model", "team without adapters", "single agent", "team")
 
 
 class Responses(NamedTuple):
-    """Responses in one file to one benchmark.
+    """Responses to one benchmark in one file.
 
     Attributes:
-        step: of the checkpoint; None without a run.
-        who: the variant of the team, such as ``team`` or ``single agent``.
-        score: None where the responses are not whole.
+        step: of the checkpoint; None for a base without a run.
+        who: variant of the team, such as ``team`` or ``single agent``.
+        score: None if responses are incomplete.
     """
 
     key: str
@@ -39,7 +39,7 @@ class Responses(NamedTuple):
 
 
 def evaluations(run: RunRecord, runs: int) -> list[Responses]:
-    """Every evaluation of a run, by benchmark, step and variant of the team."""
+    """Reads all evaluations of a run, ordered by benchmark, step and variant of the team."""
     found: list[Responses] = []
     for number, file in enumerate(run.evaluations):
         by_name = defaultdict[str, list[Row]](list)
@@ -51,11 +51,12 @@ def evaluations(run: RunRecord, runs: int) -> list[Responses]:
             groups, choice = chosen_groups(own, share / len(by_name), {})
             figures, which = _score(run, file.name, responses), _which(file.stem, name)
             found.append(Responses(f"e{number}", name, *which, figures, choice, groups))
-    return sorted(found, key=_order)
+    order = {who: i for i, who in enumerate(_VARIANTS)}
+    return sorted(found, key=lambda r: (r.benchmark, r.step or 0, order.get(r.who, len(order))))
 
 
 def _which(stem: str, benchmark: str) -> tuple[int | None, str]:
-    """Step and variant, which the name of a file has after the benchmark's."""
+    """Reads step and variant, which follow the benchmark in the name of a file."""
     rest = stem.removeprefix(benchmark.replace(":", ".").replace("/", "-"))
     step = re.match(r"-(\d{1,15})(?=-|$)", rest)
     who = rest[step.end() :] if step else rest
@@ -67,9 +68,5 @@ def _score(run: RunRecord, name: str, responses: list[Row]) -> Score | None:
         return score(responses)
     except Exception as error:  # a record may lack anything
         why = one_line(described(error), 100)
-        run.notes.append(f"evaluations/{name}: no figures, its responses are not whole ({why})")
+        run.notes.append(f"evaluations/{name}: no scores, its responses are incomplete ({why})")
         return None
-
-
-def _order(one: Responses) -> tuple[str, int, int]:
-    return one.benchmark, one.step or 0, (*_VARIANTS, one.who).index(one.who)

@@ -1,8 +1,8 @@
-"""Builds the page: texts as HTML that needs no program, numbers as data for the one in it.
+"""Builds the page: texts as HTML, numbers as JSON for the page's scripts.
 
-Whatever a model, a user or a file wrote is text: Jinja escapes it, control characters and marks
-that turn the direction of writing are spelled out, and the page's own policy lets nothing run but
-the programs whose digests it names, and nothing be fetched.
+Text of models, users and files stays text: Jinja escapes it, control characters and direction marks
+are spelled out, and the page's Content-Security-Policy allows only the scripts whose digests it
+lists, and no fetching.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ from marft_jax.extras.report.reading import RunRecord
 from marft_jax.formats import jsonlines
 
 _FILES = Path(__file__).with_name("page")
-_PROGRAMS = ("uPlot.js", "curves.js", "dialogues.js", "page.js")  # the last one starts
+_PROGRAMS = ("uPlot.js", "curves.js", "dialogues.js", "page.js")  # the last script starts the page
 _COLOURS = 8  # of agents and runs, in page.css
-_MOST_TASKS = 200  # that are offered for comparison
+_MOST_TASKS = 200  # of "Then and now"
 
 
 class Part(NamedTuple):
-    """All that the page shows of one run; ``key`` is part of its addresses."""
+    """What the page shows of one run; ``key`` is part of its addresses."""
 
     key: str
     run: RunRecord
@@ -47,11 +47,11 @@ class Part(NamedTuple):
 
 
 def render(runs: Sequence[RunRecord], span: range | None = None, version: str = "") -> str:
-    """Builds the page of some runs, as HTML.
+    """Builds the HTML page of some runs.
 
     Args:
-        span: of the steps whose transcripts are shown; None for all.
-        version: of the files, where the page is served and asks for a newer one.
+        span: steps whose transcripts are shown; None: all.
+        version: version of the files if the page is served; the page then asks for a newer one.
     """
     many = len(runs)
     parts = [
@@ -87,7 +87,7 @@ def render(runs: Sequence[RunRecord], span: range | None = None, version: str = 
 
 
 class Place(NamedTuple):
-    """A place where a task stands; ``kind`` is the same where then and now can be compared."""
+    """A place of a task on the page; only places of the same ``kind`` are compared."""
 
     name: str
     address: str
@@ -99,8 +99,11 @@ Repeated = tuple[str, list[Place], tuple[int, int]]
 
 
 def repeated_tasks(parts: Sequence[Part]) -> list[Repeated]:
-    """Tasks that stand at several places of the page, those that gained most first: each with its
-    places, and which of them are the then and the now that differ most."""
+    """Finds tasks at several places of the page, largest gain of reward first.
+
+    Returns:
+        For each task its places, and the positions of the two places with the largest gain.
+    """
     found: dict[str, dict[str, Place]] = {}
     for part in parts:
         prefix = f"{part.run.name}: " if len(parts) > 1 else ""
@@ -111,12 +114,13 @@ def repeated_tasks(parts: Sequence[Part]) -> list[Repeated]:
                 name, place = prefix + chapter.title, address(part.key, chapter.key, i)
                 found.setdefault(group.task, {}).setdefault(name, Place(name, place, kind, reward))
     again = [(task, [*places.values()]) for task, places in found.items() if len(places) > 1]
-    ranked = sorted(((_gain(places), task, places) for task, places in again), key=_by_gain)
-    return [(task, places, pair) for (_, pair), task, places in ranked][:_MOST_TASKS]
+    ranked = [(*_gain(places), task, places) for task, places in again]
+    ranked.sort(key=lambda row: (-row[0], -len(row[3])))
+    return [(task, places, pair) for _, pair, task, places in ranked][:_MOST_TASKS]
 
 
 def _gain(places: Sequence[Place]) -> tuple[float, tuple[int, int]]:
-    """The largest gain from one place to a later one of its kind, and the two."""
+    """Returns the largest gain from a place to a later place of its kind, and both positions."""
     pairs = [
         (places[j].reward - places[i].reward, (i, j))
         for i, j in itertools.combinations(range(len(places)), 2)
@@ -125,12 +129,8 @@ def _gain(places: Sequence[Place]) -> tuple[float, tuple[int, int]]:
     return max(pairs, key=lambda pair: pair[0], default=(-math.inf, (0, len(places) - 1)))
 
 
-def _by_gain(one: tuple[tuple[float, tuple[int, int]], str, list[Place]]) -> tuple[float, int]:
-    return -one[0][0], -len(one[2])
-
-
 def _shades(parts: Iterable[Part]) -> dict[str, list[str]]:
-    """Names the numbers that texts can be shaded by: those of turns, and of their tokens."""
+    """Lists the numbers by which texts can be shaded: of turns, and of tokens."""
     chapters = [c for part in parts for c in (*part.chapters, *part.evaluations)]
     turns = [t for c in chapters for g in c.groups for e in g.episodes for t in e.turns]
     return {
@@ -140,7 +140,7 @@ def _shades(parts: Iterable[Part]) -> dict[str, list[str]]:
 
 
 def address(part: str, chapter: str, group: int) -> str:
-    """Address of a group of episodes on the page."""
+    """Returns the address of a group of episodes on the page."""
     return f"{part}-{chapter}-t{group}"
 
 
@@ -158,7 +158,7 @@ def _template(agents: Sequence[str]) -> jinja2.Template:
 
 
 def _shown(value: Any) -> Any:
-    """Text of others with everything that would act on its surroundings spelled out."""
+    """Spells out control characters and direction marks of a text."""
     return printable(str(value)) if type(value) is str or isinstance(value, Path) else value
 
 
@@ -169,7 +169,7 @@ def _printable(value: Any) -> Any:
 
 
 def _flags(group: Group) -> str:
-    """Words that the page filters a group by."""
+    """Returns the words by which the page filters a group."""
     words = {episode.outcome for episode in group.episodes}
     words |= {"truncated"} if any(e.truncated for e in group.episodes) else set()
     words |= {"mixed"} if len({e.reward for e in group.episodes}) > 1 else set()
@@ -177,7 +177,7 @@ def _flags(group: Group) -> str:
 
 
 def _embedded(data: Any) -> Markup:
-    """JSON that cannot end the element that it stands in, of texts as they are shown."""
+    """Writes JSON that cannot close its HTML element."""
     text = json.dumps(_printable(jsonlines.plain(data)), separators=(",", ":"))
     return Markup(text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026"))
 

@@ -1,10 +1,9 @@
-"""Reads run directories, whatever state they are in: what is not there or not whole is noted."""
+"""Reads run directories in any state; missing and broken parts become notes."""
 
 from __future__ import annotations
 
 import contextlib
 import datetime
-import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
@@ -32,12 +31,12 @@ _GAMES = {
     "elo.jsonl": ("game", "elo"),
     "matches.jsonl": ("{agent} against {opponent}", "won"),
 }
-"""Files of figures of a game's checkpoints: the name of their lines in a chart, and the figure."""
-_MOST_OF_FILE, _MOST_OF_LINE, _MOST_OF_LOG = 1 << 28, 1 << 24, 1 << 22  # bytes that are read
+"""Files with figures of a game's checkpoints: name of a line in the chart, and the figure."""
+_MOST_OF_FILE, _MOST_OF_LINE = 1 << 28, 1 << 24  # bytes that are read
 
 
 class Checkpoint(NamedTuple):
-    """A saved step, and its value of the metric that the best is chosen by."""
+    """A saved step, and its value of ``run.best_metric``."""
 
     step: int
     metric: float | None
@@ -47,16 +46,16 @@ class RunRecord(NamedTuple):
     """Contents of a run directory.
 
     Attributes:
-        name: of its folder.
-        settings: those that were found, by ``section.name``; empty without ``config.yaml``.
-        team: the plain contents of ``team.yaml``.
-        metrics: one row per step, by step.
-        transcripts: the file of each step, by step.
+        name: name of the folder.
+        settings: by ``section.name``; empty without ``config.yaml``.
+        team: contents of ``team.yaml``.
+        metrics: a row of ``metrics.jsonl`` by step.
+        transcripts: file of each step.
         evaluations: files of responses.
         guard: rows of ``transcripts/guard.jsonl``.
-        log: lines of ``log.txt``; of a large one the first and the last ones.
-        versions: of libraries, as the newest checkpoint has them.
-        notes: what is missing or broken; readers of further files add to it.
+        log: lines of ``log.txt``.
+        versions: versions of libraries, from the newest checkpoint.
+        notes: what is missing or broken; reading further files adds notes.
     """
 
     name: str
@@ -76,7 +75,7 @@ class RunRecord(NamedTuple):
         return f"RunRecord({', '.join(f'{name} {text}' for name, text in self._summary)})"
 
     def _repr_html_(self) -> str:
-        """The summary, as a notebook shows it."""
+        """Shows the summary in a notebook."""
         return html_table(self._summary)
 
     @property
@@ -93,45 +92,47 @@ class RunRecord(NamedTuple):
         ]
 
     def columns(self) -> dict[str, np.ndarray]:
-        """``step`` and every metric, ``float64 [steps]``; NaN where a step lacks it. pandas takes
-        it as it is: ``pandas.DataFrame(run.columns())``."""
+        """Returns ``step`` and every metric as ``float64 [steps]``, NaN where a step lacks it.
+
+        For pandas: ``pandas.DataFrame(run.columns())``.
+        """
         found = {"step": np.array([*self.metrics], np.int64)}
         for name in self.metric_names:
             found[name] = np.array([row.get(name, np.nan) for row in self.metrics.values()])
         return found
 
     def episodes(self, step: int) -> list[Row]:
-        """Reads the transcript of a step, a record of each episode; empty where none is."""
+        """Reads the transcript of a step, one record per episode; empty if there is none."""
         return list(rows(self.transcripts[step], self.notes)) if step in self.transcripts else []
 
     @property
     def metric_names(self) -> list[str]:
-        """Names of all metrics, in their order."""
+        """Names of all metrics, in the order of the file."""
         return list(dict.fromkeys(name for row in self.metrics.values() for name in row))
 
     @property
     def rewards(self) -> dict[int, float]:
-        """Mean rewards by step."""
+        """Mean reward by step."""
         name = "reward/mean"
         return {step: row[name] for step, row in self.metrics.items() if name in row}
 
     @property
     def agents(self) -> dict[str, str]:
-        """System prompts by agent."""
+        """System prompt by agent."""
         rows = self.team.get("agents")
         found = [row for row in (rows if isinstance(rows, list) else []) if isinstance(row, dict)]
         return {str(row.get("name")): str(row.get("prompt") or "") for row in found}
 
 
 def read_runs(folders: Iterable[Path]) -> list[RunRecord]:
-    """Reads each run directory once; those whose folders have the same name go by their paths."""
+    """Reads each run directory once; runs whose folders share a name are named by their path."""
     runs = [read_run(folder) for folder in dict.fromkeys(folders)]
     names = [run.name for run in runs]
     return [r._replace(name=str(r.folder)) if names.count(r.name) > 1 else r for r in runs]
 
 
 def read_run(folder: str | Path) -> RunRecord:
-    """Reads everything but transcripts and responses, which are read when they are asked for.
+    """Reads a run directory; transcripts and responses are read later, on demand.
 
     Raises:
         BadInput: there is no such directory.
@@ -165,7 +166,7 @@ def read_run(folder: str | Path) -> RunRecord:
 
 
 def span_of(words: str | None) -> range | None:
-    """Reads ``FIRST:LAST``, both of which are in the span."""
+    """Parses ``FIRST:LAST``, both included."""
     if words is None:
         return None
     first, _, last = words.partition(":")
@@ -175,23 +176,23 @@ def span_of(words: str | None) -> range | None:
 
 
 def changes(folders: Iterable[Path]) -> dict[Path, int]:
-    """Finds when the files that a page is made from changed."""
+    """Returns the time of the last change of each file from which a page is made."""
     found = dict[Path, int]()
     for file in (file for folder in folders for name in _READ for file in folder.glob(name)):
-        with contextlib.suppress(OSError):  # gone since
+        with contextlib.suppress(OSError):  # deleted meanwhile
             found[file] = file.stat().st_mtime_ns
     return found
 
 
 def rows(file: Path, notes: Notes) -> Iterator[Row]:
-    """Yields the JSON objects of a file of lines; other lines are counted in a note."""
-    bad, whole = [], True
+    """Yields the JSON objects of a file, one per line; counts other lines in a note."""
+    bad = []
     with _noted(file, notes), foreign.open_regular(file) as stream:
         for place, line in enumerate(iter(lambda: stream.readline(_MOST_OF_LINE), b""), 1):
             if stream.tell() > _MOST_OF_FILE:
-                notes.append(f"{_shown(file)}: its first {_MOST_OF_FILE >> 20} MiB are read")
+                notes.append(f"{_shown(file)}: only its first {_MOST_OF_FILE >> 20} MiB are read")
                 break
-            row, whole = None, line.endswith(b"\n")
+            row = None
             with contextlib.suppress(ValueError):
                 row = foreign.loads(line.decode("utf-8", "replace"))
             if isinstance(row, dict):
@@ -199,23 +200,22 @@ def rows(file: Path, notes: Notes) -> Iterator[Row]:
             elif line.strip():
                 bad.append(place)
     if bad:
-        last = ", the last one: it may still be written" if not whole and len(bad) == 1 else ""
-        what = "line is no JSON object" if len(bad) == 1 else "lines are no JSON objects"
-        notes.append(f"{_shown(file)}: {len(bad)} {what} (line {bad[0]}{last})")
+        wrong = f"{len(bad)} other line{'s' * (len(bad) > 1)}, the first is line {bad[0]}"
+        notes.append(f"{_shown(file)}: expected a JSON object per line, got {wrong}")
 
 
 def number(value: Any) -> float | None:
-    """A finite number, or None for anything else."""
+    """Returns a finite number, or None for anything else."""
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         return None
     return float(value) if abs(value) < 1e300 else None
 
 
 def defaults(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Default of every setting, as ``config.yaml`` would have it.
+    """Returns the default of every setting, as ``config.yaml`` writes it.
 
     Args:
-        given: settings, of which the names of a built-in environment and algorithm count.
+        given: settings of the runs; the names of built-in environments and algorithms count.
     """
     known = {k: [str(name)] for k in _BUILT_IN if (name := given.get(k)) in [*_BUILT_IN[k]]}
     kinds = sections_lib.kinds(known)
@@ -225,7 +225,7 @@ def defaults(given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def moment(line: str) -> datetime.datetime | None:
-    """Reads the time that a line of ``log.txt`` begins with."""
+    """Reads the time at the start of a line of ``log.txt``."""
     with contextlib.suppress(ValueError):
         return datetime.datetime.fromisoformat(line[:19])
 
@@ -243,7 +243,7 @@ def _metrics(file: Path, notes: Notes) -> dict[int, dict[str, float]]:
 def _with_games(
     metrics: dict[int, dict[str, float]], folder: Path, notes: Notes
 ) -> dict[int, dict[str, float]]:
-    """Adds what evaluations found of a game's checkpoints."""
+    """Adds the figures of a game's evaluations."""
     for name, (line, figure) in _GAMES.items():
         file = folder / "evaluations" / name
         for row in rows(file, notes) if file.is_file() else ():
@@ -255,7 +255,7 @@ def _with_games(
 
 
 def _numbered(folder: Path, suffix: str, fits: Callable[[Path], bool]) -> dict[int, Path]:
-    """Files or folders whose names are numbers, in their order."""
+    """Finds files or folders whose names are numbers, in order."""
     paths = {path.name.removesuffix(suffix): path for path in folder.glob(f"*{suffix}")}
     numbers = [name for name in paths if re.fullmatch(r"[0-9]{1,15}", name) and fits(paths[name])]
     return {int(name): paths[name] for name in sorted(numbers, key=int)}
@@ -272,7 +272,7 @@ def _document(file: Path, notes: Notes) -> Row:
 
 
 def _checkpoint(folder: Path, notes: Notes) -> Row:
-    """Its ``meta.json``; a file whose size is not that of the manifest is noted."""
+    """Reads ``meta.json``, and notes a file whose size differs from the manifest."""
     with _noted(folder / MANIFEST, notes):
         for name, entry in foreign.read_settings(folder / MANIFEST).items():
             if (folder / name).stat().st_size != entry[0]:
@@ -290,30 +290,24 @@ def _flat(tree: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _log(file: Path, notes: Notes) -> list[str]:
-    raw = b""
     with _noted(file, notes), foreign.open_regular(file) as stream:
-        raw = stream.read(_MOST_OF_LOG)
-        if file.stat().st_size > _MOST_OF_LOG:
-            notes.append(f"{file.name}: its last {_MOST_OF_LOG >> 20} MiB are read")
-            stream.seek(-_MOST_OF_LOG, os.SEEK_END)
-            first, last = raw.partition(b"\n")[0], stream.read(_MOST_OF_LOG)
-            raw = first + b"\n" + last.partition(b"\n")[2]
-    return raw.decode("utf-8", "replace").splitlines()
+        return stream.read(_MOST_OF_FILE).decode("utf-8", "replace").splitlines()
+    return []
 
 
 @contextlib.contextmanager
 def _noted(file: Path, notes: Notes) -> Iterator[None]:
-    """Turns what is wrong with a file into a note."""
+    """Turns an error of reading a file into a note."""
     try:
         yield
     except FileNotFoundError:
-        notes.append(f"{_shown(file)}: not there")
+        notes.append(f"{_shown(file)}: missing")
     except (OSError, TypeError, LookupError, ValueError) as error:
         notes.append(f"{_shown(file)}: {reason(error).rpartition(f'{file}: ')[2]}")
 
 
 def _shown(file: Path) -> str:
-    """Path inside the run directory."""
+    """Returns the path inside the run directory."""
     folders = ("transcripts", "evaluations", "checkpoints")
     inside = [i for i, part in enumerate(file.parts[:-1]) if part in folders]
     return "/".join(file.parts[inside[-1] if inside else -1 :])

@@ -1,11 +1,10 @@
-"""Follows runs that go on, at a local address: the page is made anew when their files change."""
+"""Follows runs at a local address: each page is made from the files as they are then."""
 
 from __future__ import annotations
 
 import contextlib
 import hashlib
 import json
-import socket
 import sys
 import threading
 from collections.abc import Sequence
@@ -20,26 +19,21 @@ from marft_jax.extras.report.page import render
 from marft_jax.extras.report.reading import changes, read_runs, span_of
 from marft_jax.formats import hosts
 
-_MOST_CALLS, _MOST_PAGES = 32, 4  # that are answered at once, and kept
-_HEAD_SECONDS, _SECONDS = 10.0, 60.0  # until a call has been read, and its answer
-
 
 def serve(folders: Sequence[Path], port: int) -> None:
-    """Answers until Ctrl-C."""
+    """Answers requests until Ctrl-C."""
     server = open_server(folders, port)
-    print(
-        f"http://{hosts.LOOPBACK[0]}:{server.server_port} follows the runs; Ctrl-C ends it",
-        flush=True,
-    )
+    address = f"http://{hosts.LOOPBACK[0]}:{server.server_port}"
+    print(f"{address} follows the runs; Ctrl-C ends it", flush=True)
     with contextlib.suppress(KeyboardInterrupt), server:
         server.serve_forever()
 
 
 def open_server(folders: Sequence[Path], port: int) -> ThreadingHTTPServer:
-    """Takes the port; 0 takes any.
+    """Opens the port; 0 opens any free port.
 
     Raises:
-        BadInput: it is taken, or not for everyone.
+        BadInput: the port is in use or not allowed.
     """
     try:
         return _Server((hosts.LOOPBACK[0], port), _handler(_Followed(folders)))
@@ -48,79 +42,47 @@ def open_server(folders: Sequence[Path], port: int) -> ThreadingHTTPServer:
 
 
 class _Server(ThreadingHTTPServer):
-    """Answers a few calls at once; one beyond these, or one that takes too long, is let go."""
-
-    def __init__(self, *given: Any) -> None:
-        self._free = threading.BoundedSemaphore(_MOST_CALLS)
-        super().__init__(*given)
-
-    def process_request(self, request: Any, client_address: Any) -> None:
-        if self._free.acquire(blocking=False):
-            super().process_request(request, client_address)
-        else:
-            self.shutdown_request(request)
-
-    def process_request_thread(self, request: Any, client_address: Any) -> None:
-        # a timeout of the socket begins anew with each byte
-        late = threading.Timer(_HEAD_SECONDS, _stop_reading, [request])
-        late.start()
-        try:
-            super().process_request_thread(request, client_address)
-        finally:
-            late.cancel()
-            self._free.release()
-
     def handle_error(self, request: Any, client_address: Any) -> None:
-        if not isinstance(sys.exception(), ConnectionError | TimeoutError):  # who has left
+        """Stays silent when a client disconnects."""
+        if not isinstance(sys.exception(), ConnectionError | TimeoutError):
             super().handle_error(request, client_address)
 
 
-def _stop_reading(request: Any) -> None:
-    with contextlib.suppress(OSError):  # closed by now
-        request.shutdown(socket.SHUT_RD)
-
-
 class _Followed:
-    """What is served of the runs, each made once for each state of their files."""
+    """The runs that are served, and their state at the last change of their files."""
 
     def __init__(self, folders: Sequence[Path]) -> None:
         self._folders, self._lock = folders, threading.Lock()
-        self._version, self._state, self._pages = "", dict[str, Any](), dict[str, str]()
+        self._state: dict[str, Any] = {"version": "", "ended": False}
 
     def state(self) -> dict[str, Any]:
-        """``version`` of the files, ``words`` on how far each run is, and whether all ``ended``."""
+        """Returns ``version`` of the files, ``words`` on each run's progress, and ``ended``."""
         seen = json.dumps([[str(f), time] for f, time in changes(self._folders).items()])
         version = hashlib.sha256(seen.encode()).hexdigest()[:16]
         with self._lock:
-            if version != self._version:
+            if version != self._state["version"]:
                 cards = [card(run) for run in read_runs(self._folders)]
-                words = "; ".join(f"{c.run.name}: {c.state}" for c in cards)
+                words = printable("; ".join(f"{c.run.name}: {c.state}" for c in cards))
                 ended = all(c.finished or c.stopped for c in cards)
-                if ended != self._state.get("ended", False):
-                    print(printable(f"ended: {words}" if ended else f"goes on: {words}"))
-                state = {"version": version, "words": printable(words), "ended": ended}
-                self._version, self._state, self._pages = version, state, {}
+                if ended != self._state["ended"]:
+                    print(f"{'ended' if ended else 'goes on'}: {words}")
+                self._state = {"version": version, "words": words, "ended": ended}
             return self._state
 
     def page(self, steps: str) -> str:
+        """Makes the page, with the dialogues of ``FIRST:LAST`` if given."""
         version = self.state()["version"]
-        with self._lock:
-            if steps not in self._pages:
-                runs, span = read_runs(self._folders), span_of(steps or None)
-                self._pages[steps] = render(runs, span, version)
-            page = self._pages[steps] = self._pages.pop(steps)  # the last one asked for
-            self._pages = dict([*self._pages.items()][-_MOST_PAGES:])
-            return page
+        return render(read_runs(self._folders), span_of(steps or None), version)
 
 
 def _handler(followed: _Followed) -> type[BaseHTTPRequestHandler]:
     class Handler(BaseHTTPRequestHandler):
-        timeout = _SECONDS
+        timeout = 60.0  # seconds
 
         def do_GET(self) -> None:
             at = urlsplit(self.path)
             if not hosts.is_known(self.headers.get("Host", "")):
-                return self.send_error(403)  # another site's name that leads here
+                return self.send_error(403)  # a name of another site that leads here
             if at.path not in ("/", "/state"):
                 return self.send_error(404)
             try:
@@ -141,6 +103,6 @@ def _handler(followed: _Followed) -> type[BaseHTTPRequestHandler]:
             self.wfile.write(body)
 
         def log_message(self, format: str, *args: Any) -> None:
-            """Leaves the terminal to what the runs do."""
+            """Prints nothing per request."""
 
     return Handler
