@@ -1,1 +1,1 @@
-"""Estimates of what a configuration needs on hardware that is not there."""
+"""Estimates what a configuration needs on hardware that is not present."""

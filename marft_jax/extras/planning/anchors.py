@@ -1,8 +1,8 @@
-"""What others have published of such work, beside our bound: the range that a plan may expect.
+"""Published speeds of similar work, as ratios of our bound: the range that a plan may expect.
 
-Each figure is set beside the time that ``cost`` counts for the same work on the same chips: the
-ratio says how near a good system comes. A ratio above 1 would be a mistake of the bound. Read in
-November 2026; the sources stand in the README's table.
+A ratio is the published speed over the bound that ``cost`` gives for the same work on the same
+chips. A ratio above 1 would show an error of the bound. Read in November 2026; the README's table
+has the sources.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from marft_jax.extras.planning.chips import GPUS, TPUS
 from marft_jax.models.decoder import DecoderConfig
 
 Work = Literal["training", "LoRA", "decode"]
-_ENOUGH = 3  # figures that make a range
+_ENOUGH = 3  # fewest figures that make a range
 
 
 def _model(
@@ -43,9 +43,10 @@ class Anchor(NamedTuple):
 
     Attributes:
         measured: tokens per second of all chips.
-        sequence: of a row in training, 0 where it is not known: then attention is left out; of
-            decode the mean length that is read.
-        slots, bytes: sequences that are decoded together, and of a number in weights and cache.
+        sequence: training: length of a row, 0 if unknown (attention is then left out); decode: mean
+            length of the context.
+        slots: sequences that are decoded together.
+        bytes: bytes of a number in weights and cache.
     """
 
     work: Work
@@ -60,7 +61,7 @@ class Anchor(NamedTuple):
 
     @property
     def bound(self) -> float:
-        """Tokens per second at the chips' limits."""
+        """Upper bound of tokens per second."""
         flops, bandwidth = (self.chips * limit for limit in _PEAKS[self.chip])
         if self.work == "decode":
             return self.slots * bandwidth / _step_bytes(self)
@@ -79,7 +80,7 @@ def _step_bytes(a: Anchor) -> float:
 
 
 def _token_flops(a: Anchor) -> float:
-    """All weights are trained, or adapters of rank 16 on all matrices; nothing computed again."""
+    """FLOPs per token: all weights are trained, or adapters of rank 16; nothing is recomputed."""
     m, vocabulary = a.model, 2 * a.model.vocab_size * a.model.d_model
     forward = cost.forward_flops(m, 1, a.sequence / 2)
     if a.work == "training":
@@ -119,9 +120,9 @@ ANCHORS: Sequence[Anchor] = (
 
 
 def expected(work: Work, chip: str) -> tuple[float, float]:
-    """How many times the bound such work takes: as at the best published figure, and at the worst.
+    """Returns time over bound of published systems for a kind of work: the best, the worst.
 
-    Of that chip where there are at least three, else of its maker's, else of all.
+    Uses figures of the chip if there are at least three, else of its maker, else all.
     """
     every = [a for a in ANCHORS if a.work == work or {a.work, work} == {"LoRA", "training"}]
     own = [a for a in every if a.chip.partition("-")[0] == chip]

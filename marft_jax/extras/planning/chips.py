@@ -1,4 +1,4 @@
-"""Limits of chips, from their data sheets, and what XLA must know of a GPU to compile for it."""
+"""Limits of chips, from data sheets, and the description of a GPU that XLA compiles for."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ class Chip(NamedTuple):
     """Limits of one chip.
 
     Attributes:
-        flops: dense bfloat16 operations per second; a multiply-add counts two.
-        memory: bytes that a process gets of it.
-        bandwidth: of its memory, bytes per second.
-        links: bytes per second that it sends inside a host, one way.
-        hosts: and to other hosts: inside a slice of TPUs as fast.
-        network: and between slices of TPUs.
+        flops: dense bfloat16 FLOP/s; a multiply-add counts as two.
+        memory: bytes that a process gets.
+        bandwidth: of its memory, in bytes/s.
+        links: bytes/s to chips of the same host, one way.
+        hosts: bytes/s to chips of other hosts; inside a slice of TPUs the same as ``links``.
+        network: bytes/s between slices of TPUs.
     """
 
     flops: float
@@ -28,7 +28,7 @@ class Chip(NamedTuple):
     network: float
 
 
-# Google's documentation of each TPU version; memory is what libtpu's compiler gives to a program.
+# Source: Google's documentation of each TPU version; memory: what libtpu gives to a program.
 TPUS = {
     "v5e": Chip(197e12, 15.75 * _GIB, 819e9, 200e9, 200e9, 3.1e9),
     "v5p": Chip(459e12, 95.74 * _GIB, 2765e9, 600e9, 600e9, 6.2e9),
@@ -40,11 +40,11 @@ class Gpu(NamedTuple):
     """A GPU of NVIDIA.
 
     Attributes:
-        kind: as its driver names it.
-        capability: version of its instructions, major and minor.
-        cores: streaming multiprocessors, each with ``lanes`` for float32, ``threads`` at a time,
-            and ``shared`` bytes of shared memory.
-        cache: bytes of its second-level cache.
+        kind: name that the driver gives.
+        capability: compute capability, major and minor.
+        cores: streaming multiprocessors; each has ``lanes`` for float32, runs ``threads`` at a
+            time, and has ``shared`` bytes of shared memory.
+        cache: bytes of the L2 cache.
         clock: in GHz.
         memory: bytes that the driver reports.
         flops, bandwidth, links, network: as of ``Chip``.
@@ -66,13 +66,13 @@ class Gpu(NamedTuple):
 
     @property
     def chip(self) -> Chip:
-        """Its limits. A process gets three quarters of the memory, unless JAX is told otherwise."""
+        """Its limits. By JAX's default a process gets three quarters of the memory."""
         share = float(os.environ.get("XLA_PYTHON_CLIENT_MEM_FRACTION", "0.75"))
         memory = share * self.memory
         return Chip(self.flops, memory, self.bandwidth, self.links, self.network, self.network)
 
     def described(self) -> str:
-        """The text that XLA compiles for (``GpuTargetConfigProto``)."""
+        """Writes XLA's ``GpuTargetConfigProto``, as text."""
         major, minor = self.capability
         own = "feature_extension: ACCELERATED_FEATURES" if major >= 9 else ""
         return f"""
@@ -102,8 +102,8 @@ class Gpu(NamedTuple):
 
 
 _KIB, _MIB = 2**10, 2**20
-# NVIDIA's data sheets; the network is that of DGX A100 (200 Gbit/s a GPU), DGX H100, H200 and B200
-# (400), AWS g6 (100 for 8 L4) and g6e (400 for 8 L40S), and 10 Gbit Ethernet.
+# Source: NVIDIA's data sheets. Networks per GPU: DGX A100 200 Gbit/s; DGX H100, H200, B200 400; AWS
+# g6 100 for 8 L4, g6e 400 for 8 L40S; RTX 4090: 10 Gbit Ethernet.
 GPUS = {
     "a100": Gpu("NVIDIA A100-SXM4-80GB", (8, 0), 108, 64, 2048, 164 * _KIB, 40 * _MIB, 1.41,
                 85.1e9, 312e12, 2.039e12, 300e9, 25e9),

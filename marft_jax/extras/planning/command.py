@@ -1,12 +1,12 @@
-"""Plans a run on hardware that is not here: what it needs, how long a step takes, if it fits.
+"""Plans a run on hardware that is not present: memory, traffic, time of a step, and if it fits.
 
     python -m marft_jax.plan --config mine.yaml --topology v5e:4x4
-    python -m marft_jax.plan --model.base configs/models/qwen2.5-7b --topology v5p:2x2x1 --json
+    python -m marft_jax.plan --model.base configs/models/qwen2.5-7b --topology h100:8 --json
     python -m marft_jax.plan --topology cpu:8
 
-Every program of a run is compiled, with shapes instead of weights, for the chips of a TPU topology
-or for virtual CPU devices (cpu:2x4 is two hosts of four); of the model only its config.json is
-read. Other flags are those of training.
+Compiles every program of a run, with shapes instead of weights, for TPUs, GPUs or virtual CPU
+devices (cpu:2x4 is two hosts of four). Reads only config.json of the model. All other flags are
+those of training.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ from marft_jax.team.team_files import load_team
 
 
 def main(argv: Sequence[str] | None = None) -> NoReturn:
-    """Leaves with 0: it fits; 1: it does not; 2: bad configuration or input."""
+    """Exits with 0: the plan fits; 1: it does not fit; 2: bad configuration or input."""
     parser = cli.Parser("marft_jax.plan", __doc__)
-    parser.add_argument("--topology", required=True, metavar="NAME", help="such as v5e:4x4, cpu:8")
-    parser.add_argument("--json", action="store_true", help="print one JSON object, nothing else")
+    parser.add_argument("--topology", required=True, metavar="NAME", help="v5e:4x4, h100:8, cpu:8")
+    parser.add_argument("--json", action="store_true", help="print JSON instead of tables")
     with cli.boundary():
         own, rest = parser.parse_known_args(argv)
         console = Console(highlight=False, soft_wrap=True, stderr=own.json, markup=False)
@@ -56,13 +56,13 @@ def plan(
     topology: Topology,
     log: Callable[[str], None] = lambda line: None,
 ) -> verdict.Plan:
-    """Compiles everything for the topology; reads the shape of the model, and no weights.
+    """Compiles all programs of a run for a topology; reads no weights.
 
     Args:
-        log: takes a line whenever something is done.
+        log: called with a line of progress.
 
     Raises:
-        BadInput: a model, team or mesh that cannot be.
+        BadInput: the model, the team or the mesh is wrong.
     """
     blueprint, model = load_team(config.team.file), decoder_config(config.model.base)
     context = min(config.model.context, model.max_position)
@@ -87,13 +87,13 @@ def best_split(
     programs: dict[str, Compiled],
     describe_again: Callable[[config_lib.Config], Run],
 ) -> tuple[tuple[int, ...], tuple[float, float]] | None:
-    """The ``mesh.rollout`` with which the longer of playing and learning is the shortest.
+    """Finds the ``mesh.rollout`` that minimises the longer of playing and learning.
 
-    Estimated from the programs of ``run``, with a copy of the base over as many devices as there.
+    Estimates from the programs of ``run``; each copy of the base spans as many devices as there.
 
     Returns:
-        (data, fsdp and tensor of the devices that play, seconds to play and to learn); None for
-        chips without a speed, or where there is no split.
+        (data, fsdp, tensor) of the devices that play, and the seconds to play and to learn. None if
+        the chips have no speed, or no split is possible.
     """
     chip, (_, fsdp, tensor), found = topology.chip, run.here.devices.shape, []
     for data in range(1, len(topology.devices)) if chip else ():
@@ -109,7 +109,7 @@ def best_split(
 
 
 def title(run: Run, topology: Topology) -> str:
-    """A line: what is planned for what."""
+    """Says in a line what is planned on which hardware."""
     config, model = run.config, run.model
     vocabularies = 1 if model.tie_embeddings else 2
     weights = cost.block_weights(model) + vocabularies * model.vocab_size * model.d_model

@@ -1,4 +1,4 @@
-"""The programs of a run, compiled for hardware that is not there, from shapes alone."""
+"""Compiles the programs of a run for hardware that is not present, from shapes alone."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ from marft_jax.team.prompts import Team
 
 
 class Compiled(NamedTuple):
-    """A program for one chip.
+    """A compiled program, on one chip.
 
     Attributes:
-        seconds: that compiling took.
-        arguments, results, kept, scratch, code: bytes; ``kept`` of the results lie where
-            arguments lay.
-        overflow: bytes that it needs at least, where the compiler found no room; else 0.
+        seconds: time to compile.
+        arguments, results, scratch, code: bytes.
+        kept: bytes of results that reuse the memory of arguments.
+        overflow: bytes that the program needs at least, if the compiler found no room; else 0.
         traffic: its collectives.
     """
 
@@ -57,19 +57,20 @@ class Compiled(NamedTuple):
 
     @property
     def peak(self) -> float:
-        """The most that it needs while it runs."""
+        """Bytes that the program needs while it runs."""
         needed = self.arguments + self.results - self.kept + self.scratch + self.code
         return max(needed, self.overflow)
 
 
 class Run(NamedTuple):
-    """A configuration on a topology, as shapes with places.
+    """A configuration on a topology, as shapes with shardings.
 
     Attributes:
-        mesh, here: all devices that learn, and those of one process that play.
-        hosts: how many there are, each with a process.
-        base, state, slots, batch: abstract; ``batch`` holds host arrays.
-        base_here: the base as a process's own programs see it.
+        mesh: all devices that learn.
+        here: the devices of one process that play.
+        hosts: number of hosts; each has one process.
+        base, state, slots: abstract arrays; ``batch`` has host arrays.
+        base_here: the base on ``here``.
     """
 
     config: Config
@@ -98,10 +99,10 @@ def describe(
     work: Work,
     topology: Topology,
 ) -> Run:
-    """Everything that a run would put on the devices, without doing so.
+    """Describes all that a run puts on the devices, as shapes.
 
     Raises:
-        BadInput: a mesh that the topology cannot have.
+        BadInput: the mesh does not fit the topology.
     """
     hosts, devices = topology.hosts, topology.devices
     mesh, playing = mesh_lib.make_meshes(config.mesh, devices, topology.per_host)
@@ -126,7 +127,7 @@ def describe(
 
 
 def lowered(run: Run) -> dict[str, tuple[Any, Sequence[int]]]:
-    """The programs of a step, ready for the compiler, and their devices' hosts."""
+    """Lowers the programs of a step; returns each with the host of each of its devices."""
     own = [0] * run.here.size
     everywhere = [i * run.hosts // run.mesh.size for i in range(run.mesh.size)]
     playing = {
@@ -138,9 +139,9 @@ def lowered(run: Run) -> dict[str, tuple[Any, Sequence[int]]]:
 
 
 def compiled(run: Run, log: Callable[[str], None]) -> dict[str, Compiled]:
-    """Compiles all of these and logs each.
+    """Compiles the programs of a step, one after another, and logs each.
 
-    One after another: libtpu takes all cores for one program, and can crash with two at once.
+    Not at the same time: libtpu uses all cores for one program and may crash with two.
     """
     found = {}
     for name, (program, hosts) in lowered(run).items():
@@ -150,12 +151,12 @@ def compiled(run: Run, log: Callable[[str], None]) -> dict[str, Compiled]:
 
 
 def placed(tree: Any, sharding: NamedSharding) -> Any:
-    """Shapes with one place for all of them."""
+    """Gives all shapes of a tree one sharding."""
     return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), tree)
 
 
 def per_chip(tree: Any) -> int:
-    """Bytes of arrays or shapes that lie on one chip."""
+    """Returns the bytes of arrays or shapes on one chip."""
     leaves = jax.tree.leaves(tree)
     return sum(_bytes(math.prod(x.sharding.shard_shape(x.shape)), x.dtype) for x in leaves)
 
@@ -166,7 +167,7 @@ def _bytes(values: int, dtype: Any) -> int:
 
 
 def prompt_rows(run: Run) -> tuple[int, int]:
-    """Rows and width of the largest prefill."""
+    """Returns rows and width of the largest prefill."""
     width = run.shape.width(run.work.context - run.work.action)
     return run.shape.prefill_rows(width, run.here)[-1], width
 
@@ -194,7 +195,7 @@ def _decode(run: Run) -> dict[str, Any]:
 
 
 def _fused(run: Run) -> Any:
-    """The adapters, as the engine's programs take them."""
+    """Returns the adapters in the form that the engine's programs take."""
     fused = run.engine.fuse.eval_shape(run.state.adapters)
     return placed(fused, mesh_lib.replicated(run.here))
 
@@ -210,7 +211,7 @@ def _prefill(run: Run) -> dict[str, Any]:
 
 
 def _learning(run: Run) -> dict[str, Any]:
-    """The learner's programs, on a microbatch of the batch."""
+    """Lowers the learner's programs for one microbatch."""
     programs, batch, algo = run.learner, run.batch, run.config.algo
     frozen = dict(base=run.base, critic=run.state.critic)
     policy = dict(base=run.base, adapters=run.state.adapters)
@@ -244,10 +245,13 @@ def _learning(run: Run) -> dict[str, Any]:
 
 
 def compile_one(program: Any, hosts: Sequence[int]) -> Compiled:
-    """Compiles and measures a lowered program; ``hosts`` of its devices, in their order.
+    """Compiles a lowered program and measures it.
+
+    Args:
+        hosts: host of each of its devices, in order.
 
     Raises:
-        BadInput: libtpu and JAX are of different versions.
+        BadInput: the versions of libtpu and JAX do not match.
     """
     began = time.monotonic()
     try:
@@ -263,8 +267,7 @@ def compile_one(program: Any, hosts: Sequence[int]) -> Compiled:
         text = program.as_text()
     except jax.errors.JaxRuntimeError as error:
         raise BadInput(
-            '--topology: this libtpu does not fit this jax; pip install -U "jax[tpu]" takes two '
-            "that do"
+            '--topology: the versions of libtpu and jax do not match; pip install -U "jax[tpu]"'
         ) from error
     return Compiled(
         seconds,

@@ -1,16 +1,16 @@
-"""The least time of a training step: arithmetic, memory and links of a chip (a roofline).
+"""Lower bound of a training step's time: arithmetic, memory and links of a chip (a roofline).
 
-Counted by hand, because XLA's own ``cost_analysis`` counts the body of a loop once, and nothing of
-a kernel that is not XLA's. For n tokens in rows of T, of which each reads those before it, with P
-weights in the blocks, L layers, H heads of C channels, vocabulary V and width D:
+FLOPs and bytes are counted by formulas, because XLA's ``cost_analysis`` counts a loop's body once
+and does not count custom kernels. For n tokens in causal rows of length T, with P weights in the
+blocks, L layers, H heads of C channels, vocabulary V and width D:
 
     forward      2 P n + 2 n T H C L + 2 n R N (in + out of each target) L, and 2 V D a token scored
-                 (for a layer that slides, no more of T / 2 than its window)
-    backward     the same again for what flows back through frozen weights, twice for attention and
-                 adapters, and what is computed again: the logits, and what ``model.remat`` says
+                 (a layer with a sliding window reads at most its window instead of T / 2)
+    backward     the forward FLOPs once more for frozen weights, twice more for attention and
+                 adapters, plus recomputed parts: the logits, and those of ``model.remat``
 
-Bytes are those of the weights, once per pass, of the cache that a decode step reads, and of the
-activations, written and read once. Bytes over links come from the compiled program.
+Bytes: weights once per pass, the cache that a decode step reads, and activations, written and read
+once. Bytes over links come from the compiled program.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ LEARNING = ("values", "gradients", "optimiser")
 
 
 class Cost(NamedTuple):
-    """A call of a program, on one chip.
+    """Cost of one call of a program on one chip.
 
     Attributes:
-        calls: how often a training step calls it.
+        calls: calls in a training step.
         flops: floating-point operations.
-        bytes: read from and written to its memory.
-        inside, across: bytes it sends to chips of its own host, and of others.
+        bytes: bytes read from and written to memory.
+        inside, across: bytes sent to chips of the same host, and of other hosts.
     """
 
     calls: int
@@ -50,7 +50,7 @@ class Cost(NamedTuple):
     across: float
 
     def times(self, chip: Chip) -> dict[str, float]:
-        """Seconds of all calls, by what takes them."""
+        """Returns seconds of all calls in a step, by arithmetic, memory and links."""
         return {
             "arithmetic": self.calls * self.flops / chip.flops,
             "memory": self.calls * self.bytes / chip.bandwidth,
@@ -58,17 +58,17 @@ class Cost(NamedTuple):
         }
 
     def seconds(self, chip: Chip) -> float:
-        """Arithmetic and memory overlap; sums over the links of a layer do not."""
+        """Returns seconds of all calls; arithmetic and memory overlap, links do not."""
         times = self.times(chip)
         return max(times["arithmetic"], times["memory"]) + times["links"]
 
 
 def costs(run: Run, programs: dict[str, Compiled], of: Run | None = None) -> dict[str, Cost]:
-    """The cost of each program, and how often a step calls it.
+    """Computes the cost of each program.
 
     Args:
-        of: programs were compiled for this run, on other numbers of devices: what they need and
-            send for their rows follows from those that a device has here.
+        of: the run for which the programs were compiled, if it is another one; scratch memory and
+            traffic are then scaled to the rows per device of ``run``.
     """
     rows = {name: _row_shards(of or run, name) / _row_shards(run, name) for name in programs}
     counted = {
@@ -87,7 +87,7 @@ def costs(run: Run, programs: dict[str, Compiled], of: Run | None = None) -> dic
 
 
 def _row_shards(run: Run, program: str) -> int:
-    """How many parts the rows of a program are in; an optimiser's step has none."""
+    """Returns over how many devices a program's rows are split; the optimiser has no rows."""
     if program == "optimiser":
         return 1
     return mesh_lib.row_shards(run.here if program in PLAYING else run.mesh)
@@ -96,11 +96,11 @@ def _row_shards(run: Run, program: str) -> int:
 def forward_flops(
     model: DecoderConfig, tokens: int, read: float, columns: int = 0, targets: Sequence[str] = ()
 ) -> float:
-    """Of hidden states.
+    """Returns FLOPs from tokens to hidden states.
 
     Args:
-        read: keys that a token reads on average: of whole rows half their width.
-        columns: ranks of the adapters that they pass through, on ``targets``.
+        read: mean number of keys that a token reads; half the width for whole rows.
+        columns: total rank of the adapters on ``targets``.
     """
     narrow = sum(model.sliding) if model.window else 0
     keys = read * (model.n_layers - narrow) + min(read, model.window) * narrow
@@ -109,7 +109,7 @@ def forward_flops(
 
 
 def block_weights(model: DecoderConfig) -> int:
-    """Weights in the matrices of all blocks."""
+    """Counts the weights in the matrices of all blocks."""
     return model.n_layers * sum(math.prod(model.target_shape(t)) for t in TARGETS)
 
 
@@ -122,18 +122,18 @@ def _vocabulary(model: DecoderConfig, tokens: int) -> int:
 
 
 def seconds(chip: Chip, found: dict[str, Cost]) -> tuple[float, float]:
-    """(rollout, update) of a training step at the chip's limits."""
+    """Returns the seconds of rollout and of update in a training step."""
     each = {name: cost.seconds(chip) for name, cost in found.items()}
     play, learn = (sum(each.get(name, 0.0) for name in side) for side in (PLAYING, LEARNING))
     return play, learn
 
 
 Counted = tuple[int, float, float]
-"""Calls in a step; FLOPs and bytes of one."""
+"""Calls in a step; FLOPs and bytes of one call."""
 
 
 def _decode(run: Run) -> Counted:
-    """A chunk of steps; every slot is in use."""
+    """Counts a chunk of decode steps with all slots in use."""
     model, shape, steps = run.model, run.shape, run.shape.chunk
     episodes, turns = (processes.share(n, run.hosts) for n in (run.work.episodes, run.work.turns))
     waves = -(-turns // min(shape.slots, episodes))
@@ -144,8 +144,10 @@ def _decode(run: Run) -> Counted:
 
 
 def decode_bytes(run: Run) -> float:
-    """What a step of decoding must move: weights and cache are read, logits written. Of a table of
-    tokens that is no matrix of logits as well only a row for each slot is read."""
+    """Returns the least bytes of a decode step: weights and cache are read, logits written.
+
+    An embedding table that is not tied to the logits is left out: a step reads few of its rows.
+    """
     weights = _weights(run.base_here, run.here)
     if not run.model.tie_embeddings:
         weights -= _weights(run.base_here["embed"], run.here)
@@ -191,25 +193,25 @@ def _gradients(run: Run) -> Counted:
     trained += (3 if run.config.algo.entropy_coef else 2) * vocabulary
     reads = 2 * _weights(run.base, run.mesh)
     scored = (run.learning.correction != "none") + (run.learning.reference == "start")
-    trained += scored * (forward + lora + vocabulary) / epochs  # once a step, not once an epoch
+    trained += scored * (forward + lora + vocabulary) / epochs  # once per step, not per epoch
     reads += scored * _weights(run.base, run.mesh) / epochs
     return epochs * micros, trained / run.mesh.size, reads
 
 
 def _microbatch(rows: Rows[Any]) -> tuple[int, int, int, int]:
-    """Microbatches, and of one: tokens with padding, the width of a row, and action tokens."""
+    """Returns the number of microbatches; of one: padded tokens, row width, action tokens."""
     micros, height, width = rows.tokens_BT.shape
     return micros, height * width, width, height * rows.mask_BA.shape[2]
 
 
 def _optimiser(run: Run) -> Counted:
-    """Parameters and Adam's two moments are read and written, gradients read."""
+    """Counts parameters and two moments, read and written, and gradients, read."""
     steps = run.config.algo.epochs * run.config.algo.minibatches
     return steps, 0.0, 7 * (per_chip(run.state.adapters) + per_chip(run.state.critic))
 
 
 def _weights(base: Any, mesh: Mesh) -> float:
-    """Bytes of weights that a chip reads in a pass: its own, and what ``fsdp`` gathers."""
+    """Returns bytes of weights that a chip reads per pass, with those that ``fsdp`` gathers."""
     return per_chip(base) * mesh.shape["fsdp"]
 
 

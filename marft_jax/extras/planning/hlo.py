@@ -1,7 +1,7 @@
-"""The collectives of a compiled program, from its text.
+"""Counts the collectives of a compiled program, from its text.
 
-Every collective is counted as often as it runs: those in the body of a loop once per pass, as far
-as the compiler, or the loop's condition, says how many there are.
+A collective in a loop counts once per pass, if the compiler or the loop's condition tells the
+number of passes.
 """
 
 from __future__ import annotations
@@ -32,18 +32,18 @@ _CONSTANT = re.compile(r"%?([\w.\-]+) = s32\[\]\S* constant\((\d+)\)")
 _AXES = re.compile(r"replica_groups=mesh\[([^\]]*)\](?:, device_ids=\(([^{]*)\))? ?\{([^}]*)\}")
 
 Blocks = Mapping[str, Sequence[str]]
-"""The lines of each computation."""
+"""Lines of each computation."""
 Kind = tuple[str, bool]
-"""Such as ``all-reduce``, and whether it has chips of several hosts."""
+"""Name such as ``all-reduce``, and whether it involves chips of several hosts."""
 
 
 class Moved(NamedTuple):
-    """The collectives of one kind in one call of a program.
+    """Collectives of one kind in one call of a program.
 
     Attributes:
-        payload: bytes that a chip has of the arrays that are reduced, gathered or passed on.
-        sent: bytes that it sends for them, in a ring.
-        runs: how many there are.
+        payload: bytes per chip of the arrays that are reduced, gathered or sent.
+        sent: bytes that a chip sends, with a ring algorithm.
+        runs: number of collectives.
     """
 
     payload: float = 0
@@ -55,18 +55,18 @@ class Moved(NamedTuple):
 
 
 class Traffic(NamedTuple):
-    """The collectives of a program.
+    """Collectives of a program.
 
     Attributes:
-        kinds: what each kind moves.
-        endless: loops whose number of passes is not known; what is in them counts once.
+        kinds: totals by kind.
+        endless: loops whose number of passes is unknown; their contents count once.
     """
 
     kinds: Mapping[Kind, Moved] = MappingProxyType({})
     endless: int = 0
 
     def moved(self, across: bool) -> Moved:
-        """Inside hosts, or across them."""
+        """Sums up the collectives across hosts, or those inside hosts."""
         total = Moved()
         for (_, far), moved in self.kinds.items():
             total = total.plus(moved, times=far == across)
@@ -74,20 +74,20 @@ class Traffic(NamedTuple):
 
 
 def traffic(text: str, hosts: Sequence[int]) -> Traffic:
-    """Sums up a program's collectives.
+    """Sums up the collectives of a program.
 
     Args:
-        text: of the compiled program (``compiled.as_text()``).
-        hosts: the host of each device, in the order of the program's devices.
+        text: text of the compiled program (``compiled.as_text()``).
+        hosts: host of each device, in the order of the program's devices.
 
     Raises:
-        ValueError: a group of devices that is written in an unknown way.
+        ValueError: a group of devices has an unknown form.
     """
     return traffic_of(*blocks(text), hosts)
 
 
 def traffic_of(lines: Blocks, entry: str, hosts: Sequence[int]) -> Traffic:
-    """The collectives of a run of one computation."""
+    """Sums up the collectives of one computation, with those that it calls."""
     kinds: dict[Kind, Moved] = {}
     endless = 0
     for line, times in _executed(lines, entry, 1):
@@ -99,7 +99,7 @@ def traffic_of(lines: Blocks, entry: str, hosts: Sequence[int]) -> Traffic:
 
 
 def blocks(text: str) -> tuple[Blocks, str]:
-    """The lines of each computation, and the name of the entry."""
+    """Splits a program into computations; returns their lines and the name of the entry."""
     blocks: dict[str, list[str]] = {}
     entry, lines = "", []
     for line in text.splitlines():
@@ -112,7 +112,7 @@ def blocks(text: str) -> tuple[Blocks, str]:
 
 
 def _executed(blocks: Blocks, name: str, times: int) -> Iterator[tuple[str, int]]:
-    """Each line that runs, and how often; calls are followed."""
+    """Yields each line that runs and how often, following calls."""
     for line in blocks[name]:
         yield line, times
         for callee in calls(line):
@@ -120,14 +120,15 @@ def _executed(blocks: Blocks, name: str, times: int) -> Iterator[tuple[str, int]
 
 
 def calls(line: str) -> list[str]:
-    if "-done(" in line or "async-update(" in line:  # counted at their start
+    """Lists the computations that a line calls."""
+    if "-done(" in line or "async-update(" in line:  # counted where they start
         return []
     branches = [name.strip(" %") for all in _BRANCHES.findall(line) for name in all.split(",")]
     return _CALLED.findall(line) + branches
 
 
 def passes(line: str, blocks: Blocks) -> int | None:
-    """Runs of a line's computations: 1 unless it is a loop, None for one of unknown length."""
+    """Returns how often a line runs what it calls; None for a loop of unknown length."""
     loop = _WHILE.search(line)
     if not loop:
         return 1
@@ -136,7 +137,7 @@ def passes(line: str, blocks: Blocks) -> int | None:
 
 
 def _bound(condition: Sequence[str], blocks: Blocks) -> int | None:
-    """n of a condition ``i < n``, the least of several; i counts from 0, as in JAX's loops."""
+    """Returns the smallest n of conditions ``i < n``; i counts from 0, as in JAX's loops."""
     lines = [*condition, *(line for c in condition for name in calls(c) for line in blocks[name])]
     compared = [line for line in lines if "direction=LT" in line]
     constants = [(c[1], int(c[2])) for line in lines if (c := _CONSTANT.search(line))]
@@ -162,7 +163,7 @@ def _collective(line: str, hosts: Sequence[int]) -> tuple[Kind, Moved] | None:
 
 
 def bits(kind: str) -> int:
-    """Of a number of that type."""
+    """Returns the bits of a number of that type."""
     return _BITS.get(kind) or int((re.findall(r"\d+", kind) or [0])[0])
 
 
@@ -171,7 +172,7 @@ def _bytes(kind: str, shape: str) -> int:
 
 
 def _groups(line: str, devices: int) -> list[list[int]]:
-    """The devices that exchange data with each other."""
+    """Reads the groups of devices that exchange data."""
     if found := re.search(r"(?:source_target_pairs|replica_groups)=\{(\{.*?\})?\}", line):
         listed = [_numbers(group) for group in re.findall(r"\{([\d,]+)\}", found[1] or "")]
         return listed or [list(range(devices))]
@@ -179,7 +180,7 @@ def _groups(line: str, devices: int) -> list[list[int]]:
         return _ordered(iota[2]).reshape(_numbers(iota[1])).tolist()
     if axes := _AXES.search(line):
         return _along(*axes.groups(""))
-    raise ValueError(f"devices of a collective that cannot be read: {line.strip()[:400]}")
+    raise ValueError(f"a group of devices that cannot be read: {line.strip()[:400]}")
 
 
 def _numbers(text: str) -> list[int]:
@@ -187,20 +188,20 @@ def _numbers(text: str) -> list[int]:
 
 
 def _ordered(text: str) -> np.ndarray:
-    """Devices in the order ``[4,2]T(1,0)``: counted row by row, then read with axes exchanged."""
+    """Reads an order such as ``[4,2]T(1,0)``: devices numbered by row, then transposed."""
     shape, order = re.fullmatch(r"\[([\d,]+)\](?:T\(([\d,]+)\))?", text).groups("")  # pyright: ignore
     ids = np.arange(math.prod(_numbers(shape))).reshape(_numbers(shape))
     return ids.transpose(_numbers(order)) if order else ids
 
 
 def _along(mesh: str, devices: str, axes: str) -> list[list[int]]:
-    """Groups along some axes of a named mesh: ``'a'=2,'b'=4`` and ``'b'``, or ``'b':(1)2``."""
+    """Lists groups along axes of a named mesh: ``'a'=2,'b'=4`` and ``'b'``, or ``'b':(1)2``."""
     parts = {
         name: (int(before or 1), int(size or 0))
         for name, before, size in re.findall(r"'([^']+)'(?::\((\d+)\)(\d+))?", axes)
     }
     if len(parts) < axes.count("'") // 2:
-        raise ValueError(f"devices of a collective that cannot be read: mesh[{mesh}] {axes}")
+        raise ValueError(f"a group of devices that cannot be read: mesh[{mesh}] {axes}")
     shape, moved = [], []
     for axis, length in re.findall(r"'([^']+)'=(\d+)", mesh):
         before, size = parts.get(axis, (int(length), 1))

@@ -1,8 +1,8 @@
-"""Named hardware: its devices, which host each belongs to, and what a chip can do.
+"""Named hardware: its devices, the host of each device, and the limits of a chip.
 
-``jax.experimental.topologies`` compiles for chips that are not there: for TPUs through libtpu, for
-GPUs through JAX's plugin, which needs no driver for it. ``cpu:HOSTSxDEVICES`` is that many virtual
-CPU devices, with hosts by name only.
+``jax.experimental.topologies`` compiles for chips that are not present: for TPUs through libtpu,
+for GPUs through JAX's CUDA plugin, which needs no driver for that. ``cpu:HOSTSxDEVICES`` is virtual
+CPU devices, grouped into hosts by name only.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from jax.experimental import topologies
 from marft_jax.errors import BadInput
 from marft_jax.extras.planning.chips import GPUS, TPUS, Chip
 
-# libtpu shall neither ask the cloud which machine this is, nor keep its chips from another process.
+# keeps libtpu from asking the cloud about this machine, and from locking its chips
 _NO_MACHINE = {
     "TPU_SKIP_MDS_QUERY": "1",
     "TPU_WORKER_HOSTNAMES": "localhost",
@@ -33,10 +33,10 @@ class Topology(NamedTuple):
     """Devices to compile for.
 
     Attributes:
-        devices: host by host.
-        host: of one host, as a topology of its own: a process's programs are compiled for it.
-        hosts: how many there are.
-        chip: None for virtual devices, which have no speed of their own.
+        devices: all devices, host by host.
+        host: the devices of one host as a topology of its own; a process's programs use it.
+        hosts: number of hosts.
+        chip: limits of a chip; None for virtual devices, which have no speed.
     """
 
     name: str
@@ -52,15 +52,15 @@ class Topology(NamedTuple):
 
 
 def find_topology(name: str) -> Topology:
-    """The hardware of that name; from here on JAX leaves an accelerator of this machine alone.
+    """Finds hardware by name. Afterwards JAX does not use accelerators of this machine.
 
     Raises:
-        BadInput: no such chip or shape, or nothing here that compiles for it.
+        BadInput: there is no such chip or shape, or its compiler is not installed.
     """
     jax.config.update("jax_platforms", "cpu")
     kind, _, shape = name.partition(":")
-    numbers = re.fullmatch(r"[1-9]\d*(x[1-9]\d*)*", shape)
-    sizes = [int(size) for size in shape.split("x")] if numbers else []
+    is_shape = re.fullmatch(r"[1-9]\d*(x[1-9]\d*)*", shape)
+    sizes = [int(size) for size in shape.split("x")] if is_shape else []
     if kind in TPUS and sizes:
         return _tpu(name, kind)
     if kind not in ("cpu", *GPUS) or len(sizes) not in (1, 2):
@@ -70,13 +70,13 @@ def find_topology(name: str) -> Topology:
 
 
 def _virtual(name: str, hosts: int, each: int) -> Topology:
-    with contextlib.suppress(RuntimeError):  # JAX has started: what is there must do
+    with contextlib.suppress(RuntimeError):  # JAX has started with its number of devices
         jax.config.update("jax_num_cpu_devices", hosts * each)
     devices = jax.devices("cpu")
     if len(devices) < hosts * each:
         raise BadInput(
-            f"--topology {name}: JAX has started with {len(devices)} CPU devices; set "
-            f"JAX_NUM_CPU_DEVICES={hosts * each} before"
+            f"--topology {name}: expected {hosts * each} CPU devices, JAX has started with "
+            f"{len(devices)}; set JAX_NUM_CPU_DEVICES={hosts * each}"
         )
     return Topology(name, devices[: hosts * each], devices[:each], hosts, None)
 
@@ -91,30 +91,30 @@ def _gpus(name: str, kind: str, hosts: int, each: int) -> Topology:
     try:
         return Topology(name, of(hosts), of(1), hosts, gpu.chip)
     except (RuntimeError, NotImplementedError) as error:
-        raise BadInput(
-            f'--topology {name}: no GPU compiler here; pip install "marft_jax[gpu-plans]"'
-        ) from error
+        raise _no_compiler(name, "GPU", "gpu-plans") from error
 
 
 def _tpu(name: str, kind: str) -> Topology:
-    devices = _devices(name)
+    devices = _tpu_devices(name)
     first = [device for device in devices if device.process_index == 0]
     coordinates = list(zip(*(device.coords for device in first), strict=True))
     sizes = [max(along) - min(along) + 1 for along in coordinates][: 2 + (kind == "v5p")]
-    alone = first if len(first) == len(devices) else _devices(f"{kind}:{'x'.join(map(str, sizes))}")
-    return Topology(name, devices, alone, len(devices) // len(first), TPUS[kind])
+    own = f"{kind}:{'x'.join(map(str, sizes))}"
+    host = first if len(first) == len(devices) else _tpu_devices(own)
+    return Topology(name, devices, host, len(devices) // len(first), TPUS[kind])
 
 
-def _devices(name: str) -> Sequence[Any]:
+def _tpu_devices(name: str) -> Sequence[Any]:
     for variable, value in _NO_MACHINE.items():
         os.environ.setdefault(variable, value)
     try:
-        found = topologies.get_topology_desc(platform="tpu", topology_name=name)
+        return topologies.get_topology_desc(platform="tpu", topology_name=name).devices
     except RuntimeError as error:
         why = " ".join(str(error).split())
         if re.search("libtpu|not installed|Unable to initialize", why):
-            raise BadInput(
-                f'--topology {name}: no TPU compiler here; pip install "marft_jax[tpu]"'
-            ) from error
+            raise _no_compiler(name, "TPU", "tpu") from error
         raise BadInput(f"--topology: expected {_HOW}, got {name!r}: {why:.160}") from error
-    return found.devices
+
+
+def _no_compiler(name: str, kind: str, extra: str) -> BadInput:
+    return BadInput(f'--topology {name}: no {kind} compiler; pip install "marft_jax[{extra}]"')

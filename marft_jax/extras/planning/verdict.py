@@ -1,4 +1,4 @@
-"""A plan in words and tables: what is where, how long it takes, and what to change."""
+"""The result of a plan: memory, time and advice, as text, tables and numbers."""
 
 from __future__ import annotations
 
@@ -13,13 +13,15 @@ from marft_jax.extras.planning.compile import Compiled, Run, per_chip
 from marft_jax.extras.planning.cost import LEARNING, PLAYING, Cost, seconds
 from marft_jax.extras.planning.topology import Topology
 
+_SIDES = {"play": PLAYING, "learn": LEARNING}
+
 
 class Plan(NamedTuple):
-    """The findings for a configuration on a topology.
+    """What a configuration needs on a topology.
 
     Attributes:
         memory: bytes per chip, by what they hold.
-        peaks: bytes per chip in use while each program runs, with all that lies beside it.
+        peaks: bytes per chip while each program runs, with everything else that is allocated then.
         split: the ``mesh.rollout`` with the shortest step, and its seconds to play and to learn.
     """
 
@@ -37,12 +39,12 @@ class Plan(NamedTuple):
 
     @property
     def worst(self) -> str:
-        """The program that needs most."""
+        """Name of the program that needs most memory."""
         return max(self.peaks, key=lambda name: self.peaks[name])
 
     @property
     def fits(self) -> bool:
-        """True below a chip's memory; virtual devices have no limit."""
+        """True if the peak is within a chip's memory; virtual devices have no limit."""
         chip = self.topology.chip
         return chip is None or self.peak <= chip.memory
 
@@ -53,25 +55,27 @@ class Plan(NamedTuple):
 
     @property
     def across(self) -> float:
-        """Bytes per chip that hosts reduce together in each step of the optimiser."""
+        """Bytes per chip that hosts reduce in each optimiser step."""
         return self.programs["optimiser"].traffic.moved(across=True).payload
 
 
 def expected(plan: Plan) -> dict[str, tuple[float, float]]:
-    """Seconds of each program's calls in a step, as published systems would take them: at best, at
-    worst. What waits for memory is held against decoding, all else against learning."""
+    """Estimates seconds per step of each program from published systems: the best, the worst.
+
+    Programs bound by memory (decode, optimiser) are compared with decoding, others with learning.
+    """
     chip, kind = plan.topology.chip, plan.topology.name.partition(":")[0]
     if chip is None:
         return {}
     found = {}
-    for name, one in plan.costs.items():
+    for name, own in plan.costs.items():
         low, high = anchors.expected("decode" if name in ("decode", "optimiser") else "LoRA", kind)
-        found[name] = (low * one.seconds(chip), high * one.seconds(chip))
+        found[name] = (low * own.seconds(chip), high * own.seconds(chip))
     return found
 
 
 def memory_of(run: Run, programs: dict[str, Compiled]) -> tuple[dict[str, float], dict[str, float]]:
-    """(bytes per chip by what they hold, the peak while each program runs)."""
+    """Returns bytes per chip by what they hold, and the peak while each program runs."""
     state = run.state
     held = {
         "weights": run.base,
@@ -84,12 +88,12 @@ def memory_of(run: Run, programs: dict[str, Compiled]) -> tuple[dict[str, float]
     memory["activations"] = max((program.scratch for program in programs.values()), default=0)
     code = sum(program.code for program in programs.values())
     past, optimiser = float(per_chip(state.past)), memory["optimiser"]
-    # with a lag a step is played while others learn; else the cache is released to learn
+    # with a lag the engine plays while the learner works; without, it releases its cache first
     ahead = past + memory["cache"] if run.config.rollout.lag else 0.0
     asleep = optimiser + memory["critic"] + past
     if run.config.mesh.rollout:  # no device does both
         ahead, asleep = 0.0, memory["adapters"]
-    beside = {  # what a program does not take, and yet is there
+    beside = {  # allocated, but no argument of the program
         "gradients": optimiser + ahead,
         "optimiser": memory["weights"] + ahead,
         "values": optimiser + ahead,
@@ -104,7 +108,7 @@ def memory_of(run: Run, programs: dict[str, Compiled]) -> tuple[dict[str, float]
 
 
 def advice(plan: Plan) -> str:
-    """The setting to change first, where a plan does not fit."""
+    """Names the setting to change first if a plan does not fit; else ""."""
     run, chip, config = plan.run, plan.topology.chip, plan.run.config
     if chip is None or plan.fits:
         return ""
@@ -114,7 +118,7 @@ def advice(plan: Plan) -> str:
             return "--model.dtype bfloat16 halves the weights"
         if share < per_host:
             return f"--mesh.tensor {per_host} spreads the weights over all chips of a host"
-        return "a copy of the weights leaves no room in a host; take chips with more memory"
+        return "the weights alone fill a host; use chips with more memory"
     left = (1 - (plan.peak - chip.memory) / plan.memory["cache"]) * run.shape.slots
     if plan.worst not in LEARNING and left >= 1:
         return f"--rollout.slots {int(left)} makes the cache smaller"
@@ -128,7 +132,7 @@ def advice(plan: Plan) -> str:
 
 
 def verdict(plan: Plan) -> str:
-    """Fits or not, what hosts exchange, and how long a step takes."""
+    """Says if the plan fits, what hosts exchange, and how long a step takes."""
     chip, work, peak = plan.topology.chip, plan.run.work, _gb(plan.peak)
     if chip is None:
         lines = [f"peak {peak} per device; virtual devices have no limit"]
@@ -142,37 +146,36 @@ def verdict(plan: Plan) -> str:
         network = f" ({plan.across / chip.network:.2g} s between slices)" if chip else ""
         lines.append(f"across hosts: {_gb(plan.across)} per optimiser step{network}, {times}")
     if plan.run.config.mesh.rollout:
-        sides = {"play": PLAYING, "learn": LEARNING}
-        peaks = {side: max(plan.peaks.get(n, 0.0) for n in names) for side, names in sides.items()}
+        peaks = {s: max(plan.peaks.get(n, 0.0) for n in names) for s, names in _SIDES.items()}
         lines.append("; ".join(f"devices that {side}: {_gb(x)}" for side, x in peaks.items()))
-    if chip is not None:
-        beside = bool(plan.run.config.mesh.rollout and plan.run.config.rollout.lag)
-        times = seconds(chip, plan.costs)
-        took = _took(*times, beside)
-        lines.append(f"a step of {work.turns} turns of up to {work.context} tokens takes {took}")
-        play, learn = (
-            " to ".join(f"{sum(each):.1f}" for each in zip(*some, strict=True))
-            for some in ([x for name, x in expected(plan).items() if name in names]
-                         for names in (PLAYING, LEARNING))
-        )  # fmt: skip
-        lines.append(f"as published systems do: {play} s to play, {learn} s to learn")
-        if plan.split is not None:
-            shape, apart = plan.split
-            split = f"--mesh.rollout {' '.join(map(str, shape))} --rollout.lag 1"
-            faster = max(apart) < (max(times) if beside else sum(times))
-            advised = "" if faster else "; this is not faster, so do not split"
-            lines.append(f"with the best split, {split}, {_took(*apart, True)}{advised}")
+    if chip is None:
+        return "\n".join(lines)
+    beside = bool(plan.run.config.mesh.rollout and plan.run.config.rollout.lag)
+    times, ranges = seconds(chip, plan.costs), expected(plan)
+    took = _took(*times, beside)
+    lines.append(f"a step of {work.turns} turns of up to {work.context} tokens takes {took}")
+    play, learn = (
+        " to ".join(f"{sum(ranges[n][end] for n in names if n in ranges):.1f}" for end in (0, 1))
+        for names in _SIDES.values()
+    )
+    lines.append(f"as published systems do: {play} s to play, {learn} s to learn")
+    if plan.split is not None:
+        shape, apart = plan.split
+        split = f"--mesh.rollout {' '.join(map(str, shape))} --rollout.lag 1"
+        faster = max(apart) < (max(times) if beside else sum(times))
+        advised = "" if faster else "; this is not faster, so do not split"
+        lines.append(f"with the best split, {split}, {_took(*apart, True)}{advised}")
     return "\n".join(lines)
 
 
 def _took(rollout: float, learning: float, beside: bool) -> str:
-    """The seconds of a step whose halves follow each other, or go on beside each other."""
+    """Says the seconds of a step whose two parts run in turn, or at the same time (``beside``)."""
     whole = max(rollout, learning) if beside else rollout + learning
     how = "beside" if beside else "then"
     return f"at least {whole:.1f} s: {rollout:.1f} s to play, {how} {learning:.1f} s to learn"
 
 
-_STYLE: dict[str, Any] = dict(box=box.SIMPLE, padding=0)  # narrow: nothing is cut at 80 columns
+_STYLE: dict[str, Any] = dict(box=box.SIMPLE, padding=0)  # narrow: fits into 80 columns
 _MEASURES: dict[str, Callable[[Plan, str], float]] = {
     "calls": lambda plan, name: plan.costs[name].calls,
     "s to compile": lambda plan, name: plan.programs[name].seconds,
@@ -185,7 +188,7 @@ _MEASURES: dict[str, Callable[[Plan, str], float]] = {
 
 
 def memory_table(plan: Plan) -> Table:
-    """Memory of a chip, by what it holds."""
+    """Makes a table of a chip's memory, by what it holds."""
     chip = plan.topology.chip
     sizes = plan.memory | {"peak": plan.peak} | ({"limit": chip.memory} if chip else {})
     shown = Table(*sizes, title="GB per chip", **_STYLE)
@@ -194,7 +197,7 @@ def memory_table(plan: Plan) -> Table:
 
 
 def programs_table(plan: Plan) -> Table:
-    """Of each program: how often a step calls it, what a call costs a chip, and seconds of all."""
+    """Makes a table of programs: calls in a step, costs of a call, seconds of all calls."""
     shown = Table("per call", *plan.programs, title="programs of a step", **_STYLE)
     for label, measure in _MEASURES.items():
         shown.add_row(label, *(_short(measure(plan, name)) for name in plan.programs))
@@ -210,7 +213,7 @@ def programs_table(plan: Plan) -> Table:
 
 
 def numbers(plan: Plan) -> dict[str, Any]:
-    """Everything, for programs to read. Bytes and seconds."""
+    """Returns everything as plain values for ``--json``, in bytes and seconds."""
     run, chip = plan.run, plan.topology.chip
     names = ("rollout_s", "update_s")
     times = dict(zip(names, seconds(chip, plan.costs), strict=True)) if chip else {}
@@ -244,16 +247,17 @@ def _program(plan: Plan, name: str) -> dict[str, Any]:
         {"kind": kind, "across_hosts": across, **moved._asdict()}
         for (kind, across), moved in sorted(program.traffic.kinds.items())
     ]
-    return program._asdict() | {
+    found = program._asdict() | {
         "peak": plan.peaks[name],
         "traffic": moved,
         "loops_of_unknown_length": program.traffic.endless,
         "calls": cost.calls,
         "flops": cost.flops,
         "bytes": cost.bytes,
-        **({"seconds_per_step": cost.times(chip)} if chip else {}),
-        **({"expected_s": expected(plan)[name]} if chip else {}),
     }
+    if chip:
+        found |= {"seconds_per_step": cost.times(chip), "expected_s": expected(plan)[name]}
+    return found
 
 
 def _short(number: float) -> str:

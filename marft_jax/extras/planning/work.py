@@ -1,7 +1,7 @@
-"""The most that a training step has to do: turns, tokens and rows, before any is played.
+"""Upper bound of the work of a training step: its turns, tokens and rows.
 
-Every turn is taken to be as long as it may be: its prompt fills what its action leaves of the
-context. What a run really meets is shorter, so that memory, time and traffic are upper bounds.
+Every turn has the longest action, and a prompt that fills the rest of the context. Turns of a real
+run are shorter, so memory, time and traffic are upper bounds.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from marft_jax.types import Episode, StepResult, Turn
 
 
 class Work(NamedTuple):
-    """A training step.
+    """Work of a training step.
 
     Attributes:
-        episodes: of all processes.
-        owners: who acts in an episode, turn by turn, as numbers of agents.
-        context: the longest prompt plus action, in tokens.
-        action: the longest action.
-        branched: turns of an episode of which further samples are learned from, one by one.
-        turns: that are played, those that follow further samples too.
+        episodes: episodes of all processes.
+        owners: number of the acting agent, for each turn of an episode.
+        context: longest prompt plus action, in tokens.
+        action: longest action, in tokens.
+        branched: turn of each branch of an episode that is learned from.
+        turns: turns that are played, with those of branches.
     """
 
     episodes: int
@@ -41,7 +41,7 @@ class Work(NamedTuple):
 
 
 def step_work(config: Config, team: Team, workflow: str) -> Work:
-    """The longest training step of a team; own workflows are taken to be sequential."""
+    """Returns the longest training step; a user's own workflow counts as sequential."""
     longest = max(sampling.max_new_tokens for sampling in team.sampling)
     actors = _actors(team, workflow) * config.env.horizon
     branched, played = _branches(config, [team.names[agent] for agent in actors])
@@ -50,24 +50,24 @@ def step_work(config: Config, team: Team, workflow: str) -> Work:
 
 
 def _branches(config: Config, names: Sequence[str]) -> tuple[tuple[int, ...], float]:
-    """Further turns of an episode that are learned from, and how many are played for them."""
+    """Returns the turns at which an episode branches, and the turns played per episode for that."""
     algo, turns = config.algo, len(names)
-    if not algo.branches or algo.branch_budget != "none":  # as much as without
+    if not algo.branches or algo.branch_budget != "none":  # a budget keeps the cost of no branches
         return (), 0
-    if str(algo.credit) == "solo":  # each agent alone on each task, to compare with
+    if str(algo.credit) == "solo":  # each agent alone on each task
         return (), algo.branches * len(set(names)) * config.env.horizon / algo.group_size
-    if algo.branch_at == "random":  # the last one has the longest prompt, the mean one half behind
+    if algo.branch_at == "random":  # the last turn has the longest prompt, the mean turn half
         chosen, behind = [turns - 1], (turns + 1) / 2
     else:
         chosen = turns_at(algo.branch_at, names)
         behind = turns - sum(chosen) / max(1, len(chosen))
-    if algo.branch_continue != "end":  # each is played to the end of its step
+    if algo.branch_continue != "end":  # a branch is played to the end of its step
         behind = min(behind, turns / config.env.horizon)
     return tuple(chosen * algo.branches), algo.branches * len(chosen) * behind
 
 
 def _actors(team: Team, workflow: str) -> list[int]:
-    """Who acts in one step of the environment."""
+    """Lists the agents that act in one step of the environment."""
     every = list(range(len(team.profiles)))
     if workflow == "solo":
         return [team.opener]
@@ -93,7 +93,7 @@ def longest_batch(
     shards: int,
     d_model: int,
 ) -> batch_lib.Batch:
-    """The batch of such a step, made by the same function as a real one."""
+    """Builds the batch of such a step, by the function that builds a real batch."""
     turns = []
     for number, agent in enumerate(work.owners, start=1):
         whole = work.context

@@ -34,7 +34,7 @@ from marft_jax.models.weights.load import decoder_config
 from marft_jax.team.assemble import make_team, workflow_of
 from marft_jax.team.team_files import load_team
 
-REPOSITORY = Path(__file__).resolve().parents[2]
+REPOSITORY = Path(__file__).resolve().parents[3]
 FOUND: dict[str, dict[str, object]] = {}
 
 

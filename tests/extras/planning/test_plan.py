@@ -366,7 +366,9 @@ def test_a_range_is_of_the_chip_or_of_its_maker():
 
 
 def test_the_readme_has_the_table_of_published_figures(repository):
-    text = (repository / "marft_jax" / "planning" / "README.md").read_text(encoding="utf-8")
+    text = (repository / "marft_jax" / "extras" / "planning" / "README.md").read_text(
+        encoding="utf-8"
+    )
     for a in anchors.ANCHORS:
         what = f"{a.work} | {a.name}"
         [row] = [x for x in text.splitlines() if what in x and f"{a.measured:,.0f} |" in x]
