@@ -1,7 +1,7 @@
-"""A team: who acts when, and what each of its agents is shown.
+"""A team: who acts when, and what each agent sees.
 
 A topology of your own is a generator function that yields acts or a ``Step``, named as
-``--team.workflow package.module:function``; ``workflows`` shows how.
+``--team.workflow package.module:function``; ``workflows.py`` has examples.
 """
 
 from marft_jax.team.prompts import State, Team

@@ -1,4 +1,4 @@
-"""From a team file and the settings to a team that can act; what must fit together is checked."""
+"""Makes a team from a team file and the settings, and checks that both fit together."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _SOURCE = "--team.file"
 
 
 def workflow_of(settings: config.Team, blueprint: Blueprint) -> str:
-    """Returns the name of the workflow: the setting, or what the team file says."""
+    """Returns the name of the workflow: of the setting, else of the team file."""
     return settings.workflow or blueprint.workflow
 
 
@@ -36,11 +36,11 @@ def make_team(
 
     Args:
         adapters: an adapter for each agent, or one for all (``lora.mode``).
-        context: the longest prompt plus action, in tokens.
+        context: longest prompt plus action, in tokens.
 
     Raises:
-        BadInput: an unknown workflow, one that the team has no members or graph for, or agents
-            that share an adapter and disagree about it.
+        BadInput: the workflow is unknown, the team lacks its members or graph, or agents that share
+            an adapter have different settings of it.
     """
     workflow = workflow_of(settings, blueprint)
     find_workflow(workflow)
@@ -73,18 +73,16 @@ def _dag(team: Team, blueprint: Blueprint) -> dict[str, Any]:
 
 
 def _orchestrated(team: Team, blueprint: Blueprint) -> dict[str, Any]:
-    """An orchestrator without a prompt gets one that says whom it can call."""
+    """Writes a prompt for an orchestrator without one."""
     first = _member(team, "orchestrator", blueprint.orchestrator) or 0
     profiles = list(team.profiles)
     lead = profiles.pop(first)
     if team.anonymous:
-        raise BadInput(
-            "--team.anonymous: an orchestrator calls others by name; use another workflow"
-        )
+        raise BadInput("--team.anonymous: expected names, by which an orchestrator calls others")
     if not any(profile.answers for profile in profiles):
         raise BadInput(
-            f"{_SOURCE}: an orchestrator needs a specialist with `answers: true`, besides "
-            f"{lead.name!r}, who calls them"
+            f"{_SOURCE}: expected a specialist with `answers: true` besides the orchestrator "
+            f"{lead.name!r}"
         )
     lead = dataclasses.replace(lead, prompt=lead.prompt or default_prompt(profiles))
     profiles.insert(first, lead)
@@ -95,7 +93,7 @@ def _debate(team: Team, blueprint: Blueprint) -> dict[str, Any]:
     judge = _member(team, "judge", blueprint.judge)
     debaters = len(team.profiles) - (judge is not None)
     if debaters < 2:
-        raise BadInput(f"{_SOURCE}: a debate needs at least 2 debaters, got {debaters}")
+        raise BadInput(f"{_SOURCE}: expected at least 2 debaters, got {debaters}")
     return {"opener": 1 if judge == 0 else 0, "judge": judge}
 
 
@@ -109,7 +107,7 @@ _PARTS: dict[str, Callable[[Team, Blueprint], dict[str, Any]]] = {
     "debate": _debate,
     "solo": _solo,
 }
-"""Checks of the workflows that need more than members, and the fields of the team that follow."""
+"""Checks of workflows with further keys; each returns fields of the team."""
 
 
 def _tools(
@@ -156,9 +154,9 @@ def _adapters(profiles: tuple[Profile, ...], shared: bool) -> list[str]:
     for profile in profiles:
         if profile.past is not None and profile.past not in learning:
             raise BadInput(
-                f"{_SOURCE}: agent {profile.name!r}: past: expected one that learns, of "
+                f"{_SOURCE}: agent {profile.name!r}: past: expected an agent that learns, of "
                 f"{', '.join(learning)}, got {profile.past!r}"
             )
     if not learning:
-        raise BadInput(f"{_SOURCE}: every agent has `trainable: false`; nothing would learn")
+        raise BadInput(f"{_SOURCE}: expected an agent that learns, but all have `trainable: false`")
     return wanted

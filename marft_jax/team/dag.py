@@ -1,4 +1,4 @@
-"""A directed acyclic graph of acts: the dependency function D of a ``dag`` team, before it acts."""
+"""A directed acyclic graph of acts: the fixed dependency function D of a ``dag`` team."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ from marft_jax.errors import BadInput
 class Node(NamedTuple):
     """An act of a step."""
 
-    id: str  # its name in ``edges``
-    role: str  # the name of the agent that acts here; one may act at several nodes
-    message: str = ""  # shown to it besides the task
+    id: str  # name in ``edges``
+    role: str  # name of the agent; an agent may act at several nodes
+    message: str = ""  # shown to the agent besides the task
 
 
 class Graph(NamedTuple):
-    """Nodes, and which depend on which: an edge (a, b) says that b is shown what a wrote."""
+    """Nodes and their dependencies: an edge (a, b) means that b sees the action of a."""
 
     nodes: tuple[Node, ...] = ()
     edges: tuple[tuple[str, str], ...] = ()
 
     def layers(self) -> list[list[Node]]:
-        """Nodes whose sources have all acted, layer by layer, each in the order of ``nodes``.
+        """Groups nodes into layers: a node comes after all its sources, in the order of ``nodes``.
 
         Raises:
-            graphlib.CycleError: its second argument lists the ids of a cycle.
+            graphlib.CycleError: the graph has a cycle; the second argument lists its ids.
         """
         order = graphlib.TopologicalSorter({n.id: self._sources(n.id) for n in self.nodes})
         order.prepare()
@@ -39,7 +39,7 @@ class Graph(NamedTuple):
         return layers
 
     def ancestors(self, node: Node) -> set[str]:
-        """Returns the ids of all nodes that ``node`` depends on, directly or through others."""
+        """Returns the ids of all nodes on which ``node`` depends, directly or indirectly."""
         found: set[str] = set()
         open_ids = [node.id]
         while open_ids:
@@ -56,12 +56,12 @@ def check_graph(graph: Graph, roles: Sequence[str], source: str) -> None:
     """Checks a graph against the roles of its team.
 
     Raises:
-        BadInput: no node, an id used twice, an unknown role, an edge from or to nowhere, or a
-            cycle.
+        BadInput: there is no node, an id is used twice, a role or an end of an edge is unknown, or
+            the graph has a cycle.
     """
     ids = [node.id for node in graph.nodes]
     if not ids:
-        raise BadInput(f"{source}: a dag needs nodes, got none; list them below `nodes:`")
+        raise BadInput(f"{source}: expected nodes of the dag, got none; list them under `nodes:`")
     for i, node in enumerate(graph.nodes):
         if node.id in ids[:i]:
             raise BadInput(f"{source}: nodes: expected distinct ids, got {node.id!r} twice")

@@ -1,4 +1,4 @@
-"""Language of an orchestrator: whom it calls, or that it is done."""
+"""Syntax of an orchestrator's text: the agent that it calls, or that it is done."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ _CALL = re.compile(r"<\s*call\s*>(.*?)<\s*/\s*call\s*>", re.IGNORECASE | re.DOTA
 
 
 def parse_call(text: str, names: Sequence[str]) -> str | None:
-    """Finds the specialist that a text calls; None where it is done or calls none of these.
+    """Finds the specialist that a text calls; None if the text says done or calls none of them.
 
-    ``<done/>`` or ``<done>`` ends the episode and wins over a call. Names are compared without
-    capitals and outer white space.
+    ``<done/>`` or ``<done>`` takes precedence over a call. Case and outer white space of names are
+    ignored.
 
     >>> parse_call("Let us ask <call> Solver </call>", ["planner", "solver"])
     'solver'
@@ -30,14 +30,14 @@ def parse_call(text: str, names: Sequence[str]) -> str | None:
 
 
 def strip_calls(text: str) -> str:
-    """Leaves what an orchestrator writes to those it calls: its text without the tags."""
+    """Removes the tags from an orchestrator's text."""
     return _DONE.sub("", _CALL.sub("", text)).strip()
 
 
 def default_prompt(specialists: Sequence[Profile]) -> str:
-    """Writes the system prompt of an orchestrator that has none: whom it can call, and how.
+    """Writes the system prompt of an orchestrator without one: whom it can call, and how.
 
-    A specialist without a description is listed by its name alone.
+    A specialist without a description is listed by name.
     """
     listed = "\n".join(f"- {p.name}: {p.description}".rstrip(": ") for p in specialists)
     return (

@@ -1,6 +1,6 @@
 """Protocol of a workflow: it yields acts, or a ``Step`` of the environment.
 
-Everything else in a rollout relies on what is checked here.
+The rest of a rollout relies on the checks made here.
 """
 
 from __future__ import annotations
@@ -18,29 +18,33 @@ from marft_jax.types import Act, Sampling, Turn
 
 
 class Step(NamedTuple):
-    """A step of the environment, which answers these turns of the step."""
+    """Turns of a step, for the environment to answer.
+
+    Attributes:
+        info: remarks for the transcript, such as how the team decided.
+        graded: turns that are the team's answer. None: the last turn of each answering agent; an
+            empty list: no answer in this step.
+    """
 
     turns: Sequence[Turn]
-    info: Mapping[str, Any] = {}  # for the transcript: how the team decided
-    # the team's answer: None for the last turn of each agent whose profile has ``answers``, an
-    # empty list for no answer
+    info: Mapping[str, Any] = {}
     graded: Sequence[Turn] | None = None
 
 
 def check_acts(acts: Any, team: Team, turns: int, most: int) -> list[Act]:
-    """Checks that a workflow yielded acts: some, that its team can do.
+    """Checks that a workflow yielded acts, at least one, that its team can do.
 
     Args:
-        turns: how many turns the episode has so far.
-        most: the most that an episode may have.
+        turns: number of turns of the episode so far.
+        most: largest number of turns of an episode.
 
     Raises:
-        BadInput: expected, got, for the first that is wrong.
+        BadInput: an act is wrong.
     """
     if not is_list(acts) or not acts:
         raise BadInput(f"expected a yielded list of acts, or Step, got {shown(acts)}")
     if len(acts) > most:
-        raise BadInput(f"{len(acts)} acts at once are more than --rollout.max_turns")
+        raise BadInput(f"expected at most --rollout.max_turns {most} acts, got {len(acts)}")
     return [_check_act(act, team, turns) for act in acts]
 
 
@@ -51,7 +55,7 @@ def _check_act(act: Any, team: Team, turns: int) -> Act:
     _expect(_is_index(act.agent, agents), f"expected an agent from 0 to {agents - 1}", act.agent)
     prompt, start = _ids(act.prompt), act.start
     _expect(_is_index(start, len(prompt) + 1), f"start: expected 0 to {len(prompt)}", start)
-    new = prompt[start:]  # before it are ids that were checked, or sampled
+    new = prompt[start:]  # ids before it were checked before, or sampled
     in_vocabulary = not len(new) or bool(0 <= new.min() and new.max() < vocabulary)
     _expect(in_vocabulary, f"prompt: expected ids from 0 to {vocabulary - 1}", new)
     room = team.context - len(prompt)
@@ -97,7 +101,7 @@ def _is_index(value: Any, below: int) -> bool:
 def _ids(prompt: Any) -> np.ndarray:
     try:
         ids = np.asarray(prompt)
-    except Exception:  # whatever the parts of a list raise when they are looked at
+    except Exception:  # the parts of a list may raise anything
         ids = np.zeros((0, 0))
     fits = ids.ndim == 1 and len(ids) > 0 and np.issubdtype(ids.dtype, np.integer)
     _expect(fits, "prompt: expected token ids, at least one", prompt)
@@ -105,16 +109,16 @@ def _ids(prompt: Any) -> np.ndarray:
 
 
 def check_step(step: Step, turns: Sequence[Turn], first: int) -> Step:
-    """Checks a step; of its turns, ``answers`` is true for those that are graded.
+    """Checks a step, and sets ``answers`` of its turns: true for graded turns.
 
-    Of what a workflow changed in a turn, its ``text`` and ``answers`` count.
+    A workflow may change ``text`` and ``answers`` of a turn; other changes are ignored.
 
     Args:
-        turns: of the episode so far.
-        first: the number of the first one of this step.
+        turns: turns of the episode so far.
+        first: number of the first turn of this step.
 
     Raises:
-        BadInput: expected distinct turns of this step, one of them graded, and a plain info.
+        BadInput: turns repeat or belong to another step, none is graded, or ``info`` is not plain.
     """
     given = _check_turns("Step(turns)", step.turns, turns, first)
     if step.graded is None:

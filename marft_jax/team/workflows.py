@@ -1,9 +1,9 @@
 """Workflows: who acts when, as one Python generator per episode.
 
-It is given the team and the first observation. It yields what it needs next and receives the
-answers: a list of ``Act`` for the turns of agents that act side by side, ``Step(turns)`` for the
-environment's answer. It returns when the episode is over. ``_repeat`` below makes one of a single
-step; your own topology is one such function, named as ``package.module:function``.
+A workflow gets the team and the first observation. It yields a list of ``Act`` and receives the
+turns of these agents, which act at the same time; or it yields ``Step(turns)`` and receives the
+environment's answer. It returns when the episode is over. ``_repeat`` below makes a workflow from a
+generator of one step. A topology of your own is named as ``package.module:function``.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _OneStep = Callable[[Team, State], Generator[Any, Any, Step]]
 
 
 def sequential(team: Team, state: State) -> Generator[Any, Any, Step]:
-    """Lets one agent act after another; each sees the actions of all before it in this step.
+    """Lets agents act one after another; each sees all actions before it in this step.
 
     D is the strict lower triangle (MARFT, section 3).
     """
@@ -38,15 +38,15 @@ def sequential(team: Team, state: State) -> Generator[Any, Any, Step]:
 
 
 def solo(team: Team, state: State) -> Generator[Any, Any, Step]:
-    """Lets the last agent that answers act alone: what a team must beat."""
+    """Lets the last answering agent act alone: the baseline for a team."""
     return Step((yield [team.act(last_answering(team.profiles), state)]))
 
 
 def dag(team: Team, state: State) -> Generator[Any, Any, Step]:
-    """Walks the team file's graph, layer by layer; the nodes of a layer act side by side.
+    """Lets the nodes of the team file's graph act, layer by layer; a layer acts at the same time.
 
-    A node sees the actions of all nodes it depends on, directly or through others, and no other.
-    Of an agent that answers, the actions are graded that no later one of its own depends on.
+    A node sees the actions of the nodes on which it depends, directly or indirectly. Of an
+    answering agent, an action is graded unless a later action of the same agent depends on it.
     """
     graph, names = team.graph, team.names
     turns: dict[str, Turn] = {}
@@ -68,9 +68,9 @@ def dag(team: Team, state: State) -> Generator[Any, Any, Step]:
 
 
 def orchestrated(team: Team, state: State) -> Generator[Any, Any, Step]:
-    """Lets an orchestrator call one specialist after another until it is done, or calls nobody.
+    """Lets an orchestrator call one specialist after another, until it says done or calls none.
 
-    Everyone sees all turns before. The last action of an agent that answers is the team's answer.
+    Every agent sees all turns before. The last action of an answering agent is the team's answer.
     """
     assert team.orchestrator is not None
     specialists = [name for i, name in enumerate(team.names) if i != team.orchestrator]
@@ -85,8 +85,10 @@ def orchestrated(team: Team, state: State) -> Generator[Any, Any, Step]:
 
 
 def debate(team: Team, state: State) -> Generator[Any, Any, Step]:
-    """Lets all answer side by side, for some rounds, each seeing everyone's last answer; then the
-    judge decides, or the answer that most gave in the last round, the earliest of equals.
+    """Lets all debaters answer at the same time, in rounds; each sees all last answers.
+
+    Then the judge decides. Without a judge the most frequent answer of the last round wins, on a
+    tie the earliest.
     """
     debaters = [agent for agent in range(len(team.profiles)) if agent != team.judge]
     turns, last = list[Turn](), list[Turn]()
@@ -101,9 +103,9 @@ def debate(team: Team, state: State) -> Generator[Any, Any, Step]:
 
 
 def players(team: Team, state: State) -> Generator[Any, Any, Step]:
-    """Lets those act whose turn it is in the game; its views and legal moves are each agent's."""
+    """Lets the agents act that the game names, each with its own view and legal moves."""
     if team.game is None:
-        raise BadInput("--team.workflow players: this environment is no game, with `players`")
+        raise BadInput("--team.workflow players: expected a game, an environment with `players`")
     acting = list(team.game.acting())
     if not acting or not set(acting) <= set(team.names):
         raise BadInput(f"acting: expected some of {', '.join(team.names)}, got {shown(acting)}")
@@ -117,9 +119,10 @@ def players(team: Team, state: State) -> Generator[Any, Any, Step]:
 
 
 def majority(turns: Sequence[Turn]) -> tuple[Turn, dict[str, int]]:
-    """Finds the first turn whose answer is the most frequent, and how many gave each answer.
+    """Finds the first turn with the most frequent answer, and counts the answers.
 
-    An answer is what is boxed, after ``####``, or the last number; else the whole text.
+    The answer of a text is its boxed part, the part after ``####``, or its last number; else the
+    whole text.
     """
     from marft_jax.envs.grading.extract import extract
     from marft_jax.envs.grading.normalize import normalize
@@ -130,12 +133,12 @@ def majority(turns: Sequence[Turn]) -> tuple[Turn, dict[str, int]]:
 
 
 def _visible(team: Team, turns: Sequence[Turn], last: Sequence[Turn]) -> Sequence[Turn]:
-    """Returns the last answers; in a shared conversation all, for it cannot leave any out."""
+    """Returns the last answers; in a shared conversation all turns, as none can be left out."""
     return list(turns) if team.shared else last
 
 
 def _repeat(step: _OneStep) -> Callable[[Team, str], Workflow]:
-    """Repeats a step, with the environment's feedback in between, until the episode is done."""
+    """Makes a workflow that repeats a step, with the environment's feedback, until done."""
 
     def play(team: Team, observation: str) -> Workflow:
         state = State(observation)
@@ -150,7 +153,7 @@ def _repeat(step: _OneStep) -> Callable[[Team, str], Workflow]:
 
 
 def _program(team: Team, observation: str) -> Workflow:
-    """Plays an agent program of a user's, see ``extras/gateway``."""
+    """Plays an agent program of the user; see ``extras/gateway``."""
     return load_extra("workflow.program")(team, observation)
 
 
@@ -164,9 +167,9 @@ WORKFLOWS: dict[str, Callable[[Team, str], Workflow]] = {
 
 
 NEED_ENV = ("program", "players")
-"""Workflows that play what an environment brings with it: a question alone is no task for them."""
+"""Workflows that need a special environment, not only questions."""
 SIDE_BY_SIDE = (_program,)
-"""Workflows that wait for what runs elsewhere: those of all episodes run at the same time."""
+"""Workflows that wait for other processes; those of all episodes run at the same time."""
 
 
 def find_workflow(name: str) -> Callable[[Team, str], Workflow]:

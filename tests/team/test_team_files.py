@@ -97,7 +97,7 @@ A, B = Node("a", "planner"), Node("b", "solver")
 @pytest.mark.parametrize(
     ("graph", "expected"),
     [
-        (Graph(), "a dag needs nodes, got none"),
+        (Graph(), "expected nodes of the dag, got none"),
         (Graph((A,), (("x", "a"),)), "unknown source 'x'"),
         (Graph((A,), (("a", "x"),)), "unknown destination 'x'"),
         (Graph((A, B), (("a", "b"), ("b", "a"))), "expected no cycle, got one through a, b"),

@@ -531,21 +531,21 @@ def test_an_environment_that_hangs_costs_its_episode_and_nothing_else():
 @pytest.mark.parametrize(
     ("blueprint", "settings", "expected"),
     [
-        (Blueprint((SOLVER,), "debate"), {}, "a debate needs at least 2 debaters, got 1"),
+        (Blueprint((SOLVER,), "debate"), {}, "expected at least 2 debaters, got 1"),
         (Blueprint((SOLVER,), "debate", judge="x"), {}, "judge: expected one of solver, got 'x'"),
         (Blueprint((SOLVER,), "orchestrated"), {}, "needs a specialist with `answers: true`"),
         (
             Blueprint((PLANNER, SOLVER), "orchestrated"),
             {"anonymous": True},
-            "calls others by name",
+            "expected names, by which an orchestrator calls",
         ),
-        (Blueprint((SOLVER,), "dag"), {}, "a dag needs nodes, got none"),
+        (Blueprint((SOLVER,), "dag"), {}, "expected nodes of the dag, got none"),
         (
             Blueprint((Profile("a", adapter="x"), Profile("b", adapter="x", trainable=False))),
             {},
             "share the adapter 'x': expected one value of trainable, got [True, False]",
         ),
-        (Blueprint((Profile("a", trainable=False),)), {}, "nothing would learn"),
+        (Blueprint((Profile("a", trainable=False),)), {}, "expected an agent that learns"),
     ],
 )
 def test_a_team_that_cannot_play_is_refused(blueprint, settings, expected):
