@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from rich import box
 from rich.console import Console
 from rich.table import Table
 
@@ -49,7 +48,7 @@ def evaluate(own: argparse.Namespace, config: Config, folder: Path) -> None:
 
     if own.exploitability:
         rows = measure_policies(own.run, config, own.step, folder / "exploitability.jsonl")
-        console.print(exploitability_table(rows))
+        console.print(exploitability_table(rows, console.width))
     if own.against:
         rounds = [(own.step, own.against)]
         found = play_matches(own.run, config, rounds, own.limit, folder)
@@ -58,26 +57,28 @@ def evaluate(own: argparse.Namespace, config: Config, folder: Path) -> None:
         if own.run is None:
             raise BadInput("--elo: expected --run, the run whose checkpoints are compared")
         found = rate_checkpoints(own.run, config, own.elo, own.limit, folder)
-        console.print(ratings_table(found))
+        console.print(ratings_table(found, console.width))
 
 
-def exploitability_table(rows: Sequence[Mapping[str, Any]]) -> Table:
+def exploitability_table(rows: Sequence[Mapping[str, Any]], width: int) -> Table:
     """Makes a table with a row for each policy; returns are listed by seat."""
-    headings = ("step", "exploitability", "earned, by seat", "mass on other texts")
-    shown = Table(*headings, box=box.SIMPLE)
-    for row in rows:
-        others = "" if row["illegal"] is None else f"{row['illegal']:.4f}"
-        earned = " ".join(f"{value:+.4f}" for value in row["values"])
-        shown.add_row(str(row["step"]), f"{row['exploitability']:.4f}", earned, others)
-    return shown
+    cells = [
+        [
+            str(row["step"]),
+            f"{row['exploitability']:.4f}",
+            " ".join(f"{value:+.4f}" for value in row["values"]),
+            "" if row["illegal"] is None else f"{row['illegal']:.4f}",
+        ]
+        for row in rows
+    ]
+    figures = ["exploitability", "earned, by seat", "mass on other texts"]
+    return folding(["step"], figures, cells, width)
 
 
-def ratings_table(found: Mapping[int, Estimate]) -> Table:
+def ratings_table(found: Mapping[int, Estimate], width: int) -> Table:
     """Makes a table with a row for each checkpoint."""
-    table = Table("step", "Elo (95 %)", box=box.SIMPLE)
-    for step, e in found.items():
-        table.add_row(str(step), f"{e.mean:+.0f} ({e.low:+.0f} to {e.high:+.0f})")
-    return table
+    rows = [[str(s), f"{e.mean:+.0f} ({e.low:+.0f} to {e.high:+.0f})"] for s, e in found.items()]
+    return folding(["step"], ["Elo (95 %)"], rows, width)
 
 
 def matches_table(found: Mapping[tuple[str, int, str], Outcomes], width: int) -> Table:

@@ -7,6 +7,7 @@ import pickle
 import time
 import zlib
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -17,7 +18,7 @@ from marft_jax.errors import BadInput
 from marft_jax.extras.code import programs
 from marft_jax.extras.code.programs import Grader, Settings
 from marft_jax.extras.code.rows import FunctionTest, ScriptTest, Suite, as_task
-from marft_jax.extras.code.sandbox import Sandbox, Unusable
+from marft_jax.extras.code.sandbox import Outcome, Sandbox, Unusable
 from marft_jax.types import Turn
 
 
@@ -132,7 +133,7 @@ def test_reading_hostile_texts_takes_no_time():
         for text in (piece * (30_000 // len(piece)), "```py\n" + piece * (30_000 // len(piece))):
             start = time.thread_time()
             programs.extract(text)
-            assert time.thread_time() - start < 1, text[:20]
+            assert time.thread_time() - start < 5, text[:20]
 
 
 @pytest.mark.parametrize(
@@ -286,11 +287,14 @@ def test_the_reward_is_the_fraction_or_all_or_nothing(sandbox):
 
 def test_the_team_is_told_why_a_program_failed_and_not_what_was_expected(sandbox):
     tests = Suite((ScriptTest("1", "secret"),))
-    grader = Grader(sandbox, Settings(test_seconds=0.3))
-    tell = lambda program: grader.grade(fenced(program), tests).feedback  # noqa: E731
+
+    def tell(program, seconds=60.0):
+        grader = Grader(sandbox, Settings(test_seconds=seconds))
+        return grader.grade(fenced(program), tests).feedback
+
     assert tell("print(1)").endswith("Test 1: wrong result.")
     assert "ZeroDivisionError" in tell("1 / 0")
-    assert tell("while True: pass").endswith("too slow.")
+    assert tell("while True: pass", 0.3).endswith("too slow.")
     assert "secret" not in "".join(map(tell, ["print(1)", "1/0", "assert input() == 2"]))
 
 
@@ -352,11 +356,20 @@ def test_the_reference_says_which_names_are_the_programs(sandbox):
     assert (grade(right), grade(forged), grade("x = 1")) == (1.0, 0.0, 0.0)
 
 
-def test_the_time_for_all_tests_is_bounded(sandbox):
+def test_the_time_for_all_tests_is_bounded(monkeypatch):
+    now, given = [0.0], []
+    monkeypatch.setattr(programs, "time", SimpleNamespace(monotonic=lambda: now[0]))
+
+    class Slow:
+        def run(self, sources, text, seconds):
+            given.append(seconds)
+            now[0] += seconds
+            return Outcome("timeout")
+
     tests = Suite(tuple(ScriptTest(str(n), str(n)) for n in range(10)))
-    grader = Grader(sandbox, Settings(test_seconds=0.3, code_seconds=0.8))
-    slow = fenced("import time; n = int(input()); time.sleep(9 if n else 0); print(n)")
-    assert grader.grade(slow, tests).score == 0.1
+    grader = Grader(Slow(), Settings(test_seconds=0.3, code_seconds=0.8))  # type: ignore[arg-type]
+    assert grader.grade(fenced("x"), tests).feedback.startswith("0 of 10 tests passed")
+    assert given == pytest.approx([0.3, 0.3, 0.2])
 
 
 def test_functions_are_called_with_starter_code_and_usual_imports(sandbox):
@@ -581,6 +594,6 @@ def test_the_settings_of_a_program_reach_the_sandbox(sandbox, tmp_path):
     assert reward(program, memory_mb=200) == pytest.approx(2 / 3)
     assert reward(program, memory_mb=200, tests=1) == 1.0
     assert reward(program, memory_mb=200, reward="all") == 0.0
-    slow = fenced("import time; n = int(input()); time.sleep(n / 300); print(n)")
-    assert reward(slow, test_seconds=0.3) == pytest.approx(2 / 3)
-    assert reward(slow, code_seconds=0.3) == pytest.approx(1 / 3)
+    slow = fenced("import time; n = int(input()); time.sleep(n // 300 * 99); print(n)")
+    assert reward(slow, test_seconds=1.5) == pytest.approx(2 / 3)
+    assert reward(slow, code_seconds=1.5) == pytest.approx(1 / 3)

@@ -128,6 +128,7 @@ def test_the_reference_moves_to_the_present_adapters_every_so_many_steps(whole):
     assert any(parts["b"][0].any() for parts in states[3]["reference"].values())
 
 
+@pytest.mark.slow
 def test_a_run_with_other_settings_may_be_an_opponent(whole, tmp_path, capsys):
     run_train(tmp_path / "other", "--run.seed", "5", "--run.steps", "1", "--algo.lr", "1e-2")
     with pytest.raises(SystemExit) as left:
@@ -153,6 +154,7 @@ def test_elo_compares_checkpoints_of_a_run_and_the_report_draws_it(whole, capsys
     assert set(shown.seats) == {"learner", "rival"} and shown.boards[0].count(" ") == 2
 
 
+@pytest.mark.slow
 def test_self_play_against_past_selves_continues_exactly_after_a_kill(whole, tmp_path, monkeypatch):
     killed = tmp_path / "killed"
     ours = [arrays_of(whole, step)["adapters"] for step in range(1, 7)]

@@ -199,12 +199,11 @@ def tiny() -> verdict.Plan:
 
 
 @pytest.mark.parametrize(
-    "mesh, wider, layers",
-    [((-1, 1, 4), 1, "unrolled"), ((-1, 1, 4), 16, "unrolled"), ((-1, 4, 1), 16, "unrolled"),
-     ((-1, 2, 2), 16, "unrolled"), ((-1, 2, 2), 16, "stacked")],
+    "mesh, layers",
+    [((-1, 1, 4), "unrolled"), ((-1, 4, 1), "unrolled"), ((-1, 2, 2), "stacked")],
     ids=str,
-)  # fmt: skip
-def test_hosts_exchange_gradients_and_never_the_base(mesh, wider, layers):
+)
+def test_hosts_exchange_gradients_and_never_the_base(mesh, layers):
     """At most 1.2 times the gradients of adapters and critic in an optimiser step, however large
     the base is and however many microbatches a step has."""
     config = settings(
@@ -212,7 +211,7 @@ def test_hosts_exchange_gradients_and_never_the_base(mesh, wider, layers):
         algo=Appo(episodes=32, microbatch_tokens=512),
         model=config_lib.Model(context=64, layers=layers),
     )
-    run = run_of(config, dataclasses.replace(small.CONFIG, d_ff=64 * wider, n_layers=1))
+    run = run_of(config, dataclasses.replace(small.CONFIG, d_ff=64 * 16, n_layers=1))
     assert len(run.batch.rows.tokens_BT) >= 2 * config.algo.minibatches
     microbatch, step = (compile_one(*lowered(run)[name]) for name in ("gradients", "optimiser"))
     gradients = per_chip(run.state.adapters) + per_chip(run.state.critic)

@@ -23,6 +23,7 @@ from playwright.sync_api import Browser, Page, sync_playwright  # noqa: E402
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="needs chromium (apt-get install)")
+PATIENCE = 120_000  # milliseconds until an event has come
 VIEWS = ["runs", "curves", "dialogues", "then", "evaluations"]
 EVIL = "<img src=http://evil.example/ onerror=alert(1)></script><script>alert(1)</script>\u202e"
 
@@ -58,6 +59,7 @@ def file(tmp_path_factory) -> Path:
 def opened(browser: Browser, file: Path, **options: Any) -> Iterator[Page]:
     """The page; whatever it says to the console or asks for is a fault."""
     context = browser.new_context(**options)
+    context.set_default_timeout(PATIENCE)
     page, faults = context.new_page(), []
     page.on("console", lambda message: faults.append(message.text))
     page.on("pageerror", lambda error: faults.append(str(error)))
@@ -258,7 +260,7 @@ def test_dialogues_are_searched_filtered_shaded_and_drawn(browser, file):
 
 def test_dialogues_open_at_the_first_and_filters_hide_steps_without_hits(browser, file):
     with opened(browser, file) as page:
-        page.keyboard.press("3")
+        turn_to(page, "dialogues")
         assert "answer at 1" in page.inner_text("#r0-s1-t0")
         page.fill("#search", "needle")
         assert shown(page, "#dialogues .chapter") == 1 and shown(page, "#r0-s2") == 1
@@ -267,7 +269,7 @@ def test_dialogues_open_at_the_first_and_filters_hide_steps_without_hits(browser
 
 def test_all_samples_are_listed_sorted_and_linked(browser, file):
     with opened(browser, file) as page:
-        page.keyboard.press("3")
+        turn_to(page, "dialogues")
         page.locator("#list > summary").click()
         page.get_by_role("button", name="characters").click()
         rows = page.locator("#list tbody tr")
@@ -289,7 +291,7 @@ def test_words_that_the_first_sample_has_not_are_marked(browser, tmp_path):
         lines(folder / "transcripts" / f"{step}.jsonl", sampled[:: 3 - 2 * step])
     (file := tmp_path / "page.html").write_text(render([read_run(folder)]), "utf-8")
     with opened(browser, file) as page:
-        page.keyboard.press("3")
+        turn_to(page, "dialogues")
         tops = {one.bounding_box()["y"] for one in page.locator("#r0-s1 .episode").all()}
         assert len(tops) == 1  # side by side
         page.check("#diff")
@@ -297,7 +299,7 @@ def test_words_that_the_first_sample_has_not_are_marked(browser, tmp_path):
         assert [text.strip() for text in marks.all_inner_texts()] == ["and", "are"]
         page.uncheck("#diff")
         assert marks.count() == 0 and texts[1] in page.inner_text("#r0-s1")
-        page.keyboard.press("4")
+        turn_to(page, "then")
         page.select_option("#right", label="Step 2")
         page.check("#changes")
         marked = page.locator("#pair > div:last-child .episode:first-child mark")
@@ -311,16 +313,17 @@ def test_a_served_page_follows_a_run_and_says_when_it_ended(browser, tmp_path):
     with serving.open_server([folder], 0) as server:
         Thread(target=server.serve_forever, daemon=True).start()
         page = browser.new_page()
+        page.set_default_timeout(PATIENCE)
         page.goto(f"http://127.0.0.1:{server.server_port}/#runs")
         page.get_by_text("following: mine: step 2 of 3").wait_for()
-        page.keyboard.press("3")
+        turn_to(page, "dialogues")
         with (folder / "metrics.jsonl").open("a") as metrics:
             metrics.write('{"step": 3, "reward/mean": 0.75}\n')
         page.get_by_text("ended: mine: step 3 of 3").wait_for()
         assert "0.75" not in page.content()  # a reader is not disturbed
         with page.expect_event("load"):
             page.get_by_text("show what is new").click()
-        page.keyboard.press("1")
+        turn_to(page, "runs")
         page.get_by_text("0.10 → 0.75").wait_for()
         page.close()
         server.shutdown()
@@ -337,7 +340,7 @@ def test_hostile_text_is_shown_as_text(browser, file):
 
 def test_a_task_then_and_now_stands_side_by_side(browser, file):
     with opened(browser, file) as page:
-        page.keyboard.press("4")
+        turn_to(page, "then")
         page.select_option("#task", label="task 1")
         page.select_option("#left", label="seed0: Step 1")
         page.select_option("#right", label="seed0: Step 3")
