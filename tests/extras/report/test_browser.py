@@ -264,7 +264,7 @@ def test_dialogues_open_at_the_first_and_filters_hide_steps_without_hits(browser
         assert "answer at 1" in page.inner_text("#r0-s1-t0")
         page.fill("#search", "needle")
         assert shown(page, "#dialogues .chapter") == 1 and shown(page, "#r0-s2") == 1
-        assert page.inner_text("#hits") == "1 tasks in 1 places fit"
+        assert page.inner_text("#hits") == "1 tasks in 1 places match"
 
 
 def test_all_samples_are_listed_sorted_and_linked(browser, file):

@@ -72,11 +72,11 @@ function sift() {
       hits += fits;
     }
     chapter.querySelector(".hits").textContent =
-      hits < groups.length ? `${hits} of ${groups.length} tasks fit` : "";
+      hits < groups.length ? `${hits} of ${groups.length} tasks match` : "";
     chapter.hidden = Boolean(sifted && !hits && !chapter.bin); // its histogram frees it again
     if (view.contains(chapter) && hits) [tasks, steps] = [tasks + hits, steps + 1];
   }
-  $("hits").textContent = sifted ? `${tasks} tasks in ${steps} places fit` : "";
+  $("hits").textContent = sifted ? `${tasks} tasks in ${steps} places match` : "";
   listSamples();
 }
 
