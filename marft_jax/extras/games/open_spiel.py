@@ -10,11 +10,11 @@ import random
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
-from marft_jax.envs.base import EVAL_SEEDS, EnvSource, Member, Split
+from marft_jax.envs.base import EnvSource, Member, Split
 from marft_jax.errors import BadInput
 from marft_jax.extras.games import bots
 from marft_jax.extras.games.moves import read_move
-from marft_jax.extras.games.processes import GameSettings, in_processes
+from marft_jax.extras.games.processes import GameSettings, game_source
 from marft_jax.extras.games.seats import check_movers, outcomes, seat_of, take_seats
 from marft_jax.extras.games.tree import Tree, load
 from marft_jax.setting import setting
@@ -54,9 +54,7 @@ def source(settings: Settings, split: Split) -> EnvSource:
     table = Table(load(settings.game), settings.numbered)
     seats = bots_of(settings, table.tree)
     bots.find_bot(settings.teacher)
-    first = EVAL_SEEDS if split == "eval" else 0
-    source = EnvSource(lambda: TreeGame(settings, table, seats, first))
-    return in_processes(settings, split, source)
+    return game_source(settings, split, lambda first: TreeGame(settings, table, seats, first))
 
 
 def bots_of(settings: Settings, tree: Tree) -> dict[int, bots.Bot]:

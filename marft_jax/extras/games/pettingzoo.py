@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import importlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
 import numpy as np
 
-from marft_jax.envs.base import EVAL_SEEDS, EnvSource, Split
+from marft_jax.envs.base import EnvSource, Split
 from marft_jax.errors import BadInput
 from marft_jax.extras.games.moves import read_move
-from marft_jax.extras.games.processes import GameSettings, in_processes
+from marft_jax.extras.games.processes import GameSettings, game_source
 from marft_jax.extras.games.seats import check_movers, outcomes, seat_of, take_seats
 from marft_jax.plugins import load_plugin, text_of
 from marft_jax.types import StepResult, Turn
@@ -47,9 +48,8 @@ def source(settings: Settings, split: Split) -> EnvSource:
     except Exception as error:  # a missing dependency of the game may raise anything
         raise BadInput(f"--env.game {settings.game}: {error!s:.200}") from error
     view = load_plugin(settings.view, "--env.view", ()) if settings.view else None
-    first = EVAL_SEEDS if split == "eval" else 0
-    source = EnvSource(lambda: ZooGame(settings, lambda: _make(module), view, first))
-    return in_processes(settings, split, source)
+    make = functools.partial(_make, module)
+    return game_source(settings, split, lambda first: ZooGame(settings, make, view, first))
 
 
 def _make(module: Any) -> Any:

@@ -15,7 +15,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from marft_jax.config import EnvSettings
-from marft_jax.envs.base import EnvSource, Member, Split, make, settings_type
+from marft_jax.envs.base import EVAL_SEEDS, EnvSource, Member, Split, make, settings_type
 from marft_jax.envs.worker_side.serving import Answer, Line, serve
 from marft_jax.envs.workers import Workers
 from marft_jax.errors import BadInput
@@ -37,10 +37,17 @@ class GameSettings(EnvSettings):
     """After so long a game in a process has failed."""
 
 
-def in_processes(settings: GameSettings, split: Split, source: EnvSource) -> EnvSource:
-    """Runs the games of a source in ``settings.workers`` processes; 0: in this process."""
+def game_source(
+    settings: GameSettings, split: Split, create_game: Callable[[int], Any]
+) -> EnvSource:
+    """Makes a source of games, in ``settings.workers`` processes; 0: in this process.
+
+    Args:
+        create_game: maps the offset of the seeds, which tells evaluation from training, to a game.
+    """
     if not settings.workers:
-        return source
+        first = EVAL_SEEDS if split == "eval" else 0
+        return EnvSource(lambda: create_game(first))
     fields = {**dataclasses.asdict(settings), "workers": 0}
     command = (sys.executable, "-m", __name__, json.dumps(fields), split)
     workers = [Workers(1, command) for _ in range(settings.workers)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import importlib
 import importlib.util
 import random
@@ -11,9 +12,9 @@ import threading
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from marft_jax.envs.base import EVAL_SEEDS, EnvSource, Split
+from marft_jax.envs.base import EnvSource, Split
 from marft_jax.errors import BadInput
-from marft_jax.extras.games.processes import GameSettings, in_processes
+from marft_jax.extras.games.processes import GameSettings, game_source
 from marft_jax.extras.games.seats import check_movers, outcomes
 from marft_jax.setting import setting
 from marft_jax.types import StepResult, Turn
@@ -47,9 +48,8 @@ def source(settings: Settings, split: Split) -> EnvSource:
         arena.make(settings.game)
     except Exception as error:  # its registry and its games may raise anything
         raise BadInput(f"--env.game {settings.game}: {error!s:.200}") from error
-    first = EVAL_SEEDS if split == "eval" else 0
-    source = EnvSource(lambda: ArenaGame(settings, lambda: arena.make(settings.game), first))
-    return in_processes(settings, split, source)
+    make = functools.partial(arena.make, settings.game)
+    return game_source(settings, split, lambda first: ArenaGame(settings, make, first))
 
 
 class ArenaGame:
