@@ -22,9 +22,10 @@ class Card(NamedTuple):
     """Summary of a run.
 
     Attributes:
-        what, where: from the log line with which training began.
-        state: progress, and how the run ended if the log says so.
-        took: total time of all steps, in words.
+        facts: what ran, where, and how long, as (name, text).
+        state: progress in words.
+        ended: ``finished``, ``stopped`` or "".
+        written: time of the last line of the log.
         earned: of a game: mean reward of each agent at the last step, in words; else "".
         curve: the reward, as points in a box of 100 by 24.
         events: of the guard.
@@ -32,15 +33,10 @@ class Card(NamedTuple):
     """
 
     run: RunRecord
-    what: str
-    where: str
+    facts: list[tuple[str, str]]
     state: str
-    finished: bool
-    stopped: bool
-    started: str
+    ended: str
     written: str
-    took: str
-    first: float | None
     reward: float | None
     best: tuple[int, float] | None
     earned: str
@@ -69,24 +65,22 @@ def card(run: RunRecord) -> Card:
     done, total = max(run.metrics, default=0), run.settings.get("run.steps")
     what, where = _greeting(run.log)
     times = [str(time) for line in run.log if (time := moment(line))] or ["unknown"]
-    rewards, finished = run.rewards, isinstance(total, int) and done >= total
+    took = clock(sum(row.get("time/step_s", 0.0) for row in run.metrics.values()))
     ends = (re.search(r" INFO (stopped|.*, (?:from|continuing) )", line) for line in run.log)
-    stopped = not finished and [end[1] for end in ends if end][-1:] == ["stopped"]
-    best = max(rewards, key=lambda s: rewards[s]) if rewards else None
-    state = f"step {done}" if total is None else f"step {done} of {total}"
+    stopped = [end[1] for end in ends if end][-1:] == ["stopped"]
+    finished, rewards = isinstance(total, int) and done >= total, run.rewards
     return Card(
         run,
-        what,
-        where,
-        state=state + (", stopped" if stopped else ""),
-        finished=finished,
-        stopped=stopped,
-        started=times[0],
+        facts=[
+            ("What", what),
+            ("Where", where),
+            ("Time", f"{took} in steps; from {times[0]} to {times[-1]}"),
+        ],
+        state=f"step {done}" if total is None else f"step {done} of {total}",
+        ended="finished" if finished else "stopped" if stopped else "",
         written=times[-1],
-        took=clock(sum(row.get("time/step_s", 0.0) for row in run.metrics.values())),
-        first=rewards[min(rewards)] if rewards else None,
         reward=rewards[max(rewards)] if rewards else None,
-        best=None if best is None else (best, rewards[best]),
+        best=max(rewards.items(), key=lambda item: item[1], default=None),
         earned=_earned(run),
         curve=_points(list(rewards.values())),
         events=[_event(row) for row in run.guard[-_MOST:]],

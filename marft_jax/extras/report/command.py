@@ -70,7 +70,7 @@ def overview(runs: Sequence[RunRecord], width: int) -> Table:
     for one in map(card, runs):
         best = "" if one.best is None else f"{one.best[1]:.3f} at {one.best[0]}"
         reward = "" if one.reward is None else f"{one.reward:.3f}"
-        state = one.state.removeprefix("step ") + (", done" if one.finished else "")
+        state = one.state.removeprefix("step ") + (f", {one.ended}" if one.ended else "")
         rows.append([printable(one.run.name), state, reward, best, one.written])
     return folding(["run"], ["step", "reward", "best", "last line"], rows, width)
 

@@ -22,7 +22,7 @@ class ShownTurn(NamedTuple):
     """A turn.
 
     Attributes:
-        before, system, after: the prompt, split around the agent's system prompt.
+        prompt: the text before the agent's system prompt, the system prompt, and the text after it.
         numbers: reward, value and advantage, if recorded.
         move: the move that a game read in the text, in words; else "".
         tokens: ``lengths`` of the tokens in characters, and recorded numbers of each by name.
@@ -31,9 +31,7 @@ class ShownTurn(NamedTuple):
     agent: str
     step: int
     text: str
-    before: str
-    system: str
-    after: str
+    prompt: tuple[str, str, str]
     tool: str | None
     move: str
     sees: list[int]
@@ -52,7 +50,7 @@ class ShownEpisode(NamedTuple):
         expected: reference answer; None if the environment gives none.
         remarks: what else the environment noted at each step, as JSON.
         boards: of a game: the board after each step; "" if there is none.
-        outcomes: of a game: each player's outcome in words, and its return.
+        outcomes: of a game, by seat: each player's outcome in words, and its return.
         branch: of a branch: the turn at which it starts, and its number there.
     """
 
@@ -80,11 +78,6 @@ class ShownEpisode(NamedTuple):
         return "right" if any(v["verdict"] == "right" for v in self.verdicts) else "wrong"
 
     @property
-    def seats(self) -> list[str]:
-        """Players of a game, in order of their seats."""
-        return list(self.outcomes)
-
-    @property
     def earned(self) -> str:
         """Reward in words; in a game of each player."""
         each = (f"{name} {how} ({paid:+.4g})" for name, (how, paid) in self.outcomes.items())
@@ -97,7 +90,7 @@ class ShownEpisode(NamedTuple):
     @property
     def size(self) -> int:
         """Estimate of its bytes on the page, with markup."""
-        parts = [(t.text, t.before, t.system, t.after, t.tool or "") for t in self.turns]
+        parts = [(t.text, *t.prompt, t.tool or "") for t in self.turns]
         tokens = sum(8 * len(t.tokens["lengths"]) * len(t.tokens) for t in self.turns if t.tokens)
         texts = sum(map(_bytes, itertools.chain([self.task], self.remarks, self.boards, *parts)))
         return 900 + 1100 * len(self.turns) + tokens + texts
@@ -174,9 +167,7 @@ def _turn(row: Mapping[str, Any], systems: Mapping[str, str], infos: list[Any]) 
         agent=agent,
         step=step,
         text=shortened(text),
-        before=shortened(before),
-        system=shortened(found),
-        after=shortened(after),
+        prompt=(shortened(before), shortened(found), shortened(after)),
         tool=None if tool is None else shortened(_text(tool)),
         move=shortened(_move(agent, infos[step])) if step < len(infos) else "",
         sees=[i for i in _list(row.get("sees")) if type(i) is int and i >= 0],

@@ -63,7 +63,7 @@ class _Followed:
             if version != self._state["version"]:
                 cards = [card(run) for run in read_runs(self._folders)]
                 words = printable("; ".join(f"{c.run.name}: {c.state}" for c in cards))
-                ended = all(c.finished or c.stopped for c in cards)
+                ended = all(c.ended for c in cards)
                 if ended != self._state["ended"]:
                     print(f"{'ended' if ended else 'goes on'}: {words}")
                 self._state = {"version": version, "words": words, "ended": ended}

@@ -151,7 +151,7 @@ def test_elo_compares_checkpoints_of_a_run_and_the_report_draws_it(whole, capsys
     assert 0 <= record.metrics[6]["eval/rival against step:1/won"] <= 1
     assert all(file.name.startswith("match-") for file in record.evaluations)
     shown = episode(record.episodes(6)[0], {})
-    assert set(shown.seats) == {"learner", "rival"} and shown.boards[0].count(" ") == 2
+    assert set(shown.outcomes) == {"learner", "rival"} and shown.boards[0].count(" ") == 2
 
 
 @pytest.mark.slow

@@ -19,8 +19,8 @@ from rich.console import Console
 
 from marft_jax import cli
 from marft_jax import config as config_lib
-from marft_jax.extras.planning import cost, hlo, verdict
 from marft_jax.extras.planning import command as plan_lib
+from marft_jax.extras.planning import cost, hlo, verdict
 from marft_jax.extras.planning.chips import GPUS, TPUS, Chip
 from marft_jax.extras.planning.compile import Compiled, compile_one, describe, lowered, per_chip
 from marft_jax.extras.planning.topology import find_topology

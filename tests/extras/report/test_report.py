@@ -448,7 +448,7 @@ def test_without_a_page_to_write_a_line_tells_how_far_each_run_is(tmp_path, caps
         command.main(["--run", str(tmp_path / "a"), str(tmp_path / "empty")])
     rows = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
     assert left.value.code == 0
-    assert "a 3 of 3, done 0.300 0.300 at 3 2026-01-01 10:01:00" in rows
+    assert "a 3 of 3, finished 0.300 0.300 at 3 2026-01-01 10:01:00" in rows
     assert "empty 0 unknown" in rows
 
 
