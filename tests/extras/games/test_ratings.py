@@ -1,11 +1,11 @@
-"""Ratings of who played a game."""
+"""Outcomes of games, and ratings of who played them."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
 
-from marft_jax.extras.games.ratings import elo
+from marft_jax.extras.games.ratings import elo, outcomes_of
 
 
 def test_elo_is_the_rating_whose_odds_are_the_shares_of_points():
@@ -16,3 +16,16 @@ def test_elo_is_the_rating_whose_odds_are_the_shares_of_points():
     few = max(elo(points / 100), key=lambda rating: rating.mean)
     assert (few.high - few.low) / (high.high - high.low) == pytest.approx(10, rel=0.1)
     assert elo(np.array([[0, 9], [0, 0]]))[0].mean < 2000  # who always wins has a rating
+
+
+def test_outcomes_are_counted_with_their_intervals():
+    def game(outcome, earned):
+        info = {"outcomes": {"a": {"seat": 0, "return": earned, "outcome": outcome}}}
+        return {"results": [{"info": {}}, {"info": info}]}
+
+    rows = [game("win", 1.0)] * 6 + [game("draw", 0.0)] * 2 + [game("loss", -1.0)] * 2
+    found = outcomes_of([*rows, {"results": []}])["a"]
+    assert (found.games, found.failed) == (10, 1)
+    assert (found.win.mean, found.draw.mean, found.loss.mean) == (0.6, 0.2, 0.2)
+    assert (found.win.low, found.win.high) == pytest.approx((0.3127, 0.8318), abs=1e-3)
+    assert found.earned.mean == pytest.approx(0.4)
