@@ -533,7 +533,7 @@ def test_an_environment_that_hangs_costs_its_episode_and_nothing_else():
     [
         (Blueprint((SOLVER,), "debate"), {}, "expected at least 2 debaters, got 1"),
         (Blueprint((SOLVER,), "debate", judge="x"), {}, "judge: expected one of solver, got 'x'"),
-        (Blueprint((SOLVER,), "orchestrated"), {}, "needs a specialist with `answers: true`"),
+        (Blueprint((SOLVER,), "orchestrated"), {}, "expected a specialist with `answers: true`"),
         (
             Blueprint((PLANNER, SOLVER), "orchestrated"),
             {"anonymous": True},
