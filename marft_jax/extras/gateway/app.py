@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import hmac
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
@@ -76,46 +77,46 @@ def make_app(
     return http.make_app(routes, gate.metrics.count, names)
 
 
+@dataclasses.dataclass
 class _Gate:
-    def __init__(
-        self,
-        team: ServedTeam,
-        batcher: Batcher,
-        reload: Callable[[], Awaitable[int]],
-        keys: Sequence[bytes],
-        limits: http.Limits,
-    ) -> None:
-        self._team, self._batcher, self._keys, self._limits = team, batcher, keys, limits
-        self._load, self._loading = reload, asyncio.Lock()
-        self._choices, self.metrics = 0, Metrics()
+    """Handlers; ``choices`` counts what is asked and not answered."""
+
+    team: ServedTeam
+    batcher: Batcher
+    load: Callable[[], Awaitable[int]]
+    keys: Sequence[bytes]
+    limits: http.Limits
+    choices: int = 0
+    metrics: Metrics = dataclasses.field(default_factory=Metrics)
+    loading: asyncio.Lock = dataclasses.field(default_factory=asyncio.Lock)
 
     async def complete(self, request: Request) -> Response:
         self._check_key(request)
-        call = read_call(await http.read_body(request, self._limits))
-        if self._choices + call.n > self._limits.choices:
+        call = read_call(await http.read_body(request, self.limits))
+        if self.choices + call.n > self.limits.choices:
             raise ApiError(429, "too many calls wait; try again later", code="queue_full")
-        answer = Answer(call, self._team.decode)
+        answer = Answer(call, self.team.decode)
         if not call.stream:
             choices = await http.unless_gone(request, self._answer(call))
             return JSONResponse(answer.whole(choices))
         pieces = self._pieces(call, answer)
         first = await http.unless_gone(request, anext(pieces))  # an error keeps its own status
-        return http.stream(_joined(first, pieces))
+        return http.stream([first], pieces)
 
     async def _answer(
         self, call: Call, watch: Callable[[int, np.ndarray], None] | None = None
     ) -> list[Choice]:
         """Answers within the time limit, and counts the choices that are not answered yet."""
         began = time.monotonic()
-        self._choices += call.n
+        self.choices += call.n
         try:
-            async with asyncio.timeout(self._limits.seconds):
-                choices = await self._team.answer(call, watch)
+            async with asyncio.timeout(self.limits.seconds):
+                choices = await self.team.answer(call, watch)
         except TimeoutError:
-            what = f"no answer within {self._limits.seconds:g} s"
+            what = f"no answer within {self.limits.seconds:g} s"
             raise ApiError(504, what, code="timeout") from None
         finally:
-            self._choices -= call.n
+            self.choices -= call.n
         self.metrics.answered(choices, time.monotonic() - began)
         return choices
 
@@ -132,51 +133,41 @@ class _Gate:
         try:
             while (new := await news.get()) is not None:
                 number, ids = new
-                text = settled(self._team.decode(ids.tolist()), self._team.stops_of(call))
+                text = settled(self.team.decode(ids.tolist()), self.team.stops_of(call))
                 if len(text) > len(sent[number]) and text.startswith(sent[number]):
                     yield answer.piece(number, text[len(sent[number]) :])
                     sent[number] = text
             choices = await task
-            for number, choice in enumerate(choices):
-                yield answer.piece(number, choice.text[len(sent[number]) :], choice)
-            if call.usage:
-                yield answer.total(choices)
+            for piece in answer.ends(choices, sent):
+                yield piece
         finally:
             task.cancel()
 
     async def models(self, request: Request) -> Response:
         self._check_key(request)
         own = {"object": "model", "created": 0, "owned_by": "marft_jax"}
-        data = [{"id": name} | own for name in self._team.models]
+        data = [{"id": name} | own for name in self.team.models]
         return JSONResponse({"object": "list", "data": data})
 
     async def health(self, request: Request) -> Response:
-        alive = self._batcher.alive
+        alive = self.batcher.alive
         return JSONResponse({"status": "ok" if alive else "failed"}, 200 if alive else 503)
 
     async def show_metrics(self, request: Request) -> Response:
         self._check_key(request)
-        waiting = self._batcher.unanswered
-        text = self.metrics.text(choices_open=self._choices, requests_unanswered=waiting)
+        waiting = self.batcher.unanswered
+        text = self.metrics.text(choices_open=self.choices, requests_unanswered=waiting)
         return PlainTextResponse(text)
 
     async def reload(self, request: Request) -> Response:
         self._check_key(request)
         http.check_json(request)
-        async with self._loading:
-            return JSONResponse({"loaded": await self._load()})
+        async with self.loading:
+            return JSONResponse({"loaded": await self.load()})
 
     def _check_key(self, request: Request) -> None:
         key = http.bearer(request)
-        fits = [hmac.compare_digest(key, own) for own in self._keys]
-        if self._keys and not any(fits):
+        fits = [hmac.compare_digest(key, own) for own in self.keys]
+        if self.keys and not any(fits):
             what = "expected Authorization: Bearer KEY, with a key that this server knows"
             raise ApiError(401, what, code="invalid_api_key")
-
-
-async def _joined(
-    first: dict[str, Any], pieces: AsyncIterator[dict[str, Any]]
-) -> AsyncIterator[dict[str, Any]]:
-    yield first
-    async for piece in pieces:
-        yield piece

@@ -7,8 +7,6 @@ import contextlib
 import socket
 import threading
 import weakref
-from collections.abc import AsyncIterator
-from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
@@ -89,11 +87,6 @@ class Endpoint:
         choices = await http.unless_gone(request, asyncio.wrap_future(future))
         assert channel.decode is not None
         answer = Answer(call, channel.decode)
-
-        async def pieces() -> AsyncIterator[dict[str, Any]]:
-            for number, choice in enumerate(choices):
-                yield answer.piece(number, choice.text, choice)
-            if call.usage:
-                yield answer.total(choices)
-
-        return http.stream(pieces()) if call.stream else JSONResponse(answer.whole(choices))
+        if call.stream:
+            return http.stream(answer.ends(choices))
+        return JSONResponse(answer.whole(choices))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 import uvicorn
@@ -147,15 +147,24 @@ async def _left(request: Request) -> None:
         pass
 
 
-def stream(bodies: AsyncIterator[dict[str, Any]]) -> Response:
-    """Server-sent events; an error ends them as the last event."""
-    return StreamingResponse(_events(bodies), media_type="text/event-stream")
+def stream(
+    begun: Iterable[dict[str, Any]], later: AsyncIterator[dict[str, Any]] | None = None
+) -> Response:
+    """Server-sent events of the bodies that are there and of later ones; an error is the last."""
+
+    async def events() -> AsyncIterator[str]:
+        try:
+            for body in begun:
+                yield _event(body)
+            if later is not None:
+                async for body in later:
+                    yield _event(body)
+            yield "data: [DONE]\n\n"
+        except (ApiError, BadInput, RunFailed) as error:
+            yield _event(_refusal(error).body)
+
+    return StreamingResponse(events(), media_type="text/event-stream")
 
 
-async def _events(bodies: AsyncIterator[dict[str, Any]]) -> AsyncIterator[str]:
-    try:
-        async for body in bodies:
-            yield f"data: {jsonlines.dumps(body)}\n\n"
-        yield "data: [DONE]\n\n"
-    except (ApiError, BadInput, RunFailed) as error:
-        yield f"data: {jsonlines.dumps(_refusal(error).body)}\n\n"
+def _event(body: dict[str, Any]) -> str:
+    return f"data: {jsonlines.dumps(body)}\n\n"

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -246,9 +246,16 @@ class Answer:
         choice |= {} if end is None else self._end(end)
         return self._body("chat.completion.chunk", [choice])
 
-    def total(self, choices: Sequence[Choice]) -> dict[str, Any]:
-        """Body of the last chunk, with the usage."""
-        return self._body("chat.completion.chunk", []) | {"usage": usage(choices)}
+    def ends(self, choices: Sequence[Choice], sent: Sequence[str] = ()) -> Iterator[dict[str, Any]]:
+        """Bodies of the last chunks: the rest of each choice, and the usage where it is asked for.
+
+        Args:
+            sent: text of each choice that earlier chunks have; without it, none.
+        """
+        for i, choice in enumerate(choices):
+            yield self.piece(i, choice.text[len(sent[i]) if sent else 0 :], choice)
+        if self._call.usage:
+            yield self._body("chat.completion.chunk", []) | {"usage": usage(choices)}
 
     def _body(self, kind: str, choices: Sequence[Any]) -> dict[str, Any]:
         own = {"id": self._id, "object": kind, "created": self._created}
