@@ -1,4 +1,4 @@
-"""Members of a team: prompts, how they sample, and which adapter each trains."""
+"""Members of a team: their prompts, their sampling, and their adapters."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def is_list(value: Any) -> TypeGuard[list[Any]]:
 
 
 def is_whole(value: Any) -> bool:
-    """True for whole numbers, of Python and NumPy."""
+    """Tells if a value is a whole number, of Python or NumPy."""
     return isinstance(value, (int, np.integer)) and not isinstance(value, bool)
 
 
@@ -29,16 +29,16 @@ def _is_number(value: Any) -> bool:
     return is_whole(value) or isinstance(value, (float, np.floating))
 
 
-_LONGEST = 60  # characters of a name; of at most 4 bytes each, and a folder's name has 255
+_LONGEST = 60  # characters of a name: at most 4 bytes each, and a folder's name has at most 255
 _TAKEN = re.compile(
     r"(con|prn|aux|nul|com[0-9¹²³]|lpt[0-9¹²³])(\..*)?|base|team\.yaml|team\.py|turns\.json|readme\.md",
     re.IGNORECASE,
 )
-"""Devices of Windows, and what an export writes beside the folders of agents and adapters."""
+"""Reserved names: devices of Windows, and what an export writes beside the agents' folders."""
 
 
 def _is_name(value: Any) -> bool:
-    """True for a name that can be a folder on every system, beside those of the others."""
+    """Tells if a name is valid as a folder on every system, and not reserved."""
     return (
         isinstance(value, str)
         and 0 < len(value) <= _LONGEST
@@ -52,7 +52,7 @@ def _is_name(value: Any) -> bool:
 
 
 _MOST_STOPS, _LONGEST_STOP = 16, 1000
-_COLDEST = 1e-30  # above 0, which is greedy; logits divided by it are finite in float32
+_COLDEST = 1e-30  # least temperature above 0 (greedy): logits stay finite in float32
 
 
 def _is_tuple(value: Any) -> TypeGuard[tuple[Any, ...]]:
@@ -76,7 +76,7 @@ SAMPLING: dict[str, _Check] = {
     "min_p": ("a number from 0 to 1", lambda v: _is_number(v) and 0 <= v <= 1),
     "stop": (f"up to {_MOST_STOPS} texts of 1 to {_LONGEST_STOP} characters", _are_stops),
 }
-"""Each field of ``types.Sampling``: what is expected, and the test of a value."""
+"""For each field of ``types.Sampling``: the expected value in words, and its test."""
 _TEXT: _Check = "text", lambda v: isinstance(v, str)
 _TRUTH: _Check = "true or false", lambda v: isinstance(v, bool)
 _NAME: _Check = (
@@ -104,32 +104,32 @@ _FIELDS: dict[str, _Check] = {
 
 @dataclasses.dataclass(frozen=True)
 class Profile:
-    """A member of a team. A sampling setting that is None is the team's.
+    """A member of a team.
 
     Raises:
-        BadInput: a field of the wrong type or out of range, by its name.
+        BadInput: a field has the wrong type or is out of range.
     """
 
-    name: str  # as the others see it, and in metrics and checkpoints
-    prompt: str = ""  # its system prompt; empty for none
-    description: str = ""  # one sentence for those who introduce or call it
+    name: str  # in prompts, metrics and checkpoints
+    prompt: str = ""  # system prompt
+    description: str = ""  # one sentence for an orchestrator, and for introductions
     answers: bool = False  # its actions are the team's answer and are graded
-    adapter: str | None = None  # agents that name the same one share it; None is one of its own
+    adapter: str | None = None  # name of an adapter that agents share; None: its own adapter
     trainable: bool = True  # its adapter learns
-    init: str | None = None  # a peft folder that its adapter starts from, seen from the team file
-    reward: str | None = None  # its step reward where ``algo.credit`` is ``per_step``
-    max_new_tokens: int | None = None  # here and below: as in ``types.Sampling``
+    init: str | None = None  # peft folder from which its adapter starts, relative to the team file
+    reward: str | None = None  # its step reward, with ``algo.credit per_step``
+    max_new_tokens: int | None = None  # sampling, as in ``types.Sampling``; None: the team's
     temperature: float | None = None
     top_p: float | None = None
     top_k: int | None = None
     min_p: float | None = None
     stop: tuple[str, ...] | None = None
-    past: str | None = None  # it plays as earlier versions of this agent, and does not learn
-    tools: tuple[str, ...] | None = None  # functions that it may call, package.module:function
+    past: str | None = None  # agent as whose earlier versions it plays; it does not learn
+    tools: tuple[str, ...] | None = None  # functions that it may call: package.module:function
 
     @property
     def learns(self) -> bool:
-        """True where training changes its adapter."""
+        """True if training changes its adapter."""
         return self.trainable and self.past is None
 
     def __post_init__(self) -> None:
@@ -139,7 +139,7 @@ class Profile:
                 raise BadInput(f"{field.name}: expected {expected}, got {value!r:.80}")
 
     def sampling(self, team: config.Team) -> Sampling:
-        """Sampling of this agent's tokens: its own settings before the team's."""
+        """Returns the agent's sampling: its own settings, else the team's."""
         own = {field: getattr(self, field) for field in Sampling._fields}
         return Sampling(
             **{f: getattr(team, f) if value is None else value for f, value in own.items()}
@@ -147,7 +147,7 @@ class Profile:
 
 
 def last_answering(profiles: Sequence[Profile]) -> int:
-    """Returns the last of those whose actions are graded: who stands for the team when alone."""
+    """Returns the number of the last agent that answers: the agent that plays ``solo``."""
     return max(i for i, profile in enumerate(profiles) if profile.answers)
 
 

@@ -1,6 +1,6 @@
-"""Prompts: what an agent sees when it acts, in training as in evaluation and chat.
+"""Prompts: what an agent sees when it acts, the same in training, evaluation and chat.
 
-The dependency function D is written down from what was shown, so the two cannot disagree.
+The dependency function D is recorded from what was shown, so it always matches the prompts.
 """
 
 from __future__ import annotations
@@ -19,20 +19,26 @@ from marft_jax.team.profiles import Profile
 from marft_jax.tools import Tool
 from marft_jax.types import Act, Sampling, StepResult, Turn
 
-_RESERVED = 64  # of a growing conversation's room: for the messages of those who come after
+_RESERVED = 64  # tokens of a shared conversation kept free for the messages of later agents
 
 
 class ContextFull(BadInput):
-    """A prompt leaves no room for a single new token."""
+    """A prompt leaves no room for a new token."""
 
 
 class State(NamedTuple):
-    """State of the game that a step begins in."""
+    """State in which a step begins.
+
+    Attributes:
+        step: number of the step in the episode.
+        past: turns of earlier steps.
+        feedback: what is new in the observation, for a conversation that has the earlier ones.
+    """
 
     observation: str
-    step: int = 0  # of the episode
-    past: tuple[Turn, ...] = ()  # turns of earlier steps, of which the observation was made
-    feedback: str = ""  # what is new in the observation, for those who still see what was before
+    step: int = 0
+    past: tuple[Turn, ...] = ()
+    feedback: str = ""
 
     def after(self, turns: Sequence[Turn], result: StepResult) -> State:
         """Returns the next step's state."""
@@ -41,28 +47,28 @@ class State(NamedTuple):
 
 
 class Team(NamedTuple):
-    """A LaMAS: its members, how each samples, what each owns and is shown."""
+    """A LaMAS: its members, their sampling and adapters, and what each member sees."""
 
     profiles: tuple[Profile, ...]  # in acting order
     sampling: tuple[Sampling, ...]  # of each member
-    owners: tuple[int, ...]  # the adapter of each member
-    adapter_names: tuple[str, ...]  # each that of its only owner, of its group, or ``team``
-    trainable: tuple[bool, ...]  # adapters that learn
-    context: int  # the longest prompt plus action, in tokens
+    owners: tuple[int, ...]  # number of the adapter of each member
+    adapter_names: tuple[str, ...]  # of the owner, of a group of owners, or ``team``
+    trainable: tuple[bool, ...]  # of each adapter: it learns
+    context: int  # longest prompt plus action, in tokens
     tokenizer: Tokenizer
-    shared: bool = False  # all continue one conversation; else each gets a prompt of its own
+    shared: bool = False  # all members continue one conversation
     anonymous: bool = False  # no names, no system prompts
     graph: Graph = Graph()  # of a ``dag``
-    messages: tuple[str, ...] = ()  # shown to each agent when its turn comes; or none
-    opener: int = 0  # the agent whose system prompt opens a shared conversation
-    orchestrator: int | None = None  # the agent that calls the others
-    judge: int | None = None  # the agent that ends a debate
+    messages: tuple[str, ...] = ()  # of each member, shown when its turn comes; or none
+    opener: int = 0  # agent whose system prompt opens a shared conversation
+    orchestrator: int | None = None  # agent that calls the others
+    judge: int | None = None  # agent that decides a debate
     rounds: int = 2  # of a debate
     max_steps: int = 10  # calls of an orchestrator
     tools: tuple[tuple[Tool, ...], ...] = ()  # of each member; or none
-    view: Callable[[str, str], str] | None = None  # (name, observation) to what that agent sees
-    program: Any = None  # the environment's, whose calls the workflow ``program`` answers
-    game: Any = None  # the environment, where it is an ``envs.base.Game``
+    view: Callable[[str, str], str] | None = None  # maps (name, observation) to the shown text
+    program: Any = None  # of the environment; the workflow ``program`` answers its calls
+    game: Any = None  # the environment, if it is an ``envs.base.Game``
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -83,18 +89,18 @@ class Team(NamedTuple):
         return self._replace(profiles=tuple(own), opener=agent, orchestrator=None, judge=None)
 
     def act(self, agent: int, state: State, turns: Sequence[Turn] = (), message: str = "") -> Act:
-        """Asks ``agent`` to act, showing it the state and the given earlier turns of this step.
+        """Makes an act of an agent, which sees the state and the given turns of this step.
 
-        Its own context: its system prompt, then one user message: the observation, below it a
-        line ``name: text`` for each visible turn, and the message. A shared context: the ids of
-        all that those turns and the earlier steps' read and wrote, then a user message: what is
-        new, the agent's system prompt where it was not given before, and the message. New tokens
-        are capped to the room that is left. It sees the turns of earlier steps in the observation,
-        which the environment made of them, or word for word.
+        Own context: the agent's system prompt, then one user message with the observation, a line
+        ``name: text`` for each visible turn, and the message. Turns of earlier steps are part of
+        the observation. Shared context: the ids that all these turns and those of earlier steps
+        read and wrote, then a user message with what is new, the agent's system prompt if it has
+        not acted before, and the message. New tokens are limited to the room that is left.
 
         Args:
-            turns: the turns of this step that it may see, in acting order.
-            message: by default the team file's, and in a shared context else that it is its turn.
+            turns: turns of this step that the agent sees, in acting order.
+            message: text for the agent. Default: that of the team file; in a shared context
+                otherwise a line that says that it is the agent's turn.
 
         Raises:
             ContextFull: the prompt fills the context.
@@ -110,13 +116,14 @@ class Team(NamedTuple):
         return self._fitted(agent, prompt, state.step, tuple(t.index for t in seen), start)
 
     def ids_of(self, text: str) -> tuple[int, ...]:
-        """Ids of an action with this text, its end included."""
+        """Returns the ids of an action with this text, with the end of turn."""
         return (*self.tokenizer.encode(text), self.tokenizer.end_id)
 
     def resume(self, turn: Turn, new: Sequence[Message], tools: Tools = ()) -> Act | None:
-        """Lets an agent go on after its own turn, shown more; None where no room is left.
+        """Makes an act that continues an agent's own turn after new messages.
 
-        Its prompt is all it read and wrote before, id by id, and messages of others.
+        The prompt has the ids that the turn read and wrote, then the messages. None if no room is
+        left.
         """
         before = [*turn.prompt.tolist(), *self._ended(turn)]
         prompt = [*before, *self.tokenizer.reply(new, tools=tools)]
@@ -128,7 +135,7 @@ class Team(NamedTuple):
     def _fitted(
         self, agent: int, prompt: list[int], step: int, sees: tuple[int, ...], start: int
     ) -> Act:
-        """Makes an act with as many new tokens as there is room for."""
+        """Makes an act whose new tokens fit into the context."""
         room = self.context - len(prompt) - (_RESERVED if self.shared else 0)
         if room < 1:
             raise ContextFull(
@@ -152,7 +159,7 @@ class Team(NamedTuple):
     def _continued_prompt(
         self, agent: int, state: State, seen: Sequence[Turn], in_step: bool, message: str
     ) -> tuple[list[int], int]:
-        """Returns the prompt, and how many of its ids are those of the conversation so far."""
+        """Returns the prompt, and the number of its ids that belong to the conversation so far."""
         if seen:
             before, generation = self._conversation(seen), []
         else:
@@ -179,7 +186,7 @@ class Team(NamedTuple):
         return "" if self.anonymous else self.profiles[agent].prompt
 
     def _line(self, turn: Turn) -> str:
-        """A turn as others read it; empty where there is nothing to read."""
+        """Writes a turn as others read it; "" if there is nothing to read."""
         is_call = turn.agent == self.orchestrator
         text = strip_calls(turn.text) if is_call else turn.text
         return text if self.anonymous or (is_call and not text) else f"{turn.name}: {text}"
@@ -193,14 +200,13 @@ class Team(NamedTuple):
         return f"Now it is {profile.name}'s turn. {profile.description}".strip()
 
     def _conversation(self, turns: Sequence[Turn]) -> list[int]:
-        """Concatenates all that those turns read and wrote, each id as it was, each piece once.
-        Pieces of turns that acted side by side follow one another in acting order."""
+        """Concatenates the ids that turns read and wrote, each once, in acting order."""
         ids = turns[0].prompt[: turns[0].start].tolist()
         for turn in turns:
             ids += [*turn.prompt[turn.start :].tolist(), *self._ended(turn)]
         return ids
 
     def _ended(self, turn: Turn) -> list[int]:
-        """A turn's action, with an end where it was cut off."""
+        """Returns the ids of a turn's action, with an end of turn if it was truncated."""
         ids = turn.action.tolist()
         return ids if ids[-1] in self.tokenizer.eos_ids else [*ids, self.tokenizer.end_id]

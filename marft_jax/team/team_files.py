@@ -1,6 +1,6 @@
-"""Team files: who the members are, and how they are wired.
+"""Team files: the members of a team, and their workflow.
 
-workflow: dag                        # what `--team.workflow` overrides
+workflow: dag                        # --team.workflow overrides it
 agents:
   - name: planner
     prompt: Plan how to solve the task. Do not solve it.
@@ -12,9 +12,9 @@ nodes:                               # dag: see dag.py
   - {id: plan, role: planner}
   - {id: solve, role: solver, message: Solve it in another way.}
 edges: [[plan, solve]]
-messages: [Plan now., Solve now.]    # what each agent is shown when its turn comes
-orchestrator: planner                # orchestrated: who calls the others
-judge: solver                        # debate: who decides; without one the majority does
+messages: [Plan now., Solve now.]    # shown to each agent when its turn comes
+orchestrator: planner                # orchestrated: the agent that calls the others
+judge: solver                        # debate: the agent that decides; default: the majority
 """
 
 from __future__ import annotations
@@ -38,19 +38,19 @@ from marft_jax.team.profiles import BUILT_IN, Profile, is_list
 from marft_jax.types import Sampling
 
 MAX_AGENTS = 300
-"""The largest team that was seen to take a step. Its time grows with the square of this number: as
-many more tokens, each beside as many more adapters."""
+"""The largest team that has been run. The time of a step grows with the square of this number: both
+the tokens and the adapters beside each token grow with it."""
 
 
 class Blueprint(NamedTuple):
-    """Content of a team file: the members in acting order, and how they are wired."""
+    """Content of a team file: the members in acting order, and their workflow."""
 
     agents: tuple[Profile, ...]
     workflow: str = "sequential"
     graph: Graph = Graph()
-    messages: tuple[str, ...] = ()  # one for each agent, an empty one is the usual one; or none
-    orchestrator: str | None = None  # the agent that calls the others; None is the first one
-    judge: str | None = None  # the agent that ends a debate; None lets the majority decide
+    messages: tuple[str, ...] = ()  # one for each agent, "" for the default message; or none
+    orchestrator: str | None = None  # agent that calls the others; None: the first agent
+    judge: str | None = None  # agent that decides a debate; None: the majority
 
 
 def without_effect(team: Team, step_reward: str | None, env: str) -> dict[str, str]:
@@ -78,10 +78,10 @@ def without_effect(team: Team, step_reward: str | None, env: str) -> dict[str, s
 
 
 def _as_written(file: str | None) -> tuple[list[dict[str, Any]], str | None]:
-    """Agents and workflow of a team file, unchecked; nothing of one that cannot be read."""
+    """Reads agents and workflow of a team file without checks; empty if it cannot be read."""
     try:
         tree: Any = documents.read(file, "--team.file") if file else {}
-    except BadInput:  # whoever loads the team says so
+    except BadInput:  # reported when the team is loaded
         return [], None
     rows: Any = tree.get("agents") if _is_tree(tree) else tree
     profiles = [row for row in rows if _is_tree(row)] if is_list(rows) else []
@@ -117,7 +117,7 @@ def load_team(file: str | None) -> Blueprint:
         what = f"one for each of the {len(agents)} agents"
         raise BadInput(f"{file}: messages: expected {what}, got {len(messages)}")
     if rows["edges"] and not rows["nodes"]:
-        raise BadInput(f"{file}: edges need nodes; list them below `nodes:`")
+        raise BadInput(f"{file}: edges: expected nodes too, got none; list them under `nodes:`")
     graph = Graph(
         tuple(_node(row, f"{file}: node {i}") for i, row in enumerate(rows["nodes"], 1)),
         tuple(_edge(row, f"{file}: edges") for row in rows["edges"]),
@@ -127,9 +127,9 @@ def load_team(file: str | None) -> Blueprint:
 
 
 def _check_team(agents: Sequence[Profile], source: str) -> None:
-    """Checks the members as a whole: someone answers, and capitals do not tell names apart."""
+    """Checks the members as a whole: one answers, and names differ in more than case."""
     if not agents:
-        what = "at least one agent, got none; list them below `agents:`"
+        what = "at least one agent, got none; list them under `agents:`"
         raise BadInput(f"{source}: expected {what}")
     if len(agents) > MAX_AGENTS:
         raise BadInput(f"{source}: expected at most {MAX_AGENTS} agents, got {len(agents)}")
@@ -144,13 +144,13 @@ def _check_team(agents: Sequence[Profile], source: str) -> None:
             seen.add(folder)
     if not any(profile.answers for profile in agents):
         raise BadInput(
-            f"{source}: no agent's action would be graded; "
-            "add `answers: true` to the agent that gives the team's answer"
+            f"{source}: expected an agent with `answers: true`, got none; "
+            "add it to the agent that gives the team's answer"
         )
 
 
 def dump_team(team: Blueprint) -> str:
-    """Writes the team as a file that ``load_team`` reads back to an equal value."""
+    """Writes the team as text that ``load_team`` reads back to an equal value."""
     tree: dict[str, Any] = {key: value for key in _TEXTS if (value := getattr(team, key))}
     tree["agents"] = [
         {key: value for key, value in dataclasses.asdict(profile).items() if value is not None}
@@ -173,7 +173,7 @@ def _tree(loaded: Any, file: str) -> dict[str, Any]:
     if is_list(loaded):
         return {"agents": [_from_first_release(row) for row in loaded]}
     if not _is_tree(loaded) or not is_list(loaded.get("agents")):
-        raise BadInput(f"{file}: expected a list of agents below `agents:`, got {loaded!r:.80}")
+        raise BadInput(f"{file}: expected a list of agents under `agents:`, got {loaded!r:.80}")
     _reject_unknown(loaded, _KEYS, file)
     return loaded
 
@@ -226,7 +226,7 @@ def _profile(row: Any, where: str, folder: Path) -> Profile:
         raise BadInput(f"{where}, {error}") from error
     if profile.init is None:
         return profile
-    init = folder / Path(profile.init).expanduser()  # whoever moves the file moves its adapters
+    init = folder / Path(profile.init).expanduser()  # relative to the team file
     return dataclasses.replace(profile, init=str(init.absolute()))
 
 

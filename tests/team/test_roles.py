@@ -212,12 +212,12 @@ def test_a_file_that_does_not_parse_is_named(tmp_path, name):
 
 @pytest.mark.parametrize("text", ["", "agents:", "agents: {name: a}", "just text", "members: []"])
 def test_a_file_without_a_list_of_agents_is_refused(tmp_path, text):
-    assert "expected a list of agents below `agents:`" in complaint(team_file(tmp_path, text))
+    assert "expected a list of agents under `agents:`" in complaint(team_file(tmp_path, text))
 
 
 def test_a_team_of_nobody_is_refused(tmp_path):
     message = complaint(team_file(tmp_path, "agents: []"))
-    assert message == "FILE: expected at least one agent, got none; list them below `agents:`"
+    assert message == "FILE: expected at least one agent, got none; list them under `agents:`"
 
 
 def test_an_unknown_key_gets_a_suggestion(tmp_path):
@@ -256,8 +256,8 @@ def test_adapters_must_differ_by_more_than_capitals(tmp_path):
 def test_a_team_without_a_graded_agent_is_refused_with_the_fix(tmp_path):
     message = complaint(team_file(tmp_path, "agents: [{name: a}, {name: b}]"))
     assert message == (
-        "FILE: no agent's action would be graded; "
-        "add `answers: true` to the agent that gives the team's answer"
+        "FILE: expected an agent with `answers: true`, got none; "
+        "add it to the agent that gives the team's answer"
     )
 
 

@@ -81,7 +81,7 @@ def test_a_message_that_is_null_is_the_usual_one(tmp_path):
 
 
 def test_edges_without_nodes_are_refused(tmp_path):
-    with pytest.raises(BadInput, match="edges need nodes"):
+    with pytest.raises(BadInput, match="edges: expected nodes too"):
         load_team(written(tmp_path, "agents: [{name: a, answers: true}]\nedges: [[a, b]]"))
 
 
