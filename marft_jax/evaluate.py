@@ -141,7 +141,7 @@ def evaluate_team(
         console.print(f"{' -> '.join(session.team.names)}: {who}")
         threads, zeros = DaemonThreads(), jax.tree.map(jnp.zeros_like, adapters)
         for (plan, source), variant in product(pairs, variants):
-            session.engine.load(adapters if variant.trained else zeros)
+            session.load(adapters if variant.trained else zeros)
             file = folder / _file_name(plan, at_step, variant)
             answers = Answers(_as_variant(session, variant), plan, source, file)
             found = score(_played(answers, plan.name, threads, console))

@@ -39,6 +39,7 @@ from marft_jax.run.progress import Progress
 from marft_jax.run.setup import Session, open_session, restore_state
 from marft_jax.setting import check_local
 from marft_jax.team.team_files import dump_team, load_team
+from marft_jax.types import MAIN
 
 
 def main(argv: Sequence[str] | None = None) -> NoReturn:
@@ -81,7 +82,7 @@ def export(
     session = open_session(config, blueprint)
     state = restore_state(session, run, step)
     facts = card.Facts(run, int(state.step), config, blueprint, _portable(session.base.source))
-    adapters = jax.tree.map(lambda x: np.asarray(jax.device_get(x)), state.adapters)
+    adapters = jax.tree.map(lambda x: np.asarray(jax.device_get(x)), state.adapters[MAIN])
     console = Console(highlight=False, soft_wrap=True)
     with _all_or_nothing(out) as draft:
         if form == "peft":

@@ -206,10 +206,14 @@ class Played(NamedTuple):
     waited_s: float = 0.0
 
 
-class Version(NamedTuple):
-    """All that a step is sampled with and that training changes; the fields of a training state."""
+MAIN = "main"
+"""Name of the base that ``--model.base`` says."""
 
-    adapters: dict[str, dict[str, jax.Array]]  # ``models.lora.Adapters``
+
+class Version(NamedTuple):
+    """Everything that a step is sampled with and that training changes."""
+
+    adapters: dict[str, dict[str, dict[str, jax.Array]]]  # ``models.lora.Adapters`` of each base
     progress: jax.Array  # of the curriculum
 
 

@@ -127,8 +127,9 @@ def rollout(rounds: int, flags: list[str]) -> None:
 
 def _adapters(session: Any) -> Any:
     from marft_jax.run.setup import restore_state
+    from marft_jax.types import MAIN
 
-    return restore_state(session, None).adapters
+    return restore_state(session, None).adapters[MAIN]
 
 
 def serve(requests: int, clients: int, flags: list[str]) -> None:

@@ -33,7 +33,7 @@ from marft_jax.team.assemble import make_team
 from marft_jax.team.profiles import Profile
 from marft_jax.team.prompts import Team
 from marft_jax.team.team_files import Blueprint
-from marft_jax.types import Episode, Sampling, StepResult, Turn
+from marft_jax.types import MAIN, Episode, Sampling, StepResult, Turn
 
 SHAPES = {
     "smollm2-135m": DecoderConfig(
@@ -100,7 +100,9 @@ class Bench:
         )
         algorithm = find_algorithm("appo")
         settings = resolve(config, self.base.config)
-        engine.load(Learner(settings, self.base, team, algorithm, self.mesh).init().adapters)
+        engine.load(
+            Learner(settings, {MAIN: self.base}, team, algorithm, self.mesh).init().adapters[MAIN]
+        )
         return engine
 
 
@@ -277,7 +279,7 @@ def lesson(
     episodes = made_up(rows, agents, bench.base.config.vocab_size, shared)
     rewards = [np.asarray([e.reward], np.float32) for e in episodes]
     settings = resolve(config, bench.base.config)
-    learner = Learner(settings, bench.base, team, algorithm, bench.mesh)
+    learner = Learner(settings, {MAIN: bench.base}, team, algorithm, bench.mesh)
     batch = learner.pack(episodes, rewards)
     state = learner.init()
 
@@ -307,7 +309,7 @@ def iteration(bench: Bench, episodes: int = 8, mixed: bool = False) -> Work:
     config, team = bench.team(2, name="appo", episodes=episodes)
     algorithm = find_algorithm("appo")
     settings = resolve(config, bench.base.config)
-    learner = Learner(settings, bench.base, team, algorithm, bench.mesh)
+    learner = Learner(settings, {MAIN: bench.base}, team, algorithm, bench.mesh)
     engine = bench.engine(episodes, 2, PROMPT + 2 * NEW, NEW)
     state, step = learner.init(), 0
     rng = np.random.default_rng(4)
@@ -322,7 +324,7 @@ def iteration(bench: Bench, episodes: int = 8, mixed: bool = False) -> Work:
 
     def run() -> None:
         nonlocal state, step
-        engine.load(state.adapters)
+        engine.load(state.adapters[MAIN])
         plans = act(0, tasks)
         answers = act(
             1, [np.concatenate([x[NEW:], p.action]) for x, p in zip(tasks, plans, strict=True)]

@@ -40,7 +40,7 @@ from marft_jax.models import decoder, lora
 from marft_jax.models.ops import platforms
 from marft_jax.parallel import mesh as mesh_lib
 from marft_jax.parallel import processes
-from marft_jax.types import Episode, StepResult
+from marft_jax.types import MAIN, Episode, StepResult
 
 FILE = Path(__file__).with_suffix(".json")
 _EPISODES, _PROMPTS, _SLOTS = 8, ("plan", "solve"), 8
@@ -80,13 +80,13 @@ class Subject:
         self._config = dataclasses.replace(config, lora=every)
         self._learner = Learner(
             resolve(self._config, self.base.config),
-            self.base,
+            {MAIN: self.base},
             team,
             find_algorithm("tppo"),
             self.mesh,
         )
         self._state = self._learner.init()
-        self.adapters = self._drawn(self._state.adapters)
+        self.adapters = self._drawn(self._state.adapters[MAIN])
 
     def _drawn(self, like: lora.Adapters) -> lora.Adapters:
         """Adapters whose B is not zero either, the same on every device."""
@@ -153,10 +153,10 @@ class Subject:
 
     def update(self, episodes: Sequence[Episode]) -> tuple[float, dict[str, np.ndarray]]:
         """Greatest ``logprob_gap`` of an agent, and all gradients, as Adam has seen them."""
-        state = jax.tree.map(jnp.copy, self._state._replace(adapters=self.adapters))
+        state = jax.tree.map(jnp.copy, self._state.with_adapters({MAIN: self.adapters}))
         with self._precise():
             state, _, report = self._learner.learn(state, self._pack(episodes), 0)
-        moments = jax.tree_util.tree_flatten_with_path((state.adapters_opt, state.critic_opt))[0]
+        moments = jax.tree_util.tree_flatten_with_path((state.policies, state.critic_opt))[0]
         named = ((jax.tree_util.keystr(path), x) for path, x in moments)
         gradients = {name: np.asarray(x) for name, x in named if ".mu" in name and x.size}
         return float(np.max(report["logprob_gap"])), gradients

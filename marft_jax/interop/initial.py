@@ -21,6 +21,7 @@ from marft_jax.learning import pool
 from marft_jax.learning.learner import TrainState
 from marft_jax.models.lora import Adapters, shape_of
 from marft_jax.team.prompts import Team
+from marft_jax.types import MAIN
 
 
 def initial_state(
@@ -37,17 +38,18 @@ def initial_state(
     Raises:
         BadInput: a folder is missing, or does not fit the base, the team or the settings.
     """
-    state = fresh._replace(adapters=initial_adapters(team, settings, fresh.adapters, saved))
+    adapters = initial_adapters(team, settings, fresh.adapters[MAIN], saved)
+    state = fresh.with_adapters({MAIN: adapters})
     if fresh.pool and (past := pool.past_of(team)) is not None:
         state = pool.begin(past, len(fresh.pool.points_K.weight_X), state)
     state = state._replace(past=tuple(state.version() for _ in fresh.past))
-    if fresh.reference:
-        state = state._replace(reference=state.version().adapters)
+    state = state.refer_to_present()
     head = Path(settings.init) / first_release.VALUE_HEAD if settings.init else None
-    if head is None or not head.is_file() or not state.critic.head:
+    if head is None or not head.is_file() or not state.critic[MAIN].head:
         return state
-    critic = state.critic._replace(head=_value_head(head, state.critic.head))
-    return state._replace(critic=critic).unscaled()
+    critic = state.critic[MAIN]
+    critic = critic._replace(head=_value_head(head, critic.head))
+    return state._replace(critic={MAIN: critic}).unscaled()
 
 
 def initial_adapters(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -31,36 +31,65 @@ class Targets(NamedTuple):
     loss_BX: tuple[jax.Array, jax.Array, jax.Array] | None = None  # as of ``estimates.Loss``
 
 
-class Sums(NamedTuple):
-    """Totals over a minibatch, to be divided late."""
+class AdapterSums(NamedTuple):
+    """Sums over the decisions of each adapter of one base."""
 
-    per_agent: dict[str, jax.Array]  # metrics, ``[P]``
-    owned_N: jax.Array  # decisions of each adapter
-    count_N: jax.Array  # by which its gradient is divided
+    decisions_N: jax.Array
+    count_N: jax.Array  # the gradient is divided by this
     kl_N: jax.Array  # of the update
     taught_N: jax.Array  # decisions with an advantage that counts
+
+
+class TeamSums(NamedTuple):
+    """Sums over the decisions in the rows of one base, or over all decisions of the team."""
+
+    per_agent: dict[str, jax.Array]  # metrics, ``[P]``
     critic_loss: jax.Array
     nonfinite: dict[str, jax.Array]  # per tensor and agent: how many numbers were not finite
 
 
-Totals = tuple[lora.Adapters, critic_lib.Critic, Sums]
-"""(adapter gradient sums, critic gradient sums, other totals)."""
+class Totals(NamedTuple):
+    """Sums over the rows of one base in a minibatch, to be divided late."""
 
-Stepped = tuple[Sums, dict[str, jax.Array], tuple[jax.Array, jax.Array]]
-"""(totals, what was not finite, gradient norms of adapters and critic) of an optimiser step."""
+    gradient: lora.Adapters
+    adapters: AdapterSums
+    critic_gradient: critic_lib.Critic
+    team: TeamSums
+
+
+class Stepped(NamedTuple):
+    """Numbers of one optimiser step of one base."""
+
+    team: TeamSums
+    broken: dict[str, jax.Array]  # per tensor: 1 for each adapter whose gradient is not finite, [N]
+    critic_broken: dict[str, jax.Array]  # the same for the critic as a whole, if there is one
+    norm_N: jax.Array  # of the gradient of each adapter
+    critic_norm_M: jax.Array  # of each part of the critic
+
 
 _MEANS = ("entropy", "approx_kl", "clip_fraction", "correction_weight")  # over decisions
 _PER_AGENT = ("decisions", *_MEANS, "tokens", "logprob_gap")
 _WATCHED = ("logprobs", "behaviour logprobs", "advantages")
 
 
-def zeros(places: int, agents: int, adapters: lora.Adapters, critic: critic_lib.Critic) -> Totals:
+def zeros(
+    places: int,
+    agents: int,
+    adapters: Mapping[str, lora.Adapters],
+    critic: Mapping[str, critic_lib.Critic],
+) -> dict[str, Totals]:
+    """Totals of no microbatch for each base."""
+    return {base: _zeros(places, agents, own, critic[base]) for base, own in adapters.items()}
+
+
+def _zeros(places: int, agents: int, adapters: lora.Adapters, critic: critic_lib.Critic) -> Totals:
     """Totals of no microbatch, for each place along the mesh's ``data`` axis."""
     zeros_P, zeros_N = jnp.zeros(agents), jnp.zeros(lora.shape_of(adapters)[0])
     per_agent = {name: zeros_P for name in _PER_AGENT}
     nonfinite = {name: zeros_P for name in _WATCHED}
-    sums = Sums(per_agent, zeros_N, zeros_N, zeros_N, zeros_N, jnp.zeros(()), nonfinite)
-    return jax.tree.map(lambda x: jnp.zeros((places, *x.shape), x.dtype), (adapters, critic, sums))
+    team = TeamSums(per_agent, jnp.zeros(()), nonfinite)
+    total = Totals(adapters, AdapterSums(*[zeros_N] * 4), critic, team)
+    return jax.tree.map(lambda x: jnp.zeros((places, *x.shape), x.dtype), total)
 
 
 def accumulate(
@@ -121,8 +150,9 @@ def gradients(
             broken_P = _sums_by(agent_BX, mask_BX, static.agents)(broken_BX)
             broken = critic_lib.decisions(critic, broken_P)
             grad_critic = critic_lib.Critic(*map(_void, grad_critic, broken))
-    sums = _sums(static, logprobs_BA, seen, r, t, count, critic_loss)
-    return grad_policy, grad_critic, sums
+    own = _adapter_sums(static, seen, r, t, count)
+    team = _team_sums(static, logprobs_BA, seen, r, t, critic_loss)
+    return Totals(grad_policy, own, grad_critic, team)
 
 
 _LARGEST = 1e18  # the square of a gradient beyond it, and so its norm, may overflow
@@ -236,32 +266,40 @@ def _weighted(t: Targets) -> jax.Array:
     return t.advantages_BX if t.loss_BX is None else t.advantages_BX * t.loss_BX[0]
 
 
-def _sums(
+def _adapter_sums(
+    static: Static, seen: dict[str, jax.Array], r: Rows[jax.Array], t: Targets, adapters: int
+) -> AdapterSums:
+    """Sums up the numbers of a microbatch's decisions by adapter."""
+    mask_BX, _, owner_BX = logprobs.decision_labels(r, static.algorithm.level)
+    by_owner = _sums_by(owner_BX, mask_BX, adapters)
+    ones_BX = jnp.ones_like(mask_BX)
+    return AdapterSums(
+        decisions_N=by_owner(ones_BX),
+        count_N=by_owner(ones_BX if t.loss_BX is None else t.loss_BX[1]),
+        kl_N=by_owner(seen["approx_kl"]),
+        taught_N=by_owner(_weighted(t) * seen["correction_weight"] != 0),
+    )
+
+
+def _team_sums(
     static: Static,
     logprobs_BA: jax.Array,
     seen: dict[str, jax.Array],
     r: Rows[jax.Array],
     t: Targets,
-    adapters: int,
     critic_loss: jax.Array,
-) -> Sums:
-    """Sums up the numbers of a microbatch's decisions, by agent and by adapter."""
-    mask_BX, agent_BX, owner_BX = logprobs.decision_labels(r, static.algorithm.level)
-
+) -> TeamSums:
+    """Sums up the numbers of a microbatch's decisions by agent."""
+    mask_BX, agent_BX, _ = logprobs.decision_labels(r, static.algorithm.level)
     by_agent = _sums_by(agent_BX, mask_BX, static.agents)
-    by_owner = _sums_by(owner_BX, mask_BX, adapters)
     by_token = _sums_by(logprobs.token_agents(r), r.mask_BA, static.agents)
-    return Sums(
+    return TeamSums(
         per_agent={name: by_agent(seen[name]) for name in _MEANS}
         | {
             "decisions": by_agent(jnp.ones_like(mask_BX)),
             "tokens": by_token(jnp.ones_like(r.mask_BA)),
             "logprob_gap": by_token(jnp.abs(logprobs_BA - r.behaviour_BA)),
         },
-        owned_N=by_owner(jnp.ones_like(mask_BX)),
-        count_N=by_owner(jnp.ones_like(mask_BX) if t.loss_BX is None else t.loss_BX[1]),
-        kl_N=by_owner(seen["approx_kl"]),
-        taught_N=by_owner(_weighted(t) * seen["correction_weight"] != 0),
         critic_loss=critic_loss,
         nonfinite={
             "logprobs": by_token(~jnp.isfinite(logprobs_BA)),
@@ -271,25 +309,40 @@ def _sums(
     )
 
 
-def report(settings: LearnerSettings, stepped: Sequence[Stepped]) -> dict[str, Any]:
+def report(
+    settings: LearnerSettings,
+    owners: Sequence[tuple[str, int]],
+    stepped: Sequence[Mapping[str, Stepped]],
+) -> dict[str, Any]:
     """Metrics of a training step, per agent: means over all minibatches.
 
-    ``logprob_gap`` is that of the first one. ``decisions`` are those behind an optimiser step:
-    their mean, and the fewest.
+    ``logprob_gap`` is that of the first minibatch. ``decisions`` and ``decisions_min`` are the mean
+    and the smallest number of decisions behind an optimiser step. Agents that share an adapter
+    report the same ``grad_norm``.
 
     Args:
-        stepped: what ``optimiser.apply`` gave for each minibatch.
+        owners: the base of each agent, and the number of its adapter there.
+        stepped: what ``optimiser.apply`` returned for each minibatch.
     """
-    sums, broken, norms = jax.tree.map(lambda *x: jnp.stack(x), *stepped)
+    bases: dict[str, Stepped] = jax.tree.map(lambda *x: jnp.stack(x), *stepped)
+    team = [(own.team, own.critic_broken) for own in bases.values()]
+    sums, nonfinite = functools.reduce(functools.partial(jax.tree.map, jnp.add), team)
     first, total = (jax.tree.map(pick, sums) for pick in (lambda x: x[0], lambda x: x.sum(0)))
+
+    def of_agents(read: Callable[[Stepped], jax.Array]) -> jax.Array:
+        return jnp.stack([read(bases[base])[:, n] for base, n in owners], axis=1)
+
+    for tensor in next(iter(bases.values())).broken:
+        nonfinite[tensor] = of_agents(lambda own, tensor=tensor: own.broken[tensor])
+    critic_norms = [own.critic_norm_M for own in bases.values()]
     decisions_P = jnp.maximum(total.per_agent["decisions"], 1)
     numbers = {name: total.per_agent[name] / decisions_P for name in _MEANS}
     numbers |= {
         "decisions": sums.per_agent["decisions"].mean(0),
         "decisions_min": sums.per_agent["decisions"].min(0),
         "logprob_gap": first.per_agent["logprob_gap"] / jnp.maximum(first.per_agent["tokens"], 1),
-        "grad_norm": norms[0].mean(0),
-        "nonfinite": jax.tree.map(lambda x: x.sum(0), sums.nonfinite | broken),
+        "grad_norm": of_agents(lambda own: own.norm_N).mean(0),
+        "nonfinite": jax.tree.map(lambda x: x.sum(0), sums.nonfinite | nonfinite),
     }
     if settings.correction == "none":
         del numbers["correction_weight"]
@@ -297,6 +350,6 @@ def report(settings: LearnerSettings, stepped: Sequence[Stepped]) -> dict[str, A
         decisions = jnp.maximum(total.per_agent["decisions"].sum(), 1)
         numbers |= {
             "critic/loss": total.critic_loss / decisions,
-            "critic/grad_norm": norms[1].mean(),
+            "critic/grad_norm": jnp.concatenate(critic_norms, axis=1).mean(),
         }
     return numbers

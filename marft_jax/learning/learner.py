@@ -8,7 +8,7 @@ differs from the papers and from the first MARFT release.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 import jax
@@ -35,7 +35,7 @@ from marft_jax.learning.estimates import (
 from marft_jax.learning.gradients import Targets
 from marft_jax.learning.logprobs import Graph, dtype_of
 from marft_jax.learning.settings import LearnerSettings
-from marft_jax.learning.state import Moving, TrainState, Version
+from marft_jax.learning.state import Moving, PolicyState, TrainState, Version
 from marft_jax.learning.values import Scored, Static, proximal, reads_base, reads_prompts, score
 from marft_jax.models import lora
 from marft_jax.models.decoder import DecoderConfig
@@ -44,7 +44,7 @@ from marft_jax.parallel import compilation
 from marft_jax.parallel import mesh as mesh_lib
 from marft_jax.random_keys import Stream
 from marft_jax.team.prompts import Team
-from marft_jax.types import Episode
+from marft_jax.types import MAIN, Episode
 
 
 class Learner:
@@ -52,7 +52,7 @@ class Learner:
 
     Args:
         settings: as ``settings.resolve`` makes them.
-        base: the frozen base, on the mesh.
+        bases: the frozen bases by name, on the mesh.
         team: who owns which adapter.
         algorithm: which losses, at which level.
         mesh: rows are split over it, state is replicated.
@@ -64,14 +64,14 @@ class Learner:
     def __init__(
         self,
         settings: LearnerSettings,
-        base: BaseModel,
+        bases: Mapping[str, BaseModel],
         team: Team,
         algorithm: Algorithm,
         mesh: Mesh,
     ):
         self._settings = settings
         self._algorithm, self._mesh, self._team = algorithm, mesh, team
-        self._base = base.params
+        self._params = {name: base.params for name, base in bases.items()}
         self.pack = functools.partial(
             batch_lib.build,
             owners=team.owners,
@@ -79,10 +79,11 @@ class Learner:
             level=algorithm.level,
             shards=mesh_lib.row_shards(mesh),
             share=settings.algo.reuse,
-            d_model=base.config.d_model,
+            d_model=bases[MAIN].config.d_model,
             prompts=reads_prompts(settings, algorithm.level),
         )
-        self._run = programs(settings, base.config, base.graphdef, team, algorithm, mesh)
+        decoders = {name: (base.config, base.graphdef) for name, base in bases.items()}
+        self._run = programs(settings, decoders, team, algorithm, mesh)
 
     def init(self) -> TrainState:
         """A fresh state: adapters that change nothing, values near zero."""
@@ -106,98 +107,122 @@ class Learner:
             (state, estimates, metrics); the metrics are still on the device.
         """
         rows, scored = self._score(state, batch)
-        if state.reference:
-            scored = [
-                s._replace(reference_BA=r)
-                for s, r in zip(scored, self._logprobs(state.reference, rows), strict=True)
-            ]
+        references = {b: p.reference for b, p in state.policies.items() if p.reference}
+        for base, own in self._logprobs(references, rows).items():
+            both = zip(scored[base], own, strict=True)
+            scored[base] = [s._replace(reference_BA=reference_BA) for s, reference_BA in both]
         corrects = self._settings.correction != "none"
-        present = self._logprobs(state.adapters, rows) if corrects else [None] * len(rows)
+        present = self._logprobs(state.adapters if corrects else {}, rows)
         estimates = self._estimate(state, batch, scored)
         targets = self._targets(batch, scored, present, estimates)
         averages = estimates.baseline, estimates.values_scale
         baseline, scale = jax.device_put(averages, mesh_lib.replicated(self._mesh))
         past, state = state.past, state._replace(baseline=baseline, values_scale=scale, past=())
-        trainable_N, stepped = self.trainable(step), []
-        for minibatch in self._order(step, len(rows), batch.blocks):
+        trainable, stepped = self.trainable(step), []
+        for minibatch in self._order(step, rows, batch.blocks):
             total = self._run.zeros(state.adapters, state.critic)
-            for u in minibatch:
+            for base, u in minibatch:
                 check()
-                total = self._run.accumulate(
-                    base=self._base,
-                    adapters=state.adapters,
-                    critic=state.critic,
-                    rows=rows[u],
-                    targets=targets(u),
-                    total=total,
+                total[base] = self._run.bases[base].accumulate(
+                    base=self._params[base],
+                    adapters=state.policies[base].adapters,
+                    critic=state.critic[base],
+                    rows=rows[base][u],
+                    targets=targets(base, u),
+                    total=total[base],
                 )
-            state, numbers = self._run.apply(state=state, total=total, trainable_N=trainable_N)
+            state, numbers = self._run.apply(state=state, total=total, trainable=trainable)
             stepped.append(numbers)
         report = self._run.report(stepped)
         state = state._replace(step=state.step + 1, past=past)
-        if state.reference and (every := self._settings.algo.kl_moves) and (step + 1) % every == 0:
-            state = state._replace(reference=state.version().adapters)
+        if (every := self._settings.algo.kl_moves) and (step + 1) % every == 0:
+            state = state.refer_to_present()
         return state, estimates, estimates.report | report
 
     def loss(self, state: TrainState, batch: batch_lib.Batch) -> np.ndarray:
         """Cross-entropy per token of each agent's actions, ``[agents]``; nothing is learned."""
-        logprobs = self._logprobs(state.adapters, self._microbatches(batch.rows))
-        logprobs_UBA = np.stack(mesh_lib.fetch(logprobs))
+        logprobs_UBA = self._batch_logprobs(state.adapters, batch)
         return -by_agent(logprobs_UBA, batch.rows, len(self._team.profiles))
 
     def action_logprobs(
-        self, adapters: lora.Adapters, episodes: Sequence[Episode]
+        self, adapters: Mapping[str, lora.Adapters], episodes: Sequence[Episode]
     ) -> list[np.ndarray]:
         """Log-prob of each turn's action under these adapters; nothing is learned."""
         zeros = [np.zeros(len(episode.turns), np.float32) for episode in episodes]
         batch = self.pack(episodes, zeros, level="action", prompts=False)
-        logprobs_UBA = np.stack(
-            mesh_lib.fetch(self._logprobs(adapters, self._microbatches(batch.rows)))
-        )
+        logprobs_UBA = self._batch_logprobs(adapters, batch)
         sums_EJ = to_chain(per_turn(logprobs_UBA, batch.rows), batch.chain)
         return [row[: len(e.turns)] for row, e in zip(sums_EJ, episodes, strict=True)]
 
-    def trainable(self, step: int) -> np.ndarray:
-        """Flags of the adapters that learn in this step.
+    def trainable(self, step: int) -> dict[str, np.ndarray]:
+        """Flags of the adapters of each base that learn in this step.
 
         None in the critic's warm-up; else all that are not frozen, or one of these in turn.
         """
         settings, n = self._settings, self._team.adapters
         if settings.critic is not None and step < settings.critic.warmup_steps:
-            return np.zeros(n, bool)
+            return {MAIN: np.zeros(n, bool)}
         may_learn = np.asarray(self._team.trainable)
         interval = settings.algo.agent_interval
         if interval == 0:
-            return may_learn
+            return {MAIN: may_learn}
         learning = np.flatnonzero(may_learn)
-        return np.arange(n) == learning[(step // interval) % len(learning)]
+        return {MAIN: np.arange(n) == learning[(step // interval) % len(learning)]}
 
     def _score(
         self, state: TrainState, batch: batch_lib.Batch
-    ) -> tuple[list[Rows[jax.Array]], list[Scored]]:
-        """Places the microbatches, and computes values, features and reference log-probs."""
+    ) -> tuple[dict[str, list[Rows[jax.Array]]], dict[str, list[Scored]]]:
+        """Places the microbatches of each base, and computes values, features and reference
+        log-probs."""
         rows = self._microbatches(batch.rows if batch.prompts is None else batch.prompts.rows)
         if not reads_base(self._settings):
-            return rows, [Scored()] * len(rows)
-        scored = [self._run.score(base=self._base, critic=state.critic, r=r) for r in rows]
+            return rows, {base: [Scored()] * len(own) for base, own in rows.items()}
+        scored = {
+            base: [
+                self._run.bases[base].score(
+                    base=self._params[base], critic=state.critic[base], r=micro
+                )
+                for micro in own
+            ]
+            for base, own in rows.items()
+        }
         if batch.prompts is None:
             return rows, scored
         rows = self._microbatches(batch.rows)  # in the meantime
         flat: list[Any] = [
             np.concatenate([x.reshape(-1, *x.shape[2:]) for x in mesh_lib.fetch(parts)])
-            for parts in ([s.values_BX for s in scored], [s.features_BXD for s in scored])
+            for parts in (
+                [s.values_BX for s in scored[MAIN]],
+                [s.features_BXD for s in scored[MAIN]],
+            )
         ]
-        return rows, [Scored(*(x[flat_BK] for x in flat)) for flat_BK in batch.prompts.flat_UBK]
+        placed = [Scored(*(x[flat_BK] for x in flat)) for flat_BK in batch.prompts.flat_UBK]
+        return rows, {MAIN: placed}
 
     def _logprobs(
-        self, adapters: lora.Adapters, rows: Sequence[Rows[jax.Array]]
-    ) -> list[jax.Array]:
-        """Log-probs of a policy before the update: of the present one, where stale samples are
-        corrected, and of the start, where it is the reference of a KL."""
-        return [self._run.proximal(base=self._base, adapters=adapters, r=r) for r in rows]
+        self,
+        adapters: Mapping[str, lora.Adapters],
+        rows: Mapping[str, Sequence[Rows[jax.Array]]],
+    ) -> dict[str, list[jax.Array]]:
+        """Log-probs of the actions in each base's rows under these adapters, before the update:
+        under the present ones, where stale samples are corrected, or under a KL's reference."""
+        return {
+            base: [
+                self._run.bases[base].proximal(base=self._params[base], adapters=own, r=micro)
+                for micro in rows[base]
+            ]
+            for base, own in adapters.items()
+        }
+
+    def _batch_logprobs(
+        self, adapters: Mapping[str, lora.Adapters], batch: batch_lib.Batch
+    ) -> np.ndarray:
+        """Log-probs of a batch's actions, ``[U, B, A]`` on the host."""
+        logprobs = self._logprobs(adapters, self._microbatches(batch.rows))
+        return np.stack(mesh_lib.fetch(logprobs[MAIN]))
 
     def _estimate(
-        self, state: TrainState, batch: batch_lib.Batch, scored: Sequence[Scored]
+        self, state: TrainState, batch: batch_lib.Batch, scored: Mapping[str, Sequence[Scored]]
     ) -> Estimates:
         """Computes advantages and returns, on the host."""
 
@@ -209,38 +234,39 @@ class Learner:
             self._algorithm,
             len(self._team.profiles),
             batch,
-            host([s.values_BX for s in scored]),
-            host([s.reference_BA for s in scored]),
+            host([s.values_BX for s in scored[MAIN]]),
+            host([s.reference_BA for s in scored[MAIN]]),
             *mesh_lib.fetch((state.baseline, state.values_scale)),
-            rounding=max(ROUNDING, 2 * float(jnp.finfo(dtype_of(self._base)).eps)),
+            rounding=max(ROUNDING, 2 * float(jnp.finfo(dtype_of(self._params[MAIN])).eps)),
         )
 
     def _targets(
         self,
         batch: batch_lib.Batch,
-        scored: Sequence[Scored],
-        present: Sequence[jax.Array | None],
+        scored: Mapping[str, Sequence[Scored]],
+        present: Mapping[str, Sequence[jax.Array]],
         estimates: Estimates,
-    ) -> Callable[[int], Targets]:
-        """Makes the targets of a microbatch, by its number, when they are first asked for."""
+    ) -> Callable[[str, int], Targets]:
+        """Makes the targets of a base's microbatch when they are first asked for."""
         advantages_UBX = to_rows(estimates.advantages_EJ, batch.chain)
         returns_UBX = to_rows(estimates.targets_EJ, batch.chain)
         loss_UBX = [to_rows(x_EJ, batch.chain) for x_EJ in estimates.loss or ()]
         in_loss = self._settings.algo.kl_in == "loss"
 
         @functools.cache  # they serve every epoch
-        def of(u: int) -> Targets:
-            values_BX, features_BXD, reference_BA = scored[u]
+        def of(base: str, u: int) -> Targets:
+            values_BX, features_BXD, reference_BA = scored[base][u]
             reference_BA = reference_BA if in_loss else None
             numbers = advantages_UBX[u], returns_UBX[u], values_BX, features_BXD, reference_BA
             loss_BX = tuple(x_UBX[u] for x_UBX in loss_UBX) or None
-            return Targets(*self._place((*numbers, present[u], loss_BX)))
+            proximal_BA = present[base][u] if base in present else None
+            return Targets(*self._place((*numbers, proximal_BA, loss_BX)))
 
         return of
 
-    def _microbatches(self, rows: Rows[np.ndarray]) -> list[Rows[jax.Array]]:
-        """Splits rows into microbatches on the mesh."""
-        return [self._place(r) for r in batch_lib.microbatches(rows)]
+    def _microbatches(self, rows: Rows[np.ndarray]) -> dict[str, list[Rows[jax.Array]]]:
+        """Splits the rows of each base into microbatches on the mesh."""
+        return {MAIN: [self._place(r) for r in batch_lib.microbatches(rows)]}
 
     def _place(self, tree: Any) -> Any:
         """Puts arrays of rows on the mesh; what is there stays."""
@@ -249,46 +275,60 @@ class Learner:
             lambda x: x if isinstance(x, jax.Array) else mesh_lib.put(x, split), tree
         )
 
-    def _order(self, step: int, micros: int, blocks: int) -> list[np.ndarray]:
-        """Deals blocks of microbatches out to the minibatches of each epoch."""
+    def _order(
+        self, step: int, rows: Mapping[str, Sequence[Any]], blocks: int
+    ) -> list[list[tuple[str, int]]]:
+        """Deals blocks of microbatches (base, number) out to the minibatches of each epoch."""
         rng = random_keys.generator(self._settings.seed, Stream.MINIBATCHES, step)
-        algo, of_block = self._settings.algo, np.arange(micros).reshape(blocks, -1)
+        algo = self._settings.algo
+        of_block = {base: np.arange(len(own)).reshape(blocks, -1) for base, own in rows.items()}
         epochs = [rng.permutation(blocks) for _ in range(algo.epochs)]
         parts = [part for order in epochs for part in np.split(order, algo.minibatches)]
-        return [of_block[part].ravel() for part in parts]
+        return [
+            [(base, u) for base, own in of_block.items() for u in own[part].ravel().tolist()]
+            for part in parts
+        ]
 
 
 Compiled: TypeAlias = Any
 """A jitted function, for which JAX has no public type with ``lower`` and ``eval_shape``."""
 
 
+class BasePrograms(NamedTuple):
+    """Compiled functions of one microbatch of a base's rows."""
+
+    score: Compiled
+    proximal: Compiled
+    accumulate: Compiled
+
+
 class Programs(NamedTuple):
     """Compiled functions of a learner."""
 
     init: Compiled
-    score: Compiled
-    proximal: Compiled
     zeros: Compiled
-    accumulate: Compiled
     apply: Compiled
     report: Compiled
+    bases: dict[str, BasePrograms]
 
 
 def programs(
     settings: LearnerSettings,
-    decoder_config: DecoderConfig,
-    graphdef: Graph,
+    decoders: Mapping[str, tuple[DecoderConfig, Graph]],
     team: Team,
     algorithm: Algorithm,
     mesh: Mesh,
 ) -> Programs:
-    """Compiles the functions of a learner for one base and mesh, when they are first called."""
+    """Compiles the functions of a learner on a mesh, when they are first called.
+
+    Args:
+        decoders: shape and graph of each base.
+    """
     agents, places = len(team.profiles), mesh.shape["data"]
     everywhere, split = mesh_lib.replicated(mesh), mesh_lib.rows(mesh)
     apart = NamedSharding(mesh, P("data"))  # sums of each place's own rows
     options = {"compiler_options": compilation.compiler_options(mesh)}
     summed = {"donate_argnames": "total"}
-    static = Static(graphdef, settings, algorithm, agents)
 
     def compiled(
         sharding: NamedSharding, function: Callable[..., Any], *fixed: Any, **how: Any
@@ -296,45 +336,66 @@ def programs(
         run = mesh_lib.within(mesh, functools.partial(function, *fixed))
         return mesh_lib.in_turn(mesh, jax.jit(run, out_shardings=sharding, **how))
 
+    def of_base(graphdef: Graph) -> BasePrograms:
+        static = Static(graphdef, settings, algorithm, agents)
+        return BasePrograms(
+            score=compiled(split, score, static, **options),
+            proximal=compiled(split, proximal, static, **options),
+            accumulate=compiled(apart, gradients.accumulate, static, places, **summed, **options),
+        )
+
+    configs = {base: decoder_config for base, (decoder_config, _) in decoders.items()}
+    owners = tuple((MAIN, owner) for owner in team.owners)
     return Programs(
-        init=compiled(everywhere, fresh, settings, decoder_config, team.adapters, agents),
-        score=compiled(split, score, static, **options),
-        proximal=compiled(split, proximal, static, **options),
+        init=compiled(everywhere, fresh, settings, configs, {MAIN: team.adapters}, agents),
         zeros=compiled(apart, gradients.zeros, places, agents),
-        accumulate=compiled(apart, gradients.accumulate, static, places, **summed, **options),
         apply=compiled(everywhere, optimiser.apply, settings, donate_argnames="state"),
-        report=compiled(everywhere, gradients.report, settings),
+        report=compiled(everywhere, gradients.report, settings, owners),
+        bases={base: of_base(graphdef) for base, (_, graphdef) in decoders.items()},
     )
 
 
 def fresh(
-    settings: LearnerSettings, decoder_config: DecoderConfig, adapters: int, agents: int
+    settings: LearnerSettings,
+    configs: Mapping[str, DecoderConfig],
+    adapters: Mapping[str, int],
+    agents: int,
 ) -> TrainState:
-    """Makes the state before the first step."""
+    """Makes the state before the first step.
+
+    Args:
+        configs: of each base.
+        adapters: how many each base has.
+    """
     adapters_key, critic_key = (
         jax.random.wrap_key_data(jnp.asarray(random_keys.key_2(settings.seed, stream)))
         for stream in (Stream.ADAPTERS, Stream.CRITIC)
     )
-    stacked = lora.init(
-        adapters_key,
-        decoder_config,
-        adapters=adapters,
-        rank=settings.lora.rank,
-        targets=settings.lora.targets,
-    )
-    critic = critic_lib.init(critic_key, settings, decoder_config, agents)
+    policies, critics, critic_opts = {}, {}, {}
+    for base, decoder_config in configs.items():
+        stacked = lora.init(
+            adapters_key,
+            decoder_config,
+            adapters=adapters[base],
+            rank=settings.lora.rank,
+            targets=settings.lora.targets,
+        )
+        reference = stacked if settings.reference == "start" else ()
+        policies[base] = PolicyState(stacked, optimiser.init(settings.algo, stacked), reference)
+        critics[base] = critic = critic_lib.init(critic_key, settings, decoder_config, agents)
+        critic_opts[base] = critic_lib.Critic(
+            *(optimiser.init(settings.algo, part) for part in critic)
+        )
     means = agents * ROLES if settings.algo.baseline == "role" else agents
     none, progress = jnp.zeros(means), jnp.zeros(2)
-    return TrainState(
-        jnp.int32(0),
-        stacked,
-        optimiser.init(settings.algo, stacked),
-        critic,
-        critic_lib.Critic(*(optimiser.init(settings.algo, part) for part in critic)),
-        Moving(none, none),
-        Moving(jnp.zeros(()), jnp.zeros(())),
-        jnp.float32(1),
-        progress,
-        stacked if settings.reference == "start" else (),
-        (Version(stacked, progress),) * settings.lag,
+    state = TrainState(
+        step=jnp.int32(0),
+        policies=policies,
+        critic=critics,
+        critic_opt=critic_opts,
+        baseline=Moving(none, none),
+        values_scale=Moving(jnp.zeros(()), jnp.zeros(())),
+        lr_scale=jnp.float32(1),
+        progress=progress,
     )
+    return state._replace(past=(Version(state.adapters, progress),) * settings.lag)

@@ -6,6 +6,8 @@ touches another's step.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import jax
 import jax.numpy as jnp
 import optax
@@ -14,7 +16,7 @@ from marft_jax.config import Algo
 from marft_jax.learning import critic as critic_lib
 from marft_jax.learning.gradients import Stepped, Totals
 from marft_jax.learning.settings import LearnerSettings
-from marft_jax.learning.state import TrainState
+from marft_jax.learning.state import PolicyState, TrainState
 from marft_jax.models import lora
 
 
@@ -52,62 +54,105 @@ def init(config: Algo, params: optax.Params) -> optax.OptState:
 
 
 def apply(
-    settings: LearnerSettings, *, state: TrainState, total: Totals, trainable_N: jax.Array
-) -> tuple[TrainState, Stepped]:
+    settings: LearnerSettings,
+    *,
+    state: TrainState,
+    total: Mapping[str, Totals],
+    trainable: Mapping[str, jax.Array],
+) -> tuple[TrainState, dict[str, Stepped]]:
     """Takes a step of the optimiser.
 
-    Whoever has a gradient that is not finite takes no step, nor does an adapter none of whose
-    decisions has an advantage: Adam would take a full step for the entropy bonus or the KL alone.
+    An adapter or a part of the critic whose gradient is not finite takes no step. Nor does an
+    adapter none of whose decisions has an advantage: Adam would take a full step for the entropy
+    bonus or the KL alone.
 
     Args:
-        total: of a minibatch, for each place along the mesh's ``data`` axis.
-        trainable_N: which adapters may change; of the others, neither parameters nor optimiser
-            state does.
+        total: of a minibatch: per base, for each place along the mesh's ``data`` axis.
+        trainable: per base ``[N]``, true for the adapters that may change; of the others, neither
+            parameters nor optimiser state changes.
     """
-    grad_policy, grad_critic, sums = jax.tree.map(lambda x: x.sum(0), total)
-    broken = _not_finite(grad_policy, grad_critic)
-    owned_N = jnp.maximum(sums.owned_N, 1)
-    moves_N = trainable_N & (sums.taught_N > 0)
-    if settings.algo.max_kl is not None:
-        moves_N &= sums.kl_N / owned_N <= settings.algo.max_kl
-    optimizer = make_optimizer(settings.algo)
     scale = state.lr_scale * rate_factor(settings, state.step)
-    critic_lr = 0.0 if settings.critic is None else settings.critic.lr * scale
+    policies, critics, critic_opts, stepped = {}, {}, {}, {}
+    for base, policy in state.policies.items():
+        own: Totals = jax.tree.map(lambda x: x.sum(0), total[base])
+        policies[base], norm_N = _policy_step(
+            settings, settings.lr * scale, policy, own, trainable[base]
+        )
+        critics[base], critic_opts[base], critic_norm_M = _critic_step(
+            settings, scale, state.critic[base], state.critic_opt[base], own
+        )
+        stepped[base] = Stepped(
+            own.team,
+            _broken_adapters(own.gradient),
+            _broken_critic(own.critic_gradient),
+            norm_N,
+            critic_norm_M,
+        )
+    return state._replace(policies=policies, critic=critics, critic_opt=critic_opts), stepped
+
+
+def _policy_step(
+    settings: LearnerSettings,
+    lr: jax.Array,
+    policy: PolicyState,
+    total: Totals,
+    trainable_N: jax.Array,
+) -> tuple[PolicyState, jax.Array]:
+    """Takes a step of the adapters of one base; also returns their gradient norms, ``[N]``."""
+    own = total.adapters
+    moves_N = trainable_N & (own.taught_N > 0)
+    if settings.algo.max_kl is not None:
+        moves_N &= own.kl_N / jnp.maximum(own.decisions_N, 1) <= settings.algo.max_kl
     adapters, adapters_opt, norm_N = _step(
-        optimizer,
-        settings.lr * scale,
-        (state.adapters, state.adapters_opt, grad_policy),
-        sums.count_N,
+        make_optimizer(settings.algo),
+        lr,
+        (policy.adapters, policy.adapters_opt, total.gradient),
+        own.count_N,
         moves_N,
         settings.algo.weight_decay,
     )
+    return policy._replace(adapters=adapters, adapters_opt=adapters_opt), norm_N
+
+
+def _critic_step(
+    settings: LearnerSettings,
+    scale: jax.Array,
+    critic: critic_lib.Critic,
+    critic_opt: critic_lib.Critic,
+    total: Totals,
+) -> tuple[critic_lib.Critic, critic_lib.Critic, jax.Array]:
+    """Takes a step of the critic over one base; also returns the gradient norms of its parts."""
+    lr = 0.0 if settings.critic is None else settings.critic.lr * scale
     parts = zip(
-        *(state.critic, state.critic_opt, grad_critic),
-        critic_lib.decisions(state.critic, sums.per_agent["decisions"]),
+        *(critic, critic_opt, total.critic_gradient),
+        critic_lib.decisions(critic, total.team.per_agent["decisions"]),
         strict=True,
     )
-    stepped = [_step(optimizer, critic_lr, (x, o, g), n, n > 0) for x, o, g, n in parts]
+    optimizer = make_optimizer(settings.algo)
+    stepped = [_step(optimizer, lr, (x, o, g), n, n > 0) for x, o, g, n in parts]
     critic, critic_opt, norms = (critic_lib.Critic(*part) for part in zip(*stepped, strict=True))
-    state = state._replace(
-        adapters=adapters, adapters_opt=adapters_opt, critic=critic, critic_opt=critic_opt
-    )
-    return state, (sums, broken, (norm_N, jnp.concatenate(norms)))
+    return critic, critic_opt, jnp.concatenate(norms)
 
 
-def _not_finite(grad_policy: lora.Adapters, grad_critic: critic_lib.Critic) -> dict[str, jax.Array]:
-    """1 where an update cannot be taken: per adapter and factor, and for the critic as a whole."""
+def _any_broken(gradient: jax.Array) -> jax.Array:
+    """1 for each member, along the leading axis, with a number that is not finite."""
+    flat = gradient.reshape(gradient.shape[0], -1)
+    return jnp.any(~jnp.isfinite(flat), axis=1).astype(jnp.float32)
 
-    def any_in(gradient: jax.Array) -> jax.Array:
-        flat = gradient.reshape(gradient.shape[0], -1)
-        return jnp.any(~jnp.isfinite(flat), axis=1).astype(jnp.float32)
 
-    broken = {
-        f"gradient of {target}.{factor}": any_in(gradient)
-        for target, factors in grad_policy.items()
-        for factor, gradient in factors.items()
+def _broken_adapters(gradient: lora.Adapters) -> dict[str, jax.Array]:
+    """1 for each adapter whose update cannot be taken, per target and factor."""
+    return {
+        f"gradient of {target}.{factor}": _any_broken(x)
+        for target, factors in gradient.items()
+        for factor, x in factors.items()
     }
-    critic = [any_in(gradient).max() for gradient in jax.tree.leaves(grad_critic)]
-    return broken | ({"critic gradient": jnp.max(jnp.stack(critic))} if critic else {})
+
+
+def _broken_critic(gradient: critic_lib.Critic) -> dict[str, jax.Array]:
+    """1 where the update of the critic cannot be taken; nothing without a critic."""
+    broken = [_any_broken(x).max() for x in jax.tree.leaves(gradient)]
+    return {"critic gradient": jnp.max(jnp.stack(broken))} if broken else {}
 
 
 def _step(

@@ -22,7 +22,7 @@ from marft_jax.learning.state import Moving, Pool, TrainState
 from marft_jax.models.lora import Adapters
 from marft_jax.random_keys import Stream, generator
 from marft_jax.team.prompts import Team
-from marft_jax.types import Episode
+from marft_jax.types import MAIN, Episode
 
 _DECAY = 0.8  # of a version's share of points, from one of its steps to the next
 _POINTS = {"win": 1.0, "draw": 0.5, "loss": 0.0}
@@ -49,11 +49,12 @@ def past_of(team: Team) -> Past | None:
 def begin(past: Past, kept: int, state: TrainState) -> TrainState:
     """Fills the pool with the version that a run begins with, and seats it."""
     of, seats = jnp.array(past.of), jnp.array(past.seats)
-    first = jax.tree.map(lambda x: x[of], state.adapters)
+    present = state.adapters[MAIN]
+    first = jax.tree.map(lambda x: x[of], present)
     versions = jax.tree.map(lambda x: jnp.stack([x] * kept), first)
-    adapters = jax.tree.map(lambda x, own: x.at[seats].set(own), state.adapters, first)
+    adapters = jax.tree.map(lambda x, own: x.at[seats].set(own), present, first)
     pool = Pool(versions, jnp.int32(0), Moving(jnp.zeros(kept), jnp.zeros(kept)))
-    return state._replace(adapters=adapters, pool=pool)
+    return state.with_adapters({MAIN: adapters})._replace(pool=pool)
 
 
 def after(
@@ -85,10 +86,10 @@ def after(
     weight = np.where(np.asarray(points.weight_X) > 0, points.mean, 0.5) ** 2 + 1e-3
     odds = there * (weight if settings.past_choice == "strong" else 1.0)
     chosen = np.int32(draw.choice(settings.past_kept, p=odds / odds.sum()))
-    adapters, versions = _seat(past, state.adapters, state.pool.versions, at, chosen)
+    adapters, versions = _seat(past, state.adapters[MAIN], state.pool.versions, at, chosen)
     place = functools.partial(jax.device_put, device=state.step.sharding)
     pool = Pool(versions, place(chosen), jax.tree.map(place, points))
-    return state._replace(adapters=adapters, pool=pool)
+    return state.with_adapters({MAIN: adapters})._replace(pool=pool)
 
 
 @functools.partial(jax.jit, static_argnums=0)

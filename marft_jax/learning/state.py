@@ -1,7 +1,8 @@
-"""State of training: all that it changes."""
+"""State of training: everything that an update changes."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import jax
@@ -43,14 +44,25 @@ class Pool(NamedTuple):
     points_K: Moving  # share of points that each has won
 
 
-class TrainState(NamedTuple):
-    """State that training changes."""
+class PolicyState(NamedTuple):
+    """State of the agents on one base."""
 
-    step: jax.Array  # training steps done
     adapters: lora.Adapters  # leading axis N
     adapters_opt: optax.OptState  # Adam's state for each adapter, leading axis N
-    critic: Critic  # the value heads and adapters of the critic, and their Adam states
-    critic_opt: Critic
+    # the adapters that the run began with, or those of the last move, where ``algo.kl_reference``
+    # is start
+    reference: lora.Adapters | tuple[()] = ()
+
+
+class TrainState(NamedTuple):
+    """State that training changes: the team's own, and a policy state for each base."""
+
+    step: jax.Array  # training steps done
+    policies: dict[str, PolicyState]  # by the name of their base
+    # the critic's value heads over the features of each base, and its adapters there; and the Adam
+    # states of these
+    critic: dict[str, Critic]
+    critic_opt: dict[str, Critic]
     # the moving average of each agent's returns, where ``algo.baseline`` wants one
     baseline: Moving
     # what the critic's outputs are multiplied with: the moving average of each step's largest
@@ -58,14 +70,31 @@ class TrainState(NamedTuple):
     values_scale: Moving
     lr_scale: jax.Array  # multiplies the learning rates; lowered by rollbacks
     progress: jax.Array  # the curriculum's level, and the moving mean of the rewards there
-    # the adapters that the run began with, or those of the last move, where ``algo.kl_reference``
-    # is start
-    reference: lora.Adapters | tuple[()] = ()
     # the versions of the last ``rollout.lag`` states, the oldest first, which sample the next
     # steps; before the first update they are all the initial one
     past: tuple[Version, ...] = ()
     # where agents play as past versions of others
     pool: Pool | tuple[()] = ()
+
+    @property
+    def adapters(self) -> dict[str, lora.Adapters]:
+        """Adapters of each base."""
+        return {base: policy.adapters for base, policy in self.policies.items()}
+
+    def with_adapters(self, adapters: Mapping[str, lora.Adapters]) -> TrainState:
+        """Replaces the adapters of each base."""
+        policies = {b: p._replace(adapters=adapters[b]) for b, p in self.policies.items()}
+        return self._replace(policies=policies)
+
+    def refer_to_present(self) -> TrainState:
+        """Sets the reference of each KL, where there is one, to a copy of the present adapters."""
+        policies = {
+            base: policy._replace(reference=jax.tree.map(jnp.copy, policy.adapters))
+            if policy.reference
+            else policy
+            for base, policy in self.policies.items()
+        }
+        return self._replace(policies=policies)
 
     def unscaled(self) -> TrainState:
         """Sets the values' scale to 1, that of a critic which learned returns as they are."""

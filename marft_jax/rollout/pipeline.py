@@ -15,7 +15,7 @@ import queue
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from typing import Any, NamedTuple, Protocol, Self, TypeVar
 
@@ -28,7 +28,7 @@ from marft_jax.models.lora import Adapters
 from marft_jax.random_keys import attempt
 from marft_jax.rollout.collect import Collected
 from marft_jax.rollout.curriculum import Curriculum
-from marft_jax.types import Version
+from marft_jax.types import MAIN, Version
 
 _T = TypeVar("_T")
 
@@ -45,13 +45,13 @@ class Job(NamedTuple):
     Attributes:
         attempt: at the step, as of ``random_keys.attempt``.
         version: updates that made the adapters.
-        adapters: sample it; nobody writes to their memory until it is played.
+        adapters: of each base; sample it; nobody writes to their memory until it is played.
         level: of the curriculum.
     """
 
     attempt: int
     version: int
-    adapters: Adapters
+    adapters: Mapping[str, Adapters]
     level: int
 
 
@@ -60,7 +60,7 @@ class Learned(Protocol):
     states, the oldest first, as many as the lag."""
 
     @property
-    def adapters(self) -> Adapters: ...
+    def adapters(self) -> dict[str, Adapters]: ...
 
     @property
     def progress(self) -> jax.Array: ...
@@ -114,14 +114,14 @@ class Sampled(NamedTuple):
         """Returns the present version, where it is played; what learns is donated, so a version
         that is played beside an update is a copy."""
         if self.apart:
-            placed = self.engine.place(state.adapters)
+            placed = {MAIN: self.engine.place(state.adapters[MAIN])}
             jax.block_until_ready(placed)  # pyright: ignore[reportUnknownMemberType]
             return Version(placed, jnp.copy(state.progress))
         return state.version() if state.past else Version(state.adapters, state.progress)
 
     def _play(self, job: Job, unwanted: Unwanted) -> Collected:
         """Plays a job, in whichever thread; the cache is there only as long as that takes."""
-        self.engine.load(job.adapters)
+        self.engine.load(job.adapters[MAIN])
         try:
             played = self.play(job, unwanted)
             return played._replace(

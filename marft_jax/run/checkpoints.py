@@ -41,10 +41,12 @@ from marft_jax.parallel import processes
 from marft_jax.run.compatibility import check_fits
 from marft_jax.run.directory import cannot_write, disk_errors
 from marft_jax.run.manifest import DRAFT, damage, remove, whole_folder
+from marft_jax.run.old_layout import FlatState, flatten, is_flat, unflatten
+from marft_jax.types import MAIN
 
 LOGGER = logging.getLogger("marft_jax")
 
-_STATE, _META, _SCALE = "state", "meta.json", ".values_scale"
+_STATE, _META = "state", "meta.json"
 
 
 class Saved(NamedTuple):
@@ -185,18 +187,16 @@ class Checkpoints:
         if step is None:
             return None
         meta = self._meta(step)
-        parts, arrays = _parts(fresh), shapes_of(fresh)
-        if not any(path.startswith(_SCALE) for path in meta["arrays"]):  # of an earlier release
-            arrays = {path: x for path, x in arrays.items() if not path.startswith(_SCALE)}
-            del parts["values_scale"]
-            fresh = fresh.unscaled()
+        layout = flatten(fresh, meta["arrays"]) if is_flat(meta["arrays"]) else fresh
+        parts, arrays = _parts(layout), shapes_of(layout)
         check_fits(meta, self.identity | {"arrays": arrays}, self.run)
         self.identity["started"] = meta.get("started", self.identity["started"])
         abstract = jax.tree.map(ocp.utils.to_shape_dtype_struct, parts)
         with ocp.StandardCheckpointer() as reader:
             parts = reader.restore(self._folder / str(step) / _STATE, abstract)
         self.step = step
-        return Saved(fresh._replace(**parts), meta)
+        state = layout._replace(**parts)
+        return Saved(unflatten(state, fresh) if isinstance(state, FlatState) else state, meta)
 
     def restore_adapters(self) -> dict[str, peft.Adapter] | None:
         """Returns the newest adapters by name, whatever they were trained with; None without
@@ -206,7 +206,8 @@ class Checkpoints:
             return None
         meta = self._meta(step)
         with ocp.StandardCheckpointer() as reader:
-            found = reader.restore(self._folder / str(step) / _STATE)["adapters"]
+            state = reader.restore(self._folder / str(step) / _STATE)
+        found = state["policies"][MAIN]["adapters"] if "policies" in state else state["adapters"]
         rank, alpha = (meta["config"]["lora"][key] for key in ("rank", "alpha"))
         return {
             name: peft.Adapter(
@@ -318,7 +319,7 @@ def shapes_of(state: Any) -> dict[str, str]:
     }
 
 
-def _parts(state: TrainState) -> dict[str, Any]:
+def _parts(state: TrainState | FlatState) -> dict[str, Any]:
     """Returns the fields of a state, as they are saved: one without a lag has no past, for
     example."""
     fields = state._asdict().items()

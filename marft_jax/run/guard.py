@@ -202,16 +202,14 @@ _MOVED = 1e-6  # nats; rounding makes a KL of up to 1e-9 of a policy that stood 
 
 
 def by_agent(nonfinite: Mapping[str, Any], team: Team) -> Nonfinite:
-    """Returns the learner's counts by agent and tensor; those by adapter go to each agent that has
-    it."""
+    """Returns the learner's counts by agent and tensor."""
     found: dict[str, dict[str, float]] = {name: {} for name in ("critic", *team.names)}
     for tensor, counts in jax.device_get(dict(nonfinite)).items():
         if np.ndim(counts) == 0:
             found["critic"][tensor] = float(counts)
             continue
-        places = team.owners if tensor.startswith("gradient") else range(len(team.names))
-        for name, place in zip(team.names, places, strict=True):
-            found[name][tensor] = float(counts[place])
+        for name, count in zip(team.names, counts, strict=True):
+            found[name][tensor] = float(count)
     return found
 
 

@@ -160,8 +160,6 @@ def _of_learner(learned: Mapping[str, Any], team: Team, recorded: bool) -> dict[
     for key, value in jax.device_get(dict(learned)).items():
         if key == "nonfinite" or recorded and key in _OF_RATIOS:
             continue
-        if key == "grad_norm":  # one per adapter: agents that share one report the same
-            value = value[np.asarray(team.owners)]
         if np.ndim(value) == 0:
             named[key] = value
         else:

@@ -102,7 +102,7 @@ def _open(
     session = open_session(config, blueprint, stop=stop, on_all=pipeline.on_all)
     config, team = session.config, session.team
     algorithm = find_algorithm(config.algo.name)
-    learner = Learner(session.learning, session.base, team, algorithm, session.mesh)
+    learner = Learner(session.learning, session.bases, team, algorithm, session.mesh)
     guard = Guard(config.guard, team.names, folder / "transcripts" / "guard.jsonl")
     checkpoints = stack.enter_context(open_checkpoints(session))
     begin = functools.partial(initial_state, config.lora, team)

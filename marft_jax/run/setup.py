@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Executor
 from pathlib import Path
 from typing import NamedTuple
@@ -23,6 +23,7 @@ from marft_jax.interop import hub, initial
 from marft_jax.learning.algorithms import find_algorithm
 from marft_jax.learning.learner import Learner, TrainState
 from marft_jax.learning.settings import LearnerSettings, resolve, resolved
+from marft_jax.models.lora import Adapters
 from marft_jax.models.weights.load import BaseModel, copy_base, decoder_config, load_base
 from marft_jax.parallel import mesh as mesh_lib
 from marft_jax.parallel import processes
@@ -36,7 +37,7 @@ from marft_jax.team.assemble import make_team, workflow_of
 from marft_jax.team.prompts import Team
 from marft_jax.team.team_files import Blueprint
 from marft_jax.team.workflows import find_workflow
-from marft_jax.types import Played, Player, Sample
+from marft_jax.types import MAIN, Played, Player, Sample
 
 
 class Session(NamedTuple):
@@ -54,11 +55,20 @@ class Session(NamedTuple):
     learning: LearnerSettings
     workflow: str
     mesh: Mesh
-    base: BaseModel
+    bases: dict[str, BaseModel]
     team: Team
     engine: Engine
     stop: Callable[[], bool]
     on_all: processes.Meet
+
+    @property
+    def base(self) -> BaseModel:
+        """The base of ``--model.base``."""
+        return self.bases[MAIN]
+
+    def load(self, adapters: Mapping[str, Adapters]) -> None:
+        """Gives the samplers of all bases the adapters to sample with."""
+        self.engine.load(adapters[MAIN])
 
 
 def open_session(
@@ -103,7 +113,7 @@ def open_session(
     engine = _open_engine(config, meshes, base, team, at_once or _at_once(config.algo))
     learning = resolve(config, base.config)
     config = resolved(config, learning)
-    return Session(config, learning, workflow, mesh, base, team, engine, stop, on_all)
+    return Session(config, learning, workflow, mesh, {MAIN: base}, team, engine, stop, on_all)
 
 
 def _open_engine(
@@ -157,7 +167,7 @@ def restore_state(
         BadInput: the run has no such checkpoint, or it belongs to another base or team.
     """
     team, algorithm = session.team, find_algorithm(session.config.algo.name)
-    learner = Learner(session.learning, session.base, team, algorithm, session.mesh)
+    learner = Learner(session.learning, session.bases, team, algorithm, session.mesh)
     config, fresh = session.config, learner.init()
     if run is None:
         if step != "latest":

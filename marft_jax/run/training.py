@@ -190,7 +190,7 @@ class Training(NamedTuple):
         return self.session.learning.lr * float(state.lr_scale) * factor
 
     def _evaluate(self, state: TrainState) -> dict[str, float]:
-        self.session.engine.load(state.adapters)
+        self.session.load(state.adapters)
         return self.evaluation.evaluate(self.session, self.threads, int(state.step), self.reporter)
 
     def save(

@@ -100,7 +100,7 @@ def test_answers_with_odd_ends_of_lines_are_found_again(tmp_path):
 @pytest.fixture(scope="module")
 def session():
     session = open_session(configure({"rollout.slots": 2}), load_team(None))
-    session.engine.load(restore_state(session, None).adapters)
+    session.load(restore_state(session, None).adapters)
     return session
 
 

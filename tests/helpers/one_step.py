@@ -15,9 +15,10 @@ from marft_jax.learning import batch as batch_lib
 from marft_jax.learning.algorithms import find_algorithm
 from marft_jax.learning.learner import Learner
 from marft_jax.learning.settings import SETTINGS, Appo, LearnerSettings, resolve
-from marft_jax.learning.state import TrainState
+from marft_jax.learning.state import PolicyState, TrainState
 from marft_jax.learning.values import reads_prompts
 from marft_jax.parallel import mesh as mesh_lib
+from marft_jax.types import MAIN
 
 LAYERS = 1  # compiles twice as fast as two
 ALGO = Appo(epochs=2, minibatches=1, lr=1e-3, microbatch_tokens=512)
@@ -50,7 +51,7 @@ def learner(config: Config, name: str = "appo", where=None, agents: int = 2) -> 
     where = where or small.one_device()
     team, algorithm = small.team(agents), find_algorithm(name)
     base = small.base_on(where, LAYERS)
-    return Learner(settled(config, name), base, team, algorithm, where)
+    return Learner(settled(config, name), {MAIN: base}, team, algorithm, where)
 
 
 def build(
@@ -70,9 +71,8 @@ def fresh(config: Config, name: str = "appo", where=None, agents: int = 2) -> Tr
     where = where or small.one_device()
     state = learner(config, name, where, agents).init()
     replicated = mesh_lib.replicated(where)
-    return state._replace(
-        adapters=jax.device_put(small.adapters(agents, layers=LAYERS), replicated)
-    )
+    own = jax.device_put(small.adapters(agents, layers=LAYERS), replicated)
+    return state.with_adapters({MAIN: own})
 
 
 def learn(
@@ -107,9 +107,14 @@ def same(a, b) -> bool:
     )
 
 
+def policy_of(state: TrainState) -> PolicyState:
+    """The part of the team's one base."""
+    return state.policies[MAIN]
+
+
 def member(state: TrainState, n: int):
     """Adapter n, and its optimiser state."""
-    return jax.tree.map(lambda x: np.asarray(x[n]), (state.adapters, state.adapters_opt))
+    return jax.tree.map(lambda x: np.asarray(x[n]), policy_of(state)[:2])
 
 
 def close(a, b, tolerance: float):

@@ -32,6 +32,7 @@ from marft_jax.run.setup import initial_state, open_session, restore_state
 from marft_jax.team.dag import Graph, Node
 from marft_jax.team.profiles import BUILT_IN
 from marft_jax.team.team_files import Blueprint, load_team
+from marft_jax.types import MAIN
 
 METRICS = {3: 0.9, 5: 0.4}  # the newest is not the best
 
@@ -47,14 +48,14 @@ def run(session, tmp_path_factory):
     folder = tmp_path_factory.mktemp("run")
     config = cli.parse(["--run.dir", str(folder)])
     learner = Learner(
-        session.learning, session.base, session.team, find_algorithm("appo"), session.mesh
+        session.learning, session.bases, session.team, find_algorithm("appo"), session.mesh
     )
     state = learner.init()
     write_settings(folder, config, Blueprint(BUILT_IN))
     with Checkpoints(folder, identity_of(config, session.base, session.team), 2) as checkpoints:
         for step, metric in METRICS.items():
             numbers = jax.tree.map(lambda x, step=step: jnp.full_like(x, step), state.adapters)
-            saved = state._replace(adapters=numbers, step=jnp.int32(step))
+            saved = state.with_adapters(numbers)._replace(step=jnp.int32(step))
             checkpoints.save(step, saved, metric=metric)
     lines = [{"step": s, "reward/mean": m, "tokens/action": 7} for s, m in METRICS.items()]
     (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
@@ -71,7 +72,7 @@ def run_export(*flags):
 def test_a_checkpoint_is_found_by_step_best_or_latest(session, run, step, found):
     state = restore_state(session, str(run), step)
     assert int(state.step) == found
-    assert float(state.adapters["q"]["b"][0, 0, 0, 0]) == found
+    assert float(state.adapters[MAIN]["q"]["b"][0, 0, 0, 0]) == found
 
 
 @pytest.mark.parametrize(
@@ -96,7 +97,7 @@ def test_a_team_is_pushed_and_a_training_begins_with_it(
         assert run_export("--run", run, "--out", tmp_path / "out", "--push", "me/sums") == 0
         assert f"pushed: {hub.url}/me/sums" in capsys.readouterr().out
         algorithm = find_algorithm("appo")
-        learner = Learner(session.learning, session.base, session.team, algorithm, session.mesh)
+        learner = Learner(session.learning, session.bases, session.team, algorithm, session.mesh)
         config = configure(lora={"init": "hub:me/sums"})
         state = initial_state(config.lora, session.team, learner.init())
     assert all((np.asarray(leaf) == 5).all() for leaf in jax.tree.leaves(state.adapters))

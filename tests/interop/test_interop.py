@@ -33,6 +33,7 @@ from marft_jax.models.rope import RopeScaling
 from marft_jax.models.tokenizers.tokenizer import ByteTokenizer, from_directory
 from marft_jax.models.weights.load import BaseModel, abstract_decoder, fill, load_base, shapes_of
 from marft_jax.team.team_files import load_team
+from marft_jax.types import MAIN
 
 SHAPE = dict(vocab_size=264, d_model=32, n_layers=2, n_heads=4, n_kv_heads=2, head_dim=8, d_ff=48,
              max_position=128)  # fmt: skip
@@ -258,7 +259,7 @@ def initial(folder, hidden=(16, 4), **more):
     team = small.team(2)
     learner = Learner(
         resolve(settings, small.CONFIG),
-        small.base(),
+        {MAIN: small.base()},
         team,
         find_algorithm("appo"),
         small.one_device(),
@@ -279,9 +280,9 @@ def test_a_checkpoint_folder_of_the_first_release_loads_with_its_value_head(kind
     saved = dict(head.named_parameters()) if kind == "parameters" else head.state_dict()
     torch.save(saved, tmp_path / "value_head.pth")
     state, fresh = initial(tmp_path)
-    for kernel_M, linear in zip(state.critic.head, head, strict=True):
+    for kernel_M, linear in zip(state.critic[MAIN].head, head, strict=True):
         np.testing.assert_array_equal(kernel_M[0], linear.weight.detach().float().numpy().T)
-    assert np.abs(np.asarray(state.adapters["q"]["b"])).max() > 0
+    assert np.abs(np.asarray(state.adapters[MAIN]["q"]["b"])).max() > 0
     jax.tree.map(lambda new, old: new.sharding == old.sharding or pytest.fail(), state, fresh)
     with pytest.raises(BadInput, match=r"value_head.pth: its layers.*--critic.hidden"):
         initial(tmp_path, hidden=(8,))

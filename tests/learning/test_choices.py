@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import small
-from one_step import ALGO, fresh, learn, on_device, same
+from one_step import ALGO, fresh, learn, on_device, policy_of, same
 from one_step import settings as config_of
 
 from marft_jax import cli
@@ -96,7 +96,7 @@ def test_a_step_divides_its_gradient_by_what_the_mean_says(mean):
     moments = []
     for how in ("token", mean):
         state, _ = learn(config_of(dataclasses.replace(algo, loss_mean=how)), episodes, name="tppo")
-        moments.append(jax.tree.leaves(state.adapters_opt[1].mu))
+        moments.append(jax.tree.leaves(policy_of(state).adapters_opt[1].mu))
     scale = 1.0 if mean == "sequence" else 4 / 7
     for plain, other in zip(*moments, strict=True):
         np.testing.assert_allclose(other, scale * plain, rtol=1e-3, atol=1e-8)

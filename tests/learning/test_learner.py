@@ -21,6 +21,7 @@ from one_step import (
     learner,
     member,
     on_device,
+    policy_of,
     same,
     settings,
     settled,
@@ -36,7 +37,7 @@ from marft_jax.learning.optimiser import rate_factor
 from marft_jax.learning.settings import SETTINGS
 from marft_jax.learning.values import Static
 from marft_jax.models import decoder, lora
-from marft_jax.types import Sampling
+from marft_jax.types import MAIN, Sampling
 
 
 @pytest.fixture(scope="module")
@@ -203,8 +204,8 @@ def _gradients(config: Config, name: str):
             gradients.gradients(
                 static,
                 base.params,
-                state.adapters,
-                state.critic,
+                state.adapters[MAIN],
+                state.critic[MAIN],
                 *jax.tree.map(lambda x, i=i: x[i], (rows, targets)),
             )
             for i in range(u)
@@ -254,7 +255,7 @@ def test_without_an_entropy_bonus_the_backward_pass_spares_a_product(temperature
         learn(settings(dataclasses.replace(ONCE, entropy_coef=coef)), episodes)
         for coef in (0.0, 1e-12)
     )
-    close(none[0].adapters_opt, hardly[0].adapters_opt, 1e-6)
+    close(*(policy_of(state).adapters_opt for state, _ in (none, hardly)), 1e-6)
     close(none[1], hardly[1], 1e-5)
     base, rows = small.base(LAYERS), build(settings(ONCE), episodes).rows
     r = jax.tree.map(lambda x: x[0], rows)
@@ -367,7 +368,7 @@ def test_a_minibatch_without_rows_moves_nothing(episodes):
     for step in range(4):  # the full minibatch comes first, last or between
         state, _ = learn(config, [single], step=step)
         close((state.critic, state.adapters), (alone.critic, alone.adapters), 1e-6)
-        close((state.critic_opt, state.adapters_opt), (alone.critic_opt, alone.adapters_opt), 1e-6)
+        close((state.critic_opt, state.policies), (alone.critic_opt, alone.policies), 1e-6)
 
 
 # However the work is cut, the step is the same.
@@ -470,7 +471,7 @@ def test_any_mesh_takes_the_same_step_as_one_device(episodes, shape):
 def test_batches_of_the_same_shapes_compile_nothing(episodes):
     where = small.one_device()
     base, team = small.base_on(where, LAYERS), small.team()
-    ours = Learner(settled(configure(), "appo"), base, team, find_algorithm("appo"), where)
+    ours = Learner(settled(configure(), "appo"), {MAIN: base}, team, find_algorithm("appo"), where)
     state = ours.init()
     few, many = (build(configure(), episodes[:n]) for n in (1, len(episodes)))
     assert few.rows.tokens_BT.shape[1:] != many.rows.tokens_BT.shape[1:]
@@ -519,7 +520,7 @@ def test_the_learning_rate_scales_the_first_step(episodes):
     steps = []
     for lr in (1e-3, 2e-3):
         state, _ = learn(settings(dataclasses.replace(ONCE, lr=lr)), episodes)
-        steps.append(jax.tree.map(lambda a, b: np.asarray(a - b), state.adapters, start))
+        steps.append(jax.tree.map(lambda a, b: np.asarray(a - b), state.adapters[MAIN], start))
     close(jax.tree.map(lambda x: 2 * x, steps[0]), steps[1], 1e-6)
 
 
@@ -528,7 +529,7 @@ def test_a_warm_up_scales_the_first_step_and_decay_takes_a_share_of_what_was_the
     start, moves = small.adapters(layers=LAYERS), []
     for more in ({}, {"lr_warmup": 1}, {"weight_decay": 0.5}):
         state, _ = learn(settings(dataclasses.replace(ONCE, **more)), episodes)
-        moves.append(jax.tree.map(lambda a, b: np.asarray(a - b), state.adapters, start))
+        moves.append(jax.tree.map(lambda a, b: np.asarray(a - b), state.adapters[MAIN], start))
     usual, half, decayed = moves
     close(jax.tree.map(lambda x: x / 2, usual), half, 1e-6)
     close(jax.tree.map(lambda x, a: x - ONCE.lr * 0.5 * np.asarray(a), usual, start), decayed, 1e-6)
@@ -581,7 +582,7 @@ def test_better_actions_become_more_likely():
     rewarded = small.random_episodes(8, on_policy=small.adapters(layers=LAYERS))
     policy, scores = fresh(settings(ONCE)), []
     for _ in range(5):
-        turns = [e.turns[-1] for e in small.with_policy(rewarded, policy.adapters)]
+        turns = [e.turns[-1] for e in small.with_policy(rewarded, policy.adapters[MAIN])]
         scores.append([float(t.logprobs.sum()) for t in turns])
         state, _ = learn(settings(ONCE), rewarded, state=policy)
         policy = on_device(state)
@@ -647,7 +648,7 @@ def test_a_return_that_is_not_finite_stops_the_values_that_learn_from_it_alone(
         assert same(of(after, 0), of(sound, 0)) and not same(of(after, 0), of(start, 0))
         assert same(of(after, 1), of(start, 1))
     else:
-        adapter = lambda state, n: jax.tree.map(lambda x: x[n], state.critic.adapters)  # noqa: E731
+        adapter = lambda state, n: jax.tree.map(lambda x: x[n], state.critic[MAIN].adapters)  # noqa: E731
         assert same(adapter(after, 0), adapter(sound, 0))
         assert same(adapter(after, 1), adapter(start, 1))
 

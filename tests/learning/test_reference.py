@@ -7,10 +7,11 @@ import numpy as np
 import pytest
 import reference_update
 import small
-from one_step import LAYERS, fresh, learner, settings, settled
+from one_step import LAYERS, fresh, learner, policy_of, settings, settled
 
 from marft_jax.learning.credit import make_credit
 from marft_jax.learning.settings import SETTINGS
+from marft_jax.types import MAIN
 
 ALGO = dict(epochs=3, minibatches=1, lr=1e-3, microbatch_tokens=128)
 SHAPED = dict(reward_bias=-0.5, reward_scale=4.0, reward_clip=1.5)
@@ -54,8 +55,9 @@ def test_a_training_step_is_that_of_the_definitions(episodes, name):
     assert len(batch.rows.tokens_BT) > 1  # cut
     assert batch.rows.turn_mask_BK.sum(-1).max() > 1  # packed
     start = jax.device_get(state)
-    head = [kernel[0] for kernel in start.critic.head]
-    expected = reference_update.update(name, settled(config, name), episodes, start.adapters, head)
+    head = [kernel[0] for kernel in start.critic[MAIN].head]
+    begun = start.adapters[MAIN]
+    expected = reference_update.update(name, settled(config, name), episodes, begun, head)
     state, _, metrics = ours.learn(state, batch, 0)
     state = jax.device_get(state)
     assert (metrics["clip_fraction"] > 0.01).all()
@@ -65,12 +67,14 @@ def test_a_training_step_is_that_of_the_definitions(episodes, name):
             np.testing.assert_allclose(x, y, rtol=1e-5, atol=tolerance)
 
     for n, own in enumerate(expected.adapters):
-        got = jax.tree.map(lambda x, n=n: x[n], (state.adapters, state.adapters_opt[1]))
-        moved = [x - y[n] for x, y in zip(own.params, jax.tree.leaves(start.adapters), strict=True)]
+        got = jax.tree.map(
+            lambda x, n=n: x[n], (policy_of(state).adapters, policy_of(state).adapters_opt[1])
+        )
+        moved = [x - y[n] for x, y in zip(own.params, jax.tree.leaves(begun), strict=True)]
         assert max(np.abs(x).max() for x in moved) > 1e-3  # a hundred times the tolerance
         check(got[0], own.params)
         assert got[1].count == own.count == ALGO["epochs"]
         check((got[1].mu, got[1].nu), [*own.mean, *own.square], 1e-7)
     if head:
-        check(state.critic.head, [x[None] for x in expected.head.params])
-        check(state.critic_opt.head[1].mu, [x[None] for x in expected.head.mean], 1e-6)
+        check(state.critic[MAIN].head, [x[None] for x in expected.head.params])
+        check(state.critic_opt[MAIN].head[1].mu, [x[None] for x in expected.head.mean], 1e-6)

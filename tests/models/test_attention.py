@@ -38,6 +38,7 @@ from marft_jax.models.ops.remat import Remat, rematerialised
 from marft_jax.models.weights.load import abstract_decoder
 from marft_jax.parallel import compilation
 from marft_jax.parallel import mesh as mesh_lib
+from marft_jax.types import MAIN
 
 
 def draw(seed: int, *shape: int):
@@ -385,10 +386,10 @@ def updated(where, attention):
     base = small.base_on(where, 1)
     how = dict(attention=attention, remat="products")
     base = base._replace(graphdef=abstract_decoder(base.config, jnp.float32, **how)[0])
-    learner = Learner(resolve(config, base.config), base, team, algorithm, where)
+    learner = Learner(resolve(config, base.config), {MAIN: base}, team, algorithm, where)
     adapters = jax.device_put(small.adapters(layers=1), mesh_lib.replicated(where))
-    state, _, metrics = learner.learn(learner.init()._replace(adapters=adapters), batch, 0)
-    return jax.device_get((state.adapters_opt, metrics))
+    state, _, metrics = learner.learn(learner.init().with_adapters({MAIN: adapters}), batch, 0)
+    return jax.device_get((state.policies[MAIN].adapters_opt, metrics))
 
 
 @pytest.mark.slow

@@ -18,7 +18,7 @@ from marft_jax.learning.algorithms import find_algorithm
 from marft_jax.learning.learner import Learner
 from marft_jax.learning.settings import SETTINGS, resolve
 from marft_jax.parallel import mesh
-from marft_jax.types import Sampling
+from marft_jax.types import MAIN, Sampling
 
 SHAPES = [(8, 1, 1), (1, 8, 1), (1, 1, 8), (2, 2, 2)]
 
@@ -44,11 +44,10 @@ def learned(name: str, where: Mesh, stacked: bool = False):
         episodes(), rewards, team.owners, config.algo, algorithm.level,
         shards=8,  # the same rows on every mesh
     )  # fmt: skip
-    learner = Learner(
-        resolve(config, small.CONFIG), small.base_on(where, 1, stacked), team, algorithm, where
-    )
-    state = learner.init()._replace(
-        adapters=jax.device_put(small.adapters(layers=1), mesh.replicated(where))
+    bases = {MAIN: small.base_on(where, 1, stacked)}
+    learner = Learner(resolve(config, small.CONFIG), bases, team, algorithm, where)
+    state = learner.init().with_adapters(
+        {MAIN: jax.device_put(small.adapters(layers=1), mesh.replicated(where))}
     )
     state, _, metrics = learner.learn(state, batch, 0)
     return jax.device_get(state), jax.device_get(metrics)
@@ -67,7 +66,8 @@ def test_losses_gradients_and_updates_are_those_of_one_device(name, shape):
     2e-5; the critic, whose step is 5e-4, to 2e-5."""
     (one, told), (many, seen) = alone(name), learned(name, small.mesh_of(*shape))
     chex.assert_trees_all_close(told, seen, atol=1e-4, rtol=1e-4)
-    chex.assert_trees_all_close(one.adapters_opt, many.adapters_opt, atol=1e-5, rtol=1e-4)
+    moments = [state.policies[MAIN].adapters_opt for state in (one, many)]
+    chex.assert_trees_all_close(*moments, atol=1e-5, rtol=1e-4)
     chex.assert_trees_all_close(one.adapters, many.adapters, atol=2e-5)
     chex.assert_trees_all_close(one.critic, many.critic, atol=2e-5)
 
@@ -77,7 +77,8 @@ def test_losses_gradients_and_updates_are_those_of_one_device(name, shape):
 def test_stacked_layers_learn_what_unrolled_ones_do(shape):
     (one, told), (many, seen) = alone("tppo"), learned("tppo", small.mesh_of(*shape), stacked=True)
     chex.assert_trees_all_close(told, seen, atol=1e-4, rtol=1e-4)
-    chex.assert_trees_all_close(one.adapters_opt, many.adapters_opt, atol=1e-5, rtol=1e-4)
+    moments = [state.policies[MAIN].adapters_opt for state in (one, many)]
+    chex.assert_trees_all_close(*moments, atol=1e-5, rtol=1e-4)
     chex.assert_trees_all_close(one.critic, many.critic, atol=2e-5)
 
 

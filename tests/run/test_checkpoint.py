@@ -22,14 +22,16 @@ from marft_jax.errors import BadInput, RunFailed
 from marft_jax.formats import jsonlines
 from marft_jax.learning.algorithms import find_algorithm
 from marft_jax.learning.learner import Learner
-from marft_jax.learning.settings import resolve
+from marft_jax.learning.settings import Appo, resolve
 from marft_jax.parallel import mesh
-from marft_jax.run.checkpoints import Checkpoints, Schedule
+from marft_jax.run import old_layout
+from marft_jax.run.checkpoints import Checkpoints, Schedule, shapes_of
 from marft_jax.run.compatibility import described, identity_of, team_changes
 from marft_jax.run.directory import own_directory
 from marft_jax.run.manifest import manifest_of
 from marft_jax.run.recovery import set_history_aside
 from marft_jax.team.team_files import Blueprint
+from marft_jax.types import MAIN
 
 CONFIG = small.config(lora=config_lib.Lora(rank=2), critic=config_lib.Critic(hidden=(8,)))
 
@@ -37,7 +39,11 @@ CONFIG = small.config(lora=config_lib.Lora(rank=2), critic=config_lib.Critic(hid
 def fresh(config=CONFIG):
     algorithm = find_algorithm("appo")
     return Learner(
-        resolve(config, small.CONFIG), small.base(), small.team(), algorithm, small.one_device()
+        resolve(config, small.CONFIG),
+        {MAIN: small.base()},
+        small.team(),
+        algorithm,
+        small.one_device(),
     ).init()
 
 
@@ -81,25 +87,30 @@ def test_what_is_restored_is_what_was_saved_bit_for_bit(tmp_path, state):
     assert saved.meta["config"]["algo"]["lr"] == CONFIG.algo.lr
 
 
-def test_a_checkpoint_of_before_values_had_a_scale_is_restored_with_a_scale_of_one(
-    tmp_path, state, monkeypatch
-):
-    from marft_jax.run import checkpoints as module
+FULL = dataclasses.replace(
+    CONFIG,
+    algo=Appo(kl_coef=0.1, kl_reference="start"),
+    rollout=config_lib.Rollout(lag=2),
+)
 
-    def older(function):
-        return lambda state: {
-            key: x for key, x in function(state).items() if "values_scale" not in key
-        }
 
-    with monkeypatch.context() as patch, opened(tmp_path) as checkpoints:
-        for name in ("shapes_of", "_parts"):
-            patch.setattr(module, name, older(getattr(module, name)))
-        checkpoints.save(7, state)
-        checkpoints.flush()
-    assert "values_scale" not in (tmp_path / "checkpoints" / "7" / "meta.json").read_text()
-    with opened(tmp_path) as checkpoints:
-        restored = checkpoints.restore(fresh()).state
-    assert restored.values_scale.mean == 1
+@pytest.mark.parametrize("with_scale", (True, False))
+def test_a_checkpoint_of_a_release_that_knew_one_base_is_restored(tmp_path, with_scale):
+    """Its state has no part for each base; the oldest had no scale of the values: theirs is 1."""
+    state = noisy(fresh(FULL))
+    old = old_layout.flatten(state, shapes_of(state) if with_scale else ())
+    with Checkpoints(tmp_path, identity(FULL), keep=2) as checkpoints:
+        checkpoints.save(7, old)
+    folder = tmp_path / "checkpoints" / "7"
+    assert "policies" not in (folder / "meta.json").read_text()
+    arrays = ocp.StandardCheckpointer().restore(folder / "state")
+    expected = {"adapters", "adapters_opt", "baseline", "critic", "critic_opt", "lr_scale", "past",
+                "progress", "reference", "step"}  # fmt: skip
+    assert set(arrays) == expected | ({"values_scale"} if with_scale else set())
+    with Checkpoints(tmp_path, identity(FULL), keep=2) as checkpoints:
+        restored = checkpoints.restore(fresh(FULL)).state
+        assert checkpoints.restore_adapters().keys() == {"solver", "planner"}
+    assert with_scale or restored.values_scale.mean == 1
     chex.assert_trees_all_equal(restored._replace(values_scale=state.values_scale), state)
 
 
@@ -176,8 +187,9 @@ def test_a_state_of_another_form_is_refused_by_the_name_of_an_array(two):
         pytest.raises(BadInput, match=r"critic.*32, 8"),
     ):
         state = fresh()
-        wider = state.critic._replace(head=[jax.numpy.zeros((1, 32, 9)), *state.critic.head[1:]])
-        checkpoints.restore(state._replace(critic=wider))
+        critic = state.critic[MAIN]
+        wider = critic._replace(head=[jax.numpy.zeros((1, 32, 9)), *critic.head[1:]])
+        checkpoints.restore(state._replace(critic={MAIN: wider}))
 
 
 def test_a_state_may_be_donated_as_soon_as_it_is_being_saved(tmp_path):

@@ -23,6 +23,7 @@ from marft_jax.learning.settings import resolve
 from marft_jax.rollout.pipeline import Pipeline, Sampled
 from marft_jax.run import checkpoints, signals
 from marft_jax.run.training import Training
+from marft_jax.types import MAIN
 
 SMALL = ["--algo.episodes", "8", "--run.loggers", "none", "--run.transcripts_every", "1"]
 LEVELS = ["--env.curriculum", "0.15", "--eval.every", "2", "--eval.episodes", "4"]
@@ -87,7 +88,7 @@ def whole(request, tmp_path_factory):
     sampled, play = [], Sampled._play
 
     def noted(self, job, unwanted):
-        sampled.append((job, jax.tree.map(np.array, job.adapters)))
+        sampled.append((job, jax.tree.map(np.array, job.adapters[MAIN])))
         return play(self, job, unwanted)
 
     with pytest.MonkeyPatch.context() as patch:
@@ -102,7 +103,7 @@ def test_step_s_is_sampled_with_the_adapters_after_s_minus_lag_updates(whole):
     for job, adapters in sampled:
         if job.version:
             jax.tree.map(np.testing.assert_array_equal, adapters,
-                         arrays_of(run, job.version)["adapters"])  # fmt: skip
+                         arrays_of(run, job.version)["policies"][MAIN]["adapters"])  # fmt: skip
     rows = lines_of(run)
     assert [row["rollout/version"] for row in rows] == [job.version for job, _ in sampled]
     assert [row["rollout/lag"] for row in rows] == [min(step, lag) for step in range(6)]
@@ -113,7 +114,11 @@ def test_step_s_is_sampled_with_the_adapters_after_s_minus_lag_updates(whole):
     assert len(past) == lag
     for version, kept in enumerate(past, start=6 - lag):
         before = arrays_of(run, version)
-        jax.tree.map(np.testing.assert_array_equal, kept["adapters"], before["adapters"])
+        jax.tree.map(
+            np.testing.assert_array_equal,
+            kept["adapters"][MAIN],
+            before["policies"][MAIN]["adapters"],
+        )
         np.testing.assert_array_equal(kept["progress"], before["progress"])
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -42,7 +42,7 @@ class Match(NamedTuple):
     agent: str
     opponent: str
     session: Session
-    adapters: Adapters
+    adapters: Mapping[str, Adapters]
     config: Config
 
 
@@ -83,7 +83,7 @@ def play_matches(
                 name, opponent = match.agent, match.opponent
                 plan = BenchmarkPlan(f"{name} against {opponent}", 1, match.config, tasks)
                 source = open_source(stack, match.config, "eval")
-                session.engine.load(match.adapters)
+                session.load(match.adapters)
                 file = folder / f"match-{at}-{name}-{opponent.replace('/', '_')}.jsonl"
                 records = Answers(match.session, plan, source, file).play(threads)
                 found[name, at, opponent] = outcomes_of(records)[name]
@@ -124,7 +124,9 @@ def rate_checkpoints(
     return ratings
 
 
-def _matches(run: str | None, session: Session, own: Adapters, opponent: str) -> Iterator[Match]:
+def _matches(
+    run: str | None, session: Session, own: Mapping[str, Adapters], opponent: str
+) -> Iterator[Match]:
     """Yields a match for each agent."""
     learned, adapters = session.team.names, _adapters_of(run, session, own, opponent)
     session = _without_bots(session)
@@ -175,8 +177,8 @@ def _members(team: Team, agents: Sequence[int]) -> Team:
 
 
 def _adapters_of(
-    run: str | None, session: Session, own: Adapters, opponent: str
-) -> Adapters | None:
+    run: str | None, session: Session, own: Mapping[str, Adapters], opponent: str
+) -> Mapping[str, Adapters] | None:
     """Loads the adapters of an opponent; None for a bot."""
     if opponent == "base":
         return jax.tree.map(jnp.zeros_like, own)

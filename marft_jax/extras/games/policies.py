@@ -100,11 +100,11 @@ class _Reader:
     def __init__(self, session: Session, table: open_spiel.Table) -> None:
         settings = session.learning._replace(algo=Imitation(epochs=1, minibatches=1), critic=None)
         imitation = find_algorithm(Imitation.name)
-        self._learner = Learner(settings, session.base, session.team, imitation, session.mesh)
+        self._learner = Learner(settings, session.bases, session.team, imitation, session.mesh)
         self._team, self._table = session.team, table
 
     def logprobs(
-        self, adapters: Adapters, asked: Sequence[tuple[int, Any, Sequence[str]]]
+        self, adapters: Mapping[str, Adapters], asked: Sequence[tuple[int, Any, Sequence[str]]]
     ) -> list[list[float]]:
         """See ``LogProbs``."""
         ended = [StepResult("", 0.0, done=True)]

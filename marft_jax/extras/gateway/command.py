@@ -28,7 +28,7 @@ from marft_jax.random_keys import Stream
 from marft_jax.run.setup import Session, make_rollout, open_session, restore_state
 from marft_jax.team.prompts import Team
 from marft_jax.team.team_files import load_team
-from marft_jax.types import Player
+from marft_jax.types import MAIN, Player
 
 if TYPE_CHECKING:
     from starlette.applications import Starlette
@@ -95,13 +95,13 @@ def open_app(
     team, threads = session.team, DaemonThreads()
     heat = config.eval.temperature
     team = team._replace(sampling=tuple(s._replace(temperature=heat) for s in team.sampling))
-    session.engine.load(restore_state(session, run, step).adapters)
+    session.load(restore_state(session, run, step).adapters)
     with Batcher(session.engine) as batcher:
 
         async def reload() -> int:
             restore = functools.partial(restore_state, session, run, "latest")
             state = await asyncio.get_running_loop().run_in_executor(threads, restore)
-            await asyncio.wrap_future(batcher.load(state.adapters))
+            await asyncio.wrap_future(batcher.load(state.adapters[MAIN]))
             return int(state.step)
 
         plays = functools.partial(_player, session, threads)

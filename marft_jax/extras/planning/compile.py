@@ -33,6 +33,7 @@ from marft_jax.models.weights.load import decoder_on
 from marft_jax.parallel import mesh as mesh_lib
 from marft_jax.parallel import processes
 from marft_jax.team.prompts import Team
+from marft_jax.types import MAIN
 
 
 class Compiled(NamedTuple):
@@ -116,7 +117,7 @@ def describe(
     shape = engine.Shape(slots, config.rollout.chunk, work.context, work.action).on(here)
     played = engine.programs(model, graphdef, here, shape, dtype, eos_ids=(0,), alpha=alpha)
     settings = resolve(config, model)
-    learned = learner.programs(settings, model, graphdef, team, algorithm, mesh)
+    learned = learner.programs(settings, {MAIN: (model, graphdef)}, team, algorithm, mesh)
     shards = mesh_lib.row_shards(mesh)
     batch = longest_batch(settings, team, algorithm.level, work, shards, model.d_model)
     return Run(
@@ -196,7 +197,7 @@ def _decode(run: Run) -> dict[str, Any]:
 
 def _fused(run: Run) -> Any:
     """Returns the adapters in the form that the engine's programs take."""
-    fused = run.engine.fuse.eval_shape(run.state.adapters)
+    fused = run.engine.fuse.eval_shape(run.state.adapters[MAIN])
     return placed(fused, mesh_lib.replicated(run.here))
 
 
@@ -213,8 +214,9 @@ def _prefill(run: Run) -> dict[str, Any]:
 def _learning(run: Run) -> dict[str, Any]:
     """Lowers the learner's programs for one microbatch."""
     programs, batch, algo = run.learner, run.batch, run.config.algo
-    frozen = dict(base=run.base, critic=run.state.critic)
-    policy = dict(base=run.base, adapters=run.state.adapters)
+    of_base = programs.bases[MAIN]
+    frozen = dict(base=run.base, critic=run.state.critic[MAIN])
+    policy = dict(base=run.base, adapters=run.state.adapters[MAIN])
     split = mesh_lib.rows(run.mesh)
 
     def micro(rows: batch_lib.Rows[np.ndarray]) -> Any:
@@ -222,25 +224,25 @@ def _learning(run: Run) -> dict[str, Any]:
 
     rows = micro(batch.rows)
     numbers_BX: Any = jax.ShapeDtypeStruct(batch.chain.shape_UBX[1:], jnp.float32, sharding=split)
-    scored = programs.score.eval_shape(**frozen, r=rows)
-    logprobs_BA = programs.proximal.eval_shape(**policy, r=rows)
+    scored = of_base.score.eval_shape(**frozen, r=rows)
+    logprobs_BA = of_base.proximal.eval_shape(**policy, r=rows)
     old = None if run.learning.correction == "none" else logprobs_BA
     values_BX, features_BXD, reference_BA = scored
     reference_BA = logprobs_BA if run.learning.reference == "start" else reference_BA
     reference_BA = reference_BA if algo.kl_in == "loss" else None
     targets = Targets(numbers_BX, numbers_BX, values_BX, features_BXD, reference_BA, old)
     total = programs.zeros.eval_shape(run.state.adapters, run.state.critic)
-    trainable_N = jax.ShapeDtypeStruct((run.team.adapters,), bool)
+    trainable = {MAIN: jax.ShapeDtypeStruct((run.team.adapters,), bool)}
     stepped = run.state._replace(past=())
     lowered = {
-        "gradients": programs.accumulate.lower(
-            **policy, critic=run.state.critic, rows=rows, targets=targets, total=total
+        "gradients": of_base.accumulate.lower(
+            **policy, critic=run.state.critic[MAIN], rows=rows, targets=targets, total=total[MAIN]
         ),
-        "optimiser": programs.apply.lower(state=stepped, total=total, trainable_N=trainable_N),
+        "optimiser": programs.apply.lower(state=stepped, total=total, trainable=trainable),
     }
     if reads_base(run.learning):
         read = batch.rows if batch.prompts is None else batch.prompts.rows
-        lowered["values"] = programs.score.lower(**frozen, r=micro(read))
+        lowered["values"] = of_base.score.lower(**frozen, r=micro(read))
     return lowered
 
 

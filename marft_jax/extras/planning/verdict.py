@@ -81,7 +81,10 @@ def memory_of(run: Run, programs: dict[str, Compiled]) -> tuple[dict[str, float]
         "weights": run.base,
         "adapters": (state.adapters, state.past),
         "critic": state.critic,
-        "optimiser": (state.adapters_opt, state.critic_opt),
+        "optimiser": (
+            [policy.adapters_opt for policy in state.policies.values()],
+            state.critic_opt,
+        ),
         "cache": run.slots,
     }
     memory: dict[str, float] = {name: per_chip(tree) for name, tree in held.items()}

@@ -19,11 +19,12 @@ from marft_jax.errors import BadInput
 from marft_jax.extras.report.episodes import episode
 from marft_jax.extras.report.reading import read_run
 from marft_jax.learning import pool
+from marft_jax.learning.state import PolicyState
 from marft_jax.run import checkpoints, opening
 from marft_jax.run.training import Training
 from marft_jax.team.profiles import BUILT_IN, Profile
 from marft_jax.team.team_files import Blueprint
-from marft_jax.types import Episode, StepResult
+from marft_jax.types import MAIN, Episode, StepResult
 
 pytestmark = pytest.mark.usefixtures("one_device")
 
@@ -47,19 +48,23 @@ class Counted:
 
     def __init__(self, **settings):
         self.settings = Rollout(**settings)
-        none = pool.TrainState(*([()] * 9))
-        adapters = {"q": {"a": jnp.zeros((2, 1))}}
+        none = pool.TrainState(*([()] * 8))
+        policies = {MAIN: PolicyState({"q": {"a": jnp.zeros((2, 1))}}, ())}
         self.state = pool.begin(PAST, self.settings.past_kept, none._replace(
-            step=jnp.int32(0), adapters=adapters))  # fmt: skip
+            step=jnp.int32(0), policies=policies))  # fmt: skip
 
     def steps(self, count, outcome=lambda version: None):
         """Lists which version played each step."""
         seen = []
         for _ in range(count):
-            version, step = float(self.state.adapters["q"]["a"][1, 0]), int(self.state.step) + 1
+            version, step = (
+                float(self.state.adapters[MAIN]["q"]["a"][1, 0]),
+                int(self.state.step) + 1,
+            )
             seen.append(version)
-            x = self.state.adapters["q"]["a"].at[0].set(float(step))
-            state = self.state._replace(step=jnp.int32(step), adapters={"q": {"a": x}})
+            x = self.state.adapters[MAIN]["q"]["a"].at[0].set(float(step))
+            state = self.state.with_adapters({MAIN: {"q": {"a": x}}})
+            state = state._replace(step=jnp.int32(step))
             won = outcome(version)
             info = {"outcomes": {"rival": {"outcome": won}}} if won else {}
             played = [Episode(0, 0, 0, "", [], [StepResult("", 0.0, True, info)])]
@@ -119,13 +124,13 @@ def whole(tmp_path_factory):
 def test_the_reference_moves_to_the_present_adapters_every_so_many_steps(whole):
     states = {step: arrays_of(whole, step) for step in range(1, 7)}
     for step, state in states.items():
-        for target, parts in state["reference"].items():
+        for target, parts in state["policies"][MAIN]["reference"].items():
             if step < 3:
                 assert not parts["b"].any()  # as the run began
             else:
-                moved = states[step // 3 * 3]["adapters"][target]["b"][0]
+                moved = states[step // 3 * 3]["policies"][MAIN]["adapters"][target]["b"][0]
                 np.testing.assert_array_equal(parts["b"][0], moved)
-    assert any(parts["b"][0].any() for parts in states[3]["reference"].values())
+    assert any(parts["b"][0].any() for parts in states[3]["policies"][MAIN]["reference"].values())
 
 
 @pytest.mark.slow
@@ -157,7 +162,7 @@ def test_elo_compares_checkpoints_of_a_run_and_the_report_draws_it(whole, capsys
 @pytest.mark.slow
 def test_self_play_against_past_selves_continues_exactly_after_a_kill(whole, tmp_path, monkeypatch):
     killed = tmp_path / "killed"
-    ours = [arrays_of(whole, step)["adapters"] for step in range(1, 7)]
+    ours = [arrays_of(whole, step)["policies"][MAIN]["adapters"] for step in range(1, 7)]
     for step in (2, 3, 4, 5, 6):  # who plays the next step is an earlier self, bit for bit
         earlier = [0, *range(2, step + 1, 2)]
         kept = [ours[k - 1] for k in earlier if k]

@@ -52,7 +52,8 @@ def run(tmp_path_factory, one_device):
             noise = jax.tree.map(
                 lambda x: x + rng.normal(0, 0.05, x.shape).astype(x.dtype), fresh.adapters
             )
-            checkpoints.save(step, fresh._replace(step=jnp.int32(step), adapters=noise))
+            saved = fresh.with_adapters(noise)._replace(step=jnp.int32(step))
+            checkpoints.save(step, saved)
             checkpoints.wait()
     return folder
 

@@ -236,13 +236,13 @@ def test_what_a_plan_counts_is_what_a_run_holds():
     planned, _ = verdict.memory_of(run_of(config, tiny_model.CONFIG, "cpu:8"), {})
     session = open_session(config, load_team(None))
     algorithm = find_algorithm(config.algo.name)
-    state = Learner(session.learning, session.base, session.team, algorithm, session.mesh).init()
-    session.engine.load(state.adapters)
+    state = Learner(session.learning, session.bases, session.team, algorithm, session.mesh).init()
+    session.load(state.adapters)
     held = {
         "weights": session.base.params,
         "adapters": state.adapters,
         "critic": state.critic,
-        "optimiser": (state.adapters_opt, state.critic_opt),
+        "optimiser": ([p.adapters_opt for p in state.policies.values()], state.critic_opt),
         "cache": session.engine._slots,
     }
     for name, tree in held.items():
