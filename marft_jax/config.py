@@ -42,6 +42,8 @@ class Run:
     loggers: tuple[str, ...] = ("tensorboard",)
     """tensorboard, wandb, trackio, mlflow, package.module:Class; wandb and mlflow work
     offline unless their own settings name a server."""
+    state_parts: tuple[str, ...] = ()
+    """Parts that package.module:function adds to the training state; they are saved with it."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -31,6 +31,7 @@ EXTRAS = {
     "env.textarena": "marft_jax.extras.games.textarena",
     "env.program": "marft_jax.extras.gateway.program:source",
     "workflow.program": "marft_jax.extras.gateway.program:program",
+    "state.pool": "marft_jax.extras.games.pool:past_selves",
     "evaluation.games": "marft_jax.extras.games.command",
     "command.plan": "marft_jax.extras.planning.command:main",
     "command.report": "marft_jax.extras.report.command:main",

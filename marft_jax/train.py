@@ -26,7 +26,7 @@ from marft_jax.run.metrics import Clock
 from marft_jax.run.opening import open_training
 from marft_jax.run.setup import make_rollout
 from marft_jax.run.signals import DONE, Ended
-from marft_jax.run.training import Training
+from marft_jax.run.training import Training, first_step_notice, rollout_source
 from marft_jax.types import OnStep, Sample, TrainedStep, Version
 
 
@@ -66,7 +66,7 @@ def train_team(config: Config, on_step: OnStep | None = None) -> Ended:
     """
     _check_samples(config)
     with open_training(config) as run:
-        learn_from(run.sampled().take, run, on_step)
+        learn_from(rollout_source(run).take, run, on_step)
         return DONE
     return run.ended()
 
@@ -88,24 +88,29 @@ def learn_from(
     """
     state, clock, steps = run.state, Clock(checkpoint_s=0.0), run.config.run.steps
     if (first := int(state.step) + 1) <= steps:
-        run.reporter.event(run.compiling(first))
+        run.reporter.event(first_step_notice(run.session, first))
     while (step := int(state.step)) < steps:
         run.announce(step, "playing")
-        collected, past = take(state, step, run.guard.rollbacks)
+        collected, past = take(state, step, run.rollbacks)
         run.announce(step, "learning")
         with clock("update_s"):
             batch = run.learner.pack(collected.episodes, collected.rewards, seed=run.seed(step))
             state, estimates, learned = run.learner.learn(
                 state._replace(past=past), batch, step, run.pipeline.check
             )
-            run.transcribe(step + 1, collected, estimates)  # while the devices update
+            run.measuring.transcribe(step + 1, collected, estimates)  # while the devices update
             run.pipeline.wait_for((state, learned))
         learned |= also(state)
-        state, metrics = run.measure(state, collected, batch, learned, clock)
-        metrics, verdict = run.report(state, collected, metrics, learned)
+        metrics = run.measuring.measure(step + 1, collected, batch, learned, clock)
+        state = run.advance(state, collected, metrics["reward/mean"])
+        metrics, verdict = run.measuring.report(state, collected, metrics, learned)
+        run.announce(step + 1, "saving")
         clock = Clock()
         with clock("checkpoint_s"):  # how long this save keeps the next step waiting
-            state = run.save(state, metrics, verdict)
+            if verdict is None:
+                run.saving.save(state, metrics)
+            else:
+                state = run.roll_back(step + 1, verdict)
         # shown only now, when it can spoil nothing any more
         finished = TrainedStep(step + 1, metrics, collected.episodes)
         enough = on_step is not None and bool(on_step(finished))

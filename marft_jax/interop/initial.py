@@ -17,7 +17,6 @@ import numpy as np
 from marft_jax.config import Lora as LoraSettings
 from marft_jax.errors import BadInput
 from marft_jax.interop import first_release, peft
-from marft_jax.learning import pool
 from marft_jax.learning.learner import TrainState
 from marft_jax.models.lora import Adapters, shape_of
 from marft_jax.team.prompts import Team
@@ -40,10 +39,6 @@ def initial_state(
     """
     adapters = initial_adapters(team, settings, fresh.adapters[MAIN], saved)
     state = fresh.with_adapters({MAIN: adapters})
-    if fresh.pool and (past := pool.past_of(team)) is not None:
-        state = pool.begin(past, len(fresh.pool.points_K.weight_X), state)
-    state = state._replace(past=tuple(state.version() for _ in fresh.past))
-    state = state.refer_to_present()
     head = Path(settings.init) / first_release.VALUE_HEAD if settings.init else None
     if head is None or not head.is_file() or not state.critic[MAIN].head:
         return state
@@ -72,8 +67,7 @@ def initial_adapters(
         return fresh
     loaded = jax.tree.map(lambda x: np.array(jax.device_get(x)), fresh)
     scale = settings.alpha / settings.rank
-    past = pool.past_of(team)
-    seats = () if past is None else past.seats
+    seats = [n for n, p in zip(team.owners, team.profiles, strict=True) if p.past is not None]
     for n, name in enumerate(team.adapter_names):
         if n in folders:
             _copy(peft.read(folders[n]), loaded, n, scale, folders[n])

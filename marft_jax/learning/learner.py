@@ -20,7 +20,7 @@ from jax.sharding import PartitionSpec as P
 from marft_jax import random_keys
 from marft_jax.learning import batch as batch_lib
 from marft_jax.learning import critic as critic_lib
-from marft_jax.learning import gradients, optimiser, pool
+from marft_jax.learning import gradients, optimiser
 from marft_jax.learning.advantages import ROLES, ROUNDING
 from marft_jax.learning.algorithms import Algorithm
 from marft_jax.learning.batch import Rows
@@ -87,8 +87,7 @@ class Learner:
 
     def init(self) -> TrainState:
         """A fresh state: adapters that change nothing, values near zero."""
-        state, past = self._run.init(), pool.past_of(self._team)
-        return state if past is None else pool.begin(past, self._settings.past_kept, state)
+        return self._run.init()
 
     def learn(
         self,
@@ -397,5 +396,6 @@ def fresh(
         values_scale=Moving(jnp.zeros(()), jnp.zeros(())),
         lr_scale=jnp.float32(1),
         progress=progress,
+        parts={},
     )
     return state._replace(past=(Version(state.adapters, progress),) * settings.lag)

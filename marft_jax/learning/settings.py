@@ -228,7 +228,6 @@ class LearnerSettings(NamedTuple):
         correction: of stale samples.
         steps: of the whole run.
         lag: versions of the adapters that the state keeps.
-        past_kept: those that agents play as whose opponents learn.
     """
 
     algo: Algo
@@ -239,7 +238,6 @@ class LearnerSettings(NamedTuple):
     lr: float
     correction: str
     steps: int
-    past_kept: int
 
     @property
     def critic_mode(self) -> str:
@@ -268,9 +266,7 @@ def resolve(config: Config, model: DecoderConfig) -> LearnerSettings:
         correction = "decoupled" if lag else "none"
     critic = config.critic if algo.has_critic else None
     seed, steps = config.run.seed, config.run.steps
-    return LearnerSettings(
-        algo, critic, config.lora, seed, lag, lr, correction, steps, config.rollout.past_kept
-    )
+    return LearnerSettings(algo, critic, config.lora, seed, lag, lr, correction, steps)
 
 
 def resolved(config: Config, learner: LearnerSettings) -> Config:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -36,14 +36,6 @@ class Moving(NamedTuple):
         )
 
 
-class Pool(NamedTuple):
-    """Past versions of adapters; see ``pool``."""
-
-    versions: lora.Adapters  # leading axes K, and the agents that play as them
-    chosen: jax.Array  # the version that plays the next step
-    points_K: Moving  # share of points that each has won
-
-
 class PolicyState(NamedTuple):
     """State of the agents on one base."""
 
@@ -70,11 +62,10 @@ class TrainState(NamedTuple):
     values_scale: Moving
     lr_scale: jax.Array  # multiplies the learning rates; lowered by rollbacks
     progress: jax.Array  # the curriculum's level, and the moving mean of the rewards there
+    parts: dict[str, Any]  # of extras and users, by name: see ``state_parts``
     # the versions of the last ``rollout.lag`` states, the oldest first, which sample the next
     # steps; before the first update they are all the initial one
     past: tuple[Version, ...] = ()
-    # where agents play as past versions of others
-    pool: Pool | tuple[()] = ()
 
     @property
     def adapters(self) -> dict[str, lora.Adapters]:
@@ -85,6 +76,10 @@ class TrainState(NamedTuple):
         """Replaces the adapters of each base."""
         policies = {b: p._replace(adapters=adapters[b]) for b, p in self.policies.items()}
         return self._replace(policies=policies)
+
+    def begun(self) -> TrainState:
+        """Sets the past versions and the references to the present adapters, as a run begins."""
+        return self._replace(past=tuple(self.version() for _ in self.past)).refer_to_present()
 
     def refer_to_present(self) -> TrainState:
         """Sets the reference of each KL, where there is one, to a copy of the present adapters."""

@@ -320,10 +320,9 @@ def shapes_of(state: Any) -> dict[str, str]:
 
 
 def _parts(state: TrainState | FlatState) -> dict[str, Any]:
-    """Returns the fields of a state, as they are saved: one without a lag has no past, for
-    example."""
+    """Returns the fields of a state as they are saved: without those that are empty."""
     fields = state._asdict().items()
-    return {name: part for name, part in fields if not isinstance(part, tuple) or part}
+    return {name: part for name, part in fields if not isinstance(part, tuple | dict) or part}
 
 
 def _best(metrics: Mapping[int, float | None]) -> int | None:

@@ -41,6 +41,7 @@ def flatten(state: TrainState, arrays: Collection[str]) -> FlatState:
             "critic": state.critic[MAIN],
             "critic_opt": state.critic_opt[MAIN],
             "values_scale": state.values_scale if scaled else (),
+            "pool": state.parts.get("pool", ()),
             "past": tuple(v._replace(adapters=v.adapters[MAIN]) for v in state.past),
         }
     )
@@ -54,6 +55,7 @@ def unflatten(flat: FlatState, fresh: TrainState) -> TrainState:
             "policies": {MAIN: PolicyState(flat.adapters, flat.adapters_opt, flat.reference)},
             "critic": {MAIN: flat.critic},
             "critic_opt": {MAIN: flat.critic_opt},
+            "parts": {"pool": flat.pool} if flat.pool else {},
             "values_scale": flat.values_scale or fresh.unscaled().values_scale,
             "past": tuple(v._replace(adapters={MAIN: v.adapters}) for v in flat.past),
         }

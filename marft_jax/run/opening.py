@@ -14,8 +14,6 @@ from marft_jax.config import Config, Rollout
 from marft_jax.envs.threads import DaemonThreads
 from marft_jax.errors import BadInput, Stopped
 from marft_jax.learning.advantages import find_normalizer
-from marft_jax.learning.algorithms import find_algorithm
-from marft_jax.learning.learner import Learner
 from marft_jax.learning.settings import reuses_samples
 from marft_jax.learning.state import TrainState
 from marft_jax.learning.step_rewards import find_step_reward
@@ -30,10 +28,19 @@ from marft_jax.run.compatibility import check_same_run
 from marft_jax.run.directory import disk_errors, own_directory, write_settings
 from marft_jax.run.guard import Guard
 from marft_jax.run.loggers import MakeWriter, find_loggers
+from marft_jax.run.measuring import Measuring
 from marft_jax.run.metrics import Compilations, TruncationWarning, check_best_metric
 from marft_jax.run.recovery import open_checkpoints, resume
 from marft_jax.run.reporters import open_reporter
-from marft_jax.run.setup import Session, initial_state, open_session, open_source
+from marft_jax.run.saving import Saving
+from marft_jax.run.setup import (
+    Session,
+    fresh_state,
+    initial_state,
+    make_learner,
+    open_session,
+    open_source,
+)
 from marft_jax.run.signals import Stop
 from marft_jax.run.training import Training
 from marft_jax.setting import with_absolute_paths
@@ -77,8 +84,8 @@ def open_training(config: Config, *, rehearses: bool = False) -> Iterator[Traini
         try:
             yield run
         except Stopped:
-            run.checkpoints.flush()
-            run.reporter.event(run.stopped())
+            run.saving.checkpoints.flush()
+            run.reporter.event(run.saving.stopped())
 
 
 def _open(
@@ -101,12 +108,12 @@ def _open(
     pipeline = Pipeline(ahead=config.rollout.lag > 0)
     session = open_session(config, blueprint, stop=stop, on_all=pipeline.on_all)
     config, team = session.config, session.team
-    algorithm = find_algorithm(config.algo.name)
-    learner = Learner(session.learning, session.bases, team, algorithm, session.mesh)
+    learner = make_learner(session)
     guard = Guard(config.guard, team.names, folder / "transcripts" / "guard.jsonl")
     checkpoints = stack.enter_context(open_checkpoints(session))
-    begin = functools.partial(initial_state, config.lora, team)
-    state, news = resume(checkpoints, guard, learner.init(), begin)
+    fresh = functools.partial(fresh_state, session, learner)
+    begin = functools.partial(initial_state, session)
+    state, news = resume(checkpoints, guard, fresh(), begin)
     session.base.tokenizer.date(checkpoints.identity["started"])
     is_done = int(state.step) >= config.run.steps
     if not is_done:
@@ -122,28 +129,36 @@ def _open(
     for line in [_greeting(session, state, where), *news]:
         reporter.event(line)
     threads = stack.enter_context(DaemonThreads())
+    measuring = Measuring(
+        session=session,
+        guard=guard,
+        truncation=TruncationWarning(team),
+        evaluation=evaluation,
+        compilations=stack.enter_context(Compilations(reporter.compiled)),
+        reporter=reporter,
+        pipeline=pipeline,
+        threads=threads,
+        folder=folder,
+    )
+    schedule = Schedule(config.run)
+    saving = Saving(config.run, checkpoints, schedule, guard, reporter, fresh, begin)
+    stack.enter_context(pipeline)
     run = Training(
         session=session,
         learner=learner,
         source=source,
         curriculum=curriculum,
         state=state,
-        begin=begin,
-        checkpoints=checkpoints,
-        schedule=Schedule(config.run),
-        guard=guard,
-        truncation=TruncationWarning(team),
-        evaluation=evaluation,
+        measuring=measuring,
+        saving=saving,
         reporter=reporter,
-        compilations=stack.enter_context(Compilations(reporter.compiled)),
-        pipeline=stack.enter_context(pipeline),
+        pipeline=pipeline,
         threads=threads,
         stop=stop,
-        folder=folder,
     )
     # other processes come to a stop when their episodes are played
     grace_s = config.mesh.wait_seconds if jax.process_count() > 1 else None
-    stop.protect(run.save_and_close, grace_s)
+    stop.protect(saving.save_and_close, grace_s)
     run.announce(int(state.step), "compiling")
     return run
 

@@ -14,15 +14,17 @@ import jax
 from jax.sharding import Mesh
 from rich.console import Console, RenderableType
 
-from marft_jax.config import Algo, Config, Lora
+from marft_jax.config import Algo, Config
 from marft_jax.engine.compiled import Shape
 from marft_jax.engine.engine import Engine
 from marft_jax.envs.base import EnvSource, Split, make
 from marft_jax.errors import BadInput
 from marft_jax.interop import hub, initial
+from marft_jax.learning import state_parts
 from marft_jax.learning.algorithms import find_algorithm
 from marft_jax.learning.learner import Learner, TrainState
 from marft_jax.learning.settings import LearnerSettings, resolve, resolved
+from marft_jax.learning.state_parts import StatePart, find_state_parts
 from marft_jax.models.lora import Adapters
 from marft_jax.models.weights.load import BaseModel, copy_base, decoder_config, load_base
 from marft_jax.parallel import mesh as mesh_lib
@@ -49,6 +51,7 @@ class Session(NamedTuple):
         mesh: that learns, where the base is; the engine has its own with ``mesh.rollout``.
         stop: true when to play no longer.
         on_all: how a play does what all processes do together.
+        parts: of the training state, beside those that every run has.
     """
 
     config: Config
@@ -60,6 +63,7 @@ class Session(NamedTuple):
     engine: Engine
     stop: Callable[[], bool]
     on_all: processes.Meet
+    parts: dict[str, StatePart]
 
     @property
     def base(self) -> BaseModel:
@@ -113,7 +117,20 @@ def open_session(
     engine = _open_engine(config, meshes, base, team, at_once or _at_once(config.algo))
     learning = resolve(config, base.config)
     config = resolved(config, learning)
-    return Session(config, learning, workflow, mesh, {MAIN: base}, team, engine, stop, on_all)
+    parts = find_state_parts(config, team)
+    bases = {MAIN: base}
+    return Session(config, learning, workflow, mesh, bases, team, engine, stop, on_all, parts)
+
+
+def make_learner(session: Session) -> Learner:
+    """Makes the learner of a session's team."""
+    algorithm = find_algorithm(session.config.algo.name)
+    return Learner(session.learning, session.bases, session.team, algorithm, session.mesh)
+
+
+def fresh_state(session: Session, learner: Learner) -> TrainState:
+    """Makes the state before the first step, without adapters that the settings name."""
+    return state_parts.begin(session.parts, learner.init())
 
 
 def _open_engine(
@@ -166,15 +183,13 @@ def restore_state(
     Raises:
         BadInput: the run has no such checkpoint, or it belongs to another base or team.
     """
-    team, algorithm = session.team, find_algorithm(session.config.algo.name)
-    learner = Learner(session.learning, session.bases, team, algorithm, session.mesh)
-    config, fresh = session.config, learner.init()
+    fresh = fresh_state(session, make_learner(session))
     if run is None:
         if step != "latest":
             raise BadInput(f"--step {step}: only a --run has steps; leave it out")
-        return initial_state(config.lora, team, fresh)
-    identity = identity_of(config, session.base, team)
-    with Checkpoints(run, identity, config.run.keep) as checkpoints:
+        return initial_state(session, fresh)
+    identity = identity_of(session.config, session.base, session.team)
+    with Checkpoints(run, identity, session.config.run.keep) as checkpoints:
         saved = checkpoints.restore(fresh, step)
         if saved is None:
             there = ", ".join(map(str, checkpoints.steps)) or "none"
@@ -186,14 +201,16 @@ def restore_state(
     return saved.state
 
 
-def initial_state(settings: Lora, team: Team, fresh: TrainState) -> TrainState:
-    """Returns the state that a training begins with; ``init`` may be a run directory: its newest
-    adapters; or ``hub:owner/name``.
+def initial_state(session: Session, fresh: TrainState) -> TrainState:
+    """Returns the state that a training begins with.
+
+    ``lora.init`` may be a run directory, whose newest adapters are read, or ``hub:owner/name``.
 
     Raises:
         BadInput: see ``interop.initial``; or the run has no intact checkpoint.
     """
-    run, saved = settings.init, None
+    settings, saved = session.config.lora, None
+    run = settings.init
     if run is not None and run.startswith(hub.PREFIX):
         run = str(hub.fetch(run))
         settings = dataclasses.replace(settings, init=run)
@@ -202,7 +219,8 @@ def initial_state(settings: Lora, team: Team, fresh: TrainState) -> TrainState:
             saved = checkpoints.restore_adapters()
         if saved is None:
             raise BadInput(f"--lora.init {run}: it has no intact checkpoint yet")
-    return initial.initial_state(settings, team, fresh, saved)
+    state = initial.initial_state(settings, session.team, fresh, saved)
+    return state_parts.begin(session.parts, state).begun()
 
 
 def open_source(stack: contextlib.ExitStack, config: Config, split: Split) -> EnvSource:

@@ -10,6 +10,7 @@ from pathlib import Path
 import jax
 import numpy as np
 import one_step
+import orbax.checkpoint as ocp
 import pytest
 import rloo
 import small
@@ -33,7 +34,7 @@ def environment(split="train"):
 
 def test_each_is_one_module_of_at_most_thirty_lines():
     modules = [file for file in HERE.glob("*.py") if not file.name.startswith("test_")]
-    assert len(modules) == 4
+    assert len(modules) == 5
     assert max(len(file.read_text().splitlines()) for file in modules) <= 30
 
 
@@ -84,17 +85,21 @@ def samples(rewards):
     ]
 
 
-def test_all_four_train_the_built_in_model(tmp_path, monkeypatch):
+def test_all_of_them_train_the_built_in_model(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(str(HERE))
     first = jax.devices()[:1]
     monkeypatch.setattr(jax, "devices", lambda *backend: first)
     run = tmp_path / "run"
-    flags = f"""--run.dir {run} --run.steps 2 --algo.episodes 8 --team.workflow review:review
+    flags = f"""--run.dir {run} --algo.episodes 8 --team.workflow review:review
         --algo.name rloo:RLOO --algo.normalize median:by_median
+        --run.state_parts tally:tally
         --env.name remainder:Remainder --env.options {" ".join(OPTIONS)}"""
-    with pytest.raises(SystemExit) as left:
-        train.main(flags.split())
-    assert left.value.code == 0
+    for steps in ("1", "2"):  # the part is saved and restored with the rest of the state
+        with pytest.raises(SystemExit) as left:
+            train.main([*flags.split(), "--run.steps", steps])
+        assert left.value.code == 0
+    saved = ocp.StandardCheckpointer().restore(run / "checkpoints" / "2" / "state")
+    assert saved["parts"]["tally"].tolist() == [16, 16]
     rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     assert len(rows) == 2 and all(row["episode/turns"] == 3 for row in rows)
     assert any(row["agent/solver/grad_norm"] > 0 for row in rows)

@@ -22,13 +22,11 @@ from marft_jax.cli import configure
 from marft_jax.envs.maths import Settings
 from marft_jax.errors import BadInput
 from marft_jax.interop import card, peft, turns
-from marft_jax.learning.algorithms import find_algorithm
-from marft_jax.learning.learner import Learner
 from marft_jax.learning.settings import Imitation
 from marft_jax.run.checkpoints import Checkpoints
 from marft_jax.run.compatibility import identity_of
 from marft_jax.run.directory import write_settings
-from marft_jax.run.setup import initial_state, open_session, restore_state
+from marft_jax.run.setup import initial_state, make_learner, open_session, restore_state
 from marft_jax.team.dag import Graph, Node
 from marft_jax.team.profiles import BUILT_IN
 from marft_jax.team.team_files import Blueprint, load_team
@@ -47,10 +45,7 @@ def run(session, tmp_path_factory):
     """A run directory with two checkpoints; the adapters tell the step they are of."""
     folder = tmp_path_factory.mktemp("run")
     config = cli.parse(["--run.dir", str(folder)])
-    learner = Learner(
-        session.learning, session.bases, session.team, find_algorithm("appo"), session.mesh
-    )
-    state = learner.init()
+    state = make_learner(session).init()
     write_settings(folder, config, Blueprint(BUILT_IN))
     with Checkpoints(folder, identity_of(config, session.base, session.team), 2) as checkpoints:
         for step, metric in METRICS.items():
@@ -96,10 +91,8 @@ def test_a_team_is_pushed_and_a_training_begins_with_it(
     with imitated(tmp_path, monkeypatch) as hub:
         assert run_export("--run", run, "--out", tmp_path / "out", "--push", "me/sums") == 0
         assert f"pushed: {hub.url}/me/sums" in capsys.readouterr().out
-        algorithm = find_algorithm("appo")
-        learner = Learner(session.learning, session.bases, session.team, algorithm, session.mesh)
-        config = configure(lora={"init": "hub:me/sums"})
-        state = initial_state(config.lora, session.team, learner.init())
+        begun = session._replace(config=configure(lora={"init": "hub:me/sums"}))
+        state = initial_state(begun, make_learner(session).init())
     assert all((np.asarray(leaf) == 5).all() for leaf in jax.tree.leaves(state.adapters))
 
 

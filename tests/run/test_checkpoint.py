@@ -97,7 +97,7 @@ FULL = dataclasses.replace(
 @pytest.mark.parametrize("with_scale", (True, False))
 def test_a_checkpoint_of_a_release_that_knew_one_base_is_restored(tmp_path, with_scale):
     """Its state has no part for each base; the oldest had no scale of the values: theirs is 1."""
-    state = noisy(fresh(FULL))
+    state = noisy(fresh(FULL)._replace(parts={"pool": {"chosen": jax.numpy.float32(3)}}))
     old = old_layout.flatten(state, shapes_of(state) if with_scale else ())
     with Checkpoints(tmp_path, identity(FULL), keep=2) as checkpoints:
         checkpoints.save(7, old)
@@ -105,10 +105,10 @@ def test_a_checkpoint_of_a_release_that_knew_one_base_is_restored(tmp_path, with
     assert "policies" not in (folder / "meta.json").read_text()
     arrays = ocp.StandardCheckpointer().restore(folder / "state")
     expected = {"adapters", "adapters_opt", "baseline", "critic", "critic_opt", "lr_scale", "past",
-                "progress", "reference", "step"}  # fmt: skip
+                "pool", "progress", "reference", "step"}  # fmt: skip
     assert set(arrays) == expected | ({"values_scale"} if with_scale else set())
     with Checkpoints(tmp_path, identity(FULL), keep=2) as checkpoints:
-        restored = checkpoints.restore(fresh(FULL)).state
+        restored = checkpoints.restore(fresh(FULL)._replace(parts=state.parts)).state
         assert checkpoints.restore_adapters().keys() == {"solver", "planner"}
     assert with_scale or restored.values_scale.mean == 1
     chex.assert_trees_all_equal(restored._replace(values_scale=state.values_scale), state)

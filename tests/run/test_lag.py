@@ -22,7 +22,7 @@ from marft_jax.learning.learner import Learner
 from marft_jax.learning.settings import resolve
 from marft_jax.rollout.pipeline import Pipeline, Sampled
 from marft_jax.run import checkpoints, signals
-from marft_jax.run.training import Training
+from marft_jax.run.measuring import Measuring
 from marft_jax.types import MAIN
 
 SMALL = ["--algo.episodes", "8", "--run.loggers", "none", "--run.transcripts_every", "1"]
@@ -168,7 +168,7 @@ def test_a_run_that_is_killed_in_any_step_continues_exactly(whole, tmp_path, mon
     """Between saves, in its first steps and later: what was in flight is played again."""
     _, flags, run, _ = whole
     flags = [*flags, "--run.save_every", 2, "--run.steps", 6]
-    report = Training.report
+    report = Measuring.report
     for step in (2, 5):
 
         def dying(self, state, *args, step=step):
@@ -178,7 +178,7 @@ def test_a_run_that_is_killed_in_any_step_continues_exactly(whole, tmp_path, mon
 
         with monkeypatch.context() as patch, pytest.raises(Killed):
             patch.setattr(checkpoints.Checkpoints, "flush", lambda self: None)
-            patch.setattr(Training, "report", dying)
+            patch.setattr(Measuring, "report", dying)
             train.main([*SMALL, "--run.dir", str(tmp_path / "run"), *map(str, flags)])
     assert run_train(tmp_path / "run", *flags) == 0
     assert_same(tmp_path / "run", run, 6)
@@ -297,7 +297,7 @@ def test_a_signal_ends_a_play_that_hangs_and_saves_what_is_learned(own_env, tmp_
     """As if it came in a wait for the player: the third step is never played."""
     run, hangs = tmp_path / "run", threading.Event()
     monkeypatch.setattr(signals.Stop, "__call__", lambda self: hangs.is_set())
-    report = Training.report
+    report = Measuring.report
 
     def asked(self, state, *args):
         reported = report(self, state, *args)
@@ -305,7 +305,7 @@ def test_a_signal_ends_a_play_that_hangs_and_saves_what_is_learned(own_env, tmp_
             threading.Timer(0.5, hangs.set).start()
         return reported
 
-    monkeypatch.setattr(Training, "report", asked)
+    monkeypatch.setattr(Measuring, "report", asked)
     assert run_train(run, *own_env("lag_stops", "time.sleep(1000)")) == 75
     assert [p.name for p in (run / "checkpoints").iterdir()] == ["2"]
 

@@ -17,8 +17,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from marft_jax.config import Rollout
-from marft_jax.learning.state import Moving, Pool, TrainState
+from marft_jax.config import Config, Rollout
+from marft_jax.learning.state import Moving, TrainState
+from marft_jax.learning.state_parts import StatePart
 from marft_jax.models.lora import Adapters
 from marft_jax.random_keys import Stream, generator
 from marft_jax.team.prompts import Team
@@ -36,17 +37,29 @@ class Past(NamedTuple):
     of: tuple[int, ...]
 
 
-def past_of(team: Team) -> Past | None:
-    """Finds the agents that play as another one's past; None where there are none."""
+class Pool(NamedTuple):
+    """Past versions of adapters: the part ``pool`` of the training state."""
+
+    versions: Adapters  # leading axes K, and the agents that play as them
+    chosen: jax.Array  # the version that plays the next step
+    points_K: Moving  # share of points that each has won
+
+
+def past_selves(config: Config, team: Team) -> StatePart:
+    """Makes the pool of a team in which agents play as another one's past."""
     pairs = [
         (profile.name, owner, team.owners[team.names.index(profile.past)])
         for profile, owner in zip(team.profiles, team.owners, strict=True)
         if profile.past is not None
     ]
-    return Past(*zip(*pairs, strict=True)) if pairs else None
+    past, settings = Past(*zip(*pairs, strict=True)), config.rollout
+    return StatePart(
+        functools.partial(begin, past, settings.past_kept),
+        functools.partial(after_step, past, settings),
+    )
 
 
-def begin(past: Past, kept: int, state: TrainState) -> TrainState:
+def begin(past: Past, kept: int, state: TrainState) -> tuple[Pool, TrainState]:
     """Fills the pool with the version that a run begins with, and seats it."""
     of, seats = jnp.array(past.of), jnp.array(past.seats)
     present = state.adapters[MAIN]
@@ -54,26 +67,25 @@ def begin(past: Past, kept: int, state: TrainState) -> TrainState:
     versions = jax.tree.map(lambda x: jnp.stack([x] * kept), first)
     adapters = jax.tree.map(lambda x, own: x.at[seats].set(own), present, first)
     pool = Pool(versions, jnp.int32(0), Moving(jnp.zeros(kept), jnp.zeros(kept)))
-    return state.with_adapters({MAIN: adapters})._replace(pool=pool)
+    return pool, state.with_adapters({MAIN: adapters})
 
 
-def after(
+def after_step(
     past: Past,
     settings: Rollout,
+    pool: Pool,
     state: TrainState,
     played: Sequence[Episode],
     seed: tuple[int, int],
-) -> TrainState:
+) -> tuple[Pool, TrainState]:
     """Takes the present version into the pool where that is due, and seats the next opponent.
 
     Args:
         state: after a step, in which ``played`` were played against the version that is chosen.
         seed: of the run, and of the attempt at the step.
     """
-    assert isinstance(state.pool, Pool)
-    draw = generator(seed[0], Stream.POOL, seed[1])
-    points = state.pool.points_K
-    before, at = np.arange(settings.past_kept) == int(state.pool.chosen), -1
+    draw, points = generator(seed[0], Stream.POOL, seed[1]), pool.points_K
+    before, at = np.arange(settings.past_kept) == int(pool.chosen), -1
     if (share := _share(past, played)) is not None:
         points = points.moved(np.where(before, share, 0.0), before, _DECAY)
     taken, due = divmod(int(state.step), settings.past_every)  # versions besides the first
@@ -86,10 +98,10 @@ def after(
     weight = np.where(np.asarray(points.weight_X) > 0, points.mean, 0.5) ** 2 + 1e-3
     odds = there * (weight if settings.past_choice == "strong" else 1.0)
     chosen = np.int32(draw.choice(settings.past_kept, p=odds / odds.sum()))
-    adapters, versions = _seat(past, state.adapters[MAIN], state.pool.versions, at, chosen)
+    adapters, versions = _seat(past, state.adapters[MAIN], pool.versions, at, chosen)
     place = functools.partial(jax.device_put, device=state.step.sharding)
     pool = Pool(versions, place(chosen), jax.tree.map(place, points))
-    return state.with_adapters({MAIN: adapters})._replace(pool=pool)
+    return pool, state.with_adapters({MAIN: adapters})
 
 
 @functools.partial(jax.jit, static_argnums=0)

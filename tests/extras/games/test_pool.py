@@ -16,12 +16,12 @@ from run_files import lines_of
 from marft_jax import cli, evaluate, train
 from marft_jax.config import Rollout
 from marft_jax.errors import BadInput
+from marft_jax.extras.games import pool
 from marft_jax.extras.report.episodes import episode
 from marft_jax.extras.report.reading import read_run
-from marft_jax.learning import pool
-from marft_jax.learning.state import PolicyState
+from marft_jax.learning.state import PolicyState, TrainState
 from marft_jax.run import checkpoints, opening
-from marft_jax.run.training import Training
+from marft_jax.run.measuring import Measuring
 from marft_jax.team.profiles import BUILT_IN, Profile
 from marft_jax.team.team_files import Blueprint
 from marft_jax.types import MAIN, Episode, StepResult
@@ -48,27 +48,26 @@ class Counted:
 
     def __init__(self, **settings):
         self.settings = Rollout(**settings)
-        none = pool.TrainState(*([()] * 8))
+        none = TrainState(*([()] * 9))
         policies = {MAIN: PolicyState({"q": {"a": jnp.zeros((2, 1))}}, ())}
-        self.state = pool.begin(PAST, self.settings.past_kept, none._replace(
-            step=jnp.int32(0), policies=policies))  # fmt: skip
+        state = none._replace(step=jnp.int32(0), policies=policies)
+        self.pool, self.state = pool.begin(PAST, self.settings.past_kept, state)
 
     def steps(self, count, outcome=lambda version: None):
         """Lists which version played each step."""
         seen = []
         for _ in range(count):
-            version, step = (
-                float(self.state.adapters[MAIN]["q"]["a"][1, 0]),
-                int(self.state.step) + 1,
-            )
-            seen.append(version)
-            x = self.state.adapters[MAIN]["q"]["a"].at[0].set(float(step))
+            a, step = self.state.adapters[MAIN]["q"]["a"], int(self.state.step) + 1
+            seen.append(version := float(a[1, 0]))
+            x = a.at[0].set(float(step))
             state = self.state.with_adapters({MAIN: {"q": {"a": x}}})
             state = state._replace(step=jnp.int32(step))
             won = outcome(version)
             info = {"outcomes": {"rival": {"outcome": won}}} if won else {}
             played = [Episode(0, 0, 0, "", [], [StepResult("", 0.0, True, info)])]
-            self.state = pool.after(PAST, self.settings, state, played, (0, step))
+            self.pool, self.state = pool.after_step(
+                PAST, self.settings, self.pool, state, played, (0, step)
+            )
         return seen
 
 
@@ -170,7 +169,7 @@ def test_self_play_against_past_selves_continues_exactly_after_a_kill(whole, tmp
             rival = parts["b"][1]
             assert any(np.array_equal(rival, x[target]["b"][0]) for x in kept) or not rival.any()
     assert any(parts["b"][1].any() for own in ours for parts in own.values())
-    report = Training.report
+    report = Measuring.report
 
     def dying(self, state, *args):
         if int(state.step) == 5:
@@ -179,7 +178,7 @@ def test_self_play_against_past_selves_continues_exactly_after_a_kill(whole, tmp
 
     with monkeypatch.context() as patch, pytest.raises(Killed):
         patch.setattr(checkpoints.Checkpoints, "flush", lambda self: None)
-        patch.setattr(Training, "report", dying)
+        patch.setattr(Measuring, "report", dying)
         run_train(killed, "--run.save_every", "3")
     run_train(killed, "--run.save_every", "3")
     assert lines_of(killed) == lines_of(whole)

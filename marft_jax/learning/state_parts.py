@@ -1,0 +1,69 @@
+"""Parts of the training state that extras and users add.
+
+A part is a pytree of arrays under its own name in ``TrainState.parts``. It is saved, restored and
+rolled back with the rest of the state. ``--run.state_parts package.module:function`` names a part
+of a user's: a ``MakeStatePart``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple, TypeAlias
+
+from marft_jax.config import Config
+from marft_jax.learning.state import TrainState
+from marft_jax.plugins import load_extra, load_plugin
+from marft_jax.team.prompts import Team
+from marft_jax.types import Episode
+
+
+class StatePart(NamedTuple):
+    """Two functions that return the part's new value, and the state, whose adapters they may
+    change.
+
+    Attributes:
+        init: of the state that a run begins with.
+        after_step: of the part's value, the state after a step, the episodes that were played in
+            the step, and the seeds (of the run, of this attempt at the step).
+    """
+
+    init: Callable[[TrainState], tuple[Any, TrainState]]
+    after_step: Callable[
+        [Any, TrainState, Sequence[Episode], tuple[int, int]], tuple[Any, TrainState]
+    ]
+
+
+MakeStatePart: TypeAlias = Callable[[Config, Team], StatePart]
+"""Makes a part for the settings and the team of a run."""
+
+
+def find_state_parts(config: Config, team: Team) -> dict[str, StatePart]:
+    """Makes the parts that the settings name, and those that the team needs, by their names."""
+    made: dict[str, MakeStatePart] = {
+        name.rpartition(":")[2]: load_plugin(name, "--run.state_parts", ())
+        for name in config.run.state_parts
+    }
+    if any(profile.past is not None for profile in team.profiles):
+        made["pool"] = load_extra("state.pool")
+    return {name: make(config, team) for name, make in made.items()}
+
+
+def begin(parts: Mapping[str, StatePart], state: TrainState) -> TrainState:
+    """Sets each part to its first value."""
+    for name, part in parts.items():
+        value, state = part.init(state)
+        state = state._replace(parts={**state.parts, name: value})
+    return state
+
+
+def after_step(
+    parts: Mapping[str, StatePart],
+    state: TrainState,
+    played: Sequence[Episode],
+    seed: tuple[int, int],
+) -> TrainState:
+    """Moves each part on after a step in which these episodes were played."""
+    for name, part in parts.items():
+        value, state = part.after_step(state.parts[name], state, played, seed)
+        state = state._replace(parts={**state.parts, name: value})
+    return state
