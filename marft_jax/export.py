@@ -161,14 +161,14 @@ def _as_peft(out: Path, session: Session, adapters: lora.Adapters, facts: card.F
     plays = turns.write(out, team, workflow, base, temperature)
     alpha, inside = session.config.lora.alpha, huggingface.layers_in(session.base.source)
     folders: dict[str, list[str]] = {}
-    for n, name in enumerate(team.adapter_names):
+    for n, name in enumerate(team.adapter_names[MAIN]):
         peft.write(_own_folder(out, name), _of(n, adapters), alpha, base, inside)
         members = [team.names[i] for i, owner in enumerate(team.owners) if owner == n]
-        card.write(out / name, facts, members, name, base, team.adapter_names, plays)
+        card.write(out / name, facts, members, name, base, team.adapter_names[MAIN], plays)
         folders[name] = members
     card.write_team(out, facts, folders, plays, adapters=True)
     seeded = tuple(
-        dataclasses.replace(profile, init=team.adapter_names[owner])
+        dataclasses.replace(profile, init=team.adapter_names[MAIN][owner])
         for profile, owner in zip(blueprint.agents, team.owners, strict=True)
     )
     text = dump_team(blueprint._replace(agents=seeded))

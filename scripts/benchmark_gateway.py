@@ -150,7 +150,7 @@ def serve(requests: int, clients: int, flags: list[str]) -> None:
     for i in range(requests):
         messages = [{"role": "system", "content": team.profiles[1].prompt}]
         messages += [{"role": "user", "content": question_of(i)}]
-        prompt = np.asarray(team.tokenizer.chat(messages), np.int32)
+        prompt = np.asarray(team.tokenizers[1].chat(messages), np.int32)
         key = (Stream.EVALUATION, 0, i, 0, 1)
         works.append(Request(prompt, team.owners[1], team.sampling[1], key))
 

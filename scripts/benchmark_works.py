@@ -83,7 +83,8 @@ class Bench:
         adapters = {"rank": self.rank, "alpha": 2.0 * self.rank, "targets": ("q", "v")}
         config = configure(lora=adapters, algo=given | algo)
         team, mode = Blueprint(profiles), config.lora.mode
-        return config, make_team(config.team, mode, team, PROMPT + 2 * NEW, ByteTokenizer())
+        bases = {MAIN: (ByteTokenizer(), PROMPT + 2 * NEW)}
+        return config, make_team(config.team, mode, team, bases)
 
     def engine(self, rows: int, agents: int, context: int, longest: int, chunk: int = 32) -> Engine:
         config, team = self.team(agents)

@@ -13,6 +13,7 @@ from marft_jax.models.tokenizers.tokenizer import ByteTokenizer
 from marft_jax.team import State
 from marft_jax.team.assemble import make_team
 from marft_jax.team.team_files import load_team
+from marft_jax.types import MAIN
 
 CONFIGS = Path(__file__).parent.parent / "configs"
 TEAMS = {
@@ -30,8 +31,8 @@ def test_each_task_composes_with_each_team(task, members, anonymous):
     words = ["--config", str(CONFIGS / f"{task}.yaml"), "--team.file", team_file]
     config = cli.parse([*words, "--team.anonymous", anonymous])
     context, mode = config.model.context, config.lora.mode
-    team = make_team(config.team, mode, load_team(team_file), context, ByteTokenizer())
-    assert len(team.profiles) == team.adapters == members and team.shared
+    team = make_team(config.team, mode, load_team(team_file), {MAIN: (ByteTokenizer(), context)})
+    assert len(team.profiles) == team.adapters == {MAIN: members} and team.shared
     prompt = bytes(i for i in team.act(0, State("TASK")).prompt.tolist() if i < 256).decode()
     assert (prompt == "TASK") == (anonymous == "true")
     algo = config.algo

@@ -37,8 +37,7 @@ def initial_state(
     Raises:
         BadInput: a folder is missing, or does not fit the base, the team or the settings.
     """
-    adapters = initial_adapters(team, settings, fresh.adapters[MAIN], saved)
-    state = fresh.with_adapters({MAIN: adapters})
+    state = fresh.with_adapters(initial_adapters(team, settings, fresh.adapters, saved))
     head = Path(settings.init) / first_release.VALUE_HEAD if settings.init else None
     if head is None or not head.is_file() or not state.critic[MAIN].head:
         return state
@@ -50,10 +49,10 @@ def initial_state(
 def initial_adapters(
     team: Team,
     settings: LoraSettings,
-    fresh: Adapters,
+    fresh: Mapping[str, Adapters],
     saved: Mapping[str, peft.Adapter] | None = None,
-) -> Adapters:
-    """Reads each adapter from its folder or ``saved``; the others stay as in ``fresh``.
+) -> Mapping[str, Adapters]:
+    """Reads each base's adapters from their folders or ``saved``; the others stay as in ``fresh``.
 
     Loading is exact: another alpha is multiplied into B; a lower rank leaves the further rows of B
     zero, and their columns of A fresh, so that they can learn.
@@ -65,38 +64,39 @@ def initial_adapters(
     folders = _folders(team, own)
     if not folders and not saved:
         return fresh
-    loaded = jax.tree.map(lambda x: np.array(jax.device_get(x)), fresh)
+    loaded = jax.tree.map(lambda x: np.array(jax.device_get(x)), dict(fresh))
     scale = settings.alpha / settings.rank
-    seats = [n for n, p in zip(team.owners, team.profiles, strict=True) if p.past is not None]
-    for n, name in enumerate(team.adapter_names):
-        if n in folders:
-            _copy(peft.read(folders[n]), loaded, n, scale, folders[n])
-        elif saved is not None and n not in seats:
+    for profile, base, n in zip(team.profiles, team.bases, team.owners, strict=True):
+        name = team.adapter_names[base][n]
+        if (folder := folders.get((base, n))) is not None:
+            _copy(peft.read(folder), loaded[base], n, scale, folder)
+        elif saved is not None and profile.past is None:
             where = Path(settings.init or "") / name
             if name not in saved:
                 raise BadInput(f"{where}: expected this adapter, found {', '.join(saved)}")
-            _copy(saved[name], loaded, n, scale, where)
-    return jax.tree.map(lambda new, old: jax.device_put(new, old.sharding), loaded, fresh)
+            _copy(saved[name], loaded[base], n, scale, where)
+    return jax.tree.map(lambda new, old: jax.device_put(new, old.sharding), loaded, dict(fresh))
 
 
-def _folders(team: Team, settings: LoraSettings) -> dict[int, Path]:
-    """Folder of every adapter that has one."""
-    folders, init = {}, settings.init
+def _folders(team: Team, settings: LoraSettings) -> dict[tuple[str, int], Path]:
+    """Folder of every adapter (base, number) that has one."""
+    folders, init = dict[tuple[str, int], Path](), settings.init
     if init is not None and not Path(init).expanduser().is_dir():
         expected = "expected a run directory, an export or hub:owner/name"
         raise BadInput(f"--lora.init {init}: {expected}, got a path where there is no folder")
-    for profile, n in zip(team.profiles, team.owners, strict=True):
+    for profile, base, n in zip(team.profiles, team.bases, team.owners, strict=True):
         if profile.init is not None:
-            folders[n] = Path(profile.init).expanduser()
+            folders[base, n] = Path(profile.init).expanduser()
         elif init is not None and profile.past is None:
-            folders[n] = Path(init).expanduser() / team.adapter_names[n]
-    for n, folder in folders.items():
+            folders[base, n] = Path(init).expanduser() / team.adapter_names[base][n]
+    for (base, n), folder in folders.items():
         inner = folder / folder.name  # where the first release saves once it was continued
         if not (folder / peft.CONFIG).exists() and (inner / peft.CONFIG).exists():
-            folders[n] = inner
+            folders[base, n] = inner
         elif not folder.is_dir():
+            name = team.adapter_names[base][n]
             raise BadInput(
-                f"{folder}: expected a peft folder for the adapter {team.adapter_names[n]!r}, "
+                f"{folder}: expected a peft folder for the adapter {name!r}, "
                 "found none; see --lora.init and `init:` in the team file"
             )
     return folders

@@ -10,6 +10,7 @@ from typing import Any
 
 from marft_jax.team.profiles import last_answering
 from marft_jax.team.prompts import Team
+from marft_jax.types import MAIN
 
 _Turn = tuple[int, list[int], str]  # the agent, the earlier turns that it sees, its message
 
@@ -28,12 +29,13 @@ def write(folder: Path, team: Team, workflow: str, base: str, temperature: float
     turns = None if team.shared or team.view else turns_of(team, workflow)
     if turns is None:
         return False
-    folded, template = team.tokenizer.rendering()
+    tokenizer = team.tokenizers[0]
+    folded, template = tokenizer.rendering()
     plain = {
         "base": base,
-        "adapters": list(team.adapter_names),
-        "context": team.context,
-        "eos": list(team.tokenizer.eos_ids),
+        "adapters": list(team.adapter_names[MAIN]),
+        "context": team.contexts[0],
+        "eos": list(tokenizer.eos_ids),
         "line": "{1}" if team.anonymous else "{0}: {1}",
         "system_in_user": folded,
         "template": template,
@@ -72,7 +74,7 @@ def _plain(team: Team, turn: _Turn, temperature: float) -> dict[str, Any]:
     ends = {"stop_strings": list(sampling.stop)} if sampling.stop else {}
     return {
         "agent": profile.name,
-        "adapter": team.adapter_names[team.owners[agent]],
+        "adapter": team.adapter_names[MAIN][team.owners[agent]],
         "system": "" if team.anonymous else profile.prompt,
         "message": message,
         "sees": sees,

@@ -158,15 +158,15 @@ class Learner:
 
         None in the critic's warm-up; else all that are not frozen, or one of these in turn.
         """
-        settings, n = self._settings, self._team.adapters
-        if settings.critic is not None and step < settings.critic.warmup_steps:
-            return {MAIN: np.zeros(n, bool)}
-        may_learn = np.asarray(self._team.trainable)
-        interval = settings.algo.agent_interval
-        if interval == 0:
-            return {MAIN: may_learn}
-        learning = np.flatnonzero(may_learn)
-        return {MAIN: np.arange(n) == learning[(step // interval) % len(learning)]}
+        settings, may_learn = self._settings, self._team.trainable
+        warms_up = settings.critic is not None and step < settings.critic.warmup_steps
+        learning = [(b, n) for b, own in may_learn.items() for n in np.flatnonzero(own).tolist()]
+        if (interval := settings.algo.agent_interval) > 0:
+            learning = [learning[(step // interval) % len(learning)]]
+        return {
+            base: np.array([(base, n) in learning and not warms_up for n in range(len(own))])
+            for base, own in may_learn.items()
+        }
 
     def _score(
         self, state: TrainState, batch: batch_lib.Batch
@@ -344,9 +344,9 @@ def programs(
         )
 
     configs = {base: decoder_config for base, (decoder_config, _) in decoders.items()}
-    owners = tuple((MAIN, owner) for owner in team.owners)
+    owners = tuple(zip(team.bases, team.owners, strict=True))
     return Programs(
-        init=compiled(everywhere, fresh, settings, configs, {MAIN: team.adapters}, agents),
+        init=compiled(everywhere, fresh, settings, configs, team.adapters, agents),
         zeros=compiled(apart, gradients.zeros, places, agents),
         apply=compiled(everywhere, optimiser.apply, settings, donate_argnames="state"),
         report=compiled(everywhere, gradients.report, settings, owners),

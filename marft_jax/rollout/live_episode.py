@@ -240,6 +240,7 @@ class LiveEpisode:
 
     def _turn(self, act: Act, completion: Completion) -> Turn:
         profile = self._team.profiles[act.agent]
+        decode = self._team.tokenizers[act.agent].decode
         for array in (act.prompt, completion.ids, completion.logprobs):
             array.setflags(write=False)  # whoever is shown a turn cannot change it
         return Turn(
@@ -249,7 +250,7 @@ class LiveEpisode:
             prompt=act.prompt,
             action=completion.ids,
             logprobs=completion.logprobs,
-            text=text_of(completion.ids.tolist(), act.sampling.stop, self._team.tokenizer.decode),
+            text=text_of(completion.ids.tolist(), act.sampling.stop, decode),
             answers=profile.answers,
             sees=act.sees,
             truncated=not completion.finished,

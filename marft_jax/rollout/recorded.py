@@ -166,7 +166,7 @@ def replay(
         Stopped: ``stop`` said so.
     """
     plain = team._replace(sampling=tuple(s._replace(temperature=1.0) for s in team.sampling))
-    engine = _Recorded(demonstrations, team.tokenizer)
+    engine = _Recorded(demonstrations, team.tokenizers[0])
     rollout = Rollout(
         engine,
         plain,

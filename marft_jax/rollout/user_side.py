@@ -128,7 +128,7 @@ class UserSide:
         which finds its calls itself. Returns no messages where the turn calls nothing."""
         tools = self._rules.team.tools_of(turn.agent)
         names = [tool.name for tool in tools]
-        _, calls = find_calls(turn.text, names, self._rules.team.tokenizer)
+        _, calls = find_calls(turn.text, names, self._rules.team.tokenizers[turn.agent])
         if calls or not self._has_tool:
             return answer_calls(tools, calls)
         answer = self._env.tool(turn)

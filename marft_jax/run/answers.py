@@ -76,7 +76,7 @@ class Answers:
             report: gets how many answers there are, of ``total``.
             step: samples of another step differ.
         """
-        decode = self._session.team.tokenizer.decode
+        decoders = self._session.team.decoders
         for sample, start, stop in self._missing():
             before = len(self.found)
             each = (lambda over: report(before + over)) if report else None  # noqa: B023
@@ -84,7 +84,7 @@ class Answers:
                 self._session, self._source, threads, sample, stop, start, each, step
             )
             where = {"benchmark": self._plan.name, "sample": sample, "key": self._key}
-            rows = [where | row for row in transcripts.records(played, decode)]
+            rows = [where | row for row in transcripts.records(played, decoders)]
             for row in self._save(rows):
                 self.found[sample, row["index"]] = row
         return [self.found[place] for place in sorted(self.found)]

@@ -48,7 +48,9 @@ def identity_of(
         "base": {"source": base.source, "digest": base.digest},
         "started": base.tokenizer.started,
         "agents": list(team.names),
-        "adapters": [team.adapter_names[n] for n in team.owners],
+        "adapters": [
+            team.adapter_names[b][n] for b, n in zip(team.bases, team.owners, strict=True)
+        ],
         "team": described(team, workflow),
         "config": json.loads(json.dumps(settings)),  # as it will be read
         "versions": {name: importlib.metadata.version(name) for name in _PACKAGES},

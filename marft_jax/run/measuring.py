@@ -50,13 +50,13 @@ class Measuring(NamedTuple):
 
     def transcribe(self, done: int, collected: Collected, estimates: Estimates) -> None:
         """Writes the transcripts of a step where they are due; the devices may still update."""
-        config, decode = self.session.config, self.session.team.tokenizer.decode
+        config, decoders = self.session.config, self.session.team.decoders
         if not self._is_due(config.run.transcripts_every, done):
             return
         level = find_algorithm(config.algo.name).level
-        numbers = list(turn_numbers(collected, estimates, level, decode))
+        numbers = list(turn_numbers(collected, estimates, level, decoders))
         lines = [
-            jsonlines.dumps(record(episode, decode, own))
+            jsonlines.dumps(record(episode, decoders, own))
             for episode, own in zip(collected.episodes, numbers, strict=True)
         ]
         jsonlines.write(self.folder / "transcripts" / f"{done}.jsonl", lines)

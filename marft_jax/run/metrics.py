@@ -264,7 +264,9 @@ class TruncationWarning:
         full = ["truncated" in result.info for e in episodes for result in e.results[-1:]]
         shares = {
             "the episodes ended because their conversation filled the context of "
-            f"{self._team.context} tokens; raise --model.context": sum(full) / max(len(full), 1)
+            f"{max(self._team.contexts)} tokens; raise --model.context": (
+                sum(full) / max(len(full), 1)
+            )
         }
         for name, sampling in zip(self._team.names, self._team.sampling, strict=True):
             shares[

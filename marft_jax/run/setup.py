@@ -112,7 +112,7 @@ def open_session(
         base = load_base(config.model, place, platform, report)
     base.tokenizer.date(processes.of_first(base.tokenizer.started))
     context = min(config.model.context, base.config.max_position)
-    team = make_team(config.team, config.lora.mode, blueprint, context, base.tokenizer)
+    team = make_team(config.team, config.lora.mode, blueprint, {MAIN: (base.tokenizer, context)})
     _check_lengths(team)
     engine = _open_engine(config, meshes, base, team, at_once or _at_once(config.algo))
     learning = resolve(config, base.config)
@@ -143,7 +143,7 @@ def _open_engine(
     shape = Shape(
         slots=min(config.rollout.slots, processes.share(at_once, jax.process_count())),
         chunk=config.rollout.chunk,
-        context=team.context,
+        context=max(team.contexts),
         longest=max(sampling.max_new_tokens for sampling in team.sampling),
     )
     return Engine(
@@ -288,9 +288,10 @@ def play_held_out(
 
 
 def _check_lengths(team: Team) -> None:
-    for profile, sampling in zip(team.profiles, team.sampling, strict=True):
-        if sampling.max_new_tokens >= team.context:
+    of_agents = zip(team.profiles, team.sampling, team.contexts, strict=True)
+    for profile, sampling, context in of_agents:
+        if sampling.max_new_tokens >= context:
             raise BadInput(
                 f"agent {profile.name!r}: max_new_tokens {sampling.max_new_tokens}, expected less "
-                f"than the context of {team.context} tokens; raise --model.context or lower it"
+                f"than the context of {context} tokens; raise --model.context or lower it"
             )

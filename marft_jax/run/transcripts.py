@@ -30,7 +30,7 @@ class Decode(Protocol):
 
 
 def record(
-    episode: Episode, decode: Decode, numbers: Sequence[Mapping[str, Any]] = ()
+    episode: Episode, decoders: Sequence[Decode], numbers: Sequence[Mapping[str, Any]] = ()
 ) -> dict[str, Any]:
     """An episode as plain values, each turn with the numbers given for it.
 
@@ -38,8 +38,11 @@ def record(
     environment answered to the turn. ``D[i][j]`` is 1 where turn i was shown turn j; ``tokens`` is
     the half-open span of a turn in the episode's action tokens, in acting order. ``alone`` is what
     agents earn alone on the task, where that is known.
+
+    Args:
+        decoders: of each agent.
     """
-    turns = list(_turns(episode.turns, decode))
+    turns = list(_turns(episode.turns, decoders))
     alone = {t.name: episode.alone[t.agent] for t in episode.turns if t.agent in episode.alone}
     return {
         "index": episode.index,
@@ -59,9 +62,9 @@ def record(
     }
 
 
-def records(played: Played, decode: Decode) -> list[dict[str, Any]]:
+def records(played: Played, decoders: Sequence[Decode]) -> list[dict[str, Any]]:
     """Writes down all episodes of a play; those that failed earned nothing and have no turns."""
-    return [record(e, decode) for e in played.episodes] + [_failed(e) for e in played.failed]
+    return [record(e, decoders) for e in played.episodes] + [_failed(e) for e in played.failed]
 
 
 def _failed(episode: FailedEpisode) -> dict[str, Any]:
@@ -72,7 +75,7 @@ def _failed(episode: FailedEpisode) -> dict[str, Any]:
 
 
 def turn_numbers(
-    collected: Collected, estimates: Estimates, level: Level, decode: Decode
+    collected: Collected, estimates: Estimates, level: Level, decoders: Sequence[Decode]
 ) -> Iterator[list[dict[str, Any]]]:
     """Returns the reward, value (at a token level the first token's; None without a critic) and
     advantage (the mean over its tokens) of each turn, episode by episode.
@@ -95,7 +98,7 @@ def turn_numbers(
                 "advantage": float(own_A.mean()),
             }
             if turn.limit is not None:
-                row["pieces"] = pieces(turn.action.tolist(), decode)
+                row["pieces"] = pieces(turn.action.tolist(), decoders[turn.agent])
                 row["logprobs"] = _short(turn.logprobs)
             if level == "token":
                 row["advantages"] = _short(own_A)
@@ -160,7 +163,8 @@ def narrated(
             while True:
                 wanted = flow.send(answer)
                 for act in wanted if isinstance(wanted, list) else ():
-                    prompt = printable(team.tokenizer.decode(act.prompt.tolist(), special=True))
+                    decode = team.tokenizers[act.agent].decode
+                    prompt = printable(decode(act.prompt.tolist(), special=True))
                     say(Text(f"{team.names[act.agent]} is shown:\n{prompt}\n", style="dim"))
                 answer = yield wanted
                 say(
@@ -194,14 +198,14 @@ def spelled(value: Any) -> str:
     return str(value)
 
 
-def _turns(turns: Sequence[Turn], decode: Decode) -> Iterator[dict[str, Any]]:
+def _turns(turns: Sequence[Turn], decoders: Sequence[Decode]) -> Iterator[dict[str, Any]]:
     end = 0
     for turn in turns:
         start, end = end, end + len(turn.action)
         yield {
             "agent": turn.name,
             "step": turn.step,
-            "prompt": decode(turn.prompt.tolist(), special=True),
+            "prompt": decoders[turn.agent](turn.prompt.tolist(), special=True),
             "text": turn.text,
             **({} if turn.tool is None else {"tool": turn.tool}),
             "tokens": [start, end],

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
 from marft_jax import config
@@ -16,6 +16,7 @@ from marft_jax.team.prompts import Team
 from marft_jax.team.team_files import Blueprint
 from marft_jax.team.workflows import find_workflow
 from marft_jax.tools import Tool, check_form, load_tools
+from marft_jax.types import MAIN
 
 _SOURCE = "--team.file"
 
@@ -29,14 +30,13 @@ def make_team(
     settings: config.Team,
     adapters: Literal["per_agent", "shared"],
     blueprint: Blueprint,
-    context: int,
-    tokenizer: Tokenizer,
+    bases: Mapping[str, tuple[Tokenizer, int]],
 ) -> Team:
     """Makes the team of a blueprint.
 
     Args:
         adapters: an adapter for each agent, or one for all (``lora.mode``).
-        context: longest prompt plus action, in tokens.
+        bases: tokenizer of each base, and its context: longest prompt plus action, in tokens.
 
     Raises:
         BadInput: the workflow is unknown, the team lacks its members or graph, or agents that share
@@ -45,25 +45,31 @@ def make_team(
     workflow = workflow_of(settings, blueprint)
     find_workflow(workflow)
     profiles = blueprint.agents
-    owners = _adapters(profiles, adapters == "shared")
-    trainable = {name: p.learns for name, p in zip(owners, profiles, strict=True)}
-    names = tuple(trainable)
+    on = tuple(profile.base or MAIN for profile in profiles)
+    own = _adapters(profiles, adapters == "shared")
+    learns: dict[str, dict[str, bool]] = {base: {} for base in bases}
+    for base, name, profile in zip(on, own, profiles, strict=True):
+        learns[base][name] = profile.learns
     team = Team(
         profiles=profiles,
         sampling=tuple(profile.sampling(settings) for profile in profiles),
-        owners=tuple(map(names.index, owners)),
-        adapter_names=names,
-        trainable=tuple(trainable.values()),
-        context=context,
-        tokenizer=tokenizer,
+        bases=on,
+        owners=tuple(list(learns[base]).index(name) for base, name in zip(on, own, strict=True)),
+        tokenizers=tuple(bases[base][0] for base in on),
+        contexts=tuple(bases[base][1] for base in on),
+        adapter_names={base: tuple(names) for base, names in learns.items()},
+        trainable={base: tuple(names.values()) for base, names in learns.items()},
         shared=settings.context == "shared",
         anonymous=settings.anonymous,
         graph=blueprint.graph,
         messages=blueprint.messages,
         rounds=settings.rounds,
         max_steps=settings.max_steps,
-        tools=_tools(profiles, settings.context == "shared" or workflow == "program", tokenizer),
+        tools=_tools(profiles, settings.context == "shared" or workflow == "program"),
     )
+    for tokenizer, tools in zip(team.tokenizers, team.tools, strict=False):
+        if tools:
+            check_form(tokenizer)
     return team._replace(**_PARTS[workflow](team, blueprint)) if workflow in _PARTS else team
 
 
@@ -110,9 +116,7 @@ _PARTS: dict[str, Callable[[Team, Blueprint], dict[str, Any]]] = {
 """Checks of workflows with further keys; each returns fields of the team."""
 
 
-def _tools(
-    profiles: tuple[Profile, ...], refused: bool, tokenizer: Tokenizer
-) -> tuple[tuple[Tool, ...], ...]:
+def _tools(profiles: tuple[Profile, ...], refused: bool) -> tuple[tuple[Tool, ...], ...]:
     """Loads the tools of each agent."""
     if not any(profile.tools for profile in profiles):
         return ()
@@ -121,7 +125,6 @@ def _tools(
             f"{_SOURCE}: tools: expected --team.context own and another workflow than program, "
             "which brings its own tools; take the tools out, or change that"
         )
-    check_form(tokenizer)
     return tuple(load_tools(p.tools or (), f"{_SOURCE}: {p.name}: tools") for p in profiles)
 
 

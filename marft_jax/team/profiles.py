@@ -11,7 +11,7 @@ import numpy as np
 
 from marft_jax import config
 from marft_jax.errors import BadInput
-from marft_jax.types import Sampling
+from marft_jax.types import MAIN, Sampling
 
 _Check = tuple[str, Callable[[Any], bool]]
 
@@ -99,6 +99,7 @@ _FIELDS: dict[str, _Check] = {
         "a list of functions as package.module:function",
         lambda v: _is_tuple(v) and all(isinstance(name, str) for name in v),
     ),
+    "base": (f"{MAIN}, the base of --model.base: a team has one base", lambda v: v == MAIN),
 }
 
 
@@ -126,6 +127,7 @@ class Profile:
     stop: tuple[str, ...] | None = None
     past: str | None = None  # agent as whose earlier versions it plays; it does not learn
     tools: tuple[str, ...] | None = None  # functions that it may call: package.module:function
+    base: str | None = None  # the base that it runs on; None is that of ``--model.base``
 
     @property
     def learns(self) -> bool:

@@ -5,7 +5,7 @@ The dependency function D is recorded from what was shown, so it always matches 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -51,11 +51,13 @@ class Team(NamedTuple):
 
     profiles: tuple[Profile, ...]  # in acting order
     sampling: tuple[Sampling, ...]  # of each member
-    owners: tuple[int, ...]  # number of the adapter of each member
-    adapter_names: tuple[str, ...]  # of the owner, of a group of owners, or ``team``
-    trainable: tuple[bool, ...]  # of each adapter: it learns
-    context: int  # longest prompt plus action, in tokens
-    tokenizer: Tokenizer
+    bases: tuple[str, ...]  # the name of the base of each member
+    owners: tuple[int, ...]  # the adapter of each member, among those of its base
+    tokenizers: tuple[Tokenizer, ...]  # of each member
+    contexts: tuple[int, ...]  # of each member: longest prompt plus action, in tokens
+    # of each base: an adapter is named after its only owner, its group, or ``team``
+    adapter_names: Mapping[str, tuple[str, ...]]
+    trainable: Mapping[str, tuple[bool, ...]]  # adapters of each base that learn
     shared: bool = False  # all members continue one conversation
     anonymous: bool = False  # no names, no system prompts
     graph: Graph = Graph()  # of a ``dag``
@@ -75,9 +77,14 @@ class Team(NamedTuple):
         return tuple(profile.name for profile in self.profiles)
 
     @property
-    def adapters(self) -> int:
-        """Number of adapters."""
-        return len(self.adapter_names)
+    def decoders(self) -> list[Callable[..., str]]:
+        """Ids to text, of each agent."""
+        return [tokenizer.decode for tokenizer in self.tokenizers]
+
+    @property
+    def adapters(self) -> dict[str, int]:
+        """Number of adapters of each base."""
+        return {base: len(names) for base, names in self.adapter_names.items()}
 
     def tools_of(self, agent: int) -> tuple[Tool, ...]:
         """Tools that an agent may call."""
@@ -115,9 +122,9 @@ class Team(NamedTuple):
             prompt, start = self._own_prompt(agent, state, visible, message), 0
         return self._fitted(agent, prompt, state.step, tuple(t.index for t in seen), start)
 
-    def ids_of(self, text: str) -> tuple[int, ...]:
-        """Returns the ids of an action with this text, with the end of turn."""
-        return (*self.tokenizer.encode(text), self.tokenizer.end_id)
+    def ids_of(self, agent: int, text: str) -> tuple[int, ...]:
+        """Returns the ids of an agent's action with this text, with the end of turn."""
+        return (*self.tokenizers[agent].encode(text), self.tokenizers[agent].end_id)
 
     def resume(self, turn: Turn, new: Sequence[Message], tools: Tools = ()) -> Act | None:
         """Makes an act that continues an agent's own turn after new messages.
@@ -126,7 +133,7 @@ class Team(NamedTuple):
         left.
         """
         before = [*turn.prompt.tolist(), *self._ended(turn)]
-        prompt = [*before, *self.tokenizer.reply(new, tools=tools)]
+        prompt = [*before, *self.tokenizers[turn.agent].reply(new, tools=tools)]
         try:
             return self._fitted(turn.agent, prompt, turn.step, turn.sees, len(before))
         except ContextFull:
@@ -136,11 +143,12 @@ class Team(NamedTuple):
         self, agent: int, prompt: list[int], step: int, sees: tuple[int, ...], start: int
     ) -> Act:
         """Makes an act whose new tokens fit into the context."""
-        room = self.context - len(prompt) - (_RESERVED if self.shared else 0)
+        context = self.contexts[agent]
+        room = context - len(prompt) - (_RESERVED if self.shared else 0)
         if room < 1:
             raise ContextFull(
                 f"the prompt of agent {self.profiles[agent].name!r} has {len(prompt)} tokens, too "
-                f"many for --model.context {self.context}: raise it, or shorten the task"
+                f"many for --model.context {context}: raise it, or shorten the task"
             )
         sampling = self.sampling[agent]
         sampling = sampling._replace(max_new_tokens=min(sampling.max_new_tokens, room))
@@ -154,7 +162,8 @@ class Team(NamedTuple):
             seen = self.view(self.profiles[agent].name, seen)
         lines = [seen, *map(self._line, turns)]
         messages = self._opening(agent, [*lines, message] if message else lines)
-        return self.tokenizer.chat(messages, [tool.definition for tool in self.tools_of(agent)])
+        tools = [tool.definition for tool in self.tools_of(agent)]
+        return self.tokenizers[agent].chat(messages, tools)
 
     def _continued_prompt(
         self, agent: int, state: State, seen: Sequence[Turn], in_step: bool, message: str
@@ -164,7 +173,7 @@ class Team(NamedTuple):
             before, generation = self._conversation(seen), []
         else:
             opening = self._opening(self.opener, [state.observation])
-            before, generation = self.tokenizer.opening(opening)
+            before, generation = self.tokenizers[agent].opening(opening)
             if agent == self.opener and not message:
                 return [*before, *generation], len(before)
         is_known = agent == self.opener or any(turn.agent == agent for turn in seen)
@@ -175,7 +184,8 @@ class Team(NamedTuple):
         ]
         text = "\n".join(part for part in parts if part)
         new: list[Message] = [{"role": "user", "content": text}]
-        return [*before, *self.tokenizer.reply(new, after_action=bool(seen))], len(before)
+        reply = self.tokenizers[agent].reply(new, after_action=bool(seen))
+        return [*before, *reply], len(before)
 
     def _opening(self, agent: int, lines: Sequence[str]) -> list[Message]:
         system = self._system(agent)
@@ -208,5 +218,5 @@ class Team(NamedTuple):
 
     def _ended(self, turn: Turn) -> list[int]:
         """Returns the ids of a turn's action, with an end of turn if it was truncated."""
-        ids = turn.action.tolist()
-        return ids if ids[-1] in self.tokenizer.eos_ids else [*ids, self.tokenizer.end_id]
+        ids, tokenizer = turn.action.tolist(), self.tokenizers[turn.agent]
+        return ids if ids[-1] in tokenizer.eos_ids else [*ids, tokenizer.end_id]

@@ -51,15 +51,16 @@ def check_acts(acts: Any, team: Team, turns: int, most: int) -> list[Act]:
 def _check_act(act: Any, team: Team, turns: int) -> Act:
     if not isinstance(act, Act):
         raise BadInput(f"expected a list of acts, as team.act makes them, got {shown(act)} in it")
-    agents, vocabulary = len(team.profiles), team.tokenizer.vocab_size
+    agents = len(team.profiles)
     _expect(_is_index(act.agent, agents), f"expected an agent from 0 to {agents - 1}", act.agent)
+    vocabulary, context = team.tokenizers[act.agent].vocab_size, team.contexts[act.agent]
     prompt, start = _ids(act.prompt), act.start
     _expect(_is_index(start, len(prompt) + 1), f"start: expected 0 to {len(prompt)}", start)
     new = prompt[start:]  # ids before it were checked before, or sampled
     in_vocabulary = not len(new) or bool(0 <= new.min() and new.max() < vocabulary)
     _expect(in_vocabulary, f"prompt: expected ids from 0 to {vocabulary - 1}", new)
-    room = team.context - len(prompt)
-    _expect(room > 0, f"prompt: expected less than --model.context {team.context}", len(prompt))
+    room = context - len(prompt)
+    _expect(room > 0, f"prompt: expected less than --model.context {context}", len(prompt))
     seen = _is_sequence(act.sees) and all(_is_index(i, turns) for i in act.sees)
     _expect(seen, f"sees: expected numbers of the {turns} turns", act.sees)
     _expect(_is_sampling(act.sampling), "sampling: expected types.Sampling", act.sampling)

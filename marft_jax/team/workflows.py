@@ -112,8 +112,10 @@ def players(team: Team, state: State) -> Generator[Any, Any, Step]:
     legal = getattr(team.game, "legal", None)
     acts: list[Act] = []
     for name in acting:
-        choices = tuple(map(team.ids_of, legal(name))) if legal is not None else ()
-        acts.append(team.act(team.names.index(name), state)._replace(choices=choices))
+        agent = team.names.index(name)
+        texts = () if legal is None else legal(name)
+        choices = tuple(team.ids_of(agent, text) for text in texts)
+        acts.append(team.act(agent, state)._replace(choices=choices))
     turns = yield acts
     return Step(turns, graded=turns)
 

@@ -21,14 +21,14 @@ from marft_jax.learning.credit import make_credit
 from marft_jax.learning.settings import Appo
 from marft_jax.models import decoder, lora
 from marft_jax.models.decoder import DecoderConfig
-from marft_jax.models.tokenizers.tokenizer import ByteTokenizer
+from marft_jax.models.tokenizers.tokenizer import ByteTokenizer, Tokenizer
 from marft_jax.models.weights.load import BaseModel, abstract_decoder, fill, shapes_of
 from marft_jax.parallel import mesh
 from marft_jax.team.assemble import make_team
 from marft_jax.team.profiles import Profile
 from marft_jax.team.prompts import Team
 from marft_jax.team.team_files import Blueprint
-from marft_jax.types import Episode, Sample, StepResult, Turn
+from marft_jax.types import MAIN, Episode, Sample, StepResult, Turn
 
 CONFIG = DecoderConfig(
     vocab_size=264,
@@ -97,6 +97,11 @@ def team(agents: int = 2, *, context: int = CONTEXT, shared: bool = False, **set
     return team_of(Blueprint(profiles), context=context, shared=shared, **settings)
 
 
+def with_tokenizer(team: Team, tokenizer: Tokenizer) -> Team:
+    """The team with another tokenizer for all its agents."""
+    return team._replace(tokenizers=(tokenizer,) * len(team.profiles))
+
+
 def team_of(
     blueprint: Blueprint,
     *,
@@ -113,7 +118,8 @@ def team_of(
         team=config_lib.Team(**{"max_new_tokens": 8, "context": team_context, **settings}),
         lora=config_lib.Lora(mode="shared" if shared else "per_agent"),
     )
-    return make_team(settings.team, settings.lora.mode, blueprint, context, ByteTokenizer())
+    bases = {MAIN: (ByteTokenizer(), context)}
+    return make_team(settings.team, settings.lora.mode, blueprint, bases)
 
 
 def adapters(n: int = 2, seed: int = 0, layers: int = 2) -> lora.Adapters:

@@ -194,7 +194,7 @@ def test_the_byte_tokenizer_travels_with_the_built_in_model(tmp_path):
 def team_and_fresh(settings: Lora, **more):
     team = small.team(2, **more)
     fresh = lora.init(
-        jax.random.key(0), small.CONFIG, adapters=team.adapters, rank=settings.rank,
+        jax.random.key(0), small.CONFIG, adapters=team.adapters[MAIN], rank=settings.rank,
         targets=settings.targets,
     )  # fmt: skip
     return team, fresh
@@ -221,7 +221,7 @@ def test_another_alpha_and_a_lower_rank_are_converted_exactly(rslora, tmp_path):
     team, fresh = team_and_fresh(settings)
     planner = dataclasses.replace(team.profiles[0], init=str(tmp_path / "planner"))
     profiles = (planner, team.profiles[1])
-    loaded = initial_adapters(team._replace(profiles=profiles), settings, fresh)
+    loaded = initial_adapters(team._replace(profiles=profiles), settings, {MAIN: fresh})[MAIN]
     expected = {t: np.einsum("lir,lro->lio", f["a"], f["b"]) * scale for t, f in factors.items()}
     got = products(loaded, 0, settings.alpha / settings.rank)
     for target in ("q", "v"):
@@ -242,8 +242,8 @@ def test_a_whole_team_loads_from_a_folder_and_is_written_back_bit_for_bit(tmp_pa
     write_pair(tmp_path / "team")
     settings = Lora(init=str(tmp_path / "team"), targets=small.QV)
     team, fresh = team_and_fresh(settings)
-    loaded = initial_adapters(team, settings, fresh)
-    for n, name in enumerate(team.adapter_names):
+    loaded = initial_adapters(team, settings, {MAIN: fresh})[MAIN]
+    for n, name in enumerate(team.adapter_names[MAIN]):
         own = jax.tree.map(lambda x, n=n: np.asarray(x[n]), loaded)
         peft.write(tmp_path / "again" / name, own, settings.alpha, "base")
         for file in (peft.CONFIG, peft.WEIGHTS):
@@ -299,9 +299,13 @@ def test_shipped_teams_take_the_first_releases_checkpoints(name, tmp_path):
     settings = Lora(init=str(tmp_path), targets=small.QV)
     team = small.team_of(blueprint)
     fresh = lora.init(
-        jax.random.key(0), small.CONFIG, adapters=team.adapters, rank=8, targets=settings.targets
+        jax.random.key(0),
+        small.CONFIG,
+        adapters=team.adapters[MAIN],
+        rank=8,
+        targets=settings.targets,
     )
-    loaded = initial_adapters(team, settings, fresh)
+    loaded = initial_adapters(team, settings, {MAIN: fresh})[MAIN]
     assert FIRST_ROLES[name] <= set(team.names)
     for n in range(len(team.names)):
         np.testing.assert_array_equal(
@@ -389,5 +393,5 @@ def test_an_adapter_that_does_not_fit_is_one_clear_line(what, tmp_path):
     settings = Lora(init=str(tmp_path), rank=4 if what == "a higher rank" else 8, targets=small.QV)
     team, fresh = team_and_fresh(settings)
     with pytest.raises(BadInput) as caught:
-        initial_adapters(team, settings, fresh)
+        initial_adapters(team, settings, {MAIN: fresh})
     assert message in str(caught.value) and "\n" not in str(caught.value)

@@ -79,8 +79,8 @@ def test_a_transcript_is_played_again_token_by_token(workflow, how, tmp_path):
         Scripted(speak), team, find_workflow(workflow), lambda: Lookup(2), DaemonThreads()
     )
     whole = rollout.play([Sample(i, i) for i in range(5)], 0).episodes
-    decode = team.tokenizer.decode
-    lines = [jsonlines.dumps(transcripts.record(episode, decode)) for episode in whole]
+    decoders = team.decoders
+    lines = [jsonlines.dumps(transcripts.record(episode, decoders)) for episode in whole]
     again = replayed(demonstrations_in(lines, tmp_path), team, workflow, lambda: Lookup(2))
     assert any(turn.truncated for episode in whole for turn in episode.turns)
     for old, new in zip(whole, again, strict=True):
@@ -135,7 +135,7 @@ def test_a_demonstrated_turn_ends_with_the_token_of_the_template(tmp_path):
     class TwoEnds(ByteTokenizer):
         eos_ids = (ByteTokenizer.END, ByteTokenizer.PAD)
 
-    team = small.team_of(PAIR, context=200, max_new_tokens=24)._replace(tokenizer=TwoEnds())
+    team = small.with_tokenizer(small.team_of(PAIR, context=200, max_new_tokens=24), TwoEnds())
     [found] = demonstrations_in([line(("planner", "1+1=2"), ("solver", "17"), task=1)], tmp_path)
     [episode] = replayed([found], team, "sequential", SUMS)
     assert not isinstance(episode, str)
@@ -144,7 +144,7 @@ def test_a_demonstrated_turn_ends_with_the_token_of_the_template(tmp_path):
 
 def test_the_token_that_ends_a_turn_cannot_stand_inside_of_one(tmp_path):
     team = small.team_of(PAIR, context=200)
-    ends = team._replace(tokenizer=_Ending())
+    ends = small.with_tokenizer(team, _Ending())
     [fault] = replayed(
         demonstrations_in([line(("planner", "a;b"), ("solver", "c"), task=1)], tmp_path),
         ends, "sequential", SUMS,

@@ -56,7 +56,7 @@ def episode() -> Episode:
 
 
 def written(episode, numbers=()) -> dict:
-    return json.loads(jsonlines.dumps(transcripts.record(episode, decode, numbers)))
+    return json.loads(jsonlines.dumps(transcripts.record(episode, [decode] * 2, numbers)))
 
 
 def test_an_episode_is_one_line_with_its_turns():
@@ -102,7 +102,7 @@ def numbers_of(level, *turns) -> list[dict]:
     collected = Collected([one], paid, [one], paid, 0, 0, 0.0)
     numbers = np.array([[1.0, 2.0, 4.0, 0.0]])
     estimates: Any = SimpleNamespace(advantages_EJ=numbers, values_EJ=-numbers)
-    [rows] = transcripts.turn_numbers(collected, estimates, level, decode)
+    [rows] = transcripts.turn_numbers(collected, estimates, level, [decode] * 2)
     return rows
 
 
@@ -141,9 +141,9 @@ def test_a_tools_answer_stands_by_itself():
 
 
 def test_what_agents_earn_alone_stands_by_their_names():
-    alone = transcripts.record(episode()._replace(alone={0: 0.25}), decode)["alone"]
+    alone = transcripts.record(episode()._replace(alone={0: 0.25}), [decode] * 2)["alone"]
     assert alone == {"planner": 0.25, "solver": 0.25}
-    assert "alone" not in transcripts.record(episode(), decode)
+    assert "alone" not in transcripts.record(episode(), [decode] * 2)
 
 
 def test_d_says_which_turns_each_turn_was_shown():
@@ -210,7 +210,7 @@ def test_a_prompt_is_shown_before_its_answer_is_known():
         [turn] = yield [Act(0, np.array([65, 66]), 0, (), Sampling(4))]
         yield Step([turn])
 
-    team = SimpleNamespace(tokenizer=SimpleNamespace(decode=decode), names=["solver"])
+    team = SimpleNamespace(tokenizers=[SimpleNamespace(decode=decode)], names=["solver"])
     said: list = []
     flow = transcripts.narrated(workflow, said.append)(team, "1+1=?")  # pyright: ignore
     next(flow)

@@ -17,6 +17,7 @@ from marft_jax.random_keys import ActionKey, Stream
 from marft_jax.rollout.rollout import Rollout
 from marft_jax.team import WORKFLOWS, State, Step, find_workflow
 from marft_jax.team.prompts import ContextFull
+from marft_jax.types import MAIN
 
 
 @pytest.fixture(scope="module")
@@ -114,7 +115,7 @@ def test_profiles_and_adapters_reach_the_engine(threads):
     assert [r.owner for r in engine.requests] == [0, 1, 0, 1]
     _, engine = play(threads, small.team(2, shared=True), tasks=[0])
     assert [r.owner for r in engine.requests] == [0, 0, 0, 0]
-    assert small.team(3).adapters == 3 and small.team(3, shared=True).adapters == 1
+    assert small.team(3).adapters == {MAIN: 3} and small.team(3, shared=True).adapters == {MAIN: 1}
 
 
 def test_every_act_has_a_sampling_key_of_its_own(threads):

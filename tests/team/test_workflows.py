@@ -268,7 +268,7 @@ def test_a_cut_turn_is_ended_as_the_template_ends_it_whatever_else_ends_an_actio
         eos_ids = (ByteTokenizer.END, ByteTokenizer.PAD)
 
     team = small.team_of(Blueprint((PLANNER, SOLVER)), team_context="shared", context=600)
-    team = team._replace(tokenizer=TwoEnds())
+    team = small.with_tokenizer(team, TwoEnds())
     cut = small.turn(0, [1, 2], [97, 98])
     prompt = team.act(1, State("task"), [cut]).prompt.tolist()
     assert prompt[:5] == [1, 2, 97, 98, ByteTokenizer.END]

@@ -128,7 +128,8 @@ def play(speak, monkeypatch, env=Slow, **rollout):
         Blueprint((Profile("planner", "p"), Profile("solver", "s", answers=True))),
         context=2000,
         max_new_tokens=200,
-    )._replace(tools=tools, tokenizer=with_template(TAGGED, monkeypatch))
+    )._replace(tools=tools)
+    team = small.with_tokenizer(team, with_template(TAGGED, monkeypatch))
     engine = Scripted(speak)
     rollout = Rollout(
         engine, team, find_workflow("sequential"), lambda: env(1), DaemonThreads(), **rollout

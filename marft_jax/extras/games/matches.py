@@ -134,9 +134,13 @@ def _matches(
     agents = range(len(team.names))
     for agent in (team.names.index(name) for name in learned):
         if adapters is not None:  # the opponent's adapters follow our own
-            owners = [o if a == agent else o + team.adapters for a, o in enumerate(team.owners)]
+            first = [0 if a == agent else team.adapters[base] for a, base in enumerate(team.bases)]
+            owners = [own + after for own, after in zip(team.owners, first, strict=True)]
             both = jax.tree.map(lambda x, y: jnp.concatenate([x, y]), own, adapters)
-            names = (*team.adapter_names, *(f"{opponent} {n}" for n in team.adapter_names))
+            names = {
+                base: (*own_names, *(f"{opponent} {name}" for name in own_names))
+                for base, own_names in team.adapter_names.items()
+            }
             playing = team._replace(owners=tuple(owners), adapter_names=names)
             mixed = session._replace(team=playing)
             yield Match(team.names[agent], opponent, mixed, both, config)
@@ -171,7 +175,7 @@ def _members(team: Team, agents: Sequence[int]) -> Team:
     """Makes a team of some of its agents, by number."""
     own: dict[str, Any] = {
         field: tuple(getattr(team, field)[agent] for agent in agents)
-        for field in ("profiles", "sampling", "owners")
+        for field in ("profiles", "sampling", "bases", "owners", "tokenizers", "contexts")
     }
     return team._replace(**own)
 

@@ -118,7 +118,7 @@ class _Reader:
         """Builds the turn in which the agent of the seat writes the text in that state."""
         team = self._team._replace(view=lambda name, observation: self._table.see(state, seat))
         act = team.act(seat, State(""))
-        ids = np.asarray(team.ids_of(text), np.int32)
+        ids = np.asarray(team.ids_of(seat, text), np.int32)
         return Turn(
             agent=seat,
             name=team.names[seat],

@@ -17,7 +17,7 @@ import numpy as np
 from marft_jax.errors import BadInput, described
 from marft_jax.extras.gateway.errors import ApiError
 from marft_jax.extras.gateway.protocol import Call, Choice
-from marft_jax.models.tokenizers.tokenizer import Message
+from marft_jax.models.tokenizers.tokenizer import Message, Tokenizer
 from marft_jax.team.prompts import Team
 from marft_jax.tools import check_form, find_calls, for_template, with_ids
 from marft_jax.types import Act, Sampling, Turn
@@ -31,33 +31,35 @@ def prompt_of(team: Team, agent: int, call: Call) -> np.ndarray:
     if system and not any(message["role"] == "system" for message in messages):
         messages = [{"role": "system", "content": system}, *messages]
     try:
-        return np.asarray(team.tokenizer.chat(messages, call.tools), np.int32)
+        return np.asarray(team.tokenizers[agent].chat(messages, call.tools), np.int32)
     except Exception as error:  # templates refuse what they like
         what = f"messages: the chat template refuses them: {described(error)}"
         raise ApiError(400, what, "messages") from None
 
 
-def check_tools(team: Team, call: Call) -> None:
+def check_tools(tokenizer: Tokenizer, call: Call) -> None:
     """Raises ``ApiError`` for tools and their answers where the chat template has none."""
     if call.tools or any("tool_calls" in m or m["role"] == "tool" for m in call.messages):
         try:
-            check_form(team.tokenizer)
+            check_form(tokenizer)
         except BadInput as error:
             raise ApiError(400, str(error), "tools", "unsupported_parameter") from None
 
 
-def split_calls(team: Team, call: Call, text: str, prefix: str) -> tuple[str, tuple[Message, ...]]:
+def split_calls(
+    tokenizer: Tokenizer, call: Call, text: str, prefix: str
+) -> tuple[str, tuple[Message, ...]]:
     """What an answer says beside its calls of tools, and these."""
     names = [tool["function"]["name"] for tool in call.tools]
-    content, calls = find_calls(text, names, team.tokenizer)
+    content, calls = find_calls(text, names, tokenizer)
     return content, with_ids(calls, prefix)
 
 
 def sampling_of(team: Team, call: Call, agent: int, prompt: int = 0) -> Sampling:
     """Sampling of an agent; no more tokens than it may write, and than there is room for."""
-    own, room = team.sampling[agent], team.context - prompt
+    own, room = team.sampling[agent], team.contexts[agent] - prompt
     if room < 1:
-        what = f"messages: {prompt} tokens fill the context of {team.context}"
+        what = f"messages: {prompt} tokens fill the context of {team.contexts[agent]}"
         raise ApiError(400, what, "messages", "context_length_exceeded")
     wanted = own._replace(**call.sampling)
     return wanted._replace(max_new_tokens=min(wanted.max_new_tokens, own.max_new_tokens, room))
@@ -88,8 +90,8 @@ class History:
         if call.model not in names:
             what = f"model: expected one of {', '.join(names)}, got {call.model!r:.80}"
             raise ApiError(404, what, "model", "model_not_found")
-        check_tools(self._team, call)
         agent = names.index(call.model)
+        check_tools(self._team.tokenizers[agent], call)
         prompt, start, known = self._prompt(agent, call)
         sampling = sampling_of(self._team, call, agent, len(prompt))
         sees = self._sees(call.messages, known)
@@ -100,7 +102,8 @@ class History:
         """Remembers the turns of a call, and makes its choices of them."""
         choices: list[Choice] = []
         for turn in turns:
-            text, calls = split_calls(self._team, call, turn.text, f"c{turn.index:04d}")
+            tokenizer = self._team.tokenizers[turn.agent]
+            text, calls = split_calls(tokenizer, call, turn.text, f"c{turn.index:04d}")
             choice = Choice(
                 text, turn.action, turn.logprobs, turn.truncated, turn.prompt, calls=calls
             )

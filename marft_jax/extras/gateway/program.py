@@ -86,7 +86,7 @@ def program(team: Team, observation: str) -> Workflow:
     channel: Channel | None = team.program
     if channel is None:
         raise BadInput(_WRONG)
-    channel.decode = team.tokenizer.decode
+    channel.decode = team.tokenizers[0].decode
     history, turns = History(team), list[Turn]()
     while asked := channel.wait():
         with _ENCODES:

@@ -43,7 +43,8 @@ class ServedTeam:
         self._team, self._batcher = team, batcher
         self._plays, self._threads = plays, threads
         self.models = (TEAM, *(name for name in team.names if name != TEAM))
-        self.decode = team.tokenizer.decode
+        self._tokenizer = team.tokenizers[0]
+        self.decode = self._tokenizer.decode
 
     async def answer(
         self, call: Call, watch: Callable[[int, np.ndarray], None] | None = None
@@ -78,7 +79,7 @@ class ServedTeam:
         agent: int,
         watch: Callable[[int, np.ndarray], None] | None,
     ) -> list[Choice]:
-        check_tools(self._team, call)
+        check_tools(self._tokenizer, call)
         prompt = prompt_of(self._team, agent, call)
         watch = None if call.tools else watch  # which is a call shows at its end
         sampling = sampling_of(self._team, call, agent, len(prompt))
@@ -100,7 +101,7 @@ class ServedTeam:
     ) -> Choice:
         ids, logprobs, finished, _ = completion
         text = text_of(ids.tolist(), stop, self.decode)
-        text, calls = split_calls(self._team, call, text, secrets.token_hex(3)[:5])
+        text, calls = split_calls(self._tokenizer, call, text, secrets.token_hex(3)[:5])
         return Choice(text, ids, logprobs, not finished, prompt, calls=calls)
 
     async def _play(self, call: Call, seed: int) -> list[Choice]:

@@ -31,6 +31,7 @@ from marft_jax.models.tokenizers.tokenizer import ByteTokenizer
 from marft_jax.models.weights.load import decoder_config
 from marft_jax.team.assemble import make_team, workflow_of
 from marft_jax.team.team_files import load_team
+from marft_jax.types import MAIN
 
 
 def main(argv: Sequence[str] | None = None) -> NoReturn:
@@ -66,7 +67,7 @@ def plan(
     """
     blueprint, model = load_team(config.team.file), decoder_config(config.model.base)
     context = min(config.model.context, model.max_position)
-    team = make_team(config.team, config.lora.mode, blueprint, context, ByteTokenizer())
+    team = make_team(config.team, config.lora.mode, blueprint, {MAIN: (ByteTokenizer(), context)})
     algorithm = find_algorithm(config.algo.name)
     work = step_work(config, team, workflow_of(config.team, blueprint))
 
@@ -118,7 +119,7 @@ def title(run: Run, topology: Topology) -> str:
         mesh += f" learns, {'x'.join(map(str, run.config.mesh.rollout))} plays"
     return (
         f"{config.model.base} ({weights / 1e9:.2f} B weights, {config.model.dtype}), "
-        f"{len(run.team.profiles)} agents, {run.team.adapters} adapters of rank "
+        f"{len(run.team.profiles)} agents, {sum(run.team.adapters.values())} adapters of rank "
         f"{config.lora.rank} on {', '.join(config.lora.targets)}, {config.algo.name}; "
         f"{topology.name}: {len(topology.devices)} devices in {topology.hosts} hosts, mesh {mesh}"
     )

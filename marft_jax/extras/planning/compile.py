@@ -232,7 +232,8 @@ def _learning(run: Run) -> dict[str, Any]:
     reference_BA = reference_BA if algo.kl_in == "loss" else None
     targets = Targets(numbers_BX, numbers_BX, values_BX, features_BXD, reference_BA, old)
     total = programs.zeros.eval_shape(run.state.adapters, run.state.critic)
-    trainable = {MAIN: jax.ShapeDtypeStruct((run.team.adapters,), bool)}
+    adapters = run.team.adapters.items()
+    trainable = {base: jax.ShapeDtypeStruct((count,), bool) for base, count in adapters}
     stepped = run.state._replace(past=())
     lowered = {
         "gradients": of_base.accumulate.lower(

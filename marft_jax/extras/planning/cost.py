@@ -216,4 +216,4 @@ def _weights(base: Any, mesh: Mesh) -> float:
 
 
 def _adapters(run: Run) -> tuple[int, tuple[str, ...]]:
-    return run.team.adapters * run.config.lora.rank, run.config.lora.targets
+    return sum(run.team.adapters.values()) * run.config.lora.rank, run.config.lora.targets

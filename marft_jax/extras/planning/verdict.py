@@ -224,7 +224,7 @@ def numbers(plan: Plan) -> dict[str, Any]:
         "model": run.config.model.base,
         "layers": run.model.n_layers,
         "agents": len(run.team.profiles),
-        "adapters": run.team.adapters,
+        "adapters": sum(run.team.adapters.values()),
         "topology": plan.topology.name,
         "devices": run.mesh.size,
         "hosts": plan.topology.hosts,

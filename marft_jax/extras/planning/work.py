@@ -46,7 +46,7 @@ def step_work(config: Config, team: Team, workflow: str) -> Work:
     actors = _actors(team, workflow) * config.env.horizon
     branched, played = _branches(config, [team.names[agent] for agent in actors])
     turns = round(config.algo.episodes * (len(actors) + played))
-    return Work(config.algo.episodes, tuple(actors), team.context, longest, branched, turns)
+    return Work(config.algo.episodes, tuple(actors), max(team.contexts), longest, branched, turns)
 
 
 def _branches(config: Config, names: Sequence[str]) -> tuple[tuple[int, ...], float]:

@@ -278,7 +278,7 @@ def test_of_two_moves_that_begin_alike_the_longer_one_is_meant():
 def test_legal_moves_are_what_the_sampler_may_draw():
     found, engine = play(kuhn(illegal="masked"), lambda request: "Bet")
     assert {request.choices for request in engine.requests} == {
-        ((*b"Pass", PAIR.tokenizer.end_id), (*b"Bet", PAIR.tokenizer.end_id))
+        ((*b"Pass", PAIR.tokenizers[0].end_id), (*b"Bet", PAIR.tokenizers[0].end_id))
     }
     assert len(found.episodes) == 4
     short = small.team_of(Blueprint(SEATS), context=256, max_new_tokens=4)

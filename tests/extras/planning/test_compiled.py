@@ -33,6 +33,7 @@ from marft_jax.models.tokenizers.tokenizer import ByteTokenizer
 from marft_jax.models.weights.load import decoder_config
 from marft_jax.team.assemble import make_team, workflow_of
 from marft_jax.team.team_files import load_team
+from marft_jax.types import MAIN
 
 REPOSITORY = Path(__file__).resolve().parents[3]
 FOUND: dict[str, dict[str, object]] = {}
@@ -66,9 +67,8 @@ def run_of(topology: str, layers: int, flags: tuple[str, ...]) -> Run:
     config = cli.parse(["--config", str(plan), "--model.base", str(base), *flags])
     model = dataclasses.replace(decoder_config(config.model.base), n_layers=layers)
     blueprint = load_team(config.team.file)
-    team = make_team(
-        config.team, config.lora.mode, blueprint, config.model.context, ByteTokenizer()
-    )
+    bases = {MAIN: (ByteTokenizer(), config.model.context)}
+    team = make_team(config.team, config.lora.mode, blueprint, bases)
     work = step_work(config, team, workflow_of(config.team, blueprint))
     algorithm = find_algorithm(config.algo.name)
     return describe(config, team, algorithm, model, work, find_topology(topology))
