@@ -67,6 +67,7 @@ def test_a_profile_overrides_the_teams_sampling_field_by_field():
         ("stop", "x"),
         ("stop", ("",)),
         ("stop", (1,)),
+        ("base", "large"),
     ],
 )
 def test_a_bad_field_is_refused_by_name(field, value):
@@ -84,6 +85,7 @@ def test_a_bad_field_is_refused_by_name(field, value):
         ("top_k", 0),
         ("min_p", 1),
         ("name", "input parser"),
+        ("base", "main"),
     ],
 )
 def test_the_edges_of_a_range_are_allowed(field, value):
