@@ -4,10 +4,10 @@
                        meta.json       settings, guard, identity of the base, library versions
                        manifest.json   size and SHA-256 of every file above
 
-Random keys, the order of tasks and of minibatches are pure functions of the seed, the step and the
-number of rollbacks, so these are the data position too. The frozen base is not saved; its identity
-is. A folder is written under another name by a thread while training goes on, and renamed when all
-of it is on the disk; a folder whose files are not those of its manifest is never read.
+Random keys and the order of tasks and minibatches are pure functions of the seed, the step and the
+number of rollbacks, so no data position is saved. Of the frozen base only the identity is saved. A
+thread writes the folder under another name while training continues, and renames the folder when
+all files are on the disk. A folder whose files differ from its manifest is never read.
 """
 
 from __future__ import annotations
@@ -50,27 +50,32 @@ _STATE, _META = "state", "meta.json"
 
 
 class Saved(NamedTuple):
-    """A checkpoint: the training state, laid out as asked, and what ``meta.json`` says of it: its
-    ``metric`` (None where none was known), ``guard``, and what ``identity_of`` gave then."""
+    """A restored checkpoint.
+
+    Attributes:
+        state: the training state, placed as asked.
+        meta: contents of ``meta.json``: ``metric`` (None where unknown), ``guard``, and the result
+            of ``identity_of`` when it was saved.
+    """
 
     state: TrainState
     meta: Mapping[str, Any]
 
 
 class Checkpoints:
-    """Folder ``checkpoints/`` of a run; a context manager that saves what it holds at the end.
+    """Folder ``checkpoints/`` of a run; a context manager that saves the held step at its end.
 
-    The last finished step is held in the host's memory, whatever the devices do with their arrays
-    meanwhile: so it can be saved at any moment, by any thread, and is whatever ends the run.
+    A copy of the last finished step is held in the host's memory, so that any thread can save it at
+    any moment, whatever ends the run.
 
     Args:
         run: the run directory.
-        identity: what the saved arrays belong to, as ``identity_of`` gives it.
-        keep: how many of the newest stay, beside the best.
-        best: the metric by which one is the best; None keeps no best.
+        identity: result of ``identity_of``: what the arrays belong to.
+        keep: number of the newest checkpoints that stay, besides the best.
+        best: name of the metric of the best checkpoint; None keeps no best.
 
     Attributes:
-        step: the last finished one, saved or held.
+        step: the last finished step, saved or held.
         skipped: a line about each checkpoint that is not intact.
     """
 
@@ -92,7 +97,7 @@ class Checkpoints:
         return self
 
     def __exit__(self, kind: object, *error: object) -> None:
-        """Saves the last finished step, unless saving is what failed."""
+        """Saves the last finished step, unless a failed save ended the block."""
         try:
             if kind is not RunFailed:
                 self.flush()
@@ -107,11 +112,11 @@ class Checkpoints:
         return sorted(int(p.name) for p in self._folder.iterdir() if p.name.isdecimal())
 
     def find(self, which: int | str, most: int | None = None) -> int | None:
-        """Returns the step of the intact checkpoint that is asked for; None where there is none.
+        """Returns the step of an intact checkpoint; None where there is none.
 
         Args:
             which: a step, ``latest``, or ``best`` by its metric.
-            most: only those of this step or an earlier one.
+            most: the latest step that counts.
         """
         self.wait()
         wanted = (
@@ -131,25 +136,26 @@ class Checkpoints:
         good: int | None = None,
         now: bool = True,
     ) -> None:
-        """Holds a copy of a finished step and starts saving it in the background; arrays may be
-        donated as soon as this returns.
+        """Holds a copy of a finished step and starts saving it in the background.
+
+        The arrays may be donated as soon as this returns.
 
         Args:
             guard: the guard's memory.
-            metric: the value by which the best is chosen, the higher the better.
-            good: where the guard may have to go back to: that step's checkpoint stays as well.
-            now: False only holds it, for ``flush`` and the end.
+            metric: the best checkpoint has the highest.
+            good: step that the guard may roll back to; its checkpoint stays.
+            now: False holds the copy for ``flush`` and the end, without saving it.
 
         Raises:
-            RunFailed: the save before it could not be finished.
+            RunFailed: the save before this one failed.
         """
         self.step = step
         if jax.process_index() > 0:  # the state is replicated: one process has all of it
             return
         if (saving := self._saving) is not None and saving.done():
             self.wait()  # raises what went wrong
-        # A copy: on a CPU, what the device gives is its own memory, which the next step overwrites;
-        # not the versions of earlier steps, which nothing is written to.
+        # A copy, as on a CPU device_get returns the device's own memory, which the next step
+        # overwrites. Past versions are not overwritten.
         past = jax.device_get(state.past)
         arrays = jax.tree.map(np.array, jax.device_get(state._replace(past=())))._replace(past=past)
         metric = metric if metric is not None and np.isfinite(metric) else None
@@ -160,13 +166,13 @@ class Checkpoints:
             self._start()
 
     def flush(self) -> None:
-        """Saves what is held; returns when it is on the disk, or raises ``RunFailed``."""
+        """Saves the held step; returns when it is on the disk, or raises ``RunFailed``."""
         with self._lock:
             self._start()
             self.wait()
 
     def wait(self) -> None:
-        """Waits for the save in progress; raises ``RunFailed`` where it could not be finished."""
+        """Waits for the save in progress; raises ``RunFailed`` where it fails."""
         with self._lock:
             saving, self._saving = self._saving, None
             if saving is not None:
@@ -176,10 +182,10 @@ class Checkpoints:
     def restore(
         self, fresh: TrainState, which: int | str = "latest", most: int | None = None
     ) -> Saved | None:
-        """A saved state, laid out like ``fresh``; None where there is none to restore.
+        """Restores a saved state, placed like ``fresh``; None where there is none.
 
         Raises:
-            BadInput: what was saved belongs to another base, team or shape of state.
+            BadInput: the checkpoint is of another base, team or shape of state.
         """
         self.wait()
         processes.any_process(False)  # nobody looks before the save in progress is finished
@@ -199,8 +205,7 @@ class Checkpoints:
         return Saved(unflatten(state, fresh) if isinstance(state, FlatState) else state, meta)
 
     def restore_adapters(self) -> dict[str, peft.Adapter] | None:
-        """Returns the newest adapters by name, whatever they were trained with; None without
-        any."""
+        """Returns the newest adapters by name, of any settings; None without a checkpoint."""
         step = self.find("latest")
         if step is None:
             return None
@@ -223,7 +228,7 @@ class Checkpoints:
         }
 
     def drop_after(self, step: int) -> None:
-        """Removes later checkpoints, the newest first, so that a restart never begins at one."""
+        """Removes later checkpoints, the newest first, so that no restart begins at one of them."""
         self.wait()
         self._held, self.step = None, step
         if jax.process_index() == 0:
@@ -231,13 +236,13 @@ class Checkpoints:
                 remove(self._folder / str(later))
 
     def clean(self) -> None:
-        """Removes what a killed save left behind. Only for the process that holds the lock."""
+        """Removes drafts of killed saves. Only the process that holds the lock may call this."""
         if self._folder.is_dir() and jax.process_index() == 0:
             for draft in self._folder.glob(f"{DRAFT}*"):
                 shutil.rmtree(draft, ignore_errors=True)
 
     def _start(self) -> None:
-        """Starts saving what is held in the background, where that was not started yet."""
+        """Starts saving the held step in the background, unless that was started before."""
         with self._lock:
             if self._held is not None:
                 self.wait()
@@ -260,7 +265,7 @@ class Checkpoints:
         self._retain(good)
 
     def _retain(self, good: int | None) -> None:
-        """Removes all but the newest, the best and the last good one, once the new one is safe."""
+        """Removes all checkpoints but the newest, the best and the last good one."""
         metrics = self._metrics(step for step in self.steps if step not in self._damaged)
         kept: set[int | None] = set(list(metrics)[-self._keep :])
         if self._best is not None:
@@ -271,7 +276,7 @@ class Checkpoints:
             remove(self._folder / str(step))
 
     def _metrics(self, steps: Iterator[int]) -> dict[int, float | None]:
-        """Returns the metrics of those of these checkpoints that can be read."""
+        """Returns the metric of each of these checkpoints that can be read."""
         found = {}
         for step in steps:
             with contextlib.suppress(ValueError):
@@ -279,7 +284,7 @@ class Checkpoints:
         return found
 
     def _is_intact(self, step: int) -> bool:
-        """Compares every file with what was written; says so once where one differs."""
+        """Compares every file with the manifest; logs the first difference once."""
         if step in self._damaged:
             return False
         wrong = damage(self._folder / str(step))
@@ -294,14 +299,14 @@ class Checkpoints:
 
 
 class Schedule:
-    """When to save: every so many steps, so many minutes after the last time, and at the end."""
+    """When to save: every ``save_every`` steps, after ``save_minutes``, and after the last step."""
 
     def __init__(self, settings: config_lib.Run, now: Callable[[], float] = time.monotonic):
         self._settings, self._now = settings, now
         self._saved = now()
 
     def is_due(self, done: int) -> bool:
-        """True where to save after this step; the minutes then start anew."""
+        """True where this step must be saved; the minutes then start anew."""
         s = self._settings
         late = s.save_minutes > 0 and self._now() - self._saved >= 60 * s.save_minutes
         due = done % s.save_every == 0 or done == s.steps or late
@@ -311,7 +316,7 @@ class Schedule:
 
 
 def shapes_of(state: Any) -> dict[str, str]:
-    """Path to type and shape of every array: ``{".step": "int32[]", ...}``."""
+    """Returns type and shape of every array by its path: ``{".step": "int32[]", ...}``."""
     leaves = jax.tree_util.tree_flatten_with_path(state)[0]
     return {
         jax.tree_util.keystr(path): f"{np.dtype(leaf.dtype).name}{list(leaf.shape)}"
@@ -326,20 +331,22 @@ def _parts(state: TrainState | FlatState) -> dict[str, Any]:
 
 
 def _best(metrics: Mapping[int, float | None]) -> int | None:
-    """Returns the step with the highest metric, of equal ones the newest."""
+    """Returns the step with the highest metric; among equal metrics the newest step."""
     known = [(value, step) for step, value in metrics.items() if value is not None]
     return max(known)[1] if known else None
 
 
 def _check_space(folder: Path, arrays: TrainState) -> None:
-    """Raises ``OSError`` where they do not fit: a write of Orbax's that fails half-way prints
-    tracebacks of its own, one for each file that it had begun."""
+    """Raises ``OSError`` where the arrays do not fit on the disk.
+
+    An Orbax write that fails half-way prints a traceback for each file that it began.
+    """
     with tempfile.TemporaryFile(dir=folder) as file:
         os.posix_fallocate(file.fileno(), 0, sum(x.nbytes for x in jax.tree.leaves(arrays)))
 
 
 def _write_arrays(folder: Path, arrays: TrainState) -> None:
-    """Writes them from this process alone; what Orbax would log, it raises too."""
+    """Writes the arrays from this process alone, without the log lines of Orbax."""
     alone = ocp.options.MultiprocessingOptions(primary_host=0, active_processes={0})
     handler = ocp.StandardCheckpointHandler(multiprocessing_options=alone)
     logger = logging.getLogger("absl")

@@ -1,4 +1,4 @@
-"""Opens a training run: checks all that can be checked early, then loads, restores and reports."""
+"""Opens a training run: checks the settings before it loads a model, restores, and reports."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from marft_jax.run.loggers import MakeWriter, find_loggers
 from marft_jax.run.measuring import Measuring
 from marft_jax.run.metrics import Compilations, TruncationWarning, check_best_metric
 from marft_jax.run.recovery import open_checkpoints, resume
-from marft_jax.run.reporters import open_reporter
+from marft_jax.run.reporters import Reporter, open_reporter
 from marft_jax.run.saving import Saving
 from marft_jax.run.setup import (
     Session,
@@ -54,12 +54,12 @@ _NAMED = 12  # agents in the line that a run begins with
 
 @contextlib.contextmanager
 def open_training(config: Config, *, rehearses: bool = False) -> Iterator[Training]:
-    """Opens a run; whatever ends what happens inside, its last finished step is saved.
+    """Opens a run. However the block ends, the last finished step is saved.
 
-    ``Stopped`` ends it quietly: what follows the ``with`` runs then.
+    ``Stopped`` ends the block without an error; the code after the ``with`` runs.
 
     Args:
-        rehearses: its directory is for this once, and of no interest.
+        rehearses: the run directory is temporary, and messages do not name it.
 
     Raises:
         BadInput: settings, data, model, team or a saved run that do not fit.
@@ -115,18 +115,12 @@ def _open(
     begin = functools.partial(initial_state, session)
     state, news = resume(checkpoints, guard, fresh(), begin)
     session.base.tokenizer.date(checkpoints.identity["started"])
-    is_done = int(state.step) >= config.run.steps
-    if not is_done:
+    if int(state.step) < config.run.steps:
         write_settings(folder, config, blueprint)
         inputs.write(folder, learns_from)
-    console = Console(highlight=False, quiet=not processes.is_lead())
-    loggers = loggers if processes.is_lead() and not is_done else []
-    reporter = stack.enter_context(
-        open_reporter(folder, config.run.steps, loggers, int(state.step), console)
-    )
+    reporter = _start_reporter(stack, config, loggers, folder, int(state.step))
     news += [warning] if (warning := reuses_samples(config.algo)) else []
-    news += [*unknown_to_tiny(config, team)]
-    for line in [_greeting(session, state, where), *news]:
+    for line in [_greeting(session, state, where), *news, *unknown_to_tiny(config, team)]:
         reporter.event(line)
     threads = stack.enter_context(DaemonThreads())
     measuring = Measuring(
@@ -163,9 +157,22 @@ def _open(
     return run
 
 
+def _start_reporter(
+    stack: contextlib.ExitStack,
+    config: Config,
+    loggers: list[MakeWriter],
+    folder: Path,
+    done: int,
+) -> Reporter:
+    """Opens the reporter. Only the first process logs, and only a run that is not done."""
+    console = Console(highlight=False, quiet=not processes.is_lead())
+    used = loggers if processes.is_lead() and done < config.run.steps else []
+    return stack.enter_context(open_reporter(folder, config.run.steps, used, done, console))
+
+
 def check_learns(config: Config, blueprint: Blueprint) -> None:
-    """Raises ``BadInput`` where a profile's step reward is none, its samples teach nothing, or
-    settings are for a pool that there is not."""
+    """Raises ``BadInput`` for a step reward that is not found, an agent whose samples teach
+    nothing, and settings of past selves that no agent plays as."""
     at, names = config.algo.branch_at, [profile.name for profile in blueprint.agents]
     if at not in ("random", "every") and not set(at.split(",")) <= set(names):
         raise BadInput(
@@ -190,8 +197,8 @@ def check_learns(config: Config, blueprint: Blueprint) -> None:
 
 
 def unknown_to_tiny(config: Config, team: Team) -> Iterator[str]:
-    """Yields a warning where the built-in model begins with prompts or tasks that it was not made
-    for."""
+    """Yields a warning where the built-in model begins with prompts or tasks that it was not
+    trained on."""
     prompts = {"" if team.anonymous else profile.prompt for profile in team.profiles}
     strange = [f"the prompt {one!r:.40}" for one in sorted(prompts.difference(tiny.PROMPTS))]
     strange += [f"the tasks of {name}"] if (name := config.env.name) != "arithmetic" else []
@@ -205,7 +212,8 @@ def unknown_to_tiny(config: Config, team: Team) -> Iterator[str]:
 
 
 def _greeting(session: Session, state: TrainState, where: str) -> str:
-    """Returns the line that a run begins with; ``where`` it is kept."""
+    """Returns the first line of a run: who plays what, on which devices, and ``where`` the run is
+    saved."""
     start = int(state.step)
     config, shape = session.config, "x".join(map(str, session.mesh.shape.values()))
     device = session.mesh.devices.flat[0].device_kind

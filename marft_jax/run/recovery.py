@@ -1,4 +1,4 @@
-"""Starting a run again, and taking it back: checkpoints and guard together."""
+"""Continuing a run and rolling it back: checkpoints and guard together."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ _HISTORY = (
 ).split()
 
 Begin = Callable[[TrainState], TrainState]
-"""Makes the state that a run begins with of a fresh one."""
+"""Makes the state that a run begins with from a fresh state."""
 
 
 def open_checkpoints(session: Session) -> Checkpoints:
-    """Returns the checkpoints of the run directory, which this process holds the lock of."""
+    """Opens the checkpoints of the run directory; this process must hold its lock."""
     settings = session.config.run
     identity = identity_of(session.config, session.base, session.team, session.workflow)
     checkpoints = Checkpoints(settings.dir, identity, settings.keep, settings.best_metric)
@@ -42,12 +42,11 @@ def open_checkpoints(session: Session) -> Checkpoints:
 def resume(
     checkpoints: Checkpoints, guard: Guard, fresh: TrainState, begin: Begin
 ) -> tuple[TrainState, list[str]]:
-    """Returns the newest saved state, or else the initial one, and lines about what has changed
-    since.
+    """Returns the newest saved state, or the initial one, and a line for each change since.
 
     Raises:
-        BadInput: what was saved does not belong to these settings, or none of it is intact; or the
-            run is done, and other settings would change nothing.
+        BadInput: the saved run is of other settings that cannot change, no checkpoint is intact,
+            or the run is done, so that changed settings would have no effect.
     """
     saved = checkpoints.restore(fresh)
     if saved is None:
@@ -70,8 +69,10 @@ def resume(
 
 
 def set_history_aside(checkpoints: Checkpoints) -> list[str]:
-    """Moves what no checkpoint covers out of the way of a run that begins anew: to ``unsaved-N/``,
-    as the line that it returns says, if there was anything.
+    """Moves the files of a run without a checkpoint to ``unsaved-N/``, as the run begins anew.
+
+    Returns:
+        A line that says so; nothing where there were no files.
 
     Raises:
         BadInput: there are checkpoints, but none is intact.
@@ -103,10 +104,10 @@ def roll_back(
     fresh: TrainState,
     begin: Begin,
 ) -> TrainState:
-    """Returns the last good state, with a lower learning rate; later checkpoints are removed.
+    """Returns the last good state, with a lower learning rate, and removes later checkpoints.
 
     Raises:
-        RunFailed: the run was rolled back too often; the message is the report.
+        RunFailed: the run was already rolled back ``guard.rollbacks`` times.
     """
     finding = verdict.finding
     if guard.rollbacks >= guard.settings.rollbacks:

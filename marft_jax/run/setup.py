@@ -1,4 +1,4 @@
-"""A base, a team, and a way to play episodes: for training, evaluation, export and chat."""
+"""The base, the team and the sampler of a run, its state, and playing episodes with them."""
 
 from __future__ import annotations
 
@@ -43,14 +43,15 @@ from marft_jax.types import MAIN, Played, Player, Sample
 
 
 class Session(NamedTuple):
-    """A loaded base, the team on it, and the engine.
+    """The loaded bases, the team on them, and the engine.
 
     Attributes:
-        config: with what the base decided.
-        learning: settings of its learner.
-        mesh: that learns, where the base is; the engine has its own with ``mesh.rollout``.
-        stop: true when to play no longer.
-        on_all: how a play does what all processes do together.
+        config: the settings, with those that follow from the base.
+        learning: settings of the learner.
+        mesh: the devices that learn, which hold the bases; with ``mesh.rollout`` the engine has
+            devices of its own.
+        stop: true when playing must end.
+        on_all: runs a function that all processes run together.
         parts: of the training state, beside those that every run has.
     """
 
@@ -83,15 +84,15 @@ def open_session(
     stop: Callable[[], bool] = lambda: False,
     on_all: processes.Meet = lambda work: work(),
 ) -> Session:
-    """Loads the base onto the mesh and gets the engine ready.
+    """Loads the base onto the mesh, and makes the team and the engine.
 
     Args:
-        at_once: the most turns that will be wanted together, above which slots would stay idle;
-            the episodes of a training step by default.
+        at_once: the most turns that are sampled together; more slots would stay idle. By default
+            the episodes of a training step.
         stop, on_all: see ``Session``.
 
     Raises:
-        BadInput: whatever is wrong with the mesh, the model or the team.
+        BadInput: a mesh, a model or a team that does not fit.
     """
     workflow = workflow_of(config.team, blueprint)
     find_workflow(workflow)  # before a model is loaded
@@ -161,12 +162,12 @@ def _open_engine(
 
 
 def _at_once(algo: Algo) -> int:
-    """The most samples of a training step that are played together: branches are, of each turn."""
+    """The most samples of a training step that are played together: the branches of a turn are."""
     return algo.episodes * max(1, algo.branches)
 
 
 def use_compilation_cache() -> None:
-    """Keeps compiled programs on disk, so that a second start does not compile again."""
+    """Caches compiled programs on disk, so that a second start does not compile them again."""
     cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     if jax.config.jax_compilation_cache_dir is None:  # pyright: ignore[reportAttributeAccessIssue]
         jax.config.update("jax_compilation_cache_dir", str(Path(cache) / "marft_jax" / "xla"))
@@ -177,11 +178,13 @@ def use_compilation_cache() -> None:
 def restore_state(
     session: Session, run: str | Path | None, step: int | str = "latest"
 ) -> TrainState:
-    """Returns the state after a step of ``run``: a number, ``best`` or ``latest``; else the initial
-    one.
+    """Returns the state after a step of ``run``, or without a run the initial state.
+
+    Args:
+        step: its number, ``best`` or ``latest``.
 
     Raises:
-        BadInput: the run has no such checkpoint, or it belongs to another base or team.
+        BadInput: the run has no such checkpoint, or the checkpoint is of another base or team.
     """
     fresh = fresh_state(session, make_learner(session))
     if run is None:
@@ -207,7 +210,7 @@ def initial_state(session: Session, fresh: TrainState) -> TrainState:
     ``lora.init`` may be a run directory, whose newest adapters are read, or ``hub:owner/name``.
 
     Raises:
-        BadInput: see ``interop.initial``; or the run has no intact checkpoint.
+        BadInput: as ``interop.initial.initial_state``; or the run has no intact checkpoint.
     """
     settings, saved = session.config.lora, None
     run = settings.init
@@ -224,7 +227,7 @@ def initial_state(session: Session, fresh: TrainState) -> TrainState:
 
 
 def open_source(stack: contextlib.ExitStack, config: Config, split: Split) -> EnvSource:
-    """Returns the environment, closed with the stack."""
+    """Opens the environment; the stack closes it."""
     source = make(config.env, split)
     stack.callback(source.close)
     return source
@@ -239,12 +242,12 @@ def make_rollout(
     unwanted: Callable[[], bool] = lambda: False,
     say: Callable[[RenderableType], object] | None = None,
 ) -> Player:
-    """Plays the session's team in that environment.
+    """Makes the player of the session's team in an environment.
 
     Args:
-        report: gets how many episodes are over.
-        unwanted: true when nobody wants them any more.
-        say: is shown what happens, as it happens; for an episode at a time.
+        report: is called with the number of episodes that are over.
+        unwanted: true when playing must end, besides ``Session.stop``.
+        say: is shown each prompt, turn and answer as it comes; for one episode at a time.
     """
     settings, workflow = session.config.rollout, find_workflow(session.workflow)
     rollout = Rollout(
@@ -277,7 +280,7 @@ def play_held_out(
 ) -> Played:
     """Plays the held-out tasks from ``start`` to ``episodes``, at the evaluation's temperature.
 
-    What is sampled on a task depends on its number, ``sample`` and ``step`` alone.
+    The samples of a task depend on its number, ``sample`` and ``step`` alone.
     """
     temperature = session.config.eval.temperature
     sampling = tuple(s._replace(temperature=temperature) for s in session.team.sampling)
