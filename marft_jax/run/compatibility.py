@@ -1,4 +1,4 @@
-"""Compares a saved run with this start: what must be equal, and what has changed."""
+"""Compares a saved run with this start: settings that must be equal, and changes."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ FIXED = (
     "rollout.lag",
     "rollout.past_kept",
 )
-"""Settings that a run cannot change when it continues: the saved arrays depend on them."""
+"""Settings that cannot change when a run continues: the saved arrays depend on them."""
 OF_A_RUN = ("env.name", "algo.name", "model.quantize")
-"""Settings that a run cannot change when it continues, though its arrays would fit: its files would
-tell of two different runs. An evaluation may."""
+"""Settings that cannot change when a run continues, though the arrays would fit: the files of the
+run would describe two different runs. An evaluation may change them."""
 
 _PACKAGES = ("jax", "flax", "optax", "orbax-checkpoint", "transformers")
 
@@ -39,8 +39,8 @@ _PACKAGES = ("jax", "flax", "optax", "orbax-checkpoint", "transformers")
 def identity_of(
     config: Config, base: BaseModel, team: Team, workflow: str = "sequential"
 ) -> dict[str, Any]:
-    """Returns the base, team, settings and library versions that a state is made with, and when
-    the run started, which chat templates may show."""
+    """Returns the base, team, settings and library versions of a state, and the time at which the
+    run started, as chat templates may show the date."""
     settings = dataclasses.asdict(config)
     if not config.algo.has_critic:
         del settings["critic"]
@@ -58,8 +58,7 @@ def identity_of(
 
 
 def described(team: Team, workflow: str) -> dict[str, Any]:
-    """Returns the contents of a team file, flat: ``{"solver.prompt": "Solve.", ..., "workflow":
-    ...}``."""
+    """Returns the contents of a team file as a flat dict: ``{"solver.prompt": "Solve.", ...}``."""
     flat: dict[str, Any] = {"workflow": workflow, "messages": list(team.messages)}
     for what in ("orchestrator", "judge"):
         member = getattr(team, what)
@@ -72,10 +71,10 @@ def described(team: Team, workflow: str) -> dict[str, Any]:
 
 
 def check_same_run(run: Path, config: Config, workflow: str) -> None:
-    """Raises ``BadInput`` where the run that a directory has checkpoints of is another one.
+    """Raises ``BadInput`` where a directory has checkpoints of another run.
 
     Args:
-        config: of this start, as it was given.
+        config: settings of this start, as they were given.
     """
     files = [f for f in run.glob("checkpoints/*/meta.json") if f.parent.name.isdecimal()]
     if not files:
@@ -92,8 +91,11 @@ def check_same_run(run: Path, config: Config, workflow: str) -> None:
 
 
 def check_fits(saved: Mapping[str, Any], now: Mapping[str, Any], run: Path) -> None:
-    """Raises ``BadInput`` naming what differs between a saved run and this start: settings, or
-    else arrays, whose shapes differ by a setting that nobody thought of."""
+    """Raises ``BadInput`` that names the difference between a saved run and this start.
+
+    Settings are compared first. A setting that is not in ``FIXED`` may still change the arrays; the
+    line then names the arrays.
+    """
     pairs = [
         ("base model", saved["base"]["digest"], now["base"]["digest"]),
         ("agents", saved["agents"], now["agents"]),
@@ -116,7 +118,7 @@ def _check_equal(pairs: Iterable[tuple[str, Any, Any]], run: Path) -> None:
 
 
 def changes(saved: Mapping[str, Any], now: Mapping[str, Any]) -> list[tuple[str, Any, Any]]:
-    """``(setting, old, new)`` for each setting that a continued run has changed."""
+    """Returns ``(setting, old, new)`` for each setting that a continued run has changed."""
     elsewhere = {"run.dir", "team.file"}  # the team itself is compared
     return [
         (f"{section}.{key}", old, new[key])
@@ -128,14 +130,14 @@ def changes(saved: Mapping[str, Any], now: Mapping[str, Any]) -> list[tuple[str,
 
 
 def _is_same(old: Any, new: Any) -> bool:
-    """True for equal values; earlier releases kept paths as they were given."""
+    """True for equal values; earlier releases saved paths as they were given."""
     if isinstance(old, list) and isinstance(new, list) and len(old) == len(new):
         return all(map(_is_same, old, new))
     return old == new or isinstance(old, str) and os.path.abspath(os.path.expanduser(old)) == new
 
 
 def team_changes(saved: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """A line for each part of a team file that has changed."""
+    """Returns a line for each part of a team file that has changed."""
     pairs = [(key, repr(saved.get(key)), repr(now.get(key))) for key in {**now, **saved}]
     return [
         f"team: {key} was {_around(old, new)}, is {_around(new, old)}"
@@ -145,7 +147,7 @@ def team_changes(saved: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
 
 
 def _around(text: str, other: str, width: int = 60) -> str:
-    """Returns the part of a text where it begins to differ from another."""
+    """Returns the part of a text at which it begins to differ from another text."""
     start = max(0, len(os.path.commonprefix([text, other])) - 20) if len(text) > width else 0
     end = start + width
     return "..." * (start > 0) + text[start:end] + "..." * (end < len(text))
