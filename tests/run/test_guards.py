@@ -19,9 +19,11 @@ from marft_jax import config as config_lib
 from marft_jax import train
 from marft_jax.errors import BadInput, RunFailed
 from marft_jax.learning import batch as batch_lib
+from marft_jax.learning import gradients
 from marft_jax.learning.algorithms import find_algorithm
+from marft_jax.learning.critic import Critic
 from marft_jax.learning.learner import Learner
-from marft_jax.learning.settings import Appo, resolve
+from marft_jax.learning.settings import Appo, Grpo, resolve
 from marft_jax.run import recovery
 from marft_jax.run.checkpoints import Checkpoints
 from marft_jax.run.compatibility import identity_of
@@ -194,8 +196,19 @@ def test_events_of_steps_that_come_again_are_dropped(tmp_path):
     ]  # fmt: skip
 
 
-def test_counts_go_to_the_agents_that_own_the_adapter():
-    counts = {"logprobs": np.array([1, 0]), "gradient of q.a": np.array([2]),
+def test_numbers_of_a_shared_adapter_go_to_each_agent_that_has_it():
+    settings = resolve(dataclasses.replace(CONFIG, algo=Grpo()), small.CONFIG)
+    none = gradients.zeros(1, 2, {MAIN: small.adapters(1)}, {MAIN: Critic([], {})})[MAIN]
+    team = jax.tree.map(lambda x: x[0], none.team)
+    broken = {"gradient of q.a": jnp.ones(1)}
+    stepped = gradients.Stepped(team, broken, {}, norm_N=jnp.ones(1), critic_norm_M=jnp.zeros(0))
+    report = gradients.report(settings, [(MAIN, 0)] * 2, [{MAIN: stepped}] * 2)
+    assert report["grad_norm"].tolist() == [1, 1]
+    assert report["nonfinite"]["gradient of q.a"].tolist() == [2, 2]
+
+
+def test_counts_go_to_their_agents():
+    counts = {"logprobs": np.array([1, 0]), "gradient of q.a": np.array([2, 2]),
               "critic gradient": np.float32(3)}  # fmt: skip
     team = small.team(2, shared=True)
     assert by_agent(counts, team) == {
