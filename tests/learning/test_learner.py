@@ -210,8 +210,9 @@ def _gradients(config: Config, name: str):
             )
             for i in range(u)
         ]
-        grad, _, sums = jax.tree.map(lambda *x: sum(x), *totals)
-        return jax.tree.map(lambda g: g / sums.owned_N.reshape(-1, 1, 1, 1), grad)
+        total = jax.tree.map(lambda *x: sum(x), *totals)
+        count = total.adapters.decisions_N.reshape(-1, 1, 1, 1)
+        return jax.tree.map(lambda g: g / count, total.gradient)
 
     return jax.jit(run)
 
@@ -297,16 +298,8 @@ def test_agents_that_are_not_trained_stay_bit_for_bit(episodes):
 
 def test_agent_interval_trains_each_agent_for_that_many_steps():
     own = learner(settings(dataclasses.replace(ALGO, agent_interval=3)))
-    assert [own.trainable(step).tolist().index(True) for step in range(8)] == [
-        0,
-        0,
-        0,
-        1,
-        1,
-        1,
-        0,
-        0,
-    ]
+    learns = [own.trainable(step)[MAIN].tolist().index(True) for step in range(8)]
+    assert learns == [0, 0, 0, 1, 1, 1, 0, 0]
 
 
 def test_an_agent_that_did_not_act_does_not_move(episodes):
@@ -351,7 +344,8 @@ def test_epochs_divide_a_batch_in_other_ways_and_report_what_steps_learn_from():
     ours, episodes = learner(settings(algo)), small.random_episodes(16)
     batch = ours.pack(episodes, small.paid(episodes))
     micros = len(batch.rows.tokens_BT)
-    order = ours._order(3, micros, batch.blocks)
+    parts = ours._order(3, {MAIN: range(micros)}, batch.blocks)
+    order = [[u for _, u in part] for part in parts]
     epochs = [(set(a), set(b)) for a, b in zip(order[::2], order[1::2], strict=True)]
     assert all(a | b == set(range(micros)) and not a & b for a, b in epochs)
     assert len({frozenset(map(frozenset, epoch)) for epoch in epochs}) > 1
@@ -477,10 +471,8 @@ def test_batches_of_the_same_shapes_compile_nothing(episodes):
     assert few.rows.tokens_BT.shape[1:] != many.rows.tokens_BT.shape[1:]
     for batch, programs in ((few, 1), (many, 2), (few, 2), (many, 2)):
         state, _, _ = ours.learn(state, batch, 0)
-        assert (ours._run.score._cache_size(), ours._run.accumulate._cache_size()) == (
-            programs,
-            programs,
-        )
+        own = ours._run.bases[MAIN]
+        assert own.score._cache_size() == own.accumulate._cache_size() == programs
 
 
 def test_the_same_step_twice_is_the_same_bit_for_bit(episodes):
