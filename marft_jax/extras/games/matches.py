@@ -173,11 +173,11 @@ def _without_bots(session: Session) -> Session:
 
 def _members(team: Team, agents: Sequence[int]) -> Team:
     """Makes a team of some of its agents, by number."""
-    own: dict[str, Any] = {
-        field: tuple(getattr(team, field)[agent] for agent in agents)
-        for field in ("profiles", "sampling", "bases", "owners", "tokenizers", "contexts")
-    }
-    return team._replace(**own)
+    fields = ("profiles", "sampling", "bases", "owners", "tokenizers", "contexts")
+    fields += ("messages", "tools")  # empty where no agent has any
+    own = {name: whole for name in fields if (whole := getattr(team, name))}
+    chosen: dict[str, Any] = {n: tuple(map(whole.__getitem__, agents)) for n, whole in own.items()}
+    return team._replace(**chosen)
 
 
 def _adapters_of(
