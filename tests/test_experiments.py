@@ -32,7 +32,7 @@ def test_each_task_composes_with_each_team(task, members, anonymous):
     config = cli.parse([*words, "--team.anonymous", anonymous])
     context, mode = config.model.context, config.lora.mode
     team = make_team(config.team, mode, load_team(team_file), {MAIN: (ByteTokenizer(), context)})
-    assert len(team.profiles) == team.adapters == {MAIN: members} and team.shared
+    assert len(team.profiles) == members and team.adapters == {MAIN: members} and team.shared
     prompt = bytes(i for i in team.act(0, State("TASK")).prompt.tolist() if i < 256).decode()
     assert (prompt == "TASK") == (anonymous == "true")
     algo = config.algo

@@ -15,6 +15,7 @@ from marft_jax.formats import jsonlines
 from marft_jax.run import answers
 from marft_jax.run.setup import open_session, restore_state
 from marft_jax.team.team_files import load_team
+from marft_jax.types import MAIN
 
 WARM = dataclasses.replace(configure(), eval=dataclasses.replace(configure().eval, temperature=1.0))
 
@@ -136,7 +137,7 @@ def test_answers_of_another_base_team_or_size_are_others(session):
         team._replace(graph=team.graph._replace(edges=((0, 1),))),
         team._replace(judge=1), team._replace(orchestrator=0), team._replace(opener=1),
     ]  # fmt: skip
-    found = [key(session, 8), key(session, 9), key(session._replace(base=other_base), 8)]
+    found = [key(session, 8), key(session, 9), key(session._replace(bases={MAIN: other_base}), 8)]
     found += [key(session._replace(team=other), 8) for other in teams]
     found += [key(session._replace(workflow="solo"), 8)]
     adapters = session.engine.adapters
