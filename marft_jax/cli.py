@@ -173,7 +173,11 @@ def _read_run(run: str) -> _Input:
         raise BadInput(f"--run {run}: expected a run directory with config.yaml, found none")
     own = {"run.dir": [run]} | ({"team.file": [str(team)]} if _is_file(team) else {})
     words = _read_file(str(settings)).words | own
-    kept = {key: value for key, value in words.items() if key not in _OF_A_START}
+    if dropped := [key for key in words if key in _DROPPED]:
+        line = f"marft_jax: {settings}: ignores {', '.join(dropped)}, which no longer exists"
+        print(line, file=sys.stderr)
+    without = (*_OF_A_START, *_DROPPED)
+    kept = {key: value for key, value in words.items() if key not in without}
     return _Input(kept, str(settings), saved=True)
 
 
@@ -345,6 +349,7 @@ _FILES = (
     "ENOSPC EDQUOT EROFS EACCES EPERM EIO ENOENT ENOTDIR EISDIR EFBIG ELOOP ENAMETOOLONG".split()
 )
 _OF_A_START = ("mesh.coordinator", "mesh.processes", "mesh.process")
+_DROPPED = ("guard.max_cut",)  # settings of earlier releases, in the config.yaml of their runs
 
 
 def _merge(inputs: Sequence[_Input]) -> Words:

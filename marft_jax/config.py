@@ -321,8 +321,6 @@ class Guard:
     """An agent's approximate KL within a step; none is off, here and below."""
     min_entropy: float | None = setting(1e-6, least=0)
     """An agent's entropy per token, once it was above for ``patience`` steps."""
-    max_cut: float | None = 0.9
-    """Share of an agent's actions cut short or empty, once it was below for ``patience`` steps."""
     reward_drop: float | None = setting(1.0, least=0)
     """Fall of the reward below its best, in standard deviations over the episodes."""
     rollbacks: int = 3

@@ -1,9 +1,9 @@
 """Watches a run for updates that are not finite and for collapse, and says when to roll back.
 
-Whatever is outside its bound for so many steps in a row ends in a rollback to the newest checkpoint
-from before the first of them, with fresh sampling keys and tasks and a lower learning rate; after
-too many rollbacks, in a stop. Its memory is part of every checkpoint, and it looks at nothing but
-the numbers of a step, so that a run that was killed and continued takes the same decisions.
+What is outside its bound for so many steps in a row leads to a rollback: to the newest checkpoint
+before the first of these steps, with other sampling keys and tasks and a lower learning rate. After
+too many rollbacks the run stops. The guard reads only the numbers of a step, and its memory is part
+of every checkpoint. So a run that was killed and continued takes the same decisions.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ from __future__ import annotations
 import copy
 import logging
 import math
-import operator
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -34,10 +33,10 @@ class Finding(NamedTuple):
     """Something outside its bound.
 
     Attributes:
-        kind: nonfinite, kl, standstill, entropy, length or reward.
+        kind: nonfinite, kl, entropy or reward.
         who: the agent, ``critic`` or ``team``.
-        value, bound: what was measured, and what it should not pass.
-        tensors: where numbers were not finite.
+        value, bound: the measured number, and the bound that it is outside of.
+        tensors: names of the tensors that were not finite.
     """
 
     kind: str
@@ -48,18 +47,20 @@ class Finding(NamedTuple):
 
     def __str__(self) -> str:
         where = f" in {', '.join(self.tensors)}" if self.tensors else ""
+        if self.kind == "kl" and self.value <= self.bound:
+            where = ", without a move since it was outside"
         return f"{self.kind} of {self.who}: {self.value:.4g}, bound {self.bound:.4g}{where}"
 
 
 class Verdict(NamedTuple):
-    """Run must not go on like this; all was well after step ``good``."""
+    """Order to roll back because of a finding; ``good`` is the last step before it began."""
 
     finding: Finding
     good: int
 
 
 class Guard:
-    """Looks at every step; events go to ``file``, one JSON object per line."""
+    """Checks the numbers of each step; writes events to ``file``, one JSON object per line."""
 
     def __init__(self, settings: config_lib.Guard, agents: Sequence[str], file: Path):
         self.settings, self._agents, self._file = settings, tuple(agents), file
@@ -68,28 +69,28 @@ class Guard:
 
     @property
     def rollbacks(self) -> int:
-        """Times that the run was rolled back; part of every sampling key."""
+        """Rollbacks of this run so far; part of every sampling key."""
         return self.memory["rollbacks"]
 
     @property
     def good(self) -> int | None:
-        """Where a verdict of one of the next steps could lead back to; None where nowhere yet."""
+        """Earliest step that the next verdicts could roll back to; None where there is none yet."""
         steps = [since - 1 for since in self.memory["since"].values()]
         steps += [] if self.memory["best"] is None else [self.memory["best_step"]]
         return min(steps, default=None)
 
     def recall(self, memory: Mapping[str, Any]) -> None:
-        """Goes on with the memory of a checkpoint; what it lacks is as at the beginning."""
-        fresh = {"rollbacks": 0, "since": {}, "inside": {}, "met": [], "rewards": []}
+        """Takes over the memory of a checkpoint; what it lacks is as in a new run."""
+        fresh = {"rollbacks": 0, "since": {}, "inside": {}, "rewards": []}
         fresh |= {"best": None, "best_step": 0, "deviation": 0.0}
-        self.memory = copy.deepcopy(fresh | dict(memory))
+        self.memory = copy.deepcopy({key: memory.get(key, fresh[key]) for key in fresh})
 
     def rolled_back(self, memory: Mapping[str, Any]) -> None:
-        """Goes back to the memory of a checkpoint, but knows of one more rollback."""
+        """Takes over the memory of a checkpoint, and counts one more rollback."""
         self.recall({**memory, "rollbacks": self.rollbacks + 1})
 
     def forget_after(self, step: int) -> None:
-        """Drops the events of steps that will be taken again."""
+        """Deletes the events of later steps, which will be taken again."""
         now = (self.rollbacks, step)
         jsonlines.keep(self._file, lambda row: (row["rollbacks"], row["step"]) <= now)
 
@@ -105,20 +106,16 @@ class Guard:
         nonfinite: Nonfinite,
     ) -> tuple[dict[str, float], Verdict | None]:
         """Returns the ``guard/`` metrics of a step, and a verdict where something was outside its
-        bound for too long. What is outside is noted, and said in the log."""
+        bound for too many steps in a row. Each finding is noted and logged."""
         findings = [*_not_finite(nonfinite), *self._collapsing(episodes, metrics)]
-        before = self.memory["since"]
-        since = {key: before[key] for key in self._unmoved(metrics) if key in before}
-        found = [(f"{finding.kind} {finding.who}", finding) for finding in findings]
-        found += self._standing(since, float(metrics["reward/mean"]))
-        verdict = None
-        for key, finding in found:
-            skipped = finding.kind == "nonfinite"
+        before, since, verdict = self.memory["since"], dict[str, int](), None
+        for finding in findings:
+            key, skipped = f"{finding.kind} {finding.who}", finding.kind == "nonfinite"
             since[key] = before.get(key, step)
             allowed = self.settings.skips if skipped else self.settings.patience
             count = step - since[key] + 1
             if allowed is not None and count >= allowed and verdict is None:
-                # a reward was sinking for a while before it left its bound
+                # a reward sinks for a while before it leaves its bound
                 sinking = finding.kind == "reward"
                 good = self.memory["best_step"] if sinking else since[key] - 1
                 verdict = Verdict(finding, good)
@@ -126,12 +123,12 @@ class Guard:
             LOGGER.warning("step %d: %s; %s", step, finding, self._consequence(skipped, count))
         self.memory["since"] = since
         self._remember(step, metrics)
-        numbers = {"skipped": skipped_updates(nonfinite), "findings": len(found)}
+        numbers = {"skipped": skipped_updates(nonfinite), "findings": len(findings)}
         numbers["rollbacks"] = self.rollbacks
         return {f"guard/{name}": float(value) for name, value in numbers.items()}, verdict
 
     def _consequence(self, skipped: bool, count: int) -> str:
-        """Says what follows a finding that this many steps in a row have had."""
+        """Says what happens after this many steps in a row with the same finding."""
         s, name = self.settings, "skips" if skipped else "patience"
         effect = "that update was skipped; " if skipped else ""
         if (most := getattr(s, name)) is None:
@@ -142,48 +139,30 @@ class Guard:
     def _collapsing(
         self, episodes: Sequence[Episode], metrics: Mapping[str, float]
     ) -> Iterator[Finding]:
+        """Yields what is outside its bound. A KL that was outside stays so until the agent moves
+        again: a team that one step destroyed fails in every task, and nothing moves it."""
         s = self.settings
-        for agent, name in enumerate(self._agents):
-            turns = [t for episode in episodes for t in episode.turns if t.agent == agent]
-            if not turns:
-                continue
-            cut = float(np.mean([turn.truncated or len(turn.action) < 2 for turn in turns]))
-            watched = (
-                ("kl", metrics.get(f"agent/{name}/approx_kl", 0.0), operator.le, s.max_kl),
-                ("entropy", metrics[f"agent/{name}/entropy"], operator.ge, s.min_entropy),
-                ("length", cut, operator.le, s.max_cut),
-            )
-            for kind, value, holds, bound in watched:
-                if bound is not None and self._is_outside(kind, name, holds(value, bound)):
-                    yield Finding(kind, name, value, bound)
+        acted = {turn.agent for episode in episodes for turn in episode.turns}
+        for name in (name for agent, name in enumerate(self._agents) if agent in acted):
+            kl, entropy = metrics.get(f"agent/{name}/approx_kl", 0.0), f"agent/{name}/entropy"
+            stuck = f"kl {name}" in self.memory["since"] and kl < _MOVED
+            if s.max_kl is not None and (stuck or not kl <= s.max_kl):  # NaN is outside, too
+                yield Finding("kl", name, kl, s.max_kl)
+            if s.min_entropy is not None and self._fell(name, metrics[entropy], s.min_entropy):
+                yield Finding("entropy", name, metrics[entropy], s.min_entropy)
         best, reward = self.memory["best"], metrics["reward/mean"]
         if s.reward_drop is not None and best is not None:
             bound = best - s.reward_drop * self.memory["deviation"]
             if reward < bound:
                 yield Finding("reward", "team", reward, bound)
 
-    def _unmoved(self, metrics: Mapping[str, float]) -> list[str]:
-        """Returns the KLs of agents whose policy did not move, as when all fail: such a step says
-        nothing of one that was outside before."""
-        kls = {f"kl {n}": metrics.get(f"agent/{n}/approx_kl", 0.0) for n in self._agents}
-        return [key for key, kl in kls.items() if kl < _MOVED]
-
-    def _standing(self, since: Mapping[str, int], reward: float) -> Iterator[tuple[str, Finding]]:
-        """Agents that a step outside of the bound on the KL has brought to a standstill at which
-        the team earns less than before: where all fail alike nothing teaches them any more."""
-        recent = max(self.memory["rewards"], default=-math.inf)
-        for key in since if reward < recent else ():
-            yield key, Finding("standstill", key.partition(" ")[2], reward, recent)
-
-    def _is_outside(self, kind: str, who: str, inside: bool) -> bool:
-        """True outside of a bound on the KL; of another one only after a run that was inside for
-        as long as a collapse takes to be one: else the base is like that."""
-        key, runs, met = f"{kind} {who}", self.memory["inside"], self.memory["met"]
-        if kind == "kl" or key in met:
-            return not inside
-        runs[key] = runs.get(key, 0) + 1 if inside else 0
-        if runs[key] >= self.settings.patience:
-            met.append(key)
+    def _fell(self, name: str, entropy: float, bound: float) -> bool:
+        """True where an agent's entropy is below its bound and was above it before, for as many
+        steps in a row as a collapse takes: some bases always have an entropy near 0."""
+        key, above = f"entropy {name}", self.memory["inside"]
+        if above.get(key, 0) >= self.settings.patience:
+            return not entropy >= bound
+        above[key] = above.get(key, 0) + 1 if entropy >= bound else 0
         return False
 
     def _remember(self, step: int, metrics: Mapping[str, float]) -> None:
@@ -198,7 +177,7 @@ class Guard:
             m["best"], m["best_step"] = mean, step
 
 
-_MOVED = 1e-6  # nats; rounding makes a KL of up to 1e-9 of a policy that stood still
+_MOVED = 1e-6  # nats; rounding gives a policy that did not move a KL of up to 1e-9
 
 
 def by_agent(nonfinite: Mapping[str, Any], team: Team) -> Nonfinite:
@@ -214,7 +193,7 @@ def by_agent(nonfinite: Mapping[str, Any], team: Team) -> Nonfinite:
 
 
 def skipped_updates(nonfinite: Nonfinite) -> float:
-    """Updates that were not taken in a step: per adapter and minibatch, and the critic's."""
+    """Counts the updates that a step skipped: one per adapter and minibatch, and the critic's."""
     return sum(
         max((n for tensor, n in tensors.items() if "gradient" in tensor), default=0)
         for tensors in nonfinite.values()
