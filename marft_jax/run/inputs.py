@@ -1,13 +1,12 @@
-"""Files that a run learns from: rows of data and code of the user's. They are part of what it is.
+"""Hashes the files that a run learns from: rows of data, and the user's own code.
 
-``inputs.json`` of a run directory has their sizes and hashes, ``code/`` a copy of the code.
+A run directory keeps their sizes and hashes in ``inputs.json`` and a copy of the code in ``code/``.
 """
 
 from __future__ import annotations
 
 import contextlib
 import hashlib
-import itertools
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields
@@ -20,7 +19,6 @@ from marft_jax.formats import foreign, jsonlines
 from marft_jax.plugins import source_files
 
 if TYPE_CHECKING:
-    from marft_jax.evaluation.benchmarks import BenchmarkPlan
     from marft_jax.team.profiles import Profile
 
 _FILE, _COPY = "inputs.json", "code"
@@ -33,36 +31,26 @@ class Input(NamedTuple):
 
 
 Inputs = Mapping[str, Sequence[Input]]
-"""Files of data by the setting that names them, and each of code by its path as a module."""
+"""Files of data by the setting that names them; each file of code by its path as a module."""
 
 
-def inputs_of(
-    config: Config,
-    workflow: str = "",
-    agents: Iterable[Profile] = (),
-    plans: Iterable[BenchmarkPlan] = (),
-) -> Inputs:
-    """Finds and hashes the files that the settings and the team name, but those of loggers, which
-    learn nothing."""
-    named = [(f"--env.{name}", text) for name, text in _texts(config.env)]
-    for plan in plans if config.eval.benchmarks else ():
-        named += [(f"--eval.benchmarks {plan.name}", text) for text in plan.config.env.eval_data]
+def inputs_of(config: Config, workflow: str = "", agents: Iterable[Profile] = ()) -> Inputs:
+    """Finds and hashes the files that ``env``, ``algo`` and the team name."""
     found: dict[str, list[Input]] = {}
-    for what, text in named:
+    for name, text in _texts(config.env):
         for path in map(Path, dict.fromkeys((text, text.partition("=")[2]))):
             with contextlib.suppress(OSError):  # too long a name
                 if path.is_file():
-                    found.setdefault(what, []).append(_hashed(path))
+                    found.setdefault(f"--env.{name}", []).append(_hashed(path))
     texts = [text for part in (config.env, config.algo) for _, text in _texts(part)]
     texts += [workflow, *(text for a in agents for text in (a.reward or "", *(a.tools or ())))]
-    names = [text.rpartition("=")[2].partition(":")[0] for text in texts if ":" in text]
-    modules = source_files([*names, getattr(config.env, "game", "")])  # of PettingZoo: a module
+    modules = source_files(t.rpartition("=")[2].partition(":")[0] for t in texts if ":" in t)
     return found | {name: [_hashed(file)] for name, file in modules.items()}
 
 
 def check_unchanged(run: Path, now: Inputs) -> None:
     """Raises ``BadInput`` where a run that has checkpoints began with other data or code."""
-    differing = _changes(run, _read(run), now) if any(run.glob("checkpoints/*/meta.json")) else []
+    differing = _changes(_read(run), now) if any(run.glob("checkpoints/*/meta.json")) else []
     if differing:
         raise BadInput(
             f"{run} cannot be continued: {'; '.join(differing[:9])}; restore what the run began "
@@ -72,17 +60,17 @@ def check_unchanged(run: Path, now: Inputs) -> None:
 
 
 def changed_since(run: Path) -> list[str]:
-    """Describes the files of a run that have changed where they lie."""
+    """Lists the files of a run whose content has changed since the run began, a line for each."""
     kept = _read(run)
     now = {
         name: [_hashed(path) if (path := Path(file.path)).is_file() else file for file in files]
         for name, files in kept.items()
     }
-    return _changes(run, kept, now)
+    return _changes(kept, now)
 
 
 def folders_of(run: Path) -> Iterator[str]:
-    """Yields the folders that a run's modules were imported from, never one that came with it."""
+    """Yields the folders that a run imported modules from, but never its own folder."""
     for name, files in _read(run).items():
         folder = Path(files[0].path.removesuffix(name)) if files else Path()
         if folder.is_absolute() and not folder.is_relative_to(run.absolute()) and name[:2] != "--":
@@ -90,7 +78,7 @@ def folders_of(run: Path) -> Iterator[str]:
 
 
 def write(run: Path, inputs: Inputs) -> None:
-    """Keeps the hashes, and a copy of the code."""
+    """Writes the hashes, and a copy of the code."""
     for name in (name for name in inputs if not name.startswith("--")):
         code = Path(inputs[name][0].path).read_bytes()
         (copy := run / _COPY / name).parent.mkdir(parents=True, exist_ok=True)
@@ -99,7 +87,7 @@ def write(run: Path, inputs: Inputs) -> None:
 
 
 def _read(run: Path) -> Inputs:
-    """Reads what a run keeps; nothing of a run of an earlier release."""
+    """Reads ``inputs.json``; a run of an earlier release has none."""
     with contextlib.suppress(BadInput, TypeError, ValueError):
         saved = foreign.read_settings(run / _FILE)
         return {
@@ -109,32 +97,22 @@ def _read(run: Path) -> Inputs:
     return {}
 
 
-def _changes(run: Path, kept: Inputs, now: Inputs) -> list[str]:
-    """Describes what differs, of all that both name; wherever a file lies, its content counts."""
+def _changes(kept: Inputs, now: Inputs) -> list[str]:
+    """Describes what differs, for each name in both; only the content of a file counts."""
     found: list[str] = []
     for name in [name for name in kept if name in now]:
-        for old, new in itertools.zip_longest(kept[name], now[name]):
-            if old is None or new is None:
-                found.append(f"{name} was {len(kept[name])} files, is {len(now[name])}")
-                break
+        if len(kept[name]) != len(now[name]):
+            found.append(f"{name} was {len(kept[name])} files, is {len(now[name])}")
+            continue
+        for old, new in zip(kept[name], now[name], strict=True):
             if old.sha256 != new.sha256:
                 moved = f"{name} was {old.path}, is {new.path}"
-                what = f"{new.path} has changed" if old.path == new.path else moved
-                found.append(f"{what} ({_difference(run / _COPY / name, old, new)})")
+                found.append(f"{new.path} has changed" if old.path == new.path else moved)
     return found
 
 
-def _difference(copy: Path, old: Input, new: Input) -> str:
-    if not copy.is_file():
-        return f"{old.size} bytes then, {new.size} now"
-    texts = (file.read_bytes().splitlines() for file in (copy, Path(new.path)))
-    pairs = enumerate(itertools.zip_longest(*texts), 1)
-    line = next((number for number, (was, now) in pairs if was != now), "of its end")
-    return f"from line {line}; {copy} is what it was"
-
-
 def _texts(section: Any) -> Iterator[tuple[str, str]]:
-    """Yields the texts of a section, each with its setting."""
+    """Yields each text of a section with the name of its setting."""
     for field in fields(section):
         value = getattr(section, field.name)
         for text in value if isinstance(value, tuple) else (value,):

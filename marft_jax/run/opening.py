@@ -103,7 +103,7 @@ def _open(
     if (config.run.best_metric or "").startswith("eval/"):
         check_best_metric(config.run.best_metric, evaluation.metric_names)
     workflow = workflow_of(config.team, blueprint)
-    learns_from = inputs.inputs_of(config, workflow, blueprint.agents, evaluation.plans)
+    learns_from = inputs.inputs_of(config, workflow, blueprint.agents)
     inputs.check_unchanged(Path(config.run.dir), learns_from)
     pipeline = Pipeline(ahead=config.rollout.lag > 0)
     session = open_session(config, blueprint, stop=stop, on_all=pipeline.on_all)

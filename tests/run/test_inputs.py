@@ -113,11 +113,6 @@ def test_a_file_that_changed_is_named_with_what_to_do(run, home, name):
     (home / name).write_text(PARTS[name] + "# 12\n")
     said = refusal(run)
     assert f"{home / name} has changed" in said and "--run.dir" in said and "--lora.init" in said
-    if name.endswith(".py"):
-        line = len(PARTS[name].splitlines()) + 1
-        assert f"from line {line}; {run / 'code' / name} is what it was" in said
-    else:
-        assert f"{len(ROWS)} bytes then, {len(ROWS) + 5} now" in said
     (home / name).write_text(PARTS[name])  # restored, at another time
     inputs.check_unchanged(run, kept_of(config_of()))
     assert inputs.changed_since(run) == []
@@ -241,7 +236,7 @@ def test_a_run_goes_on_from_any_folder_until_its_rows_or_its_code_change(
     capsys.readouterr()
     assert trained("--run.dir", "home/run", "--run.steps", 4) == 2
     [line] = capsys.readouterr().err.splitlines()
-    assert "own_flows.py has changed (from line 12" in line and "rows.jsonl has changed" in line
+    assert "own_flows.py has changed" in line and "rows.jsonl has changed" in line
     assert (home / "run" / "metrics.jsonl").read_bytes() == before
     with pytest.raises(SystemExit) as left, open(os.devnull) as nothing:
         monkeypatch.setattr(sys, "stdin", nothing)
