@@ -11,6 +11,7 @@ from marft_jax import __version__
 from marft_jax.errors import exit_with
 
 COMMANDS = {
+    "check": "try an environment of yours, or show the tasks of your data",
     "train": "fine-tune a team",
     "imitate": "fine-tune a team on demonstrations",
     "evaluate": "play benchmarks or held-out tasks",

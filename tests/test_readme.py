@@ -179,7 +179,7 @@ STORY = [
     ("python scripts/example_rows.py", []),
     ("python -m marft_jax.train --team.file drafts.yaml --run.dir runs/drafts", ONE_STEP),
     ("python -m marft_jax.train --env.name parity:Parity --run.dir runs/parity", DRY),
-    ("python -m marft_jax.envs.check parity:Parity", []),
+    ("python -m marft_jax.check parity:Parity", []),
 ]
 
 
@@ -222,7 +222,7 @@ def test_the_workflow_and_the_environment_play(here):
 def test_the_example_has_rows_to_grade_and_demonstrations_of_its_team(here, monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", ["example_rows.py"])
     assert left(runpy.run_path, "scripts/example_rows.py", None, "__main__") == 0
-    assert left(importlib.import_module("marft_jax.envs.check").main, ["--data", "rows.csv"]) == 0
+    assert left(importlib.import_module("marft_jax.check").main, ["--data", "rows.csv"]) == 0
     assert "294 rows, 294 tasks, 0 left out" in capsys.readouterr().out
     [team] = [yaml.safe_load(x) for x in blocks("yaml") if "Write the first step" in x]
     shown = [json.loads(line) for line in Path("shown.jsonl").read_text("utf-8").splitlines()]

@@ -1,30 +1,23 @@
-"""Exercises an environment and lists what is wrong with it, before a run finds out; or shows data.
+"""Plays an environment with made-up turns and lists what is wrong with it, before a run does.
 
-python -m marft_jax.envs.check my_module:MyEnv [--options most=20] [--episodes 20] [--steps 128]
-    [--seconds 120]
-python -m marft_jax.envs.check --data rows.csv [--base MODEL] [--env.name code]
-    [--env.question_field NAME] [--env.answer_field NAME] [--env.filters FILTER ...]
+The command is ``python -m marft_jax.check``.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
-import sys
+import runpy
 import time
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from marft_jax.envs.base import from_class, load_class, settings_type
+from marft_jax.envs.base import from_class
 from marft_jax.envs.threads import Calls, DaemonThreads
-from marft_jax.errors import BadInput, one_line
+from marft_jax.errors import BadInput
 from marft_jax.plugins import failure_of, result_of, shown, text_of
 from marft_jax.types import StepResult, Turn
-
-if TYPE_CHECKING:
-    from marft_jax.envs.datasets.load import Rows
 
 SLOW_RESET, SLOW_STEP = 1.0, 10.0
 """Seconds above which the check warns."""
@@ -216,53 +209,5 @@ def _remarks(played: Sequence[_Played], episodes: int, steps: int) -> list[str]:
     ]
 
 
-def _show(args: argparse.Namespace) -> None:
-    """Prints the preview of each source."""
-    from marft_jax.envs.datasets.preview import preview
-    from marft_jax.models.weights.load import load_tokenizer  # of no use to an environment
-
-    given: dict[str, Any] = {"filters": tuple(args.filters)}
-    if args.env == "math":
-        given |= {"question_field": args.question_field, "answer_field": args.answer_field}
-    env = cast("Rows", settings_type(args.env)(**given))
-    tokenizer = load_tokenizer(args.base)
-    for source in args.data:
-        for line in preview(source, env, args.base, lambda text: len(tokenizer.encode(text))):
-            print(line)
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """Returns 0 if the environment is sound or the data shown, 1 if not, 2 if there is none."""
-    parser = argparse.ArgumentParser(prog="python -m marft_jax.envs.check", description=__doc__)
-    parser.add_argument("name", nargs="?", help="package.module:Class")
-    parser.add_argument("--options", nargs="+", default=(), help="its own, as name=value")
-    parser.add_argument("--episodes", type=int, default=20, help="seeds to play")
-    parser.add_argument("--steps", type=int, default=128, help="steps after which to leave one")
-    parser.add_argument("--seconds", type=float, default=120.0, help="for all of it")
-    parser.add_argument("--agents", nargs="+", default=AGENTS, help="who acts; the last is graded")
-    parser.add_argument("--data", nargs="+", default=[], help="files or hub ids to show")
-    parser.add_argument("--base", default="tiny", help="whose tokens are counted: as --model.base")
-    parser.add_argument("--env.name", dest="env", default="math", choices=("math", "code"))
-    for name in ("question_field", "answer_field"):
-        parser.add_argument(f"--env.{name}", dest=name, help="as in training")
-    parser.add_argument("--env.filters", dest="filters", nargs="+", default=[], help="the same")
-    args = parser.parse_args(argv)
-    if (args.name is None) == (not args.data):
-        parser.error("expected package.module:Class, or --data FILE")
-    try:
-        if args.data:
-            _show(args)
-            return 0
-        factory = load_class(args.name, args.options)
-    except BadInput as error:
-        fault = str(error).replace("--model.base", "--base")  # its own flag
-        print(f"marft_jax: {one_line(fault, 2000)}", file=sys.stderr)
-        return 2
-    problems, remarks = check(factory, args.episodes, args.steps, args.seconds, args.agents)
-    print(*remarks, *(f"wrong: {one_line(problem, 2000)}" for problem in problems), sep="\n")
-    print(f"{args.name}: " + (f"{len(problems)} things are wrong" if problems else "sound"))
-    return 1 if problems else 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+if __name__ == "__main__":  # the name of the command in earlier releases
+    runpy.run_module("marft_jax.check", run_name="__main__")

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from marft_jax.envs import check, judged
+from marft_jax import check
+from marft_jax.envs import judged
 from marft_jax.envs.base import OneOf, Task, held_out, make
 from marft_jax.envs.datasets import load
 from marft_jax.envs.maths import Settings
@@ -101,10 +102,16 @@ def test_a_table_of_a_spreadsheet(tmp_path, separator):
     assert load.load(str(path), Settings(filters=("Level<=1",))) == [Task("q", "4")]
 
 
+def run_check(*flags):
+    with pytest.raises(SystemExit) as left:
+        check.main(flags)
+    return left.value.code
+
+
 def test_a_preview_shows_rows_lengths_in_tokens_and_what_is_left_out(tmp_path, capsys):
     data = [{"frage": "q" * n, "answer": n} for n in (1, 2, 30)] + [{"frage": "", "answer": 1}]
     source = write(tmp_path / "a.jsonl", data)
-    assert check.main(["--data", source, "--env.question_field", "frage"]) == 0
+    assert run_check("--data", source, "--env.question_field", "frage") == 0
     shown = capsys.readouterr().out.splitlines()
     assert shown[0] == f"{source}: 4 rows, 3 tasks, 1 left out"
     assert shown[1:3] == ["  question: q", "  answer:   1"]
@@ -126,7 +133,7 @@ def test_a_preview_without_a_task_or_a_tokenizer_is_bad_input(
 ):
     monkeypatch.chdir(tmp_path)
     source = write(tmp_path / "a.jsonl", [{"frage": "q", "answer": 1, "level": 3}])
-    assert check.main(["--data", source, *flags]) == 2
+    assert run_check("--data", source, *flags) == 2
     out, err = capsys.readouterr()
     assert shown in out and fault in err and "--model.base" not in err
     assert len(err.splitlines()) == 1

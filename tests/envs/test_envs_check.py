@@ -8,7 +8,8 @@ import time
 
 import pytest
 
-from marft_jax.envs.check import check, main
+from marft_jax.check import main
+from marft_jax.envs.check import check
 from marft_jax.types import StepResult
 
 
@@ -150,7 +151,8 @@ def test_the_command_says_what_is_wrong_and_exits_accordingly(repository, tmp_pa
     paths = f"{repository}:{tmp_path}"
     done = subprocess.run(command, capture_output=True, text=True, env={"PYTHONPATH": paths})
     assert done.returncode == 1 and "wrong: reset(0): expected a text" in done.stdout
-    assert main(["nowhere:Env"]) == 2
+    with pytest.raises(SystemExit, match="2"):
+        main(["nowhere:Env"])
     assert "cannot import nowhere" in capsys.readouterr().err
 
 

@@ -13,7 +13,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from marft_jax.envs import check
+from marft_jax import check
 from marft_jax.errors import BadInput
 from marft_jax.models.decoder import DecoderConfig
 from marft_jax.models.ops import packed
@@ -347,6 +347,7 @@ def test_a_preview_counts_the_tokens_of_a_gguf_file(tmp_path, capsys):
     finish(writer)
     (tmp_path / "rows.csv").write_text("question,answer\nabc?,4\n")
     base = ["--base", str(tmp_path / "m.gguf")]
-    assert check.main(["--data", str(tmp_path / "rows.csv"), *base]) == 0
+    with pytest.raises(SystemExit, match="0"):
+        check.main(["--data", str(tmp_path / "rows.csv"), *base])
     count = len(tokenizer.from_gguf(metadata, "test").encode("abc?"))
     assert f"m.gguf: shortest {count}, median {count}" in capsys.readouterr().out
