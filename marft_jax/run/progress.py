@@ -1,17 +1,19 @@
-"""Says how far long work is, and how long it will still take."""
+"""Shows how far long work is: a bar on a terminal, elsewhere a line every ten seconds."""
 
 from __future__ import annotations
 
+import math
 import time
-from typing import Self
+from typing import Any
 
+from rich import progress
 from rich.console import Console
 from rich.text import Text
 
 from marft_jax.errors import printable
 
 LINE_SECONDS = 10.0
-"""Between two lines about one and the same thing, where there is no terminal."""
+"""Seconds between two lines about the same work, where there is no terminal."""
 
 
 def clock(seconds: float) -> str:
@@ -21,46 +23,47 @@ def clock(seconds: float) -> str:
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
 
 
-class Pace:
-    """Estimate of how long work of equal parts will still take: as long for each as since the first
-    call."""
+class Bar(progress.Progress):
+    """Progress bar of rich that shows nothing without a terminal, but still estimates times."""
 
-    def __init__(self) -> None:
-        self._first: tuple[int, float] | None = None
+    def __init__(self, *columns: progress.ProgressColumn, console: Console, **settings: Any):
+        super().__init__(
+            *columns,
+            console=console,
+            disable=console.quiet or not console.is_terminal,
+            speed_estimate_period=math.inf,
+            get_time=lambda: time.monotonic(),
+            **settings,
+        )
+        self.spoke = time.monotonic()
 
-    def line(self, what: str, done: int, total: int, unit: str = "") -> str:
-        """``what 3/8, 0:12 left``; no time as long as there is nothing to go by."""
-        now = time.monotonic()
-        before, began = self._first = self._first or (done, now)
-        left = (now - began) / max(done - before, 1) * (total - done)
-        return f"{what} {done}/{total}{unit}" + (f", {clock(left)} left" if done > before else "")
+    def is_late(self) -> bool:
+        """True without a terminal, when nothing was printed for ``LINE_SECONDS``."""
+        return self.disable and time.monotonic() - self.spoke > LINE_SECONDS
 
 
-class Progress:
-    """Shows how far work is: in place on a terminal, elsewhere as a line now and then.
+def line_of(task: progress.Task, unit: str = "") -> str:
+    """``loading 3/8, 0:12 left``; without the time as long as nothing gives an estimate."""
+    left = "" if task.time_remaining is None else f", {clock(task.time_remaining)} left"
+    return f"{task.description} {task.completed:.0f}/{task.total or 0:.0f}{unit}{left}"
 
-    with Progress("loading", console) as progress:
+
+class Progress(Bar):
+    """Progress of one piece of work.
+
+    with Progress("loading", console, " MiB") as progress:
         progress(3, 272)
     """
 
     def __init__(self, what: str, console: Console, unit: str = "") -> None:
-        self._what, self._console, self._pace, self._unit = what, console, Pace(), unit
-        self._status = console.status(Text(printable(f"{what} ...")))
-        self._shows, self._spoke = console.is_terminal and not console.quiet, time.monotonic()
+        text = progress.TextColumn("{task.fields[line]}", markup=False)
+        super().__init__(progress.SpinnerColumn(), text, console=console, transient=True)
+        self._unit, self._work = unit, self.add_task(printable(what), line=printable(what))
 
     def __call__(self, done: int, total: int, note: str = "") -> None:
-        line = Text(printable(self._pace.line(self._what, done, total, self._unit) + note))
-        if self._shows:
-            self._status.update(line)
-        elif time.monotonic() - self._spoke > LINE_SECONDS:
-            self._spoke = time.monotonic()
-            self._console.print(line, soft_wrap=True)
-
-    def __enter__(self) -> Self:
-        if self._shows:
-            self._status.start()
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        if self._shows:
-            self._status.stop()
+        self.update(self._work, completed=done, total=total)
+        line = printable(line_of(self.tasks[0], self._unit) + note)
+        self.update(self._work, line=line)
+        if self.is_late():
+            self.spoke = time.monotonic()
+            self.console.print(Text(line), soft_wrap=True)

@@ -22,14 +22,14 @@ from typing import Any
 
 import numpy as np
 from rich.console import Console, RenderableType
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+from rich.progress import BarColumn, MofNCompleteColumn, TextColumn
 from rich.table import Table
 from rich.text import Text
 
 from marft_jax.errors import printable
 from marft_jax.formats import jsonlines
 from marft_jax.run.loggers import MakeWriter, Samples, Writer
-from marft_jax.run.progress import LINE_SECONDS, Pace, clock
+from marft_jax.run.progress import Bar, clock, line_of
 
 LOGGER = logging.getLogger("marft_jax")
 
@@ -60,7 +60,6 @@ class Reporter:
         self._run_dir, self._display = run_dir, display
         self._kinds = [JsonLines, *loggers]
         self._writers: list[Writer] = []
-        self._text, self._pace = "", Pace()
         self.rewind(done + 1)
 
     def log(self, step: int, metrics: Mapping[str, Any]) -> None:
@@ -93,17 +92,13 @@ class Reporter:
         LOGGER.info("%s", text)
 
     def doing(self, text: str, done: int = 0, total: int = 0) -> None:
-        """Shows on the display what goes on right now, how much of it is done and how long the rest
-        will take: beside the bar, and without one as a line when it takes long."""
-        if text != self._text:
-            self._text, self._pace = text, Pace()
-        line = self._pace.line(text, done, total) if total else text
-        self._display.doing(line, quiet=not done)
+        """Shows on the display what goes on, how much of it is done and how long the rest takes:
+        beside the bar, or without a terminal as a line when the work takes long."""
+        self._display.doing(text, done, total)
 
     def compiled(self, count: int, seconds: float) -> None:
-        """Shows how many programs what goes on has had to wait for, and how long."""
-        line = f"{count} programs compiled in {clock(seconds)}"
-        self._display.doing(", ".join(filter(None, (self._text, line))), False)
+        """Shows how many programs the current work had to compile, and how long that took."""
+        self._display.compiled(f"{count} programs compiled in {clock(seconds)}")
 
     def close(self) -> None:
         while self._writers:
@@ -156,7 +151,7 @@ _OF_AN_AGENT = {
 """What a terminal shows of each agent, and how."""
 
 
-class _Bar(Progress):
+class _Bar(Bar):
     """A bar below the latest numbers of the agents."""
 
     agents: Table | None = None
@@ -176,7 +171,7 @@ class Display(logging.Handler):
     def __init__(self, console: Console, total_steps: int, done: int = 0) -> None:
         super().__init__()
         self._console, self._total = console, total_steps
-        self._stepped = self._spoke = time.monotonic()
+        self._stepped = time.monotonic()
         self._seconds: deque[float] = deque(maxlen=20)
         self._bar = _Bar(
             TextColumn("training"),
@@ -185,9 +180,9 @@ class Display(logging.Handler):
             TextColumn("{task.fields[left]} left  {task.description}"),
             console=console,
             refresh_per_second=2,
-            disable=console.quiet or not console.is_terminal,
         )
-        self._task = self._bar.add_task("", total=total_steps, completed=done, left="?")
+        self._steps = self._bar.add_task("", total=total_steps, completed=done, left="?")
+        self._work = self._bar.add_task("", visible=False)
         with self._until_gone():
             self._bar.start()
 
@@ -199,21 +194,31 @@ class Display(logging.Handler):
         self._stepped = now
         left = clock(statistics.median_low(self._seconds) * max(self._total - step, 0))
         self._bar.agents = _agents(metrics)
-        self._bar.update(self._task, completed=step, left=left)
+        self._bar.update(self._steps, completed=step, left=left)
         parts = {label: _mean(metrics, *how) for label, how in _LINE.items()}
         del parts["loss" if parts["loss"] == "-" else "kl"]  # demonstrations have no KL
         parts = {"step": f"{step}/{self._total}", **parts, "left": left}
         return Text("  ").join(Text.assemble((k, "dim"), " ", v) for k, v in parts.items())
 
-    def doing(self, text: str, quiet: bool) -> None:
-        """Shows what goes on: beside the bar, or every ten seconds as a line unless ``quiet``."""
-        self._bar.update(self._task, description=text)
-        late = time.monotonic() - self._spoke > LINE_SECONDS
-        if late and not quiet and not self._console.is_terminal:
+    def doing(self, text: str, done: int, total: int) -> None:
+        """Shows what goes on; see ``Reporter.doing``."""
+        if text != self._bar.tasks[self._work].description:
+            self._bar.reset(self._work, description=text)
+        self._bar.update(self._work, completed=done, total=total)
+        self._show(line_of(self._bar.tasks[self._work]) if total else text, quiet=not done)
+
+    def compiled(self, text: str) -> None:
+        """Adds a text to what goes on."""
+        doing = self._bar.tasks[self._work].description
+        self._show(", ".join(filter(None, (doing, text))), quiet=False)
+
+    def _show(self, text: str, quiet: bool) -> None:
+        self._bar.update(self._steps, description=text)
+        if self._bar.is_late() and not quiet:
             self._say(text)
 
     def rewind(self, done: int) -> None:
-        self._bar.update(self._task, completed=done)
+        self._bar.update(self._steps, completed=done)
 
     def emit(self, record: logging.LogRecord) -> None:
         self._say(getattr(record, "styled", None) or printable(self.format(record)))
@@ -225,7 +230,7 @@ class Display(logging.Handler):
                 self._bar.stop()
 
     def _say(self, text: str | Text) -> None:
-        self._spoke = time.monotonic()
+        self._bar.spoke = time.monotonic()
         with self._until_gone():
             self._console.print(text, markup=False, soft_wrap=True)
 

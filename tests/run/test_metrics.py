@@ -18,7 +18,7 @@ from rich.console import Console
 
 from marft_jax.errors import RunFailed
 from marft_jax.formats import jsonlines
-from marft_jax.run import reporters
+from marft_jax.run import progress, reporters
 from marft_jax.run.directory import disk_errors
 from marft_jax.run.loggers import TensorBoard
 from marft_jax.run.metrics import TruncationWarning
@@ -240,7 +240,7 @@ def test_long_work_says_how_far_it_is_and_how_long_it_takes(monkeypatch):
             assert "loading m\\x1bodel" in text and text.count("\n") < 3
         else:
             assert text.splitlines() == [
-                r"loading m\x1bodel 2/8, 0:36 left, fine", r"loading m\x1bodel 4/8, 0:24 left, fine"
+                r"loading m\x1bodel 2/8, 0:48 left, fine", r"loading m\x1bodel 4/8, 0:27 left, fine"
             ]  # fmt: skip
 
 
@@ -305,13 +305,13 @@ def test_what_takes_long_is_said_where_there_is_no_bar(tmp_path, monkeypatch):
         now[0] += 11
         report.compiled(3, 9.6)
     assert shown(console).splitlines() == [
-        "evaluating 2/8, 0:30 left", "evaluating 4/8, 0:21 left",
+        "evaluating 2/8, 0:12 left", "evaluating 4/8, 0:18 left",
         "evaluating, 3 programs compiled in 0:10",
     ]  # fmt: skip
 
 
 def test_programs_compiled_before_anything_is_said_begin_the_line(tmp_path, monkeypatch):
-    monkeypatch.setattr(reporters, "LINE_SECONDS", -1.0)
+    monkeypatch.setattr(progress, "LINE_SECONDS", -1.0)
     console = plain_console()
     with reporter(tmp_path, console=console) as report:
         report.compiled(2, 9.6)
