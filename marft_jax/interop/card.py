@@ -1,4 +1,4 @@
-"""Model cards: of an exported adapter or model, ``card.md``, and of the team, ``team_card.md``."""
+"""Writes model cards: ``card.md`` of an exported adapter or model, ``team_card.md`` of the team."""
 
 from __future__ import annotations
 
@@ -8,8 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import jinja2
-import yaml
+from huggingface_hub import ModelCard, ModelCardData
 
 from marft_jax.config import Config
 from marft_jax.envs.datasets.rows import SUFFIXES
@@ -21,7 +20,7 @@ _HUB_ID = re.compile(r"[\w.-]+/[\w.-]+")
 
 
 class Facts(NamedTuple):
-    """Facts of a run, for its card."""
+    """What a card tells of a run."""
 
     run: str
     step: int
@@ -42,61 +41,70 @@ def write(
     """Writes ``README.md``: base, task, team, metrics and how peft, transformers and vLLM load it.
 
     Args:
-        folder: of the export.
-        agents: whose actions this adapter or model writes.
-        adapter: its name; none for a merged model.
+        folder: the folder of the export.
+        agents: names of the agents whose actions this adapter or model writes.
+        adapter: name of the adapter; "" for a merged model.
         base: where the adapter's loader finds the base.
-        adapters: of the whole team, beside this one.
+        adapters: names of all adapters of the team.
         plays: ``team.py`` lies beside them.
     """
-    profiles, config = facts.blueprint.agents, facts.config
-    text = _render(
+    profiles = facts.blueprint.agents
+    _save(
+        folder,
         "card.md",
         facts,
         bool(adapter),
         agents=agents,
         own=[profile for profile in profiles if profile.name in agents],
         others=[profile.name for profile in profiles if profile.name not in agents],
-        demonstrations=_demonstrations(Path(facts.run)) if config.algo.recorded else None,
+        demonstrations=_demonstrations(facts),
         adapters=adapters,
         plays=plays,
         adapter=adapter,
         base=base,
         quote=lambda prompt: json.dumps(prompt, ensure_ascii=False),
     )
-    (folder / "README.md").write_text(text, encoding="utf-8")
 
 
 def write_team(
     folder: Path, facts: Facts, folders: Mapping[str, Sequence[str]], plays: bool, *, adapters: bool
 ) -> None:
-    """Writes the ``README.md`` of the whole team; ``folders``: those of agents, to their names."""
-    workflow = facts.config.team.workflow or facts.blueprint.workflow
+    """Writes the ``README.md`` of a whole team.
+
+    Args:
+        folders: folder of an adapter or model, to the names of its agents.
+        plays: ``team.py`` lies beside them.
+        adapters: the folders hold adapters, else whole models.
+    """
     agents = [profile.name for profile in facts.blueprint.agents]
-    how = dict(agents=agents, folders=folders, workflow=workflow, plays=plays, own=adapters)
-    text = _render("team_card.md", facts, adapters, **how)
-    (folder / "README.md").write_text(text, encoding="utf-8")
+    how = dict(agents=agents, folders=folders, plays=plays, own=adapters)
+    _save(folder, "team_card.md", facts, adapters, **how)
 
 
-def _render(name: str, facts: Facts, adapted: bool, /, **values: Any) -> str:
-    """Renders a card with its head, which the hub checks: it knows a base by its hub id alone."""
-    head: dict[str, Any] = {"library_name": "peft" if adapted else "transformers"}
-    head |= {"base_model": facts.base} if _HUB_ID.fullmatch(facts.base) else {}
-    head |= {"tags": ["marft", "multi-agent", *(["lora"] if adapted else [])]}
-    text = Path(__file__).with_name(name).read_text("utf-8")
-    return jinja2.Template(text, keep_trailing_newline=True).render(
-        head=yaml.safe_dump(head, sort_keys=False),
+def _save(folder: Path, name: str, facts: Facts, adapted: bool, **values: Any) -> None:
+    config = facts.config
+    data = ModelCardData(
+        library_name="peft" if adapted else "transformers",
+        base_model=facts.base if _HUB_ID.fullmatch(facts.base) else None,  # else the hub refuses it
+        tags=["marft", "multi-agent", *(["lora"] if adapted else [])],
+    )
+    card = ModelCard.from_template(
+        data,
+        template_path=str(Path(__file__).with_name(name)),
         facts=facts,
-        config=facts.config,
-        data=[_portable(source) for source in facts.config.env.data],
-        metrics=metrics_at(Path(facts.run), facts.step, facts.config.algo.recorded),
+        config=config,
+        workflow=config.team.workflow or facts.blueprint.workflow,
+        data=[_portable(source) for source in config.env.data],
+        metrics=metrics_at(Path(facts.run), facts.step, config.algo.recorded),
         **values,
     )
+    card.save(folder / "README.md")
 
 
 def metrics_at(run: Path, step: int, recorded: bool = False) -> Mapping[str, float]:
-    """Rewards of the step and the newest evaluations up to it, from ``metrics.jsonl``; of a team
-    that learned from demonstrations their losses, for it earned no reward."""
+    """Reads the rewards of the step and the newest evaluations up to it from ``metrics.jsonl``.
+
+    ``recorded``: the team learned from demonstrations; then losses take the place of rewards."""
 
     def counts(name: str) -> bool:
         of_step = name.endswith("loss") if recorded else name in _METRICS
@@ -110,11 +118,12 @@ def metrics_at(run: Path, step: int, recorded: bool = False) -> Mapping[str, flo
     return {name: value for name, value in found.items() if value is not None}
 
 
-def _demonstrations(run: Path) -> int | None:
-    file = run / "demonstrations.jsonl"
-    return len(file.read_bytes().splitlines()) if file.is_file() else None
+def _demonstrations(facts: Facts) -> int | None:
+    file = Path(facts.run) / "demonstrations.jsonl"
+    there = facts.config.algo.recorded and file.is_file()
+    return len(file.read_bytes().splitlines()) if there else None
 
 
 def _portable(source: str) -> str:
-    """A data set by its hub id, or the name of its file alone."""
+    """Hub id of a data set, or the name of its file without its folders."""
     return Path(source).name if Path(source).suffix in SUFFIXES else source
