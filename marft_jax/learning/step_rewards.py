@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 
+from marft_jax.envs.grading.extract import boxed_answer
 from marft_jax.envs.judged import JUDGE, SCORE, scores_of
 from marft_jax.plugins import load_function
 from marft_jax.types import Episode, Turn
@@ -13,7 +14,6 @@ StepReward = Callable[[Turn, float, Episode], float]
 """(turn, the team's reward of its step, episode) to the turn's reward."""
 
 _ITEM = re.compile(r"^[^\S\n]*(?:\d+[.):]|[-*•])[^\S\n]+.*?[^\W\d_]", re.MULTILINE)
-_BRACE = re.compile(r"\\boxed\s*\{|\\[{}]|[{}]")
 _PYTHON = re.compile(r"```python[^\S\n]*\n(.*?)```", re.DOTALL | re.IGNORECASE)
 
 
@@ -32,7 +32,7 @@ def code_planner(turn: Turn, reward: float, episode: Episode) -> float:
 
 def solver(turn: Turn, reward: float, episode: Episode) -> float:
     """0 without an answer in a closed box; else R, and 0.1 for the form where R is not positive."""
-    return _formed(_is_boxed(turn.text), reward)
+    return _formed(bool((boxed_answer(turn.text) or "").strip()), reward)
 
 
 def coder(turn: Turn, reward: float, episode: Episode) -> float:
@@ -50,7 +50,7 @@ def judge(turn: Turn, reward: float, episode: Episode) -> float:
 
     In the environment ``judged``, the mark of the judge's verdict (``envs.judged.scores_of``). In
     any other one, that of the agent ``judge``, whose last lines are ``planner: 7`` or ``score: 7``,
-    out of 10. Such a line that another agent wrote, too, is a quotation and no mark.
+    out of 10. A line that another agent wrote, too, is a quotation and no mark.
     """
     info = episode.results[turn.step].info
     if "scores" in info:
@@ -89,18 +89,3 @@ def _formed(formed: bool, reward: float) -> float:
     if not formed:
         return 0.0
     return reward if reward > 0 else 0.1
-
-
-def _is_boxed(text: str) -> bool:
-    """True where a ``\\boxed{`` with something in it is closed, braces matched."""
-    inner: list[int | None] = []  # of each open brace, where its box's content begins
-    for brace in _BRACE.finditer(text):
-        if brace[0] == "}":
-            start = inner.pop() if inner else None
-            if start is not None and text[start : brace.start()].strip():
-                return True
-        elif brace[0] == "{":
-            inner.append(None)
-        elif brace[0].startswith("\\boxed"):
-            inner.append(brace.end())
-    return False

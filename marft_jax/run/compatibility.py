@@ -6,7 +6,6 @@ import contextlib
 import dataclasses
 import importlib.metadata
 import json
-import os
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -125,29 +124,14 @@ def changes(saved: Mapping[str, Any], now: Mapping[str, Any]) -> list[tuple[str,
         for section, settings in saved["config"].items()
         for new in [now["config"].get(section, {})]
         for key, old in settings.items()
-        if key in new and f"{section}.{key}" not in elsewhere and not _is_same(old, new[key])
+        if key in new and f"{section}.{key}" not in elsewhere and old != new[key]
     ]
-
-
-def _is_same(old: Any, new: Any) -> bool:
-    """True for equal values; earlier releases saved paths as they were given."""
-    if isinstance(old, list) and isinstance(new, list) and len(old) == len(new):
-        return all(map(_is_same, old, new))
-    return old == new or isinstance(old, str) and os.path.abspath(os.path.expanduser(old)) == new
 
 
 def team_changes(saved: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """Returns a line for each part of a team file that has changed."""
-    pairs = [(key, repr(saved.get(key)), repr(now.get(key))) for key in {**now, **saved}]
+    """Lists the parts of a team file that have changed, a line for each."""
     return [
-        f"team: {key} was {_around(old, new)}, is {_around(new, old)}"
-        for key, old, new in pairs
-        if old != new
+        f"team: {key} was {saved.get(key)!r:.60}, is {now.get(key)!r:.60}"
+        for key in {**now, **saved}
+        if repr(saved.get(key)) != repr(now.get(key))
     ]
-
-
-def _around(text: str, other: str, width: int = 60) -> str:
-    """Returns the part of a text at which it begins to differ from another text."""
-    start = max(0, len(os.path.commonprefix([text, other])) - 20) if len(text) > width else 0
-    end = start + width
-    return "..." * (start > 0) + text[start:end] + "..." * (end < len(text))

@@ -50,7 +50,7 @@ CHOICE_FIELDS = ("choices", "options")
 CONTEXT_FIELDS = ("body", "context", "passage", "paragraph", "article", "story")
 _ROUND = 10_000  # positions after which the sources take turns as before
 _ALONE = re.compile(r"\$[^$]+\$|\S+")  # an answer without a word beside it
-_CARRIED = re.compile(r"\(?([A-Za-z]|\d\d?(?=[).]+\s))\s?[).:]+\s*(\S.*)", re.DOTALL)  # (A) 4
+_CARRIED = re.compile(r"\(?([A-Za-z])\s?[).:]+\s*(\S.*)", re.DOTALL)  # (A) 4
 _WORD = re.compile(r"(?<![\\\w])[^\W\d_]{2}")  # no command of LaTeX
 _FILTER = re.compile(r"([^=!<>]+?)\s*(!=|<=|>=|=)\s*(.*)")
 
@@ -411,7 +411,7 @@ def _choices(row: Row) -> list[Choice]:
     texts = [item if isinstance(item, str) else _as_text(item) for item in found]
     carried = [match for text in texts if (match := _CARRIED.fullmatch(text))]
     own = [match[1].upper() for match in carried]
-    if not labels and len(set(own)) == len(texts) and min(own) in ("1", "A"):
+    if not labels and len(set(own)) == len(texts) and min(own) == "A":
         return [Choice(match[1], match[2], match[0]) for match in carried]
     labels = [_as_text(label) for label in labels] or [chr(65 + i) for i in range(len(texts))]
     if len(labels) != len(texts):
