@@ -21,6 +21,7 @@ CORE = [
     "gguf>=0.17",
     "qwix>=0.1.8",
     "huggingface_hub>=1.0",
+    "httpx>=0.28",
     "jinja2>=3.1",
     "filelock>=4.2",
     "pyarrow>=21",
@@ -52,7 +53,6 @@ EXTRAS = {
         GYM,
         TRACKIO,
         *SERVE,
-        "httpx>=0.28",
     ],
     "serve": SERVE,
     # what scripts/programs is written for; its tests run where it is installed

@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-import json
 import os
 import re
 import time
-import urllib.request
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple
+
+import httpx
 
 from marft_jax.envs.base import EnvSource, OneOf, Split, Task
 from marft_jax.envs.datasets import load
@@ -33,7 +33,6 @@ SCORE = "score"  # the line of a verdict that is about all of the texts
 _MARK = re.compile(r"(\d{1,15}(?:\.\d{1,15})?)(?: ?/ ?(\d{1,15}(?:\.\d{1,15})?))?", re.ASCII)
 _AGAIN = "The last reply had no verdict."
 _ASKS = 2  # how often a judge is asked for a verdict
-_LONGEST = 1 << 20  # bytes of a judge's reply
 _THREADS = DaemonThreads()
 
 
@@ -198,7 +197,7 @@ class Judged:
         content, end, spent = f"{self._instructions()}\n{said}", time.monotonic() + seconds, 0
         for _ in range(_ASKS):
             try:
-                asked = _THREADS.submit(self._post, content, end)
+                asked = _THREADS.submit(self._post, content)
                 answer = asked.result(end - time.monotonic())
             except TimeoutError:
                 what = f"expected a verdict within {seconds:g} s (--env.url_seconds)"
@@ -213,34 +212,22 @@ class Judged:
             content = f"{content}\n\n{_AGAIN} {self._form()}"
         return Verdict(text, spent, scores)
 
-    def _post(self, content: str, end: float) -> Any:
-        """Posts a question; gives up at that time, however little of the reply comes at once."""
+    def _post(self, content: str) -> Any:
+        """Posts a question and returns the reply. A redirect is refused: the next host would be
+        sent the key."""
         asked = {"model": self._settings.url_model, "temperature": 0}
         asked |= {"messages": [{"role": "user", "content": content}]}
-        url = f"{str(self._settings.url).rstrip('/')}/chat/completions"
-        headers = {"Content-Type": "application/json"}
-        if key := os.environ.get("OPENAI_API_KEY", "").strip():
-            headers["Authorization"] = f"Bearer {key}"
-        request, answer = urllib.request.Request(url, json.dumps(asked).encode(), headers), b""
-        with _OPENER.open(request, timeout=self._settings.url_seconds) as reply:
-            while time.monotonic() < end and len(answer) < _LONGEST:
-                if not (block := reply.read1(_LONGEST)):
-                    return foreign.loads(answer.decode())
-                answer += block
-        raise TimeoutError
-
-
-class _NoRedirect(urllib.request.HTTPRedirectHandler):
-    """Follows no redirect: the next host would be sent the key."""
-
-    def redirect_request(self, req: Any, fp: Any, code: int, msg: str, headers: Any, newurl: str):
-        raise BadInput(
-            f"--env.url: expected the address of the judge, but it redirects ({code}) to "
-            f"{newurl:.200}; name that address if you trust it"
-        )
-
-
-_OPENER = urllib.request.build_opener(_NoRedirect)
+        url, seconds = str(self._settings.url).rstrip("/"), self._settings.url_seconds
+        key = os.environ.get("OPENAI_API_KEY", "").strip()
+        headers = {"Authorization": f"Bearer {key}"} if key else {}
+        reply = httpx.post(f"{url}/chat/completions", json=asked, headers=headers, timeout=seconds)
+        if reply.has_redirect_location:
+            raise BadInput(
+                f"--env.url: expected the address of the judge, but it redirects "
+                f"({reply.status_code}) to {reply.headers['Location']:.200}; name that address if "
+                "you trust it"
+            )
+        return foreign.loads(reply.raise_for_status().text)
 
 
 class TeamJudged(Judged):
