@@ -1,4 +1,4 @@
-"""Reads the YAML and JSON that a user writes: plain values, and bounds before work."""
+"""Reads the YAML and JSON files that a user writes, as plain values and within bounds."""
 
 from __future__ import annotations
 
@@ -12,23 +12,21 @@ from marft_jax.errors import BadInput, described, one_line, reason
 from marft_jax.formats.foreign import DEEPEST, distinct
 
 _LARGEST = 1 << 19
-"""Bytes of a file: settings and teams are far smaller, and YAML is slow."""
-_LARGEST_NUMBER = 1 << 1024
-"""A whole number beyond is no float, and soon too long for Python to write."""
+"""Bytes of a file. Settings and teams are far smaller, and parsing YAML is slow."""
 
 
 def read(file: str, setting: str) -> Any:
-    """Reads a file: JSON where its name ends so, else YAML.
+    """Reads a file whose name ends in ``.json`` as JSON, any other as YAML.
 
-    Keys that stand twice, anchors and aliases (``&``, ``*``: a few of them make gigabytes), deep
-    nesting, and numbers that are not finite in JSON are refused.
+    Refuses duplicate keys, anchors and aliases (a few of them make gigabytes), deep nesting, and
+    NaN and infinity in JSON.
 
     Args:
         file: its path.
-        setting: what names it, for messages.
+        setting: the flag that names the file, for messages.
 
     Raises:
-        BadInput: it cannot be read, or is not what its name says.
+        BadInput: the file cannot be read, or is not valid JSON or YAML.
     """
     where = f"{setting} {file}"
     try:
@@ -61,7 +59,7 @@ def _json(text: str) -> Any:
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML without what a settings file needs no more than an attacker does."""
+    """YAML without anchors, aliases, duplicate keys, keys that are no words, and deep nesting."""
 
     _depth = 0
 
@@ -75,17 +73,6 @@ class _Loader(yaml.SafeLoader):
         node = super().compose_node(parent, index)
         self._depth -= 1
         return node
-
-    def construct_object(self, node: Any, deep: bool = False) -> Any:
-        try:
-            value = super().construct_object(node, deep)
-        except yaml.YAMLError:
-            raise
-        except Exception as error:
-            raise _at(node, f"{node.value!r:.60} is no {node.tag.rpartition(':')[2]}") from error
-        if isinstance(value, int) and abs(value) >= _LARGEST_NUMBER:
-            raise _at(node, "a number of hundreds of digits")
-        return value
 
     def construct_mapping(self, node: Any, deep: bool = False) -> Any:
         seen: set[str] = set()
