@@ -20,9 +20,9 @@ from marft_jax.errors import BadInput
 from marft_jax.learning.state import TrainState
 from marft_jax.parallel import processes
 from marft_jax.rollout.collect import Collected
-from marft_jax.run.last_words import last_words
 from marft_jax.run.loggers import find_loggers
 from marft_jax.run.metrics import Clock
+from marft_jax.run.next_steps import next_steps
 from marft_jax.run.opening import open_training
 from marft_jax.run.setup import make_rollout
 from marft_jax.run.signals import DONE, Ended
@@ -115,7 +115,7 @@ def learn_from(
         finished = TrainedStep(step + 1, metrics, collected.episodes)
         enough = on_step is not None and bool(on_step(finished))
         run.stop_if(enough and int(state.step) < steps)
-    for line in last_words(run.config, run.session.workflow):
+    for line in next_steps(run.config, run.session.workflow):
         run.reporter.event(line)
 
 

@@ -1,4 +1,4 @@
-"""Loggers: where the numbers of a run go besides its ``metrics.jsonl``, by name.
+"""Loggers write the numbers of a run elsewhere, besides its ``metrics.jsonl``. By name:
 
     tensorboard           event files in the run directory
     wandb                 files in the run directory; WANDB_MODE=online sends them
@@ -37,15 +37,15 @@ _PROJECT = "marft_jax"
 
 SAMPLE_COLUMNS = ("step", "task", "episode", "agent", "text", "reward", "advantage")
 Samples = list[list[Any]]
-"""Turns of a step, in these columns."""
+"""Turns of a step, as rows with these columns."""
 
 
 class Writer(Protocol):
-    """Receiver of the numbers of steps. It is made with the run directory and the first step that
-    it will get: what an earlier start wrote about that one and later ones no longer counts.
+    """Receives the numbers of each step. It is made with the run directory and the first step that
+    it gets; what an earlier start wrote about that step and later ones is void.
 
-    ``write_samples(step, samples)`` is optional: turns of steps whose transcripts are written,
-    before the numbers of the same step.
+    ``write_samples(step, samples)`` is optional. It gets turns of the steps whose transcripts are
+    written, before the numbers of the same step.
     """
 
     def write(self, step: int, metrics: Mapping[str, float]) -> None: ...
@@ -57,7 +57,7 @@ MakeWriter = Callable[[Path, int], Writer]
 
 
 def find_loggers(names: Iterable[str]) -> list[MakeWriter]:
-    """Finds what makes the writers of these names.
+    """Returns the function that makes a writer, for each of these names.
 
     Raises:
         BadInput: there is no such logger, or its package is not installed.
@@ -80,7 +80,7 @@ def find_loggers(names: Iterable[str]) -> list[MakeWriter]:
 
 
 def ways_to_look(names: Iterable[str], run_dir: Path) -> Iterator[tuple[str, str]]:
-    """Yields how to look at what loggers wrote, by their names; of a user's own nobody knows."""
+    """Yields the name of each built-in logger, with the command or place that shows its records."""
     environ, folder = os.environ, shlex.quote(str(run_dir))
     ways = {
         "tensorboard": f"tensorboard --logdir {folder}/tensorboard (pip install tensorboard)",
@@ -97,10 +97,9 @@ def ways_to_look(names: Iterable[str], run_dir: Path) -> Iterator[tuple[str, str
 
 
 class TensorBoard:
-    """Every metric as a scalar; under Custom Scalars the agents over each other, by name.
+    """Writes every metric as a scalar; Custom Scalars has a chart with all agents per metric.
 
-    Events are written where ``write`` is called and flushed each step: a disk that is full raises
-    there, and no thread or clock takes part.
+    ``write`` itself writes and flushes the events, so a full disk raises there.
     """
 
     def __init__(self, run_dir: Path, first_step: int) -> None:
@@ -135,7 +134,7 @@ class TensorBoard:
 
 
 def _charts(metrics: Iterable[str]) -> dict[str, list[Any]]:
-    """A chart for each number of the agents, with a line for each of them."""
+    """Makes a chart for each metric of the agents, with a line for each agent."""
     charts: dict[str, list[Any]] = {}
     for name in metrics:
         kind, _, rest = name.partition("/")
@@ -151,7 +150,7 @@ def _is_installed(package: str) -> bool:
 
 
 class _Start(NamedTuple):
-    """A run of a logger that is opened: the one with this id, or a new one."""
+    """Run of a package to open: the run with this id, or a new run."""
 
     folder: Path
     id: str
@@ -162,15 +161,15 @@ class _Start(NamedTuple):
 class _Opened(NamedTuple):
     write: Callable[[int, Mapping[str, float]], object]
     close: Callable[[], object]
-    write_samples: Callable[[int, Samples], object] = lambda step, samples: None
+    write_samples: Callable[[int, Samples], object]
 
 
 class Logger:
     """A writer that another package or a user made. What it raises later ends its logging with a
-    warning, not the run: the step is finished, and on its way to the disk.
+    warning, not the run.
 
     Raises:
-        BadInput: it cannot be opened.
+        BadInput: the writer cannot be opened.
     """
 
     def __init__(self, name: str, make: MakeWriter, run_dir: Path, first_step: int) -> None:
@@ -184,19 +183,17 @@ class Logger:
             raise BadInput(f"--run.loggers {name}: {why}") from error
 
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
-        self._try(lambda writer: writer.write(step, metrics))
+        self._try("write", step, metrics)
 
     def write_samples(self, step: int, samples: Samples) -> None:
-        self._try(lambda writer: getattr(writer, "write_samples", lambda *_: 0)(step, samples))
+        self._try("write_samples", step, samples)
 
     def close(self) -> None:
-        self._try(lambda writer: writer.close())
+        self._try("close")
 
-    def _try(self, work: Callable[[Writer], object]) -> None:
-        if self._writer is None:
-            return
+    def _try(self, method: str, *args: Any) -> None:
         try:
-            work(self._writer)
+            getattr(self._writer, method, lambda *_: None)(*args)  # write_samples is optional
         except (Exception, SystemExit) as error:
             why = described(error) + place(error, own_only=True)
             LOGGER.warning("--run.loggers %s: no more steps are logged there: %s", self._name, why)
@@ -206,10 +203,10 @@ class Logger:
 class Package:
     """Writer of another package.
 
-    Each of its runs has every step once. ``loggers/NAME.json`` in the run directory keeps which one
-    it is, and, when that is closed, its last step: a run that goes on right after it goes on there.
-    Where steps are taken back, by a kill or by the guard, a new run of the logger begins, named by
-    its first step.
+    Each run of the package has every step once. ``loggers/NAME.json`` in the run directory keeps
+    the id of that run and, once it is closed, its last step. A training that continues right after
+    that step continues the same run. Where steps are repeated, after a kill or a rollback of the
+    guard, a new run begins, named by its first step.
     """
 
     def __init__(self, name: str, run_dir: Path, first_step: int) -> None:
@@ -223,26 +220,30 @@ class Package:
             before = {"id": secrets.token_hex(4), "name": title}
         self._kept = {key: str(before[key]) for key in ("id", "name")}
         settings = _settings(run_dir / "config.yaml")
-        with contextlib.redirect_stdout(io.StringIO()):  # greetings
+        with _silent():
             self._open = _PACKAGES[name](_Start(run_dir, **self._kept, settings=settings))
         self._note(None)
 
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
-        with contextlib.redirect_stdout(io.StringIO()):
+        with _silent():
             self._open.write(step, metrics)
         self._last = step
 
     def write_samples(self, step: int, samples: Samples) -> None:
-        with contextlib.redirect_stdout(io.StringIO()):
+        with _silent():
             self._open.write_samples(step, samples)
 
     def close(self) -> None:
-        with contextlib.redirect_stdout(io.StringIO()):
+        with _silent():
             self._open.close()
         self._note(self._last)
 
     def _note(self, last: int | None) -> None:
         jsonlines.write(self._file, [jsonlines.dumps(self._kept | {"last": last})])
+
+
+def _silent() -> contextlib.AbstractContextManager[object]:
+    return contextlib.redirect_stdout(io.StringIO())  # packages greet
 
 
 def _settings(file: Path) -> dict[str, Any]:

@@ -17,8 +17,8 @@ from marft_jax import config as config_lib
 from marft_jax.cli import configure
 from marft_jax.errors import BadInput
 from marft_jax.run import loggers
-from marft_jax.run.last_words import last_words
 from marft_jax.run.loggers import find_loggers
+from marft_jax.run.next_steps import next_steps
 from marft_jax.run.reporters import open_reporter
 
 
@@ -132,7 +132,7 @@ def test_a_run_ends_with_its_own_next_commands_and_where_its_loggers_lie(monkeyp
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("PATH", str(Path(sys.executable).parent))  # an environment that is active
     own = {"dir": "runs/my sums", "steps": 5, "loggers": ["mlflow", "wandb", "mine:Logger"]}
-    assert list(last_words(configure(run=own), "sequential")) == [
+    assert list(next_steps(configure(run=own), "sequential")) == [
         "done: 5 steps in runs/my sums; to go on: --run.steps 10",
         "  held-out tasks: python -m marft_jax.evaluate --run 'runs/my sums'",
         "  ask the team:   python -m marft_jax.chat --run 'runs/my sums'",
@@ -148,7 +148,7 @@ def test_a_run_ends_with_its_own_next_commands_and_where_its_loggers_lie(monkeyp
     [
         (".venv/bin/python", False, "{folder}/.venv/bin/python -m marft_jax."),
         (".venv/bin/python", True, "python -m marft_jax."),
-        (".venv/bin/python3", True, "python -m marft_jax."),
+        (".venv/bin/python3", True, "python3 -m marft_jax."),
         ("/else where/python3", False, "'/else where/python3' -m marft_jax."),
         (".venv/bin/marft", False, "{folder}/.venv/bin/marft "),
         (".venv/bin/marft", True, "marft "),
@@ -175,7 +175,7 @@ def test_a_next_command_works_in_the_shell_that_started_this_one(
     shown = shown.format(folder=tmp_path)
     lines = [
         line
-        for line in last_words(configure(), "sequential")
+        for line in next_steps(configure(), "sequential")
         if "held-out" in line or "ask" in line
     ]
     assert lines == [
@@ -186,7 +186,7 @@ def test_a_next_command_works_in_the_shell_that_started_this_one(
 
 @pytest.mark.parametrize("workflow", ["program", "players"])
 def test_chat_is_not_offered_where_no_question_can_be_asked(workflow):
-    assert not any("marft_jax.chat" in line for line in last_words(configure(), workflow))
+    assert not any("marft_jax.chat" in line for line in next_steps(configure(), workflow))
 
 
 class Mine:

@@ -1,4 +1,4 @@
-"""Last words of a run: what can be done next, in commands with its own paths."""
+"""Commands to run after a training, with the paths of the run."""
 
 from __future__ import annotations
 
@@ -14,9 +14,13 @@ from marft_jax.run.loggers import ways_to_look
 from marft_jax.team.workflows import NEED_ENV
 
 
-def last_words(config: Config, workflow: str) -> Iterator[str]:
-    """Yields the lines that a finished run of this workflow ends with."""
-    steps, run, how = config.run.steps, shlex.quote(config.run.dir), _as_started()
+def next_steps(config: Config, workflow: str) -> Iterator[str]:
+    """Yields the lines that a finished run prints last.
+
+    Args:
+        workflow: the workflow that was played; some offer no chat.
+    """
+    steps, run, how = config.run.steps, shlex.quote(config.run.dir), _command()
     yield f"done: {steps} steps in {config.run.dir}; to go on: --run.steps {2 * steps}"
     if config.algo.recorded:
         yield f"next, with the settings of this start: train --lora.init {run} --run.dir ANOTHER"
@@ -34,15 +38,11 @@ def last_words(config: Config, workflow: str) -> Iterator[str]:
         yield f"  {name + ':':<16}{way}"
 
 
-def _as_started() -> str:
-    """Spells what comes before a command's name in the shell that started this process, which may
-    not have the environment on its PATH: ``marft``, or the interpreter."""
+def _command() -> str:
+    """Spells what comes before the name of a command: ``marft`` or the interpreter that runs this
+    process, with its folder unless the shell finds it on its PATH."""
     is_marft = os.path.basename(sys.argv[0]) == "marft"
     program = os.path.abspath(sys.argv[0] if is_marft else sys.executable)
-    folder, own = os.path.split(program)
-    shown = shlex.quote(program)
-    for name in (own, "marft" if is_marft else "python"):
-        found = shutil.which(name) or ""
-        if os.path.dirname(found) == folder and os.path.samefile(found, program):
-            shown = name
+    name = os.path.basename(program)
+    shown = name if shutil.which(name) == program else shlex.quote(program)
     return f"{shown} " if is_marft else f"{shown} -m marft_jax."
