@@ -16,7 +16,7 @@ import importlib
 import inspect
 import json
 from collections.abc import Callable, Mapping, Sequence
-from inspect import Parameter
+from inspect import Parameter, Signature
 from typing import Any, Literal, NamedTuple, Protocol, cast
 
 from marft_jax.config import EnvSettings
@@ -295,20 +295,15 @@ def load_class(
             f"--env.name {name}: expected a class with reset(seed) and step(turns), "
             f"but it has no {' and no '.join(missing)}"
         )
-    given = _options(name, _parameters(factory), options) | dict(own or {})
-    required = [
-        parameter.name
-        for parameter in _parameters(factory).values()
-        if parameter.default is parameter.empty
-        and parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD)
-        and parameter.name not in ("split", *given)
-    ]
-    if required:
+    parameters = _parameters(factory)
+    given = _options(name, parameters, options) | dict(own or {})
+    told = {"split": "train"} if "split" in parameters else {}
+    try:
+        Signature([*parameters.values()]).bind(**given, **told)
+    except TypeError as error:
         raise BadInput(
-            f"--env.name {name}: expected a class that is made without arguments (or with "
-            f"`split`), but it requires {', '.join(required)}; give them defaults, or values in "
-            "--env.options"
-        )
+            f"--env.name {name}: {error}; give its parameters defaults, or values in --env.options"
+        ) from error
     return cast("Callable[..., Env]", functools.partial(factory, **given))
 
 

@@ -292,7 +292,10 @@ def test_a_users_class_without_options_takes_none(own):
         ("own_envs:", "package.module:Class"),
         ("own_envs:Missing", "has no 'Missing'"),
         ("own_envs:NoStep", "has no step"),
-        ("own_envs:Needy", "requires path; give them defaults, or values in --env.options"),
+        (
+            "own_envs:Needy",
+            "missing a required argument: 'path'; give its parameters",
+        ),
         ("own_envs:number", "expected a class, got int"),
         ("nowhere.at_all:Env", "cannot import nowhere.at_all"),
         ("broken_envs:Env", "no_such_thing"),
