@@ -1,6 +1,6 @@
-"""Answers of a team to the tasks of a benchmark: played where none is saved, saved as they come.
+"""Plays benchmarks and saves each answer at once, so that an evaluation can be continued.
 
-Evaluations while a run goes on keep no answers, but their scores.
+Evaluations during a training keep only scores.
 """
 
 from __future__ import annotations
@@ -42,19 +42,19 @@ WITHOUT_EFFECT = {
     **dict.fromkeys(("eval.every", "eval.episodes"), "how many answers, not which"),
     **dict.fromkeys(("eval.benchmarks", "eval.data"), "env.eval_data is the file that is played"),
 }
-"""Settings, or whole sections, by which an answer does not change, each with the reason."""
+"""Settings, or whole sections, that do not change an answer, each with the reason."""
 
 
 class Answers:
-    """Answers to every task of a benchmark, by its plan's settings.
+    """Answers of a team to the tasks of a benchmark.
 
     Args:
-        source: its tasks.
-        file: where answers are saved and found again; None keeps them in memory.
+        source: the tasks.
+        file: saves answers, and may hold answers of an earlier start; None keeps them in memory.
 
     Attributes:
-        tasks, total: how many tasks and answers there are to be.
-        found: records of the answers that there are, by sample and task.
+        tasks, total: number of tasks, and of answers when all are played.
+        found: records of the answers so far, by (sample, task).
     """
 
     def __init__(
@@ -70,11 +70,11 @@ class Answers:
     def play(
         self, threads: Executor, report: Callable[[int], None] | None = None, step: int = 0
     ) -> list[Record]:
-        """Plays what is missing and returns all records.
+        """Plays the missing answers and returns all records.
 
         Args:
-            report: gets how many answers there are, of ``total``.
-            step: samples of another step differ.
+            report: is called with the number of answers so far.
+            step: part of the random keys, so that evaluations of other steps sample anew.
         """
         decoders = self._session.team.decoders
         for sample, start, stop in self._missing():
@@ -90,7 +90,7 @@ class Answers:
         return [self.found[place] for place in sorted(self.found)]
 
     def _missing(self) -> Iterator[tuple[int, int, int]]:
-        """Stretches of tasks to play: sample, first and last plus one."""
+        """Yields blocks of tasks to play, as (sample, first task, last task + 1)."""
         size = max(16, 4 * self._session.engine.shape.slots) if self._file else max(self.tasks, 1)
         for sample, start in product(range(self._plan.samples), range(0, self.tasks, size)):
             block = range(start, min(start + size, self.tasks))
@@ -98,7 +98,8 @@ class Answers:
                 yield sample, missing[0], missing[-1] + 1
 
     def _save(self, rows: Sequence[Record]) -> list[Record]:
-        """Appends rows to the file, if there is one; returns them as they will be read."""
+        """Appends rows to the file, if there is one; returns them as a reader of the file gets
+        them."""
         if self._file is None:
             return list(rows)
         lines = [jsonlines.dumps(row) for row in rows]
@@ -107,9 +108,8 @@ class Answers:
 
 
 def key_of(session: Session, size: int | None) -> str:
-    """Digest of all that decides the answers to a source of so many tasks: base, team, adapters,
-    every setting that is not in ``WITHOUT_EFFECT``, rows and code that these name, and the
-    versions of libraries."""
+    """Hashes everything that decides the answers: base, team, adapters, number of tasks, settings
+    outside ``WITHOUT_EFFECT``, the data and code that these name, and library versions."""
     identity = identity_of(session.config, session.base, session.team, session.workflow)
     for name in WITHOUT_EFFECT:
         section, _, setting = name.partition(".")
@@ -124,7 +124,7 @@ def key_of(session: Session, size: int | None) -> str:
 
 
 def _saved(file: Path, key: str, samples: int, tasks: int) -> dict[tuple[int, int], Record]:
-    """Records of the same settings; others, and a half-written line, leave the file."""
+    """Reads the records with this key, and deletes all other lines of the file."""
     found: dict[tuple[int, int], Record] = {}
 
     def keep(record: Record) -> bool:
@@ -140,12 +140,12 @@ def _saved(file: Path, key: str, samples: int, tasks: int) -> dict[tuple[int, in
 
 
 class PeriodicEvaluation:
-    """Evaluations of a run: on its benchmarks, or else on the tasks that it never trains on.
+    """Evaluates a training on its benchmarks, or without any on its held-out tasks.
 
-    Tasks are opened before a model is loaded and closed with the stack.
+    The tasks are opened before a model is loaded, and closed with the stack.
 
     Attributes:
-        plans: of each benchmark; none without ``eval.every``.
+        plans: a plan per benchmark; empty without ``eval.every``.
     """
 
     def __init__(self, stack: contextlib.ExitStack, config: Config):
@@ -156,14 +156,13 @@ class PeriodicEvaluation:
 
     @property
     def metric_names(self) -> list[str]:
-        """Metrics that an evaluation gives."""
+        """Names of the metrics that ``evaluate`` returns."""
         return [name for plan in self.plans for name in plan.metric_names]
 
     def evaluate(
         self, session: Session, threads: Executor, step: int, reporter: Reporter
     ) -> dict[str, float]:
-        """Returns the team's accuracy, and pass@k where tasks are played several times, as
-        metrics."""
+        """Returns the metrics of all benchmarks: accuracy, and pass@k with several samples."""
         metrics: dict[str, float] = {}
         for plan, source in zip(self.plans, self._sources, strict=True):
             answers = Answers(session, plan, source)

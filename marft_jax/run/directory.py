@@ -1,4 +1,4 @@
-"""Run directory: its lock, its own settings, and what its disk does."""
+"""Run directory: its lock, its settings files, and errors of its disk."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ _FILE_SYSTEM = {
 
 @contextlib.contextmanager
 def own_directory(run: Path) -> Iterator[Path]:
-    """Holds a run directory, which it makes when missing: a single process trains in it at a time.
+    """Locks a run directory, and creates it if needed, so that only one process trains in it.
 
-    The system drops the lock when the process ends, however it ends: a file that a dead process
-    left behind locks nobody out. Of several processes the first one holds it; the others, who read
-    and write nothing of the run but its checkpoints, get a temporary directory.
+    The operating system drops the lock when the process ends, so the lock file of a dead process
+    blocks nobody. With several processes the first one holds the lock; the others get a temporary
+    directory, as they use only the checkpoints of the run.
 
     Raises:
-        BadInput: another process has it, or it cannot be written.
+        BadInput: another process holds the lock, or the directory cannot be written.
     """
     if not processes.is_lead():
         with tempfile.TemporaryDirectory() as scratch:
@@ -60,7 +60,7 @@ def own_directory(run: Path) -> Iterator[Path]:
 
 
 def write_settings(folder: Path, config: Config, blueprint: Blueprint) -> None:
-    """Writes ``config.yaml`` and ``team.yaml``, with which the run directory explains itself."""
+    """Writes ``config.yaml`` and ``team.yaml``."""
     own = replaced(config, "team.file", "team.yaml")  # beside it
     jsonlines.write(folder / "team.yaml", [dump_team(blueprint)])
     jsonlines.write(folder / "config.yaml", [config_lib.dump(own)])
@@ -68,8 +68,8 @@ def write_settings(folder: Path, config: Config, blueprint: Blueprint) -> None:
 
 @contextlib.contextmanager
 def disk_errors(run: Path) -> Iterator[None]:
-    """Raises ``RunFailed``, one clear line, where the disk of a run, an absolute path, is full,
-    read-only or gone."""
+    """Turns an ``OSError`` about the run directory (an absolute path) into ``RunFailed``: the disk
+    is full, read-only or gone."""
     try:
         yield
     except OSError as error:
@@ -83,7 +83,7 @@ def disk_errors(run: Path) -> Iterator[None]:
 
 
 def cannot_write(run: Path, why: str) -> RunFailed:
-    """Returns the error of a run directory that can no longer be written."""
+    """Returns the error for a run directory that can no longer be written."""
     return RunFailed(
         f"{run}: cannot be written ({why}); checkpoints that were saved stay loadable: make room "
         "or give access, and start again to continue"

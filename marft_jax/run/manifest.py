@@ -1,4 +1,4 @@
-"""Folders that are whole or not there, each with a manifest of its files' sizes and hashes."""
+"""Folders that appear only when they are complete, with a manifest of sizes and hashes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,8 @@ DRAFT, MANIFEST = ".saving-", "manifest.json"
 
 @contextlib.contextmanager
 def whole_folder(final: Path) -> Iterator[Path]:
-    """A draft to write in; it becomes ``final`` when all of it is on the disk, else it goes."""
+    """Gives a draft folder to write in. It is renamed to ``final`` when all files are on the disk;
+    after an exception it is deleted."""
     draft = final.with_name(f"{DRAFT}{final.name}")
     shutil.rmtree(draft, ignore_errors=True)
     draft.mkdir(parents=True)
@@ -34,7 +35,7 @@ def whole_folder(final: Path) -> Iterator[Path]:
 
 
 def manifest_of(folder: Path) -> dict[str, list[Any]]:
-    """Size and SHA-256 of every file below a folder, by its path."""
+    """Returns the size and SHA-256 of every file below a folder, by its relative path."""
     manifest = {}
     for file in sorted(p for p in folder.rglob("*") if p.is_file()):
         with file.open("rb") as stream:
@@ -44,7 +45,7 @@ def manifest_of(folder: Path) -> dict[str, list[Any]]:
 
 
 def damage(folder: Path) -> str | None:
-    """Says what is wrong with a folder; None where every file is as its manifest says."""
+    """Says what is wrong with a folder, or returns None if every file matches the manifest."""
     try:
         expected = foreign.loads((folder / MANIFEST).read_text("utf-8"))
         found = manifest_of(folder)
@@ -60,7 +61,7 @@ def damage(folder: Path) -> str | None:
 
 
 def remove(folder: Path) -> None:
-    """Removes a folder: at once under its name, so that no part of it is ever found."""
+    """Removes a folder. It is renamed first, so that no reader finds a part of it."""
     doomed = folder.with_name(f"{DRAFT}not-{folder.name}")
     shutil.rmtree(doomed, ignore_errors=True)
     os.replace(folder, doomed)
@@ -68,7 +69,7 @@ def remove(folder: Path) -> None:
 
 
 def _sync(folder: Path) -> None:
-    """Makes a rename in this folder last, where the system can."""
+    """Syncs a folder to the disk, where the system can, so that a rename in it lasts."""
     with contextlib.suppress(OSError):
         handle = os.open(folder, os.O_RDONLY)
         try:

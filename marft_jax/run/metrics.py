@@ -1,4 +1,4 @@
-"""From a training step to its metrics and the numbers of its turns; the README lists the names."""
+"""Computes the metrics of a training step; the README lists their names."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ _OF_RATIOS = ("approx_kl", "clip_fraction")
 
 
 def check_best_metric(name: str | None, known: Collection[str]) -> None:
-    """Raises ``BadInput`` where no step will have the metric that the best is chosen by.
+    """Raises ``BadInput`` if no step will have the metric ``run.best_metric``.
 
     Args:
-        known: those of a step, in which numbers of an environment's own may be missing; or, before
-            the first one, those of evaluations.
+        known: metrics of a step, without those of an environment (``env/``); or, before the first
+            step, metrics of evaluations.
     """
     if name is None or name in known or name.startswith("env/"):
         return
@@ -57,10 +57,10 @@ def metrics_of(
     """Computes the numbers of one training step.
 
     Args:
-        done: updates, this step's included.
-        collected: its episodes; numbers of episodes count every one that was played.
-        learned: the learner's arrays.
-        seconds: that its parts took, with the whole as ``step_s``.
+        done: number of updates, with this step's.
+        collected: the episodes; numbers of episodes count every episode that was played.
+        learned: the arrays that the learner reports.
+        seconds: seconds of each part of the step, and of the whole step as ``step_s``.
     """
     algo, episodes = config.algo, collected.played
     trunks = [episode for episode in episodes if episode.branch is None]
@@ -110,8 +110,8 @@ def metrics_of(
 def _once(
     sampled: Sequence[Turn], collected: Collected, batch: Batch, team: Team
 ) -> dict[str, float]:
-    """Computes which part of the tokens that engine and update computed had to be: each token that
-    was sampled, and of those that several prompts or sequences begin with one."""
+    """Computes the share of computed tokens that was necessary, in the engine and in the update: each
+    sampled token, and each token of a common prefix once."""
     whole = [(team.owners[t.agent], np.concatenate([t.prompt, t.action])) for t in sampled]
     prompts, action = [len(t.prompt) for t in sampled], sum(len(t.action) for t in sampled)
     needed = np.maximum(np.asarray(prompts) - known_before(whole), 0).sum() + action
@@ -125,7 +125,7 @@ def _once(
 
 
 def _of_agent(collected: Collected, agent: int, algo: Algo) -> dict[str, float]:
-    """An agent's means over its turns and episodes; zeros where it did not act."""
+    """Computes an agent's means over its turns and episodes; 0 for an agent that did not act."""
     both = zip(collected.played, collected.played_rewards, strict=True)
     played = [(episode, paid) for episode, paid in both if episode.branch is None]
     turns = [turn for episode, _ in played for turn in episode.turns if turn.agent == agent]
@@ -140,7 +140,7 @@ def _of_agent(collected: Collected, agent: int, algo: Algo) -> dict[str, float]:
 
 
 def _of_environment(episodes: Sequence[Episode]) -> dict[str, float]:
-    """Means of the numbers that an environment puts into ``info["metrics"]``, by their names."""
+    """Computes the means of the numbers that an environment puts into ``info["metrics"]``."""
     found: dict[str, list[float]] = {}
     for info in (result.info for episode in episodes for result in episode.results):
         own = info.get("metrics")
@@ -151,10 +151,10 @@ def _of_environment(episodes: Sequence[Episode]) -> dict[str, float]:
 
 
 def _of_learner(learned: Mapping[str, Any], team: Team, recorded: bool) -> dict[str, float]:
-    """Returns the learner's arrays by agent as ``agent/<name>/...``; its scalars as they are.
+    """Names the learner's arrays by agent, ``agent/<name>/...``; its scalars keep their names.
 
-    The own log-prob of recorded actions is 0, so the distance to the learner's is their
-    cross-entropy per token: the loss.
+    The behaviour log-prob of recorded actions is 0, so their ``logprob_gap`` is the cross-entropy
+    per token: the loss.
     """
     named = {}
     for key, value in jax.device_get(dict(learned)).items():
@@ -169,23 +169,22 @@ def _of_learner(learned: Mapping[str, Any], team: Team, recorded: bool) -> dict[
 
 
 def _cuts(episode: Episode) -> list[Any]:
-    """Returns the reasons why its steps were cut short, where they were."""
+    """Returns the reasons why steps of the episode were cut short."""
     return [r.info["truncated"] for r in episode.results if "truncated" in r.info]
 
 
 def _rewritten(episode: Episode) -> float:
-    """Counts the calls of a program that changed what an agent had written."""
+    """Counts the calls in which a program changed an agent's text."""
     return sum(r.info.get("rewritten", 0) for r in episode.results)
 
 
 def _is_truncated(episode: Episode) -> bool:
-    """True when an action hit its token limit, or a prompt left no room."""
+    """True if an action reached its token limit, or a prompt left no room."""
     return bool(_cuts(episode)) or any(turn.truncated for turn in episode.turns)
 
 
 def peak_bytes() -> int:
-    """Returns the most memory used so far: of the first device, or of this process where there is
-    none."""
+    """Returns the peak memory in bytes: of the first device, or else of this process."""
     stats: dict[str, Any] = jax.local_devices()[0].memory_stats() or {}
     if "peak_bytes_in_use" in stats:
         return stats["peak_bytes_in_use"]
@@ -194,7 +193,7 @@ def peak_bytes() -> int:
 
 
 class Clock:
-    """Wall seconds of the parts of a step.
+    """Measures the wall seconds of the parts of a step.
 
     >>> clock = Clock()
     >>> with clock("rollout_s"):
@@ -217,17 +216,18 @@ class Clock:
 
     @property
     def total_s(self) -> float:
-        """Seconds since the clock was made."""
+        """Seconds since the clock was created."""
         return time.perf_counter() - self._started
 
 
 class Compilations:
-    """Counts the programs that are compiled or fetched from the cache on disk, by JAX's own events.
+    """Counts programs that JAX compiles or loads from the cache on disk.
 
-    After the first steps there should be none: shapes come from short ladders.
+    After the first steps there should be none, as shapes come from short ladders.
 
     Args:
-        report: gets each time how many since the last ``metrics``, and their seconds.
+        report: is called after each program with the number and the seconds since the last
+            ``metrics``.
     """
 
     def __init__(self, report: Callable[[int, float], None]) -> None:
@@ -247,14 +247,14 @@ class Compilations:
             self._report(len(self._seconds), sum(self._seconds))
 
     def metrics(self) -> dict[str, float]:
-        """Since the last call: how many, and the seconds they took."""
+        """Returns the number of programs and their seconds since the last call."""
         seconds, self._seconds = self._seconds, []
         return {"device/compiled": float(len(seconds)), "time/compile_s": sum(seconds)}
 
 
 class TruncationWarning:
-    """Warns when most of what an agent writes is cut at its limit, or most conversations find no
-    room: once, and again only after it was over."""
+    """Warns when most actions of an agent are cut at their limit, or most conversations fill the
+    context: once, and again only after the share was low in between."""
 
     def __init__(self, team: Team) -> None:
         self._team = team

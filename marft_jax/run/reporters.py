@@ -1,4 +1,4 @@
-"""Reports of a run while it trains: ``metrics.jsonl``, ``log.txt``, loggers and a display.
+"""Reports of a training run: ``metrics.jsonl``, ``log.txt``, loggers and a display.
 
     with open_reporter("runs/quickstart", total_steps=60) as reporter:
         reporter.log(1, {"reward/mean": 0.4, "agent/solver/entropy": 0.9})
@@ -35,8 +35,7 @@ LOGGER = logging.getLogger("marft_jax")
 
 
 class JsonLines:
-    """``metrics.jsonl``: a JSON object per step, flushed each step; a number that is not finite
-    becomes null."""
+    """Writer of ``metrics.jsonl``: a JSON object per step; a number that is not finite is null."""
 
     def __init__(self, run_dir: Path, first_step: int) -> None:
         jsonlines.keep_steps_before(run_dir / "metrics.jsonl", first_step)
@@ -52,7 +51,7 @@ class JsonLines:
 
 
 class Reporter:
-    """Everything that a run reports, behind one value; see ``open_reporter``."""
+    """Writes all reports of a run; see ``open_reporter``."""
 
     def __init__(
         self, run_dir: Path, display: Display, loggers: Sequence[MakeWriter], done: int
@@ -63,8 +62,9 @@ class Reporter:
         self.rewind(done + 1)
 
     def log(self, step: int, metrics: Mapping[str, Any]) -> None:
-        """Gives the numbers of a finished step to every writer; ``metrics.jsonl`` has them at once.
-        A number is one of Python's, or an array of one element."""
+        """Reports the numbers of a finished step; ``metrics.jsonl`` has them when this returns.
+
+        A number is a Python number or an array of one element."""
         numbers = {name: np.asarray(value).item() for name, value in metrics.items()}
         for writer in self._writers:
             writer.write(step, numbers)
@@ -72,12 +72,12 @@ class Reporter:
         LOGGER.info("%s", line.plain, extra={"styled": line})
 
     def samples(self, step: int, samples: Samples) -> None:
-        """Gives turns of a step that is not finished yet to the writers that take them."""
+        """Passes turns of the current step to the writers that take samples."""
         for writer in self._writers if samples else ():
             getattr(writer, "write_samples", lambda *_: 0)(step, samples)
 
     def rewind(self, step: int) -> None:
-        """Drops what was reported about this step and later ones, which will come again."""
+        """Deletes the reports of this step and later ones, which will be repeated."""
         self.close()
         try:
             for kind in self._kinds:
@@ -88,12 +88,12 @@ class Reporter:
         self._display.rewind(step - 1)
 
     def event(self, text: str) -> None:
-        """Says something once, in ``log.txt`` and on the display."""
+        """Prints a line to ``log.txt`` and the display."""
         LOGGER.info("%s", text)
 
     def doing(self, text: str, done: int = 0, total: int = 0) -> None:
-        """Shows on the display what goes on, how much of it is done and how long the rest takes:
-        beside the bar, or without a terminal as a line when the work takes long."""
+        """Shows the current work, its progress and the time left: beside the bar, or without a
+        terminal as a line if the work takes long."""
         self._display.doing(text, done, total)
 
     def compiled(self, count: int, seconds: float) -> None:
@@ -113,14 +113,14 @@ def open_reporter(
     done: int = 0,
     console: Console | None = None,
 ) -> Iterator[Reporter]:
-    """Opens the reports of a run; while they are open, whatever the package says through
-    ``logging`` also goes to the run's ``log.txt`` and to the display.
+    """Opens the reports of a run. While they are open, log records of the package go to the run's
+    ``log.txt`` and to the display.
 
     Args:
-        total_steps: the training steps of the whole run, earlier starts included.
-        loggers: where the numbers go as well, see ``find_loggers``.
-        done: the steps that stay; what an earlier start reported about later ones is dropped.
-        console: where the display goes; stdout by default.
+        total_steps: training steps of the whole run, earlier starts included.
+        loggers: further writers, see ``find_loggers``.
+        done: finished steps; reports of later steps by an earlier start are deleted.
+        console: the console of the display; stdout by default.
     """
     run_dir = Path(run_dir)
     run_dir.mkdir(parents=True, exist_ok=True)
@@ -138,7 +138,7 @@ _LINE = {
     "cut": ("agent/*/truncated", ".0%"),
     "tok/s": ("throughput/action_tokens_per_s", ",.0f"),
 }
-"""The line of a step: label to metric (the mean of all that match) and format."""
+"""Line of a step: label to (pattern of metrics, whose mean is shown; format)."""
 _OF_AN_AGENT = {
     "reward": ".3f",
     "approx_kl": ".1e",
@@ -148,11 +148,11 @@ _OF_AN_AGENT = {
     "tokens": ".1f",
     "grad_norm": ".2g",
 }
-"""What a terminal shows of each agent, and how."""
+"""Metrics that a terminal shows for each agent, with their formats."""
 
 
 class _Bar(Bar):
-    """A bar below the latest numbers of the agents."""
+    """Progress bar below a table of the agents' latest numbers."""
 
     agents: Table | None = None
 
@@ -163,9 +163,9 @@ class _Bar(Bar):
 
 
 class Display(logging.Handler):
-    """A line per log record; below them, on a terminal, a line per agent and a bar.
+    """Prints a line per log record; a terminal also shows a line per agent and a bar.
 
-    A display that is gone (a closed terminal, a pipe that nobody reads) shows nothing more.
+    When its terminal or pipe is closed, the display goes quiet.
     """
 
     def __init__(self, console: Console, total_steps: int, done: int = 0) -> None:
@@ -187,8 +187,8 @@ class Display(logging.Handler):
             self._bar.start()
 
     def advance(self, step: int, metrics: Mapping[str, float]) -> Text:
-        """Returns the line of a finished step. The time left is that of the median of the latest
-        steps, so that compilation does not count for long."""
+        """Returns the line of a finished step. The time left uses the median of the latest steps,
+        so that a step with compilation counts little."""
         now = time.monotonic()
         self._seconds.append(now - self._stepped)
         self._stepped = now
@@ -201,14 +201,14 @@ class Display(logging.Handler):
         return Text("  ").join(Text.assemble((k, "dim"), " ", v) for k, v in parts.items())
 
     def doing(self, text: str, done: int, total: int) -> None:
-        """Shows what goes on; see ``Reporter.doing``."""
+        """Shows the current work; see ``Reporter.doing``."""
         if text != self._bar.tasks[self._work].description:
             self._bar.reset(self._work, description=text)
         self._bar.update(self._work, completed=done, total=total)
         self._show(line_of(self._bar.tasks[self._work]) if total else text, quiet=not done)
 
     def compiled(self, text: str) -> None:
-        """Adds a text to what goes on."""
+        """Shows a text beside the current work."""
         doing = self._bar.tasks[self._work].description
         self._show(", ".join(filter(None, (doing, text))), quiet=False)
 
@@ -243,7 +243,7 @@ class Display(logging.Handler):
 
 
 class _OneLine(logging.Formatter):
-    """A record as one entry: what it cites begins no line of its own."""
+    """Formats a record as one entry: further lines are indented, so that they start no entry."""
 
     def format(self, record: logging.LogRecord) -> str:
         return printable(super().format(record)).replace("\n", "\n    ")
@@ -251,7 +251,7 @@ class _OneLine(logging.Formatter):
 
 @contextlib.contextmanager
 def _logging_to(path: Path, display: Display) -> Iterator[None]:
-    """Sends the package's log records to a file and the display, and in the end puts all back."""
+    """Sends the package's log records to a file and the display; restores logging at the end."""
     file = logging.FileHandler(path, encoding="utf-8")
     file.handleError = lambda record: None  # metrics.jsonl meets the same full disk, and says so
     file.setFormatter(_OneLine("%(asctime)s %(levelname)s %(message)s"))
@@ -276,7 +276,7 @@ def _mean(metrics: Mapping[str, float], pattern: str, form: str) -> str:
 
 
 def _agents(metrics: Mapping[str, float]) -> Table:
-    """Returns the numbers of each agent, by its name."""
+    """Makes a table of the agents' numbers."""
     names = dict.fromkeys(name.split("/")[1] for name in metrics if name.startswith("agent/"))
     shown = {
         what: form

@@ -278,7 +278,7 @@ def play_held_out(
     report: Callable[[int], None] | None = None,
     step: int = 0,
 ) -> Played:
-    """Plays the held-out tasks from ``start`` to ``episodes``, at the evaluation's temperature.
+    """Plays the held-out tasks from ``start`` to ``episodes`` at the evaluation's temperature.
 
     The samples of a task depend on its number, ``sample`` and ``step`` alone.
     """

@@ -1,9 +1,9 @@
-"""Signals that end a run take effect within seconds, wherever its main thread is.
+"""Ends a run within seconds after a signal, whatever its main thread does.
 
-Python runs handlers of signals in the main thread, between two steps of its interpreter: not while
-XLA compiles for a minute, and not before a workflow without end has ended. So a thread listens. It
-says at once what happens next and gives the main thread a few seconds to stop in an orderly way;
-after that it saves what is to be saved and ends the process itself.
+Python runs signal handlers in the main thread, between two steps of its interpreter. It does not
+run them while XLA compiles for a minute. So a second thread listens. It prints at once what happens
+next, and gives the main thread a few seconds to stop in order. Then it saves and ends the process
+itself.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ _CLOSED = 0
 
 
 class Ended(int):
-    """Exit code of a run, 0 or 75, that also says why the run ended."""
+    """Exit code of a run, 0 or 75, with the reason ``why`` it ended."""
 
     why: str
 
     def __new__(cls, code: int, why: str) -> Self:
-        """Makes a code with its reason."""
+        """Makes an exit code with its reason."""
         made = super().__new__(cls, code)
         made.why = why
         return made
@@ -49,19 +49,18 @@ DONE = Ended(0, "all steps are done")
 
 
 class Stop:
-    """True, when called, after SIGTERM, SIGINT or SIGHUP came; use it in a ``with``.
+    """Listens for SIGTERM, SIGINT and SIGHUP in a ``with``; a call returns True after one came.
 
-    A second signal ends the process at once, unless it follows within half a second: shells and
-    ``timeout`` send the same one twice. Outside of the main thread nothing is listened to:
-    signals are then the business of whoever runs there. A SIGHUP that the shell ignores
-    (``nohup``) is ignored. At Python's prompt and in a notebook, which outlive a run, SIGINT raises
-    ``KeyboardInterrupt`` as ever.
+    A second signal ends the process at once, unless it comes within half a second: shells and
+    ``timeout`` send a signal twice. In another thread than the main one ``Stop`` does not listen.
+    A SIGHUP that the shell ignores (``nohup``) is ignored. At Python's prompt and in a notebook,
+    SIGINT raises ``KeyboardInterrupt`` as usual.
 
     Args:
-        line: to print when a signal comes.
+        line: the line to print when a signal comes.
 
     Attributes:
-        grace_s: how long the main thread may take to stop.
+        grace_s: seconds that the main thread has to stop.
     """
 
     def __init__(self, line: str):
@@ -75,17 +74,17 @@ class Stop:
         return self._asked
 
     def expect(self, line: str) -> None:
-        """Prepares the line to print when a signal comes."""
+        """Sets the line to print when a signal comes."""
         self._line = line
 
     def protect(self, save: Callable[[], str | None], grace_s: float | None = None) -> None:
-        """From now on a signal gives the main thread ``grace_s`` to stop and then saves.
+        """Makes signals save: a signal then waits ``grace_s`` for the main thread, and saves.
 
-        Until then there is nothing to lose, and a signal ends the process at once.
+        Before this call there is nothing to save, and a signal ends the process at once.
 
         Args:
-            save: puts on the disk what must not be lost, and may say what that is and what
-                starting again does; it may be called from any thread.
+            save: writes to the disk what must not be lost, and may return a line that describes
+                it. It may be called from any thread.
         """
         self._save, self.grace_s = save, grace_s or GRACE_S
 
@@ -115,7 +114,7 @@ class Stop:
             os.close(self._write)
 
     def _handle(self, number: int, frame: object) -> None:
-        """In the main thread; the other thread does the same, unless it is stuck in a write."""
+        """Ends the process on a second signal, in case the listening thread is stuck in a write."""
         now = time.monotonic()
         self._first = self._first or now
         if now - self._first > _SAME_S:
@@ -137,8 +136,8 @@ class Stop:
             _end(128 + number)
 
     def _next(self, until: float | None, since: float = 0.0) -> int | None:
-        """Returns the next signal that comes after ``since``, ``_CLOSED`` at the end of the
-        ``with``, or None where none came in time."""
+        """Returns the next signal after ``since``, ``_CLOSED`` at the end of the ``with``, or None
+        if none came in time."""
         poller = select.poll()
         poller.register(self._read, select.POLLIN)
         while poller.poll(until and max(0.0, until - time.monotonic()) * 1000):
@@ -159,7 +158,7 @@ def _save_and_end(save: Callable[[], str | None]) -> None:
 
 
 def _say(text: str) -> None:
-    """To the log and the display of a run; before there are any, to stderr."""
+    """Prints a line to the log and the display of a run, or to stderr before these are open."""
     with contextlib.suppress(OSError, ValueError):  # a terminal that is gone
         if LOGGER.handlers:
             LOGGER.info("%s", text)
@@ -168,7 +167,7 @@ def _say(text: str) -> None:
 
 
 def _end(code: int) -> NoReturn:
-    """Ends the process without a word to whoever is stuck in it."""
+    """Ends the process at once, without cleaning up."""
     with contextlib.suppress(AttributeError, OSError, ValueError):
         if sys.stdout.isatty():
             os.write(sys.stdout.fileno(), b"\x1b[?25h")  # a bar hides the cursor

@@ -1,4 +1,4 @@
-"""Transcripts of episodes: as plain values for programs, and as panels for people."""
+"""Transcripts of episodes: as plain values for files, and as panels for a terminal."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _BYTES = 4  # of a character, at most
 
 
 class Decode(Protocol):
-    """Token ids to text; ``special`` keeps special tokens."""
+    """Decodes token ids to text; ``special`` keeps special tokens."""
 
     def __call__(self, ids: Sequence[int], /, *, special: bool = False) -> str: ...
 
@@ -32,7 +32,7 @@ class Decode(Protocol):
 def record(
     episode: Episode, decoders: Sequence[Decode], numbers: Sequence[Mapping[str, Any]] = ()
 ) -> dict[str, Any]:
-    """An episode as plain values, each turn with the numbers given for it.
+    """Converts an episode to plain values, each turn with the numbers given for it.
 
     ``prompt`` is what the model read, special tokens included, and ``tool`` what a tool of the
     environment answered to the turn. ``D[i][j]`` is 1 where turn i was shown turn j; ``tokens`` is
@@ -77,11 +77,12 @@ def _failed(episode: FailedEpisode) -> dict[str, Any]:
 def turn_numbers(
     collected: Collected, estimates: Estimates, level: Level, decoders: Sequence[Decode]
 ) -> Iterator[list[dict[str, Any]]]:
-    """Returns the reward, value (at a token level the first token's; None without a critic) and
-    advantage (the mean over its tokens) of each turn, episode by episode.
+    """Yields for each episode the numbers of its turns.
 
-    A sampled turn also has ``pieces``, the text that each of its tokens adds, and their behaviour
-    ``logprobs``; at a token level also their ``advantages`` and ``values``.
+    A turn has its reward, its value (at token level the value of the first token; None without a
+    critic) and its advantage (the mean over its tokens). A sampled turn also has ``pieces``, the
+    text that each token adds, and ``logprobs``, the behaviour log-probs of its tokens; at token
+    level also ``advantages`` and ``values`` per token.
     """
     values_EJ = estimates.values_EJ
     found: dict[tuple[int, int], dict[str, Any]] = {}
@@ -110,7 +111,7 @@ def turn_numbers(
 def sample_rows(
     step: int, episodes: Sequence[Episode], numbers: Sequence[Sequence[Mapping[str, Any]]]
 ) -> list[list[Any]]:
-    """Lists turns of the first episodes as loggers show them, see ``loggers.SAMPLE_COLUMNS``."""
+    """Lists the turns of the first episodes in the columns ``loggers.SAMPLE_COLUMNS``."""
     return [
         [step, episode.task, e, turn.name, turn.text, episode.reward, own["advantage"]]
         for e, (episode, of) in enumerate(zip(episodes[:_SAMPLED], numbers, strict=False))
@@ -119,10 +120,10 @@ def sample_rows(
 
 
 def pieces(ids: Sequence[int], decode: Decode) -> list[str]:
-    """Returns the text that each token adds: a character of several tokens is the last one's.
+    """Returns the text that each token adds; a character of several tokens belongs to the last one.
 
-    A token is decoded behind the one before it, because some tokenizers drop the space that a text
-    begins with.
+    Each token is decoded together with the token before it, because some tokenizers drop a space at
+    the beginning of a text.
     """
     found, before, start, text = [], 0, 0, ""
     for end in range(1, len(ids) + 1):
@@ -141,7 +142,7 @@ def _short(values: np.ndarray) -> list[float]:
 
 
 def render(episode: Episode) -> RenderableType:
-    """An episode to print on a ``rich`` console: the task, each turn, the environment's answers."""
+    """Renders an episode for a ``rich`` console: the task, the turns, the environment's answers."""
     parts: list[RenderableType] = [_task(episode.task)]
     for step in sorted({turn.step for turn in episode.turns}):
         parts += (_panel(turn) for turn in episode.turns if turn.step == step)
@@ -152,9 +153,8 @@ def render(episode: Episode) -> RenderableType:
 def narrated(
     workflow: Callable[[Team, str], Workflow], say: Callable[[RenderableType], object]
 ) -> Callable[[Team, str], Workflow]:
-    """A workflow that also says what happens in it as it happens: the task, each prompt as the
-    model is shown it before it answers, special tokens spelled out, each turn, each answer of the
-    environment."""
+    """Wraps a workflow so that it calls ``say`` with each event: the task, each prompt with its
+    special tokens, each turn, each answer of the environment."""
 
     def play(team: Team, observation: str) -> Workflow:
         say(_task(observation))
@@ -186,7 +186,7 @@ def _answer(result: StepResult) -> RenderableType:
 
 
 def spelled(value: Any) -> str:
-    """Spells a plain value for people.
+    """Writes a plain value for a person to read.
 
     >>> spelled([{"agent": "solver", "verdict": "right"}, 2])
     'agent solver, verdict right; 2'
