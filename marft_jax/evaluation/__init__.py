@@ -1,4 +1,4 @@
-"""Benchmarks by name, and scores of what was answered, with their confidence intervals."""
+"""Benchmarks by name, and scores of answers with confidence intervals."""
 
 from marft_jax.evaluation.benchmarks import BENCHMARKS, BenchmarkPlan, plans
 from marft_jax.evaluation.scores import Score, score

@@ -1,4 +1,4 @@
-"""Benchmarks by name: which environment plays them, and where their tasks are.
+"""Benchmarks by name, with the environment that plays each and the place of its tasks.
 
 math500            all tasks, once, at --eval.temperature
 aime2024:16        sixteen answers to each task
@@ -23,9 +23,9 @@ from marft_jax.evaluation.scores import passes
 
 class Benchmark(NamedTuple):
     """Attributes:
-    env: the environment that plays it.
-    hub: its id on the hub.
-    file: where it may lie in a folder of data, besides ``<name>.jsonl`` and the like.
+    env: name of the environment that plays the benchmark.
+    hub: id of the data set on the hub.
+    file: path in a folder of data, tried before ``<name>.jsonl`` and the like.
     """
 
     env: str
@@ -49,7 +49,7 @@ BENCHMARKS = {
     "livecodebench": Benchmark("code", "agentica-org/DeepCoder-Preview-Dataset/lcbv5:test"),
 }
 _SETTINGS = {"math": {}, "code": {"reward": "all", "tests": 0}}
-"""Further settings of the section ``env``."""
+"""Environment to its settings for benchmarks."""
 _SPEC = re.compile(r"(.+?)(?::(\d+))?(?:@(\d+(?:\.\d+)?))?", re.DOTALL)
 
 
@@ -57,10 +57,10 @@ class BenchmarkPlan(NamedTuple):
     """A benchmark to play.
 
     Attributes:
-        name: under which its figures are reported.
+        name: name in reports.
         samples: answers to each task.
         config: the settings, with this benchmark's environment and temperature.
-        tasks: how many tasks at most.
+        tasks: most tasks to play.
     """
 
     name: str
@@ -69,12 +69,12 @@ class BenchmarkPlan(NamedTuple):
     tasks: int
 
     def count(self, size: int | None) -> int:
-        """Tasks that are played of a source that has so many."""
+        """Returns the number of tasks to play from a source of this size; None is endless."""
         return self.tasks if size is None else min(self.tasks, size)
 
     @property
     def metric_names(self) -> list[str]:
-        """Metrics that its score reports, see ``Score.metrics``."""
+        """Names of the metrics of its score, see ``Score.metrics``."""
         kinds = ["accuracy", *(f"pass@{k}" for k in passes(self.samples) if k > 1)]
         return [f"eval/{self.name}/{kind}" for kind in kinds]
 
@@ -82,14 +82,14 @@ class BenchmarkPlan(NamedTuple):
 def plans(
     specs: Sequence[str], config: Config, folder: str | None, samples: int, limit: int | None
 ) -> list[BenchmarkPlan]:
-    """Reads what to play; without any spec, the environment of the settings.
+    """Reads specs of benchmarks; without a spec, plans the environment of the settings.
 
     Args:
-        specs: as at the top of this file.
-        config: what a spec leaves open.
-        folder: where the files of benchmarks are; without it they come from the hub.
-        samples: answers to each task, where a spec does not say.
-        limit: play the first so many tasks of each.
+        specs: specs as at the top of this file.
+        config: the settings that a spec does not change.
+        folder: folder with the files of benchmarks; None takes them from the hub.
+        samples: answers to each task, unless a spec says.
+        limit: most tasks of each benchmark; None plays all.
 
     Raises:
         BadInput: no such benchmark or file, or several greedy answers to one task.
@@ -136,12 +136,12 @@ def _plan(
 
 
 def _settings(name: str, config: Config) -> Any:
-    """Settings of a built-in environment: the run's where it plays there, or else defaults."""
+    """Returns the run's settings of a built-in environment, or the defaults if it plays another."""
     return config.env if config.env.name == name else settings_type(name)()
 
 
 def _file(name: str, known: Benchmark, folder: str) -> str:
-    """Finds the file of a benchmark in the folder."""
+    """Finds the file of a benchmark in a folder."""
     places = [known.file] if known.file else []
     places += [f"{name}{suffix}" for suffix in (".jsonl", ".json", ".parquet")]
     for place in places:

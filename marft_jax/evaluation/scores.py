@@ -1,7 +1,4 @@
-"""Figures of a benchmark's responses, with their confidence intervals.
-
-Everything is computed from the saved records, so a figure can be had again from the file alone.
-"""
+"""Scores of a benchmark with confidence intervals, computed from the saved records alone."""
 
 from __future__ import annotations
 
@@ -15,7 +12,7 @@ Z_95 = 1.96  # 95 % of a normal distribution
 
 
 class Estimate(NamedTuple):
-    """A mean over tasks and the bounds of its 95 % confidence interval.
+    """Mean over tasks, with the bounds of its 95 % confidence interval.
 
     The tasks are the independent draws; the answers to one task are not.
     """
@@ -29,7 +26,7 @@ class Estimate(NamedTuple):
 
 
 class AgentScore(NamedTuple):
-    """Turns of an agent, tokens per turn, shares of truncated turns and of right answers."""
+    """Number of an agent's turns, tokens per turn, shares of truncated turns and right answers."""
 
     turns: int
     tokens: float
@@ -39,11 +36,11 @@ class AgentScore(NamedTuple):
 
 class Score(NamedTuple):
     """Attributes:
-    tasks, samples: how many tasks, and answers to each.
-    accuracy: avg@n: the mean reward.
-    passed: pass@k for k = 1, 2, 4, ... up to the number of samples, and that.
+    tasks, samples: number of tasks, and of answers to each task.
+    accuracy: avg@n, the mean reward.
+    passed: k to pass@k, for k = 1, 2, 4, ... and the number of samples.
     failed: episodes in which the environment or the workflow raised; they count as wrong.
-    agents: by name.
+    agents: name of an agent to its score.
     """
 
     tasks: int
@@ -54,7 +51,7 @@ class Score(NamedTuple):
     agents: Mapping[str, AgentScore]
 
     def metrics(self, name: str) -> dict[str, float]:
-        """As metrics, under the documented names."""
+        """Returns the score as metrics with the documented names."""
         found = {f"eval/{name}/accuracy": self.accuracy.mean}
         return found | {f"eval/{name}/pass@{k}": e.mean for k, e in self.passed.items() if k > 1}
 
@@ -67,11 +64,11 @@ class Score(NamedTuple):
 
 
 Scores = dict[tuple[str, str], Score]
-"""By benchmark and variant of the team."""
+"""(benchmark, variant of the team) to its score."""
 
 
 def score(records: Sequence[Record]) -> Score:
-    """Score of the records of one benchmark; every task must have as many samples."""
+    """Computes the score of a benchmark; every task must have the same number of samples."""
     tasks = defaultdict[int, list[Record]](list)
     for record in records:
         tasks[record["index"]].append(record)
@@ -84,12 +81,12 @@ def score(records: Sequence[Record]) -> Score:
 
 
 def passes(samples: int) -> list[int]:
-    """K of pass@k: 1, 2, 4, ... up to the number of samples, and that."""
+    """Lists the k of pass@k: 1, 2, 4, ... and the number of samples."""
     return sorted({1 << i for i in range(samples.bit_length())} | {samples})
 
 
 def estimate(values: Sequence[float]) -> Estimate:
-    """Mean and 95 % interval over tasks.
+    """Estimates the mean over tasks and its 95 % interval.
 
     Within [0, 1] it is Wilson's (1927), which stays honest at 0 of 4 and at 117 of 117:
 
@@ -111,7 +108,7 @@ def estimate(values: Sequence[float]) -> Estimate:
 
 
 def pass_at(k: int, samples: int, solved: int) -> float:
-    """Chance that k of the samples, drawn without replacement, hold a solved one.
+    """Computes the probability that k samples, drawn without replacement, include a solved one.
 
     pass@k = 1 − C(n − c, k) / C(n, k) (Chen et al. 2021, section 2.1).
     """
@@ -119,7 +116,7 @@ def pass_at(k: int, samples: int, solved: int) -> float:
 
 
 def is_solved(record: Record) -> bool:
-    """Tells if an answer was right; where the environment gives no verdicts, any reward will do."""
+    """True for a right answer; without verdicts of the environment, for a positive reward."""
     if verdicts := _verdicts(record):
         return any(verdict["verdict"] == "right" for verdict in verdicts)
     return record["reward"] > 0

@@ -1,4 +1,4 @@
-"""Scores as tables for a terminal: names fold where it is narrow, numbers are always whole."""
+"""Tables of scores: on a narrow terminal names are folded, and numbers are never cut."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from marft_jax.evaluation.scores import Scores
 
 
 def benchmarks(scores: Scores, width: int) -> Table:
-    """A line for each benchmark and variant of the team, on a terminal of so many columns."""
+    """Makes a row for each benchmark and variant of the team; ``width`` in columns."""
     rows = []
     for (name, variant), found in scores.items():
         k = max(found.passed)
@@ -21,7 +21,7 @@ def benchmarks(scores: Scores, width: int) -> Table:
 
 
 def agents(scores: Scores, width: int) -> Table:
-    """A line for each agent of each benchmark and variant of the team."""
+    """Makes a row for each agent of each benchmark and variant of the team."""
     rows = []
     for (name, variant), found in scores.items():
         for agent, own in found.agents.items():
@@ -34,7 +34,7 @@ def agents(scores: Scores, width: int) -> Table:
 def folding(
     names: Sequence[str], figures: Sequence[str], rows: Sequence[Sequence[str]], width: int
 ) -> Table:
-    """A table whose names fold where the terminal is narrow, and whose figures are always whole."""
+    """Makes a table that folds its names on a narrow terminal, and never cuts its numbers."""
     shown = Table(*(Column(name, overflow="fold") for name in names), box=box.SIMPLE)
     least = 14 * len(names)  # columns of a name, with the space beside it
     for i, heading in enumerate(figures, len(names)):

@@ -1,4 +1,4 @@
-"""Files that others wrote: JSON within bounds, and one line for whatever is wrong with a file."""
+"""Reads files of other programs: JSON within bounds, and one line for any fault of a file."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from typing import Any, BinaryIO
 from marft_jax.errors import BadInput, reason
 
 DEEPEST = 64
-"""Levels of nesting that are read and written: whoever walks a value may recurse. What an
-environment adds has half of them, since a transcript puts more around it."""
+"""Most levels of nesting in what is read and written, because functions recurse over values. An
+environment's info has at most half of them, because a transcript adds levels around it."""
 
 _LARGEST = 1 << 28  # bytes of a file of settings
 
 
 def distinct(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
-    """Makes a mapping of names that each stand once, or raises ``ValueError``."""
+    """Makes a mapping; raises ``ValueError`` if a key occurs twice."""
     if len(found := dict(pairs)) < len(pairs):
         key, _ = Counter(key for key, _ in pairs).most_common(1)[0]
         raise ValueError(f"the key {key!r:.60} stands twice")
@@ -29,11 +29,11 @@ def distinct(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def loads(text: str, pairs: Callable[[list[tuple[str, Any]]], Any] | None = None) -> Any:
-    """Parses JSON that anyone may have written; ``pairs`` as ``json``'s ``object_pairs_hook``.
+    """Parses JSON of an unknown author; ``pairs`` is ``json``'s ``object_pairs_hook``.
 
     Raises:
-        ValueError: it is not JSON, is nested deeper than ``DEEPEST``, or has a number of thousands
-            of digits.
+        ValueError: the text is not JSON, is nested deeper than ``DEEPEST``, or has a number of
+            thousands of digits.
     """
     try:
         value = json.loads(text, object_pairs_hook=pairs)
@@ -53,11 +53,11 @@ def _check_depth(value: Any, left: int) -> None:
 
 
 def check_memo(program: bytes) -> None:
-    """Checks that a pickle remembers things in places without gaps: the unpickler makes room for
-    all up to the highest, and ten bytes can ask for gigabytes.
+    """Checks that the memo of a pickle has no large gaps. The unpickler allocates memory up to the
+    highest index, so ten bytes can ask for gigabytes.
 
     Raises:
-        ValueError: it does not, or it is no pickle.
+        ValueError: the memo has a gap, or the bytes are no pickle.
     """
     for operation, place, _ in pickletools.genops(program):
         if operation.name in ("PUT", "BINPUT", "LONG_BINPUT") and (place or 0) > len(program):
@@ -65,7 +65,7 @@ def check_memo(program: bytes) -> None:
 
 
 def open_regular(file: Path) -> BinaryIO:
-    """Opens a file that ends; raises ``OSError`` also for a pipe or a device."""
+    """Opens a regular file; raises ``OSError`` for a pipe or a device, which may never end."""
     if file.exists() and not file.is_file():
         raise OSError(errno.EINVAL, "not a regular file")
     return file.open("rb")
@@ -75,7 +75,7 @@ def read_settings(file: Path) -> dict[str, Any]:
     """Reads the JSON object in a file.
 
     Raises:
-        BadInput: it cannot be read, or is something else.
+        BadInput: the file cannot be read, or holds no JSON object.
     """
     with readable(file, "JSON file"), open_regular(file) as stream:
         if len(raw := stream.read(_LARGEST + 1)) > _LARGEST:
@@ -88,14 +88,11 @@ def read_settings(file: Path) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def readable(source: object, kind: str) -> Iterator[None]:
-    """Turns whatever a strange file makes its readers raise into one line.
+    """Turns any exception about a file into a ``BadInput`` of one line.
 
     Args:
-        source: the file, as the user knows it.
-        kind: what it should be, such as "GGUF file".
-
-    Raises:
-        BadInput: something failed.
+        source: name of the file in messages.
+        kind: expected kind of the file, such as "GGUF file".
     """
     try:
         yield

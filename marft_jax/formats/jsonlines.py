@@ -1,4 +1,4 @@
-"""JSON Lines that are always strict JSON, and files that are always whole."""
+"""Writes strict JSON Lines, and replaces files atomically."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ _HOLDING = (Mapping, list, tuple, set, frozenset)
 
 
 def dumps(value: Any) -> str:
-    """Writes anything a run reports as a line of strict JSON.
+    """Converts a value to a line of strict JSON.
 
     Arrays and their scalars become lists and numbers, a number that is not finite becomes
-    ``null`` (JSON has no NaN), and whatever JSON does not know becomes its text.
+    ``null``, and a value of another type becomes its text.
     """
     return json.dumps(plain(value), ensure_ascii=False, allow_nan=False)
 
 
 def write(path: Path, lines: Iterable[str]) -> None:
-    """Replaces a file by these lines, whole or not at all, whenever the process dies."""
+    """Replaces a file by these lines; if the process dies meanwhile, the old file stays."""
     draft = path.with_name(f".{path.name}.{os.getpid()}")
     draft.unlink(missing_ok=True)  # of a dead process with the same number
     try:
@@ -38,7 +38,7 @@ def write(path: Path, lines: Iterable[str]) -> None:
 
 
 def append(path: Path, lines: Iterable[str]) -> None:
-    """Adds lines to a file, and to the disk before this returns."""
+    """Appends lines to a file; they are on the disk when this returns."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("a", encoding="utf-8") as file:
         file.writelines(f"{line}\n" for line in lines)
@@ -47,15 +47,15 @@ def append(path: Path, lines: Iterable[str]) -> None:
 
 
 def keep_steps_before(path: Path, step: int) -> None:
-    """Drops the objects whose ``step`` is this one or a later one, and a half-written last line.
+    """Deletes the objects of this ``step`` and later ones, and an incomplete last line.
 
-    A run that continues from a checkpoint reports those steps again.
+    A run that continues from a checkpoint reports these steps again.
     """
     keep(path, lambda row: float(row["step"]) < step)
 
 
 def keep(path: Path, wanted: Callable[[Any], bool]) -> None:
-    """Keeps the objects that are wanted, and no line that is not one of them."""
+    """Deletes every line of a file that is not a wanted object."""
     if not path.exists():
         return
     text = path.read_text(encoding="utf-8", errors="replace")
@@ -68,10 +68,10 @@ def keep(path: Path, wanted: Callable[[Any], bool]) -> None:
 
 
 def plain(value: Any, most: float = math.inf, deepest: int = DEEPEST) -> Any:
-    """Turns a value into what ``dumps`` writes, in values of Python's own.
+    """Converts a value to plain Python values, which JSON can hold; see ``dumps``.
 
     Raises:
-        ValueError: it has more than ``deepest`` levels, or stands in itself, or has more than
+        ValueError: the value has more than ``deepest`` levels, contains itself, or has more than
             ``most`` parts.
     """
     parts = itertools.count(1)

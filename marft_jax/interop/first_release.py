@@ -1,7 +1,7 @@
-"""Value head of the first MARFT release: ``value_head.pth``, a state dict that torch saved.
+"""Reads the value head of the first MARFT release: ``value_head.pth``, saved by torch.
 
-Such a file is a zip with a pickle in it, and a pickle can run any code. So torch is not asked, and
-neither is the plain unpickler: the one here knows an ordered dictionary, a tensor and the storages
+Such a file is a zip with a pickle in it, and a pickle can run any code. So neither torch nor the
+plain unpickler reads it. The unpickler here knows an ordered dictionary, a tensor and the storages
 of floating-point numbers, and refuses every other name before it is looked up.
 Source: https://pytorch.org/docs/stable/notes/serialization.html (layout of a saved zip).
 """
@@ -34,11 +34,11 @@ _STORAGES = {
 
 
 def read_value_head(file: Path) -> list[np.ndarray]:
-    """Reads the head's kernels ``[in, out]`` in float32, from the features to the value.
+    """Reads the kernels ``[in, out]`` of the head in float32, from the features to the value.
 
     Raises:
-        BadInput: no such file as torch writes it, something else than tensors in it, or tensors
-            that are no bias-free stack of linear layers down to one value.
+        BadInput: the file is not one that torch writes, has other contents than tensors, or its
+            tensors are not a stack of linear layers without bias that ends in one value.
     """
     with readable(file, "state dict of tensors, saved by torch 1.6 or newer"):
         with zipfile.ZipFile(file) as archive:
@@ -59,10 +59,10 @@ def read_value_head(file: Path) -> list[np.ndarray]:
 
 
 class _Unpickler(pickle.Unpickler):
-    """Reads a state dict and nothing else, into no more memory than its file has bytes.
+    """Reads a state dict and nothing else, in no more memory than its file has bytes.
 
-    Refused is what would grow: compressed members, tensors that share a storage or are a part of
-    one, and a memo with gaps, for which the unpickler makes room.
+    It refuses what would need more: compressed members, tensors that share a storage or are a part
+    of a storage, and a memo with gaps, for which the unpickler would allocate memory.
     """
 
     def __init__(self, archive: zipfile.ZipFile, root: str):
@@ -102,7 +102,7 @@ class _Unpickler(pickle.Unpickler):
 def _rebuild(
     values: np.ndarray, start: int, shape: Sequence[int], stride: Sequence[int], *_: object
 ) -> np.ndarray:
-    """A tensor that is all of its storage, row by row."""
+    """Makes a tensor that is all of its storage, row by row."""
     rows = [math.prod(shape[i + 1 :]) for i in range(len(shape))]
     if start or math.prod(shape) != len(values) or list(stride) != rows:
         raise ValueError("a tensor that is a view of another; save a copy of it")

@@ -1,4 +1,4 @@
-"""A team on the hub: an exported folder becomes a repository, and a repository a folder."""
+"""Pushes an exported team to the hub, and fetches a team from it."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ def repository(name: str, setting: str) -> tuple[str, str | None]:
 
 
 def push(folder: Path, name: str, step: int) -> str:
-    """Uploads a folder as a repository, a private one where there is none yet; returns its address.
+    """Uploads a folder as a repository, which is created as a private one; returns its address.
 
     Raises:
-        BadInput: the name is none.
-        RunFailed: the hub cannot be reached, or refuses: there is no token, or not for this.
+        BadInput: the name is not valid.
+        RunFailed: the hub cannot be reached, or the token is missing or not sufficient.
     """
     from huggingface_hub import HfApi
     from huggingface_hub.errors import HFValidationError
@@ -48,8 +48,7 @@ def push(folder: Path, name: str, step: int) -> str:
 
 
 def fetch(name: str) -> Path:
-    """Downloads the adapters and the team file of ``hub:owner/name[@revision]``; what is in the
-    cache stays.
+    """Downloads the adapters and the team file of ``hub:owner/name[@revision]`` to hub's cache.
 
     Raises:
         BadInput: there is no such repository, or the hub cannot be reached.

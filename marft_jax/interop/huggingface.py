@@ -1,6 +1,6 @@
-"""A base, with an adapter merged into it or without, as a folder for Hugging Face transformers.
+"""Writes a base, with or without a merged adapter, as a folder for Hugging Face transformers.
 
-Whatever the base was (a directory, a GGUF file, ``tiny``), the folder holds sharded safetensors,
+For any base (a directory, a GGUF file, ``tiny``) the folder holds sharded safetensors,
 config.json, generation_config.json and the tokenizer: transformers, vLLM and ``--model.base`` load
 it. ``W + A B * alpha / rank`` is computed in float32 and rounded once, to the type of the base.
 """
@@ -46,8 +46,8 @@ def write_model(
     Args:
         factors: the adapter to merge; empty for the bare base.
         scale: alpha / rank.
-        sampling: for generation_config.json, beside the end-of-turn tokens.
-        shard_bytes: the largest weight file.
+        sampling: settings for generation_config.json, beside the end-of-turn tokens.
+        shard_bytes: largest size of a weight file.
         report: is called after each tensor.
     """
     folder.mkdir(parents=True, exist_ok=True)
@@ -75,7 +75,7 @@ def save_sharded(
     shard_bytes: int,
     report: Callable[[], None] = lambda: None,
 ) -> None:
-    """Writes the weights a shard at a time, with an index where there is more than one."""
+    """Writes the weights shard by shard, with an index if there are several shards."""
     shapes, width = shapes_of(params), jax.tree.leaves(params)[0].dtype.itemsize
     paths = paths_by_name(shapes, "hf")
     plan = huggingface_hub.split_state_dict_into_shards_factory(
@@ -98,7 +98,7 @@ def save_sharded(
 
 
 def merge(path: str, array: jax.Array, factors: Factors, scale: float) -> np.ndarray:
-    """A tensor of the base as Hugging Face stores it, its correction added."""
+    """Returns a tensor of the base as Hugging Face stores it, with the adapter added."""
     weight = np.asarray(jax.device_get(array))
     parts = path.split("/")  # layers/3/q/kernel
     if len(parts) == 4 and parts[2] in factors and parts[3] == "kernel":
@@ -109,14 +109,14 @@ def merge(path: str, array: jax.Array, factors: Factors, scale: float) -> np.nda
 
 
 def layers_in(source: str) -> str:
-    """Module of the transformers model that has the layers of a base."""
+    """Names the module of the transformers model that has the layers of a base."""
     folder = directory_of(source)
     settings = read_json(folder / "config.json") if folder else {}
     return "model.language_model" if "text_config" in settings else "model"
 
 
 def config_json(config: DecoderConfig) -> dict[str, Any]:
-    """config.json for a base that came without one: the inverse of ``families.read_config``."""
+    """Makes config.json for a base that has none: the inverse of ``families.read_config``."""
     name, act = "Mistral" if config.sliding else "Llama", "hidden_act"
     if config.post_norms:
         name, act = "Gemma3", "hidden_activation"
@@ -150,7 +150,7 @@ def config_json(config: DecoderConfig) -> dict[str, Any]:
 
 
 def _windows(config: DecoderConfig, name: str) -> dict[str, Any]:
-    """Settings of sliding layers, and Gemma's divisor of all scores."""
+    """Returns the settings of sliding layers, and Gemma's divisor of all scores."""
     kinds = {True: "sliding_attention", False: "full_attention"}
     settings: dict[str, Any] = {"sliding_window": config.window}
     if name != "Mistral":  # all of its layers do
@@ -165,7 +165,7 @@ def _windows(config: DecoderConfig, name: str) -> dict[str, Any]:
 
 
 def save_tokenizer(tokenizer: Tokenizer, folder: Path, source: Path | None) -> None:
-    """Copies the tokenizer's own files where the base has them; else transformers writes some."""
+    """Copies the tokenizer's files of the base; if the base has none, transformers writes them."""
     if source is None and isinstance(tokenizer, HFTokenizer):
         return tokenizer.save(folder)
     for file in (source or ByteTokenizer.FILES).iterdir():

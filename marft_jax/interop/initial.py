@@ -1,4 +1,4 @@
-"""A team's start: fresh adapters, or those of peft folders and first-release checkpoints.
+"""Makes the state that a team starts from: fresh adapters, or adapters from folders.
 
 ``lora.init`` names a folder with one peft folder per adapter, by its name: an export of ours, or
 ``steps_NNNN`` of the first MARFT release, whose ``value_head.pth`` is read too. A profile's own
@@ -29,10 +29,10 @@ def initial_state(
     fresh: TrainState,
     saved: Mapping[str, peft.Adapter] | None = None,
 ) -> TrainState:
-    """``fresh`` with the adapters and the value head that the settings name.
+    """Returns ``fresh`` with the adapters and the value head that the settings name.
 
     Args:
-        saved: adapters by their names, where ``lora.init`` is no folder of peft folders.
+        saved: adapters by name, if ``lora.init`` is a run directory.
 
     Raises:
         BadInput: a folder is missing, or does not fit the base, the team or the settings.
@@ -54,8 +54,8 @@ def initial_adapters(
 ) -> Mapping[str, Adapters]:
     """Reads each base's adapters from their folders or ``saved``; the others stay as in ``fresh``.
 
-    Loading is exact: another alpha is multiplied into B; a lower rank leaves the further rows of B
-    zero, and their columns of A fresh, so that they can learn.
+    Loading is exact. Another alpha is multiplied into B. An adapter of lower rank leaves the
+    remaining rows of B zero and the remaining columns of A fresh, so that these can learn.
 
     Raises:
         BadInput: see ``initial_state``.
@@ -127,7 +127,7 @@ def _copy(adapter: peft.Adapter, into: Adapters, n: int, scale: float, folder: P
 
 
 def _value_head(file: Path, fresh: list[jax.Array]) -> list[jax.Array]:
-    """Reads the head in a file, for each of our heads."""
+    """Reads the value head in a file, once for each of our heads."""
     kernels = first_release.read_value_head(file)
     got, expected = [k.shape for k in kernels], [k.shape[1:] for k in fresh]
     if got != expected:

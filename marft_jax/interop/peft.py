@@ -1,4 +1,4 @@
-"""An adapter as a folder that peft and vLLM load: adapter_config.json, adapter_model.safetensors.
+"""Adapters as folders of peft and vLLM: adapter_config.json and adapter_model.safetensors.
 
 peft keeps each factor as the weight of a linear layer, ``[out, in]``; ours map in -> out. So
 ``lora_A = Aᵀ [rank, in]`` and ``lora_B = Bᵀ [out, rank]``, and both add ``x A B * alpha / rank``.
@@ -45,17 +45,17 @@ _MUST_BE: dict[str, tuple[Any, ...]] = {
     "trainable_token_indices": (None,),
     "target_parameters": (None, []),
 }
-"""With anything else, the same tensors would mean another computation."""
+"""Accepted values of settings; with other values the tensors would mean another computation."""
 
 _LARGEST = float(np.finfo(np.float32).max)
 _FLOATS = ("F32", "F16", "BF16", "F64")
 
 
 class Adapter(NamedTuple):
-    """An adapter out of a peft folder.
+    """Adapter that was read from a peft folder.
 
     Attributes:
-        matrices: ``(target, layer)`` to its factors ``(A [in, rank], B [rank, out])``, float32.
+        matrices: ``(target, layer)`` to the factors ``(A [in, rank], B [rank, out])``, float32.
         scale: the correction is ``x A B * scale``; alpha / rank, or alpha / sqrt(rank) (rslora).
     """
 
@@ -68,8 +68,8 @@ def write(folder: Path, factors: Factors, alpha: float, base: str, inside: str =
     """Writes one adapter.
 
     Args:
-        base: where a loader finds its base model.
-        inside: the module that has the layers (``huggingface.layers_in``).
+        base: where a loader finds the base model.
+        inside: name of the module that has the layers (``huggingface.layers_in``).
     """
     folder.mkdir(parents=True, exist_ok=True)
     modules: Any = [f"{target}_proj" for target in factors]
@@ -96,16 +96,16 @@ def write(folder: Path, factors: Factors, alpha: float, base: str, inside: str =
 
 
 def module_name(target: str, layer: int) -> str:
-    """``model.layers.3.self_attn.q_proj``."""
+    """Names the module of a matrix, such as ``model.layers.3.self_attn.q_proj``."""
     return source_name(f"layers/{layer}/{target}/kernel", "hf").removesuffix(".weight")
 
 
 def read(folder: Path) -> Adapter:
-    """Reads a peft folder; no code in it can run.
+    """Reads a peft folder, without running code from it.
 
     Raises:
-        BadInput: files are missing or damaged, or the adapter is of another kind than LoRA on the
-            matrices that ours can have.
+        BadInput: files are missing or damaged, or the adapter is not LoRA on matrices that our
+            adapters can have.
     """
     settings, file = _settings(folder / CONFIG), folder / WEIGHTS
     rank, alpha = settings["r"], float(settings["lora_alpha"])
@@ -142,7 +142,7 @@ def _settings(file: Path) -> dict[str, Any]:
 
 
 def _tensors(folder: Path, rank: int) -> Iterator[tuple[str, int, str, np.ndarray]]:
-    """(target, layer, A or B, factor), each read once its name, type and shape are right."""
+    """Yields (target, layer, A or B, factor); checks name, type and shape before it reads one."""
     file = folder / WEIGHTS
     if not file.is_file():
         pickled = (folder / "adapter_model.bin").is_file()

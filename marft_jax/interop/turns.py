@@ -1,4 +1,4 @@
-"""Writes ``team.py`` and its ``turns.json``: an exported team plays with transformers and peft."""
+"""Writes ``team.py`` and ``turns.json``, which play an exported team with transformers and peft."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ _Turn = tuple[int, list[int], str]  # the agent, the earlier turns that it sees,
 
 
 def write(folder: Path, team: Team, workflow: str, base: str, temperature: float) -> bool:
-    """Writes both files where the team's turns are known before it plays.
+    """Writes both files, if the order of the turns is known before the team plays.
 
     Args:
-        base: where the adapters' loader finds it.
-        temperature: of every agent, as in evaluations and chat.
+        base: where the loader of the adapters finds the base.
+        temperature: sampling temperature of every agent, as in evaluations and chat.
 
     Returns:
-        False, with nothing written, for a workflow that decides as it goes, for one conversation
-        shared by all, and for an environment that shows each agent something else.
+        False, with nothing written, for a workflow that decides the next turn while it plays, for a
+        conversation that all agents share, and for an environment with a view per agent.
     """
     turns = None if team.shared or team.view else turns_of(team, workflow)
     if turns is None:
@@ -48,7 +48,7 @@ def write(folder: Path, team: Team, workflow: str, base: str, temperature: float
 
 
 def turns_of(team: Team, workflow: str) -> list[_Turn] | None:
-    """Lists the turns of one step; None where they depend on what is written."""
+    """Lists the turns of one step, or returns None if they depend on what the agents write."""
     messages = team.messages or ("",) * len(team.profiles)
     if workflow == "sequential":
         return [(n, list(range(n)), message) for n, message in enumerate(messages)]

@@ -110,8 +110,8 @@ def metrics_of(
 def _once(
     sampled: Sequence[Turn], collected: Collected, batch: Batch, team: Team
 ) -> dict[str, float]:
-    """Computes the share of computed tokens that was necessary, in the engine and in the update: each
-    sampled token, and each token of a common prefix once."""
+    """Computes the shares of tokens that engine and update had to compute: each sampled token, and
+    each token of a common prefix once."""
     whole = [(team.owners[t.agent], np.concatenate([t.prompt, t.action])) for t in sampled]
     prompts, action = [len(t.prompt) for t in sampled], sum(len(t.action) for t in sampled)
     needed = np.maximum(np.asarray(prompts) - known_before(whole), 0).sum() + action
