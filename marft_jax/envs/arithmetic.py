@@ -29,7 +29,7 @@ class Settings(base.QuestionSettings):
 
 
 def source(settings: Settings, split: base.Split) -> base.EnvSource:
-    """Sums of ``env.difficulty`` digits; ``env.holdout`` of the tasks are for evaluation only.
+    """Makes sums of ``env.difficulty`` digits; a fraction ``env.holdout`` is for evaluation only.
 
     Raises:
         BadInput: the split leaves no task on the wanted side.
@@ -51,14 +51,13 @@ def source(settings: Settings, split: base.Split) -> base.EnvSource:
 
 
 class Addition(base.QuestionEnv):
-    """A sum; arguments as of ``QuestionEnv``."""
+    """Environment of a sum; for the arguments see ``QuestionEnv``."""
 
     def __init__(self, pick: Callable[[int], base.Task], horizon: int) -> None:
         super().__init__(pick, grade, horizon)
 
     def demonstrate(self, agents: Sequence[base.Member]) -> list[dict[str, str]]:
-        """All additions but the last by those who do not answer, the last by those who do; where
-        everyone answers, all by everyone."""
+        """Returns the additions as turns, see ``divided``."""
         numbers = [int(digit) for digit in self._task.question.removesuffix("=?").split("+")]
         totals = list(itertools.accumulate(numbers))
         steps = [f"{a}+{b}={c}" for a, b, c in zip(totals, numbers[1:], totals[1:], strict=False)]
@@ -68,8 +67,10 @@ class Addition(base.QuestionEnv):
 def divided(
     steps: Sequence[str], agents: Sequence[base.Member], alone: str = ""
 ) -> list[dict[str, str]]:
-    """Turns: all steps but the last (``alone`` where there is one) by those who do not answer, the
-    last by those who do; where everyone answers, all by everyone."""
+    """Divides the steps of a solution among agents, as turns.
+
+    Answering agents write the last step; the others write all steps before it, or ``alone`` if
+    there are none. If every agent answers, each writes all steps."""
     plan, answer = ",".join(steps[:-1]) or alone, steps[-1]
     answer = ",".join(steps) if all(agent.answers for agent in agents) else answer
     return [{"agent": a.name, "text": answer if a.answers else plan} for a in agents]
@@ -85,7 +86,7 @@ def task(digits: str) -> base.Task:
 
 
 def train_task(seed: int, terms: int, holdout: float) -> base.Task:
-    """Training task of an integer: a pseudo-random one, redrawn while it is held out."""
+    """Draws the training task of an integer, again and again while it is a held-out task."""
     for attempt in range(_TRIES):
         drawn = task(_digits(f"{seed} {attempt}", terms))
         if not base.held_out(drawn.question, holdout):
@@ -94,7 +95,7 @@ def train_task(seed: int, terms: int, holdout: float) -> base.Task:
 
 
 def eval_tasks(terms: int, holdout: float) -> list[base.Task]:
-    """Held-out tasks in a fixed pseudo-random order; of many tasks, those among 100,000."""
+    """Lists the held-out tasks in a fixed pseudo-random order, among at most 100,000 candidates."""
     if 10**terms <= _CANDIDATES:
         candidates = [f"{number:0{terms}d}" for number in range(10**terms)]
     else:
@@ -104,7 +105,7 @@ def eval_tasks(terms: int, holdout: float) -> list[base.Task]:
 
 
 def grade(text: str, reference: str) -> base.Grade:
-    """Right if the last number in the text is the reference.
+    """Grades a text as right if its last number is the reference.
 
     >>> grade("3+5=8, 8+9=17", "17").verdict
     'right'

@@ -44,51 +44,54 @@ _BY_NAME = (Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY)
 
 
 class Env(Protocol):
-    """An episode of a task: an object is made for each.
+    """Environment of one episode: each episode makes an object of its own.
 
-    More methods are optional: ``view(agent, observation) -> str``, what the agent of that
-    name sees of the state; ``tool(turn) -> str | None``, the answer to a tool that the turn calls,
-    after which the same agent goes on; None where it calls none; and ``demonstrate(agents)``, turns
-    that solve the task of ``reset``, as ``{"agent": name, "text": text}`` in the order in which the
-    team's workflow takes them. It is given the team's members, in acting order. Where a step is
-    expensive, ``snapshot()`` returns the state as a value that JSON can hold, and
-    ``restore(value)`` puts a fresh environment, after the same ``reset``, into it: branches of an
-    episode (see ``rollout/README.md``) then repeat no step. All are called from threads, ``view``
-    of all episodes one after another.
+    Further methods are optional:
+
+    - ``view(agent, observation) -> str``: the text that the agent of this name sees of the state.
+    - ``tool(turn) -> str | None``: the answer to a tool call in the turn, after which the same
+      agent continues; None if the turn calls no tool.
+    - ``demonstrate(agents)``: turns that solve the task of ``reset``, as ``{"agent": name, "text":
+      text}`` in the order of the team's workflow; ``agents`` are the members in acting order.
+    - ``snapshot()`` and ``restore(value)``: the state as a value that JSON can hold, and a fresh
+      environment after the same ``reset`` set to this state. With these, branches of an episode
+      (see ``rollout/README.md``) repeat no step.
+
+    All methods are called from threads; ``view`` of all episodes is called one after another.
     """
 
     def reset(self, seed: int) -> str:
-        """Task text, which every agent sees; the same for the same seed."""
+        """Returns the task text, which every agent sees; the same text for the same seed."""
         ...
 
     def step(self, turns: Sequence[Turn]) -> StepResult:
-        """Answers the turns that the team took in this step. Called from a thread; may block."""
+        """Answers the turns of the team in this step. It runs in a thread and may block."""
         ...
 
 
 class Game(Env, Protocol):
-    """An environment with players, each paid for itself; its team has the workflow ``players``.
+    """Environment whose players each have rewards of their own; it needs the workflow ``players``.
 
-    Agents of one player are paid together, as all of a team are. ``agent_rewards`` may pay players
-    and agents that did not act in the step; ``reward`` is paid to every player. A method ``legal``
-    is optional: the texts that an agent may write, where the sampler is to draw no other.
+    All agents of a player get the player's reward. ``agent_rewards`` may pay players, and agents
+    that did not act in the step; every player gets ``reward``. A method ``legal(agent)`` is
+    optional: it lists the only texts that the sampler may draw for this agent.
     """
 
     def players(self, agents: Sequence[str]) -> Mapping[str, str]:
-        """Names the player of each agent, given the team's in order; called once, after a reset."""
+        """Returns agent to player, for the team's agents in order; called once, after ``reset``."""
         ...
 
     def acting(self) -> Sequence[str]:
-        """Names the agents that act next, side by side where they are several."""
+        """Names the agents that act next; several agents act at the same time."""
         ...
 
     def view(self, agent: str, observation: str) -> str:
-        """Text that the agent sees."""
+        """Returns the text that the agent sees."""
         ...
 
 
 class Member(Protocol):
-    """An agent of the team, as ``demonstrate`` is given it; ``answers``: its turns are graded."""
+    """Agent of the team, as ``demonstrate`` gets it; ``answers``: its turns are graded."""
 
     @property
     def name(self) -> str: ...
@@ -98,28 +101,28 @@ class Member(Protocol):
 
 
 class Task(NamedTuple):
-    """A question and what the grader needs of its answer; ``str`` of it goes to transcripts."""
+    """A question, and the answer as its grader needs it; transcripts show ``str(answer)``."""
 
     question: str
     answer: Any
 
 
 class OneOf(tuple[str, ...]):
-    """Answers to a question that are right each by itself: names of one thing, or the letter of a
-    choice and its text."""
+    """Alternative answers, each right by itself: names of the same thing, or the letter and the
+    text of a choice."""
 
     def __str__(self) -> str:
         return " or ".join(self)
 
 
 class Grade(NamedTuple):
-    """A grader's verdict on one text.
+    """Verdict of a grader on one text.
 
     Attributes:
         score: the reward, any float; 0 for a wrong answer, 1 for a right one.
         verdict: ``right``, ``wrong``, ``no answer``, ``timeout`` or ``crashed``.
-        answer: as it was read from the text.
-        feedback: what the judge adds to "The answer is incorrect." before the next step.
+        answer: the answer that was found in the text.
+        feedback: text after "The answer is incorrect." that the team sees before the next step.
     """
 
     score: float
@@ -129,13 +132,13 @@ class Grade(NamedTuple):
 
 
 class EnvSource(NamedTuple):
-    """A source of episodes.
+    """Source of episodes.
 
     Attributes:
-        create: makes an ``Env``, one per episode.
-        size: how many distinct tasks there are; None for no limit.
-        close: ends what the environments share (grading processes).
-        easier: makers of easier tasks, the easiest first, for a curriculum.
+        create: makes an ``Env``, once per episode.
+        size: number of distinct tasks; None for no limit.
+        close: ends what the environments share, such as grading processes.
+        easier: like ``create``, for easier tasks, the easiest first; for a curriculum.
     """
 
     create: Callable[[], Env]
@@ -148,16 +151,16 @@ INCORRECT = "The answer is incorrect."
 
 
 class QuestionEnv:
-    """Environment of questions: answering agents are graded, a wrong answer may be repaired.
+    """Environment of questions. It grades the turns of answering agents.
 
-    The score of a step is the mean over the turns of answering agents. The reward is that of the
-    first step, then by how much a step surpasses all before it: the return is the best score, and
-    no score can be earned twice. The episode ends with a right answer or after ``horizon`` steps;
-    in between the agents see all actions and the judge's answer.
+    The score of a step is the mean grade over the turns of answering agents. The first step earns
+    its score; a later step earns the amount by which its score exceeds all earlier scores. So the
+    return is the best score. The episode ends with a right answer or after ``horizon`` steps.
+    Between steps the agents see all actions and the judge's answer.
 
     Args:
-        pick: seed to task.
-        grade: (text of a graded turn, the task's answer) to grade.
+        pick: function from a seed to a task.
+        grade: function from (text of a graded turn, answer of the task) to a grade.
         horizon: steps per episode.
     """
 
@@ -203,12 +206,12 @@ def question_source(
     size: int | None = None,
     close: Callable[[], None] = lambda: None,
 ) -> EnvSource:
-    """A source of ``QuestionEnv``; arguments as there and of ``EnvSource``."""
+    """Makes a source of ``QuestionEnv``; for the arguments see there and ``EnvSource``."""
     return EnvSource(lambda: QuestionEnv(pick, grade, horizon), size, close)
 
 
 def next_state(state: str, turns: Sequence[Turn], judge: str | None = INCORRECT) -> str:
-    """Makes the state text of the next step: the old one, every agent's action, the judge's answer.
+    """Appends every agent's action and the judge's answer to the state text.
 
     >>> from types import SimpleNamespace
     >>> next_state("1+1=?", [SimpleNamespace(name="solver", text="3")])
@@ -219,7 +222,7 @@ def next_state(state: str, turns: Sequence[Turn], judge: str | None = INCORRECT)
 
 
 def held_out(text: str, fraction: float) -> bool:
-    """True for the held-out tasks: a hash of the text, the same everywhere, below ``fraction``."""
+    """True for held-out tasks: the SHA-256 of the text, scaled to [0, 1), is below ``fraction``."""
     digest = hashlib.sha256(text.strip().encode("utf-8", "surrogatepass")).digest()
     return int.from_bytes(digest[:8], "big") < fraction * 2**64
 
@@ -245,8 +248,8 @@ class Own(EnvSettings):
 
 
 def settings_type(name: str) -> type[EnvSettings]:
-    """Finds the settings of an environment: of a user's class those that it declares as
-    ``Settings``, a frozen dataclass that extends ``Own`` or ``EnvSettings``, or else ``Own``.
+    """Finds the type of an environment's settings. A user's class may declare it as ``Settings``, a
+    frozen dataclass that extends ``Own`` or ``EnvSettings``; else it is ``Own``.
 
     Raises:
         BadInput: there is no such environment.
@@ -284,7 +287,7 @@ def make(settings: EnvSettings, split: Split) -> EnvSource:
 def load_class(
     name: str, options: Sequence[str] = (), own: Mapping[str, Any] | None = None
 ) -> Callable[..., Env]:
-    """Imports ``package.module:Class`` and binds its options and own arguments; raises
+    """Imports ``package.module:Class`` and binds its options and further arguments; raises
     ``BadInput``."""
     factory = load_plugin(name, "--env.name", BUILT_IN, "Class")
     if not callable(factory):
@@ -310,7 +313,7 @@ def load_class(
 def _options(name: str, parameters: dict[str, Parameter], options: Sequence[str]) -> dict[str, Any]:
     """Reads ``name=value`` as keyword arguments of a user's class.
 
-    An option has the type of its default: a text is taken as written, all else is read as JSON.
+    An option has the type of its default. A text is taken as written; other values are JSON.
     """
     takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
     own = {
@@ -339,7 +342,7 @@ def _options(name: str, parameters: dict[str, Parameter], options: Sequence[str]
 
 
 def read_option(text: str) -> tuple[str, Any]:
-    """Name and value of ``name=value``; the value is read as JSON where it is some.
+    """Splits ``name=value``; the value is parsed as JSON if it is valid JSON, else kept as text.
 
     >>> read_option("size=3"), read_option("words=a=b")
     (('size', 3), ('words', 'a=b'))
@@ -354,7 +357,7 @@ def read_option(text: str) -> tuple[str, Any]:
 
 
 def from_class(factory: Callable[..., Env], split: Split) -> EnvSource:
-    """Makes the source of a user's class, see ``make``."""
+    """Makes the source for a user's class, see ``make``."""
     parameters = _parameters(factory)
     if "split" in parameters:
         return EnvSource(lambda: factory(split=split))
@@ -373,7 +376,7 @@ def _parameters(factory: Callable[..., Any]) -> dict[str, Parameter]:
 
 
 class _OtherSeeds:
-    """A user's environment in evaluation: its seeds never meet those of training."""
+    """User's environment in evaluation, with seeds that training never uses."""
 
     def __init__(self, env: Env) -> None:
         self._env = env

@@ -1,4 +1,4 @@
-"""A process that makes and scores tasks of reasoning-gym: JSON lines in, JSON lines out.
+"""Process that makes and scores tasks of reasoning-gym: JSON lines in, JSON lines out.
 
     {"seed": 3}                  ->  {"question": "...", "answer": "..."}
     {"seed": 3, "text": "1+2"}   ->  {"score": 0.01}

@@ -1,9 +1,8 @@
-"""Questions without a checker: a judge's marks, or the share of criteria met, are the reward.
+"""Questions whose reward is a judge's mark, or the share of criteria that are met.
 
-The judge is an agent of the team, named ``judge``, on the team's own base: it acts last, is shown
-the criteria and the reference answer, which nobody else is, and has ``trainable: false``. Or it is
-a model behind any address that speaks OpenAI's protocol. Only what the judge says is read, never
-what it judges.
+The judge is the agent ``judge`` of the team, on the team's own base. It acts last, it alone sees
+the criteria and the reference answer, and it has ``trainable: false``. Or the judge is a model
+behind an address that speaks OpenAI's protocol. The reward depends only on what the judge says.
 """
 
 from __future__ import annotations
@@ -69,8 +68,8 @@ class Settings(load.Rows):
 
 
 class Verdict(NamedTuple):
-    """What a judge said, the tokens that it took, and its scores from 0 to 1: of all under
-    ``SCORE``, and of agents by name; none where it gave no verdict."""
+    """Reply of a judge, its tokens, and its scores from 0 to 1: ``SCORE`` for all texts, and names
+    of agents; no scores if the reply has no verdict."""
 
     text: str
     tokens: int
@@ -80,15 +79,16 @@ class Verdict(NamedTuple):
 def scores_of(
     text: str, nonce: str = "", names: Sequence[str] = (), best: float = 10.0, criteria: int = 0
 ) -> dict[str, float]:
-    """Reads the verdict: the lines ``NAME NONCE: N`` or ``NAME NONCE: N/BEST`` that a reply ends
-    with. Whatever has another form, a mark above the best, and two marks of one name are no
-    verdict, so nothing is found.
+    """Reads the verdict of a reply: its last lines ``NAME NONCE: N`` or ``NAME NONCE: N/BEST``.
+
+    Returns no scores if a line has another form, a mark is above the best mark, or a name occurs
+    twice.
 
     Args:
-        nonce: of the question; "" where none was given, and the lines are ``NAME: N``.
+        nonce: nonce of the question; with "" the lines are ``NAME: N``.
         names: without a nonce, the only names that count.
-        best: the best mark.
-        criteria: where there are some, ``SCORE`` has a yes or no for each in place of a mark.
+        best: best mark.
+        criteria: number of criteria; with criteria ``SCORE`` has a yes or no for each, not a mark.
 
     >>> scores_of("planner 1f: 5/10\\nscore 1f: 8", "1f")
     {'score': 0.8, 'planner': 0.5}
@@ -113,7 +113,7 @@ def scores_of(
 
 
 def _read(value: str, best: float, criteria: int) -> float | None:
-    """Reads a mark, or a yes or no for each criterion."""
+    """Reads a mark, or with criteria a yes or no for each, as a score from 0 to 1."""
     if criteria:
         said = re.split(r"[,\s]+", value.lower())
         is_one = len(said) == criteria and {"yes", "no"}.issuperset(said)
@@ -134,7 +134,7 @@ def source(env: Settings, split: Split) -> EnvSource:
 
 
 class Judged:
-    """An episode of one step, judged behind an address."""
+    """Episode of one step that a model behind an address judges."""
 
     def __init__(self, pick: Callable[[int], Task], settings: Settings) -> None:
         self._pick, self._settings = pick, settings
@@ -159,7 +159,7 @@ class Judged:
         return StepResult("", score or 0.0, True, info | {"metrics": metrics})
 
     def _is_right(self, answers: Sequence[str]) -> bool | None:
-        """Compares the last answer with the reference, as far as that takes no algebra."""
+        """Compares the last answer with the reference without algebra; None without a reference."""
         answer = self._task.answer
         references = answer if isinstance(answer, OneOf) else [answer]
         if not (answer and answers):
@@ -168,7 +168,7 @@ class Judged:
         return any(said is not None and quick(known, said) for known, said in read)
 
     def _instructions(self) -> str:
-        """What the judge is shown above the texts that it judges."""
+        """Returns the text above the texts to judge: task, reference, criteria, form."""
         reference, criteria = self._task.answer, enumerate(self._settings.rubric, 1)
         known = f"The reference answer is: {reference}\n" if reference else ""
         lines = "".join(f"{n}. {text}\n" for n, text in criteria)
@@ -176,7 +176,7 @@ class Judged:
         return f"The task: {self._task.question}\n{known}Judge the texts below{by}{self._form()}\n"
 
     def _form(self) -> str:
-        """Says in which form a verdict is read. No text that is judged has the nonce."""
+        """Describes the form of a verdict. No text that is judged has the nonce."""
         rubric, best = self._settings.rubric, f"{self._settings.marks:g}"
         value = ", ".join("?" * len(rubric)) or "N"
         means = "yes or no for each criterion" if rubric else f"a mark from 0 to {best}"
@@ -186,7 +186,7 @@ class Judged:
         )
 
     def _scores(self, text: str, is_whole: bool) -> dict[str, float]:
-        """Reads a verdict; there is none without a score, or in a reply that was cut off."""
+        """Reads a verdict; a reply without a score, or one that was cut off, has none."""
         settings = self._settings
         found = scores_of(text, self._nonce, (), settings.marks, len(settings.rubric))
         return found if is_whole and SCORE in found else {}
@@ -231,13 +231,13 @@ class Judged:
 
 
 class TeamJudged(Judged):
-    """An episode of one step, judged by the team's agent ``judge``, who acts in it."""
+    """Episode of one step that the team's agent ``judge`` judges."""
 
     def view(self, agent: str, observation: str) -> str:
         return self._instructions() if agent == JUDGE else observation
 
     def tool(self, turn: Turn) -> str | None:
-        """Asks the judge again where its reply has no verdict."""
+        """Asks the judge again if its reply has no verdict."""
         has_verdict = turn.name != JUDGE or self._scores(turn.text, not turn.truncated)
         if has_verdict or self._asked == _ASKS:
             return None

@@ -1,6 +1,6 @@
-"""Mathematics over rows of data: GSM8K, MATH, AIME and the like, graded by what the answer means.
+"""Mathematical questions from rows of data (GSM8K, MATH, AIME, ...), graded by meaning.
 
-Only the text of the answering agents' own turns is read, never a prompt.
+Only the answering agents' own texts are graded, never a prompt.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _MARKED_LETTER = re.compile(
     r"|\b(?i:is|answer|option|choice|choose|pick|select)\W*[A-J]\b",
     re.MULTILINE,
 )
-"""A choice that a text names by its letter, which is no word such as "A" or "I"."""
+"""Letter of a choice in a text, but not a word such as "A" or "I"."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,7 +45,7 @@ class Settings(load.Rows):
 
 
 def source(env: Settings, split: Split) -> EnvSource:
-    """Questions from ``env.data`` (or, for evaluation, ``env.eval_data``).
+    """Makes questions from ``env.data``, or for evaluation from ``env.eval_data``.
 
     Raises:
         BadInput: data is missing or wrong (see ``load.chooser``), or math-verify is not installed.

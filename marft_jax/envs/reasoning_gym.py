@@ -1,7 +1,7 @@
-"""Procedural tasks of the reasoning-gym package, by name, each with its own scorer.
+"""Procedural tasks of the package reasoning-gym, by name.
 
-No data is needed: a seed makes a task. The reward is what the task's scorer gives, often a little
-for an answer in the right form.
+A seed makes a task, so no data is needed. The reward comes from the task's own scorer, which often
+gives a small reward for the right form.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _MAKE_SECONDS = 60.0
 
 
 class _Answer(NamedTuple):
-    """A task, as its scorer needs it."""
+    """Answer of a task, as its scorer needs it."""
 
     seed: int
     text: str
@@ -52,7 +52,7 @@ class Settings(base.QuestionSettings):
 
 
 def source(env: Settings, split: Split) -> EnvSource:
-    """Tasks of the kind ``env.task`` with ``env.options``; ``env.holdout`` of them for evaluation.
+    """Makes tasks ``env.task`` with ``env.options``; a fraction ``env.holdout`` is for evaluation.
 
     Raises:
         BadInput: the package is not installed, there is no such task, or it refuses the options.
@@ -87,7 +87,7 @@ class _Tasks:
         self._holdout, self._held = holdout, split == "eval"
 
     def pick(self, seed: int) -> Task:
-        """Makes the task of a seed: the first on this side of the split that its draws give."""
+        """Makes the task of a seed: the first of its draws that is on this side of the split."""
         first = seed * _DRAWS + (base.EVAL_SEEDS if self._held and not self._holdout else 0)
         for drawn in range(first, first + _DRAWS):
             drawn %= 1 << 32
@@ -113,7 +113,7 @@ class _Tasks:
 
 
 def _known(name: str) -> str:
-    """Suggests the nearest names of tasks, where this one is none."""
+    """Suggests names of tasks for an unknown name."""
     import difflib
 
     from reasoning_gym.factory import DATASETS  # pyright: ignore[reportMissingImports]

@@ -1,6 +1,6 @@
-"""Calls of users' code in threads: each may fail, and may take longer than it has.
+"""Runs calls of users' code in threads, where a call may fail or take too long.
 
-Users' code is trusted. A call that hangs loses its episode and keeps its daemon thread.
+Users' code is trusted. A call that hangs fails its episode and keeps its daemon thread.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Worker processes that may hang or crash without harm, for graders, gyms, games and sandboxes.
+"""Worker processes that may hang or crash without harm: for graders, gyms, games and sandboxes.
 
-A worker reads requests and writes replies, one JSON object a line, after a first line that it is
-ready. It is sent one request at a time, which carries under ``seconds`` after how long the worker
-should end itself should its parent be gone by then. Its side is ``worker_side/serving.py``.
+A worker writes a first line when it is ready. Then it reads requests and writes replies, one JSON
+object a line, one request at a time. The field ``seconds`` of a request says when the worker should
+end itself if its parent is gone by then. Its side is ``worker_side/serving.py``.
 """
 
 from __future__ import annotations
@@ -29,18 +29,18 @@ _LONGEST = 1 << 27  # bytes of a line
 _ROOT = str(Path(__file__).resolve().parents[2])
 _STARTER = ThreadPoolExecutor(1)  # bubblewrap ends with the thread that started it
 Lost = Literal["timeout", "crashed"]
-"""Where a worker gave no reply."""
+"""Why a worker gave no reply."""
 
 
 class Unusable(RuntimeError):
-    """A worker cannot be started here; gives the reason in one line."""
+    """A worker cannot be started on this machine; the text is the reason, in one line."""
 
 
 class Workers:
-    """Answers requests in ``count`` processes. Safe to use from threads.
+    """Pool of ``count`` worker processes, which several threads may use.
 
-    The processes start in the background at once. One that takes too long or dies is replaced.
-    They end with this object, and with the process that made it.
+    The processes start at once, in the background. A process that takes too long or dies is
+    replaced. All end with this object, and with the process that made it.
     """
 
     def __init__(
@@ -57,10 +57,10 @@ class Workers:
         self._finalizer = weakref.finalize(self, _stop_all, self._workers)
 
     def ask(self, request: Mapping[str, Any], seconds: float) -> dict[str, Any] | Lost:
-        """Asks a worker, which has ``seconds``; returns its reply or what became of it.
+        """Sends a request to a worker and returns its reply, or why there was none in ``seconds``.
 
         Raises:
-            RuntimeError: the pool is closed, or its workers cannot be started at all.
+            RuntimeError: the pool is closed, or its workers cannot be started.
         """
         with self.borrow() as worker:
             worker.send({**request, "seconds": seconds + 5})
@@ -68,7 +68,7 @@ class Workers:
 
     @contextlib.contextmanager
     def borrow(self) -> Iterator[Worker]:
-        """A worker that is ready, for one conversation; raises as ``ask``."""
+        """Lends a worker that is ready, for several requests; raises as ``ask``."""
         if self._closed:
             raise RuntimeError("expected open worker processes, but they are closed")
         worker = self._idle.get()
@@ -88,7 +88,7 @@ class Workers:
 
 
 class Worker:
-    """A process that is started again after it ended; see ``Workers``."""
+    """One process of ``Workers``, which is replaced when it ends."""
 
     def __init__(self, command: Sequence[str], env: Mapping[str, str]) -> None:
         self._command, self._env = command, env
@@ -97,7 +97,7 @@ class Worker:
         self._start()
 
     def send(self, request: Mapping[str, Any], files: Sequence[int] = ()) -> None:
-        """Sends a request, and copies of open files with it; ``receive`` tells if that failed."""
+        """Sends a request, with copies of open files; ``receive`` reports a failure."""
         with contextlib.suppress(OSError):
             self._line.settimeout(START_SECONDS)
             if files:
@@ -105,7 +105,7 @@ class Worker:
             self._line.sendall(json.dumps(request).encode() + b"\n")
 
     def receive(self, seconds: float) -> dict[str, Any] | Lost:
-        """Receives the reply; a worker without one is replaced."""
+        """Receives the reply; replaces a worker that gives none in ``seconds``."""
         reply: Any = "crashed"
         try:
             reply = json.loads(self._read_line(seconds))
@@ -118,7 +118,7 @@ class Worker:
         return reply
 
     def await_ready(self) -> None:
-        """Waits for the first start, and starts once more a worker that died while idle."""
+        """Waits until the worker is ready; restarts it once if it died while it was idle."""
         errors = "it ended without a word"
         for _ in range(2):
             if self._ready and self._process.poll() is None:

@@ -1,4 +1,4 @@
-"""Tasks out of rows: in the field names found in the wild, several sources, two sides, one order.
+"""Makes tasks of rows: finds question and answer, splits for evaluation, orders for training.
 
 | fields                                   | as in                                |
 |------------------------------------------|--------------------------------------|
@@ -76,17 +76,18 @@ class Rows(QuestionSettings):
     """Answers that are graded at the same time."""
 
     def task_of(self, row: Any) -> Task | LeftOut | str:
-        """Makes a row a task, or says why it is left out or what is wrong with it."""
+        """Makes a task of a row, or says why the row is left out or what is wrong with it."""
         return as_task(row)
 
 
 class Sifted(NamedTuple):
-    """Rows of a source by what became of them.
+    """Rows of a source, sorted.
 
     Attributes:
-        rows: how many there are.
-        bad: what is wrong with rows that should be tasks, each with its place.
-        left_out: why sound rows are none.
+        rows: number of rows.
+        tasks: the tasks.
+        bad: places of faulty rows, each with its fault.
+        left_out: reasons why sound rows are no tasks here.
     """
 
     rows: int
@@ -96,8 +97,8 @@ class Sifted(NamedTuple):
 
 
 def sift(source: str, env: Rows) -> Sifted:
-    """Reads all rows of a file or a hub data set; those that do not fit ``env.filters`` are passed
-    over. For the source see ``rows_of``, which raises ``BadInput``."""
+    """Reads all rows of a file or a hub data set that match ``env.filters``. For the source see
+    ``rows_of``, which raises ``BadInput``."""
     keeps = [_filter(text) for text in env.filters]
     found, rows = Sifted(0, [], [], []), 0
     for rows, (place, row) in enumerate(rows_of(source), 1):  # noqa: B007
@@ -117,12 +118,11 @@ def sift(source: str, env: Rows) -> Sifted:
 def load(source: str, env: Rows | None = None) -> list[Task]:
     """Loads all tasks of a file or a hub data set, in its order.
 
-    A fraction ``env.max_bad_rows`` may be wrong, and is reported.
+    Faulty rows are reported; a fraction ``env.max_bad_rows`` of them is accepted.
 
     Raises:
-        BadInput: one line that names the file and the line or row: the file is missing or broken,
-            more rows than allowed have no question or no answer, there is no row, a filter names
-            no field, or the hub cannot be reached.
+        BadInput: the file is missing or broken, more rows than accepted are faulty, no row is left,
+            or the hub cannot be reached. The line names the file and the row.
     """
     env = env or Rows()
     rows, tasks, bad, left_out = sift(source, env)
@@ -144,13 +144,13 @@ def load(source: str, env: Rows | None = None) -> list[Task]:
 
 
 def split_tasks(env: Rows, split: Split) -> list[list[Task]]:
-    """Loads the tasks of one side, of each source: what training sees, or what it never sees.
+    """Loads the tasks of one side of the split, for each source.
 
-    Without ``env.eval_data`` a hash of the question decides (see ``base.held_out``); with it, the
-    questions in it are removed from training.
+    Without ``env.eval_data`` a hash of the question decides the side (see ``base.held_out``). With
+    it, its questions are removed from training.
 
     Raises:
-        BadInput: as ``load``; or nothing is left on the wanted side.
+        BadInput: as ``load``; or no task is left on this side.
     """
     evaluated = [load(source, env) for source in env.eval_data]
     if split == "eval" and evaluated:
@@ -184,10 +184,10 @@ def chooser(env: Rows, split: Split) -> tuple[Callable[[int], Task], int]:
     """Loads the data that the settings name.
 
     Returns:
-        A function from a position in the order of tasks to the task, and how many there are.
+        A function from a position in the order of tasks to the task, and the number of tasks.
 
     Raises:
-        BadInput: as ``split_tasks``; or there is not one weight for each source.
+        BadInput: as ``split_tasks``; or the numbers of weights and sources differ.
     """
     if env.weights and len(env.weights) != len(env.data):
         raise BadInput(
@@ -205,9 +205,9 @@ def chooser(env: Rows, split: Split) -> tuple[Callable[[int], Task], int]:
 def training_order(
     groups: Sequence[Sequence[Task]], weights: Sequence[float] = (1.0,)
 ) -> Callable[[int], Task]:
-    """Opens the endless order of training tasks at any position.
+    """Orders the training tasks without end.
 
-    Of any stretch of positions each source has its share. Each epoch of a source holds each of its
+    Each source has its share of any range of positions. Each epoch of a source has each of its
     tasks once, in an order of its own.
 
     Returns:
@@ -240,14 +240,14 @@ def as_task(
     *,
     needs_answer: bool = True,
 ) -> Task | str:
-    """Makes a row a task, or says what is wrong with it.
+    """Makes a task of a row, or says what is wrong with the row.
 
     Args:
-        row: names to values.
-        question_field: the field of the question; without it the first of ``QUESTION_FIELDS``.
-        answer_field: the field of the answer; without it the first of ``ANSWER_FIELDS``, ``gold``
-            or what is boxed in one of ``WORKED_FIELDS``, or stands there alone.
-        needs_answer: without one a row is no task; else its answer is "".
+        row: field names to values.
+        question_field: field of the question; None takes the first of ``QUESTION_FIELDS``.
+        answer_field: field of the answer; None takes the first of ``ANSWER_FIELDS``, ``gold``, or
+            the boxed or only answer in one of ``WORKED_FIELDS``.
+        needs_answer: False accepts a row without an answer, which becomes "".
     """
     if not isinstance(row, Mapping):
         return f"expected an object with a question and an answer, got {_short(row)}"
@@ -295,14 +295,14 @@ def _answer(row: Row, field: str | None, choices: Sequence[Choice]) -> str | One
 
 
 def _is_preference(row: Row) -> bool:
-    """True for completions that are preferred to others, or labelled right or wrong."""
+    """True for rows of preferences, and for completions that are labelled right or wrong."""
     label, right = (str(row.get(name)).strip().lower() for name in ("label", "is_correct"))
     labelled = "completion" in row and label in ("true", "false", "0", "1")
     return labelled or right in ("false", "0") or any(str(k).startswith("rejected") for k in row)
 
 
 def _names(value: Any) -> str | OneOf:
-    """Reads an answer, which may have several names; of different numbers each is wanted."""
+    """Reads an answer that may have several names; a list of different numbers is one answer."""
     is_thing = isinstance(value, Mapping) and isinstance(value.get("aliases"), list)
     found = [value.get("value"), *value["aliases"]] if is_thing else value
     if not isinstance(found, list):
@@ -315,7 +315,7 @@ def _names(value: Any) -> str | OneOf:
 
 
 def _first(row: Row, fields: Sequence[str]) -> Any:
-    """Finds the first of these fields that is filled: neither blank nor empty nor NaN."""
+    """Finds the first of these fields with a value that is not blank, empty or NaN."""
     for value in (row.get(field, row.get(field.strip().lower())) for field in fields):
         empty = isinstance(value, (str, list, Mapping)) and not value
         blank = isinstance(value, str) and not value.strip()
@@ -326,7 +326,7 @@ def _first(row: Row, fields: Sequence[str]) -> Any:
 
 
 def _as_text(value: Any) -> str:
-    """``"... #### 18"`` to ``18``, ``142.0`` to ``142``, a list of answers to ``a, b``."""
+    """Reads an answer as text: ``"... #### 18"`` is ``18``, ``142.0`` ``142``, a list ``a, b``."""
     if isinstance(value, list):
         return ", ".join(map(_as_text, value))
     if isinstance(value, float) and value.is_integer():
@@ -340,7 +340,7 @@ def _as_text(value: Any) -> str:
 
 
 def _as_letters(gold: Any) -> str:
-    """Indices of the right choices to their letters."""
+    """Converts the indices of the right choices to letters."""
     items = gold if isinstance(gold, list) else [gold]
     items = [int(i) if isinstance(i, float) and i.is_integer() else i for i in items]
     if any(isinstance(item, int) and not 0 <= item < 26 for item in items):
@@ -349,7 +349,7 @@ def _as_letters(gold: Any) -> str:
 
 
 class Choice(NamedTuple):
-    """An answer that a row offers: its label, its text, and the line that shows both."""
+    """Choice of a row: its label, its text, and the line that shows both."""
 
     label: str
     text: str
@@ -360,7 +360,7 @@ def _chosen(value: Any, choices: Sequence[Choice]) -> str | OneOf:
     """Finds the choice that an answer means: by its label, its index from 0, or its text.
 
     Raises:
-        ValueError: it can mean several, or is an index or a letter of none.
+        ValueError: the answer can mean several choices, or is the index or letter of none.
     """
     if isinstance(value, list):
         found = [_chosen(item, choices) for item in value]
@@ -421,7 +421,7 @@ def _choices(row: Row) -> list[Choice]:
 
 
 def _with_context(row: Row, question: str) -> str:
-    """Puts what a question is about above it, and the input of an instruction below it."""
+    """Puts the context above a question, and the input of an instruction below it."""
     below = row.get("input") if question == row.get("instruction") else None
     parts = [*(_shown(row.get(field)) for field in CONTEXT_FIELDS), question, _shown(below)]
     return "\n".join(part for part in parts if part is question or part not in question)
@@ -433,7 +433,7 @@ def _shown(value: Any) -> str:
 
 
 def _with_choices(question: str, choices: Sequence[Choice]) -> str:
-    """Puts the choices below a question that does not already show them."""
+    """Puts the choices below a question, unless the question shows them."""
     if all(re.search(rf"{c.label}\W{{1,4}}{re.escape(c.text)}", question) for c in choices):
         return question
     return "\n".join([question, *(choice.line for choice in choices)])
@@ -457,7 +457,7 @@ def _filter(text: str) -> Callable[[Row], bool]:
 
 
 def _number(value: Any) -> float:
-    """A number, NaN where it is none: that is beyond every bound."""
+    """Converts a value to a number, or to NaN, which is outside every bound."""
     try:
         return float(value)
     except (TypeError, ValueError, OverflowError):

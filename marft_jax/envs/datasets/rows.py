@@ -1,4 +1,4 @@
-"""Rows out of files and out of the hub, each with its place, as error messages name it."""
+"""Reads rows from files and from the hub, each with its place for error messages."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ _HUB = re.compile(r"(?P<name>[\w.-]+/[\w.-]+)(?:/(?P<subset>[\w.-]+))?(?::(?P<sp
 
 
 class LeftOut(NamedTuple):
-    """A sound row whose task cannot be set here, with the reason."""
+    """Sound row that cannot be a task here, with the reason."""
 
     why: str
 
 
 def rows_of(source: str) -> Iterator[tuple[str, Any]]:
-    """Reads every row, with its place; a ``ValueError`` in place of a line that is not JSON.
+    """Yields the place and the value of every row; a faulty line yields a ``ValueError``.
 
     Args:
         source: a ``.json`` (a list, or ``{"data": [...]}``), ``.jsonl``, ``.parquet`` or ``.csv``
@@ -33,7 +33,7 @@ def rows_of(source: str) -> Iterator[tuple[str, Any]]:
             is ``train`` by default.
 
     Raises:
-        BadInput: the file is missing or broken as a whole, or the hub cannot be reached.
+        BadInput: the whole file is missing or broken, or the hub cannot be reached.
     """
     path = Path(source).expanduser()
     if path.suffix in SUFFIXES or path.exists():
@@ -58,13 +58,14 @@ def rows_of(source: str) -> Iterator[tuple[str, Any]]:
 
 
 def spelled(row: Mapping[str, Any]) -> dict[str, Any] | ValueError:
-    """Spells a row as our tables of fields do; an error where two fields get one name.
+    """Rewrites a row with the names of our tables of fields; returns an error if two fields get the
+    same name.
 
-    Names are in lower case. A chat, a list of messages with ``role`` and ``content``, is a text:
-    what the user said, or all turns by their roles where there are more; system messages are a
-    team's own business. An answer that ends it is ``completion``. verl's
-    ``reward_model: {ground_truth: ...}`` is ``ground_truth``. Columns ``A``, ``B``, ... or
-    ``option_a``, ... are ``choices``.
+    Names become lower case. A chat, which is a list of messages with ``role`` and ``content``,
+    becomes a text: the user's message, or several messages with their roles, without the system's.
+    If the chat ends with an assistant's message, this is ``completion``. verl's ``reward_model:
+    {ground_truth: ...}`` is ``ground_truth``. Columns ``A``, ``B``, ... or ``option_a``, ... are
+    ``choices``.
 
     >>> spelled({"Prompt": [{"role": "user", "content": "1+1"}]})
     {'prompt': '1+1'}
@@ -95,7 +96,7 @@ def spelled(row: Mapping[str, Any]) -> dict[str, Any] | ValueError:
 
 
 def _chat(value: Any) -> list[tuple[str, str]]:
-    """Reads the role and the text of each message but the system's; nothing where it is no chat."""
+    """Reads role and text of each message but the system's; returns nothing if it is no chat."""
     found = []
     for message in value if isinstance(value, list) else ():
         if not isinstance(message, Mapping) or not {"role", "content"} <= set(message):

@@ -1,4 +1,4 @@
-"""Grading of mathematical answers: read one from a text, and say whether it equals the reference.
+"""Grades mathematical answers: finds the answer in a text and compares it with the reference.
 
 Nothing here imports JAX or sympy; sympy lives in the worker processes.
 """

@@ -1,7 +1,7 @@
-"""Decides whether an answer equals the reference, where that needs no algebra.
+"""Compares an answer with the reference, if that needs no algebra.
 
-Most answers are plain numbers, letters or words. They are compared here, exactly, in the calling
-process; only the rest goes to a worker with a computer algebra system.
+Most answers are plain numbers, letters or words. The calling process compares these exactly; all
+other answers go to a worker with a computer algebra system.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def quick(reference: str, answer: str) -> bool | None:
     """Compares without algebra.
 
     Returns:
-        True where they mean the same, None where that takes algebra to say.
+        True or False if they mean the same or not; None if only algebra can tell.
 
     >>> quick("1,000", "$1000"), quick("1/2", "0.25"), quick("x+1", "1+x")
     (True, False, None)
@@ -88,13 +88,13 @@ def _letter(answer: str) -> str | None:
 
 
 def _kind(value: str, unit: str) -> str:
-    """Unit or thing that is counted; a percentage is one of whatever stands behind it."""
+    """Returns the unit, or the thing that is counted; for a percentage, ``%``."""
     return "%" if value.endswith("%") else unit
 
 
 def _differ(unit: str, other: str) -> bool:
-    """Other units, or other things that are counted; missing words are forgiven, and so is "miles"
-    where "miles per hour" are meant."""
+    """True for different units or different counted things. A missing word is no difference, nor is
+    "miles" instead of "miles per hour"."""
     if ("/" in unit) != ("/" in other):
         unit, other = unit.partition("/")[0], other.partition("/")[0]
     words, others = set(unit.split()), set(other.split())
@@ -102,8 +102,7 @@ def _differ(unit: str, other: str) -> bool:
 
 
 def _date(value: str) -> datetime.date | None:
-    """A date, which is never a difference or a quotient; of 1/5/2020 nobody knows the month, so
-    that it is only equal to itself."""
+    """Reads a date, so that it is not taken for a difference or a quotient."""
     if _DATED.fullmatch(value) and re.search(r"\d", value):
         text = re.sub(r"(?<=\d)(?:st|nd|rd|th)\b", "", value.replace(".", ""))
         for form in _DATES:
@@ -113,11 +112,11 @@ def _date(value: str) -> datetime.date | None:
 
 
 def _same_number(right: str, given: str) -> bool | None:
-    """Compares plain numbers; the given one may stand at the end of a chain, ``2+5=7``.
+    """Compares plain numbers; the given number may be the end of a chain, ``2+5=7``.
 
-    Exactly equal, or the decimal of a fraction to six significant digits. A percent sign may be
-    missing on either side: ``28%`` is ``28`` and is ``0.28``; but a number that carries none is
-    never read as hundredths, nor ``0.5%`` as ``0.5``.
+    Numbers must be equal, or a fraction and its decimal to six significant digits. A percent sign
+    may be missing on either side: ``28%`` equals ``28`` and ``0.28``. But a reference without a
+    percent sign is never read as hundredths, and ``0.5%`` is not ``0.5``.
     """
     *before, last = (_DECIMAL_COMMA.sub(r"\1.\2", part.strip()) for part in given.split("="))
     value, other = number(right), number(last)
@@ -136,7 +135,7 @@ def _same_number(right: str, given: str) -> bool | None:
 
 
 def _words(value: str) -> list[str] | None:
-    """Bare lower-case words of an answer in words, in order: ``4:30 p.m.`` is ``4:30pm``."""
+    """Splits an answer in words into sorted lower-case parts: ``4:30 p.m.`` is ``4:30pm``."""
     text = re.sub(r"\\text\{([^{}]*)\}", r"\1", value)
     if re.search(r"[\\^_{}=<>+*/]", text) or not _WORDY.search(text):
         return None
@@ -144,5 +143,5 @@ def _words(value: str) -> list[str] | None:
 
 
 def _squeeze(text: str) -> str:
-    """Without spaces that mean nothing: ``100, 200`` is the list ``100,200``, no number."""
+    """Removes spaces without a meaning: ``100, 200`` is the list ``100,200``, not a number."""
     return re.sub(r"\$|\\!|(?<![0-9A-Za-z])\s+|\s+(?![0-9A-Za-z])", "", text.strip())

@@ -1,6 +1,6 @@
-"""Reads the final answer out of what an agent wrote.
+"""Finds the final answer in an agent's text.
 
-Ways to say an answer, in the order in which ``auto`` looks for them:
+Forms of an answer, in the order in which ``auto`` looks for them:
 
     boxed    the last \\boxed{...}, unless a later "final answer is" takes it back
     hashes   what follows the last ####
@@ -91,12 +91,12 @@ _SENTENCE_END = re.compile(r"(?<!\.\.)\.(?=\s|$)|[。\n]")
 
 
 def extract(text: str, reference: str, how: How = "auto") -> str | None:
-    """Finds the answer that a text gives, as it is written there, or None.
+    """Finds the answer in a text, as it is written there, or returns None.
 
     Args:
-        text: what the agent wrote; only its last 20,000 characters are read.
-        reference: the right answer. It tells what kind of answer to look for, nothing else.
-        how: the one way of answering to accept; ``auto`` takes the first that is there.
+        text: the agent's text; only its last 20,000 characters are read.
+        reference: the right answer; it only decides which kind of answer to look for.
+        how: the form of an answer that counts; ``auto`` takes the first form that is found.
 
     >>> extract("So we get \\\\boxed{\\\\frac{1}{2}}.", "0.5")
     '\\\\frac{1}{2}'
@@ -119,9 +119,9 @@ def extract(text: str, reference: str, how: How = "auto") -> str | None:
 
 
 def boxed_answer(text: str) -> str | None:
-    """Content of the last complete ``\\boxed{...}``, braces matched.
+    """Returns the content of the last complete ``\\boxed{...}``, with matched braces.
 
-    Boxes that only "and" or a comma parts from it belong to the same answer.
+    Boxes that only "and" or a comma separates belong to the same answer.
 
     >>> boxed_answer("\\\\boxed{1}, then \\\\boxed{\\\\frac{1}{2}} or \\\\boxed{3}")
     '\\\\frac{1}{2}, 3'
@@ -136,7 +136,7 @@ def boxed_answer(text: str) -> str | None:
 
 
 def _last_word(text: str) -> str:
-    """Cuts the text to a "final answer is" that comes later than any box."""
+    """Cuts the text to a "final answer is" that is behind all boxes; else returns ""."""
     boxes, phrases = _boxes(text), list(_FINAL.finditer(text))
     if not boxes or not phrases or phrases[-1].start() < boxes[-1][1]:
         return ""
@@ -145,7 +145,7 @@ def _last_word(text: str) -> str:
 
 
 def _boxes(text: str) -> list[tuple[int, int, str]]:
-    """Start, end and content of every complete box, in the order of their starts."""
+    """Finds start, end and content of every complete box, sorted by start."""
     boxes = []
     open_braces: list[tuple[int, int, bool]] = []  # start, start of the content, whether a box
     for match in _BRACE.finditer(text):
@@ -193,7 +193,7 @@ def _number(text: str) -> str | None:
 
 
 def _direct(text: str) -> str | None:
-    """Reads the expression that a text begins with; what explains it stands behind it.
+    """Reads the expression at the beginning of a text, without the explanation behind it.
 
     >>> _direct(" 30, that is 6 more than 24."), _direct(" 6 + 2 = 8"), _direct(" 5 more than 3")
     ('30', '6 + 2 = 8', None)
@@ -246,7 +246,7 @@ def _last_number(text: str) -> str | None:
 
 
 def _looks_like_formula(content: str) -> bool:
-    """``$5 and I have $6``: two prices, not a formula."""
+    """False for text between two prices, such as ``$5 and I have $6``."""
     return not re.search(
         r"\b[A-Za-z]{3,}\s+[A-Za-z]{2,}\b", re.sub(r"\\[a-z]+\{[^}]*\}", "", content)
     )
@@ -268,7 +268,7 @@ def _phrase(text: str) -> str | None:
 
 
 def _together(sentence: str, formulas: list[str]) -> list[str]:
-    """Cuts formulas, of which the sentence begins with the first, to those that form a list."""
+    """Keeps the formulas that form one list, if the sentence begins with the first formula."""
     found = list(_FORMULA.finditer(sentence))
     if found and found[0].start() == 0:
         for number, (one, other) in enumerate(itertools.pairwise(found), 1):

@@ -1,7 +1,7 @@
-"""Spells answers that are written in many ways in one, and reads units and plain numbers.
+"""Rewrites answers in one spelling, and reads units and plain numbers.
 
-Nothing here decides more than spelling: answers with the same value and unit here mean the same.
-LaTeX that math-verify reads in every spelling stays as it is, unless a plain number is made of it.
+Answers that get the same value and unit here mean the same. LaTeX that math-verify reads in every
+spelling stays unchanged, unless it is a plain number.
 """
 
 from __future__ import annotations
@@ -119,7 +119,7 @@ _PLURAL = re.compile(r"(?<=[xzh])es$|(?<=ss)es$|(?<!s)s$")
 
 @functools.lru_cache(maxsize=1024)
 def split(answer: str) -> tuple[str, str]:
-    """Spells an answer without its unit; and the unit, or else the words, that stand behind it.
+    """Splits an answer into its value in one spelling, and the unit or other words behind it.
 
     >>> split("$\\\\dfrac12\\\\text{ square inches}$."), split("16 eggs"), split("3x")
     (('\\\\frac{1}{2}', 'in^2'), ('16', 'egg'), ('3x', ''))
@@ -141,7 +141,7 @@ def split(answer: str) -> tuple[str, str]:
 
 
 def normalize(answer: str) -> str:
-    """Spells an answer in LaTeX without decoration and unit, digits without separators.
+    """Rewrites an answer in LaTeX, without decoration, unit and separators of digits.
 
     >>> normalize("1,234,567 m"), normalize("1, 234")
     ('1234567', '1, 234')
@@ -161,7 +161,7 @@ def _spelled(answer: str) -> str:
 
 
 def plain(text: str) -> str:
-    """Spells the characters of Unicode in LaTeX and ASCII.
+    """Rewrites Unicode characters in LaTeX and ASCII.
 
     >>> plain("3⅔ x⁻¹² ⩽ ５")
     '3\\\\frac{2}{3} x^{-12} \\\\le  5'
@@ -180,7 +180,7 @@ def _lowered(match: re.Match[str]) -> str:
 
 
 def without_format(text: str) -> str:
-    """Drops fonts and colours; what stood in a font of its own is ``\\text{...}``.
+    """Removes fonts and colours; text in a font of its own becomes ``\\text{...}``.
 
     >>> without_format("\\\\textbf{(A)}"), without_format("\\\\color{red}{42}")
     ('\\\\text{(A)}', '42')
@@ -216,12 +216,12 @@ def _words(text: str) -> str:
 
 
 def _is_word(part: str) -> bool:
-    """Can stand behind a number without changing its value."""
+    """True for a word that does not change the value of the number before it."""
     return part.lower() not in _NO_UNITS and (len(part) >= 3 or part.lower() in _UNITS)
 
 
 def number(value: str) -> Fraction | None:
-    """Reads the value of a plain number, as ``normalize`` spells it; a percentage is its hundredth.
+    """Reads a plain number in the spelling of ``normalize``; a percentage is divided by 100.
 
     Understands integers, decimals, fractions, mixed numbers, powers of ten, ``3 million``, and
     currencies in front.

@@ -1,4 +1,4 @@
-"""Grading in processes that may hang or crash without harm."""
+"""Grades answers in processes that may hang or crash without harm."""
 
 from __future__ import annotations
 
@@ -15,14 +15,13 @@ _VERDICTS = {True: "right", False: "wrong", None: "crashed"}
 
 
 class GradingPool:
-    """Grades answers in ``workers`` processes, at most ``seconds`` each. Safe to use from threads.
-
-    The text that a process which took too long or died was grading scores 0.
+    """Grades answers; several threads may use it. If grading takes too long or its process dies,
+    the answer scores 0.
 
     Args:
-        workers: how many gradings may run at the same time.
-        seconds: wall time of one grading.
-        how: the ways of giving an answer that are accepted, see ``extract``.
+        workers: answers that are graded at the same time, each in its process.
+        seconds: most wall time of one grading.
+        how: accepted form of an answer, see ``extract``.
         command: the worker program.
     """
 
@@ -38,10 +37,10 @@ class GradingPool:
         self._workers = Workers(workers, command)
 
     def grade(self, text: str, reference: str) -> Grade:
-        """Reads the answer from a text and compares it with the reference.
+        """Finds the answer in a text and compares it with the reference.
 
         Raises:
-            RuntimeError: the pool is closed, or its workers cannot be started at all.
+            RuntimeError: the pool is closed, or its workers cannot be started.
         """
         answer: str | None = None
         try:

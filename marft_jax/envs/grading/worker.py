@@ -1,4 +1,4 @@
-"""A grading process: JSON lines in, JSON lines out, until the pipe closes.
+"""Process that grades answers: JSON lines in, JSON lines out, until the pipe closes.
 
     {"reference": "1/2", "answer": "\\\\frac{2}{4}", "seconds": 10}  ->  {"equal": true}
 
@@ -27,12 +27,12 @@ _NAME = re.compile(
     rf"(?:[A-Za-z]|[A-Z]{{2,}}|\\[a-z]+)(?:_\{{?\w+\}}?)?(?:'|\^\{{?\\prime\}}?)*{_CALLED}"
     rf"|\\frac\s*\{{{_D}{_V}\}}\{{{_D}{_V}\}}(?:\s*{_V}{_CALLED})?|{_D}{_V}/{_D}{_V}"
 )
-"""The left side of an equation that says what a variable, a function or a derivative is."""
+"""Left side of an equation that defines a variable, a function or a derivative."""
 _DERIVED = re.compile(r"'|prime|/")
 _LETTERS = re.compile(r"(?<![\\A-Za-z])[A-Za-z]")
 _BRACKETS = re.compile(r"^(?:\\\{|[(\[])(.*)(?:\\\}|[)\]])$")
 MEMORY = 4 << 30
-"""Bytes of address space; an answer that needs more crashes its worker."""
+"""Most bytes of address space; an answer that needs more crashes its worker."""
 
 
 def equal(reference: str, answer: str) -> bool:
@@ -72,7 +72,7 @@ def _equal(right: str, given: str, either: bool, other_either: bool) -> bool:
 
 
 def _sides(value: str) -> tuple[str, str]:
-    """Splits ``y = 2x`` into the name, of a derivative in one spelling, and what it stands for."""
+    """Splits ``y = 2x`` into name and value; a derivative is rewritten in one spelling."""
     left, found, side = value.partition("=")
     if not found or "=" in side or not _NAME.fullmatch(left.strip()):
         side, found, left = value.rpartition("=")
@@ -102,8 +102,8 @@ def _parse(value: str, alternatives: bool) -> list[Any]:
 
 
 def _meant(item: Any, alternatives: bool) -> Any:
-    """Reads i, where it is the only letter, as the imaginary unit, and ``x < 2 or x > 3`` (a set of
-    relations to the parser) as a union of intervals."""
+    """Reads i as the imaginary unit if it is the only letter, and ``x < 2 or x > 3``, which the
+    parser returns as a set of relations, as a union of intervals."""
     import sympy
 
     names = getattr(item, "free_symbols", set())
@@ -119,7 +119,7 @@ def _meant(item: Any, alternatives: bool) -> Any:
 
 
 def _same_size(gold: Any, target: Any) -> bool:
-    """False for two numbers that only agree in being tiny: 1/2004! and 1/2005!."""
+    """False for two different tiny numbers, such as 1/2004! and 1/2005!."""
     try:
         if gold.is_number and target.is_number:
             gold, target = gold.doit(), target.doit()
