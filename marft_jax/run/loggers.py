@@ -161,7 +161,7 @@ class _Start(NamedTuple):
 class _Opened(NamedTuple):
     write: Callable[[int, Mapping[str, float]], object]
     close: Callable[[], object]
-    write_samples: Callable[[int, Samples], object]
+    write_samples: Callable[[int, Samples], object] = lambda step, samples: None
 
 
 class Logger:

@@ -130,7 +130,9 @@ def test_a_logger_has_each_step_once_and_goes_on_where_it_was(name, run):
 def test_a_run_ends_with_its_own_next_commands_and_where_its_loggers_lie(monkeypatch):
     for name in ("WANDB_MODE", "MLFLOW_TRACKING_URI"):
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("PATH", str(Path(sys.executable).parent))  # an environment that is active
+    python = Path(sys.executable).with_name("python")
+    monkeypatch.setattr(sys, "executable", str(python))
+    monkeypatch.setenv("PATH", str(python.parent))  # an environment that is active
     own = {"dir": "runs/my sums", "steps": 5, "loggers": ["mlflow", "wandb", "mine:Logger"]}
     assert list(next_steps(configure(run=own), "sequential")) == [
         "done: 5 steps in runs/my sums; to go on: --run.steps 10",
