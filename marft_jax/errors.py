@@ -1,8 +1,7 @@
-"""Faults that are not ours: their kinds, and one line for each, with the user's own place in code.
+"""Errors that users cause, and one line for each, with the place in the user's code.
 
-Code and files of others may raise anything: an exception without a text, or one that ends the
-process when it is asked for its text. And text of others is made safe to print: nothing in it can
-steer a terminal or forge a line, and no secret is in it.
+Code and files of others may raise anything, even an exception whose text raises in turn. Text of
+others is made safe to print: it cannot control a terminal or forge a line, and secrets are removed.
 """
 
 from __future__ import annotations
@@ -36,11 +35,11 @@ _SECRETS = ("TOKEN", "KEY", "SECRET", "PASSWORD")  # ends of the names of variab
 
 
 class BadInput(ValueError):
-    """Wrong configuration or data: reported as one line, exit code 2."""
+    """Wrong configuration or data; reported as one line with exit code 2."""
 
 
 class RunFailed(RuntimeError):
-    """A run cannot go on through no fault of its settings: reported as one line, exit code 1."""
+    """A run cannot continue, though its settings are right; one line with exit code 1."""
 
 
 class EpisodesFailed(RunFailed):
@@ -48,17 +47,17 @@ class EpisodesFailed(RunFailed):
 
 
 class Stopped(Exception):
-    """A play was stopped; its episodes are thrown away."""
+    """Playing was stopped; its episodes are dropped."""
 
 
 def exit_with(error: BaseException | str, code: int = 2) -> NoReturn:
-    """Prints an error as one line on stderr and leaves; exit code 2 is bad input."""
+    """Prints an error as one line on stderr and exits; code 2 is bad input."""
     print(f"marft_jax: {one_line(str(error), _LONGEST)}", file=sys.stderr)
     raise SystemExit(code)
 
 
 def described(error: BaseException, bare: type[BaseException] = BadInput) -> str:
-    """Spells an exception on one line, ``Kind: text``; of ``bare`` ones the text alone."""
+    """Describes an exception on one line, ``Kind: text``; only the text for ``bare`` kinds."""
     kind, text = "an exception", "it cannot say what it is"
     with contextlib.suppress(BaseException):
         kind = type(error).__name__
@@ -69,7 +68,7 @@ def described(error: BaseException, bare: type[BaseException] = BadInput) -> str
 
 
 def reason(error: BaseException) -> str:
-    """Says why a file cannot be read or written; the text alone where that is for people."""
+    """Says why a file cannot be read or written."""
     if isinstance(error, OSError) and error.strerror:
         return one_line(error.strerror)
     return described(error, bare=ValueError)
@@ -79,14 +78,13 @@ Spot = BaseException | FrameType | Callable[..., Any]
 
 
 def place(at: Spot | None, own_only: bool = False) -> str:
-    """Finds the place in code of users: `` (file:line)``, or nothing.
+    """Finds the innermost place outside this package: `` (file:line)``, or "".
 
-    That is all code outside this package; their own also lies outside Python and its installed
-    modules.
+    A place in the user's own code, outside Python and installed modules, comes first.
 
     Args:
-        at: what was raised there, what runs there, or what begins there.
-        own_only: nothing rather than a place in an installed module.
+        at: an exception, a running frame, or a function.
+        own_only: returns "" rather than a place in an installed module.
     """
     theirs = [spot for spot in _spots(at) if not spot[0].startswith(_OURS)]
     found = [spot for spot in theirs if _is_own(spot[0])] or ([] if own_only else theirs)
@@ -94,7 +92,7 @@ def place(at: Spot | None, own_only: bool = False) -> str:
 
 
 def _spots(at: Spot | None) -> Iterator[tuple[str, int]]:
-    """Files and lines, the innermost last."""
+    """Yields files and lines, the innermost last."""
     if isinstance(at, BaseException):
         frames = traceback.walk_tb(at.__traceback__)
         yield from ((frame.f_code.co_filename, line) for frame, line in frames)
@@ -112,7 +110,7 @@ def _is_own(filename: str) -> bool:
 
 
 def is_users(filename: str) -> bool:
-    """True for a file of code that is neither ours, nor Python's, nor an installed module's."""
+    """True for a source file outside this package, Python and installed modules."""
     path = Path(filename).absolute()
     if filename.startswith("<") or {"site-packages", "dist-packages"} & set(path.parts):
         return False
@@ -121,7 +119,7 @@ def is_users(filename: str) -> bool:
 
 
 def printable(text: str) -> str:
-    """Spells out everything in a text that would act on a terminal.
+    """Escapes the characters of a text that would act on a terminal.
 
     >>> printable("red: \\x1b[31m")
     'red: \\\\x1b[31m'
@@ -130,7 +128,7 @@ def printable(text: str) -> str:
 
 
 def one_line(text: str, longest: int = 400) -> str:
-    """Puts a text on one line of no more than so many characters, without secrets.
+    """Puts a text on one line of at most ``longest`` characters, without secrets.
 
     >>> one_line("red:\\n\\x1b[31m")
     'red: \\\\x1b[31m'

@@ -1,7 +1,7 @@
-"""Code that users bring: found by name, and the border to what it raises and returns.
+"""Imports users' code by name, and checks what it raises and returns.
 
-It is trusted, and makes mistakes. What passes is a plain value of ours, or a ``Failure`` of one
-line that names the user's own file and line. All checks raise ``BadInput``: expected, got.
+Users' code is trusted, but it makes mistakes. A call of it gives a plain value or a ``Failure``: one
+line with the user's file and line. All checks raise ``BadInput``: expected, got.
 """
 
 from __future__ import annotations
@@ -49,14 +49,14 @@ def load_extra(name: str) -> Any:
 
 
 def load_plugin(name: str, what: str, known: Iterable[str], kind: str = "function") -> Any:
-    """Imports ``package.module:name``; the current directory is searched too.
+    """Imports ``package.module:name``, also from the current directory.
 
     Args:
-        name: as the settings spell it.
-        what, known, kind: the setting, its built-in names, and what it names, for messages.
+        name: the value of the setting.
+        what, known, kind: the setting, its built-in names, and the kind of thing, for messages.
 
     Raises:
-        BadInput: the name has another form, or it cannot be imported.
+        BadInput: the name has another form, or cannot be imported.
     """
     module_name, _, attribute = name.partition(":")
     if not (module_name and attribute):
@@ -82,10 +82,11 @@ def load_plugin(name: str, what: str, known: Iterable[str], kind: str = "functio
 
 
 def source_files(names: Iterable[str]) -> dict[str, Path]:
-    """Finds the source of users' modules and of those that these import, of installed ones none.
+    """Finds the source files of users' modules and of the modules that these import, without
+    installed modules.
 
     Returns:
-        Path below the folder that it is imported from, such as ``package/module.py``, to the file.
+        Path below the folder of the import, such as ``package/module.py``, to the file.
     """
     found, wanted, seen = dict[str, Path](), list(names), set[str]()
     while wanted:
@@ -109,7 +110,7 @@ def source_files(names: Iterable[str]) -> dict[str, Path]:
 
 
 def _imports(file: Path, package: str) -> Iterator[str]:
-    """Yields modules that a file's code names, wherever it imports them."""
+    """Yields the modules that a file imports, anywhere in its code."""
     with contextlib.suppress(SyntaxError, ValueError, ImportError):  # compiled, or above the top
         for node in ast.walk(ast.parse(file.read_bytes())):
             if isinstance(node, ast.Import):
@@ -122,10 +123,10 @@ def _imports(file: Path, package: str) -> Iterator[str]:
 
 
 def load_function(name: str, what: str, table: Mapping[str, _T]) -> _T:
-    """Finds a function of a table, or the one that ``package.module:function`` names.
+    """Finds a function in a table, or imports ``package.module:function``.
 
     Raises:
-        BadInput: there is none.
+        BadInput: there is no such function.
     """
     if name in table:
         return table[name]
@@ -136,25 +137,25 @@ def load_function(name: str, what: str, table: Mapping[str, _T]) -> _T:
 
 
 class Failure(NamedTuple):
-    """Reason why code of a user failed, on one line; ``is_bad_input`` where it broke a contract of
-    ours rather than itself."""
+    """Failure of a user's code, on one line; ``is_bad_input``: it returned something that we do not
+    accept, else it raised."""
 
     text: str
     is_bad_input: bool = False
 
 
 def failure_of(error: BaseException) -> Failure:
-    """Describes what a user's code raised, with its place."""
+    """Describes an exception of a user's code, with its file and line."""
     return Failure(described(error) + place(error), isinstance(error, BadInput))
 
 
 def shown(value: Any) -> str:
-    """Spells a value as messages show it."""
+    """Writes a value for messages, cut to 60 characters."""
     return f"{value!r:.60}"
 
 
 def text_of(what: str, value: Any) -> str:
-    """Checks a text, and makes it one for every tokenizer: lone surrogates become U+FFFD."""
+    """Checks a text, and replaces lone surrogates by U+FFFD, so that any tokenizer takes it."""
     if not isinstance(value, str):
         raise BadInput(f"{what}: expected a text, got {shown(value)}")
     return value.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
@@ -164,7 +165,7 @@ _LARGEST = float(np.finfo(np.float32).max)  # rewards are summed up and learned 
 
 
 def number_of(what: str, value: Any) -> float:
-    """Checks a number: finite, also in float32."""
+    """Checks that a value is a number, finite in float32."""
     wanted = "a number"
     with contextlib.suppress(TypeError, ValueError, OverflowError):
         if not isinstance(value, (str, bytes)):
@@ -175,7 +176,7 @@ def number_of(what: str, value: Any) -> float:
 
 
 def info_of(what: str, value: Any) -> dict[str, Any]:
-    """Checks an info, and makes it one for transcripts: plain values, not too many nor deep."""
+    """Checks an info and converts it to plain values for transcripts, within bounds."""
     if not isinstance(value, Mapping):
         raise BadInput(f"{what}: expected a mapping, got {shown(value)}")
     try:
@@ -185,10 +186,10 @@ def info_of(what: str, value: Any) -> dict[str, Any]:
 
 
 def result_of(result: Any, acted: Collection[str]) -> StepResult:
-    """Checks the answer of an environment to a step.
+    """Checks the result of an environment's step.
 
     Args:
-        result: what its ``step`` returned.
+        result: the value that ``step`` returned.
         acted: names of the agents that acted in the step.
     """
     if not isinstance(result, StepResult):

@@ -31,8 +31,8 @@ from marft_jax.types import OnStep, Sample, TrainedStep, Version
 
 
 def main(argv: Sequence[str] | None = None) -> NoReturn:
-    """Leaves with 0: done; 1: could not go on; 2: bad input; 75: stopped by a signal; finished
-    steps are saved."""
+    """Exits with 0: done; 1: the run failed; 2: bad input; 75: stopped by a signal, with the
+    finished steps saved."""
     words = sys.argv[1:] if argv is None else argv
     with cli.boundary():
         own = [word for word in words if word.replace("-", "_") != _DRY.replace("-", "_")]

@@ -1,4 +1,4 @@
-"""Compilation and memory of programs on each platform."""
+"""Compiler options and memory handling of each platform."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from jax.sharding import Mesh
 
 
 def give_back_freed() -> None:
-    """Hands freed memory back to the system, where the C library can (glibc's ``malloc_trim``).
+    """Returns freed memory to the system, if the C library can (glibc's ``malloc_trim``).
 
-    XLA compiles with millions of small allocations. glibc keeps them when they are freed, between
-    others that live on, so that a process would go on holding gigabytes of nothing.
+    XLA makes millions of small allocations to compile. After they are freed glibc keeps them, as
+    others between them are in use, so the process would hold gigabytes of unused memory.
     """
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:
@@ -22,10 +22,10 @@ def give_back_freed() -> None:
 
 
 def is_crowded(share: float = 0.5) -> bool:
-    """True once compiled programs fill this share of the process's memory mappings.
+    """True if this process uses this share of the memory mappings that Linux allows.
 
-    For a CPU XLA maps each kernel of a program on its own, hundreds to thousands for one, and
-    aborts where Linux grants no more (``vm.max_map_count``, 65530 as a rule).
+    On a CPU XLA maps each kernel of a program by itself, hundreds to thousands per program, and
+    aborts when Linux allows no more mappings (``vm.max_map_count``, usually 65530).
     """
     try:
         most = int(Path("/proc/sys/vm/max_map_count").read_text())
@@ -36,19 +36,19 @@ def is_crowded(share: float = 0.5) -> bool:
 
 
 def drop_programs() -> None:
-    """Forgets all compiled programs; one that is wanted again comes from the compilation cache.
-    No other thread may run one meanwhile."""
+    """Drops all compiled programs; a later call loads them from the compilation cache. No other
+    thread may run a program meanwhile."""
     jax.clear_caches()
     gc.collect()
 
 
 def compiler_options(mesh: Mesh) -> dict[str, str]:
-    """Options for compiling programs that differentiate.
+    """Returns compiler options for programs that differentiate.
 
-    XLA's order of operations on a CPU is made for concurrency: all that is to be computed again in
-    the backward pass it computes at once. In the other order the same program takes a fraction of
-    the memory, and no longer. Products are YNNPACK's, which has a CPU's instructions for bfloat16;
-    its sums are many times slower than XLA's own.
+    On a CPU, XLA's default order of operations is made for concurrency: it recomputes everything
+    that the backward pass needs at once. The memory-optimised order takes a fraction of the memory
+    and the same time. Matrix products use YNNPACK, which has bfloat16 instructions of CPUs; its
+    sums are many times slower than those of XLA, so only products use it.
     """
     if mesh.devices.flat[0].platform != "cpu":
         return {}
@@ -59,15 +59,15 @@ def compiler_options(mesh: Mesh) -> dict[str, str]:
 
 
 def decode_options(mesh: Mesh) -> dict[str, str]:
-    """Options for compiling steps of decoding.
+    """Returns compiler options for decode steps.
 
-    XLA would join the products of a GPU that read the same rows: their matrices, side by side, in
-    one that is written and read anew in every step.
+    On a GPU, XLA would join products that read the same rows: it would copy their matrices side by
+    side into a new matrix in every step.
     """
     gpu = mesh.devices.flat[0].platform == "gpu"
     return {"xla_gpu_dot_merger_threshold_mb": "0"} if gpu else {}
 
 
 def prefill_tokens(mesh: Mesh) -> int:
-    """Most tokens of a prefill: a CPU is hardly faster with more, others while memory lasts."""
+    """Returns the most tokens of a prefill: a CPU is hardly faster with more tokens."""
     return 512 if mesh.devices.flat[0].platform == "cpu" else 8192

@@ -1,4 +1,4 @@
-"""Episodes on their way between processes, as JSON: nothing that is received is ever executed."""
+"""Sends episodes between processes as JSON, so that nothing received is executed."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _ARRAYS = {"prompt": np.int32, "action": np.int32, "logprobs": np.float32}  # of
 
 
 def write_part(played: Played, failure: Sequence[str] | None = None) -> bytes:
-    """Writes what a process played, or its failure: the kind of the error, and the text."""
+    """Writes what a process played, or its failure as (kind of the error, text)."""
     rows = [
         episode._asdict()
         | {"turns": [turn._asdict() | _encoded(turn) for turn in episode.turns]}
@@ -28,10 +28,10 @@ def write_part(played: Played, failure: Sequence[str] | None = None) -> bytes:
 
 
 def read_part(part: bytes) -> tuple[Played, list[str] | None]:
-    """Reads what ``write_part`` wrote.
+    """Reads the bytes of ``write_part``.
 
     Raises:
-        RunFailed: it is anything else.
+        RunFailed: the bytes are something else.
     """
     try:
         read = json.loads(part)

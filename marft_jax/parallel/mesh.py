@@ -1,9 +1,9 @@
-"""Devices to a named mesh, and arrays to their places on it.
+"""Makes a named mesh of devices, and places arrays on it.
 
-Three axes, always: ``data`` (rows), ``fsdp`` (rows, and a share of every matrix) and ``tensor`` (a
-share of every matrix). One device is the mesh (1, 1, 1) and takes the same path. Adapters and the
-critic are replicated; the frozen base follows the table below. With ``mesh.rollout`` there are two
-meshes without a common device: the one that plays has a copy of the base, and gets adapters.
+A mesh always has three axes: ``data`` (rows), ``fsdp`` (rows, and a share of every matrix) and
+``tensor`` (a share of every matrix). One device is the mesh (1, 1, 1). Adapters and critic are
+replicated; the frozen base follows ``BASE_RULES``. With ``mesh.rollout`` there are two meshes
+without a common device: the mesh that plays holds a copy of the base and receives adapters.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ BASE_RULES: Sequence[tuple[str, P]] = (
 def make_meshes(
     config: config_lib.Mesh, devices: Sequence[Any] | None = None, per_process: int | None = None
 ) -> tuple[Mesh, Mesh]:
-    """Meshes that learn and that play: one and the same, or with ``rollout`` one for each.
+    """Makes the mesh that learns and the mesh that plays: the same mesh unless ``rollout`` is set.
 
-    Every process has a share of both; its last devices play. Arguments as of ``make_mesh``.
+    Every process has a share of both; its last devices play. For the arguments see ``make_mesh``.
 
     Raises:
         BadInput: see ``make_mesh``; or the processes cannot share those that play.
@@ -77,12 +77,12 @@ def make_mesh(
     per_process: int | None = None,
     flag: str = "--mesh",
 ) -> Mesh:
-    """Mesh that ``config`` asks for, over all devices of all processes.
+    """Makes the mesh of ``config`` over all devices of all processes.
 
     Args:
-        devices: those of the first process first; all there are by default.
-        per_process: how many a process has; as the devices name it by default.
-        flag: of messages.
+        devices: devices, those of the first process first; all devices by default.
+        per_process: devices of a process; by default counted from the devices.
+        flag: name of the setting in messages.
 
     Raises:
         BadInput: the axes do not multiply to the number of devices, more than one is -1, or a copy
@@ -113,10 +113,11 @@ def make_mesh(
 
 
 def check_heads(mesh: Mesh, heads: int) -> None:
-    """Places along ``tensor`` share whole heads: with parts, they would sum scores in each layer.
+    """Checks that ``tensor`` splits the model into whole heads, as parts of heads would need a sum
+    of scores in each layer.
 
     Raises:
-        BadInput: they cannot; a mesh that can is named.
+        BadInput: it does not; the message names a mesh that does.
     """
     tensor = mesh.shape["tensor"]
     if heads % tensor:
@@ -128,22 +129,22 @@ def check_heads(mesh: Mesh, heads: int) -> None:
 
 
 def _of_first(devices: Sequence[Any]) -> int:
-    """Number of devices of a process: of the first one's, and of every other."""
+    """Counts the devices of the first process; every process has this number."""
     return sum(device.process_index == devices[0].process_index for device in devices)
 
 
 def here(mesh: Mesh) -> Mesh:
-    """Part of a mesh that is this process's: some of its ``data`` rows."""
+    """Returns this process's part of a mesh: some of its ``data`` rows."""
     mine = [row.flat[0].process_index == jax.process_index() for row in mesh.devices]
     return mesh if all(mine) else Mesh(mesh.devices[np.asarray(mine)], AXES)
 
 
 def localize(tree: Any, mesh: Mesh) -> Any:
-    """Arrays of all processes as arrays of this one, without a copy.
+    """Turns arrays of all processes into arrays of this process, without a copy.
 
     Args:
         tree: arrays that are not split along ``data``.
-        mesh: this process's part of theirs.
+        mesh: this process's part of their mesh.
     """
 
     def local(x: jax.Array) -> jax.Array:
@@ -158,8 +159,8 @@ def localize(tree: Any, mesh: Mesh) -> Any:
 
 
 def placed(tree: Any, mesh: Mesh) -> Any:
-    """Replicated arrays on this process's part of a mesh: copied from its other devices, or, where
-    they are there, as they are."""
+    """Places replicated arrays on this process's part of a mesh; arrays that are there already are
+    not copied."""
     there = set(mesh.devices.flat)
 
     def place(x: jax.Array) -> jax.Array:
@@ -171,7 +172,7 @@ def placed(tree: Any, mesh: Mesh) -> Any:
 
 
 def put(tree: Any, sharding: NamedSharding) -> Any:
-    """Host arrays that every process has to their places, of which a process holds some."""
+    """Places host arrays, which every process has; each process holds its parts of them."""
     if sharding.is_fully_addressable:
         return jax.device_put(tree, sharding)
 
@@ -183,7 +184,7 @@ def put(tree: Any, sharding: NamedSharding) -> Any:
 
 
 def fetch(tree: Any) -> Any:
-    """Arrays to the host, all of each, whichever process holds it. Every process must ask."""
+    """Copies whole arrays to the host, from all processes. Every process must call it."""
 
     def whole(x: Any) -> np.ndarray:
         if isinstance(x, jax.Array) and not (x.is_fully_addressable or x.is_fully_replicated):
@@ -195,7 +196,7 @@ def fetch(tree: Any) -> Any:
 
 
 def from_all(x: np.ndarray) -> np.ndarray:
-    """Stacks what each process gives, of equal shapes. Every process must ask."""
+    """Stacks the arrays of all processes, of equal shapes. Every process must call it."""
     first = {device.process_index: device for device in reversed(jax.devices())}
     mesh = Mesh(np.asarray([first[process] for process in sorted(first)]), "processes")
     split = NamedSharding(mesh, P("processes"))
@@ -208,7 +209,7 @@ def _gather(mesh: Mesh) -> Any:
 
 
 def within(mesh: Mesh, function: Callable[..., Any]) -> Callable[..., Any]:
-    """``function``, traced where ``jax.sharding.get_abstract_mesh`` gives this mesh."""
+    """Wraps a function so that ``jax.sharding.get_abstract_mesh`` gives this mesh in its trace."""
 
     @functools.wraps(function)
     def run(*args: Any, **kwargs: Any) -> Any:
@@ -219,9 +220,9 @@ def within(mesh: Mesh, function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def in_turn(mesh: Mesh, program: Any) -> Any:
-    """A compiled function whose calls wait for those of other threads, on a mesh with several
-    devices of this process: each of these must meet the programs in the same order, or two that
-    exchange data would wait for each other for ever."""
+    """Serialises the calls of a compiled function with those of other threads, on a mesh with
+    several devices of this process. Each device must get the programs in the same order; else two
+    programs that exchange data would wait for each other forever."""
     own = [device for device in mesh.devices.flat if device.process_index == jax.process_index()]
     return program if len(own) == 1 else _Locked(program)
 
@@ -241,8 +242,8 @@ class _Locked:
 
 
 def row_axes() -> tuple[str, ...]:
-    """Axes that the leading dimension is split over, in code that is being traced: under a
-    vmap over the places along ``data``, only the others."""
+    """Returns the axes that split the leading dimension in code that is traced: without ``data``
+    under a vmap over its places."""
     try:
         jax.lax.axis_size(PLACES)
     except NameError:
@@ -251,25 +252,25 @@ def row_axes() -> tuple[str, ...]:
 
 
 def row_shards(mesh: Mesh) -> int:
-    """Number of parts that the rows of a batch are split into."""
+    """Returns the number of parts that the rows of a batch are split into."""
     return math.prod(mesh.shape[axis] for axis in _ROW_AXES)
 
 
 def replicated(mesh: Mesh) -> NamedSharding:
-    """Every device holds all of it."""
+    """Returns the sharding in which every device holds the whole array."""
     return NamedSharding(mesh, P())
 
 
 def rows(mesh: Mesh, axis: int = 0) -> NamedSharding:
-    """Dimension ``axis`` is split over the devices that share a batch."""
+    """Returns the sharding that splits dimension ``axis`` over the devices that share a batch."""
     return NamedSharding(mesh, P(*[None] * axis, *ROWS))
 
 
 def base_sharding(mesh: Mesh, path: str, shape: Sequence[int]) -> NamedSharding:
-    """Place of a tensor of the base: the first rule that matches its path.
+    """Returns the sharding of a tensor of the base, by the first rule that matches its path.
 
-    An axis that does not divide its dimension is left out: that dimension is replicated, as are the
-    layers of a stack.
+    If an axis does not divide a dimension, this dimension is replicated, as are the layers of a
+    stack.
     """
     rule = next(spec for pattern, spec in BASE_RULES if re.search(rf"(^|/){pattern}$", path))
     spec = (*[None] * (len(shape) - len(rule)), *rule)
@@ -281,7 +282,7 @@ def base_sharding(mesh: Mesh, path: str, shape: Sequence[int]) -> NamedSharding:
 
 
 def placer(mesh: Mesh) -> Callable[[str, Any], jax.Array]:
-    """A function that puts one named tensor of the base on the mesh."""
+    """Returns a function that places a named tensor of the base on the mesh."""
 
     def place(path: str, array: Any) -> jax.Array:
         return put(array, base_sharding(mesh, path, array.shape))

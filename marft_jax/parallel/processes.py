@@ -1,14 +1,13 @@
-"""Several processes that train one team: a TPU pod slice, GPU nodes, or processes of one machine.
+"""Trains one team with several processes: a TPU pod slice, GPU nodes, or processes of a machine.
 
-Each process plays its own share of a step's episodes on its own devices. The finished episodes are
-gathered everywhere, so that every process packs the same batch; the update is then one program over
-all devices, the base sharded inside a process and replicated across, so that of the model only
-gradients of adapters and critic cross. What text is sampled depends on the step, the episode and
-the turn alone, and so not on how many processes there are.
+Each process plays its share of a step's episodes on its own devices. All processes gather all
+episodes and pack the same batch. The update is one program over all devices. The base is sharded
+inside a process and replicated across processes, so only gradients of adapters and critic travel.
+Sampled text depends only on the step, the episode and the turn, not on the number of processes.
 
-Nobody proves who they are: whoever reaches the coordinator's port, or those that the devices'
-libraries open between the processes, can take part, so this needs a network of its own. What is
-received is read as JSON and checked; nothing in it is ever executed.
+Processes are not authenticated: any program that reaches the coordinator's port, or the ports that
+device libraries open between the processes, can take part. So they need a network of their own.
+Received data is parsed as JSON and checked, and never executed.
 """
 
 from __future__ import annotations
@@ -42,10 +41,10 @@ _TPU_DEVICES = ("/dev/accel[0-9]*", "/dev/vfio/[0-9]*")
 
 
 def start(config: Mesh) -> None:
-    """Joins the other processes, before anything touches a device; alone it joins nobody.
+    """Joins the other processes, if there are any. Call it before JAX touches a device.
 
     Raises:
-        BadInput: the processes are described incompletely, or did not all come in time; or JAX
+        BadInput: settings of the processes are missing, a process did not come in time, or JAX
             finds no device.
     """
     _pass_over_absent_tpu()
@@ -94,8 +93,8 @@ def _join(config: Mesh) -> None:
 
 
 def _pass_over_absent_tpu() -> None:
-    """Keeps JAX from looking for a TPU where libtpu is installed for plans alone: it would print
-    pages of errors before it takes the CPU."""
+    """Stops JAX from looking for a TPU if libtpu is installed, for plans, but there is no TPU. JAX
+    would print pages of errors before it takes the CPU."""
     chips = any(glob.glob(devices) for devices in _TPU_DEVICES)
     other = importlib.util.find_spec("jax_plugins") or os.environ.get("JAX_PLATFORMS")
     if importlib.util.find_spec("libtpu") and not chips and not other:
@@ -103,17 +102,17 @@ def _pass_over_absent_tpu() -> None:
 
 
 def wait_for_all(config: Mesh) -> str:
-    """Waits until all processes are there, and before JAX does: it aborts where one is missing.
+    """Waits until all processes have started. JAX itself aborts if one is missing.
 
-    Each of the others sends its number to the first one, at the coordinator's address, and has an
-    answer when all have called.
+    Each other process sends its number to the first process, at the coordinator's address, and gets
+    an answer when all have called.
 
     Returns:
-        Where the coordinator should listen: at the address that the others call, or at every one
-        where that is none of this machine's (a service, a forwarded port).
+        The address at which the coordinator should listen: the address that the others call, or
+        every address if this is not an address of this machine (a service, a forwarded port).
 
     Raises:
-        BadInput: no such host, a port in use, or a process that does not come in time.
+        BadInput: unknown host, port in use, or a process that does not come in time.
     """
     assert config.coordinator and config.processes and config.process is not None
     host, _, port = config.coordinator.rpartition(":")
@@ -140,7 +139,7 @@ def wait_for_all(config: Mesh) -> str:
 
 
 def _gather_others(host: str, port: int, others: set[int], until: float) -> str:
-    """Listens until every one of ``others`` has called; those that have leave the set."""
+    """Listens until all ``others`` have called; removes each caller from the set."""
     waiting: list[socket.socket] = []
     with _listener(host, port, until) as server, contextlib.ExitStack() as stack:
         where, *_ = server.getsockname()
@@ -160,7 +159,7 @@ def _gather_others(host: str, port: int, others: set[int], until: float) -> str:
 
 
 def _listener(host: str, port: int, until: float) -> socket.socket:
-    """A socket at this host's address, where it is this machine's, or else at every address."""
+    """Opens a socket at this host's address, or at every address if it is not this machine's."""
     resolve = functools.partial(socket.getaddrinfo, host, port, type=socket.SOCK_STREAM)
     found: Any = _retried(resolve, until)
     family, *_, address = found[0]
@@ -186,7 +185,7 @@ def _call_first(host: str, port: int, process: int, until: float) -> None:
 
 
 def _retried(run: Callable[[], _T], until: float) -> _T:
-    """Tries again until then: hosts and their names appear late where many start at once."""
+    """Retries until a time, because hosts and their names may appear late."""
     while True:
         try:
             return run()
@@ -197,13 +196,13 @@ def _retried(run: Callable[[], _T], until: float) -> _T:
 
 
 def share(count: int, processes: int) -> int:
-    """Largest number of so many episodes, or turns, that one process plays."""
+    """Returns the most of ``count`` episodes or turns that one process plays."""
     return -(-count // processes)
 
 
 def end_together(work: Callable[[], int]) -> int:
-    """Does the work and returns its exit code; where that fails because another process is gone,
-    ends this one with exit code 1."""
+    """Does the work and returns its exit code. If it fails because another process is gone, ends
+    this process with exit code 1."""
     try:
         return work()
     except jax.errors.JaxRuntimeError as error:
@@ -225,41 +224,42 @@ def is_lead() -> bool:
 
 
 def any_process(flag: bool) -> bool:
-    """True when ``flag`` is anywhere. Every process must ask, at the same place."""
+    """True if ``flag`` is True in any process. Every process must call it, at the same place."""
     if jax.process_count() == 1:
         return flag
     return bool(np.any(mesh_lib.from_all(np.asarray(flag))))
 
 
 def of_first(number: int) -> int:
-    """Returns the first process's number, below 2^32. Every process must ask, at the same place."""
+    """Returns the number of the first process, below 2^32. Every process must call it, at the same
+    place."""
     if jax.process_count() == 1:
         return number
     return int(mesh_lib.from_all(np.asarray(number, np.uint32))[0])
 
 
 Meet = Callable[[Callable[[], Any]], Any]
-"""Does what all processes do together, in whichever thread, and returns the result."""
+"""Runs a function that all processes must run together, in any thread; returns its result."""
 
 
 def play_on_all(player: Player, meet: Meet) -> Player:
-    """Plays on all processes, see ``PlayerOnAll``; alone, the player itself."""
+    """Returns a player on all processes, see ``PlayerOnAll``, or the player itself if it is alone."""
     return player if jax.process_count() == 1 else PlayerOnAll(player, meet)
 
 
 class PlayerOnAll:
-    """Plays the episodes of a step on all processes; each gets all of them back, in task order.
+    """Plays the episodes of a step on all processes; each process gets all episodes, in task order.
 
     Args:
         player: plays this process's share.
-        meet: exchanges episodes where all processes do it in the same order.
+        meet: runs the exchange of episodes, in the same order in all processes.
     """
 
     def __init__(self, player: Player, meet: Meet = lambda work: work()):
         self._player, self._meet = player, meet
 
     def play(self, samples: Sequence[Sample], step: int) -> Played:
-        """Plays as ``Rollout.play`` does; where it ends early in one process, it does in all."""
+        """Plays as ``Rollout.play`` does; if it ends early in one process, it does so in all."""
         bounds = np.linspace(0, len(samples), jax.process_count() + 1).astype(int)
         low, high = (int(bound) for bound in bounds[jax.process_index() :][:2])
         mine, error = Played([], []), None
@@ -286,7 +286,7 @@ class PlayerOnAll:
 
 
 def gather(mine: Played, failure: Sequence[str] | None) -> list[tuple[Played, list[str] | None]]:
-    """All-gathers what each process played, or why it could not; the first process first.
+    """Gathers from all processes what each played, or its failure; the first process first.
 
     Raises:
         RunFailed: a process sent something else.
