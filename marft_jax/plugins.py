@@ -1,7 +1,7 @@
 """Imports users' code by name, and checks what it raises and returns.
 
-Users' code is trusted, but it makes mistakes. A call of it gives a plain value or a ``Failure``: one
-line with the user's file and line. All checks raise ``BadInput``: expected, got.
+Users' code is trusted, but it makes mistakes. A call of it gives a plain value or a ``Failure``:
+one line with the user's file and line. All checks raise ``BadInput``: expected, got.
 """
 
 from __future__ import annotations

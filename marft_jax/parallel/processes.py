@@ -243,7 +243,7 @@ Meet = Callable[[Callable[[], Any]], Any]
 
 
 def play_on_all(player: Player, meet: Meet) -> Player:
-    """Returns a player on all processes, see ``PlayerOnAll``, or the player itself if it is alone."""
+    """Returns a player on all processes, see ``PlayerOnAll``; for one process the player itself."""
     return player if jax.process_count() == 1 else PlayerOnAll(player, meet)
 
 
