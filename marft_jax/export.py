@@ -121,19 +121,6 @@ def _all_or_nothing(out: Path) -> Iterator[Path]:
         shutil.rmtree(draft, ignore_errors=True)
 
 
-def _own_folder(out: Path, name: str) -> Path:
-    """Makes the folder of an agent or adapter.
-
-    Raises:
-        BadInput: it would lie elsewhere, or is another's.
-    """
-    folder = out / name
-    if folder.resolve().parent != out.resolve() or folder.exists():
-        raise BadInput(f"--out: expected a new folder of its own for {name!r:.80}; rename it")
-    folder.mkdir()
-    return folder
-
-
 def _for_everyone(folder: Path) -> None:
     """Gives files an ordinary program's modes: safetensors keeps its own to their owner."""
     mode = stat.S_IMODE(folder.stat().st_mode)
@@ -162,7 +149,7 @@ def _as_peft(out: Path, session: Session, adapters: lora.Adapters, facts: card.F
     alpha, inside = session.config.lora.alpha, huggingface.layers_in(session.base.source)
     folders: dict[str, list[str]] = {}
     for n, name in enumerate(team.adapter_names[MAIN]):
-        peft.write(_own_folder(out, name), _of(n, adapters), alpha, base, inside)
+        peft.write(out / name, _of(n, adapters), alpha, base, inside)
         members = [team.names[i] for i, owner in enumerate(team.owners) if owner == n]
         card.write(out / name, facts, members, name, base, team.adapter_names[MAIN], plays)
         folders[name] = members
@@ -194,7 +181,7 @@ def _as_merged(
             drawn |= {k: getattr(sampling, k) for k in ("temperature", "top_p", "top_k", "min_p")}
         scale = settings.alpha / settings.rank
         huggingface.write_model(
-            _own_folder(out, name), session.base, _of(owner, adapters), scale, drawn,
+            out / name, session.base, _of(owner, adapters), scale, drawn,
             report=lambda: progress(next(done), total),
         )  # fmt: skip
         card.write(out / name, facts, [name])

@@ -67,7 +67,8 @@ def source(env: Settings, split: Split) -> EnvSource:
         tasks.pick(0)
     except RuntimeError as error:
         workers.close()
-        raise BadInput(f"--env.task {env.task or 'none'}: {error}{_known(env.task)}") from error
+        known = "--env.task takes the names of datasets of the package reasoning-gym"
+        raise BadInput(f"--env.task {env.task or 'none'}: {error}; {known}") from error
     return base.question_source(tasks.pick, tasks.grade, env.horizon, close=workers.close)
 
 
@@ -110,15 +111,3 @@ class _Tasks:
         if not isinstance(scored, dict):
             return Grade(0.0, scored, given)
         return Grade(scored["score"], "right" if scored["score"] >= 1 else "wrong", given)
-
-
-def _known(name: str) -> str:
-    """Suggests names of tasks for an unknown name."""
-    import difflib
-
-    from reasoning_gym.factory import DATASETS  # pyright: ignore[reportMissingImports]
-
-    if name in DATASETS:
-        return ""
-    near = difflib.get_close_matches(name, DATASETS, 3, 0.4)
-    return f"; did you mean {', '.join(near)}?" if near else f"; expected {', '.join(DATASETS)}"

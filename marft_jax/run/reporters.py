@@ -16,14 +16,13 @@ import os
 import statistics
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from rich.console import Console, RenderableType
+from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn
-from rich.table import Table
 from rich.text import Text
 
 from marft_jax.errors import printable
@@ -139,31 +138,10 @@ _LINE = {
     "tok/s": ("throughput/action_tokens_per_s", ",.0f"),
 }
 """Line of a step: label to (pattern of metrics, whose mean is shown; format)."""
-_OF_AN_AGENT = {
-    "reward": ".3f",
-    "approx_kl": ".1e",
-    "loss": ".3f",
-    "entropy": ".3f",
-    "truncated": ".0%",
-    "tokens": ".1f",
-    "grad_norm": ".2g",
-}
-"""Metrics that a terminal shows for each agent, with their formats."""
-
-
-class _Bar(Bar):
-    """Progress bar below a table of the agents' latest numbers."""
-
-    agents: Table | None = None
-
-    def get_renderables(self) -> Iterable[RenderableType]:
-        if self.agents is not None and self.agents.row_count < self.console.height - 4:
-            yield self.agents
-        yield from super().get_renderables()
 
 
 class Display(logging.Handler):
-    """Prints a line per log record; a terminal also shows a line per agent and a bar.
+    """Prints a line per log record; a terminal also shows a bar.
 
     When its terminal or pipe is closed, the display goes quiet.
     """
@@ -173,7 +151,7 @@ class Display(logging.Handler):
         self._console, self._total = console, total_steps
         self._stepped = time.monotonic()
         self._seconds: deque[float] = deque(maxlen=20)
-        self._bar = _Bar(
+        self._bar = Bar(
             TextColumn("training"),
             BarColumn(bar_width=None),
             MofNCompleteColumn(),
@@ -193,7 +171,6 @@ class Display(logging.Handler):
         self._seconds.append(now - self._stepped)
         self._stepped = now
         left = clock(statistics.median_low(self._seconds) * max(self._total - step, 0))
-        self._bar.agents = _agents(metrics)
         self._bar.update(self._steps, completed=step, left=left)
         parts = {label: _mean(metrics, *how) for label, how in _LINE.items()}
         del parts["loss" if parts["loss"] == "-" else "kl"]  # demonstrations have no KL
@@ -273,19 +250,3 @@ def _logging_to(path: Path, display: Display) -> Iterator[None]:
 def _mean(metrics: Mapping[str, float], pattern: str, form: str) -> str:
     values = [value for name, value in metrics.items() if fnmatch.fnmatchcase(name, pattern)]
     return format(statistics.fmean(values), form) if values else "-"
-
-
-def _agents(metrics: Mapping[str, float]) -> Table:
-    """Makes a table of the agents' numbers."""
-    names = dict.fromkeys(name.split("/")[1] for name in metrics if name.startswith("agent/"))
-    shown = {
-        what: form
-        for what, form in _OF_AN_AGENT.items()
-        if any(f"agent/{name}/{what}" in metrics for name in names)
-    }
-    table = Table("agent", *shown, box=None, header_style="dim")
-    for name in names:
-        values = [(metrics.get(f"agent/{name}/{what}"), form) for what, form in shown.items()]
-        cells = ["-" if value is None else format(value, form) for value, form in values]
-        table.add_row(Text(printable(name)), *cells)
-    return table

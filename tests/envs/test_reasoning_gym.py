@@ -60,7 +60,7 @@ def test_held_out_tasks_never_appear_in_training():
 @pytest.mark.parametrize(
     "env, message",
     [
-        ({"task": "sudoko"}, "did you mean"),
+        ({"task": "sudoko"}, "takes the names of datasets"),
         ({"task": "maze", "options": ("min_dist",)}, "expected name=value"),
         ({"task": "maze", "options": ("colour=3",)}, "colour"),
     ],

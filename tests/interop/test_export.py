@@ -282,11 +282,3 @@ def test_no_name_leads_out_of_the_folder_or_onto_another_file(name, form, run, t
     assert "agent 2, name: expected a name" in line
     assert (tmp_path / "README.md").read_text() == "mine"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["README.md", "run"]
-
-
-def test_each_target_is_a_new_folder_inside_the_one_that_is_asked_for(tmp_path):
-    (tmp_path / "there").mkdir()
-    for name in ("..", ".", "a/b", "there"):
-        with pytest.raises(BadInput, match="expected a new folder of its own"):
-            export._own_folder(tmp_path, name)
-    assert export._own_folder(tmp_path, "new").is_dir()

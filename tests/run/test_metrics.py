@@ -216,17 +216,6 @@ def test_a_terminal_gets_a_bar_with_steps_and_time_left(tmp_path):
     assert re.search(r"training.*━.* 2/5 0:0\d left", text)
 
 
-def test_a_terminal_shows_the_agents_by_name(tmp_path):
-    console = terminal_console()
-    with reporter(tmp_path, console=console) as report:
-        own = {"reward": 0.5, "approx_kl": 0.001, "truncated": 0.25}
-        numbers = {f"agent/plan\x1b[2Jer/{key}": value for key, value in own.items()}
-        report.log(2, numbers | {"agent/solver/entropy": 1.5})
-    text = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", shown(console))
-    assert re.search(r"agent +reward +approx_kl +entropy +truncated", text)
-    assert re.search(r"plan\\x1b\[2Jer +0.500 +1.0e-03 +- +25% *\n solver +- +- +1.500 +- ", text)
-
-
 def test_long_work_says_how_far_it_is_and_how_long_it_takes(monkeypatch):
     now = [0.0]
     monkeypatch.setattr(reporters.time, "monotonic", lambda: now[0])
