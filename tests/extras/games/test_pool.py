@@ -120,6 +120,7 @@ def whole(tmp_path_factory):
     return run
 
 
+@pytest.mark.slow
 def test_the_reference_moves_to_the_present_adapters_every_so_many_steps(whole):
     states = {step: arrays_of(whole, step) for step in range(1, 7)}
     for step, state in states.items():
@@ -142,6 +143,7 @@ def test_a_run_with_other_settings_may_be_an_opponent(whole, tmp_path, capsys):
     assert len([*tmp_path.glob("match-*")]) == 2
 
 
+@pytest.mark.slow
 def test_elo_compares_checkpoints_of_a_run_and_the_report_draws_it(whole, capsys):
     with pytest.raises(SystemExit) as left:
         evaluate.main(["--run", str(whole), "--elo", "2", "--limit", "4"])
