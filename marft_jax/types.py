@@ -185,8 +185,22 @@ def html_table(rows: Iterable[tuple[str, str]]) -> str:
     return f"<table>{''.join(lines)}</table>"
 
 
-Credit = Callable[[Episode], np.ndarray]
-"""An episode to the reward of each of its turns, ``float32 [turns]``."""
+class Credit(NamedTuple):
+    """Rule that pays the turns of an episode.
+
+    Attributes:
+        pay: an episode to the reward of each of its turns, ``float32 [turns]``.
+        by_step: each turn, a branch's too, earns its own step reward and not a share of the return.
+        solo: a turn is compared with samples of its agent alone on the task.
+    """
+
+    pay: Callable[[Episode], np.ndarray]
+    by_step: bool = False
+    solo: bool = False
+
+    def __call__(self, episode: Episode) -> np.ndarray:
+        """Rewards of the turns of an episode."""
+        return self.pay(episode)
 
 
 class FailedEpisode(NamedTuple):

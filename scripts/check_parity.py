@@ -142,8 +142,8 @@ class Subject:
         for rows in microbatches(self._pack(self.episodes(actions, places)).rows):
             with self._precise():
                 found, _ = run(self.base.params, self.adapters, alpha, mesh_lib.put(rows, split))
-            there = rows.mask_BA > 0
-            scored.flat[rows.behaviour_BA[there].astype(int)] = np.asarray(found)[there]
+            there = rows.actions.mask_BA > 0
+            scored.flat[rows.actions.behaviour_BA[there].astype(int)] = np.asarray(found)[there]
         return scored
 
     def _compiled(self, function: Callable[..., Any]) -> Callable[..., Any]:

@@ -16,13 +16,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from marft_jax.learning.advantages import (
-    minus_place_mean,
-    minus_siblings,
-    returns_to_go,
-    sizes,
-)
-from marft_jax.learning.batch import chain_of_turns
+from marft_jax.learning.advantages import place_advantage, returns_to_go
+from marft_jax.learning.chain import chain_of_turns
+from marft_jax.learning.siblings import sibling_advantage
 from marft_jax.types import Episode, Turn
 
 AGENTS = ("planner", "bystander", "solver")
@@ -86,8 +82,8 @@ def gradients(rng: np.random.Generator, branches: int, policy: Tables) -> Tables
     ]  # fmt: skip
     rewards = [np.float32([0] * (len(turns) - 1) + [r]) for turns, r in zip(own, paid, strict=True)]
     chain = chain_of_turns(episodes, rewards)
-    compared = minus_place_mean(returns_to_go(chain), sizes(chain, None), chain)
-    advantages_EJ = minus_siblings(chain) if branches else compared
+    compared = place_advantage(returns_to_go(chain), chain)
+    advantages_EJ = sibling_advantage(chain) if branches else compared
     found = [np.zeros_like(logits) for logits in policy]
     for actions, turns, advantages_J in zip(played, own, advantages_EJ, strict=True):
         for t, advantage in zip(turns, advantages_J, strict=False):

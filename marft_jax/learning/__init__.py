@@ -9,16 +9,17 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from marft_jax.learning.advantages import NORMALIZERS
     from marft_jax.learning.algorithms import ALGORITHMS, Algorithm, find_algorithm
-    from marft_jax.learning.batch import Batch, Chain
+    from marft_jax.learning.batch import Batch
+    from marft_jax.learning.chain import Chain
+    from marft_jax.learning.normalizers import NORMALIZERS
 
 __all__ = ["ALGORITHMS", "NORMALIZERS", "Algorithm", "Batch", "Chain", "find_algorithm"]
 
 
 def __getattr__(name: str) -> object:
     if name in __all__:
-        for home in ("advantages", "algorithms", "batch"):
+        for home in ("algorithms", "batch", "chain", "normalizers"):
             module = importlib.import_module(f"marft_jax.learning.{home}")
             if hasattr(module, name):
                 return getattr(module, name)

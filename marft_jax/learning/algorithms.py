@@ -10,10 +10,15 @@ import numpy as np
 
 from marft_jax.config import Algo
 from marft_jax.errors import BadInput
-from marft_jax.learning import advantages as adv
 from marft_jax.learning import losses
 from marft_jax.learning import settings as kinds
-from marft_jax.learning.batch import Chain, Level
+from marft_jax.learning.advantages import magnitudes, place_advantage, returns_to_go
+from marft_jax.learning.chain import Chain
+from marft_jax.learning.credit import CREDITS
+from marft_jax.learning.layers import gae_by_layer
+from marft_jax.learning.moving import moving_advantage, roles
+from marft_jax.learning.normalizers import check_shape, find_normalizer
+from marft_jax.learning.rows import Level
 from marft_jax.plugins import load_plugin, shown
 
 
@@ -40,23 +45,23 @@ Estimated = tuple[np.ndarray, np.ndarray]
 
 
 def _gae(config: kinds.WithCritic, chain: Chain, values_EJ: np.ndarray, _: Any) -> Estimated:
+    """GAE through the layers of the chain; ``returns_lambda`` is the λ of the returns."""
     gamma, gae_lambda = config.gamma, config.gae_lambda
-    advantages_EJ, returns_EJ = adv.gae_by_layer(chain, values_EJ, gamma, gae_lambda)
+    advantages_EJ, returns_EJ = gae_by_layer(chain, values_EJ, gamma, gae_lambda)
     if config.returns_lambda is not None:
-        returns_EJ = adv.gae_by_layer(chain, values_EJ, gamma, config.returns_lambda)[1]
+        returns_EJ = gae_by_layer(chain, values_EJ, gamma, config.returns_lambda)[1]
     return advantages_EJ, returns_EJ
 
 
 def _minus_baseline(config: Algo, chain: Chain, _: Any, baseline_P: np.ndarray) -> Estimated:
-    returns_EJ, sizes_EJ = adv.returns_to_go(chain), adv.sizes(chain, None)
-    if config.branches:
-        if str(config.credit) == "solo":
-            return adv.minus_alone(chain), returns_EJ
-        return adv.minus_siblings(chain, by_step=str(config.credit) == "tree"), returns_EJ
+    """Returns-to-go minus a baseline: of further samples, a moving mean, or the same turns."""
+    returns_EJ = returns_to_go(chain)
+    if (compare := CREDITS[config.credit].advantage) is not None:
+        return compare(chain), returns_EJ
     if config.baseline in ("moving", "role"):
-        over = adv.Cells(chain.weight_EJ, adv.roles(chain, config.baseline))
-        return adv.minus_moving_mean(returns_EJ, sizes_EJ, over, baseline_P), returns_EJ
-    return adv.minus_place_mean(returns_EJ, sizes_EJ, chain), returns_EJ
+        labels_EJ = roles(chain, config.baseline)
+        return moving_advantage(returns_EJ, chain, labels_EJ, baseline_P), returns_EJ
+    return place_advantage(returns_EJ, chain), returns_EJ
 
 
 def _clipped(
@@ -86,7 +91,7 @@ def _score_function(
 
 
 def _ones(config: Algo, chain: Chain, *_: np.ndarray) -> Estimated:
-    return np.ones_like(chain.rewards_EJ), adv.returns_to_go(chain)
+    return np.ones_like(chain.rewards_EJ), returns_to_go(chain)
 
 
 def _cross_entropy(
@@ -133,7 +138,7 @@ def find_algorithm(name: str) -> Algorithm:
         both = found.advantages(config, chain, *numbers)
         if not isinstance(both, tuple) or len(both) != 2:
             raise BadInput(f"{what}: expected (advantages_EJ, returns_EJ), got {shown(both)}")
-        first, second = (adv.check_shape(chain.rewards_EJ, x, what) for x in both)
+        first, second = (check_shape(chain.rewards_EJ, x, what) for x in both)
         return first, second
 
     return found._replace(advantages=advantages)
@@ -152,6 +157,5 @@ def normalized_advantages(
 ) -> Estimated:
     """Computes (advantages_EJ, returns_EJ), the advantages as the losses use them."""
     advantages_EJ, returns_EJ = algorithm.advantages(algo, chain, values_EJ, baseline_P)
-    normalizer = adv.find_normalizer(algo.normalize)
-    sizes_EJ = adv.sizes(chain, values_EJ)
-    return normalizer(advantages_EJ, chain, sizes_EJ, algo.compares), returns_EJ
+    normalizer = find_normalizer(algo.normalize)
+    return normalizer(advantages_EJ, chain, magnitudes(chain, values_EJ), algo.compares), returns_EJ

@@ -1,83 +1,145 @@
-"""Rewards of turns: shaping, credit among the turns of a step, length penalty.
+"""Credit: what each turn of an episode earns, and which further samples it is compared with.
 
-For step t of an episode with the team's reward R, shaped to R' = clip((R + bias)·scale, ±clip):
+For step t of an episode with the team's reward R, shaped to R' = clip((R + bias)·scale, ±clip), a
+rule pays each of the N turns k = 0 … N−1 of the step
 
-    last, equal     R' on the step's last turn
-    step_discount   R'·d^(N−1−k) on turn k = 0 … N−1 of the step
-    per_step, tree  f_k(turn, R, episode) on each turn, shaped like a reward
+    its share of R':            last, equal, siblings, solo: 1 of turn N−1; step_discount: d^(N−1−k)
+    its own step reward, shaped: per_step, tree
 
 Rewards for single agents are added to the agent's last turn of the step, and the length penalty to
-every turn. Each step is credited within its own turns; in a game those of each player for
-themselves, as if it were alone.
+every turn. In a game each player is paid as if its turns were the only ones.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from marft_jax.config import Algo
 from marft_jax.errors import BadInput
+from marft_jax.learning.advantages import place_advantage, returns_to_go
+from marft_jax.learning.chain import Chain, chain_of_turns
+from marft_jax.learning.siblings import sibling_advantage, solo_advantage, step_sibling_advantage
 from marft_jax.learning.step_rewards import StepReward, find_step_reward
 from marft_jax.plugins import failure_of, shown
-from marft_jax.team.prompts import Team
 from marft_jax.types import Credit, Episode, Turn
+
+if TYPE_CHECKING:
+    from marft_jax.team.prompts import Team
+
+
+class CreditRule(NamedTuple):
+    """An entry of the table of credits.
+
+    Attributes:
+        shares: (turns of a step, settings) to each turn's share of the step's reward; None where
+            each turn earns its own step reward.
+        advantage: compares turns with further samples, in place of the algorithm's baseline; None
+            where the rule needs no further samples.
+        solo: the further samples are of each agent alone on the task, and not of single turns.
+        is_common: every agent is logged with the whole reward of the team.
+    """
+
+    shares: Callable[[int, Algo], list[float]] | None
+    advantage: Callable[[Chain], np.ndarray] | None = None
+    solo: bool = False
+    is_common: bool = False
+
+    @property
+    def by_step(self) -> bool:
+        """True where each turn earns its own step reward."""
+        return self.shares is None
+
+
+def _last_turn(turns: int, algo: Algo) -> list[float]:
+    """All for the last turn."""
+    return [0.0] * (turns - 1) + [1.0]
+
+
+def _discounted(turns: int, algo: Algo) -> list[float]:
+    """d^(N−1−k), d = ``algo.credit_discount``."""
+    return [algo.credit_discount**behind for behind in reversed(range(turns))]
+
+
+CREDITS = {
+    "last": CreditRule(_last_turn),
+    "equal": CreditRule(_last_turn, is_common=True),
+    "step_discount": CreditRule(_discounted),
+    "per_step": CreditRule(None),
+    "siblings": CreditRule(_last_turn, sibling_advantage),
+    "tree": CreditRule(None, step_sibling_advantage),
+    "solo": CreditRule(_last_turn, solo_advantage, solo=True),
+}
+"""Value of ``algo.credit`` to its rule."""
 
 
 def make_credit(algo: Algo, team: Team) -> Credit:
-    """Makes the credit rule that the settings ask for.
+    """Makes the credit that the settings ask for.
 
     Raises:
         BadInput: ``per_step`` and an agent without a step reward, or one that cannot be loaded.
     """
-    by_step = _pays_by_step(algo)
-    functions = _step_rewards(algo, team) if by_step else ()
+    rule = CREDITS[algo.credit]
+    functions = _step_rewards(algo, team) if rule.by_step else ()
 
-    def credit(episode: Episode) -> np.ndarray:
+    def pay(episode: Episode) -> np.ndarray:
         rewards_K = np.zeros(len(episode.turns), np.float32)
         for step, result in enumerate(episode.results):
             so_far = [k for k, turn in enumerate(episode.turns) if turn.step <= step]
             if not so_far or episode.turns[so_far[-1]].step < step:
                 continue
             for turns in _of_players(episode, step, so_far):
-                if by_step:
+                if rule.shares is None:
                     for k in turns:
                         turn = episode.turns[k]
                         score = _score(functions[turn.agent], turn, result.reward, episode)
                         rewards_K[k] += shape_reward(score, algo)
                 else:
-                    discount = algo.credit_discount if algo.credit == "step_discount" else 0.0
-                    for behind, k in enumerate(reversed(turns)):
-                        if weight := discount**behind:  # 0 * infinity would be NaN
-                            rewards_K[k] += weight * shape_reward(result.reward, algo)
+                    for k, share in zip(turns, rule.shares(len(turns), algo), strict=True):
+                        if share:  # 0 * infinity would be NaN
+                            rewards_K[k] += share * shape_reward(result.reward, algo)
             for k, reward in _own_rewards(episode, step, so_far):
                 rewards_K[k] += shape_reward(reward, algo, bias=0.0)
         if algo.overlong_buffer:
             rewards_K -= [_length_penalty(turn, algo) for turn in episode.turns]
         return rewards_K
 
-    return credit
+    return Credit(pay, rule.by_step, rule.solo)
 
 
-def _pays_by_step(algo: Algo) -> bool:
-    return str(algo.credit) in ("per_step", "tree")  # tree: of the algorithms with branches
-
-
-def size_of(episode: Episode, algo: Algo) -> float:
+def reward_size(episode: Episode, algo: Algo) -> float:
     """Sum of the absolute values of all that an episode's rewards were added up from.
 
     What was added may cancel out: a reward of 0.3 and a bias of -0.3 leave a rounding of 0.3.
     """
     bias, limit = abs(algo.reward_bias), algo.reward_clip
-    size = 0.0
+    size, by_step = 0.0, CREDITS[algo.credit].by_step
     for result in episode.results:
-        paid = 0.0 if _pays_by_step(algo) else result.reward
+        paid = 0.0 if by_step else result.reward
         for reward in (paid, *result.agent_rewards.values()):
             part = (abs(reward) + bias) * abs(algo.reward_scale)
             size += part if limit is None else min(part, limit)
     return size + (algo.overlong_penalty * len(episode.turns) if algo.overlong_buffer else 0.0)
+
+
+def groups_with_signal(
+    episodes: Sequence[Episode], rewards: Sequence[np.ndarray], algo: Algo | None = None
+) -> set[int]:
+    """Finds the groups in which turns that are compared differ in return-to-go.
+
+    The other groups would teach nothing.
+
+    Args:
+        rewards: of the turns of each episode.
+        algo: the settings that credited them; by default nothing was added to a reward.
+    """
+    sizes = None if algo is None else [reward_size(episode, algo) for episode in episodes]
+    chain = chain_of_turns(episodes, rewards, sizes)
+    differ_E = np.any(place_advantage(returns_to_go(chain), chain), axis=1)
+    return {episodes[e].group for e in chain.origin.episode_E[differ_E]}
 
 
 def shape_reward(reward: float, algo: Algo, bias: float | None = None) -> float:
@@ -87,20 +149,21 @@ def shape_reward(reward: float, algo: Algo, bias: float | None = None) -> float:
     return value if limit is None else min(max(value, -limit), limit)
 
 
-def agent_reward(episode: Episode, rewards_K: np.ndarray, agent: int, how: str) -> float | None:
-    """Sums an agent's rewards for the log; with credit ``equal`` it has the team's.
+def agent_reward(episode: Episode, rewards_K: np.ndarray, agent: int, credit: str) -> float | None:
+    """Sums an agent's rewards for the log; None where the agent did not act.
 
-    None where it did not act.
+    With credit ``equal`` every agent of a team is logged with the team's reward.
     """
-    how = "last" if episode.turns[0].player else how
     acted = [k for k, turn in enumerate(episode.turns) if turn.agent == agent]
     if not acted:
         return None
-    return episode.reward if how == "equal" else float(rewards_K[acted].sum())
+    if CREDITS[credit].is_common and not episode.turns[0].player:
+        return episode.reward
+    return float(rewards_K[acted].sum())
 
 
 def _of_players(episode: Episode, step: int, so_far: Sequence[int]) -> list[list[int]]:
-    """Turns of each player in a step; of one that did not act in it, the last one before."""
+    """Turns of each player in a step; for a player that did not act in it, its last turn before."""
     found = []
     for player in dict.fromkeys(episode.turns[k].player for k in so_far):
         turns = [k for k in so_far if episode.turns[k].player == player]
@@ -109,8 +172,10 @@ def _of_players(episode: Episode, step: int, so_far: Sequence[int]) -> list[list
 
 
 def _own_rewards(episode: Episode, step: int, so_far: Sequence[int]) -> list[tuple[int, float]]:
-    """(turn, reward) for the rewards that the environment meant for single agents or players; who
-    never acted in a game has no decision that earned it."""
+    """(turn, reward) for the rewards that the environment meant for single agents or players.
+
+    A player that never acted in a game has no turn that earned its reward, so it is left out.
+    """
     paid = []
     for name, reward in episode.results[step].agent_rewards.items():
         turns = [(k, episode.turns[k]) for k in so_far]
@@ -142,7 +207,7 @@ def _step_rewards(algo: Algo, team: Team) -> list[StepReward]:
     functions = []
     for profile in team.profiles:
         name = profile.reward or algo.step_reward
-        if name is None and algo.branches:
+        if name is None and CREDITS[algo.credit].advantage is not None:
             name = "verifier"  # the team's reward of the step
         if name is None:
             raise BadInput(

@@ -4,8 +4,8 @@
     heads    one head per agent over the same features
     lora     one head; features of the base with an adapter per agent, which learns with it
 
-Without adapters the features of a batch are computed once and serve every epoch. A head is a
-bias-free MLP with ReLU, in float32, as in the first MARFT release.
+Without adapters the features of a batch are computed once, for all epochs. A head is an MLP with
+ReLU and without bias, in float32, as in the first MARFT release.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Critic(NamedTuple):
 def init(
     key: jax.Array, settings: LearnerSettings, decoder_config: DecoderConfig, agents: int
 ) -> Critic:
-    """Draws He-normal hidden layers and a small last one: first values are near zero."""
+    """Draws He-normal hidden layers and a small last layer, so that first values are near zero."""
     if settings.critic is None:
         return Critic([], {})
     mode, hidden = settings.critic.mode, settings.critic.hidden
@@ -56,7 +56,7 @@ def init(
 
 
 def values(head: list[jax.Array], features: jax.Array, agents: jax.Array) -> jax.Array:
-    """V of each decision by its agent's head.
+    """Computes V of each decision with its agent's head.
 
     Args:
         features: ``[..., D]``.
@@ -79,6 +79,6 @@ def values(head: list[jax.Array], features: jax.Array, agents: jax.Array) -> jax
 
 
 def decisions(critic: Critic, decisions_P: jax.Array) -> Critic:
-    """Counts the decisions that each head and each adapter values, given those of each agent."""
+    """Counts the decisions of each head and each adapter, given the decisions of each agent."""
     shared = bool(critic.head) and critic.head[0].shape[0] == 1
     return Critic(decisions_P.sum(keepdims=True) if shared else decisions_P, decisions_P)

@@ -11,24 +11,31 @@ import jax.numpy as jnp
 
 from marft_jax.learning import critic as critic_lib
 from marft_jax.learning import logprobs, losses
-from marft_jax.learning.batch import Rows
+from marft_jax.learning.estimates import LossWeights
+from marft_jax.learning.rows import Rows
 from marft_jax.learning.settings import LearnerSettings
-from marft_jax.learning.values import Static, values
+from marft_jax.learning.values import LearnerSpec, values
 from marft_jax.models import lora
 from marft_jax.models.decoder import Base
 from marft_jax.parallel import mesh as mesh_lib
+
+
+class CriticTargets(NamedTuple):
+    """Numbers that the critic's loss reads."""
+
+    returns_BX: jax.Array  # divided by the values' scale
+    values_BX: jax.Array  # the critic's outputs before the update
+    features_BXD: jax.Array | None  # input of a critic without adapters
 
 
 class Targets(NamedTuple):
     """Numbers that losses read besides the rows, None where the settings do not ask for them."""
 
     advantages_BX: jax.Array  # of each decision
-    returns_BX: jax.Array  # in the values' scale
-    values_BX: jax.Array | None = None  # the critic's, before the update
-    features_BXD: jax.Array | None = None  # read by a critic without adapters
+    weights: LossWeights | None = None  # of the decisions in the policy loss, ``[B, X]``
+    critic: CriticTargets | None = None
     reference_BA: jax.Array | None = None  # log-probs of the reference, for a KL in the loss
     proximal_BA: jax.Array | None = None  # log-probs of the policy at the start of the update
-    loss_BX: tuple[jax.Array, jax.Array, jax.Array] | None = None  # as of ``estimates.Loss``
 
 
 class AdapterSums(NamedTuple):
@@ -37,7 +44,7 @@ class AdapterSums(NamedTuple):
     decisions_N: jax.Array
     count_N: jax.Array  # the gradient is divided by this
     kl_N: jax.Array  # of the update
-    taught_N: jax.Array  # decisions with an advantage that counts
+    nonzero_advantages_N: jax.Array  # decisions with an advantage that counts
 
 
 class TeamSums(NamedTuple):
@@ -93,7 +100,7 @@ def _zeros(places: int, agents: int, adapters: lora.Adapters, critic: critic_lib
 
 
 def accumulate(
-    static: Static,
+    spec: LearnerSpec,
     places: int,
     *,
     base: Base,
@@ -111,7 +118,7 @@ def accumulate(
     """
     r, t = jax.tree.map(lambda x: x.reshape(places, -1, *x.shape[1:]), (rows, targets))
     everywhere = jax.vmap(
-        lambda r, t: gradients(static, base, adapters, critic, r, t),
+        lambda r, t: gradients(spec, base, adapters, critic, r, t),
         axis_name=mesh_lib.PLACES,
         spmd_axis_name="data",
     )
@@ -119,7 +126,7 @@ def accumulate(
 
 
 def gradients(
-    static: Static,
+    spec: LearnerSpec,
     base: Base,
     adapters: lora.Adapters,
     critic: critic_lib.Critic,
@@ -132,26 +139,26 @@ def gradients(
     NaN, and changes no other: it stops where the loss ends, as behind it, in the products that all
     adapters share, 0 * NaN is NaN.
     """
-    broken_BA = jnp.zeros_like(r.mask_BA)
+    broken_BA = jnp.zeros_like(r.actions.mask_BA)
     mask_BA, _, owner_BA = logprobs.decision_labels(r, "token")
     with jax.named_scope("policy"):
-        policy = jax.grad(functools.partial(_policy_loss, static, base, r=r, t=t), (0, 1), True)
+        policy = jax.grad(functools.partial(_policy_loss, spec, base, r=r, t=t), (0, 1), True)
         (grad_policy, broken_BA), (logprobs_BA, seen) = policy(adapters, broken_BA)
         count = lora.shape_of(adapters)[0]
         grad_policy = _void(grad_policy, _sums_by(owner_BA, mask_BA, count)(broken_BA))
     critic_loss, grad_critic = jnp.zeros(()), critic
-    if static.settings.critic is not None and t.values_BX is not None:
-        mask_BX, agent_BX, _ = logprobs.decision_labels(r, static.algorithm.level)
+    if t.critic is not None:
+        mask_BX, agent_BX, _ = logprobs.decision_labels(r, spec.algorithm.level)
         with jax.named_scope("critic"):
-            value = functools.partial(_value_loss, static, base, r=r, t=t, old_BX=t.values_BX)
+            value = functools.partial(_value_loss, spec, base, r=r, t=t.critic)
             critic_loss, (grad_critic, broken_BX) = jax.value_and_grad(value, (0, 1))(
                 critic, jnp.zeros_like(mask_BX)
             )
-            broken_P = _sums_by(agent_BX, mask_BX, static.agents)(broken_BX)
+            broken_P = _sums_by(agent_BX, mask_BX, spec.agents)(broken_BX)
             broken = critic_lib.decisions(critic, broken_P)
             grad_critic = critic_lib.Critic(*map(_void, grad_critic, broken))
-    own = _adapter_sums(static, seen, r, t, count)
-    team = _team_sums(static, logprobs_BA, seen, r, t, critic_loss)
+    own = _adapter_sums(spec, seen, r, t, count)
+    team = _team_sums(spec, logprobs_BA, seen, r, t, critic_loss)
     return Totals(grad_policy, own, grad_critic, team)
 
 
@@ -189,7 +196,7 @@ def _sums_by(labels: jax.Array, mask: jax.Array, size: int) -> Callable[[jax.Arr
 
 
 def _policy_loss(
-    static: Static,
+    spec: LearnerSpec,
     base: Base,
     adapters: lora.Adapters,
     broken_BA: jax.Array,
@@ -197,43 +204,47 @@ def _policy_loss(
     r: Rows[jax.Array],
     t: Targets,
 ) -> tuple[jax.Array, tuple[jax.Array, dict[str, jax.Array]]]:
-    """Sum over decisions of weight · policy loss − entropy_coef · entropy + kl_coef · KL.
+    """Σ over decisions of correction · policy loss − entropy_coef · entropy + kl_coef · KL.
 
-    Also returns logprobs_BA, and the numbers of each decision that the metrics are means of.
-    The gradient of ``broken_BA`` says at which tokens that of the loss is not finite.
+    Args:
+        broken_BA: zeros; its gradient is 1 at tokens where that of the loss is not finite.
+
+    Returns:
+        (loss, (logprobs_BA, numbers of each decision that metrics are means of)).
     """
-    settings, algo, level = static.settings, static.settings.algo, static.algorithm.level
+    settings, algo, level = spec.settings, spec.settings.algo, spec.algorithm.level
     mask_BX, _, _ = logprobs.decision_labels(r, level)
     logprobs_BA, entropy_BA = logprobs.action_logprobs(
-        static.graphdef, base, adapters, settings.lora.alpha, r, algo.entropy_coef != 0
+        spec.graphdef, base, adapters, settings.lora.alpha, r, algo.entropy_coef != 0
     )
     logprobs_BA = _bounded(logprobs_BA, broken_BA)
 
     def log_prob(x_BA: jax.Array) -> jax.Array:
-        return logprobs.per_decision(x_BA, r, level, r.divisor_BK)
+        return logprobs.per_decision(x_BA, r, level, r.turns.divisor_BK)
 
     def mean(x_BA: jax.Array) -> jax.Array:
-        return logprobs.per_decision(x_BA, r, level, r.tokens_BK)
+        return logprobs.per_decision(x_BA, r, level, r.turns.tokens_BK)
 
-    new_BX, old_BX, entropy_BX = log_prob(logprobs_BA), log_prob(r.behaviour_BA), mean(entropy_BA)
+    new_BX, old_BX = log_prob(logprobs_BA), log_prob(r.actions.behaviour_BA)
     correction_BX = jnp.ones_like(mask_BX)
     if t.proximal_BA is not None:
         behaviour_BX, old_BX = old_BX, log_prob(t.proximal_BA)
         stale = (old_BX, behaviour_BX)
         if algo.correction_of == "sequence":  # the log-probs of an action, for all its tokens
-            old, behaviour = t.proximal_BA, r.behaviour_BA
+            old, behaviour = t.proximal_BA, r.actions.behaviour_BA
             stale = (logprobs.turn_sums(old, r), logprobs.turn_sums(behaviour, r))
         correction_BX = losses.correction_weight(
             *stale, settings.correction, algo.correction_cap, algo.correction_floor
         )
-    loss_BX = static.algorithm.policy_loss(algo, new_BX, old_BX, t.advantages_BX) * correction_BX
-    bonus_BX = algo.entropy_coef if t.loss_BX is None else t.loss_BX[2]
+    loss_BX = spec.algorithm.policy_loss(algo, new_BX, old_BX, t.advantages_BX) * correction_BX
+    bonus_BX = algo.entropy_coef if t.weights is None else t.weights.entropy
+    entropy_BX = mean(entropy_BA)
     loss_BX = loss_BX - bonus_BX * entropy_BX
     if t.reference_BA is not None:
         kl_BA = losses.reference_kl(logprobs_BA, t.reference_BA, algo.estimator)
-        loss_BX = loss_BX + algo.kl_coef * mean(kl_BA * r.mask_BA)
-    if t.loss_BX is not None:
-        loss_BX = loss_BX * t.loss_BX[0]
+        loss_BX = loss_BX + algo.kl_coef * mean(kl_BA * r.actions.mask_BA)
+    if t.weights is not None:
+        loss_BX = loss_BX * t.weights.weight
     seen = {
         "entropy": entropy_BX,
         "approx_kl": losses.approx_kl(new_BX, old_BX),
@@ -244,45 +255,44 @@ def _policy_loss(
 
 
 def _value_loss(
-    static: Static,
+    spec: LearnerSpec,
     base: Base,
     critic: critic_lib.Critic,
     broken_BX: jax.Array,
     *,
     r: Rows[jax.Array],
-    t: Targets,
-    old_BX: jax.Array,
+    t: CriticTargets,
 ) -> jax.Array:
     """Sum over decisions of the critic's error; ``broken_BX`` as of ``_policy_loss``."""
-    algo, level = static.settings.algo, static.algorithm.level
+    algo, level = spec.settings.algo, spec.algorithm.level
     mask_BX, _, _ = logprobs.decision_labels(r, level)
-    values_BX = _bounded(values(static, base, critic, r, t.features_BXD), broken_BX)
-    error_BX = losses.value_loss(values_BX, old_BX, t.returns_BX, algo.value_clip, algo.huber_delta)
+    values_BX = _bounded(values(spec, base, critic, r, t.features_BXD), broken_BX)
+    error_BX = losses.value_loss(
+        values_BX, t.values_BX, t.returns_BX, algo.value_clip, algo.huber_delta
+    )
     return jnp.sum(error_BX * mask_BX)
 
 
-def _weighted(t: Targets) -> jax.Array:
-    """Advantages as far as they count."""
-    return t.advantages_BX if t.loss_BX is None else t.advantages_BX * t.loss_BX[0]
-
-
 def _adapter_sums(
-    static: Static, seen: dict[str, jax.Array], r: Rows[jax.Array], t: Targets, adapters: int
+    spec: LearnerSpec, seen: dict[str, jax.Array], r: Rows[jax.Array], t: Targets, adapters: int
 ) -> AdapterSums:
     """Sums up the numbers of a microbatch's decisions by adapter."""
-    mask_BX, _, owner_BX = logprobs.decision_labels(r, static.algorithm.level)
+    mask_BX, _, owner_BX = logprobs.decision_labels(r, spec.algorithm.level)
     by_owner = _sums_by(owner_BX, mask_BX, adapters)
-    ones_BX = jnp.ones_like(mask_BX)
+    ones_BX = count_BX = jnp.ones_like(mask_BX)
+    advantages_BX = t.advantages_BX
+    if t.weights is not None:
+        count_BX, advantages_BX = t.weights.count, advantages_BX * t.weights.weight
     return AdapterSums(
         decisions_N=by_owner(ones_BX),
-        count_N=by_owner(ones_BX if t.loss_BX is None else t.loss_BX[1]),
+        count_N=by_owner(count_BX),
         kl_N=by_owner(seen["approx_kl"]),
-        taught_N=by_owner(_weighted(t) * seen["correction_weight"] != 0),
+        nonzero_advantages_N=by_owner(advantages_BX * seen["correction_weight"] != 0),
     )
 
 
 def _team_sums(
-    static: Static,
+    spec: LearnerSpec,
     logprobs_BA: jax.Array,
     seen: dict[str, jax.Array],
     r: Rows[jax.Array],
@@ -290,20 +300,20 @@ def _team_sums(
     critic_loss: jax.Array,
 ) -> TeamSums:
     """Sums up the numbers of a microbatch's decisions by agent."""
-    mask_BX, agent_BX, _ = logprobs.decision_labels(r, static.algorithm.level)
-    by_agent = _sums_by(agent_BX, mask_BX, static.agents)
-    by_token = _sums_by(logprobs.token_agents(r), r.mask_BA, static.agents)
+    mask_BX, agent_BX, _ = logprobs.decision_labels(r, spec.algorithm.level)
+    by_agent = _sums_by(agent_BX, mask_BX, spec.agents)
+    by_token = _sums_by(logprobs.token_agents(r), r.actions.mask_BA, spec.agents)
     return TeamSums(
         per_agent={name: by_agent(seen[name]) for name in _MEANS}
         | {
             "decisions": by_agent(jnp.ones_like(mask_BX)),
-            "tokens": by_token(jnp.ones_like(r.mask_BA)),
-            "logprob_gap": by_token(jnp.abs(logprobs_BA - r.behaviour_BA)),
+            "tokens": by_token(jnp.ones_like(r.actions.mask_BA)),
+            "logprob_gap": by_token(jnp.abs(logprobs_BA - r.actions.behaviour_BA)),
         },
         critic_loss=critic_loss,
         nonfinite={
             "logprobs": by_token(~jnp.isfinite(logprobs_BA)),
-            "behaviour logprobs": by_token(~jnp.isfinite(r.behaviour_BA)),
+            "behaviour logprobs": by_token(~jnp.isfinite(r.actions.behaviour_BA)),
             "advantages": by_agent(~jnp.isfinite(t.advantages_BX)),
         },
     )

@@ -21,22 +21,23 @@ from marft_jax import random_keys
 from marft_jax.learning import batch as batch_lib
 from marft_jax.learning import critic as critic_lib
 from marft_jax.learning import gradients, optimiser
-from marft_jax.learning.advantages import ROLES, ROUNDING
 from marft_jax.learning.algorithms import Algorithm
-from marft_jax.learning.batch import Rows
-from marft_jax.learning.estimates import (
-    Estimates,
-    by_agent,
-    estimate,
-    per_turn,
-    to_chain,
-    to_rows,
-)
-from marft_jax.learning.gradients import Targets
+from marft_jax.learning.cells import ROUNDING
+from marft_jax.learning.estimates import Estimates, estimate
+from marft_jax.learning.gradients import CriticTargets, Targets
 from marft_jax.learning.logprobs import Graph, dtype_of
+from marft_jax.learning.moving import ROLES
+from marft_jax.learning.rows import Rows, means_by_agent, sums_by_turn
 from marft_jax.learning.settings import LearnerSettings
-from marft_jax.learning.state import Moving, PolicyState, TrainState, Version
-from marft_jax.learning.values import Scored, Static, proximal, reads_base, reads_prompts, score
+from marft_jax.learning.state import EMA, PolicyState, TrainState, Version
+from marft_jax.learning.values import (
+    LearnerSpec,
+    Scored,
+    proximal,
+    reads_base,
+    reads_prompts,
+    score,
+)
 from marft_jax.models import lora
 from marft_jax.models.decoder import DecoderConfig
 from marft_jax.models.weights.load import BaseModel
@@ -141,7 +142,7 @@ class Learner:
     def loss(self, state: TrainState, batch: batch_lib.Batch) -> np.ndarray:
         """Cross-entropy per token of each agent's actions, ``[agents]``; nothing is learned."""
         logprobs_UBA = self._batch_logprobs(state.adapters, batch)
-        return -by_agent(logprobs_UBA, batch.rows, len(self._team.profiles))
+        return -means_by_agent(logprobs_UBA, batch.rows, len(self._team.profiles))
 
     def action_logprobs(
         self, adapters: Mapping[str, lora.Adapters], episodes: Sequence[Episode]
@@ -150,7 +151,7 @@ class Learner:
         zeros = [np.zeros(len(episode.turns), np.float32) for episode in episodes]
         batch = self.pack(episodes, zeros, level="action", prompts=False)
         logprobs_UBA = self._batch_logprobs(adapters, batch)
-        sums_EJ = to_chain(per_turn(logprobs_UBA, batch.rows), batch.chain)
+        sums_EJ = batch.chain.gather(sums_by_turn(logprobs_UBA, batch.rows))
         return [row[: len(e.turns)] for row, e in zip(sums_EJ, episodes, strict=True)]
 
     def trainable(self, step: int) -> dict[str, np.ndarray]:
@@ -247,19 +248,25 @@ class Learner:
         estimates: Estimates,
     ) -> Callable[[str, int], Targets]:
         """Makes the targets of a base's microbatch when they are first asked for."""
-        advantages_UBX = to_rows(estimates.advantages_EJ, batch.chain)
-        returns_UBX = to_rows(estimates.targets_EJ, batch.chain)
-        loss_UBX = [to_rows(x_EJ, batch.chain) for x_EJ in estimates.loss or ()]
+        scatter = batch.chain.scatter
+        advantages_UBX, returns_UBX = map(scatter, (estimates.advantages_EJ, estimates.targets_EJ))
+        weights = jax.tree.map(scatter, estimates.weights)
         in_loss = self._settings.algo.kl_in == "loss"
 
         @functools.cache  # they serve every epoch
         def of(base: str, u: int) -> Targets:
             values_BX, features_BXD, reference_BA = scored[base][u]
-            reference_BA = reference_BA if in_loss else None
-            numbers = advantages_UBX[u], returns_UBX[u], values_BX, features_BXD, reference_BA
-            loss_BX = tuple(x_UBX[u] for x_UBX in loss_UBX) or None
-            proximal_BA = present[base][u] if base in present else None
-            return Targets(*self._place((*numbers, proximal_BA, loss_BX)))
+            critic = None
+            if values_BX is not None:
+                critic = CriticTargets(returns_UBX[u], values_BX, features_BXD)
+            targets = Targets(
+                advantages_UBX[u],
+                weights=jax.tree.map(lambda x_UBX: x_UBX[u], weights),
+                critic=critic,
+                reference_BA=reference_BA if in_loss else None,
+                proximal_BA=present[base][u] if base in present else None,
+            )
+            return self._place(targets)
 
         return of
 
@@ -336,11 +343,11 @@ def programs(
         return mesh_lib.in_turn(mesh, jax.jit(run, out_shardings=sharding, **how))
 
     def of_base(graphdef: Graph) -> BasePrograms:
-        static = Static(graphdef, settings, algorithm, agents)
+        spec = LearnerSpec(graphdef, settings, algorithm, agents)
         return BasePrograms(
-            score=compiled(split, score, static, **options),
-            proximal=compiled(split, proximal, static, **options),
-            accumulate=compiled(apart, gradients.accumulate, static, places, **summed, **options),
+            score=compiled(split, score, spec, **options),
+            proximal=compiled(split, proximal, spec, **options),
+            accumulate=compiled(apart, gradients.accumulate, spec, places, **summed, **options),
         )
 
     configs = {base: decoder_config for base, (decoder_config, _) in decoders.items()}
@@ -392,8 +399,8 @@ def fresh(
         policies=policies,
         critic=critics,
         critic_opt=critic_opts,
-        baseline=Moving(none, none),
-        values_scale=Moving(jnp.zeros(()), jnp.zeros(())),
+        baseline=EMA(none, none),
+        values_scale=EMA(jnp.zeros(()), jnp.zeros(())),
         lr_scale=jnp.float32(1),
         progress=progress,
         parts={},

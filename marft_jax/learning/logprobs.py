@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from marft_jax.learning.batch import Level, Rows
+from marft_jax.learning.rows import Level, Rows
 from marft_jax.models import decoder, lora
 from marft_jax.models.ops.products import times
 from marft_jax.models.ops.reductions import log_softmax, total
@@ -35,7 +35,7 @@ def hidden_states(
         fused = lora.fuse(adapters, alpha, dtype_of(base))
         mask = lora.owner_mask(owners_BT, fused)
     hidden_BTD, _ = decoder.forward(
-        graphdef, base, r.tokens_BT, r.positions_BT, r.until_BT, fused, mask
+        graphdef, base, r.tokens.ids_BT, r.tokens.positions_BT, r.tokens.last_reader_BT, fused, mask
     )
     return jnp.take_along_axis(hidden_BTD, index_BX[..., None], axis=1)
 
@@ -49,10 +49,11 @@ def score_actions(
 ) -> tuple[jax.Array, jax.Array]:
     """Log-prob at the sampling temperature, and entropy, of every action token of a microbatch.
 
-    The vocabulary projection sees action positions only, a chunk at a time, so that
-    ``[rows, tokens, vocabulary]`` never exists: the backward pass computes the logits of a chunk
-    again. Where only log-probs are learned from, the forward pass keeps their gradient, which is as
-    small as the hidden states, and spares one of three products with the vocabulary.
+    The vocabulary projection reads action positions only, one chunk at a time, so that an array
+    ``[rows, tokens, vocabulary]`` never exists. The backward pass computes the logits of a chunk
+    again. Where the entropy has no gradient, the forward pass keeps the gradient of the log-probs
+    instead. This gradient is as small as the hidden states, and spares one of three products with
+    the vocabulary.
 
     Args:
         entropy_learns: the entropy has a gradient.
@@ -64,7 +65,7 @@ def score_actions(
     vocabulary_VD = decoder.vocabulary(graphdef, base)
     most = max(1, _LOGITS_IN_FLIGHT // (b * len(vocabulary_VD)))
     chunks = -(-a // most)
-    chunk = -(-a // chunks)  # equal ones: one that is not full is computed like a full one
+    chunk = -(-a // chunks)  # equal chunks, as one that is not full costs as much as a full chunk
     run = jax.checkpoint(_score) if entropy_learns else _score_once
 
     def score(_: None, chunked: _Chunk) -> tuple[None, _Scores]:
@@ -76,10 +77,10 @@ def score_actions(
         padded = jnp.pad(x, fill, constant_values=1)
         return jnp.moveaxis(padded.reshape(b, -1, chunk, *x.shape[2:]), 1, 0)
 
-    chunked = split(hidden_BAD), split(r.targets_BA), split(r.temperature_BA)
+    chunked = split(hidden_BAD), split(r.actions.targets_BA), split(r.actions.temperature_BA)
     _, scored = jax.lax.scan(score, None, chunked)
     logprobs_BA, entropy_BA = (
-        jnp.moveaxis(x, 0, 1).reshape(b, -1)[:, :a] * r.mask_BA for x in scored
+        jnp.moveaxis(x, 0, 1).reshape(b, -1)[:, :a] * r.actions.mask_BA for x in scored
     )
     return logprobs_BA, entropy_BA
 
@@ -104,7 +105,7 @@ def _read(logprobs: jax.Array, targets: jax.Array) -> tuple[jax.Array, jax.Array
 def _score_once(
     hidden: jax.Array, vocabulary_VD: jax.Array, targets: jax.Array, temperature: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
-    """``_score``, with no gradient but that of the log-prob: d log p / dh = (onehot - p) W / T."""
+    """``_score`` with the gradient of the log-prob alone: d log p / dh = (onehot - p) W / T."""
     return _score(hidden, vocabulary_VD, targets, temperature)
 
 
@@ -135,46 +136,49 @@ def action_logprobs(
     entropy_learns: bool = True,
 ) -> tuple[jax.Array, jax.Array]:
     """``score_actions`` of the policy: every token passes through its owner's adapter."""
-    hidden_BAD = hidden_states(graphdef, base, r, r.index_BA, adapters, r.owners_BT, alpha)
+    hidden_BAD = hidden_states(
+        graphdef, base, r, r.actions.index_BA, adapters, r.tokens.owners_BT, alpha
+    )
     return score_actions(graphdef, base, hidden_BAD, r, entropy_learns)
 
 
 def decision_labels(r: Rows[jax.Array], level: Level) -> tuple[jax.Array, jax.Array, jax.Array]:
     """(mask, agent, owner) of each decision."""
     if level == "action":
-        return r.turn_mask_BK, r.agent_BK, r.owner_BK
-    return r.mask_BA, token_agents(r), _of_turn(r.owner_BK, r)
+        return r.turns.mask_BK, r.turns.agent_BK, r.turns.owner_BK
+    return r.actions.mask_BA, token_agents(r), _of_turn(r.turns.owner_BK, r)
 
 
 def token_agents(r: Rows[jax.Array]) -> jax.Array:
     """Agent that wrote each action token."""
-    return _of_turn(r.agent_BK, r)
+    return _of_turn(r.turns.agent_BK, r)
 
 
 def _of_turn(x_BK: jax.Array, r: Rows[jax.Array]) -> jax.Array:
-    """A number of each turn, for each of its action tokens."""
-    return jnp.take_along_axis(x_BK, r.turn_BA, axis=-1)
+    """A number of each turn, at each of its action tokens."""
+    return jnp.take_along_axis(x_BK, r.actions.turn_BA, axis=-1)
 
 
 def turn_sums(x_BA: jax.Array, r: Rows[jax.Array]) -> jax.Array:
     """Sums over the tokens of each turn, at each of its tokens, ``[B, A]``."""
-    return _of_turn(per_decision(x_BA, r, "action", jnp.ones_like(r.divisor_BK)), r)
+    return _of_turn(per_decision(x_BA, r, "action", jnp.ones_like(r.turns.divisor_BK)), r)
 
 
 def decision_index(r: Rows[jax.Array], level: Level) -> jax.Array:
-    """Places in the row where decisions' values are read: at the token before each."""
-    return r.first_BK if level == "action" else r.index_BA
+    """Positions in the row where the values of decisions are read: the token before each."""
+    return r.turns.prompt_end_BK if level == "action" else r.actions.index_BA
 
 
 def per_decision(
     x_BA: jax.Array, r: Rows[jax.Array], level: Level, divisor_BK: jax.Array
 ) -> jax.Array:
-    """Per-token numbers to per-decision numbers: sums over each turn's tokens, divided."""
+    """Numbers of tokens to numbers of decisions: at action level, sums over a turn's tokens,
+    divided by ``divisor_BK``."""
     if level == "token":
         return x_BA
-    is_own_BAK = jax.nn.one_hot(r.turn_BA, divisor_BK.shape[1], dtype=bool)
-    is_own_BAK &= r.mask_BA[..., None] > 0
-    # chosen, not multiplied: 0 * NaN would carry one turn's NaN to all turns of the row
+    is_own_BAK = jax.nn.one_hot(r.actions.turn_BA, divisor_BK.shape[1], dtype=bool)
+    is_own_BAK &= r.actions.mask_BA[..., None] > 0
+    # selected, not multiplied: 0 * NaN would carry one turn's NaN to all turns of the row
     return jnp.where(is_own_BAK, x_BA[..., None], 0).sum(1) / divisor_BK
 
 

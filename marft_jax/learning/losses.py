@@ -1,7 +1,7 @@
 """Policy and value losses per decision; sums and denominators are taken by the caller.
 
-A decision is an action (appo, gspo, reinforce) or a token (tppo, grpo). Returning one number for
-each lets unequal microbatches, and the agents inside one, be weighed exactly.
+A decision is an action (appo, gspo, reinforce) or a token (tppo, grpo, cispo). There is one number
+for each decision, so that microbatches of unlike sizes, and the agents in them, have exact weights.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
-_MOST = 20.0  # log ratios are capped: one that overflows has the gradient 0 * inf where clipped
+_MOST = 20.0  # cap of log ratios: a ratio that overflows has the gradient 0 * inf = NaN if clipped
 
 
 def clipped_policy_loss(
@@ -71,7 +71,7 @@ def reference_kl(logprobs: jax.Array, reference_logprobs: jax.Array, estimator: 
 def correction_weight(
     logprobs: jax.Array, behaviour_logprobs: jax.Array, how: str, cap: float, floor: float = 0.0
 ) -> jax.Array:
-    """w = exp(logprobs − behaviour), the weight of samples from a policy that is not this one.
+    """w = exp(logprobs − behaviour), the weight of samples from another policy.
 
     ``decoupled``: 0 where w > cap; ``truncated``: min(w, cap). Both: 0 where w < floor. Sources:
     decoupled PPO, Hilton et al. 2021, as in AReaL; truncated importance sampling, Ionides 2008;

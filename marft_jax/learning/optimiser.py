@@ -100,7 +100,7 @@ def _policy_step(
 ) -> tuple[PolicyState, jax.Array]:
     """Takes a step of the adapters of one base; also returns their gradient norms, ``[N]``."""
     own = total.adapters
-    moves_N = trainable_N & (own.taught_N > 0)
+    moves_N = trainable_N & (own.nonzero_advantages_N > 0)
     if settings.algo.max_kl is not None:
         moves_N &= own.kl_N / jnp.maximum(own.decisions_N, 1) <= settings.algo.max_kl
     adapters, adapters_opt, norm_N = _step(

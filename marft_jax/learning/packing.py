@@ -1,7 +1,7 @@
-"""Token sequences to rows of equal length.
+"""Packing: which token sequences stand in one row, and which episodes in one block.
 
-Turns of one owner whose token sequences are nested become one sequence; sequences are packed into
-rows, several to a row, and those of a row may share a prefix.
+Turns of one owner whose token sequences are nested become one sequence. Several sequences are
+packed into a row, where they may share a prefix.
 """
 
 from __future__ import annotations
@@ -16,36 +16,45 @@ from marft_jax.config import Algo
 from marft_jax.parallel.ladder import bucket, round_up
 from marft_jax.types import Episode
 
-# tokens of a row, as a multiple of the model's width, at which attention costs as much as all else:
-# 2.3 on a CPU; more, as wide rows have less padding
+# Width of a row, as a multiple of the model's width, at which attention costs as much as all other
+# products: 2.3 on a CPU; 4, because wide rows have less padding.
 _ATTENTION_DOUBLES = 4
-# of the cost of the narrowest rows: wider ones must be cheaper than that
+# Wider rows are taken if they cost less than this part of the narrowest rows.
 _WORTH_IT = 0.95
-# sorted sequences that are looked at on either side of one, for a row that shares its prefix
+# How many neighbours among the sorted sequences are searched for a shared prefix, on each side.
 _NEAR = 256
-# tokens up to which a row may be four times as wide as its longest sequence; beyond, where
-# attention needs memory, twice
+# Width up to which a row may be four times as wide as its longest sequence; beyond, attention needs
+# memory, and a row may be twice as wide.
 _SHORT = 2048
 
 
 class TokenSequence(NamedTuple):
-    """A turn, or nested ones."""
+    """Tokens of a turn, or of nested turns.
 
-    ids: np.ndarray  # prompt and action of the last turn
-    agents: np.ndarray  # whose turn each token leads to or belongs to
-    owner: int  # the adapter that all of it passes through
-    spans: list[tuple[int, int]]  # (episode, turn) of each action, in order
-    starts: list[int]  # position of the first token of each action
-    acted: list[int]  # how many tokens of each action are in it
+    Attributes:
+        ids: prompt and action of the last turn.
+        agents: whose turn each token leads to or belongs to.
+        owner: the adapter that all tokens pass through.
+        spans: (episode, turn) of each action, in order.
+        starts: position of the first token of each action.
+        acted: number of tokens of each action that are in the sequence.
+    """
+
+    ids: np.ndarray
+    agents: np.ndarray
+    owner: int
+    spans: list[tuple[int, int]]
+    starts: list[int]
+    acted: list[int]
 
     @property
     def read(self) -> int:
-        """Its tokens without the last one, which predicts nothing."""
+        """Number of tokens without the last token, which predicts nothing."""
         return len(self.ids) - 1
 
     @property
     def sort_key(self) -> bytes:
-        """Orders sequences so that those that share a prefix stand side by side."""
+        """Sort key that puts sequences which share a prefix side by side."""
         return np.stack([self.ids, self.agents], axis=1).astype(">u4").tobytes()
 
     def prompt(self) -> TokenSequence:
@@ -62,8 +71,10 @@ class TokenSequence(NamedTuple):
 
 
 def known_before(sequences: Sequence[tuple[int, np.ndarray]]) -> np.ndarray:
-    """Counts the first tokens of each (owner, ids) that are not new: those which it shares with the
-    one before it, were all sorted."""
+    """Counts the first tokens of each (owner, ids) that are known from the others.
+
+    These are the tokens that it shares with the one before it, when all are sorted.
+    """
     keys = [(owner, ids.astype(">u4").tobytes()) for owner, ids in sequences]
     order = sorted(range(len(keys)), key=keys.__getitem__)
     known = np.zeros(len(keys), int)
@@ -75,8 +86,12 @@ def known_before(sequences: Sequence[tuple[int, np.ndarray]]) -> np.ndarray:
     return known
 
 
-def nest(e: int, episode: Episode, owners: Sequence[int]) -> list[TokenSequence]:
-    """Makes the sequences of one episode: a turn that continues an earlier one extends its one."""
+def merge_prefixes(e: int, episode: Episode, owners: Sequence[int]) -> list[TokenSequence]:
+    """Makes the sequences of episode e: a turn that continues an earlier turn extends its sequence.
+
+    Args:
+        owners: the adapter of each agent.
+    """
     sequences: list[TokenSequence] = []
     for k, turn in enumerate(episode.turns):
         ids, owner = np.concatenate([turn.prompt, turn.action]), owners[turn.agent]
@@ -97,14 +112,14 @@ def nest(e: int, episode: Episode, owners: Sequence[int]) -> list[TokenSequence]
     return sequences
 
 
-def deal(
+def balance_blocks(
     loads: np.ndarray, groups: Sequence[int], blocks: int, rng: np.random.Generator
 ) -> list[list[int]]:
-    """Deals episodes out to blocks that have about as much of every kind of load.
+    """Distributes episodes over blocks, so that each block has about as much of every load.
 
-    Those with the largest shares of any load come first, each into the block that has least of the
-    same. A group stays whole, as its samples share prefixes, unless its block would have one group
-    more than others.
+    Episodes with the largest shares of any load come first, each into the block that has least of
+    the same load. A group stays whole, because its samples share prefixes, unless its block would
+    have one group more than others.
 
     Args:
         loads: of each episode and kind, ``[E, kinds]``.
@@ -130,15 +145,15 @@ def deal(
 
 
 class Layout(NamedTuple):
-    """Rows of one width, of each block; ``passes`` microbatches of ``height`` hold a block's."""
+    """Rows of one width; ``passes`` microbatches of ``height`` rows hold a block."""
 
-    packed: list[list[list[TokenSequence]]]
+    packed: list[list[list[TokenSequence]]]  # sequences of each row of each block
     width: int
     passes: int
     height: int
 
     def cost(self, d_model: int) -> float:
-        """Tokens of a block, with padding; attention makes those of a wide row expensive."""
+        """Tokens of a block with padding; tokens of wide rows cost more, because of attention."""
         attention = self.width / (_ATTENTION_DOUBLES * d_model)
         return self.passes * self.height * self.width * (1 + attention)
 
@@ -150,14 +165,12 @@ def layout(
     shards: int,
     d_model: int,
 ) -> Layout:
-    """Chooses the cheapest rows, each of sequences of one block.
+    """Chooses the cheapest rows, each with sequences of one block.
 
-    They are from as wide as the longest sequence to some times as wide, which short ones fill
-    better, and where more of them may share a prefix.
-
-    Widths are rungs of a ladder, so that few programs are compiled. No row has more action tokens
-    than the rung that holds their mean, where that costs no more: each is computed as if it
-    had as many as the fullest.
+    A row is as wide as the longest sequence, or up to four times as wide: short sequences fill a
+    wide row better, and more of them share a prefix. Widths are rungs of a ladder, so that few
+    programs are compiled. Every row is computed as if it had as many action tokens as the fullest
+    row. So rows are limited to the rung that holds the mean, where that costs no more.
     """
     sequences = [s for block in blocks for s in block]
     shared = [
@@ -194,7 +207,7 @@ def action_slots(n: int) -> int:
 def _pack(
     sequences: Sequence[TokenSequence], width: int, shared: np.ndarray, most: int
 ) -> list[list[TokenSequence]]:
-    """Longest first: into the row that shares the longest prefix, else the first that has room.
+    """Packs each, longest first, into the row with the longest shared prefix, else the first fit.
 
     Args:
         shared: tokens that each sequence and the next share; the sequences are sorted.
@@ -206,7 +219,7 @@ def _pack(
     room, spare = np.full(len(read), width), np.full(len(read), most)
 
     def nearest(i: int, shared: np.ndarray, row_of: np.ndarray) -> tuple[int, int]:
-        """(tokens shared, row) of the next one on that side whose row has room for i."""
+        """(tokens shared, row) of the nearest sequence on that side whose row has room for i."""
         if not shared[:1].any():
             return 0, -1
         known = np.minimum.accumulate(shared)

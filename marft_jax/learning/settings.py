@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal, NamedTuple
 
 from marft_jax.config import Algo, Config, Critic, Lora
 from marft_jax.errors import BadInput
+from marft_jax.learning.credit import CREDITS
 from marft_jax.plugins import load_plugin
 from marft_jax.setting import setting
 
@@ -301,15 +302,15 @@ def validate(algo: Algo, critic: Critic) -> None:
     name, size = algo.name, algo.group_size
     if algo.has_critic and critic.mode == "none":
         raise BadInput(f"--critic.mode: {name} needs a critic, got none; use shared, heads or lora")
-    if (credit := str(algo.credit)) in ("siblings", "tree", "solo"):
+    if CREDITS[algo.credit].advantage is not None:
         if not algo.branches:
             raise BadInput(
-                f"--algo.branches: credit {credit} compares with further samples, expected at "
+                f"--algo.branches: credit {algo.credit} compares with further samples, expected at "
                 "least 1, got 0; set it to 3, say"
             )
         if algo.dynamic_sampling or algo.baseline in ("moving", "role"):
             raise BadInput(
-                f"--algo.credit {credit}: further samples are the baseline; leave "
+                f"--algo.credit {algo.credit}: further samples are the baseline; leave "
                 "--algo.dynamic_sampling and --algo.baseline out"
             )
     if algo.branch_continue == "best" and algo.branch_at == "random":

@@ -15,7 +15,7 @@ from marft_jax.models import lora
 from marft_jax.types import Version
 
 
-class Moving(NamedTuple):
+class EMA(NamedTuple):
     """Moving average, or one per agent: ``total / weight``; 0 before the first number."""
 
     total_X: np.ndarray | jax.Array  # ``[]`` or ``[P]``; checkpoints of every release have these
@@ -26,11 +26,11 @@ class Moving(NamedTuple):
         """``[]`` or ``[P]``, on the host."""
         return np.asarray(self.total_X / np.where(self.weight_X > 0, self.weight_X, 1))
 
-    def moved(self, mean_P: np.ndarray, count_P: np.ndarray, decay: float) -> Moving:
+    def update(self, mean_P: np.ndarray, count_P: np.ndarray, decay: float) -> EMA:
         """Adds one more number for each agent with a count; one that is not finite has none."""
         counts_P = (count_P > 0) & np.isfinite(mean_P)
         keep_P, mean_P = np.where(counts_P, decay, 1.0), np.where(counts_P, mean_P, 0.0)
-        return Moving(
+        return EMA(
             np.asarray(keep_P * self.total_X + (1 - keep_P) * mean_P, np.float32),
             np.asarray(keep_P * self.weight_X + (1 - keep_P), np.float32),
         )
@@ -56,10 +56,10 @@ class TrainState(NamedTuple):
     critic: dict[str, Critic]
     critic_opt: dict[str, Critic]
     # the moving average of each agent's returns, where ``algo.baseline`` wants one
-    baseline: Moving
+    baseline: EMA
     # what the critic's outputs are multiplied with: the moving average of each step's largest
     # return, so that rewards of any size are learned alike
-    values_scale: Moving
+    values_scale: EMA
     lr_scale: jax.Array  # multiplies the learning rates; lowered by rollbacks
     progress: jax.Array  # the curriculum's level, and the moving mean of the rewards there
     parts: dict[str, Any]  # of extras and users, by name: see ``state_parts``

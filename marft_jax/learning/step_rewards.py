@@ -1,4 +1,4 @@
-"""Step rewards: what a turn is worth by itself, given its text and the team's reward."""
+"""Step rewards: what a single turn earns, from its text and the team's reward."""
 
 from __future__ import annotations
 
@@ -46,11 +46,12 @@ def verifier(turn: Turn, reward: float, episode: Episode) -> float:
 
 
 def judge(turn: Turn, reward: float, episode: Episode) -> float:
-    """Mark from 0 to 1 that a judge gives this agent, or else all of them; R where it gives none.
+    """Mark from 0 to 1 that a judge gives this agent, or all agents; R where there is no mark.
 
-    In the environment ``judged``, the mark of the judge's verdict (``envs.judged.scores_of``). In
-    any other one, that of the agent ``judge``, whose last lines are ``planner: 7`` or ``score: 7``,
-    out of 10. A line that another agent wrote, too, is a quotation and no mark.
+    In the environment ``judged`` the mark is that of the judge's verdict
+    (``envs.judged.scores_of``). In other environments the agent ``judge`` ends with lines such as
+    ``planner: 7`` or ``score: 7``, out of 10. A line that another agent wrote as well is a
+    quotation and not a mark.
     """
     info = episode.results[turn.step].info
     if "scores" in info:

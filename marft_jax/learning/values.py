@@ -10,15 +10,15 @@ import jax.numpy as jnp
 from marft_jax.learning import critic as critic_lib
 from marft_jax.learning import logprobs
 from marft_jax.learning.algorithms import Algorithm
-from marft_jax.learning.batch import Level, Rows
 from marft_jax.learning.logprobs import Graph
+from marft_jax.learning.rows import Level, Rows
 from marft_jax.learning.settings import LearnerSettings
 from marft_jax.models import lora
 from marft_jax.models.decoder import Base
 
 
-class Static(NamedTuple):
-    """Settings that the compiled functions of a learner are made for; by which they differ."""
+class LearnerSpec(NamedTuple):
+    """Constants of a learner's compiled functions."""
 
     graphdef: Graph
     settings: LearnerSettings
@@ -29,14 +29,16 @@ class Static(NamedTuple):
 class Scored(NamedTuple):
     """Numbers of one microbatch, None where the settings do not ask for them."""
 
-    values_BX: jax.Array | None = None  # the critic's, of each decision
-    features_BXD: jax.Array | None = None  # read by a critic without adapters, in every epoch
+    values_BX: jax.Array | None = None  # the critic's value of each decision
+    features_BXD: jax.Array | None = None  # input of a critic without adapters, for every epoch
     reference_BA: jax.Array | None = None  # log-probs of the base without adapters
 
 
 def reads_prompts(settings: LearnerSettings, level: Level) -> bool:
-    """True where the critic reads what stands before each action and no action: for the value of
-    an action as a whole, where nothing else reads the base without adapters."""
+    """True where the frozen base is read for the values of whole actions only.
+
+    Such a value needs the tokens before the action, and not the action itself.
+    """
     return level == "action" and settings.has_frozen_critic and settings.reference != "base"
 
 
@@ -45,15 +47,17 @@ def reads_base(settings: LearnerSettings) -> bool:
     return settings.critic is not None or settings.reference == "base"
 
 
-def score(static: Static, *, base: Base, critic: critic_lib.Critic, r: Rows[jax.Array]) -> Scored:
+def score(
+    spec: LearnerSpec, *, base: Base, critic: critic_lib.Critic, r: Rows[jax.Array]
+) -> Scored:
     """Computes values and reference log-probs from one pass through the frozen base."""
-    graphdef, settings = static.graphdef, static.settings
-    index_BX = logprobs.decision_index(r, static.algorithm.level)
+    graphdef, settings = spec.graphdef, spec.settings
+    index_BX = logprobs.decision_index(r, spec.algorithm.level)
     frozen, with_reference = settings.has_frozen_critic, settings.reference == "base"
     scored = Scored()
     if frozen or with_reference:
         with jax.named_scope("frozen_base"):
-            wanted = [index_BX] * frozen + [r.index_BA] * with_reference
+            wanted = [index_BX] * frozen + [r.actions.index_BA] * with_reference
             hidden = logprobs.hidden_states(graphdef, base, r, jnp.concatenate(wanted, axis=1))
             split = index_BX.shape[1] if frozen else 0
             if frozen:
@@ -64,36 +68,36 @@ def score(static: Static, *, base: Base, critic: critic_lib.Critic, r: Rows[jax.
     if settings.critic is None:
         return scored
     with jax.named_scope("critic"):
-        values_BX = values(static, base, critic, r, scored.features_BXD)
+        values_BX = values(spec, base, critic, r, scored.features_BXD)
     return scored._replace(values_BX=values_BX)
 
 
 def values(
-    static: Static,
+    spec: LearnerSpec,
     base: Base,
     critic: critic_lib.Critic,
     r: Rows[jax.Array],
     features_BXD: jax.Array | None,
 ) -> jax.Array:
-    """V of each decision; without features, from those through the critic's own adapters."""
-    level = static.algorithm.level
+    """V of each decision; without given features, from the features of the critic's adapters."""
+    level = spec.algorithm.level
     if features_BXD is None:
         features_BXD = logprobs.hidden_states(
-            static.graphdef,
+            spec.graphdef,
             base,
             r,
             logprobs.decision_index(r, level),
             critic.adapters,
-            r.agents_BT,
-            static.settings.lora.alpha,
+            r.tokens.agents_BT,
+            spec.settings.lora.alpha,
         )
     return critic_lib.values(critic.head, features_BXD, logprobs.decision_labels(r, level)[1])
 
 
 def proximal(
-    static: Static, *, base: Base, adapters: lora.Adapters, r: Rows[jax.Array]
+    spec: LearnerSpec, *, base: Base, adapters: lora.Adapters, r: Rows[jax.Array]
 ) -> jax.Array:
-    """Log-probs of actions under a policy that stays as it is, ``[B, A]``."""
+    """Log-probs of action tokens under a policy that is not updated, ``[B, A]``."""
     with jax.named_scope("proximal"):
-        alpha = static.settings.lora.alpha
-        return logprobs.action_logprobs(static.graphdef, base, adapters, alpha, r)[0]
+        alpha = spec.settings.lora.alpha
+        return logprobs.action_logprobs(spec.graphdef, base, adapters, alpha, r)[0]

@@ -27,7 +27,7 @@ def play_samples(
     """
     algo = config.algo
     kind = _plain if algo.branch_continue != "best" else _best
-    kind = _solo if str(algo.credit) == "solo" else kind
+    kind = _solo if credit.solo else kind
 
     def play(some: Sequence[Sample]) -> Played:
         try:

@@ -59,7 +59,7 @@ def collect(
             break
     kept = kept or set(groups[:wanted])
     both = [pair for pair in zip(played, rewards, strict=True) if pair[0].group in kept]
-    episodes, earned = learnable(both, by_step=str(config.algo.credit) == "tree")
+    episodes, earned = learnable(both, by_step=credit.by_step)
     return Collected(episodes, earned, played, rewards, len(groups) - len(kept), failed, waited_s)
 
 

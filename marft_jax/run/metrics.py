@@ -120,7 +120,7 @@ def _once(
     new = sum(len(ids) for _, ids in read) - known_before(read).sum()
     return {
         "tokens/once_engine": needed / (sum(prompts) + action - collected.prefix_cached),
-        "tokens/once_update": new / (batch.rows.owners_BT >= 0).sum(),
+        "tokens/once_update": new / (batch.rows.tokens.owners_BT >= 0).sum(),
     }
 
 

@@ -13,7 +13,7 @@ from rich.console import Console
 from marft_jax.config import Config, Rollout
 from marft_jax.envs.threads import DaemonThreads
 from marft_jax.errors import BadInput, Stopped
-from marft_jax.learning.advantages import find_normalizer
+from marft_jax.learning.normalizers import find_normalizer
 from marft_jax.learning.settings import reuses_samples
 from marft_jax.learning.state import TrainState
 from marft_jax.learning.step_rewards import find_step_reward

@@ -16,8 +16,7 @@ from marft_jax.config import Config
 from marft_jax.envs.base import EnvSource
 from marft_jax.errors import Stopped
 from marft_jax.learning import state_parts
-from marft_jax.learning.advantages import groups_with_signal
-from marft_jax.learning.credit import make_credit
+from marft_jax.learning.credit import groups_with_signal, make_credit
 from marft_jax.learning.learner import Learner
 from marft_jax.learning.state import TrainState
 from marft_jax.parallel import compilation, processes

@@ -12,8 +12,9 @@ from rich.panel import Panel
 from rich.text import Text
 
 from marft_jax.errors import printable
-from marft_jax.learning.batch import Level, chains_of
+from marft_jax.learning.chain import chains_of
 from marft_jax.learning.estimates import Estimates
+from marft_jax.learning.rows import Level
 from marft_jax.rollout.collect import Collected
 from marft_jax.team.prompts import Team
 from marft_jax.team.workflows import Workflow

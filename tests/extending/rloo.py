@@ -14,8 +14,7 @@ from marft_jax.learning.algorithms import Algorithm
 
 def leave_one_out(config, chain, values_EJ, baseline_X):
     returns_EJ, n = adv.returns_to_go(chain), config.group_size
-    mean_off_EJ = adv.minus_place_mean(returns_EJ, adv.sizes(chain, values_EJ), chain)
-    return mean_off_EJ * n / (n - 1), returns_EJ
+    return adv.place_advantage(returns_EJ, chain) * n / (n - 1), returns_EJ
 
 
 def importance_weighted(config, logprobs, old_logprobs, advantages):

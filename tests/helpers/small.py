@@ -14,10 +14,13 @@ from jax.sharding import Mesh
 
 from marft_jax import config as config_lib
 from marft_jax.cli import configure
+from marft_jax.config import Algo
 from marft_jax.engine.compiled import Shape
 from marft_jax.engine.engine import Engine
 from marft_jax.engine.requests import Completion, Request
-from marft_jax.learning.credit import make_credit
+from marft_jax.learning.chain import Chain, make_chain
+from marft_jax.learning.credit import make_credit, reward_size
+from marft_jax.learning.rows import Level
 from marft_jax.learning.settings import Appo
 from marft_jax.models import decoder, lora
 from marft_jax.models.decoder import DecoderConfig
@@ -284,6 +287,19 @@ def samples(tasks: Iterable[int]) -> list[Sample]:
 def paid(episodes: Sequence[Episode], **algo: Any) -> list[np.ndarray]:
     """The reward of each turn, credited to the last one unless told."""
     return list(map(make_credit(Appo(**algo), team(3)), episodes))
+
+
+def chain(
+    episodes: Sequence[Episode], rewards: Sequence[np.ndarray], level: Level, algo: Algo
+) -> Chain:
+    """The chain of episodes whose decisions stand one after another, in no rows."""
+    decisions, end = {}, 0
+    for e, whole in enumerate(episodes):
+        for k, acted in enumerate(whole.turns):
+            start, end = end, end + (1 if level == "action" else len(acted.action))
+            decisions[e, k] = range(start, end)
+    sizes = [reward_size(whole, algo) for whole in episodes]
+    return make_chain(episodes, rewards, decisions, (1, 1, end), sizes)
 
 
 def random_episodes(

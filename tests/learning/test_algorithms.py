@@ -17,16 +17,18 @@ from marft_jax import cli
 from marft_jax.errors import BadInput
 from marft_jax.learning import batch as batch_lib
 from marft_jax.learning import losses
-from marft_jax.learning.advantages import Cells, find_normalizer, gae, normalize, role_means
+from marft_jax.learning.advantages import gae
 from marft_jax.learning.algorithms import (
     ALGORITHMS,
     find_algorithm,
     normalized_advantages,
 )
+from marft_jax.learning.cells import Cells
+from marft_jax.learning.moving import label_means
+from marft_jax.learning.normalizers import find_normalizer, normalize
 from marft_jax.learning.settings import SETTINGS, Appo, Reinforce, resolve, resolved, reuses_samples
-from marft_jax.learning.state import Moving
+from marft_jax.learning.state import EMA
 
-run_gae = jax.jit(gae, static_argnames="gae_lambda")
 RELATIVE = dict(rtol=1e-5, atol=1e-6)
 
 
@@ -191,9 +193,9 @@ def test_the_chain_runs_across_agents_and_steps_up_to_the_episodes_end(
     algo = Appo(gamma=gamma, gae_lambda=gae_lambda, episodes=3, ratio="sum")
     rewards = small.paid(episodes)
     batch = batch_lib.build(episodes, rewards, (0, 1, 2), algo, algorithm.level)
-    values = rng.normal(size=batch.chain.shape_UBX).astype(np.float32)
+    values = rng.normal(size=batch.chain.positions.shape_UBX).astype(np.float32)
     chain = batch.chain
-    values_EJ = values.reshape(-1)[chain.flat_EJ] * chain.mask_EJ
+    values_EJ = values.reshape(-1)[chain.positions.flat_EJ] * chain.mask_EJ
     got = find_algorithm(name).advantages(algo, chain, values_EJ, None)
     for e, (episode, rewards_K) in enumerate(zip(episodes, rewards, strict=True)):
         links = [
@@ -384,7 +386,7 @@ def test_a_group_weighs_every_episode_once_however_many_turns_it_has():
 def test_the_moving_baseline_is_a_debiased_average_per_agent(grouped):
     """An agent without turns keeps its own."""
     algo = Reinforce(baseline="moving")
-    baseline, seen = Moving(np.zeros(3), np.zeros(3)), []
+    baseline, seen = EMA(np.zeros(3), np.zeros(3)), []
     for scale in (1.0, 2.0, 4.0):
         chain = grouped._replace(rewards_EJ=scale * grouped.rewards_EJ)
         advantages, returns = find_algorithm("reinforce").advantages(
@@ -392,12 +394,12 @@ def test_the_moving_baseline_is_a_debiased_average_per_agent(grouped):
         )
         expected = scale * RETURNS - np.asarray(baseline.mean)[:2]
         np.testing.assert_allclose(by_turn(np.asarray(advantages), grouped), expected, rtol=1e-5)
-        baseline = baseline.moved(*role_means(returns, chain, chain.agent_EJ, 3), 0.5)
+        baseline = baseline.update(*label_means(returns, chain, chain.agent_EJ, 3), 0.5)
         seen.append(scale)
         weights = 0.5 ** np.arange(len(seen))[::-1]
         mean = (weights * seen).sum() / weights.sum() * RETURNS.mean(0)
         np.testing.assert_allclose(baseline.mean, [*mean, 0], rtol=1e-5)
-    still = baseline.moved(np.ones(3), np.array([1.0, 0, 0]), 0.5)
+    still = baseline.update(np.ones(3), np.array([1.0, 0, 0]), 0.5)
     assert still.mean[1] == baseline.mean[1] and still.mean[0] != baseline.mean[0]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
+import jax
 import numpy as np
 import pytest
 import small
@@ -25,7 +26,7 @@ def build(episodes, level="action", owners=(0, 1, 2), algo=ALGO, **how):
 def units(x, batch):
     """Numbers of decisions, in acting order: one array per episode."""
     flat, chain = x.reshape(-1), batch.chain
-    return [flat[chain.flat_EJ[e, : int(m.sum())]] for e, m in enumerate(chain.mask_EJ)]
+    return [flat[chain.positions.flat_EJ[e, : int(m.sum())]] for e, m in enumerate(chain.mask_EJ)]
 
 
 @pytest.fixture(scope="module")
@@ -43,18 +44,19 @@ def shared_history():
 
 def used(rows):
     """Which rows have sequences."""
-    return (rows.owners_BT >= 0).any(-1)
+    return (rows.tokens.owners_BT >= 0).any(-1)
 
 
 def ends(rows):
     """The tokens of each sequence, where none share any, from few to many."""
-    at = np.stack(np.broadcast_arrays(*np.indices(rows.until_BT.shape)[:2], rows.until_BT), -1)
-    return sorted(np.unique(at[rows.owners_BT >= 0], axis=0, return_counts=True)[1].tolist())
+    last = rows.tokens.last_reader_BT
+    at = np.stack(np.broadcast_arrays(*np.indices(last.shape)[:2], last), -1)
+    return sorted(np.unique(at[rows.tokens.owners_BT >= 0], axis=0, return_counts=True)[1].tolist())
 
 
 def idle_share(batch):
     """The fraction of the rows' tokens that is padding."""
-    return float(np.mean(batch.rows.owners_BT < 0))
+    return float(np.mean(batch.rows.tokens.owners_BT < 0))
 
 
 # Rows.
@@ -64,17 +66,17 @@ def test_nested_turns_of_one_owner_are_one_sequence():
     batch = build([shared_history()], owners=(0, 0))
     r = batch.rows
     assert ends(r) == [9]
-    [row] = r.tokens_BT[used(r)]
+    [row] = r.tokens.ids_BT[used(r)]
     assert row[:9].tolist() == [1, 2, 3, 4, 50, 6, 51, 7, 8]
-    assert r.targets_BA[r.mask_BA > 0].tolist() == [3, 4, 6, 7, 8, 9]
-    assert r.index_BA[r.mask_BA > 0].tolist() == [1, 2, 4, 6, 7, 8]
-    assert r.turn_BA[r.mask_BA > 0].tolist() == [0, 0, 1, 2, 2, 2]
-    assert r.agent_BK[r.turn_mask_BK > 0].tolist() == [0, 1, 0]
+    assert r.actions.targets_BA[r.actions.mask_BA > 0].tolist() == [3, 4, 6, 7, 8, 9]
+    assert r.actions.index_BA[r.actions.mask_BA > 0].tolist() == [1, 2, 4, 6, 7, 8]
+    assert r.actions.turn_BA[r.actions.mask_BA > 0].tolist() == [0, 0, 1, 2, 2, 2]
+    assert r.turns.agent_BK[r.turns.mask_BK > 0].tolist() == [0, 1, 0]
 
 
 def test_nested_turns_of_other_owners_stay_apart():
     r = build([shared_history()], owners=(0, 1)).rows
-    assert len(ends(r)) == 2 and {*r.owners_BT.flat} == {-1, 0, 1}
+    assert len(ends(r)) == 2 and {*r.tokens.owners_BT.flat} == {-1, 0, 1}
 
 
 def test_two_answers_to_one_prompt_stay_apart():
@@ -98,15 +100,15 @@ def check_what_is_read(batch, episodes):
     """Each action token is predicted where the turn's own tokens are read, and nothing else."""
     r = batch.rows
     turns = [t for e in episodes for t in e.turns]
-    assert r.mask_BA.sum() == sum(len(t.action) for t in turns)
-    assert r.turn_mask_BK.sum() == len(turns)
+    assert r.actions.mask_BA.sum() == sum(len(t.action) for t in turns)
+    assert r.turns.mask_BK.sum() == len(turns)
     rebuilt = []
-    for u, b, a in zip(*np.nonzero(r.mask_BA), strict=True):
-        i = r.index_BA[u, b, a]
-        before = r.tokens_BT[u, b, : i + 1][r.until_BT[u, b, : i + 1] >= i]
-        owner, position = r.owners_BT[u, b, i], r.positions_BT[u, b, i]
+    for u, b, a in zip(*np.nonzero(r.actions.mask_BA), strict=True):
+        i = r.actions.index_BA[u, b, a]
+        before = r.tokens.ids_BT[u, b, : i + 1][r.tokens.last_reader_BT[u, b, : i + 1] >= i]
+        owner, position = r.tokens.owners_BT[u, b, i], r.tokens.positions_BT[u, b, i]
         assert position == len(before) - 1
-        rebuilt.append((int(owner), *before.tolist(), int(r.targets_BA[u, b, a])))
+        rebuilt.append((int(owner), *before.tolist(), int(r.actions.targets_BA[u, b, a])))
     expected = [
         (t.agent, *t.prompt.tolist(), *t.action[: i + 1].tolist())
         for t in turns
@@ -134,9 +136,9 @@ def test_shared_turns_read_what_they_read_apart(data):
     ]
     apart, shared = (build(episodes, share=share) for share in (False, True))
     check_what_is_read(shared, episodes)
-    filled = [(batch.rows.owners_BT >= 0).sum() for batch in (apart, shared)]
+    filled = [(batch.rows.tokens.owners_BT >= 0).sum() for batch in (apart, shared)]
     assert apart.prefix_shared == 0 and filled[1] == filled[0] - shared.prefix_shared
-    sames = [batch.rows.tokens_BT.shape for batch in (apart, shared)]
+    sames = [batch.rows.tokens.ids_BT.shape for batch in (apart, shared)]
     assert sames[1][1] * sames[1][2] <= max(ALGO.microbatch_tokens, sames[1][2])
 
 
@@ -146,9 +148,9 @@ def test_what_turns_begin_with_stands_in_their_row_once():
     batch = build(episodes, share=True)
     [row] = np.argwhere(used(batch.rows)).tolist()
     n = 4 + 1 + 2 + 1  # the beginning; 5 and what follows it twice; 7, which two have
-    assert batch.rows.tokens_BT[*row, :n].tolist() == [1, 2, 3, 4, 5, 6, 8, 7]
-    assert batch.rows.until_BT[*row, :n].tolist() == [7, 7, 7, 7, 6, 5, 6, 7]
-    assert batch.rows.positions_BT[*row, :n].tolist() == [0, 1, 2, 3, 4, 5, 5, 4]
+    assert batch.rows.tokens.ids_BT[*row, :n].tolist() == [1, 2, 3, 4, 5, 6, 8, 7]
+    assert batch.rows.tokens.last_reader_BT[*row, :n].tolist() == [7, 7, 7, 7, 6, 5, 6, 7]
+    assert batch.rows.tokens.positions_BT[*row, :n].tolist() == [0, 1, 2, 3, 4, 5, 5, 4]
     assert batch.prefix_shared == 5 + 6 + 5 + 5 + 6 - n
 
 
@@ -169,11 +171,11 @@ def test_samples_of_a_task_make_wider_rows_while_every_minibatch_has_some():
     ]
     algo = dataclasses.replace(ALGO, microbatch_tokens=4096, minibatches=4)
     apart, shared = (build(episodes, algo=algo, share=share) for share in (False, True))
-    assert shared.rows.tokens_BT.shape[2] > 256
-    tokens = [batch.rows.tokens_BT.size for batch in (apart, shared)]
+    assert shared.rows.tokens.ids_BT.shape[2] > 256
+    tokens = [batch.rows.tokens.ids_BT.size for batch in (apart, shared)]
     assert tokens[1] <= tokens[0] / 2
     few = build(episodes[:8], algo=algo, share=True)
-    assert used(few.rows).any(1).all() and len(few.rows.tokens_BT) == 4
+    assert used(few.rows).any(1).all() and len(few.rows.tokens.ids_BT) == 4
 
 
 def test_a_turn_carries_its_own_numbers(episodes):
@@ -187,24 +189,26 @@ def test_a_turn_carries_its_own_numbers(episodes):
             lengths = [len(t.action) for t in episode.turns]
             words = [len(t.text.split()) for t in episode.turns]
             divisor = {"sum": [1] * len(lengths), "token": lengths, "word": words}[ratio]
-            assert units(r.divisor_BK, batch)[e].tolist() == divisor
-            assert units(r.tokens_BK, batch)[e].tolist() == lengths
-            places = divmod(batch.chain.flat_EJ[e, : len(lengths)], r.first_BK.shape[-1])[0]
-            before = r.tokens_BT.reshape(-1, r.tokens_BT.shape[-1])[
-                places, units(r.first_BK, batch)[e]
+            assert units(r.turns.divisor_BK, batch)[e].tolist() == divisor
+            assert units(r.turns.tokens_BK, batch)[e].tolist() == lengths
+            places = divmod(
+                batch.chain.positions.flat_EJ[e, : len(lengths)], r.turns.prompt_end_BK.shape[-1]
+            )[0]
+            before = r.tokens.ids_BT.reshape(-1, r.tokens.ids_BT.shape[-1])[
+                places, units(r.turns.prompt_end_BK, batch)[e]
             ]
             assert before.tolist() == [t.prompt[-1] for t in episode.turns]
-            assert units(r.agent_BK, batch)[e].tolist() == [t.agent for t in episode.turns]
+            assert units(r.turns.agent_BK, batch)[e].tolist() == [t.agent for t in episode.turns]
     batch = build(hot, "token")
     for e, episode in enumerate(hot):
         heat = np.concatenate([[t.temperature] * len(t.action) for t in episode.turns])
         logprobs = np.concatenate([t.logprobs for t in episode.turns])
-        np.testing.assert_array_equal(units(batch.rows.temperature_BA, batch)[e], heat)
-        np.testing.assert_array_equal(units(batch.rows.behaviour_BA, batch)[e], logprobs)
+        np.testing.assert_array_equal(units(batch.rows.actions.temperature_BA, batch)[e], heat)
+        np.testing.assert_array_equal(units(batch.rows.actions.behaviour_BA, batch)[e], logprobs)
 
 
 def test_the_prompts_of_nested_turns_reach_to_their_last_ones_first_token():
-    [sequence] = packing.nest(0, shared_history(), (0, 0))
+    [sequence] = packing.merge_prefixes(0, shared_history(), (0, 0))
     prompt = sequence.prompt()
     assert prompt.ids.tolist() == [1, 2, 3, 4, 50, 6, 51, 7]
     assert prompt.acted == [*sequence.acted[:-1], 1] == [2, 1, 1]
@@ -221,14 +225,14 @@ def test_minibatches_have_about_as_many_tokens():
     for seed in range(4):
         algo = dataclasses.replace(ALGO, minibatches=4, epochs=1, microbatch_tokens=1024)
         batch = build(episodes, algo=algo, seed=(0, seed))
-        read = (batch.rows.owners_BT >= 0).reshape(4, -1).sum(1)
+        read = (batch.rows.tokens.owners_BT >= 0).reshape(4, -1).sum(1)
         assert read.max() == read.min()
 
 
 def test_ids_equal_to_padding_are_not_taken_for_it():
     turns = [small.turn(0, [0, 0, 0], [0, 0]), small.turn(1, [256, 257], [257, 256, 0])]
     r = build([small.episode(0, turns, [1.0])]).rows
-    assert r.mask_BA.sum() == 5 and (r.owners_BT >= 0).sum() == 4 + 4
+    assert r.actions.mask_BA.sum() == 5 and (r.tokens.owners_BT >= 0).sum() == 4 + 4
 
 
 # The chain.
@@ -238,11 +242,11 @@ def test_ids_equal_to_padding_are_not_taken_for_it():
 def test_chains_run_in_acting_order_and_link_every_decision_once(episodes, level):
     batch = build(episodes, level)
     chain, r = batch.chain, batch.rows
-    mask = r.turn_mask_BK if level == "action" else r.mask_BA
-    linked = chain.flat_EJ[chain.mask_EJ > 0]
+    mask = r.turns.mask_BK if level == "action" else r.actions.mask_BA
+    linked = chain.positions.flat_EJ[chain.mask_EJ > 0]
     assert len(set(linked.tolist())) == len(linked) == mask.sum()
     assert (mask.reshape(-1)[linked] == 1).all()
-    assert chain.shape_UBX == mask.shape
+    assert chain.positions.shape_UBX == mask.shape
     for e, episode in enumerate(episodes):
         n = int(chain.mask_EJ[e].sum())
         assert chain.continues_EJ[e].tolist() == [1] * (n - 1) + [0] * (
@@ -250,10 +254,10 @@ def test_chains_run_in_acting_order_and_link_every_decision_once(episodes, level
         )
         if level == "token":
             written = np.concatenate([t.action for t in episode.turns])
-            np.testing.assert_array_equal(units(r.targets_BA, batch)[e], written)
+            np.testing.assert_array_equal(units(r.actions.targets_BA, batch)[e], written)
         else:
             agents = [t.agent for t in episode.turns]
-            assert units(r.agent_BK, batch)[e].tolist() == agents
+            assert units(r.turns.agent_BK, batch)[e].tolist() == agents
 
 
 def test_a_turns_reward_sits_on_its_last_token(episodes):
@@ -290,7 +294,7 @@ def test_every_turn_weighs_one_and_knows_its_agent_group_and_number(level):
 
 def test_a_token_belongs_to_the_agent_whose_turn_it_leads_to():
     r = build([shared_history()], owners=(0, 0)).rows
-    [row] = r.agents_BT[used(r)]
+    [row] = r.tokens.agents_BT[used(r)]
     assert row[:10].tolist() == [0, 0, 0, 1, 1, 0, 0, 0, 0, -1]
 
 
@@ -303,7 +307,7 @@ def test_rows_are_dealt_evenly_to_minibatches_and_shards(episodes, minibatches, 
     algo = dataclasses.replace(ALGO, minibatches=minibatches)
     batch = build(episodes, algo=algo, shards=shards)
     full = used(batch.rows).sum(-1)
-    u, b, width = batch.rows.tokens_BT.shape
+    u, b, width = batch.rows.tokens.ids_BT.shape
     assert u % minibatches == 0 and b % shards == 0
     assert b * width <= max(algo.microbatch_tokens, shards * width)
     assert full.min() > 0 and full.max() - full.min() <= 1
@@ -325,9 +329,12 @@ def talks(n, group, agents=2, seed=0):
 
 def decisions_of(batch, micros, owners):
     """How many decisions of each adapter these microbatches have."""
-    r, level_is_action = batch.rows, batch.chain.shape_UBX == batch.rows.turn_mask_BK.shape
-    weight_UBK = r.turn_mask_BK * (1 if level_is_action else r.tokens_BK)
-    own, weights = r.owner_BK[micros].ravel(), weight_UBK[micros].ravel()
+    r, level_is_action = (
+        batch.rows,
+        batch.chain.positions.shape_UBX == batch.rows.turns.mask_BK.shape,
+    )
+    weight_UBK = r.turns.mask_BK * (1 if level_is_action else r.turns.tokens_BK)
+    own, weights = r.turns.owner_BK[micros].ravel(), weight_UBK[micros].ravel()
     return np.bincount(own, weights, len(set(owners)))
 
 
@@ -343,7 +350,7 @@ def test_minibatches_have_equal_parts_of_each_adapters_decisions(
     """Also of an agent that acts in one episode of ten; of tokens, about as many."""
     algo = dataclasses.replace(ALGO, minibatches=minibatches, microbatch_tokens=4096)
     batch = build(talks(n, group, agents), level, algo=algo, share=share, seed=(0, 5))
-    owners, micros = range(agents), np.arange(len(batch.rows.tokens_BT))
+    owners, micros = range(agents), np.arange(len(batch.rows.tokens.ids_BT))
     assert batch.blocks % minibatches == 0 and len(micros) % batch.blocks == 0
     per_block = [decisions_of(batch, part, owners) for part in np.split(micros, batch.blocks)]
     part = sum(per_block) / batch.blocks
@@ -360,16 +367,18 @@ def test_samples_of_a_task_stay_in_one_minibatch_as_they_share_a_prefix():
         batch = build(episodes, algo=algo, share=True)
         blocks = {}
         for e, episode in enumerate(episodes):
-            micro = np.unravel_index(batch.chain.flat_EJ[e, 0], batch.chain.shape_UBX)[0]
-            block = int(micro) // (len(batch.rows.tokens_BT) // batch.blocks)
+            micro = np.unravel_index(
+                batch.chain.positions.flat_EJ[e, 0], batch.chain.positions.shape_UBX
+            )[0]
+            block = int(micro) // (len(batch.rows.tokens.ids_BT) // batch.blocks)
             blocks.setdefault(episode.group, set()).add(block)
         assert sum(len(found) > 1 for found in blocks.values()) == divided
 
 
 def test_the_seed_decides_which_rows_share_a_minibatch(episodes):
     one, same, other = (build(episodes, seed=s) for s in ((0, 1), (0, 1), (0, 2)))
-    np.testing.assert_array_equal(one.rows.tokens_BT, same.rows.tokens_BT)
-    assert not np.array_equal(one.rows.tokens_BT, other.rows.tokens_BT)
+    np.testing.assert_array_equal(one.rows.tokens.ids_BT, same.rows.tokens.ids_BT)
+    assert not np.array_equal(one.rows.tokens.ids_BT, other.rows.tokens.ids_BT)
 
 
 def test_padding_is_the_fraction_of_idle_tokens():
@@ -414,7 +423,7 @@ def test_a_run_of_varied_batches_pads_little_and_has_few_shapes(
             algo=algo,
             share=share,
         )
-        met.add(tuple(x.shape[1:] for x in batch.rows))
+        met.add(tuple(x.shape[1:] for x in jax.tree.leaves(batch.rows)))
         idle.append(idle_share(batch))
     assert len(met) <= kinds
     assert np.mean(idle) < padding
@@ -426,7 +435,7 @@ def test_rows_share_the_action_tokens_evenly_where_that_takes_no_more_rows(monke
     episodes = [small.episode(i, [turn], [1.0]) for i, turn in enumerate(turns)]
 
     def fullest_of_rows() -> tuple[int, int]:
-        acted_UB = build(episodes).rows.mask_BA.sum(-1)
+        acted_UB = build(episodes).rows.actions.mask_BA.sum(-1)
         return int(acted_UB.max()), int((acted_UB > 0).sum())
 
     assert fullest_of_rows() == (48, 29)

@@ -16,11 +16,12 @@ from marft_jax import cli
 from marft_jax.errors import BadInput
 from marft_jax.learning import batch as batch_lib
 from marft_jax.learning import logprobs, losses
-from marft_jax.learning.advantages import ROLES, find_normalizer, role_means, roles
 from marft_jax.learning.algorithms import ALGORITHMS, find_algorithm
 from marft_jax.learning.estimates import estimate
+from marft_jax.learning.moving import ROLES, label_means, roles
+from marft_jax.learning.normalizers import find_normalizer
 from marft_jax.learning.settings import Appo, Cispo, Grpo, Reinforce, Tppo
-from marft_jax.learning.state import Moving
+from marft_jax.learning.state import EMA
 
 
 def acted(*turns, reward=1.0, index=0):
@@ -34,15 +35,15 @@ def loss_of(algo, *episodes, behaviour=None):
     """Weights of the links in acting order, as lists."""
     batch = batch_lib.build(episodes, small.paid(episodes), (0, 1), algo, "token")
     if behaviour is not None:
-        batch.rows.behaviour_BA[:] = behaviour * batch.rows.mask_BA
-    means = Moving(np.zeros(2), np.zeros(2)), Moving(np.zeros(()), np.zeros(()))
+        batch.rows.actions.behaviour_BA[:] = behaviour * batch.rows.actions.mask_BA
+    means = EMA(np.zeros(2), np.zeros(2)), EMA(np.zeros(()), np.zeros(()))
     algorithm = find_algorithm(algo.name)
-    values = np.zeros(batch.chain.shape_UBX, np.float32) if algo.has_critic else None
-    return estimate(algo, algorithm, 2, batch, values, None, *means).loss, batch.chain
+    values = np.zeros(batch.chain.positions.shape_UBX, np.float32) if algo.has_critic else None
+    return estimate(algo, algorithm, 2, batch, values, None, *means).weights, batch.chain
 
 
 def mean_loss(loss, losses_J):
-    return (loss.weight_EJ[0] * losses_J).sum() / loss.count_EJ[0].sum()
+    return (loss.weight[0] * losses_J).sum() / loss.count[0].sum()
 
 
 # Averages of the loss.
@@ -107,11 +108,11 @@ def test_the_entropy_bonus_acts_on_agents_below_the_target():
     turns = acted((0, 2, False), (1, 2, False))
     algo = Tppo(entropy_coef=0.1, entropy_target=1.0)
     batch = batch_lib.build([turns], small.paid([turns]), (0, 1), algo, "token")
-    agent_BA = np.take_along_axis(batch.rows.agent_BK, batch.rows.turn_BA, -1)
+    agent_BA = np.take_along_axis(batch.rows.turns.agent_BK, batch.rows.actions.turn_BA, -1)
     loss, chain = loss_of(algo, turns, behaviour=np.where(agent_BA == 0, -0.5, -2.0))
     expected = np.where(chain.agent_EJ == 0, 0.1, 0.0)
-    np.testing.assert_allclose(loss.entropy_EJ, expected)
-    np.testing.assert_array_equal(loss.weight_EJ, 1)
+    np.testing.assert_allclose(loss.entropy, expected)
+    np.testing.assert_array_equal(loss.weight, 1)
 
 
 def test_the_mean_of_the_loss_is_a_word_or_a_number():
@@ -138,10 +139,10 @@ def test_a_stale_actions_weight_may_be_that_of_all_its_tokens():
     episodes = [acted((0, 3, False), (1, 1, False))]
     rows = batch_lib.build(episodes, small.paid(episodes), (0, 1), Tppo(), "token").rows
     r = batch_lib.microbatches(rows)[0]
-    agent_BA = np.take_along_axis(r.agent_BK, r.turn_BA, -1)
-    new_BA = np.log(np.where(agent_BA == 0, 2.0, 1.5)) * r.mask_BA
+    agent_BA = np.take_along_axis(r.turns.agent_BK, r.actions.turn_BA, -1)
+    new_BA = np.log(np.where(agent_BA == 0, 2.0, 1.5)) * r.actions.mask_BA
     sums_BA = np.asarray(logprobs.turn_sums(jnp.asarray(new_BA, jnp.float32), r))
-    mask = r.mask_BA > 0
+    mask = r.actions.mask_BA > 0
     got = sorted(np.exp(sums_BA[mask]).round(4).tolist())
     assert got == [1.5, 8.0, 8.0, 8.0]
 
@@ -208,16 +209,16 @@ def test_each_role_has_a_moving_mean_of_its_own():
     episodes = [acted((0, 2, False), (0, 2, False)) for _ in range(2)]
     rewards = [np.array([2.0, 1.0], np.float32)] * 2
     chain = batch_lib.build(episodes, rewards, (0, 1), algo, "action").chain
-    run, means = ALGORITHMS["reinforce"].advantages, Moving(np.zeros(16), np.zeros(16))
+    run, means = ALGORITHMS["reinforce"].advantages, EMA(np.zeros(16), np.zeros(16))
     advantages, returns = run(algo, chain, None, means.mean)
     np.testing.assert_allclose(advantages, [[3, 1]] * 2)
-    means = means.moved(*role_means(returns, chain, roles(chain, "role"), 2 * ROLES), 0.95)
+    means = means.update(*label_means(returns, chain, roles(chain, "role"), 2 * ROLES), 0.95)
     np.testing.assert_allclose(means.mean[:3], [3, 1, 0], rtol=1e-6)
     again = chain._replace(rewards_EJ=2 * chain.rewards_EJ)
     np.testing.assert_allclose(run(algo, again, None, means.mean)[0], [[3, 1]] * 2, rtol=1e-6)
     assert not run(algo, chain, None, means.mean)[0].any()
-    by_agent = Moving(np.zeros(2), np.zeros(2)).moved(
-        *role_means(returns, chain, chain.agent_EJ, 2), 0.95
+    by_agent = EMA(np.zeros(2), np.zeros(2)).update(
+        *label_means(returns, chain, chain.agent_EJ, 2), 0.95
     )
     np.testing.assert_allclose(by_agent.mean, [2, 0])
 

@@ -8,10 +8,10 @@ import small
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from marft_jax.learning import batch as batch_lib
-from marft_jax.learning.advantages import gae, gae_by_layer
+from marft_jax.learning.advantages import gae
 from marft_jax.learning.algorithms import find_algorithm
-from marft_jax.learning.batch import layers_of
+from marft_jax.learning.chain import layers_of
+from marft_jax.learning.layers import gae_by_layer
 from marft_jax.learning.settings import SETTINGS, Appo
 
 DEBATERS, ROUNDS = 8, 2
@@ -35,7 +35,7 @@ def episode(index, layers, lengths, rewards, steps=None):
 
 def chain_of(episodes, level, rewards=None):
     rewards = small.paid(episodes) if rewards is None else rewards
-    return batch_lib.build(episodes, rewards, (0, 1, 2), Appo(), level).chain
+    return small.chain(episodes, rewards, level, Appo())
 
 
 def test_a_turn_begins_a_layer_where_it_saw_one_of_the_layer_before_or_in_a_new_step():
@@ -125,8 +125,8 @@ def test_the_last_siblings_own_quality_counts_as_much_as_the_firsts(level, gae_l
     ]
     chain = chain_of(episodes, level)
     known_E1 = quality[:, :DEBATERS].sum(1, keepdims=True)  # to those of the second round
-    values_EJ = np.where(chain.layer_EJ == 1, known_E1, 0.0) * chain.mask_EJ
-    at_end = np.flatnonzero(np.diff(chain.turn_EJ[0], append=-1))
+    values_EJ = np.where(chain.turn.layer_EJ == 1, known_E1, 0.0) * chain.mask_EJ
+    at_end = np.flatnonzero(np.diff(chain.turn.number_EJ[0], append=-1))
 
     def slopes(advantages_EJ):
         """Of each turn's advantage in its own quality, beside those of all others."""

@@ -35,7 +35,7 @@ from marft_jax.learning.algorithms import find_algorithm
 from marft_jax.learning.learner import Learner
 from marft_jax.learning.optimiser import rate_factor
 from marft_jax.learning.settings import SETTINGS
-from marft_jax.learning.values import Static
+from marft_jax.learning.values import LearnerSpec
 from marft_jax.models import decoder, lora
 from marft_jax.types import MAIN, Sampling
 
@@ -177,8 +177,10 @@ def test_gradients_are_those_of_the_action_tokens_alone(name, ids):
         old,
         weights,
     )
-    advantages = np.zeros(batch.chain.shape_UBX, np.float32)
-    links = batch.chain.flat_EJ[batch.chain.mask_EJ > 0]  # in acting order, like ``turns``
+    advantages = np.zeros(batch.chain.positions.shape_UBX, np.float32)
+    links = batch.chain.positions.flat_EJ[
+        batch.chain.mask_EJ > 0
+    ]  # in acting order, like ``turns``
     starts = [len(t.prompt) - 1 for t in turns]
     flat = [
         w
@@ -194,15 +196,18 @@ def test_gradients_are_those_of_the_action_tokens_alone(name, ids):
 def _gradients(config: Config, name: str):
     """The learner's own gradients, with given advantages, divided as its update does."""
     base = small.base(LAYERS)
-    static = Static(base.graphdef, settled(config, name), find_algorithm(name), agents=2)
+    spec = LearnerSpec(base.graphdef, settled(config, name), find_algorithm(name), agents=2)
 
     def run(state, rows, advantages):
         u, b, x = advantages.shape
         features = jnp.zeros((u, b, x, small.CONFIG.d_model))
-        targets = gradients.Targets(advantages, *[jnp.zeros((u, b, x))] * 2, features)
+        zeros = jnp.zeros((u, b, x))
+        critic = gradients.CriticTargets(zeros, zeros, features)
+        critic = critic if spec.settings.critic else None
+        targets = gradients.Targets(advantages, critic=critic)
         totals = [
             gradients.gradients(
-                static,
+                spec,
                 base.params,
                 state.adapters[MAIN],
                 state.critic[MAIN],
@@ -223,27 +228,33 @@ def test_what_stands_in_padding_changes_nothing(episodes, name):
 
     def spoil(batch):
         r = batch.rows
-        idle_T, idle_A = r.owners_BT < 0, r.mask_BA == 0
-        idle_K = r.turn_mask_BK == 0
+        idle_T, idle_A = r.tokens.owners_BT < 0, r.actions.mask_BA == 0
+        idle_K = r.turns.mask_BK == 0
         assert idle_T.any() and idle_A.any() and idle_K.any()
 
         def noise(x, idle, high):
             return np.where(idle, rng.integers(0, high, x.shape), x).astype(x.dtype)
 
-        return batch._replace(
-            rows=r._replace(
-                tokens_BT=noise(r.tokens_BT, idle_T, 256),
-                positions_BT=noise(r.positions_BT, idle_T, 9),
-                owners_BT=noise(r.owners_BT, idle_T, 2),
-                agents_BT=noise(r.agents_BT, idle_T, 2),
-                targets_BA=noise(r.targets_BA, idle_A, 256),
-                index_BA=noise(r.index_BA, idle_A, 9),
-                behaviour_BA=noise(r.behaviour_BA, idle_A, 3),
-                turn_BA=noise(r.turn_BA, idle_A, 2),
-                agent_BK=noise(r.agent_BK, idle_K, 2),
-                owner_BK=noise(r.owner_BK, idle_K, 2),
-            )
+        tokens, actions, turns = r
+        spoiled = r._replace(
+            tokens=tokens._replace(
+                ids_BT=noise(tokens.ids_BT, idle_T, 256),
+                positions_BT=noise(tokens.positions_BT, idle_T, 9),
+                owners_BT=noise(tokens.owners_BT, idle_T, 2),
+                agents_BT=noise(tokens.agents_BT, idle_T, 2),
+            ),
+            actions=actions._replace(
+                targets_BA=noise(actions.targets_BA, idle_A, 256),
+                index_BA=noise(actions.index_BA, idle_A, 9),
+                behaviour_BA=noise(actions.behaviour_BA, idle_A, 3),
+                turn_BA=noise(actions.turn_BA, idle_A, 2),
+            ),
+            turns=turns._replace(
+                agent_BK=noise(turns.agent_BK, idle_K, 2),
+                owner_BK=noise(turns.owner_BK, idle_K, 2),
+            ),
         )
+        return batch._replace(rows=spoiled)
 
     clean = learn(settings(), episodes, name=name)
     assert same(learn(settings(), episodes, name=name, change=spoil), clean)
@@ -260,7 +271,7 @@ def test_without_an_entropy_bonus_the_backward_pass_spares_a_product(temperature
     close(none[1], hardly[1], 1e-5)
     base, rows = small.base(LAYERS), build(settings(ONCE), episodes).rows
     r = jax.tree.map(lambda x: x[0], rows)
-    hidden = jnp.ones((*r.index_BA.shape, small.CONFIG.d_model))
+    hidden = jnp.ones((*r.actions.index_BA.shape, small.CONFIG.d_model))
 
     def products(entropy_learns: bool) -> int:
         def loss(hidden):
@@ -343,7 +354,7 @@ def test_epochs_divide_a_batch_in_other_ways_and_report_what_steps_learn_from():
     algo = dataclasses.replace(ALGO, epochs=8, minibatches=2, microbatch_tokens=8192)
     ours, episodes = learner(settings(algo)), small.random_episodes(16)
     batch = ours.pack(episodes, small.paid(episodes))
-    micros = len(batch.rows.tokens_BT)
+    micros = len(batch.rows.tokens.ids_BT)
     parts = ours._order(3, {MAIN: range(micros)}, batch.blocks)
     order = [[u for _, u in part] for part in parts]
     epochs = [(set(a), set(b)) for a, b in zip(order[::2], order[1::2], strict=True)]
@@ -357,7 +368,7 @@ def test_a_minibatch_without_rows_moves_nothing(episodes):
     """Fewer rows than minibatches: momentum must not be spent on nothing."""
     config = settings(dataclasses.replace(ONCE, minibatches=4, microbatch_tokens=64))
     single = episodes[0]._replace(turns=episodes[0].turns[:1], results=episodes[0].results[:1])
-    assert build(config, [single]).rows.turn_mask_BK.sum() == 1
+    assert build(config, [single]).rows.turns.mask_BK.sum() == 1
     alone, _ = learn(settings(ONCE), [single])
     for step in range(4):  # the full minibatch comes first, last or between
         state, _ = learn(config, [single], step=step)
@@ -372,8 +383,8 @@ def test_a_minibatch_without_rows_moves_nothing(episodes):
 def test_accumulated_gradients_are_those_of_one_big_microbatch(episodes, name):
     big = settings(dataclasses.replace(ONCE, microbatch_tokens=100_000))
     cut = settings(dataclasses.replace(ONCE, microbatch_tokens=64))
-    assert len(build(big, episodes).rows.tokens_BT) == 1
-    assert len(build(cut, episodes).rows.tokens_BT) >= 4
+    assert len(build(big, episodes).rows.tokens.ids_BT) == 1
+    assert len(build(cut, episodes).rows.tokens.ids_BT) >= 4
     one, two = learn(big, episodes, name=name), learn(cut, episodes, name=name)
     close(one, two, 1e-4)
     close(one[0].adapters, two[0].adapters, 1e-5)
@@ -384,7 +395,7 @@ def test_packed_rows_learn_what_unpacked_rows_learn(episodes, monkeypatch):
     one = learn(settings(ONCE), episodes)
     monkeypatch.setattr(packing, "_pack", lambda sequences, *_, **__: [[s] for s in sequences])
     apart = build(settings(ONCE), episodes).rows
-    assert packed.turn_mask_BK.sum(-1).max() > 1 == apart.turn_mask_BK.sum(-1).max()
+    assert packed.turns.mask_BK.sum(-1).max() > 1 == apart.turns.mask_BK.sum(-1).max()
     two = learn(settings(ONCE), episodes)
     close(one, two, 1e-4)
     close(one[0].adapters, two[0].adapters, 1e-5)
@@ -433,7 +444,9 @@ def test_a_critic_that_reads_prompts_alone_reads_what_it_would_in_the_rows(criti
     for owners, share in (((0, 1), False), ((0, 1), True), ((0, 0), True)):
         batch = build(config, conversations(), where=where, owners=owners, share=share)
         assert batch.prompts is not None
-        tokens, fewer = (int((r.owners_BT >= 0).sum()) for r in (batch.rows, batch.prompts.rows))
+        tokens, fewer = (
+            int((r.tokens.owners_BT >= 0).sum()) for r in (batch.rows, batch.prompts.rows)
+        )
         assert share or fewer < tokens
         ours = learner(config, where=where)
         apart, whole = (
@@ -468,7 +481,7 @@ def test_batches_of_the_same_shapes_compile_nothing(episodes):
     ours = Learner(settled(configure(), "appo"), {MAIN: base}, team, find_algorithm("appo"), where)
     state = ours.init()
     few, many = (build(configure(), episodes[:n]) for n in (1, len(episodes)))
-    assert few.rows.tokens_BT.shape[1:] != many.rows.tokens_BT.shape[1:]
+    assert few.rows.tokens.ids_BT.shape[1:] != many.rows.tokens.ids_BT.shape[1:]
     for batch, programs in ((few, 1), (many, 2), (few, 2), (many, 2)):
         state, _, _ = ours.learn(state, batch, 0)
         own = ours._run.bases[MAIN]

@@ -10,9 +10,11 @@ import small
 
 from marft_jax.cli import configure
 from marft_jax.errors import BadInput
-from marft_jax.learning.advantages import NORMALIZERS, minus_alone, minus_siblings, sizes
+from marft_jax.learning.advantages import magnitudes
 from marft_jax.learning.algorithms import ALGORITHMS, normalized_advantages
-from marft_jax.learning.batch import Chain, chain_of_turns
+from marft_jax.learning.chain import Chain, chain_of_turns
+from marft_jax.learning.normalizers import NORMALIZERS
+from marft_jax.learning.siblings import sibling_advantage, solo_advantage
 from marft_jax.rollout.branches import branched_turns, learnable
 from marft_jax.types import Episode
 
@@ -34,7 +36,7 @@ def branch(of: Episode, turn: int, number: int, reward: float) -> tuple[Episode,
 def advantages(*played) -> list[list[float]]:
     episodes, rewards = learnable(played)
     chain = chain_of_turns(episodes, rewards)
-    found = minus_siblings(chain)
+    found = sibling_advantage(chain)
     return [row[: len(e.turns)].tolist() for row, e in zip(found, episodes, strict=True)]
 
 
@@ -97,7 +99,7 @@ def test_estimates_converge_to_the_exact_advantages(game, coef):
         kl_EJ[0] = KL_FIRST[first], KL_SECOND[first, second]
         kl_EJ[1:, 0] = KL_FIRST[anew[0]], KL_SECOND[first, late]
         kl_EJ *= coef
-        found = minus_siblings(chain._replace(rewards_EJ=rewards_EJ - kl_EJ, kl_EJ=kl_EJ))
+        found = sibling_advantage(chain._replace(rewards_EJ=rewards_EJ - kl_EJ, kl_EJ=kl_EJ))
         sums.setdefault((0, first, 0), []).append(found[0, 0])
         sums.setdefault((1, first, second), []).append(found[0, 1])
     for (turn, first, second), values in sums.items():
@@ -190,9 +192,9 @@ def test_a_branch_keeps_the_place_of_its_turn_in_the_trunk():
     own, earned = trunk([0, 0, 1, 0])
     played = [(own, earned), *(branch(own, turn, 1, 10.0 * turn) for turn in (0, 2, 3))]
     chain = chain_of_turns(*learnable(played))
-    assert [row[0] for row in chain.nth_EJ[1:].tolist()] == [0, 1, 1]
-    assert chain.turn_EJ[1:, 0].tolist() == chain.layer_EJ[1:, 0].tolist() == [0, 2, 3]
-    found = NORMALIZERS["group_turn"](minus_siblings(chain), chain, sizes(chain, None), True)
+    assert [row[0] for row in chain.turn.agent_turn_EJ[1:].tolist()] == [0, 1, 1]
+    assert chain.turn.number_EJ[1:, 0].tolist() == chain.turn.layer_EJ[1:, 0].tolist() == [0, 2, 3]
+    found = NORMALIZERS["group_turn"](sibling_advantage(chain), chain, magnitudes(chain), True)
     assert np.abs(found[[1, 2, 3], 0]) == pytest.approx(1)
 
 
@@ -203,7 +205,7 @@ def test_in_a_tree_a_turn_earns_its_step_reward_minus_its_siblings():
     rewards = [[9.0, 0.6, 7.0], [9.0, 0.2], [9.0, 0.1]]
     paid = [np.asarray(row, np.float32) for row in rewards]
     chain = chain_of_turns(*learnable(list(zip([own, *others], paid, strict=True)), by_step=True))
-    found = minus_siblings(chain, by_step=True)
+    found = sibling_advantage(chain, by_step=True)
     assert found[0] == pytest.approx([0, 0.6 - 0.15, 0])
     assert found[1:, 0] == pytest.approx([0.2 - 0.35, 0.1 - 0.4])
 
@@ -215,18 +217,16 @@ def alone_on(returns: list[list[float]], alone: dict[int, float]) -> Chain:
 
 
 def test_a_turn_earns_what_the_team_earns_beyond_its_agent_alone():
-    found = minus_alone(alone_on([[0.25, 0.75], [0.0, 0.5], [0.0, 0.0]], {0: 0.5, 1: 0.25}))
+    found = solo_advantage(alone_on([[0.25, 0.75], [0.0, 0.5], [0.0, 0.0]], {0: 0.5, 1: 0.25}))
     assert found.tolist() == [[0.5, 0.75], [0.0, 0.25], [-0.5, -0.25]]
-    assert minus_alone(alone_on([[0, 1.0]], {1: 0.0})).tolist() == [[0.0, 1.0]]  # One is unknown.
+    assert solo_advantage(alone_on([[0, 1.0]], {1: 0.0})).tolist() == [
+        [0.0, 1.0]
+    ]  # One is unknown.
 
 
-@pytest.mark.parametrize("name", ["grpo", "gspo", "cispo", "reinforce"])
-@pytest.mark.parametrize("normalize", [*NORMALIZERS])
 @pytest.mark.parametrize("credit", ["siblings", "tree", "solo"])
-def test_identical_samples_teach_exactly_nothing(credit, normalize, name):
+def test_identical_samples_teach_exactly_nothing(credit):
     """Rewards whose sums miss each other by a rounding; turns and agents are paid differently."""
-    given = {"algo.name": name, "algo.normalize": normalize, "algo.credit": credit}
-    config = configure({**given, "algo.branches": 2, "algo.group_size": 2}).algo
     if credit == "solo":
         total = float(np.sum(np.float32([0.1, 0.2, 0.7])))
         chain = alone_on([[0.1, 0.2, 0.7]] * 2, {0: total, 1: (total * 3) / 3})
@@ -241,5 +241,8 @@ def test_identical_samples_teach_exactly_nothing(credit, normalize, name):
                 pairs[-6:] = [(e, whole[-len(e.turns) :]) for e in equal]
         chain = chain_of_turns(*learnable(pairs, by_step=credit == "tree"))
     zeros = np.zeros_like(chain.rewards_EJ)
-    found, _ = normalized_advantages(config, ALGORITHMS[name], chain, zeros, np.zeros(2))
-    assert found.shape == zeros.shape and not found.any()
+    for name, normalize in itertools.product(["grpo", "reinforce"], NORMALIZERS):
+        given = {"algo.name": name, "algo.normalize": normalize, "algo.credit": credit}
+        config = configure({**given, "algo.branches": 2, "algo.group_size": 2}).algo
+        found, _ = normalized_advantages(config, ALGORITHMS[name], chain, zeros, np.zeros(2))
+        assert found.shape == zeros.shape and not found.any()

@@ -16,8 +16,7 @@ import small
 from marft_jax.cli import configure
 from marft_jax.envs.threads import DaemonThreads
 from marft_jax.learning import batch
-from marft_jax.learning.advantages import groups_with_signal
-from marft_jax.learning.credit import make_credit
+from marft_jax.learning.credit import groups_with_signal, make_credit
 from marft_jax.parallel import compilation
 from marft_jax.rollout.collect import collect
 from marft_jax.rollout.rollout import Rollout

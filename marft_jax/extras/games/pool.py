@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from marft_jax.config import Config, Rollout
-from marft_jax.learning.state import Moving, TrainState
+from marft_jax.learning.state import EMA, TrainState
 from marft_jax.learning.state_parts import StatePart
 from marft_jax.models.lora import Adapters
 from marft_jax.random_keys import Stream, generator
@@ -42,7 +42,7 @@ class Pool(NamedTuple):
 
     versions: Adapters  # leading axes K, and the agents that play as them
     chosen: jax.Array  # the version that plays the next step
-    points_K: Moving  # share of points that each has won
+    points_K: EMA  # share of points that each has won
 
 
 def past_selves(config: Config, team: Team) -> StatePart:
@@ -66,7 +66,7 @@ def begin(past: Past, kept: int, state: TrainState) -> tuple[Pool, TrainState]:
     first = jax.tree.map(lambda x: x[of], present)
     versions = jax.tree.map(lambda x: jnp.stack([x] * kept), first)
     adapters = jax.tree.map(lambda x, own: x.at[seats].set(own), present, first)
-    pool = Pool(versions, jnp.int32(0), Moving(jnp.zeros(kept), jnp.zeros(kept)))
+    pool = Pool(versions, jnp.int32(0), EMA(jnp.zeros(kept), jnp.zeros(kept)))
     return pool, state.with_adapters({MAIN: adapters})
 
 
@@ -87,13 +87,13 @@ def after_step(
     draw, points = generator(seed[0], Stream.POOL, seed[1]), pool.points_K
     before, at = np.arange(settings.past_kept) == int(pool.chosen), -1
     if (share := _share(past, played)) is not None:
-        points = points.moved(np.where(before, share, 0.0), before, _DECAY)
+        points = points.update(np.where(before, share, 0.0), before, _DECAY)
     taken, due = divmod(int(state.step), settings.past_every)  # versions besides the first
     if not due:
         at = taken if taken < settings.past_kept else int(draw.integers(taken + 1))
         at = at if at < settings.past_kept else -1
         fresh = np.arange(settings.past_kept) == at
-        points = Moving(*(np.where(fresh, 0, x).astype(np.float32) for x in points))
+        points = EMA(*(np.where(fresh, 0, x).astype(np.float32) for x in points))
     there = np.arange(settings.past_kept) <= taken
     weight = np.where(np.asarray(points.weight_X) > 0, points.mean, 0.5) ** 2 + 1e-3
     odds = there * (weight if settings.past_choice == "strong" else 1.0)

@@ -24,7 +24,8 @@ from marft_jax.extras.planning.work import Work, longest_batch
 from marft_jax.learning import batch as batch_lib
 from marft_jax.learning import learner
 from marft_jax.learning.algorithms import Algorithm
-from marft_jax.learning.gradients import Targets
+from marft_jax.learning.gradients import CriticTargets, Targets
+from marft_jax.learning.rows import Rows
 from marft_jax.learning.settings import LearnerSettings, resolve
 from marft_jax.learning.state import TrainState
 from marft_jax.learning.values import reads_base
@@ -219,18 +220,20 @@ def _learning(run: Run) -> dict[str, Any]:
     policy = dict(base=run.base, adapters=run.state.adapters[MAIN])
     split = mesh_lib.rows(run.mesh)
 
-    def micro(rows: batch_lib.Rows[np.ndarray]) -> Any:
+    def micro(rows: Rows[np.ndarray]) -> Any:
         return placed(batch_lib.microbatches(rows)[0], split)
 
     rows = micro(batch.rows)
-    numbers_BX: Any = jax.ShapeDtypeStruct(batch.chain.shape_UBX[1:], jnp.float32, sharding=split)
+    shape_BX = batch.chain.positions.shape_UBX[1:]
+    numbers_BX: Any = jax.ShapeDtypeStruct(shape_BX, jnp.float32, sharding=split)
     scored = of_base.score.eval_shape(**frozen, r=rows)
     logprobs_BA = of_base.proximal.eval_shape(**policy, r=rows)
     old = None if run.learning.correction == "none" else logprobs_BA
     values_BX, features_BXD, reference_BA = scored
     reference_BA = logprobs_BA if run.learning.reference == "start" else reference_BA
     reference_BA = reference_BA if algo.kl_in == "loss" else None
-    targets = Targets(numbers_BX, numbers_BX, values_BX, features_BXD, reference_BA, old)
+    critic = None if values_BX is None else CriticTargets(numbers_BX, values_BX, features_BXD)
+    targets = Targets(numbers_BX, None, critic, reference_BA, old)
     total = programs.zeros.eval_shape(run.state.adapters, run.state.critic)
     adapters = run.team.adapters.items()
     trainable = {base: jax.ShapeDtypeStruct((count,), bool) for base, count in adapters}

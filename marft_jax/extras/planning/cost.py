@@ -24,7 +24,7 @@ from jax.sharding import Mesh
 from marft_jax.config import TARGETS
 from marft_jax.extras.planning.chips import Chip
 from marft_jax.extras.planning.compile import Compiled, Run, per_chip, prompt_rows
-from marft_jax.learning.batch import Rows
+from marft_jax.learning.rows import Rows
 from marft_jax.models.decoder import DecoderConfig
 from marft_jax.parallel import mesh as mesh_lib
 from marft_jax.parallel import processes
@@ -200,8 +200,8 @@ def _gradients(run: Run) -> Counted:
 
 def _microbatch(rows: Rows[Any]) -> tuple[int, int, int, int]:
     """Returns the number of microbatches; of one: padded tokens, row width, action tokens."""
-    micros, height, width = rows.tokens_BT.shape
-    return micros, height * width, width, height * rows.mask_BA.shape[2]
+    micros, height, width = rows.tokens.ids_BT.shape
+    return micros, height * width, width, height * rows.actions.mask_BA.shape[2]
 
 
 def _optimiser(run: Run) -> Counted:

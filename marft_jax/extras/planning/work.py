@@ -13,6 +13,8 @@ import numpy as np
 
 from marft_jax.config import Config
 from marft_jax.learning import batch as batch_lib
+from marft_jax.learning.credit import CREDITS
+from marft_jax.learning.rows import Level
 from marft_jax.learning.settings import LearnerSettings
 from marft_jax.learning.values import reads_prompts
 from marft_jax.rollout.branches import turns_at
@@ -54,7 +56,7 @@ def _branches(config: Config, names: Sequence[str]) -> tuple[tuple[int, ...], fl
     algo, turns = config.algo, len(names)
     if not algo.branches or algo.branch_budget != "none":  # a budget keeps the cost of no branches
         return (), 0
-    if str(algo.credit) == "solo":  # each agent alone on each task
+    if CREDITS[algo.credit].solo:  # each agent alone on each task
         return (), algo.branches * len(set(names)) * config.env.horizon / algo.group_size
     if algo.branch_at == "random":  # the last turn has the longest prompt, the mean turn half
         chosen, behind = [turns - 1], (turns + 1) / 2
@@ -88,7 +90,7 @@ def _actors(team: Team, workflow: str) -> list[int]:
 def longest_batch(
     settings: LearnerSettings,
     team: Team,
-    level: batch_lib.Level,
+    level: Level,
     work: Work,
     shards: int,
     d_model: int,

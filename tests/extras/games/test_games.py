@@ -22,9 +22,10 @@ from marft_jax.extras.games import pettingzoo, textarena
 from marft_jax.extras.games.moves import read_move
 from marft_jax.extras.games.open_spiel import Settings, source
 from marft_jax.extras.games.tree import load
-from marft_jax.learning.advantages import groups_with_signal
 from marft_jax.learning.algorithms import find_algorithm, normalized_advantages
-from marft_jax.learning.batch import build, chains_of
+from marft_jax.learning.batch import build
+from marft_jax.learning.chain import chains_of
+from marft_jax.learning.credit import groups_with_signal
 from marft_jax.learning.settings import SETTINGS
 from marft_jax.rollout.rollout import Rollout
 from marft_jax.team.profiles import Profile
@@ -169,7 +170,7 @@ def test_a_moving_mean_is_each_seats_own():
     mean = np.zeros(16)
     mean[0] = 1.0  # of the first agent's first turn
     got, _ = normalized_advantages(algo, find_algorithm("reinforce"), chain, None, mean)
-    firsts = (chain.nth_EJ == 0) & (chain.mask_EJ > 0)
+    firsts = (chain.turn.agent_turn_EJ == 0) & (chain.mask_EJ > 0)
     assert not got[firsts & (chain.agent_EJ == 0)].any()
     assert (got[firsts & (chain.agent_EJ == 1)] == -1).all()
 

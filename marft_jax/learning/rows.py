@@ -1,0 +1,192 @@
+"""Rows: packed token sequences with their actions and turns, as arrays of fixed sizes.
+
+Sequences of a row may share a prefix (samples of one task, turns with one system prompt). The
+prefix stands in the row once, what follows it in each sequence stands behind it, and every token
+reads what it would read in a row of its own. Only action tokens have a loss.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Generic, Literal, NamedTuple, TypeVar
+
+import jax
+import numpy as np
+
+from marft_jax.learning.packing import TokenSequence
+from marft_jax.types import Episode, Turn
+
+Level = Literal["action", "token"]
+Array = TypeVar("Array", bound=np.ndarray | jax.Array)
+
+
+class Tokens(NamedTuple, Generic[Array]):
+    """Tokens of rows.
+
+    Attributes:
+        ids_BT: token ids.
+        positions_BT: position of each token within its sequence.
+        last_reader_BT: where the last token stands that may read this token.
+        owners_BT: the adapter that the token passes through; -1 for padding.
+        agents_BT: whose turn the token leads to or belongs to; -1 for padding.
+    """
+
+    ids_BT: Array
+    positions_BT: Array
+    last_reader_BT: Array
+    owners_BT: Array
+    agents_BT: Array
+
+
+class Actions(NamedTuple, Generic[Array]):
+    """Action tokens of rows.
+
+    Attributes:
+        index_BA: where in the row the token stands that predicts this action token.
+        targets_BA: ids of the action tokens.
+        mask_BA: 1 for action tokens, 0 for padding.
+        behaviour_BA: behaviour log-probs.
+        temperature_BA: the temperature that the tokens were sampled with.
+        turn_BA: the turn of the row that the token belongs to.
+    """
+
+    index_BA: Array
+    targets_BA: Array
+    mask_BA: Array
+    behaviour_BA: Array
+    temperature_BA: Array
+    turn_BA: Array
+
+
+class Turns(NamedTuple, Generic[Array]):
+    """Turns of rows.
+
+    Attributes:
+        prompt_end_BK: where in the row the last prompt token stands.
+        mask_BK: 1 for turns, 0 for padding.
+        agent_BK: who acted.
+        owner_BK: the adapter that acted.
+        divisor_BK: what the action's log-prob is divided by: 1, its tokens or its words.
+        tokens_BK: number of action tokens; 1 for padding.
+    """
+
+    prompt_end_BK: Array
+    mask_BK: Array
+    agent_BK: Array
+    owner_BK: Array
+    divisor_BK: Array
+    tokens_BK: Array
+
+
+class Rows(NamedTuple, Generic[Array]):
+    """B rows of a microbatch; the arrays of a batch have an axis U before B.
+
+    ``Rows[np.ndarray]`` is on the host, ``Rows[jax.Array]`` on the device.
+    """
+
+    tokens: Tokens[Array]
+    actions: Actions[Array]
+    turns: Turns[Array]
+
+    def decision_mask(self, level: Level) -> Array:
+        """1 for decisions, 0 for padding: ``[..., K]`` of turns or ``[..., A]`` of tokens."""
+        return self.turns.mask_BK if level == "action" else self.actions.mask_BA
+
+
+_PADDING: Any = Rows(  # a float makes an array of float32
+    Tokens[Any](0, 0, 0, owners_BT=-1, agents_BT=-1),
+    Actions[Any](0, 0, mask_BA=0.0, behaviour_BA=0.0, temperature_BA=1.0, turn_BA=0),
+    Turns[Any](0, mask_BK=0.0, agent_BK=0, owner_BK=0, divisor_BK=1.0, tokens_BK=1.0),
+)
+
+
+def empty_rows(shape: tuple[int, ...], tokens: int, actions: int, turns: int) -> Rows[np.ndarray]:
+    """Makes rows of padding, with room for that many tokens, action tokens and turns in each."""
+
+    def full(padding: Any, size: int) -> Any:
+        kinds = {float: np.float32, int: np.int32}
+        return jax.tree.map(lambda x: np.full((*shape, size), x, kinds[type(x)]), padding)
+
+    rows = Rows(*map(full, _PADDING, (tokens, actions, turns)))
+    rows.tokens.last_reader_BT[:] = np.arange(tokens)
+    return rows
+
+
+def fill_row(
+    row: Rows[np.ndarray],
+    sequences: Sequence[TokenSequence],
+    episodes: Sequence[Episode],
+    share: bool,
+    ratio: str,
+) -> dict[tuple[int, int], tuple[int, range]]:
+    """Writes sequences into a row.
+
+    Args:
+        row: views of one empty row, without the axis B.
+        sequences: sorted, so that sequences which share a prefix stand side by side.
+        episodes: of the turns in the sequences.
+        share: a prefix that a sequence shares with the one before it is not written again.
+        ratio: ``algo.ratio``.
+
+    Returns:
+        (episode, turn) to the slot of the turn, and the slots of its action tokens.
+    """
+    slots, end, a, k = dict[tuple[int, int], tuple[int, range]](), 0, 0, 0
+    places = np.zeros(0, int)  # where each token of the sequence stands in the row
+    for i, s in enumerate(sequences):
+        known = s.shared_with(sequences[i - 1]) if share and i else 0
+        start, end = end, end + s.read - known
+        places = np.concatenate([places[:known], np.arange(start, end)])
+        row.tokens.ids_BT[start:end] = s.ids[known:-1]
+        row.tokens.positions_BT[start:end] = np.arange(known, s.read)
+        row.tokens.owners_BT[start:end] = s.owner
+        row.tokens.agents_BT[start:end] = s.agents[known:-1]
+        row.tokens.last_reader_BT[places] = end - 1
+        for (e, number), first, n in zip(s.spans, s.starts, s.acted, strict=True):
+            predictors = places[first - 1 : first - 1 + n]
+            _fill_turn(row, episodes[e].turns[number], s.owner, k, a, predictors, ratio)
+            slots[e, number] = k, range(a, a + n)
+            a, k = a + n, k + 1
+    return slots
+
+
+def _fill_turn(
+    row: Rows[np.ndarray],
+    turn: Turn,
+    owner: int,
+    k: int,
+    a: int,
+    predictors: np.ndarray,
+    ratio: str,
+) -> None:
+    """Writes a turn into slot k, and its action tokens from slot a on.
+
+    Args:
+        predictors: where the tokens stand that predict the action tokens.
+    """
+    n, words = len(predictors), max(1, len(turn.text.split()))
+    divisor = {"sum": 1, "token": n, "word": words}[ratio]
+    ids, logprobs = turn.action[:n], turn.logprobs[:n]
+    actions = Actions[Any](predictors, ids, 1, logprobs, turn.temperature, turn_BA=k)
+    turns = Turns[Any](predictors[0], 1, turn.agent, owner, divisor, tokens_BK=n)
+    for array, x in zip(row.actions, actions, strict=True):
+        array[a : a + n] = x
+    for array, x in zip(row.turns, turns, strict=True):
+        array[k] = x
+
+
+def sums_by_turn(x_UBA: np.ndarray, rows: Rows[np.ndarray]) -> np.ndarray:
+    """Sums over the action tokens of each turn, ``[U, B, K]``."""
+    sums_UBK = np.zeros(rows.turns.mask_BK.shape)
+    u, b = np.ogrid[: len(x_UBA), : x_UBA.shape[1]]
+    at = u[..., None], b[..., None], rows.actions.turn_BA
+    np.add.at(sums_UBK, at, x_UBA * rows.actions.mask_BA)
+    return sums_UBK
+
+
+def means_by_agent(x_UBA: np.ndarray, rows: Rows[np.ndarray], agents: int) -> np.ndarray:
+    """Means over the action tokens of each agent, ``[P]``; 0 without any."""
+    mask_UBA = rows.actions.mask_BA
+    agent_UBA = np.take_along_axis(rows.turns.agent_BK, rows.actions.turn_BA, axis=-1).ravel()
+    total_P = np.bincount(agent_UBA, (x_UBA * mask_UBA).ravel(), agents)
+    return total_P / np.maximum(np.bincount(agent_UBA, mask_UBA.ravel(), agents), 1)
