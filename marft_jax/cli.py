@@ -28,7 +28,7 @@ from marft_jax.formats import documents
 from marft_jax.learning import settings as algorithms
 from marft_jax.run import inputs
 from marft_jax.sections import Words
-from marft_jax.setting import check_bounds, from_words, suggestion, words_of
+from marft_jax.setting import from_words, suggestion, words_of
 from marft_jax.team import team_files
 
 Source = str | Path | Mapping[str, Any]
@@ -281,7 +281,6 @@ def _find_unread(words: Words, evaluates: bool) -> dict[str, str]:
         mine = f"--{section}.name {' '.join(words.get(f'{section}.name', [kinds[section].name]))}"
         found[key] = f"unknown setting for {mine}; it belongs to {' and '.join(owners)}"
     config = _build(words)
-    check_bounds(config)
     needs = config_lib.find_unread(config, evaluates=evaluates)
     needs |= team_files.without_effect(config.team, config.algo.step_reward, config.env.name)
     why = "this run does not read it; it needs"

@@ -7,37 +7,53 @@ algorithm declares its own settings beside its code (``envs/``, ``learning/setti
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections.abc import Container
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 import yaml
+from pydantic import Field
+from pydantic_core import to_jsonable_python
 
 from marft_jax.errors import BadInput
-from marft_jax.setting import check_local, replaced, section, setting, unmet_needs
+from marft_jax.setting import (
+    LARGEST,
+    Count,
+    Fraction,
+    Natural,
+    NonNegative,
+    Positive,
+    Section,
+    check_local,
+    replaced,
+    setting,
+    unmet_needs,
+)
 
 HOTTEST = 1e30  # temperature of sampling: logits divided by it are finite in float32
 TARGETS = ("q", "k", "v", "o", "gate", "up", "down")  # matrices that may have an adapter
 
+Temperature = Annotated[float, Field(ge=0, le=HOTTEST)]
+Axis = Annotated[int, Field(ge=-1, le=LARGEST)]
+
 
 @dataclasses.dataclass(frozen=True)
-class Run:
+class Run(Section):
     dir: str = "runs/quickstart"
     """Directory of the run; starting again in the same one continues."""
-    steps: int = setting(25, least=1)
+    steps: Count = 25
     """Training steps in all, those of earlier starts included."""
-    seed: int = 0
+    seed: Natural = 0
     """Seeds the order of tasks, the sampling, the initial adapters and the critic."""
-    save_every: int = setting(10, least=1)
+    save_every: Count = 10
     """Steps between checkpoints; the last step is always saved."""
-    save_minutes: float = setting(15.0, least=0)
+    save_minutes: NonNegative = 15.0
     """A step that ends so long after the last checkpoint is saved too; 0 counts steps only."""
-    keep: int = setting(3, least=1)
+    keep: Count = 3
     """Newest checkpoints that stay, beside the best."""
     best_metric: str | None = "reward/mean"
     """Metric by whose highest value one checkpoint stays too; none keeps no best."""
-    transcripts_every: int = 5
+    transcripts_every: Natural = 5
     """Steps between written transcripts; 0 writes none."""
     loggers: tuple[str, ...] = ("tensorboard",)
     """tensorboard, wandb, trackio, mlflow, package.module:Class; wandb and mlflow work
@@ -47,14 +63,14 @@ class Run:
 
 
 @dataclasses.dataclass(frozen=True)
-class Model:
+class Model(Section):
     base: str = setting("tiny", path=Path.exists)
     """`tiny`, a directory (config.json + safetensors + tokenizer), a hub id, or a .gguf file."""
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Of the frozen base and its activations; adapters and critic are always float32."""
     quantize: Literal["none", "int8", "int4", "nf4"] = "none"
     """Matrices of the base in 8 or 4 bits: less memory, not more speed; adapters are as ever."""
-    context: int = setting(256, least=8)
+    context: Annotated[int, Field(ge=8, le=LARGEST)] = 256
     """Longest prompt plus action, in tokens; on another base than tiny 1024 by default."""
     thinking: bool = False
     """Let a model whose chat template has such a mode think before it answers (Qwen3)."""
@@ -65,7 +81,7 @@ class Model:
 
 
 @dataclasses.dataclass(frozen=True)
-class Team:
+class Team(Section):
     file: str | None = None
     """A team file (see configs/teams/); without one, the built-in planner and solver."""
     workflow: str | None = None
@@ -75,29 +91,29 @@ class Team:
     """Each agent's own prompt with the actions it may see, or one growing conversation."""
     anonymous: bool = False
     """No names and no system prompts: agents do not know which one they are."""
-    rounds: int = setting(2, least=1)
+    rounds: Count = 2
     """debate: rounds in which everyone speaks."""
-    max_steps: int = setting(10, least=1)
+    max_steps: Count = 10
     """orchestrated: calls of agents in a step, at most."""
-    max_tool_calls: int = 4
-    """Most calls of tools in one turn, of the agent's own or the environment's."""
-    max_new_tokens: int = setting(24, least=1)
+    max_tool_calls: Natural = 4
+    """Calls of tools in one turn, where the environment has tools."""
+    max_new_tokens: Count = 24
     """Longest action, in tokens; on another base than tiny a quarter of `model.context` by default.
     A profile may say otherwise, here and below."""
-    temperature: float = setting(1.0, least=0, most=HOTTEST)
+    temperature: Temperature = 1.0
     """Sampling temperature; 0 is greedy."""
-    top_p: float = setting(1.0, above=0, most=1)
+    top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
     """Sample from the smallest set of tokens with this much of what top_k keeps; 1 is off."""
-    top_k: int = 0
+    top_k: Natural = 0
     """Sample from this many likeliest tokens; 0 is off."""
-    min_p: float = setting(0.0, least=0, most=1)
+    min_p: Fraction = 0.0
     """Sample from tokens at least this fraction as likely as the likeliest; 0 is off."""
-    stop: tuple[str, ...] = setting((), blank=True)
+    stop: tuple[str, ...] = ()
     """Texts that end an action, as its end-of-turn token does; its text ends before them."""
 
 
 @dataclasses.dataclass(frozen=True)
-class EnvSettings:
+class EnvSettings(Section):
     """Settings of an environment; each has more of its own."""
 
     name: str = "arithmetic"
@@ -111,11 +127,11 @@ class EnvSettings:
 
 
 @dataclasses.dataclass(frozen=True)
-class Lora:
+class Lora(Section):
     mode: Literal["per_agent", "shared"] = "per_agent"
     """An adapter for each agent, or a single one for all."""
-    rank: int = setting(8, least=1)
-    alpha: float = setting(16.0, above=0)
+    rank: Count = 8
+    alpha: Positive = 16.0
     """The correction is scaled by alpha / rank."""
     targets: tuple[str, ...] = TARGETS
     """Matrices with an adapter, any of q, k, v, o, gate, up, down: attention alone learns less,
@@ -125,19 +141,19 @@ class Lora:
 
 
 @dataclasses.dataclass(frozen=True)
-class Critic:
+class Critic(Section):
     mode: Literal["shared", "heads", "lora", "none"] = "shared"
     """A value head over the frozen base; a head per agent; a head over an adapter per agent. An
     algorithm without a critic has none, whatever stands here."""
-    lr: float = setting(5e-4, least=0)
-    hidden: tuple[int, ...] = setting((1024, 512), least=1)
+    lr: NonNegative = 5e-4
+    hidden: tuple[Count, ...] = (1024, 512)
     """Widths of a value head's hidden layers."""
-    warmup_steps: int = 0
+    warmup_steps: Natural = 0
     """Training steps in which only the critic learns."""
 
 
 @dataclasses.dataclass(frozen=True)
-class Algo:
+class Algo(Section):
     """Settings of an algorithm; each has more of its own, among them what is a constant here.
 
     Attributes:
@@ -152,24 +168,24 @@ class Algo:
     name: str = "appo"
     """appo (MARFT-A, a decision per action), tppo (MARFT-T, per token), grpo, gspo, cispo,
     reinforce, or your own as package.module:NAME."""
-    episodes: int = setting(64, least=1)
+    episodes: Count = 64
     """Episodes per training step."""
-    group_size: int = setting(1, least=1)
+    group_size: Count = 1
     """Episodes that share a task: samples that can be compared."""
-    lr: float | Literal["auto"] = setting("auto", least=0)
+    lr: NonNegative | Literal["auto"] = "auto"
     """Adam's learning rate for the adapters. auto: 1e-3 for tiny, of a real model by its width."""
     lr_schedule: Literal["constant", "linear", "cosine"] = "constant"
     """What the learning rates, the critic's too, do after their warm-up: nothing, or fall to 0 at
     `run.steps`."""
-    lr_warmup: int = 0
+    lr_warmup: Natural = 0
     """Training steps over which the learning rates rise to their height."""
-    weight_decay: float = setting(0.0, least=0)
+    weight_decay: NonNegative = 0.0
     """Share of each adapter that a step takes off, times the learning rate (AdamW)."""
-    epochs: int = setting(2, least=1)
+    epochs: Count = 2
     """Passes over each batch."""
-    minibatches: int = setting(2, least=1)
+    minibatches: Count = 2
     """Optimiser steps per pass."""
-    microbatch_tokens: int = setting(8192, least=1)
+    microbatch_tokens: Count = 8192
     """Tokens in one forward-backward pass; gradients accumulate up to a minibatch."""
     reuse: bool = True
     """Turns that stand in one row share what they begin with."""
@@ -177,7 +193,7 @@ class Algo:
     credit: Literal["last", "equal", "step_discount", "per_step"] = "last"
     """Share of turns in a reward: all for a step's last one; the same, but each agent is logged
     with all; reward * credit_discount^(N-1-k) for turn k of N; or each by its own step reward."""
-    credit_discount: float = setting(1.0, least=0, most=1, needs="algo.credit step_discount")
+    credit_discount: Fraction = setting(1.0, needs="algo.credit step_discount")
     """step_discount: how much less each earlier turn of a step is paid."""
     step_reward: str | None = setting(None, needs="algo.credit per_step or tree")
     """per_step, tree: planner, solver, verifier, code_planner, coder, debugger, judge or
@@ -185,11 +201,11 @@ class Algo:
     reward_bias: float = 0.0
     """A reward becomes (reward + bias) * scale, clipped; one for a single agent has no bias."""
     reward_scale: float = 1.0
-    reward_clip: float | None = setting(None, above=0)
+    reward_clip: Positive | None = None
     """Shaped rewards are clipped to ± this."""
-    overlong_buffer: int = 0
+    overlong_buffer: Natural = 0
     """Tokens before its limit over which an action's length penalty grows from 0; 0 is off."""
-    overlong_penalty: float = setting(1.0, least=0, needs="algo.overlong_buffer")
+    overlong_penalty: NonNegative = setting(1.0, needs="algo.overlong_buffer")
     """Penalty of an action as long as its limit."""
 
     normalize: str = "none"
@@ -198,18 +214,18 @@ class Algo:
     none; or package.module:function."""
     dynamic_sampling: bool = False
     """Drop groups whose samples earned the same, and play further tasks in their place."""
-    max_refills: int = setting(3, needs="algo.dynamic_sampling")
+    max_refills: Natural = setting(3, needs="algo.dynamic_sampling")
     """Such rounds of a training step, at most."""
 
     correction: Literal["auto", "none", "decoupled", "truncated"] = "auto"
     """Ratios to the policy at the start of the update, weighed by its own ratio to the policy that
     sampled: those over the cap count 0, or are cut to it. auto: decoupled with a lag, else none."""
-    correction_cap: float = setting(5.0, least=1)
-    correction_floor: float = setting(0.0, least=0, most=1)
+    correction_cap: Annotated[float, Field(ge=1)] = 5.0
+    correction_floor: Fraction = 0.0
     """Weights below this count 0, too (IcePop: 0.5)."""
     entropy_coef: float = 0.0
     """Weight of the entropy bonus."""
-    kl_coef: float = setting(0.0, least=0)
+    kl_coef: NonNegative = 0.0
     """Weight of the KL to a reference; 0 is off."""
     kl_in: Literal["reward", "loss"] = setting("reward", needs="algo.kl_coef")
     """Subtract it from each token's reward, or add its mean over an action's tokens to the loss."""
@@ -218,14 +234,14 @@ class Algo:
     kl_reference: Literal["base", "start"] = setting("base", needs="algo.kl_coef")
     """Base without adapters, or the adapters that the run began with (`lora.init`): a KL to the
     base pulls a team off its supervised start."""
-    kl_moves: int = setting(0, needs="algo.kl_reference start")
+    kl_moves: Natural = setting(0, needs="algo.kl_reference start")
     """k > 0: every k steps the present adapters become the reference. In self-play this goes to an
     equilibrium, from which one reference keeps its distance (R-NaD, arXiv 2206.15378)."""
-    max_kl: float | None = setting(None, least=0)
+    max_kl: NonNegative | None = None
     """An agent whose approximate KL exceeds this in a minibatch is not updated by it."""
-    max_grad_norm: float = setting(0.5, least=0)
+    max_grad_norm: NonNegative = 0.5
     """Each adapter's and each value head's gradient is clipped to this norm."""
-    agent_interval: int = 0
+    agent_interval: Natural = 0
     """k > 0 trains one agent at a time, in turn, k steps each; 0 trains all together."""
 
     recorded: ClassVar[bool] = False
@@ -254,56 +270,56 @@ class Algo:
 
 
 @dataclasses.dataclass(frozen=True)
-class Rollout:
-    slots: int = setting(64, least=1)
+class Rollout(Section):
+    slots: Count = 64
     """Rows of the key-value cache: how many agents act at the same time."""
-    chunk: int = setting(16, least=1)
+    chunk: Count = 16
     """Decode steps on the device between two looks of the host."""
     reuse: bool = True
     """Prefix cache: what prompts of one adapter begin with is computed once."""
-    step_seconds: float = setting(600.0, least=0.001)
+    step_seconds: Annotated[float, Field(ge=0.001)] = 600.0
     """An episode whose environment or workflow takes longer to answer has failed."""
-    max_turns: int = setting(128, least=1, most=65535)
+    max_turns: Annotated[int, Field(ge=1, le=65535)] = 128
     """An episode that wants more turns ends there, with what it has earned."""
-    lag: int = setting(0, most=64)
+    lag: Annotated[int, Field(ge=0, le=64)] = 0
     """Step s is sampled with the adapters after s - lag updates, and played while others learn."""
-    max_failed_fraction: float = setting(0.25, least=0, most=1)
+    max_failed_fraction: Fraction = 0.25
     """Failed episodes are dropped and counted; more of them than this stop the run."""
-    past_every: int = setting(10, least=1)
+    past_every: Count = 10
     """Steps between versions for agents with `past` in the team file, who play as earlier ones."""
-    past_kept: int = setting(8, least=1)
+    past_kept: Count = 8
     """So many versions are kept, each of those so far as likely as another."""
     past_choice: Literal["random", "strong"] = "random"
     """Which of them plays a step: any, or rather one that wins."""
 
 
 @dataclasses.dataclass(frozen=True)
-class Mesh:
-    data: int = setting(-1, least=-1)
+class Mesh(Section):
+    data: Axis = -1
     """Devices along the batch; -1 takes all that the other axes leave."""
-    fsdp: int = setting(1, least=-1)
+    fsdp: Axis = 1
     """Devices that share each matrix's rows, and the batch."""
-    tensor: int = setting(1, least=-1)
+    tensor: Axis = 1
     """Devices that share each matrix's columns."""
-    rollout: tuple[int, ...] = setting((), least=1)
+    rollout: tuple[Count, ...] = ()
     """So many devices play, and the others learn: their number, or data, fsdp and tensor."""
     coordinator: str | None = None
     """Of several processes: HOST:PORT of the first, or auto (TPU pods, SLURM, MPI, Kubernetes)."""
-    processes: int | None = setting(None, least=1)
+    processes: Count | None = None
     """Number of processes, with HOST:PORT."""
-    process: int | None = None
+    process: Natural | None = None
     """Number of this process, from 0, with HOST:PORT."""
-    wait_seconds: float = setting(60.0, least=1, needs="mesh.coordinator")
+    wait_seconds: Annotated[float, Field(ge=1)] = setting(60.0, needs="mesh.coordinator")
     """Processes give up after waiting so long for one that has not come, or has gone."""
 
 
 @dataclasses.dataclass(frozen=True)
-class Eval:
-    every: int = 0
+class Eval(Section):
+    every: Natural = 0
     """Steps between evaluations on the held-out tasks; 0 never."""
-    episodes: int = setting(128, least=1, needs="eval.every")
+    episodes: Count = setting(128, needs="eval.every")
     """Tasks per evaluation, of each benchmark."""
-    temperature: float = setting(0.0, least=0, most=HOTTEST, needs="eval.every")
+    temperature: Temperature = setting(0.0, needs="eval.every")
     """Sampling temperature of an evaluation; 0 is greedy."""
     benchmarks: tuple[str, ...] = setting((), needs="eval.every", path=Path.is_file)
     """Names, as name[:samples][@temperature]; without any, the held-out tasks of `env`."""
@@ -312,20 +328,22 @@ class Eval:
 
 
 @dataclasses.dataclass(frozen=True)
-class Guard:
-    skips: int | None = setting(3, least=1)
+class Guard(Section):
+    skips: Count | None = 3
     """So many steps in a row with numbers that are not finite lead to a rollback; none never."""
-    patience: int = setting(5, least=1)
+    patience: Count = 5
     """So many steps in a row outside one of the bounds below lead to a rollback."""
-    max_kl: float | None = setting(20.0, least=0)
+    max_kl: NonNegative | None = 20.0
     """An agent's approximate KL within a step; none is off, here and below."""
-    min_entropy: float | None = setting(1e-6, least=0)
+    min_entropy: NonNegative | None = 1e-6
     """An agent's entropy per token, once it was above for ``patience`` steps."""
-    reward_drop: float | None = setting(1.0, least=0)
+    max_cut: float | None = 0.9
+    """Share of an agent's actions cut short or empty, once it was below for ``patience`` steps."""
+    reward_drop: NonNegative | None = 1.0
     """Fall of the reward below its best, in standard deviations over the episodes."""
-    rollbacks: int = 3
+    rollbacks: Natural = 3
     """Rollbacks before a run stops with a report."""
-    lr_factor: float = setting(0.1, least=0, most=1, needs="guard.rollbacks")
+    lr_factor: Fraction = setting(0.1, needs="guard.rollbacks")
     """Each rollback multiplies the learning rates by this."""
 
 
@@ -333,17 +351,28 @@ class Guard:
 class Config:
     """Fine-tunes a team of language-model agents with reinforcement learning."""
 
-    run: Run = section("where the run lives, how long it goes on, what it saves", Run())
-    model: Model = section("the frozen base model", Model())
-    team: Team = section("who acts when, and how actions are sampled", Team())
-    env: EnvSettings = section("the tasks, and how answers are graded")
-    lora: Lora = section("the adapters that are trained", Lora())
-    critic: Critic = section("what estimates values", Critic())
-    algo: Algo = section("how a step learns: credit, advantages, losses")
-    rollout: Rollout = section("episodes side by side, and their limits", Rollout())
-    mesh: Mesh = section("devices and processes", Mesh())
-    eval: Eval = section("evaluations during training, and of `evaluate`", Eval())
-    guard: Guard = section("when a run is rolled back", Guard())
+    run: Run = Run()
+    """where the run lives, how long it goes on, what it saves"""
+    model: Model = Model()
+    """the frozen base model"""
+    team: Team = Team()
+    """who acts when, and how actions are sampled"""
+    env: EnvSettings
+    """the tasks, and how answers are graded"""
+    lora: Lora = Lora()
+    """the adapters that are trained"""
+    critic: Critic = Critic()
+    """what estimates values"""
+    algo: Algo
+    """how a step learns: credit, advantages, losses"""
+    rollout: Rollout = Rollout()
+    """episodes side by side, and their limits"""
+    mesh: Mesh = Mesh()
+    """devices and processes"""
+    eval: Eval = Eval()
+    """evaluations during training, and of `evaluate`"""
+    guard: Guard = Guard()
+    """when a run is rolled back"""
 
 
 def fit_base(config: Config, given: Container[str]) -> Config:
@@ -406,7 +435,7 @@ def _between_sections(config: Config, evaluates: bool) -> dict[str, str]:
 
 def dump(config: Config) -> str:
     """Writes the config as YAML that ``--config`` loads to an equal ``Config``."""
-    plain = json.loads(json.dumps(dataclasses.asdict(config)))  # tuples become lists
+    plain = to_jsonable_python(config)
     if not config.algo.has_critic:
         del plain["critic"]
     return yaml.safe_dump(plain, sort_keys=False, allow_unicode=True)

@@ -12,7 +12,7 @@ from marft_jax.config import Config
 from marft_jax.envs import base as envs
 from marft_jax.errors import BadInput
 from marft_jax.learning import settings as algorithms
-from marft_jax.setting import help_lines, words_of
+from marft_jax.setting import help_lines, texts, words_of
 
 Words = dict[str, list[str]]
 """``section.name`` to the words that stand for its value."""
@@ -62,7 +62,7 @@ def is_default(key: str, words: list[str]) -> bool:
 
 def show_help(prog: str, flags: Words, topic: str = "") -> NoReturn:
     """Shows the sections; with a ``topic`` the settings of that one, or of ``all``."""
-    sections = {field.name: field.metadata["about"] for field in fields(Config)}
+    sections = texts(Config)
     if topic not in ("", "all", *sections):
         raise BadInput(f"--help: expected all or one of {', '.join(sections)}, got {topic!r:.40}")
     print(_USAGE.format(prog=prog, about=Config.__doc__))

@@ -1,6 +1,14 @@
-"""Settings: their defaults, bounds and needs, and their values in words.
+"""Settings: the types of their values, how they are read and described, and what they need.
 
-rounds: int = setting(2, least=1)
+A section is a frozen dataclass. The type of a field has its bounds, the text below it is its help:
+
+    @dataclasses.dataclass(frozen=True)
+    class Debate(Section):
+        rounds: Count = 2
+        \"\"\"Rounds in which every agent speaks.\"\"\"
+
+Pydantic reads the values, checks them, and writes the JSON schema from which help and errors take
+their words.
 """
 
 from __future__ import annotations
@@ -10,9 +18,9 @@ import contextlib
 import dataclasses
 import datetime
 import difflib
+import functools
 import inspect
 import itertools
-import math
 import numbers
 import operator
 import os
@@ -20,83 +28,46 @@ import re
 import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Annotated, Any, TypeVar
 
 import numpy as np
+from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 
 from marft_jax.errors import BadInput
 
 T = TypeVar("T")
 C = TypeVar("C")
+LARGEST = 2**31 - 1
+"""Largest whole number that a device counts with."""
+
+Natural = Annotated[int, Field(ge=0, le=LARGEST)]
+Count = Annotated[int, Field(ge=1, le=LARGEST)]
+NonNegative = Annotated[float, Field(ge=0)]
+Positive = Annotated[float, Field(gt=0)]
+Fraction = Annotated[float, Field(ge=0, le=1)]
+Seconds = Annotated[float, Field(ge=0.1)]
+
 _ADDRESS = re.compile(r"[a-z][a-z0-9+.-]+:/|hub:", re.IGNORECASE)  # one letter is a drive
-_LARGEST = 2**31 - 1  # of whole numbers: what a device counts with
+
+
+class Section:
+    """Base of every section: its numbers are finite."""
+
+    __pydantic_config__ = ConfigDict(allow_inf_nan=False)
 
 
 def setting(
-    default: T,
-    *,
-    least: float | None = None,
-    above: float | None = None,
-    most: float | None = None,
-    needs: str | None = None,
-    blank: bool = False,
-    path: Callable[[Path], bool] | None = None,
+    default: T, *, needs: str | None = None, path: Callable[[Path], bool] | None = None
 ) -> T:
-    """A field of a section.
+    """Returns a field of a section that has more than a type and a default.
 
     Args:
-        least, above, most: bounds of a number, or of each in a tuple. A number is finite, and a
-            whole one from 0 to what a device can count, unless these say otherwise.
-        needs: another setting without which nobody reads this one, such as ``algo.kl_coef``; or
-            one with its values, such as ``algo.credit per_step``, ``algo.baseline moving or role``.
-        blank: texts may be white space alone.
-        path: where this is true, a text is a file or folder; a run keeps where it lies.
+        needs: the setting without which this one has no effect, such as ``algo.kl_coef``; or that
+            setting with its values, such as ``algo.baseline moving or role``.
+        path: tells if a text is a file or folder; a run keeps its absolute path.
     """
-    metadata = dict(least=least, above=above, most=most, needs=needs, blank=blank, path=path)
+    metadata = {"needs": needs, "path": path}
     return dataclasses.field(default=default, metadata=metadata)  # type: ignore[return-value]
-
-
-def section(about: str, default: Any = dataclasses.MISSING) -> Any:
-    """A section of the settings; ``about`` is what it is for, in a few words."""
-    return dataclasses.field(default=default, metadata={"about": about})
-
-
-def fault(field: dataclasses.Field[Any], value: Any) -> str | None:
-    """Describes a wrong value: ``expected a number at least 1, got 0``; None for a right one."""
-    if value == field.default:
-        return None
-    for part in value if isinstance(value, tuple) else (value,):
-        wrong = None
-        if isinstance(part, str):
-            wrong = _text_fault(part, field.metadata.get("blank", False))
-        elif isinstance(part, (int, float)) and not isinstance(part, bool):
-            wrong = _number_fault(part, *map(field.metadata.get, ("least", "above", "most")))
-        if wrong:
-            return wrong
-    return None
-
-
-def _number_fault(
-    value: float, least: float | None, above: float | None, most: float | None
-) -> str | None:
-    if not math.isfinite(value):
-        return f"expected a number, got {value}"
-    if isinstance(value, int):
-        least, most = least or 0, most or _LARGEST
-    bounds = {"more than": above, "at least": least, "at most": most}
-    low, high = -math.inf if least is None else least, math.inf if most is None else most
-    if low <= value <= high and (above is None or value > above):
-        return None
-    words = " and ".join(f"{how} {bound}" for how, bound in bounds.items() if bound is not None)
-    return f"expected a number {words}, got {value!r:.40}"
-
-
-def _text_fault(value: str, blank: bool) -> str | None:
-    if not (value if blank else value.strip()):
-        return "expected a text, got an empty one; leave it out"
-    if "\0" in value or any("\ud800" <= c <= "\udfff" for c in value):
-        return f"expected text in UTF-8 without NUL, got {value!r:.60}"
-    return None
 
 
 def settings(config: Any) -> Iterator[tuple[str, dataclasses.Field[Any]]]:
@@ -119,7 +90,7 @@ def replaced(config: C, key: str, value: Any) -> C:
 
 
 def with_absolute_paths(config: C) -> C:
-    """Returns the config with the files and folders that it names spelled from the root."""
+    """Returns the config with absolute paths of the files and folders that it names."""
     for key, field in settings(config):
         is_path, value = field.metadata.get("path"), get(config, key)
         if is_path and value != field.default:
@@ -130,7 +101,7 @@ def with_absolute_paths(config: C) -> C:
 
 
 def _absolute(text: str, is_path: Callable[[Path], bool]) -> str:
-    """Spells a file or folder from the root; behind a benchmark's may be samples and heat."""
+    """Makes a path absolute; a benchmark's may end with samples and temperature."""
     name, more = re.findall(r"(?s)^(.+?)((?::\d+)?(?:@[\d.]+)?)\Z", text)[0]
     with contextlib.suppress(OSError):  # too long a name
         if is_path(path := Path(name).expanduser()):
@@ -145,13 +116,6 @@ def check_local(what: str, path: object) -> None:
             f"{what}: expected a path on this machine, got {str(path)!r:.80}; object storage and "
             "hubs cannot be written to: name a local path, and copy it from there"
         )
-
-
-def check_bounds(config: Any) -> None:
-    """Raises ``BadInput`` for the first value that is out of its bounds."""
-    for key, field in settings(config):
-        if wrong := fault(field, get(config, key)):
-            raise BadInput(f"--{key}: {wrong}")
 
 
 def unmet_needs(config: Any, known: Mapping[str, str]) -> dict[str, str]:
@@ -178,38 +142,8 @@ def _is_on(config: Any, needed: str) -> bool:
     return get(config, key) in value.split(" or ") if value else bool(get(config, key))
 
 
-def kind_of(field: dataclasses.Field[Any]) -> str:
-    """Returns the type of a field as its source spells it."""
-    kind: Any = field.type
-    if isinstance(kind, str):
-        return kind
-    return kind.__name__ if type(kind) is type else str(kind).replace("typing.", "")
-
-
-def value_of(kind: str, words: Sequence[str]) -> Any:
-    """Reads a value of a field's type from words; raises ``ValueError`` where they mean none."""
-    if kind.startswith("tuple["):
-        item = kind.removeprefix("tuple[").removesuffix(", ...]")
-        none = len(words) == 1 and words[0].lower() in _NONE
-        return () if none else tuple(value_of(item, [word]) for word in words)
-    [word] = words
-    for part in reversed(kind.split(" | ")):  # of `float | None` the none first
-        with contextlib.suppress(ValueError):
-            return _choice(part, word) if part.startswith("Literal") else _READ[part](word)
-    raise ValueError
-
-
-def _choice(kind: str, word: str) -> str:
-    choices = _choices(kind)
-    return choices[choices.index(word)]
-
-
-def _choices(kind: str) -> list[str]:
-    return ast.literal_eval(kind.removeprefix("Literal"))
-
-
 def words_of(key: str, value: Any) -> list[str]:
-    """Spells a value from YAML or from Python in the words that ``value_of`` reads.
+    """Spells a value from YAML or from Python in words, as the command line has them.
 
     Raises:
         BadInput: it is nothing that words stand for.
@@ -227,35 +161,94 @@ def from_words(section: str, kind: type[T], words: Mapping[str, Sequence[str]]) 
     """Builds a section from its settings, each under ``section.name``.
 
     Raises:
-        BadInput: the first that is no value of its type.
+        BadInput: the first that is not a value of its type.
     """
     given: dict[str, Any] = {}
-    for field in dataclasses.fields(kind):  # type: ignore[arg-type]
-        key, wanted = f"{section}.{field.name}", kind_of(field)
-        if key in words:
-            try:
-                given[field.name] = value_of(wanted, words[key])
-            except ValueError:
-                got = repr(" ".join(words[key])) if words[key] else "nothing"
-                raise BadInput(f"--{key}: expected {expected(wanted)}, got {got:.80}") from None
-    return kind(**given)
+    adapter, known = _adapter(kind), properties(kind)
+    for name, schema in known.items():
+        if (key := f"{section}.{name}") in words:
+            given[name] = _value(key, words[key], schema)
+    try:
+        return adapter.validate_python(given)
+    except ValidationError as error:
+        name = str(error.errors(include_url=False)[0]["loc"][0])
+        raise _wrong(f"{section}.{name}", words[f"{section}.{name}"], known[name]) from None
 
 
-def help_lines(section: str, kind: Any) -> Iterator[str]:
-    """Yields help on a section's settings: each with its values, its default and its text."""
-    texts: dict[str, str] = {}
+def _value(key: str, words: Sequence[str], schema: Mapping[str, Any]) -> Any:
+    """Turns words into what pydantic reads: a text, several, or None."""
+    parts = schema.get("anyOf", [schema])
+    types, several = [part.get("type") for part in parts], "items" in schema
+    if len(words) == 1 and words[0].lower() in ("none", "null") and (several or "null" in types):
+        return () if several else None
+    is_text = "string" in types or several and schema["items"]["type"] == "string"
+    for word in words if is_text else ():
+        if not (word if several else word.strip()) and word != schema["default"]:
+            raise BadInput(f"--{key}: expected text, got an empty one; leave it out")
+        if "\0" in word or any("\ud800" <= c <= "\udfff" for c in word):
+            raise BadInput(f"--{key}: expected text in UTF-8 without NUL, got {word!r:.60}")
+    if not several and len(words) != 1:
+        raise _wrong(key, words, schema)
+    return tuple(words) if several else words[0]
+
+
+def _wrong(key: str, words: Sequence[str], schema: Mapping[str, Any]) -> BadInput:
+    got = repr(" ".join(words)) if words else "nothing"
+    return BadInput(f"--{key}: expected {expected(schema)}, got {got:.80}")
+
+
+@functools.cache
+def _adapter(kind: type[T]) -> TypeAdapter[T]:
+    return TypeAdapter(kind)
+
+
+@functools.cache
+def properties(kind: type) -> dict[str, dict[str, Any]]:
+    """Returns the JSON schema of each setting of a section."""
+    return _adapter(kind).json_schema()["properties"]
+
+
+def expected(schema: Mapping[str, Any]) -> str:
+    """Names the values of a type by its JSON schema: ``a number from 0 or none``."""
+    if parts := schema.get("anyOf"):
+        return " or ".join(" or ".join(p["enum"]) if "enum" in p else expected(p) for p in parts)
+    if "enum" in schema:
+        return f"one of {', '.join(schema['enum'])}"
+    if "const" in schema:
+        return schema["const"]
+    if "items" in schema:
+        item = schema["items"]
+        return _SEVERAL[item["type"]] + _bounds(item)
+    return _ONE.get(schema.get("type", ""), "a value of its type") + _bounds(schema)
+
+
+def _bounds(schema: Mapping[str, Any]) -> str:
+    words = {"minimum": "from", "exclusiveMinimum": "above", "maximum": "to"}
+    return "".join(f" {word} {schema[name]}" for name, word in words.items() if name in schema)
+
+
+def texts(kind: type) -> dict[str, str]:
+    """Returns the text below each setting of a section."""
+    found: dict[str, str] = {}
     for base in reversed(kind.__mro__[:-1]):
         body = ast.parse(textwrap.dedent(inspect.getsource(base))).body[0].body  # type: ignore[attr-defined]
         for field, text in itertools.pairwise(body):
             match field, text:
                 case ast.AnnAssign(target=ast.Name(name)), ast.Expr(ast.Constant(str(words))):
-                    texts[name] = " ".join(words.split())
+                    found[name] = " ".join(words.split())
+    return found
+
+
+def help_lines(section: str, kind: type) -> Iterator[str]:
+    """Yields help on a section's settings: each with its values, its default and its text."""
+    text = texts(kind)
     for field in dataclasses.fields(kind):
         default = " ".join(words_of(field.name, field.default)).lower() or "none"
         needs = f"; needs --{needed}" if (needed := field.metadata.get("needs")) else ""
-        yield f"    --{section}.{field.name}  {expected(kind_of(field))} ({default}{needs})"
-        text = texts.get(field.name, "")
-        yield from textwrap.wrap(text, 92, initial_indent=" " * 8, subsequent_indent=" " * 8)
+        values = expected(properties(kind)[field.name]).replace(f" to {LARGEST}", "")
+        yield f"    --{section}.{field.name}  {values} ({default}{needs})"
+        lines = {"initial_indent": " " * 8, "subsequent_indent": " " * 8}
+        yield from textwrap.wrap(text.get(field.name, ""), 92, **lines)
 
 
 def suggestion(key: str, known: Sequence[str]) -> str:
@@ -269,36 +262,14 @@ def suggestion(key: str, known: Sequence[str]) -> str:
     return f"; did you mean {found[0]!r}?" if found else "; --help lists them"
 
 
-def expected(kind: str) -> str:
-    """Names the values of a type: ``a number or none``."""
-    if kind.startswith("Literal") and " | " not in kind:
-        return f"one of {', '.join(_choices(kind))}"
-    return " or ".join(_IN_WORDS.get(p) or " or ".join(_choices(p)) for p in kind.split(" | "))
-
-
-def _none(word: str) -> None:
-    if word.lower() not in _NONE:
-        raise ValueError
-
-
-_NONE = ("none", "null")
-_READ: dict[str, Callable[[str], Any]] = {
-    "int": int,
-    "float": float,
-    "str": str,
-    "bool": lambda word: ("false", "true").index(word.lower()) == 1,
-    "None": _none,
+_ONE = {
+    "integer": "a whole number",
+    "number": "a number",
+    "string": "text",
+    "boolean": "true or false",
+    "null": "none",
 }
-_IN_WORDS = {
-    "int": "a whole number",
-    "float": "a number",
-    "str": "text",
-    "bool": "true or false",
-    "None": "none",
-    "tuple[int, ...]": "whole numbers",
-    "tuple[float, ...]": "numbers",
-    "tuple[str, ...]": "words",
-}
+_SEVERAL = {"integer": "whole numbers", "number": "numbers", "string": "words"}
 _PLAIN = (str, bool, np.bool_, numbers.Real, os.PathLike, datetime.date, type(None))
 _ALSO_CALLED = {
     "learning_rate": "algo.lr",

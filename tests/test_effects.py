@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import random
-import re
 
 import pytest
 import small
@@ -89,17 +88,18 @@ def here(tmp_path, monkeypatch):
 
 def other_value(key: str, flags: list[str]) -> str:
     """A value that is not the default of a command line with these flags."""
-    field = dict(setting.settings(cli.parse(flags)))[key]
-    kind, default = str(field.type), field.default
-    if kind.startswith("Literal"):
-        return next(word for word in re.findall(r"['\"](\w+)['\"]", kind) if word != default)
-    if "bool" in kind:
+    section, name = key.split(".")
+    schema = setting.properties(type(getattr(cli.parse(flags), section)))[name]
+    default, kind = schema["default"], schema.get("anyOf", [schema])[0]
+    kind = kind.get("items", kind)
+    if "enum" in kind:
+        return next(word for word in kind["enum"] if word != default)
+    if kind["type"] == "boolean":
         return str(not default).lower()
-    if "int" in kind:
+    if kind["type"] == "integer":
         return str((default if isinstance(default, int) else 3) + 1)
-    if "float" in kind:
-        low = field.metadata.get("least") or field.metadata.get("above") or 0
-        return str(low + 0.625)
+    if kind["type"] == "number":
+        return str((kind.get("minimum") or kind.get("exclusiveMinimum") or 0) + 0.625)
     return "arithmetic" if key == "eval.benchmarks" else "x=1"
 
 

@@ -179,9 +179,10 @@ def test_a_platform_without_a_device_is_one_line(platform, tmp_path, repository)
 
 
 def test_every_section_of_numbers_is_finite_and_no_text_is_empty():
-    for key, field in setting.settings(cli.configure()):
-        kind = str(field.type)
-        bad = ["nan", "inf"] if "float" in kind else [""] if "str" in kind else []
+    for key, field in setting.settings(config := cli.configure()):
+        section, name = key.split(".")
+        kind = str(setting.properties(type(getattr(config, section)))[name])
+        bad = ["nan", "inf"] * ("'number'" in kind) + [""] * ("'string'" in kind)
         for word in bad if field.default != "" else []:
             with pytest.raises(BadInput, match=f"--{key}: expected"):
                 cli.parse([f"--{key}", word])
@@ -264,7 +265,7 @@ def test_help_shows_sections_then_the_settings_of_one_or_of_all(capsys, monkeypa
         assert [line.split()[0] for line in shown.splitlines()[-len(sections) :]] == sections
         assert max(map(len, shown.splitlines())) <= 80
     one, every = helped(capsys, "--help", "lora"), helped(capsys, "--help=all")
-    assert "--lora.rank  a whole number (8)" in one and "--algo" not in one
+    assert "--lora.rank  a whole number from 1 (8)" in one and "--algo" not in one
     assert "The correction is scaled by alpha / rank." in one
     assert "--algo.step_reward  text or none (none; needs --algo.credit per_step or tree)" in every
     assert all(f"--{key}" in every for key, _ in setting.settings(cli.configure()))

@@ -7,10 +7,12 @@ import hashlib
 import itertools
 import re
 from collections.abc import Callable, Sequence
+from typing import Annotated
+
+from pydantic import Field
 
 from marft_jax.envs import base
 from marft_jax.errors import BadInput
-from marft_jax.setting import setting
 
 _INTEGER = re.compile(r"(?<![0-9.])-?[0-9]+(?:\.[0-9]+)?")
 _TRIES = 10_000  # draws until a task of the wanted side of the split must have come
@@ -22,7 +24,7 @@ class Settings(base.QuestionSettings):
     """Settings of the built-in task."""
 
     name: str = "arithmetic"
-    difficulty: int = setting(3, least=2, most=1000)
+    difficulty: Annotated[int, Field(ge=2, le=1000)] = 3
     """Numbers that each problem adds up."""
     curriculum: float | None = None
     """Begin with the easiest tasks, and go one level up when the mean reward reaches this."""

@@ -22,7 +22,7 @@ from typing import Any, Literal, NamedTuple, Protocol, cast
 from marft_jax.config import EnvSettings
 from marft_jax.errors import BadInput
 from marft_jax.plugins import EXTRAS, load_extra, load_plugin
-from marft_jax.setting import setting
+from marft_jax.setting import Count, Fraction
 from marft_jax.types import StepResult, Turn
 
 Split = Literal["train", "eval"]
@@ -231,9 +231,9 @@ def held_out(text: str, fraction: float) -> bool:
 class QuestionSettings(EnvSettings):
     """Settings of environments of questions."""
 
-    horizon: int = setting(1, least=1)
+    horizon: Count = 1
     """Steps per episode: how often the team may try, with feedback in between."""
-    holdout: float = setting(0.1, least=0, most=1)
+    holdout: Fraction = 0.1
     """Fraction of the tasks, chosen by a hash of their text, that training never sees."""
 
 

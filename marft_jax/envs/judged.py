@@ -24,7 +24,7 @@ from marft_jax.envs.grading.extract import extract
 from marft_jax.envs.threads import DaemonThreads
 from marft_jax.errors import BadInput
 from marft_jax.formats import foreign
-from marft_jax.setting import setting
+from marft_jax.setting import Positive, Seconds, setting
 from marft_jax.types import StepResult, Turn
 
 JUDGE = "judge"
@@ -43,14 +43,14 @@ class Settings(load.Rows):
     rubric: tuple[str, ...] = ()
     """Criteria: the reward is the share of them that the judge says yes to; without any it gives
     marks."""
-    marks: float = setting(10.0, above=0)
+    marks: Positive = 10.0
     """Best mark; the judge gives marks from 0 to it."""
     url: str | None = None
     """Address that speaks OpenAI's protocol, such as http://localhost:8000/v1, and judges in place
     of the team's agent `judge`; OPENAI_API_KEY is its key."""
     url_model: str = setting("default", needs="env.url")
     """Name of the model there."""
-    url_seconds: float = setting(60.0, least=0.1, needs="env.url")
+    url_seconds: Seconds = setting(60.0, needs="env.url")
     """Seconds for a verdict, asking again included; without one by then, the episode has failed."""
     question_field: str | None = None
     """Field of the question, where its name is not one of the usual ones."""

@@ -15,7 +15,7 @@ from marft_jax.envs.datasets import load
 from marft_jax.envs.grading import GradingPool
 from marft_jax.envs.grading.compare import is_letter
 from marft_jax.errors import BadInput
-from marft_jax.setting import setting
+from marft_jax.setting import Seconds
 
 _MARKED_LETTER = re.compile(
     r"[(\[{*]\s*[A-J]\s*[)\]}*]|^\W*[A-J](?:[).:]|\W*$)"
@@ -36,7 +36,7 @@ class Settings(load.Rows):
     """Field of the answer, where its name is not one of the usual ones."""
     extract: Literal["auto", "boxed", "hashes", "letter", "number", "phrase"] = "auto"
     """Way of giving an answer that counts; auto takes the first that is there."""
-    grade_seconds: float = setting(10.0, least=0.1)
+    grade_seconds: Seconds = 10.0
     """After so long an answer that cannot be graded counts as wrong."""
 
     def task_of(self, row: Any) -> Task | str:

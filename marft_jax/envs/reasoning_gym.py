@@ -18,7 +18,7 @@ from marft_jax.envs.base import EnvSource, Grade, Split, Task
 from marft_jax.envs.grading.extract import boxed_answer
 from marft_jax.envs.workers import Workers
 from marft_jax.errors import BadInput
-from marft_jax.setting import setting
+from marft_jax.setting import Count, Seconds
 
 _TAGGED = re.compile(r"<answer>(.*?)</answer>", re.S | re.I)
 _ASK = "\nWrite the final answer between <answer> and </answer>."
@@ -45,9 +45,9 @@ class Settings(base.QuestionSettings):
     """Name of the task, such as countdown."""
     options: tuple[str, ...] = ()
     """Settings of the task's own, as `name=value`."""
-    workers: int = setting(2, least=1)
+    workers: Count = 2
     """Answers that are graded at the same time."""
-    grade_seconds: float = setting(10.0, least=0.1)
+    grade_seconds: Seconds = 10.0
     """After so long an answer that cannot be graded counts as wrong."""
 
 

@@ -6,13 +6,15 @@ Nothing here imports JAX, so that help and errors come at once.
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING, ClassVar, Literal, NamedTuple
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, NamedTuple
+
+from pydantic import Field
 
 from marft_jax.config import Algo, Config, Critic, Lora
 from marft_jax.errors import BadInput
 from marft_jax.learning.credit import CREDITS
 from marft_jax.plugins import load_plugin
-from marft_jax.setting import setting
+from marft_jax.setting import Count, Fraction, Natural, NonNegative, Positive, setting
 
 if TYPE_CHECKING:
     from marft_jax.models.decoder import DecoderConfig
@@ -24,17 +26,17 @@ _TINY_LR = 1e-3
 class Clipped(Algo):
     """An algorithm whose ratios are clipped."""
 
-    clip: float = setting(0.2, least=0)
+    clip: NonNegative = 0.2
     """The ratio is clipped to 1 - this, and above to ..."""
-    clip_high: float | None = setting(None, least=0)
+    clip_high: NonNegative | None = None
     """... 1 + this; none: the same."""
-    dual_clip: float | None = setting(None, above=1)
+    dual_clip: Annotated[float, Field(gt=1)] | None = None
     """Where the advantage is negative the loss stops at this times it (> 1)."""
-    imitation_coef: float = setting(0.0, least=0)
+    imitation_coef: NonNegative = 0.0
     """Weight of the cross-entropy of decisions with a positive advantage, beside the loss."""
     mask_truncated: bool = False
     """Leave out actions that stopped at their token limit."""
-    entropy_target: float | None = setting(None, least=0, needs="algo.entropy_coef")
+    entropy_target: NonNegative | None = setting(None, needs="algo.entropy_coef")
     """The entropy bonus acts on agents whose sampled entropy, nats per token, is below this."""
 
 
@@ -42,7 +44,7 @@ class Clipped(Algo):
 class TokenLevel:
     """Settings of an algorithm with a ratio for each token."""
 
-    loss_mean: int | Literal["token", "sequence"] = setting("token", least=1)
+    loss_mean: Count | Literal["token", "sequence"] = "token"
     """Mean of the loss over all tokens; over each action's tokens first; or, with a number, over
     that many tokens for each action."""
     correction_of: Literal["token", "sequence"] = "token"
@@ -56,15 +58,15 @@ class WithCritic(Clipped):
     has_critic: ClassVar[bool] = True
     normalize: str = "batch"
     entropy_coef: float = 0.01
-    gamma: float = setting(0.99, least=0, most=1)
+    gamma: Fraction = 0.99
     """Discount from one decision to the next."""
-    gae_lambda: float = setting(0.95, least=0, most=1)
+    gae_lambda: Fraction = 0.95
     """Decay of what later decisions tell of an earlier one."""
-    returns_lambda: float | None = setting(None, least=0, most=1)
+    returns_lambda: Fraction | None = None
     """The same for the returns that the critic learns; none: as gae_lambda."""
-    value_clip: float = setting(0.2, least=0)
+    value_clip: NonNegative = 0.2
     """The new value is clipped to the old one ± this."""
-    huber_delta: float | None = setting(10.0, above=0)
+    huber_delta: Positive | None = 10.0
     """Beyond this the value error counts linearly; none squares it everywhere."""
 
 
@@ -83,8 +85,8 @@ class Tppo(TokenLevel, WithCritic):
     0.2 % after 100 tokens."""
 
     name: str = "tppo"
-    gamma: float = setting(1.0, least=0, most=1)
-    gae_lambda: float = setting(1.0, least=0, most=1)
+    gamma: Fraction = 1.0
+    gae_lambda: Fraction = 1.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -98,7 +100,7 @@ class Branching:
     siblings, further samples of the same turn (C3, arXiv 2603.06859); tree: its step reward minus
     theirs (AT-GRPO, arXiv 2510.11062); solo: the team's return minus what the turn's agent earns
     alone on the task (CCPO, arXiv 2603.21563)."""
-    branches: int = setting(0, least=0, needs="algo.credit siblings or tree or solo")
+    branches: Natural = setting(0, needs="algo.credit siblings or tree or solo")
     """Further samples of a turn; with credit solo, samples of each agent alone on a task."""
     branch_at: str = setting("random", needs="algo.credit siblings or tree")
     """Which turns have branches: one at random of each episode; every one; or those of the agents
@@ -116,7 +118,7 @@ class Comparing(Branching, Clipped):
     """An algorithm that compares samples of a task."""
 
     compares: ClassVar[bool] = True
-    group_size: int = setting(8, least=1)
+    group_size: Count = 8
     normalize: str = "group"
 
 
@@ -133,8 +135,8 @@ class Cispo(Grpo):
     (MiniMax-M1, arXiv 2506.13585, equation 4; no lower clip, as there)."""
 
     name: str = "cispo"
-    clip: float = setting(1.0, least=0)
-    clip_high: float | None = setting(4.0, least=0)
+    clip: NonNegative = 1.0
+    clip_high: NonNegative | None = 4.0
     dual_clip: ClassVar[None] = None
     imitation_coef: ClassVar[float] = 0.0
 
@@ -146,8 +148,8 @@ class Gspo(Comparing):
 
     ratio: ClassVar[str] = "token"
     name: str = "gspo"
-    clip: float = setting(3e-4, least=0)
-    clip_high: float | None = setting(4e-4, least=0)
+    clip: NonNegative = 3e-4
+    clip_high: NonNegative | None = 4e-4
 
 
 @dataclasses.dataclass(frozen=True)
@@ -156,15 +158,15 @@ class Reinforce(Branching, Algo):
     sample is used once."""
 
     name: str = "reinforce"
-    group_size: int = setting(8, least=1)
-    epochs: int = setting(1, least=1)
-    minibatches: int = setting(1, least=1)
+    group_size: Count = 8
+    epochs: Count = 1
+    minibatches: Count = 1
     ratio: Literal["sum", "token", "word"] = "sum"
     """An action's log-prob is the sum over its tokens, or that per token or per word."""
     baseline: Literal["group", "moving", "role"] = "group"
     """Returns minus the mean of the same turns in the group, or a moving average of each agent, or
     of each agent in each role: its first turn of an episode, its second, ..."""
-    baseline_decay: float = setting(0.9, least=0, most=1, needs="algo.baseline moving or role")
+    baseline_decay: Fraction = setting(0.9, needs="algo.baseline moving or role")
     """Share of the moving average that stays in each step."""
 
     @property

@@ -38,7 +38,7 @@ from marft_jax.envs.datasets.rows import SUFFIXES, LeftOut, rows_of, spelled
 from marft_jax.envs.grading.extract import boxed_answer
 from marft_jax.envs.grading.normalize import number, split
 from marft_jax.errors import BadInput
-from marft_jax.setting import setting
+from marft_jax.setting import Count, Fraction, Positive, setting
 
 QUESTION_FIELDS = ("problem", "question", "query", "prompt", "instruction", "messages")
 ANSWER_FIELDS = (
@@ -64,15 +64,15 @@ class Rows(QuestionSettings):
     data: tuple[str, ...] = setting((), path=Path.is_file)
     """Tasks to train on: .json, .jsonl, .parquet, .csv files, or hub ids
     owner/name[/subset][:split]."""
-    weights: tuple[float, ...] = setting((), above=0, needs="env.data")
+    weights: tuple[Positive, ...] = setting((), needs="env.data")
     """A share of the training tasks for each of `data`; without them every task is as likely."""
     eval_data: tuple[str, ...] = setting((), path=Path.is_file)
     """Tasks to evaluate on; without them, `holdout` of `data` is set aside."""
     filters: tuple[str, ...] = ()
     """Rows to keep, by their fields: `level=Level 4|Level 5`, `source!=x`, `grade<=3`."""
-    max_bad_rows: float = setting(0.001, least=0, most=1)
+    max_bad_rows: Fraction = 0.001
     """Fraction of the rows that may lack a question or an answer; they are left out, reported."""
-    workers: int = setting(2, least=1)
+    workers: Count = 2
     """Answers that are graded at the same time."""
 
     def task_of(self, row: Any) -> Task | LeftOut | str:

@@ -15,7 +15,9 @@ import sys
 import textwrap
 import time
 from collections.abc import Iterator, Sequence
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
 
 from marft_jax.envs.base import EnvSource, Grade, Split, Task, question_source
 from marft_jax.envs.datasets import load
@@ -24,7 +26,7 @@ from marft_jax.errors import BadInput
 from marft_jax.extras.code.rows import FunctionTest, ScriptTest, Suite, as_task
 from marft_jax.extras.code.sandbox import Limits, Outcome, Sandbox, Unusable
 from marft_jax.extras.code.statements import IMPORTS
-from marft_jax.setting import setting
+from marft_jax.setting import LARGEST, Natural, Seconds
 
 _OPENING = re.compile(
     r"(?<!`)(?:`{3,}+[^`\n]+`{3,}|(`{3,}+)[ \t]*((?:[A-Za-z][\w+#-]*)?)([^`\n]*)\n)"
@@ -50,13 +52,13 @@ class Settings(load.Rows):
     name: str = "code"
     reward: Literal["fraction", "all"] = "fraction"
     """Fraction of tests passed, or 1 for all of them and else 0."""
-    tests: int = 10
+    tests: Natural = 10
     """Number of a task's tests that are run, the first ones; 0 runs all."""
-    test_seconds: float = setting(5.0, least=0.1)
+    test_seconds: Seconds = 5.0
     """Wall time of one test."""
-    code_seconds: float = setting(60.0, least=0.1)
+    code_seconds: Seconds = 60.0
     """Wall time of all tests of a program."""
-    memory_mb: int = setting(1024, least=64)
+    memory_mb: Annotated[int, Field(ge=64, le=LARGEST)] = 1024
     """Address space of a program."""
     sandbox: Literal["bubblewrap", "none"] = "bubblewrap"
     """`none` runs what the model writes as you, with your files and network in its reach."""

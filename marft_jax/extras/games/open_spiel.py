@@ -17,7 +17,7 @@ from marft_jax.extras.games.moves import read_move
 from marft_jax.extras.games.processes import GameSettings, game_source
 from marft_jax.extras.games.seats import check_movers, outcomes, seat_of, take_seats
 from marft_jax.extras.games.tree import Tree, load
-from marft_jax.setting import setting
+from marft_jax.setting import Natural, setting
 from marft_jax.types import StepResult, Turn
 
 _LISTED = 40  # legal moves that a player is shown, at most
@@ -33,7 +33,7 @@ class Settings(GameSettings):
     illegal: Literal["forfeit", "retry", "random", "masked"] = "forfeit"
     """A text that is no legal move loses the game; is asked for again, with a message; becomes a
     legal move at random; or cannot be: the sampler draws legal moves alone."""
-    retries: int = setting(3, needs="env.illegal retry")
+    retries: Natural = setting(3, needs="env.illegal retry")
     """So often a player is asked again in a turn, before it forfeits."""
     bots: tuple[str, ...] = ()
     """Seats without a model, as `1=random`, `1=perfect` or `1=package.module:function`."""

@@ -21,7 +21,7 @@ from marft_jax.envs.workers import Workers
 from marft_jax.errors import BadInput
 from marft_jax.formats import jsonlines
 from marft_jax.plugins import failure_of
-from marft_jax.setting import setting
+from marft_jax.setting import Natural, Positive, setting
 from marft_jax.types import StepResult, Turn
 
 _AT_HAND = 4096  # games that a worker keeps; the oldest is dropped first
@@ -31,9 +31,9 @@ _AT_HAND = 4096  # games that a worker keeps; the oldest is dropped first
 class GameSettings(EnvSettings):
     """Settings that all games share."""
 
-    workers: int = 0
+    workers: Natural = 0
     """Processes in which the games run; 0 for threads of this one."""
-    move_seconds: float = setting(30.0, above=0, needs="env.workers")
+    move_seconds: Positive = setting(30.0, needs="env.workers")
     """After so long a game in a process has failed."""
 
 

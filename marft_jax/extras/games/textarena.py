@@ -14,9 +14,9 @@ from typing import Any
 
 from marft_jax.envs.base import EnvSource, Split
 from marft_jax.errors import BadInput
-from marft_jax.extras.games.processes import GameSettings, game_source
-from marft_jax.extras.games.seats import check_movers, outcomes
-from marft_jax.setting import setting
+from marft_jax.extras.games.outcomes import outcomes
+from marft_jax.extras.games.processes import GameSettings, in_processes
+from marft_jax.setting import Count
 from marft_jax.types import StepResult, Turn
 
 _LOCK = threading.Lock()  # TextArena uses Python's global random generator
@@ -31,7 +31,7 @@ class Settings(GameSettings):
     """Its id, such as SimpleNegotiation-v0."""
     rotate: bool = False
     """Agents change seats from task to task."""
-    shown: int = setting(4000, least=1)
+    shown: Count = 4000
     """Characters of what a player has read that it is shown: the last ones."""
 
 
