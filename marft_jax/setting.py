@@ -171,8 +171,11 @@ def from_words(section: str, kind: type[T], words: Mapping[str, Sequence[str]]) 
     try:
         return adapter.validate_python(given)
     except ValidationError as error:
-        name = str(error.errors(include_url=False)[0]["loc"][0])
-        raise _wrong(f"{section}.{name}", words[f"{section}.{name}"], known[name]) from None
+        first = error.errors(include_url=False)[0]
+        name = str(first["loc"][0])
+        wrong = _wrong(f"{section}.{name}", words[f"{section}.{name}"], known[name])
+        is_large = first.get("ctx", {}).get("le") == LARGEST
+        raise BadInput(f"{wrong}; the largest is {LARGEST}") if is_large else wrong from None
 
 
 def _value(key: str, words: Sequence[str], schema: Mapping[str, Any]) -> Any:
@@ -224,7 +227,8 @@ def expected(schema: Mapping[str, Any]) -> str:
 
 def _bounds(schema: Mapping[str, Any]) -> str:
     words = {"minimum": "from", "exclusiveMinimum": "above", "maximum": "to"}
-    return "".join(f" {word} {schema[name]}" for name, word in words.items() if name in schema)
+    given = {name: schema[name] for name in words if schema.get(name, LARGEST) != LARGEST}
+    return "".join(f" {words[name]} {bound}" for name, bound in given.items())
 
 
 def texts(kind: type) -> dict[str, str]:
@@ -245,7 +249,7 @@ def help_lines(section: str, kind: type) -> Iterator[str]:
     for field in dataclasses.fields(kind):
         default = " ".join(words_of(field.name, field.default)).lower() or "none"
         needs = f"; needs --{needed}" if (needed := field.metadata.get("needs")) else ""
-        values = expected(properties(kind)[field.name]).replace(f" to {LARGEST}", "")
+        values = expected(properties(kind)[field.name])
         yield f"    --{section}.{field.name}  {values} ({default}{needs})"
         lines = {"initial_indent": " " * 8, "subsequent_indent": " " * 8}
         yield from textwrap.wrap(text.get(field.name, ""), 92, **lines)
