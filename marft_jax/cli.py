@@ -12,10 +12,11 @@ import argparse
 import contextlib
 import errno
 import io
+import json
 import os
 import re
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn, TypedDict, Unpack
@@ -23,13 +24,15 @@ from typing import Any, NamedTuple, NoReturn, TypedDict, Unpack
 from marft_jax import config as config_lib
 from marft_jax import sections as sections_lib
 from marft_jax.config import Config
-from marft_jax.errors import BadInput, RunFailed, described, exit_with, one_line, place, reason
+from marft_jax.errors import BadInput, RunFailed, described, exit_with, one_line, place
 from marft_jax.formats import documents
 from marft_jax.learning import settings as algorithms
+from marft_jax.plugins import name_of
 from marft_jax.run import inputs
 from marft_jax.sections import Words
 from marft_jax.setting import from_words, suggestion, words_of
 from marft_jax.team import team_files
+from marft_jax.team.team_files import Blueprint
 
 Source = str | Path | Mapping[str, Any]
 """Settings in Python: a YAML file, or ``section.name`` to a value."""
@@ -89,6 +92,9 @@ def configure(*sources: Source, **sections: Unpack[Sections]) -> Config:
 
     Args:
         sources: YAML files, and mappings from ``section.name`` to a value; what comes later wins.
+            Where a file has a name, the value may be what it names: a class as ``env.name``, a
+            function as ``team.workflow``, a ``Blueprint`` as ``team.file``, rows, a list of
+            dicts, as ``env.data``.
         sections: settings by section, which come last.
 
     Raises:
@@ -137,12 +143,24 @@ def parse_run(
 
 def _in_python(sources: Sequence[Source], sections: Sections) -> list[_Input]:
     inputs = [
-        _Input({str(key): words_of(str(key), value) for key, value in source.items()})
+        _Input({str(key): _spelled(str(key), value) for key, value in source.items()})
         if isinstance(source, Mapping)
         else _read_file(str(source))
         for source in sources
     ]
-    return [*inputs, _Input(_flatten(sections, "configure"))]
+    return [*inputs, _Input(_flatten(sections, "configure", _spelled))]
+
+
+def _spelled(key: str, value: Any) -> list[str]:
+    """Spells a value in words; a class, a function, a team or rows by the name of the object."""
+
+    def is_object(part: Any) -> bool:
+        is_rows = isinstance(part, list) and part and all(isinstance(row, dict) for row in part)
+        return is_rows or isinstance(part, Blueprint) or hasattr(part, "__qualname__")
+
+    several = isinstance(value, list | tuple) and not is_object(value)
+    parts = value if several else [value]
+    return words_of(key, [name_of(part) if is_object(part) else part for part in parts])
 
 
 def _command_line(argv: Sequence[str], prog: str) -> list[_Input]:
@@ -150,6 +168,9 @@ def _command_line(argv: Sequence[str], prog: str) -> list[_Input]:
     files, flags = _split(argv)
     if "help" in flags:
         sections_lib.show_help(prog, flags, *flags["help"][:1])
+    if "schema" in flags:
+        print(json.dumps(sections_lib.schema(), indent=2))
+        raise SystemExit(0)
     return [*map(_read_file, files), _Input(flags)]
 
 
@@ -161,7 +182,7 @@ def _read_file(file: str) -> _Input:
     if before := words.pop("run.tensorboard", None):  # of an earlier version
         words.setdefault("run.loggers", ["tensorboard" if before == ["True"] else "none"])
     for name in words.get("team.file", ())[:1]:
-        if _is_file(beside := Path(file).parent / name):
+        if os.path.isfile(beside := Path(file).parent / name):
             words["team.file"] = [str(beside)]
     return _Input(words, file)
 
@@ -169,9 +190,9 @@ def _read_file(file: str) -> _Input:
 def _read_run(run: str) -> _Input:
     """Reads the settings and the team of a run directory, but not who computes with whom."""
     settings, team = Path(run) / "config.yaml", Path(run) / "team.yaml"
-    if not _is_file(settings):
+    if not os.path.isfile(settings):
         raise BadInput(f"--run {run}: expected a run directory with config.yaml, found none")
-    own = {"run.dir": [run]} | ({"team.file": [str(team)]} if _is_file(team) else {})
+    own = {"run.dir": [run]} | ({"team.file": [str(team)]} if os.path.isfile(team) else {})
     words = _read_file(str(settings)).words | own
     if dropped := [key for key in words if key in _DROPPED]:
         line = f"marft_jax: {settings}: ignores {', '.join(dropped)}, which no longer exists"
@@ -189,23 +210,11 @@ def _read_to_ask(run: str) -> _Input:
     return found
 
 
-def _is_file(path: Path) -> bool:
-    with contextlib.suppress(OSError):  # too long a name
-        return path.is_file()
-    return False
-
-
 def _to_train(inputs: Sequence[_Input]) -> Config:
     """Builds the config of a training, with what its run has saved below all others."""
-    run = [*_merge(inputs).get("run.dir", []), config_lib.Run().dir][0]
-    try:
-        settings = run.strip() and (Path(run) / "config.yaml").is_file()
-        saved = Path(run).glob("checkpoints/*") if settings else ()
-        has_begun = any(path.name.isdecimal() for path in saved)
-    except OSError as error:  # too long a name, or no right to look
-        got = f"{run!r:.60} ({reason(error)})"
-        raise BadInput(f"--run.dir: expected the path of a folder, got {got}") from error
-    if not has_begun:
+    run = [*_merge(inputs).get("run.dir", []), config_lib.Run.dir][0]
+    is_run = run.strip() and os.path.isfile(Path(run) / "config.yaml")
+    if not is_run or not any(p.name.isdecimal() for p in Path(run).glob("checkpoints/*")):
         return _resolve(inputs)
     before = _read_run(run)
     config = _resolve([before, *inputs])
@@ -375,7 +384,7 @@ def _split(argv: Sequence[str]) -> tuple[list[str], Words]:
     return [file for some in files for file in some], flags
 
 
-def _flatten(tree: Any, file: str) -> Words:
+def _flatten(tree: Any, file: str, spell: Callable[[str, Any], list[str]] = words_of) -> Words:
     if not isinstance(tree or {}, dict):
         raise BadInput(f"--config {file}: expected sections like `run:`, got {tree!r:.80}")
     flat: Words = {}
@@ -387,7 +396,7 @@ def _flatten(tree: Any, file: str) -> Words:
         for key, value in settings.items():
             if isinstance(value, dict):
                 raise BadInput(f"{file}: expected one value for {section}.{key}, got {value!r:.80}")
-            flat[f"{section}.{key}"] = words_of(f"{section}.{key}", value)
+            flat[f"{section}.{key}"] = spell(f"{section}.{key}", value)
     return flat
 
 

@@ -7,8 +7,8 @@ algorithm declares its own settings beside its code (``envs/``, ``learning/setti
 from __future__ import annotations
 
 import dataclasses
+import os
 from collections.abc import Container
-from pathlib import Path
 from typing import Annotated, ClassVar, Literal
 
 import yaml
@@ -64,7 +64,7 @@ class Run(Section):
 
 @dataclasses.dataclass(frozen=True)
 class Model(Section):
-    base: str = setting("tiny", path=Path.exists)
+    base: str = setting("tiny", path=os.path.exists)
     """`tiny`, a directory (config.json + safetensors + tokenizer), a hub id, or a .gguf file."""
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Of the frozen base and its activations; adapters and critic are always float32."""
@@ -136,7 +136,7 @@ class Lora(Section):
     targets: tuple[str, ...] = TARGETS
     """Matrices with an adapter, any of q, k, v, o, gate, up, down: attention alone learns less,
     even with as many parameters (Schulman et al. 2025, LoRA Without Regret)."""
-    init: str | None = setting(None, path=Path.exists)
+    init: str | None = setting(None, path=os.path.exists)
     """Adapters to start from: a run directory, an export, hub:owner/name, or MARFT's steps_NNNN."""
 
 
@@ -321,9 +321,9 @@ class Eval(Section):
     """Tasks per evaluation, of each benchmark."""
     temperature: Temperature = setting(0.0, needs="eval.every")
     """Sampling temperature of an evaluation; 0 is greedy."""
-    benchmarks: tuple[str, ...] = setting((), needs="eval.every", path=Path.is_file)
+    benchmarks: tuple[str, ...] = setting((), needs="eval.every", path=os.path.isfile)
     """Names, as name[:samples][@temperature]; without any, the held-out tasks of `env`."""
-    data: str | None = setting(None, needs="eval.benchmarks", path=Path.exists)
+    data: str | None = setting(None, needs="eval.benchmarks", path=os.path.exists)
     """Folder with the files of benchmarks; without it they come from the hub."""
 
 

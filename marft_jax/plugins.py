@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import contextlib
+import hashlib
 import importlib.util
 import os
 import sys
@@ -48,6 +49,40 @@ def load_extra(name: str) -> Any:
     return getattr(found, attribute) if attribute else found
 
 
+PYTHON = "<python>:"
+"""Prefix of names that stand for objects of this process."""
+_OBJECTS: dict[str, Any] = {}
+
+
+def name_of(given: Any) -> str:
+    """Names an object of Python by a text that stands for it in the settings of this process.
+
+    A class or function that can be imported is ``module:name``, as in a file. For anything else
+    ``given_object`` keeps it, under a name that is the same whenever the object is.
+    """
+    module, name = getattr(given, "__module__", ""), getattr(given, "__qualname__", "")
+    if module != "__main__" and name and getattr(sys.modules.get(module), name, None) is given:
+        return f"{module}:{name}"
+    digest = hashlib.sha256(repr(given).encode("utf-8", "surrogatepass")).hexdigest()
+    key = PYTHON + (name or f"{type(given).__name__}-{digest[:12]}")
+    _OBJECTS[key] = given
+    return key
+
+
+def given_object(name: str, what: str) -> Any:
+    """Returns the object that ``name_of`` named so; None for any other name.
+
+    Raises:
+        BadInput: it was given in another process.
+    """
+    if name.startswith(PYTHON) and name not in _OBJECTS:
+        raise BadInput(
+            f"{what} {name}: expected a name that can be imported, got an object of a Python "
+            "session; continue this run with the same calls in Python"
+        )
+    return _OBJECTS.get(name)
+
+
 def load_plugin(name: str, what: str, known: Iterable[str], kind: str = "function") -> Any:
     """Imports ``package.module:name``, also from the current directory.
 
@@ -58,6 +93,8 @@ def load_plugin(name: str, what: str, known: Iterable[str], kind: str = "functio
     Raises:
         BadInput: the name has another form, or cannot be imported.
     """
+    if (found := given_object(name, what)) is not None:
+        return found
     module_name, _, attribute = name.partition(":")
     if not (module_name and attribute):
         expected = " or ".join(filter(None, (", ".join(known), f"package.module:{kind}")))

@@ -14,7 +14,6 @@ their words.
 from __future__ import annotations
 
 import ast
-import contextlib
 import dataclasses
 import datetime
 import difflib
@@ -27,7 +26,6 @@ import os
 import re
 import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
 import numpy as np
@@ -57,7 +55,7 @@ class Section:
 
 
 def setting(
-    default: T, *, needs: str | None = None, path: Callable[[Path], bool] | None = None
+    default: T, *, needs: str | None = None, path: Callable[[str], bool] | None = None
 ) -> T:
     """Returns a field of a section that has more than a type and a default.
 
@@ -100,13 +98,11 @@ def with_absolute_paths(config: C) -> C:
     return config
 
 
-def _absolute(text: str, is_path: Callable[[Path], bool]) -> str:
+def _absolute(text: str, is_path: Callable[[str], bool]) -> str:
     """Makes a path absolute; a benchmark's may end with samples and temperature."""
     name, more = re.findall(r"(?s)^(.+?)((?::\d+)?(?:@[\d.]+)?)\Z", text)[0]
-    with contextlib.suppress(OSError):  # too long a name
-        if is_path(path := Path(name).expanduser()):
-            return f"{os.path.abspath(path)}{more}"
-    return text
+    path = os.path.expanduser(name)
+    return f"{os.path.abspath(path)}{more}" if is_path(path) else text
 
 
 def check_local(what: str, path: object) -> None:
@@ -150,10 +146,9 @@ def words_of(key: str, value: Any) -> list[str]:
     """
     parts = value if isinstance(value, list | tuple) else [value]
     for part in parts:
-        long = isinstance(part, int) and abs(part) >> 1024
-        if long or not isinstance(part, _PLAIN):
-            got = "one of hundreds of digits" if long else f"{part!r:.60}"
-            raise BadInput(f"--{key}: expected text, a number, true, false or none, got {got}")
+        if not isinstance(part, _PLAIN):
+            wanted = "text, a number, true, false or none"
+            raise BadInput(f"--{key}: expected {wanted}, got {part!r:.60}")
     return [str(part) for part in parts]
 
 
@@ -243,6 +238,15 @@ def texts(kind: type) -> dict[str, str]:
     return found
 
 
+def schema_of(kind: type) -> dict[str, Any]:
+    """Returns the JSON schema of a section, with the text of each setting."""
+    text, known = texts(kind), properties(kind)
+    described = {
+        name: {"description": text.get(name, ""), **schema} for name, schema in known.items()
+    }
+    return {"type": "object", "properties": described, "additionalProperties": False}
+
+
 def help_lines(section: str, kind: type) -> Iterator[str]:
     """Yields help on a section's settings: each with its values, its default and its text."""
     text = texts(kind)
@@ -274,7 +278,7 @@ _ONE = {
     "null": "none",
 }
 _SEVERAL = {"integer": "whole numbers", "number": "numbers", "string": "words"}
-_PLAIN = (str, bool, np.bool_, numbers.Real, os.PathLike, datetime.date, type(None))
+_PLAIN = (str, np.bool_, numbers.Real, os.PathLike, datetime.date, type(None))
 _ALSO_CALLED = {
     "learning_rate": "algo.lr",
     "lr_scheduler_type": "algo.lr_schedule",

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import json
+import math
 import re
 
 import pytest
+import yaml
 
 from marft_jax import config as config_lib
 from marft_jax.cli import configure, parse
@@ -190,3 +193,56 @@ def test_an_action_has_room_on_a_real_model_and_what_is_given_stays(given, lengt
     saved = file(dump(config))  # a run directory shows what was used, and goes on with it
     assert f"max_new_tokens: {lengths[1]}\n" in dump(config)
     assert parse(["--config", saved]) == config
+
+
+def fits(value: object, schema: dict) -> bool:
+    """A small judge of JSON schemas, of the words that ours are written in."""
+    if "oneOf" in schema:
+        return sum(fits(value, one) for one in schema["oneOf"]) == 1
+    if "anyOf" in schema:
+        return any(fits(value, one) for one in schema["anyOf"])
+    if "enum" in schema or "const" in schema:
+        return value in schema.get("enum", [schema.get("const")])
+    kind = {
+        "object": dict, "array": list, "string": str, "boolean": bool, "null": type(None),
+        "integer": int, "number": (int, float),
+    }[schema["type"]]  # fmt: skip
+    if not isinstance(value, kind) or isinstance(value, bool) is not (kind is bool):
+        return False
+    if isinstance(value, dict):
+        known = schema["properties"]
+        return set(schema.get("required", ())) <= set(value) and all(
+            fits(part, known[key]) if key in known else schema["additionalProperties"]
+            for key, part in value.items()
+        )
+    if isinstance(value, list):
+        return all(fits(part, schema["items"]) for part in value)
+    if isinstance(value, str):
+        return re.search(schema.get("pattern", ""), value) is not None
+    low, high = schema.get("minimum", -math.inf), schema.get("maximum", math.inf)
+    return value is None or low <= value <= high and value > schema.get("exclusiveMinimum", -1e99)
+
+
+def test_the_schema_of_settings_fits_what_loads_and_nothing_else(repository, capsys):
+    with pytest.raises(SystemExit) as left:
+        parse(["--schema"])
+    schema = json.loads(capsys.readouterr().out)
+    assert left.value.code == 0
+    files = [*(repository / "configs").glob("*.yaml"), *(repository / "configs").glob("plans/*")]
+    trees = [yaml.safe_load(file.read_text()) for file in files if file.suffix == ".yaml"]
+    trees += [yaml.safe_load(dump(configure({"algo.name": name}))) for name in SETTINGS]
+    trees += [yaml.safe_load(dump(configure({"env.name": name}))) for name in envs.BUILT_IN]
+    trees += [{"env": {"name": "mine:Env", "most": 3}}, {"run": {"steps": 1}}]
+    assert len(trees) > 20
+    assert [tree for tree in trees if not fits(tree, schema)] == []
+    for wrong in (
+        {"run": {"stepz": 1}},
+        {"run": {"steps": 0}},
+        {"env": {"name": "math", "difficulty": 3}},
+        {"algo": {"name": "grpo", "gamma": 0.5}},
+        {"algo": {"gamma": 1.5}},
+        {"lora": {"mode": "both"}},
+    ):
+        assert not fits(wrong, schema), wrong
+    [help] = [one["description"] for one in schema["properties"]["lora"]["properties"].values()][:1]
+    assert help.startswith("An adapter for each agent")

@@ -19,6 +19,7 @@ from marft_jax.learning.state import TrainState
 from marft_jax.learning.step_rewards import find_step_reward
 from marft_jax.models.weights import tiny
 from marft_jax.parallel import processes
+from marft_jax.plugins import PYTHON
 from marft_jax.rollout.curriculum import Curriculum
 from marft_jax.rollout.pipeline import Pipeline
 from marft_jax.run import inputs
@@ -43,7 +44,7 @@ from marft_jax.run.setup import (
 )
 from marft_jax.run.signals import Stop
 from marft_jax.run.training import Training
-from marft_jax.setting import with_absolute_paths
+from marft_jax.setting import get, settings, with_absolute_paths
 from marft_jax.team.assemble import workflow_of
 from marft_jax.team.prompts import Team
 from marft_jax.team.team_files import Blueprint, load_team
@@ -120,7 +121,8 @@ def _open(
         inputs.write(folder, learns_from)
     reporter = _start_reporter(stack, config, loggers, folder, int(state.step))
     news += [warning] if (warning := reuses_samples(config.algo)) else []
-    for line in [_greeting(session, state, where), *news, *unknown_to_tiny(config, team)]:
+    news += [*unknown_to_tiny(config, team), *_objects(config)]
+    for line in [_greeting(session, state, where), *news]:
         reporter.event(line)
     threads = stack.enter_context(DaemonThreads())
     measuring = Measuring(
@@ -208,6 +210,16 @@ def unknown_to_tiny(config: Config, team: Team) -> Iterator[str]:
             "warning: --model.base tiny was made for --env.name arithmetic and the prompts "
             f"{', '.join(tiny.PROMPTS)}; it does not know {', '.join(strange):.160}; choose "
             "another --model.base, or begin with demonstrations (marft_jax.imitate)"
+        )
+
+
+def _objects(config: Config) -> Iterator[str]:
+    """Yields a line on settings that are objects of this process; the team is saved as a file."""
+    given = [key for key, _ in settings(config) if PYTHON in str(get(config, key))]
+    if keys := [f"--{key}" for key in given if key != "team.file"]:
+        yield (
+            f"{', '.join(keys)}: an object of Python, which no command can load; continue, "
+            "evaluate and export this run with the same calls in Python"
         )
 
 

@@ -33,6 +33,7 @@ import yaml
 from marft_jax.config import Team
 from marft_jax.errors import BadInput
 from marft_jax.formats import documents
+from marft_jax.plugins import given_object
 from marft_jax.team.dag import Graph, Node
 from marft_jax.team.profiles import BUILT_IN, Profile, is_list
 from marft_jax.types import Sampling
@@ -55,12 +56,11 @@ class Blueprint(NamedTuple):
 
 def without_effect(team: Team, step_reward: str | None, env: str) -> dict[str, str]:
     """Settings of ``team``, and ``algo.step_reward``, that nobody in the team file would read, with
-    what they would need. What an agent's profile says itself, the settings cannot say.
-
-    Args:
-        env: name of the environment; a user's own may have a tool.
-    """
-    profiles, named = _as_written(team.file)
+    what they would need. What an agent's profile says itself, the settings cannot say."""
+    if (given := given_object(team.file or "", "--team.file")) is not None:
+        profiles, named = [dataclasses.asdict(agent) for agent in given.agents], given.workflow
+    else:
+        profiles, named = _as_written(team.file)
     workflow, default = team.workflow or named or "sequential", type(team)()
     found: dict[str, str] = {}
     for name, kind in (("rounds", "debate"), ("max_steps", "orchestrated")):
@@ -105,6 +105,9 @@ def load_team(file: str | None) -> Blueprint:
     """
     if file is None:
         return Blueprint(BUILT_IN)
+    if (given := given_object(file, "--team.file")) is not None:
+        _check_team(given.agents, "--team.file")
+        return given
     tree, folder = _tree(documents.read(file, "--team.file"), file), Path(file).parent
     agents = tuple(
         _profile(row, f"{file}: agent {i}", folder) for i, row in enumerate(tree["agents"], 1)

@@ -25,10 +25,10 @@ import dataclasses
 import functools
 import math
 import operator
+import os
 import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -61,12 +61,12 @@ Row = Mapping[str, Any]
 class Rows(QuestionSettings):
     """Settings of an environment whose tasks are rows of data."""
 
-    data: tuple[str, ...] = setting((), path=Path.is_file)
+    data: tuple[str, ...] = setting((), path=os.path.isfile)
     """Tasks to train on: .json, .jsonl, .parquet, .csv files, or hub ids
     owner/name[/subset][:split]."""
     weights: tuple[Positive, ...] = setting((), needs="env.data")
     """A share of the training tasks for each of `data`; without them every task is as likely."""
-    eval_data: tuple[str, ...] = setting((), path=Path.is_file)
+    eval_data: tuple[str, ...] = setting((), path=os.path.isfile)
     """Tasks to evaluate on; without them, `holdout` of `data` is set aside."""
     filters: tuple[str, ...] = ()
     """Rows to keep, by their fields: `level=Level 4|Level 5`, `source!=x`, `grade<=3`."""

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 from marft_jax.errors import BadInput, reason
 from marft_jax.formats import foreign
+from marft_jax.plugins import given_object
 
 SUFFIXES = (".json", ".jsonl", ".parquet", ".csv")
 _COLUMN = re.compile(r"([A-J])|(?i:option|choice|op)[ _]?([A-Ja-j])")
@@ -35,6 +36,9 @@ def rows_of(source: str) -> Iterator[tuple[str, Any]]:
     Raises:
         BadInput: the whole file is missing or broken, or the hub cannot be reached.
     """
+    if (given := given_object(source, "--env.data")) is not None:
+        yield from ((f"row {i}", row) for i, row in enumerate(given, 1))
+        return
     path = Path(source).expanduser()
     if path.suffix in SUFFIXES or path.exists():
         readers = {".json": _json, ".jsonl": _jsonl, ".parquet": _parquet, ".csv": _csv}
