@@ -40,76 +40,83 @@ Axis = Annotated[int, Field(ge=-1, le=LARGEST)]
 @dataclasses.dataclass(frozen=True)
 class Run(Section):
     dir: str = "runs/quickstart"
-    """Directory of the run; starting again in the same one continues."""
+    """Directory of the run. Starting again in the same directory continues the run."""
     steps: Count = 25
-    """Training steps in all, those of earlier starts included."""
+    """Training steps in total, including those of earlier starts."""
     seed: Natural = 0
-    """Seeds the order of tasks, the sampling, the initial adapters and the critic."""
+    """Seed of the order of tasks, of sampling, and of new adapters and value heads."""
     save_every: Count = 10
-    """Steps between checkpoints; the last step is always saved."""
+    """Steps between checkpoints. The last step is always saved."""
     save_minutes: NonNegative = 15.0
-    """A step that ends so long after the last checkpoint is saved too; 0 counts steps only."""
+    """Also saves a step that ends this many minutes after the last checkpoint; 0: never."""
     keep: Count = 3
-    """Newest checkpoints that stay, beside the best."""
+    """Number of newest checkpoints that are kept, besides the best one."""
     best_metric: str | None = "reward/mean"
-    """Metric by whose highest value one checkpoint stays too; none keeps no best."""
+    """Metric whose highest value marks the best checkpoint, which is kept; none: keeps no best
+    one."""
     transcripts_every: Natural = 5
-    """Steps between written transcripts; 0 writes none."""
+    """Steps between written transcripts; 0: writes none."""
     loggers: tuple[str, ...] = ("tensorboard",)
-    """tensorboard, wandb, trackio, mlflow, package.module:Class; wandb and mlflow work
-    offline unless their own settings name a server."""
-    state_parts: tuple[str, ...] = ()
-    """Parts that package.module:function adds to the training state; they are saved with it."""
+    """Loggers of metrics: tensorboard, wandb, trackio, mlflow, or your own as package.module:Class.
+    wandb and mlflow log offline unless their own settings name a server."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Model(Section):
     base: str = setting("tiny", path=os.path.exists)
-    """`tiny`, a directory (config.json + safetensors + tokenizer), a hub id, or a .gguf file."""
+    """Base model: `tiny` (built in), a directory with config.json, safetensors and tokenizer, a hub
+    id, or a .gguf file."""
     dtype: Literal["float32", "bfloat16"] = "float32"
-    """Of the frozen base and its activations; adapters and critic are always float32."""
+    """Dtype of the frozen base and its activations. Adapters and critic are always float32."""
     quantize: Literal["none", "int8", "int4", "nf4"] = "none"
-    """Matrices of the base in 8 or 4 bits: less memory, not more speed; adapters are as ever."""
+    """Quantises the matrices of the base to 8 or 4 bits, which saves memory but no time. Adapters
+    stay in float32."""
     context: Annotated[int, Field(ge=8, le=LARGEST)] = 256
-    """Longest prompt plus action, in tokens; on another base than tiny 1024 by default."""
+    """Longest prompt plus action, in tokens; default for any other base than tiny: 1024."""
     thinking: bool = False
-    """Let a model whose chat template has such a mode think before it answers (Qwen3)."""
+    """Lets a model think before it answers, if its chat template has such a mode (Qwen3)."""
     layers: Literal["auto", "stacked", "unrolled"] = "auto"
-    """Stacked layers compile in a time without depth; auto: on GPUs and TPUs, not on CPUs."""
+    """Layout of the layers. stacked: one array per kind of matrix, so that compilation takes no
+    longer with more layers. unrolled: one array per layer. auto: stacked on GPUs and TPUs, unrolled
+    on CPUs."""
     remat: Literal["none", "products", "block"] = "products"
-    """The update computes again nothing, all but the base's products, or whole blocks."""
+    """What the backward pass recomputes. none: nothing. products: all but the matrix products of
+    the base. block: whole blocks."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Team(Section):
     file: str | None = None
-    """A team file (see configs/teams/); without one, the built-in planner and solver."""
+    """Team file (examples: configs/teams/); none: the built-in planner and solver."""
     workflow: str | None = None
-    """Order in which agents act: sequential, dag, orchestrated, debate, solo, players (of a game),
-    program or package.module:function; none is what the team file says, or else sequential."""
+    """Order in which agents act: sequential, dag, orchestrated, debate, solo, players (a game),
+    program, or your own as package.module:function; none: as the team file says, or else
+    sequential."""
     context: Literal["own", "shared"] = "own"
-    """Each agent's own prompt with the actions it may see, or one growing conversation."""
+    """What an agent is shown. own: its own prompt with the actions that it may see. shared: one
+    growing conversation of the team."""
     anonymous: bool = False
-    """No names and no system prompts: agents do not know which one they are."""
+    """Hides names and system prompts, so that agents do not know which one they are."""
     rounds: Count = 2
-    """debate: rounds in which everyone speaks."""
+    """Rounds of a debate. Every agent speaks once in each round."""
     max_steps: Count = 10
-    """orchestrated: calls of agents in a step, at most."""
+    """Most calls that an orchestrator may make in one step."""
     max_tool_calls: Natural = 4
-    """Calls of tools in one turn, where the environment has tools."""
+    """Most tool calls of an agent in one turn."""
     max_new_tokens: Count = 24
-    """Longest action, in tokens; on another base than tiny a quarter of `model.context` by default.
-    A profile may say otherwise, here and below."""
+    """Longest action, in tokens; default for any other base than tiny: a quarter of model.context.
+    An agent's profile may override this setting and those below."""
     temperature: Temperature = 1.0
-    """Sampling temperature; 0 is greedy."""
+    """Sampling temperature; 0: greedy."""
     top_p: Annotated[float, Field(gt=0, le=1)] = 1.0
-    """Sample from the smallest set of tokens with this much of what top_k keeps; 1 is off."""
+    """Samples from the fewest tokens whose probabilities add up to this, after top_k; 1: off."""
     top_k: Natural = 0
-    """Sample from this many likeliest tokens; 0 is off."""
+    """Samples from this many most likely tokens; 0: off."""
     min_p: Fraction = 0.0
-    """Sample from tokens at least this fraction as likely as the likeliest; 0 is off."""
+    """Samples from tokens at least this fraction as likely as the likeliest one; 0: off."""
     stop: tuple[str, ...] = ()
-    """Texts that end an action, as its end-of-turn token does; its text ends before them."""
+    """Texts that end an action, as the end-of-turn token does. They are not part of the action's
+    text."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -117,8 +124,8 @@ class EnvSettings(Section):
     """Settings of an environment; each has more of its own."""
 
     name: str = "arithmetic"
-    """arithmetic, math, code, judged, reasoning_gym, open_spiel, pettingzoo, textarena, or your own
-    as package.module:Class."""
+    """Environment: arithmetic, math, code, judged, reasoning_gym, open_spiel, pettingzoo,
+    textarena, or your own as package.module:Class."""
     curriculum: ClassVar[float | None] = None
     horizon: ClassVar[int] = 1
     data: ClassVar[tuple[str, ...]] = ()
@@ -129,27 +136,30 @@ class EnvSettings(Section):
 @dataclasses.dataclass(frozen=True)
 class Lora(Section):
     mode: Literal["per_agent", "shared"] = "per_agent"
-    """An adapter for each agent, or a single one for all."""
+    """per_agent: one adapter for each agent. shared: one adapter for all agents."""
     rank: Count = 8
+    """Rank of the adapters."""
     alpha: Positive = 16.0
-    """The correction is scaled by alpha / rank."""
+    """Scale of the adapters: their product is multiplied by alpha / rank."""
     targets: tuple[str, ...] = TARGETS
-    """Matrices with an adapter, any of q, k, v, o, gate, up, down: attention alone learns less,
-    even with as many parameters (Schulman et al. 2025, LoRA Without Regret)."""
+    """Matrices with an adapter, any of q, k, v, o, gate, up, down. Adapters on attention alone
+    learn less, even with as many parameters (Schulman et al. 2025, LoRA Without Regret)."""
     init: str | None = setting(None, path=os.path.exists)
-    """Adapters to start from: a run directory, an export, hub:owner/name, or MARFT's steps_NNNN."""
+    """Adapters to start from: a run directory, an export, hub:owner/name, or a steps_NNNN folder of
+    MARFT; none: new adapters."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Critic(Section):
     mode: Literal["shared", "heads", "lora", "none"] = "shared"
-    """A value head over the frozen base; a head per agent; a head over an adapter per agent. An
-    algorithm without a critic has none, whatever stands here."""
+    """What estimates values. shared: one head on the frozen base. heads: one head per agent. lora:
+    a head on the base with an adapter per agent. none: nothing, for algorithms without a critic."""
     lr: NonNegative = 5e-4
+    """Adam's learning rate of the critic."""
     hidden: tuple[Count, ...] = (1024, 512)
-    """Widths of a value head's hidden layers."""
+    """Widths of the hidden layers of a value head."""
     warmup_steps: Natural = 0
-    """Training steps in which only the critic learns."""
+    """First training steps, in which only the critic learns."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -166,83 +176,94 @@ class Algo(Section):
     """
 
     name: str = "appo"
-    """appo (MARFT-A, a decision per action), tppo (MARFT-T, per token), grpo, gspo, cispo,
-    reinforce, or your own as package.module:NAME."""
+    """Algorithm: appo (MARFT-A, one decision per action), tppo (MARFT-T, one decision per token),
+    grpo, gspo, cispo, reinforce, or your own as package.module:NAME."""
     episodes: Count = 64
     """Episodes per training step."""
     group_size: Count = 1
-    """Episodes that share a task: samples that can be compared."""
+    """Episodes per task. They are the samples that can be compared."""
     lr: NonNegative | Literal["auto"] = "auto"
-    """Adam's learning rate for the adapters. auto: 1e-3 for tiny, of a real model by its width."""
+    """Adam's learning rate of the adapters; auto: 1e-3 for tiny, else by the width of the model."""
     lr_schedule: Literal["constant", "linear", "cosine"] = "constant"
-    """What the learning rates, the critic's too, do after their warm-up: nothing, or fall to 0 at
-    `run.steps`."""
+    """Course of the learning rates of adapters and critic after the warmup. linear, cosine: they
+    fall to 0 at run.steps."""
     lr_warmup: Natural = 0
-    """Training steps over which the learning rates rise to their height."""
+    """Training steps over which the learning rates rise from 0."""
     weight_decay: NonNegative = 0.0
-    """Share of each adapter that a step takes off, times the learning rate (AdamW)."""
+    """Weight decay of the adapters (AdamW): a step shrinks each weight by this times the learning
+    rate."""
     epochs: Count = 2
     """Passes over each batch."""
     minibatches: Count = 2
     """Optimiser steps per pass."""
     microbatch_tokens: Count = 8192
-    """Tokens in one forward-backward pass; gradients accumulate up to a minibatch."""
+    """Tokens in one forward and backward pass. Gradients are accumulated over a minibatch."""
     reuse: bool = True
-    """Turns that stand in one row share what they begin with."""
+    """Computes a prefix only once where turns in one row share it."""
 
     credit: Literal["last", "equal", "step_discount", "per_step"] = "last"
-    """Share of turns in a reward: all for a step's last one; the same, but each agent is logged
-    with all; reward * credit_discount^(N-1-k) for turn k of N; or each by its own step reward."""
+    """Which turn receives the reward. last: the last turn of a step. equal: the same, but every
+    agent is logged with the whole reward. step_discount: turn k of N receives reward *
+    credit_discount^(N-1-k). per_step: each turn receives its own step reward."""
     credit_discount: Fraction = setting(1.0, needs="algo.credit step_discount")
-    """step_discount: how much less each earlier turn of a step is paid."""
+    """Discount of the reward for each turn further from the end of the step."""
     step_reward: str | None = setting(None, needs="algo.credit per_step or tree")
-    """per_step, tree: planner, solver, verifier, code_planner, coder, debugger, judge or
-    package.module:function; an agent's own `reward` comes first."""
+    """Step reward: planner, solver, verifier, code_planner, coder, debugger, judge, or your own as
+    package.module:function. An agent's `reward` in the team file overrides it."""
     reward_bias: float = 0.0
-    """A reward becomes (reward + bias) * scale, clipped; one for a single agent has no bias."""
+    """Number that is added to each reward, before reward_scale. The rewards of single agents get no
+    bias."""
     reward_scale: float = 1.0
+    """Factor of each reward, before reward_clip."""
     reward_clip: Positive | None = None
-    """Shaped rewards are clipped to ± this."""
+    """Clips each shaped reward to ± this number; none: off."""
     overlong_buffer: Natural = 0
-    """Tokens before its limit over which an action's length penalty grows from 0; 0 is off."""
+    """Last tokens before an action's limit, over which its length penalty grows from 0; 0: no
+    penalty."""
     overlong_penalty: NonNegative = setting(1.0, needs="algo.overlong_buffer")
-    """Penalty of an action as long as its limit."""
+    """Length penalty of an action that reaches its limit."""
 
     normalize: str = "none"
-    """Advantages to mean 0 and deviation 1 over the batch, each agent's, each group, each agent's
-    n-th turn in a group, each agent's in a group (batch, agent, group, group_turn, group_agent), or
-    none; or package.module:function."""
+    """Where advantages are normalised to mean 0 and deviation 1: in the batch, for each agent
+    (agent), in each group (group), for each agent's n-th turn in a group (group_turn), for each
+    agent in a group (group_agent), nowhere (none), or by your own package.module:function."""
     dynamic_sampling: bool = False
-    """Drop groups whose samples earned the same, and play further tasks in their place."""
+    """Drops groups whose samples earned the same, and plays further tasks instead."""
     max_refills: Natural = setting(3, needs="algo.dynamic_sampling")
-    """Such rounds of a training step, at most."""
+    """Most rounds of further tasks in a training step."""
 
     correction: Literal["auto", "none", "decoupled", "truncated"] = "auto"
-    """Ratios to the policy at the start of the update, weighed by its own ratio to the policy that
-    sampled: those over the cap count 0, or are cut to it. auto: decoupled with a lag, else none."""
+    """Correction of stale samples. The loss takes ratios to the policy at the start of the
+    update, and weighs them by the ratio of that policy to the one that sampled. decoupled:
+    weights above correction_cap count as 0. truncated: they are cut to it. auto: decoupled with
+    a lag, else none."""
     correction_cap: Annotated[float, Field(ge=1)] = 5.0
+    """Upper limit of a weight in the correction."""
     correction_floor: Fraction = 0.0
-    """Weights below this count 0, too (IcePop: 0.5)."""
+    """Lower limit of a weight in the correction; smaller weights count as 0 (IcePop: 0.5)."""
     entropy_coef: float = 0.0
     """Weight of the entropy bonus."""
     kl_coef: NonNegative = 0.0
-    """Weight of the KL to a reference; 0 is off."""
+    """Weight of the KL to a reference policy; 0: off."""
     kl_in: Literal["reward", "loss"] = setting("reward", needs="algo.kl_coef")
-    """Subtract it from each token's reward, or add its mean over an action's tokens to the loss."""
+    """Where the KL enters. reward: it is subtracted from each token's reward. loss: its mean over
+    an action's tokens is added to the loss."""
     kl_estimator: Literal["k1", "k2", "k3"] | None = setting(None, needs="algo.kl_coef")
-    """none: k1 in the reward, k3 in the loss, where k1 has no gradient on average."""
+    """Estimator of the KL; none: k1 in the reward, k3 in the loss, where k1 has no gradient on
+    average."""
     kl_reference: Literal["base", "start"] = setting("base", needs="algo.kl_coef")
-    """Base without adapters, or the adapters that the run began with (`lora.init`): a KL to the
-    base pulls a team off its supervised start."""
+    """Reference policy. base: the base without adapters. start: the adapters that the run began
+    with (lora.init); a KL to the base would pull a team away from its supervised start."""
     kl_moves: Natural = setting(0, needs="algo.kl_reference start")
-    """k > 0: every k steps the present adapters become the reference. In self-play this goes to an
-    equilibrium, from which one reference keeps its distance (R-NaD, arXiv 2206.15378)."""
+    """Steps after which the current adapters become the reference; 0: never. In self-play a
+    moving reference leads to an equilibrium, and a fixed one keeps away from it (R-NaD, arXiv
+    2206.15378)."""
     max_kl: NonNegative | None = None
-    """An agent whose approximate KL exceeds this in a minibatch is not updated by it."""
+    """Skips an agent in a minibatch where its approximate KL is above this; none: never."""
     max_grad_norm: NonNegative = 0.5
-    """Each adapter's and each value head's gradient is clipped to this norm."""
+    """Clips the gradient of each adapter and of each value head to this norm."""
     agent_interval: Natural = 0
-    """k > 0 trains one agent at a time, in turn, k steps each; 0 trains all together."""
+    """Trains one agent at a time, each for this many steps in turn; 0: all agents together."""
 
     recorded: ClassVar[bool] = False
     branches: ClassVar[int] = 0
@@ -274,77 +295,86 @@ class Rollout(Section):
     slots: Count = 64
     """Rows of the key-value cache: how many agents act at the same time."""
     chunk: Count = 16
-    """Decode steps on the device between two looks of the host."""
+    """Decode steps on the device before the host looks at the rows again."""
     reuse: bool = True
-    """Prefix cache: what prompts of one adapter begin with is computed once."""
+    """Keeps a prefix cache: the common beginning of an adapter's prompts is computed once."""
     step_seconds: Annotated[float, Field(ge=0.001)] = 600.0
-    """An episode whose environment or workflow takes longer to answer has failed."""
+    """Time limit for an answer of the environment or the workflow, in seconds. An episode that
+    exceeds it has failed."""
     max_turns: Annotated[int, Field(ge=1, le=65535)] = 128
-    """An episode that wants more turns ends there, with what it has earned."""
+    """Most turns of an episode. An episode that wants more ends with what it has earned."""
     lag: Annotated[int, Field(ge=0, le=64)] = 0
-    """Step s is sampled with the adapters after s - lag updates, and played while others learn."""
+    """Updates that the sampling adapters are behind: step s is sampled after s - lag updates, while
+    other steps are learned; 0: sampling and learning alternate."""
     max_failed_fraction: Fraction = 0.25
-    """Failed episodes are dropped and counted; more of them than this stop the run."""
+    """Largest fraction of failed episodes. They are dropped and counted; above this fraction the
+    run stops."""
     past_every: Count = 10
-    """Steps between versions for agents with `past` in the team file, who play as earlier ones."""
+    """Steps between versions for agents with `past` in the team file, which play as earlier
+    versions."""
     past_kept: Count = 8
-    """So many versions are kept, each of those so far as likely as another."""
+    """Number of versions that are kept, a uniform sample of all versions so far."""
     past_choice: Literal["random", "strong"] = "random"
-    """Which of them plays a step: any, or rather one that wins."""
+    """How the version that plays a step is drawn. random: uniformly. strong: weighted by wins."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Mesh(Section):
     data: Axis = -1
-    """Devices along the batch; -1 takes all that the other axes leave."""
+    """Devices along the batch; -1: all that the other axes leave."""
     fsdp: Axis = 1
-    """Devices that share each matrix's rows, and the batch."""
+    """Devices that share the rows of each matrix, and the batch; -1: all that the other axes
+    leave."""
     tensor: Axis = 1
-    """Devices that share each matrix's columns."""
+    """Devices that share the columns of each matrix; -1: all that the other axes leave."""
     rollout: tuple[Count, ...] = ()
-    """So many devices play, and the others learn: their number, or data, fsdp and tensor."""
+    """Devices that play while the others learn: their number, or the axes data, fsdp and tensor;
+    none: all devices do both."""
     coordinator: str | None = None
-    """Of several processes: HOST:PORT of the first, or auto (TPU pods, SLURM, MPI, Kubernetes)."""
+    """Address of the first of several processes as HOST:PORT, or auto (TPU pods, SLURM, MPI,
+    Kubernetes); none: a single process."""
     processes: Count | None = None
-    """Number of processes, with HOST:PORT."""
+    """Number of processes, with a HOST:PORT."""
     process: Natural | None = None
-    """Number of this process, from 0, with HOST:PORT."""
+    """Number of this process from 0, with a HOST:PORT."""
     wait_seconds: Annotated[float, Field(ge=1)] = setting(60.0, needs="mesh.coordinator")
-    """Processes give up after waiting so long for one that has not come, or has gone."""
+    """Time that processes wait for a missing one before they stop, in seconds."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Eval(Section):
     every: Natural = 0
-    """Steps between evaluations on the held-out tasks; 0 never."""
+    """Steps between evaluations on the held-out tasks; 0: never."""
     episodes: Count = setting(128, needs="eval.every")
-    """Tasks per evaluation, of each benchmark."""
+    """Tasks per evaluation, for each benchmark."""
     temperature: Temperature = setting(0.0, needs="eval.every")
-    """Sampling temperature of an evaluation; 0 is greedy."""
+    """Sampling temperature of evaluations; 0: greedy."""
     benchmarks: tuple[str, ...] = setting((), needs="eval.every", path=os.path.isfile)
-    """Names, as name[:samples][@temperature]; without any, the held-out tasks of `env`."""
+    """Benchmarks, as name[:samples][@temperature]; none: the held-out tasks of `env`."""
     data: str | None = setting(None, needs="eval.benchmarks", path=os.path.exists)
-    """Folder with the files of benchmarks; without it they come from the hub."""
+    """Folder with the files of benchmarks; none: the hub."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Guard(Section):
     skips: Count | None = 3
-    """So many steps in a row with numbers that are not finite lead to a rollback; none never."""
+    """Steps in a row with non-finite numbers before a rollback; none: never."""
     patience: Count = 5
-    """So many steps in a row outside one of the bounds below lead to a rollback."""
+    """Steps in a row outside one of the bounds below before a rollback."""
     max_kl: NonNegative | None = 20.0
-    """An agent's approximate KL within a step; none is off, here and below."""
+    """Upper bound of an agent's approximate KL in a step; none: off."""
     min_entropy: NonNegative | None = 1e-6
-    """An agent's entropy per token, once it was above for ``patience`` steps."""
+    """Lower bound of an agent's entropy per token, after `patience` steps above it; none: off."""
     max_cut: float | None = 0.9
-    """Share of an agent's actions cut short or empty, once it was below for ``patience`` steps."""
+    """Upper bound of the share of an agent's actions that are truncated or empty, after `patience`
+    steps below it; none: off."""
     reward_drop: NonNegative | None = 1.0
-    """Fall of the reward below its best, in standard deviations over the episodes."""
+    """Upper bound of the reward's fall below its best, in standard deviations over the episodes;
+    none: off."""
     rollbacks: Natural = 3
-    """Rollbacks before a run stops with a report."""
+    """Rollbacks before the run stops with a report."""
     lr_factor: Fraction = setting(0.1, needs="guard.rollbacks")
-    """Each rollback multiplies the learning rates by this."""
+    """Factor of the learning rates after each rollback."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -352,7 +382,7 @@ class Config:
     """Fine-tunes a team of language-model agents with reinforcement learning."""
 
     run: Run = Run()
-    """where the run lives, how long it goes on, what it saves"""
+    """directory, length and checkpoints of the run"""
     model: Model = Model()
     """the frozen base model"""
     team: Team = Team()
@@ -362,11 +392,11 @@ class Config:
     lora: Lora = Lora()
     """the adapters that are trained"""
     critic: Critic = Critic()
-    """what estimates values"""
+    """the estimate of values"""
     algo: Algo
     """how a step learns: credit, advantages, losses"""
     rollout: Rollout = Rollout()
-    """episodes side by side, and their limits"""
+    """how episodes are played, and their limits"""
     mesh: Mesh = Mesh()
     """devices and processes"""
     eval: Eval = Eval()

@@ -245,4 +245,4 @@ def test_the_schema_of_settings_fits_what_loads_and_nothing_else(repository, cap
     ):
         assert not fits(wrong, schema), wrong
     [help] = [one["description"] for one in schema["properties"]["lora"]["properties"].values()][:1]
-    assert help.startswith("An adapter for each agent")
+    assert help.startswith("per_agent: one adapter for each agent.")

@@ -27,7 +27,8 @@ class Settings(base.QuestionSettings):
     difficulty: Annotated[int, Field(ge=2, le=1000)] = 3
     """Numbers that each problem adds up."""
     curriculum: float | None = None
-    """Begin with the easiest tasks, and go one level up when the mean reward reaches this."""
+    """Mean reward at which training goes on to problems of one more number, from those of two;
+    none: all problems have `difficulty` numbers."""
 
 
 def source(settings: Settings, split: base.Split) -> base.EnvSource:

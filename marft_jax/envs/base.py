@@ -232,9 +232,9 @@ class QuestionSettings(EnvSettings):
     """Settings of environments of questions."""
 
     horizon: Count = 1
-    """Steps per episode: how often the team may try, with feedback in between."""
+    """Steps per episode: how often the team may try, with feedback between the tries."""
     holdout: Fraction = 0.1
-    """Fraction of the tasks, chosen by a hash of their text, that training never sees."""
+    """Fraction of the tasks that is kept for evaluation, chosen by a hash of their text."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -244,7 +244,8 @@ class Own(EnvSettings):
     options: tuple[str, ...] = ()
     """Arguments of your class, as `name=value`."""
     curriculum: float | None = None
-    """Begin with the easiest tasks, and go one level up when the mean reward reaches this."""
+    """Mean reward at which training goes on to the next harder level, from the easiest one; none:
+    all tasks are as hard as they come."""
 
 
 def settings_type(name: str) -> type[EnvSettings]:

@@ -41,21 +41,22 @@ class Settings(load.Rows):
 
     name: str = "judged"
     rubric: tuple[str, ...] = ()
-    """Criteria: the reward is the share of them that the judge says yes to; without any it gives
+    """Criteria. The reward is the share of them that the judge affirms; none: the judge gives
     marks."""
     marks: Positive = 10.0
-    """Best mark; the judge gives marks from 0 to it."""
+    """Best mark. The judge gives marks from 0 to this."""
     url: str | None = None
-    """Address that speaks OpenAI's protocol, such as http://localhost:8000/v1, and judges in place
-    of the team's agent `judge`; OPENAI_API_KEY is its key."""
+    """Address of a judge that speaks OpenAI's protocol, such as http://localhost:8000/v1; its key
+    is read from OPENAI_API_KEY; none: the team's agent `judge`."""
     url_model: str = setting("default", needs="env.url")
-    """Name of the model there."""
+    """Name of the model at `url`."""
     url_seconds: Seconds = setting(60.0, needs="env.url")
-    """Seconds for a verdict, asking again included; without one by then, the episode has failed."""
+    """Time limit for a verdict, retries included, in seconds. An episode without a verdict has
+    failed."""
     question_field: str | None = None
-    """Field of the question, where its name is not one of the usual ones."""
+    """Field of the question; none: the first usual name that a row has."""
     answer_field: str | None = None
-    """Field of a reference answer; rows need none."""
+    """Field of a reference answer; none: the first usual name, where a row has one."""
     horizon: ClassVar[int] = 1
     workers: ClassVar[int] = 1
     metrics: ClassVar[tuple[str, ...]] = (

@@ -31,13 +31,13 @@ class Settings(load.Rows):
 
     name: str = "math"
     question_field: str | None = None
-    """Field of the question, where its name is not one of the usual ones."""
+    """Field of the question; none: the first usual name that a row has."""
     answer_field: str | None = None
-    """Field of the answer, where its name is not one of the usual ones."""
+    """Field of the answer; none: the first usual name that a row has."""
     extract: Literal["auto", "boxed", "hashes", "letter", "number", "phrase"] = "auto"
-    """Way of giving an answer that counts; auto takes the first that is there."""
+    """Form of an answer that counts; auto: the first of these forms that a text has."""
     grade_seconds: Seconds = 10.0
-    """After so long an answer that cannot be graded counts as wrong."""
+    """Time limit for grading an answer, in seconds. An answer that exceeds it is wrong."""
 
     def task_of(self, row: Any) -> Task | str:
         """See ``Rows``."""

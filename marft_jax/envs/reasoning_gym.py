@@ -44,11 +44,11 @@ class Settings(base.QuestionSettings):
     task: str = ""
     """Name of the task, such as countdown."""
     options: tuple[str, ...] = ()
-    """Settings of the task's own, as `name=value`."""
+    """Settings of the task, as `name=value`."""
     workers: Count = 2
     """Answers that are graded at the same time."""
     grade_seconds: Seconds = 10.0
-    """After so long an answer that cannot be graded counts as wrong."""
+    """Time limit for grading an answer, in seconds. An answer that exceeds it is wrong."""
 
 
 def source(env: Settings, split: Split) -> EnvSource:

@@ -27,17 +27,18 @@ class Clipped(Algo):
     """An algorithm whose ratios are clipped."""
 
     clip: NonNegative = 0.2
-    """The ratio is clipped to 1 - this, and above to ..."""
+    """Lower clip of the ratio: it counts as at least 1 - clip."""
     clip_high: NonNegative | None = None
-    """... 1 + this; none: the same."""
+    """Upper clip of the ratio: it counts as at most 1 + clip_high; none: the same as clip."""
     dual_clip: Annotated[float, Field(gt=1)] | None = None
-    """Where the advantage is negative the loss stops at this times it (> 1)."""
+    """Bounds the loss of a negative advantage at this multiple of the advantage; none: off."""
     imitation_coef: NonNegative = 0.0
-    """Weight of the cross-entropy of decisions with a positive advantage, beside the loss."""
+    """Weight of an added cross-entropy on decisions with a positive advantage."""
     mask_truncated: bool = False
-    """Leave out actions that stopped at their token limit."""
+    """Leaves out actions that stopped at their token limit."""
     entropy_target: NonNegative | None = setting(None, needs="algo.entropy_coef")
-    """The entropy bonus acts on agents whose sampled entropy, nats per token, is below this."""
+    """Gives the entropy bonus only to agents whose sampled entropy is below this, in nats per
+    token; none: to all."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,10 +46,10 @@ class TokenLevel:
     """Settings of an algorithm with a ratio for each token."""
 
     loss_mean: Count | Literal["token", "sequence"] = "token"
-    """Mean of the loss over all tokens; over each action's tokens first; or, with a number, over
-    that many tokens for each action."""
+    """Mean of the loss. token: over all tokens. sequence: over each action's tokens first. A
+    number: the sum over each action's tokens divided by this number, then over the actions."""
     correction_of: Literal["token", "sequence"] = "token"
-    """A stale sample's weight is each token's own, or that of the whole action."""
+    """Weight of a stale sample. token: one for each token. sequence: one for the whole action."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,13 +62,13 @@ class WithCritic(Clipped):
     gamma: Fraction = 0.99
     """Discount from one decision to the next."""
     gae_lambda: Fraction = 0.95
-    """Decay of what later decisions tell of an earlier one."""
+    """Lambda of generalised advantage estimation."""
     returns_lambda: Fraction | None = None
-    """The same for the returns that the critic learns; none: as gae_lambda."""
+    """Lambda of the returns that the critic learns; none: the same as gae_lambda."""
     value_clip: NonNegative = 0.2
-    """The new value is clipped to the old one ± this."""
+    """Clips a new value to the old value ± this."""
     huber_delta: Positive | None = 10.0
-    """Beyond this the value error counts linearly; none squares it everywhere."""
+    """Value error from which the loss grows linearly; none: it is always squared."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,7 +77,8 @@ class Appo(WithCritic):
 
     name: str = "appo"
     ratio: Literal["sum", "token", "word"] = "sum"
-    """An action's log-prob is the sum over its tokens, or that per token or per word."""
+    """Log-prob of an action in the ratio. sum: the sum over its tokens. token: the mean over its
+    tokens. word: the sum divided by its number of words."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -96,21 +98,22 @@ class Branching:
     credit: Literal["last", "equal", "step_discount", "per_step", "siblings", "tree", "solo"] = (
         "last"
     )
-    """As elsewhere; or siblings: a turn earns the mean return of its subtree minus that of its
-    siblings, further samples of the same turn (C3, arXiv 2603.06859); tree: its step reward minus
-    theirs (AT-GRPO, arXiv 2510.11062); solo: the team's return minus what the turn's agent earns
-    alone on the task (CCPO, arXiv 2603.21563)."""
+    """Which turn receives the reward. last, equal, step_discount, per_step: as of appo. siblings: a
+    turn receives the mean return of its subtree minus that of its siblings, which are further
+    samples of the same turn (C3, arXiv 2603.06859). tree: its step reward minus theirs (AT-GRPO,
+    arXiv 2510.11062). solo: the team's return minus what the turn's agent earns alone on the task
+    (CCPO, arXiv 2603.21563)."""
     branches: Natural = setting(0, needs="algo.credit siblings or tree or solo")
     """Further samples of a turn; with credit solo, samples of each agent alone on a task."""
     branch_at: str = setting("random", needs="algo.credit siblings or tree")
-    """Which turns have branches: one at random of each episode; every one; or those of the agents
+    """Turns that have branches. random: one of each episode. every: all. Or those of the agents
     named, with commas between."""
     branch_continue: Literal["end", "best", "random"] = setting("end", needs="algo.credit tree")
-    """All samples of a turn are played on to the end; or only to the end of their step, and the one
-    with the best step reward goes on, or a random one."""
+    """How far samples of a turn are played. end: to the end of the episode. best, random: to the
+    end of their step, from where the sample with the best step reward, or a random one, goes on."""
     branch_budget: Literal["none", "leaves", "tokens"] = setting("none", needs="algo.branches")
-    """Play fewer tasks, so that a step has no more episodes, or sampled tokens, than without
-    branches."""
+    """Plays fewer tasks, so that a step has no more episodes (leaves) or sampled tokens (tokens)
+    than without branches."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -162,12 +165,14 @@ class Reinforce(Branching, Algo):
     epochs: Count = 1
     minibatches: Count = 1
     ratio: Literal["sum", "token", "word"] = "sum"
-    """An action's log-prob is the sum over its tokens, or that per token or per word."""
+    """Log-prob of an action in the loss. sum: the sum over its tokens. token: the mean over its
+    tokens. word: the sum divided by its number of words."""
     baseline: Literal["group", "moving", "role"] = "group"
-    """Returns minus the mean of the same turns in the group, or a moving average of each agent, or
-    of each agent in each role: its first turn of an episode, its second, ..."""
+    """What is subtracted from returns. group: the mean of the same turns in the group. moving: a
+    moving mean of each agent. role: a moving mean of each agent's first turn of an episode, of its
+    second, ..."""
     baseline_decay: Fraction = setting(0.9, needs="algo.baseline moving or role")
-    """Share of the moving average that stays in each step."""
+    """Share of the moving mean that remains after each step."""
 
     @property
     def compares(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]

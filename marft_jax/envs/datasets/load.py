@@ -62,16 +62,18 @@ class Rows(QuestionSettings):
     """Settings of an environment whose tasks are rows of data."""
 
     data: tuple[str, ...] = setting((), path=os.path.isfile)
-    """Tasks to train on: .json, .jsonl, .parquet, .csv files, or hub ids
+    """Tasks to train on: .json, .jsonl, .parquet or .csv files, or hub ids as
     owner/name[/subset][:split]."""
     weights: tuple[Positive, ...] = setting((), needs="env.data")
-    """A share of the training tasks for each of `data`; without them every task is as likely."""
+    """Share of the training tasks for each source in `data`; none: every task is equally likely."""
     eval_data: tuple[str, ...] = setting((), path=os.path.isfile)
-    """Tasks to evaluate on; without them, `holdout` of `data` is set aside."""
+    """Tasks to evaluate on, as in `data`; none: the fraction `holdout` of `data`."""
     filters: tuple[str, ...] = ()
-    """Rows to keep, by their fields: `level=Level 4|Level 5`, `source!=x`, `grade<=3`."""
+    """Conditions on fields that a row must fit: `level=Level 4|Level 5`, `source!=x`,
+    `grade<=3`."""
     max_bad_rows: Fraction = 0.001
-    """Fraction of the rows that may lack a question or an answer; they are left out, reported."""
+    """Largest fraction of rows without a question or an answer. Such rows are left out and
+    reported."""
     workers: Count = 2
     """Answers that are graded at the same time."""
 

@@ -51,17 +51,18 @@ class Settings(load.Rows):
 
     name: str = "code"
     reward: Literal["fraction", "all"] = "fraction"
-    """Fraction of tests passed, or 1 for all of them and else 0."""
+    """fraction: the fraction of tests that a program passes. all: 1 for all tests, else 0."""
     tests: Natural = 10
-    """Number of a task's tests that are run, the first ones; 0 runs all."""
+    """Tests that are run of each task, the first ones; 0: all."""
     test_seconds: Seconds = 5.0
-    """Wall time of one test."""
+    """Time limit of one test, in seconds of wall time."""
     code_seconds: Seconds = 60.0
-    """Wall time of all tests of a program."""
+    """Time limit of all tests of a program, in seconds of wall time."""
     memory_mb: Annotated[int, Field(ge=64, le=LARGEST)] = 1024
-    """Address space of a program."""
+    """Address space of a program, in MiB."""
     sandbox: Literal["bubblewrap", "none"] = "bubblewrap"
-    """`none` runs what the model writes as you, with your files and network in its reach."""
+    """bubblewrap: isolates programs. none: runs what the model writes as you, with access to your
+    files and network."""
 
     def task_of(self, row: Any) -> Task | LeftOut | str:
         """See ``Rows``."""

@@ -29,20 +29,22 @@ class Settings(GameSettings):
 
     name: str = "open_spiel"
     game: str = "kuhn_poker"
-    """Its name and parameters, as OpenSpiel writes them: leduc_poker, nim(pile_sizes=1;2;3)."""
+    """Name and parameters of the game, as OpenSpiel writes them: leduc_poker,
+    nim(pile_sizes=1;2;3)."""
     illegal: Literal["forfeit", "retry", "random", "masked"] = "forfeit"
-    """A text that is no legal move loses the game; is asked for again, with a message; becomes a
-    legal move at random; or cannot be: the sampler draws legal moves alone."""
+    """What follows a text that is no legal move. forfeit: the player loses the game. retry: the
+    player is asked again, with a message. random: a legal move at random. masked: the sampler draws
+    legal moves only."""
     retries: Natural = setting(3, needs="env.illegal retry")
-    """So often a player is asked again in a turn, before it forfeits."""
+    """How often a player is asked again in a turn, before it forfeits the game."""
     bots: tuple[str, ...] = ()
     """Seats without a model, as `1=random`, `1=perfect` or `1=package.module:function`."""
     numbered: bool = False
-    """A move is written as its number, for small models; players are shown what each stands for."""
+    """Writes a move as its number, for small models. Players are shown what each number means."""
     rotate: bool = False
     """Agents and bots change seats from task to task."""
     teacher: str = "random"
-    """Who plays demonstrations: random, perfect, or package.module:function."""
+    """Player of demonstrations: random, perfect, or package.module:function."""
 
 
 def source(settings: Settings, split: Split) -> EnvSource:

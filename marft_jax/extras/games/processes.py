@@ -32,9 +32,10 @@ class GameSettings(EnvSettings):
     """Settings that all games share."""
 
     workers: Natural = 0
-    """Processes in which the games run; 0 for threads of this one."""
+    """Processes in which the games run; 0: threads of this process."""
     move_seconds: Positive = setting(30.0, needs="env.workers")
-    """After so long a game in a process has failed."""
+    """Time limit of a game's answer in such a process, in seconds. A game that exceeds it has
+    failed."""
 
 
 def game_source(

@@ -28,11 +28,11 @@ class Settings(GameSettings):
 
     name: str = "textarena"
     game: str = "TicTacToe-v0"
-    """Its id, such as SimpleNegotiation-v0."""
+    """Id of the game, such as SimpleNegotiation-v0."""
     rotate: bool = False
     """Agents change seats from task to task."""
     shown: Count = 4000
-    """Characters of what a player has read that it is shown: the last ones."""
+    """Last characters of the game's text that a player is shown."""
 
 
 def source(settings: Settings, split: Split) -> EnvSource:
