@@ -28,13 +28,13 @@ class Settings(GameSettings):
 
     name: str = "pettingzoo"
     game: str = "pettingzoo.classic.tictactoe_v3"
-    """Its module."""
+    """Module of the game."""
     view: str = ""
-    """package.module:function of your own, (env, agent) to the text that the agent is shown; by
-    default what the environment draws as text, or the observation's numbers."""
+    """Your own package.module:function, from (env, agent) to the text that the agent is shown; none
+    given: what the environment renders as text, or the numbers of the observation."""
     illegal: Literal["forfeit", "random", "masked"] = "forfeit"
-    """A text that is no legal move ends the game, with -1; becomes a legal move at random; or
-    cannot be: the sampler draws legal moves alone."""
+    """What follows a text that is no legal move. forfeit: the game ends with reward -1. random: a
+    legal move at random. masked: the sampler draws legal moves only."""
 
 
 def source(settings: Settings, split: Split) -> EnvSource:
