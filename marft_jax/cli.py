@@ -14,24 +14,27 @@ import errno
 import io
 import json
 import os
-import re
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import fields, is_dataclass
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, NoReturn, TypedDict, Unpack
+from typing import Any, NoReturn, TypedDict, Unpack
 
 from marft_jax import config as config_lib
 from marft_jax import sections as sections_lib
 from marft_jax.config import Config
-from marft_jax.errors import BadInput, RunFailed, described, exit_with, one_line, place
-from marft_jax.formats import documents
-from marft_jax.learning import settings as algorithms
+from marft_jax.errors import BadInput, RunFailed, described, exit_with, place
+from marft_jax.merging import (
+    Layer,
+    flatten,
+    merge,
+    read_evaluated_run,
+    read_file,
+    resolve,
+    to_train,
+)
 from marft_jax.plugins import name_of
-from marft_jax.run import inputs
 from marft_jax.sections import Words
-from marft_jax.setting import from_words, suggestion, words_of
-from marft_jax.team import team_files
+from marft_jax.setting import words_of
 from marft_jax.team.team_files import Blueprint
 
 Source = str | Path | Mapping[str, Any]
@@ -56,19 +59,6 @@ class Sections(TypedDict, total=False):
     guard: config_lib.Guard | _Names
 
 
-class _Input(NamedTuple):
-    """Settings that were written at one place.
-
-    Attributes:
-        file: None for flags.
-        saved: those of a run that goes on: what this one does not read is no fault.
-    """
-
-    words: Words
-    file: str | None = None
-    saved: bool = False
-
-
 def parse(argv: Sequence[str], *, prog: str = "marft_jax.train") -> Config:
     """Command line to a validated ``Config``: files, then flags; what comes later wins.
 
@@ -78,7 +68,7 @@ def parse(argv: Sequence[str], *, prog: str = "marft_jax.train") -> Config:
         BadInput: an unknown key (with the nearest known one), a wrong type or literal, a file that
             is missing or is not YAML, contradictory settings, or one that this run does not read.
     """
-    return _resolve(_command_line(argv, prog))
+    return resolve(_command_line(argv, prog))
 
 
 def configure(*sources: Source, **sections: Unpack[Sections]) -> Config:
@@ -100,10 +90,10 @@ def configure(*sources: Source, **sections: Unpack[Sections]) -> Config:
     Raises:
         BadInput: see ``parse``.
     """
-    inputs, run = _in_python(sources, sections), sections.get("run")
+    layers, run = _in_python(sources, sections), sections.get("run")
     default = isinstance(run, config_lib.Run) and run.dir == config_lib.Run.dir
-    is_named = "run.dir" in _merge(inputs) and not default
-    return _to_train(inputs) if is_named else _resolve(inputs)
+    is_named = "run.dir" in merge(layers) and not default
+    return to_train(layers) if is_named else resolve(layers)
 
 
 def configure_run(
@@ -115,8 +105,8 @@ def configure_run(
     Raises:
         BadInput: there is no run in that directory, or see ``parse``.
     """
-    before = [] if of_run is None else [_read_to_ask(str(of_run))]
-    return _resolve([*before, *_in_python(sources, sections)], evaluates=True)
+    before = [] if of_run is None else [read_evaluated_run(str(of_run))]
+    return resolve([*before, *_in_python(sources, sections)], evaluates=True)
 
 
 def parse_training(argv: Sequence[str]) -> Config:
@@ -125,7 +115,7 @@ def parse_training(argv: Sequence[str]) -> Config:
     Raises:
         BadInput: see ``parse``.
     """
-    return _to_train(_command_line(argv, "marft_jax.train"))
+    return to_train(_command_line(argv, "marft_jax.train"))
 
 
 def parse_run(
@@ -136,19 +126,19 @@ def parse_run(
     Raises:
         BadInput: there is no run in that directory, or a setting is wrong.
     """
-    bare = [] if base is None else [_Input({"model.base": [base]})]
-    before = bare if run is None else [_read_to_ask(run)]
-    return _resolve([*before, *_command_line(flags, prog)], evaluates=True)
+    bare = [] if base is None else [Layer({"model.base": [base]})]
+    before = bare if run is None else [read_evaluated_run(run)]
+    return resolve([*before, *_command_line(flags, prog)], evaluates=True)
 
 
-def _in_python(sources: Sequence[Source], sections: Sections) -> list[_Input]:
-    inputs = [
-        _Input({str(key): _spelled(str(key), value) for key, value in source.items()})
+def _in_python(sources: Sequence[Source], sections: Sections) -> list[Layer]:
+    layers = [
+        Layer({str(key): _spelled(str(key), value) for key, value in source.items()})
         if isinstance(source, Mapping)
-        else _read_file(str(source))
+        else read_file(str(source))
         for source in sources
     ]
-    return [*inputs, _Input(_flatten(sections, "configure", _spelled))]
+    return [*layers, Layer(flatten(sections, "configure", _spelled))]
 
 
 def _spelled(key: str, value: Any) -> list[str]:
@@ -163,7 +153,7 @@ def _spelled(key: str, value: Any) -> list[str]:
     return words_of(key, [name_of(part) if is_object(part) else part for part in parts])
 
 
-def _command_line(argv: Sequence[str], prog: str) -> list[_Input]:
+def _command_line(argv: Sequence[str], prog: str) -> list[Layer]:
     """Files, then flags; shows help where it is asked for."""
     files, flags = _split(argv)
     if "help" in flags:
@@ -171,129 +161,7 @@ def _command_line(argv: Sequence[str], prog: str) -> list[_Input]:
     if "schema" in flags:
         print(json.dumps(sections_lib.schema(), indent=2))
         raise SystemExit(0)
-    return [*map(_read_file, files), _Input(flags)]
-
-
-def _read_file(file: str) -> _Input:
-    """Reads the settings of a YAML file; a team file is looked for beside it, then where we are."""
-    words = _flatten(documents.read(file, "--config"), file)
-    folders = dict.fromkeys(inputs.folders_of(Path(file).parent))
-    sys.path[1:1] = [folder for folder in folders if folder not in sys.path]
-    if before := words.pop("run.tensorboard", None):  # of an earlier version
-        words.setdefault("run.loggers", ["tensorboard" if before == ["True"] else "none"])
-    for name in words.get("team.file", ())[:1]:
-        if os.path.isfile(beside := Path(file).parent / name):
-            words["team.file"] = [str(beside)]
-    return _Input(words, file)
-
-
-def _read_run(run: str) -> _Input:
-    """Reads the settings and the team of a run directory, but not who computes with whom."""
-    settings, team = Path(run) / "config.yaml", Path(run) / "team.yaml"
-    if not os.path.isfile(settings):
-        raise BadInput(f"--run {run}: expected a run directory with config.yaml, found none")
-    own = {"run.dir": [run]} | ({"team.file": [str(team)]} if os.path.isfile(team) else {})
-    words = _read_file(str(settings)).words | own
-    if dropped := [key for key in words if key in _DROPPED]:
-        line = f"marft_jax: {settings}: ignores {', '.join(dropped)}, which no longer exists"
-        print(line, file=sys.stderr)
-    without = (*_OF_A_START, *_DROPPED)
-    kept = {key: value for key, value in words.items() if key not in without}
-    return _Input(kept, str(settings), saved=True)
-
-
-def _read_to_ask(run: str) -> _Input:
-    """Reads a run as ``_read_run`` does; what it learned from may have changed, with a warning."""
-    found = _read_run(run)
-    for line in inputs.changed_since(Path(run)):
-        print(f"marft_jax: {run} was trained with other files: {one_line(line)}", file=sys.stderr)
-    return found
-
-
-def _to_train(inputs: Sequence[_Input]) -> Config:
-    """Builds the config of a training, with what its run has saved below all others."""
-    run = [*_merge(inputs).get("run.dir", []), config_lib.Run.dir][0]
-    is_run = run.strip() and os.path.isfile(Path(run) / "config.yaml")
-    if not is_run or not any(p.name.isdecimal() for p in Path(run).glob("checkpoints/*")):
-        return _resolve(inputs)
-    before = _read_run(run)
-    config = _resolve([before, *inputs])
-    given, kept = (Path(one.lora.init or "") for one in (config, _build(before.words)))
-    if given.absolute() != kept.absolute():
-        raise BadInput(
-            f"--lora.init {config.lora.init}: {run} has begun and goes on from its checkpoint; "
-            "leave it out, or name another --run.dir"
-        )
-    return config
-
-
-def _resolve(inputs: Sequence[_Input], evaluates: bool = False) -> Config:
-    """Builds the validated config of these inputs; a fault names what the run has saved of it."""
-    try:
-        return _validated(inputs, evaluates)
-    except BadInput as error:
-        raise BadInput(f"{error}{_saved(str(error), inputs)}") from error
-
-
-def _saved(fault: str, inputs: Sequence[_Input]) -> str:
-    """Names settings in a fault that nobody gave: they are those of the run that goes on."""
-    words, found = _merge(inputs), list[str]()
-    kinds = sections_lib.kinds(words)
-    for key in dict.fromkeys(re.findall(r"--(\w+\.\w+)", fault)):
-        last = [one for one in inputs if key in one.words][-1:]
-        section, _, name = key.partition(".")
-        usual = key in words and words[key] == words_of(key, getattr(kinds[section], name, None))
-        if last and last[0].saved and (name == "name" or not usual):
-            found.append(f"{key} {' '.join(words[key]):.60} comes from {last[0].file}")
-    return f" ({'; '.join(found)})" if found else ""
-
-
-def _validated(inputs: Sequence[_Input], evaluates: bool) -> Config:
-    """Builds the config and checks it.
-
-    What is given must have an effect, with what came after it or without: a file's setting of one
-    algorithm loses it to a flag that names another, and is at its default then.
-    """
-    words, dropped = _merge(inputs), list[str]()
-    unread = _find_unread(words, evaluates)
-    for key, why in unread.items():
-        last = max(i for i, one in enumerate(inputs) if key in one.words)
-        file = inputs[last].file
-        if inputs[last].saved:
-            dropped += [] if sections_lib.is_default(key, words[key]) else [key]
-        elif key in _find_unread(_merge(inputs[: last + 1]), evaluates):
-            where = f"{file}: {key}" if file else f"--{key}"
-            raise BadInput(f"{where}: {why}, got {' '.join(words[key]):.60}")
-    if dropped:
-        line = f"marft_jax: {inputs[0].file}: nothing reads {', '.join(dropped)} here"
-        print(line, file=sys.stderr)
-    config = _build({key: value for key, value in words.items() if key not in unread})
-    config_lib.validate(config)
-    algorithms.validate(config.algo, config.critic)
-    return config
-
-
-def _find_unread(words: Words, evaluates: bool) -> dict[str, str]:
-    """Finds settings of other environments and algorithms, or that change nothing; and why.
-
-    Raises:
-        BadInput: a setting of nobody, or one that is no value.
-    """
-    kinds, found = sections_lib.kinds(words), dict[str, str]()
-    known = [f"{section}.{f.name}" for section, kind in kinds.items() for f in fields(kind)]
-    for key in words:
-        if key in known:
-            continue
-        if not (owners := sections_lib.owners(key)):
-            raise BadInput(f"unknown setting {key!r:.80}{suggestion(key, known)}")
-        section = key.partition(".")[0]
-        mine = f"--{section}.name {' '.join(words.get(f'{section}.name', [kinds[section].name]))}"
-        found[key] = f"unknown setting for {mine}; it belongs to {' and '.join(owners)}"
-    config = _build(words)
-    needs = config_lib.find_unread(config, evaluates=evaluates)
-    needs |= team_files.without_effect(config.team, config.algo.step_reward, config.env.name)
-    why = "this run does not read it; it needs"
-    return found | {key: f"{why} {needed}" for key, needed in needs.items()}
+    return [*map(read_file, files), Layer(flags)]
 
 
 class Parser(argparse.ArgumentParser):
@@ -356,12 +224,6 @@ def boundary() -> Iterator[None]:
 _FILES = (
     "ENOSPC EDQUOT EROFS EACCES EPERM EIO ENOENT ENOTDIR EISDIR EFBIG ELOOP ENAMETOOLONG".split()
 )
-_OF_A_START = ("mesh.coordinator", "mesh.processes", "mesh.process")
-_DROPPED = ("guard.max_cut",)  # settings of earlier releases, in the config.yaml of their runs
-
-
-def _merge(inputs: Sequence[_Input]) -> Words:
-    return dict(item for one in inputs for item in one.words.items())
 
 
 def _split(argv: Sequence[str]) -> tuple[list[str], Words]:
@@ -382,36 +244,3 @@ def _split(argv: Sequence[str]) -> tuple[list[str], Words]:
     if [] in files:
         raise BadInput("--config: expected a YAML file, got nothing")
     return [file for some in files for file in some], flags
-
-
-def _flatten(tree: Any, file: str, spell: Callable[[str, Any], list[str]] = words_of) -> Words:
-    if not isinstance(tree or {}, dict):
-        raise BadInput(f"--config {file}: expected sections like `run:`, got {tree!r:.80}")
-    flat: Words = {}
-    for section, settings in (tree or {}).items():
-        if is_dataclass(settings):
-            settings = {field.name: getattr(settings, field.name) for field in fields(settings)}
-        if not isinstance(settings, dict):
-            raise BadInput(f"{file}: expected settings below {section!r:.80}, got {settings!r:.80}")
-        for key, value in settings.items():
-            if isinstance(value, dict):
-                raise BadInput(f"{file}: expected one value for {section}.{key}, got {value!r:.80}")
-            flat[f"{section}.{key}"] = spell(f"{section}.{key}", value)
-    return flat
-
-
-def _build(words: Words) -> Config:
-    """Turns words into values; names the first setting that does not fit."""
-    given = {key: some for key, some in words.items() if some not in _FORMER.get(key, ())}
-    sections = sections_lib.kinds(words).items()
-    config = Config(**{name: from_words(name, kind, given) for name, kind in sections})
-    return config_lib.fit_base(config, given)
-
-
-_FORMER = {
-    "algo.group_size": (["None"], ["none"], ["null"]),
-    "critic.mode": (["auto"],),
-    **{f"algo.{name}": (["auto"],)
-       for name in ("baseline", "entropy_coef", "gae_lambda", "gamma", "normalize", "ratio")},
-}  # fmt: skip
-"""Spellings of earlier releases for what is now the default of each algorithm."""

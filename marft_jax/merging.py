@@ -1,0 +1,196 @@
+"""Settings of files, flags and Python, merged into one validated ``Config``.
+
+Each of these places is a layer of settings in words. The later layer wins.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import fields, is_dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from marft_jax import config as config_lib
+from marft_jax import sections as sections_lib
+from marft_jax.config import Config
+from marft_jax.errors import BadInput, one_line
+from marft_jax.formats import documents
+from marft_jax.learning import settings as algorithms
+from marft_jax.run import inputs
+from marft_jax.sections import Words
+from marft_jax.setting import from_words, suggestion, words_of
+from marft_jax.team import team_files
+
+
+class Layer(NamedTuple):
+    """Settings that were written at one place.
+
+    Attributes:
+        file: None for flags.
+        saved: those of a run that goes on: what this one does not read is no fault.
+    """
+
+    words: Words
+    file: str | None = None
+    saved: bool = False
+
+
+def read_file(file: str) -> Layer:
+    """Reads the settings of a YAML file; a team file is looked for beside it, then where we are."""
+    words = flatten(documents.read(file, "--config"), file)
+    folders = dict.fromkeys(inputs.folders_of(Path(file).parent))
+    sys.path[1:1] = [folder for folder in folders if folder not in sys.path]
+    if before := words.pop("run.tensorboard", None):  # of an earlier version
+        words.setdefault("run.loggers", ["tensorboard" if before == ["True"] else "none"])
+    for name in words.get("team.file", ())[:1]:
+        if os.path.isfile(beside := Path(file).parent / name):
+            words["team.file"] = [str(beside)]
+    return Layer(words, file)
+
+
+def read_run(run: str) -> Layer:
+    """Reads the settings and the team of a run directory, but not who computes with whom."""
+    settings, team = Path(run) / "config.yaml", Path(run) / "team.yaml"
+    if not os.path.isfile(settings):
+        raise BadInput(f"--run {run}: expected a run directory with config.yaml, found none")
+    own = {"run.dir": [run]} | ({"team.file": [str(team)]} if os.path.isfile(team) else {})
+    words = read_file(str(settings)).words | own
+    kept = {key: value for key, value in words.items() if key not in _OF_A_START}
+    return Layer(kept, str(settings), saved=True)
+
+
+def read_evaluated_run(run: str) -> Layer:
+    """Reads a run as ``read_run`` does, and warns where files that it learned from have changed."""
+    found = read_run(run)
+    for line in inputs.changed_since(Path(run)):
+        print(f"marft_jax: {run} was trained with other files: {one_line(line)}", file=sys.stderr)
+    return found
+
+
+def merge(layers: Sequence[Layer]) -> Words:
+    return dict(item for one in layers for item in one.words.items())
+
+
+def flatten(tree: Any, file: str, spell: Callable[[str, Any], list[str]] = words_of) -> Words:
+    if not isinstance(tree or {}, dict):
+        raise BadInput(f"--config {file}: expected sections like `run:`, got {tree!r:.80}")
+    flat: Words = {}
+    for section, settings in (tree or {}).items():
+        if is_dataclass(settings):
+            settings = {field.name: getattr(settings, field.name) for field in fields(settings)}
+        if not isinstance(settings, dict):
+            raise BadInput(f"{file}: expected settings below {section!r:.80}, got {settings!r:.80}")
+        for key, value in settings.items():
+            if isinstance(value, dict):
+                raise BadInput(f"{file}: expected one value for {section}.{key}, got {value!r:.80}")
+            flat[f"{section}.{key}"] = spell(f"{section}.{key}", value)
+    return flat
+
+
+def to_train(layers: Sequence[Layer]) -> Config:
+    """Builds the config of a training, with what its run has saved below all others."""
+    run = [*merge(layers).get("run.dir", []), config_lib.Run.dir][0]
+    is_run = run.strip() and os.path.isfile(Path(run) / "config.yaml")
+    if not is_run or not any(p.name.isdecimal() for p in Path(run).glob("checkpoints/*")):
+        return resolve(layers)
+    before = read_run(run)
+    config = resolve([before, *layers])
+    given, kept = (Path(one.lora.init or "") for one in (config, _build(before.words)))
+    if given.absolute() != kept.absolute():
+        raise BadInput(
+            f"--lora.init {config.lora.init}: {run} has begun and goes on from its checkpoint; "
+            "leave it out, or name another --run.dir"
+        )
+    return config
+
+
+def resolve(layers: Sequence[Layer], evaluates: bool = False) -> Config:
+    """Builds the validated config of these layers; a fault names what the run has saved of it."""
+    try:
+        return _validated(layers, evaluates)
+    except BadInput as error:
+        raise BadInput(f"{error}{_saved(str(error), layers)}") from error
+
+
+def _saved(fault: str, layers: Sequence[Layer]) -> str:
+    """Names settings in a fault that nobody gave: they are those of the run that goes on."""
+    words, found = merge(layers), list[str]()
+    kinds = sections_lib.kinds(words)
+    for key in dict.fromkeys(re.findall(r"--(\w+\.\w+)", fault)):
+        last = [one for one in layers if key in one.words][-1:]
+        section, _, name = key.partition(".")
+        usual = key in words and words[key] == words_of(key, getattr(kinds[section], name, None))
+        if last and last[0].saved and (name == "name" or not usual):
+            found.append(f"{key} {' '.join(words[key]):.60} comes from {last[0].file}")
+    return f" ({'; '.join(found)})" if found else ""
+
+
+def _validated(layers: Sequence[Layer], evaluates: bool) -> Config:
+    """Builds the config and checks it.
+
+    What is given must have an effect, with what came after it or without: a file's setting of one
+    algorithm loses it to a flag that names another, and is at its default then.
+    """
+    words, dropped = merge(layers), list[str]()
+    unread = _find_unread(words, evaluates)
+    for key, why in unread.items():
+        last = max(i for i, one in enumerate(layers) if key in one.words)
+        file = layers[last].file
+        if layers[last].saved:
+            dropped += [] if sections_lib.is_default(key, words[key]) else [key]
+        elif key in _find_unread(merge(layers[: last + 1]), evaluates):
+            where = f"{file}: {key}" if file else f"--{key}"
+            raise BadInput(f"{where}: {why}, got {' '.join(words[key]):.60}")
+    if dropped:
+        line = f"marft_jax: {layers[0].file}: nothing reads {', '.join(dropped)} here"
+        print(line, file=sys.stderr)
+    config = _build({key: value for key, value in words.items() if key not in unread})
+    config_lib.validate(config)
+    algorithms.validate(config.algo, config.critic)
+    return config
+
+
+def _find_unread(words: Words, evaluates: bool) -> dict[str, str]:
+    """Finds settings of other environments and algorithms, or that change nothing; and why.
+
+    Raises:
+        BadInput: a setting of nobody, or one that is no value.
+    """
+    kinds, found = sections_lib.kinds(words), dict[str, str]()
+    known = [f"{section}.{f.name}" for section, kind in kinds.items() for f in fields(kind)]
+    for key in words:
+        if key in known:
+            continue
+        if not (owners := sections_lib.owners(key)):
+            raise BadInput(f"unknown setting {key!r:.80}{suggestion(key, known)}")
+        section = key.partition(".")[0]
+        mine = f"--{section}.name {' '.join(words.get(f'{section}.name', [kinds[section].name]))}"
+        found[key] = f"unknown setting for {mine}; it belongs to {' and '.join(owners)}"
+    config = _build(words)
+    needs = config_lib.find_unread(config, evaluates=evaluates)
+    needs |= team_files.without_effect(config.team, config.algo.step_reward)
+    why = "this run does not read it; it needs"
+    return found | {key: f"{why} {needed}" for key, needed in needs.items()}
+
+
+def _build(words: Words) -> Config:
+    """Turns words into values; names the first setting that does not fit."""
+    given = {key: some for key, some in words.items() if some not in _FORMER.get(key, ())}
+    sections = sections_lib.kinds(words).items()
+    config = Config(**{name: from_words(name, kind, given) for name, kind in sections})
+    return config_lib.fit_base(config, given)
+
+
+_FORMER = {
+    "algo.group_size": (["None"], ["none"], ["null"]),
+    "critic.mode": (["auto"],),
+    **{f"algo.{name}": (["auto"],)
+       for name in ("baseline", "entropy_coef", "gae_lambda", "gamma", "normalize", "ratio")},
+}  # fmt: skip
+"""Spellings of earlier releases for what is now the default of each algorithm."""
+
+
+_OF_A_START = ("mesh.coordinator", "mesh.processes", "mesh.process")
