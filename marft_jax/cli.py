@@ -1,7 +1,7 @@
-"""From the command line to settings, and from errors to exit codes: the edge of every command.
+"""The edge of every command: from the command line to settings, from errors to exit codes.
 
-YAML files are flattened into flags and parsed together with the command line in one go, files
-first, so that what comes later wins and a setting means the same wherever it is written:
+A setting means the same in a YAML file, on the command line and in Python. Files come before flags,
+and the later value wins:
 
     python -m marft_jax.train --config configs/gsm8k_smollm2.yaml --algo.lr 3e-5
 """
@@ -43,8 +43,8 @@ _Names = Mapping[str, Any]
 
 
 class Sections(TypedDict, total=False):
-    """Sections in Python: names to values; or a whole one as its dataclass, in which what is not
-    named is at its default. Those of ``algo`` are in ``marft_jax.learning.settings``."""
+    """Sections in Python, each a mapping from names to values, or its dataclass: then every setting
+    counts as given. The dataclasses of ``algo`` are in ``marft_jax.learning.settings``."""
 
     run: config_lib.Run | _Names
     model: config_lib.Model | _Names
@@ -60,32 +60,31 @@ class Sections(TypedDict, total=False):
 
 
 def parse(argv: Sequence[str], *, prog: str = "marft_jax.train") -> Config:
-    """Command line to a validated ``Config``: files, then flags; what comes later wins.
-
-    A setting that something later has left without effect is at its default in the result.
+    """Builds a validated config from a command line: files, then flags; the later value wins.
 
     Raises:
-        BadInput: an unknown key (with the nearest known one), a wrong type or literal, a file that
-            is missing or is not YAML, contradictory settings, or one that this run does not read.
+        BadInput: a setting is unknown (the nearest known one is suggested), has a wrong value or no
+            effect, or contradicts another; or a file is missing or not YAML.
     """
     return resolve(_command_line(argv, prog))
 
 
 def configure(*sources: Source, **sections: Unpack[Sections]) -> Config:
-    """Builds the settings of a training in Python, with their meaning on the command line.
+    """Builds the config of a training in Python.
 
         configure("configs/chain_smollm2.yaml", {"algo.lr": 3e-5}, run={"dir": "runs/mine"})
         configure(run=Run(dir="runs/mine"), algo=Grpo(episodes=32))  # an editor completes these
 
-    Where ``run.dir`` is given and has a checkpoint, what is not given is as it was saved. The
-    default directory is continued by the ``train`` command alone.
+    If ``run.dir`` is given and has a checkpoint, the other settings default to the saved ones. Only
+    the ``train`` command continues the default directory.
+
+    Where a file has a name, Python may give the object: an environment class as ``env.name``, a
+    workflow function as ``team.workflow``, a ``marft_jax.team.Blueprint`` as ``team.file``, rows (a
+    list of dicts) as ``env.data``.
 
     Args:
-        sources: YAML files, and mappings from ``section.name`` to a value; what comes later wins.
-            Where a file has a name, the value may be what it names: a class as ``env.name``, a
-            function as ``team.workflow``, a ``Blueprint`` as ``team.file``, rows, a list of
-            dicts, as ``env.data``.
-        sections: settings by section, which come last.
+        sources: YAML files, and mappings from ``section.name`` to a value; the later value wins.
+        sections: settings by section; they come after all sources.
 
     Raises:
         BadInput: see ``parse``.
@@ -99,8 +98,8 @@ def configure(*sources: Source, **sections: Unpack[Sections]) -> Config:
 def configure_run(
     of_run: str | Path | None, /, *sources: Source, **sections: Unpack[Sections]
 ) -> Config:
-    """Builds the settings to evaluate or ask the team of a run as ``configure`` does: its own, and
-    these on top. Without a run they are those of a bare ``model.base``.
+    """Builds the config with which the team of a run is evaluated or asked: the run's settings,
+    then these, as for ``configure``. Without a run the settings start from the defaults.
 
     Raises:
         BadInput: there is no run in that directory, or see ``parse``.
@@ -110,7 +109,7 @@ def configure_run(
 
 
 def parse_training(argv: Sequence[str]) -> Config:
-    """Parses as ``parse`` does; a run directory with checkpoints has its settings below all others.
+    """Parses as ``parse`` does; the settings of a run that has begun come before all others.
 
     Raises:
         BadInput: see ``parse``.
@@ -121,7 +120,7 @@ def parse_training(argv: Sequence[str]) -> Config:
 def parse_run(
     run: str | None, base: str | None, flags: Sequence[str], prog: str = "marft_jax.evaluate"
 ) -> Config:
-    """Builds the settings of a run, or the defaults on a base, with flags on top.
+    """Builds the config of a run, or of a bare base, with flags that come after.
 
     Raises:
         BadInput: there is no run in that directory, or a setting is wrong.
@@ -142,7 +141,7 @@ def _in_python(sources: Sequence[Source], sections: Sections) -> list[Layer]:
 
 
 def _spelled(key: str, value: Any) -> list[str]:
-    """Spells a value in words; a class, a function, a team or rows by the name of the object."""
+    """Turns a value into words; a class, a function, a team and rows become names of objects."""
 
     def is_object(part: Any) -> bool:
         is_rows = isinstance(part, list) and part and all(isinstance(row, dict) for row in part)
@@ -154,7 +153,7 @@ def _spelled(key: str, value: Any) -> list[str]:
 
 
 def _command_line(argv: Sequence[str], prog: str) -> list[Layer]:
-    """Files, then flags; shows help where it is asked for."""
+    """Reads files, then flags; or prints the help or the schema, and exits."""
     files, flags = _split(argv)
     if "help" in flags:
         sections_lib.show_help(prog, flags, *flags["help"][:1])
@@ -165,7 +164,7 @@ def _command_line(argv: Sequence[str], prog: str) -> list[Layer]:
 
 
 class Parser(argparse.ArgumentParser):
-    """Flags of one command's own; a wrong one is ``BadInput``, as a wrong setting is."""
+    """Parser of a command's own flags; a wrong one raises ``BadInput``, as a wrong setting does."""
 
     def __init__(self, prog: str, description: str | None) -> None:
         super().__init__(
@@ -180,7 +179,7 @@ class Parser(argparse.ArgumentParser):
 
 
 def run_parser(prog: str, description: str | None, *, base: bool = True) -> Parser:
-    """A parser that knows which team is meant: ``--run`` with ``--step``, or a bare ``--base``."""
+    """Returns a parser with the flags that name a team: ``--run`` and ``--step``, or ``--base``."""
     parser = Parser(prog, description)
     team = parser.add_mutually_exclusive_group(required=True)
     team.add_argument("--run", metavar="DIR", help="a run directory")
@@ -193,10 +192,11 @@ def run_parser(prog: str, description: str | None, *, base: bool = True) -> Pars
 
 @contextlib.contextmanager
 def boundary() -> Iterator[None]:
-    """Turns faults that are not ours into one line and an exit code, at the edge of a command.
+    """Turns errors of input, disks and users' code into one line and an exit code.
 
-    2: bad configuration or input. 1: a disk that is full, or code of the user's that failed, shown
-    with its own file and line. 130: Ctrl-C. Any other fault is ours, and has its traceback.
+    2: bad configuration or input. 1: a run that cannot go on, a file that cannot be read or
+    written, or users' code that failed, shown with its file and line. 130: Ctrl-C. Any other error
+    is a bug of this package, and keeps its traceback.
     """
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
@@ -209,7 +209,7 @@ def boundary() -> Iterator[None]:
         exit_with(error, code=1)
     except KeyboardInterrupt:
         exit_with("interrupted", code=130)
-    except BrokenPipeError:  # whoever read our output has left
+    except BrokenPipeError:  # the reader of the output has closed it
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         raise SystemExit(141) from None
     except Exception as error:
@@ -227,7 +227,8 @@ _FILES = (
 
 
 def _split(argv: Sequence[str]) -> tuple[list[str], Words]:
-    """``--config FILE --a.b x y --c.d=z`` to files and ``{"a.b": ["x", "y"], "c.d": ["z"]}``."""
+    """Splits ``--config FILE --a.b x y --c.d=z`` into ``[FILE]`` and ``{"a.b": ["x", "y"], "c.d":
+    ["z"]}``."""
     files: list[list[str]] = []
     flags: Words = {}
     values: list[str] | None = None

@@ -1,6 +1,6 @@
-"""Settings of files, flags and Python, merged into one validated ``Config``.
+"""Merges the settings of a saved run, files, flags and Python into one validated ``Config``.
 
-Each of these places is a layer of settings in words. The later layer wins.
+Each of these is a layer: settings in words, as the command line has them. The later layer wins.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from marft_jax.team import team_files
 
 
 class Layer(NamedTuple):
-    """Settings that were written at one place.
+    """Settings that were given in one place.
 
     Attributes:
-        file: None for flags.
-        saved: those of a run that goes on: what this one does not read is no fault.
+        file: the YAML file; None for flags and Python.
+        saved: the file is that of a run; settings without effect are dropped, not refused.
     """
 
     words: Words
@@ -39,11 +39,14 @@ class Layer(NamedTuple):
 
 
 def read_file(file: str) -> Layer:
-    """Reads the settings of a YAML file; a team file is looked for beside it, then where we are."""
+    """Reads a YAML file; a relative team file is looked for beside it, then in the current folder.
+
+    Modules of a run directory's settings are imported from the folders that the run knows.
+    """
     words = flatten(documents.read(file, "--config"), file)
     folders = dict.fromkeys(inputs.folders_of(Path(file).parent))
     sys.path[1:1] = [folder for folder in folders if folder not in sys.path]
-    if before := words.pop("run.tensorboard", None):  # of an earlier version
+    if before := words.pop("run.tensorboard", None):  # of an earlier release
         words.setdefault("run.loggers", ["tensorboard" if before == ["True"] else "none"])
     for name in words.get("team.file", ())[:1]:
         if os.path.isfile(beside := Path(file).parent / name):
@@ -52,7 +55,7 @@ def read_file(file: str) -> Layer:
 
 
 def read_run(run: str) -> Layer:
-    """Reads the settings and the team of a run directory, but not who computes with whom."""
+    """Reads the settings and the team of a run directory, without the addresses of processes."""
     settings, team = Path(run) / "config.yaml", Path(run) / "team.yaml"
     if not os.path.isfile(settings):
         raise BadInput(f"--run {run}: expected a run directory with config.yaml, found none")
@@ -63,7 +66,7 @@ def read_run(run: str) -> Layer:
 
 
 def read_evaluated_run(run: str) -> Layer:
-    """Reads a run as ``read_run`` does, and warns where files that it learned from have changed."""
+    """Reads a run as ``read_run`` does, and warns if files that it learned from have changed."""
     found = read_run(run)
     for line in inputs.changed_since(Path(run)):
         print(f"marft_jax: {run} was trained with other files: {one_line(line)}", file=sys.stderr)
@@ -71,10 +74,18 @@ def read_evaluated_run(run: str) -> Layer:
 
 
 def merge(layers: Sequence[Layer]) -> Words:
+    """Merges layers; the later one wins."""
     return dict(item for one in layers for item in one.words.items())
 
 
 def flatten(tree: Any, file: str, spell: Callable[[str, Any], list[str]] = words_of) -> Words:
+    """Turns sections of settings into words by ``section.name``.
+
+    Args:
+        tree: sections by name: mappings, or dataclasses of which every field counts as given.
+        file: the file that the tree is from, for messages.
+        spell: turns ``section.name`` and its value into words.
+    """
     if not isinstance(tree or {}, dict):
         raise BadInput(f"--config {file}: expected sections like `run:`, got {tree!r:.80}")
     flat: Words = {}
@@ -91,7 +102,7 @@ def flatten(tree: Any, file: str, spell: Callable[[str, Any], list[str]] = words
 
 
 def to_train(layers: Sequence[Layer]) -> Config:
-    """Builds the config of a training, with what its run has saved below all others."""
+    """Builds the config of a training; if its run has begun, the saved settings are layer 0."""
     run = [*merge(layers).get("run.dir", []), config_lib.Run.dir][0]
     is_run = run.strip() and os.path.isfile(Path(run) / "config.yaml")
     if not is_run or not any(p.name.isdecimal() for p in Path(run).glob("checkpoints/*")):
@@ -108,7 +119,14 @@ def to_train(layers: Sequence[Layer]) -> Config:
 
 
 def resolve(layers: Sequence[Layer], evaluates: bool = False) -> Config:
-    """Builds the validated config of these layers; a fault names what the run has saved of it."""
+    """Merges and validates layers; an error names the saved settings that contributed to it.
+
+    Args:
+        evaluates: the config is for a command that evaluates and learns nothing.
+
+    Raises:
+        BadInput: a setting is unknown, has a wrong value or no effect, or contradicts another.
+    """
     try:
         return _validated(layers, evaluates)
     except BadInput as error:
@@ -116,7 +134,7 @@ def resolve(layers: Sequence[Layer], evaluates: bool = False) -> Config:
 
 
 def _saved(fault: str, layers: Sequence[Layer]) -> str:
-    """Names settings in a fault that nobody gave: they are those of the run that goes on."""
+    """Names the settings in an error message that came from the saved run, as a suffix."""
     words, found = merge(layers), list[str]()
     kinds = sections_lib.kinds(words)
     for key in dict.fromkeys(re.findall(r"--(\w+\.\w+)", fault)):
@@ -131,8 +149,9 @@ def _saved(fault: str, layers: Sequence[Layer]) -> str:
 def _validated(layers: Sequence[Layer], evaluates: bool) -> Config:
     """Builds the config and checks it.
 
-    What is given must have an effect, with what came after it or without: a file's setting of one
-    algorithm loses it to a flag that names another, and is at its default then.
+    A setting must have an effect together with its own layer and those before. It may lose that
+    effect to a later layer, and then has its default: a flag that names another algorithm makes a
+    file's settings of the first one void.
     """
     words, dropped = merge(layers), list[str]()
     unread = _find_unread(words, evaluates)
@@ -154,10 +173,11 @@ def _validated(layers: Sequence[Layer], evaluates: bool) -> Config:
 
 
 def _find_unread(words: Words, evaluates: bool) -> dict[str, str]:
-    """Finds settings of other environments and algorithms, or that change nothing; and why.
+    """Finds settings without effect, with the reason: they belong to another environment or
+    algorithm, or need another setting.
 
     Raises:
-        BadInput: a setting of nobody, or one that is no value.
+        BadInput: a setting does not exist, or has a wrong value.
     """
     kinds, found = sections_lib.kinds(words), dict[str, str]()
     known = [f"{section}.{f.name}" for section, kind in kinds.items() for f in fields(kind)]
@@ -177,7 +197,7 @@ def _find_unread(words: Words, evaluates: bool) -> dict[str, str]:
 
 
 def _build(words: Words) -> Config:
-    """Turns words into values; names the first setting that does not fit."""
+    """Builds the config from words; raises ``BadInput`` for the first wrong value."""
     given = {key: some for key, some in words.items() if some not in _FORMER.get(key, ())}
     sections = sections_lib.kinds(words).items()
     config = Config(**{name: from_words(name, kind, given) for name, kind in sections})
@@ -190,7 +210,5 @@ _FORMER = {
     **{f"algo.{name}": (["auto"],)
        for name in ("baseline", "entropy_coef", "gae_lambda", "gamma", "normalize", "ratio")},
 }  # fmt: skip
-"""Spellings of earlier releases for what is now the default of each algorithm."""
-
-
-_OF_A_START = ("mesh.coordinator", "mesh.processes", "mesh.process")
+"""Words of earlier releases that mean the default of each algorithm."""
+_OF_A_START = ("mesh.coordinator", "mesh.processes", "mesh.process")  # not saved settings of a run
