@@ -144,8 +144,9 @@ def _spelled(key: str, value: Any) -> list[str]:
     """Turns a value into words; a class, a function, a team and rows become names of objects."""
 
     def is_object(part: Any) -> bool:
-        is_rows = isinstance(part, list) and part and all(isinstance(row, dict) for row in part)
-        return is_rows or isinstance(part, Blueprint) or hasattr(part, "__qualname__")
+        if isinstance(part, list):
+            return bool(part) and all(isinstance(row, dict) for row in part)
+        return isinstance(part, Blueprint) or hasattr(part, "__qualname__")
 
     several = isinstance(value, list | tuple) and not is_object(value)
     parts = value if several else [value]

@@ -60,7 +60,7 @@ def name_of(given: Any) -> str:
     A class or function that can be imported is ``module:name``, as in a file. For anything else
     ``given_object`` keeps it, under a name that is the same whenever the object is.
     """
-    module, name = getattr(given, "__module__", ""), getattr(given, "__qualname__", "")
+    module, name = getattr(given, "__module__", ""), getattr(given, "__name__", "")
     if module != "__main__" and name and getattr(sys.modules.get(module), name, None) is given:
         return f"{module}:{name}"
     digest = hashlib.sha256(repr(given).encode("utf-8", "surrogatepass")).hexdigest()

@@ -239,12 +239,17 @@ def texts(kind: type) -> dict[str, str]:
 
 
 def schema_of(kind: type) -> dict[str, Any]:
-    """Returns the JSON schema of a section, with the text of each setting."""
-    text, known = texts(kind), properties(kind)
-    described = {
-        name: {"description": text.get(name, ""), **schema} for name, schema in known.items()
-    }
-    return {"type": "object", "properties": described, "additionalProperties": False}
+    """Returns the JSON schema of a section, with the text of each setting.
+
+    In YAML a single value may stand for a list of one, and ``none`` for an empty list.
+    """
+    text, found = texts(kind), dict[str, Any]()
+    for name, schema in properties(kind).items():
+        if "items" in schema:
+            several = {"type": "array", "items": schema["items"]}
+            schema = {"anyOf": [several, schema["items"], {"type": "null"}]}
+        found[name] = {"description": text.get(name, "")} | schema
+    return {"type": "object", "properties": found, "additionalProperties": False}
 
 
 def help_lines(section: str, kind: type) -> Iterator[str]:
@@ -255,8 +260,7 @@ def help_lines(section: str, kind: type) -> Iterator[str]:
         needs = f"; needs --{needed}" if (needed := field.metadata.get("needs")) else ""
         values = expected(properties(kind)[field.name])
         yield f"    --{section}.{field.name}  {values} ({default}{needs})"
-        lines = {"initial_indent": " " * 8, "subsequent_indent": " " * 8}
-        yield from textwrap.wrap(text.get(field.name, ""), 92, **lines)
+        yield from textwrap.wrap(text.get(field.name, ""), 92, **_INDENTED)
 
 
 def suggestion(key: str, known: Sequence[str]) -> str:
@@ -270,6 +274,7 @@ def suggestion(key: str, known: Sequence[str]) -> str:
     return f"; did you mean {found[0]!r}?" if found else "; --help lists them"
 
 
+_INDENTED: Any = {"initial_indent": " " * 8, "subsequent_indent": " " * 8}
 _ONE = {
     "integer": "a whole number",
     "number": "a number",

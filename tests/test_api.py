@@ -22,7 +22,7 @@ from marft_jax.config import Config, Run
 from marft_jax.envs.datasets import load
 from marft_jax.errors import BadInput
 from marft_jax.learning.settings import Grpo
-from marft_jax.team import Blueprint, Profile, Step
+from marft_jax.team import Blueprint, Profile, State, Step
 from marft_jax.team.workflows import sequential
 from marft_jax.types import StepResult
 
@@ -254,9 +254,10 @@ def test_a_class_a_function_and_a_team_train_and_no_command_continues_the_run(tm
         def step(self, turns):
             return StepResult("", float(len(turns)), True)
 
-    def twice(team, state):
-        turns = yield [team.act(0, state, [])]
-        yield Step(turns + (yield [team.act(0, state, turns)]))
+    def twice(team, observation):
+        turns = yield [team.act(0, State(observation))]
+        turns += yield [team.act(0, State(observation), turns)]
+        yield Step(turns)
 
     team = Blueprint((Profile("speaker", prompt="solve", answers=True, max_new_tokens=2),))
     given = {"env.name": Says, "team.workflow": twice, "team.file": team}
