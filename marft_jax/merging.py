@@ -61,7 +61,11 @@ def read_run(run: str) -> Layer:
         raise BadInput(f"--run {run}: expected a run directory with config.yaml, found none")
     own = {"run.dir": [run]} | ({"team.file": [str(team)]} if os.path.isfile(team) else {})
     words = read_file(str(settings)).words | own
-    kept = {key: value for key, value in words.items() if key not in _OF_A_START}
+    if dropped := [key for key in words if key in _DROPPED]:
+        line = f"marft_jax: {settings}: ignores {', '.join(dropped)}, which no longer exists"
+        print(line, file=sys.stderr)
+    without = (*_OF_A_START, *_DROPPED)
+    kept = {key: value for key, value in words.items() if key not in without}
     return Layer(kept, str(settings), saved=True)
 
 
@@ -191,7 +195,7 @@ def _find_unread(words: Words, evaluates: bool) -> dict[str, str]:
         found[key] = f"unknown setting for {mine}; it belongs to {' and '.join(owners)}"
     config = _build(words)
     needs = config_lib.find_unread(config, evaluates=evaluates)
-    needs |= team_files.without_effect(config.team, config.algo.step_reward)
+    needs |= team_files.without_effect(config.team, config.algo.step_reward, config.env.name)
     why = "this run does not read it; it needs"
     return found | {key: f"{why} {needed}" for key, needed in needs.items()}
 
@@ -212,3 +216,4 @@ _FORMER = {
 }  # fmt: skip
 """Words of earlier releases that mean the default of each algorithm."""
 _OF_A_START = ("mesh.coordinator", "mesh.processes", "mesh.process")  # not saved settings of a run
+_DROPPED = ("guard.max_cut",)  # settings of earlier releases, in the config.yaml of their runs

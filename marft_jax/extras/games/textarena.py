@@ -14,8 +14,8 @@ from typing import Any
 
 from marft_jax.envs.base import EnvSource, Split
 from marft_jax.errors import BadInput
-from marft_jax.extras.games.outcomes import outcomes
-from marft_jax.extras.games.processes import GameSettings, in_processes
+from marft_jax.extras.games.processes import GameSettings, game_source
+from marft_jax.extras.games.seats import check_movers, outcomes
 from marft_jax.setting import Count
 from marft_jax.types import StepResult, Turn
 
