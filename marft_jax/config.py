@@ -59,6 +59,8 @@ class Run(Section):
     loggers: tuple[str, ...] = ("tensorboard",)
     """Loggers of metrics: tensorboard, wandb, trackio, mlflow, or your own as package.module:Class.
     wandb and mlflow log offline unless their own settings name a server."""
+    state_parts: tuple[str, ...] = ()
+    """Parts that package.module:function adds to the training state; they are saved with it."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -365,9 +367,6 @@ class Guard(Section):
     """Upper bound of an agent's approximate KL in a step; none: off."""
     min_entropy: NonNegative | None = 1e-6
     """Lower bound of an agent's entropy per token, after `patience` steps above it; none: off."""
-    max_cut: float | None = 0.9
-    """Upper bound of the share of an agent's actions that are truncated or empty, after `patience`
-    steps below it; none: off."""
     reward_drop: NonNegative | None = 1.0
     """Upper bound of the reward's fall below its best, in standard deviations over the episodes;
     none: off."""
