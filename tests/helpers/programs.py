@@ -41,8 +41,10 @@ def by_key(request):
     return f"{sum(request.key) % 9973:x}"
 
 
-def play(function, monkeypatch, tasks=(0,), speak=by_key, max_failed=0.0, team=None, **rollout):
-    """Plays a program; the episodes, and the engine that answered."""
+def play(
+    function, monkeypatch, tasks=(0,), speak=by_key, max_failed=0.0, team=None, over=None, **rollout
+):
+    """Plays a program; the episodes, and the engine that answered. ``over`` is set after it."""
     source = program.source(function, "train")
     engine, team = Scripted(speak), team or small.team(2, context=200)
     workflow = find_workflow("program")
@@ -50,7 +52,9 @@ def play(function, monkeypatch, tasks=(0,), speak=by_key, max_failed=0.0, team=N
         engine, team, workflow, source.create, DaemonThreads(), max_failed=max_failed, **rollout
     ).play(small.samples(tasks), 3)
     source.close()
-    deadline = time.monotonic() + 10
+    if over is not None:
+        over.set()
+    deadline = time.monotonic() + 60
     while any(thread.name in ("program", "endpoint") for thread in threading.enumerate()):
         assert time.monotonic() < deadline, "a program or the endpoint is left"
         time.sleep(0.01)
