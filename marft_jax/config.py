@@ -421,6 +421,8 @@ def validate(config: Config) -> None:
         BadInput: the first that is off: expected, got, how to fix it.
     """
     check_local("--run.dir", config.run.dir)
+    if max(map(len, config.run.dir.split("/"))) > 255:
+        raise BadInput(f"--run.dir: expected a shorter name, got {config.run.dir!r:.60}")
     targets, most = config.lora.targets, config.model.context
     if not targets or len(set(targets)) < len(targets) or not set(targets) <= set(TARGETS):
         known = ", ".join(TARGETS)

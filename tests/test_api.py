@@ -72,6 +72,7 @@ def test_settings_mean_what_they_mean_on_the_command_line(tmp_path):
             "--run.dir: expected text, a number, true, false or none, got b'x'",
         ),
         ([{5: 6}], {}, "unknown setting '5'"),
+        ([{"run.dir": "x" * 300}], {}, "--run.dir: expected a shorter name, got 'xxx"),
         ([{"lora.targets": {"q"}}], {}, "--lora.targets: expected text"),
     ],
 )
