@@ -135,11 +135,11 @@ def _adapters(session: Any) -> Any:
 def serve(requests: int, clients: int, flags: list[str]) -> None:
     """Serves a team to clients in another process, and does the same work with the engine."""
     from marft_jax import cli
-    from marft_jax.engine.requests import Request
     from marft_jax.extras.gateway.command import open_app
     from marft_jax.extras.gateway.http import make_server
     from marft_jax.random_keys import Stream
     from marft_jax.run.setup import open_session
+    from marft_jax.sampling.protocol import Request
     from marft_jax.team.team_files import load_team
 
     config = cli.parse([*_LENGTHS, *flags])

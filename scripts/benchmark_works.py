@@ -18,7 +18,6 @@ from marft_jax import config as config_lib
 from marft_jax.cli import configure
 from marft_jax.engine.compiled import Shape
 from marft_jax.engine.engine import Engine
-from marft_jax.engine.requests import Completion, Request
 from marft_jax.extras.planning import cost
 from marft_jax.learning.algorithms import find_algorithm
 from marft_jax.learning.learner import Learner
@@ -29,6 +28,7 @@ from marft_jax.models.ops.remat import Remat
 from marft_jax.models.tokenizers.tokenizer import ByteTokenizer
 from marft_jax.models.weights.load import BaseModel, decoder_on, load_base
 from marft_jax.parallel import mesh as mesh_lib
+from marft_jax.sampling.protocol import Completion, Request
 from marft_jax.team.assemble import make_team
 from marft_jax.team.profiles import Profile
 from marft_jax.team.prompts import Team

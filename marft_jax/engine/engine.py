@@ -18,11 +18,11 @@ from jax.sharding import Mesh
 from marft_jax import random_keys
 from marft_jax.engine.compiled import Prompts, Shape, empty_prompts, programs
 from marft_jax.engine.kv_cache import Slots
-from marft_jax.engine.requests import Completion, Request
 from marft_jax.engine.schedule import Group, Schedule
-from marft_jax.engine.stops import stopped_at
 from marft_jax.models import decoder, lora
 from marft_jax.parallel import mesh as mesh_lib
+from marft_jax.sampling.protocol import Completion, Request
+from marft_jax.sampling.stops import stopped_at
 
 
 class Engine:

@@ -15,8 +15,8 @@ from jax.sharding import Mesh
 
 from marft_jax.engine.compiled import Shape
 from marft_jax.engine.prefix_cache import NOWHERE, Prefixes, Start, worthwhile
-from marft_jax.engine.requests import Request
 from marft_jax.parallel import compilation
+from marft_jax.sampling.protocol import Request
 
 
 class Kind(NamedTuple):

@@ -10,13 +10,13 @@ import functools
 from collections.abc import Collection, Generator, Sequence
 from typing import Any
 
-from marft_jax.engine.requests import Completion, Request
-from marft_jax.engine.stops import text_of
 from marft_jax.envs.threads import Calls, UserCall
 from marft_jax.plugins import Failure, shown
 from marft_jax.random_keys import ActionKey
 from marft_jax.rollout.trunk import Trunk
 from marft_jax.rollout.user_side import End, Rules, UserSide
+from marft_jax.sampling.protocol import Completion, Request
+from marft_jax.sampling.stops import text_of
 from marft_jax.team.protocol import Step
 from marft_jax.team.workflows import SIDE_BY_SIDE
 from marft_jax.types import Act, Episode, Sample, StepResult, Turn

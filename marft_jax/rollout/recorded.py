@@ -23,7 +23,6 @@ from typing import Any, NamedTuple, cast
 import numpy as np
 
 from marft_jax import config
-from marft_jax.engine.requests import Completion, Request
 from marft_jax.envs.base import Env
 from marft_jax.errors import BadInput, described, reason
 from marft_jax.formats import jsonlines
@@ -31,6 +30,7 @@ from marft_jax.models.tokenizers.tokenizer import Tokenizer
 from marft_jax.plugins import number_of, shown, text_of
 from marft_jax.rollout.rollout import Rollout
 from marft_jax.rollout.trunk import places_of
+from marft_jax.sampling.protocol import Completion, Request
 from marft_jax.team.profiles import Profile
 from marft_jax.team.prompts import Team
 from marft_jax.team.workflows import Workflow

@@ -15,13 +15,13 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
 from typing import Protocol
 
-from marft_jax.engine.requests import Completion, Request
 from marft_jax.envs.base import Env
 from marft_jax.envs.threads import Calls, UserCall
 from marft_jax.errors import BadInput, EpisodesFailed, Stopped
 from marft_jax.random_keys import ActionKey, Stream
 from marft_jax.rollout.live_episode import LiveEpisode, Part
 from marft_jax.rollout.user_side import Rules
+from marft_jax.sampling.protocol import Completion, Request
 from marft_jax.team.prompts import Team
 from marft_jax.team.workflows import Workflow
 from marft_jax.types import FailedEpisode, Played, Sample

@@ -13,10 +13,10 @@ import small
 from marft_jax.engine import stops
 from marft_jax.engine.compiled import Shape
 from marft_jax.engine.kv_cache import Settings
-from marft_jax.engine.requests import Request
 from marft_jax.engine.sampling import _draw, _invert, _kept, sample, scaled_logprobs
 from marft_jax.models.ops import cache_writes
 from marft_jax.parallel import compilation
+from marft_jax.sampling.protocol import Request
 from marft_jax.types import Sampling
 
 EOS = tuple(range(0, 264, 8))  # one token in eight ends a turn; 0 also fills prompts: pad == eos

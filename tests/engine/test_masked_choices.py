@@ -8,8 +8,8 @@ import numpy as np
 import small
 
 from marft_jax.engine.kv_cache import Settings
-from marft_jax.engine.requests import Request
 from marft_jax.engine.sampling import sample
+from marft_jax.sampling.protocol import Request
 from marft_jax.types import Sampling
 
 END = 257

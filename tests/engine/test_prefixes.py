@@ -8,8 +8,8 @@ import small
 
 from marft_jax.engine.engine import Engine
 from marft_jax.engine.prefix_cache import LEAST, Prefixes
-from marft_jax.engine.requests import Request
 from marft_jax.parallel import compilation
+from marft_jax.sampling.protocol import Request
 from marft_jax.types import Sampling
 
 CONTEXT = 192

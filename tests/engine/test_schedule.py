@@ -7,8 +7,8 @@ import pytest
 import small
 
 from marft_jax.engine.compiled import Shape
-from marft_jax.engine.requests import Request
 from marft_jax.engine.schedule import Schedule, _rows
+from marft_jax.sampling.protocol import Request
 from marft_jax.types import Sampling
 
 EACH = 4  # slots of a place

@@ -6,9 +6,9 @@ import time
 
 import numpy as np
 
-from marft_jax.engine.requests import Completion
-from marft_jax.engine.stops import stopped_at
 from marft_jax.models.tokenizers.tokenizer import ByteTokenizer
+from marft_jax.sampling.protocol import Completion
+from marft_jax.sampling.stops import stopped_at
 from marft_jax.types import StepResult
 
 END = ByteTokenizer.END

@@ -17,7 +17,6 @@ from marft_jax.cli import configure
 from marft_jax.config import Algo
 from marft_jax.engine.compiled import Shape
 from marft_jax.engine.engine import Engine
-from marft_jax.engine.requests import Completion, Request
 from marft_jax.learning.chain import Chain, make_chain
 from marft_jax.learning.credit import make_credit, reward_size
 from marft_jax.learning.rows import Level
@@ -27,6 +26,7 @@ from marft_jax.models.decoder import DecoderConfig
 from marft_jax.models.tokenizers.tokenizer import ByteTokenizer, Tokenizer
 from marft_jax.models.weights.load import BaseModel, abstract_decoder, fill, shapes_of
 from marft_jax.parallel import mesh
+from marft_jax.sampling.protocol import Completion, Request
 from marft_jax.team.assemble import make_team
 from marft_jax.team.profiles import Profile
 from marft_jax.team.prompts import Team

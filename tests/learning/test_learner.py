@@ -29,7 +29,6 @@ from one_step import (
 
 from marft_jax.cli import configure
 from marft_jax.config import Config
-from marft_jax.engine.requests import Request
 from marft_jax.learning import gradients, logprobs, packing
 from marft_jax.learning.algorithms import find_algorithm
 from marft_jax.learning.learner import Learner
@@ -37,6 +36,7 @@ from marft_jax.learning.optimiser import rate_factor
 from marft_jax.learning.settings import SETTINGS
 from marft_jax.learning.values import LearnerSpec
 from marft_jax.models import decoder, lora
+from marft_jax.sampling.protocol import Request
 from marft_jax.types import MAIN, Sampling
 
 

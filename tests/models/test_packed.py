@@ -14,7 +14,6 @@ import small
 
 from marft_jax.config import TARGETS, Model
 from marft_jax.engine.compiled import Shape, programs
-from marft_jax.engine.requests import Request
 from marft_jax.errors import BadInput
 from marft_jax.models import lora
 from marft_jax.models.decoder import forward
@@ -22,6 +21,7 @@ from marft_jax.models.ops import four_bits, packed
 from marft_jax.models.ops.products import product
 from marft_jax.models.weights import load
 from marft_jax.parallel import mesh as mesh_lib
+from marft_jax.sampling.protocol import Request
 from marft_jax.types import Sampling
 
 KINDS = {"int8": (8.25, 0.01), "int4": (4.5, 0.12), "nf4": (4.5, 0.11)}

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 import small
 
-from marft_jax.engine.requests import Completion, Request
 from marft_jax.models import decoder, lora
 from marft_jax.models.ops.remat import Remat
 from marft_jax.models.weights.load import abstract_decoder, reader, shapes_of
+from marft_jax.sampling.protocol import Completion, Request
 from marft_jax.types import Sampling
 
 MESHES = [(1, 1, 1), (2, 2, 2)]

@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 import small
 
-from marft_jax.engine.requests import Request
 from marft_jax.models import decoder, lora
 from marft_jax.models.ops.attention import causal_attention
 from marft_jax.models.ops.pieces import causal_attention_in_pieces
 from marft_jax.models.weights.load import abstract_decoder
 from marft_jax.parallel import mesh as mesh_lib
+from marft_jax.sampling.protocol import Request
 from marft_jax.types import Sampling
 
 LAYERS, WINDOW = 3, 7

@@ -12,9 +12,9 @@ from typing import NamedTuple
 import numpy as np
 
 from marft_jax.engine.engine import Engine
-from marft_jax.engine.requests import Completion, Request
 from marft_jax.errors import RunFailed, Stopped, described
 from marft_jax.models.lora import Adapters
+from marft_jax.sampling.protocol import Completion, Request
 
 Watch = Callable[[np.ndarray], None]
 """Is given the ids that a request has so far, in the engine's thread."""

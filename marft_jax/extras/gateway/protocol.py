@@ -12,11 +12,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from marft_jax.engine.stops import cut
 from marft_jax.extras.gateway.errors import ApiError
 from marft_jax.formats import foreign
 from marft_jax.models.tokenizers.tokenizer import Message
 from marft_jax.plugins import shown, text_of
+from marft_jax.sampling.stops import cut
 from marft_jax.team.profiles import SAMPLING, is_list, is_whole
 
 Decode = Callable[[list[int]], str]

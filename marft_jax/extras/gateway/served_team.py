@@ -10,8 +10,6 @@ from concurrent.futures import Executor
 
 import numpy as np
 
-from marft_jax.engine.requests import Completion, Request
-from marft_jax.engine.stops import cut, text_of
 from marft_jax.envs.base import Grade, Task, question_source
 from marft_jax.errors import BadInput
 from marft_jax.extras.gateway.batcher import Batcher, Share
@@ -19,6 +17,8 @@ from marft_jax.extras.gateway.errors import ApiError
 from marft_jax.extras.gateway.history import check_tools, prompt_of, sampling_of, split_calls
 from marft_jax.extras.gateway.protocol import Call, Choice
 from marft_jax.random_keys import Stream
+from marft_jax.sampling.protocol import Completion, Request
+from marft_jax.sampling.stops import cut, text_of
 from marft_jax.team.prompts import Team
 from marft_jax.types import Episode, Player, Sample, Turn
 
