@@ -70,7 +70,8 @@ class LoadedTeam:
                 "needs its environment; use marft_jax.evaluate, or marft_jax.serve for one agent"
             )
         self._session = open_session(config, blueprint, at_once=len(blueprint.agents))
-        self._session.load(restore_state(self._session, run, step).adapters)
+        state = restore_state(self._session, run, step)
+        self._session.load(state.adapters, int(state.step))
         self._threads, self._asked = DaemonThreads(), itertools.count()
 
     def ask(self, question: str) -> Episode:

@@ -141,9 +141,10 @@ def evaluate_team(
         console.print(f"{' -> '.join(session.team.names)}: {who}")
         threads, zeros = DaemonThreads(), jax.tree.map(jnp.zeros_like, adapters)
         for (plan, source), variant in product(pairs, variants):
-            session.load(adapters if variant.trained else zeros)
+            own, version = (adapters, at_step) if variant.trained else (zeros, 0)
+            session.load(own, version or 0)
             file = folder / _file_name(plan, at_step, variant)
-            answers = Answers(_as_variant(session, variant), plan, source, file)
+            answers = Answers(_as_variant(session, variant), plan, source, file, own)
             found = score(_played(answers, plan.name, threads, console))
             scores[plan.name, variant.name] = found
             which = f", {variant.name}" if compare else ""

@@ -132,7 +132,7 @@ def imitate_team(config: Config, wanted: Wanted, on_step: OnStep | None = None) 
         unseen = batch_of(held_out, credit, len(held_out), (config.run.seed, 0))
 
         def take(state: TrainState, step: int, rollbacks: int) -> tuple[Collected, tuple[()]]:
-            run.session.engine.release()  # nothing but an evaluation needs it
+            run.session.sampler.release()  # nothing but an evaluation needs it
             return batch_of(episodes, credit, config.algo.episodes, run.seed(step)), ()
 
         def also(state: TrainState) -> dict[str, Any]:

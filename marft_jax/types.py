@@ -68,11 +68,12 @@ class Turn(NamedTuple):
     index: int = 0  # number of the turn in its episode, from 0
     start: int = 0  # this many prompt tokens come from earlier turns; the rest is new text
     limit: int | None = None  # the most tokens of the action; None where it was not sampled
-    kept: float = 1.0  # the probability that filters left to sample from, mean of its tokens
+    filtered_mass: float = 1.0  # probability that filters left to draw from, mean of its tokens
     # the answer of the tool that it called, after which the same agent went on in the next turn
     tool: str | None = None
     replayed: bool = False  # of another sample, whose branch this episode is; learned from there
     player: str = ""  # whose reward it earns; "" is the whole team
+    version: int = 0  # of the adapters that sampled it: the number of updates that made them
 
     def __repr__(self) -> str:
         return f"Turn({self.name}: {self.text!r:.200})"

@@ -108,7 +108,7 @@ def rollout(rounds: int, flags: list[str]) -> None:
             config = cli.parse([*_LENGTHS, *flags, *own_flags])
             session = session or open_session(config, load_team(None))
             own = session._replace(config=config, workflow="program" if names else "sequential")
-            session.engine.load(session.engine.place(_adapters(session)))
+            session.load(_adapters(session), 0)
             players[way] = make_rollout(own, open_source(stack, config, "train"), threads)
         for i in range(rounds + 1):
             for way, player in players.items():
@@ -144,7 +144,7 @@ def serve(requests: int, clients: int, flags: list[str]) -> None:
 
     config = cli.parse([*_LENGTHS, *flags])
     session = open_session(config, load_team(None), at_once=config.rollout.slots)
-    session.engine.load(_adapters(session))
+    session.load(_adapters(session), 0)
     team = session.team
     works = []
     for i in range(requests):
@@ -156,9 +156,9 @@ def serve(requests: int, clients: int, flags: list[str]) -> None:
 
     def alone() -> tuple[float, list[list[int]]]:
         began, done = time.perf_counter(), {}
-        tickets = [session.engine.submit(work) for work in works]
-        while session.engine.busy:
-            done |= dict(session.engine.step())
+        tickets = [session.sampler.submit(work) for work in works]
+        while session.sampler.busy:
+            done |= dict(session.sampler.step())
         return time.perf_counter() - began, [done[t].ids.tolist() for t in tickets]
 
     with open_app(None, config) as app, socket.create_server(("127.0.0.1", 0)) as listener:

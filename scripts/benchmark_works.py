@@ -23,6 +23,7 @@ from marft_jax.learning.algorithms import find_algorithm
 from marft_jax.learning.learner import Learner
 from marft_jax.learning.settings import resolve
 from marft_jax.models.decoder import DecoderConfig
+from marft_jax.models.lora import Adapters
 from marft_jax.models.ops import packed
 from marft_jax.models.ops.remat import Remat
 from marft_jax.models.tokenizers.tokenizer import ByteTokenizer
@@ -87,7 +88,7 @@ class Bench:
         return config, make_team(config.team, mode, team, bases)
 
     def engine(self, rows: int, agents: int, context: int, longest: int, chunk: int = 32) -> Engine:
-        config, team = self.team(agents)
+        config, _ = self.team(agents)
         engine = Engine(
             self.base.config,
             self.base.graphdef,
@@ -99,12 +100,15 @@ class Bench:
             alpha=config.lora.alpha,
             decode=self.base.tokenizer.decode,
         )
-        algorithm = find_algorithm("appo")
-        settings = resolve(config, self.base.config)
-        engine.load(
-            Learner(settings, {MAIN: self.base}, team, algorithm, self.mesh).init().adapters[MAIN]
-        )
+        engine.load(self.adapters(agents), 0)
         return engine
+
+    def adapters(self, agents: int) -> Adapters:
+        """Adapters as a training begins with."""
+        config, team = self.team(agents)
+        settings, algorithm = resolve(config, self.base.config), find_algorithm("appo")
+        learner = Learner(settings, {MAIN: self.base}, team, algorithm, self.mesh)
+        return learner.init().adapters[MAIN]
 
 
 def open_base(
@@ -194,12 +198,12 @@ def generate(bench: Bench, rows: int, shared: int = 0, new: int = NEW) -> Work:
     Args:
         shared: the first so many tokens are the same in all prompts.
     """
-    engine = bench.engine(rows, 2, PROMPT + NEW, NEW)
+    engine, adapters = bench.engine(rows, 2, PROMPT + NEW, NEW), bench.adapters(2)
     ids = prompts(rows, PROMPT, bench.base.config.vocab_size)
     ids[:, :shared] = ids[0, :shared]
 
     def run() -> None:
-        engine.load(engine.adapters)  # as in a training step: nothing is held from before
+        engine.load(adapters, 0)  # as in a training step: nothing is held from before
         play(engine, ids, dealt(rows, 2), [new] * rows)
 
     return Work(rows * new, run)
@@ -325,7 +329,7 @@ def iteration(bench: Bench, episodes: int = 8, mixed: bool = False) -> Work:
 
     def run() -> None:
         nonlocal state, step
-        engine.load(state.adapters[MAIN])
+        engine.load(state.adapters[MAIN], step)
         plans = act(0, tasks)
         answers = act(
             1, [np.concatenate([x[NEW:], p.action]) for x, p in zip(tasks, plans, strict=True)]

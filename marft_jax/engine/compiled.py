@@ -1,7 +1,7 @@
 """Programs of the engine: pure functions of (base, adapters, slots), compiled for a few shapes.
 
-Their arguments are named here alone: those of ``prefill`` and ``decode``, and ``Prompts``. Adapters
-come fused: a program that cuts them up by layers takes half as long again to compile.
+``prefill``, ``decode`` and ``Prompts`` define their arguments. Adapters are fused beforehand: a
+program that splits them by layers takes 1.5 times as long to compile.
 """
 
 from __future__ import annotations
@@ -32,7 +32,14 @@ from marft_jax.parallel.ladder import bucket, round_up
 
 
 class Shape(NamedTuple):
-    """Sizes that the engine's programs are compiled for."""
+    """Sizes that the engine's programs are compiled for.
+
+    Attributes:
+        slots: rows of the cache.
+        chunk: tokens per row that a decode samples, at most.
+        context: longest prompt and action together, in tokens.
+        longest: longest action, in tokens.
+    """
 
     slots: int
     chunk: int
@@ -40,39 +47,43 @@ class Shape(NamedTuple):
     longest: int
 
     def on(self, mesh: Mesh) -> Shape:
-        """With slots for every device that has rows of its own."""
+        """Returns the shape with slots for every device that has rows of its own."""
         return self._replace(slots=round_up(self.slots, mesh_lib.row_shards(mesh)))
 
-    def slots_of_place(self, mesh: Mesh) -> int:
-        """How many of them each of those devices has."""
+    def slots_per_shard(self, mesh: Mesh) -> int:
+        """Number of slots of each of those devices."""
         return self.slots // mesh_lib.row_shards(mesh)
 
     def prefill_rows(self, width: int, mesh: Mesh) -> tuple[int, int, int]:
-        """Sizes of a group of prompts of that width: one, a quarter of the most, the most."""
+        """Returns the sizes of a group of prompts of that width: one row per shard, a quarter of
+        the most, the most."""
         shards = mesh_lib.row_shards(mesh)
         tokens = compilation.prefill_tokens(mesh)
         most = min(self.slots, round_up(max(1, tokens // width), shards))
         return shards, max(shards, most // 4 // shards * shards), most
 
     def width(self, tokens: int, rungs: int = 2) -> int:
-        """Padded length of a prompt."""
+        """Returns the padded length of a prompt."""
         return min(bucket(tokens, rungs=rungs), self.context)
 
     def rest(self, tokens: int) -> int:
-        """Padded length of what follows a cached prefix: one token, where a prompt is known."""
+        """Returns the padded length of the tokens after a cached prefix; these are one token where
+        the whole prompt is cached."""
         return min(bucket(tokens, least=16, rungs=1), self.context)
 
     def prefixed(self, tokens: int) -> int:
-        """Positions of the cache that prompts with cached prefixes read, 256 at least: a prefill
-        is products for the most part, and this halves its shapes."""
+        """Returns the positions of the cache that prompts with cached prefixes read. At least 256:
+        that halves the number of shapes, and reading costs little beside a prefill's products."""
         return self.width(max(tokens, 256), rungs=1)
 
     def read(self, longest: int) -> int:
-        """Positions of the cache that a chunk reads whose longest row may grow so long."""
+        """Returns the positions of the cache that a chunk reads, for the longest row at its end."""
         return min(bucket(longest, least=64, rungs=2), self.context)
 
+    @functools.cache  # a loop over all lengths  # noqa: B019
     def programs(self, mesh: Mesh, reuse: bool) -> int:
-        """How many programs there can be: of prefill, and with cached prefixes, and of decode."""
+        """Counts the programs that requests can need: prefill without and with cached prefixes, and
+        decode."""
         lengths = range(1, self.context + 1)
         new = {self.rest(n) for n in lengths} if reuse else set[int]()
         whole = {self.prefixed(n) for n in lengths}
@@ -82,14 +93,16 @@ class Shape(NamedTuple):
 
 
 class Prompts(NamedTuple):
-    """A group of prompts, a row each; those with a slot number past the end are padding.
+    """A group of prompts, one in each row. Rows with a slot number past the end are padding.
 
     Attributes:
-        tokens_BT: of each prompt, what follows its cached prefix.
-        lengths_B: of the whole prompts.
-        keys_B2: the PRNG key of each row.
-        slots_B: where each goes.
-        starts_B, sources_B: the length of its cached prefix, and the slot that holds it.
+        tokens_BT: tokens of each prompt after its cached prefix.
+        lengths_B: length of each whole prompt.
+        owners_B: adapter of each row.
+        keys_B2: PRNG key data of each row.
+        slots_B: slot that each row fills.
+        starts_B, sources_B: length of its cached prefix, and the slot that holds it.
+        settings: sampling of each row.
     """
 
     tokens_BT: Array
@@ -103,7 +116,7 @@ class Prompts(NamedTuple):
 
 
 def empty_prompts(rows: int, width: int) -> Prompts:
-    """Host arrays of a group, to be filled: all rows are padding."""
+    """Makes host arrays of a group in which all rows are padding."""
 
     def zeros(*more: int, dtype: DTypeLike = np.int32) -> Any:
         return np.zeros((rows, *more), dtype)
@@ -124,10 +137,10 @@ class Programs(NamedTuple):
     """Compiled functions of an engine.
 
     Attributes:
-        slots: abstract.
+        slots: shapes and shardings of the slots.
         empty: makes idle slots.
-        fuse: lays adapters out for the others.
-        prefill, decode: the functions of this module with a model's constants; they return slots.
+        fuse: lays adapters out for ``prefill`` and ``decode``.
+        prefill, decode: the functions of this module for one model; they return slots.
     """
 
     slots: Slots
@@ -147,7 +160,7 @@ def programs(
     eos_ids: Sequence[int],
     alpha: float,
 ) -> Programs:
-    """Programs for one base and mesh; arguments as of ``Engine``."""
+    """Makes the programs for one base and mesh; see ``Engine`` for the arguments."""
     # where there are fewer key-value heads than places, each place holds the head that it reads
     heads = math.lcm(config.n_kv_heads, mesh.shape["tensor"])
     heads = heads if config.n_heads % heads == 0 else config.n_kv_heads

@@ -1,7 +1,7 @@
-"""Which waiting requests are prefilled next, in which slots, and what they copy from others.
+"""Schedules requests: which are prefilled next, in which slots, and which prefixes they copy.
 
-All of it follows from the order of requests and of what became free, never from the clock. Each
-place of the mesh that has rows of its own has its share of the slots, and copies within them.
+The schedule follows from the order of requests and of free slots, not from the clock. Where the
+mesh splits the rows into shards, each shard has its own slots and copies only among them.
 """
 
 from __future__ import annotations
@@ -14,20 +14,25 @@ import numpy as np
 from jax.sharding import Mesh
 
 from marft_jax.engine.compiled import Shape
-from marft_jax.engine.prefix_cache import NOWHERE, Prefixes, Start, worthwhile
+from marft_jax.engine.prefix_cache import NO_PREFIX, Prefixes, Start, worthwhile
 from marft_jax.parallel import compilation
 from marft_jax.sampling.protocol import Request
 
 
-class Kind(NamedTuple):
-    """A shape of ``prefill``: the tokens of each row that it computes, and reads (0: as many)."""
+class PrefillShape(NamedTuple):
+    """Sizes of a ``prefill``.
+
+    Attributes:
+        width: tokens that it computes in each row.
+        read: positions of the cache that it reads; 0 where no row has a cached prefix.
+    """
 
     width: int
     read: int
 
 
 class Entry(NamedTuple):
-    """A request in a row of a group: where it goes, and the cached prefix that it begins with."""
+    """A request in a row of a group: its slot, and the cached prefix that it begins with."""
 
     ticket: int
     request: Request
@@ -39,7 +44,7 @@ class Entry(NamedTuple):
 class Group(NamedTuple):
     """Requests that are prefilled together; rows without one are padding."""
 
-    kind: Kind
+    shape: PrefillShape
     rows: int
     entries: Sequence[Entry]
 
@@ -47,40 +52,40 @@ class Group(NamedTuple):
 class _Waiting(NamedTuple):
     ticket: int
     request: Request
-    slots: range  # those that it may have: once it has a place, those of the place
+    slots: range  # slots that it may get: all, or those of its shard once it has one
 
 
 class Schedule:
-    """The queue of requests, and what lies in each slot.
+    """The queue of requests, and the tokens of each slot.
 
     Args:
-        shape: of the programs, with as many slots for each place of ``mesh``.
+        shape: sizes of the programs, with equally many slots for each shard of ``mesh``.
         reuse: copy the beginning of a prompt from a slot that holds it.
 
     Attributes:
-        reused: prompt tokens that were copied since ``forget``.
+        reused: number of prompt tokens that were copied since ``forget``.
     """
 
     def __init__(self, shape: Shape, mesh: Mesh, reuse: bool):
         self._shape, self._mesh, self._reuse = shape, mesh, reuse
-        each = shape.slots_of_place(mesh)
-        self._places = [range(first, first + each) for first in range(0, shape.slots, each)]
+        each = shape.slots_per_shard(mesh)
+        self._shards = [range(first, first + each) for first in range(0, shape.slots, each)]
         self._waiting: list[_Waiting] = []
         self._next_ticket = 0
         self._seen = 0  # tickets before this one have waited for a free slot
         self._held = Prefixes(shape.slots, shape.context)
-        self._ahead = Prefixes(shape.slots, shape.context)  # what will be held soon
-        self._starts = dict[tuple[int, range], Start]()  # what has been found, until a slot changes
+        self._ahead = Prefixes(shape.slots, shape.context)  # tokens that slots will hold soon
+        self._starts = dict[tuple[int, range], Start]()  # found prefixes, until a slot changes
         self.forget()
 
     def forget(self) -> None:
-        """Forgets what lies in the slots: adapters have changed."""
+        """Forgets the tokens of all slots: the adapters have changed."""
         self._held.forget()
-        self._filled = [-1] * self._shape.slots  # by which ticket: the oldest is refilled first
+        self._filled = [-1] * self._shape.slots  # last ticket of each; the oldest is refilled first
         self.reused = 0
 
     def extend(self, slot: int, ids: np.ndarray) -> None:
-        """Notes what has been sampled in a slot."""
+        """Notes tokens that were sampled in a slot."""
         self._held.extend(slot, ids)
 
     def submit(self, request: Request) -> int:
@@ -90,25 +95,26 @@ class Schedule:
         return self._next_ticket - 1
 
     def cancel(self, ticket: int) -> None:
-        """Drops a request, if it waits."""
+        """Drops a request that waits."""
         self._waiting = [waiting for waiting in self._waiting if waiting.ticket != ticket]
 
     def clear(self) -> None:
-        """Drops all that wait."""
+        """Drops all waiting requests."""
         self._waiting = []
 
     @property
     def is_waiting(self) -> bool:
-        """True if any request has no slot yet."""
+        """True if a request has no slot yet."""
         return bool(self._waiting)
 
     def groups(self, free: Sequence[int]) -> Iterator[Group]:
-        """Takes a waiting request for each free slot, in groups to be prefilled one after another.
+        """Yields groups of waiting requests, one request for each free slot, to be prefilled one
+        group after another.
 
-        The oldest comes first, then new ones most of whose prompt still lies in a slot, as when an
-        episode goes on, and the others as they came. Of those that have a beginning in common that
-        lies nowhere, one goes ahead, and the others copy it. What one will copy is overwritten
-        last.
+        The oldest request comes first. Then come new requests most of whose prompt is still in a
+        slot, as when an episode goes on; then the others in their order. Where several prompts
+        begin alike and no slot holds that beginning, one request goes ahead and the others copy
+        from it. Slots from which a request will copy are overwritten last.
         """
         if not free or not self._waiting:
             return
@@ -117,7 +123,7 @@ class Schedule:
         self._waiting.sort(key=lambda w: (w is not oldest, not self._is_warm(w)))
         self._seen = self._next_ticket
         left, n = set(free), len(free)
-        queue, self._waiting = self._with_places(self._waiting[:n], left), self._waiting[n:]
+        queue, self._waiting = self._with_shards(self._waiting[:n], left), self._waiting[n:]
         soon = [*queue, *self._waiting[: self._shape.slots]]
         starts = {waiting.ticket: self._start(waiting) for waiting in soon}
         wanted = {ticket: start.slot for ticket, start in starts.items() if start.tokens}
@@ -134,16 +140,17 @@ class Schedule:
         is_new = waiting.ticket >= self._seen
         return is_new and 2 * self._start(waiting).tokens > len(waiting.request.prompt)
 
-    def _with_places(self, queue: Sequence[_Waiting], free: set[int]) -> list[_Waiting]:
-        """Gives each request a place with a free slot: where most of its prompt lies, or will when
-        those before it have begun; among equals where most slots are free."""
-        if len(self._places) == 1:
-            return [waiting._replace(slots=self._places[0]) for waiting in queue]
-        left = {slots: len(free.intersection(slots)) for slots in self._places}
+    def _with_shards(self, queue: Sequence[_Waiting], free: set[int]) -> list[_Waiting]:
+        """Gives each request a shard with a free slot: the one that holds most of its prompt, or
+        will hold it when the requests before have begun; among equals, the one with the most free
+        slots."""
+        if len(self._shards) == 1:
+            return [waiting._replace(slots=self._shards[0]) for waiting in queue]
+        left = {slots: len(free.intersection(slots)) for slots in self._shards}
         placed = list[_Waiting]()
         self._ahead.forget()
         for waiting in queue:
-            choices = [waiting._replace(slots=slots) for slots in self._places if left[slots]]
+            choices = [waiting._replace(slots=slots) for slots in self._shards if left[slots]]
             chosen = max(choices, key=lambda own: (self._begins(own), left[own.slots]))
             left[chosen.slots] -= 1
             slot = chosen.slots[left[chosen.slots]]
@@ -152,14 +159,14 @@ class Schedule:
         return placed
 
     def _begins(self, waiting: _Waiting) -> int:
-        """Tokens of its prompt that lie in its place, or will."""
+        """Number of tokens of its prompt that its shard holds, or will hold."""
         return max(self._start(waiting).tokens, self._find(self._ahead, waiting).tokens)
 
     def _split(self, queue: Sequence[_Waiting]) -> tuple[list[_Waiting], list[_Waiting]]:
-        """Splits requests into those that go ahead, and those that save by waiting for them."""
+        """Splits requests into those that go ahead, and those that can then copy from them."""
         ahead, behind = list[_Waiting](), list[_Waiting]()
         self._ahead.forget()
-        left = {slots: iter(slots) for slots in self._places}
+        left = {slots: iter(slots) for slots in self._shards}
         for waiting in queue:
             prompt = waiting.request.prompt
             saved = self._find(self._ahead, waiting).tokens - self._start(waiting).tokens
@@ -173,29 +180,31 @@ class Schedule:
     def _group(self, queue: Sequence[_Waiting], free: set[int], wanted: dict[int, int]) -> Group:
         """Groups the first of these requests with others of its shape.
 
-        Groups have one of three sizes, and prompts one of two lengths per doubling: prefill is
-        compiled for few shapes. ``wanted`` are the slots that requests will copy from, by ticket;
-        the one that is needed first is overwritten last.
+        Prefill is compiled for few shapes: three sizes of groups, two lengths per doubling.
+
+        Args:
+            wanted: slots from which requests will copy, by ticket; the slot that is needed first is
+                overwritten last.
         """
-        kind, n = self._kind(queue[0]), len(self._places)
-        sizes = self._shape.prefill_rows(kind.width, self._mesh)
-        by_place = list[list[_Waiting]]()
-        for slots in self._places:
-            alike = (w for w in queue if w.slots == slots and self._kind(w) == kind)
-            by_place.append([*islice(alike, sizes[-1] // n)])
-        most = compilation.prefill_tokens(self._mesh) // kind.width
-        rows = _rows(sizes, n * max(map(len, by_place)), most)
-        by_place = [own[: rows // n] for own in by_place]
-        for waiting in chain(*by_place):
+        shape, n = self._prefill_shape(queue[0]), len(self._shards)
+        sizes = self._shape.prefill_rows(shape.width, self._mesh)
+        by_shard = list[list[_Waiting]]()
+        for slots in self._shards:
+            alike = (w for w in queue if w.slots == slots and self._prefill_shape(w) == shape)
+            by_shard.append([*islice(alike, sizes[-1] // n)])
+        most = compilation.prefill_tokens(self._mesh) // shape.width
+        rows = _rows(sizes, n * max(map(len, by_shard)), most)
+        by_shard = [own[: rows // n] for own in by_shard]
+        for waiting in chain(*by_shard):
             wanted.pop(waiting.ticket, None)
         use = {slot: first for first, slot in reversed([*enumerate(wanted.values())])}
         entries = list[Entry]()
-        for place, own in enumerate(by_place):
-            here = [slot for slot in self._places[place] if slot in free]
-            here.sort(key=lambda slot: (-use.get(slot, len(wanted)), self._filled[slot]))
+        for shard, own in enumerate(by_shard):
+            usable = [slot for slot in self._shards[shard] if slot in free]
+            usable.sort(key=lambda slot: (-use.get(slot, len(wanted)), self._filled[slot]))
             starts = [self._start(waiting) for waiting in own]
-            slots = _slots(here, starts)
-            numbers = range(place * (rows // n), rows)
+            slots = _slots(usable, starts)
+            numbers = range(shard * (rows // n), rows)
             for row, waiting, slot, start in zip(numbers, own, slots, starts, strict=False):
                 entries.append(Entry(waiting.ticket, waiting.request, row, slot, start))
         for entry in entries:
@@ -203,10 +212,10 @@ class Schedule:
             self._filled[entry.slot] = entry.ticket
             self.reused += entry.start.tokens
         self._starts.clear()
-        return Group(kind, rows, entries)
+        return Group(shape, rows, entries)
 
     def _start(self, waiting: _Waiting) -> Start:
-        """The prefix that it would begin with now."""
+        """Returns the cached prefix that it would begin with now."""
         key = waiting.ticket, waiting.slots
         if key not in self._starts:
             self._starts[key] = self._find(self._held, waiting)
@@ -214,29 +223,29 @@ class Schedule:
 
     def _find(self, prefixes: Prefixes, waiting: _Waiting) -> Start:
         if not self._reuse:
-            return NOWHERE
+            return NO_PREFIX
         request, slots = waiting.request, waiting.slots
         return prefixes.find(request.owner, request.prompt, slice(slots.start, slots.stop))
 
-    def _kind(self, waiting: _Waiting) -> Kind:
+    def _prefill_shape(self, waiting: _Waiting) -> PrefillShape:
         length, start = len(waiting.request.prompt), self._start(waiting)
         if not start.tokens:
-            return Kind(self._shape.width(length), 0)
-        return Kind(self._shape.rest(length - start.tokens), self._shape.prefixed(length))
+            return PrefillShape(self._shape.width(length), 0)
+        return PrefillShape(self._shape.rest(length - start.tokens), self._shape.prefixed(length))
 
 
 def _rows(sizes: Sequence[int], requests: int, most: float) -> int:
-    """Size of the groups in which so many requests are prefilled soonest.
+    """Returns the size of groups in which this many requests are prefilled fastest.
 
-    A call takes as long as its rows, padding too, and a sixteenth of the ``most`` that it may have:
-    it reads the weights, however few there are.
+    The cost of a call is its rows, padding included, plus a sixteenth of the most rows that a call
+    may have: every call reads all weights.
     """
     cost = {rows: -(-requests // rows) * (rows + most / 16) for rows in sizes}
     return min(sizes, key=lambda rows: (cost[rows], -rows))
 
 
 def _slots(free: Sequence[int], starts: Sequence[Start]) -> list[int]:
-    """Free slots for requests: each where its cached prefix lies, if that slot is free."""
+    """Chooses a free slot for each request: the slot of its cached prefix, if that is free."""
     slots: list[int | None] = []
     for start in starts:
         stays = start.tokens and start.slot in free and start.slot not in slots

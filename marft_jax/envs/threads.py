@@ -63,8 +63,8 @@ class UserCall:
         what: its name, for messages.
         run: the call; what it raises becomes a failure.
         seconds: how long it may take; None for ever.
-        in_turn: it is waited for at once, and runs after those that were asked before, unless it
-            was started side by side with them.
+        serialised: the player waits for it at once; serialised calls run one after another, unless
+            they are started side by side.
 
     Attributes:
         is_over: it returned ``value``, or failed with ``failure``.
@@ -72,9 +72,9 @@ class UserCall:
     """
 
     def __init__(
-        self, what: str, run: Callable[[], Any], seconds: float | None, in_turn: bool = False
+        self, what: str, run: Callable[[], Any], seconds: float | None, serialised: bool = False
     ) -> None:
-        self._what, self._run, self._seconds, self.in_turn = what, run, seconds, in_turn
+        self._what, self._run, self._seconds, self.serialised = what, run, seconds, serialised
         self._thread = 0
         self.is_over, self.started = False, float("nan")
         self.value: Any = None
@@ -113,7 +113,7 @@ class UserCall:
 
 
 class Calls:
-    """Runs the calls of a play, side by side or in turn.
+    """Runs the calls of a play, side by side or serialised.
 
     Args:
         threads: where they run.
@@ -125,7 +125,7 @@ class Calls:
 
     def __init__(self, threads: Executor, seconds: float | None) -> None:
         self._threads, self._seconds, self._all = threads, seconds, list[UserCall]()
-        self._in_turn, self._lock = deque[UserCall](), threading.Lock()
+        self._queue, self._lock = deque[UserCall](), threading.Lock()
         self._current: UserCall | None = None
         self.ended = threading.Event()
 
@@ -134,15 +134,15 @@ class Calls:
         what: str,
         run: Callable[..., Any],
         *args: Any,
-        in_turn: bool = False,
+        serialised: bool = False,
         side_by_side: bool = False,
     ) -> UserCall:
         """Starts a call; in turn, it waits for ``advance`` and those that were added before, or
         side by side with them starts at once."""
-        call = UserCall(what, functools.partial(run, *args), self._seconds, in_turn)
+        call = UserCall(what, functools.partial(run, *args), self._seconds, serialised)
         self._all.append(call)
-        if in_turn and not side_by_side:
-            self._in_turn.append(call)
+        if serialised and not side_by_side:
+            self._queue.append(call)
         else:
             call.started = time.monotonic()
             self._threads.submit(self._run, call)
@@ -157,10 +157,10 @@ class Calls:
         with self._lock:
             now = self._current
             busy = now is not None and not (now.is_over or now.has_taken(_MOMENT))
-            if busy or not self._in_turn:
+            if busy or not self._queue:
                 return
-            first = self._current = self._in_turn.popleft()
-        self._threads.submit(self._run_in_turn, first)
+            first = self._current = self._queue.popleft()
+        self._threads.submit(self._run_serialised, first)
 
     def wait(self, seconds: float) -> None:
         """Waits so long for all that still runs."""
@@ -173,11 +173,11 @@ class Calls:
         call.run()
         self.ended.set()
 
-    def _run_in_turn(self, call: UserCall | None) -> None:
+    def _run_serialised(self, call: UserCall | None) -> None:
         while call is not None:
             call.run()
             with self._lock:
                 if self._current is not call:
                     return  # it took too long, and another thread goes on
-                call = self._current = self._in_turn.popleft() if self._in_turn else None
+                call = self._current = self._queue.popleft() if self._queue else None
         self.ended.set()

@@ -238,13 +238,13 @@ def of_first(number: int) -> int:
     return int(mesh_lib.from_all(np.asarray(number, np.uint32))[0])
 
 
-Meet = Callable[[Callable[[], Any]], Any]
-"""Runs a function that all processes must run together, in any thread; returns its result."""
+Collective = Callable[[Callable[[], Any]], Any]
+"""Runs what all processes must run in one order, and returns its result; from any thread."""
 
 
-def play_on_all(player: Player, meet: Meet) -> Player:
-    """Returns a player on all processes, see ``PlayerOnAll``; for one process the player itself."""
-    return player if jax.process_count() == 1 else PlayerOnAll(player, meet)
+def play_on_all(player: Player, collective: Collective) -> Player:
+    """Plays on all processes, see ``PlayerOnAll``; with one process, returns the player itself."""
+    return player if jax.process_count() == 1 else PlayerOnAll(player, collective)
 
 
 class PlayerOnAll:
@@ -252,11 +252,11 @@ class PlayerOnAll:
 
     Args:
         player: plays this process's share.
-        meet: runs the exchange of episodes, in the same order in all processes.
+        collective: runs the exchange of episodes in the same order in all processes.
     """
 
-    def __init__(self, player: Player, meet: Meet = lambda work: work()):
-        self._player, self._meet = player, meet
+    def __init__(self, player: Player, collective: Collective = lambda work: work()):
+        self._player, self._collective = player, collective
 
     def play(self, samples: Sequence[Sample], step: int) -> Played:
         """Plays as ``Rollout.play`` does; if it ends early in one process, it does so in all."""
@@ -269,7 +269,7 @@ class PlayerOnAll:
         except (Stopped, EpisodesFailed, BadInput) as raised:
             error = raised
         failure_here = None if error is None else [type(error).__name__, str(error)]
-        parts = self._meet(functools.partial(gather, mine, failure_here))
+        parts = self._collective(functools.partial(gather, mine, failure_here))
         if error is not None:
             raise error
         for process, (_, failure) in enumerate(parts):

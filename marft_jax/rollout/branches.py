@@ -12,7 +12,7 @@ from marft_jax.config import Config
 from marft_jax.errors import EpisodesFailed
 from marft_jax.types import Branch, Credit, Episode, FailedEpisode, Played, Player, Sample
 
-_FEW = 0.25  # of the samples of a step: of a play of so few all may fail
+_FEW = 0.25  # share of a step's samples; a play of no more samples than that may fail as a whole
 
 _Play = Callable[[Sequence[Sample]], Played]
 
@@ -20,10 +20,15 @@ _Play = Callable[[Sequence[Sample]], Played]
 def play_samples(
     rollout: Player, credit: Credit, samples: Sequence[Sample], config: Config, step: int
 ) -> Iterator[Played]:
-    """Plays the samples of a step, those of a group in a row, and what its credit compares with.
+    """Plays the samples of a step, and the branches or samples of agents alone that its credit
+    compares them with.
 
-    With ``algo.branch_budget`` only the first groups: one, and then as many more as there is room
-    for, going by what those before have cost.
+    With ``algo.branch_budget`` only the first groups are played: first one group, and then as many
+    more as the budget allows, estimated from what the groups before have cost.
+
+    Args:
+        samples: samples of the step, those of a group in a row.
+        step: number of the attempt at the step.
     """
     algo = config.algo
     kind = _plain if algo.branch_continue != "best" else _best
@@ -55,7 +60,8 @@ def play_samples(
 
 
 def _room(episodes: Sequence[Episode], samples: int, budget: str) -> int:
-    """How many more samples can be played for what so many cost without branches."""
+    """Estimates how many more samples fit into a budget: the cost of ``samples`` trunks without
+    branches, in episodes or in sampled tokens."""
     tokens = [[len(t.action) * (not t.replayed) for t in e.turns] for e in episodes]
     costs = np.asarray([1 if budget == "leaves" else sum(own) for own in tokens])
     is_trunk = np.asarray([e.branch is None for e in episodes])
@@ -66,32 +72,33 @@ def _room(episodes: Sequence[Episode], samples: int, budget: str) -> int:
 def _plain(
     play: _Play, credit: Credit, samples: Sequence[Sample], config: Config, step: int
 ) -> Iterator[Played]:
-    """Plays samples, and then ``algo.branches`` further samples of some of their turns. All are
-    drawn in the same way, so that the first of them is a random one to go on with."""
+    """Plays samples, and then ``algo.branches`` further samples of some of their turns.
+
+    With ``algo.branch_continue random`` a branch ends with its step. All samples of a turn are
+    drawn alike, so the trunk is a random one of them, and the trunk is played on.
+    """
     trunks = play(samples)
     yield trunks
-    stops, of = config.algo.branch_continue == "random", trunks.episodes
-    chosen = [(e, turn) for e in of for turn in branched_turns(e, config, step)]
+    stops = config.algo.branch_continue == "random"
+    chosen = [(e, turn) for e in trunks.episodes for turn in branched_turns(e, config, step)]
     yield play([b for e, turn in chosen for b in _branches(e, turn, config, stops)])
 
 
 def _best(
     play: _Play, credit: Credit, samples: Sequence[Sample], config: Config, step: int
 ) -> Iterator[Played]:
-    """Plays turn by turn: of the samples of a turn, each played on to the end of its step, the one
-    that earns most by its own step reward goes on, the first of equals.
+    """Plays turn by turn, and goes on with the best sample of each turn.
+
+    Each sample of a turn is played to the end of its step. The sample with the highest reward of
+    its own step becomes the trunk; among equals, the first.
 
     Source: tree-structured sampling, AT-GRPO (arXiv 2510.11062, section 4.1).
     """
     trunks = [Episode(*sample[:3], "", (), ()) for sample in samples]
     parts, over, lost = list[Played](), list[Episode](), list[Episode]()
     for turn in itertools.count():
-        stopped = [e for e in trunks if len(e.turns) == turn and not (turn and e.results[-1].done)]
-        parts.append(play([Sample(*e[:3], Branch(e, turn, 0, True)) for e in stopped]))
-        paid = {e[:3]: e.paid for e in trunks}
-        grown = {e[:3]: _as_trunk(e)._replace(paid=paid[e[:3]]) for e in parts[-1].episodes}
-        gone = {e[:3] for e in stopped} - grown.keys()  # failed
-        trunks = [grown.get(e[:3], e) for e in trunks if e[:3] not in gone]
+        parts.append(_play_on(play, trunks, turn))
+        trunks = _grown(trunks, turn, parts[-1].episodes)
         over += [e for e in trunks if len(e.turns) == turn]
         trunks = [e for e in trunks if len(e.turns) > turn]
         if not trunks:
@@ -112,13 +119,32 @@ def _best(
     yield Played([*over, *(e for e in lost if e[:3] in ended)], failed, waited_s)
 
 
+def _stopped(trunks: Sequence[Episode], turn: int) -> list[Episode]:
+    """Trunks of so many turns whose environment goes on."""
+    return [e for e in trunks if len(e.turns) == turn and not (turn and e.results[-1].done)]
+
+
+def _play_on(play: _Play, trunks: Sequence[Episode], turn: int) -> Played:
+    """Plays the next step of trunks that have stopped before this turn."""
+    stopped = _stopped(trunks, turn)
+    return play([Sample(*e[:3], Branch(e, turn, 0, True)) for e in stopped])
+
+
+def _grown(trunks: Sequence[Episode], turn: int, played: Sequence[Episode]) -> list[Episode]:
+    """Trunks after another step; without those whose step failed."""
+    paid = {e[:3]: e.paid for e in trunks}
+    grown = {e[:3]: _as_trunk(e)._replace(paid=paid[e[:3]]) for e in played}
+    failed = {e[:3] for e in _stopped(trunks, turn)} - grown.keys()
+    return [grown.get(e[:3], e) for e in trunks if e[:3] not in failed]
+
+
 def _as_trunk(episode: Episode) -> Episode:
     turns = tuple(turn._replace(replayed=False) for turn in episode.turns)
     return episode._replace(turns=turns, branch=None)
 
 
 def _beaten(trunk: Episode, winner: Episode) -> Episode:
-    """The trunk as a branch of its branch that goes on, which repeats some of its turns."""
+    """The trunk as a branch of the branch that replaces it, some of whose turns it repeats."""
     pairs = zip(winner.places, winner.turns, strict=True)
     repeated = {place for place, turn in pairs if turn.replayed}
     turns = [
@@ -132,8 +158,8 @@ def _beaten(trunk: Episode, winner: Episode) -> Episode:
 def _solo(
     play: _Play, credit: Credit, samples: Sequence[Sample], config: Config, step: int
 ) -> Iterator[Played]:
-    """Plays samples, and on each task ``algo.branches`` samples of each agent alone; a sample is
-    given what its agents earn alone, on average."""
+    """Plays samples, and ``algo.branches`` samples of each agent alone on each task. Each episode
+    gets the mean reward that its agents earn alone (``Episode.alone``)."""
     team, size = play(samples), config.algo.group_size
     acted: dict[tuple[int, int], set[int]] = {}
     for e in team.episodes:
@@ -160,7 +186,7 @@ def _branches(trunk: Episode, turn: int, config: Config, stops: bool) -> list[Sa
 
 
 def branched_turns(episode: Episode, config: Config, step: int) -> list[int]:
-    """Chooses the turns of an episode that have branches; a function of seed, step and episode."""
+    """Chooses the turns of an episode that get branches; a function of seed, step and episode."""
     at = config.algo.branch_at
     if not config.algo.branches:
         return []
@@ -172,8 +198,11 @@ def branched_turns(episode: Episode, config: Config, step: int) -> list[int]:
 
 
 def turns_at(at: str, names: Sequence[str]) -> list[int]:
-    """Turns that ``algo.branch_at`` names, every one or those of some agents; ``names``: of who
-    takes each turn."""
+    """Lists the turns that ``algo.branch_at`` names: every turn, or the turns of some agents.
+
+    Args:
+        names: name of the agent of each turn.
+    """
     agents = names if at == "every" else at.split(",")
     return [turn for turn, name in enumerate(names) if name in agents]
 
@@ -181,9 +210,16 @@ def turns_at(at: str, names: Sequence[str]) -> list[int]:
 def learnable(
     played: Sequence[tuple[Episode, np.ndarray]], by_step: bool = False
 ) -> tuple[list[Episode], list[np.ndarray]]:
-    """Trunks as they are; of a branch the turn that is another sample of its trunk's, with all that
-    the branch earned, or with its own reward: the turns before it are the trunk's, and those after
-    it have no siblings. Agents alone are compared with, and not learned from."""
+    """Selects the turns to learn from, with their rewards.
+
+    A trunk keeps all turns. A branch keeps the turn that was sampled anew: earlier turns are the
+    trunk's, and later turns have no siblings. Episodes of an agent alone are left out.
+
+    Args:
+        played: episodes, with the reward of each turn.
+        by_step: a branch's turn has its own reward; otherwise all that its player earned in the
+            branch.
+    """
     episodes, rewards = list[Episode](), list[np.ndarray]()
     for episode, earned in played:
         if episode.branch is not None:

@@ -13,33 +13,52 @@ from marft_jax.rollout.branches import learnable, play_samples
 from marft_jax.types import Credit, Episode, Player, Sample
 
 HasSignal = Callable[[Sequence[Episode], Sequence[np.ndarray]], set[int]]
-"""Episodes and the rewards of their turns to the groups that something is learned from."""
+"""Takes episodes with the rewards of their turns; returns the groups that can teach something."""
 
 
 class Collected(NamedTuple):
-    """Episodes of a training step."""
+    """Episodes of a training step.
 
-    episodes: Sequence[Episode]  # those to learn from
-    rewards: Sequence[np.ndarray]  # of each of their turns
-    played: Sequence[Episode]  # all that could be played to their end
+    Attributes:
+        episodes: episodes to learn from.
+        rewards: reward of each of their turns.
+        played: all episodes that ended without a failure.
+        played_rewards: reward of each of their turns.
+        dropped_groups: number of groups that were played and are not learned from.
+        failed: number of failed episodes, which count nowhere else.
+        waited_s: seconds in which nothing was sampled, as environments had to answer first.
+        version: number of updates that made the adapters that sampled them.
+        level: level of the curriculum.
+        stats: statistics of the sampler, by the names of their metrics.
+        seconds: durations of the parts of the step, by the names of their metrics.
+    """
+
+    episodes: Sequence[Episode]
+    rewards: Sequence[np.ndarray]
+    played: Sequence[Episode]
     played_rewards: Sequence[np.ndarray]
-    dropped_groups: int  # that were played and are not learned from
-    failed: int  # episodes that count nowhere else
-    waited_s: float  # for environments
-    version: int = 0  # updates before which the adapters are that sampled them
-    level: int = 0  # of the curriculum
-    prefix_cached: int = 0  # prompt tokens that came from the prefix cache
-    seconds: Mapping[str, float] = {}  # that its parts took, by the names of their metrics
+    dropped_groups: int
+    failed: int
+    waited_s: float
+    version: int = 0
+    level: int = 0
+    stats: Mapping[str, float] = {}
+    seconds: Mapping[str, float] = {}
 
 
 def collect(
     rollout: Player, credit: Credit, with_signal: HasSignal, config: Config, step: int
 ) -> Collected:
-    """Plays the tasks of a step.
+    """Plays the tasks of a step, and selects the episodes to learn from.
 
-    With ``algo.dynamic_sampling``, groups without signal are dropped and further tasks played in
-    their place, ``algo.max_refills`` times at most (DAPO, Yu et al. 2025, section 3.2). Where no
-    group has any, all of the first ones are kept: their advantages are zero.
+    With ``algo.dynamic_sampling``, groups without signal are dropped and other tasks are played in
+    their place, at most ``algo.max_refills`` times. Where no group has a signal, the first groups
+    are kept; their advantages are zero.
+
+    Source: DAPO (Yu et al. 2025, arXiv 2503.14476, section 3.2).
+
+    Args:
+        step: number of the attempt at the step.
     """
     played: list[Episode] = []
     rewards: list[np.ndarray] = []
@@ -70,7 +89,7 @@ def _earned(credit: Credit, episode: Episode) -> np.ndarray:
 def samples_of(config: Config, step: int, refill: int = 0) -> list[Sample]:
     """Lists the samples of a training step, those of a group in a row.
 
-    A function of seed, step and refill alone, so nothing needs to be saved.
+    They are a function of seed, step and refill alone, so nothing needs to be saved.
     """
     size = config.algo.group_size
     groups = config.algo.episodes // size
@@ -83,5 +102,5 @@ def samples_of(config: Config, step: int, refill: int = 0) -> list[Sample]:
 
 
 def _draws(config: Config) -> int:
-    """The most often that tasks are drawn for a step."""
+    """How often tasks are drawn for a step, at most."""
     return 1 + (config.algo.max_refills if config.algo.dynamic_sampling else 0)

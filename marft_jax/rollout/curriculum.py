@@ -1,4 +1,4 @@
-"""Easier tasks first: the level rises when the team has learned the one it is at."""
+"""Curriculum: training begins with easier tasks; the level rises as the team learns."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from marft_jax.config import EnvSettings
 from marft_jax.envs.base import EnvSource
 from marft_jax.errors import BadInput
 
-_KEPT = 0.5  # of the moving mean, each step
+_DECAY = 0.5  # of the moving mean, per step
 
 
 class Curriculum:
-    """Chooses which of a source's levels a training step plays.
+    """Chooses the level of the tasks that a training step plays.
 
-    Its state is two numbers in ``TrainState.progress``, so that it continues exactly: the level,
-    and the moving mean of the rewards at that level. When the mean reaches ``env.curriculum``, the
-    next level begins. Without that setting every step plays the task itself.
+    Its state is two numbers in ``TrainState.progress``: the level, and the moving mean of the
+    rewards at that level. When the mean reaches ``env.curriculum``, the next level begins. Without
+    that setting every step plays the environment's own tasks.
 
     Raises:
-        BadInput: a curriculum is asked for, and there are no easier tasks.
+        BadInput: ``env.curriculum`` is set, and the environment has no easier tasks.
     """
 
     def __init__(self, source: EnvSource, env: EnvSettings):
@@ -41,16 +41,16 @@ class Curriculum:
         return min(int(progress[0]), len(self._sources) - 1)
 
     def source(self, level: int) -> EnvSource:
-        """Returns the tasks of a level."""
+        """Returns the environment of a level."""
         return self._sources[level]
 
     def after(self, progress: jax.Array, level: int, reward: float) -> jax.Array:
-        """Returns the progress after a step at this level with that mean reward; one of another
-        level, played before the level rose, changes nothing."""
+        """Returns the progress after a step at this level with this mean reward. A step that was
+        played at another level, before the level rose, changes nothing."""
         if self._threshold is None or level != self.level(progress):
             return progress
         number, mean = (float(x) for x in np.asarray(progress))
-        mean = _KEPT * mean + (1 - _KEPT) * reward
+        mean = _DECAY * mean + (1 - _DECAY) * reward
         if mean >= self._threshold:
             number, mean = number + 1, 0.0
         after = np.asarray([number, mean], np.float32)

@@ -1,181 +1,69 @@
-"""Plays the steps of a run in order: ahead of the learner, in a thread of its own, or on demand.
+"""Plays steps in the order in which they are asked for: in a thread of its own, or at once.
 
-With a lag η step s is sampled with the adapters after max(0, s - η) updates, however long anything
-takes. What a step depends on is in its ``Job``; the clock decides only who waits for whom.
-
-Several processes must do what they do together in one order. So the thread that plays does none of
-it: it hands that over (``on_all``), and the thread that learns does it when it next waits for the
-player, at the same place of the run in all of them and never beside an update.
+Several processes must run their collectives in one order. So the thread that plays runs none. It
+sends each through a channel to the learner's thread (``collective``), which runs it when it next
+waits for the player: at the same place of the run in every process, and never beside an update.
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import queue
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
-from concurrent.futures import Future
-from typing import Any, NamedTuple, Protocol, Self, TypeVar
+from collections.abc import Callable, Generator
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from typing import Any, TypeVar
 
 import jax
-import jax.numpy as jnp
 
-from marft_jax.engine.engine import Engine
 from marft_jax.errors import Stopped
-from marft_jax.models.lora import Adapters
-from marft_jax.random_keys import attempt
 from marft_jax.rollout.collect import Collected
-from marft_jax.rollout.curriculum import Curriculum
-from marft_jax.types import MAIN, Version
 
 _T = TypeVar("_T")
 
-_CLOSE_SECONDS = 60.0  # for a compiler, which cannot be interrupted
 _POLL_SECONDS = 0.005
 
-Unwanted = Callable[[], bool]
-"""True as soon as nobody wants what is being played."""
+Cancelled = Callable[[], bool]
+"""True as soon as the step that is being played is no longer needed."""
 
 
-class Job(NamedTuple):
-    """A step to play, and all that it depends on.
+class Pipeline(contextlib.AbstractContextManager["Pipeline"]):
+    """Plays steps ahead of the learner; use it in a ``with``, in the learner's thread.
 
-    Attributes:
-        attempt: at the step, as of ``random_keys.attempt``.
-        version: updates that made the adapters.
-        adapters: of each base; sample it; nobody writes to their memory until it is played.
-        level: of the curriculum.
-    """
-
-    attempt: int
-    version: int
-    adapters: Mapping[str, Adapters]
-    level: int
-
-
-class Learned(Protocol):
-    """Part of a training state that steps are sampled with; ``past``: the versions of the last
-    states, the oldest first, as many as the lag."""
-
-    @property
-    def adapters(self) -> dict[str, Adapters]: ...
-
-    @property
-    def progress(self) -> jax.Array: ...
-
-    @property
-    def past(self) -> tuple[Version, ...]: ...
-
-    def version(self) -> Version: ...
-
-
-class Sampled(NamedTuple):
-    """Steps of a run, sampled by the team that it trains.
-
-    Attributes:
-        play: plays the tasks of a job's level for its attempt, with the adapters in the engine;
-            raises ``Stopped`` soon after nobody wants it any more.
-        steps: of the whole run; none after them is played ahead.
-        apart: the engine has devices of its own.
-    """
-
-    pipeline: Pipeline
-    engine: Engine
-    curriculum: Curriculum
-    play: Callable[[Job, Unwanted], Collected]
-    steps: int
-    apart: bool
-
-    def take(
-        self, state: Learned, step: int, rollbacks: int
-    ) -> tuple[Collected, tuple[Version, ...]]:
-        """Returns a step's episodes, and the versions that the next state has as its ``past``.
-
-        Has every step played whose adapters are known: that of the present ones, and at the start
-        and after a rollback also those of the versions before.
-
-        Args:
-            state: after ``step`` updates.
-        """
-        started = time.perf_counter()
-        versions, lag = (*state.past, self._present(state)), len(state.past)
-        placed_s = {"place_s": time.perf_counter() - started} if self.apart else {}
-        for number in range(step + self.pipeline.asked, min(step + lag + 1, self.steps)):
-            adapters, progress = versions[number - step]
-            level, version = self.curriculum.level(progress), max(0, number - lag)
-            job = Job(attempt(number, rollbacks), version, adapters, level)
-            self.pipeline.ask(functools.partial(self._play, job))
-        collected = self.pipeline.take()
-        return collected._replace(seconds={**collected.seconds, **placed_s}), versions[1:]
-
-    def _present(self, state: Learned) -> Version:
-        """Returns the present version, where it is played; what learns is donated, so a version
-        that is played beside an update is a copy."""
-        if self.apart:
-            placed = {MAIN: self.engine.place(state.adapters[MAIN])}
-            jax.block_until_ready(placed)  # pyright: ignore[reportUnknownMemberType]
-            return Version(placed, jnp.copy(state.progress))
-        return state.version() if state.past else Version(state.adapters, state.progress)
-
-    def _play(self, job: Job, unwanted: Unwanted) -> Collected:
-        """Plays a job, in whichever thread; the cache is there only as long as that takes."""
-        self.engine.load(job.adapters[MAIN])
-        try:
-            played = self.play(job, unwanted)
-            return played._replace(
-                seconds={**played.seconds, "reward_s": played.waited_s},
-                version=job.version,
-                level=job.level,
-                prefix_cached=self.engine.reused,
-            )
-        finally:
-            self.engine.release()
-
-
-class Pipeline:
-    """Work that is asked for, and is done and taken in that order; use it in a ``with``.
-
-    An error of a play is raised where that step is taken, or before that by ``check``.
+    An error of a step is raised by ``take`` of that step, or before that by ``check``.
 
     Args:
-        ahead: play in a thread, from when a step is asked for; else in ``take``.
+        ahead: play in a thread; otherwise ``ask`` plays the step at once.
     """
 
     def __init__(self, ahead: bool):
-        self._asked: deque[_Promise] = deque()
-        self._cleared = self._began = 0  # as counted now, and when the present work began
-        self._idle_s = 0.0
-        self._work: queue.SimpleQueue[_Promise | None] = queue.SimpleQueue()
-        self._news = threading.Condition()  # of what the player has done, or hands over
-        self._meeting: _Promise | None = None
-        self._thread = threading.Thread(target=self._serve, name="player", daemon=True)
         self._ahead = ahead
-
-    def __enter__(self) -> Self:
-        if self._ahead:
-            self._thread.start()
-        return self
+        self._executor = ThreadPoolExecutor(1, "player") if ahead else _Inline()
+        self._learner = threading.get_ident()
+        self._asked = deque[Future[Collected]]()
+        self._cancel = threading.Event()  # for the steps that were asked for since ``clear``
+        # collectives of the player, each with the future of its result; None: work is done
+        self._channel = queue.SimpleQueue[tuple[Callable[[], Any], Future[Any]] | None]()
+        self._waited_s, self._free_since = 0.0, time.perf_counter()  # of the player
 
     def __exit__(self, *error: object) -> None:
-        """Stops what is played."""
         self.clear()
-        if self._ahead:
-            self._work.put(None)
-            self._thread.join(_CLOSE_SECONDS)
+        self._executor.shutdown()
 
     @property
     def asked(self) -> int:
         """Number of steps that were asked for and not yet taken."""
         return len(self._asked)
 
-    def ask(self, play: Callable[[Unwanted], Collected]) -> None:
-        """Has one more step played; all plays run in one thread."""
-        self._asked.append(self._submit(functools.partial(self._timed, play, self._cleared)))
+    def ask(self, play: Callable[[Cancelled], Collected]) -> None:
+        """Has one more step played, after the steps that were asked for before."""
+        self._asked.append(self._executor.submit(self._play, play, self._cancel.is_set))
 
     def take(self) -> Collected:
-        """Returns the first step that was asked for and not yet taken; waits until it is played."""
+        """Waits for the first step that was asked for and not yet taken, and returns it."""
         started = time.perf_counter()
         collected = self._result(self._asked.popleft())
         if not self._ahead:
@@ -183,114 +71,100 @@ class Pipeline:
         waited_s = {"learner_wait_s": time.perf_counter() - started}
         return collected._replace(seconds={**collected.seconds, **waited_s})
 
-    def between(self, work: Callable[[], _T]) -> _T:
-        """Does other work with what plays, after the steps that were asked for are played."""
-        return self._result(self._submit(work))
+    def run_exclusive(self, work: Callable[[], _T]) -> _T:
+        """Runs other work in the player's thread, after the steps that were asked for."""
+        return self._result(self._executor.submit(self._run, work))
 
-    def check(self, wait_s: float = 0.0) -> None:
-        """Raises the error of a step that was asked for, long before its turn may come.
-
-        Args:
-            wait_s: so long, or until there is news of what plays.
-        """
-        with self._news:
-            self._news.wait(wait_s)
-        errors = [promise.future.exception() for promise in self._asked if promise.future.done()]
-        for error in errors:
+    def check(self) -> None:
+        """Raises the error of a step that was asked for, before its turn to be taken."""
+        for future in self._asked:
+            error = future.exception() if future.done() else None
             if error is not None and not isinstance(error, Stopped):
                 raise error
 
     def wait_for(self, arrays: Any) -> None:
-        """Waits until the devices have made them, or a step that is played ahead fails."""
+        """Waits until the devices have computed the arrays; raises as ``check`` does meanwhile."""
         own: list[Any] = [x for x in jax.tree.leaves(arrays) if isinstance(x, jax.Array)]
         while self._ahead and not all(x.is_ready() for x in own):
-            self.check(_POLL_SECONDS)
+            self.check()
+            time.sleep(_POLL_SECONDS)
         jax.block_until_ready(own)  # pyright: ignore[reportUnknownMemberType]
 
-    def on_all(self, work: Callable[[], _T]) -> _T:
-        """Does, for what plays, what all processes do together; see above.
+    def collective(self, work: Callable[[], _T]) -> _T:
+        """Runs what all processes must run in one order: in the learner's thread, see above.
 
         Raises:
-            Stopped: what is played is not wanted any more.
+            Stopped: ``clear`` cancelled the step that is being played.
         """
-        if threading.current_thread() is not self._thread:
+        if threading.get_ident() == self._learner:
             return work()
-        started, meeting = time.perf_counter(), _Promise(Future(), work)
-        with self._news:
-            if self._began != self._cleared:
-                raise Stopped
-            self._meeting = meeting
-            self._news.notify()
+        started, result = time.perf_counter(), Future[_T]()
+        self._channel.put((work, result))
         try:
-            return meeting.future.result()
+            return result.result()
         finally:
-            self._idle_s += time.perf_counter() - started
+            self._waited_s += time.perf_counter() - started
 
     def clear(self) -> None:
-        """Drops what was asked for; a step that is being played is stopped."""
-        with self._news:
-            self._cleared += 1
-            self._asked.clear()
-            if self._meeting is not None:
-                self._meeting.future.set_exception(Stopped())
-                self._meeting = None
+        """Cancels the steps that were asked for; returns when the player is idle."""
+        self._cancel.set()
+        self._cancel = threading.Event()
+        while self._asked:
+            self._asked.popleft().cancel()
+        self._wait(self._executor.submit(lambda: None), refuse=True)
 
-    def _submit(self, work: Callable[[], Any]) -> _Promise:
-        """Gives work to the thread; without one it is done when its result is asked for."""
-        promise = _Promise(Future(), work)
-        if self._ahead:
-            self._work.put(promise)
-        return promise
+    def _result(self, future: Future[_T]) -> _T:
+        self._wait(future)
+        return future.result()
 
-    def _result(self, promise: _Promise) -> Any:
-        """Returns the result of what plays; what it hands over until then is done here."""
-        if not self._ahead:
-            return promise.work()
-        future = promise.future
-        while True:
-            with self._news:
-                self._news.wait_for(lambda: future.done() or self._meeting)
-                meeting = self._meeting
-                if future.done() or meeting is None:
-                    return future.result()
-                self._meeting = None
-            meeting.keep()
+    def _wait(self, future: Future[Any], refuse: bool = False) -> None:
+        """Waits for the player; runs the collectives that it sends until then, or refuses them."""
+        if not future.done():
+            future.add_done_callback(lambda _: self._channel.put(None))
+        while not future.done():
+            if (call := self._channel.get()) is not None:
+                work, result = call
+                _fulfil(result, _refuse if refuse else work)
 
-    def _timed(self, play: Callable[[Unwanted], Collected], cleared: int) -> Collected:
-        def unwanted() -> bool:
-            return self._cleared != cleared
+    def _run(self, work: Callable[[], _T]) -> _T:
+        with self._busy():
+            return work()
 
-        if unwanted():
-            raise Stopped
-        started, idle_s = time.perf_counter(), self._idle_s
-        collected = play(unwanted)
-        took_s = time.perf_counter() - started - (self._idle_s - idle_s)
-        seconds = {"rollout_s": took_s} | ({"player_wait_s": self._idle_s} if self._ahead else {})
-        self._idle_s = 0.0
+    def _play(self, play: Callable[[Cancelled], Collected], cancelled: Cancelled) -> Collected:
+        with self._busy():
+            started, before_s = time.perf_counter(), self._waited_s
+            collected = play(cancelled)
+            took_s = time.perf_counter() - started - (self._waited_s - before_s)
+            waited_s, self._waited_s = self._waited_s, 0.0
+        seconds = {"rollout_s": took_s} | ({"player_wait_s": waited_s} if self._ahead else {})
         return collected._replace(seconds={**collected.seconds, **seconds})
 
-    def _serve(self) -> None:
-        while True:
-            waits = time.perf_counter()
-            promise = self._work.get()
-            self._idle_s += time.perf_counter() - waits
-            if promise is None:
-                return
-            self._began = self._cleared
-            promise.keep()
-            with self._news:
-                self._news.notify()
-            del promise  # what is dropped is dropped here
-
-
-class _Promise(NamedTuple):
-    """Work of one thread for another."""
-
-    future: Future[Any]
-    work: Callable[[], Any]
-
-    def keep(self) -> None:
+    @contextlib.contextmanager
+    def _busy(self) -> Generator[None]:
+        """Counts the time until now as waiting, and none of the time inside."""
+        self._waited_s += time.perf_counter() - self._free_since
         try:
-            self.future.set_result(self.work())
-        except BaseException as error:
-            self.future.set_exception(error)
+            yield
+        finally:
+            self._free_since = time.perf_counter()
+
+
+class _Inline(Executor):
+    """Runs work at once, in the thread that submits it."""
+
+    def submit(self, fn: Callable[..., _T], /, *args: Any, **kwargs: Any) -> Future[_T]:
+        future = Future[_T]()
+        _fulfil(future, functools.partial(fn, *args, **kwargs))
+        return future
+
+
+def _refuse() -> None:
+    raise Stopped
+
+
+def _fulfil(future: Future[_T], work: Callable[[], _T]) -> None:
+    """Runs work, and gives its result or error to the future."""
+    try:
+        future.set_result(work())
+    except BaseException as error:
+        future.set_exception(error)

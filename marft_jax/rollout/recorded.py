@@ -1,21 +1,21 @@
 """Demonstrations: episodes that were recorded or written by hand, played again.
 
 A demonstration is played through the team's own workflow and environment, with the recorded
-actions in place of a model's, so that every agent is shown exactly what it will see when it acts
-itself. One is a line of JSON, of a file by hand or of a transcript of any run:
+actions in place of sampled ones. So every agent is shown exactly what it will see when it acts
+itself. A demonstration is a line of JSON, written by hand or taken from a transcript of any run:
 
     {"task": 7, "turns": [{"agent": "planner", "text": "3+5=8"}, {"agent": "solver", "text": "17"}]}
 
-``task`` is the number of a task of the environment, or a text, which is then the whole task: it
-ends after one step, and earns the line's ``reward`` or 0. A transcript has both, the number as
-``index``, and the text must be that task's. Of a turn that called a tool, ``tool`` says so; of one
-that was cut off at its limit, ``truncated``.
+``task`` is the number of a task of the environment, or a text. A text is the whole task: the
+episode ends after one step and earns the line's ``reward`` or 0. A transcript has both: the number
+as ``index``, and the text, which must be the text of that task. A turn may have two flags: ``tool``
+(it called a tool) and ``truncated`` (its token limit cut it off).
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from pathlib import Path
 from typing import Any, NamedTuple, cast
@@ -30,18 +30,24 @@ from marft_jax.models.tokenizers.tokenizer import Tokenizer
 from marft_jax.plugins import number_of, shown, text_of
 from marft_jax.rollout.rollout import Rollout
 from marft_jax.rollout.trunk import places_of
-from marft_jax.sampling.protocol import Completion, Request
+from marft_jax.sampling.protocol import Capabilities, Completion, Request
 from marft_jax.team.profiles import Profile
 from marft_jax.team.prompts import Team
 from marft_jax.team.workflows import Workflow
 from marft_jax.types import Episode, FailedEpisode, Sample, StepResult, Turn
 
 _AT_ONCE = 256  # episodes that are played together
+_UNLIMITED = 1 << 30
 _FORM = 'expected {"task": ..., "turns": [{"agent": ..., "text": ...}, ...]}'
 
 
 class RecordedTurn(NamedTuple):
-    """A recorded turn: who wrote what; whether it called a tool; whether its limit cut it off."""
+    """A recorded turn.
+
+    Attributes:
+        tool: the turn called a tool.
+        truncated: its token limit cut it off.
+    """
 
     agent: str
     text: str
@@ -53,12 +59,12 @@ class Demonstration(NamedTuple):
     """A recorded episode.
 
     Attributes:
-        where: its file and the line's number, for messages.
-        line: the line.
-        number: of its task in the environment; None where only the text is known.
-        task: the text of its task; None where only the number is known.
-        turns: in acting order.
-        reward: what it earned when it was recorded, where that is known.
+        where: file and line number, for messages.
+        line: the line itself.
+        number: number of its task in the environment; None where only the text is known.
+        task: text of its task; None where only the number is known.
+        turns: turns in acting order.
+        reward: reward when it was recorded; None where it is not known.
     """
 
     where: str
@@ -70,7 +76,7 @@ class Demonstration(NamedTuple):
 
 
 def read(file: str) -> Iterator[Demonstration | str]:
-    """Returns the demonstrations of a file, and a line for each that is none.
+    """Yields the demonstrations of a file, and an error message for each line that is none.
 
     Raises:
         BadInput: the file cannot be read.
@@ -130,10 +136,10 @@ def _turn(turn: Any, what: str) -> RecordedTurn:
 def demonstrated(
     create_env: Callable[[], Env], agents: Sequence[Profile], tasks: Iterable[int]
 ) -> Iterator[Demonstration | str]:
-    """Demonstrations that the environment offers of these tasks, see ``envs.base.Env``.
+    """Yields the demonstrations that the environment offers for these tasks, see ``envs.base.Env``.
 
     Raises:
-        BadInput: it demonstrates nothing.
+        BadInput: the environment offers no demonstrations.
     """
     for number in tasks:
         env: Any = create_env()
@@ -157,18 +163,17 @@ def replay(
     max_tool_calls: int,
     stop: Callable[[], bool],
 ) -> list[Episode | str]:
-    """Returns the episode of each demonstration, or a line that says why the workflow cannot replay
-    it.
+    """Returns the episode of each demonstration, or a message why the workflow cannot replay it.
 
-    The log-prob of a recorded action is 0 and its temperature 1.
+    Recorded actions have log-prob 0 and temperature 1.
 
     Raises:
-        Stopped: ``stop`` said so.
+        Stopped: ``stop`` returned True.
     """
     plain = team._replace(sampling=tuple(s._replace(temperature=1.0) for s in team.sampling))
-    engine = _Recorded(demonstrations, team.tokenizers[0])
+    recordings = Recordings(demonstrations, team.tokenizers[0])
     rollout = Rollout(
-        engine,
+        recordings,
         plain,
         workflow,
         lambda: _RecordedTask(demonstrations, create_env),
@@ -186,7 +191,7 @@ def replay(
         found = {episode.index: episode for episode in (*part.episodes, *part.failed)}
         for i in numbers:
             own, episode = demonstrations[i], found[i]
-            wrong = _fault(own, episode, team.names) or engine.faults.get(i)
+            wrong = _fault(own, episode, team.names) or recordings.faults.get(i)
             if wrong or isinstance(episode, FailedEpisode):
                 played.append(f"{own.where}: {wrong}")
             else:
@@ -197,7 +202,7 @@ def replay(
 def _fault(
     own: Demonstration, episode: Episode | FailedEpisode, names: Sequence[str]
 ) -> str | None:
-    """Why an episode is not the one that was recorded."""
+    """Says how an episode differs from the recorded one; None where it does not."""
     for k, turn in enumerate(own.turns, 1):
         if turn.agent not in names:
             return f"turn {k}: unknown agent {shown(turn.agent)}; the team has {', '.join(names)}"
@@ -213,34 +218,50 @@ def _fault(
     return None
 
 
-class _Recorded:
-    """Stands in for the engine: answers each request with what its demonstration says there.
+class Recordings:
+    """A sampler that answers each request with the recorded action of its turn.
 
     Attributes:
-        faults: number of a demonstration to why a request of its cannot be answered.
+        faults: for each demonstration with a request that cannot be answered, by its number: why.
     """
+
+    capabilities = Capabilities(_UNLIMITED, _AT_ONCE, reports_filtered_mass=False, streams=False)
+    partial: Mapping[int, np.ndarray] = {}
 
     def __init__(self, demonstrations: Sequence[Demonstration], tokenizer: Tokenizer):
         self._demonstrations, self._tokenizer = demonstrations, tokenizer
-        self._waiting: list[tuple[int, Request]] = []
-        self._asked = 0
+        self._waiting: dict[int, Request] = {}
+        self._version = self._asked = 0
         self.faults: dict[int, str] = {}
 
     @property
     def busy(self) -> bool:
         return bool(self._waiting)
 
+    def load(self, adapters: object, version: int) -> None:
+        """Notes the version; recorded actions do not depend on adapters."""
+        self._version = version
+
     def submit(self, request: Request) -> int:
         self._asked += 1
-        self._waiting.append((self._asked, request))
+        self._waiting[self._asked] = request
         return self._asked
 
+    def cancel(self, ticket: int) -> None:
+        self._waiting.pop(ticket, None)
+
     def step(self) -> list[tuple[int, Completion]]:
-        waiting, self._waiting = self._waiting, []
-        return [(ticket, self._completion(request)) for ticket, request in waiting]
+        waiting, self._waiting = self._waiting, {}
+        return [(ticket, self._completion(request)) for ticket, request in waiting.items()]
+
+    def release(self) -> None:
+        self._waiting.clear()
+
+    def stats(self) -> Mapping[str, float]:
+        return {}
 
     def _completion(self, request: Request) -> Completion:
-        """Returns the recorded tokens; where there are none that fit, the end of the turn alone."""
+        """Returns the recorded tokens; the end-of-turn token alone where no recorded ones fit."""
         _, _, number, _, act, call, *_ = request.key
         turns, end = self._demonstrations[number].turns, self._tokenizer.end_id
         try:
@@ -253,7 +274,8 @@ class _Recorded:
         except ValueError:
             self.faults.setdefault(number, f"it has no turn {len(turns) + 1}, which comes then")
             ids, finished = [end], True
-        return Completion(np.asarray(ids, np.int32), np.zeros(len(ids), np.float32), finished)
+        logprobs = np.zeros(len(ids), np.float32)
+        return Completion(np.asarray(ids, np.int32), logprobs, finished, version=self._version)
 
     def _ids(self, turn: RecordedTurn, limit: int, what: str) -> list[int]:
         ids = self._tokenizer.encode(turn.text)
@@ -270,8 +292,8 @@ class _Recorded:
 
 
 class _RecordedTask:
-    """Environment of a demonstration, at its task's number; where only the text is known, one
-    that grades nothing."""
+    """Environment of a demonstration: the team's own at the number of its task. Where only the text
+    of the task is known, it pays the recorded reward."""
 
     def __init__(self, demonstrations: Sequence[Demonstration], create: Callable[[], Env]):
         self._demonstrations, self._create = demonstrations, create

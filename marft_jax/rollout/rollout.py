@@ -1,10 +1,10 @@
-"""Keeps many episodes alive at once and gives every outstanding act to the engine.
+"""Plays many episodes at once and submits every outstanding act to the sampler.
 
-An act enters the engine as soon as its episode is ready for it, and environments answer in threads
-meanwhile. The order stays a pure function of the episodes: acts queue by episode, and an answer is
-taken up at a fixed point, one engine step after it was asked for, never by the clock. Only an
-episode that hangs is not waited for longer than a quarter of its time: the others go on without
-it, so that those that hang run out of time together.
+An act is submitted as soon as its episode is ready for it; meanwhile environments answer in
+threads. The order of requests is a pure function of the episodes, not of the clock: acts queue by
+episode, and an environment's answer is used one step of the sampler after it was asked for. The one
+exception is a call that hangs. The other episodes wait for it at most a quarter of its time limit
+and then go on, so that all calls that hang reach their time limit together.
 """
 
 from __future__ import annotations
@@ -13,123 +13,145 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
-from typing import Protocol
 
 from marft_jax.envs.base import Env
 from marft_jax.envs.threads import Calls, UserCall
 from marft_jax.errors import BadInput, EpisodesFailed, Stopped
 from marft_jax.random_keys import ActionKey, Stream
-from marft_jax.rollout.live_episode import LiveEpisode, Part
-from marft_jax.rollout.user_side import Rules
-from marft_jax.sampling.protocol import Completion, Request
+from marft_jax.rollout.env_session import RolloutSpec
+from marft_jax.rollout.live_episode import EpisodeCoroutine, LiveEpisode
+from marft_jax.sampling.protocol import Request, Sampler
 from marft_jax.team.prompts import Team
 from marft_jax.team.workflows import Workflow
 from marft_jax.types import FailedEpisode, Played, Sample
 
 LOGGER = logging.getLogger("marft_jax")
 
-_LOOK_SECONDS = 0.1  # between two looks at the clock, and at ``stop``
-_PATIENCE = 0.25  # share of its time that a call is waited for
-_PATIENCE_SECONDS = 1.0  # at most, once one hangs
-_CLOSE_SECONDS = 2.0  # for what environments and workflows do when they are dropped
+_Asked = dict[int, tuple[LiveEpisode, EpisodeCoroutine]]
+"""Unanswered requests, by ticket."""
 
-
-class Sampler(Protocol):
-    """Answers requests: an ``Engine``, or what stands in its place."""
-
-    @property
-    def busy(self) -> bool: ...
-
-    def submit(self, request: Request) -> int: ...
-
-    def step(self) -> Sequence[tuple[int, Completion]]: ...
+_LOOK_SECONDS = 0.1  # between two looks at the clock and at ``stop``
+_PATIENCE = 0.25  # share of its time limit for which the other episodes wait for a call
+_PATIENCE_SECONDS = 1.0  # the same once a call hangs, at most
+_CLOSE_SECONDS = 2.0  # for environments and workflows that are dropped
 
 
 class Rollout:
-    """Plays episodes of one team; environments and workflows run in ``threads``."""
+    """Plays episodes of one team.
+
+    Args:
+        threads: run environments and workflows.
+        max_failed: fraction of the episodes that may fail; None: all may, and nothing is logged.
+        step_seconds: time limit of a call of environment or workflow, whose episode then fails.
+        max_tool_calls: tool calls of an agent in one turn, at most.
+        max_turns: turns of an episode, at most; one that wants more is truncated.
+        snapshots: take snapshots of environments that offer them, for branches to begin with.
+        stream: random stream of the actions.
+        stop: asked again and again while a play waits; True ends the play with ``Stopped``.
+        report: called with the number of episodes that are over.
+
+    Raises:
+        BadInput: the sampler's context is shorter than the team's.
+    """
 
     def __init__(
         self,
-        engine: Sampler,
+        sampler: Sampler,
         team: Team,
         workflow: Callable[[Team, str], Workflow],
         create_env: Callable[[], Env],
         threads: Executor,
         *,
-        max_failed: float | None = 0.0,  # fraction of episodes that may fail; None: all, no log
-        step_seconds: float | None = None,  # who takes longer to answer has failed
-        max_tool_calls: int = 4,  # of an agent in one turn
-        max_turns: int = 128,  # an episode that wants more is ended, as truncated
-        snapshots: bool = False,  # branches begin with those of environments that offer them
+        max_failed: float | None = 0.0,
+        step_seconds: float | None = None,
+        max_tool_calls: int = 4,
+        max_turns: int = 128,
+        snapshots: bool = False,
         stream: Stream = Stream.TRAINING,
-        stop: Callable[[], bool] = lambda: False,  # asked again and again, wherever a play waits
-        report: Callable[[int], None] | None = None,  # called with how many episodes are over
+        stop: Callable[[], bool] = lambda: False,
+        report: Callable[[int], None] | None = None,
     ):
-        self._engine, self._threads = engine, threads
-        self._rules = Rules(team, workflow, create_env, max_turns, max_tool_calls, snapshots)
+        context, longest = max(team.contexts), sampler.capabilities.context
+        if context > longest:
+            raise BadInput(
+                f"--model.context {context}: expected at most {longest}, the longest prompt and "
+                "action of the sampler; lower it"
+            )
+        self._sampler, self._threads = sampler, threads
+        self._spec = RolloutSpec(team, workflow, create_env, max_turns, max_tool_calls, snapshots)
         self._seconds, self._max_failed, self._stream = step_seconds, max_failed, stream
         self._stop, self._report = stop, report
 
     def play(self, samples: Sequence[Sample], step: int) -> Played:
-        """Plays an episode for each sample; returns them in that order.
+        """Plays an episode for each sample; returns them in the order of the samples.
 
         Args:
-            step: the training step, or the attempt at it: part of every action's random key.
+            step: number of the attempt at a training step; part of every action's random key.
 
         Raises:
-            BadInput: too many episodes failed, and the first of them for a reason that the user
-                can mend in the settings or in a class or function of their own.
-            EpisodesFailed: too many episodes failed.
-            Stopped: ``stop`` returned true.
+            BadInput: too many episodes failed, the first because of a setting or of the user's own
+                class or function; or the sampler cannot do what the environment needs.
+            EpisodesFailed: too many episodes failed for another reason.
+            Stopped: ``stop`` returned True.
         """
         calls = Calls(self._threads, self._seconds)
         live = [
-            LiveEpisode(self._rules, calls, s, _first_key(self._stream, step, s)) for s in samples
+            LiveEpisode(self._spec, calls, s, _first_key(self._stream, step, s)) for s in samples
         ]
+        asked: _Asked = {}
         try:
-            waited_s = self._run(calls, live)
+            waited_s = self._run(calls, live, asked)
         finally:
             for episode in live:
                 episode.drop()
+            for ticket in asked:  # after an error, or a stop
+                self._sampler.cancel(ticket)
         calls.wait(_CLOSE_SECONDS)
         failed = [FailedEpisode(*e.sample[:3], e.failure.text) for e in live if e.failure]
         if self._max_failed is not None:
             self._check(live, failed, step, self._max_failed)
         return Played([e.episode for e in live if not e.failure], failed, waited_s)
 
-    def _run(self, calls: Calls, live: Sequence[LiveEpisode]) -> float:
-        """Plays until all are over; returns the seconds without anything to decode."""
-        asked: dict[int, tuple[LiveEpisode, Part]] = {}
+    def _run(self, calls: Calls, live: Sequence[LiveEpisode], asked: _Asked) -> float:
+        """Plays until all episodes are over; returns the seconds in which nothing was sampled.
+
+        Args:
+            asked: an empty mapping, which holds the unanswered requests meanwhile.
+        """
         waited_s = 0.0
         while asked or not all(episode.over for episode in live):
             if self._report is not None:
                 self._report(sum(episode.over for episode in live))
             for episode in live:
                 for part, request in episode.take_requests():
-                    asked[self._engine.submit(request)] = episode, part
+                    self._check_choices(request)
+                    asked[self._sampler.submit(request)] = episode, part
             due = _calls(live)
-            for ticket, completion in self._engine.step():
+            for ticket, completion in self._sampler.step():
                 episode, part = asked.pop(ticket)
                 episode.receive(part, completion)
             started = time.perf_counter()
             self._wait(calls, live, due)
-            waited_s += 0.0 if self._engine.busy else time.perf_counter() - started
-            self._wait(calls, live, [call for call in _calls(live) if call.in_turn])
+            waited_s += 0.0 if self._sampler.busy else time.perf_counter() - started
+            self._wait(calls, live, [call for call in _calls(live) if call.serialised])
         return waited_s
 
-    def _wait(self, calls: Calls, live: Sequence[LiveEpisode], due: Sequence[UserCall]) -> None:
-        """Waits for these calls, and lets their episodes go on.
+    def _check_choices(self, request: Request) -> None:
+        if request.choices and not self._sampler.capabilities.masks_choices:
+            raise BadInput(
+                "the environment allows only some actions; expected a sampler that can restrict "
+                "what it draws, and this one cannot: let the environment judge any action"
+            )
 
-        Raises:
-            Stopped: ``stop`` returned true.
-        """
+    def _wait(self, calls: Calls, live: Sequence[LiveEpisode], due: Sequence[UserCall]) -> None:
+        """Waits for the calls that are ``due``, and lets their episodes go on."""
         while True:
             calls.ended.clear()
             calls.advance()
             if self._stop():
                 raise Stopped
             settled = {call for call in due if call.is_settled()}
-            idle = not self._engine.busy and not settled and len(due) == len(_calls(live))
+            idle = not self._sampler.busy and not settled and len(due) == len(_calls(live))
             if not self._is_worth_waiting(live, [c for c in due if c not in settled], idle):
                 break
             calls.ended.wait(_LOOK_SECONDS)
@@ -139,7 +161,7 @@ class Rollout:
     def _is_worth_waiting(
         self, live: Sequence[LiveEpisode], left: Sequence[UserCall], idle: bool
     ) -> bool:
-        """True while anything is left to wait for, but for calls that seem to hang."""
+        """True while a call is left that does not seem to hang, or nothing else can be done."""
         if not left or idle or self._seconds is None:
             return bool(left)
         patience = self._seconds * _PATIENCE
@@ -154,8 +176,8 @@ class Rollout:
         step: int,
         max_failed: float,
     ) -> None:
-        """Logs what became of the episodes that did not end by themselves; too many are refused."""
-        most, capped = self._rules.max_turns, sum(e.truncated == "turns" for e in live)
+        """Logs truncated and failed episodes; raises where too many failed, see ``play``."""
+        most, capped = self._spec.max_turns, sum(e.truncated == "turns" for e in live)
         if capped:
             why = f"were ended at --rollout.max_turns {most}"
             LOGGER.warning("step %d: %d of %d episodes %s", step + 1, capped, len(live), why)

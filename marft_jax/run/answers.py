@@ -9,7 +9,7 @@ import contextlib
 import functools
 import hashlib
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from itertools import product
 from pathlib import Path
@@ -22,6 +22,7 @@ from marft_jax.envs.base import EnvSource
 from marft_jax.evaluation.benchmarks import BenchmarkPlan, plans
 from marft_jax.evaluation.scores import Record, score
 from marft_jax.formats import jsonlines
+from marft_jax.models.lora import Adapters
 from marft_jax.run import transcripts
 from marft_jax.run.compatibility import identity_of
 from marft_jax.run.inputs import inputs_of
@@ -51,6 +52,7 @@ class Answers:
     Args:
         source: the tasks.
         file: saves answers, and may hold answers of an earlier start; None keeps them in memory.
+        adapters: the loaded adapters that answer; needed with ``file`` only.
 
     Attributes:
         tasks, total: number of tasks, and of answers when all are played.
@@ -58,13 +60,18 @@ class Answers:
     """
 
     def __init__(
-        self, session: Session, plan: BenchmarkPlan, source: EnvSource, file: Path | None = None
+        self,
+        session: Session,
+        plan: BenchmarkPlan,
+        source: EnvSource,
+        file: Path | None = None,
+        adapters: Mapping[str, Adapters] | None = None,
     ) -> None:
         self._session, self._source = session._replace(config=plan.config), source
         self._plan, self._file = plan, file
         self.tasks = plan.count(source.size)
         self.total = plan.samples * self.tasks
-        self._key = key_of(self._session, source.size) if file else ""
+        self._key = key_of(self._session, adapters, source.size) if file else ""
         self.found = _saved(file, self._key, plan.samples, self.tasks) if file else {}
 
     def play(
@@ -91,7 +98,8 @@ class Answers:
 
     def _missing(self) -> Iterator[tuple[int, int, int]]:
         """Yields blocks of tasks to play, as (sample, first task, last task + 1)."""
-        size = max(16, 4 * self._session.engine.shape.slots) if self._file else max(self.tasks, 1)
+        at_once = self._session.sampler.capabilities.at_once
+        size = max(16, 4 * at_once) if self._file else max(self.tasks, 1)
         for sample, start in product(range(self._plan.samples), range(0, self.tasks, size)):
             block = range(start, min(start + size, self.tasks))
             if missing := [index for index in block if (sample, index) not in self.found]:
@@ -107,7 +115,7 @@ class Answers:
         return [json.loads(line) for line in lines]
 
 
-def key_of(session: Session, size: int | None) -> str:
+def key_of(session: Session, adapters: Mapping[str, Adapters] | None, size: int | None) -> str:
     """Hashes everything that decides the answers: base, team, adapters, number of tasks, settings
     outside ``WITHOUT_EFFECT``, the data and code that these name, and library versions."""
     identity = identity_of(session.config, session.base, session.team, session.workflow)
@@ -115,7 +123,7 @@ def key_of(session: Session, size: int | None) -> str:
         section, _, setting = name.partition(".")
         (identity["config"][section] if setting else identity["config"]).pop(setting or section, 0)
     sha = hashlib.sha256()
-    for leaf in jax.tree.leaves(session.engine.adapters):
+    for leaf in jax.tree.leaves(adapters):
         sha.update(np.asarray(leaf).tobytes())
     files = inputs_of(session.config, session.workflow, session.team.profiles).values()
     hashes = [file.sha256 for each in files for file in each]

@@ -93,7 +93,7 @@ class Measuring(NamedTuple):
         """
         done, reported = int(state.step), dict(metrics)
         if self._is_due(self.session.config.eval.every, done):
-            reported |= self.pipeline.between(lambda: self._evaluate(state))
+            reported |= self.pipeline.run_exclusive(lambda: self._evaluate(state))
         nonfinite = by_agent(learned["nonfinite"], self.session.team)
         numbers, verdict = self.guard.look(done, collected.played, reported, nonfinite)
         lr = learning_rate(self.session.learning, state)
@@ -105,7 +105,7 @@ class Measuring(NamedTuple):
         return reported, verdict
 
     def _evaluate(self, state: TrainState) -> dict[str, float]:
-        self.session.load(state.adapters)
+        self.session.load(state.adapters, int(state.step))
         return self.evaluation.evaluate(self.session, self.threads, int(state.step), self.reporter)
 
     def _is_due(self, every: int, done: int) -> bool:

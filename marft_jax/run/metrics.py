@@ -77,11 +77,12 @@ def metrics_of(
         "episode/failed": collected.failed,
         "tokens/prompt": prompt,
         "tokens/action": action,
-        "tokens/prefix_cached": collected.prefix_cached,
+        "tokens/prefix_cached": 0,
         "tokens/prefix_shared": batch.prefix_shared,
         "throughput/update_tokens_per_s": read / seconds["update_s"],
         "device/peak_bytes": peak_bytes(),
     }
+    numbers |= collected.stats
     numbers |= {f"time/{part}": took_s for part, took_s in seconds.items()}
     if not algo.recorded:
         numbers["throughput/action_tokens_per_s"] = action / seconds["rollout_s"]
@@ -118,8 +119,9 @@ def _once(
     learned = [turn for episode in collected.episodes for turn in episode.turns]
     read = [(team.owners[t.agent], np.concatenate([t.prompt, t.action[:-1]])) for t in learned]
     new = sum(len(ids) for _, ids in read) - known_before(read).sum()
+    copied = collected.stats.get("tokens/prefix_cached", 0)
     return {
-        "tokens/once_engine": needed / (sum(prompts) + action - collected.prefix_cached),
+        "tokens/once_engine": needed / (sum(prompts) + action - copied),
         "tokens/once_update": new / (batch.rows.tokens.owners_BT >= 0).sum(),
     }
 
@@ -134,7 +136,7 @@ def _of_agent(collected: Collected, agent: int, algo: Algo) -> dict[str, float]:
         "reward": np.mean([r for r in rewards if r is not None] or [0.0]).item(),
         "tokens": np.mean([len(turn.action) for turn in turns] or [0.0]).item(),
         "truncated": np.mean([turn.truncated for turn in turns] or [0.0]).item(),
-        "kept": np.mean([turn.kept for turn in turns] or [1.0]).item(),
+        "kept": np.mean([turn.filtered_mass for turn in turns] or [1.0]).item(),
         "turns": len(turns) / len(played),
     }
 

@@ -107,7 +107,7 @@ def _open(
     learns_from = inputs.inputs_of(config, workflow, blueprint.agents)
     inputs.check_unchanged(Path(config.run.dir), learns_from)
     pipeline = Pipeline(ahead=config.rollout.lag > 0)
-    session = open_session(config, blueprint, stop=stop, on_all=pipeline.on_all)
+    session = open_session(config, blueprint, stop=stop, collective=pipeline.collective)
     config, team = session.config, session.team
     learner = make_learner(session)
     guard = Guard(config.guard, team.names, folder / "transcripts" / "guard.jsonl")

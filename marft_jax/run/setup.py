@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import os
 from collections.abc import Callable, Mapping
 from concurrent.futures import Executor
@@ -35,6 +36,7 @@ from marft_jax.run.checkpoints import Checkpoints
 from marft_jax.run.compatibility import identity_of
 from marft_jax.run.progress import Progress
 from marft_jax.run.transcripts import narrated
+from marft_jax.sampling.protocol import Sampler
 from marft_jax.team.assemble import make_team, workflow_of
 from marft_jax.team.prompts import Team
 from marft_jax.team.team_files import Blueprint
@@ -43,15 +45,15 @@ from marft_jax.types import MAIN, Played, Player, Sample
 
 
 class Session(NamedTuple):
-    """The loaded bases, the team on them, and the engine.
+    """The loaded bases, the team on them, and the sampler.
 
     Attributes:
         config: the settings, with those that follow from the base.
         learning: settings of the learner.
-        mesh: the devices that learn, which hold the bases; with ``mesh.rollout`` the engine has
-            devices of its own.
+        mesh: the devices that learn, which hold the bases.
+        copy_adapters: copies adapters to the devices that only play; None without ``mesh.rollout``.
         stop: true when playing must end.
-        on_all: runs a function that all processes run together.
+        collective: runs what all processes must run in one order.
         parts: of the training state, beside those that every run has.
     """
 
@@ -61,9 +63,10 @@ class Session(NamedTuple):
     mesh: Mesh
     bases: dict[str, BaseModel]
     team: Team
-    engine: Engine
+    sampler: Sampler
+    copy_adapters: Callable[[dict[str, Adapters]], dict[str, Adapters]] | None
     stop: Callable[[], bool]
-    on_all: processes.Meet
+    collective: processes.Collective
     parts: dict[str, StatePart]
 
     @property
@@ -71,9 +74,9 @@ class Session(NamedTuple):
         """The base of ``--model.base``."""
         return self.bases[MAIN]
 
-    def load(self, adapters: Mapping[str, Adapters]) -> None:
-        """Gives the samplers of all bases the adapters to sample with."""
-        self.engine.load(adapters[MAIN])
+    def load(self, adapters: Mapping[str, Adapters], version: int) -> None:
+        """Gives the samplers of all bases the adapters to sample with, see ``Sampler.load``."""
+        self.sampler.load(adapters[MAIN], version)
 
 
 def open_session(
@@ -82,14 +85,14 @@ def open_session(
     at_once: int | None = None,
     *,
     stop: Callable[[], bool] = lambda: False,
-    on_all: processes.Meet = lambda work: work(),
+    collective: processes.Collective = lambda work: work(),
 ) -> Session:
     """Loads the base onto the mesh, and makes the team and the engine.
 
     Args:
         at_once: the most turns that are sampled together; more slots would stay idle. By default
             the episodes of a training step.
-        stop, on_all: see ``Session``.
+        stop, collective: see ``Session``.
 
     Raises:
         BadInput: a mesh, a model or a team that does not fit.
@@ -120,7 +123,10 @@ def open_session(
     config = resolved(config, learning)
     parts = find_state_parts(config, team)
     bases = {MAIN: base}
-    return Session(config, learning, workflow, mesh, bases, team, engine, stop, on_all, parts)
+    copied = functools.partial(mesh_lib.placed, mesh=mesh_lib.here(meshes[1]))
+    copied = copied if config.mesh.rollout else None
+    how = copied, stop, collective, parts
+    return Session(config, learning, workflow, mesh, bases, team, engine, *how)
 
 
 def make_learner(session: Session) -> Learner:
@@ -239,19 +245,19 @@ def make_rollout(
     threads: Executor,
     report: Callable[[int], None] | None = None,
     stream: Stream = Stream.TRAINING,
-    unwanted: Callable[[], bool] = lambda: False,
+    cancelled: Callable[[], bool] = lambda: False,
     say: Callable[[RenderableType], object] | None = None,
 ) -> Player:
     """Makes the player of the session's team in an environment.
 
     Args:
         report: is called with the number of episodes that are over.
-        unwanted: true when playing must end, besides ``Session.stop``.
+        cancelled: true when playing must end, besides ``Session.stop``.
         say: is shown each prompt, turn and answer as it comes; for one episode at a time.
     """
     settings, workflow = session.config.rollout, find_workflow(session.workflow)
     rollout = Rollout(
-        session.engine,
+        session.sampler,
         session.team,
         workflow if say is None else narrated(workflow, say),
         source.create,
@@ -261,11 +267,11 @@ def make_rollout(
         max_tool_calls=session.config.team.max_tool_calls,
         max_turns=settings.max_turns,
         snapshots=session.config.algo.branches > 0 and stream == Stream.TRAINING,
-        stop=lambda: session.stop() or unwanted(),
+        stop=lambda: session.stop() or cancelled(),
         report=report,
         stream=stream,
     )
-    return processes.play_on_all(rollout, session.on_all)
+    return processes.play_on_all(rollout, session.collective)
 
 
 def play_held_out(

@@ -23,7 +23,8 @@ from marft_jax.parallel import compilation, processes
 from marft_jax.random_keys import attempt
 from marft_jax.rollout.collect import Collected, collect
 from marft_jax.rollout.curriculum import Curriculum
-from marft_jax.rollout.pipeline import Job, Pipeline, Sampled, Unwanted
+from marft_jax.rollout.pipeline import Cancelled, Pipeline
+from marft_jax.rollout.source import Job, RolloutSource
 from marft_jax.run.guard import Verdict
 from marft_jax.run.measuring import Measuring
 from marft_jax.run.reporters import Reporter
@@ -87,13 +88,12 @@ class Training(NamedTuple):
         seed = self.seed(int(state.step))
         state = state_parts.after_step(self.session.parts, state, collected.played, seed)
         if compilation.is_crowded():
-            self.pipeline.between(compilation.drop_programs)
+            self.pipeline.run_exclusive(compilation.drop_programs)
         return state
 
     def roll_back(self, done: int, verdict: Verdict) -> TrainState:
         """Returns the last good state; steps that are played ahead are dropped."""
         self.pipeline.clear()
-        self.pipeline.between(lambda: None)  # nothing else runs while processes meet
         return self.saving.roll_back(done, verdict)
 
     def stop_if(self, enough: bool) -> None:
@@ -107,25 +107,25 @@ class Training(NamedTuple):
         return Ended(EXIT_STOPPED, f"{why}; {self.saving.stopped()}")
 
 
-def rollout_source(run: Training) -> Sampled:
+def rollout_source(run: Training) -> RolloutSource:
     """Makes the source of steps that the team plays itself."""
     config, session = run.config, run.session
     credit = make_credit(config.algo, session.team)
     has_signal = functools.partial(groups_with_signal, algo=config.algo)
 
-    def play(job: Job, unwanted: Unwanted) -> Collected:
+    def play(job: Job, cancelled: Cancelled) -> Collected:
         source = run.curriculum.source(job.level)
-        rollout = make_rollout(session, source, run.threads, unwanted=unwanted)
+        rollout = make_rollout(session, source, run.threads, cancelled=cancelled)
         return collect(rollout, credit, has_signal, config, job.attempt)
 
-    steps, apart = config.run.steps, bool(config.mesh.rollout)
-    return Sampled(run.pipeline, session.engine, run.curriculum, play, steps, apart)
+    how = session.sampler, run.curriculum, play, config.run.steps, session.copy_adapters
+    return RolloutSource(run.pipeline, *how)
 
 
 def first_step_notice(session: Session, first: int) -> str:
     """Says that a run's first step compiles, how many programs there can be, and where they are
     kept for the next start."""
-    most = f"; at most {session.engine.most_programs} to play, as prompts grow"
+    most = f"; at most {session.sampler.capabilities.programs} to play, as prompts grow"
     played = "" if session.config.algo.recorded else most
     kept = jax.config.jax_compilation_cache_dir  # pyright: ignore[reportAttributeAccessIssue]
     where = f"; kept in {kept}" if kept else ""

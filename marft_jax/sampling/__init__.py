@@ -1,5 +1,5 @@
 """The protocol between who plays episodes and who samples actions."""
 
-from marft_jax.sampling.protocol import Completion, Request
+from marft_jax.sampling.protocol import Capabilities, Completion, Request, Sampler
 
-__all__ = ["Completion", "Request"]
+__all__ = ["Capabilities", "Completion", "Request", "Sampler"]

@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 import small
 
-from marft_jax.engine import stops
 from marft_jax.engine.compiled import Shape
 from marft_jax.engine.kv_cache import Settings
 from marft_jax.engine.sampling import _draw, _invert, _kept, sample, scaled_logprobs
 from marft_jax.models.ops import cache_writes
 from marft_jax.parallel import compilation
+from marft_jax.sampling import stops
 from marft_jax.sampling.protocol import Request
 from marft_jax.types import Sampling
 
@@ -221,7 +221,7 @@ def test_a_released_engine_holds_no_cache_and_forgets_what_was_in_it():
     own = [weakref.ref(leaf) for leaf in jax.tree.leaves((playing._slots, playing._fused))]
     playing.release()
     assert not any(leaf() for leaf in own)
-    playing.load(playing.adapters)
+    playing.load(small.adapters(3), 0)
     assert texts(small.answers(playing, asked)) == texts(expected)
 
 
@@ -281,9 +281,9 @@ def test_a_request_that_leaves_no_room_is_refused(engine):
 def test_new_adapters_are_used_once_loaded():
     engine, requests = small.engine(), asks(4, seed=12, temperature=0.0)
     before = texts(small.answers(engine, requests))
-    engine.load(small.adapters(3, seed=1))
+    engine.load(small.adapters(3, seed=1), 0)
     assert texts(small.answers(engine, requests)) != before
-    engine.load(small.adapters(3))
+    engine.load(small.adapters(3), 0)
     assert texts(small.answers(engine, requests)) == before
 
 
@@ -363,7 +363,7 @@ def test_a_completion_tells_how_much_the_filters_kept(engine):
     whole, cut = (Sampling(8), Sampling(8, top_p=0.5))
     requests = [Request(prompt, 0, sampling, key) for sampling in (whole, cut)]
     free, filtered = small.answers(engine, requests)
-    assert free.kept == 1.0 and 0.5 <= filtered.kept < 0.99
+    assert free.filtered_mass == 1.0 and 0.5 <= filtered.filtered_mass < 0.99
 
 
 def test_top_k_of_one_is_greedy_and_temperature_zero_too():

@@ -100,9 +100,12 @@ def test_answers_with_odd_ends_of_lines_are_found_again(tmp_path):
 
 @pytest.fixture(scope="module")
 def session():
-    session = open_session(configure({"rollout.slots": 2}), load_team(None))
-    session.load(restore_state(session, None).adapters)
-    return session
+    return open_session(configure({"rollout.slots": 2}), load_team(None))
+
+
+@pytest.fixture(scope="module")
+def adapters(session):
+    return restore_state(session, None).adapters
 
 
 def another(value):
@@ -114,22 +117,23 @@ def another(value):
     return (*value, "another") if isinstance(value, tuple) else "another"
 
 
-def test_answers_of_any_other_setting_are_others_or_there_is_a_reason(session):
-    known, tried, wrong = answers.key_of(session, 8), set(), []
+def test_answers_of_any_other_setting_are_others_or_there_is_a_reason(session, adapters):
+    known, tried, wrong = answers.key_of(session, adapters, 8), set(), []
     for section in (field.name for field in dataclasses.fields(Config)):
         own = getattr(session.config, section)
         for name in (field.name for field in dataclasses.fields(own)):
             changed = dataclasses.replace(own, **{name: another(getattr(own, name))})
             config = dataclasses.replace(session.config, **{section: changed})
-            same = answers.key_of(session._replace(config=config), 8) == known
+            same = answers.key_of(session._replace(config=config), adapters, 8) == known
             tried |= {section, f"{section}.{name}"}
             if same != bool({section, f"{section}.{name}"} & answers.WITHOUT_EFFECT.keys()):
                 wrong.append(f"{section}.{name}")
     assert not wrong and tried >= answers.WITHOUT_EFFECT.keys()
 
 
-def test_answers_of_another_base_team_or_size_are_others(session):
-    key, team = answers.key_of, session.team
+def test_answers_of_another_base_team_or_size_are_others(session, adapters):
+    team = session.team
+    key = lambda session, size: answers.key_of(session, adapters, size)  # noqa: E731
     other_base = session.base._replace(digest="another")
     prompt = dataclasses.replace(team.profiles[0], prompt="Another.")
     teams = [
@@ -140,10 +144,8 @@ def test_answers_of_another_base_team_or_size_are_others(session):
     found = [key(session, 8), key(session, 9), key(session._replace(bases={MAIN: other_base}), 8)]
     found += [key(session._replace(team=other), 8) for other in teams]
     found += [key(session._replace(workflow="solo"), 8)]
-    adapters = session.engine.adapters
-    session.engine.load(jax.tree.map(lambda leaf: leaf[..., ::-1], adapters))  # the same sums
-    found += [key(session, 8)]
-    session.engine.load(adapters)
+    same_sums = jax.tree.map(lambda leaf: leaf[..., ::-1], adapters)
+    found += [answers.key_of(session, same_sums, 8)]
     assert len(set(found)) == len(found) and key(session, 8) == found[0]
 
 
@@ -231,4 +233,4 @@ def test_slots_are_for_the_tasks_not_for_the_episodes_of_training(tmp_path, monk
     for limit, slots in ((6, 4), (3, 64)):
         flags = ["--limit", limit, "--rollout.slots", slots, "--out", tmp_path / str(limit)]
         assert run("--algo.episodes", 2, "--team.max_new_tokens", 4, *flags) == 0
-    assert [session.engine.shape.slots for session in opened] == [4, 3]
+    assert [session.sampler.capabilities.at_once for session in opened] == [4, 3]

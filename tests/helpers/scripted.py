@@ -1,4 +1,4 @@
-"""An engine that says what a test wants, and environments that need no model."""
+"""A sampler that says what a test wants, and environments that need no model."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import time
 import numpy as np
 
 from marft_jax.models.tokenizers.tokenizer import ByteTokenizer
-from marft_jax.sampling.protocol import Completion
+from marft_jax.sampling.protocol import Capabilities, Completion
 from marft_jax.sampling.stops import stopped_at
 from marft_jax.types import StepResult
 
@@ -15,11 +15,26 @@ END = ByteTokenizer.END
 
 
 class Scripted:
-    """Stands in for the engine: says what ``speak`` makes of a request, ``slots`` at a time."""
+    """A sampler that says what ``speak`` makes of a request, ``slots`` at a time."""
+
+    partial = {}
 
     def __init__(self, speak, slots: int = 4):
-        self._speak, self._slots = speak, slots
+        self.capabilities = Capabilities(1 << 30, slots, streams=False)
+        self._speak, self._slots, self._version = speak, slots, 0
         self._waiting, self.requests, self.batches = [], [], []
+
+    def load(self, adapters, version):
+        self._version = version
+
+    def cancel(self, ticket):
+        self._waiting = [own for own in self._waiting if own[0] != ticket]
+
+    def release(self):
+        self._waiting = []
+
+    def stats(self):
+        return {}
 
     @property
     def busy(self) -> bool:
@@ -39,7 +54,8 @@ class Scripted:
             ids = ids[: request.sampling.max_new_tokens]
             end = stopped_at(ids, request.sampling.stop, ByteTokenizer().decode)
             ids, finished = ids[:end], end is not None or bool(ids[-1] == END)
-            answer = Completion(ids, np.full(len(ids), -1, np.float32), finished)
+            logprobs = np.full(len(ids), -1, np.float32)
+            answer = Completion(ids, logprobs, finished, version=self._version)
             done.append((ticket, answer))
         return done
 

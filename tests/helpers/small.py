@@ -167,8 +167,13 @@ def engine(
         decode=model.tokenizer.decode,
         reuse=reuse,
     )
-    made.load(adapters(n, layers=layers))
+    made.load(adapters(n, layers=layers), 0)
     return made
+
+
+def copied(engine: Engine) -> float:
+    """Prompt tokens that were copied from the prefix cache since adapters were loaded."""
+    return engine.stats()["tokens/prefix_cached"]
 
 
 def answers(engine: Engine, requests: Sequence[Request]) -> list[Completion]:

@@ -72,7 +72,7 @@ def said(stacked: bool, mesh: tuple[int, int, int]) -> list[Completion]:
     where = small.mesh_of(*mesh)
     engine = small.engine(where, slots=8, context=128, layers=LAYERS, stacked=stacked)
     done = small.answers(engine, requests)
-    assert engine.reused or mesh != (1, 1, 1)
+    assert small.copied(engine) or mesh != (1, 1, 1)
     return done
 
 

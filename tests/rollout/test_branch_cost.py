@@ -92,7 +92,7 @@ def twice(env, slots: int, team: Team, **algo) -> tuple[dict[str, float], list[T
     rollout = Rollout(engine, team, find_workflow("sequential"), env, DaemonThreads())
     credit = make_credit(config.algo, team)
     collected = collect(rollout, credit, groups_with_signal, config, 0)
-    collected = collected._replace(prefix_cached=engine.reused)
+    collected = collected._replace(stats=engine.stats())
     sampled = [t for e in collected.played for t in e.turns if not t.replayed]
     rows = batch.build(collected.episodes, collected.rewards, team.owners, config.algo, "token",
                        share=True)  # fmt: skip

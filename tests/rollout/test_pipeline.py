@@ -4,26 +4,41 @@ from __future__ import annotations
 
 import functools
 import threading
-import time
 
 import pytest
 
 from marft_jax.errors import EpisodesFailed, Stopped
+from marft_jax.rollout import pipeline as pipeline_lib
 from marft_jax.rollout.collect import Collected
 from marft_jax.rollout.pipeline import Pipeline
 
+LONG = 60.0  # seconds; whatever waits longer hangs
 
-def played(number: int, unwanted) -> Collected:
+
+def played(number: int, cancelled=None) -> Collected:
     return Collected([], [], [], [], 0, 0, 0.0, version=number)
+
+
+class Clock:
+    """In place of ``time``: it advances when a test says so."""
+
+    def __init__(self):
+        self.now = 0.0
+
+    def perf_counter(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        threading.Event().wait(seconds)
 
 
 @pytest.mark.parametrize("ahead", [False, True])
 def test_steps_are_taken_in_the_order_in_which_they_were_asked_for(ahead):
     seen = []
 
-    def play(number, unwanted):
+    def play(number, cancelled):
         seen.append((number, threading.current_thread() is threading.main_thread()))
-        return played(number, unwanted)
+        return played(number)
 
     with Pipeline(ahead) as pipeline:
         for number in range(3):
@@ -35,37 +50,48 @@ def test_steps_are_taken_in_the_order_in_which_they_were_asked_for(ahead):
     assert all(set(x.seconds) == {"rollout_s", *waits} for x in taken)
 
 
-def test_a_step_is_played_before_it_is_taken():
-    begun = threading.Event()
+def test_steps_are_played_ahead_while_the_learner_works():
+    """Both are at work at the same time: each waits for the other to be there."""
+    both = threading.Barrier(2, timeout=LONG)
 
-    def play(number, unwanted):
-        begun.set()
-        return played(number, unwanted)
+    def play(number, cancelled):
+        both.wait()
+        return played(number)
 
     with Pipeline(ahead=True) as pipeline:
         pipeline.ask(functools.partial(play, 0))
-        assert begun.wait(5.0)
-        assert pipeline.take().seconds["learner_wait_s"] >= 0
+        for number in range(1, 4):
+            pipeline.ask(functools.partial(play, number))
+            both.wait()  # learn
+            assert pipeline.take().version == number - 1
+        both.wait()
 
 
-def test_who_waits_for_whom_is_measured():
-    def play(number, unwanted):
-        time.sleep(0.1)
-        return played(number, unwanted)
+def test_who_waits_for_whom_is_measured(monkeypatch):
+    clock = Clock()
+    monkeypatch.setattr(pipeline_lib, "time", clock)
+
+    def play(cancelled):
+        clock.now += 10  # plays
+        pipeline.collective(lambda: setattr(clock, "now", clock.now + 4))
+        return played(0)
 
     with Pipeline(ahead=True) as pipeline:
-        time.sleep(0.2)
-        pipeline.ask(functools.partial(play, 0))
+        clock.now += 2  # the player has no work
+        pipeline.run_exclusive(lambda: setattr(clock, "now", clock.now + 100))
+        clock.now += 1
+        pipeline.ask(play)
         seconds = pipeline.take().seconds
-    assert seconds["player_wait_s"] >= 0.15 and 0.05 < seconds["learner_wait_s"] < 0.15 + 1
+    assert seconds["rollout_s"] == 10 and seconds["player_wait_s"] == 2 + 1 + 4
+    assert 4 <= seconds["learner_wait_s"] <= 14
 
 
 @pytest.mark.parametrize("ahead", [False, True])
 def test_an_error_is_raised_where_its_step_is_taken(ahead):
-    def play(number, unwanted):
+    def play(number, cancelled):
         if number == 1:
             raise EpisodesFailed("all of them")
-        return played(number, unwanted)
+        return played(number)
 
     with Pipeline(ahead) as pipeline:
         for number in range(3):
@@ -76,129 +102,111 @@ def test_an_error_is_raised_where_its_step_is_taken(ahead):
 
 
 def test_an_error_is_raised_long_before_its_turn_where_one_looks():
-    def play(number, unwanted):
+    def play(number, cancelled):
         if number == 1:
             raise EpisodesFailed("all of them")
-        return played(number, unwanted)
+        return played(number)
 
     with Pipeline(ahead=True) as pipeline:
         pipeline.check()
         for number in range(2):
             pipeline.ask(functools.partial(play, number))
-        started = time.monotonic()
+        pipeline.run_exclusive(lambda: None)  # both are played
         with pytest.raises(EpisodesFailed, match="all of them"):
-            while time.monotonic() - started < 5.0:
-                pipeline.check(0.01)
+            pipeline.check()
         pipeline.clear()
         pipeline.check()
 
 
-def test_what_processes_do_together_is_done_by_the_thread_that_takes_and_in_order():
-    """By ``take`` and by ``between``, whichever comes first, and never for a later step."""
-    me, done = threading.current_thread(), []
+def test_collectives_run_in_the_thread_that_takes_and_in_order():
+    """In ``take`` and in ``run_exclusive``, and in ``take`` never those of a later step."""
+    me, done, begun = threading.current_thread(), [], [threading.Event() for _ in range(3)]
 
     def note(*what):
         done.append((*what, threading.current_thread()))
 
-    def play(number, unwanted):
-        time.sleep(0.02)
+    def play(number, cancelled):
+        begun[number].set()
         for part in "ab":
-            pipeline.on_all(functools.partial(note, number, part))
+            pipeline.collective(functools.partial(note, number, part))
         with pytest.raises(ZeroDivisionError):
-            pipeline.on_all(lambda: 1 // 0)
-        return played(number, unwanted)
+            pipeline.collective(lambda: 1 // 0)
+        return played(number)
 
     with Pipeline(ahead=True) as pipeline:
         for number in range(3):
             pipeline.ask(functools.partial(play, number))
-        time.sleep(0.2)
-        assert not done
-        first = pipeline.take()
-        time.sleep(0.2)
-        assert done == [(0, part, me) for part in "ab"]
-        assert first.seconds["player_wait_s"] > first.seconds["rollout_s"]
-        assert pipeline.between(lambda: pipeline.on_all(lambda: len(done))) == 6
+        assert begun[0].wait(LONG) and not done
+        pipeline.take()
+        assert begun[1].wait(LONG) and done == [(0, part, me) for part in "ab"]
+        assert pipeline.run_exclusive(lambda: pipeline.collective(lambda: len(done))) == 6
         assert [pipeline.take().version for _ in range(2)] == [1, 2]
     assert done == [(number, part, me) for number in range(3) for part in "ab"]
 
 
-def test_what_was_dropped_meets_nobody():
-    done = []
+def test_a_collective_of_a_cancelled_step_is_not_run():
+    """Neither where ``clear`` comes, nor at the end."""
+    done, begun = [], {number: threading.Event() for number in (0, 4)}
 
-    def play(number, unwanted):
-        pipeline.on_all(lambda: done.append(number))
-        return played(number, unwanted)
+    def play(number, cancelled):
+        begun.get(number, threading.Event()).set()
+        pipeline.collective(lambda: done.append(number))
+        return played(number)
 
     with Pipeline(ahead=True) as pipeline:
         for number in range(3):
             pipeline.ask(functools.partial(play, number))
-        time.sleep(0.05)  # the first one waits
+        assert begun[0].wait(LONG)
         pipeline.clear()
         pipeline.ask(functools.partial(play, 3))
         assert pipeline.take().version == 3
-        pipeline.ask(functools.partial(play, 4))  # at the end it waits, and is dropped
-    assert done == [3] and not pipeline._thread.is_alive()
+        pipeline.ask(functools.partial(play, 4))
+        assert begun[4].wait(LONG)
+    assert done == [3]
+    assert not [t for t in threading.enumerate() if t.name.startswith("player")]
 
 
-def until_unwanted(number, unwanted):
-    while number < 2:  # for ever
-        if unwanted():
-            raise Stopped
-        time.sleep(0.01)
-    return played(number, unwanted)
+def until_cancelled(begun, cancelled):
+    begun.set()
+    while not cancelled():
+        threading.Event().wait(0.01)
+    raise Stopped
 
 
-def test_what_was_asked_for_can_be_dropped_and_a_step_that_is_played_stops():
+def test_a_step_that_is_played_can_be_cancelled_with_those_that_wait():
+    begun = threading.Event()
     with Pipeline(ahead=True) as pipeline:
-        pipeline.ask(functools.partial(until_unwanted, 0))
-        pipeline.ask(functools.partial(until_unwanted, 1))
-        time.sleep(0.05)
+        pipeline.ask(functools.partial(until_cancelled, begun))
+        pipeline.ask(lambda cancelled: pytest.fail("it was cancelled"))
+        assert begun.wait(LONG)
         pipeline.clear()
-        pipeline.ask(functools.partial(until_unwanted, 2))
+        assert not pipeline.asked
+        pipeline.ask(functools.partial(played, 2))
         assert pipeline.take().version == 2
 
 
-def test_an_error_elsewhere_ends_a_step_that_is_played():
-    started = time.monotonic()
+def test_an_error_of_the_learner_ends_a_step_that_is_played():
+    begun = threading.Event()
     with pytest.raises(KeyError), Pipeline(ahead=True) as pipeline:
-        pipeline.ask(functools.partial(until_unwanted, 0))
+        pipeline.ask(functools.partial(until_cancelled, begun))
+        assert begun.wait(LONG)
         raise KeyError
-    assert time.monotonic() - started < 5.0
 
 
 @pytest.mark.parametrize("ahead", [False, True])
 def test_other_work_is_done_between_two_steps(ahead):
     inside = []
 
-    def play(number, unwanted):
-        inside.append(True)
-        time.sleep(0.05)
-        inside.pop()
-        return played(number, unwanted)
+    def play(number, cancelled):
+        inside.append(number)
+        threading.Event().wait(0.01)
+        inside.remove(number)
+        return played(number)
 
     with Pipeline(ahead) as pipeline:
         pipeline.ask(functools.partial(play, 0))
         pipeline.ask(functools.partial(play, 1))
-        assert pipeline.between(lambda: len(inside)) == 0
+        assert pipeline.run_exclusive(lambda: len(inside)) == 0
         with pytest.raises(ZeroDivisionError):
-            pipeline.between(lambda: 1 // 0)
+            pipeline.run_exclusive(lambda: 1 // 0)
         assert [pipeline.take().version for _ in range(2)] == [0, 1]
-
-
-def test_playing_and_learning_overlap():
-    def play(number, unwanted):
-        time.sleep(0.2)
-        return played(number, unwanted)
-
-    seconds = {}
-    for lag in (0, 1):
-        with Pipeline(ahead=lag > 0) as pipeline:
-            started, asked = time.monotonic(), 0
-            for step in range(5):
-                while asked <= min(step + lag, 4):
-                    pipeline.ask(functools.partial(play, asked))
-                    asked += 1
-                assert pipeline.take().version == step
-                time.sleep(0.2)  # learn
-            seconds[lag] = time.monotonic() - started
-    assert seconds[1] < 0.8 * seconds[0], seconds  # 1.2 and 2.0

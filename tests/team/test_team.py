@@ -193,7 +193,7 @@ def test_others_decode_while_an_episode_is_graded(threads):
 
     class Blocking(Slow):
         def step(self, turns):
-            assert self._seed or decoded.wait(timeout=20), "nothing was decoded meanwhile"
+            assert self._seed or decoded.wait(timeout=60), "nothing was decoded meanwhile"
             return super().step(turns)
 
     def speak(request):

@@ -83,10 +83,10 @@ def play_matches(
                 name, opponent = match.agent, match.opponent
                 plan = BenchmarkPlan(f"{name} against {opponent}", 1, match.config, tasks)
                 source = open_source(stack, match.config, "eval")
-                session.load(match.adapters)
+                session.load(match.adapters, at)
                 file = folder / f"match-{at}-{name}-{opponent.replace('/', '_')}.jsonl"
-                records = Answers(match.session, plan, source, file).play(threads)
-                found[name, at, opponent] = outcomes_of(records)[name]
+                answers = Answers(match.session, plan, source, file, match.adapters)
+                found[name, at, opponent] = outcomes_of(answers.play(threads))[name]
                 match_of = dict(step=at, agent=name, opponent=opponent)
                 line = match_of | {"won": found[name, at, opponent].win.mean}
                 jsonlines.keep(table, lambda row, own=match_of: not own.items() <= row.items())

@@ -1,23 +1,22 @@
-"""One thread that steps an engine for callers in all other threads."""
+"""One thread that steps a sampler for callers in all other threads."""
 
 from __future__ import annotations
 
 import queue
 import threading
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import CancelledError, Future
 from typing import NamedTuple
 
 import numpy as np
 
-from marft_jax.engine.engine import Engine
 from marft_jax.errors import RunFailed, Stopped, described
 from marft_jax.models.lora import Adapters
-from marft_jax.sampling.protocol import Completion, Request
+from marft_jax.sampling.protocol import Completion, Request, Sampler
 
 Watch = Callable[[np.ndarray], None]
-"""Is given the ids that a request has so far, in the engine's thread."""
+"""Is given the ids that a request has so far, in the sampler's thread."""
 
 
 class _Asked(NamedTuple):
@@ -29,17 +28,17 @@ class _Asked(NamedTuple):
 class Batcher:
     """Answers requests of any thread, in the order they come; use it in a ``with``.
 
-    Whoever cancels a future gives its place in the engine to the next.
+    Cancelling a future cancels its request.
     """
 
-    def __init__(self, engine: Engine) -> None:
-        self._engine = engine
+    def __init__(self, sampler: Sampler) -> None:
+        self.sampler = sampler
         self._incoming: deque[_Asked] = deque()
         self._asked: dict[int, _Asked] = {}
-        self._next: tuple[Adapters, Future[None]] | None = None
+        self._next: tuple[Adapters, int, Future[None]] | None = None
         self._changed, self._closing = threading.Condition(), False
         self._failure: BaseException | None = None
-        self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="sampler", daemon=True)
 
     def __enter__(self) -> Batcher:
         self._thread.start()
@@ -69,12 +68,12 @@ class Batcher:
             self._changed.notify()
         return future
 
-    def load(self, adapters: Adapters) -> Future[None]:
-        """Uses these adapters from the next request on; what the engine has begun ends first."""
+    def load(self, adapters: Adapters, version: int) -> Future[None]:
+        """Samples later requests with these adapters; requests that were begun end first."""
         future: Future[None] = Future()
         with self._changed:
             self._check()
-            self._next = adapters, future
+            self._next = adapters, version, future
             self._changed.notify()
         return future
 
@@ -91,7 +90,7 @@ class Batcher:
             with self._changed:
                 self._failure = error
                 left = [asked.future for asked in (*self._asked.values(), *self._incoming)]
-            for future in [*left, *(self._next or ())[1:]]:
+            for future in [*left, *(self._next or ())[2:]]:
                 if future.set_running_or_notify_cancel():
                     future.set_exception(RunFailed(f"the engine has failed: {described(error)}"))
 
@@ -104,10 +103,10 @@ class Batcher:
             return bool(self._asked or self._incoming or self._next)
 
     def _admit(self) -> None:
-        """Hands new requests to the engine, after new adapters if there are any."""
+        """Hands new requests to the sampler, after new adapters if there are any."""
         if self._next is not None and not self._asked:
-            adapters, future = self._next
-            self._engine.load(adapters)
+            adapters, version, future = self._next
+            self.sampler.load(adapters, version)
             self._next = None
             future.set_result(None)
         with self._changed:
@@ -115,25 +114,32 @@ class Batcher:
             for _ in new:
                 self._incoming.popleft()
         for asked in new:
-            self._asked[self._engine.submit(asked.request)] = asked
+            self._asked[self.sampler.submit(asked.request)] = asked
 
     def _step(self) -> None:
         for ticket in [t for t, asked in self._asked.items() if asked.future.cancelled()]:
-            self._engine.cancel(ticket)
+            self.sampler.cancel(ticket)
             self._asked.pop(ticket).future.set_running_or_notify_cancel()
-        for ticket, completion in self._engine.step():
+        for ticket, completion in self.sampler.step():
             asked = self._asked.pop(ticket)
             if asked.future.set_running_or_notify_cancel():
                 asked.future.set_result(completion)
-        for ticket, ids in self._engine.partial.items():
+        for ticket, ids in self.sampler.partial.items():
             if (watch := self._asked[ticket].watch) is not None:
                 watch(ids)
 
 
 class Share:
-    """What one play sees of a batcher: a ``Sampler`` with its own requests alone."""
+    """A sampler for one play on a batcher: it answers the requests of this play alone.
+
+    Attributes:
+        dropped: ``release`` was called, and nobody wants answers any more.
+    """
+
+    partial: Mapping[int, np.ndarray] = {}
 
     def __init__(self, batcher: Batcher) -> None:
+        self.capabilities = batcher.sampler.capabilities._replace(streams=False)
         self._batcher, self._left = batcher, dict[int, Future[Completion]]()
         self._done: queue.SimpleQueue[int] = queue.SimpleQueue()
         self._tickets = 0
@@ -143,6 +149,10 @@ class Share:
     def busy(self) -> bool:
         return bool(self._left)
 
+    def load(self, adapters: Adapters, version: int) -> None:
+        """Loads them for all shares of the batcher."""
+        self._batcher.load(adapters, version).result()
+
     def submit(self, request: Request) -> int:
         ticket, self._tickets = self._tickets, self._tickets + 1
         self._left[ticket] = future = self._batcher.submit(request)
@@ -151,18 +161,26 @@ class Share:
             future.cancel()
         return ticket
 
-    def step(self) -> Sequence[tuple[int, Completion]]:
-        """Waits for the next answer; raises ``Stopped`` where nobody wants it any more."""
-        if not self._left:
-            return []
-        ticket = self._done.get()
-        try:
-            return [(ticket, self._left.pop(ticket).result())]
-        except CancelledError:
-            raise Stopped from None
+    def cancel(self, ticket: int) -> None:
+        if (future := self._left.pop(ticket, None)) is not None:
+            future.cancel()
 
-    def drop(self) -> None:
-        """Gives up what is unanswered, from any thread."""
+    def step(self) -> Sequence[tuple[int, Completion]]:
+        """Waits for the next answer; raises ``Stopped`` after ``release``."""
+        while self._left:
+            ticket = self._done.get()
+            if (future := self._left.pop(ticket, None)) is not None:
+                try:
+                    return [(ticket, future.result())]
+                except CancelledError:
+                    raise Stopped from None
+        return []
+
+    def release(self) -> None:
+        """Cancels unanswered requests, from any thread."""
         self.dropped = True
         for future in list(self._left.values()):
             future.cancel()
+
+    def stats(self) -> Mapping[str, float]:
+        return {}

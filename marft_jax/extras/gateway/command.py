@@ -81,7 +81,7 @@ def open_app(
     limits: Limits | None = None,
     names: Sequence[str] = (),
 ) -> Iterator[Starlette]:
-    """The application that answers for the team of a run; its engine's thread ends with it.
+    """The application that answers for the team of a run; its sampler's thread ends with it.
 
     Raises:
         BadInput: settings, model or checkpoint do not fit.
@@ -95,13 +95,14 @@ def open_app(
     team, threads = session.team, DaemonThreads()
     heat = config.eval.temperature
     team = team._replace(sampling=tuple(s._replace(temperature=heat) for s in team.sampling))
-    session.load(restore_state(session, run, step).adapters)
-    with Batcher(session.engine) as batcher:
+    state = restore_state(session, run, step)
+    session.load(state.adapters, int(state.step))
+    with Batcher(session.sampler) as batcher:
 
         async def reload() -> int:
             restore = functools.partial(restore_state, session, run, "latest")
             state = await asyncio.get_running_loop().run_in_executor(threads, restore)
-            await asyncio.wrap_future(batcher.load(state.adapters[MAIN]))
+            await asyncio.wrap_future(batcher.load(state.adapters[MAIN], int(state.step)))
             return int(state.step)
 
         plays = functools.partial(_player, session, threads)
@@ -110,10 +111,10 @@ def open_app(
 
 
 def _player(
-    session: Session, threads: DaemonThreads, engine: Any, team: Team, create: Callable[[], Any]
+    session: Session, threads: DaemonThreads, share: Any, team: Team, create: Callable[[], Any]
 ) -> Player:
-    own = session._replace(engine=engine, team=team)
-    dropped: Callable[[], bool] = lambda: engine.dropped  # noqa: E731
+    own = session._replace(sampler=share, team=team)
+    dropped: Callable[[], bool] = lambda: share.dropped  # noqa: E731
     return make_rollout(own, EnvSource(create), threads, None, Stream.EVALUATION, dropped)
 
 

@@ -27,7 +27,7 @@ _UNGRADED = Grade(0.0, "not graded")
 _SEEDS = 1 << 62
 
 MakePlayer = Callable[[Share, Team, Callable[[], object]], Player]
-"""Makes what plays a team in an environment, on a share of the engine."""
+"""Makes what plays a team in an environment, on a share of the sampler."""
 
 
 class ServedTeam:
@@ -99,7 +99,7 @@ class ServedTeam:
     def _choice(
         self, call: Call, prompt: np.ndarray, stop: Sequence[str], completion: Completion
     ) -> Choice:
-        ids, logprobs, finished, _ = completion
+        ids, logprobs, finished, *_ = completion
         text = text_of(ids.tolist(), stop, self.decode)
         text, calls = split_calls(self._tokenizer, call, text, secrets.token_hex(3)[:5])
         return Choice(text, ids, logprobs, not finished, prompt, calls=calls)
@@ -125,7 +125,7 @@ class ServedTeam:
         except BadInput as error:
             raise ApiError(400, str(error), "messages") from None
         finally:
-            share.drop()
+            share.release()
         return [_played(episode, stop) for episode in played.episodes]
 
 

@@ -237,13 +237,13 @@ def test_what_a_plan_counts_is_what_a_run_holds():
     session = open_session(config, load_team(None))
     algorithm = find_algorithm(config.algo.name)
     state = Learner(session.learning, session.bases, session.team, algorithm, session.mesh).init()
-    session.load(state.adapters)
+    session.load(state.adapters, 0)
     held = {
         "weights": session.base.params,
         "adapters": state.adapters,
         "critic": state.critic,
         "optimiser": ([p.adapters_opt for p in state.policies.values()], state.critic_opt),
-        "cache": session.engine._slots,
+        "cache": session.sampler._slots,
     }
     for name, tree in held.items():
         on_one = sum(leaf.addressable_shards[0].data.nbytes for leaf in jax.tree.leaves(tree))
@@ -313,7 +313,7 @@ def test_a_process_has_slots_for_its_own_episodes_in_a_plan_and_in_a_run(monkeyp
     config = settings(algo=Appo(episodes=24))
     assert run_of(config, topology="cpu:3x2").shape.slots == 8
     monkeypatch.setattr(jax, "process_count", lambda: 3)
-    assert open_session(config, load_team(None)).engine.shape.slots == 8
+    assert open_session(config, load_team(None)).sampler.capabilities.at_once == 8
 
 
 def test_every_part_of_a_chips_memory_is_in_the_peak():

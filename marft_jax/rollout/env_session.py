@@ -1,4 +1,4 @@
-"""User's side of an episode: environment and workflow, called in threads and checked."""
+"""Environment and workflow of one episode: users' code, called in threads and checked."""
 
 from __future__ import annotations
 
@@ -16,48 +16,55 @@ from marft_jax.tools import answer_calls, find_calls
 from marft_jax.types import Act, StepResult, Turn
 
 
-class Rules(NamedTuple):
-    """Settings that all episodes of a play share, as of ``Rollout``."""
+class RolloutSpec(NamedTuple):
+    """Settings that all episodes of a play share; see ``Rollout``."""
 
     team: Team
     workflow: Callable[[Team, str], Workflow]
     create_env: Callable[[], Env]
     max_turns: int
     max_tool_calls: int
-    snapshots: bool  # of environments that offer them, after each step
+    snapshots: bool  # take one after each step, of environments that offer them
 
-    def alone(self, agent: int) -> Rules:
-        """Rules of that agent alone."""
+    def alone(self, agent: int) -> RolloutSpec:
+        """The same for one agent without the others."""
         return self._replace(team=self.team.alone(agent), workflow=find_workflow("solo"))
 
 
 class End(NamedTuple):
-    """Workflow returned, or was cut short by what ``truncated`` names."""
+    """The workflow returned; or ``truncated`` names the limit that ended it."""
 
     truncated: str = ""
 
 
-class UserSide:
-    """Environment and workflow of an episode. Its methods run in threads, return plain values."""
+class EnvSession:
+    """Environment and workflow of one episode.
 
-    def __init__(self, rules: Rules, task: int):
-        self._rules, self._task = rules, task
+    Its methods run in threads, check what users' code returns, and return plain values.
+
+    Attributes:
+        players: in a game, the player of each agent, by its name.
+    """
+
+    def __init__(self, spec: RolloutSpec, task: int):
+        self._spec, self._task = spec, task
         self._env: Any = None
         self._generator: Any = None
         self._has_tool = False
-        self.players: Mapping[str, str] = {}  # of a game: the player of each agent
+        self.players: Mapping[str, str] = {}
 
     def reset(self) -> str:
-        self._env = self._rules.create_env()
+        """Creates the environment and returns its first observation."""
+        self._env = self._spec.create_env()
         observation = text_of("reset: the task", self._env.reset(self._task))
         self._has_tool = getattr(self._env, "tool", None) is not None
         if getattr(self._env, "players", None) is not None:
-            self.players = _players(self._env, self._rules.team.names)
+            self.players = _players(self._env, self._spec.team.names)
         return observation
 
     def begin(self, observation: str) -> list[Act] | Step | End:
-        """Starts the workflow, and checks what it wants first."""
-        team, workflow = self._rules.team, self._rules.workflow
+        """Starts the workflow, and returns what it wants first."""
+        team, workflow = self._spec.team, self._spec.workflow
         if getattr(self._env, "view", None) is not None:
             if team.shared:
                 raise BadInput(
@@ -76,8 +83,13 @@ class UserSide:
         return self.go_on(None, (), 0)
 
     def go_on(self, answer: Any, turns: Sequence[Turn], first: int) -> list[Act] | Step | End:
-        """Gives the workflow its answer, and checks what it wants next; ``turns`` are those of the
-        episode so far, ``first`` is the number of the first one of this step."""
+        """Sends the workflow an answer, and returns what it wants next.
+
+        Args:
+            answer: turns of its acts, or the result of its step.
+            turns: all turns of the episode so far.
+            first: index of the first turn of this step.
+        """
         try:
             wanted = self._generator.send(answer)
         except StopIteration:
@@ -85,7 +97,7 @@ class UserSide:
                 return End()
             when = "without a Step, so nothing is graded" if turns else "before any agent acted"
             raise BadInput(
-                f"--team.workflow: it returned {when}{place(self._rules.workflow)}"
+                f"--team.workflow: it returned {when}{place(self._spec.workflow)}"
             ) from None
         except ContextFull:
             if not turns:
@@ -96,7 +108,7 @@ class UserSide:
         try:
             if isinstance(wanted, Step):
                 return check_step(wanted, turns, first)
-            return check_acts(wanted, self._rules.team, len(turns), self._rules.max_turns)
+            return check_acts(wanted, self._spec.team, len(turns), self._spec.max_turns)
         except BadInput as error:
             raise BadInput(f"--team.workflow: {error}{_place_in(self._generator)}") from None
 
@@ -104,31 +116,39 @@ class UserSide:
         return text_of("view", self._env.view(agent, observation))
 
     def step(self, turns: Sequence[Turn], acted: Sequence[str]) -> StepResult:
+        """Steps the environment.
+
+        Args:
+            turns: turns that the workflow gives it.
+            acted: names of the agents that acted in this step; they alone may be rewarded, but
+                for the players of a game.
+        """
         answer = self._env.step(turns)
         try:
             result = result_of(answer, {*self.players, *self.players.values()} or acted)
         except BadInput as error:
             what = f"the step of environment {type(self._env).__name__}"
             raise BadInput(f"{what}: {error}{place(self._env.step)}") from None
-        if self._rules.snapshots and hasattr(self._env, "snapshot"):
+        if self._spec.snapshots and hasattr(self._env, "snapshot"):
             result = result._replace(snapshot=self._env.snapshot())
         return result
 
     def restore(self, snapshot: Any) -> None:
+        """Puts the environment into the state of a snapshot."""
         self._env.restore(snapshot)
 
     def may_call(self, turn: Turn, number: int) -> bool:
         """True where a turn, the ``number``-th of its act, may call a tool of its agent or of the
         environment."""
-        has_tools = bool(self._rules.team.tools_of(turn.agent)) or self._has_tool
-        return has_tools and number <= self._rules.max_tool_calls
+        has_tools = bool(self._spec.team.tools_of(turn.agent)) or self._has_tool
+        return has_tools and number <= self._spec.max_tool_calls
 
     def answer_tools(self, turn: Turn) -> list[Message]:
         """Answers the calls of a turn: of its agent's tools, else of the environment's own tool,
         which finds its calls itself. Returns no messages where the turn calls nothing."""
-        tools = self._rules.team.tools_of(turn.agent)
+        tools = self._spec.team.tools_of(turn.agent)
         names = [tool.name for tool in tools]
-        _, calls = find_calls(turn.text, names, self._rules.team.tokenizers[turn.agent])
+        _, calls = find_calls(turn.text, names, self._spec.team.tokenizers[turn.agent])
         if calls or not self._has_tool:
             return answer_calls(tools, calls)
         answer = self._env.tool(turn)
@@ -137,7 +157,7 @@ class UserSide:
         return [{"role": "user", "content": text_of("the environment's tool", answer)}]
 
     def close(self) -> None:
-        """Drops environment and workflow; what they do then is users' code, too."""
+        """Drops environment and workflow; users' code may run then, too."""
         generator, self._generator, self._env = self._generator, None, None
         if isinstance(generator, Generator):
             generator.close()
@@ -152,7 +172,7 @@ def _players(env: Any, names: Sequence[str]) -> dict[str, str]:
 
 
 def _place_in(generator: Any) -> str:
-    """Finds where it yielded."""
+    """Finds the line at which a generator yielded."""
     while (inner := getattr(generator, "gi_yieldfrom", None)) is not None:
         generator = inner
     return place(getattr(generator, "gi_frame", None))

@@ -1,0 +1,139 @@
+"""Every sampler keeps the protocol and can do what it declares; rollout asks for nothing more."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import small
+from scripted import END, Scripted, Slow
+
+from marft_jax.envs.threads import DaemonThreads
+from marft_jax.errors import BadInput, RunFailed, Stopped
+from marft_jax.models.tokenizers.tokenizer import ByteTokenizer
+from marft_jax.rollout.collect import Collected
+from marft_jax.rollout.pipeline import Pipeline
+from marft_jax.rollout.recorded import Demonstration, RecordedTurn, Recordings
+from marft_jax.rollout.rollout import Rollout
+from marft_jax.rollout.source import Job, RolloutSource
+from marft_jax.sampling import Request
+from marft_jax.team.workflows import WORKFLOWS
+from marft_jax.types import MAIN, Act, Sampling, Turn
+
+WORD = (80, 97, 115, END)
+
+
+def recordings():
+    turns = tuple(RecordedTurn("planner", "Pas") for _ in range(2))
+    return Recordings([Demonstration("", "", i, None, turns) for i in range(8)], ByteTokenizer())
+
+
+SAMPLERS = {
+    "engine": lambda: small.engine(eos_ids=(END,)),
+    "recordings": recordings,
+    "script": lambda: Scripted(lambda request: "Pas"),
+}
+
+
+@pytest.fixture(params=SAMPLERS)
+def sampler(request):
+    made = SAMPLERS[request.param]()
+    made.load(small.adapters(3), 7)
+    return made
+
+
+def requests(n=6, **changed):
+    rng = np.random.default_rng(0)
+    made = [
+        Request(
+            rng.integers(0, 256, 5 + i).astype(np.int32), i % 3, Sampling(12), (4, 0, i, 0, 0, 0)
+        )
+        for i in range(n)
+    ]
+    return [request._replace(**changed) for request in made]
+
+
+def test_each_request_is_answered_once_and_the_answer_names_the_version(sampler):
+    """Invariant 23."""
+    asked = requests()
+    for completion in small.answers(sampler, asked):
+        assert completion.version == 7
+        assert 0 < len(completion.ids) == len(completion.logprobs) <= 12
+    sampler.load(small.adapters(3), 8)
+    assert {c.version for c in small.answers(sampler, asked)} == {8}
+
+
+def test_a_sampler_that_repeats_gives_equal_requests_equal_answers(sampler):
+    assert sampler.capabilities.repeats
+    alone = [small.answers(sampler, [request])[0] for request in requests()]
+    together = small.answers(sampler, requests()[::-1])[::-1]
+    assert [c.ids.tolist() for c in alone] == [c.ids.tolist() for c in together]
+
+
+def test_a_sampler_that_masks_draws_among_the_choices(sampler):
+    assert sampler.capabilities.masks_choices
+    found = small.answers(sampler, requests(choices=(WORD, (66, END))))
+    assert all(tuple(c.ids.tolist()) in (WORD, (66, END)) for c in found)
+
+
+def test_a_cancelled_request_is_not_answered_and_a_release_drops_all(sampler):
+    first, second = (sampler.submit(request) for request in requests(2))
+    sampler.cancel(first)
+    found = []
+    while sampler.busy:
+        found += [ticket for ticket, _ in sampler.step()]
+    assert found == [second]
+    sampler.submit(requests(1)[0])
+    sampler.release()
+    assert not sampler.busy
+
+
+def test_a_sampler_that_streams_shows_the_beginning_of_an_answer():
+    engine = SAMPLERS["engine"]()
+    assert engine.capabilities.streams
+    ticket = engine.submit(requests(1, sampling=Sampling(12), choices=(WORD,))[0])
+    engine.step()
+    begun = engine.partial[ticket].tolist()
+    assert begun and tuple(begun) == WORD[: len(begun)]
+
+
+def one_act(team, observation):
+    yield [Act(0, np.arange(3, dtype=np.int32), 0, (), team.sampling[0], choices=(WORD,))]
+
+
+def test_what_a_sampler_cannot_do_is_refused_before_it_is_asked():
+    sampler, team = Scripted(lambda request: "a"), small.team(1)
+    able = sampler.capabilities
+    sampler.capabilities = able._replace(masks_choices=False)
+    rollout = Rollout(sampler, team, one_act, Slow, DaemonThreads())
+    with pytest.raises(BadInput, match="a sampler that can restrict what it draws"):
+        rollout.play(small.samples([0]), 0)
+    assert not sampler.requests
+    sampler.capabilities = able._replace(context=team.contexts[0] - 1)
+    with pytest.raises(BadInput, match=f"--model.context {team.contexts[0]}: expected at most"):
+        Rollout(sampler, team, one_act, Slow, DaemonThreads())
+
+
+def test_a_play_that_is_stopped_cancels_its_requests():
+    sampler = Scripted(lambda request: "a", slots=1)
+    rollout = Rollout(sampler, small.team(2), WORKFLOWS["sequential"], Slow, DaemonThreads(),
+                      stop=lambda: bool(sampler.requests))  # fmt: skip
+    with pytest.raises(Stopped):
+        rollout.play(small.samples(range(4)), 0)
+    assert sampler.requests and not sampler.busy
+
+
+def source_of(sampler, turns: list[Turn]) -> RolloutSource:
+    episode = small.episode(0, turns, [1.0])
+    played = Collected([], [], [episode], [], 0, 0, 0.0)
+    return RolloutSource(Pipeline(False), sampler, None, lambda job, cancelled: played, 9, None)
+
+
+def test_nothing_is_learned_from_a_turn_of_another_version():
+    """Invariant 23."""
+    sampler = Scripted(lambda request: "a")
+    job = Job(attempt=3, version=3, adapters={MAIN: small.adapters()}, level=0)
+    right, wrong = (small.turn(0, [1], [2])._replace(version=n) for n in (3, 2))
+    played = source_of(sampler, [right])._play(job, lambda: False)
+    assert played.version == 3 and sampler._version == 3
+    with pytest.raises(RunFailed, match="adapters of version 3, got version 2"):
+        source_of(sampler, [right, wrong])._play(job, lambda: False)
