@@ -139,7 +139,7 @@ class Subject:
         places = np.arange(len(actions) * _NEW).reshape(len(actions), _NEW)  # rows are packed
         split, scored = mesh_lib.rows(self.mesh), np.zeros(places.shape, np.float32)
         run, alpha = self._scorer, self._config.lora.alpha
-        for rows in microbatches(self._pack(self.episodes(actions, places)).rows):
+        for rows in microbatches(self._pack(self.episodes(actions, places)).rows[MAIN]):
             with self._precise():
                 found, _ = run(self.base.params, self.adapters, alpha, mesh_lib.put(rows, split))
             there = rows.actions.mask_BA > 0

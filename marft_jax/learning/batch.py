@@ -8,9 +8,10 @@ into blocks with about as many decisions of each adapter.
 
 from __future__ import annotations
 
-import functools
 import itertools
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import NamedTuple
 
 import jax
@@ -30,7 +31,9 @@ from marft_jax.learning.packing import (
 from marft_jax.learning.rows import Level, Rows, empty_rows, fill_row
 from marft_jax.parallel.ladder import bucket
 from marft_jax.random_keys import Stream
-from marft_jax.types import Episode
+from marft_jax.types import MAIN, Episode
+
+_NO_WIDTHS: Mapping[str, int] = MappingProxyType({})
 
 
 class Prompts(NamedTuple):
@@ -49,19 +52,19 @@ class Batch(NamedTuple):
     """Everything that one training step learns from.
 
     Attributes:
-        rows: packed sequences.
+        rows: packed sequences of each base whose agents acted.
         chain: their decisions in acting order.
         prefix_shared: tokens that sequences share with others of their row.
-        blocks: sets of as many consecutive microbatches, with about as many decisions of each
-            adapter; a multiple of the minibatches.
-        prompts: for a critic that reads no more than these.
+        blocks: sets of as many consecutive microbatches of each base, with about as many decisions
+            of each adapter; a multiple of the minibatches.
+        prompts: of each base, for a critic that reads no more than these.
     """
 
-    rows: Rows[np.ndarray]
+    rows: dict[str, Rows[np.ndarray]]
     chain: Chain
     prefix_shared: int
     blocks: int
-    prompts: Prompts | None = None
+    prompts: dict[str, Prompts] | None = None
 
 
 def build(
@@ -74,7 +77,8 @@ def build(
     shards: int = 1,
     seed: Sequence[int] = (0,),
     share: bool = False,
-    d_model: int = 2048,
+    bases: Sequence[str] | None = None,
+    d_models: Mapping[str, int] = _NO_WIDTHS,
     prompts: bool = False,
 ) -> Batch:
     """Packs episodes for the learner.
@@ -82,35 +86,71 @@ def build(
     Args:
         episodes: finished episodes; may be fewer than ``config.episodes``, if some failed.
         rewards: ``float32 [turns]`` for each.
-        owners: the adapter of each agent.
+        owners: the adapter of each agent, among those of its base.
         config: the algorithm's settings.
         level: ``action`` or ``token``: what a decision is.
         shards: the rows of a microbatch are a multiple of this.
         seed: decides which episodes are in one minibatch.
         share: sequences of a row share their prefixes.
-        d_model: width of the model that reads the rows; for a narrow model rows are less wide.
+        bases: the base of each agent; by default all are on ``main``.
+        d_models: width of each base, by default 2048; the rows of a narrow base are less wide.
         prompts: packs the prompts on their own too; decisions are actions.
     """
-    sequences_E = [merge_prefixes(e, episode, owners) for e, episode in enumerate(episodes)]
+    on = [MAIN] * len(owners) if bases is None else bases
+    sequences = {base: _sequences(episodes, owners, on, base) for base in dict.fromkeys(on)}
+    sequences = {base: own for base, own in sequences.items() if any(own)}
     run_seed, *draw = seed
     rng = random_keys.generator(run_seed, Stream.ROWS, *draw)
     groups = [episode.group for episode in episodes]
-    blocks = balance_blocks(_loads(sequences_E, level), groups, _blocks(config, groups), rng)
-    pack = functools.partial(
-        _pack, episodes, config, level=level, shards=shards, rng=rng, share=share, d_model=d_model
-    )
-    whole = pack([[s for e in block for s in sequences_E[e]] for block in blocks])
+    loads = np.concatenate([_loads(own, level) for own in sequences.values()], axis=1)
+    blocks = balance_blocks(loads, groups, _blocks(config, groups), rng)
+
+    def pack(base: str, of_blocks: list[list[TokenSequence]]) -> _Packed:
+        return _pack(
+            episodes, config, of_blocks, level=level, shards=shards, rng=rng, share=share,
+            d_model=d_models.get(base, 2048),
+        )  # fmt: skip
+
+    packed = {
+        base: pack(base, [[s for e in block for s in own[e]] for block in blocks])
+        for base, own in sequences.items()
+    }
+    shapes = {base: own.rows.decision_mask(level).shape for base, own in packed.items()}
+    decisions, first = dict[tuple[int, int], range](), 0
+    for base, own in packed.items():
+        decisions |= {k: range(first + r.start, first + r.stop) for k, r in own.decisions.items()}
+        first += math.prod(shapes[base])
     sizes = [reward_size(episode, config) for episode in episodes]
-    shape_UBX = whole.rows.decision_mask(level).shape
-    chain = make_chain(episodes, rewards, whole.decisions, shape_UBX, sizes)
-    batch = Batch(whole.rows, chain, whole.prefix_shared, len(blocks))
+    batch = Batch(
+        rows={base: own.rows for base, own in packed.items()},
+        chain=make_chain(episodes, rewards, decisions, shapes, sizes),
+        prefix_shared=sum(own.prefix_shared for own in packed.values()),
+        blocks=len(blocks),
+    )
     if not prompts:
         return batch
-    cut = pack([[s.prompt() for sequences in sequences_E for s in sequences]])
+    cut = {
+        base: pack(base, [[s.prompt() for in_episode in own for s in in_episode]])
+        for base, own in sequences.items()
+    }
+    return batch._replace(prompts={base: _prompts(packed[base], cut[base]) for base in packed})
+
+
+def _sequences(
+    episodes: Sequence[Episode], owners: Sequence[int], bases: Sequence[str], base: str
+) -> list[list[TokenSequence]]:
+    """Sequences of one base in each episode."""
+    pairs = enumerate(zip(owners, bases, strict=True))
+    own = {agent: owner for agent, (owner, name) in pairs if name == base}
+    return [merge_prefixes(e, episode, own) for e, episode in enumerate(episodes)]
+
+
+def _prompts(whole: _Packed, cut: _Packed) -> Prompts:
+    """Finds the turns of the whole rows among those of rows that end with their prompts."""
     flat_UBK = np.zeros_like(whole.rows.turns.prompt_end_BK)
     for turn, [place] in whole.decisions.items():
         flat_UBK.flat[place] = cut.decisions[turn][0]
-    return batch._replace(prompts=Prompts(cut.rows, flat_UBK))
+    return Prompts(cut.rows, flat_UBK)
 
 
 def microbatches(rows: Rows[np.ndarray]) -> list[Rows[np.ndarray]]:

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from marft_jax.types import Episode, Turn
+from marft_jax.types import MAIN, Episode, Turn
 
 
 class OfTurn(NamedTuple):
@@ -53,12 +53,12 @@ class Positions(NamedTuple):
     """Where the decisions of the links stand in the rows of a batch.
 
     Attributes:
-        flat_EJ: flat position in an array of ``shape_UBX``.
-        shape_UBX: [U, B, K] at action level, [U, B, A] at token level.
+        flat_EJ: flat position in the arrays of all bases, one after another.
+        shapes: of each base's array: [U, B, K] at action level, [U, B, A] at token level.
     """
 
     flat_EJ: np.ndarray
-    shape_UBX: tuple[int, ...]
+    shapes: Mapping[str, tuple[int, ...]]
 
 
 class Chain(NamedTuple):
@@ -109,22 +109,31 @@ class Chain(NamedTuple):
         """Number of the place (agent, n) of each link's turn: the agent's n-th turn."""
         return self.turn.agent_turn_EJ * (np.max(self.agent_EJ) + 1) + self.agent_EJ
 
-    def gather(self, x_UBX: np.ndarray) -> np.ndarray:
-        """Numbers of decisions in acting order, ``float64 [E, J]``; 0 for padding."""
-        return x_UBX.reshape(-1).astype(np.float64)[self.positions.flat_EJ] * self.mask_EJ
+    def gather(self, by_base: Mapping[str, np.ndarray]) -> np.ndarray:
+        """Numbers of decisions in acting order, ``float64 [E, J]``; 0 for padding.
 
-    def scatter(self, x_EJ: np.ndarray) -> np.ndarray:
-        """Numbers of links where their decisions stand, ``float32 [U, B, X]``; 0 for padding."""
-        x_UBX, real_EJ = np.zeros(self.positions.shape_UBX, np.float32), self.mask_EJ > 0
-        x_UBX.reshape(-1)[self.positions.flat_EJ[real_EJ]] = x_EJ[real_EJ]
-        return x_UBX
+        Args:
+            by_base: numbers of the decisions of each base, ``[U, B, X]``.
+        """
+        flat = np.concatenate([by_base[base].reshape(-1) for base in self.positions.shapes])
+        return flat.astype(np.float64)[self.positions.flat_EJ] * self.mask_EJ
+
+    def scatter(self, x_EJ: np.ndarray) -> dict[str, np.ndarray]:
+        """Numbers of links where their decisions stand in the rows of each base,
+        ``float32 [U, B, X]``; 0 for padding."""
+        shapes, real_EJ = self.positions.shapes, self.mask_EJ > 0
+        ends = np.cumsum([math.prod(shape) for shape in shapes.values()])
+        flat = np.zeros(ends[-1], np.float32)
+        flat[self.positions.flat_EJ[real_EJ]] = x_EJ[real_EJ]
+        parts = zip(shapes.items(), np.split(flat, ends[:-1]), strict=True)
+        return {base: part.reshape(shape) for (base, shape), part in parts}
 
 
 def make_chain(
     episodes: Sequence[Episode],
     rewards: Sequence[np.ndarray],
     decisions: Mapping[tuple[int, int], range],
-    shape_UBX: tuple[int, ...],
+    shapes: Mapping[str, tuple[int, ...]],
     reward_sizes: Sequence[float],
 ) -> Chain:
     """Lays the turns' decisions end to end.
@@ -132,8 +141,8 @@ def make_chain(
     Args:
         episodes: finished episodes.
         rewards: of the turns of each episode.
-        decisions: flat positions of the decisions of each (episode, turn).
-        shape_UBX: of the rows that they stand in.
+        decisions: flat positions of the decisions of each (episode, turn), as of ``Positions``.
+        shapes: as of ``Positions``.
         reward_sizes: for each episode, sum of the absolute values behind its rewards.
     """
     chains = chains_of(episodes)
@@ -158,7 +167,7 @@ def make_chain(
         reward_size_E=np.asarray([reward_sizes[e] for e, _ in chains]),
         turn=OfTurn(*(links([[fact[n] for fact in row] for row in facts]) for n in range(6))),
         origin=origin,
-        positions=Positions(_rows([np.concatenate(row) for row in spans]), shape_UBX),
+        positions=Positions(_rows([np.concatenate(row) for row in spans]), shapes),
     )
 
 
@@ -173,7 +182,9 @@ def chain_of_turns(
         reward_sizes: as of ``make_chain``; by default nothing was added up to a reward.
     """
     one = {(e, k): range(1) for e, x in enumerate(episodes) for k in range(len(x.turns))}
-    return make_chain(episodes, rewards, one, (1, 1, 1), reward_sizes or [0.0] * len(episodes))
+    return make_chain(
+        episodes, rewards, one, {MAIN: (1, 1, 1)}, reward_sizes or [0.0] * len(episodes)
+    )
 
 
 def chains_of(episodes: Sequence[Episode]) -> list[tuple[int, list[int]]]:

@@ -7,6 +7,7 @@ in the order in which the paper defines them.
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
@@ -68,8 +69,8 @@ def estimate(
     algorithm: Algorithm,
     agents: int,
     batch: Batch,
-    values_UBX: np.ndarray | None,
-    reference_UBA: np.ndarray | None,
+    values: Mapping[str, np.ndarray] | None,
+    reference: Mapping[str, np.ndarray] | None,
     baseline: EMA,
     values_scale: EMA,
     rounding: float = ROUNDING,
@@ -77,23 +78,27 @@ def estimate(
     """Computes KL, advantages and returns of every decision.
 
     Args:
-        values_UBX: the critic's outputs: values divided by their scale.
-        reference_UBA: log-probs of the reference policy; None without a KL.
+        values: the critic's outputs on each base, ``[U, B, X]``: values divided by their scale.
+        reference: log-probs of the reference policy in each base's rows, ``[U, B, A]``; None
+            without a KL.
         baseline, values_scale: the moving averages so far, on the host.
         rounding: rounding of a log-prob relative to its size; depends on the dtype of the base.
     """
     chain, report = batch.chain, dict[str, np.ndarray | float]()
-    if reference_UBA is not None:
-        kl_UBA = _reference_kl(batch.rows.actions.behaviour_BA, reference_UBA, batch.rows, algo)
-        report["ref_kl"] = means_by_agent(kl_UBA, batch.rows, agents)
+    if reference is not None:
+        kls = {
+            base: _reference_kl(batch.rows[base].actions.behaviour_BA, own, batch.rows[base], algo)
+            for base, own in reference.items()
+        }
+        report["ref_kl"] = means_by_agent(kls, batch.rows, agents)
         if algo.kl_in == "reward":
-            chain = _charge_kl(algo, algorithm, batch, kl_UBA, reference_UBA, rounding)
+            chain = _charge_kl(algo, algorithm, batch, kls, reference, rounding)
     values_EJ = None
-    if values_UBX is not None:
+    if values is not None:
         largest = np.abs(returns_to_go(chain)).max()
         largest *= not is_rounding(largest, chain.reward_size_E.max())
         values_scale = values_scale.update(largest, largest, _SCALE_DECAY)
-        values_EJ = chain.gather(values_UBX) * values_scale.mean
+        values_EJ = chain.gather(values) * values_scale.mean
     known_EJ = np.zeros_like(chain.rewards_EJ) if values_EJ is None else values_EJ
     with np.errstate(invalid="ignore", over="ignore"):  # the guard looks for what is not finite
         advantages_EJ, returns_EJ = normalized_advantages(
@@ -132,8 +137,8 @@ def _charge_kl(
     algo: Algo,
     algorithm: Algorithm,
     batch: Batch,
-    kl_UBA: np.ndarray,
-    reference_UBA: np.ndarray,
+    kls: Mapping[str, np.ndarray],
+    reference: Mapping[str, np.ndarray],
     rounding: float,
 ) -> Chain:
     """Subtracts ``kl_coef``·KL from the reward of each decision.
@@ -141,13 +146,18 @@ def _charge_kl(
     Before the first update of an adapter the KL is a rounding of log-probs. So the size that
     rounding is measured against grows by what the KL would change by with that rounding.
     """
-    chain, rows, behaviour_UBA = batch.chain, batch.rows, batch.rows.actions.behaviour_BA
-    moved_UBA = behaviour_UBA + rounding * (1 + abs(behaviour_UBA) + abs(reference_UBA))
-    slack_UBA = _reference_kl(moved_UBA, reference_UBA, rows, algo) - kl_UBA
-    kl_EJ, slack_EJ = (
-        chain.gather(x if algorithm.level == "token" else sums_by_turn(x, rows))
-        for x in (kl_UBA, np.square(slack_UBA))
-    )
+    chain, squares = batch.chain, dict[str, np.ndarray]()
+    for base, reference_UBA in reference.items():
+        rows, behaviour_UBA = batch.rows[base], batch.rows[base].actions.behaviour_BA
+        moved_UBA = behaviour_UBA + rounding * (1 + abs(behaviour_UBA) + abs(reference_UBA))
+        slack_UBA = _reference_kl(moved_UBA, reference_UBA, rows, algo) - kls[base]
+        squares[base] = np.square(slack_UBA)
+    if algorithm.level == "action":
+        kls, squares = (
+            {base: sums_by_turn(x_UBA, batch.rows[base]) for base, x_UBA in by_base.items()}
+            for by_base in (kls, squares)
+        )
+    kl_EJ, slack_EJ = chain.gather(kls), chain.gather(squares)
     kl_EJ = algo.kl_coef * kl_EJ
     size_E = algo.kl_coef * np.sqrt(slack_EJ.sum(1)) / ROUNDING
     return chain._replace(
@@ -178,7 +188,8 @@ def _loss_weights(algo: Algo, batch: Batch, agents: int) -> LossWeights | None:
         weight_EJ = count_EJ if algo.loss_mean == "sequence" else one_EJ / algo.loss_mean
     coef_P = np.full(agents, algo.entropy_coef)
     if algo.entropy_target is not None:
-        entropy_P = means_by_agent(-batch.rows.actions.behaviour_BA, batch.rows, agents)
+        surprises = {base: -rows.actions.behaviour_BA for base, rows in batch.rows.items()}
+        entropy_P = means_by_agent(surprises, batch.rows, agents)
         coef_P = np.where(entropy_P < algo.entropy_target, coef_P, 0)
     return LossWeights(weight_EJ, count_EJ, coef_P[chain.agent_EJ])
 

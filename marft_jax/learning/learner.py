@@ -23,7 +23,7 @@ from marft_jax.learning import critic as critic_lib
 from marft_jax.learning import gradients, optimiser
 from marft_jax.learning.algorithms import Algorithm
 from marft_jax.learning.cells import ROUNDING
-from marft_jax.learning.estimates import Estimates, estimate
+from marft_jax.learning.estimates import Estimates, LossWeights, estimate
 from marft_jax.learning.gradients import CriticTargets, Targets
 from marft_jax.learning.logprobs import Graph, dtype_of
 from marft_jax.learning.moving import ROLES
@@ -45,7 +45,7 @@ from marft_jax.parallel import compilation
 from marft_jax.parallel import mesh as mesh_lib
 from marft_jax.random_keys import Stream
 from marft_jax.team.prompts import Team
-from marft_jax.types import MAIN, Episode
+from marft_jax.types import Episode
 
 
 class Learner:
@@ -80,7 +80,8 @@ class Learner:
             level=algorithm.level,
             shards=mesh_lib.row_shards(mesh),
             share=settings.algo.reuse,
-            d_model=bases[MAIN].config.d_model,
+            bases=team.bases,
+            d_models={name: base.config.d_model for name, base in bases.items()},
             prompts=reads_prompts(settings, algorithm.level),
         )
         decoders = {name: (base.config, base.graphdef) for name, base in bases.items()}
@@ -141,8 +142,8 @@ class Learner:
 
     def loss(self, state: TrainState, batch: batch_lib.Batch) -> np.ndarray:
         """Cross-entropy per token of each agent's actions, ``[agents]``; nothing is learned."""
-        logprobs_UBA = self._batch_logprobs(state.adapters, batch)
-        return -means_by_agent(logprobs_UBA, batch.rows, len(self._team.profiles))
+        logprobs = self._batch_logprobs(state.adapters, batch)
+        return -means_by_agent(logprobs, batch.rows, len(self._team.profiles))
 
     def action_logprobs(
         self, adapters: Mapping[str, lora.Adapters], episodes: Sequence[Episode]
@@ -150,8 +151,9 @@ class Learner:
         """Log-prob of each turn's action under these adapters; nothing is learned."""
         zeros = [np.zeros(len(episode.turns), np.float32) for episode in episodes]
         batch = self.pack(episodes, zeros, level="action", prompts=False)
-        logprobs_UBA = self._batch_logprobs(adapters, batch)
-        sums_EJ = batch.chain.gather(sums_by_turn(logprobs_UBA, batch.rows))
+        logprobs = self._batch_logprobs(adapters, batch)
+        sums = {base: sums_by_turn(own, batch.rows[base]) for base, own in logprobs.items()}
+        sums_EJ = batch.chain.gather(sums)
         return [row[: len(e.turns)] for row, e in zip(sums_EJ, episodes, strict=True)]
 
     def trainable(self, step: int) -> dict[str, np.ndarray]:
@@ -174,7 +176,9 @@ class Learner:
     ) -> tuple[dict[str, list[Rows[jax.Array]]], dict[str, list[Scored]]]:
         """Places the microbatches of each base, and computes values, features and reference
         log-probs."""
-        rows = self._microbatches(batch.rows if batch.prompts is None else batch.prompts.rows)
+        prompts = batch.prompts
+        read = batch.rows if prompts is None else {base: own.rows for base, own in prompts.items()}
+        rows = self._microbatches(read)
         if not reads_base(self._settings):
             return rows, {base: [Scored()] * len(own) for base, own in rows.items()}
         scored = {
@@ -186,18 +190,10 @@ class Learner:
             ]
             for base, own in rows.items()
         }
-        if batch.prompts is None:
+        if prompts is None:
             return rows, scored
         rows = self._microbatches(batch.rows)  # in the meantime
-        flat: list[Any] = [
-            np.concatenate([x.reshape(-1, *x.shape[2:]) for x in mesh_lib.fetch(parts)])
-            for parts in (
-                [s.values_BX for s in scored[MAIN]],
-                [s.features_BXD for s in scored[MAIN]],
-            )
-        ]
-        placed = [Scored(*(x[flat_BK] for x in flat)) for flat_BK in batch.prompts.flat_UBK]
-        return rows, {MAIN: placed}
+        return rows, {base: _turns_of(own, scored[base]) for base, own in prompts.items()}
 
     def _logprobs(
         self,
@@ -208,36 +204,42 @@ class Learner:
         under the present ones, where stale samples are corrected, or under a KL's reference."""
         return {
             base: [
-                self._run.bases[base].proximal(base=self._params[base], adapters=own, r=micro)
-                for micro in rows[base]
+                self._run.bases[base].proximal(
+                    base=self._params[base], adapters=adapters[base], r=micro
+                )
+                for micro in own
             ]
-            for base, own in adapters.items()
+            for base, own in rows.items()
+            if base in adapters
         }
 
     def _batch_logprobs(
         self, adapters: Mapping[str, lora.Adapters], batch: batch_lib.Batch
-    ) -> np.ndarray:
-        """Log-probs of a batch's actions, ``[U, B, A]`` on the host."""
+    ) -> dict[str, np.ndarray]:
+        """Log-probs of the actions in each base's rows, ``[U, B, A]`` on the host."""
         logprobs = self._logprobs(adapters, self._microbatches(batch.rows))
-        return np.stack(mesh_lib.fetch(logprobs[MAIN]))
+        return {base: np.stack(mesh_lib.fetch(own)) for base, own in logprobs.items()}
 
     def _estimate(
         self, state: TrainState, batch: batch_lib.Batch, scored: Mapping[str, Sequence[Scored]]
     ) -> Estimates:
         """Computes advantages and returns, on the host."""
 
-        def host(parts: Sequence[jax.Array | None]) -> np.ndarray | None:
-            return None if parts[0] is None else np.stack(mesh_lib.fetch(list(parts)))
+        def host(name: str) -> dict[str, np.ndarray] | None:
+            parts = {base: [getattr(s, name) for s in own] for base, own in scored.items()}
+            known = {base: own for base, own in parts.items() if own[0] is not None}
+            return {b: np.stack(mesh_lib.fetch(own)) for b, own in known.items()} or None
 
+        epsilon = max(float(jnp.finfo(dtype_of(self._params[base])).eps) for base in scored)
         return estimate(
             self._settings.algo,
             self._algorithm,
             len(self._team.profiles),
             batch,
-            host([s.values_BX for s in scored[MAIN]]),
-            host([s.reference_BA for s in scored[MAIN]]),
+            host("values_BX"),
+            host("reference_BA"),
             *mesh_lib.fetch((state.baseline, state.values_scale)),
-            rounding=max(ROUNDING, 2 * float(jnp.finfo(dtype_of(self._params[MAIN])).eps)),
+            rounding=max(ROUNDING, 2 * epsilon),
         )
 
     def _targets(
@@ -249,8 +251,8 @@ class Learner:
     ) -> Callable[[str, int], Targets]:
         """Makes the targets of a base's microbatch when they are first asked for."""
         scatter = batch.chain.scatter
-        advantages_UBX, returns_UBX = map(scatter, (estimates.advantages_EJ, estimates.targets_EJ))
-        weights = jax.tree.map(scatter, estimates.weights)
+        advantages, returns = map(scatter, (estimates.advantages_EJ, estimates.targets_EJ))
+        weights = [scatter(x_EJ) for x_EJ in estimates.weights or ()]
         in_loss = self._settings.algo.kl_in == "loss"
 
         @functools.cache  # they serve every epoch
@@ -258,10 +260,10 @@ class Learner:
             values_BX, features_BXD, reference_BA = scored[base][u]
             critic = None
             if values_BX is not None:
-                critic = CriticTargets(returns_UBX[u], values_BX, features_BXD)
+                critic = CriticTargets(returns[base][u], values_BX, features_BXD)
             targets = Targets(
-                advantages_UBX[u],
-                weights=jax.tree.map(lambda x_UBX: x_UBX[u], weights),
+                advantages[base][u],
+                weights=LossWeights(*(x[base][u] for x in weights)) if weights else None,
                 critic=critic,
                 reference_BA=reference_BA if in_loss else None,
                 proximal_BA=present[base][u] if base in present else None,
@@ -270,9 +272,14 @@ class Learner:
 
         return of
 
-    def _microbatches(self, rows: Rows[np.ndarray]) -> dict[str, list[Rows[jax.Array]]]:
+    def _microbatches(
+        self, rows: Mapping[str, Rows[np.ndarray]]
+    ) -> dict[str, list[Rows[jax.Array]]]:
         """Splits the rows of each base into microbatches on the mesh."""
-        return {MAIN: [self._place(r) for r in batch_lib.microbatches(rows)]}
+        return {
+            base: [self._place(micro) for micro in batch_lib.microbatches(own)]
+            for base, own in rows.items()
+        }
 
     def _place(self, tree: Any) -> Any:
         """Puts arrays of rows on the mesh; what is there stays."""
@@ -294,6 +301,15 @@ class Learner:
             [(base, u) for base, own in of_block.items() for u in own[part].ravel().tolist()]
             for part in parts
         ]
+
+
+def _turns_of(prompts: batch_lib.Prompts, scored: Sequence[Scored]) -> list[Scored]:
+    """Brings what was scored in the rows of the prompts to the turns of the batch's rows."""
+    flat: list[Any] = [
+        np.concatenate([x.reshape(-1, *x.shape[2:]) for x in mesh_lib.fetch(parts)])
+        for parts in ([s.values_BX for s in scored], [s.features_BXD for s in scored])
+    ]
+    return [Scored(*(x[flat_BK] for x in flat)) for flat_BK in prompts.flat_UBK]
 
 
 Compiled: TypeAlias = Any

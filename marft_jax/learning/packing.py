@@ -7,8 +7,8 @@ packed into a row, where they may share a prefix.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -70,7 +70,7 @@ class TokenSequence(NamedTuple):
         return n if same.all() else int(same.argmin())
 
 
-def known_before(sequences: Sequence[tuple[int, np.ndarray]]) -> np.ndarray:
+def known_before(sequences: Sequence[tuple[Any, np.ndarray]]) -> np.ndarray:
     """Counts the first tokens of each (owner, ids) that are known from the others.
 
     These are the tokens that it shares with the one before it, when all are sorted.
@@ -86,14 +86,16 @@ def known_before(sequences: Sequence[tuple[int, np.ndarray]]) -> np.ndarray:
     return known
 
 
-def merge_prefixes(e: int, episode: Episode, owners: Sequence[int]) -> list[TokenSequence]:
+def merge_prefixes(e: int, episode: Episode, owners: Mapping[int, int]) -> list[TokenSequence]:
     """Makes the sequences of episode e: a turn that continues an earlier turn extends its sequence.
 
     Args:
-        owners: the adapter of each agent.
+        owners: the adapter of each agent; turns of other agents are left out.
     """
     sequences: list[TokenSequence] = []
     for k, turn in enumerate(episode.turns):
+        if turn.agent not in owners:
+            continue
         ids, owner = np.concatenate([turn.prompt, turn.action]), owners[turn.agent]
         agents, start = np.full(len(ids), turn.agent), len(turn.prompt)
         new = TokenSequence(ids, agents, owner, [(e, k)], [start], [len(turn.action)])

@@ -7,7 +7,7 @@ reads what it would read in a row of its own. Only action tokens have a loss.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Generic, Literal, NamedTuple, TypeVar
 
 import jax
@@ -184,9 +184,18 @@ def sums_by_turn(x_UBA: np.ndarray, rows: Rows[np.ndarray]) -> np.ndarray:
     return sums_UBK
 
 
-def means_by_agent(x_UBA: np.ndarray, rows: Rows[np.ndarray], agents: int) -> np.ndarray:
-    """Means over the action tokens of each agent, ``[P]``; 0 without any."""
-    mask_UBA = rows.actions.mask_BA
-    agent_UBA = np.take_along_axis(rows.turns.agent_BK, rows.actions.turn_BA, axis=-1).ravel()
-    total_P = np.bincount(agent_UBA, (x_UBA * mask_UBA).ravel(), agents)
-    return total_P / np.maximum(np.bincount(agent_UBA, mask_UBA.ravel(), agents), 1)
+def means_by_agent(
+    by_base: Mapping[str, np.ndarray], rows: Mapping[str, Rows[np.ndarray]], agents: int
+) -> np.ndarray:
+    """Means over the action tokens of each agent, ``[P]``; 0 without any.
+
+    Args:
+        by_base: numbers of the action tokens in the rows of each base, ``[U, B, A]``.
+    """
+    total_P, count_P = np.zeros(agents), np.zeros(agents)
+    for base, x_UBA in by_base.items():
+        actions, mask_UBA = rows[base].actions, rows[base].actions.mask_BA
+        agent_UBA = np.take_along_axis(rows[base].turns.agent_BK, actions.turn_BA, axis=-1).ravel()
+        total_P += np.bincount(agent_UBA, (x_UBA * mask_UBA).ravel(), agents)
+        count_P += np.bincount(agent_UBA, mask_UBA.ravel(), agents)
+    return total_P / np.maximum(count_P, 1)

@@ -113,16 +113,18 @@ def _once(
 ) -> dict[str, float]:
     """Computes the shares of tokens that engine and update had to compute: each sampled token, and
     each token of a common prefix once."""
-    whole = [(team.owners[t.agent], np.concatenate([t.prompt, t.action])) for t in sampled]
+    owners = list(zip(team.bases, team.owners, strict=True))
+    whole = [(owners[t.agent], np.concatenate([t.prompt, t.action])) for t in sampled]
     prompts, action = [len(t.prompt) for t in sampled], sum(len(t.action) for t in sampled)
     needed = np.maximum(np.asarray(prompts) - known_before(whole), 0).sum() + action
     learned = [turn for episode in collected.episodes for turn in episode.turns]
-    read = [(team.owners[t.agent], np.concatenate([t.prompt, t.action[:-1]])) for t in learned]
+    read = [(owners[t.agent], np.concatenate([t.prompt, t.action[:-1]])) for t in learned]
+    computed = sum(int((rows.tokens.owners_BT >= 0).sum()) for rows in batch.rows.values())
     new = sum(len(ids) for _, ids in read) - known_before(read).sum()
     copied = collected.stats.get("tokens/prefix_cached", 0)
     return {
         "tokens/once_engine": needed / (sum(prompts) + action - copied),
-        "tokens/once_update": new / (batch.rows.tokens.owners_BT >= 0).sum(),
+        "tokens/once_update": new / computed,
     }
 
 

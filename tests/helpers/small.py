@@ -304,7 +304,7 @@ def chain(
             start, end = end, end + (1 if level == "action" else len(acted.action))
             decisions[e, k] = range(start, end)
     sizes = [reward_size(whole, algo) for whole in episodes]
-    return make_chain(episodes, rewards, decisions, (1, 1, end), sizes)
+    return make_chain(episodes, rewards, decisions, {MAIN: (1, 1, end)}, sizes)
 
 
 def random_episodes(

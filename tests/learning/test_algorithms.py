@@ -28,6 +28,7 @@ from marft_jax.learning.moving import label_means
 from marft_jax.learning.normalizers import find_normalizer, normalize
 from marft_jax.learning.settings import SETTINGS, Appo, Reinforce, resolve, resolved, reuses_samples
 from marft_jax.learning.state import EMA
+from marft_jax.types import MAIN
 
 RELATIVE = dict(rtol=1e-5, atol=1e-6)
 
@@ -193,7 +194,7 @@ def test_the_chain_runs_across_agents_and_steps_up_to_the_episodes_end(
     algo = Appo(gamma=gamma, gae_lambda=gae_lambda, episodes=3, ratio="sum")
     rewards = small.paid(episodes)
     batch = batch_lib.build(episodes, rewards, (0, 1, 2), algo, algorithm.level)
-    values = rng.normal(size=batch.chain.positions.shape_UBX).astype(np.float32)
+    values = rng.normal(size=batch.chain.positions.shapes[MAIN]).astype(np.float32)
     chain = batch.chain
     values_EJ = values.reshape(-1)[chain.positions.flat_EJ] * chain.mask_EJ
     got = find_algorithm(name).advantages(algo, chain, values_EJ, None)

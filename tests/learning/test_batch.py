@@ -15,6 +15,7 @@ from marft_jax.learning import batch as batch_lib
 from marft_jax.learning import packing
 from marft_jax.learning.settings import Appo
 from marft_jax.parallel.ladder import bucket
+from marft_jax.types import MAIN
 
 ALGO = Appo(ratio="sum", minibatches=1, microbatch_tokens=128)
 
@@ -56,7 +57,7 @@ def ends(rows):
 
 def idle_share(batch):
     """The fraction of the rows' tokens that is padding."""
-    return float(np.mean(batch.rows.tokens.owners_BT < 0))
+    return float(np.mean(batch.rows[MAIN].tokens.owners_BT < 0))
 
 
 # Rows.
@@ -64,7 +65,7 @@ def idle_share(batch):
 
 def test_nested_turns_of_one_owner_are_one_sequence():
     batch = build([shared_history()], owners=(0, 0))
-    r = batch.rows
+    r = batch.rows[MAIN]
     assert ends(r) == [9]
     [row] = r.tokens.ids_BT[used(r)]
     assert row[:9].tolist() == [1, 2, 3, 4, 50, 6, 51, 7, 8]
@@ -75,20 +76,20 @@ def test_nested_turns_of_one_owner_are_one_sequence():
 
 
 def test_nested_turns_of_other_owners_stay_apart():
-    r = build([shared_history()], owners=(0, 1)).rows
+    r = build([shared_history()], owners=(0, 1)).rows[MAIN]
     assert len(ends(r)) == 2 and {*r.tokens.owners_BT.flat} == {-1, 0, 1}
 
 
 def test_two_answers_to_one_prompt_stay_apart():
     turns = [small.turn(0, [1, 2], [3]), small.turn(0, [1, 2], [3]), small.turn(0, [1, 2], [4])]
-    r = build([small.episode(0, turns, [1.0])]).rows
+    r = build([small.episode(0, turns, [1.0])]).rows[MAIN]
     assert ends(r) == [2, 2, 2]
 
 
 def test_sequences_of_other_episodes_are_never_nested():
     first = small.episode(0, [small.turn(0, [1, 2], [3])], [1.0])
     second = small.episode(1, [small.turn(0, [1, 2, 3, 4], [5])], [1.0])
-    assert ends(build([first, second]).rows) == [2, 4]
+    assert ends(build([first, second]).rows[MAIN]) == [2, 4]
 
 
 @pytest.mark.parametrize("level", ["action", "token"])
@@ -98,7 +99,7 @@ def test_every_action_token_is_there_once_behind_its_own_prompt(episodes, level)
 
 def check_what_is_read(batch, episodes):
     """Each action token is predicted where the turn's own tokens are read, and nothing else."""
-    r = batch.rows
+    r = batch.rows[MAIN]
     turns = [t for e in episodes for t in e.turns]
     assert r.actions.mask_BA.sum() == sum(len(t.action) for t in turns)
     assert r.turns.mask_BK.sum() == len(turns)
@@ -136,9 +137,9 @@ def test_shared_turns_read_what_they_read_apart(data):
     ]
     apart, shared = (build(episodes, share=share) for share in (False, True))
     check_what_is_read(shared, episodes)
-    filled = [(batch.rows.tokens.owners_BT >= 0).sum() for batch in (apart, shared)]
+    filled = [(batch.rows[MAIN].tokens.owners_BT >= 0).sum() for batch in (apart, shared)]
     assert apart.prefix_shared == 0 and filled[1] == filled[0] - shared.prefix_shared
-    sames = [batch.rows.tokens.ids_BT.shape for batch in (apart, shared)]
+    sames = [batch.rows[MAIN].tokens.ids_BT.shape for batch in (apart, shared)]
     assert sames[1][1] * sames[1][2] <= max(ALGO.microbatch_tokens, sames[1][2])
 
 
@@ -146,11 +147,11 @@ def test_what_turns_begin_with_stands_in_their_row_once():
     turns = [[1, 2, 3, 4, *end] for end in ([5], [5, 6], [7], [7], [5, 8])]
     episodes = [small.episode(0, [small.turn(0, ids, [9])], [1.0]) for ids in turns]
     batch = build(episodes, share=True)
-    [row] = np.argwhere(used(batch.rows)).tolist()
+    [row] = np.argwhere(used(batch.rows[MAIN])).tolist()
     n = 4 + 1 + 2 + 1  # the beginning; 5 and what follows it twice; 7, which two have
-    assert batch.rows.tokens.ids_BT[*row, :n].tolist() == [1, 2, 3, 4, 5, 6, 8, 7]
-    assert batch.rows.tokens.last_reader_BT[*row, :n].tolist() == [7, 7, 7, 7, 6, 5, 6, 7]
-    assert batch.rows.tokens.positions_BT[*row, :n].tolist() == [0, 1, 2, 3, 4, 5, 5, 4]
+    assert batch.rows[MAIN].tokens.ids_BT[*row, :n].tolist() == [1, 2, 3, 4, 5, 6, 8, 7]
+    assert batch.rows[MAIN].tokens.last_reader_BT[*row, :n].tolist() == [7, 7, 7, 7, 6, 5, 6, 7]
+    assert batch.rows[MAIN].tokens.positions_BT[*row, :n].tolist() == [0, 1, 2, 3, 4, 5, 5, 4]
     assert batch.prefix_shared == 5 + 6 + 5 + 5 + 6 - n
 
 
@@ -171,11 +172,11 @@ def test_samples_of_a_task_make_wider_rows_while_every_minibatch_has_some():
     ]
     algo = dataclasses.replace(ALGO, microbatch_tokens=4096, minibatches=4)
     apart, shared = (build(episodes, algo=algo, share=share) for share in (False, True))
-    assert shared.rows.tokens.ids_BT.shape[2] > 256
-    tokens = [batch.rows.tokens.ids_BT.size for batch in (apart, shared)]
+    assert shared.rows[MAIN].tokens.ids_BT.shape[2] > 256
+    tokens = [batch.rows[MAIN].tokens.ids_BT.size for batch in (apart, shared)]
     assert tokens[1] <= tokens[0] / 2
     few = build(episodes[:8], algo=algo, share=True)
-    assert used(few.rows).any(1).all() and len(few.rows.tokens.ids_BT) == 4
+    assert used(few.rows[MAIN]).any(1).all() and len(few.rows[MAIN].tokens.ids_BT) == 4
 
 
 def test_a_turn_carries_its_own_numbers(episodes):
@@ -184,7 +185,7 @@ def test_a_turn_carries_its_own_numbers(episodes):
     ]
     for ratio in ("sum", "token", "word"):
         batch = build(hot, algo=dataclasses.replace(ALGO, ratio=ratio))
-        r = batch.rows
+        r = batch.rows[MAIN]
         for e, episode in enumerate(hot):
             lengths = [len(t.action) for t in episode.turns]
             words = [len(t.text.split()) for t in episode.turns]
@@ -203,12 +204,16 @@ def test_a_turn_carries_its_own_numbers(episodes):
     for e, episode in enumerate(hot):
         heat = np.concatenate([[t.temperature] * len(t.action) for t in episode.turns])
         logprobs = np.concatenate([t.logprobs for t in episode.turns])
-        np.testing.assert_array_equal(units(batch.rows.actions.temperature_BA, batch)[e], heat)
-        np.testing.assert_array_equal(units(batch.rows.actions.behaviour_BA, batch)[e], logprobs)
+        np.testing.assert_array_equal(
+            units(batch.rows[MAIN].actions.temperature_BA, batch)[e], heat
+        )
+        np.testing.assert_array_equal(
+            units(batch.rows[MAIN].actions.behaviour_BA, batch)[e], logprobs
+        )
 
 
 def test_the_prompts_of_nested_turns_reach_to_their_last_ones_first_token():
-    [sequence] = packing.merge_prefixes(0, shared_history(), (0, 0))
+    [sequence] = packing.merge_prefixes(0, shared_history(), {0: 0, 1: 0})
     prompt = sequence.prompt()
     assert prompt.ids.tolist() == [1, 2, 3, 4, 50, 6, 51, 7]
     assert prompt.acted == [*sequence.acted[:-1], 1] == [2, 1, 1]
@@ -225,13 +230,13 @@ def test_minibatches_have_about_as_many_tokens():
     for seed in range(4):
         algo = dataclasses.replace(ALGO, minibatches=4, epochs=1, microbatch_tokens=1024)
         batch = build(episodes, algo=algo, seed=(0, seed))
-        read = (batch.rows.tokens.owners_BT >= 0).reshape(4, -1).sum(1)
+        read = (batch.rows[MAIN].tokens.owners_BT >= 0).reshape(4, -1).sum(1)
         assert read.max() == read.min()
 
 
 def test_ids_equal_to_padding_are_not_taken_for_it():
     turns = [small.turn(0, [0, 0, 0], [0, 0]), small.turn(1, [256, 257], [257, 256, 0])]
-    r = build([small.episode(0, turns, [1.0])]).rows
+    r = build([small.episode(0, turns, [1.0])]).rows[MAIN]
     assert r.actions.mask_BA.sum() == 5 and (r.tokens.owners_BT >= 0).sum() == 4 + 4
 
 
@@ -241,12 +246,12 @@ def test_ids_equal_to_padding_are_not_taken_for_it():
 @pytest.mark.parametrize("level", ["action", "token"])
 def test_chains_run_in_acting_order_and_link_every_decision_once(episodes, level):
     batch = build(episodes, level)
-    chain, r = batch.chain, batch.rows
+    chain, r = batch.chain, batch.rows[MAIN]
     mask = r.turns.mask_BK if level == "action" else r.actions.mask_BA
     linked = chain.positions.flat_EJ[chain.mask_EJ > 0]
     assert len(set(linked.tolist())) == len(linked) == mask.sum()
     assert (mask.reshape(-1)[linked] == 1).all()
-    assert chain.positions.shape_UBX == mask.shape
+    assert chain.positions.shapes[MAIN] == mask.shape
     for e, episode in enumerate(episodes):
         n = int(chain.mask_EJ[e].sum())
         assert chain.continues_EJ[e].tolist() == [1] * (n - 1) + [0] * (
@@ -293,7 +298,7 @@ def test_every_turn_weighs_one_and_knows_its_agent_group_and_number(level):
 
 
 def test_a_token_belongs_to_the_agent_whose_turn_it_leads_to():
-    r = build([shared_history()], owners=(0, 0)).rows
+    r = build([shared_history()], owners=(0, 0)).rows[MAIN]
     [row] = r.tokens.agents_BT[used(r)]
     assert row[:10].tolist() == [0, 0, 0, 1, 1, 0, 0, 0, 0, -1]
 
@@ -306,8 +311,8 @@ def test_a_token_belongs_to_the_agent_whose_turn_it_leads_to():
 def test_rows_are_dealt_evenly_to_minibatches_and_shards(episodes, minibatches, shards):
     algo = dataclasses.replace(ALGO, minibatches=minibatches)
     batch = build(episodes, algo=algo, shards=shards)
-    full = used(batch.rows).sum(-1)
-    u, b, width = batch.rows.tokens.ids_BT.shape
+    full = used(batch.rows[MAIN]).sum(-1)
+    u, b, width = batch.rows[MAIN].tokens.ids_BT.shape
     assert u % minibatches == 0 and b % shards == 0
     assert b * width <= max(algo.microbatch_tokens, shards * width)
     assert full.min() > 0 and full.max() - full.min() <= 1
@@ -330,8 +335,8 @@ def talks(n, group, agents=2, seed=0):
 def decisions_of(batch, micros, owners):
     """How many decisions of each adapter these microbatches have."""
     r, level_is_action = (
-        batch.rows,
-        batch.chain.positions.shape_UBX == batch.rows.turns.mask_BK.shape,
+        batch.rows[MAIN],
+        batch.chain.positions.shapes[MAIN] == batch.rows[MAIN].turns.mask_BK.shape,
     )
     weight_UBK = r.turns.mask_BK * (1 if level_is_action else r.turns.tokens_BK)
     own, weights = r.turns.owner_BK[micros].ravel(), weight_UBK[micros].ravel()
@@ -350,7 +355,7 @@ def test_minibatches_have_equal_parts_of_each_adapters_decisions(
     """Also of an agent that acts in one episode of ten; of tokens, about as many."""
     algo = dataclasses.replace(ALGO, minibatches=minibatches, microbatch_tokens=4096)
     batch = build(talks(n, group, agents), level, algo=algo, share=share, seed=(0, 5))
-    owners, micros = range(agents), np.arange(len(batch.rows.tokens.ids_BT))
+    owners, micros = range(agents), np.arange(len(batch.rows[MAIN].tokens.ids_BT))
     assert batch.blocks % minibatches == 0 and len(micros) % batch.blocks == 0
     per_block = [decisions_of(batch, part, owners) for part in np.split(micros, batch.blocks)]
     part = sum(per_block) / batch.blocks
@@ -368,17 +373,17 @@ def test_samples_of_a_task_stay_in_one_minibatch_as_they_share_a_prefix():
         blocks = {}
         for e, episode in enumerate(episodes):
             micro = np.unravel_index(
-                batch.chain.positions.flat_EJ[e, 0], batch.chain.positions.shape_UBX
+                batch.chain.positions.flat_EJ[e, 0], batch.chain.positions.shapes[MAIN]
             )[0]
-            block = int(micro) // (len(batch.rows.tokens.ids_BT) // batch.blocks)
+            block = int(micro) // (len(batch.rows[MAIN].tokens.ids_BT) // batch.blocks)
             blocks.setdefault(episode.group, set()).add(block)
         assert sum(len(found) > 1 for found in blocks.values()) == divided
 
 
 def test_the_seed_decides_which_rows_share_a_minibatch(episodes):
     one, same, other = (build(episodes, seed=s) for s in ((0, 1), (0, 1), (0, 2)))
-    np.testing.assert_array_equal(one.rows.tokens.ids_BT, same.rows.tokens.ids_BT)
-    assert not np.array_equal(one.rows.tokens.ids_BT, other.rows.tokens.ids_BT)
+    np.testing.assert_array_equal(one.rows[MAIN].tokens.ids_BT, same.rows[MAIN].tokens.ids_BT)
+    assert not np.array_equal(one.rows[MAIN].tokens.ids_BT, other.rows[MAIN].tokens.ids_BT)
 
 
 def test_padding_is_the_fraction_of_idle_tokens():
@@ -423,7 +428,7 @@ def test_a_run_of_varied_batches_pads_little_and_has_few_shapes(
             algo=algo,
             share=share,
         )
-        met.add(tuple(x.shape[1:] for x in jax.tree.leaves(batch.rows)))
+        met.add(tuple(x.shape[1:] for x in jax.tree.leaves(batch.rows[MAIN])))
         idle.append(idle_share(batch))
     assert len(met) <= kinds
     assert np.mean(idle) < padding
@@ -435,7 +440,7 @@ def test_rows_share_the_action_tokens_evenly_where_that_takes_no_more_rows(monke
     episodes = [small.episode(i, [turn], [1.0]) for i, turn in enumerate(turns)]
 
     def fullest_of_rows() -> tuple[int, int]:
-        acted_UB = build(episodes).rows.actions.mask_BA.sum(-1)
+        acted_UB = build(episodes).rows[MAIN].actions.mask_BA.sum(-1)
         return int(acted_UB.max()), int((acted_UB > 0).sum())
 
     assert fullest_of_rows() == (48, 29)

@@ -22,6 +22,7 @@ from marft_jax.learning.moving import ROLES, label_means, roles
 from marft_jax.learning.normalizers import find_normalizer
 from marft_jax.learning.settings import Appo, Cispo, Grpo, Reinforce, Tppo
 from marft_jax.learning.state import EMA
+from marft_jax.types import MAIN
 
 
 def acted(*turns, reward=1.0, index=0):
@@ -35,11 +36,12 @@ def loss_of(algo, *episodes, behaviour=None):
     """Weights of the links in acting order, as lists."""
     batch = batch_lib.build(episodes, small.paid(episodes), (0, 1), algo, "token")
     if behaviour is not None:
-        batch.rows.actions.behaviour_BA[:] = behaviour * batch.rows.actions.mask_BA
+        batch.rows[MAIN].actions.behaviour_BA[:] = behaviour * batch.rows[MAIN].actions.mask_BA
     means = EMA(np.zeros(2), np.zeros(2)), EMA(np.zeros(()), np.zeros(()))
     algorithm = find_algorithm(algo.name)
-    values = np.zeros(batch.chain.positions.shape_UBX, np.float32) if algo.has_critic else None
-    return estimate(algo, algorithm, 2, batch, values, None, *means).weights, batch.chain
+    values = np.zeros(batch.chain.positions.shapes[MAIN], np.float32) if algo.has_critic else None
+    known = None if values is None else {MAIN: values}
+    return estimate(algo, algorithm, 2, batch, known, None, *means).weights, batch.chain
 
 
 def mean_loss(loss, losses_J):
@@ -108,7 +110,9 @@ def test_the_entropy_bonus_acts_on_agents_below_the_target():
     turns = acted((0, 2, False), (1, 2, False))
     algo = Tppo(entropy_coef=0.1, entropy_target=1.0)
     batch = batch_lib.build([turns], small.paid([turns]), (0, 1), algo, "token")
-    agent_BA = np.take_along_axis(batch.rows.turns.agent_BK, batch.rows.actions.turn_BA, -1)
+    agent_BA = np.take_along_axis(
+        batch.rows[MAIN].turns.agent_BK, batch.rows[MAIN].actions.turn_BA, -1
+    )
     loss, chain = loss_of(algo, turns, behaviour=np.where(agent_BA == 0, -0.5, -2.0))
     expected = np.where(chain.agent_EJ == 0, 0.1, 0.0)
     np.testing.assert_allclose(loss.entropy, expected)
@@ -137,7 +141,7 @@ def test_icepop_drops_weights_on_both_sides():
 def test_a_stale_actions_weight_may_be_that_of_all_its_tokens():
     """Three tokens of weight 2 are an action of weight 8."""
     episodes = [acted((0, 3, False), (1, 1, False))]
-    rows = batch_lib.build(episodes, small.paid(episodes), (0, 1), Tppo(), "token").rows
+    rows = batch_lib.build(episodes, small.paid(episodes), (0, 1), Tppo(), "token").rows[MAIN]
     r = batch_lib.microbatches(rows)[0]
     agent_BA = np.take_along_axis(r.turns.agent_BK, r.actions.turn_BA, -1)
     new_BA = np.log(np.where(agent_BA == 0, 2.0, 1.5)) * r.actions.mask_BA

@@ -24,6 +24,7 @@ from marft_jax.learning.moving import label_means
 from marft_jax.learning.normalizers import normalize
 from marft_jax.learning.settings import SETTINGS
 from marft_jax.learning.state import EMA
+from marft_jax.types import MAIN
 
 NORMALIZE = ("batch", "agent", "group", "group_turn", "none")
 GROUPED = ("grpo", "gspo", "reinforce")
@@ -319,12 +320,15 @@ def estimated(algo: Algo, episodes, kl, *, rounding: float = 1e-5):
     batch = batch_lib.build(episodes, rewards, (0, 1, 2), algo, level)
     values_UBX = None
     if algo.has_critic:
-        shape = batch.rows.decision_mask(level).shape
+        shape = batch.rows[MAIN].decision_mask(level).shape
         values_UBX = np.random.default_rng(5).normal(0, 0.1, shape)
     zero = EMA(np.zeros(()), np.zeros(()))
     means = EMA(np.zeros(3), np.zeros(3))
-    reference_UBA = batch.rows.actions.behaviour_BA - np.asarray(kl(batch.rows), np.float32)
-    how = algo, find_algorithm(algo.name), 3, batch, values_UBX, reference_UBA, means, zero
+    reference_UBA = batch.rows[MAIN].actions.behaviour_BA - np.asarray(
+        kl(batch.rows[MAIN]), np.float32
+    )
+    values = None if values_UBX is None else {MAIN: values_UBX}
+    how = algo, find_algorithm(algo.name), 3, batch, values, {MAIN: reference_UBA}, means, zero
     return estimate(*how, rounding=rounding)
 
 

@@ -177,7 +177,7 @@ def test_gradients_are_those_of_the_action_tokens_alone(name, ids):
         old,
         weights,
     )
-    advantages = np.zeros(batch.chain.positions.shape_UBX, np.float32)
+    advantages = np.zeros(batch.chain.positions.shapes[MAIN], np.float32)
     links = batch.chain.positions.flat_EJ[
         batch.chain.mask_EJ > 0
     ]  # in acting order, like ``turns``
@@ -188,7 +188,7 @@ def test_gradients_are_those_of_the_action_tokens_alone(name, ids):
         for w in (row if name != "tppo" else row[start : start + len(t.action)])
     ]
     advantages.reshape(-1)[links] = flat
-    got = _gradients(config, name)(fresh(config, name), batch.rows, advantages)
+    got = _gradients(config, name)(fresh(config, name), batch.rows[MAIN], advantages)
     close(got, expected, 2e-5)
 
 
@@ -227,7 +227,7 @@ def test_what_stands_in_padding_changes_nothing(episodes, name):
     rng = np.random.default_rng(1)
 
     def spoil(batch):
-        r = batch.rows
+        r = batch.rows[MAIN]
         idle_T, idle_A = r.tokens.owners_BT < 0, r.actions.mask_BA == 0
         idle_K = r.turns.mask_BK == 0
         assert idle_T.any() and idle_A.any() and idle_K.any()
@@ -254,7 +254,7 @@ def test_what_stands_in_padding_changes_nothing(episodes, name):
                 owner_BK=noise(turns.owner_BK, idle_K, 2),
             ),
         )
-        return batch._replace(rows=spoiled)
+        return batch._replace(rows={MAIN: spoiled})
 
     clean = learn(settings(), episodes, name=name)
     assert same(learn(settings(), episodes, name=name, change=spoil), clean)
@@ -269,7 +269,7 @@ def test_without_an_entropy_bonus_the_backward_pass_spares_a_product(temperature
     )
     close(*(policy_of(state).adapters_opt for state, _ in (none, hardly)), 1e-6)
     close(none[1], hardly[1], 1e-5)
-    base, rows = small.base(LAYERS), build(settings(ONCE), episodes).rows
+    base, rows = small.base(LAYERS), build(settings(ONCE), episodes).rows[MAIN]
     r = jax.tree.map(lambda x: x[0], rows)
     hidden = jnp.ones((*r.actions.index_BA.shape, small.CONFIG.d_model))
 
@@ -354,7 +354,7 @@ def test_epochs_divide_a_batch_in_other_ways_and_report_what_steps_learn_from():
     algo = dataclasses.replace(ALGO, epochs=8, minibatches=2, microbatch_tokens=8192)
     ours, episodes = learner(settings(algo)), small.random_episodes(16)
     batch = ours.pack(episodes, small.paid(episodes))
-    micros = len(batch.rows.tokens.ids_BT)
+    micros = len(batch.rows[MAIN].tokens.ids_BT)
     parts = ours._order(3, {MAIN: range(micros)}, batch.blocks)
     order = [[u for _, u in part] for part in parts]
     epochs = [(set(a), set(b)) for a, b in zip(order[::2], order[1::2], strict=True)]
@@ -368,7 +368,7 @@ def test_a_minibatch_without_rows_moves_nothing(episodes):
     """Fewer rows than minibatches: momentum must not be spent on nothing."""
     config = settings(dataclasses.replace(ONCE, minibatches=4, microbatch_tokens=64))
     single = episodes[0]._replace(turns=episodes[0].turns[:1], results=episodes[0].results[:1])
-    assert build(config, [single]).rows.turns.mask_BK.sum() == 1
+    assert build(config, [single]).rows[MAIN].turns.mask_BK.sum() == 1
     alone, _ = learn(settings(ONCE), [single])
     for step in range(4):  # the full minibatch comes first, last or between
         state, _ = learn(config, [single], step=step)
@@ -383,18 +383,18 @@ def test_a_minibatch_without_rows_moves_nothing(episodes):
 def test_accumulated_gradients_are_those_of_one_big_microbatch(episodes, name):
     big = settings(dataclasses.replace(ONCE, microbatch_tokens=100_000))
     cut = settings(dataclasses.replace(ONCE, microbatch_tokens=64))
-    assert len(build(big, episodes).rows.tokens.ids_BT) == 1
-    assert len(build(cut, episodes).rows.tokens.ids_BT) >= 4
+    assert len(build(big, episodes).rows[MAIN].tokens.ids_BT) == 1
+    assert len(build(cut, episodes).rows[MAIN].tokens.ids_BT) >= 4
     one, two = learn(big, episodes, name=name), learn(cut, episodes, name=name)
     close(one, two, 1e-4)
     close(one[0].adapters, two[0].adapters, 1e-5)
 
 
 def test_packed_rows_learn_what_unpacked_rows_learn(episodes, monkeypatch):
-    packed = build(settings(ONCE), episodes).rows
+    packed = build(settings(ONCE), episodes).rows[MAIN]
     one = learn(settings(ONCE), episodes)
     monkeypatch.setattr(packing, "_pack", lambda sequences, *_, **__: [[s] for s in sequences])
-    apart = build(settings(ONCE), episodes).rows
+    apart = build(settings(ONCE), episodes).rows[MAIN]
     assert packed.turns.mask_BK.sum(-1).max() > 1 == apart.turns.mask_BK.sum(-1).max()
     two = learn(settings(ONCE), episodes)
     close(one, two, 1e-4)
@@ -445,7 +445,8 @@ def test_a_critic_that_reads_prompts_alone_reads_what_it_would_in_the_rows(criti
         batch = build(config, conversations(), where=where, owners=owners, share=share)
         assert batch.prompts is not None
         tokens, fewer = (
-            int((r.tokens.owners_BT >= 0).sum()) for r in (batch.rows, batch.prompts.rows)
+            int((r.tokens.owners_BT >= 0).sum())
+            for r in (batch.rows[MAIN], batch.prompts[MAIN].rows)
         )
         assert share or fewer < tokens
         ours = learner(config, where=where)
@@ -481,11 +482,44 @@ def test_batches_of_the_same_shapes_compile_nothing(episodes):
     ours = Learner(settled(configure(), "appo"), {MAIN: base}, team, find_algorithm("appo"), where)
     state = ours.init()
     few, many = (build(configure(), episodes[:n]) for n in (1, len(episodes)))
-    assert few.rows.tokens.ids_BT.shape[1:] != many.rows.tokens.ids_BT.shape[1:]
+    assert few.rows[MAIN].tokens.ids_BT.shape[1:] != many.rows[MAIN].tokens.ids_BT.shape[1:]
     for batch, programs in ((few, 1), (many, 2), (few, 2), (many, 2)):
         state, _, _ = ours.learn(state, batch, 0)
         own = ours._run.bases[MAIN]
         assert own.score._cache_size() == own.accumulate._cache_size() == programs
+
+
+@pytest.mark.parametrize("name", ["appo", "grpo"])
+def test_two_bases_that_are_one_file_give_what_one_base_gives(episodes, name):
+    """One chain of credit along the team; rows, heads and adapters of each base."""
+    algo = dataclasses.replace(ALGO, kl_coef=0.1, kl_reference="start", correction="decoupled")
+    config, where = settings(algo, mode="heads"), small.one_device()
+    base, one, whole = small.base_on(where, LAYERS), small.team(), small.adapters(2, layers=LAYERS)
+    two = one._replace(
+        bases=(MAIN, "other"),
+        owners=(0, 0),
+        adapter_names={MAIN: one.names[:1], "other": one.names[1:]},
+        trainable={MAIN: (True,), "other": (True,)},
+    )
+    own = {b: jax.tree.map(lambda x, n=n: x[n : n + 1], whole) for n, b in enumerate(two.bases)}
+    found = []
+    for team, adapters in ((one, {MAIN: whole}), (two, own)):
+        bases = dict.fromkeys(adapters, base)
+        learner = Learner(settled(config, name), bases, team, find_algorithm(name), where)
+        state = learner.init().with_adapters(jax.device_put(adapters)).begun()
+        batch = learner.pack(episodes, small.paid(episodes))
+        assert len(batch.rows) == len(bases)
+        state, _, metrics = learner.learn(state, batch, 0)
+        metrics.pop("critic/grad_norm", None)  # a mean over all heads of both bases
+        found.append((jax.device_get(state), metrics))
+    (state, metrics), (apart, others) = found
+    joined = jax.tree.map(lambda *x: np.concatenate(x), *apart.policies.values())
+    close(policy_of(state), joined, 1e-6)
+    heads = [jax.tree.map(lambda x, n=n: x[n], apart.critic[b]) for n, b in enumerate(two.bases)]
+    for n, head in enumerate(heads):
+        close(jax.tree.map(lambda x, n=n: x[n], state.critic[MAIN]), head, 1e-5)
+    assert metrics.keys() == others.keys()
+    close(metrics, others, 1e-4)
 
 
 def test_the_same_step_twice_is_the_same_bit_for_bit(episodes):

@@ -242,12 +242,12 @@ def test_an_update_that_is_not_finite_is_skipped_and_named(what, learner):
             rewards = np.array(batch.chain.rewards_EJ)
             rewards[0, 0] = np.nan
             return batch._replace(chain=batch.chain._replace(rewards_EJ=rewards))
-        actions, old = batch.rows.actions, np.array(batch.rows.actions.behaviour_BA)
-        agent = np.take_along_axis(batch.rows.turns.agent_BK, actions.turn_BA, axis=-1)
+        actions, old = batch.rows[MAIN].actions, np.array(batch.rows[MAIN].actions.behaviour_BA)
+        agent = np.take_along_axis(batch.rows[MAIN].turns.agent_BK, actions.turn_BA, axis=-1)
         u, b, a = np.argwhere((actions.mask_BA > 0) & (agent == 1))[0]
         old[u, b, a] = np.nan
-        spoiled = batch.rows._replace(actions=actions._replace(behaviour_BA=old))
-        return batch._replace(rows=spoiled)
+        spoiled = batch.rows[MAIN]._replace(actions=actions._replace(behaviour_BA=old))
+        return batch._replace(rows={MAIN: spoiled})
 
     before, after, counts = learn(learner, spoil)
     assert counts[what].sum() > 0 and counts["gradient of q.b"].sum() > 0

@@ -223,8 +223,8 @@ def _learning(run: Run) -> dict[str, Any]:
     def micro(rows: Rows[np.ndarray]) -> Any:
         return placed(batch_lib.microbatches(rows)[0], split)
 
-    rows = micro(batch.rows)
-    shape_BX = batch.chain.positions.shape_UBX[1:]
+    rows = micro(batch.rows[MAIN])
+    shape_BX = batch.chain.positions.shapes[MAIN][1:]
     numbers_BX: Any = jax.ShapeDtypeStruct(shape_BX, jnp.float32, sharding=split)
     scored = of_base.score.eval_shape(**frozen, r=rows)
     logprobs_BA = of_base.proximal.eval_shape(**policy, r=rows)
@@ -245,7 +245,8 @@ def _learning(run: Run) -> dict[str, Any]:
         "optimiser": programs.apply.lower(state=stepped, total=total, trainable=trainable),
     }
     if reads_base(run.learning):
-        read = batch.rows if batch.prompts is None else batch.prompts.rows
+        whole, prompts = batch.rows[MAIN], batch.prompts
+        read = whole if prompts is None else prompts[MAIN].rows
         lowered["values"] = of_base.score.lower(**frozen, r=micro(read))
     return lowered
 

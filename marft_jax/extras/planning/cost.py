@@ -28,6 +28,7 @@ from marft_jax.learning.rows import Rows
 from marft_jax.models.decoder import DecoderConfig
 from marft_jax.parallel import mesh as mesh_lib
 from marft_jax.parallel import processes
+from marft_jax.types import MAIN
 
 PLAYING = ("decode", "prefill")
 LEARNING = ("values", "gradients", "optimiser")
@@ -166,7 +167,8 @@ def _prefill(run: Run) -> Counted:
 
 def _values(run: Run) -> Counted:
     learning = run.learning
-    read = run.batch.rows if run.batch.prompts is None else run.batch.prompts.rows
+    prompts = run.batch.prompts
+    read = run.batch.rows[MAIN] if prompts is None else prompts[MAIN].rows
     micros, tokens, width, actions = _microbatch(read)
     with_reference = learning.reference == "base"
     frozen = learning.has_frozen_critic or with_reference
@@ -181,7 +183,7 @@ def _values(run: Run) -> Counted:
 
 
 def _gradients(run: Run) -> Counted:
-    micros, tokens, width, actions = _microbatch(run.batch.rows)
+    micros, tokens, width, actions = _microbatch(run.batch.rows[MAIN])
     model, epochs = run.model, run.config.algo.epochs
     forward, lora = forward_flops(model, tokens, width / 2), _lora(model, tokens, *_adapters(run))
     attention = forward - forward_flops(model, tokens, 0)

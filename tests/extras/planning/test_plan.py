@@ -32,6 +32,7 @@ from marft_jax.models import decoder
 from marft_jax.models.weights import tiny as tiny_model
 from marft_jax.run.setup import open_session
 from marft_jax.team.team_files import load_team
+from marft_jax.types import MAIN
 
 TWO_HOSTS = [0, 0, 0, 0, 1, 1, 1, 1]
 
@@ -212,10 +213,10 @@ def test_hosts_exchange_gradients_and_never_the_base(mesh, layers):
         model=config_lib.Model(context=64, layers=layers),
     )
     run = run_of(config, dataclasses.replace(small.CONFIG, d_ff=64 * 16, n_layers=1))
-    assert len(run.batch.rows.tokens.ids_BT) >= 2 * config.algo.minibatches
+    assert len(run.batch.rows[MAIN].tokens.ids_BT) >= 2 * config.algo.minibatches
     microbatch, step = (compile_one(*lowered(run)[name]) for name in ("gradients", "optimiser"))
     gradients = per_chip(run.state.adapters) + per_chip(run.state.critic)
-    micros = len(run.batch.rows.tokens.ids_BT) / config.algo.minibatches
+    micros = len(run.batch.rows[MAIN].tokens.ids_BT) / config.algo.minibatches
     across = micros * microbatch.traffic.moved(across=True).payload
     across += step.traffic.moved(across=True).payload
     assert 0.9 * gradients < across < 1.2 * gradients
@@ -225,7 +226,7 @@ def test_hosts_exchange_gradients_and_never_the_base(mesh, layers):
 def test_a_plan_counts_no_microbatch_that_has_no_rows():
     batch = run_of(settings(algo=Appo(episodes=32, microbatch_tokens=512))).batch
     assert batch.prompts is not None
-    for rows in (batch.rows, batch.prompts.rows):
+    for rows in (batch.rows[MAIN], batch.prompts[MAIN].rows):
         assert len(rows.actions.mask_BA) > 4 and (rows.actions.mask_BA > 0).any((1, 2)).all()
 
 
