@@ -25,7 +25,7 @@ from marft_jax.engine.kv_cache import SETTINGS, Settings, Slots
 from marft_jax.engine.sampling import sample
 from marft_jax.models import decoder, lora
 from marft_jax.models.ops.attention import KV, Cache, Either, Layer, attention, in_window
-from marft_jax.models.ops.cache_writes import append
+from marft_jax.models.ops.kv import append
 from marft_jax.parallel import compilation
 from marft_jax.parallel import mesh as mesh_lib
 from marft_jax.parallel.ladder import bucket, round_up

@@ -16,7 +16,7 @@ from jax.typing import DTypeLike
 
 from marft_jax.models.decoder import DecoderConfig
 from marft_jax.models.ops.attention import KV, Cache
-from marft_jax.models.ops.cache_writes import KEYS_IN_MEMORY, write
+from marft_jax.models.ops.kv import KEYS_IN_MEMORY, write
 from marft_jax.parallel import mesh as mesh_lib
 
 

@@ -13,7 +13,7 @@ import small
 from marft_jax.engine.compiled import Shape
 from marft_jax.engine.kv_cache import Settings
 from marft_jax.engine.sampling import _draw, _invert, _kept, sample, scaled_logprobs
-from marft_jax.models.ops import cache_writes
+from marft_jax.models.ops import kv
 from marft_jax.parallel import compilation
 from marft_jax.sampling import stops
 from marft_jax.sampling.protocol import Request
@@ -194,7 +194,7 @@ def test_keys_with_channels_last_in_memory_are_the_same_keys(monkeypatch, where)
     """As on TPUs; here by the layout alone."""
     requests = asks(12, seed=17)
     expected = small.answers(small.engine(where(), slots=16), requests)
-    monkeypatch.setitem(cache_writes.KEYS_IN_MEMORY, "cpu", cache_writes.KEYS_IN_MEMORY["tpu"])
+    monkeypatch.setitem(kv.KEYS_IN_MEMORY, "cpu", kv.KEYS_IN_MEMORY["tpu"])
     turned = small.engine(where(), slots=16)
     assert texts(small.answers(turned, requests)) == texts(expected)
     [keys, values] = turned._slots.cache[0]
@@ -209,7 +209,7 @@ def test_halves_are_written_as_integers_on_cpus_only(platform, as_integers):
     new = jax.ShapeDtypeStruct((4, 2, 8), jnp.bfloat16)
 
     def put(held, new):
-        return cache_writes.write(held, jnp.s_[jnp.arange(4), :, :, 5], new)
+        return kv.write(held, jnp.s_[jnp.arange(4), :, :, 5], new)
 
     program = jax.jit(put).trace(held, new).lower(lowering_platforms=(platform,)).as_text()
     assert ("4x2x8x64xui16" in program) == as_integers

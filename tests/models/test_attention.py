@@ -22,7 +22,7 @@ from marft_jax.learning.settings import Grpo, resolve
 from marft_jax.models import decoder, lora
 from marft_jax.models.ops import attention as attention_lib
 from marft_jax.models.ops import (
-    cache_writes,
+    kv,
     cudnn,
     intervals,
     packed,
@@ -507,8 +507,8 @@ def operands(seed: int = 0, dtype=jnp.float32):
             (some(0, 5, 64), packed.pack(some(1, 40, 64), "int8")), {"product": products.product},
         ),
         packed._beside: ((some(0, 5, 64), packed.pack(some(1, 40, 64), "nf4")), {}),
-        cache_writes._by_head: ((*cache, *new, at_BT), {}),
-        cache_writes._put: ((cache[0].astype(jnp.bfloat16), some(2, 3, 2, 8).astype(jnp.bfloat16)),
+        kv._by_head: ((*cache, *new, at_BT), {}),
+        kv._put: ((cache[0].astype(jnp.bfloat16), some(2, 3, 2, 8).astype(jnp.bfloat16)),
                             {"where": where}),
     }  # fmt: skip
 
