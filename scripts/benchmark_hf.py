@@ -6,6 +6,7 @@ pip install torch transformers peft
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 from marft_jax.models.decoder import DecoderConfig
 
@@ -16,15 +17,18 @@ def works(c: DecoderConfig, rank: int, prompt: int, new: int) -> dict[str, Calla
     import torch
     import transformers
 
+    [layer, *_] = c.layers
+    mixer: Any = layer.mixer
+    mlp: Any = layer.mlp
     config = transformers.LlamaConfig(
         vocab_size=c.vocab_size,
         hidden_size=c.d_model,
         num_hidden_layers=c.n_layers,
-        num_attention_heads=c.n_heads,
-        num_key_value_heads=c.n_kv_heads,
-        head_dim=c.head_dim,
-        intermediate_size=c.d_ff,
-        rope_theta=c.rope_theta,
+        num_attention_heads=mixer.n_heads,
+        num_key_value_heads=mixer.n_kv_heads,
+        head_dim=mixer.head_dim,
+        intermediate_size=mlp.d_ff,
+        rope_theta=mixer.rope_theta,
         tie_word_embeddings=c.tie_embeddings,
         eos_token_id=None,
         pad_token_id=0,

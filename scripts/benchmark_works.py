@@ -22,7 +22,7 @@ from marft_jax.extras.planning import cost
 from marft_jax.learning.algorithms import find_algorithm
 from marft_jax.learning.learner import Learner
 from marft_jax.learning.settings import resolve
-from marft_jax.models.decoder import DecoderConfig
+from marft_jax.models.families import dense
 from marft_jax.models.lora import Adapters
 from marft_jax.models.ops import packed
 from marft_jax.models.ops.remat import Remat
@@ -37,13 +37,14 @@ from marft_jax.team.team_files import Blueprint
 from marft_jax.types import MAIN, Episode, Sampling, StepResult, Turn
 
 SHAPES = {
-    "smollm2-135m": DecoderConfig(
+    "smollm2-135m": dense(
         49152, 576, 30, 9, 3, 64, 1536, 8192, rope_theta=1e5, tie_embeddings=True
     ),
-    "qwen2.5-1.5b": DecoderConfig(
-        151936, 1536, 28, 12, 2, 128, 8960, 32768, 1e-6, 1e6, tie_embeddings=True, qkv_bias=True
+    "qwen2.5-1.5b": dense(
+        151936, 1536, 28, 12, 2, 128, 8960, 32768, norm_eps=1e-6, rope_theta=1e6,
+        tie_embeddings=True, qkv_bias=True,
     ),
-}
+}  # fmt: skip
 PROMPT, NEW = 250, 64  # tokens of the generation and of the update, as in the README's tables
 
 
@@ -226,10 +227,7 @@ def decode(bench: Bench, rows: int, agents: int) -> Work:
         python.append((seconds - sum(waited)) / counted)
         return seconds
 
-    c = bench.base.config
-    cache = (
-        2 * c.n_layers * c.n_kv_heads * c.head_dim * rows * (short + steps) * bench.dtype.itemsize
-    )
+    cache = rows * cost.cache_entries(bench.base.config, short + steps) * bench.dtype.itemsize
     flops = 2 * (bench.block_weights + bench.vocabulary_weights) * rows
     read = bench.weight_bytes + cache
     return Work(rows * counted, run, counted * flops, counted * read, python)

@@ -12,7 +12,6 @@ a code of their value, and Muon (Jordan et al. 2024), which takes far fewer step
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import hashlib
 import time
 from pathlib import Path
@@ -39,7 +38,11 @@ TEMPLATE = (
     "{% if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}"
 )
 RECIPE = Recipe()
-_FIELDS = 15  # of a DecoderConfig, when the shipped weights were made
+# the shape of a decoder when the shipped weights were made, by which their recipe is named
+_SHAPE = {
+    **dict.fromkeys(tiny.SIZES), "norm_eps": 1e-5, "rope_theta": 1e4, "rope_scaling": None,
+    "tie_embeddings": False, "qkv_bias": False, "o_bias": False, "qk_norm": False,
+}  # fmt: skip
 
 
 def main() -> None:
@@ -160,12 +163,9 @@ def _right(texts: list[str], answers: list[str]) -> float:
 
 
 def digest(recipe: Recipe = RECIPE) -> str:
-    """Names the weights: a hash of the recipe and the shape; what a decoder could not be when they
-    were made does not count unless it is set."""
-    fields = dataclasses.fields(tiny.CONFIG)
-    values = [(x.name, getattr(tiny.CONFIG, x.name), x.default) for x in fields]
-    known = [x[:2] for i, x in enumerate(values) if i < _FIELDS or x[1] != x[2]]
-    shape = ", ".join(f"{name}={value!r}" for name, value in known)
+    """Names the weights: a hash of the recipe and the shape."""
+    known = {**_SHAPE, **tiny.SIZES, "rope_theta": tiny.ROPE_THETA}
+    shape = ", ".join(f"{name}={value!r}" for name, value in known.items())
     return hashlib.sha256(f"({recipe!r}, DecoderConfig({shape}))".encode()).hexdigest()[:12]
 
 
@@ -209,8 +209,7 @@ def initial(seed: int) -> dict[str, np.ndarray]:
     params = {"embed/embedding": 0.02 * embedding, "lm_head/kernel": 0.5 * c.d_model**-0.5 * head}
     params |= {path: np.ones(c.d_model, np.float32) for path in _norms()}
     for i in range(c.n_layers):
-        for target in ("q", "k", "v", "o", "gate", "up", "down"):
-            d_in, d_out = c.target_shape(target)
+        for target, [(d_in, d_out, *_), *_] in c.matrices().items():
             into_residual = (2 * c.n_layers) ** -0.5 if target in ("o", "down") else 1.0
             scale = d_in**-0.5 * into_residual
             params[f"layers/{i}/{target}/kernel"] = normal(d_in, d_out, scale=scale)
@@ -242,16 +241,15 @@ def logits(params: dict[str, jax.Array], batch: Batch):
     """
     c, (b, t) = tiny.CONFIG, batch.tokens_BT.shape
     mask_BTT = jnp.tril(batch.segments_BT[:, :, None] == batch.segments_BT[:, None, :])
-    rope = rope_tables(c.head_dim, c.rope_theta, c.rope_scaling, jnp.asarray(batch.positions_BT))
+    [mixer, *_] = c.attentions
+    rope = rope_tables(mixer.head_dim, mixer.rope_theta, None, jnp.asarray(batch.positions_BT))
 
     def heads(y):
-        return y.reshape(b, t, c.n_heads, c.head_dim).transpose(0, 2, 1, 3)
+        return y.reshape(b, t, mixer.n_heads, mixer.head_dim).transpose(0, 2, 1, 3)
 
     x = params["embed/embedding"][batch.tokens_BT.reshape(-1)]
     for i in range(c.n_layers):
-        w = {
-            n: params[f"layers/{i}/{n}/kernel"] for n in ("q", "k", "v", "o", "gate", "up", "down")
-        }
+        w = {n: params[f"layers/{i}/{n}/kernel"] for n in c.matrices()}
         h = _norm(x, params[f"layers/{i}/attn_norm/scale"])
         q, k, v = (heads(h @ w[n]) for n in ("q", "k", "v"))
         keys = rotate(k, rope).swapaxes(2, 3)

@@ -108,7 +108,6 @@ def test_dump_and_parse_round_trip(file):
         (["--algo.episodes", "0"], ("--algo.episodes", "from 1")),
         (["--team.top_p", "0"], ("--team.top_p", "a number above 0 to 1")),
         (["--lora.targets", "q", "q"], ("--lora.targets", "distinct")),
-        (["--lora.targets", "w"], ("--lora.targets", "gate", "'w'")),
         (["--team.max_new_tokens", "256"], ("--team.max_new_tokens", "--model.context 256")),
         (["--env.difficulty", "1000000"], ("--env.difficulty", "to 1000")),
         (["--model.base", "m.gguf", "--team.max_new_tokens", "1024"], ("--model.context 1024",)),

@@ -6,9 +6,7 @@ program that splits them by layers takes 1.5 times as long to compile.
 
 from __future__ import annotations
 
-import dataclasses
 import functools
-import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -24,8 +22,7 @@ from marft_jax.engine import kv_cache as cache_lib
 from marft_jax.engine.kv_cache import SETTINGS, Settings, Slots
 from marft_jax.engine.sampling import sample
 from marft_jax.models import decoder, lora
-from marft_jax.models.ops.attention import KV, Cache, Either, Layer, attention, in_window
-from marft_jax.models.ops.kv import append
+from marft_jax.models.parts.attention import attend_cache
 from marft_jax.parallel import compilation
 from marft_jax.parallel import mesh as mesh_lib
 from marft_jax.parallel.ladder import bucket, round_up
@@ -161,12 +158,9 @@ def programs(
     alpha: float,
 ) -> Programs:
     """Makes the programs for one base and mesh; see ``Engine`` for the arguments."""
-    # where there are fewer key-value heads than places, each place holds the head that it reads
-    heads = math.lcm(config.n_kv_heads, mesh.shape["tensor"])
-    heads = heads if config.n_heads % heads == 0 else config.n_kv_heads
-    cached = dataclasses.replace(config, n_kv_heads=heads)
+    sizes = shape.slots, shape.context, shape.longest
     make = functools.partial(
-        cache_lib.empty_slots, cached, shape.slots, shape.context, shape.longest, dtype
+        cache_lib.empty_slots, config, *sizes, dtype, places=mesh.shape["tensor"]
     )
     slots = cache_lib.placed(mesh, jax.eval_shape(make))
     formats = jax.tree.map(lambda x: x.format, slots)
@@ -217,8 +211,7 @@ def prefill(
     """
     p = prompts
     hidden_BTD, fresh = _read_prompts(graphdef, base, adapters, slots.cache, p, read, places)
-    heads = jax.tree.leaves(slots.cache)[0].shape[-3]
-    fresh = cache_lib.each(lambda kv: kv.spread(heads), fresh)
+    fresh = cache_lib.each(lambda new, cache: new.like(cache), fresh, slots.cache)
     last_B = p.lengths_B - p.starts_B - 1
     last_BD = jnp.take_along_axis(hidden_BTD, last_B[:, None, None], axis=1)[:, 0]
     logits_BV = decoder.project(graphdef, base, last_BD)
@@ -244,11 +237,11 @@ def _read_prompts(
     graphdef: Any,
     base: decoder.Base,
     adapters: lora.FusedAdapters,
-    cache: Cache,
+    cache: decoder.Cache,
     p: Prompts,
     read: int,
     places: int,
-) -> tuple[Array, Cache]:
+) -> tuple[Array, decoder.Cache]:
     """Hidden states of the prompts' tokens, and their keys and values of each layer."""
     t = p.tokens_BT.shape[1]
     positions_BT = p.starts_B[:, None] + jnp.arange(t)[None]
@@ -259,7 +252,7 @@ def _read_prompts(
     model: decoder.Decoder = nnx.merge(graphdef, base)
     valid_BT = positions_BT < p.lengths_B[:, None]
     where_BT = jnp.where(valid_BT, positions_BT, read)
-    attend = _appending(where_BT, positions_BT, read, model.config.window)
+    attend = attend_cache(where_BT, positions_BT, read, model.config.window)
     prefixes = cache_lib.first_positions(cache_lib.rows_of(cache, p.sources_B, places), read)
     return model.hidden(p.tokens_BT, positions_BT, attend, prefixes, adapters, mask)
 
@@ -289,7 +282,7 @@ def decode(
     def body(carry: tuple[Array, Slots]) -> tuple[Array, Slots]:
         step, s = carry
         where_S = jnp.where(s.active_S, s.length_S, read)  # idle rows write nowhere
-        attend = _appending(where_S[:, None], s.length_S[:, None], read, model.config.window)
+        attend = attend_cache(where_S[:, None], s.length_S[:, None], read, model.config.window)
         last_S1 = jnp.take_along_axis(s.ids_SA, jnp.maximum(s.count_S - 1, 0)[:, None], axis=1)
         hidden_S1D, cache = model.hidden(
             last_S1, s.length_S[:, None], attend, s.cache, adapters, mask
@@ -322,25 +315,6 @@ def _append_tokens(s: Slots, drawn: tuple[Array, ...], eos_ids: tuple[int, ...])
         ids_SA=s.ids_SA.at[at].set(ids_S, mode="drop"),
         logprobs_SA=s.logprobs_SA.at[at].set(logprobs_S, mode="drop"),
     )
-
-
-def _appending(at_BT: Array, positions_BT: Array, read: int, window: int) -> decoder.Attend:
-    """Attention of new tokens over their rows of the cache, and over themselves.
-
-    Args:
-        at_BT: where the new keys and values go; those at ``read`` go nowhere.
-        positions_BT: of the queries, which read up to there.
-        window: how many positions layers that slide read; 0 for all.
-    """
-    places_1R = jnp.arange(read)[None]
-    full = places_1R[:, None] <= positions_BT[:, :, None]
-    masks = Either(full, full & in_window(positions_BT, places_1R, window) if window else None)
-
-    def attend(q_BHTC: Array, new: KV, cache: KV, layer: Layer) -> tuple[Array, KV]:
-        cache = append(cache, new.spread(cache.v_BGTC.shape[-3]), at_BT, layer.number)
-        return attention(q_BHTC, cache.of(layer.number), masks.of(layer.slides)), cache
-
-    return attend
 
 
 def _ends(ids: Array, counts: Array, settings: Settings, eos_ids: tuple[int, ...]) -> Array:

@@ -17,12 +17,14 @@ from typing import Any
 import huggingface_hub
 import jax
 import numpy as np
-from flax import nnx
 from safetensors.numpy import save_file
 
 from marft_jax.interop.peft import Factors
 from marft_jax.models.decoder import DecoderConfig
-from marft_jax.models.families import paths_by_name, sizes_of
+from marft_jax.models.families import sizes_of
+from marft_jax.models.names import paths_by_name
+from marft_jax.models.parts.attention import AttentionConfig
+from marft_jax.models.parts.dense import DenseConfig
 from marft_jax.models.tokenizers.tokenizer import ByteTokenizer, HFTokenizer, Tokenizer, read_json
 from marft_jax.models.weights.load import BaseModel, directory_of, reader, shapes_of
 
@@ -64,27 +66,27 @@ def write_model(
     generation = read_json(source / "generation_config.json") if source else {}
     _write_json(folder / "generation_config.json", generation | tokens | dict(sampling))
     save_tokenizer(base.tokenizer, folder, source)
-    save_sharded(folder, base.params, factors, scale, shard_bytes, report)
+    save_sharded(folder, base, factors, scale, shard_bytes, report)
 
 
 def save_sharded(
     folder: Path,
-    params: nnx.State[Any, Any],
+    base: BaseModel,
     factors: Factors,
     scale: float,
     shard_bytes: int,
     report: Callable[[], None] = lambda: None,
 ) -> None:
     """Writes the weights shard by shard, with an index if there are several shards."""
-    shapes, width = shapes_of(params), jax.tree.leaves(params)[0].dtype.itemsize
-    paths = paths_by_name(shapes, "hf")
+    shapes, width = shapes_of(base.params), jax.tree.leaves(base.params)[0].dtype.itemsize
+    paths = paths_by_name(base.config, shapes, "hf")
     plan = huggingface_hub.split_state_dict_into_shards_factory(
         {name: shapes[path] for name, path in paths.items()},
         get_storage_size=lambda shape: math.prod(shape) * width,
         filename_pattern="model{suffix}.safetensors",
         max_shard_size=shard_bytes,
     )
-    tensor = reader(params)
+    tensor = reader(base.params)
     for file, names in plan.filename_to_tensors.items():
         tensors = {}
         for name in names:
@@ -100,9 +102,9 @@ def save_sharded(
 def merge(path: str, array: jax.Array, factors: Factors, scale: float) -> np.ndarray:
     """Returns a tensor of the base as Hugging Face stores it, with the adapter added."""
     weight = np.asarray(jax.device_get(array))
-    parts = path.split("/")  # layers/3/q/kernel
-    if len(parts) == 4 and parts[2] in factors and parts[3] == "kernel":
-        layer, ab = int(parts[1]), factors[parts[2]]
+    *modules, leaf = path.split("/")  # layers/3/mixer/q/kernel
+    if modules[-1] in factors and leaf == "kernel":
+        layer, ab = int(modules[1]), factors[modules[-1]]
         correction = (ab["a"][layer] @ ab["b"][layer]).T * np.float32(scale)
         weight = (weight.astype(np.float32) + correction).astype(weight.dtype)
     return np.ascontiguousarray(weight)
@@ -117,50 +119,51 @@ def layers_in(source: str) -> str:
 
 def config_json(config: DecoderConfig) -> dict[str, Any]:
     """Makes config.json for a base that has none: the inverse of ``families.read_config``."""
-    name, act = "Mistral" if config.sliding else "Llama", "hidden_act"
+    [mixer, *_] = [m for m in config.attentions if not m.window] or config.attentions
+    [mlp, *_] = [layer.mlp for layer in config.layers if isinstance(layer.mlp, DenseConfig)]
+    name, act = "Mistral" if config.window else "Llama", "hidden_act"
     if config.post_norms:
         name, act = "Gemma3", "hidden_activation"
-    elif config.qk_norm:
+    elif mixer.qk_norm:
         name = "Qwen3"
-    elif config.qkv_bias and not config.o_bias:
+    elif mixer.qkv_bias and not mixer.o_bias:
         name = "Qwen2"
     rope: dict[str, Any] = {"rope_type": "default"}
-    if scaling := config.rope_scaling:
+    if scaling := mixer.rope_scaling:
         rope = {"rope_type": scaling.kind, "factor": scaling.factor}
         if scaling.kind == "llama3":
             rope["low_freq_factor"] = scaling.low_freq_factor
             rope["high_freq_factor"] = scaling.high_freq_factor
             rope["original_max_position_embeddings"] = scaling.original_max_position
-    rope["rope_theta"] = config.rope_theta
-    if config.local_rope_theta:
-        local = {"rope_type": "default", "rope_theta": config.local_rope_theta}
+    rope["rope_theta"] = mixer.rope_theta
+    [narrow, *_] = [m for m in config.attentions if m.window] or [mixer]
+    if narrow.rope_theta != mixer.rope_theta:
+        local = {"rope_type": "default", "rope_theta": narrow.rope_theta}
         rope = {"full_attention": rope, "sliding_attention": local}
     return {
         "architectures": [f"{name}ForCausalLM"],
         "model_type": "gemma3_text" if config.post_norms else name.lower(),
         **sizes_of(config),
-        **(_windows(config, name) if config.sliding or config.post_norms else {}),
-        act: config.activation,
+        **(_windows(config, mixer, name) if config.window or config.post_norms else {}),
+        act: mlp.activation,
         "rms_norm_eps": config.norm_eps,
         "rope_parameters": rope,
-        "attention_bias": config.qkv_bias,
+        "attention_bias": mixer.qkv_bias,
         "mlp_bias": False,
         "tie_word_embeddings": config.tie_embeddings,
     }
 
 
-def _windows(config: DecoderConfig, name: str) -> dict[str, Any]:
+def _windows(config: DecoderConfig, mixer: AttentionConfig, name: str) -> dict[str, Any]:
     """Returns the settings of sliding layers, and Gemma's divisor of all scores."""
     kinds = {True: "sliding_attention", False: "full_attention"}
     settings: dict[str, Any] = {"sliding_window": config.window}
     if name != "Mistral":  # all of its layers do
-        settings["layer_types"] = [
-            kinds[slides] for slides in config.sliding or [False] * config.n_layers
-        ]
+        settings["layer_types"] = [kinds[slides] for slides in config.sliding]
     if name.startswith("Qwen"):
         settings["use_sliding_window"] = True
     if config.post_norms:
-        settings["query_pre_attn_scalar"] = config.query_pre_attn_scalar or config.head_dim
+        settings["query_pre_attn_scalar"] = mixer.query_pre_attn_scalar or mixer.head_dim
     return settings
 
 

@@ -18,8 +18,7 @@ from safetensors.numpy import save_file
 
 from marft_jax.errors import BadInput
 from marft_jax.formats.foreign import read_settings, readable
-from marft_jax.models.families import source_name
-from marft_jax.models.lora import TARGETS
+from marft_jax.models.families import PARTS, TARGETS
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 
@@ -28,9 +27,11 @@ Factors = Mapping[str, Mapping[str, np.ndarray]]
 
 _PREFIX = "base_model.model."
 _TENSOR = re.compile(
-    r"(?:base_model\.model\.)?model\.(?:language_model\.)?layers\.(\d{1,5})\.(?:self_attn|mlp)\.(\w+)_proj"
+    r"(?:base_model\.model\.)?model\.(?:language_model\.)?layers\.(\d{1,5})\.([\w.]+)"
     r"\.lora_([AB])(?:\.default)?\.weight"
 )
+_MODULES = {target: names.hf for part in PARTS for target, names in part.MATRICES.items()}
+_TARGETS = {module: target for target, module in _MODULES.items()}
 _MUST_BE: dict[str, tuple[Any, ...]] = {
     "peft_type": ("LORA",),
     "bias": ("none",),
@@ -72,11 +73,11 @@ def write(folder: Path, factors: Factors, alpha: float, base: str, inside: str =
         inside: name of the module that has the layers (``huggingface.layers_in``).
     """
     folder.mkdir(parents=True, exist_ok=True)
-    modules: Any = [f"{target}_proj" for target in factors]
+    modules: Any = [_MODULES[target].rpartition(".")[2] for target in factors]
     if inside != "model":  # parts for images have matrices of the same names
         modules = rf"{re.escape(inside)}\..*\.({'|'.join(modules)})"
     tensors = {
-        f"{_PREFIX}{inside}.{module_name(target, layer).removeprefix('model.')}"
+        f"{_PREFIX}{inside}.layers.{layer}.{_MODULES[target]}"
         f".lora_{letter.upper()}.weight": np.ascontiguousarray(factor.T, np.float32)
         for target, pair in factors.items()
         for letter in ("a", "b")
@@ -97,7 +98,7 @@ def write(folder: Path, factors: Factors, alpha: float, base: str, inside: str =
 
 def module_name(target: str, layer: int) -> str:
     """Names the module of a matrix, such as ``model.layers.3.self_attn.q_proj``."""
-    return source_name(f"layers/{layer}/{target}/kernel", "hf").removesuffix(".weight")
+    return f"model.layers.{layer}.{_MODULES[target]}"
 
 
 def read(folder: Path) -> Adapter:
@@ -153,7 +154,7 @@ def _tensors(folder: Path, rank: int) -> Iterator[tuple[str, int, str, np.ndarra
     with readable(file, "safetensors file"), safe_open(file, framework="numpy") as tensors:
         for name in tensors.keys():
             match = _TENSOR.fullmatch(name)
-            if not match or match[2] not in TARGETS:
+            if not match or match[2] not in _TARGETS:
                 raise BadInput(
                     f"{file}: tensor {name!r} is no LoRA factor of {', '.join(TARGETS)}; "
                     "expected only those"
@@ -165,4 +166,4 @@ def _tensors(folder: Path, rank: int) -> Iterator[tuple[str, int, str, np.ndarra
                     f"{file}: tensor {name!r}: expected a matrix of rank {rank} in one of "
                     f"{', '.join(_FLOATS)}, got {kind} of shape {shape}"
                 )
-            yield match[2], int(match[1]), match[3], tensors.get_tensor(name)
+            yield _TARGETS[match[2]], int(match[1]), match[3], tensors.get_tensor(name)

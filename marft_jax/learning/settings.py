@@ -295,7 +295,8 @@ def adapter_lr(model: DecoderConfig, *, supervised: bool) -> float:
     Source: tinker-cookbook, ``hyperparam_utils.get_lr``, fitted to Qwen3 and Llama 3 of 1B to 70B;
     Schulman et al. 2025, LoRA Without Regret.
     """
-    is_qwen = (model.qkv_bias or model.qk_norm) and not model.post_norms  # as Gemma has
+    [mixer, *_] = model.attentions
+    is_qwen = (mixer.qkv_bias or mixer.qk_norm) and not model.post_norms  # as Gemma has
     lr = 5e-4 * (2000 / model.d_model) ** (0.0775 if is_qwen else 0.781)
     return float(f"{lr if supervised else 0.1 * lr:.2g}")
 

@@ -1,89 +1,82 @@
-"""Model families that the decoder can be, and the names of their parts in other formats.
+"""Model families: tables of parts, and how ``config.json`` spells their settings.
 
-``config.json`` becomes a ``DecoderConfig``; a path of ours, such as ``layers/3/q/kernel``, becomes
-the name of the same tensor in a Hugging Face checkpoint or a GGUF file. Whatever the decoder would
-compute differently is refused by name, never loaded approximately.
+Whatever the decoder would compute differently is refused by name, never loaded approximately.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import math
-import re
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Literal, NamedTuple
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 from marft_jax.errors import BadInput
 from marft_jax.formats.foreign import readable
-from marft_jax.models.decoder import DecoderConfig
-from marft_jax.models.rope import RopeScaling
+from marft_jax.models.decoder import DecoderConfig, LayerConfig
+from marft_jax.models.names import Spelling
+from marft_jax.models.ops.products import Activation
+from marft_jax.models.parts.attention import AttentionConfig
+from marft_jax.models.parts.dense import DenseConfig
+from marft_jax.models.rope import rope_settings
 
-Spelling = Literal["hf", "gguf"]
+PARTS = (AttentionConfig, DenseConfig)
+"""Every part that a family may have."""
+TARGETS = tuple(name for part in PARTS for name in part.MATRICES)
+"""Matrices that may have an adapter, in the order of the parts."""
+
+
+_ATTENTION = {field.name for field in dataclasses.fields(AttentionConfig)}
+
+
+def dense(
+    vocab_size: int,
+    d_model: int,
+    n_layers: int,
+    n_heads: int,
+    n_kv_heads: int,
+    head_dim: int,
+    d_ff: int,
+    max_position: int,
+    *,
+    window: int = 0,
+    sliding: Sequence[bool] = (),
+    local_rope_theta: float | None = None,
+    activation: Activation = "silu",
+    **others: Any,
+) -> DecoderConfig:
+    """Decoder whose layers are attention and a dense mlp.
+
+    Args:
+        window: positions that sliding layers read.
+        sliding: for each layer, whether it slides; by default none does.
+        local_rope_theta: rotary base of sliding layers, which then have no scaling.
+        others: further fields of ``AttentionConfig`` and of ``DecoderConfig``.
+    """
+    mixing = {name: others.pop(name) for name in _ATTENTION & set(others)}
+    full = AttentionConfig(d_model, n_heads, n_kv_heads, head_dim, **mixing)
+    narrow = dataclasses.replace(full, window=window)
+    if local_rope_theta is not None:
+        narrow = dataclasses.replace(narrow, rope_theta=local_rope_theta, rope_scaling=None)
+    mlp = DenseConfig(d_model, d_ff, activation)
+    mixers = (narrow if slides else full for slides in sliding or [False] * n_layers)
+    layers = tuple(LayerConfig(mixer, mlp) for mixer in mixers)
+    return DecoderConfig(vocab_size, d_model, layers, max_position, **others)
+
 
 SOFT_CAPS = ("attn_logit_softcapping", "final_logit_softcapping")
 """Settings of Gemma 2 that the decoder lacks."""
 
-# Modules of a layer and of the whole decoder, in Hugging Face checkpoints and in GGUF files.
-_LAYER = (
-    ("attn_norm", "input_layernorm", "attn_norm"),
-    ("q", "self_attn.q_proj", "attn_q"),
-    ("k", "self_attn.k_proj", "attn_k"),
-    ("v", "self_attn.v_proj", "attn_v"),
-    ("q_norm", "self_attn.q_norm", "attn_q_norm"),
-    ("k_norm", "self_attn.k_norm", "attn_k_norm"),
-    ("o", "self_attn.o_proj", "attn_output"),
-    ("attn_post_norm", "post_attention_layernorm", "post_attention_norm"),
-    ("mlp_norm", "post_attention_layernorm", "ffn_norm"),
-    ("mlp_post_norm", "post_feedforward_layernorm", "post_ffw_norm"),
-    ("gate", "mlp.gate_proj", "ffn_gate"),
-    ("up", "mlp.up_proj", "ffn_up"),
-    ("down", "mlp.down_proj", "ffn_down"),
-)
-_MODULES: dict[str, dict[Spelling, str]] = {
-    "embed": {"hf": "model.embed_tokens", "gguf": "token_embd"},
-    "final_norm": {"hf": "model.norm", "gguf": "output_norm"},
-    "lm_head": {"hf": "lm_head", "gguf": "output"},
-    **{
-        f"layers/{{}}/{ours}": {"hf": f"model.layers.{{}}.{hf}", "gguf": f"blk.{{}}.{gguf}"}
-        for ours, hf, gguf in _LAYER
-    },
-}
-
-
-def paths_by_name(paths: Iterable[str], spelling: Spelling) -> dict[str, str]:
-    """Our paths of all tensors of a model, by the names that another format gives to these."""
-    paths = list(paths)
-    post_norms = "layers/0/attn_post_norm/scale" in paths
-    return {source_name(path, spelling, post_norms): path for path in paths}
-
-
-def source_name(path: str, spelling: Spelling, post_norms: bool = False) -> str:
-    """Name that another format gives to the tensor at ``path``.
-
-    Args:
-        post_norms: of a model that has norms behind attention and MLP too.
-
-    >>> source_name("layers/3/q/kernel", "hf")
-    'model.layers.3.self_attn.q_proj.weight'
-    """
-    module, leaf = path.rsplit("/", 1)
-    layer = re.match(r"layers/(\d+)/", module)
-    pattern = re.sub(r"^layers/\d+/", "layers/{}/", module)
-    name = _MODULES[pattern][spelling].format(*layer.groups() if layer else ())
-    if post_norms and pattern == "layers/{}/mlp_norm":
-        name = name.replace("post_attention", "pre_feedforward")  # Hugging Face's
-    return f"{name}.{'bias' if leaf == 'bias' else 'weight'}"
-
 
 class Family(NamedTuple):
-    """Traits of an architecture.
+    """An architecture.
 
     Attributes:
-        defaults: the keys that its config.json may leave out.
+        defaults: values of keys that its config.json may leave out.
         qkv_bias, o_bias: always, never, or as ``attention_bias`` says (None).
-        slides: config.json and the number of a layer to whether it slides, where ``layer_types``
-            does not say; None for a family without windows.
-        traits: fields of its ``DecoderConfig``.
+        slides: (config.json, index of a layer) to whether the layer slides, where ``layer_types``
+            is missing; None for a family without windows.
+        traits: arguments of ``build`` that all models of the family have.
+        build: makes the parts of every layer.
     """
 
     defaults: Mapping[str, Any]
@@ -91,6 +84,7 @@ class Family(NamedTuple):
     o_bias: bool | None = None
     slides: Callable[[Mapping[str, Any], int], bool] | None = None
     traits: Mapping[str, Any] = {}
+    build: Callable[..., DecoderConfig] = dense
 
 
 def _late(config: Mapping[str, Any], layer: int) -> bool:
@@ -180,28 +174,27 @@ def read_config(config: Mapping[str, Any], source: str) -> DecoderConfig:
         family = FAMILIES[name]
         config = {**family.defaults, **config, **config.get("text_config", {})}
         _refuse_unsupported(name, config, source)
-        bias, rope = bool(config.get("attention_bias", False)), _rope_settings(config, source)
-        found = checked(
-            config.get,
-            "hf",
+        bias = bool(config.get("attention_bias", False))
+        theta, scaling, local = rope_settings(config, source)
+        found = sizes(config.get, "hf", source)
+        return built(
+            family,
             source,
+            **found,
+            **windows(family, config, found, local, source),
             norm_eps=float(config.get("rms_norm_eps", 1e-6)),
-            rope_theta=float(rope.get("rope_theta", 1e4)),
-            rope_scaling=_rope_scaling(rope, config, source),
+            rope_theta=theta,
+            rope_scaling=scaling,
             tie_embeddings=bool(config.get("tie_word_embeddings", False)),
             qkv_bias=bias if family.qkv_bias is None else family.qkv_bias,
             o_bias=bias if family.o_bias is None else family.o_bias,
-            local_rope_theta=_local_rope_theta(config, source),
+            local_rope_theta=local,
             query_pre_attn_scalar=config.get("query_pre_attn_scalar"),
-            **family.traits,
         )
-        return with_windows(found, family, config, source)
 
 
-def checked(
-    get: Callable[[str], Any], spelling: Spelling, source: str, **others: Any
-) -> DecoderConfig:
-    """Configuration with these sizes, if they fit together, and with the ``others``.
+def sizes(get: Callable[[str], Any], spelling: Spelling, source: str) -> dict[str, int]:
+    """Reads the sizes of a decoder.
 
     Args:
         get: a size in this spelling, or None.
@@ -210,41 +203,52 @@ def checked(
         BadInput: a size that is missing, no positive integer, or far beyond every model there is;
             heads that cannot be grouped, channels that cannot be rotated in pairs.
     """
-    sizes: dict[str, int] = {}
+    found: dict[str, int] = {}
     for ours, hf, gguf, largest in _NUMBERS:
         value = get(name := hf if spelling == "hf" else gguf)
         if value is None and ours == "n_kv_heads":
-            value = sizes["n_heads"]
+            value = found["n_heads"]
         elif value is None and ours == "head_dim":
-            value = sizes["d_model"] // sizes["n_heads"]
+            value = found["d_model"] // found["n_heads"]
         if type(value) is not int or not 0 < value <= largest:
             got = "nothing" if value is None else f"{value!r:.40}"
             raise BadInput(
                 f"{source}: expected a positive integer for {name!r}, at most {largest}, got {got}"
             )
-        sizes[ours] = value
-    config = DecoderConfig(**sizes, **others)
-    optional = config.local_rope_theta, config.query_pre_attn_scalar
-    positive = [config.rope_theta, *(x for x in optional if x is not None)]
-    if not (math.isfinite(config.norm_eps) and all(0 < x < math.inf for x in positive)):
-        raise BadInput(
-            f"{source}: expected finite numbers, got a norm's epsilon of {config.norm_eps}, a "
-            f"rotary base of {config.rope_theta}, {config.local_rope_theta} where layers slide, "
-            f"and a query_pre_attn_scalar of {config.query_pre_attn_scalar}"
-        )
-    if config.n_heads % config.n_kv_heads:
+        found[ours] = value
+    if found["n_heads"] % found["n_kv_heads"]:
         raise BadInput(
             f"{source}: expected a number of query heads divisible by the key-value heads, "
-            f"got {config.n_heads} and {config.n_kv_heads}"
+            f"got {found['n_heads']} and {found['n_kv_heads']}"
         )
-    if config.head_dim % 2:
-        raise BadInput(f"{source}: expected an even head width, got {config.head_dim}")
-    return config
+    if found["head_dim"] % 2:
+        raise BadInput(f"{source}: expected an even head width, got {found['head_dim']}")
+    return found
+
+
+def built(family: Family, source: str, **settings: Any) -> DecoderConfig:
+    """Builds a decoder of a family.
+
+    Raises:
+        BadInput: a setting that is not finite.
+    """
+    theta, eps = settings["rope_theta"], settings["norm_eps"]
+    local, scalar = settings["local_rope_theta"], settings["query_pre_attn_scalar"]
+    positive = [theta, *(x for x in (local, scalar) if x is not None)]
+    if not (math.isfinite(eps) and all(0 < x < math.inf for x in positive)):
+        raise BadInput(
+            f"{source}: expected finite numbers, got a norm's epsilon of {eps}, a "
+            f"rotary base of {theta}, {local} where layers slide, "
+            f"and a query_pre_attn_scalar of {scalar}"
+        )
+    return family.build(**settings, **family.traits)
 
 
 def sizes_of(config: DecoderConfig) -> dict[str, int]:
     """Sizes as config.json spells them."""
-    return {hf: getattr(config, ours) for ours, hf, *_ in _NUMBERS}
+    [layer, *_] = config.layers
+    known = {**vars(layer.mixer), **vars(layer.mlp), **vars(config), "n_layers": config.n_layers}
+    return {hf: known[ours] for ours, hf, *_ in _NUMBERS}
 
 
 def _architecture(config: Mapping[str, Any], source: str) -> str:
@@ -280,32 +284,42 @@ def _refuse_unsupported(name: str, config: Mapping[str, Any], source: str) -> No
     refuse(name, refused, lambda key: str(config.get(key)), source)
 
 
-def with_windows(
-    found: DecoderConfig, family: Family, config: Mapping[str, Any], source: str
-) -> DecoderConfig:
-    """With the window that ``config`` names, and the layers that read through it.
+def windows(
+    family: Family,
+    config: Mapping[str, Any],
+    found: Mapping[str, int],
+    local_theta: float | None,
+    source: str,
+) -> dict[str, Any]:
+    """Reads the window, and which layers slide, as arguments of ``Family.build``.
+
+    Args:
+        found: the decoder's ``sizes``.
 
     Raises:
-        BadInput: it is no positive integer, or the kinds of layers are not as many as these.
+        BadInput: a window that is no positive integer, or not as many kinds as layers.
     """
     if family.slides is None or not config.get("use_sliding_window", True):
-        return found
+        return {}
     kinds, window = config.get("layer_types"), config.get("sliding_window")
-    window = found.max_position if window is None else window
+    window = found["max_position"] if window is None else window
     if type(window) is not int or window < 1:
         raise BadInput(
             f"{source}: expected a positive integer for 'sliding_window', got {window!r}"
         )
-    if kinds and len(kinds) != found.n_layers:
+    n_layers = found["n_layers"]
+    if kinds and len(kinds) != n_layers:
         raise BadInput(
-            f"{source}: expected a kind for each of {found.n_layers} layers in 'layer_types', "
+            f"{source}: expected a kind for each of {n_layers} layers in 'layer_types', "
             f"got {len(kinds)}"
         )
-    by_number = (family.slides(config, i) for i in range(found.n_layers))
-    sliding = tuple(kind == "sliding_attention" for kind in kinds) if kinds else tuple(by_number)
-    if not any(sliding) or (window >= found.max_position and found.local_rope_theta is None):
-        return dataclasses.replace(found, local_rope_theta=None)
-    return dataclasses.replace(found, window=window, sliding=sliding)
+    if window >= found["max_position"] and local_theta is None:
+        return {}
+    if kinds:
+        sliding = [kind == "sliding_attention" for kind in kinds]
+    else:
+        sliding = [family.slides(config, i) for i in range(n_layers)]
+    return {"window": window, "sliding": sliding}
 
 
 def refuse(
@@ -315,11 +329,11 @@ def refuse(
 
     Args:
         name: of the architecture.
-        cases: of each setting, whether it is such a one, and what would be supported.
+        cases: for each setting, whether it is refused and what is supported.
         get: the value of a setting.
 
     Raises:
-        BadInput: one is.
+        BadInput: a setting is refused.
     """
     for key, (bad, supported) in cases.items():
         if bad:
@@ -328,61 +342,3 @@ def refuse(
             raise BadInput(
                 f"{source}: {name} with {key} {shown} is not supported; supported: {supported}"
             )
-
-
-def _rope_settings(config: Mapping[str, Any], source: str) -> Mapping[str, Any]:
-    """Theta and scaling in one place, as transformers 5 writes them in ``rope_parameters`` and 4 in
-    ``rope_scaling``; where layers of either kind have their own, those of layers that read
-    everything."""
-    theta = {"rope_theta": config["rope_theta"]} if config.get("rope_theta") else {}
-    partial = config.get("partial_rotary_factor", 1.0)
-    new, old = (_own_rope(config.get(key) or {}) for key in ("rope_parameters", "rope_scaling"))
-    if differing := sorted(key for key in new.keys() & old.keys() if new[key] != old[key]):
-        got = ", ".join(f"{key} {new[key]!r:.40} and {old[key]!r:.40}" for key in differing)
-        raise BadInput(
-            f"{source}: expected the same in rope_parameters and rope_scaling, got {got}; remove "
-            "the one that is wrong"
-        )
-    return {"partial_rotary_factor": partial, **theta, **old, **new}
-
-
-def _own_rope(settings: Mapping[str, Any]) -> dict[str, Any]:
-    settings = settings.get("full_attention", settings)
-    kind = settings.get("rope_type", settings.get("type"))
-    return {**settings} if kind is None else {**settings, "rope_type": kind}
-
-
-def _local_rope_theta(config: Mapping[str, Any], source: str) -> float | None:
-    """Rotary base of layers that slide, where it is another."""
-    own = (config.get("rope_parameters") or {}).get("sliding_attention") or {}
-    if (kind := own.get("rope_type", "default")) != "default":
-        raise BadInput(
-            f"{source}: rotary embedding of type {kind!r} in layers that slide is not supported; "
-            "supported: default"
-        )
-    theta = own.get("rope_theta", config.get("rope_local_base_freq"))
-    return None if theta is None else float(theta)
-
-
-def _rope_scaling(
-    rope: Mapping[str, Any], config: Mapping[str, Any], source: str
-) -> RopeScaling | None:
-    kind = rope.get("rope_type", "default")
-    if rope["partial_rotary_factor"] != 1 or kind not in ("default", "linear", "llama3"):
-        shown = f"type {kind!r}, partial_rotary_factor {rope['partial_rotary_factor']}"
-        raise BadInput(
-            f"{source}: rotary embedding of {shown} is not supported; "
-            "supported: types default, linear, llama3 over whole heads"
-        )
-    if kind == "default":
-        return None
-    try:
-        factor = float(rope["factor"])
-        if kind == "linear":
-            return RopeScaling("linear", factor)
-        low, high = float(rope["low_freq_factor"]), float(rope["high_freq_factor"])
-        original = rope.get("original_max_position_embeddings")
-        original = int(original or config["max_position_embeddings"])
-        return RopeScaling("llama3", factor, low, high, original)
-    except (KeyError, TypeError, ValueError) as error:
-        raise BadInput(f"{source}: rope scaling {kind!r} lacks a usable {error}") from error

@@ -1,9 +1,10 @@
-"""Stacked low-rank adapters: one pytree for the whole team, a leading axis for its members.
+"""Stacked low-rank adapters: one pytree for the whole team, with a leading axis for its adapters.
 
     {"q": {"a": [N, L, in, R], "b": [N, L, R, out]}, "v": ...}      float32
 
-Every token names its owner. One pair of dense matmuls serves all owners at once: the ranks of all
-adapters stand side by side, and the columns that are not the owner's are zeroed in between,
+Every token names its owner, which is its adapter. One pair of dense matmuls serves all owners at
+once: the ranks of all adapters stand side by side, and the columns of other owners are zeroed
+between the two products,
 
     y += ((x @ A_cat) * mask) @ B_cat * alpha / rank.
 
@@ -21,7 +22,7 @@ import jax.numpy as jnp
 from jax import Array
 from jax.typing import DTypeLike
 
-from marft_jax.config import TARGETS
+from marft_jax.errors import BadInput
 from marft_jax.models.ops.products import from_ranks, product
 
 Adapters = dict[str, dict[str, Array]]
@@ -30,7 +31,7 @@ Adapters = dict[str, dict[str, Array]]
 class Fused(NamedTuple):
     """Adapters of one matrix, ranks side by side: ``[N·R, in]`` and ``[N·R, out]``.
 
-    So the tokens' activations, the largest factor of their gradients, need no transpose.
+    In this layout the gradients need no transpose of the tokens' activations, the largest factor.
     """
 
     a: Array
@@ -41,7 +42,7 @@ class FusedAdapters(NamedTuple):
     """All adapters, laid out for the forward pass.
 
     Attributes:
-        layers: the matrices that have adapters; of all layers, stacked in front, or of each.
+        layers: adapted matrices by name, of all layers stacked in front, or a list by layer.
         scale_N: alpha/rank of each adapter.
     """
 
@@ -49,7 +50,7 @@ class FusedAdapters(NamedTuple):
     scale_N: Array
 
     def of(self, layer: int) -> dict[str, Fused]:
-        """Matrices of one layer."""
+        """Adapted matrices of one layer."""
         if isinstance(self.layers, list):
             return self.layers[layer]
         return {target: Fused(x.a[layer], x.b[layer]) for target, x in self.layers.items()}
@@ -61,24 +62,42 @@ class OwnerMask(NamedTuple):
     columns: Array
 
 
-def init(key: Array, config: Any, *, adapters: int, rank: int, targets: Sequence[str]) -> Adapters:
-    """Fresh adapters: A is normal with variance 1/in, B is zero, so the team starts as the base.
+def check_targets(config: Any, targets: Sequence[str]) -> None:
+    """Checks that the base has every matrix that is to have an adapter.
 
     Args:
-        key: adapter n's A is drawn from ``fold_in(key, n)``, whoever else there is.
         config: the ``DecoderConfig`` of the base.
-        adapters: their number.
-        targets: matrices of every block, among ``TARGETS``.
+
+    Raises:
+        BadInput: it lacks one.
+    """
+    known = config.matrices()
+    if not set(targets) <= set(known):
+        raise BadInput(
+            f"--lora.targets: expected distinct ones of {', '.join(known)}, got {targets!s:.80}"
+        )
+
+
+def init(key: Array, config: Any, *, adapters: int, rank: int, targets: Sequence[str]) -> Adapters:
+    """Draws fresh adapters: A is normal with variance 1/in, B is zero, so the team starts as the
+    base.
+
+    Args:
+        key: A of adapter n is drawn from ``fold_in(key, n)``, whatever other adapters there are.
+        config: the ``DecoderConfig`` of the base.
+        adapters: number of adapters.
+        targets: names of matrices (``config.matrices()``).
     """
     tree: Adapters = {}
+    matrices = config.matrices()
     for target in targets:
-        d_in, d_out = config.target_shape(target)
+        layers, (d_in, d_out, *_) = len(matrices[target]), matrices[target][0]
         draw = jax.nn.initializers.normal(d_in**-0.5)
-        shape = (config.n_layers, d_in, rank)
-        folded = jax.random.fold_in(key, TARGETS.index(target))
+        shape = (layers, d_in, rank)
+        folded = jax.random.fold_in(key, list(matrices).index(target))
         keys_N = jax.vmap(jax.random.fold_in, (None, 0))(folded, jnp.arange(adapters))
         a = jax.vmap(lambda key, draw=draw, shape=shape: draw(key, shape))(keys_N)
-        tree[target] = {"a": a, "b": jnp.zeros((adapters, config.n_layers, rank, d_out))}
+        tree[target] = {"a": a, "b": jnp.zeros((adapters, layers, rank, d_out))}
     return tree
 
 
@@ -89,7 +108,7 @@ def shape_of(adapters: Adapters) -> tuple[int, int]:
 
 
 def fuse(adapters: Adapters, alpha: float, dtype: DTypeLike) -> FusedAdapters:
-    """Lays the adapters out for the forward pass: layers in front, ranks of all side by side."""
+    """Lays adapters out for the forward pass: layers in front, all ranks side by side."""
     n, r = shape_of(adapters)
     layers = next(iter(adapters.values()))["a"].shape[1]
     fused = {
@@ -108,10 +127,10 @@ def by_layer(fused: FusedAdapters, layers: int) -> FusedAdapters:
 
 
 def owner_mask(owners: Any, fused: FusedAdapters) -> OwnerMask:
-    """Columns of each token's owner, scaled. An owner of -1 has no adapter: the bare base.
+    """Columns of each token's owner, scaled by alpha/rank.
 
     Args:
-        owners: ``int32 [...]``, the adapter that each token passes through.
+        owners: ``int32 [...]``, the adapter of each token; -1 for the bare base.
     """
     scale_N, any_matrix = fused.scale_N, next(iter(fused.of(0).values()))
     n = len(scale_N)

@@ -2,7 +2,7 @@
 
 A mesh always has three axes: ``data`` (rows), ``fsdp`` (rows, and a share of every matrix) and
 ``tensor`` (a share of every matrix). One device is the mesh (1, 1, 1). Adapters and critic are
-replicated; the frozen base follows ``BASE_RULES``. With ``mesh.rollout`` there are two meshes
+replicated; the frozen base follows ``LOGICAL_AXES``. With ``mesh.rollout`` there are two meshes
 without a common device: the mesh that plays holds a copy of the base and receives adapters.
 """
 
@@ -10,9 +10,8 @@ from __future__ import annotations
 
 import functools
 import math
-import re
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -28,14 +27,14 @@ _ROW_AXES = ("data", "fsdp")
 ROWS = P(_ROW_AXES)
 PLACES = "places"  # names a vmap over the places along ``data``
 
-BASE_RULES: Sequence[tuple[str, P]] = (
-    (r"embed/embedding", P("tensor", "fsdp")),
-    (r"lm_head/kernel", P("tensor", "fsdp")),
-    (r"(q|k|v|gate|up)/kernel", P("tensor", "fsdp")),
-    (r"(o|down)/kernel", P("fsdp", "tensor")),
-    (r"(q|k|v)/bias", P("tensor")),
-    (r".*", P()),
-)
+LOGICAL_AXES: Mapping[str | None, str | None] = {
+    "model": "fsdp",
+    "heads": "tensor",
+    "hidden": "tensor",
+    "vocabulary": "tensor",
+    None: None,
+}
+"""Axes of the base's tensors, as the decoder's parts name them, to axes of the mesh."""
 
 
 def make_meshes(
@@ -266,14 +265,13 @@ def rows(mesh: Mesh, axis: int = 0) -> NamedSharding:
     return NamedSharding(mesh, P(*[None] * axis, *ROWS))
 
 
-def base_sharding(mesh: Mesh, path: str, shape: Sequence[int]) -> NamedSharding:
-    """Returns the sharding of a tensor of the base, by the first rule that matches its path.
+def base_sharding(mesh: Mesh, axes: Sequence[str | None], shape: Sequence[int]) -> NamedSharding:
+    """Returns the sharding of a tensor of the base with these logical axes.
 
-    If an axis does not divide a dimension, this dimension is replicated, as are the layers of a
-    stack.
+    A dimension is replicated where its axis of the mesh does not divide it, as are the layers of a
+    stack, which come first.
     """
-    rule = next(spec for pattern, spec in BASE_RULES if re.search(rf"(^|/){pattern}$", path))
-    spec = (*[None] * (len(shape) - len(rule)), *rule)
+    spec = (*[None] * (len(shape) - len(axes)), *(LOGICAL_AXES[axis] for axis in axes))
     fitted = [
         axis if axis is not None and size % mesh.shape[axis] == 0 else None
         for axis, size in zip(spec, shape, strict=True)
@@ -281,10 +279,10 @@ def base_sharding(mesh: Mesh, path: str, shape: Sequence[int]) -> NamedSharding:
     return NamedSharding(mesh, P(*fitted))
 
 
-def placer(mesh: Mesh) -> Callable[[str, Any], jax.Array]:
-    """Returns a function that places a named tensor of the base on the mesh."""
+def placer(mesh: Mesh) -> Callable[[Sequence[str | None], Any], jax.Array]:
+    """Returns a function that places a tensor of the base, with its logical axes, on the mesh."""
 
-    def place(path: str, array: Any) -> jax.Array:
-        return put(array, base_sharding(mesh, path, array.shape))
+    def place(axes: Sequence[str | None], array: Any) -> jax.Array:
+        return put(array, base_sharding(mesh, axes, array.shape))
 
     return place

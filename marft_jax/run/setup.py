@@ -26,8 +26,9 @@ from marft_jax.learning.algorithms import find_algorithm
 from marft_jax.learning.learner import Learner, TrainState
 from marft_jax.learning.settings import LearnerSettings, resolve, resolved
 from marft_jax.learning.state_parts import StatePart, find_state_parts
-from marft_jax.models.lora import Adapters
-from marft_jax.models.weights.load import BaseModel, copy_base, decoder_config, load_base
+from marft_jax.models.decoder import DecoderConfig
+from marft_jax.models.lora import Adapters, check_targets
+from marft_jax.models.weights.load import BaseModel, copy_base, load_base
 from marft_jax.parallel import mesh as mesh_lib
 from marft_jax.parallel import processes
 from marft_jax.random_keys import Stream
@@ -102,9 +103,6 @@ def open_session(
     use_compilation_cache()
     processes.start(config.mesh)
     meshes = mesh, _ = mesh_lib.make_meshes(config.mesh)
-    if mesh.shape["tensor"] > 1:
-        for each in meshes:
-            mesh_lib.check_heads(each, decoder_config(config.model.base).n_heads)
     place = mesh_lib.placer(mesh)
     console = Console(stderr=True, highlight=False, quiet=not processes.is_lead())
     with Progress(f"loading {config.model.base}", console, " MiB") as progress:
@@ -112,8 +110,13 @@ def open_session(
         def report(done: int, total: int) -> None:
             progress(done >> 20, total >> 20)
 
+        def check(shape: DecoderConfig) -> None:
+            check_targets(shape, config.lora.targets)
+            for each in meshes:
+                mesh_lib.check_heads(each, shape.heads)
+
         platform = mesh.devices.flat[0].platform
-        base = load_base(config.model, place, platform, report)
+        base = load_base(config.model, place, platform, report, check)
     base.tokenizer.date(processes.of_first(base.tokenizer.started))
     context = min(config.model.context, base.config.max_position)
     team = make_team(config.team, config.lora.mode, blueprint, {MAIN: (base.tokenizer, context)})

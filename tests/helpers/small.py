@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import re
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -23,6 +24,7 @@ from marft_jax.learning.rows import Level
 from marft_jax.learning.settings import Appo
 from marft_jax.models import decoder, lora
 from marft_jax.models.decoder import DecoderConfig
+from marft_jax.models.families import dense
 from marft_jax.models.tokenizers.tokenizer import ByteTokenizer, Tokenizer
 from marft_jax.models.weights.load import BaseModel, abstract_decoder, fill, shapes_of
 from marft_jax.parallel import mesh
@@ -33,16 +35,11 @@ from marft_jax.team.prompts import Team
 from marft_jax.team.team_files import Blueprint
 from marft_jax.types import MAIN, Episode, Sample, StepResult, Turn
 
-CONFIG = DecoderConfig(
-    vocab_size=264,
-    d_model=32,
-    n_layers=2,
-    n_heads=4,
-    n_kv_heads=2,
-    head_dim=8,
-    d_ff=64,
+SIZES: dict[str, Any] = dict(
+    vocab_size=264, d_model=32, n_layers=2, n_heads=4, n_kv_heads=2, head_dim=8, d_ff=64,
     max_position=512,
-)
+)  # fmt: skip
+CONFIG = dense(**SIZES)
 CONTEXT = 64
 RANK, ALPHA = 3, 6.0
 QV = ("q", "v")
@@ -53,6 +50,11 @@ NAMES = ("planner", "solver", "checker")
 def config(**sections: Any) -> config_lib.Config:
     """The quickstart's settings with other sections."""
     return dataclasses.replace(configure(), **sections)
+
+
+def config_of(**changes: Any) -> DecoderConfig:
+    """The small decoder with other sizes."""
+    return dense(**(SIZES | changes))
 
 
 @functools.cache
@@ -71,10 +73,14 @@ def base_on(
     where: Mesh, layers: int = 2, stacked: bool = False, config: DecoderConfig = CONFIG
 ) -> BaseModel:
     """The same random weights, on any mesh."""
-    config = dataclasses.replace(config, n_layers=layers, stacked=stacked)
+    parts = tuple(config.layers[i % config.n_layers] for i in range(layers))
+    config = dataclasses.replace(config, layers=parts, stacked=stacked)
     graphdef, abstract = abstract_decoder(config, jnp.float32)
     _, in_order = abstract_decoder(dataclasses.replace(config, stacked=False), jnp.float32)
     rng = np.random.default_rng(0)
+
+    def without_parts(path: str) -> str:
+        return re.sub("/(mixer|mlp)/", "/", path)
 
     def draw(path: str, shape: tuple[int, ...]) -> np.ndarray:
         noise = rng.normal(size=shape)
@@ -82,7 +88,8 @@ def base_on(
             return 1 + 0.1 * noise
         return noise if path.startswith("embed") else noise * (2 / shape[0]) ** 0.5
 
-    tensors = [(path, draw(path, shape)) for path, shape in shapes_of(in_order).items()]
+    shapes = shapes_of(in_order)
+    tensors = [(path, draw(path, shapes[path])) for path in sorted(shapes, key=without_parts)]
     params = fill(abstract, tensors, mesh.placer(where))
     return BaseModel(config, graphdef, params, ByteTokenizer(), "small", "0123")
 
@@ -130,7 +137,7 @@ def adapters(n: int = 2, seed: int = 0, layers: int = 2) -> lora.Adapters:
     tree = {}
     for i, target in enumerate(QV):
         rng = np.random.default_rng([seed, i])
-        d_in, d_out = CONFIG.target_shape(target)
+        d_in, d_out, *_ = CONFIG.matrices()[target][0]
         a = rng.normal(size=(n, layers, d_in, RANK)) * d_in**-0.5
         b = rng.normal(size=(n, layers, RANK, d_out)) * 0.5
         tree[target] = {"a": jnp.asarray(a, jnp.float32), "b": jnp.asarray(b, jnp.float32)}

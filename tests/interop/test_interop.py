@@ -27,8 +27,7 @@ from marft_jax.learning.learner import Learner
 from marft_jax.learning.settings import resolve
 from marft_jax.models import decoder, lora
 from marft_jax.models.decoder import DecoderConfig
-from marft_jax.models.families import FAMILIES, read_config
-from marft_jax.models.lora import TARGETS
+from marft_jax.models.families import FAMILIES, TARGETS, dense, read_config
 from marft_jax.models.rope import RopeScaling
 from marft_jax.models.tokenizers.tokenizer import ByteTokenizer, from_directory
 from marft_jax.models.weights.load import BaseModel, abstract_decoder, fill, load_base, shapes_of
@@ -38,13 +37,13 @@ from marft_jax.types import MAIN
 SHAPE = dict(vocab_size=264, d_model=32, n_layers=2, n_heads=4, n_kv_heads=2, head_dim=8, d_ff=48,
              max_position=128)  # fmt: skip
 VARIANTS = {
-    "llama": DecoderConfig(**SHAPE, rope_scaling=RopeScaling("llama3", 4.0, 1.0, 4.0, 32)),
-    "llama_bias": DecoderConfig(**SHAPE, qkv_bias=True, o_bias=True, tie_embeddings=True),
-    "qwen2": DecoderConfig(**SHAPE, qkv_bias=True),
-    "qwen3": DecoderConfig(**SHAPE, qk_norm=True, rope_scaling=RopeScaling("linear", 2.0)),
-    "qwen3_window": DecoderConfig(**SHAPE, qk_norm=True, window=4, sliding=(False, True)),
-    "mistral": DecoderConfig(**SHAPE, window=4, sliding=(True, True)),
-    "gemma3": DecoderConfig(
+    "llama": dense(**SHAPE, rope_scaling=RopeScaling("llama3", 4.0, 1.0, 4.0, 32)),
+    "llama_bias": dense(**SHAPE, qkv_bias=True, o_bias=True, tie_embeddings=True),
+    "qwen2": dense(**SHAPE, qkv_bias=True),
+    "qwen3": dense(**SHAPE, qk_norm=True, rope_scaling=RopeScaling("linear", 2.0)),
+    "qwen3_window": dense(**SHAPE, qk_norm=True, window=4, sliding=(False, True)),
+    "mistral": dense(**SHAPE, window=4, sliding=(True, True)),
+    "gemma3": dense(
         **SHAPE, tie_embeddings=True, rope_theta=1e6, rope_scaling=RopeScaling("linear", 8.0),
         window=4, sliding=(True, False), local_rope_theta=1e4, query_pre_attn_scalar=6,
         **FAMILIES["Gemma3ForCausalLM"].traits,
@@ -70,7 +69,7 @@ def random_factors(config: DecoderConfig, targets=TARGETS, rank=RANK, seed=2):
     rng = np.random.default_rng(seed)
     factors = {}
     for target in targets:
-        d_in, d_out = config.target_shape(target)
+        d_in, d_out, *_ = config.matrices()[target][0]
         a = rng.normal(size=(config.n_layers, d_in, rank)) * 0.3
         b = rng.normal(size=(config.n_layers, rank, d_out)) * 0.3
         factors[target] = {"a": a.astype(np.float32), "b": b.astype(np.float32)}

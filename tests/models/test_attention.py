@@ -22,9 +22,9 @@ from marft_jax.learning.settings import Grpo, resolve
 from marft_jax.models import decoder, lora
 from marft_jax.models.ops import attention as attention_lib
 from marft_jax.models.ops import (
-    kv,
     cudnn,
     intervals,
+    kv,
     packed,
     per_device,
     platforms,
@@ -416,7 +416,7 @@ def test_an_update_through_cudnn_is_that_through_einsums(without_kernels):
 
 @pytest.mark.parametrize("t, pieces", [(100, 1), (300, 3)])
 def test_what_rows_read_is_worked_out_once_for_all_layers(t, pieces):
-    config = dataclasses.replace(small.CONFIG, n_layers=3)
+    config = small.config_of(n_layers=3)
     graphdef, base = abstract_decoder(config, jnp.float32, attention=causal_attention_in_pieces)
     ids = jax.ShapeDtypeStruct((2, t), jnp.int32)
     traced = jax.make_jaxpr(functools.partial(decoder.forward, graphdef))(base, ids, ids, ids)
@@ -426,7 +426,7 @@ def test_what_rows_read_is_worked_out_once_for_all_layers(t, pieces):
 
 def gradients_and_memory(remat: Remat):
     """Of a loss through four layers: the adapters' gradients, and the bytes of scratch memory."""
-    config = dataclasses.replace(small.CONFIG, n_layers=4)
+    config = small.config_of(n_layers=4)
     graphdef, abstract = abstract_decoder(config, jnp.float32, remat=remat)
     leaves, tree = jax.tree.flatten(abstract)
     shapes = [x.shape for x in leaves]
@@ -506,7 +506,7 @@ def operands(seed: int = 0, dtype=jnp.float32):
         packed._unpacked_first: (
             (some(0, 5, 64), packed.pack(some(1, 40, 64), "int8")), {"product": products.product},
         ),
-        packed._beside: ((some(0, 5, 64), packed.pack(some(1, 40, 64), "nf4")), {}),
+        packed._dequantise: ((some(0, 5, 64), packed.pack(some(1, 40, 64), "nf4")), {}),
         kv._by_head: ((*cache, *new, at_BT), {}),
         kv._put: ((cache[0].astype(jnp.bfloat16), some(2, 3, 2, 8).astype(jnp.bfloat16)),
                             {"where": where}),

@@ -12,6 +12,7 @@ import pytest
 
 from marft_jax.errors import BadInput
 from marft_jax.models import decoder, families
+from marft_jax.models.names import paths_by_name
 from marft_jax.models.rope import RopeScaling
 from marft_jax.models.weights import gguf as gguf_files
 from marft_jax.models.weights import load, safetensors
@@ -124,7 +125,7 @@ def test_safetensors_give_the_logits_of_transformers(variant, tmp_path):
     model.save_pretrained(tmp_path, max_shard_size="60KB")
     assert len(safetensors.weight_files(tmp_path)) > 1, "meant to be sharded"
     config = families.read_config(model.config.to_dict(), "config.json")
-    ours = our_logits(config, lambda shapes: safetensors.read(tmp_path, shapes), tokens)
+    ours = our_logits(config, lambda shapes: safetensors.read(tmp_path, config, shapes), tokens)
     np.testing.assert_allclose(ours, torch_logits(model, tokens), atol=2e-4, rtol=1e-4)
 
 
@@ -250,12 +251,14 @@ def test_rope_reads_alike_in_the_spelling_of_transformers_4_and_5():
     new = dict(LLAMA, rope_parameters=LLAMA3)
     configs = [families.read_config(c, "config.json") for c in (old, new)]
     assert configs[0] == configs[1]
-    assert configs[0].rope_theta == 500.0
-    assert configs[0].rope_scaling == RopeScaling("llama3", 4.0, 1.0, 4.0, 32)
+    [mixer, *_] = configs[0].attentions
+    assert mixer.rope_theta == 500.0
+    assert mixer.rope_scaling == RopeScaling("llama3", 4.0, 1.0, 4.0, 32)
     older = dict(LLAMA, rope_scaling={"type": "linear", "factor": 2})
-    assert families.read_config(older, "c").rope_scaling == RopeScaling("linear", 2.0)
+    assert families.read_config(older, "c").attentions[0].rope_scaling == RopeScaling("linear", 2.0)
     for none in (None, {"rope_type": "default"}):
-        assert families.read_config(dict(LLAMA, rope_scaling=none), "c").rope_scaling is None
+        unscaled = families.read_config(dict(LLAMA, rope_scaling=none), "c")
+        assert unscaled.attentions[0].rope_scaling is None
 
 
 @pytest.mark.parametrize(
@@ -280,7 +283,7 @@ def test_rope_reads_alike_in_the_spelling_of_transformers_4_and_5():
     ],
 )
 def test_both_spellings_of_rope_together_are_both_applied(config, theta, scaling):
-    found = families.read_config(LLAMA | config, "c")
+    [found, *_] = families.read_config(LLAMA | config, "c").attentions
     assert found.rope_theta == theta
     assert found.rope_scaling == (scaling and RopeScaling("linear", scaling))
 
@@ -342,7 +345,8 @@ def test_defaults_that_config_json_leaves_out():
     assert (long.window, long.sliding) == (4096, (True, True))
     bare = {k: v for k, v in LLAMA.items() if k != "num_key_value_heads"}
     config = families.read_config(bare, "c")
-    assert (config.n_kv_heads, config.head_dim, config.norm_eps) == (4, 16, 1e-6)
+    mixer = config.attentions[0]
+    assert (mixer.n_kv_heads, mixer.head_dim, config.norm_eps) == (4, 16, 1e-6)
 
 
 def test_gemma_3_as_it_stands_on_the_hub():
@@ -358,7 +362,7 @@ def test_gemma_3_as_it_stands_on_the_hub():
         vision_config={"num_hidden_layers": 27},
     )  # fmt: skip
     config = families.read_config(settings, "config.json")
-    assert config == decoder.DecoderConfig(
+    assert config == families.dense(
         vocab_size=262208, d_model=5376, n_layers=62, n_heads=32, n_kv_heads=16, head_dim=128,
         d_ff=21504, max_position=131072, norm_eps=1e-6, rope_theta=1e6,
         rope_scaling=RopeScaling("linear", 8.0), tie_embeddings=True, qk_norm=True, window=1024,
@@ -423,7 +427,7 @@ def test_gemma_3_computes_its_formulas(stacked):
     rng, drawn = np.random.default_rng(0), {}
 
     def tensors(shapes):
-        for name, path in families.paths_by_name(shapes, "hf").items():
+        for name, path in paths_by_name(config, shapes, "hf").items():
             drawn[name] = rng.normal(size=shapes[path]) * (0.5 if "norm" in name else 0.15)
             yield path, drawn[name].astype(np.float32)
 

@@ -15,7 +15,7 @@ import pytest
 
 from marft_jax import check
 from marft_jax.errors import BadInput
-from marft_jax.models.decoder import DecoderConfig
+from marft_jax.models.families import dense
 from marft_jax.models.ops import packed
 from marft_jax.models.tokenizers import tokenizer, vocabulary
 from marft_jax.models.weights import gguf as gguf_files
@@ -111,13 +111,13 @@ def test_every_tensor_type_unpacks_to_its_values(kind, tmp_path):
     tensors = read(tmp_path / "m.gguf")
     for ours, stored in (
         ("embed/embedding", values["token_embd.weight"]),
-        ("layers/0/q/kernel", values["blk.0.attn_q.weight"]),
-        ("layers/0/down/kernel", values["blk.0.ffn_down.weight"]),
+        ("layers/0/mixer/q/kernel", values["blk.0.attn_q.weight"]),
+        ("layers/0/mlp/down/kernel", values["blk.0.ffn_down.weight"]),
         ("final_norm/scale", values["output_norm.weight"]),
     ):
         np.testing.assert_array_equal(tensors[ours].astype(np.float32), stored)
     direct = {"F16": np.float16, "BF16": ml_dtypes.bfloat16}
-    assert tensors["layers/0/q/kernel"].dtype == direct.get(kind, np.float32)
+    assert tensors["layers/0/mixer/q/kernel"].dtype == direct.get(kind, np.float32)
 
 
 @pytest.mark.parametrize("arch", ["llama", "qwen2"])
@@ -130,13 +130,13 @@ def test_blocks_of_four_bits_stay_packed_and_keep_their_values(arch, tmp_path):
             assert values.qvalue.dtype == "int4" and values.scale.dtype == np.float16
             values = packed.unpacked(jax.tree.map(jnp.asarray, values), jnp.float32)
         np.testing.assert_array_equal(values, whole[path])
-    assert isinstance(read(tmp_path / "m.gguf", "nf4")["layers/0/q/kernel"], np.ndarray)
+    assert isinstance(read(tmp_path / "m.gguf", "nf4")["layers/0/mixer/q/kernel"], np.ndarray)
 
 
 def test_metadata_becomes_the_decoder_config(tmp_path):
     write(tmp_path / "m.gguf", "qwen2")
     config = gguf_files.read_config(gguf_files.open_gguf(tmp_path / "m.gguf"))
-    assert config == DecoderConfig(
+    assert config == dense(
         vocab_size=32,
         d_model=256,
         n_layers=1,
@@ -176,7 +176,7 @@ def test_two_scalings_of_rope_at_once_are_refused(tmp_path):
     writer.add_tensor("rope_freqs.weight", np.ones(64, np.float32))
     finish(writer)
     file = gguf_files.open_gguf(tmp_path / "m.gguf")
-    assert gguf_files.read_config(file).rope_scaling is None
+    assert gguf_files.read_config(file).attentions[0].rope_scaling is None
     linear = {"llama.rope.scaling.type": "linear", "llama.rope.scaling.factor": 2.0}
     with pytest.raises(BadInput, match="rope_freqs.weight' beside rope.scaling.factor 2 is not"):
         gguf_files.read_config(file._replace(metadata=file.metadata | linear))
@@ -206,13 +206,14 @@ def test_of_gemma_a_file_holds_the_whole_scales_of_norms(tmp_path):
         ("layers/0/attn_post_norm/scale", values["post_attention"]),
         ("layers/0/mlp_norm/scale", values["blk.0.ffn_norm.weight"]),
         ("layers/0/mlp_post_norm/scale", values["post_ffw"]),
-        ("layers/0/q_norm/scale", values["attn_q"]),
+        ("layers/0/mixer/q_norm/scale", values["attn_q"]),
         ("final_norm/scale", values["output_norm.weight"]),
     ):
         np.testing.assert_allclose(tensors[ours], stored - 1, atol=1e-6)
     config = gguf_files.read_config(gguf_files.open_gguf(tmp_path / "m.gguf"))
-    assert (config.window, config.sliding, config.local_rope_theta) == (16, (True,), 1e4)
-    assert config.rope_theta == 1e6 and config.query_pre_attn_scalar is None
+    [mixer] = config.attentions
+    assert (config.window, config.sliding, mixer.rope_theta) == (16, (True,), 1e4)
+    assert mixer.query_pre_attn_scalar is None
 
 
 def test_gemmas_27b_divides_scores_by_another_root(tmp_path):
@@ -222,7 +223,9 @@ def test_gemmas_27b_divides_scores_by_another_root(tmp_path):
     pattern = [i % 3 == 0 for i in range(62)]
     more = {"gemma3.attention.sliding_window_pattern": pattern, "gemma3.attention.key_length": 128}
     config = gguf_files.read_config(file._replace(metadata=metadata | more))
-    assert config.query_pre_attn_scalar == 256 / 4 and config.sliding == tuple(pattern)
+    mixer = config.attentions[1]
+    assert mixer.query_pre_attn_scalar == 256 / 4 and config.sliding == tuple(pattern)
+    assert mixer.rope_theta == 1e6
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,8 @@ from marft_jax.config import Model
 from marft_jax.errors import BadInput
 from marft_jax.models import families
 from marft_jax.models.decoder import Decoder
+from marft_jax.models.names import paths_by_name
+from marft_jax.models.parts.part import Axes
 from marft_jax.models.weights import load
 
 SETTINGS = {
@@ -31,7 +33,7 @@ SETTINGS = {
 }
 
 
-def place(path: str, array: np.ndarray) -> jax.Array:
+def place(axes: Axes, array: np.ndarray) -> jax.Array:
     return jnp.asarray(array, jnp.float32)
 
 
@@ -39,7 +41,7 @@ def tensors_of(settings: dict, dtype=np.float32) -> dict[str, np.ndarray]:
     config = families.read_config(settings, "test")
     shapes = load.shapes_of(load.abstract_decoder(config, jnp.float32)[1])
     rng = np.random.default_rng(0)
-    names = families.paths_by_name(shapes, "hf")
+    names = paths_by_name(config, shapes, "hf")
     return {name: rng.normal(size=shapes[path]).astype(dtype) for name, path in names.items()}
 
 
@@ -63,24 +65,28 @@ def test_a_directory_becomes_a_decoder_with_the_values_of_its_files(directory):
     decoder = nnx.merge(model.graphdef, model.params)
     assert isinstance(decoder, Decoder)
     query = stored["model.layers.1.self_attn.q_proj.weight"]
-    np.testing.assert_array_equal(decoder.layers[1].q.kernel[...], query)
+    np.testing.assert_array_equal(decoder.layers[1].mixer.q.kernel[...], query)
     np.testing.assert_array_equal(decoder.embed.embedding[...], stored["model.embed_tokens.weight"])
     assert (model.config.vocab_size, model.source) == (120, str(directory))
 
 
-def test_each_tensor_is_placed_once_by_its_path_and_its_bytes_are_counted(directory):
+def test_each_tensor_is_placed_once_by_its_axes_and_its_bytes_are_counted(directory):
     placed, sizes, counted = [], [0], []
     load.load_base(
         Model(base=str(directory)),
-        lambda path, a: placed.append(path) or sizes.append(a.nbytes) or jnp.asarray(a),
+        lambda axes, a: placed.append((axes, a.shape)) or sizes.append(a.nbytes) or jnp.asarray(a),
         report=lambda done, total: counted.append((done, total)),
     )
     done = np.cumsum(sizes).tolist()
     assert counted == [(bytes_, done[-1]) for bytes_ in done]
     config = families.read_config(SETTINGS, "test")
     shapes = load.shapes_of(load.abstract_decoder(config, jnp.float32)[1])
-    assert sorted(placed) == sorted(shapes)
-    assert {"embed/embedding", "layers/0/q/kernel", "final_norm/scale"} <= set(placed)
+    assert sorted(shape for _, shape in placed) == sorted(shapes.values())
+    table, query, norm = (shapes[path] for path in (
+        "embed/embedding", "layers/0/mixer/q/kernel", "final_norm/scale"
+    ))  # fmt: skip
+    expected = {(("vocabulary", "model"), table), (("heads", "model"), query), ((None,), norm)}
+    assert expected <= set(placed)
 
 
 def test_the_contents_decide_the_digest(directory, tmp_path_factory):
@@ -105,7 +111,7 @@ def test_of_a_model_of_text_and_images_the_text_is_read(directory):
     save_file(written, directory / "model.safetensors")
     decoder = nnx.merge(base(directory).graphdef, base(directory).params)
     query = stored["model.layers.1.self_attn.q_proj.weight"]
-    np.testing.assert_array_equal(decoder.layers[1].q.kernel[...], query)
+    np.testing.assert_array_equal(decoder.layers[1].mixer.q.kernel[...], query)
     norms = decoder.layers[0]
     for ours, theirs in (
         (norms.attn_post_norm, "post_attention"),
@@ -122,7 +128,7 @@ def test_bfloat16_files_need_no_torch(directory):
         kinds = set()
         load.load_base(
             Model(base=str(directory), dtype=wanted),  # pyright: ignore[reportArgumentType]
-            lambda path, a, seen=kinds: seen.add(a.dtype.name) or jnp.asarray(a),
+            lambda axes, a, seen=kinds: seen.add(a.dtype.name) or jnp.asarray(a),
         )
         assert kinds == {wanted}
 

@@ -6,16 +6,19 @@ import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 import small
 
+from marft_jax.errors import BadInput
 from marft_jax.models import lora
+from marft_jax.models.weights.load import abstract_decoder
 
 
 def test_all_owners_at_once_is_each_owner_alone():
     adapters = small.adapters(3)
     x = jax.random.normal(jax.random.key(0), (4, 5, small.CONFIG.d_model))
     owners = jnp.asarray(np.random.default_rng(0).integers(-1, 3, (4, 5)))
-    y = jnp.zeros((4, 5, small.CONFIG.target_shape("q")[1]))
+    y = jnp.zeros((4, 5, small.CONFIG.matrices()["q"][0].d_out))
     fused = lora.fuse(adapters, small.ALPHA, jnp.float32)
     mask = lora.owner_mask(owners, fused)
     for layer in range(small.CONFIG.n_layers):
@@ -91,3 +94,20 @@ def test_fuse_keeps_each_layer_and_target_apart():
             b = np.concatenate(list(adapters[target]["b"][:, layer]), axis=0)
             np.testing.assert_array_equal(fused.of(layer)[target].a, a)
             np.testing.assert_array_equal(fused.of(layer)[target].b, b)
+
+
+def test_a_target_that_the_base_lacks_is_refused_and_what_it_has_is_named():
+    lora.check_targets(small.CONFIG, ("down", "q"))
+    with pytest.raises(BadInput, match="--lora.targets: .* q, k, v, o, gate, up, down, got .*'w'"):
+        lora.check_targets(small.CONFIG, ("q", "w"))
+
+
+def test_the_parts_of_a_layer_list_what_the_decoder_is_made_of():
+    """Shapes, axes and names of every matrix follow from one list."""
+    _, abstract = abstract_decoder(small.CONFIG, jnp.float32)
+    [layer, *_] = small.CONFIG.layers
+    for part, module in ((layer.mixer, "mixer"), (layer.mlp, "mlp")):
+        assert list(part.matrices()) == list(part.MATRICES)
+        for name, matrix in part.matrices().items():
+            kernel = abstract["layers"][0][module][name]["kernel"]
+            assert (kernel.shape, kernel.axes) == ((matrix.d_out, matrix.d_in), matrix.axes)

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-import math
-
 import chex
 import jax
 import jax.numpy as jnp
@@ -12,7 +9,7 @@ import numpy as np
 import pytest
 import small
 
-from marft_jax.config import TARGETS, Model
+from marft_jax.config import Model
 from marft_jax.engine.compiled import Shape, programs
 from marft_jax.errors import BadInput
 from marft_jax.models import lora
@@ -182,7 +179,7 @@ def test_what_the_engine_samples_has_the_learners_log_probs(kind, monkeypatch):
 @pytest.mark.parametrize("layers", ["unrolled", "stacked"])
 def test_no_loop_of_decoding_holds_the_unpacked_base(kind, layers):
     """XLA would unpack it before the loop, for all steps at once."""
-    config = dataclasses.replace(small.CONFIG, d_model=256, d_ff=1024, head_dim=64, n_layers=4)
+    config = small.config_of(d_model=256, d_ff=1024, head_dim=64, n_layers=4)
     config, graphdef, base = load.decoder_on("cpu", config, Model(quantize=kind, layers=layers))  # pyright: ignore
     run = programs(
         config, graphdef, small.one_device(), Shape(2, 4, 64, 16), jnp.float32,
@@ -195,12 +192,12 @@ def test_no_loop_of_decoding_holds_the_unpacked_base(kind, layers):
         base=base, adapters=fused, slots=run.slots,
         stop_at=jnp.int32(0), chunk=4, read=64,
     ).compile()  # fmt: skip
-    layer = sum(4 * math.prod(config.target_shape(target)) for target in TARGETS)
+    layer = sum(4 * x.d_in * x.d_out for x, *_ in config.matrices().values())
     assert decode.memory_analysis().temp_size_in_bytes < 2 * layer  # of four
 
 
 def test_a_matrix_that_cannot_be_packed_is_named():
-    config = dataclasses.replace(small.CONFIG, d_ff=72)
+    config = small.config_of(d_ff=72)
     with pytest.raises(BadInput, match="quantize int4: .*multiple of 32 long, got 72 .down"):
         load.decoder_on("cpu", config, Model(quantize="int4"))
     load.decoder_on("cpu", config, Model(quantize="int8"))

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-
 import chex
 import jax
 import jax.numpy as jnp
@@ -20,8 +18,8 @@ from marft_jax.sampling.protocol import Request
 from marft_jax.types import Sampling
 
 LAYERS, WINDOW = 3, 7
-CONFIG = dataclasses.replace(
-    small.CONFIG,
+CONFIG = small.config_of(
+    n_layers=LAYERS,
     tie_embeddings=True,
     qk_norm=True,
     window=WINDOW,

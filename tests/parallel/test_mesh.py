@@ -87,10 +87,10 @@ def test_a_base_and_adapters_get_to_the_mesh_that_plays():
 
 def test_matrices_are_split_and_what_does_not_divide_is_not():
     where = mesh.make_mesh(config_lib.Mesh(2, 2, 2))
-    split = mesh.base_sharding(where, "layers/0/q/kernel", (64, 32))
+    split = mesh.base_sharding(where, ("heads", "model"), (64, 32))
     assert split.shard_shape((64, 32)) == (32, 16)
-    assert mesh.base_sharding(where, "layers/0/down/kernel", (63, 32)).spec[0] is None
-    assert mesh.base_sharding(where, "final_norm/scale", (64,)).is_fully_replicated
+    assert mesh.base_sharding(where, ("model", "hidden"), (63, 32)).spec[0] is None
+    assert mesh.base_sharding(where, (None,), (64,)).is_fully_replicated
     assert mesh.row_shards(where) == 4
 
 

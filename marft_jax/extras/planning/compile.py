@@ -30,6 +30,7 @@ from marft_jax.learning.settings import LearnerSettings, resolve
 from marft_jax.learning.state import TrainState
 from marft_jax.learning.values import reads_base
 from marft_jax.models.decoder import DecoderConfig
+from marft_jax.models.lora import check_targets
 from marft_jax.models.weights.load import decoder_on
 from marft_jax.parallel import mesh as mesh_lib
 from marft_jax.parallel import processes
@@ -109,7 +110,8 @@ def describe(
     hosts, devices = topology.hosts, topology.devices
     mesh, playing = mesh_lib.make_meshes(config.mesh, devices, topology.per_host)
     for each in (mesh, playing):
-        mesh_lib.check_heads(each, model.n_heads)
+        mesh_lib.check_heads(each, model.heads)
+    check_targets(model, config.lora.targets)
     own = np.asarray(topology.host)[-playing.size // hosts :]
     here = Mesh(own.reshape(-1, *playing.devices.shape[1:]), mesh_lib.AXES)
     dtype, alpha = jnp.dtype(config.model.dtype), config.lora.alpha
@@ -178,9 +180,11 @@ def _base(config: Config, model: DecoderConfig, mesh: Mesh) -> tuple[DecoderConf
     platform = mesh.devices.flat[0].platform
     model, graphdef, base = decoder_on(platform, model, config.model)
 
-    def place(keys: tuple[Any, ...], x: Any) -> Any:
-        path = "/".join(map(str, keys))
-        return jax.tree.map(lambda x: placed(x, mesh_lib.base_sharding(mesh, path, x.shape)), x)
+    def place(_: Any, leaf: Any) -> Any:
+        def at(x: Any) -> Any:
+            return placed(x, mesh_lib.base_sharding(mesh, leaf.axes, x.shape))
+
+        return jax.tree.map(at, leaf)
 
     return model, graphdef, nnx.map_state(place, base)
 

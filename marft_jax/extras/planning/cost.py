@@ -19,9 +19,10 @@ import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+import jax
+import jax.numpy as jnp
 from jax.sharding import Mesh
 
-from marft_jax.config import TARGETS
 from marft_jax.extras.planning.chips import Chip
 from marft_jax.extras.planning.compile import Compiled, Run, per_chip, prompt_rows
 from marft_jax.learning.rows import Rows
@@ -103,19 +104,24 @@ def forward_flops(
         read: mean number of keys that a token reads; half the width for whole rows.
         columns: total rank of the adapters on ``targets``.
     """
-    narrow = sum(model.sliding) if model.window else 0
-    keys = read * (model.n_layers - narrow) + min(read, model.window) * narrow
-    attention = 4 * tokens * keys * model.n_heads * model.head_dim
-    return 2 * block_weights(model) * tokens + attention + _lora(model, tokens, columns, targets)
+    mixing = sum(layer.mixer.flops(tokens, read) for layer in model.layers)
+    return 2 * block_weights(model) * tokens + mixing + _lora(model, tokens, columns, targets)
 
 
 def block_weights(model: DecoderConfig) -> int:
     """Counts the weights in the matrices of all blocks."""
-    return model.n_layers * sum(math.prod(model.target_shape(t)) for t in TARGETS)
+    return sum(x.d_in * x.d_out for layers in model.matrices().values() for x in layers)
+
+
+def cache_entries(model: DecoderConfig, length: int) -> int:
+    """Counts the numbers that a row's cache of this length holds."""
+    cache = jax.eval_shape(lambda: model.init_cache(1, length, jnp.float32))
+    return sum(math.prod(x.shape) for x in jax.tree.leaves(cache))
 
 
 def _lora(model: DecoderConfig, tokens: int, columns: int, targets: Sequence[str]) -> int:
-    return 2 * tokens * columns * model.n_layers * sum(sum(model.target_shape(t)) for t in targets)
+    matrices = model.matrices()
+    return 2 * tokens * columns * sum(x.d_in + x.d_out for t in targets for x in matrices[t])
 
 
 def _vocabulary(model: DecoderConfig, tokens: int) -> int:

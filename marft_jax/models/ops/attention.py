@@ -1,4 +1,4 @@
-"""Attention of queries over keys and values: what every model here reads its context with."""
+"""Attention of queries over keys and values: the reference that every platform's form equals."""
 
 from __future__ import annotations
 
@@ -9,55 +9,32 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-
-class KV(NamedTuple):
-    """Keys and values of one layer, of B rows, G key-value heads, T positions and C channels.
-
-    Keys have their positions last: the scores of a step of decoding are a plain product with them,
-    which a CPU takes half again as fast as one with their transpose.
-    """
-
-    k_BGCT: Array
-    v_BGTC: Array
-
-    def cut(self, length: int) -> KV:
-        """The first ``length`` positions, of one layer or of several stacked in front."""
-        return KV(self.k_BGCT[..., :length], self.v_BGTC[..., :length, :])
-
-    def spread(self, heads: int) -> KV:
-        """Each head as often as gives so many: those of a group stay together."""
-        times = heads // self.v_BGTC.shape[-3]
-        return self if times == 1 else KV(*(jnp.repeat(x, times, axis=-3) for x in self))
-
-    def of(self, layer: Array | None) -> KV:
-        """One of the layers that are stacked in front; None for a layer by itself."""
-        return self if layer is None else KV(self.k_BGCT[layer], self.v_BGTC[layer])
-
-
-Cache = list[KV] | KV
-"""Keys and values of every layer: one by one, or stacked in front."""
+from marft_jax.models.ops.kv import KV
 
 
 class Layer(NamedTuple):
-    """Which layer attends.
+    """The layer that is running.
 
     Attributes:
-        number: of layers that are stacked; None for a layer by itself.
-        slides: it reads through a window. A scan knows it while it runs only.
+        number: index where layers are stacked; None for a layer by itself.
+        slides: true where attention reads through a window; traced where layers are scanned.
     """
 
     number: Array | None = None
     slides: bool | Array = False
 
 
-class Either(NamedTuple):
-    """What layers compute with that read everything, and those that slide; None for the same."""
+class PerLayerKind(NamedTuple):
+    """A value for layers that read every earlier position, and one for layers that slide.
+
+    ``sliding`` is None where both kinds have the same value.
+    """
 
     full: Any
     sliding: Any = None
 
     def of(self, slides: bool | Array) -> Any:
-        """The one for a layer."""
+        """The value for a layer."""
         if self.sliding is None or slides is False:
             return self.full
         if slides is True:
@@ -69,11 +46,11 @@ Attention = Callable[[Array, KV, bool | Array], Array]
 """(queries, keys and values, ``Layer.slides``) to context."""
 
 CausalAttention = Callable[[Array, Array, int], Attention]
-"""The attention of some rows in every layer; arguments as of ``masks``."""
+"""Attention of some rows, in every layer; arguments as of ``masks``."""
 
 
 def scaled(q_BHTC: Array) -> Array:
-    """q / √C: queries whose scores need no scaling any more."""
+    """q / √C, so that scores need no further scaling."""
     return (q_BHTC.astype(jnp.float32) * q_BHTC.shape[-1] ** -0.5).astype(q_BHTC.dtype)
 
 
@@ -105,9 +82,9 @@ def attention(q_BHTC: Array, kv: KV, mask_BTS: Array) -> Array:
 def causal_attention(
     until_BT: Array, positions_BT: Array | None = None, window: int = 0
 ) -> Attention:
-    """Attention of whole rows, as ``masks`` says."""
-    either = masks(until_BT, positions_BT, window)
-    return lambda q_BHTC, kv, slides=False: attention(q_BHTC, kv, either.of(slides))
+    """Attention of whole rows, through ``masks``."""
+    by_kind = masks(until_BT, positions_BT, window)
+    return lambda q_BHTC, kv, slides=False: attention(q_BHTC, kv, by_kind.of(slides))
 
 
 def masks(
@@ -116,20 +93,22 @@ def masks(
     window: int = 0,
     start: int = 0,
     end: int | None = None,
-) -> Either:
-    """What queries from ``start`` to ``end`` read of the keys up to there, ``[B, t, s]``.
+) -> PerLayerKind:
+    """Which keys up to ``end`` the queries from ``start`` to ``end`` read, ``[B, t, s]``.
 
     Args:
         until_BT: as of ``reading``.
-        positions_BT: of each token within its sequence; where a prefix is shared, tokens that are
+        positions_BT: position of each token within its sequence. Where sequences share a prefix,
             neighbours in a sequence stand apart in the row.
-        window: how many positions layers that slide read, the query's own included; 0 for all.
+        window: positions that layers that slide read, the query's own included; 0 for all.
     """
     full = reading(until_BT, start, end)
     if not window:
-        return Either(full)
+        return PerLayerKind(full)
     assert positions_BT is not None
-    return Either(full, full & in_window(positions_BT[:, start:end], positions_BT[:, :end], window))
+    return PerLayerKind(
+        full, full & in_window(positions_BT[:, start:end], positions_BT[:, :end], window)
+    )
 
 
 def in_window(queries_BT: Array, keys_BS: Array, window: int) -> Array:
@@ -140,9 +119,8 @@ def in_window(queries_BT: Array, keys_BS: Array, window: int) -> Array:
 def reading(until_BT: Array, start: int = 0, end: int | None = None) -> Array:
     """True where a query from ``start`` to ``end`` reads a key up to there, ``[B, t, s]``.
 
-    A position is read by those after it and itself, ``until_BT`` at the latest. With one end for
-    all of a sequence, sequences of a row are kept apart; with a later one for a common prefix, they
-    share it.
+    Query t reads key s where s <= t <= ``until_BT[s]``. All tokens of a sequence have the same
+    ``until``, so that sequences of a row stay apart; a shared prefix has a later one.
     """
     queries = jnp.arange(until_BT.shape[1])[None, start:end, None]
     return jnp.tril(queries <= until_BT[:, None, :end], start)

@@ -33,7 +33,7 @@ _NEAR = 0.05  # of the largest number: bfloat16 has steps of 0.8 %, and sums add
 def cudnn_attention(
     until_BT: Array, positions_BT: Array | None = None, window: int = 0
 ) -> Attention:
-    """``causal_attention`` without the scores of a row in memory, in either pass.
+    """``causal_attention`` without the scores of a row in memory, in by_kind pass.
 
     What a query reads is a bias, ``[B, 1, T, T]`` for all heads and layers: it says everything that
     ``masks`` can say, shared prefixes and windows as well. The kernel is causal beside that, and
@@ -42,13 +42,13 @@ def cudnn_attention(
     It is ``causal_attention`` itself for rows of odd length, and where the mesh does not divide the
     rows or the query heads.
     """
-    either = masks(until_BT, positions_BT, window)
-    biases = jax.tree.map(_bias, either)
+    by_kind = masks(until_BT, positions_BT, window)
+    biases = jax.tree.map(_bias, by_kind)
 
     def attend(q_BHTC: Array, kv: KV, slides: bool | Array = False) -> Array:
         split = per_device.split(q_BHTC, kv)
         if split is None or q_BHTC.shape[2] % 2:
-            return attention(q_BHTC, kv, either.of(slides))
+            return attention(q_BHTC, kv, by_kind.of(slides))
         *operands, everywhere = split
         return everywhere(_on_one_device)(*operands, biases.of(slides).astype(q_BHTC.dtype))
 

@@ -59,7 +59,7 @@ def unpacked(matrix: Array | QArray, dtype: DTypeLike) -> Array:
     return qwix.dequantize(matrix.astype(jnp.float32)).astype(dtype)
 
 
-def _beside(x: Array, matrix: QArray) -> Array:
+def _dequantise(x: Array, matrix: QArray) -> Array:
     return unpacked(matrix, x.dtype)
 
 
@@ -71,7 +71,7 @@ def _each_time(x: Array, matrix: QArray) -> Array:
     return unpacked(dataclasses.replace(matrix, qvalue=matrix.qvalue ^ never), x.dtype)
 
 
-_for_product = chosen(_beside, cpu=_each_time)
+_for_product = chosen(_dequantise, cpu=_each_time)
 
 
 def times_packed(product: Product, x: Array, matrix: QArray) -> Array:

@@ -5,7 +5,6 @@ Source: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import os
 from collections.abc import Callable, Iterator, Mapping
@@ -24,6 +23,7 @@ from marft_jax.errors import BadInput
 from marft_jax.formats.foreign import readable
 from marft_jax.models import families
 from marft_jax.models.decoder import DecoderConfig
+from marft_jax.models.names import paths_by_name
 from marft_jax.models.ops import packed
 from marft_jax.models.rope import RopeScaling
 
@@ -101,7 +101,7 @@ def _shape(tensor: ReaderTensor) -> tuple[int, ...]:
 
 
 def read_config(file: GGUF) -> DecoderConfig:
-    """Decoder that the file's metadata and tensors describe.
+    """Reads the decoder that the file's metadata and tensors describe.
 
     Raises:
         BadInput: an architecture or a setting that the decoder does not have, by name.
@@ -124,28 +124,38 @@ def _read_config(file: GGUF) -> DecoderConfig:
         return file.metadata.get(f"{arch}.{key}", default)
 
     family = ARCHITECTURES[arch]
-    config = families.checked(
-        lambda key: _shape(embedding)[0] if key == "vocab_size" else get(key),
-        "gguf",
+    sizes = families.sizes(
+        lambda key: _shape(embedding)[0] if key == "vocab_size" else get(key), "gguf", source
+    )
+    _refuse_unsupported(arch, get, sizes["head_dim"], source)
+    theta = float(get("rope.freq_base", family.defaults.get("rope_theta", 1e4)))
+    local = get("rope.freq_base_swa", family.defaults.get("rope_local_base_freq"))
+    # of Gemma 3 only the 27B, with 62 layers, does not divide scores by √head_dim; no field says so
+    other_root = arch in _WINDOWED and sizes["n_layers"] == 62
+    return families.built(
+        family,
         source,
+        **sizes,
+        **(_windows(sizes, family, get, local, source) if arch in _WINDOWED else {}),
         norm_eps=float(get("attention.layer_norm_rms_epsilon", 1e-5)),
-        rope_theta=float(get("rope.freq_base", family.defaults.get("rope_theta", 1e4))),
-        local_rope_theta=get("rope.freq_base_swa", family.defaults.get("rope_local_base_freq")),
+        rope_theta=theta,
+        rope_scaling=_rope_scaling(file, get, sizes["head_dim"], theta),
+        local_rope_theta=local,
+        query_pre_attn_scalar=sizes["d_model"] // sizes["n_heads"] if other_root else None,
         tie_embeddings="output.weight" not in tensors,
         qkv_bias="blk.0.attn_q.bias" in tensors,
         o_bias="blk.0.attn_output.bias" in tensors,
-        **family.traits,
     )
-    _refuse_unsupported(arch, get, config.head_dim, source)
-    config = dataclasses.replace(config, rope_scaling=_rope_scaling(file, get, config))
-    return _with_windows(config, family, get, source) if arch in _WINDOWED else config
 
 
-def _with_windows(
-    config: DecoderConfig, family: families.Family, get: _Get, source: str
-) -> DecoderConfig:
-    """With windows; a pattern is a number or a list by layers. Only Gemma's 27B, of 62 layers, does
-    not divide scores by √head_dim, and no field says so."""
+def _windows(
+    sizes: Mapping[str, int],
+    family: families.Family,
+    get: _Get,
+    local_theta: float | None,
+    source: str,
+) -> dict[str, Any]:
+    """Reads the window and its pattern, which is a number or a list by layers."""
     pattern = get("attention.sliding_window_pattern", 6)
     settings = {
         "sliding_window": get("attention.sliding_window", 0),
@@ -154,10 +164,7 @@ def _with_windows(
     if isinstance(pattern, list):
         kinds = {True: "sliding_attention", False: "full_attention"}
         settings["layer_types"] = [kinds[bool(slides)] for slides in pattern]
-    if config.n_layers == 62:
-        scalar = config.d_model // config.n_heads
-        config = dataclasses.replace(config, query_pre_attn_scalar=scalar)
-    return families.with_windows(config, family, settings, source)
+    return families.windows(family, settings, sizes, local_theta, source)
 
 
 def _refuse_unsupported(arch: str, get: _Get, head_dim: int, source: str) -> None:
@@ -179,26 +186,28 @@ def _refuse_unsupported(arch: str, get: _Get, head_dim: int, source: str) -> Non
     families.refuse(arch, cases, lambda key: get(key.partition(".")[2]), source)
 
 
-def _rope_scaling(file: GGUF, get: _Get, config: DecoderConfig) -> RopeScaling | None:
-    """Linear scaling is metadata; Llama 3's is a tensor of divisors, mapped back to its formula."""
+def _rope_scaling(file: GGUF, get: _Get, head_dim: int, theta: float) -> RopeScaling | None:
+    """Reads linear scaling from metadata, Llama 3's from a tensor of divisors."""
     factor = float(get("rope.scaling.factor", get("rope.scale_linear", 1.0)))
     linear = get("rope.scaling.type", "linear") == "linear" and factor not in (0.0, 1.0)
     if _ROPE_FREQS in file.tensors:
         if linear:
             both = f"tensor {_ROPE_FREQS!r} beside rope.scaling.factor {factor:g}"
             raise BadInput(f"{file.path}: {both} is not supported; supported: one of them")
-        return _llama3_scaling(_unpack(file, _ROPE_FREQS).astype(np.float64), config, file.path)
+        divisors = _unpack(file, _ROPE_FREQS).astype(np.float64)
+        return _llama3_scaling(divisors, head_dim // 2, theta, file.path)
     return RopeScaling("linear", factor) if linear else None
 
 
-def _llama3_scaling(divisors: np.ndarray, config: DecoderConfig, path: Path) -> RopeScaling | None:
-    """Settings whose divisors these are: 1 for fast frequencies, ``factor`` for slow ones."""
-    half = config.head_dim // 2
+def _llama3_scaling(
+    divisors: np.ndarray, half: int, theta: float, path: Path
+) -> RopeScaling | None:
+    """Finds the settings of these divisors: 1 for fast frequencies, ``factor`` for slow ones."""
     if divisors.shape != (half,):
         raise BadInput(f"{path}: tensor {_ROPE_FREQS!r}: expected ({half},), got {divisors.shape}")
     if np.allclose(divisors, 1.0):
         return None
-    inverse = config.rope_theta ** (-np.arange(half) / half)
+    inverse = theta ** (-np.arange(half) / half)
     for original in (8192, *(2**n for n in range(4, 21))):
         scaling = RopeScaling("llama3", float(divisors.max()), 1.0, 4.0, original)
         turns = original * inverse / (2 * np.pi)
@@ -216,21 +225,21 @@ def read(
 ) -> Iterator[tuple[str, Any]]:
     """Yields (our path, array) for every tensor of the model, in the order of the file.
 
-    Block formats come as float32, the others as they are stored.
+    Block formats are unpacked to float32, other types stay as they are stored.
 
     Args:
         shapes: our paths and the shapes that the decoder expects.
-        quantize: matrices of blocks in Q4_0 stay packed where this is ``int4``.
+        quantize: where this is ``int4``, matrices of layers in Q4_0 stay packed.
 
     Raises:
         BadInput: a tensor is missing, unexpected, misshapen or of a type that cannot be unpacked.
     """
-    wanted = families.paths_by_name(shapes, "gguf")
+    wanted = paths_by_name(config, shapes, "gguf")
     if missing := sorted(set(wanted) - set(file.tensors)):
         raise BadInput(f"{file.path}: {len(missing)} tensors are missing: {', '.join(missing[:3])}")
     if extra := sorted(set(file.tensors) - set(wanted) - {_ROPE_FREQS}):
         raise BadInput(f"{file.path}: unexpected tensor {extra[0]!r}")
-    heads = {"q": config.n_heads, "k": config.n_kv_heads}
+    rotated = {name: x.rotated_heads for name, (x, *_) in config.matrices().items()}
     interleaved = file.metadata["general.architecture"] == "llama"
     for name in file.tensors:
         if name == _ROPE_FREQS:
@@ -243,8 +252,8 @@ def read(
         matrix = path.startswith("layers/") and leaf == "kernel"
         stays = matrix and (file.tensors[name].tensor_type.name, quantize) == ("Q4_0", "int4")
         array = _q4_0(file.tensors[name]) if stays else _unpack(file, name)
-        if interleaved and module in heads:
-            rotate = functools.partial(_rotate_halves, heads=heads[module])
+        if interleaved and (heads := rotated.get(module)):
+            rotate = functools.partial(_rotate_halves, heads=heads)
             array = jax.tree.map(rotate, array)
         if config.norm_offset and path.endswith("norm/scale"):
             array = array.astype(np.float32) - 1

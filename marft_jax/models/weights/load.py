@@ -30,11 +30,12 @@ from marft_jax.models import families
 from marft_jax.models.decoder import Base, Decoder, DecoderConfig
 from marft_jax.models.ops import packed
 from marft_jax.models.ops.attention_choice import attention_on
+from marft_jax.models.parts.part import Axes
 from marft_jax.models.tokenizers.tokenizer import ByteTokenizer, Tokenizer
 
 Tensors = Iterable[tuple[str, np.ndarray]]
 Shapes = dict[str, tuple[int, ...]]
-Place = Callable[[str, np.ndarray], jax.Array]
+Place = Callable[[Axes, np.ndarray], jax.Array]
 Report = Callable[[int, int], None]
 
 _PAGE, _PAGES = 64 * 1024, 64
@@ -74,19 +75,21 @@ def load_base(
     place: Place,
     platform: str | None = None,
     report: Report = lambda done, total: None,
+    check: Callable[[DecoderConfig], None] = lambda config: None,
 ) -> BaseModel:
     """Opens the model that ``--model.base`` names and puts its tensors on the devices.
 
     Args:
-        place: ``place(path, array)`` puts one tensor on the devices, in the sharding of its
-            choice; ``path`` is spelled as in ``layers/3/q/kernel``.
-        platform: that it will run on, such as cpu; by default the one that JAX prefers.
-        report: gets how many bytes are placed, and of how many, all as if unquantised.
+        place: ``place(axes, array)`` puts one tensor with these logical axes on the devices.
+        platform: the platform of the devices, such as cpu; by default the one that JAX prefers.
+        report: gets the bytes placed so far and in all, counted as if unquantised.
+        check: raises BadInput where the run cannot use this model, before weights are read.
 
     Raises:
         BadInput: nothing there, an unsupported model, or files that are not intact.
     """
     opened = _open(model.base)
+    check(opened.config)
     opened.tokenizer.think(model.thinking)
     _check_prompts(opened, model.base)
     platform = platform or jax.default_backend()
@@ -99,14 +102,15 @@ def load_base(
 def decoder_on(
     platform: str, config: DecoderConfig, model: ModelSettings
 ) -> tuple[DecoderConfig, Any, Base]:
-    """An abstract decoder as it is laid out and computed there: its config, and its split.
+    """Makes the abstract decoder of a platform: its config, and its ``nnx.split``.
 
     Raises:
         BadInput: a matrix that cannot be quantised as asked.
     """
     stacked = platform == "tpu" if model.layers == "auto" else model.layers == "stacked"
     config = dataclasses.replace(config, stacked=stacked)
-    heads = config.n_heads, config.n_kv_heads, config.head_dim
+    [mixer, *_] = config.attentions
+    heads = mixer.n_heads, mixer.n_kv_heads, mixer.head_dim
     attention = attention_on(platform, *heads, model.dtype)
     how: dict[str, Any] = dict(attention=attention, remat=model.remat)
     graphdef, abstract = abstract_decoder(config, jnp.dtype(model.dtype), **how)
@@ -179,7 +183,7 @@ class _Parameter(NamedTuple):
 
 
 def _parameters(state: Base) -> dict[str, _Parameter]:
-    """Path, as in ``layers/3/q/kernel``, and place of every tensor, also of those in a stack."""
+    """Path, as in ``layers/3/mixer/q/kernel``, and place of every tensor, stacked or not."""
     found = {}
     for keys, leaf in nnx.to_flat_state(state):
         first, *rest = keys
@@ -223,7 +227,7 @@ def fill(
     for path, array in tensors:
         keys, layer, shape = parameters[path]
         final = _in_final_type(flat[keys].get_value(), array)
-        placed = jax.tree.map(functools.partial(place, path), final)
+        placed = jax.tree.map(functools.partial(place, flat[keys].axes), final)
         if layer is not None:
             if keys not in arrays:
                 arrays[keys] = _empty_stack(placed, flat[keys].shape[0])
@@ -267,13 +271,11 @@ def _put_layer(stack: Any, layer: Any, i: Any) -> Any:
     )
 
 
-def copy_base(params: Base, place: Callable[[str, jax.Array], jax.Array]) -> Base:
+def copy_base(params: Base, place: Callable[[Axes, jax.Array], jax.Array]) -> Base:
     """Copies the parameters to other devices."""
-
-    def copy(keys: tuple[Any, ...], leaf: Any) -> Any:
-        return jax.tree.map(functools.partial(place, _join(keys)), leaf)
-
-    return nnx.map_state(copy, params)
+    return nnx.map_state(
+        lambda _, leaf: jax.tree.map(functools.partial(place, leaf.axes), leaf), params
+    )
 
 
 def _join(keys: Iterable[Any]) -> str:
@@ -311,8 +313,10 @@ def _open(base: str) -> _Opened:
 def _open_tiny() -> _Opened:
     from marft_jax.models.weights import tiny
 
-    def tensors(*_: Any) -> Tensors:  # the recipe trains ``[in, out]``
-        return ((p, x.T if p.endswith("/kernel") else x) for p, x in tiny.tensors())
+    def tensors(shapes: Shapes, _: str) -> Tensors:
+        """The file has ``[in, out]``, and paths without the parts of a layer."""
+        paths = {re.sub("/(mixer|mlp)/", "/", path): path for path in shapes}
+        return ((paths[p], x.T if p.endswith("/kernel") else x) for p, x in tiny.tensors())
 
     return _Opened(tiny.CONFIG, tensors, ByteTokenizer(), tiny.digest())
 
@@ -334,7 +338,7 @@ def _open_directory(directory: Path) -> _Opened:
         config = dataclasses.replace(config, tie_embeddings=False)
     return _Opened(
         config,
-        lambda shapes, _: safetensors.read(directory, shapes),
+        lambda shapes, _: safetensors.read(directory, config, shapes),
         tokenizer.from_directory(directory),
         _digest([directory / "config.json", *files]),
     )

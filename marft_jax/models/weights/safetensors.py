@@ -13,7 +13,8 @@ from safetensors import safe_open
 
 from marft_jax.errors import BadInput
 from marft_jax.formats.foreign import read_settings, readable
-from marft_jax.models.families import paths_by_name
+from marft_jax.models.decoder import DecoderConfig
+from marft_jax.models.names import paths_by_name
 
 Shapes = Mapping[str, tuple[int, ...]]
 
@@ -80,7 +81,9 @@ def unties(directory: Path) -> bool:
         return shape != other.get_shape() or any((one[p] != other[p]).any() for p in parts)
 
 
-def read(directory: Path, shapes: Shapes) -> Iterator[tuple[str, np.ndarray]]:
+def read(
+    directory: Path, config: DecoderConfig, shapes: Shapes
+) -> Iterator[tuple[str, np.ndarray]]:
     """Yields (our path, array) for every tensor of the model, in the order of the files.
 
     Only the current tensor is in memory, in the type it is stored in.
@@ -92,7 +95,7 @@ def read(directory: Path, shapes: Shapes) -> Iterator[tuple[str, np.ndarray]]:
         BadInput: a file is not intact, or a tensor is missing, unexpected, of another shape or not
             of a floating-point type.
     """
-    wanted = paths_by_name(shapes, "hf")
+    wanted = paths_by_name(config, shapes, "hf")
     for file in weight_files(directory):
         with readable(file, "safetensors file"), safe_open(file, framework="numpy") as tensors:
             for name in tensors.keys():

@@ -11,24 +11,20 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from safetensors import safe_open
 from safetensors.numpy import load_file
 
-from marft_jax.models.decoder import DecoderConfig
+from marft_jax.models.families import dense
 
-CONFIG = DecoderConfig(
-    vocab_size=264,
-    d_model=160,
-    n_layers=4,
-    n_heads=4,
-    n_kv_heads=4,
-    head_dim=32,
-    d_ff=640,
+SIZES: dict[str, Any] = dict(
+    vocab_size=264, d_model=160, n_layers=4, n_heads=4, n_kv_heads=4, head_dim=32, d_ff=640,
     max_position=1024,
-    rope_theta=30.0,  # short texts: every frequency tells neighbours apart
-)
+)  # fmt: skip
+ROPE_THETA = 30.0  # texts are short: with this base every frequency tells neighbours apart
+CONFIG = dense(**SIZES, rope_theta=ROPE_THETA)
 PROMPTS = ("plan", "solve", "argue", "lead", "verify", "reflect")
 """System prompts that it was trained under."""
 FILE = Path(__file__).with_name("tiny.safetensors")

@@ -7,12 +7,12 @@ from typing import NamedTuple
 
 import pytest
 
-from marft_jax.config import TARGETS
 from marft_jax.extras.planning import anchors, cost
 from marft_jax.extras.planning.chips import GPUS, TPUS
 from marft_jax.models.decoder import DecoderConfig
+from marft_jax.models.families import TARGETS, dense
 
-_shape = functools.partial(DecoderConfig, max_position=8192)
+_shape = functools.partial(dense, max_position=8192)
 LLAMA3_8B = _shape(128256, 4096, 32, 32, 8, 128, 14336)
 LLAMA3_70B = _shape(128256, 8192, 80, 64, 8, 128, 28672)
 LLAMA3_405B = _shape(128256, 16384, 126, 128, 8, 128, 53248)
@@ -61,8 +61,7 @@ class Figure(NamedTuple):
 def step_bytes(f: Figure) -> float:
     m = f.model
     weights = cost.block_weights(m) + m.vocab_size * m.d_model
-    entries = 2 * m.n_layers * m.n_kv_heads * m.head_dim * f.sequence
-    return f.bytes * (weights + f.slots * entries)
+    return f.bytes * (weights + f.slots * cost.cache_entries(m, f.sequence))
 
 
 def token_flops(f: Figure) -> float:

@@ -65,7 +65,8 @@ def run_of(topology: str, layers: int, flags: tuple[str, ...]) -> Run:
     plan = REPOSITORY / "configs" / "plans" / "qwen2.5-1.5b.yaml"
     base = REPOSITORY / "configs" / "models" / "qwen2.5-1.5b"
     config = cli.parse(["--config", str(plan), "--model.base", str(base), *flags])
-    model = dataclasses.replace(decoder_config(config.model.base), n_layers=layers)
+    model = decoder_config(config.model.base)
+    model = dataclasses.replace(model, layers=model.layers[:layers])
     blueprint = load_team(config.team.file)
     bases = {MAIN: (ByteTokenizer(), config.model.context)}
     team = make_team(config.team, config.lora.mode, blueprint, bases)

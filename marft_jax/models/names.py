@@ -1,0 +1,52 @@
+"""Names of a decoder's tensors in other formats: Hugging Face checkpoints and GGUF files.
+
+A path of ours such as ``layers/3/mixer/q/kernel`` becomes the name of the same tensor there. The
+parts of a layer bring the names of their own modules.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Literal
+
+from marft_jax.models.decoder import DecoderConfig
+from marft_jax.models.parts.part import Names
+
+Spelling = Literal["hf", "gguf"]
+
+_WHOLE = {
+    "embed": Names("model.embed_tokens", "token_embd"),
+    "final_norm": Names("model.norm", "output_norm"),
+    "lm_head": Names("lm_head", "output"),
+}
+_NORMS = {
+    "attn_norm": Names("input_layernorm", "attn_norm"),
+    "attn_post_norm": Names("post_attention_layernorm", "post_attention_norm"),
+    "mlp_norm": Names("post_attention_layernorm", "ffn_norm"),
+    "mlp_post_norm": Names("post_feedforward_layernorm", "post_ffw_norm"),
+}
+_WITH_POST_NORMS = {**_NORMS, "mlp_norm": Names("pre_feedforward_layernorm", "ffn_norm")}
+_LAYER: dict[Spelling, str] = {"hf": "model.layers", "gguf": "blk"}
+
+
+def paths_by_name(
+    config: DecoderConfig, paths: Iterable[str], spelling: Spelling
+) -> dict[str, str]:
+    """Our paths of these tensors, by their names in another format."""
+    return {source_name(config, path, spelling): path for path in paths}
+
+
+def source_name(config: DecoderConfig, path: str, spelling: Spelling) -> str:
+    """Name in another format of the tensor at ``path``."""
+    *modules, leaf = path.split("/")
+    suffix = "bias" if leaf == "bias" else "weight"
+    if modules[0] != "layers":
+        return f"{getattr(_WHOLE[modules[0]], spelling)}.{suffix}"
+    layer = config.layers[int(modules[1])]
+    if len(modules) == 3:
+        norms = _WITH_POST_NORMS if config.post_norms else _NORMS
+        names = norms[modules[2]]
+    else:
+        part = layer.mixer if modules[2] == "mixer" else layer.mlp
+        names = {**part.MATRICES, **part.NORMS}[modules[3]]
+    return f"{_LAYER[spelling]}.{modules[1]}.{getattr(names, spelling)}.{suffix}"

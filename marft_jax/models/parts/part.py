@@ -1,0 +1,187 @@
+"""The protocol of a layer's parts, and the modules that every part is built of.
+
+A part is a frozen dataclass of sizes. ``matrices()`` is the only list of its matrices: adapters,
+sharding, packing, tensors of files, exports and plans derive theirs from this list. ``build`` makes
+the module that computes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, ClassVar, NamedTuple, Protocol, Self
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jax import Array
+from jax.sharding import Mesh
+from jax.typing import DTypeLike
+
+from marft_jax.models.lora import Fused, OwnerMask, add_lora
+from marft_jax.models.ops.products import product
+
+Axes = tuple[str | None, ...]
+"""Logical axes of an array; ``parallel.mesh.LOGICAL_AXES`` maps them to the mesh."""
+
+
+class Names(NamedTuple):
+    """Name of a module of a layer in Hugging Face checkpoints and in GGUF files."""
+
+    hf: str
+    gguf: str
+
+
+class Matrix(NamedTuple):
+    """A matrix of a part, stored as ``[out, in]``.
+
+    Attributes:
+        axes: logical axes of (out, in).
+        bias: the products have a bias.
+        rotated_heads: heads whose channels are rotated in pairs; 0 for none.
+    """
+
+    d_in: int
+    d_out: int
+    axes: Axes
+    bias: bool = False
+    rotated_heads: int = 0
+
+
+class Part(Protocol):
+    """What both kinds of parts declare.
+
+    Attributes:
+        MATRICES: matrices that may have an adapter. A name belongs to one part alone, as it also
+            names a target of adapters.
+        NORMS: further modules of the part.
+    """
+
+    MATRICES: ClassVar[Mapping[str, Names]]
+    NORMS: ClassVar[Mapping[str, Names]]
+
+    def matrices(self) -> dict[str, Matrix]:
+        """Every matrix, in the order of ``MATRICES``."""
+        ...
+
+    def build(self, make: Make) -> Any:
+        """Makes the module that computes."""
+        ...
+
+
+class Mlp(Part, Protocol):
+    """Computes each position by itself: the module is ``mlp(x_BTD, adapters) -> y_BTD``."""
+
+
+class Mixer(Part, Protocol):
+    """Mixes the positions of a sequence.
+
+    The module is ``mixer(x_BTD, layer, ropes, adapters, cache, attend) -> (y_BTD, kept)``. The
+    ``cache`` is what ``init_cache`` made, or None in a pass over whole rows; ``kept`` replaces it.
+    """
+
+    @property
+    def heads(self) -> int:
+        """Heads that the mesh's axis ``tensor`` must divide."""
+        ...
+
+    def init_cache(self, slots: int, length: int, dtype: DTypeLike, places: int) -> LayerCache:
+        """Empty cache of a layer.
+
+        Args:
+            places: devices along the mesh's axis ``tensor``.
+        """
+        ...
+
+    def flops(self, tokens: int, read: float) -> float:
+        """Forward FLOPs beside the products with matrices.
+
+        Args:
+            read: earlier positions that a token reads on average.
+        """
+        ...
+
+
+class LayerCache(Protocol):
+    """A pytree of what a mixer keeps of earlier tokens; every array has the slots first."""
+
+    def cut(self, length: int) -> Self:
+        """First ``length`` positions, where the cache has positions."""
+        ...
+
+    def like(self, cache: Self) -> Self:
+        """What a forward pass kept, laid out like ``cache``."""
+        ...
+
+    def insert(self, new: Self, at_B: Array) -> Self:
+        """Writes rows that begin at position 0; rows past the end are dropped."""
+        ...
+
+    def placed(self, mesh: Mesh) -> Self:
+        """Abstract arrays with their places on the mesh."""
+        ...
+
+
+class LayerAdapters(NamedTuple):
+    """Adapters of a layer by matrix, and the owner of each token."""
+
+    matrices: Mapping[str, Fused]
+    owners: OwnerMask | None
+
+
+class RMSNorm(nnx.Module):
+    """x / rms(x) * scale, computed in float32 (Zhang & Sennrich 2019).
+
+    Args:
+        offset: the scale is stored less 1 and rounded only after the product, as Gemma does.
+    """
+
+    def __init__(self, width: int, eps: float, dtype: DTypeLike, offset: bool = False):
+        self.scale = nnx.Param(jnp.full((width,), 0 if offset else 1, dtype), axes=(None,))
+        self.eps, self.offset = eps, offset
+
+    def __call__(self, x: Array) -> Array:
+        x32 = x.astype(jnp.float32)
+        x32 = x32 * jax.lax.rsqrt(jnp.mean(jnp.square(x32), axis=-1, keepdims=True) + self.eps)
+        scale = self.scale[...].reshape((1,) * (x.ndim - 1) + (-1,))
+        if self.offset:
+            return (x32 * (1 + scale.astype(jnp.float32))).astype(x.dtype)
+        return x32.astype(x.dtype) * scale
+
+
+class Linear(nnx.Module):
+    """A matrix of the frozen base, and the low-rank correction of each token's owner."""
+
+    def __init__(self, name: str, matrix: Matrix, dtype: DTypeLike, rngs: nnx.Rngs):
+        self.name = name
+        init, [out, _] = jax.nn.initializers.normal(matrix.d_in**-0.5), matrix.axes
+        kernel = init(rngs.params(), (matrix.d_out, matrix.d_in), dtype)
+        self.kernel = nnx.Param(kernel, axes=matrix.axes)
+        axes = (None if out == "model" else out,)  # vectors of the model's width are replicated
+        bias = jnp.zeros((matrix.d_out,), dtype)
+        self.bias = nnx.Param(bias, axes=axes) if matrix.bias else None
+
+    def __call__(self, x: Array, adapters: LayerAdapters) -> Array:
+        y = product(x, self.kernel[...])
+        if self.bias is not None:
+            y = y + self.bias[...].reshape((1,) * (y.ndim - 1) + (-1,))
+        lora = adapters.matrices.get(self.name)
+        return y if lora is None else add_lora(y, x, lora, adapters.owners)
+
+
+class Make(NamedTuple):
+    """Makes the modules of a part in the decoder's type, with the decoder's norms."""
+
+    norm_eps: float
+    norm_offset: bool
+    dtype: DTypeLike
+    rngs: nnx.Rngs
+
+    def norm(self, width: int) -> RMSNorm:
+        return RMSNorm(width, self.norm_eps, self.dtype, self.norm_offset)
+
+    def linear(self, name: str, matrix: Matrix) -> Linear:
+        return Linear(name, matrix, self.dtype, self.rngs)
+
+    def linears(self, part: Part) -> list[Linear]:
+        """Modules of all matrices of a part, in their order."""
+        return [self.linear(name, matrix) for name, matrix in part.matrices().items()]
