@@ -8,6 +8,7 @@ from unittest import mock
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 SHARED = REPOSITORY.parent / "shared"
+EXTRAS = REPOSITORY / "tests" / "extras"
 
 # In the environment, so that the processes that tests start have it too. Compiled programs are
 # kept in the checkout: those of another machine may hold instructions that this one lacks.
@@ -49,7 +50,11 @@ if os.environ.get("MARFT_OPTIMISED") != "1":
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Files with slow tests come first: a worker that gets one last works on alone."""
+    """Marks the tests of extras. Files with slow tests come first: a worker that gets one last
+    works on alone."""
+    for item in items:
+        if EXTRAS in item.path.parents:
+            item.add_marker("extra")
     slow = {item.path for item in items if item.get_closest_marker("slow")}
     items.sort(key=lambda item: item.path not in slow)
 

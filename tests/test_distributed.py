@@ -3,6 +3,7 @@ gone."""
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import signal
@@ -32,7 +33,18 @@ def start(
         "JAX_PLATFORMS": "cpu",
         "PYTHONPATH": str(Path(__file__).parent.parent),
     }
-    return subprocess.Popen(words, env=environment, stdout=log.open("w"), stderr=subprocess.STDOUT)
+    return subprocess.Popen(
+        words,
+        env=environment,
+        stdout=log.open("w"),
+        stderr=subprocess.STDOUT,
+        preexec_fn=end_with_the_tests,
+    )
+
+
+def end_with_the_tests() -> None:
+    """Ends this process when the one that started it is killed (Linux)."""
+    ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
 
 
 def free_port() -> int:
