@@ -40,6 +40,7 @@ MODULES = {
     "parity": "class Parity",
     "soft_clip": "SOFT = ",
     "sums": "marft_jax.configure(",
+    "sums_program": "def play(task, client)",
 }
 """The modules that the snippets are files of, each with what it defines."""
 
@@ -168,7 +169,7 @@ ONE_STEP = ["--run.steps", "1", "--algo.episodes", "4"]
 DRY = ["--dry_run"]
 STORY = [
     ("python -m marft_jax.train --run.seed 0", ONE_STEP),
-    ("python -m marft_jax.evaluate --run runs/quickstart", ["--limit", "2"]),
+    ("python -m marft_jax.evaluate --run runs/quickstart --compare", ["--limit", "2"]),
     ('echo "4+7+8=?" | python -m marft_jax.chat --run runs/quickstart', []),
     ("python -m marft_jax.export --run runs/quickstart --out team", []),
     ("python -m marft_jax.export --run runs/quickstart --out models --format merged", []),
@@ -179,6 +180,11 @@ STORY = [
     ("python scripts/example_rows.py", []),
     ("python -m marft_jax.train --team.file drafts.yaml --run.dir runs/drafts", ONE_STEP),
     ("python -m marft_jax.train --env.name parity:Parity --run.dir runs/parity", DRY),
+    (
+        "python -m marft_jax.train --team.workflow program --env.name sums_program:play "
+        "--run.dir runs/program",
+        ONE_STEP,
+    ),
     ("python -m marft_jax.check parity:Parity", []),
 ]
 
