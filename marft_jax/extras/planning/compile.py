@@ -22,7 +22,7 @@ from marft_jax.extras.planning import hlo
 from marft_jax.extras.planning.topology import Topology
 from marft_jax.extras.planning.work import Work, longest_batch
 from marft_jax.learning import batch as batch_lib
-from marft_jax.learning import learner
+from marft_jax.learning import programs as programs_lib
 from marft_jax.learning.algorithms import Algorithm
 from marft_jax.learning.gradients import CriticTargets, Targets
 from marft_jax.learning.rows import Rows
@@ -91,7 +91,7 @@ class Run(NamedTuple):
     slots: cache_lib.Slots
     batch: batch_lib.Batch
     engine: engine.Programs
-    learner: learner.Programs
+    learner: programs_lib.Programs
 
 
 def describe(
@@ -120,7 +120,7 @@ def describe(
     shape = engine.Shape(slots, config.rollout.chunk, work.context, work.action).on(here)
     played = engine.programs(model, graphdef, here, shape, dtype, eos_ids=(0,), alpha=alpha)
     settings = resolve(config, model)
-    learned = learner.programs(settings, {MAIN: (model, graphdef)}, team, algorithm, mesh)
+    learned = programs_lib.programs(settings, {MAIN: (model, graphdef)}, team, algorithm, mesh)
     shards = mesh_lib.row_shards(mesh)
     batch = longest_batch(settings, team, algorithm.level, work, shards, model.d_model)
     return Run(
