@@ -60,7 +60,7 @@ def operands() -> dict[str, tuple[tuple[Any, ...], dict[str, Any]]]:
         "_by_transpose": ((rows, kernel), {}),
         "_dot": ((rows.astype(jnp.bfloat16), kernel.astype(jnp.bfloat16)), {"over": (1, 1)}),
         "_unpacked_first": ((rows, packed.pack(jnp.asarray(kernel), "int8")), {"product": product}),
-        "_beside": ((rows, packed.pack(jnp.asarray(kernel), "nf4")), {}),
+        "_dequantise": ((rows, packed.pack(jnp.asarray(kernel), "nf4")), {}),
         "_by_head": ((*cache, *new, np.asarray([[0], [15], [16]])), {}),  # one past the end
         "_put": ((cache[0].astype(jnp.bfloat16), some(3, 2, 8, dtype=jnp.bfloat16)),
                  {"where": where}),

@@ -128,7 +128,7 @@ def find_algorithm(name: str) -> Algorithm:
     if not isinstance(found, Algorithm):
         raise BadInput(f"{what}: expected a marft_jax.learning.Algorithm, got {shown(found)}")
     for part, expected, fits in (
-        (found.settings, "settings that extend marft_jax.config.Algo", _is_settings),
+        (found.settings, "settings that extend marft_jax.config.Algo", kinds.is_settings),
         (found.level, "the level action or token", lambda x: x in get_args(Level)),
     ):
         if not fits(part):
@@ -142,10 +142,6 @@ def find_algorithm(name: str) -> Algorithm:
         return first, second
 
     return found._replace(advantages=advantages)
-
-
-def _is_settings(kind: object) -> bool:
-    return isinstance(kind, type) and issubclass(kind, Algo)
 
 
 def normalized_advantages(

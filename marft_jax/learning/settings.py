@@ -13,7 +13,7 @@ from pydantic import Field
 from marft_jax.config import Algo, Config, Critic, Lora
 from marft_jax.errors import BadInput
 from marft_jax.learning.credit import CREDITS
-from marft_jax.plugins import load_plugin
+from marft_jax.plugins import load_plugin, shown
 from marft_jax.setting import Count, Fraction, Natural, NonNegative, Positive, setting
 
 if TYPE_CHECKING:
@@ -221,10 +221,22 @@ def settings_type(name: str) -> type[Algo]:
     """
     if name in SETTINGS:
         return SETTINGS[name]
-    load_plugin(name, "--algo.name", SETTINGS, kind="NAME")  # says so at once if it is no name
-    from marft_jax.learning.algorithms import find_algorithm  # late: it needs JAX
+    found = load_plugin(name, "--algo.name", SETTINGS, kind="NAME")
+    if not hasattr(found, "settings"):
+        raise BadInput(
+            f"--algo.name {name}: expected a marft_jax.learning.Algorithm, got {shown(found)}"
+        )
+    if not is_settings(found.settings):
+        raise BadInput(
+            f"--algo.name {name}: expected settings that extend marft_jax.config.Algo, got "
+            f"{shown(found.settings)}"
+        )
+    return found.settings
 
-    return find_algorithm(name).settings
+
+def is_settings(kind: object) -> bool:
+    """Tells if this is a class of settings of an algorithm."""
+    return isinstance(kind, type) and issubclass(kind, Algo)
 
 
 class LearnerSettings(NamedTuple):

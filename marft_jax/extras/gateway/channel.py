@@ -13,16 +13,13 @@ import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, InvalidStateError
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from marft_jax.errors import BadInput
 from marft_jax.extras.gateway.errors import ApiError
 from marft_jax.extras.gateway.protocol import Answer, Call, Choice, Decode, read_call
 from marft_jax.formats import foreign
 from marft_jax.plugins import shown
-
-if TYPE_CHECKING:
-    from marft_jax.extras.gateway.endpoint import Endpoint
 
 Play = Callable[[int, Any], Any]
 """A user's program: (task, client) to its reward, or to a mapping from agents to their rewards."""
@@ -138,6 +135,14 @@ def _over() -> ApiError:
     return ApiError(410, "the episode is over", code="episode_over")
 
 
+class Entrance(Protocol):
+    """The HTTP endpoint, as a client needs it."""
+
+    def enter(self, channel: Channel) -> tuple[str, str]:
+        """Returns the URL and the key under which HTTP reaches the channel."""
+        ...
+
+
 class Client:
     """Answers as ``openai.OpenAI`` does: ``client.chat.completions.create(model=..., ...)``.
 
@@ -148,7 +153,7 @@ class Client:
         base_url, api_key: of an HTTP endpoint with the same answers, for this episode alone.
     """
 
-    def __init__(self, channel: Channel, endpoint: Callable[[], Endpoint]):
+    def __init__(self, channel: Channel, endpoint: Callable[[], Entrance]):
         self._channel, self._endpoint = channel, endpoint
         self.chat = SimpleNamespace(completions=SimpleNamespace(create=self._create))
 

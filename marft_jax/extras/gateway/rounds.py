@@ -21,13 +21,10 @@ import weakref
 from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import Future
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
-from marft_jax.extras.gateway.channel import Asked, Channel, Client, read_fields
+from marft_jax.extras.gateway.channel import Asked, Channel, Client, Entrance, read_fields
 from marft_jax.extras.gateway.protocol import Call, Choice
-
-if TYPE_CHECKING:
-    from marft_jax.extras.gateway.endpoint import Endpoint
 
 _GUARD_SECONDS = 1.0  # a later timer is the timeout of a call; an earlier one is a delay
 _MOST_SECONDS = 5.0  # that a round lasts in a program that is never idle
@@ -73,7 +70,7 @@ class _Held(NamedTuple):
 class AsyncClient(Client):
     """Answers as ``openai.AsyncOpenAI`` does, to ``await``."""
 
-    def __init__(self, channel: Channel, endpoint: Callable[[], Endpoint]):
+    def __init__(self, channel: Channel, endpoint: Callable[[], Entrance]):
         super().__init__(channel, endpoint)
         self.chat.completions.create = self._create_async
         self._uses_http = False

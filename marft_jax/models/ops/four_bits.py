@@ -17,6 +17,7 @@ from jax import Array
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton
 
+from marft_jax.models.ops.blocks import pack, unpacked
 from marft_jax.models.ops.platforms import is_close
 
 if TYPE_CHECKING:
@@ -51,8 +52,6 @@ def works(is_nf4: bool) -> bool:
 
 
 def _tried(kind: str) -> bool:
-    from marft_jax.models.ops.packed import pack, unpacked
-
     rows, columns = jax.random.normal(jax.random.key(0), (2, 64, 256))
     x, matrix = rows.astype(jnp.bfloat16), pack(columns, kind)
 
