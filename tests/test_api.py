@@ -129,6 +129,7 @@ def whole(tmp_path_factory) -> tuple[Path, list[marft_jax.TrainedStep]]:
     return folder, seen
 
 
+@pytest.mark.slow
 def test_every_step_is_shown_with_its_metrics_and_episodes(whole):
     folder, seen = whole
     assert [step.step for step in seen] == [1, 2, 3]
@@ -137,6 +138,7 @@ def test_every_step_is_shown_with_its_metrics_and_episodes(whole):
     assert [np.mean([e.reward for e in step.episodes]) for step in seen] == pytest.approx(rewards)
 
 
+@pytest.mark.slow
 def test_a_function_that_has_seen_enough_ends_the_run_which_goes_on_exactly(whole, tmp_path):
     run = tmp_path / "run"
     ended = marft_jax.train_team(config_of(run, 3), on_step=lambda step: step.step == 2)
@@ -147,6 +149,7 @@ def test_a_function_that_has_seen_enough_ends_the_run_which_goes_on_exactly(whol
     assert lines_of(run) == lines_of(whole[0])
 
 
+@pytest.mark.slow
 def test_a_function_that_fails_ends_the_run_and_what_was_learned_is_kept(whole, tmp_path):
     run = tmp_path / "run"
 
@@ -162,6 +165,7 @@ def test_a_function_that_fails_ends_the_run_and_what_was_learned_is_kept(whole, 
     assert lines_of(run) == lines_of(whole[0])
 
 
+@pytest.mark.slow
 def test_an_interrupt_ends_the_run_and_not_the_notebook(tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "ps1", "In : ", raising=False)  # as in Jupyter
 
@@ -247,6 +251,7 @@ def test_rows_are_tasks_and_an_importable_function_is_its_name():
         configure(MATH, {"env.data": [ROWS[0], "a.jsonl"]})
 
 
+@pytest.mark.slow
 def test_a_class_a_function_and_a_team_train_and_no_command_continues_the_run(tmp_path, capsys):
     class Says:
         def reset(self, seed):
@@ -277,6 +282,7 @@ def test_a_class_a_function_and_a_team_train_and_no_command_continues_the_run(tm
         cli.parse_training(["--run.dir", str(tmp_path / "run")])
 
 
+@pytest.mark.slow
 def test_the_notebook_runs_as_it_stands(repository, tmp_path, monkeypatch, capsys):
     """All but its size: how well the team learns is asked elsewhere."""
     monkeypatch.chdir(tmp_path)

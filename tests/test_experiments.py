@@ -51,6 +51,7 @@ PROGRAMS = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("one_device")
 @pytest.mark.parametrize(("task", "rows"), [("deepscaler", MATHS), ("deepcoder", PROGRAMS)])
 def test_an_experiment_takes_a_step_on_the_built_in_model(tmp_path, task, rows):

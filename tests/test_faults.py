@@ -77,6 +77,7 @@ def rollout(threads, name, fault, **settings):
     return Rollout(engine, team, workflow, env, threads, **settings)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", FAULTS)
 def test_a_fault_costs_its_episode_and_nothing_else(threads, name, caplog, capfd):
     fault, expected = FAULTS[name]
@@ -103,6 +104,7 @@ def test_a_fault_costs_its_episode_and_nothing_else(threads, name, caplog, capfd
     assert "Traceback" not in capfd.readouterr().err
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", FAULTS)
 def test_a_play_can_be_stopped_whatever_goes_wrong_in_it(threads, name):
     until = time.monotonic() + 0.02
@@ -144,6 +146,7 @@ def test_a_users_module_that_cannot_be_imported_is_one_line(line, tmp_path, monk
         assert str(caught.value).isprintable() and name in str(caught.value)
 
 
+@pytest.mark.slow
 def test_hanging_episodes_run_out_of_time_together(threads):
     """Wherever they hang, and in whichever step of the engine; the others are played to the end."""
 
@@ -189,6 +192,7 @@ def test_threads_end_with_what_made_them_but_those_that_hang():
     assert not environment_threads()
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("one_device")
 def test_a_run_leaves_no_threads_of_environments_behind(tmp_path):
     words = ["--run.steps", "1", "--algo.episodes", "8", "--run.loggers", "none"]

@@ -82,6 +82,7 @@ def part(first_light, code: str, limit_s: float = 30):
     return first_light.Part("mine", limit_s, [sys.executable, "-c", code], read)
 
 
+@pytest.mark.slow
 def test_a_part_that_hangs_is_stopped_with_what_it_started(first_light, tmp_path):
     left = tmp_path / "left"
     child = f"import time, pathlib; time.sleep(2); pathlib.Path({str(left)!r}).touch()"

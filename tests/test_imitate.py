@@ -47,6 +47,7 @@ def finished(tmp_path_factory) -> Path:
     return run
 
 
+@pytest.mark.slow
 def test_the_loss_of_every_agent_falls(finished):
     rows = lines_of(finished)
     for agent in ("planner", "solver"):
@@ -98,6 +99,7 @@ def test_one_demonstration_of_ten_is_measured_and_not_learned_from(finished):
     assert set(shown) < set(demonstrated)
 
 
+@pytest.mark.slow
 def test_demonstrations_depend_on_the_seed_and_are_not_what_training_begins_with(tmp_path):
     def numbers(seed: int) -> set[int]:
         run = tmp_path / str(seed)
@@ -118,6 +120,7 @@ def test_demonstrations_depend_on_the_seed_and_are_not_what_training_begins_with
     assert {number // size for number in found} == {begins // size}
 
 
+@pytest.mark.slow
 def test_stopping_and_starting_again_changes_nothing(finished, tmp_path):
     run = tmp_path / "halves"
     assert imitated("--out", run, "--demonstrations", 12, "--run.steps", 2, *EVALUATED) == 0
@@ -138,6 +141,7 @@ def test_a_run_goes_on_with_no_other_demonstrations_than_its_own(finished, capsy
     assert "see marft_jax.imitate" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_training_evaluation_chat_and_export_take_the_run(finished, tmp_path, monkeypatch, capsys):
     assert left(evaluate.main, "--run", finished, "--limit", "2") == 0
     assert left(export.main, "--run", finished, "--out", tmp_path / "team") == 0
@@ -157,6 +161,7 @@ def test_training_evaluation_chat_and_export_take_the_run(finished, tmp_path, mo
     assert "start/planner: its rank is 8; set --lora.rank 8" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_the_transcripts_of_a_run_can_be_filtered_by_what_they_earned(tmp_path):
     """Rejection sampling: only what was right is learned."""
     first, second = tmp_path / "first", tmp_path / "second"

@@ -117,6 +117,7 @@ def test_slots_and_chunk_change_nothing_but_speed():
     assert texts(small.answers(wide, requests)) == texts(small.answers(small.engine(), requests))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stacked", [False, True])
 @pytest.mark.parametrize("mesh", [(1, 2, 2), (1, 1, 4)], ids=str)
 def test_rows_and_matrices_split_over_devices_write_the_same(engine, mesh, stacked):

@@ -71,6 +71,7 @@ def test_one_way_of_answering_can_be_demanded():
     assert extract("just 7", "7", "boxed") is None
 
 
+@pytest.mark.slow
 def test_reading_hostile_texts_takes_no_time():
     """It happens in the trainer's own process, where nothing could stop it."""
     pieces = ["\\boxed{", "$", "1 ", "(", "9", "1 + ", "\\text{", "1,", "a", "answer is ", "a."]
@@ -328,6 +329,7 @@ def check_all(pool, answers, forms, pick=0):
     ]
 
 
+@pytest.mark.slow
 def test_every_gsm8k_answer_equals_itself_and_no_other(pool, shared_data):
     answers = references(shared_data, "gsm8k/test.jsonl", "answer")
     money = ("so she has \\boxed{\\$%s}", "so she has %s dollars.", "so she has $%s.", "It is %s.")

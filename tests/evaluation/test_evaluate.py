@@ -66,6 +66,7 @@ def test_specs_that_make_no_sense_are_one_clear_line(tmp_path, specs, samples, m
     assert message in str(error.value) and "\n" not in str(error.value)
 
 
+@pytest.mark.slow
 def test_training_evaluates_on_the_benchmarks_of_the_settings(tmp_path):
     flags = ["--run.dir", tmp_path / "run", "--run.steps", 1, "--algo.episodes", 8]
     flags += ["--eval.every", 1, "--eval.episodes", 4, "--eval.benchmarks", "arithmetic:2@1"]
@@ -78,6 +79,7 @@ def test_training_evaluates_on_the_benchmarks_of_the_settings(tmp_path):
     assert found["eval/arithmetic/accuracy"] <= found["eval/arithmetic/pass@2"]
 
 
+@pytest.mark.slow
 def test_a_signal_ends_an_evaluation_with_75_and_what_was_answered_stays(tmp_path, monkeypatch):
     flags = ("--limit", 2, "--team.max_new_tokens", 4, "--out", tmp_path)
     assert run(*flags) == 0
@@ -164,6 +166,7 @@ def lines(folder, name):
     return (folder / name).read_text().splitlines()
 
 
+@pytest.mark.slow
 def test_an_evaluation_that_was_killed_goes_on_where_it_was(tmp_path, capsys, monkeypatch):
     flags = ["--samples", 2, "--eval.temperature", 1, "--limit", 40, "--out", tmp_path]
     assert run(*flags) == 0
@@ -225,6 +228,7 @@ def test_what_is_compared_is_alone_or_not_and_trained_or_not():
         evaluate.evaluate_team(None, limit=0)
 
 
+@pytest.mark.slow
 def test_slots_are_for_the_tasks_not_for_the_episodes_of_training(tmp_path, monkeypatch):
     opened, real = [], evaluate.open_session
     monkeypatch.setattr(

@@ -85,6 +85,7 @@ def samples(rewards):
     ]
 
 
+@pytest.mark.slow
 def test_all_of_them_train_the_built_in_model(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(str(HERE))
     first = jax.devices()[:1]

@@ -83,6 +83,7 @@ def test_a_step_that_is_not_there_is_one_clear_line(session, run, run_dir, step,
         restore_state(session, str(run) if run_dir else None, step)
 
 
+@pytest.mark.slow
 def test_a_team_is_pushed_and_a_training_begins_with_it(
     session, run, tmp_path, monkeypatch, capsys
 ):
@@ -96,6 +97,7 @@ def test_a_team_is_pushed_and_a_training_begins_with_it(
     assert all((np.asarray(leaf) == 5).all() for leaf in jax.tree.leaves(state.adapters))
 
 
+@pytest.mark.slow
 def test_a_team_travels_as_peft_folders_and_comes_back(session, run, tmp_path, capsys):
     out = tmp_path / "out"
     assert run_export("--run", run, "--out", out, "--step", "best") == 0

@@ -151,6 +151,7 @@ def test_a_stale_actions_weight_may_be_that_of_all_its_tokens():
     assert got == [1.5, 8.0, 8.0, 8.0]
 
 
+@pytest.mark.slow
 def test_a_step_corrects_by_action_where_it_is_told():
     """One token alone is within the cap, the whole action is not: it teaches nothing."""
     algo = Tppo(epochs=1, minibatches=1, lr=1e-3, correction="decoupled", correction_cap=1.5)
@@ -227,6 +228,7 @@ def test_each_role_has_a_moving_mean_of_its_own():
     np.testing.assert_allclose(by_agent.mean, [2, 0])
 
 
+@pytest.mark.slow
 def test_a_whole_step_moves_the_mean_of_each_role():
     algo = Reinforce(epochs=1, minibatches=1, baseline="role", baseline_decay=0.5)
     episodes = small.random_episodes(6, steps=2)

@@ -139,6 +139,7 @@ def _reference(name: str):
     return jax.jit(jax.grad(loss))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "ids"),
     [("appo", 256), ("appo", 2), ("tppo", 256), ("tppo", 2), ("gspo", 256), ("reinforce", 256)],
@@ -415,6 +416,7 @@ def conversations() -> list:
     return episodes
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name, critic", [("appo", "shared"), ("tppo", "lora"), ("grpo", "none"), ("gspo", "none")]
 )
@@ -435,6 +437,7 @@ def test_turns_that_share_their_beginning_learn_what_they_learn_apart(name, crit
         close(apart[0].adapters, shared[0].adapters, 1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("critic", "shape"), [("shared", (1, 1, 1)), ("heads", (4, 2, 1))], ids=str
 )
@@ -489,6 +492,7 @@ def test_batches_of_the_same_shapes_compile_nothing(episodes):
         assert own.score._cache_size() == own.accumulate._cache_size() == programs
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["appo", "grpo"])
 def test_two_bases_that_are_one_file_give_what_one_base_gives(episodes, name):
     """One chain of credit along the team; rows, heads and adapters of each base."""
@@ -650,6 +654,7 @@ def spoiled_by(value: float, where: str):
     return spoil
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf, 1e30])
 @pytest.mark.parametrize("name", ["appo", "tppo", "grpo", "gspo", "cispo", "reinforce"])
 def test_an_advantage_that_is_not_finite_stops_its_own_adapter_alone(name, value, monkeypatch):
@@ -692,6 +697,7 @@ def test_a_return_that_is_not_finite_stops_the_values_that_learn_from_it_alone(
         assert same(adapter(after, 1), adapter(start, 1))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["appo", "tppo"])
 def test_variance_that_is_not_there_is_not_explained(episodes, name):
     """Where all earn the same, returns differ by the discount to their turn, or by the critic."""

@@ -97,6 +97,7 @@ WINDOWS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "t, dtype, tolerance, window",
     [
@@ -223,6 +224,7 @@ def test_for_a_gpu_that_is_not_there_the_kernel_is_taken_where_it_is_made_for_it
     cudnn.works.cache_clear()
 
 
+@pytest.mark.slow
 def test_on_a_gpu_the_kernel_is_taken_if_it_works(as_on_a_gpu, caplog):
     def chosen(*heads):
         return attention_on("gpu", *heads, "bfloat16")
@@ -446,6 +448,7 @@ def gradients_and_memory(remat: Remat):
     return run(small.adapters(2, layers=4)), run.memory_analysis().temp_size_in_bytes
 
 
+@pytest.mark.slow
 def test_remat_changes_memory_and_not_gradients():
     whole, most = gradients_and_memory("none")
     products, less = gradients_and_memory("products")

@@ -117,6 +117,7 @@ def gguf_file(tmp_path: Path) -> gguf.GGUF:
     return gguf.open_gguf(tmp_path / "m.gguf")
 
 
+@pytest.mark.slow
 def test_every_odd_field_of_a_gguf_file_is_named_or_harmless(tmp_path):
     file = gguf_file(tmp_path)
     keys = [*file.metadata, "llama.rope.freq_base", "llama.rope.scaling.factor",
@@ -170,6 +171,7 @@ def test_gguf_headers_that_ask_for_too_much(tmp_path):
     assert "block_count" in refused(test_gguf.read, tmp_path / "m.gguf")
 
 
+@pytest.mark.slow
 def test_a_gguf_header_larger_than_that_of_any_model_is_refused_in_little_memory(tmp_path):
     file, peak = tmp_path / "m.gguf", Peak()
     many = struct.pack("<IIQ", 9, 0, 3_000_000) + b"\1" * 3_000_000

@@ -51,6 +51,7 @@ def test_hidden_states_cache_and_gradients_are_those_of_unrolled_layers(mesh, re
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mesh", MESHES, ids=str)
 def test_sampled_text_is_that_of_unrolled_layers(mesh):
     """Also where the prefix of a prompt is copied from another row."""

@@ -29,6 +29,7 @@ def test_the_shipped_weights_are_those_of_the_recipe(build_tiny):
     assert tiny.digest() == build_tiny.digest()
 
 
+@pytest.mark.slow
 def test_two_builds_are_bit_equal_and_another_seed_is_not(build_tiny):
     build, short = build_tiny.build, dataclasses.replace(build_tiny.RECIPE, steps=2)
     first, second = build(short)[0], build(short)[0]
@@ -47,6 +48,7 @@ def test_the_warm_start_never_sees_a_held_out_task(build_tiny):
     assert not [task for task in tasks if held_out(task, build_tiny.RECIPE.holdout)]
 
 
+@pytest.mark.slow
 def test_before_training_the_team_knows_how_but_seldom_bothers(build_tiny, monkeypatch):
     tasks = build_tiny.eval_tasks
     monkeypatch.setattr(build_tiny, "eval_tasks", lambda *which: tasks(*which)[::12])

@@ -80,6 +80,7 @@ def test_a_users_class_may_have_levels():
     assert question(base.make(config, "eval")) == "level 2"
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("one_device")
 def test_the_level_is_a_metric_and_continues(tmp_path):
     """Two and one steps are three: the level is part of the checkpoint."""

@@ -350,6 +350,7 @@ def train_until_exit(*flags):
     return left.value.code
 
 
+@pytest.mark.slow
 def test_advantages_that_are_no_numbers_are_skipped_and_rolled_back(broken_env, tmp_path):
     run = tmp_path / "run"
     env = ["--env.name", "broken_once:Broken"]
@@ -367,6 +368,7 @@ def test_advantages_that_are_no_numbers_are_skipped_and_rolled_back(broken_env, 
     assert re.search(r"step 5: nonfinite of .*rollback 1 to step 2", log)
 
 
+@pytest.mark.slow
 def test_a_run_that_breaks_again_and_again_stops_with_a_report(broken_env, tmp_path, capsys):
     flags = [*broken_env, "--env.name", "broken_always:Broken", "--guard.rollbacks", "1"]
     assert train_until_exit(*flags, "--run.dir", tmp_path / "run", "--run.steps", 9) == 1
@@ -391,6 +393,7 @@ class Unsound:
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("value", ["math.nan", "-math.inf"])
 def test_an_episode_with_a_reward_that_is_not_finite_is_lost_and_named(
     broken_env, tmp_path, monkeypatch, value
@@ -407,6 +410,7 @@ def test_an_episode_with_a_reward_that_is_not_finite_is_lost_and_named(
     assert re.search(rf"task \d+: .*Unsound.* reward: expected a finite number, got {got}", line)
 
 
+@pytest.mark.slow
 def test_where_no_reward_is_finite_the_run_ends_with_one_line(broken_env, tmp_path, capsys):
     (tmp_path / "unsound_all.py").write_text(UNSOUND_ENV.format(always=True, value="math.nan"))
     flags = ["--env.name", "unsound_all:Unsound", "--run.steps", "1"]

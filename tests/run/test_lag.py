@@ -98,6 +98,7 @@ def whole(request, tmp_path_factory):
     return request.param, flags, run, sampled
 
 
+@pytest.mark.slow
 def test_step_s_is_sampled_with_the_adapters_after_s_minus_lag_updates(whole):
     lag, flags, run, sampled = whole
     assert [job.version for job, _ in sampled] == [max(0, step - lag) for step in range(6)]
@@ -123,6 +124,7 @@ def test_step_s_is_sampled_with_the_adapters_after_s_minus_lag_updates(whole):
         np.testing.assert_array_equal(kept["progress"], before["progress"])
 
 
+@pytest.mark.slow
 def test_a_run_with_a_lag_reports_it_and_weighs_stale_samples(whole):
     _, _, run, _ = whole
     settings = cli.parse(["--config", str(run / "config.yaml")])
@@ -134,6 +136,7 @@ def test_a_run_with_a_lag_reports_it_and_weighs_stale_samples(whole):
     assert any(weight != 1 for weight in weights)
 
 
+@pytest.mark.slow
 def test_what_is_slow_changes_nothing(whole, tmp_path, monkeypatch):
     """Environments and the thread that plays, here on a device of its own, or the learner."""
     lag, flags, run, _ = whole
@@ -147,6 +150,7 @@ def test_what_is_slow_changes_nothing(whole, tmp_path, monkeypatch):
     assert_same(tmp_path / "run", run, 6)
 
 
+@pytest.mark.slow
 def test_a_device_that_only_plays_changes_nothing_without_a_lag_either(tmp_path, monkeypatch):
     """And adds one number, the time that adapters take to get there."""
     flags = ["--run.steps", 2, "--eval.every", "2", "--eval.episodes", "4"]
@@ -164,6 +168,7 @@ class Killed(BaseException):
     """Ends a run as SIGKILL would: nothing is saved on the way out."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("whole", [2], indirect=True)
 def test_a_run_that_is_killed_in_any_step_continues_exactly(whole, tmp_path, monkeypatch):
     """Between saves, in its first steps and later: what was in flight is played again."""
@@ -185,6 +190,7 @@ def test_a_run_that_is_killed_in_any_step_continues_exactly(whole, tmp_path, mon
     assert_same(tmp_path / "run", run, 6)
 
 
+@pytest.mark.slow
 def test_another_lag_is_refused_when_a_run_continues(whole, capsys):
     lag, _, run, _ = whole
     assert run_train(run, "--rollout.lag", lag + 1, "--run.steps", 7) == 2
@@ -223,6 +229,7 @@ def own_env(tmp_path, monkeypatch):
     return make
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("where", ["between two microbatches", "on the devices"])
 def test_a_play_that_fails_ends_a_long_update_and_changes_nothing(
     own_env, tmp_path, tmp_path_factory, capsys, monkeypatch, where
@@ -276,6 +283,7 @@ def test_a_play_that_fails_ends_a_long_update_and_changes_nothing(
     assert_same(run, whole, 5)
 
 
+@pytest.mark.slow
 def test_an_error_of_the_learner_ends_a_play_that_hangs(own_env, tmp_path, capsys, monkeypatch):
     run, learn = tmp_path / "run", Learner.learn
     failed: list[float] = []
@@ -294,6 +302,7 @@ def test_an_error_of_the_learner_ends_a_play_that_hangs(own_env, tmp_path, capsy
     assert not [t for t in threading.enumerate() if t.name.startswith("player")]
 
 
+@pytest.mark.slow
 def test_a_signal_ends_a_play_that_hangs_and_saves_what_is_learned(own_env, tmp_path, monkeypatch):
     """As if it came in a wait for the player: the third step is never played."""
     run, hangs = tmp_path / "run", threading.Event()

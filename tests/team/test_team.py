@@ -205,6 +205,7 @@ def test_others_decode_while_an_episode_is_graded(threads):
     assert len(episodes) == 4
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("temperature", [0.0, 1.0], ids=["greedy", "sampled"])
 def test_real_episodes_do_not_depend_on_the_number_of_slots(threads, temperature):
     team = small.team(2, temperature=temperature, max_new_tokens=4)
