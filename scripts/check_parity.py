@@ -156,7 +156,8 @@ class Subject:
         state = jax.tree.map(jnp.copy, self._state.with_adapters({MAIN: self.adapters}))
         with self._precise():
             state, _, report = self._learner.learn(state, self._pack(episodes), 0)
-        moments = jax.tree_util.tree_flatten_with_path((state.policies, state.critic_opt))[0]
+        own = state.policies[MAIN].adapters_opt, state.critic_opt[MAIN]
+        moments = jax.tree_util.tree_flatten_with_path(own)[0]
         named = ((jax.tree_util.keystr(path), x) for path, x in moments)
         gradients = {name: np.asarray(x) for name, x in named if ".mu" in name and x.size}
         return float(np.max(report["logprob_gap"])), gradients
