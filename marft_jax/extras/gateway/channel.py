@@ -142,6 +142,10 @@ class Entrance(Protocol):
         """Returns the URL and the key under which HTTP reaches the channel."""
         ...
 
+    def settle(self) -> None:
+        """Waits until the server has read all that was sent, and has written all its answers."""
+        ...
+
 
 class Client:
     """Answers as ``openai.OpenAI`` does: ``client.chat.completions.create(model=..., ...)``.
