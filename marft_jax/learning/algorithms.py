@@ -124,15 +124,12 @@ def find_algorithm(name: str) -> Algorithm:
     if name in ALGORITHMS:
         return ALGORITHMS[name]
     what = f"--algo.name {name}"
+    kinds.settings_type(name)  # checks the settings
     found = load_plugin(name, "--algo.name", ALGORITHMS, kind="NAME")
     if not isinstance(found, Algorithm):
         raise BadInput(f"{what}: expected a marft_jax.learning.Algorithm, got {shown(found)}")
-    for part, expected, fits in (
-        (found.settings, "settings that extend marft_jax.config.Algo", kinds.is_settings),
-        (found.level, "the level action or token", lambda x: x in get_args(Level)),
-    ):
-        if not fits(part):
-            raise BadInput(f"{what}: expected {expected}, got {shown(part)}")
+    if found.level not in get_args(Level):
+        raise BadInput(f"{what}: expected the level action or token, got {shown(found.level)}")
 
     def advantages(config: Algo, chain: Chain, *numbers: np.ndarray) -> Estimated:
         both = found.advantages(config, chain, *numbers)

@@ -27,11 +27,7 @@ from marft_jax.learning.programs import programs
 from marft_jax.learning.rows import Rows, means_by_agent, sums_by_turn
 from marft_jax.learning.settings import LearnerSettings
 from marft_jax.learning.state import TrainState
-from marft_jax.learning.values import (
-    Scored,
-    reads_base,
-    reads_prompts,
-)
+from marft_jax.learning.values import Scored, reads_base, reads_prompts
 from marft_jax.models import lora
 from marft_jax.models.weights.load import BaseModel
 from marft_jax.parallel import mesh as mesh_lib

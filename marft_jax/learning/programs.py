@@ -19,11 +19,7 @@ from marft_jax.learning.logprobs import Graph
 from marft_jax.learning.moving import ROLES
 from marft_jax.learning.settings import LearnerSettings
 from marft_jax.learning.state import EMA, PolicyState, TrainState, Version
-from marft_jax.learning.values import (
-    LearnerSpec,
-    proximal,
-    score,
-)
+from marft_jax.learning.values import LearnerSpec, proximal, score
 from marft_jax.models import lora
 from marft_jax.models.decoder import DecoderConfig
 from marft_jax.parallel import compilation

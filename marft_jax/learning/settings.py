@@ -226,17 +226,12 @@ def settings_type(name: str) -> type[Algo]:
         raise BadInput(
             f"--algo.name {name}: expected a marft_jax.learning.Algorithm, got {shown(found)}"
         )
-    if not is_settings(found.settings):
+    if not (isinstance(found.settings, type) and issubclass(found.settings, Algo)):
         raise BadInput(
             f"--algo.name {name}: expected settings that extend marft_jax.config.Algo, got "
             f"{shown(found.settings)}"
         )
     return found.settings
-
-
-def is_settings(kind: object) -> bool:
-    """Tells if this is a class of settings of an algorithm."""
-    return isinstance(kind, type) and issubclass(kind, Algo)
 
 
 class LearnerSettings(NamedTuple):
