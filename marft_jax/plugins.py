@@ -30,15 +30,15 @@ EXTRAS = {
     "env.open_spiel": "marft_jax.extras.games.open_spiel",
     "env.pettingzoo": "marft_jax.extras.games.pettingzoo",
     "env.textarena": "marft_jax.extras.games.textarena",
-    "env.program": "marft_jax.extras.gateway.program:source",
-    "workflow.program": "marft_jax.extras.gateway.program:program",
+    "program.source": "marft_jax.extras.gateway.program:source",
+    "program.workflow": "marft_jax.extras.gateway.program:program",
     "state.pool": "marft_jax.extras.games.pool:past_selves",
     "evaluation.games": "marft_jax.extras.games.command",
     "command.plan": "marft_jax.extras.planning.command:main",
     "command.report": "marft_jax.extras.report.command:main",
     "command.serve": "marft_jax.extras.gateway.command:main",
 }
-"""Where the extras are: a module, or what it defines. Nothing else in the core names an extra."""
+"""Where the extras are: a module, or what it defines. ``env.NAME`` is the environment NAME."""
 _MOST_PARTS = 100_000  # of an info
 
 

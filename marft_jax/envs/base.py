@@ -34,7 +34,7 @@ BUILT_IN = {
     "reasoning_gym": "marft_jax.envs.reasoning_gym",
 }
 BUILT_IN |= {
-    name: EXTRAS[f"env.{name}"] for name in ("code", "open_spiel", "pettingzoo", "textarena")
+    name.removeprefix("env."): module for name, module in EXTRAS.items() if name.startswith("env.")
 }
 """Name to its module: ``Settings`` and ``source(settings, split)``."""
 
@@ -280,7 +280,7 @@ def make(settings: EnvSettings, split: Split) -> EnvSource:
         return importlib.import_module(BUILT_IN[name]).source(settings, split)
     found = load_plugin(name, "--env.name", BUILT_IN, "Class")
     if inspect.isfunction(found) and len(_parameters(found)) == 2:  # play(task, client)
-        return load_extra("env.program")(found, split)
+        return load_extra("program.source")(found, split)
     own = {} if type(settings) is Own else {"settings": settings}
     return from_class(load_class(name, getattr(settings, "options", ()), own), split)
 

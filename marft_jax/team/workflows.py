@@ -156,7 +156,7 @@ def _repeat(step: _OneStep) -> Callable[[Team, str], Workflow]:
 
 def _program(team: Team, observation: str) -> Workflow:
     """Plays an agent program of the user; see ``extras/gateway``."""
-    return load_extra("workflow.program")(team, observation)
+    return load_extra("program.workflow")(team, observation)
 
 
 WORKFLOWS: dict[str, Callable[[Team, str], Workflow]] = {
