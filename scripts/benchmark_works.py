@@ -24,7 +24,7 @@ from marft_jax.learning.learner import Learner
 from marft_jax.learning.settings import resolve
 from marft_jax.models.families import dense
 from marft_jax.models.lora import Adapters
-from marft_jax.models.ops import packed
+from marft_jax.models.ops import blocks
 from marft_jax.models.ops.remat import Remat
 from marft_jax.models.tokenizers.tokenizer import ByteTokenizer
 from marft_jax.models.weights.load import BaseModel, decoder_on, load_base
@@ -136,7 +136,7 @@ def open_base(
         shape = jax.tree.leaves(leaf)[0].shape  # of the values, where they are packed
         drawn = jax.random.normal(own, shape, dtype) * jnp.asarray(shape[-2] ** -0.5, dtype)
         plain = isinstance(leaf.get_value(), jax.ShapeDtypeStruct)
-        return leaf.replace(drawn if plain else packed.pack(drawn, quantize))
+        return leaf.replace(drawn if plain else blocks.pack(drawn, quantize))
 
     base = nnx.map_state(draw, abstract)
     return BaseModel(config, graphdef, base, ByteTokenizer(), model, "random")

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from marft_jax import config as config_lib
-from marft_jax.models.ops import packed, platforms
+from marft_jax.models.ops import blocks, platforms
 from marft_jax.models.ops.attention import KV, causal_attention
 from marft_jax.models.ops.attention_choice import attention_on
 from marft_jax.models.ops.products import product
@@ -59,8 +59,8 @@ def operands() -> dict[str, tuple[tuple[Any, ...], dict[str, Any]]]:
         "_sum": ((some(8, 4096),), {}),
         "_by_transpose": ((rows, kernel), {}),
         "_dot": ((rows.astype(jnp.bfloat16), kernel.astype(jnp.bfloat16)), {"over": (1, 1)}),
-        "_unpacked_first": ((rows, packed.pack(jnp.asarray(kernel), "int8")), {"product": product}),
-        "_dequantise": ((rows, packed.pack(jnp.asarray(kernel), "nf4")), {}),
+        "_unpacked_first": ((rows, blocks.pack(jnp.asarray(kernel), "int8")), {"product": product}),
+        "_dequantise": ((rows, blocks.pack(jnp.asarray(kernel), "nf4")), {}),
         "_by_head": ((*cache, *new, np.asarray([[0], [15], [16]])), {}),  # one past the end
         "_put": ((cache[0].astype(jnp.bfloat16), some(3, 2, 8, dtype=jnp.bfloat16)),
                  {"where": where}),

@@ -22,6 +22,7 @@ from marft_jax.learning.settings import Grpo, resolve
 from marft_jax.models import decoder, lora
 from marft_jax.models.ops import attention as attention_lib
 from marft_jax.models.ops import (
+    blocks,
     cudnn,
     intervals,
     kv,
@@ -507,9 +508,9 @@ def operands(seed: int = 0, dtype=jnp.float32):
         products._by_transpose: ((some(0, 5, 24), some(1, 40, 24)), {}),
         products._dot: ((some(0, 5, 24), some(1, 40, 24)), {"over": (1, 1)}),
         packed._unpacked_first: (
-            (some(0, 5, 64), packed.pack(some(1, 40, 64), "int8")), {"product": products.product},
+            (some(0, 5, 64), blocks.pack(some(1, 40, 64), "int8")), {"product": products.product},
         ),
-        packed._dequantise: ((some(0, 5, 64), packed.pack(some(1, 40, 64), "nf4")), {}),
+        packed._dequantise: ((some(0, 5, 64), blocks.pack(some(1, 40, 64), "nf4")), {}),
         kv._by_head: ((*cache, *new, at_BT), {}),
         kv._put: ((cache[0].astype(jnp.bfloat16), some(2, 3, 2, 8).astype(jnp.bfloat16)),
                             {"where": where}),

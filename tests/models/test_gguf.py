@@ -16,7 +16,7 @@ import pytest
 from marft_jax import check
 from marft_jax.errors import BadInput
 from marft_jax.models.families import dense
-from marft_jax.models.ops import packed
+from marft_jax.models.ops import blocks
 from marft_jax.models.tokenizers import tokenizer, vocabulary
 from marft_jax.models.weights import gguf as gguf_files
 from marft_jax.models.weights import load
@@ -128,7 +128,7 @@ def test_blocks_of_four_bits_stay_packed_and_keep_their_values(arch, tmp_path):
     for path, values in kept.items():
         if path.startswith("layers/") and path.endswith("/kernel"):
             assert values.qvalue.dtype == "int4" and values.scale.dtype == np.float16
-            values = packed.unpacked(jax.tree.map(jnp.asarray, values), jnp.float32)
+            values = blocks.unpacked(jax.tree.map(jnp.asarray, values), jnp.float32)
         np.testing.assert_array_equal(values, whole[path])
     assert isinstance(read(tmp_path / "m.gguf", "nf4")["layers/0/mixer/q/kernel"], np.ndarray)
 

@@ -14,7 +14,7 @@ from marft_jax.engine.compiled import Shape, programs
 from marft_jax.errors import BadInput
 from marft_jax.models import lora
 from marft_jax.models.decoder import forward
-from marft_jax.models.ops import four_bits, packed
+from marft_jax.models.ops import blocks, four_bits
 from marft_jax.models.ops.products import product
 from marft_jax.models.weights import load
 from marft_jax.parallel import mesh as mesh_lib
@@ -32,30 +32,30 @@ def matrix(out: int = 24, width: int = 64) -> jax.Array:
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_packed_matrix_is_small_and_close(kind):
     whole, (bits, error) = matrix(), KINDS[kind]
-    small_one = packed.pack(whole, kind)
+    small_one = blocks.pack(whole, kind)
     four = small_one.qvalue.dtype in (jnp.int4, jnp.uint4)
     stored = small_one.qvalue.size * (4 if four else 8) + small_one.scale.size * 16
     assert stored == bits * whole.size
-    distance = jnp.linalg.norm(packed.unpacked(small_one, jnp.float32) - whole)
+    distance = jnp.linalg.norm(blocks.unpacked(small_one, jnp.float32) - whole)
     assert distance / jnp.linalg.norm(whole) < error
 
 
 def test_eight_bits_take_rows_of_any_length():
-    assert packed.fits(50, "int8") and not packed.fits(50, "int4")
-    assert packed.pack(matrix(8, 50), "int8").scale.shape == (8, 1)
+    assert blocks.fits(50, "int8") and not blocks.fits(50, "int4")
+    assert blocks.pack(matrix(8, 50), "int8").scale.shape == (8, 1)
 
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_the_product_and_its_gradient_are_those_of_the_unpacked_matrix(kind, dtype):
-    kernel = packed.pack(matrix(), kind)
+    kernel = blocks.pack(matrix(), kind)
     x = jax.random.normal(jax.random.key(1), (40, 64)).astype(dtype)
 
     def ours(x):
         return jnp.sum(jnp.square(product(x, kernel)))
 
     def plain(x):
-        return jnp.sum(jnp.square(product(x, packed.unpacked(kernel, x.dtype))))
+        return jnp.sum(jnp.square(product(x, blocks.unpacked(kernel, x.dtype))))
 
     chex.assert_trees_all_close(
         jax.value_and_grad(ours)(x), jax.value_and_grad(plain)(x), rtol=1e-5
@@ -71,13 +71,13 @@ def test_the_kernel_for_four_bits_computes_the_product_of_the_unpacked_matrix(
 ):
     """In Pallas' interpreter; ``scripts/check_compiled.sh`` compiles it."""
     monkeypatch.setattr(four_bits, "_INTERPRETED", True)
-    kernel = packed.pack(matrix(96, 320), kind)
+    kernel = blocks.pack(matrix(96, 320), kind)
     x, d = (
         jax.random.normal(jax.random.key(i), (*rows, n)).astype(jnp.bfloat16)
         for i, n in ((1, 320), (2, 96))
     )
     y, pull = jax.vjp(lambda x: four_bits.times_four_bits(x, kernel), x)
-    plain = packed.unpacked(kernel, jnp.float32)
+    plain = blocks.unpacked(kernel, jnp.float32)
     expected = x.astype(jnp.float32) @ plain.T, d.astype(jnp.float32) @ plain
     for got, exact in zip((y, *pull(d)), expected, strict=True):
         assert got.dtype == jnp.bfloat16
@@ -89,7 +89,7 @@ def test_the_kernel_for_four_bits_computes_the_product_of_the_unpacked_matrix(
 def test_on_a_gpu_the_kernel_is_tried_before_it_is_taken(kind, monkeypatch, caplog):
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
     monkeypatch.setattr(four_bits, "_INTERPRETED", True)
-    x, kernel = jnp.zeros((8, 320), jnp.bfloat16), packed.pack(matrix(96, 320), kind)
+    x, kernel = jnp.zeros((8, 320), jnp.bfloat16), blocks.pack(matrix(96, 320), kind)
 
     def taken():
         four_bits.works.cache_clear()
@@ -108,7 +108,7 @@ def test_on_a_gpu_the_kernel_is_tried_before_it_is_taken(kind, monkeypatch, capl
 
 
 def test_the_kernel_takes_few_rows_of_sixteen_bits_on_one_device():
-    kernel = packed.pack(matrix(96, 320), "nf4")
+    kernel = blocks.pack(matrix(96, 320), "nf4")
 
     def taken(rows=8, dtype=jnp.bfloat16, kernel=kernel, mesh=(1, 1, 1)):
         x = jnp.zeros((rows, kernel.qvalue.shape[1]), dtype)
@@ -116,8 +116,8 @@ def test_the_kernel_takes_few_rows_of_sixteen_bits_on_one_device():
 
     assert taken()
     assert not taken(rows=129) and not taken(dtype=jnp.float32) and not taken(mesh=(1, 1, 2))
-    assert not taken(kernel=packed.pack(matrix(90, 320), "nf4"))
-    assert not taken(kernel=packed.pack(matrix(96, 96), "nf4"))
+    assert not taken(kernel=blocks.pack(matrix(90, 320), "nf4"))
+    assert not taken(kernel=blocks.pack(matrix(96, 96), "nf4"))
 
 
 def base_of(kind: str, stacked: bool, mesh: tuple[int, int, int]):

@@ -24,7 +24,7 @@ from marft_jax.formats.foreign import readable
 from marft_jax.models import families
 from marft_jax.models.decoder import DecoderConfig
 from marft_jax.models.names import paths_by_name
-from marft_jax.models.ops import packed
+from marft_jax.models.ops import blocks
 from marft_jax.models.rope import RopeScaling
 
 ARCHITECTURES = {
@@ -273,7 +273,7 @@ def _q4_0(tensor: ReaderTensor) -> Any:
 
     qarray: Any = QArray  # of arrays of the host
     rows, width = _shape(tensor)
-    raw = tensor.data.reshape(rows, width // packed.BLOCK, -1)
+    raw = tensor.data.reshape(rows, width // blocks.BLOCK, -1)
     scales, bits = raw[..., :2].copy().view(np.float16)[..., 0], raw[..., 2:]
     halves = np.concatenate([bits & 15, bits >> 4], axis=-1).astype(np.int8) - 8
     return qarray(halves.astype(ml_dtypes.int4).reshape(rows, width), scales)

@@ -28,7 +28,7 @@ from marft_jax.errors import BadInput, reason
 from marft_jax.formats.foreign import read_settings
 from marft_jax.models import families
 from marft_jax.models.decoder import Base, Decoder, DecoderConfig
-from marft_jax.models.ops import packed
+from marft_jax.models.ops import blocks
 from marft_jax.models.ops.attention_choice import attention_on
 from marft_jax.models.parts.part import Axes
 from marft_jax.models.tokenizers.tokenizer import ByteTokenizer, Tokenizer
@@ -123,12 +123,12 @@ def _packed_shape(kind: str, keys: tuple[Any, ...], leaf: Any) -> Any:
     """Shapes of a matrix of a block once it is packed; other parameters stay as they are."""
     if keys[0] != "layers" or keys[-1] != "kernel":
         return leaf
-    if not packed.fits(width := leaf.shape[-1], kind):
+    if not blocks.fits(width := leaf.shape[-1], kind):
         raise BadInput(
             f"--model.quantize {kind}: expected matrices whose rows are a multiple of "
-            f"{packed.BLOCK} long, got {width} ({keys[-2]}); int8 takes any"
+            f"{blocks.BLOCK} long, got {width} ({keys[-2]}); int8 takes any"
         )
-    return leaf.replace(jax.eval_shape(functools.partial(packed.pack, kind=kind), leaf.get_value()))
+    return leaf.replace(jax.eval_shape(functools.partial(blocks.pack, kind=kind), leaf.get_value()))
 
 
 def load_tokenizer(source: str) -> Tokenizer:
@@ -209,7 +209,7 @@ def reader(state: Base) -> Callable[[str], jax.Array]:
         keys, layer, _ = places[path]
         array: Any = flat[keys].get_value()
         array = array if layer is None else jax.tree.map(lambda x: x[layer], array)
-        return packed.unpacked(array, dtype)
+        return blocks.unpacked(array, dtype)
 
     return tensor
 
@@ -248,7 +248,7 @@ def _in_final_type(abstract: Any, array: Any) -> Any:
         return jax.tree.map(np.asarray, _pack(array, abstract.qtype))
 
 
-_pack = jax.jit(packed.pack, static_argnums=1)
+_pack = jax.jit(blocks.pack, static_argnums=1)
 
 
 def _empty_stack(layer: Any, layers: int) -> Any:
