@@ -7,6 +7,7 @@ import threading
 import time
 from pathlib import Path
 
+import faults
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -201,6 +202,8 @@ def test_another_lag_is_refused_when_a_run_continues(whole, capsys):
 ENV = """
 import pathlib
 import time
+
+import faults
 from marft_jax.types import StepResult
 
 
@@ -220,13 +223,16 @@ class Own:
 
 @pytest.fixture
 def own_env(tmp_path, monkeypatch):
+    """Flags of an environment that does what the test says; what hangs in it ends with the test."""
     monkeypatch.syspath_prepend(tmp_path)
+    faults.OVER.clear()
 
     def make(name: str, do: str) -> list[str]:
         (tmp_path / f"{name}.py").write_text(ENV.format(do=do))
         return ["--env.name", f"{name}:Own", "--rollout.lag", "2", "--run.steps", "5"]
 
-    return make
+    yield make
+    faults.OVER.set()
 
 
 @pytest.mark.slow
@@ -295,7 +301,7 @@ def test_an_error_of_the_learner_ends_a_play_that_hangs(own_env, tmp_path, capsy
         raise BadInput("no more")
 
     monkeypatch.setattr(Learner, "learn", failing)
-    assert run_train(run, *own_env("lag_hangs", "time.sleep(1000)")) == 2
+    assert run_train(run, *own_env("lag_hangs", "faults.OVER.wait(1000)")) == 2
     assert time.monotonic() - failed[0] < 100.0  # the play itself takes 1000
     assert capsys.readouterr().err.strip().splitlines() == ["marft_jax: no more"]
     assert [p.name for p in (run / "checkpoints").iterdir()] == ["1"]
@@ -316,7 +322,7 @@ def test_a_signal_ends_a_play_that_hangs_and_saves_what_is_learned(own_env, tmp_
         return reported
 
     monkeypatch.setattr(Measuring, "report", asked)
-    assert run_train(run, *own_env("lag_stops", "time.sleep(1000)")) == 75
+    assert run_train(run, *own_env("lag_stops", "faults.OVER.wait(1000)")) == 75
     assert [p.name for p in (run / "checkpoints").iterdir()] == ["2"]
 
 
