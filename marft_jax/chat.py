@@ -71,7 +71,7 @@ class LoadedTeam:
             )
         self._session = open_session(config, blueprint, at_once=len(blueprint.agents))
         state = restore_state(self._session, run, step)
-        self._session.load(state.adapters, int(state.step))
+        self._session.sampler.load(state.adapters, int(state.step))
         self._threads, self._asked = DaemonThreads(), itertools.count()
 
     def ask(self, question: str) -> Episode:

@@ -142,7 +142,7 @@ def evaluate_team(
         threads, zeros = DaemonThreads(), jax.tree.map(jnp.zeros_like, adapters)
         for (plan, source), variant in product(pairs, variants):
             own, version = (adapters, at_step) if variant.trained else (zeros, 0)
-            session.load(own, version or 0)
+            session.sampler.load(own, version or 0)
             file = folder / _file_name(plan, at_step, variant)
             answers = Answers(_as_variant(session, variant), plan, source, file, own)
             found = score(_played(answers, plan.name, threads, console))

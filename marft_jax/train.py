@@ -133,7 +133,7 @@ def rehearse(config: Config) -> int:
         find_loggers(config.run.loggers)
         own = dataclasses.replace(config.run, dir=folder, loggers=())
         with open_training(dataclasses.replace(config, run=own), rehearses=True) as run:
-            run.session.load(run.state.adapters, int(run.state.step))
+            run.session.sampler.load(run.state.adapters, int(run.state.step))
             source = run.curriculum.source(run.curriculum.level(run.state.progress))
             console = Console(quiet=not processes.is_lead())
             make_rollout(run.session, source, run.threads, say=console.print).play([_FIRST], 0)

@@ -108,7 +108,7 @@ def rollout(rounds: int, flags: list[str]) -> None:
             config = cli.parse([*_LENGTHS, *flags, *own_flags])
             session = session or open_session(config, load_team(None))
             own = session._replace(config=config, workflow="program" if names else "sequential")
-            session.load(_adapters(session), 0)
+            session.sampler.load(_adapters(session), 0)
             players[way] = make_rollout(own, open_source(stack, config, "train"), threads)
         for i in range(rounds + 1):
             for way, player in players.items():
@@ -144,7 +144,7 @@ def serve(requests: int, clients: int, flags: list[str]) -> None:
 
     config = cli.parse([*_LENGTHS, *flags])
     session = open_session(config, load_team(None), at_once=config.rollout.slots)
-    session.load(_adapters(session), 0)
+    session.sampler.load(_adapters(session), 0)
     team = session.team
     works = []
     for i in range(requests):

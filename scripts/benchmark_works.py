@@ -101,7 +101,7 @@ class Bench:
             alpha=config.lora.alpha,
             decode=self.base.tokenizer.decode,
         )
-        engine.load(self.adapters(agents), 0)
+        engine.load({MAIN: self.adapters(agents)}, 0)
         return engine
 
     def adapters(self, agents: int) -> Adapters:
@@ -204,7 +204,7 @@ def generate(bench: Bench, rows: int, shared: int = 0, new: int = NEW) -> Work:
     ids[:, :shared] = ids[0, :shared]
 
     def run() -> None:
-        engine.load(adapters, 0)  # as in a training step: nothing is held from before
+        engine.load({MAIN: adapters}, 0)  # as in a training step: nothing is held from before
         play(engine, ids, dealt(rows, 2), [new] * rows)
 
     return Work(rows * new, run)
@@ -327,7 +327,7 @@ def iteration(bench: Bench, episodes: int = 8, mixed: bool = False) -> Work:
 
     def run() -> None:
         nonlocal state, step
-        engine.load(state.adapters[MAIN], step)
+        engine.load(state.adapters, step)
         plans = act(0, tasks)
         answers = act(
             1, [np.concatenate([x[NEW:], p.action]) for x, p in zip(tasks, plans, strict=True)]

@@ -113,7 +113,7 @@ class Subject:
         agents, turns = len(_PROMPTS), len(self.prompts)
         engine = self._bench.engine(_SLOTS, agents, 96, _NEW)
         with self._precise():
-            engine.load(self.adapters, 0)
+            engine.load({MAIN: self.adapters}, 0)
             said = play(engine, self.prompts, dealt(turns, agents), [_NEW] * turns)
         return self.episodes([c.ids for c in said], [c.logprobs for c in said])
 

@@ -23,6 +23,7 @@ from marft_jax.models import decoder, lora
 from marft_jax.parallel import mesh as mesh_lib
 from marft_jax.sampling.protocol import Capabilities, Completion, Request
 from marft_jax.sampling.stops import stopped_at
+from marft_jax.types import MAIN
 
 _Choices = tuple[tuple[int, ...], ...]
 
@@ -38,6 +39,7 @@ class Engine:
         seed: ``run.seed``.
         alpha: LoRA scaling (alpha / rank).
         decode: turns ids into the text in which stop texts are searched.
+        name: the name of its base, whose adapters it samples with.
         reuse: copy the beginning of a prompt from a slot on the same devices that holds it.
 
     Attributes:
@@ -56,9 +58,10 @@ class Engine:
         seed: int,
         alpha: float,
         decode: Callable[[list[int]], str],
+        name: str = MAIN,
         reuse: bool = True,
     ):
-        self._shape = shape.on(mesh)
+        self._shape, self._name = shape.on(mesh), name
         self._mesh, self._base, self._eos_ids = mesh, base, tuple(eos_ids)
         dtype = jax.tree.leaves(base)[0].dtype
         run = programs(config, graphdef, mesh, self._shape, dtype, eos_ids=eos_ids, alpha=alpha)
@@ -79,13 +82,13 @@ class Engine:
     def capabilities(self) -> Capabilities:
         """Everything that a sampler may offer."""
         programs = self._shape.programs(self._mesh, self._reuse)
-        return Capabilities(self._shape.context, self._shape.slots, programs)
+        return Capabilities({self._name: self._shape.context}, self._shape.slots, programs)
 
-    def load(self, adapters: lora.Adapters, version: int) -> None:
+    def load(self, adapters: Mapping[str, lora.Adapters], version: int) -> None:
         """Samples with these adapters from now on, copied to its devices where they are elsewhere;
         no request may be unanswered."""
         assert not self.busy
-        self._fused = self._fuse(mesh_lib.placed(adapters, self._mesh))
+        self._fused = self._fuse(mesh_lib.placed(adapters[self._name], self._mesh))
         self._version = version
         self._slots = self._empty() if self._slots is None else self._slots
         self._schedule.forget()

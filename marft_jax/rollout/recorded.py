@@ -37,7 +37,6 @@ from marft_jax.team.workflows import Workflow
 from marft_jax.types import Episode, FailedEpisode, Sample, StepResult, Turn
 
 _AT_ONCE = 256  # episodes that are played together
-_UNLIMITED = 1 << 30
 _FORM = 'expected {"task": ..., "turns": [{"agent": ..., "text": ...}, ...]}'
 
 
@@ -225,7 +224,7 @@ class Recordings:
         faults: for each demonstration with a request that cannot be answered, by its number: why.
     """
 
-    capabilities = Capabilities(_UNLIMITED, _AT_ONCE, reports_filtered_mass=False, streams=False)
+    capabilities = Capabilities({}, _AT_ONCE, reports_filtered_mass=False, streams=False)
     partial: Mapping[int, np.ndarray] = {}
 
     def __init__(self, demonstrations: Sequence[Demonstration], tokenizer: Tokenizer):

@@ -71,12 +71,12 @@ class Rollout:
         stop: Callable[[], bool] = lambda: False,
         report: Callable[[int], None] | None = None,
     ):
-        context, longest = max(team.contexts), sampler.capabilities.context
-        if context > longest:
-            raise BadInput(
-                f"--model.context {context}: expected at most {longest}, the longest prompt and "
-                "action of the sampler; lower it"
-            )
+        for base, context in zip(team.bases, team.contexts, strict=True):
+            if context > (longest := sampler.capabilities.contexts.get(base, context)):
+                raise BadInput(
+                    f"--model.context {context}: expected at most {longest}, the longest prompt "
+                    "and action of the sampler; lower it"
+                )
         self._sampler, self._threads = sampler, threads
         self._spec = RolloutSpec(team, workflow, create_env, max_turns, max_tool_calls, snapshots)
         self._seconds, self._max_failed, self._stream = step_seconds, max_failed, stream

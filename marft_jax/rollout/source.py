@@ -21,7 +21,7 @@ from marft_jax.rollout.collect import Collected
 from marft_jax.rollout.curriculum import Curriculum
 from marft_jax.rollout.pipeline import Cancelled, Pipeline
 from marft_jax.sampling.protocol import Sampler
-from marft_jax.types import MAIN, Episode, Version
+from marft_jax.types import Episode, Version
 
 
 class Job(NamedTuple):
@@ -108,7 +108,7 @@ class RolloutSource(NamedTuple):
 
     def _play(self, job: Job, cancelled: Cancelled) -> Collected:
         """Plays a job in any thread; the sampler holds its memory only as long as that takes."""
-        self.sampler.load(job.adapters[MAIN], job.version)
+        self.sampler.load(job.adapters, job.version)
         try:
             played = self.play(job, cancelled)
             _check_version(played.played, job.version)

@@ -105,7 +105,7 @@ class Measuring(NamedTuple):
         return reported, verdict
 
     def _evaluate(self, state: TrainState) -> dict[str, float]:
-        self.session.load(state.adapters, int(state.step))
+        self.session.sampler.load(state.adapters, int(state.step))
         return self.evaluation.evaluate(self.session, self.threads, int(state.step), self.reporter)
 
     def _is_due(self, every: int, done: int) -> bool:

@@ -6,7 +6,7 @@ import contextlib
 import dataclasses
 import functools
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from concurrent.futures import Executor
 from pathlib import Path
 from typing import NamedTuple
@@ -37,6 +37,7 @@ from marft_jax.run.checkpoints import Checkpoints
 from marft_jax.run.compatibility import identity_of
 from marft_jax.run.progress import Progress
 from marft_jax.run.transcripts import narrated
+from marft_jax.sampling.bases import SamplerOfBases
 from marft_jax.sampling.protocol import Sampler
 from marft_jax.team.assemble import make_team, workflow_of
 from marft_jax.team.prompts import Team
@@ -75,10 +76,6 @@ class Session(NamedTuple):
         """The base of ``--model.base``."""
         return self.bases[MAIN]
 
-    def load(self, adapters: Mapping[str, Adapters], version: int) -> None:
-        """Gives the samplers of all bases the adapters to sample with, see ``Sampler.load``."""
-        self.sampler.load(adapters[MAIN], version)
-
 
 def open_session(
     config: Config,
@@ -103,33 +100,23 @@ def open_session(
     use_compilation_cache()
     processes.start(config.mesh)
     meshes = mesh, _ = mesh_lib.make_meshes(config.mesh)
-    place = mesh_lib.placer(mesh)
-    console = Console(stderr=True, highlight=False, quiet=not processes.is_lead())
-    with Progress(f"loading {config.model.base}", console, " MiB") as progress:
-
-        def report(done: int, total: int) -> None:
-            progress(done >> 20, total >> 20)
-
-        def check(shape: DecoderConfig) -> None:
-            check_targets(shape, config.lora.targets)
-            for each in meshes:
-                mesh_lib.check_heads(each, shape.heads)
-
-        platform = mesh.devices.flat[0].platform
-        base = load_base(config.model, place, platform, report, check)
-    base.tokenizer.date(processes.of_first(base.tokenizer.started))
-    context = min(config.model.context, base.config.max_position)
-    team = make_team(config.team, config.lora.mode, blueprint, {MAIN: (base.tokenizer, context)})
+    bases = {MAIN: _load(config, meshes)}
+    talk = {
+        name: (base.tokenizer, min(config.model.context, base.config.max_position))
+        for name, base in bases.items()
+    }
+    team = make_team(config.team, config.lora.mode, blueprint, talk)
     _check_lengths(team)
-    engine = _open_engine(config, meshes, base, team, at_once or _at_once(config.algo))
-    learning = resolve(config, base.config)
+    at_once = at_once or _at_once(config.algo)
+    engines = {n: _open_engine(config, meshes, n, base, team, at_once) for n, base in bases.items()}
+    learning = resolve(config, bases[MAIN].config)
     config = resolved(config, learning)
     parts = find_state_parts(config, team)
-    bases = {MAIN: base}
     copied = functools.partial(mesh_lib.placed, mesh=mesh_lib.here(meshes[1]))
     copied = copied if config.mesh.rollout else None
     how = copied, stop, collective, parts
-    return Session(config, learning, workflow, mesh, bases, team, engine, *how)
+    sampler = SamplerOfBases(engines)
+    return Session(config, learning, workflow, mesh, bases, team, sampler, *how)
 
 
 def make_learner(session: Session) -> Learner:
@@ -143,9 +130,34 @@ def fresh_state(session: Session, learner: Learner) -> TrainState:
     return state_parts.begin(session.parts, learner.init())
 
 
+def _load(config: Config, meshes: tuple[Mesh, Mesh]) -> BaseModel:
+    """Loads the base of ``--model.base`` onto the devices that learn, with a bar of progress."""
+    console = Console(stderr=True, highlight=False, quiet=not processes.is_lead())
+    with Progress(f"loading {config.model.base}", console, " MiB") as progress:
+
+        def report(done: int, total: int) -> None:
+            progress(done >> 20, total >> 20)
+
+        def check(shape: DecoderConfig) -> None:
+            check_targets(shape, config.lora.targets)
+            for each in meshes:
+                mesh_lib.check_heads(each, shape.heads)
+
+        place, platform = mesh_lib.placer(meshes[0]), meshes[0].devices.flat[0].platform
+        base = load_base(config.model, place, platform, report, check)
+    base.tokenizer.date(processes.of_first(base.tokenizer.started))
+    return base
+
+
 def _open_engine(
-    config: Config, meshes: tuple[Mesh, Mesh], base: BaseModel, team: Team, at_once: int
+    config: Config,
+    meshes: tuple[Mesh, Mesh],
+    name: str,
+    base: BaseModel,
+    team: Team,
+    at_once: int,
 ) -> Engine:
+    members = [i for i, own in enumerate(team.bases) if own == name]
     learning, playing = map(mesh_lib.here, meshes)
     params = mesh_lib.localize(base.params, learning)
     if config.mesh.rollout:
@@ -153,8 +165,8 @@ def _open_engine(
     shape = Shape(
         slots=min(config.rollout.slots, processes.share(at_once, jax.process_count())),
         chunk=config.rollout.chunk,
-        context=max(team.contexts),
-        longest=max(sampling.max_new_tokens for sampling in team.sampling),
+        context=max(team.contexts[i] for i in members),
+        longest=max(team.sampling[i].max_new_tokens for i in members),
     )
     return Engine(
         base.config,
@@ -166,6 +178,7 @@ def _open_engine(
         seed=config.run.seed,
         alpha=config.lora.alpha,
         decode=base.tokenizer.decode,
+        name=name,
         reuse=config.rollout.reuse,
     )
 

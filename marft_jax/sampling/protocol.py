@@ -13,14 +13,17 @@ The player submits requests and calls ``step`` until all are answered:
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
 
-from marft_jax.types import Sampling
+from marft_jax.types import MAIN, Sampling
 
 if TYPE_CHECKING:
     import jax
+
+AdaptersOfBases: TypeAlias = "Mapping[str, dict[str, dict[str, jax.Array]]]"
+"""LoRA matrices of each base, by its name; see ``models.lora.Adapters``."""
 
 
 class Request(NamedTuple):
@@ -28,11 +31,13 @@ class Request(NamedTuple):
 
     Attributes:
         prompt: token ids, ``int32 [tokens]``, at least one.
-        owner: index of the adapter that samples it; -1 for the base without an adapter.
+        owner: index of the adapter that samples it, among those of its base; -1 for the base
+            without an adapter.
         sampling: temperature, filters, and the longest action.
         key: numbers of the random stream, see ``random_keys.ActionKey``.
         choices: the only actions that may be drawn, each as its ids with the end-of-turn token;
             empty for any action.
+        base: name of the base that samples it.
     """
 
     prompt: np.ndarray
@@ -40,6 +45,7 @@ class Request(NamedTuple):
     sampling: Sampling
     key: tuple[int, ...]
     choices: tuple[tuple[int, ...], ...] = ()
+    base: str = MAIN
 
 
 class Completion(NamedTuple):
@@ -66,7 +72,7 @@ class Capabilities(NamedTuple):
     """What a sampler can do.
 
     Attributes:
-        context: longest prompt and action together, in tokens.
+        contexts: longest prompt and action together, in tokens, of each base that has a limit.
         at_once: number of requests that it samples together; more of them wait.
         programs: the most programs that it may compile for them; 0 where it compiles none.
         repeats: equal requests to equal adapters get equal completions, whatever runs beside them.
@@ -75,7 +81,7 @@ class Capabilities(NamedTuple):
         streams: ``Sampler.partial`` holds the tokens of unfinished requests.
     """
 
-    context: int
+    contexts: Mapping[str, int]
     at_once: int
     programs: int = 0
     repeats: bool = True
@@ -85,7 +91,8 @@ class Capabilities(NamedTuple):
 
 
 class Sampler(Protocol):
-    """Answers requests. ``Engine`` is ours; recordings and scripts of tests are others."""
+    """Answers requests. ``Engine`` is ours, for one base; ``SamplerOfBases`` puts several samplers
+    together; recordings and scripts of tests are others."""
 
     @property
     def capabilities(self) -> Capabilities: ...
@@ -100,11 +107,11 @@ class Sampler(Protocol):
         """Ids so far of each unfinished request after the last ``step``, by ticket."""
         ...
 
-    def load(self, adapters: dict[str, dict[str, jax.Array]], version: int) -> None:
+    def load(self, adapters: AdaptersOfBases, version: int) -> None:
         """Samples with these adapters from now on; no request may be unanswered.
 
         Args:
-            adapters: LoRA matrices, see ``models.lora.Adapters``.
+            adapters: those of each base of the team.
             version: number of updates that made them. After a rollback a number comes again with
                 other adapters.
         """

@@ -17,7 +17,7 @@ from marft_jax.models.ops import kv
 from marft_jax.parallel import compilation
 from marft_jax.sampling import stops
 from marft_jax.sampling.protocol import Request
-from marft_jax.types import Sampling
+from marft_jax.types import MAIN, Sampling
 
 EOS = tuple(range(0, 264, 8))  # one token in eight ends a turn; 0 also fills prompts: pad == eos
 
@@ -222,7 +222,7 @@ def test_a_released_engine_holds_no_cache_and_forgets_what_was_in_it():
     own = [weakref.ref(leaf) for leaf in jax.tree.leaves((playing._slots, playing._fused))]
     playing.release()
     assert not any(leaf() for leaf in own)
-    playing.load(small.adapters(3), 0)
+    playing.load({MAIN: small.adapters(3)}, 0)
     assert texts(small.answers(playing, asked)) == texts(expected)
 
 
@@ -282,9 +282,9 @@ def test_a_request_that_leaves_no_room_is_refused(engine):
 def test_new_adapters_are_used_once_loaded():
     engine, requests = small.engine(), asks(4, seed=12, temperature=0.0)
     before = texts(small.answers(engine, requests))
-    engine.load(small.adapters(3, seed=1), 0)
+    engine.load({MAIN: small.adapters(3, seed=1)}, 0)
     assert texts(small.answers(engine, requests)) != before
-    engine.load(small.adapters(3), 0)
+    engine.load({MAIN: small.adapters(3)}, 0)
     assert texts(small.answers(engine, requests)) == before
 
 

@@ -10,7 +10,7 @@ from marft_jax.engine.engine import Engine
 from marft_jax.engine.prefix_cache import LEAST, Prefixes
 from marft_jax.parallel import compilation
 from marft_jax.sampling.protocol import Request
-from marft_jax.types import Sampling
+from marft_jax.types import MAIN, Sampling
 
 CONTEXT = 192
 SYSTEM = np.random.default_rng(0).integers(0, 256, 80).astype(np.int32)
@@ -38,7 +38,7 @@ def with_task(number: int, length: int = 20) -> np.ndarray:
 def assert_same(one, other, requests):
     """Both say the same; how much the first took over."""
     for each in (one, other):
-        each.load(small.adapters(3), 0)
+        each.load({MAIN: small.adapters(3)}, 0)
     done, expected = small.answers(one, requests), small.answers(other, requests)
     for a, b in zip(done, expected, strict=True):
         assert a.ids.tolist() == b.ids.tolist()
@@ -67,7 +67,7 @@ def test_a_groups_task_is_computed_once_where_its_system_prompt_was_before(monke
 
 def sampled_until_done(engine: Engine, prompts, turns: int) -> list[int]:
     """Conversations of so many turns each, which go on at once; in which order they ended."""
-    engine.load(small.adapters(3), 0)
+    engine.load({MAIN: small.adapters(3)}, 0)
     asks = {engine.submit(asked(prompt, i)): (i, prompt) for i, prompt in enumerate(prompts)}
     left, ended = dict.fromkeys(range(len(prompts)), turns), list[int]()
     while engine.busy:
@@ -95,7 +95,7 @@ def test_the_oldest_request_is_never_overtaken():
     of_two = engine(True, slots=2)
     prompts = [np.random.default_rng(i).integers(0, 256, 40) for i in range(3)]
     assert sampled_until_done(of_two, prompts, turns=6)[0] != 2
-    of_two.load(small.adapters(3), 0)
+    of_two.load({MAIN: small.adapters(3)}, 0)
     first = [of_two.submit(asked(prompt, i)) for i, prompt in enumerate(prompts)]
     steps = 0
     while True:
@@ -110,7 +110,7 @@ def test_the_oldest_request_is_never_overtaken():
 
 def test_what_a_waiting_request_needs_is_overwritten_last():
     of_three = engine(True, slots=3)
-    of_three.load(small.adapters(3), 0)
+    of_three.load({MAIN: small.adapters(3)}, 0)
     prompts = [np.random.default_rng(i).integers(0, 256, 60) for i in range(5)]
     small.answers(of_three, [asked(prompt, i) for i, prompt in enumerate(prompts[:3])])
     again = [prompts[3], prompts[4], prompts[0]]  # whose slot is the oldest
@@ -132,7 +132,7 @@ def test_short_beginnings_are_computed_again(pair):
 def test_a_conversation_goes_on_where_it_ended(pair):
     one, other = pair
     for each in pair:
-        each.load(small.adapters(3), 0)
+        each.load({MAIN: small.adapters(3)}, 0)
     said = [small.answers(each, [asked(with_task(0), 0)])[0].ids for each in pair]
     assert said[0].tolist() == said[1].tolist()
     longer = np.concatenate([with_task(0), said[0], [1, 2, 3]])
@@ -150,7 +150,7 @@ def test_what_another_row_has_overwritten_is_computed_again():
 def test_new_adapters_make_all_that_is_held_stale(pair):
     one, other = pair
     request = [asked(with_task(0), 0)]
-    one.load(small.adapters(3, seed=1), 0)
+    one.load({MAIN: small.adapters(3, seed=1)}, 0)
     small.answers(one, request)
     assert assert_same(one, other, request) == 0
 

@@ -20,7 +20,7 @@ class Scripted:
     partial = {}
 
     def __init__(self, speak, slots: int = 4):
-        self.capabilities = Capabilities(1 << 30, slots, streams=False)
+        self.capabilities = Capabilities({}, slots, streams=False)
         self._speak, self._slots, self._version = speak, slots, 0
         self._waiting, self.requests, self.batches = [], [], []
 

@@ -174,7 +174,7 @@ def engine(
         decode=model.tokenizer.decode,
         reuse=reuse,
     )
-    made.load(adapters(n, layers=layers), 0)
+    made.load({MAIN: adapters(n, layers=layers)}, 0)
     return made
 
 

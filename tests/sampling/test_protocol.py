@@ -15,7 +15,7 @@ from marft_jax.rollout.pipeline import Pipeline
 from marft_jax.rollout.recorded import Demonstration, RecordedTurn, Recordings
 from marft_jax.rollout.rollout import Rollout
 from marft_jax.rollout.source import Job, RolloutSource
-from marft_jax.sampling import Request
+from marft_jax.sampling import Request, SamplerOfBases
 from marft_jax.team.workflows import WORKFLOWS
 from marft_jax.types import MAIN, Act, Sampling, Turn
 
@@ -31,13 +31,16 @@ SAMPLERS = {
     "engine": lambda: small.engine(eos_ids=(END,)),
     "recordings": recordings,
     "script": lambda: Scripted(lambda request: "Pas"),
+    "two bases": lambda: SamplerOfBases(
+        {"other": Scripted(str), MAIN: small.engine(eos_ids=(END,))}
+    ),
 }
 
 
 @pytest.fixture(params=SAMPLERS)
 def sampler(request):
     made = SAMPLERS[request.param]()
-    made.load(small.adapters(3), 7)
+    made.load({MAIN: small.adapters(3)}, 7)
     return made
 
 
@@ -58,7 +61,7 @@ def test_each_request_is_answered_once_and_the_answer_names_the_version(sampler)
     for completion in small.answers(sampler, asked):
         assert completion.version == 7
         assert 0 < len(completion.ids) == len(completion.logprobs) <= 12
-    sampler.load(small.adapters(3), 8)
+    sampler.load({MAIN: small.adapters(3)}, 8)
     assert {c.version for c in small.answers(sampler, asked)} == {8}
 
 
@@ -108,7 +111,7 @@ def test_what_a_sampler_cannot_do_is_refused_before_it_is_asked():
     with pytest.raises(BadInput, match="a sampler that can restrict what it draws"):
         rollout.play(small.samples([0]), 0)
     assert not sampler.requests
-    sampler.capabilities = able._replace(context=team.contexts[0] - 1)
+    sampler.capabilities = able._replace(contexts={MAIN: team.contexts[0] - 1})
     with pytest.raises(BadInput, match=f"--model.context {team.contexts[0]}: expected at most"):
         Rollout(sampler, team, one_act, Slow, DaemonThreads())
 
@@ -120,6 +123,34 @@ def test_a_play_that_is_stopped_cancels_its_requests():
     with pytest.raises(Stopped):
         rollout.play(small.samples(range(4)), 0)
     assert sampler.requests and not sampler.busy
+
+
+def test_each_member_is_sampled_by_its_base_and_none_waits_for_another():
+    """Both bases have one slot. The large one samples 8 turns; the other's 4 take no more steps."""
+    bases = {name: Scripted(lambda request, n=name: n, slots=1) for name in (MAIN, "large")}
+    sampler, steps = SamplerOfBases(bases), []
+    team = small.team(3)._replace(bases=(MAIN, "large", "large"), owners=(0, 0, 1))
+    rollout = Rollout(sampler, team, WORKFLOWS["sequential"], lambda: Slow(1), DaemonThreads(),
+                      report=lambda over: steps.append(sampler.busy))  # fmt: skip
+    sampler.load({MAIN: small.adapters(), "large": small.adapters()}, 5)
+    played = rollout.play(small.samples(range(4)), 0)
+    said = [[(turn.text, turn.version) for turn in episode.turns] for episode in played.episodes]
+    assert said == [[(MAIN, 5), ("large", 5), ("large", 5)]] * 4
+    assert sorted(request.owner for request in bases["large"].requests) == [0] * 4 + [1] * 4
+    assert sampler.capabilities.at_once == 2 and not sampler.busy
+    assert len(bases["large"].batches) == 8 and sum(steps) <= 9
+
+
+def test_a_context_that_is_longer_than_that_of_its_base_is_refused():
+    small_one, large = (Scripted(str) for _ in range(2))
+    able = small_one.capabilities
+    small_one.capabilities = able._replace(contexts={MAIN: 100})
+    large.capabilities = able._replace(contexts={"large": 1000})
+    sampler = SamplerOfBases({MAIN: small_one, "large": large})
+    team = small.team(2)._replace(bases=(MAIN, "large"), contexts=(100, 1000))
+    Rollout(sampler, team, one_act, Slow, DaemonThreads())
+    with pytest.raises(BadInput, match="--model.context 101: expected at most 100"):
+        Rollout(sampler, team._replace(contexts=(101, 1000)), one_act, Slow, DaemonThreads())
 
 
 def source_of(sampler, turns: list[Turn]) -> RolloutSource:

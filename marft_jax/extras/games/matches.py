@@ -83,7 +83,7 @@ def play_matches(
                 name, opponent = match.agent, match.opponent
                 plan = BenchmarkPlan(f"{name} against {opponent}", 1, match.config, tasks)
                 source = open_source(stack, match.config, "eval")
-                session.load(match.adapters, at)
+                session.sampler.load(match.adapters, at)
                 file = folder / f"match-{at}-{name}-{opponent.replace('/', '_')}.jsonl"
                 answers = Answers(match.session, plan, source, file, match.adapters)
                 found[name, at, opponent] = outcomes_of(answers.play(threads))[name]

@@ -12,8 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 from marft_jax.errors import RunFailed, Stopped, described
-from marft_jax.models.lora import Adapters
-from marft_jax.sampling.protocol import Completion, Request, Sampler
+from marft_jax.sampling.protocol import AdaptersOfBases, Completion, Request, Sampler
 
 Watch = Callable[[np.ndarray], None]
 """Is given the ids that a request has so far, in the sampler's thread."""
@@ -35,7 +34,7 @@ class Batcher:
         self.sampler = sampler
         self._incoming: deque[_Asked] = deque()
         self._asked: dict[int, _Asked] = {}
-        self._next: tuple[Adapters, int, Future[None]] | None = None
+        self._next: tuple[AdaptersOfBases, int, Future[None]] | None = None
         self._changed, self._closing = threading.Condition(), False
         self._failure: BaseException | None = None
         self._thread = threading.Thread(target=self._run, name="sampler", daemon=True)
@@ -68,7 +67,7 @@ class Batcher:
             self._changed.notify()
         return future
 
-    def load(self, adapters: Adapters, version: int) -> Future[None]:
+    def load(self, adapters: AdaptersOfBases, version: int) -> Future[None]:
         """Samples later requests with these adapters; requests that were begun end first."""
         future: Future[None] = Future()
         with self._changed:
@@ -149,7 +148,7 @@ class Share:
     def busy(self) -> bool:
         return bool(self._left)
 
-    def load(self, adapters: Adapters, version: int) -> None:
+    def load(self, adapters: AdaptersOfBases, version: int) -> None:
         """Loads them for all shares of the batcher."""
         self._batcher.load(adapters, version).result()
 

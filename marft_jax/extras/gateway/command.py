@@ -28,7 +28,7 @@ from marft_jax.random_keys import Stream
 from marft_jax.run.setup import Session, make_rollout, open_session, restore_state
 from marft_jax.team.prompts import Team
 from marft_jax.team.team_files import load_team
-from marft_jax.types import MAIN, Player
+from marft_jax.types import Player
 
 if TYPE_CHECKING:
     from starlette.applications import Starlette
@@ -96,13 +96,13 @@ def open_app(
     heat = config.eval.temperature
     team = team._replace(sampling=tuple(s._replace(temperature=heat) for s in team.sampling))
     state = restore_state(session, run, step)
-    session.load(state.adapters, int(state.step))
+    session.sampler.load(state.adapters, int(state.step))
     with Batcher(session.sampler) as batcher:
 
         async def reload() -> int:
             restore = functools.partial(restore_state, session, run, "latest")
             state = await asyncio.get_running_loop().run_in_executor(threads, restore)
-            await asyncio.wrap_future(batcher.load(state.adapters[MAIN], int(state.step)))
+            await asyncio.wrap_future(batcher.load(state.adapters, int(state.step)))
             return int(state.step)
 
         plays = functools.partial(_player, session, threads)

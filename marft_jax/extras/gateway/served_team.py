@@ -87,7 +87,13 @@ class ServedTeam:
         try:
             for i in range(call.n):
                 key = (Stream.EVALUATION, 0, seed, i, agent)
-                request = Request(prompt, self._team.owners[agent], sampling, key)
+                request = Request(
+                    prompt,
+                    self._team.owners[agent],
+                    sampling,
+                    key,
+                    base=self._team.bases[agent],
+                )
                 seen = None if watch is None else functools.partial(watch, i)
                 waits.append(asyncio.wrap_future(self._batcher.submit(request, seen)))
             done = await asyncio.gather(*waits)

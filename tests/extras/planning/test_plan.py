@@ -238,13 +238,13 @@ def test_what_a_plan_counts_is_what_a_run_holds():
     session = open_session(config, load_team(None))
     algorithm = find_algorithm(config.algo.name)
     state = Learner(session.learning, session.bases, session.team, algorithm, session.mesh).init()
-    session.load(state.adapters, 0)
+    session.sampler.load(state.adapters, 0)
     held = {
         "weights": session.base.params,
         "adapters": state.adapters,
         "critic": state.critic,
         "optimiser": ([p.adapters_opt for p in state.policies.values()], state.critic_opt),
-        "cache": session.sampler._slots,
+        "cache": session.sampler.samplers[MAIN]._slots,
     }
     for name, tree in held.items():
         on_one = sum(leaf.addressable_shards[0].data.nbytes for leaf in jax.tree.leaves(tree))
