@@ -329,10 +329,12 @@ def test_a_base_in_bfloat16_is_sampled_and_learned_from(tmp_path):
 
 
 @pytest.mark.slow
-def test_baselines_and_refills_continue_exactly(tmp_path):
-    """The moving average is saved, and which tasks replace a dropped group is not chance."""
+def test_baselines_refills_and_levels_continue_exactly(tmp_path):
+    """The moving average and the level of the curriculum are saved, and which tasks replace a
+    dropped group is not chance."""
     flags = ["--algo.name", "reinforce", "--algo.baseline", "moving", "--algo.group_size", 4]
     flags += ["--algo.dynamic_sampling", "true", "--algo.max_refills", 1, "--algo.kl_coef", 0.01]
+    flags += ["--env.curriculum", 0.05]
     whole, halves = tmp_path / "whole", tmp_path / "halves"
     assert run_train("--run.dir", whole, "--run.steps", 4, *flags) == 0
     assert run_train("--run.dir", halves, "--run.steps", 2, *flags) == 0
@@ -341,6 +343,8 @@ def test_baselines_and_refills_continue_exactly(tmp_path):
     last = lines_of(whole)[-1]
     assert last["agent/solver/ref_kl"] != 0 and "critic/loss" not in last
     assert sum(row["episode/dropped_groups"] for row in lines_of(whole)) > 0
+    levels = [row["curriculum/level"] for row in lines_of(whole)]
+    assert levels[0] == 0 and levels[-1] == 1
     episode = json.loads((whole / "transcripts" / "4.jsonl").read_text().splitlines()[0])
     assert episode["turns"][0]["value"] is None
     assert episode["turns"][0]["advantage"] is not None
