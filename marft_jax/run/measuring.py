@@ -22,13 +22,12 @@ from marft_jax.run.guard import Guard, Verdict, by_agent
 from marft_jax.run.metrics import (
     Clock,
     Compilations,
-    TruncationWarning,
     check_best_metric,
     metrics_of,
 )
 from marft_jax.run.reporters import Reporter
 from marft_jax.run.setup import Session
-from marft_jax.run.transcripts import record, sample_rows, turn_numbers
+from marft_jax.run.transcripts import record, turn_numbers
 
 
 class Measuring(NamedTuple):
@@ -40,7 +39,6 @@ class Measuring(NamedTuple):
 
     session: Session
     guard: Guard
-    truncation: TruncationWarning
     evaluation: PeriodicEvaluation
     compilations: Compilations
     reporter: Reporter
@@ -60,7 +58,6 @@ class Measuring(NamedTuple):
             for episode, own in zip(collected.episodes, numbers, strict=True)
         ]
         jsonlines.write(self.folder / "transcripts" / f"{done}.jsonl", lines)
-        self.reporter.samples(done, sample_rows(done, collected.episodes, numbers))
 
     def measure(
         self,
@@ -100,7 +97,6 @@ class Measuring(NamedTuple):
         reported |= numbers | {"guard/lr_scale": float(state.lr_scale), "lr": lr}
         known = {*reported, *self.evaluation.metric_names}
         check_best_metric(self.session.config.run.best_metric, known)
-        self.truncation.look(done, collected.played, reported)
         self.reporter.log(done, reported)
         return reported, verdict
 

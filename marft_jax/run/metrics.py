@@ -254,31 +254,3 @@ class Compilations:
         """Returns the number of programs and their seconds since the last call."""
         seconds, self._seconds = self._seconds, []
         return {"device/compiled": float(len(seconds)), "time/compile_s": sum(seconds)}
-
-
-class TruncationWarning:
-    """Warns when most actions of an agent are cut at their limit, or most conversations fill the
-    context: once, and again only after the share was low in between."""
-
-    def __init__(self, team: Team) -> None:
-        self._team = team
-        self._warned: set[str] = set()
-
-    def look(self, step: int, episodes: Sequence[Episode], metrics: Mapping[str, float]) -> None:
-        full = ["truncated" in result.info for e in episodes for result in e.results[-1:]]
-        shares = {
-            "the episodes ended because their conversation filled the context of "
-            f"{max(self._team.contexts)} tokens; raise --model.context": (
-                sum(full) / max(len(full), 1)
-            )
-        }
-        for name, sampling in zip(self._team.names, self._team.sampling, strict=True):
-            shares[
-                f"{name}'s actions were cut at their limit of {sampling.max_new_tokens} tokens, or "
-                "where the context was full; raise max_new_tokens or --model.context"
-            ] = metrics[f"agent/{name}/truncated"]
-        high = {text: share for text, share in shares.items() if share > 0.5}
-        for text, share in high.items():
-            if text not in self._warned:
-                LOGGER.warning("step %d: %.0f %% of %s", step, 100 * share, text)
-        self._warned = set(high)

@@ -30,7 +30,7 @@ from marft_jax.run.directory import disk_errors, own_directory, write_settings
 from marft_jax.run.guard import Guard
 from marft_jax.run.loggers import MakeWriter, find_loggers
 from marft_jax.run.measuring import Measuring
-from marft_jax.run.metrics import Compilations, TruncationWarning, check_best_metric
+from marft_jax.run.metrics import Compilations, check_best_metric
 from marft_jax.run.recovery import open_checkpoints, resume
 from marft_jax.run.reporters import Reporter, open_reporter
 from marft_jax.run.saving import Saving
@@ -128,7 +128,6 @@ def _open(
     measuring = Measuring(
         session=session,
         guard=guard,
-        truncation=TruncationWarning(team),
         evaluation=evaluation,
         compilations=stack.enter_context(Compilations(reporter.compiled)),
         reporter=reporter,

@@ -27,7 +27,7 @@ from rich.text import Text
 
 from marft_jax.errors import printable
 from marft_jax.formats import jsonlines
-from marft_jax.run.loggers import MakeWriter, Samples, Writer
+from marft_jax.run.loggers import MakeWriter, Writer
 from marft_jax.run.progress import Bar, clock, line_of
 
 LOGGER = logging.getLogger("marft_jax")
@@ -69,11 +69,6 @@ class Reporter:
             writer.write(step, numbers)
         line = self._display.advance(step, numbers)
         LOGGER.info("%s", line.plain, extra={"styled": line})
-
-    def samples(self, step: int, samples: Samples) -> None:
-        """Passes turns of the current step to the writers that take samples."""
-        for writer in self._writers if samples else ():
-            getattr(writer, "write_samples", lambda *_: 0)(step, samples)
 
     def rewind(self, step: int) -> None:
         """Deletes the reports of this step and later ones, which will be repeated."""

@@ -20,7 +20,6 @@ from marft_jax.team.prompts import Team
 from marft_jax.team.workflows import Workflow
 from marft_jax.types import Episode, FailedEpisode, Played, StepResult, Turn
 
-_SAMPLED = 16  # episodes of a step that loggers are shown
 _BYTES = 4  # of a character, at most
 
 
@@ -107,17 +106,6 @@ def turn_numbers(
                 row |= {} if values_A is None else {"values": _short(values_A)}
     for e, episode in enumerate(collected.episodes):
         yield [found[e, k] for k in range(len(episode.turns))]
-
-
-def sample_rows(
-    step: int, episodes: Sequence[Episode], numbers: Sequence[Sequence[Mapping[str, Any]]]
-) -> list[list[Any]]:
-    """Lists the turns of the first episodes in the columns ``loggers.SAMPLE_COLUMNS``."""
-    return [
-        [step, episode.task, e, turn.name, turn.text, episode.reward, own["advantage"]]
-        for e, (episode, of) in enumerate(zip(episodes[:_SAMPLED], numbers, strict=False))
-        for turn, own in zip(episode.turns, of, strict=True)
-    ]
 
 
 def pieces(ids: Sequence[int], decode: Decode) -> list[str]:

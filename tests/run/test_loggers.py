@@ -1,4 +1,4 @@
-"""Loggers: each step once, the same run after a clean stop, a new one after a kill; no network."""
+"""Loggers: no run of a logger has a step twice, whatever ends a training; no network."""
 
 from __future__ import annotations
 
@@ -49,7 +49,6 @@ def reporter(run: Path, names, done: int = 0):
 def log(run: Path, name: str, *steps: int) -> None:
     with reporter(run, [name], done=steps[0] - 1) as report:
         for step in steps:
-            report.samples(step, [[step, "1+1=?", 0, "solver", "it is 2", 1.0, 0.5]])
             report.log(step, {"agent/plan-er/kl": step / 2, "eval/a/pass@2": math.nan})
 
 
@@ -82,7 +81,7 @@ READ = {
     "wandb": in_wandb,
     "trackio": lambda run: in_sqlite(
         run.parent / "trackio" / "marft_jax.db",
-        "select run_name, step from metrics where cast(metrics as text) like '%plan-er%' "
+        "select run_name || run_id, step from metrics where cast(metrics as text) like '%plan-er%' "
         "order by id",
     ),
     "mlflow": lambda run: in_sqlite(
@@ -93,25 +92,11 @@ READ = {
 }
 
 
-def text_of(*files: Path) -> str:
-    return "".join(file.read_text() for file in files)
-
-
-SAMPLES = {
-    "wandb": lambda run: text_of(*run.glob("wandb/offline-run-*/files/media/table/*.json")),
-    "trackio": lambda run: str(
-        in_sqlite(run.parent / "trackio" / "marft_jax.db", "select metrics from metrics")
-    ),
-    "mlflow": lambda run: text_of(*run.glob("mlflow/**/samples/*.json")),
-}
-"""Tables of sampled turns, as text."""
-
-
 @pytest.mark.parametrize("name", READ)
-def test_a_logger_has_each_step_once_and_goes_on_where_it_was(name, run):
+def test_a_run_of_a_logger_has_each_step_once(name, run):
     pytest.importorskip(name)
     log(run, name, 1, 2)
-    log(run, name, 3)  # the same run of the logger
+    log(run, name, 3)  # another start
     with reporter(run, [name], done=3) as report:
         report.rewind(2)  # the guard took steps 2 and 3 back
         report.log(2, {"agent/plan-er/kl": 1.0})
@@ -119,70 +104,25 @@ def test_a_logger_has_each_step_once_and_goes_on_where_it_was(name, run):
     found: dict[str, list[int]] = {}
     for title, step in READ[name](run):
         found.setdefault(title, []).append(step)
-    assert list(found.values()) == [[1, 2, 3], [2], [2]]
-    assert [title.startswith("run from step 2") for title in found] == [False, True, True]
-    assert SAMPLES[name](run).count("it is 2") == 4
+    assert sorted(found.values()) == [[1, 2], [2], [2], [3]]
+    for title, steps in found.items():
+        assert title.startswith(f"run from step {steps[0]}" if steps[0] > 1 else "run")
     if name == "mlflow":
         [lr, *_] = in_sqlite(run / "mlflow.db", "select value from params where key = 'algo.lr'")
         assert lr == ("auto",)
 
 
-def test_a_run_ends_with_its_own_next_commands_and_where_its_loggers_lie(monkeypatch):
-    for name in ("WANDB_MODE", "MLFLOW_TRACKING_URI"):
-        monkeypatch.delenv(name, raising=False)
-    python = Path(sys.executable).with_name("python")
-    monkeypatch.setattr(sys, "executable", str(python))
-    monkeypatch.setenv("PATH", str(python.parent))  # an environment that is active
-    own = {"dir": "runs/my sums", "steps": 5, "loggers": ["mlflow", "wandb", "mine:Logger"]}
+@pytest.mark.parametrize(
+    ("started", "shown"), [("train.py", "python -m marft_jax."), ("/usr/bin/marft", "marft ")]
+)
+def test_a_run_ends_with_its_own_next_commands(monkeypatch, started, shown):
+    monkeypatch.setattr(sys, "argv", [started])
+    own = {"dir": "runs/my sums", "steps": 5}
     assert list(next_steps(configure(run=own), "sequential")) == [
         "done: 5 steps in runs/my sums; to go on: --run.steps 10",
-        "  held-out tasks: python -m marft_jax.evaluate --run 'runs/my sums'",
-        "  ask the team:   python -m marft_jax.chat --run 'runs/my sums'",
-        "  what it wrote:  python -m marft_jax.report --run 'runs/my sums' "
-        "--out 'runs/my sums/report.html'",
-        "  mlflow:         mlflow ui --backend-store-uri sqlite:///'runs/my sums'/mlflow.db",
-        "  wandb:          wandb sync 'runs/my sums'/wandb/offline-run-*",
-    ]
-
-
-@pytest.mark.parametrize(
-    ("started", "on_path", "shown"),
-    [
-        (".venv/bin/python", False, "{folder}/.venv/bin/python -m marft_jax."),
-        (".venv/bin/python", True, "python -m marft_jax."),
-        (".venv/bin/python3", True, "python3 -m marft_jax."),
-        ("/else where/python3", False, "'/else where/python3' -m marft_jax."),
-        (".venv/bin/marft", False, "{folder}/.venv/bin/marft "),
-        (".venv/bin/marft", True, "marft "),
-    ],
-)
-def test_a_next_command_works_in_the_shell_that_started_this_one(
-    tmp_path, monkeypatch, started, on_path, shown
-):
-    """Also where its environment is not active, and ``python`` is another one or none."""
-    monkeypatch.chdir(tmp_path)
-    own = tmp_path / ".venv" / "bin"
-    for folder in (own, tmp_path / "other"):
-        folder.mkdir(parents=True)
-        for name in ("python", "marft"):
-            (folder / name).write_text("#!/bin/sh\n")
-            (folder / name).chmod(0o755)
-    (own / "python3").symlink_to("python")
-    monkeypatch.setenv("PATH", str(own if on_path else tmp_path / "other"))
-    is_command = started.endswith("marft")
-    monkeypatch.setattr(sys, "argv", [started if is_command else "train.py"])
-    monkeypatch.setattr(
-        sys, "executable", str(own / "python" if is_command else tmp_path / started)
-    )
-    shown = shown.format(folder=tmp_path)
-    lines = [
-        line
-        for line in next_steps(configure(), "sequential")
-        if "held-out" in line or "ask" in line
-    ]
-    assert lines == [
-        f"  held-out tasks: {shown}evaluate --run runs/quickstart",
-        f"  ask the team:   {shown}chat --run runs/quickstart",
+        f"  held-out tasks: {shown}evaluate --run 'runs/my sums'",
+        f"  ask the team:   {shown}chat --run 'runs/my sums'",
+        f"  what it wrote:  {shown}report --run 'runs/my sums' --out 'runs/my sums/report.html'",
     ]
 
 
@@ -228,7 +168,7 @@ def test_a_package_that_fails_later_ends_its_logging_and_not_the_run(run, monkey
     def fail(step, metrics):
         raise ConnectionError("no route\nto host")
 
-    monkeypatch.setitem(loggers._PACKAGES, "wandb", lambda start: loggers._Opened(fail, list))
+    monkeypatch.setitem(loggers._BUILT_IN, "wandb", lambda *_: loggers.Package(fail, list))
     monkeypatch.setattr(loggers, "_is_installed", lambda name: True)
     log(run, "wandb", 1, 2)
     said = (run / "log.txt").read_text()
@@ -237,10 +177,10 @@ def test_a_package_that_fails_later_ends_its_logging_and_not_the_run(run, monkey
     )
     assert len((run / "metrics.jsonl").read_text().splitlines()) == 2
 
-    def broken(start):
+    def broken(*_):
         raise RuntimeError("no API key")
 
-    monkeypatch.setitem(loggers._PACKAGES, "wandb", broken)
+    monkeypatch.setitem(loggers._BUILT_IN, "wandb", broken)
     with pytest.raises(BadInput, match="--run.loggers wandb: cannot be opened: RuntimeError: no A"):
         log(run, "wandb", 3)
 

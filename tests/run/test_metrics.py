@@ -13,7 +13,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import small
 from rich.console import Console
 
 from marft_jax.errors import RunFailed
@@ -21,10 +20,8 @@ from marft_jax.formats import jsonlines
 from marft_jax.run import progress, reporters
 from marft_jax.run.directory import disk_errors
 from marft_jax.run.loggers import TensorBoard
-from marft_jax.run.metrics import TruncationWarning
 from marft_jax.run.progress import Progress, clock
 from marft_jax.run.reporters import open_reporter
-from marft_jax.types import StepResult
 
 
 def plain_console() -> Console:
@@ -131,11 +128,7 @@ def test_tensorboard_has_every_metric(tmp_path):
         length = int.from_bytes(data[at : at + 8], "little")
         event = event_pb2.Event.FromString(data[at + 12 : at + 12 + length])
         for value in event.summary.value:
-            if value.tag == "custom_scalars__config__":
-                [layout] = value.tensor.string_val
-                assert b"entropy" in layout and b"^agent/solver/entropy$" in layout
-            else:
-                found.append((event.step, value.tag, value.simple_value))
+            found.append((event.step, value.tag, value.simple_value))
         at += 12 + length + 4
     assert found == [
         (1, "reward/mean", 0.25),
@@ -342,26 +335,3 @@ def test_a_run_directory_that_cannot_be_written_leaves_logging_as_it_was(tmp_pat
     with pytest.raises(OSError), reporter(tmp_path):
         pass
     assert logger.handlers == before
-
-
-def cut(planner: float, full: bool = False) -> tuple[list, dict]:
-    info = {"truncated": "context"} if full else {}
-    results = [StepResult("", 0.0, True, info)]
-    episode = small.episode(0, [small.turn(1, [1], [2])], [0.0])._replace(results=results)
-    return [episode], {"agent/planner/truncated": planner, "agent/solver/truncated": 0.0}
-
-
-def test_actions_that_are_mostly_cut_are_warned_of_once_until_it_is_over(caplog):
-    watching = TruncationWarning(small.team())
-    for step, share in enumerate([0.2, 0.75, 0.9, 0.5, 0.6], start=1):
-        watching.look(step, *cut(share))
-    said = [record.getMessage() for record in caplog.records]
-    assert len(said) == 2 and "step 5: 60 % of planner's" in said[1]
-    assert said[0].startswith("step 2: 75 % of planner's actions were cut at their limit of 8 ")
-
-
-def test_conversations_without_room_are_warned_of(caplog):
-    TruncationWarning(small.team()).look(3, *cut(0.0, full=True))
-    [record] = caplog.records
-    assert "step 3: 100 % of the episodes" in record.getMessage()
-    assert "context of 64 tokens; raise --model.context" in record.getMessage()

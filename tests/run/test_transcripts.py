@@ -15,7 +15,6 @@ from marft_jax.formats import jsonlines
 from marft_jax.models.tokenizers.tokenizer import ByteTokenizer
 from marft_jax.rollout.collect import Collected
 from marft_jax.run import transcripts
-from marft_jax.run.loggers import SAMPLE_COLUMNS
 from marft_jax.team.protocol import Step
 from marft_jax.types import Act, Episode, Sampling, StepResult, Turn
 
@@ -112,13 +111,6 @@ def test_a_sampled_turn_has_its_tokens_and_their_logprobs():
     recorded, own = numbers_of("action", turn("planner", "x"), sampled)
     assert (own["pieces"], own["logprobs"]) == (["a", "b", " "], [-0.5, -0.1235, 0.0])
     assert recorded == {"reward": 0, "value": -1.0, "advantage": 1.0}
-
-
-def test_loggers_are_shown_a_row_for_each_turn():
-    numbers = [[{"advantage": 0.5}, {"advantage": -1.0}, {"advantage": 0.0}]]
-    rows = transcripts.sample_rows(7, [episode()], numbers)
-    assert [row[3:5] for row in rows][0] == ["planner", "3+5=8"]
-    assert all(len(row) == len(SAMPLE_COLUMNS) and row[0] == 7 for row in rows) and len(rows) == 3
 
 
 def test_at_a_token_level_each_token_has_its_advantage_and_value():
