@@ -36,7 +36,7 @@ from marft_jax.random_keys import Stream
 from marft_jax.rollout.collect import Collected
 from marft_jax.rollout.recorded import Demonstration, demonstrated, read, replay
 from marft_jax.run.opening import open_training
-from marft_jax.run.signals import DONE, Ended
+from marft_jax.run.signals import EXIT_STOPPED
 from marft_jax.run.training import Training
 from marft_jax.setting import check_local
 from marft_jax.team.workflows import find_workflow
@@ -111,7 +111,7 @@ def settings_of(config: Config) -> Config:
     )
 
 
-def imitate_team(config: Config, wanted: Wanted, on_step: OnStep | None = None) -> Ended:
+def imitate_team(config: Config, wanted: Wanted, on_step: OnStep | None = None) -> int:
     """Learns to the last step, from the newest checkpoint of the run directory if there is one.
 
     Args:
@@ -143,8 +143,8 @@ def imitate_team(config: Config, wanted: Wanted, on_step: OnStep | None = None) 
             return {"heldout_loss": learner.loss(state, batch)}
 
         learn_from(take, run, on_step, also)
-        return DONE
-    return run.ended()
+        return 0
+    return EXIT_STOPPED
 
 
 def _read(folder: Path, wanted: Wanted) -> list[Demonstration | str]:

@@ -21,11 +21,13 @@ from marft_jax.learning.state import TrainState
 from marft_jax.parallel import processes
 from marft_jax.rollout.collect import Collected
 from marft_jax.run.loggers import find_loggers
+from marft_jax.run.measuring import measure, report, transcribe
 from marft_jax.run.metrics import Clock
 from marft_jax.run.next_steps import next_steps
 from marft_jax.run.opening import open_training
+from marft_jax.run.saving import roll_back, save
 from marft_jax.run.setup import make_rollout
-from marft_jax.run.signals import DONE, Ended
+from marft_jax.run.signals import EXIT_STOPPED
 from marft_jax.run.training import Training, first_step_notice, rollout_source
 from marft_jax.types import OnStep, Sample, TrainedStep, Version
 
@@ -49,7 +51,7 @@ Take = Callable[[TrainState, int, int], tuple[Collected, tuple[Version, ...]]]
 next step and what the state keeps as its ``past``."""
 
 
-def train_team(config: Config, on_step: OnStep | None = None) -> Ended:
+def train_team(config: Config, on_step: OnStep | None = None) -> int:
     """Trains to the last step, from the newest checkpoint of the run directory if there is one.
 
     Args:
@@ -57,7 +59,7 @@ def train_team(config: Config, on_step: OnStep | None = None) -> Ended:
             does so as well.
 
     Returns:
-        0, or 75 when a signal or ``on_step`` stopped the run, which is saved; ``why`` says it.
+        0, or 75 when a signal or ``on_step`` stopped the run, which is saved.
 
     Raises:
         BadInput: settings, data, model, team or a saved run that do not fit.
@@ -67,8 +69,8 @@ def train_team(config: Config, on_step: OnStep | None = None) -> Ended:
     _check_samples(config)
     with open_training(config) as run:
         learn_from(rollout_source(run).take, run, on_step)
-        return DONE
-    return run.ended()
+        return 0
+    return EXIT_STOPPED
 
 
 def learn_from(
@@ -98,19 +100,19 @@ def learn_from(
             state, estimates, learned = run.learner.learn(
                 state._replace(past=past), batch, step, run.pipeline.check
             )
-            run.measuring.transcribe(step + 1, collected, estimates)  # while the devices update
+            transcribe(run, step + 1, collected, estimates)  # while the devices update
             run.pipeline.wait_for((state, learned))
         learned |= also(state)
-        metrics = run.measuring.measure(step + 1, collected, batch, learned, clock)
+        metrics = measure(run, step + 1, collected, batch, learned, clock)
         state = run.advance(state, collected, metrics["reward/mean"])
-        metrics, verdict = run.measuring.report(state, collected, metrics, learned)
+        metrics, verdict = report(run, state, collected, metrics, learned)
         run.announce(step + 1, "saving")
         clock = Clock()
         with clock("checkpoint_s"):  # how long this save keeps the next step waiting
             if verdict is None:
-                run.saving.save(state, metrics)
+                save(run, state, metrics)
             else:
-                state = run.roll_back(step + 1, verdict)
+                state = roll_back(run, step + 1, verdict)
         # shown only now, when it can spoil nothing any more
         finished = TrainedStep(step + 1, metrics, collected.episodes)
         enough = on_step is not None and bool(on_step(finished))

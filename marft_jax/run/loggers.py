@@ -13,6 +13,7 @@ Without these variables nothing leaves the machine.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import importlib.util
 import io
@@ -23,7 +24,7 @@ import re
 import time
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 from marft_jax.errors import BadInput, described, place
 from marft_jax.formats import documents
@@ -37,7 +38,7 @@ class Writer(Protocol):
     """Receives the numbers of each step. It is made with the run directory and the first step that
     it gets; what an earlier start wrote about that step and later ones is void."""
 
-    def write(self, step: int, metrics: Mapping[str, float]) -> None: ...
+    def write(self, step: int, metrics: Mapping[str, float], /) -> None: ...
 
     def close(self) -> None: ...
 
@@ -136,15 +137,16 @@ class TensorBoard:
         self._file.close()
 
 
-class Package(NamedTuple):
+@dataclasses.dataclass(frozen=True)
+class Package:
     """Writer of a package's run.
 
     Each start of a training, and each rollback of the guard, begins a run of its own, named by the
     run directory and its first step, in the group of the run directory. So no run has a step twice.
     """
 
-    write: Callable[[int, Mapping[str, float]], object]
-    close: Callable[[], object]
+    write: Callable[[int, Mapping[str, float]], Any]
+    close: Callable[[], Any]
 
 
 def _title(run_dir: Path, first_step: int) -> str:

@@ -29,19 +29,10 @@ from marft_jax.run.compatibility import check_same_run
 from marft_jax.run.directory import disk_errors, own_directory, write_settings
 from marft_jax.run.guard import Guard
 from marft_jax.run.loggers import MakeWriter, find_loggers
-from marft_jax.run.measuring import Measuring
 from marft_jax.run.metrics import Compilations, check_best_metric
-from marft_jax.run.recovery import open_checkpoints, resume
 from marft_jax.run.reporters import Reporter, open_reporter
-from marft_jax.run.saving import Saving
-from marft_jax.run.setup import (
-    Session,
-    fresh_state,
-    initial_state,
-    make_learner,
-    open_session,
-    open_source,
-)
+from marft_jax.run.saving import open_checkpoints, resume, save_and_close, stopped
+from marft_jax.run.setup import Session, make_learner, open_session, open_source
 from marft_jax.run.signals import Stop
 from marft_jax.run.training import Training
 from marft_jax.setting import get, settings, with_absolute_paths
@@ -85,8 +76,8 @@ def open_training(config: Config, *, rehearses: bool = False) -> Iterator[Traini
         try:
             yield run
         except Stopped:
-            run.saving.checkpoints.flush()
-            run.reporter.event(run.saving.stopped())
+            run.checkpoints.flush()
+            run.reporter.event(stopped(run))
 
 
 def _open(
@@ -112,9 +103,7 @@ def _open(
     learner = make_learner(session)
     guard = Guard(config.guard, team.names, folder / "transcripts" / "guard.jsonl")
     checkpoints = stack.enter_context(open_checkpoints(session))
-    fresh = functools.partial(fresh_state, session, learner)
-    begin = functools.partial(initial_state, session)
-    state, news = resume(checkpoints, guard, fresh(), begin)
+    state, news = resume(session, learner, checkpoints, guard)
     session.base.tokenizer.date(checkpoints.identity["started"])
     if int(state.step) < config.run.steps:
         write_settings(folder, config, blueprint)
@@ -125,18 +114,7 @@ def _open(
     for line in [_greeting(session, state, where), *news]:
         reporter.event(line)
     threads = stack.enter_context(DaemonThreads())
-    measuring = Measuring(
-        session=session,
-        guard=guard,
-        evaluation=evaluation,
-        compilations=stack.enter_context(Compilations(reporter.compiled)),
-        reporter=reporter,
-        pipeline=pipeline,
-        threads=threads,
-        folder=folder,
-    )
-    schedule = Schedule(config.run)
-    saving = Saving(config.run, checkpoints, schedule, guard, reporter, fresh, begin)
+    compilations = stack.enter_context(Compilations(reporter.compiled))
     stack.enter_context(pipeline)
     run = Training(
         session=session,
@@ -144,16 +122,20 @@ def _open(
         source=source,
         curriculum=curriculum,
         state=state,
-        measuring=measuring,
-        saving=saving,
+        guard=guard,
+        checkpoints=checkpoints,
+        schedule=Schedule(config.run),
+        evaluation=evaluation,
+        compilations=compilations,
         reporter=reporter,
         pipeline=pipeline,
         threads=threads,
         stop=stop,
+        folder=folder,
     )
     # other processes come to a stop when their episodes are played
     grace_s = config.mesh.wait_seconds if jax.process_count() > 1 else None
-    stop.protect(saving.save_and_close, grace_s)
+    stop.protect(functools.partial(save_and_close, run), grace_s)
     run.announce(int(state.step), "compiling")
     return run
 

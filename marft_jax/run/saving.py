@@ -1,63 +1,124 @@
-"""Saving a training step, taking steps back, and what a run that was stopped has saved."""
+"""Saving the steps of a run, continuing it, and rolling it back: checkpoints and guard together."""
 
 from __future__ import annotations
 
+import logging
 import threading
-from collections.abc import Callable, Mapping
-from typing import NamedTuple
+from collections.abc import Mapping
 
-from marft_jax.config import Run
-from marft_jax.learning.state import TrainState
-from marft_jax.run.checkpoints import Checkpoints, Schedule
+import jax
+import numpy as np
+
+from marft_jax.errors import BadInput, RunFailed
+from marft_jax.learning.learner import Learner, TrainState
+from marft_jax.run.checkpoints import Checkpoints
+from marft_jax.run.compatibility import changes, identity_of, team_changes
 from marft_jax.run.guard import Guard, Verdict
-from marft_jax.run.recovery import roll_back
-from marft_jax.run.reporters import Reporter
+from marft_jax.run.setup import Session, fresh_state, initial_state
 from marft_jax.run.signals import GRACE_S
+from marft_jax.run.training import Training
+
+LOGGER = logging.getLogger("marft_jax")
 
 
-class Saving(NamedTuple):
-    """Everything that saves the steps of a run.
+def open_checkpoints(session: Session) -> Checkpoints:
+    """Opens the checkpoints of the run directory; this process must hold its lock."""
+    settings = session.config.run
+    identity = identity_of(session.config, session.base, session.team, session.workflow)
+    checkpoints = Checkpoints(settings.dir, identity, settings.keep, settings.best_metric)
+    checkpoints.clean()
+    return checkpoints
 
-    Attributes:
-        fresh: makes a state to restore into.
-        begin: makes the state that a run begins with of a fresh one.
+
+def resume(
+    session: Session, learner: Learner, checkpoints: Checkpoints, guard: Guard
+) -> tuple[TrainState, list[str]]:
+    """Returns the newest saved state, or the initial one, and a line for each change since.
+
+    Raises:
+        BadInput: the saved run is of other settings that cannot change, no checkpoint is intact,
+            or the run is done, so that changed settings would have no effect.
     """
+    fresh = fresh_state(session, learner)
+    saved = checkpoints.restore(fresh)
+    if saved is None:
+        if checkpoints.steps:
+            there = ", ".join(map(str, checkpoints.steps))
+            raise BadInput(
+                f"{checkpoints.run}: none of its checkpoints ({there}) is intact: "
+                f"{checkpoints.skipped[-1]}; bring one back from a copy, move checkpoints/ away to "
+                "begin anew, or choose another --run.dir"
+            )
+        guard.forget_after(0)
+        return initial_state(session, fresh), []
+    done = int(saved.state.step)
+    guard.recall(saved.meta["guard"])
+    guard.forget_after(done)
+    changed = changes(saved.meta, checkpoints.identity)
+    where = ("mesh.coordinator", "mesh.processes", "mesh.process")  # of this start
+    lines = [f"--{key} was {old}, is {new}" for key, old, new in changed if key not in where]
+    lines += team_changes(saved.meta["team"], checkpoints.identity["team"])
+    if lines and done >= session.config.run.steps:
+        raise BadInput(
+            f"{checkpoints.run} is done, after {done} steps, and these would change nothing: "
+            f"{'; '.join(lines)}; go on with --run.steps {2 * done}, or name another --run.dir"
+        )
+    return saved.state, [*checkpoints.skipped, *lines]
 
-    settings: Run
-    checkpoints: Checkpoints
-    schedule: Schedule
-    guard: Guard
-    reporter: Reporter
-    fresh: Callable[[], TrainState]
-    begin: Callable[[TrainState], TrainState]
 
-    def save(self, state: TrainState, metrics: Mapping[str, float]) -> None:
-        """Holds a copy of the state, and begins to save it where that is due."""
-        done = int(state.step)
-        metric = metrics.get(self.settings.best_metric or "")
-        now = self.schedule.is_due(done)
-        self.checkpoints.save(done, state, self.guard.memory, metric, self.guard.good, now)
+def save(run: Training, state: TrainState, metrics: Mapping[str, float]) -> None:
+    """Holds a copy of the state, and begins to save it where that is due."""
+    done, guard = int(state.step), run.guard
+    metric = metrics.get(run.config.run.best_metric or "")
+    now = run.schedule.is_due(done)
+    run.checkpoints.save(done, state, guard.memory, metric, guard.good, now)
 
-    def roll_back(self, done: int, verdict: Verdict) -> TrainState:
-        """Returns the last good state before the step ``done``, with lower learning rates."""
-        state = roll_back(self.checkpoints, self.guard, done, verdict, self.fresh(), self.begin)
-        self.reporter.rewind(int(state.step) + 1)
-        return state
 
-    def stopped(self) -> str:
-        """Says which step a run that was stopped has saved, and what starting again does."""
-        if not (done := self.checkpoints.step):
-            return "stopped before a step was finished: nothing is saved; start again to begin anew"
-        where = f"which is saved in {self.settings.dir}"
-        return f"stopped after step {done}, {where}; start again to continue"
+def roll_back(run: Training, step: int, verdict: Verdict) -> TrainState:
+    """Returns the last good state, with lower learning rates; removes later checkpoints and
+    reports, and drops steps that are played ahead.
 
-    def save_and_close(self) -> str:
-        """Saves the last finished step, says which, and closes the loggers.
+    Raises:
+        RunFailed: the run was already rolled back ``guard.rollbacks`` times.
+    """
+    guard, finding = run.guard, verdict.finding
+    run.pipeline.clear()
+    if guard.rollbacks >= guard.settings.rollbacks:
+        guard.note(step, "stopped", finding)
+        raise RunFailed(
+            f"stopped at step {step} after {guard.rollbacks} rollbacks: {finding}; every event is "
+            "in transcripts/guard.jsonl; the newest good checkpoint stays loadable: try a lower "
+            "--algo.lr, or see --guard"
+        )
+    fresh = fresh_state(run.session, run.learner)
+    saved = run.checkpoints.restore(fresh, most=verdict.good)
+    state = saved.state if saved else initial_state(run.session, fresh)
+    good = int(state.step)
+    guard.note(step, "rolled back", finding, to=good)
+    run.checkpoints.drop_after(good)
+    guard.rolled_back(saved.meta["guard"] if saved else {})
+    scale = guard.settings.lr_factor**guard.rollbacks
+    where = f"rollback {guard.rollbacks} to step {good}, learning rates times {scale:g}"
+    LOGGER.warning("step %d: %s; %s", step, finding, where)
+    run.reporter.rewind(good + 1)
+    return state._replace(lr_scale=jax.device_put(np.float32(scale), state.lr_scale.sharding))
 
-        A signal calls this from another thread than the one that trains.
-        """
-        self.checkpoints.flush()
-        closing = threading.Thread(target=self.reporter.close, daemon=True)
-        closing.start()
-        closing.join(GRACE_S)  # a logger may call a server that does not answer
-        return self.stopped()
+
+def stopped(run: Training) -> str:
+    """Says which step a run that was stopped has saved, and what starting again does."""
+    if not (done := run.checkpoints.step):
+        return "stopped before a step was finished: nothing is saved; start again to begin anew"
+    where = f"which is saved in {run.config.run.dir}"
+    return f"stopped after step {done}, {where}; start again to continue"
+
+
+def save_and_close(run: Training) -> str:
+    """Saves the last finished step, says which, and closes the loggers.
+
+    A signal calls this from another thread than the one that trains.
+    """
+    run.checkpoints.flush()
+    closing = threading.Thread(target=run.reporter.close, daemon=True)
+    closing.start()
+    closing.join(GRACE_S)  # a logger may call a server that does not answer
+    return stopped(run)

@@ -30,24 +30,6 @@ _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 _CLOSED = 0
 
 
-class Ended(int):
-    """Exit code of a run, 0 or 75, with the reason ``why`` it ended."""
-
-    why: str
-
-    def __new__(cls, code: int, why: str) -> Self:
-        """Makes an exit code with its reason."""
-        made = super().__new__(cls, code)
-        made.why = why
-        return made
-
-    def __repr__(self) -> str:
-        return f"<{self:d}: {self.why}>"
-
-
-DONE = Ended(0, "all steps are done")
-
-
 class Stop:
     """Listens for SIGTERM, SIGINT and SIGHUP in a ``with``; a call returns True after one came.
 

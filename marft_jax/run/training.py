@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 from concurrent.futures import Executor
+from pathlib import Path
 from typing import NamedTuple
 
 import jax
@@ -25,12 +26,13 @@ from marft_jax.rollout.collect import Collected, collect
 from marft_jax.rollout.curriculum import Curriculum
 from marft_jax.rollout.pipeline import Cancelled, Pipeline
 from marft_jax.rollout.source import Job, RolloutSource
-from marft_jax.run.guard import Verdict
-from marft_jax.run.measuring import Measuring
+from marft_jax.run.answers import PeriodicEvaluation
+from marft_jax.run.checkpoints import Checkpoints, Schedule
+from marft_jax.run.guard import Guard
+from marft_jax.run.metrics import Compilations
 from marft_jax.run.reporters import Reporter
-from marft_jax.run.saving import Saving
 from marft_jax.run.setup import Session, make_rollout
-from marft_jax.run.signals import EXIT_STOPPED, Ended, Stop
+from marft_jax.run.signals import Stop
 
 
 class Training(NamedTuple):
@@ -40,8 +42,10 @@ class Training(NamedTuple):
         session, learner: what plays, and what learns.
         source, curriculum: the tasks, and which of them a step plays.
         state: that the run begins or continues with.
-        measuring, saving: what measures the steps, and what saves them.
+        guard, checkpoints, schedule: when a step is taken back, where steps are saved, and when.
+        evaluation, compilations: what is measured besides the numbers of a step.
         pipeline: the thread that plays, where there is one.
+        folder: the run directory; a temporary one in processes beside the first.
     """
 
     session: Session
@@ -49,12 +53,16 @@ class Training(NamedTuple):
     source: EnvSource
     curriculum: Curriculum
     state: TrainState
-    measuring: Measuring
-    saving: Saving
+    guard: Guard
+    checkpoints: Checkpoints
+    schedule: Schedule
+    evaluation: PeriodicEvaluation
+    compilations: Compilations
     reporter: Reporter
     pipeline: Pipeline
     threads: Executor
     stop: Stop
+    folder: Path
 
     @property
     def config(self) -> Config:
@@ -64,7 +72,7 @@ class Training(NamedTuple):
     @property
     def rollbacks(self) -> int:
         """Times that the run was rolled back."""
-        return self.saving.guard.rollbacks
+        return self.guard.rollbacks
 
     def seed(self, step: int) -> tuple[int, int]:
         """Seeds all that is drawn in a step; after a rollback, as in a step never reached."""
@@ -91,20 +99,10 @@ class Training(NamedTuple):
             self.pipeline.run_exclusive(compilation.drop_programs)
         return state
 
-    def roll_back(self, done: int, verdict: Verdict) -> TrainState:
-        """Returns the last good state; steps that are played ahead are dropped."""
-        self.pipeline.clear()
-        return self.saving.roll_back(done, verdict)
-
     def stop_if(self, enough: bool) -> None:
         """Raises ``Stopped`` where a signal came, or that was enough, in any process."""
         if processes.any_process(self.stop() or enough):
             raise Stopped
-
-    def ended(self) -> Ended:
-        """Says why a run that was stopped ended."""
-        why = "a signal came" if self.stop() else "on_step wanted no more"
-        return Ended(EXIT_STOPPED, f"{why}; {self.saving.stopped()}")
 
 
 def rollout_source(run: Training) -> RolloutSource:

@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 import threading
+from unittest import mock
 
 import chex
 import jax
@@ -24,12 +25,11 @@ from marft_jax.learning.algorithms import find_algorithm
 from marft_jax.learning.learner import Learner
 from marft_jax.learning.settings import Appo, resolve
 from marft_jax.parallel import mesh
-from marft_jax.run import old_layout
+from marft_jax.run import old_layout, saving
 from marft_jax.run.checkpoints import Checkpoints, Schedule, shapes_of
 from marft_jax.run.compatibility import described, identity_of, team_changes
 from marft_jax.run.directory import own_directory
 from marft_jax.run.manifest import manifest_of
-from marft_jax.run.recovery import set_history_aside
 from marft_jax.team.team_files import Blueprint
 from marft_jax.types import MAIN
 
@@ -280,27 +280,12 @@ def test_a_run_whose_checkpoints_are_all_damaged_is_refused_and_left_as_it_is(tw
     for step in (1, 2):
         truncated(run / "checkpoints" / str(step) / "manifest.json")
     with opened(run) as checkpoints:
-        assert checkpoints.restore(fresh()) is None
-        with pytest.raises(BadInput, match=r"none of its checkpoints \(1, 2\) is intact"):
-            set_history_aside(checkpoints)
+        with (
+            mock.patch.object(saving, "fresh_state", lambda *_: fresh()),
+            pytest.raises(BadInput, match=r"none of its checkpoints \(1, 2\) is intact"),
+        ):
+            saving.resume(mock.Mock(), mock.Mock(), checkpoints, mock.Mock())
     assert (run / "metrics.jsonl").read_text() == '{"step": 1}\n'
-
-
-def test_history_that_no_checkpoint_covers_is_set_aside(tmp_path):
-    with opened(tmp_path) as checkpoints:
-        (tmp_path / "config.yaml").write_text("run: {}")
-        (tmp_path / "metrics.jsonl").touch()
-        assert set_history_aside(checkpoints) == []  # a start that was stopped before a step
-        for number in (1, 2):
-            (tmp_path / "metrics.jsonl").write_text(f"{number}\n")
-            (tmp_path / "transcripts").mkdir()
-            (tmp_path / "transcripts" / "1.jsonl").write_text("{}\n")
-            [line] = set_history_aside(checkpoints)
-            assert f"unsaved-{number}" in line and "no checkpoint was saved yet" in line
-    assert (tmp_path / "unsaved-1" / "config.yaml").is_file()
-    assert (tmp_path / "unsaved-2" / "metrics.jsonl").read_text() == "2\n"
-    assert (tmp_path / "unsaved-2" / "transcripts" / "1.jsonl").is_file()
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["unsaved-1", "unsaved-2"]
 
 
 def test_the_last_finished_step_is_saved_whatever_ends_the_run(tmp_path, state):

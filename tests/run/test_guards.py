@@ -6,6 +6,7 @@ import dataclasses
 import json
 import math
 import re
+from unittest import mock
 
 import chex
 import jax
@@ -24,7 +25,7 @@ from marft_jax.learning.algorithms import find_algorithm
 from marft_jax.learning.critic import Critic
 from marft_jax.learning.learner import Learner
 from marft_jax.learning.settings import Appo, Grpo, resolve
-from marft_jax.run import recovery
+from marft_jax.run import saving
 from marft_jax.run.checkpoints import Checkpoints
 from marft_jax.run.compatibility import identity_of
 from marft_jax.run.guard import Finding, Guard, Verdict, by_agent, skipped_updates
@@ -278,8 +279,13 @@ def saved(tmp_path, learner):
 
 def back(checkpoints, learner, watching, good):
     verdict = Verdict(Finding("kl", "planner", 25.0, 20.0), good)
-    begin = lambda fresh: fresh._replace(critic_opt=None)  # noqa: E731 so that it is recognised
-    return recovery.roll_back(checkpoints, watching, 7, verdict, learner.init(), begin)
+    begin = lambda _, fresh: fresh._replace(critic_opt=None)  # noqa: E731 so that it is recognised
+    run = mock.Mock(checkpoints=checkpoints, guard=watching)
+    with (
+        mock.patch.object(saving, "fresh_state", lambda *_: learner.init()),
+        mock.patch.object(saving, "initial_state", begin),
+    ):
+        return saving.roll_back(run, 7, verdict)
 
 
 def test_a_rollback_takes_the_last_good_checkpoint_and_lowers_the_rates(saved, learner, tmp_path):

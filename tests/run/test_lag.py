@@ -24,7 +24,6 @@ from marft_jax.learning.settings import resolve
 from marft_jax.rollout.pipeline import Pipeline
 from marft_jax.rollout.source import RolloutSource
 from marft_jax.run import checkpoints, signals
-from marft_jax.run.measuring import Measuring
 from marft_jax.types import MAIN
 
 SMALL = ["--algo.episodes", "8", "--run.loggers", "none", "--run.transcripts_every", "1"]
@@ -175,17 +174,17 @@ def test_a_run_that_is_killed_in_any_step_continues_exactly(whole, tmp_path, mon
     """Between saves, in its first steps and later: what was in flight is played again."""
     _, flags, run, _ = whole
     flags = [*flags, "--run.save_every", 2, "--run.steps", 6]
-    report = Measuring.report
+    report = train.report
     for step in (2, 5):
 
-        def dying(self, state, *args, step=step):
+        def dying(run, state, *args, step=step):
             if int(state.step) == step + 1:
                 raise Killed
-            return report(self, state, *args)
+            return report(run, state, *args)
 
         with monkeypatch.context() as patch, pytest.raises(Killed):
             patch.setattr(checkpoints.Checkpoints, "flush", lambda self: None)
-            patch.setattr(Measuring, "report", dying)
+            patch.setattr(train, "report", dying)
             train.main([*SMALL, "--run.dir", str(tmp_path / "run"), *map(str, flags)])
     assert run_train(tmp_path / "run", *flags) == 0
     assert_same(tmp_path / "run", run, 6)
@@ -313,15 +312,15 @@ def test_a_signal_ends_a_play_that_hangs_and_saves_what_is_learned(own_env, tmp_
     """As if it came in a wait for the player: the third step is never played."""
     run, hangs = tmp_path / "run", threading.Event()
     monkeypatch.setattr(signals.Stop, "__call__", lambda self: hangs.is_set())
-    report = Measuring.report
+    report = train.report
 
-    def asked(self, state, *args):
-        reported = report(self, state, *args)
+    def asked(run, state, *args):
+        reported = report(run, state, *args)
         if int(state.step) == 2:
             threading.Timer(0.5, hangs.set).start()
         return reported
 
-    monkeypatch.setattr(Measuring, "report", asked)
+    monkeypatch.setattr(train, "report", asked)
     assert run_train(run, *own_env("lag_stops", "faults.OVER.wait(1000)")) == 75
     assert [p.name for p in (run / "checkpoints").iterdir()] == ["2"]
 

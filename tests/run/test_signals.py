@@ -12,7 +12,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from marft_jax.run.saving import Saving
+from marft_jax.run.saving import stopped
 from marft_jax.run.signals import Stop
 
 PROGRAM = """
@@ -82,7 +82,7 @@ def test_before_anything_is_finished_the_process_ends_at_once():
 
 def test_a_run_without_a_finished_step_says_that_nothing_is_saved():
     run = SimpleNamespace(checkpoints=SimpleNamespace(step=0))
-    said = Saving.stopped(run)
+    said = stopped(run)
     assert "nothing is saved" in said and "begin anew" in said and "continue" not in said
 
 

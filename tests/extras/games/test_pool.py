@@ -21,7 +21,6 @@ from marft_jax.extras.report.episodes import episode
 from marft_jax.extras.report.reading import read_run
 from marft_jax.learning.state import PolicyState, TrainState
 from marft_jax.run import checkpoints, opening
-from marft_jax.run.measuring import Measuring
 from marft_jax.team.profiles import BUILT_IN, Profile
 from marft_jax.team.team_files import Blueprint
 from marft_jax.types import MAIN, Episode, StepResult
@@ -171,16 +170,16 @@ def test_self_play_against_past_selves_continues_exactly_after_a_kill(whole, tmp
             rival = parts["b"][1]
             assert any(np.array_equal(rival, x[target]["b"][0]) for x in kept) or not rival.any()
     assert any(parts["b"][1].any() for own in ours for parts in own.values())
-    report = Measuring.report
+    report = train.report
 
-    def dying(self, state, *args):
+    def dying(run, state, *args):
         if int(state.step) == 5:
             raise Killed
-        return report(self, state, *args)
+        return report(run, state, *args)
 
     with monkeypatch.context() as patch, pytest.raises(Killed):
         patch.setattr(checkpoints.Checkpoints, "flush", lambda self: None)
-        patch.setattr(Measuring, "report", dying)
+        patch.setattr(train, "report", dying)
         run_train(killed, "--run.save_every", "3")
     run_train(killed, "--run.save_every", "3")
     assert lines_of(killed) == lines_of(whole)

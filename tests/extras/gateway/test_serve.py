@@ -27,7 +27,7 @@ from marft_jax.extras.gateway import protocol
 from marft_jax.extras.gateway.app import Metrics
 from marft_jax.extras.gateway.http import Limits, make_server
 from marft_jax.run.directory import write_settings
-from marft_jax.run.recovery import open_checkpoints
+from marft_jax.run.saving import open_checkpoints
 from marft_jax.run.setup import open_session, restore_state
 from marft_jax.team.team_files import load_team
 
