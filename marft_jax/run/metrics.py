@@ -8,7 +8,7 @@ import logging
 import resource
 import sys
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, Self
 
 import jax
@@ -228,15 +228,10 @@ class Compilations:
     """Counts programs that JAX compiles or loads from the cache on disk.
 
     After the first steps there should be none, as shapes come from short ladders.
-
-    Args:
-        report: is called after each program with the number and the seconds since the last
-            ``metrics``.
     """
 
-    def __init__(self, report: Callable[[int, float], None]) -> None:
+    def __init__(self) -> None:
         self._seconds: list[float] = []
-        self._report = report
 
     def __enter__(self) -> Self:
         jax.monitoring.register_event_duration_secs_listener(self._note)
@@ -248,7 +243,6 @@ class Compilations:
     def _note(self, event: str, duration_secs: float, **_: Any) -> None:
         if event == "/jax/core/compile/backend_compile_duration":
             self._seconds.append(duration_secs)
-            self._report(len(self._seconds), sum(self._seconds))
 
     def metrics(self) -> dict[str, float]:
         """Returns the number of programs and their seconds since the last call."""

@@ -114,7 +114,7 @@ def _open(
     for line in [_greeting(session, state, where), *news]:
         reporter.event(line)
     threads = stack.enter_context(DaemonThreads())
-    compilations = stack.enter_context(Compilations(reporter.compiled))
+    compilations = stack.enter_context(Compilations())
     stack.enter_context(pipeline)
     run = Training(
         session=session,

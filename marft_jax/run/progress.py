@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import time
-from typing import Any
 
 from rich import progress
 from rich.console import Console
@@ -23,47 +22,33 @@ def clock(seconds: float) -> str:
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
 
 
-class Bar(progress.Progress):
-    """Progress bar of rich that shows nothing without a terminal, but still estimates times."""
-
-    def __init__(self, *columns: progress.ProgressColumn, console: Console, **settings: Any):
-        super().__init__(
-            *columns,
-            console=console,
-            disable=console.quiet or not console.is_terminal,
-            speed_estimate_period=math.inf,
-            get_time=lambda: time.monotonic(),
-            **settings,
-        )
-        self.spoke = time.monotonic()
-
-    def is_late(self) -> bool:
-        """True without a terminal, when nothing was printed for ``LINE_SECONDS``."""
-        return self.disable and time.monotonic() - self.spoke > LINE_SECONDS
-
-
-def line_of(task: progress.Task, unit: str = "") -> str:
-    """``loading 3/8, 0:12 left``; without the time as long as nothing gives an estimate."""
-    left = "" if task.time_remaining is None else f", {clock(task.time_remaining)} left"
-    return f"{task.description} {task.completed:.0f}/{task.total or 0:.0f}{unit}{left}"
-
-
-class Progress(Bar):
-    """Progress of one piece of work.
+class Progress(progress.Progress):
+    """Progress of one piece of work, such as ``loading 3/8 MiB, 0:12 left``.
 
     with Progress("loading", console, " MiB") as progress:
         progress(3, 272)
     """
 
     def __init__(self, what: str, console: Console, unit: str = "") -> None:
-        text = progress.TextColumn("{task.fields[line]}", markup=False)
-        super().__init__(progress.SpinnerColumn(), text, console=console, transient=True)
-        self._unit, self._work = unit, self.add_task(printable(what), line=printable(what))
+        super().__init__(
+            progress.SpinnerColumn(),
+            progress.TextColumn("{task.fields[line]}", markup=False),
+            console=console,
+            transient=True,
+            disable=console.quiet or not console.is_terminal,
+            speed_estimate_period=math.inf,
+            get_time=lambda: time.monotonic(),
+        )
+        self._what, self._unit, self._spoke = what, unit, time.monotonic()
+        self._work = self.add_task(what, line=printable(what))
 
     def __call__(self, done: int, total: int, note: str = "") -> None:
+        """Shows the numbers, the time left as soon as it can be estimated, and a note."""
         self.update(self._work, completed=done, total=total)
-        line = printable(line_of(self.tasks[0], self._unit) + note)
+        left = self.tasks[0].time_remaining
+        left = "" if left is None else f", {clock(left)} left"
+        line = printable(f"{self._what} {done}/{total}{self._unit}{left}{note}")
         self.update(self._work, line=line)
-        if self.is_late():
-            self.spoke = time.monotonic()
+        if self.disable and time.monotonic() - self._spoke > LINE_SECONDS:
+            self._spoke = time.monotonic()
             self.console.print(Text(line), soft_wrap=True)

@@ -22,13 +22,13 @@ from typing import Any
 
 import numpy as np
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, TextColumn
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from rich.text import Text
 
 from marft_jax.errors import printable
 from marft_jax.formats import jsonlines
 from marft_jax.run.loggers import MakeWriter, Writer
-from marft_jax.run.progress import Bar, clock, line_of
+from marft_jax.run.progress import clock
 
 LOGGER = logging.getLogger("marft_jax")
 
@@ -86,13 +86,8 @@ class Reporter:
         LOGGER.info("%s", text)
 
     def doing(self, text: str, done: int = 0, total: int = 0) -> None:
-        """Shows the current work, its progress and the time left: beside the bar, or without a
-        terminal as a line if the work takes long."""
+        """Shows the current work and its progress beside the bar."""
         self._display.doing(text, done, total)
-
-    def compiled(self, count: int, seconds: float) -> None:
-        """Shows how many programs the current work had to compile, and how long that took."""
-        self._display.compiled(f"{count} programs compiled in {clock(seconds)}")
 
     def close(self) -> None:
         while self._writers:
@@ -146,16 +141,16 @@ class Display(logging.Handler):
         self._console, self._total = console, total_steps
         self._stepped = time.monotonic()
         self._seconds: deque[float] = deque(maxlen=20)
-        self._bar = Bar(
+        self._bar = Progress(
             TextColumn("training"),
             BarColumn(bar_width=None),
             MofNCompleteColumn(),
             TextColumn("{task.fields[left]} left  {task.description}"),
             console=console,
+            disable=console.quiet or not console.is_terminal,
             refresh_per_second=2,
         )
         self._steps = self._bar.add_task("", total=total_steps, completed=done, left="?")
-        self._work = self._bar.add_task("", visible=False)
         with self._until_gone():
             self._bar.start()
 
@@ -174,20 +169,8 @@ class Display(logging.Handler):
 
     def doing(self, text: str, done: int, total: int) -> None:
         """Shows the current work; see ``Reporter.doing``."""
-        if text != self._bar.tasks[self._work].description:
-            self._bar.reset(self._work, description=text)
-        self._bar.update(self._work, completed=done, total=total)
-        self._show(line_of(self._bar.tasks[self._work]) if total else text, quiet=not done)
-
-    def compiled(self, text: str) -> None:
-        """Shows a text beside the current work."""
-        doing = self._bar.tasks[self._work].description
-        self._show(", ".join(filter(None, (doing, text))), quiet=False)
-
-    def _show(self, text: str, quiet: bool) -> None:
-        self._bar.update(self._steps, description=text)
-        if self._bar.is_late() and not quiet:
-            self._say(text)
+        count = f" {done}/{total}" if total else ""
+        self._bar.update(self._steps, description=text + count)
 
     def rewind(self, done: int) -> None:
         self._bar.update(self._steps, completed=done)
@@ -202,7 +185,6 @@ class Display(logging.Handler):
                 self._bar.stop()
 
     def _say(self, text: str | Text) -> None:
-        self._bar.spoke = time.monotonic()
         with self._until_gone():
             self._console.print(text, markup=False, soft_wrap=True)
 

@@ -17,7 +17,7 @@ from rich.console import Console
 
 from marft_jax.errors import RunFailed
 from marft_jax.formats import jsonlines
-from marft_jax.run import progress, reporters
+from marft_jax.run import reporters
 from marft_jax.run.directory import disk_errors
 from marft_jax.run.loggers import TensorBoard
 from marft_jax.run.progress import Progress, clock
@@ -275,29 +275,6 @@ def test_a_run_that_continues_begins_its_bar_where_it_is(tmp_path):
         report.doing("evaluating arithmetic", 3, 8)
     text = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", shown(console))
     assert "0/5" not in text and re.search(r" 3/5 \? left  evaluating arithmetic 3/8", text)
-
-
-def test_what_takes_long_is_said_where_there_is_no_bar(tmp_path, monkeypatch):
-    now = [0.0]
-    monkeypatch.setattr(reporters.time, "monotonic", lambda: now[0])
-    console = plain_console()
-    with reporter(tmp_path, console=console) as report:
-        for done, now[0] in enumerate([1.0, 9.0, 11.0, 15.0, 22.0]):
-            report.doing("evaluating", done, 8)
-        now[0] += 11
-        report.compiled(3, 9.6)
-    assert shown(console).splitlines() == [
-        "evaluating 2/8, 0:12 left", "evaluating 4/8, 0:18 left",
-        "evaluating, 3 programs compiled in 0:10",
-    ]  # fmt: skip
-
-
-def test_programs_compiled_before_anything_is_said_begin_the_line(tmp_path, monkeypatch):
-    monkeypatch.setattr(progress, "LINE_SECONDS", -1.0)
-    console = plain_console()
-    with reporter(tmp_path, console=console) as report:
-        report.compiled(2, 9.6)
-    assert shown(console) == "2 programs compiled in 0:10\n"
 
 
 def test_a_display_that_is_gone_stops_nothing(tmp_path):
