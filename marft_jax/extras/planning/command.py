@@ -11,7 +11,6 @@ those of training.
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import sys
 from collections.abc import Callable, Sequence
@@ -21,9 +20,8 @@ from rich.console import Console
 
 from marft_jax import cli
 from marft_jax import config as config_lib
-from marft_jax.errors import BadInput
 from marft_jax.extras.planning import cost, verdict
-from marft_jax.extras.planning.compile import Compiled, Run, compiled, describe
+from marft_jax.extras.planning.compile import Run, compiled, describe
 from marft_jax.extras.planning.topology import Topology, find_topology
 from marft_jax.extras.planning.work import step_work
 from marft_jax.learning.algorithms import find_algorithm
@@ -70,43 +68,11 @@ def plan(
     team = make_team(config.team, config.lora.mode, blueprint, {MAIN: (ByteTokenizer(), context)})
     algorithm = find_algorithm(config.algo.name)
     work = step_work(config, team, workflow_of(config.team, blueprint))
-
-    def on(config: config_lib.Config) -> Run:
-        return describe(config, team, algorithm, model, work, topology)
-
-    run = on(config)
+    run = describe(config, team, algorithm, model, work, topology)
     log(title(run, topology))
     programs = compiled(run, log)
     memory, peaks = verdict.memory_of(run, programs)
-    split, found = best_split(run, topology, programs, on), cost.costs(run, programs)
-    return verdict.Plan(run, topology, programs, found, memory, peaks, split)
-
-
-def best_split(
-    run: Run,
-    topology: Topology,
-    programs: dict[str, Compiled],
-    describe_again: Callable[[config_lib.Config], Run],
-) -> tuple[tuple[int, ...], tuple[float, float]] | None:
-    """Finds the ``mesh.rollout`` that minimises the longer of playing and learning.
-
-    Estimates from the programs of ``run``; each copy of the base spans as many devices as there.
-
-    Returns:
-        (data, fsdp, tensor) of the devices that play, and the seconds to play and to learn. None if
-        the chips have no speed, or no split is possible.
-    """
-    chip, (_, fsdp, tensor), found = topology.chip, run.here.devices.shape, []
-    for data in range(1, len(topology.devices)) if chip else ():
-        shape = (data, fsdp, tensor)
-        mesh = dataclasses.replace(run.config.mesh, data=-1, rollout=shape)
-        try:
-            other = describe_again(dataclasses.replace(run.config, mesh=mesh))
-        except BadInput:
-            continue
-        assert chip is not None
-        found.append((shape, cost.seconds(chip, cost.costs(other, programs, run))))
-    return min(found, key=lambda split: max(split[1]), default=None)
+    return verdict.Plan(run, topology, programs, cost.costs(run, programs), memory, peaks)
 
 
 def title(run: Run, topology: Topology) -> str:

@@ -65,14 +65,8 @@ class Cost(NamedTuple):
         return max(times["arithmetic"], times["memory"]) + times["links"]
 
 
-def costs(run: Run, programs: dict[str, Compiled], of: Run | None = None) -> dict[str, Cost]:
-    """Computes the cost of each program.
-
-    Args:
-        of: the run for which the programs were compiled, if it is another one; scratch memory and
-            traffic are then scaled to the rows per device of ``run``.
-    """
-    rows = {name: _row_shards(of or run, name) / _row_shards(run, name) for name in programs}
+def costs(run: Run, programs: dict[str, Compiled]) -> dict[str, Cost]:
+    """Computes the cost of each program."""
     counted = {
         "decode": _decode(run),
         "prefill": _prefill(run),
@@ -83,16 +77,9 @@ def costs(run: Run, programs: dict[str, Compiled], of: Run | None = None) -> dic
     found = {}
     for name, program in programs.items():
         calls, flops, moved = counted[name]
-        sent = (rows[name] * program.traffic.moved(across).sent for across in (False, True))
-        found[name] = Cost(calls, flops, moved + 2 * rows[name] * program.scratch, *sent)
+        sent = (program.traffic.moved(across).sent for across in (False, True))
+        found[name] = Cost(calls, flops, moved + 2 * program.scratch, *sent)
     return found
-
-
-def _row_shards(run: Run, program: str) -> int:
-    """Returns over how many devices a program's rows are split; the optimiser has no rows."""
-    if program == "optimiser":
-        return 1
-    return mesh_lib.row_shards(run.here if program in PLAYING else run.mesh)
 
 
 def forward_flops(

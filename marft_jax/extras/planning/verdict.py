@@ -23,7 +23,6 @@ class Plan(NamedTuple):
     Attributes:
         memory: bytes per chip, by what they hold.
         peaks: bytes per chip while each program runs, with everything else that is allocated then.
-        split: the ``mesh.rollout`` with the shortest step, and its seconds to play and to learn.
     """
 
     run: Run
@@ -32,7 +31,6 @@ class Plan(NamedTuple):
     costs: dict[str, Cost]
     memory: dict[str, float]
     peaks: dict[str, float]
-    split: tuple[tuple[int, ...], tuple[float, float]] | None = None
 
     @property
     def peak(self) -> float:
@@ -163,12 +161,6 @@ def verdict(plan: Plan) -> str:
         for names in _SIDES.values()
     )
     lines.append(f"as published systems do: {play} s to play, {learn} s to learn")
-    if plan.split is not None:
-        shape, apart = plan.split
-        split = f"--mesh.rollout {' '.join(map(str, shape))} --rollout.lag 1"
-        faster = max(apart) < (max(times) if beside else sum(times))
-        advised = "" if faster else "; this is not faster, so do not split"
-        lines.append(f"with the best split, {split}, {_took(*apart, True)}{advised}")
     return "\n".join(lines)
 
 
@@ -231,7 +223,6 @@ def numbers(plan: Plan) -> dict[str, Any]:
         "hosts": plan.topology.hosts,
         "mesh": dict(run.mesh.shape),
         "rollout_mesh": dict(run.here.shape) | {"data": run.here.shape["data"] * run.hosts},
-        "split": plan.split and [plan.split[0], dict(zip(names, plan.split[1], strict=True))],
         "turns": run.work.turns,
         "memory": plan.memory,
         "peak": plan.peak,

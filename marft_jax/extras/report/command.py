@@ -3,7 +3,6 @@
     python -m marft_jax.report --run runs/*                             prints a table of runs
     python -m marft_jax.report --run runs/quickstart --out report.html
     python -m marft_jax.report --run runs/seed0 runs/seed1 runs/other --out report.html
-    python -m marft_jax.report --run runs/quickstart --out report.html --watch
     python -m marft_jax.report --run runs/quickstart --serve            follows it in a browser
 
 Several runs share the charts. Runs that differ only in their seed are drawn as their mean with a
@@ -13,9 +12,7 @@ after it failed; the page lists missing and broken files.
 
 from __future__ import annotations
 
-import contextlib
 import sys
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NoReturn
@@ -28,12 +25,10 @@ from marft_jax.errors import BadInput, printable
 from marft_jax.evaluation.tables import folding
 from marft_jax.extras.report.card import card
 from marft_jax.extras.report.page import render
-from marft_jax.extras.report.reading import RunRecord, changes, read_runs, span_of
+from marft_jax.extras.report.reading import RunRecord, read_runs, span_of
 from marft_jax.extras.report.serving import serve
 from marft_jax.formats import jsonlines
 from marft_jax.setting import check_local
-
-_SECONDS = 10.0  # between two checks of the files
 
 
 def main(argv: Sequence[str] | None = None) -> NoReturn:
@@ -42,8 +37,6 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
     parser.add_argument("--run", nargs="+", required=True, metavar="DIR", help="run directories")
     parser.add_argument("--out", metavar="FILE.html", help="page to write; without it: a table")
     parser.add_argument("--steps", metavar="FIRST:LAST", help="only dialogues of these steps")
-    again = "write the page again whenever the files change, until Ctrl-C"
-    parser.add_argument("--watch", action="store_true", help=again)
     follow = "serve the page on 127.0.0.1 until Ctrl-C; default port: 8000"
     parser.add_argument("--serve", nargs="?", const=8000, type=int, metavar="PORT", help=follow)
     with cli.boundary():
@@ -52,12 +45,7 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
         if own.serve is not None:
             serve(folders, own.serve)
         elif own.out is not None:
-            out, span = _file(own.out), span_of(own.steps)
-            write(folders, out, span)
-            if own.watch:
-                _watch(folders, out, span)
-        elif own.watch:
-            raise BadInput("--watch: expected --out too, the page to write")
+            write(folders, _file(own.out), span_of(own.steps))
         else:
             console = Console()
             console.print(overview(read_runs(folders), console.width))
@@ -80,16 +68,6 @@ def write(folders: Sequence[Path], out: Path, span: range | None = None) -> None
     html = render(read_runs(folders), span)
     jsonlines.write(out, [html])
     print(f"{printable(str(out))}: {len(html.encode()) / 1e6:.1f} MB", flush=True)
-
-
-def _watch(folders: Sequence[Path], out: Path, span: range | None) -> None:
-    before = changes(folders)
-    with contextlib.suppress(KeyboardInterrupt):
-        while True:
-            time.sleep(_SECONDS)
-            if (now := changes(folders)) != before:
-                write(folders, out, span)
-                before = now
 
 
 def _file(name: str) -> Path:

@@ -282,34 +282,6 @@ def test_devices_that_play_hold_the_cache_and_those_that_learn_the_state():
     assert peaks["optimiser"] == memory["weights"]
 
 
-def test_the_best_split_is_the_one_whose_longer_side_is_the_shortest():
-    plan, chip = tiny(), Chip(1e12, 1e12, 1e12, 1e12, 1e12, 1e9)
-    asked: dict[tuple[int, ...], verdict.Run] = {}
-
-    def again(config: config_lib.Config) -> verdict.Run:
-        run = run_of(config, tiny_model.CONFIG)
-        asked[config.mesh.rollout] = run
-        return run
-
-    where = plan.topology._replace(chip=chip)
-    found = plan_lib.best_split(plan.run, where, plan.programs, again)
-    assert set(asked) == {(2, 1, 2)}  # two of the four devices of each host
-    shape, times = found or ((), (0.0, 0.0))
-    assert shape == (2, 1, 2)
-    whole, half = plan.costs, cost.costs(asked[shape], plan.programs, plan.run)
-    assert times == cost.seconds(chip, half)
-    assert half["gradients"].flops == 2 * whole["gradients"].flops
-    assert half["gradients"].inside == 2 * whole["gradients"].inside
-    assert half["optimiser"] == whole["optimiser"]
-    told = verdict.verdict(plan._replace(topology=where, split=found))
-    assert "with the best split, --mesh.rollout 2 1 2 --rollout.lag 1, at least 0" in told
-    whole_s, slow = sum(cost.seconds(chip, whole)), plan._replace(topology=where)
-    for least, advised in ((0.9 * whole_s, False), (1.1 * whole_s, True)):
-        told = verdict.verdict(slow._replace(split=(shape, (least, 0.0))))
-        assert told.endswith("; this is not faster, so do not split") == advised
-    assert plan_lib.best_split(plan.run, plan.topology, plan.programs, again) is None
-
-
 def test_a_process_has_slots_for_its_own_episodes_in_a_plan_and_in_a_run(monkeypatch):
     config = settings(algo=Appo(episodes=24))
     assert run_of(config, topology="cpu:3x2").shape.slots == 8

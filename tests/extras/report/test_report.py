@@ -528,24 +528,6 @@ def test_a_served_page_survives_clients_that_leave_and_runs_that_go(tmp_path, ca
     assert capsys.readouterr().err == ""
 
 
-def test_a_watch_writes_anew_what_changed_and_ends_with_ctrl_c(tmp_path, monkeypatch, capsys):
-    folder, naps = write_run(tmp_path / "mine", steps=(1, 2)), []
-
-    def nap(seconds: float) -> None:
-        naps.append(seconds)
-        if len(naps) == 2:
-            lines(folder / "transcripts" / "3.jsonl", [episode(9, ["new", "news"])])
-        if len(naps) == 4:
-            raise KeyboardInterrupt
-
-    monkeypatch.setattr(command.time, "sleep", nap)
-    out = tmp_path / "page.html"
-    with pytest.raises(SystemExit) as left:
-        report.main(["--run", str(folder), "--out", str(out), "--watch"])
-    assert left.value.code == 0 and "news" in out.read_text()
-    assert len(capsys.readouterr().out.splitlines()) == 2
-
-
 def test_samples_of_the_same_turn_stand_side_by_side_with_their_returns(tmp_path):
     run = write_run(tmp_path / "tree", steps=(1,))
     anew = [
