@@ -1,8 +1,8 @@
-"""Makes the state that a team starts from: fresh adapters, or adapters from folders.
+"""Reads the adapters that a team starts from.
 
 ``lora.init`` names a folder with one peft folder per adapter, by its name: an export of ours, or
-``steps_NNNN`` of the first MARFT release, whose ``value_head.pth`` is read too. A profile's own
-``init`` names one peft folder and comes first.
+``steps_NNNN`` of the first MARFT release. A profile's own ``init`` names one peft folder and comes
+first.
 """
 
 from __future__ import annotations
@@ -16,34 +16,11 @@ import numpy as np
 
 from marft_jax.config import Lora as LoraSettings
 from marft_jax.errors import BadInput
-from marft_jax.interop import first_release, peft
-from marft_jax.learning.learner import TrainState
+from marft_jax.interop import peft
 from marft_jax.models.lora import Adapters, shape_of
 from marft_jax.team.prompts import Team
-from marft_jax.types import MAIN
 
-
-def initial_state(
-    settings: LoraSettings,
-    team: Team,
-    fresh: TrainState,
-    saved: Mapping[str, peft.Adapter] | None = None,
-) -> TrainState:
-    """Returns ``fresh`` with the adapters and the value head that the settings name.
-
-    Args:
-        saved: adapters by name, if ``lora.init`` is a run directory.
-
-    Raises:
-        BadInput: a folder is missing, or does not fit the base, the team or the settings.
-    """
-    state = fresh.with_adapters(initial_adapters(team, settings, fresh.adapters, saved))
-    head = Path(settings.init) / first_release.VALUE_HEAD if settings.init else None
-    if head is None or not head.is_file() or not state.critic[MAIN].head:
-        return state
-    critic = state.critic[MAIN]
-    critic = critic._replace(head=_value_head(head, critic.head))
-    return state._replace(critic={MAIN: critic}).unscaled()
+_VALUE_HEAD = "value_head.pth"  # a pickle, which could run any code
 
 
 def initial_adapters(
@@ -57,8 +34,11 @@ def initial_adapters(
     Loading is exact. Another alpha is multiplied into B. An adapter of lower rank leaves the
     remaining rows of B zero and the remaining columns of A fresh, so that these can learn.
 
+    Args:
+        saved: adapters by name, if ``lora.init`` is a run directory.
+
     Raises:
-        BadInput: see ``initial_state``.
+        BadInput: a folder is missing, or does not fit the base, the team or the settings.
     """
     own = settings if saved is None else dataclasses.replace(settings, init=None)
     folders = _folders(team, own)
@@ -84,6 +64,11 @@ def _folders(team: Team, settings: LoraSettings) -> dict[tuple[str, int], Path]:
     if init is not None and not Path(init).expanduser().is_dir():
         expected = "expected a run directory, an export or hub:owner/name"
         raise BadInput(f"--lora.init {init}: {expected}, got a path where there is no folder")
+    if init is not None and (head := Path(init).expanduser() / _VALUE_HEAD).is_file():
+        raise BadInput(
+            f"{head}: value heads of the first release are not read; move the file away, and the "
+            "critic starts fresh"
+        )
     for profile, base, n in zip(team.profiles, team.bases, team.owners, strict=True):
         if profile.init is not None:
             folders[base, n] = Path(profile.init).expanduser()
@@ -124,15 +109,3 @@ def _copy(adapter: peft.Adapter, into: Adapters, n: int, scale: float, folder: P
             raise BadInput(f"{folder}: {peft.module_name(target, layer)} holds numbers not finite")
         ours_a[layer, :, : adapter.rank] = a
         ours_b[layer, : adapter.rank] = b * np.float32(adapter.scale / scale)
-
-
-def _value_head(file: Path, fresh: list[jax.Array]) -> list[jax.Array]:
-    """Reads the value head in a file, once for each of our heads."""
-    kernels = first_release.read_value_head(file)
-    got, expected = [k.shape for k in kernels], [k.shape[1:] for k in fresh]
-    if got != expected:
-        raise BadInput(f"{file}: its layers are {got}, expected {expected}; see --critic.hidden")
-    return [
-        jax.device_put(np.broadcast_to(kernel, old.shape), old.sharding)
-        for kernel, old in zip(kernels, fresh, strict=True)
-    ]

@@ -232,7 +232,7 @@ def initial_state(session: Session, fresh: TrainState) -> TrainState:
     ``lora.init`` may be a run directory, whose newest adapters are read, or ``hub:owner/name``.
 
     Raises:
-        BadInput: as ``interop.initial.initial_state``; or the run has no intact checkpoint.
+        BadInput: as ``interop.initial.initial_adapters``; or the run has no intact checkpoint.
     """
     settings, saved = session.config.lora, None
     run = settings.init
@@ -244,7 +244,8 @@ def initial_state(session: Session, fresh: TrainState) -> TrainState:
             saved = checkpoints.restore_adapters()
         if saved is None:
             raise BadInput(f"--lora.init {run}: it has no intact checkpoint yet")
-    state = initial.initial_state(settings, session.team, fresh, saved)
+    adapters = initial.initial_adapters(session.team, settings, fresh.adapters, saved)
+    state = fresh.with_adapters(adapters)
     return state_parts.begin(session.parts, state).begun()
 
 

@@ -28,9 +28,8 @@ TAGGED = """\
 """Calls as of Hermes and Qwen."""
 
 
-def with_template(template, monkeypatch):
+def with_template(template):
     """The built-in tokenizer, as transformers reads it, with another chat template."""
-    monkeypatch.setattr(tokenizer, "check_template", lambda *given: None)
     fast = PreTrainedTokenizerFast.from_pretrained(tokenizer.ByteTokenizer.FILES)
     fast.chat_template = template
     return tokenizer.HFTokenizer(fast)

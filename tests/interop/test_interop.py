@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
-import pickle
 import shutil
-import zipfile
 from pathlib import Path
 
 import jax
@@ -20,11 +17,8 @@ from safetensors.numpy import load_file, save_file
 from marft_jax import config as config_lib
 from marft_jax.config import Lora
 from marft_jax.errors import BadInput
-from marft_jax.interop import first_release, huggingface, peft
-from marft_jax.interop.initial import initial_adapters, initial_state
-from marft_jax.learning.algorithms import find_algorithm
-from marft_jax.learning.learner import Learner
-from marft_jax.learning.settings import resolve
+from marft_jax.interop import huggingface, peft
+from marft_jax.interop.initial import initial_adapters
 from marft_jax.models import decoder, lora
 from marft_jax.models.decoder import DecoderConfig
 from marft_jax.models.families import FAMILIES, TARGETS, dense, read_config
@@ -250,41 +244,13 @@ def test_a_whole_team_loads_from_a_folder_and_is_written_back_bit_for_bit(tmp_pa
             assert again == (tmp_path / "team" / name / file).read_bytes()
 
 
-def initial(folder, hidden=(16, 4), **more):
-    settings = small.config(
-        lora=Lora(init=str(folder), targets=small.QV, **more),
-        critic=config_lib.Critic(hidden=hidden),
-    )
-    team = small.team(2)
-    learner = Learner(
-        resolve(settings, small.CONFIG),
-        {MAIN: small.base()},
-        team,
-        find_algorithm("appo"),
-        small.one_device(),
-    )
-    fresh = learner.init()
-    return initial_state(settings.lora, team, fresh), fresh
-
-
-@pytest.mark.parametrize("kind", ["float32", "bfloat16", "parameters"])
-def test_a_checkpoint_folder_of_the_first_release_loads_with_its_value_head(kind, tmp_path):
-    torch = pytest.importorskip("torch")
+def test_a_value_head_of_the_first_release_is_refused_by_name(tmp_path):
     write_pair(tmp_path)
-    torch.manual_seed(0)
-    widths = [(32, 16), (16, 4), (4, 1)]
-    head = torch.nn.Sequential(*(torch.nn.Linear(*w, bias=False) for w in widths))
-    if kind == "bfloat16":
-        head = head.bfloat16()
-    saved = dict(head.named_parameters()) if kind == "parameters" else head.state_dict()
-    torch.save(saved, tmp_path / "value_head.pth")
-    state, fresh = initial(tmp_path)
-    for kernel_M, linear in zip(state.critic[MAIN].head, head, strict=True):
-        np.testing.assert_array_equal(kernel_M[0], linear.weight.detach().float().numpy().T)
-    assert np.abs(np.asarray(state.adapters[MAIN]["q"]["b"])).max() > 0
-    jax.tree.map(lambda new, old: new.sharding == old.sharding or pytest.fail(), state, fresh)
-    with pytest.raises(BadInput, match=r"value_head.pth: its layers.*--critic.hidden"):
-        initial(tmp_path, hidden=(8,))
+    (tmp_path / "value_head.pth").touch()
+    settings = Lora(init=str(tmp_path), targets=small.QV)
+    team, fresh = team_and_fresh(settings)
+    with pytest.raises(BadInput, match="value_head.pth: value heads .* are not read; move"):
+        initial_adapters(team, settings, {MAIN: fresh})
 
 
 @pytest.mark.parametrize("name", ["quartet", "octet"])
@@ -317,29 +283,6 @@ FIRST_ROLES = {
     "quartet": {"problem_decomposer", "planner", "executor", "verifier"},
     "octet": {"aggregator_explainer", "input_parser", "numeric_evaluator", "result_verifier"},
 }
-
-
-class Attack:
-    """Unpickled by torch or pickle, this would run a command."""
-
-    def __reduce__(self):
-        return os.system, ("touch attacked",)
-
-
-def test_no_code_in_a_pickle_runs(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    with zipfile.ZipFile("value_head.pth", "w") as archive:
-        archive.writestr("head/data.pkl", pickle.dumps({"weight": Attack()}))
-    with pytest.raises(BadInput, match=r"(posix|nt)\.system, which is not loaded"):
-        first_release.read_value_head(tmp_path / "value_head.pth")
-    assert not (tmp_path / "attacked").exists()
-
-
-@pytest.mark.parametrize("content", [b"", b"PK\x03\x04 cut", pickle.dumps({"a": 1})])
-def test_a_value_head_that_is_no_saved_tensor_is_refused(content, tmp_path):
-    (tmp_path / "value_head.pth").write_bytes(content)
-    with pytest.raises(BadInput, match="not a readable state dict of tensors"):
-        first_release.read_value_head(tmp_path / "value_head.pth")
 
 
 def edited(**settings):

@@ -8,7 +8,6 @@ import pickle
 import struct
 import threading
 import time
-import zipfile
 import zlib
 from pathlib import Path
 from typing import Any
@@ -26,7 +25,7 @@ from marft_jax.envs.datasets import rows
 from marft_jax.errors import BadInput
 from marft_jax.extras.code import rows as code_rows
 from marft_jax.formats import foreign
-from marft_jax.interop import first_release, peft
+from marft_jax.interop import peft
 from marft_jax.models import families
 from marft_jax.models.tokenizers import tokenizer
 from marft_jax.models.weights import gguf, load, safetensors
@@ -237,101 +236,6 @@ def test_odd_settings_of_an_adapter(tmp_path):
     for value in (float("nan"), float("inf"), -float("inf"), 10**400, True, "16", None):
         message = refused(peft.read, adapter(tmp_path, lora_alpha=value))
         assert "expected finite numbers r and lora_alpha" in message
-
-
-@pytest.mark.parametrize(
-    "template",
-    [
-        "{% for a in range(99999) %}" * 3 + "{% endfor %}" * 3,
-        "{% for a in range(99999) %}{{ range(99999) | map('upper') | list | length }}{% endfor %}",
-        "{{ 3 ** 30000000 % 7 }}",
-        "{{ 'x' * 2000000000 }}",
-        "{{ '%2000000000d' % 1 }}",
-        "{% set n=namespace(x='x') %}{% for a in 'x' * 40 %}{% set n.x = n.x ~ n.x %}{% endfor %}",
-        "{% if enable_thinking %}{{ 'x' * 2000000000 }}{% endif %}",
-    ],
-)
-def test_a_chat_template_without_an_end_is_refused(template, monkeypatch):
-    monkeypatch.setattr(tokenizer, "_TEMPLATE_SECONDS", 0.5)
-    with pytest.raises(BadInput, match="m: its chat template fails: .* more than 0.5 seconds"):
-        tokenizer.HFTokenizer(test_tokenizer.fast(template, eos_token="</s>"), source="m")
-
-
-# A state dict as torch saves it, opcode by opcode: torch is not needed to make an odd one.
-
-ORDERED = b"ccollections\nOrderedDict\n)R"
-
-
-def number(value: int) -> bytes:
-    return b"\x8a\x08" + value.to_bytes(8, "little", signed=True)
-
-
-def word(value: str) -> bytes:
-    return b"X" + struct.pack("<I", len(value)) + value.encode()
-
-
-def rebuilt(count: int, shape, stride, start: int = 0) -> bytes:
-    storage = b"(" + word("storage") + b"ctorch\nFloatStorage\n" + word("0") + word("cpu")
-    numbers = [b"(" + b"".join(map(number, values)) + b"t" for values in (shape, stride)]
-    view = b"".join([number(start), *numbers, b"\x89", ORDERED])
-    return b"ctorch._utils\n_rebuild_tensor_v2\n(" + storage + number(count) + b"tQ" + view + b"tR"
-
-
-def saved(file: Path, *tensors: bytes, values: np.ndarray, before: bytes = b"", packed: int = 0):
-    items = b"".join(word(f"{i}.weight") + tensor + b"s" for i, tensor in enumerate(tensors))
-    with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED if packed else zipfile.ZIP_STORED) as out:
-        out.writestr("head/data.pkl", b"\x80\x02" + before + ORDERED + items + b".")
-        out.writestr("head/data/0", values.astype(np.float32).tobytes())
-    return file
-
-
-def test_a_hand_made_value_head_is_read(tmp_path):
-    values = np.arange(8)
-    file = saved(tmp_path / "v.pth", rebuilt(8, (1, 8), (8, 1)), values=values)
-    [kernel] = first_release.read_value_head(file)
-    np.testing.assert_array_equal(kernel[:, 0], values)
-
-
-@pytest.mark.parametrize("value", [np.nan, np.inf])
-def test_a_value_head_of_no_numbers_is_refused(value, tmp_path):
-    file = saved(tmp_path / "v.pth", rebuilt(2, (1, 2), (2, 1)), values=np.array([1, value]))
-    assert "expected finite numbers" in refused(first_release.read_value_head, file)
-
-
-def bombs(file: Path):
-    """Small files that would take gigabytes."""
-    some = np.zeros(750_000)  # 3 MB
-    yield "a stride of 0", lambda: saved(file, rebuilt(4, (1 << 30, 1), (0, 1)), values=np.ones(4))
-    again = rebuilt(len(some), (1, len(some)), (len(some), 1))
-    yield "one storage, many tensors", lambda: saved(file, *[again] * 1400, values=some)
-    yield (
-        "compressed",
-        lambda: saved(
-            file, rebuilt(1 << 26, (1, 1 << 26), (1 << 26, 1)), values=np.zeros(1 << 26), packed=1
-        ),
-    )
-    memo = b"Nr" + struct.pack("<I", 1 << 29) + b"0"
-    yield "a memo with a gap", lambda: saved(file, before=memo, values=np.ones(4))
-    yield "a list in lists", lambda: pickled(file)
-
-
-def pickled(file: Path) -> Path:
-    value: Any = [0] * 1000
-    for _ in range(20):
-        value = [value] * 1000
-    with zipfile.ZipFile(file, "w") as out:
-        out.writestr("head/data.pkl", pickle.dumps(value))
-    return file
-
-
-def test_a_small_value_head_takes_little_memory(tmp_path):
-    peak = Peak()
-    for name, make in bombs(tmp_path / "v.pth"):
-        make()
-        before, peak.bytes = resident(), 0
-        with peak:
-            assert refused(first_release.read_value_head, tmp_path / "v.pth")
-        assert peak.bytes - before < 200e6, name
 
 
 def test_hidden_tests_whose_pickle_asks_for_gigabytes_are_refused():

@@ -27,12 +27,6 @@ TEXTS = (
 )
 
 
-@pytest.fixture(autouse=True)
-def untried(monkeypatch):
-    """Templates of these tests end: no process tries each; ``test_foreign`` has others."""
-    monkeypatch.setattr(tokenizer, "check_template", lambda *given: None)
-
-
 def test_bytes_spell_roles_and_turns():
     tok = ByteTokenizer()
     assert tok.chat([SYSTEM, USER]) == [258, *b"plan", 259, *b"3+5=?", 260]

@@ -27,8 +27,8 @@ CALL = '{"name": "add", "arguments": {"a": 1}}'
         (BARE, f"so {CALL}", f"so {CALL}", []),
     ],
 )
-def test_calls_are_found_in_the_form_of_the_template(template, text, content, calls, monkeypatch):
-    found = find_calls(text, ["add"], with_template(template, monkeypatch))
+def test_calls_are_found_in_the_form_of_the_template(template, text, content, calls):
+    found = find_calls(text, ["add"], with_template(template))
     assert (found[0], [call.name for call in found[1]]) == (content, calls)
     assert all(json.loads(call.arguments) == {"a": 1} for call in found[1])
 
@@ -57,10 +57,10 @@ NO_ARGUMENTS = (
     ],
 )
 @pytest.mark.parametrize("template", [TAGGED, BARE])
-def test_arguments_may_be_absent_or_a_text(template, given, read, monkeypatch):
+def test_arguments_may_be_absent_or_a_text(template, given, read):
     call = f'{{"name": "add"{given}}}'
     call = f"<tool_call>{call}</tool_call>" if template == TAGGED else call
-    content, calls = find_calls(call, ["add"], with_template(template, monkeypatch))
+    content, calls = find_calls(call, ["add"], with_template(template))
     assert [json.loads(one.arguments) for one in calls] == ([] if read is None else [read])
     assert content == (call if read is None else "")
 
@@ -85,14 +85,14 @@ QUOTED = TAG.replace("1", '"<think>"')
         (f"<think>{QUOTED.replace('<think>', '')}</think>{QUOTED}", None, 1),
     ],
 )
-def test_what_is_thought_is_no_call(text, content, number, monkeypatch):
-    found = find_calls(text, ["add"], with_template(TAGGED, monkeypatch))
+def test_what_is_thought_is_no_call(text, content, number):
+    found = find_calls(text, ["add"], with_template(TAGGED))
     assert len(found[1]) == number
     assert content is None and (number or found[0] == text) or found[0] == content
 
 
 def test_json_behind_thinking_is_a_call(monkeypatch):
-    tokenizer = with_template(BARE, monkeypatch)
+    tokenizer = with_template(BARE)
     content, calls = find_calls(f"<think>{CALL}?</think>\n{CALL}", ["add"], tokenizer)
     assert (content, len(calls)) == (f"<think>{CALL}?</think>", 1)
     assert find_calls(f"<think>{CALL}</think>", ["add"], tokenizer)[1] == []

@@ -129,7 +129,7 @@ def play(speak, monkeypatch, env=Slow, **rollout):
         context=2000,
         max_new_tokens=200,
     )._replace(tools=tools)
-    team = small.with_tokenizer(team, with_template(TAGGED, monkeypatch))
+    team = small.with_tokenizer(team, with_template(TAGGED))
     engine = Scripted(speak)
     rollout = Rollout(
         engine, team, find_workflow("sequential"), lambda: env(1), DaemonThreads(), **rollout

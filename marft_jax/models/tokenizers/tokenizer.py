@@ -18,7 +18,6 @@ from typing import Any
 
 from marft_jax.errors import BadInput, reason
 from marft_jax.formats.foreign import read_settings, readable
-from marft_jax.models.tokenizers.trial import check_template
 
 Message = Mapping[str, Any]
 """``{"role": "system" | "user" | "assistant" | "tool", "content": text}``, and ``tool_calls`` of an
@@ -41,7 +40,6 @@ _GGUF_SPECIAL = {
 }
 _SPECIAL = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>", "pad_token": None}
 _PROBE = "qxz"
-_TEMPLATE_SECONDS = 3.0
 
 
 class ByteTokenizer:
@@ -137,9 +135,6 @@ class HFTokenizer:
             print(f"marft_jax: {source}: has no chat template; uses {plain}", file=sys.stderr)
         self.vocab_size: int = len(tokenizer)
         try:
-            special = tuple(sorted(tokenizer.special_tokens_map.items()))
-            if (template := tokenizer.get_chat_template()) != FALLBACK_TEMPLATE:
-                check_template(template, special, _TEMPLATE_SECONDS)
             self._fold_system = not self._takes_system()
             end = self._end_of_turn()
         except Exception as error:  # a template is a program: anything can go wrong in it

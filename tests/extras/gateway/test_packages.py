@@ -71,7 +71,7 @@ def test_a_handoff_of_the_agents_sdk(programs, monkeypatch):
         return f"<tool_call>{json.dumps(call)}</tool_call>" if hands_over else "so 7"
 
     team = small.team(2, context=3000, max_new_tokens=99)
-    team = small.with_tokenizer(team, with_template(TAGGED, monkeypatch))
+    team = small.with_tokenizer(team, with_template(TAGGED))
     played, _ = play(agents_handoff.play, monkeypatch, range(1, 9), speak, team=team)
     names = [[turn.name for turn in episode.turns] for episode in played.episodes]
     assert ["planner", "solver"] in names and ["planner"] in names

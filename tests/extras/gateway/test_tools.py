@@ -35,8 +35,8 @@ def user(content):
         ("x = 1", '"x = 1"'),
     ],
 )
-def test_arguments_of_an_earlier_call_are_shown_as_an_object(arguments, shown, monkeypatch):
-    tokenizer = with_template(TAGGED, monkeypatch)
+def test_arguments_of_an_earlier_call_are_shown_as_an_object(arguments, shown):
+    tokenizer = with_template(TAGGED)
     function = {"name": "clock", "arguments": arguments}
     own = {"role": "assistant", "tool_calls": [{"id": "a", "function": function}]}
     body = json.dumps({"model": "solver", "messages": [user("a"), own, user("b")]})
@@ -81,7 +81,7 @@ def test_what_was_sampled_is_trained_through_tools_and_calls_side_by_side(monkey
         return 1.0
 
     team = small.team(2, context=4000, max_new_tokens=99)
-    team = small.with_tokenizer(team, with_template(TAGGED, monkeypatch))
+    team = small.with_tokenizer(team, with_template(TAGGED))
     played, engine = play(run, monkeypatch, range(63), speak, team=team)
     assert len(engine.requests) == 63 * 16
     end, calls = ByteTokenizer.END, 0
@@ -124,7 +124,7 @@ def test_what_changes_a_conversation_with_tools_starts_a_row_and_is_counted(monk
         return 1.0
 
     team = small.team(2, context=4000, max_new_tokens=99)
-    team = small.with_tokenizer(team, with_template(TAGGED, monkeypatch))
+    team = small.with_tokenizer(team, with_template(TAGGED))
     played, _ = play(run, monkeypatch, range(4), speak, team=team)
     assert [e.results[0].info["rewritten"] for e in played.episodes] == [0, 1, 1, 1]
     assert [e.turns[1].start > 0 for e in played.episodes] == [True, False, False, False]
@@ -149,7 +149,7 @@ def test_another_agent_may_be_handed_the_conversation(monkeypatch):
 def test_tools_are_refused_where_the_template_has_none(template, monkeypatch):
     team = small.team(2, context=300)
     if template:
-        team = small.with_tokenizer(team, with_template(template, monkeypatch))
+        team = small.with_tokenizer(team, with_template(template))
 
     def run(task, client):
         ask = client.chat.completions.create
