@@ -30,6 +30,7 @@ EXTRAS = {
     "env.open_spiel": "marft_jax.extras.games.open_spiel",
     "env.pettingzoo": "marft_jax.extras.games.pettingzoo",
     "env.textarena": "marft_jax.extras.games.textarena",
+    "sandbox.limits": "marft_jax.extras.code.sandbox.guest.filter",
     "program.source": "marft_jax.extras.gateway.program:source",
     "program.workflow": "marft_jax.extras.gateway.program:program",
     "state.pool": "marft_jax.extras.games.pool:past_selves",

@@ -22,9 +22,8 @@ import hostile
 import ordinary
 import pytest
 
-from marft_jax.envs.worker_side import filter
 from marft_jax.extras.code.sandbox import Limits, Sandbox, Unusable
-from marft_jax.extras.code.sandbox.guest import values
+from marft_jax.extras.code.sandbox.guest import filter, values
 from marft_jax.extras.code.statements import IMPORTS, requirements
 
 SECONDS = 0.3

@@ -3,7 +3,7 @@
 Layers, from the outside: own user, process, network, mount, IPC and host-name namespaces; no
 capabilities; a read-only root with nothing but the interpreter; an empty ``/tmp`` of limited size.
 Each program then has a process with resource limits and a seccomp filter
-(``envs/worker_side/filter.py``). A program that does not end is killed inside. A worker that does
+(``guest/filter.py``). A program that does not end is killed inside. A worker that does
 not answer is killed, and the kernel ends all its processes.
 """
 

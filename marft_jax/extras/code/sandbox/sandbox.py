@@ -9,8 +9,8 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
-from marft_jax.envs.worker_side.filter import unsupported
 from marft_jax.envs.workers import Unusable, Worker, Workers
+from marft_jax.extras.code.sandbox.guest.filter import unsupported
 from marft_jax.extras.code.sandbox.jail import ENVIRONMENT, Limits, bare, jail
 
 Program = str | Sequence[str]

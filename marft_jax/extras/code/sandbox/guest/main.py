@@ -20,13 +20,12 @@ import tempfile
 import time
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from . import filter as limits
 from . import program
 
 if TYPE_CHECKING:
-    from marft_jax.envs.worker_side import filter as limits
     from marft_jax.envs.worker_side.serving import Answer, Line, serve
 else:  # a folder of its own in the jail, without the package around it
-    from worker_side import filter as limits
     from worker_side.serving import Answer, Line, serve
 
 for _name in ("bisect", "collections", "copy", "functools", "heapq", "itertools", "math", "string",
