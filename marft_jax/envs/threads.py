@@ -6,11 +6,9 @@ Users' code is trusted. A call that hangs fails its episode and keeps its daemon
 from __future__ import annotations
 
 import functools
-import queue
 import sys
 import threading
 import time
-from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Executor, Future
 from typing import Any
@@ -18,16 +16,11 @@ from typing import Any
 from marft_jax.errors import place
 from marft_jax.plugins import Failure, failure_of
 
-_MOMENT = 1.0  # seconds: a call that runs in turn longer is gone past; a thread idles no longer
+_MOMENT = 1.0  # seconds: the next call in turn does not wait longer for the one before it
 
 
 class DaemonThreads(Executor):
-    """As many daemon threads as calls are under way: one that hangs keeps its own, and Python does
-    not wait for it. A thread without work ends after a moment."""
-
-    def __init__(self) -> None:
-        self._calls = queue.SimpleQueue[Callable[[], None]]()
-        self._idle = threading.Semaphore(0)  # threads that wait for a call, or are about to
+    """Runs each call in a daemon thread of its own: Python does not wait for one that hangs."""
 
     def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
         """Starts ``fn(*args, **kwargs)``; its future holds what it returns or raises."""
@@ -41,19 +34,8 @@ class DaemonThreads(Executor):
             except BaseException as error:
                 future.set_exception(error)
 
-        self._calls.put(run)
-        if not self._idle.acquire(blocking=False):
-            threading.Thread(target=self._work, name="environment", daemon=True).start()
+        threading.Thread(target=run, name="environment", daemon=True).start()
         return future
-
-    def _work(self) -> None:
-        while True:
-            try:
-                self._calls.get(timeout=_MOMENT)()
-                self._idle.release()
-            except queue.Empty:
-                if self._idle.acquire(blocking=False):
-                    return  # else a call that counts on it has just come
 
 
 class UserCall:
@@ -63,11 +45,11 @@ class UserCall:
         what: its name, for messages.
         run: the call; what it raises becomes a failure.
         seconds: how long it may take; None for ever.
-        serialised: the player waits for it at once; serialised calls run one after another, unless
-            they are started side by side.
+        serialised: the player waits for it at once, before it samples again.
 
     Attributes:
         is_over: it returned ``value``, or failed with ``failure``.
+        began, ended: set when its thread begins and ends it.
         started: when it began, in ``time.monotonic`` seconds; NaN before that.
     """
 
@@ -76,23 +58,24 @@ class UserCall:
     ) -> None:
         self._what, self._run, self._seconds, self.serialised = what, run, seconds, serialised
         self._thread = 0
+        self.began, self.ended = threading.Event(), threading.Event()
         self.is_over, self.started = False, float("nan")
         self.value: Any = None
         self.failure: Failure | None = None
 
     def run(self) -> None:
         """Runs it in this thread, unless it was given up before it began."""
-        if self.is_over:
-            return
         self.started, self._thread = time.monotonic(), threading.get_ident()
+        self.began.set()
         value = failure = None
         try:
-            value = self._run()
+            value = None if self.is_over else self._run()
         except BaseException as error:  # sys.exit too: it ends an episode, not the run
             failure = failure_of(error)
         del self._run  # what only it holds is dropped here
         if not self.is_over:
             self.value, self.failure, self.is_over = value, failure, True
+        self.ended.set()
 
     def has_taken(self, seconds: float | None) -> bool:
         """True when it has been running for that long."""
@@ -113,7 +96,10 @@ class UserCall:
 
 
 class Calls:
-    """Runs the calls of a play, side by side or serialised.
+    """Runs the calls of a play, each in a thread.
+
+    Serialised calls begin one after another, for code that was written without a thought of
+    threads; but none waits longer than a moment for the call before it.
 
     Args:
         threads: where they run.
@@ -125,8 +111,7 @@ class Calls:
 
     def __init__(self, threads: Executor, seconds: float | None) -> None:
         self._threads, self._seconds, self._all = threads, seconds, list[UserCall]()
-        self._queue, self._lock = deque[UserCall](), threading.Lock()
-        self._current: UserCall | None = None
+        self._last: UserCall | None = None
         self.ended = threading.Event()
 
     def start(
@@ -137,30 +122,15 @@ class Calls:
         serialised: bool = False,
         side_by_side: bool = False,
     ) -> UserCall:
-        """Starts a call; in turn, it waits for ``advance`` and those that were added before, or
-        side by side with them starts at once."""
+        """Starts a call; if it is serialised, after the serialised calls that were started before
+        it, or ``side_by_side`` with them."""
         call = UserCall(what, functools.partial(run, *args), self._seconds, serialised)
         self._all.append(call)
+        before = None
         if serialised and not side_by_side:
-            self._queue.append(call)
-        else:
-            call.started = time.monotonic()
-            self._threads.submit(self._run, call)
+            before, self._last = self._last, call
+        self._threads.submit(self._run, call, before)
         return call
-
-    def advance(self) -> None:
-        """Sees to it that the calls in turn run, whatever hangs before them.
-
-        For code that was written without a thought of threads: they run one after another, but one
-        that takes longer than a moment goes on by itself, and the next begin in another thread.
-        """
-        with self._lock:
-            now = self._current
-            busy = now is not None and not (now.is_over or now.has_taken(_MOMENT))
-            if busy or not self._queue:
-                return
-            first = self._current = self._queue.popleft()
-        self._threads.submit(self._run_serialised, first)
 
     def wait(self, seconds: float) -> None:
         """Waits so long for all that still runs."""
@@ -169,15 +139,9 @@ class Calls:
             self.ended.clear()
             self.ended.wait(0.05)
 
-    def _run(self, call: UserCall) -> None:
+    def _run(self, call: UserCall, before: UserCall | None) -> None:
+        if before is not None:
+            before.began.wait()
+            before.ended.wait(_MOMENT)
         call.run()
-        self.ended.set()
-
-    def _run_serialised(self, call: UserCall | None) -> None:
-        while call is not None:
-            call.run()
-            with self._lock:
-                if self._current is not call:
-                    return  # it took too long, and another thread goes on
-                call = self._current = self._queue.popleft() if self._queue else None
         self.ended.set()

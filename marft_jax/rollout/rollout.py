@@ -147,7 +147,6 @@ class Rollout:
         """Waits for the calls that are ``due``, and lets their episodes go on."""
         while True:
             calls.ended.clear()
-            calls.advance()
             if self._stop():
                 raise Stopped
             settled = {call for call in due if call.is_settled()}
