@@ -4,7 +4,7 @@
     python -m marft_jax.check --data rows.csv [--base MODEL] [--env.name code] [--env.filters ...]
 
 Of data it prints the number of rows, the first tasks, lengths in tokens, and rejected rows. Further
-flags with ``--data`` are those of training. To see a task as each agent is shown it, use
+flags are those of training. To see a task as each agent is shown it, use
 ``python -m marft_jax.train --dry_run``.
 """
 
@@ -17,7 +17,7 @@ from typing import NoReturn
 import numpy as np
 
 from marft_jax import cli
-from marft_jax.envs.base import Task, load_class
+from marft_jax.envs.base import Task, make
 from marft_jax.envs.check import AGENTS, check
 from marft_jax.envs.datasets.load import Rows, sift
 from marft_jax.errors import BadInput, one_line
@@ -43,9 +43,11 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
         if own.data:
             _show(own.data, own.base, rest)
             sys.exit(0)
-        if len(rest) != 1 or rest[0].startswith("-"):
+        if not rest or rest[0].startswith("-"):
             parser.error(f"expected package.module:Class, or --data FILE, got {' '.join(rest)!r}")
-        create = load_class(rest[0], own.options)
+        options = ["--env.options", *own.options] if own.options else []
+        env = cli.parse(["--env.name", *rest, *options], prog="marft_jax.check").env
+        create = make(env, "train").create
         problems, remarks = check(create, own.episodes, own.steps, own.seconds, own.agents)
     faults = (f"wrong: {one_line(problem, _LONGEST)}" for problem in problems)
     print(*remarks, *faults, sep="\n")

@@ -14,7 +14,7 @@ import small
 from scripted import Scripted
 
 from marft_jax import cli, train
-from marft_jax.envs.base import load_class
+from marft_jax.envs.base import settings_type
 from marft_jax.envs.threads import DaemonThreads
 from marft_jax.errors import BadInput, EpisodesFailed, Stopped
 from marft_jax.formats import jsonlines
@@ -144,7 +144,7 @@ def test_a_step_reward_that_raises_is_one_line_with_its_place(name, monkeypatch)
 @pytest.mark.parametrize("line", ["raise SystemExit(0)", "x = ", "1 / 0", "import nowhere"])
 def test_a_users_module_that_cannot_be_imported_is_one_line(line, tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(tmp_path)
-    for i, find in enumerate((load_class, find_workflow, find_step_reward)):
+    for i, find in enumerate((settings_type, find_workflow, find_step_reward)):
         name = f"wrong_{abs(hash(line))}_{i}"
         (tmp_path / f"{name}.py").write_text(line)
         with pytest.raises(BadInput) as caught:

@@ -16,12 +16,14 @@ import importlib
 import inspect
 import json
 from collections.abc import Callable, Mapping, Sequence
-from inspect import Parameter, Signature
+from inspect import Parameter
 from typing import Any, Literal, NamedTuple, Protocol, cast
+
+from pydantic import TypeAdapter, ValidationError
 
 from marft_jax.config import EnvSettings
 from marft_jax.errors import BadInput
-from marft_jax.plugins import EXTRAS, load_extra, load_plugin
+from marft_jax.plugins import EXTRAS, load_extra, load_plugin, shown
 from marft_jax.setting import Count, Fraction
 from marft_jax.types import StepResult, Turn
 
@@ -40,7 +42,6 @@ BUILT_IN |= {
 
 EVAL_SEEDS = 1 << 30  # added to the seeds that a user's environment gets in evaluation
 _GIVEN = ("split", "level", "settings")  # parameters of a user's class that the run gives
-_BY_NAME = (Parameter.POSITIONAL_OR_KEYWORD, Parameter.KEYWORD_ONLY)
 
 
 class Env(Protocol):
@@ -279,65 +280,59 @@ def make(settings: EnvSettings, split: Split) -> EnvSource:
     if name in BUILT_IN:
         return importlib.import_module(BUILT_IN[name]).source(settings, split)
     found = load_plugin(name, "--env.name", BUILT_IN, "Class")
-    if inspect.isfunction(found) and len(_parameters(found)) == 2:  # play(task, client)
-        return load_extra("program.source")(found, split)
+    if inspect.isfunction(found) and len(inspect.signature(found).parameters) == 2:
+        return load_extra("program.source")(found, split)  # play(task, client)
     own = {} if type(settings) is Own else {"settings": settings}
-    return from_class(load_class(name, getattr(settings, "options", ()), own), split)
+    options = getattr(settings, "options", ())
+    return from_class(_bind(name, found, options, own), split)
 
 
-def load_class(
-    name: str, options: Sequence[str] = (), own: Mapping[str, Any] | None = None
+def _bind(
+    name: str, factory: Callable[..., Env], options: Sequence[str], own: Mapping[str, Any]
 ) -> Callable[..., Env]:
-    """Imports ``package.module:Class`` and binds its options and further arguments; raises
-    ``BadInput``."""
-    factory = load_plugin(name, "--env.name", BUILT_IN, "Class")
-    if not callable(factory):
-        raise BadInput(f"--env.name {name}: expected a class, got {type(factory).__name__}")
+    """Binds a user's class to its options and further arguments; raises ``BadInput``."""
     missing = [method for method in ("reset", "step") if not hasattr(factory, method)]
-    if inspect.isclass(factory) and missing:
+    if not callable(factory) or inspect.isclass(factory) and missing:
         raise BadInput(
-            f"--env.name {name}: expected a class with reset(seed) and step(turns), "
-            f"but it has no {' and no '.join(missing)}"
+            f"--env.name {name}: expected a class with reset(seed) and step(turns), got "
+            f"{shown(factory)}" + (f" without {' and '.join(missing)}" if missing else "")
         )
-    parameters = _parameters(factory)
-    given = _options(name, parameters, options) | dict(own or {})
+    parameters = inspect.signature(factory).parameters
+    given = _options(name, parameters, options) | dict(own)
     told = {"split": "train"} if "split" in parameters else {}
     try:
-        Signature([*parameters.values()]).bind(**given, **told)
+        inspect.signature(factory).bind(**given, **told)
     except TypeError as error:
         raise BadInput(
             f"--env.name {name}: {error}; give its parameters defaults, or values in --env.options"
         ) from error
-    return cast("Callable[..., Env]", functools.partial(factory, **given))
+    return functools.partial(factory, **given)
 
 
-def _options(name: str, parameters: dict[str, Parameter], options: Sequence[str]) -> dict[str, Any]:
+def _options(
+    name: str, parameters: Mapping[str, Parameter], options: Sequence[str]
+) -> dict[str, Any]:
     """Reads ``name=value`` as keyword arguments of a user's class.
 
-    An option has the type of its default. A text is taken as written; other values are JSON.
+    An option has the type of its default. Other values are JSON, or else texts.
     """
     takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
-    own = {
-        key: parameter.default
-        for key, parameter in parameters.items()
-        if key not in _GIVEN and parameter.kind in _BY_NAME
-    }
+    own = {key: parameter.default for key, parameter in parameters.items() if key not in _GIVEN}
     found: dict[str, Any] = {}
     for option in options:
         key, value = read_option(option)
         if key in _GIVEN or key not in own and not takes_any:
             takes = ", ".join(own) or "no options"
             raise BadInput(f"--env.options: {name} takes {takes}, got {option!r:.60}")
-        default = own.get(key)
-        if isinstance(default, str):
-            value = option.partition("=")[2]
-        elif isinstance(default, float) and type(value) is int:
-            value = float(value)
-        elif isinstance(default, (bool, int, float)) and type(value) is not type(default):
-            raise BadInput(
-                f"--env.options: {name} takes {key}={json.dumps(default)} or another "
-                f"{type(default).__name__}, got {option!r:.60}"
-            )
+        if isinstance(default := own.get(key), (str, bool, int, float)):
+            try:
+                value = TypeAdapter(type(default)).validate_strings(option.partition("=")[2])
+            except ValidationError:
+                kind = type(default).__name__
+                raise BadInput(
+                    f"--env.options: {name} takes {key}={json.dumps(default)} or another {kind}, "
+                    f"got {option!r:.60}"
+                ) from None
         found[key] = value
     return found
 
@@ -359,7 +354,7 @@ def read_option(text: str) -> tuple[str, Any]:
 
 def from_class(factory: Callable[..., Env], split: Split) -> EnvSource:
     """Makes the source for a user's class, see ``make``."""
-    parameters = _parameters(factory)
+    parameters = inspect.signature(factory).parameters
     if "split" in parameters:
         return EnvSource(lambda: factory(split=split))
     if split == "eval":
@@ -367,13 +362,6 @@ def from_class(factory: Callable[..., Env], split: Split) -> EnvSource:
     levels = getattr(getattr(factory, "func", factory), "levels", 1) if "level" in parameters else 1
     makers = [functools.partial(factory, level=level) for level in range(levels)]
     return EnvSource(factory, easier=makers[:-1])
-
-
-def _parameters(factory: Callable[..., Any]) -> dict[str, Parameter]:
-    try:
-        return dict(inspect.signature(factory).parameters)
-    except (TypeError, ValueError):  # some callables written in C have no signature
-        return {}
 
 
 class _OtherSeeds:

@@ -11,7 +11,6 @@ import dataclasses
 import hashlib
 import os
 import re
-import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple
 
@@ -21,9 +20,7 @@ from marft_jax.envs.base import EnvSource, OneOf, Split, Task
 from marft_jax.envs.datasets import load
 from marft_jax.envs.grading.compare import quick
 from marft_jax.envs.grading.extract import extract
-from marft_jax.envs.threads import DaemonThreads
 from marft_jax.errors import BadInput
-from marft_jax.formats import foreign
 from marft_jax.setting import Positive, Seconds, setting
 from marft_jax.types import StepResult, Turn
 
@@ -32,7 +29,6 @@ SCORE = "score"  # the line of a verdict that is about all of the texts
 _MARK = re.compile(r"(\d{1,15}(?:\.\d{1,15})?)(?: ?/ ?(\d{1,15}(?:\.\d{1,15})?))?", re.ASCII)
 _AGAIN = "The last reply had no verdict."
 _ASKS = 2  # how often a judge is asked for a verdict
-_THREADS = DaemonThreads()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,8 +47,7 @@ class Settings(load.Rows):
     url_model: str = setting("default", needs="env.url")
     """Name of the model at `url`."""
     url_seconds: Seconds = setting(60.0, needs="env.url")
-    """Time limit for a verdict, retries included, in seconds. An episode without a verdict has
-    failed."""
+    """Time limit for each reply of the judge, in seconds. An episode that exceeds it has failed."""
     question_field: str | None = None
     """Field of the question; none: the first usual name that a row has."""
     answer_field: str | None = None
@@ -194,41 +189,28 @@ class Judged:
 
     def _judge(self, turns: Sequence[Turn]) -> Verdict:
         said = "\n".join(f"{turn.name}: {turn.text}" for turn in turns)
-        seconds = self._settings.url_seconds
-        content, end, spent = f"{self._instructions()}\n{said}", time.monotonic() + seconds, 0
+        content, text, spent, scores = f"{self._instructions()}\n{said}", "", 0, {}
         for _ in range(_ASKS):
-            try:
-                asked = _THREADS.submit(self._post, content)
-                answer = asked.result(end - time.monotonic())
-            except TimeoutError:
-                what = f"expected a verdict within {seconds:g} s (--env.url_seconds)"
-                raise TimeoutError(f"--env.url: {what}") from None
-            choice, tokens = answer["choices"][0], (answer.get("usage") or {}).get("total_tokens")
-            text = choice["message"]["content"]
-            text = text if isinstance(text, str) else ""
+            answer = self._post(content)
+            choice = answer["choices"][0]
+            text = str(choice["message"]["content"] or "")
             scores = self._scores(text, choice.get("finish_reason") != "length")
-            spent += tokens if isinstance(tokens, int) and tokens < 1 << 31 else 0
+            spent += (answer.get("usage") or {}).get("total_tokens") or 0
             if scores:
                 break
             content = f"{content}\n\n{_AGAIN} {self._form()}"
         return Verdict(text, spent, scores)
 
     def _post(self, content: str) -> Any:
-        """Posts a question and returns the reply. A redirect is refused: the next host would be
-        sent the key."""
+        """Posts a question and returns the reply. A redirect is an error: the key goes to no other
+        address."""
         asked = {"model": self._settings.url_model, "temperature": 0}
         asked |= {"messages": [{"role": "user", "content": content}]}
         url, seconds = str(self._settings.url).rstrip("/"), self._settings.url_seconds
         key = os.environ.get("OPENAI_API_KEY", "").strip()
         headers = {"Authorization": f"Bearer {key}"} if key else {}
         reply = httpx.post(f"{url}/chat/completions", json=asked, headers=headers, timeout=seconds)
-        if reply.has_redirect_location:
-            raise BadInput(
-                f"--env.url: expected the address of the judge, but it redirects "
-                f"({reply.status_code}) to {reply.headers['Location']:.200}; name that address if "
-                "you trust it"
-            )
-        return foreign.loads(reply.raise_for_status().text)
+        return reply.raise_for_status().json()
 
 
 class TeamJudged(Judged):

@@ -67,7 +67,6 @@ CHAT = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": 
     "row, task",
     [
         ({"Question ": "q", "ANSWER": "1"}, Task("q", "1")),
-        ({"answer": "2", "Answer": "1", "question": "q"}, Task("q", "2")),
         ({"data_source": "d", "prompt": CHAT, "reward_model": {"style": "rule", "ground_truth": 3},
           "extra_info": {"answer": "no"}}, Task("q", "3")),
         ({"prompt": CHAT, "solution": "$\\frac{1}{2}$"}, Task("q", "$\\frac{1}{2}$")),
@@ -170,28 +169,22 @@ GOOD = '{"question": "q", "answer": "1"}'
         ("a.jsonl", "[1]\n", "a.jsonl line 1: expected an object"),
         ("a.jsonl", "\n", "expected at least one row"),
         ("a.json", f'[{GOOD}, {{"question": "q"}}]', "a.json row 2: no answer"),
-        ("a.json", '[\n{"question": "q",\n', "a.json line 3: not JSON"),
+        ("a.json", '[\n{"question": "q",\n', "line 3 column"),
         ("a.json", '{"rows": []}', "expected a list of rows"),
         ("a.jsonl", '{"question": "q", "answer": {"value": 5}}', "an answer of text or num"),
         ("a.jsonl", '{"question": "q", "answer": [5, {"value": 5}]}', "an answer of text or num"),
         ("a.jsonl", '{"question": "q", "answer": [5, null]}', "expected an answer of text or num"),
-        ("a.jsonl", '{"question": "q", "gold": -1}', "expected the index of a choice, got -1"),
-        ("a.jsonl", '{"question": "q", "gold": 99999999}', "the index of a choice, got 99999999"),
         ("a.jsonl", '{"question": "q", "answer": NaN}', "a.jsonl line 1: no answer"),
         ("a.jsonl", '{"question": "q", "answer": "\\ud800"}', "surrogates not allowed"),
         ("a.jsonl", "[" * 5000, "a.jsonl line 1: not JSON: nested more than 64 deep"),
-        ("a.parquet", "not parquet", "not a Parquet file"),
+        ("a.parquet", "not parquet", "not a readable file of rows"),
         ("a.txt", "question,answer", "expected a file .json, .jsonl, .parquet, .csv"),
         ("a.csv", "question,answer\n", "expected at least one row"),
-        ("a.csv", "question,answer\nq,1\nq\n", "a.csv line 3: expected 2 cells, got 1"),
-        ("a.csv", "question,answer\nq,1,2\n", "a.csv line 2: expected 2 cells, got 3"),
-        ("a.csv", 'question,answer\n"q,1\n', "cannot be read"),
-        ("a.csv", "question,answer,answer\nq,1,2\n", "the key 'answer' stands twice"),
-        ("a.csv", "question,Answer,ANSWER\nq,1,2\n", "different names, got several 'answer'"),
-        ("a.jsonl", '{"question": "q", "answer": "1", "answer": "2"}', "'answer' stands twice"),
-        ("a.json", '[{"question": "q", "answer": "1", "answer": "2"}]', "'answer' stands twice"),
+        ("a.csv", "question,answer\nq,1\nq\n", "a.csv line 3: expected 2 cells"),
+        ("a.csv", "question,answer\nq,1,2\n", "a.csv line 2: expected 2 cells"),
+        ("a.csv", 'question,answer\n"q,1\n', "not a readable file of rows"),
         ("a.csv", "Frage;Wert\nq;1\nr;2\n",
-         "got fields frage, wert; --env.question_field names another; so it is with all 2 rows"),
+         "got fields frage, wert; --env.question_field names another (2 of 2 rows are bad)"),
         ("a.csv", "question,wert\nq,1\n", "--env.answer_field names another"),
     ],
 )  # fmt: skip
@@ -205,7 +198,7 @@ def test_bad_files_are_named_with_their_line(tmp_path, name, text, message):
 
 def test_bytes_that_are_not_text_are_refused(tmp_path):
     (tmp_path / "a.jsonl").write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(BadInput, match="cannot be read"):
+    with pytest.raises(BadInput, match="not a readable file of rows"):
         load.load(str(tmp_path / "a.jsonl"))
 
 
@@ -351,7 +344,8 @@ def test_filters_keep_the_rows_that_fit_all(tmp_path, filters, kept):
 
 
 @pytest.mark.parametrize(
-    "text, message", [("level", "field=value"), ("level<=x", "a number"), ("level=9", "that fits")]
+    "text, message",
+    [("level", "field=value"), ("level<=x", "field<=num"), ("level=9", "that fits")],
 )
 def test_filters_that_mean_nothing_are_refused(tmp_path, text, message):
     source = write(tmp_path / "a.jsonl", [{"question": "q", "answer": "1", "level": 1}])
@@ -534,13 +528,3 @@ def test_a_preference_pays_nothing_and_says_what_it_is_good_for(tmp_path, row):
     assert load.load(source, judged.Settings()) == [Task("q", "")]  # no reference for a judge
     [task] = load.load(write(tmp_path / "b.jsonl", [row | {"answer": "5"}]))
     assert task.answer == "5"
-
-
-def test_two_columns_of_one_name_are_refused_in_parquet(tmp_path):
-    pyarrow = pytest.importorskip("pyarrow")
-    from pyarrow import parquet
-
-    table = pyarrow.table([["q"], ["1"], ["2"]], names=["question", "answer", "answer"])
-    parquet.write_table(table, tmp_path / "a.parquet")
-    with pytest.raises(BadInput, match="'answer' stands twice"):
-        load.load(str(tmp_path / "a.parquet"))

@@ -269,7 +269,7 @@ def test_options_and_levels_of_difficulty_go_together(own):
         ("size=big", "takes size=3 or another int, got 'size=big'"),
         ("size=2.5", "takes size=3 or another int, got 'size=2.5'"),
         ("size=true", "takes size=3 or another int, got 'size=true'"),
-        ("twice=1", "takes twice=false or another bool, got 'twice=1'"),
+        ("twice=3", "takes twice=false or another bool, got 'twice=3'"),
         ("share=half", "takes share=0.5 or another float, got 'share=half'"),
     ],
 )
@@ -291,12 +291,12 @@ def test_a_users_class_without_options_takes_none(own):
         ("arithmetics", f"expected {', '.join(BUILT_IN)} or package.module:Class"),
         ("own_envs:", "package.module:Class"),
         ("own_envs:Missing", "has no 'Missing'"),
-        ("own_envs:NoStep", "has no step"),
+        ("own_envs:NoStep", "without step"),
         (
             "own_envs:Needy",
             "missing a required argument: 'path'; give its parameters",
         ),
-        ("own_envs:number", "expected a class, got int"),
+        ("own_envs:number", "expected a class with reset(seed) and step(turns), got 3"),
         ("nowhere.at_all:Env", "cannot import nowhere.at_all"),
         ("broken_envs:Env", "no_such_thing"),
     ],

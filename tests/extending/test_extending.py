@@ -54,7 +54,7 @@ def test_the_environment_is_sound():
     problems, _ = check(environment().create, episodes=4)
     assert problems == []
     with pytest.raises(BadInput, match="takes modulus, any_digit, got 'module=3'"):
-        base.load_class("remainder:Remainder", ["module=3"])
+        base.make(base.Own("remainder:Remainder", options=("module=3",)), "train")
 
 
 def test_the_algorithm_subtracts_the_mean_of_the_other_samples():

@@ -28,6 +28,7 @@ import operator
 import os
 import re
 import sys
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -38,12 +39,13 @@ from marft_jax.envs.datasets.rows import SUFFIXES, LeftOut, rows_of, spelled
 from marft_jax.envs.grading.extract import boxed_answer
 from marft_jax.envs.grading.normalize import number, split
 from marft_jax.errors import BadInput
+from marft_jax.plugins import shown
 from marft_jax.setting import Count, Fraction, Positive, setting
 
 QUESTION_FIELDS = ("problem", "question", "query", "prompt", "instruction", "messages")
 ANSWER_FIELDS = (
     "final_answer", "answer", "expected_answer", "golden", "label", "target", "ground_truth",
-    "golden_answers", "answerkey",
+    "golden_answers", "answerkey", "gold",
 )  # fmt: skip
 WORKED_FIELDS = ("solution", "completion")  # texts with an answer in them
 CHOICE_FIELDS = ("choices", "options")
@@ -53,6 +55,7 @@ _ALONE = re.compile(r"\$[^$]+\$|\S+")  # an answer without a word beside it
 _CARRIED = re.compile(r"\(?([A-Za-z])\s?[).:]+\s*(\S.*)", re.DOTALL)  # (A) 4
 _WORD = re.compile(r"(?<![\\\w])[^\W\d_]{2}")  # no command of LaTeX
 _FILTER = re.compile(r"([^=!<>]+?)\s*(!=|<=|>=|=)\s*(.*)")
+_COMPARE = {"<=": operator.le, ">=": operator.ge}
 
 Row = Mapping[str, Any]
 
@@ -104,9 +107,10 @@ def sift(source: str, env: Rows) -> Sifted:
     keeps = [_filter(text) for text in env.filters]
     found, rows = Sifted(0, [], [], []), 0
     for rows, (place, row) in enumerate(rows_of(source), 1):  # noqa: B007
-        row = spelled(row) if isinstance(row, Mapping) else row
-        if isinstance(row, Mapping) and not all(keep(row) for keep in keeps):
-            continue
+        if isinstance(row, Mapping):
+            row = spelled(row)
+            if not all(keep(row) for keep in keeps):
+                continue
         task = str(row) if isinstance(row, ValueError) else env.task_of(row)
         if isinstance(task, Task):
             found.tasks.append(task)
@@ -128,17 +132,15 @@ def load(source: str, env: Rows | None = None) -> list[Task]:
     """
     env = env or Rows()
     rows, tasks, bad, left_out = sift(source, env)
-    if bad and len(bad) == rows:
-        raise BadInput(bad[0] + (f"; so it is with all {rows} rows" if rows > 1 else ""))
     if len(bad) > env.max_bad_rows * rows:
-        more = f" ({len(bad)} of {rows} rows are bad)" if len(bad) > 1 else ""
-        raise BadInput(f"{bad[0]}; mend or remove the row, or raise --env.max_bad_rows{more}")
-    if bad:
-        what = f"left out {len(bad)} of {rows} rows; the first: {bad[0]}"
-        print(f"marft_jax: {source}: {what}", file=sys.stderr)
-    for why in dict.fromkeys(left_out):
-        what = f"left out {left_out.count(why)} of {rows} tasks: {why}"
-        print(f"marft_jax: {source}: {what}", file=sys.stderr)
+        raise BadInput(
+            f"{bad[0]} ({len(bad)} of {rows} rows are bad); mend or remove them, or raise "
+            "--env.max_bad_rows"
+        )
+    reasons = [f"{len(bad)} of {rows} rows; the first: {bad[0]}"] if bad else []
+    reasons += [f"{n} of {rows} tasks: {why}" for why, n in Counter(left_out).items()]
+    for reason in reasons:
+        print(f"marft_jax: {source}: left out {reason}", file=sys.stderr)
     if not tasks:
         what = f" that fits {' and '.join(env.filters)}" if rows and env.filters else ""
         raise BadInput(f"{source}: expected at least one row{what}, got none")
@@ -247,12 +249,12 @@ def as_task(
     Args:
         row: field names to values.
         question_field: field of the question; None takes the first of ``QUESTION_FIELDS``.
-        answer_field: field of the answer; None takes the first of ``ANSWER_FIELDS``, ``gold``, or
-            the boxed or only answer in one of ``WORKED_FIELDS``.
+        answer_field: field of the answer; None takes the first of ``ANSWER_FIELDS``, or the boxed
+            or only answer in one of ``WORKED_FIELDS``.
         needs_answer: False accepts a row without an answer, which becomes "".
     """
     if not isinstance(row, Mapping):
-        return f"expected an object with a question and an answer, got {_short(row)}"
+        return f"expected an object with a question and an answer, got {shown(row)}"
     got = f"got fields {', '.join(map(str, row)) or 'none'}"
     fields = (question_field,) if question_field else QUESTION_FIELDS
     question = _first(row, fields)
@@ -269,7 +271,7 @@ def as_task(
     except ValueError as error:  # a UnicodeEncodeError too: half a surrogate pair
         return str(error)
     if not answer and needs_answer:
-        known = f"{', '.join(ANSWER_FIELDS)}, gold (with choices) or boxed in a solution"
+        known = f"{', '.join(ANSWER_FIELDS)} or boxed in a solution"
         wanted = f"no answer: expected one in {answer_field or known}"
         return f"{wanted}, {got}; --env.answer_field names another"
     return Task(question, answer)
@@ -277,14 +279,12 @@ def as_task(
 
 def _answer(row: Row, field: str | None, choices: Sequence[Choice]) -> str | OneOf:
     judged = not field and _is_preference(row)
-    fields = (name for name in (*ANSWER_FIELDS, "gold") if not (judged and name == "label"))
+    fields = (name for name in ANSWER_FIELDS if not (judged and name == "label"))
     values = ((name, _first(row, (name,))) for name in ((field,) if field else fields))
     name, value = next((found for found in values if found[1] is not None), ("", None))
     if value is not None:
         if choices:
             return _chosen(value, choices)
-        if name == "gold":
-            return _as_letters(value)
         return _as_text(value) if name == "final_answer" else _names(value)
     worked = None if field or judged else _first(row, WORKED_FIELDS)
     worked = worked[-1] if isinstance(worked, list) else worked
@@ -334,20 +334,11 @@ def _as_text(value: Any) -> str:
     if isinstance(value, float) and value.is_integer():
         return str(int(value))
     if value is None or isinstance(value, Mapping | bytes):
-        raise ValueError(f"expected an answer of text or numbers, got {_short(value)}")
+        raise ValueError(f"expected an answer of text or numbers, got {shown(value)}")
     text = str(value)
     if "####" in text:
         return text.rpartition("####")[2].strip()
     return (boxed_answer(text) or text).strip()
-
-
-def _as_letters(gold: Any) -> str:
-    """Converts the indices of the right choices to letters."""
-    items = gold if isinstance(gold, list) else [gold]
-    items = [int(i) if isinstance(i, float) and i.is_integer() else i for i in items]
-    if any(isinstance(item, int) and not 0 <= item < 26 for item in items):
-        raise ValueError(f"expected the index of a choice, got {_short(gold)}")
-    return ", ".join(chr(65 + item) if isinstance(item, int) else _as_text(item) for item in items)
 
 
 class Choice(NamedTuple):
@@ -372,26 +363,17 @@ def _chosen(value: Any, choices: Sequence[Choice]) -> str | OneOf:
     carried = _CARRIED.fullmatch(answer)
     label, text = carried.groups() if carried else (answer.strip(" ().:"), answer)
     named = [choice for choice in choices if choice.label.casefold() == label.casefold()]
-    texts = {answer.casefold(), (text if named else answer).casefold()}
-    told = [choice for choice in choices if choice.text.casefold() in texts]
-    if not (named or told) and (amount := _amount(answer)):
-        told = [choice for choice in choices if _amount(choice.text) == amount]
-    indexed = range(len(choices)) if re.fullmatch(r"[0-9]{1,9}", answer) and not named else ()
-    means = {*named, *told, *(choices[i] for i in indexed if i == int(answer))}
+    told = [c for c in choices if c.text.casefold() in (answer.casefold(), text.casefold())]
+    is_index = re.fullmatch(r"[0-9]{1,9}", answer) and not named
+    means = {*named, *told, *(choices[int(answer) :][:1] if is_index else ())}
     if len(means) > 1 or not means and re.fullmatch(r"-?[0-9]+|\W*[A-Za-z]\W*", answer):
         labels = ", ".join(choice.label for choice in choices)
         what = "it means several" if means else "it means none"
-        raise ValueError(f"expected the label of a choice ({labels}), got {_short(value)}: {what}")
+        raise ValueError(f"expected the label of a choice ({labels}), got {shown(value)}: {what}")
     for choice in means:
         both = dict.fromkeys((choice.label, choice.text))
         return OneOf(both) if told and len(both) > 1 else choice.label
     return answer
-
-
-def _amount(text: str) -> tuple[Any, str] | None:
-    """Reads a plain number and its unit."""
-    value, unit = split(text)
-    return None if number(value) is None else (number(value), unit)
 
 
 def _choices(row: Row) -> list[Choice]:
@@ -417,7 +399,7 @@ def _choices(row: Row) -> list[Choice]:
         return [Choice(match[1], match[2], match[0]) for match in carried]
     labels = [_as_text(label) for label in labels] or [chr(65 + i) for i in range(len(texts))]
     if len(labels) != len(texts):
-        raise ValueError(f"expected a label for each choice, got {_short(labels)}")
+        raise ValueError(f"expected a label for each choice, got {shown(labels)}")
     pairs = zip(labels, texts, strict=True)
     return [Choice(label, text, f"({label}) {text}") for label, text in pairs]
 
@@ -443,19 +425,17 @@ def _with_choices(question: str, choices: Sequence[Choice]) -> str:
 
 def _filter(text: str) -> Callable[[Row], bool]:
     match = _FILTER.fullmatch(text.strip())
-    if match is None:
+    field, how, values = match.groups() if match else ("", "", "")
+    compare, bound = _COMPARE.get(how), _number(values)
+    if match is None or compare and math.isnan(bound):
         raise BadInput(
             f"--env.filters: expected field=value|value, field!=value, field<=number or "
             f"field>=number, got {text!r}"
         )
-    field, how, values = match.groups()
     field = field.strip().lower()
-    if how in ("=", "!="):
-        return lambda row: (str(row.get(field)) in values.split("|")) == (how == "=")
-    bound, compare = _number(values), operator.le if how == "<=" else operator.ge
-    if math.isnan(bound):
-        raise BadInput(f"--env.filters: expected a number after {how}, got {text!r}")
-    return lambda row: compare(_number(row.get(field)), bound)
+    if compare:
+        return lambda row: compare(_number(row.get(field)), bound)
+    return lambda row: (str(row.get(field)) in values.split("|")) == (how == "=")
 
 
 def _number(value: Any) -> float:
@@ -464,8 +444,3 @@ def _number(value: Any) -> float:
         return float(value)
     except (TypeError, ValueError, OverflowError):
         return math.nan
-
-
-def _short(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 60 else text[:57] + "..."

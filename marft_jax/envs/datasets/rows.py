@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import itertools
-import json
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -12,6 +11,7 @@ from typing import Any, NamedTuple
 
 from marft_jax.errors import BadInput, reason
 from marft_jax.formats import foreign
+from marft_jax.formats.foreign import readable
 from marft_jax.plugins import given_object
 
 SUFFIXES = (".json", ".jsonl", ".parquet", ".csv")
@@ -41,18 +41,11 @@ def rows_of(source: str) -> Iterator[tuple[str, Any]]:
         return
     path = Path(source).expanduser()
     if path.suffix in SUFFIXES or path.exists():
-        readers = {".json": _json, ".jsonl": _jsonl, ".parquet": _parquet, ".csv": _csv}
-        reader = readers.get(path.suffix)
-        if reader is None or path.is_dir():
+        if path.suffix not in SUFFIXES or path.is_dir():
             raise BadInput(f"{source}: expected a file {', '.join(SUFFIXES)}, or a hub id")
-        try:
-            yield from reader(path)
-        except (
-            OSError,
-            ValueError,
-            csv.Error,
-        ) as error:  # ValueError: not UTF-8, a NUL in the name
-            raise BadInput(f"{source!r}: cannot be read ({reason(error)})") from error
+        readers = {".json": _json, ".jsonl": _jsonl, ".parquet": _parquet, ".csv": _csv}
+        with readable(source, "file of rows"):
+            yield from readers[path.suffix](path)
     elif match := _HUB.fullmatch(source):
         yield from _hub(source, match["name"], match["subset"], match["split"] or "train")
     else:
@@ -61,9 +54,8 @@ def rows_of(source: str) -> Iterator[tuple[str, Any]]:
         )
 
 
-def spelled(row: Mapping[str, Any]) -> dict[str, Any] | ValueError:
-    """Rewrites a row with the names of our tables of fields; returns an error if two fields get the
-    same name.
+def spelled(row: Mapping[str, Any]) -> dict[str, Any]:
+    """Rewrites a row with the names of our tables of fields.
 
     Names become lower case. A chat, which is a list of messages with ``role`` and ``content``,
     becomes a text: the user's message, or several messages with their roles, without the system's.
@@ -75,25 +67,21 @@ def spelled(row: Mapping[str, Any]) -> dict[str, Any] | ValueError:
     {'prompt': '1+1'}
     """
     found: dict[str, Any] = {}
-    keys = [key for name in row if (key := name.strip().lower()) != name]
-    if twice := {key for key in keys if keys.count(key) > 1} - row.keys():
-        return ValueError(f"expected fields of different names, got several {min(twice)!r:.60}")
     columns = {m[1] or m[2].upper(): row[k] for k in row if (m := _COLUMN.fullmatch(k.strip()))}
     labels = itertools.takewhile(lambda label: columns.get(label) not in (None, ""), "ABCDEFGHIJ")
     if len(choices := {label: columns[label] for label in labels}) > 1:
         found["choices"] = choices
-    for name, value in sorted(row.items(), key=lambda item: item[0] == item[0].lower()):
+    for name, value in row.items():
         key = name.strip().lower()
         if key == "reward_model" and isinstance(value, Mapping) and "ground_truth" in value:
             found["ground_truth"] = value["ground_truth"]
         elif turns := _chat(value):
             *before, (role, last) = turns
             if role == "assistant":
-                found |= {"completion": last}
-                turns = before
-            several = [f"{role}: {text}" for role, text in turns] if len(turns) > 1 else None
-            text = "\n".join(several or (text for _, text in turns))
-            found |= {key: text} if text else {}
+                found["completion"], turns = last, before
+            if turns:
+                several = [f"{role}: {text}" for role, text in turns]
+                found[key] = "\n".join(several) if len(turns) > 1 else turns[0][1]
         else:
             found[key] = value
     return found
@@ -101,35 +89,28 @@ def spelled(row: Mapping[str, Any]) -> dict[str, Any] | ValueError:
 
 def _chat(value: Any) -> list[tuple[str, str]]:
     """Reads role and text of each message but the system's; returns nothing if it is no chat."""
-    found = []
-    for message in value if isinstance(value, list) else ():
-        if not isinstance(message, Mapping) or not {"role", "content"} <= set(message):
-            return []
-        content = message["content"]
-        if isinstance(content, list):  # parts of text
-            content = "".join(
-                part.get("text") or "" for part in content if isinstance(part, Mapping)
-            )
-        if message["role"] != "system":
-            found.append((str(message["role"]), str(content or "")))
-    return found
+    messages = value if isinstance(value, list) else []
+    if not all(isinstance(m, Mapping) and {"role", "content"} <= m.keys() for m in messages):
+        return []
+    return [(m["role"], _text_in(m["content"])) for m in messages if m["role"] != "system"]
+
+
+def _text_in(content: Any) -> str:
+    """Reads a message's content: a text, or parts with texts."""
+    if isinstance(content, list):
+        return "".join(part.get("text") or "" for part in content)
+    return str(content or "")
 
 
 def _csv(path: Path) -> Iterator[tuple[str, Any]]:
     with path.open(encoding="utf-8-sig", newline="") as lines:
-        first = lines.readline()
+        separator = max(",;\t", key=lines.readline().count)
         lines.seek(0)
-        separator = max(",;\t", key=first.count)
         reader = csv.DictReader(lines, delimiter=separator, strict=True)
-        foreign.distinct([(name, None) for name in reader.fieldnames or () if name.strip()])
         for row in reader:
-            place, names = f"{path} line {reader.line_num}", reader.fieldnames or ()
             if None in row or None in row.values():
-                cells = sum(value is not None for value in row.values())
-                more = " or more" if None in row else ""
-                yield place, ValueError(f"expected {len(names)} cells, got {cells}{more}")
-            else:
-                yield place, row
+                row = ValueError(f"expected {len(reader.fieldnames or ())} cells, as in line 1")
+            yield f"{path} line {reader.line_num}", row
 
 
 def _jsonl(path: Path) -> Iterator[tuple[str, Any]]:
@@ -137,54 +118,36 @@ def _jsonl(path: Path) -> Iterator[tuple[str, Any]]:
         for number, line in enumerate(lines, 1):
             if line.strip():
                 try:
-                    row = foreign.loads(line, foreign.distinct)
+                    row = foreign.loads(line)
                 except ValueError as error:
-                    row = ValueError(f"not JSON: {getattr(error, 'msg', error)}")
+                    row = ValueError(f"not JSON: {error}")
                 yield f"{path} line {number}", row
 
 
 def _json(path: Path) -> Iterator[tuple[str, Any]]:
-    text = path.read_text(encoding="utf-8-sig")
-    try:
-        rows = foreign.loads(text, foreign.distinct)
-    except json.JSONDecodeError as error:
-        raise BadInput(f"{path} line {error.lineno}: not JSON: {error.msg}") from error
-    if isinstance(rows, Mapping):
-        rows = rows.get("data")
+    rows = foreign.loads(path.read_text(encoding="utf-8-sig"))
+    rows = rows.get("data") if isinstance(rows, Mapping) else rows
     if not isinstance(rows, list):
         raise BadInput(f'{path}: expected a list of rows, or {{"data": [...]}}')
-    for number, row in enumerate(rows, 1):
-        yield f"{path} row {number}", row
+    return ((f"{path} row {number}", row) for number, row in enumerate(rows, 1))
 
 
 def _parquet(path: Path) -> Iterator[tuple[str, Any]]:
-    try:
-        import pyarrow
-        import pyarrow.parquet
-    except ImportError as error:
-        raise BadInput(f"{path}: reading it needs pyarrow: pip install pyarrow") from error
-    number = 0
-    try:
-        with pyarrow.parquet.ParquetFile(path) as file:
-            foreign.distinct([(name, None) for name in file.schema_arrow.names])
-            for batch in file.iter_batches():
-                for row in batch.to_pylist():
-                    number += 1
-                    yield f"{path} row {number}", row
-    except pyarrow.ArrowException as error:
-        raise BadInput(f"{path}: not a Parquet file: {reason(error)}") from error
+    from pyarrow.parquet import ParquetFile
+
+    with ParquetFile(path) as file:
+        rows = (row for batch in file.iter_batches() for row in batch.to_pylist())
+        yield from ((f"{path} row {number}", row) for number, row in enumerate(rows, 1))
 
 
 def _hub(source: str, name: str, subset: str | None, split: str) -> Iterator[tuple[str, Any]]:
     try:
-        import datasets  # pyright: ignore[reportMissingImports]
-    except ImportError as error:
-        raise BadInput(f"{source}: the hub needs datasets: pip install datasets") from error
-    try:
-        rows = datasets.load_dataset(name, subset, split=split)  # pyright: ignore
-    except Exception as error:  # offline, unknown name, missing subset, unknown split, ...
+        from datasets import load_dataset  # pyright: ignore
+
+        rows = load_dataset(name, subset, split=split)
+    except Exception as error:  # not installed, offline, unknown name, subset or split, ...
         raise BadInput(
-            f"{source}: no such file, and as a hub id it cannot be loaded: {reason(error)}"
+            f"{source}: no such file, and as a hub id it cannot be loaded (which needs pip install "
+            f"datasets): {reason(error)}"
         ) from error
-    for number, row in enumerate(rows, 1):
-        yield f"{source} row {number}", row
+    return ((f"{source} row {number}", row) for number, row in enumerate(rows, 1))
