@@ -87,7 +87,6 @@ setup(
             "models/weights/tiny.safetensors",
             "models/tokenizers/bytes/*",
             "interop/card.md",
-            "interop/team_card.md",
             "extras/report/page/*",
         ]
     },

@@ -151,9 +151,8 @@ def _as_peft(out: Path, session: Session, adapters: lora.Adapters, facts: card.F
     for n, name in enumerate(team.adapter_names[MAIN]):
         peft.write(out / name, _of(n, adapters), alpha, base, inside)
         members = [team.names[i] for i, owner in enumerate(team.owners) if owner == n]
-        card.write(out / name, facts, members, name, base, team.adapter_names[MAIN], plays)
         folders[name] = members
-    card.write_team(out, facts, folders, plays, adapters=True)
+    card.write(out, facts, folders, base, plays)
     seeded = tuple(
         dataclasses.replace(profile, init=team.adapter_names[MAIN][owner])
         for profile, owner in zip(blueprint.agents, team.owners, strict=True)
@@ -184,9 +183,7 @@ def _as_merged(
             out / name, session.base, _of(owner, adapters), scale, drawn,
             report=lambda: progress(next(done), total),
         )  # fmt: skip
-        card.write(out / name, facts, [name])
-    if agent is None:
-        card.write_team(out, facts, {one[0]: [one[0]] for one in wanted}, False, adapters=False)
+    card.write(out, facts, {one[0]: [one[0]] for one in wanted})
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Writes model cards: ``card.md`` of an exported adapter or model, ``team_card.md`` of the team."""
+"""Writes the model card of an exported team, from ``card.md``."""
 
 from __future__ import annotations
 
@@ -32,57 +32,19 @@ class Facts(NamedTuple):
 def write(
     folder: Path,
     facts: Facts,
-    agents: Sequence[str],
-    adapter: str = "",
+    folders: Mapping[str, Sequence[str]],
     base: str = "",
-    adapters: Sequence[str] = (),
     plays: bool = False,
 ) -> None:
     """Writes ``README.md``: base, task, team, metrics and how peft, transformers and vLLM load it.
 
     Args:
         folder: the folder of the export.
-        agents: names of the agents whose actions this adapter or model writes.
-        adapter: name of the adapter; "" for a merged model.
-        base: where the adapter's loader finds the base.
-        adapters: names of all adapters of the team.
-        plays: ``team.py`` lies beside them.
-    """
-    profiles = facts.blueprint.agents
-    _save(
-        folder,
-        "card.md",
-        facts,
-        bool(adapter),
-        agents=agents,
-        own=[profile for profile in profiles if profile.name in agents],
-        others=[profile.name for profile in profiles if profile.name not in agents],
-        demonstrations=_demonstrations(facts),
-        adapters=adapters,
-        plays=plays,
-        adapter=adapter,
-        base=base,
-        quote=lambda prompt: json.dumps(prompt, ensure_ascii=False),
-    )
-
-
-def write_team(
-    folder: Path, facts: Facts, folders: Mapping[str, Sequence[str]], plays: bool, *, adapters: bool
-) -> None:
-    """Writes the ``README.md`` of a whole team.
-
-    Args:
         folders: folder of an adapter or model, to the names of its agents.
+        base: where the loader of the adapters finds the base; "" for merged models.
         plays: ``team.py`` lies beside them.
-        adapters: the folders hold adapters, else whole models.
     """
-    agents = [profile.name for profile in facts.blueprint.agents]
-    how = dict(agents=agents, folders=folders, plays=plays, own=adapters)
-    _save(folder, "team_card.md", facts, adapters, **how)
-
-
-def _save(folder: Path, name: str, facts: Facts, adapted: bool, **values: Any) -> None:
-    config = facts.config
+    config, adapted = facts.config, bool(base)
     data = ModelCardData(
         library_name="peft" if adapted else "transformers",
         base_model=facts.base if _HUB_ID.fullmatch(facts.base) else None,  # else the hub refuses it
@@ -90,13 +52,18 @@ def _save(folder: Path, name: str, facts: Facts, adapted: bool, **values: Any) -
     )
     card = ModelCard.from_template(
         data,
-        template_path=str(Path(__file__).with_name(name)),
+        template_path=str(Path(__file__).with_name("card.md")),
         facts=facts,
         config=config,
+        profiles=facts.blueprint.agents,
         workflow=config.team.workflow or facts.blueprint.workflow,
         data=[_portable(source) for source in config.env.data],
         metrics=metrics_at(Path(facts.run), facts.step, config.algo.recorded),
-        **values,
+        folders=folders,
+        adapted=adapted,
+        base=base,
+        plays=plays,
+        quote=lambda prompt: json.dumps(prompt, ensure_ascii=False),
     )
     card.save(folder / "README.md")
 
@@ -116,12 +83,6 @@ def metrics_at(run: Path, step: int, recorded: bool = False) -> Mapping[str, flo
         if row["step"] <= step:
             found |= {k: v for k, v in row.items() if counts(k)}
     return {name: value for name, value in found.items() if value is not None}
-
-
-def _demonstrations(facts: Facts) -> int | None:
-    file = Path(facts.run) / "demonstrations.jsonl"
-    there = facts.config.algo.recorded and file.is_file()
-    return len(file.read_bytes().splitlines()) if there else None
 
 
 def _portable(source: str) -> str:

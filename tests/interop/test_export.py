@@ -108,9 +108,9 @@ def test_a_team_travels_as_peft_folders_and_comes_back(session, run, tmp_path, c
         settings = json.loads((out / name / peft.CONFIG).read_text())
         assert settings["base_model_name_or_path"] == "base"
         assert (settings["r"], settings["lora_alpha"]) == (8, 16)
-        card = (out / name / "README.md").read_text()
-        for told in ("arithmetic", "| reward/mean | 0.9 |", "training steps: 3", "PeftModel"):
-            assert told in card
+    card = (out / "README.md").read_text()
+    for told in ("arithmetic", "| reward/mean | 0.9 |", "for 3 steps", "PeftModel"):
+        assert told in card
     assert (out / "base" / "model.safetensors").is_file()
     for file in out.rglob("*"):  # nothing says where it was made, everybody may read it
         assert file.is_dir() or str(tmp_path).encode() not in file.read_bytes()
@@ -202,17 +202,17 @@ def test_a_place_that_is_no_folder_is_one_clear_line(run, tmp_path, capsys):
     assert "cannot be written" in line
 
 
-def test_the_card_of_an_imitated_run_tells_losses_and_demonstrations(tmp_path):
+def test_the_card_of_an_imitated_run_tells_losses(tmp_path):
     config = dataclasses.replace(configure(), algo=Imitation())
     row = {"step": 3, "reward/mean": 1.0, "agent/solver/loss": 0.25, "eval/x/accuracy": 0.5}
     (tmp_path / "metrics.jsonl").write_text(json.dumps(row) + "\n")
-    (tmp_path / "demonstrations.jsonl").write_text("{}\n" * 7)
     facts = card.Facts(str(tmp_path), 3, config, Blueprint(BUILT_IN), "owner/name")
-    card.write(tmp_path, facts, ["solver"], "solver", "owner/name", ["planner", "solver"], True)
+    folders = {"planner": ["planner"], "solver": ["solver"]}
+    card.write(tmp_path, facts, folders, "owner/name", True)
     text = (tmp_path / "README.md").read_text()
     for told in (
-        "on demonstrations (supervised",
-        "steps: 3, on 7 demonstrations\n- LoRA",
+        "Fine-tuned together on demonstrations",
+        "for 3 steps",
         "| agent/solver/loss | 0.25 |",
         "| eval/x/accuracy | 0.5 |",
         "team.py TASK",
@@ -226,8 +226,8 @@ def test_a_card_names_files_without_their_places(session, run, tmp_path):
     data = ["/home/someone/secret/train.jsonl", "owner/name:train"]
     config = dataclasses.replace(session.config, env=Settings(data=tuple(data)))
     facts = card.Facts(str(run), 3, config, Blueprint(BUILT_IN), export._portable(str(run)))
-    for how in (("solver", "model.gguf"), ()):
-        card.write(tmp_path, facts, ["solver"], *how)
+    for base in ("model.gguf", ""):
+        card.write(tmp_path, facts, {"solver": ["solver"]}, base)
         text = (tmp_path / "README.md").read_text()
         assert "(train.jsonl, owner/name:train)" in text and run.name in text
         assert "/home" not in text and str(run.parent) not in text
@@ -238,7 +238,7 @@ def test_a_merged_model_is_written_for_one_agent_or_for_each(run, tmp_path, monk
     monkeypatch.setattr(export.Progress, "__call__", lambda self, *counts: shown.append(counts))
     assert run_export("--run", run, "--out", tmp_path / "a", "--format", "merged", "--agent",
                       "solver") == 0  # fmt: skip
-    assert [p.name for p in (tmp_path / "a").iterdir()] == ["solver"]
+    assert {p.name for p in (tmp_path / "a").iterdir()} == {"solver", "README.md"}
     tensors = shown[-1][1]
     loaded, exported = shown[:-tensors], shown[-tensors:]  # in MiB, in tensors
     assert exported == [(n + 1, tensors) for n in range(tensors)] and tensors > 9
@@ -248,7 +248,7 @@ def test_a_merged_model_is_written_for_one_agent_or_for_each(run, tmp_path, monk
     assert names <= {p.name for p in folder.iterdir()}
     generation = json.loads((folder / "generation_config.json").read_text())
     assert generation["do_sample"] is True and generation["max_new_tokens"] == 24
-    assert "complete model" in (folder / "README.md").read_text()
+    assert "complete model" in (tmp_path / "a" / "README.md").read_text()
 
 
 @pytest.mark.parametrize(

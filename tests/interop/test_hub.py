@@ -35,7 +35,7 @@ def team(tmp_path):
     (folder / "team.py").write_text("print('it runs')\n")
     run = write_run(tmp_path / "run")
     facts = card.Facts(str(run), 3, configure(), Blueprint(BUILT_IN), "owner/base")
-    card.write_team(folder, facts, {"solver": ["solver"]}, True, adapters=True)
+    card.write(folder, facts, {"solver": ["solver"]}, "owner/base", True)
     return folder
 
 
@@ -88,6 +88,6 @@ def test_a_token_that_is_none_is_not_printed(there, team, monkeypatch):
 def test_a_base_that_the_hub_does_not_know_is_not_in_the_head(tmp_path):
     run = write_run(tmp_path / "run")
     facts = card.Facts(str(run), 3, configure(), Blueprint(BUILT_IN), "tiny")
-    card.write_team(tmp_path, facts, {"solver": ["solver"]}, False, adapters=False)
+    card.write(tmp_path, facts, {"solver": ["solver"]})
     text = (tmp_path / "README.md").read_text()
     assert "base_model" not in text and "on the base `tiny`" in text

@@ -187,13 +187,6 @@ def test_a_gguf_header_larger_than_that_of_any_model_is_refused_in_little_memory
         assert peak.bytes - before < 800e6
 
 
-def test_a_token_that_is_too_long_to_be_one():
-    metadata = {**test_gguf.byte_level_metadata("smollm"), "tokenizer.ggml.model": "llama"}
-    tokens = [*metadata["tokenizer.ggml.tokens"][:-1], "a" * 3_000_000]
-    message = refused(tokenizer.from_gguf, {**metadata, "tokenizer.ggml.tokens": tokens}, "m.gguf")
-    assert "a token of 3000000 characters" in message
-
-
 def tensor_file(file: Path, name: str, kind: str, shape: list[int], size: int) -> None:
     entry = {name: {"dtype": kind, "shape": shape, "data_offsets": [0, size]}}
     head = json.dumps(entry).encode()

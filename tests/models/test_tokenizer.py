@@ -322,7 +322,7 @@ def test_missing_or_broken_tokenizer_files_are_one_clear_line(tmp_path):
     with pytest.raises(BadInput, match="tokenizer.json or tokenizer.model, found neither"):
         tokenizer.from_directory(tmp_path)
     (tmp_path / "tokenizer.model").write_bytes(b"\xff\xff\xff not a model")
-    with pytest.raises(BadInput, match="not a SentencePiece model"):
+    with pytest.raises(BadInput, match="not a readable tokenizer"):
         tokenizer.from_directory(tmp_path)
     (tmp_path / "tokenizer.json").write_text("{")
     with pytest.raises(BadInput, match="not a readable tokenizer"):

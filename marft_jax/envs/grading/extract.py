@@ -28,7 +28,6 @@ LONGEST = 1000
 _READ = 20_000  # characters at the end of a text in which the answer is looked for
 
 _BRACE = re.compile(r"\\(?:boxed|fbox)(?![A-Za-z])\s*\{?|\\[\\{}]|[{}]")
-_BARE = re.compile(r"[^\s$.,{}]+")
 _JOINT = re.compile(
     r"(?:[\s,;$&]|\\q?quad(?![a-z])|\\[,;: ()\[\]]|\\text\{[^{}]{0,40}\}|\b(?:and|or)\b){1,12}"
 )
@@ -81,8 +80,7 @@ _BOUND_AFTER = re.compile(
 )
 _SCALE = re.compile(r"\s*(?:\\?%|percent\b|hundred\b|thousand\b|million\b|billion\b|dozen\b)")
 _CHOICE = re.compile(r"(?<![A-Za-z\\])([A-J])(?![A-Za-z'’])")
-_BRACKETED_CHOICE = re.compile(r"(?<![\w)])[(（]\s*([A-J])\s*[)）]")
-_SMALL_CHOICE = re.compile(r"(?<![\w)])[(（]\s*([a-j])\s*[)）]")
+_BRACKETED_CHOICE = re.compile(r"(?<![\w)])[(（]\s*([A-Ja-j])\s*[)）]")
 _DIRECT_CHOICE = re.compile(
     r"(?:[\s:*_`\"“'$({（]|\\text\w*|\b(?:the|option|choice|letter)\b)*"
     r"([A-J](?![A-Za-z'’])|[b-hj](?![\w'’*/+^-])|[ai](?=\s*(?:[)）.,:;!?*_$}]|\n|\Z)(?!\w)))"
@@ -153,8 +151,6 @@ def _boxes(text: str) -> list[tuple[int, int, str]]:
         if token.startswith("\\"):
             if token.endswith("{") and len(token) > 2:
                 open_braces.append((match.start(), match.end(), True))
-            elif len(token) > 2 and (bare := _BARE.match(text, match.end())):
-                boxes.append((match.start(), bare.end(), bare[0]))  # \boxed 5
         elif token == "{":
             open_braces.append((match.start(), match.end(), False))
         elif open_braces:
@@ -176,13 +172,9 @@ def _letter(text: str) -> str | None:
         found = _DIRECT_CHOICE.match(text, end) or _CHOICE.search(text, end, end + 40)
         if found:
             return found[1].upper()
-    last = text.strip().rpartition("\n")[2]
-    for pattern, where in (
-        (_BRACKETED_CHOICE, text), (_SMALL_CHOICE, last), (_CHOICE, last), (_SMALL_CHOICE, text)
-    ):  # fmt: skip
-        if letters := pattern.findall(where):
-            return letters[-1].upper()
-    return None
+    last_line = text.strip().rpartition("\n")[2]
+    letters = _BRACKETED_CHOICE.findall(text) or _CHOICE.findall(last_line)
+    return letters[-1].upper() if letters else None
 
 
 def _number(text: str) -> str | None:
@@ -203,17 +195,13 @@ def _direct(text: str) -> str | None:
     for formula in _FORMULA.finditer(text):
         content = formula[formula.lastindex or 0]
         if formula.start() <= start < formula.end() and _looks_like_formula(content):
-            after = re.match(r"\s*=\s*(?=[$\\\d])", text[formula.end() :])
-            more = after and _direct(text[formula.end() + after.end() :])
-            return more or (content if _DIGIT.search(content) else None)
+            return content if _DIGIT.search(content) else None
     found = _DIRECT.match(text, start)
     if not found or not _DIGIT.search(found[0]) or _ARITHMETIC.match(text, found.end()):
         return None
     end = found.end()
     for more in (_LISTED, _SCALE):
         end = after.end() if (after := more.match(text, end)) else end
-    if text[:start].rstrip(" ").endswith("$"):
-        start = text.rindex("$", 0, start)
     return _trimmed(text[start:end])
 
 

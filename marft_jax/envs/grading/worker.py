@@ -20,7 +20,6 @@ from marft_jax.envs.grading.normalize import normalize
 from marft_jax.envs.worker_side.serving import Answer, Line, serve
 
 _OR = re.compile(r"\\lor|\\vee|∨|(?<![A-Za-z\\])or(?![A-Za-z])")
-_NAMED_POINT = re.compile(r"^\([A-Za-z](?:, ?[A-Za-z])+\) ?= ?(?=\()")
 _D, _V = r"(?:d|\\partial)(?:\^\{?\d\}?)?", r"(?:\s*[A-Za-z](?:\^\{?\d\}?)?)?"
 _CALLED = r"(?:\s*\([^()=]*\))?"
 _NAME = re.compile(
@@ -42,8 +41,6 @@ def equal(reference: str, answer: str) -> bool:
 
 
 def _equal(right: str, given: str, either: bool, other_either: bool) -> bool:
-    if "=" not in right:
-        given = _NAMED_POINT.sub("", given)
     (name, side), (other_name, other_side) = _sides(right), _sides(given)
     derived = [bool(_DERIVED.search(text)) for text in (name, other_name)]
     if name and other_name and any(derived):
@@ -61,8 +58,6 @@ def _equal(right: str, given: str, either: bool, other_either: bool) -> bool:
         return _same_parts(right, given, ":")
     if "\\dots" in right + given:
         return _same_parts(right, given, ",")
-    if kind == "(" and not other and "," in given and not other_either:
-        given = f"({given})"
     gold, target = _parse(right, either), _parse(given, other_either)
     from math_verify import verify
 
@@ -74,8 +69,6 @@ def _equal(right: str, given: str, either: bool, other_either: bool) -> bool:
 def _sides(value: str) -> tuple[str, str]:
     """Splits ``y = 2x`` into name and value; a derivative is rewritten in one spelling."""
     left, found, side = value.partition("=")
-    if not found or "=" in side or not _NAME.fullmatch(left.strip()):
-        side, found, left = value.rpartition("=")
     if not found or "=" in side or not _NAME.fullmatch(left.strip()):
         return "", value
     name = re.sub(r"\\frac\{([^{}]*)\}\{([^{}]*)\}", r"\1/\2", left).replace("\\partial", "d")

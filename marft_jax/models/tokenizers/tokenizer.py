@@ -38,7 +38,6 @@ _GGUF_SPECIAL = {
     "unk_token": "unknown",
     "pad_token": "padding",
 }
-_SPECIAL = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>", "pad_token": None}
 _PROBE = "qxz"
 
 
@@ -292,16 +291,13 @@ def from_directory(directory: Path) -> HFTokenizer:
     Raises:
         BadInput: there are none, or they cannot be read.
     """
-    names = ("tokenizer.json", "vocab.json", "tekken.json")
+    names = ("tokenizer.json", "vocab.json", "tekken.json", "tokenizer.model")
     with readable(directory, "tokenizer"):
-        if any((directory / name).is_file() for name in names):
-            tokenizer = _without_its_code(directory)
-        elif (directory / "tokenizer.model").is_file():
-            tokenizer = _from_sentencepiece(directory)
-        else:
+        if not any((directory / name).is_file() for name in names):
             raise BadInput(
                 f"{directory}: expected tokenizer.json or tokenizer.model, found neither"
             )
+        tokenizer = _without_its_code(directory)
     eos_ids: list[int] = []
     for name in ("generation_config.json", "config.json"):
         eos = read_json(directory / name).get("eos_token_id")
@@ -340,36 +336,13 @@ def from_gguf(metadata: Mapping[str, Any], source: str) -> HFTokenizer:
         for name, key in _GGUF_SPECIAL.items():
             if (i := metadata.get(f"tokenizer.ggml.{key}_token_id")) is not None:
                 special[name] = tokens[i]
-        fast = _fast(backend, special, metadata.get("tokenizer.chat_template"))
+        template = metadata.get("tokenizer.chat_template")
+        uncopied: Any = types.SimpleNamespace(__deepcopy__=lambda memo: backend)  # a copy is slow
+        fast = _transformers().PreTrainedTokenizerFast(
+            tokenizer_object=uncopied, chat_template=template, **special
+        )
         end_of_turn = metadata.get("tokenizer.ggml.eot_token_id")
         return HFTokenizer(fast, [] if end_of_turn is None else [end_of_turn], source)
-
-
-def _from_sentencepiece(directory: Path) -> Any:
-    """tokenizer.model, with its special tokens and template out of tokenizer_config.json."""
-    from marft_jax.models.tokenizers import vocabulary
-
-    settings = read_json(directory / "tokenizer_config.json")
-    path = directory / "tokenizer.model"
-    backend = vocabulary.from_sentencepiece(path, every_segment=settings.get("legacy", True))
-    special: dict[str, Any] = {}
-    for name, usual in _SPECIAL.items():
-        known = usual and backend.token_to_id(usual) is not None
-        token = settings.get(name, usual if known else None)
-        special[name] = token.get("content") if isinstance(token, dict) else token
-    jinja, template = directory / "chat_template.jinja", settings.get("chat_template")
-    template = jinja.read_text("utf-8") if jinja.is_file() else template
-    fast = _fast(backend, {k: v for k, v in special.items() if v is not None}, template)
-    added = settings.get("added_tokens_decoder", {}).items()
-    for _, token in sorted((int(i), token) for i, token in added):
-        fast.add_tokens([token["content"]], special_tokens=token.get("special", True))
-    return fast
-
-
-def _fast(backend: Any, special: Mapping[str, str], template: Any) -> Any:
-    fast = _transformers().PreTrainedTokenizerFast
-    uncopied: Any = types.SimpleNamespace(__deepcopy__=lambda memo: backend)  # a copy takes seconds
-    return fast(tokenizer_object=uncopied, chat_template=template, **special)
 
 
 def _transformers() -> Any:

@@ -61,13 +61,13 @@ class BaseModel(NamedTuple):
     digest: str
 
 
-class _Opened(NamedTuple):
-    """A model whose weights have not been read yet."""
+class _Source(NamedTuple):
+    """A model of which nothing has been read yet."""
 
-    config: DecoderConfig
-    tensors: Callable[[Shapes, str], Tensors]
-    tokenizer: Tokenizer
-    digest: str
+    config: Callable[[], DecoderConfig]
+    tensors: Callable[[DecoderConfig, Shapes, str], Tensors]
+    tokenizer: Callable[[], Tokenizer]
+    digest: Callable[[], str]
 
 
 def load_base(
@@ -88,15 +88,16 @@ def load_base(
     Raises:
         BadInput: nothing there, an unsupported model, or files that are not intact.
     """
-    opened = _open(model.base)
-    check(opened.config)
-    opened.tokenizer.think(model.thinking)
-    _check_prompts(opened, model.base)
+    source = _open(model.base)
+    given, tokenizer = source.config(), source.tokenizer()
+    check(given)
+    tokenizer.think(model.thinking)
+    _check_prompts(tokenizer, given.vocab_size, model.base)
     platform = platform or jax.default_backend()
-    config, graphdef, abstract = decoder_on(platform, opened.config, model)
-    tensors = opened.tensors(shapes_of(abstract), model.quantize)
+    config, graphdef, abstract = decoder_on(platform, given, model)
+    tensors = source.tensors(given, shapes_of(abstract), model.quantize)
     params = fill(abstract, tensors, place, report)
-    return BaseModel(config, graphdef, params, opened.tokenizer, model.base, opened.digest)
+    return BaseModel(config, graphdef, params, tokenizer, model.base, source.digest())
 
 
 def decoder_on(
@@ -138,10 +139,7 @@ def load_tokenizer(source: str) -> Tokenizer:
     Raises:
         BadInput: nothing there, or a tokenizer that cannot be used.
     """
-    from marft_jax.models.tokenizers import tokenizer
-
-    path = _locate(source, ["*.json", "*.model", "*.jinja"])
-    return tokenizer.from_directory(path) if path and path.is_dir() else _open(source).tokenizer
+    return _open(source, ["*.json", "*.model", "*.jinja"]).tokenizer()
 
 
 def decoder_config(source: str) -> DecoderConfig:
@@ -151,8 +149,7 @@ def decoder_config(source: str) -> DecoderConfig:
     Raises:
         BadInput: nothing there, or an unsupported model.
     """
-    path = _locate(source, ["config.json"])
-    return _read_config(path) if path and path.is_dir() else _open(source).config
+    return _open(source, ["config.json"]).config()
 
 
 def directory_of(source: str) -> Path | None:
@@ -303,58 +300,53 @@ def _locate(base: str, wanted: Sequence[str] = _WANTED) -> Path | None:
     return _download(base, wanted)
 
 
-def _open(base: str) -> _Opened:
-    path = _locate(base)
+def _open(base: str, wanted: Sequence[str] = _WANTED) -> _Source:
+    path = _locate(base, wanted)
     if path is None:
         return _open_tiny()
     return _open_directory(path) if path.is_dir() else _open_gguf(path)
 
 
-def _open_tiny() -> _Opened:
+def _open_tiny() -> _Source:
     from marft_jax.models.weights import tiny
 
-    def tensors(shapes: Shapes, _: str) -> Tensors:
+    def tensors(config: DecoderConfig, shapes: Shapes, quantize: str) -> Tensors:
         """The file has ``[in, out]``, and paths without the parts of a layer."""
         paths = {re.sub("/(mixer|mlp)/", "/", path): path for path in shapes}
         return ((paths[p], x.T if p.endswith("/kernel") else x) for p, x in tiny.tensors())
 
-    return _Opened(tiny.CONFIG, tensors, ByteTokenizer(), tiny.digest())
+    return _Source(lambda: tiny.CONFIG, tensors, ByteTokenizer, tiny.digest)
 
 
-def _read_config(directory: Path) -> DecoderConfig:
-    file = directory / "config.json"
-    if not file.is_file():
-        raise BadInput(f"{directory}: expected a config.json in the model directory, found none")
-    return families.read_config(read_settings(file), str(file))
-
-
-def _open_directory(directory: Path) -> _Opened:
+def _open_directory(directory: Path) -> _Source:
     from marft_jax.models.tokenizers import tokenizer
     from marft_jax.models.weights import safetensors
 
-    config = _read_config(directory)
-    files = safetensors.weight_files(directory)
-    if config.tie_embeddings and safetensors.unties(directory):
-        config = dataclasses.replace(config, tie_embeddings=False)
-    return _Opened(
+    file = directory / "config.json"
+
+    def config() -> DecoderConfig:
+        if not file.is_file():
+            raise BadInput(f"{directory}: expected a config.json in the model directory")
+        return families.read_config(read_settings(file), str(file))
+
+    return _Source(
         config,
-        lambda shapes, _: safetensors.read(directory, config, shapes),
-        tokenizer.from_directory(directory),
-        _digest([directory / "config.json", *files]),
+        lambda config, shapes, _: safetensors.read(directory, config, shapes),
+        lambda: tokenizer.from_directory(directory),
+        lambda: _digest([file, *safetensors.weight_files(directory)]),
     )
 
 
-def _open_gguf(path: Path) -> _Opened:
+def _open_gguf(path: Path) -> _Source:
     from marft_jax.models.tokenizers import tokenizer
     from marft_jax.models.weights import gguf
 
     file = gguf.open_gguf(path)
-    config = gguf.read_config(file)
-    return _Opened(
-        config,
-        lambda shapes, quantize: gguf.read(file, config, shapes, quantize),
-        tokenizer.from_gguf(file.metadata, str(path)),
-        _digest([path], file.header_bytes),
+    return _Source(
+        lambda: gguf.read_config(file),
+        lambda config, shapes, quantize: gguf.read(file, config, shapes, quantize),
+        lambda: tokenizer.from_gguf(file.metadata, str(path)),
+        lambda: _digest([path], file.header_bytes),
     )
 
 
@@ -372,9 +364,8 @@ def _download(hub_id: str, wanted: Sequence[str]) -> Path:
         ) from error
 
 
-def _check_prompts(opened: _Opened, source: str) -> None:
+def _check_prompts(tokenizer: Tokenizer, rows: int, source: str) -> None:
     """A prompt must not hold ids that the embedding lacks: JAX would clamp them in silence."""
-    tokenizer, rows = opened.tokenizer, opened.config.vocab_size
     ids = tokenizer.chat([{"role": "system", "content": "a"}, {"role": "user", "content": "b"}])
     worst = max([*ids, *tokenizer.eos_ids, tokenizer.pad_id])
     if worst >= rows:

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from safetensors import safe_open
@@ -25,7 +23,6 @@ _TEXT = re.compile(
     r"^(language_model\.model|model\.language_model)\.|^language_model\.(?=lm_head\.)"
 )
 _EMBEDDINGS, _VOCABULARY = (f"{name}.weight" for name in ("model.embed_tokens", "lm_head"))
-_ROWS = 4096  # that are compared at once
 
 
 def weight_files(directory: Path) -> list[Path]:
@@ -47,38 +44,14 @@ def weight_files(directory: Path) -> list[Path]:
     else:
         files = sorted(directory.glob("*.safetensors"))
     if not files:
-        convert = "convert it with transformers' save_pretrained"
-        hints = {".bin": convert, ".pth": convert, ".gguf": "name the .gguf file itself"}
-        other = sorted(p for p in directory.glob("*") if p.suffix in hints)
-        hint = f"; there is {other[0].name}: {hints[other[0].suffix]}" if other else ""
-        raise BadInput(f"{directory}: expected *.safetensors weights, found none{hint}")
+        raise BadInput(
+            f"{directory}: expected *.safetensors weights, found none; convert others with "
+            "transformers' save_pretrained, or name a .gguf file itself"
+        )
     for file in files:
         if not file.is_file():
             raise BadInput(f"{directory}: {index.name} names {file.name}, which is missing")
     return files
-
-
-def unties(directory: Path) -> bool:
-    """True where the files have a matrix of the vocabulary that is not the embeddings': it counts,
-    whatever ``tie_word_embeddings`` says, as in transformers.
-
-    Raises:
-        BadInput: a file is not intact.
-    """
-    found = dict[str, Any]()
-    with contextlib.ExitStack() as opened:
-        for file in weight_files(directory):
-            opened.enter_context(readable(file, "safetensors file"))
-            tensors = opened.enter_context(safe_open(file, framework="numpy"))
-            names = {_ours(name): name for name in tensors.keys()}
-            for ours in names.keys() & {_EMBEDDINGS, _VOCABULARY}:
-                found[ours] = tensors.get_slice(names[ours])
-        if len(found) < 2:
-            return False
-        one, other = found.values()
-        rows, *_ = shape = one.get_shape()
-        parts = (slice(i, min(i + _ROWS, rows)) for i in range(0, rows, _ROWS))
-        return shape != other.get_shape() or any((one[p] != other[p]).any() for p in parts)
 
 
 def read(
@@ -93,17 +66,23 @@ def read(
 
     Raises:
         BadInput: a file is not intact, or a tensor is missing, unexpected, of another shape or not
-            of a floating-point type.
+            of a floating-point type; or two tied ones differ.
     """
     wanted = paths_by_name(config, shapes, "hf")
+    tied = set[int]() if config.tie_embeddings else None
     for file in weight_files(directory):
         with readable(file, "safetensors file"), safe_open(file, framework="numpy") as tensors:
             for name in tensors.keys():
-                if _ignorable(name, shapes):
-                    continue
-                if (ours := _ours(name)) not in wanted:
+                ours, stored = _ours(name), tensors.get_slice(name)
+                if name.endswith("rotary_emb.inv_freq") or _IMAGES.match(name):
+                    continue  # buffers of old checkpoints, parts for images
+                if tied is not None and ours in (_EMBEDDINGS, _VOCABULARY):
+                    tied.add(hash(tensors.get_tensor(name).tobytes()))
+                    if ours == _VOCABULARY:
+                        continue
+                if ours not in wanted:
                     raise BadInput(f"{file}: unexpected or repeated tensor {name!r}")
-                path, stored = wanted.pop(ours), tensors.get_slice(name)
+                path = wanted.pop(ours)
                 shape, kind = tuple(stored.get_shape()), stored.get_dtype()
                 where = f"{file}: tensor {name!r}: expected"
                 if shape != shapes[path]:
@@ -114,13 +93,11 @@ def read(
     if wanted:
         missing = ", ".join(sorted(wanted)[:3]) + (", ..." if len(wanted) > 3 else "")
         raise BadInput(f"{directory}: {len(wanted)} tensors are missing: {missing}")
-
-
-def _ignorable(name: str, shapes: Shapes) -> bool:
-    """Buffers of old checkpoints, parts for images, and the copy of tied embeddings."""
-    if name.endswith("rotary_emb.inv_freq") or _IMAGES.match(name):
-        return True
-    return "lm_head/kernel" not in shapes and _ours(name) == _VOCABULARY
+    if tied and len(tied) > 1:
+        raise BadInput(
+            f"{directory}: expected lm_head.weight equal to the embeddings, as config.json says "
+            "`tie_word_embeddings: true`, got others; set it to false there to use them"
+        )
 
 
 def _ours(name: str) -> str:
