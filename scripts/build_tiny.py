@@ -69,7 +69,7 @@ def tokenizer_files() -> Any:
 
     vocabulary = {letter: byte for byte, letter in bytes_to_unicode().items()}
     special = ("<|pad|>", "<|end|>", "<|system|>", "<|user|>", "<|assistant|>")
-    unused = [f"<|unused{i}|>" for i in range(ByteTokenizer.vocab_size - 256 - len(special))]
+    unused = [f"<|unused{i}|>" for i in range(tiny.SIZES["vocab_size"] - 256 - len(special))]
     tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     tokenizer.decoder = decoders.ByteLevel()

@@ -116,7 +116,7 @@ def test_a_dry_run_shows_what_the_models_are_shown_and_leaves_nothing(tmp_path, 
     run = tmp_path / "run"
     assert run_train("--dry_run", "--run.dir", run) == 0
     shown = capsys.readouterr().out
-    assert "planner is shown:\n<system>plan<user>" in shown and "solver is shown:" in shown
+    assert "planner is shown:\n<|system|>plan<|user|>" in shown and "solver is shown:" in shown
     assert "reward " in shown and str(run) in shown
     assert "verdicts: agent solver, verdict " in shown and "{" not in shown
     assert not any(line.startswith(",") for line in shown.splitlines())

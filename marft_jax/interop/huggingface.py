@@ -25,7 +25,7 @@ from marft_jax.models.families import sizes_of
 from marft_jax.models.names import paths_by_name
 from marft_jax.models.parts.attention import AttentionConfig
 from marft_jax.models.parts.dense import DenseConfig
-from marft_jax.models.tokenizers.tokenizer import ByteTokenizer, HFTokenizer, Tokenizer, read_json
+from marft_jax.models.tokenizers.tokenizer import Tokenizer, read_json
 from marft_jax.models.weights.load import BaseModel, directory_of, reader, shapes_of
 
 SHARD_BYTES = 4 << 30
@@ -169,9 +169,9 @@ def _windows(config: DecoderConfig, mixer: AttentionConfig, name: str) -> dict[s
 
 def save_tokenizer(tokenizer: Tokenizer, folder: Path, source: Path | None) -> None:
     """Copies the tokenizer's files of the base; if the base has none, transformers writes them."""
-    if source is None and isinstance(tokenizer, HFTokenizer):
+    if source is None:
         return tokenizer.save(folder)
-    for file in (source or ByteTokenizer.FILES).iterdir():
+    for file in source.iterdir():
         if file.is_file() and file.stem in _TOKENIZER_FILES:
             shutil.copyfile(file, folder / file.name)
 

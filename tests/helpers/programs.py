@@ -32,7 +32,7 @@ def with_template(template):
     """The built-in tokenizer, as transformers reads it, with another chat template."""
     fast = PreTrainedTokenizerFast.from_pretrained(tokenizer.ByteTokenizer.FILES)
     fast.chat_template = template
-    return tokenizer.HFTokenizer(fast)
+    return tokenizer.Tokenizer(fast)
 
 
 def by_key(request):

@@ -12,7 +12,7 @@ from tokenizers import decoders, models, pre_tokenizers
 
 from marft_jax.errors import BadInput
 from marft_jax.models.tokenizers import tokenizer, vocabulary
-from marft_jax.models.tokenizers.tokenizer import ByteTokenizer, HFTokenizer
+from marft_jax.models.tokenizers.tokenizer import ByteTokenizer, Tokenizer
 
 SYSTEM = {"role": "system", "content": "plan"}
 USER = {"role": "user", "content": "3+5=?"}
@@ -75,7 +75,7 @@ SILENT = "{% for m in messages if m['role'] != 'system' %}{{ m['content'] }}{% e
 
 def test_an_action_ends_at_every_known_end_token():
     inner = fast(TURNS, eos_token="</s>", pad_token="<pad>")
-    tok = HFTokenizer(inner, [inner.convert_tokens_to_ids("<s>")])
+    tok = Tokenizer(inner, [inner.convert_tokens_to_ids("<s>")])
     names = inner.convert_ids_to_tokens(tok.eos_ids)
     assert names == ["</s>", "<s>", "<end>"], "own, configured, the template's end of turn"
     assert tok.pad_id == inner.convert_tokens_to_ids("<pad>")
@@ -126,17 +126,17 @@ def test_a_turn_ends_with_the_templates_own_token(model, tmp_path):
 
 
 def test_padding_falls_back_to_the_end_token():
-    tok = HFTokenizer(fast(TURNS, eos_token="</s>"))
+    tok = Tokenizer(fast(TURNS, eos_token="</s>"))
     assert tok.pad_id == tok.eos_ids[0]
 
 
 def test_nothing_is_added_around_encoded_text():
-    tok = HFTokenizer(fast(TURNS, eos_token="</s>", bos_token="<s>"))
+    tok = Tokenizer(fast(TURNS, eos_token="</s>", bos_token="<s>"))
     assert tok.decode(tok.encode("a b")) == "a b" and len(tok.encode("a b")) == 3
 
 
 def test_a_chat_is_the_rendered_template():
-    tok = HFTokenizer(fast(TURNS, eos_token="</s>"))
+    tok = Tokenizer(fast(TURNS, eos_token="</s>"))
     assert tok.chat([SYSTEM, USER]) == tok.encode(
         "<s>system:plan<end><s>user:3+5=?<end><s>assistant:"
     )
@@ -144,7 +144,7 @@ def test_a_chat_is_the_rendered_template():
 
 @pytest.mark.parametrize("template", [ALTERNATING, SILENT])
 def test_a_template_without_system_messages_shows_them_all_the_same(template):
-    tok = HFTokenizer(fast(template, eos_token="</s>"))
+    tok = Tokenizer(fast(template, eos_token="</s>"))
     assert "plan\n\n3+5=?" in tok.decode(tok.chat([SYSTEM, USER]))
 
 
@@ -160,7 +160,7 @@ def test_a_template_without_system_messages_shows_them_all_the_same(template):
     ],
 )
 def test_a_folded_system_message_changes_no_word_of_the_assistants(messages, shown):
-    tok = HFTokenizer(fast(ALTERNATING, eos_token="</s>"))
+    tok = Tokenizer(fast(ALTERNATING, eos_token="</s>"))
     assert tok.decode(tok.chat(messages)) == shown
 
 
@@ -168,17 +168,17 @@ DATED = "{{ strftime_now('%Y-%m-%d %H:%M:%S') }}|" + TURNS
 
 
 def test_a_date_in_a_template_is_that_of_the_start_not_of_the_moment():
-    tok, other = (HFTokenizer(fast(DATED, eos_token="</s>")) for _ in range(2))
+    tok, other = (Tokenizer(fast(DATED, eos_token="</s>")) for _ in range(2))
     tok.date(1_700_000_000)
     other.date(86400)
     for _ in range(2):  # templates are compiled once for both
         assert tok.decode(tok.chat([USER])).startswith("2023-11-14 22:13:20|")
         assert other.decode(other.chat([USER])).startswith("1970-01-02 00:00:00|")
-    assert abs(HFTokenizer(fast(DATED, eos_token="</s>")).started - time.time()) < 60
+    assert abs(Tokenizer(fast(DATED, eos_token="</s>")).started - time.time()) < 60
 
 
 def test_gemmas_template_puts_the_systems_text_into_the_first_users_turn():
-    tok = HFTokenizer(fast(GEMMA, bos_token="<pad>", eos_token="</s>"))
+    tok = Tokenizer(fast(GEMMA, bos_token="<pad>", eos_token="</s>"))
     ids = tok.chat([SYSTEM, USER])
     assert tok.decode(ids, special=True) == "<pad><s>user\nplan\n\n3+5=?<end>\n<s>model\n"
     assert tok._tokenizer.convert_ids_to_tokens(tok.end_id) == "<end>"
@@ -193,7 +193,7 @@ THINKS = TURNS + "{% if not enable_thinking %}{{ 'no thinking' }}{% endif %}"
 
 @pytest.mark.parametrize("template", [TURNS, INST, GEMMA, None])
 def test_a_conversation_continued_piece_by_piece_is_the_rendered_one(template):
-    tok = HFTokenizer(fast(template, eos_token="</s>" if template != TURNS else "<end>"))
+    tok = Tokenizer(fast(template, eos_token="</s>" if template != TURNS else "<end>"))
     before, generation = tok.opening([USER])
     assert before + generation == tok.chat([USER])
     again = {"role": "user", "content": "now you"}
@@ -204,7 +204,7 @@ def test_a_conversation_continued_piece_by_piece_is_the_rendered_one(template):
 
 
 def test_a_reply_after_a_user_does_not_close_an_action():
-    tok = HFTokenizer(fast(TURNS.replace("'<end>'", "'<end>\\n'"), eos_token="<end>"))
+    tok = Tokenizer(fast(TURNS.replace("'<end>'", "'<end>\\n'"), eos_token="<end>"))
     after, first = (
         tok.reply([{"role": "user", "content": "b"}]),
         tok.reply([{"role": "user", "content": "b"}], after_action=False),
@@ -214,7 +214,7 @@ def test_a_reply_after_a_user_does_not_close_an_action():
 
 def test_a_template_that_rewrites_what_was_said_cannot_be_continued():
     last_only = "{{ messages[-1]['content'] }}{% if add_generation_prompt %}:{% else %}.{% endif %}"
-    tok = HFTokenizer(fast(last_only, eos_token="</s>"))
+    tok = Tokenizer(fast(last_only, eos_token="</s>"))
     with pytest.raises(BadInput, match="--team.context shared"):
         tok.opening([USER])
     with pytest.raises(BadInput, match="--team.context shared"):
@@ -222,19 +222,19 @@ def test_a_template_that_rewrites_what_was_said_cannot_be_continued():
 
 
 def test_thinking_is_the_templates_own_mode():
-    tok = HFTokenizer(fast(THINKS, eos_token="</s>"))
+    tok = Tokenizer(fast(THINKS, eos_token="</s>"))
     tok.think(False)
     quiet = tok.chat([USER])
     tok.think(True)
     assert tok.chat([USER]) != quiet
-    for other in (ByteTokenizer(), HFTokenizer(fast(TURNS, eos_token="</s>"))):
+    for other in (ByteTokenizer(), Tokenizer(fast(TURNS, eos_token="</s>"))):
         other.think(False)
         with pytest.raises(BadInput, match="--model.thinking"):
             other.think(True)
 
 
 def test_a_model_without_a_template_gets_a_plain_one(capsys):
-    tok = HFTokenizer(fast(None, eos_token="</s>"), source="m")
+    tok = Tokenizer(fast(None, eos_token="</s>"), source="m")
     assert "m: has no chat template; uses `System: ...`" in capsys.readouterr().err
     assert tok.decode(tok.chat([SYSTEM, USER])) == "System: plan\nUser: 3+5=?\nAssistant:"
     finished = tok.chat([USER, ASSISTANT, USER])
@@ -243,9 +243,9 @@ def test_a_model_without_a_template_gets_a_plain_one(capsys):
 
 def test_unusable_templates_are_one_clear_line():
     with pytest.raises(BadInput, match="m: its chat template fails"):
-        HFTokenizer(fast("{{ messages[0].nothing.at_all }}", eos_token="</s>"), source="m")
+        Tokenizer(fast("{{ messages[0].nothing.at_all }}", eos_token="</s>"), source="m")
     with pytest.raises(BadInput, match="m: expected an end-of-sequence token"):
-        HFTokenizer(fast(SILENT), source="m")
+        Tokenizer(fast(SILENT), source="m")
 
 
 def train(folder, kind: str):
@@ -315,7 +315,7 @@ def test_a_saved_transformers_tokenizer_loads_with_its_template(tmp_path):
     inner = fast(TURNS, eos_token="</s>", pad_token="<pad>")
     inner.save_pretrained(tmp_path)
     tok = tokenizer.from_directory(tmp_path)
-    assert tok.chat([SYSTEM, USER]) == HFTokenizer(inner).chat([SYSTEM, USER])
+    assert tok.chat([SYSTEM, USER]) == Tokenizer(inner).chat([SYSTEM, USER])
 
 
 def test_missing_or_broken_tokenizer_files_are_one_clear_line(tmp_path):
@@ -348,7 +348,7 @@ def test_code_in_a_models_folder_is_never_run_and_nobody_is_asked(where, tmp_pat
     (tmp_path / "evil.py").write_text(EVIL)
     monkeypatch.setattr("builtins.input", lambda *prompt: pytest.fail("asked"))
     tok = tokenizer.from_directory(tmp_path)
-    assert tok.encode("3+5=?") == HFTokenizer(inner).encode("3+5=?")
+    assert tok.encode("3+5=?") == Tokenizer(inner).encode("3+5=?")
     (tmp_path / "tokenizer.json").rename(tmp_path / "vocab.json")
     with pytest.raises(BadInput, match="never run|cannot be read"):
         tokenizer.from_directory(tmp_path)

@@ -133,7 +133,9 @@ def test_what_the_workflow_cannot_replay_is_told_with_its_line(tmp_path):
 
 def test_a_demonstrated_turn_ends_with_the_token_of_the_template(tmp_path):
     class TwoEnds(ByteTokenizer):
-        eos_ids = (ByteTokenizer.END, ByteTokenizer.PAD)
+        def __init__(self):
+            super().__init__()
+            self.eos_ids = (self.END, self.PAD)
 
     team = small.with_tokenizer(small.team_of(PAIR, context=200, max_new_tokens=24), TwoEnds())
     [found] = demonstrations_in([line(("planner", "1+1=2"), ("solver", "17"), task=1)], tmp_path)

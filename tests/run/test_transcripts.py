@@ -122,7 +122,7 @@ def test_at_a_token_level_each_token_has_its_advantage_and_value():
 def test_a_chat_template_can_be_checked():
     tokenizer = ByteTokenizer()
     ids = tokenizer.chat([{"role": "system", "content": "ä"}, {"role": "user", "content": "b"}])
-    assert tokenizer.decode(ids, special=True) == "<system>ä<user>b<assistant>"
+    assert tokenizer.decode(ids, special=True) == "<|system|>ä<|user|>b<|assistant|>"
     assert tokenizer.decode(ids) == "äb"
 
 

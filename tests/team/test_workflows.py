@@ -265,7 +265,9 @@ def test_an_action_that_was_cut_off_is_ended_before_the_next_speaks(threads):
 
 def test_a_cut_turn_is_ended_as_the_template_ends_it_whatever_else_ends_an_action():
     class TwoEnds(ByteTokenizer):
-        eos_ids = (ByteTokenizer.END, ByteTokenizer.PAD)
+        def __init__(self):
+            super().__init__()
+            self.eos_ids = (self.END, self.PAD)
 
     team = small.team_of(Blueprint((PLANNER, SOLVER)), team_context="shared", context=600)
     team = small.with_tokenizer(team, TwoEnds())

@@ -7,7 +7,6 @@ that token: whoever writes the text of a task can forge the end of a message.
 from __future__ import annotations
 
 import datetime
-import itertools
 import os
 import sys
 import time
@@ -41,67 +40,7 @@ _GGUF_SPECIAL = {
 _PROBE = "qxz"
 
 
-class ByteTokenizer:
-    """UTF-8 bytes and a few roles, for models that we train ourselves; methods as ``HFTokenizer``.
-
-    Ids 0 to 255 are bytes, 256 pads, 257 ends a turn; 258, 259 and 260 open a system, a user and an
-    assistant message.
-    """
-
-    PAD, END, SYSTEM, USER, ASSISTANT = range(256, 261)
-    _NAMES = {PAD: "pad", END: "end", SYSTEM: "system", USER: "user", ASSISTANT: "assistant"}
-
-    FILES = Path(__file__).with_name("bytes")  # the same ids for transformers
-    vocab_size = 264
-    eos_ids: tuple[int, ...] = (END,)
-    end_id = END
-    pad_id = PAD
-
-    def encode(self, text: str) -> list[int]:
-        return list(text.encode("utf-8"))
-
-    def decode(self, ids: Sequence[int], *, special: bool = False) -> str:
-        texts = []
-        for is_text, run in itertools.groupby(ids, key=lambda i: i < 256):
-            if is_text:
-                texts.append(bytes(run))
-            elif special:
-                texts += [f"<{self._NAMES.get(i, i)}>".encode() for i in run]
-        return b"".join(texts).decode("utf-8", "replace")
-
-    def chat(self, messages: Sequence[Message], tools: Tools = ()) -> list[int]:
-        opening = {"system": self.SYSTEM, "user": self.USER, "assistant": self.ASSISTANT}
-        ids = []
-        for message in messages:
-            ids += [opening[message["role"]], *self.encode(message["content"])]
-            ids += [self.END] if message["role"] == "assistant" else []
-        return [*ids, self.ASSISTANT]
-
-    def write_call(self, name: str, arguments: Mapping[str, Any]) -> str | None:
-        return None
-
-    def opening(self, messages: Sequence[Message]) -> tuple[list[int], list[int]]:
-        return self.chat(messages)[:-1], [self.ASSISTANT]
-
-    def reply(
-        self, new: Sequence[Message], *, after_action: bool = True, tools: Tools = ()
-    ) -> list[int]:
-        return self.chat(new)
-
-    def rendering(self) -> tuple[bool, dict[str, Any]]:
-        return False, {}
-
-    started = 0
-
-    def date(self, started: int) -> None:
-        """It shows no date."""
-
-    def think(self, on: bool) -> None:
-        if on:
-            raise BadInput("--model.thinking: the byte tokenizer has no such mode")
-
-
-class HFTokenizer:
+class Tokenizer:
     """A tokenizer of transformers with its chat template.
 
     A template that does not take a system message gets it in front of the first user message.
@@ -282,10 +221,23 @@ class HFTokenizer:
         return after[0] if after and after[0] in special else None
 
 
-Tokenizer = ByteTokenizer | HFTokenizer
+class ByteTokenizer(Tokenizer):
+    """UTF-8 bytes and a few roles, for models that we train ourselves.
+
+    Ids 0 to 255 are bytes, 256 pads, 257 ends a turn; 258, 259 and 260 open a system, a user and an
+    assistant message.
+    """
+
+    PAD, END, SYSTEM, USER, ASSISTANT = range(256, 261)
+    FILES = Path(__file__).with_name("bytes")
+
+    def __init__(self) -> None:
+        fast = _transformers().PreTrainedTokenizerFast
+        super().__init__(fast.from_pretrained(self.FILES), source="the built-in model")
+        self.date(0)  # its template shows none
 
 
-def from_directory(directory: Path) -> HFTokenizer:
+def from_directory(directory: Path) -> Tokenizer:
     """Tokenizer files of a model directory.
 
     Raises:
@@ -302,7 +254,7 @@ def from_directory(directory: Path) -> HFTokenizer:
     for name in ("generation_config.json", "config.json"):
         eos = read_json(directory / name).get("eos_token_id")
         eos_ids += eos if isinstance(eos, list) else [] if eos is None else [eos]
-    return HFTokenizer(tokenizer, eos_ids, str(directory))
+    return Tokenizer(tokenizer, eos_ids, str(directory))
 
 
 def _without_its_code(directory: Path) -> Any:
@@ -310,19 +262,13 @@ def _without_its_code(directory: Path) -> Any:
     library, known = _transformers(), {"local_files_only": True, "trust_remote_code": False}
     try:
         return library.AutoTokenizer.from_pretrained(directory, **known)
-    except ValueError as error:
-        settings = (read_json(directory / f"{name}config.json") for name in ("tokenizer_", ""))
-        if not any("auto_map" in own for own in settings):
-            raise
+    except ValueError:
         if not (directory / "tokenizer.json").is_file():
-            raise BadInput(
-                f"{directory}: its tokenizer is code of its own (auto_map), which is never run; "
-                "expected tokenizer.json beside it"
-            ) from error
+            raise
     return library.PreTrainedTokenizerFast.from_pretrained(directory, **known)
 
 
-def from_gguf(metadata: Mapping[str, Any], source: str) -> HFTokenizer:
+def from_gguf(metadata: Mapping[str, Any], source: str) -> Tokenizer:
     """Tokenizer, special tokens and chat template in a GGUF file's metadata.
 
     Raises:
@@ -342,7 +288,7 @@ def from_gguf(metadata: Mapping[str, Any], source: str) -> HFTokenizer:
             tokenizer_object=uncopied, chat_template=template, **special
         )
         end_of_turn = metadata.get("tokenizer.ggml.eot_token_id")
-        return HFTokenizer(fast, [] if end_of_turn is None else [end_of_turn], source)
+        return Tokenizer(fast, [] if end_of_turn is None else [end_of_turn], source)
 
 
 def _transformers() -> Any:
