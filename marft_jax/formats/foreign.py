@@ -7,7 +7,7 @@ import errno
 import json
 import pickletools
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -28,15 +28,15 @@ def distinct(pairs: Sequence[tuple[str, Any]]) -> dict[str, Any]:
     return found
 
 
-def loads(text: str, pairs: Callable[[list[tuple[str, Any]]], Any] | None = None) -> Any:
-    """Parses JSON of an unknown author; ``pairs`` is ``json``'s ``object_pairs_hook``.
+def loads(text: str) -> Any:
+    """Parses JSON of an unknown author.
 
     Raises:
         ValueError: the text is not JSON, is nested deeper than ``DEEPEST``, or has a number of
             thousands of digits.
     """
     try:
-        value = json.loads(text, object_pairs_hook=pairs)
+        value = json.loads(text)
         if text.count("[") + text.count("{") > DEEPEST:
             _check_depth(value, DEEPEST)
     except RecursionError:

@@ -28,7 +28,6 @@ def push(folder: Path, name: str, step: int) -> str:
         RunFailed: the hub cannot be reached, or the token is missing or not sufficient.
     """
     from huggingface_hub import HfApi
-    from huggingface_hub.errors import HFValidationError
 
     api, (repo, revision) = HfApi(), repository(name, "--push")
     try:
@@ -39,8 +38,6 @@ def push(folder: Path, name: str, step: int) -> str:
             revision=revision,
             commit_message=f"Team after step {step}",
         )
-    except HFValidationError as error:
-        raise BadInput(f"--push {name:.80}: {one_line(str(error))}") from error
     except Exception as error:  # network and hub errors of several libraries
         why = one_line(str(error))
         raise RunFailed(f"--push {repo}: {why}; `hf auth login` gives a token") from error

@@ -10,9 +10,10 @@ import json
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
+from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, ValidationError
 from safetensors import safe_open
 from safetensors.numpy import save_file
 
@@ -32,24 +33,28 @@ _TENSOR = re.compile(
 )
 _MODULES = {target: names.hf for part in PARTS for target, names in part.MATRICES.items()}
 _TARGETS = {module: target for target, module in _MODULES.items()}
-_MUST_BE: dict[str, tuple[Any, ...]] = {
-    "peft_type": ("LORA",),
-    "bias": ("none",),
-    "fan_in_fan_out": (False,),
-    "use_dora": (False,),
-    "lora_bias": (False,),
-    "use_qalora": (False,),
-    "modules_to_save": (None, []),
-    "rank_pattern": ({}, None),
-    "alpha_pattern": ({}, None),
-    "layer_replication": (None,),
-    "trainable_token_indices": (None,),
-    "target_parameters": (None, []),
-}
-"""Accepted values of settings; with other values the tensors would mean another computation."""
-
-_LARGEST = float(np.finfo(np.float32).max)
 _FLOATS = ("F32", "F16", "BF16", "F64")
+
+
+class _Settings(BaseModel):
+    """Settings of ``adapter_config.json``; with others the tensors would mean something else."""
+
+    model_config = ConfigDict(strict=True)
+    r: int = Field(gt=0)
+    lora_alpha: FiniteFloat
+    use_rslora: bool = False
+    peft_type: Literal["LORA"] = "LORA"
+    bias: Literal["none"] = "none"
+    fan_in_fan_out: Literal[False] = False
+    use_dora: Literal[False] = False
+    lora_bias: Literal[False] = False
+    use_qalora: Literal[False] = False
+    modules_to_save: list[str] | None = Field(None, max_length=0)
+    rank_pattern: dict[str, int] | None = Field(None, max_length=0)
+    alpha_pattern: dict[str, float] | None = Field(None, max_length=0)
+    layer_replication: None = None
+    trainable_token_indices: None = None
+    target_parameters: list[str] | None = Field(None, max_length=0)
 
 
 class Adapter(NamedTuple):
@@ -108,8 +113,15 @@ def read(folder: Path) -> Adapter:
         BadInput: files are missing or damaged, or the adapter is not LoRA on matrices that our
             adapters can have.
     """
-    settings, file = _settings(folder / CONFIG), folder / WEIGHTS
-    rank, alpha = settings["r"], float(settings["lora_alpha"])
+    config, file = folder / CONFIG, folder / WEIGHTS
+    try:
+        settings = _Settings.model_validate(read_settings(config))
+    except ValidationError as error:
+        wrong = error.errors()[0]
+        raise BadInput(
+            f"{config}: {wrong['loc'][0]} {wrong['input']!r:.80} is not supported: {wrong['msg']}"
+        ) from error
+    rank = settings.r
     found: dict[tuple[str, int], dict[str, np.ndarray]] = {}
     for target, layer, letter, tensor in _tensors(folder, rank):
         found.setdefault((target, layer), {})[letter] = tensor.astype(np.float32).T
@@ -122,34 +134,18 @@ def read(folder: Path) -> Adapter:
     if not found:
         raise BadInput(f"{file}: expected LoRA factors, found no tensor")
     matrices = {place: (pair["A"], pair["B"]) for place, pair in found.items()}
-    return Adapter(matrices, rank, alpha / (rank**0.5 if settings.get("use_rslora") else rank))
-
-
-def _settings(file: Path) -> dict[str, Any]:
-    settings = read_settings(file)
-    for key, allowed in _MUST_BE.items():
-        if key in settings and settings[key] not in allowed:
-            raise BadInput(
-                f"{file}: {key} {settings[key]!r} is not supported; expected {allowed[0]!r}"
-            )
-    rank: Any = settings.get("r")
-    alpha: Any = settings.get("lora_alpha")
-    numbers = type(rank) is int and type(alpha) in (int, float)
-    if not numbers or not (0 < rank < _LARGEST and abs(alpha) < _LARGEST):
-        raise BadInput(
-            f"{file}: expected finite numbers r and lora_alpha, got {rank!r:.40}, {alpha!r:.40}"
-        )
-    return settings
+    return Adapter(
+        matrices, rank, settings.lora_alpha / (rank**0.5 if settings.use_rslora else rank)
+    )
 
 
 def _tensors(folder: Path, rank: int) -> Iterator[tuple[str, int, str, np.ndarray]]:
     """Yields (target, layer, A or B, factor); checks name, type and shape before it reads one."""
     file = folder / WEIGHTS
     if not file.is_file():
-        pickled = (folder / "adapter_model.bin").is_file()
-        hint = "; adapter_model.bin is a pickle: save it again with safe_serialization=True"
         raise BadInput(
-            f"{file}: expected an adapter's weights, found none{hint if pickled else ''}"
+            f"{file}: expected an adapter's weights, found none; save a pickled adapter_model.bin "
+            "again with safe_serialization=True"
         )
     with readable(file, "safetensors file"), safe_open(file, framework="numpy") as tensors:
         for name in tensors.keys():

@@ -307,7 +307,7 @@ WRONG = {
     "weights split in another way": (edited(use_dora=True), "use_dora True"),
     "a rank of its own somewhere": (edited(rank_pattern={"q_proj": 4}), "rank_pattern"),
     "a rank that is not its tensors'": (edited(r=4), "a matrix of rank 4"),
-    "no rank": (edited(r=None), "expected finite numbers r and lora_alpha"),
+    "no rank": (edited(r=None), "r None is not supported"),
     "a higher rank": (None, "set --lora.rank 8"),
     "a target that is not adapted": (with_tensor(f"{LAYER}0.mlp.up_proj.lora_A.weight"), "up_proj"),
     "another module": (with_tensor("base_model.model.lm_head.lora_A.weight"), "lm_head"),

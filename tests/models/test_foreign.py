@@ -228,7 +228,7 @@ def test_odd_settings_of_an_adapter(tmp_path):
             harmless(peft.read, adapter(tmp_path, **{key: value}))
     for value in (float("nan"), float("inf"), -float("inf"), 10**400, True, "16", None):
         message = refused(peft.read, adapter(tmp_path, lora_alpha=value))
-        assert "expected finite numbers r and lora_alpha" in message
+        assert "lora_alpha" in message
 
 
 def test_hidden_tests_whose_pickle_asks_for_gigabytes_are_refused():

@@ -350,6 +350,6 @@ def test_code_in_a_models_folder_is_never_run_and_nobody_is_asked(where, tmp_pat
     tok = tokenizer.from_directory(tmp_path)
     assert tok.encode("3+5=?") == Tokenizer(inner).encode("3+5=?")
     (tmp_path / "tokenizer.json").rename(tmp_path / "vocab.json")
-    with pytest.raises(BadInput, match="never run|cannot be read"):
+    with pytest.raises(BadInput, match="not a readable tokenizer"):
         tokenizer.from_directory(tmp_path)
     assert not (tmp_path / "ran").exists()

@@ -13,9 +13,8 @@ Forms of an answer, in the order in which ``auto`` looks for them:
 
 from __future__ import annotations
 
-import itertools
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Literal
 
 from marft_jax.envs.grading.compare import is_letter
@@ -41,7 +40,6 @@ _FORMULA = re.compile(
     r"\$\$(.{1,600}?)\$\$|\$(.{1,600}?)(?<!\\)\$|\\\((.{1,600}?)\\\)|\\\[(.{1,600}?)\\\]", re.S
 )
 _DIGIT = re.compile(r"[\d¼-¾⅐-⅞]|(?<=⁄)[₀-₉]")
-_PART = re.compile(r"\d+[/⁄]\d|[¼-¾⅐-⅞]|\\[dtc]?frac")
 _LEAD = re.compile(  # words that say nothing, and the name of what is given
     r"(?:[\s:*_`\"“'$]|\\[(\[$]|"
     r"(?:about|just|therefore|thus|hence|then|now|indeed|equal to|[a-z]+ly)"
@@ -51,8 +49,8 @@ _LEAD = re.compile(  # words that say nothing, and the name of what is given
 _GROUP = r"\{(?:[^{}]|\{(?:[^{}]|\{[^{}]*\})*+\})*+\}"
 _CALL = r"\((?![^()]*[A-Za-z]{3})(?:[^()\n]|\([^()]*\))*+\)"
 _PIECE = (
-    rf"(?:\\[dtc]?frac\s*(?:\w|{_GROUP})\s*(?=[\w{{])|{_GROUP}|{_CALL}|(?<=\d),(?:\s*\\!\s*)?(?=\d)"
-    r"|[^\s,;(){}—。，；！？\u4e00-\u9fff])++"
+    rf"(?:\\(?:sqrt|[dtc]?frac\s*(?:\w|{_GROUP}))\s*(?=[\w{{])|{_GROUP}|{_CALL}"
+    r"|(?<=\d),(?:\s*\\!\s*)?(?=\d)|[^\s,;(){}—。，；！？\u4e00-\u9fff])++"
 )
 _FIRST = r"(?=[-+−–$\\(√∛∜⌊⌈]*(?:[\d¼-¾⅐-⅞]|\.\d|\\[a-z]|[a-z]\())"
 _SIGN = r"(?:[-+*/^=×·⋅÷−–:]|\\(?:times|cdot|div|pm)(?![A-Za-z]))\s*"
@@ -67,16 +65,6 @@ _ARITHMETIC = re.compile(
 _EXPLAINED = re.compile(
     r"[,;]?\s*\(?\b(?:since|because|as|that is|which|so that)\s|"
     r"[,;]?\s*\(?\bi\.e\.|\s\((?=[a-z]{3})"
-)
-_RUN = re.compile(r"[^\s。，；！？\u4e00-\u9fff]+")
-_OPERANDS = re.compile(
-    r"(?<![A-Za-z0-9.])[0-9(][0-9.()]*(?:\s+[-+*/^]\s+[0-9.()]+)*\s+[-+*/^]\s+$|-?\d+\s(?:and\s)?$(?=\Z)"
-)
-_BOUND_BEFORE = re.compile(
-    r"[{^_√∛∜]\s*$|\\(?:sqrt|[dt]?frac|log|ln|sin|cos|tan|times|cdot|div|pm)\s*$"
-)
-_BOUND_AFTER = re.compile(
-    r"\s*(?:\\pi|π|pi\b|\\sqrt|√|sqrt\b|\\[dt]?frac|\\times|\\cdot|[*/^]\s*[\w(])"
 )
 _SCALE = re.compile(r"\s*(?:\\?%|percent\b|hundred\b|thousand\b|million\b|billion\b|dozen\b)")
 _CHOICE = re.compile(r"(?<![A-Za-z\\])([A-J])(?![A-Za-z'’])")
@@ -124,13 +112,20 @@ def boxed_answer(text: str) -> str | None:
     >>> boxed_answer("\\\\boxed{1}, then \\\\boxed{\\\\frac{1}{2}} or \\\\boxed{3}")
     '\\\\frac{1}{2}, 3'
     """
-    boxes = _boxes(text)
-    if not boxes:
-        return None
-    first = len(boxes) - 1
-    while first > 0 and _JOINT.fullmatch(text[boxes[first - 1][1] : boxes[first][0]]):
-        first -= 1
-    return ", ".join(dict.fromkeys(content for _, _, content in boxes[first:]))
+    boxes = _grouped(text, _boxes(text))
+    return boxes[-1] if boxes else None
+
+
+def _grouped(text: str, found: Sequence[tuple[int, int, str]]) -> list[str]:
+    """Joins contents that only "and" or a comma separates; each has its start and end."""
+    groups, last = list[list[str]](), 0
+    for start, end, content in found:
+        if groups and _JOINT.fullmatch(text[last:start]):
+            groups[-1].append(content)
+        else:
+            groups.append([content])
+        last = end
+    return [", ".join(dict.fromkeys(group)) for group in groups]
 
 
 def _last_word(text: str) -> str:
@@ -192,10 +187,6 @@ def _direct(text: str) -> str | None:
     """
     lead = _LEAD.match(text)
     start = lead.end() if lead else 0
-    for formula in _FORMULA.finditer(text):
-        content = formula[formula.lastindex or 0]
-        if formula.start() <= start < formula.end() and _looks_like_formula(content):
-            return content if _DIGIT.search(content) else None
     found = _DIRECT.match(text, start)
     if not found or not _DIGIT.search(found[0]) or _ARITHMETIC.match(text, found.end()):
         return None
@@ -207,66 +198,41 @@ def _direct(text: str) -> str | None:
 
 def _trimmed(run: str) -> str:
     """Drops decoration and punctuation around a run of characters."""
-    run = run.strip("*_`\"'“”‘’ ").rstrip(".,;:!?。，；！？*_`\"'”’")
+    run = run.strip("*_`\"'“”‘’ ").rstrip(".,;:!?。，；！？*_`\"'”’$")
     return run.strip("()") if run.count("(") != run.count(")") else run
 
 
 def _last_number(text: str) -> str | None:
-    """Finds the expression around the last digit: a whole formula, or a run without spaces."""
-    digits = list(_DIGIT.finditer(text))
+    """Reads the last expression with a digit; of an equation, its right side."""
+    digits = [match.start() for match in _DIGIT.finditer(text)]
     if not digits:
         return None
-    at = digits[-1].start()
-    for match in _FORMULA.finditer(text):
-        if match.start() <= at < match.end() and _looks_like_formula(match[match.lastindex or 0]):
-            return match[match.lastindex or 0]
-    start = max(text.rfind(space, 0, at) for space in " \n\t") + 1
-    end = at + len(_RUN.match(text, at).group())  # type: ignore[union-attr]
-    before, after = text[max(start - 80, 0) : start], text[end : end + 20]
-    if _BOUND_BEFORE.search(before) or _BOUND_AFTER.match(after):
-        return None  # part of a larger expression, such as 3 \pi: its number alone means nothing
-    operands = _OPERANDS.search(before)
-    if operands and (operands[0][-4:] != "and " or _PART.match(text, start)):
-        start -= len(before) - operands.start()  # 12 3/5, 3 + 4
-    if scale := _SCALE.match(after):
-        end += scale.end()
-    return _trimmed(text[start:end])
-
-
-def _looks_like_formula(content: str) -> bool:
-    """False for text between two prices, such as ``$5 and I have $6``."""
-    return not re.search(
-        r"\b[A-Za-z]{3,}\s+[A-Za-z]{2,}\b", re.sub(r"\\[a-z]+\{[^}]*\}", "", content)
-    )
+    text = text[max(digits[-1] - 300, 0) :]  # a longer expression is no answer
+    found = [match for match in _DIRECT.finditer(text) if _DIGIT.search(match[0])]
+    if not found:
+        return None
+    end = found[-1].end()
+    end = scale.end() if (scale := _SCALE.match(text, end)) else end
+    return _trimmed(text[found[-1].start() : end].rpartition("=")[2])
 
 
 def _phrase(text: str) -> str | None:
     phrases = list(_PHRASE.finditer(text))
     if not phrases:
-        formulas = _formulas(text)
+        formulas = _grouped(text, _formulas(text))
         last = text.strip().rpartition("\n")[2].strip("*_` ")
         return formulas[-1] if formulas else last.rstrip(".。")
     rest = text[phrases[-1].end() :].strip()
     sentence = _SENTENCE_END.split(rest, maxsplit=1)[0].strip()
     sentence = _EXPLAINED.split(sentence, maxsplit=1)[0] or sentence
-    formulas = _formulas(sentence) or _formulas(rest)
-    if formulas and rest.find("$") <= len(sentence):
-        return ", ".join(_together(sentence, formulas))
-    return sentence.strip("*_` ")
+    own = [formula for formula in _formulas(rest) if formula[0] <= len(sentence)]
+    return _grouped(rest, own)[0] if own else sentence.strip("*_` ")
 
 
-def _together(sentence: str, formulas: list[str]) -> list[str]:
-    """Keeps the formulas that form one list, if the sentence begins with the first formula."""
-    found = list(_FORMULA.finditer(sentence))
-    if found and found[0].start() == 0:
-        for number, (one, other) in enumerate(itertools.pairwise(found), 1):
-            if not _JOINT.fullmatch(sentence[one.end() : other.start()]):
-                return formulas[:number]
-    return formulas
-
-
-def _formulas(text: str) -> list[str]:
-    return [match[match.lastindex or 0] for match in _FORMULA.finditer(text)]
+def _formulas(text: str) -> list[tuple[int, int, str]]:
+    """Finds start, end and content of every formula."""
+    found = _FORMULA.finditer(text)
+    return [(match.start(), match.end(), match[match.lastindex or 0]) for match in found]
 
 
 _READERS: dict[How, Callable[[str], str | None]] = {

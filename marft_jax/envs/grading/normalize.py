@@ -58,6 +58,7 @@ _REWRITES = [
         (r"\\varnothing(?![A-Za-z])|\\\{\s*\\\}", r"\\emptyset"),
         (r"\\([%#&])", r"\1"),
         (r"\\[lcd]?dots[bcmio]?(?![A-Za-z])|\.{3}", r"\\dots "),
+        (r",(?:\s*,)+", ","),
         (r"\s+", " "),
     )
 ]  # fmt: skip

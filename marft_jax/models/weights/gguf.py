@@ -296,12 +296,7 @@ def _unpack(file: GGUF, name: str) -> np.ndarray:
         row = blocks[start : start + step].reshape(1, -1)  # gguf goes by 16 rows: of one, at once
         values[start : start + step] = dequantize(row, kind).reshape(-1, block)
 
-    try:
+    with readable(f"{file.path}: tensor {name!r}", f"tensor, which is of type {kind.name}"):
         with ThreadPoolExecutor(os.cpu_count()) as pool:
             list(pool.map(unpack, range(0, len(blocks), step)))
-    except NotImplementedError as error:
-        raise BadInput(
-            f"{file.path}: tensor {name!r} is of type {kind.name}, which is not supported; "
-            "supported: F32, F16, BF16, Q8_0, Q4_0, Q4_1, Q4_K, Q6_K and what gguf can unpack"
-        ) from error
     return values.reshape(shape)
