@@ -296,7 +296,7 @@ def _unpack(file: GGUF, name: str) -> np.ndarray:
         row = blocks[start : start + step].reshape(1, -1)  # gguf goes by 16 rows: of one, at once
         values[start : start + step] = dequantize(row, kind).reshape(-1, block)
 
-    with readable(f"{file.path}: tensor {name!r}", f"tensor, which is of type {kind.name}"):
+    with readable(f"{file.path}: tensor {name!r}", f"tensor of type {kind.name}"):
         with ThreadPoolExecutor(os.cpu_count()) as pool:
             list(pool.map(unpack, range(0, len(blocks), step)))
     return values.reshape(shape)
