@@ -39,6 +39,8 @@ _REWRITES = [
         (r"\s*(?:\\[!,;> ]\s*)*(?::|\\colon(?![A-Za-z]))\s*(?:\\[!,;> ]\s*)*", ":"),
         (r",?\\!\s*|\{,\}(?=\d{3})|(?<=\d)\\,(?=\d{3}(?!\d))", ","),  # 5,\!866, 5{,}866, 5\,866
         (r"^(-?\d{1,3}) (?=\d{3}(?: \d{3})*$)|(?<=\d{3}) (?=\d{3}(?: \d{3})*$)", r"\1"),  # 10 000
+        (r"\\(?:left|right|displaystyle)(?![A-Za-z])", ""),
+        (r"\\[,;:> ]|\\q?quad(?![A-Za-z])|~", " "),
         (r"\\[dtc]frac(?![A-Za-z])", r"\\frac"),
         (r"\\frac\s*(\\[A-Za-z]+|\w)", r"\\frac{\1}"),
         (r"(\\frac\s*\{[^{}]*\})\s*(\\[A-Za-z]+|\w)", r"\1{\2}"),
@@ -107,6 +109,7 @@ _NO_UNITS = frozenset(
     "infinity squared cubed dozen hundred thousand million billion base choose factorial percent "
     "cent".split()
 )
+_FILLERS = frozenset("a an the of per each every".split())
 _PLURAL = re.compile(r"(?<=[xzh])es$|(?<=ss)es$|(?<!s)s$")
 
 
@@ -204,7 +207,7 @@ def _unit(words: str, power: str | None) -> str:
 
 def _words(text: str) -> str:
     """``eggs per day`` is ``egg day``: units by their names, plurals as singulars."""
-    words = re.findall(r"[^\W\d_]+", text.lower())
+    words = [word for word in re.findall(r"[^\W\d_]+", text.lower()) if word not in _FILLERS]
     return " ".join(_UNITS.get(word) or _PLURAL.sub("", word) for word in words)
 
 
