@@ -247,15 +247,15 @@ def test_questions_of_the_evaluation_file_are_removed_from_training(tmp_path):
     train = split(source, benchmark, 0.1, "train")
     assert [task.question for task in train] == [f"q{index}" for index in range(5, 20)]
     assert len(split(source, benchmark, 0.1, "eval")) == 5
-    with pytest.raises(BadInput, match="also in --env.eval_data"):
+    with pytest.raises(BadInput, match="to train on, got none"):
         split(benchmark, source, 0.1, "train")
 
 
 def test_an_empty_side_is_refused(tmp_path):
     source = write(tmp_path / "a.jsonl", rows(3))
-    with pytest.raises(BadInput, match="evaluate on: --env.holdout is 0"):
+    with pytest.raises(BadInput, match="to evaluate on, got none; change --env.holdout 0"):
         split(source, None, 0.0, "eval")
-    with pytest.raises(BadInput, match="train on: --env.holdout is 1"):
+    with pytest.raises(BadInput, match="to train on, got none; change --env.holdout 1"):
         split(source, None, 1.0, "train")
 
 

@@ -162,24 +162,19 @@ def split_tasks(env: Rows, split: Split) -> list[list[Task]]:
     if not env.data:
         raise BadInput(f"--env.data: expected {', '.join(SUFFIXES)} or a hub id, got nothing")
     seen = {task.question.strip() for tasks in evaluated for task in tasks}
-    if evaluated:
-        remedy = f"all of its questions are also in --env.eval_data {' '.join(env.eval_data)}"
-    else:
-        remedy = f"--env.holdout is {env.holdout}; change it, or name a file as --env.eval_data"
 
     def is_wanted(task: Task) -> bool:
         if evaluated:
             return task.question.strip() not in seen
         return held_out(task.question, env.holdout) == (split == "eval")
 
-    sides = []
-    for source in env.data:
-        tasks = load(source, env)
-        sides.append(list(filter(is_wanted, tasks)))
-        if not sides[-1]:
+    sides = [[*filter(is_wanted, load(source, env))] for source in env.data]
+    for source, side in zip(env.data, sides, strict=True):
+        if not side:
             purpose = "train on" if split == "train" else "evaluate on"
             raise BadInput(
-                f"{source}: none of its {len(tasks)} tasks is left to {purpose}: {remedy}"
+                f"{source}: expected tasks to {purpose}, got none; change --env.holdout "
+                f"{env.holdout}, or name other tasks as --env.eval_data"
             )
     return sides
 
