@@ -17,7 +17,7 @@ import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NoReturn, TypedDict, Unpack
+from typing import Any, NoReturn
 
 from marft_jax import config as config_lib
 from marft_jax import sections as sections_lib
@@ -27,8 +27,8 @@ from marft_jax.merging import (
     Layer,
     flatten,
     merge,
-    read_evaluated_run,
     read_file,
+    read_run,
     resolve,
     to_train,
 )
@@ -39,24 +39,6 @@ from marft_jax.team.team_files import Blueprint
 
 Source = str | Path | Mapping[str, Any]
 """Settings in Python: a YAML file, or ``section.name`` to a value."""
-_Names = Mapping[str, Any]
-
-
-class Sections(TypedDict, total=False):
-    """Sections in Python, each a mapping from names to values, or its dataclass: then every setting
-    counts as given. The dataclasses of ``algo`` are in ``marft_jax.learning.settings``."""
-
-    run: config_lib.Run | _Names
-    model: config_lib.Model | _Names
-    team: config_lib.Team | _Names
-    env: config_lib.EnvSettings | _Names
-    lora: config_lib.Lora | _Names
-    critic: config_lib.Critic | _Names
-    algo: config_lib.Algo | _Names
-    rollout: config_lib.Rollout | _Names
-    mesh: config_lib.Mesh | _Names
-    eval: config_lib.Eval | _Names
-    guard: config_lib.Guard | _Names
 
 
 def parse(argv: Sequence[str], *, prog: str = "marft_jax.train") -> Config:
@@ -69,11 +51,11 @@ def parse(argv: Sequence[str], *, prog: str = "marft_jax.train") -> Config:
     return resolve(_command_line(argv, prog))
 
 
-def configure(*sources: Source, **sections: Unpack[Sections]) -> Config:
+def configure(*sources: Source, **sections: Any) -> Config:
     """Builds the config of a training in Python.
 
         configure("configs/chain_smollm2.yaml", {"algo.lr": 3e-5}, run={"dir": "runs/mine"})
-        configure(run=Run(dir="runs/mine"), algo=Grpo(episodes=32))  # an editor completes these
+        configure(run=Run(dir="runs/mine"), algo=Grpo(episodes=32))
 
     If ``run.dir`` is given and has a checkpoint, the other settings default to the saved ones. Only
     the ``train`` command continues the default directory.
@@ -84,7 +66,9 @@ def configure(*sources: Source, **sections: Unpack[Sections]) -> Config:
 
     Args:
         sources: YAML files, and mappings from ``section.name`` to a value; the later value wins.
-        sections: settings by section; they come after all sources.
+        sections: settings by section, which come after all sources: each a mapping from names to
+            values, or its dataclass, in which every setting counts as given. The dataclasses of
+            ``algo`` are in ``marft_jax.learning.settings``.
 
     Raises:
         BadInput: see ``parse``.
@@ -95,16 +79,14 @@ def configure(*sources: Source, **sections: Unpack[Sections]) -> Config:
     return to_train(layers) if is_named else resolve(layers)
 
 
-def configure_run(
-    of_run: str | Path | None, /, *sources: Source, **sections: Unpack[Sections]
-) -> Config:
+def configure_run(of_run: str | Path | None, /, *sources: Source, **sections: Any) -> Config:
     """Builds the config with which the team of a run is evaluated or asked: the run's settings,
     then these, as for ``configure``. Without a run the settings start from the defaults.
 
     Raises:
         BadInput: there is no run in that directory, or see ``parse``.
     """
-    before = [] if of_run is None else [read_evaluated_run(str(of_run))]
+    before = [] if of_run is None else [read_run(str(of_run))]
     return resolve([*before, *_in_python(sources, sections)], evaluates=True)
 
 
@@ -126,11 +108,11 @@ def parse_run(
         BadInput: there is no run in that directory, or a setting is wrong.
     """
     bare = [] if base is None else [Layer({"model.base": [base]})]
-    before = bare if run is None else [read_evaluated_run(run)]
+    before = bare if run is None else [read_run(run)]
     return resolve([*before, *_command_line(flags, prog)], evaluates=True)
 
 
-def _in_python(sources: Sequence[Source], sections: Sections) -> list[Layer]:
+def _in_python(sources: Sequence[Source], sections: Mapping[str, Any]) -> list[Layer]:
     layers = [
         Layer({str(key): _spelled(str(key), value) for key, value in source.items()})
         if isinstance(source, Mapping)
@@ -214,7 +196,7 @@ def boundary() -> Iterator[None]:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         raise SystemExit(141) from None
     except Exception as error:
-        if where := place(error, own_only=True):
+        if where := place(error):
             exit_with(f"{described(error)}{where}", code=1)
         if isinstance(error, OSError) and errno.errorcode.get(error.errno or 0) in _FILES:
             file = "a file" if error.filename is None else os.fsdecode(error.filename)

@@ -459,7 +459,10 @@ def _between_sections(config: Config, evaluates: bool) -> dict[str, str]:
             needs[f"algo.correction_{name}"] = "--algo.correction decoupled or truncated"
     if mesh.coordinator in (None, "auto"):
         needs |= dict.fromkeys(("mesh.processes", "mesh.process"), "--mesh.coordinator HOST:PORT")
-    needs |= {"mesh.rollout": "training"} if evaluates else {}
+    if algo.recorded or evaluates:
+        needs["mesh.rollout"] = "training on samples of the team"
+    if algo.recorded:
+        needs["rollout.lag"] = "training on samples of the team"
     return needs
 
 

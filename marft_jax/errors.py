@@ -77,17 +77,13 @@ def reason(error: BaseException) -> str:
 Spot = BaseException | FrameType | Callable[..., Any]
 
 
-def place(at: Spot | None, own_only: bool = False) -> str:
-    """Finds the innermost place outside this package: `` (file:line)``, or "".
-
-    A place in the user's own code, outside Python and installed modules, comes first.
+def place(at: Spot | None) -> str:
+    """Finds the innermost place in the user's own code, as `` (file:line)``, or "".
 
     Args:
         at: an exception, a running frame, or a function.
-        own_only: returns "" rather than a place in an installed module.
     """
-    theirs = [spot for spot in _spots(at) if not spot[0].startswith(_OURS)]
-    found = [spot for spot in theirs if _is_own(spot[0])] or ([] if own_only else theirs)
+    found = [spot for spot in _spots(at) if is_users(spot[0])]
     return f" ({found[-1][0]}:{found[-1][1]})" if found else ""
 
 
@@ -105,16 +101,12 @@ def _spots(at: Spot | None) -> Iterator[tuple[str, int]]:
         yield code.co_filename, code.co_firstlineno
 
 
-def _is_own(filename: str) -> bool:
-    return is_users(filename) and Path(filename).absolute() != Path(sys.argv[0]).absolute()
-
-
 def is_users(filename: str) -> bool:
     """True for a source file outside this package, Python and installed modules."""
     path = Path(filename).absolute()
     if filename.startswith("<") or {"site-packages", "dist-packages"} & set(path.parts):
         return False
-    others = [*map(sysconfig.get_path, ("stdlib", "platstdlib")), _OURS]
+    others = [*map(sysconfig.get_path, ("stdlib", "platstdlib", "scripts")), _OURS]
     return not any(path.is_relative_to(other) for other in others)
 
 

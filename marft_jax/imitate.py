@@ -17,7 +17,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
@@ -29,7 +29,7 @@ from marft_jax.envs.threads import DaemonThreads
 from marft_jax.errors import BadInput, one_line
 from marft_jax.formats import jsonlines
 from marft_jax.learning.credit import make_credit
-from marft_jax.learning.settings import SETTINGS, Imitation
+from marft_jax.learning.settings import Imitation
 from marft_jax.learning.state import TrainState
 from marft_jax.parallel import processes
 from marft_jax.random_keys import Stream
@@ -44,7 +44,6 @@ from marft_jax.train import learn_from
 from marft_jax.types import Credit, Episode, OnStep
 
 _ALGO = {field.name for field in dataclasses.fields(Imitation)} - {"name"}
-_SAMPLED = {f.name for kind in SETTINGS.values() for f in dataclasses.fields(kind)} - _ALGO
 _GUARD = {"max_kl": None, "min_entropy": None, "reward_drop": None}  # of what the team samples
 _OF_HELD_OUT = 10  # one of so many is held out
 _MOST = 20  # faults that are shown
@@ -74,26 +73,11 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
     )
     with cli.boundary():
         own, rest = parser.parse_known_args(argv)
-        refuse(rest)
         check_local("--out", own.out)
-        config = cli.parse_training([*rest, "--run.dir", own.out])
+        config = cli.parse_training([*rest, "--run.dir", own.out, "--algo.name", Imitation.name])
         wanted = Wanted(own.data, own.demonstrations, own.min_reward)
         code = processes.end_together(lambda: imitate_team(config, wanted))
     sys.exit(code)
-
-
-def refuse(flags: Iterable[str]) -> None:
-    """Raises ``BadInput`` for a flag that is about the team's own samples."""
-    named = (word[2:].partition("=")[0] for word in flags if word.startswith("--"))
-    for flag in (name.replace("-", "_") for name in named):
-        section, _, name = flag.partition(".")
-        if (
-            (section == "algo" and name in _SAMPLED)
-            or section == "critic"
-            or (section == "guard" and name in _GUARD)
-            or flag in ("rollout.lag", "mesh.rollout")
-        ):
-            raise BadInput(f"--{flag}: imitation does not read it; leave it out")
 
 
 def settings_of(config: Config) -> Config:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import re
-import sys
 from collections.abc import Callable, Sequence
 from dataclasses import fields, is_dataclass
 from pathlib import Path
@@ -16,10 +15,9 @@ from typing import Any, NamedTuple
 from marft_jax import config as config_lib
 from marft_jax import sections as sections_lib
 from marft_jax.config import Config
-from marft_jax.errors import BadInput, one_line
+from marft_jax.errors import BadInput
 from marft_jax.formats import documents
 from marft_jax.learning import settings as algorithms
-from marft_jax.run import inputs
 from marft_jax.sections import Words
 from marft_jax.setting import from_words, suggestion, words_of
 from marft_jax.team import team_files
@@ -39,15 +37,8 @@ class Layer(NamedTuple):
 
 
 def read_file(file: str) -> Layer:
-    """Reads a YAML file; a relative team file is looked for beside it, then in the current folder.
-
-    Modules of a run directory's settings are imported from the folders that the run knows.
-    """
+    """Reads a YAML file; a relative team file is looked for beside it, then in this folder."""
     words = flatten(documents.read(file, "--config"), file)
-    folders = dict.fromkeys(inputs.folders_of(Path(file).parent))
-    sys.path[1:1] = [folder for folder in folders if folder not in sys.path]
-    if before := words.pop("run.tensorboard", None):  # of an earlier release
-        words.setdefault("run.loggers", ["tensorboard" if before == ["True"] else "none"])
     for name in words.get("team.file", ())[:1]:
         if os.path.isfile(beside := Path(file).parent / name):
             words["team.file"] = [str(beside)]
@@ -61,20 +52,8 @@ def read_run(run: str) -> Layer:
         raise BadInput(f"--run {run}: expected a run directory with config.yaml, found none")
     own = {"run.dir": [run]} | ({"team.file": [str(team)]} if os.path.isfile(team) else {})
     words = read_file(str(settings)).words | own
-    if dropped := [key for key in words if key in _DROPPED]:
-        line = f"marft_jax: {settings}: ignores {', '.join(dropped)}, which no longer exists"
-        print(line, file=sys.stderr)
-    without = (*_OF_A_START, *_DROPPED)
-    kept = {key: value for key, value in words.items() if key not in without}
+    kept = {key: value for key, value in words.items() if key not in _NOT_KEPT}
     return Layer(kept, str(settings), saved=True)
-
-
-def read_evaluated_run(run: str) -> Layer:
-    """Reads a run as ``read_run`` does, and warns if files that it learned from have changed."""
-    found = read_run(run)
-    for line in inputs.changed_since(Path(run)):
-        print(f"marft_jax: {run} was trained with other files: {one_line(line)}", file=sys.stderr)
-    return found
 
 
 def merge(layers: Sequence[Layer]) -> Words:
@@ -157,19 +136,14 @@ def _validated(layers: Sequence[Layer], evaluates: bool) -> Config:
     effect to a later layer, and then has its default: a flag that names another algorithm makes a
     file's settings of the first one void.
     """
-    words, dropped = merge(layers), list[str]()
+    words = merge(layers)
     unread = _find_unread(words, evaluates)
     for key, why in unread.items():
         last = max(i for i, one in enumerate(layers) if key in one.words)
         file = layers[last].file
-        if layers[last].saved:
-            dropped += [] if sections_lib.is_default(key, words[key]) else [key]
-        elif key in _find_unread(merge(layers[: last + 1]), evaluates):
+        if not layers[last].saved and key in _find_unread(merge(layers[: last + 1]), evaluates):
             where = f"{file}: {key}" if file else f"--{key}"
             raise BadInput(f"{where}: {why}, got {' '.join(words[key]):.60}")
-    if dropped:
-        line = f"marft_jax: {layers[0].file}: nothing reads {', '.join(dropped)} here"
-        print(line, file=sys.stderr)
     config = _build({key: value for key, value in words.items() if key not in unread})
     config_lib.validate(config)
     algorithms.validate(config.algo, config.critic)
@@ -202,18 +176,10 @@ def _find_unread(words: Words, evaluates: bool) -> dict[str, str]:
 
 def _build(words: Words) -> Config:
     """Builds the config from words; raises ``BadInput`` for the first wrong value."""
-    given = {key: some for key, some in words.items() if some not in _FORMER.get(key, ())}
     sections = sections_lib.kinds(words).items()
-    config = Config(**{name: from_words(name, kind, given) for name, kind in sections})
-    return config_lib.fit_base(config, given)
+    config = Config(**{name: from_words(name, kind, words) for name, kind in sections})
+    return config_lib.fit_base(config, words)
 
 
-_FORMER = {
-    "algo.group_size": (["None"], ["none"], ["null"]),
-    "critic.mode": (["auto"],),
-    **{f"algo.{name}": (["auto"],)
-       for name in ("baseline", "entropy_coef", "gae_lambda", "gamma", "normalize", "ratio")},
-}  # fmt: skip
-"""Words of earlier releases that mean the default of each algorithm."""
-_OF_A_START = ("mesh.coordinator", "mesh.processes", "mesh.process")  # not saved settings of a run
-_DROPPED = ("guard.max_cut",)  # settings of earlier releases, in the config.yaml of their runs
+_NOT_KEPT = ("mesh.coordinator", "mesh.processes", "mesh.process", "guard.max_cut")
+"""Settings of a run's config.yaml that belong to that start, or that no longer exist."""

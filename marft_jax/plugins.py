@@ -6,19 +6,17 @@ one line with the user's file and line. All checks raise ``BadInput``: expected,
 
 from __future__ import annotations
 
-import ast
 import contextlib
 import hashlib
 import importlib.util
 import os
 import sys
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from pathlib import Path
+from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
-from marft_jax.errors import BadInput, described, is_users, place
+from marft_jax.errors import BadInput, described, place
 from marft_jax.formats import jsonlines
 from marft_jax.formats.foreign import DEEPEST
 from marft_jax.types import StepResult
@@ -107,7 +105,7 @@ def load_plugin(name: str, what: str, known: Iterable[str], kind: str = "functio
     except KeyboardInterrupt:
         raise
     except BaseException as error:  # a user's module may do anything, sys.exit included
-        why = described(error) + place(error, own_only=True)
+        why = described(error) + place(error)
         if isinstance(error, ModuleNotFoundError) and f"{module_name}.".startswith(
             f"{error.name}."
         ):
@@ -117,47 +115,6 @@ def load_plugin(name: str, what: str, known: Iterable[str], kind: str = "functio
     if found is None:
         raise BadInput(f"{what} {name}: {module.__file__} has no {attribute!r}")
     return found
-
-
-def source_files(names: Iterable[str]) -> dict[str, Path]:
-    """Finds the source files of users' modules and of the modules that these import, without
-    installed modules.
-
-    Returns:
-        Path below the folder of the import, such as ``package/module.py``, to the file.
-    """
-    found, wanted, seen = dict[str, Path](), list(names), set[str]()
-    while wanted:
-        name = wanted.pop()
-        if name in seen or not all(part.isidentifier() for part in name.split(".")):
-            continue
-        seen.add(name)
-        below = name.replace(".", "/")
-        ends = f"{below}/__init__.py", f"{below}.py"
-        files = (str(path) for folder in sys.path for path in map(Path(folder).joinpath, ends))
-        file = getattr(sys.modules.get(name), "__file__", None) or next(
-            filter(os.path.isfile, files), ""
-        )
-        if not is_users(str(file)) or not (path := Path(file).absolute()).is_file():
-            continue
-        is_package = path.stem == "__init__"
-        found["/".join(path.parts[-1 - name.count(".") - is_package :])] = path
-        above = name.rpartition(".")[0]
-        wanted += [above, *_imports(path, name if is_package else above)]
-    return found
-
-
-def _imports(file: Path, package: str) -> Iterator[str]:
-    """Yields the modules that a file imports, anywhere in its code."""
-    with contextlib.suppress(SyntaxError, ValueError, ImportError):  # compiled, or above the top
-        for node in ast.walk(ast.parse(file.read_bytes())):
-            if isinstance(node, ast.Import):
-                yield from (alias.name for alias in node.names)
-            elif isinstance(node, ast.ImportFrom):
-                base = node.module or ""
-                if node.level:
-                    base = importlib.util.resolve_name("." * node.level + base, package)
-                yield from (base, *(f"{base}.{alias.name}" for alias in node.names))
 
 
 def load_function(name: str, what: str, table: Mapping[str, _T]) -> _T:

@@ -14,7 +14,7 @@ from marft_jax.config import Algo, Config, EnvSettings
 from marft_jax.envs import base as envs
 from marft_jax.errors import BadInput
 from marft_jax.learning import settings as algorithms
-from marft_jax.setting import help_lines, schema_of, texts, words_of
+from marft_jax.setting import help_lines, schema_of, texts
 
 Words = dict[str, list[str]]
 """``section.name`` to the words that stand for its value."""
@@ -54,12 +54,6 @@ def owners(key: str) -> dict[str, Field[Any]]:
     section, _, name = key.partition(".")
     own = ((owner, field) for owner, kind in family(section).items() for field in fields(kind))
     return {owner: field for owner, field in own if field.name == name}
-
-
-def is_default(key: str, words: list[str]) -> bool:
-    """Tells if this is the default of a setting wherever there is the setting."""
-    defaults = [words_of(key, field.default) for field in owners(key).values()]
-    return words in [*defaults, ["auto"], ["None"]]
 
 
 def schema() -> dict[str, Any]:

@@ -264,13 +264,10 @@ def help_lines(section: str, kind: type) -> Iterator[str]:
 
 
 def suggestion(key: str, known: Sequence[str]) -> str:
-    """Suggests a setting: by another program's name, in another section, or the nearest."""
-    section, _, name = key.rpartition(".")
-    other = _ALSO_CALLED.get(name, "")
-    own = f"{section}.{other.partition('.')[2]}"
+    """Suggests a setting: of this name in another section, or the nearest."""
+    name = key.rpartition(".")[2]
     same = [k for k in known if k.endswith(f".{name}")]
-    near = difflib.get_close_matches(key, known, n=1, cutoff=0.5)
-    found = [k for k in (own, other, *same, *near) if k in known]
+    found = [*same, *difflib.get_close_matches(key, known, n=1, cutoff=0.5)]
     return f"; did you mean {found[0]!r}?" if found else "; --help lists them"
 
 
@@ -284,21 +281,3 @@ _ONE = {
 }
 _SEVERAL = {"integer": "whole numbers", "number": "numbers", "string": "words"}
 _PLAIN = (str, np.bool_, numbers.Real, os.PathLike, datetime.date, type(None))
-_ALSO_CALLED = {
-    "learning_rate": "algo.lr",
-    "lr_scheduler_type": "algo.lr_schedule",
-    "warmup_steps": "algo.lr_warmup",
-    "lr_warmup_steps": "algo.lr_warmup",
-    "batch_size": "algo.episodes",
-    "num_generations": "algo.group_size",
-    "num_steps": "run.steps",
-    "max_steps": "run.steps",
-    "output_dir": "run.dir",
-    "model_name_or_path": "model.base",
-    "beta": "algo.kl_coef",
-    "lora_alpha": "lora.alpha",
-    "max_tokens": "team.max_new_tokens",
-    "report_to": "run.loggers",
-    "tensorboard": "run.loggers",
-}
-"""Names that other programs give to settings."""

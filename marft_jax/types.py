@@ -17,8 +17,7 @@ factor per adapter and layer. Pytrees carry no suffix.
 
 from __future__ import annotations
 
-import html
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
@@ -138,11 +137,6 @@ class Episode(NamedTuple):
     def __repr__(self) -> str:
         return f"Episode({self.task!r:.80}: {len(self.turns)} turns, reward {self.reward:g})"
 
-    def _repr_html_(self) -> str:
-        """The dialogue, as a notebook shows it."""
-        said = [("task", self.task), *((turn.name, turn.text) for turn in self.turns)]
-        return html_table([*said, ("reward", f"{self.reward:g}")])
-
     @property
     def answer(self) -> str:
         """The team's answer: the last graded text, or the last one where none is graded."""
@@ -176,14 +170,6 @@ class Episode(NamedTuple):
         for i, turn in enumerate(self.turns):
             seen[i, list(turn.sees)] = True
         return seen
-
-
-def html_table(rows: Iterable[tuple[str, str]]) -> str:
-    """Names and texts as a table for notebooks; nothing in them is taken as HTML."""
-    cells = (map(html.escape, row) for row in rows)
-    pre = "<pre style='white-space: pre-wrap; text-align: left; margin: 0'>"
-    lines = (f"<tr><th>{name}</th><td>{pre}{text}</pre></td></tr>" for name, text in cells)
-    return f"<table>{''.join(lines)}</table>"
 
 
 class Credit(NamedTuple):

@@ -224,34 +224,6 @@ def test_what_an_algorithm_resolves_to_loads_again(name, tmp_path):
     assert cli.parse(["--config", str(tmp_path / "config.yaml")]) == settled
 
 
-RELEASED = """
-env: {name: arithmetic, data: [], holdout: 0.1, horizon: 1, difficulty: 2, task: '', tests: 10,
-      curriculum: null, extract: auto, options: []}
-critic: {mode: none, lr: 0.0005, hidden: [1024, 512], warmup_steps: 0}
-algo: {name: grpo, episodes: 64, group_size: 8, lr: 0.001, gamma: auto, gae_lambda: auto,
-       normalize: group, baseline: auto, baseline_decay: 0.9, ratio: token, clip: 0.2,
-       correction: none, entropy_coef: 0.0, value_clip: 0.3, huber_delta: 10.0, kl_estimator: k1}
-"""
-"""Sections of a run's config.yaml as the release before wrote them, with one setting unread."""
-
-
-def test_the_directory_of_an_earlier_release_loads_without_what_its_algorithm_never_read(
-    tmp_path, capsys
-):
-    (tmp_path / "checkpoints" / "3").mkdir(parents=True)
-    (tmp_path / "config.yaml").write_text(RELEASED)
-    config = cli.parse_training(["--run.dir", str(tmp_path)])
-    assert (config.algo.name, config.algo.lr, config.env.difficulty) == ("grpo", 1e-3, 2)
-    [line] = capsys.readouterr().err.splitlines()
-    assert "config.yaml: nothing reads " in line and "algo.value_clip" in line
-    assert "gamma" not in line and "env." not in line  # those were at their defaults
-
-
-@pytest.mark.parametrize("flags", ["--algo.gamma auto", "--algo.group_size none"])
-def test_words_of_an_earlier_release_mean_the_default(flags):
-    assert cli.parse(flags.split()) == cli.configure()
-
-
 def test_whatever_is_accepted_is_resolved_to_what_loads_again(tmp_path):
     chance, file, accepted = random.Random(0), tmp_path / "config.yaml", 0
     contexts = [*READ.values(), *UNREAD.values(), []]

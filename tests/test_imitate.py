@@ -202,8 +202,11 @@ def test_every_fault_is_a_line_of_its_own(tmp_path, capsys):
         ([], "expected --data FILE, or --demonstrations N"),
         (["--data", "missing.jsonl"], "missing.jsonl: cannot be read"),
         (["--data", "{empty}"], "expected demonstrations to learn from, got 0 of 0"),
-        (["--demonstrations", 2, "--algo.clip", 0.1], "--algo.clip: imitation does not read it"),
-        (["--demonstrations", 2, "--critic.mode=none"], "--critic.mode: imitation does not read"),
+        (
+            ["--demonstrations", 2, "--algo.clip", 0.1],
+            "--algo.clip: unknown setting",
+        ),
+        (["--demonstrations", 2, "--critic.mode=lora"], "--critic.mode: this run does not read it"),
         (["--demonstrations", 2, "--algo.epohcs", 1], "algo.epohcs"),
         (["--demonstrations", 2, "--min_reward", 2], "got 0 of 2; see --min_reward"),
     ],

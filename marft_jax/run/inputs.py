@@ -1,12 +1,13 @@
-"""Hashes the files that a run learns from: rows of data, and the user's own code.
+"""Hashes the files that a run learns from: rows of data, and modules of the user's own code.
 
-A run directory keeps their sizes and hashes in ``inputs.json`` and a copy of the code in ``code/``.
+A run directory keeps their sizes and hashes in ``inputs.json``.
 """
 
 from __future__ import annotations
 
 import contextlib
 import hashlib
+import importlib.util
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields
@@ -14,14 +15,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from marft_jax.config import Config
-from marft_jax.errors import BadInput
+from marft_jax.errors import BadInput, is_users
 from marft_jax.formats import foreign, jsonlines
-from marft_jax.plugins import source_files
 
 if TYPE_CHECKING:
     from marft_jax.team.profiles import Profile
 
-_FILE, _COPY = "inputs.json", "code"
+_FILE = "inputs.json"
 
 
 class Input(NamedTuple):
@@ -35,7 +35,10 @@ Inputs = Mapping[str, Sequence[Input]]
 
 
 def inputs_of(config: Config, workflow: str = "", agents: Iterable[Profile] = ()) -> Inputs:
-    """Finds and hashes the files that ``env``, ``algo`` and the team name."""
+    """Finds and hashes the files that ``env``, ``algo`` and the team name.
+
+    Of the user's code these are the named modules, not what they import in turn.
+    """
     found: dict[str, list[Input]] = {}
     for name, text in _texts(config.env):
         for path in map(Path, dict.fromkeys((text, text.partition("=")[2]))):
@@ -44,8 +47,12 @@ def inputs_of(config: Config, workflow: str = "", agents: Iterable[Profile] = ()
                     found.setdefault(f"--env.{name}", []).append(_hashed(path))
     texts = [text for part in (config.env, config.algo) for _, text in _texts(part)]
     texts += [workflow, *(text for a in agents for text in (a.reward or "", *(a.tools or ())))]
-    modules = source_files(t.rpartition("=")[2].partition(":")[0] for t in texts if ":" in t)
-    return found | {name: [_hashed(file)] for name, file in modules.items()}
+    for module in (t.rpartition("=")[2].partition(":")[0] for t in texts if ":" in t):
+        with contextlib.suppress(ImportError, ValueError):  # it is no module
+            spec = importlib.util.find_spec(module)
+            if spec is not None and spec.has_location and is_users(str(spec.origin)):
+                found[f"{module.replace('.', '/')}.py"] = [_hashed(Path(str(spec.origin)))]
+    return found
 
 
 def check_unchanged(run: Path, now: Inputs) -> None:
@@ -59,30 +66,8 @@ def check_unchanged(run: Path, now: Inputs) -> None:
         )
 
 
-def changed_since(run: Path) -> list[str]:
-    """Lists the files of a run whose content has changed since the run began, a line for each."""
-    kept = _read(run)
-    now = {
-        name: [_hashed(path) if (path := Path(file.path)).is_file() else file for file in files]
-        for name, files in kept.items()
-    }
-    return _changes(kept, now)
-
-
-def folders_of(run: Path) -> Iterator[str]:
-    """Yields the folders that a run imported modules from, but never its own folder."""
-    for name, files in _read(run).items():
-        folder = Path(files[0].path.removesuffix(name)) if files else Path()
-        if folder.is_absolute() and not folder.is_relative_to(run.absolute()) and name[:2] != "--":
-            yield str(folder)
-
-
 def write(run: Path, inputs: Inputs) -> None:
-    """Writes the hashes, and a copy of the code."""
-    for name in (name for name in inputs if not name.startswith("--")):
-        code = Path(inputs[name][0].path).read_bytes()
-        (copy := run / _COPY / name).parent.mkdir(parents=True, exist_ok=True)
-        copy.write_bytes(code)
+    """Writes the hashes."""
     jsonlines.write(run / _FILE, [json.dumps(inputs)])
 
 
@@ -90,10 +75,7 @@ def _read(run: Path) -> Inputs:
     """Reads ``inputs.json``; a run of an earlier release has none."""
     with contextlib.suppress(BadInput, TypeError, ValueError):
         saved = foreign.read_settings(run / _FILE)
-        return {
-            name: [Input(str(path), int(size), str(sha)) for path, size, sha in files]
-            for name, files in saved.items()
-        }
+        return {name: [Input(*file) for file in files] for name, files in saved.items()}
     return {}
 
 
@@ -101,13 +83,10 @@ def _changes(kept: Inputs, now: Inputs) -> list[str]:
     """Describes what differs, for each name in both; only the content of a file counts."""
     found: list[str] = []
     for name in [name for name in kept if name in now]:
-        if len(kept[name]) != len(now[name]):
-            found.append(f"{name} was {len(kept[name])} files, is {len(now[name])}")
-            continue
-        for old, new in zip(kept[name], now[name], strict=True):
-            if old.sha256 != new.sha256:
-                moved = f"{name} was {old.path}, is {new.path}"
-                found.append(f"{new.path} has changed" if old.path == new.path else moved)
+        before, after = ([file.sha256 for file in files[name]] for files in (kept, now))
+        if before != after:
+            others = [file.path for file in now[name] if file.sha256 not in before]
+            found.append(f"{name} has changed ({', '.join(others) or 'other files or order'})")
     return found
 
 

@@ -84,7 +84,7 @@ class Logger:
             if not all(callable(getattr(self._writer, name, None)) for name in ("write", "close")):
                 raise BadInput("expected write(step, metrics) and close()")
         except (Exception, SystemExit) as error:
-            why = f"cannot be opened: {described(error)}{place(error, own_only=True)}"
+            why = f"cannot be opened: {described(error)}{place(error)}"
             raise BadInput(f"--run.loggers {name}: {why}") from error
 
     def write(self, step: int, metrics: Mapping[str, float]) -> None:
@@ -99,7 +99,7 @@ class Logger:
         try:
             getattr(self._writer, method)(*args)
         except (Exception, SystemExit) as error:
-            why = described(error) + place(error, own_only=True)
+            why = described(error) + place(error)
             LOGGER.warning("--run.loggers %s: no more steps are logged there: %s", self._name, why)
             self._writer = None
 

@@ -350,8 +350,8 @@ def test_demonstrations_have_no_lag():
     config = cli.parse(["--rollout.lag", "2"])
     assert imitate.settings_of(config).rollout.lag == 0
     for flags in ["--rollout.lag", "2"], ["--mesh.rollout", "1"]:
-        with pytest.raises(BadInput, match=f"{flags[0]}: imitation does not read it"):
-            imitate.refuse(flags)
+        with pytest.raises(BadInput, match=f"{flags[0]}: this run does not read it"):
+            cli.parse_training([*flags, "--algo.name", "imitation"])
 
 
 def test_correction_follows_the_lag_where_it_is_left_open():

@@ -12,7 +12,6 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from marft_jax import cli
 from marft_jax import config as config_lib
 from marft_jax.cli import configure
 from marft_jax.errors import BadInput
@@ -160,8 +159,6 @@ def test_a_logger_that_is_none_or_not_installed_is_one_line(monkeypatch, tmp_pat
         find_loggers(["wandbb"])
     with pytest.raises(BadInput, match=r'wandb: .* pip install "marft_jax\[wandb\]"'):
         find_loggers(["tensorboard", "wandb"])
-    with pytest.raises(BadInput, match="did you mean 'run.loggers'"):
-        cli.parse(["--run.report_to", "wandb"])
 
 
 def test_a_package_that_fails_later_ends_its_logging_and_not_the_run(run, monkeypatch):
@@ -183,14 +180,3 @@ def test_a_package_that_fails_later_ends_its_logging_and_not_the_run(run, monkey
     monkeypatch.setitem(loggers._BUILT_IN, "wandb", broken)
     with pytest.raises(BadInput, match="--run.loggers wandb: cannot be opened: RuntimeError: no A"):
         log(run, "wandb", 3)
-
-
-def test_the_setting_of_an_earlier_version_keeps_its_meaning(run):
-    old = (run / "config.yaml").read_text()
-    for before, now in (("true", ("tensorboard",)), ("false", ())):
-        changed = old.replace("  loggers:\n  - tensorboard\n", f"  tensorboard: {before}\n")
-        assert changed != old
-        (run / "config.yaml").write_text(changed)
-        assert cli.parse(["--config", str(run / "config.yaml")]).run.loggers == now
-        (run / "checkpoints" / "1").mkdir(parents=True, exist_ok=True)
-        assert cli.parse_training(["--run.dir", str(run)]).run.loggers == now

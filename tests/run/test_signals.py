@@ -120,21 +120,3 @@ def test_handlers_are_put_back():
     with Stop("nothing yet") as stop:
         assert not stop() and signal.getsignal(signal.SIGTERM) != before[0]
     assert [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)] == before
-
-
-@pytest.mark.parametrize(("ready", "code", "said"), [("", 130, "marft_jax: stopped\n"),
-                                                     ("main = print", 7, "")])  # fmt: skip
-def test_an_interrupt_while_a_command_is_imported_is_one_line(ready, code, said):
-    program = f"""
-import os, signal, sys
-signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background job ignores it
-sys.argv = ["-m"]  # as `python -m` has it
-import marft_jax
-{ready}
-try:
-    os.kill(os.getpid(), signal.SIGINT)
-except KeyboardInterrupt:
-    os._exit(7)
-"""
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
-    assert (done.returncode, done.stderr) == (code, said)

@@ -19,7 +19,6 @@ from marft_jax.errors import BadInput, reason
 from marft_jax.formats import documents, foreign
 from marft_jax.learning import settings as algorithms
 from marft_jax.run.manifest import MANIFEST
-from marft_jax.types import html_table
 
 Row = dict[str, Any]
 Notes = list[str]
@@ -73,10 +72,6 @@ class RunRecord(NamedTuple):
 
     def __repr__(self) -> str:
         return f"RunRecord({', '.join(f'{name} {text}' for name, text in self._summary)})"
-
-    def _repr_html_(self) -> str:
-        """Shows the summary in a notebook."""
-        return html_table(self._summary)
 
     @property
     def _summary(self) -> list[tuple[str, str]]:
