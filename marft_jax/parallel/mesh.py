@@ -8,19 +8,22 @@ without a common device: the mesh that plays holds a copy of the base and receiv
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import math
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from marft_jax import config as config_lib
 from marft_jax.errors import BadInput
+
+if TYPE_CHECKING:
+    from marft_jax import config as config_lib
 
 AXES = ("data", "fsdp", "tensor")
 _ROW_AXES = ("data", "fsdp")
@@ -63,7 +66,7 @@ def make_meshes(
         )
     own = np.asarray(devices).reshape(processes, here)
     data, fsdp, tensor = shape
-    playing = config_lib.Mesh(data, fsdp, tensor)
+    playing = dataclasses.replace(config, data=data, fsdp=fsdp, tensor=tensor, rollout=())
     return (
         make_mesh(config, own[:, :-apart].ravel().tolist(), here - apart),
         make_mesh(playing, own[:, -apart:].ravel().tolist(), apart, "--mesh.rollout"),

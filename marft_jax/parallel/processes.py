@@ -23,17 +23,19 @@ import socket
 import sys
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import jax
 import numpy as np
 
-from marft_jax.config import Mesh
 from marft_jax.errors import BadInput, EpisodesFailed, Stopped, described
 from marft_jax.parallel import mesh as mesh_lib
 from marft_jax.parallel.exchange import read_part, write_part
 from marft_jax.parallel.ladder import bucket
 from marft_jax.types import Played, Player, Sample
+
+if TYPE_CHECKING:
+    from marft_jax.config import Mesh
 
 _T = TypeVar("_T")
 _ALL_HERE = b"all are here\n"
