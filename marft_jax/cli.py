@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import errno
 import io
 import json
 import os
@@ -22,7 +21,7 @@ from typing import Any, NoReturn
 from marft_jax import config as config_lib
 from marft_jax import sections as sections_lib
 from marft_jax.config import Config
-from marft_jax.errors import BadInput, RunFailed, described, exit_with, place
+from marft_jax.errors import FILE_SYSTEM, BadInput, RunFailed, described, exit_with, place
 from marft_jax.merging import (
     Layer,
     flatten,
@@ -198,15 +197,10 @@ def boundary() -> Iterator[None]:
     except Exception as error:
         if where := place(error):
             exit_with(f"{described(error)}{where}", code=1)
-        if isinstance(error, OSError) and errno.errorcode.get(error.errno or 0) in _FILES:
+        if isinstance(error, OSError) and error.errno in FILE_SYSTEM:
             file = "a file" if error.filename is None else os.fsdecode(error.filename)
             exit_with(f"{file}: cannot be read or written ({error.strerror})", code=1)
         raise
-
-
-_FILES = (
-    "ENOSPC EDQUOT EROFS EACCES EPERM EIO ENOENT ENOTDIR EISDIR EFBIG ELOOP ENAMETOOLONG".split()
-)
 
 
 def _split(argv: Sequence[str]) -> tuple[list[str], Words]:

@@ -7,6 +7,7 @@ others is made safe to print: it cannot control a terminal or forge a line, and 
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import re
 import sys
@@ -32,6 +33,14 @@ _SECRET = re.compile(
     r"\bhf_[A-Za-z0-9]{10,}|\bsk-[\w-]{16,}|(?<=\bBearer )[^\s,]+|(?<=://)[^/\s@]+(?=@)"
 )
 _SECRETS = ("TOKEN", "KEY", "SECRET", "PASSWORD")  # ends of the names of variables with one
+
+
+FILE_SYSTEM = {
+    getattr(errno, name)
+    for name in "ENOSPC EDQUOT EROFS EACCES EPERM EIO ENOENT ENOTDIR EISDIR ESTALE EFBIG ELOOP "
+    "ENAMETOOLONG".split()
+}
+"""Numbers of an ``OSError`` that tell of a file or a disk."""
 
 
 class BadInput(ValueError):

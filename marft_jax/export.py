@@ -103,16 +103,12 @@ def _all_or_nothing(out: Path) -> Iterator[Path]:
     Raises:
         RunFailed: the disk is full, read-only or gone.
     """
-    there = out.exists()
-    draft = (out if there else out.parent) / f"{DRAFT}{out.name}-{os.getpid()}"
+    draft = out.absolute().with_name(f"{DRAFT}{out.absolute().name}-{os.getpid()}")
     try:
-        draft.parent.mkdir(parents=True, exist_ok=True)
-        draft.mkdir()
+        draft.mkdir(parents=True)
         yield draft
         _for_everyone(draft)
-        for child in draft.iterdir() if there else ():
-            os.replace(child, out / child.name)
-        draft.rmdir() if there else os.replace(draft, out)
+        os.replace(draft, out)  # also where an empty folder is there
     except Exception as error:  # safetensors and tokenizers have no OSError for a full disk
         if isinstance(error, OSError | SafetensorError) or "os error" in str(error):
             raise RunFailed(f"--out {out}: cannot be written ({reason(error)})") from error

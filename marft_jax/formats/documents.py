@@ -9,7 +9,7 @@ from typing import Any
 import yaml
 
 from marft_jax.errors import BadInput, described, one_line, reason
-from marft_jax.formats.foreign import DEEPEST, distinct
+from marft_jax.formats.foreign import distinct
 
 _LARGEST = 1 << 19
 """Bytes of a file. Settings and teams are far smaller, and parsing YAML is slow."""
@@ -18,8 +18,7 @@ _LARGEST = 1 << 19
 def read(file: str, setting: str) -> Any:
     """Reads a file whose name ends in ``.json`` as JSON, any other as YAML.
 
-    Refuses duplicate keys, anchors and aliases (a few of them make gigabytes), deep nesting, and
-    NaN and infinity in JSON.
+    Refuses duplicate keys, and anchors and aliases (a few of them make gigabytes).
 
     Args:
         file: its path.
@@ -39,7 +38,9 @@ def read(file: str, setting: str) -> Any:
     kind = "JSON" if file.endswith(".json") else "YAML"
     try:
         text = raw.decode("utf-8-sig")
-        return _json(text) if kind == "JSON" else yaml.load(text, _Loader)
+        if kind == "JSON":
+            return json.loads(text, object_pairs_hook=distinct)
+        return yaml.load(text, _Loader)
     except Exception as error:  # PyYAML raises whatever its constructors happen to
         raise BadInput(f"{where}: not {kind}: {_why(error)}") from error
 
@@ -51,38 +52,22 @@ def _why(error: Exception) -> str:
     return described(error, bare=Exception)
 
 
-def _json(text: str) -> Any:
-    def refuse(word: str) -> Any:
-        raise ValueError(f"{word} is no number of JSON")
-
-    return json.loads(text, object_pairs_hook=distinct, parse_constant=refuse)
-
-
 class _Loader(yaml.SafeLoader):
-    """YAML without anchors, aliases, duplicate keys, keys that are no words, and deep nesting."""
-
-    _depth = 0
+    """YAML without anchors, aliases and duplicate keys."""
 
     def compose_node(self, parent: Any, index: Any) -> Any:
         event = self.peek_event()
         if isinstance(event, yaml.AliasEvent) or getattr(event, "anchor", None) is not None:
             raise _at(event, "anchors and aliases (& and *) are not read; write it out")
-        if self._depth == DEEPEST:
-            raise _at(event, f"nested more than {DEEPEST} deep")
-        self._depth += 1
-        node = super().compose_node(parent, index)
-        self._depth -= 1
-        return node
+        return super().compose_node(parent, index)
 
     def construct_mapping(self, node: Any, deep: bool = False) -> Any:
-        seen: set[str] = set()
-        for key, _ in node.value if isinstance(node, yaml.MappingNode) else ():
-            if not isinstance(key, yaml.ScalarNode):
-                raise _at(key, "a key is expected to be a word")
-            if key.value in seen:
-                raise _at(key, f"the key {key.value!r:.60} stands twice")
-            seen.add(key.value)
-        return super().construct_mapping(node, deep)
+        found = super().construct_mapping(node, deep)
+        if len(found) < len(node.value):
+            keys = [key.value for key, _ in node.value]
+            twice = next(key for key in keys if keys.count(key) > 1)
+            raise _at(node, f"the key {twice!r:.60} stands twice")
+        return found
 
 
 def _at(place: Any, problem: str) -> yaml.MarkedYAMLError:

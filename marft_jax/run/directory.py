@@ -14,16 +14,11 @@ from filelock import FileLock, Timeout
 
 from marft_jax import config as config_lib
 from marft_jax.config import Config
-from marft_jax.errors import BadInput, RunFailed
+from marft_jax.errors import FILE_SYSTEM, BadInput, RunFailed
 from marft_jax.formats import jsonlines
 from marft_jax.parallel import processes
 from marft_jax.setting import replaced
 from marft_jax.team.team_files import Blueprint, dump_team
-
-_FILE_SYSTEM = {
-    getattr(errno, name)
-    for name in "ENOSPC EDQUOT EROFS EACCES EPERM EIO ENOENT ENOTDIR ESTALE EFBIG".split()
-}
 
 
 @contextlib.contextmanager
@@ -77,7 +72,7 @@ def disk_errors(run: Path) -> Iterator[None]:
             ours = error.errno != errno.ENOENT
         else:
             ours = Path(os.fsdecode(error.filename)).is_relative_to(run)
-        if error.errno not in _FILE_SYSTEM or not ours:
+        if error.errno not in FILE_SYSTEM or not ours:
             raise
         raise cannot_write(run, error.strerror or str(error)) from error
 

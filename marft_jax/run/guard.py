@@ -120,21 +120,13 @@ class Guard:
                 good = self.memory["best_step"] if sinking else since[key] - 1
                 verdict = Verdict(finding, good)
             self.note(step, "skipped" if skipped else "outside", finding)
-            LOGGER.warning("step %d: %s; %s", step, finding, self._consequence(skipped, count))
+            limit = f"--guard.{'skips' if skipped else 'patience'} {allowed}"
+            LOGGER.warning("step %d: %s; step %d in a row (%s)", step, finding, count, limit)
         self.memory["since"] = since
         self._remember(step, metrics)
         numbers = {"skipped": skipped_updates(nonfinite), "findings": len(findings)}
         numbers["rollbacks"] = self.rollbacks
         return {f"guard/{name}": float(value) for name, value in numbers.items()}, verdict
-
-    def _consequence(self, skipped: bool, count: int) -> str:
-        """Says what happens after this many steps in a row with the same finding."""
-        s, name = self.settings, "skips" if skipped else "patience"
-        effect = "that update was skipped; " if skipped else ""
-        if (most := getattr(s, name)) is None:
-            return f"{effect}nothing else follows (--guard.{name} none)"
-        end = "roll the run back" if self.rollbacks < s.rollbacks else "stop the run"
-        return f"{effect}step {count} in a row, {most} {end} (--guard.{name} {most})"
 
     def _collapsing(
         self, episodes: Sequence[Episode], metrics: Mapping[str, float]
