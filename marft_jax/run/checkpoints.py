@@ -6,8 +6,8 @@
 
 Random keys and the order of tasks and minibatches are pure functions of the seed, the step and the
 number of rollbacks, so no data position is saved. Of the frozen base only the identity is saved. A
-thread writes the folder under another name while training continues, and renames the folder when
-all files are on the disk. A folder whose files differ from its manifest is never read.
+folder is written under another name, and renamed when all files are on the disk. A folder whose
+files differ from its manifest is never read.
 """
 
 from __future__ import annotations
@@ -24,7 +24,6 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -73,6 +72,7 @@ class Checkpoints:
         identity: result of ``identity_of``: what the arrays belong to.
         keep: number of the newest checkpoints that stay, besides the best.
         best: name of the metric of the best checkpoint; None keeps no best.
+        continues: the run goes on; a checkpoint of another environment or algorithm is refused.
 
     Attributes:
         step: the last finished step, saved or held.
@@ -80,17 +80,21 @@ class Checkpoints:
     """
 
     def __init__(
-        self, run: str | Path, identity: Mapping[str, Any], keep: int, best: str | None = None
+        self,
+        run: str | Path,
+        identity: Mapping[str, Any],
+        keep: int,
+        best: str | None = None,
+        continues: bool = False,
     ):
         self.run = Path(run).absolute()
         self._folder = self.run / "checkpoints"
         self.identity, self._keep, self._best = dict(identity), keep, best
+        self._continues = continues
         self.step = 0
         self.skipped: list[str] = []
         self._damaged: set[int] = set()
-        self._thread = ThreadPoolExecutor(1, "checkpoints")
-        self._lock = threading.RLock()
-        self._saving: Future[None] | None = None
+        self._lock = threading.Lock()
         self._held: Callable[[], None] | None = None
 
     def __enter__(self) -> Checkpoints:
@@ -98,11 +102,8 @@ class Checkpoints:
 
     def __exit__(self, kind: object, *error: object) -> None:
         """Saves the last finished step, unless a failed save ended the block."""
-        try:
-            if kind is not RunFailed:
-                self.flush()
-        finally:
-            self._thread.shutdown()
+        if kind is not RunFailed:
+            self.flush()
 
     @property
     def steps(self) -> list[int]:
@@ -118,7 +119,6 @@ class Checkpoints:
             which: a step, ``latest``, or ``best`` by its metric.
             most: the latest step that counts.
         """
-        self.wait()
         wanted = (
             step
             for step in reversed(self.steps)
@@ -136,9 +136,7 @@ class Checkpoints:
         good: int | None = None,
         now: bool = True,
     ) -> None:
-        """Holds a copy of a finished step and starts saving it in the background.
-
-        The arrays may be donated as soon as this returns.
+        """Holds a copy of a finished step, and saves it. The arrays may be donated afterwards.
 
         Args:
             guard: the guard's memory.
@@ -147,37 +145,32 @@ class Checkpoints:
             now: False holds the copy for ``flush`` and the end, without saving it.
 
         Raises:
-            RunFailed: the save before this one failed.
+            RunFailed: the run directory cannot be written.
         """
         self.step = step
         if jax.process_index() > 0:  # the state is replicated: one process has all of it
             return
-        if (saving := self._saving) is not None and saving.done():
-            self.wait()  # raises what went wrong
         # A copy, as on a CPU device_get returns the device's own memory, which the next step
         # overwrites. Past versions are not overwritten.
         past = jax.device_get(state.past)
         arrays = jax.tree.map(np.array, jax.device_get(state._replace(past=())))._replace(past=past)
         metric = metric if metric is not None and np.isfinite(metric) else None
         meta = self.identity | {"metric": metric, "step": step, "arrays": shapes_of(arrays)}
-        meta["guard"] = copy.deepcopy(dict(guard or {}))  # it changes while this is written
+        meta["guard"] = copy.deepcopy(dict(guard or {}))  # it changes before this is written
         self._held = functools.partial(self._write, step, arrays, meta, good)
         if now:
-            self._start()
+            self.flush()
 
     def flush(self) -> None:
-        """Saves the held step; returns when it is on the disk, or raises ``RunFailed``."""
-        with self._lock:
-            self._start()
-            self.wait()
+        """Saves the held step; returns when it is on the disk, or raises ``RunFailed``.
 
-    def wait(self) -> None:
-        """Waits for the save in progress; raises ``RunFailed`` where it fails."""
+        Any thread may call this: the first one writes, and the others wait for it.
+        """
         with self._lock:
-            saving, self._saving = self._saving, None
-            if saving is not None:
+            write, self._held = self._held, None
+            if write is not None:
                 with disk_errors(self.run):
-                    saving.result()
+                    write()
 
     def restore(
         self, fresh: TrainState, which: int | str = "latest", most: int | None = None
@@ -187,15 +180,14 @@ class Checkpoints:
         Raises:
             BadInput: the checkpoint is of another base, team or shape of state.
         """
-        self.wait()
-        processes.any_process(False)  # nobody looks before the save in progress is finished
+        processes.any_process(False)  # nobody looks before the first process has saved
         step = self.find(which, most)
         if step is None:
             return None
         meta = self._meta(step)
-        layout = flatten(fresh, meta["arrays"]) if is_flat(meta["arrays"]) else fresh
+        layout = flatten(fresh) if is_flat(meta["arrays"]) else fresh
         parts, arrays = _parts(layout), shapes_of(layout)
-        check_fits(meta, self.identity | {"arrays": arrays}, self.run)
+        check_fits(meta, self.identity | {"arrays": arrays}, self.run, self._continues)
         self.identity["started"] = meta.get("started", self.identity["started"])
         abstract = jax.tree.map(ocp.utils.to_shape_dtype_struct, parts)
         with ocp.StandardCheckpointer() as reader:
@@ -229,7 +221,6 @@ class Checkpoints:
 
     def drop_after(self, step: int) -> None:
         """Removes later checkpoints, the newest first, so that no restart begins at one of them."""
-        self.wait()
         self._held, self.step = None, step
         if jax.process_index() == 0:
             for later in sorted((s for s in self.steps if s > step), reverse=True):
@@ -240,14 +231,6 @@ class Checkpoints:
         if self._folder.is_dir() and jax.process_index() == 0:
             for draft in self._folder.glob(f"{DRAFT}*"):
                 shutil.rmtree(draft, ignore_errors=True)
-
-    def _start(self) -> None:
-        """Starts saving the held step in the background, unless that was started before."""
-        with self._lock:
-            if self._held is not None:
-                self.wait()
-                write, self._held = self._held, None
-                self._saving = self._thread.submit(write)
 
     def _write(self, step: int, arrays: TrainState, meta: dict[str, Any], good: int | None) -> None:
         self.run.stat()  # a run directory that vanished is not made anew

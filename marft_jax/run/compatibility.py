@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import importlib.metadata
 import json
@@ -12,7 +11,6 @@ from typing import Any
 
 from marft_jax.config import Config
 from marft_jax.errors import BadInput
-from marft_jax.formats import foreign
 from marft_jax.models.weights.load import BaseModel
 from marft_jax.team.prompts import Team
 
@@ -69,38 +67,26 @@ def described(team: Team, workflow: str) -> dict[str, Any]:
     return flat
 
 
-def check_same_run(run: Path, config: Config, workflow: str) -> None:
-    """Raises ``BadInput`` where a directory has checkpoints of another run.
-
-    Args:
-        config: settings of this start, as they were given.
-    """
-    files = [f for f in run.glob("checkpoints/*/meta.json") if f.parent.name.isdecimal()]
-    if not files:
-        return
-    newest = max(files, key=lambda file: int(file.parent.name))
-    pairs: list[tuple[str, Any, Any]] = []
-    with contextlib.suppress(BadInput, KeyError):  # damaged: there may be an older one
-        saved = foreign.read_settings(newest)
-        pairs.append(("--team.workflow", saved["team"]["workflow"], workflow))
-        for section, name in (key.split(".") for key in OF_A_RUN):
-            now = getattr(getattr(config, section), name)
-            pairs.append((f"--{section}.{name}", saved["config"][section][name], now))
-    _check_equal(pairs, run)
-
-
-def check_fits(saved: Mapping[str, Any], now: Mapping[str, Any], run: Path) -> None:
+def check_fits(
+    saved: Mapping[str, Any], now: Mapping[str, Any], run: Path, continues: bool
+) -> None:
     """Raises ``BadInput`` that names the difference between a saved run and this start.
 
     Settings are compared first. A setting that is not in ``FIXED`` may still change the arrays; the
     line then names the arrays.
+
+    Args:
+        continues: the run itself goes on, and is not only evaluated.
     """
+    fixed = FIXED + OF_A_RUN if continues else FIXED
     pairs = [
         ("base model", saved["base"]["digest"], now["base"]["digest"]),
         ("agents", saved["agents"], now["agents"]),
         ("their adapters", saved["adapters"], now["adapters"]),
-        *((f"--{key}", old, new) for key, old, new in changes(saved, now) if key in FIXED),
+        *((f"--{key}", old, new) for key, old, new in changes(saved, now) if key in fixed),
     ]
+    if continues:
+        pairs.append(("--team.workflow", saved["team"]["workflow"], now["team"]["workflow"]))
     _check_equal(pairs, run)
     old, new = saved["arrays"], now["arrays"]
     paths = {**old, **new}

@@ -29,7 +29,6 @@ def whole_folder(final: Path) -> Iterator[Path]:
         if final.exists():  # a damaged one, or one that was dropped in memory only
             remove(final)
         os.replace(draft, final)
-        _sync(final.parent)
     finally:
         shutil.rmtree(draft, ignore_errors=True)
 
@@ -66,13 +65,3 @@ def remove(folder: Path) -> None:
     shutil.rmtree(doomed, ignore_errors=True)
     os.replace(folder, doomed)
     shutil.rmtree(doomed, ignore_errors=True)
-
-
-def _sync(folder: Path) -> None:
-    """Syncs a folder to the disk, where the system can, so that a rename in it lasts."""
-    with contextlib.suppress(OSError):
-        handle = os.open(folder, os.O_RDONLY)
-        try:
-            os.fsync(handle)
-        finally:
-            os.close(handle)

@@ -20,7 +20,7 @@ class FlatState(NamedTuple):
     baseline: Any
     lr_scale: Any
     progress: Any
-    values_scale: Any = ()  # the oldest had none: the critic learned returns as they are
+    values_scale: Any
     reference: Any = ()
     past: Any = ()
     pool: Any = ()
@@ -31,16 +31,14 @@ def is_flat(arrays: Collection[str]) -> bool:
     return any(path.startswith(".adapters[") for path in arrays)
 
 
-def flatten(state: TrainState, arrays: Collection[str]) -> FlatState:
-    """Lays a state out as a checkpoint with these paths of arrays."""
-    scaled = any(path.startswith(".values_scale") for path in arrays)
+def flatten(state: TrainState) -> FlatState:
+    """Lays a state out as in a checkpoint of an earlier release."""
     return FlatState(
         **{k: v for k, v in state._asdict().items() if k in FlatState._fields}
         | state.policies[MAIN]._asdict()
         | {
             "critic": state.critic[MAIN],
             "critic_opt": state.critic_opt[MAIN],
-            "values_scale": state.values_scale if scaled else (),
             "pool": state.parts.get("pool", ()),
             "past": tuple(v._replace(adapters=v.adapters[MAIN]) for v in state.past),
         }
@@ -56,7 +54,6 @@ def unflatten(flat: FlatState, fresh: TrainState) -> TrainState:
             "critic": {MAIN: flat.critic},
             "critic_opt": {MAIN: flat.critic_opt},
             "parts": {"pool": flat.pool} if flat.pool else {},
-            "values_scale": flat.values_scale or fresh.unscaled().values_scale,
             "past": tuple(v._replace(adapters={MAIN: v.adapters}) for v in flat.past),
         }
     )

@@ -17,7 +17,6 @@ from marft_jax.learning.normalizers import find_normalizer
 from marft_jax.learning.settings import reuses_samples
 from marft_jax.learning.state import TrainState
 from marft_jax.learning.step_rewards import find_step_reward
-from marft_jax.models.weights import tiny
 from marft_jax.parallel import processes
 from marft_jax.plugins import PYTHON
 from marft_jax.rollout.curriculum import Curriculum
@@ -25,23 +24,19 @@ from marft_jax.rollout.pipeline import Pipeline
 from marft_jax.run import inputs
 from marft_jax.run.answers import PeriodicEvaluation
 from marft_jax.run.checkpoints import Schedule
-from marft_jax.run.compatibility import check_same_run
 from marft_jax.run.directory import disk_errors, own_directory, write_settings
 from marft_jax.run.guard import Guard
 from marft_jax.run.loggers import MakeWriter, find_loggers
-from marft_jax.run.metrics import Compilations, check_best_metric
-from marft_jax.run.reporters import Reporter, open_reporter
+from marft_jax.run.metrics import Compilations
+from marft_jax.run.reporters import open_reporter
 from marft_jax.run.saving import open_checkpoints, resume, save_and_close, stopped
 from marft_jax.run.setup import Session, make_learner, open_session, open_source
 from marft_jax.run.signals import Stop
 from marft_jax.run.training import Training
 from marft_jax.setting import get, settings, with_absolute_paths
 from marft_jax.team.assemble import workflow_of
-from marft_jax.team.prompts import Team
 from marft_jax.team.team_files import Blueprint, load_team
 from marft_jax.team.workflows import find_workflow
-
-_NAMED = 12  # agents in the line that a run begins with
 
 
 @contextlib.contextmanager
@@ -60,10 +55,8 @@ def open_training(config: Config, *, rehearses: bool = False) -> Iterator[Traini
     config = with_absolute_paths(config)
     find_normalizer(config.algo.normalize)  # before a model is loaded
     blueprint = load_team(config.team.file)
-    workflow = workflow_of(config.team, blueprint)
-    find_workflow(workflow)
+    find_workflow(workflow_of(config.team, blueprint))
     run_dir = Path(config.run.dir).absolute()  # an environment may change directories
-    check_same_run(run_dir, config, workflow)
     check_learns(config, blueprint)
     loggers = find_loggers(config.run.loggers)
     with contextlib.ExitStack() as stack:
@@ -92,8 +85,6 @@ def _open(
     source = open_source(stack, config, "train")
     curriculum = Curriculum(source, config.env)
     evaluation = PeriodicEvaluation(stack, config)
-    if (config.run.best_metric or "").startswith("eval/"):
-        check_best_metric(config.run.best_metric, evaluation.metric_names)
     workflow = workflow_of(config.team, blueprint)
     learns_from = inputs.inputs_of(config, workflow, blueprint.agents)
     inputs.check_unchanged(Path(config.run.dir), learns_from)
@@ -105,12 +96,17 @@ def _open(
     checkpoints = stack.enter_context(open_checkpoints(session))
     state, news = resume(session, learner, checkpoints, guard)
     session.base.tokenizer.date(checkpoints.identity["started"])
-    if int(state.step) < config.run.steps:
+    done, is_lead = int(state.step), processes.is_lead()
+    goes_on = done < config.run.steps
+    if goes_on:
         write_settings(folder, config, blueprint)
         inputs.write(folder, learns_from)
-    reporter = _start_reporter(stack, config, loggers, folder, int(state.step))
+    used = loggers if goes_on and is_lead else []
+    console = Console(highlight=False, quiet=not is_lead)
+    reporter = open_reporter(folder, config.run.steps, used, done, console)
+    reporter = stack.enter_context(reporter)
     news += [warning] if (warning := reuses_samples(config.algo)) else []
-    news += [*unknown_to_tiny(config, team), *_objects(config)]
+    news += _objects(config)
     for line in [_greeting(session, state, where), *news]:
         reporter.event(line)
     threads = stack.enter_context(DaemonThreads())
@@ -136,21 +132,8 @@ def _open(
     # other processes come to a stop when their episodes are played
     grace_s = config.mesh.wait_seconds if jax.process_count() > 1 else None
     stop.protect(functools.partial(save_and_close, run), grace_s)
-    run.announce(int(state.step), "compiling")
+    run.announce(done, "compiling")
     return run
-
-
-def _start_reporter(
-    stack: contextlib.ExitStack,
-    config: Config,
-    loggers: list[MakeWriter],
-    folder: Path,
-    done: int,
-) -> Reporter:
-    """Opens the reporter. Only the first process logs, and only a run that is not done."""
-    console = Console(highlight=False, quiet=not processes.is_lead())
-    used = loggers if processes.is_lead() and done < config.run.steps else []
-    return stack.enter_context(open_reporter(folder, config.run.steps, used, done, console))
 
 
 def check_learns(config: Config, blueprint: Blueprint) -> None:
@@ -179,21 +162,6 @@ def check_learns(config: Config, blueprint: Blueprint) -> None:
             )
 
 
-def unknown_to_tiny(config: Config, team: Team) -> Iterator[str]:
-    """Yields a warning where the built-in model begins with prompts or tasks that it was not
-    trained on."""
-    prompts = {"" if team.anonymous else profile.prompt for profile in team.profiles}
-    strange = [f"the prompt {one!r:.40}" for one in sorted(prompts.difference(tiny.PROMPTS))]
-    strange += [f"the tasks of {name}"] if (name := config.env.name) != "arithmetic" else []
-    begins = config.model.base == "tiny" and config.lora.init is None and not config.algo.recorded
-    if strange and begins:
-        yield (
-            "warning: --model.base tiny was made for --env.name arithmetic and the prompts "
-            f"{', '.join(tiny.PROMPTS)}; it does not know {', '.join(strange):.160}; choose "
-            "another --model.base, or begin with demonstrations (marft_jax.imitate)"
-        )
-
-
 def _objects(config: Config) -> Iterator[str]:
     """Yields a line on settings that are objects of this process; the team is saved as a file."""
     given = [key for key, _ in settings(config) if PYTHON in str(get(config, key))]
@@ -215,9 +183,7 @@ def _greeting(session: Session, state: TrainState, where: str) -> str:
         device += f", plays on {'x'.join(map(str, apart))} others ({size:.2g} MB of adapters each)"
         device += ", learns on"
     device += f" mesh {shape}"
-    names, more = session.team.names, len(session.team.names) - _NAMED
-    several = f" and {more} more" if more > 0 else ""
-    who = f"{', '.join(names[:_NAMED])}{several} ({session.workflow})"
+    who = f"{', '.join(session.team.names)} ({session.workflow})"
     what = f"{who} on {session.base.source}, {config.env.name}"
     begin = f"continuing after step {start}" if start else "from the beginning"
     return f"{config.algo.name}: {what}; {device}; {where}, {begin}"

@@ -25,7 +25,7 @@ def open_checkpoints(session: Session) -> Checkpoints:
     """Opens the checkpoints of the run directory; this process must hold its lock."""
     settings = session.config.run
     identity = identity_of(session.config, session.base, session.team, session.workflow)
-    checkpoints = Checkpoints(settings.dir, identity, settings.keep, settings.best_metric)
+    checkpoints = Checkpoints(settings.dir, identity, settings.keep, settings.best_metric, True)
     checkpoints.clean()
     return checkpoints
 

@@ -25,8 +25,6 @@ SIZES: dict[str, Any] = dict(
 )  # fmt: skip
 ROPE_THETA = 30.0  # texts are short: with this base every frequency tells neighbours apart
 CONFIG = dense(**SIZES, rope_theta=ROPE_THETA)
-PROMPTS = ("plan", "solve", "argue", "lead", "verify", "reflect")
-"""System prompts that it was trained under."""
 FILE = Path(__file__).with_name("tiny.safetensors")
 
 

@@ -54,7 +54,6 @@ def run(tmp_path_factory, one_device):
             )
             saved = fresh.with_adapters(noise)._replace(step=jnp.int32(step))
             checkpoints.save(step, saved)
-            checkpoints.wait()
     return folder
 
 
