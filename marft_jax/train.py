@@ -20,6 +20,7 @@ from marft_jax.errors import BadInput
 from marft_jax.learning.state import TrainState
 from marft_jax.parallel import processes
 from marft_jax.rollout.collect import Collected
+from marft_jax.run import transcripts
 from marft_jax.run.loggers import find_loggers
 from marft_jax.run.measuring import measure, report, transcribe
 from marft_jax.run.metrics import Clock
@@ -124,8 +125,7 @@ def learn_from(
 def rehearse(config: Config) -> int:
     """Opens the run as ``train_team`` does, but anew in a temporary directory, and plays one task.
 
-    Prints each prompt as the model is shown it, before it has answered and anything is compiled
-    for that, and what is written and earned.
+    Prints each prompt as the model is shown it, and what is written and earned.
 
     Raises:
         BadInput, RunFailed: what ``train_team`` would raise until then.
@@ -138,7 +138,8 @@ def rehearse(config: Config) -> int:
             run.session.sampler.load(run.state.adapters, int(run.state.step))
             source = run.curriculum.source(run.curriculum.level(run.state.progress))
             console = Console(quiet=not processes.is_lead())
-            make_rollout(run.session, source, run.threads, say=console.print).play([_FIRST], 0)
+            [episode] = make_rollout(run.session, source, run.threads).play([_FIRST], 0).episodes
+            console.print(transcripts.render(episode, run.session.team.decoders))
             last = f"nothing is learned or kept; without {_DRY} this goes to {config.run.dir}"
             console.print(last, soft_wrap=True, markup=False, highlight=False)
     return 0

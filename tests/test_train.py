@@ -130,28 +130,6 @@ def test_the_help_has_the_dry_run(topic, capsys):
     assert "--dry_run" in capsys.readouterr().out
 
 
-UNKNOWN = {  # to the built-in model
-    "nothing": ([], ""),
-    "a prompt": (["--team.file", "{tmp}/own.yaml"], "it does not know the prompt 'Think.';"),
-    "no prompts": (["--team.anonymous", "true"], "it does not know the prompt '';"),
-    "tasks": (["--env.name", "math", "--env.data", "{tmp}/rows.csv"], "the tasks of math;"),
-}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("what", UNKNOWN)
-def test_the_built_in_model_warns_of_what_it_does_not_know(what, tmp_path, capsys):
-    flags, warned = UNKNOWN[what]
-    (tmp_path / "own.yaml").write_text(
-        "agents: [{name: a, prompt: Think.}, {name: b, prompt: solve, answers: true}]"
-    )
-    (tmp_path / "rows.csv").write_text("question,answer\n" + "".join(f"{n}?,1\n" for n in range(9)))
-    flags = [flag.format(tmp=tmp_path) for flag in flags]
-    assert run_train("--dry-run", "--run.dir", tmp_path / "run", *flags) == 0
-    lines = [x for x in capsys.readouterr().out.splitlines() if "warning: --model.base tiny" in x]
-    assert len(lines) == bool(warned) and warned in "".join(lines)
-
-
 def test_a_run_is_not_continued_with_adapters_of_another_shape(finished, capsys):
     assert run_train("--run.dir", finished, "--lora.rank", 4) == 2
     [line] = capsys.readouterr().err.splitlines()

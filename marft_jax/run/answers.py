@@ -30,20 +30,19 @@ from marft_jax.run.reporters import Reporter
 from marft_jax.run.setup import Session, open_source, play_held_out
 
 WITHOUT_EFFECT = {
-    **dict.fromkeys(("algo", "critic", "guard"), "only learning reads them"),
-    **dict.fromkeys(("run.steps", "rollout.lag", "model.remat"), "only learning reads them"),
-    "run.dir": "the place of a run",
-    **dict.fromkeys(("run.save_every", "run.save_minutes", "run.keep"), "what a run saves"),
-    **dict.fromkeys(("run.best_metric", "run.transcripts_every", "run.loggers"), "what it saves"),
-    "team.file": "the team itself is compared",
-    "lora.init": "the adapters themselves are compared",
-    "mesh": "answers are the same up to rounding; an evaluation may go on on other devices",
-    **dict.fromkeys(("rollout.slots", "rollout.chunk", "rollout.reuse"), "same up to rounding"),
-    "rollout.max_failed_fraction": "ends an evaluation, changes no answer",
-    **dict.fromkeys(("eval.every", "eval.episodes"), "how many answers, not which"),
-    **dict.fromkeys(("eval.benchmarks", "eval.data"), "env.eval_data is the file that is played"),
-}
-"""Settings, or whole sections, that do not change an answer, each with the reason."""
+    # only learning reads them
+    "algo", "critic", "guard", "run.steps", "rollout.lag", "model.remat",
+    # where a run is, and what it saves
+    "run.dir", "run.save_every", "run.save_minutes", "run.keep", "run.best_metric",
+    "run.transcripts_every", "run.loggers",
+    # the team and the adapters themselves are compared
+    "team.file", "lora.init",
+    # the same answers up to rounding: an evaluation may go on on other devices
+    "mesh", "rollout.slots", "rollout.chunk", "rollout.reuse",
+    # how many answers, not which; env.eval_data is the file that is played
+    "rollout.max_failed_fraction", "eval.every", "eval.episodes", "eval.benchmarks", "eval.data",
+}  # fmt: skip
+"""Settings, or whole sections, that do not change an answer."""
 
 
 class Answers:

@@ -15,7 +15,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-import importlib.util
 import io
 import logging
 import math
@@ -50,23 +49,13 @@ def find_loggers(names: Iterable[str]) -> list[MakeWriter]:
     """Returns the function that makes a writer, for each of these names.
 
     Raises:
-        BadInput: there is no such logger, or its package is not installed.
+        BadInput: there is no such logger.
     """
     found: list[MakeWriter] = []
     for name in dict.fromkeys(names):
         make = _BUILT_IN.get(name) or load_plugin(name, "--run.loggers", _BUILT_IN, kind="Class")
-        if name in _BUILT_IN and name != "tensorboard" and not _is_installed(name):
-            raise BadInput(
-                f"--run.loggers {name}: expected its package, which is not installed; "
-                f'pip install "marft_jax[{name}]", or leave it out'
-            )
         found.append(functools.partial(Logger, name, make))
     return found
-
-
-def _is_installed(name: str) -> bool:
-    spec = importlib.util.find_spec(name)
-    return spec is not None and spec.origin is not None  # not a mere folder of that name
 
 
 class Logger:

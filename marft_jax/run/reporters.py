@@ -49,76 +49,6 @@ class JsonLines:
         self._file.close()
 
 
-class Reporter:
-    """Writes all reports of a run; see ``open_reporter``."""
-
-    def __init__(
-        self, run_dir: Path, display: Display, loggers: Sequence[MakeWriter], done: int
-    ) -> None:
-        self._run_dir, self._display = run_dir, display
-        self._kinds = [JsonLines, *loggers]
-        self._writers: list[Writer] = []
-        self.rewind(done + 1)
-
-    def log(self, step: int, metrics: Mapping[str, Any]) -> None:
-        """Reports the numbers of a finished step; ``metrics.jsonl`` has them when this returns.
-
-        A number is a Python number or an array of one element."""
-        numbers = {name: np.asarray(value).item() for name, value in metrics.items()}
-        for writer in self._writers:
-            writer.write(step, numbers)
-        line = self._display.advance(step, numbers)
-        LOGGER.info("%s", line.plain, extra={"styled": line})
-
-    def rewind(self, step: int) -> None:
-        """Deletes the reports of this step and later ones, which will be repeated."""
-        self.close()
-        try:
-            for kind in self._kinds:
-                self._writers.append(kind(self._run_dir, step))
-        except BaseException:
-            self.close()
-            raise
-        self._display.rewind(step - 1)
-
-    def event(self, text: str) -> None:
-        """Prints a line to ``log.txt`` and the display."""
-        LOGGER.info("%s", text)
-
-    def doing(self, text: str, done: int = 0, total: int = 0) -> None:
-        """Shows the current work and its progress beside the bar."""
-        self._display.doing(text, done, total)
-
-    def close(self) -> None:
-        while self._writers:
-            self._writers.pop().close()
-
-
-@contextlib.contextmanager
-def open_reporter(
-    run_dir: str | Path,
-    total_steps: int,
-    loggers: Sequence[MakeWriter] = (),
-    done: int = 0,
-    console: Console | None = None,
-) -> Iterator[Reporter]:
-    """Opens the reports of a run. While they are open, log records of the package go to the run's
-    ``log.txt`` and to the display.
-
-    Args:
-        total_steps: training steps of the whole run, earlier starts included.
-        loggers: further writers, see ``find_loggers``.
-        done: finished steps; reports of later steps by an earlier start are deleted.
-        console: the console of the display; stdout by default.
-    """
-    run_dir = Path(run_dir)
-    run_dir.mkdir(parents=True, exist_ok=True)
-    display = Display(console or Console(highlight=False), total_steps, done)
-    with contextlib.closing(display), _logging_to(run_dir / "log.txt", display):
-        with contextlib.closing(Reporter(run_dir, display, loggers, done)) as reporter:
-            yield reporter
-
-
 _LINE = {
     "reward": ("reward/mean", ".3f"),
     "kl": ("agent/*/approx_kl", ".1e"),
@@ -130,15 +60,24 @@ _LINE = {
 """Line of a step: label to (pattern of metrics, whose mean is shown; format)."""
 
 
-class Display(logging.Handler):
-    """Prints a line per log record; a terminal also shows a bar.
+class Reporter(logging.Handler):
+    """Writes all reports of a run, and prints log records; a terminal also shows a bar.
 
-    When its terminal or pipe is closed, the display goes quiet.
+    When its terminal or pipe is closed, it prints nothing more. See ``open_reporter``.
     """
 
-    def __init__(self, console: Console, total_steps: int, done: int = 0) -> None:
+    def __init__(
+        self,
+        run_dir: Path,
+        total_steps: int,
+        loggers: Sequence[MakeWriter],
+        done: int,
+        console: Console,
+    ) -> None:
         super().__init__()
-        self._console, self._total = console, total_steps
+        self._run_dir, self._total, self._console = run_dir, total_steps, console
+        self._kinds = [JsonLines, *loggers]
+        self._writers: list[Writer] = []
         self._stepped = time.monotonic()
         self._seconds: deque[float] = deque(maxlen=20)
         self._bar = Progress(
@@ -150,11 +89,57 @@ class Display(logging.Handler):
             disable=console.quiet or not console.is_terminal,
             refresh_per_second=2,
         )
-        self._steps = self._bar.add_task("", total=total_steps, completed=done, left="?")
+        self._steps = self._bar.add_task("", total=total_steps, left="?")
+        self.rewind(done + 1)
         with self._until_gone():
             self._bar.start()
 
-    def advance(self, step: int, metrics: Mapping[str, float]) -> Text:
+    def log(self, step: int, metrics: Mapping[str, Any]) -> None:
+        """Reports the numbers of a finished step; ``metrics.jsonl`` has them when this returns.
+
+        A number is a Python number or an array of one element."""
+        numbers = {name: np.asarray(value).item() for name, value in metrics.items()}
+        for writer in self._writers:
+            writer.write(step, numbers)
+        line = self._line(step, numbers)
+        LOGGER.info("%s", line.plain, extra={"styled": line})
+
+    def rewind(self, step: int) -> None:
+        """Deletes the reports of this step and later ones, which will be repeated."""
+        self._close_writers()
+        try:
+            for kind in self._kinds:
+                self._writers.append(kind(self._run_dir, step))
+        except BaseException:
+            self._close_writers()
+            raise
+        self._bar.update(self._steps, completed=step - 1)
+
+    def event(self, text: str) -> None:
+        """Prints a line to ``log.txt`` and the display."""
+        LOGGER.info("%s", text)
+
+    def doing(self, text: str, done: int = 0, total: int = 0) -> None:
+        """Shows the current work and its progress beside the bar."""
+        count = f" {done}/{total}" if total else ""
+        self._bar.update(self._steps, description=text + count)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        text = getattr(record, "styled", None) or printable(self.format(record))
+        with self._until_gone():
+            self._console.print(text, markup=False, soft_wrap=True)
+
+    def close(self) -> None:
+        """Closes the writers and the bar; log records are still printed."""
+        self._close_writers()
+        with self._until_gone():
+            self._bar.stop()
+
+    def _close_writers(self) -> None:
+        while self._writers:
+            self._writers.pop().close()
+
+    def _line(self, step: int, metrics: Mapping[str, float]) -> Text:
         """Returns the line of a finished step. The time left uses the median of the latest steps,
         so that a step with compilation counts little."""
         now = time.monotonic()
@@ -167,27 +152,6 @@ class Display(logging.Handler):
         parts = {"step": f"{step}/{self._total}", **parts, "left": left}
         return Text("  ").join(Text.assemble((k, "dim"), " ", v) for k, v in parts.items())
 
-    def doing(self, text: str, done: int, total: int) -> None:
-        """Shows the current work; see ``Reporter.doing``."""
-        count = f" {done}/{total}" if total else ""
-        self._bar.update(self._steps, description=text + count)
-
-    def rewind(self, done: int) -> None:
-        self._bar.update(self._steps, completed=done)
-
-    def emit(self, record: logging.LogRecord) -> None:
-        self._say(getattr(record, "styled", None) or printable(self.format(record)))
-
-    def close(self) -> None:
-        super().close()
-        if not self._console.quiet:
-            with self._until_gone():
-                self._bar.stop()
-
-    def _say(self, text: str | Text) -> None:
-        with self._until_gone():
-            self._console.print(text, markup=False, soft_wrap=True)
-
     @contextlib.contextmanager
     def _until_gone(self) -> Iterator[None]:
         try:
@@ -196,32 +160,49 @@ class Display(logging.Handler):
             self._console.quiet = True
 
 
+@contextlib.contextmanager
+def open_reporter(
+    run_dir: str | Path,
+    total_steps: int,
+    loggers: Sequence[MakeWriter] = (),
+    done: int = 0,
+    console: Console | None = None,
+) -> Iterator[Reporter]:
+    """Opens the reports of a run. While they are open, log records of the package go to the run's
+    ``log.txt`` and to the terminal; logging is restored at the end.
+
+    Args:
+        total_steps: training steps of the whole run, earlier starts included.
+        loggers: further writers, see ``find_loggers``.
+        done: finished steps; reports of later steps by an earlier start are deleted.
+        console: where lines are printed; stdout by default.
+    """
+    run_dir = Path(run_dir)
+    run_dir.mkdir(parents=True, exist_ok=True)
+    file = logging.FileHandler(run_dir / "log.txt", encoding="utf-8")
+    file.handleError = lambda record: None  # metrics.jsonl meets the same full disk, and says so
+    file.setFormatter(_OneLine("%(asctime)s %(levelname)s %(message)s"))
+    console = console or Console(highlight=False)
+    level, propagate = LOGGER.level, LOGGER.propagate
+    with contextlib.ExitStack() as stack:
+        stack.callback(file.close)
+        reporter = Reporter(run_dir, total_steps, loggers, done, console)
+        LOGGER.setLevel(logging.INFO)
+        LOGGER.propagate = False  # a handler that another package put on the root would repeat it
+        stack.callback(setattr, LOGGER, "propagate", propagate)
+        stack.callback(LOGGER.setLevel, level)
+        for handler in (file, reporter):
+            LOGGER.addHandler(handler)
+            stack.callback(LOGGER.removeHandler, handler)
+        stack.callback(reporter.close)
+        yield reporter
+
+
 class _OneLine(logging.Formatter):
     """Formats a record as one entry: further lines are indented, so that they start no entry."""
 
     def format(self, record: logging.LogRecord) -> str:
         return printable(super().format(record)).replace("\n", "\n    ")
-
-
-@contextlib.contextmanager
-def _logging_to(path: Path, display: Display) -> Iterator[None]:
-    """Sends the package's log records to a file and the display; restores logging at the end."""
-    file = logging.FileHandler(path, encoding="utf-8")
-    file.handleError = lambda record: None  # metrics.jsonl meets the same full disk, and says so
-    file.setFormatter(_OneLine("%(asctime)s %(levelname)s %(message)s"))
-    level, propagate = LOGGER.level, LOGGER.propagate
-    LOGGER.setLevel(logging.INFO)
-    LOGGER.propagate = False  # a handler that another package put on the root would repeat it
-    LOGGER.addHandler(file)
-    LOGGER.addHandler(display)
-    try:
-        yield
-    finally:
-        LOGGER.setLevel(level)
-        LOGGER.propagate = propagate
-        LOGGER.removeHandler(file)
-        LOGGER.removeHandler(display)
-        file.close()
 
 
 def _mean(metrics: Mapping[str, float], pattern: str, form: str) -> str:

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import jax
 from jax.sharding import Mesh
-from rich.console import Console, RenderableType
+from rich.console import Console
 
 from marft_jax.config import Algo, Config
 from marft_jax.engine.compiled import Shape
@@ -36,7 +36,6 @@ from marft_jax.rollout.rollout import Rollout
 from marft_jax.run.checkpoints import Checkpoints
 from marft_jax.run.compatibility import identity_of
 from marft_jax.run.progress import Progress
-from marft_jax.run.transcripts import narrated
 from marft_jax.sampling.bases import SamplerOfBases
 from marft_jax.sampling.protocol import Sampler
 from marft_jax.team.assemble import make_team, workflow_of
@@ -263,20 +262,18 @@ def make_rollout(
     report: Callable[[int], None] | None = None,
     stream: Stream = Stream.TRAINING,
     cancelled: Callable[[], bool] = lambda: False,
-    say: Callable[[RenderableType], object] | None = None,
 ) -> Player:
     """Makes the player of the session's team in an environment.
 
     Args:
         report: is called with the number of episodes that are over.
         cancelled: true when playing must end, besides ``Session.stop``.
-        say: is shown each prompt, turn and answer as it comes; for one episode at a time.
     """
-    settings, workflow = session.config.rollout, find_workflow(session.workflow)
+    settings = session.config.rollout
     rollout = Rollout(
         session.sampler,
         session.team,
-        workflow if say is None else narrated(workflow, say),
+        find_workflow(session.workflow),
         source.create,
         threads,
         max_failed=settings.max_failed_fraction,

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -16,8 +15,6 @@ from marft_jax.learning.chain import chains_of
 from marft_jax.learning.estimates import Estimates
 from marft_jax.learning.rows import Level
 from marft_jax.rollout.collect import Collected
-from marft_jax.team.prompts import Team
-from marft_jax.team.workflows import Workflow
 from marft_jax.types import Episode, FailedEpisode, Played, StepResult, Turn
 
 _BYTES = 4  # of a character, at most
@@ -130,39 +127,22 @@ def _short(values: np.ndarray) -> list[float]:
     return np.round(values.astype(np.float64), 4).tolist()
 
 
-def render(episode: Episode) -> RenderableType:
-    """Renders an episode for a ``rich`` console: the task, the turns, the environment's answers."""
+def render(episode: Episode, decoders: Sequence[Decode] = ()) -> RenderableType:
+    """Renders an episode for a ``rich`` console: the task, the turns, the environment's answers.
+
+    Args:
+        decoders: of each agent; with them each turn is preceded by its prompt, special tokens
+            included.
+    """
     parts: list[RenderableType] = [_task(episode.task)]
     for step in sorted({turn.step for turn in episode.turns}):
-        parts += (_panel(turn) for turn in episode.turns if turn.step == step)
+        for turn in (turn for turn in episode.turns if turn.step == step):
+            if decoders:
+                prompt = printable(decoders[turn.agent](turn.prompt.tolist(), special=True))
+                parts.append(Text(f"{turn.name} is shown:\n{prompt}\n", style="dim"))
+            parts.append(_panel(turn))
         parts += map(_answer, episode.results[step : step + 1])
     return Group(*parts)
-
-
-def narrated(
-    workflow: Callable[[Team, str], Workflow], say: Callable[[RenderableType], object]
-) -> Callable[[Team, str], Workflow]:
-    """Wraps a workflow so that it calls ``say`` with each event: the task, each prompt with its
-    special tokens, each turn, each answer of the environment."""
-
-    def play(team: Team, observation: str) -> Workflow:
-        say(_task(observation))
-        flow, answer = workflow(team, observation), None
-        with contextlib.suppress(StopIteration):
-            while True:
-                wanted = flow.send(answer)
-                for act in wanted if isinstance(wanted, list) else ():
-                    decode = team.tokenizers[act.agent].decode
-                    prompt = printable(decode(act.prompt.tolist(), special=True))
-                    say(Text(f"{team.names[act.agent]} is shown:\n{prompt}\n", style="dim"))
-                answer = yield wanted
-                say(
-                    _answer(answer)
-                    if isinstance(answer, StepResult)
-                    else Group(*map(_panel, answer))
-                )
-
-    return play
 
 
 def _task(task: str) -> RenderableType:

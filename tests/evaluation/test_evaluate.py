@@ -128,9 +128,9 @@ def test_answers_of_any_other_setting_are_others_or_there_is_a_reason(session, a
             config = dataclasses.replace(session.config, **{section: changed})
             same = answers.key_of(session._replace(config=config), adapters, 8) == known
             tried |= {section, f"{section}.{name}"}
-            if same != bool({section, f"{section}.{name}"} & answers.WITHOUT_EFFECT.keys()):
+            if same != bool({section, f"{section}.{name}"} & answers.WITHOUT_EFFECT):
                 wrong.append(f"{section}.{name}")
-    assert not wrong and tried >= answers.WITHOUT_EFFECT.keys()
+    assert not wrong and tried >= answers.WITHOUT_EFFECT
 
 
 def test_answers_of_another_base_team_or_size_are_others(session, adapters):

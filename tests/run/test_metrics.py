@@ -226,13 +226,13 @@ def test_long_work_says_how_far_it_is_and_how_long_it_takes(monkeypatch):
             ]  # fmt: skip
 
 
-def test_time_left_is_the_usual_step_times_the_steps_to_go(monkeypatch):
+def test_time_left_is_the_usual_step_times_the_steps_to_go(tmp_path, monkeypatch):
     now = [0.0]
     monkeypatch.setattr(reporters.time, "monotonic", lambda: now[0])
     console = plain_console()
-    display = reporters.Display(console, total_steps=103)
-    for step, now[0] in ((1, 60.0), (2, 62.0), (3, 64.0)):
-        display.emit(logging.makeLogRecord({"styled": display.advance(step, {})}))
+    with reporter(tmp_path, console=console, total_steps=103) as report:
+        for step, now[0] in ((1, 60.0), (2, 62.0), (3, 64.0)):
+            report.log(step, {})
     assert shown(console).splitlines()[-1].endswith("left 3:20")
 
 
