@@ -9,7 +9,7 @@ import contextlib
 import functools
 import hashlib
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Executor
 from itertools import product
 from pathlib import Path
@@ -90,8 +90,11 @@ class Answers:
                 self._session, self._source, threads, sample, stop, start, each, step
             )
             where = {"benchmark": self._plan.name, "sample": sample, "key": self._key}
-            rows = [where | row for row in transcripts.records(played, decoders)]
-            for row in self._save(rows):
+            rows = transcripts.records(played, decoders)
+            lines = [jsonlines.dumps(where | row) for row in rows]
+            if self._file is not None:
+                jsonlines.append(self._file, lines)
+            for row in map(json.loads, lines):  # as a reader of the file gets them
                 self.found[sample, row["index"]] = row
         return [self.found[place] for place in sorted(self.found)]
 
@@ -103,15 +106,6 @@ class Answers:
             block = range(start, min(start + size, self.tasks))
             if missing := [index for index in block if (sample, index) not in self.found]:
                 yield sample, missing[0], missing[-1] + 1
-
-    def _save(self, rows: Sequence[Record]) -> list[Record]:
-        """Appends rows to the file, if there is one; returns them as a reader of the file gets
-        them."""
-        if self._file is None:
-            return list(rows)
-        lines = [jsonlines.dumps(row) for row in rows]
-        jsonlines.append(self._file, lines)
-        return [json.loads(line) for line in lines]
 
 
 def key_of(session: Session, adapters: Mapping[str, Adapters] | None, size: int | None) -> str:
