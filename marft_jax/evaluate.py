@@ -150,7 +150,7 @@ def evaluate_team(
             which = f", {variant.name}" if compare else ""
             console.print(f"{plan.name}{which}: {found}\nresponses: {file}")
     _write_summary(folder / "summary.json", scores)
-    console.print(tables.benchmarks(scores, console.width), tables.agents(scores, console.width))
+    console.print(tables.benchmarks(scores), tables.agents(scores))
     return scores
 
 

@@ -10,17 +10,17 @@ from rich.table import Column, Table
 from marft_jax.evaluation.scores import Scores
 
 
-def benchmarks(scores: Scores, width: int) -> Table:
-    """Makes a row for each benchmark and variant of the team; ``width`` in columns."""
+def benchmarks(scores: Scores) -> Table:
+    """Makes a row for each benchmark and variant of the team."""
     rows = []
     for (name, variant), found in scores.items():
         k = max(found.passed)
         passed = f"@{k} {found.passed[k].mean:.4f}" if k > 1 else ""
         rows.append([name, variant, str(found.tasks), f"@{found.samples} {found.accuracy}", passed])
-    return folding(["benchmark", "who"], ["tasks", "avg@n (95 %)", "pass@n"], rows, width)
+    return folding(["benchmark", "who"], ["tasks", "avg@n (95 %)", "pass@n"], rows)
 
 
-def agents(scores: Scores, width: int) -> Table:
+def agents(scores: Scores) -> Table:
     """Makes a row for each agent of each benchmark and variant of the team."""
     rows = []
     for (name, variant), found in scores.items():
@@ -28,20 +28,15 @@ def agents(scores: Scores, width: int) -> Table:
             right = "" if own.right is None else f"{own.right:.4f}"
             figures = [right, f"{own.tokens:.1f}", f"{own.truncated:.3f}"]
             rows.append([name, variant, agent, *figures])
-    return folding(["benchmark", "who", "agent"], ["right", "tokens", "cut off"], rows, width)
+    return folding(["benchmark", "who", "agent"], ["right", "tokens", "cut off"], rows)
 
 
-def folding(
-    names: Sequence[str], figures: Sequence[str], rows: Sequence[Sequence[str]], width: int
-) -> Table:
+def folding(names: Sequence[str], figures: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
     """Makes a table that folds its names on a narrow terminal, and never cuts its numbers."""
     shown = Table(*(Column(name, overflow="fold") for name in names), box=box.SIMPLE)
-    least = 14 * len(names)  # columns of a name, with the space beside it
     for i, heading in enumerate(figures, len(names)):
         longest = max(map(len, (heading, *(row[i] for row in rows))))
         shown.add_column(heading, no_wrap=True, min_width=longest)
-        least += longest + 3
     for row in rows:
         shown.add_row(*row)
-    shown.width = least if least > width else None
     return shown

@@ -48,19 +48,19 @@ def evaluate(own: argparse.Namespace, config: Config, folder: Path) -> None:
 
     if own.exploitability:
         rows = measure_policies(own.run, config, own.step, folder / "exploitability.jsonl")
-        console.print(exploitability_table(rows, console.width))
+        console.print(exploitability_table(rows))
     if own.against:
         rounds = [(own.step, own.against)]
         found = play_matches(own.run, config, rounds, own.limit, folder)
-        console.print(matches_table(found, console.width))
+        console.print(matches_table(found))
     if own.elo:
         if own.run is None:
             raise BadInput("--elo: expected --run, the run whose checkpoints are compared")
         found = rate_checkpoints(own.run, config, own.elo, own.limit, folder)
-        console.print(ratings_table(found, console.width))
+        console.print(ratings_table(found))
 
 
-def exploitability_table(rows: Sequence[Mapping[str, Any]], width: int) -> Table:
+def exploitability_table(rows: Sequence[Mapping[str, Any]]) -> Table:
     """Makes a table with a row for each policy; returns are listed by seat."""
     cells = [
         [
@@ -72,20 +72,20 @@ def exploitability_table(rows: Sequence[Mapping[str, Any]], width: int) -> Table
         for row in rows
     ]
     figures = ["exploitability", "earned, by seat", "mass on other texts"]
-    return folding(["step"], figures, cells, width)
+    return folding(["step"], figures, cells)
 
 
-def ratings_table(found: Mapping[int, Estimate], width: int) -> Table:
+def ratings_table(found: Mapping[int, Estimate]) -> Table:
     """Makes a table with a row for each checkpoint."""
     rows = [[str(s), f"{e.mean:+.0f} ({e.low:+.0f} to {e.high:+.0f})"] for s, e in found.items()]
-    return folding(["step"], ["Elo (95 %)"], rows, width)
+    return folding(["step"], ["Elo (95 %)"], rows)
 
 
-def matches_table(found: Mapping[tuple[str, int, str], Outcomes], width: int) -> Table:
+def matches_table(found: Mapping[tuple[str, int, str], Outcomes]) -> Table:
     """Makes a table with a row for each agent and opponent, with 95 % intervals."""
     rows = [
         [agent, opponent, *map(str, (o.games, o.win, o.draw, o.loss)), f"{o.earned.mean:+.4f}"]
         for (agent, _, opponent), o in found.items()
     ]
     figures = ["games", "won (95 %)", "drawn (95 %)", "lost (95 %)", "earned"]
-    return folding(["agent", "against"], figures, rows, width)
+    return folding(["agent", "against"], figures, rows)

@@ -48,11 +48,11 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
             write(folders, _file(own.out), span_of(own.steps))
         else:
             console = Console()
-            console.print(overview(read_runs(folders), console.width))
+            console.print(overview(read_runs(folders)))
     sys.exit(0)
 
 
-def overview(runs: Sequence[RunRecord], width: int) -> Table:
+def overview(runs: Sequence[RunRecord]) -> Table:
     """Makes a table of runs: step, last and best reward, and time of the last log line."""
     rows = []
     for one in map(card, runs):
@@ -60,7 +60,7 @@ def overview(runs: Sequence[RunRecord], width: int) -> Table:
         reward = "" if one.reward is None else f"{one.reward:.3f}"
         state = one.state.removeprefix("step ") + (f", {one.ended}" if one.ended else "")
         rows.append([printable(one.run.name), state, reward, best, one.written])
-    return folding(["run"], ["step", "reward", "best", "last line"], rows, width)
+    return folding(["run"], ["step", "reward", "best", "last line"], rows)
 
 
 def write(folders: Sequence[Path], out: Path, span: range | None = None) -> None:
