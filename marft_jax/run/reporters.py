@@ -132,8 +132,9 @@ class Reporter(logging.Handler):
     def close(self) -> None:
         """Closes the writers and the bar; log records are still printed."""
         self._close_writers()
-        with self._until_gone():
-            self._bar.stop()
+        if not self._console.quiet:
+            with self._until_gone():
+                self._bar.stop()
 
     def _close_writers(self) -> None:
         while self._writers:
