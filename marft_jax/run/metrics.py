@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import difflib
-import logging
 import resource
 import sys
 import time
@@ -22,8 +21,6 @@ from marft_jax.learning.packing import known_before
 from marft_jax.rollout.collect import Collected
 from marft_jax.team.prompts import Team
 from marft_jax.types import Episode, Turn
-
-LOGGER = logging.getLogger("marft_jax")
 
 _OF_RATIOS = ("approx_kl", "clip_fraction")
 
