@@ -111,12 +111,14 @@ def _spots(at: Spot | None) -> Iterator[tuple[str, int]]:
 
 
 def is_users(filename: str) -> bool:
-    """True for a source file outside this package, Python and installed modules."""
+    """True for a source file outside this package, Python, installed modules and the program that
+    was started."""
     path = Path(filename).absolute()
     if filename.startswith("<") or {"site-packages", "dist-packages"} & set(path.parts):
         return False
-    others = [*map(sysconfig.get_path, ("stdlib", "platstdlib", "scripts")), _OURS]
-    return not any(path.is_relative_to(other) for other in others)
+    others = [*map(sysconfig.get_path, ("stdlib", "platstdlib")), _OURS]
+    started = path == Path(sys.argv[0]).absolute()
+    return not started and not any(path.is_relative_to(other) for other in others)
 
 
 def printable(text: str) -> str:
