@@ -20,7 +20,7 @@ from jax.typing import DTypeLike
 
 from marft_jax.engine import kv_cache as cache_lib
 from marft_jax.engine.kv_cache import SETTINGS, Settings, Slots
-from marft_jax.engine.sampling import sample
+from marft_jax.engine.sample import sample
 from marft_jax.models import decoder, lora
 from marft_jax.models.parts.attention import attend_cache
 from marft_jax.parallel import compilation

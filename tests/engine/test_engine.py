@@ -12,7 +12,7 @@ import small
 
 from marft_jax.engine.compiled import Shape
 from marft_jax.engine.kv_cache import Settings
-from marft_jax.engine.sampling import _draw, _invert, _kept, sample, scaled_logprobs
+from marft_jax.engine.sample import _draw, _invert, _kept, sample, scaled_logprobs
 from marft_jax.models.ops import kv
 from marft_jax.parallel import compilation
 from marft_jax.sampling import stops

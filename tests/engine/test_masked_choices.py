@@ -8,7 +8,7 @@ import numpy as np
 import small
 
 from marft_jax.engine.kv_cache import Settings
-from marft_jax.engine.sampling import sample
+from marft_jax.engine.sample import sample
 from marft_jax.sampling.protocol import Request
 from marft_jax.types import Sampling
 
