@@ -12,7 +12,7 @@ from collections.abc import Container
 from typing import Annotated, ClassVar, Literal
 
 import yaml
-from pydantic import Field
+from pydantic import AfterValidator, Field
 from pydantic_core import to_jsonable_python
 
 from marft_jax.errors import BadInput
@@ -30,9 +30,18 @@ from marft_jax.setting import (
     unmet_needs,
 )
 
-HOTTEST = 1e30  # temperature of sampling: logits divided by it are finite in float32
 
-Temperature = Annotated[float, Field(ge=0, le=HOTTEST)]
+def _finite_logits(temperature: float) -> float:
+    """Checks that logits divided by a temperature are finite in float32."""
+    if 0 < temperature < 1e-30:
+        raise ValueError("0, or a number from 1e-30 to 1e30")
+    return temperature
+
+
+Temperature = Annotated[float, Field(ge=0, le=1e30), AfterValidator(_finite_logits)]
+Stops = Annotated[
+    tuple[Annotated[str, Field(min_length=1, max_length=1000)], ...], Field(max_length=16)
+]
 Axis = Annotated[int, Field(ge=-1, le=LARGEST)]
 
 
@@ -115,7 +124,7 @@ class Team(Section):
     """Samples from this many most likely tokens; 0: off."""
     min_p: Fraction = 0.0
     """Samples from tokens at least this fraction as likely as the likeliest one; 0: off."""
-    stop: tuple[str, ...] = ()
+    stop: Stops = ()
     """Texts that end an action, as the end-of-turn token does. They are not part of the action's
     text."""
 

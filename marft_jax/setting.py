@@ -25,7 +25,7 @@ import operator
 import os
 import re
 import textwrap
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Annotated, Any, TypeVar
 
 import numpy as np
@@ -188,6 +188,35 @@ def _value(key: str, words: Sequence[str], schema: Mapping[str, Any]) -> Any:
     if not several and len(words) != 1:
         raise _wrong(key, words, schema)
     return tuple(words) if several else words[0]
+
+
+def checked(what: str, kind: TypeAdapter[T], value: object) -> T:
+    """Returns a value of a type.
+
+    Raises:
+        BadInput: it is another kind of value, or out of bounds.
+    """
+    try:
+        return kind.validate_python(value, strict=True)
+    except ValidationError as error:
+        raise BadInput(f"{what}: {fault_of(error)}") from None
+
+
+def fault_of(error: ValidationError, known: Collection[str] = ()) -> str:
+    """Describes the first fault that pydantic found: where, what was expected, and what came.
+
+    Args:
+        known: keys that there are, to suggest the nearest to an unknown key.
+    """
+    first = error.errors(include_url=False)[0]
+    where = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in first["loc"])
+    if first["type"] in ("unexpected_keyword_argument", "extra_forbidden"):
+        near = difflib.get_close_matches(str(first["loc"][-1]), known, n=1, cutoff=0.5)
+        hint = f"; did you mean {near[0]!r}?" if near else f"; known are {', '.join(sorted(known))}"
+        return f"{where.lstrip('.')}: unknown key{hint}"
+    what = re.sub("^(Input should be|Value error,) ", "", first["msg"])
+    what = "a value" if "missing" in first["type"] else what
+    return f"{where.lstrip('.')}: expected {what}, got {first['input']!r:.60}".removeprefix(": ")
 
 
 def _wrong(key: str, words: Sequence[str], schema: Mapping[str, Any]) -> BadInput:

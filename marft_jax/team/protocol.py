@@ -12,7 +12,8 @@ import numpy as np
 
 from marft_jax.errors import BadInput
 from marft_jax.plugins import info_of, shown, text_of
-from marft_jax.team.profiles import SAMPLING, is_list, is_whole
+from marft_jax.setting import checked
+from marft_jax.team.profiles import SAMPLING
 from marft_jax.team.prompts import Team
 from marft_jax.types import Act, Sampling, Turn
 
@@ -41,7 +42,7 @@ def check_acts(acts: Any, team: Team, turns: int, most: int) -> list[Act]:
     Raises:
         BadInput: an act is wrong.
     """
-    if not is_list(acts) or not acts:
+    if not isinstance(acts, list) or not acts:
         raise BadInput(f"expected a yielded list of acts, or Step, got {shown(acts)}")
     if len(acts) > most:
         raise BadInput(f"expected at most --rollout.max_turns {most} acts, got {len(acts)}")
@@ -54,32 +55,32 @@ def _check_act(act: Any, team: Team, turns: int) -> Act:
     agents = len(team.profiles)
     _expect(_is_index(act.agent, agents), f"expected an agent from 0 to {agents - 1}", act.agent)
     vocabulary, context = team.tokenizers[act.agent].vocab_size, team.contexts[act.agent]
-    prompt, start = _ids(act.prompt), act.start
-    _expect(_is_index(start, len(prompt) + 1), f"start: expected 0 to {len(prompt)}", start)
-    new = prompt[start:]  # ids before it were checked before, or sampled
-    in_vocabulary = not len(new) or bool(0 <= new.min() and new.max() < vocabulary)
-    _expect(in_vocabulary, f"prompt: expected ids from 0 to {vocabulary - 1}", new)
+    prompt = _ids("prompt", act.prompt, vocabulary)
     room = context - len(prompt)
     _expect(room > 0, f"prompt: expected less than --model.context {context}", len(prompt))
+    fits = _is_index(act.start, len(prompt) + 1)
+    _expect(fits, f"start: expected 0 to {len(prompt)}", act.start)
     seen = _is_sequence(act.sees) and all(_is_index(i, turns) for i in act.sees)
     _expect(seen, f"sees: expected numbers of the {turns} turns", act.sees)
-    _expect(_is_sampling(act.sampling), "sampling: expected types.Sampling", act.sampling)
-    for name, (expected, fits) in SAMPLING.items():
-        value = getattr(act.sampling, name)
-        _expect(fits(value), f"sampling.{name}: expected {expected}", value)
-    length, temperature, top_p, top_k, min_p, stop = act.sampling
+    _expect(isinstance(act.sampling, Sampling), "sampling: expected types.Sampling", act.sampling)
+    sampling = {
+        name: checked(f"act: sampling.{name}", SAMPLING[name], _plain(value))
+        for name, value in act.sampling._asdict().items()
+    }
     longest = max(sampling.max_new_tokens for sampling in team.sampling)
+    length = sampling["max_new_tokens"]
     _expect(length <= longest, f"sampling.max_new_tokens: expected at most {longest}", length)
-    length = min(int(length), room)
-    sampling = Sampling(length, float(temperature), float(top_p), int(top_k), float(min_p), stop)
-    sees = tuple(dict.fromkeys(int(i) for i in act.sees))
-    known = act.number is None or is_whole(act.number) and act.number >= 0
+    sampling["max_new_tokens"] = length = min(length, room)
+    known = act.number is None or _is_index(act.number, 1 << 32)
     _expect(known, "number: expected a whole number >= 0, or None", act.number)
-    number = None if act.number is None else int(act.number)
-    choices = tuple(tuple(_ids(choice).tolist()) for choice in act.choices)
-    fits = all(0 <= min(c) and max(c) < vocabulary and len(c) <= length for c in choices)
-    _expect(fits, f"choices: expected ids, at most {length} (max_new_tokens)", act.choices)
-    return Act(int(act.agent), prompt, 0, sees, sampling, int(start), number, choices)
+    choices = tuple(tuple(_ids("choices", c, vocabulary).tolist()) for c in act.choices)
+    fits = all(len(choice) <= length for choice in choices)
+    _expect(fits, f"choices: expected at most {length} ids (max_new_tokens)", act.choices)
+    sees = tuple(dict.fromkeys(int(i) for i in act.sees))
+    return Act(
+        int(act.agent), prompt, 0, sees, Sampling(**sampling), int(act.start),
+        _plain(act.number), choices,
+    )  # fmt: skip
 
 
 def _expect(fits: bool, expected: str, got: Any) -> None:
@@ -91,22 +92,25 @@ def _is_sequence(value: Any) -> TypeGuard[Sequence[Any]]:
     return isinstance(value, (list, tuple))
 
 
-def _is_sampling(value: Any) -> bool:
-    return isinstance(value, Sampling)
+def _plain(value: Any) -> Any:
+    """A number of NumPy as one of Python."""
+    return value.item() if isinstance(value, np.generic) else value
 
 
 def _is_index(value: Any, below: int) -> bool:
-    return is_whole(value) and bool(0 <= value < below)
+    is_whole = isinstance(value, (int, np.integer)) and not isinstance(value, bool)
+    return is_whole and bool(0 <= value < below)
 
 
-def _ids(prompt: Any) -> np.ndarray:
+def _ids(what: str, given: Any, vocabulary: int) -> np.ndarray:
     try:
-        ids = np.asarray(prompt)
+        ids = np.asarray(given)
     except Exception:  # the parts of a list may raise anything
-        ids = np.zeros((0, 0))
+        ids = np.zeros(0)
     fits = ids.ndim == 1 and len(ids) > 0 and np.issubdtype(ids.dtype, np.integer)
-    _expect(fits, "prompt: expected token ids, at least one", prompt)
-    return ids.clip(-1, np.iinfo(np.int32).max).astype(np.int32)
+    fits = fits and bool(0 <= ids.min() and ids.max() < vocabulary)
+    _expect(fits, f"{what}: expected ids from 0 to {vocabulary - 1}, at least one", given)
+    return ids.astype(np.int32)
 
 
 def check_step(step: Step, turns: Sequence[Turn], first: int) -> Step:

@@ -19,23 +19,22 @@ judge: solver                        # debate: the agent that decides; default: 
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-import difflib
 import re
-import unicodedata
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, NamedTuple, TypeGuard
+from typing import Annotated, Any, NamedTuple
 
 import yaml
+from pydantic import BeforeValidator, Field, TypeAdapter, ValidationError
 
 from marft_jax.config import Team
 from marft_jax.errors import BadInput
 from marft_jax.formats import documents
 from marft_jax.plugins import given_object
+from marft_jax.setting import fault_of
 from marft_jax.team.dag import Graph, Node
-from marft_jax.team.profiles import BUILT_IN, Profile, is_list
+from marft_jax.team.profiles import BUILT_IN, Profile
 from marft_jax.types import Sampling
 
 MAX_AGENTS = 300
@@ -46,50 +45,42 @@ the tokens and the adapters beside each token grow with it."""
 class Blueprint(NamedTuple):
     """Content of a team file: the members in acting order, and their workflow."""
 
-    agents: tuple[Profile, ...]
+    agents: Annotated[tuple[Profile, ...], Field(max_length=MAX_AGENTS)]
     workflow: str = "sequential"
     graph: Graph = Graph()
-    messages: tuple[str, ...] = ()  # one for each agent, "" for the default message; or none
+    # one for each agent, "" for the default message; or none
+    messages: tuple[Annotated[str, BeforeValidator(lambda text: text or "")], ...] = ()
     orchestrator: str | None = None  # agent that calls the others; None: the first agent
     judge: str | None = None  # agent that decides a debate; None: the majority
+
+
+_BLUEPRINT = TypeAdapter(Blueprint)
+_KEYS = {*Blueprint._fields, *Graph._fields} - {"graph"}
+_FIRST_RELEASE = {"role": "name", "with_answer": "answers"}
+_CHATML = re.compile(r"<\|im_start\|>\s*system\b\s*:?\s*|<\|im_end\|>")
 
 
 def without_effect(team: Team, step_reward: str | None, env: str) -> dict[str, str]:
     """Settings of ``team``, and ``algo.step_reward``, that nobody in the team file would read, with
     what they would need. What an agent's profile says itself, the settings cannot say."""
-    if (given := given_object(team.file or "", "--team.file")) is not None:
-        profiles, named = [dataclasses.asdict(agent) for agent in given.agents], given.workflow
-    else:
-        profiles, named = _as_written(team.file)
-    workflow, default = team.workflow or named or "sequential", type(team)()
+    try:
+        blueprint = load_team(team.file)
+    except BadInput:  # reported when the run loads its team
+        return {}
+    workflow, default = team.workflow or blueprint.workflow, type(team)()
     found: dict[str, str] = {}
     for name, kind in (("rounds", "debate"), ("max_steps", "orchestrated")):
         if getattr(team, name) != getattr(default, name) and workflow != kind:
             found |= {f"team.{name}": f"--team.workflow {kind}"} if ":" not in workflow else {}
     if team.max_tool_calls != default.max_tool_calls and ":" not in env:
-        if not any(profile.get("tools") for profile in profiles):
+        if not any(profile.tools for profile in blueprint.agents):
             found["team.max_tool_calls"] = "an agent with tools, or an --env.name of your own"
     given = {f"team.{n}": n for n in Sampling._fields if getattr(team, n) != getattr(default, n)}
     given |= {"algo.step_reward": "reward"} if step_reward is not None else {}
     for key, own in given.items():
-        if profiles and all(profile.get(own) is not None for profile in profiles):
+        if all(getattr(profile, own) is not None for profile in blueprint.agents):
             found[key] = f"an agent in {team.file} without its own `{own}`"
     return found
-
-
-def _as_written(file: str | None) -> tuple[list[dict[str, Any]], str | None]:
-    """Reads agents and workflow of a team file without checks; empty if it cannot be read."""
-    try:
-        tree: Any = documents.read(file, "--team.file") if file else {}
-    except BadInput:  # reported when the team is loaded
-        return [], None
-    rows: Any = tree.get("agents") if _is_tree(tree) else tree
-    profiles = [row for row in rows if _is_tree(row)] if is_list(rows) else []
-    return profiles, str(tree["workflow"]) if _is_tree(tree) and "workflow" in tree else None
-
-
-def _is_tree(value: Any) -> TypeGuard[dict[str, Any]]:
-    return isinstance(value, dict)
 
 
 def load_team(file: str | None) -> Blueprint:
@@ -106,45 +97,48 @@ def load_team(file: str | None) -> Blueprint:
     if file is None:
         return Blueprint(BUILT_IN)
     if (given := given_object(file, "--team.file")) is not None:
-        _check_team(given.agents, "--team.file")
+        _check_team(given, "--team.file")
         return given
-    tree, folder = _tree(documents.read(file, "--team.file"), file), Path(file).parent
-    agents = tuple(
-        _profile(row, f"{file}: agent {i}", folder) for i, row in enumerate(tree["agents"], 1)
-    )
-    _check_team(agents, file)
-    rows = {key: _list(tree.get(key), f"{file}: {key}") for key in ("messages", "nodes", "edges")}
-    texts = ["" if text is None else text for text in rows["messages"]]
-    messages = tuple(_text(text, f"{file}: messages") for text in texts)
-    if messages and len(messages) != len(agents):
-        what = f"one for each of the {len(agents)} agents"
-        raise BadInput(f"{file}: messages: expected {what}, got {len(messages)}")
-    if rows["edges"] and not rows["nodes"]:
-        raise BadInput(f"{file}: edges: expected nodes too, got none; list them under `nodes:`")
-    graph = Graph(
-        tuple(_node(row, f"{file}: node {i}") for i, row in enumerate(rows["nodes"], 1)),
-        tuple(_edge(row, f"{file}: edges") for row in rows["edges"]),
-    )
-    named = {key: _text(tree[key], f"{file}: {key}") for key in _TEXTS if tree.get(key)}
-    return Blueprint(agents, graph=graph, messages=messages, **named)
+    tree = _tree(documents.read(file, "--team.file"), file)
+    try:
+        team = _BLUEPRINT.validate_python(tree)
+    except ValidationError as error:
+        fields = [field.name for field in dataclasses.fields(Profile)]
+        fault = fault_of(error, {*fields, *_KEYS, *Node._fields}).removeprefix("graph.")
+        raise BadInput(f"{file}: {fault}") from None
+    _check_team(team, file)
+    folder = Path(file).parent
+    return team._replace(agents=tuple(_beside(profile, folder) for profile in team.agents))
 
 
-def _check_team(agents: Sequence[Profile], source: str) -> None:
-    """Checks the members as a whole: one answers, and names differ in more than case."""
+def _beside(profile: Profile, folder: Path) -> Profile:
+    """Makes the path of an agent's first adapter absolute; it is relative to the team file."""
+    if profile.init is None:
+        return profile
+    return dataclasses.replace(
+        profile, init=str((folder / Path(profile.init).expanduser()).absolute())
+    )
+
+
+def _check_team(team: Blueprint, source: str) -> None:
+    """Checks what the members are together: one answers, and names differ in more than case."""
+    agents = team.agents
     if not agents:
         what = "at least one agent, got none; list them under `agents:`"
         raise BadInput(f"{source}: expected {what}")
-    if len(agents) > MAX_AGENTS:
-        raise BadInput(f"{source}: expected at most {MAX_AGENTS} agents, got {len(agents)}")
+    if team.messages and len(team.messages) != len(agents):
+        what = f"one for each of the {len(agents)} agents"
+        raise BadInput(f"{source}: messages: expected {what}, got {len(team.messages)}")
+    if team.graph.edges and not team.graph.nodes:
+        raise BadInput(f"{source}: edges: expected nodes too, got none; list them under `nodes:`")
     adapters = dict.fromkeys(profile.adapter or profile.name for profile in agents)
     for what, names in (("names", [p.name for p in agents]), ("adapters", adapters)):
         seen: set[str] = set()
         for name in names:
-            folder = unicodedata.normalize("NFC", name.casefold())
-            if folder in seen:
+            if name.casefold() in seen:
                 what = f"distinct {what}, got {name!r} twice; rename one"
                 raise BadInput(f"{source}: expected {what}")
-            seen.add(folder)
+            seen.add(name.casefold())
     if not any(profile.answers for profile in agents):
         raise BadInput(
             f"{source}: expected an agent with `answers: true`, got none; "
@@ -154,7 +148,8 @@ def _check_team(agents: Sequence[Profile], source: str) -> None:
 
 def dump_team(team: Blueprint) -> str:
     """Writes the team as text that ``load_team`` reads back to an equal value."""
-    tree: dict[str, Any] = {key: value for key in _TEXTS if (value := getattr(team, key))}
+    named = {key: getattr(team, key) for key in ("workflow", "orchestrator", "judge")}
+    tree: dict[str, Any] = {key: value for key, value in named.items() if value}
     tree["agents"] = [
         {key: value for key, value in dataclasses.asdict(profile).items() if value is not None}
         for profile in team.agents
@@ -166,89 +161,17 @@ def dump_team(team: Blueprint) -> str:
     return yaml.safe_dump(tree, sort_keys=False, allow_unicode=True)
 
 
-_TEXTS = ("workflow", "orchestrator", "judge")
-_KEYS = (*_TEXTS, "agents", "messages", "nodes", "edges")
-_FIRST_RELEASE = {"role": "name", "with_answer": "answers"}
-_CHATML = re.compile(r"<\|im_start\|>\s*system\b\s*:?\s*|<\|im_end\|>")
-
-
 def _tree(loaded: Any, file: str) -> dict[str, Any]:
-    if is_list(loaded):
-        return {"agents": [_from_first_release(row) for row in loaded]}
-    if not _is_tree(loaded) or not is_list(loaded.get("agents")):
+    """Returns the fields of a blueprint as they stand in a file; ``null`` is the default."""
+    tree = {"agents": list(map(_modern, loaded))} if isinstance(loaded, list) else loaded
+    if not isinstance(tree, dict) or not isinstance(tree.get("agents"), list):
         raise BadInput(f"{file}: expected a list of agents under `agents:`, got {loaded!r:.80}")
-    _reject_unknown(loaded, _KEYS, file)
-    return loaded
+    tree = {key: value for key, value in tree.items() if value is not None}
+    graph = {key: tree.pop(key) for key in Graph._fields if key in tree}
+    return tree | ({"graph": graph} if graph else {})
 
 
-def _list(value: Any, where: str) -> list[Any]:
-    if value and not is_list(value):
-        raise BadInput(f"{where}: expected a list, got {value!r:.60}")
-    return value or []
-
-
-def _text(value: Any, where: str) -> str:
-    if not isinstance(value, str):
-        raise BadInput(f"{where}: expected text, got {value!r:.60}")
-    return value
-
-
-def _node(row: Any, where: str) -> Node:
-    if not _is_tree(row) or not {"id", "role"} <= set(row):
-        raise BadInput(f"{where}: expected {{id: ..., role: ...}}, got {row!r:.60}")
-    _reject_unknown(row, Node._fields, where)
-    return Node(**{key: _text(value, f"{where}: {key}") for key, value in row.items()})
-
-
-def _edge(row: Any, where: str) -> tuple[str, str]:
-    if not is_list(row) or len(row) != 2:
-        raise BadInput(f"{where}: expected [from, to], got {row!r:.60}")
-    source, destination = row
-    return _text(source, where), _text(destination, where)
-
-
-def _from_first_release(row: Any) -> Any:
-    if not _is_tree(row):
-        return row
+def _modern(row: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns an agent of the first release with our names."""
     row = {_FIRST_RELEASE.get(key, key): row[key] for key in row if key != "device"}
-    if isinstance(row.get("prompt"), str):
-        row["prompt"] = _CHATML.sub("", row["prompt"]).strip()
-    return row
-
-
-def _profile(row: Any, where: str, folder: Path) -> Profile:
-    fields = [field.name for field in dataclasses.fields(Profile)]
-    if not _is_tree(row):
-        raise BadInput(f"{where}: expected settings like `name: solver`, got {row!r:.80}")
-    _reject_unknown(row, fields, where)
-    if "name" not in row:
-        raise BadInput(f"{where}: name is missing; add `name: ...`")
-    try:
-        profile = Profile(**{key: _as_value(key, value) for key, value in row.items()})
-    except BadInput as error:
-        raise BadInput(f"{where}, {error}") from error
-    if profile.init is None:
-        return profile
-    init = folder / Path(profile.init).expanduser()  # relative to the team file
-    return dataclasses.replace(profile, init=str(init.absolute()))
-
-
-def _as_value(key: str, value: Any) -> Any:
-    """YAML takes ``1e-1`` for text; where a number is expected it is one. Of stop texts and tools
-    there may be one or a list."""
-    if key in ("stop", "tools") and isinstance(value, str):
-        return (value,)
-    if key in ("stop", "tools") and is_list(value):
-        return tuple(value)
-    if key in ("temperature", "top_p", "min_p") and isinstance(value, str):
-        with contextlib.suppress(ValueError):
-            return float(value)
-    return value
-
-
-def _reject_unknown(row: Mapping[Any, Any], known: Sequence[str], where: str) -> None:
-    for key in row:
-        if key not in known:
-            near = difflib.get_close_matches(str(key), known, n=1, cutoff=0.5)
-            hint = f"did you mean {near[0]!r}?" if near else f"known are {', '.join(known)}"
-            raise BadInput(f"{where}: unknown key {key!r}; {hint}")
+    return row | {"prompt": _CHATML.sub("", row.get("prompt", "")).strip()}

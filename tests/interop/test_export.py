@@ -281,6 +281,6 @@ def test_no_name_leads_out_of_the_folder_or_onto_another_file(name, form, run, t
     (tmp_path / "README.md").write_text("mine")
     assert run_export("--run", hostile, "--out", tmp_path / "out", "--format", form) == 2
     [line] = capsys.readouterr().err.splitlines()
-    assert "agent 2, name: expected a name" in line
+    assert "agents[1].name: expected a name" in line
     assert (tmp_path / "README.md").read_text() == "mine"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["README.md", "run"]

@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 
 from marft_jax.errors import BadInput
-from marft_jax.team import team_files
 from marft_jax.team.dag import Graph, Node, check_graph
 from marft_jax.team.profiles import Profile
 from marft_jax.team.team_files import Blueprint, dump_team, load_team
@@ -58,14 +57,18 @@ def test_what_is_dumped_loads_again(tmp_path, blueprint):
     ("old", "new", "expected"),
     [
         ("[Plan., Solve.]", "[Plan.]", "messages: expected one for each of the 2 agents, got 1"),
-        ("[Plan., Solve.]", "[1, 2]", "messages: expected text, got 1"),
-        ("[Plan., Solve.]", "x", "messages: expected a list, got 'x'"),
-        ("[plan, two]]", "[plan]]", "edges: expected [from, to], got ['plan']"),
-        ("{id: plan, role: planner}", "{id: plan}", "node 1: expected {id: ..., role: ...}"),
-        ("{id: plan, role: planner}", "{id: plan, role: planner, mesage: a}", "'message'"),
-        ("judge: solver", "judge: [solver]", "judge: expected text"),
+        ("[Plan., Solve.]", "[1, 2]", "messages[0]: expected a valid string, got 1"),
+        ("[Plan., Solve.]", "x", "messages: expected a valid tuple, got 'x'"),
+        ("[plan, two]]", "[plan]]", "edges[1][1]: expected a value, got ['plan']"),
+        (
+            "{id: plan, role: planner}",
+            "{id: plan}",
+            "nodes[0].role: expected a value, got {'id': 'plan'}",
+        ),
+        ("{id: plan, role: planner}", "{id: plan, role: planner, mesage: a}", "'message'?"),
+        ("judge: solver", "judge: [solver]", "judge: expected a valid string, got ['solver']"),
         ("workflow: dag", "workflw: dag", "did you mean 'workflow'?"),
-        ("nodes:", "knots:", "unknown key 'knots'"),
+        ("nodes:", "knots:", "knots: unknown key"),
     ],
 )
 def test_a_wrong_line_is_named(tmp_path, old, new, expected):
@@ -87,7 +90,7 @@ def test_edges_without_nodes_are_refused(tmp_path):
 
 def test_more_agents_than_a_step_was_ever_taken_with_are_refused(tmp_path):
     rows = [f"{{name: a{i}, answers: true}}" for i in range(301)]
-    with pytest.raises(BadInput, match="expected at most 300 agents, got 301"):
+    with pytest.raises(BadInput, match="agents: .* at most 300 items"):
         load_team(written(tmp_path, f"agents: [{', '.join(rows)}]"))
 
 
@@ -118,8 +121,3 @@ def test_layers_are_topological_and_keep_the_files_order():
     assert [[node.id for node in layer] for layer in graph.layers()] == [["c", "a"], ["b"], ["d"]]
     assert graph.ancestors(nodes[0]) == {"a", "b", "c"}
     assert graph.ancestors(nodes[3]) == set()
-
-
-def test_every_key_of_a_file_is_one_of_a_blueprint():
-    wired = {*Blueprint._fields} - {"graph"} | {"nodes", "edges"}
-    assert set(team_files._KEYS) == wired

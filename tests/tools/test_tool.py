@@ -107,7 +107,7 @@ def test_tools_are_read_from_team_files_and_refused_where_they_cannot_be_used(tm
     with pytest.raises(BadInput, match="--team.context own"):
         small.team_of(blueprint, team_context="shared")
     file.write_text("agents: [{name: solver, answers: true, tools: [3]}]")
-    with pytest.raises(BadInput, match="tools: expected a list of functions"):
+    with pytest.raises(BadInput, match=r"tools\[0\]: expected a valid string, got 3"):
         load_team(str(file))
 
 

@@ -12,12 +12,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from marft_jax.errors import BadInput
 from marft_jax.extras.gateway.errors import ApiError
 from marft_jax.formats import foreign
 from marft_jax.models.tokenizers.tokenizer import Message
 from marft_jax.plugins import shown, text_of
 from marft_jax.sampling.stops import cut
-from marft_jax.team.profiles import SAMPLING, is_list, is_whole
+from marft_jax.setting import checked
+from marft_jax.team.profiles import SAMPLING
 
 Decode = Callable[[list[int]], str]
 
@@ -49,18 +51,20 @@ def _is_call(value: Any) -> bool:
 
 
 def _list_of(fits: Callable[[Any], bool]) -> Callable[[Any], bool]:
-    return lambda value: is_list(value) and all(map(fits, value))
+    return lambda value: isinstance(value, list) and all(map(fits, value))
+
+
+def _is_whole(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
 
 
 _TRUTH = "true or false", lambda v: isinstance(v, bool)
 _FIELDS: dict[str, tuple[str, Callable[[Any], bool]]] = {
-    **SAMPLING,
-    **dict.fromkeys(_MOST_TOKENS, SAMPLING["max_new_tokens"]),
     **dict.fromkeys(("stream", "include_usage", "logprobs", "return_token_ids"), _TRUTH),
     "model": ("a name", lambda v: isinstance(v, str)),
-    "messages": ("a list, not empty", lambda v: is_list(v) and bool(v)),
-    "n": (f"1 to {_MOST_CHOICES}", lambda v: is_whole(v) and 1 <= v <= _MOST_CHOICES),
-    "seed": ("a whole number", is_whole),
+    "messages": ("a list, not empty", lambda v: isinstance(v, list) and bool(v)),
+    "n": (f"1 to {_MOST_CHOICES}", lambda v: _is_whole(v) and 1 <= v <= _MOST_CHOICES),
+    "seed": ("a whole number", _is_whole),
     "stream_options": ("an object", lambda v: isinstance(v, dict)),
     "tools": ('a list of {"type": "function", "function": {"name": ...}}', _list_of(_has_name)),
     "tool_choice": ("auto or none", lambda v: v in ("auto", "none")),
@@ -69,7 +73,7 @@ _FIELDS: dict[str, tuple[str, Callable[[Any], bool]]] = {
         _list_of(_is_call),
     ),
 }
-"""Each field that is read: what is expected, and the test of a value."""
+"""Fields that are read, but those of sampling: what is expected, and the test of a value."""
 
 
 class Call(NamedTuple):
@@ -159,6 +163,12 @@ def read_call(body: bytes) -> Call:
 def _field(fields: Mapping[str, Any], name: str, default: Any) -> Any:
     """Reads and checks a field; null is the default."""
     value = default if fields.get(name) is None else fields[name]
+    kind = "max_new_tokens" if name in _MOST_TOKENS else name
+    if kind in SAMPLING:
+        try:
+            return None if value is None else checked(name, SAMPLING[kind], value)
+        except BadInput as error:
+            raise ApiError(400, str(error), name) from None
     expected, fits = _FIELDS[name]
     if not (value is None or fits(value)):
         raise ApiError(400, f"{name}: expected {expected}, got {shown(value)}", name)
@@ -167,7 +177,7 @@ def _field(fields: Mapping[str, Any], name: str, default: Any) -> Any:
 
 def _sampling(fields: Mapping[str, Any]) -> dict[str, Any]:
     stop = fields.get("stop")
-    stop = (stop,) if isinstance(stop, str) else tuple(stop) if is_list(stop) else stop
+    stop = (stop,) if isinstance(stop, str) else tuple(stop) if isinstance(stop, list) else stop
     fields = {**fields, "stop": stop or None}
     names = [name for name in SAMPLING if name != "max_new_tokens"]
     found = {name: _field(fields, name, None) for name in names}
@@ -184,7 +194,7 @@ def _message(where: str, message: Any) -> Message:
     parts = message.get("content")
     if isinstance(parts, str) or parts is None:
         parts = [{"type": "text", "text": parts or ""}]
-    known = parts if is_list(parts) else [None]
+    known = parts if isinstance(parts, list) else [None]
     texts = [part.get("text") if isinstance(part, dict) else None for part in known]
     if not all(isinstance(text, str) for text in texts):
         raise ApiError(400, f"{where}.content: expected text, got {shown(parts)}", "messages")
