@@ -173,16 +173,14 @@ class Critic(Section):
 
 
 @dataclasses.dataclass(frozen=True)
-class Algo(Section):
-    """Settings of an algorithm; each has more of its own, among them what is a constant here.
+class Update(Section):
+    """Settings that every algorithm has.
 
     Attributes:
         recorded: it learns from demonstrations, not from samples of the team.
         has_critic: its advantages read values.
         compares: its advantages are differences to other samples of the same task.
         baseline: ``moving`` or ``role`` where returns are compared with a moving mean, a state.
-        ratio: what an action's log-prob is divided by: nothing, its tokens or its words.
-        clip, clip_high: bounds of the metric ``clip_fraction``, where nothing else is clipped.
     """
 
     name: str = "appo"
@@ -190,8 +188,6 @@ class Algo(Section):
     grpo, gspo, cispo, reinforce, or your own as package.module:NAME."""
     episodes: Count = 64
     """Episodes per training step."""
-    group_size: Count = 1
-    """Episodes per task. They are the samples that can be compared."""
     lr: NonNegative | Literal["auto"] = "auto"
     """Adam's learning rate of the adapters; auto: 1e-3 for tiny, else by the width of the model."""
     lr_schedule: Literal["constant", "linear", "cosine"] = "constant"
@@ -210,7 +206,40 @@ class Algo(Section):
     """Tokens in one forward and backward pass. Gradients are accumulated over a minibatch."""
     reuse: bool = True
     """Computes a prefix only once where turns in one row share it."""
+    max_grad_norm: NonNegative = 0.5
+    """Clips the gradient of each adapter and of each value head to this norm."""
+    agent_interval: Natural = 0
+    """Trains one agent at a time, each for this many steps in turn; 0: all agents together."""
 
+    recorded: ClassVar[bool] = False
+    has_critic: ClassVar[bool] = False
+    compares: ClassVar[bool] = False
+    baseline: ClassVar[str | None] = None
+
+    # Settings of some algorithms, and the values that stand for the lack of each in others
+    group_size, normalize, dynamic_sampling, max_refills = 1, "none", False, 0
+    credit, credit_discount, step_reward = "last", 1.0, None
+    reward_bias, reward_scale, reward_clip = 0.0, 1.0, None
+    overlong_buffer, overlong_penalty = 0, 1.0
+    correction, correction_cap, correction_floor, correction_of = "none", 1.0, 0.0, "token"
+    entropy_coef, entropy_target, max_kl = 0.0, None, None
+    kl_coef, kl_in, kl_estimator, kl_reference, kl_moves = 0.0, "reward", None, "base", 0
+    branches, branch_at, branch_continue, branch_budget = 0, "random", "end", "none"
+    baseline_decay, ratio, loss_mean, mask_truncated = 0.9, "sum", "token", False
+    clip, clip_high, value_clip, huber_delta = 0.2, None, 0.2, 10.0
+
+    @property
+    def estimator(self) -> str:
+        """Estimator of the KL to the reference."""
+        return self.kl_estimator or ("k1" if self.kl_in == "reward" else "k3")
+
+
+@dataclasses.dataclass(frozen=True)
+class Algo(Update):
+    """Settings of an algorithm that learns from samples of the team; each has more of its own."""
+
+    group_size: Count = 1
+    """Episodes per task. They are the samples that can be compared."""
     credit: Literal["last", "equal", "step_discount", "per_step"] = "last"
     """Which turn receives the reward. last: the last turn of a step. equal: the same, but every
     agent is logged with the whole reward. step_discount: turn k of N receives reward *
@@ -270,34 +299,6 @@ class Algo(Section):
     2206.15378)."""
     max_kl: NonNegative | None = None
     """Skips an agent in a minibatch where its approximate KL is above this; none: never."""
-    max_grad_norm: NonNegative = 0.5
-    """Clips the gradient of each adapter and of each value head to this norm."""
-    agent_interval: Natural = 0
-    """Trains one agent at a time, each for this many steps in turn; 0: all agents together."""
-
-    recorded: ClassVar[bool] = False
-    branches: ClassVar[int] = 0
-    branch_at: ClassVar[str] = "random"
-    branch_continue: ClassVar[str] = "end"
-    branch_budget: ClassVar[str] = "none"
-    has_critic: ClassVar[bool] = False
-    compares: ClassVar[bool] = False
-    baseline: ClassVar[str | None] = None
-    ratio: ClassVar[str] = "sum"
-    clip: ClassVar[float] = 0.2
-    clip_high: ClassVar[float | None] = None
-    value_clip: ClassVar[float] = 0.2
-    huber_delta: ClassVar[float | None] = 10.0
-    baseline_decay: ClassVar[float] = 0.9
-    loss_mean: ClassVar[int | str] = "token"
-    mask_truncated: ClassVar[bool] = False
-    entropy_target: ClassVar[float | None] = None
-    correction_of: ClassVar[str] = "token"
-
-    @property
-    def estimator(self) -> str:
-        """Estimator of the KL to the reference."""
-        return self.kl_estimator or ("k1" if self.kl_in == "reward" else "k3")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -400,7 +401,7 @@ class Config:
     """the adapters that are trained"""
     critic: Critic = Critic()
     """the estimate of values"""
-    algo: Algo
+    algo: Update
     """how a step learns: credit, advantages, losses"""
     rollout: Rollout = Rollout()
     """how episodes are played, and their limits"""

@@ -42,7 +42,7 @@ def check_acts(acts: Any, team: Team, turns: int, most: int) -> list[Act]:
     Raises:
         BadInput: an act is wrong.
     """
-    if not isinstance(acts, list) or not acts:
+    if not _is_sequence(acts) or not acts:
         raise BadInput(f"expected a yielded list of acts, or Step, got {shown(acts)}")
     if len(acts) > most:
         raise BadInput(f"expected at most --rollout.max_turns {most} acts, got {len(acts)}")
@@ -62,10 +62,11 @@ def _check_act(act: Any, team: Team, turns: int) -> Act:
     _expect(fits, f"start: expected 0 to {len(prompt)}", act.start)
     seen = _is_sequence(act.sees) and all(_is_index(i, turns) for i in act.sees)
     _expect(seen, f"sees: expected numbers of the {turns} turns", act.sees)
-    _expect(isinstance(act.sampling, Sampling), "sampling: expected types.Sampling", act.sampling)
+    given: Any = act.sampling
+    _expect(isinstance(given, Sampling), "sampling: expected types.Sampling", given)
     sampling = {
-        name: checked(f"act: sampling.{name}", SAMPLING[name], _plain(value))
-        for name, value in act.sampling._asdict().items()
+        name: checked(f"act: sampling.{name}", kind, _plain(getattr(given, name)))
+        for name, kind in SAMPLING.items()
     }
     longest = max(sampling.max_new_tokens for sampling in team.sampling)
     length = sampling["max_new_tokens"]
@@ -94,7 +95,8 @@ def _is_sequence(value: Any) -> TypeGuard[Sequence[Any]]:
 
 def _plain(value: Any) -> Any:
     """A number of NumPy as one of Python."""
-    return value.item() if isinstance(value, np.generic) else value
+    plain: Any = value.item() if isinstance(value, np.generic) else value
+    return plain
 
 
 def _is_index(value: Any, below: int) -> bool:

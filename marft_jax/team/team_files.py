@@ -163,8 +163,11 @@ def dump_team(team: Blueprint) -> str:
 
 def _tree(loaded: Any, file: str) -> dict[str, Any]:
     """Returns the fields of a blueprint as they stand in a file; ``null`` is the default."""
-    tree = {"agents": list(map(_modern, loaded))} if isinstance(loaded, list) else loaded
-    if not isinstance(tree, dict) or not isinstance(tree.get("agents"), list):
+    rows: list[Any] | None = loaded if isinstance(loaded, list) else None
+    tree: dict[str, Any] = loaded if isinstance(loaded, dict) else {}
+    if rows is not None:
+        tree = {"agents": [_modern(row) for row in rows]}
+    if not isinstance(tree.get("agents"), list):
         raise BadInput(f"{file}: expected a list of agents under `agents:`, got {loaded!r:.80}")
     tree = {key: value for key, value in tree.items() if value is not None}
     graph = {key: tree.pop(key) for key in Graph._fields if key in tree}
