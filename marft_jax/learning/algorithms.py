@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, get_args
 import jax
 import numpy as np
 
-from marft_jax.config import Algo
+from marft_jax.config import Algo, Update
 from marft_jax.errors import BadInput
 from marft_jax.learning import losses
 from marft_jax.learning import settings as kinds
@@ -37,7 +37,7 @@ class Algorithm(NamedTuple):
     level: Level
     advantages: Callable[..., tuple[np.ndarray, np.ndarray]]
     policy_loss: Callable[..., jax.Array]
-    settings: type[Algo] = Algo
+    settings: type[Update] = Algo
 
 
 Estimated = tuple[np.ndarray, np.ndarray]
@@ -53,7 +53,7 @@ def _gae(config: kinds.WithCritic, chain: Chain, values_EJ: np.ndarray, _: Any) 
     return advantages_EJ, returns_EJ
 
 
-def _minus_baseline(config: Algo, chain: Chain, _: Any, baseline_P: np.ndarray) -> Estimated:
+def _minus_baseline(config: Update, chain: Chain, _: Any, baseline_P: np.ndarray) -> Estimated:
     """Returns-to-go minus a baseline: of further samples, a moving mean, or the same turns."""
     returns_EJ = returns_to_go(chain)
     if (compare := CREDITS[config.credit].advantage) is not None:
@@ -84,18 +84,18 @@ def _cispo(
 
 
 def _score_function(
-    config: Algo, logprobs: jax.Array, old_logprobs: jax.Array, advantages: jax.Array
+    config: Update, logprobs: jax.Array, old_logprobs: jax.Array, advantages: jax.Array
 ) -> jax.Array:
     """−log π · A (Williams 1992)."""
     return -logprobs * advantages
 
 
-def _ones(config: Algo, chain: Chain, *_: np.ndarray) -> Estimated:
+def _ones(config: Update, chain: Chain, *_: np.ndarray) -> Estimated:
     return np.ones_like(chain.rewards_EJ), returns_to_go(chain)
 
 
 def _cross_entropy(
-    config: Algo, logprobs: jax.Array, old_logprobs: jax.Array, advantages: jax.Array
+    config: Update, logprobs: jax.Array, old_logprobs: jax.Array, advantages: jax.Array
 ) -> jax.Array:
     """−log π of recorded tokens."""
     return -logprobs
@@ -131,7 +131,7 @@ def find_algorithm(name: str) -> Algorithm:
     if found.level not in get_args(Level):
         raise BadInput(f"{what}: expected the level action or token, got {shown(found.level)}")
 
-    def advantages(config: Algo, chain: Chain, *numbers: np.ndarray) -> Estimated:
+    def advantages(config: Update, chain: Chain, *numbers: np.ndarray) -> Estimated:
         both = found.advantages(config, chain, *numbers)
         if not isinstance(both, tuple) or len(both) != 2:
             raise BadInput(f"{what}: expected (advantages_EJ, returns_EJ), got {shown(both)}")
@@ -142,7 +142,7 @@ def find_algorithm(name: str) -> Algorithm:
 
 
 def normalized_advantages(
-    algo: Algo,
+    algo: Update,
     algorithm: Algorithm,
     chain: Chain,
     values_EJ: np.ndarray,

@@ -18,7 +18,7 @@ import jax
 import numpy as np
 
 from marft_jax import random_keys
-from marft_jax.config import Algo
+from marft_jax.config import Update
 from marft_jax.learning.chain import Chain, make_chain
 from marft_jax.learning.credit import reward_size
 from marft_jax.learning.packing import (
@@ -71,7 +71,7 @@ def build(
     episodes: Sequence[Episode],
     rewards: Sequence[np.ndarray],
     owners: Sequence[int],
-    config: Algo,
+    config: Update,
     level: Level,
     *,
     shards: int = 1,
@@ -159,7 +159,7 @@ def microbatches(rows: Rows[np.ndarray]) -> list[Rows[np.ndarray]]:
     return [jax.tree.map(lambda x, u=u: x[u], rows) for u in range(count)]
 
 
-def _blocks(config: Algo, groups: Sequence[int]) -> int:
+def _blocks(config: Update, groups: Sequence[int]) -> int:
     """Number of blocks of a batch: one for each minibatch, or two.
 
     With two blocks in a minibatch, each epoch can combine others. Groups must not be divided for
@@ -195,7 +195,7 @@ class _Packed(NamedTuple):
 
 def _pack(
     episodes: Sequence[Episode],
-    config: Algo,
+    config: Update,
     blocks: list[list[TokenSequence]],
     *,
     level: Level,

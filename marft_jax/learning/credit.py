@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from marft_jax.config import Algo
+from marft_jax.config import Update
 from marft_jax.errors import BadInput
 from marft_jax.learning.advantages import place_advantage, returns_to_go
 from marft_jax.learning.chain import Chain, chain_of_turns
@@ -43,7 +43,7 @@ class CreditRule(NamedTuple):
         is_common: every agent is logged with the whole reward of the team.
     """
 
-    shares: Callable[[int, Algo], list[float]] | None
+    shares: Callable[[int, Update], list[float]] | None
     advantage: Callable[[Chain], np.ndarray] | None = None
     solo: bool = False
     is_common: bool = False
@@ -54,12 +54,12 @@ class CreditRule(NamedTuple):
         return self.shares is None
 
 
-def _last_turn(turns: int, algo: Algo) -> list[float]:
+def _last_turn(turns: int, algo: Update) -> list[float]:
     """All for the last turn."""
     return [0.0] * (turns - 1) + [1.0]
 
 
-def _discounted(turns: int, algo: Algo) -> list[float]:
+def _discounted(turns: int, algo: Update) -> list[float]:
     """d^(N−1−k), d = ``algo.credit_discount``."""
     return [algo.credit_discount**behind for behind in reversed(range(turns))]
 
@@ -76,7 +76,7 @@ CREDITS = {
 """Value of ``algo.credit`` to its rule."""
 
 
-def make_credit(algo: Algo, team: Team) -> Credit:
+def make_credit(algo: Update, team: Team) -> Credit:
     """Makes the credit that the settings ask for.
 
     Raises:
@@ -110,7 +110,7 @@ def make_credit(algo: Algo, team: Team) -> Credit:
     return Credit(pay, rule.by_step, rule.solo)
 
 
-def reward_size(episode: Episode, algo: Algo) -> float:
+def reward_size(episode: Episode, algo: Update) -> float:
     """Sum of the absolute values of all that an episode's rewards were added up from.
 
     What was added may cancel out: a reward of 0.3 and a bias of -0.3 leave a rounding of 0.3.
@@ -126,7 +126,7 @@ def reward_size(episode: Episode, algo: Algo) -> float:
 
 
 def groups_with_signal(
-    episodes: Sequence[Episode], rewards: Sequence[np.ndarray], algo: Algo | None = None
+    episodes: Sequence[Episode], rewards: Sequence[np.ndarray], algo: Update | None = None
 ) -> set[int]:
     """Finds the groups in which turns that are compared differ in return-to-go.
 
@@ -142,7 +142,7 @@ def groups_with_signal(
     return {episodes[e].group for e in chain.origin.episode_E[differ_E]}
 
 
-def shape_reward(reward: float, algo: Algo, bias: float | None = None) -> float:
+def shape_reward(reward: float, algo: Update, bias: float | None = None) -> float:
     """clip((reward + bias) · scale, ±clip)."""
     value = (reward + (algo.reward_bias if bias is None else bias)) * algo.reward_scale
     limit = algo.reward_clip
@@ -191,7 +191,7 @@ def _own_rewards(episode: Episode, step: int, so_far: Sequence[int]) -> list[tup
     return paid
 
 
-def _length_penalty(turn: Turn, algo: Algo) -> float:
+def _length_penalty(turn: Turn, algo: Update) -> float:
     """Penalty of an action that fills part of the last tokens before the limit it was sampled with.
 
     Source: soft overlong punishment, DAPO (Yu et al. 2025), equation 13.
@@ -202,7 +202,7 @@ def _length_penalty(turn: Turn, algo: Algo) -> float:
     return algo.overlong_penalty * min(max(filled, 0.0), 1.0)
 
 
-def _step_rewards(algo: Algo, team: Team) -> list[StepReward]:
+def _step_rewards(algo: Update, team: Team) -> list[StepReward]:
     """Finds the step reward of each agent."""
     functions = []
     for profile in team.profiles:

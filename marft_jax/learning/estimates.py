@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 import numpy as np
 
-from marft_jax.config import Algo
+from marft_jax.config import Update
 from marft_jax.learning import losses
 from marft_jax.learning.advantages import returns_to_go
 from marft_jax.learning.algorithms import Algorithm, normalized_advantages
@@ -65,7 +65,7 @@ class Estimates(NamedTuple):
 
 
 def estimate(
-    algo: Algo,
+    algo: Update,
     algorithm: Algorithm,
     agents: int,
     batch: Batch,
@@ -126,7 +126,7 @@ def estimate(
 
 
 def _reference_kl(
-    logprobs_UBA: np.ndarray, reference_UBA: np.ndarray, rows: Rows[np.ndarray], algo: Algo
+    logprobs_UBA: np.ndarray, reference_UBA: np.ndarray, rows: Rows[np.ndarray], algo: Update
 ) -> np.ndarray:
     """KL to the reference at each action token; 0 for padding."""
     x, reference = jnp.asarray(logprobs_UBA), jnp.asarray(reference_UBA)
@@ -134,7 +134,7 @@ def _reference_kl(
 
 
 def _charge_kl(
-    algo: Algo,
+    algo: Update,
     algorithm: Algorithm,
     batch: Batch,
     kls: Mapping[str, np.ndarray],
@@ -167,7 +167,7 @@ def _charge_kl(
     )
 
 
-def _loss_weights(algo: Algo, batch: Batch, agents: int) -> LossWeights | None:
+def _loss_weights(algo: Update, batch: Batch, agents: int) -> LossWeights | None:
     """Chooses the weights that the settings ask for; None where every decision has the weight 1.
 
     ``loss_mean`` ``sequence`` is GRPO's (Shao et al. 2024, equation 3), a number N that of Dr. GRPO

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from marft_jax.config import Algo
+from marft_jax.config import Update
 from marft_jax.parallel.ladder import bucket, round_up
 from marft_jax.types import Episode
 
@@ -163,7 +163,7 @@ class Layout(NamedTuple):
 def layout(
     blocks: Sequence[Sequence[TokenSequence]],
     share: bool,
-    config: Algo,
+    config: Update,
     shards: int,
     d_model: int,
 ) -> Layout:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, NamedTuple
 
 from pydantic import Field
 
-from marft_jax.config import Algo, Config, Critic, Lora
+from marft_jax.config import Algo, Config, Critic, Lora, Update
 from marft_jax.errors import BadInput
 from marft_jax.learning.credit import CREDITS
 from marft_jax.plugins import load_plugin, shown
@@ -180,40 +180,18 @@ class Reinforce(Branching, Algo):
 
 
 @dataclasses.dataclass(frozen=True)
-class Imitation(Algo):
+class Imitation(Update):
     """Cross-entropy of recorded tokens: what is about the team's own samples is no setting."""
 
     recorded: ClassVar[bool] = True
     name: str = "imitation"
-    group_size: ClassVar[int] = 1
-    credit: ClassVar[str] = "last"
-    credit_discount: ClassVar[float] = 1.0
-    step_reward: ClassVar[None] = None
-    reward_bias: ClassVar[float] = 0.0
-    reward_scale: ClassVar[float] = 1.0
-    reward_clip: ClassVar[None] = None
-    overlong_buffer: ClassVar[int] = 0
-    overlong_penalty: ClassVar[float] = 1.0
-    normalize: ClassVar[str] = "none"
-    dynamic_sampling: ClassVar[bool] = False
-    max_refills: ClassVar[int] = 0
-    correction: ClassVar[str] = "none"
-    correction_cap: ClassVar[float] = 1.0
-    correction_floor: ClassVar[float] = 0.0
-    entropy_coef: ClassVar[float] = 0.0
-    kl_coef: ClassVar[float] = 0.0
-    kl_in: ClassVar[str] = "reward"
-    kl_estimator: ClassVar[None] = None
-    kl_reference: ClassVar[str] = "base"
-    kl_moves: ClassVar[int] = 0
-    max_kl: ClassVar[None] = None
 
 
 SETTINGS = {kind.name: kind for kind in (Appo, Tppo, Grpo, Gspo, Cispo, Reinforce, Imitation)}
 """Name to settings of the built-in algorithms."""
 
 
-def settings_type(name: str) -> type[Algo]:
+def settings_type(name: str) -> type[Update]:
     """Finds the settings of a built-in algorithm, or of one of a user's own.
 
     Raises:
@@ -245,7 +223,7 @@ class LearnerSettings(NamedTuple):
         lag: versions of the adapters that the state keeps.
     """
 
-    algo: Algo
+    algo: Update
     critic: Critic | None
     lora: Lora
     seed: int
@@ -308,7 +286,7 @@ def adapter_lr(model: DecoderConfig, *, supervised: bool) -> float:
     return float(f"{lr if supervised else 0.1 * lr:.2g}")
 
 
-def validate(algo: Algo, critic: Critic) -> None:
+def validate(algo: Update, critic: Critic) -> None:
     """Checks that group, critic and KL are what the algorithm needs.
 
     Raises:
@@ -358,7 +336,7 @@ def validate(algo: Algo, critic: Critic) -> None:
         )
 
 
-def reuses_samples(algo: Algo) -> str | None:
+def reuses_samples(algo: Update) -> str | None:
     """A warning where unclipped steps are taken on samples of an earlier policy."""
     if not isinstance(algo, Reinforce) or algo.epochs * algo.minibatches == 1:
         return None

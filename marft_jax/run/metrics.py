@@ -13,7 +13,7 @@ from typing import Any, Self
 import jax
 import numpy as np
 
-from marft_jax.config import Algo, Config
+from marft_jax.config import Config, Update
 from marft_jax.errors import BadInput
 from marft_jax.learning.batch import Batch
 from marft_jax.learning.credit import agent_reward
@@ -125,7 +125,7 @@ def _once(
     }
 
 
-def _of_agent(collected: Collected, agent: int, algo: Algo) -> dict[str, float]:
+def _of_agent(collected: Collected, agent: int, algo: Update) -> dict[str, float]:
     """Computes an agent's means over its turns and episodes; 0 for an agent that did not act."""
     both = zip(collected.played, collected.played_rewards, strict=True)
     played = [(episode, paid) for episode, paid in both if episode.branch is None]

@@ -15,7 +15,7 @@ import jax
 from jax.sharding import Mesh
 from rich.console import Console
 
-from marft_jax.config import Algo, Config
+from marft_jax.config import Config, Update
 from marft_jax.engine.compiled import Shape
 from marft_jax.engine.engine import Engine
 from marft_jax.envs.base import EnvSource, Split, make
@@ -182,7 +182,7 @@ def _open_engine(
     )
 
 
-def _at_once(algo: Algo) -> int:
+def _at_once(algo: Update) -> int:
     """The most samples of a training step that are played together: the branches of a turn are."""
     return algo.episodes * max(1, algo.branches)
 
