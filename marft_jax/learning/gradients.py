@@ -68,9 +68,7 @@ class Stepped(NamedTuple):
     """Numbers of one optimiser step of one base."""
 
     team: TeamSums
-    broken: dict[str, jax.Array]  # per tensor: 1 for each adapter whose gradient is not finite, [N]
-    critic_broken: dict[str, jax.Array]  # the same for the critic as a whole, if there is one
-    norm_N: jax.Array  # of the gradient of each adapter
+    norm_N: jax.Array  # of the gradient of each adapter; not finite where it took no step for that
     critic_norm_M: jax.Array  # of each part of the critic
 
 
@@ -133,60 +131,18 @@ def gradients(
     r: Rows[jax.Array],
     t: Targets,
 ) -> Totals:
-    """Computes the totals of one microbatch.
-
-    A decision whose loss has a gradient that is not finite makes the gradient of its own adapter
-    NaN, and changes no other: it stops where the loss ends, as behind it, in the products that all
-    adapters share, 0 * NaN is NaN.
-    """
-    broken_BA = jnp.zeros_like(r.actions.mask_BA)
-    mask_BA, _, owner_BA = logprobs.decision_labels(r, "token")
+    """Computes the totals of one microbatch."""
     with jax.named_scope("policy"):
-        policy = jax.grad(functools.partial(_policy_loss, spec, base, r=r, t=t), (0, 1), True)
-        (grad_policy, broken_BA), (logprobs_BA, seen) = policy(adapters, broken_BA)
-        count = lora.shape_of(adapters)[0]
-        grad_policy = _void(grad_policy, _sums_by(owner_BA, mask_BA, count)(broken_BA))
+        policy = jax.grad(functools.partial(_policy_loss, spec, base, r=r, t=t), has_aux=True)
+        grad_policy, (logprobs_BA, seen) = policy(adapters)
     critic_loss, grad_critic = jnp.zeros(()), critic
     if t.critic is not None:
-        mask_BX, agent_BX, _ = logprobs.decision_labels(r, spec.algorithm.level)
         with jax.named_scope("critic"):
             value = functools.partial(_value_loss, spec, base, r=r, t=t.critic)
-            critic_loss, (grad_critic, broken_BX) = jax.value_and_grad(value, (0, 1))(
-                critic, jnp.zeros_like(mask_BX)
-            )
-            broken_P = _sums_by(agent_BX, mask_BX, spec.agents)(broken_BX)
-            broken = critic_lib.decisions(critic, broken_P)
-            grad_critic = critic_lib.Critic(*map(_void, grad_critic, broken))
-    own = _adapter_sums(spec, seen, r, t, count)
+            critic_loss, grad_critic = jax.value_and_grad(value)(critic)
+    own = _adapter_sums(spec, seen, r, t, lora.shape_of(adapters)[0])
     team = _team_sums(spec, logprobs_BA, seen, r, t, critic_loss)
     return Totals(grad_policy, own, grad_critic, team)
-
-
-_LARGEST = 1e18  # the square of a gradient beyond it, and so its norm, may overflow
-
-
-@jax.custom_vjp
-def _bounded(x: jax.Array, broken: jax.Array) -> jax.Array:
-    """x, whose gradient becomes 0 where it is not finite or beyond 1e18; that of ``broken`` is 1
-    there and 0 elsewhere."""
-    return x
-
-
-def _bounded_backward(_: None, gradient: jax.Array) -> tuple[jax.Array, jax.Array]:
-    is_sound = jnp.abs(gradient) < _LARGEST
-    return jnp.where(is_sound, gradient, 0), (~is_sound).astype(gradient.dtype)
-
-
-_bounded.defvjp(lambda x, broken: (x, None), _bounded_backward)
-
-
-def _void(gradient: Any, broken_M: jax.Array) -> Any:
-    """Makes the gradients of members with anything broken NaN; leading axis M."""
-
-    def void(leaf: jax.Array) -> jax.Array:
-        return jnp.where(broken_M.reshape(-1, *[1] * (leaf.ndim - 1)) > 0, jnp.nan, leaf)
-
-    return jax.tree.map(void, gradient)
 
 
 def _sums_by(labels: jax.Array, mask: jax.Array, size: int) -> Callable[[jax.Array], jax.Array]:
@@ -199,15 +155,11 @@ def _policy_loss(
     spec: LearnerSpec,
     base: Base,
     adapters: lora.Adapters,
-    broken_BA: jax.Array,
     *,
     r: Rows[jax.Array],
     t: Targets,
 ) -> tuple[jax.Array, tuple[jax.Array, dict[str, jax.Array]]]:
     """Σ over decisions of correction · policy loss − entropy_coef · entropy + kl_coef · KL.
-
-    Args:
-        broken_BA: zeros; its gradient is 1 at tokens where that of the loss is not finite.
 
     Returns:
         (loss, (logprobs_BA, numbers of each decision that metrics are means of)).
@@ -217,7 +169,6 @@ def _policy_loss(
     logprobs_BA, entropy_BA = logprobs.action_logprobs(
         spec.graphdef, base, adapters, settings.lora.alpha, r, algo.entropy_coef != 0
     )
-    logprobs_BA = _bounded(logprobs_BA, broken_BA)
 
     def log_prob(x_BA: jax.Array) -> jax.Array:
         return logprobs.per_decision(x_BA, r, level, r.turns.divisor_BK)
@@ -258,15 +209,14 @@ def _value_loss(
     spec: LearnerSpec,
     base: Base,
     critic: critic_lib.Critic,
-    broken_BX: jax.Array,
     *,
     r: Rows[jax.Array],
     t: CriticTargets,
 ) -> jax.Array:
-    """Sum over decisions of the critic's error; ``broken_BX`` as of ``_policy_loss``."""
+    """Sum over decisions of the critic's error."""
     algo, level = spec.settings.algo, spec.algorithm.level
     mask_BX, _, _ = logprobs.decision_labels(r, level)
-    values_BX = _bounded(values(spec, base, critic, r, t.features_BXD), broken_BX)
+    values_BX = values(spec, base, critic, r, t.features_BXD)
     error_BX = losses.value_loss(
         values_BX, t.values_BX, t.returns_BX, algo.value_clip, algo.huber_delta
     )
@@ -335,24 +285,27 @@ def report(
         stepped: what ``optimiser.apply`` returned for each minibatch.
     """
     bases: dict[str, Stepped] = jax.tree.map(lambda *x: jnp.stack(x), *stepped)
-    team = [(own.team, own.critic_broken) for own in bases.values()]
-    sums, nonfinite = functools.reduce(functools.partial(jax.tree.map, jnp.add), team)
+    team = [own.team for own in bases.values()]
+    sums = functools.reduce(functools.partial(jax.tree.map, jnp.add), team)
     first, total = (jax.tree.map(pick, sums) for pick in (lambda x: x[0], lambda x: x.sum(0)))
 
     def of_agents(read: Callable[[Stepped], jax.Array]) -> jax.Array:
         return jnp.stack([read(bases[base])[:, n] for base, n in owners], axis=1)
 
-    for tensor in next(iter(bases.values())).broken:
-        nonfinite[tensor] = of_agents(lambda own, tensor=tensor: own.broken[tensor])
-    critic_norms = [own.critic_norm_M for own in bases.values()]
+    norms = of_agents(lambda own: own.norm_N)
+    critic_norms = jnp.concatenate([own.critic_norm_M for own in bases.values()], axis=1)
+    nonfinite = sums.nonfinite | {
+        "gradient": ~jnp.isfinite(norms),
+        "critic gradient": ~jnp.isfinite(critic_norms).all(1),
+    }
     decisions_P = jnp.maximum(total.per_agent["decisions"], 1)
     numbers = {name: total.per_agent[name] / decisions_P for name in _MEANS}
     numbers |= {
         "decisions": sums.per_agent["decisions"].mean(0),
         "decisions_min": sums.per_agent["decisions"].min(0),
         "logprob_gap": first.per_agent["logprob_gap"] / jnp.maximum(first.per_agent["tokens"], 1),
-        "grad_norm": of_agents(lambda own: own.norm_N).mean(0),
-        "nonfinite": jax.tree.map(lambda x: x.sum(0), sums.nonfinite | nonfinite),
+        "grad_norm": norms.mean(0),
+        "nonfinite": {name: x.sum(0) for name, x in nonfinite.items()},
     }
     if settings.correction == "none":
         del numbers["correction_weight"]
@@ -360,6 +313,6 @@ def report(
         decisions = jnp.maximum(total.per_agent["decisions"].sum(), 1)
         numbers |= {
             "critic/loss": total.critic_loss / decisions,
-            "critic/grad_norm": jnp.concatenate(critic_norms, axis=1).mean(),
+            "critic/grad_norm": critic_norms.mean(),
         }
     return numbers

@@ -12,15 +12,14 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from marft_jax.config import Algo
+from marft_jax.config import Update
 from marft_jax.learning import critic as critic_lib
 from marft_jax.learning.gradients import Stepped, Totals
 from marft_jax.learning.settings import LearnerSettings
 from marft_jax.learning.state import PolicyState, TrainState
-from marft_jax.models import lora
 
 
-def make_optimizer(config: Algo) -> optax.GradientTransformation:
+def make_optimizer(config: Update) -> optax.GradientTransformation:
     """Clips by global norm, then takes Adam's direction (eps 1e-5); the rate comes later."""
     clip = config.max_grad_norm
     return optax.chain(
@@ -48,7 +47,7 @@ def rate_factor(settings: LearnerSettings, step: jax.Array | int) -> jax.Array:
     return jnp.asarray(optax.join_schedules([rise, decay], [algo.lr_warmup])(step))
 
 
-def init(config: Algo, params: optax.Params) -> optax.OptState:
+def init(config: Update, params: optax.Params) -> optax.OptState:
     """Makes the optimiser state of stacked members; empty where there are none."""
     return jax.vmap(make_optimizer(config).init)(params) if jax.tree.leaves(params) else ()
 
@@ -81,13 +80,7 @@ def apply(
         critics[base], critic_opts[base], critic_norm_M = _critic_step(
             settings, scale, state.critic[base], state.critic_opt[base], own
         )
-        stepped[base] = Stepped(
-            own.team,
-            _broken_adapters(own.gradient),
-            _broken_critic(own.critic_gradient),
-            norm_N,
-            critic_norm_M,
-        )
+        stepped[base] = Stepped(own.team, norm_N, critic_norm_M)
     return state._replace(policies=policies, critic=critics, critic_opt=critic_opts), stepped
 
 
@@ -132,27 +125,6 @@ def _critic_step(
     stepped = [_step(optimizer, lr, (x, o, g), n, n > 0) for x, o, g, n in parts]
     critic, critic_opt, norms = (critic_lib.Critic(*part) for part in zip(*stepped, strict=True))
     return critic, critic_opt, jnp.concatenate(norms)
-
-
-def _any_broken(gradient: jax.Array) -> jax.Array:
-    """1 for each member, along the leading axis, with a number that is not finite."""
-    flat = gradient.reshape(gradient.shape[0], -1)
-    return jnp.any(~jnp.isfinite(flat), axis=1).astype(jnp.float32)
-
-
-def _broken_adapters(gradient: lora.Adapters) -> dict[str, jax.Array]:
-    """1 for each adapter whose update cannot be taken, per target and factor."""
-    return {
-        f"gradient of {target}.{factor}": _any_broken(x)
-        for target, factors in gradient.items()
-        for factor, x in factors.items()
-    }
-
-
-def _broken_critic(gradient: critic_lib.Critic) -> dict[str, jax.Array]:
-    """1 where the update of the critic cannot be taken; nothing without a critic."""
-    broken = [_any_broken(x).max() for x in jax.tree.leaves(gradient)]
-    return {"critic gradient": jnp.max(jnp.stack(broken))} if broken else {}
 
 
 def _step(
