@@ -17,7 +17,7 @@ from marft_jax.learning.chain import Chain
 from marft_jax.learning.credit import CREDITS
 from marft_jax.learning.layers import gae_by_layer
 from marft_jax.learning.moving import moving_advantage, roles
-from marft_jax.learning.normalizers import check_shape, find_normalizer
+from marft_jax.learning.normalizers import NORMALIZERS, check_shape, find_normalizer
 from marft_jax.learning.rows import Level
 from marft_jax.plugins import load_plugin, shown
 
@@ -130,15 +130,7 @@ def find_algorithm(name: str) -> Algorithm:
         raise BadInput(f"{what}: expected a marft_jax.learning.Algorithm, got {shown(found)}")
     if found.level not in get_args(Level):
         raise BadInput(f"{what}: expected the level action or token, got {shown(found.level)}")
-
-    def advantages(config: Update, chain: Chain, *numbers: np.ndarray) -> Estimated:
-        both = found.advantages(config, chain, *numbers)
-        if not isinstance(both, tuple) or len(both) != 2:
-            raise BadInput(f"{what}: expected (advantages_EJ, returns_EJ), got {shown(both)}")
-        first, second = (check_shape(chain.rewards_EJ, x, what) for x in both)
-        return first, second
-
-    return found._replace(advantages=advantages)
+    return found
 
 
 def normalized_advantages(
@@ -148,7 +140,17 @@ def normalized_advantages(
     values_EJ: np.ndarray,
     baseline_P: np.ndarray,
 ) -> Estimated:
-    """Computes (advantages_EJ, returns_EJ), the advantages as the losses use them."""
-    advantages_EJ, returns_EJ = algorithm.advantages(algo, chain, values_EJ, baseline_P)
-    normalizer = find_normalizer(algo.normalize)
-    return normalizer(advantages_EJ, chain, magnitudes(chain, values_EJ), algo.compares), returns_EJ
+    """Computes (advantages_EJ, returns_EJ), the advantages as the losses use them.
+
+    Raises:
+        BadInput: a user's algorithm or normaliser returned something else.
+    """
+    what = f"--algo.name {algo.name}"
+    both = algorithm.advantages(algo, chain, values_EJ, baseline_P)
+    if not isinstance(both, tuple) or len(both) != 2:
+        raise BadInput(f"{what}: expected (advantages_EJ, returns_EJ), got {shown(both)}")
+    advantages_EJ, returns_EJ = (check_shape(chain.rewards_EJ, x, what) for x in both)
+    is_ours, normalizer = algo.normalize in NORMALIZERS, find_normalizer(algo.normalize)
+    more = (magnitudes(chain, values_EJ), algo.compares) if is_ours else ()
+    normal_EJ = normalizer(advantages_EJ, chain, *more)
+    return check_shape(advantages_EJ, normal_EJ, f"--algo.normalize {algo.normalize}"), returns_EJ

@@ -12,7 +12,6 @@ every turn. In a game each player is paid as if its turns were the only ones.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -24,7 +23,7 @@ from marft_jax.learning.advantages import place_advantage, returns_to_go
 from marft_jax.learning.chain import Chain, chain_of_turns
 from marft_jax.learning.siblings import sibling_advantage, solo_advantage, step_sibling_advantage
 from marft_jax.learning.step_rewards import StepReward, find_step_reward
-from marft_jax.plugins import failure_of, shown
+from marft_jax.plugins import failure_of, number_of
 from marft_jax.types import Credit, Episode, Turn
 
 if TYPE_CHECKING:
@@ -180,14 +179,8 @@ def _own_rewards(episode: Episode, step: int, so_far: Sequence[int]) -> list[tup
     for name, reward in episode.results[step].agent_rewards.items():
         turns = [(k, episode.turns[k]) for k in so_far]
         acted = [k for k, t in turns if name in (t.name, t.player) and (t.player or t.step == step)]
-        if not acted and turns[0][1].player:
-            continue
-        if not acted:
-            raise ValueError(
-                f"agent_rewards: expected names of agents that acted in step {step}, got "
-                f"{name!r}; fix the environment"
-            )
-        paid.append((acted[-1], reward))
+        if acted:
+            paid.append((acted[-1], reward))
     return paid
 
 
@@ -223,10 +216,6 @@ def _score(function: StepReward, turn: Turn, reward: float, episode: Episode) ->
     what = f"step reward of agent {turn.name!r}"
     try:
         score = function(turn, reward, episode)
-    except KeyboardInterrupt:
-        raise
-    except BaseException as error:  # sys.exit too: it must not end the run as if it were done
+    except (Exception, SystemExit) as error:
         raise BadInput(f"{what}: {failure_of(error).text}") from error
-    if not (isinstance(score, (int, float, np.number)) and math.isfinite(score)):
-        raise BadInput(f"{what}: expected a finite number, got {shown(score)}")
-    return float(score)
+    return number_of(what, score)

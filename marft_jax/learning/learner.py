@@ -24,7 +24,7 @@ from marft_jax.learning.estimates import Estimates, LossWeights, estimate
 from marft_jax.learning.gradients import CriticTargets, Targets
 from marft_jax.learning.logprobs import dtype_of
 from marft_jax.learning.programs import programs
-from marft_jax.learning.rows import Rows, means_by_agent, sums_by_turn
+from marft_jax.learning.rows import Rows, means_by_agent
 from marft_jax.learning.settings import LearnerSettings
 from marft_jax.learning.state import TrainState
 from marft_jax.learning.values import Scored, reads_base, reads_prompts
@@ -33,7 +33,6 @@ from marft_jax.models.weights.load import BaseModel
 from marft_jax.parallel import mesh as mesh_lib
 from marft_jax.random_keys import Stream
 from marft_jax.team.prompts import Team
-from marft_jax.types import Episode
 
 
 class Learner:
@@ -130,19 +129,16 @@ class Learner:
 
     def loss(self, state: TrainState, batch: batch_lib.Batch) -> np.ndarray:
         """Cross-entropy per token of each agent's actions, ``[agents]``; nothing is learned."""
-        logprobs = self._batch_logprobs(state.adapters, batch)
+        logprobs = self.logprobs(state.adapters, batch)
         return -means_by_agent(logprobs, batch.rows, len(self._team.profiles))
 
-    def action_logprobs(
-        self, adapters: Mapping[str, lora.Adapters], episodes: Sequence[Episode]
-    ) -> list[np.ndarray]:
-        """Log-prob of each turn's action under these adapters; nothing is learned."""
-        zeros = [np.zeros(len(episode.turns), np.float32) for episode in episodes]
-        batch = self.pack(episodes, zeros, level="action", prompts=False)
-        logprobs = self._batch_logprobs(adapters, batch)
-        sums = {base: sums_by_turn(own, batch.rows[base]) for base, own in logprobs.items()}
-        sums_EJ = batch.chain.gather(sums)
-        return [row[: len(e.turns)] for row, e in zip(sums_EJ, episodes, strict=True)]
+    def logprobs(
+        self, adapters: Mapping[str, lora.Adapters], batch: batch_lib.Batch
+    ) -> dict[str, np.ndarray]:
+        """Log-probs of the actions in each base's rows under these adapters, ``[U, B, A]`` on the
+        host; nothing is learned."""
+        logprobs = self._logprobs(adapters, self._microbatches(batch.rows))
+        return {base: np.stack(mesh_lib.fetch(own)) for base, own in logprobs.items()}
 
     def trainable(self, step: int) -> dict[str, np.ndarray]:
         """Flags of the adapters of each base that learn in this step.
@@ -200,13 +196,6 @@ class Learner:
             for base, own in rows.items()
             if base in adapters
         }
-
-    def _batch_logprobs(
-        self, adapters: Mapping[str, lora.Adapters], batch: batch_lib.Batch
-    ) -> dict[str, np.ndarray]:
-        """Log-probs of the actions in each base's rows, ``[U, B, A]`` on the host."""
-        logprobs = self._logprobs(adapters, self._microbatches(batch.rows))
-        return {base: np.stack(mesh_lib.fetch(own)) for base, own in logprobs.items()}
 
     def _estimate(
         self, state: TrainState, batch: batch_lib.Batch, scored: Mapping[str, Sequence[Scored]]

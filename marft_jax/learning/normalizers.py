@@ -118,16 +118,7 @@ def find_normalizer(name: str) -> Normalizer:
     Raises:
         BadInput: there is none.
     """
-    function: Callable[..., Any] = load_function(name, "--algo.normalize", NORMALIZERS)
-    if name in NORMALIZERS:
-        return function
-
-    def normalizer(advantages_EJ: np.ndarray, chain: Chain, *_: Any) -> np.ndarray:
-        return check_shape(
-            advantages_EJ, function(advantages_EJ, chain), f"--algo.normalize {name}"
-        )
-
-    return normalizer
+    return load_function(name, "--algo.normalize", NORMALIZERS)
 
 
 def check_shape(x: np.ndarray, value: Any, what: str) -> np.ndarray:

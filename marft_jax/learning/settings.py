@@ -293,47 +293,43 @@ def validate(algo: Update, critic: Critic) -> None:
         BadInput: the first that is not.
     """
     name, size = algo.name, algo.group_size
-    if algo.has_critic and critic.mode == "none":
-        raise BadInput(f"--critic.mode: {name} needs a critic, got none; use shared, heads or lora")
-    if CREDITS[algo.credit].advantage is not None:
-        if not algo.branches:
-            raise BadInput(
-                f"--algo.branches: credit {algo.credit} compares with further samples, expected at "
-                "least 1, got 0; set it to 3, say"
-            )
-        if algo.dynamic_sampling or algo.baseline in ("moving", "role"):
-            raise BadInput(
-                f"--algo.credit {algo.credit}: further samples are the baseline; leave "
-                "--algo.dynamic_sampling and --algo.baseline out"
-            )
-    if algo.branch_continue == "best" and algo.branch_at == "random":
-        raise BadInput(
-            "--algo.branch_at: with --algo.branch_continue best nobody knows beforehand how many "
-            "turns there will be; expected every, or agents, got random"
-        )
-    for what, wanted in (
-        (f"--algo.name {name}", algo.compares),
-        (f"--algo.normalize {algo.normalize}", algo.normalize.startswith("group")),
-        ("--algo.dynamic_sampling", algo.dynamic_sampling),
-    ):
-        if wanted and size < 2 and not algo.branches:
-            raise BadInput(
-                f"--algo.group_size: {what} compares samples of one task, expected at least 2, "
-                f"got {size}; set it to 8, say"
-            )
-    if algo.episodes == 1 and algo.normalize in ("batch", "agent") and not algo.compares:
-        raise BadInput(
-            f"--algo.episodes: --algo.normalize {algo.normalize} compares what episodes earn, "
-            "expected at least 2, got 1, with which no adapter ever moves; set it to 8, say"
-        )
-    if algo.episodes % size:
-        raise BadInput(
-            f"--algo.episodes: expected a multiple of --algo.group_size {size}, got {algo.episodes}"
-        )
-    if algo.kl_in == "loss" and algo.estimator == "k1":
-        raise BadInput(
-            "--algo.kl_estimator: k1 has no gradient in the loss; expected k2 or k3, got k1"
-        )
+    further = CREDITS[algo.credit].advantage is not None
+    compares = {
+        f"--algo.name {name}": algo.compares,
+        f"--algo.normalize {algo.normalize}": algo.normalize.startswith("group"),
+        "--algo.dynamic_sampling": algo.dynamic_sampling,
+    }
+    comparing = [setting for setting, is_on in compares.items() if is_on]
+    faults = {
+        f"--critic.mode: {name} needs a critic, got none; use shared, heads or lora": (
+            algo.has_critic and critic.mode == "none"
+        ),
+        f"--algo.branches: credit {algo.credit} compares with further samples, expected at least "
+        "1, got 0; set it to 3, say": further and not algo.branches,
+        f"--algo.credit {algo.credit}: further samples are the baseline; leave "
+        "--algo.dynamic_sampling and --algo.baseline out": (
+            further and (algo.dynamic_sampling or algo.baseline in ("moving", "role"))
+        ),
+        "--algo.branch_at: with --algo.branch_continue best the number of turns is not known "
+        "beforehand; expected every, or agents, got random": (
+            algo.branch_continue == "best" and algo.branch_at == "random"
+        ),
+        f"--algo.group_size: {' and '.join(comparing)} compares samples of one task, expected at "
+        f"least 2, got {size}; set it to 8, say": (comparing and size < 2 and not algo.branches),
+        f"--algo.episodes: --algo.normalize {algo.normalize} compares what episodes earn, expected "
+        "at least 2, got 1, with which no adapter ever moves; set it to 8, say": (
+            algo.episodes == 1 and algo.normalize in ("batch", "agent") and not algo.compares
+        ),
+        f"--algo.episodes: expected a multiple of --algo.group_size {size}, got {algo.episodes}": (
+            algo.episodes % size
+        ),
+        "--algo.kl_estimator: k1 has no gradient in the loss; expected k2 or k3, got k1": (
+            algo.kl_in == "loss" and algo.estimator == "k1"
+        ),
+    }
+    for fault, is_there in faults.items():
+        if is_there:
+            raise BadInput(fault)
 
 
 def reuses_samples(algo: Update) -> str | None:

@@ -552,7 +552,7 @@ def test_an_algorithm_and_a_normaliser_come_from_outside(outside, grouped):
     assert cli.parse(["--algo.name", f"{outside}:COMPARES"]).algo.group_size == 4
     valued = cli.parse(["--algo.name", f"{outside}:VALUES", "--critic.lr", "0.1"])
     assert resolve(valued, small.CONFIG).critic_mode == "shared"
-    halved = find_normalizer(f"{outside}:halved")(grouped.rewards_EJ, grouped, None, False)
+    halved = find_normalizer(f"{outside}:halved")(grouped.rewards_EJ, grouped)
     np.testing.assert_array_equal(halved, grouped.rewards_EJ / 2 * grouped.mask_EJ)
 
 

@@ -156,7 +156,7 @@ def test_a_step_reward_that_is_not_there_is_one_clear_line(name, message):
 
 def test_a_step_reward_that_is_no_number_is_refused():
     episode = small.episode(0, turns_of((0, 0)), [0.5])
-    with pytest.raises(BadInput, match="of agent 'planner': expected a finite number, got None"):
+    with pytest.raises(BadInput, match="of agent 'planner': expected a number, got None"):
         small.paid([episode], credit="per_step", step_reward=f"{__name__}:nothing")
 
 

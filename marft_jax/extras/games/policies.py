@@ -18,6 +18,7 @@ from marft_jax.extras.games.tree import Tree, load
 from marft_jax.formats import jsonlines
 from marft_jax.learning.algorithms import find_algorithm
 from marft_jax.learning.learner import Learner
+from marft_jax.learning.rows import sums_by_turn
 from marft_jax.learning.settings import Imitation
 from marft_jax.models.lora import Adapters
 from marft_jax.run.checkpoints import Checkpoints
@@ -112,7 +113,12 @@ class _Reader:
             Episode(i, i, 0, "", [self._turn(seat, state, text) for text in texts], ended)
             for i, (seat, state, texts) in enumerate(asked)
         ]
-        return [row.tolist() for row in self._learner.action_logprobs(adapters, episodes)]
+        zeros = [np.zeros(len(episode.turns), np.float32) for episode in episodes]
+        batch = self._learner.pack(episodes, zeros, level="action", prompts=False)
+        logprobs = self._learner.logprobs(adapters, batch)
+        sums = {base: sums_by_turn(own, batch.rows[base]) for base, own in logprobs.items()}
+        rows = zip(batch.chain.gather(sums).tolist(), episodes, strict=True)
+        return [row[: len(episode.turns)] for row, episode in rows]
 
     def _turn(self, seat: int, state: Any, text: str) -> Turn:
         """Builds the turn in which the agent of the seat writes the text in that state."""
