@@ -36,18 +36,6 @@ from marft_jax.types import MAIN, Episode
 _NO_WIDTHS: Mapping[str, int] = MappingProxyType({})
 
 
-class Prompts(NamedTuple):
-    """Rows up to the last prompt token of each sequence: all that the value of an action reads.
-
-    Attributes:
-        rows: packed on their own; their microbatches belong to no minibatch.
-        flat_UBK: for each turn of the batch's rows, its flat position among the turns of ``rows``.
-    """
-
-    rows: Rows[np.ndarray]
-    flat_UBK: np.ndarray
-
-
 class Batch(NamedTuple):
     """Everything that one training step learns from.
 
@@ -57,14 +45,12 @@ class Batch(NamedTuple):
         prefix_shared: tokens that sequences share with others of their row.
         blocks: sets of as many consecutive microbatches of each base, with about as many decisions
             of each adapter; a multiple of the minibatches.
-        prompts: of each base, for a critic that reads no more than these.
     """
 
     rows: dict[str, Rows[np.ndarray]]
     chain: Chain
     prefix_shared: int
     blocks: int
-    prompts: dict[str, Prompts] | None = None
 
 
 def build(
@@ -79,7 +65,6 @@ def build(
     share: bool = False,
     bases: Sequence[str] | None = None,
     d_models: Mapping[str, int] = _NO_WIDTHS,
-    prompts: bool = False,
 ) -> Batch:
     """Packs episodes for the learner.
 
@@ -94,7 +79,6 @@ def build(
         share: sequences of a row share their prefixes.
         bases: the base of each agent; by default all are on ``main``.
         d_models: width of each base, by default 2048; the rows of a narrow base are less wide.
-        prompts: packs the prompts on their own too; decisions are actions.
     """
     on = [MAIN] * len(owners) if bases is None else bases
     sequences = {base: _sequences(episodes, owners, on, base) for base in dict.fromkeys(on)}
@@ -105,14 +89,17 @@ def build(
     loads = np.concatenate([_loads(own, level) for own in sequences.values()], axis=1)
     blocks = balance_blocks(loads, groups, _blocks(config, groups), rng)
 
-    def pack(base: str, of_blocks: list[list[TokenSequence]]) -> _Packed:
-        return _pack(
-            episodes, config, of_blocks, level=level, shards=shards, rng=rng, share=share,
-            d_model=d_models.get(base, 2048),
-        )  # fmt: skip
-
     packed = {
-        base: pack(base, [[s for e in block for s in own[e]] for block in blocks])
+        base: _pack(
+            episodes,
+            config,
+            [[s for e in block for s in own[e]] for block in blocks],
+            level=level,
+            shards=shards,
+            rng=rng,
+            share=share,
+            d_model=d_models.get(base, 2048),
+        )
         for base, own in sequences.items()
     }
     shapes = {base: own.rows.decision_mask(level).shape for base, own in packed.items()}
@@ -121,19 +108,12 @@ def build(
         decisions |= {k: range(first + r.start, first + r.stop) for k, r in own.decisions.items()}
         first += math.prod(shapes[base])
     sizes = [reward_size(episode, config) for episode in episodes]
-    batch = Batch(
+    return Batch(
         rows={base: own.rows for base, own in packed.items()},
         chain=make_chain(episodes, rewards, decisions, shapes, sizes),
         prefix_shared=sum(own.prefix_shared for own in packed.values()),
         blocks=len(blocks),
     )
-    if not prompts:
-        return batch
-    cut = {
-        base: pack(base, [[s.prompt() for in_episode in own for s in in_episode]])
-        for base, own in sequences.items()
-    }
-    return batch._replace(prompts={base: _prompts(packed[base], cut[base]) for base in packed})
 
 
 def _sequences(
@@ -143,14 +123,6 @@ def _sequences(
     pairs = enumerate(zip(owners, bases, strict=True))
     own = {agent: owner for agent, (owner, name) in pairs if name == base}
     return [merge_prefixes(e, episode, own) for e, episode in enumerate(episodes)]
-
-
-def _prompts(whole: _Packed, cut: _Packed) -> Prompts:
-    """Finds the turns of the whole rows among those of rows that end with their prompts."""
-    flat_UBK = np.zeros_like(whole.rows.turns.prompt_end_BK)
-    for turn, [place] in whole.decisions.items():
-        flat_UBK.flat[place] = cut.decisions[turn][0]
-    return Prompts(cut.rows, flat_UBK)
 
 
 def microbatches(rows: Rows[np.ndarray]) -> list[Rows[np.ndarray]]:

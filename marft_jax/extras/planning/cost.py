@@ -160,9 +160,7 @@ def _prefill(run: Run) -> Counted:
 
 def _values(run: Run) -> Counted:
     learning = run.learning
-    prompts = run.batch.prompts
-    read = run.batch.rows[MAIN] if prompts is None else prompts[MAIN].rows
-    micros, tokens, width, actions = _microbatch(read)
+    micros, tokens, width, actions = _microbatch(run.batch.rows[MAIN])
     with_reference = learning.reference == "base"
     frozen = learning.has_frozen_critic or with_reference
     adapted = learning.critic_mode == "lora"
