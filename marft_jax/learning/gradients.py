@@ -14,67 +14,54 @@ from marft_jax.learning import logprobs, losses
 from marft_jax.learning.estimates import LossWeights
 from marft_jax.learning.rows import Rows
 from marft_jax.learning.settings import LearnerSettings
-from marft_jax.learning.values import LearnerSpec, values
+from marft_jax.learning.values import LearnerSpec, Scored, values
 from marft_jax.models import lora
 from marft_jax.models.decoder import Base
 from marft_jax.parallel import mesh as mesh_lib
-
-
-class CriticTargets(NamedTuple):
-    """Numbers that the critic's loss reads."""
-
-    returns_BX: jax.Array  # divided by the values' scale
-    values_BX: jax.Array  # the critic's outputs before the update
-    features_BXD: jax.Array | None  # input of a critic without adapters
 
 
 class Targets(NamedTuple):
     """Numbers that losses read besides the rows, None where the settings do not ask for them."""
 
     advantages_BX: jax.Array  # of each decision
+    scored: Scored = Scored()  # values and reference log-probs before the update
+    returns_BX: jax.Array | None = None  # divided by the values' scale
     weights: LossWeights | None = None  # of the decisions in the policy loss, ``[B, X]``
-    critic: CriticTargets | None = None
-    reference_BA: jax.Array | None = None  # log-probs of the reference, for a KL in the loss
     proximal_BA: jax.Array | None = None  # log-probs of the policy at the start of the update
 
 
-class AdapterSums(NamedTuple):
-    """Sums over the decisions of each adapter of one base."""
-
-    decisions_N: jax.Array
-    count_N: jax.Array  # the gradient is divided by this
-    kl_N: jax.Array  # of the update
-    nonzero_advantages_N: jax.Array  # decisions with an advantage that counts
-
-
-class TeamSums(NamedTuple):
-    """Sums over the decisions in the rows of one base, or over all decisions of the team."""
-
-    per_agent: dict[str, jax.Array]  # metrics, ``[P]``
-    critic_loss: jax.Array
-    nonfinite: dict[str, jax.Array]  # per tensor and agent: how many numbers were not finite
-
-
 class Totals(NamedTuple):
-    """Sums over the rows of one base in a minibatch, to be divided late."""
+    """Sums over the decisions in the rows of one base in a minibatch, to be divided late.
+
+    Attributes:
+        gradient: of each adapter.
+        critic_gradient: of each part of the critic.
+        by_adapter: ``[N]``: decisions; ``count``, by which the gradient is divided; KL of the
+            update; decisions with an advantage that counts.
+        by_agent: ``[P]``: metrics, and how many numbers were not finite.
+        critic_loss: of all decisions.
+    """
 
     gradient: lora.Adapters
-    adapters: AdapterSums
     critic_gradient: critic_lib.Critic
-    team: TeamSums
+    by_adapter: dict[str, jax.Array]
+    by_agent: dict[str, jax.Array]
+    critic_loss: jax.Array
 
 
 class Stepped(NamedTuple):
     """Numbers of one optimiser step of one base."""
 
-    team: TeamSums
+    by_agent: dict[str, jax.Array]  # as of ``Totals``
+    critic_loss: jax.Array
     norm_N: jax.Array  # of the gradient of each adapter; not finite where it took no step for that
     critic_norm_M: jax.Array  # of each part of the critic
 
 
 _MEANS = ("entropy", "approx_kl", "clip_fraction", "correction_weight")  # over decisions
 _PER_AGENT = ("decisions", *_MEANS, "tokens", "logprob_gap")
-_WATCHED = ("logprobs", "behaviour logprobs", "advantages")
+_WATCHED = ("logprobs", "behaviour logprobs", "advantages")  # for what is not finite
+_PER_ADAPTER = ("decisions", "count", "kl", "nonzero_advantages")
 
 
 def zeros(
@@ -90,10 +77,9 @@ def zeros(
 def _zeros(places: int, agents: int, adapters: lora.Adapters, critic: critic_lib.Critic) -> Totals:
     """Totals of no microbatch, for each place along the mesh's ``data`` axis."""
     zeros_P, zeros_N = jnp.zeros(agents), jnp.zeros(lora.shape_of(adapters)[0])
-    per_agent = {name: zeros_P for name in _PER_AGENT}
-    nonfinite = {name: zeros_P for name in _WATCHED}
-    team = TeamSums(per_agent, jnp.zeros(()), nonfinite)
-    total = Totals(adapters, AdapterSums(*[zeros_N] * 4), critic, team)
+    by_adapter = dict.fromkeys(_PER_ADAPTER, zeros_N)
+    by_agent = dict.fromkeys((*_PER_AGENT, *_WATCHED), zeros_P)
+    total = Totals(adapters, critic, by_adapter, by_agent, jnp.zeros(()))
     return jax.tree.map(lambda x: jnp.zeros((places, *x.shape), x.dtype), total)
 
 
@@ -136,13 +122,13 @@ def gradients(
         policy = jax.grad(functools.partial(_policy_loss, spec, base, r=r, t=t), has_aux=True)
         grad_policy, (logprobs_BA, seen) = policy(adapters)
     critic_loss, grad_critic = jnp.zeros(()), critic
-    if t.critic is not None:
+    if t.scored.values_BX is not None:
         with jax.named_scope("critic"):
-            value = functools.partial(_value_loss, spec, base, r=r, t=t.critic)
+            value = functools.partial(_value_loss, spec, base, r=r, t=t)
             critic_loss, grad_critic = jax.value_and_grad(value)(critic)
-    own = _adapter_sums(spec, seen, r, t, lora.shape_of(adapters)[0])
-    team = _team_sums(spec, logprobs_BA, seen, r, t, critic_loss)
-    return Totals(grad_policy, own, grad_critic, team)
+    by_adapter = _sums_by_adapter(spec, seen, r, t, lora.shape_of(adapters)[0])
+    by_agent = _sums_by_agent(spec, logprobs_BA, seen, r, t)
+    return Totals(grad_policy, grad_critic, by_adapter, by_agent, critic_loss)
 
 
 def _sums_by(labels: jax.Array, mask: jax.Array, size: int) -> Callable[[jax.Array], jax.Array]:
@@ -191,8 +177,8 @@ def _policy_loss(
     bonus_BX = algo.entropy_coef if t.weights is None else t.weights.entropy
     entropy_BX = mean(entropy_BA)
     loss_BX = loss_BX - bonus_BX * entropy_BX
-    if t.reference_BA is not None:
-        kl_BA = losses.reference_kl(logprobs_BA, t.reference_BA, algo.estimator)
+    if algo.kl_in == "loss" and t.scored.reference_BA is not None:
+        kl_BA = losses.reference_kl(logprobs_BA, t.scored.reference_BA, algo.estimator)
         loss_BX = loss_BX + algo.kl_coef * mean(kl_BA * r.actions.mask_BA)
     if t.weights is not None:
         loss_BX = loss_BX * t.weights.weight
@@ -211,21 +197,21 @@ def _value_loss(
     critic: critic_lib.Critic,
     *,
     r: Rows[jax.Array],
-    t: CriticTargets,
+    t: Targets,
 ) -> jax.Array:
     """Sum over decisions of the critic's error."""
     algo, level = spec.settings.algo, spec.algorithm.level
     mask_BX, _, _ = logprobs.decision_labels(r, level)
-    values_BX = values(spec, base, critic, r, t.features_BXD)
+    values_BX = values(spec, base, critic, r, t.scored.features_BXD)
     error_BX = losses.value_loss(
-        values_BX, t.values_BX, t.returns_BX, algo.value_clip, algo.huber_delta
+        values_BX, t.scored.values_BX, t.returns_BX, algo.value_clip, algo.huber_delta
     )
     return jnp.sum(error_BX * mask_BX)
 
 
-def _adapter_sums(
+def _sums_by_adapter(
     spec: LearnerSpec, seen: dict[str, jax.Array], r: Rows[jax.Array], t: Targets, adapters: int
-) -> AdapterSums:
+) -> dict[str, jax.Array]:
     """Sums up the numbers of a microbatch's decisions by adapter."""
     mask_BX, _, owner_BX = logprobs.decision_labels(r, spec.algorithm.level)
     by_owner = _sums_by(owner_BX, mask_BX, adapters)
@@ -233,40 +219,33 @@ def _adapter_sums(
     advantages_BX = t.advantages_BX
     if t.weights is not None:
         count_BX, advantages_BX = t.weights.count, advantages_BX * t.weights.weight
-    return AdapterSums(
-        decisions_N=by_owner(ones_BX),
-        count_N=by_owner(count_BX),
-        kl_N=by_owner(seen["approx_kl"]),
-        nonzero_advantages_N=by_owner(advantages_BX * seen["correction_weight"] != 0),
-    )
+    return {
+        "decisions": by_owner(ones_BX),
+        "count": by_owner(count_BX),
+        "kl": by_owner(seen["approx_kl"]),
+        "nonzero_advantages": by_owner(advantages_BX * seen["correction_weight"] != 0),
+    }
 
 
-def _team_sums(
+def _sums_by_agent(
     spec: LearnerSpec,
     logprobs_BA: jax.Array,
     seen: dict[str, jax.Array],
     r: Rows[jax.Array],
     t: Targets,
-    critic_loss: jax.Array,
-) -> TeamSums:
+) -> dict[str, jax.Array]:
     """Sums up the numbers of a microbatch's decisions by agent."""
     mask_BX, agent_BX, _ = logprobs.decision_labels(r, spec.algorithm.level)
     by_agent = _sums_by(agent_BX, mask_BX, spec.agents)
     by_token = _sums_by(logprobs.token_agents(r), r.actions.mask_BA, spec.agents)
-    return TeamSums(
-        per_agent={name: by_agent(seen[name]) for name in _MEANS}
-        | {
-            "decisions": by_agent(jnp.ones_like(mask_BX)),
-            "tokens": by_token(jnp.ones_like(r.actions.mask_BA)),
-            "logprob_gap": by_token(jnp.abs(logprobs_BA - r.actions.behaviour_BA)),
-        },
-        critic_loss=critic_loss,
-        nonfinite={
-            "logprobs": by_token(~jnp.isfinite(logprobs_BA)),
-            "behaviour logprobs": by_token(~jnp.isfinite(r.actions.behaviour_BA)),
-            "advantages": by_agent(~jnp.isfinite(t.advantages_BX)),
-        },
-    )
+    return {name: by_agent(seen[name]) for name in _MEANS} | {
+        "decisions": by_agent(jnp.ones_like(mask_BX)),
+        "tokens": by_token(jnp.ones_like(r.actions.mask_BA)),
+        "logprob_gap": by_token(jnp.abs(logprobs_BA - r.actions.behaviour_BA)),
+        "logprobs": by_token(~jnp.isfinite(logprobs_BA)),
+        "behaviour logprobs": by_token(~jnp.isfinite(r.actions.behaviour_BA)),
+        "advantages": by_agent(~jnp.isfinite(t.advantages_BX)),
+    }
 
 
 def report(
@@ -285,8 +264,8 @@ def report(
         stepped: what ``optimiser.apply`` returned for each minibatch.
     """
     bases: dict[str, Stepped] = jax.tree.map(lambda *x: jnp.stack(x), *stepped)
-    team = [own.team for own in bases.values()]
-    sums = functools.reduce(functools.partial(jax.tree.map, jnp.add), team)
+    team = [(own.by_agent, own.critic_loss) for own in bases.values()]
+    sums, critic_loss = functools.reduce(functools.partial(jax.tree.map, jnp.add), team)
     first, total = (jax.tree.map(pick, sums) for pick in (lambda x: x[0], lambda x: x.sum(0)))
 
     def of_agents(read: Callable[[Stepped], jax.Array]) -> jax.Array:
@@ -294,25 +273,25 @@ def report(
 
     norms = of_agents(lambda own: own.norm_N)
     critic_norms = jnp.concatenate([own.critic_norm_M for own in bases.values()], axis=1)
-    nonfinite = sums.nonfinite | {
+    nonfinite = {name: sums[name] for name in _WATCHED} | {
         "gradient": ~jnp.isfinite(norms),
         "critic gradient": ~jnp.isfinite(critic_norms).all(1),
     }
-    decisions_P = jnp.maximum(total.per_agent["decisions"], 1)
-    numbers = {name: total.per_agent[name] / decisions_P for name in _MEANS}
+    decisions_P = jnp.maximum(total["decisions"], 1)
+    numbers = {name: total[name] / decisions_P for name in _MEANS}
     numbers |= {
-        "decisions": sums.per_agent["decisions"].mean(0),
-        "decisions_min": sums.per_agent["decisions"].min(0),
-        "logprob_gap": first.per_agent["logprob_gap"] / jnp.maximum(first.per_agent["tokens"], 1),
+        "decisions": sums["decisions"].mean(0),
+        "decisions_min": sums["decisions"].min(0),
+        "logprob_gap": first["logprob_gap"] / jnp.maximum(first["tokens"], 1),
         "grad_norm": norms.mean(0),
         "nonfinite": {name: x.sum(0) for name, x in nonfinite.items()},
     }
     if settings.correction == "none":
         del numbers["correction_weight"]
     if settings.critic is not None:
-        decisions = jnp.maximum(total.per_agent["decisions"].sum(), 1)
+        decisions = jnp.maximum(total["decisions"].sum(), 1)
         numbers |= {
-            "critic/loss": total.critic_loss / decisions,
+            "critic/loss": critic_loss.sum(0) / decisions,
             "critic/grad_norm": critic_norms.mean(),
         }
     return numbers

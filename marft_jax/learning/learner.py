@@ -21,7 +21,7 @@ from marft_jax.learning import batch as batch_lib
 from marft_jax.learning.algorithms import Algorithm
 from marft_jax.learning.cells import ROUNDING
 from marft_jax.learning.estimates import Estimates, LossWeights, estimate
-from marft_jax.learning.gradients import CriticTargets, Targets
+from marft_jax.learning.gradients import Targets
 from marft_jax.learning.logprobs import dtype_of
 from marft_jax.learning.programs import programs
 from marft_jax.learning.rows import Rows, means_by_agent
@@ -217,19 +217,14 @@ class Learner:
         scatter = batch.chain.scatter
         advantages, returns = map(scatter, (estimates.advantages_EJ, estimates.targets_EJ))
         weights = [scatter(x_EJ) for x_EJ in estimates.weights or ()]
-        in_loss = self._settings.algo.kl_in == "loss"
 
         @functools.cache  # they serve every epoch
         def of(base: str, u: int) -> Targets:
-            values_BX, features_BXD, reference_BA = scored[base][u]
-            critic = None
-            if values_BX is not None:
-                critic = CriticTargets(returns[base][u], values_BX, features_BXD)
             targets = Targets(
                 advantages[base][u],
+                scored[base][u],
+                returns[base][u],
                 weights=LossWeights(*(x[base][u] for x in weights)) if weights else None,
-                critic=critic,
-                reference_BA=reference_BA if in_loss else None,
                 proximal_BA=present[base][u] if base in present else None,
             )
             return self._place(targets)

@@ -80,7 +80,7 @@ def apply(
         critics[base], critic_opts[base], critic_norm_M = _critic_step(
             settings, scale, state.critic[base], state.critic_opt[base], own
         )
-        stepped[base] = Stepped(own.team, norm_N, critic_norm_M)
+        stepped[base] = Stepped(own.by_agent, own.critic_loss, norm_N, critic_norm_M)
     return state._replace(policies=policies, critic=critics, critic_opt=critic_opts), stepped
 
 
@@ -92,15 +92,15 @@ def _policy_step(
     trainable_N: jax.Array,
 ) -> tuple[PolicyState, jax.Array]:
     """Takes a step of the adapters of one base; also returns their gradient norms, ``[N]``."""
-    own = total.adapters
-    moves_N = trainable_N & (own.nonzero_advantages_N > 0)
+    own = total.by_adapter
+    moves_N = trainable_N & (own["nonzero_advantages"] > 0)
     if settings.algo.max_kl is not None:
-        moves_N &= own.kl_N / jnp.maximum(own.decisions_N, 1) <= settings.algo.max_kl
+        moves_N &= own["kl"] / jnp.maximum(own["decisions"], 1) <= settings.algo.max_kl
     adapters, adapters_opt, norm_N = _step(
         make_optimizer(settings.algo),
         lr,
         (policy.adapters, policy.adapters_opt, total.gradient),
-        own.count_N,
+        own["count"],
         moves_N,
         settings.algo.weight_decay,
     )
@@ -118,7 +118,7 @@ def _critic_step(
     lr = 0.0 if settings.critic is None else settings.critic.lr * scale
     parts = zip(
         *(critic, critic_opt, total.critic_gradient),
-        critic_lib.decisions(critic, total.team.per_agent["decisions"]),
+        critic_lib.decisions(critic, total.by_agent["decisions"]),
         strict=True,
     )
     optimizer = make_optimizer(settings.algo)

@@ -34,7 +34,7 @@ from marft_jax.learning.algorithms import find_algorithm
 from marft_jax.learning.learner import Learner
 from marft_jax.learning.optimiser import rate_factor
 from marft_jax.learning.settings import SETTINGS
-from marft_jax.learning.values import LearnerSpec
+from marft_jax.learning.values import LearnerSpec, Scored
 from marft_jax.models import decoder, lora
 from marft_jax.sampling.protocol import Request
 from marft_jax.types import MAIN, Sampling
@@ -203,9 +203,8 @@ def _gradients(config: Config, name: str):
         u, b, x = advantages.shape
         features = jnp.zeros((u, b, x, small.CONFIG.d_model))
         zeros = jnp.zeros((u, b, x))
-        critic = gradients.CriticTargets(zeros, zeros, features)
-        critic = critic if spec.settings.critic else None
-        targets = gradients.Targets(advantages, critic=critic)
+        scored = Scored(zeros, features) if spec.settings.critic else Scored()
+        targets = gradients.Targets(advantages, scored, zeros)
         totals = [
             gradients.gradients(
                 spec,
@@ -217,7 +216,7 @@ def _gradients(config: Config, name: str):
             for i in range(u)
         ]
         total = jax.tree.map(lambda *x: sum(x), *totals)
-        count = total.adapters.decisions_N.reshape(-1, 1, 1, 1)
+        count = total.by_adapter["decisions"].reshape(-1, 1, 1, 1)
         return jax.tree.map(lambda g: g / count, total.gradient)
 
     return jax.jit(run)

@@ -169,8 +169,8 @@ def test_events_of_steps_that_come_again_are_dropped(tmp_path):
 def test_numbers_of_a_shared_adapter_go_to_each_agent_that_has_it():
     settings = resolve(dataclasses.replace(CONFIG, algo=Grpo()), small.CONFIG)
     none = gradients.zeros(1, 2, {MAIN: small.adapters(1)}, {MAIN: Critic([], {})})[MAIN]
-    team = jax.tree.map(lambda x: x[0], none.team)
-    stepped = [gradients.Stepped(team, jnp.array([norm]), jnp.zeros(0)) for norm in (1, 3, np.inf)]
+    team = jax.tree.map(lambda x: x[0], (none.by_agent, none.critic_loss))
+    stepped = [gradients.Stepped(*team, jnp.array([norm]), jnp.zeros(0)) for norm in (1, 3, np.inf)]
     sound, broken = (
         gradients.report(settings, [(MAIN, 0)] * 2, [{MAIN: x} for x in some])
         for some in (stepped[:2], stepped)

@@ -24,7 +24,7 @@ from marft_jax.extras.planning.work import Work, longest_batch
 from marft_jax.learning import batch as batch_lib
 from marft_jax.learning import programs as programs_lib
 from marft_jax.learning.algorithms import Algorithm
-from marft_jax.learning.gradients import CriticTargets, Targets
+from marft_jax.learning.gradients import Targets
 from marft_jax.learning.rows import Rows
 from marft_jax.learning.settings import LearnerSettings, resolve
 from marft_jax.learning.state import TrainState
@@ -218,7 +218,7 @@ def _prefill(run: Run) -> dict[str, Any]:
 
 def _learning(run: Run) -> dict[str, Any]:
     """Lowers the learner's programs for one microbatch."""
-    programs, batch, algo = run.learner, run.batch, run.config.algo
+    programs, batch = run.learner, run.batch
     of_base = programs.bases[MAIN]
     frozen = dict(base=run.base, critic=run.state.critic[MAIN])
     policy = dict(base=run.base, adapters=run.state.adapters[MAIN])
@@ -233,11 +233,9 @@ def _learning(run: Run) -> dict[str, Any]:
     scored = of_base.score.eval_shape(**frozen, r=rows)
     logprobs_BA = of_base.proximal.eval_shape(**policy, r=rows)
     old = None if run.learning.correction == "none" else logprobs_BA
-    values_BX, features_BXD, reference_BA = scored
-    reference_BA = logprobs_BA if run.learning.reference == "start" else reference_BA
-    reference_BA = reference_BA if algo.kl_in == "loss" else None
-    critic = None if values_BX is None else CriticTargets(numbers_BX, values_BX, features_BXD)
-    targets = Targets(numbers_BX, None, critic, reference_BA, old)
+    if run.learning.reference == "start":
+        scored = scored._replace(reference_BA=logprobs_BA)
+    targets = Targets(numbers_BX, scored, numbers_BX, proximal_BA=old)
     total = programs.zeros.eval_shape(run.state.adapters, run.state.critic)
     adapters = run.team.adapters.items()
     trainable = {base: jax.ShapeDtypeStruct((count,), bool) for base, count in adapters}
