@@ -149,7 +149,7 @@ class Subject:
     def _compiled(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """A function of (graphdef, ...), compiled for this model."""
         own = functools.partial(function, self.base.graphdef)
-        return jax.jit(mesh_lib.within(self.mesh, own))
+        return jax.jit(mesh_lib.with_mesh(self.mesh, own))
 
     def update(self, episodes: Sequence[Episode]) -> tuple[float, dict[str, np.ndarray]]:
         """Greatest ``logprob_gap`` of an agent, and all gradients, as Adam has seen them."""

@@ -83,7 +83,7 @@ def rows_attended(dtype: Any) -> float:
             return jnp.sum(context.astype(jnp.float32) * weights.astype(jnp.float32)), context
 
         both = jax.value_and_grad(loss, argnums=(0, 1), has_aux=True)
-        (_, context), gradients = jax.jit(mesh_lib.within(mesh(), both))(*arrays)
+        (_, context), gradients = jax.jit(mesh_lib.with_mesh(mesh(), both))(*arrays)
         return context, gradients
 
     with jax.default_matmul_precision("highest"):

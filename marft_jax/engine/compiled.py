@@ -173,15 +173,15 @@ def programs(
         return fused if config.stacked else lora.by_layer(fused, config.n_layers)
 
     places = mesh_lib.row_shards(mesh)
-    fill = functools.partial(mesh_lib.within(mesh, prefill), places=places, **model)
-    write = functools.partial(mesh_lib.within(mesh, decode), **model)
-    in_turn = functools.partial(mesh_lib.in_turn, mesh)
+    fill = functools.partial(mesh_lib.with_mesh(mesh, prefill), places=places, **model)
+    write = functools.partial(mesh_lib.with_mesh(mesh, decode), **model)
+    serialised = functools.partial(mesh_lib.serialised, mesh)
     return Programs(
         slots,
-        empty=in_turn(jax.jit(make, out_shardings=formats)),
-        fuse=in_turn(jax.jit(fuse, out_shardings=mesh_lib.replicated(mesh))),
-        prefill=in_turn(jax.jit(fill, static_argnames="read", **kept)),
-        decode=in_turn(
+        empty=serialised(jax.jit(make, out_shardings=formats)),
+        fuse=serialised(jax.jit(fuse, out_shardings=mesh_lib.replicated(mesh))),
+        prefill=serialised(jax.jit(fill, static_argnames="read", **kept)),
+        decode=serialised(
             jax.jit(write, static_argnames=("chunk", "read"), compiler_options=options, **kept)
         ),
     )

@@ -70,8 +70,8 @@ def programs(
     def compiled(
         sharding: NamedSharding, function: Callable[..., Any], *fixed: Any, **how: Any
     ) -> Compiled:
-        run = mesh_lib.within(mesh, functools.partial(function, *fixed))
-        return mesh_lib.in_turn(mesh, jax.jit(run, out_shardings=sharding, **how))
+        run = mesh_lib.with_mesh(mesh, functools.partial(function, *fixed))
+        return mesh_lib.serialised(mesh, jax.jit(run, out_shardings=sharding, **how))
 
     def of_base(graphdef: Graph) -> BasePrograms:
         spec = LearnerSpec(graphdef, settings, algorithm, agents)

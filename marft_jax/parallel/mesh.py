@@ -135,7 +135,7 @@ def _of_first(devices: Sequence[Any]) -> int:
     return sum(device.process_index == devices[0].process_index for device in devices)
 
 
-def here(mesh: Mesh) -> Mesh:
+def local_mesh(mesh: Mesh) -> Mesh:
     """Returns this process's part of a mesh: some of its ``data`` rows."""
     mine = [row.flat[0].process_index == jax.process_index() for row in mesh.devices]
     return mesh if all(mine) else Mesh(mesh.devices[np.asarray(mine)], AXES)
@@ -207,10 +207,10 @@ def from_all(x: np.ndarray) -> np.ndarray:
 
 @functools.cache
 def _gather(mesh: Mesh) -> Any:
-    return in_turn(mesh, jax.jit(lambda x: x, out_shardings=replicated(mesh)))
+    return serialised(mesh, jax.jit(lambda x: x, out_shardings=replicated(mesh)))
 
 
-def within(mesh: Mesh, function: Callable[..., Any]) -> Callable[..., Any]:
+def with_mesh(mesh: Mesh, function: Callable[..., Any]) -> Callable[..., Any]:
     """Wraps a function so that ``jax.sharding.get_abstract_mesh`` gives this mesh in its trace."""
 
     @functools.wraps(function)
@@ -221,7 +221,7 @@ def within(mesh: Mesh, function: Callable[..., Any]) -> Callable[..., Any]:
     return run
 
 
-def in_turn(mesh: Mesh, program: Any) -> Any:
+def serialised(mesh: Mesh, program: Any) -> Any:
     """Serialises the calls of a compiled function with those of other threads, on a mesh with
     several devices of this process. Each device must get the programs in the same order; else two
     programs that exchange data would wait for each other forever."""

@@ -111,7 +111,7 @@ def open_session(
     learning = resolve(config, bases[MAIN].config)
     config = resolved(config, learning)
     parts = find_state_parts(config, team)
-    copied = functools.partial(mesh_lib.placed, mesh=mesh_lib.here(meshes[1]))
+    copied = functools.partial(mesh_lib.placed, mesh=mesh_lib.local_mesh(meshes[1]))
     copied = copied if config.mesh.rollout else None
     how = copied, stop, collective, parts
     sampler = SamplerOfBases(engines)
@@ -157,7 +157,7 @@ def _open_engine(
     at_once: int,
 ) -> Engine:
     members = [i for i, own in enumerate(team.bases) if own == name]
-    learning, playing = map(mesh_lib.here, meshes)
+    learning, playing = map(mesh_lib.local_mesh, meshes)
     params = mesh_lib.localize(base.params, learning)
     if config.mesh.rollout:
         params = copy_base(params, mesh_lib.placer(playing))

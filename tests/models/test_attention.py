@@ -269,7 +269,7 @@ def test_attention_by_cudnn_lowers_to_its_kernels_and_to_no_scores(shape):
         jax.grad(loss, (0, 1)), axis_name=mesh_lib.PLACES, spmd_axis_name="data"
     )  # fmt: skip
     operands = jax.tree.map(lambda x: jnp.stack([x] * places), operands)
-    run = jax.jit(mesh_lib.within(where, each))
+    run = jax.jit(mesh_lib.with_mesh(where, each))
     text = run.trace(*operands).lower(lowering_platforms=("cuda",)).as_text()
     called = re.findall(r"custom_call @(__cudnn\$\w+)", text)
     assert sorted(called) == [
@@ -318,7 +318,7 @@ def test_a_block_that_nobody_reads_is_not_computed(intervals_interpreted):
 
     def context(k, v):
         attend = intervals.interval_attention(until_BT)
-        run = jax.jit(mesh_lib.within(small.one_device(), attend))
+        run = jax.jit(mesh_lib.with_mesh(small.one_device(), attend))
         return run(q, KV(k.swapaxes(2, 3), v))[:, :, 128:]
 
     unread = jnp.where(jnp.arange(256)[None, None, :, None] < 128, jnp.nan, 0)
@@ -346,7 +346,7 @@ def loss_and_gradients(attend, where, q, kv, until_BT, window="full"):
 
     known = isinstance(slides, bool)
     loss = functools.partial(loss, slides=slides) if known else loss
-    run = jax.value_and_grad(mesh_lib.within(where, loss), argnums=(0, 1), has_aux=True)
+    run = jax.value_and_grad(mesh_lib.with_mesh(where, loss), argnums=(0, 1), has_aux=True)
     return jax.jit(run)(q, kv, *([] if known else [slides]))
 
 
@@ -363,7 +363,7 @@ def loss_and_gradients(attend, where, q, kv, until_BT, window="full"):
 def test_rows_that_intervals_cannot_take_pass_through_einsums(b, h, g, t, kernel):
     where = small.mesh_of(2, 1, 2)
     q, kv = jnp.zeros((b, h, t, 8)), KV(jnp.zeros((b, g, 8, t)), jnp.zeros((b, g, t, 8)))
-    run = mesh_lib.within(where, intervals.interval_attention(jnp.ones((b, t), jnp.int32)))
+    run = mesh_lib.with_mesh(where, intervals.interval_attention(jnp.ones((b, t), jnp.int32)))
     traced = jax.make_jaxpr(run)(q, kv)
     assert ("pallas_call" in str(traced)) == kernel
 

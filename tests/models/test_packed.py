@@ -94,7 +94,7 @@ def test_on_a_gpu_the_kernel_is_tried_before_it_is_taken(kind, monkeypatch, capl
     def taken():
         four_bits.works.cache_clear()
         found = []
-        run = mesh_lib.within(small.one_device(), four_bits.takes)
+        run = mesh_lib.with_mesh(small.one_device(), four_bits.takes)
         jax.make_jaxpr(lambda x: found.append(run(x, kernel)))(x)  # as in a program
         return found[0]
 
@@ -112,7 +112,7 @@ def test_the_kernel_takes_few_rows_of_sixteen_bits_on_one_device():
 
     def taken(rows=8, dtype=jnp.bfloat16, kernel=kernel, mesh=(1, 1, 1)):
         x = jnp.zeros((rows, kernel.qvalue.shape[1]), dtype)
-        return mesh_lib.within(small.mesh_of(*mesh), four_bits.takes)(x, kernel)
+        return mesh_lib.with_mesh(small.mesh_of(*mesh), four_bits.takes)(x, kernel)
 
     assert taken()
     assert not taken(rows=129) and not taken(dtype=jnp.float32) and not taken(mesh=(1, 1, 2))

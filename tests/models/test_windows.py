@@ -44,7 +44,7 @@ def hidden(where, tokens, positions, until, *, stacked=False, attention=causal_a
         out, _ = decoder.forward(graphdef, base.params, tokens, positions, until, fused, mask)
         return jnp.sum(jnp.square(out)), out
 
-    run = jax.value_and_grad(mesh_lib.within(where, loss), has_aux=True)
+    run = jax.value_and_grad(mesh_lib.with_mesh(where, loss), has_aux=True)
     (_, out), gradients = jax.jit(run)(small.adapters(layers=LAYERS))
     return jax.device_get((out, gradients))
 

@@ -120,11 +120,11 @@ def test_programs_on_several_devices_are_launched_one_after_another():
         time.sleep(0.02)
         inside.pop()
 
-    launched = mesh.in_turn(small.mesh_of(2, 1, 1), program)
+    launched = mesh.serialised(small.mesh_of(2, 1, 1), program)
     threads = [threading.Thread(target=launched) for _ in range(4)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
     assert most == [1, 1, 1, 1] and launched.__name__ == "program"
-    assert mesh.in_turn(small.one_device(), program) is program
+    assert mesh.serialised(small.one_device(), program) is program

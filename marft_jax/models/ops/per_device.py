@@ -28,7 +28,7 @@ class Split(NamedTuple):
 
 
 def split(q_BHTC: Array, kv: KV) -> Split | None:
-    """Splits rows and heads over the mesh of the context (``mesh.within``), if there is one.
+    """Splits rows and heads over the mesh of the context (``mesh.with_mesh``), if there is one.
 
     Where ``tensor`` has more places than there are key-value heads, each of these is copied to all
     places that read it. None where the mesh does not divide the rows or the query heads.
