@@ -150,7 +150,8 @@ def normalized_advantages(
     if not isinstance(both, tuple) or len(both) != 2:
         raise BadInput(f"{what}: expected (advantages_EJ, returns_EJ), got {shown(both)}")
     advantages_EJ, returns_EJ = (check_shape(chain.rewards_EJ, x, what) for x in both)
-    is_ours, normalizer = algo.normalize in NORMALIZERS, find_normalizer(algo.normalize)
-    more = (magnitudes(chain, values_EJ), algo.compares) if is_ours else ()
-    normal_EJ = normalizer(advantages_EJ, chain, *more)
+    more = ()
+    if algo.normalize in NORMALIZERS:
+        more = magnitudes(chain, values_EJ), algo.compares
+    normal_EJ = find_normalizer(algo.normalize)(advantages_EJ, chain, *more)
     return check_shape(advantages_EJ, normal_EJ, f"--algo.normalize {algo.normalize}"), returns_EJ

@@ -112,7 +112,7 @@ Sources: batch: MARFT; agent: Dr. MAS; group: GRPO (Shao et al. 2024); group_tur
 """
 
 
-def find_normalizer(name: str) -> Normalizer:
+def find_normalizer(name: str) -> Callable[..., np.ndarray]:
     """Finds a normaliser of the table, or your ``f(advantages_EJ, chain)``: ``package.module:f``.
 
     Raises:

@@ -95,8 +95,7 @@ def _is_sequence(value: Any) -> TypeGuard[Sequence[Any]]:
 
 def _plain(value: Any) -> Any:
     """A number of NumPy as one of Python."""
-    plain: Any = value.item() if isinstance(value, np.generic) else value
-    return plain
+    return getattr(value, "tolist", lambda: value)()
 
 
 def _is_index(value: Any, below: int) -> bool:

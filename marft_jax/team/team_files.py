@@ -55,6 +55,7 @@ class Blueprint(NamedTuple):
 
 
 _BLUEPRINT = TypeAdapter(Blueprint)
+_READ = TypeAdapter[dict[str, Any] | list[dict[str, Any]]](dict[str, Any] | list[dict[str, Any]])
 _KEYS = {*Blueprint._fields, *Graph._fields} - {"graph"}
 _FIRST_RELEASE = {"role": "name", "with_answer": "answers"}
 _CHATML = re.compile(r"<\|im_start\|>\s*system\b\s*:?\s*|<\|im_end\|>")
@@ -163,10 +164,12 @@ def dump_team(team: Blueprint) -> str:
 
 def _tree(loaded: Any, file: str) -> dict[str, Any]:
     """Returns the fields of a blueprint as they stand in a file; ``null`` is the default."""
-    rows: list[Any] | None = loaded if isinstance(loaded, list) else None
-    tree: dict[str, Any] = loaded if isinstance(loaded, dict) else {}
-    if rows is not None:
-        tree = {"agents": [_modern(row) for row in rows]}
+    try:
+        tree = _READ.validate_python(loaded)
+    except ValidationError:
+        tree = {}
+    if isinstance(tree, list):
+        tree = {"agents": [_modern(row) for row in tree]}
     if not isinstance(tree.get("agents"), list):
         raise BadInput(f"{file}: expected a list of agents under `agents:`, got {loaded!r:.80}")
     tree = {key: value for key, value in tree.items() if value is not None}
