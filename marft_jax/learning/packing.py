@@ -21,8 +21,6 @@ from marft_jax.types import Episode
 _ATTENTION_DOUBLES = 4
 # Wider rows are taken if they cost less than this part of the narrowest rows.
 _WORTH_IT = 0.95
-# How many neighbours among the sorted sequences are searched for a shared prefix, on each side.
-_NEAR = 256
 # Width up to which a row may be four times as wide as its longest sequence; beyond, attention needs
 # memory, and a row may be twice as wide.
 _SHORT = 2048
@@ -213,30 +211,18 @@ def _pack(
     acted = np.array([sum(s.acted) for s in sequences])
     most, row_of, rows = max(most, acted.max()), np.full(len(read), -1), list[list[int]]()
     room, spare = np.full(len(read), width), np.full(len(read), most)
-
-    def nearest(i: int, shared: np.ndarray, row_of: np.ndarray) -> tuple[int, int]:
-        """(tokens shared, row) of the nearest sequence on that side whose row has room for i."""
-        if not shared[:1].any():
-            return 0, -1
-        known = np.minimum.accumulate(shared)
-        fits = (known > 0) & (row_of >= 0)
-        fits &= (room[row_of] >= read[i] - known) & (spare[row_of] >= acted[i])
-        at = int(fits.argmax())
-        return (int(known[at]), int(row_of[at])) if fits[at] else (0, -1)
-
     for i in np.argsort(-read, kind="stable").tolist():
-        before, after = slice(max(i - _NEAR, 0), i), slice(i + 1, i + 1 + _NEAR)
-        known, row = max(
-            nearest(i, shared[before][::-1], row_of[before][::-1]),
-            nearest(i, shared[i : i + _NEAR], row_of[after]),
-            key=lambda found: found[0],
-        )
-        if not known:
+        # tokens that i shares with each other sequence: the fewest of all pairs between them
+        before, after = (np.minimum.accumulate(x) for x in (shared[:i][::-1], shared[i:]))
+        known = np.concatenate([before[::-1], [0], after])
+        known[(row_of < 0) | (room[row_of] < read[i] - known) | (spare[row_of] < acted[i])] = 0
+        row = int(row_of[known.argmax()])
+        if not known.any():
             row = int(((room >= read[i]) & (spare >= acted[i])).argmax())
         if row == len(rows):
             rows.append([])
         rows[row].append(i)
-        room[row] -= read[i] - known
+        room[row] -= read[i] - known.max()
         spare[row] -= acted[i]
         row_of[i] = row
     return [[sequences[i] for i in sorted(row)] for row in rows]
