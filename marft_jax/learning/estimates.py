@@ -49,7 +49,7 @@ class Estimates(NamedTuple):
     Attributes:
         advantages_EJ: as the losses use them.
         targets_EJ: what the critic learns: returns divided by the values' scale.
-        weights: None where every decision has the weight 1 in the loss.
+        weights: of each decision in the policy loss.
         values_EJ: the critic's values before the update; None without a critic.
         baseline, values_scale: the moving averages after this step.
         report: metrics.
@@ -57,7 +57,7 @@ class Estimates(NamedTuple):
 
     advantages_EJ: np.ndarray
     targets_EJ: np.ndarray
-    weights: LossWeights | None
+    weights: LossWeights
     values_EJ: np.ndarray | None
     baseline: EMA
     values_scale: EMA
@@ -167,8 +167,8 @@ def _charge_kl(
     )
 
 
-def _loss_weights(algo: Update, batch: Batch, agents: int) -> LossWeights | None:
-    """Chooses the weights that the settings ask for; None where every decision has the weight 1.
+def _loss_weights(algo: Update, batch: Batch, agents: int) -> LossWeights:
+    """Chooses the weights that the settings ask for; by default every decision has the weight 1.
 
     ``loss_mean`` ``sequence`` is GRPO's (Shao et al. 2024, equation 3), a number N that of Dr. GRPO
     (arXiv 2503.20783): Σ loss / (N · actions). ``mask_truncated`` is overlong filtering (DAPO,
@@ -176,8 +176,6 @@ def _loss_weights(algo: Update, batch: Batch, agents: int) -> LossWeights | None
     is below it (as in Skywork-OR1, arXiv 2505.22312, with a constant coefficient). The entropy is
     estimated as the mean of −log π over the sampled tokens.
     """
-    if (algo.loss_mean, algo.mask_truncated, algo.entropy_target) == ("token", False, None):
-        return None
     chain = batch.chain
     one_EJ = chain.mask_EJ
     if algo.mask_truncated:

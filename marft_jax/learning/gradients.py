@@ -24,9 +24,9 @@ class Targets(NamedTuple):
     """Numbers that losses read besides the rows, None where the settings do not ask for them."""
 
     advantages_BX: jax.Array  # of each decision
-    scored: Scored = Scored()  # values and reference log-probs before the update
-    returns_BX: jax.Array | None = None  # divided by the values' scale
-    weights: LossWeights | None = None  # of the decisions in the policy loss, ``[B, X]``
+    scored: Scored  # values and reference log-probs before the update
+    returns_BX: jax.Array  # divided by the values' scale
+    weights: LossWeights  # of the decisions in the policy loss, ``[B, X]``
     proximal_BA: jax.Array | None = None  # log-probs of the policy at the start of the update
 
 
@@ -174,21 +174,18 @@ def _policy_loss(
             *stale, settings.correction, algo.correction_cap, algo.correction_floor
         )
     loss_BX = spec.algorithm.policy_loss(algo, new_BX, old_BX, t.advantages_BX) * correction_BX
-    bonus_BX = algo.entropy_coef if t.weights is None else t.weights.entropy
     entropy_BX = mean(entropy_BA)
-    loss_BX = loss_BX - bonus_BX * entropy_BX
+    loss_BX = loss_BX - t.weights.entropy * entropy_BX
     if algo.kl_in == "loss" and t.scored.reference_BA is not None:
         kl_BA = losses.reference_kl(logprobs_BA, t.scored.reference_BA, algo.estimator)
         loss_BX = loss_BX + algo.kl_coef * mean(kl_BA * r.actions.mask_BA)
-    if t.weights is not None:
-        loss_BX = loss_BX * t.weights.weight
     seen = {
         "entropy": entropy_BX,
         "approx_kl": losses.approx_kl(new_BX, old_BX),
         "clip_fraction": losses.clip_fraction(new_BX, old_BX, algo.clip, algo.clip_high),
         "correction_weight": correction_BX,
     }
-    return jnp.sum(loss_BX * mask_BX), (logprobs_BA, seen)
+    return jnp.sum(loss_BX * t.weights.weight * mask_BX), (logprobs_BA, seen)
 
 
 def _value_loss(
@@ -215,15 +212,12 @@ def _sums_by_adapter(
     """Sums up the numbers of a microbatch's decisions by adapter."""
     mask_BX, _, owner_BX = logprobs.decision_labels(r, spec.algorithm.level)
     by_owner = _sums_by(owner_BX, mask_BX, adapters)
-    ones_BX = count_BX = jnp.ones_like(mask_BX)
-    advantages_BX = t.advantages_BX
-    if t.weights is not None:
-        count_BX, advantages_BX = t.weights.count, advantages_BX * t.weights.weight
+    advantages_BX = t.advantages_BX * t.weights.weight * seen["correction_weight"]
     return {
-        "decisions": by_owner(ones_BX),
-        "count": by_owner(count_BX),
+        "decisions": by_owner(jnp.ones_like(mask_BX)),
+        "count": by_owner(t.weights.count),
         "kl": by_owner(seen["approx_kl"]),
-        "nonzero_advantages": by_owner(advantages_BX * seen["correction_weight"] != 0),
+        "nonzero_advantages": by_owner(advantages_BX != 0),
     }
 
 

@@ -216,7 +216,7 @@ class Learner:
         """Makes the targets of a base's microbatch when they are first asked for."""
         scatter = batch.chain.scatter
         advantages, returns = map(scatter, (estimates.advantages_EJ, estimates.targets_EJ))
-        weights = [scatter(x_EJ) for x_EJ in estimates.weights or ()]
+        weights = [scatter(x_EJ) for x_EJ in estimates.weights]
 
         @functools.cache  # they serve every epoch
         def of(base: str, u: int) -> Targets:
@@ -224,7 +224,7 @@ class Learner:
                 advantages[base][u],
                 scored[base][u],
                 returns[base][u],
-                weights=LossWeights(*(x[base][u] for x in weights)) if weights else None,
+                LossWeights(*(x[base][u] for x in weights)),
                 proximal_BA=present[base][u] if base in present else None,
             )
             return self._place(targets)

@@ -54,7 +54,7 @@ def mean_loss(loss, losses_J):
 def test_the_loss_is_a_mean_over_tokens_over_actions_or_over_a_number_of_tokens():
     """Two actions, of one token and of three, with losses 8 and 1, 2, 3."""
     turns, losses_J = acted((0, 1, False), (1, 3, False)), np.array([8.0, 1, 2, 3])
-    assert loss_of(Grpo(), turns)[0] is None  # 14 / 4
+    assert mean_loss(loss_of(Grpo(), turns)[0], losses_J) == pytest.approx(14 / 4)
     assert mean_loss(loss_of(Grpo(loss_mean="sequence"), turns)[0], losses_J) == pytest.approx(5)
     assert mean_loss(loss_of(Grpo(loss_mean=10), turns)[0], losses_J) == pytest.approx(14 / 20)
 

@@ -31,6 +31,7 @@ from marft_jax.cli import configure
 from marft_jax.config import Config
 from marft_jax.learning import gradients, logprobs, packing
 from marft_jax.learning.algorithms import find_algorithm
+from marft_jax.learning.estimates import LossWeights
 from marft_jax.learning.learner import Learner
 from marft_jax.learning.optimiser import rate_factor
 from marft_jax.learning.settings import SETTINGS
@@ -204,7 +205,8 @@ def _gradients(config: Config, name: str):
         features = jnp.zeros((u, b, x, small.CONFIG.d_model))
         zeros = jnp.zeros((u, b, x))
         scored = Scored(zeros, features) if spec.settings.critic else Scored()
-        targets = gradients.Targets(advantages, scored, zeros)
+        weights = LossWeights(zeros + 1, zeros + 1, zeros + spec.settings.algo.entropy_coef)
+        targets = gradients.Targets(advantages, scored, zeros, weights)
         totals = [
             gradients.gradients(
                 spec,

@@ -24,6 +24,7 @@ from marft_jax.extras.planning.work import Work, longest_batch
 from marft_jax.learning import batch as batch_lib
 from marft_jax.learning import programs as programs_lib
 from marft_jax.learning.algorithms import Algorithm
+from marft_jax.learning.estimates import LossWeights
 from marft_jax.learning.gradients import Targets
 from marft_jax.learning.rows import Rows
 from marft_jax.learning.settings import LearnerSettings, resolve
@@ -235,7 +236,8 @@ def _learning(run: Run) -> dict[str, Any]:
     old = None if run.learning.correction == "none" else logprobs_BA
     if run.learning.reference == "start":
         scored = scored._replace(reference_BA=logprobs_BA)
-    targets = Targets(numbers_BX, scored, numbers_BX, proximal_BA=old)
+    weights = LossWeights(*[numbers_BX] * 3)
+    targets = Targets(numbers_BX, scored, numbers_BX, weights, old)
     total = programs.zeros.eval_shape(run.state.adapters, run.state.critic)
     adapters = run.team.adapters.items()
     trainable = {base: jax.ShapeDtypeStruct((count,), bool) for base, count in adapters}
