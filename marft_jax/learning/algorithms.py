@@ -123,13 +123,13 @@ def find_algorithm(name: str) -> Algorithm:
     """
     if name in ALGORITHMS:
         return ALGORITHMS[name]
-    what = f"--algo.name {name}"
     kinds.settings_type(name)  # checks the settings
     found = load_plugin(name, "--algo.name", ALGORITHMS, kind="NAME")
-    if not isinstance(found, Algorithm):
-        raise BadInput(f"{what}: expected a marft_jax.learning.Algorithm, got {shown(found)}")
-    if found.level not in get_args(Level):
-        raise BadInput(f"{what}: expected the level action or token, got {shown(found.level)}")
+    if not isinstance(found, Algorithm) or found.level not in get_args(Level):
+        raise BadInput(
+            f"--algo.name {name}: expected a marft_jax.learning.Algorithm of the level action or "
+            f"token, got {shown(found)}"
+        )
     return found
 
 

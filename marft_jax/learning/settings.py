@@ -200,16 +200,13 @@ def settings_type(name: str) -> type[Update]:
     if name in SETTINGS:
         return SETTINGS[name]
     found = load_plugin(name, "--algo.name", SETTINGS, kind="NAME")
-    if not hasattr(found, "settings"):
+    own = getattr(found, "settings", None)
+    if not (isinstance(own, type) and issubclass(own, Algo)):
         raise BadInput(
-            f"--algo.name {name}: expected a marft_jax.learning.Algorithm, got {shown(found)}"
+            f"--algo.name {name}: expected a marft_jax.learning.Algorithm with settings that "
+            f"extend marft_jax.config.Algo, got {shown(found if own is None else own)}"
         )
-    if not (isinstance(found.settings, type) and issubclass(found.settings, Algo)):
-        raise BadInput(
-            f"--algo.name {name}: expected settings that extend marft_jax.config.Algo, got "
-            f"{shown(found.settings)}"
-        )
-    return found.settings
+    return own
 
 
 class LearnerSettings(NamedTuple):

@@ -559,12 +559,12 @@ def test_an_algorithm_and_a_normaliser_come_from_outside(outside, grouped):
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (["--algo.name", "{}:ODD"], "expected the level action or token, got 'turn'"),
+        (["--algo.name", "{}:ODD"], "of the level action or token, got Algorithm.level='turn'"),
         (
             ["--algo.name", "{}:WORDS"],
-            "expected settings that extend .*Algo, got",
+            "settings that extend .*Algo, got {'normalise'",
         ),
-        (["--algo.name", "{}:halved"], "expected a marft_jax.learning.Algorithm, got <function"),
+        (["--algo.name", "{}:halved"], "expected a marft_jax.learning.Algorithm .*, got <function"),
         (["--algo.name", "{}:nothing"], "has no 'nothing'"),
         (
             ["--algo.name", "{}:PLAIN", "--critic.lr", "0.1"],
@@ -582,12 +582,15 @@ def test_what_does_not_fit_from_outside_is_one_line(outside, flags, message):
 
 def test_what_outside_functions_return_is_checked(outside, grouped):
     for name in ("MISSHAPEN", "LONE"):
-        algorithm = find_algorithm(f"{outside}:{name}")
+        algo = Appo(name=f"{outside}:{name}")
         with pytest.raises(BadInput, match=rf"--algo.name {outside}:{name}: expected "):
-            algorithm.advantages(Appo(), grouped, grouped.rewards_EJ, None)
+            values = grouped.rewards_EJ, None
+            normalized_advantages(algo, find_algorithm(algo.name), grouped, *values)
     for name in ("WRONG", "NAMED"):
+        algo = Appo(normalize=f"{outside}:{name}")
         with pytest.raises(BadInput, match="expected an array of shape"):
-            find_normalizer(f"{outside}:{name}")(grouped.rewards_EJ, grouped, None, False)
+            values = grouped.rewards_EJ, None
+            normalized_advantages(algo, find_algorithm("appo"), grouped, *values)
 
 
 def test_discounts_fit_the_decisions_of_an_algorithm():
