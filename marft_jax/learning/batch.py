@@ -11,7 +11,6 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Mapping, Sequence
-from types import MappingProxyType
 from typing import NamedTuple
 
 import jax
@@ -32,8 +31,6 @@ from marft_jax.learning.rows import Level, Rows, empty_rows, fill_row
 from marft_jax.parallel.ladder import bucket
 from marft_jax.random_keys import Stream
 from marft_jax.types import MAIN, Episode
-
-_NO_WIDTHS: Mapping[str, int] = MappingProxyType({})
 
 
 class Batch(NamedTuple):
@@ -64,7 +61,7 @@ def build(
     seed: Sequence[int] = (0,),
     share: bool = False,
     bases: Sequence[str] | None = None,
-    d_models: Mapping[str, int] = _NO_WIDTHS,
+    d_models: Mapping[str, int] | None = None,
 ) -> Batch:
     """Packs episodes for the learner.
 
@@ -81,14 +78,17 @@ def build(
         d_models: width of each base, by default 2048; the rows of a narrow base are less wide.
     """
     on = [MAIN] * len(owners) if bases is None else bases
-    sequences = {base: _sequences(episodes, owners, on, base) for base in dict.fromkeys(on)}
-    sequences = {base: own for base, own in sequences.items() if any(own)}
+    sequences: dict[str, list[list[TokenSequence]]] = {}  # of each base, in each episode
+    for base in dict.fromkeys(on):
+        own = {agent: owner for agent, owner in enumerate(owners) if on[agent] == base}
+        merged = [merge_prefixes(e, episode, own) for e, episode in enumerate(episodes)]
+        if any(merged):
+            sequences[base] = merged
     run_seed, *draw = seed
     rng = random_keys.generator(run_seed, Stream.ROWS, *draw)
     groups = [episode.group for episode in episodes]
     loads = np.concatenate([_loads(own, level) for own in sequences.values()], axis=1)
     blocks = balance_blocks(loads, groups, _blocks(config, groups), rng)
-
     packed = {
         base: _pack(
             episodes,
@@ -98,7 +98,7 @@ def build(
             shards=shards,
             rng=rng,
             share=share,
-            d_model=d_models.get(base, 2048),
+            d_model=(d_models or {}).get(base, 2048),
         )
         for base, own in sequences.items()
     }
@@ -114,15 +114,6 @@ def build(
         prefix_shared=sum(own.prefix_shared for own in packed.values()),
         blocks=len(blocks),
     )
-
-
-def _sequences(
-    episodes: Sequence[Episode], owners: Sequence[int], bases: Sequence[str], base: str
-) -> list[list[TokenSequence]]:
-    """Sequences of one base in each episode."""
-    pairs = enumerate(zip(owners, bases, strict=True))
-    own = {agent: owner for agent, (owner, name) in pairs if name == base}
-    return [merge_prefixes(e, episode, own) for e, episode in enumerate(episodes)]
 
 
 def microbatches(rows: Rows[np.ndarray]) -> list[Rows[np.ndarray]]:
