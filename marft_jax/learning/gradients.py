@@ -70,17 +70,12 @@ def zeros(
     adapters: Mapping[str, lora.Adapters],
     critic: Mapping[str, critic_lib.Critic],
 ) -> dict[str, Totals]:
-    """Totals of no microbatch for each base."""
-    return {base: _zeros(places, agents, own, critic[base]) for base, own in adapters.items()}
-
-
-def _zeros(places: int, agents: int, adapters: lora.Adapters, critic: critic_lib.Critic) -> Totals:
-    """Totals of no microbatch, for each place along the mesh's ``data`` axis."""
-    zeros_P, zeros_N = jnp.zeros(agents), jnp.zeros(lora.shape_of(adapters)[0])
-    by_adapter = dict.fromkeys(_PER_ADAPTER, zeros_N)
-    by_agent = dict.fromkeys((*_PER_AGENT, *_WATCHED), zeros_P)
-    total = Totals(adapters, critic, by_adapter, by_agent, jnp.zeros(()))
-    return jax.tree.map(lambda x: jnp.zeros((places, *x.shape), x.dtype), total)
+    """Totals of no microbatch for each base, for each place along the mesh's ``data`` axis."""
+    by_agent, found = dict.fromkeys((*_PER_AGENT, *_WATCHED), jnp.zeros(agents)), {}
+    for base, own in adapters.items():
+        by_adapter = dict.fromkeys(_PER_ADAPTER, jnp.zeros(lora.shape_of(own)[0]))
+        found[base] = Totals(own, critic[base], by_adapter, by_agent, jnp.zeros(()))
+    return jax.tree.map(lambda x: jnp.zeros((places, *x.shape), x.dtype), found)
 
 
 def accumulate(
@@ -261,11 +256,7 @@ def report(
     team = [(own.by_agent, own.critic_loss) for own in bases.values()]
     sums, critic_loss = functools.reduce(functools.partial(jax.tree.map, jnp.add), team)
     first, total = (jax.tree.map(pick, sums) for pick in (lambda x: x[0], lambda x: x.sum(0)))
-
-    def of_agents(read: Callable[[Stepped], jax.Array]) -> jax.Array:
-        return jnp.stack([read(bases[base])[:, n] for base, n in owners], axis=1)
-
-    norms = of_agents(lambda own: own.norm_N)
+    norms = jnp.stack([bases[base].norm_N[:, n] for base, n in owners], axis=1)
     critic_norms = jnp.concatenate([own.critic_norm_M for own in bases.values()], axis=1)
     nonfinite = {name: sums[name] for name in _WATCHED} | {
         "gradient": ~jnp.isfinite(norms),
