@@ -212,17 +212,17 @@ def _pack(
     most, row_of, rows = max(most, acted.max()), np.full(len(read), -1), list[list[int]]()
     room, spare = np.full(len(read), width), np.full(len(read), most)
     for i in np.argsort(-read, kind="stable").tolist():
-        # tokens that i shares with each other sequence: the fewest of all pairs between them
-        before, after = (np.minimum.accumulate(x) for x in (shared[:i][::-1], shared[i:]))
-        known = np.concatenate([before[::-1], [0], after])
-        known[(row_of < 0) | (room[row_of] < read[i] - known) | (spare[row_of] < acted[i])] = 0
-        row = int(row_of[known.argmax()])
-        if not known.any():
-            row = int(((room >= read[i]) & (spare >= acted[i])).argmax())
+        # the others, nearest first, and what i shares with each: the fewest tokens on the way there
+        others = np.concatenate([np.arange(i)[::-1], np.arange(i + 1, len(read))])
+        known = np.concatenate([np.minimum.accumulate(x) for x in (shared[:i][::-1], shared[i:])])
+        homes = row_of[others]
+        known[(homes < 0) | (room[homes] < read[i] - known) | (spare[homes] < acted[i])] = 0
+        fits = (room >= read[i]) & (spare >= acted[i])
+        row = int(homes[known.argmax()] if known.any() else fits.argmax())
         if row == len(rows):
             rows.append([])
         rows[row].append(i)
-        room[row] -= read[i] - known.max()
+        room[row] -= read[i] - known.max(initial=0)
         spare[row] -= acted[i]
         row_of[i] = row
     return [[sequences[i] for i in sorted(row)] for row in rows]
