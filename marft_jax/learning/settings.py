@@ -296,7 +296,7 @@ def validate(algo: Update, critic: Critic) -> None:
         f"--algo.normalize {algo.normalize}": algo.normalize.startswith("group"),
         "--algo.dynamic_sampling": algo.dynamic_sampling,
     }
-    comparing = [setting for setting, is_on in compares.items() if is_on]
+    comparing = next((setting for setting, is_on in compares.items() if is_on), "")
     faults = {
         f"--critic.mode: {name} needs a critic, got none; use shared, heads or lora": (
             algo.has_critic and critic.mode == "none"
@@ -311,7 +311,7 @@ def validate(algo: Update, critic: Critic) -> None:
         "beforehand; expected every, or agents, got random": (
             algo.branch_continue == "best" and algo.branch_at == "random"
         ),
-        f"--algo.group_size: {' and '.join(comparing)} compare samples of one task, expected at "
+        f"--algo.group_size: {comparing} compares samples of one task, expected at "
         f"least 2, got {size}; set it to 8, say": (comparing and size < 2 and not algo.branches),
         f"--algo.episodes: --algo.normalize {algo.normalize} compares what episodes earn, expected "
         "at least 2, got 1, with which no adapter ever moves; set it to 8, say": (
