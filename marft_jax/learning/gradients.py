@@ -71,9 +71,12 @@ def zeros(
     critic: Mapping[str, critic_lib.Critic],
 ) -> dict[str, Totals]:
     """Totals of no microbatch for each base, for each place along the mesh's ``data`` axis."""
-    by_agent, found = dict.fromkeys((*_PER_AGENT, *_WATCHED), jnp.zeros(agents)), {}
+    found = dict[str, Totals]()
+    by_agent: dict[str, jax.Array] = dict.fromkeys((*_PER_AGENT, *_WATCHED), jnp.zeros(agents))
     for base, own in adapters.items():
-        by_adapter = dict.fromkeys(_PER_ADAPTER, jnp.zeros(lora.shape_of(own)[0]))
+        by_adapter: dict[str, jax.Array] = dict.fromkeys(
+            _PER_ADAPTER, jnp.zeros(lora.shape_of(own)[0])
+        )
         found[base] = Totals(own, critic[base], by_adapter, by_agent, jnp.zeros(()))
     return jax.tree.map(lambda x: jnp.zeros((places, *x.shape), x.dtype), found)
 
@@ -192,6 +195,7 @@ def _value_loss(
     t: Targets,
 ) -> jax.Array:
     """Sum over decisions of the critic's error."""
+    assert t.scored.values_BX is not None
     algo, level = spec.settings.algo, spec.algorithm.level
     mask_BX, _, _ = logprobs.decision_labels(r, level)
     values_BX = values(spec, base, critic, r, t.scored.features_BXD)
