@@ -43,7 +43,7 @@ def write_model(
     shard_bytes: int = SHARD_BYTES,
     report: Callable[[], None] = lambda: None,
 ) -> None:
-    """Writes the model, its settings and its tokenizer.
+    """Writes the model, its settings and its tokenizer; the weights in shards, with an index.
 
     Args:
         factors: the adapter to merge; empty for the bare base.
@@ -66,18 +66,6 @@ def write_model(
     generation = read_json(source / "generation_config.json") if source else {}
     _write_json(folder / "generation_config.json", generation | tokens | dict(sampling))
     save_tokenizer(base.tokenizer, folder, source)
-    save_sharded(folder, base, factors, scale, shard_bytes, report)
-
-
-def save_sharded(
-    folder: Path,
-    base: BaseModel,
-    factors: Factors,
-    scale: float,
-    shard_bytes: int,
-    report: Callable[[], None] = lambda: None,
-) -> None:
-    """Writes the weights shard by shard, with an index if there are several shards."""
     shapes, width = shapes_of(base.params), jax.tree.leaves(base.params)[0].dtype.itemsize
     paths = paths_by_name(base.config, shapes, "hf")
     plan = huggingface_hub.split_state_dict_into_shards_factory(

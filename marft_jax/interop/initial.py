@@ -7,7 +7,6 @@ first.
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -19,8 +18,6 @@ from marft_jax.errors import BadInput
 from marft_jax.interop import peft
 from marft_jax.models.lora import Adapters, shape_of
 from marft_jax.team.prompts import Team
-
-_VALUE_HEAD = "value_head.pth"  # a pickle, which could run any code
 
 
 def initial_adapters(
@@ -40,51 +37,43 @@ def initial_adapters(
     Raises:
         BadInput: a folder is missing, or does not fit the base, the team or the settings.
     """
-    own = settings if saved is None else dataclasses.replace(settings, init=None)
-    folders = _folders(team, own)
-    if not folders and not saved:
+    if settings.init is None and not any(profile.init for profile in team.profiles):
         return fresh
     loaded = jax.tree.map(lambda x: np.array(jax.device_get(x)), dict(fresh))
     scale = settings.alpha / settings.rank
     for profile, base, n in zip(team.profiles, team.bases, team.owners, strict=True):
         name = team.adapter_names[base][n]
-        if (folder := folders.get((base, n))) is not None:
-            _copy(peft.read(folder), loaded[base], n, scale, folder)
-        elif saved is not None and profile.past is None:
-            where = Path(settings.init or "") / name
-            if name not in saved:
-                raise BadInput(f"{where}: expected this adapter, found {', '.join(saved)}")
-            _copy(saved[name], loaded[base], n, scale, where)
+        if profile.init is not None:
+            folder = Path(profile.init).expanduser()
+        elif settings.init is not None and profile.past is None:
+            folder = Path(settings.init).expanduser() / name
+        else:
+            continue
+        if saved is None or profile.init is not None:
+            adapter = _read(folder, name)
+        elif name in saved:
+            adapter = saved[name]
+        else:
+            raise BadInput(f"{folder}: expected this adapter, found {', '.join(saved)}")
+        _copy(adapter, loaded[base], n, scale, folder)
     return jax.tree.map(lambda new, old: jax.device_put(new, old.sharding), loaded, dict(fresh))
 
 
-def _folders(team: Team, settings: LoraSettings) -> dict[tuple[str, int], Path]:
-    """Folder of every adapter (base, number) that has one."""
-    folders, init = dict[tuple[str, int], Path](), settings.init
-    if init is not None and not Path(init).expanduser().is_dir():
-        expected = "expected a run directory, an export or hub:owner/name"
-        raise BadInput(f"--lora.init {init}: {expected}, got a path where there is no folder")
-    if init is not None and (head := Path(init).expanduser() / _VALUE_HEAD).is_file():
+def _read(folder: Path, name: str) -> peft.Adapter:
+    """Reads an adapter; the first release saves one folder deeper once it was continued."""
+    if (head := folder.parent / "value_head.pth").is_file():  # a pickle, which could run any code
         raise BadInput(
             f"{head}: value heads of the first release are not read; move the file away, and the "
             "critic starts fresh"
         )
-    for profile, base, n in zip(team.profiles, team.bases, team.owners, strict=True):
-        if profile.init is not None:
-            folders[base, n] = Path(profile.init).expanduser()
-        elif init is not None and profile.past is None:
-            folders[base, n] = Path(init).expanduser() / team.adapter_names[base][n]
-    for (base, n), folder in folders.items():
-        inner = folder / folder.name  # where the first release saves once it was continued
-        if not (folder / peft.CONFIG).exists() and (inner / peft.CONFIG).exists():
-            folders[base, n] = inner
-        elif not folder.is_dir():
-            name = team.adapter_names[base][n]
-            raise BadInput(
-                f"{folder}: expected a peft folder for the adapter {name!r}, "
-                "found none; see --lora.init and `init:` in the team file"
-            )
-    return folders
+    if not folder.is_dir():
+        raise BadInput(
+            f"{folder}: expected a peft folder for the adapter {name!r}, found none; see "
+            "--lora.init (a run, an export or hub:owner/name) and `init:` in the team file"
+        )
+    inner = folder / folder.name
+    is_inner = (inner / peft.CONFIG).exists() and not (folder / peft.CONFIG).exists()
+    return peft.read(inner if is_inner else folder)
 
 
 def _copy(adapter: peft.Adapter, into: Adapters, n: int, scale: float, folder: Path) -> None:
