@@ -14,13 +14,7 @@ from jax import Array
 from jax._src.cudnn import fused_attention_stablehlo as kernels
 
 from marft_jax.models.ops import per_device
-from marft_jax.models.ops.attention import (
-    KV,
-    Attention,
-    attention,
-    causal_attention,
-    masks,
-)
+from marft_jax.models.ops.attention import KV, Attention, attention, causal_attention, masks
 from marft_jax.models.ops.platforms import is_close
 from marft_jax.models.ops.remat import keep, once
 
@@ -33,7 +27,7 @@ _NEAR = 0.05  # of the largest number: bfloat16 has steps of 0.8 %, and sums add
 def cudnn_attention(
     until_BT: Array, positions_BT: Array | None = None, window: int = 0
 ) -> Attention:
-    """``causal_attention`` without the scores of a row in memory, in by_kind pass.
+    """``causal_attention`` without the scores of a row in memory, in one pass.
 
     What a query reads is a bias, ``[B, 1, T, T]`` for all heads and layers: it says everything that
     ``masks`` can say, shared prefixes and windows as well. The kernel is causal beside that, and

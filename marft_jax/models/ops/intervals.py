@@ -91,12 +91,12 @@ def _reads(last: Any, g: _Grid, b: Any, i: Any, j: Any) -> Any:
 
 
 def _mask(shape: tuple[int, ...], queries_first: bool, g: _Grid, i: Any, j: Any, until: Array,
-          places: tuple[Array, Array] | None) -> Array:  # fmt: skip
+          places: Sequence[Any]) -> Array:  # fmt: skip
     axis = 0 if queries_first else 1
     q = jax.lax.broadcasted_iota(jnp.int32, shape, axis) + i * g.block
     k = jax.lax.broadcasted_iota(jnp.int32, shape, 1 - axis) + j * g.block
     mask = (k <= q) & (q <= until)
-    return mask if places is None else mask & (places[0] - places[1] < g.window)
+    return mask & (places[0][0] - places[1][0] < g.window) if places else mask
 
 
 def _product(x: Array, y: Array, over: tuple[int, int]) -> Array:
@@ -117,8 +117,7 @@ def _forward_kernel(last: Any, q: Any, k: Any, v: Any, until: Any, *refs: Any, g
     @pl.when(_reads(last, g, b, i, j))
     def _():
         scores = _product(q[0, 0], k[0, 0], (1, 1))
-        at = (places[0][0], places[1][0]) if places else None
-        scores = jnp.where(_mask(scores.shape, True, g, i, j, until[0], at), scores, _FAR)
+        scores = jnp.where(_mask(scores.shape, True, g, i, j, until[0], places), scores, _FAR)
         new = jnp.maximum(top[:, :1], scores.max(1, keepdims=True))
         weights, kept = jnp.exp(scores - new), jnp.exp(top[:, :1] - new)
         total[...] = jnp.broadcast_to(
@@ -138,8 +137,7 @@ def _weights(
 ) -> Array:
     """P', of keys by queries."""
     scores = _product(k[0, 0], q[0, 0], (1, 1))
-    at = (places[0][0], places[1][0]) if places else None
-    mask = _mask(scores.shape, False, g, i, j, until[0], at)
+    mask = _mask(scores.shape, False, g, i, j, until[0], places)
     return jnp.where(mask, jnp.exp(scores - log_total[0, 0]), 0.0)
 
 
@@ -187,7 +185,12 @@ def _call(
     kernel: Any, g: _Grid, grid: Any, at: Any, operands: list[Array], rows: Array,
     extra: list[Array], out: list[Any], scratch: list[tuple[int, int]],
 ) -> list[Array]:  # fmt: skip
-    """Runs a kernel. ``at`` of a step of the grid: row, head, block of queries, block of keys."""
+    """Runs a kernel.
+
+    Args:
+        at: of a step of the grid: row, head, block of queries, block of keys.
+        out: arrays like the results; a block of them is at the first three numbers of a step.
+    """
     first = not extra  # queries first
     until_BT, positions_BT = rows[:, 0], rows[:, 1]
     last = until_BT.reshape(len(until_BT), g.blocks, g.block).max(-1)
@@ -214,12 +217,15 @@ def _call(
     arrays, specs = zip(*inputs, strict=True)
     return pl.pallas_call(
         functools.partial(kernel, g=g),
-        out_shape=[shape for shape, *_ in out],
+        out_shape=[jax.ShapeDtypeStruct(x.shape, x.dtype) for x in out],
         grid_spec=pltpu.PrefetchScalarGridSpec(
             num_scalar_prefetch=1,
             grid=grid,
             in_specs=specs,
-            out_specs=[pl.BlockSpec(size, lambda *s, f=f: f(*s[:4])) for _, size, f in out],
+            out_specs=[
+                pl.BlockSpec((1, 1, g.block, x.shape[-1]), lambda *step: (*step[:3], 0))
+                for x in out
+            ],
             scratch_shapes=[pltpu.VMEM(size, jnp.float32) for size in scratch],
         ),
         compiler_params=pltpu.CompilerParams(
@@ -233,18 +239,10 @@ def _forward(q: Array, k: Array, v: Array, rows: Array, *, window: int) -> tuple
     """The context, and the logarithm of the sum of each query's exp(scores)."""
     g, (b, h, t, c) = _grid(q, k, window), q.shape
     wide = jax.ShapeDtypeStruct((b, h, t, _LANES), jnp.float32)
-    out = [
-        (
-            jax.ShapeDtypeStruct(q.shape, q.dtype),
-            (1, 1, g.block, c),
-            lambda b, h, i, j: (b, h, i, 0),
-        ),
-        (wide, (1, 1, g.block, _LANES), lambda b, h, i, j: (b, h, i, 0)),
-    ]
     context, log_total = _call(
         _forward_kernel, g, (b, h, g.blocks, g.blocks),
         lambda b, h, i, j: (b, h, i, jnp.minimum(i, j)),
-        [q, k, v], rows, [], out, [(g.block, _LANES), (g.block, _LANES), (g.block, c)],
+        [q, k, v], rows, [], [q, wide], [(g.block, _LANES), (g.block, _LANES), (g.block, c)],
     )  # fmt: skip
     return context, log_total[..., 0]
 
@@ -255,25 +253,19 @@ def _backward(
 ) -> tuple[Array, Array, Array]:  # fmt: skip
     g, (b, h, _, c) = _grid(q, k, window), q.shape
     lost = jnp.sum(d.astype(jnp.float32) * context, -1)
-    extra, size = [d, log_total, lost], (1, 1, g.block, c)
+    extra = [d, log_total, lost]
     [dq] = _call(
         _queries_kernel, g, (b, h, g.blocks, g.blocks),
         lambda b, h, i, j: (b, h, i, jnp.minimum(i, j)), [q, k, v], rows, extra,
-        [(jax.ShapeDtypeStruct(q.shape, q.dtype), size, lambda b, h, i, j: (b, h, i, 0))],
-        [(g.block, c)],
+        [q], [(g.block, c)],
     )  # fmt: skip
 
     def at(b: Any, group: Any, j: Any, step: Any) -> Any:
-        return (
-            b,
-            group * g.times + jax.lax.div(step, g.blocks),
-            jnp.maximum(jax.lax.rem(step, g.blocks), j),
-            j,
-        )
+        head = group * g.times + jax.lax.div(step, g.blocks)
+        return b, head, jnp.maximum(jax.lax.rem(step, g.blocks), j), j
 
-    keys = jax.ShapeDtypeStruct(k.shape, k.dtype), size, lambda b, group, j, _: (b, group, j, 0)
     dk, dv = _call(
         _keys_kernel, g, (b, k.shape[1], g.blocks, g.times * g.blocks), at, [q, k, v], rows,
-        extra, [keys, keys], [(g.block, c)] * 2,
+        extra, [k, k], [(g.block, c)] * 2,
     )  # fmt: skip
     return dq, dk, dv

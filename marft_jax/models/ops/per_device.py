@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -18,20 +18,15 @@ Kernel = Callable[..., Any]
 """(queries, keys, values, what else there is of each row) to context, all ``[B, heads, T, C]``."""
 
 
-class Split(NamedTuple):
-    """What a kernel takes, and how each device runs it on its own rows and heads."""
-
-    q_BHTC: Array
-    k_BGTC: Array
-    v_BGTC: Array
-    everywhere: Callable[[Kernel], Kernel]
-
-
-def split(q_BHTC: Array, kv: KV) -> Split | None:
+def split(q_BHTC: Array, kv: KV) -> tuple[Array, Array, Array, Callable[[Kernel], Kernel]] | None:
     """Splits rows and heads over the mesh of the context (``mesh.with_mesh``), if there is one.
 
     Where ``tensor`` has more places than there are key-value heads, each of these is copied to all
-    places that read it. None where the mesh does not divide the rows or the query heads.
+    places that read it.
+
+    Returns:
+        Queries, keys and values as a kernel takes them, and what makes each device run a kernel on
+        its own rows and heads; None where the mesh does not divide the rows or the query heads.
     """
     (b, h), groups = q_BHTC.shape[:2], kv.v_BGTC.shape[1]
     mesh, rows = jax.sharding.get_abstract_mesh(), mesh_lib.row_axes()
@@ -50,7 +45,7 @@ def split(q_BHTC: Array, kv: KV) -> Split | None:
         specs = (heads, heads, heads, P(rows))
         return jax.shard_map(kernel, in_specs=specs, out_specs=heads, check_vma=False)
 
-    return Split(q_BHTC, k, v, everywhere)
+    return q_BHTC, k, v, everywhere
 
 
 def of_places(kernel: Callable[..., Any]) -> Any:
