@@ -74,14 +74,9 @@ def values(
     """V of each decision; without given features, from the features of the critic's adapters."""
     level = spec.algorithm.level
     if features_BXD is None:
+        index_BX, alpha = logprobs.decision_index(r, level), spec.settings.lora.alpha
         features_BXD = logprobs.hidden_states(
-            spec.graphdef,
-            base,
-            r,
-            logprobs.decision_index(r, level),
-            critic.adapters,
-            r.tokens.agents_BT,
-            spec.settings.lora.alpha,
+            spec.graphdef, base, r, index_BX, critic.adapters, r.tokens.agents_BT, alpha
         )
     return critic_lib.values(critic.head, features_BXD, logprobs.decision_labels(r, level)[1])
 
