@@ -390,6 +390,10 @@ MARKED = """
 5/6 | the probability is ⅚.
 21/4 | So he needs 5 and 1/4 cups.
 7 | between 5 and 7
+6 | They have 84 towels, which means there are 84/14 =6 loads of laundry
+3400 | So each year the number of people added is 17 000/5 = 3 400.
+3/56 | so \\[p(8) = \\frac{q(8) + 8}{8^2 - 1} = \\frac{3}{56}.\\]
+-128 | Our answer is therefore $16\\cdot (-8) = -128$.
 3\\pi | The answer is $3\\pi$, that is about $9.42$.
 x+1 | The answer is x+1, since 3 = 2 + 1.
 1, 2, \\ldots, n | The answer is 1, 2, ..., n.

@@ -50,7 +50,8 @@ _GROUP = r"\{(?:[^{}]|\{(?:[^{}]|\{[^{}]*\})*+\})*+\}"
 _CALL = r"\((?![^()]*[A-Za-z]{3})(?:[^()\n]|\([^()]*\))*+\)"
 _PIECE = (
     rf"(?:\\(?:sqrt|[dtc]?frac\s*(?:\w|{_GROUP}))\s*(?=[\w{{])|{_GROUP}|{_CALL}"
-    r"|(?<=\d),(?:\s*\\!\s*)?(?=\d)|[^\s,;(){}—。，；！？\u4e00-\u9fff])++"
+    r"|(?<=\d),(?:\s*\\!\s*)?(?=\d)|(?<=\d) (?=\d{3}(?![\w/]))"
+    r"|(?!\\(?:[\])]|(?:times|cdot|div|pm|end)(?![A-Za-z])))[^\s,;(){}—。，；！？\u4e00-\u9fff])++"
 )
 _FIRST = r"(?=[-+−–$\\(√∛∜⌊⌈]*(?:[\d¼-¾⅐-⅞]|\.\d|\\[a-z]|[a-z]\())"
 _SIGN = r"(?:[-+*/^=×·⋅÷−–:]|\\(?:times|cdot|div|pm)(?![A-Za-z]))\s*"
@@ -219,9 +220,9 @@ def _last_number(text: str) -> str | None:
 def _phrase(text: str) -> str | None:
     phrases = list(_PHRASE.finditer(text))
     if not phrases:
-        formulas = _grouped(text, _formulas(text))
+        formulas = _formulas(text)
         last = text.strip().rpartition("\n")[2].strip("*_` ")
-        return formulas[-1] if formulas else last.rstrip(".。")
+        return formulas[-1][2] if formulas else last.rstrip(".。")
     rest = text[phrases[-1].end() :].strip()
     sentence = _SENTENCE_END.split(rest, maxsplit=1)[0].strip()
     sentence = _EXPLAINED.split(sentence, maxsplit=1)[0] or sentence
