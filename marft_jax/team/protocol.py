@@ -72,7 +72,7 @@ def _check_act(act: Any, team: Team, turns: int) -> Act:
     length = sampling["max_new_tokens"]
     _expect(length <= longest, f"sampling.max_new_tokens: expected at most {longest}", length)
     sampling["max_new_tokens"] = length = min(length, room)
-    known = act.number is None or _is_index(act.number, 1 << 32)
+    known = act.number is None or _is_index(act.number, 1 << 64)
     _expect(known, "number: expected a whole number >= 0, or None", act.number)
     choices = tuple(tuple(_ids("choices", c, vocabulary).tolist()) for c in act.choices)
     fits = all(len(choice) <= length for choice in choices)
