@@ -129,8 +129,11 @@ class Reporter(logging.Handler):
         with self._until_gone():
             self._console.print(text, markup=False, soft_wrap=True)
 
-    def close(self) -> None:
-        """Closes the writers and the bar; log records are still printed."""
+    def finish(self) -> None:
+        """Closes the writers and the bar; log records are still printed.
+
+        Not ``close``, which ``logging`` calls on every handler when a library configures it anew.
+        """
         self._close_writers()
         if not self._console.quiet:
             with self._until_gone():
@@ -195,7 +198,7 @@ def open_reporter(
         for handler in (file, reporter):
             LOGGER.addHandler(handler)
             stack.callback(LOGGER.removeHandler, handler)
-        stack.callback(reporter.close)
+        stack.callback(reporter.finish)
         yield reporter
 
 

@@ -118,7 +118,7 @@ def save_and_close(run: Training) -> str:
     A signal calls this from another thread than the one that trains.
     """
     run.checkpoints.flush()
-    closing = threading.Thread(target=run.reporter.close, daemon=True)
+    closing = threading.Thread(target=run.reporter.finish, daemon=True)
     closing.start()
     closing.join(GRACE_S)  # a logger may call a server that does not answer
     return stopped(run)

@@ -6,6 +6,7 @@ import contextlib
 import io
 import json
 import logging
+import logging.config
 import math
 import re
 import resource
@@ -312,3 +313,11 @@ def test_a_run_directory_that_cannot_be_written_leaves_logging_as_it_was(tmp_pat
     with pytest.raises(OSError), reporter(tmp_path):
         pass
     assert logger.handlers == before
+
+
+def test_a_library_that_configures_logging_closes_no_report(tmp_path):
+    """It closes every handler that there is, as uvicorn does."""
+    with reporter(tmp_path) as report:
+        logging.config.dictConfig({"version": 1, "disable_existing_loggers": False})
+        report.log(1, {"x": 1})
+    assert [line["step"] for line in read(tmp_path)] == [1]
