@@ -472,7 +472,8 @@ def _between_sections(config: Config, evaluates: bool) -> dict[str, str]:
     if algo.recorded or evaluates:
         needs["mesh.rollout"] = "training on samples of the team"
     if algo.recorded:
-        needs["rollout.lag"] = "training on samples of the team"
+        for key in ("rollout.lag", "guard.max_kl", "guard.min_entropy", "guard.reward_drop"):
+            needs[key] = "training on samples of the team"
     return needs
 
 
