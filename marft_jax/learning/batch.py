@@ -33,6 +33,18 @@ from marft_jax.random_keys import Stream
 from marft_jax.types import MAIN, Episode
 
 
+class Prompts(NamedTuple):
+    """Rows up to the last prompt token of each sequence: all that the value of an action reads.
+
+    Attributes:
+        rows: packed on their own; their microbatches belong to no minibatch.
+        flat_UBK: for each turn of the batch's rows, its flat position among the turns of ``rows``.
+    """
+
+    rows: Rows[np.ndarray]
+    flat_UBK: np.ndarray
+
+
 class Batch(NamedTuple):
     """Everything that one training step learns from.
 
@@ -42,12 +54,14 @@ class Batch(NamedTuple):
         prefix_shared: tokens that sequences share with others of their row.
         blocks: sets of as many consecutive microbatches of each base, with about as many decisions
             of each adapter; a multiple of the minibatches.
+        prompts: of each base, for a critic that reads no more than these.
     """
 
     rows: dict[str, Rows[np.ndarray]]
     chain: Chain
     prefix_shared: int
     blocks: int
+    prompts: dict[str, Prompts] | None = None
 
 
 def build(
@@ -62,6 +76,7 @@ def build(
     share: bool = False,
     bases: Sequence[str] | None = None,
     d_models: Mapping[str, int] | None = None,
+    prompts: bool = False,
 ) -> Batch:
     """Packs episodes for the learner.
 
@@ -76,6 +91,7 @@ def build(
         share: sequences of a row share their prefixes.
         bases: the base of each agent; by default all are on ``main``.
         d_models: width of each base, by default 2048; the rows of a narrow base are less wide.
+        prompts: packs the prompts on their own too; decisions are actions.
     """
     on = [MAIN] * len(owners) if bases is None else bases
     sequences: dict[str, list[list[TokenSequence]]] = {}  # of each base, in each episode
@@ -89,17 +105,15 @@ def build(
     groups = [episode.group for episode in episodes]
     loads = np.concatenate([_loads(own, level) for own in sequences.values()], axis=1)
     blocks = balance_blocks(loads, groups, _blocks(config, groups), rng)
-    packed = {
-        base: _pack(
-            episodes,
-            config,
-            [[s for e in block for s in own[e]] for block in blocks],
-            level=level,
-            shards=shards,
-            rng=rng,
-            share=share,
+
+    def pack(base: str, of_blocks: list[list[TokenSequence]]) -> _Packed:
+        return _pack(
+            episodes, config, of_blocks, level=level, shards=shards, rng=rng, share=share,
             d_model=(d_models or {}).get(base, 2048),
-        )
+        )  # fmt: skip
+
+    packed = {
+        base: pack(base, [[s for e in block for s in own[e]] for block in blocks])
         for base, own in sequences.items()
     }
     shapes = {base: own.rows.decision_mask(level).shape for base, own in packed.items()}
@@ -108,12 +122,27 @@ def build(
         decisions |= {k: range(first + r.start, first + r.stop) for k, r in own.decisions.items()}
         first += math.prod(shapes[base])
     sizes = [reward_size(episode, config) for episode in episodes]
-    return Batch(
+    batch = Batch(
         rows={base: own.rows for base, own in packed.items()},
         chain=make_chain(episodes, rewards, decisions, shapes, sizes),
         prefix_shared=sum(own.prefix_shared for own in packed.values()),
         blocks=len(blocks),
     )
+    if not prompts:
+        return batch
+    cut = {
+        base: pack(base, [[s.prompt() for in_episode in own for s in in_episode]])
+        for base, own in sequences.items()
+    }
+    return batch._replace(prompts={base: _prompts(packed[base], cut[base]) for base in packed})
+
+
+def _prompts(whole: _Packed, cut: _Packed) -> Prompts:
+    """Finds the turns of the whole rows among those of rows that end with their prompts."""
+    flat_UBK = np.zeros_like(whole.rows.turns.prompt_end_BK)
+    for turn, [place] in whole.decisions.items():
+        flat_UBK.flat[place] = cut.decisions[turn][0]
+    return Prompts(cut.rows, flat_UBK)
 
 
 def microbatches(rows: Rows[np.ndarray]) -> list[Rows[np.ndarray]]:

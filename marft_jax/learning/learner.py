@@ -27,7 +27,7 @@ from marft_jax.learning.programs import programs
 from marft_jax.learning.rows import Rows, means_by_agent
 from marft_jax.learning.settings import LearnerSettings
 from marft_jax.learning.state import TrainState
-from marft_jax.learning.values import Scored, reads_base
+from marft_jax.learning.values import Scored, reads_base, reads_prompts
 from marft_jax.models import lora
 from marft_jax.models.weights.load import BaseModel
 from marft_jax.parallel import mesh as mesh_lib
@@ -69,6 +69,7 @@ class Learner:
             share=settings.algo.reuse,
             bases=team.bases,
             d_models={name: base.config.d_model for name, base in bases.items()},
+            prompts=reads_prompts(settings, algorithm.level),
         )
         decoders = {name: (base.config, base.graphdef) for name, base in bases.items()}
         self._run = programs(settings, decoders, team, algorithm, mesh)
@@ -93,16 +94,13 @@ class Learner:
         Returns:
             (state, estimates, metrics); the metrics are still on the device.
         """
-        rows = self._microbatches(batch.rows)
-        scored = {base: [Scored()] * len(own) for base, own in rows.items()}
-        if reads_base(self._settings):
-            scored = self._run_each("score", rows, critic=state.critic)
+        rows, scored = self._score(state, batch)
         references = {b: p.reference for b, p in state.policies.items() if p.reference}
         for base, own in self._logprobs(references, rows).items():
             both = zip(scored[base], own, strict=True)
             scored[base] = [s._replace(reference_BA=reference_BA) for s, reference_BA in both]
         corrects = self._settings.correction != "none"
-        present = self._logprobs(state.adapters, rows) if corrects else {}
+        present = self._logprobs(state.adapters if corrects else {}, rows)
         estimates = self._estimate(state, batch, scored)
         targets = self._targets(batch, scored, present, estimates)
         averages = estimates.baseline, estimates.values_scale
@@ -157,32 +155,47 @@ class Learner:
             for base, own in may_learn.items()
         }
 
+    def _score(
+        self, state: TrainState, batch: batch_lib.Batch
+    ) -> tuple[dict[str, list[Rows[jax.Array]]], dict[str, list[Scored]]]:
+        """Places the microbatches of each base, and computes values, features and reference
+        log-probs."""
+        prompts = batch.prompts
+        read = batch.rows if prompts is None else {base: own.rows for base, own in prompts.items()}
+        rows = self._microbatches(read)
+        if not reads_base(self._settings):
+            return rows, {base: [Scored()] * len(own) for base, own in rows.items()}
+        scored = {
+            base: [
+                self._run.bases[base].score(
+                    base=self._params[base], critic=state.critic[base], r=micro
+                )
+                for micro in own
+            ]
+            for base, own in rows.items()
+        }
+        if prompts is None:
+            return rows, scored
+        rows = self._microbatches(batch.rows)  # in the meantime
+        return rows, {base: _turns_of(own, scored[base]) for base, own in prompts.items()}
+
     def _logprobs(
         self,
         adapters: Mapping[str, lora.Adapters],
         rows: Mapping[str, Sequence[Rows[jax.Array]]],
     ) -> dict[str, list[jax.Array]]:
-        """Log-probs of the actions under these adapters: of the present policy, where stale samples
-        are corrected, or of a KL's reference."""
-        own = {base: rows[base] for base in adapters if base in rows}
-        return self._run_each("proximal", own, adapters=adapters)
-
-    def _run_each(
-        self,
-        program: str,
-        rows: Mapping[str, Sequence[Rows[jax.Array]]],
-        **state: Mapping[str, Any],
-    ) -> dict[str, list[Any]]:
-        """Runs a program of each base, with the base's part of the state, on its microbatches."""
-        found: dict[str, list[Any]] = {}
-        for base, own in rows.items():
-            run = functools.partial(
-                getattr(self._run.bases[base], program),
-                base=self._params[base],
-                **{name: part[base] for name, part in state.items()},
-            )
-            found[base] = [run(r=micro) for micro in own]
-        return found
+        """Log-probs of the actions in each base's rows under these adapters, before the update:
+        under the present ones, where stale samples are corrected, or under a KL's reference."""
+        return {
+            base: [
+                self._run.bases[base].proximal(
+                    base=self._params[base], adapters=adapters[base], r=micro
+                )
+                for micro in own
+            ]
+            for base, own in rows.items()
+            if base in adapters
+        }
 
     def _estimate(
         self, state: TrainState, batch: batch_lib.Batch, scored: Mapping[str, Sequence[Scored]]
@@ -260,3 +273,12 @@ class Learner:
             [(base, u) for base, own in of_block.items() for u in own[part].ravel().tolist()]
             for part in parts
         ]
+
+
+def _turns_of(prompts: batch_lib.Prompts, scored: Sequence[Scored]) -> list[Scored]:
+    """Brings what was scored in the rows of the prompts to the turns of the batch's rows."""
+    flat: list[Any] = [
+        np.concatenate([x.reshape(-1, *x.shape[2:]) for x in mesh_lib.fetch(parts)])
+        for parts in ([s.values_BX for s in scored], [s.features_BXD for s in scored])
+    ]
+    return [Scored(*(x[flat_BK] for x in flat)) for flat_BK in prompts.flat_UBK]

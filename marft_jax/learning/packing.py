@@ -55,6 +55,12 @@ class TokenSequence(NamedTuple):
         """Sort key that puts sequences which share a prefix side by side."""
         return np.stack([self.ids, self.agents], axis=1).astype(">u4").tobytes()
 
+    def prompt(self) -> TokenSequence:
+        """Cuts the sequence behind the first token of its last action."""
+        end = self.starts[-1] + 1
+        acted = [*self.acted[:-1], 1]
+        return self._replace(ids=self.ids[:end], agents=self.agents[:end], acted=acted)
+
     def shared_with(self, other: TokenSequence) -> int:
         """Tokens of the longest prefix that both have."""
         n = min(self.read, other.read) if self.owner == other.owner else 0

@@ -11,7 +11,7 @@ from marft_jax.learning import critic as critic_lib
 from marft_jax.learning import logprobs
 from marft_jax.learning.algorithms import Algorithm
 from marft_jax.learning.logprobs import Graph
-from marft_jax.learning.rows import Rows
+from marft_jax.learning.rows import Level, Rows
 from marft_jax.learning.settings import LearnerSettings
 from marft_jax.models import lora
 from marft_jax.models.decoder import Base
@@ -32,6 +32,14 @@ class Scored(NamedTuple):
     values_BX: jax.Array | None = None  # the critic's value of each decision
     features_BXD: jax.Array | None = None  # input of a critic without adapters, for every epoch
     reference_BA: jax.Array | None = None  # log-probs of the base without adapters
+
+
+def reads_prompts(settings: LearnerSettings, level: Level) -> bool:
+    """True where the frozen base is read for the values of whole actions only.
+
+    Such a value needs the tokens before the action, and not the action itself.
+    """
+    return level == "action" and settings.has_frozen_critic and settings.reference != "base"
 
 
 def reads_base(settings: LearnerSettings) -> bool:

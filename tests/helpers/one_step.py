@@ -16,6 +16,7 @@ from marft_jax.learning.algorithms import find_algorithm
 from marft_jax.learning.learner import Learner
 from marft_jax.learning.settings import SETTINGS, Appo, LearnerSettings, resolve
 from marft_jax.learning.state import PolicyState, TrainState
+from marft_jax.learning.values import reads_prompts
 from marft_jax.parallel import mesh as mesh_lib
 from marft_jax.types import MAIN
 
@@ -59,7 +60,10 @@ def build(
     shards = mesh_lib.row_shards(where or small.one_device())
     level = find_algorithm(name).level
     algo, rewards = settled(config, name).algo, small.paid(episodes)
-    return batch_lib.build(episodes, rewards, owners, algo, level, shards=shards, share=share)
+    prompts = reads_prompts(settled(config, name), level)
+    return batch_lib.build(
+        episodes, rewards, owners, algo, level, shards=shards, share=share, prompts=prompts
+    )
 
 
 def fresh(config: Config, name: str = "appo", where=None, agents: int = 2) -> TrainState:

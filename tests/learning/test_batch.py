@@ -212,6 +212,14 @@ def test_a_turn_carries_its_own_numbers(episodes):
         )
 
 
+def test_the_prompts_of_nested_turns_reach_to_their_last_ones_first_token():
+    [sequence] = packing.merge_prefixes(0, shared_history(), {0: 0, 1: 0})
+    prompt = sequence.prompt()
+    assert prompt.ids.tolist() == [1, 2, 3, 4, 50, 6, 51, 7]
+    assert prompt.acted == [*sequence.acted[:-1], 1] == [2, 1, 1]
+    assert prompt.agents.tolist() == sequence.agents[:8].tolist()
+
+
 def test_minibatches_have_about_as_many_tokens():
     """Of episodes with equal decisions, of which half are ten times as long."""
     rng = np.random.default_rng(0)

@@ -438,6 +438,30 @@ def test_turns_that_share_their_beginning_learn_what_they_learn_apart(name, crit
         close(apart[0].adapters, shared[0].adapters, 1e-5)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("critic", "shape"), [("shared", (1, 1, 1)), ("heads", (4, 2, 1))], ids=str
+)
+def test_a_critic_that_reads_prompts_alone_reads_what_it_would_in_the_rows(critic, shape):
+    """Also where turns are nested, and where they share their beginning."""
+    where, config = small.mesh_of(*shape), settings(ONCE, mode=critic)
+    for owners, share in (((0, 1), False), ((0, 1), True), ((0, 0), True)):
+        batch = build(config, conversations(), where=where, owners=owners, share=share)
+        assert batch.prompts is not None
+        tokens, fewer = (
+            int((r.tokens.owners_BT >= 0).sum())
+            for r in (batch.rows[MAIN], batch.prompts[MAIN].rows)
+        )
+        assert share or fewer < tokens
+        ours = learner(config, where=where)
+        apart, whole = (
+            ours.learn(fresh(config, where=where), x, 0)[1]
+            for x in (batch, batch._replace(prompts=None))
+        )
+        close(apart.values_EJ, whole.values_EJ, 1e-5)
+        close(apart.advantages_EJ, whole.advantages_EJ, 1e-5)
+
+
 def test_reuse_decides_whether_turns_share():
     turns = [small.turn(0, [1, 2, 3, 4], [5 + e]) for e in range(2)]
     episodes = [small.episode(e, [turn], [1.0]) for e, turn in enumerate(turns)]

@@ -249,7 +249,9 @@ def _learning(run: Run) -> dict[str, Any]:
         "optimiser": programs.apply.lower(state=stepped, total=total, trainable=trainable),
     }
     if reads_base(run.learning):
-        lowered["values"] = of_base.score.lower(**frozen, r=rows)
+        whole, prompts = batch.rows[MAIN], batch.prompts
+        read = whole if prompts is None else prompts[MAIN].rows
+        lowered["values"] = of_base.score.lower(**frozen, r=micro(read))
     return lowered
 
 

@@ -160,7 +160,9 @@ def _prefill(run: Run) -> Counted:
 
 def _values(run: Run) -> Counted:
     learning = run.learning
-    micros, tokens, width, actions = _microbatch(run.batch.rows[MAIN])
+    prompts = run.batch.prompts
+    read = run.batch.rows[MAIN] if prompts is None else prompts[MAIN].rows
+    micros, tokens, width, actions = _microbatch(read)
     with_reference = learning.reference == "base"
     frozen = learning.has_frozen_critic or with_reference
     adapted = learning.critic_mode == "lora"

@@ -16,6 +16,7 @@ from marft_jax.learning import batch as batch_lib
 from marft_jax.learning.credit import CREDITS
 from marft_jax.learning.rows import Level
 from marft_jax.learning.settings import LearnerSettings
+from marft_jax.learning.values import reads_prompts
 from marft_jax.rollout.branches import turns_at
 from marft_jax.team.prompts import Team
 from marft_jax.types import MAIN, Episode, StepResult, Turn
@@ -118,5 +119,5 @@ def longest_batch(
     rewards = [np.zeros(len(episode.turns), np.float32) for episode in episodes]
     return batch_lib.build(
         episodes, rewards, team.owners, settings.algo, level,
-        shards=shards, d_models={MAIN: d_model},
+        shards=shards, d_models={MAIN: d_model}, prompts=reads_prompts(settings, level),
     )  # fmt: skip

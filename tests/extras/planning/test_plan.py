@@ -225,8 +225,9 @@ def test_hosts_exchange_gradients_and_never_the_base(mesh, layers):
 
 def test_a_plan_counts_no_microbatch_that_has_no_rows():
     batch = run_of(settings(algo=Appo(episodes=32, microbatch_tokens=512))).batch
-    mask_UBA = batch.rows[MAIN].actions.mask_BA
-    assert len(mask_UBA) > 4 and (mask_UBA > 0).any((1, 2)).all()
+    assert batch.prompts is not None
+    for rows in (batch.rows[MAIN], batch.prompts[MAIN].rows):
+        assert len(rows.actions.mask_BA) > 4 and (rows.actions.mask_BA > 0).any((1, 2)).all()
 
 
 def test_what_a_plan_counts_is_what_a_run_holds():
