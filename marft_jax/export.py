@@ -20,7 +20,7 @@ import os
 import shutil
 import stat
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NoReturn
 
@@ -39,7 +39,6 @@ from marft_jax.run.progress import Progress
 from marft_jax.run.setup import Session, open_session, restore_state
 from marft_jax.setting import check_local
 from marft_jax.team.team_files import dump_team, load_team
-from marft_jax.types import MAIN
 
 
 def main(argv: Sequence[str] | None = None) -> NoReturn:
@@ -81,8 +80,9 @@ def export(
         raise BadInput(f"--out {out}: expected a new or empty folder")
     session = open_session(config, blueprint)
     state = restore_state(session, run, step)
-    facts = card.Facts(run, int(state.step), config, blueprint, _portable(session.base.source))
-    adapters = jax.tree.map(lambda x: np.asarray(jax.device_get(x)), state.adapters[MAIN])
+    sources = ", ".join(_portable(base.source) for base in session.bases.values())
+    facts = card.Facts(run, int(state.step), config, blueprint, sources)
+    adapters = jax.tree.map(lambda x: np.asarray(jax.device_get(x)), state.adapters)
     console = Console(highlight=False, soft_wrap=True)
     with _all_or_nothing(out) as draft:
         if form == "peft":
@@ -134,24 +134,31 @@ def _of(n: int, adapters: lora.Adapters) -> peft.Factors:
     return jax.tree.map(lambda x: x[n], adapters)
 
 
-def _as_peft(out: Path, session: Session, adapters: lora.Adapters, facts: card.Facts) -> None:
-    """Writes a folder per adapter and the team's file; what they name lies beside them."""
-    team, base, blueprint = session.team, facts.base, facts.blueprint
-    if session.base.source == "tiny":  # nobody else has it
-        base = "base"
-        huggingface.write_model(out / base, session.base, {}, 1.0, {})
-    workflow, temperature = session.workflow, session.config.eval.temperature
-    plays = turns.write(out, team, workflow, base, temperature)
-    alpha, inside = session.config.lora.alpha, huggingface.layers_in(session.base.source)
+def _as_peft(
+    out: Path, session: Session, adapters: Mapping[str, lora.Adapters], facts: card.Facts
+) -> None:
+    """Writes a folder per adapter and the team's file; what they name lies beside them. With
+    several bases the adapters of each are in a folder of its own."""
+    team, blueprint = session.team, facts.blueprint
+    places = [*zip(team.bases, team.owners, strict=True)]
     folders: dict[str, list[str]] = {}
-    for n, name in enumerate(team.adapter_names[MAIN]):
-        peft.write(out / name, _of(n, adapters), alpha, base, inside)
-        members = [team.names[i] for i, owner in enumerate(team.owners) if owner == n]
-        folders[name] = members
-    card.write(out, facts, folders, base, plays)
+    plays, source = False, ""
+    for on, model in session.bases.items():
+        inside, source = huggingface.layers_in(model.source), _portable(model.source)
+        if model.source == "tiny":  # nobody else has it
+            source = "base"
+            huggingface.write_model(out / source, model, {}, 1.0, {})
+        plays = turns.write(out, team, session.workflow, source, session.config.eval.temperature)
+        names, alpha = team.adapter_names[on], session.config.lora.alpha
+        for n, name in enumerate(names):
+            folder = team.folder_of(on, n)
+            peft.write(out / folder, _of(n, adapters[on]), alpha, source, inside)
+            members = [team.names[i] for i, place in enumerate(places) if place == (on, n)]
+            folders[folder] = members
+    card.write(out, facts, folders, source, plays)
     seeded = tuple(
-        dataclasses.replace(profile, init=team.adapter_names[MAIN][owner])
-        for profile, owner in zip(blueprint.agents, team.owners, strict=True)
+        dataclasses.replace(profile, init=team.folder_of(*place))
+        for profile, place in zip(blueprint.agents, places, strict=True)
     )
     text = dump_team(blueprint._replace(agents=seeded))
     (out / "team.yaml").write_text(text, encoding="utf-8")
@@ -160,23 +167,24 @@ def _as_peft(out: Path, session: Session, adapters: lora.Adapters, facts: card.F
 def _as_merged(
     out: Path,
     session: Session,
-    adapters: lora.Adapters,
+    adapters: Mapping[str, lora.Adapters],
     facts: card.Facts,
     agent: str | None,
     progress: Progress,
 ) -> None:
     """Writes a whole model per agent."""
     team, settings = session.team, session.config.lora
-    members = zip(team.names, team.owners, team.sampling, strict=True)
+    members = zip(team.names, team.bases, team.owners, team.sampling, strict=True)
     wanted = [member for member in members if agent in (None, member[0])]
-    total, done = len(wanted) * len(jax.tree.leaves(session.base.params)), itertools.count(1)
-    for name, owner, sampling in wanted:
+    total = sum(len(jax.tree.leaves(session.bases[on].params)) for _, on, _, _ in wanted)
+    done = itertools.count(1)
+    for name, on, owner, sampling in wanted:
         drawn = {"do_sample": sampling.temperature > 0, "max_new_tokens": sampling.max_new_tokens}
         if sampling.temperature > 0:
             drawn |= {k: getattr(sampling, k) for k in ("temperature", "top_p", "top_k", "min_p")}
         scale = settings.alpha / settings.rank
         huggingface.write_model(
-            out / name, session.base, _of(owner, adapters), scale, drawn,
+            out / name, session.bases[on], _of(owner, adapters[on]), scale, drawn,
             report=lambda: progress(next(done), total),
         )  # fmt: skip
     card.write(out, facts, {one[0]: [one[0]] for one in wanted})

@@ -42,7 +42,7 @@ def initial_adapters(
     loaded = jax.tree.map(lambda x: np.array(jax.device_get(x)), dict(fresh))
     scale = settings.alpha / settings.rank
     for profile, base, n in zip(team.profiles, team.bases, team.owners, strict=True):
-        name = team.adapter_names[base][n]
+        name = team.folder_of(base, n)
         if profile.init is not None:
             folder = Path(profile.init).expanduser()
         elif settings.init is not None and profile.past is None:

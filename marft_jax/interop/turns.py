@@ -10,7 +10,6 @@ from typing import Any
 
 from marft_jax.team.profiles import last_answering
 from marft_jax.team.prompts import Team
-from marft_jax.types import MAIN
 
 _Turn = tuple[int, list[int], str]  # the agent, the earlier turns that it sees, its message
 
@@ -24,16 +23,18 @@ def write(folder: Path, team: Team, workflow: str, base: str, temperature: float
 
     Returns:
         False, with nothing written, for a workflow that decides the next turn while it plays, for a
-        conversation that all agents share, and for an environment with a view per agent.
+        team on several bases, for a conversation that all agents share, and for an environment with
+        a view per agent.
     """
-    turns = None if team.shared or team.view else turns_of(team, workflow)
+    several = len(team.adapter_names) > 1
+    turns = None if team.shared or team.view or several else turns_of(team, workflow)
     if turns is None:
         return False
     tokenizer = team.tokenizers[0]
     folded, template = tokenizer.rendering()
     plain = {
         "base": base,
-        "adapters": list(team.adapter_names[MAIN]),
+        "adapters": list(team.adapter_names[team.bases[0]]),
         "context": team.contexts[0],
         "eos": list(tokenizer.eos_ids),
         "line": "{1}" if team.anonymous else "{0}: {1}",
@@ -74,7 +75,7 @@ def _plain(team: Team, turn: _Turn, temperature: float) -> dict[str, Any]:
     ends = {"stop_strings": list(sampling.stop)} if sampling.stop else {}
     return {
         "agent": profile.name,
-        "adapter": team.adapter_names[MAIN][team.owners[agent]],
+        "adapter": team.adapter_names[team.bases[agent]][team.owners[agent]],
         "system": "" if team.anonymous else profile.prompt,
         "message": message,
         "sees": sees,

@@ -48,7 +48,7 @@ def init(
         adapters = lora.init(
             jax.random.fold_in(key, len(widths)),
             decoder_config,
-            adapters=agents,
+            adapters=range(agents),
             rank=settings.lora.rank,
             targets=settings.lora.targets,
         )

@@ -75,7 +75,7 @@ def apply(
     for base, policy in state.policies.items():
         own: Totals = jax.tree.map(lambda x: x.sum(0), total[base])
         policies[base], norm_N = _policy_step(
-            settings, settings.lr * scale, policy, own, trainable[base]
+            settings, settings.lr[base] * scale, policy, own, trainable[base]
         )
         critics[base], critic_opts[base], critic_norm_M = _critic_step(
             settings, scale, state.critic[base], state.critic_opt[base], own

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 import jax
@@ -84,7 +84,7 @@ def programs(
     configs = {base: decoder_config for base, (decoder_config, _) in decoders.items()}
     owners = tuple(zip(team.bases, team.owners, strict=True))
     return Programs(
-        init=compiled(everywhere, fresh, settings, configs, team.adapters, agents),
+        init=compiled(everywhere, fresh, settings, configs, team.numbers, agents),
         zeros=compiled(apart, gradients.zeros, places, agents),
         apply=compiled(everywhere, optimiser.apply, settings, donate_argnames="state"),
         report=compiled(everywhere, gradients.report, settings, owners),
@@ -95,14 +95,14 @@ def programs(
 def fresh(
     settings: LearnerSettings,
     configs: Mapping[str, DecoderConfig],
-    adapters: Mapping[str, int],
+    adapters: Mapping[str, Sequence[int]],
     agents: int,
 ) -> TrainState:
     """Makes the state before the first step.
 
     Args:
         configs: of each base.
-        adapters: how many each base has.
+        adapters: the numbers of those of each base in the team.
     """
     adapters_key, critic_key = (
         jax.random.wrap_key_data(jnp.asarray(random_keys.key_2(settings.seed, stream)))

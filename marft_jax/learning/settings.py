@@ -6,6 +6,8 @@ Nothing here imports JAX, so that help and errors come at once.
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, NamedTuple
 
 from pydantic import Field
@@ -15,6 +17,7 @@ from marft_jax.errors import BadInput
 from marft_jax.learning.credit import CREDITS
 from marft_jax.plugins import load_plugin, shown
 from marft_jax.setting import Count, Fraction, Natural, NonNegative, Positive, setting
+from marft_jax.types import MAIN
 
 if TYPE_CHECKING:
     from marft_jax.models.decoder import DecoderConfig
@@ -214,7 +217,7 @@ class LearnerSettings(NamedTuple):
 
     Attributes:
         critic: None where the algorithm has none.
-        lr: of the adapters.
+        lr: of the adapters on each base.
         correction: of stale samples.
         steps: of the whole run.
         lag: versions of the adapters that the state keeps.
@@ -225,7 +228,7 @@ class LearnerSettings(NamedTuple):
     lora: Lora
     seed: int
     lag: int
-    lr: float
+    lr: Mapping[str, float]
     correction: str
     steps: int
 
@@ -245,13 +248,25 @@ class LearnerSettings(NamedTuple):
         return self.critic_mode in ("shared", "heads")
 
 
-def resolve(config: Config, model: DecoderConfig) -> LearnerSettings:
-    """Resolves the settings of a learner, on a base of this shape."""
+def resolve(
+    config: Config,
+    models: Mapping[str, tuple[str, DecoderConfig]],
+    rates: Mapping[str, float | None] = MappingProxyType({}),
+) -> LearnerSettings:
+    """Resolves the settings of a learner.
+
+    Args:
+        models: name and shape of the model of each base.
+        rates: learning rates of bases that have their own.
+    """
     algo, lag = config.algo, config.rollout.lag
-    lr, correction = algo.lr, algo.correction
-    if lr == "auto":
-        tiny = config.model.base == "tiny"
-        lr = _TINY_LR if tiny else adapter_lr(model, supervised=algo.name == Imitation.name)
+    correction, lr = algo.correction, dict[str, float]()
+    for base, (source, model) in models.items():
+        rate = rates.get(base) or algo.lr
+        if rate == "auto":
+            supervised = algo.name == Imitation.name
+            rate = _TINY_LR if source == "tiny" else adapter_lr(model, supervised=supervised)
+        lr[base] = rate
     if correction == "auto":
         correction = "decoupled" if lag else "none"
     critic = config.critic if algo.has_critic else None
@@ -261,7 +276,7 @@ def resolve(config: Config, model: DecoderConfig) -> LearnerSettings:
 
 def resolved(config: Config, learner: LearnerSettings) -> Config:
     """Writes into the config what a base decided, as a run directory keeps it."""
-    known = {"lr": learner.lr} | (
+    known = ({"lr": learner.lr[MAIN]} if MAIN in learner.lr else {}) | (
         {} if isinstance(config.algo, Imitation) else {"correction": learner.correction}
     )
     return dataclasses.replace(config, algo=dataclasses.replace(config.algo, **known))

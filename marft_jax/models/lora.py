@@ -78,14 +78,16 @@ def check_targets(config: Any, targets: Sequence[str]) -> None:
         )
 
 
-def init(key: Array, config: Any, *, adapters: int, rank: int, targets: Sequence[str]) -> Adapters:
+def init(
+    key: Array, config: Any, *, adapters: Sequence[int], rank: int, targets: Sequence[str]
+) -> Adapters:
     """Draws fresh adapters: A is normal with variance 1/in, B is zero, so the team starts as the
     base.
 
     Args:
         key: A of adapter n is drawn from ``fold_in(key, n)``, whatever other adapters there are.
         config: the ``DecoderConfig`` of the base.
-        adapters: number of adapters.
+        adapters: the numbers n of the adapters.
         targets: names of matrices (``config.matrices()``).
     """
     tree: Adapters = {}
@@ -95,9 +97,9 @@ def init(key: Array, config: Any, *, adapters: int, rank: int, targets: Sequence
         draw = jax.nn.initializers.normal(d_in**-0.5)
         shape = (layers, d_in, rank)
         folded = jax.random.fold_in(key, list(matrices).index(target))
-        keys_N = jax.vmap(jax.random.fold_in, (None, 0))(folded, jnp.arange(adapters))
+        keys_N = jax.vmap(jax.random.fold_in, (None, 0))(folded, jnp.asarray(adapters))
         a = jax.vmap(lambda key, draw=draw, shape=shape: draw(key, shape))(keys_N)
-        tree[target] = {"a": a, "b": jnp.zeros((adapters, layers, rank, d_out))}
+        tree[target] = {"a": a, "b": jnp.zeros((len(adapters), layers, rank, d_out))}
     return tree
 
 

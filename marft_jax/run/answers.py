@@ -111,7 +111,7 @@ class Answers:
 def key_of(session: Session, adapters: Mapping[str, Adapters] | None, size: int | None) -> str:
     """Hashes everything that decides the answers: base, team, adapters, number of tasks, settings
     outside ``WITHOUT_EFFECT``, the data and code that these name, and library versions."""
-    identity = identity_of(session.config, session.base, session.team, session.workflow)
+    identity = identity_of(session.config, session.bases, session.team, session.workflow)
     for name in WITHOUT_EFFECT:
         section, _, setting = name.partition(".")
         (identity["config"][section] if setting else identity["config"]).pop(setting or section, 0)

@@ -204,19 +204,23 @@ class Checkpoints:
         meta = self._meta(step)
         with ocp.StandardCheckpointer() as reader:
             state = reader.restore(self._folder / str(step) / _STATE)
-        found = state["policies"][MAIN]["adapters"] if "policies" in state else state["adapters"]
+        old = {MAIN: {"adapters": state.get("adapters")}}  # as of earlier releases
+        found = {base: own["adapters"] for base, own in state.get("policies", old).items()}
         rank, alpha = (meta["config"]["lora"][key] for key in ("rank", "alpha"))
+        on = meta.get("on", [MAIN] * len(meta["adapters"]))
+        owners = dict.fromkeys(zip(on, meta["adapters"], strict=True))
         return {
-            name: peft.Adapter(
+            name if len(found) == 1 else f"{base}/{name}": peft.Adapter(
                 {
                     (target, layer): (ab["a"][n, layer], ab["b"][n, layer])
-                    for target, ab in jax.device_get(found).items()
+                    for target, ab in jax.device_get(found[base]).items()
                     for layer in range(ab["a"].shape[1])
                 },
                 rank,
                 alpha / rank,
             )
-            for n, name in enumerate(dict.fromkeys(meta["adapters"]))
+            for base in found
+            for n, name in enumerate(name for own, name in owners if own == base)
         }
 
     def drop_after(self, step: int) -> None:

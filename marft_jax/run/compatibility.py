@@ -13,6 +13,7 @@ from marft_jax.config import Config
 from marft_jax.errors import BadInput
 from marft_jax.models.weights.load import BaseModel
 from marft_jax.team.prompts import Team
+from marft_jax.types import MAIN
 
 FIXED = (
     "run.seed",
@@ -34,24 +35,32 @@ _PACKAGES = ("jax", "flax", "optax", "orbax-checkpoint", "transformers")
 
 
 def identity_of(
-    config: Config, base: BaseModel, team: Team, workflow: str = "sequential"
+    config: Config, bases: Mapping[str, BaseModel], team: Team, workflow: str = "sequential"
 ) -> dict[str, Any]:
-    """Returns the base, team, settings and library versions of a state, and the time at which the
+    """Returns the bases, team, settings and library versions of a state, and the time at which the
     run started, as chat templates may show the date."""
     settings = dataclasses.asdict(config)
     if not config.algo.has_critic:
         del settings["critic"]
     return {
-        "base": {"source": base.source, "digest": base.digest},
-        "started": base.tokenizer.started,
+        "bases": {
+            name: {"source": base.source, "digest": base.digest} for name, base in bases.items()
+        },
+        "started": next(iter(bases.values())).tokenizer.started,
         "agents": list(team.names),
         "adapters": [
             team.adapter_names[b][n] for b, n in zip(team.bases, team.owners, strict=True)
         ],
+        "on": list(team.bases),
         "team": described(team, workflow),
         "config": json.loads(json.dumps(settings)),  # as it will be read
         "versions": {name: importlib.metadata.version(name) for name in _PACKAGES},
     }
+
+
+def bases_of(meta: Mapping[str, Any]) -> Mapping[str, Mapping[str, str]]:
+    """Source and digest of each base of a saved state; earlier releases had one base."""
+    return meta["bases"] if "bases" in meta else {MAIN: meta["base"]}
 
 
 def described(team: Team, workflow: str) -> dict[str, Any]:
@@ -80,7 +89,7 @@ def check_fits(
     """
     fixed = FIXED + OF_A_RUN if continues else FIXED
     pairs = [
-        ("base model", saved["base"]["digest"], now["base"]["digest"]),
+        ("base model", *({n: b["digest"] for n, b in bases_of(x).items()} for x in (saved, now))),
         ("agents", saved["agents"], now["agents"]),
         ("their adapters", saved["adapters"], now["adapters"]),
         *((f"--{key}", old, new) for key, old, new in changes(saved, now) if key in fixed),

@@ -17,6 +17,7 @@ from marft_jax.run.guard import Verdict, by_agent
 from marft_jax.run.metrics import Clock, check_best_metric, metrics_of
 from marft_jax.run.training import Training
 from marft_jax.run.transcripts import record, turn_numbers
+from marft_jax.types import MAIN
 
 
 def transcribe(run: Training, done: int, collected: Collected, estimates: Estimates) -> None:
@@ -68,8 +69,10 @@ def report(
     nonfinite = by_agent(learned["nonfinite"], run.session.team)
     numbers, verdict = run.guard.look(done, collected.played, reported, nonfinite)
     settings, scale = run.session.learning, float(state.lr_scale)
-    lr = settings.lr * scale * float(rate_factor(settings, done - 1))
-    reported |= numbers | {"guard/lr_scale": scale, "lr": lr}
+    factor = scale * float(rate_factor(settings, done - 1))
+    rates = {f"lr/{base}": rate * factor for base, rate in settings.lr.items() if base != MAIN}
+    rates |= {"lr": settings.lr[MAIN] * factor} if MAIN in settings.lr else {}
+    reported |= numbers | {"guard/lr_scale": scale} | rates
     check_best_metric(run.config.run.best_metric, {*reported, *run.evaluation.metric_names})
     run.reporter.log(done, reported)
     return reported, verdict

@@ -95,7 +95,7 @@ def _open(
     guard = Guard(config.guard, team.names, folder / "transcripts" / "guard.jsonl")
     checkpoints = stack.enter_context(open_checkpoints(session))
     state, news = resume(session, learner, checkpoints, guard)
-    session.base.tokenizer.date(checkpoints.identity["started"])
+    session.date(checkpoints.identity["started"])
     done, is_lead = int(state.step), processes.is_lead()
     goes_on = done < config.run.steps
     if goes_on:
@@ -184,6 +184,7 @@ def _greeting(session: Session, state: TrainState, where: str) -> str:
         device += ", learns on"
     device += f" mesh {shape}"
     who = f"{', '.join(session.team.names)} ({session.workflow})"
-    what = f"{who} on {session.base.source}, {config.env.name}"
+    on = ", ".join(dict.fromkeys(base.source for base in session.bases.values()))
+    what = f"{who} on {on}, {config.env.name}"
     begin = f"continuing after step {start}" if start else "from the beginning"
     return f"{config.algo.name}: {what}; {device}; {where}, {begin}"

@@ -6,7 +6,7 @@ import contextlib
 import dataclasses
 import functools
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
 from pathlib import Path
 from typing import NamedTuple
@@ -15,7 +15,7 @@ import jax
 from jax.sharding import Mesh
 from rich.console import Console
 
-from marft_jax.config import Config, Update
+from marft_jax.config import Config, Model, Update
 from marft_jax.engine.compiled import Shape
 from marft_jax.engine.engine import Engine
 from marft_jax.envs.base import EnvSource, Split, make
@@ -39,10 +39,11 @@ from marft_jax.run.progress import Progress
 from marft_jax.sampling.bases import SamplerOfBases
 from marft_jax.sampling.protocol import Sampler
 from marft_jax.team.assemble import make_team, workflow_of
+from marft_jax.team.bases import models_of
 from marft_jax.team.prompts import Team
 from marft_jax.team.team_files import Blueprint
 from marft_jax.team.workflows import find_workflow
-from marft_jax.types import MAIN, Played, Player, Sample
+from marft_jax.types import Played, Player, Sample
 
 
 class Session(NamedTuple):
@@ -70,10 +71,10 @@ class Session(NamedTuple):
     collective: processes.Collective
     parts: dict[str, StatePart]
 
-    @property
-    def base(self) -> BaseModel:
-        """The base of ``--model.base``."""
-        return self.bases[MAIN]
+    def date(self, started: int) -> None:
+        """Tells chat templates that ask for the date when the run started."""
+        for base in self.bases.values():
+            base.tokenizer.date(started)
 
 
 def open_session(
@@ -99,16 +100,18 @@ def open_session(
     use_compilation_cache()
     processes.start(config.mesh)
     meshes = mesh, _ = mesh_lib.make_meshes(config.mesh)
-    bases = {MAIN: _load(config, meshes)}
+    models = models_of(config.model, blueprint.bases, blueprint.on)
+    bases = {name: _load(model, config.lora.targets, meshes) for name, model in models.items()}
     talk = {
-        name: (base.tokenizer, min(config.model.context, base.config.max_position))
+        name: (base.tokenizer, min(models[name].context, base.config.max_position))
         for name, base in bases.items()
     }
     team = make_team(config.team, config.lora.mode, blueprint, talk)
     _check_lengths(team)
     at_once = at_once or _at_once(config.algo)
     engines = {n: _open_engine(config, meshes, n, base, team, at_once) for n, base in bases.items()}
-    learning = resolve(config, bases[MAIN].config)
+    shapes = {name: (base.source, base.config) for name, base in bases.items()}
+    learning = resolve(config, shapes, {name: base.lr for name, base in blueprint.bases.items()})
     config = resolved(config, learning)
     parts = find_state_parts(config, team)
     copied = functools.partial(mesh_lib.placed, mesh=mesh_lib.local_mesh(meshes[1]))
@@ -129,21 +132,21 @@ def fresh_state(session: Session, learner: Learner) -> TrainState:
     return state_parts.begin(session.parts, learner.init())
 
 
-def _load(config: Config, meshes: tuple[Mesh, Mesh]) -> BaseModel:
-    """Loads the base of ``--model.base`` onto the devices that learn, with a bar of progress."""
+def _load(model: Model, targets: Sequence[str], meshes: tuple[Mesh, Mesh]) -> BaseModel:
+    """Loads a base onto the devices that learn, with a bar of progress."""
     console = Console(stderr=True, highlight=False, quiet=not processes.is_lead())
-    with Progress(f"loading {config.model.base}", console, " MiB") as progress:
+    with Progress(f"loading {model.base}", console, " MiB") as progress:
 
         def report(done: int, total: int) -> None:
             progress(done >> 20, total >> 20)
 
         def check(shape: DecoderConfig) -> None:
-            check_targets(shape, config.lora.targets)
+            check_targets(shape, targets)
             for each in meshes:
                 mesh_lib.check_heads(each, shape.heads)
 
         place, platform = mesh_lib.placer(meshes[0]), meshes[0].devices.flat[0].platform
-        base = load_base(config.model, place, platform, report, check)
+        base = load_base(model, place, platform, report, check)
     base.tokenizer.date(processes.of_first(base.tokenizer.started))
     return base
 
@@ -212,7 +215,7 @@ def restore_state(
         if step != "latest":
             raise BadInput(f"--step {step}: only a --run has steps; leave it out")
         return initial_state(session, fresh)
-    identity = identity_of(session.config, session.base, session.team)
+    identity = identity_of(session.config, session.bases, session.team)
     with Checkpoints(run, identity, session.config.run.keep) as checkpoints:
         saved = checkpoints.restore(fresh, step)
         if saved is None:
@@ -221,7 +224,7 @@ def restore_state(
                 f"--run {run} --step {step}: expected best, latest, or a step with an intact "
                 f"checkpoint; there are: {there}"
             )
-    session.base.tokenizer.date(checkpoints.identity["started"])
+    session.date(checkpoints.identity["started"])
     return saved.state
 
 

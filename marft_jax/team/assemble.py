@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
 from marft_jax import config
@@ -16,7 +16,6 @@ from marft_jax.team.prompts import Team
 from marft_jax.team.team_files import Blueprint
 from marft_jax.team.workflows import find_workflow
 from marft_jax.tools import Tool, check_form, load_tools
-from marft_jax.types import MAIN
 
 _SOURCE = "--team.file"
 
@@ -45,8 +44,13 @@ def make_team(
     workflow = workflow_of(settings, blueprint)
     find_workflow(workflow)
     profiles = blueprint.agents
-    on = tuple(profile.base or MAIN for profile in profiles)
-    own = _adapters(profiles, adapters == "shared")
+    on = blueprint.on
+    own = _adapters(profiles, on, adapters == "shared")
+    if settings.context == "shared" and len(bases) > 1:
+        raise BadInput(
+            "--team.context shared: expected agents on one base, whose token ids a conversation "
+            f"has, got {', '.join(bases)}; use own"
+        )
     learns: dict[str, dict[str, bool]] = {base: {} for base in bases}
     for base, name, profile in zip(on, own, profiles, strict=True):
         learns[base][name] = profile.learns
@@ -136,16 +140,21 @@ def _member(team: Team, part: str, name: str | None) -> int | None:
     return team.names.index(name)
 
 
-def _adapters(profiles: tuple[Profile, ...], shared: bool) -> list[str]:
+def _adapters(profiles: tuple[Profile, ...], on: Sequence[str], shared: bool) -> list[str]:
     """Returns the name of each agent's adapter."""
     wanted = [
         "team" if shared and profile.past is None else profile.adapter or profile.name
         for profile in profiles
     ]
-    members: dict[str, list[Profile]] = {}
-    for name, profile in zip(wanted, profiles, strict=True):
-        members.setdefault(name, []).append(profile)
-    for name, sharing in members.items():
+    members: dict[tuple[str, str], list[Profile]] = {}
+    for name, base, profile in zip(wanted, on, profiles, strict=True):
+        if profile.adapter is not None and any(n == name and b != base for n, b in members):
+            raise BadInput(
+                f"{_SOURCE}: agent {profile.name!r}: adapter: expected agents on one base to share "
+                f"{name!r}, got {base} and another one"
+            )
+        members.setdefault((name, base), []).append(profile)
+    for (name, _), sharing in members.items():
         for field in ("trainable", "past", "init"):
             values = [getattr(member, field) for member in sharing]
             if any(value != values[0] for value in values):
@@ -153,13 +162,13 @@ def _adapters(profiles: tuple[Profile, ...], shared: bool) -> list[str]:
                     f"{_SOURCE}: {', '.join(m.name for m in sharing)} share the adapter {name!r}: "
                     f"expected one value of {field}, got {values}"
                 )
-    learning = [p.name for p in profiles if p.learns]
-    for profile in profiles:
+    for profile, base in zip(profiles, on, strict=True):
+        learning = [p.name for p, its in zip(profiles, on, strict=True) if p.learns and its == base]
         if profile.past is not None and profile.past not in learning:
             raise BadInput(
-                f"{_SOURCE}: agent {profile.name!r}: past: expected an agent that learns, of "
-                f"{', '.join(learning)}, got {profile.past!r}"
+                f"{_SOURCE}: agent {profile.name!r}: past: expected an agent on its base that "
+                f"learns, of {', '.join(learning)}, got {profile.past!r}"
             )
-    if not learning:
+    if not any(profile.learns for profile in profiles):
         raise BadInput(f"{_SOURCE}: expected an agent that learns, but all have `trainable: false`")
     return wanted

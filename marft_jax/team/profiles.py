@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from typing import Annotated, Any, Literal, get_type_hints
+from typing import Annotated, Any, get_type_hints
 
 from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, TypeAdapter
 from pydantic.dataclasses import dataclass
@@ -69,9 +69,7 @@ class Profile:
     past: Name | None = None  # agent as whose earlier versions it plays; it does not learn
     # functions that it may call: package.module:function
     tools: Annotated[tuple[str, ...], BeforeValidator(_several)] | None = None
-    base: Literal["main"] | None = (
-        None  # the base that it runs on; None is that of ``--model.base``
-    )
+    base: Name | None = None  # base of the team file that it runs on; None: ``--model.base``
 
     @property
     def learns(self) -> bool:

@@ -86,6 +86,22 @@ class Team(NamedTuple):
         """Number of adapters of each base."""
         return {base: len(names) for base, names in self.adapter_names.items()}
 
+    @property
+    def numbers(self) -> dict[str, tuple[int, ...]]:
+        """Numbers of each base's adapters in the team, in the order in which agents first use
+        them."""
+        order = list(dict.fromkeys(zip(self.bases, self.owners, strict=True)))
+        return {
+            base: tuple(order.index((base, n)) for n in range(count))
+            for base, count in self.adapters.items()
+        }
+
+    def folder_of(self, base: str, n: int) -> str:
+        """Names the folder of an adapter in an export: below that of its base, if there are
+        several."""
+        name = self.adapter_names[base][n]
+        return name if len(self.adapter_names) == 1 else f"{base}/{name}"
+
     def tools_of(self, agent: int) -> tuple[Tool, ...]:
         """Tools that an agent may call."""
         return self.tools[agent] if self.tools else ()

@@ -12,6 +12,8 @@ nodes:                               # dag: see dag.py
   - {id: plan, role: planner}
   - {id: solve, role: solver, message: Solve it in another way.}
 edges: [[plan, solve]]
+bases:                               # models besides --model.base: see bases.py
+  large: {model: models/qwen-7b, quantize: nf4}      # for agents with `base: large`
 messages: [Plan now., Solve now.]    # shown to each agent when its turn comes
 orchestrator: planner                # orchestrated: the agent that calls the others
 judge: solver                        # debate: the agent that decides; default: the majority
@@ -33,9 +35,10 @@ from marft_jax.errors import BadInput
 from marft_jax.formats import documents
 from marft_jax.plugins import given_object
 from marft_jax.setting import fault_of
+from marft_jax.team.bases import Base
 from marft_jax.team.dag import Graph, Node
-from marft_jax.team.profiles import BUILT_IN, Profile
-from marft_jax.types import Sampling
+from marft_jax.team.profiles import BUILT_IN, Name, Profile
+from marft_jax.types import MAIN, Sampling
 
 MAX_AGENTS = 300
 """The largest team that has been run. The time of a step grows with the square of this number: both
@@ -52,6 +55,12 @@ class Blueprint(NamedTuple):
     messages: tuple[Annotated[str, BeforeValidator(lambda text: text or "")], ...] = ()
     orchestrator: str | None = None  # agent that calls the others; None: the first agent
     judge: str | None = None  # agent that decides a debate; None: the majority
+    bases: dict[Name, Base] = {}  # of agents with ``base``, by its name
+
+    @property
+    def on(self) -> tuple[str, ...]:
+        """The name of each member's base."""
+        return tuple(profile.base or MAIN for profile in self.agents)
 
 
 _BLUEPRINT = TypeAdapter(Blueprint)
@@ -109,7 +118,10 @@ def load_team(file: str | None) -> Blueprint:
         raise BadInput(f"{file}: {fault}") from None
     _check_team(team, file)
     folder = Path(file).parent
-    return team._replace(agents=tuple(_beside(profile, folder) for profile in team.agents))
+    return team._replace(
+        agents=tuple(_beside(profile, folder) for profile in team.agents),
+        bases={name: base.beside(folder) for name, base in team.bases.items()},
+    )
 
 
 def _beside(profile: Profile, folder: Path) -> Profile:
@@ -140,6 +152,14 @@ def _check_team(team: Blueprint, source: str) -> None:
                 what = f"distinct {what}, got {name!r} twice; rename one"
                 raise BadInput(f"{source}: expected {what}")
             seen.add(name.casefold())
+    known = {MAIN, *team.bases}
+    for profile, base in zip(agents, team.on, strict=True):
+        if base not in known:
+            what = f"one of {', '.join(sorted(known))}, got {base!r}; list it under `bases:`"
+            raise BadInput(f"{source}: agent {profile.name!r}: base: expected {what}")
+    if unused := {*team.bases} - {*team.on} or {MAIN} & {*team.bases}:
+        what = "bases that an agent names, and none named main"
+        raise BadInput(f"{source}: bases: expected {what}, got {', '.join(sorted(unused))}")
     if not any(profile.answers for profile in agents):
         raise BadInput(
             f"{source}: expected an agent with `answers: true`, got none; "
@@ -156,6 +176,12 @@ def dump_team(team: Blueprint) -> str:
         for profile in team.agents
     ]
     tree |= {"messages": list(team.messages)} if team.messages else {}
+    if team.bases:
+        given = {name: dataclasses.asdict(base) for name, base in team.bases.items()}
+        tree["bases"] = {
+            name: {key: value for key, value in base.items() if value is not None}
+            for name, base in given.items()
+        }
     if team.graph.nodes:
         tree["nodes"] = [node._asdict() for node in team.graph.nodes]
         tree["edges"] = [list(edge) for edge in team.graph.edges]

@@ -187,7 +187,7 @@ def test_the_byte_tokenizer_travels_with_the_built_in_model(tmp_path):
 def team_and_fresh(settings: Lora, **more):
     team = small.team(2, **more)
     fresh = lora.init(
-        jax.random.key(0), small.CONFIG, adapters=team.adapters[MAIN], rank=settings.rank,
+        jax.random.key(0), small.CONFIG, adapters=team.numbers[MAIN], rank=settings.rank,
         targets=settings.targets,
     )  # fmt: skip
     return team, fresh
@@ -266,7 +266,7 @@ def test_shipped_teams_take_the_first_releases_checkpoints(name, tmp_path):
     fresh = lora.init(
         jax.random.key(0),
         small.CONFIG,
-        adapters=team.adapters[MAIN],
+        adapters=team.numbers[MAIN],
         rank=8,
         targets=settings.targets,
     )

@@ -31,7 +31,7 @@ def test_all_owners_at_once_is_each_owner_alone():
 
 def test_fresh_adapters_change_nothing_and_do_not_depend_on_their_number():
     few, many = (
-        lora.init(jax.random.key(0), small.CONFIG, adapters=n, rank=3, targets=("q", "down"))
+        lora.init(jax.random.key(0), small.CONFIG, adapters=range(n), rank=3, targets=("q", "down"))
         for n in (1, 3)
     )
     assert not any(np.any(tree["b"]) for tree in many.values())
@@ -42,7 +42,7 @@ def test_fresh_adapters_change_nothing_and_do_not_depend_on_their_number():
 def test_adapters_of_a_large_team_are_drawn_by_a_program_of_the_same_size():
     def equations(adapters: int) -> int:
         draw = lambda key: lora.init(  # noqa: E731
-            key, small.CONFIG, adapters=adapters, rank=2, targets=("q", "down")
+            key, small.CONFIG, adapters=range(adapters), rank=2, targets=("q", "down")
         )
         return len(jax.make_jaxpr(draw)(jax.random.key(0)).eqns)
 

@@ -186,7 +186,7 @@ def test_no_loop_of_decoding_holds_the_unpacked_base(kind, layers):
         eos_ids=(0,), alpha=1.0,
     )  # fmt: skip
     fused = run.fuse.eval_shape(
-        lora.init(jax.random.key(0), config, adapters=1, rank=2, targets=("q",))
+        lora.init(jax.random.key(0), config, adapters=[0], rank=2, targets=("q",))
     )
     decode = run.decode.lower(
         base=base, adapters=fused, slots=run.slots,

@@ -20,6 +20,7 @@ from rich.console import Console
 
 from marft_jax import cli
 from marft_jax import config as config_lib
+from marft_jax.errors import BadInput
 from marft_jax.extras.planning import cost, verdict
 from marft_jax.extras.planning.compile import Run, compiled, describe
 from marft_jax.extras.planning.topology import Topology, find_topology
@@ -64,6 +65,8 @@ def plan(
         BadInput: the model, the team or the mesh is wrong.
     """
     blueprint, model = load_team(config.team.file), decoder_config(config.model.base)
+    if blueprint.bases:
+        raise BadInput("--team.file: bases: expected a team on --model.base alone for a plan")
     context = min(config.model.context, model.max_position)
     team = make_team(config.team, config.lora.mode, blueprint, {MAIN: (ByteTokenizer(), context)})
     algorithm = find_algorithm(config.algo.name)

@@ -120,7 +120,7 @@ def describe(
     slots = min(config.rollout.slots, processes.share(config.algo.episodes, topology.hosts))
     shape = engine.Shape(slots, config.rollout.chunk, work.context, work.action).on(here)
     played = engine.programs(model, graphdef, here, shape, dtype, eos_ids=(0,), alpha=alpha)
-    settings = resolve(config, model)
+    settings = resolve(config, {MAIN: (config.model.base, model)})
     learned = programs_lib.programs(settings, {MAIN: (model, graphdef)}, team, algorithm, mesh)
     shards = mesh_lib.row_shards(mesh)
     batch = longest_batch(settings, team, algorithm.level, work, shards, model.d_model)

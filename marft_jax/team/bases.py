@@ -1,0 +1,53 @@
+"""Base models of a team file, for members that run on another one than ``--model.base``."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import ConfigDict, Field
+from pydantic.dataclasses import dataclass
+
+from marft_jax.config import Model
+from marft_jax.setting import Count
+from marft_jax.types import MAIN
+
+
+@dataclass(frozen=True, config=ConfigDict(extra="forbid", allow_inf_nan=False))
+class Base:
+    """A base model. What is None is as of the settings ``model.*`` and ``algo.lr``.
+
+    Raises:
+        pydantic.ValidationError: a field has the wrong type or is out of range.
+    """
+
+    model: Annotated[str, Field(min_length=1)]  # as ``model.base``
+    dtype: Literal["float32", "bfloat16"] | None = None
+    quantize: Literal["none", "int8", "int4", "nf4"] | None = None
+    context: Count | None = None  # longest prompt plus action, in tokens
+    thinking: bool | None = None
+    lr: Annotated[float, Field(gt=0)] | None = None  # learning rate of the adapters on it
+
+    def settings(self, usual: Model) -> Model:
+        """Returns the settings ``model.*`` of this base."""
+        own = {k: v for k, v in dataclasses.asdict(self).items() if v is not None}
+        own.pop("lr", None)
+        return dataclasses.replace(usual, base=own.pop("model"), **own)
+
+    def beside(self, folder: Path) -> Base:
+        """Makes the path of a model that lies beside the team file absolute."""
+        path = folder / Path(self.model).expanduser()
+        return dataclasses.replace(self, model=str(path.absolute())) if path.exists() else self
+
+
+def models_of(usual: Model, bases: Mapping[str, Base], on: Sequence[str]) -> dict[str, Model]:
+    """Returns the settings ``model.*`` of each base that a member runs on, by its name.
+
+    Args:
+        usual: the settings of the run.
+        on: the name of each member's base.
+    """
+    names = dict.fromkeys(on)
+    return {name: usual if name == MAIN else bases[name].settings(usual) for name in names}
