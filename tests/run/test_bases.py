@@ -1,0 +1,165 @@
+"""Teams whose members run on several bases: training, resuming, evaluating, exporting."""
+
+from __future__ import annotations
+
+import json
+
+import jax
+import numpy as np
+import orbax.checkpoint as ocp
+import pytest
+from run_files import lines_of
+
+from marft_jax import chat, evaluate, export, train
+from marft_jax.errors import BadInput
+from marft_jax.run import checkpoints
+from marft_jax.team.bases import Base, models_of
+from marft_jax.team.team_files import dump_team, load_team
+
+pytestmark = pytest.mark.usefixtures("one_device")
+
+AGENTS = """
+agents:
+  - {name: planner, prompt: plan}
+  - {name: solver, prompt: solve, answers: true%s}
+"""
+ONE, TWO = AGENTS % "", "bases:\n  other: {model: tiny}" + AGENTS % ", base: other"
+FLAGS = """--algo.name grpo --algo.episodes 8 --algo.group_size 4 --rollout.lag 1 --run.steps 3
+--run.save_every 1 --run.keep 9 --run.loggers none --run.transcripts_every 1""".split()
+
+
+def run_train(folder, text, *flags):
+    team = folder.with_suffix(".yaml")
+    team.write_text(text)
+    with pytest.raises(SystemExit) as left:
+        train.main([*FLAGS, "--team.file", str(team), "--run.dir", str(folder), *flags])
+    return left.value.code
+
+
+def arrays_of(run, step=3):
+    folder = run / "checkpoints" / str(step) / "state"
+    return jax.device_get(ocp.StandardCheckpointer().restore(folder.absolute()))
+
+
+@pytest.fixture(scope="module")
+def two(tmp_path_factory):
+    run = tmp_path_factory.mktemp("bases") / "two"
+    assert not run_train(run, TWO)
+    return run
+
+
+def said(run, step):
+    lines = (run / "transcripts" / f"{step}.jsonl").read_text().splitlines()
+    return [[turn["text"] for turn in json.loads(line)["turns"]] for line in lines]
+
+
+@pytest.mark.slow
+def test_two_bases_that_are_one_file_give_what_one_base_gives(two, tmp_path):
+    """Invariant 21: the same texts, metrics and weights, as far as rounding goes."""
+    one = tmp_path / "one"
+    assert not run_train(one, ONE)
+    assert [said(one, n) for n in (1, 2, 3)] == [said(two, n) for n in (1, 2, 3)]
+    for before, now in zip(lines_of(one), lines_of(two), strict=True):
+        assert now.pop("lr/other") == now["lr"]
+        assert {*before} == {*now}
+        for name, value in before.items():
+            if name not in ("tokens/prefix_shared", "tokens/once_update"):  # packed by base
+                assert now[name] == pytest.approx(value, rel=1e-3, abs=1e-5), name
+    whole, apart = (arrays_of(run, 1)["policies"] for run in (one, two))  # later Adam, which
+    # divides by the root of small squares, has made rounding larger
+    for n, base in enumerate(("main", "other")):
+        for target, parts in apart[base]["adapters"].items():
+            for part, own in parts.items():
+                expected = whole["main"]["adapters"][target][part][n : n + 1]
+                np.testing.assert_allclose(own, expected, atol=1e-6)
+
+
+class Killed(BaseException):
+    """Ends a run as SIGKILL would: nothing is saved on the way out."""
+
+
+@pytest.mark.slow
+def test_a_run_on_two_bases_continues_exactly_after_a_kill(two, tmp_path, monkeypatch):
+    report, run = train.report, tmp_path / "run"
+
+    def dying(run, state, *args):
+        if int(state.step) == 2:
+            raise Killed
+        return report(run, state, *args)
+
+    with monkeypatch.context() as patch, pytest.raises(Killed):
+        patch.setattr(checkpoints.Checkpoints, "flush", lambda self: None)
+        patch.setattr(train, "report", dying)
+        run_train(run, TWO)
+    assert not run_train(run, TWO)
+    assert lines_of(run) == lines_of(two)
+    jax.tree.map(np.testing.assert_array_equal, arrays_of(run), arrays_of(two))
+
+
+@pytest.mark.slow
+def test_a_run_on_other_bases_is_refused(two, tmp_path, capsys):
+    (tmp_path / "run").symlink_to(two)
+    assert run_train(tmp_path / "run", ONE, "--run.steps", "4") == 2
+    assert "base model was {'main': " in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_a_team_on_two_bases_is_evaluated_asked_and_exported(two, tmp_path, capsys):
+    with pytest.raises(SystemExit) as left:
+        evaluate.main(["--run", str(two), "--limit", "8", "--compare", "--out", str(tmp_path)])
+    assert not left.value.code
+    assert len(chat.LoadedTeam(two).ask("4+7=?").turns) == 2
+    with pytest.raises(SystemExit) as left:
+        export.main(["--run", str(two), "--out", str(tmp_path / "out")])
+    assert not left.value.code, capsys.readouterr().err
+    found = sorted(str(p.parent.relative_to(tmp_path / "out"))
+                   for p in (tmp_path / "out").glob("**/adapter_config.json"))  # fmt: skip
+    assert found == ["main/planner", "other/solver"]
+    for init in (tmp_path / "out", two):
+        run = tmp_path / f"from-{init.name}"
+        assert not run_train(run, TWO, "--lora.init", str(init), "--algo.lr", "1e-30")
+        for base, policy in arrays_of(run)["policies"].items():
+            expected = arrays_of(two)["policies"][base]["adapters"]
+            jax.tree.map(
+                lambda x, y: np.testing.assert_allclose(x, y, atol=1e-7),
+                policy["adapters"],
+                expected,
+            )
+
+
+def test_a_base_has_the_settings_of_the_run_but_for_its_own():
+    usual = train.cli.parse(["--model.base", "x", "--model.context", "300"]).model
+    own = Base("y", quantize="nf4", lr=0.1)
+    found = models_of(usual, {"large": own}, ("large", "main", "large"))
+    assert [*found] == ["large", "main"] and found["main"] is usual
+    assert (found["large"].base, found["large"].quantize) == ("y", "nf4")
+    assert found["large"].context == 300
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        (AGENTS % ", base: lage", "agent 'solver': base: expected one of main, got 'lage'"),
+        ("bases:\n  large: {model: tiny}" + ONE, "bases: expected bases that an agent names"),
+        ("bases:\n  main: {model: tiny}" + AGENTS % ", base: main", "and none named main"),
+        ("bases:\n  large: {modl: tiny}" + AGENTS % ", base: large", "bases.large"),
+        ("bases:\n  large: {model: tiny, lr: -1}" + AGENTS % ", base: large", "bases.large.lr"),
+    ],
+)
+def test_a_team_file_with_wrong_bases_is_refused(changed, message, tmp_path):
+    file = tmp_path / "team.yaml"
+    file.write_text(changed)
+    with pytest.raises(BadInput, match=r"team\.yaml: ") as caught:
+        load_team(str(file))
+    assert message in str(caught.value)
+
+
+def test_a_team_file_with_bases_is_written_as_it_is_read(tmp_path):
+    file, again = tmp_path / "team.yaml", tmp_path / "again" / "team.yaml"
+    (tmp_path / "beside").mkdir()
+    file.write_text(TWO.replace("model: tiny", "model: beside, context: 64"))
+    team = load_team(str(file))
+    assert team.bases == {"other": Base(str(tmp_path / "beside"), context=64)}
+    again.parent.mkdir()
+    again.write_text(dump_team(team))
+    assert load_team(str(again)) == team
