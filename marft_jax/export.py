@@ -93,7 +93,15 @@ def export(
     written = sorted(path for path in out.iterdir() if path.name != "base")
     text = f"{run}, step {int(state.step)}: {', '.join(map(str, written))}"
     console.print(printable(text), markup=False)
+    if form == "peft" and "experts" in config.lora.targets:
+        console.print(_EXPERTS)
     return facts.step
+
+
+_EXPERTS = (
+    "adapters on experts: peft 0.18 with transformers 5 loads them; vLLM and SGLang refuse them or "
+    "leave them out without a word: give them --format merged"
+)
 
 
 @contextlib.contextmanager
@@ -152,7 +160,8 @@ def _as_peft(
         plays = turns.write(out, team, session.workflow, source, session.config.eval.temperature)
         for n in range(team.adapters[on]):
             folder, alpha = team.folder_of(on, n), session.config.lora.alpha
-            peft.write(out / folder, _of(n, adapters[on]), alpha, source, inside)
+            layers_with = model.config.layers_with
+            peft.write(out / folder, _of(n, adapters[on]), alpha, source, inside, layers_with)
             folders[folder] = [team.names[i] for i, own in enumerate(places) if own == (on, n)]
     card.write(out, facts, folders, loaded[0], plays)
     seeded = tuple(

@@ -170,7 +170,7 @@ def programs(
 
     def fuse(adapters: lora.Adapters) -> lora.FusedAdapters:
         fused = lora.fuse(adapters, alpha, dtype)
-        return fused if config.stacked else lora.by_layer(fused, config.n_layers)
+        return fused if config.stacked else lora.by_layer(fused, config)
 
     places = mesh_lib.row_shards(mesh)
     fill = functools.partial(mesh_lib.with_mesh(mesh, prefill), places=places, **model)

@@ -75,11 +75,15 @@ def write_model(
         max_shard_size=shard_bytes,
     )
     tensor = reader(base.params)
+    places = {
+        name: {layer: i for i, layer in enumerate(base.config.layers_with(name))}
+        for name in factors
+    }
     for file, names in plan.filename_to_tensors.items():
         tensors = {}
         for name in names:
             array = tensor(paths[name])
-            tensors[name] = merge(paths[name], array, factors, scale)
+            tensors[name] = merge(paths[name], array, factors, places, scale)
             report()
         save_file(tensors, folder / file, metadata={"format": "pt"})
     if plan.is_sharded:
@@ -87,13 +91,28 @@ def write_model(
         _write_json(folder / "model.safetensors.index.json", index)
 
 
-def merge(path: str, array: jax.Array, factors: Factors, scale: float) -> np.ndarray:
-    """Returns a tensor of the base as Hugging Face stores it, with the adapter added."""
+def merge(
+    path: str,
+    array: jax.Array,
+    factors: Factors,
+    places: Mapping[str, Mapping[int, int]],
+    scale: float,
+) -> np.ndarray:
+    """Returns a tensor of the base as Hugging Face stores it, with the adapter added.
+
+    Args:
+        places: for each adapted matrix, the place of each layer in the stack of factors.
+    """
     weight = np.asarray(jax.device_get(array))
-    *modules, leaf = path.split("/")  # layers/3/mixer/q/kernel
-    if modules[-1] in factors and leaf == "kernel":
-        layer, ab = int(modules[1]), factors[modules[-1]]
-        correction = (ab["a"][layer] @ ab["b"][layer]).T * np.float32(scale)
+    modules = path.split("/")  # layers/3/mixer/q/kernel, layers/3/mlp/experts_down/7/0/kernel
+    if len(modules) > 3 and modules[3] in factors and modules[-1] == "kernel":
+        _, layer, _, name, *index, _ = modules
+        expert, piece = map(int, index) if index else (None, 0)
+        place = places[name][int(layer)]
+        a, b = (factors[name][letter][place] for letter in ("a", "b"))
+        a, b = (a, b) if expert is None else (a[expert], b[expert])
+        rows = slice(piece * len(weight), (piece + 1) * len(weight))
+        correction = (a @ b[:, rows]).T * np.float32(scale)
         weight = (weight.astype(np.float32) + correction).astype(weight.dtype)
     return np.ascontiguousarray(weight)
 

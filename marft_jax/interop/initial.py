@@ -7,6 +7,7 @@ first.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -16,6 +17,7 @@ import numpy as np
 from marft_jax.config import Lora as LoraSettings
 from marft_jax.errors import BadInput
 from marft_jax.interop import peft
+from marft_jax.models.decoder import DecoderConfig
 from marft_jax.models.lora import Adapters, shape_of
 from marft_jax.team.prompts import Team
 
@@ -25,6 +27,7 @@ def initial_adapters(
     settings: LoraSettings,
     fresh: Mapping[str, Adapters],
     saved: Mapping[str, peft.Adapter] | None = None,
+    models: Mapping[str, DecoderConfig] = {},
 ) -> Mapping[str, Adapters]:
     """Reads each base's adapters from their folders or ``saved``; the others stay as in ``fresh``.
 
@@ -33,6 +36,7 @@ def initial_adapters(
 
     Args:
         saved: adapters by name, if ``lora.init`` is a run directory.
+        models: the bases; by default all layers of a base have the same matrices.
 
     Raises:
         BadInput: a folder is missing, or does not fit the base, the team or the settings.
@@ -49,13 +53,15 @@ def initial_adapters(
             folder = Path(settings.init).expanduser() / name
         else:
             continue
+        layers_with = peft.every_layer
         if saved is None or profile.init is not None:
             adapter = _read(folder, name)
+            layers_with = models[base].layers_with if base in models else layers_with
         elif name in saved:
             adapter = saved[name]
         else:
             raise BadInput(f"{folder}: expected this adapter, found {', '.join(saved)}")
-        _copy(adapter, loaded[base], n, scale, folder)
+        _copy(adapter, loaded[base], n, scale, folder, layers_with)
     return jax.tree.map(lambda new, old: jax.device_put(new, old.sharding), loaded, dict(fresh))
 
 
@@ -76,7 +82,14 @@ def _read(folder: Path, name: str) -> peft.Adapter:
     return peft.read(inner if is_inner else folder)
 
 
-def _copy(adapter: peft.Adapter, into: Adapters, n: int, scale: float, folder: Path) -> None:
+def _copy(
+    adapter: peft.Adapter,
+    into: Adapters,
+    n: int,
+    scale: float,
+    folder: Path,
+    layers_with: peft.LayersWith,
+) -> None:
     rank = shape_of(into)[1]
     if adapter.rank > rank:
         raise BadInput(f"{folder}: its rank is {adapter.rank}; set --lora.rank {adapter.rank}")
@@ -88,11 +101,14 @@ def _copy(adapter: peft.Adapter, into: Adapters, n: int, scale: float, folder: P
         )
     for (target, layer), (a, b) in adapter.matrices.items():
         ours_a, ours_b = into[target]["a"][n], into[target]["b"][n]
-        expected = (ours_a.shape[0], ours_a.shape[1], ours_b.shape[2])
-        if layer >= expected[0] or (a.shape[0], b.shape[1]) != expected[1:]:
+        (count, *stack, d_in, _), d_out = ours_a.shape, ours_b.shape[-1]
+        layers = list(itertools.islice(layers_with(target), count))
+        if layer not in layers or [*a.shape[:-1], b.shape[-1]] != [*stack, d_in, d_out]:
             raise BadInput(
-                f"{folder}: {peft.module_name(target, layer)} maps {a.shape[0]} to {b.shape[1]}; "
-                f"this base has {expected[0]} layers with {expected[1]} to {expected[2]}"
+                f"{folder}: {peft.module_name(target, layer)} maps {a.shape[-2]} to "
+                f"{b.shape[-1]}; this base has {count} layers with {d_in} to {d_out}"
+                f"{f', for each of {stack[0]} experts' if stack else ''}"
             )
-        ours_a[layer, :, : adapter.rank] = a
-        ours_b[layer, : adapter.rank] = b * np.float32(adapter.scale / scale)
+        at = layers.index(layer)
+        ours_a[at, ..., : adapter.rank] = a
+        ours_b[at, ..., : adapter.rank, :] = b * np.float32(adapter.scale / scale)

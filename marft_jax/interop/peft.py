@@ -2,38 +2,52 @@
 
 peft keeps each factor as the weight of a linear layer, ``[out, in]``; ours map in -> out. So
 ``lora_A = Aᵀ [rank, in]`` and ``lora_B = Bᵀ [out, rank]``, and both add ``x A B * alpha / rank``.
+Pairs of experts stand in one tensor (``target_parameters``, since peft 0.18): lora_A is
+``[experts · rank, in]``, lora_B ``[out, rank · experts]``.
 """
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field, FiniteFloat, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, FiniteFloat, ValidationError
 from safetensors import safe_open
 from safetensors.numpy import save_file
 
 from marft_jax.errors import BadInput
 from marft_jax.formats.foreign import read_settings, readable
-from marft_jax.models.families import PARTS, TARGETS
+from marft_jax.models.families import PARTS
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 
 Factors = Mapping[str, Mapping[str, np.ndarray]]
 """``{"q": {"a": [L, in, R], "b": [L, R, out]}, ...}``: ``lora.Adapters`` without the agent axis."""
+LayersWith = Callable[[str], Iterable[int]]
+"""Name of a matrix to the numbers of the layers that have it."""
 
 _PREFIX = "base_model.model."
 _TENSOR = re.compile(
     r"(?:base_model\.model\.)?model\.(?:language_model\.)?layers\.(\d{1,5})\.([\w.]+)"
     r"\.lora_([AB])(?:\.default)?\.weight"
 )
-_MODULES = {target: names.hf for part in PARTS for target, names in part.MATRICES.items()}
+_NAMES = {target: names for part in PARTS for target, names in part.MATRICES.items()}
+_MODULES = {target: names.hf for target, names in _NAMES.items()}
+_PARAMETERS = {target: names.parameter for target, names in _NAMES.items() if names.parameter}
 _TARGETS = {module: target for target, module in _MODULES.items()}
 _FLOATS = ("F32", "F16", "BF16", "F64")
+
+
+def _all_or_none(parameters: list[str] | None) -> list[str] | None:
+    """Checks that all matrices of experts have adapters: peft names a module by the other ones."""
+    if parameters and sorted(parameters) != sorted(_PARAMETERS.values()):
+        raise ValueError(f"expected none or {', '.join(_PARAMETERS.values())}")
+    return parameters
 
 
 class _Settings(BaseModel):
@@ -54,14 +68,15 @@ class _Settings(BaseModel):
     alpha_pattern: dict[str, float] | None = Field(None, max_length=0)
     layer_replication: None = None
     trainable_token_indices: None = None
-    target_parameters: list[str] | None = Field(None, max_length=0)
+    target_parameters: Annotated[list[str] | None, AfterValidator(_all_or_none)] = None
 
 
 class Adapter(NamedTuple):
     """Adapter that was read from a peft folder.
 
     Attributes:
-        matrices: ``(target, layer)`` to the factors ``(A [in, rank], B [rank, out])``, float32.
+        matrices: ``(target, layer)`` to the factors ``(A [in, rank], B [rank, out])``, float32;
+            of experts with the experts in front.
         scale: the correction is ``x A B * scale``; alpha / rank, or alpha / sqrt(rank) (rslora).
     """
 
@@ -70,7 +85,19 @@ class Adapter(NamedTuple):
     scale: float
 
 
-def write(folder: Path, factors: Factors, alpha: float, base: str, inside: str = "model") -> None:
+def every_layer(matrix: str) -> Iterable[int]:
+    """``LayersWith`` of a decoder whose layers all have the same matrices."""
+    return itertools.count()
+
+
+def write(
+    folder: Path,
+    factors: Factors,
+    alpha: float,
+    base: str,
+    inside: str = "model",
+    layers_with: LayersWith = every_layer,
+) -> None:
     """Writes one adapter.
 
     Args:
@@ -78,15 +105,17 @@ def write(folder: Path, factors: Factors, alpha: float, base: str, inside: str =
         inside: name of the module that has the layers (``huggingface.layers_in``).
     """
     folder.mkdir(parents=True, exist_ok=True)
-    modules: Any = [_MODULES[target].rpartition(".")[2] for target in factors]
+    plain = [target for target in factors if target not in _PARAMETERS]
+    parameters = [_PARAMETERS[target] for target in factors if target in _PARAMETERS]
+    modules: Any = [_MODULES[target].rpartition(".")[2] for target in plain]
     if inside != "model":  # parts for images have matrices of the same names
         modules = rf"{re.escape(inside)}\..*\.({'|'.join(modules)})"
     tensors = {
         f"{_PREFIX}{inside}.layers.{layer}.{_MODULES[target]}"
-        f".lora_{letter.upper()}.weight": np.ascontiguousarray(factor.T, np.float32)
+        f".lora_{letter.upper()}.weight": np.ascontiguousarray(_in_file(factor, letter), np.float32)
         for target, pair in factors.items()
         for letter in ("a", "b")
-        for layer, factor in enumerate(pair[letter])
+        for layer, factor in zip(layers_with(target), pair[letter], strict=False)
     }
     save_file(tensors, folder / WEIGHTS, metadata={"format": "pt"})
     settings = {
@@ -97,8 +126,27 @@ def write(folder: Path, factors: Factors, alpha: float, base: str, inside: str =
         "lora_alpha": int(alpha) if float(alpha).is_integer() else alpha,
         "target_modules": modules,
         "inference_mode": True,
+        **({"target_parameters": sorted(parameters)} if parameters else {}),
     }
     (folder / CONFIG).write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")
+
+
+def _in_file(factor: np.ndarray, letter: str) -> np.ndarray:
+    """A factor as peft keeps it: of experts A ``[E, in, R]``, B ``[E, R, out]``."""
+    if factor.ndim == 2:
+        return factor.T
+    if letter == "a":
+        return factor.swapaxes(1, 2).reshape(-1, factor.shape[1])
+    return factor.transpose(2, 1, 0).reshape(factor.shape[2], -1)
+
+
+def _ours(tensor: np.ndarray, target: str, letter: str, rank: int) -> np.ndarray:
+    """The inverse of ``_in_file``."""
+    if target not in _PARAMETERS:
+        return tensor.T
+    if letter == "A":
+        return tensor.reshape(-1, rank, tensor.shape[1]).swapaxes(1, 2)
+    return tensor.reshape(tensor.shape[0], rank, -1).transpose(2, 1, 0)
 
 
 def module_name(target: str, layer: int) -> str:
@@ -124,7 +172,8 @@ def read(folder: Path) -> Adapter:
     rank = settings.r
     found: dict[tuple[str, int], dict[str, np.ndarray]] = {}
     for target, layer, letter, tensor in _tensors(folder, rank):
-        found.setdefault((target, layer), {})[letter] = tensor.astype(np.float32).T
+        own = _ours(tensor.astype(np.float32), target, letter, rank)
+        found.setdefault((target, layer), {})[letter] = own
     for place, pair in found.items():
         if set(pair) != {"A", "B"}:
             raise BadInput(
@@ -152,12 +201,15 @@ def _tensors(folder: Path, rank: int) -> Iterator[tuple[str, int, str, np.ndarra
             match = _TENSOR.fullmatch(name)
             if not match or match[2] not in _TARGETS:
                 raise BadInput(
-                    f"{file}: tensor {name!r} is no LoRA factor of {', '.join(TARGETS)}; "
+                    f"{file}: tensor {name!r} is no LoRA factor of {', '.join(_MODULES)}; "
                     "expected only those"
                 )
             stored = tensors.get_slice(name)
             shape, kind = stored.get_shape(), stored.get_dtype()
-            if len(shape) != 2 or shape["AB".index(match[3])] != rank or kind not in _FLOATS:
+            many = _TARGETS[match[2]] in _PARAMETERS
+            ranks = shape["AB".index(match[3])] if len(shape) == 2 else 0
+            fits = ranks and (ranks % rank == 0 if many else ranks == rank)
+            if not fits or kind not in _FLOATS:
                 raise BadInput(
                     f"{file}: tensor {name!r}: expected a matrix of rank {rank} in one of "
                     f"{', '.join(_FLOATS)}, got {kind} of shape {shape}"

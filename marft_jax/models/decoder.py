@@ -1,4 +1,4 @@
-"""Decoder-only transformer made of parts: the Llama, Mistral, Qwen2, Qwen3 and Gemma 3 families.
+"""Decoder-only transformer made of parts; ``families.py`` has the families.
 
 A layer is a mixer and an mlp (``parts/``), each between norms. The module owns parameters,
 initialisers and dtypes. Everything outside uses it functionally:
@@ -56,6 +56,10 @@ class LayerConfig(NamedTuple):
     mixer: Mixer
     mlp: Mlp
 
+    def matrices(self) -> dict[str, Matrix]:
+        """Every matrix of both parts, by name."""
+        return self.mixer.matrices() | self.mlp.matrices()
+
 
 @dataclasses.dataclass(frozen=True)
 class DecoderConfig:
@@ -109,9 +113,19 @@ class DecoderConfig:
         """Every matrix that may have an adapter, by name, of each layer that has it."""
         found: dict[str, list[Matrix]] = {}
         for layer in self.layers:
-            for name, matrix in (layer.mixer.matrices() | layer.mlp.matrices()).items():
+            for name, matrix in layer.matrices().items():
                 found.setdefault(name, []).append(matrix)
         return found
+
+    def layers_with(self, name: str) -> list[int]:
+        """Numbers of the layers that have a matrix."""
+        return [i for i, layer in enumerate(self.layers) if name in layer.matrices()]
+
+    @property
+    def uniform(self) -> bool:
+        """True where all layers have equal matrices, so that they can be stacked."""
+        [first, *others] = (layer.matrices() for layer in self.layers)
+        return all(other == first for other in others)
 
     def init_cache(self, slots: int, length: int, dtype: DTypeLike, places: int = 1) -> Cache:
         """Empty cache; arguments as of ``Mixer.init_cache``."""
@@ -227,7 +241,7 @@ class Decoder(nnx.Module):
         for i, block in enumerate(self.layers):
             with jax.named_scope(f"layer_{i}"):
                 graphdef, weights = nnx.split(block)
-                adapters = LayerAdapters(lora.of(i) if lora else {}, owners)
+                adapters = LayerAdapters(lora.of(i, self.config) if lora else {}, owners)
                 own = None if cache is None else cache[i]
                 layer = Layer(slides=self.config.sliding[i])
                 x_BTD, new = run(graphdef, layer, weights, x_BTD, rope, adapters, own)

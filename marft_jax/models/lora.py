@@ -2,6 +2,9 @@
 
     {"q": {"a": [N, L, in, R], "b": [N, L, R, out]}, "v": ...}      float32
 
+L are the layers that have the matrix. A matrix of experts has a pair for each expert,
+``"a": [N, L, E, in, R]``.
+
 Every token names its owner, which is its adapter. One pair of dense matmuls serves all owners at
 once: the ranks of all adapters stand side by side, and the columns of other owners are zeroed
 between the two products,
@@ -29,7 +32,7 @@ Adapters = dict[str, dict[str, Array]]
 
 
 class Fused(NamedTuple):
-    """Adapters of one matrix, ranks side by side: ``[N·R, in]`` and ``[N·R, out]``.
+    """Adapters of one matrix, ranks side by side: ``[N·R, in]`` and ``[N·R, out]``, after E if any.
 
     In this layout the gradients need no transpose of the tokens' activations, the largest factor.
     """
@@ -49,17 +52,40 @@ class FusedAdapters(NamedTuple):
     layers: dict[str, Fused] | list[dict[str, Fused]]
     scale_N: Array
 
-    def of(self, layer: int) -> dict[str, Fused]:
-        """Adapted matrices of one layer."""
+    def of(self, layer: int, config: Any) -> dict[str, Fused]:
+        """Adapted matrices of one layer of a decoder with this ``DecoderConfig``."""
         if isinstance(self.layers, list):
             return self.layers[layer]
-        return {target: Fused(x.a[layer], x.b[layer]) for target, x in self.layers.items()}
+        at = {name: config.layers_with(name) for name in self.layers}
+        return {
+            name: Fused(*(x[at[name].index(layer)] for x in own))
+            for name, own in self.layers.items()
+            if layer in at[name]
+        }
 
 
 class OwnerMask(NamedTuple):
     """``[..., N·R]``: alpha/rank in the owner's columns, 0 elsewhere."""
 
     columns: Array
+
+
+def adapted(config: Any, targets: Sequence[str]) -> list[str]:
+    """Names of the matrices that these targets adapt, in the order of the targets.
+
+    Args:
+        config: the ``DecoderConfig`` of the base.
+        targets: names of matrices, or ``experts`` for the matrices of routed experts.
+    """
+    known = _by_target(config)
+    return [name for target in targets for name in known[target]]
+
+
+def _by_target(config: Any) -> dict[str, list[str]]:
+    found: dict[str, list[str]] = {}
+    for name, [matrix, *_] in config.matrices().items():
+        found.setdefault(matrix.target or name, []).append(name)
+    return found
 
 
 def check_targets(config: Any, targets: Sequence[str]) -> None:
@@ -71,11 +97,21 @@ def check_targets(config: Any, targets: Sequence[str]) -> None:
     Raises:
         BadInput: it lacks one.
     """
-    known = config.matrices()
+    known = _by_target(config)
     if not set(targets) <= set(known):
         raise BadInput(
             f"--lora.targets: expected distinct ones of {', '.join(known)}, got {targets!s:.80}"
         )
+
+
+def counts(config: Any, targets: Sequence[str]) -> str:
+    """Says how many matrices of each kind of part have an adapter, as in ``attention 2 of 4``."""
+    names, found = adapted(config, targets), dict[str, list[bool]]()
+    for layer in config.layers:
+        for part in (layer.mixer, layer.mlp):
+            own = found.setdefault(type(part).__name__.removesuffix("Config").lower(), [])
+            own += [name in names for name in part.matrices()]
+    return ", ".join(f"{kind} {sum(own)} of {len(own)}" for kind, own in found.items())
 
 
 def init(
@@ -88,44 +124,47 @@ def init(
         key: A of adapter n is drawn from ``fold_in(key, n)``, whatever other adapters there are.
         config: the ``DecoderConfig`` of the base.
         adapters: the numbers n of the adapters.
-        targets: names of matrices (``config.matrices()``).
+        targets: as in ``adapted``.
     """
     tree: Adapters = {}
     matrices = config.matrices()
-    for target in targets:
-        layers, (d_in, d_out, *_) = len(matrices[target]), matrices[target][0]
-        draw = jax.nn.initializers.normal(d_in**-0.5)
-        shape = (layers, d_in, rank)
+    for target in adapted(config, targets):
+        [matrix, *_] = having = matrices[target]
+        draw = jax.nn.initializers.normal(matrix.d_in**-0.5)
+        stack = (len(having), *matrix.stack)
+        shape = (*stack, matrix.d_in, rank)
         folded = jax.random.fold_in(key, list(matrices).index(target))
         keys_N = jax.vmap(jax.random.fold_in, (None, 0))(folded, jnp.asarray(adapters))
         a = jax.vmap(lambda key, draw=draw, shape=shape: draw(key, shape))(keys_N)
-        tree[target] = {"a": a, "b": jnp.zeros((len(adapters), layers, rank, d_out))}
+        tree[target] = {"a": a, "b": jnp.zeros((len(adapters), *stack, rank, matrix.d_out))}
     return tree
 
 
 def shape_of(adapters: Adapters) -> tuple[int, int]:
     """(number of adapters, rank)."""
-    n, _, _, r = next(iter(adapters.values()))["a"].shape
+    n, *_, r = next(iter(adapters.values()))["a"].shape
     return n, r
 
 
 def fuse(adapters: Adapters, alpha: float, dtype: DTypeLike) -> FusedAdapters:
     """Lays adapters out for the forward pass: layers in front, all ranks side by side."""
     n, r = shape_of(adapters)
-    layers = next(iter(adapters.values()))["a"].shape[1]
+
+    def side_by_side(x: Array) -> Array:
+        """``[N, ..., R, width]`` as ``[..., N·R, width]``."""
+        x = jnp.moveaxis(x, 0, -3)
+        return x.reshape(*x.shape[:-3], n * r, -1).astype(dtype)
+
     fused = {
-        target: Fused(
-            ab["a"].transpose(1, 0, 3, 2).reshape(layers, n * r, -1).astype(dtype),
-            ab["b"].transpose(1, 0, 2, 3).reshape(layers, n * r, -1).astype(dtype),
-        )
+        target: Fused(side_by_side(ab["a"].swapaxes(-1, -2)), side_by_side(ab["b"]))
         for target, ab in adapters.items()
     }
     return FusedAdapters(fused, jnp.full(n, alpha / r, dtype))
 
 
-def by_layer(fused: FusedAdapters, layers: int) -> FusedAdapters:
+def by_layer(fused: FusedAdapters, config: Any) -> FusedAdapters:
     """Splits the adapters into arrays of each layer."""
-    return fused._replace(layers=[fused.of(i) for i in range(layers)])
+    return fused._replace(layers=[fused.of(i, config) for i in range(config.n_layers)])
 
 
 def owner_mask(owners: Any, fused: FusedAdapters) -> OwnerMask:
@@ -134,9 +173,11 @@ def owner_mask(owners: Any, fused: FusedAdapters) -> OwnerMask:
     Args:
         owners: ``int32 [...]``, the adapter of each token; -1 for the bare base.
     """
-    scale_N, any_matrix = fused.scale_N, next(iter(fused.of(0).values()))
+    scale_N, layers = fused.scale_N, fused.layers
+    of_layers = layers if isinstance(layers, list) else [layers]
+    [any_matrix, *_] = (matrix for layer in of_layers for matrix in layer.values())
     n = len(scale_N)
-    rank = len(any_matrix.a) // n
+    rank = any_matrix.a.shape[-2] // n
     mine = jax.nn.one_hot(owners, n, dtype=scale_N.dtype)
     mine *= scale_N.reshape((1,) * owners.ndim + (n,))
     return OwnerMask(jnp.repeat(mine, rank, axis=-1))

@@ -48,5 +48,8 @@ def source_name(config: DecoderConfig, path: str, spelling: Spelling) -> str:
         names = norms[modules[2]]
     else:
         part = layer.mixer if modules[2] == "mixer" else layer.mlp
-        names = {**part.MATRICES, **part.NORMS}[modules[3]]
+        names = {**part.MATRICES, **part.MODULES}[modules[3]]
+        if len(modules) > 4:  # a piece of an expert
+            expert, piece = modules[4], int(modules[5])
+            names = names._replace(hf=names.pieces[piece].format(expert))
     return f"{_LAYER[spelling]}.{modules[1]}.{getattr(names, spelling)}.{suffix}"

@@ -35,6 +35,8 @@ LOGICAL_AXES: Mapping[str | None, str | None] = {
     "heads": "tensor",
     "hidden": "tensor",
     "vocabulary": "tensor",
+    "expert": None,
+    "piece": None,
     None: None,
 }
 """Axes of the base's tensors, as the decoder's parts name them, to axes of the mesh."""

@@ -17,6 +17,7 @@ from marft_jax.learning.normalizers import find_normalizer
 from marft_jax.learning.settings import reuses_samples
 from marft_jax.learning.state import TrainState
 from marft_jax.learning.step_rewards import find_step_reward
+from marft_jax.models import lora
 from marft_jax.parallel import processes
 from marft_jax.plugins import PYTHON
 from marft_jax.rollout.curriculum import Curriculum
@@ -107,6 +108,8 @@ def _open(
     reporter = stack.enter_context(reporter)
     news += [warning] if (warning := reuses_samples(config.algo)) else []
     news += _objects(config)
+    adapted = lora.counts(session.base.config, config.lora.targets)
+    news.append(f"matrices with adapters: {adapted}")
     for line in [_greeting(session, state, where), *news]:
         reporter.event(line)
     threads = stack.enter_context(DaemonThreads())

@@ -246,7 +246,8 @@ def initial_state(session: Session, fresh: TrainState) -> TrainState:
             saved = checkpoints.restore_adapters()
         if saved is None:
             raise BadInput(f"--lora.init {run}: it has no intact checkpoint yet")
-    adapters = initial.initial_adapters(session.team, settings, fresh.adapters, saved)
+    models = {name: base.config for name, base in session.bases.items()}
+    adapters = initial.initial_adapters(session.team, settings, fresh.adapters, saved, models)
     state = fresh.with_adapters(adapters)
     return state_parts.begin(session.parts, state).begun()
 

@@ -21,7 +21,7 @@ from marft_jax.interop import huggingface, peft
 from marft_jax.interop.initial import initial_adapters
 from marft_jax.models import decoder, lora
 from marft_jax.models.decoder import DecoderConfig
-from marft_jax.models.families import FAMILIES, TARGETS, dense, read_config
+from marft_jax.models.families import FAMILIES, dense, read_config
 from marft_jax.models.rope import RopeScaling
 from marft_jax.models.tokenizers.tokenizer import ByteTokenizer, from_directory
 from marft_jax.models.weights.load import BaseModel, abstract_decoder, fill, load_base, shapes_of
@@ -45,6 +45,7 @@ VARIANTS = {
 }  # fmt: skip
 TOKENS = np.random.default_rng(0).integers(0, 256, (2, 9))
 RANK, ALPHA = 3, 5.0
+TARGETS = tuple(VARIANTS["llama"].matrices())
 
 
 def random_base(variant: str) -> BaseModel:

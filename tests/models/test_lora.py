@@ -22,7 +22,7 @@ def test_all_owners_at_once_is_each_owner_alone():
     fused = lora.fuse(adapters, small.ALPHA, jnp.float32)
     mask = lora.owner_mask(owners, fused)
     for layer in range(small.CONFIG.n_layers):
-        together = lora.add_lora(y, x, fused.of(layer)["q"], mask)
+        together = lora.add_lora(y, x, fused.of(layer, small.CONFIG)["q"], mask)
         a, b = (adapters["q"][k][:, layer] for k in ("a", "b"))
         alone = jnp.stack([x @ a[n] @ b[n] for n in range(3)]) * small.ALPHA / small.RANK
         expected = sum(jnp.where((owners == n)[..., None], alone[n], 0) for n in range(3))
@@ -58,7 +58,7 @@ def test_each_owner_gets_a_gradient_from_its_own_tokens_only():
     def gradient(adapters, x):
         def total(adapters):
             fused = lora.fuse(adapters, small.ALPHA, jnp.float32)
-            mask, ours = lora.owner_mask(owners, fused), fused.of(0)["q"]
+            mask, ours = lora.owner_mask(owners, fused), fused.of(0, small.CONFIG)["q"]
             return jnp.square(lora.add_lora(jnp.ones((6, 32)), x, ours, mask)).sum()
 
         return jax.grad(total)(adapters)["q"]
@@ -92,8 +92,8 @@ def test_fuse_keeps_each_layer_and_target_apart():
         for target in ("q", "v"):
             a = np.concatenate(list(adapters[target]["a"][:, layer]), axis=1).T
             b = np.concatenate(list(adapters[target]["b"][:, layer]), axis=0)
-            np.testing.assert_array_equal(fused.of(layer)[target].a, a)
-            np.testing.assert_array_equal(fused.of(layer)[target].b, b)
+            np.testing.assert_array_equal(fused.of(layer, small.CONFIG)[target].a, a)
+            np.testing.assert_array_equal(fused.of(layer, small.CONFIG)[target].b, b)
 
 
 def test_a_target_that_the_base_lacks_is_refused_and_what_it_has_is_named():

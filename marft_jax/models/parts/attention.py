@@ -56,7 +56,7 @@ class AttentionConfig:
         "v": Names("self_attn.v_proj", "attn_v"),
         "o": Names("self_attn.o_proj", "attn_output"),
     }
-    NORMS: ClassVar[Mapping[str, Names]] = {
+    MODULES: ClassVar[Mapping[str, Names]] = {
         "q_norm": Names("self_attn.q_norm", "attn_q_norm"),
         "k_norm": Names("self_attn.k_norm", "attn_k_norm"),
     }

@@ -27,7 +27,7 @@ class DenseConfig:
         "up": Names("mlp.up_proj", "ffn_up"),
         "down": Names("mlp.down_proj", "ffn_down"),
     }
-    NORMS: ClassVar[Mapping[str, Names]] = {}
+    MODULES: ClassVar[Mapping[str, Names]] = {}
 
     def matrices(self) -> dict[str, Matrix]:
         wide = Matrix(self.d_model, self.d_ff, ("hidden", "model"))

@@ -25,10 +25,20 @@ Axes = tuple[str | None, ...]
 
 
 class Names(NamedTuple):
-    """Name of a module of a layer in Hugging Face checkpoints and in GGUF files."""
+    """Name of a module of a layer in Hugging Face checkpoints and in GGUF files.
+
+    Attributes:
+        hf: as peft names its adapter, too.
+        pieces: of a matrix of experts, the modules of one expert in Hugging Face checkpoints, with
+            ``{}`` for its number; their rows follow each other in our matrix.
+        parameter: of a matrix of experts, the parameter of transformers' module that holds all of
+            them (peft: ``target_parameters``).
+    """
 
     hf: str
     gguf: str
+    pieces: tuple[str, ...] = ()
+    parameter: str = ""
 
 
 class Matrix(NamedTuple):
@@ -38,6 +48,9 @@ class Matrix(NamedTuple):
         axes: logical axes of (out, in).
         bias: the products have a bias.
         rotated_heads: heads whose channels are rotated in pairs; 0 for none.
+        target: what ``--lora.targets`` calls it; empty for its own name.
+        experts: 0 for one matrix; else as many matrices, and as many pairs in an adapter.
+        chosen: of these, those that a token meets.
     """
 
     d_in: int
@@ -45,6 +58,23 @@ class Matrix(NamedTuple):
     axes: Axes
     bias: bool = False
     rotated_heads: int = 0
+    target: str = ""
+    experts: int = 0
+    chosen: int = 0
+
+    @property
+    def stack(self) -> tuple[int, ...]:
+        """Axes of an adapter's factors between its layers and its matrices."""
+        return (self.experts,) if self.experts else ()
+
+    @property
+    def weights(self) -> int:
+        return self.d_in * self.d_out * max(1, self.experts)
+
+    @property
+    def active_weights(self) -> int:
+        """Weights that a token meets."""
+        return self.d_in * self.d_out * max(1, self.chosen)
 
 
 class Part(Protocol):
@@ -53,11 +83,11 @@ class Part(Protocol):
     Attributes:
         MATRICES: matrices that may have an adapter. A name belongs to one part alone, as it also
             names a target of adapters.
-        NORMS: further modules of the part.
+        MODULES: further modules of the part, which are frozen and never packed.
     """
 
     MATRICES: ClassVar[Mapping[str, Names]]
-    NORMS: ClassVar[Mapping[str, Names]]
+    MODULES: ClassVar[Mapping[str, Names]]
 
     def matrices(self) -> dict[str, Matrix]:
         """Every matrix, in the order of ``MATRICES``."""

@@ -106,9 +106,16 @@ def decoder_on(
     """Makes the abstract decoder of a platform: its config, and its ``nnx.split``.
 
     Raises:
-        BadInput: a matrix that cannot be quantised as asked.
+        BadInput: a matrix that cannot be quantised as asked, or layers that cannot be stacked.
     """
-    stacked = platform == "tpu" if model.layers == "auto" else model.layers == "stacked"
+    stacked = config.uniform and platform == "tpu"
+    if model.layers != "auto":
+        stacked = model.layers == "stacked"
+    if stacked and not config.uniform:
+        raise BadInput(
+            "--model.layers stacked: expected layers with equal matrices, got a model whose layers "
+            "differ; use --model.layers auto"
+        )
     config = dataclasses.replace(config, stacked=stacked)
     [mixer, *_] = config.attentions
     heads = mixer.n_heads, mixer.n_kv_heads, mixer.head_dim
@@ -172,23 +179,30 @@ def abstract_decoder(config: DecoderConfig, dtype: Any, **how: Any) -> tuple[Any
 
 
 class _Parameter(NamedTuple):
-    """Place of a tensor: the keys of its array, and its layer where that is a stack of them."""
+    """Place of a tensor: the keys of its array, and its index where that is a stack of tensors."""
 
     keys: tuple[Any, ...]
-    layer: int | None
+    index: tuple[int, ...]
     shape: tuple[int, ...]
 
 
+_STACKS = ("expert", "piece")
+
+
 def _parameters(state: Base) -> dict[str, _Parameter]:
-    """Path, as in ``layers/3/mixer/q/kernel``, and place of every tensor, stacked or not."""
+    """Path and place of every tensor, stacked or not.
+
+    A path is as in ``layers/3/mixer/q/kernel``, or of a piece of an expert's matrix as in
+    ``layers/3/mlp/experts_down/7/0/kernel``.
+    """
     found = {}
     for keys, leaf in nnx.to_flat_state(state):
         first, *rest = keys
-        if first == "layers" and not isinstance(rest[0], int):
-            for i in range(leaf.shape[0]):
-                found[_join((first, i, *rest))] = _Parameter(keys, i, tuple(leaf.shape[1:]))
-        else:
-            found[_join(keys)] = _Parameter(keys, None, tuple(leaf.shape))
+        layers = int(first == "layers" and not isinstance(rest[0], int))
+        deep = layers + sum(axis in _STACKS for axis in leaf.axes)
+        for index in np.ndindex(*leaf.shape[:deep]):
+            path = (first, *index[:layers], *rest[:-1], *index[layers:], *rest[-1:])
+            found[_join(path)] = _Parameter(keys, index, tuple(leaf.shape[deep:]))
     return found
 
 
@@ -198,14 +212,14 @@ def shapes_of(state: Base) -> Shapes:
 
 
 def reader(state: Base) -> Callable[[str], jax.Array]:
-    """Reads the tensor at a path, unpacked; of a stack of layers, a copy."""
+    """Reads the tensor at a path, unpacked; of a stack, a copy."""
     places, flat = _parameters(state), dict(nnx.to_flat_state(state))
     dtype = jax.tree.leaves(state)[0].dtype
 
     def tensor(path: str) -> jax.Array:
-        keys, layer, _ = places[path]
+        keys, index, _ = places[path]
         array: Any = flat[keys].get_value()
-        array = array if layer is None else jax.tree.map(lambda x: x[layer], array)
+        array = jax.tree.map(lambda x: x[index], array) if index else array
         return blocks.unpacked(array, dtype)
 
     return tensor
@@ -222,13 +236,14 @@ def fill(
     done, total = 0, width * sum(math.prod(parameter.shape) for parameter in parameters.values())
     report(done, total)
     for path, array in tensors:
-        keys, layer, shape = parameters[path]
+        keys, index, shape = parameters[path]
         final = _in_final_type(flat[keys].get_value(), array)
-        placed = jax.tree.map(functools.partial(place, flat[keys].axes), final)
-        if layer is not None:
+        axes = tuple(axis for axis in flat[keys].axes if axis not in _STACKS)
+        placed = jax.tree.map(functools.partial(place, axes), final)
+        if index:
             if keys not in arrays:
-                arrays[keys] = _empty_stack(placed, flat[keys].shape[0])
-            placed = _put_layer(arrays[keys], placed, layer)
+                arrays[keys] = _empty_stack(placed, flat[keys].shape[: len(index)])
+            placed = _put_at(arrays[keys], placed, index)
         arrays[keys] = placed
         done += width * math.prod(shape)
         report(done, total)
@@ -248,24 +263,22 @@ def _in_final_type(abstract: Any, array: Any) -> Any:
 _pack = jax.jit(blocks.pack, static_argnums=1)
 
 
-def _empty_stack(layer: Any, layers: int) -> Any:
-    """Allocates so many layers, each placed as this one."""
+def _empty_stack(tensor: Any, sizes: tuple[int, ...]) -> Any:
+    """Allocates a stack of these sizes, each tensor placed as this one."""
 
     def allocate(x: jax.Array) -> jax.Array:
         where = x.sharding
         if isinstance(where, NamedSharding):
-            where = NamedSharding(where.mesh, P(None, *where.spec))
+            where = NamedSharding(where.mesh, P(*[None] * len(sizes), *where.spec))
         zeros = jax.jit(jnp.zeros, static_argnums=(0, 1), out_shardings=where)
-        return zeros((layers, *x.shape), x.dtype)
+        return zeros((*sizes, *x.shape), x.dtype)
 
-    return jax.tree.map(allocate, layer)
+    return jax.tree.map(allocate, tensor)
 
 
 @functools.partial(jax.jit, donate_argnums=0)
-def _put_layer(stack: Any, layer: Any, i: Any) -> Any:
-    return jax.tree.map(
-        lambda all, one: jax.lax.dynamic_update_index_in_dim(all, one, i, 0), stack, layer
-    )
+def _put_at(stack: Any, tensor: Any, index: Any) -> Any:
+    return jax.tree.map(lambda all, one: all.at[index].set(one), stack, tensor)
 
 
 def copy_base(params: Base, place: Callable[[Axes, jax.Array], jax.Array]) -> Base:

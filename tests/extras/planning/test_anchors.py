@@ -10,7 +10,7 @@ import pytest
 from marft_jax.extras.planning import anchors, cost
 from marft_jax.extras.planning.chips import GPUS, TPUS
 from marft_jax.models.decoder import DecoderConfig
-from marft_jax.models.families import TARGETS, dense
+from marft_jax.models.families import dense
 
 _shape = functools.partial(dense, max_position=8192)
 LLAMA3_8B = _shape(128256, 4096, 32, 32, 8, 128, 14336)
@@ -71,7 +71,7 @@ def token_flops(f: Figure) -> float:
     if f.work == "training":
         return 3 * (forward + vocabulary)
     attention = forward - cost.forward_flops(m, 1, 0)
-    lora = cost.forward_flops(m, 1, 0, 16, TARGETS) - cost.forward_flops(m, 1, 0)
+    lora = cost.forward_flops(m, 1, 0, 16, list(m.matrices())) - cost.forward_flops(m, 1, 0)
     return 2 * forward + attention + 3 * lora + 2 * vocabulary
 
 
