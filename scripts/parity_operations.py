@@ -55,6 +55,7 @@ def operands() -> dict[str, tuple[tuple[Any, ...], dict[str, Any]]]:
     cache, new = (some(3, 2, 8, 16), some(3, 2, 16, 8)), (some(3, 2, 8, 1), some(3, 2, 1, 8))
     where = (np.arange(3), slice(None), slice(None), 5)
     rows, kernel = some(5, 512), some(96, 512)
+    sizes = np.asarray([33, 0, 7], np.int32)  # rows of each expert
     return {
         "_sum": ((some(8, 4096),), {}),
         "_by_transpose": ((rows, kernel), {}),
@@ -64,6 +65,8 @@ def operands() -> dict[str, tuple[tuple[Any, ...], dict[str, Any]]]:
         "_by_head": ((*cache, *new, np.asarray([[0], [15], [16]])), {}),  # one past the end
         "_put": ((cache[0].astype(jnp.bfloat16), some(3, 2, 8, dtype=jnp.bfloat16)),
                  {"where": where}),
+        "_each_expert": ((some(40, 64), some(3, 24, 64), sizes), {"over": 2}),
+        "_outer_of_each_expert": ((some(40, 24), some(40, 64), sizes), {}),
     }  # fmt: skip
 
 

@@ -17,12 +17,11 @@ from marft_jax.models.names import Spelling
 from marft_jax.models.ops.products import Activation
 from marft_jax.models.parts.attention import AttentionConfig
 from marft_jax.models.parts.dense import DenseConfig
+from marft_jax.models.parts.experts import ExpertsConfig
 from marft_jax.models.rope import rope_settings
 
-PARTS = (AttentionConfig, DenseConfig)
+PARTS = (AttentionConfig, DenseConfig, ExpertsConfig)
 """Every part that a family may have."""
-TARGETS = tuple(name for part in PARTS for name in part.MATRICES)
-"""Matrices that may have an adapter, in the order of the parts."""
 
 
 _ATTENTION = {field.name for field in dataclasses.fields(AttentionConfig)}
@@ -63,6 +62,32 @@ def dense(
     return DecoderConfig(vocab_size, d_model, layers, max_position, **others)
 
 
+def with_experts(
+    d_model: int,
+    n_layers: int,
+    *,
+    n_experts: int,
+    n_chosen: int,
+    d_expert: int,
+    normalised: bool,
+    is_dense: Sequence[bool],
+    **others: Any,
+) -> DecoderConfig:
+    """Decoder whose layers are attention and a mixture of experts, or a dense mlp.
+
+    Args:
+        is_dense: for each layer, whether its mlp is dense.
+        others: further arguments of ``dense``.
+    """
+    config = dense(d_model=d_model, n_layers=n_layers, **others)
+    mlp = ExpertsConfig(d_model, d_expert, n_experts, n_chosen, normalised)
+    layers = tuple(
+        layer if stays else layer._replace(mlp=mlp)
+        for layer, stays in zip(config.layers, is_dense, strict=True)
+    )
+    return dataclasses.replace(config, layers=layers)
+
+
 SOFT_CAPS = ("attn_logit_softcapping", "final_logit_softcapping")
 """Settings of Gemma 2 that the decoder lacks."""
 
@@ -77,6 +102,7 @@ class Family(NamedTuple):
             is missing; None for a family without windows.
         traits: arguments of ``build`` that all models of the family have.
         build: makes the parts of every layer.
+        more: (config.json, its source) to further arguments of ``build``.
     """
 
     defaults: Mapping[str, Any]
@@ -85,6 +111,7 @@ class Family(NamedTuple):
     slides: Callable[[Mapping[str, Any], int], bool] | None = None
     traits: Mapping[str, Any] = {}
     build: Callable[..., DecoderConfig] = dense
+    more: Callable[[Mapping[str, Any], str], dict[str, Any]] = lambda config, source: {}
 
 
 def _late(config: Mapping[str, Any], layer: int) -> bool:
@@ -93,6 +120,25 @@ def _late(config: Mapping[str, Any], layer: int) -> bool:
 
 def _all_but_every(config: Mapping[str, Any], layer: int) -> bool:
     return (layer + 1) % config["sliding_window_pattern"] != 0
+
+
+def _qwen3_experts(config: Mapping[str, Any], source: str) -> dict[str, Any]:
+    """Sizes of experts, and the layers without: those of ``mlp_only_layers``, and of each
+    ``decoder_sparse_step`` layers all but the last."""
+
+    def size(name: str, largest: int) -> int:
+        return positive(config.get(name), name, largest, source)
+
+    of_new = "num_experts" not in config  # transformers 5 writes another name
+    experts = size("num_local_experts" if of_new else "num_experts", 1 << 14)
+    step, alone = size("decoder_sparse_step", 512), set(config.get("mlp_only_layers") or ())
+    return {
+        "n_experts": experts,
+        "n_chosen": size("num_experts_per_tok", experts),
+        "d_expert": size("moe_intermediate_size", 1 << 20),
+        "normalised": bool(config["norm_topk_prob"]),
+        "is_dense": [i in alone or (i + 1) % step != 0 for i in range(config["num_hidden_layers"])],
+    }
 
 
 _QWEN = {"use_sliding_window": False, "sliding_window": 4096, "max_window_layers": 28}
@@ -134,6 +180,17 @@ FAMILIES = {
     ),
     "Qwen2ForCausalLM": Family(_QWEN, qkv_bias=True, o_bias=False, slides=_late),
     "Qwen3ForCausalLM": Family({**_QWEN, "head_dim": 128}, slides=_late, traits={"qk_norm": True}),
+    "Qwen3MoeForCausalLM": Family(
+        {
+            "num_experts_per_tok": 8,
+            "moe_intermediate_size": 768,
+            "norm_topk_prob": False,
+            "decoder_sparse_step": 1,
+        },
+        traits={"qk_norm": True},
+        build=with_experts,
+        more=_qwen3_experts,
+    ),
     "Gemma3ForCausalLM": _GEMMA3,
     "Gemma3ForConditionalGeneration": _GEMMA3,  # its text_config
 }
@@ -153,6 +210,7 @@ are found."""
 
 _MODEL_TYPES = {
     **{name.removesuffix("ForCausalLM").lower(): name for name in FAMILIES},
+    "qwen3_moe": "Qwen3MoeForCausalLM",
     "gemma3_text": "Gemma3ForCausalLM",
     "gemma3": "Gemma3ForConditionalGeneration",
 }
@@ -190,6 +248,7 @@ def read_config(config: Mapping[str, Any], source: str) -> DecoderConfig:
             o_bias=bias if family.o_bias is None else family.o_bias,
             local_rope_theta=local,
             query_pre_attn_scalar=config.get("query_pre_attn_scalar"),
+            **family.more(config, source),
         )
 
 
@@ -210,12 +269,7 @@ def sizes(get: Callable[[str], Any], spelling: Spelling, source: str) -> dict[st
             value = found["n_heads"]
         elif value is None and ours == "head_dim":
             value = found["d_model"] // found["n_heads"]
-        if type(value) is not int or not 0 < value <= largest:
-            got = "nothing" if value is None else f"{value!r:.40}"
-            raise BadInput(
-                f"{source}: expected a positive integer for {name!r}, at most {largest}, got {got}"
-            )
-        found[ours] = value
+        found[ours] = positive(value, name, largest, source)
     if found["n_heads"] % found["n_kv_heads"]:
         raise BadInput(
             f"{source}: expected a number of query heads divisible by the key-value heads, "
@@ -224,6 +278,20 @@ def sizes(get: Callable[[str], Any], spelling: Spelling, source: str) -> dict[st
     if found["head_dim"] % 2:
         raise BadInput(f"{source}: expected an even head width, got {found['head_dim']}")
     return found
+
+
+def positive(value: Any, name: str, largest: int, source: str) -> int:
+    """The value of a size.
+
+    Raises:
+        BadInput: it is missing, no positive integer, or above ``largest``.
+    """
+    if type(value) is int and 0 < value <= largest:
+        return value
+    got = "nothing" if value is None else f"{value!r:.40}"
+    raise BadInput(
+        f"{source}: expected a positive integer for {name!r}, at most {largest}, got {got}"
+    )
 
 
 def built(family: Family, source: str, **settings: Any) -> DecoderConfig:

@@ -45,6 +45,15 @@ VARIANTS = {
     "qwen2_tied": ("Qwen2", dict(tie_word_embeddings=True)),
     "qwen3": ("Qwen3", dict(head_dim=32)),
     "qwen3_tied_bias": ("Qwen3", dict(tie_word_embeddings=True, attention_bias=True)),
+    "qwen3_experts": (
+        "Qwen3Moe",
+        dict(num_hidden_layers=4, num_experts=8, num_experts_per_tok=2, moe_intermediate_size=32,
+             norm_topk_prob=True, mlp_only_layers=[1]),
+    ),
+    "qwen3_experts_every_other": (
+        "Qwen3Moe",
+        dict(num_experts=4, num_experts_per_tok=3, moe_intermediate_size=32, decoder_sparse_step=2),
+    ),
     "mistral_window": ("Mistral", dict(sliding_window=7, head_dim=32)),
     "qwen2_window": (
         "Qwen2", dict(use_sliding_window=True, sliding_window=6, max_window_layers=1)

@@ -82,12 +82,14 @@ def title(run: Run, topology: Topology) -> str:
     """Says in a line what is planned on which hardware."""
     config, model = run.config, run.model
     vocabularies = 1 if model.tie_embeddings else 2
-    weights = cost.block_weights(model) + vocabularies * model.vocab_size * model.d_model
+    vocabulary = vocabularies * model.vocab_size * model.d_model
+    weights, active = (f(model) + vocabulary for f in (cost.block_weights, cost.active_weights))
+    of_these = f", {active / 1e9:.2f} B active" if active < weights else ""
     mesh = "x".join(str(size) for size in run.mesh.shape.values())
     if run.config.mesh.rollout:
         mesh += f" learns, {'x'.join(map(str, run.config.mesh.rollout))} plays"
     return (
-        f"{config.model.base} ({weights / 1e9:.2f} B weights, {config.model.dtype}), "
+        f"{config.model.base} ({weights / 1e9:.2f} B weights{of_these}, {config.model.dtype}), "
         f"{len(run.team.profiles)} agents, {sum(run.team.adapters.values())} adapters of rank "
         f"{config.lora.rank} on {', '.join(config.lora.targets)}, {config.algo.name}; "
         f"{topology.name}: {len(topology.devices)} devices in {topology.hosts} hosts, mesh {mesh}"

@@ -27,6 +27,7 @@ from marft_jax.extras.planning.chips import Chip
 from marft_jax.extras.planning.compile import Compiled, Run, per_chip, prompt_rows
 from marft_jax.learning.rows import Rows
 from marft_jax.models.decoder import DecoderConfig
+from marft_jax.models.lora import adapted
 from marft_jax.parallel import mesh as mesh_lib
 from marft_jax.parallel import processes
 from marft_jax.types import MAIN
@@ -92,12 +93,18 @@ def forward_flops(
         columns: total rank of the adapters on ``targets``.
     """
     mixing = sum(layer.mixer.flops(tokens, read) for layer in model.layers)
-    return 2 * block_weights(model) * tokens + mixing + _lora(model, tokens, columns, targets)
+    products = 2 * active_weights(model) * tokens
+    return products + mixing + _lora(model, tokens, columns, targets)
 
 
 def block_weights(model: DecoderConfig) -> int:
     """Counts the weights in the matrices of all blocks."""
-    return sum(x.d_in * x.d_out for layers in model.matrices().values() for x in layers)
+    return sum(x.weights for layers in model.matrices().values() for x in layers)
+
+
+def active_weights(model: DecoderConfig) -> int:
+    """Counts of ``block_weights`` those that a token meets: of experts, the chosen experts."""
+    return sum(x.active_weights for layers in model.matrices().values() for x in layers)
 
 
 def cache_entries(model: DecoderConfig, length: int) -> int:
@@ -108,7 +115,8 @@ def cache_entries(model: DecoderConfig, length: int) -> int:
 
 def _lora(model: DecoderConfig, tokens: int, columns: int, targets: Sequence[str]) -> int:
     matrices = model.matrices()
-    return 2 * tokens * columns * sum(x.d_in + x.d_out for t in targets for x in matrices[t])
+    found = (x for name in adapted(model, targets) for x in matrices[name])
+    return 2 * tokens * columns * sum((x.d_in + x.d_out) * max(1, x.chosen) for x in found)
 
 
 def _vocabulary(model: DecoderConfig, tokens: int) -> int:
@@ -140,14 +148,24 @@ def _decode(run: Run) -> Counted:
 def decode_bytes(run: Run) -> float:
     """Returns the least bytes of a decode step: weights and cache are read, logits written.
 
+    Of experts, those count that the rows choose if each row chooses at random.
+
     An embedding table that is not tied to the logits is left out: a step reads few of its rows.
     """
     weights = _weights(run.base_here, run.here)
+    unread = _unread_weights(run.model, run.shape.slots) / block_weights(run.model)
+    weights -= unread * _weights(run.base_here["layers"], run.here)
     if not run.model.tie_embeddings:
         weights -= _weights(run.base_here["embed"], run.here)
     shards = mesh_lib.row_shards(run.here) * run.here.shape["tensor"]
     logits = 4 * run.shape.slots * run.model.vocab_size / shards
     return per_chip(run.slots.cache) + weights + logits
+
+
+def _unread_weights(model: DecoderConfig, rows: int) -> float:
+    """Counts the weights of experts that no row chooses, on average."""
+    matrices = (x for layers in model.matrices().values() for x in layers if x.experts)
+    return sum(x.weights * (1 - x.chosen / x.experts) ** rows for x in matrices)
 
 
 def _prefill(run: Run) -> Counted:

@@ -1,0 +1,433 @@
+"""Mixtures of experts: Qwen3-MoE against NumPy, from its files to an export."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from typing import Any
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import small
+from safetensors.numpy import load_file, save_file
+
+from marft_jax.config import Model
+from marft_jax.errors import BadInput
+from marft_jax.extras.planning import cost
+from marft_jax.interop import huggingface, peft
+from marft_jax.interop.initial import initial_adapters
+from marft_jax.learning import batch as batch_lib
+from marft_jax.learning.algorithms import find_algorithm
+from marft_jax.learning.learner import Learner
+from marft_jax.learning.settings import SETTINGS, resolve
+from marft_jax.models import decoder, families, lora
+from marft_jax.models.decoder import DecoderConfig
+from marft_jax.models.names import paths_by_name
+from marft_jax.models.ops import experts
+from marft_jax.models.weights import load, safetensors
+from marft_jax.sampling.protocol import Request
+from marft_jax.types import MAIN, Sampling
+
+QWEN3: dict[str, Any] = dict(
+    architectures=["Qwen3MoeForCausalLM"], vocab_size=264, hidden_size=32, intermediate_size=64,
+    num_hidden_layers=3, num_attention_heads=4, num_key_value_heads=2, head_dim=8,
+    max_position_embeddings=512, num_experts=8, num_experts_per_tok=2, moe_intermediate_size=32,
+    norm_topk_prob=True, mlp_only_layers=[1], rms_norm_eps=1e-6,
+    rope_parameters={"rope_type": "default", "rope_theta": 1e4},
+)  # fmt: skip
+TARGETS = ("q", "v", "experts")
+RANK, ALPHA = small.RANK, small.ALPHA
+TOKENS = np.random.default_rng(1).integers(0, 256, (2, 21))
+
+
+def config_of(**changes: Any) -> DecoderConfig:
+    return families.read_config(QWEN3 | changes, "config.json")
+
+
+MIXED = config_of()
+SPARSE = config_of(mlp_only_layers=[])
+
+
+@functools.cache
+def tensors(config: DecoderConfig) -> dict[str, np.ndarray]:
+    """A random checkpoint, under the names of published ones."""
+    rng, found = np.random.default_rng(0), dict[str, np.ndarray]()
+
+    def add(name: str, *shape: int) -> None:
+        found[f"{name}.weight"] = rng.normal(size=shape).astype(np.float32) * shape[-1] ** -0.5
+
+    add("model.embed_tokens", 264, 32), add("lm_head", 264, 32)
+    norms = ["model.norm"]
+    for i, layer in enumerate(config.layers):
+        at = f"model.layers.{i}"
+        norms += [f"{at}.{name}" for name in ("input_layernorm", "post_attention_layernorm")]
+        for name, out in (("q", 32), ("k", 16), ("v", 16), ("o", 32)):
+            add(f"{at}.self_attn.{name}_proj", out, 32)
+        for name in ("q_norm", "k_norm"):
+            found[f"{at}.self_attn.{name}.weight"] = 1 + 0.2 * rng.normal(size=8)
+        if "gate" in layer.matrices():
+            mlps, width = [f"{at}.mlp"], 64
+        else:
+            mlps, width = [f"{at}.mlp.experts.{e}" for e in range(8)], 32
+            add(f"{at}.mlp.gate", 8, 32)
+        for mlp in mlps:
+            add(f"{mlp}.gate_proj", width, 32), add(f"{mlp}.up_proj", width, 32)
+            add(f"{mlp}.down_proj", 32, width)
+    found |= {f"{name}.weight": 1 + 0.2 * rng.normal(size=32) for name in norms}
+    return {name: x.astype(np.float32) for name, x in found.items()}
+
+
+@functools.cache
+def base(config: DecoderConfig, quantize: str = "none", mesh: tuple[int, int, int] = (1, 1, 1)):
+    """(config, graphdef, params) from these tensors, in an order of their own."""
+    layers = "stacked" if config.stacked else "unrolled"
+    model = Model(layers=layers, quantize=quantize)  # pyright: ignore[reportArgumentType]
+    config, graphdef, abstract = load.decoder_on("cpu", config, model)
+    shapes = load.shapes_of(abstract)
+    names, found = paths_by_name(config, shapes, "hf"), tensors(config)
+    assert set(names) == set(found)
+    stream = ((names[name], x) for name, x in sorted(found.items(), reverse=True))
+    return config, graphdef, load.fill(abstract, stream, small.mesh.placer(small.mesh_of(*mesh)))
+
+
+@functools.cache
+def adapters(config: DecoderConfig, n: int = 3) -> lora.Adapters:
+    """Adapters whose B is not zero."""
+    fresh = lora.init(jax.random.key(0), config, adapters=n, rank=RANK, targets=TARGETS)
+    rng = np.random.default_rng(2)
+    return {
+        name: {"a": ab["a"], "b": jnp.asarray(0.4 * rng.normal(size=ab["b"].shape), jnp.float32)}
+        for name, ab in fresh.items()
+    }
+
+
+def logits(model: Any, tokens=TOKENS, tree=None, owners=None) -> np.ndarray:
+    """Logits of whole rows, with the adapters of these owners if any.
+
+    Args:
+        model: as ``base`` returns it, or its config.
+    """
+    _, graphdef, params = base(model) if isinstance(model, DecoderConfig) else model
+
+    @jax.jit
+    def run(params, tokens, tree, owners):
+        positions = jnp.broadcast_to(jnp.arange(tokens.shape[1]), tokens.shape)
+        fused = mask = None
+        if tree is not None:
+            fused = lora.fuse(tree, ALPHA, jnp.float32)
+            mask = lora.owner_mask(owners, fused)
+        until = jnp.full_like(positions, tokens.shape[1] - 1)
+        hidden, _ = decoder.forward(graphdef, params, tokens, positions, until, fused, mask)
+        return decoder.project(graphdef, params, hidden)
+
+    return np.asarray(run(params, jnp.asarray(tokens), tree, owners))
+
+
+def silu(x):
+    return x / (1 + np.exp(-x))
+
+
+def in_numpy(config: DecoderConfig, weights, tokens: np.ndarray, normalised=True) -> np.ndarray:
+    """Qwen3-MoE token by token in float64: the definition, without any of our code."""
+    w = {name: x.astype(float) for name, x in weights.items()}
+
+    def norm(x, name):
+        return x / np.sqrt((x**2).mean(-1, keepdims=True) + 1e-6) * w[f"{name}.weight"]
+
+    def rotated(x):  # [T, heads, 8]
+        angle = np.arange(len(x))[:, None] * 1e4 ** (-np.arange(4) / 4)
+        cos, sin = (f(np.concatenate([angle, angle], 1))[:, None] for f in (np.cos, np.sin))
+        return x * cos + np.concatenate([-x[..., 4:], x[..., :4]], -1) * sin
+
+    def mlp(x, at):
+        gate, up, down = (w[f"{at}.{name}_proj.weight"] for name in ("gate", "up", "down"))
+        return down @ (silu(gate @ x) * (up @ x))
+
+    def mixture(x, at):
+        if f"{at}.gate.weight" not in w:
+            return mlp(x, at)
+        scores = np.exp(w[f"{at}.gate.weight"] @ x)
+        shares = scores / scores.sum()
+        best = np.argsort(-shares)[:2]
+        whole = shares[best].sum() if normalised else 1.0
+        return sum(shares[e] / whole * mlp(x, f"{at}.experts.{e}") for e in best)
+
+    rows = []
+    for row in tokens:
+        x = w["model.embed_tokens.weight"][row]
+        for i in range(config.n_layers):
+            at = f"model.layers.{i}"
+            h = norm(x, f"{at}.input_layernorm")
+            q, k, v = (
+                (h @ w[f"{at}.self_attn.{n}_proj.weight"].T).reshape(len(row), -1, 8) for n in "qkv"
+            )
+            q = rotated(norm(q, f"{at}.self_attn.q_norm"))
+            k = rotated(norm(k, f"{at}.self_attn.k_norm"))
+            k, v = (np.repeat(each, 2, axis=1) for each in (k, v))
+            scores = np.einsum("thc,shc->hts", q, k) / np.sqrt(8)
+            scores = np.where(np.tri(len(row), dtype=bool), scores, -np.inf)
+            weights_ = np.exp(scores - scores.max(-1, keepdims=True))
+            weights_ /= weights_.sum(-1, keepdims=True)
+            context = np.einsum("hts,shc->thc", weights_, v).reshape(len(row), -1)
+            x = x + context @ w[f"{at}.self_attn.o_proj.weight"].T
+            h = norm(x, f"{at}.post_attention_layernorm")
+            x = x + np.stack([mixture(token, f"{at}.mlp") for token in h])
+        rows.append(norm(x, "model.norm") @ w["lm_head.weight"].T)
+    return np.stack(rows)
+
+
+@pytest.mark.parametrize("rows", [24, 300])
+@pytest.mark.parametrize("over", [1, 2])
+def test_grouped_products_and_their_gradients_are_those_of_each_row_alone(rows, over):
+    """Few rows and many, an expert without rows, and three places under vmap."""
+    rng = np.random.default_rng(0)
+    expert_M = np.sort(rng.integers(0, 4, (3, rows)), axis=1)
+    sizes = jnp.asarray([np.bincount(own, minlength=5) for own in expert_M], jnp.int32)
+    x, weight, matrices = (
+        jnp.asarray(rng.normal(size=shape), jnp.float32)
+        for shape in ((3, rows, 6), (3, rows, 4), (5, 4, 6))
+    )
+    matrices = matrices if over == 2 else matrices.swapaxes(1, 2)
+
+    def ours(x, matrices, sizes, weight):
+        return (experts.grouped(x, matrices, sizes, over) * weight).sum()
+
+    def plain(x, matrices, expert_M, weight):
+        own = matrices[expert_M] if over == 2 else matrices[expert_M].swapaxes(1, 2)
+        return (jnp.einsum("mi,moi->mo", x, own) * weight).sum()
+
+    def gradients(f, by):
+        run = jax.vmap(jax.value_and_grad(f, (0, 1)), (0, None, 0, 0))
+        return jax.jit(run)(x, matrices, by, weight)
+
+    chex.assert_trees_all_close(
+        gradients(ours, sizes), gradients(plain, expert_M), rtol=1e-4, atol=1e-4
+    )
+
+
+@pytest.mark.parametrize("config", [MIXED, SPARSE], ids=["mixed", "sparse"])
+def test_logits_are_those_of_the_definition(config):
+    expected = in_numpy(config, tensors(config), TOKENS)
+    np.testing.assert_allclose(logits(config), expected, atol=2e-4)
+    chosen = config_of(mlp_only_layers=[], norm_topk_prob=False)
+    if config is SPARSE:
+        expected = in_numpy(chosen, tensors(config), TOKENS, normalised=False)
+        np.testing.assert_allclose(logits(chosen), expected, atol=2e-4)
+
+
+@pytest.mark.parametrize("kind", ["int8", "int4", "nf4"])
+def test_packed_experts_compute_what_their_unpacked_values_would(kind):
+    _, _, params = packed = base(MIXED, kind)
+    mlp = params["layers"][0]["mlp"]
+    kernel, router = mlp["experts_down"]["kernel"], mlp["router"]["weight"]
+    assert not isinstance(kernel.get_value(), jax.Array) and kernel.shape == (8, 1, 32, 32)
+    assert isinstance(router.get_value(), jax.Array)
+    tensor = load.reader(params)
+    graphdef, abstract = load.abstract_decoder(MIXED, jnp.float32)
+    stream = ((path, np.asarray(tensor(path))) for path in load.shapes_of(abstract))
+    whole = load.fill(abstract, stream, lambda _, x: jnp.asarray(x))
+    np.testing.assert_allclose(logits(packed), logits((MIXED, graphdef, whole)), atol=1e-4)
+
+
+def test_a_file_gives_the_stacks_and_an_export_its_tensors(tmp_path):
+    """Also in two files, of which each holds some experts of a layer."""
+    config, graphdef, params = base(MIXED)
+    found = tensors(MIXED)
+    names = sorted(found)
+    for i in range(2):
+        part = {name: found[name] for name in names[i::2]}
+        save_file(part, tmp_path / f"model-{i}.safetensors")
+    _, abstract = load.abstract_decoder(MIXED, jnp.float32)
+    stream = safetensors.read(tmp_path, MIXED, load.shapes_of(abstract))
+    again = load.fill(abstract, stream, lambda _, x: jnp.asarray(x))
+    chex.assert_trees_all_equal(jax.tree.leaves(again), jax.tree.leaves(params))
+    kernel = again["layers"][2]["mlp"]["experts_gate_up"]["kernel"][...]
+    up = found["model.layers.2.mlp.experts.5.up_proj.weight"]
+    np.testing.assert_array_equal(kernel[5, 1], up)
+    model = small.BaseModel(config, graphdef, params, small.ByteTokenizer(), "tiny", "0")
+    (tmp_path / "out").mkdir()
+    huggingface.save_sharded(tmp_path / "out", model, {}, 1.0, 1 << 30)
+    chex.assert_trees_all_equal(load_file(tmp_path / "out" / "model.safetensors"), found)
+
+
+def test_adapters_on_experts_are_their_products_added_to_each_expert(tmp_path):
+    """The merged model, a peft folder read again, and all owners at once agree."""
+    tree, owners = adapters(MIXED), jnp.asarray([[0], [2]]) + 0 * TOKENS
+    together = logits(MIXED, TOKENS, tree, owners)
+    config, graphdef, params = base(MIXED)
+    model = small.BaseModel(config, graphdef, params, small.ByteTokenizer(), "tiny", "0")
+    for row, owner in enumerate((0, 2)):
+        factors = jax.tree.map(lambda x, n=owner: np.asarray(x[n]), tree)
+        folder = tmp_path / str(owner)
+        folder.mkdir()
+        huggingface.save_sharded(folder, model, factors, ALPHA / RANK, 1 << 30)
+        merged = in_numpy(MIXED, load_file(folder / "model.safetensors"), TOKENS[row : row + 1])
+        np.testing.assert_allclose(together[row : row + 1], merged, atol=1e-3)
+    assert np.abs(together - logits(MIXED)).max() > 0.1
+
+
+def test_a_peft_folder_of_experts_is_read_as_it_was_written(tmp_path):
+    tree = adapters(MIXED, 1)
+    factors = jax.tree.map(lambda x: np.asarray(x[0]), tree)
+    peft.write(tmp_path / "a", factors, ALPHA, "base", layers_with=MIXED.layers_with)
+    stored = load_file(tmp_path / "a" / peft.WEIGHTS)
+    prefix = "base_model.model.model.layers.2.mlp.experts"
+    a = factors["experts_down"]["a"][1]  # layer 2 is the second that has experts: [8, 32, R]
+    np.testing.assert_array_equal(
+        stored[f"{prefix}.lora_A.weight"].reshape(8, RANK, 32), a.swapaxes(1, 2)
+    )
+    b = factors["experts_gate_up"]["b"][1]  # [8, R, 64]; peft: out, rank, expert
+    np.testing.assert_array_equal(
+        stored[f"{prefix}.base_layer.lora_B.weight"].reshape(64, RANK, 8), b.transpose(2, 1, 0)
+    )
+    profile = dataclasses.replace(small.team(1).profiles[0], init=str(tmp_path / "a"))
+    team = small.team(1)._replace(profiles=(profile,))
+    settings = small.config_lib.Lora(rank=RANK, alpha=ALPHA, targets=TARGETS)
+    fresh = lora.init(jax.random.key(1), MIXED, adapters=1, rank=RANK, targets=TARGETS)
+    loaded = initial_adapters(team, settings, {MAIN: fresh}, models={MAIN: MIXED})[MAIN]
+    chex.assert_trees_all_close(loaded, tree, rtol=1e-6)
+
+
+@pytest.mark.parametrize("stacked", [False, True])
+@pytest.mark.parametrize("mesh", [(1, 1, 1), (2, 2, 2)], ids=str)
+def test_gradients_of_each_owners_experts_are_the_same_on_every_mesh(stacked, mesh):
+    expected = gradients(SPARSE, (1, 1, 1))
+    found = gradients(dataclasses.replace(SPARSE, stacked=stacked), mesh)
+    chex.assert_trees_all_close(found, expected, rtol=2e-4, atol=2e-5)
+    for name in ("experts_gate_up", "experts_down", "q"):
+        for part in ("a", "b"):
+            each = np.abs(expected[name][part]).reshape(3, -1).max(1)
+            assert each[0] > 0 and each[2] > 0 and each[1] == 0  # who wrote nothing learns nothing
+
+
+@functools.cache
+def gradients(config: DecoderConfig, mesh: tuple[int, int, int]) -> lora.Adapters:
+    config, graphdef, params = base(config, mesh=mesh)
+    tokens = jnp.asarray(np.random.default_rng(4).integers(0, 256, (4, 24)))
+    owners = jnp.asarray([[0], [2], [-1], [0]]) + 0 * tokens
+    positions = jnp.broadcast_to(jnp.arange(24), tokens.shape)
+
+    @jax.jit
+    def run(params, tree):
+        def loss(tree):
+            fused = lora.fuse(tree, ALPHA, jnp.float32)
+            mask = lora.owner_mask(owners, fused)
+            until = jnp.full_like(positions, 23)
+            read = decoder.forward(graphdef, params, tokens, positions, until, fused, mask)
+            return jnp.square(read[0]).mean()
+
+        return jax.grad(loss)(tree)
+
+    where = small.mesh_of(*mesh)
+    return jax.device_get(small.mesh.within(where, run)(params, adapters(SPARSE)))
+
+
+@pytest.mark.parametrize("config", [MIXED, SPARSE], ids=["mixed", "sparse"])
+def test_rollout_and_update_route_the_same_tokens_alike(config):
+    """Log-probs of the engine are those of whole rows, whoever else is in the batch."""
+    config, graphdef, params = base(config)
+    engine = small.Engine(
+        config, graphdef, params, small.one_device(), small.Shape(4, 4, 64, 16),
+        eos_ids=(264,), seed=0, alpha=ALPHA, decode=small.ByteTokenizer().decode, reuse=True,
+    )  # fmt: skip
+    tree = adapters(config)
+    engine.load(tree, 0)
+    rng = np.random.default_rng(5)
+    prompts = [rng.integers(0, 256, 3 + 4 * i).astype(np.int32) for i in range(6)]
+    done = small.answers(
+        engine, [Request(p, i % 3, Sampling(8), (0, i, 0)) for i, p in enumerate(prompts)]
+    )
+    rows = np.zeros((6, 40), int)
+    for row, prompt, answer in zip(rows, prompts, done, strict=True):
+        whole = np.concatenate([prompt, answer.ids])
+        row[: len(whole)] = whole
+    owners = jnp.asarray([i % 3 for i in range(6)])[:, None] + 0 * rows
+    scored = np.asarray(jax.nn.log_softmax(logits(config, rows, tree, owners)))
+    for own, prompt, answer in zip(scored, prompts, done, strict=True):
+        at = len(prompt) - 1 + np.arange(len(answer.ids))
+        np.testing.assert_allclose(answer.logprobs, own[at, answer.ids], atol=1e-5)
+
+
+def test_targets_are_counted_for_each_kind_of_layer_and_refused_where_there_are_none():
+    assert lora.adapted(MIXED, TARGETS) == ["q", "v", "experts_gate_up", "experts_down"]
+    assert lora.counts(MIXED, ("q", "gate")) == "attention 3 of 12, experts 0 of 4, dense 1 of 3"
+    lora.check_targets(MIXED, ("gate", "experts"))
+    with pytest.raises(BadInput, match="--lora.targets: .* q, k, v, o, experts, got .*'gate'"):
+        lora.check_targets(SPARSE, ("q", "gate"))
+
+
+def test_a_plan_counts_all_weights_and_those_that_a_token_meets():
+    attention, dense, expert = 32 * (32 + 16 + 16 + 32), 3 * 32 * 64, 3 * 32 * 32
+    assert cost.block_weights(MIXED) == 3 * attention + dense + 2 * 8 * expert
+    assert cost.active_weights(MIXED) == 3 * attention + dense + 2 * 2 * expert
+    ours = cost.forward_flops(MIXED, 1, 0, 5, ("experts",)) - cost.forward_flops(MIXED, 1, 0)
+    assert ours == 2 * 5 * 2 * 2 * ((32 + 64) + (32 + 32))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"num_experts": None}, "positive integer for 'num_experts', .*got nothing"),
+        ({"num_experts_per_tok": 9}, "'num_experts_per_tok', at most 8, got 9"),
+        ({"decoder_sparse_step": 0}, "positive integer for 'decoder_sparse_step'"),
+        ({"use_sliding_window": True}, "use_sliding_window 'True'"),
+    ],
+)  # fmt: skip
+def test_sizes_of_experts_are_checked(changes, message):
+    with pytest.raises(BadInput, match=message):
+        config_of(**changes)
+
+
+def test_which_layers_have_experts():
+    def sparse(**changes: Any) -> list[int]:
+        return config_of(**changes).layers_with("experts_down")
+
+    assert sparse() == [0, 2]
+    assert sparse(decoder_sparse_step=2, mlp_only_layers=None) == [1]
+    renamed = {k: v for k, v in QWEN3.items() if k != "num_experts"} | {"num_local_experts": 8}
+    assert families.read_config(renamed, "c") == MIXED
+
+
+def test_layers_that_differ_cannot_be_stacked():
+    assert not load.decoder_on("tpu", MIXED, Model())[0].stacked
+    assert load.decoder_on("tpu", SPARSE, Model())[0].stacked
+    with pytest.raises(BadInput, match="--model.layers stacked: .*layers differ"):
+        load.decoder_on("cpu", MIXED, Model(layers="stacked"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("shape", [(8, 1, 1), (2, 2, 2)], ids=str)
+def test_an_update_of_experts_is_that_of_one_device(shape):
+    """Metrics to 1e-4; gradients, in Adam's moments, to 1e-5."""
+    (one, told), (many, seen) = learned((1, 1, 1)), learned(shape)
+    chex.assert_trees_all_close(told, seen, atol=1e-4, rtol=1e-4)
+    moments = [state.policies[MAIN].adapters_opt for state in (one, many)]
+    chex.assert_trees_all_close(*moments, atol=1e-5, rtol=1e-4)
+
+
+@functools.cache
+def learned(shape: tuple[int, int, int]):
+    """(state, metrics) of one optimiser step of GRPO on adapters of attention and experts."""
+    where, team = small.mesh_of(*shape), small.team()
+    config = small.config(
+        lora=small.config_lib.Lora(rank=RANK, alpha=ALPHA, targets=TARGETS),
+        algo=SETTINGS["grpo"](
+            episodes=8, group_size=2, epochs=1, minibatches=1, microbatch_tokens=256
+        ),
+    )
+    episodes = small.random_episodes(8, group=2)
+    algorithm = find_algorithm("grpo")
+    batch = batch_lib.build(
+        episodes, small.paid(episodes), team.owners, config.algo, algorithm.level,
+        shards=8,  # the same rows on every mesh
+    )  # fmt: skip
+    bases = {MAIN: small.base_on(where, 2, config=SPARSE)}
+    learner = Learner(resolve(config, SPARSE), bases, team, algorithm, where)
+    tree = lora.init(jax.random.key(0), bases[MAIN].config, adapters=2, rank=RANK, targets=TARGETS)
+    tree = jax.tree.map(lambda x: x + 0.05, tree)
+    tree = jax.device_put(tree, small.mesh.replicated(where))
+    state, _, metrics = learner.learn(learner.init().with_adapters({MAIN: tree}), batch, 0)
+    return jax.device_get(state), jax.device_get(metrics)
