@@ -27,6 +27,7 @@ from marft_jax.models import decoder, families, lora
 from marft_jax.models.decoder import DecoderConfig
 from marft_jax.models.names import paths_by_name
 from marft_jax.models.ops import experts
+from marft_jax.models.ops.platforms import FORMS
 from marft_jax.models.weights import load, safetensors
 from marft_jax.sampling.protocol import Request
 from marft_jax.types import MAIN, Sampling
@@ -179,7 +180,7 @@ def in_numpy(config: DecoderConfig, weights, tokens: np.ndarray, normalised=True
     return np.stack(rows)
 
 
-@pytest.mark.parametrize("rows", [24, 300])
+@pytest.mark.parametrize("rows", [9, 60, 300])
 @pytest.mark.parametrize("over", [1, 2])
 def test_grouped_products_and_their_gradients_are_those_of_each_row_alone(rows, over):
     """Few rows and many, an expert without rows, and three places under vmap."""
@@ -208,6 +209,24 @@ def test_grouped_products_and_their_gradients_are_those_of_each_row_alone(rows, 
     )
 
 
+@pytest.mark.parametrize("platform", ["cpu", "cuda", "tpu"])
+@pytest.mark.parametrize("rows", [9, 60, 700])
+def test_every_platforms_form_is_the_reference_for_few_rows_and_many(platform, rows):
+    rng = np.random.default_rng(0)
+    sizes = jnp.asarray(np.bincount(rng.integers(0, 4, rows), minlength=5), jnp.int32)
+    x, y = (jnp.asarray(rng.normal(size=(rows, n)), jnp.float32) for n in (6, 4))
+    matrices = jnp.asarray(rng.normal(size=(5, 6, 4)), jnp.float32)
+    for reference, operands in (
+        (functools.partial(experts._each_expert, over=1), (x, matrices, sizes)),
+        (functools.partial(experts._each_expert, over=2), (y, matrices, sizes)),
+        (experts._outer_of_each_expert, (y, x, sizes)),
+    ):
+        plain = getattr(reference, "func", reference)
+        how = getattr(reference, "keywords", {})
+        found = jax.jit(functools.partial(FORMS[plain][platform], **how))(*operands)
+        chex.assert_trees_all_close(found, reference(*operands), rtol=1e-4, atol=1e-4)
+
+
 @pytest.mark.parametrize("config", [MIXED, SPARSE], ids=["mixed", "sparse"])
 def test_logits_are_those_of_the_definition(config):
     expected = in_numpy(config, tensors(config), TOKENS)
@@ -223,7 +242,7 @@ def test_packed_experts_compute_what_their_unpacked_values_would(kind):
     _, _, params = packed = base(MIXED, kind)
     mlp = params["layers"][0]["mlp"]
     kernel, router = mlp["experts_down"]["kernel"], mlp["router"]["weight"]
-    assert not isinstance(kernel.get_value(), jax.Array) and kernel.shape == (8, 1, 32, 32)
+    assert not isinstance(kernel.get_value(), jax.Array) and kernel.shape == (8, 32, 1, 32)
     assert isinstance(router.get_value(), jax.Array)
     tensor = load.reader(params)
     graphdef, abstract = load.abstract_decoder(MIXED, jnp.float32)
@@ -246,7 +265,7 @@ def test_a_file_gives_the_stacks_and_an_export_its_tensors(tmp_path):
     chex.assert_trees_all_equal(jax.tree.leaves(again), jax.tree.leaves(params))
     kernel = again["layers"][2]["mlp"]["experts_gate_up"]["kernel"][...]
     up = found["model.layers.2.mlp.experts.5.up_proj.weight"]
-    np.testing.assert_array_equal(kernel[5, 1], up)
+    np.testing.assert_array_equal(kernel[5, :, 1], up.T)
     model = small.BaseModel(config, graphdef, params, small.ByteTokenizer(), "tiny", "0")
     (tmp_path / "out").mkdir()
     huggingface.save_sharded(tmp_path / "out", model, {}, 1.0, 1 << 30)

@@ -1,9 +1,10 @@
 """Products of rows that are sorted by expert: each row meets the matrix of its own expert.
 
-The reference multiplies all rows with every expert and keeps what belongs together. GPUs and TPUs
-use XLA's ragged product. A CPU computes that as the reference does (60 to 100 times the work with
-64 experts of which 8 are chosen), so it goes over blocks of rows instead and reads an expert only
-where a block needs it: the experts that a step of decoding chose, each as it lies.
+The reference multiplies all rows with every expert and keeps what belongs together. A TPU has a
+ragged product. XLA computes that as the reference does on CPUs and GPUs: 60 to 100 times the work
+with 64 experts of which 8 are chosen. A CPU goes over blocks of rows instead and reads an expert
+only where a block needs it: the experts that a step of decoding chose, each as it lies. A GPU
+multiplies all blocks at once, with a copy of each block's expert, where there are many rows.
 """
 
 from __future__ import annotations
@@ -23,7 +24,9 @@ from marft_jax.models.ops.products import times
 if TYPE_CHECKING:
     from qwix import QArray
 
-_FEW, _BLOCK = 8, 32  # up to 8 rows per expert go row by row, more in blocks of 32
+_BLOCKS = ((2, 1), (16, 16))  # up to 2 rows per expert go one by one, up to 16 in blocks of 16
+_BLOCK = 32
+_GPU_FEW, _GPU_BLOCK = 16, 128  # rows per expert up to which a GPU takes XLA's ragged product
 
 
 class Routes(NamedTuple):
@@ -75,9 +78,10 @@ def grouped(x: Array, matrices: Array | QArray, sizes_E: Array, over: int) -> Ar
 
     Args:
         x: rows sorted by expert, ``[M, in]``.
-        matrices: one per expert, ``[E, out, in]``; packed matrices have no gradient.
+        matrices: one per expert, ``[E, in, out]``, or ``[E, out, in]`` where ``over`` is 2; packed
+            matrices have no gradient.
         sizes_E: rows of each expert.
-        over: axis of ``matrices`` that meets the rows; with 1 the rows are ``[M, out]``.
+        over: axis of ``matrices`` that meets the rows.
     """
     return _grouped(x, matrices, sizes_E, over)
 
@@ -161,9 +165,12 @@ class _Blocks(NamedTuple):
     count: Array
 
 
-def _blocks_of(sizes_G: Array, rows: int) -> _Blocks:
+def _size_of_blocks(rows: int, groups: int) -> int:
+    return next((size for most, size in _BLOCKS if rows <= most * groups), _BLOCK)
+
+
+def _blocks_of(sizes_G: Array, rows: int, size: int) -> _Blocks:
     groups = len(sizes_G)
-    size = 1 if rows <= _FEW * groups else _BLOCK
     blocks_G, start_G = -(-sizes_G // size), jnp.cumsum(sizes_G) - sizes_G
     end_G, most = jnp.cumsum(blocks_G), rows // size + min(groups, rows)
     i = jnp.arange(most)
@@ -173,8 +180,8 @@ def _blocks_of(sizes_G: Array, rows: int) -> _Blocks:
 
 
 def _rows_in_blocks(x: Array, matrices: Any, sizes_G: Array, *, over: int) -> Array:
-    b, rows = _blocks_of(sizes_G, len(x)), len(x)
-    experts, out = matrices.shape[0], matrices.shape[3 - over]
+    rows, experts, out = len(x), matrices.shape[0], matrices.shape[3 - over]
+    b = _blocks_of(sizes_G, rows, _size_of_blocks(rows, len(sizes_G)))
     padded = jnp.pad(x, ((0, b.size), (0, 0)))
 
     def write(i: Array, y: Array) -> Array:
@@ -187,7 +194,8 @@ def _rows_in_blocks(x: Array, matrices: Any, sizes_G: Array, *, over: int) -> Ar
 
 
 def _outer_in_blocks(y: Array, x: Array, sizes_G: Array) -> Array:
-    b, end_G = _blocks_of(sizes_G, len(x)), jnp.cumsum(sizes_G)
+    b = _blocks_of(sizes_G, len(x), _size_of_blocks(len(x), len(sizes_G)))
+    end_G = jnp.cumsum(sizes_G)
     y, x = (jnp.pad(each, ((0, b.size), (0, 0))) for each in (y, x))
 
     def add(i: Array, sums: Array) -> Array:
@@ -198,6 +206,37 @@ def _outer_in_blocks(y: Array, x: Array, sizes_G: Array) -> Array:
 
     zeros = jnp.zeros((len(sizes_G), y.shape[1], x.shape[1]), jnp.float32)
     return jax.lax.fori_loop(0, b.count, add, zeros)
+
+
+def _block_rows(x: Array, b: _Blocks, sizes_G: Array) -> Array:
+    """Rows of each block, ``[blocks, size, width]``; 0 past the end of its group."""
+    row = b.first[:, None] + jnp.arange(b.size)[None]
+    inside = (row < jnp.cumsum(sizes_G)[b.group, None]) & (jnp.arange(len(row)) < b.count)[:, None]
+    return jnp.where(inside[..., None], x[jnp.minimum(row, len(x) - 1)], 0)
+
+
+def _rows_at_once(x: Array, matrices: Any, sizes_G: Array, *, over: int) -> Array:
+    rows, groups = len(x), len(sizes_G)
+    if rows <= _GPU_FEW * groups:
+        return _rows_ragged(x, matrices, sizes_G, over=over)
+    b = _blocks_of(sizes_G, rows, _GPU_BLOCK)
+    own = jax.tree.map(lambda each: each[b.group % matrices.shape[0]], matrices)
+    dimensions = ((2,), (over,)), ((0,), (0,))
+    y = jax.lax.dot_general(_block_rows(x, b, sizes_G), unpacked(own, x.dtype), dimensions)
+    group_M, start_G = _of_rows(sizes_G, rows), jnp.cumsum(sizes_G) - sizes_G
+    blocks_G, row_M = -(-sizes_G // b.size), jnp.arange(rows) - start_G[group_M]
+    at_M = (jnp.cumsum(blocks_G) - blocks_G)[group_M] * b.size + row_M
+    return y.reshape(-1, y.shape[-1])[at_M]
+
+
+def _outer_at_once(y: Array, x: Array, sizes_G: Array) -> Array:
+    if len(x) <= _GPU_FEW * len(sizes_G):
+        return _outer_ragged(y, x, sizes_G)
+    b = _blocks_of(sizes_G, len(x), _GPU_BLOCK)
+    own, other = (_block_rows(each, b, sizes_G) for each in (y, x))
+    dimensions = ((1,), (1,)), ((0,), (0,))
+    sums = jax.lax.dot_general(own, other, dimensions, preferred_element_type=jnp.float32)
+    return jax.ops.segment_sum(sums, b.group, len(sizes_G))
 
 
 def _merging_places(run: Callable[..., Array], shared: int | None) -> Any:
@@ -229,11 +268,16 @@ def _rows_of_places(run: Callable[..., Array]) -> Callable[..., Array]:
     return lambda x, matrices, sizes_E, *, over: forms[over](x, matrices, sizes_E)
 
 
-_blocks, _ragged = map(_rows_of_places, (_rows_in_blocks, _rows_ragged))
-_outer_blocks, _ragged_outer = (
-    _merging_places(run, None) for run in (_outer_in_blocks, _outer_ragged)
+_times = chosen(
+    _each_expert,
+    cpu=_rows_of_places(_rows_in_blocks),
+    cuda=_rows_of_places(_rows_at_once),
+    tpu=_rows_of_places(_rows_ragged),
 )
-
-_times = chosen(_each_expert, cpu=_blocks, cuda=_ragged, tpu=_ragged)
-_outer = chosen(_outer_of_each_expert, cpu=_outer_blocks, cuda=_ragged_outer, tpu=_ragged_outer)
+_outer = chosen(
+    _outer_of_each_expert,
+    cpu=_merging_places(_outer_in_blocks, None),
+    cuda=_merging_places(_outer_at_once, None),
+    tpu=_merging_places(_outer_ragged, None),
+)
 """``yᵀ x`` of the rows of each expert, ``[E, out, in]``, in float32."""

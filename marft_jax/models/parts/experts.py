@@ -83,23 +83,26 @@ class Router(nnx.Module):
 
 
 class ExpertMatrix(nnx.Module):
-    """A matrix of every expert, stored as ``[E, pieces, out / pieces, in]``, and the low-rank
-    correction by each token's owner: one pair for every expert and adapter."""
+    """A matrix of every expert, and the low-rank correction by each token's owner: one pair for
+    every expert and adapter.
+
+    It is stored as ``[E, in, pieces, out / pieces]``, as a TPU's ragged product reads it; from
+    ``[E, out, in]`` XLA copies all experts in every step.
+    """
 
     def __init__(self, name: str, matrix: Matrix, pieces: int, make: Make):
         self.name = name
         init = jax.nn.initializers.normal(matrix.d_in**-0.5)
-        shape = (matrix.experts, pieces, matrix.d_out // pieces, matrix.d_in)
+        shape = (matrix.experts, matrix.d_in, pieces, matrix.d_out // pieces)
         kernel = init(make.rngs.params(), shape, make.dtype)
-        self.kernel = nnx.Param(kernel, axes=("expert", "piece", *matrix.axes))
+        out, into = matrix.axes
+        self.kernel = nnx.Param(kernel, axes=("expert", into, "piece", out))
 
     def __call__(
         self, x_MI: Array, routes: Routes, adapters: LayerAdapters, columns_M: Array | None
     ) -> Array:
-        kernel_EOI = jax.tree.map(
-            lambda x: x.reshape(x.shape[0], -1, x.shape[-1]), self.kernel[...]
-        )
-        y = grouped(x_MI, kernel_EOI, routes.sizes_E, 2)
+        kernel_EIO = jax.tree.map(lambda x: x.reshape(*x.shape[:2], -1), self.kernel[...])
+        y = grouped(x_MI, kernel_EIO, routes.sizes_E, 1)
         if (lora := adapters.matrices.get(self.name)) is None:
             return y
         assert columns_M is not None, "adapters without owners"

@@ -179,11 +179,23 @@ def abstract_decoder(config: DecoderConfig, dtype: Any, **how: Any) -> tuple[Any
 
 
 class _Parameter(NamedTuple):
-    """Place of a tensor: the keys of its array, and its index where that is a stack of tensors."""
+    """Place of a tensor in an array that may be a stack of tensors.
+
+    Attributes:
+        keys: of the array.
+        index: its index along the axes of the array that count tensors, None along the others.
+        shape: in the file.
+        turned: its array has ``[in, out]``, where the file has ``[out, in]``.
+    """
 
     keys: tuple[Any, ...]
-    index: tuple[int, ...]
+    index: tuple[int | None, ...]
     shape: tuple[int, ...]
+    turned: bool
+
+    def in_array(self, tensor: Any) -> Any:
+        """The tensor of the file as its array has it, and the other way round."""
+        return tensor.T if self.turned else tensor
 
 
 _STACKS = ("expert", "piece")
@@ -199,10 +211,15 @@ def _parameters(state: Base) -> dict[str, _Parameter]:
     for keys, leaf in nnx.to_flat_state(state):
         first, *rest = keys
         layers = int(first == "layers" and not isinstance(rest[0], int))
-        deep = layers + sum(axis in _STACKS for axis in leaf.axes)
-        for index in np.ndindex(*leaf.shape[:deep]):
-            path = (first, *index[:layers], *rest[:-1], *index[layers:], *rest[-1:])
-            found[_join(path)] = _Parameter(keys, index, tuple(leaf.shape[deep:]))
+        counted = [True] * layers + [axis in _STACKS for axis in leaf.axes]
+        sizes = [size for size, counts in zip(leaf.shape, counted, strict=True) if counts]
+        shape = tuple(n for n, counts in zip(leaf.shape, counted, strict=True) if not counts)
+        turned = "expert" in leaf.axes
+        for numbers in np.ndindex(*sizes):
+            path = (first, *numbers[:layers], *rest[:-1], *numbers[layers:], *rest[-1:])
+            left = iter(numbers)
+            index = tuple(next(left) if counts else None for counts in counted)
+            found[_join(path)] = _Parameter(keys, index, shape[::-1] if turned else shape, turned)
     return found
 
 
@@ -217,10 +234,10 @@ def reader(state: Base) -> Callable[[str], jax.Array]:
     dtype = jax.tree.leaves(state)[0].dtype
 
     def tensor(path: str) -> jax.Array:
-        keys, index, _ = places[path]
-        array: Any = flat[keys].get_value()
-        array = jax.tree.map(lambda x: x[index], array) if index else array
-        return blocks.unpacked(array, dtype)
+        place = places[path]
+        at = tuple(slice(None) if i is None else i for i in place.index)
+        array: Any = jax.tree.map(lambda x: x[at], flat[place.keys].get_value())
+        return place.in_array(blocks.unpacked(array, dtype))
 
     return tensor
 
@@ -236,16 +253,18 @@ def fill(
     done, total = 0, width * sum(math.prod(parameter.shape) for parameter in parameters.values())
     report(done, total)
     for path, array in tensors:
-        keys, index, shape = parameters[path]
-        final = _in_final_type(flat[keys].get_value(), array)
+        keys, index, *_ = parameter = parameters[path]
+        empty = flat[keys].get_value()
+        final = _in_final_type(empty, parameter.in_array(array))
         axes = tuple(axis for axis in flat[keys].axes if axis not in _STACKS)
         placed = jax.tree.map(functools.partial(place, axes), final)
-        if index:
+        if any(i is not None for i in index):
+            counted = tuple(i is not None for i in index)
             if keys not in arrays:
-                arrays[keys] = _empty_stack(placed, flat[keys].shape[: len(index)])
-            placed = _put_at(arrays[keys], placed, index)
+                arrays[keys] = _empty_stack(empty, placed, counted)
+            placed = _put_at(arrays[keys], placed, [i or 0 for i in index], counted)
         arrays[keys] = placed
-        done += width * math.prod(shape)
+        done += width * math.prod(parameter.shape)
         report(done, total)
     return nnx.from_flat_state({keys: leaf.replace(arrays[keys]) for keys, leaf in flat.items()})
 
@@ -263,22 +282,30 @@ def _in_final_type(abstract: Any, array: Any) -> Any:
 _pack = jax.jit(blocks.pack, static_argnums=1)
 
 
-def _empty_stack(tensor: Any, sizes: tuple[int, ...]) -> Any:
-    """Allocates a stack of these sizes, each tensor placed as this one."""
+def _empty_stack(abstract: Any, tensor: Any, counted: tuple[bool, ...]) -> Any:
+    """Allocates a stack of tensors, each placed as this one; ``counted`` axes count tensors."""
 
-    def allocate(x: jax.Array) -> jax.Array:
+    def allocate(shape: tuple[int, ...], x: jax.Array) -> jax.Array:
         where = x.sharding
         if isinstance(where, NamedSharding):
-            where = NamedSharding(where.mesh, P(*[None] * len(sizes), *where.spec))
+            own = iter((*where.spec, *[None] * x.ndim))
+            where = NamedSharding(where.mesh, P(*(None if c else next(own) for c in counted)))
         zeros = jax.jit(jnp.zeros, static_argnums=(0, 1), out_shardings=where)
-        return zeros((*sizes, *x.shape), x.dtype)
+        return zeros(shape, x.dtype)
 
-    return jax.tree.map(allocate, tensor)
+    leaves, tree = jax.tree.flatten(tensor)
+    shapes = [x.shape for x in jax.tree.leaves(abstract)]
+    return jax.tree.unflatten(tree, map(allocate, shapes, leaves))
 
 
-@functools.partial(jax.jit, donate_argnums=0)
-def _put_at(stack: Any, tensor: Any, index: Any) -> Any:
-    return jax.tree.map(lambda all, one: all.at[index].set(one), stack, tensor)
+@functools.partial(jax.jit, donate_argnums=0, static_argnums=3)
+def _put_at(stack: Any, tensor: Any, start: Any, counted: tuple[bool, ...]) -> Any:
+    axes = [i for i, counts in enumerate(counted) if counts]
+
+    def put(all: jax.Array, one: jax.Array) -> jax.Array:
+        return jax.lax.dynamic_update_slice(all, jnp.expand_dims(one, axes), start)
+
+    return jax.tree.map(put, stack, tensor)
 
 
 def copy_base(params: Base, place: Callable[[Axes, jax.Array], jax.Array]) -> Base:
