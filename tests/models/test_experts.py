@@ -39,6 +39,11 @@ QWEN3: dict[str, Any] = dict(
     norm_topk_prob=True, mlp_only_layers=[1], rms_norm_eps=1e-6,
     rope_parameters={"rope_type": "default", "rope_theta": 1e4},
 )  # fmt: skip
+QWEN3_30B = QWEN3 | dict(
+    vocab_size=151936, hidden_size=2048, intermediate_size=6144, num_hidden_layers=48,
+    num_attention_heads=32, num_key_value_heads=4, head_dim=128, num_experts=128,
+    num_experts_per_tok=8, moe_intermediate_size=768, mlp_only_layers=[],
+)  # fmt: skip
 TARGETS = ("q", "v", "experts")
 RANK, ALPHA = small.RANK, small.ALPHA
 TOKENS = np.random.default_rng(1).integers(0, 256, (2, 21))
@@ -382,6 +387,10 @@ def test_a_plan_counts_all_weights_and_those_that_a_token_meets():
     attention, dense, expert = 32 * (32 + 16 + 16 + 32), 3 * 32 * 64, 3 * 32 * 32
     assert cost.block_weights(MIXED) == 3 * attention + dense + 2 * 8 * expert
     assert cost.active_weights(MIXED) == 3 * attention + dense + 2 * 2 * expert
+    published = families.read_config(QWEN3_30B, "c")  # 30.5 billion, of which 3.3 are active
+    vocabularies = 2 * 151936 * 2048
+    assert round((cost.block_weights(published) + vocabularies) / 1e9, 1) == 30.5
+    assert round((cost.active_weights(published) + vocabularies) / 1e9, 1) in (3.3, 3.4)
     ours = cost.forward_flops(MIXED, 1, 0, 5, ("experts",)) - cost.forward_flops(MIXED, 1, 0)
     assert ours == 2 * 5 * 2 * 2 * ((32 + 64) + (32 + 32))
 
