@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import json
+from pathlib import Path
 from typing import Any
 
 import chex
@@ -97,6 +99,12 @@ def base(config: DecoderConfig, quantize: str = "none", mesh: tuple[int, int, in
     assert set(names) == set(found)
     stream = ((names[name], x) for name, x in sorted(found.items(), reverse=True))
     return config, graphdef, load.fill(abstract, stream, small.mesh.placer(small.mesh_of(*mesh)))
+
+
+def published(folder: Path) -> small.BaseModel:
+    """The model, whose config.json lies in this folder."""
+    (folder / "config.json").write_text(json.dumps(QWEN3))
+    return small.BaseModel(*base(MIXED), small.ByteTokenizer(), str(folder), "0")
 
 
 @functools.cache
@@ -258,7 +266,7 @@ def test_packed_experts_compute_what_their_unpacked_values_would(kind):
 
 def test_a_file_gives_the_stacks_and_an_export_its_tensors(tmp_path):
     """Also in two files, of which each holds some experts of a layer."""
-    config, graphdef, params = base(MIXED)
+    _, _, params = base(MIXED)
     found = tensors(MIXED)
     names = sorted(found)
     for i in range(2):
@@ -271,23 +279,20 @@ def test_a_file_gives_the_stacks_and_an_export_its_tensors(tmp_path):
     kernel = again["layers"][2]["mlp"]["experts_gate_up"]["kernel"][...]
     up = found["model.layers.2.mlp.experts.5.up_proj.weight"]
     np.testing.assert_array_equal(kernel[5, :, 1], up.T)
-    model = small.BaseModel(config, graphdef, params, small.ByteTokenizer(), "tiny", "0")
-    (tmp_path / "out").mkdir()
-    huggingface.save_sharded(tmp_path / "out", model, {}, 1.0, 1 << 30)
+    huggingface.write_model(tmp_path / "out", published(tmp_path), {}, 1.0, {})
     chex.assert_trees_all_equal(load_file(tmp_path / "out" / "model.safetensors"), found)
+    assert load.decoder_config(str(tmp_path / "out")) == MIXED
 
 
 def test_adapters_on_experts_are_their_products_added_to_each_expert(tmp_path):
     """The merged model, a peft folder read again, and all owners at once agree."""
     tree, owners = adapters(MIXED), jnp.asarray([[0], [2]]) + 0 * TOKENS
     together = logits(MIXED, TOKENS, tree, owners)
-    config, graphdef, params = base(MIXED)
-    model = small.BaseModel(config, graphdef, params, small.ByteTokenizer(), "tiny", "0")
+    model = published(tmp_path)
     for row, owner in enumerate((0, 2)):
         factors = jax.tree.map(lambda x, n=owner: np.asarray(x[n]), tree)
         folder = tmp_path / str(owner)
-        folder.mkdir()
-        huggingface.save_sharded(folder, model, factors, ALPHA / RANK, 1 << 30)
+        huggingface.write_model(folder, model, factors, ALPHA / RANK, {})
         merged = in_numpy(MIXED, load_file(folder / "model.safetensors"), TOKENS[row : row + 1])
         np.testing.assert_allclose(together[row : row + 1], merged, atol=1e-3)
     assert np.abs(together - logits(MIXED)).max() > 0.1
@@ -346,7 +351,7 @@ def gradients(config: DecoderConfig, mesh: tuple[int, int, int]) -> lora.Adapter
         return jax.grad(loss)(tree)
 
     where = small.mesh_of(*mesh)
-    return jax.device_get(small.mesh.within(where, run)(params, adapters(SPARSE)))
+    return jax.device_get(small.mesh.with_mesh(where, run)(params, adapters(SPARSE)))
 
 
 @pytest.mark.parametrize("config", [MIXED, SPARSE], ids=["mixed", "sparse"])
