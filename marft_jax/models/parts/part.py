@@ -42,7 +42,7 @@ class Names(NamedTuple):
 
 
 class Matrix(NamedTuple):
-    """A matrix of a part, stored as ``[out, in]``.
+    """A matrix of a part, in files ``[out, in]``, and so in memory, but for experts.
 
     Attributes:
         axes: logical axes of (out, in).
