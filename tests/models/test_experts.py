@@ -363,7 +363,7 @@ def test_rollout_and_update_route_the_same_tokens_alike(config):
         eos_ids=(264,), seed=0, alpha=ALPHA, decode=small.ByteTokenizer().decode, reuse=True,
     )  # fmt: skip
     tree = adapters(config)
-    engine.load(tree, 0)
+    engine.load({MAIN: tree}, 0)
     rng = np.random.default_rng(5)
     prompts = [rng.integers(0, 256, 3 + 4 * i).astype(np.int32) for i in range(6)]
     done = small.answers(
