@@ -108,8 +108,9 @@ def _open(
     reporter = stack.enter_context(reporter)
     news += [warning] if (warning := reuses_samples(config.algo)) else []
     news += _objects(config)
-    adapted = lora.counts(session.base.config, config.lora.targets)
-    news.append(f"matrices with adapters: {adapted}")
+    for base in session.bases.values():
+        adapted = lora.counts(base.config, config.lora.targets)
+        news.append(f"matrices with adapters in {base.source}: {adapted}")
     for line in [_greeting(session, state, where), *news]:
         reporter.event(line)
     threads = stack.enter_context(DaemonThreads())

@@ -110,7 +110,7 @@ def published(folder: Path) -> small.BaseModel:
 @functools.cache
 def adapters(config: DecoderConfig, n: int = 3) -> lora.Adapters:
     """Adapters whose B is not zero."""
-    fresh = lora.init(jax.random.key(0), config, adapters=n, rank=RANK, targets=TARGETS)
+    fresh = lora.init(jax.random.key(0), config, adapters=range(n), rank=RANK, targets=TARGETS)
     rng = np.random.default_rng(2)
     return {
         name: {"a": ab["a"], "b": jnp.asarray(0.4 * rng.normal(size=ab["b"].shape), jnp.float32)}
@@ -315,7 +315,7 @@ def test_a_peft_folder_of_experts_is_read_as_it_was_written(tmp_path):
     profile = dataclasses.replace(small.team(1).profiles[0], init=str(tmp_path / "a"))
     team = small.team(1)._replace(profiles=(profile,))
     settings = small.config_lib.Lora(rank=RANK, alpha=ALPHA, targets=TARGETS)
-    fresh = lora.init(jax.random.key(1), MIXED, adapters=1, rank=RANK, targets=TARGETS)
+    fresh = lora.init(jax.random.key(1), MIXED, adapters=[0], rank=RANK, targets=TARGETS)
     loaded = initial_adapters(team, settings, {MAIN: fresh}, models={MAIN: MIXED})[MAIN]
     chex.assert_trees_all_close(loaded, tree, rtol=1e-6)
 
@@ -459,7 +459,9 @@ def learned(shape: tuple[int, int, int]):
     )  # fmt: skip
     bases = {MAIN: small.base_on(where, 2, config=SPARSE)}
     learner = Learner(resolve(config, SPARSE), bases, team, algorithm, where)
-    tree = lora.init(jax.random.key(0), bases[MAIN].config, adapters=2, rank=RANK, targets=TARGETS)
+    tree = lora.init(
+        jax.random.key(0), bases[MAIN].config, adapters=[0, 1], rank=RANK, targets=TARGETS
+    )
     tree = jax.tree.map(lambda x: x + 0.05, tree)
     tree = jax.device_put(tree, small.mesh.replicated(where))
     state, _, metrics = learner.learn(learner.init().with_adapters({MAIN: tree}), batch, 0)
