@@ -107,7 +107,10 @@ class Bench:
     def adapters(self, agents: int) -> Adapters:
         """Adapters as a training begins with."""
         config, team = self.team(agents)
-        settings, algorithm = resolve(config, self.base.config), find_algorithm("appo")
+        settings, algorithm = (
+            resolve(config, {MAIN: (config.model.base, self.base.config)}),
+            find_algorithm("appo"),
+        )
         learner = Learner(settings, {MAIN: self.base}, team, algorithm, self.mesh)
         return learner.init().adapters[MAIN]
 

@@ -13,6 +13,7 @@ from marft_jax import config as config_lib
 from marft_jax.envs import base as envs
 from marft_jax.errors import BadInput
 from marft_jax.learning.settings import SETTINGS, Appo, resolve, resolved
+from marft_jax.types import MAIN
 
 ROWS = ["--env.name", "math"]
 CODE = ["--env.name", "code"]
@@ -218,7 +219,7 @@ def test_a_resolved_config_loads_wherever_the_run_is_moved(run, tmp_path):
 @pytest.mark.parametrize("name", SETTINGS)
 def test_what_an_algorithm_resolves_to_loads_again(name, tmp_path):
     config = cli.parse(["--algo.name", name])
-    settled = resolved(config, resolve(config, small.CONFIG))
+    settled = resolved(config, resolve(config, {MAIN: (config.model.base, small.CONFIG)}))
     assert settled.algo.lr == 1e-3
     (tmp_path / "config.yaml").write_text(config_lib.dump(settled))
     assert cli.parse(["--config", str(tmp_path / "config.yaml")]) == settled

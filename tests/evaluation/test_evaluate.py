@@ -136,7 +136,7 @@ def test_answers_of_any_other_setting_are_others_or_there_is_a_reason(session, a
 def test_answers_of_another_base_team_or_size_are_others(session, adapters):
     team = session.team
     key = lambda session, size: answers.key_of(session, adapters, size)  # noqa: E731
-    other_base = session.base._replace(digest="another")
+    other_base = session.bases[MAIN]._replace(digest="another")
     prompt = dataclasses.replace(team.profiles[0], prompt="Another.")
     teams = [
         team._replace(profiles=(prompt, *team.profiles[1:])),

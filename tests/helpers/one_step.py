@@ -43,7 +43,7 @@ def settled(config: Config, name: str) -> LearnerSettings:
             and (key in ("epochs", "minibatches") or value != getattr(default, key))
         }
         config = dataclasses.replace(config, algo=kind(**given))
-    return resolve(config, small.CONFIG)
+    return resolve(config, {MAIN: (config.model.base, small.CONFIG)})
 
 
 @functools.cache

@@ -47,7 +47,7 @@ def run(session, tmp_path_factory):
     config = cli.parse(["--run.dir", str(folder)])
     state = make_learner(session).init()
     write_settings(folder, config, Blueprint(BUILT_IN))
-    with Checkpoints(folder, identity_of(config, session.base, session.team), 2) as checkpoints:
+    with Checkpoints(folder, identity_of(config, session.bases, session.team), 2) as checkpoints:
         for step, metric in METRICS.items():
             numbers = jax.tree.map(lambda x, step=step: jnp.full_like(x, step), state.adapters)
             saved = state.with_adapters(numbers)._replace(step=jnp.int32(step))

@@ -613,6 +613,6 @@ def test_discounts_fit_the_decisions_of_an_algorithm():
 def test_the_learning_rate_of_a_real_model_follows_from_its_width(flags, width, expected):
     config = cli.parse(flags)
     model = dataclasses.replace(small.CONFIG, d_model=width)
-    learning = resolve(config, model)
-    assert learning.lr == pytest.approx(expected)
-    assert resolve(resolved(config, learning), model).lr == learning.lr
+    learning = resolve(config, {MAIN: (config.model.base, model)})
+    assert learning.lr == {MAIN: pytest.approx(expected)}
+    assert resolve(resolved(config, learning), {MAIN: (config.model.base, model)}).lr == learning.lr

@@ -390,7 +390,13 @@ def updated(where, attention):
     base = small.base_on(where, 1)
     how = dict(attention=attention, remat="products")
     base = base._replace(graphdef=abstract_decoder(base.config, jnp.float32, **how)[0])
-    learner = Learner(resolve(config, base.config), {MAIN: base}, team, algorithm, where)
+    learner = Learner(
+        resolve(config, {MAIN: (config.model.base, base.config)}),
+        {MAIN: base},
+        team,
+        algorithm,
+        where,
+    )
     adapters = jax.device_put(small.adapters(layers=1), mesh_lib.replicated(where))
     state, _, metrics = learner.learn(learner.init().with_adapters({MAIN: adapters}), batch, 0)
     return jax.device_get((state.policies[MAIN].adapters_opt, metrics))

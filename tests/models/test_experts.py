@@ -458,7 +458,9 @@ def learned(shape: tuple[int, int, int]):
         shards=8,  # the same rows on every mesh
     )  # fmt: skip
     bases = {MAIN: small.base_on(where, 2, config=SPARSE)}
-    learner = Learner(resolve(config, SPARSE), bases, team, algorithm, where)
+    learner = Learner(
+        resolve(config, {MAIN: (config.model.base, SPARSE)}), bases, team, algorithm, where
+    )
     tree = lora.init(
         jax.random.key(0), bases[MAIN].config, adapters=[0, 1], rank=RANK, targets=TARGETS
     )

@@ -46,7 +46,9 @@ def learned(name: str, where: Mesh, stacked: bool = False):
         shards=8,  # the same rows on every mesh
     )  # fmt: skip
     bases = {MAIN: small.base_on(where, 1, stacked)}
-    learner = Learner(resolve(config, small.CONFIG), bases, team, algorithm, where)
+    learner = Learner(
+        resolve(config, {MAIN: (config.model.base, small.CONFIG)}), bases, team, algorithm, where
+    )
     state = learner.init().with_adapters(
         {MAIN: jax.device_put(small.adapters(layers=1), mesh.replicated(where))}
     )

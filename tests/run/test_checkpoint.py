@@ -39,7 +39,7 @@ CONFIG = small.config(lora=config_lib.Lora(rank=2), critic=config_lib.Critic(hid
 def fresh(config=CONFIG):
     algorithm = find_algorithm("appo")
     return Learner(
-        resolve(config, small.CONFIG),
+        resolve(config, {MAIN: (config.model.base, small.CONFIG)}),
         {MAIN: small.base()},
         small.team(),
         algorithm,
@@ -48,7 +48,7 @@ def fresh(config=CONFIG):
 
 
 def identity(config=CONFIG, **base):
-    return identity_of(config, small.base()._replace(**base), small.team())
+    return identity_of(config, {MAIN: small.base()._replace(**base)}, small.team())
 
 
 def opened(folder, keep=2, best=None, **base):

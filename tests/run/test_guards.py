@@ -261,7 +261,7 @@ def test_an_update_that_is_not_finite_is_skipped_and_named(what, learner):
 def saved(tmp_path, learner):
     """A run with checkpoints 2, 4 and 6, each with numbers of its own."""
     with Checkpoints(
-        tmp_path, identity_of(CONFIG, small.base(), small.team()), keep=9
+        tmp_path, identity_of(CONFIG, {MAIN: small.base()}, small.team()), keep=9
     ) as checkpoints:
         for step in (2, 4, 6):
             state = learner.init()._replace(step=jnp.int32(step))

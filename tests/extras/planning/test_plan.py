@@ -240,7 +240,7 @@ def test_what_a_plan_counts_is_what_a_run_holds():
     state = Learner(session.learning, session.bases, session.team, algorithm, session.mesh).init()
     session.sampler.load(state.adapters, 0)
     held = {
-        "weights": session.base.params,
+        "weights": session.bases[MAIN].params,
         "adapters": state.adapters,
         "critic": state.critic,
         "optimiser": ([p.adapters_opt for p in state.policies.values()], state.critic_opt),
