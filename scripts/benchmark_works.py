@@ -284,7 +284,7 @@ def lesson(
     algorithm = find_algorithm(name)
     episodes = made_up(rows, agents, bench.base.config.vocab_size, shared)
     rewards = [np.asarray([e.reward], np.float32) for e in episodes]
-    settings = resolve(config, bench.base.config)
+    settings = resolve(config, {MAIN: (config.model.base, bench.base.config)})
     learner = Learner(settings, {MAIN: bench.base}, team, algorithm, bench.mesh)
     batch = learner.pack(episodes, rewards)
     state = learner.init()
@@ -314,7 +314,7 @@ def iteration(bench: Bench, episodes: int = 8, mixed: bool = False) -> Work:
     """
     config, team = bench.team(2, name="appo", episodes=episodes)
     algorithm = find_algorithm("appo")
-    settings = resolve(config, bench.base.config)
+    settings = resolve(config, {MAIN: (config.model.base, bench.base.config)})
     learner = Learner(settings, {MAIN: bench.base}, team, algorithm, bench.mesh)
     engine = bench.engine(episodes, 2, PROMPT + 2 * NEW, NEW)
     state, step = learner.init(), 0

@@ -79,7 +79,7 @@ class Subject:
         every = config_lib.Lora(rank=4, alpha=8.0)
         self._config = dataclasses.replace(config, lora=every)
         self._learner = Learner(
-            resolve(self._config, self.base.config),
+            resolve(self._config, {MAIN: (self._config.model.base, self.base.config)}),
             {MAIN: self.base},
             team,
             find_algorithm("tppo"),

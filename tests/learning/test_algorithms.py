@@ -418,7 +418,7 @@ def test_the_moving_baseline_is_a_debiased_average_per_agent(grouped):
     ],
 )
 def test_defaults_are_the_algorithms_own(name, expected):
-    learning = resolve(cli.parse(["--algo.name", name]), small.CONFIG)
+    learning = resolve(cli.parse(["--algo.name", name]), {MAIN: ("tiny", small.CONFIG)})
     algo = learning.algo
     got = (learning.critic_mode, algo.normalize, algo.ratio, algo.group_size, algo.clip)
     assert got == expected
@@ -435,7 +435,7 @@ def test_what_was_set_stays():
     ).algo
     assert (algo.normalize, algo.group_size) == ("group_turn", 4)
     heads = cli.parse("--algo.name tppo --critic.mode heads".split())
-    assert resolve(heads, small.CONFIG).critic_mode == "heads"
+    assert resolve(heads, {MAIN: ("tiny", small.CONFIG)}).critic_mode == "heads"
 
 
 @pytest.mark.parametrize(
@@ -542,7 +542,8 @@ def outside(tmp_path, monkeypatch):
 
 def test_an_algorithm_and_a_normaliser_come_from_outside(outside, grouped):
     learning = resolve(
-        cli.parse(["--algo.name", f"{outside}:PLAIN", "--algo.gamma", "0.5"]), small.CONFIG
+        cli.parse(["--algo.name", f"{outside}:PLAIN", "--algo.gamma", "0.5"]),
+        {MAIN: ("tiny", small.CONFIG)},
     )
     algo, algorithm = learning.algo, find_algorithm(f"{outside}:PLAIN")
     assert (learning.critic_mode, algo.ratio, algo.group_size) == ("none", "sum", 1)
@@ -551,7 +552,7 @@ def test_an_algorithm_and_a_normaliser_come_from_outside(outside, grouped):
     np.testing.assert_array_equal(returns, grouped.rewards_EJ)
     assert cli.parse(["--algo.name", f"{outside}:COMPARES"]).algo.group_size == 4
     valued = cli.parse(["--algo.name", f"{outside}:VALUES", "--critic.lr", "0.1"])
-    assert resolve(valued, small.CONFIG).critic_mode == "shared"
+    assert resolve(valued, {MAIN: ("tiny", small.CONFIG)}).critic_mode == "shared"
     halved = find_normalizer(f"{outside}:halved")(grouped.rewards_EJ, grouped)
     np.testing.assert_array_equal(halved, grouped.rewards_EJ / 2 * grouped.mask_EJ)
 
