@@ -370,7 +370,7 @@ WRONG = {
     "a missing model": (["--model.base", "/nowhere/model.gguf"], "/nowhere/model.gguf"),
     "adapters of a run that is not there": (
         ["--lora.init", "runs/nowhere"],
-        "--lora.init runs/nowhere: expected a run directory, an export or hub:owner/name"),
+        "see --lora.init (a run, an export or hub:owner/name)"),
     "adapters of a file": (["--lora.init", "{tmp}/rows.jsonl"], "--lora.init"),
     "a missing data file": (["--env.name", "math", "--env.data", "nowhere.jsonl"], "nowhere.jsonl"),
     "an unknown environment, before its data": (
