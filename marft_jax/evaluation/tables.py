@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Sequence
 
 from rich import box
-from rich.table import Table
+from rich.table import Column, Table
 
 from marft_jax.evaluation.scores import Scores
 
-_NAME = 12  # characters of a name that stay on one line
+_NAME = 14  # columns of a name, with the space beside it
 
 
 def benchmarks(scores: Scores) -> Table:
@@ -35,12 +36,14 @@ def agents(scores: Scores) -> Table:
 
 def folding(names: Sequence[str], figures: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
     """Makes a table that folds its names on a narrow terminal, and never cuts its numbers."""
-    longest = [max(map(len, column)) for column in zip([*names, *figures], *rows, strict=True)]
-    shown = Table(box=box.SIMPLE)
-    for name, width in zip(names, longest, strict=False):
-        shown.add_column(name, overflow="fold", min_width=min(width, _NAME))
-    for heading, width in zip(figures, longest[len(names) :], strict=True):
-        shown.add_column(heading, no_wrap=True, min_width=width)
+    shown = Table(*(Column(name, overflow="fold") for name in names), box=box.SIMPLE)
+    least = _NAME * len(names)
+    for i, heading in enumerate(figures, len(names)):
+        longest = max(map(len, (heading, *(row[i] for row in rows))))
+        shown.add_column(heading, no_wrap=True, min_width=longest)
+        least += longest + 3
     for row in rows:
         shown.add_row(*row)
+    if least > shutil.get_terminal_size().columns:  # else rich leaves nothing for the names
+        shown.width = least
     return shown
