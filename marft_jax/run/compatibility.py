@@ -58,6 +58,13 @@ def identity_of(
     }
 
 
+def _bases(saved: Mapping[str, Any], now: Mapping[str, Any]) -> list[tuple[str, str, str]]:
+    """Name and both digests of each base."""
+    old, new = ({n: b["digest"] for n, b in bases_of(meta).items()} for meta in (saved, now))
+    names = {name: "base model" if name == MAIN else f"base {name}" for name in {**old, **new}}
+    return [(text, old.get(n, "none"), new.get(n, "none")) for n, text in names.items()]
+
+
 def bases_of(meta: Mapping[str, Any]) -> Mapping[str, Mapping[str, str]]:
     """Source and digest of each base of a saved state; earlier releases had one base."""
     return meta["bases"] if "bases" in meta else {MAIN: meta["base"]}
@@ -89,7 +96,7 @@ def check_fits(
     """
     fixed = FIXED + OF_A_RUN if continues else FIXED
     pairs = [
-        ("base model", *({n: b["digest"] for n, b in bases_of(x).items()} for x in (saved, now))),
+        *_bases(saved, now),
         ("agents", saved["agents"], now["agents"]),
         ("their adapters", saved["adapters"], now["adapters"]),
         *((f"--{key}", old, new) for key, old, new in changes(saved, now) if key in fixed),

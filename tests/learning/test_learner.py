@@ -510,7 +510,9 @@ def test_two_bases_that_are_one_file_give_what_one_base_gives(episodes, name):
     found = []
     for team, adapters in ((one, {MAIN: whole}), (two, own)):
         bases = dict.fromkeys(adapters, base)
-        learner = Learner(settled(config, name), bases, team, find_algorithm(name), where)
+        chosen = settled(config, name)
+        chosen = chosen._replace(lr=dict.fromkeys(bases, chosen.lr[MAIN]))
+        learner = Learner(chosen, bases, team, find_algorithm(name), where)
         state = learner.init().with_adapters(jax.device_put(adapters)).begun()
         batch = learner.pack(episodes, small.paid(episodes))
         assert len(batch.rows) == len(bases)

@@ -167,7 +167,7 @@ def test_events_of_steps_that_come_again_are_dropped(tmp_path):
 
 
 def test_numbers_of_a_shared_adapter_go_to_each_agent_that_has_it():
-    settings = resolve(dataclasses.replace(CONFIG, algo=Grpo()), small.CONFIG)
+    settings = resolve(dataclasses.replace(CONFIG, algo=Grpo()), {MAIN: ("tiny", small.CONFIG)})
     none = gradients.zeros(1, 2, {MAIN: small.adapters(1)}, {MAIN: Critic([], {})})[MAIN]
     team = jax.tree.map(lambda x: x[0], (none.by_agent, none.critic_loss))
     stepped = [gradients.Stepped(*team, jnp.array([norm]), jnp.zeros(0)) for norm in (1, 3, np.inf)]
@@ -201,7 +201,7 @@ CONFIG = small.config(
 @pytest.fixture(scope="module")
 def learner():
     return Learner(
-        resolve(CONFIG, small.CONFIG),
+        resolve(CONFIG, {MAIN: ("tiny", small.CONFIG)}),
         {MAIN: small.base()},
         small.team(),
         find_algorithm("appo"),

@@ -356,7 +356,7 @@ def test_demonstrations_have_no_lag():
 
 def test_correction_follows_the_lag_where_it_is_left_open():
     for flags, meant in ([], "none"), (["--rollout.lag", "1"], "decoupled"):
-        assert resolve(cli.parse(flags), small.CONFIG).correction == meant
+        assert resolve(cli.parse(flags), {MAIN: ("tiny", small.CONFIG)}).correction == meant
     stated = cli.parse(["--rollout.lag", "1", "--algo.correction", "none"])
-    assert resolve(stated, small.CONFIG).correction == "none"
+    assert resolve(stated, {MAIN: ("tiny", small.CONFIG)}).correction == "none"
     assert cli.parse(["--rollout.lag", "1", "--algo.correction_cap", "2"]).algo.correction_cap == 2

@@ -64,7 +64,6 @@ def test_a_profile_overrides_the_teams_sampling_field_by_field():
         ("min_p", 1.1),
         ("stop", ("",)),
         ("stop", (1,)),
-        ("base", "large"),
     ],
 )
 def test_a_bad_field_is_refused_by_name(field, value):

@@ -88,7 +88,7 @@ def test_strong_plays_those_that_win():
 
 def test_a_pool_needs_an_agent_and_the_agent_one_that_learns():
     seats = Profile("ann", answers=True), Profile("bob", past="bob")
-    with pytest.raises(BadInput, match="'bob': past: expected an agent on its base that learns, of ann"):
+    with pytest.raises(BadInput, match="past: expected an agent on its base that learns, of ann"):
         small.team_of(Blueprint(seats))
     with pytest.raises(BadInput, match="--rollout.past_every: it needs an agent with `past`"):
         opening.check_learns(cli.parse(["--rollout.past_every", "3"]), Blueprint(BUILT_IN))
