@@ -15,6 +15,7 @@ every slice before the product. Matrices are ``[out, in]``, as in the files they
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
 from typing import Any, NamedTuple
 
@@ -119,7 +120,16 @@ class DecoderConfig:
 
     def layers_with(self, name: str) -> list[int]:
         """Numbers of the layers that have a matrix."""
-        return [i for i, layer in enumerate(self.layers) if name in layer.matrices()]
+        return self._layers_of.get(name, [])
+
+    @functools.cached_property
+    def _layers_of(self) -> dict[str, list[int]]:
+        """Numbers of the layers of each matrix; every trace asks for each layer and matrix."""
+        found: dict[str, list[int]] = {}
+        for i, layer in enumerate(self.layers):
+            for name in layer.matrices():
+                found.setdefault(name, []).append(i)
+        return found
 
     @property
     def uniform(self) -> bool:

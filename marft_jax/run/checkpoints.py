@@ -41,6 +41,7 @@ from marft_jax.run.compatibility import check_fits
 from marft_jax.run.directory import cannot_write, disk_errors
 from marft_jax.run.manifest import DRAFT, damage, remove, whole_folder
 from marft_jax.run.old_layout import FlatState, flatten, is_flat, unflatten
+from marft_jax.team.bases import folder_of
 from marft_jax.types import MAIN
 
 LOGGER = logging.getLogger("marft_jax")
@@ -210,7 +211,7 @@ class Checkpoints:
         on = meta.get("on", [MAIN] * len(meta["adapters"]))
         owners = dict.fromkeys(zip(on, meta["adapters"], strict=True))
         return {
-            name if len(found) == 1 else f"{base}/{name}": peft.Adapter(
+            folder_of(name, base, several=len(found) > 1): peft.Adapter(
                 {
                     (target, layer): (ab["a"][n, layer], ab["b"][n, layer])
                     for target, ab in jax.device_get(found[base]).items()

@@ -70,8 +70,8 @@ def report(
     numbers, verdict = run.guard.look(done, collected.played, reported, nonfinite)
     settings, scale = run.session.learning, float(state.lr_scale)
     factor = scale * float(rate_factor(settings, done - 1))
-    rates = {f"lr/{base}": rate * factor for base, rate in settings.lr.items() if base != MAIN}
-    rates |= {"lr": settings.lr[MAIN] * factor} if MAIN in settings.lr else {}
+    names = {base: "lr" if base == MAIN else f"lr/{base}" for base in settings.lr}
+    rates = {names[base]: rate * factor for base, rate in settings.lr.items()}
     reported |= numbers | {"guard/lr_scale": scale} | rates
     check_best_metric(run.config.run.best_metric, {*reported, *run.evaluation.metric_names})
     run.reporter.log(done, reported)

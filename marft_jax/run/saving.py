@@ -67,7 +67,7 @@ def resume(
 
 
 def save(run: Training, state: TrainState, metrics: Mapping[str, float]) -> None:
-    """Holds a copy of the state, and begins to save it where that is due."""
+    """Holds a copy of the state, and saves it where that is due."""
     done, guard = int(state.step), run.guard
     metric = metrics.get(run.config.run.best_metric or "")
     now = run.schedule.is_due(done)

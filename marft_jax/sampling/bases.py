@@ -20,7 +20,7 @@ class SamplerOfBases:
     """Hands each request to the sampler of its base.
 
     It can do what all of its samplers can do. Each ``step`` is a step of every sampler, so that no
-    base waits for the end of another's work.
+    base waits for the end of another's work. Ticket t of the n-th of N samplers is t · N + n here.
 
     Args:
         samplers: the sampler of each base.
@@ -28,12 +28,12 @@ class SamplerOfBases:
 
     def __init__(self, samplers: Mapping[str, Sampler]) -> None:
         self.samplers = dict(samplers)
-        self._tickets = dict[tuple[str, int], int]()  # by base and its sampler's own ticket
-        self._asked = 0
+        self._each = list(self.samplers.values())
+        self._place = {base: n for n, base in enumerate(self.samplers)}
 
     @property
     def capabilities(self) -> Capabilities:
-        each = [sampler.capabilities for sampler in self.samplers.values()]
+        each = [sampler.capabilities for sampler in self._each]
         return Capabilities(
             contexts={base: n for able in each for base, n in able.contexts.items()},
             at_once=sum(able.at_once for able in each),
@@ -46,46 +46,46 @@ class SamplerOfBases:
 
     @property
     def busy(self) -> bool:
-        return any(sampler.busy for sampler in self.samplers.values())
+        return any(sampler.busy for sampler in self._each)
 
     @property
     def partial(self) -> Mapping[int, np.ndarray]:
         return {
-            self._tickets[base, own]: ids
-            for base, sampler in self.samplers.items()
+            self._ticket(own, n): ids
+            for n, sampler in enumerate(self._each)
             for own, ids in sampler.partial.items()
         }
 
     def load(self, adapters: AdaptersOfBases, version: int) -> None:
-        for sampler in self.samplers.values():
+        for sampler in self._each:
             sampler.load(adapters, version)
 
     def submit(self, request: Request) -> int:
-        own = self.samplers[request.base].submit(request)
-        self._tickets[request.base, own] = self._asked = self._asked + 1
-        return self._asked
+        n = self._place[request.base]
+        return self._ticket(self._each[n].submit(request), n)
 
     def cancel(self, ticket: int) -> None:
-        for (base, own), given in list(self._tickets.items()):
-            if given == ticket:
-                self.samplers[base].cancel(own)
-                del self._tickets[base, own]
+        own, n = divmod(ticket, len(self._each))
+        self._each[n].cancel(own)
 
     def step(self) -> list[tuple[int, Completion]]:
         return [
-            (self._tickets.pop((base, own)), completion)
-            for base, sampler in self.samplers.items()
+            (self._ticket(own, n), completion)
+            for n, sampler in enumerate(self._each)
             for own, completion in sampler.step()
         ]
 
     def release(self) -> None:
-        for sampler in self.samplers.values():
+        for sampler in self._each:
             sampler.release()
-        self._tickets.clear()
 
     def stats(self) -> Mapping[str, float]:
         """Returns the sums over the bases."""
         found = Counter[str]()
-        for sampler in self.samplers.values():
+        for sampler in self._each:
             found.update(sampler.stats())
         return found
+
+    def _ticket(self, own: int, n: int) -> int:
+        """Ticket of a request here, which has the ticket ``own`` at the n-th sampler."""
+        return own * len(self._each) + n

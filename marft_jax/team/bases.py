@@ -42,6 +42,11 @@ class Base:
         return dataclasses.replace(self, model=str(path.absolute())) if path.exists() else self
 
 
+def folder_of(adapter: str, base: str, several: bool) -> str:
+    """Names the folder of an adapter in an export: below that of its base, if there are several."""
+    return f"{base}/{adapter}" if several else adapter
+
+
 def models_of(usual: Model, bases: Mapping[str, Base], on: Sequence[str]) -> dict[str, Model]:
     """Returns the settings ``model.*`` of each base that a member runs on, by its name.
 

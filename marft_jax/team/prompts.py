@@ -13,6 +13,7 @@ import numpy as np
 
 from marft_jax.errors import BadInput
 from marft_jax.models.tokenizers.tokenizer import Message, Tokenizer, Tools
+from marft_jax.team.bases import folder_of
 from marft_jax.team.dag import Graph
 from marft_jax.team.orchestrator import strip_calls
 from marft_jax.team.profiles import Profile
@@ -97,10 +98,8 @@ class Team(NamedTuple):
         }
 
     def folder_of(self, base: str, n: int) -> str:
-        """Names the folder of an adapter in an export: below that of its base, if there are
-        several."""
-        name = self.adapter_names[base][n]
-        return name if len(self.adapter_names) == 1 else f"{base}/{name}"
+        """Names the folder of an adapter in an export, see ``bases.folder_of``."""
+        return folder_of(self.adapter_names[base][n], base, several=len(self.adapter_names) > 1)
 
     def tools_of(self, agent: int) -> tuple[Tool, ...]:
         """Tools that an agent may call."""
