@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import jax
+import orbax.checkpoint as ocp
+import pytest
+
 from marft_jax import config as config_lib
+from marft_jax import train
 from marft_jax.cli import configure
+from marft_jax.run import checkpoints
 from marft_jax.run.manifest import manifest_of
 from marft_jax.setting import replaced
 
@@ -94,3 +101,30 @@ def lines_of(run: Path) -> list[dict[str, Any]]:
     rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     measured = re.compile(r"time/|throughput/|device/")
     return [{k: v for k, v in row.items() if not measured.match(k)} for row in rows]
+
+
+def arrays_of(run: Path, step: int) -> Any:
+    """Every array of a checkpoint, on the host."""
+    folder = run / "checkpoints" / str(step) / "state"
+    return jax.device_get(ocp.StandardCheckpointer().restore(folder.absolute()))
+
+
+class Killed(BaseException):
+    """Ends a run as SIGKILL would: nothing is saved on the way out."""
+
+
+@contextlib.contextmanager
+def killed_after(step: int, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Kills the run that is trained inside, after this step has been learned and before it is
+    reported or saved."""
+    report = train.report
+
+    def dying(run: Any, state: Any, *args: Any) -> Any:
+        if int(state.step) == step:
+            raise Killed
+        return report(run, state, *args)
+
+    with monkeypatch.context() as patch, pytest.raises(Killed):
+        patch.setattr(checkpoints.Checkpoints, "flush", lambda self: None)
+        patch.setattr(train, "report", dying)
+        yield

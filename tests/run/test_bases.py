@@ -6,13 +6,11 @@ import json
 
 import jax
 import numpy as np
-import orbax.checkpoint as ocp
 import pytest
-from run_files import lines_of
+from run_files import arrays_of, killed_after, lines_of
 
 from marft_jax import chat, evaluate, export, train
 from marft_jax.errors import BadInput
-from marft_jax.run import checkpoints
 from marft_jax.team.bases import Base, models_of
 from marft_jax.team.team_files import dump_team, load_team
 
@@ -34,11 +32,6 @@ def run_train(folder, text, *flags):
     with pytest.raises(SystemExit) as left:
         train.main([*FLAGS, "--team.file", str(team), "--run.dir", str(folder), *flags])
     return left.value.code
-
-
-def arrays_of(run, step=3):
-    folder = run / "checkpoints" / str(step) / "state"
-    return jax.device_get(ocp.StandardCheckpointer().restore(folder.absolute()))
 
 
 @pytest.fixture(scope="module")
@@ -74,26 +67,14 @@ def test_two_bases_that_are_one_file_give_what_one_base_gives(two, tmp_path):
                 np.testing.assert_allclose(own, expected, atol=2e-6)
 
 
-class Killed(BaseException):
-    """Ends a run as SIGKILL would: nothing is saved on the way out."""
-
-
 @pytest.mark.slow
 def test_a_run_on_two_bases_continues_exactly_after_a_kill(two, tmp_path, monkeypatch):
-    report, run = train.report, tmp_path / "run"
-
-    def dying(run, state, *args):
-        if int(state.step) == 2:
-            raise Killed
-        return report(run, state, *args)
-
-    with monkeypatch.context() as patch, pytest.raises(Killed):
-        patch.setattr(checkpoints.Checkpoints, "flush", lambda self: None)
-        patch.setattr(train, "report", dying)
+    run = tmp_path / "run"
+    with killed_after(2, monkeypatch):
         run_train(run, TWO)
     assert not run_train(run, TWO)
     assert lines_of(run) == lines_of(two)
-    jax.tree.map(np.testing.assert_array_equal, arrays_of(run), arrays_of(two))
+    jax.tree.map(np.testing.assert_array_equal, arrays_of(run, 3), arrays_of(two, 3))
 
 
 @pytest.mark.slow
@@ -118,8 +99,8 @@ def test_a_team_on_two_bases_is_evaluated_asked_and_exported(two, tmp_path, caps
     for init in (tmp_path / "out", two):
         run = tmp_path / f"from-{init.name}"
         assert not run_train(run, TWO, "--lora.init", str(init), "--algo.lr", "1e-30")
-        for base, policy in arrays_of(run)["policies"].items():
-            expected = arrays_of(two)["policies"][base]["adapters"]
+        for base, policy in arrays_of(run, 3)["policies"].items():
+            expected = arrays_of(two, 3)["policies"][base]["adapters"]
             jax.tree.map(
                 lambda x, y: np.testing.assert_allclose(x, y, atol=1e-7),
                 policy["adapters"],

@@ -11,10 +11,9 @@ import faults
 import jax
 import jax.numpy as jnp
 import numpy as np
-import orbax.checkpoint as ocp
 import pytest
 import small
-from run_files import lines_of
+from run_files import arrays_of, killed_after, lines_of
 
 from marft_jax import cli, imitate, train
 from marft_jax.envs.arithmetic import Addition
@@ -23,7 +22,7 @@ from marft_jax.learning.learner import Learner
 from marft_jax.learning.settings import resolve
 from marft_jax.rollout.pipeline import Pipeline
 from marft_jax.rollout.source import RolloutSource
-from marft_jax.run import checkpoints, signals
+from marft_jax.run import signals
 from marft_jax.types import MAIN
 
 SMALL = ["--algo.episodes", "8", "--run.loggers", "none", "--run.transcripts_every", "1"]
@@ -42,11 +41,6 @@ def run_train(run: Path, *flags: object) -> int:
     with pytest.raises(SystemExit) as left:
         train.main([*SMALL, "--run.dir", str(run), *map(str, flags)])
     return left.value.code if isinstance(left.value.code, int) else 0
-
-
-def arrays_of(run: Path, step: int):
-    folder = run / "checkpoints" / str(step) / "state"
-    return jax.device_get(ocp.StandardCheckpointer().restore(folder.absolute()))
 
 
 def assert_same(run: Path, other: Path, step: int) -> None:
@@ -164,27 +158,14 @@ def test_a_device_that_only_plays_changes_nothing_without_a_lag_either(tmp_path,
     assert names[1] - names[0] == {"time/place_s"}
 
 
-class Killed(BaseException):
-    """Ends a run as SIGKILL would: nothing is saved on the way out."""
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("whole", [2], indirect=True)
 def test_a_run_that_is_killed_in_any_step_continues_exactly(whole, tmp_path, monkeypatch):
     """Between saves, in its first steps and later: what was in flight is played again."""
     _, flags, run, _ = whole
     flags = [*flags, "--run.save_every", 2, "--run.steps", 6]
-    report = train.report
-    for step in (2, 5):
-
-        def dying(run, state, *args, step=step):
-            if int(state.step) == step + 1:
-                raise Killed
-            return report(run, state, *args)
-
-        with monkeypatch.context() as patch, pytest.raises(Killed):
-            patch.setattr(checkpoints.Checkpoints, "flush", lambda self: None)
-            patch.setattr(train, "report", dying)
+    for step in (3, 6):
+        with killed_after(step, monkeypatch):
             train.main([*SMALL, "--run.dir", str(tmp_path / "run"), *map(str, flags)])
     assert run_train(tmp_path / "run", *flags) == 0
     assert_same(tmp_path / "run", run, 6)

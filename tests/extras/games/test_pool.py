@@ -8,10 +8,9 @@ from pathlib import Path
 import jax
 import jax.numpy as jnp
 import numpy as np
-import orbax.checkpoint as ocp
 import pytest
 import small
-from run_files import lines_of
+from run_files import arrays_of, killed_after, lines_of
 
 from marft_jax import cli, evaluate, train
 from marft_jax.config import Rollout
@@ -20,7 +19,7 @@ from marft_jax.extras.games import pool
 from marft_jax.extras.report.episodes import episode
 from marft_jax.extras.report.reading import read_run
 from marft_jax.learning.state import PolicyState, TrainState
-from marft_jax.run import checkpoints, opening
+from marft_jax.run import opening
 from marft_jax.team.profiles import BUILT_IN, Profile
 from marft_jax.team.team_files import Blueprint
 from marft_jax.types import MAIN, Episode, StepResult
@@ -102,15 +101,6 @@ def run_train(run: Path, *flags: str) -> None:
     assert not left.value.code
 
 
-def arrays_of(run: Path, step: int):
-    folder = run / "checkpoints" / str(step) / "state"
-    return jax.device_get(ocp.StandardCheckpointer().restore(folder.absolute()))
-
-
-class Killed(BaseException):
-    """Ends a run as SIGKILL would: nothing is saved on the way out."""
-
-
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
     """Six uninterrupted steps."""
@@ -170,16 +160,7 @@ def test_self_play_against_past_selves_continues_exactly_after_a_kill(whole, tmp
             rival = parts["b"][1]
             assert any(np.array_equal(rival, x[target]["b"][0]) for x in kept) or not rival.any()
     assert any(parts["b"][1].any() for own in ours for parts in own.values())
-    report = train.report
-
-    def dying(run, state, *args):
-        if int(state.step) == 5:
-            raise Killed
-        return report(run, state, *args)
-
-    with monkeypatch.context() as patch, pytest.raises(Killed):
-        patch.setattr(checkpoints.Checkpoints, "flush", lambda self: None)
-        patch.setattr(train, "report", dying)
+    with killed_after(5, monkeypatch):
         run_train(killed, "--run.save_every", "3")
     run_train(killed, "--run.save_every", "3")
     assert lines_of(killed) == lines_of(whole)
