@@ -89,7 +89,7 @@ def _handler(followed: _Followed) -> type[BaseHTTPRequestHandler]:
                 if at.path == "/state":
                     return self._answer("application/json", json.dumps(followed.state()))
                 page = followed.page(parse_qs(at.query).get("steps", [""])[0])
-            except BadInput as error:
+            except (BadInput, FileNotFoundError) as error:  # the second: deleted while it is read
                 return self.send_error(400, explain=one_line(str(error)))
             self._answer("text/html; charset=utf-8", page)
 
