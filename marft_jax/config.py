@@ -186,7 +186,7 @@ class Update(Section):
 
     name: str = "appo"
     """Algorithm: appo (MARFT-A, one decision per action), tppo (MARFT-T, one decision per token),
-    grpo, gspo, cispo, reinforce, or your own as package.module:NAME."""
+    grpo, gspo, cispo, reinforce, distill, or your own as package.module:NAME."""
     episodes: Count = 64
     """Episodes per training step."""
     lr: NonNegative | Literal["auto"] = "auto"
