@@ -93,6 +93,8 @@ def _policy_step(
 ) -> tuple[PolicyState, jax.Array]:
     """Takes a step of the adapters of one base; also returns their gradient norms, ``[N]``."""
     own = total.by_adapter
+    if not jax.tree.leaves(policy.adapters_opt):  # none of them learns
+        return policy, jnp.zeros_like(own["count"])
     moves_N = trainable_N & (own["nonzero_advantages"] > 0)
     if settings.algo.max_kl is not None:
         moves_N &= own["kl"] / jnp.maximum(own["decisions"], 1) <= settings.algo.max_kl

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 import jax
@@ -81,10 +81,12 @@ def programs(
             accumulate=compiled(apart, gradients.accumulate, spec, places, **summed, **options),
         )
 
-    configs = {base: decoder_config for base, (decoder_config, _) in decoders.items()}
+    configs = {base: decoders[base][0] for base in team.adapters}
     owners = tuple(zip(team.bases, team.owners, strict=True))
     return Programs(
-        init=compiled(everywhere, fresh, settings, configs, team.numbers, agents),
+        init=compiled(
+            everywhere, fresh, settings, configs, team.numbers, team.learning_bases, agents
+        ),
         zeros=compiled(apart, gradients.zeros, places, agents),
         apply=compiled(everywhere, optimiser.apply, settings, donate_argnames="state"),
         report=compiled(everywhere, gradients.report, settings, owners),
@@ -96,6 +98,7 @@ def fresh(
     settings: LearnerSettings,
     configs: Mapping[str, DecoderConfig],
     adapters: Mapping[str, Sequence[int]],
+    learning: Collection[str],
     agents: int,
 ) -> TrainState:
     """Makes the state before the first step.
@@ -103,6 +106,7 @@ def fresh(
     Args:
         configs: of each base.
         adapters: the numbers of those of each base in the team.
+        learning: bases with an adapter that learns; the others have no optimiser.
     """
     adapters_key, critic_key = (
         jax.random.wrap_key_data(jnp.asarray(random_keys.key_2(settings.seed, stream)))
@@ -118,7 +122,8 @@ def fresh(
             targets=settings.lora.targets,
         )
         reference = stacked if settings.reference == "start" else ()
-        policies[base] = PolicyState(stacked, optimiser.init(settings.algo, stacked), reference)
+        opt = optimiser.init(settings.algo, stacked if base in learning else {})
+        policies[base] = PolicyState(stacked, opt, reference)
         critics[base] = critic = critic_lib.init(critic_key, settings, decoder_config, agents)
         critic_opts[base] = critic_lib.Critic(
             *(optimiser.init(settings.algo, part) for part in critic)

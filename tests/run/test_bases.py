@@ -78,6 +78,17 @@ def test_a_run_on_two_bases_continues_exactly_after_a_kill(two, tmp_path, monkey
 
 
 @pytest.mark.slow
+def test_a_base_on_which_nobody_learns_has_no_optimiser_and_stays_bit_equal(tmp_path):
+    run = tmp_path / "run"
+    frozen = "prompt: plan, trainable: false, base: other"
+    assert not run_train(run, TWO.replace(", base: other", "").replace("prompt: plan", frozen))
+    states = [arrays_of(run, step)["policies"] for step in (1, 3)]
+    assert not jax.tree.leaves(states[1]["other"]["adapters_opt"])
+    first, last = (state["other"]["adapters"] for state in states)
+    jax.tree.map(np.testing.assert_array_equal, first, last)
+
+
+@pytest.mark.slow
 def test_a_run_on_other_bases_is_refused(two, tmp_path, capsys):
     (tmp_path / "run").symlink_to(two)
     assert run_train(tmp_path / "run", ONE, "--run.steps", "4") == 2
@@ -121,7 +132,10 @@ def test_a_base_has_the_settings_of_the_run_but_for_its_own():
     ("changed", "message"),
     [
         (AGENTS % ", base: lage", "agent 'solver': base: expected one of main, got 'lage'"),
-        ("bases:\n  large: {model: tiny}" + ONE, "bases: expected bases that an agent names"),
+        (
+            "bases:\n  large: {model: tiny}" + ONE,
+            "bases: expected bases that an agent or a teacher names",
+        ),
         ("bases:\n  main: {model: tiny}" + AGENTS % ", base: main", "and none named main"),
         ("bases:\n  large: {modl: tiny}" + AGENTS % ", base: large", "bases.large"),
         ("bases:\n  large: {model: tiny, lr: -1}" + AGENTS % ", base: large", "bases.large.lr"),
