@@ -31,6 +31,7 @@ from benchmark_works import (
     Work,
     decode,
     generate,
+    generate_apart,
     iteration,
     lesson,
     open_base,
@@ -150,6 +151,17 @@ def works(bench: Bench, rows: Sequence[int], agents: Sequence[int]) -> dict[str,
         todo[f"update, {n} agents; peer: 1 agent"] = lambda n=n: update(bench, 8, n)._replace(
             peer=lesson(bench, 8, 1).run
         )
+    todo |= {
+        "generate, 2 bases; peer: 1 base": lambda: generate_apart(bench, 8)._replace(
+            peer=generate(bench, 8).run
+        ),
+        "update, 2 bases; peer: 1 base": lambda: lesson(bench, 8, 2, apart=True)._replace(
+            peer=lesson(bench, 8, 2).run
+        ),
+        "iteration, 2 bases; peer: 1 base": lambda: iteration(bench, apart=True)._replace(
+            peer=iteration(bench).run
+        ),
+    }
     return todo | {
         "update with a critic (appo)": lambda: update(bench, 8, 2, "appo"),
         f"iteration, 8 episodes x 2 agents x {NEW} tokens (appo)": lambda: iteration(bench),

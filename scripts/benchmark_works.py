@@ -29,8 +29,10 @@ from marft_jax.models.ops.remat import Remat
 from marft_jax.models.tokenizers.tokenizer import ByteTokenizer
 from marft_jax.models.weights.load import BaseModel, decoder_on, load_base
 from marft_jax.parallel import mesh as mesh_lib
-from marft_jax.sampling.protocol import Completion, Request
+from marft_jax.sampling.bases import SamplerOfBases
+from marft_jax.sampling.protocol import Completion, Request, Sampler
 from marft_jax.team.assemble import make_team
+from marft_jax.team.bases import Base
 from marft_jax.team.profiles import Profile
 from marft_jax.team.prompts import Team
 from marft_jax.team.team_files import Blueprint
@@ -45,6 +47,8 @@ SHAPES = {
         tie_embeddings=True, qkv_bias=True,
     ),
 }  # fmt: skip
+OTHER = "other"
+"""Name of a second base."""
 PROMPT, NEW = 250, 64  # tokens of the generation and of the update, as in the README's tables
 
 
@@ -79,14 +83,18 @@ class Bench:
         self.vocabulary_weights = base.config.vocab_size * base.config.d_model
         self.dtype = base.params["embed"]["embedding"].dtype
 
-    def team(self, agents: int, **algo: Any) -> tuple[config_lib.Config, Team]:
-        profiles = tuple(Profile(f"agent{i}", answers=True) for i in range(agents))
+    def team(self, agents: int, apart: bool = False, **algo: Any) -> tuple[config_lib.Config, Team]:
+        """A team on the base; ``apart``: every other agent on a second one of the same weights."""
+        on = [OTHER if apart and i % 2 else None for i in range(agents)]
+        profiles = tuple(Profile(f"agent{i}", answers=True, base=own) for i, own in enumerate(on))
         given = {"epochs": 1, "minibatches": 1, "microbatch_tokens": self.microbatch_tokens}
         adapters = {"rank": self.rank, "alpha": 2.0 * self.rank, "targets": ("q", "v")}
         config = configure(lora=adapters, algo=given | algo)
-        team, mode = Blueprint(profiles), config.lora.mode
-        bases = {MAIN: (ByteTokenizer(), PROMPT + 2 * NEW)}
-        return config, make_team(config.team, mode, team, bases)
+        team, mode = Blueprint(profiles, bases={OTHER: Base("copy")}), config.lora.mode
+        talk = ByteTokenizer(), PROMPT + 2 * NEW
+        return config, make_team(
+            config.team, mode, team, dict.fromkeys(dict.fromkeys(team.on), talk)
+        )
 
     def engine(self, rows: int, agents: int, context: int, longest: int, chunk: int = 32) -> Engine:
         config, _ = self.team(agents)
@@ -167,7 +175,7 @@ def submit(
         engine.submit(Request(ids, owner, Sampling(int(n)), (0, i, owner)))
 
 
-def drain(engine: Engine) -> dict[int, Completion]:
+def drain(engine: Sampler) -> dict[int, Completion]:
     done = {}
     while engine.busy:
         done |= dict(engine.step())
@@ -211,6 +219,22 @@ def generate(bench: Bench, rows: int, shared: int = 0, new: int = NEW) -> Work:
         play(engine, ids, dealt(rows, 2), [new] * rows)
 
     return Work(rows * new, run)
+
+
+def generate_apart(bench: Bench, rows: int) -> Work:
+    """``generate`` with half of the rows on a second base of the same weights."""
+    bases, adapters = (MAIN, OTHER), bench.adapters(1)
+    engines = {base: bench.engine(rows // 2, 1, PROMPT + NEW, NEW) for base in bases}
+    sampler = SamplerOfBases(engines)
+    ids = prompts(rows, PROMPT, bench.base.config.vocab_size)
+
+    def run() -> None:
+        sampler.load(dict.fromkeys(bases, adapters), 0)
+        for i, own in enumerate(ids):
+            sampler.submit(Request(own, 0, Sampling(NEW), (0, i, 0), base=bases[i % 2]))
+        drain(sampler)
+
+    return Work(rows * NEW, run)
 
 
 def decode(bench: Bench, rows: int, agents: int) -> Work:
@@ -271,6 +295,7 @@ def lesson(
     name: str = "reinforce",
     shared: int = 0,
     share: bool = True,
+    apart: bool = False,
 ) -> Work:
     """One optimiser step on made-up episodes: forward, backward, Adam; no critic and no entropy
     bonus but with appo.
@@ -278,14 +303,17 @@ def lesson(
     Args:
         shared: as of ``made_up``.
         share: turns of a row share their prefixes.
+        apart: as of ``Bench.team``.
     """
     extra = {} if name == "appo" else {"baseline": "moving", "entropy_coef": 0.0}
-    config, team = bench.team(agents, name=name, episodes=rows, reuse=share, **extra)
+    config, team = bench.team(agents, apart, name=name, episodes=rows, reuse=share, **extra)
     algorithm = find_algorithm(name)
     episodes = made_up(rows, agents, bench.base.config.vocab_size, shared)
     rewards = [np.asarray([e.reward], np.float32) for e in episodes]
-    settings = resolve(config, {MAIN: (config.model.base, bench.base.config)})
-    learner = Learner(settings, {MAIN: bench.base}, team, algorithm, bench.mesh)
+    shape = config.model.base, bench.base.config
+    settings = resolve(config, dict.fromkeys(team.adapters, shape))
+    bases = dict.fromkeys(team.adapters, bench.base)
+    learner = Learner(settings, bases, team, algorithm, bench.mesh)
     batch = learner.pack(episodes, rewards)
     state = learner.init()
 
@@ -306,17 +334,20 @@ def update(bench: Bench, rows: int, agents: int, name: str = "reinforce") -> Wor
     return work._replace(flops=flops)
 
 
-def iteration(bench: Bench, episodes: int = 8, mixed: bool = False) -> Work:
+def iteration(bench: Bench, episodes: int = 8, mixed: bool = False, apart: bool = False) -> Work:
     """One training step of a dual team: both turns are played, then learned from with APPO.
 
     Args:
         mixed: tasks of 125 to 250 tokens, actions that stop by themselves after 8 to 64.
+        apart: as of ``Bench.team``.
     """
-    config, team = bench.team(2, name="appo", episodes=episodes)
+    config, team = bench.team(2, apart, name="appo", episodes=episodes)
     algorithm = find_algorithm("appo")
-    settings = resolve(config, {MAIN: (config.model.base, bench.base.config)})
-    learner = Learner(settings, {MAIN: bench.base}, team, algorithm, bench.mesh)
-    engine = bench.engine(episodes, 2, PROMPT + 2 * NEW, NEW)
+    shape, bases = (config.model.base, bench.base.config), dict.fromkeys(team.adapters, bench.base)
+    settings = resolve(config, dict.fromkeys(team.adapters, shape))
+    learner = Learner(settings, bases, team, algorithm, bench.mesh)
+    context, agents = PROMPT + 2 * NEW, 2 // len(bases)
+    engines = {base: bench.engine(episodes, agents, context, NEW) for base in bases}
     state, step = learner.init(), 0
     rng = np.random.default_rng(4)
     lengths = rng.integers(PROMPT // 2, PROMPT, episodes) if mixed else [PROMPT] * episodes
@@ -325,12 +356,14 @@ def iteration(bench: Bench, episodes: int = 8, mixed: bool = False) -> Work:
     tasks = [ids[:length] for ids, length in zip(drawn, lengths, strict=True)]
 
     def act(agent: int, ids: Sequence[np.ndarray]) -> list[Turn]:
-        said = play(engine, ids, [agent] * episodes, new[agent])
+        engine, owner = engines[team.bases[agent]], team.owners[agent]
+        said = play(engine, ids, [owner] * episodes, new[agent])
         return [turn_of(agent, x, *c[:2]) for x, c in zip(ids, said, strict=True)]
 
     def run() -> None:
         nonlocal state, step
-        engine.load(state.adapters, step)
+        for base, engine in engines.items():
+            engine.load({MAIN: state.adapters[base]}, step)
         plans = act(0, tasks)
         answers = act(
             1, [np.concatenate([x[NEW:], p.action]) for x, p in zip(tasks, plans, strict=True)]
@@ -340,7 +373,8 @@ def iteration(bench: Bench, episodes: int = 8, mixed: bool = False) -> Work:
             for i, turns in enumerate(zip(plans, answers, strict=True))
         ]
         rewards = [np.asarray([0.0, e.reward], np.float32) for e in played]
-        engine.release()
+        for engine in engines.values():
+            engine.release()
         batch = learner.pack(played, rewards)
         state, _, report = learner.learn(state, batch, step)
         jax.block_until_ready((state, report))
