@@ -11,6 +11,7 @@ those of training.
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import sys
 from collections.abc import Callable, Sequence
@@ -24,13 +25,13 @@ from marft_jax.errors import BadInput
 from marft_jax.extras.planning import cost, verdict
 from marft_jax.extras.planning.compile import Run, compiled, describe
 from marft_jax.extras.planning.topology import Topology, find_topology
-from marft_jax.extras.planning.work import step_work
+from marft_jax.extras.planning.work import on_base, step_work
 from marft_jax.learning.algorithms import find_algorithm
 from marft_jax.models.tokenizers.tokenizer import ByteTokenizer
 from marft_jax.models.weights.load import decoder_config
 from marft_jax.team.assemble import make_team, workflow_of
+from marft_jax.team.bases import models_of
 from marft_jax.team.team_files import load_team
-from marft_jax.types import MAIN
 
 
 def main(argv: Sequence[str] | None = None) -> NoReturn:
@@ -42,40 +43,56 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
         own, rest = parser.parse_known_args(argv)
         console = Console(highlight=False, soft_wrap=True, stderr=own.json, markup=False)
         config = cli.parse(rest, prog="marft_jax.plan")
-        found = plan(config, find_topology(own.topology), console.print)
+        found = plans(config, find_topology(own.topology), console.print)
         if own.json:
-            print(json.dumps(verdict.numbers(found)))
+            numbers = {base: verdict.numbers(own) for base, own in found.items()}
+            print(json.dumps({"bases": numbers} if len(found) > 1 else numbers.popitem()[1]))
         else:
-            console.print(verdict.memory_table(found), verdict.programs_table(found))
-            console.print(verdict.verdict(found))
-    sys.exit(0 if found.fits else 1)
+            for base, each in found.items():
+                console.print(*([f"\nbase {base}:"] if len(found) > 1 else []))
+                console.print(verdict.memory_table(each), verdict.programs_table(each))
+                console.print(verdict.verdict(each))
+    sys.exit(0 if all(each.fits for each in found.values()) else 1)
 
 
-def plan(
+def plans(
     config: config_lib.Config,
     topology: Topology,
     log: Callable[[str], None] = lambda line: None,
-) -> verdict.Plan:
+) -> dict[str, verdict.Plan]:
     """Compiles all programs of a run for a topology; reads no weights.
 
     Args:
         log: called with a line of progress.
 
+    Returns:
+        The plan of each base; its peaks have what the other bases hold on the same devices.
+
     Raises:
         BadInput: the model, the team or the mesh is wrong.
     """
-    blueprint, model = load_team(config.team.file), decoder_config(config.model.base)
-    if blueprint.bases:
-        raise BadInput("--team.file: bases: expected a team on --model.base alone for a plan")
-    context = min(config.model.context, model.max_position)
-    team = make_team(config.team, config.lora.mode, blueprint, {MAIN: (ByteTokenizer(), context)})
-    algorithm = find_algorithm(config.algo.name)
+    blueprint = load_team(config.team.file)
+    if any(blueprint.teachers) and config.algo.teacher_coef:
+        raise BadInput("--algo.name distill: a plan has no teachers; plan the team with grpo")
+    models = models_of(config.model, blueprint.bases, blueprint.on)
+    decoders = {base: decoder_config(model.base) for base, model in models.items()}
+    talk = {
+        base: (ByteTokenizer(), min(models[base].context, decoder.max_position))
+        for base, decoder in decoders.items()
+    }
+    team = make_team(config.team, config.lora.mode, blueprint, talk)
     work = step_work(config, team, workflow_of(config.team, blueprint))
-    run = describe(config, team, algorithm, model, work, topology)
-    log(title(run, topology))
-    programs = compiled(run, log)
-    memory, peaks = verdict.memory_of(run, programs)
-    return verdict.Plan(run, topology, programs, cost.costs(run, programs), memory, peaks)
+    found = {}
+    for base, decoder in decoders.items():
+        own = dataclasses.replace(config, model=models[base])
+        algorithm, (members, part) = find_algorithm(config.algo.name), on_base(team, work, base)
+        run = describe(own, members, algorithm, decoder, part, topology)
+        log(title(run, topology))
+        programs = compiled(run, log)
+        memory, peaks = verdict.memory_of(run, programs)
+        costs = cost.costs(run, programs)
+        found[base] = verdict.Plan(run, topology, programs, costs, memory, peaks)
+    return {base: verdict.beside(plan, found) for base, plan in found.items()}
 
 
 def title(run: Run, topology: Topology) -> str:

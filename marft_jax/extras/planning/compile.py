@@ -242,6 +242,8 @@ def _learning(run: Run) -> dict[str, Any]:
     adapters = run.team.adapters.items()
     trainable = {base: jax.ShapeDtypeStruct((count,), bool) for base, count in adapters}
     stepped = run.state._replace(past=())
+    if not run.team.learning_bases and run.learning.critic is None:
+        return {}
     lowered = {
         "gradients": of_base.accumulate.lower(
             **policy, critic=run.state.critic[MAIN], rows=rows, targets=targets, total=total[MAIN]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from rich import box
@@ -55,6 +55,8 @@ class Plan(NamedTuple):
     @property
     def across(self) -> float:
         """Bytes per chip that hosts reduce in each optimiser step."""
+        if "optimiser" not in self.programs:  # nothing learns on this base
+            return 0.0
         return self.programs["optimiser"].traffic.moved(across=True).payload
 
 
@@ -107,6 +109,19 @@ def memory_of(run: Run, programs: dict[str, Compiled]) -> tuple[dict[str, float]
         for name, program in programs.items()
     }
     return memory, peaks
+
+
+def beside(plan: Plan, plans: Mapping[str, Plan]) -> Plan:
+    """Adds to the peaks of a base's programs what the other bases hold meanwhile."""
+    held = [own.memory for own in plans.values() if own is not plan]
+    always = sum(x["weights"] + x["adapters"] + x["critic"] + x["optimiser"] for x in held)
+    caches = sum(x["cache"] for x in held)
+    ahead = plan.run.config.rollout.lag > 0
+    peaks = {
+        name: peak + always + caches * (ahead or name in PLAYING)
+        for name, peak in plan.peaks.items()
+    }
+    return plan._replace(peaks=peaks)
 
 
 def advice(plan: Plan) -> str:

@@ -51,6 +51,29 @@ def step_work(config: Config, team: Team, workflow: str) -> Work:
     return Work(config.algo.episodes, tuple(actors), max(team.contexts), longest, branched, turns)
 
 
+def on_base(team: Team, work: Work, base: str) -> tuple[Team, Work]:
+    """Returns the team and the work as the programs of one base see them.
+
+    The members on the base are on ``main``; the others do not act.
+    """
+    members = [agent for agent, own in enumerate(team.bases) if own == base]
+    turns = [k for k, agent in enumerate(work.owners) if agent in members]
+    own = Work(
+        work.episodes,
+        tuple(work.owners[k] for k in turns),
+        max(team.contexts[agent] for agent in members),
+        max(team.sampling[agent].max_new_tokens for agent in members),
+        tuple(turns.index(k) for k in work.branched if k in turns),
+        round(work.turns * len(turns) / len(work.owners)),
+    )
+    team = team._replace(
+        bases=tuple(MAIN if agent in members else "" for agent in range(len(team.bases))),
+        adapter_names={MAIN: team.adapter_names[base]},
+        trainable={MAIN: team.trainable[base]},
+    )
+    return team, own
+
+
 def _branches(config: Config, names: Sequence[str]) -> tuple[tuple[int, ...], float]:
     """Returns the turns at which an episode branches, and the turns played per episode for that."""
     algo, turns = config.algo, len(names)

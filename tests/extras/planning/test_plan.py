@@ -196,7 +196,26 @@ def tiny() -> verdict.Plan:
     algo = Appo(episodes=32, microbatch_tokens=2048)
     team = config_lib.Team(max_new_tokens=8)
     config = settings(mesh=config_lib.Mesh(tensor=2), team=team, algo=algo)
-    return plan_lib.plan(config, find_topology("cpu:2x4"))
+    [found] = plan_lib.plans(config, find_topology("cpu:2x4")).values()
+    return found
+
+
+def test_each_base_is_planned_beside_what_the_others_hold(tmp_path):
+    team = """
+        bases: {large: {model: tiny, context: 64}}
+        agents:
+          - {name: planner, base: large, trainable: false}
+          - {name: solver, answers: true}"""
+    (tmp_path / "team.yaml").write_text(team)
+    words = ["--team.file", str(tmp_path / "team.yaml"), "--algo.name", "grpo"]
+    found = plan_lib.plans(cli.parse(words), find_topology("cpu:1"))
+    assert {*found["large"].programs} == {"prefill", "decode"}  # nothing learns there
+    alone, _ = verdict.memory_of(found["main"].run, found["main"].programs)
+    _, peaks = verdict.memory_of(found["large"].run, found["large"].programs)
+    always = sum(alone[name] for name in ("weights", "adapters", "critic", "optimiser"))
+    assert found["large"].peaks["decode"] == peaks["decode"] + always + alone["cache"]
+    assert found["large"].memory["optimiser"] == 0 < found["main"].memory["optimiser"]
+    assert (found["large"].run.work.turns, found["main"].run.work.turns) == (64, 64)
 
 
 @pytest.mark.parametrize(
