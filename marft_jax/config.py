@@ -87,8 +87,8 @@ class Model(Section):
     """Lets a model think before it answers, if its chat template has such a mode (Qwen3)."""
     layers: Literal["auto", "stacked", "unrolled"] = "auto"
     """Layout of the layers. stacked: one array per kind of matrix, so that compilation takes no
-    longer with more layers. unrolled: one array per layer. auto: stacked on GPUs and TPUs, unrolled
-    on CPUs."""
+    longer with more layers. unrolled: one array per layer. auto: stacked on TPUs, unrolled on
+    CPUs and GPUs."""
     remat: Literal["none", "products", "block"] = "products"
     """What the backward pass recomputes. none: nothing. products: all but the matrix products of
     the base. block: whole blocks."""
@@ -226,6 +226,7 @@ class Update(Section):
     entropy_coef, entropy_target, max_kl = 0.0, None, None
     kl_coef, kl_in, kl_estimator, kl_reference, kl_moves = 0.0, "reward", None, "base", 0
     branches, branch_at, branch_continue, branch_budget = 0, "random", "end", "none"
+    teacher_coef, reward_coef = 0.0, 1.0
     baseline_decay, ratio, loss_mean, mask_truncated = 0.9, "sum", "token", False
     clip, clip_high, value_clip, huber_delta = 0.2, None, 0.2, 10.0
 

@@ -58,7 +58,7 @@ class Relay:
         found = {turn.name: grade(turn.text, self._answer) for turn in turns if turn.answers}
         verdicts = [{"agent": name, **found[name]._asdict()} for name in found]
         reward = sum(own.score for own in found.values()) / max(len(found), 1)
-        return StepResult("", reward, True, {"answer": self._answer, "verdicts": verdicts})
+        return StepResult("", reward, True, {"reference": self._answer, "verdicts": verdicts})
 
 
 def channel(heard: Callable[[str], str]) -> Callable[[Team, str], Workflow]:

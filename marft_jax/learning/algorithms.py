@@ -110,6 +110,7 @@ ALGORITHMS: dict[str, Algorithm] = {
         Algorithm("action", _minus_baseline, _clipped, kinds.Gspo),
         Algorithm("token", _minus_baseline, _cispo, kinds.Cispo),
         Algorithm("action", _minus_baseline, _score_function, kinds.Reinforce),
+        Algorithm("token", _minus_baseline, _clipped, kinds.Distill),
         Algorithm("token", _ones, _cross_entropy, kinds.Imitation),
     )
 }

@@ -11,7 +11,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -45,6 +45,19 @@ class Prompts(NamedTuple):
     flat_UBK: np.ndarray
 
 
+class Taught(NamedTuple):
+    """The same actions behind the prompts that their teachers read.
+
+    Attributes:
+        rows: of each base that teaches.
+        chain: the links of the batch's chain, with their places in these rows; those without a
+            teacher are padding.
+    """
+
+    rows: dict[str, Rows[np.ndarray]]
+    chain: Chain
+
+
 class Batch(NamedTuple):
     """Everything that one training step learns from.
 
@@ -55,6 +68,7 @@ class Batch(NamedTuple):
         blocks: sets of as many consecutive microbatches of each base, with about as many decisions
             of each adapter; a multiple of the minibatches.
         prompts: of each base, for a critic that reads no more than these.
+        taught: what teachers read, see ``teaching.py``.
     """
 
     rows: dict[str, Rows[np.ndarray]]
@@ -62,6 +76,24 @@ class Batch(NamedTuple):
     prefix_shared: int
     blocks: int
     prompts: dict[str, Prompts] | None = None
+    taught: Taught | None = None
+
+
+class PackedTurns(NamedTuple):
+    """Turns of episodes in rows; ``rows``, ``prefix_shared``, ``blocks`` and ``prompts`` as of
+    ``Batch``.
+
+    Attributes:
+        decisions: flat positions of the decisions of each (episode, turn), as of ``Positions``.
+        shapes: as of ``Positions``.
+    """
+
+    rows: dict[str, Rows[np.ndarray]]
+    decisions: dict[tuple[int, int], range]
+    shapes: dict[str, tuple[int, ...]]
+    prefix_shared: int
+    blocks: int
+    prompts: dict[str, Prompts] | None
 
 
 def build(
@@ -70,13 +102,7 @@ def build(
     owners: Sequence[int],
     config: Update,
     level: Level,
-    *,
-    shards: int = 1,
-    seed: Sequence[int] = (0,),
-    share: bool = False,
-    bases: Sequence[str] | None = None,
-    d_models: Mapping[str, int] | None = None,
-    prompts: bool = False,
+    **how: Any,
 ) -> Batch:
     """Packs episodes for the learner.
 
@@ -86,6 +112,31 @@ def build(
         owners: the adapter of each agent, among those of its base.
         config: the algorithm's settings.
         level: ``action`` or ``token``: what a decision is.
+        how: further arguments of ``pack_turns``.
+    """
+    packed = pack_turns(episodes, owners, config, level, **how)
+    sizes = [reward_size(episode, config) for episode in episodes]
+    chain = make_chain(episodes, rewards, packed.decisions, packed.shapes, sizes)
+    return Batch(packed.rows, chain, packed.prefix_shared, packed.blocks, packed.prompts)
+
+
+def pack_turns(
+    episodes: Sequence[Episode],
+    owners: Sequence[int | None],
+    config: Update,
+    level: Level,
+    *,
+    shards: int = 1,
+    seed: Sequence[int] = (0,),
+    share: bool = False,
+    bases: Sequence[str] | None = None,
+    d_models: Mapping[str, int] | None = None,
+    prompts: bool = False,
+) -> PackedTurns:
+    """Packs the turns of episodes into rows.
+
+    Args:
+        owners: the adapter of each agent, among those of its base; None: its turns are left out.
         shards: the rows of a microbatch are a multiple of this.
         seed: decides which episodes are in one minibatch.
         share: sequences of a row share their prefixes.
@@ -96,7 +147,8 @@ def build(
     on = [MAIN] * len(owners) if bases is None else bases
     sequences: dict[str, list[list[TokenSequence]]] = {}  # of each base, in each episode
     for base in dict.fromkeys(on):
-        own = {agent: owner for agent, owner in enumerate(owners) if on[agent] == base}
+        of_agents = zip(on, owners, strict=True)
+        own = {i: n for i, (name, n) in enumerate(of_agents) if name == base and n is not None}
         merged = [merge_prefixes(e, episode, own) for e, episode in enumerate(episodes)]
         if any(merged):
             sequences[base] = merged
@@ -121,20 +173,15 @@ def build(
     for base, own in packed.items():
         decisions |= {k: range(first + r.start, first + r.stop) for k, r in own.decisions.items()}
         first += math.prod(shapes[base])
-    sizes = [reward_size(episode, config) for episode in episodes]
-    batch = Batch(
-        rows={base: own.rows for base, own in packed.items()},
-        chain=make_chain(episodes, rewards, decisions, shapes, sizes),
-        prefix_shared=sum(own.prefix_shared for own in packed.values()),
-        blocks=len(blocks),
-    )
-    if not prompts:
-        return batch
-    cut = {
-        base: pack(base, [[s.prompt() for in_episode in own for s in in_episode]])
-        for base, own in sequences.items()
-    }
-    return batch._replace(prompts={base: _prompts(packed[base], cut[base]) for base in packed})
+    cut = None
+    if prompts:
+        cut = {
+            base: _prompts(packed[base], pack(base, [[s.prompt() for x in own for s in x]]))
+            for base, own in sequences.items()
+        }
+    shared = sum(own.prefix_shared for own in packed.values())
+    rows = {base: own.rows for base, own in packed.items()}
+    return PackedTurns(rows, decisions, shapes, shared, len(blocks), cut)
 
 
 def _prompts(whole: _Packed, cut: _Packed) -> Prompts:

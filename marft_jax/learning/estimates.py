@@ -74,6 +74,7 @@ def estimate(
     baseline: EMA,
     values_scale: EMA,
     rounding: float = ROUNDING,
+    taught_EJ: np.ndarray | None = None,
 ) -> Estimates:
     """Computes KL, advantages and returns of every decision.
 
@@ -83,6 +84,7 @@ def estimate(
             without a KL.
         baseline, values_scale: the moving averages so far, on the host.
         rounding: rounding of a log-prob relative to its size; depends on the dtype of the base.
+        taught_EJ: advantages from teachers (``teaching.py``), added to those of the rewards.
     """
     chain, report = batch.chain, dict[str, np.ndarray | float]()
     if reference is not None:
@@ -104,6 +106,9 @@ def estimate(
         advantages_EJ, returns_EJ = normalized_advantages(
             algo, algorithm, chain, known_EJ, baseline.mean
         )
+    if taught_EJ is not None:
+        advantages_EJ = algo.reward_coef * advantages_EJ + algo.teacher_coef * taught_EJ
+        report["teacher_kl"] = label_means(-taught_EJ, chain, chain.agent_EJ, agents)[0]
     if algo.branches:
         for name, x_EJ in (("advantage", abs(advantages_EJ)), ("compared", advantages_EJ != 0)):
             report[name] = label_means(x_EJ, chain, chain.agent_EJ, agents)[0]

@@ -27,12 +27,14 @@ from marft_jax.learning.programs import programs
 from marft_jax.learning.rows import Rows, means_by_agent
 from marft_jax.learning.settings import LearnerSettings
 from marft_jax.learning.state import TrainState
+from marft_jax.learning.teaching import Teaching, pack_taught, teacher_advantage
 from marft_jax.learning.values import Scored, reads_base, reads_prompts
 from marft_jax.models import lora
 from marft_jax.models.weights.load import BaseModel
 from marft_jax.parallel import mesh as mesh_lib
 from marft_jax.random_keys import Stream
 from marft_jax.team.prompts import Team
+from marft_jax.types import Episode
 
 
 class Learner:
@@ -44,9 +46,7 @@ class Learner:
         team: who owns which adapter.
         algorithm: which losses, at which level.
         mesh: rows are split over it, state is replicated.
-
-    Attributes:
-        pack: ``batch.build`` for this learner: of episodes, rewards and seed.
+        teaching: the teachers, with an algorithm that learns from them.
     """
 
     def __init__(
@@ -56,27 +56,39 @@ class Learner:
         team: Team,
         algorithm: Algorithm,
         mesh: Mesh,
+        teaching: Teaching | None = None,
     ):
         self._settings = settings
         self._algorithm, self._mesh, self._team = algorithm, mesh, team
+        self._teaching = teaching
+        bases = {**bases, **teaching.bases} if teaching else bases
         self._params = {name: base.params for name, base in bases.items()}
-        self.pack = functools.partial(
-            batch_lib.build,
-            owners=team.owners,
-            config=settings.algo,
-            level=algorithm.level,
-            shards=mesh_lib.row_shards(mesh),
-            share=settings.algo.reuse,
-            bases=team.bases,
-            d_models={name: base.config.d_model for name, base in bases.items()},
-            prompts=reads_prompts(settings, algorithm.level),
-        )
+        self._packing = {
+            "shards": mesh_lib.row_shards(mesh),
+            "share": settings.algo.reuse,
+            "d_models": {name: base.config.d_model for name, base in bases.items()},
+        }
         decoders = {name: (base.config, base.graphdef) for name, base in bases.items()}
         self._run = programs(settings, decoders, team, algorithm, mesh)
 
     def init(self) -> TrainState:
         """A fresh state: adapters that change nothing, values near zero."""
         return self._run.init()
+
+    def pack(
+        self, episodes: Sequence[Episode], rewards: Sequence[np.ndarray], seed: Sequence[int] = (0,)
+    ) -> batch_lib.Batch:
+        """Packs episodes for this learner; arguments as of ``batch.build``."""
+        algo, level, team = self._settings.algo, self._algorithm.level, self._team
+        how = {**self._packing, "seed": seed}
+        prompts = reads_prompts(self._settings, level)
+        batch = batch_lib.build(
+            episodes, rewards, team.owners, algo, level, bases=team.bases, prompts=prompts, **how
+        )
+        if self._teaching is None:
+            return batch
+        taught = pack_taught(batch.chain, episodes, team, self._teaching, algo, **how)
+        return batch._replace(taught=taught)
 
     def learn(
         self,
@@ -94,6 +106,7 @@ class Learner:
         Returns:
             (state, estimates, metrics); the metrics are still on the device.
         """
+        taught_EJ = self._teach(batch)
         rows, scored = self._score(state, batch)
         references = {b: p.reference for b, p in state.policies.items() if p.reference}
         for base, own in self._logprobs(references, rows).items():
@@ -101,13 +114,15 @@ class Learner:
             scored[base] = [s._replace(reference_BA=reference_BA) for s, reference_BA in both]
         corrects = self._settings.correction != "none"
         present = self._logprobs(state.adapters if corrects else {}, rows)
-        estimates = self._estimate(state, batch, scored)
+        estimates = self._estimate(state, batch, scored, taught_EJ)
         targets = self._targets(batch, scored, present, estimates)
         averages = estimates.baseline, estimates.values_scale
         baseline, scale = jax.device_put(averages, mesh_lib.replicated(self._mesh))
         past, state = state.past, state._replace(baseline=baseline, values_scale=scale, past=())
         trainable, stepped = self.trainable(step), []
-        for minibatch in self._order(step, rows, batch.blocks):
+        learning = self._team.learning_bases
+        learned = {b: own for b, own in rows.items() if b in learning or self._settings.critic}
+        for minibatch in self._order(step, learned, batch.blocks):
             total = self._run.zeros(state.adapters, state.critic)
             for base, u in minibatch:
                 check()
@@ -197,8 +212,24 @@ class Learner:
             if base in adapters
         }
 
+    def _teach(self, batch: batch_lib.Batch) -> np.ndarray | None:
+        """Computes the advantages from teachers; None without any."""
+        if batch.taught is None or self._teaching is None:
+            return None
+        none: dict[str, Any] = dict.fromkeys(self._teaching.bases)
+        scored = self._logprobs(
+            {**none, **self._teaching.adapters}, self._microbatches(batch.taught.rows)
+        )
+        teacher = {base: np.stack(mesh_lib.fetch(own)) for base, own in scored.items()}
+        student = {base: own.actions.behaviour_BA for base, own in batch.rows.items()}
+        return teacher_advantage(batch.chain, batch.taught, student, teacher)
+
     def _estimate(
-        self, state: TrainState, batch: batch_lib.Batch, scored: Mapping[str, Sequence[Scored]]
+        self,
+        state: TrainState,
+        batch: batch_lib.Batch,
+        scored: Mapping[str, Sequence[Scored]],
+        taught_EJ: np.ndarray | None,
     ) -> Estimates:
         """Computes advantages and returns, on the host."""
 
@@ -217,6 +248,7 @@ class Learner:
             host("reference_BA"),
             *mesh_lib.fetch((state.baseline, state.values_scale)),
             rounding=max(ROUNDING, 2 * epsilon),
+            taught_EJ=taught_EJ,
         )
 
     def _targets(

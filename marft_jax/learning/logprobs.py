@@ -130,7 +130,7 @@ _score_once.defvjp(_score_forward, _score_backward)
 def action_logprobs(
     graphdef: Graph,
     base: decoder.Base,
-    adapters: lora.Adapters,
+    adapters: lora.Adapters | None,
     alpha: float,
     r: Rows[jax.Array],
     entropy_learns: bool = True,

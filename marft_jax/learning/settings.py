@@ -183,6 +183,23 @@ class Reinforce(Branching, Algo):
 
 
 @dataclasses.dataclass(frozen=True)
+class Distill(TokenLevel, Clipped):
+    """On-policy distillation: the advantage of a sampled token is log p_teacher − log p_student,
+    the reverse KL on the student's own samples (Agarwal et al. 2023, arXiv 2306.13649)."""
+
+    name: str = "distill"
+    teacher_coef: Positive = 1.0
+    """Weight of the teacher's advantages."""
+    reward_coef: NonNegative = 0.0
+    """Weight of the advantages that the reward gives, as in grpo; 0: nothing is learned from the
+    reward."""
+
+    @property
+    def compares(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return self.reward_coef > 0
+
+
+@dataclasses.dataclass(frozen=True)
 class Imitation(Update):
     """Cross-entropy of recorded tokens: what is about the team's own samples is no setting."""
 
@@ -190,7 +207,9 @@ class Imitation(Update):
     name: str = "imitation"
 
 
-SETTINGS = {kind.name: kind for kind in (Appo, Tppo, Grpo, Gspo, Cispo, Reinforce, Imitation)}
+SETTINGS = {
+    kind.name: kind for kind in (Appo, Tppo, Grpo, Gspo, Cispo, Reinforce, Distill, Imitation)
+}
 """Name to settings of the built-in algorithms."""
 
 

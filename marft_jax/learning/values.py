@@ -90,9 +90,10 @@ def values(
 
 
 def proximal(
-    spec: LearnerSpec, *, base: Base, adapters: lora.Adapters, r: Rows[jax.Array]
+    spec: LearnerSpec, *, base: Base, adapters: lora.Adapters | None, r: Rows[jax.Array]
 ) -> jax.Array:
-    """Log-probs of action tokens under a policy that is not updated, ``[B, A]``."""
+    """Log-probs of action tokens under a policy that is not updated, ``[B, A]``; without adapters
+    that is the base."""
     with jax.named_scope("proximal"):
         alpha = spec.settings.lora.alpha
         return logprobs.action_logprobs(spec.graphdef, base, adapters, alpha, r)[0]

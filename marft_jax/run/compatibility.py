@@ -76,10 +76,14 @@ def described(team: Team, workflow: str) -> dict[str, Any]:
     for what in ("orchestrator", "judge"):
         member = getattr(team, what)
         flat[what] = None if member is None else team.names[member]
+    if team.teachers:
+        flat["teachers"] = [teacher and dataclasses.asdict(teacher) for teacher in team.teachers]
     flat["nodes"] = [list(node) for node in team.graph.nodes]
     flat["edges"] = [list(edge) for edge in team.graph.edges]
     for profile in team.profiles:
-        flat |= {f"{profile.name}.{k}": v for k, v in dataclasses.asdict(profile).items()}
+        own = dataclasses.asdict(profile)
+        del own["teacher"]  # it is above
+        flat |= {f"{profile.name}.{k}": v for k, v in own.items()}
     return flat
 
 

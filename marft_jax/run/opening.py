@@ -33,6 +33,7 @@ from marft_jax.run.reporters import open_reporter
 from marft_jax.run.saving import open_checkpoints, resume, save_and_close, stopped
 from marft_jax.run.setup import Session, make_learner, open_session, open_source
 from marft_jax.run.signals import Stop
+from marft_jax.run.teachers import open_teaching
 from marft_jax.run.training import Training
 from marft_jax.setting import get, settings, with_absolute_paths
 from marft_jax.team.assemble import workflow_of
@@ -92,7 +93,7 @@ def _open(
     pipeline = Pipeline(ahead=config.rollout.lag > 0)
     session = open_session(config, blueprint, stop=stop, collective=pipeline.collective)
     config, team = session.config, session.team
-    learner = make_learner(session)
+    learner = make_learner(session, open_teaching(session, blueprint))
     guard = Guard(config.guard, team.names, folder / "transcripts" / "guard.jsonl")
     checkpoints = stack.enter_context(open_checkpoints(session))
     state, news = resume(session, learner, checkpoints, guard)
@@ -153,6 +154,13 @@ def check_learns(config: Config, blueprint: Blueprint) -> None:
     given = [name for name in pool if getattr(config.rollout, name) != getattr(Rollout, name)]
     if given and all(profile.past is None for profile in blueprint.agents):
         raise BadInput(f"--rollout.{given[0]}: it needs an agent with `past` in the team file")
+    has_teachers, learns_from_them = any(blueprint.teachers), config.algo.teacher_coef > 0
+    if has_teachers != learns_from_them and not config.algo.recorded:
+        got = "no agent that learns with one" if learns_from_them else config.algo.name
+        raise BadInput(
+            f"teacher: expected `teacher:` in the team file together with --algo.name distill, got "
+            f"{got}; add or remove one of them"
+        )
     if config.algo.step_reward is not None:
         find_step_reward(config.algo.step_reward)
     for profile in blueprint.agents:

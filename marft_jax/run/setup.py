@@ -26,6 +26,7 @@ from marft_jax.learning.algorithms import find_algorithm
 from marft_jax.learning.learner import Learner, TrainState
 from marft_jax.learning.settings import LearnerSettings, resolve, resolved
 from marft_jax.learning.state_parts import StatePart, find_state_parts
+from marft_jax.learning.teaching import Teaching
 from marft_jax.models.decoder import DecoderConfig
 from marft_jax.models.lora import Adapters, check_targets
 from marft_jax.models.weights.load import BaseModel, copy_base, load_base
@@ -101,7 +102,7 @@ def open_session(
     processes.start(config.mesh)
     meshes = mesh, _ = mesh_lib.make_meshes(config.mesh)
     models = models_of(config.model, blueprint.bases, blueprint.on)
-    bases = {name: _load(model, config.lora.targets, meshes) for name, model in models.items()}
+    bases = {n: load_onto(meshes, model, config.lora.targets) for n, model in models.items()}
     talk = {
         name: (base.tokenizer, min(models[name].context, base.config.max_position))
         for name, base in bases.items()
@@ -121,10 +122,11 @@ def open_session(
     return Session(config, learning, workflow, mesh, bases, team, sampler, *how)
 
 
-def make_learner(session: Session) -> Learner:
+def make_learner(session: Session, teaching: Teaching | None = None) -> Learner:
     """Makes the learner of a session's team."""
     algorithm = find_algorithm(session.config.algo.name)
-    return Learner(session.learning, session.bases, session.team, algorithm, session.mesh)
+    how = session.team, algorithm, session.mesh, teaching
+    return Learner(session.learning, session.bases, *how)
 
 
 def fresh_state(session: Session, learner: Learner) -> TrainState:
@@ -132,8 +134,8 @@ def fresh_state(session: Session, learner: Learner) -> TrainState:
     return state_parts.begin(session.parts, learner.init())
 
 
-def _load(model: Model, targets: Sequence[str], meshes: tuple[Mesh, Mesh]) -> BaseModel:
-    """Loads a base onto the devices that learn, with a bar of progress."""
+def load_onto(meshes: tuple[Mesh, ...], model: Model, targets: Sequence[str]) -> BaseModel:
+    """Loads a base onto the devices of the first mesh, with a bar of progress."""
     console = Console(stderr=True, highlight=False, quiet=not processes.is_lead())
     with Progress(f"loading {model.base}", console, " MiB") as progress:
 

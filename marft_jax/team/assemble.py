@@ -69,6 +69,7 @@ def make_team(
         messages=blueprint.messages,
         rounds=settings.rounds,
         max_steps=settings.max_steps,
+        teachers=blueprint.teachers,
         tools=_tools(profiles, settings.context == "shared" or workflow == "program"),
     )
     for tokenizer, tools in zip(team.tokenizers, team.tools, strict=False):

@@ -12,6 +12,7 @@ from pydantic.dataclasses import dataclass
 from marft_jax import config
 from marft_jax.config import Stops, Temperature
 from marft_jax.setting import Count, Fraction, Natural
+from marft_jax.team.teachers import Teacher
 from marft_jax.types import Sampling
 
 _NAME = re.compile(r"""(?![\s.])[^<>:"/\\|?*]{1,60}(?<![\s.])""")
@@ -70,6 +71,7 @@ class Profile:
     # functions that it may call: package.module:function
     tools: Annotated[tuple[str, ...], BeforeValidator(_several)] | None = None
     base: Name | None = None  # base of the team file that it runs on; None: ``--model.base``
+    teacher: Teacher | None = None  # with ``--algo.name distill``; None: the team's
 
     @property
     def learns(self) -> bool:

@@ -17,6 +17,7 @@ from marft_jax.team.bases import folder_of
 from marft_jax.team.dag import Graph
 from marft_jax.team.orchestrator import strip_calls
 from marft_jax.team.profiles import Profile
+from marft_jax.team.teachers import Teacher
 from marft_jax.tools import Tool
 from marft_jax.types import Act, Sampling, StepResult, Turn
 
@@ -69,6 +70,7 @@ class Team(NamedTuple):
     rounds: int = 2  # of a debate
     max_steps: int = 10  # calls of an orchestrator
     tools: tuple[tuple[Tool, ...], ...] = ()  # of each member; or none
+    teachers: tuple[Teacher | None, ...] = ()  # of each member; or none
     view: Callable[[str, str], str] | None = None  # maps (name, observation) to the shown text
     program: Any = None  # of the environment; the workflow ``program`` answers its calls
     game: Any = None  # the environment, if it is an ``envs.base.Game``
@@ -96,6 +98,11 @@ class Team(NamedTuple):
             base: tuple(order.index((base, n)) for n in range(count))
             for base, count in self.adapters.items()
         }
+
+    @property
+    def learning_bases(self) -> tuple[str, ...]:
+        """Bases with an adapter that learns."""
+        return tuple(base for base, learns in self.trainable.items() if any(learns))
 
     def folder_of(self, base: str, n: int) -> str:
         """Names the folder of an adapter in an export, see ``bases.folder_of``."""
@@ -153,6 +160,19 @@ class Team(NamedTuple):
             return self._fitted(turn.agent, prompt, turn.step, turn.sees, len(before))
         except ContextFull:
             return None
+
+    def with_hint(self, agent: int, prompt: np.ndarray, hint: str) -> np.ndarray:
+        """Returns an agent's prompt with one more message of the user at its end."""
+        tokenizer = self.tokenizers[agent]
+        _, generation = tokenizer.opening([{"role": "user", "content": "a"}])
+        cut = len(prompt) - len(generation)
+        if prompt[cut:].tolist() != generation:
+            raise BadInput(
+                f"teacher of agent {self.profiles[agent].name!r}: its prompt does not end as the "
+                "chat template ends one, so no message can be added; use `sees: own`"
+            )
+        new = tokenizer.reply([{"role": "user", "content": hint}], after_action=False)
+        return np.concatenate([prompt[:cut], np.asarray(new, np.int32)])
 
     def _fitted(
         self, agent: int, prompt: list[int], step: int, sees: tuple[int, ...], start: int

@@ -17,6 +17,7 @@ bases:                               # models besides --model.base: see bases.py
 messages: [Plan now., Solve now.]    # shown to each agent when its turn comes
 orchestrator: planner                # orchestrated: the agent that calls the others
 judge: solver                        # debate: the agent that decides; default: the majority
+teacher: {base: large, sees: answer} # --algo.name distill: see teachers.py; also of single agents
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ import dataclasses
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any, NamedTuple, TypeVar
 
 import yaml
 from pydantic import BeforeValidator, Field, TypeAdapter, ValidationError
@@ -38,6 +39,7 @@ from marft_jax.setting import fault_of
 from marft_jax.team.bases import Base
 from marft_jax.team.dag import Graph, Node
 from marft_jax.team.profiles import BUILT_IN, Name, Profile
+from marft_jax.team.teachers import Teacher
 from marft_jax.types import MAIN, Sampling
 
 MAX_AGENTS = 300
@@ -56,13 +58,22 @@ class Blueprint(NamedTuple):
     orchestrator: str | None = None  # agent that calls the others; None: the first agent
     judge: str | None = None  # agent that decides a debate; None: the majority
     bases: dict[Name, Base] = {}  # of agents with ``base``, by its name
+    teacher: Teacher | None = None  # of each agent that learns and has no teacher of its own
 
     @property
     def on(self) -> tuple[str, ...]:
         """The name of each member's base."""
         return tuple(profile.base or MAIN for profile in self.agents)
 
+    @property
+    def teachers(self) -> tuple[Teacher | None, ...]:
+        """Teacher of each member, with its base; None for those without or that do not learn."""
+        found = [(p.teacher or self.teacher) if p.learns else None for p in self.agents]
+        pairs = zip(found, self.on, strict=True)
+        return tuple(t and dataclasses.replace(t, base=t.base or base) for t, base in pairs)
 
+
+_Member = TypeVar("_Member", Profile, Teacher | None)
 _BLUEPRINT = TypeAdapter(Blueprint)
 _READ = TypeAdapter[dict[str, Any] | list[dict[str, Any]]](dict[str, Any] | list[dict[str, Any]])
 _KEYS = {*Blueprint._fields, *Graph._fields} - {"graph"}
@@ -119,18 +130,21 @@ def load_team(file: str | None) -> Blueprint:
     _check_team(team, file)
     folder = Path(file).parent
     return team._replace(
-        agents=tuple(_beside(profile, folder) for profile in team.agents),
+        agents=tuple(
+            dataclasses.replace(_beside(profile, folder), teacher=_beside(profile.teacher, folder))
+            for profile in team.agents
+        ),
         bases={name: base.beside(folder) for name, base in team.bases.items()},
+        teacher=_beside(team.teacher, folder),
     )
 
 
-def _beside(profile: Profile, folder: Path) -> Profile:
-    """Makes the path of an agent's first adapter absolute; it is relative to the team file."""
-    if profile.init is None:
-        return profile
-    return dataclasses.replace(
-        profile, init=str((folder / Path(profile.init).expanduser()).absolute())
-    )
+def _beside(member: _Member, folder: Path) -> _Member:
+    """Makes the path of an adapter absolute; it is relative to the team file."""
+    if member is None or member.init is None:
+        return member
+    init = str((folder / Path(member.init).expanduser()).absolute())
+    return dataclasses.replace(member, init=init)
 
 
 def _check_team(team: Blueprint, source: str) -> None:
@@ -157,8 +171,12 @@ def _check_team(team: Blueprint, source: str) -> None:
         if base not in known:
             what = f"one of {', '.join(sorted(known))}, got {base!r}; list it under `bases:`"
             raise BadInput(f"{source}: agent {profile.name!r}: base: expected {what}")
-    if unused := {*team.bases} - {*team.on} or {MAIN} & {*team.bases}:
-        what = "bases that an agent names, and none named main"
+    taught_by = {teacher.base for teacher in team.teachers if teacher}
+    if unknown := taught_by - known - {None}:
+        what = f"one of {', '.join(sorted(known))}, got {', '.join(map(str, unknown))}"
+        raise BadInput(f"{source}: teacher: base: expected {what}; list it under `bases:`")
+    if unused := {*team.bases} - {*team.on} - taught_by or {MAIN} & {*team.bases}:
+        what = "bases that an agent or a teacher names, and none named main"
         raise BadInput(f"{source}: bases: expected {what}, got {', '.join(sorted(unused))}")
     if not any(profile.answers for profile in agents):
         raise BadInput(
@@ -171,21 +189,22 @@ def dump_team(team: Blueprint) -> str:
     """Writes the team as text that ``load_team`` reads back to an equal value."""
     named = {key: getattr(team, key) for key in ("workflow", "orchestrator", "judge")}
     tree: dict[str, Any] = {key: value for key, value in named.items() if value}
-    tree["agents"] = [
-        {key: value for key, value in dataclasses.asdict(profile).items() if value is not None}
-        for profile in team.agents
-    ]
+    tree["agents"] = [_given(profile) for profile in team.agents]
     tree |= {"messages": list(team.messages)} if team.messages else {}
+    tree |= {"teacher": _given(team.teacher)} if team.teacher else {}
     if team.bases:
-        given = {name: dataclasses.asdict(base) for name, base in team.bases.items()}
-        tree["bases"] = {
-            name: {key: value for key, value in base.items() if value is not None}
-            for name, base in given.items()
-        }
+        tree["bases"] = {name: _given(base) for name, base in team.bases.items()}
     if team.graph.nodes:
         tree["nodes"] = [node._asdict() for node in team.graph.nodes]
         tree["edges"] = [list(edge) for edge in team.graph.edges]
     return yaml.safe_dump(tree, sort_keys=False, allow_unicode=True)
+
+
+def _given(what: Profile | Base | Teacher) -> dict[str, Any]:
+    """Returns the fields that are not None, also those of a teacher in a profile."""
+    return dataclasses.asdict(
+        what, dict_factory=lambda pairs: {key: value for key, value in pairs if value is not None}
+    )
 
 
 def _tree(loaded: Any, file: str) -> dict[str, Any]:

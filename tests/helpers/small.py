@@ -351,7 +351,9 @@ def random_episodes(
     return episodes if on_policy is None else with_policy(episodes, on_policy, shared)
 
 
-def with_policy(episodes: Sequence[Episode], policy: lora.Adapters, shared: bool = False):
+def with_policy(
+    episodes: Sequence[Episode], policy: lora.Adapters, shared: bool = False, width: int = 32
+):
     """The episodes with the behaviour log-probs that this policy gives their actions."""
     turns = [t for e in episodes for t in e.turns]
     scored = full_forward(
@@ -361,7 +363,7 @@ def with_policy(episodes: Sequence[Episode], policy: lora.Adapters, shared: bool
         [0 if shared else t.agent for t in turns],
         [t.temperature for t in turns],
         rows=64,
-        width=32,
+        width=width,
     )
     own = iter(
         t._replace(logprobs=lp[np.arange(len(t.action)), t.action])

@@ -100,6 +100,10 @@ class Tokenizer:
             kept, skip_special_tokens=not special, clean_up_tokenization_spaces=False
         )
 
+    def extends(self, other: Tokenizer) -> bool:
+        """True where every token of another tokenizer has the same id here."""
+        return other._tokenizer.get_vocab().items() <= self._tokenizer.get_vocab().items()
+
     def chat(self, messages: Sequence[Message], tools: Tools = ()) -> list[int]:
         """Conversation as a prompt for the assistant's next message, who may call tools."""
         return self.encode(self._render(messages, tools=tools))

@@ -1,0 +1,120 @@
+"""On-policy distillation: teachers score the tokens that their students sampled.
+
+The advantage of a token is log p_teacher − log p_student, of which the mean over samples is the
+negative reverse KL. Both are taken at the temperature of sampling. A teacher may read more than its
+student (``team/teachers.py``). Its scores are numbers without a gradient.
+
+Source: Agarwal et al. 2023, arXiv 2306.13649, section 3, with the reverse KL.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from marft_jax.config import Update
+from marft_jax.errors import BadInput
+from marft_jax.learning.batch import Taught, pack_turns
+from marft_jax.learning.chain import Chain, Positions, chains_of
+from marft_jax.models.lora import Adapters
+from marft_jax.models.weights.load import BaseModel
+from marft_jax.team.prompts import Team
+from marft_jax.types import Episode, Turn
+
+
+class Teaching(NamedTuple):
+    """The loaded teachers of a team.
+
+    Attributes:
+        bases: those that teach, by name.
+        on: the base of each agent's teacher; "" for an agent without a teacher.
+        owners: the adapter of each agent's teacher, among those of its base; None as above.
+        adapters: of each base whose teachers have any.
+    """
+
+    bases: Mapping[str, BaseModel]
+    on: Sequence[str]
+    owners: Sequence[int | None]
+    adapters: Mapping[str, Adapters]
+
+
+def pack_taught(
+    chain: Chain,
+    episodes: Sequence[Episode],
+    team: Team,
+    teaching: Teaching,
+    config: Update,
+    **how: Any,
+) -> Taught:
+    """Packs the actions of agents with a teacher behind what the teachers read.
+
+    Args:
+        chain: of the episodes, in which a decision is a token.
+        how: further arguments of ``pack_turns``.
+
+    Raises:
+        BadInput: a teacher needs the answers, and the environment gives none.
+    """
+    shown = [_shown(episode, team, teaching) for episode in episodes]
+    _check_answers(shown, team)
+    shown = [own if own is not None else episodes[e] for e, own in enumerate(shown)]
+    packed = pack_turns(shown, teaching.owners, config, "token", bases=teaching.on, **how)
+    flat_EJ, mask_EJ = np.zeros_like(chain.positions.flat_EJ), np.zeros_like(chain.mask_EJ)
+    for i, (e, turns) in enumerate(chains_of(episodes)):
+        first = 0
+        for k in turns:
+            end = first + len(episodes[e].turns[k].action)
+            if (own := packed.decisions.get((e, k))) is not None:
+                flat_EJ[i, first:end], mask_EJ[i, first:end] = own, 1
+            first = end
+    positions = Positions(flat_EJ, packed.shapes)
+    return Taught(packed.rows, chain._replace(mask_EJ=mask_EJ, positions=positions))
+
+
+def teacher_advantage(
+    chain: Chain,
+    taught: Taught,
+    student: Mapping[str, np.ndarray],
+    teacher: Mapping[str, np.ndarray],
+) -> np.ndarray:
+    """A_j = log p_teacher − log p_student of each sampled token, ``[E, J]``; 0 without a teacher.
+
+    Args:
+        student: behaviour log-probs in the rows of each base, ``[U, B, A]``.
+        teacher: log-probs in the rows of ``taught``.
+    """
+    return taught.chain.gather(teacher) - chain.gather(student) * taught.chain.mask_EJ
+
+
+def _shown(episode: Episode, team: Team, teaching: Teaching) -> Episode | None:
+    """The episode with the prompts that teachers read; None where its answer is not known.
+
+    A prompt that would not fit into the teacher's model is the student's own.
+    """
+
+    def prompt(turn: Turn) -> np.ndarray:
+        teacher = team.teachers[turn.agent]
+        hint = teacher.hint(episode, turn.step) if teacher else ""
+        if hint is None:
+            raise LookupError
+        longer = team.with_hint(turn.agent, turn.prompt, hint) if hint else turn.prompt
+        base = teaching.bases.get(teaching.on[turn.agent])
+        fits = base is None or len(longer) + len(turn.action) <= base.config.max_position
+        return longer if fits else turn.prompt
+
+    try:
+        turns = [turn._replace(prompt=prompt(turn)) for turn in episode.turns]
+    except LookupError:
+        return None
+    return episode._replace(turns=turns)
+
+
+def _check_answers(shown: Sequence[Episode | None], team: Team) -> None:
+    if all(own is None for own in shown):
+        sees = next(t.sees for t in team.teachers if t is not None)
+        raise BadInput(
+            f"teacher: sees {sees!r}: expected the answer as `reference` in StepResult.info of the "
+            "environment, got none; use `sees: own` or a text with {state} alone"
+        )
