@@ -17,6 +17,7 @@ factor per adapter and layer. Pytrees carry no suffix.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
@@ -76,6 +77,19 @@ class Turn(NamedTuple):
 
     def __repr__(self) -> str:
         return f"Turn({self.name}: {self.text!r:.200})"
+
+
+THINKING = re.compile(r"(?s)<think>.*?(?:</think>|\Z)\s*|\A(?:(?!<think>).)*?</think>\s*")
+"""A model's thinking; the second form where the prompt opened it."""
+
+
+def without_thinking(text: str) -> str:
+    """What others are shown of an agent's text: all but what it thought.
+
+    >>> without_thinking("<think>3+4 is 7.</think> The answer is 7.")
+    'The answer is 7.'
+    """
+    return THINKING.sub("", text) if "think>" in text else text
 
 
 class StepResult(NamedTuple):

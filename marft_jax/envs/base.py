@@ -25,7 +25,7 @@ from marft_jax.config import EnvSettings
 from marft_jax.errors import BadInput
 from marft_jax.plugins import EXTRAS, load_extra, load_plugin, shown
 from marft_jax.setting import Count, Fraction
-from marft_jax.types import StepResult, Turn
+from marft_jax.types import StepResult, Turn, without_thinking
 
 Split = Literal["train", "eval"]
 
@@ -212,13 +212,13 @@ def question_source(
 
 
 def next_state(state: str, turns: Sequence[Turn], judge: str | None = INCORRECT) -> str:
-    """Appends every agent's action and the judge's answer to the state text.
+    """Appends every agent's action, without its thinking, and the judge's answer to the state text.
 
     >>> from types import SimpleNamespace
     >>> next_state("1+1=?", [SimpleNamespace(name="solver", text="3")])
     '1+1=?\\nsolver: 3\\njudge: The answer is incorrect.'
     """
-    actions = "".join(f"\n{turn.name}: {turn.text}" for turn in turns)
+    actions = "".join(f"\n{turn.name}: {without_thinking(turn.text)}" for turn in turns)
     return state + actions + (f"\njudge: {judge}" if judge else "")
 
 

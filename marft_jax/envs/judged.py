@@ -22,7 +22,7 @@ from marft_jax.envs.grading.compare import quick
 from marft_jax.envs.grading.extract import extract
 from marft_jax.errors import BadInput
 from marft_jax.setting import Positive, Seconds, setting
-from marft_jax.types import StepResult, Turn
+from marft_jax.types import StepResult, Turn, without_thinking
 
 JUDGE = "judge"
 SCORE = "score"  # the line of a verdict that is about all of the texts
@@ -188,7 +188,7 @@ class Judged:
         return found if is_whole and SCORE in found else {}
 
     def _judge(self, turns: Sequence[Turn]) -> Verdict:
-        said = "\n".join(f"{turn.name}: {turn.text}" for turn in turns)
+        said = "\n".join(f"{turn.name}: {without_thinking(turn.text)}" for turn in turns)
         content, text, spent, scores = f"{self._instructions()}\n{said}", "", 0, {}
         for _ in range(_ASKS):
             answer = self._post(content)

@@ -14,7 +14,8 @@ HERE = Path(__file__).parent
 
 def prompt(team: Any, turn: Any, task: str, texts: list[str], tokenizer: Any) -> str:
     """Writes what an agent is shown, in the base's chat template."""
-    lines = [team["line"].format(team["turns"][i]["agent"], texts[i]) for i in turn["sees"]]
+    said = [re.sub(team["thinking"], "", text) for text in texts]
+    lines = [team["line"].format(team["turns"][i]["agent"], said[i]) for i in turn["sees"]]
     user = "\n".join([task, *filter(None, [*lines, turn["message"]])])
     system, how = turn["system"], {"add_generation_prompt": True, **team["template"]}
     if team["system_in_user"] and system:  # the template takes no system message

@@ -10,6 +10,7 @@ from typing import Any
 
 from marft_jax.team.profiles import last_answering
 from marft_jax.team.prompts import Team
+from marft_jax.types import THINKING
 
 _Turn = tuple[int, list[int], str]  # the agent, the earlier turns that it sees, its message
 
@@ -40,6 +41,7 @@ def write(folder: Path, team: Team, workflow: str, base: str, temperature: float
         "line": "{1}" if team.anonymous else "{0}: {1}",
         "system_in_user": folded,
         "template": template,
+        "thinking": THINKING.pattern,
         "turns": [_plain(team, turn, temperature) for turn in turns],
     }
     text = json.dumps(plain, indent=2, ensure_ascii=False) + "\n"

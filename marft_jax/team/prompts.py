@@ -19,7 +19,7 @@ from marft_jax.team.orchestrator import strip_calls
 from marft_jax.team.profiles import Profile
 from marft_jax.team.teachers import Teacher
 from marft_jax.tools import Tool
-from marft_jax.types import Act, Sampling, StepResult, Turn
+from marft_jax.types import Act, Sampling, StepResult, Turn, without_thinking
 
 _RESERVED = 64  # tokens of a shared conversation kept free for the messages of later agents
 
@@ -233,7 +233,8 @@ class Team(NamedTuple):
     def _line(self, turn: Turn) -> str:
         """Writes a turn as others read it; "" if there is nothing to read."""
         is_call = turn.agent == self.orchestrator
-        text = strip_calls(turn.text) if is_call else turn.text
+        text = without_thinking(turn.text)
+        text = strip_calls(text) if is_call else text
         return text if self.anonymous or (is_call and not text) else f"{turn.name}: {text}"
 
     def _your_turn(self, agent: int) -> str:

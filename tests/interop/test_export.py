@@ -132,7 +132,7 @@ def test_a_team_travels_as_peft_folders_and_comes_back(session, run, tmp_path, c
 def played(folder, question, answers):
     """Prompts as ids that an exported ``team.py`` makes where the model writes the answers."""
     source = (folder / "team.py").read_text("utf-8")
-    assert len(source.splitlines()) <= 60
+    assert len(source.splitlines()) <= 62
     exec(compile(source, "team.py", "exec"), script := {"__name__": "script", "__file__": ""})
     team = json.loads((folder / "turns.json").read_text("utf-8"))
     tokenizer = AutoTokenizer.from_pretrained(folder / "base")

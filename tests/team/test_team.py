@@ -93,6 +93,29 @@ def test_a_wrong_answer_comes_back_with_what_was_said(threads):
     assert [r.done for r in failed.results] == [False, False, True]
 
 
+@pytest.mark.parametrize(
+    ("wrote", "shown"),
+    [
+        ("<think>no</think>\nyes", "yes"),
+        ("no, or</think> yes", "yes"),  # the prompt opened it
+        ("yes <think>no", "yes "),  # it reached its token limit
+        ("a <think>no</think>b", "a b"),
+        ("I think> so", "I think> so"),
+    ],
+)
+def test_what_an_agent_thinks_is_not_shown_to_others(threads, wrote, shown):
+    """Neither in the lines of a step nor in the observation of the next; the turn keeps it."""
+
+    def env():
+        return QuestionEnv(lambda seed: Task("q", ""), lambda *_: Grade(0.0, "wrong"), horizon=2)
+
+    team = small.team(2, context=200, max_new_tokens=40)
+    [episode], _ = play(threads, team, env, speak=lambda request: wrote, tasks=[0])
+    assert episode.turns[0].text == wrote
+    assert text(episode.turns[1].prompt) == f"<s>s<u>q\nplanner: {shown}<a>"
+    assert f"<u>q\nplanner: {shown}\nsolver: {shown}\njudge" in text(episode.turns[2].prompt)
+
+
 # What a turn keeps.
 
 
