@@ -79,6 +79,8 @@ def export(
     if out.exists() and (not out.is_dir() or any(out.iterdir())):
         raise BadInput(f"--out {out}: expected a new or empty folder")
     session = open_session(config, blueprint)
+    if form == "peft":
+        _check_peft(session)
     state = restore_state(session, run, step)
     sources = ", ".join(_portable(base.source) for base in session.bases.values())
     facts = card.Facts(run, int(state.step), config, blueprint, sources)
@@ -96,6 +98,17 @@ def export(
     if form == "peft" and "experts" in config.lora.targets:
         console.print(_EXPERTS)
     return facts.step
+
+
+def _check_peft(session: Session) -> None:
+    """Raises BadInput where peft's loaders lack the matrices that were adapted."""
+    targets = session.config.lora.targets
+    for base in session.bases.values():
+        if base.config.fused and (lacks := {"q", "k", "v", "gate", "up"} & set(targets)):
+            raise BadInput(
+                f"--format peft: {base.source} has one matrix for q, k and v and one for gate and "
+                f"up, so that peft has no names for {', '.join(sorted(lacks))}; use --format merged"
+            )
 
 
 _EXPERTS = (

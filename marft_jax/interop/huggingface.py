@@ -21,11 +21,12 @@ from safetensors.numpy import save_file
 
 from marft_jax.interop.peft import Factors
 from marft_jax.models.decoder import DecoderConfig
-from marft_jax.models.families import sizes_of
-from marft_jax.models.names import paths_by_name
+from marft_jax.models.families import sizes_of, text_settings
 from marft_jax.models.parts.attention import AttentionConfig
 from marft_jax.models.parts.dense import DenseConfig
+from marft_jax.models.rope import NO_ROTATION
 from marft_jax.models.tokenizers.tokenizer import Tokenizer, read_json
+from marft_jax.models.weights.layout import layouts
 from marft_jax.models.weights.load import BaseModel, directory_of, reader, shapes_of
 
 SHARD_BYTES = 4 << 30
@@ -57,8 +58,9 @@ def write_model(
     tokens = _token_ids(base.tokenizer)
     dtype = jax.tree.leaves(base.params)[0].dtype.name
     settings = read_json(source / "config.json") if source else {}
-    if not settings or "text_config" in settings:  # of text and images: the text alone is written
-        settings = config_json(base.config)
+    if "text_config" in settings:  # of text and images: the text alone is written
+        settings = text_settings(settings)
+    settings = settings or config_json(base.config)
     settings |= {"dtype": dtype, "tie_word_embeddings": base.config.tie_embeddings, **tokens}
     settings.pop("torch_dtype", None)  # the older spelling of dtype
     settings.pop("_name_or_path", None)  # where somebody once had it
@@ -67,9 +69,9 @@ def write_model(
     _write_json(folder / "generation_config.json", generation | tokens | dict(sampling))
     save_tokenizer(base.tokenizer, folder, source)
     shapes, width = shapes_of(base.params), jax.tree.leaves(base.params)[0].dtype.itemsize
-    paths = paths_by_name(base.config, shapes, "hf")
+    stored = layouts(base.config, shapes)
     plan = huggingface_hub.split_state_dict_into_shards_factory(
-        {name: shapes[path] for name, path in paths.items()},
+        {name: layout.shape(shapes) for name, layout in stored.items()},
         get_storage_size=lambda shape: math.prod(shape) * width,
         filename_pattern="model{suffix}.safetensors",
         max_shard_size=shard_bytes,
@@ -82,8 +84,9 @@ def write_model(
     for file, names in plan.filename_to_tensors.items():
         tensors = {}
         for name in names:
-            array = tensor(paths[name])
-            tensors[name] = merge(paths[name], array, factors, places, scale)
+            paths = stored[name].paths
+            own = [merge(path, tensor(path), factors, places, scale) for path in paths]
+            tensors[name] = stored[name].join(own)
             report()
         save_file(tensors, folder / file, metadata={"format": "pt"})
     if plan.is_sharded:
@@ -126,15 +129,9 @@ def layers_in(source: str) -> str:
 
 def config_json(config: DecoderConfig) -> dict[str, Any]:
     """Makes config.json for a base that has none: the inverse of ``families.read_config``."""
-    [mixer, *_] = [m for m in config.attentions if not m.window] or config.attentions
+    [mixer, *_] = sorted(config.attentions, key=lambda m: (m.rope_scaling == NO_ROTATION, m.window))
     [mlp, *_] = [layer.mlp for layer in config.layers if isinstance(layer.mlp, DenseConfig)]
-    name, act = "Mistral" if config.window else "Llama", "hidden_act"
-    if config.post_norms:
-        name, act = "Gemma3", "hidden_activation"
-    elif mixer.qk_norm:
-        name = "Qwen3"
-    elif mixer.qkv_bias and not mixer.o_bias:
-        name = "Qwen2"
+    name = next(name for name, fits in _NAMES.items() if fits(config, mixer))
     rope: dict[str, Any] = {"rope_type": "default"}
     if scaling := mixer.rope_scaling:
         rope = {"rope_type": scaling.kind, "factor": scaling.factor}
@@ -149,10 +146,11 @@ def config_json(config: DecoderConfig) -> dict[str, Any]:
         rope = {"full_attention": rope, "sliding_attention": local}
     return {
         "architectures": [f"{name}ForCausalLM"],
-        "model_type": "gemma3_text" if config.post_norms else name.lower(),
+        "model_type": "gemma3_text" if name == "Gemma3" else name.lower(),
         **sizes_of(config),
-        **(_windows(config, mixer, name) if config.window or config.post_norms else {}),
-        act: mlp.activation,
+        **(_windows(config, name) if config.window else {}),
+        **(_OWN[name](config, mixer) if name in _OWN else {}),
+        "hidden_activation" if name.startswith("Gemma") else "hidden_act": mlp.activation,
         "rms_norm_eps": config.norm_eps,
         "rope_parameters": rope,
         "attention_bias": mixer.qkv_bias,
@@ -161,16 +159,50 @@ def config_json(config: DecoderConfig) -> dict[str, Any]:
     }
 
 
-def _windows(config: DecoderConfig, mixer: AttentionConfig, name: str) -> dict[str, Any]:
-    """Returns the settings of sliding layers, and Gemma's divisor of all scores."""
+_NAMES: dict[str, Callable[[DecoderConfig, AttentionConfig], Any]] = {
+    "Gemma2": lambda config, mixer: mixer.cap,
+    "Gemma3": lambda config, mixer: config.pre_norms and config.post_norms,
+    "Olmo2": lambda config, mixer: config.post_norms,
+    "SmolLM3": lambda config, mixer: any(m.rope_scaling == NO_ROTATION for m in config.attentions),
+    "Granite": lambda config, mixer: config.residual_multiplier != 1,
+    "Qwen3": lambda config, mixer: mixer.qk_norm,
+    "Qwen2": lambda config, mixer: mixer.qkv_bias and not mixer.o_bias,
+    "Mistral": lambda config, mixer: config.window,
+    "Llama": lambda config, mixer: True,
+}
+"""Families of GGUF files; a model is of the first that fits."""
+
+
+def _gemma(config: DecoderConfig, mixer: AttentionConfig) -> dict[str, Any]:
+    caps = {"attn_logit_softcapping": mixer.cap, "final_logit_softcapping": config.logits_cap}
+    divisor = mixer.query_pre_attn_scalar or mixer.head_dim
+    return {"query_pre_attn_scalar": divisor, **(caps if mixer.cap else {})}
+
+
+def _smollm3(config: DecoderConfig, mixer: AttentionConfig) -> dict[str, Any]:
+    return {"no_rope_layers": [int(m.rope_scaling != NO_ROTATION) for m in config.attentions]}
+
+
+def _granite(config: DecoderConfig, mixer: AttentionConfig) -> dict[str, Any]:
+    return {
+        "attention_multiplier": (mixer.query_pre_attn_scalar or mixer.head_dim) ** -0.5,
+        "embedding_multiplier": config.embedding_multiplier,
+        "residual_multiplier": config.residual_multiplier,
+        "logits_scaling": config.logits_divisor,
+    }
+
+
+_OWN = {"Gemma2": _gemma, "Gemma3": _gemma, "SmolLM3": _smollm3, "Granite": _granite}
+
+
+def _windows(config: DecoderConfig, name: str) -> dict[str, Any]:
+    """Returns the settings of sliding layers."""
     kinds = {True: "sliding_attention", False: "full_attention"}
     settings: dict[str, Any] = {"sliding_window": config.window}
     if name != "Mistral":  # all of its layers do
         settings["layer_types"] = [kinds[slides] for slides in config.sliding]
     if name.startswith("Qwen"):
         settings["use_sliding_window"] = True
-    if config.post_norms:
-        settings["query_pre_attn_scalar"] = mixer.query_pre_attn_scalar or mixer.head_dim
     return settings
 
 

@@ -8,6 +8,7 @@ from flax import nnx
 
 from marft_jax.learning.rows import Level, Rows
 from marft_jax.models import decoder, lora
+from marft_jax.models.decoder import Vocabulary
 from marft_jax.models.ops.products import times
 from marft_jax.models.ops.reductions import log_softmax, total
 
@@ -62,15 +63,15 @@ def score_actions(
         (logprobs_BA, entropy_BA), zero where the mask is.
     """
     b, a, _ = hidden_BAD.shape
-    vocabulary_VD = decoder.vocabulary(graphdef, base)
-    most = max(1, _LOGITS_IN_FLIGHT // (b * len(vocabulary_VD)))
+    vocabulary = decoder.vocabulary(graphdef, base)
+    most = max(1, _LOGITS_IN_FLIGHT // (b * len(vocabulary.matrix_VD)))
     chunks = -(-a // most)
     chunk = -(-a // chunks)  # equal chunks, as one that is not full costs as much as a full chunk
     run = jax.checkpoint(_score) if entropy_learns else _score_once
 
     def score(_: None, chunked: _Chunk) -> tuple[None, _Scores]:
         hidden, targets, temperature = chunked
-        return None, run(hidden, vocabulary_VD, targets, temperature)
+        return None, run(hidden, vocabulary, targets, temperature)
 
     def split(x: jax.Array) -> jax.Array:
         fill = [(0, 0), (0, -a % chunk)] + [(0, 0)] * (x.ndim - 2)
@@ -86,14 +87,10 @@ def score_actions(
 
 
 def _score(
-    hidden: jax.Array, vocabulary_VD: jax.Array, targets: jax.Array, temperature: jax.Array
+    hidden: jax.Array, vocabulary: Vocabulary, targets: jax.Array, temperature: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
     """(log-prob, entropy) of each target."""
-    return _read(_logprobs(hidden, vocabulary_VD, temperature), targets)
-
-
-def _logprobs(hidden: jax.Array, vocabulary_VD: jax.Array, temperature: jax.Array) -> jax.Array:
-    return log_softmax(decoder.logits(hidden, vocabulary_VD) / temperature[..., None])
+    return _read(log_softmax(decoder.logits(hidden, vocabulary) / temperature[..., None]), targets)
 
 
 def _read(logprobs: jax.Array, targets: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -103,20 +100,24 @@ def _read(logprobs: jax.Array, targets: jax.Array) -> tuple[jax.Array, jax.Array
 
 @jax.custom_vjp
 def _score_once(
-    hidden: jax.Array, vocabulary_VD: jax.Array, targets: jax.Array, temperature: jax.Array
+    hidden: jax.Array, vocabulary: Vocabulary, targets: jax.Array, temperature: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
-    """``_score`` with the gradient of the log-prob alone: d log p / dh = (onehot - p) W / T."""
-    return _score(hidden, vocabulary_VD, targets, temperature)
+    """``_score`` with the gradient of the log-prob alone: d log p / dh = (onehot - p) W / T, where
+    logits are the products with W alone."""
+    return _score(hidden, vocabulary, targets, temperature)
 
 
 def _score_forward(
-    hidden: jax.Array, vocabulary_VD: jax.Array, targets: jax.Array, temperature: jax.Array
+    hidden: jax.Array, vocabulary: Vocabulary, targets: jax.Array, temperature: jax.Array
 ) -> tuple[_Scores, jax.Array]:
     """Scores, and the gradient of each log-prob."""
-    logprobs = _logprobs(hidden, vocabulary_VD, temperature)
-    by_logit = jax.nn.one_hot(targets, len(vocabulary_VD)) - jnp.exp(logprobs)
-    by_logit = (by_logit / temperature[..., None]).astype(hidden.dtype)
-    gradient = times(by_logit.reshape(-1, len(vocabulary_VD)), vocabulary_VD, (1, 0))
+    with jax.named_scope("vocabulary"):
+        logits, to_products = jax.vjp(vocabulary.finish, vocabulary.products(hidden))
+    logprobs, matrix_VD = log_softmax(logits / temperature[..., None]), vocabulary.matrix_VD
+    by_logit = jax.nn.one_hot(targets, len(matrix_VD)) - jnp.exp(logprobs)
+    [by_product] = to_products(by_logit / temperature[..., None])
+    by_product = by_product.astype(hidden.dtype).reshape(-1, len(matrix_VD))
+    gradient = times(by_product, matrix_VD, (1, 0))
     return _read(logprobs, targets), gradient.reshape(hidden.shape)
 
 

@@ -29,12 +29,19 @@ from marft_jax.models.lora import FusedAdapters, OwnerMask
 from marft_jax.models.ops.attention import (
     CausalAttention,
     Layer,
-    PerLayerKind,
     causal_attention,
+    soft_cap,
 )
 from marft_jax.models.ops.products import product
 from marft_jax.models.ops.remat import Remat, rematerialised
-from marft_jax.models.parts.attention import Attend, AttentionConfig, attend_rows, ropes
+from marft_jax.models.parts.attention import (
+    Attend,
+    AttentionConfig,
+    Ropes,
+    attend_rows,
+    ropes,
+    rotations,
+)
 from marft_jax.models.parts.part import (
     LayerAdapters,
     LayerCache,
@@ -68,9 +75,13 @@ class DecoderConfig:
 
     Attributes:
         layers: the parts of each layer.
+        pre_norms: the inputs of mixer and mlp are normalised.
         post_norms: the outputs of mixer and mlp are normalised before they are added.
         norm_offset: scales of norms are stored less 1.
-        scale_embeddings: embeddings are multiplied by √d_model, rounded to their type.
+        embedding_multiplier: factor of embeddings, rounded to their type.
+        residual_multiplier: factor of the outputs of mixer and mlp where they are added.
+        logits_divisor, logits_cap: see ``Vocabulary``.
+        fused: checkpoints have one matrix for q, k and v, and one for gate and up.
         stacked: the layers are one array per matrix, scanned.
     """
 
@@ -80,9 +91,14 @@ class DecoderConfig:
     max_position: int
     norm_eps: float = 1e-5
     tie_embeddings: bool = False
+    pre_norms: bool = True
     post_norms: bool = False
     norm_offset: bool = False
-    scale_embeddings: bool = False
+    embedding_multiplier: float = 1.0
+    residual_multiplier: float = 1.0
+    logits_divisor: float = 1.0
+    logits_cap: float = 0.0
+    fused: bool = False
     stacked: bool = False
 
     @property
@@ -109,6 +125,15 @@ class DecoderConfig:
         """True for each layer that reads through a window."""
         mixers = (layer.mixer for layer in self.layers)
         return tuple(isinstance(m, AttentionConfig) and m.window > 0 for m in mixers)
+
+    @functools.cached_property
+    def ropes(self) -> tuple[int, ...]:
+        """Number of each layer's rotary table among ``parts.attention.ropes``."""
+        known = rotations(self.attentions)
+        mixers = (layer.mixer for layer in self.layers)
+        return tuple(
+            known.index(m.rotation) if isinstance(m, AttentionConfig) else 0 for m in mixers
+        )
 
     def matrices(self) -> dict[str, list[Matrix]]:
         """Every matrix that may have an adapter, by name, of each layer that has it."""
@@ -146,34 +171,71 @@ class DecoderConfig:
 
 
 class Block(nnx.Module):
-    """A mixer and an mlp, each with a norm before it, or one on either side."""
+    """A mixer and an mlp, each with a norm before it, behind it, or both."""
 
-    def __init__(self, config: LayerConfig, d_model: int, post_norms: bool, make: Make):
-        self.attn_norm, self.mlp_norm = make.norm(d_model), make.norm(d_model)
-        self.attn_post_norm = make.norm(d_model) if post_norms else None
-        self.mlp_post_norm = make.norm(d_model) if post_norms else None
-        self.mixer, self.mlp = config.mixer.build(make), config.mlp.build(make)
+    def __init__(self, layer: LayerConfig, c: DecoderConfig, make: Make):
+        def norm(there: bool) -> RMSNorm | None:
+            return make.norm(c.d_model) if there else None
+
+        self.attn_norm, self.mlp_norm = norm(c.pre_norms), norm(c.pre_norms)
+        self.attn_post_norm, self.mlp_post_norm = norm(c.post_norms), norm(c.post_norms)
+        self.mixer, self.mlp = layer.mixer.build(make), layer.mlp.build(make)
+        self.multiplier = c.residual_multiplier
 
     def __call__(
         self,
         layer: Layer,
         x_BTD: Array,
-        ropes: PerLayerKind,
+        ropes: Ropes,
         adapters: LayerAdapters,
         cache: Any,
         attend: Attend,
     ) -> tuple[Array, Any]:
         """Computes the block's output, and what the mixer keeps."""
         with jax.named_scope("attention"):
-            h = self.attn_norm(x_BTD)
+            h = _normalised(x_BTD, self.attn_norm)
             out, kept = self.mixer(h, layer, ropes, adapters, cache, attend)
-            x_BTD = x_BTD + (out if self.attn_post_norm is None else self.attn_post_norm(out))
+            x_BTD = self._add(x_BTD, _normalised(out, self.attn_post_norm))
         with jax.named_scope("mlp"):
-            out = self.mlp(self.mlp_norm(x_BTD), adapters)
-            return x_BTD + (out if self.mlp_post_norm is None else self.mlp_post_norm(out)), kept
+            out = self.mlp(_normalised(x_BTD, self.mlp_norm), adapters)
+            return self._add(x_BTD, _normalised(out, self.mlp_post_norm)), kept
+
+    def _add(self, x_BTD: Array, out_BTD: Array) -> Array:
+        return x_BTD + (out_BTD if self.multiplier == 1 else out_BTD * self.multiplier)
+
+
+def _normalised(x: Array, norm: RMSNorm | None) -> Array:
+    return x if norm is None else norm(x)
 
 
 _VOCABULARY = ("vocabulary", "model")
+
+
+@functools.partial(
+    jax.tree_util.register_dataclass,
+    data_fields=["matrix_VD"],
+    meta_fields=["divisor", "cap"],
+)
+@dataclasses.dataclass(frozen=True)
+class Vocabulary:
+    """Matrix from hidden states to logits: cap · tanh(W h / divisor / cap).
+
+    Attributes:
+        cap: 0 for none.
+    """
+
+    matrix_VD: Array
+    divisor: float = 1.0
+    cap: float = 0.0
+
+    def products(self, hidden: Array) -> Array:
+        """``[..., D] -> float32 [..., V]``."""
+        return product(hidden, self.matrix_VD).astype(jnp.float32)
+
+    def finish(self, products: Array) -> Array:
+        """Logits of these products."""
+        divided = products if self.divisor == 1 else products / self.divisor
+        return soft_cap(divided, self.cap)
 
 
 class Embed(nnx.Module):
@@ -207,7 +269,7 @@ class Decoder(nnx.Module):
         self.remat: Remat = remat
         self.embed = Embed(c, dtype=dtype, rngs=rngs)
         make = Make(c.norm_eps, c.norm_offset, dtype, rngs)
-        blocks = [Block(layer, c.d_model, c.post_norms, make) for layer in c.layers]
+        blocks = [Block(layer, c, make) for layer in c.layers]
         self.layers = _stack(blocks) if c.stacked else nnx.List(blocks)
         self.final_norm: RMSNorm = make.norm(c.d_model)
         vocabulary = Matrix(c.d_model, c.vocab_size, _VOCABULARY)
@@ -228,8 +290,8 @@ class Decoder(nnx.Module):
             cache: what the mixers read and write; None in a pass over whole rows.
         """
         x_BTD = self.embed.embedding[...][tokens_BT]
-        if self.config.scale_embeddings:
-            x_BTD = x_BTD * jnp.asarray(self.config.d_model**0.5, x_BTD.dtype)
+        if self.config.embedding_multiplier != 1:
+            x_BTD = x_BTD * jnp.asarray(self.config.embedding_multiplier, x_BTD.dtype)
         rope = ropes(self.config.attentions, positions_BT)
 
         def run(graphdef: Any, layer: Layer, weights: Base, *args: Any) -> tuple[Array, Any]:
@@ -242,7 +304,7 @@ class Decoder(nnx.Module):
         return self.final_norm(x_BTD), kept
 
     def _unrolled(
-        self, run: Any, x_BTD: Array, rope: PerLayerKind, lora: Any, owners: Any, cache: Any
+        self, run: Any, x_BTD: Array, rope: Ropes, lora: Any, owners: Any, cache: Any
     ) -> tuple[Array, list[Any]]:
         assert isinstance(self.layers, nnx.List)
         kept = []
@@ -253,36 +315,41 @@ class Decoder(nnx.Module):
                 graphdef, weights = nnx.split(block)
                 adapters = LayerAdapters(lora.of(i, self.config) if lora else {}, owners)
                 own = None if cache is None else cache[i]
-                layer = Layer(slides=self.config.sliding[i])
+                layer = Layer(slides=self.config.sliding[i], rope=self.config.ropes[i])
                 x_BTD, new = run(graphdef, layer, weights, x_BTD, rope, adapters, own)
                 kept.append(new)
         return x_BTD, kept
 
     def _scanned(
-        self, run: Any, x_BTD: Array, rope: PerLayerKind, lora: Any, owners: Any, cache: Any
+        self, run: Any, x_BTD: Array, rope: Ropes, lora: Any, owners: Any, cache: Any
     ) -> tuple[Array, Any]:
         """Passes the cache from layer to layer, so that it is written in place."""
         graphdef, weights = nnx.split(self.layers)
-        sliding = self.config.sliding
-        slides_L = jnp.asarray(sliding) if len(set(sliding)) == 2 else None
+        sliding, tables = self.config.sliding, self.config.ropes
+        slides_L, rope_L = (jnp.asarray(x) if len({*x}) > 1 else None for x in (sliding, tables))
 
         def block(carried: Any, each: Any) -> tuple[Any, Any]:
-            (x_BTD, cache), (i, slides, weights, adapters) = carried, each
-            layer = Layer(i, sliding[0] if slides is None else slides)
+            (x_BTD, cache), (i, slides, table, weights, adapters) = carried, each
+            layer = Layer(
+                i,
+                sliding[0] if slides is None else slides,
+                tables[0] if table is None else table,
+            )
             own = LayerAdapters(adapters, owners)
             x_BTD, kept = run(graphdef, layer, weights, x_BTD, rope, own, cache)
             return ((x_BTD, None), kept) if cache is None else ((x_BTD, kept), None)
 
         with jax.named_scope("layers"):
             adapters = lora.layers if lora else {}
-            each = jnp.arange(self.config.n_layers), slides_L, weights, adapters
+            each = jnp.arange(self.config.n_layers), slides_L, rope_L, weights, adapters
             (x_BTD, cache), new = jax.lax.scan(block, (x_BTD, cache), each)
         return x_BTD, new if cache is None else cache
 
     @property
-    def vocabulary(self) -> Array:
-        """Matrix ``[V, D]`` from hidden states to logits."""
-        return (self.embed.embedding if self.lm_head is None else self.lm_head.kernel)[...]
+    def vocabulary(self) -> Vocabulary:
+        """From hidden states to logits."""
+        matrix = (self.embed.embedding if self.lm_head is None else self.lm_head.kernel)[...]
+        return Vocabulary(matrix, self.config.logits_divisor, self.config.logits_cap)
 
 
 def _stack(blocks: list[Block]) -> Block:
@@ -321,13 +388,13 @@ def project(graphdef: Any, base: Base, hidden: Array) -> Array:
     return logits(hidden, vocabulary(graphdef, base))
 
 
-def vocabulary(graphdef: Any, base: Base) -> Array:
-    """Matrix ``[V, D]`` from hidden states to logits."""
+def vocabulary(graphdef: Any, base: Base) -> Vocabulary:
+    """From hidden states to logits."""
     decoder: Decoder = nnx.merge(graphdef, base)
     return decoder.vocabulary
 
 
-def logits(hidden: Array, vocabulary_VD: Array) -> Array:
+def logits(hidden: Array, vocabulary: Vocabulary) -> Array:
     """``[..., D] -> float32 [..., V]``."""
     with jax.named_scope("vocabulary"):
-        return product(hidden, vocabulary_VD).astype(jnp.float32)
+        return vocabulary.finish(vocabulary.products(hidden))

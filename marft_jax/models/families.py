@@ -18,7 +18,7 @@ from marft_jax.models.ops.products import Activation
 from marft_jax.models.parts.attention import AttentionConfig
 from marft_jax.models.parts.dense import DenseConfig
 from marft_jax.models.parts.experts import ExpertsConfig
-from marft_jax.models.rope import rope_settings
+from marft_jax.models.rope import NO_ROTATION, rope_settings
 
 PARTS = (AttentionConfig, DenseConfig, ExpertsConfig)
 """Every part that a family may have."""
@@ -40,7 +40,9 @@ def dense(
     window: int = 0,
     sliding: Sequence[bool] = (),
     local_rope_theta: float | None = None,
+    rotated: Sequence[bool] = (),
     activation: Activation = "silu",
+    scale_embeddings: bool = False,
     **others: Any,
 ) -> DecoderConfig:
     """Decoder whose layers are attention and a dense mlp.
@@ -49,15 +51,22 @@ def dense(
         window: positions that sliding layers read.
         sliding: for each layer, whether it slides; by default none does.
         local_rope_theta: rotary base of sliding layers, which then have no scaling.
+        rotated: for each layer, whether it rotates queries and keys; by default all do.
+        scale_embeddings: embeddings are multiplied by √d_model.
         others: further fields of ``AttentionConfig`` and of ``DecoderConfig``.
     """
+    if scale_embeddings:
+        others["embedding_multiplier"] = d_model**0.5
     mixing = {name: others.pop(name) for name in _ATTENTION & set(others)}
     full = AttentionConfig(d_model, n_heads, n_kv_heads, head_dim, **mixing)
     narrow = dataclasses.replace(full, window=window)
     if local_rope_theta is not None:
         narrow = dataclasses.replace(narrow, rope_theta=local_rope_theta, rope_scaling=None)
     mlp = DenseConfig(d_model, d_ff, activation)
-    mixers = (narrow if slides else full for slides in sliding or [False] * n_layers)
+    mixers = [narrow if slides else full for slides in sliding or [False] * n_layers]
+    for i, rotates in enumerate(rotated):
+        if not rotates:
+            mixers[i] = dataclasses.replace(mixers[i], rope_theta=1e4, rope_scaling=NO_ROTATION)
     layers = tuple(LayerConfig(mixer, mlp) for mixer in mixers)
     return DecoderConfig(vocab_size, d_model, layers, max_position, **others)
 
@@ -88,8 +97,8 @@ def with_experts(
     return dataclasses.replace(config, layers=layers)
 
 
-SOFT_CAPS = ("attn_logit_softcapping", "final_logit_softcapping")
-"""Settings of Gemma 2 that the decoder lacks."""
+SOFT_CAPS = {"attn_logit_softcapping": "cap", "final_logit_softcapping": "logits_cap"}
+"""Settings of Gemma 2 in config.json and in GGUF, and here."""
 
 
 class Family(NamedTuple):
@@ -100,6 +109,7 @@ class Family(NamedTuple):
         qkv_bias, o_bias: always, never, or as ``attention_bias`` says (None).
         slides: (config.json, index of a layer) to whether the layer slides, where ``layer_types``
             is missing; None for a family without windows.
+        local_rope: layers that slide do not scale their rotary positions.
         traits: arguments of ``build`` that all models of the family have.
         build: makes the parts of every layer.
         more: (config.json, its source) to further arguments of ``build``.
@@ -109,6 +119,7 @@ class Family(NamedTuple):
     qkv_bias: bool | None = None
     o_bias: bool | None = None
     slides: Callable[[Mapping[str, Any], int], bool] | None = None
+    local_rope: bool = False
     traits: Mapping[str, Any] = {}
     build: Callable[..., DecoderConfig] = dense
     more: Callable[[Mapping[str, Any], str], dict[str, Any]] = lambda config, source: {}
@@ -141,7 +152,47 @@ def _qwen3_experts(config: Mapping[str, Any], source: str) -> dict[str, Any]:
     }
 
 
+def _gemma2(config: Mapping[str, Any], source: str) -> dict[str, Any]:
+    return {ours: float(config[name] or 0) for name, ours in SOFT_CAPS.items()}
+
+
+def _smollm3(config: Mapping[str, Any], source: str) -> dict[str, Any]:
+    layers, rotated = config["num_hidden_layers"], config.get("no_rope_layers")
+    if rotated is None:
+        every = config["no_rope_layer_interval"]
+        rotated = [(i + 1) % every != 0 for i in range(layers)]
+    if len(rotated) < layers:
+        raise BadInput(
+            f"{source}: expected a number for each of {layers} layers in 'no_rope_layers', "
+            f"got {len(rotated)}"
+        )
+    return {"rotated": rotated[:layers]}
+
+
+def multipliers(
+    attention: float, embedding: float, residual: float, logits: float
+) -> dict[str, Any]:
+    """Granite's factors of scores, embeddings and residuals, and the divisor of logits."""
+    return {
+        "query_pre_attn_scalar": attention**-2,
+        "embedding_multiplier": embedding,
+        "residual_multiplier": residual,
+        "logits_divisor": logits,
+    }
+
+
+def _granite(config: Mapping[str, Any], source: str) -> dict[str, Any]:
+    names = "attention_multiplier", "embedding_multiplier", "residual_multiplier", "logits_scaling"
+    return multipliers(*(float(config.get(name, 1)) for name in names))
+
+
 _QWEN = {"use_sliding_window": False, "sliding_window": 4096, "max_window_layers": 28}
+_GEMMA_TRAITS = {
+    "activation": "gelu_pytorch_tanh",
+    "post_norms": True,
+    "norm_offset": True,
+    "scale_embeddings": True,
+}
 _GEMMA3 = Family(
     {
         "vocab_size": 262208,
@@ -161,23 +212,52 @@ _GEMMA3 = Family(
         "tie_word_embeddings": True,
     },
     slides=_all_but_every,
-    traits={
-        "qk_norm": True,
-        "activation": "gelu_pytorch_tanh",
-        "post_norms": True,
-        "norm_offset": True,
-        "scale_embeddings": True,
-    },
+    traits={"qk_norm": True, **_GEMMA_TRAITS},
 )
+_GEMMA2 = Family(
+    {
+        "hidden_activation": "gelu_pytorch_tanh",
+        "query_pre_attn_scalar": 256,
+        "head_dim": 256,
+        "sliding_window": 4096,
+        "sliding_window_pattern": 2,
+        "attn_logit_softcapping": 50.0,
+        "final_logit_softcapping": 30.0,
+        "tie_word_embeddings": True,
+    },
+    slides=_all_but_every,
+    traits=_GEMMA_TRAITS,
+    more=_gemma2,
+)
+
+_MISTRAL = Family(
+    {"sliding_window": 4096, "num_key_value_heads": 8},
+    qkv_bias=False,
+    o_bias=False,
+    slides=lambda config, layer: True,
+)
+_OLMO = {"pre_norms": False, "post_norms": True, "qk_norm": True, "wide_norm": True}
 
 FAMILIES = {
     "LlamaForCausalLM": Family({}),
-    "MistralForCausalLM": Family(
-        {"sliding_window": 4096, "num_key_value_heads": 8},
-        qkv_bias=False,
-        o_bias=False,
-        slides=lambda config, layer: True,
+    "MistralForCausalLM": _MISTRAL,
+    "Ministral3ForCausalLM": _MISTRAL._replace(
+        defaults={
+            "head_dim": 128,
+            "num_key_value_heads": 8,
+            "rms_norm_eps": 1e-5,
+            "rope_parameters": {
+                "rope_type": "yarn",
+                "rope_theta": 1e6,
+                "factor": 16.0,
+                "original_max_position_embeddings": 16384,
+                "mscale": 1.0,
+                "mscale_all_dim": 1.0,
+                "llama_4_scaling_beta": 0.1,
+            },
+        },
     ),
+    "Mistral3ForConditionalGeneration": _MISTRAL,  # unless its text_config names another
     "Qwen2ForCausalLM": Family(_QWEN, qkv_bias=True, o_bias=False, slides=_late),
     "Qwen3ForCausalLM": Family({**_QWEN, "head_dim": 128}, slides=_late, traits={"qk_norm": True}),
     "Qwen3MoeForCausalLM": Family(
@@ -191,6 +271,25 @@ FAMILIES = {
         build=with_experts,
         more=_qwen3_experts,
     ),
+    "SmolLM3ForCausalLM": Family(
+        {"rope_theta": 2e6, "no_rope_layer_interval": 4, "tie_word_embeddings": True},
+        more=_smollm3,
+    ),
+    "GraniteForCausalLM": Family({}, more=_granite),
+    "Olmo2ForCausalLM": Family({"rms_norm_eps": 1e-5}, traits=_OLMO),
+    "Olmo3ForCausalLM": Family(
+        {
+            "rms_norm_eps": 1e-5,
+            "rope_theta": 5e5,
+            "sliding_window": 4096,
+            "sliding_window_pattern": 4,
+        },
+        slides=_all_but_every,
+        local_rope=True,
+        traits=_OLMO,
+    ),
+    "Phi3ForCausalLM": _MISTRAL._replace(defaults={"rms_norm_eps": 1e-5}, traits={"fused": True}),
+    "Gemma2ForCausalLM": _GEMMA2,
     "Gemma3ForCausalLM": _GEMMA3,
     "Gemma3ForConditionalGeneration": _GEMMA3,  # its text_config
 }
@@ -208,11 +307,12 @@ _NUMBERS = (
 """Sizes here, in config.json and in GGUF, and the largest: a decoder is laid out before its tensors
 are found."""
 
-_MODEL_TYPES = {
+_MODEL_TYPES: dict[str | None, str] = {
     **{name.removesuffix("ForCausalLM").lower(): name for name in FAMILIES},
     "qwen3_moe": "Qwen3MoeForCausalLM",
     "gemma3_text": "Gemma3ForCausalLM",
     "gemma3": "Gemma3ForConditionalGeneration",
+    "mistral3": "Mistral3ForConditionalGeneration",
 }
 
 
@@ -233,23 +333,24 @@ def read_config(config: Mapping[str, Any], source: str) -> DecoderConfig:
         config = {**family.defaults, **config, **config.get("text_config", {})}
         _refuse_unsupported(name, config, source)
         bias = bool(config.get("attention_bias", False))
-        theta, scaling, local = rope_settings(config, source)
+        rope = rope_settings(config, source)
+        local = rope.theta if family.local_rope and not rope.local_theta else rope.local_theta
         found = sizes(config.get, "hf", source)
-        return built(
-            family,
-            source,
-            **found,
-            **windows(family, config, found, local, source),
-            norm_eps=float(config.get("rms_norm_eps", 1e-6)),
-            rope_theta=theta,
-            rope_scaling=scaling,
-            tie_embeddings=bool(config.get("tie_word_embeddings", False)),
-            qkv_bias=bias if family.qkv_bias is None else family.qkv_bias,
-            o_bias=bias if family.o_bias is None else family.o_bias,
-            local_rope_theta=local,
-            query_pre_attn_scalar=config.get("query_pre_attn_scalar"),
-            **family.more(config, source),
-        )
+        settings = found | windows(family, config, found, local, source)
+        settings |= {
+            "norm_eps": float(config.get("rms_norm_eps", 1e-6)),
+            "rope_theta": rope.theta,
+            "rope_scaling": rope.scaling,
+            "rotary_channels": 0 if rope.share == 1 else int(found["head_dim"] * rope.share),
+            "tie_embeddings": bool(config.get("tie_word_embeddings", False)),
+            "qkv_bias": bias if family.qkv_bias is None else family.qkv_bias,
+            "o_bias": bias if family.o_bias is None else family.o_bias,
+            "local_rope_theta": local,
+            "query_pre_attn_scalar": config.get("query_pre_attn_scalar"),
+        }
+        if rope.scaling and rope.scaling.kind == "longrope":
+            settings["max_position"] = rope.scaling.original_max_position
+        return built(family, source, **settings | family.more(config, source))
 
 
 def sizes(get: Callable[[str], Any], spelling: Spelling, source: str) -> dict[str, int]:
@@ -302,6 +403,13 @@ def built(family: Family, source: str, **settings: Any) -> DecoderConfig:
     """
     theta, eps = settings["rope_theta"], settings["norm_eps"]
     local, scalar = settings["local_rope_theta"], settings["query_pre_attn_scalar"]
+    channels = settings.get("rotary_channels") or settings["head_dim"]
+    divisors = getattr(settings["rope_scaling"], "divisors", ())
+    if channels % 2 or (divisors and len(divisors) != channels // 2):
+        raise BadInput(
+            f"{source}: expected an even number of rotated channels and a divisor for each two of "
+            f"them, got {channels} and {len(divisors)}"
+        )
     positive = [theta, *(x for x in (local, scalar) if x is not None)]
     if not (math.isfinite(eps) and all(0 < x < math.inf for x in positive)):
         raise BadInput(
@@ -322,12 +430,21 @@ def sizes_of(config: DecoderConfig) -> dict[str, int]:
 def _architecture(config: Mapping[str, Any], source: str) -> str:
     name = next(iter(config.get("architectures") or []), None)
     name = name or _MODEL_TYPES.get(config.get("model_type", ""))
+    if name in FAMILIES and "text_config" in config:
+        name = _MODEL_TYPES.get(config["text_config"].get("model_type"), name)
     if name not in FAMILIES:
         raise BadInput(
             f"{source}: architecture {name or config.get('model_type')!r} is not supported; "
             f"supported: {', '.join(FAMILIES)}"
         )
     return name
+
+
+def text_settings(config: Mapping[str, Any]) -> dict[str, Any]:
+    """config.json of the text model of a model of text and images; empty if it has no name."""
+    text = config["text_config"]
+    name = _MODEL_TYPES.get(text.get("model_type"))
+    return {**text, "architectures": [name]} if name else {}
 
 
 def _refuse_unsupported(name: str, config: Mapping[str, Any], source: str) -> None:
@@ -347,7 +464,7 @@ def _refuse_unsupported(name: str, config: Mapping[str, Any], source: str) -> No
             "full_attention and sliding_attention" if slides else "full_attention only",
         ),
         "use_bidirectional_attention": (both_ways, "false"),
-        **{key: (config.get(key), "null") for key in SOFT_CAPS},
+        **{key: (config.get(key), "null") for key in SOFT_CAPS if key not in family.defaults},
     }
     refuse(name, refused, lambda key: str(config.get(key)), source)
 

@@ -25,7 +25,7 @@ _NORMS = {
     "mlp_norm": Names("post_attention_layernorm", "ffn_norm"),
     "mlp_post_norm": Names("post_feedforward_layernorm", "post_ffw_norm"),
 }
-_WITH_POST_NORMS = {**_NORMS, "mlp_norm": Names("pre_feedforward_layernorm", "ffn_norm")}
+_AROUND = {**_NORMS, "mlp_norm": Names("pre_feedforward_layernorm", "ffn_norm")}
 _LAYER: dict[Spelling, str] = {"hf": "model.layers", "gguf": "blk"}
 
 
@@ -44,7 +44,7 @@ def source_name(config: DecoderConfig, path: str, spelling: Spelling) -> str:
         return f"{getattr(_WHOLE[modules[0]], spelling)}.{suffix}"
     layer = config.layers[int(modules[1])]
     if len(modules) == 3:
-        norms = _WITH_POST_NORMS if config.post_norms else _NORMS
+        norms = _AROUND if config.pre_norms and config.post_norms else _NORMS
         names = norms[modules[2]]
     else:
         part = layer.mixer if modules[2] == "mixer" else layer.mlp

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any, Literal, NamedTuple
 
@@ -14,20 +15,43 @@ from marft_jax.models.ops.remat import once
 
 
 class RopeScaling(NamedTuple):
-    """Rotary frequencies stretched for long contexts (Llama 3.1, section 3.4.2 of its report)."""
+    """Rotary frequencies stretched for long contexts.
 
-    kind: Literal["linear", "llama3"]
+    ``llama3`` is section 3.4.2 of Llama 3.1's report, ``yarn`` is Peng et al. 2023, ``longrope`` is
+    Ding et al. 2024. ``none`` turns rotation off.
+
+    Attributes:
+        low_freq_factor, high_freq_factor: turns within ``original_max_position`` below which a
+            frequency is stretched, and above which it is kept (YaRN: beta_slow and beta_fast).
+        magnitude: factor of rotated queries and keys.
+        whole_channels: YaRN's blending begins and ends at whole channels.
+        query_beta: β of the factor 1 + β ln(1 + ⌊position / original_max_position⌋) of queries.
+        divisors: of each frequency (LongRoPE).
+    """
+
+    kind: Literal["linear", "llama3", "yarn", "longrope", "none"]
     factor: float
     low_freq_factor: float = 1.0
     high_freq_factor: float = 4.0
     original_max_position: int = 8192
+    magnitude: float = 1.0
+    whole_channels: bool = True
+    query_beta: float = 0.0
+    divisors: tuple[float, ...] = ()
+
+
+NO_ROTATION = RopeScaling("none", 1.0)
 
 
 class Rope(NamedTuple):
-    """Cosines and signed sines of the rotation, ``float32 [rows, 1, tokens, channels]``."""
+    """Cosines and signed sines of the rotation, ``float32 [rows, 1, tokens, channels]``.
+
+    ``query_scale [rows, 1, tokens, 1]`` multiplies queries; None for 1.
+    """
 
     cos: Array
     sin: Array
+    query_scale: Array | None = None
 
 
 def rope_tables(
@@ -40,39 +64,84 @@ def rope_tables(
     inverse = jnp.asarray(inverse, jnp.float32)[None, None, None, :]
     angles = positions_BT.astype(jnp.float32)[:, None, :, None] * inverse
     cos, sin = jnp.cos(angles), jnp.sin(angles)
+    if scaling is not None and scaling.magnitude != 1:
+        cos, sin = cos * scaling.magnitude, sin * scaling.magnitude
     both = jnp.concatenate([cos, cos], axis=-1), jnp.concatenate([-sin, sin], axis=-1)
-    return Rope(*once(both))
+    if scaling is None or not scaling.query_beta:
+        return Rope(*once(both))
+    times = jnp.log1p(positions_BT // scaling.original_max_position) * scaling.query_beta
+    return Rope(*once((*both, 1 + times[:, None, :, None])))
 
 
 def _stretch(inverse: np.ndarray, scaling: RopeScaling) -> np.ndarray:
     """Divides slow frequencies by the factor, keeps fast ones and blends those between."""
+    if scaling.kind == "none":
+        return 0 * inverse
     if scaling.kind == "linear":
         return inverse / scaling.factor
+    if scaling.kind == "longrope":
+        return inverse / np.asarray(scaling.divisors)
     turns = scaling.original_max_position * inverse / (2 * np.pi)
     low, high = scaling.low_freq_factor, scaling.high_freq_factor
-    keep = np.clip((turns - low) / (high - low), 0.0, 1.0)
+    if scaling.kind == "llama3":
+        keep = np.clip((turns - low) / (high - low), 0.0, 1.0)
+    else:
+        keep = _kept_by_yarn(turns, low, high, scaling.whole_channels)
     return inverse * (keep + (1 - keep) / scaling.factor)
 
 
-def rotate(x_BHTC: Array, rope: Rope, scale: float = 1.0) -> Array:
-    """Rotates channel pairs (i, i + C/2), the Hugging Face layout; then multiplies by ``scale``."""
-    x = x_BHTC.astype(jnp.float32)
-    rotated = x * rope.cos + jnp.roll(x, x.shape[-1] // 2, axis=-1) * rope.sin
-    rotated = rotated if scale == 1 else rotated * scale
+def _kept_by_yarn(turns: np.ndarray, low: float, high: float, whole: bool) -> np.ndarray:
+    """Shares of frequencies that are kept: a ramp over channels, from 1 at ``high`` turns to 0 at
+    ``low``."""
+    per_channel = np.log(turns[0] / turns[1])
+    first, last = (np.log(turns[0] / n) / per_channel for n in (high, low))
+    if whole:
+        first, last = np.floor(first), np.ceil(last)
+    first, last = max(first, 0.0), min(last, 2 * len(turns) - 1.0)
+    return 1 - np.clip((np.arange(len(turns)) - first) / (last - first or 0.001), 0.0, 1.0)
+
+
+def rotate(x_BHTC: Array, rope: Rope, scale: float | Array = 1.0) -> Array:
+    """Rotates channel pairs (i, i + R/2) of the first R channels, the Hugging Face layout, where R
+    is the width of the tables; then multiplies by ``scale``."""
+    x, r = x_BHTC.astype(jnp.float32), rope.cos.shape[-1]
+    turned, rest = (x, None) if r == x.shape[-1] else (x[..., :r], x[..., r:])
+    rotated = turned * rope.cos + jnp.roll(turned, r // 2, axis=-1) * rope.sin
+    rotated = rotated if rest is None else jnp.concatenate([rotated, rest], axis=-1)
+    rotated = rotated if isinstance(scale, float) and scale == 1 else rotated * scale
     return rotated.astype(x_BHTC.dtype)
 
 
-def rope_settings(
-    config: Mapping[str, Any], source: str
-) -> tuple[float, RopeScaling | None, float | None]:
-    """Reads theta and scaling of full layers, and theta of layers that slide where it differs.
+class RopeSettings(NamedTuple):
+    """Rotary settings of config.json.
+
+    Attributes:
+        local_theta: theta of layers that slide, which then have no scaling; None where it is that
+            of the others.
+        share: of a head's channels that are rotated.
+    """
+
+    theta: float
+    scaling: RopeScaling | None
+    local_theta: float | None
+    share: float
+
+
+def rope_settings(config: Mapping[str, Any], source: str) -> RopeSettings:
+    """Reads the rotary settings.
 
     Raises:
         BadInput: settings that contradict each other, or that the decoder does not have.
     """
     rope = _full_rope(config, source)
     local = _local_theta(config, source)
-    return float(rope.get("rope_theta", 1e4)), _rope_scaling(rope, config, source), local
+    share = float(rope["partial_rotary_factor"])
+    if not 0 < share <= 1:
+        raise BadInput(
+            f"{source}: expected a partial_rotary_factor above 0 and up to 1, got {share:g}"
+        )
+    theta = float(rope.get("rope_theta", 1e4))
+    return RopeSettings(theta, _rope_scaling(rope, config, source), local, share)
 
 
 def _full_rope(config: Mapping[str, Any], source: str) -> Mapping[str, Any]:
@@ -110,21 +179,66 @@ def _rope_scaling(
     rope: Mapping[str, Any], config: Mapping[str, Any], source: str
 ) -> RopeScaling | None:
     kind = rope.get("rope_type", "default")
-    if rope["partial_rotary_factor"] != 1 or kind not in ("default", "linear", "llama3"):
-        shown = f"type {kind!r}, partial_rotary_factor {rope['partial_rotary_factor']}"
-        raise BadInput(
-            f"{source}: rotary embedding of {shown} is not supported; "
-            "supported: types default, linear, llama3 over whole heads"
-        )
+    kind = "longrope" if "short_factor" in rope else kind  # which Phi also calls su and yarn
     if kind == "default":
         return None
+    if kind not in _SCALINGS:
+        raise BadInput(
+            f"{source}: rotary embedding of type {kind!r} is not supported; "
+            f"supported: types default, {', '.join(_SCALINGS)}"
+        )
+    long = config.get("max_position_embeddings")
+    original = config.get("original_max_position_embeddings")
+    original = original or rope.get("original_max_position_embeddings") or long
     try:
-        factor = float(rope["factor"])
-        if kind == "linear":
-            return RopeScaling("linear", factor)
-        low, high = float(rope["low_freq_factor"]), float(rope["high_freq_factor"])
-        original = rope.get("original_max_position_embeddings")
-        original = int(original or config["max_position_embeddings"])
-        return RopeScaling("llama3", factor, low, high, original)
-    except (KeyError, TypeError, ValueError) as error:
+        return _SCALINGS[kind](rope, original, long)
+    except (KeyError, TypeError, ValueError, ArithmeticError) as error:
         raise BadInput(f"{source}: rope scaling {kind!r} lacks a usable {error}") from error
+
+
+def _linear(rope: Mapping[str, Any], original: Any, long: Any) -> RopeScaling:
+    return RopeScaling("linear", float(rope["factor"]))
+
+
+def _llama3(rope: Mapping[str, Any], original: Any, long: Any) -> RopeScaling:
+    low, high = float(rope["low_freq_factor"]), float(rope["high_freq_factor"])
+    return RopeScaling("llama3", float(rope["factor"]), low, high, int(original))
+
+
+def _yarn(rope: Mapping[str, Any], original: Any, long: Any) -> RopeScaling:
+    factor, magnitude = float(rope["factor"]), rope.get("attention_factor")
+
+    def grown(by: float) -> float:
+        return 1 + 0.1 * by * math.log(factor) if factor > 1 else 1.0
+
+    if magnitude is None:
+        both = rope.get("mscale"), rope.get("mscale_all_dim")
+        magnitude = grown(both[0]) / grown(both[1]) if all(both) else grown(1)
+    return RopeScaling(
+        "yarn",
+        factor,
+        float(rope.get("beta_slow") or 1),
+        float(rope.get("beta_fast") or 32),
+        int(original),
+        float(magnitude),
+        bool(rope.get("truncate", True)),
+        float(rope.get("llama_4_scaling_beta") or 0),
+    )
+
+
+def _longrope(rope: Mapping[str, Any], original: Any, long: Any) -> RopeScaling:
+    """Of positions up to ``original`` alone, which have divisors of their own."""
+    factor, magnitude = float(rope.get("factor") or long / original), rope.get("attention_factor")
+    if magnitude is None:
+        magnitude = math.sqrt(1 + math.log(max(factor, 1)) / math.log(original))
+    divisors = tuple(float(x) for x in rope["short_factor"])
+    return RopeScaling(
+        "longrope",
+        factor,
+        original_max_position=int(original),
+        magnitude=float(magnitude),
+        divisors=divisors,
+    )
+
+
+_SCALINGS = {"linear": _linear, "llama3": _llama3, "yarn": _yarn, "longrope": _longrope}

@@ -21,7 +21,7 @@ from marft_jax.interop import huggingface, peft
 from marft_jax.interop.initial import initial_adapters
 from marft_jax.models import decoder, lora
 from marft_jax.models.decoder import DecoderConfig
-from marft_jax.models.families import FAMILIES, dense, read_config
+from marft_jax.models.families import FAMILIES, dense, multipliers, read_config
 from marft_jax.models.rope import RopeScaling
 from marft_jax.models.tokenizers.tokenizer import ByteTokenizer, from_directory
 from marft_jax.models.weights.load import BaseModel, abstract_decoder, fill, load_base, shapes_of
@@ -42,6 +42,13 @@ VARIANTS = {
         window=4, sliding=(True, False), local_rope_theta=1e4, query_pre_attn_scalar=6,
         **FAMILIES["Gemma3ForCausalLM"].traits,
     ),
+    "gemma2": dense(
+        **SHAPE, tie_embeddings=True, window=4, sliding=(True, False), query_pre_attn_scalar=6,
+        cap=3.0, logits_cap=2.0, **FAMILIES["Gemma2ForCausalLM"].traits,
+    ),
+    "smollm3": dense(**SHAPE, rotated=(False, True)),
+    "granite": dense(**SHAPE, **multipliers(0.25, 3.0, 0.5, 4.0)),
+    "olmo2": dense(**SHAPE, **FAMILIES["Olmo2ForCausalLM"].traits),
 }  # fmt: skip
 TOKENS = np.random.default_rng(0).integers(0, 256, (2, 9))
 RANK, ALPHA = 3, 5.0

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
+import json
+import zlib
+from pathlib import Path
 
 import gguf
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from safetensors.numpy import save_file
 
 from marft_jax.errors import BadInput
 from marft_jax.models import decoder, families
@@ -16,6 +20,7 @@ from marft_jax.models.names import paths_by_name
 from marft_jax.models.rope import RopeScaling
 from marft_jax.models.weights import gguf as gguf_files
 from marft_jax.models.weights import load, safetensors
+from marft_jax.models.weights.layout import layouts
 
 BASE = dict(
     vocab_size=96,
@@ -35,6 +40,7 @@ LLAMA3 = dict(
     original_max_position_embeddings=32,
 )
 LINEAR = dict(rope_theta=1e4, rope_type="linear", factor=2.0)
+YARN = dict(rope_theta=500.0, rope_type="yarn", factor=4.0, original_max_position_embeddings=32)
 VARIANTS = {
     "llama": ("Llama", {}),
     "llama_llama3_rope": ("Llama", dict(rope_parameters=LLAMA3, tie_word_embeddings=True)),
@@ -82,6 +88,47 @@ VARIANTS = {
         dict(num_hidden_layers=3, head_dim=16, sliding_window=5, query_pre_attn_scalar=16,
              sliding_window_pattern=2, rope_scaling=dict(rope_type="linear", factor=8.0)),
     ),
+    "gemma2_gguf": (
+        "Gemma2", dict(head_dim=32, sliding_window=8, query_pre_attn_scalar=32,
+                       attn_logit_softcapping=5.0)
+    ),
+    "gemma2": (
+        "Gemma2",
+        dict(num_hidden_layers=3, head_dim=32, sliding_window=8, query_pre_attn_scalar=24,
+             attn_logit_softcapping=2.0, final_logit_softcapping=3.0),
+    ),
+    "smollm3": ("SmolLM3", dict(num_hidden_layers=4, pad_token_id=None)),
+    "granite": (
+        "Granite",
+        dict(attention_multiplier=0.3, embedding_multiplier=6.0, residual_multiplier=0.3,
+             logits_scaling=4.0, tie_word_embeddings=True),
+    ),
+    "olmo2": ("Olmo2", {}),
+    "olmo3": (
+        "Olmo3",
+        dict(num_hidden_layers=4, sliding_window=8, rope_parameters=dict(
+            full_attention=YARN, sliding_attention=dict(rope_type="default", rope_theta=500.0))),
+    ),
+    "phi3": ("Phi3", dict(rope_parameters=dict(rope_type="default", partial_rotary_factor=0.5,
+                                               rope_theta=1e4), pad_token_id=None)),
+    "phi3_long": (
+        "Phi3",
+        dict(original_max_position_embeddings=64, pad_token_id=None, rope_parameters=dict(
+            rope_type="longrope", rope_theta=1e4, partial_rotary_factor=0.5,
+            short_factor=[1.0, 1.5, 2.0, 2.5], long_factor=[9.0] * 4)),
+    ),
+    "ministral3": (
+        "Ministral3",
+        dict(head_dim=32, rope_parameters=YARN | dict(
+            original_max_position_embeddings=16, mscale=1.0, mscale_all_dim=0.5,
+            llama_4_scaling_beta=0.3)),
+    ),
+    "qwen2_yarn": ("Qwen2", dict(rope_parameters=YARN)),
+    "qwen3_yarn": (
+        "Qwen3",
+        dict(head_dim=32, rope_parameters=YARN | dict(
+            attention_factor=0.9, beta_fast=4.0, truncate=False)),
+    ),
 }  # fmt: skip
 
 
@@ -93,14 +140,18 @@ def reference(variant: str):
     family, settings = VARIANTS[variant]
     kind = getattr(transformers, f"{family}{'Text' if family == 'Gemma3' else ''}Config")
     config = kind(**{**BASE, **settings})
-    torch.manual_seed(0)
     model = getattr(transformers, f"{family}ForCausalLM")(config).float().eval()
     with torch.no_grad():
         for name, parameter in model.named_parameters():
-            spread = 0.5 if parameter.ndim == 1 else 0.15
-            offset = "norm" in name and family != "Gemma3"  # whose scales are stored less 1
-            parameter.copy_(torch.randn_like(parameter) * spread + offset)
+            parameter.copy_(torch.tensor(drawn(name, tuple(parameter.shape), family)))
     return model
+
+
+def drawn(name: str, shape: tuple[int, ...], family: str) -> np.ndarray:
+    """The random tensor of this name."""
+    noise = np.random.default_rng(zlib.crc32(name.encode())).normal(size=shape)
+    offset = "norm" in name and family not in ("Gemma2", "Gemma3")  # scales stored less 1
+    return (noise * (0.5 if len(shape) == 1 else 0.15) + offset).astype(np.float32)
 
 
 def torch_logits(model, tokens: np.ndarray) -> np.ndarray:
@@ -138,6 +189,43 @@ def test_safetensors_give_the_logits_of_transformers(variant, tmp_path):
     np.testing.assert_allclose(ours, torch_logits(model, tokens), atol=2e-4, rtol=1e-4)
 
 
+RECORDED = Path(__file__).with_name("recorded_logits.json")
+"""config.json and some logits of the variants that follow ``gemma2``; see ``record``."""
+
+
+def some_of(logits: np.ndarray) -> np.ndarray:
+    return logits[:, [9, -1], :12]
+
+
+def record() -> None:
+    """Writes transformers' logits: ``python tests/models/test_families.py``, where torch is."""
+    found = {}
+    for variant in [*VARIANTS][[*VARIANTS].index("gemma2") :]:
+        model = reference(variant)
+        logits = some_of(torch_logits(model, some_tokens()))
+        settings = json.loads(model.config.to_json_string())
+        found[variant] = {"config": settings, "logits": logits.astype(float).round(4).tolist()}
+    lines = (f"{json.dumps(name)}: {json.dumps(own)}" for name, own in found.items())
+    RECORDED.write_text("{\n" + ",\n".join(lines) + "\n}\n")
+
+
+@pytest.mark.parametrize("variant", [*VARIANTS][[*VARIANTS].index("gemma2") :])
+def test_logits_are_those_that_transformers_once_computed(variant, tmp_path):
+    """Of the same tensors, without torch."""
+    known = json.loads(RECORDED.read_text())[variant]
+    config = families.read_config(known["config"], "config.json")
+    _, abstract = load.abstract_decoder(config, jnp.float32)
+    shapes, family = load.shapes_of(abstract), VARIANTS[variant][0]
+    tensors = {}
+    for name, layout in layouts(config, shapes).items():
+        tensors[name] = drawn(name, layout.shape(shapes), family)
+    save_file(tensors, tmp_path / "model.safetensors")
+    ours = our_logits(
+        config, lambda shapes: safetensors.read(tmp_path, config, shapes), some_tokens()
+    )
+    np.testing.assert_allclose(some_of(ours), known["logits"], atol=3e-4)
+
+
 def rope_divisors(head_dim: int) -> np.ndarray:
     """What llama.cpp's converter stores for LLAMA3, from the formula in Llama 3.1's release."""
     divisors = []
@@ -151,6 +239,9 @@ def rope_divisors(head_dim: int) -> np.ndarray:
             smooth = (LLAMA3["original_max_position_embeddings"] / wavelength - 1.0) / 3.0
             divisors.append(1 / ((1 - smooth) / LLAMA3["factor"] + smooth))
     return np.array(divisors, np.float32)
+
+
+INTERLEAVED = ("llama", "smollm3", "granite")
 
 
 def write_gguf(path, model, arch: str, kind: str, rope=None) -> None:
@@ -170,10 +261,18 @@ def write_gguf(path, model, arch: str, kind: str, rope=None) -> None:
     writer.add_layer_norm_rms_eps(c.rms_norm_eps)
     rope_settings = c.rope_parameters.get("full_attention", c.rope_parameters)
     writer.add_rope_freq_base(rope_settings["rope_theta"])
-    if arch == "gemma3":
+    if arch.startswith("gemma"):
         writer.add_sliding_window(c.sliding_window)
-        if c._sliding_window_pattern != 6:
-            writer.add_sliding_window_pattern([kind.startswith("s") for kind in c.layer_types])
+    if arch == "gemma3" and c._sliding_window_pattern != 6:
+        writer.add_sliding_window_pattern([kind.startswith("s") for kind in c.layer_types])
+    if arch == "gemma2":
+        writer.add_attn_logit_softcapping(c.attn_logit_softcapping)
+        writer.add_final_logit_softcapping(c.final_logit_softcapping)
+    if arch == "granite":
+        writer.add_attention_scale(c.attention_multiplier)
+        writer.add_embedding_scale(c.embedding_multiplier)
+        writer.add_residual_scale(c.residual_multiplier)
+        writer.add_logit_scale(c.logits_scaling)
     if rope_settings["rope_type"] == "linear":
         writer.add_rope_scaling_type(gguf.RopeScalingType.LINEAR)
         writer.add_rope_scaling_factor(rope_settings["factor"])
@@ -183,9 +282,9 @@ def write_gguf(path, model, arch: str, kind: str, rope=None) -> None:
     names = gguf.get_tensor_name_map(gguf.MODEL_ARCH[arch.upper()], c.num_hidden_layers)
     for name, parameter in model.named_parameters():
         array = parameter.detach().numpy()
-        n = heads.get(name.split(".")[-2]) if arch == "llama" else None
+        n = heads.get(name.split(".")[-2]) if arch in INTERLEAVED else None
         stored = permute(array, n) if n else array
-        offset = arch == "gemma3" and "norm" in name  # the file holds what is multiplied by
+        offset = arch.startswith("gemma") and "norm" in name  # the file holds what is multiplied by
         stored = stored + 1 if offset else stored
         stored_name = names.get_name(name, try_suffixes=(".weight", ".bias"))
         type_ = gguf.GGMLQuantizationType[kind if array.ndim == 2 else "F32"]
@@ -229,6 +328,10 @@ def unpermute(rows, heads):
         ("gemma3_gguf", "F32"),
         ("gemma3_gguf", "Q8_0"),
         ("gemma3_pattern", "F32"),
+        ("gemma2_gguf", "F32"),
+        ("smollm3", "F32"),
+        ("granite", "Q8_0"),
+        ("olmo2", "F32"),
     ],
 )
 def test_gguf_gives_the_logits_of_transformers(variant, kind, tmp_path):
@@ -321,9 +424,9 @@ def test_both_spellings_of_rope_together_are_both_applied(config, theta, scaling
         ({"mlp_bias": True}, "mlp_bias"),
         ({"hidden_act": "gelu"}, "hidden_act 'gelu'"),
         ({"quantization_config": {"quant_method": "gptq"}}, "quantization_config.*gptq"),
-        ({"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}, "'yarn'.*default, linear, llama3"),
+        ({"rope_scaling": {"rope_type": "ntk", "factor": 4.0}}, "'ntk'.*default, linear, llama3"),
         ({"rope_scaling": {"rope_type": "llama3", "factor": 4.0}}, "'llama3' lacks.*low_freq"),
-        ({"partial_rotary_factor": 0.5}, "partial_rotary_factor 0.5"),
+        ({"partial_rotary_factor": 1.5}, "partial_rotary_factor above 0 and up to 1, got 1.5"),
         ({"use_sliding_window": True}, "use_sliding_window 'True'.*supported: false"),
         ({"layer_types": ["sliding_attention"]}, "layer_types.*full_attention only"),
         (MISTRAL | {"sliding_window": 0}, "positive integer for 'sliding_window', got 0"),
@@ -444,3 +547,7 @@ def test_gemma_3_computes_its_formulas(stacked):
     ours = our_logits(config, tensors, tokens)
     for row, expected in zip(ours, tokens, strict=True):
         np.testing.assert_allclose(row, gemma_in_numpy(settings, drawn, expected), atol=2e-4)
+
+
+if __name__ == "__main__":
+    record()

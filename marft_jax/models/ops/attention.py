@@ -18,10 +18,24 @@ class Layer(NamedTuple):
     Attributes:
         number: index where layers are stacked; None for a layer by itself.
         slides: true where attention reads through a window; traced where layers are scanned.
+        rope: number of the rotary table; traced where layers are scanned.
     """
 
     number: Array | None = None
     slides: bool | Array = False
+    rope: int | Array = 0
+
+
+class Scores(NamedTuple):
+    """What becomes of scores before and in their softmax.
+
+    Attributes:
+        cap: c of c tanh(scores / c), for all of them; 0 for none.
+        sinks_H: a score of each query head that has a share of the softmax and no value.
+    """
+
+    cap: float = 0.0
+    sinks_H: Array | None = None
 
 
 class PerLayerKind(NamedTuple):
@@ -42,8 +56,9 @@ class PerLayerKind(NamedTuple):
         return jax.tree.map(lambda a, b: jnp.where(slides, a, b), self.sliding, self.full)
 
 
-Attention = Callable[[Array, KV, bool | Array], Array]
-"""(queries, keys and values, ``Layer.slides``) to context."""
+Attention = Callable[..., Array]
+"""(queries, keys and values, ``Layer.slides``) to context; with a rule for scores if the form is
+``causal_attention``."""
 
 CausalAttention = Callable[[Array, Array, int], Attention]
 """Attention of some rows, in every layer; arguments as of ``masks``."""
@@ -54,22 +69,25 @@ def scaled(q_BHTC: Array) -> Array:
     return (q_BHTC.astype(jnp.float32) * q_BHTC.shape[-1] ** -0.5).astype(q_BHTC.dtype)
 
 
-def attention(q_BHTC: Array, kv: KV, mask_BTS: Array) -> Array:
+def attention(q_BHTC: Array, kv: KV, mask_BTS: Array, rule: Scores | None = None) -> Array:
     """softmax(q kᵀ / √C) v with grouped key-value heads; scores and softmax in float32.
 
     Args:
         q_BHTC: queries, H a multiple of the key-value heads G.
         kv: keys and values of S positions.
         mask_BTS: true where query t may read position s.
+        rule: None for scores as they are.
     """
+    rule = rule or Scores()
     b, h, t, c = q_BHTC.shape
     g = kv.k_BGCT.shape[1]
     grouped = q_BHTC.reshape(b, g, (h // g) * t, c)
     scores = jnp.einsum(
         "bgqc,bgcs->bgqs", grouped, kv.k_BGCT, preferred_element_type=jnp.float32
     ).reshape(b, g, h // g, t, -1)
-    scores = jnp.where(mask_BTS[:, None, None], scores * c**-0.5, -1e30)
-    weights = jax.nn.softmax(scores, axis=-1).astype(kv.v_BGTC.dtype)
+    scores = soft_cap(scores * c**-0.5, rule.cap)
+    scores = jnp.where(mask_BTS[:, None, None], scores, -1e30)
+    weights = _softmax(scores, rule.sinks_H).astype(kv.v_BGTC.dtype)
     context = jnp.einsum(
         "bgqs,bgsc->bgqc",
         weights.reshape(b, g, -1, weights.shape[-1]),
@@ -79,12 +97,26 @@ def attention(q_BHTC: Array, kv: KV, mask_BTS: Array) -> Array:
     return context.reshape(b, h, t, c).astype(q_BHTC.dtype)
 
 
+def soft_cap(x: Array, cap: float) -> Array:
+    """cap · tanh(x / cap); 0 for none (Gemma 2's report, section 2)."""
+    return cap * jnp.tanh(x / cap) if cap else x
+
+
+def _softmax(scores_BGHTS: Array, sinks_H: Array | None) -> Array:
+    if sinks_H is None:
+        return jax.nn.softmax(scores_BGHTS, axis=-1)
+    sinks = sinks_H.astype(jnp.float32).reshape(1, *scores_BGHTS.shape[1:3], 1, 1)
+    top = jnp.maximum(scores_BGHTS.max(-1, keepdims=True), sinks)
+    weights = jnp.exp(scores_BGHTS - top)
+    return weights / (weights.sum(-1, keepdims=True) + jnp.exp(sinks - top))
+
+
 def causal_attention(
     until_BT: Array, positions_BT: Array | None = None, window: int = 0
 ) -> Attention:
     """Attention of whole rows, through ``masks``."""
     by_kind = masks(until_BT, positions_BT, window)
-    return lambda q_BHTC, kv, slides=False: attention(q_BHTC, kv, by_kind.of(slides))
+    return lambda q_BHTC, kv, slides=False, *rule: attention(q_BHTC, kv, by_kind.of(slides), *rule)
 
 
 def masks(

@@ -5,7 +5,9 @@ from __future__ import annotations
 from marft_jax.models.ops.attention import CausalAttention, causal_attention
 
 
-def attention_on(platform: str, heads: int, groups: int, width: int, dtype: str) -> CausalAttention:
+def attention_on(
+    platform: str, heads: int, groups: int, width: int, dtype: str, plain: bool = True
+) -> CausalAttention:
     """The fastest attention of whole rows there.
 
     On a CPU, einsums over a few queries at a time (``pieces``); on a TPU, a kernel of our own
@@ -17,7 +19,10 @@ def attention_on(platform: str, heads: int, groups: int, width: int, dtype: str)
         heads, groups: query heads, and key-value heads.
         width: channels of a head.
         dtype: of queries, keys and values.
+        plain: scores have no rule (``attention.Scores``); only the einsums know rules.
     """
+    if not plain:
+        return causal_attention
     if platform == "cpu":
         from marft_jax.models.ops.pieces import causal_attention_in_pieces
 

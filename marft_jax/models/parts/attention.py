@@ -1,4 +1,4 @@
-"""Attention with grouped key-value heads and rotary positions: the mixer of every family so far."""
+"""Attention with grouped key-value heads and rotary positions."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
 
+import jax
 import jax.numpy as jnp
 from flax import nnx
 from jax import Array
@@ -16,6 +17,7 @@ from marft_jax.models.ops.attention import (
     CausalAttention,
     Layer,
     PerLayerKind,
+    Scores,
     attention,
     in_window,
 )
@@ -24,9 +26,10 @@ from marft_jax.models.ops.remat import keep
 from marft_jax.models.parts.part import LayerAdapters, Make, Matrix, Names
 from marft_jax.models.rope import Rope, RopeScaling, rope_tables, rotate
 
-Attend = Callable[[Array, KV, Any, Layer], tuple[Array, Any]]
-"""(queries, new keys and values, cache, layer) to (context, what the layer keeps). The cache is the
-layer's own, or the stacked cache of all layers where ``layer`` has a number."""
+Attend = Callable[..., tuple[Array, Any]]
+"""(queries, new keys and values, cache, layer, a rule for scores if any) to (context, what the
+layer keeps). The cache is the layer's own, or the stacked cache of all layers where ``layer`` has a
+number."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,6 +39,10 @@ class AttentionConfig:
     Attributes:
         window: positions that a query reads, its own included; 0 for all.
         query_pre_attn_scalar: scores are divided by its square root; None: by √head_dim.
+        rotary_channels: the first channels of a head, which are rotated; 0 for all.
+        wide_norm: with ``qk_norm``, all heads are normalised together.
+        cap: soft cap of scores; 0 for none.
+        sinks: the softmax of each head has a further score, without a value.
     """
 
     d_model: int
@@ -49,6 +56,10 @@ class AttentionConfig:
     qk_norm: bool = False
     query_pre_attn_scalar: float | None = None
     window: int = 0
+    rotary_channels: int = 0
+    wide_norm: bool = False
+    cap: float = 0.0
+    sinks: bool = False
 
     MATRICES: ClassVar[Mapping[str, Names]] = {
         "q": Names("self_attn.q_proj", "attn_q"),
@@ -64,6 +75,16 @@ class AttentionConfig:
     @property
     def heads(self) -> int:
         return self.n_heads
+
+    @property
+    def plain(self) -> bool:
+        """True where scores have no rule (``ops.attention.Scores``)."""
+        return not (self.cap or self.sinks)
+
+    @property
+    def rotation(self) -> tuple[int, float, RopeScaling | None]:
+        """Rotated channels, theta and scaling: what a rotary table depends on."""
+        return self.rotary_channels or self.head_dim, self.rope_theta, self.rope_scaling
 
     def matrices(self) -> dict[str, Matrix]:
         def heads(n: int, rotated: bool) -> Matrix:
@@ -99,44 +120,71 @@ class Attention(nnx.Module):
     def __init__(self, config: AttentionConfig, make: Make):
         self.config = config
         self.q, self.k, self.v, self.o = make.linears(config)
-        self.q_norm = make.norm(config.head_dim) if config.qk_norm else None
-        self.k_norm = make.norm(config.head_dim) if config.qk_norm else None
+        widths = [n if config.wide_norm else 1 for n in (config.n_heads, config.n_kv_heads)]
+        norms = (make.norm(n * config.head_dim) if config.qk_norm else None for n in widths)
+        self.q_norm, self.k_norm = norms
+        sinks = jnp.zeros((config.n_heads,), make.dtype)
+        self.sinks = nnx.Param(sinks, axes=("heads",)) if config.sinks else None
 
     def __call__(
         self,
         x_BTD: Array,
         layer: Layer,
-        ropes: PerLayerKind,
+        ropes: Ropes,
         adapters: LayerAdapters,
         cache: Any,
         attend: Attend,
     ) -> tuple[Array, Any]:
         """Computes the output, and the keys and values that ``attend`` keeps."""
         c = self.config
-        q = self._heads(self.q(x_BTD, adapters), c.n_heads)
-        k = self._heads(self.k(x_BTD, adapters), c.n_kv_heads)
-        v = self._heads(self.v(x_BTD, adapters), c.n_kv_heads)
-        if self.q_norm is not None and self.k_norm is not None:
-            q, k = self.q_norm(q), self.k_norm(k)
-        rope: Rope = ropes.of(layer.slides)
+        q, k, v = (linear(x_BTD, adapters) for linear in (self.q, self.k, self.v))
+        if c.wide_norm:
+            q, k = self._normalised(q, k)
+        q = self._heads(q, c.n_heads)
+        k, v = (self._heads(x, c.n_kv_heads) for x in (k, v))
+        if not c.wide_norm:
+            q, k = self._normalised(q, k)
+        rope = rope_of(ropes, layer.rope)
         scale = (c.head_dim / (c.query_pre_attn_scalar or c.head_dim)) ** 0.5
+        scale = scale if rope.query_scale is None else scale * rope.query_scale
         q, k = rotate(q, rope, scale), rotate(k, rope).swapaxes(2, 3)
         q, k, v = (keep(x) for x in (q, k, v))
-        context_BHTC, kept = attend(q, KV(k, v), cache, layer)
+        sinks_H = None if self.sinks is None else self.sinks[...]
+        rule = () if c.plain else (Scores(c.cap, sinks_H),)
+        context_BHTC, kept = attend(q, KV(k, v), cache, layer, *rule)
         b, _, t, _ = context_BHTC.shape
         merged = context_BHTC.transpose(0, 2, 1, 3).reshape(b, t, -1)
         return keep(self.o(merged, adapters)), kept
+
+    def _normalised(self, q: Array, k: Array) -> tuple[Array, Array]:
+        if self.q_norm is None or self.k_norm is None:
+            return q, k
+        return self.q_norm(q), self.k_norm(k)
 
     def _heads(self, x_BTX: Array, heads: int) -> Array:
         b, t, _ = x_BTX.shape
         return x_BTX.reshape(b, t, heads, self.config.head_dim).transpose(0, 2, 1, 3)
 
 
-def ropes(mixers: Sequence[AttentionConfig], positions_BT: Array) -> PerLayerKind:
-    """Rotary tables of full and of sliding layers, computed once for all layers."""
-    kinds = [[m for m in mixers if bool(m.window) == slides] or mixers for slides in (False, True)]
-    settings = [(m.head_dim, m.rope_theta, m.rope_scaling) for m, *_ in kinds]
-    return PerLayerKind(*(rope_tables(*each, positions_BT) for each in dict.fromkeys(settings)))
+Ropes = Sequence[Rope]
+"""The rotary tables of all layers."""
+
+
+def ropes(mixers: Sequence[AttentionConfig], positions_BT: Array) -> Ropes:
+    """Rotary tables, computed once for all layers."""
+    return [rope_tables(*rotation, positions_BT) for rotation in rotations(mixers)]
+
+
+def rotations(mixers: Sequence[AttentionConfig]) -> list[tuple[int, float, RopeScaling | None]]:
+    """Every ``rotation`` among the layers."""
+    return [*dict.fromkeys(mixer.rotation for mixer in mixers)]
+
+
+def rope_of(ropes: Ropes, number: int | Array) -> Rope:
+    """A layer's table; ``number`` is ``Layer.rope``."""
+    if isinstance(number, int):
+        return ropes[number]
+    return jax.tree.map(lambda *tables: jax.lax.select_n(number, *tables), *ropes)
 
 
 def attend_rows(form: CausalAttention, until_BT: Array, positions_BT: Array, window: int) -> Attend:
@@ -148,8 +196,8 @@ def attend_rows(form: CausalAttention, until_BT: Array, positions_BT: Array, win
     """
     attention = form(until_BT, positions_BT, window)
 
-    def attend(q_BHTC: Array, new: KV, _: Any, layer: Layer) -> tuple[Array, KV]:
-        return attention(q_BHTC, new, layer.slides), new
+    def attend(q_BHTC: Array, new: KV, _: Any, layer: Layer, *rule: Scores) -> tuple[Array, KV]:
+        return attention(q_BHTC, new, layer.slides, *rule), new
 
     return attend
 
@@ -168,8 +216,9 @@ def attend_cache(at_BT: Array, positions_BT: Array, read: int, window: int) -> A
     sliding = full & in_window(positions_BT, places_1R, window) if window else None
     masks = PerLayerKind(full, sliding)
 
-    def attend(q_BHTC: Array, new: KV, cache: KV, layer: Layer) -> tuple[Array, KV]:
+    def attend(q_BHTC: Array, new: KV, cache: KV, layer: Layer, *rule: Scores) -> tuple[Array, KV]:
         cache = cache.append(new, at_BT, layer.number)
-        return attention(q_BHTC, cache.of(layer.number), masks.of(layer.slides)), cache
+        mask_BTS = masks.of(layer.slides)
+        return attention(q_BHTC, cache.of(layer.number), mask_BTS, *rule), cache
 
     return attend

@@ -31,9 +31,14 @@ ARCHITECTURES = {
     "llama": families.FAMILIES["LlamaForCausalLM"],
     "qwen2": families.FAMILIES["Qwen2ForCausalLM"],
     "qwen3": families.FAMILIES["Qwen3ForCausalLM"],
+    "gemma2": families.FAMILIES["Gemma2ForCausalLM"],
     "gemma3": families.FAMILIES["Gemma3ForCausalLM"],
+    "smollm3": families.FAMILIES["SmolLM3ForCausalLM"],
+    "granite": families.FAMILIES["GraniteForCausalLM"],
+    "olmo2": families.FAMILIES["Olmo2ForCausalLM"],
 }
-_WINDOWED = ("gemma3",)  # those whose window llama.cpp reads
+_WINDOWED = {"gemma2": 2, "gemma3": 6}  # whose window llama.cpp reads, and which layer is full
+_INTERLEAVED = ("llama", "smollm3", "granite")
 
 _Get = Callable[..., Any]
 _ROPE_FREQS = "rope_freqs.weight"
@@ -130,33 +135,56 @@ def _read_config(file: GGUF) -> DecoderConfig:
     _refuse_unsupported(arch, get, sizes["head_dim"], source)
     theta = float(get("rope.freq_base", family.defaults.get("rope_theta", 1e4)))
     local = get("rope.freq_base_swa", family.defaults.get("rope_local_base_freq"))
-    # of Gemma 3 only the 27B, with 62 layers, does not divide scores by √head_dim; no field says so
-    other_root = arch in _WINDOWED and sizes["n_layers"] == 62
-    return families.built(
-        family,
-        source,
-        **sizes,
-        **(_windows(sizes, family, get, local, source) if arch in _WINDOWED else {}),
-        norm_eps=float(get("attention.layer_norm_rms_epsilon", 1e-5)),
-        rope_theta=theta,
-        rope_scaling=_rope_scaling(file, get, sizes["head_dim"], theta),
-        local_rope_theta=local,
-        query_pre_attn_scalar=sizes["d_model"] // sizes["n_heads"] if other_root else None,
-        tie_embeddings="output.weight" not in tensors,
-        qkv_bias="blk.0.attn_q.bias" in tensors,
-        o_bias="blk.0.attn_output.bias" in tensors,
-    )
+    # only the 27B of Gemma 2 and 3 does not divide scores by √head_dim; no field says so
+    other_root = (arch, sizes["n_layers"]) in (("gemma2", 46), ("gemma3", 62))
+    settings = sizes | {
+        "norm_eps": float(get("attention.layer_norm_rms_epsilon", 1e-5)),
+        "rope_theta": theta,
+        "rope_scaling": _rope_scaling(file, get, sizes["head_dim"], theta),
+        "local_rope_theta": local,
+        "query_pre_attn_scalar": sizes["d_model"] // sizes["n_heads"] if other_root else None,
+        "tie_embeddings": "output.weight" not in tensors,
+        "qkv_bias": "blk.0.attn_q.bias" in tensors,
+        "o_bias": "blk.0.attn_output.bias" in tensors,
+    }
+    if arch in _WINDOWED:
+        pattern = get("attention.sliding_window_pattern", _WINDOWED[arch])
+        settings |= _windows(sizes, family, pattern, get, local, source)
+    return families.built(family, source, **settings | _MORE.get(arch, _nothing)(get, sizes))
+
+
+def _nothing(get: _Get, sizes: Mapping[str, int]) -> dict[str, Any]:
+    return {}
+
+
+def _gemma2(get: _Get, sizes: Mapping[str, int]) -> dict[str, Any]:
+    defaults = families.FAMILIES["Gemma2ForCausalLM"].defaults
+    return {our: float(get(key, defaults[key])) for key, our in families.SOFT_CAPS.items()}
+
+
+def _smollm3(get: _Get, sizes: Mapping[str, int]) -> dict[str, Any]:
+    return {"rotated": [(i + 1) % 4 != 0 for i in range(sizes["n_layers"])]}  # as llama.cpp
+
+
+def _granite(get: _Get, sizes: Mapping[str, int]) -> dict[str, Any]:
+    names = "attention.scale", "embedding_scale", "residual_scale", "logit_scale"
+    by_default = sizes["head_dim"] ** -0.5, 1, 1, 1
+    found = (get(name) or own for name, own in zip(names, by_default, strict=True))
+    return families.multipliers(*map(float, found))
+
+
+_MORE = {"gemma2": _gemma2, "smollm3": _smollm3, "granite": _granite}
 
 
 def _windows(
     sizes: Mapping[str, int],
     family: families.Family,
+    pattern: Any,
     get: _Get,
     local_theta: float | None,
     source: str,
 ) -> dict[str, Any]:
-    """Reads the window and its pattern, which is a number or a list by layers."""
-    pattern = get("attention.sliding_window_pattern", 6)
+    """Reads the window; its pattern is a number or a list by layers."""
     settings = {
         "sliding_window": get("attention.sliding_window", 0),
         "sliding_window_pattern": pattern,
@@ -180,7 +208,7 @@ def _refuse_unsupported(arch: str, get: _Get, head_dim: int, source: str) -> Non
             scaling not in ("none", "linear"),
             "none, linear, or Llama 3's rope_freqs tensor",
         ),
-        **{key: (get(key), "none") for key in families.SOFT_CAPS},
+        **{key: (arch != "gemma2" and get(key), "none") for key in families.SOFT_CAPS},
     }
     cases = {f"{arch}.{key}": case for key, case in refused.items()}
     families.refuse(arch, cases, lambda key: get(key.partition(".")[2]), source)
@@ -240,7 +268,7 @@ def read(
     if extra := sorted(set(file.tensors) - set(wanted) - {_ROPE_FREQS}):
         raise BadInput(f"{file.path}: unexpected tensor {extra[0]!r}")
     rotated = {name: x.rotated_heads for name, (x, *_) in config.matrices().items()}
-    interleaved = file.metadata["general.architecture"] == "llama"
+    interleaved = file.metadata["general.architecture"] in _INTERLEAVED
     for name in file.tensors:
         if name == _ROPE_FREQS:
             continue

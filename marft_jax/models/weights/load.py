@@ -119,7 +119,8 @@ def decoder_on(
     config = dataclasses.replace(config, stacked=stacked)
     [mixer, *_] = config.attentions
     heads = mixer.n_heads, mixer.n_kv_heads, mixer.head_dim
-    attention = attention_on(platform, *heads, model.dtype)
+    plain = all(mixer.plain for mixer in config.attentions)
+    attention = attention_on(platform, *heads, model.dtype, plain)
     how: dict[str, Any] = dict(attention=attention, remat=model.remat)
     graphdef, abstract = abstract_decoder(config, jnp.dtype(model.dtype), **how)
     if model.quantize != "none":

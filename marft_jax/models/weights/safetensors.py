@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -12,13 +13,15 @@ from safetensors import safe_open
 from marft_jax.errors import BadInput
 from marft_jax.formats.foreign import read_settings, readable
 from marft_jax.models.decoder import DecoderConfig
-from marft_jax.models.names import paths_by_name
+from marft_jax.models.weights.layout import layouts
+
+LOGGER = logging.getLogger("marft_jax")
 
 Shapes = Mapping[str, tuple[int, ...]]
 
 _FLOATS = ("F32", "F16", "BF16")
 # of a model of text and images: the parts for images, and what precedes the names of those for text
-_IMAGES = re.compile(r"(model\.)?(vision_tower|multi_modal_projector)\.")
+_IMAGES = re.compile(r"(model\.)?(vision_tower|audio_tower|multi_modal_projector)\.")
 _TEXT = re.compile(
     r"^(language_model\.model|model\.language_model)\.|^language_model\.(?=lm_head\.)"
 )
@@ -68,31 +71,36 @@ def read(
         BadInput: a file is not intact, or a tensor is missing, unexpected, of another shape or not
             of a floating-point type; or two tied ones differ.
     """
-    wanted = paths_by_name(config, shapes, "hf")
+    wanted, left_out = layouts(config, shapes), 0
     tied = set[int]() if config.tie_embeddings else None
     for file in weight_files(directory):
         with readable(file, "safetensors file"), safe_open(file, framework="numpy") as tensors:
             for name in tensors.keys():
                 ours, stored = _ours(name), tensors.get_slice(name)
-                if name.endswith("rotary_emb.inv_freq") or _IMAGES.match(name):
-                    continue  # buffers of old checkpoints, parts for images
+                if name.endswith("rotary_emb.inv_freq"):
+                    continue  # buffers of old checkpoints
+                if _IMAGES.match(name):
+                    left_out += 1
+                    continue
                 if tied is not None and ours in (_EMBEDDINGS, _VOCABULARY):
                     tied.add(hash(tensors.get_tensor(name).tobytes()))
                     if ours == _VOCABULARY:
                         continue
                 if ours not in wanted:
                     raise BadInput(f"{file}: unexpected or repeated tensor {name!r}")
-                path = wanted.pop(ours)
+                layout = wanted.pop(ours)
                 shape, kind = tuple(stored.get_shape()), stored.get_dtype()
                 where = f"{file}: tensor {name!r}: expected"
-                if shape != shapes[path]:
-                    raise BadInput(f"{where} shape {shapes[path]}, got {shape}")
+                if shape != layout.shape(shapes):
+                    raise BadInput(f"{where} shape {layout.shape(shapes)}, got {shape}")
                 if kind not in _FLOATS:
                     raise BadInput(f"{where} one of {', '.join(_FLOATS)}, got {kind}")
-                yield path, tensors.get_tensor(name)
+                yield from layout.split(stored, shapes)
     if wanted:
         missing = ", ".join(sorted(wanted)[:3]) + (", ..." if len(wanted) > 3 else "")
         raise BadInput(f"{directory}: {len(wanted)} tensors are missing: {missing}")
+    if left_out:
+        LOGGER.info("%s: left out %d tensors for images or audio", directory, left_out)
     if tied and len(tied) > 1:
         raise BadInput(
             f"{directory}: expected lm_head.weight equal to the embeddings, as config.json says "
