@@ -102,12 +102,12 @@ def export(
 
 def _check_peft(session: Session) -> None:
     """Raises BadInput where peft's loaders lack the matrices that were adapted."""
-    targets = session.config.lora.targets
+    lacks = {"fused": {"q", "k", "v", "gate", "up"}, "stacked": {"experts"}, "plain": set[str]()}
     for base in session.bases.values():
-        if base.config.fused and (lacks := {"q", "k", "v", "gate", "up"} & set(targets)):
+        if names := lacks[base.config.files] & set(session.config.lora.targets):
             raise BadInput(
-                f"--format peft: {base.source} has one matrix for q, k and v and one for gate and "
-                f"up, so that peft has no names for {', '.join(sorted(lacks))}; use --format merged"
+                f"--format peft: the checkpoint of {base.source} has other matrices than "
+                f"{', '.join(sorted(names))}, so that peft cannot name them; use --format merged"
             )
 
 

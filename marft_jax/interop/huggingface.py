@@ -62,6 +62,7 @@ def write_model(
         settings = text_settings(settings)
     settings = settings or config_json(base.config)
     settings |= {"dtype": dtype, "tie_word_embeddings": base.config.tie_embeddings, **tokens}
+    settings.pop("quantization_config", None)  # what is written is unpacked
     settings.pop("torch_dtype", None)  # the older spelling of dtype
     settings.pop("_name_or_path", None)  # where somebody once had it
     _write_json(folder / "config.json", settings)

@@ -17,7 +17,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -54,6 +54,8 @@ from marft_jax.models.parts.part import (
 
 Base = nnx.State[Any, Any]
 """Parameters of a ``Decoder``: frozen, and an argument of their own everywhere."""
+Files = Literal["plain", "fused", "stacked"]
+"""One matrix for q, k and v and one for gate and up; or one tensor of all experts of a layer."""
 Cache = list[Any] | LayerCache
 """Cache of every layer: one by one, or stacked in front."""
 
@@ -81,7 +83,7 @@ class DecoderConfig:
         embedding_multiplier: factor of embeddings, rounded to their type.
         residual_multiplier: factor of the outputs of mixer and mlp where they are added.
         logits_divisor, logits_cap: see ``Vocabulary``.
-        fused: checkpoints have one matrix for q, k and v, and one for gate and up.
+        files: how checkpoints hold matrices (``weights.layout``).
         stacked: the layers are one array per matrix, scanned.
     """
 
@@ -98,7 +100,7 @@ class DecoderConfig:
     residual_multiplier: float = 1.0
     logits_divisor: float = 1.0
     logits_cap: float = 0.0
-    fused: bool = False
+    files: Files = "plain"
     stacked: bool = False
 
     @property

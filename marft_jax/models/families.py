@@ -80,16 +80,18 @@ def with_experts(
     d_expert: int,
     normalised: bool,
     is_dense: Sequence[bool],
+    expert: Mapping[str, Any] = {},
     **others: Any,
 ) -> DecoderConfig:
     """Decoder whose layers are attention and a mixture of experts, or a dense mlp.
 
     Args:
         is_dense: for each layer, whether its mlp is dense.
+        expert: further fields of ``ExpertsConfig``.
         others: further arguments of ``dense``.
     """
     config = dense(d_model=d_model, n_layers=n_layers, **others)
-    mlp = ExpertsConfig(d_model, d_expert, n_experts, n_chosen, normalised)
+    mlp = ExpertsConfig(d_model, d_expert, n_experts, n_chosen, normalised, **expert)
     layers = tuple(
         layer if stays else layer._replace(mlp=mlp)
         for layer, stays in zip(config.layers, is_dense, strict=True)
@@ -109,6 +111,7 @@ class Family(NamedTuple):
         qkv_bias, o_bias: always, never, or as ``attention_bias`` says (None).
         slides: (config.json, index of a layer) to whether the layer slides, where ``layer_types``
             is missing; None for a family without windows.
+        packed: ``quant_method`` of files that are unpacked while they are read.
         local_rope: layers that slide do not scale their rotary positions.
         traits: arguments of ``build`` that all models of the family have.
         build: makes the parts of every layer.
@@ -120,6 +123,7 @@ class Family(NamedTuple):
     o_bias: bool | None = None
     slides: Callable[[Mapping[str, Any], int], bool] | None = None
     local_rope: bool = False
+    packed: str = ""
     traits: Mapping[str, Any] = {}
     build: Callable[..., DecoderConfig] = dense
     more: Callable[[Mapping[str, Any], str], dict[str, Any]] = lambda config, source: {}
@@ -186,6 +190,45 @@ def _granite(config: Mapping[str, Any], source: str) -> dict[str, Any]:
     return multipliers(*(float(config.get(name, 1)) for name in names))
 
 
+def _gpt_oss(config: Mapping[str, Any], source: str) -> dict[str, Any]:
+    experts = positive(config["num_local_experts"], "num_local_experts", 1 << 14, source)
+    gain, limit = float(config["swiglu_alpha"]), float(config["swiglu_limit"])
+    return {
+        "n_experts": experts,
+        "n_chosen": positive(config["num_experts_per_tok"], "num_experts_per_tok", experts, source),
+        "d_expert": config["intermediate_size"],
+        "normalised": True,
+        "is_dense": [False] * config["num_hidden_layers"],
+        "expert": {"bias": True, "gain": gain, "limit": limit},
+    }
+
+
+_GPT_OSS = Family(
+    {
+        "head_dim": 64,
+        "num_key_value_heads": 8,
+        "attention_bias": True,
+        "rms_norm_eps": 1e-5,
+        "sliding_window": 128,
+        "sliding_window_pattern": 2,
+        "num_local_experts": 128,
+        "num_experts_per_tok": 4,
+        "swiglu_alpha": 1.702,
+        "swiglu_limit": 7.0,
+        "rope_theta": 150000.0,
+        "rope_parameters": {
+            "rope_type": "yarn",
+            "factor": 32.0,
+            "truncate": False,
+            "original_max_position_embeddings": 4096,
+        },
+    },
+    slides=_all_but_every,
+    packed="mxfp4",
+    traits={"sinks": True, "files": "stacked"},
+    build=with_experts,
+    more=_gpt_oss,
+)
 _QWEN = {"use_sliding_window": False, "sliding_window": 4096, "max_window_layers": 28}
 _GEMMA_TRAITS = {
     "activation": "gelu_pytorch_tanh",
@@ -288,7 +331,10 @@ FAMILIES = {
         local_rope=True,
         traits=_OLMO,
     ),
-    "Phi3ForCausalLM": _MISTRAL._replace(defaults={"rms_norm_eps": 1e-5}, traits={"fused": True}),
+    "Phi3ForCausalLM": _MISTRAL._replace(
+        defaults={"rms_norm_eps": 1e-5}, traits={"files": "fused"}
+    ),
+    "GptOssForCausalLM": _GPT_OSS,
     "Gemma2ForCausalLM": _GEMMA2,
     "Gemma3ForCausalLM": _GEMMA3,
     "Gemma3ForConditionalGeneration": _GEMMA3,  # its text_config
@@ -311,6 +357,7 @@ _MODEL_TYPES: dict[str | None, str] = {
     **{name.removesuffix("ForCausalLM").lower(): name for name in FAMILIES},
     "qwen3_moe": "Qwen3MoeForCausalLM",
     "gemma3_text": "Gemma3ForCausalLM",
+    "gpt_oss": "GptOssForCausalLM",
     "gemma3": "Gemma3ForConditionalGeneration",
     "mistral3": "Mistral3ForConditionalGeneration",
 }
@@ -330,7 +377,10 @@ def read_config(config: Mapping[str, Any], source: str) -> DecoderConfig:
     with readable(source, "model configuration"):
         name = _architecture(config, source)
         family = FAMILIES[name]
-        config = {**family.defaults, **config, **config.get("text_config", {})}
+        given = {**config, **config.get("text_config", {})}
+        if given.get("rope_scaling"):  # instead of the default
+            given.setdefault("rope_parameters", None)
+        config = {**family.defaults, **given}
         _refuse_unsupported(name, config, source)
         bias = bool(config.get("attention_bias", False))
         rope = rope_settings(config, source)
@@ -457,7 +507,11 @@ def _refuse_unsupported(name: str, config: Mapping[str, Any], source: str) -> No
     refused = {
         named: (config.get(named, "silu") != activation, activation),
         "mlp_bias": (config.get("mlp_bias"), "false"),
-        "quantization_config": (config.get("quantization_config"), "unquantised weights or GGUF"),
+        "quantization_config": (
+            (config.get("quantization_config") or {}).get("quant_method", "") != family.packed
+            and config.get("quantization_config"),
+            f"{family.packed or 'unquantised weights'} or GGUF",
+        ),
         "use_sliding_window": (config.get("use_sliding_window") and not slides, "false"),
         "layer_types": (
             set(config.get("layer_types") or ()) - kinds,

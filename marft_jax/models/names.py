@@ -43,7 +43,12 @@ def source_name(config: DecoderConfig, path: str, spelling: Spelling) -> str:
     if modules[0] != "layers":
         return f"{getattr(_WHOLE[modules[0]], spelling)}.{suffix}"
     layer = config.layers[int(modules[1])]
-    if len(modules) == 3:
+    if len(modules) == 3 and modules[2] in ("mixer", "mlp"):  # a parameter, not a module
+        part = layer.mixer if modules[2] == "mixer" else layer.mlp
+        names = part.MODULES[leaf]
+        if spelling == "hf":
+            return f"{_LAYER[spelling]}.{modules[1]}.{names.hf}"
+    elif len(modules) == 3:
         norms = _AROUND if config.pre_norms and config.post_norms else _NORMS
         names = norms[modules[2]]
     else:

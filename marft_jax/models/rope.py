@@ -108,7 +108,7 @@ def rotate(x_BHTC: Array, rope: Rope, scale: float | Array = 1.0) -> Array:
     turned, rest = (x, None) if r == x.shape[-1] else (x[..., :r], x[..., r:])
     rotated = turned * rope.cos + jnp.roll(turned, r // 2, axis=-1) * rope.sin
     rotated = rotated if rest is None else jnp.concatenate([rotated, rest], axis=-1)
-    rotated = rotated if isinstance(scale, float) and scale == 1 else rotated * scale
+    rotated = rotated if isinstance(scale, float) and scale == 1.0 else rotated * scale
     return rotated.astype(x_BHTC.dtype)
 
 
@@ -212,8 +212,8 @@ def _yarn(rope: Mapping[str, Any], original: Any, long: Any) -> RopeScaling:
         return 1 + 0.1 * by * math.log(factor) if factor > 1 else 1.0
 
     if magnitude is None:
-        both = rope.get("mscale"), rope.get("mscale_all_dim")
-        magnitude = grown(both[0]) / grown(both[1]) if all(both) else grown(1)
+        one, other = (float(rope.get(name) or 0) for name in ("mscale", "mscale_all_dim"))
+        magnitude = grown(one) / grown(other) if one and other else grown(1)
     return RopeScaling(
         "yarn",
         factor,

@@ -6,6 +6,7 @@ import dataclasses
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -55,8 +56,8 @@ RANK, ALPHA = 3, 5.0
 TARGETS = tuple(VARIANTS["llama"].matrices())
 
 
-def random_base(variant: str) -> BaseModel:
-    config = VARIANTS[variant]
+def random_base(variant: str | DecoderConfig) -> BaseModel:
+    config = VARIANTS[variant] if isinstance(variant, str) else variant
     graphdef, abstract = abstract_decoder(config, jnp.float32)
     rng = np.random.default_rng(1)
     tensors = [
@@ -133,7 +134,7 @@ def test_a_merged_model_is_the_base_with_its_adapter(variant, tmp_path):
     settings = config_lib.Model(base=str(tmp_path))
     loaded = load_base(settings, lambda _, x: jnp.asarray(x, jnp.float32))
     np.testing.assert_allclose(our_logits(loaded), ours, atol=2e-5)
-    np.testing.assert_allclose(their_logits(tmp_path), ours, atol=2e-5)
+    np.testing.assert_allclose(their_logits(tmp_path), ours, atol=4e-5)
     generation = json.loads((tmp_path / "generation_config.json").read_text())
     assert generation == {"eos_token_id": 257, "pad_token_id": 256, "temperature": 0.5}
 
@@ -174,6 +175,34 @@ def test_of_a_model_of_text_and_images_the_text_is_trained_and_exported(tmp_path
     huggingface.write_model(tmp_path / "merged", base, factors, ALPHA / RANK, {})
     np.testing.assert_allclose(their_logits(tmp_path / "merged"), ours, atol=2e-5)
     np.testing.assert_allclose(our_logits(loaded(tmp_path / "merged")), ours, atol=2e-5)
+
+
+FUSED: dict[str, dict[str, Any]] = {
+    "Phi3ForCausalLM": dict(model_type="phi3", partial_rotary_factor=0.5),
+    "GptOssForCausalLM": dict(
+        model_type="gpt_oss", num_local_experts=4, num_experts_per_tok=2, sliding_window=4,
+        quantization_config={"quant_method": "mxfp4"},
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", FUSED)
+def test_a_merged_model_has_the_tensors_of_its_family(name, tmp_path):
+    settings = dict(architectures=[name], vocab_size=264, hidden_size=32, intermediate_size=48,
+                    num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2, head_dim=8,
+                    max_position_embeddings=128, **FUSED[name])  # fmt: skip
+    config = read_config(settings, "config.json")
+    base = random_base(config)._replace(source=str(tmp_path / "base"))
+    (tmp_path / "base").mkdir()
+    (tmp_path / "base" / "config.json").write_text(json.dumps(settings))
+    factors = random_factors(config, ("q", "v", "o"))
+    huggingface.save_tokenizer(base.tokenizer, tmp_path / "base", None)
+    huggingface.write_model(tmp_path / "merged", base, factors, ALPHA / RANK, {})
+    model = config_lib.Model(base=str(tmp_path / "merged"))
+    again = load_base(model, lambda _, x: jnp.asarray(x, jnp.float32))
+    ours = our_logits(base, factors)
+    np.testing.assert_allclose(our_logits(again), ours, atol=2e-5)
+    np.testing.assert_allclose(their_logits(tmp_path / "merged"), ours, atol=2e-5)
 
 
 def test_the_byte_tokenizer_travels_with_the_built_in_model(tmp_path):

@@ -289,6 +289,18 @@ def test_without_an_entropy_bonus_the_backward_pass_spares_a_product(temperature
     assert (products(entropy_learns=True), products(entropy_learns=False)) == (3, 2)
 
 
+def test_the_spared_product_gives_the_gradient_of_capped_and_divided_logits():
+    rng = np.random.default_rng(0)
+    matrix, hidden = (jnp.asarray(rng.normal(size=n), jnp.float32) for n in ((20, 8), (3, 5, 8)))
+    targets, heat = rng.integers(0, 20, (3, 5)), jnp.full((3, 5), 0.7)
+    vocabulary = decoder.Vocabulary(matrix, divisor=1.5, cap=2.0)
+
+    def gradient(score):
+        return jax.grad(lambda h: jnp.sum(score(h, vocabulary, targets, heat)[0]))(hidden)
+
+    close(gradient(logprobs._score_once), gradient(logprobs._score), 1e-5)
+
+
 # Whoever is not trained does not move, momentum included.
 
 

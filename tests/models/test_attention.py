@@ -177,6 +177,7 @@ def test_the_gate_has_the_gradient_of_its_formula(activation, formula):
 )
 def test_each_platform_has_its_attention(platform, expected):
     assert attention_on(platform, 4, 2, 8, "bfloat16") is expected
+    assert attention_on(platform, 4, 2, 8, "bfloat16", plain=False) is causal_attention
 
 
 def attention_in_xla(q, k, v, bias):

@@ -31,6 +31,7 @@ from marft_jax.models.names import paths_by_name
 from marft_jax.models.ops import experts
 from marft_jax.models.ops.platforms import FORMS
 from marft_jax.models.weights import load, safetensors
+from marft_jax.models.weights.layout import layouts
 from marft_jax.sampling.protocol import Request
 from marft_jax.types import MAIN, Sampling
 
@@ -282,6 +283,40 @@ def test_a_file_gives_the_stacks_and_an_export_its_tensors(tmp_path):
     huggingface.write_model(tmp_path / "out", published(tmp_path), {}, 1.0, {})
     chex.assert_trees_all_equal(load_file(tmp_path / "out" / "model.safetensors"), found)
     assert load.decoder_config(str(tmp_path / "out")) == MIXED
+
+
+def test_mxfp4_is_read_as_the_values_that_it_stands_for(tmp_path):
+    """Of a tensor in two files, and of a layer that holds all of its experts."""
+    settings = QWEN3 | dict(
+        architectures=["GptOssForCausalLM"], num_local_experts=2, num_hidden_layers=1,
+        intermediate_size=32, quantization_config={"quant_method": "mxfp4"},
+    )  # fmt: skip
+    config = families.read_config(settings, "config.json")
+    _, abstract = load.abstract_decoder(config, jnp.float32)
+    shapes, rng = load.shapes_of(abstract), np.random.default_rng(0)
+    plain = {name: rng.normal(size=layout.shape(shapes)).astype(np.float32)
+             for name, layout in layouts(config, shapes).items()}  # fmt: skip
+    packed, at = {}, "model.layers.0.mlp.experts"
+    for name, out in (("gate_up_proj", 64), ("down_proj", 32)):
+        nibbles = rng.integers(0, 16, (2, out, 1, 32)).astype(np.uint8)
+        scales = rng.integers(120, 130, (2, out, 1)).astype(np.uint8)
+        packed[f"{at}.{name}_blocks"] = nibbles[..., ::2] + 16 * nibbles[..., 1::2]
+        packed[f"{at}.{name}_scales"] = scales
+        table = [0, 0.5, 1, 1.5, 2, 3, 4, 6, 0, -0.5, -1, -1.5, -2, -3, -4, -6]
+        values = np.asarray(table)[nibbles[:, :, 0]] * 2.0 ** (scales.astype(float) - 127)
+        plain[f"{at}.{name}"] = values.swapaxes(1, 2).astype(np.float32).copy()
+    (tmp_path / "plain").mkdir()
+    save_file(plain, tmp_path / "plain" / "model.safetensors")
+    rest = {name: x for name, x in plain.items() if f"{name}_blocks" not in packed}
+    last = {f"{at}.down_proj_scales": packed.pop(f"{at}.down_proj_scales")}
+    save_file(rest | packed, tmp_path / "model-0.safetensors")
+    save_file(last, tmp_path / "model-1.safetensors")
+    one, other = (
+        dict(safetensors.read(folder, config, shapes)) for folder in (tmp_path, tmp_path / "plain")
+    )
+    chex.assert_trees_all_equal(one, other)
+    up = one["layers/0/mlp/experts_gate_up/1/1/kernel"]
+    np.testing.assert_array_equal(up, plain[f"{at}.gate_up_proj"][1, :, 1::2].T)
 
 
 def test_adapters_on_experts_are_their_products_added_to_each_expert(tmp_path):

@@ -123,6 +123,11 @@ VARIANTS = {
             original_max_position_embeddings=16, mscale=1.0, mscale_all_dim=0.5,
             llama_4_scaling_beta=0.3)),
     ),
+    "gpt_oss": (
+        "GptOss",
+        dict(head_dim=16, sliding_window=8, num_local_experts=4, num_experts_per_tok=2,
+             swiglu_limit=0.6, rope_parameters=YARN | dict(truncate=False)),
+    ),
     "qwen2_yarn": ("Qwen2", dict(rope_parameters=YARN)),
     "qwen3_yarn": (
         "Qwen3",

@@ -152,7 +152,7 @@ def test_metadata_becomes_the_decoder_config(tmp_path):
 @pytest.mark.parametrize(
     ("arch", "changes", "message"),
     [
-        ("gemma2", {}, "architecture 'gemma2' is not supported; supported: llama, qwen2, qwen3"),
+        ("mamba2", {}, "architecture 'mamba2' is not supported; supported: llama, qwen2, qwen3"),
         ("llama", {"expert_count": 8}, "llama.expert_count 8"),
         ("llama", {"attention.sliding_window": 32}, "llama.attention.sliding_window 32"),
         ("llama", {"rope.dimension_count": 64}, "llama.rope.dimension_count 64.*supported: 128"),

@@ -122,6 +122,19 @@ def test_of_a_model_of_text_and_images_the_text_is_read(directory):
         np.testing.assert_array_equal(ours.scale[...], expected)
 
 
+def test_of_mistral_3_the_text_is_read_and_what_is_left_out_is_counted(directory, caplog):
+    text = SETTINGS | {"architectures": None, "model_type": "ministral3", "head_dim": 8}
+    settings = {"architectures": ["Mistral3ForConditionalGeneration"], "text_config": text}
+    (directory / "config.json").write_text(json.dumps(settings))
+    stored = tensors_of(text | {"architectures": ["LlamaForCausalLM"]})
+    written = {f"language_model.{name}": x for name, x in stored.items()}
+    images = {"vision_tower.patch.weight": np.ones(3), "multi_modal_projector.w": np.ones(3)}
+    save_file(written | images, directory / "model.safetensors")
+    with caplog.at_level("INFO", "marft_jax"):
+        base(directory)
+    assert "left out 2 tensors for images or audio" in caplog.text
+
+
 def test_bfloat16_files_need_no_torch(directory):
     save_file(tensors_of(SETTINGS, ml_dtypes.bfloat16), directory / "model.safetensors")
     for wanted in ("bfloat16", "float32"):

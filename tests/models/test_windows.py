@@ -10,8 +10,10 @@ import pytest
 import small
 
 from marft_jax.models import decoder, lora
+from marft_jax.models.families import multipliers
 from marft_jax.models.ops.attention import causal_attention
 from marft_jax.models.ops.pieces import causal_attention_in_pieces
+from marft_jax.models.rope import RopeScaling
 from marft_jax.models.weights.load import abstract_decoder
 from marft_jax.parallel import mesh as mesh_lib
 from marft_jax.sampling.protocol import Request
@@ -32,10 +34,30 @@ CONFIG = small.config_of(
     scale_embeddings=True,
 )
 
+RULES = small.config_of(
+    n_layers=LAYERS,
+    rope_scaling=RopeScaling("yarn", 4.0, 1.0, 32.0, 16, 1.1),
+    rotary_channels=4,
+    rotated=(True, False, True),
+    window=WINDOW,
+    sliding=(True, False, False),
+    qk_norm=True,
+    wide_norm=True,
+    cap=2.0,
+    sinks=True,
+    pre_norms=False,
+    post_norms=True,
+    logits_cap=4.0,
+    **multipliers(0.4, 2.0, 0.7, 1.5),
+)
+"""What other families have: rules for scores, layers without rotation, multipliers."""
 
-def hidden(where, tokens, positions, until, *, stacked=False, attention=causal_attention):
+
+def hidden(
+    where, tokens, positions, until, *, stacked=False, attention=causal_attention, config=CONFIG
+):
     """Final hidden states, and the adapters' gradients of the sum of their squares."""
-    base = small.base_on(where, LAYERS, stacked, CONFIG)
+    base = small.base_on(where, LAYERS, stacked, config)
     graphdef, _ = abstract_decoder(base.config, jnp.float32, attention=attention, remat="products")
 
     def loss(adapters):
@@ -70,10 +92,14 @@ def test_a_sequence_that_shares_its_prefix_reads_as_far_as_it_does_alone(attenti
     np.testing.assert_allclose(ours, expected, atol=2e-5)
 
 
-@pytest.mark.parametrize("shape", [(1, 1, 1), (2, 2, 2)], ids=str)
-def test_stacked_layers_that_differ_compute_what_unrolled_ones_do(shape):
-    one = hidden(small.one_device(), *rows())
-    many = hidden(small.mesh_of(*shape), *rows(), stacked=True)
+@pytest.mark.parametrize(
+    "shape, config",
+    [((1, 1, 1), CONFIG), ((2, 2, 2), CONFIG), ((2, 2, 2), RULES)],
+    ids=["one", "mesh", "mesh-rules"],
+)
+def test_stacked_layers_that_differ_compute_what_unrolled_ones_do(shape, config):
+    one = hidden(small.one_device(), *rows(), config=config)
+    many = hidden(small.mesh_of(*shape), *rows(), stacked=True, config=config)
     chex.assert_trees_all_close(one, many, atol=1e-4, rtol=1e-4)
 
 
@@ -88,9 +114,13 @@ def asked(n: int, shared: int = 0) -> list[Request]:
     ]
 
 
-@pytest.mark.parametrize("stacked", [False, True])
-def test_logprobs_of_the_engine_are_those_of_a_full_forward_pass(stacked):
-    engine, requests = small.engine(layers=LAYERS, stacked=stacked, config=CONFIG), asked(6)
+@pytest.mark.parametrize(
+    "stacked, config",
+    [(False, CONFIG), (True, CONFIG), (False, RULES), (True, RULES)],
+    ids=["unrolled", "stacked", "unrolled-rules", "stacked-rules"],
+)
+def test_logprobs_of_the_engine_are_those_of_a_full_forward_pass(stacked, config):
+    engine, requests = small.engine(layers=LAYERS, stacked=stacked, config=config), asked(6)
     done = small.answers(engine, requests)
     whole = small.full_forward(
         small.adapters(3, layers=LAYERS),
@@ -98,7 +128,7 @@ def test_logprobs_of_the_engine_are_those_of_a_full_forward_pass(stacked):
         [c.ids for c in done],
         [r.owner for r in requests],
         [1.0] * len(requests),
-        config=CONFIG,
+        config=config,
     )
     for completion, expected in zip(done, whole, strict=True):
         picked = expected[np.arange(len(completion.ids)), completion.ids]

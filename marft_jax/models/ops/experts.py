@@ -109,8 +109,8 @@ _grouped.defvjp(
 )
 
 
-def _of_rows(sizes_G: Array, rows: int) -> Array:
-    """Group of each row."""
+def of_rows(sizes_G: Array, rows: int) -> Array:
+    """Group of each of so many sorted rows."""
     return jnp.searchsorted(jnp.cumsum(sizes_G), jnp.arange(rows), side="right")
 
 
@@ -121,7 +121,7 @@ def _one(matrices: Any, expert: Array, dtype: Any) -> Array:
 
 
 def _each_expert(x: Array, matrices: Any, sizes_E: Array, *, over: int) -> Array:
-    expert_M, out = _of_rows(sizes_E, len(x)), matrices.shape[3 - over]
+    expert_M, out = of_rows(sizes_E, len(x)), matrices.shape[3 - over]
 
     def add(e: Array, y: Array) -> Array:
         own = times(x, _one(matrices, e, x.dtype), (1, over - 1))
@@ -131,7 +131,7 @@ def _each_expert(x: Array, matrices: Any, sizes_E: Array, *, over: int) -> Array
 
 
 def _outer_of_each_expert(y: Array, x: Array, sizes_E: Array) -> Array:
-    expert_M = _of_rows(sizes_E, len(x))
+    expert_M = of_rows(sizes_E, len(x))
 
     def of(e: Array) -> Array:
         return times(jnp.where((expert_M == e)[:, None], y, 0), x, (0, 0)).astype(jnp.float32)
@@ -223,7 +223,7 @@ def _rows_at_once(x: Array, matrices: Any, sizes_G: Array, *, over: int) -> Arra
     own = jax.tree.map(lambda each: each[b.group % matrices.shape[0]], matrices)
     dimensions = ((2,), (over,)), ((0,), (0,))
     y = jax.lax.dot_general(_block_rows(x, b, sizes_G), unpacked(own, x.dtype), dimensions)
-    group_M, start_G = _of_rows(sizes_G, rows), jnp.cumsum(sizes_G) - sizes_G
+    group_M, start_G = of_rows(sizes_G, rows), jnp.cumsum(sizes_G) - sizes_G
     blocks_G, row_M = -(-sizes_G // b.size), jnp.arange(rows) - start_G[group_M]
     at_M = (jnp.cumsum(blocks_G) - blocks_G)[group_M] * b.size + row_M
     return y.reshape(-1, y.shape[-1])[at_M]

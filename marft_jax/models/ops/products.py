@@ -120,5 +120,12 @@ def _gate_backward(
     return of_gate(d_gated * up)[0], d_gated * opened
 
 
+def clamped_gate(gate: Array, up: Array, gain: float, limit: float) -> Array:
+    """(up + 1) · gate · sigmoid(gain · gate), of a gate up to ``limit`` and of an up within ±
+    ``limit`` (gpt-oss)."""
+    gate, up = jnp.minimum(gate, limit), jnp.clip(up, -limit, limit)
+    return (up + 1) * gate * jax.nn.sigmoid(gain * gate)
+
+
 _gated = jax.custom_vjp(_gate, nondiff_argnums=(2,))
 _gated.defvjp(lambda gate, up, act: (gated(gate, up, act), (gate, up)), _gate_backward)

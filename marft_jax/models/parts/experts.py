@@ -11,8 +11,8 @@ import jax.numpy as jnp
 from flax import nnx
 from jax import Array
 
-from marft_jax.models.ops.experts import Routes, grouped, sort_by_expert, take_copies
-from marft_jax.models.ops.products import Activation, gated, product
+from marft_jax.models.ops.experts import Routes, grouped, of_rows, sort_by_expert, take_copies
+from marft_jax.models.ops.products import Activation, clamped_gate, gated, product
 from marft_jax.models.ops.remat import keep
 from marft_jax.models.parts.part import LayerAdapters, Make, Matrix, Names
 
@@ -24,6 +24,8 @@ class ExpertsConfig:
     Attributes:
         n_chosen: experts that each token passes through.
         normalised: the weights of the chosen experts sum to 1.
+        bias: of the router, and of every matrix of every expert.
+        gain, limit: the gate is ``clamped_gate`` with these; 0 for the activation.
     """
 
     d_model: int
@@ -32,6 +34,9 @@ class ExpertsConfig:
     n_chosen: int
     normalised: bool = True
     activation: Activation = "silu"
+    bias: bool = False
+    gain: float = 0.0
+    limit: float = 0.0
 
     MATRICES: ClassVar[Mapping[str, Names]] = {
         "experts_gate_up": Names(
@@ -51,7 +56,9 @@ class ExpertsConfig:
 
     def matrices(self) -> dict[str, Matrix]:
         d, f = self.d_model, self.d_expert
-        many: dict[str, Any] = dict(target="experts", experts=self.n_experts, chosen=self.n_chosen)
+        many: dict[str, Any] = dict(
+            target="experts", experts=self.n_experts, chosen=self.n_chosen, bias=self.bias
+        )
         return {
             "experts_gate_up": Matrix(d, 2 * f, ("hidden", "model"), **many),
             "experts_down": Matrix(f, d, ("model", "hidden"), **many),
@@ -72,9 +79,13 @@ class Router(nnx.Module):
         self.config = config
         init, shape = jax.nn.initializers.normal(0.02), (config.n_experts, config.d_model)
         self.weight = nnx.Param(init(make.rngs.params(), shape, make.dtype), axes=(None, "model"))
+        bias = jnp.zeros((config.n_experts,), make.dtype)
+        self.bias = nnx.Param(bias, axes=(None,)) if config.bias else None
 
     def __call__(self, x_TD: Array) -> tuple[Array, Array]:
         logits_TE = product(x_TD.astype(jnp.float32), self.weight[...].astype(jnp.float32))
+        if self.bias is not None:
+            logits_TE = logits_TE + self.bias[...].astype(jnp.float32)[None]
         shares_TE = jax.nn.softmax(keep(logits_TE), axis=-1)
         weights_TK, experts_TK = jax.lax.top_k(shares_TE, self.config.n_chosen)
         if self.config.normalised:
@@ -97,12 +108,18 @@ class ExpertMatrix(nnx.Module):
         kernel = init(make.rngs.params(), shape, make.dtype)
         out, into = matrix.axes
         self.kernel = nnx.Param(kernel, axes=("expert", into, "piece", out))
+        bias = jnp.zeros((matrix.experts, *shape[2:]), make.dtype)
+        axes = ("expert", "piece", None if out == "model" else out)
+        self.bias = nnx.Param(bias, axes=axes) if matrix.bias else None
 
     def __call__(
         self, x_MI: Array, routes: Routes, adapters: LayerAdapters, columns_M: Array | None
     ) -> Array:
         kernel_EIO = jax.tree.map(lambda x: x.reshape(*x.shape[:2], -1), self.kernel[...])
         y = grouped(x_MI, kernel_EIO, routes.sizes_E, 1)
+        if self.bias is not None:
+            bias_EO = self.bias[...].reshape(len(routes.sizes_E), -1)
+            y = y + bias_EO[of_rows(routes.sizes_E, len(y))]
         if (lora := adapters.matrices.get(self.name)) is None:
             return y
         assert columns_M is not None, "adapters without owners"
@@ -137,7 +154,11 @@ class Experts(nnx.Module):
         with jax.named_scope("experts"):
             x_MD = take_copies(x_TD, *there)
             both = keep(self.experts_gate_up(x_MD, routes, adapters, columns_M))
-            hidden = gated(both[:, : c.d_expert], both[:, c.d_expert :], c.activation)
+            gate, up = both[:, : c.d_expert], both[:, c.d_expert :]
+            if c.limit:
+                hidden = clamped_gate(gate, up, c.gain, c.limit)
+            else:
+                hidden = gated(gate, up, c.activation)
             y_MD = self.experts_down(hidden, routes, adapters, columns_M)
         y_MD = take_copies(y_MD, routes.place_M, routes.order_M, 1)
         y_TKD = y_MD.reshape(*experts_TK.shape, -1) * weights_TK[..., None]

@@ -18,42 +18,108 @@ _FUSED = {
 }
 
 
+_STACKED = ("gate_up_proj", "down_proj")  # of GPT-OSS, in the order of ``ExpertsConfig.MATRICES``
+_FP4 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6], np.float32)
+_FP4 = np.concatenate([_FP4, -_FP4])
+
+
 class Layout(NamedTuple):
-    """Our tensors in one of a checkpoint: their rows follow each other.
+    """Our tensors in one of a checkpoint.
 
     Attributes:
         paths: of our tensors, in their order there.
+        experts: 0 where their rows follow each other; else the tensor is ``[experts, in, out]``, or
+            ``[experts, out]`` of biases, and the columns of an expert's pieces alternate.
     """
 
     paths: Sequence[str]
+    experts: int = 0
+
+    @property
+    def pieces(self) -> int:
+        """Pieces of an expert."""
+        return len(self.paths) // self.experts
 
     def shape(self, shapes: Shapes) -> tuple[int, ...]:
         """Shape of the tensor in the checkpoint."""
-        rows = sum(shapes[path][0] for path in self.paths)
-        return rows, *shapes[self.paths[0]][1:]
+        rows, *others = shapes[self.paths[0]]
+        if self.experts:
+            return self.experts, *others, rows * self.pieces
+        return sum(shapes[path][0] for path in self.paths), *others
 
     def split(self, stored: Any, shapes: Shapes) -> Iterator[tuple[str, np.ndarray]]:
-        """Yields (our path, array); ``stored`` may read from its file what is indexed."""
+        """Yields (our path, array); ``stored`` may read from its file what is sliced."""
         start = 0
-        for path in self.paths:
+        for path in self.paths if not self.experts else ():
             end = start + shapes[path][0]
             yield path, stored[start:end]
             start = end
+        for e in range(self.experts):
+            own = stored[e : e + 1][0]
+            own = own.reshape(*own.shape[:-1], -1, self.pieces)
+            for piece in range(self.pieces):
+                yield self.paths[e * self.pieces + piece], own[..., piece].T
 
     def join(self, arrays: Sequence[np.ndarray]) -> np.ndarray:
         """The inverse of ``split``."""
-        return arrays[0] if len(arrays) == 1 else np.concatenate(arrays)
+        if not self.experts:
+            return arrays[0] if len(arrays) == 1 else np.concatenate(arrays)
+        turned = np.stack([array.T for array in arrays])  # [experts · pieces, in, out]
+        split = turned.reshape(self.experts, self.pieces, *turned.shape[1:])
+        whole = np.moveaxis(split, 1, -1)
+        return np.ascontiguousarray(whole.reshape(*whole.shape[:-2], -1))
+
+
+class MXFP4(NamedTuple):
+    """A tensor ``[experts, in, out]`` in MXFP4: blocks of 32 inputs with a power of 2 for each.
+
+    Source: OCP Microscaling Formats (MX) Specification 1.0, sections 5.3 and 6.3.
+
+    Attributes:
+        blocks: ``uint8 [experts, out, in / 32, 16]``; of a byte the low half comes first.
+        scales: ``uint8 [experts, out, in / 32]``, exponents plus 127.
+    """
+
+    blocks: Any
+    scales: np.ndarray
+
+    def get_shape(self) -> list[int]:
+        """Shape once unpacked."""
+        *rows, blocks, half = self.blocks.get_shape()
+        return [*rows[:-1], 2 * half * blocks, *rows[-1:]]
+
+    def get_dtype(self) -> str:
+        """F32 where both tensors have the shapes and types of the format."""
+        *shape, half = self.blocks.get_shape()
+        kinds = self.blocks.get_dtype(), self.scales.dtype.name
+        if kinds == ("U8", "uint8") and half == 16 and tuple(shape) == self.scales.shape:
+            return "F32"
+        return f"blocks of {kinds[0]} {shape} with scales of {kinds[1]} {self.scales.shape}"
+
+    def __getitem__(self, at: slice) -> np.ndarray:
+        blocks, scales = self.blocks[at], self.scales[at]
+        values = _FP4[np.stack([blocks & 15, blocks >> 4], axis=-1)].reshape(*scales.shape, -1)
+        values = np.ldexp(values, scales.astype(np.int32)[..., None] - 127)
+        return values.reshape(*values.shape[:2], -1).swapaxes(1, 2)
 
 
 def layouts(config: DecoderConfig, paths: Iterable[str]) -> dict[str, Layout]:
     """Every tensor of a checkpoint, by name."""
-    found = paths_by_name(config, paths, "hf")
-    inside: dict[str, list[str]] = {}
-    for i in range(config.n_layers if config.fused else 0):
-        for whole, parts in _FUSED.items():
-            at = f"model.layers.{i}"
-            own = [found.pop(f"{at}.{part}.weight") for part in parts]
-            inside[f"{at}.{whole}.weight"] = own
-    return {name: Layout(own) for name, own in inside.items()} | {
-        name: Layout([path]) for name, path in found.items()
-    }
+    names, found = paths_by_name(config, paths, "hf"), dict[str, Layout]()
+    for i, layer in enumerate(config.layers):
+        at = f"model.layers.{i}"
+        if config.files == "fused":
+            for whole, parts in _FUSED.items():
+                own = [names.pop(f"{at}.{part}.weight") for part in parts]
+                found[f"{at}.{whole}.weight"] = Layout(own)
+        if config.files == "stacked":
+            for leaf in ("weight", "bias"):
+                own = [names.pop(f"{at}.mlp.gate.{leaf}")]
+                found[f"{at}.mlp.router.{leaf}"] = Layout(own)
+            n = next(matrix.experts for matrix in layer.matrices().values() if matrix.experts)
+            for whole, part in zip(_STACKED, layer.mlp.MATRICES.values(), strict=True):
+                each = [piece.format(e) for e in range(n) for piece in part.pieces]
+                for ours, theirs in (("weight", ""), ("bias", "_bias")):
+                    own = [names.pop(f"{at}.{name}.{ours}") for name in each]
+                    found[f"{at}.mlp.experts.{whole}{theirs}"] = Layout(own, n)
+    return found | {name: Layout([path]) for name, path in names.items()}

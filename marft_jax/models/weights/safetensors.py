@@ -13,7 +13,7 @@ from safetensors import safe_open
 from marft_jax.errors import BadInput
 from marft_jax.formats.foreign import read_settings, readable
 from marft_jax.models.decoder import DecoderConfig
-from marft_jax.models.weights.layout import layouts
+from marft_jax.models.weights.layout import MXFP4, layouts
 
 LOGGER = logging.getLogger("marft_jax")
 
@@ -72,13 +72,14 @@ def read(
             of a floating-point type; or two tied ones differ.
     """
     wanted, left_out = layouts(config, shapes), 0
+    with_scales = {f"{name}_scales" for name in wanted}  # MXFP4's are read with their blocks
     tied = set[int]() if config.tie_embeddings else None
     for file in weight_files(directory):
         with readable(file, "safetensors file"), safe_open(file, framework="numpy") as tensors:
             for name in tensors.keys():
-                ours, stored = _ours(name), tensors.get_slice(name)
-                if name.endswith("rotary_emb.inv_freq"):
-                    continue  # buffers of old checkpoints
+                ours = _ours(name).removesuffix("_blocks")
+                if name.endswith("rotary_emb.inv_freq") or ours in with_scales:
+                    continue  # the former are buffers of old checkpoints
                 if _IMAGES.match(name):
                     left_out += 1
                     continue
@@ -88,11 +89,13 @@ def read(
                         continue
                 if ours not in wanted:
                     raise BadInput(f"{file}: unexpected or repeated tensor {name!r}")
-                layout = wanted.pop(ours)
+                layout, stored = wanted.pop(ours), tensors.get_slice(name)
+                if name.endswith("_blocks"):
+                    stored = MXFP4(stored, _scales(directory, name))
                 shape, kind = tuple(stored.get_shape()), stored.get_dtype()
                 where = f"{file}: tensor {name!r}: expected"
-                if shape != layout.shape(shapes):
-                    raise BadInput(f"{where} shape {layout.shape(shapes)}, got {shape}")
+                if shape != (expected := layout.shape(shapes)):
+                    raise BadInput(f"{where} shape {expected}, got {shape}")
                 if kind not in _FLOATS:
                     raise BadInput(f"{where} one of {', '.join(_FLOATS)}, got {kind}")
                 yield from layout.split(stored, shapes)
@@ -106,6 +109,16 @@ def read(
             f"{directory}: expected lm_head.weight equal to the embeddings, as config.json says "
             "`tie_word_embeddings: true`, got others; set it to false there to use them"
         )
+
+
+def _scales(directory: Path, name: str) -> np.ndarray:
+    """Scales of the blocks of this name, in whichever file they are."""
+    wanted = f"{name.removesuffix('blocks')}scales"
+    for file in weight_files(directory):
+        with readable(file, "safetensors file"), safe_open(file, framework="numpy") as tensors:
+            if wanted in tensors.keys():
+                return tensors.get_tensor(wanted)
+    raise BadInput(f"{directory}: tensor {wanted!r} is missing")
 
 
 def _ours(name: str) -> str:
